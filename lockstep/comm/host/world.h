@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace lockstep::host {
+
+class Arena;
+
+/// Most ranks one host's world may have.
+inline constexpr int max_ranks = 512;
+
+/// Why a world ended: written once, the first cause wins.
+struct Failure {
+  enum class Kind { error, timeout, left, mismatch };
+  Kind kind = Kind::error;
+  int rank = -1;  ///< the rank at fault, or -1
+  std::string text;
+};
+
+/// The memory that the ranks of one machine share, and what everybody must know of each rank: joined, left, failed.
+/// It is one sparse memfd without a name in any file system: who inherits the descriptor is in, nobody else.
+class World {
+ public:
+  /// A new world of size ranks.
+  /// Throws: InvalidArgument for a size outside 1 … max_ranks, CommError when the machine refuses the memory.
+  static std::shared_ptr<World> create(int size);
+
+  /// The world behind an inherited descriptor, which is closed; it will not be inherited further.
+  /// Throws: CommError when it is not a Lockstep world of this version and size.
+  static std::shared_ptr<World> attach(int fd, int size);
+
+  ~World();
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+
+  int size() const;
+  /// The descriptor to hand to a child process (close-on-exec here), -1 once attached.
+  int fd() const;
+
+  /// Records why the world ended, unless a cause is recorded already, and wakes every waiting rank. Any thread.
+  void fail(const Failure& failure) noexcept;
+  std::optional<Failure> failure() const;
+
+  /// The rank's process is gone; how is "exit code 0", "SIGKILL", … Ranks that wait for it fail, naming it and how.
+  /// A rank that failed at its exit code or signal is a failure of the world at once; the caller calls fail() for that.
+  void mark_gone(int rank, std::string_view how) noexcept;
+  /// Whether the rank ever joined, that is, reached init().
+  bool joined(int rank) const;
+
+  /// For the backend's own files.
+  Arena& arena() const { return *arena_; }
+
+ private:
+  explicit World(std::unique_ptr<Arena> arena);
+  std::unique_ptr<Arena> arena_;
+};
+
+}  // namespace lockstep::host

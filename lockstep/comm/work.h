@@ -1,0 +1,54 @@
+#pragma once
+
+#include <exception>
+#include <memory>
+
+namespace lockstep {
+
+namespace detail {
+
+/// The backend's side of a Work: one operation in flight.
+class Ticket {
+ public:
+  virtual ~Ticket() = default;
+  /// Advances without blocking; true once complete. Throws what went wrong.
+  virtual bool test() = 0;
+  /// Blocks until complete. Throws what went wrong.
+  virtual void wait() = 0;
+  /// The owner is unwinding and will not wait: fails the world, naming this operation.
+  virtual void abandon() noexcept = 0;
+  /// Keeps an error nobody could be told of for the group's next call.
+  virtual void defer(std::exception_ptr error) noexcept = 0;
+};
+
+}  // namespace detail
+
+/// A collective in flight. The buffers belong to it until wait() returns.
+/// Destroying an unfinished Work waits; its error is raised by the group's next call.
+class [[nodiscard]] Work {
+ public:
+  Work() = default;  ///< nothing in flight: complete
+  explicit Work(std::shared_ptr<detail::Ticket> ticket) : ticket_(std::move(ticket)) {}
+  Work(Work&&) noexcept = default;
+  Work& operator=(Work&& other) noexcept;
+  Work(const Work&) = delete;
+  Work& operator=(const Work&) = delete;
+  ~Work();
+
+  /// Blocks until the result is there.
+  /// Throws: CommError or TimeoutError naming operation, sequence number, rank and missing ranks.
+  void wait();
+
+  /// Advances what can be advanced and says whether wait() would return at once.
+  bool ready();
+
+  /// False once waited for, or if there was never anything to wait for.
+  bool pending() const { return ticket_ != nullptr; }
+
+ private:
+  void finish() noexcept;
+
+  std::shared_ptr<detail::Ticket> ticket_;
+};
+
+}  // namespace lockstep

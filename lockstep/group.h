@@ -1,0 +1,66 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "lockstep/comm/communicator.h"
+
+namespace lockstep {
+
+/// The shared handle to a group of ranks: a small value, copied freely; the group lives as long as its handles and the
+/// tensors in its memory. Every collective is issued by all ranks of the group in the same order, and returns a Work.
+/// Tensors must be dense, contiguous, on this group's device, and of a dtype that Lockstep carries; of zero elements is fine.
+/// Throws: InvalidArgument for any other tensor, without consuming a sequence number.
+class Group {
+ public:
+  explicit Group(std::shared_ptr<Communicator> communicator);
+
+  int rank() const { return communicator_->rank(); }
+  int size() const { return communicator_->size(); }
+  int local_rank() const { return rank(); }  ///< rank among those of this host
+  int local_size() const { return size(); }
+  at::Device device() const { return at::kCPU; }
+
+  /// tensor = reduction over ranks, in place. Shapes: the same on every rank.
+  Work all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::sum) const;
+  /// tensor = root's tensor.
+  Work broadcast(const at::Tensor& tensor, int root = 0) const;
+  /// output = all ranks' inputs, joined in rank order along the first dimension.
+  Work all_gather(const at::Tensor& output, const at::Tensor& input) const;
+  /// The same with inputs of counts[r] elements. Shapes: output holds the sum of counts.
+  Work all_gather(const at::Tensor& output, const at::Tensor& input,
+                  const std::vector<std::size_t>& counts) const;
+  /// output = this rank's part of the reduction of input. Shapes: input size() times output.
+  Work reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                      ReduceOp op = ReduceOp::sum) const;
+  /// root's output = all inputs in rank order; output may be undefined elsewhere.
+  Work gather(const at::Tensor& output, const at::Tensor& input, int root = 0) const;
+  /// output = this rank's part of root's input; input may be undefined elsewhere.
+  Work scatter(const at::Tensor& output, const at::Tensor& input, int root = 0) const;
+  /// output part r = rank r's input part for this rank.
+  Work all_to_all(const at::Tensor& output, const at::Tensor& input) const;
+  Work send(const at::Tensor& tensor, int dst, std::uint32_t tag = 0) const;
+  Work recv(const at::Tensor& tensor, int src, std::uint32_t tag = 0) const;
+  Work barrier() const;
+
+  /// A tensor in memory that the group exchanges without copying. Local, not collective. Uninitialised.
+  at::Tensor empty(at::IntArrayRef sizes, at::ScalarType dtype = at::kFloat) const;
+
+  /// Runs fn on rank 0, then on rank 1, … Collective. For what thread ranks share, as LibTorch's random generator.
+  /// An exception of fn reaches its own rank, and ends the world for the others.
+  void in_turn(const std::function<void()>& fn) const;
+
+  /// Ranks of equal color form a group, ordered by (key, rank). Collective. Throws: InvalidArgument if color is negative.
+  Group split(int color, int key = 0) const;
+
+  Communicator& communicator() const { return *communicator_; }
+
+ private:
+  std::shared_ptr<Communicator> communicator_;
+};
+
+}  // namespace lockstep
