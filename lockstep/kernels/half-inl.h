@@ -1,0 +1,106 @@
+// Halves to and from f32 vectors, bit-exact on every target. Included once for each Highway target.
+#if defined(LOCKSTEP_KERNELS_HALF_INL_H) == defined(HWY_TARGET_TOGGLE)
+#ifdef LOCKSTEP_KERNELS_HALF_INL_H
+#undef LOCKSTEP_KERNELS_HALF_INL_H
+#else
+#define LOCKSTEP_KERNELS_HALF_INL_H
+#endif
+
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace lockstep::kernels::HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+template <class DF>
+using HalfTag = hn::Rebind<std::uint16_t, DF>;
+template <class DF>
+using BitsTag = hn::RebindToUnsigned<DF>;
+
+/// The low 16 bits of each lane of bits.
+template <class DF>
+HWY_INLINE hn::Vec<HalfTag<DF>> low_halves(DF, hn::Vec<BitsTag<DF>> bits) {
+  const hn::RebindToSigned<DF> signed_tag;
+  return hn::DemoteTo(HalfTag<DF>(), hn::BitCast(signed_tag, bits));
+}
+
+template <class DF>
+HWY_INLINE hn::Vec<DF> bf16_to_f32(DF d, hn::Vec<HalfTag<DF>> halves) {
+  return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(BitsTag<DF>(), halves)));
+}
+
+// Highway 1.0.3 truncates, and the instruction for it flushes denormals: rounded here, in integers.
+template <class DF>
+HWY_INLINE hn::Vec<HalfTag<DF>> f32_to_bf16(DF d, hn::Vec<DF> values) {
+  const BitsTag<DF> u;
+  const auto bits = hn::BitCast(u, values);
+  const auto upper = hn::ShiftRight<16>(bits);
+  const auto is_odd = hn::And(upper, hn::Set(u, 1));
+  const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(hn::Set(u, 0x7fff), is_odd)));
+  const auto quiet_nan = hn::Or(upper, hn::Set(u, 0x40));
+  const auto is_nan = hn::RebindMask(u, hn::IsNaN(values));
+  return low_halves(d, hn::IfThenElse(is_nan, quiet_nan, rounded));
+}
+
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || \
+    HWY_TARGET == HWY_NEON
+
+// These targets convert in hardware: exact, to nearest even, denormals, Inf and NaN kept.
+template <class DF>
+HWY_INLINE hn::Vec<DF> f16_to_f32(DF d, hn::Vec<HalfTag<DF>> halves) {
+  return hn::PromoteTo(d, hn::BitCast(hn::Rebind<hwy::float16_t, DF>(), halves));
+}
+
+template <class DF>
+HWY_INLINE hn::Vec<HalfTag<DF>> f32_to_f16(DF, hn::Vec<DF> values) {
+  return hn::BitCast(HalfTag<DF>(), hn::DemoteTo(hn::Rebind<hwy::float16_t, DF>(), values));
+}
+
+#else
+
+// Highway 1.0.3's emulation loses Inf and NaN and truncates.
+template <class DF>
+HWY_INLINE hn::Vec<DF> f16_to_f32(DF d, hn::Vec<HalfTag<DF>> halves) {
+  const BitsTag<DF> u;
+  const auto bits = hn::PromoteTo(u, halves);
+  const auto magnitude = hn::And(bits, hn::Set(u, 0x7fff));
+  // Exponent and mantissa moved to f32's place lack only the difference of the biases, 127 - 15;
+  // this is exact for denormals too.
+  const auto scaled = hn::Mul(hn::BitCast(d, hn::ShiftLeft<13>(magnitude)), hn::Set(d, 0x1p112f));
+  const auto is_special = hn::Gt(magnitude, hn::Set(u, 0x7bff));
+  const auto exponent = hn::IfThenElseZero(is_special, hn::Set(u, 0x7f800000));
+  const auto sign = hn::ShiftLeft<16>(hn::Xor(bits, magnitude));
+  return hn::BitCast(d, hn::Or(hn::Or(hn::BitCast(u, scaled), exponent), sign));
+}
+
+template <class DF>
+HWY_INLINE hn::Vec<HalfTag<DF>> f32_to_f16(DF d, hn::Vec<DF> values) {
+  const BitsTag<DF> u;
+  const auto bits = hn::BitCast(u, values);
+  const auto magnitude = hn::And(bits, hn::Set(u, 0x7fffffff));
+  const auto sign = hn::ShiftRight<16>(hn::Xor(bits, magnitude));
+
+  const auto is_odd = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(u, 1));
+  const auto rebias = hn::Set(u, 0xfffU - (112U << 23));
+  const auto normal = hn::ShiftRight<13>(hn::Add(magnitude, hn::Add(rebias, is_odd)));
+
+  // Adding 1/2 aligns a denormal half's last bit with the sum's, so that the addition rounds.
+  const auto half = hn::Set(d, 0.5f);
+  const auto denormal =
+      hn::Sub(hn::BitCast(u, hn::Add(hn::BitCast(d, magnitude), half)), hn::BitCast(u, half));
+
+  const auto is_denormal = hn::Lt(magnitude, hn::Set(u, 113U << 23));
+  const auto is_large = hn::Gt(magnitude, hn::Set(u, (143U << 23) - 1));
+  const auto is_nan = hn::Gt(magnitude, hn::Set(u, 0x7f800000));
+  const auto special = hn::IfThenElse(is_nan, hn::Set(u, 0x7e00), hn::Set(u, 0x7c00));
+  const auto finite = hn::IfThenElse(is_denormal, denormal, normal);
+  return low_halves(d, hn::Or(hn::IfThenElse(is_large, special, finite), sign));
+}
+
+#endif
+
+}  // namespace lockstep::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

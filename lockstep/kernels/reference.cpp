@@ -1,0 +1,154 @@
+#include "lockstep/kernels/reference.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#include "lockstep/kernels/element.h"
+
+namespace lockstep::kernels::reference {
+
+namespace {
+
+template <class T>
+T wrapping(ReduceOp op, T a, T b) {
+  // In 64 unsigned bits nothing overflows, and the low bits are those of the wrapped result.
+  const auto x = static_cast<std::uint64_t>(a);
+  const auto y = static_cast<std::uint64_t>(b);
+  return static_cast<T>(op == ReduceOp::product ? x * y : x + y);
+}
+
+template <class T>
+T combine(ReduceOp op, T a, T b) {
+  if (op == ReduceOp::min || op == ReduceOp::max) {
+    if (b != b) return b;
+    return (op == ReduceOp::min ? b < a : b > a) ? b : a;
+  }
+  if constexpr (std::is_integral_v<T>) {
+    return wrapping(op, a, b);
+  } else {
+    return op == ReduceOp::product ? a * b : a + b;
+  }
+}
+
+template <class T>
+T average(T sum, std::size_t ranks) {
+  if constexpr (std::is_integral_v<T>) {
+    return static_cast<T>(sum / static_cast<std::int64_t>(ranks));
+  } else {
+    return sum * (T{1} / static_cast<T>(ranks));
+  }
+}
+
+template <DType kDtype>
+auto value_at(const std::byte* buffer, std::size_t i) {
+  typename detail::Element<kDtype>::Stored stored;
+  std::memcpy(&stored, buffer + i * sizeof stored, sizeof stored);
+  if constexpr (kDtype == DType::f16) {
+    return from_f16(stored);
+  } else if constexpr (kDtype == DType::bf16) {
+    return from_bf16(stored);
+  } else {
+    return stored;
+  }
+}
+
+template <DType kDtype>
+auto stored_form(typename detail::Element<kDtype>::Value value) {
+  if constexpr (kDtype == DType::f16) {
+    return to_f16(value);
+  } else if constexpr (kDtype == DType::bf16) {
+    return to_bf16(value);
+  } else {
+    return value;
+  }
+}
+
+template <DType kDtype>
+void reduce_elements(ReduceOp op, std::span<const std::byte* const> inputs,
+                     std::span<std::byte* const> outputs, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    auto result = value_at<kDtype>(inputs[0], i);
+    for (const std::byte* input : inputs.subspan(1)) {
+      result = combine(op, result, value_at<kDtype>(input, i));
+    }
+    if (op == ReduceOp::avg) result = average(result, inputs.size());
+    const auto stored = stored_form<kDtype>(result);
+    for (std::byte* output : outputs) {
+      std::memcpy(output + i * sizeof stored, &stored, sizeof stored);
+    }
+  }
+}
+
+}  // namespace
+
+float from_f16(std::uint16_t half) {
+  const int exponent = (half >> 10) & 0x1f;
+  const int mantissa = half & 0x3ff;
+  float magnitude;
+  if (exponent == 0x1f) {
+    magnitude = mantissa == 0 ? std::numeric_limits<float>::infinity()
+                              : std::numeric_limits<float>::quiet_NaN();
+  } else if (exponent == 0) {
+    magnitude = std::ldexp(static_cast<float>(mantissa), -24);
+  } else {
+    magnitude = std::ldexp(static_cast<float>(mantissa + 1024), exponent - 25);
+  }
+  return half & 0x8000 ? -magnitude : magnitude;
+}
+
+std::uint16_t to_f16(float value) {
+  const auto sign = static_cast<std::uint16_t>(std::signbit(value) ? 0x8000 : 0);
+  if (std::isnan(value)) return sign | 0x7e00;
+  if (std::isinf(value)) return sign | 0x7c00;
+  if (value == 0) return sign;
+  // The distance between neighbouring halves at this magnitude is a power of two; count them from
+  // zero.
+  const int exponent = std::max(std::ilogb(value), -14);
+  const double units =
+      std::nearbyint(std::ldexp(std::fabs(static_cast<double>(value)), 10 - exponent));
+  // Each exponent above the denormals' adds 1024 to the number of the half; rounding up may carry
+  // into it.
+  const double number = units + 1024.0 * (exponent + 14);
+  return static_cast<std::uint16_t>(sign | static_cast<int>(std::min(number, double{0x7c00})));
+}
+
+float from_bf16(std::uint16_t half) {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(half) << 16);
+}
+
+std::uint16_t to_bf16(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  const auto below = static_cast<std::uint16_t>(bits >> 16);
+  if (std::isnan(value)) return below | 0x40;
+  const std::uint32_t rest = bits & 0xffff;
+  const bool up = rest > 0x8000 || (rest == 0x8000 && (below & 1) != 0);
+  return static_cast<std::uint16_t>(below + (up ? 1 : 0));
+}
+
+void reduce(DType dtype, ReduceOp op, std::span<const std::byte* const> inputs,
+            std::span<std::byte* const> outputs, std::size_t count) {
+  switch (dtype) {
+    case DType::f32:
+      return reduce_elements<DType::f32>(op, inputs, outputs, count);
+    case DType::f64:
+      return reduce_elements<DType::f64>(op, inputs, outputs, count);
+    case DType::f16:
+      return reduce_elements<DType::f16>(op, inputs, outputs, count);
+    case DType::bf16:
+      return reduce_elements<DType::bf16>(op, inputs, outputs, count);
+    case DType::i8:
+      return reduce_elements<DType::i8>(op, inputs, outputs, count);
+    case DType::u8:
+      return reduce_elements<DType::u8>(op, inputs, outputs, count);
+    case DType::i32:
+      return reduce_elements<DType::i32>(op, inputs, outputs, count);
+    case DType::i64:
+      return reduce_elements<DType::i64>(op, inputs, outputs, count);
+  }
+}
+
+}  // namespace lockstep::kernels::reference

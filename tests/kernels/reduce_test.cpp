@@ -1,0 +1,288 @@
+#include "lockstep/kernels/reduce.h"
+
+#include <gtest/gtest.h>
+#include <hwy/targets.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "lockstep/core/error.h"
+#include "lockstep/core/text.h"
+#include "lockstep/kernels/element.h"
+#include "lockstep/kernels/reference.h"
+
+namespace lockstep::kernels {
+namespace {
+
+constexpr std::size_t counts[] = {0, 1, 2, 3, 7, 15, 16, 17, 31, 33, 63, 64, 65, 127, 1000, 4097};
+constexpr std::size_t guard_bytes = 64;
+constexpr std::byte guard{0xa5};
+
+/// count elements at a chosen misalignment, between guard bytes.
+class Buffer {
+ public:
+  Buffer(std::size_t bytes, std::size_t misalignment)
+      : memory_(bytes + 2 * guard_bytes + 128, guard), bytes_(bytes) {
+    void* start = memory_.data() + guard_bytes;
+    std::size_t space = memory_.size();
+    start_ = static_cast<std::byte*>(std::align(64, 1, start, space)) + misalignment;
+  }
+
+  std::byte* data() { return start_; }
+  std::span<const std::byte> contents() const { return {start_, bytes_}; }
+  void assign(std::span<const std::byte> contents) {
+    std::copy(contents.begin(), contents.end(), start_);
+  }
+  bool guards_untouched() const {
+    const std::byte* end = start_ + bytes_;
+    const auto is_guard = [](std::byte b) { return b == guard; };
+    return std::all_of(memory_.data(), const_cast<const std::byte*>(start_), is_guard) &&
+           std::all_of(end, memory_.data() + memory_.size(), is_guard);
+  }
+
+ private:
+  std::vector<std::byte> memory_;
+  std::byte* start_;
+  std::size_t bytes_;
+};
+
+/// Random bits: every class of float occurs, mixed with values of like size and the borders of
+/// rounding.
+template <DType kDtype>
+std::vector<std::byte> random_elements(std::size_t count, std::mt19937_64& random) {
+  using Stored = typename detail::Element<kDtype>::Stored;
+  std::vector<std::byte> bytes(count * sizeof(Stored));
+  std::normal_distribution<float> normal;
+  for (std::size_t i = 0; i < count; ++i) {
+    Stored value;
+    const std::uint64_t bits = random();
+    if (bits % 4 == 0 || std::is_integral_v<Stored>) {
+      std::memcpy(&value, &bits, sizeof value);
+    }
+    if (bits % 4 != 0) {
+      const float number = bits % 4 == 1 ? std::round(8 * normal(random)) : normal(random);
+      if constexpr (kDtype == DType::f16) {
+        value = reference::to_f16(number);
+      } else if constexpr (kDtype == DType::bf16) {
+        value = reference::to_bf16(number);
+      } else if constexpr (!std::is_integral_v<Stored>) {
+        value = static_cast<Stored>(number);
+      }
+    }
+    std::memcpy(bytes.data() + i * sizeof value, &value, sizeof value);
+  }
+  return bytes;
+}
+
+/// Which of two NaN payloads survives is the processor's business; all else must agree in every
+/// bit.
+template <DType kDtype>
+bool same_element(const std::byte* a, const std::byte* b) {
+  using Stored = typename detail::Element<kDtype>::Stored;
+  if (std::memcmp(a, b, sizeof(Stored)) == 0) return true;
+  Stored x;
+  Stored y;
+  std::memcpy(&x, a, sizeof x);
+  std::memcpy(&y, b, sizeof y);
+  if constexpr (kDtype == DType::f16) {
+    return std::isnan(reference::from_f16(x)) && std::isnan(reference::from_f16(y));
+  } else if constexpr (kDtype == DType::bf16) {
+    return std::isnan(reference::from_bf16(x)) && std::isnan(reference::from_bf16(y));
+  } else {
+    return x != x && y != y;
+  }
+}
+
+enum class Place { apart, on_first, on_all };
+
+struct Case {
+  ReduceOp op;
+  std::size_t inputs;
+  std::size_t count;
+  std::size_t misalignment;
+  Place place;
+
+  std::string text() const {
+    return lockstep::detail::concat(name(op), " of ", inputs, " x ", count, " at +", misalignment,
+                                    ", place ", static_cast<int>(place));
+  }
+};
+
+template <DType kDtype>
+void check(const Case& c, std::mt19937_64& random) {
+  const std::size_t bytes = c.count * size_of(kDtype);
+  std::vector<std::vector<std::byte>> original;
+  std::vector<Buffer> inputs;
+  for (std::size_t i = 0; i < c.inputs; ++i) {
+    original.push_back(random_elements<kDtype>(c.count, random));
+    inputs.emplace_back(bytes, (c.misalignment * (i + 1)) % 64).assign(original.back());
+  }
+  std::vector<Buffer> apart;
+  for (std::size_t j = 0; j < 3; ++j) apart.emplace_back(bytes, (c.misalignment + 5 * j) % 64);
+
+  std::vector<const std::byte*> from;
+  for (Buffer& input : inputs) from.push_back(input.data());
+  std::vector<std::byte*> to;
+  if (c.place == Place::apart) {
+    for (Buffer& buffer : apart) to.push_back(buffer.data());
+  } else {
+    const std::size_t outputs = c.place == Place::on_first ? 1 : c.inputs;
+    for (std::size_t j = 0; j < outputs; ++j) to.push_back(inputs[j].data());
+  }
+  reduce(kDtype, c.op, from, to, c.count);
+
+  std::vector<std::byte> expected(bytes);
+  std::byte* expected_data = expected.data();
+  std::vector<const std::byte*> original_data;
+  for (const auto& input : original) original_data.push_back(input.data());
+  reference::reduce(kDtype, c.op, original_data, {&expected_data, 1}, c.count);
+
+  for (const std::byte* output : to) {
+    for (std::size_t at = 0; at < bytes; at += size_of(kDtype)) {
+      ASSERT_TRUE(same_element<kDtype>(output + at, expected_data + at))
+          << c.text() << ", element " << at / size_of(kDtype);
+    }
+    ASSERT_EQ(std::memcmp(output, to[0], bytes), 0) << c.text() << ": outputs differ";
+  }
+  for (std::size_t i = 0; i < c.inputs; ++i) {
+    ASSERT_TRUE(inputs[i].guards_untouched()) << c.text() << ", around input " << i;
+    const bool is_output = std::find(to.begin(), to.end(), inputs[i].data()) != to.end();
+    ASSERT_TRUE(is_output || std::ranges::equal(inputs[i].contents(), original[i]))
+        << c.text() << ", input " << i << " changed";
+  }
+  for (const Buffer& buffer : apart) ASSERT_TRUE(buffer.guards_untouched()) << c.text();
+}
+
+template <DType kDtype>
+void check_all(ReduceOp op) {
+  std::mt19937_64 random(static_cast<std::uint64_t>(kDtype) * 8 + static_cast<std::uint64_t>(op));
+  for (std::size_t inputs = 1; inputs <= 8; ++inputs) {
+    for (const std::size_t count : counts) {
+      // Every misalignment has its turn at every count, the large ones at one each.
+      const std::size_t few = count > 200 ? 1 : 4;
+      for (std::size_t k = 0; k < few; ++k) {
+        const std::size_t misalignment = k == 0 ? 0 : random() % 64;
+        for (const Place place : {Place::apart, Place::on_first, Place::on_all}) {
+          check<kDtype>({op, inputs, count, misalignment, place}, random);
+          if (::testing::Test::HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+void check_all(DType dtype, ReduceOp op) {
+  switch (dtype) {
+    case DType::f32:
+      return check_all<DType::f32>(op);
+    case DType::f64:
+      return check_all<DType::f64>(op);
+    case DType::f16:
+      return check_all<DType::f16>(op);
+    case DType::bf16:
+      return check_all<DType::bf16>(op);
+    case DType::i8:
+      return check_all<DType::i8>(op);
+    case DType::u8:
+      return check_all<DType::u8>(op);
+    case DType::i32:
+      return check_all<DType::i32>(op);
+    case DType::i64:
+      return check_all<DType::i64>(op);
+  }
+}
+
+/// Makes kernels use one instruction set while it lives.
+class OnlyTarget {
+ public:
+  explicit OnlyTarget(std::int64_t target) {
+    hwy::SetSupportedTargetsForTest(target);
+    hwy::GetChosenTarget().Update(target);
+  }
+  ~OnlyTarget() {
+    hwy::SetSupportedTargetsForTest(0);
+    hwy::GetChosenTarget().DeInit();
+  }
+};
+
+class ReduceOnTarget : public ::testing::TestWithParam<std::int64_t> {
+ protected:
+  OnlyTarget only_{GetParam()};
+};
+
+TEST_P(ReduceOnTarget, EqualsTheReferenceInEveryBit) {
+  for (const DType dtype : all_dtypes) {
+    for (const ReduceOp op : all_reduce_ops) {
+      SCOPED_TRACE(name(dtype));
+      check_all(dtype, op);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+// One halved sum a pattern: x + x averaged over two is x again, exactly, so nothing but the
+// conversions can err.
+TEST_P(ReduceOnTarget, KeepsEveryHalf) {
+  for (const DType dtype : {DType::f16, DType::bf16}) {
+    std::vector<std::uint16_t> all(65536);
+    for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<std::uint16_t>(i);
+    std::vector<std::uint16_t> result(all.size());
+    const auto* data = reinterpret_cast<const std::byte*>(all.data());
+    const std::byte* inputs[] = {data, data};
+    std::byte* output = reinterpret_cast<std::byte*>(result.data());
+    reduce(dtype, ReduceOp::max, inputs, {&output, 1}, all.size());
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const float value =
+          dtype == DType::f16 ? reference::from_f16(all[i]) : reference::from_bf16(all[i]);
+      const float got =
+          dtype == DType::f16 ? reference::from_f16(result[i]) : reference::from_bf16(result[i]);
+      if (std::isnan(value)) {
+        ASSERT_TRUE(std::isnan(got)) << name(dtype) << " " << i;
+      } else {
+        ASSERT_EQ(result[i], all[i]) << name(dtype) << " " << i;
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Cpu, ReduceOnTarget,
+                         ::testing::ValuesIn(hwy::SupportedAndGeneratedTargets()),
+                         [](const auto& target) { return hwy::TargetName(target.param); });
+
+TEST(Reduce, RefusesToReduceNothing) {
+  std::byte output{};
+  std::byte* outputs[] = {&output};
+  EXPECT_THROW(reduce(DType::u8, ReduceOp::sum, {}, outputs, 1), InvalidArgument);
+}
+
+TEST(Reduce, MinAndMaxPassNanOnFromEitherSide) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  float a[] = {nan, 1, 2};
+  float b[] = {1, nan, 3};
+  float out[3];
+  const std::byte* inputs[] = {reinterpret_cast<std::byte*>(a), reinterpret_cast<std::byte*>(b)};
+  std::byte* outputs[] = {reinterpret_cast<std::byte*>(out)};
+  reduce(DType::f32, ReduceOp::min, inputs, outputs, 3);
+  EXPECT_TRUE(std::isnan(out[0]) && std::isnan(out[1]));
+  EXPECT_EQ(out[2], 2);
+  reduce(DType::f32, ReduceOp::max, inputs, outputs, 3);
+  EXPECT_TRUE(std::isnan(out[0]) && std::isnan(out[1]));
+  EXPECT_EQ(out[2], 3);
+}
+
+TEST(Reduce, AveragesIntegersTowardZero) {
+  std::int32_t a[] = {-3, 3, -4, 7};
+  std::int32_t b[] = {0, 0, 1, -2};
+  std::int32_t out[4];
+  const std::byte* inputs[] = {reinterpret_cast<std::byte*>(a), reinterpret_cast<std::byte*>(b)};
+  std::byte* outputs[] = {reinterpret_cast<std::byte*>(out)};
+  reduce(DType::i32, ReduceOp::avg, inputs, outputs, 4);
+  EXPECT_EQ(std::vector<std::int32_t>(out, out + 4), (std::vector<std::int32_t>{-1, 1, -1, 2}));
+}
+
+}  // namespace
+}  // namespace lockstep::kernels

@@ -1,0 +1,76 @@
+#include "lockstep/kernels/reference.h"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <random>
+
+// The oracle itself is checked against facts of the formats, not against another conversion.
+namespace lockstep::kernels::reference {
+namespace {
+
+TEST(Reference, KnowsTheHalvesOfIeee754) {
+  EXPECT_EQ(from_f16(0x0001), std::ldexp(1.0f, -24));
+  EXPECT_EQ(from_f16(0x03ff), std::ldexp(1023.0f, -24));
+  EXPECT_EQ(from_f16(0x0400), std::ldexp(1.0f, -14));
+  EXPECT_EQ(from_f16(0x3c00), 1.0f);
+  EXPECT_EQ(from_f16(0xc000), -2.0f);
+  EXPECT_EQ(from_f16(0x7bff), 65504.0f);
+  EXPECT_EQ(from_f16(0xfc00), -std::numeric_limits<float>::infinity());
+  EXPECT_TRUE(std::isnan(from_f16(0x7c01)));
+  EXPECT_EQ(from_bf16(0x3f80), 1.0f);
+  EXPECT_EQ(from_bf16(0x0001), std::ldexp(1.0f, -133));
+}
+
+TEST(Reference, RoundsToNearestEven) {
+  EXPECT_EQ(to_f16(2049.0f), 0x6800);  // between 2048 and 2050
+  EXPECT_EQ(to_f16(2051.0f), 0x6802);  // between 2050 and 2052
+  EXPECT_EQ(to_f16(65519.996f), 0x7bff);
+  EXPECT_EQ(to_f16(65520.0f), 0x7c00);
+  EXPECT_EQ(to_f16(1e30f), 0x7c00);
+  EXPECT_EQ(to_f16(std::ldexp(1.0f, -25)), 0x0000);  // half the least denormal
+  EXPECT_EQ(to_f16(std::ldexp(1.5f, -25)), 0x0001);
+  EXPECT_EQ(to_f16(std::ldexp(3.0f, -25)), 0x0002);
+  EXPECT_EQ(to_f16(-0.0f), 0x8000);
+  EXPECT_EQ(to_bf16(std::bit_cast<float>(0x3f808000U)), 0x3f80);
+  EXPECT_EQ(to_bf16(std::bit_cast<float>(0x3f818000U)), 0x3f82);
+  EXPECT_EQ(to_bf16(std::bit_cast<float>(0x3f808001U)), 0x3f81);
+  EXPECT_EQ(to_bf16(std::numeric_limits<float>::max()), 0x7f80);
+  EXPECT_TRUE(std::isnan(from_bf16(to_bf16(std::bit_cast<float>(0x7f800001U)))));
+}
+
+TEST(Reference, GivesEveryHalfBack) {
+  for (std::uint32_t i = 0; i <= 0xffff; ++i) {
+    const auto half = static_cast<std::uint16_t>(i);
+    if (!std::isnan(from_f16(half))) {
+      ASSERT_EQ(to_f16(from_f16(half)), half);
+    }
+    if (!std::isnan(from_bf16(half))) {
+      ASSERT_EQ(to_bf16(from_bf16(half)), half);
+    }
+  }
+}
+
+// Nearest means: no neighbour is nearer, and of two equally near ones the even was taken.
+TEST(Reference, NoNeighbourIsNearer) {
+  std::mt19937 random(1);
+  for (int i = 0; i < 200000; ++i) {
+    const float value = std::bit_cast<float>(static_cast<std::uint32_t>(random()) & 0x7fffffff);
+    if (!(value < 65504.0f)) continue;
+    const std::uint16_t half = to_f16(value);
+    const double error = std::fabs(static_cast<double>(from_f16(half)) - value);
+    for (const int step : {-1, 1}) {
+      const int neighbour = half + step;
+      if (neighbour < 0 || neighbour > 0x7bff) continue;
+      const double other =
+          std::fabs(static_cast<double>(from_f16(static_cast<std::uint16_t>(neighbour))) - value);
+      ASSERT_TRUE(error < other || (error == other && half % 2 == 0)) << value;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::kernels::reference
