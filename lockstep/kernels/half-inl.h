@@ -30,17 +30,43 @@ HWY_INLINE hn::Vec<DF> bf16_to_f32(DF d, hn::Vec<HalfTag<DF>> halves) {
   return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(BitsTag<DF>(), halves)));
 }
 
+/// The nearest bf16 of each value, to even between two, in the upper half of its lane; the lower
+/// half is noise.
 // Highway 1.0.3 truncates, and the instruction for it flushes denormals: rounded here, in integers.
 template <class DF>
-HWY_INLINE hn::Vec<HalfTag<DF>> f32_to_bf16(DF d, hn::Vec<DF> values) {
+HWY_INLINE hn::Vec<BitsTag<DF>> round_to_bf16(DF d, hn::Vec<DF> values) {
   const BitsTag<DF> u;
   const auto bits = hn::BitCast(u, values);
-  const auto upper = hn::ShiftRight<16>(bits);
-  const auto is_odd = hn::And(upper, hn::Set(u, 1));
-  const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(hn::Set(u, 0x7fff), is_odd)));
-  const auto quiet_nan = hn::Or(upper, hn::Set(u, 0x40));
-  const auto is_nan = hn::RebindMask(u, hn::IsNaN(values));
-  return low_halves(d, hn::IfThenElse(is_nan, quiet_nan, rounded));
+  const auto is_odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(u, 1));
+  const auto rounded = hn::Add(bits, hn::Add(hn::Set(u, 0x7fff), is_odd));
+  const auto quiet_nan = hn::Or(bits, hn::Set(u, 0x400000));
+  return hn::BitCast(
+      u, hn::IfThenElse(hn::IsNaN(values), hn::BitCast(d, quiet_nan), hn::BitCast(d, rounded)));
+}
+
+template <class DF>
+HWY_INLINE hn::Vec<HalfTag<DF>> f32_to_bf16(DF d, hn::Vec<DF> values) {
+  return low_halves(d, hn::ShiftRight<16>(round_to_bf16(d, values)));
+}
+
+/// Even and odd elements of two vectors' worth of bf16 apart, which needs no movement between
+/// lanes.
+template <class DF>
+HWY_INLINE void load_bf16_pair(DF d, const std::uint16_t* from, hn::Vec<DF>& even,
+                               hn::Vec<DF>& odd) {
+  const BitsTag<DF> u;
+  const auto pairs = hn::BitCast(u, hn::LoadU(hn::Repartition<std::uint16_t, DF>(), from));
+  even = hn::BitCast(d, hn::ShiftLeft<16>(pairs));
+  odd = hn::BitCast(d, hn::And(pairs, hn::Set(u, 0xffff0000)));
+}
+
+template <class DF>
+HWY_INLINE void store_bf16_pair(DF d, hn::Vec<DF> even, hn::Vec<DF> odd, std::uint16_t* to) {
+  const BitsTag<DF> u;
+  const auto low = hn::ShiftRight<16>(round_to_bf16(d, even));
+  const auto high = hn::And(round_to_bf16(d, odd), hn::Set(u, 0xffff0000));
+  const hn::Repartition<std::uint16_t, DF> halves;
+  hn::StoreU(hn::BitCast(halves, hn::Or(low, high)), halves, to);
 }
 
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || \

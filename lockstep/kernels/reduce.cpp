@@ -47,6 +47,30 @@ HWY_INLINE void store(D d, hn::Vec<D> values, std::byte* to) {
   }
 }
 
+/// Two vectors of consecutive elements, in whichever order is cheap: elements do not meet one
+/// another.
+template <DType kDtype, class D>
+HWY_INLINE void load_pair(D d, const std::byte* from, hn::Vec<D>& a, hn::Vec<D>& b) {
+#if HWY_TARGET != HWY_SCALAR
+  if constexpr (kDtype == DType::bf16) {
+    return load_bf16_pair(d, reinterpret_cast<const std::uint16_t*>(from), a, b);
+  }
+#endif
+  a = load<kDtype>(d, from);
+  b = load<kDtype>(d, from + hn::Lanes(d) * size_of(kDtype));
+}
+
+template <DType kDtype, class D>
+HWY_INLINE void store_pair(D d, hn::Vec<D> a, hn::Vec<D> b, std::byte* to) {
+#if HWY_TARGET != HWY_SCALAR
+  if constexpr (kDtype == DType::bf16) {
+    return store_bf16_pair(d, a, b, reinterpret_cast<std::uint16_t*>(to));
+  }
+#endif
+  store<kDtype>(d, a, to);
+  store<kDtype>(d, b, to + hn::Lanes(d) * size_of(kDtype));
+}
+
 /// The product modulo 2^8: Highway has no multiplication of bytes, so odd and even ones apart in 16
 /// bits.
 template <class D>
@@ -139,27 +163,25 @@ void reduce_vectors(Inputs input_span, Outputs output_span, std::size_t count) {
 
   std::size_t at = 0;
   for (; end - at >= 4 * step; at += 4 * step) {
-    auto v0 = load<kDtype>(d, inputs[0] + at);
-    auto v1 = load<kDtype>(d, inputs[0] + at + step);
-    auto v2 = load<kDtype>(d, inputs[0] + at + 2 * step);
-    auto v3 = load<kDtype>(d, inputs[0] + at + 3 * step);
+    hn::Vec<decltype(d)> v0, v1, v2, v3;
+    load_pair<kDtype>(d, inputs[0] + at, v0, v1);
+    load_pair<kDtype>(d, inputs[0] + at + 2 * step, v2, v3);
     for (std::size_t i = 1; i < ranks; ++i) {
-      const std::byte* from = inputs[i] + at;
-      v0 = combine<kOp>(d, v0, load<kDtype>(d, from));
-      v1 = combine<kOp>(d, v1, load<kDtype>(d, from + step));
-      v2 = combine<kOp>(d, v2, load<kDtype>(d, from + 2 * step));
-      v3 = combine<kOp>(d, v3, load<kDtype>(d, from + 3 * step));
+      hn::Vec<decltype(d)> w0, w1, w2, w3;
+      load_pair<kDtype>(d, inputs[i] + at, w0, w1);
+      load_pair<kDtype>(d, inputs[i] + at + 2 * step, w2, w3);
+      v0 = combine<kOp>(d, v0, w0);
+      v1 = combine<kOp>(d, v1, w1);
+      v2 = combine<kOp>(d, v2, w2);
+      v3 = combine<kOp>(d, v3, w3);
     }
     v0 = finish<kOp>(d, v0, ranks);
     v1 = finish<kOp>(d, v1, ranks);
     v2 = finish<kOp>(d, v2, ranks);
     v3 = finish<kOp>(d, v3, ranks);
     for (std::size_t j = 0; j < outputs.size(); ++j) {
-      std::byte* to = outputs[j] + at;
-      store<kDtype>(d, v0, to);
-      store<kDtype>(d, v1, to + step);
-      store<kDtype>(d, v2, to + 2 * step);
-      store<kDtype>(d, v3, to + 3 * step);
+      store_pair<kDtype>(d, v0, v1, outputs[j] + at);
+      store_pair<kDtype>(d, v2, v3, outputs[j] + at + 2 * step);
     }
   }
 
@@ -180,10 +202,9 @@ void reduce_vectors(Inputs input_span, Outputs output_span, std::size_t count) {
 
 template <DType kDtype, ReduceOp kOp>
 void reduce_any(Inputs inputs, Outputs outputs, std::size_t count) {
+  // Two ranks that reduce in place are the common case.
   if (inputs.size() == 2 && outputs.size() == 2) {
     reduce_vectors<kDtype, kOp, 2>(inputs, outputs, count);
-  } else if (inputs.size() == 4 && outputs.size() == 4) {
-    reduce_vectors<kDtype, kOp, 4>(inputs, outputs, count);
   } else {
     reduce_vectors<kDtype, kOp, 0>(inputs, outputs, count);
   }

@@ -224,8 +224,7 @@ TEST_P(ReduceOnTarget, EqualsTheReferenceInEveryBit) {
   }
 }
 
-// One halved sum a pattern: x + x averaged over two is x again, exactly, so nothing but the
-// conversions can err.
+// The larger of x and x is x, so nothing but the conversions can err.
 TEST_P(ReduceOnTarget, KeepsEveryHalf) {
   for (const DType dtype : {DType::f16, DType::bf16}) {
     std::vector<std::uint16_t> all(65536);
