@@ -11,10 +11,11 @@
 
 namespace lockstep {
 
-/// The shared handle to a group of ranks: a small value, copied freely; the group lives as long as its handles and the
-/// tensors in its memory. Every collective is issued by all ranks of the group in the same order, and returns a Work.
-/// Tensors must be dense, contiguous, on this group's device, and of a dtype that Lockstep carries; of zero elements is fine.
-/// Throws: InvalidArgument for any other tensor, without consuming a sequence number.
+/// The shared handle to a group of ranks: a small value, copied freely; the group lives as long as
+/// its handles and the tensors in its memory. Every collective is issued by all ranks of the group
+/// in the same order, and returns a Work. Tensors must be dense, contiguous, on this group's
+/// device, and of a dtype that Lockstep carries; of zero elements is fine. Throws: InvalidArgument
+/// for any other tensor, without consuming a sequence number.
 class Group {
  public:
   explicit Group(std::shared_ptr<Communicator> communicator);
@@ -47,14 +48,16 @@ class Group {
   Work recv(const at::Tensor& tensor, int src, std::uint32_t tag = 0) const;
   Work barrier() const;
 
-  /// A tensor in memory that the group exchanges without copying. Local, not collective. Uninitialised.
+  /// A tensor in memory that the group exchanges without copying. Local, not collective.
+  /// Uninitialised.
   at::Tensor empty(at::IntArrayRef sizes, at::ScalarType dtype = at::kFloat) const;
 
-  /// Runs fn on rank 0, then on rank 1, … Collective. For what thread ranks share, as LibTorch's random generator.
-  /// An exception of fn reaches its own rank, and ends the world for the others.
+  /// Runs fn on rank 0, then on rank 1, … Collective. For what thread ranks share, as LibTorch's
+  /// random generator. An exception of fn reaches its own rank, and ends the world for the others.
   void in_turn(const std::function<void()>& fn) const;
 
-  /// Ranks of equal color form a group, ordered by (key, rank). Collective. Throws: InvalidArgument if color is negative.
+  /// Ranks of equal color form a group, ordered by (key, rank). Collective. Throws: InvalidArgument
+  /// if color is negative.
   Group split(int color, int key = 0) const;
 
   Communicator& communicator() const { return *communicator_; }

@@ -3,9 +3,12 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "lockstep/comm/operation.h"
 #include "lockstep/comm/work.h"
@@ -16,15 +19,17 @@ namespace lockstep {
 /// How a collective is issued; the buffer's owner and shape serve lifetime and error text.
 struct Issue {
   std::chrono::milliseconds timeout{};  ///< zero takes the world's
-  std::vector<std::int64_t> shape;
-  std::shared_ptr<const void> owner;
+  std::vector<std::int64_t> shape = {};
+  std::shared_ptr<const void> owner = {};
 };
 
-/// A group of ranks that exchange raw memory. Every rank of the group issues the same collectives in the same order;
-/// one rank's groups are used by one thread at a time. Results are the same bits on every rank.
+/// A group of ranks that exchange raw memory. Every rank of the group issues the same collectives
+/// in the same order; one rank's groups are used by one thread at a time. Results are the same bits
+/// on every rank.
 ///
-/// Every collective checks its arguments (InvalidArgument consumes no sequence number), returns at once and is
-/// complete when the Work's wait() returns. Counts are elements of dtype. Buffers may be null when they hold no element.
+/// Every collective checks its arguments (InvalidArgument consumes no sequence number), returns at
+/// once and is complete when the Work's wait() returns. Counts are elements of dtype. Buffers may
+/// be null when they hold no element.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -35,12 +40,14 @@ class Communicator {
   int size() const { return size_; }
   virtual std::string_view backend() const = 0;
 
-  /// data[i] = reduction over ranks of data[i], in place. Shapes: count elements, the same on all ranks.
+  /// data[i] = reduction over ranks of data[i], in place. Shapes: count elements, the same on all
+  /// ranks.
   Work all_reduce(void* data, std::size_t count, DType dtype, ReduceOp op, Issue issue = {});
   /// Every rank's data = root's data.
   Work broadcast(void* data, std::size_t count, DType dtype, int root, Issue issue = {});
   /// output = rank 0's input, then rank 1's, … Shapes: input count, output size()·count.
-  Work all_gather(const void* input, void* output, std::size_t count, DType dtype, Issue issue = {});
+  Work all_gather(const void* input, void* output, std::size_t count, DType dtype,
+                  Issue issue = {});
   /// The same with counts[r] elements from rank r. Every rank passes the same counts.
   Work all_gather(const void* input, void* output, std::span<const std::size_t> counts, DType dtype,
                   Issue issue = {});
@@ -57,17 +64,19 @@ class Communicator {
   Work scatter(const void* input, void* output, std::size_t count, DType dtype, int root,
                Issue issue = {});
   /// output part r = rank r's input part for this rank. Shapes: both size()·count. Not in place.
-  Work all_to_all(const void* input, void* output, std::size_t count, DType dtype, Issue issue = {});
-  /// Complete once dst has received. Messages between two ranks match in order and must agree on count, dtype and tag.
+  Work all_to_all(const void* input, void* output, std::size_t count, DType dtype,
+                  Issue issue = {});
+  /// Complete once dst has received. Messages between two ranks match in order and must agree on
+  /// count, dtype and tag.
   Work send(const void* input, std::size_t count, DType dtype, int dst, std::uint32_t tag = 0,
             Issue issue = {});
   Work recv(void* output, std::size_t count, DType dtype, int src, std::uint32_t tag = 0,
             Issue issue = {});
   Work barrier(Issue issue = {});
 
-  /// Memory that this communicator exchanges without copying, 64-byte aligned, zeroed when first taken; local, not collective.
-  /// It lives as long as the handle, and keeps the world's memory alive.
-  /// Throws: CommError when the machine has not that much memory.
+  /// Memory that this communicator exchanges without copying, 64-byte aligned, zeroed when first
+  /// taken; local, not collective. It lives as long as the handle, and keeps the world's memory
+  /// alive. Throws: CommError when the machine has not that much memory.
   virtual std::shared_ptr<std::byte> allocate(std::size_t bytes) = 0;
 
   /// Ranks of equal color form a group, ordered by (key, rank). Collective over this group.
@@ -80,16 +89,17 @@ class Communicator {
  protected:
   Communicator(int rank, int size) : rank_(rank), size_(size) {}
 
-  /// Starts a checked operation, all collectives but send and recv numbered. Never blocks.
+  /// Starts a checked and numbered operation. Never blocks.
   virtual Work begin(Operation operation) = 0;
 
  private:
-  Work issue(Operation operation, const Issue& issue);
-  void check_root(const Operation& operation) const;
+  Work issue(Operation operation, Issue&& issue);
+  void check(const Operation& operation) const;
 
   int rank_;
   int size_;
   std::uint64_t sequence_ = 0;
+  std::map<std::pair<Collective, int>, std::uint64_t> messages_;
 };
 
 }  // namespace lockstep

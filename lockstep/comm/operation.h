@@ -38,10 +38,12 @@ struct Operation {
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
 
-  /// Elements of one part: of the whole buffer for all_reduce, broadcast, send and recv; of one rank's part else.
+  /// Elements of one part: of the whole buffer for all_reduce, broadcast, send and recv; of one
+  /// rank's part else.
   std::size_t count = 0;
-  /// Elements of each rank's part where they differ (all_gather, reduce_scatter, gather, scatter), else empty.
-  std::vector<std::size_t> counts;
+  /// Elements of each rank's part where they differ (all_gather, reduce_scatter, gather, scatter),
+  /// else empty.
+  std::vector<std::size_t> counts = {};
 
   int peer = -1;  ///< root of broadcast, gather and scatter; the other rank of send and recv
   std::uint32_t tag = 0;
@@ -49,16 +51,18 @@ struct Operation {
   std::uint64_t sequence = 0;           ///< number in its group, from 1, given when it is issued
 
   /// What the caller's tensor looked like, for the comparison between ranks; empty for raw memory.
-  std::vector<std::int64_t> shape;
+  std::vector<std::int64_t> shape = {};
   /// Kept until the operation is complete, so that the buffers outlive it.
-  std::shared_ptr<const void> owner;
+  std::shared_ptr<const void> owner = {};
 
   bool has_root() const {
     return collective == Collective::broadcast || collective == Collective::gather ||
            collective == Collective::scatter;
   }
   /// Elements of rank's part, and how many elements lie before it.
-  std::size_t part(int rank) const { return counts.empty() ? count : counts[static_cast<std::size_t>(rank)]; }
+  std::size_t part(int rank) const {
+    return counts.empty() ? count : counts[static_cast<std::size_t>(rank)];
+  }
   std::size_t part_begin(int rank) const;
 
   /// "all_reduce #17", for messages.

@@ -1,7 +1,7 @@
 #pragma once
 
-#include <exception>
 #include <memory>
+#include <utility>
 
 namespace lockstep {
 
@@ -15,16 +15,16 @@ class Ticket {
   virtual bool test() = 0;
   /// Blocks until complete. Throws what went wrong.
   virtual void wait() = 0;
-  /// The owner is unwinding and will not wait: fails the world, naming this operation.
+  /// The owner is unwinding and will not wait: ends the world, naming this operation.
   virtual void abandon() noexcept = 0;
-  /// Keeps an error nobody could be told of for the group's next call.
-  virtual void defer(std::exception_ptr error) noexcept = 0;
 };
 
 }  // namespace detail
 
 /// A collective in flight. The buffers belong to it until wait() returns.
-/// Destroying an unfinished Work waits; its error is raised by the group's next call.
+/// Destroying an unfinished Work waits, bounded by the timeout; what goes wrong then has ended the
+/// world and is raised by the group's next call. During unwinding it does not wait: it ends the
+/// world.
 class [[nodiscard]] Work {
  public:
   Work() = default;  ///< nothing in flight: complete
@@ -33,7 +33,7 @@ class [[nodiscard]] Work {
   Work& operator=(Work&& other) noexcept;
   Work(const Work&) = delete;
   Work& operator=(const Work&) = delete;
-  ~Work();
+  ~Work() { finish(); }
 
   /// Blocks until the result is there.
   /// Throws: CommError or TimeoutError naming operation, sequence number, rank and missing ranks.

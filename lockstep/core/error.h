@@ -5,7 +5,8 @@
 
 namespace lockstep {
 
-/// Base of everything Lockstep throws. The message says who, where, what was got, what was expected.
+/// Base of everything Lockstep throws. The message says who, where, what was got, what was
+/// expected.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -17,7 +18,8 @@ class InvalidArgument : public Error {
   using Error::Error;
 };
 
-/// A collective or the world it runs in failed. Every later call on any group of that world raises it too.
+/// A collective or the world it runs in failed. Every later call on any group of that world raises
+/// it too.
 class CommError : public Error {
  public:
   using Error::Error;

@@ -26,8 +26,8 @@ spdlog::level::level_enum translate(Level level) {
 
 spdlog::logger& logger() {
   static const std::shared_ptr<spdlog::logger> instance = [] {
-    auto made = std::make_shared<spdlog::logger>(
-        "lockstep", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+    auto made = std::make_shared<spdlog::logger>("lockstep",
+                                                 std::make_shared<spdlog::sinks::stderr_sink_mt>());
     const auto& level = Environment::get().log_level;
     made->set_level(level.empty() ? spdlog::level::off : spdlog::level::from_str(level));
     made->set_pattern("%H:%M:%S.%e lockstep %l (%P) %v");

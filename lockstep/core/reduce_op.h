@@ -5,8 +5,8 @@
 
 namespace lockstep {
 
-/// avg is sum, then one multiplication by 1/N; for integers it is the sum divided by N, rounded toward zero.
-/// min and max pass NaN on.
+/// avg is sum, then one multiplication by 1/N; for integers it is the sum divided by N, rounded
+/// toward zero. min and max pass NaN on.
 enum class ReduceOp : std::uint8_t { sum, avg, min, max, product };
 
 inline constexpr ReduceOp all_reduce_ops[] = {ReduceOp::sum, ReduceOp::avg, ReduceOp::min,

@@ -18,18 +18,20 @@ struct Failure {
   enum class Kind { error, timeout, left, mismatch };
   Kind kind = Kind::error;
   int rank = -1;  ///< the rank at fault, or -1
-  std::string text;
+  std::string text = {};
 };
 
-/// The memory that the ranks of one machine share, and what everybody must know of each rank: joined, left, failed.
-/// It is one sparse memfd without a name in any file system: who inherits the descriptor is in, nobody else.
+/// The memory that the ranks of one machine share, and what everybody must know of each rank:
+/// joined, left, failed. It is one sparse memfd without a name in any file system: who inherits the
+/// descriptor is in, nobody else.
 class World {
  public:
-  /// A new world of size ranks.
-  /// Throws: InvalidArgument for a size outside 1 … max_ranks, CommError when the machine refuses the memory.
-  static std::shared_ptr<World> create(int size);
+  /// A new world of size ranks, each of which may take heap_bytes of exchangeable memory (default:
+  /// the machine's memory). Throws: InvalidArgument for a size outside 1 … max_ranks, CommError
+  /// when the machine refuses the memory.
+  static std::shared_ptr<World> create(int size, std::size_t heap_bytes = 0);
 
-  /// The world behind an inherited descriptor, which is closed; it will not be inherited further.
+  /// The world behind an inherited descriptor, which it takes over: no further child inherits it.
   /// Throws: CommError when it is not a Lockstep world of this version and size.
   static std::shared_ptr<World> attach(int fd, int size);
 
@@ -38,15 +40,17 @@ class World {
   World& operator=(const World&) = delete;
 
   int size() const;
-  /// The descriptor to hand to a child process (close-on-exec here), -1 once attached.
+  /// The world's descriptor, close-on-exec: to be handed to a child process that is to be a rank.
   int fd() const;
 
-  /// Records why the world ended, unless a cause is recorded already, and wakes every waiting rank. Any thread.
+  /// Records why the world ended, unless a cause is recorded already, and wakes every waiting rank.
+  /// Any thread.
   void fail(const Failure& failure) noexcept;
   std::optional<Failure> failure() const;
 
-  /// The rank's process is gone; how is "exit code 0", "SIGKILL", … Ranks that wait for it fail, naming it and how.
-  /// A rank that failed at its exit code or signal is a failure of the world at once; the caller calls fail() for that.
+  /// The rank's process is gone; how is "exit code 0", "SIGKILL", … Ranks that wait for it fail,
+  /// naming it and how. A rank that failed at its exit code or signal is a failure of the world at
+  /// once; the caller calls fail() for that.
   void mark_gone(int rank, std::string_view how) noexcept;
   /// Whether the rank ever joined, that is, reached init().
   bool joined(int rank) const;

@@ -1,0 +1,225 @@
+#include "lockstep/comm/communicator.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "lockstep/core/error.h"
+#include "lockstep/core/text.h"
+
+namespace lockstep {
+namespace {
+
+using detail::concat;
+
+const std::byte* bytes(const void* data) { return static_cast<const std::byte*>(data); }
+std::byte* bytes(void* data) { return static_cast<std::byte*>(data); }
+
+/// Elements that this rank must have in memory at each end.
+struct Ends {
+  std::size_t input = 0;
+  std::size_t output = 0;
+};
+
+Ends ends(const Operation& operation, int rank) {
+  const std::size_t part = operation.part(rank);
+  const std::size_t whole = operation.counts.empty() ? operation.count
+                                                     : *std::max_element(operation.counts.begin(),
+                                                                         operation.counts.end());
+  const bool root = operation.peer == rank;
+  switch (operation.collective) {
+    case Collective::barrier:
+      return {};
+    case Collective::all_gather:
+      return {.input = part, .output = whole};
+    case Collective::gather:
+      return {.input = part, .output = root ? whole : 0};
+    case Collective::reduce_scatter:
+      return {.input = whole, .output = part};
+    case Collective::scatter:
+      return {.input = root ? whole : 0, .output = part};
+    case Collective::send:
+      return {.input = part};
+    case Collective::recv:
+      return {.output = part};
+    case Collective::all_reduce:
+    case Collective::broadcast:
+    case Collective::all_to_all:
+      return {.input = part, .output = part};
+  }
+  return {};
+}
+
+}  // namespace
+
+Work Communicator::issue(Operation operation, Issue&& issue) {
+  operation.timeout = issue.timeout;
+  operation.shape = std::move(issue.shape);
+  operation.owner = std::move(issue.owner);
+  check(operation);
+  const bool paired =
+      operation.collective == Collective::send || operation.collective == Collective::recv;
+  // Numbers pairs of ranks apart, so that both ends of a message count alike.
+  operation.sequence = paired ? ++messages_[{operation.collective, operation.peer}] : ++sequence_;
+  return begin(std::move(operation));
+}
+
+void Communicator::check(const Operation& operation) const {
+  const auto where = [&] {
+    return concat(name(operation.collective), " (", backend(), ") rank ", rank_, " of ", size_,
+                  ": ");
+  };
+  const bool needs_peer = operation.has_root() || operation.collective == Collective::send ||
+                          operation.collective == Collective::recv;
+  if (needs_peer && (operation.peer < 0 || operation.peer >= size_)) {
+    throw InvalidArgument(concat(where(), "got ", operation.has_root() ? "root " : "rank ",
+                                 operation.peer, ", expected 0 to ", size_ - 1));
+  }
+  if (!operation.counts.empty() && operation.counts.size() != static_cast<std::size_t>(size_)) {
+    throw InvalidArgument(concat(where(), "got ", operation.counts.size(),
+                                 " counts, expected one for each of ", size_, " ranks"));
+  }
+  const std::size_t most = std::numeric_limits<std::ptrdiff_t>::max() /
+                           static_cast<std::ptrdiff_t>(size_of(operation.dtype)) /
+                           static_cast<std::ptrdiff_t>(size_);
+  std::size_t elements = operation.count;
+  for (const auto count : operation.counts) {
+    if (count > most) elements = count;
+  }
+  if (elements > most) {
+    throw InvalidArgument(concat(where(), "got ", elements, " elements, expected at most ", most));
+  }
+  if (operation.timeout.count() < 0) {
+    throw InvalidArgument(
+        concat(where(), "got a timeout of ", operation.timeout.count(), " ms, expected 0 or more"));
+  }
+  const auto [input, output] = ends(operation, rank_);
+  if ((input > 0 && operation.input == nullptr) || (output > 0 && operation.output == nullptr)) {
+    throw InvalidArgument(
+        concat(where(), "got no memory, expected ",
+               input > 0 && operation.input == nullptr ? "an input" : "an output"));
+  }
+}
+
+Work Communicator::all_reduce(void* data, std::size_t count, DType dtype, ReduceOp op,
+                              Issue options) {
+  return issue({.collective = Collective::all_reduce,
+                .reduce = op,
+                .dtype = dtype,
+                .input = bytes(data),
+                .output = bytes(data),
+                .count = count},
+               std::move(options));
+}
+
+Work Communicator::broadcast(void* data, std::size_t count, DType dtype, int root, Issue options) {
+  return issue({.collective = Collective::broadcast,
+                .dtype = dtype,
+                .input = bytes(data),
+                .output = bytes(data),
+                .count = count,
+                .peer = root},
+               std::move(options));
+}
+
+Work Communicator::all_gather(const void* input, void* output, std::size_t count, DType dtype,
+                              Issue options) {
+  return issue({.collective = Collective::all_gather,
+                .dtype = dtype,
+                .input = bytes(input),
+                .output = bytes(output),
+                .count = count},
+               std::move(options));
+}
+
+Work Communicator::all_gather(const void* input, void* output, std::span<const std::size_t> counts,
+                              DType dtype, Issue options) {
+  return issue({.collective = Collective::all_gather,
+                .dtype = dtype,
+                .input = bytes(input),
+                .output = bytes(output),
+                .counts = {counts.begin(), counts.end()}},
+               std::move(options));
+}
+
+Work Communicator::reduce_scatter(const void* input, void* output, std::size_t count, DType dtype,
+                                  ReduceOp op, Issue options) {
+  return issue({.collective = Collective::reduce_scatter,
+                .reduce = op,
+                .dtype = dtype,
+                .input = bytes(input),
+                .output = bytes(output),
+                .count = count},
+               std::move(options));
+}
+
+Work Communicator::reduce_scatter(const void* input, void* output,
+                                  std::span<const std::size_t> counts, DType dtype, ReduceOp op,
+                                  Issue options) {
+  return issue({.collective = Collective::reduce_scatter,
+                .reduce = op,
+                .dtype = dtype,
+                .input = bytes(input),
+                .output = bytes(output),
+                .counts = {counts.begin(), counts.end()}},
+               std::move(options));
+}
+
+Work Communicator::gather(const void* input, void* output, std::size_t count, DType dtype, int root,
+                          Issue options) {
+  return issue({.collective = Collective::gather,
+                .dtype = dtype,
+                .input = bytes(input),
+                .output = bytes(output),
+                .count = count,
+                .peer = root},
+               std::move(options));
+}
+
+Work Communicator::scatter(const void* input, void* output, std::size_t count, DType dtype,
+                           int root, Issue options) {
+  return issue({.collective = Collective::scatter,
+                .dtype = dtype,
+                .input = bytes(input),
+                .output = bytes(output),
+                .count = count,
+                .peer = root},
+               std::move(options));
+}
+
+Work Communicator::all_to_all(const void* input, void* output, std::size_t count, DType dtype,
+                              Issue options) {
+  return issue({.collective = Collective::all_to_all,
+                .dtype = dtype,
+                .input = bytes(input),
+                .output = bytes(output),
+                .count = count},
+               std::move(options));
+}
+
+Work Communicator::send(const void* input, std::size_t count, DType dtype, int dst,
+                        std::uint32_t tag, Issue options) {
+  return issue({.collective = Collective::send,
+                .dtype = dtype,
+                .input = bytes(input),
+                .count = count,
+                .peer = dst,
+                .tag = tag},
+               std::move(options));
+}
+
+Work Communicator::recv(void* output, std::size_t count, DType dtype, int src, std::uint32_t tag,
+                        Issue options) {
+  return issue({.collective = Collective::recv,
+                .dtype = dtype,
+                .output = bytes(output),
+                .count = count,
+                .peer = src,
+                .tag = tag},
+               std::move(options));
+}
+
+Work Communicator::barrier(Issue options) {
+  return issue({.collective = Collective::barrier}, std::move(options));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,346 @@
+#include "lockstep/comm/host/collective_flight.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "lockstep/comm/host/announcement.h"
+#include "lockstep/comm/host/host_communicator.h"
+#include "lockstep/core/text.h"
+#include "lockstep/kernels/reduce.h"
+
+// Note [How a host collective runs]
+// Every member announces the collective in its ring of posts; a short input travels along in a
+// slot. Once a member sees all announcements it compares them, learns where each input lies, and
+// knows, like all others, which path to take and how many steps that is. In a step every member
+// does its own share of the work: its segment of an all_reduce, written into all members' buffers,
+// or the parts that it pulls to itself. Two counters per member, of the whole group's steps, say
+// how far it is: `arrived`, its input of the step can be read (staged path only), and `worked`, its
+// share is done. A collective is over when all have worked its last step; over slots at once, since
+// a slot is not written again before all have worked. Nobody works for anybody else, so it does not
+// matter when a rank comes by, and the order of a sum is always the order of ranks.
+
+namespace lockstep::host {
+
+CollectiveFlight::CollectiveFlight(HostCommunicator& group, Operation operation)
+    : InFlight(group, std::move(operation)), shape_(this->operation(), group.size()) {
+  const std::size_t bytes = shape_.longest_total() * size_of(this->operation().dtype);
+  path_ = bytes <= Block::slot_bytes ? Path::slots : Path::staged;
+}
+
+bool CollectiveFlight::post() {
+  const std::uint64_t sequence = operation().sequence;
+  auto& progress = group().progress();
+  if (sequence >= Block::ring) {
+    // The place still belongs to an earlier collective until all members are through with it.
+    if (progress.planned + Block::ring <= sequence) return false;
+    const auto over_at = progress.over_at[sequence % Block::ring];
+    if (!all_reached(progress.worked, &Block::worked, over_at)) return false;
+  }
+  const int rank = group().rank();
+  auto& post = group().block().post(rank, sequence);
+  const auto& arena = group().endpoint().arena();
+  announce(post, operation(), arena.offset_of(operation().input));
+  if (path_ == Path::slots && shape_.is_source(rank)) {
+    if (const std::size_t bytes = shape_.total(rank) * size_of(operation().dtype); bytes > 0) {
+      std::memcpy(group().block().slot(rank, sequence), operation().input, bytes);
+    }
+  }
+  post.number.store(sequence + 1, std::memory_order_release);
+  group().ring();
+  stage_ = Stage::posted;
+  return true;
+}
+
+void CollectiveFlight::advance() {
+  if (stage_ == Stage::posted) {
+    if (!all_posted() || !agree()) return;
+    plan();
+    stage_ = Stage::stepping;
+  }
+  if (stage_ == Stage::stepping && !step()) return;
+  if (stage_ == Stage::finishing) {
+    auto& progress = group().progress();
+    const bool over =
+        path_ == Path::slots || all_reached(progress.worked, &Block::worked, first_step_ + steps_);
+    if (!over) return;
+    copy_out(steps_ - 1);
+    set_complete();
+  }
+}
+
+bool CollectiveFlight::all_posted() const {
+  const auto& block = group().block();
+  for (int member = 0; member < group().size(); ++member) {
+    const auto& number = block.post(member, operation().sequence).number;
+    if (number.load(std::memory_order_acquire) != operation().sequence + 1) return false;
+  }
+  return true;
+}
+
+bool CollectiveFlight::all_reached(std::vector<std::uint64_t>& seen,
+                                   Counter& (Block::*counter)(int) const,
+                                   std::uint64_t value) const {
+  for (int member = 0; member < group().size(); ++member) {
+    auto& known = seen[static_cast<std::size_t>(member)];
+    if (known >= value) continue;
+    known = (group().block().*counter)(member).value.load(std::memory_order_acquire);
+    if (known < value) return false;
+  }
+  return true;
+}
+
+bool CollectiveFlight::agree() {
+  const auto& block = group().block();
+  const auto& first = block.post(0, operation().sequence);
+  for (int member = 1; member < group().size(); ++member) {
+    const auto& post = block.post(member, operation().sequence);
+    if (post.fingerprint == first.fingerprint) continue;
+    const auto members = group().members();
+    group().endpoint().world().fail(
+        {.kind = Failure::Kind::mismatch,
+         .rank = members[static_cast<std::size_t>(member)],
+         .text = detail::concat("collective #", operation().sequence,
+                                " differs between ranks: rank ", member, " got ", describe(post),
+                                ", expected ", describe(first), " as on rank 0")});
+    return false;
+  }
+  return true;
+}
+
+void CollectiveFlight::plan() {
+  auto& progress = group().progress();
+  if (path_ != Path::slots) {
+    bool all_direct = true;
+    offsets_.resize(static_cast<std::size_t>(group().size()));
+    for (int member = 0; member < group().size(); ++member) {
+      const auto offset = group().block().post(member, operation().sequence).offset;
+      offsets_[static_cast<std::size_t>(member)] = offset;
+      all_direct = all_direct && (offset != no_offset || !shape_.is_source(member));
+    }
+    path_ = all_direct ? Path::direct : Path::staged;
+  }
+  const std::size_t longest = shape_.longest_part();
+  piece_elements_ = longest;
+  if (path_ == Path::staged) {
+    // Every part's piece begins on a cache line of its own.
+    const std::size_t piece_bytes =
+        Block::chunk_bytes / static_cast<std::size_t>(shape_.parts()) / cache_line * cache_line;
+    piece_elements_ = piece_bytes / size_of(operation().dtype);
+    steps_ = (longest + piece_elements_ - 1) / piece_elements_;
+  }
+  first_step_ = progress.next_step;
+  progress.next_step += steps_;
+  progress.over_at[operation().sequence % Block::ring] = progress.next_step;
+  ++progress.planned;
+}
+
+bool CollectiveFlight::step() {
+  auto& progress = group().progress();
+  auto& block = group().block();
+  const int rank = group().rank();
+  const auto arrive = [&](std::uint64_t step) {
+    copy_in(step);
+    block.arrived(rank).value.store(first_step_ + step + 1, std::memory_order_release);
+    group().ring();
+  };
+  for (;;) {
+    if (path_ == Path::staged) {
+      if (!arrived_) arrive(step_);
+      arrived_ = true;
+      if (!all_reached(progress.arrived, &Block::arrived, first_step_ + step_ + 1)) return false;
+    }
+    if (!step_worked_) {
+      work(step_);
+      block.worked(rank).value.store(first_step_ + step_ + 1, std::memory_order_release);
+      group().ring();
+      step_worked_ = true;
+    }
+    if (step_ + 1 == steps_) break;
+    if (!all_reached(progress.worked, &Block::worked, first_step_ + step_ + 1)) return false;
+    copy_out(step_);
+    ++step_;
+    arrived_ = step_worked_ = false;
+  }
+  stage_ = Stage::finishing;
+  return true;
+}
+
+Range CollectiveFlight::range(int source, int part, std::uint64_t step) const {
+  const std::size_t begin = step * piece_elements_;
+  const std::size_t length = shape_.length(source, part);
+  return {.begin = begin, .length = length > begin ? std::min(length - begin, piece_elements_) : 0};
+}
+
+std::byte* CollectiveFlight::piece(int source, int part, std::uint64_t step) const {
+  const std::size_t element = size_of(operation().dtype);
+  const std::size_t in_source = (shape_.begin(part) + step * piece_elements_) * element;
+  // The own input is read where it lies; only an all_reduce writes there, and there it is the
+  // output.
+  if (source == group().rank()) return const_cast<std::byte*>(operation().input) + in_source;
+  if (path_ == Path::slots) return group().block().slot(source, operation().sequence) + in_source;
+  const auto offset = offsets_[static_cast<std::size_t>(source)];
+  if (offset != no_offset) return group().endpoint().arena().at(offset) + in_source;
+  return group().block().chunk(source, step) +
+         static_cast<std::size_t>(part) * piece_elements_ * element;
+}
+
+/// This rank's share of an all_reduce: whole cache lines, the last rank's may be shorter.
+Range CollectiveFlight::my_segment(Range piece) const {
+  const auto size = static_cast<std::size_t>(group().size());
+  const std::size_t per_line = cache_line / size_of(operation().dtype);
+  const std::size_t share = round_up((piece.length + size - 1) / size, per_line);
+  const std::size_t begin =
+      std::min(piece.length, share * static_cast<std::size_t>(group().rank()));
+  return {.begin = begin, .length = std::min(share, piece.length - begin)};
+}
+
+void CollectiveFlight::copy_in(std::uint64_t step) {
+  const int rank = group().rank();
+  if (!shape_.is_source(rank) || offsets_[static_cast<std::size_t>(rank)] != no_offset) return;
+  const std::size_t element = size_of(operation().dtype);
+  std::byte* chunk = group().block().chunk(rank, step);
+  const auto copy = [&](std::byte* to, const std::byte* from, std::size_t elements) {
+    if (elements > 0) std::memcpy(to, from, elements * element);
+  };
+  if (operation().collective == Collective::all_reduce) {
+    // The own segment is reduced where it lies; the others read only the rest.
+    const Range whole = range(rank, 0, step);
+    const Range mine = my_segment(whole);
+    const std::byte* from = piece(rank, 0, step);
+    const std::size_t after = mine.begin + mine.length;
+    copy(chunk, from, mine.begin);
+    copy(chunk + after * element, from + after * element, whole.length - after);
+    return;
+  }
+  for (int part = 0; part < shape_.parts(); ++part) {
+    if (part == rank && shape_.parts() > 1) continue;
+    copy(chunk + static_cast<std::size_t>(part) * piece_elements_ * element,
+         piece(rank, part, step), range(rank, part, step).length);
+  }
+}
+
+void CollectiveFlight::copy_out(std::uint64_t step) {
+  const int rank = group().rank();
+  if (operation().collective != Collective::all_reduce || path_ != Path::staged ||
+      offsets_[static_cast<std::size_t>(rank)] != no_offset) {
+    return;
+  }
+  const std::size_t element = size_of(operation().dtype);
+  const Range whole = range(rank, 0, step);
+  const Range mine = my_segment(whole);
+  const std::byte* from = group().block().chunk(rank, step);
+  std::byte* to = piece(rank, 0, step);
+  const std::size_t after = mine.begin + mine.length;
+  if (mine.begin > 0) std::memcpy(to, from, mine.begin * element);
+  if (whole.length > after) {
+    std::memcpy(to + after * element, from + after * element, (whole.length - after) * element);
+  }
+}
+
+void CollectiveFlight::work(std::uint64_t step) {
+  const int rank = group().rank();
+  const std::size_t element = size_of(operation().dtype);
+  std::byte* output = operation().output;
+  switch (operation().collective) {
+    case Collective::all_reduce:
+    case Collective::reduce_scatter:
+      reduce(step);
+      return;
+    case Collective::broadcast:
+      if (rank != operation().peer) pull(operation().peer, 0, output, step);
+      return;
+    case Collective::scatter:
+      pull(operation().peer, rank, output, step);
+      return;
+    case Collective::gather:
+      if (rank != operation().peer) return;
+      [[fallthrough]];
+    case Collective::all_gather:
+      for (int source = 0; source < group().size(); ++source) {
+        pull(source, 0, output + operation().part_begin(source) * element, step);
+      }
+      return;
+    case Collective::all_to_all:
+      for (int source = 0; source < group().size(); ++source) {
+        pull(source, rank, output + operation().part_begin(source) * element, step);
+      }
+      return;
+    case Collective::barrier:
+    case Collective::send:
+    case Collective::recv:
+      return;
+  }
+}
+
+void CollectiveFlight::pull(int source, int part, std::byte* output, std::uint64_t step) {
+  const Range piece_range = range(source, part, step);
+  if (piece_range.length == 0) return;
+  const std::size_t element = size_of(operation().dtype);
+  // In place, a rank's own part may already lie where it belongs.
+  std::memmove(output + piece_range.begin * element, piece(source, part, step),
+               piece_range.length * element);
+}
+
+void CollectiveFlight::reduce(std::uint64_t step) {
+  const int rank = group().rank();
+  const auto size = static_cast<std::size_t>(group().size());
+  const std::size_t element = size_of(operation().dtype);
+  const bool everywhere = operation().collective == Collective::all_reduce;
+  const int part = everywhere ? 0 : rank;
+  const Range whole = range(rank, part, step);
+  // Over slots everybody sums everything for itself, and needs to meet nobody again.
+  const Range share =
+      everywhere && path_ != Path::slots ? my_segment(whole) : Range{.length = whole.length};
+  if (share.length == 0 || (everywhere && size == 1)) return;
+
+  std::array<const std::byte*, max_ranks> inputs;
+  std::array<std::byte*, max_ranks> outputs;
+  for (std::size_t source = 0; source < size; ++source) {
+    outputs[source] = piece(static_cast<int>(source), part, step) + share.begin * element;
+    inputs[source] = outputs[source];
+  }
+  std::size_t output_count = size;
+  if (!everywhere) {
+    outputs[0] = operation().output + whole.begin * element;
+    output_count = 1;
+  } else if (path_ == Path::slots) {
+    outputs[0] = operation().output;
+    output_count = 1;
+  }
+  kernels::reduce(operation().dtype, operation().reduce, std::span(inputs).first(size),
+                  std::span(outputs).first(output_count), share.length);
+}
+
+std::vector<int> CollectiveFlight::missing() const {
+  std::vector<int> ranks;
+  const auto& block = group().block();
+  for (int member = 0; member < group().size(); ++member) {
+    bool late = false;
+    switch (stage_) {
+      case Stage::queued: {
+        // It stands behind earlier collectives: whoever holds the next of them up.
+        const auto& progress = group().progress();
+        late = block.worked(member).value.load() < progress.next_step ||
+               block.post(member, progress.planned).number.load() <= progress.planned;
+        break;
+      }
+      case Stage::posted:
+        late = block.post(member, operation().sequence).number.load() != operation().sequence + 1;
+        break;
+      case Stage::stepping:
+      case Stage::finishing: {
+        const std::uint64_t reached = first_step_ + step_ + 1;
+        late = block.worked(member).value.load() < reached;
+        if (stage_ == Stage::stepping && !step_worked_) {
+          late = block.arrived(member).value.load() < reached;
+        }
+        break;
+      }
+    }
+    if (late) ranks.push_back(group().members()[static_cast<std::size_t>(member)]);
+  }
+  return ranks;
+}
+
+}  // namespace lockstep::host

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "lockstep/comm/host/block.h"
+#include "lockstep/comm/host/in_flight.h"
+#include "lockstep/comm/host/shape.h"
+
+namespace lockstep::host {
+
+/// What one group's collectives on this rank have in common, advanced strictly in their order.
+struct Progress {
+  std::uint64_t next_step = 0;  ///< steps of all planned collectives; members count them alike
+  std::uint64_t planned = 0;    ///< collectives whose steps are counted
+  /// For each place of the ring: the count of worked steps at which its last collective is over.
+  std::array<std::uint64_t, Block::ring> over_at{};
+  /// The least that each member was seen to have published; the truth may be more.
+  std::vector<std::uint64_t> arrived;
+  std::vector<std::uint64_t> worked;
+};
+
+/// A collective on this rank. Note [How a host collective runs] is in collective_flight.cpp.
+class CollectiveFlight final : public InFlight {
+ public:
+  CollectiveFlight(HostCommunicator& group, Operation operation);
+
+  /// Announces it to the members, once the ring has room; true if announced.
+  bool post();
+  bool posted() const { return stage_ != Stage::queued; }
+  /// This rank's share is done: the next collective may begin its own.
+  bool worked() const { return stage_ == Stage::finishing || complete(); }
+
+  void advance() override;
+  std::vector<int> missing() const override;
+
+ private:
+  enum class Stage { queued, posted, stepping, finishing };
+  enum class Path {
+    slots,   ///< inputs came with the announcements: no further meeting
+    direct,  ///< all inputs lie in the arena: one step over the whole
+    staged   ///< some input is outside: copied through the arena chunk by chunk
+  };
+
+  bool all_posted() const;
+  bool all_reached(std::vector<std::uint64_t>& seen, Counter& (Block::*counter)(int) const,
+                   std::uint64_t value) const;
+  bool agree();
+  void plan();
+  bool step();
+
+  void copy_in(std::uint64_t step);
+  void work(std::uint64_t step);
+  void copy_out(std::uint64_t step);
+  void reduce(std::uint64_t step);
+  void pull(int source, int part, std::byte* output, std::uint64_t step);
+
+  /// Where this step's piece of a source's part can be read.
+  std::byte* piece(int source, int part, std::uint64_t step) const;
+  Range range(int source, int part, std::uint64_t step) const;
+  Range my_segment(Range piece) const;
+
+  Shape shape_;
+  Stage stage_ = Stage::queued;
+  Path path_ = Path::slots;
+  std::vector<std::uint64_t> offsets_;  ///< of each member's input, or no_offset
+  std::size_t piece_elements_ = 0;      ///< of one part in one step
+  std::uint64_t first_step_ = 0;
+  std::uint64_t steps_ = 1;
+  std::uint64_t step_ = 0;
+  bool arrived_ = false;
+  bool step_worked_ = false;
+};
+
+}  // namespace lockstep::host

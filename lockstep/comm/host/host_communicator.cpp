@@ -1,0 +1,130 @@
+#include "lockstep/comm/host/host_communicator.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include "lockstep/core/text.h"
+
+namespace lockstep::host {
+
+HostCommunicator::HostCommunicator(std::shared_ptr<Endpoint> endpoint, std::vector<int> members,
+                                   int rank, Block block, bool owns_block)
+    : Communicator(rank, static_cast<int>(members.size())),
+      endpoint_(std::move(endpoint)),
+      members_(std::move(members)),
+      block_(block),
+      owns_block_(owns_block) {
+  progress_.arrived.resize(members_.size());
+  progress_.worked.resize(members_.size());
+  endpoint_->add(*this);
+}
+
+HostCommunicator::~HostCommunicator() {
+  endpoint_->remove(*this);
+  block_.attached().fetch_sub(1);
+  if (owns_block_) endpoint_->retire(block_);
+}
+
+std::shared_ptr<std::byte> HostCommunicator::allocate(std::size_t bytes) {
+  return endpoint_->allocate(bytes);
+}
+
+std::string HostCommunicator::where(std::string_view label) const {
+  return detail::concat(label, " (host) rank ", rank(), " of ", size());
+}
+
+void HostCommunicator::fail(std::string_view cause) noexcept {
+  try {
+    endpoint_->world().fail({.kind = Failure::Kind::error,
+                             .rank = endpoint_->rank(),
+                             .text = detail::concat("rank ", endpoint_->rank(), ": ", cause)});
+  } catch (const std::bad_alloc&) {
+    endpoint_->world().fail({.kind = Failure::Kind::error, .rank = endpoint_->rank()});
+  }
+}
+
+void HostCommunicator::join() { begin({.collective = Collective::barrier}).wait(); }
+
+void HostCommunicator::drop() noexcept {
+  collectives_.clear();
+  messages_.clear();
+}
+
+Work HostCommunicator::begin(Operation operation) {
+  const Endpoint::Use use(*endpoint_);
+  if (endpoint_->failed()) endpoint_->throw_failure(where(operation.label()));
+  if (operation.collective == Collective::send || operation.collective == Collective::recv) {
+    return begin_message(std::move(operation));
+  }
+  auto flight = std::make_shared<CollectiveFlight>(*this, std::move(operation));
+  collectives_.push_back(flight);
+  poll();
+  return Work(std::move(flight));
+}
+
+Work HostCommunicator::begin_message(Operation operation) {
+  auto flight = std::make_shared<MessageFlight>(*this, std::move(operation));
+  messages_.push_back(flight);
+  poll();
+  return Work(std::move(flight));
+}
+
+void HostCommunicator::poll() {
+  // All that fit are announced, so that others can begin on them while this rank is behind.
+  for (const auto& flight : collectives_) {
+    if (!flight->posted() && !flight->post()) break;
+  }
+  for (const auto& flight : collectives_) {
+    flight->advance();
+    if (!flight->worked()) break;
+  }
+  while (!collectives_.empty() && collectives_.front()->complete()) collectives_.pop_front();
+  if (messages_.empty()) return;
+  for (const auto& flight : messages_) flight->advance();
+  std::erase_if(messages_, [](const auto& flight) { return flight->complete(); });
+}
+
+std::shared_ptr<Communicator> HostCommunicator::split(int color, int key) {
+  struct Choice {
+    std::int64_t color;
+    std::int64_t key;
+    std::uint64_t offset;
+  };
+  static_assert(sizeof(Choice) == 3 * sizeof(std::int64_t));
+  std::vector<Choice> choices(static_cast<std::size_t>(size()));
+  const auto exchange = [&](const Choice& mine) {
+    all_gather(&mine, choices.data(), 3, DType::i64).wait();
+  };
+  Choice mine{.color = color, .key = key, .offset = no_offset};
+  exchange(mine);
+
+  std::vector<int> group_ranks;
+  for (int other = 0; other < size(); ++other) {
+    if (color >= 0 && choices[static_cast<std::size_t>(other)].color == color)
+      group_ranks.push_back(other);
+  }
+  std::stable_sort(group_ranks.begin(), group_ranks.end(), [&](int a, int b) {
+    return choices[static_cast<std::size_t>(a)].key < choices[static_cast<std::size_t>(b)].key;
+  });
+
+  // The first member gives the block, out of its own memory.
+  const int members = static_cast<int>(group_ranks.size());
+  const bool owner = !group_ranks.empty() && group_ranks.front() == rank();
+  if (owner) mine.offset = endpoint_->take_block(members);
+  exchange(mine);
+  if (group_ranks.empty()) return nullptr;
+
+  const auto offset = choices[static_cast<std::size_t>(group_ranks.front())].offset;
+  std::vector<int> world_ranks;
+  for (const int member : group_ranks)
+    world_ranks.push_back(members_[static_cast<std::size_t>(member)]);
+  const auto position = std::find(group_ranks.begin(), group_ranks.end(), rank());
+  auto made = std::make_shared<HostCommunicator>(
+      endpoint_, std::move(world_ranks), static_cast<int>(position - group_ranks.begin()),
+      Block(endpoint_->arena().at(offset), members), owner);
+  made->join();
+  return made;
+}
+
+}  // namespace lockstep::host

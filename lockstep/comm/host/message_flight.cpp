@@ -1,0 +1,95 @@
+#include "lockstep/comm/host/message_flight.h"
+
+#include <cstring>
+
+#include "lockstep/comm/host/host_communicator.h"
+#include "lockstep/core/text.h"
+
+namespace lockstep::host {
+namespace {
+
+Mailbox& mailbox_of(const HostCommunicator& group, const Operation& operation) {
+  return operation.collective == Collective::send
+             ? group.block().mailbox(group.rank(), operation.peer)
+             : group.block().mailbox(operation.peer, group.rank());
+}
+
+std::string describe(DType dtype, std::uint64_t count, std::uint32_t tag) {
+  return detail::concat(count, " elements of ", name(dtype), " with tag ", tag);
+}
+
+}  // namespace
+
+MessageFlight::MessageFlight(HostCommunicator& group, Operation operation)
+    : InFlight(group, std::move(operation)),
+      mailbox_(mailbox_of(group, this->operation())),
+      number_(this->operation().sequence) {}
+
+void MessageFlight::advance() {
+  if (operation().collective == Collective::send) {
+    advance_send();
+  } else {
+    advance_recv();
+  }
+}
+
+void MessageFlight::advance_send() {
+  const auto taken = mailbox_.taken.load(std::memory_order_acquire);
+  if (!offered_) {
+    if (taken + 1 != number_) return;  // the mailbox still holds the message before
+    const std::size_t bytes = operation().count * size_of(operation().dtype);
+    const auto& arena = group().endpoint().arena();
+    const std::byte* from = operation().input;
+    if (bytes > 0 && arena.offset_of(from) == no_offset) {
+      copy_ = group().allocate(bytes);
+      std::memcpy(copy_.get(), from, bytes);
+      from = copy_.get();
+    }
+    mailbox_.offset = arena.offset_of(from);
+    mailbox_.count = operation().count;
+    mailbox_.tag = operation().tag;
+    mailbox_.dtype = static_cast<std::uint8_t>(operation().dtype);
+    mailbox_.sent.store(number_, std::memory_order_release);
+    offered_ = true;
+    group().ring(operation().peer);
+    return;
+  }
+  if (taken >= number_) {
+    copy_.reset();
+    set_complete();
+  }
+}
+
+void MessageFlight::advance_recv() {
+  if (mailbox_.sent.load(std::memory_order_acquire) != number_ || !agree()) return;
+  const std::size_t bytes = operation().count * size_of(operation().dtype);
+  if (bytes > 0) {
+    std::memcpy(operation().output, group().endpoint().arena().at(mailbox_.offset), bytes);
+  }
+  mailbox_.taken.store(number_, std::memory_order_release);
+  group().ring(operation().peer);
+  set_complete();
+}
+
+bool MessageFlight::agree() {
+  const auto dtype = static_cast<DType>(mailbox_.dtype);
+  if (dtype == operation().dtype && mailbox_.count == operation().count &&
+      mailbox_.tag == operation().tag) {
+    return true;
+  }
+  const auto members = group().members();
+  group().endpoint().world().fail(
+      {.kind = Failure::Kind::mismatch,
+       .rank = members[static_cast<std::size_t>(group().rank())],
+       .text = detail::concat("message #", number_, " from rank ", operation().peer, " to rank ",
+                              group().rank(), " differs: the receiver expected ",
+                              describe(operation().dtype, operation().count, operation().tag),
+                              ", got ", describe(dtype, mailbox_.count, mailbox_.tag))});
+  return false;
+}
+
+std::vector<int> MessageFlight::missing() const {
+  return {group().members()[static_cast<std::size_t>(operation().peer)]};
+}
+
+}  // namespace lockstep::host
