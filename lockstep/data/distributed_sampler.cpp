@@ -1,0 +1,122 @@
+#include "lockstep/data/distributed_sampler.h"
+
+#include <torch/serialize/archive.h>
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <utility>
+
+#include "lockstep/core/error.h"
+#include "lockstep/core/text.h"
+
+namespace lockstep {
+
+namespace {
+
+// Not std::uniform_int_distribution: what it makes of the generator's numbers differs between
+// libraries.
+std::uint64_t draw_below(std::uint64_t bound, std::mt19937_64& generator) {
+  constexpr auto largest = std::numeric_limits<std::uint64_t>::max();
+  const std::uint64_t unbiased = largest - largest % bound;
+  std::uint64_t value;
+  do {
+    value = generator();
+  } while (value >= unbiased);
+  return value % bound;
+}
+
+std::uint32_t low(std::uint64_t value) { return static_cast<std::uint32_t>(value); }
+std::uint32_t high(std::uint64_t value) { return static_cast<std::uint32_t>(value >> 32); }
+
+}  // namespace
+
+std::vector<std::size_t> epoch_order(std::size_t size, std::uint64_t seed, std::uint64_t epoch) {
+  std::seed_seq seeds{low(seed), high(seed), low(epoch), high(epoch)};
+  std::mt19937_64 generator(seeds);
+  std::vector<std::size_t> order(size);
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  for (std::size_t place = size; place > 1; --place)
+    std::swap(order[place - 1], order[draw_below(place, generator)]);
+  return order;
+}
+
+struct DistributedSampler::State {
+  std::size_t size;
+  Replica replica;
+  SamplerOptions options;
+
+  std::uint64_t next_epoch = 0;
+  std::uint64_t epoch = 0;
+  bool begun = false;
+  std::vector<std::size_t> own{};  ///< this rank's indices of the running pass, in order
+  std::size_t drawn = 0;
+
+  std::size_t rows() const {
+    const auto ranks = static_cast<std::size_t>(replica.ranks);
+    return options.tail == Tail::drop ? size / ranks : (size + ranks - 1) / ranks;
+  }
+};
+
+DistributedSampler::DistributedSampler(std::size_t size, Replica replica, SamplerOptions options) {
+  if (replica.ranks < 1 || replica.rank < 0 || replica.rank >= replica.ranks)
+    throw InvalidArgument(detail::concat("DistributedSampler: got rank ", replica.rank, " of ",
+                                         replica.ranks, ", expected 0 <= rank < ranks"));
+  state_ = std::make_shared<State>(State{.size = size, .replica = replica, .options = options});
+}
+
+DistributedSampler::DistributedSampler(std::size_t size, const Group& group, SamplerOptions options)
+    : DistributedSampler(size, Replica{.rank = group.rank(), .ranks = group.size()}, options) {}
+
+void DistributedSampler::set_epoch(std::uint64_t epoch) { state_->next_epoch = epoch; }
+
+std::uint64_t DistributedSampler::epoch() const {
+  return state_->begun ? state_->epoch : state_->next_epoch;
+}
+
+std::size_t DistributedSampler::samples_per_rank() const { return state_->rows(); }
+
+void DistributedSampler::reset(std::optional<std::size_t> new_size) {
+  State& state = *state_;
+  state.size = new_size.value_or(state.size);
+  state.epoch = state.next_epoch++;
+  state.begun = true;
+  state.drawn = 0;
+
+  std::vector<std::size_t> order;
+  if (state.options.shuffle) {
+    order = epoch_order(state.size, state.options.seed, state.epoch);
+  } else {
+    order.resize(state.size);
+    std::iota(order.begin(), order.end(), std::size_t{0});
+  }
+  const auto ranks = static_cast<std::size_t>(state.replica.ranks);
+  const auto rank = static_cast<std::size_t>(state.replica.rank);
+  state.own.resize(state.rows());
+  for (std::size_t row = 0; row < state.own.size(); ++row)
+    state.own[row] = order[(row * ranks + rank) % state.size];
+}
+
+std::optional<std::vector<std::size_t>> DistributedSampler::next(std::size_t batch_size) {
+  if (!state_->begun) reset();
+  State& state = *state_;
+  const std::size_t count = std::min(batch_size, state.own.size() - state.drawn);
+  if (count == 0) return std::nullopt;
+  const auto first = state.own.begin() + static_cast<std::ptrdiff_t>(state.drawn);
+  state.drawn += count;
+  return std::vector<std::size_t>(first, first + static_cast<std::ptrdiff_t>(count));
+}
+
+void DistributedSampler::save(torch::serialize::OutputArchive& archive) const {
+  archive.write("epoch", c10::IValue(static_cast<std::int64_t>(state_->next_epoch)));
+}
+
+void DistributedSampler::load(torch::serialize::InputArchive& archive) {
+  c10::IValue epoch;
+  archive.read("epoch", epoch);
+  state_->next_epoch = static_cast<std::uint64_t>(epoch.toInt());
+  state_->begun = false;
+}
+
+}  // namespace lockstep

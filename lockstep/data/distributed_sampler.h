@@ -1,0 +1,73 @@
+#pragma once
+
+#include <torch/data/samplers/base.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "lockstep/group.h"
+
+namespace lockstep {
+
+/// Which of how many ranks a sampler draws for.
+struct Replica {
+  int rank = 0;
+  int ranks = 1;
+};
+
+/// What becomes of the samples that do not fill a row of one sample a rank.
+enum class Tail : std::uint8_t {
+  pad,  ///< the row is completed from the beginning of the order: every sample is drawn, some twice
+  drop  ///< they are left out of this pass
+};
+
+struct SamplerOptions {
+  std::uint64_t seed = 0;  ///< with the epoch, decides the order
+  bool shuffle = true;     ///< a new order every epoch; otherwise 0, 1, 2, …
+  Tail tail = Tail::pad;
+};
+
+/// Deals a dataset's samples to the ranks: rank r of N draws positions r, r+N, r+2N, … of an order
+/// that all ranks share, so every rank draws equally many. Each pass is a new epoch, counted from
+/// 0.
+///
+/// Copies share their state, since LibTorch's data loader works on a copy: set_epoch() reaches the
+/// loader's. Two loaders need two samplers. Ranks: all construct it with the same size and options;
+/// no communication.
+class DistributedSampler : public torch::data::samplers::Sampler<> {
+ public:
+  /// Throws: InvalidArgument for a rank outside the group.
+  DistributedSampler(std::size_t size, Replica replica, SamplerOptions options = {});
+  DistributedSampler(std::size_t size, const Group& group, SamplerOptions options = {});
+
+  /// Makes this the epoch of the next pass; the passes after it count on from there.
+  void set_epoch(std::uint64_t epoch);
+  /// The epoch of the pass that began last; before the first, the one that it will have.
+  std::uint64_t epoch() const;
+
+  /// Samples that each rank draws in one pass.
+  std::size_t samples_per_rank() const;
+
+  /// Begins a new pass, over new_size samples if given. A data loader's begin() calls it.
+  void reset(std::optional<std::size_t> new_size = std::nullopt) override;
+  /// Up to batch_size more indices of this rank, or nothing at the end of the pass.
+  std::optional<std::vector<std::size_t>> next(std::size_t batch_size) override;
+
+  /// Keeps the epoch that the next pass will have.
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;
+};
+
+/// The order of size samples in one epoch: Fisher-Yates from the last place down, each place
+/// swapped with one drawn without bias from those up to it, by a std::mt19937_64 seeded through
+/// std::seed_seq with the two halves, low first, of seed and of epoch. The same on every platform.
+std::vector<std::size_t> epoch_order(std::size_t size, std::uint64_t seed, std::uint64_t epoch);
+
+}  // namespace lockstep

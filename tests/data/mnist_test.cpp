@@ -1,0 +1,261 @@
+#include "lockstep/data/mnist.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/data/dataloader.h>
+#include <zlib.h>
+
+#include <fstream>
+#include <functional>
+#include <initializer_list>
+#include <random>
+#include <span>
+
+#include "lockstep/core/error.h"
+#include "lockstep/data/distributed_sampler.h"
+#include "tests/temporary_folder.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Bytes = std::vector<std::uint8_t>;
+
+constexpr int digits = 5;
+constexpr int pixels = 28 * 28;
+
+Bytes big_endian(std::initializer_list<std::uint32_t> values) {
+  Bytes bytes;
+  for (const std::uint32_t value : values)
+    for (const int shift : {24, 16, 8, 0})
+      bytes.push_back(static_cast<std::uint8_t>(value >> shift));
+  return bytes;
+}
+
+std::uint8_t pixel_of(int digit, int pixel) {
+  return static_cast<std::uint8_t>(digit * 31 + pixel * 7);
+}
+
+Bytes images_file() {
+  Bytes bytes = big_endian({0x803, digits, 28, 28});
+  for (int digit = 0; digit < digits; ++digit)
+    for (int pixel = 0; pixel < pixels; ++pixel) bytes.push_back(pixel_of(digit, pixel));
+  return bytes;
+}
+
+Bytes labels_file() {
+  Bytes bytes = big_endian({0x801, digits});
+  for (const std::uint8_t label : {9, 0, 4, 4, 7}) bytes.push_back(label);
+  return bytes;
+}
+
+void write_plain(const std::filesystem::path& path, std::span<const std::uint8_t> bytes) {
+  std::ofstream out(path, std::ios::binary);
+  out.write(reinterpret_cast<const char*>(bytes.data()),
+            static_cast<std::streamsize>(bytes.size()));
+}
+
+void write_packed(const std::filesystem::path& path, std::span<const std::uint8_t> bytes) {
+  gzFile out = gzopen(path.c_str(), "wb");
+  ASSERT_EQ(gzwrite(out, bytes.data(), static_cast<unsigned>(bytes.size())),
+            static_cast<int>(bytes.size()));
+  gzclose(out);
+}
+
+Bytes content(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
+
+std::string failure(const std::function<void()>& fn) {
+  try {
+    fn();
+  } catch (const DataError& error) {
+    return error.what();
+  }
+  return "no DataError";
+}
+
+class MnistFiles : public ::testing::Test {
+ protected:
+  const testing::TemporaryFolder folder;
+  const std::filesystem::path images = folder / "train-images-idx3-ubyte";
+  const std::filesystem::path labels = folder / "train-labels-idx1-ubyte";
+
+  void SetUp() override {
+    write_plain(images, images_file());
+    write_plain(labels, labels_file());
+  }
+  std::string error() const {
+    return failure([this] { Mnist data(folder.path()); });
+  }
+};
+
+TEST_F(MnistFiles, GivesTheDigitsAsScaledBatches) {
+  Mnist data(folder.path());
+  ASSERT_EQ(data.size(), std::size_t{digits});
+  const std::vector<std::size_t> wanted{4, 0, 4};
+  const auto batch = data.get_batch(wanted);
+  ASSERT_EQ(batch.data.sizes(), (std::vector<std::int64_t>{3, 1, 28, 28}));
+  ASSERT_EQ(batch.data.scalar_type(), at::kFloat);
+  ASSERT_EQ(batch.target.scalar_type(), at::kLong);
+  EXPECT_TRUE(batch.target.equal(torch::tensor({7, 9, 7}, at::kLong)));
+  for (std::size_t i = 0; i < wanted.size(); ++i)
+    for (int pixel = 0; pixel < pixels; ++pixel)
+      ASSERT_EQ(batch.data.const_data_ptr<float>()[i * pixels + static_cast<std::size_t>(pixel)],
+                static_cast<float>(pixel_of(static_cast<int>(wanted[i]), pixel)) / 255.0F);
+}
+
+TEST_F(MnistFiles, GivesOneDigit) {
+  Mnist data(folder.path());
+  const auto one = data.get(2);
+  EXPECT_EQ(one.data.sizes(), (std::vector<std::int64_t>{1, 28, 28}));
+  EXPECT_EQ(one.target.item<int>(), 4);
+  EXPECT_EQ(one.data.sum().item<float>(), data.get_batch(2).data.sum().item<float>());
+}
+
+TEST_F(MnistFiles, FeedsADataLoader) {
+  Mnist data(folder.path());
+  DistributedSampler sampler(data.size().value(), Replica{.rank = 0, .ranks = 2},
+                             {.shuffle = false});
+  auto loader = torch::data::make_data_loader(data, sampler, 2);
+  std::vector<std::int64_t> targets;
+  for (auto& batch : *loader) {
+    ASSERT_EQ(batch.data.size(0), batch.target.size(0));
+    for (int i = 0; i < batch.target.size(0); ++i)
+      targets.push_back(batch.target[i].item<std::int64_t>());
+  }
+  EXPECT_EQ(targets, (std::vector<std::int64_t>{9, 4, 7}));
+}
+
+TEST_F(MnistFiles, ReadsCompressedFiles) {
+  std::filesystem::remove(images);
+  write_packed(folder / "train-images-idx3-ubyte.gz", images_file());
+  Mnist data(folder.path());
+  EXPECT_EQ(data.images().const_data_ptr<std::uint8_t>()[pixels + 3], pixel_of(1, 3));
+}
+
+TEST_F(MnistFiles, TheTestSplitHasItsOwnFiles) {
+  EXPECT_THAT(failure([this] { Mnist data(folder.path(), Mnist::Split::test); }),
+              AllOf(HasSubstr((folder / "t10k-images-idx3-ubyte").string() + " nor"),
+                    HasSubstr((folder / "t10k-images-idx3-ubyte.gz").string())));
+}
+
+TEST_F(MnistFiles, AnIndexBeyondTheEndIsAnError) {
+  Mnist data(folder.path());
+  EXPECT_THAT(failure([&] { data.get(digits); }), HasSubstr("got index 5, expected one below 5"));
+}
+
+TEST_F(MnistFiles, MissingFilesAreNamedBothWays) {
+  std::filesystem::remove(labels);
+  EXPECT_THAT(error(),
+              AllOf(HasSubstr(labels.string() + " nor"), HasSubstr(labels.string() + ".gz")));
+  EXPECT_THAT(failure([] { Mnist data("no/such/folder"); }), HasSubstr("found neither"));
+}
+
+TEST_F(MnistFiles, AFolderInPlaceOfAFileIsAnError) {
+  std::filesystem::remove(images);
+  std::filesystem::create_directory(images);
+  EXPECT_THAT(error(), HasSubstr(images.string()));
+  EXPECT_NE(error(), "no DataError");
+}
+
+TEST_F(MnistFiles, AWrongMagicNumberIsAnError) {
+  Bytes bytes = images_file();
+  bytes[3] = 1;
+  write_plain(images, bytes);
+  EXPECT_THAT(error(), AllOf(HasSubstr(images.string() + ": offset 0"),
+                             HasSubstr("expected magic number 0x00000803, found 0x00000801")));
+}
+
+TEST_F(MnistFiles, WrongDimensionsAreAnError) {
+  Bytes bytes = images_file();
+  bytes[15] = 27;
+  write_plain(images, bytes);
+  EXPECT_THAT(error(), HasSubstr(images.string() + ": offset 12: expected dimension 28, found 27"));
+}
+
+TEST_F(MnistFiles, EveryTruncationIsAnErrorThatNamesTheFile) {
+  const Bytes whole = labels_file();
+  for (std::size_t size = 0; size < whole.size(); ++size) {
+    write_plain(labels, std::span(whole).first(size));
+    EXPECT_THAT(error(), HasSubstr(labels.string() + ": offset")) << size << " bytes";
+  }
+}
+
+TEST_F(MnistFiles, AShortFileNamesOffsetAndExpectation) {
+  const Bytes whole = images_file();
+  write_plain(images, std::span(whole).first(1000));
+  EXPECT_THAT(error(), HasSubstr(images.string() +
+                                 ": offset 1000: expected 3936 bytes for 5 items, found the end"));
+}
+
+TEST_F(MnistFiles, AnAbsurdCountIsAnErrorAndNotAnAllocation) {
+  Bytes bytes = images_file();
+  bytes[4] = 0xff;
+  write_plain(images, bytes);
+  EXPECT_THAT(error(), HasSubstr("found the end"));
+}
+
+TEST_F(MnistFiles, TrailingBytesAreAnError) {
+  Bytes bytes = labels_file();
+  bytes.push_back(1);
+  write_plain(labels, bytes);
+  EXPECT_THAT(error(), HasSubstr(labels.string() + ": offset 13: expected the end"));
+}
+
+TEST_F(MnistFiles, ALabelBeyondNineIsAnError) {
+  Bytes bytes = labels_file();
+  bytes[8 + 3] = 10;
+  write_plain(labels, bytes);
+  EXPECT_THAT(error(),
+              HasSubstr(labels.string() + ": offset 11: expected a label from 0 to 9, found 10"));
+}
+
+TEST_F(MnistFiles, UnequalCountsAreAnError) {
+  Bytes bytes = labels_file();
+  bytes.pop_back();
+  bytes[7] = digits - 1;
+  write_plain(labels, bytes);
+  EXPECT_THAT(error(), AllOf(HasSubstr(labels.string()), HasSubstr("expected 5 labels"),
+                             HasSubstr(images.string()), HasSubstr("found 4")));
+}
+
+class CompressedImages : public MnistFiles {
+ protected:
+  void SetUp() override {
+    MnistFiles::SetUp();
+    std::filesystem::remove(images);
+    // Noise, so that the compressed file is long enough to be cut anywhere.
+    Bytes bytes = big_endian({0x803, digits, 28, 28});
+    std::mt19937 noise(1);
+    for (int i = 0; i < digits * pixels; ++i) bytes.push_back(static_cast<std::uint8_t>(noise()));
+    write_packed(packed, bytes);
+    whole = content(packed);
+    ASSERT_EQ(error(), "no DataError");
+  }
+  const std::filesystem::path packed = folder / "train-images-idx3-ubyte.gz";
+  Bytes whole;
+};
+
+TEST_F(CompressedImages, EveryTruncationIsAnErrorThatNamesTheFile) {
+  for (std::size_t size = 0; size < whole.size(); size += size < 30 ? 1 : 97) {
+    write_plain(packed, std::span(whole).first(size));
+    EXPECT_THAT(error(), HasSubstr(packed.string() + ": offset")) << size << " bytes";
+  }
+  write_plain(packed, std::span(whole).first(whole.size() - 1));
+  EXPECT_THAT(error(), HasSubstr(packed.string() + ": offset")) << "the last byte of the check sum";
+}
+
+TEST_F(CompressedImages, AFlippedBitIsAnErrorThatNamesTheFile) {
+  for (const std::size_t place : {whole.size() / 2, whole.size() - 6, whole.size() - 1}) {
+    Bytes bytes = whole;
+    bytes[place] ^= 4;
+    write_plain(packed, bytes);
+    EXPECT_THAT(error(), HasSubstr(packed.string() + ": offset")) << "at " << place;
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
