@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "lockstep/comm/communicator.h"
 
@@ -28,8 +29,8 @@ struct Outcome {
   std::string err;  ///< what it wrote to stderr
 };
 
-/// Runs the named body on n ranks, each a process: this test program executed again. A body that throws prints what()
-/// to stderr and exits 1.
+/// Runs the named body on n ranks, each a process: this test program executed again. A body that
+/// throws prints what() to stderr and exits 1.
 std::vector<Outcome> run_processes(int n, const std::string& name,
                                    std::chrono::milliseconds timeout = std::chrono::seconds(20));
 

@@ -1,0 +1,252 @@
+#include "conformance.h"
+
+#include <numeric>
+
+#include "oracle.h"
+
+namespace lockstep::testing {
+namespace {
+
+using lockstep::detail::concat;
+
+struct Case {
+  DType dtype;
+  std::size_t count;
+  Place place;
+  int salt;
+
+  std::string text(const Communicator& group, std::string_view collective) const {
+    return concat(collective, " ", name(dtype), " count ", count, " of rank ", group.rank(), " of ",
+                  group.size(), place == Place::group ? " in group memory" : "");
+  }
+};
+
+/// Some ranks in group memory and some elsewhere, if the case asks for neither of both.
+Place place_of(const Case& c, const Communicator& group, bool mixed) {
+  return mixed && group.rank() % 2 == 1 ? Place::elsewhere : c.place;
+}
+
+void all_reduce(Communicator& group, const Case& c, ReduceOp op, bool mixed) {
+  const auto inputs = make_inputs(c.dtype, c.count, group.size(), c.salt);
+  const auto rank = static_cast<std::size_t>(group.rank());
+  const Buffer data(group, place_of(c, group, mixed), inputs[rank]);
+  group.all_reduce(data.data(), c.count, c.dtype, op).wait();
+  data.expect(reduce_all(c.dtype, op, inputs, c.count),
+              c.text(group, concat("all_reduce ", name(op))));
+}
+
+void broadcast(Communicator& group, const Case& c, int root) {
+  const auto inputs = make_inputs(c.dtype, c.count, group.size(), c.salt);
+  const Buffer data(group, c.place, inputs[static_cast<std::size_t>(group.rank())]);
+  group.broadcast(data.data(), c.count, c.dtype, root).wait();
+  data.expect(inputs[static_cast<std::size_t>(root)],
+              c.text(group, concat("broadcast from ", root)));
+}
+
+Bytes joined(const std::vector<Bytes>& parts) {
+  Bytes all;
+  for (const auto& part : parts) all.insert(all.end(), part.begin(), part.end());
+  return all;
+}
+
+void all_gather(Communicator& group, const Case& c, bool varying) {
+  std::vector<Bytes> inputs;
+  std::vector<std::size_t> counts;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    counts.push_back(varying ? c.count * static_cast<std::size_t>((rank + 1) % 3) / 2 : c.count);
+    inputs.push_back(make_input(c.dtype, counts.back(), rank, c.salt));
+  }
+  const Bytes expected = joined(inputs);
+  const Buffer input(group, c.place, inputs[static_cast<std::size_t>(group.rank())]);
+  const Buffer output(group, c.place, Bytes(expected.size()));
+  if (varying) {
+    group.all_gather(input.data(), output.data(), counts, c.dtype).wait();
+  } else {
+    group.all_gather(input.data(), output.data(), c.count, c.dtype).wait();
+  }
+  output.expect(expected, c.text(group, varying ? "all_gather of varying counts" : "all_gather"));
+}
+
+void reduce_scatter(Communicator& group, const Case& c, ReduceOp op, bool varying) {
+  std::vector<std::size_t> counts;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    counts.push_back(varying ? c.count * static_cast<std::size_t>((rank + 1) % 3) / 2 : c.count);
+  }
+  const std::size_t total = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+  const auto inputs = make_inputs(c.dtype, total, group.size(), c.salt);
+  const auto rank = static_cast<std::size_t>(group.rank());
+  const std::size_t begin =
+      std::accumulate(counts.begin(), counts.begin() + group.rank(), std::size_t{0});
+  const Buffer input(group, c.place, inputs[rank]);
+  const Buffer output(group, c.place, Bytes(counts[rank] * size_of(c.dtype)));
+  if (varying) {
+    group.reduce_scatter(input.data(), output.data(), counts, c.dtype, op).wait();
+  } else {
+    group.reduce_scatter(input.data(), output.data(), c.count, c.dtype, op).wait();
+  }
+  output.expect(slice(reduce_all(c.dtype, op, inputs, total), c.dtype, begin, counts[rank]),
+                c.text(group, concat("reduce_scatter ", name(op))));
+  input.expect(inputs[rank], c.text(group, "the input of reduce_scatter"));
+}
+
+void gather(Communicator& group, const Case& c, int root) {
+  const auto inputs = make_inputs(c.dtype, c.count, group.size(), c.salt);
+  const Buffer input(group, c.place, inputs[static_cast<std::size_t>(group.rank())]);
+  const bool is_root = group.rank() == root;
+  const Bytes expected = is_root ? joined(inputs) : Bytes();
+  const Buffer output(group, c.place, Bytes(expected.size()));
+  group.gather(input.data(), is_root ? output.data() : nullptr, c.count, c.dtype, root).wait();
+  output.expect(expected, c.text(group, concat("gather to ", root)));
+}
+
+void scatter(Communicator& group, const Case& c, int root) {
+  const auto parts = make_inputs(c.dtype, c.count, group.size(), c.salt);
+  const bool is_root = group.rank() == root;
+  const Buffer input(group, c.place, is_root ? joined(parts) : Bytes());
+  const Buffer output(group, c.place, Bytes(c.count * size_of(c.dtype)));
+  group.scatter(is_root ? input.data() : nullptr, output.data(), c.count, c.dtype, root).wait();
+  output.expect(parts[static_cast<std::size_t>(group.rank())],
+                c.text(group, concat("scatter from ", root)));
+}
+
+void all_to_all(Communicator& group, const Case& c) {
+  const auto size = static_cast<std::size_t>(group.size());
+  const auto inputs = make_inputs(c.dtype, c.count * size, group.size(), c.salt);
+  const auto rank = static_cast<std::size_t>(group.rank());
+  const Buffer input(group, c.place, inputs[rank]);
+  const Buffer output(group, c.place, Bytes(inputs[rank].size()));
+  group.all_to_all(input.data(), output.data(), c.count, c.dtype).wait();
+  std::vector<Bytes> expected;
+  for (const auto& from : inputs) expected.push_back(slice(from, c.dtype, rank * c.count, c.count));
+  output.expect(joined(expected), c.text(group, "all_to_all"));
+}
+
+void check_case(Communicator& group, const Case& c) {
+  const int last = group.size() - 1;
+  for (const auto op : all_reduce_ops) all_reduce(group, c, op, false);
+  all_reduce(group, c, ReduceOp::sum, true);
+  broadcast(group, c, 0);
+  broadcast(group, c, last);
+  all_gather(group, c, false);
+  all_gather(group, c, true);
+  reduce_scatter(group, c, ReduceOp::sum, false);
+  reduce_scatter(group, c, ReduceOp::avg, true);
+  gather(group, c, last);
+  scatter(group, c, last);
+  all_to_all(group, c);
+  group.barrier().wait();
+}
+
+}  // namespace
+
+void check_collectives(Communicator& group) {
+  int salt = 0;
+  for (const auto dtype : all_dtypes) {
+    for (const std::size_t count : {0, 1, 7, 1000, 5003}) {
+      for (const auto place : {Place::group, Place::elsewhere}) {
+        check_case(group, {.dtype = dtype, .count = count, .place = place, .salt = ++salt});
+      }
+    }
+  }
+  // Longer than every staging area, and not a multiple of anything.
+  for (const auto place : {Place::group, Place::elsewhere}) {
+    check_case(group, {.dtype = DType::f32, .count = 200'003, .place = place, .salt = ++salt});
+  }
+}
+
+void check_in_flight(Communicator& group) {
+  constexpr int operations = 40;  // more than a ring holds
+  std::vector<std::vector<Bytes>> inputs;
+  std::vector<std::unique_ptr<Buffer>> buffers;
+  std::vector<Work> works;
+  for (int i = 0; i < operations; ++i) {
+    const std::size_t count = i % 4 == 0 ? 100'003 : 17 + static_cast<std::size_t>(i);
+    const auto place = i % 3 == 0 ? Place::elsewhere : Place::group;
+    inputs.push_back(make_inputs(DType::f32, count, group.size(), i));
+    buffers.push_back(std::make_unique<Buffer>(
+        group, place, inputs.back()[static_cast<std::size_t>(group.rank())]));
+    works.push_back(group.all_reduce(buffers.back()->data(), count, DType::f32, ReduceOp::sum));
+  }
+  // Each rank waits in an order of its own.
+  for (int i = 0; i < operations; ++i) {
+    works[static_cast<std::size_t>((i * 7 + group.rank() * 13) % operations)].wait();
+  }
+  for (std::size_t i = 0; i < operations; ++i) {
+    const std::size_t count = inputs[i].front().size() / sizeof(float);
+    buffers[i]->expect(reduce_all(DType::f32, ReduceOp::sum, inputs[i], count),
+                       concat("all_reduce ", i, " in flight"));
+  }
+}
+
+void check_split(Communicator& group) {
+  // Evens and odds, in reverse order.
+  const auto half = group.split(group.rank() % 2, -group.rank());
+  const int size = (group.size() + (group.rank() % 2 == 0 ? 1 : 0)) / 2;
+  const int position = size - 1 - group.rank() / 2;
+  if (half->size() != size || half->rank() != position) {
+    throw std::runtime_error(concat("split: got rank ", half->rank(), " of ", half->size(),
+                                    ", expected ", position, " of ", size));
+  }
+  // Both groups' operations are in flight at once; a wait in one advances the other.
+  std::int64_t in_half = group.rank();
+  std::int64_t in_all = group.rank();
+  auto first = half->all_reduce(&in_half, 1, DType::i64, ReduceOp::sum);
+  auto second = group.all_reduce(&in_all, 1, DType::i64, ReduceOp::sum);
+  if (group.rank() % 2 == 0) {
+    second.wait();
+    first.wait();
+  } else {
+    first.wait();
+    second.wait();
+  }
+  std::int64_t half_sum = 0;
+  for (int rank = group.rank() % 2; rank < group.size(); rank += 2) half_sum += rank;
+  const std::int64_t sum = std::int64_t{group.size()} * (group.size() - 1) / 2;
+  if (in_half != half_sum || in_all != sum) {
+    throw std::runtime_error(concat("split: got sums ", in_half, " and ", in_all, ", expected ",
+                                    half_sum, " and ", sum));
+  }
+  if (group.split(group.rank() == 0 ? 0 : -1, 0) == nullptr && group.rank() == 0) {
+    throw std::runtime_error("split: rank 0 got no group");
+  }
+  check_case(*half, {.dtype = DType::f32, .count = 70'001, .place = Place::elsewhere, .salt = 1});
+  for (int i = 0; i < 50; ++i) {
+    const auto again = group.split(0, 0);
+    again->barrier().wait();
+  }
+}
+
+void check_messages(Communicator& group) {
+  const int size = group.size();
+  const int next = (group.rank() + 1) % size;
+  const int before = (group.rank() + size - 1) % size;
+  for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{100'003}}) {
+    for (const auto place : {Place::group, Place::elsewhere}) {
+      const Buffer mine(group, place, make_input(DType::f32, count, group.rank(), 3));
+      const Buffer theirs(group, place, Bytes(count * sizeof(float)));
+      auto sent = group.send(mine.data(), count, DType::f32, next, 5);
+      group.recv(theirs.data(), count, DType::f32, before, 5).wait();
+      sent.wait();
+      theirs.expect(make_input(DType::f32, count, before, 3), concat("message of ", count));
+    }
+  }
+  // Many in flight, and from all to rank 0, received in another order than sent.
+  std::vector<std::int64_t> numbers(20);
+  std::iota(numbers.begin(), numbers.end(), 100 * group.rank());
+  std::vector<Work> works;
+  for (auto& number : numbers) works.push_back(group.send(&number, 1, DType::i64, 0));
+  if (group.rank() == 0) {
+    for (int from = size - 1; from >= 0; --from) {
+      for (int i = 0; i < 20; ++i) {
+        std::int64_t got = -1;
+        group.recv(&got, 1, DType::i64, from).wait();
+        if (got != 100 * from + i) {
+          throw std::runtime_error(concat("recv ", i, " from ", from, " got ", got));
+        }
+      }
+    }
+  }
+  for (auto& work : works) work.wait();
+}
+
+}  // namespace lockstep::testing

@@ -1,0 +1,22 @@
+#pragma once
+
+#include "lockstep/comm/communicator.h"
+
+namespace lockstep::testing {
+
+/// What every backend must do: all collectives over dtypes, operations, sizes and places of memory,
+/// compared byte for byte with scalar code. Collective over the group. Throws: std::runtime_error
+/// naming the first difference.
+void check_collectives(Communicator& group);
+
+/// Several operations in flight at once, of one group and of overlapping groups, waited for out of
+/// order.
+void check_in_flight(Communicator& group);
+
+/// split() by color and key, its groups used at the same time as their parent.
+void check_split(Communicator& group);
+
+/// Messages between pairs of ranks, to oneself, in both directions at once.
+void check_messages(Communicator& group);
+
+}  // namespace lockstep::testing

@@ -1,0 +1,26 @@
+#include <gtest/gtest.h>
+
+#include "conformance.h"
+#include "ranks.h"
+
+namespace lockstep::testing {
+namespace {
+
+void check_all(const std::shared_ptr<Communicator>& group) {
+  check_collectives(*group);
+  check_in_flight(*group);
+  check_split(*group);
+  check_messages(*group);
+}
+
+const ProcessBody conformance("conformance", check_all);
+
+class HostConformance : public ::testing::TestWithParam<int> {};
+
+TEST_P(HostConformance, Threads) { run_ranks(GetParam(), check_all); }
+TEST_P(HostConformance, Processes) { expect_processes(GetParam(), "conformance"); }
+
+INSTANTIATE_TEST_SUITE_P(Ranks, HostConformance, ::testing::Values(1, 2, 3, 4, 7));
+
+}  // namespace
+}  // namespace lockstep::testing

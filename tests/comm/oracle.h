@@ -1,0 +1,123 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/communicator.h"
+#include "lockstep/core/text.h"
+#include "lockstep/kernels/reference.h"
+
+// What collectives must give, restated over vectors of bytes held in one process.
+
+namespace lockstep::testing {
+
+using Bytes = std::vector<std::byte>;
+
+/// Elements that differ by rank, position and salt, small enough that no dtype overflows when seven
+/// are added.
+inline Bytes make_input(DType dtype, std::size_t count, int rank, int salt) {
+  Bytes bytes(count * size_of(dtype));
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto mixed = (i * 2654435761u + static_cast<std::size_t>(rank) * 40503u +
+                        static_cast<std::size_t>(salt) * 9973u) >>
+                       7;
+    const int value = 1 + static_cast<int>(mixed % 3);
+    std::byte* at = bytes.data() + i * size_of(dtype);
+    const auto put = [&](auto number) { std::memcpy(at, &number, sizeof number); };
+    switch (dtype) {
+      case DType::f32:
+        put(static_cast<float>(value) + 0.1f);
+        break;
+      case DType::f64:
+        put(static_cast<double>(value) + 0.1);
+        break;
+      case DType::f16:
+        put(kernels::reference::to_f16(static_cast<float>(value) + 0.25f));
+        break;
+      case DType::bf16:
+        put(kernels::reference::to_bf16(static_cast<float>(value) + 0.25f));
+        break;
+      case DType::i8:
+        put(static_cast<std::int8_t>(value));
+        break;
+      case DType::u8:
+        put(static_cast<std::uint8_t>(value));
+        break;
+      case DType::i32:
+        put(static_cast<std::int32_t>(value));
+        break;
+      case DType::i64:
+        put(static_cast<std::int64_t>(value));
+        break;
+    }
+  }
+  return bytes;
+}
+
+inline std::vector<Bytes> make_inputs(DType dtype, std::size_t count, int size, int salt) {
+  std::vector<Bytes> inputs;
+  for (int rank = 0; rank < size; ++rank) inputs.push_back(make_input(dtype, count, rank, salt));
+  return inputs;
+}
+
+/// The reduction of all inputs in rank order, by scalar code.
+inline Bytes reduce_all(DType dtype, ReduceOp op, const std::vector<Bytes>& inputs,
+                        std::size_t count) {
+  std::vector<const std::byte*> pointers;
+  for (const auto& input : inputs) pointers.push_back(input.data());
+  Bytes result(count * size_of(dtype));
+  std::byte* output = result.data();
+  kernels::reference::reduce(dtype, op, pointers, {&output, 1}, count);
+  return result;
+}
+
+/// Elements [begin, begin + count) of the bytes.
+inline Bytes slice(const Bytes& bytes, DType dtype, std::size_t begin, std::size_t count) {
+  const auto element = static_cast<std::ptrdiff_t>(size_of(dtype));
+  const auto from = bytes.begin() + static_cast<std::ptrdiff_t>(begin) * element;
+  return Bytes(from, from + static_cast<std::ptrdiff_t>(count) * element);
+}
+
+/// Where a rank's buffer lies: memory of the group, or any other.
+enum class Place { group, elsewhere };
+
+/// A buffer at some place with guard bytes behind it.
+class Buffer {
+ public:
+  Buffer(Communicator& group, Place place, const Bytes& content) : size_(content.size()) {
+    memory_ = place == Place::group
+                  ? group.allocate(size_ + guard)
+                  : std::shared_ptr<std::byte>(new std::byte[size_ + guard],
+                                               std::default_delete<std::byte[]>());
+    if (size_ > 0) std::memcpy(memory_.get(), content.data(), size_);
+    std::memset(memory_.get() + size_, 0x5a, guard);
+  }
+
+  std::byte* data() const { return memory_.get(); }
+
+  void expect(const Bytes& expected, const std::string& what) const {
+    if (expected.size() != size_) throw std::logic_error(what + ": the test expects another size");
+    for (std::size_t i = 0; i < size_; ++i) {
+      if (data()[i] != expected[i]) {
+        throw std::runtime_error(lockstep::detail::concat(
+            what, ": byte ", i, " of ", size_, " is ", static_cast<int>(data()[i]), ", expected ",
+            static_cast<int>(expected[i])));
+      }
+    }
+    for (std::size_t i = size_; i < size_ + guard; ++i) {
+      if (data()[i] != std::byte{0x5a}) throw std::runtime_error(what + ": wrote past the end");
+    }
+  }
+
+ private:
+  static constexpr std::size_t guard = 64;
+  std::size_t size_;
+  std::shared_ptr<std::byte> memory_;
+};
+
+}  // namespace lockstep::testing

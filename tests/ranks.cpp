@@ -1,0 +1,189 @@
+#include "ranks.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdlib>
+#include <exception>
+#include <iostream>
+#include <map>
+#include <mutex>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "lockstep/comm/host/host.h"
+#include "lockstep/core/text.h"
+
+namespace lockstep::testing {
+namespace {
+
+using lockstep::detail::concat;
+
+std::map<std::string, RankFunction>& bodies() {
+  static std::map<std::string, RankFunction> registered;
+  return registered;
+}
+
+constexpr const char* body_variable = "LOCKSTEP_TEST_BODY";
+
+/// An environment of this process's variables and some more.
+class EnvironmentBlock {
+ public:
+  explicit EnvironmentBlock(const std::map<std::string, std::string>& more) {
+    for (char** entry = environ; *entry != nullptr; ++entry) texts_.emplace_back(*entry);
+    for (const auto& [name, value] : more) texts_.push_back(name + "=" + value);
+    for (auto& text : texts_) pointers_.push_back(text.data());
+    pointers_.push_back(nullptr);
+  }
+  char** data() { return pointers_.data(); }
+
+ private:
+  std::vector<std::string> texts_;
+  std::vector<char*> pointers_;
+};
+
+struct Child {
+  pid_t pid = -1;
+  int err = -1;
+};
+
+Child start(host::World& world, int rank, const std::string& name,
+            std::chrono::milliseconds timeout) {
+  std::array<int, 2> pipe{};
+  if (::pipe2(pipe.data(), O_CLOEXEC) != 0) throw std::runtime_error("pipe2 failed");
+  constexpr int arena_fd = 100;
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, world.fd(), arena_fd);
+  posix_spawn_file_actions_adddup2(&actions, pipe[1], STDERR_FILENO);
+  EnvironmentBlock environment({{body_variable, name},
+                                {"LOCKSTEP_RANK", std::to_string(rank)},
+                                {"LOCKSTEP_WORLD_SIZE", std::to_string(world.size())},
+                                {"LOCKSTEP_ARENA_FD", std::to_string(arena_fd)},
+                                {"LOCKSTEP_TIMEOUT", concat(timeout.count() / 1000.0)},
+                                {"OMP_NUM_THREADS", "1"}});
+  const std::string program = "/proc/self/exe";
+  std::array<char, 4096> self{};
+  if (::readlink(program.c_str(), self.data(), self.size() - 1) < 0) {
+    throw std::runtime_error("readlink failed");
+  }
+  std::array<char*, 2> arguments{self.data(), nullptr};
+  Child child;
+  const int error = ::posix_spawn(&child.pid, self.data(), &actions, nullptr, arguments.data(),
+                                  environment.data());
+  posix_spawn_file_actions_destroy(&actions);
+  ::close(pipe[1]);
+  if (error != 0) throw std::runtime_error("posix_spawn failed");
+  child.err = pipe[0];
+  return child;
+}
+
+std::string read_all(int fd) {
+  std::string text;
+  std::array<char, 4096> buffer{};
+  for (ssize_t got; (got = ::read(fd, buffer.data(), buffer.size())) > 0;) {
+    text.append(buffer.data(), static_cast<std::size_t>(got));
+  }
+  ::close(fd);
+  return text;
+}
+
+/// Runs the body that the environment names, as the rank that it names.
+int run_body(const std::string& name) {
+  try {
+    const auto variable = [](const char* variable_name) {
+      return std::atoi(std::getenv(variable_name));
+    };
+    const int rank = variable("LOCKSTEP_RANK");
+    auto world =
+        host::World::attach(variable("LOCKSTEP_ARENA_FD"), variable("LOCKSTEP_WORLD_SIZE"));
+    const auto timeout = std::chrono::milliseconds(
+        static_cast<long>(1000 * std::atof(std::getenv("LOCKSTEP_TIMEOUT"))));
+    bodies().at(name)(host::create(std::move(world), rank, {.timeout = timeout}));
+    return 0;
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << std::endl;
+    return 1;
+  }
+}
+
+}  // namespace
+
+void run_ranks(int n, const RankFunction& fn, std::chrono::milliseconds timeout) {
+  const auto world = host::World::create(n);
+  std::mutex mutex;
+  std::exception_ptr first;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < n; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        fn(host::create(world, rank, {.timeout = timeout}));
+      } catch (const std::exception& error) {
+        {
+          const std::lock_guard lock(mutex);
+          if (first == nullptr) first = std::current_exception();
+        }
+        world->fail({.rank = rank, .text = concat("rank ", rank, ": ", error.what())});
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  if (first != nullptr) std::rethrow_exception(first);
+}
+
+ProcessBody::ProcessBody(std::string name, RankFunction fn) {
+  bodies().emplace(std::move(name), std::move(fn));
+}
+
+std::vector<Outcome> run_processes(int n, const std::string& name,
+                                   std::chrono::milliseconds timeout) {
+  if (!bodies().contains(name)) throw std::invalid_argument("no process body named " + name);
+  const auto world = host::World::create(n);
+  std::vector<Child> children;
+  for (int rank = 0; rank < n; ++rank) children.push_back(start(*world, rank, name, timeout));
+
+  std::vector<Outcome> outcomes(children.size());
+  std::vector<std::thread> readers;
+  for (std::size_t i = 0; i < children.size(); ++i) {
+    readers.emplace_back([&, i] { outcomes[i].err = read_all(children[i].err); });
+  }
+  // As the launcher does: whoever waits for a rank that is gone must hear of it, in whatever order
+  // they end.
+  for (std::size_t ended = 0; ended < children.size(); ++ended) {
+    int status = 0;
+    const pid_t pid = ::waitpid(-1, &status, 0);
+    for (std::size_t i = 0; i < children.size(); ++i) {
+      if (children[i].pid != pid) continue;
+      outcomes[i].exited = WIFEXITED(status);
+      outcomes[i].code = WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status);
+      world->mark_gone(static_cast<int>(i),
+                       concat(WIFEXITED(status) ? "exit code " : "signal ", outcomes[i].code));
+    }
+  }
+  for (auto& reader : readers) reader.join();
+  return outcomes;
+}
+
+void expect_processes(int n, const std::string& name) {
+  const auto outcomes = run_processes(n, name);
+  for (std::size_t rank = 0; rank < outcomes.size(); ++rank) {
+    EXPECT_TRUE(outcomes[rank].exited) << "rank " << rank << " of " << n;
+    EXPECT_EQ(outcomes[rank].code, 0)
+        << "rank " << rank << " of " << n << ": " << outcomes[rank].err;
+  }
+}
+
+}  // namespace lockstep::testing
+
+int main(int argc, char** argv) {
+  if (const char* name = std::getenv(lockstep::testing::body_variable)) {
+    return lockstep::testing::run_body(name);
+  }
+  ::testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
