@@ -1,7 +1,6 @@
 #pragma once
 
 #include <chrono>
-#include <functional>
 #include <optional>
 
 #include "lockstep/group.h"
@@ -20,9 +19,5 @@ struct InitOptions {
 /// again, inside spawn(), or under a launcher this build cannot join; CommError and TimeoutError as
 /// a collective does.
 Group init(const InitOptions& options = {});
-
-/// Runs fn in n threads of this process, each a rank of one world; returns when all have returned.
-/// Throws: what the first failing rank threw.
-void spawn(int n, const std::function<void(Group)>& fn, const InitOptions& options = {});
 
 }  // namespace lockstep

@@ -84,6 +84,7 @@ Environment Environment::read() {
   environment.rank = integer("LOCKSTEP_RANK", 0);
   environment.world_size = integer("LOCKSTEP_WORLD_SIZE", 1);
   environment.arena_fd = integer("LOCKSTEP_ARENA_FD", 0);
+  environment.cores = integer("LOCKSTEP_CORES", 1);
   environment.timeout = ::lockstep::timeout();
   environment.log_level = ::lockstep::log_level();
   environment.foreign_launcher = ::lockstep::foreign_launcher();

@@ -1,0 +1,76 @@
+#include "lockstep/spawn.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <exception>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "lockstep/comm/host/host.h"
+#include "lockstep/core/error.h"
+#include "lockstep/core/memory.h"
+#include "lockstep/core/text.h"
+#include "lockstep/rank_options.h"
+
+namespace lockstep {
+namespace {
+
+thread_local bool inside = false;
+
+std::string text_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& known) {
+    return known.what();
+  } catch (...) {
+    return "an exception that is no std::exception";
+  }
+}
+
+}  // namespace
+
+bool detail::inside_spawn() { return inside; }
+
+void spawn(int n, const std::function<void(Group)>& fn, const InitOptions& options) {
+  if (inside) throw InvalidArgument("spawn: called inside spawn(); ranks cannot have ranks");
+  const auto world = host::World::create(n);
+  if (options.keep_pages) keep_freed_memory(true);
+  const bool told = std::getenv("OMP_NUM_THREADS") != nullptr;
+  const int threads = told ? at::get_num_threads() : std::max(1, detail::usable_cores() / n);
+  const auto ranks = detail::rank_options(options, threads);
+
+  std::vector<std::exception_ptr> errors(static_cast<std::size_t>(n));
+  const auto run_rank = [&](int rank) {
+    inside = true;
+    at::set_num_threads(threads);  // of this thread's parallel regions
+    try {
+      fn(Group(host::create(world, rank, ranks)));
+    } catch (...) {
+      auto& error = errors[static_cast<std::size_t>(rank)];
+      error = std::current_exception();
+      world->fail({.rank = rank, .text = detail::concat("rank ", rank, ": ", text_of(error))});
+    }
+    // Tensors of the group's memory may outlive the rank; whoever waits for it must not.
+    world->mark_gone(rank, "returned");
+  };
+
+  const int threads_before = at::get_num_threads();
+  std::vector<std::thread> running;
+  for (int rank = 0; rank < n; ++rank) running.emplace_back(run_rank, rank);
+  for (auto& thread : running) thread.join();
+  at::set_num_threads(threads_before);
+
+  const auto failure = world->failure();
+  if (failure && failure->rank >= 0 && errors[static_cast<std::size_t>(failure->rank)] != nullptr) {
+    std::rethrow_exception(errors[static_cast<std::size_t>(failure->rank)]);
+  }
+  for (const auto& error : errors) {
+    if (error != nullptr) std::rethrow_exception(error);
+  }
+}
+
+}  // namespace lockstep
