@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "lockstep/core/dtype.h"
+#include "lockstep/core/reduce_op.h"
+
+namespace lockstep::bench {
+
+/// An endless periodic sequence of elements. Ranks and repetitions take it from different starts,
+/// so every buffer is fresh and different, is written at memory speed, and what a collective must
+/// make of it is known from one period.
+class Pattern {
+ public:
+  explicit Pattern(DType dtype);
+
+  /// Element i of the result = the reduction, in order, of elements starts[0] + i, starts[1] + i, …
+  Pattern reduced(ReduceOp op, std::span<const std::size_t> starts) const;
+
+  /// to[i] = element start + i.
+  void fill(std::byte* to, std::size_t count, std::size_t start) const;
+
+  /// How many data[i] differ from element start + i in any bit.
+  std::int64_t count_wrong(const std::byte* data, std::size_t count, std::size_t start) const;
+
+ private:
+  Pattern(DType dtype, std::vector<std::byte> elements);
+  std::size_t period() const { return elements_.size() / size_of(dtype_); }
+
+  DType dtype_;
+  std::vector<std::byte> elements_;
+};
+
+/// Where rank's buffer starts in its turn-th filling: different for every rank and turn that meet.
+std::size_t pattern_start(int rank, std::uint64_t turn);
+
+}  // namespace lockstep::bench

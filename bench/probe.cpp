@@ -1,0 +1,117 @@
+#include "bench/probe.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+#include "bench/clock.h"
+
+namespace lockstep::bench {
+
+namespace {
+
+constexpr int blocks = 40;
+constexpr std::uint32_t trips = 500;
+
+std::vector<int> allowed_cpus() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  std::vector<int> cpus;
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return cpus;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(cpu, &set)) cpus.push_back(cpu);
+  }
+  return cpus;
+}
+
+void move_to(int cpu) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(static_cast<std::size_t>(cpu), &set);
+  // Refused only where the processor went away meanwhile: then the figure is of wherever the thread
+  // runs.
+  pthread_setaffinity_np(pthread_self(), sizeof set, &set);
+}
+
+/// The best of many short blocks: what else runs on these cores for a moment does not matter.
+double round_trip_between(int first, int second) {
+  struct alignas(128) Line {
+    std::atomic<std::uint32_t> value{0};
+  } line;
+  constexpr std::uint32_t last = 2 * trips * blocks;
+  std::thread echo([&] {
+    move_to(second);
+    for (std::uint32_t turn = 1; turn < last; turn += 2) {
+      while (line.value.load(std::memory_order_acquire) != turn) {
+      }
+      line.value.store(turn + 1, std::memory_order_release);
+    }
+  });
+  double best = 1e9;
+  std::thread caller([&] {
+    move_to(first);
+    std::uint32_t turn = 0;
+    for (int block = 0; block < blocks; ++block) {
+      const double begin = now_us();
+      for (std::uint32_t i = 0; i < trips; ++i) {
+        line.value.store(turn + 1, std::memory_order_release);
+        turn += 2;
+        while (line.value.load(std::memory_order_acquire) != turn) {
+        }
+      }
+      best = std::min(best, (now_us() - begin) * 1e3 / trips);
+    }
+  });
+  caller.join();
+  echo.join();
+  return best;
+}
+
+}  // namespace
+
+std::optional<double> cache_line_round_trip(Communicator& communicator) {
+  // Where each rank may run: its first processor, and whether that is the only one.
+  const std::vector<int> mine = allowed_cpus();
+  const std::int32_t own = mine.size() == 1 ? mine[0] : -1;
+  std::vector<std::int32_t> bound(static_cast<std::size_t>(communicator.size()));
+  communicator.all_gather(&own, bound.data(), 1, DType::i32).wait();
+
+  std::optional<double> result;
+  if (communicator.rank() == 0) {
+    if (bound.size() > 1 && bound[0] >= 0 && bound[1] >= 0 && bound[0] != bound[1]) {
+      result = round_trip_between(bound[0], bound[1]);
+    } else if (mine.size() > 1) {
+      result = round_trip_between(mine[0], mine[1]);
+    }
+  }
+  communicator.barrier().wait();
+  return result;
+}
+
+double stream_bandwidth(Communicator& communicator) {
+  constexpr std::size_t bytes = 100'000'000;
+  constexpr std::size_t count = bytes / sizeof(float);
+  constexpr int repeats = 7;
+  std::vector<float> a(count, 1.0f);
+  const std::vector<float> b(count, 0.5f);
+  std::vector<double> times;
+  for (int repeat = 0; repeat < repeats; ++repeat) {
+    communicator.barrier().wait();
+    const double begin = now_us();
+    float* to = a.data();
+    const float* from = b.data();
+    for (std::size_t i = 0; i < count; ++i) to[i] += from[i];
+    times.push_back(now_us() - begin);
+  }
+  communicator.all_reduce(times.data(), times.size(), DType::f64, ReduceOp::max).wait();
+  const double total = 3.0 * static_cast<double>(bytes) * communicator.size();
+  return total / median(times) * 1e-3;
+}
+
+}  // namespace lockstep::bench

@@ -1,0 +1,86 @@
+#include "bench/ranks.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <exception>
+#include <filesystem>
+#include <mutex>
+#include <thread>
+
+#include "lockstep/comm/host/host.h"
+#include "lockstep/core/environment.h"
+#include "lockstep/core/error.h"
+#include "lockstep/core/text.h"
+#include "lockstep/core/topology.h"
+#include "lockstep/launch/launch.h"
+
+namespace lockstep::bench {
+
+namespace {
+
+void keep_to(const std::vector<int>& cpus) {
+  if (cpus.empty()) return;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int cpu : cpus) CPU_SET(static_cast<std::size_t>(cpu), &set);
+  // Where it is refused the rank runs anywhere, which is slower at most.
+  pthread_setaffinity_np(pthread_self(), sizeof set, &set);
+}
+
+std::vector<int> cpus_of(const launch::Division& division, int rank) {
+  const auto i = static_cast<std::size_t>(rank);
+  return i < division.cpus.size() ? division.cpus[i] : std::vector<int>{};
+}
+
+}  // namespace
+
+void run_threads(const Settings& settings, const RankFunction& fn) {
+  const auto world = host::World::create(settings.ranks);
+  const auto division = launch::divide_cores(Topology::read(), settings.ranks, launch::Bind::cores);
+  std::mutex mutex;
+  std::exception_ptr first;
+  const auto run_rank = [&](int rank) {
+    try {
+      keep_to(cpus_of(division, rank));
+      const auto communicator = host::create(world, rank, {.timeout = Environment::get().timeout});
+      fn(*communicator);
+    } catch (const std::exception& error) {
+      {
+        const std::lock_guard lock(mutex);
+        if (!first) first = std::current_exception();
+      }
+      world->fail({.rank = rank, .text = error.what()});
+    }
+  };
+  {
+    std::vector<std::jthread> threads;
+    for (int rank = 0; rank < settings.ranks; ++rank) threads.emplace_back(run_rank, rank);
+  }
+  if (first) std::rethrow_exception(first);
+}
+
+bool is_rank() { return Environment::get().arena_fd.has_value(); }
+
+void run_as_rank(const Settings& settings, const RankFunction& fn) {
+  const Environment& environment = Environment::get();
+  const int size = environment.world_size.value_or(0);
+  if (size != settings.ranks) {
+    throw InvalidArgument(lockstep::detail::concat(
+        "bench: -n is ", settings.ranks, ", but this process is a rank of a world of ", size));
+  }
+  const auto communicator =
+      host::create(host::World::attach(*environment.arena_fd, size), environment.rank.value_or(0),
+                   {.timeout = environment.timeout});
+  fn(*communicator);
+}
+
+int run_processes(const Settings& settings, const std::vector<std::string>& arguments) {
+  launch::Options options;
+  options.ranks = settings.ranks;
+  options.program = std::filesystem::read_symlink("/proc/self/exe");
+  options.arguments = arguments;
+  return launch::run(launch::make_plan(options));
+}
+
+}  // namespace lockstep::bench

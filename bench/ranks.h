@@ -1,0 +1,30 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bench/settings.h"
+#include "lockstep/comm/communicator.h"
+
+namespace lockstep::bench {
+
+using RankFunction = std::function<void(Communicator&)>;
+
+/// Runs fn on settings.ranks threads, each a rank of one host world, on cores of its own where
+/// there are enough. Throws: what the first failing rank threw.
+void run_threads(const Settings& settings, const RankFunction& fn);
+
+/// Whether this process was started as a rank.
+bool is_rank();
+
+/// Runs fn as the rank that this process was started as.
+/// Throws: InvalidArgument when the world has another number of ranks than the settings.
+void run_as_rank(const Settings& settings, const RankFunction& fn);
+
+/// Starts this program settings.ranks times with these arguments, as `lockstep run` would.
+/// Returns the job's exit code.
+int run_processes(const Settings& settings, const std::vector<std::string>& arguments);
+
+}  // namespace lockstep::bench

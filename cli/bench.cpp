@@ -1,0 +1,124 @@
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <iostream>
+#include <memory>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "bench/ranks.h"
+#include "bench/session.h"
+#include "bench/settings.h"
+#include "cli/commands.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep::cli {
+
+namespace {
+
+/// What the command line holds, before names are looked up.
+struct Arguments {
+  std::string collective;
+  std::string dtype = "float32";
+  std::string op = "sum";
+  std::string memory = "both";
+  bench::Settings settings;
+};
+
+constexpr Collective measured[] = {Collective::all_reduce, Collective::broadcast,
+                                   Collective::all_gather, Collective::reduce_scatter,
+                                   Collective::barrier};
+
+bench::Settings settings_of(const Arguments& arguments) {
+  bench::Settings settings = arguments.settings;
+  for (const Collective collective : measured) {
+    if (name(collective) == arguments.collective) settings.collective = collective;
+  }
+  settings.dtype = parse_dtype(arguments.dtype);
+  settings.op = parse_reduce_op(arguments.op);
+  if (arguments.memory == "group") settings.memories = {bench::Memory::group};
+  if (arguments.memory == "private") settings.memories = {bench::Memory::own};
+  bench::check(settings);
+  return settings;
+}
+
+/// The same command line again, for the ranks.
+std::vector<std::string> command_line(const Arguments& arguments) {
+  const bench::Settings& settings = arguments.settings;
+  std::vector<std::string> words = {"bench",    arguments.collective,
+                                    "-n",       std::to_string(settings.ranks),
+                                    "--min",    std::to_string(settings.min_bytes),
+                                    "--max",    std::to_string(settings.max_bytes),
+                                    "--factor", std::to_string(settings.factor),
+                                    "--dtype",  arguments.dtype,
+                                    "--op",     arguments.op,
+                                    "--memory", arguments.memory};
+  if (settings.repeats != 0) {
+    words.insert(words.end(), {"--repeats", std::to_string(settings.repeats)});
+  }
+  if (settings.check) words.emplace_back("--check");
+  if (settings.stream) words.emplace_back("--stream");
+  if (settings.json) words.emplace_back("--json");
+  return words;
+}
+
+int bench_main(const Arguments& arguments) {
+  const bench::Settings settings = settings_of(arguments);
+  const auto run = [&](Communicator& communicator) {
+    try {
+      bench::run_session(communicator, settings, std::cout);
+    } catch (const std::bad_alloc&) {
+      throw Error("bench: this machine has not the memory for --max " +
+                  std::to_string(settings.max_bytes) + " bytes on " +
+                  std::to_string(settings.ranks) + " ranks");
+    }
+  };
+  if (bench::is_rank()) {
+    bench::run_as_rank(settings, run);
+  } else if (settings.threads) {
+    bench::run_threads(settings, run);
+  } else {
+    return bench::run_processes(settings, command_line(arguments));
+  }
+  return 0;
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, int& exit_code) {
+  auto arguments = std::make_shared<Arguments>();
+  bench::Settings& settings = arguments->settings;
+  CLI::App* bench =
+      app.add_subcommand("bench", "Measure collectives between ranks of this machine");
+  std::vector<std::string> collectives;
+  for (const Collective collective : measured) collectives.emplace_back(name(collective));
+  bench->add_option("collective", arguments->collective, "What to measure")
+      ->required()
+      ->check(CLI::IsMember(collectives));
+  bench->add_option("-n,--ranks", settings.ranks, "Number of ranks")->capture_default_str();
+  bench->add_flag("--threads", settings.threads, "Ranks are threads instead of processes");
+  bench->add_option("--min", settings.min_bytes, "Smallest size, as in 1KiB or 1000")
+      ->transform(CLI::AsSizeValue(true))
+      ->default_str("1KiB");
+  bench->add_option("--max", settings.max_bytes, "Largest size")
+      ->transform(CLI::AsSizeValue(true))
+      ->default_str("64MiB");
+  bench->add_option("--factor", settings.factor, "From each size to the next")
+      ->capture_default_str();
+  bench->add_option("--dtype", arguments->dtype, "Type of the elements")->capture_default_str();
+  bench->add_option("--op", arguments->op, "Reduction: sum, avg, min, max or product")
+      ->capture_default_str();
+  bench->add_option("--memory", arguments->memory, "Whose memory: group, private or both")
+      ->check(CLI::IsMember({"group", "private", "both"}))
+      ->capture_default_str();
+  bench
+      ->add_option("--repeats", settings.repeats,
+                   "Measured repetitions of each size; 0 fills a quarter of a second")
+      ->capture_default_str();
+  bench->add_flag("--check", settings.check, "Compare every result with the expected one");
+  bench->add_flag("--stream", settings.stream, "Measure the memory's bandwidth, too");
+  bench->add_flag("--json", settings.json, "One JSON object a line instead of a table");
+  bench->callback([arguments, &exit_code] { exit_code = bench_main(*arguments); });
+}
+
+}  // namespace lockstep::cli
