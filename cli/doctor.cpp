@@ -1,0 +1,221 @@
+#include <fcntl.h>
+#include <gnu/libc-version.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "lockstep/comm/host/host.h"
+#include "lockstep/core/environment.h"
+#include "lockstep/core/text.h"
+#include "lockstep/core/topology.h"
+#include "lockstep/kernels/targets.h"
+#include "lockstep/launch/table.h"
+
+namespace lockstep::cli {
+namespace {
+
+using detail::concat;
+using launch::Row;
+using Rows = std::vector<Row>;
+
+std::string first_line(const std::filesystem::path& file) {
+  std::ifstream in(file);
+  std::string line;
+  return std::getline(in, line) ? line : "unknown";
+}
+
+/// The lines "Name: value" of a file in /proc, without the spaces around the value.
+std::map<std::string, std::string> fields(const std::filesystem::path& file) {
+  std::map<std::string, std::string> found;
+  std::ifstream in(file);
+  for (std::string line; std::getline(in, line);) {
+    const auto colon = line.find(':');
+    if (colon == std::string::npos) continue;
+    const auto name_end = line.find_last_not_of(" \t", colon - 1);
+    const auto value = line.find_first_not_of(" \t", colon + 1);
+    if (name_end == std::string::npos || value == std::string::npos) continue;
+    found.emplace(line.substr(0, name_end + 1), line.substr(value));
+  }
+  return found;
+}
+
+std::string gibibytes(const std::string& kibibytes) {
+  std::istringstream in(kibibytes);
+  double amount = 0;
+  if (!(in >> amount)) return "unknown";
+  std::ostringstream out;
+  out.precision(1);
+  out << std::fixed << amount / (1 << 20) << " GiB";
+  return out.str();
+}
+
+std::string limit(decltype(RLIMIT_NOFILE) resource) {
+  rlimit found{};
+  if (getrlimit(resource, &found) != 0) return "unknown";
+  const auto text = [](rlim_t value) {
+    return value == RLIM_INFINITY ? std::string("unlimited") : std::to_string(value);
+  };
+  return concat(text(found.rlim_cur), " (hard ", text(found.rlim_max), ")");
+}
+
+std::string compiler() {
+#if defined(__clang__)
+  return __VERSION__;
+#else
+  return "GCC " __VERSION__;
+#endif
+}
+
+Rows versions() {
+  utsname system{};
+  uname(&system);
+  std::string release = "unknown";
+  std::ifstream in("/etc/os-release");
+  for (std::string line; std::getline(in, line);) {
+    if (line.starts_with("PRETTY_NAME=")) release = line.substr(line.find('=') + 1);
+  }
+  std::erase(release, '"');
+  return {{"lockstep", LOCKSTEP_VERSION}, {"build", LOCKSTEP_BUILD_TYPE},
+          {"compiler", compiler()},       {"system", concat(release, ", ", system.machine)},
+          {"kernel", system.release},     {"glibc", gnu_get_libc_version()}};
+}
+
+std::string libtorch() {
+  const std::filesystem::path folder = LOCKSTEP_TORCH_FOLDER;
+  if (folder.empty()) return "built without it: configure with -DLOCKSTEP_WITH_TORCH=ON";
+  const std::string version = LOCKSTEP_TORCH_VERSION;
+  const auto library = folder / "libtorch_cpu.so";
+  const bool found = std::filesystem::exists(library);
+  return concat(version.empty() ? "unknown version" : version, ", ", library.string(),
+                found ? "" : " is MISSING (it was there when Lockstep was built)");
+}
+
+Rows parts() {
+  const auto host = host::available();
+  Rows rows{{"LibTorch", libtorch()},
+            {"backend host", host.empty() ? "works" : concat("does not work: ", host)},
+            {"backend mpi", "not part of this version"},
+            {"backend nccl", "not part of this version"}};
+  std::string targets;
+  for (const auto& target : kernels::cpu_targets())
+    targets += (targets.empty() ? "" : " ") + target;
+  rows.push_back({"CPU targets", concat(targets, " (the first is used)")});
+  return rows;
+}
+
+Rows processors() {
+  const auto topology = Topology::read();
+  const auto model = fields("/proc/cpuinfo");
+  const auto name = model.find("model name");
+  Rows rows{{"processor", name == model.end() ? "unknown" : name->second},
+            {"cores", concat(topology.cores.size(), " cores, ", topology.cpus().size(),
+                             " logical CPUs allowed of ", sysconf(_SC_NPROCESSORS_ONLN))}};
+  for (const int node : topology.nodes()) {
+    std::vector<int> cpus;
+    for (const auto& core : topology.cores) {
+      if (core.node == node) cpus.insert(cpus.end(), core.cpus.begin(), core.cpus.end());
+    }
+    std::sort(cpus.begin(), cpus.end());
+    const auto memory =
+        fields(concat("/sys/devices/system/node/node", node, "/meminfo"));  // "Node 0 MemTotal"
+    const auto total = memory.find(concat("Node ", node, " MemTotal"));
+    rows.push_back({concat("NUMA node ", node),
+                    concat("CPUs ", format_cpu_list(cpus),
+                           total == memory.end() ? "" : concat(", ", gibibytes(total->second)))});
+  }
+  const auto quota = first_line("/sys/fs/cgroup/cpu.max");
+  if (quota != "unknown" && !quota.starts_with("max")) {
+    rows.push_back({"CPU quota", concat(quota, " (µs of each period; this cgroup)")});
+  }
+  return rows;
+}
+
+/// Whether shared memory can really be taken, as the host backend takes it.
+std::string memfd() {
+  const int fd = memfd_create("lockstep-doctor", MFD_CLOEXEC);
+  if (fd < 0) return concat("refused: ", std::strerror(errno));
+  constexpr off_t sample = 1 << 20;
+  const int result = posix_fallocate(fd, 0, sample);
+  close(fd);
+  return result == 0 ? "works" : concat("refused: ", std::strerror(result));
+}
+
+Rows memory() {
+  const auto info = fields("/proc/meminfo");
+  const auto get = [&](const std::string& name) {
+    const auto found = info.find(name);
+    return found == info.end() ? std::string("unknown") : found->second;
+  };
+  const std::filesystem::path huge = "/sys/kernel/mm/transparent_hugepage";
+  Rows rows{{"memory",
+             concat(gibibytes(get("MemTotal")), ", available ", gibibytes(get("MemAvailable")))},
+            {"swap", gibibytes(get("SwapTotal"))},
+            {"huge pages", concat("transparent ", first_line(huge / "enabled"), ", shared memory ",
+                                  first_line(huge / "shmem_enabled"), ", reserved ",
+                                  get("HugePages_Total"), " of ", get("Hugepagesize"))},
+            {"overcommit", first_line("/proc/sys/vm/overcommit_memory")},
+            {"shared memory", concat("memfd and fallocate: ", memfd())}};
+  const auto cgroup = first_line("/sys/fs/cgroup/memory.max");
+  if (cgroup != "unknown" && cgroup != "max") rows.push_back({"memory limit", cgroup + " bytes"});
+  return rows;
+}
+
+Rows limits() {
+  return {{"open files", limit(RLIMIT_NOFILE)},     {"processes", limit(RLIMIT_NPROC)},
+          {"address space", limit(RLIMIT_AS)},      {"file size", limit(RLIMIT_FSIZE)},
+          {"locked memory", limit(RLIMIT_MEMLOCK)}, {"core dumps", limit(RLIMIT_CORE)}};
+}
+
+/// Variables that change what Lockstep or LibTorch do.
+Rows environment() {
+  Rows rows;
+  for (const char* name :
+       {"LOCKSTEP_RANK", "LOCKSTEP_WORLD_SIZE", "LOCKSTEP_ARENA_FD", "LOCKSTEP_TIMEOUT",
+        "LOCKSTEP_LOG", "OMP_NUM_THREADS", "OMP_PROC_BIND", "KMP_AFFINITY", "GOMP_CPU_AFFINITY",
+        "MKL_NUM_THREADS", "LD_PRELOAD", "LD_LIBRARY_PATH", "GLIBC_TUNABLES", "MALLOC_ARENA_MAX"}) {
+    if (const char* value = std::getenv(name)) rows.push_back({name, value});
+  }
+  try {
+    const auto launcher = Environment::read().foreign_launcher;
+    if (!launcher.empty()) rows.push_back({"launcher", concat("started by ", launcher)});
+  } catch (const std::exception& error) {
+    rows.push_back({"PROBLEM", error.what()});
+  }
+  if (rows.empty()) rows.push_back({"none of the variables that matter is set"});
+  return rows;
+}
+
+void doctor() {
+  std::cout << launch::table("Versions", versions()) << '\n'
+            << launch::table("Parts", parts()) << '\n'
+            << launch::table("Processors", processors()) << '\n'
+            << launch::table("Memory", memory()) << '\n'
+            << launch::table("Limits", limits()) << '\n'
+            << launch::table("Environment", environment());
+}
+
+}  // namespace
+
+void add_doctor(CLI::App& app, int& exit_code) {
+  app.add_subcommand("doctor", "Show what a bug report needs: versions, backends, machine")
+      ->callback([&exit_code] {
+        doctor();
+        exit_code = host::available().empty() ? 0 : 1;
+      });
+}
+
+}  // namespace lockstep::cli

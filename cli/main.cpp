@@ -1,0 +1,31 @@
+#include <CLI/CLI.hpp>
+#include <exception>
+#include <iostream>
+
+#include "cli/commands.h"
+
+namespace {
+
+/// What bad input ends with, as in most programs; ranks' own exit codes pass through.
+constexpr int usage_error = 2;
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app{"Lockstep: data-parallel training, replicas that step together", "lockstep"};
+  app.set_version_flag("--version", "lockstep " LOCKSTEP_VERSION);
+  app.require_subcommand(1);
+  int exit_code = 0;
+  lockstep::cli::add_run(app, exit_code);
+  lockstep::cli::add_bench(app, exit_code);
+  lockstep::cli::add_doctor(app, exit_code);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : usage_error;
+  } catch (const std::exception& error) {
+    std::cerr << "lockstep: " << error.what() << '\n';
+    return usage_error;
+  }
+  return exit_code;
+}

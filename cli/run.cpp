@@ -1,0 +1,103 @@
+#include <CLI/CLI.hpp>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "lockstep/core/error.h"
+#include "lockstep/core/text.h"
+#include "lockstep/launch/launch.h"
+
+namespace lockstep::cli {
+namespace {
+
+struct RunArguments {
+  launch::Options options;
+  double grace = 0.5;
+  bool verbose = false;
+  bool dry_run = false;
+  std::string placeholder;
+};
+
+/// Splits what follows our own options into program and arguments.
+void take_command(std::vector<std::string> words, launch::Options& options) {
+  if (!words.empty() && words.front() == "--") {
+    words.erase(words.begin());
+  } else if (!words.empty() && words.front().starts_with('-')) {
+    throw InvalidArgument(detail::concat("run: unknown option '", words.front(),
+                                         "' (the program's own come after its name)"));
+  }
+  if (words.empty()) {
+    throw InvalidArgument("run: no program given; as in: lockstep run -n 2 ./program --its-option");
+  }
+  options.program = words.front();
+  options.arguments.assign(words.begin() + 1, words.end());
+}
+
+int run(RunArguments& arguments, bool ranks_given, const std::vector<std::string>& words) {
+  auto& options = arguments.options;
+  take_command(words, options);
+  if (!ranks_given) throw InvalidArgument("run: how many ranks? as in: lockstep run -n 2 …");
+  if (!(arguments.grace >= 0 && arguments.grace <= 1e6)) {
+    throw InvalidArgument(
+        detail::concat("run: --grace: got ", arguments.grace, ", expected seconds from 0 to 1e6"));
+  }
+  options.grace = std::chrono::milliseconds(static_cast<long>(arguments.grace * 1000));
+  const auto plan = launch::make_plan(options);
+  if (arguments.dry_run) {
+    std::cout << launch::describe(plan);
+    return 0;
+  }
+  if (arguments.verbose) std::cerr << launch::describe(plan) << std::endl;
+  return launch::run(plan);
+}
+
+}  // namespace
+
+void add_run(CLI::App& app, int& exit_code) {
+  auto* command = app.add_subcommand("run", "Start a program as ranks of one world on this host");
+  const auto arguments = std::make_shared<RunArguments>();
+  auto& options = arguments->options;
+  command->footer("As in: lockstep run -n 2 --log-dir logs ./program --its-option");
+  auto* ranks = command->add_option("-n,--ranks", options.ranks, "Number of ranks");
+  const std::map<std::string, launch::Bind> bindings{{"none", launch::Bind::none},
+                                                     {"cores", launch::Bind::cores}};
+  command
+      ->add_option("--bind", options.bind, "Keep each rank to its own cores, or not: cores, none")
+      ->transform(CLI::CheckedTransformer(bindings).description(""))
+      ->type_name("WHAT");
+  command
+      ->add_option_function<std::string>(
+          "--malloc",
+          [arguments](const std::string& what) {
+            arguments->options.keep_freed_memory = what == "tuned";
+          },
+          "Freed memory: tuned (stays with the process, the default) or keep (as glibc does)")
+      ->check(CLI::IsMember({"tuned", "keep"}).description(""))
+      ->type_name("WHAT");
+  command->add_option("--timeout", options.timeout, "Longest wait of a rank for others")
+      ->type_name("SECONDS");
+  command->add_option("--grace", arguments->grace, "From SIGTERM to SIGKILL after a failure")
+      ->type_name("SECONDS")
+      ->capture_default_str();
+  command->add_flag("-q,--quiet", options.quiet, "Show rank 0's output only");
+  command->add_option("--log-dir", options.log_directory, "Write rank-0.out, rank-0.err, … there")
+      ->type_name("DIR");
+  command->add_flag("-v,--verbose", arguments->verbose,
+                    "Show the configuration and each rank's environment first");
+  command->add_flag("--dry-run", arguments->dry_run, "Show the same and stop there");
+
+  // The first word that is not ours ends the parsing, and everything from there on is left as it
+  // is. A positional that takes nothing makes "--" stop there too.
+  command->prefix_command();
+  command->validate_positionals();
+  command->add_option("PROGRAM", arguments->placeholder, "What to run, and its own arguments")
+      ->check([](const std::string&) { return std::string("left to the program"); }, "", "");
+  command->callback([arguments, ranks, command, &exit_code] {
+    exit_code = run(*arguments, ranks->count() > 0, command->remaining());
+  });
+}
+
+}  // namespace lockstep::cli

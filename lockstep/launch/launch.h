@@ -1,0 +1,21 @@
+#pragma once
+
+#include "lockstep/launch/plan.h"
+
+namespace lockstep::launch {
+
+/// Starts every rank of the plan as a process, supervises them, and returns when none of them and
+/// none of their children is left. Rank 0's output passes through, that of others is prefixed by
+/// "[rank] "; when a rank fails, the rest are stopped and a last paragraph on stderr names the
+/// first cause.
+///
+/// Returns the job's exit code: 0 when every rank exited 0, else that of the first cause (128 +
+/// signal for a signal, 1 for a rank that left early with 0), or 128 + signal when the launcher
+/// itself was interrupted. Meant for a program of one thread: it handles SIGCHLD, SIGINT, SIGTERM,
+/// SIGHUP, SIGTSTP, SIGCONT and SIGWINCH while it runs, and orphans of its descendants become its
+/// children. Throws: InvalidArgument for log files that cannot be written or a program that cannot
+/// be executed, CommError when the machine refuses memory, processes or descriptors. No rank is
+/// left running then.
+int run(const Plan& plan);
+
+}  // namespace lockstep::launch

@@ -1,0 +1,32 @@
+#include "lockstep/launch/logs.h"
+
+#include <fcntl.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "lockstep/core/error.h"
+#include "lockstep/core/text.h"
+
+namespace lockstep::launch {
+
+using detail::concat;
+
+Descriptor open_log(const std::filesystem::path& folder, int rank, std::string_view ending) {
+  if (folder.empty()) return {};
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) {
+    throw InvalidArgument(
+        concat("cannot make the log directory '", folder.string(), "': ", error.message()));
+  }
+  const auto file = folder / concat("rank-", rank, '.', ending);
+  Descriptor log(open(file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+  if (!log) {
+    throw InvalidArgument(
+        concat("cannot write the log file '", file.string(), "': ", std::strerror(errno)));
+  }
+  return log;
+}
+
+}  // namespace lockstep::launch

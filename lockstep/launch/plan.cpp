@@ -1,0 +1,100 @@
+#include "lockstep/launch/plan.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string_view>
+
+#include "lockstep/comm/host/world.h"
+#include "lockstep/core/error.h"
+#include "lockstep/core/text.h"
+#include "lockstep/launch/program.h"
+
+namespace lockstep::launch {
+namespace {
+
+using detail::concat;
+
+/// glibc's own variables: nothing by mmap, nothing trimmed, the heap grown 64 MiB at a time. A
+/// training step frees and takes the same memory again, and a page given back to the kernel is a
+/// page fault later.
+const Variables keep_freed_memory{{"MALLOC_MMAP_MAX_", "0"},
+                                  {"MALLOC_TRIM_THRESHOLD_", "1099511627776"},
+                                  {"MALLOC_TOP_PAD_", "67108864"}};
+
+const std::string* find(const Variables& variables, std::string_view name) {
+  const auto found = std::find_if(variables.begin(), variables.end(),
+                                  [&](const auto& variable) { return variable.first == name; });
+  return found == variables.end() ? nullptr : &found->second;
+}
+
+void check(const Options& options) {
+  if (options.ranks < 1 || options.ranks > host::max_ranks) {
+    throw InvalidArgument(
+        concat("got ", options.ranks, " ranks, expected 1 to ", host::max_ranks, " on one host"));
+  }
+  constexpr double longest = 1e9;
+  if (options.timeout &&
+      !(std::isfinite(*options.timeout) && *options.timeout > 0 && *options.timeout <= longest)) {
+    throw InvalidArgument(
+        concat("timeout: got ", *options.timeout, " s, expected more than 0 and at most 1e9"));
+  }
+  if (options.grace.count() < 0) {
+    throw InvalidArgument(concat("grace: got ", options.grace.count(), " ms, expected 0 or more"));
+  }
+}
+
+Variables variables_of(int rank, const Options& options, int threads, const Variables& inherited) {
+  Variables variables{{"LOCKSTEP_RANK", std::to_string(rank)},
+                      {"LOCKSTEP_WORLD_SIZE", std::to_string(options.ranks)},
+                      {"LOCKSTEP_ARENA_FD", std::to_string(arena_descriptor)}};
+  if (options.timeout) variables.emplace_back("LOCKSTEP_TIMEOUT", concat(*options.timeout));
+  const auto add_unless_set = [&](const std::string& name, const std::string& value) {
+    if (find(inherited, name) == nullptr) variables.emplace_back(name, value);
+  };
+  add_unless_set("OMP_NUM_THREADS", std::to_string(threads));
+  if (options.keep_freed_memory) {
+    for (const auto& [name, value] : keep_freed_memory) add_unless_set(name, value);
+  }
+  return variables;
+}
+
+}  // namespace
+
+Plan make_plan(const Options& options, const Topology& topology, const Variables& inherited) {
+  check(options);
+  const auto* search_path = find(inherited, "PATH");
+  auto division = divide_cores(topology, options.ranks, options.bind);
+  Plan plan{.options = options,
+            .program = find_program(options.program,
+                                    search_path ? *search_path : "/usr/local/bin:/usr/bin:/bin"),
+            .topology = topology,
+            .threads = division.threads,
+            .ranks = {},
+            .inherited = inherited};
+  for (int rank = 0; rank < options.ranks; ++rank) {
+    plan.ranks.push_back({.cpus = division.cpus.empty()
+                                      ? std::vector<int>{}
+                                      : std::move(division.cpus[static_cast<std::size_t>(rank)]),
+                          .variables = variables_of(rank, options, division.threads, inherited)});
+  }
+  return plan;
+}
+
+Plan make_plan(const Options& options) {
+  return make_plan(options, Topology::read(), inherited_environment());
+}
+
+Variables inherited_environment() {
+  Variables variables;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string_view text(*entry);
+    const auto equals = text.find('=');
+    if (equals == std::string_view::npos) continue;
+    variables.emplace_back(text.substr(0, equals), text.substr(equals + 1));
+  }
+  return variables;
+}
+
+}  // namespace lockstep::launch

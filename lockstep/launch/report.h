@@ -1,0 +1,28 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <string>
+#include <vector>
+
+#include "lockstep/launch/rank_process.h"
+
+namespace lockstep::launch {
+
+/// What is known of the rank that ended a job.
+struct FirstCause {
+  int rank = 0;
+  int ranks = 1;
+  pid_t pid = 0;
+  Ending ending;
+  bool ended_by_launcher = false;  ///< it was at fault without ending: it hung
+  bool stopped = false;            ///< by SIGSTOP, when the launcher stopped the job
+  bool joined = false;             ///< whether it ever reached init()
+  std::string reason;              ///< the world's failure, where ranks recorded one
+  std::vector<std::string> last_lines;
+};
+
+/// The paragraph that a failed job ends with.
+std::string report(const FirstCause& cause);
+
+}  // namespace lockstep::launch

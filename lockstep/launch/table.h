@@ -1,0 +1,13 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace lockstep::launch {
+
+using Row = std::vector<std::string>;
+
+/// A title, and the rows below it with each column as wide as its widest cell.
+std::string table(const std::string& title, const std::vector<Row>& rows);
+
+}  // namespace lockstep::launch
