@@ -1,0 +1,157 @@
+#include "bench/collective_bench.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <mutex>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "bench/ranks.h"
+#include "bench/session.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep::bench {
+namespace {
+
+Settings small(Collective collective, int ranks) {
+  Settings settings;
+  settings.collective = collective;
+  settings.ranks = ranks;
+  settings.threads = true;
+  settings.min_bytes = 1000;
+  settings.max_bytes = 1'000'000;
+  settings.factor = 1000;
+  settings.check = true;
+  settings.repeats = 2;
+  return settings;
+}
+
+std::vector<Row> rows_of(const Settings& settings) {
+  std::vector<Row> rows;
+  run_threads(settings, [&](Communicator& communicator) {
+    measure_all(communicator, settings, [&](const Row& row) { rows.push_back(row); });
+  });
+  return rows;
+}
+
+TEST(CollectiveBench, FindsNothingWrongWithTheHostBackend) {
+  for (const Collective collective : {Collective::all_reduce, Collective::broadcast,
+                                      Collective::all_gather, Collective::reduce_scatter}) {
+    for (const int ranks : {1, 2, 3}) {
+      const auto rows = rows_of(small(collective, ranks));
+      ASSERT_EQ(rows.size(), 4u);  // two sizes in two kinds of memory
+      for (const Row& row : rows) {
+        EXPECT_EQ(row.wrong, 0) << table_line(row);
+        EXPECT_GT(row.time_us, 0);
+        EXPECT_EQ(row.repeats, 2u);
+        EXPECT_EQ(row.ranks, ranks);
+      }
+    }
+  }
+}
+
+TEST(CollectiveBench, ChecksEveryDtypeAndReduction) {
+  for (const DType dtype : all_dtypes) {
+    for (const ReduceOp op : all_reduce_ops) {
+      Settings settings = small(Collective::all_reduce, 3);
+      settings.dtype = dtype;
+      settings.op = op;
+      settings.memories = {Memory::group};
+      settings.max_bytes = settings.min_bytes;
+      for (const Row& row : rows_of(settings)) EXPECT_EQ(row.wrong, 0) << table_line(row);
+    }
+  }
+}
+
+TEST(CollectiveBench, MeasuresABarrierOnce) {
+  const auto rows = rows_of(small(Collective::barrier, 2));
+  ASSERT_EQ(rows.size(), 1u);
+  EXPECT_EQ(rows[0].bytes, 0u);
+  EXPECT_GT(rows[0].time_us, 0);
+}
+
+/// A backend that loses one element of every all_reduce: passes all on, then spoils the result.
+class Spoiling final : public Communicator {
+ public:
+  explicit Spoiling(Communicator& inner)
+      : Communicator(inner.rank(), inner.size()), inner_(inner) {}
+  std::string_view backend() const override { return "spoiling"; }
+  std::shared_ptr<std::byte> allocate(std::size_t bytes) override { return inner_.allocate(bytes); }
+  std::shared_ptr<Communicator> split(int, int) override { return nullptr; }
+  void fail(std::string_view cause) noexcept override { inner_.fail(cause); }
+
+ private:
+  Work begin(Operation&& operation) override {
+    switch (operation.collective) {
+      case Collective::all_reduce:
+        inner_.all_reduce(operation.output, operation.count, operation.dtype, operation.reduce)
+            .wait();
+        if (operation.dtype == DType::f32) operation.output[0] ^= std::byte{1};
+        break;
+      case Collective::broadcast:
+        inner_.broadcast(operation.output, operation.count, operation.dtype, operation.peer).wait();
+        break;
+      case Collective::all_gather:
+        inner_.all_gather(operation.input, operation.output, operation.count, operation.dtype)
+            .wait();
+        break;
+      default:
+        inner_.barrier().wait();
+    }
+    return {};
+  }
+
+  Communicator& inner_;
+};
+
+TEST(CollectiveBench, CountsWrongElementsOfAllRanks) {
+  Settings settings = small(Collective::all_reduce, 2);
+  settings.max_bytes = settings.min_bytes;
+  std::vector<Row> rows;
+  run_threads(settings, [&](Communicator& communicator) {
+    Spoiling spoiling(communicator);
+    measure_all(spoiling, settings, [&](const Row& row) { rows.push_back(row); });
+  });
+  ASSERT_EQ(rows.size(), 2u);
+  for (const Row& row : rows) {
+    const std::int64_t exchanges = 2 * 64;  // repetitions, each a round of 64 small buffers
+    EXPECT_EQ(row.wrong, 2 * exchanges);
+  }
+}
+
+TEST(CollectiveBench, WritesATableOrAnObjectALine) {
+  Settings settings = small(Collective::all_reduce, 2);
+  const auto text_of = [&] {
+    std::ostringstream out;
+    run_threads(settings,
+                [&](Communicator& communicator) { run_session(communicator, settings, out); });
+    return out.str();
+  };
+  const std::string table = text_of();
+  EXPECT_NE(table.find("busbw"), std::string::npos);
+  EXPECT_NE(table.find("2 threads as ranks"), std::string::npos);
+  EXPECT_NE(table.find("# wrong elements: 0"), std::string::npos);
+  settings.json = true;
+  std::istringstream lines(text_of());
+  int objects = 0;
+  for (std::string line; std::getline(lines, line); ++objects) {
+    EXPECT_EQ(line.front(), '{');
+    EXPECT_EQ(line.back(), '}');
+  }
+  EXPECT_EQ(objects, 4);
+}
+
+TEST(RunThreads, RaisesWhatTheFirstFailingRankThrew) {
+  Settings settings = small(Collective::all_reduce, 3);
+  EXPECT_THROW(run_threads(settings,
+                           [](Communicator& communicator) {
+                             if (communicator.rank() == 1) throw DataError("rank 1's own");
+                             communicator.barrier().wait();
+                           }),
+               DataError);
+}
+
+}  // namespace
+}  // namespace lockstep::bench

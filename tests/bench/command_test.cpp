@@ -1,0 +1,79 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <array>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+
+// The command line itself: `lockstep bench …`, as a user starts it.
+namespace {
+
+using ::testing::HasSubstr;
+
+struct Result {
+  int exit_code = -1;
+  std::string text;  ///< stdout and stderr
+};
+
+Result run_bench(const std::string& arguments) {
+  const std::string command =
+      std::string(LOCKSTEP_BINARY_DIR) + "/lockstep bench " + arguments + " 2>&1";
+  Result result;
+  FILE* pipe = popen(command.c_str(), "r");
+  if (pipe == nullptr) return result;
+  std::array<char, 4096> buffer;
+  for (std::size_t n; (n = fread(buffer.data(), 1, buffer.size(), pipe)) > 0;) {
+    result.text.append(buffer.data(), n);
+  }
+  const int status = pclose(pipe);
+  if (WIFEXITED(status)) result.exit_code = WEXITSTATUS(status);
+  return result;
+}
+
+TEST(BenchCommand, MeasuresProcessesAndThreads) {
+  for (const std::string how : {"", "--threads "}) {
+    const Result result = run_bench(
+        "all_reduce -n 3 " + how + "--min 1KiB --max 64KiB --factor 64 --repeats 2 --check --json");
+    EXPECT_EQ(result.exit_code, 0) << result.text;
+    std::istringstream lines(result.text);
+    int rows = 0;
+    for (std::string line; std::getline(lines, line); ++rows) {
+      const auto json = nlohmann::json::parse(line, nullptr, false);
+      ASSERT_FALSE(json.is_discarded()) << line;
+      EXPECT_EQ(json["wrong"], 0);
+      EXPECT_EQ(json["ranks"], 3);
+      EXPECT_EQ(json["started_as"], how.empty() ? "processes" : "threads");
+    }
+    EXPECT_EQ(rows, 4);
+  }
+}
+
+TEST(BenchCommand, NamesWhatIsWrongWithItsArguments) {
+  struct {
+    const char* arguments;
+    const char* expected;
+  } const cases[] = {
+      {"all_reduce -n 0", "-n is 0"},
+      {"all_reduce -n 100000", "-n is 100000"},
+      {"all_reduce --min 2MiB --max 1MiB", "more than --max"},
+      {"all_reduce --max 900TiB", "memory available"},
+      {"all_reduce --factor 1", "--factor"},
+      {"all_reduce --dtype float31", "bfloat16"},
+      {"all_reduce --op mean", "product"},
+      {"all_reduce --memory heap", "private"},
+      {"all_reduces", "reduce_scatter"},
+      {"all_reduce --no-such-flag", "no-such-flag"},
+      {"", "collective"},
+  };
+  for (const auto& c : cases) {
+    const Result result = run_bench(c.arguments);
+    EXPECT_NE(result.exit_code, 0) << c.arguments;
+    EXPECT_THAT(result.text, HasSubstr(c.expected)) << c.arguments;
+    EXPECT_THAT(result.text, ::testing::Not(HasSubstr("bad_alloc"))) << c.arguments;
+  }
+}
+
+}  // namespace
