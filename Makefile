@@ -12,7 +12,7 @@ RANKS ?= 2
 ARGS ?=
 
 configure = torch=$$(tools/bootstrap $(1)) && \
-	cmake -S . -B '$(BUILD)' -G Ninja --log-level=WARNING -DTorch_DIR="$$torch" $(2)
+	cmake -S . -B '$(BUILD)' -G Ninja -DTorch_DIR="$$torch" $(2)
 programs = -DLOCKSTEP_BUILD_TESTS=OFF
 everything = -DLOCKSTEP_BUILD_TESTS=ON
 

@@ -1,4 +1,4 @@
-# What every Lockstep target shares: include root, warnings, sanitizers.
+# What every Lockstep target shares: include root and warnings.
 
 function(lockstep_configure target)
   target_include_directories(${target} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>
@@ -6,11 +6,6 @@ function(lockstep_configure target)
   target_compile_features(${target} PUBLIC cxx_std_20)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow
                                            $<$<BOOL:${LOCKSTEP_WERROR}>:-Werror>)
-  if(LOCKSTEP_SANITIZE)
-    target_compile_options(${target} PUBLIC -fsanitize=${LOCKSTEP_SANITIZE} -fno-omit-frame-pointer
-                                            -g)
-    target_link_options(${target} PUBLIC -fsanitize=${LOCKSTEP_SANITIZE})
-  endif()
 endfunction()
 
 # One static library for a room of the house: all .cpp files of the named folders.
