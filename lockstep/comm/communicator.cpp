@@ -51,7 +51,7 @@ Ends ends(const Operation& operation, int rank) {
 
 }  // namespace
 
-Work Communicator::issue(Operation operation, Issue&& issue) {
+Work Communicator::issue(Operation&& operation, Issue&& issue) {
   operation.timeout = issue.timeout;
   operation.shape = std::move(issue.shape);
   operation.owner = std::move(issue.owner);
@@ -78,21 +78,18 @@ void Communicator::check(const Operation& operation) const {
     throw InvalidArgument(concat(where(), "got ", operation.counts.size(),
                                  " counts, expected one for each of ", size_, " ranks"));
   }
-  const std::size_t most = std::numeric_limits<std::ptrdiff_t>::max() /
-                           static_cast<std::ptrdiff_t>(size_of(operation.dtype)) /
-                           static_cast<std::ptrdiff_t>(size_);
-  std::size_t elements = operation.count;
-  for (const auto count : operation.counts) {
-    if (count > most) elements = count;
-  }
-  if (elements > most) {
-    throw InvalidArgument(concat(where(), "got ", elements, " elements, expected at most ", most));
+  const auto [input, output] = ends(operation, rank_);
+  std::ptrdiff_t bytes = 0;
+  const std::size_t longest = std::max({operation.count, input, output});
+  if (__builtin_mul_overflow(longest, size_of(operation.dtype) * static_cast<std::size_t>(size_),
+                             &bytes)) {
+    throw InvalidArgument(
+        concat(where(), "got ", longest, " elements, expected no more than memory can hold"));
   }
   if (operation.timeout.count() < 0) {
     throw InvalidArgument(
         concat(where(), "got a timeout of ", operation.timeout.count(), " ms, expected 0 or more"));
   }
-  const auto [input, output] = ends(operation, rank_);
   if ((input > 0 && operation.input == nullptr) || (output > 0 && operation.output == nullptr)) {
     throw InvalidArgument(
         concat(where(), "got no memory, expected ",

@@ -90,10 +90,10 @@ class Communicator {
   Communicator(int rank, int size) : rank_(rank), size_(size) {}
 
   /// Starts a checked and numbered operation. Never blocks.
-  virtual Work begin(Operation operation) = 0;
+  virtual Work begin(Operation&& operation) = 0;
 
  private:
-  Work issue(Operation operation, Issue&& issue);
+  Work issue(Operation&& operation, Issue&& issue);
   void check(const Operation& operation) const;
 
   int rank_;

@@ -22,7 +22,7 @@
 
 namespace lockstep::host {
 
-CollectiveFlight::CollectiveFlight(HostCommunicator& group, Operation operation)
+CollectiveFlight::CollectiveFlight(HostCommunicator& group, Operation&& operation)
     : InFlight(group, std::move(operation)), shape_(this->operation(), group.size()) {
   const std::size_t bytes = shape_.longest_total() * size_of(this->operation().dtype);
   path_ = bytes <= Block::slot_bytes ? Path::slots : Path::staged;
@@ -57,6 +57,7 @@ void CollectiveFlight::advance() {
     if (!all_posted() || !agree()) return;
     plan();
     stage_ = Stage::stepping;
+    arrive(0);
   }
   if (stage_ == Stage::stepping && !step()) return;
   if (stage_ == Stage::finishing) {
@@ -135,32 +136,37 @@ void CollectiveFlight::plan() {
   ++progress.planned;
 }
 
+void CollectiveFlight::arrive(std::uint64_t step) {
+  if (path_ != Path::staged || step == steps_) return;
+  copy_in(step);
+  group()
+      .block()
+      .arrived(group().rank())
+      .value.store(first_step_ + step + 1, std::memory_order_release);
+  group().ring();
+}
+
 bool CollectiveFlight::step() {
   auto& progress = group().progress();
-  auto& block = group().block();
-  const int rank = group().rank();
-  const auto arrive = [&](std::uint64_t step) {
-    copy_in(step);
-    block.arrived(rank).value.store(first_step_ + step + 1, std::memory_order_release);
-    group().ring();
-  };
   for (;;) {
-    if (path_ == Path::staged) {
-      if (!arrived_) arrive(step_);
-      arrived_ = true;
-      if (!all_reached(progress.arrived, &Block::arrived, first_step_ + step_ + 1)) return false;
-    }
+    const std::uint64_t reached = first_step_ + step_ + 1;
     if (!step_worked_) {
+      if (path_ == Path::staged && !all_reached(progress.arrived, &Block::arrived, reached))
+        return false;
       work(step_);
-      block.worked(rank).value.store(first_step_ + step_ + 1, std::memory_order_release);
-      group().ring();
+      group().block().worked(group().rank()).value.store(reached, std::memory_order_release);
+      // Over slots nobody waits for this but a member whose ring is full; the next announcement
+      // wakes it.
+      if (path_ != Path::slots) group().ring();
       step_worked_ = true;
+      // The other chunk is free: all have worked the step before.
+      arrive(step_ + 1);
     }
     if (step_ + 1 == steps_) break;
-    if (!all_reached(progress.worked, &Block::worked, first_step_ + step_ + 1)) return false;
+    if (!all_reached(progress.worked, &Block::worked, reached)) return false;
     copy_out(step_);
     ++step_;
-    arrived_ = step_worked_ = false;
+    step_worked_ = false;
   }
   stage_ = Stage::finishing;
   return true;

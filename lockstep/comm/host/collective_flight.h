@@ -25,13 +25,15 @@ struct Progress {
 /// A collective on this rank. Note [How a host collective runs] is in collective_flight.cpp.
 class CollectiveFlight final : public InFlight {
  public:
-  CollectiveFlight(HostCommunicator& group, Operation operation);
+  CollectiveFlight(HostCommunicator& group, Operation&& operation);
 
   /// Announces it to the members, once the ring has room; true if announced.
   bool post();
   bool posted() const { return stage_ != Stage::queued; }
-  /// This rank's share is done: the next collective may begin its own.
-  bool worked() const { return stage_ == Stage::finishing || complete(); }
+  /// The next collective may begin: this rank's share is done, and its chunks are free.
+  bool lets_next_begin() const {
+    return complete() || (stage_ == Stage::finishing && path_ != Path::staged);
+  }
 
   void advance() override;
   std::vector<int> missing() const override;
@@ -49,6 +51,7 @@ class CollectiveFlight final : public InFlight {
                    std::uint64_t value) const;
   bool agree();
   void plan();
+  void arrive(std::uint64_t step);
   bool step();
 
   void copy_in(std::uint64_t step);
@@ -70,7 +73,6 @@ class CollectiveFlight final : public InFlight {
   std::uint64_t first_step_ = 0;
   std::uint64_t steps_ = 1;
   std::uint64_t step_ = 0;
-  bool arrived_ = false;
   bool step_worked_ = false;
 };
 

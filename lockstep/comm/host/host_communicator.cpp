@@ -44,14 +44,14 @@ void HostCommunicator::fail(std::string_view cause) noexcept {
   }
 }
 
-void HostCommunicator::join() { begin({.collective = Collective::barrier}).wait(); }
+void HostCommunicator::join() { begin(Operation{.collective = Collective::barrier}).wait(); }
 
 void HostCommunicator::drop() noexcept {
   collectives_.clear();
   messages_.clear();
 }
 
-Work HostCommunicator::begin(Operation operation) {
+Work HostCommunicator::begin(Operation&& operation) {
   const Endpoint::Use use(*endpoint_);
   if (endpoint_->failed()) endpoint_->throw_failure(where(operation.label()));
   if (operation.collective == Collective::send || operation.collective == Collective::recv) {
@@ -63,7 +63,7 @@ Work HostCommunicator::begin(Operation operation) {
   return Work(std::move(flight));
 }
 
-Work HostCommunicator::begin_message(Operation operation) {
+Work HostCommunicator::begin_message(Operation&& operation) {
   auto flight = std::make_shared<MessageFlight>(*this, std::move(operation));
   messages_.push_back(flight);
   poll();
@@ -77,7 +77,7 @@ void HostCommunicator::poll() {
   }
   for (const auto& flight : collectives_) {
     flight->advance();
-    if (!flight->worked()) break;
+    if (!flight->lets_next_begin()) break;
   }
   while (!collectives_.empty() && collectives_.front()->complete()) collectives_.pop_front();
   if (messages_.empty()) return;

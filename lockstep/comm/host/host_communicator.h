@@ -50,8 +50,8 @@ class HostCommunicator final : public Communicator,
   void ring() const { endpoint_->ring(members_); }
 
  private:
-  Work begin(Operation operation) override;
-  Work begin_message(Operation operation);
+  Work begin(Operation&& operation) override;
+  Work begin_message(Operation&& operation);
 
   std::shared_ptr<Endpoint> endpoint_;
   std::vector<int> members_;

@@ -5,7 +5,7 @@
 
 namespace lockstep::host {
 
-InFlight::InFlight(HostCommunicator& group, Operation operation)
+InFlight::InFlight(HostCommunicator& group, Operation&& operation)
     : group_(group.shared_from_this()), operation_(std::move(operation)) {}
 
 InFlight::~InFlight() = default;

@@ -14,7 +14,7 @@ class HostCommunicator;
 /// One operation of this rank between begin and completion.
 class InFlight : public detail::Ticket {
  public:
-  InFlight(HostCommunicator& group, Operation operation);
+  InFlight(HostCommunicator& group, Operation&& operation);
   ~InFlight() override;
 
   /// Does what can be done without blocking.

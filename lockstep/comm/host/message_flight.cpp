@@ -20,7 +20,7 @@ std::string describe(DType dtype, std::uint64_t count, std::uint32_t tag) {
 
 }  // namespace
 
-MessageFlight::MessageFlight(HostCommunicator& group, Operation operation)
+MessageFlight::MessageFlight(HostCommunicator& group, Operation&& operation)
     : InFlight(group, std::move(operation)),
       mailbox_(mailbox_of(group, this->operation())),
       number_(this->operation().sequence) {}

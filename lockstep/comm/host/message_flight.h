@@ -12,7 +12,7 @@ namespace lockstep::host {
 /// lies there), the receiver copies and takes.
 class MessageFlight final : public InFlight {
  public:
-  MessageFlight(HostCommunicator& group, Operation operation);
+  MessageFlight(HostCommunicator& group, Operation&& operation);
 
   void advance() override;
   std::vector<int> missing() const override;
