@@ -18,63 +18,62 @@ constexpr double fewest_repeats = 7;
 constexpr double most_repeats = 201;
 
 /// This rank's time of one round.
-double timed_round(Communicator& communicator, Round& round) {
+double timed_round(Transport& transport, Round& round) {
   round.fill();
-  communicator.barrier().wait();
+  transport.barrier();
   const double begin = now_us();
   round.run();
   return now_us() - begin;
 }
 
 /// As many repetitions as fit the budget, by rank 0's clock: all ranks must do the same number.
-std::size_t agree_on_repeats(Communicator& communicator, double round_us) {
+std::size_t agree_on_repeats(Transport& transport, double round_us) {
   double repeats = std::clamp(row_budget_us / round_us, fewest_repeats, most_repeats);
-  communicator.broadcast(&repeats, 1, DType::f64, 0).wait();
+  transport.broadcast(&repeats, 1, DType::f64, 0);
   return static_cast<std::size_t>(repeats);
 }
 
 }  // namespace
 
-Row measure(Communicator& communicator, const Settings& settings, Memory memory,
-            std::size_t bytes) {
+Row measure(Transport& transport, const Settings& settings, Memory memory, std::size_t bytes) {
   const bool barrier = settings.collective == Collective::barrier;
   Row row{.collective = settings.collective,
-          .backend = std::string(communicator.backend()),
-          .ranks = communicator.size(),
+          .backend = std::string(transport.backend()),
+          .ranks = transport.size(),
           .threads = settings.threads,
           .memory = memory,
           .dtype = settings.dtype,
           .op = settings.op};
-  Round round(communicator, settings, memory, bytes);
+  Round round(transport, settings, memory, bytes);
   row.count = barrier ? 0 : part_count(settings, bytes);
   const std::size_t parts =
-      in_place(settings.collective) ? 1 : static_cast<std::size_t>(communicator.size());
+      in_place(settings.collective) ? 1 : static_cast<std::size_t>(transport.size());
   row.bytes = row.count * parts * size_of(settings.dtype);
-  row.probe_ns = cache_line_round_trip(communicator);
+  row.probe_ns = cache_line_round_trip(transport);
 
   const double begin = now_us();
-  for (int i = 0; i < warm_up_rounds; ++i) timed_round(communicator, round);
+  for (int i = 0; i < warm_up_rounds; ++i) timed_round(transport, round);
   row.repeats = settings.repeats != 0
                     ? settings.repeats
-                    : agree_on_repeats(communicator, (now_us() - begin) / warm_up_rounds);
+                    : agree_on_repeats(transport, (now_us() - begin) / warm_up_rounds);
 
   std::vector<double> times;
   std::int64_t wrong = 0;
   for (std::size_t repeat = 0; repeat < row.repeats; ++repeat) {
-    times.push_back(timed_round(communicator, round) / static_cast<double>(round.length()));
+    times.push_back(timed_round(transport, round) / static_cast<double>(round.length()));
     if (settings.check) wrong += round.count_wrong();
   }
-  communicator.all_reduce(times.data(), times.size(), DType::f64, ReduceOp::max).wait();
+  transport.all_reduce(times.data(), times.size(), DType::f64, ReduceOp::max);
   row.time_us = median(times);
   row.best_us = *std::min_element(times.begin(), times.end());
   if (settings.check) {
-    communicator.all_reduce(&wrong, 1, DType::i64, ReduceOp::sum).wait();
+    transport.all_reduce(&wrong, 1, DType::i64, ReduceOp::sum);
     row.wrong = wrong;
   }
   return row;
 }
 
-void measure_all(Communicator& communicator, const Settings& settings,
+void measure_all(Transport& transport, const Settings& settings,
                  const std::function<void(const Row&)>& write) {
   std::vector<std::size_t> all_sizes = sizes(settings);
   std::vector<Memory> memories = settings.memories;
@@ -84,8 +83,8 @@ void measure_all(Communicator& communicator, const Settings& settings,
   }
   for (const Memory memory : memories) {
     for (const std::size_t bytes : all_sizes) {
-      const Row row = measure(communicator, settings, memory, bytes);
-      if (communicator.rank() == 0) write(row);
+      const Row row = measure(transport, settings, memory, bytes);
+      if (transport.rank() == 0) write(row);
     }
   }
 }

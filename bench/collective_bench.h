@@ -4,7 +4,7 @@
 
 #include "bench/row.h"
 #include "bench/settings.h"
-#include "lockstep/comm/communicator.h"
+#include "bench/transport.h"
 
 namespace lockstep::bench {
 
@@ -16,10 +16,10 @@ namespace lockstep::bench {
 /// filled several at a time and exchanged one after the other, each once, within one timed round,
 /// because the clock and the leaving of the barrier cost as much as a small exchange. Ranks: all;
 /// the row is complete on rank 0.
-Row measure(Communicator& communicator, const Settings& settings, Memory memory, std::size_t bytes);
+Row measure(Transport& transport, const Settings& settings, Memory memory, std::size_t bytes);
 
 /// All lines of the settings, each given to write on rank 0 as soon as it is known. Ranks: all.
-void measure_all(Communicator& communicator, const Settings& settings,
+void measure_all(Transport& transport, const Settings& settings,
                  const std::function<void(const Row&)>& write);
 
 }  // namespace lockstep::bench

@@ -75,26 +75,26 @@ double round_trip_between(int first, int second) {
 
 }  // namespace
 
-std::optional<double> cache_line_round_trip(Communicator& communicator) {
+std::optional<double> cache_line_round_trip(Transport& transport) {
   // Where each rank may run: its first processor, and whether that is the only one.
   const std::vector<int> mine = allowed_cpus();
   const std::int32_t own = mine.size() == 1 ? mine[0] : -1;
-  std::vector<std::int32_t> bound(static_cast<std::size_t>(communicator.size()));
-  communicator.all_gather(&own, bound.data(), 1, DType::i32).wait();
+  std::vector<std::int32_t> bound(static_cast<std::size_t>(transport.size()));
+  transport.all_gather(&own, bound.data(), 1, DType::i32);
 
   std::optional<double> result;
-  if (communicator.rank() == 0) {
+  if (transport.rank() == 0) {
     if (bound.size() > 1 && bound[0] >= 0 && bound[1] >= 0 && bound[0] != bound[1]) {
       result = round_trip_between(bound[0], bound[1]);
     } else if (mine.size() > 1) {
       result = round_trip_between(mine[0], mine[1]);
     }
   }
-  communicator.barrier().wait();
+  transport.barrier();
   return result;
 }
 
-double stream_bandwidth(Communicator& communicator) {
+double stream_bandwidth(Transport& transport) {
   constexpr std::size_t bytes = 100'000'000;
   constexpr std::size_t count = bytes / sizeof(float);
   constexpr int repeats = 7;
@@ -102,15 +102,15 @@ double stream_bandwidth(Communicator& communicator) {
   const std::vector<float> b(count, 0.5f);
   std::vector<double> times;
   for (int repeat = 0; repeat < repeats; ++repeat) {
-    communicator.barrier().wait();
+    transport.barrier();
     const double begin = now_us();
     float* to = a.data();
     const float* from = b.data();
     for (std::size_t i = 0; i < count; ++i) to[i] += from[i];
     times.push_back(now_us() - begin);
   }
-  communicator.all_reduce(times.data(), times.size(), DType::f64, ReduceOp::max).wait();
-  const double total = 3.0 * static_cast<double>(bytes) * communicator.size();
+  transport.all_reduce(times.data(), times.size(), DType::f64, ReduceOp::max);
+  const double total = 3.0 * static_cast<double>(bytes) * transport.size();
   return total / median(times) * 1e-3;
 }
 

@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <optional>
 
-#include "lockstep/comm/communicator.h"
+#include "bench/transport.h"
 
 namespace lockstep::bench {
 
@@ -14,11 +14,11 @@ inline constexpr double near_limit_ns = 200;
 /// ranks are not kept to different ones; empty on a machine of one core. A virtual machine's cores
 /// move nearer and farther, and every figure with them. Units: ns. Ranks: all; the result is rank
 /// 0's, the others sleep meanwhile.
-std::optional<double> cache_line_round_trip(Communicator& communicator);
+std::optional<double> cache_line_round_trip(Transport& transport);
 
 /// What a[i] += b[i] over ordinary memory gives when all ranks do it at once, on 100 MB each: bytes
 /// read and written by all ranks over the slowest one's time, median of several. Units: GB/s, 10^9
 /// bytes. Ranks: all; the same result on each.
-double stream_bandwidth(Communicator& communicator);
+double stream_bandwidth(Transport& transport);
 
 }  // namespace lockstep::bench

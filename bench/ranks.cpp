@@ -43,8 +43,9 @@ void run_threads(const Settings& settings, const RankFunction& fn) {
   const auto run_rank = [&](int rank) {
     try {
       keep_to(cpus_of(division, rank));
-      const auto communicator = host::create(world, rank, {.timeout = Environment::get().timeout});
-      fn(*communicator);
+      CommunicatorTransport transport(
+          host::create(world, rank, {.timeout = Environment::get().timeout}));
+      fn(transport);
     } catch (const std::exception& error) {
       {
         const std::lock_guard lock(mutex);
@@ -69,10 +70,10 @@ void run_as_rank(const Settings& settings, const RankFunction& fn) {
     throw InvalidArgument(lockstep::detail::concat(
         "bench: -n is ", settings.ranks, ", but this process is a rank of a world of ", size));
   }
-  const auto communicator =
-      host::create(host::World::attach(*environment.arena_fd, size), environment.rank.value_or(0),
-                   {.timeout = environment.timeout});
-  fn(*communicator);
+  CommunicatorTransport transport(host::create(host::World::attach(*environment.arena_fd, size),
+                                               environment.rank.value_or(0),
+                                               {.timeout = environment.timeout}));
+  fn(transport);
 }
 
 int run_processes(const Settings& settings, const std::vector<std::string>& arguments) {

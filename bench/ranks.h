@@ -6,11 +6,11 @@
 #include <vector>
 
 #include "bench/settings.h"
-#include "lockstep/comm/communicator.h"
+#include "bench/transport.h"
 
 namespace lockstep::bench {
 
-using RankFunction = std::function<void(Communicator&)>;
+using RankFunction = std::function<void(Transport&)>;
 
 /// Runs fn on settings.ranks threads, each a rank of one host world, on cores of its own where
 /// there are enough. Throws: what the first failing rank threw.

@@ -1,7 +1,6 @@
 #include "bench/round.h"
 
 #include <algorithm>
-#include <new>
 
 #include "lockstep/core/error.h"
 #include "lockstep/core/text.h"
@@ -12,15 +11,6 @@ namespace {
 
 constexpr std::size_t round_bytes = 256 << 10;
 constexpr std::size_t longest_round = 64;
-constexpr std::align_val_t page{4096};
-
-std::shared_ptr<std::byte> own_memory(std::size_t bytes) {
-  auto* memory = static_cast<std::byte*>(::operator new(bytes, page));
-  std::shared_ptr<std::byte> owner(memory, [](std::byte* p) { ::operator delete(p, page); });
-  std::fill_n(memory, bytes, std::byte{});  // no page fault is left for the measurement
-  return owner;
-}
-
 std::size_t aligned(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 }  // namespace
@@ -30,15 +20,15 @@ std::size_t Round::length(const Settings& settings, std::size_t bytes) {
   return std::clamp<std::size_t>(round_bytes / bytes, 1, longest_round);
 }
 
-Round::Round(Communicator& communicator, const Settings& settings, Memory memory, std::size_t bytes)
-    : communicator_(communicator),
+Round::Round(Transport& transport, const Settings& settings, Memory memory, std::size_t bytes)
+    : transport_(transport),
       collective_(settings.collective),
       dtype_(settings.dtype),
       op_(settings.op),
       count_(part_count(settings, bytes)),
       length_(length(settings, bytes)),
       pattern_(settings.dtype) {
-  const auto ranks = static_cast<std::size_t>(communicator.size());
+  const auto ranks = static_cast<std::size_t>(transport.size());
   input_count_ = collective_ == Collective::reduce_scatter ? ranks * count_ : count_;
   output_count_ = collective_ == Collective::all_gather ? ranks * count_ : count_;
   if (collective_ == Collective::barrier) input_count_ = output_count_ = 0;
@@ -47,12 +37,12 @@ Round::Round(Communicator& communicator, const Settings& settings, Memory memory
   output_offset_ = in_place(collective_) ? 0 : input_bytes;
   stride_ = output_offset_ + output_bytes;
   const std::size_t total = std::max<std::size_t>(stride_ * length_, 64);
-  memory_ = memory == Memory::group ? communicator.allocate(total) : own_memory(total);
+  memory_ = transport.allocate(memory, total);
 }
 
 void Round::fill() {
   for (std::size_t i = 0; i < length_; ++i) {
-    const std::size_t start = pattern_start(communicator_.rank(), turn_ + i);
+    const std::size_t start = pattern_start(transport_.rank(), turn_ + i);
     pattern_.fill(input(i), input_count_, start);
   }
   turn_ += length_;
@@ -62,19 +52,19 @@ void Round::run() {
   for (std::size_t i = 0; i < length_; ++i) {
     switch (collective_) {
       case Collective::all_reduce:
-        communicator_.all_reduce(output(i), count_, dtype_, op_).wait();
+        transport_.all_reduce(output(i), count_, dtype_, op_);
         break;
       case Collective::broadcast:
-        communicator_.broadcast(output(i), count_, dtype_, 0).wait();
+        transport_.broadcast(output(i), count_, dtype_, 0);
         break;
       case Collective::all_gather:
-        communicator_.all_gather(input(i), output(i), count_, dtype_).wait();
+        transport_.all_gather(input(i), output(i), count_, dtype_);
         break;
       case Collective::reduce_scatter:
-        communicator_.reduce_scatter(input(i), output(i), count_, dtype_, op_).wait();
+        transport_.reduce_scatter(input(i), output(i), count_, dtype_, op_);
         break;
       case Collective::barrier:
-        communicator_.barrier().wait();
+        transport_.barrier();
         break;
       default:
         throw InvalidArgument(
@@ -91,7 +81,7 @@ std::int64_t Round::count_wrong() const {
 
 std::int64_t Round::count_wrong(std::size_t i) const {
   std::vector<std::size_t> starts;
-  for (int rank = 0; rank < communicator_.size(); ++rank) {
+  for (int rank = 0; rank < transport_.size(); ++rank) {
     starts.push_back(pattern_start(rank, turn_ - length_ + i));
   }
   const std::byte* result = output(i);
@@ -109,7 +99,7 @@ std::int64_t Round::count_wrong(std::size_t i) const {
       return wrong;
     }
     case Collective::reduce_scatter: {
-      const std::size_t begin = static_cast<std::size_t>(communicator_.rank()) * count_;
+      const std::size_t begin = static_cast<std::size_t>(transport_.rank()) * count_;
       return pattern_.reduced(op_, starts).count_wrong(result, count_, begin);
     }
     default:

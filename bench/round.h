@@ -7,7 +7,7 @@
 
 #include "bench/pattern.h"
 #include "bench/settings.h"
-#include "lockstep/comm/communicator.h"
+#include "bench/transport.h"
 
 namespace lockstep::bench {
 
@@ -18,7 +18,7 @@ class Round {
   /// cache together, so that reading the clock costs nothing beside them.
   static std::size_t length(const Settings& settings, std::size_t bytes);
 
-  Round(Communicator& communicator, const Settings& settings, Memory memory, std::size_t bytes);
+  Round(Transport& transport, const Settings& settings, Memory memory, std::size_t bytes);
 
   /// Writes every buffer anew. Ranks: any, each for itself.
   void fill();
@@ -34,7 +34,7 @@ class Round {
   std::byte* output(std::size_t i) const { return input(i) + output_offset_; }
   std::int64_t count_wrong(std::size_t i) const;
 
-  Communicator& communicator_;
+  Transport& transport_;
   Collective collective_;
   DType dtype_;
   ReduceOp op_;

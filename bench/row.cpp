@@ -3,6 +3,7 @@
 #include <iomanip>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <string_view>
 
 namespace lockstep::bench {
 
@@ -10,6 +11,10 @@ namespace {
 
 bool reduces(Collective collective) {
   return collective == Collective::all_reduce || collective == Collective::reduce_scatter;
+}
+
+std::string_view memory_name(const Row& row) {
+  return row.collective == Collective::barrier ? "none" : name(row.memory);
 }
 
 double bus_factor(Collective collective, int ranks) {
@@ -51,7 +56,7 @@ std::string table_line(const Row& row) {
   std::ostringstream out;
   out << std::fixed << std::setw(14) << row.bytes << std::setw(13) << row.count << std::setw(10)
       << name(row.dtype) << std::setw(9) << (reduces(row.collective) ? name(row.op) : "none")
-      << std::setw(9) << name(row.memory) << std::setw(11)
+      << std::setw(9) << memory_name(row) << std::setw(11)
       << std::setprecision(row.time_us < 100 ? 3 : 1) << row.time_us << std::setprecision(2)
       << std::setw(9) << algorithm_bandwidth(row) << std::setw(9) << bus_bandwidth(row)
       << std::setw(9);
@@ -75,7 +80,7 @@ std::string json_line(const Row& row) {
                                  {"backend", row.backend},
                                  {"ranks", row.ranks},
                                  {"started_as", row.threads ? "threads" : "processes"},
-                                 {"memory", name(row.memory)},
+                                 {"memory", memory_name(row)},
                                  {"dtype", name(row.dtype)},
                                  {"redop", reduces(row.collective) ? name(row.op) : "none"},
                                  {"bytes", row.bytes},

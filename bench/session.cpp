@@ -23,12 +23,11 @@ void write_probe(std::ostream& out, const char* when, std::optional<double> prob
       << (*probe_ns < near_limit_ns ? "near" : "far") << ")\n";
 }
 
-void write_surroundings(std::ostream& out, const Communicator& communicator,
-                        const Settings& settings, std::optional<double> stream_gbs) {
+void write_surroundings(std::ostream& out, const Transport& transport, const Settings& settings,
+                        std::optional<double> stream_gbs) {
   out << "# lockstep " << LOCKSTEP_VERSION << ", " << name(settings.collective) << ", "
-      << communicator.size() << (settings.threads ? " threads" : " processes") << " as ranks on "
-      << std::thread::hardware_concurrency() << " cores, backend " << communicator.backend()
-      << "\n";
+      << transport.size() << (settings.threads ? " threads" : " processes") << " as ranks on "
+      << std::thread::hardware_concurrency() << " cores, backend " << transport.backend() << "\n";
   if (stream_gbs) {
     out << "# a += b in all ranks at once: " << std::fixed << std::setprecision(1) << *stream_gbs
         << " GB/s\n";
@@ -37,23 +36,23 @@ void write_surroundings(std::ostream& out, const Communicator& communicator,
 
 }  // namespace
 
-void run_session(Communicator& communicator, const Settings& settings, std::ostream& out) {
-  const bool table = !settings.json && communicator.rank() == 0;
+void run_session(Transport& transport, const Settings& settings, std::ostream& out) {
+  const bool table = !settings.json && transport.rank() == 0;
   std::optional<double> stream_gbs;
-  if (settings.stream) stream_gbs = stream_bandwidth(communicator);
-  const std::optional<double> before = cache_line_round_trip(communicator);
+  if (settings.stream) stream_gbs = stream_bandwidth(transport);
+  const std::optional<double> before = cache_line_round_trip(transport);
   if (table) {
-    write_surroundings(out, communicator, settings, stream_gbs);
+    write_surroundings(out, transport, settings, stream_gbs);
     write_probe(out, "before", before);
     out << table_head() << std::flush;
   }
   std::optional<std::int64_t> wrong;
-  measure_all(communicator, settings, [&](Row row) {
+  measure_all(transport, settings, [&](Row row) {
     row.stream_gbs = stream_gbs;
     if (row.wrong) wrong = wrong.value_or(0) + *row.wrong;
     out << (settings.json ? json_line(row) + "\n" : table_line(row)) << std::flush;
   });
-  const std::optional<double> after = cache_line_round_trip(communicator);
+  const std::optional<double> after = cache_line_round_trip(transport);
   if (table) {
     write_probe(out, "after", after);
     if (wrong) out << "# wrong elements: " << *wrong << "\n";

@@ -64,9 +64,9 @@ std::vector<std::string> command_line(const Arguments& arguments) {
 
 int bench_main(const Arguments& arguments) {
   const bench::Settings settings = settings_of(arguments);
-  const auto run = [&](Communicator& communicator) {
+  const auto run = [&](bench::Transport& transport) {
     try {
-      bench::run_session(communicator, settings, std::cout);
+      bench::run_session(transport, settings, std::cout);
     } catch (const std::bad_alloc&) {
       throw Error("bench: this machine has not the memory for --max " +
                   std::to_string(settings.max_bytes) + " bytes on " +

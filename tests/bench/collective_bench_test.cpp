@@ -30,8 +30,8 @@ Settings small(Collective collective, int ranks) {
 
 std::vector<Row> rows_of(const Settings& settings) {
   std::vector<Row> rows;
-  run_threads(settings, [&](Communicator& communicator) {
-    measure_all(communicator, settings, [&](const Row& row) { rows.push_back(row); });
+  run_threads(settings, [&](Transport& transport) {
+    measure_all(transport, settings, [&](const Row& row) { rows.push_back(row); });
   });
   return rows;
 }
@@ -72,46 +72,43 @@ TEST(CollectiveBench, MeasuresABarrierOnce) {
   EXPECT_GT(rows[0].time_us, 0);
 }
 
-/// A backend that loses one element of every all_reduce: passes all on, then spoils the result.
-class Spoiling final : public Communicator {
+/// A backend that spoils one element of every all_reduce of floats.
+class Spoiling final : public Transport {
  public:
-  explicit Spoiling(Communicator& inner)
-      : Communicator(inner.rank(), inner.size()), inner_(inner) {}
+  explicit Spoiling(Transport& inner) : inner_(inner) {}
+
+  int rank() const override { return inner_.rank(); }
+  int size() const override { return inner_.size(); }
   std::string_view backend() const override { return "spoiling"; }
-  std::shared_ptr<std::byte> allocate(std::size_t bytes) override { return inner_.allocate(bytes); }
-  std::shared_ptr<Communicator> split(int, int) override { return nullptr; }
-  void fail(std::string_view cause) noexcept override { inner_.fail(cause); }
+  std::shared_ptr<std::byte> allocate(Memory memory, std::size_t bytes) override {
+    return inner_.allocate(memory, bytes);
+  }
+  void all_reduce(void* data, std::size_t count, DType dtype, ReduceOp op) override {
+    inner_.all_reduce(data, count, dtype, op);
+    if (dtype == DType::f32) *static_cast<std::byte*>(data) ^= std::byte{1};
+  }
+  void broadcast(void* data, std::size_t count, DType dtype, int root) override {
+    inner_.broadcast(data, count, dtype, root);
+  }
+  void all_gather(const void* input, void* output, std::size_t count, DType dtype) override {
+    inner_.all_gather(input, output, count, dtype);
+  }
+  void reduce_scatter(const void* input, void* output, std::size_t count, DType dtype,
+                      ReduceOp op) override {
+    inner_.reduce_scatter(input, output, count, dtype, op);
+  }
+  void barrier() override { inner_.barrier(); }
 
  private:
-  Work begin(Operation&& operation) override {
-    switch (operation.collective) {
-      case Collective::all_reduce:
-        inner_.all_reduce(operation.output, operation.count, operation.dtype, operation.reduce)
-            .wait();
-        if (operation.dtype == DType::f32) operation.output[0] ^= std::byte{1};
-        break;
-      case Collective::broadcast:
-        inner_.broadcast(operation.output, operation.count, operation.dtype, operation.peer).wait();
-        break;
-      case Collective::all_gather:
-        inner_.all_gather(operation.input, operation.output, operation.count, operation.dtype)
-            .wait();
-        break;
-      default:
-        inner_.barrier().wait();
-    }
-    return {};
-  }
-
-  Communicator& inner_;
+  Transport& inner_;
 };
 
 TEST(CollectiveBench, CountsWrongElementsOfAllRanks) {
   Settings settings = small(Collective::all_reduce, 2);
   settings.max_bytes = settings.min_bytes;
   std::vector<Row> rows;
-  run_threads(settings, [&](Communicator& communicator) {
-    Spoiling spoiling(communicator);
+  run_threads(settings, [&](Transport& transport) {
+    Spoiling spoiling(transport);
     measure_all(spoiling, settings, [&](const Row& row) { rows.push_back(row); });
   });
   ASSERT_EQ(rows.size(), 2u);
@@ -125,8 +122,7 @@ TEST(CollectiveBench, WritesATableOrAnObjectALine) {
   Settings settings = small(Collective::all_reduce, 2);
   const auto text_of = [&] {
     std::ostringstream out;
-    run_threads(settings,
-                [&](Communicator& communicator) { run_session(communicator, settings, out); });
+    run_threads(settings, [&](Transport& transport) { run_session(transport, settings, out); });
     return out.str();
   };
   const std::string table = text_of();
@@ -146,9 +142,9 @@ TEST(CollectiveBench, WritesATableOrAnObjectALine) {
 TEST(RunThreads, RaisesWhatTheFirstFailingRankThrew) {
   Settings settings = small(Collective::all_reduce, 3);
   EXPECT_THROW(run_threads(settings,
-                           [](Communicator& communicator) {
-                             if (communicator.rank() == 1) throw DataError("rank 1's own");
-                             communicator.barrier().wait();
+                           [](Transport& transport) {
+                             if (transport.rank() == 1) throw DataError("rank 1's own");
+                             transport.barrier();
                            }),
                DataError);
 }

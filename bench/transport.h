@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string_view>
+
+#include "bench/settings.h"
+#include "lockstep/comm/communicator.h"
+
+namespace lockstep::bench {
+
+/// What is measured: Lockstep, or a peer that does the same work. Every call blocks until this rank
+/// is done; shapes are those of Communicator.
+class Transport {
+ public:
+  virtual ~Transport() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual std::string_view backend() const = 0;
+  /// Memory of that kind, without page faults left in it.
+  virtual std::shared_ptr<std::byte> allocate(Memory memory, std::size_t bytes) = 0;
+
+  virtual void all_reduce(void* data, std::size_t count, DType dtype, ReduceOp op) = 0;
+  virtual void broadcast(void* data, std::size_t count, DType dtype, int root) = 0;
+  virtual void all_gather(const void* input, void* output, std::size_t count, DType dtype) = 0;
+  virtual void reduce_scatter(const void* input, void* output, std::size_t count, DType dtype,
+                              ReduceOp op) = 0;
+  virtual void barrier() = 0;
+};
+
+/// Ordinary memory, page-aligned and written once.
+std::shared_ptr<std::byte> own_memory(std::size_t bytes);
+
+/// A communicator of this library.
+class CommunicatorTransport final : public Transport {
+ public:
+  explicit CommunicatorTransport(std::shared_ptr<Communicator> communicator)
+      : communicator_(std::move(communicator)) {}
+
+  int rank() const override { return communicator_->rank(); }
+  int size() const override { return communicator_->size(); }
+  std::string_view backend() const override { return communicator_->backend(); }
+  std::shared_ptr<std::byte> allocate(Memory memory, std::size_t bytes) override {
+    return memory == Memory::group ? communicator_->allocate(bytes) : own_memory(bytes);
+  }
+  void all_reduce(void* data, std::size_t count, DType dtype, ReduceOp op) override {
+    communicator_->all_reduce(data, count, dtype, op).wait();
+  }
+  void broadcast(void* data, std::size_t count, DType dtype, int root) override {
+    communicator_->broadcast(data, count, dtype, root).wait();
+  }
+  void all_gather(const void* input, void* output, std::size_t count, DType dtype) override {
+    communicator_->all_gather(input, output, count, dtype).wait();
+  }
+  void reduce_scatter(const void* input, void* output, std::size_t count, DType dtype,
+                      ReduceOp op) override {
+    communicator_->reduce_scatter(input, output, count, dtype, op).wait();
+  }
+  void barrier() override { communicator_->barrier().wait(); }
+
+ private:
+  std::shared_ptr<Communicator> communicator_;
+};
+
+}  // namespace lockstep::bench
