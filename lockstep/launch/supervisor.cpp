@@ -188,6 +188,7 @@ void Supervisor::look_after_ranks() {
 void Supervisor::note_end(std::size_t rank, const Ending& ending) {
   auto& member = members_[rank];
   member.ending = ending;
+  member.joined = world_->joined(static_cast<int>(rank));
   const bool told = phase_ == Phase::stopping || phase_ == Phase::killing;
   member.ended_by_launcher =
       told && ending.by_signal && (ending.code == SIGTERM || ending.code == SIGKILL);
@@ -311,7 +312,7 @@ int Supervisor::conclude(int cause) {
                                 .ending = *member.ending,
                                 .ended_by_launcher = member.ended_by_launcher,
                                 .stopped = member.was_stopped,
-                                .joined = world_->joined(cause),
+                                .joined = member.joined,
                                 .reason = told ? failure->text : std::string(),
                                 .last_lines = member.err->tail().lines(reported_lines)}));
   if (member.ended_by_launcher) {

@@ -38,6 +38,7 @@ class Supervisor {
     RankProcess process;
     Stream* err;
     std::optional<Ending> ending;
+    bool joined = false;  ///< had called init() by its end
     bool ended_by_launcher = false;
     bool was_stopped = false;
     bool gone = false;  ///< reaped, and nobody is left in its group

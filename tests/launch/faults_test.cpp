@@ -1,0 +1,196 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <ostream>
+#include <string>
+
+#include "launched.h"
+#include "lockstep/core/text.h"
+
+namespace lockstep::testing {
+namespace {
+
+using lockstep::detail::concat;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+/// A fault must end the job in about a second; tests of a busy machine allow more, far below any
+/// timeout of ranks.
+constexpr double soon = 15;
+
+struct Fault {
+  std::string behaviour;
+  int code;                            ///< of the job
+  std::string cause;                   ///< words of the report
+  std::vector<std::string> options{};  /// of lockstep run
+};
+
+void PrintTo(const Fault& fault, std::ostream* out) { *out << fault.behaviour; }
+
+class Faults : public ::testing::TestWithParam<Fault> {
+ protected:
+  static void expect_named(int ranks, int culprit) {
+    const auto& fault = GetParam();
+    SCOPED_TRACE(concat("rank ", culprit, " of ", ranks));
+    std::vector<std::string> arguments{"-n", std::to_string(ranks)};
+    arguments.insert(arguments.end(), fault.options.begin(), fault.options.end());
+    arguments.insert(arguments.end(), {rank_program(), fault.behaviour, std::to_string(culprit)});
+    const auto ended = run_lockstep(arguments);
+
+    EXPECT_FALSE(ended.by_signal);
+    EXPECT_EQ(ended.code, fault.code);
+    EXPECT_LT(ended.seconds.count(), soon);
+    EXPECT_FALSE(anything_left());
+    const auto begin = ended.err.rfind("lockstep: rank");
+    ASSERT_NE(begin, std::string::npos) << ended.err;
+    const auto report = ended.err.substr(begin);
+    EXPECT_THAT(report, HasSubstr(concat("rank ", culprit, " of ", ranks, " failed first: it ",
+                                         fault.cause)))
+        << ended.err;
+    const auto prefix = culprit == 0 ? std::string("\npid") : concat("\n[", culprit, "] pid");
+    const auto pids = numbers_after(concat("\n", ended.out), prefix);
+    ASSERT_EQ(pids.size(), 1U) << ended.out;
+    EXPECT_THAT(report, HasSubstr(concat("pid ", pids.front(), ")")));
+  }
+};
+
+TEST_P(Faults, OfTheLastOfTwoRanks) { expect_named(2, 1); }
+TEST_P(Faults, OfTheFirstOfThreeRanks) { expect_named(3, 0); }
+
+INSTANTIATE_TEST_SUITE_P(
+    Run, Faults,
+    ::testing::Values(Fault{"leave", 1, "left early with exit code 0 while others"},
+                      Fault{"leave-before-init", 1, "left early with exit code 0, without calling"},
+                      Fault{"exit-3", 3, "ended with exit code 3"},
+                      Fault{"throw", 128 + SIGABRT, "was ended by SIGABRT"},
+                      Fault{"segfault", 128 + SIGSEGV, "was ended by SIGSEGV"},
+                      Fault{"kill-9", 128 + SIGKILL, "was ended by SIGKILL"},
+                      Fault{"stop", 1, "was stopped (SIGSTOP)", {"--timeout", "1"}},
+                      Fault{"never-init", 1, "never called lockstep::init()", {"--timeout", "1"}}),
+    [](const ::testing::TestParamInfo<Fault>& test) {
+      std::string name = test.param.behaviour;
+      std::erase(name, '-');
+      return name;
+    });
+
+TEST(Run, AllWellIsZeroAndSilent) {
+  const auto ended = run_lockstep({"-n", "7", rank_program(), "finish"});
+  EXPECT_EQ(ended.code, 0);
+  EXPECT_EQ(ended.err, "");
+  EXPECT_EQ(numbers_after(ended.out, "pid").size(), 7U);
+  EXPECT_FALSE(anything_left());
+}
+
+TEST(Run, AWorldOfOne) {
+  EXPECT_EQ(run_lockstep({"-n", "1", rank_program(), "finish"}).code, 0);
+  EXPECT_EQ(run_lockstep({"-n", "1", rank_program(), "exit-3"}).code, 3);
+}
+
+TEST(Report, HoldsTheLastTwentyLines) {
+  const auto ended = run_lockstep({"-n", "2", rank_program(), "many-lines", "1"});
+  EXPECT_EQ(ended.code, 5);
+  EXPECT_THAT(ended.err, HasSubstr("  | line 20\n"));
+  EXPECT_THAT(ended.err, HasSubstr("  | line 39\n"));
+  EXPECT_THAT(ended.err, Not(HasSubstr("  | line 19\n")));
+}
+
+TEST(Report, QuotesWhatTheRankThrew) {
+  const auto ended = run_lockstep({"-n", "2", "--quiet", rank_program(), "throw", "1"});
+  EXPECT_THAT(ended.err, HasSubstr("this rank threw"));
+}
+
+TEST(Stopping, ReachesARankThatIgnoresSigterm) {
+  Launched job(
+      {lockstep_program(), "run", "-n", "2", "--grace", "0.1", rank_program(), "stubborn", "1"});
+  job.await_output("pid ", 2);
+  job.await_output("ready");
+  const auto first = numbers_after(concat("\n", job.output()), "\npid");
+  ASSERT_EQ(first.size(), 1U);
+  kill(first.front(), SIGKILL);
+  const auto ended = job.wait();
+  EXPECT_EQ(ended.code, 128 + SIGKILL);
+  EXPECT_THAT(ended.err, HasSubstr("rank 0 of 2 failed first: it was ended by SIGKILL"));
+  EXPECT_LT(ended.seconds.count(), soon);
+  EXPECT_FALSE(anything_left());
+}
+
+TEST(Stopping, ReachesDescendants) {
+  Launched job({lockstep_program(), "run", "-n", "2", rank_program(), "descendant", "1"});
+  job.await_output("descendant ");
+  const auto ranks = numbers_after(concat("\n", job.output()), "\npid");
+  ASSERT_EQ(ranks.size(), 1U);
+  kill(ranks.front(), SIGSEGV);
+  EXPECT_EQ(job.wait().code, 128 + SIGSEGV);
+  EXPECT_FALSE(anything_left());
+}
+
+TEST(Stopping, ReachesDescendantsThatLeftTheGroup) {
+  const auto ended = run_lockstep({"-n", "2", rank_program(), "hidden-descendant", "0"});
+  EXPECT_EQ(ended.code, 4);
+  EXPECT_FALSE(anything_left());
+}
+
+TEST(Stopping, ReachesDescendantsOfASuccessfulJob) {
+  const auto ended = run_lockstep({"-n", "2", "sh", "-c", "sleep 1000 & echo started"});
+  EXPECT_EQ(ended.code, 0);
+  EXPECT_LT(ended.seconds.count(), soon);
+  EXPECT_FALSE(anything_left());
+}
+
+class Interrupted : public ::testing::TestWithParam<int> {};
+
+TEST_P(Interrupted, EndsAllRanks) {
+  const int signal = GetParam();
+  Launched job({lockstep_program(), "run", "-n", "3", rank_program(), "never-init", "2"});
+  job.await_output("pid ", 3);
+  kill(job.pid(), signal);
+  const auto ended = job.wait();
+  EXPECT_EQ(ended.code, 128 + signal);
+  EXPECT_THAT(ended.err, HasSubstr("lockstep: ended by SIG"));
+  EXPECT_THAT(ended.err, Not(HasSubstr("failed first")));
+  EXPECT_LT(ended.seconds.count(), soon);
+  EXPECT_FALSE(anything_left());
+}
+
+INSTANTIATE_TEST_SUITE_P(Run, Interrupted, ::testing::Values(SIGINT, SIGTERM, SIGHUP));
+
+TEST(Interrupted, TwiceKills) {
+  Launched job(
+      {lockstep_program(), "run", "-n", "2", "--grace", "1000", rank_program(), "stubborn", "0"});
+  job.await_output("pid ", 2);
+  job.await_output("ready");
+  kill(job.pid(), SIGINT);
+  kill(job.pid(), SIGTERM);
+  const auto ended = job.wait();
+  EXPECT_EQ(ended.code, 128 + SIGINT);
+  EXPECT_FALSE(anything_left());
+}
+
+TEST(LauncherKilled, LeavesNoRank) {
+  Launched job({lockstep_program(), "run", "-n", "3", rank_program(), "stubborn", "1"});
+  job.await_output("pid ", 3);
+  job.await_output("ready");
+  kill(job.pid(), SIGKILL);
+  EXPECT_TRUE(await_all_ended(std::chrono::seconds(20)));
+}
+
+TEST(LauncherKilled, LeavesNoDescendant) {
+  Launched job(
+      {lockstep_program(), "run", "-n", "2", "sh", "-c", rank_program() + " descendant 1 & wait"});
+  job.await_output("descendant ");
+  kill(job.pid(), SIGKILL);
+  EXPECT_TRUE(await_all_ended(std::chrono::seconds(20)));
+}
+
+TEST(OutputClosed, EndsTheJob) {
+  Launched job({lockstep_program(), "run", "-n", "2", "sh", "-c", "while :; do echo on; done"});
+  job.await_output("on\n");
+  job.close_output();
+  const auto ended = job.wait();
+  EXPECT_EQ(ended.code, 128 + SIGPIPE);
+  EXPECT_FALSE(anything_left());
+}
+
+}  // namespace
+}  // namespace lockstep::testing

@@ -1,0 +1,162 @@
+#include "launched.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <spawn.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <stdexcept>
+
+namespace lockstep::testing {
+namespace {
+
+std::vector<char*> pointers(std::vector<std::string>& words) {
+  std::vector<char*> all;
+  for (auto& word : words) all.push_back(word.data());
+  all.push_back(nullptr);
+  return all;
+}
+
+std::vector<std::string> environment_with(const Launched::Variables& variables) {
+  std::vector<std::string> words;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string word(*entry);
+    if (!variables.contains(word.substr(0, word.find('=')))) words.push_back(word);
+  }
+  for (const auto& [name, value] : variables) words.push_back(name + "=" + value);
+  return words;
+}
+
+}  // namespace
+
+std::string lockstep_program() { return LOCKSTEP_BINARY_DIR "/lockstep"; }
+std::string rank_program() { return LOCKSTEP_BINARY_DIR "/launch_rank_program"; }
+
+Launched::Launched(const std::vector<std::string>& command, const Variables& variables)
+    : start_(std::chrono::steady_clock::now()) {
+  prctl(PR_SET_CHILD_SUBREAPER, 1);
+  std::array<int, 2> out{};
+  std::array<int, 2> err{};
+  if (pipe2(out.data(), O_CLOEXEC) != 0 || pipe2(err.data(), O_CLOEXEC) != 0) {
+    throw std::runtime_error("pipe2 failed");
+  }
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+  posix_spawn_file_actions_adddup2(&actions, out[1], STDOUT_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, err[1], STDERR_FILENO);
+  auto words = command;
+  auto environment = environment_with(variables);
+  const int error = posix_spawn(&pid_, words.front().c_str(), &actions, nullptr,
+                                pointers(words).data(), pointers(environment).data());
+  posix_spawn_file_actions_destroy(&actions);
+  close(out[1]);
+  close(err[1]);
+  out_fd_ = out[0];
+  err_fd_ = err[0];
+  if (error != 0) throw std::runtime_error("cannot start " + command.front());
+}
+
+Launched::~Launched() {
+  if (pid_ > 0) {
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
+  close_output();
+  close(err_fd_);
+}
+
+void Launched::await_output(const std::string& text, int times) {
+  const auto occurrences = [&] {
+    int count = 0;
+    for (auto at = out_.find(text); at != std::string::npos; at = out_.find(text, at + 1)) ++count;
+    return count;
+  };
+  while (occurrences() < times) {
+    if (!read_some(true)) {
+      FAIL() << "output ended before '" << text << "' came " << times << " times: " << out_ << err_;
+    }
+  }
+}
+
+void Launched::close_output() {
+  if (out_fd_ >= 0) close(out_fd_);
+  out_fd_ = -1;
+}
+
+bool Launched::read_some(bool stdout_only) {
+  std::array<pollfd, 2> waiting{{{.fd = out_fd_, .events = POLLIN, .revents = 0},
+                                 {.fd = err_fd_, .events = POLLIN, .revents = 0}}};
+  if (poll(waiting.data(), waiting.size(), -1) < 0) return false;
+  bool any = false;
+  for (std::size_t i = 0; i < waiting.size(); ++i) {
+    if (waiting[i].revents == 0) continue;
+    std::array<char, 1 << 16> buffer;
+    const auto count = read(waiting[i].fd, buffer.data(), buffer.size());
+    if (count > 0) {
+      (i == 0 ? out_ : err_).append(buffer.data(), static_cast<std::size_t>(count));
+      any = true;
+    } else if (i == 0) {
+      close_output();
+      if (stdout_only) return false;
+    } else {
+      close(err_fd_);
+      err_fd_ = -1;
+    }
+  }
+  return any || out_fd_ >= 0 || err_fd_ >= 0;
+}
+
+Ended Launched::wait() {
+  while (out_fd_ >= 0 || err_fd_ >= 0) read_some(false);
+  int status = 0;
+  while (waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
+  }
+  pid_ = -1;
+  return {.by_signal = WIFSIGNALED(status),
+          .code = WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status),
+          .out = out_,
+          .err = err_,
+          .seconds = std::chrono::steady_clock::now() - start_};
+}
+
+Ended run_lockstep(const std::vector<std::string>& arguments,
+                   const Launched::Variables& variables) {
+  std::vector<std::string> command{lockstep_program(), "run"};
+  command.insert(command.end(), arguments.begin(), arguments.end());
+  return Launched(command, variables).wait();
+}
+
+bool anything_left() {
+  siginfo_t info{};
+  return waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0;
+}
+
+bool await_all_ended(std::chrono::seconds limit) {
+  struct sigaction interrupting {};
+  interrupting.sa_handler = [](int) {};  // without SA_RESTART: it ends waitpid
+  sigaction(SIGALRM, &interrupting, nullptr);
+  alarm(static_cast<unsigned>(limit.count()));
+  while (waitpid(-1, nullptr, 0) > 0) {
+  }
+  const bool in_time = errno == ECHILD;
+  alarm(0);
+  return in_time;
+}
+
+std::vector<pid_t> numbers_after(const std::string& text, const std::string& word) {
+  std::vector<pid_t> numbers;
+  const auto key = word + " ";
+  for (auto at = text.find(key); at != std::string::npos; at = text.find(key, at + 1)) {
+    numbers.push_back(std::atoi(text.c_str() + at + key.size()));
+  }
+  return numbers;
+}
+
+}  // namespace lockstep::testing

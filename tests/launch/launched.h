@@ -1,0 +1,69 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace lockstep::testing {
+
+/// The lockstep program, and the rank that misbehaves as it is told.
+std::string lockstep_program();
+std::string rank_program();
+
+/// What became of a started program.
+struct Ended {
+  bool by_signal = false;
+  int code = -1;  ///< exit code, or signal
+  std::string out;
+  std::string err;
+  std::chrono::duration<double> seconds{};  ///< from the start
+};
+
+/// A program started as a user would, with its outputs in pipes. Orphans it leaves become children
+/// of the test.
+class Launched {
+ public:
+  using Variables = std::map<std::string, std::string>;
+
+  explicit Launched(const std::vector<std::string>& command, const Variables& variables = {});
+  ~Launched();
+  Launched(const Launched&) = delete;
+  Launched& operator=(const Launched&) = delete;
+
+  pid_t pid() const { return pid_; }
+  /// Reads stdout until it holds text so many times. Fails the test when it ends before.
+  void await_output(const std::string& text, int times = 1);
+  const std::string& output() const { return out_; }
+  /// Nobody reads its stdout from here on.
+  void close_output();
+  Ended wait();
+
+ private:
+  bool read_some(bool stdout_only);
+
+  std::chrono::steady_clock::time_point start_;
+  pid_t pid_ = -1;
+  int out_fd_ = -1;
+  int err_fd_ = -1;
+  std::string out_;
+  std::string err_;
+};
+
+/// Runs `lockstep run` with these arguments to its end.
+Ended run_lockstep(const std::vector<std::string>& arguments,
+                   const Launched::Variables& variables = {});
+
+/// Whether any process is left that the test or what it started has started. Ended ones count:
+/// someone had to reap them.
+bool anything_left();
+
+/// Waits for every process that is left to end. False when that takes more than limit.
+bool await_all_ended(std::chrono::seconds limit);
+
+/// The numbers after each occurrence of word in text: "pid 12", "pid 13".
+std::vector<pid_t> numbers_after(const std::string& text, const std::string& word);
+
+}  // namespace lockstep::testing
