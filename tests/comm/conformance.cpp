@@ -1,6 +1,8 @@
 #include "conformance.h"
 
+#include <array>
 #include <numeric>
+#include <random>
 
 #include "oracle.h"
 
@@ -175,6 +177,33 @@ void check_in_flight(Communicator& group) {
     const std::size_t count = inputs[i].front().size() / sizeof(float);
     buffers[i]->expect(reduce_all(DType::f32, ReduceOp::sum, inputs[i], count),
                        concat("all_reduce ", i, " in flight"));
+  }
+}
+
+void check_skew(Communicator& group) {
+  // Ranks come and go at moments of their own, with up to three operations in flight of every
+  // length and place.
+  std::mt19937 random(static_cast<unsigned>(group.rank()));  // differs between ranks
+  std::mt19937 common(7);                                    // does not
+  for (int round = 0; round < 60; ++round) {
+    std::vector<std::vector<Bytes>> inputs;
+    std::vector<std::unique_ptr<Buffer>> buffers;
+    std::vector<Work> works;
+    for (int i = 0; i < 3; ++i) {
+      const std::size_t count = std::array{3u, 3000u, 90'001u, 200'003u}[common() % 4];
+      const auto place = random() % 2 == 0 ? Place::group : Place::elsewhere;
+      inputs.push_back(make_inputs(DType::i32, count, group.size(), round));
+      buffers.push_back(std::make_unique<Buffer>(
+          group, place, inputs.back()[static_cast<std::size_t>(group.rank())]));
+      works.push_back(group.all_reduce(buffers.back()->data(), count, DType::i32, ReduceOp::sum));
+      for (auto spins = random() % 20'000; spins > 0; --spins) (void)random();
+    }
+    for (auto& work : works) work.wait();
+    for (std::size_t i = 0; i < 3; ++i) {
+      const std::size_t count = inputs[i].front().size() / sizeof(std::int32_t);
+      buffers[i]->expect(reduce_all(DType::i32, ReduceOp::sum, inputs[i], count),
+                         concat("all_reduce ", i, " of round ", round));
+    }
   }
 }
 

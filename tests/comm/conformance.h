@@ -13,6 +13,9 @@ void check_collectives(Communicator& group);
 /// order.
 void check_in_flight(Communicator& group);
 
+/// Operations begun and awaited at random moments, their buffers at random places.
+void check_skew(Communicator& group);
+
 /// split() by color and key, its groups used at the same time as their parent.
 void check_split(Communicator& group);
 

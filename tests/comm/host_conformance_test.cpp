@@ -9,6 +9,7 @@ namespace {
 void check_all(const std::shared_ptr<Communicator>& group) {
   check_collectives(*group);
   check_in_flight(*group);
+  check_skew(*group);
   check_split(*group);
   check_messages(*group);
 }
