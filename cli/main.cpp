@@ -14,7 +14,7 @@ constexpr int usage_error = 2;
 int main(int argc, char** argv) {
   CLI::App app{"Lockstep: data-parallel training, replicas that step together", "lockstep"};
   app.set_version_flag("--version", "lockstep " LOCKSTEP_VERSION);
-  app.require_subcommand(1);
+  app.require_subcommand(0, 1);  // none is answered below, an unknown one by its name
   int exit_code = 0;
   lockstep::cli::add_run(app, exit_code);
   lockstep::cli::add_bench(app, exit_code);
@@ -25,6 +25,10 @@ int main(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : usage_error;
   } catch (const std::exception& error) {
     std::cerr << "lockstep: " << error.what() << '\n';
+    return usage_error;
+  }
+  if (app.get_subcommands().empty()) {
+    std::cerr << app.help();
     return usage_error;
   }
   return exit_code;

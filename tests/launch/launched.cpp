@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <linux/close_range.h>
 #include <poll.h>
 #include <spawn.h>
 #include <sys/prctl.h>
@@ -41,6 +42,8 @@ std::string rank_program() { return LOCKSTEP_BINARY_DIR "/launch_rank_program"; 
 Launched::Launched(const std::vector<std::string>& command, const Variables& variables)
     : start_(std::chrono::steady_clock::now()) {
   prctl(PR_SET_CHILD_SUBREAPER, 1);
+  // What the test itself inherited is not to be taken for Lockstep's.
+  close_range(STDERR_FILENO + 1, ~0U, CLOSE_RANGE_CLOEXEC);
   std::array<int, 2> out{};
   std::array<int, 2> err{};
   if (pipe2(out.data(), O_CLOEXEC) != 0 || pipe2(err.data(), O_CLOEXEC) != 0) {
@@ -66,7 +69,7 @@ Launched::Launched(const std::vector<std::string>& command, const Variables& var
 Launched::~Launched() {
   if (pid_ > 0) {
     kill(pid_, SIGKILL);
-    waitpid(pid_, nullptr, 0);
+    EXPECT_TRUE(await_all_ended(std::chrono::seconds(20)));
   }
   close_output();
   close(err_fd_);

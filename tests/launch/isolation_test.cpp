@@ -1,0 +1,112 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <sstream>
+#include <string>
+
+#include "launched.h"
+#include "lockstep/core/text.h"
+
+namespace lockstep::testing {
+namespace {
+
+using lockstep::detail::concat;
+using std::filesystem::path;
+using ::testing::HasSubstr;
+using ::testing::IsSupersetOf;
+using ::testing::Not;
+
+/// What a process holds open.
+std::multiset<std::string> open_files(pid_t pid) {
+  std::multiset<std::string> files;
+  for (const auto& entry : std::filesystem::directory_iterator(concat("/proc/", pid, "/fd"))) {
+    std::error_code gone;
+    files.insert(std::filesystem::read_symlink(entry.path(), gone).string());
+  }
+  return files;
+}
+
+std::string text_of(const std::multiset<std::string>& files) {
+  std::string text;
+  for (const auto& file : files) text += file + '\n';
+  return text;
+}
+
+std::string name_of(pid_t pid) {
+  std::ifstream in(concat("/proc/", pid, "/comm"));
+  std::string name;
+  std::getline(in, name);
+  return name;
+}
+
+std::set<pid_t> children_of(pid_t parent) {
+  std::set<pid_t> found;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    std::ifstream in(entry.path() / "status");
+    for (std::string line; std::getline(in, line);) {
+      if (line == concat("PPid:\t", parent)) found.insert(std::stoi(entry.path().filename()));
+    }
+  }
+  return found;
+}
+
+std::set<path> shared_memory_names() {
+  std::set<path> names;
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm", none)) {
+    names.insert(entry.path());
+  }
+  return names;
+}
+
+TEST(World, IsNotInheritedBeyondItsRanks) {
+  const auto ended = run_lockstep({"-n", "2", rank_program(), "descriptors", "1"});
+  EXPECT_EQ(ended.code, 0);
+  EXPECT_THAT(ended.out, Not(HasSubstr("inheritable"))) << ended.out;
+  EXPECT_THAT(ended.out, Not(HasSubstr("socket"))) << ended.out;
+}
+
+/// While a job runs: launcher, guardian and ranks use no socket, only ranks and the launcher hold
+/// the world's memory, and it has no name in any file system.
+TEST(World, IsHeldByItsProcessesAlone) {
+  const auto names_before = shared_memory_names();
+  Launched job({lockstep_program(), "run", "-n", "2", rank_program(), "stubborn", "1"});
+  job.await_output("pid ", 2);
+  job.await_output("ready");
+
+  EXPECT_THAT(names_before, IsSupersetOf(shared_memory_names()));
+  EXPECT_THAT(text_of(open_files(job.pid())), HasSubstr("memfd"));
+  int guardians = 0;
+  for (const auto pid : children_of(job.pid())) {
+    const auto files = text_of(open_files(pid));
+    EXPECT_THAT(files, Not(HasSubstr("socket"))) << name_of(pid);
+    if (name_of(pid) != "lockstep-guard") continue;
+    ++guardians;
+    EXPECT_EQ(open_files(pid).size(), 4U) << files;  // three standard streams and its pipe
+    EXPECT_THAT(files, Not(HasSubstr("memfd")));
+  }
+  EXPECT_EQ(guardians, 1);
+  EXPECT_THAT(text_of(open_files(job.pid())), Not(HasSubstr("socket")));
+}
+
+/// A program cannot join a world by its variables alone.
+TEST(World, CannotBeJoinedByAnUnrelatedProcess) {
+  const auto refused = [](const std::string& descriptor) {
+    const auto ended = Launched({rank_program(), "finish"}, {{"LOCKSTEP_RANK", "1"},
+                                                             {"LOCKSTEP_WORLD_SIZE", "2"},
+                                                             {"LOCKSTEP_ARENA_FD", descriptor}})
+                           .wait();
+    EXPECT_EQ(ended.code, 1) << ended.err;
+    EXPECT_NE(ended.err, "");
+  };
+  Launched job({lockstep_program(), "run", "-n", "2", rank_program(), "never-init", "1"});
+  job.await_output("pid ", 2);
+  refused("200");  // not open
+  refused("0");    // open, but something else
+}
+
+}  // namespace
+}  // namespace lockstep::testing

@@ -1,0 +1,156 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <pty.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <fstream>
+#include <iterator>
+#include <string>
+
+#include "../temporary_folder.h"
+#include "launched.h"
+#include "lockstep/core/text.h"
+
+namespace lockstep::testing {
+namespace {
+
+using lockstep::detail::concat;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+std::string contents(const std::filesystem::path& file) {
+  std::ifstream in(file, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
+
+/// Runs a shell script on two ranks.
+Ended run_script(const std::string& script, std::vector<std::string> options = {}) {
+  options.insert(options.begin(), {"-n", "2"});
+  options.insert(options.end(), {"sh", "-c", script});
+  return run_lockstep(options);
+}
+
+/// The same with only the chosen rank doing anything.
+std::string only(int rank, const std::string& script) {
+  return concat("[ $LOCKSTEP_RANK = ", rank, " ] || exit 0; ", script);
+}
+
+TEST(Output, OfOthersIsPrefixed) {
+  const auto ended = run_script("echo out; echo err >&2");
+  const auto either = [](const std::string& text) {
+    return text == "out\n[1] out\n" || text == "[1] out\nout\n";
+  };
+  EXPECT_TRUE(either(ended.out)) << ended.out;
+  EXPECT_THAT(ended.err, HasSubstr("[1] err\n"));
+  EXPECT_EQ(ended.err.size(), std::string("err\n[1] err\n").size());
+}
+
+TEST(Output, QuietLeavesRankZero) {
+  const auto ended = run_script("echo out; echo err >&2", {"--quiet"});
+  EXPECT_EQ(ended.out, "out\n");
+  EXPECT_EQ(ended.err, "err\n");
+}
+
+TEST(Output, KeepsAnUnfinishedLastLine) {
+  EXPECT_EQ(run_script(only(0, "printf 'a\\nb'")).out, "a\nb");
+  EXPECT_EQ(run_script(only(1, "printf 'a\\nb'")).out, "[1] a\n[1] b\n");
+}
+
+TEST(Output, KeepsEmptyLines) {
+  EXPECT_EQ(run_script(only(1, "printf '\\n\\n'")).out, "[1] \n[1] \n");
+}
+
+TEST(Output, OfRedrawnLinesIsTheLastDrawing) {
+  EXPECT_EQ(run_script(only(1, "printf '10%%\\r20%%\\r30%%\\n'")).out, "[1] 30%\n");
+  EXPECT_EQ(run_script(only(1, "printf 'dos\\r\\n'")).out, "[1] dos\n");
+}
+
+TEST(Output, OfRankZeroIsUnchangedWhateverItIs) {
+  const TemporaryFolder folder;
+  std::string bytes;
+  for (unsigned i = 0, x = 1; i < 1'000'000; ++i, x = x * 1664525U + 1013904223U) {
+    bytes.push_back(static_cast<char>(x >> 24));
+  }
+  std::ofstream(folder / "bytes", std::ios::binary) << bytes;
+  const auto ended = run_script(only(0, concat("cat ", (folder / "bytes").string())));
+  EXPECT_TRUE(ended.out == bytes) << ended.out.size() << " bytes";
+}
+
+TEST(Output, OfAVeryLongLineComesInPieces) {
+  const auto ended = run_script(only(1, "head -c 200000 /dev/zero | tr '\\0' x; echo; echo end"));
+  std::size_t xs = 0;
+  for (const char c : ended.out) xs += c == 'x' ? 1 : 0;
+  EXPECT_EQ(xs, 200'000U);
+  EXPECT_THAT(ended.out, ::testing::EndsWith("x\n[1] end\n"));
+}
+
+TEST(Output, OfAFastWriterIsComplete) {
+  const auto ended = run_script(only(1, "seq 100000"));
+  std::string expected;
+  for (int i = 1; i <= 100'000; ++i) expected += concat("[1] ", i, '\n');
+  EXPECT_TRUE(ended.out == expected) << ended.out.size() << " bytes";
+}
+
+TEST(Output, GoesToLogFilesToo) {
+  const TemporaryFolder folder;
+  const auto logs = folder / "new" / "logs";
+  const auto ended = run_script("printf \"out $LOCKSTEP_RANK\\r\\nx\"; echo err >&2",
+                                {"--quiet", "--log-dir", logs.string()});
+  EXPECT_EQ(ended.code, 0);
+  EXPECT_EQ(contents(logs / "rank-0.out"), "out 0\r\nx");
+  EXPECT_EQ(contents(logs / "rank-1.out"), "out 1\r\nx");
+  EXPECT_EQ(contents(logs / "rank-0.err"), "err\n");
+  EXPECT_EQ(contents(logs / "rank-1.err"), "err\n");
+}
+
+TEST(Input, GoesToRankZeroOnly) {
+  Launched job({"/bin/sh", "-c", concat("echo hello | ", lockstep_program(), " run -n 2 cat")});
+  EXPECT_EQ(job.wait().out, "hello\n");
+}
+
+/// What a program shows on a terminal of its own.
+std::string on_terminal(const std::vector<std::string>& command) {
+  int master = -1;
+  const pid_t pid = forkpty(&master, nullptr, nullptr, nullptr);
+  if (pid == 0) {
+    std::vector<std::string> words = command;
+    std::vector<char*> arguments;
+    for (auto& word : words) arguments.push_back(word.data());
+    arguments.push_back(nullptr);
+    execv(arguments[0], arguments.data());
+    _exit(127);
+  }
+  std::string text;
+  std::array<char, 4096> buffer;
+  for (ssize_t got; (got = read(master, buffer.data(), buffer.size())) > 0;) {
+    text.append(buffer.data(), static_cast<std::size_t>(got));
+  }
+  close(master);
+  waitpid(pid, nullptr, 0);
+  return text;
+}
+
+TEST(Terminal, IsSeenByRankZeroOnly) {
+  const auto text = on_terminal({lockstep_program(), "run", "-n", "2", "sh", "-c",
+                                 "test -t 1 && echo terminal || echo pipe"});
+  EXPECT_THAT(text, HasSubstr("terminal\r\n"));
+  EXPECT_THAT(text, HasSubstr("[1] pipe\r\n"));
+  EXPECT_THAT(text, Not(HasSubstr("[1] terminal")));
+}
+
+TEST(Terminal, ShowsAnUnfinishedLineAtOnce) {
+  // Rank 0 ends only once rank 1 has ended, and rank 1's line comes after the unfinished one.
+  const TemporaryFolder folder;
+  const auto fifo = (folder / "fifo").string();
+  const auto script = concat("[ -p ", fifo, " ] || mkfifo ", fifo, " 2>/dev/null; ",
+                             "if [ $LOCKSTEP_RANK = 0 ]; then printf '50%%\\r'; echo go > ", fifo,
+                             "; else read word < ", fifo, "; echo $word; fi");
+  const auto text = on_terminal({lockstep_program(), "run", "-n", "2", "sh", "-c", script});
+  EXPECT_THAT(text, HasSubstr("50%\r"));
+  EXPECT_THAT(text, HasSubstr("\n[1] go\r\n"));
+}
+
+}  // namespace
+}  // namespace lockstep::testing

@@ -1,0 +1,198 @@
+#include "lockstep/launch/plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string>
+
+#include "lockstep/core/error.h"
+#include "lockstep/launch/launch.h"
+
+namespace lockstep::launch {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using Cpus = std::vector<int>;
+
+/// A machine of so many nodes with so many cores, each core with so many SMT siblings, numbered as
+/// Linux does: first one CPU of every core, then the siblings.
+Topology machine(int nodes, int cores_per_node, int siblings = 1) {
+  Topology topology;
+  const int cores = nodes * cores_per_node;
+  for (int core = 0; core < cores; ++core) {
+    Topology::Core made{.node = core / cores_per_node, .package = 0, .cpus = {}};
+    for (int s = 0; s < siblings; ++s) made.cpus.push_back(core + s * cores);
+    topology.cores.push_back(made);
+  }
+  return topology;
+}
+
+TEST(DivideCores, OneCoreEach) {
+  const auto division = divide_cores(machine(1, 2), 2, Bind::cores);
+  EXPECT_EQ(division.threads, 1);
+  EXPECT_THAT(division.cpus, ElementsAre(Cpus{0}, Cpus{1}));
+}
+
+TEST(DivideCores, SiblingsStayTogether) {
+  const auto division = divide_cores(machine(1, 4, 2), 2, Bind::cores);
+  EXPECT_EQ(division.threads, 2) << "threads are counted in cores, not in siblings";
+  EXPECT_THAT(division.cpus, ElementsAre(Cpus{0, 1, 4, 5}, Cpus{2, 3, 6, 7}));
+}
+
+TEST(DivideCores, WhatIsLeftOverIsUsedButNotCounted) {
+  const auto division = divide_cores(machine(1, 7), 3, Bind::cores);
+  EXPECT_EQ(division.threads, 2);
+  EXPECT_THAT(division.cpus, ElementsAre(Cpus{0, 1}, Cpus{2, 3}, Cpus{4, 5, 6}));
+}
+
+TEST(DivideCores, NoSliceCrossesANode) {
+  const auto division = divide_cores(machine(2, 8), 3, Bind::cores);
+  EXPECT_EQ(division.threads, 4);
+  EXPECT_THAT(division.cpus,
+              ElementsAre(Cpus{0, 1, 2, 3}, Cpus{4, 5, 6, 7}, Cpus{8, 9, 10, 11, 12, 13, 14, 15}));
+}
+
+TEST(DivideCores, FewerRanksThanNodesTakeWholeNodes) {
+  EXPECT_EQ(divide_cores(machine(2, 4), 1, Bind::cores).cpus.front().size(), 8U);
+  const auto division = divide_cores(machine(4, 2), 2, Bind::cores);
+  EXPECT_EQ(division.threads, 4);
+  EXPECT_THAT(division.cpus, ElementsAre(Cpus{0, 1, 2, 3}, Cpus{4, 5, 6, 7}));
+}
+
+TEST(DivideCores, MoreRanksThanCoresShareSiblings) {
+  const auto division = divide_cores(machine(1, 2, 2), 4, Bind::cores);
+  EXPECT_EQ(division.threads, 1);
+  EXPECT_THAT(division.cpus, ElementsAre(Cpus{0}, Cpus{2}, Cpus{1}, Cpus{3}));
+}
+
+TEST(DivideCores, MoreRanksThanCpusAreNotBound) {
+  const auto division = divide_cores(machine(1, 2), 3, Bind::cores);
+  EXPECT_EQ(division.threads, 1);
+  EXPECT_THAT(division.cpus, IsEmpty());
+}
+
+TEST(DivideCores, WithoutBindingOnlyThreadsAreCounted) {
+  const auto division = divide_cores(machine(1, 8, 2), 2, Bind::none);
+  EXPECT_EQ(division.threads, 4);
+  EXPECT_THAT(division.cpus, IsEmpty());
+}
+
+/// Every division of many machines: no CPU twice, everybody has enough for its threads, no node
+/// crossed needlessly.
+TEST(DivideCores, HoldsOnManyMachines) {
+  for (const int nodes : {1, 2, 3}) {
+    for (const int cores : {1, 2, 5, 8}) {
+      const auto topology = machine(nodes, cores, 2);
+      for (int ranks = 1; ranks <= nodes * cores; ++ranks) {
+        SCOPED_TRACE(::testing::Message() << nodes << "x" << cores << ", " << ranks << " ranks");
+        const auto division = divide_cores(topology, ranks, Bind::cores);
+        ASSERT_EQ(division.cpus.size(), static_cast<std::size_t>(ranks));
+        std::set<int> seen;
+        for (const auto& cpus : division.cpus) {
+          EXPECT_GE(cpus.size(), 2 * static_cast<std::size_t>(division.threads));
+          std::set<int> nodes_used;
+          for (const int cpu : cpus) {
+            EXPECT_TRUE(seen.insert(cpu).second) << "CPU " << cpu << " twice";
+            nodes_used.insert(cpu % (nodes * cores) / cores);
+          }
+          EXPECT_TRUE(ranks < nodes || nodes_used.size() == 1U);
+        }
+      }
+    }
+  }
+}
+
+Options options_for(int ranks) {
+  Options options;
+  options.ranks = ranks;
+  options.program = "/bin/true";
+  return options;
+}
+
+std::map<std::string, std::string> variables_of(const Plan& plan, std::size_t rank) {
+  return {plan.ranks[rank].variables.begin(), plan.ranks[rank].variables.end()};
+}
+
+TEST(Plan, GivesEachRankItsPlace) {
+  const auto plan = make_plan(options_for(3), machine(1, 6), {});
+  for (std::size_t rank = 0; rank < 3; ++rank) {
+    const auto variables = variables_of(plan, rank);
+    EXPECT_EQ(variables.at("LOCKSTEP_RANK"), std::to_string(rank));
+    EXPECT_EQ(variables.at("LOCKSTEP_WORLD_SIZE"), "3");
+    EXPECT_EQ(variables.at("OMP_NUM_THREADS"), "2");
+    EXPECT_EQ(variables.at("MALLOC_MMAP_MAX_"), "0");
+    EXPECT_EQ(variables.at("MALLOC_TOP_PAD_"), "67108864");
+    EXPECT_FALSE(variables.contains("LOCKSTEP_TIMEOUT"));
+  }
+}
+
+TEST(Plan, LeavesTheUsersSettings) {
+  const Variables users{{"OMP_NUM_THREADS", "5"}, {"MALLOC_TOP_PAD_", "1"}};
+  const auto plan = make_plan(options_for(2), machine(1, 2), users);
+  const auto variables = variables_of(plan, 0);
+  EXPECT_FALSE(variables.contains("OMP_NUM_THREADS"));
+  EXPECT_FALSE(variables.contains("MALLOC_TOP_PAD_"));
+  EXPECT_TRUE(variables.contains("MALLOC_MMAP_MAX_"));
+}
+
+TEST(Plan, ReplacesThePlaceOfAnOuterJob) {
+  const auto plan = make_plan(options_for(1), machine(1, 2),
+                              {{"LOCKSTEP_RANK", "7"}, {"LOCKSTEP_WORLD_SIZE", "9"}});
+  EXPECT_EQ(variables_of(plan, 0).at("LOCKSTEP_RANK"), "0");
+  EXPECT_EQ(variables_of(plan, 0).at("LOCKSTEP_WORLD_SIZE"), "1");
+}
+
+TEST(Plan, MallocAndTimeoutAsAsked) {
+  auto options = options_for(1);
+  options.keep_freed_memory = false;
+  options.timeout = 2.5;
+  const auto variables = variables_of(make_plan(options, machine(1, 1), {}), 0);
+  EXPECT_FALSE(variables.contains("MALLOC_MMAP_MAX_"));
+  EXPECT_EQ(variables.at("LOCKSTEP_TIMEOUT"), "2.5");
+}
+
+TEST(Plan, RefusesWhatCannotBe) {
+  for (const int ranks : {0, -1, 513, 100000}) {
+    EXPECT_THROW(make_plan(options_for(ranks), machine(1, 2), {}), InvalidArgument) << ranks;
+  }
+}
+
+TEST(Describe, ShowsTheConfigurationAndEachRank) {
+  auto options = options_for(2);
+  options.arguments = {"--flag", "it's two"};
+  const auto text = describe(make_plan(options, machine(1, 4, 2), {{"MALLOC_ARENA_MAX", "1"}}));
+  EXPECT_THAT(text, HasSubstr("  command  /bin/true --flag 'it'\\''s two'\n"));
+  EXPECT_THAT(text, HasSubstr("  cores    4 cores, 8 logical CPUs, 1 NUMA node\n"));
+  EXPECT_THAT(text, HasSubstr("  LOCKSTEP_WORLD_SIZE     2\n"));
+  EXPECT_THAT(text, HasSubstr("  MALLOC_ARENA_MAX        1  (yours)\n"));
+  EXPECT_THAT(text, HasSubstr("  rank  cpus     LOCKSTEP_RANK\n"
+                              "  0     0-1,4-5  0\n"
+                              "  1     2-3,6-7  1\n"));
+}
+
+TEST(Describe, OfUnboundRanks) {
+  auto options = options_for(3);
+  const auto text = describe(make_plan(options, machine(1, 2), {}));
+  EXPECT_THAT(text, HasSubstr("none: more ranks than logical CPUs"));
+  EXPECT_THAT(text, HasSubstr("  2     any   2\n"));
+}
+
+TEST(Launch, IsAFunctionToo) {
+  auto options = options_for(2);
+  EXPECT_EQ(run(make_plan(options)), 0);
+  options.program = "/bin/false";
+  options.quiet = true;
+  ::testing::internal::CaptureStderr();
+  const int code = run(make_plan(options));
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("ended with exit code 1"));
+  EXPECT_EQ(code, 1);
+}
+
+}  // namespace
+}  // namespace lockstep::launch
