@@ -95,33 +95,36 @@ std::string Ending::text() const {
 }
 
 RankProcess::RankProcess(const Plan& plan, int rank, const StandardStreams& streams,
-                         const Inheritance& inheritance) {
+                         const Inheritance& inheritance)
+    : program_(plan.program.string()) {
   const auto& own = plan.ranks[static_cast<std::size_t>(rank)];
   auto arguments = arguments_of(plan);
   auto environment = environment_of(plan, own.variables);
   char* const* argv = arguments.get();
   char* const* envp = environment.get();
-  auto obstacle = make_pipe();  // closed by a successful execve
+  auto obstacle = make_pipe();
   const pid_t launcher = getpid();
   pid_ = fork();
   if (pid_ < 0) throw_system(concat("start rank ", rank));
   if (pid_ == 0) {
-    become_rank(plan.program.c_str(), argv, envp, own.cpus, streams, inheritance, launcher);
+    become_rank(program_.c_str(), argv, envp, own.cpus, streams, inheritance, launcher);
     const int error = errno;
     const auto written = write(obstacle.write.get(), &error, sizeof(error));
     _exit(written == sizeof(error) ? 127 : 126);
   }
   setpgid(pid_, pid_);  // whoever comes first: signals must reach the group from here on
-  obstacle.write.reset();
+  obstacle_ = std::move(obstacle.read);
+}
+
+void RankProcess::await_program() {
   int error = 0;
   ssize_t got = 0;
   do {
-    got = read(obstacle.read.get(), &error, sizeof(error));
+    got = read(obstacle_.get(), &error, sizeof(error));
   } while (got < 0 && errno == EINTR);
+  obstacle_.reset();
   if (got == sizeof(error)) {
-    waitpid(pid_, nullptr, 0);
-    throw InvalidArgument(
-        concat("cannot run '", plan.program.string(), "': ", std::strerror(error)));
+    throw InvalidArgument(concat("cannot run '", program_, "': ", std::strerror(error)));
   }
 }
 

@@ -45,11 +45,14 @@ struct StandardStreams {
 /// taken by another.
 class RankProcess {
  public:
-  /// Starts the program and returns once it is executing.
-  /// Throws: InvalidArgument when it cannot be executed, CommError when there can be no more
-  /// processes.
+  /// Starts a process that is to execute the program.
+  /// Throws: CommError when there can be no more processes.
   RankProcess(const Plan& plan, int rank, const StandardStreams& streams,
               const Inheritance& inheritance);
+
+  /// Returns once the program is executing.
+  /// Throws: InvalidArgument when it cannot be executed.
+  void await_program();
 
   pid_t pid() const { return pid_; }
 
@@ -65,6 +68,8 @@ class RankProcess {
 
  private:
   pid_t pid_ = -1;
+  std::string program_;
+  Descriptor obstacle_;  ///< brings errno when execve fails, and ends when it succeeds
 };
 
 }  // namespace lockstep::launch

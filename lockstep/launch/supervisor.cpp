@@ -28,7 +28,7 @@ constexpr std::size_t reported_lines = 20;
 
 unsigned long files_needed(int ranks) {
   constexpr unsigned long own = 64;
-  constexpr unsigned long of_each_rank = 6;
+  constexpr unsigned long of_each_rank = 7;
   return arena_descriptor + own + of_each_rank * static_cast<unsigned long>(ranks);
 }
 
@@ -69,6 +69,7 @@ int Supervisor::run() {
     start(rank, ends[static_cast<std::size_t>(rank)], null.get());
   }
   ends.clear();  // what ranks write ends with them
+  for (auto& member : members_) member.process.await_program();
 
   while (!all_ended()) turn();
   end_leftovers();
