@@ -13,13 +13,16 @@ find_program(LOCKSTEP_NVCC nvcc HINTS $ENV{CUDA_HOME}/bin /usr/local/cuda/bin)
 if(TARGET torch)
   # Found before, by the project that includes this.
 elseif(lockstep_torch_cuda AND NOT LOCKSTEP_NVCC)
-  get_filename_component(lockstep_torch_root "${Torch_DIR}/../../.." ABSOLUTE)
+  # As TorchConfig.cmake and its version file would set them.
+  get_filename_component(TORCH_INSTALL_PREFIX "${Torch_DIR}/../../.." ABSOLUTE)
+  include("${Torch_DIR}/TorchConfigVersion.cmake")
+  set(Torch_VERSION ${PACKAGE_VERSION})
   add_library(torch SHARED IMPORTED)
   set_target_properties(torch PROPERTIES
-    IMPORTED_LOCATION "${lockstep_torch_root}/lib/libtorch_cpu.so"
+    IMPORTED_LOCATION "${TORCH_INSTALL_PREFIX}/lib/libtorch_cpu.so"
     INTERFACE_INCLUDE_DIRECTORIES
-      "${lockstep_torch_root}/include;${lockstep_torch_root}/include/torch/csrc/api/include"
-    INTERFACE_LINK_LIBRARIES "${lockstep_torch_root}/lib/libc10.so")
+      "${TORCH_INSTALL_PREFIX}/include;${TORCH_INSTALL_PREFIX}/include/torch/csrc/api/include"
+    INTERFACE_LINK_LIBRARIES "${TORCH_INSTALL_PREFIX}/lib/libc10.so")
 else()
   # Its warnings are about parts of LibTorch that nobody here asks for.
   set(lockstep_log_level "${CMAKE_MESSAGE_LOG_LEVEL}")
