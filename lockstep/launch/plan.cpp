@@ -45,10 +45,12 @@ void check(const Options& options) {
   }
 }
 
-Variables variables_of(int rank, const Options& options, int threads, const Variables& inherited) {
+Variables variables_of(int rank, const Options& options, int threads, std::size_t cores,
+                       const Variables& inherited) {
   Variables variables{{"LOCKSTEP_RANK", std::to_string(rank)},
                       {"LOCKSTEP_WORLD_SIZE", std::to_string(options.ranks)},
-                      {"LOCKSTEP_ARENA_FD", std::to_string(arena_descriptor)}};
+                      {"LOCKSTEP_ARENA_FD", std::to_string(arena_descriptor)},
+                      {"LOCKSTEP_CORES", std::to_string(cores)}};
   if (options.timeout) variables.emplace_back("LOCKSTEP_TIMEOUT", concat(*options.timeout));
   const auto add_unless_set = [&](const std::string& name, const std::string& value) {
     if (find(inherited, name) == nullptr) variables.emplace_back(name, value);
@@ -74,10 +76,11 @@ Plan make_plan(const Options& options, const Topology& topology, const Variables
             .ranks = {},
             .inherited = inherited};
   for (int rank = 0; rank < options.ranks; ++rank) {
-    plan.ranks.push_back({.cpus = division.cpus.empty()
-                                      ? std::vector<int>{}
-                                      : std::move(division.cpus[static_cast<std::size_t>(rank)]),
-                          .variables = variables_of(rank, options, division.threads, inherited)});
+    plan.ranks.push_back(
+        {.cpus = division.cpus.empty() ? std::vector<int>{}
+                                       : std::move(division.cpus[static_cast<std::size_t>(rank)]),
+         .variables =
+             variables_of(rank, options, division.threads, topology.cpus().size(), inherited)});
   }
   return plan;
 }
