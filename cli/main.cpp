@@ -3,6 +3,7 @@
 #include <iostream>
 
 #include "cli/commands.h"
+#include "lockstep/core/error.h"
 
 namespace {
 
@@ -23,9 +24,12 @@ int main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : usage_error;
-  } catch (const std::exception& error) {
+  } catch (const lockstep::InvalidArgument& error) {
     std::cerr << "lockstep: " << error.what() << '\n';
     return usage_error;
+  } catch (const std::exception& error) {
+    std::cerr << "lockstep: " << error.what() << '\n';
+    return 1;
   }
   if (app.get_subcommands().empty()) {
     std::cerr << app.help();
