@@ -1,0 +1,249 @@
+#include "lockstep/train/optimizer_state.h"
+
+#include <ATen/core/ivalue.h>
+#include <ATen/ops/tensor.h>
+#include <c10/util/Type.h>
+#include <torch/optim/optimizer.h>
+#include <torch/serialize/archive.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <typeinfo>
+#include <utility>
+#include <vector>
+
+#include "lockstep/core/error.h"
+#include "lockstep/core/text.h"
+
+namespace lockstep::detail {
+
+namespace {
+
+using nlohmann::json;
+using torch::serialize::InputArchive;
+using torch::serialize::OutputArchive;
+using Tensors = std::map<std::string, at::Tensor>;
+
+// Every optimizer can write itself into an archive, and read itself from one; the archives' values,
+// and not the many optimizers' fields, are what is translated to and from a checkpoint here.
+
+std::string kind_of(const torch::optim::Optimizer& optimizer) {
+  return c10::demangle(typeid(optimizer).name());
+}
+
+std::string key_of(const at::Tensor& parameter) {
+  return std::to_string(reinterpret_cast<std::size_t>(parameter.unsafeGetTensorImpl()));
+}
+
+const std::string& name_of(const at::Tensor& parameter, const ParameterNames& names) {
+  const auto found = names.find(parameter.unsafeGetTensorImpl());
+  if (found == names.end())
+    throw CheckpointError(concat("the optimizer has a parameter of shape ", parameter.sizes(),
+                                 " that is not in the model"));
+  return found->second;
+}
+
+json encode(const c10::IValue& value, const std::string& where, Tensors& tensors) {
+  if (value.isNone()) return nullptr;
+  if (value.isBool()) return value.toBool();
+  if (value.isInt()) return value.toInt();
+  if (value.isDouble() && std::isfinite(value.toDouble())) return value.toDouble();
+  if (value.isString()) return value.toStringRef();
+  if (value.isTensor()) {
+    tensors[where] = value.toTensor();
+    return {{"tensor", where}};
+  }
+  if (value.isTuple()) {
+    json parts = json::array();
+    for (const c10::IValue& part : value.toTupleRef().elements())
+      parts.push_back(encode(part, where, tensors));
+    return {{"tuple", parts}};
+  }
+  throw CheckpointError(concat(where, ": cannot store ", value.tagKind()));
+}
+
+const at::Tensor& tensor_at(const json& name, const Tensors& tensors) {
+  const auto found = tensors.find(name.get<std::string>());
+  if (found == tensors.end()) throw CheckpointError(concat("tensor ", name.dump(), " is missing"));
+  return found->second;
+}
+
+c10::IValue decode(const json& value, const Tensors& tensors) {
+  if (value.is_null()) return {};
+  if (value.is_boolean()) return value.get<bool>();
+  if (value.is_number_integer()) return value.get<std::int64_t>();
+  if (value.is_number_float()) return value.get<double>();
+  if (value.is_string()) return value.get<std::string>();
+  if (value.contains("tensor")) return tensor_at(value["tensor"], tensors).clone();
+  if (value.contains("tuple")) {
+    std::vector<c10::IValue> parts;
+    for (const json& part : value["tuple"]) parts.push_back(decode(part, tensors));
+    return c10::ivalue::Tuple::create(std::move(parts));
+  }
+  throw CheckpointError(concat("cannot read ", value.dump()));
+}
+
+json encode_all(InputArchive& archive, const std::string& where, Tensors& tensors) {
+  json fields = json::object();
+  for (const std::string& key : archive.keys()) {
+    c10::IValue value;
+    archive.read(key, value);
+    fields[key] = encode(value, where + key, tensors);
+  }
+  return fields;
+}
+
+OutputArchive decode_all(const json& fields, const Tensors& tensors, const OutputArchive& within) {
+  OutputArchive archive(within.compilation_unit());
+  for (const auto& [key, value] : fields.items()) archive.write(key, decode(value, tensors));
+  return archive;
+}
+
+// What was written can only be read again through the archive's file form.
+InputArchive reopen(OutputArchive& archive) {
+  std::stringstream stream;
+  archive.save_to(stream);
+  InputArchive read;
+  read.load_from(stream);
+  return read;
+}
+
+/// The archive that the optimizer's own load() understands, with the parameters known by their
+/// present addresses.
+OutputArchive archive_for(const json& description, const Tensors& tensors,
+                          const torch::optim::Optimizer& optimizer, const ParameterNames& names) {
+  const auto count = [](std::size_t size) { return at::tensor(static_cast<std::int64_t>(size)); };
+  OutputArchive archive;
+  OutputArchive states(archive.compilation_unit());
+  OutputArchive groups(archive.compilation_unit());
+  archive.write("pytorch_version", c10::IValue("1.5.0"));
+  groups.write("param_groups/size", count(optimizer.param_groups().size()));
+  for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
+    const std::vector<at::Tensor>& parameters = optimizer.param_groups()[g].params();
+    OutputArchive group(archive.compilation_unit());
+    group.write("params/size", count(parameters.size()));
+    for (std::size_t p = 0; p < parameters.size(); ++p) {
+      const std::string& name = name_of(parameters[p], names);
+      group.write(concat("params/", p), c10::IValue(key_of(parameters[p])));
+      if (!description.at("state").contains(name)) continue;
+      OutputArchive state = decode_all(description.at("state").at(name), tensors, archive);
+      states.write(key_of(parameters[p]), state);
+    }
+    OutputArchive options =
+        decode_all(description.at("groups").at(g).at("options"), tensors, archive);
+    group.write("options", options);
+    groups.write(concat("param_groups/", g), group);
+  }
+  archive.write("state", states);
+  archive.write("param_groups", groups);
+  return archive;
+}
+
+template <class Function>
+auto as_checkpoint_errors(const Function& fn) {
+  try {
+    return fn();
+  } catch (const json::exception& error) {
+    throw CheckpointError(concat("optimizer: ", error.what()));
+  } catch (const c10::Error& error) {
+    throw CheckpointError(concat("optimizer: ", error.what_without_backtrace()));
+  }
+}
+
+void check_fields(const json& fields, const std::string& name, const at::Tensor& parameter,
+                  const Tensors& tensors) {
+  for (const auto& [key, value] : fields.items()) {
+    if (!value.is_object() || !value.contains("tensor")) continue;
+    const at::Tensor& tensor = tensor_at(value["tensor"], tensors);
+    if (tensor.sizes() != parameter.sizes() || tensor.scalar_type() != parameter.scalar_type())
+      throw CheckpointError(concat("tensor ", value["tensor"].dump(), ": expected ",
+                                   parameter.scalar_type(), ' ', parameter.sizes(),
+                                   " as parameter '", name, "', found ", tensor.scalar_type(), ' ',
+                                   tensor.sizes()));
+  }
+}
+
+}  // namespace
+
+OptimizerState optimizer_state(const torch::optim::Optimizer& optimizer,
+                               const ParameterNames& names) {
+  return as_checkpoint_errors([&] {
+    OutputArchive written;
+    optimizer.save(written);
+    InputArchive archive = reopen(written);
+    InputArchive states;
+    InputArchive groups;
+    archive.read("state", states);
+    archive.read("param_groups", groups);
+
+    OptimizerState result;
+    json description = {
+        {"kind", kind_of(optimizer)}, {"groups", json::array()}, {"state", json::object()}};
+    for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
+      InputArchive group;
+      InputArchive options;
+      groups.read(concat("param_groups/", g), group);
+      group.read("options", options);
+      json parameters = json::array();
+      for (const at::Tensor& parameter : optimizer.param_groups()[g].params()) {
+        const std::string& name = name_of(parameter, names);
+        parameters.push_back(name);
+        InputArchive state;
+        if (states.try_read(key_of(parameter), state))
+          description["state"][name] =
+              encode_all(state, concat(optimizer_prefix, name, '/'), result.tensors);
+      }
+      description["groups"].push_back(
+          {{"parameters", parameters},
+           {"options", encode_all(options, concat(optimizer_prefix, g, '/'), result.tensors)}});
+    }
+    result.description = description.dump();
+    return result;
+  });
+}
+
+void check_optimizer_state(const OptimizerState& state, const torch::optim::Optimizer& optimizer,
+                           const ParameterNames& names) {
+  as_checkpoint_errors([&] {
+    const json description = json::parse(state.description);
+    const std::string kind = description.at("kind").get<std::string>();
+    if (kind != kind_of(optimizer))
+      throw CheckpointError(concat("optimizer: expected ", kind_of(optimizer), ", found ", kind));
+    const auto& groups = optimizer.param_groups();
+    if (description.at("groups").size() != groups.size())
+      throw CheckpointError(concat("optimizer: expected ", groups.size(),
+                                   " parameter groups, found ", description.at("groups").size()));
+    for (std::size_t g = 0; g < groups.size(); ++g) {
+      json parameters = json::array();
+      for (const at::Tensor& parameter : groups[g].params()) {
+        const std::string& name = name_of(parameter, names);
+        parameters.push_back(name);
+        if (description.at("state").contains(name))
+          check_fields(description.at("state").at(name), name, parameter, state.tensors);
+      }
+      if (const json& found = description.at("groups").at(g).at("parameters"); found != parameters)
+        throw CheckpointError(concat("optimizer: group ", g, ": expected parameters ",
+                                     parameters.dump(), ", found ", found.dump()));
+    }
+    archive_for(description, state.tensors, optimizer, names);
+  });
+}
+
+void restore_optimizer_state(const OptimizerState& state, torch::optim::Optimizer& optimizer,
+                             const ParameterNames& names) {
+  as_checkpoint_errors([&] {
+    OutputArchive written =
+        archive_for(json::parse(state.description), state.tensors, optimizer, names);
+    InputArchive archive = reopen(written);
+    auto before = std::exchange(optimizer.state(), {});
+    try {
+      optimizer.load(archive);
+    } catch (...) {
+      optimizer.state() = std::move(before);
+      throw;
+    }
+  });
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "lockstep/group.h"
+
+namespace lockstep {
+
+/// How well a model did on a number of samples.
+struct Score {
+  double loss = 0;      ///< mean over the samples
+  double accuracy = 0;  ///< right answers per sample
+  std::int64_t samples = 0;
+};
+
+/// Sums of losses and of right answers, so that means over batches and ranks of any sizes are
+/// exact.
+class Tally {
+ public:
+  /// Counts one batch. Shapes: mean_loss [], outputs [B, classes], targets [B] of int64.
+  void add(const at::Tensor& mean_loss, const at::Tensor& outputs, const at::Tensor& targets);
+  /// The same from numbers.
+  void add(double mean_loss, std::int64_t right, std::int64_t samples);
+
+  /// Over this rank's samples; all zero if there were none.
+  Score score() const;
+  /// Over all ranks' samples, the same on every rank. Ranks: all.
+  Score score(const Group& group) const;
+
+ private:
+  double loss_ = 0;
+  std::int64_t right_ = 0;
+  std::int64_t samples_ = 0;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,170 @@
+#include "lockstep/train/atomic_file.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <fstream>
+#include <functional>
+#include <string>
+
+#include "lockstep/core/error.h"
+#include "tests/temporary_folder.h"
+
+namespace lockstep::detail {
+namespace {
+
+using lockstep::testing::TemporaryFolder;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+std::string failure(const std::function<void()>& fn) {
+  try {
+    fn();
+  } catch (const CheckpointError& error) {
+    return error.what();
+  }
+  return "no CheckpointError";
+}
+
+void write(AtomicFile& file, const std::string& text) {
+  file.write(std::as_bytes(std::span(text)));
+}
+
+void write_all(const std::filesystem::path& path, const std::string& text) {
+  AtomicFile file(path);
+  write(file, text);
+  file.commit();
+}
+
+std::string content(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
+
+std::ptrdiff_t files_in(const std::filesystem::path& folder) {
+  return std::distance(std::filesystem::directory_iterator(folder), {});
+}
+
+TEST(AtomicFile, AppearsOnlyWhenComplete) {
+  const TemporaryFolder folder;
+  const auto path = folder / "file";
+  {
+    AtomicFile file(path);
+    write(file, "new");
+    EXPECT_FALSE(std::filesystem::exists(path));
+    file.commit();
+    EXPECT_EQ(content(path), "new");
+  }
+  EXPECT_EQ(files_in(folder.path()), 1);
+}
+
+TEST(AtomicFile, GivenUpItLeavesTheOldOne) {
+  const TemporaryFolder folder;
+  const auto path = folder / "file";
+  write_all(path, "a longer old text");
+  {
+    AtomicFile file(path);
+    write(file, "half of");
+  }
+  EXPECT_EQ(content(path), "a longer old text");
+  EXPECT_EQ(files_in(folder.path()), 1);
+  write_all(path, "short");
+  EXPECT_EQ(content(path), "short");
+}
+
+TEST(AtomicFile, WhatAKilledWriterLeftIsUsedUp) {
+  const TemporaryFolder folder;
+  std::ofstream(folder / ".file.partial") << "what a process killed while writing leaves";
+  write_all(folder / "file", "new");
+  EXPECT_EQ(content(folder / "file"), "new");
+  EXPECT_EQ(files_in(folder.path()), 1);
+}
+
+TEST(AtomicFile, TwoWritersDoNotMix) {
+  const TemporaryFolder folder;
+  const auto path = folder / "file";
+  AtomicFile first(path);
+  write(first, "first");
+  EXPECT_THAT(failure([&] { AtomicFile second(path); }),
+              AllOf(HasSubstr(path.string()), HasSubstr("another process is writing")));
+  first.commit();
+  EXPECT_EQ(content(path), "first");
+}
+
+TEST(AtomicFile, ANameWithoutAFolderIsInTheWorkingFolder) {
+  const TemporaryFolder folder;
+  const auto before = std::filesystem::current_path();
+  std::filesystem::current_path(folder.path());
+  write_all("file", "here");
+  std::filesystem::current_path(before);
+  EXPECT_EQ(content(folder / "file"), "here");
+}
+
+TEST(AtomicFile, AFolderThatCannotTakeItIsAnError) {
+  const TemporaryFolder folder;
+  EXPECT_THAT(failure([&] { AtomicFile file(folder / "no/such/file"); }),
+              AllOf(HasSubstr((folder / "no/such/file").string()), HasSubstr("No such file")));
+  std::ofstream(folder / "plain") << "x";
+  EXPECT_THAT(failure([&] { AtomicFile file(folder / "plain/file"); }),
+              HasSubstr("Not a directory"));
+  EXPECT_THAT(failure([&] { AtomicFile file(folder.path()); }), HasSubstr("not a regular file"));
+  EXPECT_THAT(failure([&] { AtomicFile file(folder / ""); }), HasSubstr("names no file"));
+  if (geteuid() != 0) {
+    std::filesystem::create_directory(folder / "closed");
+    chmod((folder / "closed").c_str(), 0555);
+    EXPECT_THAT(failure([&] { AtomicFile file(folder / "closed/file"); }),
+                HasSubstr("Permission denied"));
+  }
+}
+
+TEST(AtomicFile, ADeviceIsNotReplaced) {
+  EXPECT_THAT(failure([] { AtomicFile file("/dev/full"); }),
+              HasSubstr("/dev/full: exists and is not a regular file"));
+}
+
+TEST(AtomicFile, ALimitOnFileSizeLeavesTheOldOne) {
+  const TemporaryFolder folder;
+  const auto path = folder / "file";
+  write_all(path, "old");
+
+  const auto before_signal = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  const rlimit small{.rlim_cur = 4096, .rlim_max = before.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &small);
+  const std::string error = failure([&] { write_all(path, std::string(10000, 'x')); });
+  setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, before_signal);
+
+  EXPECT_THAT(error,
+              AllOf(HasSubstr(path.string() + ": cannot write"), HasSubstr("File too large")));
+  EXPECT_EQ(content(path), "old");
+  EXPECT_EQ(files_in(folder.path()), 1);
+}
+
+TEST(AtomicFile, AFullDiskLeavesTheOldOne) {
+  const TemporaryFolder folder;
+  const auto disk = folder / "disk";
+  std::filesystem::create_directory(disk);
+  if (mount("tmpfs", disk.c_str(), "tmpfs", 0, "size=64k") != 0)
+    GTEST_SKIP() << "a small file system can only be mounted with CAP_SYS_ADMIN";
+  const auto path = disk / "file";
+  write_all(path, "old");
+  const std::string error = failure([&] { write_all(path, std::string(100000, 'x')); });
+  const std::string after = content(path);
+  const std::ptrdiff_t files = files_in(disk);
+  umount(disk.c_str());
+
+  EXPECT_THAT(error,
+              AllOf(HasSubstr(path.string() + ": cannot write"), HasSubstr("No space left")));
+  EXPECT_EQ(after, "old");
+  EXPECT_EQ(files, 1);
+}
+
+}  // namespace
+}  // namespace lockstep::detail

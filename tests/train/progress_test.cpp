@@ -1,0 +1,96 @@
+#include "lockstep/train/progress.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <sstream>
+
+#include "lockstep/core/text.h"
+#include "tests/ranks.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+TEST(ProgressText, ShowsShareRateAndTimeLeft) {
+  EXPECT_EQ(progress_text("epoch 1", 2500, 10000, 5, "images", true),
+            "epoch 1 [####............]  25%  2500/10000  500 images/s  0:15 left");
+  EXPECT_EQ(progress_text("epoch 1", 10000, 10000, 100, "images", false),
+            "epoch 1 100%  10000/10000  100 images/s  0:00 left");
+  EXPECT_THAT(progress_text("x", 1, 100, 60, "images", false), HasSubstr("1:39:00 left"));
+}
+
+TEST(ProgressText, HasNoRateBeforeTheFirstSample) {
+  EXPECT_EQ(progress_text("x", 0, 10, 0, "images", false), "x   0%  0/10");
+  EXPECT_EQ(progress_text("x", 0, 0, 1, "images", false), "x 100%  0/0");
+}
+
+TEST(ProgressText, StaysWithinItsBarWhenThereIsMoreThanExpected) {
+  EXPECT_THAT(progress_text("x", 30, 10, 1, "images", true), HasSubstr("[################] 100%"));
+}
+
+TEST(ProgressText, FitsATerminalOfEightyColumns) {
+  EXPECT_LT(progress_text("epoch 100/100", 59999, 60000, 3, "images", true).size(), 80u);
+}
+
+TEST(Progress, ABarIsDrawnOverItselfAndGivesWayToALine) {
+  std::ostringstream out;
+  Progress progress(out, ProgressStyle::bar, "epoch 1", 4, "images");
+  progress.advance(1);
+  EXPECT_THAT(out.str(), HasSubstr("\repoch 1 ["));
+  EXPECT_THAT(out.str(), Not(HasSubstr("\n")));
+  progress.finish("done");
+  EXPECT_TRUE(out.str().ends_with("\rdone\n")) << out.str();
+  const std::size_t size = out.str().size();
+  progress.advance(3);
+  EXPECT_EQ(out.str().size(), size) << "nothing comes after the line";
+}
+
+TEST(Progress, AnAbandonedBarIsRemoved) {
+  std::ostringstream out;
+  { Progress(out, ProgressStyle::bar, "x", 4, "images").advance(1); }
+  const std::string text = out.str();
+  const std::size_t width = text.find('\r', 1) - 1;
+  EXPECT_TRUE(text.ends_with(detail::concat('\r', std::string(width, ' '), '\r'))) << text;
+}
+
+TEST(Progress, LinesHaveNoControlCharacters) {
+  std::ostringstream out;
+  Progress progress(out, ProgressStyle::lines, "x", 4, "images");
+  progress.advance(4);
+  progress.finish("done");
+  EXPECT_EQ(out.str(), "done\n");
+}
+
+TEST(Progress, SilenceIsSilent) {
+  std::ostringstream out;
+  Progress progress(out, ProgressStyle::silent, "x", 4, "images");
+  progress.advance(4);
+  progress.finish("done");
+  EXPECT_EQ(out.str(), "");
+}
+
+TEST(ProgressStyle, SuitsRankAndStream) {
+  const int terminal = posix_openpt(O_RDWR | O_NOCTTY);
+  ASSERT_GE(terminal, 0);
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  testing::run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    const Group group(std::move(communicator));
+    const bool first = group.rank() == 0;
+    EXPECT_EQ(progress_style(group, terminal), first ? ProgressStyle::bar : ProgressStyle::silent);
+    EXPECT_EQ(progress_style(group, ends[1]), first ? ProgressStyle::lines : ProgressStyle::silent);
+    EXPECT_EQ(progress_style(group, terminal, true), ProgressStyle::silent);
+  });
+  close(terminal);
+  close(ends[0]);
+  close(ends[1]);
+}
+
+}  // namespace
+}  // namespace lockstep

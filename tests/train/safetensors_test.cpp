@@ -1,0 +1,242 @@
+#include "lockstep/train/safetensors.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/types.h>
+
+#include <cstdint>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "lockstep/core/error.h"
+#include "tests/temporary_folder.h"
+
+namespace lockstep::safetensors {
+namespace {
+
+using lockstep::testing::TemporaryFolder;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+std::string failure(const std::function<void()>& fn) {
+  try {
+    fn();
+  } catch (const CheckpointError& error) {
+    return error.what();
+  }
+  return "no CheckpointError";
+}
+
+std::string little_endian(std::uint64_t value) {
+  std::string bytes;
+  for (int i = 0; i < 8; ++i) bytes += static_cast<char>(value >> 8 * i & 0xff);
+  return bytes;
+}
+
+/// A file put together by hand.
+std::string file_of(const std::string& header, const std::string& data) {
+  return little_endian(header.size()) + header + data;
+}
+
+at::Tensor as_tensor(const std::string& bytes) {
+  at::Tensor tensor = torch::empty({static_cast<std::int64_t>(bytes.size())}, torch::kUInt8);
+  if (!bytes.empty()) std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
+  return tensor;
+}
+
+Content parsed(const std::string& bytes) { return parse(as_tensor(bytes), "x.safetensors"); }
+std::string error_of(const std::string& header, const std::string& data = "") {
+  return failure([&] { parsed(file_of(header, data)); });
+}
+
+std::string content(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
+
+Content sample() {
+  Content content;
+  content.metadata = {{"epoch", "3"}, {"text", "quote \" and ünïcode"}};
+  const auto values = torch::tensor({-1.5, 0.0, 2.25, 100.0, -3.0, 7.0}, torch::kDouble);
+  for (const auto dtype : {torch::kDouble, torch::kFloat, torch::kHalf, torch::kBFloat16,
+                           torch::kLong, torch::kInt, torch::kShort, torch::kChar})
+    content.tensors[std::string("of.") + c10::toString(dtype)] = values.to(dtype).reshape({2, 3});
+  content.tensors["of.Byte"] = torch::tensor({0, 255, 7}, torch::kUInt8);
+  content.tensors["of.Bool"] = torch::tensor({true, false, true, true, false});
+  content.tensors["scalar"] = torch::tensor(1.25F);
+  content.tensors["empty"] = torch::empty({0, 4});
+  return content;
+}
+
+void expect_equal(const Content& got, const Content& expected) {
+  EXPECT_EQ(got.metadata, expected.metadata);
+  ASSERT_EQ(got.tensors.size(), expected.tensors.size());
+  for (const auto& [name, tensor] : expected.tensors) {
+    const at::Tensor& found = got.tensors.at(name);
+    EXPECT_EQ(found.scalar_type(), tensor.scalar_type()) << name;
+    EXPECT_TRUE(found.equal(tensor)) << name;
+  }
+}
+
+TEST(Safetensors, ComeBackAsTheyWere) {
+  const TemporaryFolder folder;
+  write(folder / "a.safetensors", sample());
+  expect_equal(read(folder / "a.safetensors"), sample());
+}
+
+TEST(Safetensors, NothingAtAllIsAFileToo) {
+  const TemporaryFolder folder;
+  write(folder / "a.safetensors", {});
+  expect_equal(read(folder / "a.safetensors"), {});
+}
+
+TEST(Safetensors, ATransposedTensorIsStoredAsItReads) {
+  const TemporaryFolder folder;
+  const at::Tensor tensor = torch::arange(6).reshape({2, 3});
+  write(folder / "a.safetensors", {.tensors = {{"t", tensor.t()}}, .metadata = {}});
+  EXPECT_TRUE(read(folder / "a.safetensors").tensors.at("t").equal(tensor.t().contiguous()));
+}
+
+// The format as its specification tells it, read without the code under test.
+TEST(Safetensors, TheFileIsInTheFormat) {
+  const TemporaryFolder folder;
+  write(folder / "a.safetensors", sample());
+  const std::string bytes = content(folder / "a.safetensors");
+  std::uint64_t length = 0;
+  for (int i = 7; i >= 0; --i)
+    length = length << 8 | static_cast<unsigned char>(bytes[static_cast<std::size_t>(i)]);
+  const auto header = nlohmann::json::parse(bytes.substr(8, length));
+  EXPECT_EQ(bytes[8], '{');
+  EXPECT_EQ(length % 8, 0u) << "values start aligned";
+  EXPECT_EQ(header["__metadata__"]["text"], "quote \" and ünïcode");
+
+  std::size_t covered = 0;
+  for (const auto& [name, entry] : header.items()) {
+    if (name == "__metadata__") continue;
+    const std::size_t begin = entry["data_offsets"][0];
+    const std::size_t end = entry["data_offsets"][1];
+    covered += end - begin;
+    const at::Tensor tensor = sample().tensors.at(name);
+    EXPECT_EQ(entry["shape"].get<std::vector<std::int64_t>>(), tensor.sizes().vec());
+    ASSERT_EQ(end - begin, tensor.nbytes());
+    EXPECT_EQ(
+        std::memcmp(bytes.data() + 8 + length + begin, tensor.const_data_ptr(), tensor.nbytes()),
+        0);
+    EXPECT_EQ(begin % tensor.element_size(), 0u) << name << " is not aligned";
+  }
+  EXPECT_EQ(8 + length + covered, bytes.size());
+  EXPECT_EQ(header["of.BFloat16"]["dtype"], "BF16");
+  EXPECT_EQ(header["of.Bool"]["dtype"], "BOOL");
+  EXPECT_EQ(header["of.Char"]["dtype"], "I8");
+  EXPECT_EQ(header["of.Double"]["dtype"], "F64");
+}
+
+TEST(Safetensors, AFileMadeByHandIsRead) {
+  const std::string header =
+      R"({"b":{"data_offsets":[8,11],"shape":[3],"dtype":"U8"},"a":{"dtype":"I32","shape":[1,2],"data_offsets":[0,8]}}    )";
+  const Content got = parsed(file_of(header, std::string("\1\0\0\0\xff\xff\xff\xff\5\6\7", 11)));
+  EXPECT_TRUE(got.tensors.at("a").equal(torch::tensor({{1, -1}}, torch::kInt)));
+  EXPECT_TRUE(got.tensors.at("b").equal(torch::tensor({5, 6, 7}, torch::kUInt8)));
+}
+
+TEST(Safetensors, EveryTruncationIsAnErrorThatNamesTheFile) {
+  const TemporaryFolder folder;
+  write(folder / "a.safetensors", sample());
+  const std::string whole = content(folder / "a.safetensors");
+  for (std::size_t size = 0; size < whole.size(); ++size)
+    ASSERT_THAT(failure([&] { parsed(whole.substr(0, size)); }), HasSubstr("x.safetensors: "))
+        << size;
+  EXPECT_THAT(failure([&] { parsed(whole + "x"); }), HasSubstr("bytes of values, found"));
+}
+
+TEST(Safetensors, AnAbsurdHeaderLengthIsAnError) {
+  EXPECT_THAT(failure([] { parsed(""); }), HasSubstr("expected at least 8 bytes, found 0"));
+  EXPECT_THAT(failure([] { parsed(little_endian(~std::uint64_t{0}) + "{}"); }),
+              HasSubstr("offset 0: expected a header of at most 2 bytes, found a length of "
+                        "18446744073709551615"));
+  EXPECT_THAT(failure([] { parsed(little_endian(3) + "{}"); }), HasSubstr("found a length of 3"));
+}
+
+TEST(Safetensors, ABadHeaderIsAnError) {
+  EXPECT_THAT(error_of("{"), HasSubstr("header: "));
+  EXPECT_THAT(error_of("[]"), HasSubstr("expected an object, found array"));
+  EXPECT_THAT(error_of("{\"\xff\":1}"), HasSubstr("header: "));
+  EXPECT_THAT(error_of(std::string(100000, '[')), HasSubstr("header: "));
+  EXPECT_THAT(error_of(R"({"__metadata__":{"a":1}})"),
+              HasSubstr("'a': expected a string, found number"));
+  EXPECT_THAT(error_of(R"({"__metadata__":[]})"), HasSubstr("expected an object, found array"));
+  EXPECT_THAT(error_of(R"({"a":1})"), HasSubstr("tensor 'a': found no"));
+  EXPECT_THAT(error_of(R"({"a":{"dtype":"F32","shape":[]}})"),
+              HasSubstr("tensor 'a': found no data_offsets"));
+  EXPECT_THAT(
+      error_of(R"({"a":{"dtype":"F8","shape":[],"data_offsets":[0,0]}})"),
+      AllOf(HasSubstr("tensor 'a': expected a dtype of F64 F32"), HasSubstr("found \"F8\"")));
+  for (const char* shape : {"[-1]", "[1.5]", "\"1\"", "[99999999999999999999]", "[null]"})
+    EXPECT_THAT(
+        error_of(std::string(R"({"a":{"dtype":"F32","data_offsets":[0,4],"shape":)") + shape + "}}",
+                 "1234"),
+        HasSubstr("tensor 'a': shape: expected an array of sizes"));
+}
+
+TEST(Safetensors, DuplicateNamesAreAnError) {
+  const std::string entry = R"({"dtype":"U8","shape":[1],"data_offsets":[0,1]})";
+  EXPECT_THAT(error_of("{\"a\":" + entry + ",\"a\":" + entry + "}", "x"),
+              HasSubstr("'a' occurs twice"));
+  EXPECT_THAT(error_of(R"({"__metadata__":{"k":"1","k":"2"}})"), HasSubstr("'k' occurs twice"));
+}
+
+TEST(Safetensors, OffsetsMustFitAndTile) {
+  const auto one = [](const std::string& offsets, const std::string& shape = "[4]") {
+    return R"({"a":{"dtype":"U8","shape":)" + shape + R"(,"data_offsets":)" + offsets + "}}";
+  };
+  EXPECT_THAT(error_of(one("[0,5]", "[5]"), "1234"),
+              HasSubstr("[begin, end] within 4 bytes, found [0,5]"));
+  EXPECT_THAT(error_of(one("[4,0]"), "1234"), HasSubstr("found [4,0]"));
+  EXPECT_THAT(error_of(one("[0]"), "1234"), HasSubstr("found [0]"));
+  EXPECT_THAT(error_of(one("[0,4]", "[3]"), "1234"), HasSubstr("expected 3 bytes"));
+  EXPECT_THAT(error_of(one("[1,5]"), "12345"), HasSubstr("expected its values at 0, found 1"));
+  EXPECT_THAT(error_of(one("[0,4]"), "12345"), HasSubstr("expected 4 bytes of values, found 5"));
+  EXPECT_THAT(error_of(one("[0,4]", "[4611686018427387904,4611686018427387904]"), "1234"),
+              HasSubstr("a shape beyond any memory"));
+  EXPECT_THAT(error_of(one("[0,0]", "[0,4611686018427387904,4611686018427387904]")),
+              HasSubstr("a shape beyond any memory"));
+
+  const auto two = [](const std::string& first, const std::string& second) {
+    return R"({"a":{"dtype":"U8","shape":[2],"data_offsets":)" + first +
+           R"(},"b":{"dtype":"U8","shape":[2],"data_offsets":)" + second + "}}";
+  };
+  EXPECT_EQ(error_of(two("[2,4]", "[0,2]"), "1234"), "no CheckpointError");
+  EXPECT_THAT(error_of(two("[0,2]", "[1,3]"), "123"),
+              HasSubstr("tensor 'b': expected its values at 2, found 1"));
+  EXPECT_THAT(error_of(two("[0,2]", "[3,5]"), "12345"),
+              HasSubstr("tensor 'b': expected its values at 2, found 3"));
+}
+
+TEST(Safetensors, WhatCannotBeStoredIsAnErrorThatNamesIt) {
+  const TemporaryFolder folder;
+  const auto path = folder / "a.safetensors";
+  const auto storing = [&](const std::string& name, const at::Tensor& tensor) {
+    return failure([&] { write(path, {.tensors = {{name, tensor}}, .metadata = {}}); });
+  };
+  EXPECT_THAT(
+      storing("c", torch::zeros({1}, torch::kComplexFloat)),
+      AllOf(HasSubstr(path.string()), HasSubstr("tensor 'c': cannot store dtype ComplexFloat")));
+  EXPECT_THAT(storing("u", at::Tensor()), HasSubstr("tensor 'u': cannot be stored: undefined"));
+  EXPECT_THAT(storing("s", torch::eye(2).to_sparse()), HasSubstr("tensor 's': cannot be stored"));
+  EXPECT_THAT(storing("__metadata__", torch::zeros({1})), HasSubstr("its name is reserved"));
+  EXPECT_THAT(storing("\xff", torch::zeros({1})), HasSubstr("not UTF-8"));
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+}
+
+TEST(Safetensors, AFileThatCannotBeReadIsNamed) {
+  const TemporaryFolder folder;
+  EXPECT_THAT(failure([&] { read(folder / "none"); }),
+              AllOf(HasSubstr((folder / "none").string()), HasSubstr("No such file")));
+  EXPECT_THAT(failure([&] { read(folder.path()); }), HasSubstr("is not a regular file"));
+  EXPECT_THAT(failure([&] { read("/dev/zero"); }), HasSubstr("is not a regular file"));
+}
+
+}  // namespace
+}  // namespace lockstep::safetensors

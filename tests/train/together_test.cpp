@@ -1,0 +1,78 @@
+#include "lockstep/train/together.h"
+
+#include <gtest/gtest.h>
+
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <typeinfo>
+
+#include "lockstep/core/error.h"
+#include "tests/ranks.h"
+
+namespace lockstep {
+namespace {
+
+/// What together() raises on this rank when the last rank throws.
+template <class Thrown>
+std::string raised(const Group& group, bool& same_type) {
+  try {
+    together(group, [&] {
+      if (group.rank() == group.size() - 1) throw Thrown("the cause");
+    });
+  } catch (const std::exception& error) {
+    same_type = typeid(error) == typeid(Thrown);
+    return error.what();
+  }
+  return "went on alone";
+}
+
+template <class Thrown>
+void expect_from_last_rank(int ranks) {
+  testing::run_ranks(ranks, [&](std::shared_ptr<Communicator> communicator) {
+    const Group group(std::move(communicator));
+    const int last = ranks - 1;
+    const bool own = group.rank() == last;
+    bool same_type = false;
+    EXPECT_EQ(raised<Thrown>(group, same_type),
+              own ? "the cause" : "rank " + std::to_string(last) + ": the cause");
+    EXPECT_EQ(same_type, own || (std::is_base_of_v<Error, Thrown>));
+    group.barrier().wait();
+  });
+}
+
+TEST(Together, AnErrorOfOneRankReachesAll) {
+  for (const int ranks : {1, 2, 3, 7}) {
+    expect_from_last_rank<DataError>(ranks);
+    expect_from_last_rank<CheckpointError>(ranks);
+    expect_from_last_rank<InvalidArgument>(ranks);
+    expect_from_last_rank<std::logic_error>(ranks);
+  }
+}
+
+TEST(Together, TheFirstOfSeveralErrorsIsToldToTheOthers) {
+  testing::run_ranks(3, [](std::shared_ptr<Communicator> communicator) {
+    const Group group(std::move(communicator));
+    try {
+      together(group, [&] {
+        if (group.rank() > 0) throw DataError("of rank " + std::to_string(group.rank()));
+      });
+      ADD_FAILURE();
+    } catch (const DataError& error) {
+      EXPECT_EQ(std::string(error.what()), group.rank() == 0
+                                               ? "rank 1: of rank 1"
+                                               : "of rank " + std::to_string(group.rank()));
+    }
+  });
+}
+
+TEST(Together, WithoutAnErrorItOnlyRuns) {
+  testing::run_ranks(2, [](std::shared_ptr<Communicator> communicator) {
+    int runs = 0;
+    together(Group(std::move(communicator)), [&] { ++runs; });
+    EXPECT_EQ(runs, 1);
+  });
+}
+
+}  // namespace
+}  // namespace lockstep
