@@ -1,0 +1,214 @@
+#include "lockstep/group.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "lockstep/core/error.h"
+#include "lockstep/spawn.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::HasSubstr;
+
+class Groups : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, Groups, ::testing::Values(1, 2, 3, 4, 7));
+
+/// The tensor that this rank contributes, known to all.
+torch::Tensor part(int rank, at::ScalarType dtype = at::kDouble) {
+  return (torch::arange(12, at::kDouble).reshape({3, 4}) + 100 * rank).to(dtype);
+}
+
+torch::Tensor all_parts(int size, at::ScalarType dtype = at::kDouble) {
+  std::vector<torch::Tensor> parts;
+  for (int rank = 0; rank < size; ++rank) parts.push_back(part(rank, dtype));
+  return torch::cat(parts);
+}
+
+void expect_equal(const torch::Tensor& got, const torch::Tensor& expected) {
+  EXPECT_TRUE(torch::equal(got, expected)) << got << "\nexpected\n" << expected;
+}
+
+TEST_P(Groups, CollectivesOnTensors) {
+  spawn(GetParam(), [](const Group& world) {
+    const int size = world.size();
+    const auto mine = part(world.rank());
+    const auto all = all_parts(size);
+    const auto sum = all.reshape({size, 3, 4}).sum(0);
+
+    auto reduced = mine.clone();
+    world.all_reduce(reduced).wait();
+    expect_equal(reduced, sum);
+
+    auto averaged = mine.clone();
+    world.all_reduce(averaged, ReduceOp::avg).wait();
+    EXPECT_LT((averaged - sum / size).abs().max().item<double>(), 1e-12);
+
+    auto sent = mine.clone();
+    world.broadcast(sent, size - 1).wait();
+    expect_equal(sent, part(size - 1));
+
+    auto gathered = torch::empty({3 * size, 4}, at::kDouble);
+    world.all_gather(gathered, mine).wait();
+    expect_equal(gathered, all);
+
+    std::vector<std::size_t> counts(static_cast<std::size_t>(size), 12);
+    counts.back() = 4;
+    auto varying = torch::empty({12 * size - 8}, at::kDouble);
+    const bool last = world.rank() == size - 1;
+    world.all_gather(varying, last ? mine[0] : mine, counts).wait();
+    expect_equal(varying, all.flatten().slice(0, 0, 12 * size - 8));
+
+    auto scattered = torch::empty({3, 4}, at::kDouble);
+    world.reduce_scatter(scattered, all + world.rank()).wait();
+    expect_equal(scattered, mine * size + size * (size - 1) / 2);
+
+    auto at_root = world.rank() == 0 ? torch::empty({3 * size, 4}, at::kDouble) : torch::Tensor();
+    world.gather(at_root, mine, 0).wait();
+    if (world.rank() == 0) expect_equal(at_root, all);
+
+    auto from_root = torch::empty({3, 4}, at::kDouble);
+    world.scatter(from_root, world.rank() == 0 ? all : torch::Tensor(), 0).wait();
+    expect_equal(from_root, mine);
+
+    auto exchanged = torch::empty({size}, at::kLong);
+    world.all_to_all(exchanged, torch::arange(size) + 10 * world.rank()).wait();
+    expect_equal(exchanged, 10 * torch::arange(size) + world.rank());
+
+    auto received = torch::empty({3, 4}, at::kDouble);
+    auto sending = world.send(mine, (world.rank() + 1) % size);
+    const int before = (world.rank() + size - 1) % size;
+    world.recv(received, before).wait();
+    sending.wait();
+    expect_equal(received, part(before));
+    world.barrier().wait();
+  });
+}
+
+TEST_P(Groups, EveryDtype) {
+  spawn(GetParam(), [](const Group& world) {
+    for (const auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kChar,
+                             at::kByte, at::kInt, at::kLong}) {
+      auto tensor = torch::full({5}, world.rank() + 1, dtype);
+      world.all_reduce(tensor).wait();
+      expect_equal(tensor, torch::full({5}, world.size() * (world.size() + 1) / 2, dtype));
+    }
+  });
+}
+
+TEST_P(Groups, MemoryOfTheGroup) {
+  torch::Tensor survivor;
+  spawn(GetParam(), [&](const Group& world) {
+    auto tensor = world.empty({100, 1000});
+    tensor.fill_(world.rank());
+    world.all_reduce(tensor, ReduceOp::max).wait();
+    expect_equal(tensor, torch::full({100, 1000}, static_cast<float>(world.size() - 1)));
+    EXPECT_EQ(world.empty({0, 5}).numel(), 0);
+    if (world.rank() == 0) survivor = tensor;
+  });
+  EXPECT_EQ(survivor.sum().item<double>(), 1e5 * (GetParam() - 1));
+}
+
+TEST(Group, KeepsTemporariesUntilTheyAreDone) {
+  spawn(2, [](const Group& world) {
+    std::vector<Work> works;
+    for (int i = 0; i < 8; ++i) {
+      works.push_back(world.all_reduce(torch::ones({100'000}) * world.rank()));
+    }
+    for (auto& work : works) work.wait();
+  });
+}
+
+TEST(Group, RefusesTensorsItCannotUse) {
+  spawn(2, [](const Group& world) {
+    const auto refusal = [&](const torch::Tensor& tensor) -> std::string {
+      try {
+        world.all_reduce(tensor).wait();
+        return "accepted";
+      } catch (const InvalidArgument& error) {
+        return error.what();
+      }
+    };
+    EXPECT_THAT(refusal(torch::Tensor()), HasSubstr("undefined"));
+    EXPECT_THAT(refusal(torch::ones({3, 4}).t()),
+                HasSubstr("strides [1, 4], expected a contiguous"));
+    EXPECT_THAT(refusal(torch::ones({3}, at::kBool)), HasSubstr("Bool"));
+    EXPECT_THAT(refusal(torch::ones({3}, at::kComplexFloat)), HasSubstr("ComplexFloat"));
+    EXPECT_THAT(refusal(torch::ones({3}).to_sparse()), HasSubstr("Sparse"));
+    EXPECT_THAT(refusal(torch::empty({3}, at::device(at::kMeta))), HasSubstr("on meta"));
+    EXPECT_EQ(refusal(torch::empty({0})), "accepted");
+
+    auto wrong = torch::empty({5});
+    EXPECT_THROW(world.all_gather(wrong, torch::ones({3})).wait(), InvalidArgument);
+    EXPECT_THROW(world.all_gather(torch::empty({6}, at::kDouble), torch::ones({3})).wait(),
+                 InvalidArgument);
+    EXPECT_THROW(world.reduce_scatter(torch::empty({3}), torch::ones({7})).wait(), InvalidArgument);
+    EXPECT_THROW(world.all_to_all(wrong, torch::ones({5})).wait(), InvalidArgument);
+    EXPECT_THROW(world.broadcast(wrong, 2).wait(), InvalidArgument);
+    // None of this cost a sequence number.
+    auto tensor = torch::ones({3});
+    world.all_reduce(tensor).wait();
+    expect_equal(tensor, torch::full({3}, 2.0f));
+  });
+}
+
+TEST(Group, NamesShapesThatDiffer) {
+  std::vector<std::string> texts(2);
+  spawn(2, [&](const Group& world) {
+    try {
+      world.all_reduce(world.rank() == 0 ? torch::ones({2, 3}) : torch::ones({3, 2})).wait();
+    } catch (const CommError& error) {
+      texts[static_cast<std::size_t>(world.rank())] = error.what();
+    }
+  });
+  EXPECT_THAT(texts,
+              ::testing::Each(HasSubstr(
+                  "got all_reduce sum float32 [3, 2], expected all_reduce sum float32 [2, 3]")));
+}
+
+TEST_P(Groups, InTurnRunsRankAfterRank) {
+  std::vector<int> order;
+  spawn(GetParam(), [&](const Group& world) {
+    for (int round = 0; round < 3; ++round) {
+      world.in_turn([&] { order.push_back(world.rank()); });
+    }
+  });
+  ASSERT_EQ(order.size(), static_cast<std::size_t>(3 * GetParam()));
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    EXPECT_EQ(order[i], static_cast<int>(i) % GetParam());
+  }
+}
+
+TEST(Group, InTurnTellsTheOthersOfAnException) {
+  std::vector<std::string> texts(3);
+  EXPECT_THROW(spawn(3,
+                     [&](const Group& world) {
+                       try {
+                         world.in_turn([&] {
+                           if (world.rank() == 1) throw std::range_error("mine alone");
+                         });
+                       } catch (const CommError& error) {
+                         texts[static_cast<std::size_t>(world.rank())] = error.what();
+                       }
+                     }),
+               std::range_error);
+  EXPECT_THAT(texts[0], HasSubstr("rank 1: in_turn: mine alone"));
+  EXPECT_EQ(texts[1], "");
+  EXPECT_THAT(texts[2], HasSubstr("rank 1: in_turn: mine alone"));
+}
+
+TEST(Group, SplitsByColor) {
+  spawn(4, [](const Group& world) {
+    const Group pair = world.split(world.rank() / 2);
+    EXPECT_EQ(pair.size(), 2);
+    EXPECT_EQ(pair.rank(), world.rank() % 2);
+    auto tensor = torch::full({3}, world.rank(), at::kLong);
+    pair.all_reduce(tensor).wait();
+    expect_equal(tensor, torch::full({3}, world.rank() < 2 ? 1 : 5, at::kLong));
+    EXPECT_THROW((void)world.split(-1), InvalidArgument);
+  });
+}
+
+}  // namespace
+}  // namespace lockstep

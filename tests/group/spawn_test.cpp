@@ -1,0 +1,110 @@
+#include "lockstep/spawn.h"
+
+#include <ATen/Parallel.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <atomic>
+#include <thread>
+
+#include "lockstep/core/error.h"
+#include "lockstep/init.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(Spawn, GivesEveryRankItsGroup) {
+  std::vector<int> ranks(5, -1);
+  spawn(5, [&](const Group& world) {
+    EXPECT_EQ(world.size(), 5);
+    EXPECT_EQ(world.local_size(), 5);
+    ranks[static_cast<std::size_t>(world.rank())] = world.rank();
+  });
+  EXPECT_THAT(ranks, ::testing::ElementsAre(0, 1, 2, 3, 4));
+}
+
+TEST(Spawn, RefusesSizesOutsideTheRange) {
+  EXPECT_THROW(spawn(0, [](const Group&) {}), InvalidArgument);
+  EXPECT_THROW(spawn(-3, [](const Group&) {}), InvalidArgument);
+  EXPECT_THROW(spawn(100'000, [](const Group&) {}), InvalidArgument);
+}
+
+TEST(Spawn, RethrowsWhatTheFirstFailingRankThrew) {
+  std::atomic<int> told{0};
+  try {
+    spawn(3, [&](const Group& world) {
+      if (world.rank() == 2) throw std::out_of_range("rank 2 has it");
+      try {
+        world.barrier().wait();
+      } catch (const CommError& error) {
+        EXPECT_THAT(error.what(), HasSubstr("rank 2: rank 2 has it"));
+        ++told;
+        throw;
+      }
+    });
+    FAIL();
+  } catch (const std::out_of_range& error) {
+    EXPECT_STREQ(error.what(), "rank 2 has it");
+  }
+  EXPECT_EQ(told, 2);
+}
+
+TEST(Spawn, RethrowsWhatIsNoStdException) {
+  EXPECT_THROW(spawn(2,
+                     [](const Group& world) {
+                       if (world.rank() == 0) throw 7;
+                     }),
+               int);
+}
+
+TEST(Spawn, NamesARankThatReturnedEarly) {
+  try {
+    spawn(2, [](const Group& world) {
+      if (world.rank() == 0) world.barrier().wait();
+    });
+    FAIL();
+  } catch (const CommError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("rank 1 left the world (returned) before barrier #1"));
+  }
+}
+
+TEST(Spawn, RanksHaveNoRanks) {
+  spawn(2, [](const Group&) {
+    EXPECT_THROW(spawn(2, [](const Group&) {}), InvalidArgument);
+    EXPECT_THROW(init(), InvalidArgument);
+  });
+}
+
+TEST(Spawn, DividesTheCoresAndLeavesTheCallerAsItWas) {
+  const int before = at::get_num_threads();
+  spawn(64, [](const Group&) { EXPECT_EQ(at::get_num_threads(), 1); });
+  EXPECT_EQ(at::get_num_threads(), before);
+}
+
+TEST(Init, AloneIsAWorldOfOneAndOnlyOnce) {
+  {
+    const Group world = init();
+    EXPECT_EQ(world.size(), 1);
+    EXPECT_EQ(world.rank(), 0);
+    auto tensor = torch::arange(4);
+    world.all_reduce(tensor, ReduceOp::sum).wait();
+    EXPECT_TRUE(torch::equal(tensor, torch::arange(4)));
+  }
+  try {
+    init();
+    FAIL();
+  } catch (const InvalidArgument& error) {
+    EXPECT_THAT(error.what(), HasSubstr("a second time"));
+  }
+}
+
+TEST(Init, RefusesTimeoutsThatAreNone) {
+  EXPECT_THROW(spawn(1, [](const Group&) {}, {.timeout = std::chrono::milliseconds(-5)}),
+               InvalidArgument);
+}
+
+}  // namespace
+}  // namespace lockstep
