@@ -1,0 +1,71 @@
+#pragma once
+
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/pimpl.h>
+
+#include <memory>
+#include <utility>
+
+#include "lockstep/group.h"
+#include "lockstep/parallel/for_each_tensor.h"
+#include "lockstep/parallel/options.h"
+#include "lockstep/parallel/replica.h"
+
+namespace lockstep {
+
+/// Data-parallel training of a model that every rank holds: call it instead of the model, and
+/// .grad() of every parameter is the mean over ranks when backward() returns.
+///
+///     lockstep::DistributedDataParallel ddp(model, world);
+///     loss_of(ddp(batch.data), batch.target).backward();
+///
+/// Parameters that no rank's backward reached keep their gradient, or have none; those that some
+/// ranks' reached get the mean over all ranks, zero counting for the others. Gradients lie in
+/// buckets: they are overwritten by the next backward after zero_grad(). autograd::grad() is not
+/// synchronised, and with create_graph the averaged values have no graph. An exception within
+/// backward() that comes after buckets were sent ends the world.
+/// Ranks: all must construct it, and run as many backwards. It may end before or after the model.
+template <class M>
+class DistributedDataParallel {
+ public:
+  /// Checks that all ranks hold the same parameters and buffers, and gives them rank 0's.
+  /// Throws: InvalidArgument, on every rank, when they do not, naming the first difference and the
+  /// ranks, or when the model cannot be wrapped; the group stays usable.
+  DistributedDataParallel(std::shared_ptr<M> model, const Group& group,
+                          const DataParallelOptions& options = {})
+      : model_(std::move(model)), replica_(model_, group, options) {}
+
+  /// The same for a model declared with TORCH_MODULE.
+  DistributedDataParallel(const torch::nn::ModuleHolder<M>& model, const Group& group,
+                          const DataParallelOptions& options = {})
+      : DistributedDataParallel(model.ptr(), group, options) {}
+
+  /// model.forward(args…).
+  /// Throws: InvalidArgument when the model's list of parameters has changed.
+  template <class... Args>
+  auto operator()(Args&&... args) {
+    if (!at::GradMode::is_enabled()) return model_->forward(std::forward<Args>(args)...);
+    replica_.check_unchanged();
+    auto output = model_->forward(std::forward<Args>(args)...);
+    detail::for_each_tensor(output, [&](const at::Tensor& tensor) { replica_.watch(tensor); });
+    return output;
+  }
+
+  const std::shared_ptr<M>& module() const { return model_; }
+
+  /// Holds synchronisation back for as long as the guard lives.
+  NoSync no_sync() const { return replica_.no_sync(); }
+
+ private:
+  std::shared_ptr<M> model_;
+  detail::Replica replica_;
+};
+
+template <class M>
+DistributedDataParallel(const torch::nn::ModuleHolder<M>&, const Group&)
+    -> DistributedDataParallel<M>;
+template <class M>
+DistributedDataParallel(const torch::nn::ModuleHolder<M>&, const Group&, const DataParallelOptions&)
+    -> DistributedDataParallel<M>;
+
+}  // namespace lockstep

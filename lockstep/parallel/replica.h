@@ -1,0 +1,61 @@
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "lockstep/group.h"
+#include "lockstep/parallel/model_state.h"
+#include "lockstep/parallel/options.h"
+
+namespace lockstep {
+
+namespace detail {
+class Reducer;
+}
+
+/// While it lives, backward() only accumulates gradients on this rank; the next synchronised
+/// backward averages the sum. What counts is when backward() runs. Ranks: all alike.
+class [[nodiscard]] NoSync {
+ public:
+  explicit NoSync(std::shared_ptr<detail::Reducer> reducer);
+  ~NoSync();
+  NoSync(NoSync&&) noexcept = default;
+  NoSync& operator=(NoSync&&) = delete;
+  NoSync(const NoSync&) = delete;
+  NoSync& operator=(const NoSync&) = delete;
+
+ private:
+  std::shared_ptr<detail::Reducer> reducer_;
+};
+
+namespace detail {
+
+/// One rank's copy of a model, kept equal to the others: what DistributedDataParallel is, whatever
+/// the model's type.
+class Replica {
+ public:
+  /// Ranks: all of the group. Throws: InvalidArgument, on every rank; the group stays usable.
+  Replica(std::shared_ptr<torch::nn::Module> module, const Group& group,
+          const DataParallelOptions& options);
+
+  /// Throws: InvalidArgument when the module's parameters are not those it was wrapped with.
+  void check_unchanged() const;
+  void watch(const at::Tensor& output) const;
+  NoSync no_sync() const { return NoSync(reducer_); }
+
+ private:
+  struct Known {
+    NamedTensor named;
+    at::ScalarType dtype;
+    bool trainable;
+  };
+
+  std::shared_ptr<torch::nn::Module> module_;
+  std::vector<Known> known_;
+  std::shared_ptr<Reducer> reducer_;
+};
+
+}  // namespace detail
+
+}  // namespace lockstep

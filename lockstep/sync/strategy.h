@@ -1,0 +1,94 @@
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+
+#include "lockstep/sync/bucket.h"
+#include "lockstep/sync/exchange.h"
+
+namespace lockstep {
+
+namespace detail {
+
+template <class R>
+concept HasContent = requires(const R& recipe, std::int64_t step, std::size_t bucket) {
+  { recipe.content(step, bucket, bucket) } -> std::same_as<Content>;
+};
+
+}  // namespace detail
+
+/// What a strategy is made from: any copyable value that has a text form and makes exchanges.
+template <class R>
+concept Recipe = std::copy_constructible<R> && requires(const R& recipe, const Bucket& bucket) {
+  { recipe.text() } -> std::convertible_to<std::string>;
+  { recipe.exchange(bucket) } -> std::convertible_to<std::unique_ptr<Exchange>>;
+};
+
+/// How the ranks synchronise: a value that holds any Recipe. A recipe may also have
+/// `Content content(std::int64_t step, std::size_t bucket, std::size_t buckets) const`, a pure
+/// function that says when and what; without it, gradients are exchanged at every step.
+class Strategy {
+ public:
+  template <class R>
+  requires(!std::same_as<std::remove_cvref_t<R>, Strategy> && Recipe<std::remove_cvref_t<R>>)
+      Strategy(R&& recipe)  // NOLINT(google-explicit-constructor): a recipe is a strategy
+      : held_(std::make_shared<Held<std::remove_cvref_t<R>>>(std::forward<R>(recipe))) {}
+
+  /// The form that command lines and logs use, as in "fp32". parse_strategy reads it.
+  std::string text() const { return held_->text(); }
+
+  /// The running side of this strategy for one bucket.
+  std::unique_ptr<Exchange> exchange(const Bucket& bucket) const { return held_->exchange(bucket); }
+
+  /// What is exchanged of a bucket, of so many, at a step.
+  Content content(std::int64_t step, std::size_t bucket, std::size_t buckets) const {
+    return held_->content(step, bucket, buckets);
+  }
+
+  /// Whether every step exchanges the gradients of every bucket, and never parameters.
+  bool exchanges_every_gradient() const { return !held_->has_content(); }
+
+ private:
+  struct Holder {
+    virtual ~Holder() = default;
+    virtual std::string text() const = 0;
+    virtual std::unique_ptr<Exchange> exchange(const Bucket& bucket) const = 0;
+    virtual Content content(std::int64_t step, std::size_t bucket, std::size_t buckets) const = 0;
+    virtual bool has_content() const = 0;
+  };
+
+  template <class R>
+  struct Held final : Holder {
+    template <class From>
+    explicit Held(From&& from) : recipe(std::forward<From>(from)) {}
+
+    std::string text() const override { return recipe.text(); }
+    std::unique_ptr<Exchange> exchange(const Bucket& bucket) const override {
+      return recipe.exchange(bucket);
+    }
+    Content content(std::int64_t step, std::size_t bucket, std::size_t buckets) const override {
+      if constexpr (detail::HasContent<R>) {
+        return recipe.content(step, bucket, buckets);
+      } else {
+        return Content::gradients;
+      }
+    }
+    bool has_content() const override { return detail::HasContent<R>; }
+
+    R recipe;
+  };
+
+  std::shared_ptr<const Holder> held_;
+};
+
+/// The strategy of a text form: "fp32".
+/// Throws: InvalidArgument listing the valid ones.
+Strategy parse_strategy(std::string_view text);
+
+}  // namespace lockstep
