@@ -35,8 +35,8 @@ struct SamplerOptions {
 /// 0.
 ///
 /// Copies share their state, since LibTorch's data loader works on a copy: set_epoch() reaches the
-/// loader's. Two loaders need two samplers. Ranks: all construct it with the same size and options;
-/// no communication.
+/// loader's. Two loaders need two samplers.
+/// Ranks: all construct it with the same size and options; no communication.
 class DistributedSampler : public torch::data::samplers::Sampler<> {
  public:
   /// Throws: InvalidArgument for a rank outside the group.

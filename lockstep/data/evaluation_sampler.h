@@ -13,8 +13,8 @@ namespace lockstep {
 
 /// Deals a dataset to the ranks so that each sample is drawn exactly once over all of them: rank r
 /// of N draws the indices from floor(r·size/N) up to floor((r+1)·size/N), in order. Ranks may
-/// differ by one sample, so results are to be reduced as sums and counts, as Tally does. Ranks: all
-/// construct it with the same size; no communication.
+/// differ by one sample, so results are to be reduced as sums and counts, as Tally does.
+/// Ranks: all construct it with the same size; no communication.
 class EvaluationSampler : public torch::data::samplers::Sampler<> {
  public:
   /// Throws: InvalidArgument for a rank outside the group.

@@ -17,7 +17,8 @@ struct IdxArray {
 };
 
 /// Reads folder/name, or folder/name.gz where there is no such file. inner are the sizes that all
-/// dimensions but the first must have. Throws: DataError naming file, offset, expected and found.
+/// dimensions but the first must have.
+/// Throws: DataError naming file, offset, expected and found.
 IdxArray read_idx(const std::filesystem::path& folder, const std::string& name,
                   std::span<const std::uint32_t> inner);
 

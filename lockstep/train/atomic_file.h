@@ -7,10 +7,9 @@
 namespace lockstep::detail {
 
 /// A file that appears under its name only when it is complete and on disk: until commit() it lies
-/// beside it as
-/// ".<name>.partial", and is removed if commit() is never reached. What was there before stays as
-/// it was until then. Throws: CheckpointError naming the file and what the system answered, from
-/// every function.
+/// beside it as ".<name>.partial", and is removed if commit() is never reached. What was there
+/// before stays as it was until then.
+/// Throws: CheckpointError naming the file and what the system answered, from every function.
 class AtomicFile {
  public:
   explicit AtomicFile(std::filesystem::path path);

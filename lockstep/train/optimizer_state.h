@@ -32,8 +32,8 @@ OptimizerState optimizer_state(const torch::optim::Optimizer& optimizer,
 void check_optimizer_state(const OptimizerState& state, const torch::optim::Optimizer& optimizer,
                            const ParameterNames& names);
 
-/// Puts a checked state in place of the optimizer's own. Throws: CheckpointError, leaving the
-/// optimizer as it was.
+/// Puts a checked state in place of the optimizer's own.
+/// Throws: CheckpointError, leaving the optimizer as it was.
 void restore_optimizer_state(const OptimizerState& state, torch::optim::Optimizer& optimizer,
                              const ParameterNames& names);
 

@@ -8,8 +8,8 @@
 #include <string_view>
 
 /// The safetensors format: the length of a JSON header (8 bytes), the header, then the tensors'
-/// values, all little-endian. Values f64 f32 f16 bf16 i64 i32 i16 i8 u8 bool. Source:
-/// https://github.com/huggingface/safetensors (the format)
+/// values, all little-endian. Values f64 f32 f16 bf16 i64 i32 i16 i8 u8 bool.
+/// Source: https://github.com/huggingface/safetensors (the format)
 namespace lockstep::safetensors {
 
 /// What one file holds.
@@ -26,7 +26,8 @@ void write(const std::filesystem::path& path, const Content& content);
 /// Throws: CheckpointError naming file, tensor, what was found and what was expected.
 Content read(const std::filesystem::path& path);
 
-/// The file's bytes, unchecked. Shapes: [size] of uint8.
+/// The file's bytes, unchecked.
+/// Shapes: [size] of uint8.
 at::Tensor read_bytes(const std::filesystem::path& path);
 
 /// What bytes hold; file serves the error texts. The tensors have memory of their own.

@@ -19,14 +19,16 @@ struct Score {
 /// exact.
 class Tally {
  public:
-  /// Counts one batch. Shapes: mean_loss [], outputs [B, classes], targets [B] of int64.
+  /// Counts one batch.
+  /// Shapes: mean_loss [], outputs [B, classes], targets [B] of int64.
   void add(const at::Tensor& mean_loss, const at::Tensor& outputs, const at::Tensor& targets);
   /// The same from numbers.
   void add(double mean_loss, std::int64_t right, std::int64_t samples);
 
   /// Over this rank's samples; all zero if there were none.
   Score score() const;
-  /// Over all ranks' samples, the same on every rank. Ranks: all.
+  /// Over all ranks' samples, the same on every rank.
+  /// Ranks: all.
   Score score(const Group& group) const;
 
  private:

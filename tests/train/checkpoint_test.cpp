@@ -62,11 +62,7 @@ const OptimizerKind kinds[] = {
            parameters, torch::optim::RMSpropOptions(0.01).momentum(0.5).centered(true));
      }},
     {"Adagrad",
-     [](auto parameters) { return std::make_unique<torch::optim::Adagrad>(parameters, 0.05); }},
-    {"Lbfgs", [](auto parameters) {
-       return std::make_unique<torch::optim::LBFGS>(parameters,
-                                                    torch::optim::LBFGSOptions(0.1).max_iter(3));
-     }}};
+     [](auto parameters) { return std::make_unique<torch::optim::Adagrad>(parameters, 0.05); }}};
 
 struct Training {
   explicit Training(const OptimizerKind& kind = kinds[0], int hidden = 6)
@@ -230,6 +226,16 @@ TEST(Checkpoint, AnOptimizerOfAnotherModelCannotBeSaved) {
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
+TEST(Checkpoint, AnOptimizerThatCannotBeWrittenIsAnErrorAndNoFile) {
+  const TemporaryFolder folder;
+  Training training;
+  training.optimizer = std::make_unique<torch::optim::LBFGS>(training.model->parameters());
+  training.step(0);
+  EXPECT_THAT(failure([&] { training.save(folder / "c"); }),
+              HasSubstr((folder / "c").string() + ": optimizer: "));
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+}
+
 /// A checkpoint, and ways to spoil it.
 class Spoilt : public ::testing::Test {
  protected:
@@ -371,7 +377,6 @@ TEST_P(OverAGroup, WhatFailsOnRank0FailsOnAll) {
 }
 
 TEST_P(OverAGroup, OneRankWithAnotherModelFailsOnAllAndChangesNone) {
-  if (GetParam() == 1) GTEST_SKIP() << "needs two ranks to differ";
   const TemporaryFolder folder;
   Training reference;
   reference.save(folder / "c");
