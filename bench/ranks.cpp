@@ -63,9 +63,11 @@ void run_threads(const Settings& settings, const RankFunction& fn) {
 
 bool is_rank() { return Environment::get().arena_fd.has_value(); }
 
+int world_size() { return Environment::get().world_size.value_or(0); }
+
 void run_as_rank(const Settings& settings, const RankFunction& fn) {
   const Environment& environment = Environment::get();
-  const int size = environment.world_size.value_or(0);
+  const int size = world_size();
   if (size != settings.ranks) {
     throw InvalidArgument(lockstep::detail::concat(
         "bench: -n is ", settings.ranks, ", but this process is a rank of a world of ", size));

@@ -19,6 +19,9 @@ void run_threads(const Settings& settings, const RankFunction& fn);
 /// Whether this process was started as a rank.
 bool is_rank();
 
+/// Ranks of the world that this process was started in, 0 if in none.
+int world_size();
+
 /// Runs fn as the rank that this process was started as.
 /// Throws: InvalidArgument when the world has another number of ranks than the settings.
 void run_as_rank(const Settings& settings, const RankFunction& fn);

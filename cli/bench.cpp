@@ -1,4 +1,5 @@
 #include <CLI/CLI.hpp>
+#include <cstdint>
 #include <functional>
 #include <iostream>
 #include <memory>
@@ -24,6 +25,8 @@ struct Arguments {
   std::string memory = "both";
   bench::Settings settings;
 };
+
+constexpr std::int64_t most_repeats = 1'000'000;
 
 constexpr Collective measured[] = {Collective::all_reduce, Collective::broadcast,
                                    Collective::all_gather, Collective::reduce_scatter,
@@ -95,7 +98,8 @@ void add_bench(CLI::App& app, int& exit_code) {
   bench->add_option("collective", arguments->collective, "What to measure")
       ->required()
       ->check(CLI::IsMember(collectives));
-  bench->add_option("-n,--ranks", settings.ranks, "Number of ranks")->capture_default_str();
+  const CLI::Option* ranks =
+      bench->add_option("-n,--ranks", settings.ranks, "Number of ranks")->capture_default_str();
   bench->add_flag("--threads", settings.threads, "Ranks are threads instead of processes");
   bench->add_option("--min", settings.min_bytes, "Smallest size, as in 1KiB or 1000")
       ->transform(CLI::AsSizeValue(true))
@@ -104,6 +108,7 @@ void add_bench(CLI::App& app, int& exit_code) {
       ->transform(CLI::AsSizeValue(true))
       ->default_str("64MiB");
   bench->add_option("--factor", settings.factor, "From each size to the next")
+      ->check(CLI::PositiveNumber)
       ->capture_default_str();
   bench->add_option("--dtype", arguments->dtype, "Type of the elements")->capture_default_str();
   bench->add_option("--op", arguments->op, "Reduction: sum, avg, min, max or product")
@@ -114,11 +119,16 @@ void add_bench(CLI::App& app, int& exit_code) {
   bench
       ->add_option("--repeats", settings.repeats,
                    "Measured repetitions of each size; 0 fills a quarter of a second")
+      ->check(CLI::Range(std::int64_t{0}, most_repeats))
       ->capture_default_str();
   bench->add_flag("--check", settings.check, "Compare every result with the expected one");
   bench->add_flag("--stream", settings.stream, "Measure the memory's bandwidth, too");
   bench->add_flag("--json", settings.json, "One JSON object a line instead of a table");
-  bench->callback([arguments, &exit_code] { exit_code = bench_main(*arguments); });
+  bench->callback([arguments, ranks, &exit_code] {
+    // Under `lockstep run` the world is as large as it is.
+    if (ranks->count() == 0 && bench::is_rank()) arguments->settings.ranks = bench::world_size();
+    exit_code = bench_main(*arguments);
+  });
 }
 
 }  // namespace lockstep::cli

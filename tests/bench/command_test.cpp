@@ -18,9 +18,8 @@ struct Result {
   std::string text;  ///< stdout and stderr
 };
 
-Result run_bench(const std::string& arguments) {
-  const std::string command =
-      std::string(LOCKSTEP_BINARY_DIR) + "/lockstep bench " + arguments + " 2>&1";
+Result run(const std::string& command_line) {
+  const std::string command = command_line + " 2>&1";
   Result result;
   FILE* pipe = popen(command.c_str(), "r");
   if (pipe == nullptr) return result;
@@ -31,6 +30,10 @@ Result run_bench(const std::string& arguments) {
   const int status = pclose(pipe);
   if (WIFEXITED(status)) result.exit_code = WEXITSTATUS(status);
   return result;
+}
+
+Result run_bench(const std::string& arguments) {
+  return run(std::string(LOCKSTEP_BINARY_DIR) + "/lockstep bench " + arguments);
 }
 
 TEST(BenchCommand, MeasuresProcessesAndThreads) {
@@ -51,6 +54,14 @@ TEST(BenchCommand, MeasuresProcessesAndThreads) {
   }
 }
 
+TEST(BenchCommand, TakesTheWorldItIsStartedIn) {
+  const std::string lockstep = std::string(LOCKSTEP_BINARY_DIR) + "/lockstep";
+  const Result result = run(lockstep + " run -n 3 " + lockstep +
+                            " bench all_reduce --max 1KiB --repeats 1 --memory group --json");
+  EXPECT_EQ(result.exit_code, 0) << result.text;
+  EXPECT_THAT(result.text, HasSubstr("\"ranks\":3"));
+}
+
 TEST(BenchCommand, NamesWhatIsWrongWithItsArguments) {
   struct {
     const char* arguments;
@@ -61,6 +72,9 @@ TEST(BenchCommand, NamesWhatIsWrongWithItsArguments) {
       {"all_reduce --min 2MiB --max 1MiB", "more than --max"},
       {"all_reduce --max 900TiB", "memory available"},
       {"all_reduce --factor 1", "--factor"},
+      {"all_reduce --repeats -1", "--repeats"},
+      {"all_reduce --min 1QB", "--min"},
+      {"all_reduce --max 99999999999999999999", "--max"},
       {"all_reduce --dtype float31", "bfloat16"},
       {"all_reduce --op mean", "product"},
       {"all_reduce --memory heap", "private"},
