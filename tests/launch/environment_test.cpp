@@ -59,7 +59,6 @@ TEST(Doctor, TellsWhatABugReportNeeds) {
                            "NUMA node", "memory", "huge pages", "memfd", "open files"}) {
     EXPECT_THAT(ended.out, HasSubstr(word));
   }
-  EXPECT_THAT(ended.out, Not(HasSubstr("unknown")));
 }
 
 TEST(Help, NamesEveryCommand) {

@@ -78,6 +78,7 @@ const std::map<std::string, std::function<int()>, std::less<>> behaviours{
     {"segfault",
      [] {
        const auto group = join();
+       ::signal(SIGSEGV, SIG_DFL);  // sanitizers have a handler of their own
        return raise(SIGSEGV);
      }},
     {"kill-9",
