@@ -7,6 +7,7 @@
 #include <exception>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -60,10 +61,20 @@ void spawn(int n, const std::function<void(Group)>& fn, const InitOptions& optio
 
   const int threads_before = at::get_num_threads();
   std::vector<std::thread> running;
-  for (int rank = 0; rank < n; ++rank) running.emplace_back(run_rank, rank);
+  std::exception_ptr refused;
+  try {
+    for (int rank = 0; rank < n; ++rank) running.emplace_back(run_rank, rank);
+  } catch (const std::system_error& error) {
+    // Those that run already wait for ranks that will never come.
+    const auto text = detail::concat("spawn: cannot start the thread of rank ", running.size(),
+                                     " of ", n, ": ", error.what());
+    world->fail({.rank = -1, .text = text});
+    refused = std::make_exception_ptr(CommError(text));
+  }
   for (auto& thread : running) thread.join();
   at::set_num_threads(threads_before);
 
+  if (refused != nullptr) std::rethrow_exception(refused);
   const auto failure = world->failure();
   if (failure && failure->rank >= 0 && errors[static_cast<std::size_t>(failure->rank)] != nullptr) {
     std::rethrow_exception(errors[static_cast<std::size_t>(failure->rank)]);

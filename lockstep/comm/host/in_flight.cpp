@@ -34,6 +34,7 @@ void InFlight::abandon() noexcept {
   } catch (...) {
     group_->fail("an operation was abandoned");
   }
+  group_->drop();
 }
 
 }  // namespace lockstep::host
