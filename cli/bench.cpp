@@ -108,7 +108,7 @@ void add_bench(CLI::App& app, int& exit_code) {
       ->transform(CLI::AsSizeValue(true))
       ->default_str("64MiB");
   bench->add_option("--factor", settings.factor, "From each size to the next")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(2, 1 << 30))
       ->capture_default_str();
   bench->add_option("--dtype", arguments->dtype, "Type of the elements")->capture_default_str();
   bench->add_option("--op", arguments->op, "Reduction: sum, avg, min, max or product")
