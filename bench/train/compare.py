@@ -1,0 +1,66 @@
+#!/usr/bin/env python3
+"""Measures the training step of the MNIST CNN in every way that matters, and compares.
+
+Two ranks against one, as processes and as threads, in turns within one run; page faults of a step;
+and four ranks against two, run in turns. Needs nothing but Python and what `make build` makes.
+"""
+
+import argparse
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+
+
+def run(command):
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(map(str, command))}\nended with {done.returncode}:\n{done.stderr}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--build", default="build", type=pathlib.Path, help="build folder [build]")
+    parser.add_argument("--rounds", default=7, type=int, help="rounds, and turns of 4 against 2 ranks [7]")
+    parser.add_argument("--steps", default=20, type=int, help="steps a round [20]")
+    parser.add_argument("--data", help="folder of MNIST [the sample]")
+    parser.add_argument("--jsonl", type=pathlib.Path, help="file for one JSON object a measurement")
+    options = parser.parse_args()
+
+    lockstep = options.build / "bin" / "lockstep"
+    program = options.build / "bin" / "bench_train_step"
+    flags = ["--rounds", options.rounds, "--steps", options.steps]
+    flags += ["--data", options.data] if options.data else []
+    results = []
+
+    def measure(name, command):
+        results.append({"name": name, **run(command)})
+        return results[-1]
+
+    print("CNN, batch 64 a rank      one rank   together   ratio   page faults a step")
+    for ways, command in (
+        ("2 processes", [lockstep, "run", "-n", 2, program, *flags]),
+        ("2 threads", [program, "--threads", 2, *flags]),
+    ):
+        r = measure(ways, command)
+        print(f"{ways:24} {r['alone_ms']:7.2f} ms {r['together_ms']:7.2f} ms {r['ratio']:7.3f} "
+              f"{r['faults_per_step']:10.2f}")
+
+    short = ["--rounds", 3, "--steps", options.steps, "--no-alone", "--no-faults", *flags[4:]]
+    times = {2: [], 4: []}
+    for _ in range(options.rounds):
+        for ranks in times:
+            name = f"{ranks} processes, in turns"
+            r = measure(name, [lockstep, "run", "-n", ranks, program, *short])
+            times[ranks].append(r["together_ms"])
+    two, four = (statistics.median(times[ranks]) for ranks in (2, 4))
+    print(f"\n4 processes against 2     {four:7.2f} ms {two:7.2f} ms {four / two:7.3f}")
+
+    if options.jsonl:
+        options.jsonl.write_text("".join(json.dumps(result) + "\n" for result in results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+// Times the training step of SINGA's MNIST CNN: one rank alone against all ranks together, in
+// turns, and counts the page faults of a step. Rank 0 prints one JSON object.
+// bench/train/compare.py runs it in all ways that matter.
+
+#include <lockstep/lockstep.h>
+#include <sys/resource.h>
+#include <torch/data/dataloader.h>
+#include <torch/nn.h>
+#include <torch/optim/sgd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace {
+
+namespace nn = torch::nn;
+using Clock = std::chrono::steady_clock;
+
+struct Settings {
+  std::string data = MNIST_SAMPLE;
+  int threads = 0;
+  int rounds = 7;
+  int steps = 20;
+  bool alone = true;
+  bool faults = true;
+};
+
+nn::Sequential make_cnn() {
+  return nn::Sequential(nn::Conv2d(1, 20, 5), nn::ReLU(), nn::MaxPool2d(2), nn::Conv2d(20, 50, 5),
+                        nn::ReLU(), nn::MaxPool2d(2), nn::Flatten(), nn::Linear(800, 500),
+                        nn::ReLU(), nn::Linear(500, 10));
+}
+
+/// The module of a Sequential, with a forward that is no template.
+struct Cnn : nn::Module {
+  Cnn() { register_module("layers", layers); }
+  at::Tensor forward(const at::Tensor& x) { return layers->forward(x); }
+  nn::Sequential layers = make_cnn();
+};
+
+/// One training run, of which any number of steps may be taken.
+class Training {
+ public:
+  Training(const lockstep::Mnist& data, const lockstep::Group& world, bool alone)
+      : model_(make_model(world)),
+        sgd_(model_->parameters(),
+             torch::optim::SGDOptions(0.005).momentum(0.9).weight_decay(1e-5)),
+        loader_(torch::data::make_data_loader(
+            data,
+            lockstep::DistributedSampler(data.size().value(), world,
+                                         {.tail = lockstep::Tail::drop}),
+            64)),
+        batch_(loader_->begin()) {
+    if (!alone) ddp_ = std::make_unique<lockstep::DistributedDataParallel<Cnn>>(model_, world);
+  }
+
+  /// Seconds a step.
+  double time(int steps) {
+    const auto begin = Clock::now();
+    for (int i = 0; i < steps; ++i) step();
+    return std::chrono::duration<double>(Clock::now() - begin).count() / steps;
+  }
+
+ private:
+  static std::shared_ptr<Cnn> make_model(const lockstep::Group& world) {
+    std::shared_ptr<Cnn> model;
+    world.in_turn([&] { model = std::make_shared<Cnn>(); });
+    return model;
+  }
+
+  void step() {
+    sgd_.zero_grad();
+    const at::Tensor outputs = ddp_ ? (*ddp_)(batch_->data) : model_->forward(batch_->data);
+    const at::Tensor loss = nn::functional::cross_entropy(outputs, batch_->target);
+    loss.backward();
+    sgd_.step();
+    tally_.add(loss, outputs, batch_->target);
+    if (++batch_ == loader_->end()) batch_ = loader_->begin();
+  }
+
+  std::shared_ptr<Cnn> model_;
+  torch::optim::SGD sgd_;
+  std::unique_ptr<torch::data::StatelessDataLoader<lockstep::Mnist, lockstep::DistributedSampler>>
+      loader_;
+  torch::data::Iterator<torch::data::Example<>> batch_;
+  std::unique_ptr<lockstep::DistributedDataParallel<Cnn>> ddp_;
+  lockstep::Tally tally_;
+};
+
+double median(std::vector<double> values) {
+  std::ranges::sort(values);
+  return values[values.size() / 2];
+}
+
+/// The largest of all ranks' values.
+double largest(double value, const lockstep::Group& world) {
+  const at::Tensor tensor = torch::tensor(value, torch::kDouble);
+  world.all_reduce(tensor, lockstep::ReduceOp::max).wait();
+  return tensor.item<double>();
+}
+
+std::int64_t page_faults(int who) {
+  rusage usage{};
+  getrusage(who, &usage);
+  return usage.ru_minflt + usage.ru_majflt;
+}
+
+void measure(const Settings& settings, const lockstep::Group& world) {
+  const lockstep::Mnist data(settings.data);
+  Training together(data, world, false);
+  nlohmann::ordered_json result = {{"ranks", world.size()},
+                                   {"as", settings.threads > 0 ? "threads" : "processes"}};
+
+  constexpr int first_steps = 50;
+  together.time(first_steps);
+  if (settings.faults) {
+    constexpr int counted_steps = 200;
+    const int who = settings.threads > 0 ? RUSAGE_THREAD : RUSAGE_SELF;
+    const std::int64_t before = page_faults(who);
+    together.time(counted_steps);
+    const auto faults = static_cast<double>(page_faults(who) - before);
+    result["faults_per_step"] = largest(faults / counted_steps, world);
+  }
+
+  std::vector<double> alone_times;
+  std::vector<double> together_times;
+  std::unique_ptr<Training> alone;
+  if (settings.alone) {
+    alone = std::make_unique<Training>(data, world, true);
+    if (world.rank() == 0) alone->time(first_steps);
+  }
+  for (int round = 0; round < settings.rounds; ++round) {
+    world.barrier().wait();
+    if (alone && world.rank() == 0) alone_times.push_back(1000 * alone->time(settings.steps));
+    world.barrier().wait();
+    together_times.push_back(1000 * largest(together.time(settings.steps), world));
+  }
+  if (world.rank() != 0) return;
+  result["together_ms"] = median(together_times);
+  if (alone) {
+    result["alone_ms"] = median(alone_times);
+    result["ratio"] = median(together_times) / median(alone_times);
+    result["alone_rounds_ms"] = alone_times;
+  }
+  result["together_rounds_ms"] = together_times;
+  std::cout << result.dump() << std::endl;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Settings settings;
+  CLI::App app("Times the training step of SINGA's MNIST CNN, batch 64 a rank");
+  app.add_option("--data", settings.data, "Folder of MNIST")->capture_default_str();
+  app.add_option("--threads", settings.threads, "So many thread ranks")->check(CLI::Range(1, 512));
+  app.add_option("--rounds", settings.rounds, "Rounds of alone and together")
+      ->check(CLI::Range(1, 1000));
+  app.add_option("--steps", settings.steps, "Steps a round")->check(CLI::Range(1, 100000));
+  app.add_flag("!--no-alone", settings.alone, "Only all ranks together");
+  app.add_flag("!--no-faults", settings.faults, "Do not count page faults");
+  CLI11_PARSE(app, argc, argv);
+  try {
+    torch::manual_seed(0);
+    if (settings.threads > 0) {
+      lockstep::spawn(settings.threads,
+                      [&](const lockstep::Group& world) { measure(settings, world); },
+                      {.timeout = {}, .keep_pages = true});
+    } else {
+      measure(settings, lockstep::init({.timeout = {}, .keep_pages = true}));
+    }
+    return 0;
+  } catch (const std::exception& error) {
+    std::cerr << "bench_train_step: " << error.what() << std::endl;
+    return 1;
+  }
+}

@@ -1,0 +1,237 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <array>
+#include <cstdint>
+#include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tests/temporary_folder.h"
+
+// Runs the example as a user does, on a data set of its own that is small and easy to learn.
+
+namespace lockstep {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using testing::TemporaryFolder;
+
+constexpr int train_size = 203;  // no multiple of ranks or batch
+constexpr int test_size = 51;
+
+std::string content(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
+
+std::string big_endian(std::initializer_list<std::uint32_t> values) {
+  std::string bytes;
+  for (const std::uint32_t value : values)
+    for (const int shift : {24, 16, 8, 0}) bytes += static_cast<char>(value >> shift & 0xff);
+  return bytes;
+}
+
+/// Each class is a bright bar in a row of its own, among noise.
+void write_digits(const std::filesystem::path& folder, const std::string& prefix, int count,
+                  unsigned seed) {
+  std::mt19937 random(seed);
+  std::string images = big_endian({0x803, static_cast<std::uint32_t>(count), 28, 28});
+  std::string labels = big_endian({0x801, static_cast<std::uint32_t>(count)});
+  for (int i = 0; i < count; ++i) {
+    const int label = static_cast<int>(random() % 10);
+    labels += static_cast<char>(label);
+    for (int pixel = 0; pixel < 28 * 28; ++pixel)
+      images += static_cast<char>(pixel / 28 / 2 == label + 2 ? 250 : random() % 40);
+  }
+  std::ofstream(folder / (prefix + "-images-idx3-ubyte"), std::ios::binary) << images;
+  std::ofstream(folder / (prefix + "-labels-idx1-ubyte"), std::ios::binary) << labels;
+}
+
+struct Result {
+  int code = -1;
+  std::string out;
+  std::string err;
+};
+
+class MnistCnn : public ::testing::Test {
+ protected:
+  MnistCnn() {
+    std::filesystem::create_directory(folder / "data");
+    write_digits(folder / "data", "train", train_size, 1);
+    write_digits(folder / "data", "t10k", test_size, 2);
+  }
+
+  Result run(const std::string& command) const {
+    const auto out = folder / "out";
+    const auto err = folder / "err";
+    const int status =
+        std::system(("cd '" + folder.path().string() + "' && OMP_NUM_THREADS=1 " + command + " >'" +
+                     out.string() + "' 2>'" + err.string() + "' </dev/null")
+                        .c_str());
+    return {.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1,
+            .out = content(out),
+            .err = content(err)};
+  }
+  /// On two ranks, each a process.
+  Result two_ranks(const std::string& flags) const {
+    return run(launcher + " run -n 2 " + program + data + flags);
+  }
+  Result one_rank(const std::string& flags) const { return run(program + data + flags); }
+
+  std::vector<nlohmann::json> metrics() const {
+    std::vector<nlohmann::json> lines;
+    std::ifstream in(folder / "metrics.jsonl");
+    for (std::string line; std::getline(in, line);) lines.push_back(nlohmann::json::parse(line));
+    return lines;
+  }
+
+  const TemporaryFolder folder;
+  const std::string launcher = LOCKSTEP_BINARY_DIR "/lockstep";
+  const std::string program = LOCKSTEP_BINARY_DIR "/mnist_cnn";
+  const std::string data = " --data data --batch-size 16 --lr 0.05";
+};
+
+int count(const std::string& text, const std::string& part) {
+  int times = 0;
+  for (std::size_t at = 0; (at = text.find(part, at)) != std::string::npos; at += part.size())
+    ++times;
+  return times;
+}
+
+TEST_F(MnistCnn, TrainsOnTwoRanks) {
+  const Result result = two_ranks(" --epochs 3 --metrics metrics.jsonl");
+  ASSERT_EQ(result.code, 0) << result.err;
+  for (const char* part : {"epoch 1/3  loss ", "epoch 3/3  loss ", " %  test ", " images/s",
+                           "efficiency ", "checkpoint ", "mnist_cnn.safetensors"})
+    EXPECT_EQ(count(result.out, part), std::string(part).starts_with(" ") ? 3 : 1)
+        << part << result.out;
+  EXPECT_THAT(result.out, Not(HasSubstr("\r"))) << "a bar belongs on a terminal only";
+  EXPECT_TRUE(std::filesystem::exists(folder / "mnist_cnn.safetensors"));
+
+  const auto lines = metrics();
+  ASSERT_EQ(lines.size(), 3u);
+  for (std::size_t i = 0; i < lines.size(); ++i) {
+    EXPECT_EQ(lines[i]["epoch"], i + 1);
+    EXPECT_EQ(lines[i]["ranks"], 2);
+    EXPECT_GT(lines[i]["seconds"], 0.0);
+    EXPECT_GT(lines[i]["images_per_second"], 0.0);
+    EXPECT_EQ(lines[i].size(), 7u);
+    // Every test digit counts once, so the accuracy is so many of them.
+    const double right = lines[i]["test_accuracy"].get<double>() * test_size;
+    EXPECT_NEAR(right, std::round(right), 1e-9);
+  }
+  EXPECT_LT(lines[2]["train_loss"], lines[0]["train_loss"]);
+  EXPECT_GT(lines[2]["test_accuracy"], 0.9);
+}
+
+TEST_F(MnistCnn, AResumedRunEndsInTheSameBits) {
+  const std::string quiet = " --quiet --metrics metrics.jsonl --seed 3";
+  ASSERT_EQ(two_ranks(quiet + " --epochs 3 --checkpoint whole").code, 0);
+  const auto whole = metrics();
+  ASSERT_EQ(two_ranks(quiet + " --epochs 1 --checkpoint first").code, 0);
+  // The seed and the learning rate come from the checkpoint.
+  const Result rest = run(launcher + " run -n 2 " + program +
+                          " --data data --batch-size 16 --quiet --metrics metrics.jsonl --epochs 3"
+                          " --resume first --checkpoint second");
+  ASSERT_EQ(rest.code, 0) << rest.err;
+  EXPECT_EQ(content(folder / "whole"), content(folder / "second"));
+  EXPECT_NE(content(folder / "whole"), content(folder / "first"));
+
+  const auto parts = metrics();
+  ASSERT_EQ(parts.size(), whole.size()) << "a resumed run adds its lines";
+  for (std::size_t i = 0; i < whole.size(); ++i)
+    for (const char* key : {"epoch", "train_loss", "train_accuracy", "test_accuracy"})
+      EXPECT_EQ(parts[i][key], whole[i][key]) << "epoch " << i + 1 << ' ' << key;
+}
+
+TEST_F(MnistCnn, ThreadsGiveTheBitsOfProcesses) {
+  const std::string flags = " --epochs 1 --quiet --checkpoint ";
+  ASSERT_EQ(two_ranks(flags + "processes").code, 0);
+  const Result threads = one_rank(flags + "threads --threads 2");
+  ASSERT_EQ(threads.code, 0) << threads.err;
+  EXPECT_EQ(content(folder / "processes"), content(folder / "threads"));
+}
+
+TEST_F(MnistCnn, QuietMeansNothingAtAll) {
+  const Result result = two_ranks(" --epochs 1 --quiet --checkpoint ''");
+  EXPECT_EQ(result.code, 0);
+  EXPECT_THAT(result.out + result.err, IsEmpty());
+  EXPECT_FALSE(std::filesystem::exists(folder / "mnist_cnn.safetensors"));
+}
+
+TEST_F(MnistCnn, WrongFlagsAreNamed) {
+  for (const char* flag :
+       {"--epochs 0", "--epochs many", "--batch-size 0", "--batch-size -5", "--lr 0", "--lr nan",
+        "--lr 1e999", "--lr 0.1x", "--seed -1", "--threads 0", "--nonsense", "extra"}) {
+    const Result result = run(program + " " + flag);
+    EXPECT_EQ(result.code, 2) << flag;
+    const std::string name(flag, std::string(flag).find(' '));
+    EXPECT_THAT(result.err, HasSubstr(name.starts_with("--") || name == "extra" ? name : flag));
+    EXPECT_THAT(result.out, IsEmpty());
+  }
+}
+
+TEST_F(MnistCnn, RanksComplainOnce) {
+  const Result result = two_ranks(" --epochs none");
+  EXPECT_EQ(result.code, 2);
+  EXPECT_EQ(count(result.err, "Could not convert"), 1) << result.err;
+}
+
+TEST_F(MnistCnn, HelpIsNoError) {
+  const Result result = one_rank(" --help");
+  EXPECT_EQ(result.code, 0);
+  for (const char* flag : {"--epochs", "--batch-size", "--lr", "--seed", "--data", "--checkpoint",
+                           "--resume", "--metrics", "--quiet"})
+    EXPECT_THAT(result.out, HasSubstr(flag));
+}
+
+TEST_F(MnistCnn, BadInputIsFoundBeforeTraining) {
+  std::filesystem::resize_file(folder / "data" / "t10k-images-idx3-ubyte", 1000);
+  std::ofstream(folder / "no_checkpoint") << "something else";
+  const std::array<std::pair<const char*, const char*>, 5> cases{{
+      {" --data nowhere", "found neither nowhere/train-images-idx3-ubyte nor"},
+      {"", "t10k-images-idx3-ubyte: offset 1000: expected"},
+      {" --data sound --metrics no/such/m", "--metrics no/such/m: cannot write: No such file"},
+      {" --data sound --checkpoint no/such/c", "no/such/c: cannot create the file: No such file"},
+      {" --data sound --resume no_checkpoint", "no_checkpoint: offset 0: expected a header"},
+  }};
+  std::filesystem::create_directory(folder / "sound");
+  write_digits(folder / "sound", "train", train_size, 1);
+  write_digits(folder / "sound", "t10k", test_size, 2);
+  for (const auto& [flags, complaint] : cases) {
+    const std::string data_flag =
+        std::string(flags).find("--data") == std::string::npos ? " --data data" : "";
+    const Result result = run(launcher + " run -n 2 " + program + data_flag + flags);
+    EXPECT_EQ(result.code, 1) << flags;
+    EXPECT_THAT(result.err, HasSubstr(std::string("mnist_cnn: ") + complaint)) << flags;
+    EXPECT_THAT(result.out, Not(HasSubstr("epoch"))) << flags;
+  }
+}
+
+TEST_F(MnistCnn, ThereMustBeEpochsLeftToResume) {
+  ASSERT_EQ(one_rank(" --epochs 1 --quiet").code, 0);
+  const Result result = one_rank(" --epochs 1 --resume mnist_cnn.safetensors");
+  EXPECT_EQ(result.code, 1);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("mnist_cnn.safetensors has 1 epochs done"),
+                                HasSubstr("expected fewer than --epochs 1")));
+}
+
+TEST_F(MnistCnn, ASpoiltCheckpointIsNotTrained) {
+  ASSERT_EQ(one_rank(" --epochs 1 --quiet").code, 0);
+  std::filesystem::resize_file(folder / "mnist_cnn.safetensors", 5000);
+  const Result result = two_ranks(" --epochs 2 --resume mnist_cnn.safetensors --checkpoint other");
+  EXPECT_EQ(result.code, 1);
+  EXPECT_THAT(result.err, HasSubstr("mnist_cnn: mnist_cnn.safetensors: "));
+  EXPECT_FALSE(std::filesystem::exists(folder / "other"));
+}
+
+}  // namespace
+}  // namespace lockstep
