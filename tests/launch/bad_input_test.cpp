@@ -118,6 +118,16 @@ TEST(Logs, OfALaterRankThatCannotBeWrittenStartNothing) {
   EXPECT_THAT(ended.err, HasSubstr("rank-1.err"));
 }
 
+TEST(WorldMemory, ThatTheMachineRefusesIsOneClearError) {
+  Launched job({"/bin/sh", "-c",
+                "ulimit -f 100 && exec '" + lockstep_program() + "' run -n 2 echo started"});
+  const auto ended = job.wait();
+  EXPECT_EQ(ended.code, 1);
+  EXPECT_EQ(ended.out, "");
+  EXPECT_THAT(ended.err, AllOf(HasSubstr("memory"), HasSubstr("ulimit -f")));
+  EXPECT_FALSE(anything_left());
+}
+
 /// Arguments of the program are its own, whatever they look like.
 TEST(Arguments, PassUntouched) {
   const Words own{"-n", "5",  "--dry-run", "--",     "-v", "--help", "[a,b]",
