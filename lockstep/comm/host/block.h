@@ -11,11 +11,14 @@ namespace lockstep::host {
 /// staging areas.
 class Block {
  public:
-  static constexpr std::uint64_t ring = 16;  ///< collectives a member may be ahead
-  static constexpr std::size_t slot_bytes =
-      16 << 10;  ///< inputs up to this travel with the announcement
-  static constexpr std::size_t chunk_bytes =
-      256 << 10;  ///< longer inputs outside the arena are staged by this
+  /// Collectives a member may be ahead of another.
+  static constexpr std::uint64_t ring = 16;
+  /// Inputs up to this travel with the announcement; those that lie in the arena only up to the
+  /// second.
+  static constexpr std::size_t slot_bytes = 16 << 10;
+  static constexpr std::size_t slot_bytes_from_arena = 2 << 10;
+  /// Longer inputs outside the arena are staged by this much.
+  static constexpr std::size_t chunk_bytes = 256 << 10;
   static constexpr std::size_t chunks = 2;
 
   Block(std::byte* base, int members) : base_(base), members_(members) {}

@@ -23,10 +23,7 @@
 namespace lockstep::host {
 
 CollectiveFlight::CollectiveFlight(HostCommunicator& group, Operation&& operation)
-    : InFlight(group, std::move(operation)), shape_(this->operation(), group.size()) {
-  const std::size_t bytes = shape_.longest_total() * size_of(this->operation().dtype);
-  path_ = bytes <= Block::slot_bytes ? Path::slots : Path::staged;
-}
+    : InFlight(group, std::move(operation)), shape_(this->operation(), group.size()) {}
 
 bool CollectiveFlight::post() {
   const std::uint64_t sequence = operation().sequence;
@@ -40,8 +37,12 @@ bool CollectiveFlight::post() {
   const int rank = group().rank();
   auto& post = group().block().post(rank, sequence);
   const auto& arena = group().endpoint().arena();
-  announce(post, operation(), arena.offset_of(operation().input));
-  if (path_ == Path::slots && shape_.is_source(rank)) {
+  const auto offset = arena.offset_of(operation().input);
+  announce(post, operation(), offset);
+  // Decided by the longest input, so that members differ only where their memory does.
+  const std::size_t limit = offset == no_offset ? Block::slot_bytes : Block::slot_bytes_from_arena;
+  post.in_slot = shape_.longest_total() * size_of(operation().dtype) <= limit ? 1 : 0;
+  if (post.in_slot != 0 && shape_.is_source(rank)) {
     if (const std::size_t bytes = shape_.total(rank) * size_of(operation().dtype); bytes > 0) {
       std::memcpy(group().block().slot(rank, sequence), operation().input, bytes);
     }
@@ -111,15 +112,19 @@ bool CollectiveFlight::agree() {
 
 void CollectiveFlight::plan() {
   auto& progress = group().progress();
+  bool all_in_slots = true;
+  bool all_in_arena = true;
+  for (int member = 0; member < group().size(); ++member) {
+    if (!shape_.is_source(member)) continue;
+    const auto& post = group().block().post(member, operation().sequence);
+    all_in_slots = all_in_slots && post.in_slot != 0;
+    all_in_arena = all_in_arena && post.offset != no_offset;
+  }
+  path_ = all_in_slots ? Path::slots : all_in_arena ? Path::direct : Path::staged;
   if (path_ != Path::slots) {
-    bool all_direct = true;
-    offsets_.resize(static_cast<std::size_t>(group().size()));
     for (int member = 0; member < group().size(); ++member) {
-      const auto offset = group().block().post(member, operation().sequence).offset;
-      offsets_[static_cast<std::size_t>(member)] = offset;
-      all_direct = all_direct && (offset != no_offset || !shape_.is_source(member));
+      offsets_.push_back(group().block().post(member, operation().sequence).offset);
     }
-    path_ = all_direct ? Path::direct : Path::staged;
   }
   const std::size_t longest = shape_.longest_part();
   piece_elements_ = longest;
@@ -311,8 +316,11 @@ void CollectiveFlight::reduce(std::uint64_t step) {
     outputs[0] = operation().output + whole.begin * element;
     output_count = 1;
   } else if (path_ == Path::slots) {
+    // Of two members each has only the other's slot to read. Writing there too makes its line cheap
+    // to write again: a line that another only reads is taken back at a price.
     outputs[0] = operation().output;
-    output_count = 1;
+    if (size == 2) outputs[1] = piece(1 - rank, part, step);
+    output_count = size == 2 ? 2 : 1;
   }
   kernels::reduce(operation().dtype, operation().reduce, std::span(inputs).first(size),
                   std::span(outputs).first(output_count), share.length);

@@ -37,7 +37,7 @@ Endpoint::Endpoint(std::shared_ptr<World> world, int rank, const Options& option
   const int cores =
       options.cores > 0 ? options.cores : static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
   const bool fits = world_->size() * options.threads_per_rank <= cores;
-  spins_ = fits ? 10000 : 100;
+  spins_ = fits ? 10000 : 10;
   yields_ = fits ? 0 : 50;
 }
 

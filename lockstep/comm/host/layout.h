@@ -69,6 +69,7 @@ struct Post {
   std::uint8_t reduce;
   std::uint8_t dtype;
   std::uint8_t dimensions;  ///< of shape; most_dimensions + 1 for "more"
+  std::uint8_t in_slot;     ///< whether the input came with it
   std::int64_t shape[most_dimensions];
 };
 
