@@ -27,6 +27,13 @@ bool is_reducible(at::ScalarType dtype) {
          dtype == at::kBFloat16;
 }
 
+/// Whether a gradient is the slice: Module::zero_grad(false) puts another tensor over its memory.
+bool lies_in(const at::Tensor& gradient, const at::Tensor& values) {
+  return gradient.is_same(values) ||
+         (gradient.defined() && gradient.layout() == at::kStrided &&
+          gradient.data_ptr() == values.data_ptr() && gradient.strides() == values.strides());
+}
+
 std::vector<NamedTensor> trainable(const ModelState& model) {
   std::vector<NamedTensor> parameters;
   for (const auto& named : model.parameters) {
@@ -158,7 +165,7 @@ Reducer::~Reducer() {
   for (auto& member : members_) {
     if (member.accumulator) member.accumulator->del_post_hook(member.hook);
     auto& gradient = member.slice->parameter.mutable_grad();
-    if (!gradient.is_same(member.slice->values)) continue;
+    if (!lies_in(gradient, member.slice->values)) continue;
     try {
       gradient = gradient.clone();
     } catch (const std::exception&) {
@@ -169,7 +176,10 @@ Reducer::~Reducer() {
 
 void Reducer::watch(const at::Tensor& output) {
   if (!output.defined() || !output.requires_grad()) return;
-  output.register_hook([reducer = weak_from_this()](const at::Tensor&) {
+  // A view that is changed in place leaves its node, and the hook on it, behind; its base does not.
+  const bool has_base = output.is_view() && output._base().requires_grad();
+  const at::Tensor watched = has_base ? at::Tensor(output._base()) : output;
+  watched.register_hook([reducer = weak_from_this()](const at::Tensor&) {
     const auto self = reducer.lock();
     if (self && self->paused_ == 0 && self->accumulates_here()) self->join_backward();
   });
@@ -239,7 +249,7 @@ void Reducer::move_into_bucket(Member& member) {
                         ", expected a dense one of ", toString(values.scalar_type()), ' ',
                         values.sizes()));
   }
-  if (gradient.data_ptr() != values.data_ptr() || gradient.strides() != values.strides()) {
+  if (!lies_in(gradient, values)) {
     const at::NoGradGuard no_grad;
     if (gradient.strides() == values.strides()) {
       std::memcpy(values.data_ptr(), gradient.data_ptr(), values.nbytes());
@@ -261,7 +271,7 @@ void Reducer::prepare(std::size_t index) {
     move_into_bucket(member);
   } else if (!gradient.defined()) {
     values.zero_();
-  } else if (gradient.is_same(values)) {
+  } else if (lies_in(gradient, values)) {
     member.kept = gradient.clone();  // a mean of equal values may differ in the last bit
   } else {
     values.copy_(gradient);

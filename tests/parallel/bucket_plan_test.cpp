@@ -1,0 +1,113 @@
+#include "lockstep/parallel/bucket_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <set>
+#include <vector>
+
+namespace {
+
+using lockstep::bucket_plan;
+using lockstep::BucketCaps;
+using lockstep::ParameterSpec;
+using lockstep::PlannedBucket;
+
+using Places = std::vector<PlannedBucket::Place>;
+
+TEST(BucketPlan, OfNothingIsEmpty) { EXPECT_TRUE(bucket_plan({}, {}).empty()); }
+
+TEST(BucketPlan, GoesBackwardsAndAligns) {
+  const std::vector<ParameterSpec> parameters{{.numel = 5}, {.numel = 16}, {.numel = 17}};
+  const auto plan = bucket_plan(parameters, {});
+  ASSERT_EQ(plan.size(), 1U);
+  EXPECT_EQ(plan[0].places, (Places{{2, 0}, {1, 32}, {0, 48}}));
+  EXPECT_EQ(plan[0].numel, 53U);
+}
+
+TEST(BucketPlan, HasASmallerFirstBucket) {
+  const std::vector<ParameterSpec> parameters(12, {.numel = 16});  // 64 bytes each
+  const auto plan = bucket_plan(parameters, {.first = 128, .rest = 320});
+  ASSERT_EQ(plan.size(), 3U);
+  EXPECT_EQ(plan[0].places.size(), 2U);
+  EXPECT_EQ(plan[1].places.size(), 5U);
+  EXPECT_EQ(plan[2].places.size(), 5U);
+}
+
+TEST(BucketPlan, GivesALargeParameterItsOwnBucket) {
+  const std::vector<ParameterSpec> parameters{
+      {.numel = 4}, {.numel = 1000}, {.numel = 4}, {.numel = 4}};
+  const auto plan = bucket_plan(parameters, {.first = 256, .rest = 256});
+  ASSERT_EQ(plan.size(), 3U);
+  EXPECT_EQ(plan[0].places, (Places{{3, 0}, {2, 16}}));
+  EXPECT_EQ(plan[1].places, (Places{{1, 0}}));
+  EXPECT_EQ(plan[2].places, (Places{{0, 0}}));
+}
+
+TEST(BucketPlan, CapOfZeroIsABucketAParameter) {
+  const std::vector<ParameterSpec> parameters(3, {.numel = 2});
+  EXPECT_EQ(bucket_plan(parameters, {.first = 0, .rest = 0}).size(), 3U);
+}
+
+TEST(BucketPlan, KeepsDtypesAndDevicesApart) {
+  const std::vector<ParameterSpec> parameters{
+      {.numel = 1, .dtype = at::kFloat},
+      {.numel = 2, .dtype = at::kDouble},
+      {.numel = 3, .dtype = at::kFloat},
+      {.numel = 4, .dtype = at::kFloat, .device = at::kMeta},
+      {.numel = 5, .dtype = at::kHalf}};
+  const auto plan = bucket_plan(parameters, {});
+  ASSERT_EQ(plan.size(), 4U);
+  // In the order in which the last gradient of each is expected.
+  EXPECT_EQ(plan[0].places, (Places{{4, 0}}));
+  EXPECT_EQ(plan[0].dtype, at::kHalf);
+  EXPECT_EQ(plan[1].places, (Places{{3, 0}}));
+  EXPECT_EQ(plan[1].device, at::kMeta);
+  EXPECT_EQ(plan[2].places, (Places{{1, 0}}));
+  EXPECT_EQ(plan[2].dtype, at::kDouble);
+  EXPECT_EQ(plan[3].places, (Places{{2, 0}, {0, 16}}));
+}
+
+TEST(BucketPlan, TakesEmptyParameters) {
+  const std::vector<ParameterSpec> parameters{{.numel = 0}, {.numel = 3}, {.numel = 0}};
+  const auto plan = bucket_plan(parameters, {});
+  ASSERT_EQ(plan.size(), 1U);
+  EXPECT_EQ(plan[0].places, (Places{{2, 0}, {1, 0}, {0, 16}}));
+  EXPECT_EQ(bucket_plan(std::vector<ParameterSpec>{{.numel = 0}}, {})[0].numel, 0U);
+}
+
+TEST(BucketPlan, HoldsItsPromisesForRandomLists) {
+  std::mt19937 random(1);
+  const at::ScalarType dtypes[] = {at::kFloat, at::kDouble, at::kHalf};
+  for (int round = 0; round < 200; ++round) {
+    std::vector<ParameterSpec> parameters(random() % 40);
+    for (auto& parameter : parameters) {
+      parameter = {.numel = random() % 300, .dtype = dtypes[random() % 3]};
+    }
+    const BucketCaps caps{.first = random() % 1000, .rest = random() % 4000};
+    const auto plan = bucket_plan(parameters, caps);
+    std::set<std::size_t> seen;
+    std::size_t previous_last = parameters.size();
+    for (const auto& bucket : plan) {
+      ASSERT_FALSE(bucket.places.empty());
+      std::size_t end = 0;
+      for (const auto& place : bucket.places) {
+        EXPECT_TRUE(seen.insert(place.parameter).second);
+        EXPECT_EQ(parameters[place.parameter].dtype, bucket.dtype);
+        EXPECT_GE(place.offset, end);
+        EXPECT_EQ(place.offset * c10::elementSize(bucket.dtype) % 64, 0U);
+        end = place.offset + parameters[place.parameter].numel;
+      }
+      EXPECT_EQ(bucket.numel, end);
+      if (bucket.places.size() > 1) {
+        EXPECT_LE(end * c10::elementSize(bucket.dtype), std::max(caps.first, caps.rest));
+      }
+      EXPECT_LT(bucket.places.back().parameter, previous_last);
+      previous_last = bucket.places.back().parameter;
+    }
+    EXPECT_EQ(seen.size(), parameters.size());
+  }
+}
+
+}  // namespace

@@ -1,0 +1,144 @@
+#pragma once
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <torch/torch.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lockstep/core/text.h"
+#include "lockstep/spawn.h"
+
+namespace lockstep::testing {
+
+/// Thread ranks with one compute thread each, as the reference has.
+inline void on_ranks(int n, const std::function<void(Group)>& fn) {
+  spawn(n,
+        [&](const Group& world) {
+          at::set_num_threads(1);
+          fn(world);
+        },
+        {.timeout = std::chrono::seconds(20)});
+}
+
+inline at::Tensor random(at::IntArrayRef sizes, std::uint64_t seed,
+                         at::ScalarType dtype = at::kFloat) {
+  return at::empty(sizes, dtype).normal_(0, 1, at::make_generator<at::CPUGeneratorImpl>(seed));
+}
+
+/// Values that depend on the seed only: LibTorch's own generator is shared by threads.
+inline void set_values(torch::nn::Module& model, std::uint64_t seed) {
+  const torch::NoGradGuard no_grad;
+  for (auto& parameter : model.parameters()) {
+    const auto fan = parameter.dim() > 1 ? parameter.numel() / parameter.size(0) : 4;
+    parameter.copy_(random(parameter.sizes(), seed++, parameter.scalar_type()) /
+                    std::sqrt(static_cast<double>(fan)));
+  }
+}
+
+/// The norm-wise distance of two tensors.
+inline double distance(const at::Tensor& a, const at::Tensor& b) {
+  const double norm = b.norm().item<double>();
+  return (a - b).norm().item<double>() / (norm > 0 ? norm : 1);
+}
+
+struct Mlp : torch::nn::Module {
+  explicit Mlp(std::vector<std::int64_t> widths = {7, 11, 5, 3}) {
+    for (std::size_t i = 0; i + 1 < widths.size(); ++i) {
+      layers.push_back(register_module(lockstep::detail::concat("layer", i),
+                                       torch::nn::Linear(widths[i], widths[i + 1])));
+    }
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      x = layers[i]->forward(x);
+      if (i + 1 < layers.size()) x = x.tanh();
+    }
+    return x;
+  }
+  static at::Tensor batch(std::int64_t n, std::uint64_t seed) {
+    return random({n, 7}, seed, at::kDouble);
+  }
+  static constexpr std::int64_t outputs = 3;
+  std::vector<torch::nn::Linear> layers;
+};
+
+/// SINGA's CNN for MNIST.
+struct Cnn : torch::nn::Module {
+  Cnn()
+      : conv1(register_module("conv1", torch::nn::Conv2d(1, 20, 5))),
+        conv2(register_module("conv2", torch::nn::Conv2d(20, 50, 5))),
+        fc1(register_module("fc1", torch::nn::Linear(800, 500))),
+        fc2(register_module("fc2", torch::nn::Linear(500, 10))) {}
+  at::Tensor forward(at::Tensor x) {
+    x = torch::max_pool2d(torch::relu(conv1->forward(x)), 2);
+    x = torch::max_pool2d(torch::relu(conv2->forward(x)), 2);
+    return fc2->forward(torch::relu(fc1->forward(x.flatten(1))));
+  }
+  static at::Tensor batch(std::int64_t n, std::uint64_t seed) {
+    return random({n, 1, 28, 28}, seed, at::kDouble);
+  }
+  static constexpr std::int64_t outputs = 10;
+  torch::nn::Conv2d conv1, conv2;
+  torch::nn::Linear fc1, fc2;
+};
+
+/// total = Σ (parameter · coefficient) over the coefficients that are defined, so that a
+/// parameter's gradient is its coefficient.
+struct Terms : torch::nn::Module {
+  explicit Terms(const std::vector<std::vector<std::int64_t>>& shapes,
+                 at::ScalarType dtype = at::kFloat) {
+    for (const auto& shape : shapes) add(at::ones(shape, dtype));
+  }
+  at::Tensor& add(const at::Tensor& value) {
+    p.push_back(register_parameter(lockstep::detail::concat("p", p.size()), value));
+    return p.back();
+  }
+  at::Tensor forward(const std::vector<at::Tensor>& coefficients, const at::Tensor& input = {}) {
+    auto total = input.defined() ? input.sum() : at::zeros({}, at::kDouble);
+    for (std::size_t i = 0; i < p.size(); ++i) {
+      if (coefficients[i].defined()) total = total + (p[i] * coefficients[i]).sum();
+    }
+    return total;
+  }
+  std::vector<at::Tensor> p;
+};
+
+/// What rank's gradient of a parameter shall be.
+inline at::Tensor coefficient(int rank, std::size_t index, const at::Tensor& parameter) {
+  return at::arange(parameter.numel(), at::kDouble)
+      .add(1 + 10 * rank + static_cast<int>(index))
+      .view(parameter.sizes())
+      .to(parameter.scalar_type());
+}
+
+inline std::vector<at::Tensor> coefficients(int rank, const Terms& model) {
+  std::vector<at::Tensor> all;
+  for (std::size_t i = 0; i < model.p.size(); ++i) {
+    all.push_back(coefficient(rank, i, model.p[i]));
+  }
+  return all;
+}
+
+/// The mean over the ranks of their coefficients; zero for a rank that took_part says no of.
+inline at::Tensor mean_coefficient(
+    int ranks, std::size_t index, const at::Tensor& parameter,
+    const std::function<bool(int)>& took_part = [](int) { return true; }) {
+  auto sum = at::zeros(parameter.sizes(), at::kDouble);
+  for (int rank = 0; rank < ranks; ++rank) {
+    if (took_part(rank)) sum += coefficient(rank, index, parameter);
+  }
+  return (sum / ranks).to(parameter.scalar_type());
+}
+
+inline bool near(const at::Tensor& got, const at::Tensor& expected) {
+  return got.defined() && got.sizes() == expected.sizes() &&
+         at::allclose(got, expected, 1e-6, 1e-6);
+}
+
+}  // namespace lockstep::testing

@@ -1,0 +1,416 @@
+// Which gradients are averaged, and when.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <vector>
+
+#include "lockstep/core/error.h"
+#include "lockstep/parallel/distributed_data_parallel.h"
+#include "models.h"
+
+namespace lockstep::testing {
+namespace {
+
+/// A bucket for every parameter: the most there can be in flight.
+const DataParallelOptions one_each{.buckets = {.first = 0, .rest = 0}};
+
+const std::vector<std::vector<std::int64_t>> shapes{{3}, {2, 5}, {17}, {1}};
+
+class Reduction : public ::testing::TestWithParam<std::tuple<int, bool>> {
+ protected:
+  static int ranks() { return std::get<0>(GetParam()); }
+  static DataParallelOptions options() {
+    return std::get<1>(GetParam()) ? one_each : DataParallelOptions{};
+  }
+  static bool any(int) { return true; }
+};
+
+TEST_P(Reduction, IsTheMean) {
+  on_ranks(ranks(), [](const Group& world) {
+    auto model = std::make_shared<Terms>(shapes);
+    DistributedDataParallel ddp(model, world, options());
+    for (int step = 0; step < 3; ++step) {
+      model->zero_grad();
+      ddp(coefficients(world.rank(), *model)).backward();
+      for (std::size_t i = 0; i < shapes.size(); ++i) {
+        EXPECT_TRUE(near(model->p[i].grad(), mean_coefficient(ranks(), i, model->p[i])));
+      }
+    }
+  });
+}
+
+TEST_P(Reduction, AccumulatesMeansWithoutZeroGrad) {
+  on_ranks(ranks(), [](const Group& world) {
+    auto model = std::make_shared<Terms>(shapes);
+    DistributedDataParallel ddp(model, world, options());
+    for (int step = 1; step <= 4; ++step) {
+      ddp(coefficients(world.rank(), *model)).backward();
+      for (std::size_t i = 0; i < shapes.size(); ++i) {
+        EXPECT_TRUE(near(model->p[i].grad(), step * mean_coefficient(ranks(), i, model->p[i])));
+      }
+    }
+  });
+}
+
+TEST_P(Reduction, TakesParametersThatOnlySomeRanksUse) {
+  on_ranks(ranks(), [](const Group& world) {
+    auto model = std::make_shared<Terms>(shapes);
+    DistributedDataParallel ddp(model, world, options());
+    // Branches in turn: parameter i is used where (rank + step) % 4 != i; in a world of one some
+    // are used by none.
+    for (int step = 0; step < 4; ++step) {
+      const auto uses = [&](std::size_t i) {
+        return [i, step](int rank) { return (rank + step) % 4 != static_cast<int>(i); };
+      };
+      auto terms = coefficients(world.rank(), *model);
+      for (std::size_t i = 0; i < terms.size(); ++i) {
+        if (!uses(i)(world.rank())) terms[i] = at::Tensor();
+      }
+      model->zero_grad();
+      ddp(terms).backward();
+      for (std::size_t i = 0; i < shapes.size(); ++i) {
+        if (ranks() == 1 && !uses(i)(0)) {
+          EXPECT_FALSE(model->p[i].grad().defined());
+        } else {
+          EXPECT_TRUE(near(model->p[i].grad(), mean_coefficient(ranks(), i, model->p[i], uses(i))));
+        }
+      }
+    }
+  });
+}
+
+TEST_P(Reduction, LeavesParametersThatNoRankUses) {
+  on_ranks(ranks(), [](const Group& world) {
+    auto model = std::make_shared<Terms>(shapes);
+    DistributedDataParallel ddp(model, world, options());
+    auto terms = coefficients(world.rank(), *model);
+    terms[1] = terms[3] = at::Tensor();
+    ddp(terms).backward();
+    EXPECT_FALSE(model->p[1].grad().defined());
+    EXPECT_FALSE(model->p[3].grad().defined());
+    EXPECT_TRUE(near(model->p[2].grad(), mean_coefficient(ranks(), 2, model->p[2])));
+
+    // With a gradient: the same bits, in the bucket or out of it.
+    ddp(coefficients(world.rank(), *model)).backward();
+    const auto in_bucket = model->p[1].grad().clone();
+    const auto mine = at::full({1}, 0.1F * static_cast<float>(world.rank() + 1));
+    model->p[3].mutable_grad() = mine;
+    ddp(terms).backward();
+    EXPECT_TRUE(torch::equal(model->p[1].grad(), in_bucket));
+    EXPECT_TRUE(model->p[3].grad().is_same(mine));
+    EXPECT_EQ(mine.item<float>(), 0.1F * static_cast<float>(world.rank() + 1));
+
+    model->zero_grad(false);
+    ddp(terms).backward();
+    EXPECT_EQ(model->p[1].grad().abs().sum().item<float>(), 0);
+    EXPECT_TRUE(near(model->p[2].grad(), mean_coefficient(ranks(), 2, model->p[2])));
+  });
+}
+
+TEST_P(Reduction, KeepsTheBitsOfAGradientThatNoRankChanges) {
+  // Thirds: the mean of three equal values would often differ from them.
+  on_ranks(ranks(), [](const Group& world) {
+    auto model = std::make_shared<Terms>(std::vector<std::vector<std::int64_t>>{{1000}, {1}});
+    DistributedDataParallel ddp(model, world, options());
+    const auto noise = random({1000}, 5) / 3;
+    ddp(std::vector<at::Tensor>{noise, at::ones({1})}).backward();
+    const auto before = model->p[0].grad().clone();
+    ddp(std::vector<at::Tensor>{at::Tensor(), at::ones({1})}).backward();
+    EXPECT_TRUE(torch::equal(model->p[0].grad(), before));
+  });
+}
+
+TEST_P(Reduction, IncludesARankWhoseBackwardReachesNoParameter) {
+  on_ranks(ranks(), [](const Group& world) {
+    for (const bool changed_in_place : {false, true}) {
+      auto model = std::make_shared<Terms>(shapes);
+      DistributedDataParallel ddp(model, world, options());
+      const auto used = [](int rank) { return rank != 0; };
+      const auto terms = used(world.rank()) ? coefficients(world.rank(), *model)
+                                            : std::vector<at::Tensor>(shapes.size());
+      const auto input = at::ones({2}).set_requires_grad(true);
+      for (int step = 0; step < 2; ++step) {
+        auto output = ddp(terms, input);
+        if (changed_in_place) output.relu_();
+        output.backward();
+      }
+      for (std::size_t i = 0; i < shapes.size(); ++i) {
+        if (ranks() == 1) {
+          EXPECT_FALSE(model->p[i].grad().defined());
+        } else {
+          EXPECT_TRUE(
+              near(model->p[i].grad(), 2 * mean_coefficient(ranks(), i, model->p[i], used)));
+        }
+      }
+      EXPECT_EQ(input.grad().sum().item<float>(), 4);
+    }
+  });
+}
+
+TEST_P(Reduction, OfTwoForwardsIsOfTheirSum) {
+  on_ranks(ranks(), [](const Group& world) {
+    auto model = std::make_shared<Terms>(shapes);
+    DistributedDataParallel ddp(model, world, options());
+    const auto terms = coefficients(world.rank(), *model);
+    (ddp(terms) + 2 * ddp(terms)).backward();
+    for (std::size_t i = 0; i < shapes.size(); ++i) {
+      EXPECT_TRUE(near(model->p[i].grad(), 3 * mean_coefficient(ranks(), i, model->p[i])));
+    }
+  });
+}
+
+TEST_P(Reduction, TakesARetainedGraphTwice) {
+  on_ranks(ranks(), [](const Group& world) {
+    auto model = std::make_shared<Terms>(shapes);
+    DistributedDataParallel ddp(model, world, options());
+    const auto loss = ddp(coefficients(world.rank(), *model));
+    loss.backward({}, /*retain_graph=*/true);
+    loss.backward();
+    for (std::size_t i = 0; i < shapes.size(); ++i) {
+      EXPECT_TRUE(near(model->p[i].grad(), 2 * mean_coefficient(ranks(), i, model->p[i])));
+    }
+  });
+}
+
+TEST_P(Reduction, TakesCreateGraph) {
+  on_ranks(ranks(), [](const Group& world) {
+    auto model = std::make_shared<Terms>(shapes);
+    DistributedDataParallel ddp(model, world, options());
+    for (int step = 1; step <= 2; ++step) {
+      const auto loss = ddp(coefficients(world.rank(), *model));
+      loss.backward({}, /*retain_graph=*/true, /*create_graph=*/true);
+      for (std::size_t i = 0; i < shapes.size(); ++i) {
+        EXPECT_FALSE(model->p[i].grad().requires_grad());
+        EXPECT_TRUE(near(model->p[i].grad(), step * mean_coefficient(ranks(), i, model->p[i])));
+      }
+    }
+  });
+}
+
+TEST_P(Reduction, IsNoneOfAutogradGradAndOfChosenInputsOnly) {
+  on_ranks(ranks(), [](const Group& world) {
+    auto model = std::make_shared<Terms>(shapes);
+    DistributedDataParallel ddp(model, world, options());
+    // On one rank alone: it would hang if it were synchronised.
+    if (world.rank() == 0) {
+      const auto mine = coefficients(0, *model);
+      const auto gradient = torch::autograd::grad({ddp(mine)}, {model->p[0]})[0];
+      EXPECT_TRUE(near(gradient, mine[0]));
+      const auto input = at::ones({2}).set_requires_grad(true);
+      const std::vector<at::Tensor> inputs{input};
+      ddp(mine, input).backward({}, std::nullopt, false, inputs);
+      EXPECT_FALSE(model->p[0].grad().defined());
+    }
+    const std::vector<at::Tensor> inputs{model->p[2]};
+    ddp(coefficients(world.rank(), *model)).backward({}, std::nullopt, false, inputs);
+    EXPECT_FALSE(model->p[0].grad().defined());
+    EXPECT_TRUE(near(model->p[2].grad(), mean_coefficient(ranks(), 2, model->p[2])));
+  });
+}
+
+TEST_P(Reduction, HeldBackAveragesTheSumLater) {
+  on_ranks(ranks(), [](const Group& world) {
+    auto model = std::make_shared<Terms>(shapes);
+    DistributedDataParallel ddp(model, world, options());
+    const auto terms = coefficients(world.rank(), *model);
+    auto only_third = std::vector<at::Tensor>(shapes.size());
+    only_third[2] = terms[2];
+    for (const bool touch_all : {true, false}) {
+      model->zero_grad();
+      {
+        const auto guard = ddp.no_sync();
+        ddp(terms).backward();
+        const auto inner = ddp.no_sync();
+        ddp(terms).backward();
+        EXPECT_TRUE(near(model->p[0].grad(), 2 * terms[0]));
+      }
+      // Those that the synchronised backward does not reach are averaged too.
+      ddp(touch_all ? terms : only_third).backward();
+      for (std::size_t i = 0; i < shapes.size(); ++i) {
+        const int times = touch_all || i == 2 ? 3 : 2;
+        EXPECT_TRUE(near(model->p[i].grad(), times * mean_coefficient(ranks(), i, model->p[i])));
+      }
+    }
+  });
+}
+
+TEST_P(Reduction, LeavesOutFrozenParameters) {
+  on_ranks(ranks(), [](const Group& world) {
+    auto model = std::make_shared<Terms>(shapes);
+    model->p[1].set_requires_grad(false);
+    DistributedDataParallel ddp(model, world, options());
+    const auto terms = coefficients(world.rank(), *model);
+    ddp(terms).backward();
+    EXPECT_FALSE(model->p[1].grad().defined());
+    EXPECT_TRUE(near(model->p[2].grad(), mean_coefficient(ranks(), 2, model->p[2])));
+    // Frozen later, then thawed.
+    model->zero_grad();
+    model->p[2].set_requires_grad(false);
+    ddp(terms).backward();
+    EXPECT_FALSE(model->p[2].grad().defined());
+    EXPECT_TRUE(near(model->p[0].grad(), mean_coefficient(ranks(), 0, model->p[0])));
+    model->p[2].set_requires_grad(true);
+    model->zero_grad();
+    ddp(terms).backward();
+    EXPECT_TRUE(near(model->p[2].grad(), mean_coefficient(ranks(), 2, model->p[2])));
+    model->p[1].set_requires_grad(true);
+    EXPECT_THROW(ddp(terms), InvalidArgument);
+  });
+}
+
+TEST_P(Reduction, TakesTiedParametersOnce) {
+  on_ranks(ranks(), [](const Group& world) {
+    auto model = std::make_shared<Terms>(shapes);
+    model->p.push_back(model->register_parameter("tied", model->p[0]));
+    DistributedDataParallel ddp(model, world, options());
+    for (int step = 1; step <= 2; ++step) {
+      ddp(coefficients(world.rank(), *model)).backward();
+      const auto expected = mean_coefficient(ranks(), 0, model->p[0]) +
+                            mean_coefficient(ranks(), shapes.size(), model->p[0]);
+      EXPECT_TRUE(near(model->p[0].grad(), step * expected));
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, Reduction,
+                         ::testing::Combine(::testing::Values(1, 2, 3, 4, 7), ::testing::Bool()),
+                         [](const auto& instance) {
+                           return std::to_string(std::get<0>(instance.param)) +
+                                  (std::get<1>(instance.param) ? "_many_buckets" : "_one_bucket");
+                         });
+
+/// Runs another backward, of leaf · 10, within backward. Autograd does not know that it uses leaf,
+/// so that the leaf's gradient in the outer backward may come first.
+struct Nested : torch::autograd::Function<Nested> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
+                            const at::Tensor* leaf) {
+    context->saved_data["leaf"] = *leaf;
+    return x * 1;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    const auto leaf = context->saved_data["leaf"].toTensor();
+    const at::AutoGradMode grad(true);
+    (leaf * 10).sum().backward();
+    return {gradients[0], at::Tensor()};
+  }
+};
+
+/// p1 is reached by a backward within the backward, and, if both, by the outer one before that.
+struct WithNested : Terms {
+  using Terms::Terms;
+  at::Tensor forward(const std::vector<at::Tensor>& terms, bool both) {
+    auto total = Nested::apply(p[0] * terms[0], &p[1]).sum();
+    if (both) total = total + (p[1] * terms[1]).sum();
+    return total;
+  }
+};
+
+TEST(NestedBackward, IsAveragedAtTheEndOfTheOutermost) {
+  on_ranks(3, [](const Group& world) {
+    auto model = std::make_shared<WithNested>(std::vector<std::vector<std::int64_t>>{{4}, {6}});
+    DistributedDataParallel ddp(model, world);
+    for (int step = 1; step <= 2; ++step) {
+      ddp(coefficients(world.rank(), *model), true).backward();
+      EXPECT_TRUE(near(model->p[0].grad(), step * mean_coefficient(3, 0, model->p[0])));
+      EXPECT_TRUE(near(model->p[1].grad(), step * (mean_coefficient(3, 1, model->p[1]) + 10)));
+    }
+  });
+}
+
+TEST(NestedBackward, IsRefusedWhenItChangesAGradientThatWasSent) {
+  std::vector<std::string> messages(2);
+  EXPECT_THROW(on_ranks(2,
+                        [&](const Group& world) {
+                          auto model = std::make_shared<WithNested>(
+                              std::vector<std::vector<std::int64_t>>{{4}, {6}});
+                          DistributedDataParallel ddp(model, world, one_each);
+                          try {
+                            ddp(coefficients(world.rank(), *model), true).backward();
+                          } catch (const Error& error) {
+                            messages[static_cast<std::size_t>(world.rank())] = error.what();
+                            throw;
+                          }
+                        }),
+               Error);
+  EXPECT_THAT(messages, ::testing::Contains(::testing::HasSubstr(
+                            "parameter p1: its gradient changed after it was sent")));
+}
+
+struct Custom : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// total = (p1 · c) + (p0 · c'), where p0's backward comes second and throws if told to.
+struct Throwing : Terms {
+  Throwing() : Terms({{4}, {6}}) {}
+  at::Tensor forward(const std::vector<at::Tensor>& terms, bool fail) {
+    auto first = p[0] * terms[0];
+    if (fail) {
+      first.register_hook([](const at::Tensor&) -> void { throw Custom("in the middle"); });
+    }
+    return first.sum() + (p[1] * terms[1]).sum();
+  }
+};
+
+TEST(ThrowingBackward, LeavesTheReducerUsableIfNothingWasSent) {
+  on_ranks(3, [](const Group& world) {
+    auto model = std::make_shared<Throwing>();
+    DistributedDataParallel ddp(model, world);
+    const auto terms = coefficients(world.rank(), *model);
+    for (int step = 0; step < 2; ++step) {
+      if (world.rank() != 1) {
+        EXPECT_THROW(ddp(terms, true).backward(), Custom);
+      }
+      model->zero_grad();
+      ddp(terms, false).backward();
+      EXPECT_TRUE(near(model->p[0].grad(), mean_coefficient(3, 0, model->p[0])));
+      EXPECT_TRUE(near(model->p[1].grad(), mean_coefficient(3, 1, model->p[1])));
+      model->zero_grad();
+    }
+  });
+}
+
+TEST(ThrowingBackward, EndsTheWorldIfSomethingWasSent) {
+  std::vector<std::string> messages(3);
+  EXPECT_THROW(on_ranks(3,
+                        [&](const Group& world) {
+                          auto model = std::make_shared<Throwing>();
+                          DistributedDataParallel ddp(model, world, one_each);
+                          try {
+                            ddp(coefficients(world.rank(), *model), world.rank() == 1).backward();
+                          } catch (const std::exception& error) {
+                            messages[static_cast<std::size_t>(world.rank())] = error.what();
+                            throw;
+                          }
+                        }),
+               Custom);
+  EXPECT_EQ(messages[1], "in the middle");
+  for (const auto& message : {messages[0], messages[2]}) {
+    EXPECT_THAT(message, ::testing::HasSubstr("a backward ended by an exception after 1 of"));
+  }
+}
+
+TEST(SparseGradient, IsRefused) {
+  on_ranks(2, [](const Group& world) {
+    struct Embedding : torch::nn::Module {
+      at::Tensor forward() { return torch::embedding(weight, at::tensor({1, 1}), -1, false, true); }
+      at::Tensor weight = register_parameter("weight", at::ones({3, 2}));
+    };
+    DistributedDataParallel ddp(std::make_shared<Embedding>(), world);
+    try {
+      ddp().sum().backward();
+      ADD_FAILURE() << "took a sparse gradient";
+    } catch (const InvalidArgument& error) {
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("parameter weight: got a gradient of layout"));
+    }
+    world.barrier().wait();  // the group is still usable
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::testing
