@@ -300,43 +300,56 @@ struct Nested : torch::autograd::Function<Nested> {
   }
 };
 
-/// p1 is reached by a backward within the backward, and, if both, by the outer one before that.
+/// p1 is reached by a backward within the backward, and by the outer one before or after that.
 struct WithNested : Terms {
-  using Terms::Terms;
-  at::Tensor forward(const std::vector<at::Tensor>& terms, bool both) {
-    auto total = Nested::apply(p[0] * terms[0], &p[1]).sum();
-    if (both) total = total + (p[1] * terms[1]).sum();
-    return total;
+  WithNested() : Terms({{4}, {6}}) {}
+  at::Tensor forward(const std::vector<at::Tensor>& terms, bool inner_first) {
+    const auto inner = [&] { return Nested::apply(p[0] * terms[0], &p[1]).sum(); };
+    const auto outer = [&] { return (p[1] * terms[1]).sum(); };
+    // Backward goes through what was computed last first.
+    if (inner_first) {
+      const auto computed_first = outer();
+      return computed_first + inner();
+    }
+    const auto computed_first = inner();
+    return computed_first + outer();
   }
 };
 
 TEST(NestedBackward, IsAveragedAtTheEndOfTheOutermost) {
-  on_ranks(3, [](const Group& world) {
-    auto model = std::make_shared<WithNested>(std::vector<std::vector<std::int64_t>>{{4}, {6}});
-    DistributedDataParallel ddp(model, world);
-    for (int step = 1; step <= 2; ++step) {
-      ddp(coefficients(world.rank(), *model), true).backward();
-      EXPECT_TRUE(near(model->p[0].grad(), step * mean_coefficient(3, 0, model->p[0])));
-      EXPECT_TRUE(near(model->p[1].grad(), step * (mean_coefficient(3, 1, model->p[1]) + 10)));
-    }
-  });
+  struct Case {
+    DataParallelOptions options;
+    bool inner_first;
+  };
+  for (const auto& [options, inner_first] :
+       {Case{{}, false}, Case{{}, true}, Case{one_each, true}}) {
+    on_ranks(3, [&, &options = options, &inner_first = inner_first](const Group& world) {
+      auto model = std::make_shared<WithNested>();
+      DistributedDataParallel ddp(model, world, options);
+      for (int step = 1; step <= 2; ++step) {
+        ddp(coefficients(world.rank(), *model), inner_first).backward();
+        EXPECT_TRUE(near(model->p[0].grad(), step * mean_coefficient(3, 0, model->p[0])));
+        EXPECT_TRUE(near(model->p[1].grad(), step * (mean_coefficient(3, 1, model->p[1]) + 10)));
+      }
+    });
+  }
 }
 
 TEST(NestedBackward, IsRefusedWhenItChangesAGradientThatWasSent) {
   std::vector<std::string> messages(2);
-  EXPECT_THROW(on_ranks(2,
-                        [&](const Group& world) {
-                          auto model = std::make_shared<WithNested>(
-                              std::vector<std::vector<std::int64_t>>{{4}, {6}});
-                          DistributedDataParallel ddp(model, world, one_each);
-                          try {
-                            ddp(coefficients(world.rank(), *model), true).backward();
-                          } catch (const Error& error) {
-                            messages[static_cast<std::size_t>(world.rank())] = error.what();
-                            throw;
-                          }
-                        }),
-               Error);
+  EXPECT_THROW(
+      on_ranks(2,
+               [&](const Group& world) {
+                 auto model = std::make_shared<WithNested>();
+                 DistributedDataParallel ddp(model, world, one_each);
+                 try {
+                   ddp(coefficients(world.rank(), *model), /*inner_first=*/false).backward();
+                 } catch (const Error& error) {
+                   messages[static_cast<std::size_t>(world.rank())] = error.what();
+                   throw;
+                 }
+               }),
+      Error);
   EXPECT_THAT(messages, ::testing::Contains(::testing::HasSubstr(
                             "parameter p1: its gradient changed after it was sent")));
 }
