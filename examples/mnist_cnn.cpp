@@ -41,6 +41,13 @@ struct Cnn : nn::Module {
     register_module("conv2", conv2);
     register_module("linear1", linear1);
     register_module("linear2", linear2);
+    const torch::NoGradGuard no_grad;
+    // As SINGA starts: normal weights whose variance is 2 over a unit's inputs plus the layer's
+    // outputs, no bias.
+    for (const auto& parameter : parameters()) {
+      const double fan_in_and_out = parameter.numel() / parameter.size(0) + parameter.size(0);
+      parameter.dim() > 1 ? parameter.normal_(0, std::sqrt(2 / fan_in_and_out)) : parameter.zero_();
+    }
   }
 
   at::Tensor forward(at::Tensor x) {
@@ -56,7 +63,7 @@ struct Cnn : nn::Module {
 };
 
 struct Settings {
-  std::int64_t epochs = 5;
+  std::int64_t epochs = 10;
   std::int64_t batch_size = 64;
   std::optional<double> lr;           // else the resumed checkpoint's, else 0.005
   std::optional<std::uint64_t> seed;  // else the resumed checkpoint's, else 0
@@ -224,8 +231,8 @@ void train(Settings settings, const lockstep::Group& world) {
       settings.seed = std::stoull(meta.notes.at("seed"));
     if (settings.lr) sgd.param_groups()[0].options().set_lr(*settings.lr);
     if (done >= settings.epochs)
-      throw lockstep::InvalidArgument(settings.resume + " has " + std::to_string(done) +
-                                      " epochs done, expected fewer than --epochs " +
+      throw lockstep::InvalidArgument(settings.resume + ": " + std::to_string(done) +
+                                      " epochs are done, expected fewer than --epochs " +
                                       std::to_string(settings.epochs));
   }
   const std::uint64_t seed = settings.seed.value_or(0);
@@ -297,7 +304,8 @@ void add_options(CLI::App& app, Settings& settings) {
   app.add_option("--lr", settings.lr, "Learning rate [0.005, or the resumed checkpoint's]")
       ->check(positive);
   app.add_option("--seed", settings.seed,
-                 "Decides weights and order [0, or the resumed checkpoint's]");
+                 "Decides weights and order [0, or the resumed checkpoint's]")
+      ->check(CLI::NonNegativeNumber);
   app.add_option("--data", settings.data, "Folder with the four MNIST files, plain or .gz")
       ->capture_default_str();
   app.add_option("--checkpoint", settings.checkpoint, "Written after every epoch; '' for none")

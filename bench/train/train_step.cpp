@@ -16,6 +16,7 @@
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -122,12 +123,19 @@ void measure(const Settings& settings, const lockstep::Group& world) {
   constexpr int first_steps = 50;
   together.time(first_steps);
   if (settings.faults) {
-    constexpr int counted_steps = 200;
+    // In parts, so that one sees whether they cease.
+    constexpr int parts = 4;
+    constexpr int steps = 50;
     const int who = settings.threads > 0 ? RUSAGE_THREAD : RUSAGE_SELF;
-    const std::int64_t before = page_faults(who);
-    together.time(counted_steps);
-    const auto faults = static_cast<double>(page_faults(who) - before);
-    result["faults_per_step"] = largest(faults / counted_steps, world);
+    std::vector<double> by_part;
+    for (int part = 0; part < parts; ++part) {
+      const std::int64_t before = page_faults(who);
+      together.time(steps);
+      const auto faults = static_cast<double>(page_faults(who) - before);
+      by_part.push_back(largest(faults / steps, world));
+    }
+    result["faults_per_step"] = std::accumulate(by_part.begin(), by_part.end(), 0.0) / parts;
+    result["faults_per_step_by_50_steps"] = by_part;
   }
 
   std::vector<double> alone_times;

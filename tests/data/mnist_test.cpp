@@ -222,6 +222,18 @@ TEST_F(MnistFiles, UnequalCountsAreAnError) {
                              HasSubstr(images.string()), HasSubstr("found 4")));
 }
 
+TEST(MnistSample, HasTenThousandDigitsToLearnAndTwoThousandToTest) {
+  const std::filesystem::path folder = LOCKSTEP_SOURCE_DIR "/examples/data/mnist";
+  const Mnist train(folder, Mnist::Split::train);
+  const Mnist test(folder, Mnist::Split::test);
+  EXPECT_EQ(train.size(), 10000u);
+  EXPECT_EQ(test.size(), 2000u);
+  // The first digits of MNIST, as its description shows them.
+  EXPECT_TRUE(train.targets().slice(0, 0, 5).equal(torch::tensor({5, 0, 4, 1, 9}, at::kLong)));
+  EXPECT_TRUE(test.targets().slice(0, 0, 5).equal(torch::tensor({7, 2, 1, 0, 4}, at::kLong)));
+  EXPECT_NEAR(train.images().to(at::kFloat).mean().item<float>() / 255, 0.13, 0.01);
+}
+
 class CompressedImages : public MnistFiles {
  protected:
   void SetUp() override {

@@ -173,8 +173,8 @@ TEST_F(MnistCnn, WrongFlagsAreNamed) {
         "--lr 1e999", "--lr 0.1x", "--seed -1", "--threads 0", "--nonsense", "extra"}) {
     const Result result = run(program + " " + flag);
     EXPECT_EQ(result.code, 2) << flag;
-    const std::string name(flag, std::string(flag).find(' '));
-    EXPECT_THAT(result.err, HasSubstr(name.starts_with("--") || name == "extra" ? name : flag));
+    const std::string name = std::string(flag).substr(0, std::string(flag).find(' '));
+    EXPECT_THAT(result.err, HasSubstr(name)) << flag;
     EXPECT_THAT(result.out, IsEmpty());
   }
 }
@@ -182,7 +182,9 @@ TEST_F(MnistCnn, WrongFlagsAreNamed) {
 TEST_F(MnistCnn, RanksComplainOnce) {
   const Result result = two_ranks(" --epochs none");
   EXPECT_EQ(result.code, 2);
-  EXPECT_EQ(count(result.err, "Could not convert"), 1) << result.err;
+  // The launcher repeats it once more, indented, as the last words of the rank that failed first.
+  EXPECT_EQ(count("\n" + result.err, "\n--epochs: "), 1) << result.err;
+  EXPECT_THAT(result.err, Not(HasSubstr("[1]")));
 }
 
 TEST_F(MnistCnn, HelpIsNoError) {
@@ -198,7 +200,7 @@ TEST_F(MnistCnn, BadInputIsFoundBeforeTraining) {
   std::ofstream(folder / "no_checkpoint") << "something else";
   const std::array<std::pair<const char*, const char*>, 5> cases{{
       {" --data nowhere", "found neither nowhere/train-images-idx3-ubyte nor"},
-      {"", "t10k-images-idx3-ubyte: offset 1000: expected"},
+      {"", "data/t10k-images-idx3-ubyte: offset 1000: expected"},
       {" --data sound --metrics no/such/m", "--metrics no/such/m: cannot write: No such file"},
       {" --data sound --checkpoint no/such/c", "no/such/c: cannot create the file: No such file"},
       {" --data sound --resume no_checkpoint", "no_checkpoint: offset 0: expected a header"},
@@ -220,7 +222,7 @@ TEST_F(MnistCnn, ThereMustBeEpochsLeftToResume) {
   ASSERT_EQ(one_rank(" --epochs 1 --quiet").code, 0);
   const Result result = one_rank(" --epochs 1 --resume mnist_cnn.safetensors");
   EXPECT_EQ(result.code, 1);
-  EXPECT_THAT(result.err, AllOf(HasSubstr("mnist_cnn.safetensors has 1 epochs done"),
+  EXPECT_THAT(result.err, AllOf(HasSubstr("mnist_cnn.safetensors: 1 epochs are done"),
                                 HasSubstr("expected fewer than --epochs 1")));
 }
 
