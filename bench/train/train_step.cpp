@@ -58,7 +58,8 @@ class Training {
             data,
             lockstep::DistributedSampler(data.size().value(), world,
                                          {.tail = lockstep::Tail::drop}),
-            64)),
+            // A last batch of another size would be another step.
+            torch::data::DataLoaderOptions(64).drop_last(true))),
         batch_(loader_->begin()) {
     if (!alone) ddp_ = std::make_unique<lockstep::DistributedDataParallel<Cnn>>(model_, world);
   }
