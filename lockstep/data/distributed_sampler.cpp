@@ -6,6 +6,7 @@
 #include <limits>
 #include <numeric>
 #include <random>
+#include <span>
 #include <utility>
 
 #include "lockstep/core/error.h"
@@ -30,15 +31,19 @@ std::uint64_t draw_below(std::uint64_t bound, std::mt19937_64& generator) {
 std::uint32_t low(std::uint64_t value) { return static_cast<std::uint32_t>(value); }
 std::uint32_t high(std::uint64_t value) { return static_cast<std::uint32_t>(value >> 32); }
 
+void shuffle(std::span<std::size_t> order, std::uint64_t seed, std::uint64_t epoch) {
+  std::seed_seq seeds{low(seed), high(seed), low(epoch), high(epoch)};
+  std::mt19937_64 generator(seeds);
+  for (std::size_t place = order.size(); place > 1; --place)
+    std::swap(order[place - 1], order[draw_below(place, generator)]);
+}
+
 }  // namespace
 
 std::vector<std::size_t> epoch_order(std::size_t size, std::uint64_t seed, std::uint64_t epoch) {
-  std::seed_seq seeds{low(seed), high(seed), low(epoch), high(epoch)};
-  std::mt19937_64 generator(seeds);
   std::vector<std::size_t> order(size);
   std::iota(order.begin(), order.end(), std::size_t{0});
-  for (std::size_t place = size; place > 1; --place)
-    std::swap(order[place - 1], order[draw_below(place, generator)]);
+  shuffle(order, seed, epoch);
   return order;
 }
 
@@ -50,7 +55,8 @@ struct DistributedSampler::State {
   std::uint64_t next_epoch = 0;
   std::uint64_t epoch = 0;
   bool begun = false;
-  std::vector<std::size_t> own{};  ///< this rank's indices of the running pass, in order
+  std::vector<std::size_t> order{};  ///< kept, so that a new pass takes no memory
+  std::vector<std::size_t> own{};    ///< this rank's indices of the running pass, in order
   std::size_t drawn = 0;
 
   std::size_t rows() const {
@@ -84,18 +90,14 @@ void DistributedSampler::reset(std::optional<std::size_t> new_size) {
   state.begun = true;
   state.drawn = 0;
 
-  std::vector<std::size_t> order;
-  if (state.options.shuffle) {
-    order = epoch_order(state.size, state.options.seed, state.epoch);
-  } else {
-    order.resize(state.size);
-    std::iota(order.begin(), order.end(), std::size_t{0});
-  }
+  state.order.resize(state.size);
+  std::iota(state.order.begin(), state.order.end(), std::size_t{0});
+  if (state.options.shuffle) shuffle(state.order, state.options.seed, state.epoch);
   const auto ranks = static_cast<std::size_t>(state.replica.ranks);
   const auto rank = static_cast<std::size_t>(state.replica.rank);
   state.own.resize(state.rows());
   for (std::size_t row = 0; row < state.own.size(); ++row)
-    state.own[row] = order[(row * ranks + rank) % state.size];
+    state.own[row] = state.order[(row * ranks + rank) % state.size];
 }
 
 std::optional<std::vector<std::size_t>> DistributedSampler::next(std::size_t batch_size) {
