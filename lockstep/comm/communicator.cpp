@@ -56,11 +56,14 @@ Work Communicator::issue(Operation&& operation, Issue&& issue) {
   operation.shape = std::move(issue.shape);
   operation.owner = std::move(issue.owner);
   check(operation);
+  return begin(std::move(operation));
+}
+
+void Communicator::number(Operation& operation) {
   const bool paired =
       operation.collective == Collective::send || operation.collective == Collective::recv;
-  // Numbers pairs of ranks apart, so that both ends of a message count alike.
+  // Messages are numbered by pair, so that both ends count alike.
   operation.sequence = paired ? ++messages_[{operation.collective, operation.peer}] : ++sequence_;
-  return begin(std::move(operation));
 }
 
 void Communicator::check(const Operation& operation) const {

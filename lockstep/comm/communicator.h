@@ -89,8 +89,10 @@ class Communicator {
  protected:
   Communicator(int rank, int size) : rank_(rank), size_(size) {}
 
-  /// Starts a checked and numbered operation. Never blocks.
+  /// Starts a checked operation, numbered by number() once nothing can refuse it any more. Never
+  /// blocks.
   virtual Work begin(Operation&& operation) = 0;
+  void number(Operation& operation);
 
  private:
   Work issue(Operation&& operation, Issue&& issue);

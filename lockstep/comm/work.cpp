@@ -2,6 +2,8 @@
 
 #include <exception>
 
+#include "lockstep/core/error.h"
+
 namespace lockstep {
 
 Work& Work::operator=(Work&& other) noexcept {
@@ -13,8 +15,15 @@ Work& Work::operator=(Work&& other) noexcept {
 }
 
 void Work::wait() {
-  // The ticket is given up first: an operation that failed is not waited for again.
-  if (const auto ticket = std::move(ticket_)) ticket->wait();
+  // An operation that failed is not waited for again; one that another thread waits for still is.
+  const auto ticket = std::move(ticket_);
+  if (ticket == nullptr) return;
+  try {
+    ticket->wait();
+  } catch (const InvalidArgument&) {
+    ticket_ = ticket;
+    throw;
+  }
 }
 
 bool Work::ready() { return ticket_ == nullptr || ticket_->test(); }

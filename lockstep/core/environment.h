@@ -12,7 +12,7 @@ struct Environment {
   std::optional<int> rank;        ///< LOCKSTEP_RANK: this process's rank, 0 … world_size-1
   std::optional<int> world_size;  ///< LOCKSTEP_WORLD_SIZE: number of ranks
   std::optional<int> arena_fd;    ///< LOCKSTEP_ARENA_FD: inherited descriptor of the world's memory
-  std::optional<int> cores;           ///< LOCKSTEP_CORES: cores that the world's ranks share
+  std::optional<int> cores;       ///< LOCKSTEP_CORES: cores that the world's ranks share
   std::chrono::milliseconds timeout;  ///< LOCKSTEP_TIMEOUT: seconds a wait may last, default 600
   std::string log_level;              ///< LOCKSTEP_LOG: debug, info, warn or error; silent if unset
   std::string foreign_launcher;  ///< "torchrun", "OpenMPI", …: a launcher whose variables are set

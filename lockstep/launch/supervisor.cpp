@@ -150,7 +150,8 @@ void Supervisor::turn() {
   outputs_.out.write_ready();
   outputs_.err.write_ready();
   if (waiting.front().revents != 0) handle_signals();
-  if ((outputs_.out.broken() || outputs_.err.broken()) && !interrupted_by_) interrupt(SIGPIPE);
+  const bool unread = outputs_.out.broken() || outputs_.err.broken();
+  if (unread && phase_ < Phase::stopping) interrupt(SIGPIPE);
   if (deadline_ && Clock::now() >= *deadline_) escalate();
 }
 

@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <csignal>
 #include <functional>
@@ -51,7 +52,7 @@ struct Mismatch {
   const char* expected;
 };
 
-float floats[64];
+float floats[128];
 double doubles[64];
 
 const Mismatch mismatches[] = {
@@ -139,6 +140,85 @@ TEST(Failure, SilentRankIsNamedAfterTheTimeout) {
   });
   rank0.join();
   EXPECT_EQ(text, "init (host) rank 0 of 2: init waited 0.2 s for rank 1 (never called init)");
+}
+
+TEST(Failure, AnEndlessTimeoutDoesNotExpire) {
+  constexpr auto for_ever = std::chrono::milliseconds::max();
+  run_ranks(
+      2,
+      [&](const auto& group) {
+        group->barrier({.timeout = for_ever}).wait();
+        if (group->rank() == 1) {
+          std::promise<void> never;
+          never.get_future().wait_for(20ms);  // long enough for rank 0 to sleep
+        }
+        group->barrier({.timeout = for_ever}).wait();
+      },
+      for_ever);
+}
+
+TEST(Failure, AMessageWithoutMemoryCostsNoNumber) {
+  const auto world = host::World::create(1, 8 << 20);
+  const auto group = host::create(world, 0, {.timeout = 1s});
+  const std::vector<float> big(4 << 20);
+  EXPECT_THROW((void)group->send(big.data(), big.size(), DType::f32, 0), CommError);
+  std::int64_t number = 7;
+  group->all_reduce(&number, 1, DType::i64, ReduceOp::sum).wait();
+  auto sent = group->send(&number, 1, DType::i64, 0);
+  std::int64_t got = 0;
+  group->recv(&got, 1, DType::i64, 0).wait();
+  sent.wait();
+  EXPECT_EQ(got, 7);
+}
+
+TEST(Failure, TheOddOneOutIsNamedEvenIfItIsRank0) {
+  const auto texts = what_ranks_threw(3, [](const auto& group) {
+    const std::size_t count = group->rank() == 0 ? 9 : 8;
+    group->all_reduce(floats + 16 * group->rank(), count, DType::f32, ReduceOp::sum).wait();
+  });
+  EXPECT_THAT(texts, Each(AllOf(HasSubstr("rank 0 got all_reduce sum float32 of 9"),
+                                HasSubstr("of 8 elements as on rank 1"))));
+}
+
+TEST(Failure, CountsThatDifferAreNamed) {
+  const auto texts = what_ranks_threw(2, [](const auto& group) {
+    const std::vector<std::size_t> counts =
+        group->rank() == 0 ? std::vector<std::size_t>{5, 3} : std::vector<std::size_t>{3, 5};
+    std::array<float, 8> output;
+    group->all_gather(floats, output.data(), counts, DType::f32).wait();
+  });
+  EXPECT_THAT(texts, Each(HasSubstr("with other counts")));
+}
+
+TEST(Failure, RanksOfSplitGroupsAreNamedAsInTheWorld) {
+  const auto texts = what_ranks_threw(4, [](const auto& group) {
+    const auto pair = group->split(group->rank() / 2, 0);
+    const std::size_t count = group->rank() == 3 ? 9 : 8;
+    pair->all_reduce(floats + 16 * group->rank(), count, DType::f32, ReduceOp::sum).wait();
+    group->barrier().wait();
+  });
+  EXPECT_THAT(texts, Each(AllOf(HasSubstr("rank 3 got"), HasSubstr("as on rank 2"))));
+}
+
+TEST(Failure, AWaitingRankDoesNotBlameItself) {
+  std::promise<void> given_up;
+  const auto over = given_up.get_future().share();
+  const auto texts = what_ranks_threw(2, [&](const auto& group) {
+    std::vector<std::vector<float>> data(20, std::vector<float>(100'000));
+    std::vector<Work> works;
+    for (std::size_t i = 0; i < (group->rank() == 0 ? 20u : 1u); ++i) {
+      works.push_back(group->all_reduce(data[i].data(), data[i].size(), DType::f32, ReduceOp::sum,
+                                        {.timeout = 200ms}));
+    }
+    if (group->rank() == 0) {
+      EXPECT_THROW(works.back().wait(), TimeoutError);
+      given_up.set_value();
+    }
+    over.wait();
+    works.front().wait();
+    group->barrier().wait();
+  });
+  EXPECT_THAT(texts, Each(HasSubstr("waited 0.2 s for rank 1")));
 }
 
 TEST(Failure, LeavingEarlyIsNamed) {

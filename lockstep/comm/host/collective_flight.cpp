@@ -93,21 +93,38 @@ bool CollectiveFlight::all_reached(std::vector<std::uint64_t>& seen,
 }
 
 bool CollectiveFlight::agree() {
-  const auto& block = group().block();
-  const auto& first = block.post(0, operation().sequence);
+  const auto post = [&](int member) -> const Post& {
+    return group().block().post(member, operation().sequence);
+  };
+  const auto alike = [&](int member) {
+    int count = 0;
+    for (int other = 0; other < group().size(); ++other) {
+      count += post(other).fingerprint == post(member).fingerprint ? 1 : 0;
+    }
+    return count;
+  };
+  if (alike(0) == group().size()) return true;
+
+  // What most members do is expected; of equally many, what the first of them does.
+  int expected = 0;
   for (int member = 1; member < group().size(); ++member) {
-    const auto& post = block.post(member, operation().sequence);
-    if (post.fingerprint == first.fingerprint) continue;
-    const auto members = group().members();
-    group().endpoint().world().fail(
-        {.kind = Failure::Kind::mismatch,
-         .rank = members[static_cast<std::size_t>(member)],
-         .text = detail::concat("collective #", operation().sequence,
-                                " differs between ranks: rank ", member, " got ", describe(post),
-                                ", expected ", describe(first), " as on rank 0")});
-    return false;
+    if (alike(member) > alike(expected)) expected = member;
   }
-  return true;
+  int odd = 0;
+  while (post(odd).fingerprint == post(expected).fingerprint) ++odd;
+  const auto world_rank = [&](int member) {
+    return group().members()[static_cast<std::size_t>(member)];
+  };
+  const std::string got = describe(post(odd));
+  const std::string wanted = describe(post(expected));
+  group().endpoint().world().fail(
+      {.kind = Failure::Kind::mismatch,
+       .rank = world_rank(odd),
+       .text = detail::concat("collective #", operation().sequence, " differs between ranks: rank ",
+                              world_rank(odd), " got ", got,
+                              got == wanted ? " with other counts or dimensions" : "",
+                              ", expected ", wanted, " as on rank ", world_rank(expected))});
+  return false;
 }
 
 void CollectiveFlight::plan() {
@@ -330,6 +347,7 @@ std::vector<int> CollectiveFlight::missing() const {
   std::vector<int> ranks;
   const auto& block = group().block();
   for (int member = 0; member < group().size(); ++member) {
+    if (member == group().rank()) continue;
     bool late = false;
     switch (stage_) {
       case Stage::queued: {

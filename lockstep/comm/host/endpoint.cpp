@@ -77,8 +77,10 @@ void Endpoint::wait(const InFlight& operation) {
     if (finished()) return;
     ::sched_yield();
   }
-  const auto limit =
-      operation.operation().timeout.count() > 0 ? operation.operation().timeout : options_.timeout;
+  // Longer than this is for ever, and sums of it must not overflow.
+  constexpr std::chrono::milliseconds longest = std::chrono::hours(24 * 365);
+  const auto own = operation.operation().timeout;
+  const auto limit = std::min(own.count() > 0 ? own : options_.timeout, longest);
   const auto begin = Clock::now();
   for (;;) {
     const Nap nap(arena(), rank_);

@@ -1,9 +1,10 @@
 #include "lockstep/comm/host/host_communicator.h"
 
 #include <algorithm>
-#include <cstring>
+#include <exception>
 #include <new>
 
+#include "lockstep/core/error.h"
 #include "lockstep/core/text.h"
 
 namespace lockstep::host {
@@ -44,7 +45,13 @@ void HostCommunicator::fail(std::string_view cause) noexcept {
   }
 }
 
-void HostCommunicator::join() { begin(Operation{.collective = Collective::barrier}).wait(); }
+void HostCommunicator::join() {
+  const auto meet = [&] {
+    const Endpoint::Use use(*endpoint_);
+    return start(Operation{.collective = Collective::barrier});
+  };
+  meet().wait();
+}
 
 void HostCommunicator::drop() noexcept {
   collectives_.clear();
@@ -57,6 +64,11 @@ Work HostCommunicator::begin(Operation&& operation) {
   if (operation.collective == Collective::send || operation.collective == Collective::recv) {
     return begin_message(std::move(operation));
   }
+  number(operation);
+  return start(std::move(operation));
+}
+
+Work HostCommunicator::start(Operation&& operation) {
   auto flight = std::make_shared<CollectiveFlight>(*this, std::move(operation));
   collectives_.push_back(flight);
   poll();
@@ -64,7 +76,10 @@ Work HostCommunicator::begin(Operation&& operation) {
 }
 
 Work HostCommunicator::begin_message(Operation&& operation) {
-  auto flight = std::make_shared<MessageFlight>(*this, std::move(operation));
+  // Short of memory this throws, before the message has a number.
+  auto copy = MessageFlight::copy_for(*endpoint_, operation);
+  number(operation);
+  auto flight = std::make_shared<MessageFlight>(*this, std::move(operation), std::move(copy));
   messages_.push_back(flight);
   poll();
   return Work(std::move(flight));
@@ -111,11 +126,23 @@ std::shared_ptr<Communicator> HostCommunicator::split(int color, int key) {
   // The first member gives the block, out of its own memory.
   const int members = static_cast<int>(group_ranks.size());
   const bool owner = !group_ranks.empty() && group_ranks.front() == rank();
-  if (owner) mine.offset = endpoint_->take_block(members);
+  std::exception_ptr shortage;
+  if (owner) {
+    try {
+      mine.offset = endpoint_->take_block(members);
+    } catch (const CommError&) {
+      shortage = std::current_exception();
+    }
+  }
   exchange(mine);
   if (group_ranks.empty()) return nullptr;
+  if (shortage != nullptr) std::rethrow_exception(shortage);
 
   const auto offset = choices[static_cast<std::size_t>(group_ranks.front())].offset;
+  if (offset == no_offset) {
+    throw CommError(detail::concat(where("split"), ": rank ", group_ranks.front(),
+                                   " has not enough exchangeable memory for the new group"));
+  }
   std::vector<int> world_ranks;
   for (const int member : group_ranks)
     world_ranks.push_back(members_[static_cast<std::size_t>(member)]);

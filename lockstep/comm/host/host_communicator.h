@@ -52,6 +52,8 @@ class HostCommunicator final : public Communicator,
  private:
   Work begin(Operation&& operation) override;
   Work begin_message(Operation&& operation);
+  /// Begins a numbered collective.
+  Work start(Operation&& operation);
 
   std::shared_ptr<Endpoint> endpoint_;
   std::vector<int> members_;

@@ -20,10 +20,23 @@ std::string describe(DType dtype, std::uint64_t count, std::uint32_t tag) {
 
 }  // namespace
 
-MessageFlight::MessageFlight(HostCommunicator& group, Operation&& operation)
+std::shared_ptr<std::byte> MessageFlight::copy_for(Endpoint& endpoint, const Operation& operation) {
+  const std::size_t bytes = operation.count * size_of(operation.dtype);
+  if (operation.collective != Collective::send || bytes == 0 ||
+      endpoint.arena().offset_of(operation.input) != no_offset) {
+    return nullptr;
+  }
+  auto copy = endpoint.allocate(bytes);
+  std::memcpy(copy.get(), operation.input, bytes);
+  return copy;
+}
+
+MessageFlight::MessageFlight(HostCommunicator& group, Operation&& operation,
+                             std::shared_ptr<std::byte> copy)
     : InFlight(group, std::move(operation)),
       mailbox_(mailbox_of(group, this->operation())),
-      number_(this->operation().sequence) {}
+      number_(this->operation().sequence),
+      copy_(std::move(copy)) {}
 
 void MessageFlight::advance() {
   if (operation().collective == Collective::send) {
@@ -37,15 +50,8 @@ void MessageFlight::advance_send() {
   const auto taken = mailbox_.taken.load(std::memory_order_acquire);
   if (!offered_) {
     if (taken + 1 != number_) return;  // the mailbox still holds the message before
-    const std::size_t bytes = operation().count * size_of(operation().dtype);
-    const auto& arena = group().endpoint().arena();
-    const std::byte* from = operation().input;
-    if (bytes > 0 && arena.offset_of(from) == no_offset) {
-      copy_ = group().allocate(bytes);
-      std::memcpy(copy_.get(), from, bytes);
-      from = copy_.get();
-    }
-    mailbox_.offset = arena.offset_of(from);
+    const std::byte* from = copy_ != nullptr ? copy_.get() : operation().input;
+    mailbox_.offset = group().endpoint().arena().offset_of(from);
     mailbox_.count = operation().count;
     mailbox_.tag = operation().tag;
     mailbox_.dtype = static_cast<std::uint8_t>(operation().dtype);
@@ -81,8 +87,10 @@ bool MessageFlight::agree() {
   group().endpoint().world().fail(
       {.kind = Failure::Kind::mismatch,
        .rank = members[static_cast<std::size_t>(group().rank())],
-       .text = detail::concat("message #", number_, " from rank ", operation().peer, " to rank ",
-                              group().rank(), " differs: the receiver expected ",
+       .text = detail::concat("message #", number_, " from rank ",
+                              members[static_cast<std::size_t>(operation().peer)], " to rank ",
+                              members[static_cast<std::size_t>(group().rank())],
+                              " differs: the receiver expected ",
                               describe(operation().dtype, operation().count, operation().tag),
                               ", got ", describe(dtype, mailbox_.count, mailbox_.tag))});
   return false;

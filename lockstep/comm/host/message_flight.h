@@ -7,12 +7,18 @@
 
 namespace lockstep::host {
 
+class Endpoint;
+
 /// A send or recv on this rank. Messages of one ordered pair of members pass through its mailbox
 /// one after the other: the sender offers an offset in the arena (a copy of its input, unless that
 /// lies there), the receiver copies and takes.
 class MessageFlight final : public InFlight {
  public:
-  MessageFlight(HostCommunicator& group, Operation&& operation);
+  /// What a send offers when its input is not in the arena; null where none is needed.
+  /// Throws: CommError when there is not enough memory.
+  static std::shared_ptr<std::byte> copy_for(Endpoint& endpoint, const Operation& operation);
+
+  MessageFlight(HostCommunicator& group, Operation&& operation, std::shared_ptr<std::byte> copy);
 
   void advance() override;
   std::vector<int> missing() const override;
