@@ -8,8 +8,8 @@
 namespace lockstep {
 
 struct InitOptions {
-  std::optional<std::chrono::milliseconds>
-      timeout;  ///< longest wait; default LOCKSTEP_TIMEOUT, else 10 minutes
+  std::optional<std::chrono::milliseconds> timeout =
+      {};  ///< longest wait; default LOCKSTEP_TIMEOUT, else 10 minutes
   bool keep_pages =
       false;  ///< keep freed memory in this process instead of returning it to the kernel
 };

@@ -38,8 +38,6 @@ spdlog::logger& logger() {
 
 }  // namespace
 
-bool enabled(Level level) { return logger().should_log(translate(level)); }
-
 void write(Level level, std::string_view text) { logger().log(translate(level), text); }
 
 }  // namespace lockstep::log

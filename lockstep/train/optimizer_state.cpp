@@ -84,6 +84,17 @@ c10::IValue decode(const json& value, const Tensors& tensors) {
   throw CheckpointError(concat("cannot read ", value.dump()));
 }
 
+/// Deeper texts than an optimizer writes would fill the stack.
+json parse_description(const std::string& text) {
+  static constexpr int deepest = 32;
+  return json::parse(text, [](int depth, json::parse_event_t, json&) {
+    if (depth > deepest)
+      throw CheckpointError(
+          concat("optimizer: expected at most ", deepest, " levels of nesting, found more"));
+    return true;
+  });
+}
+
 json encode_all(InputArchive& archive, const std::string& where, Tensors& tensors) {
   json fields = json::object();
   for (const std::string& key : archive.keys()) {
@@ -206,7 +217,7 @@ OptimizerState optimizer_state(const torch::optim::Optimizer& optimizer,
 void check_optimizer_state(const OptimizerState& state, const torch::optim::Optimizer& optimizer,
                            const ParameterNames& names) {
   as_checkpoint_errors([&] {
-    const json description = json::parse(state.description);
+    const json description = parse_description(state.description);
     const std::string kind = description.at("kind").get<std::string>();
     if (kind != kind_of(optimizer))
       throw CheckpointError(concat("optimizer: expected ", kind_of(optimizer), ", found ", kind));
@@ -234,7 +245,7 @@ void restore_optimizer_state(const OptimizerState& state, torch::optim::Optimize
                              const ParameterNames& names) {
   as_checkpoint_errors([&] {
     OutputArchive written =
-        archive_for(json::parse(state.description), state.tensors, optimizer, names);
+        archive_for(parse_description(state.description), state.tensors, optimizer, names);
     InputArchive archive = reopen(written);
     auto before = std::exchange(optimizer.state(), {});
     try {

@@ -71,7 +71,7 @@ class Parser {
     const auto* text = reinterpret_cast<const char*>(bytes_.data() + length_bytes);
     data_ = bytes_.subspan(length_bytes + length);
     try {
-      json header = json::parse(text, text + length, refuse_duplicates());
+      json header = json::parse(text, text + length, refuse_misuse());
       if (!header.is_object()) fail("header: expected an object, found ", header.type_name());
       return header;
     } catch (const json::exception& error) {
@@ -79,10 +79,13 @@ class Parser {
     }
   }
 
-  // The JSON library would keep the last of two equal names and say nothing.
-  json::parser_callback_t refuse_duplicates() const {
-    return [this, open = std::vector<std::set<std::string>>()](int, json::parse_event_t event,
+  // The JSON library would keep the last of two equal names and say nothing, and would follow any
+  // depth until the stack is full.
+  json::parser_callback_t refuse_misuse() const {
+    return [this, open = std::vector<std::set<std::string>>()](int depth, json::parse_event_t event,
                                                                json& parsed) mutable {
+      constexpr int deepest = 4;
+      if (depth > deepest) fail("header: expected at most ", deepest, " levels, found more");
       if (event == json::parse_event_t::object_start) open.emplace_back();
       if (event == json::parse_event_t::object_end) open.pop_back();
       if (event == json::parse_event_t::key &&

@@ -187,6 +187,12 @@ TEST(Safetensors, DuplicateNamesAreAnError) {
   EXPECT_THAT(error_of(R"({"__metadata__":{"k":"1","k":"2"}})"), HasSubstr("'k' occurs twice"));
 }
 
+TEST(Safetensors, DepthThatWouldFillTheStackIsAnError) {
+  std::string header = R"({"a":{"shape":)";
+  header.append(1'000'000, '[');
+  EXPECT_THAT(error_of(header), HasSubstr("levels"));
+}
+
 TEST(Safetensors, OffsetsMustFitAndTile) {
   const auto one = [](const std::string& offsets, const std::string& shape = "[4]") {
     return R"({"a":{"dtype":"U8","shape":)" + shape + R"(,"data_offsets":)" + offsets + "}}";

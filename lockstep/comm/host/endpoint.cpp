@@ -10,6 +10,7 @@
 #include "lockstep/comm/host/bell.h"
 #include "lockstep/comm/host/in_flight.h"
 #include "lockstep/core/error.h"
+#include "lockstep/core/log.h"
 #include "lockstep/core/text.h"
 
 namespace lockstep::host {
@@ -143,6 +144,7 @@ void Endpoint::throw_failure(std::string_view where) {
   while (!(failure = world_->failure()) && Clock::now() < patience) ::sched_yield();
   const std::string text =
       concat(where, ": ", failure ? failure->text : "the world failed; its cause was lost");
+  log::warn(text);
   if (failure && failure->kind == Failure::Kind::timeout) throw TimeoutError(text);
   throw CommError(text);
 }

@@ -11,6 +11,7 @@
 #include "lockstep/comm/host/endpoint.h"
 #include "lockstep/comm/host/host_communicator.h"
 #include "lockstep/core/error.h"
+#include "lockstep/core/log.h"
 #include "lockstep/core/text.h"
 
 namespace lockstep::host {
@@ -44,6 +45,7 @@ std::shared_ptr<Communicator> create(std::shared_ptr<World> world, int rank,
   auto communicator = std::make_shared<HostCommunicator>(std::move(endpoint), std::move(members),
                                                          rank, block, false);
   communicator->join();
+  log::debug(detail::concat("rank ", rank, " of ", size, " joined its world"));
   return communicator;
 }
 

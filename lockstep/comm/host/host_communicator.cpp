@@ -5,6 +5,7 @@
 #include <new>
 
 #include "lockstep/core/error.h"
+#include "lockstep/core/log.h"
 #include "lockstep/core/text.h"
 
 namespace lockstep::host {
@@ -151,6 +152,7 @@ std::shared_ptr<Communicator> HostCommunicator::split(int color, int key) {
       endpoint_, std::move(world_ranks), static_cast<int>(position - group_ranks.begin()),
       Block(endpoint_->arena().at(offset), members), owner);
   made->join();
+  log::debug(detail::concat(made->where("split"), " joined its group"));
   return made;
 }
 
