@@ -60,10 +60,9 @@ Work Communicator::issue(Operation&& operation, Issue&& issue) {
 }
 
 void Communicator::number(Operation& operation) {
-  const bool paired =
-      operation.collective == Collective::send || operation.collective == Collective::recv;
   // Messages are numbered by pair, so that both ends count alike.
-  operation.sequence = paired ? ++messages_[{operation.collective, operation.peer}] : ++sequence_;
+  operation.sequence =
+      operation.is_message() ? ++messages_[{operation.collective, operation.peer}] : ++sequence_;
 }
 
 void Communicator::check(const Operation& operation) const {
@@ -71,8 +70,7 @@ void Communicator::check(const Operation& operation) const {
     return concat(name(operation.collective), " (", backend(), ") rank ", rank_, " of ", size_,
                   ": ");
   };
-  const bool needs_peer = operation.has_root() || operation.collective == Collective::send ||
-                          operation.collective == Collective::recv;
+  const bool needs_peer = operation.has_root() || operation.is_message();
   if (needs_peer && (operation.peer < 0 || operation.peer >= size_)) {
     throw InvalidArgument(concat(where(), "got ", operation.has_root() ? "root " : "rank ",
                                  operation.peer, ", expected 0 to ", size_ - 1));

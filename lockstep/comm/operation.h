@@ -55,6 +55,10 @@ struct Operation {
   /// Kept until the operation is complete, so that the buffers outlive it.
   std::shared_ptr<const void> owner = {};
 
+  /// Between two ranks, not all: send and recv.
+  bool is_message() const {
+    return collective == Collective::send || collective == Collective::recv;
+  }
   bool has_root() const {
     return collective == Collective::broadcast || collective == Collective::gather ||
            collective == Collective::scatter;

@@ -62,9 +62,7 @@ void HostCommunicator::drop() noexcept {
 Work HostCommunicator::begin(Operation&& operation) {
   const Endpoint::Use use(*endpoint_);
   if (endpoint_->failed()) endpoint_->throw_failure(where(operation.label()));
-  if (operation.collective == Collective::send || operation.collective == Collective::recv) {
-    return begin_message(std::move(operation));
-  }
+  if (operation.is_message()) return begin_message(std::move(operation));
   number(operation);
   return start(std::move(operation));
 }
