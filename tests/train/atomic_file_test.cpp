@@ -14,22 +14,15 @@
 
 #include "lockstep/core/error.h"
 #include "tests/temporary_folder.h"
+#include "tests/train/checkpoint_failure.h"
 
 namespace lockstep::detail {
 namespace {
 
+using lockstep::testing::failure;
 using lockstep::testing::TemporaryFolder;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-std::string failure(const std::function<void()>& fn) {
-  try {
-    fn();
-  } catch (const CheckpointError& error) {
-    return error.what();
-  }
-  return "no CheckpointError";
-}
 
 void write(AtomicFile& file, const std::string& text) {
   file.write(std::as_bytes(std::span(text)));

@@ -13,11 +13,13 @@
 #include "lockstep/train/safetensors.h"
 #include "tests/ranks.h"
 #include "tests/temporary_folder.h"
+#include "tests/train/checkpoint_failure.h"
 
 namespace lockstep {
 namespace {
 
 using ::testing::AllOf;
+using testing::failure;
 using ::testing::HasSubstr;
 using testing::TemporaryFolder;
 
@@ -101,15 +103,6 @@ struct Training {
 void expect_same(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
   ASSERT_EQ(a.size(), b.size());
   for (std::size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(a[i].equal(b[i])) << "tensor " << i;
-}
-
-std::string failure(const std::function<void()>& fn) {
-  try {
-    fn();
-  } catch (const CheckpointError& error) {
-    return error.what();
-  }
-  return "no CheckpointError";
 }
 
 class EachOptimizer : public ::testing::TestWithParam<OptimizerKind> {};

@@ -12,22 +12,15 @@
 
 #include "lockstep/core/error.h"
 #include "tests/temporary_folder.h"
+#include "tests/train/checkpoint_failure.h"
 
 namespace lockstep::safetensors {
 namespace {
 
+using lockstep::testing::failure;
 using lockstep::testing::TemporaryFolder;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-std::string failure(const std::function<void()>& fn) {
-  try {
-    fn();
-  } catch (const CheckpointError& error) {
-    return error.what();
-  }
-  return "no CheckpointError";
-}
 
 std::string little_endian(std::uint64_t value) {
   std::string bytes;
