@@ -1,5 +1,7 @@
-// Times the training step of SINGA's MNIST CNN: one rank alone against all ranks together, in
-// turns, and counts the page faults of a step. Rank 0 prints one JSON object.
+// Times the training step of SINGA's MNIST CNN, in turns: one rank alone while the others sleep; all
+// ranks at once, exchanging nothing; the same with a barrier after each step ("paced"); and all
+// ranks together. It shows what the cores cost one another, what waiting for the slower rank costs,
+// and what Lockstep costs. Counts the page faults of a step. Rank 0 prints one JSON object.
 // bench/train/compare.py runs it in all ways that matter.
 
 #include <lockstep/lockstep.h>
@@ -65,9 +67,13 @@ class Training {
   }
 
   /// Seconds a step.
-  double time(int steps) {
+  template <class After = void (*)()>
+  double time(int steps, After after = [] {}) {
     const auto begin = Clock::now();
-    for (int i = 0; i < steps; ++i) step();
+    for (int i = 0; i < steps; ++i) {
+      step();
+      after();
+    }
     return std::chrono::duration<double>(Clock::now() - begin).count() / steps;
   }
 
@@ -140,24 +146,37 @@ void measure(const Settings& settings, const lockstep::Group& world) {
   }
 
   std::vector<double> alone_times;
+  std::vector<double> at_once_times;
+  std::vector<double> paced_times;
   std::vector<double> together_times;
   std::unique_ptr<Training> alone;
   if (settings.alone) {
     alone = std::make_unique<Training>(data, world, true);
-    if (world.rank() == 0) alone->time(first_steps);
+    alone->time(first_steps);
   }
   for (int round = 0; round < settings.rounds; ++round) {
     world.barrier().wait();
     if (alone && world.rank() == 0) alone_times.push_back(1000 * alone->time(settings.steps));
     world.barrier().wait();
+    if (alone) {
+      at_once_times.push_back(1000 * largest(alone->time(settings.steps), world));
+      world.barrier().wait();
+      const auto pace = [&] { world.barrier().wait(); };
+      paced_times.push_back(1000 * largest(alone->time(settings.steps, pace), world));
+      world.barrier().wait();
+    }
     together_times.push_back(1000 * largest(together.time(settings.steps), world));
   }
   if (world.rank() != 0) return;
   result["together_ms"] = median(together_times);
   if (alone) {
     result["alone_ms"] = median(alone_times);
+    result["at_once_ms"] = median(at_once_times);
+    result["paced_ms"] = median(paced_times);
     result["ratio"] = median(together_times) / median(alone_times);
     result["alone_rounds_ms"] = alone_times;
+    result["at_once_rounds_ms"] = at_once_times;
+    result["paced_rounds_ms"] = paced_times;
   }
   result["together_rounds_ms"] = together_times;
   std::cout << result.dump() << std::endl;
