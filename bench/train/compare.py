@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Measures the training step of the MNIST CNN in every way that matters, and compares.
 
-Two ranks against one, as processes and as threads, in turns within one run; page faults of a step;
-and four ranks against two, run in turns. Needs nothing but Python and what `make build` makes.
+Two ranks against one, as processes and as threads, in turns within one run: one rank alone, both at
+once without exchanging anything, both with a barrier after each step, and both in lockstep; page
+faults of a step; and four ranks against two, run in turns. Needs nothing but Python and what `make build` makes.
 """
 
 import argparse
@@ -39,14 +40,15 @@ def main():
         results.append({"name": name, **run(command)})
         return results[-1]
 
-    print("CNN, batch 64 a rank      one rank   together   ratio   page faults a step")
+    print("CNN, batch 64 a rank         alone    at once      paced   together  /alone  /paced  faults")
     for ways, command in (
         ("2 processes", [lockstep, "run", "-n", 2, program, *flags]),
         ("2 threads", [program, "--threads", 2, *flags]),
     ):
         r = measure(ways, command)
-        print(f"{ways:24} {r['alone_ms']:7.2f} ms {r['together_ms']:7.2f} ms {r['ratio']:7.3f} "
-              f"{r['faults_per_step']:10.2f}")
+        print(f"{ways:22} {r['alone_ms']:8.2f} ms {r['at_once_ms']:7.2f} ms {r['paced_ms']:7.2f} ms "
+              f"{r['together_ms']:7.2f} ms {r['ratio']:7.3f} {r['together_ms'] / r['paced_ms']:7.3f} "
+              f"{r['faults_per_step']:7.2f}")
 
     short = ["--rounds", 3, "--steps", options.steps, "--no-alone", "--no-faults", *flags[4:]]
     times = {2: [], 4: []}

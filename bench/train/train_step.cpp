@@ -1,5 +1,5 @@
-// Times the training step of SINGA's MNIST CNN, in turns: one rank alone while the others sleep; all
-// ranks at once, exchanging nothing; the same with a barrier after each step ("paced"); and all
+// Times the training step of SINGA's MNIST CNN, in turns: one rank alone while the others sleep;
+// all ranks at once, exchanging nothing; the same with a barrier after each step ("paced"); and all
 // ranks together. It shows what the cores cost one another, what waiting for the slower rank costs,
 // and what Lockstep costs. Counts the page faults of a step. Rank 0 prints one JSON object.
 // bench/train/compare.py runs it in all ways that matter.
@@ -68,7 +68,8 @@ class Training {
 
   /// Seconds a step.
   template <class After = void (*)()>
-  double time(int steps, After after = [] {}) {
+  double time(
+      int steps, After after = [] {}) {
     const auto begin = Clock::now();
     for (int i = 0; i < steps; ++i) {
       step();

@@ -7,9 +7,9 @@
 #include <cstring>
 #include <vector>
 
+#include "lockstep/core/digest.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/text.h"
-#include "lockstep/parallel/digest.h"
 
 namespace lockstep::detail {
 namespace {

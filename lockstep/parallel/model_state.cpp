@@ -4,10 +4,10 @@
 
 #include <unordered_set>
 
+#include "lockstep/core/digest.h"
 #include "lockstep/core/text.h"
 #include "lockstep/parallel/agree.h"
 #include "lockstep/parallel/bundle.h"
-#include "lockstep/parallel/digest.h"
 
 namespace lockstep {
 namespace detail {
