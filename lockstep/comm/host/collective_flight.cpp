@@ -4,7 +4,6 @@
 #include <array>
 #include <cstring>
 
-#include "lockstep/comm/host/announcement.h"
 #include "lockstep/comm/host/host_communicator.h"
 #include "lockstep/core/text.h"
 #include "lockstep/kernels/reduce.h"
@@ -38,7 +37,8 @@ bool CollectiveFlight::post() {
   auto& post = group().block().post(rank, sequence);
   const auto& arena = group().endpoint().arena();
   const auto offset = arena.offset_of(operation().input);
-  announce(post, operation(), offset);
+  detail::announce(post.announcement, operation());
+  post.offset = offset;
   // Decided by the longest input, so that members differ only where their memory does.
   const std::size_t limit = offset == no_offset ? Block::slot_bytes : Block::slot_bytes_from_arena;
   post.in_slot = shape_.longest_total() * size_of(operation().dtype) <= limit ? 1 : 0;
@@ -93,37 +93,17 @@ bool CollectiveFlight::all_reached(std::vector<std::uint64_t>& seen,
 }
 
 bool CollectiveFlight::agree() {
-  const auto post = [&](int member) -> const Post& {
-    return group().block().post(member, operation().sequence);
-  };
-  const auto alike = [&](int member) {
-    int count = 0;
-    for (int other = 0; other < group().size(); ++other) {
-      count += post(other).fingerprint == post(member).fingerprint ? 1 : 0;
-    }
-    return count;
-  };
-  if (alike(0) == group().size()) return true;
-
-  // What most members do is expected; of equally many, what the first of them does.
-  int expected = 0;
-  for (int member = 1; member < group().size(); ++member) {
-    if (alike(member) > alike(expected)) expected = member;
+  std::array<const detail::Announcement*, max_ranks> announcements;
+  const auto size = static_cast<std::size_t>(group().size());
+  for (std::size_t member = 0; member < size; ++member) {
+    announcements[member] =
+        &group().block().post(static_cast<int>(member), operation().sequence).announcement;
   }
-  int odd = 0;
-  while (post(odd).fingerprint == post(expected).fingerprint) ++odd;
-  const auto world_rank = [&](int member) {
-    return group().members()[static_cast<std::size_t>(member)];
-  };
-  const std::string got = describe(post(odd));
-  const std::string wanted = describe(post(expected));
+  const auto different = detail::difference(std::span(announcements).first(size), group().members(),
+                                            operation().sequence);
+  if (!different) return true;
   group().endpoint().world().fail(
-      {.kind = Failure::Kind::mismatch,
-       .rank = world_rank(odd),
-       .text = detail::concat("collective #", operation().sequence, " differs between ranks: rank ",
-                              world_rank(odd), " got ", got,
-                              got == wanted ? " with other counts or dimensions" : "",
-                              ", expected ", wanted, " as on rank ", world_rank(expected))});
+      {.kind = Failure::Kind::mismatch, .rank = different->rank, .text = different->text});
   return false;
 }
 
@@ -194,7 +174,7 @@ bool CollectiveFlight::step() {
   return true;
 }
 
-Range CollectiveFlight::range(int source, int part, std::uint64_t step) const {
+detail::Range CollectiveFlight::range(int source, int part, std::uint64_t step) const {
   const std::size_t begin = step * piece_elements_;
   const std::size_t length = shape_.length(source, part);
   return {.begin = begin, .length = length > begin ? std::min(length - begin, piece_elements_) : 0};
@@ -214,7 +194,7 @@ std::byte* CollectiveFlight::piece(int source, int part, std::uint64_t step) con
 }
 
 /// This rank's share of an all_reduce: whole cache lines, the last rank's may be shorter.
-Range CollectiveFlight::my_segment(Range piece) const {
+detail::Range CollectiveFlight::my_segment(detail::Range piece) const {
   const auto size = static_cast<std::size_t>(group().size());
   const std::size_t per_line = cache_line / size_of(operation().dtype);
   const std::size_t share = round_up((piece.length + size - 1) / size, per_line);
@@ -233,8 +213,8 @@ void CollectiveFlight::copy_in(std::uint64_t step) {
   };
   if (operation().collective == Collective::all_reduce) {
     // The own segment is reduced where it lies; the others read only the rest.
-    const Range whole = range(rank, 0, step);
-    const Range mine = my_segment(whole);
+    const detail::Range whole = range(rank, 0, step);
+    const detail::Range mine = my_segment(whole);
     const std::byte* from = piece(rank, 0, step);
     const std::size_t after = mine.begin + mine.length;
     copy(chunk, from, mine.begin);
@@ -255,8 +235,8 @@ void CollectiveFlight::copy_out(std::uint64_t step) {
     return;
   }
   const std::size_t element = size_of(operation().dtype);
-  const Range whole = range(rank, 0, step);
-  const Range mine = my_segment(whole);
+  const detail::Range whole = range(rank, 0, step);
+  const detail::Range mine = my_segment(whole);
   const std::byte* from = group().block().chunk(rank, step);
   std::byte* to = piece(rank, 0, step);
   const std::size_t after = mine.begin + mine.length;
@@ -302,7 +282,7 @@ void CollectiveFlight::work(std::uint64_t step) {
 }
 
 void CollectiveFlight::pull(int source, int part, std::byte* output, std::uint64_t step) {
-  const Range piece_range = range(source, part, step);
+  const detail::Range piece_range = range(source, part, step);
   if (piece_range.length == 0) return;
   const std::size_t element = size_of(operation().dtype);
   // In place, a rank's own part may already lie where it belongs.
@@ -316,10 +296,11 @@ void CollectiveFlight::reduce(std::uint64_t step) {
   const std::size_t element = size_of(operation().dtype);
   const bool everywhere = operation().collective == Collective::all_reduce;
   const int part = everywhere ? 0 : rank;
-  const Range whole = range(rank, part, step);
+  const detail::Range whole = range(rank, part, step);
   // Over slots everybody sums everything for itself, and needs to meet nobody again.
-  const Range share =
-      everywhere && path_ != Path::slots ? my_segment(whole) : Range{.length = whole.length};
+  const detail::Range share = everywhere && path_ != Path::slots
+                                  ? my_segment(whole)
+                                  : detail::Range{.length = whole.length};
   if (share.length == 0 || (everywhere && size == 1)) return;
 
   std::array<const std::byte*, max_ranks> inputs;

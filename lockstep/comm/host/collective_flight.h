@@ -7,7 +7,7 @@
 
 #include "lockstep/comm/host/block.h"
 #include "lockstep/comm/host/in_flight.h"
-#include "lockstep/comm/host/shape.h"
+#include "lockstep/comm/shape.h"
 
 namespace lockstep::host {
 
@@ -62,10 +62,10 @@ class CollectiveFlight final : public InFlight {
 
   /// Where this step's piece of a source's part can be read.
   std::byte* piece(int source, int part, std::uint64_t step) const;
-  Range range(int source, int part, std::uint64_t step) const;
-  Range my_segment(Range piece) const;
+  detail::Range range(int source, int part, std::uint64_t step) const;
+  detail::Range my_segment(detail::Range piece) const;
 
-  Shape shape_;
+  detail::Shape shape_;
   Stage stage_ = Stage::queued;
   Path path_ = Path::slots;
   std::vector<std::uint64_t> offsets_;  ///< of each member's input, or no_offset

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "lockstep/comm/announcement.h"
+
 // What lies in a world's shared memory. Everything here is zero in a new world, and has the same
 // meaning in every process: numbers and offsets, never addresses.
 
@@ -19,7 +21,7 @@ constexpr std::size_t round_up(std::size_t value, std::size_t multiple) {
 /// The world's first bytes.
 struct Header {
   static constexpr std::uint64_t expected_magic = 0x70657473'6b636f6c;  // "lockstep"
-  static constexpr std::uint32_t expected_version = 1;
+  static constexpr std::uint32_t expected_version = 2;
 
   std::uint64_t magic;
   std::uint32_t version;
@@ -56,21 +58,12 @@ struct Counter {
 
 inline constexpr std::uint64_t no_offset = ~std::uint64_t{0};
 
-/// One member's announcement of one collective: enough to find its memory and to say what differs.
+/// One member's announcement of one collective, and where its memory lies.
 struct Post {
-  static constexpr std::size_t most_dimensions = 8;
-
   alignas(cache_line) std::atomic<std::uint64_t> number;  ///< sequence + 1, written last
-  std::uint64_t fingerprint;
   std::uint64_t offset;  ///< where the input lies in the arena, or no_offset
-  std::uint64_t count;
-  std::int32_t peer;
-  std::uint8_t collective;
-  std::uint8_t reduce;
-  std::uint8_t dtype;
-  std::uint8_t dimensions;  ///< of shape; most_dimensions + 1 for "more"
-  std::uint8_t in_slot;     ///< whether the input came with it
-  std::int64_t shape[most_dimensions];
+  std::uint8_t in_slot;  ///< whether the input came with it
+  detail::Announcement announcement;
 };
 
 /// The mailbox of one ordered pair of members, written by the sender but for taken.

@@ -4,7 +4,7 @@
 
 #include "lockstep/comm/operation.h"
 
-namespace lockstep::host {
+namespace lockstep::detail {
 
 /// A run of elements within a part.
 struct Range {
@@ -36,4 +36,4 @@ class Shape {
   bool parted_;
 };
 
-}  // namespace lockstep::host
+}  // namespace lockstep::detail

@@ -1,9 +1,9 @@
-#include "lockstep/comm/host/shape.h"
+#include "lockstep/comm/shape.h"
 
 #include <algorithm>
 #include <numeric>
 
-namespace lockstep::host {
+namespace lockstep::detail {
 
 Shape::Shape(const Operation& operation, int size)
     : operation_(operation),
@@ -33,4 +33,4 @@ std::size_t Shape::longest_part() const {
   return *std::max_element(operation_.counts.begin(), operation_.counts.end());
 }
 
-}  // namespace lockstep::host
+}  // namespace lockstep::detail
