@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <type_traits>
 
 #include "lockstep/kernels/element.h"
@@ -149,6 +150,80 @@ void reduce(DType dtype, ReduceOp op, std::span<const std::byte* const> inputs,
     case DType::i64:
       return reduce_elements<DType::i64>(op, inputs, outputs, count);
   }
+}
+
+namespace {
+
+float rounded(const Wire& wire, float value, float divisor) {
+  if (wire.clip > 0 && std::fabs(value) > wire.clip) value = std::copysign(wire.clip, value);
+  if (wire.predivide) value *= divisor;
+  return wire.dtype == DType::f16 ? from_f16(to_f16(value)) : from_bf16(to_bf16(value));
+}
+
+/// NaN before Inf before numbers.
+template <class T>
+bool is_larger(T a, T b) {
+  if (std::isnan(a) || std::isnan(b)) return std::isnan(a) && !std::isnan(b);
+  return std::fabs(a) > std::fabs(b);
+}
+
+}  // namespace
+
+void reduce_rounded(const Wire& wire, ReduceOp op, std::span<const std::span<const float>> inputs,
+                    std::span<float> output) {
+  const float divisor = op == ReduceOp::avg ? 1.0f / static_cast<float>(inputs.size()) : 1.0f;
+  for (std::size_t i = 0; i < output.size(); ++i) {
+    float sum = rounded(wire, inputs[0][i], divisor);
+    for (const auto& input : inputs.subspan(1)) sum += rounded(wire, input[i], divisor);
+    output[i] = wire.predivide ? sum : sum * divisor;
+  }
+}
+
+template <class T>
+std::vector<std::uint32_t> largest(std::span<const T> data, std::size_t k) {
+  std::vector<std::uint32_t> indices(data.size());
+  std::iota(indices.begin(), indices.end(), 0U);
+  std::stable_sort(indices.begin(), indices.end(),
+                   [&](auto a, auto b) { return is_larger(data[a], data[b]); });
+  indices.resize(k);
+  std::sort(indices.begin(), indices.end());
+  return indices;
+}
+
+template <class T>
+std::vector<std::uint32_t> above(std::span<const T> data, T threshold) {
+  std::vector<std::uint32_t> indices;
+  for (std::size_t i = 0; i < data.size(); ++i) {
+    if (std::isnan(data[i]) || std::fabs(data[i]) >= threshold) {
+      indices.push_back(static_cast<std::uint32_t>(i));
+    }
+  }
+  return indices;
+}
+
+template std::vector<std::uint32_t> largest<float>(std::span<const float>, std::size_t);
+template std::vector<std::uint32_t> largest<double>(std::span<const double>, std::size_t);
+template std::vector<std::uint32_t> above<float>(std::span<const float>, float);
+template std::vector<std::uint32_t> above<double>(std::span<const double>, double);
+
+QuantizedChunk quantized(std::span<const float> values) {
+  QuantizedChunk chunk{};
+  float most = 0;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (!std::isfinite(values[i])) {
+      chunk.scale = std::numeric_limits<float>::quiet_NaN();
+      chunk.codes[0] = static_cast<std::int8_t>(i % 256);
+      chunk.codes[1] = static_cast<std::int8_t>(i / 256);
+      return chunk;
+    }
+    most = std::max(most, std::fabs(values[i]));
+  }
+  if (most < std::ldexp(1.0f, -119)) return chunk;
+  chunk.scale = most / 127;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    chunk.codes[i] = static_cast<std::int8_t>(std::nearbyint(values[i] * (127 / most)));
+  }
+  return chunk;
 }
 
 }  // namespace lockstep::kernels::reference

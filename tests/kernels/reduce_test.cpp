@@ -1,7 +1,6 @@
 #include "lockstep/kernels/reduce.h"
 
 #include <gtest/gtest.h>
-#include <hwy/targets.h>
 
 #include <algorithm>
 #include <cmath>
@@ -10,6 +9,7 @@
 #include <random>
 #include <vector>
 
+#include "guarded.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/text.h"
 #include "lockstep/kernels/element.h"
@@ -19,36 +19,6 @@ namespace lockstep::kernels {
 namespace {
 
 constexpr std::size_t counts[] = {0, 1, 2, 3, 7, 15, 16, 17, 31, 33, 63, 64, 65, 127, 1000, 4097};
-constexpr std::size_t guard_bytes = 64;
-constexpr std::byte guard{0xa5};
-
-/// count elements at a chosen misalignment, between guard bytes.
-class Buffer {
- public:
-  Buffer(std::size_t bytes, std::size_t misalignment)
-      : memory_(bytes + 2 * guard_bytes + 128, guard), bytes_(bytes) {
-    void* start = memory_.data() + guard_bytes;
-    std::size_t space = memory_.size();
-    start_ = static_cast<std::byte*>(std::align(64, 1, start, space)) + misalignment;
-  }
-
-  std::byte* data() { return start_; }
-  std::span<const std::byte> contents() const { return {start_, bytes_}; }
-  void assign(std::span<const std::byte> contents) {
-    std::copy(contents.begin(), contents.end(), start_);
-  }
-  bool guards_untouched() const {
-    const std::byte* end = start_ + bytes_;
-    const auto is_guard = [](std::byte b) { return b == guard; };
-    return std::all_of(memory_.data(), const_cast<const std::byte*>(start_), is_guard) &&
-           std::all_of(end, memory_.data() + memory_.size(), is_guard);
-  }
-
- private:
-  std::vector<std::byte> memory_;
-  std::byte* start_;
-  std::size_t bytes_;
-};
 
 /// Random bits: every class of float occurs, mixed with values of like size and the borders of
 /// rounding.
@@ -195,19 +165,6 @@ void check_all(DType dtype, ReduceOp op) {
       return check_all<DType::i64>(op);
   }
 }
-
-/// Makes kernels use one instruction set while it lives.
-class OnlyTarget {
- public:
-  explicit OnlyTarget(std::int64_t target) {
-    hwy::SetSupportedTargetsForTest(target);
-    hwy::GetChosenTarget().Update(target);
-  }
-  ~OnlyTarget() {
-    hwy::SetSupportedTargetsForTest(0);
-    hwy::GetChosenTarget().DeInit();
-  }
-};
 
 class ReduceOnTarget : public ::testing::TestWithParam<std::int64_t> {
  protected:

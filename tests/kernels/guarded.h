@@ -1,0 +1,65 @@
+#pragma once
+
+#include <hwy/targets.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+namespace lockstep::kernels {
+
+inline constexpr std::size_t guard_bytes = 64;
+inline constexpr std::byte guard{0xa5};
+
+/// count elements at a chosen misalignment, between guard bytes.
+class Buffer {
+ public:
+  Buffer(std::size_t bytes, std::size_t misalignment)
+      : memory_(bytes + 2 * guard_bytes + 128, guard), bytes_(bytes) {
+    void* start = memory_.data() + guard_bytes;
+    std::size_t space = memory_.size();
+    start_ = static_cast<std::byte*>(std::align(64, 1, start, space)) + misalignment;
+  }
+
+  std::byte* data() { return start_; }
+  template <class T>
+  std::span<T> as() {
+    return {reinterpret_cast<T*>(start_), bytes_ / sizeof(T)};
+  }
+  std::span<const std::byte> contents() const { return {start_, bytes_}; }
+  void assign(std::span<const std::byte> contents) {
+    std::copy(contents.begin(), contents.end(), start_);
+  }
+  bool guards_untouched() const {
+    const std::byte* end = start_ + bytes_;
+    const auto is_guard = [](std::byte b) { return b == guard; };
+    return std::all_of(memory_.data(), const_cast<const std::byte*>(start_), is_guard) &&
+           std::all_of(end, memory_.data() + memory_.size(), is_guard);
+  }
+
+ private:
+  std::vector<std::byte> memory_;
+  std::byte* start_;
+  std::size_t bytes_;
+};
+
+/// Makes kernels use one instruction set while it lives.
+class OnlyTarget {
+ public:
+  explicit OnlyTarget(std::int64_t target) {
+    hwy::SetSupportedTargetsForTest(target);
+    hwy::GetChosenTarget().Update(target);
+  }
+  ~OnlyTarget() {
+    hwy::SetSupportedTargetsForTest(0);
+    hwy::GetChosenTarget().DeInit();
+  }
+};
+
+/// Of float: alignments that kernels may meet.
+inline constexpr std::size_t float_misalignments[] = {0, 4, 12, 36, 60};
+
+}  // namespace lockstep::kernels

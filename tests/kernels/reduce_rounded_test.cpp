@@ -1,0 +1,108 @@
+#include "lockstep/kernels/reduce_rounded.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "guarded.h"
+#include "lockstep/core/error.h"
+#include "lockstep/core/text.h"
+#include "lockstep/kernels/reference.h"
+
+namespace lockstep::kernels {
+namespace {
+
+/// Values of every size that halves have, some beyond, some not finite.
+std::vector<float> random_values(std::size_t count, std::mt19937_64& random) {
+  std::vector<float> values(count);
+  for (auto& value : values) {
+    const auto bits = static_cast<std::uint32_t>(random());
+    if (random() % 4 == 0) {
+      std::memcpy(&value, &bits, sizeof value);
+    } else {
+      const auto mantissa = static_cast<float>(static_cast<std::int32_t>(bits)) * 0x1p-31f;
+      value = std::ldexp(mantissa, static_cast<int>(random() % 48) - 30);
+    }
+  }
+  return values;
+}
+
+void check(const Wire& wire, ReduceOp op, std::size_t ranks, std::size_t count,
+           std::size_t misalignment, std::mt19937_64& random) {
+  const auto what = lockstep::detail::concat(name(wire.dtype), " ", name(op), " of ", ranks, " x ",
+                                             count, ", clip ", wire.clip, ", predivide ",
+                                             wire.predivide, " at +", misalignment);
+  std::vector<std::vector<float>> original;
+  std::vector<std::span<const float>> spans;
+  std::vector<Buffer> buffers;
+  for (std::size_t i = 0; i < ranks; ++i) {
+    original.push_back(random_values(count, random));
+    auto& buffer = buffers.emplace_back(count * sizeof(float), misalignment * i % 64);
+    std::copy(original[i].begin(), original[i].end(), buffer.as<float>().begin());
+  }
+  spans.assign(original.begin(), original.end());
+  std::vector<const std::byte*> inputs;
+  std::vector<std::byte*> outputs;
+  for (auto& buffer : buffers) {
+    inputs.push_back(buffer.data());
+    outputs.push_back(buffer.data());
+  }
+  reduce_rounded(wire, op, inputs, outputs, count);
+
+  std::vector<float> expected(count);
+  reference::reduce_rounded(wire, op, spans, expected);
+  for (auto& buffer : buffers) {
+    for (std::size_t i = 0; i < count; ++i) {
+      const float got = buffer.as<float>()[i];
+      ASSERT_TRUE(std::memcmp(&got, &expected[i], sizeof got) == 0 ||
+                  (std::isnan(got) && std::isnan(expected[i])))
+          << what << ", element " << i << ": " << got << ", expected " << expected[i];
+    }
+    ASSERT_TRUE(buffer.guards_untouched()) << what;
+  }
+}
+
+class RoundedOnTarget : public ::testing::TestWithParam<std::int64_t> {
+ protected:
+  OnlyTarget only_{GetParam()};
+};
+
+TEST_P(RoundedOnTarget, EqualsTheReferenceInEveryBit) {
+  std::mt19937_64 random(1);
+  for (const DType dtype : {DType::f16, DType::bf16}) {
+    for (const float clip : {0.0f, 0.75f, 1e5f}) {
+      for (const bool predivide : {false, true}) {
+        for (const ReduceOp op : {ReduceOp::sum, ReduceOp::avg}) {
+          for (const std::size_t ranks : {1, 2, 3, 4, 7}) {
+            for (const std::size_t count : {0, 1, 7, 8, 15, 16, 17, 63, 64, 65, 1000}) {
+              check({.dtype = dtype, .clip = clip, .predivide = predivide}, op, ranks, count,
+                    float_misalignments[count % 5], random);
+              if (HasFatalFailure()) return;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Cpu, RoundedOnTarget,
+                         ::testing::ValuesIn(hwy::SupportedAndGeneratedTargets()),
+                         [](const auto& target) { return hwy::TargetName(target.param); });
+
+TEST(ReduceRounded, RefusesWhatItCannotDo) {
+  float value = 1;
+  const std::byte* inputs[] = {reinterpret_cast<std::byte*>(&value)};
+  std::byte* outputs[] = {reinterpret_cast<std::byte*>(&value)};
+  EXPECT_THROW(reduce_rounded({}, ReduceOp::sum, {}, outputs, 1), InvalidArgument);
+  EXPECT_THROW(reduce_rounded({}, ReduceOp::max, inputs, outputs, 1), InvalidArgument);
+  EXPECT_THROW(reduce_rounded({.dtype = DType::i8}, ReduceOp::sum, inputs, outputs, 1),
+               InvalidArgument);
+}
+
+}  // namespace
+}  // namespace lockstep::kernels
