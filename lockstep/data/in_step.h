@@ -1,0 +1,155 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <concepts>
+#include <iterator>
+#include <optional>
+#include <type_traits>
+#include <utility>
+
+#include "lockstep/comm/work.h"
+#include "lockstep/group.h"
+
+namespace lockstep {
+
+/// Asks in_step to go on until the last rank has run out.
+struct UntilLast {};
+inline constexpr UntilLast until_last{};
+
+namespace detail {
+
+/// One question to all ranks at a time, answered while they compute: whether there is a next turn.
+class NextTurn {
+ public:
+  /// min: as long as all ranks have a batch. max: as long as any has.
+  NextTurn(Group group, ReduceOp op);
+  /// Waits even while an exception passes by: all ranks have asked before they compute, and a rank
+  /// that leaves in between would fail with this question instead of with its own error.
+  ~NextTurn();
+  NextTurn(const NextTurn&) = delete;
+  NextTurn& operator=(const NextTurn&) = delete;
+
+  void ask(bool have_batch);
+  bool answer();
+
+ private:
+  Group group_;
+  ReduceOp op_;
+  at::Tensor flag_;
+  Work work_;
+};
+
+/// What in_step returns: a range to be iterated once.
+template <class Loader, bool to_the_last>
+class InStep {
+  using Position = decltype(std::begin(std::declval<Loader&>()));
+  using End = decltype(std::end(std::declval<Loader&>()));
+  using Batch = std::remove_cvref_t<decltype(*std::declval<Position&>())>;
+  using Shown = std::conditional_t<to_the_last, std::optional<Batch>, Batch>;
+
+ public:
+  class Iterator {
+   public:
+    using difference_type = std::ptrdiff_t;
+    using value_type = Shown;
+    using reference = Shown&;
+    using pointer = Shown*;
+    using iterator_category = std::input_iterator_tag;
+
+    explicit Iterator(InStep& range) : range_(&range) {}
+    Shown& operator*() const {
+      if constexpr (to_the_last) {
+        return range_->current_;
+      } else {
+        return *range_->current_;
+      }
+    }
+    Shown* operator->() const { return &**this; }
+    Iterator& operator++() {
+      range_->advance();
+      return *this;
+    }
+    void operator++(int) { range_->advance(); }
+    bool operator==(std::default_sentinel_t) const { return range_->ended_; }
+
+   private:
+    InStep* range_;
+  };
+
+  InStep(Loader& loader, const Group& group)
+      : loader_(loader), turn_(group, to_the_last ? ReduceOp::max : ReduceOp::min) {}
+
+  Iterator begin() {
+    position_.emplace(std::begin(loader_));
+    end_.emplace(std::end(loader_));
+    look_ahead();
+    advance();
+    return Iterator(*this);
+  }
+  std::default_sentinel_t end() const { return {}; }
+
+ private:
+  /// Goes to the batch that was looked at, if there is another turn.
+  void advance() {
+    if (!turn_.answer()) {
+      ended_ = true;
+      current_.reset();
+      drain();
+      return;
+    }
+    current_ = std::move(next_);
+    if (current_) ++*position_;
+    look_ahead();
+  }
+
+  void look_ahead() {
+    next_.reset();
+    if (*position_ != *end_) next_.emplace(**position_);
+    turn_.ask(next_.has_value());
+  }
+
+  /// A loader with workers that is left before its end cannot begin another pass.
+  void drain() {
+    if constexpr (requires {
+                    { loader_.options().workers } -> std::convertible_to<std::size_t>;
+                  }) {
+      if (loader_.options().workers == 0) return;
+      while (*position_ != *end_) ++*position_;
+    }
+  }
+
+  Loader& loader_;
+  NextTurn turn_;
+  std::optional<Position> position_;
+  std::optional<End> end_;
+  std::optional<Batch> next_;
+  std::optional<Batch> current_;
+  bool ended_ = false;
+};
+
+}  // namespace detail
+
+/// The batches of a loader, ending on all ranks together: as soon as one rank has no batch left,
+/// the others leave theirs. For ranks that may hold unequal numbers of batches.
+///
+///     for (auto& batch : lockstep::in_step(*loader, world)) …
+///
+/// Costs a collective of one byte a batch, which runs while the ranks compute: the loader is read
+/// one batch ahead. What the loop throws on one rank fails the others as it would without in_step.
+/// Ranks: all, each over a range of its own; they leave the loop early all at the same batch.
+template <class Loader>
+detail::InStep<Loader, false> in_step(Loader& loader, const Group& group) {
+  return {loader, group};
+}
+
+/// The same, going on until the last rank has no batch left: yields std::optional<Batch>, empty on
+/// a rank that has run out. It has to take part in what the others exchange, with weight zero.
+///
+///     for (auto& batch : lockstep::in_step(*loader, world, lockstep::until_last)) …
+template <class Loader>
+detail::InStep<Loader, true> in_step(Loader& loader, const Group& group, UntilLast) {
+  return {loader, group};
+}
+
+}  // namespace lockstep

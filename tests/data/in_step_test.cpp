@@ -1,0 +1,210 @@
+#include "lockstep/data/in_step.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/data/dataloader.h>
+#include <torch/types.h>
+
+#include <algorithm>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "lockstep/core/error.h"
+#include "lockstep/core/text.h"
+#include "lockstep/data/distributed_sampler.h"
+#include "tests/ranks.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+using testing::run_ranks;
+
+std::vector<int> batches(int rank, int count) {
+  std::vector<int> all(static_cast<std::size_t>(count));
+  for (int i = 0; i < count; ++i) all[static_cast<std::size_t>(i)] = 100 * rank + i;
+  return all;
+}
+
+/// How many batches each rank holds: none on the last, where there are several.
+int batches_of(int rank, int ranks) { return ranks > 1 && rank == ranks - 1 ? 0 : 3 + rank % 2; }
+/// The same without a rank that has nothing.
+int some_batches_of(int rank) { return 3 + 2 * rank % 3; }
+
+/// What every step of training costs: all ranks meet.
+void step(const Group& group) { group.all_reduce(torch::ones({3})).wait(); }
+
+class InStep : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, InStep, ::testing::Values(1, 2, 3, 4, 7));
+
+void end_with_the_first(const Group& group) {
+  int fewest = some_batches_of(0);
+  for (int rank = 0; rank < group.size(); ++rank) fewest = std::min(fewest, some_batches_of(rank));
+  const auto loader = batches(group.rank(), some_batches_of(group.rank()));
+  std::vector<int> seen;
+  for (const int& batch : in_step(loader, group)) {
+    seen.push_back(batch);
+    step(group);
+  }
+  EXPECT_EQ(seen, batches(group.rank(), fewest));
+  group.barrier().wait();
+}
+
+TEST_P(InStep, EndsWithTheFirstRankThatRunsOut) {
+  run_ranks(GetParam(), [](std::shared_ptr<Communicator> communicator) {
+    end_with_the_first(Group(std::move(communicator)));
+  });
+}
+
+TEST_P(InStep, ARankWithoutBatchesLetsNobodyBegin) {
+  run_ranks(GetParam(), [](std::shared_ptr<Communicator> communicator) {
+    const Group group(std::move(communicator));
+    const auto loader = batches(0, group.rank() == group.size() - 1 ? 0 : 3);
+    for ([[maybe_unused]] const int& batch : in_step(loader, group)) ADD_FAILURE();
+    group.barrier().wait();
+  });
+}
+
+TEST_P(InStep, UntilLastGoesOnWithoutTheRanksThatRanOut) {
+  const int ranks = GetParam();
+  run_ranks(ranks, [&](std::shared_ptr<Communicator> communicator) {
+    const Group group(std::move(communicator));
+    int most = 0;
+    for (int rank = 0; rank < ranks; ++rank) most = std::max(most, batches_of(rank, ranks));
+    const int own = batches_of(group.rank(), ranks);
+    const auto loader = batches(group.rank(), own);
+    std::vector<int> seen;
+    int turns = 0;
+    for (const auto& batch : in_step(loader, group, until_last)) {
+      EXPECT_EQ(batch.has_value(), turns < own);
+      if (batch) seen.push_back(*batch);
+      step(group);
+      ++turns;
+    }
+    EXPECT_EQ(turns, most);
+    EXPECT_EQ(seen, loader);
+    group.barrier().wait();
+  });
+}
+
+TEST_P(InStep, UntilLastOfNothingIsNothing) {
+  run_ranks(GetParam(), [](std::shared_ptr<Communicator> communicator) {
+    const Group group(std::move(communicator));
+    const std::vector<int> nothing;
+    for ([[maybe_unused]] const auto& batch : in_step(nothing, group, until_last)) ADD_FAILURE();
+    group.barrier().wait();
+  });
+}
+
+TEST_P(InStep, ARankThatThrowsFailsTheOthersWithItsOwnError) {
+  const int ranks = GetParam();
+  try {
+    run_ranks(ranks, [&](std::shared_ptr<Communicator> communicator) {
+      const Group group(std::move(communicator));
+      const auto loader = batches(group.rank(), 5);
+      int turn = 0;
+      try {
+        for ([[maybe_unused]] const int& batch : in_step(loader, group)) {
+          if (turn++ == 2 && group.rank() == ranks - 1) throw std::runtime_error("the cause");
+          step(group);
+        }
+        ADD_FAILURE() << "rank " << group.rank() << " went on";
+      } catch (const CommError& error) {
+        EXPECT_THAT(error.what(), HasSubstr(detail::concat("rank ", ranks - 1)));
+        EXPECT_THAT(error.what(), Not(HasSubstr("abandoned")));
+        throw;
+      }
+    });
+    ADD_FAILURE();
+  } catch (const std::runtime_error& error) {
+    EXPECT_STREQ(error.what(), "the cause");
+  }
+}
+
+TEST_P(InStep, LeavingTogetherLeavesTheGroupUsable) {
+  run_ranks(GetParam(), [](std::shared_ptr<Communicator> communicator) {
+    const Group group(std::move(communicator));
+    const auto loader = batches(group.rank(), 5);
+    for (const int& batch : in_step(loader, group)) {
+      if (batch % 100 == 1) break;
+    }
+    try {
+      for ([[maybe_unused]] const int& batch : in_step(loader, group))
+        throw InvalidArgument("on every rank");
+      ADD_FAILURE();
+    } catch (const InvalidArgument&) {
+    }
+    step(group);
+    end_with_the_first(group);
+  });
+}
+
+/// Sample i is the number i.
+class Numbers : public torch::data::datasets::BatchDataset<Numbers, std::vector<std::size_t>> {
+ public:
+  explicit Numbers(std::size_t size) : size_(size) {}
+  std::vector<std::size_t> get_batch(c10::ArrayRef<std::size_t> indices) override {
+    return indices.vec();
+  }
+  std::optional<std::size_t> size() const override { return size_; }
+
+ private:
+  std::size_t size_;
+};
+
+TEST(InStepOverDataLoaders, EveryPassOfUnequalLoadersWorks) {
+  for (const std::size_t workers : {0, 2}) {
+    run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+      const Group group(std::move(communicator));
+      const std::size_t size = group.rank() == 0 ? 7 : 19;
+      auto loader = torch::data::make_data_loader(
+          Numbers(size), DistributedSampler(size, Replica{}, {.shuffle = false}),
+          torch::data::DataLoaderOptions(2).workers(workers));
+      for (int pass = 0; pass < 3; ++pass) {
+        std::vector<std::size_t> seen;
+        for (auto& batch : in_step(*loader, group)) {
+          seen.insert(seen.end(), batch.begin(), batch.end());
+          step(group);
+        }
+        std::vector<std::size_t> expected(group.rank() == 0 ? 7 : 8);
+        std::iota(expected.begin(), expected.end(), std::size_t{0});
+        EXPECT_EQ(seen, expected) << workers << " workers, pass " << pass;
+      }
+    });
+  }
+}
+
+const testing::ProcessBody unequal("in_step", [](std::shared_ptr<Communicator> communicator) {
+  end_with_the_first(Group(std::move(communicator)));
+  if (::testing::Test::HasFailure()) throw std::runtime_error("wrong batches");
+});
+
+TEST(InStepOfProcesses, EndsWithTheFirstRankThatRunsOut) {
+  testing::expect_processes(3, "in_step");
+}
+
+const testing::ProcessBody throwing("in_step_throws",
+                                    [](std::shared_ptr<Communicator> communicator) {
+                                      const Group group(std::move(communicator));
+                                      const auto loader = batches(group.rank(), 4);
+                                      for (const int& batch : in_step(loader, group)) {
+                                        if (batch == 102) throw std::runtime_error("the cause");
+                                        step(group);
+                                      }
+                                    });
+
+TEST(InStepOfProcesses, ARankThatThrowsKeepsItsOwnError) {
+  const auto outcomes = testing::run_processes(2, "in_step_throws");
+  for (const auto& outcome : outcomes) {
+    EXPECT_TRUE(outcome.exited);
+    EXPECT_EQ(outcome.code, 1);
+  }
+  EXPECT_THAT(outcomes[1].err, HasSubstr("the cause"));
+  EXPECT_THAT(outcomes[0].err, HasSubstr("rank 1"));
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,99 @@
+#include "lockstep/data/partition.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/data/dataloader.h>
+#include <torch/data/datasets/base.h>
+#include <torch/data/samplers/sequential.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "lockstep/core/error.h"
+#include "tests/ranks.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+/// Sample i is the number i.
+class Numbers : public torch::data::datasets::BatchDataset<Numbers, std::vector<std::size_t>> {
+ public:
+  explicit Numbers(std::optional<std::size_t> size) : size_(size) {}
+  std::vector<std::size_t> get_batch(c10::ArrayRef<std::size_t> indices) override {
+    return indices.vec();
+  }
+  std::optional<std::size_t> size() const override { return size_; }
+
+ private:
+  std::optional<std::size_t> size_;
+};
+
+TEST(PartitionContiguous, CutsEqualPartsInTheOrderOfRanksAndDropsTheTail) {
+  for (const int ranks : {1, 2, 3, 4, 7}) {
+    for (const std::size_t size : {0, 1, 6, 7, 8, 1000}) {
+      const std::size_t each = size / static_cast<std::size_t>(ranks);
+      std::size_t next = 0;
+      for (int rank = 0; rank < ranks; ++rank) {
+        const IndexRange part = partition_contiguous(size, Replica{.rank = rank, .ranks = ranks});
+        EXPECT_EQ(part.first, next);
+        EXPECT_EQ(part.size(), each);
+        next = part.last;
+      }
+      EXPECT_LT(size - next, static_cast<std::size_t>(ranks)) << "no more than the tail is dropped";
+    }
+  }
+}
+
+TEST(PartitionContiguous, RefusesARankOutsideTheGroup) {
+  EXPECT_THROW(partition_contiguous(10, Replica{.rank = 2, .ranks = 2}), InvalidArgument);
+  EXPECT_THROW(partition_contiguous(10, Replica{.rank = 0, .ranks = 0}), InvalidArgument);
+}
+
+TEST(PartitionDataset, GivesEachRankItsRun) {
+  testing::run_ranks(3, [](std::shared_ptr<Communicator> communicator) {
+    const Group group(std::move(communicator));
+    auto part = partition_dataset(Numbers(11), group);
+    ASSERT_EQ(part.size(), 3u);
+    const auto first = static_cast<std::size_t>(3 * group.rank());
+    EXPECT_EQ(part.range(), (IndexRange{.first = first, .last = first + 3}));
+    const std::vector<std::size_t> wanted{2, 0};
+    EXPECT_THAT(part.get_batch(wanted), ElementsAre(first + 2, first));
+  });
+}
+
+TEST(PartitionDataset, IsDrawnFromInAnyOrder) {
+  testing::run_ranks(1, [](std::shared_ptr<Communicator> communicator) {
+    auto part = partition_dataset(Numbers(20), Group(std::move(communicator)));
+    DistributedSampler sampler(part.size().value(), Replica{}, {.seed = 4});
+    auto loader = torch::data::make_data_loader(part, sampler, 6);
+    std::vector<std::size_t> drawn;
+    for (auto& batch : *loader) drawn.insert(drawn.end(), batch.begin(), batch.end());
+    EXPECT_EQ(drawn, epoch_order(20, 4, 0));
+  });
+}
+
+TEST(PartitionDataset, HasNothingBeyondItsEnd) {
+  testing::run_ranks(2, [](std::shared_ptr<Communicator> communicator) {
+    auto part = partition_dataset(Numbers(5), Group(std::move(communicator)));
+    const std::vector<std::size_t> beyond{2};
+    try {
+      part.get_batch(beyond);
+      ADD_FAILURE();
+    } catch (const InvalidArgument& error) {
+      EXPECT_THAT(error.what(), HasSubstr("got index 2, expected one below 2"));
+    }
+  });
+}
+
+TEST(PartitionDataset, NeedsASize) {
+  testing::run_ranks(1, [](std::shared_ptr<Communicator> communicator) {
+    EXPECT_THROW(partition_dataset(Numbers(std::nullopt), Group(std::move(communicator))),
+                 InvalidArgument);
+  });
+}
+
+}  // namespace
+}  // namespace lockstep
