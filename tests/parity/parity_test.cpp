@@ -1,0 +1,126 @@
+// Lockstep's ranks and those of PyTorch's own DistributedDataParallel in Python, from the same
+// start with the same data, end with the same parameters. reference.py is the other side.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <torch/torch.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "lockstep/parallel/distributed_data_parallel.h"
+#include "lockstep/train/safetensors.h"
+#include "models.h"
+#include "tests/parallel/models.h"
+#include "tests/temporary_folder.h"
+
+namespace lockstep::testing {
+namespace {
+
+constexpr int steps = 50;
+constexpr int ranks = 2;
+constexpr double tolerance = 1e-5;
+
+class Parity : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    folder = std::make_unique<TemporaryFolder>();
+    const std::string python = LOCKSTEP_TORCH_PYTHON;
+    const auto said = *folder / "said";
+    const std::string command =
+        "'" + python + "' -B '" LOCKSTEP_SOURCE_DIR "/tests/parity/reference.py' '" +
+        folder->path().string() + "' >'" + said.string() + "' 2>&1 </dev/null";
+    const int status = std::system(command.c_str());
+    std::ifstream in(said);
+    const std::string text((std::istreambuf_iterator<char>(in)), {});
+    constexpr int no_torch = 77;
+    constexpr int no_python = 127;
+    const int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    if (code == no_torch || code == no_python) {
+      missing = "no PyTorch to compare with: " + python + ": " + text;
+    } else if (code != 0) {
+      failed = "reference.py failed: " + text;
+    }
+  }
+  static void TearDownTestSuite() { folder.reset(); }
+
+  void SetUp() override {
+    if (!missing.empty()) GTEST_SKIP() << missing;
+    ASSERT_EQ(failed, "");
+  }
+
+  static std::unique_ptr<TemporaryFolder> folder;
+  static std::string missing;
+  static std::string failed;
+};
+
+std::unique_ptr<TemporaryFolder> Parity::folder;
+std::string Parity::missing;
+std::string Parity::failed;
+
+/// A module's parameters and buffers, by Python's names.
+std::map<std::string, at::Tensor> state_of(const torch::nn::Module& model) {
+  std::map<std::string, at::Tensor> state;
+  for (const auto& item : model.named_parameters()) state[item.key()] = item.value().detach();
+  for (const auto& item : model.named_buffers()) state[item.key()] = item.value();
+  return state;
+}
+
+template <class M>
+void expect_parity(const std::filesystem::path& file, double rate) {
+  const auto kept = safetensors::read(file).tensors;
+  on_ranks(ranks, [&](const Group& world) {
+    const int rank = world.rank();
+    auto model = std::make_shared<M>(rank);
+    for (const auto& [name, tensor] : state_of(*model)) {
+      ASSERT_TRUE(kept.contains("start/" + name)) << name;
+      // Only rank 0 begins where PyTorch did: it gives its start to the others.
+      if (rank == 0) tensor.copy_(kept.at("start/" + name));
+    }
+    DistributedDataParallel ddp(model, world);
+    torch::optim::SGD sgd(model->parameters(),
+                          torch::optim::SGDOptions(rate).momentum(0.9).weight_decay(1e-4));
+    const at::Tensor inputs = kept.at("input/" + std::to_string(rank));
+    const at::Tensor targets = kept.at("target/" + std::to_string(rank));
+    ASSERT_EQ(inputs.size(0), steps);
+    for (int step = 0; step < steps; ++step) {
+      sgd.zero_grad();
+      torch::nn::functional::cross_entropy(ddp(inputs[step], step), targets[step]).backward();
+      sgd.step();
+    }
+    const auto end = state_of(*model);
+    for (const auto& [name, tensor] : end) {
+      const at::Tensor& expected = kept.at("end/" + name);
+      EXPECT_LT(distance(tensor.to(at::kDouble), expected.to(at::kDouble)), tolerance)
+          << name << " of rank " << rank;
+      if (model->named_parameters().contains(name)) {
+        EXPECT_GT(distance(kept.at("start/" + name), expected), 100 * tolerance) << name;
+      }
+    }
+    std::size_t expected_count = 0;
+    for (const auto& [name, tensor] : kept) expected_count += name.starts_with("end/") ? 1 : 0;
+    EXPECT_EQ(end.size(), expected_count);
+  });
+}
+
+TEST_F(Parity, Cnn) { expect_parity<parity::Cnn>(*folder / "cnn.safetensors", 0.005); }
+
+TEST_F(Parity, Mlp) { expect_parity<parity::Mlp>(*folder / "mlp.safetensors", 0.05); }
+
+TEST_F(Parity, ResNet18WithItsBatchNormBuffers) {
+  expect_parity<parity::ResNet18>(*folder / "resnet18.safetensors", 0.01);
+}
+
+TEST_F(Parity, TransformerWithATiedEmbedding) {
+  expect_parity<parity::Transformer>(*folder / "transformer.safetensors", 0.05);
+}
+
+TEST_F(Parity, BranchesUsedInTurn) {
+  expect_parity<parity::Branches>(*folder / "branches.safetensors", 0.05);
+}
+
+}  // namespace
+}  // namespace lockstep::testing

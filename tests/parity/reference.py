@@ -1,0 +1,216 @@
+#!/ usr / bin / env python3
+"""Trains five models with PyTorch's own DistributedDataParallel, for Lockstep to be compared with.
+
+    reference.py FOLDER
+
+Two ranks, each a process with one thread, over Gloo on the loopback interface. Rank 0 writes
+FOLDER/<model>.safetensors: "start/…" and "end/…" are parameters and buffers before the first step
+and after the last, "input/<rank>" and "target/<rank>" what each rank trains with, step by step.
+Exits with 77 when there is no torch here with Gloo.
+"""
+
+import ctypes
+import json
+import os
+import pathlib
+import struct
+import subprocess
+import sys
+
+STEPS = 50
+RANKS = 2
+
+os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
+folder = pathlib.Path(sys.argv[1])
+rank = int(sys.argv[2]) if len(sys.argv) > 2 else 0
+
+try:
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.nn import functional as F
+
+    if not dist.is_available() or not dist.is_gloo_available():
+        raise ImportError("torch was built without Gloo")
+except ImportError as error:
+    print(error, file=sys.stderr)
+    sys.exit(77)
+
+
+class Cnn(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 20, 5), nn.Conv2d(20, 50, 5)
+        self.fc1, self.fc2 = nn.Linear(800, 500), nn.Linear(500, 10)
+
+    def forward(self, x, step):
+        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
+        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        return self.fc2(F.relu(self.fc1(x.flatten(1))))
+
+
+class Mlp(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer0, self.layer1, self.layer2 = nn.Linear(64, 96), nn.Linear(96, 48), nn.Linear(48, 10)
+
+    def forward(self, x, step):
+        return self.layer2(torch.tanh(self.layer1(torch.tanh(self.layer0(x)))))
+
+
+class Block(nn.Module):
+    def __init__(self, inputs, outputs, stride):
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.downsample = None
+        if stride != 1 or inputs != outputs:
+            self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False),
+                                            nn.BatchNorm2d(outputs))
+
+    def forward(self, x):
+        shortcut = x if self.downsample is None else self.downsample(x)
+        x = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        return F.relu(x + shortcut)
+
+
+class ResNet18(nn.Module):
+    """At a quarter of its width, to save time."""
+
+    def __init__(self):
+        super().__init__()
+        width = 16
+        self.conv1 = nn.Conv2d(3, width, 7, 2, 3, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        for i, outputs in enumerate((16, 32, 64, 128)):
+            first = Block(width, outputs, 1 if i == 0 else 2)
+            setattr(self, f"layer{i + 1}", nn.Sequential(first, Block(outputs, outputs, 1)))
+            width = outputs
+        self.fc = nn.Linear(128, 10)
+
+    def forward(self, x, step):
+        x = F.max_pool2d(F.relu(self.bn1(self.conv1(x))), 3, 2, 1)
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return self.fc(x.mean((2, 3)))
+
+
+class Transformer(nn.Module):
+    """Two blocks that predict the next of 40 words; the embedding is the output layer too."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.place = nn.Embedding(40, 32), nn.Embedding(12, 32)
+        for i in range(2):
+            for name, layer in (("norm1_", nn.LayerNorm(32)), ("qkv_", nn.Linear(32, 96)),
+                                ("proj_", nn.Linear(32, 32)), ("norm2_", nn.LayerNorm(32)),
+                                ("up_", nn.Linear(32, 128)), ("down_", nn.Linear(128, 32))):
+                setattr(self, f"{name}{i}", layer)
+
+    def forward(self, words, step):
+        x = self.embedding(words) + self.place.weight
+        hidden = torch.full((12, 12), float("-inf")).triu(1)
+        for i in range(2):
+            layer = lambda name: getattr(self, f"{name}_{i}")
+            parts = layer("qkv")(layer("norm1")(x)).reshape(-1, 12, 3, 4, 8).permute(2, 0, 3, 1, 4)
+            query, key, value = parts[0], parts[1], parts[2]
+            weights = torch.softmax(query.matmul(key.transpose(2, 3)) / 8**0.5 + hidden, 3)
+            x = x + layer("proj")(weights.matmul(value).transpose(1, 2).reshape(-1, 12, 32))
+            x = x + layer("down")(F.gelu(layer("up")(layer("norm2")(x))))
+        return F.linear(x, self.embedding.weight).reshape(-1, 40)
+
+
+class Branches(nn.Module):
+    """Each rank takes another of three ways at each step, and one is taken by nobody."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(16, 24)
+        self.branch0, self.branch1, self.branch2 = (nn.Linear(24, 24) for _ in range(3))
+        self.outer = nn.Linear(24, 10)
+
+    def forward(self, x, step):
+        branch = getattr(self, f"branch{(step + rank) % 3}")
+        return self.outer(torch.tanh(branch(torch.tanh(self.inner(x)))))
+
+
+def images(*sizes):
+    return lambda source: (torch.randn(sizes, generator=source),
+                           torch.randint(10, sizes[:1], generator=source))
+
+
+def words(source):
+    text = torch.randint(40, (4, 13), generator=source)
+    return text[:, :-1].clone(), text[:, 1:].reshape(-1)
+
+
+CASES = {
+    "cnn": (Cnn, images(8, 1, 28, 28), 0.005),
+    "mlp": (Mlp, images(8, 64), 0.05),
+    "resnet18": (ResNet18, images(4, 3, 32, 32), 0.01),
+    "transformer": (Transformer, words, 0.05),
+    "branches": (Branches, images(8, 16), 0.05),
+}
+
+
+def write(path, tensors):
+    """A safetensors file."""
+    names = {torch.float32: "F32", torch.int64: "I64"}
+    header, at = {}, 0
+    for name, tensor in tensors.items():
+        size = tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": names[tensor.dtype], "shape": list(tensor.shape),
+                        "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as out:
+        out.write(struct.pack("<Q", len(text)) + text)
+        for tensor in tensors.values():
+            tensor = tensor.contiguous()
+            out.write(ctypes.string_at(tensor.data_ptr(), tensor.numel() * tensor.element_size()))
+
+
+def snapshot(model, prefix):
+    return {prefix + name: tensor.detach().clone() for name, tensor in model.state_dict().items()
+  }
+
+def train(name):
+    make, draw, rate = CASES[name]
+    torch.manual_seed(1)
+    model = make()
+    kept = snapshot(model, "start/")
+    batches = []
+    for r in range(RANKS):
+        source = torch.Generator().manual_seed(100 + r)
+        batches.append([draw(source) for _ in range(STEPS)])
+        kept[f"input/{r}"] = torch.stack([x for x, _ in batches[r]])
+        kept[f"target/{r}"] = torch.stack([y for _, y in batches[r]])
+
+    ddp = nn.parallel.DistributedDataParallel(model, find_unused_parameters=name == "branches")
+    sgd = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9, weight_decay=1e-4)
+    for step, (x, y) in enumerate(batches[rank]):
+        sgd.zero_grad()
+        F.cross_entropy(ddp(x, step), y).backward()
+        sgd.step()
+    if rank == 0:
+        write(folder / f"{name}.safetensors", kept | snapshot(model, "end/"))
+
+
+def main():
+    torch.set_num_threads(1)
+    others = []
+    if rank == 0:
+        others = [subprocess.Popen([sys.executable, __file__, str(folder), str(r)])
+                  for r in range(1, RANKS)]
+    dist.init_process_group("gloo", init_method=f"file://{folder.resolve()}/meeting", rank=rank,
+                            world_size=RANKS)
+    for name in CASES:
+        train(name)
+    dist.destroy_process_group()
+    sys.exit(max((other.wait() for other in others), default=0))
+
+
+if __name__ == "__main__":
+    main()
