@@ -3,6 +3,8 @@
 // All that a training program needs. It includes torch/torch.h nowhere: a program chooses itself.
 
 #include "lockstep/core/error.h"
+#include "lockstep/data/augment.h"
+#include "lockstep/data/cifar10.h"
 #include "lockstep/data/distributed_sampler.h"
 #include "lockstep/data/evaluation_sampler.h"
 #include "lockstep/data/in_step.h"

@@ -1,16 +1,15 @@
 #include "lockstep/data/mnist.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 
 #include <algorithm>
 #include <cstring>
 #include <string>
-#include <utility>
 
 #include "lockstep/core/error.h"
 #include "lockstep/core/text.h"
 #include "lockstep/data/idx.h"
+#include "lockstep/data/select.h"
 
 namespace lockstep {
 
@@ -54,17 +53,7 @@ Mnist::Mnist(const std::filesystem::path& root, Split split) {
 }
 
 torch::data::Example<> Mnist::get_batch(c10::ArrayRef<std::size_t> indices) {
-  const auto count = static_cast<std::int64_t>(indices.size());
-  at::Tensor wanted = at::empty({count}, at::kLong);
-  std::int64_t* const out = wanted.mutable_data_ptr<std::int64_t>();
-  for (std::size_t i = 0; i < indices.size(); ++i) {
-    if (indices[i] >= *size())
-      throw DataError(
-          detail::concat("Mnist: got index ", indices[i], ", expected one below ", *size()));
-    out[i] = static_cast<std::int64_t>(indices[i]);
-  }
-  return {images_.index_select(0, wanted).to(at::kFloat).div_(255),
-          targets_.index_select(0, wanted)};
+  return detail::select(images_, targets_, indices, "Mnist");
 }
 
 torch::data::Example<> Mnist::get(std::size_t index) {

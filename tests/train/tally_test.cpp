@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
+#include <cmath>
+
 #include "lockstep/core/error.h"
 #include "tests/ranks.h"
 
@@ -19,6 +21,30 @@ TEST(Tally, CountsRightAnswers) {
   EXPECT_EQ(score.samples, 4);
   EXPECT_DOUBLE_EQ(score.accuracy, 3.0 / 4);
   EXPECT_DOUBLE_EQ(score.loss, (3 * 2.0 + 1 * 6.0) / 4) << "a short batch weighs less";
+}
+
+TEST(Tally, CountsAnswersAmongTheBest) {
+  // Sample i's outputs fall from class i on, so class c comes (c - i) mod 4 places behind the best.
+  at::Tensor outputs = torch::zeros({4, 4});
+  for (int i = 0; i < 4; ++i)
+    for (int c = 0; c < 4; ++c) outputs[i][c] = -((c - i + 4) % 4);
+  const at::Tensor targets = torch::tensor({0, 2, 0, 3}, torch::kLong);  // places 0, 1, 2, 0
+  const double expected[] = {2.0 / 4, 3.0 / 4, 4.0 / 4, 4.0 / 4, 4.0 / 4};
+  for (std::int64_t k = 1; k <= 5; ++k) {
+    Tally tally(k);
+    tally.add(torch::tensor(1.0F), outputs, targets);
+    tally.add(torch::tensor(1.0F), outputs.slice(0, 0, 2), targets.slice(0, 0, 2));
+    EXPECT_DOUBLE_EQ(tally.score().accuracy, (2 + 1) / 6.0);
+    EXPECT_DOUBLE_EQ(tally.score().top, (4 * expected[k - 1] + (k == 1 ? 1 : 2)) / 6) << k;
+  }
+  EXPECT_THROW(Tally(0), InvalidArgument);
+}
+
+TEST(Tally, AnEmptyBatchCountsNothing) {
+  Tally tally(2);
+  tally.add(torch::tensor(NAN), torch::zeros({0, 3}), torch::zeros({0}, torch::kLong));
+  EXPECT_EQ(tally.score().samples, 0);
+  EXPECT_EQ(tally.score().loss, 0);
 }
 
 TEST(Tally, NothingCountedIsZeroAndNotNan) {
@@ -52,6 +78,7 @@ TEST(Tally, IsExactOverRanksOfUnequalSizes) {
       EXPECT_EQ(score.samples, static_cast<std::int64_t>(samples));
       EXPECT_DOUBLE_EQ(score.loss, ranks == 1 ? 0 : loss / samples);
       EXPECT_DOUBLE_EQ(score.accuracy, ranks == 1 ? 0 : (ranks - 1) / samples);
+      EXPECT_EQ(score.top, score.accuracy);
     });
   }
 }

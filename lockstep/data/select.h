@@ -1,0 +1,18 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/ArrayRef.h>
+#include <torch/data/example.h>
+
+#include <cstddef>
+#include <string_view>
+
+namespace lockstep::detail {
+
+/// The images of these indices as floats in 0 … 1, and their targets.
+/// Shapes: images [size, …] of uint8, targets [size].
+/// Throws: DataError in the name of the dataset for an index that is not below size.
+torch::data::Example<> select(const at::Tensor& images, const at::Tensor& targets,
+                              c10::ArrayRef<std::size_t> indices, std::string_view dataset);
+
+}  // namespace lockstep::detail
