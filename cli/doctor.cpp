@@ -19,6 +19,7 @@
 
 #include "cli/commands.h"
 #include "lockstep/comm/host/host.h"
+#include "lockstep/comm/mpi/mpi.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/text.h"
 #include "lockstep/core/topology.h"
@@ -106,9 +107,10 @@ std::string libtorch() {
 
 Rows parts() {
   const auto host = host::available();
+  const auto mpi = mpi::available();
   Rows rows{{"LibTorch", libtorch()},
             {"backend host", host.empty() ? "works" : concat("does not work: ", host)},
-            {"backend mpi", "not part of this version"},
+            {"backend mpi", mpi.empty() ? mpi::version() : mpi},
             {"backend nccl", "not part of this version"}};
   std::string targets;
   for (const auto& target : kernels::cpu_targets())

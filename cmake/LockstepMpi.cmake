@@ -1,0 +1,14 @@
+# Finds MPI as the target MPI::MPI_CXX and sets LOCKSTEP_MPI, unless LOCKSTEP_WITH_MPI is OFF.
+# MPI_CXX_COMPILER and MPIEXEC_EXECUTABLE choose one of several; they belong together.
+
+set(LOCKSTEP_MPI OFF)
+if(LOCKSTEP_WITH_MPI STREQUAL AUTO)
+  find_package(MPI QUIET COMPONENTS CXX)
+elseif(LOCKSTEP_WITH_MPI)
+  find_package(MPI REQUIRED COMPONENTS CXX)
+endif()
+if(LOCKSTEP_WITH_MPI AND MPI_CXX_FOUND)
+  set(LOCKSTEP_MPI ON)
+  # Its C++ interface is gone from the standard, and its headers warn.
+  target_compile_definitions(MPI::MPI_CXX INTERFACE OMPI_SKIP_MPICXX MPICH_SKIP_MPICXX)
+endif()

@@ -1,0 +1,34 @@
+#include <array>
+
+#include "lockstep/comm/mpi/mpi.h"
+#include "lockstep/core/error.h"
+#include "lockstep/core/text.h"
+
+namespace lockstep::mpi {
+namespace {
+
+constexpr std::array all_algorithms{Algorithm::automatic, Algorithm::direct, Algorithm::ring};
+
+}  // namespace
+
+std::string_view name(Algorithm algorithm) {
+  switch (algorithm) {
+    case Algorithm::automatic:
+      return "auto";
+    case Algorithm::direct:
+      return "direct";
+    case Algorithm::ring:
+      return "ring";
+  }
+  return "unknown";
+}
+
+Algorithm parse_algorithm(std::string_view text) {
+  for (const auto algorithm : all_algorithms) {
+    if (text == name(algorithm)) return algorithm;
+  }
+  throw InvalidArgument(
+      detail::concat("got algorithm '", text, "', expected auto, direct or ring"));
+}
+
+}  // namespace lockstep::mpi

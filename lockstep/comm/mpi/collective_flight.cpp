@@ -1,0 +1,183 @@
+#include "lockstep/comm/mpi/collective_flight.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "lockstep/comm/mpi/mpi_communicator.h"
+#include "lockstep/kernels/reduce.h"
+
+// Note [How a collective over MPI runs]
+// Every member sends every other an announcement, a parcel, which carries its input if that is
+// short. Once a member has all of them it compares them; short inputs are then here, and what is to
+// be made of them each makes for itself. Long inputs follow in a Transfer, which knows from the
+// operation alone who sends what to whom. Announcements go out at once, whatever is in flight
+// before; transfers of one group begin in order, each when all messages of the one before have
+// begun, so that those of a pair need no numbers. Sums are made by Lockstep in the order of ranks:
+// MPI moves bytes, and whose message comes first never changes a bit.
+
+namespace lockstep::mpi {
+namespace {
+
+using detail::Announcement;
+
+/// With its announcement a parcel stays below what MPIs send without asking the receiver first.
+std::size_t longest_payload(int members) {
+  constexpr std::size_t most = 2 << 10;
+  constexpr std::size_t to_all = 64 << 10;
+  return std::min(most, to_all / static_cast<std::size_t>(members));
+}
+
+}  // namespace
+
+CollectiveFlight::CollectiveFlight(MpiCommunicator& group, Operation&& operation)
+    : InFlight(group, std::move(operation)), shape_(this->operation(), group.size()) {
+  const std::size_t bytes = shape_.longest_part() * size_of(this->operation().dtype);
+  in_parcels_ = group.size() == 1 || bytes <= longest_payload(group.size());
+  received_.resize(static_cast<std::size_t>(group.size()));
+  absent_ = group.size() - 1;
+}
+
+std::size_t CollectiveFlight::parcel_bytes(int members) {
+  return sizeof(Announcement) + longest_payload(members);
+}
+
+/// Bytes of the own input that travel to the member.
+std::size_t CollectiveFlight::parcel_payload(int member) const {
+  const int rank = group().rank();
+  if (!in_parcels_ || !shape_.is_source(rank)) return 0;
+  if (operation().collective == Collective::gather && member != operation().peer) return 0;
+  return shape_.length(rank, member) * size_of(operation().dtype);
+}
+
+void CollectiveFlight::announce() {
+  const int rank = group().rank();
+  const bool parted = shape_.parts() > 1;
+  const bool to_root = operation().collective == Collective::gather;
+  for (int step = 1; step < group().size(); ++step) {
+    const int member = (rank + step) % group().size();
+    if (sent_.empty() || parted || to_root) {
+      const std::size_t payload = parcel_payload(member);
+      auto& parcel = sent_.emplace_back(sizeof(Announcement) + payload);
+      detail::announce(*reinterpret_cast<Announcement*>(parcel.data()), operation());
+      const std::size_t begin = shape_.begin(member) * size_of(operation().dtype);
+      if (payload > 0) {
+        std::memcpy(parcel.data() + sizeof(Announcement), operation().input + begin, payload);
+      }
+    }
+    ++sending_;
+    const auto& parcel = sent_.back();
+    group().send(parcel.data(), parcel.size(), member, Channel::announcements,
+                 [this](std::size_t) { --sending_; });
+  }
+}
+
+void CollectiveFlight::meet() {
+  if (agreed_) return;
+  for (int member = 0; member < group().size() && absent_ > 0; ++member) {
+    auto& parcel = received_[static_cast<std::size_t>(member)];
+    auto& waiting = group().announced(member);
+    if (!parcel.empty() || waiting.empty()) continue;
+    parcel = std::move(waiting.front());
+    waiting.pop_front();
+    --absent_;
+  }
+  if (absent_ > 0 || !agree()) return;
+  agreed_ = true;
+  if (in_parcels_) finish_from_parcels();
+}
+
+bool CollectiveFlight::agree() {
+  Announcement own{};
+  detail::announce(own, operation());
+  std::vector<const Announcement*> announcements;
+  for (int member = 0; member < group().size(); ++member) {
+    const auto& parcel = received_[static_cast<std::size_t>(member)];
+    announcements.push_back(
+        member == group().rank() ? &own : reinterpret_cast<const Announcement*>(parcel.data()));
+  }
+  const auto different = detail::difference(announcements, group().members(), operation().sequence);
+  if (different) group().endpoint().fail({.text = different->text});
+  return !different;
+}
+
+bool CollectiveFlight::lets_next_begin() const {
+  return agreed_ && (in_parcels_ || (transfer_ != nullptr && transfer_->begun()));
+}
+
+void CollectiveFlight::advance() {
+  if (!agreed_) return;
+  if (!in_parcels_) {
+    if (transfer_ == nullptr) transfer_ = make_transfer(group(), operation());
+    transfer_->advance();
+    if (!transfer_->over()) return;
+  }
+  if (sending_ == 0) set_complete();
+}
+
+const std::byte* CollectiveFlight::from_parcel(int member) const {
+  if (member != group().rank()) {
+    return received_[static_cast<std::size_t>(member)].data() + sizeof(Announcement);
+  }
+  return operation().input + shape_.begin(group().rank()) * size_of(operation().dtype);
+}
+
+void CollectiveFlight::finish_from_parcels() {
+  const int rank = group().rank();
+  const std::size_t element = size_of(operation().dtype);
+  const auto pull = [&](int source, std::size_t begin) {
+    const std::size_t bytes = shape_.length(source, rank) * element;
+    // In place, a rank's own part may already lie where it belongs.
+    if (bytes > 0) {
+      std::memmove(operation().output + begin * element, from_parcel(source), bytes);
+    }
+  };
+  switch (operation().collective) {
+    case Collective::all_reduce:
+    case Collective::reduce_scatter: {
+      const std::size_t count = shape_.length(rank, rank);
+      if (count == 0) return;
+      std::vector<const std::byte*> inputs;
+      for (int member = 0; member < group().size(); ++member) inputs.push_back(from_parcel(member));
+      std::byte* output = operation().output;
+      kernels::reduce(operation().dtype, operation().reduce, inputs, {&output, 1}, count);
+      return;
+    }
+    case Collective::broadcast:
+    case Collective::scatter:
+      if (operation().collective == Collective::scatter || rank != operation().peer) {
+        pull(operation().peer, 0);
+      }
+      return;
+    case Collective::gather:
+      if (rank != operation().peer) return;
+      [[fallthrough]];
+    case Collective::all_gather:
+    case Collective::all_to_all:
+      for (int source = 0; source < group().size(); ++source) {
+        pull(source, operation().part_begin(source));
+      }
+      return;
+    case Collective::barrier:
+    case Collective::send:
+    case Collective::recv:
+      return;
+  }
+}
+
+std::vector<int> CollectiveFlight::missing() const {
+  std::vector<int> ranks;
+  if (transfer_ != nullptr) {
+    for (const int member : transfer_->partners()) ranks.push_back(group().world_rank(member));
+    return ranks;
+  }
+  if (agreed_ && !in_parcels_) return group().holding_up();
+  for (int member = 0; member < group().size(); ++member) {
+    const bool here =
+        member == group().rank() ||
+        (absent_ == 0 ? sending_ == 0 : !received_[static_cast<std::size_t>(member)].empty());
+    if (!here) ranks.push_back(group().world_rank(member));
+  }
+  return ranks;
+}
+
+}  // namespace lockstep::mpi

@@ -1,0 +1,264 @@
+#include "lockstep/comm/mpi/endpoint.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <thread>
+
+#include "lockstep/comm/mpi/channel.h"
+#include "lockstep/comm/mpi/in_flight.h"
+#include "lockstep/comm/mpi/library.h"
+#include "lockstep/core/error.h"
+#include "lockstep/core/log.h"
+#include "lockstep/core/text.h"
+
+// Note [How a world over MPI fails]
+// There is no memory that all ranks see. Whoever fails, by an exception, a mismatch or a wait that
+// lasted too long, tells every other rank, which listens whenever it polls; the first cause that
+// reaches a rank is what it raises. All members of a group find a mismatch by themselves, in the
+// same words. A rank that leaves says so as well, after all that it sent before, so a rank that
+// still waits for it knows. After a failure nothing is asked of MPI any more: it may wait for ever.
+
+namespace lockstep::mpi {
+namespace {
+
+using detail::concat;
+using Clock = std::chrono::steady_clock;
+
+/// How long a last message may take to leave.
+constexpr auto patience = std::chrono::seconds(1);
+/// After so long without news a waiting rank sleeps between its looks.
+constexpr auto awake = std::chrono::milliseconds(20);
+constexpr auto nap = std::chrono::microseconds(50);
+
+void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb" ::: "memory");
+#endif
+}
+
+std::string describe(const std::vector<int>& ranks) {
+  constexpr std::size_t most = 16;
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < std::min(ranks.size(), most); ++i) {
+    text += concat(i == 0 ? "" : ", ", ranks[i]);
+  }
+  if (ranks.size() > most) text += concat(" and ", ranks.size() - most, " more");
+  return text;
+}
+
+}  // namespace
+
+Endpoint::Endpoint(const Options& options) : options_(options) {
+  const int cores =
+      options.cores > 0 ? options.cores : static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
+  fits_ = transport_.local_size() * options.threads_per_rank <= cores;
+  main_thread_only_ = Library::main_thread_only();
+  left_.resize(static_cast<std::size_t>(size()));
+  listen();
+}
+
+void Endpoint::remove(Pollable& group) {
+  std::erase(groups_, &group);
+  if (groups_.empty()) leave();
+}
+
+Endpoint::Use::Use(Endpoint& endpoint) : endpoint_(endpoint) {
+  if (endpoint_.main_thread_only_ && !Library::on_main_thread()) {
+    throw InvalidArgument(concat("mpi: rank ", endpoint_.rank(),
+                                 " is used outside the main thread; the program initialised MPI "
+                                 "with MPI_THREAD_FUNNELED"));
+  }
+  if (endpoint_.used_.exchange(true, std::memory_order_acquire)) {
+    throw InvalidArgument(concat("mpi: rank ", endpoint_.rank(),
+                                 " is used by two threads at once; its groups belong to one thread "
+                                 "at a time"));
+  }
+}
+
+void Endpoint::listen() {
+  transport_.receive(reinterpret_cast<std::byte*>(&heard_), sizeof heard_, Transport::anyone,
+                     notice_tag, [this](std::size_t) { hear(); });
+}
+
+void Endpoint::hear() {
+  if (heard_.kind == Notice::Kind::left) {
+    left_[static_cast<std::size_t>(heard_.rank)] = true;
+  } else {
+    heard_failure_ = true;
+    record({.timeout = heard_.kind == Notice::Kind::timed_out, .text = heard_.text});
+  }
+  listen();
+}
+
+void Endpoint::attempt(const std::function<void()>& call) noexcept {
+  try {
+    call();
+  } catch (const std::exception& error) {
+    record({.text = concat("rank ", rank(), ": ", error.what())});
+  }
+}
+
+bool Endpoint::poll() {
+  bool news = false;
+  if (!failed()) {
+    attempt([&] {
+      if (!Library::running()) throw CommError("MPI was ended while the world was in use");
+      news = transport_.progress();
+      for (std::size_t i = 0; i < groups_.size() && !failed(); ++i) groups_[i]->poll();
+    });
+  }
+  if (failed()) spread();
+  return news;
+}
+
+void Endpoint::wait(const InFlight& operation) {
+  constexpr int spins = 1000;
+  // Longer than this is for ever, and sums of it must not overflow.
+  constexpr std::chrono::milliseconds longest = std::chrono::hours(24 * 365);
+  const auto own = operation.operation().timeout;
+  const auto limit = std::min(own.count() > 0 ? own : options_.timeout, longest);
+  const auto begin = Clock::now();
+  auto last_news = begin;
+  for (int idle = 0;;) {
+    idle = poll() ? 0 : idle + 1;
+    if (operation.complete()) return;
+    if (failed()) throw_failure(operation.where());
+    if (fits_ && idle % spins != 0) {
+      relax();
+      continue;
+    }
+    const auto now = Clock::now();
+    if (idle == 0) last_news = now;
+    check_left(operation);
+    check_time(operation, now - begin, limit);
+    if (now - last_news > awake) {
+      std::this_thread::sleep_for(nap);
+    } else {
+      ::sched_yield();
+    }
+  }
+}
+
+void Endpoint::check_left(const InFlight& operation) {
+  const auto gone = [&] {
+    const auto missing = operation.missing();
+    const auto found = std::find_if(missing.begin(), missing.end(), [&](int rank) {
+      return left_[static_cast<std::size_t>(rank)];
+    });
+    return found == missing.end() ? -1 : *found;
+  };
+  if (gone() < 0) return;
+  // What it sent before it left is here now.
+  poll();
+  const int rank = gone();
+  if (operation.complete() || failed() || rank < 0) return;
+  record({.text = concat("rank ", rank, " left the world before ", operation.operation().label())});
+  spread();
+  throw_failure(operation.where());
+}
+
+void Endpoint::check_time(const InFlight& operation, Clock::duration waited,
+                          std::chrono::milliseconds limit) {
+  if (waited < limit) return;
+  record({.timeout = true,
+          .text = concat(operation.operation().label(), " waited ", limit.count() / 1000.0,
+                         " s for ", describe(operation.missing()))});
+  spread();
+  throw_failure(operation.where());
+}
+
+void Endpoint::record(const Failure& failure) noexcept {
+  {
+    const std::lock_guard lock(failure_mutex_);
+    if (failure_) return;
+    failure_ = failure;
+  }
+  failed_.store(true, std::memory_order_release);
+  Library::abandon();
+}
+
+void Endpoint::fail(const Failure& failure) noexcept {
+  record(failure);
+  // A thread that is inside tells the others when it polls next.
+  try {
+    const Use use(*this);
+    spread();
+  } catch (const InvalidArgument&) {
+  }
+}
+
+void Endpoint::spread() noexcept {
+  if (std::exchange(stopped_, true)) return;
+  if (!heard_failure_) {
+    Notice notice{};
+    {
+      const std::lock_guard lock(failure_mutex_);
+      notice.kind = failure_->timeout ? Notice::Kind::timed_out : Notice::Kind::failed;
+      failure_->text.copy(notice.text, sizeof notice.text - 1);
+    }
+    notice.rank = rank();
+    tell_all(notice);
+  }
+  transport_.stop();
+}
+
+void Endpoint::leave() noexcept {
+  if (std::exchange(gone_, true) || failed()) return;
+  Notice notice{};
+  notice.kind = Notice::Kind::left;
+  notice.rank = rank();
+  tell_all(notice);
+}
+
+void Endpoint::part() noexcept {
+  leave();
+  left_[static_cast<std::size_t>(rank())] = true;
+  const auto present = [&] { return std::find(left_.begin(), left_.end(), false) != left_.end(); };
+  attempt([&] {
+    while (present() && !failed()) {
+      if (!transport_.progress()) std::this_thread::sleep_for(nap);
+    }
+  });
+  transport_.stop();
+}
+
+void Endpoint::tell_all(const Notice& notice) noexcept {
+  try {
+    if (!Library::running()) return;
+    // Kept after the last look: MPI may still read it.
+    const auto kept = std::make_shared<Notice>(notice);
+    const auto waiting = std::make_shared<int>(0);
+    for (int other = 0; other < size(); ++other) {
+      if (other == rank()) continue;
+      ++*waiting;
+      transport_.send(reinterpret_cast<const std::byte*>(kept.get()), sizeof *kept, other,
+                      notice_tag, [kept, waiting](std::size_t) { --*waiting; });
+    }
+    const auto until = Clock::now() + patience;
+    while (*waiting > 0 && Clock::now() < until) {
+      if (!transport_.progress()) ::sched_yield();
+    }
+  } catch (const std::exception& error) {
+    log::warn(concat("mpi: rank ", rank(), " could not tell the others: ", error.what()));
+  }
+}
+
+void Endpoint::throw_failure(std::string_view where) {
+  Failure failure;
+  {
+    const std::lock_guard lock(failure_mutex_);
+    failure = *failure_;
+  }
+  const std::string text = concat(where, ": ", failure.text);
+  log::warn(text);
+  if (failure.timeout) throw TimeoutError(text);
+  throw CommError(text);
+}
+
+}  // namespace lockstep::mpi

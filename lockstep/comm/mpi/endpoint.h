@@ -1,0 +1,114 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/comm/mpi/mpi.h"
+#include "lockstep/comm/mpi/notice.h"
+#include "lockstep/comm/mpi/transport.h"
+
+namespace lockstep::mpi {
+
+class InFlight;
+
+/// Something of this rank that advances when polled: a group's operations.
+class Pollable {
+ public:
+  /// Does what can be done without blocking.
+  virtual void poll() = 0;
+
+ protected:
+  ~Pollable() = default;
+};
+
+/// This process's place among the processes of its MPI, shared by all its groups: how it waits, and
+/// how it learns of ranks that leave and of failures. It lives until MPI ends. Note [How a world
+/// over MPI fails] is in endpoint.cpp.
+class Endpoint {
+ public:
+  explicit Endpoint(const Options& options);
+  Endpoint(const Endpoint&) = delete;
+  Endpoint& operator=(const Endpoint&) = delete;
+
+  int rank() const { return transport_.rank(); }
+  int size() const { return transport_.size(); }
+  Transport& transport() { return transport_; }
+  const Options& options() const { return options_; }
+
+  void add(Pollable& group) { groups_.push_back(&group); }
+  /// With its last group a rank leaves.
+  void remove(Pollable& group);
+
+  /// The highest number of a group that this rank is or was in.
+  int last_group() const { return last_group_; }
+  void set_last_group(int number) { last_group_ = number; }
+
+  /// Moves bytes and advances all groups of this rank; true if anything arrived. What goes wrong is
+  /// the world's failure.
+  bool poll();
+  /// Does what may go wrong with MPI; that is then the world's failure.
+  void attempt(const std::function<void()>& call) noexcept;
+
+  /// Polls until the operation is complete, spinning, yielding, then sleeping.
+  /// Throws: what ended the world.
+  void wait(const InFlight& operation);
+
+  /// Ends the world unless it has ended, and tells all ranks. Any thread.
+  void fail(const Failure& failure) noexcept;
+  bool failed() const { return failed_.load(std::memory_order_acquire); }
+  /// Throws what ended the world, as it was met here.
+  [[noreturn]] void throw_failure(std::string_view where);
+
+  /// Tells the others that this rank takes part in nothing more.
+  void leave() noexcept;
+  /// The same, and waits until all have left, so that no message is under way when MPI ends.
+  void part() noexcept;
+
+  /// Entered by every call that touches this rank's groups: one thread at a time, and the main
+  /// thread only where MPI wants that.
+  class Use {
+   public:
+    explicit Use(Endpoint& endpoint);
+    ~Use() { endpoint_.used_.store(false, std::memory_order_release); }
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+
+   private:
+    Endpoint& endpoint_;
+  };
+
+ private:
+  void listen();
+  void hear();
+  void record(const Failure& failure) noexcept;
+  void spread() noexcept;
+  void tell_all(const Notice& notice) noexcept;
+  void check_left(const InFlight& operation);
+  void check_time(const InFlight& operation, std::chrono::steady_clock::duration waited,
+                  std::chrono::milliseconds limit);
+
+  Options options_;
+  Transport transport_;
+  bool fits_;              ///< every rank of this host has cores of its own
+  bool main_thread_only_;  ///< and others must not call MPI
+  std::vector<Pollable*> groups_;
+  int last_group_ = 0;
+  std::atomic<bool> used_{false};
+  std::atomic<bool> failed_{false};
+  std::mutex failure_mutex_;
+  std::optional<Failure> failure_;
+  bool heard_failure_ = false;  ///< the failure is another's, who told all
+  bool stopped_ = false;        ///< the others know of the failure, and MPI is used no more
+  bool gone_ = false;           ///< this rank has left
+  std::vector<bool> left_;
+  Notice heard_{};
+};
+
+}  // namespace lockstep::mpi

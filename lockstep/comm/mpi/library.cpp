@@ -1,0 +1,126 @@
+#include "lockstep/comm/mpi/library.h"
+
+#include <mpi.h>
+
+#include <array>
+#include <atomic>
+#include <cstdlib>
+#include <sstream>
+#include <string_view>
+#include <utility>
+
+#include "lockstep/core/error.h"
+#include "lockstep/core/log.h"
+#include "lockstep/core/text.h"
+
+namespace lockstep::mpi {
+namespace {
+
+using detail::concat;
+
+std::atomic<bool> abandoned{false};
+
+std::function<void()>& last_call() {
+  static std::function<void()> call;
+  return call;
+}
+
+bool initialized() {
+  int answer = 0;
+  MPI_Initialized(&answer);
+  return answer != 0;
+}
+
+bool finalized() {
+  int answer = 0;
+  MPI_Finalized(&answer);
+  return answer != 0;
+}
+
+int thread_level() {
+  int level = MPI_THREAD_SINGLE;
+  MPI_Query_thread(&level);
+  return level;
+}
+
+const char* level_name(int level) {
+  if (level == MPI_THREAD_SINGLE) return "MPI_THREAD_SINGLE";
+  if (level == MPI_THREAD_FUNNELED) return "MPI_THREAD_FUNNELED";
+  if (level == MPI_THREAD_SERIALIZED) return "MPI_THREAD_SERIALIZED";
+  return "MPI_THREAD_MULTIPLE";
+}
+
+void make_last_call() {
+  if (const auto call = std::exchange(last_call(), {})) call();
+}
+
+/// A process that ends with another code must not wait for ranks that learn of it only when it is
+/// gone; its launcher tells them.
+void end(int exit_code, void*) {
+  if (exit_code != 0 || abandoned || finalized()) return;
+  make_last_call();
+  if (!abandoned) MPI_Finalize();
+}
+
+}  // namespace
+
+void Library::join() {
+  last_call();  // outlives the handler below, which is registered after it
+  if (finalized()) {
+    throw BackendUnavailable("mpi: MPI has ended in this process; call init() before MPI_Finalize");
+  }
+  if (!initialized()) {
+    int level = 0;
+    if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level) != MPI_SUCCESS) {
+      throw BackendUnavailable("mpi: MPI_Init_thread failed; what MPI wrote to stderr says why");
+    }
+    ::on_exit(end, nullptr);
+  }
+  if (thread_level() == MPI_THREAD_SINGLE) {
+    throw BackendUnavailable(
+        "mpi: the program initialised MPI with MPI_THREAD_SINGLE, expected MPI_THREAD_FUNNELED or "
+        "more: call MPI_Init_thread, or leave it to init()");
+  }
+  log::debug(concat("mpi: ", version(), ", ", level_name(thread_level())));
+}
+
+bool Library::running() { return initialized() && !finalized(); }
+
+bool Library::main_thread_only() { return thread_level() < MPI_THREAD_SERIALIZED; }
+
+bool Library::on_main_thread() {
+  int answer = 0;
+  MPI_Is_thread_main(&answer);
+  return answer != 0;
+}
+
+void Library::at_end(std::function<void()> call) {
+  last_call() = std::move(call);
+  // MPI_Finalize begins with deleting the attributes of this communicator.
+  int key = MPI_KEYVAL_INVALID;
+  MPI_Comm_create_keyval(
+      MPI_COMM_NULL_COPY_FN,
+      [](MPI_Comm, int, void*, void*) {
+        make_last_call();
+        return MPI_SUCCESS;
+      },
+      &key, nullptr);
+  MPI_Comm_set_attr(MPI_COMM_SELF, key, nullptr);
+}
+
+void Library::abandon() { abandoned = true; }
+
+std::string Library::version() {
+  std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
+  int length = 0;
+  MPI_Get_library_version(text.data(), &length);
+  // "Open MPI v4.1.4, package: …" or "MPICH Version:\t4.0.2\nMPICH Release date: …"
+  std::string name(text.data(), static_cast<std::size_t>(length));
+  name = name.substr(0, name.find_first_of(std::string_view(",\n\0", 3)));
+  std::string words;
+  std::istringstream in(name);
+  for (std::string word; in >> word;) words += (words.empty() ? "" : " ") + word;
+  return words;
+}
+
+}  // namespace lockstep::mpi

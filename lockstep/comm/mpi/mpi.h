@@ -1,0 +1,47 @@
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "lockstep/comm/communicator.h"
+
+namespace lockstep::mpi {
+
+/// How an all_reduce moves its bytes. docs/algorithms.md has steps and bytes of both.
+enum class Algorithm {
+  automatic,
+  direct,  ///< each rank sums a slice that it hears from all: fewest steps
+  ring     ///< partial sums pass from rank to rank: two partners however many ranks there are
+};
+
+std::string_view name(Algorithm algorithm);
+
+/// The algorithm of a name: "auto", "direct" or "ring".
+/// Throws: InvalidArgument listing the valid names.
+Algorithm parse_algorithm(std::string_view text);
+
+struct Options {
+  std::chrono::milliseconds timeout = std::chrono::minutes(10);  ///< longest wait of one operation
+  int threads_per_rank = 1;  ///< compute threads of each rank; while all fit the cores of a host, a
+                             ///< waiting rank spins long
+  int cores = 0;             ///< cores that a host's ranks share; 0 takes the machine's
+  Algorithm algorithm = Algorithm::automatic;
+  int expected_size = 0;  ///< ranks that the launcher's variables speak of; 0 if they do not
+};
+
+/// Empty where the backend is part of this build, else why it is not.
+std::string available();
+
+/// What MPI this build uses, as its library tells: "Open MPI v4.1.4"; empty without one.
+std::string version();
+
+/// This process's communicator over all processes that its MPI knows. Joins an MPI that the program
+/// has initialised and leaves it alone at the end; else begins MPI, which then ends with the
+/// process. Called once by every process; returns when all have. Throws: BackendUnavailable when
+/// not in this build, when the program initialised MPI for one thread only, and when MPI knows
+/// other than the expected number of processes; CommError and TimeoutError as a collective does.
+std::shared_ptr<Communicator> create(const Options& options);
+
+}  // namespace lockstep::mpi

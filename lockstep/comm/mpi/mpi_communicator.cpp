@@ -1,0 +1,189 @@
+#include "lockstep/comm/mpi/mpi_communicator.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "lockstep/core/error.h"
+#include "lockstep/core/log.h"
+#include "lockstep/core/text.h"
+
+namespace lockstep::mpi {
+
+MpiCommunicator::MpiCommunicator(std::shared_ptr<Endpoint> endpoint, std::vector<int> members,
+                                 int rank, int number)
+    : Communicator(rank, static_cast<int>(members.size())),
+      endpoint_(std::move(endpoint)),
+      members_(std::move(members)),
+      number_(number) {
+  inboxes_.resize(members_.size());
+  received_.resize(members_.size());
+  for (int member = 0; member < size(); ++member) {
+    if (member == this->rank()) continue;
+    inboxes_[static_cast<std::size_t>(member)].room.resize(CollectiveFlight::parcel_bytes(size()));
+    listen(member);
+  }
+  endpoint_->add(*this);
+}
+
+MpiCommunicator::~MpiCommunicator() {
+  endpoint_->remove(*this);
+  try {
+    endpoint_->transport().cancel(tag_of(number_, Channel::announcements));
+  } catch (const CommError& error) {
+    log::warn(detail::concat(where("a group's end"), ": ", error.what()));
+  }
+}
+
+void MpiCommunicator::listen(int member) {
+  auto& inbox = inboxes_[static_cast<std::size_t>(member)];
+  receive(inbox.room.data(), inbox.room.size(), member, Channel::announcements,
+          [this, member](std::size_t bytes) {
+            auto& [room, waiting] = inboxes_[static_cast<std::size_t>(member)];
+            waiting.emplace_back(room.begin(), room.begin() + static_cast<std::ptrdiff_t>(bytes));
+            listen(member);
+          });
+}
+
+std::shared_ptr<std::byte> MpiCommunicator::allocate(std::size_t bytes) {
+  constexpr std::size_t alignment = 64;
+  constexpr double mib = 1024.0 * 1024.0;
+  const auto machine = static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) *
+                       static_cast<std::size_t>(::sysconf(_SC_PAGE_SIZE));
+  void* memory = nullptr;
+  if (bytes < machine) {
+    const std::size_t whole = (bytes + alignment) / alignment * alignment;
+    memory = std::aligned_alloc(alignment, whole);
+  }
+  if (memory == nullptr) {
+    throw CommError(detail::concat("mpi: cannot take ", static_cast<double>(bytes) / mib,
+                                   " MiB of memory; this machine has ",
+                                   static_cast<double>(machine) / mib, " MiB"));
+  }
+  std::memset(memory, 0, bytes);
+  return {static_cast<std::byte*>(memory), [](std::byte* taken) { std::free(taken); }};
+}
+
+std::string MpiCommunicator::where(std::string_view label) const {
+  return detail::concat(label, " (mpi) rank ", rank(), " of ", size());
+}
+
+void MpiCommunicator::fail(std::string_view cause) noexcept {
+  try {
+    endpoint_->fail({.text = detail::concat("rank ", endpoint_->rank(), ": ", cause)});
+  } catch (const std::bad_alloc&) {
+    endpoint_->fail({.text = "a rank failed"});
+  }
+}
+
+void MpiCommunicator::send(const std::byte* data, std::size_t bytes, int member, Channel channel,
+                           Transport::Done done) const {
+  endpoint_->transport().send(data, bytes, world_rank(member), tag_of(number_, channel),
+                              std::move(done));
+}
+
+void MpiCommunicator::send_synchronously(const std::byte* data, std::size_t bytes, int member,
+                                         Channel channel, Transport::Done done) const {
+  endpoint_->transport().send_synchronously(data, bytes, world_rank(member),
+                                            tag_of(number_, channel), std::move(done));
+}
+
+void MpiCommunicator::receive(std::byte* data, std::size_t bytes, int member, Channel channel,
+                              Transport::Done done) const {
+  endpoint_->transport().receive(data, bytes, world_rank(member), tag_of(number_, channel),
+                                 std::move(done));
+}
+
+void MpiCommunicator::join() {
+  const auto meet = [&] {
+    const Endpoint::Use use(*endpoint_);
+    return start(Operation{.collective = Collective::barrier});
+  };
+  meet().wait();
+}
+
+Work MpiCommunicator::begin(Operation&& operation) {
+  const Endpoint::Use use(*endpoint_);
+  if (endpoint_->failed()) endpoint_->throw_failure(where(operation.label()));
+  number(operation);
+  if (operation.is_message()) return begin_message(std::move(operation));
+  return start(std::move(operation));
+}
+
+Work MpiCommunicator::start(Operation&& operation) {
+  auto flight = std::make_shared<CollectiveFlight>(*this, std::move(operation));
+  collectives_.push_back(flight);
+  endpoint_->attempt([&] { flight->announce(); });
+  endpoint_->poll();
+  return Work(std::move(flight));
+}
+
+Work MpiCommunicator::begin_message(Operation&& operation) {
+  auto flight = std::make_shared<MessageFlight>(*this, std::move(operation));
+  messages_.push_back(flight);
+  endpoint_->attempt([&] { flight->begin(); });
+  endpoint_->poll();
+  return Work(std::move(flight));
+}
+
+void MpiCommunicator::poll() {
+  for (const auto& flight : collectives_) flight->meet();
+  for (const auto& flight : collectives_) {
+    flight->advance();
+    if (!flight->lets_next_begin()) break;
+  }
+  while (!collectives_.empty() && collectives_.front()->complete()) collectives_.pop_front();
+  if (messages_.empty()) return;
+  for (const auto& flight : messages_) flight->advance();
+  std::erase_if(messages_, [](const auto& flight) { return flight->complete(); });
+}
+
+std::vector<int> MpiCommunicator::holding_up() const {
+  return collectives_.empty() ? std::vector<int>() : collectives_.front()->missing();
+}
+
+std::shared_ptr<Communicator> MpiCommunicator::split(int color, int key) {
+  struct Choice {
+    std::int64_t color;
+    std::int64_t key;
+    std::int64_t last_group;
+  };
+  static_assert(sizeof(Choice) == 3 * sizeof(std::int64_t));
+  std::vector<Choice> choices(static_cast<std::size_t>(size()));
+  const Choice mine{.color = color, .key = key, .last_group = endpoint_->last_group()};
+  all_gather(&mine, choices.data(), 3, DType::i64).wait();
+
+  // Higher than that of any group that a member is in, so no two groups of a rank have the same.
+  std::int64_t number = 0;
+  std::vector<int> group_ranks;
+  for (int other = 0; other < size(); ++other) {
+    const auto& choice = choices[static_cast<std::size_t>(other)];
+    number = std::max(number, choice.last_group + 1);
+    if (color >= 0 && choice.color == color) group_ranks.push_back(other);
+  }
+  const int most = most_groups(endpoint_->transport().last_tag());
+  if (number > most) {
+    throw CommError(
+        detail::concat(where("split"), ": this MPI has tags for ", most, " groups, and no more"));
+  }
+  endpoint_->set_last_group(static_cast<int>(number));
+  if (group_ranks.empty()) return nullptr;
+  std::stable_sort(group_ranks.begin(), group_ranks.end(), [&](int a, int b) {
+    return choices[static_cast<std::size_t>(a)].key < choices[static_cast<std::size_t>(b)].key;
+  });
+
+  std::vector<int> world_ranks;
+  for (const int member : group_ranks) world_ranks.push_back(world_rank(member));
+  const auto position = std::find(group_ranks.begin(), group_ranks.end(), rank());
+  const auto made = std::make_shared<MpiCommunicator>(
+      endpoint_, std::move(world_ranks), static_cast<int>(position - group_ranks.begin()),
+      static_cast<int>(number));
+  made->join();
+  log::debug(detail::concat(made->where("split"), " joined its group"));
+  return made;
+}
+
+}  // namespace lockstep::mpi

@@ -1,0 +1,87 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/comm/communicator.h"
+#include "lockstep/comm/mpi/channel.h"
+#include "lockstep/comm/mpi/collective_flight.h"
+#include "lockstep/comm/mpi/endpoint.h"
+#include "lockstep/comm/mpi/message_flight.h"
+
+namespace lockstep::mpi {
+
+/// One rank's view of one group of the processes of its MPI.
+class MpiCommunicator final : public Communicator,
+                              public Pollable,
+                              public std::enable_shared_from_this<MpiCommunicator> {
+ public:
+  /// members are world ranks in the order of the group; number tells its messages from those of
+  /// other groups with the same members.
+  MpiCommunicator(std::shared_ptr<Endpoint> endpoint, std::vector<int> members, int rank,
+                  int number);
+  ~MpiCommunicator() override;
+
+  std::string_view backend() const override { return "mpi"; }
+  std::shared_ptr<std::byte> allocate(std::size_t bytes) override;
+  std::shared_ptr<Communicator> split(int color, int key) override;
+  void fail(std::string_view cause) noexcept override;
+
+  void poll() override;
+
+  /// Meets all members in the collective that numbers 0. Called once, by who made this
+  /// communicator.
+  void join();
+
+  // For the operations in flight.
+  Endpoint& endpoint() const { return *endpoint_; }
+  std::span<const int> members() const { return members_; }
+  int world_rank(int member) const { return members_[static_cast<std::size_t>(member)]; }
+  std::string where(std::string_view label) const;
+
+  void send(const std::byte* data, std::size_t bytes, int member, Channel channel,
+            Transport::Done done) const;
+  void send_synchronously(const std::byte* data, std::size_t bytes, int member, Channel channel,
+                          Transport::Done done) const;
+  void receive(std::byte* data, std::size_t bytes, int member, Channel channel,
+               Transport::Done done) const;
+
+  /// The announcements of a member that no operation has taken yet.
+  std::deque<Parcel>& announced(int member) {
+    return inboxes_[static_cast<std::size_t>(member)].waiting;
+  }
+  /// Messages of a member whose payload this rank has asked for.
+  std::uint64_t& received(int member) { return received_[static_cast<std::size_t>(member)]; }
+  /// World ranks that the first collective in flight waits for.
+  std::vector<int> holding_up() const;
+
+ private:
+  /// What one other member has announced.
+  struct Inbox {
+    std::vector<std::byte> room;  ///< for the next
+    std::deque<Parcel> waiting;
+  };
+
+  Work begin(Operation&& operation) override;
+  Work begin_message(Operation&& operation);
+  /// Begins a numbered collective.
+  Work start(Operation&& operation);
+  void listen(int member);
+
+  std::shared_ptr<Endpoint> endpoint_;
+  std::vector<int> members_;
+  int number_;
+  std::vector<Inbox> inboxes_;
+  std::vector<std::uint64_t> received_;
+  std::deque<std::shared_ptr<CollectiveFlight>>
+      collectives_;  ///< in order; those in front may be moving bytes
+  std::deque<std::shared_ptr<MessageFlight>> messages_;
+};
+
+}  // namespace lockstep::mpi

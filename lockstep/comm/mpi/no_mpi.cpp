@@ -1,0 +1,16 @@
+#include "lockstep/comm/mpi/mpi.h"
+#include "lockstep/core/error.h"
+
+// What a build without MPI links instead of the backend.
+
+namespace lockstep::mpi {
+
+std::string available() { return "built without MPI: configure with -DLOCKSTEP_WITH_MPI=ON"; }
+
+std::string version() { return {}; }
+
+std::shared_ptr<Communicator> create(const Options&) {
+  throw BackendUnavailable("mpi: " + available());
+}
+
+}  // namespace lockstep::mpi

@@ -1,0 +1,76 @@
+#include "lockstep/comm/mpi/transfer.h"
+
+#include <algorithm>
+
+#include "lockstep/comm/mpi/mpi_communicator.h"
+
+namespace lockstep::mpi {
+
+Transfer::Transfer(const MpiCommunicator& group, const Operation& operation)
+    : group_(group), operation_(operation), rank_(group.rank()), size_(group.size()) {
+  with_.resize(static_cast<std::size_t>(size_));
+}
+
+std::vector<int> Transfer::partners() const {
+  std::vector<int> members;
+  for (int member = 0; member < size_; ++member) {
+    if (with_[static_cast<std::size_t>(member)] > 0) members.push_back(member);
+  }
+  return members;
+}
+
+void Transfer::ended(int member, std::uint8_t* flag) {
+  --with_[static_cast<std::size_t>(member)];
+  --under_way_;
+  if (flag != nullptr) *flag = 1;
+}
+
+void Transfer::send(const std::byte* data, std::size_t bytes, int member, Channel channel,
+                    std::uint8_t* flag) {
+  ++with_[static_cast<std::size_t>(member)];
+  ++under_way_;
+  if (bytes == 0) return ended(member, flag);
+  group_.send(data, bytes, member, channel,
+              [this, member, flag](std::size_t) { ended(member, flag); });
+}
+
+void Transfer::receive(std::byte* data, std::size_t bytes, int member, Channel channel,
+                       std::uint8_t* flag) {
+  ++with_[static_cast<std::size_t>(member)];
+  ++under_way_;
+  if (bytes == 0) return ended(member, flag);
+  group_.receive(data, bytes, member, channel,
+                 [this, member, flag](std::size_t) { ended(member, flag); });
+}
+
+detail::Range slice_of(std::size_t length, std::size_t element, int member, int members) {
+  constexpr std::size_t cache_line = 64;
+  const std::size_t per_line = cache_line / element;
+  const std::size_t lines = (length + per_line - 1) / per_line;
+  const auto count = static_cast<std::size_t>(members);
+  const std::size_t share = (lines + count - 1) / count * per_line;
+  const std::size_t begin = std::min(length, share * static_cast<std::size_t>(member));
+  return {.begin = begin, .length = std::min(share, length - begin)};
+}
+
+std::unique_ptr<Transfer> make_transfer(const MpiCommunicator& group, const Operation& operation) {
+  // Of so many ranks each would hold a connection to every other, for slices that grow short.
+  constexpr int many = 32;
+  switch (operation.collective) {
+    case Collective::broadcast:
+      return make_broadcast(group, operation);
+    case Collective::reduce_scatter:
+      return make_direct_reduction(group, operation);
+    case Collective::all_reduce: {
+      const auto algorithm = group.endpoint().options().algorithm;
+      const bool ring = algorithm == Algorithm::ring ||
+                        (algorithm == Algorithm::automatic && group.size() > many);
+      return ring && sums_in_parts(operation) ? make_ring_reduction(group, operation)
+                                              : make_direct_reduction(group, operation);
+    }
+    default:
+      return make_moves(group, operation);
+  }
+}
+
+}  // namespace lockstep::mpi

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "lockstep/comm/mpi/channel.h"
+#include "lockstep/comm/operation.h"
+#include "lockstep/comm/shape.h"
+
+namespace lockstep::mpi {
+
+class MpiCommunicator;
+
+/// The bytes of one collective on their way, once all members have agreed on it.
+class Transfer {
+ public:
+  virtual ~Transfer() = default;
+  Transfer(const Transfer&) = delete;
+  Transfer& operator=(const Transfer&) = delete;
+
+  /// Begins the messages that can begin, and works on what has come.
+  virtual void advance() = 0;
+  /// All messages have begun, so that those of another transfer may follow.
+  virtual bool begun() const = 0;
+
+  bool over() const { return begun() && under_way_ == 0; }
+  /// Members with whom a message is under way.
+  std::vector<int> partners() const;
+
+ protected:
+  Transfer(const MpiCommunicator& group, const Operation& operation);
+
+  const Operation& operation() const { return operation_; }
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  std::size_t element() const { return size_of(operation_.dtype); }
+
+  /// Messages of no bytes are over at once. *flag, if given, becomes 1 when the message is over.
+  void send(const std::byte* data, std::size_t bytes, int member, Channel channel,
+            std::uint8_t* flag = nullptr);
+  void receive(std::byte* data, std::size_t bytes, int member, Channel channel,
+               std::uint8_t* flag = nullptr);
+
+ private:
+  void ended(int member, std::uint8_t* flag);
+
+  const MpiCommunicator& group_;
+  const Operation& operation_;
+  int rank_;
+  int size_;
+  std::size_t under_way_ = 0;
+  std::vector<std::uint32_t> with_;  ///< messages under way with each member
+};
+
+/// The transfer of an operation whose inputs did not travel with the announcements.
+std::unique_ptr<Transfer> make_transfer(const MpiCommunicator& group, const Operation& operation);
+
+/// Parts that go from member to member as they are: all_gather, gather, scatter, all_to_all.
+std::unique_ptr<Transfer> make_moves(const MpiCommunicator& group, const Operation& operation);
+/// Root gives each other member a slice, and all of them give theirs to one another.
+std::unique_ptr<Transfer> make_broadcast(const MpiCommunicator& group, const Operation& operation);
+/// all_reduce and reduce_scatter: each member hears all others' parts of its slice and sums them.
+std::unique_ptr<Transfer> make_direct_reduction(const MpiCommunicator& group,
+                                                const Operation& operation);
+/// all_reduce: partial sums pass from rank to rank, and the result follows them.
+std::unique_ptr<Transfer> make_ring_reduction(const MpiCommunicator& group,
+                                              const Operation& operation);
+/// Whether partial sums have the same bits as one sum in rank order, so that a ring may make them.
+bool sums_in_parts(const Operation& operation);
+
+/// Member's slice of length elements that are divided among members, whole cache lines.
+detail::Range slice_of(std::size_t length, std::size_t element, int member, int members);
+
+}  // namespace lockstep::mpi

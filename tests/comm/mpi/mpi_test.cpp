@@ -1,0 +1,170 @@
+#include "lockstep/comm/mpi/mpi.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <string>
+#include <vector>
+
+#include "launch/launched.h"
+#include "lockstep/core/error.h"
+#include "temporary_folder.h"
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+/// The command that starts n processes of the program that does as it is told.
+std::vector<std::string> command(int n, const std::string& behaviour,
+                                 const std::string& argument = {}) {
+  std::vector<std::string> words{LOCKSTEP_MPIEXEC};
+  if (mpi::version().starts_with("Open MPI")) {
+    words.insert(words.end(), {"--oversubscribe", "--allow-run-as-root"});
+  }
+  words.insert(words.end(), {"-n", std::to_string(n), LOCKSTEP_BINARY_DIR "/mpi_rank_program",
+                             behaviour, argument});
+  return words;
+}
+
+class Mpi : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!mpi::available().empty()) GTEST_SKIP() << mpi::available();
+  }
+
+  /// Runs n processes, of which each says what it met; what they said, once all have.
+  std::string said(int n, const std::string& behaviour) {
+    Launched job(command(n, behaviour, fifo_), {});
+    job.await_output("Error ", n);
+    const int released = ::open(fifo_.c_str(), O_RDWR | O_CLOEXEC);
+    const auto ended = job.wait();
+    ::close(released);
+    EXPECT_NE(ended.code, 0);
+    return ended.out;
+  }
+
+  static int count(const std::string& text, const std::string& word) {
+    int found = 0;
+    for (auto at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) ++found;
+    return found;
+  }
+
+  Mpi() { ::mkfifo(fifo_.c_str(), 0600); }
+
+  TemporaryFolder folder_;
+  std::string fifo_ = (folder_.path() / "release").string();
+};
+
+class MpiConformance : public Mpi,
+                       public ::testing::WithParamInterface<std::pair<int, const char*>> {};
+
+TEST_P(MpiConformance, Holds) {
+  const auto& [n, algorithm] = GetParam();
+  const auto ended = Launched(command(n, "conformance", algorithm)).wait();
+  EXPECT_EQ(ended.code, 0) << ended.out << ended.err;
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, MpiConformance,
+                         ::testing::Values(std::pair{1, "auto"}, std::pair{2, "auto"},
+                                           std::pair{3, "auto"}, std::pair{4, "auto"},
+                                           std::pair{7, "auto"}, std::pair{3, "ring"}),
+                         [](const auto& test) {
+                           return test.param.second + std::to_string(test.param.first);
+                         });
+
+TEST_F(Mpi, MismatchIsNamedOnEveryRank) {
+  const auto text = said(3, "other-dtype");
+  EXPECT_EQ(count(text,
+                  "collective #2 differs between ranks: rank 1 got all_reduce sum float64 of "
+                  "8 elements, expected all_reduce sum float32 of 8 elements as on rank 0"),
+            3)
+      << text;
+  EXPECT_THAT(text, HasSubstr("all_reduce #2 (mpi) rank 2 of 3: "));
+}
+
+TEST_F(Mpi, MismatchInAGroupEndsTheWorld) {
+  const auto text = said(3, "other-order-in-a-half");
+  EXPECT_EQ(count(text, "collective #1 differs between ranks: rank 1 got broadcast"), 3) << text;
+  EXPECT_THAT(text, HasSubstr("barrier #2 (mpi) rank 2 of 3: "));
+}
+
+TEST_F(Mpi, MessageMismatchIsNamedOnBothSides) {
+  const auto text = said(2, "other-message");
+  EXPECT_EQ(count(text,
+                  "message #1 from rank 0 to rank 1 differs: the receiver expected 4 elements of "
+                  "float64 with tag 7, got 4 elements of float32 with tag 7"),
+            2)
+      << text;
+}
+
+TEST_F(Mpi, TimeoutNamesOperationAndMissingRanks) {
+  Launched job(command(3, "late", fifo_));
+  job.await_output("TimeoutError ");
+  const int released = ::open(fifo_.c_str(), O_RDWR | O_CLOEXEC);
+  const auto ended = job.wait();
+  ::close(released);
+  EXPECT_THAT(ended.out, HasSubstr("all_reduce #1 (mpi) rank 0 of 3: all_reduce #1 waited 0.2 s "
+                                   "for ranks 1, 2"));
+}
+
+TEST_F(Mpi, RankThatLeavesIsNamed) {
+  Launched job(command(3, "leave", fifo_));
+  job.await_output("Error ", 2);
+  const int released = ::open(fifo_.c_str(), O_RDWR | O_CLOEXEC);
+  const auto ended = job.wait();
+  ::close(released);
+  EXPECT_EQ(count(ended.out, "rank 1 left the world before barrier #1"), 2) << ended.out;
+}
+
+TEST_F(Mpi, FirstCauseReachesEveryRank) {
+  const auto text = said(3, "give-up");
+  EXPECT_EQ(count(text, ": rank 1: this rank gives up"), 3) << text;
+}
+
+TEST_F(Mpi, LauncherEndsTheOthersOfARankThatEnds) {
+  EXPECT_EQ(Launched(command(3, "exit-3")).wait().code, 3);
+  const auto killed = Launched(command(3, "kill-9")).wait();
+  EXPECT_NE(killed.code, 0);
+  EXPECT_THAT(killed.out + killed.err, HasSubstr("signal 9"));
+}
+
+TEST_F(Mpi, JoinsWhatTheProgramBegan) {
+  const auto ended = Launched(command(3, "own-mpi")).wait();
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_EQ(count(ended.out, "product 6\n"), 3) << ended.out;
+  EXPECT_EQ(count(ended.out, "ended\n"), 3) << ended.out;
+}
+
+TEST_F(Mpi, RefusesAnMpiForOneThread) {
+  const auto ended = Launched(command(2, "one-thread-only")).wait();
+  EXPECT_EQ(count(ended.out, "the program initialised MPI with MPI_THREAD_SINGLE"), 2) << ended.out;
+}
+
+TEST_F(Mpi, LauncherOfAnotherMpiIsAnError) {
+  const auto ended = Launched(command(1, "one-of-four")).wait();
+  EXPECT_THAT(ended.out, AllOf(HasSubstr("the launcher started 4 ranks"), HasSubstr("knows of 1")));
+}
+
+TEST(NoMpi, SaysWhy) {
+  if (mpi::available().empty()) GTEST_SKIP() << "this build has MPI: " << mpi::version();
+  EXPECT_THAT(mpi::available(), HasSubstr("LOCKSTEP_WITH_MPI"));
+  EXPECT_EQ(mpi::version(), "");
+  EXPECT_THROW(mpi::create({}), BackendUnavailable);
+}
+
+TEST(MpiAlgorithm, IsParsedAndNamed) {
+  for (const char* text : {"auto", "direct", "ring"}) {
+    EXPECT_EQ(mpi::name(mpi::parse_algorithm(text)), text);
+  }
+  EXPECT_THROW(mpi::parse_algorithm("tree"), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace lockstep::testing

@@ -1,0 +1,216 @@
+#include <fcntl.h>
+#include <mpi.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <functional>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "comm/conformance.h"
+#include "lockstep/comm/mpi/mpi.h"
+#include "lockstep/core/error.h"
+
+/// A process of an MPI program that does what its first argument says; the second is up to that.
+namespace {
+
+using namespace std::chrono_literals;
+using lockstep::Communicator;
+using lockstep::DType;
+using lockstep::ReduceOp;
+using Group = std::shared_ptr<Communicator>;
+
+float floats[64];
+double doubles[64];
+std::string_view argument;
+
+void say(const std::string& line) { std::cout << line + '\n' << std::flush; }
+
+/// Returns once the test has opened the fifo that the argument names.
+void await_release() {
+  const int fd = ::open(std::string(argument).c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) throw std::runtime_error("cannot open the fifo");
+  ::close(fd);
+}
+
+Group join(const lockstep::mpi::Options& options = {.timeout = 20s}) {
+  return lockstep::mpi::create(options);
+}
+
+/// Says what fn threw and stays, so that the launcher does not end those who are still to speak.
+int expect_failure(const Group& group, const std::function<void()>& fn) {
+  try {
+    fn();
+    say("rank " + std::to_string(group->rank()) + " noticed nothing");
+  } catch (const lockstep::TimeoutError& error) {
+    say("TimeoutError " + std::string(error.what()));
+  } catch (const lockstep::Error& error) {
+    say("Error " + std::string(error.what()));
+  }
+  await_release();
+  return 1;
+}
+
+int conformance() {
+  const auto group = join({.timeout = 60s, .algorithm = lockstep::mpi::parse_algorithm(argument)});
+  lockstep::testing::check_collectives(*group);
+  lockstep::testing::check_in_flight(*group);
+  lockstep::testing::check_skew(*group);
+  lockstep::testing::check_split(*group);
+  lockstep::testing::check_messages(*group);
+  return 0;
+}
+
+int other_dtype() {
+  const auto group = join();
+  return expect_failure(group, [&] {
+    group->barrier().wait();
+    auto work = group->rank() == 1 ? group->all_reduce(doubles, 8, DType::f64, ReduceOp::sum)
+                                   : group->all_reduce(floats, 8, DType::f32, ReduceOp::sum);
+    work.wait();
+  });
+}
+
+/// A member of the group and one outside of it find the same cause.
+int other_order_in_a_half() {
+  const auto group = join();
+  const auto half = group->split(group->rank() / 2, 0);
+  return expect_failure(group, [&] {
+    if (group->rank() == 1) half->broadcast(floats, 8, DType::f32, 0).wait();
+    if (group->rank() == 0) half->all_reduce(floats, 8, DType::f32, ReduceOp::sum).wait();
+    group->barrier().wait();
+  });
+}
+
+int other_message() {
+  const auto group = join();
+  return expect_failure(group, [&] {
+    if (group->rank() == 0) group->send(floats, 4, DType::f32, 1, 7).wait();
+    if (group->rank() == 1) group->recv(doubles, 4, DType::f64, 0, 7).wait();
+  });
+}
+
+int late() {
+  const auto group = join();
+  if (group->rank() > 0) await_release();
+  return expect_failure(group, [&] {
+    if (group->rank() > 0) group->barrier().wait();
+    group->all_reduce(floats, 8, DType::f32, ReduceOp::sum, {.timeout = 200ms}).wait();
+  });
+}
+
+int leave() {
+  auto group = join();
+  if (group->rank() == 1) {
+    group.reset();
+    await_release();
+    return 0;
+  }
+  return expect_failure(group, [&] { group->barrier().wait(); });
+}
+
+int give_up() {
+  const auto group = join();
+  return expect_failure(group, [&] {
+    group->barrier().wait();
+    if (group->rank() == 1) group->fail("this rank gives up");
+    group->barrier().wait();
+  });
+}
+
+int barriers_of_the_others(const std::function<int()>& fn) {
+  const auto group = join();
+  if (group->rank() == 1) return fn();
+  for (;;) group->barrier().wait();
+}
+
+int own_mpi() {
+  int level = 0;
+  MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &level);
+  {
+    const auto group = join();
+    std::vector<std::int64_t> numbers(1000, group->rank() + 1);
+    group->all_reduce(numbers.data(), numbers.size(), DType::i64, ReduceOp::product).wait();
+    say("product " + std::to_string(numbers.back()));
+  }
+  MPI_Finalize();
+  say("ended");
+  return 0;
+}
+
+int one_thread_only() {
+  MPI_Init(nullptr, nullptr);
+  try {
+    join();
+  } catch (const lockstep::BackendUnavailable& error) {
+    say(error.what());
+  }
+  MPI_Finalize();
+  return 0;
+}
+
+int one_of_four() {
+  try {
+    join({.expected_size = 4});
+  } catch (const lockstep::BackendUnavailable& error) {
+    say(error.what());
+  }
+  return 0;
+}
+
+/// More elements than an int counts: for a machine with 12 GiB to spare.
+int many_elements() {
+  const auto group = join({.timeout = 300s});
+  const std::size_t count = (std::size_t{1} << 31) + 5;
+  std::vector<std::uint8_t> data(count, static_cast<std::uint8_t>(group->rank() + 1));
+  group->all_reduce(data.data(), count, DType::u8, ReduceOp::sum).wait();
+  group->broadcast(data.data(), count, DType::u8, 0).wait();
+  const auto expected = static_cast<std::uint8_t>(group->size() * (group->size() + 1) / 2);
+  for (const auto value : data) {
+    if (value != expected) throw std::runtime_error("a sum is wrong");
+  }
+  if (group->rank() == 0) group->send(data.data(), count, DType::u8, 1).wait();
+  if (group->rank() == 1) group->recv(data.data(), count, DType::u8, 0).wait();
+  say("all right");
+  return 0;
+}
+
+const std::map<std::string_view, std::function<int()>> behaviours{
+    {"conformance", conformance},
+    {"other-dtype", other_dtype},
+    {"other-order-in-a-half", other_order_in_a_half},
+    {"other-message", other_message},
+    {"late", late},
+    {"leave", leave},
+    {"give-up", give_up},
+    {"exit-3", [] { return barriers_of_the_others([] { return 3; }); }},
+    {"kill-9", [] { return barriers_of_the_others([] { return ::raise(SIGKILL); }); }},
+    {"own-mpi", own_mpi},
+    {"one-thread-only", one_thread_only},
+    {"one-of-four", one_of_four},
+    {"many-elements", many_elements},
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const auto behaviour = behaviours.find(argc > 1 ? argv[1] : "");
+  if (behaviour == behaviours.end()) {
+    std::cerr << "no such behaviour\n";
+    return 99;
+  }
+  argument = argc > 2 ? argv[2] : "";
+  try {
+    return behaviour->second();
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << std::endl;
+    return 1;
+  }
+}
