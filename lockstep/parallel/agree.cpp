@@ -79,7 +79,7 @@ std::string describe_difference(const std::vector<Lines>& all) {
 
 }  // namespace
 
-void agree(const Group& group, std::string_view where, std::span<const std::string> lines) {
+std::optional<std::string> difference(const Group& group, std::span<const std::string> lines) {
   const auto text = join(lines);
   const auto ranks = static_cast<std::int64_t>(group.size());
   auto mine = at::empty({2}, at::kLong);
@@ -96,10 +96,15 @@ void agree(const Group& group, std::string_view where, std::span<const std::stri
     equal = equal && theirs[2 * rank] == theirs[0] && theirs[2 * rank + 1] == theirs[1];
     lengths.push_back(static_cast<std::size_t>(theirs[2 * rank + 1]));
   }
-  if (equal) return;
-  throw InvalidArgument(concat(
-      where, " rank ", group.rank(), " of ", group.size(),
-      ": ranks must hold the same model: ", describe_difference(gather(group, text, lengths))));
+  if (equal) return std::nullopt;
+  return describe_difference(gather(group, text, lengths));
+}
+
+void agree(const Group& group, std::string_view where, std::span<const std::string> lines) {
+  const auto found = difference(group, lines);
+  if (!found) return;
+  throw InvalidArgument(concat(where, " rank ", group.rank(), " of ", group.size(),
+                               ": ranks must hold the same model: ", *found));
 }
 
 }  // namespace lockstep::detail

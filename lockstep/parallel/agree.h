@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -8,7 +9,12 @@
 
 namespace lockstep::detail {
 
-/// Checks that all ranks pass the same lines; costs one small collective when they do.
+/// The first line in which the ranks differ, and who holds which; nothing when all pass the same
+/// lines, which costs one small collective.
+/// Ranks: all of the group; the same answer on every rank.
+std::optional<std::string> difference(const Group& group, std::span<const std::string> lines);
+
+/// Checks that all ranks pass the same lines.
 /// Ranks: all of the group.
 /// Throws: InvalidArgument, on every rank, naming the first line that differs and who holds which.
 /// The group stays usable.

@@ -33,18 +33,27 @@ Bundle::Bundle(std::vector<at::Tensor> tensors, const Group& group)
   }
 }
 
-void Bundle::begin_broadcast(int root) {
+void Bundle::pack() {
   const at::NoGradGuard no_grad;
-  root_ = root;
-  if (group_.rank() == root) {
-    for (std::size_t i = 0; i < tensors_.size(); ++i) packed_[i].copy_(tensors_[i]);
-  }
+  for (std::size_t i = 0; i < tensors_.size(); ++i) packed_[i].copy_(tensors_[i]);
+}
+
+void Bundle::begin_broadcast(int root) {
+  changes_ = group_.rank() != root;
+  if (!changes_) pack();
   work_ = group_.broadcast(buffer_, root);
 }
 
-void Bundle::end_broadcast() {
+void Bundle::begin_average() {
+  changes_ = true;
+  pack();
+  work_ = group_.all_reduce(buffer_.view(tensors_.front().scalar_type()), ReduceOp::avg);
+}
+
+void Bundle::end() {
   work_.wait();
-  if (group_.rank() == root_) return;
+  if (!changes_) return;
+  const at::NoGradGuard no_grad;
   // A graph that saved one of the tensors may still be needed: variable_data() has its own version
   // counter.
   for (std::size_t i = 0; i < tensors_.size(); ++i) tensors_[i].variable_data().copy_(packed_[i]);

@@ -9,6 +9,7 @@
 #include "lockstep/group.h"
 #include "lockstep/parallel/for_each_tensor.h"
 #include "lockstep/parallel/options.h"
+#include "lockstep/parallel/reducer.h"
 #include "lockstep/parallel/replica.h"
 
 namespace lockstep {
@@ -23,7 +24,9 @@ namespace lockstep {
 /// ranks' reached get the mean over all ranks, zero counting for the others. Gradients lie in
 /// buckets: they are overwritten by the next backward after zero_grad(). autograd::grad() is not
 /// synchronised, and with create_graph the averaged values have no graph. An exception within
-/// backward() that comes after buckets were sent ends the world.
+/// backward() that comes after buckets were sent ends the world. Replicas whose parameters turn out
+/// to differ make backward() throw ReplicaError on every rank, within as many steps as there are
+/// buckets.
 /// Ranks: all must construct it, and run as many backwards. It may end before or after the model.
 template <class M>
 class DistributedDataParallel {
@@ -33,7 +36,8 @@ class DistributedDataParallel {
   /// ranks, or when the model cannot be wrapped; the group stays usable.
   DistributedDataParallel(std::shared_ptr<M> model, const Group& group,
                           const DataParallelOptions& options = {})
-      : model_(std::move(model)), replica_(model_, group, options) {}
+      : model_(std::move(model)),
+        replica_(model_, group, options, detail::Door::distributed_data_parallel) {}
 
   /// The same for a model declared with TORCH_MODULE.
   DistributedDataParallel(const torch::nn::ModuleHolder<M>& model, const Group& group,
@@ -55,6 +59,19 @@ class DistributedDataParallel {
 
   /// Holds synchronisation back for as long as the guard lives.
   NoSync no_sync() const { return replica_.no_sync(); }
+
+  /// Before a backward: how much this rank's gradients count in it, as the samples of its batch do.
+  /// .grad() is then Σ w_r·g_r ÷ Σ w_r. A rank of weight 0 takes part without having a say. Without
+  /// it all count alike. Does not block.
+  /// Ranks: all, or none. That backward throws InvalidArgument, on every rank, when a weight is
+  /// negative or not finite, or all are zero; the group stays usable.
+  void weight(double samples) { replica_.reducer().weigh(samples); }
+
+  /// What the strategy remembers of this rank, by parameter names: to be saved, and loaded again on
+  /// the same rank.
+  State state() const { return replica_.reducer().state(); }
+  /// Throws: InvalidArgument when it is not a state of this model and strategy.
+  void load_state(const State& state) { replica_.reducer().load(state); }
 
  private:
   std::shared_ptr<M> model_;

@@ -61,7 +61,7 @@ void broadcast(const ModelState& state, const Group& group, int root) {
   const auto send = [&] {
     Bundle bundle(std::move(together), group);
     bundle.begin_broadcast(root);
-    bundle.end_broadcast();
+    bundle.end();
     together.clear();
     bytes = 0;
   };

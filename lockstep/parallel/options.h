@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+
 #include "lockstep/parallel/bucket_plan.h"
 #include "lockstep/sync/all_reduce.h"
 #include "lockstep/sync/strategy.h"
@@ -15,6 +17,7 @@ enum class InitialSync {
 /// What becomes of buffers (BatchNorm's statistics) at the end of each synchronised backward.
 enum class BufferPolicy {
   from_rank0,  ///< all take rank 0's
+  average,     ///< all take the mean over ranks; those that hold no fractions, rank 0's
   none,        ///< every rank keeps its own
 };
 
@@ -24,6 +27,9 @@ struct DataParallelOptions {
   Strategy strategy = AllReduce{};
   InitialSync initial_sync = InitialSync::broadcast;
   BufferPolicy buffer_policy = BufferPolicy::from_rank0;
+  /// At every so many exchanges one bucket's parameters, each bucket in turn, are compared between
+  /// ranks by a checksum that travels with the exchange; 0 never compares.
+  std::int64_t verify_every = 1;
 };
 
 }  // namespace lockstep

@@ -1,6 +1,7 @@
 #include "lockstep/parallel/reducer.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -17,6 +18,9 @@ namespace lockstep::detail {
 namespace {
 
 using torch::autograd::variable_list;
+
+/// Where a state keeps the count of exchanges, among what is under parameter names.
+constexpr const char* step_name = "lockstep/step";
 
 [[noreturn]] void refuse(const std::string& name, std::string_view why) {
   throw InvalidArgument(concat("parameter ", name, ": ", why));
@@ -67,15 +71,19 @@ class Reducer::Backward {
   Backward& operator=(const Backward&) = delete;
 
   ~Backward() {
-    if (finished || works.empty()) return;
-    group_.communicator().fail(concat("a backward ended by an exception after ", works.size(),
+    if (finished || sent == 0) return;
+    group_.communicator().fail(concat("a backward ended by an exception after ", sent,
                                       " of its gradient buckets were sent"));
   }
 
   int task;             ///< autograd's id of this run
+  double factor = 1;    ///< what this rank's gradients are multiplied by
   bool nested = false;  ///< another backward ran within: hooks may yet run again
   bool finished = false;
-  std::vector<Work> works;  ///< one for each bucket begun
+  std::vector<std::size_t> missing;  ///< of each lane, members whose hook has not run
+  std::vector<std::size_t> ready;    ///< lanes, as their last hook ran
+  std::vector<Work> works;           ///< by position, of each lane that was passed
+  int sent = 0;                      ///< how many of them are under way
 
  private:
   Group group_;
@@ -115,41 +123,21 @@ void Reducer::check(const ModelState& model, const Group& group) {
 }
 
 Reducer::Reducer(const ModelState& model, const Group& group, const DataParallelOptions& options)
-    : group_(group) {
-  const auto parameters = trainable(model);
-  std::vector<ParameterSpec> specs;
-  for (const auto& [name, tensor] : parameters) {
-    specs.push_back({.numel = static_cast<std::size_t>(tensor.numel()),
-                     .dtype = tensor.scalar_type(),
-                     .device = tensor.device()});
-  }
-  const auto plan = bucket_plan(specs, options.buckets);
-  lanes_.reserve(plan.size());
-  members_.reserve(parameters.size());
-  for (const auto& planned : plan) {
-    std::vector<Bucket::Slice> slices;
-    for (const auto& [parameter, offset] : planned.places) {
-      slices.push_back({.name = parameters[parameter].name,
-                        .parameter = parameters[parameter].tensor,
-                        .offset = offset});
-    }
-    Bucket bucket(lanes_.size(), planned.numel, planned.dtype, std::move(slices), group_);
-    auto exchange = options.strategy.exchange(bucket);
-    lanes_.push_back({.bucket = std::move(bucket),
-                      .exchange = std::move(exchange),
-                      .first_member = members_.size()});
-    for (const auto& slice : lanes_.back().bucket.slices()) {
-      members_.push_back({.lane = lanes_.size() - 1, .slice = &slice});
+    : group_(group),
+      lanes_(trainable(model), group, options.buckets, options.strategy),
+      weights_(group),
+      proof_(group, options.verify_every),
+      buffers_(model.buffers, options.buffer_policy, group),
+      parameters_may_differ_(!options.strategy.exchanges_every_gradient()) {
+  for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
+    first_members_.push_back(members_.size());
+    for (const auto& slice : lanes_[lane].bucket.slices()) {
+      members_.push_back({.lane = lane, .slice = &slice});
     }
   }
-  changed_anywhere_ = group_.empty({static_cast<std::int64_t>(members_.size())}, at::kByte);
-  flags_ = changed_anywhere_.data_ptr<std::uint8_t>();
-
-  if (options.buffer_policy == BufferPolicy::from_rank0 && !model.buffers.empty()) {
-    std::vector<at::Tensor> buffers;
-    for (const auto& named : model.buffers) buffers.push_back(named.tensor);
-    buffers_ = std::make_unique<Bundle>(std::move(buffers), group_);
-  }
+  first_members_.push_back(members_.size());
+  verdict_ = group_.empty({static_cast<std::int64_t>(members_.size() + Proof::bytes)}, at::kByte);
+  flags_ = verdict_.data_ptr<std::uint8_t>();
 }
 
 void Reducer::add_hooks() {
@@ -195,6 +183,20 @@ bool Reducer::accumulates_here() const {
   });
 }
 
+std::shared_ptr<Reducer::Backward> Reducer::new_backward(int task) {
+  auto backward = std::make_shared<Backward>(group_, task);
+  backward->factor = weights_.take_factor();
+  for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
+    backward->missing.push_back(first_members_[lane + 1] - first_members_[lane]);
+  }
+  for (auto& member : members_) {
+    member.ready = false;
+    member.kept.reset();
+  }
+  backward->works.reserve(lanes_.size());
+  return backward;
+}
+
 /// The backward that runs now, or the outermost of those that run within one another.
 std::shared_ptr<Reducer::Backward> Reducer::join_backward() {
   const int task = torch::autograd::get_current_graph_task_id();
@@ -202,13 +204,7 @@ std::shared_ptr<Reducer::Backward> Reducer::join_backward() {
     if (running->task != task) running->nested = true;
     return running;
   }
-  auto backward = std::make_shared<Backward>(group_, task);
-  for (auto& lane : lanes_) lane.missing = lane.bucket.slices().size();
-  for (auto& member : members_) {
-    member.ready = false;
-    member.kept.reset();
-  }
-  backward->works.reserve(lanes_.size());
+  auto backward = new_backward(task);
   torch::autograd::Engine::get_default_engine().queue_callback(
       [reducer = weak_from_this(), backward] {
         if (const auto self = reducer.lock()) self->finish(*backward);
@@ -223,7 +219,7 @@ void Reducer::on_gradient(std::size_t index, const at::Tensor& incoming) {
   if (incoming.defined()) member.changed = true;
   if (paused_ > 0) return;
   const auto backward = join_backward();
-  if (member.lane < backward->works.size()) {
+  if (lanes_.position(member.lane) < backward->works.size()) {
     refuse(member.slice->name,
            "its gradient changed after it was sent: a backward ran within a backward and reached "
            "it again");
@@ -231,9 +227,10 @@ void Reducer::on_gradient(std::size_t index, const at::Tensor& incoming) {
   if (incoming.defined()) move_into_bucket(member);
   if (member.ready) return;
   member.ready = true;
-  --lanes_[member.lane].missing;
+  if (--backward->missing[member.lane] == 0) backward->ready.push_back(member.lane);
   if (backward->nested) return;
-  while (backward->works.size() < lanes_.size() && lanes_[backward->works.size()].missing == 0) {
+  while (backward->works.size() < lanes_.size() &&
+         backward->missing[lanes_.at(backward->works.size())] == 0) {
     begin_next(*backward);
   }
 }
@@ -280,40 +277,50 @@ void Reducer::prepare(std::size_t index) {
 
 void Reducer::begin_next(Backward& backward) {
   const at::NoGradGuard no_grad;
-  auto& lane = lanes_[backward.works.size()];
-  for (std::size_t i = 0; i < lane.bucket.slices().size(); ++i) prepare(lane.first_member + i);
-  backward.works.push_back(lane.exchange->advance({.step = step_}, lane.bucket, group_));
+  const auto lane = lanes_.at(backward.works.size());
+  backward.works.emplace_back();
+  if (lanes_.content(lane, step_) != Content::gradients) return;
+  for (auto i = first_members_[lane]; i < first_members_[lane + 1]; ++i) prepare(i);
+  const auto& values = lanes_[lane].bucket.values();
+  if (backward.factor == 0) {
+    values.zero_();  // whatever this rank computed, were it NaN
+  } else if (backward.factor != 1) {
+    values.mul_(backward.factor);
+  }
+  backward.works.back() = lanes_.begin(lane, step_);
+  ++backward.sent;
 }
 
 void Reducer::finish(Backward& backward) {
   const at::NoGradGuard no_grad;
-  while (backward.works.size() < lanes_.size()) begin_next(backward);
-  auto flags = group_.all_reduce(changed_anywhere_, ReduceOp::max);
-  if (buffers_) buffers_->begin_broadcast(0);
-
-  bool going = true;
-  for (int stage = 1; going; ++stage) {
-    going = false;
-    for (std::size_t i = 0; i < lanes_.size(); ++i) {
-      auto& work = backward.works[i];
-      if (!work.pending()) continue;
-      work.wait();
-      work = lanes_[i].exchange->advance({.step = step_, .stage = stage}, lanes_[i].bucket, group_);
-      going = going || work.pending();
-    }
-  }
-  flags.wait();
-  if (buffers_) buffers_->end_broadcast();
-  settle();
-  ++step_;
+  const bool exchanges = lanes_.exchanges(Content::gradients, step_);
+  if (exchanges) exchange(backward);
+  for (auto& member : members_) member.changed = false;
+  const auto step = step_++;
+  exchanged_ = true;
   backward.finished = true;
   backward_.reset();
+  if (exchanges) proof_.check(step, proof_bytes());
+}
+
+void Reducer::exchange(Backward& backward) {
+  while (backward.works.size() < lanes_.size()) begin_next(backward);
+  // Averaging keeps only replicas in lockstep whose every gradient is averaged.
+  if (!parameters_may_differ_) proof_.write(step_, lanes_, proof_bytes());
+  auto verdict = group_.all_reduce(verdict_, ReduceOp::max);
+  buffers_.begin();
+  lanes_.complete(backward.works, step_);
+  verdict.wait();
+  buffers_.end();
+  settle();
+  lanes_.learn_order(backward.ready);
 }
 
 /// Gives every parameter that some rank has changed its mean; leaves the others as they were.
 void Reducer::settle() {
   for (std::size_t i = 0; i < members_.size(); ++i) {
     auto& member = members_[i];
+    if (lanes_.content(member.lane, step_) != Content::gradients) continue;
     const auto& values = member.slice->values;
     if (flags_[i] != 0) {
       auto& gradient = member.slice->parameter.mutable_grad();
@@ -322,8 +329,44 @@ void Reducer::settle() {
       values.copy_(member.kept);
     }
     member.kept.reset();
-    member.changed = false;
   }
+}
+
+std::span<std::uint8_t, Proof::bytes> Reducer::proof_bytes() {
+  return std::span<std::uint8_t, Proof::bytes>(flags_ + members_.size(), Proof::bytes);
+}
+
+void Reducer::exchange_gradients() { finish(*new_backward(-1)); }
+
+void Reducer::exchange_parameters() {
+  exchanged_ = false;
+  if (!lanes_.exchanges(Content::parameters, step_ - 1)) return;
+  buffers_.begin();
+  lanes_.exchange_parameters(step_ - 1);
+  buffers_.end();
+}
+
+void Reducer::average_parameters() {
+  if (!parameters_may_differ_) return;
+  buffers_.begin();
+  lanes_.average_parameters();
+  buffers_.end();
+}
+
+State Reducer::state() const {
+  auto state = lanes_.state();
+  state.emplace(step_name, at::scalar_tensor(step_, at::kLong));
+  return state;
+}
+
+void Reducer::load(const State& state) {
+  const auto step = state.find(step_name);
+  if (step == state.end() || step->second.numel() != 1 || step->second.scalar_type() != at::kLong) {
+    throw InvalidArgument(concat("strategy state: got none under \"", step_name,
+                                 "\", expected the count of exchanges as one Long"));
+  }
+  lanes_.load(state);
+  step_ = step->second.item<std::int64_t>();
 }
 
 }  // namespace lockstep::detail

@@ -5,22 +5,27 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "lockstep/group.h"
-#include "lockstep/parallel/bundle.h"
+#include "lockstep/parallel/buffer_sync.h"
+#include "lockstep/parallel/lanes.h"
 #include "lockstep/parallel/model_state.h"
 #include "lockstep/parallel/options.h"
+#include "lockstep/parallel/proof.h"
+#include "lockstep/parallel/weights.h"
 #include "lockstep/sync/bucket.h"
 #include "lockstep/sync/exchange.h"
 
 namespace lockstep::detail {
 
 /// Exchanges gradients while a backward runs. Hooks on the parameters move each gradient into its
-/// bucket; buckets leave in index order; a callback at the end of the backward waits for them.
-/// Gradients are final when backward() returns. ARCHITECTURE.md tells the whole story.
+/// bucket; buckets leave in an order that all ranks share; a callback at the end of the backward
+/// waits for them. Gradients are final when backward() returns. Strategies that exchange parameters
+/// do so after the optimizer's step. ARCHITECTURE.md tells the whole story.
 class Reducer : public std::enable_shared_from_this<Reducer> {
  public:
   /// Parameters without requires_grad are left alone.
@@ -42,17 +47,29 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void pause() { ++paused_; }
   void resume() { --paused_; }
 
+  /// This rank's weight at the next exchange. Ranks: all, or none.
+  void weigh(double samples) { weights_.set(samples); }
+
+  /// Exchanges gradients outside a backward, where none did since the last call of
+  /// exchange_parameters(): on this rank no backward reached a parameter. Ranks: all.
+  void exchange_gradients();
+  bool has_exchanged() const { return exchanged_; }
+
+  /// Exchanges the parameters of those buckets whose turn it is. After the optimizer's step.
+  /// Ranks: all.
+  void exchange_parameters();
+
+  /// Every rank's parameters = their mean over ranks, if they may differ. Ranks: all.
+  void average_parameters();
+
+  /// What the exchanges remember, by parameter names, and the count of exchanges.
+  State state() const;
+  /// Throws: InvalidArgument when it is not a state of this model and strategy.
+  void load(const State& state);
+
  private:
   class Hook;
   class Backward;
-
-  /// One bucket and how it is exchanged.
-  struct Lane {
-    Bucket bucket;
-    std::unique_ptr<Exchange> exchange;
-    std::size_t first_member;
-    std::size_t missing = 0;  ///< members whose hook has not run in this backward
-  };
 
   /// One parameter, in the order of the buckets' slices.
   struct Member {
@@ -69,22 +86,30 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void add_hooks();
 
   void on_gradient(std::size_t member, const at::Tensor& incoming);
+  std::shared_ptr<Backward> new_backward(int task);
   std::shared_ptr<Backward> join_backward();
   bool accumulates_here() const;
   void move_into_bucket(Member& member);
   void prepare(std::size_t member);
   void begin_next(Backward& backward);
   void finish(Backward& backward);
+  void exchange(Backward& backward);
   void settle();
+  std::span<std::uint8_t, Proof::bytes> proof_bytes();
 
   Group group_;
-  std::vector<Lane> lanes_;
-  std::vector<Member> members_;
-  at::Tensor changed_anywhere_;  ///< a byte a member
+  Lanes lanes_;
+  std::vector<Member> members_;             ///< lane after lane
+  std::vector<std::size_t> first_members_;  ///< of each lane; the last is their number
+  at::Tensor verdict_;  ///< a byte a member, "somebody changed its gradient"; then the proof's
   std::uint8_t* flags_ = nullptr;
-  std::unique_ptr<Bundle> buffers_;
+  Weights weights_;
+  Proof proof_;
+  BufferSync buffers_;
+  bool parameters_may_differ_;
   std::weak_ptr<Backward> backward_;
   std::int64_t step_ = 0;
+  bool exchanged_ = false;
   int paused_ = 0;
 };
 

@@ -3,6 +3,7 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <exception>
 #include <string>
 
 #include "lockstep/core/error.h"
@@ -23,60 +24,84 @@ NoSync::~NoSync() {
 namespace detail {
 namespace {
 
-constexpr const char* where = "DistributedDataParallel";
+const char* name(Door door) {
+  return door == Door::distributed_optimizer ? "DistributedOptimizer" : "DistributedDataParallel";
+}
 
-void check_strategy(const Strategy& strategy) {
-  if (strategy.exchanges_every_gradient()) return;
-  throw InvalidArgument(concat("strategy ", strategy.text(),
-                               " does not average every gradient at every step: use "
-                               "DistributedOptimizer, which also exchanges parameters"));
+const char* name(BufferPolicy policy) {
+  switch (policy) {
+    case BufferPolicy::from_rank0:
+      return "from_rank0";
+    case BufferPolicy::average:
+      return "average";
+    case BufferPolicy::none:
+      return "none";
+  }
+  return "unknown";
+}
+
+void check(const torch::nn::Module* module, const Group& group, const DataParallelOptions& options,
+           Door door) {
+  if (module == nullptr) throw InvalidArgument("got no model");
+  if (door == Door::distributed_data_parallel && !options.strategy.exchanges_every_gradient()) {
+    throw InvalidArgument(concat("strategy ", options.strategy.text(),
+                                 " does not average every gradient at every step: use "
+                                 "DistributedOptimizer, which also exchanges parameters"));
+  }
+  if (options.verify_every < 0) {
+    throw InvalidArgument(
+        concat("verify_every: got ", options.verify_every, ", expected 0 for never, or more"));
+  }
+  Reducer::check(ModelState(*module), group);
 }
 
 /// What ranks must have in common. A rank that cannot go on says why there, so that all of them
 /// learn of it and none waits for it.
-std::vector<std::string> describe_all(const ModelState& model, const Group& group,
-                                      const DataParallelOptions& options) {
+std::vector<std::string> describe_all(const torch::nn::Module* module, const Group& group,
+                                      const DataParallelOptions& options, Door door) {
   try {
-    check_strategy(options.strategy);
-    Reducer::check(model, group);
+    check(module, group, options, door);
   } catch (const InvalidArgument& error) {
     return {concat("an error: ", error.what())};
   }
   const bool same_seed = options.initial_sync == InitialSync::same_seed;
-  auto lines = describe(model, same_seed);
+  auto lines = describe(ModelState(*module), same_seed);
   lines.push_back(concat("options strategy ", options.strategy.text(), ", buckets of ",
                          options.buckets.first, " and ", options.buckets.rest, " bytes, ",
                          same_seed ? "same_seed" : "broadcast", ", buffers ",
-                         options.buffer_policy == BufferPolicy::none ? "none" : "from_rank0"));
+                         name(options.buffer_policy), ", verify_every ", options.verify_every));
   return lines;
 }
 
 }  // namespace
 
 Replica::Replica(std::shared_ptr<torch::nn::Module> module, const Group& group,
-                 const DataParallelOptions& options)
-    : module_(std::move(module)) {
-  if (module_ == nullptr) throw InvalidArgument(concat(where, ": got no model"));
-  const ModelState model(*module_);
-  agree(group, where, describe_all(model, group, options));
+                 const DataParallelOptions& options, Door door)
+    : module_(std::move(module)), where_(name(door)) {
+  agree(group, where_, describe_all(module_.get(), group, options, door));
   try {
-    check_strategy(options.strategy);
+    check(module_.get(), group, options, door);
+    const ModelState model(*module_);
+    // Before the exchanges are made: they may remember the parameters.
+    if (options.initial_sync == InitialSync::broadcast) broadcast(model, group, 0);
     reducer_ = Reducer::create(model, group, options);
+    for (const auto& named : model.parameters) {
+      known_.push_back({.named = named,
+                        .dtype = named.tensor.scalar_type(),
+                        .trainable = named.tensor.requires_grad()});
+    }
   } catch (const InvalidArgument& error) {
     throw InvalidArgument(
-        concat(where, " rank ", group.rank(), " of ", group.size(), ": ", error.what()));
-  }
-  if (options.initial_sync == InitialSync::broadcast) broadcast(model, group, 0);
-  for (const auto& named : model.parameters) {
-    known_.push_back({.named = named,
-                      .dtype = named.tensor.scalar_type(),
-                      .trainable = named.tensor.requires_grad()});
+        concat(where_, " rank ", group.rank(), " of ", group.size(), ": ", error.what()));
+  } catch (const std::exception& error) {
+    group.communicator().fail(concat(where_, ": ", error.what()));
+    throw;
   }
 }
 
 void Replica::check_unchanged() const {
-  const auto fail = [](const auto&... what) {
-    throw InvalidArgument(concat(where, ": ", what...,
+  const auto fail = [this](const auto&... what) {
+    throw InvalidArgument(concat(where_, ": ", what...,
                                  " since the model was wrapped: wrap it again after changing it"));
   };
   auto known = known_.begin();

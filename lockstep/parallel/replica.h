@@ -31,18 +31,23 @@ class [[nodiscard]] NoSync {
 
 namespace detail {
 
-/// One rank's copy of a model, kept equal to the others: what DistributedDataParallel is, whatever
-/// the model's type.
+/// By which of the two a model is trained.
+enum class Door { distributed_data_parallel, distributed_optimizer };
+
+/// One rank's copy of a model, kept equal to the others: what both doors are, whatever the model's
+/// type.
 class Replica {
  public:
   /// Ranks: all of the group. Throws: InvalidArgument, on every rank; the group stays usable.
+  /// Another error, as a shortage of memory on one rank, ends the world.
   Replica(std::shared_ptr<torch::nn::Module> module, const Group& group,
-          const DataParallelOptions& options);
+          const DataParallelOptions& options, Door door);
 
   /// Throws: InvalidArgument when the module's parameters are not those it was wrapped with.
   void check_unchanged() const;
   void watch(const at::Tensor& output) const;
   NoSync no_sync() const { return NoSync(reducer_); }
+  Reducer& reducer() const { return *reducer_; }
 
  private:
   struct Known {
@@ -52,6 +57,7 @@ class Replica {
   };
 
   std::shared_ptr<torch::nn::Module> module_;
+  const char* where_;
   std::vector<Known> known_;
   std::shared_ptr<Reducer> reducer_;
 };

@@ -259,6 +259,21 @@ TEST(Start, TellsAllRanksWhenOneCannot) {
   });
 }
 
+TEST(Start, TellsAllRanksWhenOneHasNoModel) {
+  on_ranks(3, [](const Group& world) {
+    auto model = world.rank() == 2
+                     ? nullptr
+                     : std::make_shared<Terms>(std::vector<std::vector<std::int64_t>>{{2}});
+    EXPECT_THAT(refusal([&] { DistributedDataParallel<Terms> ddp(model, world); }),
+                AllOf(HasSubstr("got no model on rank 2"), HasSubstr("on ranks 0, 1")));
+    expect_usable(world);
+    EXPECT_THAT(
+        refusal([&] { DistributedDataParallel<Terms> ddp(std::shared_ptr<Terms>(), world); }),
+        HasSubstr("got no model"));
+    expect_usable(world);
+  });
+}
+
 TEST(Start, WithTheSameSeedOnlyVerifies) {
   on_ranks(3, [](const Group& world) {
     auto model = std::make_shared<Mlp>();
@@ -390,6 +405,33 @@ TEST(Buffers, AreRankZerosAfterEachBackward) {
       }
     });
   }
+}
+
+TEST(Buffers, MayBeAveraged) {
+  struct Mixed : torch::nn::Module {
+    at::Tensor forward(const at::Tensor& x) {
+      single.add_(rank);
+      twice.add_(rank);
+      count.add_(rank);
+      return x * p;
+    }
+    int rank = 0;
+    at::Tensor p = register_parameter("p", at::ones({2}));
+    at::Tensor single = register_buffer("single", at::ones({3}));
+    at::Tensor twice = register_buffer("twice", at::ones({2, 2}, at::kDouble));
+    at::Tensor count = register_buffer("count", at::ones({}, at::kLong));
+  };
+  on_ranks(3, [](const Group& world) {
+    auto model = std::make_shared<Mixed>();
+    model->rank = world.rank() + 1;
+    DistributedDataParallel ddp(model, world, {.buffer_policy = BufferPolicy::average});
+    for (int step = 1; step <= 2; ++step) {
+      ddp(at::ones({2})).sum().backward();
+      EXPECT_TRUE(near(model->single, at::full({3}, 1 + 2 * step)));
+      EXPECT_TRUE(near(model->twice, at::full({2, 2}, 1 + 2 * step, at::kDouble)));
+      EXPECT_EQ(model->count.item<int>(), 1 + step);  // rank 0's
+    }
+  });
 }
 
 }  // namespace

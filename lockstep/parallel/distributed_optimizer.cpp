@@ -1,0 +1,91 @@
+#include "lockstep/parallel/distributed_optimizer.h"
+
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include <memory>
+#include <string>
+#include <unordered_set>
+#include <utility>
+
+#include "lockstep/core/error.h"
+#include "lockstep/core/text.h"
+#include "lockstep/parallel/agree.h"
+#include "lockstep/parallel/reducer.h"
+
+namespace lockstep {
+namespace {
+
+using detail::concat;
+
+/// A parameter outside the model would be updated by each rank's own gradient.
+void check_parameters(const torch::optim::Optimizer& optimizer, const torch::nn::Module& model,
+                      const Group& group) {
+  std::unordered_set<const void*> known;
+  for (const auto& parameter : model.parameters()) known.insert(parameter.unsafeGetTensorImpl());
+  std::string error;
+  std::size_t index = 0;
+  for (const auto& group_of : optimizer.param_groups()) {
+    for (const auto& parameter : group_of.params()) {
+      if (error.empty() && !known.contains(parameter.unsafeGetTensorImpl())) {
+        error = concat("an error: parameter #", index, " of the optimizer, of sizes ",
+                       parameter.sizes(), ", is none of the model's");
+      }
+      ++index;
+    }
+  }
+  const std::string lines[] = {error};
+  detail::agree(group, "DistributedOptimizer", lines);
+  if (!error.empty()) throw InvalidArgument(concat("DistributedOptimizer: ", error));
+}
+
+/// The model without a share in it.
+std::shared_ptr<torch::nn::Module> borrow(torch::nn::Module& model) {
+  return {std::shared_ptr<void>(), &model};
+}
+
+DataParallelOptions with(Strategy strategy) {
+  DataParallelOptions options;
+  options.strategy = std::move(strategy);
+  return options;
+}
+
+}  // namespace
+
+DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
+                                           torch::nn::Module& model, const Group& group,
+                                           const DataParallelOptions& options)
+    : optimizer_(optimizer),
+      replica_((check_parameters(optimizer, model, group), borrow(model)), group, options,
+               detail::Door::distributed_optimizer) {}
+
+DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
+                                           torch::nn::Module& model, const Group& group,
+                                           Strategy strategy)
+    : DistributedOptimizer(optimizer, model, group, with(std::move(strategy))) {}
+
+void DistributedOptimizer::backward_and_update(const at::Tensor& loss) {
+  if (loss.defined() && loss.requires_grad()) loss.backward();
+  step();
+  zero_grad();
+}
+
+void DistributedOptimizer::step() {
+  replica_.check_unchanged();
+  auto& reducer = replica_.reducer();
+  if (!reducer.has_exchanged()) reducer.exchange_gradients();
+  optimizer_.step();
+  reducer.exchange_parameters();
+}
+
+void DistributedOptimizer::zero_grad(bool set_to_none) { optimizer_.zero_grad(set_to_none); }
+
+void DistributedOptimizer::synchronize() { replica_.reducer().average_parameters(); }
+
+void DistributedOptimizer::weight(double samples) { replica_.reducer().weigh(samples); }
+
+State DistributedOptimizer::state() const { return replica_.reducer().state(); }
+
+void DistributedOptimizer::load_state(const State& state) { replica_.reducer().load(state); }
+
+}  // namespace lockstep

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "lockstep/group.h"
+#include "lockstep/parallel/options.h"
+#include "lockstep/parallel/replica.h"
+#include "lockstep/sync/exchange.h"
+#include "lockstep/sync/strategy.h"
+
+namespace torch::nn {
+class Module;
+}
+namespace torch::optim {
+class Optimizer;
+}
+
+namespace lockstep {
+
+/// Data-parallel training around an optimizer, whatever the model's forward looks like, by any
+/// strategy:
+///
+///     lockstep::DistributedOptimizer optimizer(sgd, *model, world);
+///     optimizer.backward_and_update(cross_entropy(model->forward(data), target));
+///
+/// or in steps: zero_grad(), loss.backward(), whatever clips or logs gradients, step(). Gradients
+/// are final when backward() returns, as with DistributedDataParallel. Strategies that exchange
+/// parameters do so in step().
+/// Ranks: all must construct it, and take as many steps. Each step exchanges once, so without
+/// no_sync() there is one backward a step. Optimizer and model must outlive it.
+class DistributedOptimizer {
+ public:
+  /// Checks that all ranks hold the same parameters and buffers, and gives them rank 0's.
+  /// Throws: InvalidArgument, on every rank, when they do not, when the model cannot be wrapped, or
+  /// when the optimizer has a parameter that the model has not; the group stays usable.
+  DistributedOptimizer(torch::optim::Optimizer& optimizer, torch::nn::Module& model,
+                       const Group& group, const DataParallelOptions& options = {});
+  DistributedOptimizer(torch::optim::Optimizer& optimizer, torch::nn::Module& model,
+                       const Group& group, Strategy strategy);
+
+  /// loss.backward(), step(), zero_grad(). Adds to what was accumulated under no_sync().
+  /// Ranks: all. An undefined loss, or one that reaches no parameter, takes part without a say.
+  void backward_and_update(const at::Tensor& loss);
+
+  /// The optimizer's step, after seeing to it that gradients are synchronised, and before
+  /// parameters are where the strategy asks for it. Ranks: all.
+  void step();
+
+  /// The optimizer's zero_grad.
+  void zero_grad(bool set_to_none = true);
+
+  /// Every rank's parameters = their mean over ranks, under strategies that let them differ between
+  /// steps; nothing under others. Before evaluation, and before a checkpoint.
+  /// Ranks: all.
+  void synchronize();
+
+  /// As DistributedDataParallel's.
+  NoSync no_sync() const { return replica_.no_sync(); }
+  void weight(double samples);
+  State state() const;
+  void load_state(const State& state);
+
+ private:
+  torch::optim::Optimizer& optimizer_;
+  detail::Replica replica_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,138 @@
+#include "lockstep/parallel/lanes.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+namespace lockstep::detail {
+namespace {
+
+/// Copies a bucket's values back into the parameters they were taken from.
+void unpack_parameters(const Bucket& bucket) {
+  for (const auto& slice : bucket.slices()) slice.parameter.copy_(slice.values);
+}
+
+}  // namespace
+
+Lanes::Lanes(std::span<const NamedTensor> parameters, const Group& group, BucketCaps caps,
+             const Strategy& strategy)
+    : group_(group), strategy_(strategy) {
+  std::vector<ParameterSpec> specs;
+  for (const auto& [name, tensor] : parameters) {
+    specs.push_back({.numel = static_cast<std::size_t>(tensor.numel()),
+                     .dtype = tensor.scalar_type(),
+                     .device = tensor.device()});
+  }
+  const auto plan = bucket_plan(specs, caps);
+  lanes_.reserve(plan.size());
+  for (const auto& planned : plan) {
+    std::vector<Bucket::Slice> slices;
+    for (const auto& [parameter, offset] : planned.places) {
+      slices.push_back({.name = parameters[parameter].name,
+                        .parameter = parameters[parameter].tensor,
+                        .offset = offset});
+    }
+    Bucket bucket(lanes_.size(), planned.numel, planned.dtype, std::move(slices), group_);
+    auto exchange = strategy_.exchange(bucket);
+    lanes_.push_back({.bucket = std::move(bucket), .exchange = std::move(exchange)});
+  }
+  order_.resize(size());
+  std::iota(order_.begin(), order_.end(), std::size_t{0});
+  positions_ = order_;
+}
+
+void Lanes::learn_order(std::span<const std::size_t> ready) {
+  if (order_known_) return;
+  order_known_ = true;
+  if (size() < 2) return;
+  // What was ready first leaves first; what never was keeps its order, behind.
+  std::vector<std::int64_t> observed(ready.begin(), ready.end());
+  for (const auto lane : order_) {
+    if (std::ranges::find(ready, lane) == ready.end()) {
+      observed.push_back(static_cast<std::int64_t>(lane));
+    }
+  }
+  group_.communicator().broadcast(observed.data(), observed.size(), DType::i64, 0).wait();
+  for (std::size_t i = 0; i < size(); ++i) {
+    order_[i] = static_cast<std::size_t>(observed[i]);
+    positions_[order_[i]] = i;
+  }
+}
+
+bool Lanes::exchanges(Content what, std::int64_t step) const {
+  for (std::size_t lane = 0; lane < size(); ++lane) {
+    if (content(lane, step) == what) return true;
+  }
+  return false;
+}
+
+Work Lanes::begin(std::size_t lane, std::int64_t step) {
+  return lanes_[lane].exchange->advance({.step = step}, lanes_[lane].bucket, group_);
+}
+
+void Lanes::complete(std::span<Work> works, std::int64_t step, Bucket& (*bucket_of)(Lane&)) {
+  bool going = true;
+  for (int stage = 1; going; ++stage) {
+    going = false;
+    for (std::size_t i = 0; i < works.size(); ++i) {
+      if (!works[i].pending()) continue;
+      works[i].wait();
+      auto& lane = lanes_[order_[i]];
+      works[i] = lane.exchange->advance({.step = step, .stage = stage}, bucket_of(lane), group_);
+      going = going || works[i].pending();
+    }
+  }
+}
+
+void Lanes::pack_parameters(Lane& lane) {
+  if (lane.parameters == nullptr) {
+    const auto& gradients = lane.bucket;
+    const auto slices = gradients.slices();
+    lane.parameters = std::make_unique<Bucket>(
+        gradients.index(), static_cast<std::size_t>(gradients.values().numel()),
+        gradients.values().scalar_type(), std::vector<Bucket::Slice>(slices.begin(), slices.end()),
+        group_);
+  }
+  for (const auto& slice : lane.parameters->slices()) slice.values.copy_(slice.parameter);
+}
+
+void Lanes::exchange_parameters(std::int64_t step) {
+  const at::NoGradGuard no_grad;
+  std::vector<Work> works;
+  works.reserve(size());
+  for (const auto lane : order_) {
+    works.emplace_back();
+    if (content(lane, step) != Content::parameters) continue;
+    pack_parameters(lanes_[lane]);
+    works.back() = lanes_[lane].exchange->advance({.step = step}, *lanes_[lane].parameters, group_);
+  }
+  complete(works, step, &of_parameters);
+  for (std::size_t lane = 0; lane < size(); ++lane) {
+    if (content(lane, step) == Content::parameters) unpack_parameters(*lanes_[lane].parameters);
+  }
+}
+
+void Lanes::average_parameters() {
+  const at::NoGradGuard no_grad;
+  std::vector<Work> works;
+  for (auto& lane : lanes_) {
+    pack_parameters(lane);
+    works.push_back(group_.all_reduce(lane.parameters->values(), ReduceOp::avg));
+  }
+  for (auto& work : works) work.wait();
+  for (auto& lane : lanes_) unpack_parameters(*lane.parameters);
+}
+
+State Lanes::state() const {
+  State all;
+  for (const auto& lane : lanes_) all.merge(lane.exchange->state());
+  return all;
+}
+
+void Lanes::load(const State& state) {
+  for (auto& lane : lanes_) lane.exchange->load(state);
+}
+
+}  // namespace lockstep::detail

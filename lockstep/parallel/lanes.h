@@ -1,0 +1,82 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "lockstep/group.h"
+#include "lockstep/parallel/bucket_plan.h"
+#include "lockstep/parallel/model_state.h"
+#include "lockstep/sync/bucket.h"
+#include "lockstep/sync/exchange.h"
+#include "lockstep/sync/strategy.h"
+
+namespace lockstep::detail {
+
+/// One bucket and how it is exchanged.
+struct Lane {
+  Bucket bucket;  ///< of gradients
+  std::unique_ptr<Exchange> exchange;
+  std::unique_ptr<Bucket> parameters = {};  ///< made when the parameters are exchanged first
+};
+
+/// The buckets of a model, exchanged in an order that all ranks share: each begins at its position,
+/// and further stages come round by round.
+class Lanes {
+ public:
+  /// Parameters: dense, and the same on every rank.
+  /// Throws: CommError when the machine has not the memory.
+  Lanes(std::span<const NamedTensor> parameters, const Group& group, BucketCaps caps,
+        const Strategy& strategy);
+
+  std::size_t size() const { return lanes_.size(); }
+  Lane& operator[](std::size_t lane) { return lanes_[lane]; }
+  std::span<const Lane> all() const { return lanes_; }
+
+  /// The lane whose bucket leaves at a position, and where a lane's does.
+  std::size_t at(std::size_t position) const { return order_[position]; }
+  std::size_t position(std::size_t lane) const { return positions_[lane]; }
+
+  /// Takes the order in which rank 0's buckets became ready, once: lanes, maybe not all.
+  /// Ranks: all of the group.
+  void learn_order(std::span<const std::size_t> ready);
+
+  Content content(std::size_t lane, std::int64_t step) const {
+    return strategy_.content(step, lane, size());
+  }
+  /// Whether some bucket's are.
+  bool exchanges(Content content, std::int64_t step) const;
+
+  /// Begins the exchange of the gradients in a bucket.
+  Work begin(std::size_t lane, std::int64_t step);
+  /// Completes what begin() returned, by position.
+  void complete(std::span<Work> works, std::int64_t step) { complete(works, step, &of_gradients); }
+
+  /// Exchanges the parameters of those buckets whose turn it is.
+  /// Ranks: all of the group.
+  void exchange_parameters(std::int64_t step);
+  /// Every rank's parameters = their mean over ranks.
+  /// Ranks: all of the group.
+  void average_parameters();
+
+  /// What the exchanges remember, by parameter names.
+  State state() const;
+  void load(const State& state);
+
+ private:
+  static Bucket& of_gradients(Lane& lane) { return lane.bucket; }
+  static Bucket& of_parameters(Lane& lane) { return *lane.parameters; }
+  void complete(std::span<Work> works, std::int64_t step, Bucket& (*bucket_of)(Lane&));
+  void pack_parameters(Lane& lane);
+
+  Group group_;
+  Strategy strategy_;
+  std::vector<Lane> lanes_;
+  std::vector<std::size_t> order_;      ///< lanes by position
+  std::vector<std::size_t> positions_;  ///< positions by lane
+  bool order_known_ = false;
+};
+
+}  // namespace lockstep::detail

@@ -1,0 +1,63 @@
+#include "lockstep/parallel/proof.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "lockstep/core/digest.h"
+#include "lockstep/core/text.h"
+#include "lockstep/parallel/agree.h"
+#include "lockstep/parallel/replica_error.h"
+
+namespace lockstep::detail {
+namespace {
+
+std::uint64_t checksum(const at::Tensor& parameter) {
+  // Holes between the elements are not the parameter's.
+  const auto dense =
+      parameter.is_non_overlapping_and_dense() ? parameter : parameter.detach().contiguous();
+  return digest({static_cast<const std::byte*>(dense.data_ptr()), dense.nbytes()});
+}
+
+std::uint64_t checksum(const Bucket& bucket) {
+  std::vector<std::uint64_t> checksums;
+  for (const auto& slice : bucket.slices()) checksums.push_back(checksum(slice.parameter));
+  return digest(std::as_bytes(std::span(checksums)));
+}
+
+}  // namespace
+
+void Proof::write(std::int64_t step, const Lanes& lanes, std::span<std::uint8_t, bytes> own) {
+  bucket_ = nullptr;
+  if (every_ == 0 || step % every_ != 0) {
+    std::ranges::fill(own, std::uint8_t{0});
+    return;
+  }
+  bucket_ = &lanes.all()[static_cast<std::size_t>(step / every_) % lanes.size()].bucket;
+  const auto sum = checksum(*bucket_);
+  const auto complement = ~sum;
+  std::memcpy(own.data(), &sum, sizeof sum);
+  std::memcpy(own.data() + sizeof sum, &complement, sizeof complement);
+}
+
+void Proof::check(std::int64_t step, std::span<const std::uint8_t, bytes> largest) const {
+  if (bucket_ == nullptr) return;
+  constexpr std::size_t half = bytes / 2;
+  bool equal = true;
+  for (std::size_t i = 0; i < half; ++i) {
+    equal = equal && static_cast<std::uint8_t>(~largest[half + i]) == largest[i];
+  }
+  if (equal) return;
+  std::vector<std::string> lines;
+  for (const auto& slice : bucket_->slices()) {
+    lines.push_back(
+        concat("parameter ", slice.name, " of checksum ", std::hex, checksum(slice.parameter)));
+  }
+  throw ReplicaError(concat("replica of rank ", group_.rank(), " of ", group_.size(),
+                            ": parameters are not in lockstep at step ", step, ", in bucket ",
+                            bucket_->index(), ": ",
+                            difference(group_, lines).value_or("no single parameter differs")));
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,164 @@
+// Backwards that are out of the ordinary: within one another, ended by an exception, sparse.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "lockstep/core/error.h"
+#include "lockstep/parallel/distributed_data_parallel.h"
+#include "models.h"
+
+namespace lockstep::testing {
+namespace {
+
+/// A bucket for every parameter: the most there can be in flight.
+const DataParallelOptions one_each{.buckets = {.first = 0, .rest = 0}};
+
+/// Runs another backward, of leaf · 10, within backward. Autograd does not know that it uses leaf,
+/// so that the leaf's gradient in the outer backward may come first.
+struct Nested : torch::autograd::Function<Nested> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
+                            const at::Tensor* leaf) {
+    context->saved_data["leaf"] = *leaf;
+    return x * 1;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    const auto leaf = context->saved_data["leaf"].toTensor();
+    const at::AutoGradMode grad(true);
+    (leaf * 10).sum().backward();
+    return {gradients[0], at::Tensor()};
+  }
+};
+
+/// p1 is reached by a backward within the backward, and by the outer one before or after that.
+struct WithNested : Terms {
+  WithNested() : Terms({{4}, {6}}) {}
+  at::Tensor forward(const std::vector<at::Tensor>& terms, bool inner_first) {
+    const auto inner = [&] { return Nested::apply(p[0] * terms[0], &p[1]).sum(); };
+    const auto outer = [&] { return (p[1] * terms[1]).sum(); };
+    // Backward goes through what was computed last first.
+    if (inner_first) {
+      const auto computed_first = outer();
+      return computed_first + inner();
+    }
+    const auto computed_first = inner();
+    return computed_first + outer();
+  }
+};
+
+TEST(NestedBackward, IsAveragedAtTheEndOfTheOutermost) {
+  struct Case {
+    DataParallelOptions options;
+    bool inner_first;
+  };
+  for (const auto& [options, inner_first] :
+       {Case{{}, false}, Case{{}, true}, Case{one_each, true}}) {
+    on_ranks(3, [&, &options = options, &inner_first = inner_first](const Group& world) {
+      auto model = std::make_shared<WithNested>();
+      DistributedDataParallel ddp(model, world, options);
+      for (int step = 1; step <= 2; ++step) {
+        ddp(coefficients(world.rank(), *model), inner_first).backward();
+        EXPECT_TRUE(near(model->p[0].grad(), step * mean_coefficient(3, 0, model->p[0])));
+        EXPECT_TRUE(near(model->p[1].grad(), step * (mean_coefficient(3, 1, model->p[1]) + 10)));
+      }
+    });
+  }
+}
+
+TEST(NestedBackward, IsRefusedWhenItChangesAGradientThatWasSent) {
+  std::vector<std::string> messages(2);
+  EXPECT_THROW(
+      on_ranks(2,
+               [&](const Group& world) {
+                 auto model = std::make_shared<WithNested>();
+                 DistributedDataParallel ddp(model, world, one_each);
+                 try {
+                   ddp(coefficients(world.rank(), *model), /*inner_first=*/false).backward();
+                 } catch (const Error& error) {
+                   messages[static_cast<std::size_t>(world.rank())] = error.what();
+                   throw;
+                 }
+               }),
+      Error);
+  EXPECT_THAT(messages, ::testing::Contains(::testing::HasSubstr(
+                            "parameter p1: its gradient changed after it was sent")));
+}
+
+struct Custom : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// total = (p1 · c) + (p0 · c'), where p0's backward comes second and throws if told to.
+struct Throwing : Terms {
+  Throwing() : Terms({{4}, {6}}) {}
+  at::Tensor forward(const std::vector<at::Tensor>& terms, bool fail) {
+    auto first = p[0] * terms[0];
+    if (fail) {
+      first.register_hook([](const at::Tensor&) -> void { throw Custom("in the middle"); });
+    }
+    return first.sum() + (p[1] * terms[1]).sum();
+  }
+};
+
+TEST(ThrowingBackward, LeavesTheReducerUsableIfNothingWasSent) {
+  on_ranks(3, [](const Group& world) {
+    auto model = std::make_shared<Throwing>();
+    DistributedDataParallel ddp(model, world);
+    const auto terms = coefficients(world.rank(), *model);
+    for (int step = 0; step < 2; ++step) {
+      if (world.rank() != 1) {
+        EXPECT_THROW(ddp(terms, true).backward(), Custom);
+      }
+      model->zero_grad();
+      ddp(terms, false).backward();
+      EXPECT_TRUE(near(model->p[0].grad(), mean_coefficient(3, 0, model->p[0])));
+      EXPECT_TRUE(near(model->p[1].grad(), mean_coefficient(3, 1, model->p[1])));
+      model->zero_grad();
+    }
+  });
+}
+
+TEST(ThrowingBackward, EndsTheWorldIfSomethingWasSent) {
+  std::vector<std::string> messages(3);
+  EXPECT_THROW(on_ranks(3,
+                        [&](const Group& world) {
+                          auto model = std::make_shared<Throwing>();
+                          DistributedDataParallel ddp(model, world, one_each);
+                          try {
+                            ddp(coefficients(world.rank(), *model), world.rank() == 1).backward();
+                          } catch (const std::exception& error) {
+                            messages[static_cast<std::size_t>(world.rank())] = error.what();
+                            throw;
+                          }
+                        }),
+               Custom);
+  EXPECT_EQ(messages[1], "in the middle");
+  for (const auto& message : {messages[0], messages[2]}) {
+    EXPECT_THAT(message, ::testing::HasSubstr("a backward ended by an exception after 1 of"));
+  }
+}
+
+TEST(SparseGradient, IsRefused) {
+  on_ranks(2, [](const Group& world) {
+    struct Embedding : torch::nn::Module {
+      at::Tensor forward() { return torch::embedding(weight, at::tensor({1, 1}), -1, false, true); }
+      at::Tensor weight = register_parameter("weight", at::ones({3, 2}));
+    };
+    DistributedDataParallel ddp(std::make_shared<Embedding>(), world);
+    try {
+      ddp().sum().backward();
+      ADD_FAILURE() << "took a sparse gradient";
+    } catch (const InvalidArgument& error) {
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("parameter weight: got a gradient of layout"));
+    }
+    world.barrier().wait();  // the group is still usable
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::testing

@@ -1,0 +1,146 @@
+// Ranks whose gradients do not count alike.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lockstep/core/error.h"
+#include "lockstep/parallel/distributed_data_parallel.h"
+#include "models.h"
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+const std::vector<std::vector<std::int64_t>> shapes{{3}, {2, 5}, {17}};
+
+class Weighted : public ::testing::TestWithParam<int> {};
+
+TEST_P(Weighted, GradientIsTheWeightedMean) {
+  const int ranks = GetParam();
+  const auto weight = [&](int rank, int step) {
+    return (rank + step) % 3 == 0 ? 0.0 : 1.5 * rank + 1;
+  };
+  on_ranks(ranks, [&](const Group& world) {
+    auto model = std::make_shared<Terms>(shapes, at::kDouble);
+    DistributedDataParallel ddp(model, world, {.buckets = {.first = 0, .rest = 0}});
+    for (int step = 1; step <= 3; ++step) {
+      double sum = 0;
+      for (int rank = 0; rank < ranks; ++rank) sum += weight(rank, step);
+      if (sum == 0) continue;
+      model->zero_grad();
+      ddp.weight(weight(world.rank(), step));
+      ddp(coefficients(world.rank(), *model)).backward();
+      for (std::size_t i = 0; i < shapes.size(); ++i) {
+        auto expected = at::zeros(shapes[i], at::kDouble);
+        for (int rank = 0; rank < ranks; ++rank) {
+          expected += coefficient(rank, i, model->p[i]) * (weight(rank, step) / sum);
+        }
+        EXPECT_TRUE(near(model->p[i].grad(), expected));
+      }
+    }
+  });
+}
+
+TEST_P(Weighted, PartsEqualOneProcessWithTheWholeBatch) {
+  const int ranks = GetParam();
+  on_ranks(ranks, [&](const Group& world) {
+    // Rank r has r + 2 samples.
+    const auto samples = [](int rank) { return rank + 2; };
+    std::int64_t before = 0;
+    for (int rank = 0; rank < world.rank(); ++rank) before += samples(rank);
+    std::int64_t total = 0;
+    for (int rank = 0; rank < ranks; ++rank) total += samples(rank);
+
+    auto model = std::make_shared<Mlp>();
+    auto whole = std::make_shared<Mlp>();
+    for (const auto& each : {model, whole}) {
+      each->to(at::kDouble);
+      set_values(*each, 3);
+    }
+    DistributedDataParallel ddp(model, world);
+    const auto batch = Mlp::batch(total, 11);
+    ddp.weight(samples(world.rank()));
+    ddp(batch.narrow(0, before, samples(world.rank()))).pow(2).mean().backward();
+    whole->forward(batch).pow(2).mean().backward();
+    for (std::size_t i = 0; i < model->parameters().size(); ++i) {
+      EXPECT_LT(distance(model->parameters()[i].grad(), whole->parameters()[i].grad()), 1e-12);
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, Weighted, ::testing::Values(1, 2, 3, 4, 7));
+
+TEST(Weight, EqualOnAllRanksChangesNoBit) {
+  on_ranks(3, [](const Group& world) {
+    auto model = std::make_shared<Terms>(shapes);
+    DistributedDataParallel ddp(model, world);
+    ddp(coefficients(world.rank(), *model)).backward();
+    const auto plain = model->p[1].grad().clone();
+    model->zero_grad();
+    ddp.weight(0.3);
+    ddp(coefficients(world.rank(), *model)).backward();
+    EXPECT_TRUE(torch::equal(model->p[1].grad(), plain));
+  });
+}
+
+TEST(Weight, CountsForOneBackwardAndTheLastOneSetCounts) {
+  on_ranks(2, [](const Group& world) {
+    auto model = std::make_shared<Terms>(shapes);
+    DistributedDataParallel ddp(model, world);
+    ddp.weight(5);
+    ddp.weight(world.rank());
+    ddp(coefficients(world.rank(), *model)).backward();
+    EXPECT_TRUE(near(model->p[0].grad(), coefficient(1, 0, model->p[0])));
+    model->zero_grad();
+    ddp(coefficients(world.rank(), *model)).backward();
+    EXPECT_TRUE(near(model->p[0].grad(), mean_coefficient(2, 0, model->p[0])));
+  });
+}
+
+TEST(Weight, OfZeroKeepsNaNsOut) {
+  on_ranks(2, [](const Group& world) {
+    auto model = std::make_shared<Terms>(shapes);
+    DistributedDataParallel ddp(model, world);
+    auto terms = coefficients(world.rank(), *model);
+    if (world.rank() == 0) terms[0].fill_(std::numeric_limits<float>::quiet_NaN());
+    ddp.weight(world.rank());
+    ddp(terms).backward();
+    EXPECT_TRUE(near(model->p[0].grad(), coefficient(1, 0, model->p[0])));
+  });
+}
+
+TEST(Weight, ThatIsUnusableIsRefusedOnEveryRank) {
+  struct Case {
+    double rank0, others;
+    std::string text;
+  };
+  for (const auto& [rank0, others, text] :
+       {Case{1, -2, "got -2 on rank 1, expected 0 or more"},
+        Case{std::nan(""), 1, "got nan on rank 0, expected 0 or more"},
+        Case{0, 0, "got 0 on every rank"}}) {
+    on_ranks(3, [&, rank0 = rank0, others = others, &text = text](const Group& world) {
+      auto model = std::make_shared<Terms>(shapes);
+      DistributedDataParallel ddp(model, world);
+      ddp.weight(world.rank() == 0 ? rank0 : others);
+      try {
+        ddp(coefficients(world.rank(), *model)).backward();
+        ADD_FAILURE() << "took the weights";
+      } catch (const InvalidArgument& error) {
+        EXPECT_THAT(error.what(), HasSubstr(text));
+      }
+      model->zero_grad();
+      ddp(coefficients(world.rank(), *model)).backward();
+      EXPECT_TRUE(near(model->p[0].grad(), mean_coefficient(3, 0, model->p[0])));
+    });
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::testing
