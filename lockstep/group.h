@@ -60,6 +60,10 @@ class Group {
   /// if color is negative.
   Group split(int color, int key = 0) const;
 
+  /// What collectives of this group have cost this rank so far, bucket by bucket; to_text() makes a
+  /// table of it.
+  Statistics statistics() const { return communicator_->statistics(); }
+
   Communicator& communicator() const { return *communicator_; }
 
  private:

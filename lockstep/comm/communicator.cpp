@@ -56,7 +56,14 @@ Work Communicator::issue(Operation&& operation, Issue&& issue) {
   operation.shape = std::move(issue.shape);
   operation.owner = std::move(issue.owner);
   check(operation);
-  return begin(std::move(operation));
+  const auto collective = operation.collective;
+  const std::size_t bytes = operation.part(rank_) * size_of(operation.dtype);
+  Work work = begin(std::move(operation));
+  auto& row = ledger_->row(collective);
+  ++row.count;
+  row.bytes += bytes;
+  work.count_in({ledger_, &row});
+  return work;
 }
 
 void Communicator::number(Operation& operation) {

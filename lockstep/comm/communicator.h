@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "lockstep/comm/operation.h"
+#include "lockstep/comm/statistics.h"
 #include "lockstep/comm/work.h"
 #include "lockstep/core/dtype.h"
 
@@ -83,6 +84,12 @@ class Communicator {
   /// A negative color joins none and returns null.
   virtual std::shared_ptr<Communicator> split(int color, int key) = 0;
 
+  /// What collectives of this group have cost this rank so far. What was issued and not waited for
+  /// is counted, without its time.
+  Statistics statistics() const { return ledger_->rows(); }
+  /// Collectives are counted as this bucket's from now on; -1 for none's.
+  void attribute_to(int bucket) { ledger_->attribute_to(bucket); }
+
   /// Ends the world for every rank, with this text as the first cause. Any thread.
   virtual void fail(std::string_view cause) noexcept = 0;
 
@@ -102,6 +109,7 @@ class Communicator {
   int size_;
   std::uint64_t sequence_ = 0;
   std::map<std::pair<Collective, int>, std::uint64_t> messages_;
+  std::shared_ptr<detail::Ledger> ledger_ = std::make_shared<detail::Ledger>();
 };
 
 }  // namespace lockstep

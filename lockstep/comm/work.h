@@ -1,9 +1,12 @@
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <utility>
 
 namespace lockstep {
+
+struct CollectiveStatistics;
 
 namespace detail {
 
@@ -17,6 +20,12 @@ class Ticket {
   virtual void wait() = 0;
   /// The owner is unwinding and will not wait: ends the world, naming this operation.
   virtual void abandon() noexcept = 0;
+
+  /// Time that this rank has spent on its share of the operation.
+  std::chrono::nanoseconds worked() const { return worked_; }
+
+ protected:
+  std::chrono::nanoseconds worked_{};
 };
 
 }  // namespace detail
@@ -45,10 +54,14 @@ class [[nodiscard]] Work {
   /// False once waited for, or if there was never anything to wait for.
   bool pending() const { return ticket_ != nullptr; }
 
+  /// Counts what waiting for it and working on it cost in this row.
+  void count_in(std::shared_ptr<CollectiveStatistics> row) { row_ = std::move(row); }
+
  private:
   void finish() noexcept;
 
   std::shared_ptr<detail::Ticket> ticket_;
+  std::shared_ptr<CollectiveStatistics> row_;
 };
 
 }  // namespace lockstep

@@ -9,6 +9,20 @@
 namespace lockstep::detail {
 namespace {
 
+/// Collectives that are issued while it lives are counted as a bucket's.
+class Attribution {
+ public:
+  Attribution(Communicator& communicator, std::size_t bucket) : communicator_(communicator) {
+    communicator_.attribute_to(static_cast<int>(bucket));
+  }
+  ~Attribution() { communicator_.attribute_to(-1); }
+  Attribution(const Attribution&) = delete;
+  Attribution& operator=(const Attribution&) = delete;
+
+ private:
+  Communicator& communicator_;
+};
+
 /// Copies a bucket's values back into the parameters they were taken from.
 void unpack_parameters(const Bucket& bucket) {
   for (const auto& slice : bucket.slices()) slice.parameter.copy_(slice.values);
@@ -68,8 +82,13 @@ bool Lanes::exchanges(Content what, std::int64_t step) const {
   return false;
 }
 
+Work Lanes::advance(std::size_t lane, Turn turn, Bucket& bucket) {
+  const Attribution to_bucket(group_.communicator(), lane);
+  return lanes_[lane].exchange->advance(turn, bucket, group_);
+}
+
 Work Lanes::begin(std::size_t lane, std::int64_t step) {
-  return lanes_[lane].exchange->advance({.step = step}, lanes_[lane].bucket, group_);
+  return advance(lane, {.step = step}, lanes_[lane].bucket);
 }
 
 void Lanes::complete(std::span<Work> works, std::int64_t step, Bucket& (*bucket_of)(Lane&)) {
@@ -79,8 +98,8 @@ void Lanes::complete(std::span<Work> works, std::int64_t step, Bucket& (*bucket_
     for (std::size_t i = 0; i < works.size(); ++i) {
       if (!works[i].pending()) continue;
       works[i].wait();
-      auto& lane = lanes_[order_[i]];
-      works[i] = lane.exchange->advance({.step = step, .stage = stage}, bucket_of(lane), group_);
+      const auto lane = order_[i];
+      works[i] = advance(lane, {.step = step, .stage = stage}, bucket_of(lanes_[lane]));
       going = going || works[i].pending();
     }
   }
@@ -106,7 +125,7 @@ void Lanes::exchange_parameters(std::int64_t step) {
     works.emplace_back();
     if (content(lane, step) != Content::parameters) continue;
     pack_parameters(lanes_[lane]);
-    works.back() = lanes_[lane].exchange->advance({.step = step}, *lanes_[lane].parameters, group_);
+    works.back() = advance(lane, {.step = step}, *lanes_[lane].parameters);
   }
   complete(works, step, &of_parameters);
   for (std::size_t lane = 0; lane < size(); ++lane) {

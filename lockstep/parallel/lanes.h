@@ -68,6 +68,7 @@ class Lanes {
  private:
   static Bucket& of_gradients(Lane& lane) { return lane.bucket; }
   static Bucket& of_parameters(Lane& lane) { return *lane.parameters; }
+  Work advance(std::size_t lane, Turn turn, Bucket& bucket);
   void complete(std::span<Work> works, std::int64_t step, Bucket& (*bucket_of)(Lane&));
   void pack_parameters(Lane& lane);
 

@@ -427,8 +427,8 @@ TEST(Buffers, MayBeAveraged) {
     DistributedDataParallel ddp(model, world, {.buffer_policy = BufferPolicy::average});
     for (int step = 1; step <= 2; ++step) {
       ddp(at::ones({2})).sum().backward();
-      EXPECT_TRUE(near(model->single, at::full({3}, 1 + 2 * step)));
-      EXPECT_TRUE(near(model->twice, at::full({2, 2}, 1 + 2 * step, at::kDouble)));
+      EXPECT_TRUE(near(model->single, at::full({3}, 1.0 + 2 * step, at::kFloat)));
+      EXPECT_TRUE(near(model->twice, at::full({2, 2}, 1.0 + 2 * step, at::kDouble)));
       EXPECT_EQ(model->count.item<int>(), 1 + step);  // rank 0's
     }
   });

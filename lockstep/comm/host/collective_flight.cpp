@@ -140,7 +140,10 @@ void CollectiveFlight::plan() {
 
 void CollectiveFlight::arrive(std::uint64_t step) {
   if (path_ != Path::staged || step == steps_) return;
-  copy_in(step);
+  {
+    const detail::Working working(worked_);
+    copy_in(step);
+  }
   group()
       .block()
       .arrived(group().rank())
@@ -155,7 +158,12 @@ bool CollectiveFlight::step() {
     if (!step_worked_) {
       if (path_ == Path::staged && !all_reached(progress.arrived, &Block::arrived, reached))
         return false;
-      work(step_);
+      if (path_ == Path::slots) {
+        work(step_);  // over before a clock could be read
+      } else {
+        const detail::Working working(worked_);
+        work(step_);
+      }
       group().block().worked(group().rank()).value.store(reached, std::memory_order_release);
       // Over slots nobody waits for this but a member whose ring is full; the next announcement
       // wakes it.
@@ -240,6 +248,7 @@ void CollectiveFlight::copy_out(std::uint64_t step) {
   const std::byte* from = group().block().chunk(rank, step);
   std::byte* to = piece(rank, 0, step);
   const std::size_t after = mine.begin + mine.length;
+  const detail::Working working(worked_);
   if (mine.begin > 0) std::memcpy(to, from, mine.begin * element);
   if (whole.length > after) {
     std::memcpy(to + after * element, from + after * element, (whole.length - after) * element);

@@ -1,0 +1,74 @@
+#include "lockstep/comm/statistics.h"
+
+#include <algorithm>
+#include <iomanip>
+#include <sstream>
+
+namespace lockstep {
+namespace {
+
+double milliseconds(std::chrono::nanoseconds time) {
+  return std::chrono::duration<double, std::milli>(time).count();
+}
+
+}  // namespace
+
+std::string to_text(std::span<const CollectiveStatistics> rows) {
+  std::ostringstream out;
+  out << std::fixed;
+  const auto line = [&](std::string_view what, const CollectiveStatistics& row) {
+    out << std::left << std::setw(28) << what << std::right << std::setw(9) << row.count
+        << std::setw(11) << std::setprecision(2) << static_cast<double>(row.bytes) / 1e6
+        << std::setw(13) << milliseconds(row.working) << std::setw(13) << milliseconds(row.waiting)
+        << '\n';
+  };
+  out << std::left << std::setw(28) << "collective" << std::right << std::setw(9) << "count"
+      << std::setw(11) << "MB" << std::setw(13) << "working ms" << std::setw(13) << "waiting ms"
+      << '\n';
+  CollectiveStatistics sum;
+  for (const auto& row : rows) {
+    std::string what(name(row.collective));
+    if (row.bucket >= 0) what += " of bucket " + std::to_string(row.bucket);
+    line(what, row);
+    sum.count += row.count;
+    sum.bytes += row.bytes;
+    sum.working += row.working;
+    sum.waiting += row.waiting;
+  }
+  line("all", sum);
+  return out.str();
+}
+
+namespace detail {
+namespace {
+
+thread_local std::chrono::nanoseconds done{};
+
+}  // namespace
+
+CollectiveStatistics& Ledger::row(Collective collective) {
+  const auto same = [&](const CollectiveStatistics& row) {
+    return row.collective == collective && row.bucket == bucket_;
+  };
+  if (last_ != nullptr && same(*last_)) return *last_;
+  auto found = std::ranges::find_if(rows_, same);
+  if (found == rows_.end()) {
+    found = rows_.insert(rows_.end(), {.collective = collective, .bucket = bucket_});
+  }
+  last_ = &*found;
+  return *last_;
+}
+
+std::chrono::nanoseconds work_done() { return done; }
+
+Working::Working(std::chrono::nanoseconds& of_operation)
+    : of_operation_(of_operation), begin_(std::chrono::steady_clock::now()) {}
+
+Working::~Working() {
+  const auto time = std::chrono::steady_clock::now() - begin_;
+  of_operation_ += time;
+  done += time;
+}
+
+}  // namespace detail
+}  // namespace lockstep

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/operation.h"
+
+namespace lockstep {
+
+/// What one kind of collective has cost this rank so far.
+struct CollectiveStatistics {
+  Collective collective = Collective::barrier;
+  int bucket = -1;  ///< the gradient bucket that it was issued for, or -1
+  std::uint64_t count = 0;
+  std::uint64_t bytes = 0;             ///< of this rank's part, however it travelled
+  std::chrono::nanoseconds waiting{};  ///< for other ranks, within wait()
+  std::chrono::nanoseconds working{};  ///< reducing and copying this rank's share
+};
+
+/// One row for each collective and bucket that was issued, in the order of their first.
+using Statistics = std::vector<CollectiveStatistics>;
+
+/// A table of the rows and their sum, for people.
+std::string to_text(std::span<const CollectiveStatistics> rows);
+
+namespace detail {
+
+/// The rows of one group on one rank.
+class Ledger {
+ public:
+  /// The row of a collective, whose address does not change.
+  CollectiveStatistics& row(Collective collective);
+  /// Rows are this bucket's from now on; -1 for none's.
+  void attribute_to(int bucket) { bucket_ = bucket; }
+
+  Statistics rows() const { return {rows_.begin(), rows_.end()}; }
+
+ private:
+  std::deque<CollectiveStatistics> rows_;
+  CollectiveStatistics* last_ = nullptr;
+  int bucket_ = -1;
+};
+
+/// What this thread has spent on reducing and copying, in all groups. Units: nanoseconds.
+std::chrono::nanoseconds work_done();
+
+/// Counts the time that it lives as work, of one operation and of this thread.
+class Working {
+ public:
+  explicit Working(std::chrono::nanoseconds& of_operation);
+  ~Working();
+  Working(const Working&) = delete;
+  Working& operator=(const Working&) = delete;
+
+ private:
+  std::chrono::nanoseconds& of_operation_;
+  std::chrono::steady_clock::time_point begin_;
+};
+
+}  // namespace detail
+
+}  // namespace lockstep
