@@ -2,7 +2,8 @@
 #
 #   make train                       train the MNIST CNN on two local ranks
 #   make test                        build everything, run every test
-#   make build | lint | bench        programs only | style checks | collective benchmarks
+#   make build | lint                programs only | style checks
+#   make bench | bench-peers         collectives of this machine | beside OpenMPI and PyTorch
 #   make clean | distclean           remove build/ | and .venv too
 #
 # RANKS=4 and ARGS='--epochs 10 --data DIR' change what `make train` runs.
@@ -16,7 +17,7 @@ configure = torch=$$(tools/bootstrap $(1)) && \
 programs = -DLOCKSTEP_BUILD_TESTS=OFF
 everything = -DLOCKSTEP_BUILD_TESTS=ON
 
-.PHONY: help build train test bench lint clean distclean
+.PHONY: help build train test bench bench-peers lint clean distclean
 
 help:
 	@sed -n '/^#   make/s/^#   /  /p; s/^# \(RANKS.*\)/  \1/p' Makefile
@@ -39,6 +40,13 @@ bench:
 	@$(call configure,build,$(programs))
 	@cmake --build '$(BUILD)' --target lockstep_cli
 	@'$(BUILD)'/bin/lockstep bench all_reduce -n $(RANKS) $(ARGS)
+
+bench-peers:
+	@$(call configure,test,$(programs) -DLOCKSTEP_BUILD_PEERS=ON)
+	@cmake --build '$(BUILD)'
+	@bench/peers/compare.py --build '$(BUILD)' --jsonl '$(BUILD)/collectives.jsonl'
+	@python=$$(dirname "$$(tools/bootstrap build 2>/dev/null)" | sed 's#/lib/python3.*#/bin/python3#'); \
+	  bench/peers/steps.py --build '$(BUILD)' --python "$$python" --jsonl '$(BUILD)/steps.jsonl'
 
 lint:
 	@tools/bootstrap test >/dev/null

@@ -76,6 +76,7 @@ double round_trip_between(int first, int second) {
 }  // namespace
 
 std::optional<double> cache_line_round_trip(Transport& transport) {
+  if (!transport.sleeps_while_waiting()) return std::nullopt;
   // Where each rank may run: its first processor, and whether that is the only one.
   const std::vector<int> mine = allowed_cpus();
   const std::int32_t own = mine.size() == 1 ? mine[0] : -1;

@@ -11,7 +11,8 @@ namespace lockstep::bench {
 inline constexpr double near_limit_ns = 200;
 
 /// Round trip of one cache line between the cores of ranks 0 and 1, or between any two where the
-/// ranks are not kept to different ones; empty on a machine of one core. A virtual machine's cores
+/// ranks are not kept to different ones; empty on a machine of one core, and where waiting ranks
+/// would keep the cores. A virtual machine's cores
 /// move nearer and farther, and every figure with them. Units: ns. Ranks: all; the result is rank
 /// 0's, the others sleep meanwhile.
 std::optional<double> cache_line_round_trip(Transport& transport);

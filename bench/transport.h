@@ -18,6 +18,8 @@ class Transport {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual std::string_view backend() const = 0;
+  /// Whether a rank that waits leaves its core to others after a while.
+  virtual bool sleeps_while_waiting() const { return true; }
   /// Memory of that kind, without page faults left in it.
   virtual std::shared_ptr<std::byte> allocate(Memory memory, std::size_t bytes) = 0;
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Lockstep and OpenMPI do the same collectives in turns, and the medians are compared.
 
-Both measure with the same code (bench/), each figure with a cache line's round trip just before it: the cores of a
-virtual machine move nearer and farther, and every figure with them. Where at least a third of the rounds saw near
-cores, the others are left out.
+Both measure with the same code (bench/), each figure of Lockstep with a cache line's round trip just before it: the
+cores of a virtual machine move nearer and farther, and every figure with them. Where at least a third of the rounds
+saw near cores, the others are left out. OpenMPI's ranks spin while they wait, so nothing can be probed beside them.
 """
 
 import argparse

@@ -59,6 +59,7 @@ class MpiTransport final : public Transport {
     return "mpi";
 #endif
   }
+  bool sleeps_while_waiting() const override { return false; }
   std::shared_ptr<std::byte> allocate(Memory, std::size_t bytes) override {
     return own_memory(bytes);
   }

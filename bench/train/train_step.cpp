@@ -1,8 +1,8 @@
-// Times the training step of SINGA's MNIST CNN, in turns: one rank alone while the others sleep;
-// all ranks at once, exchanging nothing; the same with a barrier after each step ("paced"); and all
-// ranks together. It shows what the cores cost one another, what waiting for the slower rank costs,
-// and what Lockstep costs. Counts the page faults of a step. Rank 0 prints one JSON object.
-// bench/train/compare.py runs it in all ways that matter.
+// Times the training step of SINGA's MNIST CNN, or of another model on random data, in turns: one
+// rank alone while the others sleep; all ranks at once, exchanging nothing; the same with a barrier
+// after each step ("paced"); and all ranks together. It shows what the cores cost one another, what
+// waiting for the slower rank costs, and what Lockstep costs. Counts the page faults of a step.
+// Rank 0 prints one JSON object. bench/train/compare.py runs it in all ways that matter.
 
 #include <lockstep/lockstep.h>
 #include <sys/resource.h>
@@ -19,15 +19,21 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "models.h"
+
 namespace {
 
-namespace nn = torch::nn;
+using namespace lockstep::bench;
 using Clock = std::chrono::steady_clock;
 
 struct Settings {
+  std::string model = "cnn";
+  std::int64_t batch_size = 0;  ///< 0 takes the model's
+  std::int64_t verify_every = 1;
   std::string data = MNIST_SAMPLE;
   int threads = 0;
   int rounds = 7;
@@ -36,34 +42,53 @@ struct Settings {
   bool faults = true;
 };
 
-nn::Sequential make_cnn() {
-  return nn::Sequential(nn::Conv2d(1, 20, 5), nn::ReLU(), nn::MaxPool2d(2), nn::Conv2d(20, 50, 5),
-                        nn::ReLU(), nn::MaxPool2d(2), nn::Flatten(), nn::Linear(800, 500),
-                        nn::ReLU(), nn::Linear(500, 10));
-}
+/// Batches without end: of MNIST for the CNN, else one of random numbers again and again.
+class Batches {
+ public:
+  Batches(const Settings& settings, const lockstep::Group& world) {
+    const auto& work = works().at(settings.model);
+    const auto size = settings.batch_size > 0 ? settings.batch_size : work.batch_size;
+    if (settings.model != "cnn") {
+      auto sizes = work.sample;
+      sizes.insert(sizes.begin(), size);
+      batch_ = {torch::rand(sizes), torch::randint(10, {size}, torch::kLong)};
+      return;
+    }
+    const lockstep::Mnist data(settings.data);
+    loader_ = torch::data::make_data_loader(
+        data,
+        lockstep::DistributedSampler(data.size().value(), world, {.tail = lockstep::Tail::drop}),
+        // A last batch of another size would be another step.
+        torch::data::DataLoaderOptions(static_cast<std::size_t>(size)).drop_last(true));
+    next_ = loader_->begin();
+  }
 
-/// The module of a Sequential, with a forward that is no template.
-struct Cnn : nn::Module {
-  Cnn() { register_module("layers", layers); }
-  at::Tensor forward(const at::Tensor& x) { return layers->forward(x); }
-  nn::Sequential layers = make_cnn();
+  torch::data::Example<> next() {
+    if (loader_ == nullptr) return batch_;
+    if (*next_ == loader_->end()) next_ = loader_->begin();
+    auto batch = **next_;
+    ++*next_;
+    return batch;
+  }
+
+ private:
+  torch::data::Example<> batch_;
+  std::unique_ptr<torch::data::StatelessDataLoader<lockstep::Mnist, lockstep::DistributedSampler>>
+      loader_;
+  std::optional<torch::data::Iterator<torch::data::Example<>>> next_;
 };
 
 /// One training run, of which any number of steps may be taken.
 class Training {
  public:
-  Training(const lockstep::Mnist& data, const lockstep::Group& world, bool alone)
-      : model_(make_model(world)),
+  Training(const Settings& settings, const lockstep::Group& world, bool alone)
+      : model_(make_model(settings, world)),
         sgd_(model_->parameters(),
              torch::optim::SGDOptions(0.005).momentum(0.9).weight_decay(1e-5)),
-        loader_(torch::data::make_data_loader(
-            data,
-            lockstep::DistributedSampler(data.size().value(), world,
-                                         {.tail = lockstep::Tail::drop}),
-            // A last batch of another size would be another step.
-            torch::data::DataLoaderOptions(64).drop_last(true))),
-        batch_(loader_->begin()) {
-    if (!alone) ddp_ = std::make_unique<lockstep::DistributedDataParallel<Cnn>>(model_, world);
+        batches_(settings, world) {
+    if (alone) return;
+    ddp_ = std::make_unique<lockstep::DistributedDataParallel<Layers>>(
+        model_, world, lockstep::DataParallelOptions{.verify_every = settings.verify_every});
   }
 
   /// Seconds a step.
@@ -79,28 +104,27 @@ class Training {
   }
 
  private:
-  static std::shared_ptr<Cnn> make_model(const lockstep::Group& world) {
-    std::shared_ptr<Cnn> model;
-    world.in_turn([&] { model = std::make_shared<Cnn>(); });
+  static std::shared_ptr<Layers> make_model(const Settings& settings,
+                                            const lockstep::Group& world) {
+    std::shared_ptr<Layers> model;
+    world.in_turn([&] { model = std::make_shared<Layers>(works().at(settings.model).model()); });
     return model;
   }
 
   void step() {
+    const auto batch = batches_.next();
     sgd_.zero_grad();
-    const at::Tensor outputs = ddp_ ? (*ddp_)(batch_->data) : model_->forward(batch_->data);
-    const at::Tensor loss = nn::functional::cross_entropy(outputs, batch_->target);
+    const at::Tensor outputs = ddp_ ? (*ddp_)(batch.data) : model_->forward(batch.data);
+    const at::Tensor loss = torch::nn::functional::cross_entropy(outputs, batch.target);
     loss.backward();
     sgd_.step();
-    tally_.add(loss, outputs, batch_->target);
-    if (++batch_ == loader_->end()) batch_ = loader_->begin();
+    tally_.add(loss, outputs, batch.target);
   }
 
-  std::shared_ptr<Cnn> model_;
+  std::shared_ptr<Layers> model_;
   torch::optim::SGD sgd_;
-  std::unique_ptr<torch::data::StatelessDataLoader<lockstep::Mnist, lockstep::DistributedSampler>>
-      loader_;
-  torch::data::Iterator<torch::data::Example<>> batch_;
-  std::unique_ptr<lockstep::DistributedDataParallel<Cnn>> ddp_;
+  Batches batches_;
+  std::unique_ptr<lockstep::DistributedDataParallel<Layers>> ddp_;
   lockstep::Tally tally_;
 };
 
@@ -123,12 +147,12 @@ std::int64_t page_faults(int who) {
 }
 
 void measure(const Settings& settings, const lockstep::Group& world) {
-  const lockstep::Mnist data(settings.data);
-  Training together(data, world, false);
-  nlohmann::ordered_json result = {{"ranks", world.size()},
+  Training together(settings, world, false);
+  nlohmann::ordered_json result = {{"model", settings.model},
+                                   {"ranks", world.size()},
                                    {"as", settings.threads > 0 ? "threads" : "processes"}};
 
-  constexpr int first_steps = 50;
+  const int first_steps = settings.model == "cnn" ? 50 : 3;
   together.time(first_steps);
   if (settings.faults) {
     // In parts, so that one sees whether they cease.
@@ -152,7 +176,7 @@ void measure(const Settings& settings, const lockstep::Group& world) {
   std::vector<double> together_times;
   std::unique_ptr<Training> alone;
   if (settings.alone) {
-    alone = std::make_unique<Training>(data, world, true);
+    alone = std::make_unique<Training>(settings, world, true);
     alone->time(first_steps);
   }
   for (int round = 0; round < settings.rounds; ++round) {
@@ -187,7 +211,14 @@ void measure(const Settings& settings, const lockstep::Group& world) {
 
 int main(int argc, char** argv) {
   Settings settings;
-  CLI::App app("Times the training step of SINGA's MNIST CNN, batch 64 a rank");
+  CLI::App app("Times the training step of SINGA's MNIST CNN, or of another model");
+  app.add_option("--model", settings.model, "cnn, mlp or resnet9")
+      ->check(CLI::IsMember({"cnn", "mlp", "resnet9"}))
+      ->capture_default_str();
+  app.add_option("--batch-size", settings.batch_size, "A rank's [cnn 64, others 16]")
+      ->check(CLI::Range(1, 100000));
+  app.add_option("--verify-every", settings.verify_every, "Exchanges between proofs; 0 for none")
+      ->check(CLI::Range(0, 100000));
   app.add_option("--data", settings.data, "Folder of MNIST")->capture_default_str();
   app.add_option("--threads", settings.threads, "So many thread ranks")->check(CLI::Range(1, 512));
   app.add_option("--rounds", settings.rounds, "Rounds of alone and together")

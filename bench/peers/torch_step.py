@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+"""The training steps of bench_train_step by PyTorch in Python: prints one JSON object.
+
+    torch_step.py --model cnn --ranks 2            DistributedDataParallel over Gloo, as shipped
+    torch_step.py --model cnn --ranks 2 --best     bucket views, static graph, fused optimizer
+    torch_step.py --model cnn --ranks 1 --threads 2 --batch-size 128     one process, two threads
+"""
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+class Residual(nn.Module):
+    def __init__(self, *layers):
+        super().__init__()
+        self.block = nn.Sequential(*layers)
+
+    def forward(self, x):
+        return x + self.block(x)
+
+
+def conv(inputs, outputs):
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
+                         nn.BatchNorm2d(outputs), nn.ReLU())
+
+
+def residual(channels):
+    return Residual(conv(channels, channels), conv(channels, channels))
+
+
+# As in bench/train/models.h: model, batch of a rank, sizes of one input.
+WORKS = {
+    "cnn": (lambda: nn.Sequential(
+        nn.Conv2d(1, 20, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(20, 50, 5), nn.ReLU(),
+        nn.MaxPool2d(2), nn.Flatten(), nn.Linear(800, 500), nn.ReLU(), nn.Linear(500, 10)),
+        64, (1, 28, 28)),
+    "mlp": (lambda: nn.Sequential(
+        nn.Linear(784, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 1024),
+        nn.ReLU(), nn.Linear(1024, 10)),
+        16, (784,)),
+    "resnet9": (lambda: nn.Sequential(
+        conv(3, 64), conv(64, 128), nn.MaxPool2d(2), residual(128), conv(128, 256), nn.MaxPool2d(2),
+        conv(256, 512), nn.MaxPool2d(2), residual(512), nn.MaxPool2d(4), nn.Flatten(),
+        nn.Linear(512, 10)),
+        16, (3, 32, 32)),
+}
+
+
+def train(rank, options, port, results):
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(rank)
+    make, batch_size, sample = WORKS[options.model]
+    batch_size = options.batch_size or batch_size
+    model = make()
+    if options.ranks > 1:
+        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank % os.cpu_count()]})
+        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank,
+                                world_size=options.ranks)
+        best = {"gradient_as_bucket_view": True, "static_graph": True} if options.best else {}
+        model = nn.parallel.DistributedDataParallel(model, **best)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.9, weight_decay=1e-5,
+                          fused=True if options.best else None)
+    inputs = torch.rand(batch_size, *sample)
+    targets = torch.randint(10, (batch_size,))
+
+    def steps(count):
+        begin = time.perf_counter()
+        for _ in range(count):
+            sgd.zero_grad()
+            nn.functional.cross_entropy(model(inputs), targets).backward()
+            sgd.step()
+        return 1000 * (time.perf_counter() - begin) / count
+
+    steps(options.warmup)
+    rounds = []
+    for _ in range(options.rounds):
+        if options.ranks > 1:
+            dist.barrier()
+        rounds.append(steps(options.steps))
+    if options.ranks > 1:
+        slowest = torch.tensor(rounds)
+        dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+        rounds = slowest.tolist()
+        dist.destroy_process_group()
+    if rank == 0:
+        results.put(rounds)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", choices=WORKS, default="cnn")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1, help="compute threads a rank [1]")
+    parser.add_argument("--batch-size", type=int, help="of a rank [the model's]")
+    parser.add_argument("--best", action="store_true", help="bucket views, static graph, fused SGD")
+    parser.add_argument("--warmup", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=10)
+    options = parser.parse_args()
+    context = torch.multiprocessing.get_context("spawn")
+    results = context.SimpleQueue()
+    arguments = (options, free_port(), results)
+    if options.ranks > 1:
+        torch.multiprocessing.spawn(train, arguments, nprocs=options.ranks)
+    else:
+        train(0, *arguments)
+    rounds = results.get()
+    print(json.dumps({"model": options.model, "ranks": options.ranks, "threads": options.threads,
+                      "best": options.best, "step_ms": statistics.median(rounds),
+                      "rounds_ms": rounds}))
+
+
+if __name__ == "__main__":
+    main()
