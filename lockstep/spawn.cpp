@@ -22,6 +22,9 @@ namespace {
 
 thread_local bool inside = false;
 
+/// What is populated of the heap for each thread rank that keeps its pages.
+constexpr std::size_t heap_of_a_rank = std::size_t{32} << 20;
+
 std::string text_of(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
@@ -39,7 +42,10 @@ bool detail::inside_spawn() { return inside; }
 void spawn(int n, const std::function<void(Group)>& fn, const InitOptions& options) {
   if (inside) throw InvalidArgument("spawn: called inside spawn(); ranks cannot have ranks");
   const auto world = host::World::create(n);
-  if (options.keep_pages) keep_freed_memory(true);
+  if (options.keep_pages) {
+    keep_freed_memory(true);
+    populate_heap(static_cast<std::size_t>(n) * heap_of_a_rank);
+  }
   const bool told = std::getenv("OMP_NUM_THREADS") != nullptr;
   const int threads = told ? at::get_num_threads() : std::max(1, detail::usable_cores() / n);
   const auto ranks = detail::rank_options(options, threads);
