@@ -43,7 +43,8 @@ Row measure(Transport& transport, const Settings& settings, Memory memory, std::
           .threads = settings.threads,
           .memory = memory,
           .dtype = settings.dtype,
-          .op = settings.op};
+          .op = settings.op,
+          .wire = settings.wire};
   Round round(transport, settings, memory, bytes);
   row.count = barrier ? 0 : part_count(settings, bytes);
   const std::size_t parts =

@@ -71,7 +71,8 @@ Pattern::Pattern(DType dtype) : Pattern(dtype, random_elements(dtype)) {}
 Pattern::Pattern(DType dtype, std::vector<std::byte> elements)
     : dtype_(dtype), elements_(std::move(elements)) {}
 
-Pattern Pattern::reduced(ReduceOp op, std::span<const std::size_t> starts) const {
+Pattern Pattern::reduced(ReduceOp op, std::span<const std::size_t> starts,
+                         std::optional<DType> wire) const {
   std::vector<std::vector<std::byte>> periods;
   std::vector<const std::byte*> inputs;
   for (const std::size_t start : starts) {
@@ -80,6 +81,15 @@ Pattern Pattern::reduced(ReduceOp op, std::span<const std::size_t> starts) const
     inputs.push_back(one.data());
   }
   std::vector<std::byte> result(elements_.size());
+  if (wire) {
+    std::vector<std::span<const float>> values;
+    for (const std::byte* input : inputs) {
+      values.emplace_back(reinterpret_cast<const float*>(input), period());
+    }
+    kernels::reference::reduce_rounded({.dtype = *wire}, op, values,
+                                       {reinterpret_cast<float*>(result.data()), period()});
+    return Pattern(dtype_, std::move(result));
+  }
   std::byte* output = result.data();
   kernels::reference::reduce(dtype_, op, inputs, {&output, 1}, period());
   return Pattern(dtype_, std::move(result));

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -18,7 +19,9 @@ class Pattern {
   explicit Pattern(DType dtype);
 
   /// Element i of the result = the reduction, in order, of elements starts[0] + i, starts[1] + i, …
-  Pattern reduced(ReduceOp op, std::span<const std::size_t> starts) const;
+  /// as they are, or as floats that travel as halves.
+  Pattern reduced(ReduceOp op, std::span<const std::size_t> starts,
+                  std::optional<DType> wire = std::nullopt) const;
 
   /// to[i] = element start + i.
   void fill(std::byte* to, std::size_t count, std::size_t start) const;

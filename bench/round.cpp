@@ -24,6 +24,7 @@ Round::Round(Transport& transport, const Settings& settings, Memory memory, std:
     : transport_(transport),
       collective_(settings.collective),
       dtype_(settings.dtype),
+      wire_(settings.wire),
       op_(settings.op),
       count_(part_count(settings, bytes)),
       length_(length(settings, bytes)),
@@ -52,7 +53,11 @@ void Round::run() {
   for (std::size_t i = 0; i < length_; ++i) {
     switch (collective_) {
       case Collective::all_reduce:
-        transport_.all_reduce(output(i), count_, dtype_, op_);
+        if (wire_) {
+          transport_.all_reduce(output(i), count_, op_, {.dtype = *wire_});
+        } else {
+          transport_.all_reduce(output(i), count_, dtype_, op_);
+        }
         break;
       case Collective::broadcast:
         transport_.broadcast(output(i), count_, dtype_, 0);
@@ -87,7 +92,7 @@ std::int64_t Round::count_wrong(std::size_t i) const {
   const std::byte* result = output(i);
   switch (collective_) {
     case Collective::all_reduce:
-      return pattern_.reduced(op_, starts).count_wrong(result, count_, 0);
+      return pattern_.reduced(op_, starts, wire_).count_wrong(result, count_, 0);
     case Collective::broadcast:
       return pattern_.count_wrong(result, count_, starts[0]);
     case Collective::all_gather: {

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "bench/pattern.h"
@@ -37,6 +38,7 @@ class Round {
   Transport& transport_;
   Collective collective_;
   DType dtype_;
+  std::optional<DType> wire_;
   ReduceOp op_;
   std::size_t count_;
   std::size_t length_;

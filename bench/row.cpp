@@ -90,6 +90,7 @@ std::string json_line(const Row& row) {
                                  {"repeats", row.repeats},
                                  {"algbw", algorithm_bandwidth(row)},
                                  {"busbw", bus_bandwidth(row)}};
+  if (row.wire) json["wire"] = name(*row.wire);
   json["wrong"] = nullptr;
   json["probe_ns"] = nullptr;
   if (row.wrong) json["wrong"] = *row.wrong;

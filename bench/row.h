@@ -18,10 +18,11 @@ struct Row {
   Memory memory = Memory::group;
   DType dtype = DType::f32;
   ReduceOp op = ReduceOp::sum;
-  std::size_t bytes = 0;  ///< the larger of a rank's input and output
-  std::size_t count = 0;  ///< elements, as in the collective's call
-  double time_us = 0;     ///< median over repetitions of the slowest rank's time
-  double best_us = 0;     ///< the fastest repetition
+  std::optional<DType> wire{};  ///< what elements travelled as, if not as they are
+  std::size_t bytes = 0;        ///< the larger of a rank's input and output
+  std::size_t count = 0;        ///< elements, as in the collective's call
+  double time_us = 0;           ///< median over repetitions of the slowest rank's time
+  double best_us = 0;           ///< the fastest repetition
   std::size_t repeats = 0;
   std::optional<std::int64_t> wrong{};  ///< elements on all ranks that are not as expected
   std::optional<double> probe_ns{};    ///< a cache line's round trip between two cores, just before

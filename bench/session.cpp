@@ -8,6 +8,7 @@
 #include "bench/collective_bench.h"
 #include "bench/probe.h"
 #include "bench/row.h"
+#include "lockstep/core/text.h"
 
 namespace lockstep::bench {
 
@@ -25,7 +26,8 @@ void write_probe(std::ostream& out, const char* when, std::optional<double> prob
 
 void write_surroundings(std::ostream& out, const Transport& transport, const Settings& settings,
                         std::optional<double> stream_gbs) {
-  out << "# lockstep " << LOCKSTEP_VERSION << ", " << name(settings.collective) << ", "
+  out << "# lockstep " << LOCKSTEP_VERSION << ", " << name(settings.collective)
+      << (settings.wire ? lockstep::detail::concat(" as ", name(*settings.wire)) : "") << ", "
       << transport.size() << (settings.threads ? " threads" : " processes") << " as ranks on "
       << std::thread::hardware_concurrency() << " cores, backend " << transport.backend() << "\n";
   if (stream_gbs) {

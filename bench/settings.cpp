@@ -58,6 +58,18 @@ void check(const Settings& settings) {
   if (settings.factor < 2) {
     throw InvalidArgument(concat("bench: --factor is ", settings.factor, ", expected 2 or more"));
   }
+  if (settings.wire) {
+    const bool halves = *settings.wire == DType::f16 || *settings.wire == DType::bf16;
+    const bool sums = settings.op == ReduceOp::sum || settings.op == ReduceOp::avg;
+    if (!halves || !sums || settings.collective != Collective::all_reduce ||
+        settings.dtype != DType::f32) {
+      throw InvalidArgument(concat("bench: --wire is ", name(*settings.wire), " for ",
+                                   name(settings.collective), " ", name(settings.op), " of ",
+                                   name(settings.dtype),
+                                   ", expected float16 or bfloat16 for all_reduce sum or avg of "
+                                   "float32"));
+    }
+  }
   if (settings.collective != Collective::barrier) check_memory(settings);
 }
 

@@ -24,6 +24,8 @@ class Transport {
   virtual std::shared_ptr<std::byte> allocate(Memory memory, std::size_t bytes) = 0;
 
   virtual void all_reduce(void* data, std::size_t count, DType dtype, ReduceOp op) = 0;
+  /// Of floats that travel as halves.
+  virtual void all_reduce(void* data, std::size_t count, ReduceOp op, const Wire& wire) = 0;
   virtual void broadcast(void* data, std::size_t count, DType dtype, int root) = 0;
   virtual void all_gather(const void* input, void* output, std::size_t count, DType dtype) = 0;
   virtual void reduce_scatter(const void* input, void* output, std::size_t count, DType dtype,
@@ -48,6 +50,9 @@ class CommunicatorTransport final : public Transport {
   }
   void all_reduce(void* data, std::size_t count, DType dtype, ReduceOp op) override {
     communicator_->all_reduce(data, count, dtype, op).wait();
+  }
+  void all_reduce(void* data, std::size_t count, ReduceOp op, const Wire& wire) override {
+    communicator_->all_reduce(data, count, op, wire).wait();
   }
   void broadcast(void* data, std::size_t count, DType dtype, int root) override {
     communicator_->broadcast(data, count, dtype, root).wait();

@@ -22,6 +22,7 @@ struct Arguments {
   std::string collective;
   std::string dtype = "float32";
   std::string op = "sum";
+  std::string wire = {};
   std::string memory = "both";
   bench::Settings settings;
 };
@@ -39,6 +40,7 @@ bench::Settings settings_of(const Arguments& arguments) {
   }
   settings.dtype = parse_dtype(arguments.dtype);
   settings.op = parse_reduce_op(arguments.op);
+  if (!arguments.wire.empty()) settings.wire = parse_dtype(arguments.wire);
   if (arguments.memory == "group") settings.memories = {bench::Memory::group};
   if (arguments.memory == "private") settings.memories = {bench::Memory::own};
   bench::check(settings);
@@ -59,6 +61,7 @@ std::vector<std::string> command_line(const Arguments& arguments) {
   if (settings.repeats != 0) {
     words.insert(words.end(), {"--repeats", std::to_string(settings.repeats)});
   }
+  if (!arguments.wire.empty()) words.insert(words.end(), {"--wire", arguments.wire});
   if (settings.check) words.emplace_back("--check");
   if (settings.stream) words.emplace_back("--stream");
   if (settings.json) words.emplace_back("--json");
@@ -113,6 +116,8 @@ void add_bench(CLI::App& app, int& exit_code) {
   bench->add_option("--dtype", arguments->dtype, "Type of the elements")->capture_default_str();
   bench->add_option("--op", arguments->op, "Reduction: sum, avg, min, max or product")
       ->capture_default_str();
+  bench->add_option("--wire", arguments->wire,
+                    "What the floats of an all_reduce travel as: float16 or bfloat16");
   bench->add_option("--memory", arguments->memory, "Whose memory: group, private or both")
       ->check(CLI::IsMember({"group", "private", "both"}))
       ->capture_default_str();

@@ -96,6 +96,15 @@ Work Group::all_reduce(const at::Tensor& tensor, ReduceOp op) const {
   return communicator_->all_reduce(data, count, dtype, op, issue_of(tensor));
 }
 
+Work Group::all_reduce(const at::Tensor& tensor, ReduceOp op, const Wire& wire) const {
+  const auto [data, count, dtype] = check(tensor, "all_reduce");
+  if (dtype != DType::f32) {
+    throw InvalidArgument(concat("all_reduce as ", name(wire.dtype), ": got a tensor of ",
+                                 name(dtype), ", expected float32"));
+  }
+  return communicator_->all_reduce(data, count, op, wire, issue_of(tensor));
+}
+
 Work Group::broadcast(const at::Tensor& tensor, int root) const {
   const auto [data, count, dtype] = check(tensor, "broadcast");
   return communicator_->broadcast(data, count, dtype, root, issue_of(tensor));

@@ -28,6 +28,8 @@ class Group {
 
   /// tensor = reduction over ranks, in place. Shapes: the same on every rank.
   Work all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::sum) const;
+  /// The same sum or avg of a float32 tensor whose elements travel as halves.
+  Work all_reduce(const at::Tensor& tensor, ReduceOp op, const Wire& wire) const;
   /// tensor = root's tensor.
   Work broadcast(const at::Tensor& tensor, int root = 0) const;
   /// output = all ranks' inputs, joined in rank order along the first dimension.

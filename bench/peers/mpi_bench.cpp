@@ -63,6 +63,9 @@ class MpiTransport final : public Transport {
   std::shared_ptr<std::byte> allocate(Memory, std::size_t bytes) override {
     return own_memory(bytes);
   }
+  void all_reduce(void*, std::size_t, ReduceOp, const Wire&) override {
+    throw InvalidArgument("bench_mpi: MPI reduces floats as they are, got a wire");
+  }
   void all_reduce(void* data, std::size_t count, DType dtype, ReduceOp op) override {
     MPI_Allreduce(MPI_IN_PLACE, data, static_cast<int>(count), mpi_type(dtype), mpi_op(op),
                   MPI_COMM_WORLD);

@@ -1,6 +1,7 @@
 #include "lockstep/comm/announcement.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "lockstep/core/text.h"
 
@@ -24,6 +25,12 @@ std::uint64_t fingerprint(const Operation& operation) {
                         static_cast<std::uint64_t>(static_cast<std::uint32_t>(operation.peer))
                             << 24;
   state = mix(state, operation.count);
+  if (operation.wire) {
+    const auto& wire = *operation.wire;
+    state = mix(state, std::bit_cast<std::uint32_t>(wire.clip) |
+                           static_cast<std::uint64_t>(wire.dtype) << 32 |
+                           static_cast<std::uint64_t>(wire.predivide ? 1 : 0) << 40);
+  }
   for (const auto count : operation.counts) state = mix(state, count);
   for (const auto extent : operation.shape) state = mix(state, static_cast<std::uint64_t>(extent));
   return state;
@@ -38,6 +45,9 @@ std::string describe(const Announcement& announcement) {
     text += concat(" ", name(static_cast<ReduceOp>(announcement.reduce)));
   }
   text += concat(" ", name(static_cast<DType>(announcement.dtype)));
+  if (announcement.wire > 0) {
+    text += concat(" as ", name(static_cast<DType>(announcement.wire - 1)));
+  }
   if (announcement.peer >= 0) text += concat(" root ", announcement.peer);
   const std::size_t dimensions = announcement.dimensions;
   if (dimensions == 0) return text + concat(" of ", announcement.count, " elements");
@@ -59,6 +69,8 @@ void announce(Announcement& announcement, const Operation& operation) {
   announcement.collective = static_cast<std::uint8_t>(operation.collective);
   announcement.reduce = static_cast<std::uint8_t>(operation.reduce);
   announcement.dtype = static_cast<std::uint8_t>(operation.dtype);
+  announcement.wire =
+      operation.wire ? static_cast<std::uint8_t>(1 + static_cast<int>(operation.wire->dtype)) : 0;
   const std::size_t dimensions = operation.shape.size();
   constexpr std::size_t most = Announcement::most_dimensions;
   announcement.dimensions = static_cast<std::uint8_t>(std::min(dimensions, most + 1));
@@ -87,8 +99,8 @@ std::optional<Difference> difference(std::span<const Announcement* const> announ
   return Difference{
       .rank = ranks[odd],
       .text = concat("collective #", sequence, " differs between ranks: rank ", ranks[odd], " got ",
-                     got, got == wanted ? " with other counts or dimensions" : "", ", expected ",
-                     wanted, " as on rank ", ranks[expected])};
+                     got, got == wanted ? " with other counts, dimensions or wire" : "",
+                     ", expected ", wanted, " as on rank ", ranks[expected])};
 }
 
 }  // namespace lockstep::detail

@@ -22,6 +22,7 @@ struct Announcement {
   std::uint8_t reduce;
   std::uint8_t dtype;
   std::uint8_t dimensions;  ///< of shape; most_dimensions + 1 for "more"
+  std::uint8_t wire;        ///< 1 + the dtype that elements travel as, 0 for their own
   std::int64_t shape[most_dimensions];
 };
 

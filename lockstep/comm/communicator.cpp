@@ -1,6 +1,7 @@
 #include "lockstep/comm/communicator.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "lockstep/core/error.h"
@@ -72,18 +73,36 @@ void Communicator::number(Operation& operation) {
       operation.is_message() ? ++messages_[{operation.collective, operation.peer}] : ++sequence_;
 }
 
+std::string Communicator::where(const Operation& operation) const {
+  return concat(name(operation.collective), " (", backend(), ") rank ", rank_, " of ", size_, ": ");
+}
+
+void Communicator::check_wire(const Operation& operation) const {
+  if (!operation.wire) return;
+  const auto& wire = *operation.wire;
+  if (wire.dtype != DType::f16 && wire.dtype != DType::bf16) {
+    throw InvalidArgument(concat(where(operation), "got a wire of ", name(wire.dtype),
+                                 ", expected float16 or bfloat16"));
+  }
+  if (operation.reduce != ReduceOp::sum && operation.reduce != ReduceOp::avg) {
+    throw InvalidArgument(concat(where(operation), "got ", name(operation.reduce),
+                                 " over a wire of ", name(wire.dtype), ", expected sum or avg"));
+  }
+  if (!(wire.clip >= 0) || std::isinf(wire.clip)) {
+    throw InvalidArgument(
+        concat(where(operation), "got a clip of ", wire.clip, ", expected 0 or more"));
+  }
+}
+
 void Communicator::check(const Operation& operation) const {
-  const auto where = [&] {
-    return concat(name(operation.collective), " (", backend(), ") rank ", rank_, " of ", size_,
-                  ": ");
-  };
+  check_wire(operation);
   const bool needs_peer = operation.has_root() || operation.is_message();
   if (needs_peer && (operation.peer < 0 || operation.peer >= size_)) {
-    throw InvalidArgument(concat(where(), "got ", operation.has_root() ? "root " : "rank ",
+    throw InvalidArgument(concat(where(operation), "got ", operation.has_root() ? "root " : "rank ",
                                  operation.peer, ", expected 0 to ", size_ - 1));
   }
   if (!operation.counts.empty() && operation.counts.size() != static_cast<std::size_t>(size_)) {
-    throw InvalidArgument(concat(where(), "got ", operation.counts.size(),
+    throw InvalidArgument(concat(where(operation), "got ", operation.counts.size(),
                                  " counts, expected one for each of ", size_, " ranks"));
   }
   const auto [input, output] = ends(operation, rank_);
@@ -91,16 +110,16 @@ void Communicator::check(const Operation& operation) const {
   const std::size_t longest = std::max({operation.count, input, output});
   if (__builtin_mul_overflow(longest, size_of(operation.dtype) * static_cast<std::size_t>(size_),
                              &bytes)) {
-    throw InvalidArgument(
-        concat(where(), "got ", longest, " elements, expected no more than memory can hold"));
+    throw InvalidArgument(concat(where(operation), "got ", longest,
+                                 " elements, expected no more than memory can hold"));
   }
   if (operation.timeout.count() < 0) {
-    throw InvalidArgument(
-        concat(where(), "got a timeout of ", operation.timeout.count(), " ms, expected 0 or more"));
+    throw InvalidArgument(concat(where(operation), "got a timeout of ", operation.timeout.count(),
+                                 " ms, expected 0 or more"));
   }
   if ((input > 0 && operation.input == nullptr) || (output > 0 && operation.output == nullptr)) {
     throw InvalidArgument(
-        concat(where(), "got no memory, expected ",
+        concat(where(operation), "got no memory, expected ",
                input > 0 && operation.input == nullptr ? "an input" : "an output"));
   }
 }
@@ -110,6 +129,18 @@ Work Communicator::all_reduce(void* data, std::size_t count, DType dtype, Reduce
   return issue({.collective = Collective::all_reduce,
                 .reduce = op,
                 .dtype = dtype,
+                .input = bytes(data),
+                .output = bytes(data),
+                .count = count},
+               std::move(options));
+}
+
+Work Communicator::all_reduce(void* data, std::size_t count, ReduceOp op, const Wire& wire,
+                              Issue options) {
+  return issue({.collective = Collective::all_reduce,
+                .reduce = op,
+                .dtype = DType::f32,
+                .wire = wire,
                 .input = bytes(data),
                 .output = bytes(data),
                 .count = count},

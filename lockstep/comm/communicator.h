@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -44,6 +45,8 @@ class Communicator {
   /// data[i] = reduction over ranks of data[i], in place. Shapes: count elements, the same on all
   /// ranks.
   Work all_reduce(void* data, std::size_t count, DType dtype, ReduceOp op, Issue issue = {});
+  /// The same sum or avg of float32 elements that travel as halves.
+  Work all_reduce(void* data, std::size_t count, ReduceOp op, const Wire& wire, Issue issue = {});
   /// Every rank's data = root's data.
   Work broadcast(void* data, std::size_t count, DType dtype, int root, Issue issue = {});
   /// output = rank 0's input, then rank 1's, … Shapes: input count, output size()·count.
@@ -103,7 +106,9 @@ class Communicator {
 
  private:
   Work issue(Operation&& operation, Issue&& issue);
+  std::string where(const Operation& operation) const;
   void check(const Operation& operation) const;
+  void check_wire(const Operation& operation) const;
 
   int rank_;
   int size_;

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -11,6 +12,7 @@
 
 #include "lockstep/core/dtype.h"
 #include "lockstep/core/reduce_op.h"
+#include "lockstep/core/wire.h"
 
 namespace lockstep {
 
@@ -34,6 +36,7 @@ struct Operation {
   Collective collective = Collective::barrier;
   ReduceOp reduce = ReduceOp::sum;
   DType dtype = DType::u8;
+  std::optional<Wire> wire = {};  ///< how the elements of an all_reduce travel, if not as they are
 
   const std::byte* input = nullptr;
   std::byte* output = nullptr;

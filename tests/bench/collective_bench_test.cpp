@@ -65,6 +65,17 @@ TEST(CollectiveBench, ChecksEveryDtypeAndReduction) {
   }
 }
 
+TEST(CollectiveBench, ChecksFloatsThatTravelAsHalves) {
+  for (const DType wire : {DType::f16, DType::bf16}) {
+    Settings settings = small(Collective::all_reduce, 3);
+    settings.wire = wire;
+    for (const Row& row : rows_of(settings)) {
+      EXPECT_EQ(row.wrong, 0) << table_line(row);
+      EXPECT_EQ(row.wire, wire);
+    }
+  }
+}
+
 TEST(CollectiveBench, MeasuresABarrierOnce) {
   const auto rows = rows_of(small(Collective::barrier, 2));
   ASSERT_EQ(rows.size(), 1u);
@@ -82,6 +93,9 @@ class Spoiling final : public Transport {
   std::string_view backend() const override { return "spoiling"; }
   std::shared_ptr<std::byte> allocate(Memory memory, std::size_t bytes) override {
     return inner_.allocate(memory, bytes);
+  }
+  void all_reduce(void* data, std::size_t count, ReduceOp op, const Wire& wire) override {
+    inner_.all_reduce(data, count, op, wire);
   }
   void all_reduce(void* data, std::size_t count, DType dtype, ReduceOp op) override {
     inner_.all_reduce(data, count, dtype, op);

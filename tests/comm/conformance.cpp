@@ -37,6 +37,14 @@ void all_reduce(Communicator& group, const Case& c, ReduceOp op, bool mixed) {
               c.text(group, concat("all_reduce ", name(op))));
 }
 
+void all_reduce_halves(Communicator& group, const Case& c, const Wire& wire, ReduceOp op) {
+  const auto inputs = make_inputs(DType::f32, c.count, group.size(), c.salt);
+  const Buffer data(group, c.place, inputs[static_cast<std::size_t>(group.rank())]);
+  group.all_reduce(data.data(), c.count, op, wire).wait();
+  data.expect(reduce_rounded(wire, op, inputs, c.count),
+              c.text(group, concat("all_reduce as ", name(wire.dtype))));
+}
+
 void broadcast(Communicator& group, const Case& c, int root) {
   const auto inputs = make_inputs(c.dtype, c.count, group.size(), c.salt);
   const Buffer data(group, c.place, inputs[static_cast<std::size_t>(group.rank())]);
@@ -127,6 +135,10 @@ void check_case(Communicator& group, const Case& c) {
   const int last = group.size() - 1;
   for (const auto op : all_reduce_ops) all_reduce(group, c, op, false);
   all_reduce(group, c, ReduceOp::sum, true);
+  if (c.dtype == DType::f32) {
+    all_reduce_halves(group, c, {.dtype = DType::f16, .predivide = true}, ReduceOp::avg);
+    all_reduce_halves(group, c, {.dtype = DType::bf16, .clip = 2.5f}, ReduceOp::sum);
+  }
   broadcast(group, c, 0);
   broadcast(group, c, last);
   all_gather(group, c, false);

@@ -10,6 +10,7 @@
 #include <csignal>
 #include <functional>
 #include <future>
+#include <limits>
 #include <thread>
 
 #include "lockstep/comm/host/host.h"
@@ -190,6 +191,25 @@ TEST(Failure, CountsThatDifferAreNamed) {
   EXPECT_THAT(texts, Each(HasSubstr("with other counts")));
 }
 
+TEST(Failure, WiresThatDifferAreNamed) {
+  const auto as_halves = [](const auto& group, const Wire& wire) {
+    group->all_reduce(floats + 16 * group->rank(), 8, ReduceOp::avg, wire).wait();
+  };
+  EXPECT_THAT(
+      what_ranks_threw(2,
+                       [&](const auto& group) {
+                         const bool first = group->rank() == 0;
+                         as_halves(group, {.dtype = first ? DType::f16 : DType::bf16});
+                       }),
+      Each(HasSubstr("rank 1 got all_reduce avg float32 as bfloat16 of 8 elements, expected "
+                     "all_reduce avg float32 as float16")));
+  EXPECT_THAT(what_ranks_threw(2,
+                               [&](const auto& group) {
+                                 as_halves(group, {.clip = group->rank() == 0 ? 1.0f : 2.0f});
+                               }),
+              Each(HasSubstr("dimensions or wire")));
+}
+
 TEST(Failure, RanksOfSplitGroupsAreNamedAsInTheWorld) {
   const auto texts = what_ranks_threw(4, [](const auto& group) {
     const auto pair = group->split(group->rank() / 2, 0);
@@ -282,6 +302,11 @@ TEST(Failure, InvalidArgumentsLeaveTheGroupUsable) {
     EXPECT_THROW((void)group->all_reduce(floats, ~std::size_t{0}, DType::f32, ReduceOp::sum),
                  InvalidArgument);
     EXPECT_THROW((void)group->barrier({.timeout = -1ms}), InvalidArgument);
+    for (const Wire wire : {Wire{.dtype = DType::f64}, Wire{.clip = -1},
+                            Wire{.clip = std::numeric_limits<float>::infinity()}}) {
+      EXPECT_THROW((void)group->all_reduce(floats, 1, ReduceOp::sum, wire), InvalidArgument);
+    }
+    EXPECT_THROW((void)group->all_reduce(floats, 1, ReduceOp::max, Wire{}), InvalidArgument);
     const std::vector<std::size_t> counts{1, 2, 3};
     EXPECT_THROW((void)group->all_gather(floats, floats, counts, DType::f32), InvalidArgument);
     // Only one rank erred, and none is out of step.

@@ -76,6 +76,21 @@ inline Bytes reduce_all(DType dtype, ReduceOp op, const std::vector<Bytes>& inpu
   return result;
 }
 
+/// The same of floats that travel as halves.
+inline Bytes reduce_rounded(const Wire& wire, ReduceOp op, const std::vector<Bytes>& inputs,
+                            std::size_t count) {
+  std::vector<std::vector<float>> values(inputs.size(), std::vector<float>(count));
+  std::vector<std::span<const float>> spans;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (count > 0) std::memcpy(values[i].data(), inputs[i].data(), inputs[i].size());
+    spans.emplace_back(values[i]);
+  }
+  std::vector<float> result(count);
+  kernels::reference::reduce_rounded(wire, op, spans, result);
+  const auto bytes = std::as_bytes(std::span(result));
+  return {bytes.begin(), bytes.end()};
+}
+
 /// Elements [begin, begin + count) of the bytes.
 inline Bytes slice(const Bytes& bytes, DType dtype, std::size_t begin, std::size_t count) {
   const auto element = static_cast<std::ptrdiff_t>(size_of(dtype));

@@ -5,8 +5,8 @@
 #include <cstring>
 
 #include "lockstep/comm/host/host_communicator.h"
+#include "lockstep/comm/reduction.h"
 #include "lockstep/core/text.h"
-#include "lockstep/kernels/reduce.h"
 
 // Note [How a host collective runs]
 // Every member announces the collective in its ring of posts; a short input travels along in a
@@ -310,7 +310,7 @@ void CollectiveFlight::reduce(std::uint64_t step) {
   const detail::Range share = everywhere && path_ != Path::slots
                                   ? my_segment(whole)
                                   : detail::Range{.length = whole.length};
-  if (share.length == 0 || (everywhere && size == 1)) return;
+  if (share.length == 0 || (everywhere && size == 1 && !operation().wire)) return;
 
   std::array<const std::byte*, max_ranks> inputs;
   std::array<std::byte*, max_ranks> outputs;
@@ -329,8 +329,8 @@ void CollectiveFlight::reduce(std::uint64_t step) {
     if (size == 2) outputs[1] = piece(1 - rank, part, step);
     output_count = size == 2 ? 2 : 1;
   }
-  kernels::reduce(operation().dtype, operation().reduce, std::span(inputs).first(size),
-                  std::span(outputs).first(output_count), share.length);
+  detail::reduce(operation(), std::span(inputs).first(size), std::span(outputs).first(output_count),
+                 share.length);
 }
 
 std::vector<int> CollectiveFlight::missing() const {

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "lockstep/comm/mpi/mpi_communicator.h"
-#include "lockstep/kernels/reduce.h"
+#include "lockstep/comm/reduction.h"
 
 // Note [How a collective over MPI runs]
 // Every member sends every other an announcement, a parcel, which carries its input if that is
@@ -139,7 +139,7 @@ void CollectiveFlight::finish_from_parcels() {
       std::vector<const std::byte*> inputs;
       for (int member = 0; member < group().size(); ++member) inputs.push_back(from_parcel(member));
       std::byte* output = operation().output;
-      kernels::reduce(operation().dtype, operation().reduce, inputs, {&output, 1}, count);
+      detail::reduce(operation(), inputs, {&output, 1}, count);
       return;
     }
     case Collective::broadcast:

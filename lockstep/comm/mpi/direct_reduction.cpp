@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "lockstep/comm/mpi/transfer.h"
-#include "lockstep/kernels/reduce.h"
+#include "lockstep/comm/reduction.h"
 
 namespace lockstep::mpi {
 namespace {
@@ -147,7 +147,7 @@ void DirectReduction::reduce(std::size_t round) {
   }
   const std::size_t into = everywhere() ? mine.begin : mine.begin - slice(rank()).begin;
   std::byte* output = operation().output + into * element();
-  kernels::reduce(operation().dtype, operation().reduce, inputs, {&output, 1}, mine.length);
+  detail::reduce(operation(), inputs, {&output, 1}, mine.length);
   if (!everywhere()) return;
   for (int step = 1; step < size(); ++step) {
     send(output, mine.length * element(), (rank() + step) % size(), Channel::results);

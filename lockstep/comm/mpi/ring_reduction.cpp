@@ -133,6 +133,7 @@ void RingReduction::pass_results() {
 
 bool sums_in_parts(const Operation& operation) {
   // Halves would be rounded at every rank, and the average of integers is no product.
+  if (operation.wire) return false;
   switch (operation.dtype) {
     case DType::f16:
     case DType::bf16:
