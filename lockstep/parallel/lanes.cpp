@@ -6,6 +6,8 @@
 #include <numeric>
 #include <utility>
 
+#include "lockstep/core/error.h"
+
 namespace lockstep::detail {
 namespace {
 
@@ -91,7 +93,9 @@ Work Lanes::begin(std::size_t lane, std::int64_t step) {
   return advance(lane, {.step = step}, lanes_[lane].bucket);
 }
 
-void Lanes::complete(std::span<Work> works, std::int64_t step, Bucket& (*bucket_of)(Lane&)) {
+std::exception_ptr Lanes::complete(std::span<Work> works, std::int64_t step,
+                                   Bucket& (*bucket_of)(Lane&)) {
+  std::exception_ptr refused;
   bool going = true;
   for (int stage = 1; going; ++stage) {
     going = false;
@@ -99,10 +103,16 @@ void Lanes::complete(std::span<Work> works, std::int64_t step, Bucket& (*bucket_
       if (!works[i].pending()) continue;
       works[i].wait();
       const auto lane = order_[i];
-      works[i] = advance(lane, {.step = step, .stage = stage}, bucket_of(lanes_[lane]));
+      try {
+        works[i] = advance(lane, {.step = step, .stage = stage}, bucket_of(lanes_[lane]));
+      } catch (const InvalidArgument&) {
+        // Every rank refuses it here, so the others can be completed, and the group stays usable.
+        if (refused == nullptr) refused = std::current_exception();
+      }
       going = going || works[i].pending();
     }
   }
+  return refused;
 }
 
 void Lanes::pack_parameters(Lane& lane) {
@@ -127,7 +137,7 @@ void Lanes::exchange_parameters(std::int64_t step) {
     pack_parameters(lanes_[lane]);
     works.back() = advance(lane, {.step = step}, *lanes_[lane].parameters);
   }
-  complete(works, step, &of_parameters);
+  if (const auto refused = complete(works, step, &of_parameters)) std::rethrow_exception(refused);
   for (std::size_t lane = 0; lane < size(); ++lane) {
     if (content(lane, step) == Content::parameters) unpack_parameters(*lanes_[lane].parameters);
   }

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <span>
 #include <vector>
@@ -51,8 +52,11 @@ class Lanes {
 
   /// Begins the exchange of the gradients in a bucket.
   Work begin(std::size_t lane, std::int64_t step);
-  /// Completes what begin() returned, by position.
-  void complete(std::span<Work> works, std::int64_t step) { complete(works, step, &of_gradients); }
+  /// Completes what begin() returned, by position. Returns what an exchange refused, if one did:
+  /// the same on every rank, and all others are complete.
+  std::exception_ptr complete(std::span<Work> works, std::int64_t step) {
+    return complete(works, step, &of_gradients);
+  }
 
   /// Exchanges the parameters of those buckets whose turn it is.
   /// Ranks: all of the group.
@@ -69,7 +73,8 @@ class Lanes {
   static Bucket& of_gradients(Lane& lane) { return lane.bucket; }
   static Bucket& of_parameters(Lane& lane) { return *lane.parameters; }
   Work advance(std::size_t lane, Turn turn, Bucket& bucket);
-  void complete(std::span<Work> works, std::int64_t step, Bucket& (*bucket_of)(Lane&));
+  std::exception_ptr complete(std::span<Work> works, std::int64_t step,
+                              Bucket& (*bucket_of)(Lane&));
   void pack_parameters(Lane& lane);
 
   Group group_;

@@ -294,26 +294,28 @@ void Reducer::begin_next(Backward& backward) {
 void Reducer::finish(Backward& backward) {
   const at::NoGradGuard no_grad;
   const bool exchanges = lanes_.exchanges(Content::gradients, step_);
-  if (exchanges) exchange(backward);
+  const auto refused = exchanges ? exchange(backward) : nullptr;
   for (auto& member : members_) member.changed = false;
   const auto step = step_++;
   exchanged_ = true;
   backward.finished = true;
   backward_.reset();
+  if (refused) std::rethrow_exception(refused);
   if (exchanges) proof_.check(step, proof_bytes());
 }
 
-void Reducer::exchange(Backward& backward) {
+std::exception_ptr Reducer::exchange(Backward& backward) {
   while (backward.works.size() < lanes_.size()) begin_next(backward);
   // Averaging keeps only replicas in lockstep whose every gradient is averaged.
   if (!parameters_may_differ_) proof_.write(step_, lanes_, proof_bytes());
   auto verdict = group_.all_reduce(verdict_, ReduceOp::max);
   buffers_.begin();
-  lanes_.complete(backward.works, step_);
+  auto refused = lanes_.complete(backward.works, step_);
   verdict.wait();
   buffers_.end();
   settle();
   lanes_.learn_order(backward.ready);
+  return refused;
 }
 
 /// Gives every parameter that some rank has changed its mean; leaves the others as they were.

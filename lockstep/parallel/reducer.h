@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <span>
 #include <string>
@@ -93,7 +94,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void prepare(std::size_t member);
   void begin_next(Backward& backward);
   void finish(Backward& backward);
-  void exchange(Backward& backward);
+  /// Returns what a strategy refused, the same on every rank.
+  std::exception_ptr exchange(Backward& backward);
   void settle();
   std::span<std::uint8_t, Proof::bytes> proof_bytes();
 
