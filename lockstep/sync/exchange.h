@@ -31,8 +31,12 @@ class Exchange {
 
   /// Stage 0 when the bucket is ready, then again each time the Work it returned is complete, until
   /// it returns a Work that is not pending: bucket.values() then holds the result on every rank.
-  /// Must not block, and whether it goes on must not depend on the values.
+  /// Must not block, and all ranks must go on, or throw, alike.
   virtual Work advance(Turn turn, Bucket& bucket, const Group& group) = 0;
+
+  /// Bytes that this rank has given to collectives so far, in the form in which they travel; zero
+  /// where they are not counted. For statistics.
+  virtual std::uint64_t bytes_sent() const { return 0; }
 
   virtual State state() const { return {}; }
   virtual void load(const State&) {}

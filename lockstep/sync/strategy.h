@@ -21,6 +21,12 @@ concept HasContent = requires(const R& recipe, std::int64_t step, std::size_t bu
   { recipe.content(step, bucket, bucket) } -> std::same_as<Content>;
 };
 
+/// A recipe around another, whose content is the other's to say.
+template <class R>
+concept HoldsStrategy = requires(const R& recipe) {
+  { recipe.exchanges_every_gradient() } -> std::same_as<bool>;
+};
+
 }  // namespace detail
 
 /// What a strategy is made from: any copyable value that has a text form and makes exchanges.
@@ -32,7 +38,9 @@ concept Recipe = std::copy_constructible<R> && requires(const R& recipe, const B
 
 /// How the ranks synchronise: a value that holds any Recipe. A recipe may also have
 /// `Content content(std::int64_t step, std::size_t bucket, std::size_t buckets) const`, a pure
-/// function that says when and what; without it, gradients are exchanged at every step.
+/// function that says when and what; without it, gradients are exchanged at every step. One that
+/// may still exchange every gradient at every step says so by `bool exchanges_every_gradient()
+/// const`.
 class Strategy {
  public:
   template <class R>
@@ -52,7 +60,7 @@ class Strategy {
   }
 
   /// Whether every step exchanges the gradients of every bucket, and never parameters.
-  bool exchanges_every_gradient() const { return !held_->has_content(); }
+  bool exchanges_every_gradient() const { return held_->exchanges_every_gradient(); }
 
  private:
   struct Holder {
@@ -60,7 +68,7 @@ class Strategy {
     virtual std::string text() const = 0;
     virtual std::unique_ptr<Exchange> exchange(const Bucket& bucket) const = 0;
     virtual Content content(std::int64_t step, std::size_t bucket, std::size_t buckets) const = 0;
-    virtual bool has_content() const = 0;
+    virtual bool exchanges_every_gradient() const = 0;
   };
 
   template <class R>
@@ -79,7 +87,13 @@ class Strategy {
         return Content::gradients;
       }
     }
-    bool has_content() const override { return detail::HasContent<R>; }
+    bool exchanges_every_gradient() const override {
+      if constexpr (detail::HoldsStrategy<R>) {
+        return recipe.exchanges_every_gradient();
+      } else {
+        return !detail::HasContent<R>;
+      }
+    }
 
     R recipe;
   };
@@ -87,8 +101,10 @@ class Strategy {
   std::shared_ptr<const Holder> held_;
 };
 
-/// The strategy of a text form: "fp32".
-/// Throws: InvalidArgument listing the valid ones.
+/// The strategy of a text form, a name with options: "fp32", "topk:0.01", "fp16:clip=100",
+/// "local_sgd:period=8", "warmup:100:topk:0.01". SINGA's names are understood too: plain, half,
+/// sparseTopK, sparseThreshold, partialUpdate.
+/// Throws: InvalidArgument listing the valid names or fields, or for a value out of its range.
 Strategy parse_strategy(std::string_view text);
 
 }  // namespace lockstep

@@ -40,9 +40,82 @@ TEST(Strategy, HoldsARecipeWithASchedule) {
   EXPECT_EQ(copy.content(4, 0, 1), Content::nothing);
 }
 
+std::string parsed(std::string_view text) { return lockstep::parse_strategy(text).text(); }
+
 TEST(Strategy, ParsesItsOwnText) {
-  EXPECT_EQ(lockstep::parse_strategy("fp32").text(), "fp32");
-  EXPECT_EQ(lockstep::parse_strategy(Strategy(lockstep::AllReduce{}).text()).text(), "fp32");
+  for (const auto* text : {"fp32",
+                           "fp16",
+                           "fp16:clip=100",
+                           "fp16:predivide=off",
+                           "fp16:clip=0.5,predivide=off",
+                           "bf16",
+                           "topk:0.01",
+                           "topk:0.001,feedback=off,ramp=400",
+                           "threshold:1e-05",
+                           "threshold:0,feedback=off",
+                           "int8",
+                           "int8:feedback=off",
+                           "powersgd:rank=4",
+                           "powersgd:rank=2,feedback=off,warm_start=off",
+                           "partialUpdate",
+                           "partialUpdate:of=gradients",
+                           "local_sgd:period=8",
+                           "post_local_sgd:start=100,period=8",
+                           "adasum",
+                           "warmup:100:topk:0.01",
+                           "warmup:1:warmup:2:fp16:clip=1"}) {
+    EXPECT_EQ(parsed(text), text);
+  }
+}
+
+TEST(Strategy, FillsInWhatTheTextDoesNotSay) {
+  EXPECT_EQ(parsed("topk"), "topk:0.01");
+  EXPECT_EQ(parsed("topk:ratio=0.5"), "topk:0.5");
+  EXPECT_EQ(parsed("threshold"), "threshold:0.001");
+  EXPECT_EQ(parsed("fp16:100"), "fp16:clip=100");
+  EXPECT_EQ(parsed("local_sgd"), "local_sgd:period=8");
+  EXPECT_EQ(parsed("local_sgd:4"), "local_sgd:period=4");
+  EXPECT_EQ(parsed("partialUpdate:of=parameters"), "partialUpdate");
+  EXPECT_EQ(parsed("fp32:"), "fp32");
+}
+
+TEST(Strategy, KnowsSingasNames) {
+  EXPECT_EQ(parsed("plain"), "fp32");
+  EXPECT_EQ(parsed("half"), "fp16");
+  EXPECT_EQ(parsed("sparseTopK:0.05"), "topk:0.05");
+  EXPECT_EQ(parsed("sparseThreshold:0.05"), "threshold:0.05");
+}
+
+void expect_refused(const char* text, const std::string& why) {
+  try {
+    lockstep::parse_strategy(text);
+    ADD_FAILURE() << "parsed \"" << text << '"';
+  } catch (const lockstep::InvalidArgument& error) {
+    EXPECT_THAT(error.what(), testing::HasSubstr(why)) << text;
+  }
+}
+
+TEST(Strategy, RefusesOptionsThatAreWrong) {
+  expect_refused("fp32:clip=1", "strategy fp32: got field \"clip\", expected no options");
+  expect_refused("topk:k=3", "got field \"k\", expected one of: ratio, feedback, ramp");
+  expect_refused("topk:0.1,0.2", "got field \"0.2\"");
+  expect_refused("topk:0.1,ratio=0.2", "expected it once");
+  expect_refused("topk:abc", "got ratio=abc, expected a number");
+  expect_refused("topk:nan", "expected a number");
+  expect_refused("topk:0", "got a ratio of 0, expected more than 0 and at most 1");
+  expect_refused("topk:1.5", "at most 1");
+  expect_refused("topk:feedback=maybe", "expected off or on");
+  expect_refused("topk:ramp=1.5", "expected a whole number");
+  expect_refused("threshold:-1", "got a value of -1, expected 0 or more");
+  expect_refused("fp16:clip=-1", "got a clip of -1");
+  expect_refused("powersgd:rank=0", "got a rank of 0, expected 1 or more");
+  expect_refused("local_sgd:period=0", "got a period of 0");
+  expect_refused("post_local_sgd:start=-1", "got a start of -1");
+  expect_refused("partialUpdate:of=buffers", "expected parameters or gradients");
+  expect_refused("warmup:10", "expected warmup:STEPS:STRATEGY");
+  expect_refused("warmup:x:fp16", "expected warmup:STEPS:STRATEGY");
+  expect_refused("warmup:-1:fp16", "got a number of steps of -1");
+  expect_refused("warmup:10:fp15", "got \"fp15\"");
 }
 
 TEST(Strategy, RefusesOtherTexts) {
@@ -51,11 +124,11 @@ TEST(Strategy, RefusesOtherTexts) {
       lockstep::parse_strategy(text);
       ADD_FAILURE() << "parsed \"" << text << '"';
     } catch (const lockstep::InvalidArgument& error) {
-      EXPECT_THAT(error.what(), testing::HasSubstr("expected one of: fp32"));
+      EXPECT_THAT(error.what(),
+                  testing::HasSubstr("expected one of: fp32, fp16, bf16, topk, threshold, "));
       EXPECT_THAT(error.what(), testing::HasSubstr("\"" + std::string(text) + "\""));
     }
   }
-  EXPECT_THROW(lockstep::parse_strategy("fp32:clip=1"), lockstep::InvalidArgument);
 }
 
 TEST(AllReduce, LeavesTheMeanInTheBucketAfterOneStage) {

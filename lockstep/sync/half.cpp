@@ -1,0 +1,53 @@
+#include "lockstep/sync/half.h"
+
+#include <limits>
+
+#include "lockstep/sync/fields.h"
+#include "lockstep/sync/layout.h"
+
+namespace lockstep {
+namespace {
+
+class RoundedMean final : public Exchange {
+ public:
+  explicit RoundedMean(const Wire& wire) : wire_(wire) {}
+
+  Work advance(Turn turn, Bucket& bucket, const Group& group) override {
+    if (turn.stage > 0) return {};
+    bytes_sent_ += static_cast<std::uint64_t>(bucket.values().numel()) * size_of(wire_.dtype);
+    return group.all_reduce(bucket.values(), ReduceOp::avg, wire_);
+  }
+  std::uint64_t bytes_sent() const override { return bytes_sent_; }
+
+ private:
+  Wire wire_;
+  std::uint64_t bytes_sent_ = 0;
+};
+
+}  // namespace
+
+std::string Fp16::text() const {
+  std::string text = "fp16";
+  if (clip != 0) text += ":clip=" + detail::shortest(clip);
+  if (!predivide) text += clip != 0 ? ",predivide=off" : ":predivide=off";
+  return text;
+}
+
+void Fp16::check() const {
+  detail::expect(clip >= 0 && clip <= std::numeric_limits<float>::max(), "fp16", "clip", clip,
+                 "0 for none, or the largest magnitude");
+}
+
+std::unique_ptr<Exchange> Fp16::exchange(const Bucket& bucket) const {
+  check();
+  detail::expect_dtype("fp16", bucket, {at::kFloat});
+  return std::make_unique<RoundedMean>(
+      Wire{.dtype = DType::f16, .clip = static_cast<float>(clip), .predivide = predivide});
+}
+
+std::unique_ptr<Exchange> Bf16::exchange(const Bucket& bucket) const {
+  detail::expect_dtype("bf16", bucket, {at::kFloat});
+  return std::make_unique<RoundedMean>(Wire{.dtype = DType::bf16, .predivide = true});
+}
+
+}  // namespace lockstep

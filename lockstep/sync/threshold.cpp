@@ -1,0 +1,203 @@
+#include "lockstep/sync/threshold.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "lockstep/kernels/scatter.h"
+#include "lockstep/kernels/select.h"
+#include "lockstep/sync/fields.h"
+#include "lockstep/sync/layout.h"
+#include "lockstep/sync/sparse.h"
+
+namespace lockstep {
+namespace {
+
+template <class T>
+class AboveMean final : public Exchange {
+ public:
+  AboveMean(const Threshold& recipe, const Bucket& bucket)
+      : threshold_(static_cast<T>(recipe.value)),
+        layout_(bucket),
+        most_(bucket.values().nbytes() / Record::element_bytes) {
+    if (recipe.error_feedback) residual_ = at::zeros_like(bucket.values());
+  }
+
+  Work advance(Turn turn, Bucket& bucket, const Group& group) override {
+    switch (turn.stage) {
+      case 0:
+        return select(bucket, group);
+      case 1:
+        refuse_not_finite(group.size());
+        return goes_dense(group.size()) ? send_all(bucket, group) : send_picks(bucket, group);
+      case 2:
+        if (!goes_dense(group.size())) receive_picks(bucket, group.size());
+        return {};
+      default:
+        return {};
+    }
+  }
+
+  std::uint64_t bytes_sent() const override { return bytes_sent_; }
+  State state() const override {
+    return residual_.defined() ? layout_.split(residual_, "residual") : State{};
+  }
+  void load(const State& state) override {
+    if (residual_.defined()) layout_.join(state, "residual", residual_);
+  }
+
+ private:
+  using Record = detail::SparseRecord<T>;
+
+  /// What a rank says of its picks.
+  struct Count {
+    std::int64_t picks;
+    std::int64_t not_finite;  ///< 1 + the index of the first element that is not, or 0
+  };
+
+  void make_room(const Group& group) {
+    if (counts_.defined()) return;
+    const auto ranks = static_cast<std::size_t>(group.size());
+    const std::size_t room = most_ + kernels::select_slack;
+    indices_.resize(room);
+    sent_ = detail::bytes_in(group, Record::bytes(room));
+    // Every rank's record may be padded by less than eight bytes.
+    gathered_ = detail::bytes_in(group, Record::bytes(most_) + 8 * ranks);
+    count_ = group.empty({2}, at::kLong);
+    counts_ = group.empty({2 * group.size()}, at::kLong);
+    record_bytes_.resize(ranks);
+  }
+
+  Work select(Bucket& bucket, const Group& group) {
+    make_room(group);
+    const auto gradient = detail::elements<T>(bucket.values());
+    const auto picks = room();
+    const auto found = residual_.defined()
+                           ? kernels::move_and_select_above(
+                                 gradient, detail::elements<T>(residual_), threshold_, picks)
+                           : kernels::select_above<T>(gradient, threshold_, picks);
+    auto& count = *static_cast<Count*>(count_.data_ptr());
+    count.picks = static_cast<std::int64_t>(found);
+    count.not_finite = 0;
+    if (found <= most_) {
+      if (const auto bad = detail::first_not_finite<T>(picks.values.first(found))) {
+        count.not_finite = 1 + static_cast<std::int64_t>(picks.indices[*bad]);
+      }
+    } else if (const auto bad = detail::first_not_finite<T>(source(gradient))) {
+      count.not_finite = 1 + static_cast<std::int64_t>(*bad);
+    }
+    bytes_sent_ += sizeof(Count);
+    return group.all_gather(counts_, count_);
+  }
+
+  /// What was picked from.
+  std::span<const T> source(std::span<const T> gradient) const {
+    return residual_.defined() ? detail::elements<T>(residual_) : gradient;
+  }
+
+  kernels::Picks<T> room() {
+    return {.indices = indices_,
+            .values = {reinterpret_cast<T*>(detail::memory_of(sent_)), indices_.size()}};
+  }
+
+  std::span<const Count> counts(int ranks) const {
+    return {static_cast<const Count*>(counts_.data_ptr()), static_cast<std::size_t>(ranks)};
+  }
+
+  void refuse_not_finite(int ranks) {
+    const auto all = counts(ranks);
+    for (int rank = 0; rank < ranks; ++rank) {
+      const auto bad = all[static_cast<std::size_t>(rank)].not_finite;
+      if (bad == 0) continue;
+      if (residual_.defined()) residual_.nan_to_num_(0, 0, 0);
+      detail::refuse_not_finite("threshold", layout_.name_at(static_cast<std::size_t>(bad - 1)),
+                                rank);
+    }
+  }
+
+  bool goes_dense(int ranks) const {
+    std::size_t total = 0;
+    for (const auto& count : counts(ranks)) total += static_cast<std::size_t>(count.picks);
+    return total > most_;
+  }
+
+  Work send_all(Bucket& bucket, const Group& group) {
+    if (residual_.defined()) {
+      bucket.values().copy_(residual_);
+      residual_.zero_();
+    }
+    bytes_sent_ += bucket.values().nbytes();
+    return group.all_reduce(bucket.values(), ReduceOp::avg);
+  }
+
+  Work send_picks(Bucket& bucket, const Group& group) {
+    std::size_t total = 0;
+    const auto all = counts(group.size());
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+      record_bytes_[rank] = Record::bytes(static_cast<std::size_t>(all[rank].picks));
+      total += record_bytes_[rank];
+    }
+    const auto mine = static_cast<std::size_t>(group.rank());
+    const auto count = static_cast<std::size_t>(all[mine].picks);
+    const auto record = Record::at(detail::memory_of(sent_), count);
+    std::copy_n(indices_.begin(), count, record.indices.begin());
+    if (residual_.defined()) {
+      const auto residual = detail::elements<T>(residual_);
+      for (const auto index : record.indices) residual[index] = 0;
+    } else {
+      bucket.values().zero_();
+    }
+    bytes_sent_ += record_bytes_[mine];
+    return group.all_gather(gathered_.narrow(0, 0, static_cast<std::int64_t>(total)),
+                            sent_.narrow(0, 0, static_cast<std::int64_t>(record_bytes_[mine])),
+                            record_bytes_);
+  }
+
+  void receive_picks(Bucket& bucket, int ranks) {
+    const auto gradient = detail::elements<T>(bucket.values());
+    const T share = T{1} / static_cast<T>(ranks);
+    auto* record = detail::memory_of(gathered_);
+    for (const auto& count : counts(ranks)) {
+      const auto number = static_cast<std::size_t>(count.picks);
+      const auto picks = Record::at(record, number);
+      kernels::scatter_add<T>(gradient, picks.indices, picks.values, share);
+      record += Record::bytes(number);
+    }
+  }
+
+  T threshold_;
+  detail::Layout layout_;
+  std::size_t most_;     ///< picks of all ranks together that are not more than the bucket
+  at::Tensor residual_;  ///< undefined without error feedback
+  std::vector<std::uint32_t> indices_;
+  at::Tensor sent_;
+  at::Tensor gathered_;
+  at::Tensor count_;
+  at::Tensor counts_;
+  std::vector<std::size_t> record_bytes_;
+  std::uint64_t bytes_sent_ = 0;
+};
+
+}  // namespace
+
+std::string Threshold::text() const {
+  return "threshold:" + detail::shortest(value) + (error_feedback ? "" : ",feedback=off");
+}
+
+void Threshold::check() const {
+  detail::expect(value >= 0, "threshold", "value", value, "0 or more");
+}
+
+std::unique_ptr<Exchange> Threshold::exchange(const Bucket& bucket) const {
+  check();
+  detail::expect_dtype("threshold", bucket, {at::kFloat, at::kDouble});
+  if (bucket.values().scalar_type() == at::kDouble) {
+    return std::make_unique<AboveMean<double>>(*this, bucket);
+  }
+  return std::make_unique<AboveMean<float>>(*this, bucket);
+}
+
+}  // namespace lockstep

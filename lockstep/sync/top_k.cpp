@@ -1,0 +1,131 @@
+#include "lockstep/sync/top_k.h"
+
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <optional>
+
+#include "lockstep/kernels/scatter.h"
+#include "lockstep/sync/fields.h"
+#include "lockstep/sync/layout.h"
+#include "lockstep/sync/sparse.h"
+
+namespace lockstep {
+namespace {
+
+template <class T>
+class LargestMean final : public Exchange {
+ public:
+  LargestMean(const TopK& recipe, const Bucket& bucket) : recipe_(recipe), layout_(bucket) {
+    if (recipe.error_feedback) residual_ = at::zeros_like(bucket.values());
+  }
+
+  Work advance(Turn turn, Bucket& bucket, const Group& group) override {
+    const auto gradient = detail::elements<T>(bucket.values());
+    if (turn.stage == 0) return send(turn.step, gradient, group);
+    if (turn.stage == 1) receive(gradient, group.size());
+    return {};
+  }
+
+  std::uint64_t bytes_sent() const override { return bytes_sent_; }
+  State state() const override {
+    return residual_.defined() ? layout_.split(residual_, "residual") : State{};
+  }
+  void load(const State& state) override {
+    if (residual_.defined()) layout_.join(state, "residual", residual_);
+  }
+
+ private:
+  using Record = detail::SparseRecord<T>;
+
+  /// Room for k picks of every rank. Most steps need as many as the one before.
+  void make_room(std::size_t k, const Group& group) {
+    if (space_ && space_->largest_k() == k) return;
+    space_.emplace(k);
+    sent_ = detail::bytes_in(group, Record::bytes(k));
+    sent_.zero_();
+    gathered_ = detail::bytes_in(group, Record::bytes(k) * static_cast<std::size_t>(group.size()));
+  }
+
+  Work send(std::int64_t step, std::span<T> gradient, const Group& group) {
+    make_room(recipe_.k_at(step, gradient.size()), group);
+    const auto picks = Record::at(detail::memory_of(sent_), space_->largest_k());
+    if (residual_.defined()) {
+      const auto residual = detail::elements<T>(residual_);
+      kernels::move_and_select_top(gradient, residual, *space_, picks);
+      for (const auto index : picks.indices) residual[index] = 0;
+    } else {
+      kernels::select_top<T>(gradient, *space_, picks);
+      std::fill(gradient.begin(), gradient.end(), T{0});
+    }
+    bytes_sent_ += sent_.nbytes();
+    return group.all_gather(gathered_, sent_);
+  }
+
+  void receive(std::span<T> gradient, int ranks) {
+    const std::size_t k = space_->largest_k();
+    const auto picks_of = [&](int rank) {
+      return Record::at(
+          detail::memory_of(gathered_) + Record::bytes(k) * static_cast<std::size_t>(rank), k);
+    };
+    for (int rank = 0; rank < ranks; ++rank) {
+      const auto picks = picks_of(rank);
+      const auto bad = detail::first_not_finite<T>(picks.values);
+      if (!bad) continue;
+      // More of them than were sent would come back at the next step.
+      if (residual_.defined()) residual_.nan_to_num_(0, 0, 0);
+      detail::refuse_not_finite("topk", layout_.name_at(picks.indices[*bad]), rank);
+    }
+    const T share = T{1} / static_cast<T>(ranks);
+    for (int rank = 0; rank < ranks; ++rank) {
+      const auto picks = picks_of(rank);
+      kernels::scatter_add<T>(gradient, picks.indices, picks.values, share);
+    }
+  }
+
+  TopK recipe_;
+  detail::Layout layout_;
+  at::Tensor residual_;  ///< undefined without error feedback
+  std::optional<kernels::SelectSpace<T>> space_;
+  at::Tensor sent_;
+  at::Tensor gathered_;
+  std::uint64_t bytes_sent_ = 0;
+};
+
+}  // namespace
+
+std::string TopK::text() const {
+  std::string text = "topk:" + detail::shortest(ratio);
+  if (!error_feedback) text += ",feedback=off";
+  if (ramp != 0) text += ",ramp=" + std::to_string(ramp);
+  return text;
+}
+
+double TopK::ratio_at(std::int64_t step) const {
+  if (step >= ramp) return ratio;
+  const auto part = static_cast<int>(4 * step / ramp);
+  return std::max(ratio, std::pow(0.25, part + 1));
+}
+
+std::size_t TopK::k_at(std::int64_t step, std::size_t n) const {
+  const auto k = static_cast<std::size_t>(std::ceil(ratio_at(step) * static_cast<double>(n)));
+  return std::min(n, std::max<std::size_t>(k, 1));
+}
+
+void TopK::check() const {
+  detail::expect(ratio > 0 && ratio <= 1, "topk", "ratio", ratio, "more than 0 and at most 1");
+  detail::expect(ramp >= 0, "topk", "ramp", static_cast<double>(ramp), "0 or more steps");
+}
+
+std::unique_ptr<Exchange> TopK::exchange(const Bucket& bucket) const {
+  check();
+  detail::expect_dtype("topk", bucket, {at::kFloat, at::kDouble});
+  if (bucket.values().scalar_type() == at::kDouble) {
+    return std::make_unique<LargestMean<double>>(*this, bucket);
+  }
+  return std::make_unique<LargestMean<float>>(*this, bucket);
+}
+
+}  // namespace lockstep

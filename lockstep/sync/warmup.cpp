@@ -1,0 +1,50 @@
+#include "lockstep/sync/warmup.h"
+
+#include <utility>
+
+#include "lockstep/core/text.h"
+#include "lockstep/sync/all_reduce.h"
+#include "lockstep/sync/fields.h"
+
+namespace lockstep {
+namespace {
+
+class FirstWhole final : public Exchange {
+ public:
+  FirstWhole(std::int64_t steps, std::unique_ptr<Exchange> first, std::unique_ptr<Exchange> then)
+      : steps_(steps), first_(std::move(first)), then_(std::move(then)) {}
+
+  Work advance(Turn turn, Bucket& bucket, const Group& group) override {
+    if (turn.step < steps_) return first_->advance(turn, bucket, group);
+    turn.step -= steps_;
+    return then_->advance(turn, bucket, group);
+  }
+  std::uint64_t bytes_sent() const override { return first_->bytes_sent() + then_->bytes_sent(); }
+  State state() const override { return then_->state(); }
+  void load(const State& state) override { then_->load(state); }
+
+ private:
+  std::int64_t steps_;
+  std::unique_ptr<Exchange> first_;
+  std::unique_ptr<Exchange> then_;
+};
+
+}  // namespace
+
+std::string Warmup::text() const { return detail::concat("warmup:", steps, ':', strategy.text()); }
+
+void Warmup::check() const {
+  detail::expect(steps >= 0, "warmup", "number of steps", static_cast<double>(steps), "0 or more");
+}
+
+std::unique_ptr<Exchange> Warmup::exchange(const Bucket& bucket) const {
+  check();
+  return std::make_unique<FirstWhole>(steps, AllReduce{}.exchange(bucket),
+                                      strategy.exchange(bucket));
+}
+
+Content Warmup::content(std::int64_t step, std::size_t bucket, std::size_t buckets) const {
+  return step < steps ? Content::gradients : strategy.content(step - steps, bucket, buckets);
+}
+
+}  // namespace lockstep

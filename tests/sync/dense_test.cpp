@@ -1,0 +1,240 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "lockstep/core/error.h"
+#include "lockstep/core/wire.h"
+#include "lockstep/kernels/quantize.h"
+#include "lockstep/sync/adasum.h"
+#include "lockstep/sync/half.h"
+#include "lockstep/sync/int8.h"
+#include "reference.h"
+
+// Strategies that send every element: halves, 8-bit codes, joined changes.
+
+namespace lockstep::testing {
+namespace {
+
+Reference<float> rounded_mean(const Wire& wire) {
+  return [wire](const Vectors<float>& gradients, int) {
+    const std::vector<std::span<const float>> inputs(gradients.begin(), gradients.end());
+    std::vector<float> mean(gradients[0].size());
+    kernels::reference::reduce_rounded(wire, ReduceOp::avg, inputs, mean);
+    return std::vector<double>(mean.begin(), mean.end());
+  };
+}
+
+TEST(Halves, AverageWhatWasRounded) {
+  for (const int ranks : rank_counts) {
+    const auto check = [&](const Strategy& strategy, const Wire& wire) {
+      compare<float>(
+          ranks, strategy, all_cases(ranks), [&](std::size_t) { return rounded_mean(wire); }, 0);
+    };
+    check(Fp16{.clip = 100}, {.dtype = DType::f16, .clip = 100, .predivide = true});
+    check(Fp16{.clip = 0.5, .predivide = false}, {.dtype = DType::f16, .clip = 0.5});
+    check(Bf16{}, {.dtype = DType::bf16, .predivide = true});
+  }
+}
+
+TEST(Halves, PassOnWhatIsNotFinite) {
+  spawn(2, [](const Group& group) {
+    for (const Strategy& strategy : {Strategy(Fp16{.clip = 10}), Strategy(Bf16{})}) {
+      Bucket bucket(0, 3, at::kFloat, {}, group);
+      bucket.values().fill_(1);
+      if (group.rank() == 1) bucket.values()[1].fill_(std::numeric_limits<float>::quiet_NaN());
+      advance(*strategy.exchange(bucket), 0, bucket, group);
+      EXPECT_EQ(bucket.values()[0].item<float>(), 1);
+      EXPECT_TRUE(std::isnan(bucket.values()[1].item<float>()));
+    }
+  });
+}
+
+TEST(Halves, RefuseWhatTheyCannotCarry) {
+  spawn(1, [](const Group& group) {
+    const Bucket doubles(0, 8, at::kDouble, {}, group);
+    const Bucket floats(0, 8, at::kFloat, {}, group);
+    EXPECT_THROW(Fp16{}.exchange(doubles), InvalidArgument);
+    EXPECT_THROW(Bf16{}.exchange(doubles), InvalidArgument);
+    EXPECT_THROW(Int8{}.exchange(doubles), InvalidArgument);
+    for (const double clip : {-1.0, 1e300, std::nan("")}) {
+      EXPECT_THROW(Fp16{.clip = clip}.exchange(floats), InvalidArgument) << clip;
+    }
+  });
+}
+
+/// What quantised values say, chunk by chunk.
+std::vector<float> through_codes(const std::vector<float>& values) {
+  std::vector<float> said;
+  for (std::size_t at = 0; at < values.size(); at += kernels::quantized_chunk) {
+    const auto length = std::min(kernels::quantized_chunk, values.size() - at);
+    const auto chunk = kernels::reference::quantized(std::span(values).subspan(at, length));
+    for (std::size_t i = 0; i < length; ++i) {
+      said.push_back(chunk.scale * static_cast<float>(chunk.codes[i]));
+    }
+  }
+  return said;
+}
+
+Reference<float> quantized_mean(int ranks, std::size_t n, bool feedback) {
+  Vectors<float> residuals(static_cast<std::size_t>(ranks), std::vector<float>(n));
+  return [=](const Vectors<float>& gradients, int) mutable {
+    std::vector<float> mean(n);
+    for (std::size_t rank = 0; rank < gradients.size(); ++rank) {
+      auto sum = gradients[rank];
+      for (std::size_t i = 0; feedback && i < n; ++i) sum[i] += residuals[rank][i];
+      const auto said = through_codes(sum);
+      for (std::size_t i = 0; i < n; ++i) {
+        residuals[rank][i] = sum[i] - said[i];
+        mean[i] += said[i] / static_cast<float>(gradients.size());
+      }
+    }
+    const auto said = through_codes(mean);
+    return std::vector<double>(said.begin(), said.end());
+  };
+}
+
+TEST(Int8, AveragesWhatCodesSay) {
+  for (const int ranks : rank_counts) {
+    for (const bool feedback : {true, false}) {
+      // A sum that rounds differently may move a value by one code of 127.
+      compare<float>(
+          ranks, Int8{.error_feedback = feedback}, all_cases(ranks),
+          [&](std::size_t n) { return quantized_mean(ranks, n, feedback); }, 5e-3);
+    }
+  }
+}
+
+TEST(Int8, ComesToTheMeanInTheLongRun) {
+  constexpr int steps = 200;
+  constexpr std::size_t n = 600;
+  spawn(3, [](const Group& group) {
+    Bucket bucket(0, n, at::kFloat, {}, group);
+    const auto exchange = Int8{}.exchange(bucket);
+    std::vector<double> mean(n);
+    for (int rank = 0; rank < 3; ++rank) {
+      const auto values = gradient<float>(Kind::normal, n, rank, 0);
+      for (std::size_t i = 0; i < n; ++i) mean[i] += values[i] / 3.0;
+    }
+    auto sum = at::zeros({n}, at::kFloat);
+    for (int step = 0; step < steps; ++step) {
+      std::ranges::copy(gradient<float>(Kind::normal, n, group.rank(), 0),
+                        lockstep::detail::elements<float>(bucket.values()).begin());
+      advance(*exchange, step, bucket, group);
+      sum += bucket.values();
+    }
+    sum /= steps;
+    // What remains is the second rounding, which has no feedback: half a code of the largest, 3.
+    EXPECT_LE(largest_error<float>(lockstep::detail::elements<float>(sum), mean), 0.02);
+  });
+}
+
+TEST(Int8, ANumberThatIsNotFiniteIsNamedOnEveryRank) {
+  spawn(3, [](const Group& group) {
+    Bucket bucket(0, 2000, at::kFloat,
+                  {{.name = "first", .parameter = at::zeros({1500}), .offset = 0},
+                   {.name = "second", .parameter = at::zeros({500}), .offset = 1500}},
+                  group);
+    const auto exchange = Int8{}.exchange(bucket);
+    bucket.values().fill_(1);
+    if (group.rank() == 2) bucket.values()[1600].fill_(std::numeric_limits<float>::infinity());
+    try {
+      advance(*exchange, 0, bucket, group);
+      ADD_FAILURE() << "went on";
+    } catch (const InvalidArgument& error) {
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("parameter second on rank 2 has NaN or Inf"));
+    }
+    bucket.values().fill_(1);
+    advance(*exchange, 1, bucket, group);
+    EXPECT_TRUE(bucket.values().isfinite().all().item<bool>());
+  });
+}
+
+/// Adasum of ranks [first, first + count), as the definition says it.
+template <class T>
+std::vector<double> adasum(const Vectors<T>& changes, std::size_t first, std::size_t count) {
+  if (count == 1) return {changes[first].begin(), changes[first].end()};
+  const std::size_t left = (count + 1) / 2;
+  const auto a = adasum(changes, first, left);
+  const auto b = adasum(changes, first + left, count - left);
+  double ab = 0;
+  double aa = 0;
+  double bb = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    ab += a[i] * b[i];
+    aa += a[i] * a[i];
+    bb += b[i] * b[i];
+  }
+  std::vector<double> joined;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    joined.push_back((aa > 0 ? 1 - ab / (2 * aa) : 1) * a[i] +
+                     (bb > 0 ? 1 - ab / (2 * bb) : 1) * b[i]);
+  }
+  return joined;
+}
+
+/// The bucket holds parameters, which begin at zero; each step's "gradient" is what a rank's
+/// optimizer made of them.
+template <class T>
+Reference<T> joined_changes(std::size_t n) {
+  std::vector<double> agreed(n);
+  return [=](const Vectors<T>& parameters, int) mutable {
+    Vectors<T> changes = parameters;
+    for (auto& change : changes) {
+      for (std::size_t i = 0; i < n; ++i) change[i] -= static_cast<T>(agreed[i]);
+    }
+    const auto joined = adasum(changes, 0, changes.size());
+    for (std::size_t i = 0; i < n; ++i) agreed[i] += joined[i];
+    return agreed;
+  };
+}
+
+template <class T>
+void check_adasum(double tolerance) {
+  for (const int ranks : {1, 2, 3, 4, 5, 7}) {
+    std::vector<Case> cases;
+    for (const auto c : all_cases(ranks)) {
+      // One that is so large that squares of T overflow would test T, not the strategy.
+      if (c.kind != Kind::denormal) cases.push_back(c);
+    }
+    compare<T>(
+        ranks, Adasum{}, cases, [](std::size_t n) { return joined_changes<T>(n); }, tolerance);
+  }
+}
+
+TEST(Adasum, JoinsChangesInATree) {
+  check_adasum<float>(1e-5);
+  check_adasum<double>(1e-13);
+}
+
+TEST(Adasum, JoinsEachParameterForItself) {
+  spawn(2, [](const Group& group) {
+    const auto start = at::full({3}, 10.0);
+    Bucket bucket(0, 32, at::kDouble,
+                  {{.name = "same", .parameter = start.to(at::kDouble), .offset = 0},
+                   {.name = "apart", .parameter = start.to(at::kDouble), .offset = 16}},
+                  group);
+    const auto exchange = Adasum{}.exchange(bucket);
+    const auto& slices = bucket.slices();
+    // Equal changes count once, orthogonal ones add up.
+    slices[0].values.fill_(12);
+    slices[1].values.fill_(10);
+    slices[1].values[group.rank()] = 11;
+    advance(*exchange, 0, bucket, group);
+    EXPECT_TRUE(slices[0].values.allclose(at::full({3}, 12.0, at::kDouble)));
+    EXPECT_TRUE(slices[1].values.allclose(at::tensor({11.0, 11.0, 10.0}, at::kDouble)));
+    auto state = exchange->state();
+    EXPECT_TRUE(state.at("apart.agreed").equal(slices[1].values));
+
+    Bucket other(0, 32, at::kDouble,
+                 {{.name = "same", .parameter = start.to(at::kDouble), .offset = 0},
+                  {.name = "apart", .parameter = start.to(at::kDouble), .offset = 16}},
+                 group);
+    const auto resumed = Adasum{}.exchange(other);
+    resumed->load(state);
+    EXPECT_TRUE(resumed->state().at("same.agreed").equal(slices[0].values));
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::testing

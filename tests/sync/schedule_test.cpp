@@ -1,0 +1,89 @@
+#include <gtest/gtest.h>
+
+#include "lockstep/core/error.h"
+#include "lockstep/sync/all_reduce.h"
+#include "lockstep/sync/local_sgd.h"
+#include "lockstep/sync/partial_update.h"
+#include "lockstep/sync/top_k.h"
+#include "lockstep/sync/warmup.h"
+#include "reference.h"
+
+// When and what: contents of steps and buckets, and warm-up.
+
+namespace lockstep::testing {
+namespace {
+
+constexpr auto nothing = Content::nothing;
+constexpr auto gradients = Content::gradients;
+constexpr auto parameters = Content::parameters;
+
+TEST(PartialUpdate, TakesEachBucketOnceInTurn) {
+  const Strategy strategy = PartialUpdate{};
+  EXPECT_FALSE(strategy.exchanges_every_gradient());
+  for (const std::size_t buckets : {1, 2, 5}) {
+    for (std::int64_t step = 0; step < 11; ++step) {
+      for (std::size_t bucket = 0; bucket < buckets; ++bucket) {
+        const bool turn = static_cast<std::size_t>(step) % buckets == bucket;
+        EXPECT_EQ(strategy.content(step, bucket, buckets), turn ? parameters : nothing);
+      }
+    }
+  }
+  EXPECT_EQ(Strategy(PartialUpdate{.of = gradients}).content(3, 1, 2), gradients);
+}
+
+TEST(LocalSgd, AveragesAfterEveryPeriod) {
+  const Strategy strategy = LocalSgd{.period = 3};
+  std::vector<Content> contents;
+  for (int step = 0; step < 6; ++step) contents.push_back(strategy.content(step, 1, 4));
+  EXPECT_EQ(contents, (std::vector{nothing, nothing, parameters, nothing, nothing, parameters}));
+  EXPECT_EQ(Strategy(LocalSgd{.period = 1}).content(0, 0, 1), parameters);
+}
+
+TEST(PostLocalSgd, BeginsWithGradients) {
+  const Strategy strategy = PostLocalSgd{.start = 2, .period = 2};
+  std::vector<Content> contents;
+  for (int step = 0; step < 6; ++step) contents.push_back(strategy.content(step, 0, 1));
+  EXPECT_EQ(contents,
+            (std::vector{gradients, gradients, nothing, parameters, nothing, parameters}));
+}
+
+TEST(Warmup, TakesTheContentOfItsStrategyAfterwards) {
+  const auto later = warmup(LocalSgd{.period = 2}, 3);
+  std::vector<Content> contents;
+  for (int step = 0; step < 7; ++step) contents.push_back(later.content(step, 0, 1));
+  EXPECT_EQ(contents, (std::vector{gradients, gradients, gradients, nothing, parameters, nothing,
+                                   parameters}));
+  EXPECT_FALSE(later.exchanges_every_gradient());
+  EXPECT_TRUE(warmup(TopK{}, 3).exchanges_every_gradient());
+  EXPECT_EQ(later.text(), "warmup:3:local_sgd:period=2");
+}
+
+TEST(Warmup, ChangesTheExchangeAfterItsSteps) {
+  spawn(2, [](const Group& group) {
+    Bucket bucket(0, 100, at::kFloat, {}, group);
+    const auto exchange = warmup(TopK{.ratio = 0.01, .ramp = 4}, 2).exchange(bucket);
+    // Whole at first, then 25 % and 6.25 % of the ramp, whose steps begin at its own.
+    const std::vector<std::uint64_t> sent{400, 800, 1000, 1056};
+    for (std::size_t step = 0; step < sent.size(); ++step) {
+      bucket.values().fill_(1);
+      advance(*exchange, static_cast<std::int64_t>(step), bucket, group);
+      EXPECT_EQ(exchange->bytes_sent(), sent[step]) << step;
+    }
+    EXPECT_EQ(exchange->state().size(), 1U);
+    exchange->load(exchange->state());
+  });
+}
+
+TEST(Schedules, RefuseWhatIsOutOfRange) {
+  spawn(1, [](const Group& group) {
+    const Bucket bucket(0, 1, at::kFloat, {}, group);
+    EXPECT_THROW(PartialUpdate{.of = nothing}.exchange(bucket), InvalidArgument);
+    EXPECT_THROW(LocalSgd{.period = 0}.exchange(bucket), InvalidArgument);
+    EXPECT_THROW(PostLocalSgd{.start = -1}.exchange(bucket), InvalidArgument);
+    EXPECT_THROW(PostLocalSgd{.period = 0}.exchange(bucket), InvalidArgument);
+    EXPECT_THROW((void)warmup(AllReduce{}, -1).exchange(bucket), InvalidArgument);
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::testing

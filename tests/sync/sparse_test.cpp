@@ -1,0 +1,252 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "lockstep/core/error.h"
+#include "lockstep/sync/threshold.h"
+#include "lockstep/sync/top_k.h"
+#include "reference.h"
+
+namespace lockstep::testing {
+namespace {
+
+/// Which elements of a rank's gradient with its residual are sent, at a step.
+template <class T>
+using Choice = std::function<std::vector<std::uint32_t>(const std::vector<T>&, int step)>;
+/// Whether all is sent, from the numbers of all ranks' choices.
+using Dense = std::function<bool(std::size_t picks, std::size_t n)>;
+
+/// The mean of what is sent; the rest is kept if there is feedback.
+template <class T>
+Reference<T> sparse_mean(int ranks, std::size_t n, bool feedback, const Choice<T>& choose,
+                         const Dense& dense) {
+  Vectors<T> residuals(static_cast<std::size_t>(ranks), std::vector<T>(n));
+  return [=](const Vectors<T>& gradients, int step) mutable {
+    Vectors<T> sums = gradients;
+    std::vector<std::vector<std::uint32_t>> chosen;
+    std::size_t picks = 0;
+    for (std::size_t rank = 0; rank < sums.size(); ++rank) {
+      if (feedback) {
+        for (std::size_t i = 0; i < n; ++i) sums[rank][i] += residuals[rank][i];
+      }
+      chosen.push_back(choose(sums[rank], step));
+      picks += chosen.back().size();
+    }
+    const bool all = dense(picks, n);
+    std::vector<double> mean(n);
+    for (std::size_t rank = 0; rank < sums.size(); ++rank) {
+      residuals[rank] = sums[rank];
+      for (std::size_t i = 0; all && i < n; ++i) chosen[rank].resize(n), chosen[rank][i] = i;
+      for (const auto i : chosen[rank]) {
+        mean[i] += static_cast<double>(sums[rank][i]) / static_cast<double>(sums.size());
+        residuals[rank][i] = 0;
+      }
+    }
+    return mean;
+  };
+}
+
+template <class T>
+constexpr double tolerance = sizeof(T) == 4 ? 1e-6 : 1e-14;
+
+template <class T>
+void check_top_k(const TopK& strategy) {
+  for (const int ranks : rank_counts) {
+    compare<T>(
+        ranks, strategy, all_cases(ranks),
+        [&](std::size_t n) {
+          return sparse_mean<T>(
+              ranks, n, strategy.error_feedback,
+              [&](const std::vector<T>& sum, int step) {
+                return kernels::reference::largest<T>(sum, strategy.k_at(step, sum.size()));
+              },
+              [](std::size_t, std::size_t) { return false; });
+        },
+        tolerance<T>);
+  }
+}
+
+TEST(TopK, SendsTheLargest) {
+  check_top_k<float>({.ratio = 0.01});
+  check_top_k<double>({.ratio = 0.01});
+}
+
+TEST(TopK, SendsTheLargestWithoutFeedback) {
+  check_top_k<float>({.ratio = 0.3, .error_feedback = false});
+}
+
+TEST(TopK, SendsFewerFromStepToStepOfARamp) { check_top_k<float>({.ratio = 0.01, .ramp = 3}); }
+
+TEST(TopK, SendsAllAtARatioOfOne) { check_top_k<double>({.ratio = 1}); }
+
+// 75 %, 93.75 %, 98.4375 %, 99.6 % and 99.9 % of gradients are withheld, says the paper.
+TEST(TopK, RampsAsDeepGradientCompressionDoes) {
+  const TopK strategy{.ratio = 0.001, .ramp = 400};
+  const std::vector<double> sparsity{0.75, 0.9375, 0.984375, 0.996, 0.999};
+  for (int part = 0; part < 5; ++part) {
+    for (const int step : {100 * part, 100 * part + 99}) {
+      EXPECT_NEAR(1 - strategy.ratio_at(step), sparsity[static_cast<std::size_t>(part)], 1e-3);
+    }
+  }
+  EXPECT_EQ(strategy.k_at(0, 1000), 250U);
+  EXPECT_EQ(strategy.k_at(400, 1000), 1U);
+  EXPECT_EQ(strategy.k_at(400, 1), 1U);
+  EXPECT_EQ(TopK{}.k_at(0, 101), 2U);
+}
+
+template <class T>
+void check_threshold(const Threshold& strategy) {
+  for (const int ranks : rank_counts) {
+    compare<T>(
+        ranks, strategy, all_cases(ranks),
+        [&](std::size_t n) {
+          return sparse_mean<T>(
+              ranks, n, strategy.error_feedback,
+              [&](const std::vector<T>& sum, int) {
+                return kernels::reference::above<T>(sum, static_cast<T>(strategy.value));
+              },
+              [](std::size_t picks, std::size_t size) {
+                return picks * (sizeof(T) + 4) > size * sizeof(T);
+              });
+        },
+        tolerance<T>);
+  }
+}
+
+TEST(Threshold, SendsWhatIsAbove) {
+  check_threshold<float>({.value = 2.5});
+  check_threshold<double>({.value = 2.5});
+}
+
+TEST(Threshold, SendsWhatIsAboveWithoutFeedback) {
+  check_threshold<float>({.value = 2.5, .error_feedback = false});
+}
+
+// From nothing to all, near the border where a bucket is sent whole, and of denormals.
+TEST(Threshold, CopesWithEveryDensity) {
+  for (const double value : {0.0, 1e-39, 0.7, 1.0, 1.2, 1e35})
+    check_threshold<float>({.value = value});
+}
+
+TEST(Threshold, CopesWithDensitiesThatDifferBetweenRanks) {
+  constexpr std::size_t n = 1000;
+  for (const bool feedback : {true, false}) {
+    spawn(3, [&](const Group& group) {
+      Bucket bucket(0, n, at::kFloat, {}, group);
+      const auto exchange =
+          Strategy(Threshold{.value = 1, .error_feedback = feedback}).exchange(bucket);
+      // Ranks 0 and 1 pick all or none in turn, and rank 2 half.
+      for (int step = 0; step < 4; ++step) {
+        bucket.values().fill_(group.rank() == step % 2 ? 3 : 0);
+        if (group.rank() == 2) bucket.values().slice(0, 0, n / 2).fill_(6);
+        advance(*exchange, step, bucket, group);
+        EXPECT_FLOAT_EQ(bucket.values()[0].item<float>(), 3);
+        EXPECT_FLOAT_EQ(bucket.values()[n - 1].item<float>(), 1);
+      }
+    });
+  }
+}
+
+/// Two named parameters with a gap between them.
+Bucket two_parameters(const Group& group, at::ScalarType dtype = at::kFloat) {
+  return {0,
+          64,
+          dtype,
+          {{.name = "first", .parameter = at::zeros({4, 5}, dtype), .offset = 0},
+           {.name = "second", .parameter = at::zeros({10}, dtype), .offset = 32}},
+          group};
+}
+
+TEST(Sparse, ANumberThatIsNotFiniteIsNamedOnEveryRank) {
+  for (const Strategy& strategy :
+       {Strategy(TopK{.ratio = 0.1}), Strategy(TopK{.ratio = 0.1, .error_feedback = false}),
+        Strategy(Threshold{.value = 1}), Strategy(Threshold{.value = 0})}) {
+    spawn(3, [&](const Group& group) {
+      auto bucket = two_parameters(group);
+      const auto exchange = strategy.exchange(bucket);
+      for (const float bad :
+           {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
+        bucket.values().fill_(0.5);
+        if (group.rank() == 1) bucket.values()[35].fill_(bad);
+        try {
+          advance(*exchange, 0, bucket, group);
+          ADD_FAILURE() << strategy.text() << " went on";
+        } catch (const InvalidArgument& error) {
+          EXPECT_THAT(error.what(),
+                      ::testing::HasSubstr("parameter second on rank 1 has NaN or Inf"));
+        }
+        // The group is usable, and nothing of it comes back.
+        bucket.values().fill_(4);
+        advance(*exchange, 1, bucket, group);
+        EXPECT_TRUE(bucket.values().isfinite().all().item<bool>());
+      }
+    });
+  }
+}
+
+TEST(Sparse, ResumesBitForBit) {
+  for (const Strategy& strategy : {Strategy(TopK{.ratio = 0.1}), Strategy(Threshold{.value = 2})}) {
+    spawn(2, [&](const Group& group) {
+      const auto run = [&](Exchange& exchange, Bucket& bucket, int step) {
+        std::ranges::copy(gradient<float>(Kind::normal, 64, group.rank(), step),
+                          lockstep::detail::elements<float>(bucket.values()).begin());
+        advance(exchange, step, bucket, group);
+      };
+      auto bucket = two_parameters(group);
+      // Padding has no name, so it must not be picked.
+      const auto exchange = strategy.exchange(bucket);
+      for (int step = 0; step < 3; ++step) {
+        run(*exchange, bucket, step);
+      }
+      auto state = exchange->state();
+      ASSERT_EQ(state.size(), 2U);
+      EXPECT_EQ(state.at("first.residual").sizes(), (std::vector<std::int64_t>{4, 5}));
+      for (auto& [name, values] : state) values = values.clone();
+
+      auto other = two_parameters(group);
+      const auto resumed = strategy.exchange(other);
+      resumed->load(state);
+      for (const auto& [name, values] : resumed->state()) {
+        EXPECT_TRUE(values.equal(state.at(name))) << name;
+      }
+      state.erase("second.residual");
+      EXPECT_THROW(resumed->load(state), InvalidArgument);
+      state["second.residual"] = at::zeros({3});
+      EXPECT_THROW(resumed->load(state), InvalidArgument);
+    });
+  }
+}
+
+TEST(Sparse, CountsItsBytes) {
+  spawn(2, [](const Group& group) {
+    Bucket bucket(0, 1000, at::kFloat, {}, group);
+    const auto top = Strategy(TopK{.ratio = 0.01}).exchange(bucket);
+    bucket.values().fill_(1);
+    advance(*top, 0, bucket, group);
+    EXPECT_EQ(top->bytes_sent(), 80U);
+    const auto above = Strategy(Threshold{.value = 2}).exchange(bucket);
+    bucket.values().zero_();
+    bucket.values().slice(0, 0, 10).fill_(3);
+    advance(*above, 0, bucket, group);
+    EXPECT_EQ(above->bytes_sent(), 96U);
+  });
+}
+
+TEST(Sparse, RefusesWhatItCannotCarry) {
+  spawn(1, [](const Group& group) {
+    const Bucket halves(0, 8, at::kHalf, {}, group);
+    const Bucket floats(0, 8, at::kFloat, {}, group);
+    EXPECT_THROW(TopK{}.exchange(halves), InvalidArgument);
+    EXPECT_THROW(Threshold{}.exchange(halves), InvalidArgument);
+    for (const double ratio : {0.0, -0.1, 1.1, std::nan("")}) {
+      EXPECT_THROW(TopK{.ratio = ratio}.exchange(floats), InvalidArgument);
+    }
+    EXPECT_THROW((TopK{.ramp = -1}.exchange(floats)), InvalidArgument);
+    EXPECT_THROW(Threshold{.value = -1}.exchange(floats), InvalidArgument);
+    EXPECT_THROW(Threshold{.value = std::nan("")}.exchange(floats), InvalidArgument);
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::testing
