@@ -1,0 +1,73 @@
+// A way of synchronising of one's own: ranks vote on the sign of every gradient, a byte each.
+//
+//   lockstep run -n 3 custom_strategy
+//
+// Source: Bernstein, Zhao, Azizzadenesheli, Anandkumar, "signSGD with Majority Vote", 2019.
+#include <lockstep/lockstep.h>
+#include <torch/nn.h>
+#include <torch/optim/sgd.h>
+
+#include <exception>
+#include <iostream>
+#include <memory>
+#include <string>
+
+/// The running side: one for every bucket of gradients.
+class Votes : public lockstep::Exchange {
+ public:
+  lockstep::Work advance(lockstep::Turn turn, lockstep::Bucket& bucket,
+                         const lockstep::Group& group) override {
+    const auto& gradient = bucket.values();
+    if (turn.stage == 0) {
+      // Made once, in memory that the group exchanges without copying.
+      if (!votes_.defined()) votes_ = group.empty(gradient.sizes(), at::kChar);
+      votes_.copy_(gradient.sign());
+      sent_ += votes_.nbytes();
+      return group.all_reduce(votes_);  // a byte holds the votes of 127 ranks
+    }
+    gradient.copy_(votes_.sign());
+    return {};  // nothing more to wait for: the bucket holds the result
+  }
+  std::uint64_t bytes_sent() const override { return sent_; }
+
+ private:
+  at::Tensor votes_;
+  std::uint64_t sent_ = 0;
+};
+
+/// The strategy is a plain value, without a base class.
+struct SignVote {
+  std::string text() const { return "sign_vote"; }
+  std::unique_ptr<lockstep::Exchange> exchange(const lockstep::Bucket&) const {
+    return std::make_unique<Votes>();
+  }
+};
+
+/// Learns y = x · (1, 2, …, 8) from noisy samples, others on every rank.
+void train(const lockstep::Group& world) {
+  torch::nn::Linear model(torch::nn::LinearOptions(8, 1).bias(false));
+  lockstep::DistributedDataParallel ddp(model, world, {.strategy = SignVote{}});
+  torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.02));
+  const auto weights = at::arange(1, 9, at::kFloat).view({8, 1});
+  torch::manual_seed(1 + world.rank());
+  for (int step = 1; step <= 500; ++step) {
+    const auto x = torch::randn({32, 8});
+    const auto y = x.mm(weights) + 0.1 * torch::randn({32, 1});
+    sgd.zero_grad();
+    const auto loss = torch::mse_loss(ddp(x), y);
+    loss.backward();
+    sgd.step();
+    if (world.rank() == 0 && step % 100 == 0) {
+      std::cout << "step " << step << ": loss " << loss.item<float>() << std::endl;
+    }
+  }
+}
+
+int main() {
+  try {
+    train(lockstep::init());
+  } catch (const std::exception& error) {
+    std::cerr << "custom_strategy: " << error.what() << std::endl;
+    return 1;
+  }
+}
