@@ -187,13 +187,18 @@ Rows environment() {
   Rows rows;
   for (const char* name :
        {"LOCKSTEP_RANK", "LOCKSTEP_WORLD_SIZE", "LOCKSTEP_ARENA_FD", "LOCKSTEP_TIMEOUT",
-        "LOCKSTEP_LOG", "OMP_NUM_THREADS", "OMP_PROC_BIND", "KMP_AFFINITY", "GOMP_CPU_AFFINITY",
-        "MKL_NUM_THREADS", "LD_PRELOAD", "LD_LIBRARY_PATH", "GLIBC_TUNABLES", "MALLOC_ARENA_MAX"}) {
+        "LOCKSTEP_LOG", "LOCKSTEP_BACKEND", "LOCKSTEP_ALGORITHM", "OMP_NUM_THREADS",
+        "OMP_PROC_BIND", "KMP_AFFINITY", "GOMP_CPU_AFFINITY", "MKL_NUM_THREADS", "LD_PRELOAD",
+        "LD_LIBRARY_PATH", "GLIBC_TUNABLES", "MALLOC_ARENA_MAX"}) {
     if (const char* value = std::getenv(name)) rows.push_back({name, value});
   }
   try {
-    const auto launcher = Environment::read().foreign_launcher;
-    if (!launcher.empty()) rows.push_back({"launcher", concat("started by ", launcher)});
+    const auto read = Environment::read();
+    if (read.launcher) {
+      rows.push_back({"launcher", concat("rank ", read.launcher->rank, " of ", read.launcher->size,
+                                         " by ", read.launcher->name())});
+    }
+    if (!read.launcher_problem.empty()) rows.push_back({"PROBLEM", read.launcher_problem});
   } catch (const std::exception& error) {
     rows.push_back({"PROBLEM", error.what()});
   }

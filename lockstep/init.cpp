@@ -1,13 +1,18 @@
 #include "lockstep/init.h"
 
 #include <ATen/Parallel.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <optional>
 #include <string>
 #include <tuple>
 
 #include "lockstep/comm/host/host.h"
+#include "lockstep/comm/host/rendezvous.h"
+#include "lockstep/comm/mpi/mpi.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/memory.h"
@@ -41,6 +46,58 @@ Group join_launched(const Environment& environment, const host::Options& options
   return Group(host::create(host::World::attach(*fd, *size), *rank, options));
 }
 
+/// Memory that the ranks of this host, started by another launcher, meet in.
+Group meet(const Launcher& launcher, host::Options options) {
+  if (const auto why = host::available(); !why.empty()) {
+    throw BackendUnavailable(concat("init: backend host does not work here: ", why));
+  }
+  std::string job = launcher.job;
+  if (job.empty()) job = host::job_by_ancestor("PMI_RANK");
+  job += concat(" by ", launcher.name());
+  options.watch = true;
+  const auto world = host::meet(job, launcher.rank, launcher.size, options.timeout);
+  return Group(host::create(world, launcher.rank, options));
+}
+
+Group join_mpi(const host::Options& options, const Environment& environment, int expected_size) {
+  return Group(mpi::create({.timeout = options.timeout,
+                            .threads_per_rank = options.threads_per_rank,
+                            .cores = options.cores,
+                            .algorithm = mpi::parse_algorithm(environment.algorithm),
+                            .expected_size = expected_size}));
+}
+
+/// A world of several ranks that another launcher started.
+Group join_foreign(const Launcher& launcher, Backend backend, const host::Options& options,
+                   const Environment& environment) {
+  const auto who = concat("init: started by ", launcher.name(), " as rank ", launcher.rank, " of ",
+                          launcher.size);
+  if (launcher.one_host() && backend != Backend::mpi) return meet(launcher, options);
+  if (backend == Backend::host) {
+    throw InvalidArgument(concat(who, ", not all on this host; backend host cannot reach them"));
+  }
+  if (!launcher.starts_mpi()) {
+    throw BackendUnavailable(
+        concat(who,
+               backend == Backend::mpi
+                   ? ", whose processes no MPI knows"
+                   : ", not all on this host as far as LOCAL_WORLD_SIZE and MASTER_ADDR tell",
+               "; start worlds of several hosts with mpirun or srun"));
+  }
+  if (const auto why = mpi::available(); !why.empty()) {
+    throw BackendUnavailable(concat(who, "; backend mpi: ", why));
+  }
+  return join_mpi(options, environment, launcher.size);
+}
+
+/// As many compute threads as are this rank's share of the cores, where nobody has said so.
+void share_cores(const Launcher& launcher) {
+  const auto online = static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
+  const bool bound = detail::usable_cores() < online;
+  if (bound || std::getenv("OMP_NUM_THREADS") != nullptr) return;
+  at::set_num_threads(std::max(1, online / launcher.local_size.value_or(1)));
+}
+
 }  // namespace
 
 Group init(const InitOptions& options) {
@@ -54,15 +111,26 @@ Group init(const InitOptions& options) {
   try {
     const auto& environment = Environment::get();
     const bool launched = environment.rank || environment.world_size || environment.arena_fd;
-    if (!launched && !environment.foreign_launcher.empty()) {
-      throw BackendUnavailable(
-          concat("init: started by ", environment.foreign_launcher,
-                 ", whose worlds this version cannot join; start the program with `lockstep run -n "
-                 "N PROGRAM`"));
-    }
+    const auto backend = options.backend.value_or(environment.backend);
+    if (!environment.launcher_problem.empty()) throw InvalidArgument(environment.launcher_problem);
     if (options.keep_pages) keep_freed_memory(false);
-    const auto ranks = detail::rank_options(options, at::get_num_threads());
+    const auto& launcher = environment.launcher;
+    const bool foreign = launcher && launcher->size > 1;
+    if (foreign) share_cores(*launcher);
+    auto ranks = detail::rank_options(options, at::get_num_threads());
+    if (foreign) {
+      // Bound ranks see their own cores only.
+      ranks.cores = std::min(ranks.cores * launcher->local_size.value_or(1),
+                             static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)));
+      return join_foreign(*launcher, backend, ranks, environment);
+    }
+    if (launched && backend == Backend::mpi) {
+      throw InvalidArgument(
+          "init: started by lockstep run, whose processes no MPI knows, with backend mpi; start "
+          "the program with mpirun");
+    }
     if (launched) return join_launched(environment, ranks);
+    if (backend == Backend::mpi) return join_mpi(ranks, environment, launcher ? 1 : 0);
     return Group(host::create(host::World::create(1), 0, ranks));
   } catch (const InvalidArgument&) {
     joined = false;  // nothing was joined: the caller may mend it and try again

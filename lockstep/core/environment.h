@@ -4,7 +4,16 @@
 #include <optional>
 #include <string>
 
+#include "lockstep/core/launcher.h"
+
 namespace lockstep {
+
+/// What carries the collectives of a world.
+enum class Backend {
+  automatic,  ///< host while all ranks are on one, else mpi
+  host,
+  mpi
+};
 
 /// Every environment variable that the library reads, parsed once and never changed after.
 /// `lockstep run` sets the first four for its ranks; the rest are the user's.
@@ -15,7 +24,10 @@ struct Environment {
   std::optional<int> cores;       ///< LOCKSTEP_CORES: cores that the world's ranks share
   std::chrono::milliseconds timeout;  ///< LOCKSTEP_TIMEOUT: seconds a wait may last, default 600
   std::string log_level;              ///< LOCKSTEP_LOG: debug, info, warn or error; silent if unset
-  std::string foreign_launcher;  ///< "torchrun", "OpenMPI", …: a launcher whose variables are set
+  Backend backend = Backend::automatic;  ///< LOCKSTEP_BACKEND: auto, host or mpi
+  std::string algorithm;  ///< LOCKSTEP_ALGORITHM: auto, direct or ring, for all_reduce over MPI
+  std::optional<Launcher> launcher;  ///< another launcher than `lockstep run`, by its variables
+  std::string launcher_problem;      ///< why those cannot be used, if so
 
   /// The process's environment as it was at the first call.
   /// Throws: InvalidArgument naming the variable, what it held and what was expected.

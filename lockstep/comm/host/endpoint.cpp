@@ -1,6 +1,8 @@
 #include "lockstep/comm/host/endpoint.h"
 
+#include <poll.h>
 #include <sched.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -43,6 +45,9 @@ Endpoint::Endpoint(std::shared_ptr<World> world, int rank, const Options& option
 }
 
 Endpoint::~Endpoint() {
+  for (const int process : watched_) {
+    if (process >= 0) ::close(process);
+  }
   arena().rank(rank_).status.store(RankStatus::left);
   ring_all(arena());
 }
@@ -93,10 +98,32 @@ void Endpoint::wait(const InFlight& operation) {
   }
 }
 
+void Endpoint::watch() {
+  watched_.assign(static_cast<std::size_t>(world_->size()), -1);
+  for (int rank = 0; rank < world_->size(); ++rank) {
+    // A rank in another process namespace cannot be watched: the timeout finds it.
+    if (rank == rank_) continue;
+    watched_[static_cast<std::size_t>(rank)] =
+        static_cast<int>(::syscall(SYS_pidfd_open, arena().rank(rank).pid, 0));
+  }
+}
+
+RankStatus Endpoint::status_of(int rank) {
+  const auto& status = arena().rank(rank).status;
+  const auto at = static_cast<std::size_t>(rank);
+  if (at < watched_.size() && watched_[at] >= 0 && status == RankStatus::joined) {
+    pollfd process{.fd = watched_[at], .events = POLLIN, .revents = 0};
+    if (::poll(&process, 1, 0) > 0 && status == RankStatus::joined) {
+      world_->mark_gone(rank, "its process ended");
+    }
+  }
+  return status.load(std::memory_order_acquire);
+}
+
 void Endpoint::check_gone(const InFlight& operation) {
   for (const int rank : operation.missing()) {
     const auto& state = arena().rank(rank);
-    const auto status = state.status.load(std::memory_order_acquire);
+    const auto status = status_of(rank);
     if (status != RankStatus::left && status != RankStatus::gone) continue;
     // What it published before it left is visible now.
     poll();

@@ -57,6 +57,9 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   /// Throws what ended the world, as it was met here.
   [[noreturn]] void throw_failure(std::string_view where);
 
+  /// Begins to watch the processes of the other ranks, all of which have joined.
+  void watch();
+
   /// Wakes those of these world ranks that sleep, after something was published for them.
   void ring(std::span<const int> ranks) const;
 
@@ -82,6 +85,8 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
  private:
   void sweep();
   void check_gone(const InFlight& operation);
+  /// What is known of the rank, its process included if it is watched.
+  RankStatus status_of(int rank);
   void check_time(const InFlight& operation, std::chrono::steady_clock::duration waited,
                   std::chrono::milliseconds limit);
   std::string describe_missing(const std::vector<int>& ranks) const;
@@ -96,6 +101,7 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   std::atomic<bool> used_{false};
   std::vector<Pollable*> groups_;
   std::vector<Block> retired_;
+  std::vector<int> watched_;  ///< each rank's process as a descriptor, or -1
 };
 
 }  // namespace lockstep::host

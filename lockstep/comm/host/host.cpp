@@ -45,6 +45,7 @@ std::shared_ptr<Communicator> create(std::shared_ptr<World> world, int rank,
   auto communicator = std::make_shared<HostCommunicator>(std::move(endpoint), std::move(members),
                                                          rank, block, false);
   communicator->join();
+  if (options.watch) communicator->endpoint().watch();
   log::debug(detail::concat("rank ", rank, " of ", size, " joined its world"));
   return communicator;
 }

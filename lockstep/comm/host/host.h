@@ -14,7 +14,8 @@ struct Options {
   std::chrono::milliseconds timeout = std::chrono::minutes(10);  ///< longest wait of one operation
   int threads_per_rank =
       1;  ///< compute threads of each rank; while all fit the cores, a waiting rank spins long
-  int cores = 0;  ///< cores that the world's ranks share; 0 takes the machine's
+  int cores = 0;       ///< cores that the world's ranks share; 0 takes the machine's
+  bool watch = false;  ///< nobody marks ranks whose process ends: look for it while waiting
 };
 
 /// Empty where the backend works, else why it does not.

@@ -1,0 +1,154 @@
+#include "lockstep/core/launcher.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <map>
+#include <string>
+
+#include "lockstep/core/environment.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using Kind = Launcher::Kind;
+using Variables = std::map<std::string, std::string>;
+
+/// The launcher of exactly these variables.
+std::optional<Launcher> read(const Variables& variables) {
+  for (const char* name : {"RANK",
+                           "WORLD_SIZE",
+                           "LOCAL_WORLD_SIZE",
+                           "MASTER_ADDR",
+                           "MASTER_PORT",
+                           "TORCHELASTIC_RUN_ID",
+                           "TORCHELASTIC_RESTART_COUNT",
+                           "OMPI_COMM_WORLD_RANK",
+                           "OMPI_COMM_WORLD_SIZE",
+                           "OMPI_COMM_WORLD_LOCAL_SIZE",
+                           "PMIX_NAMESPACE",
+                           "OMPI_MCA_ess_base_jobid",
+                           "OMPI_MCA_orte_precondition_transports",
+                           "PMI_RANK",
+                           "PMI_SIZE",
+                           "MPI_LOCALNRANKS",
+                           "SLURM_PROCID",
+                           "SLURM_STEP_NUM_TASKS",
+                           "SLURM_STEP_NUM_NODES",
+                           "SLURM_JOB_ID",
+                           "SLURM_STEP_ID"}) {
+    unsetenv(name);
+  }
+  for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 1);
+  return Launcher::read();
+}
+
+std::string refusal(const Variables& variables) {
+  try {
+    read(variables);
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+  return "none";
+}
+
+const Variables openmpi{{"OMPI_COMM_WORLD_RANK", "1"},
+                        {"OMPI_COMM_WORLD_SIZE", "4"},
+                        {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                        {"PMIX_NAMESPACE", "77"}};
+
+Variables with(Variables some, const Variables& more) {
+  for (const auto& [name, value] : more) some[name] = value;
+  return some;
+}
+
+TEST(LauncherVariables, NoneIsNoLauncher) { EXPECT_FALSE(read({})); }
+
+TEST(LauncherVariables, OfEachLauncher) {
+  const auto by_openmpi = read(openmpi);
+  ASSERT_TRUE(by_openmpi);
+  EXPECT_EQ(by_openmpi->kind, Kind::openmpi);
+  EXPECT_EQ(by_openmpi->rank, 1);
+  EXPECT_EQ(by_openmpi->size, 4);
+  EXPECT_EQ(by_openmpi->local_size, 2);
+  EXPECT_EQ(by_openmpi->job, "77");
+  EXPECT_FALSE(by_openmpi->one_host());
+
+  const auto by_hydra = read({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"MPI_LOCALNRANKS", "2"}});
+  ASSERT_TRUE(by_hydra);
+  EXPECT_EQ(by_hydra->kind, Kind::hydra);
+  EXPECT_TRUE(by_hydra->one_host());
+  EXPECT_EQ(by_hydra->job, "");
+
+  const auto by_srun =
+      read({{"SLURM_PROCID", "2"}, {"SLURM_STEP_NUM_TASKS", "3"}, {"SLURM_STEP_NUM_NODES", "1"}});
+  ASSERT_TRUE(by_srun);
+  EXPECT_EQ(by_srun->kind, Kind::srun);
+  EXPECT_TRUE(by_srun->one_host());
+}
+
+TEST(LauncherVariables, ABatchScriptIsNoStepOfSeveralTasks) {
+  EXPECT_FALSE(read({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}}));
+}
+
+TEST(LauncherVariables, TheInnermostLauncherCounts) {
+  const auto found = read(with(openmpi, {{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "2"}}));
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->kind, Kind::openmpi);
+}
+
+TEST(LauncherVariables, ByHandAgreeingWithMpirunIsMpirun) {
+  const Variables by_hand{
+      {"RANK", "1"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "1"}};
+  const auto found = read(with(openmpi, by_hand));
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->kind, Kind::openmpi);
+}
+
+TEST(LauncherVariables, WhereByHandIsOneHost) {
+  const Variables here{
+      {"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "localhost"}, {"MASTER_PORT", "29500"}};
+  EXPECT_TRUE(read(here)->one_host());
+  EXPECT_FALSE(read(with(here, {{"MASTER_ADDR", "192.0.2.1"}}))->one_host());
+  EXPECT_FALSE(read(with(here, {{"LOCAL_WORLD_SIZE", "1"}}))->one_host());
+}
+
+TEST(LauncherVariables, WhatCannotBeIsShown) {
+  EXPECT_THAT(refusal(with(openmpi, {{"OMPI_COMM_WORLD_RANK", "4"}})),
+              HasSubstr("OMPI_COMM_WORLD_RANK=4, OMPI_COMM_WORLD_SIZE=4"));
+  EXPECT_THAT(
+      refusal(
+          with(openmpi,
+               {{"RANK", "1"}, {"WORLD_SIZE", "8"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "1"}})),
+      HasSubstr("rank 1 of 4 by OpenMPI's mpirun, but RANK=1, WORLD_SIZE=8"));
+  EXPECT_THAT(refusal({{"RANK", "1"}, {"WORLD_SIZE", "2"}}), HasSubstr("MASTER_PORT unset"));
+  EXPECT_THAT(refusal({{"WORLD_SIZE", "2"}}), HasSubstr("RANK unset, WORLD_SIZE=2"));
+  EXPECT_THAT(refusal({{"PMI_RANK", "one"}, {"PMI_SIZE", "2"}}), HasSubstr("PMI_RANK: got 'one'"));
+  EXPECT_THAT(refusal(with(openmpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "5"}})),
+              HasSubstr("OMPI_COMM_WORLD_LOCAL_SIZE=5"));
+}
+
+TEST(LauncherVariables, WhatLockstepRunSaysGoesFirst) {
+  read(with(openmpi, {{"LOCKSTEP_RANK", "0"}}));
+  EXPECT_FALSE(Environment::read().launcher);
+  unsetenv("LOCKSTEP_RANK");
+  EXPECT_TRUE(Environment::read().launcher);
+  unsetenv("OMPI_COMM_WORLD_RANK");
+  EXPECT_THAT(Environment::read().launcher_problem, HasSubstr("OMPI_COMM_WORLD_RANK unset"));
+  read({});
+}
+
+TEST(BackendVariable, IsOneOfThree) {
+  setenv("LOCKSTEP_BACKEND", "mpi", 1);
+  EXPECT_EQ(Environment::read().backend, Backend::mpi);
+  setenv("LOCKSTEP_BACKEND", "gloo", 1);
+  EXPECT_THROW(Environment::read(), InvalidArgument);
+  unsetenv("LOCKSTEP_BACKEND");
+  EXPECT_EQ(Environment::read().backend, Backend::automatic);
+}
+
+}  // namespace
+}  // namespace lockstep::testing

@@ -1,0 +1,29 @@
+#include <ATen/ops/full.h>
+#include <signal.h>
+
+#include <iostream>
+#include <string>
+#include <string_view>
+
+#include "lockstep/core/error.h"
+#include "lockstep/init.h"
+
+/// A rank of whatever world its environment tells of: says where it is and what all have in sum.
+/// With "kill" rank 1 ends by a signal, and the others say what they hear of it.
+int main(int argc, char** argv) {
+  const std::string_view behaviour = argc > 1 ? argv[1] : "";
+  try {
+    const auto world = lockstep::init();
+    if (behaviour == "kill" && world.rank() == 1) ::raise(SIGKILL);
+    const auto tensor = at::full({5000}, world.rank() + 1.0);
+    world.all_reduce(tensor).wait();
+    std::cout << "rank " + std::to_string(world.rank()) + " of " + std::to_string(world.size()) +
+                     " over " + std::string(world.communicator().backend()) + ": " +
+                     std::to_string(static_cast<int>(tensor[4999].item<float>())) + '\n'
+              << std::flush;
+    return 0;
+  } catch (const lockstep::Error& error) {
+    std::cout << std::string(error.what()) + '\n' << std::flush;
+    return 1;
+  }
+}

@@ -1,0 +1,151 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "launch/launched.h"
+#include "lockstep/comm/mpi/mpi.h"
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Variables = Launched::Variables;
+
+const std::string program = LOCKSTEP_BINARY_DIR "/init_program";
+
+std::vector<std::string> under_mpirun(int n) {
+  std::vector<std::string> words{LOCKSTEP_MPIEXEC};
+  if (mpi::version().starts_with("Open MPI")) {
+    words.insert(words.end(), {"--oversubscribe", "--allow-run-as-root"});
+  }
+  words.insert(words.end(), {"-n", std::to_string(n), program});
+  return words;
+}
+
+/// Every rank's variables; RANK and the like stand for the rank itself.
+using VariablesOfRank = std::function<Variables(const std::string& rank)>;
+
+/// What n ranks say that are started one by one, the last first.
+std::string started_by_hand(int n, const VariablesOfRank& variables,
+                            const std::string& behaviour = {}) {
+  std::vector<std::unique_ptr<Launched>> ranks;
+  for (int rank = n; rank-- > 0;) {
+    ranks.push_back(std::make_unique<Launched>(std::vector{program, behaviour},
+                                               variables(std::to_string(rank))));
+  }
+  std::string said;
+  for (const auto& rank : ranks) said += rank->wait().out;
+  return said;
+}
+
+/// A port that tells this test's worlds from those of others; nobody listens there.
+std::string own_port() { return std::to_string(::getpid()); }
+
+VariablesOfRank by_hand(const std::string& size) {
+  return [size](const std::string& rank) {
+    return Variables{{"RANK", rank},
+                     {"WORLD_SIZE", size},
+                     {"MASTER_ADDR", "127.0.0.1"},
+                     {"MASTER_PORT", own_port()},
+                     {"LOCKSTEP_TIMEOUT", "30"}};
+  };
+}
+
+TEST(Launchers, MpirunOnOneHostGivesTheHostBackend) {
+  if (!mpi::available().empty()) GTEST_SKIP() << mpi::available();
+  const auto ended = Launched(under_mpirun(2)).wait();
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_THAT(ended.out, AllOf(HasSubstr("rank 0 of 2 over host: 3\n"),
+                               HasSubstr("rank 1 of 2 over host: 3\n")));
+}
+
+TEST(Launchers, MpirunWithBackendMpi) {
+  if (!mpi::available().empty()) GTEST_SKIP() << mpi::available();
+  const auto ended = Launched(under_mpirun(3), {{"LOCKSTEP_BACKEND", "mpi"}}).wait();
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_THAT(ended.out, AllOf(HasSubstr("rank 0 of 3 over mpi: 6\n"),
+                               HasSubstr("rank 2 of 3 over mpi: 6\n")));
+}
+
+TEST(Launchers, VariablesByHand) {
+  EXPECT_THAT(started_by_hand(3, by_hand("3")), AllOf(HasSubstr("rank 0 of 3 over host: 6\n"),
+                                                      HasSubstr("rank 1 of 3 over host: 6\n"),
+                                                      HasSubstr("rank 2 of 3 over host: 6\n")));
+}
+
+TEST(Launchers, TorchrunsVariables) {
+  const auto said = started_by_hand(2, [](const std::string& rank) {
+    return Variables{{"RANK", rank},
+                     {"WORLD_SIZE", "2"},
+                     {"LOCAL_WORLD_SIZE", "2"},
+                     {"MASTER_ADDR", "somewhere.example"},
+                     {"MASTER_PORT", own_port()},
+                     {"TORCHELASTIC_RUN_ID", "none"},
+                     {"TORCHELASTIC_RESTART_COUNT", "1"}};
+  });
+  EXPECT_THAT(said, AllOf(HasSubstr("rank 0 of 2 over host: 3\n"), HasSubstr("rank 1 of 2")));
+}
+
+VariablesOfRank by_srun(const std::string& nodes) {
+  return [nodes](const std::string& rank) {
+    return Variables{{"SLURM_PROCID", rank},
+                     {"SLURM_STEP_NUM_TASKS", "2"},
+                     {"SLURM_STEP_NUM_NODES", nodes},
+                     {"SLURM_JOB_ID", own_port()},
+                     {"SLURM_STEP_ID", "0"}};
+  };
+}
+
+TEST(Launchers, SrunsVariables) {
+  EXPECT_THAT(started_by_hand(2, by_srun("1")),
+              AllOf(HasSubstr("rank 0 of 2 over host: 3\n"), HasSubstr("rank 1 of 2")));
+}
+
+TEST(Launchers, AnMpiThatKnowsOfNoOthersIsAnError) {
+  if (!mpi::available().empty()) GTEST_SKIP() << mpi::available();
+  EXPECT_THAT(started_by_hand(1, by_srun("2")), HasSubstr("the launcher started 2 ranks, but"));
+}
+
+TEST(Launchers, OneRankIsAWorldOfOne) {
+  const auto ended = Launched({program}, {{"WORLD_SIZE", "1"}}).wait();
+  EXPECT_EQ(ended.out, "rank 0 of 1 over host: 1\n");
+}
+
+TEST(Launchers, KilledRankIsNamedThoughNobodyTells) {
+  const auto said = started_by_hand(3, by_hand("3"), "kill");
+  const std::string cause = "rank 1 left the world (its process ended) before all_reduce #1";
+  EXPECT_THAT(said, AllOf(HasSubstr("rank 0 of 3: " + cause), HasSubstr("rank 2 of 3: " + cause)));
+}
+
+TEST(Launchers, SeveralHostsNeedMpi) {
+  EXPECT_THAT(started_by_hand(1,
+                              [](const std::string& rank) {
+                                return Variables{{"RANK", rank},
+                                                 {"WORLD_SIZE", "2"},
+                                                 {"MASTER_ADDR", "192.0.2.1"},
+                                                 {"MASTER_PORT", "29500"}};
+                              }),
+              HasSubstr("start worlds of several hosts with mpirun or srun"));
+}
+
+TEST(Launchers, ContradictionsAreShown) {
+  auto variables = by_hand("2")("0");
+  variables["OMPI_COMM_WORLD_RANK"] = "1";
+  variables["OMPI_COMM_WORLD_SIZE"] = "4";
+  EXPECT_THAT(Launched({program}, variables).wait().out,
+              HasSubstr("init: contradictory environment: rank 1 of 4 by OpenMPI's mpirun, but "
+                        "RANK=0, WORLD_SIZE=2; unset what is left over"));
+}
+
+TEST(Launchers, LockstepRunStartsNoMpi) {
+  const auto ended = run_lockstep({"-n", "1", program}, {{"LOCKSTEP_BACKEND", "mpi"}});
+  EXPECT_THAT(ended.out, HasSubstr("started by lockstep run, whose processes no MPI knows"));
+}
+
+}  // namespace
+}  // namespace lockstep::testing
