@@ -24,18 +24,31 @@ bool same_file(int fd, const std::filesystem::path& path) {
          opened.st_ino == named.st_ino && opened.st_dev == named.st_dev;
 }
 
+// Renaming over a link would replace the link, and leave what it points to as it was.
+std::filesystem::path target_of(const std::filesystem::path& path) {
+  std::error_code error;
+  if (!std::filesystem::is_symlink(std::filesystem::symlink_status(path, error))) return path;
+  std::filesystem::path target = std::filesystem::canonical(path, error);
+  if (error)
+    throw CheckpointError(concat(path.string(), ": is a link to ",
+                                 std::filesystem::read_symlink(path).string(),
+                                 ", which leads nowhere: ", error.message()));
+  return target;
+}
+
 }  // namespace
 
-AtomicFile::AtomicFile(std::filesystem::path path)
-    : path_(std::move(path)), folder_(path_.parent_path().empty() ? "." : path_.parent_path()) {
+AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)) {
   if (path_.filename().empty())
     throw CheckpointError(concat("'", path_.string(), "' names no file"));
+  target_ = target_of(path_);
+  folder_ = target_.parent_path().empty() ? "." : target_.parent_path();
   std::error_code ignored;
   const std::filesystem::file_status status = std::filesystem::status(path_, ignored);
   // Renaming over a device or a folder would replace it, if it works at all.
   if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
     throw CheckpointError(concat(path_.string(), ": exists and is not a regular file"));
-  partial_ = folder_ / concat(".", path_.filename().string(), ".partial");
+  partial_ = folder_ / concat(".", target_.filename().string(), ".partial");
   open_partial();
 }
 
@@ -84,7 +97,7 @@ void AtomicFile::write(std::span<const std::byte> bytes) {
 
 void AtomicFile::commit() {
   if (fsync(fd_) != 0) fail("write", errno);
-  if (rename(partial_.c_str(), path_.c_str()) != 0) fail("rename", errno);
+  if (rename(partial_.c_str(), target_.c_str()) != 0) fail("rename", errno);
   close(std::exchange(fd_, -1));
 
   const int folder = open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);

@@ -8,7 +8,7 @@ namespace lockstep::detail {
 
 /// A file that appears under its name only when it is complete and on disk: until commit() it lies
 /// beside it as ".<name>.partial", and is removed if commit() is never reached. What was there
-/// before stays as it was until then.
+/// before stays as it was until then. A link stays a link: what it points to is replaced.
 /// Throws: CheckpointError naming the file and what the system answered, from every function.
 class AtomicFile {
  public:
@@ -24,7 +24,8 @@ class AtomicFile {
   void open_partial();
   [[noreturn]] void fail(const char* doing, int error) const;
 
-  std::filesystem::path path_;
+  std::filesystem::path path_;    ///< as the caller wrote it, for messages
+  std::filesystem::path target_;  ///< where it leads
   std::filesystem::path folder_;
   std::filesystem::path partial_;
   int fd_ = -1;

@@ -23,6 +23,7 @@ namespace {
 using detail::concat;
 using detail::OptimizerState;
 using detail::ParameterNames;
+using detail::PreparedOptimizer;
 
 constexpr const char* version_key = "lockstep";
 constexpr const char* version = "1";
@@ -71,10 +72,18 @@ safetensors::Content content_of(const torch::nn::Module& model,
   return content;
 }
 
+at::Tensor memory_for(std::int64_t bytes, const std::filesystem::path& path) {
+  try {
+    return at::empty({bytes}, at::kByte);
+  } catch (const c10::Error&) {
+    throw CheckpointError(concat(path.string(), ": no memory for the ", bytes, " bytes of it"));
+  }
+}
+
 /// A file that has been compared with model and optimizer, and only waits to be put in their place.
 struct Restoration {
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;  ///< to, from
-  OptimizerState optimizer;
+  PreparedOptimizer optimizer;
   CheckpointMeta meta;
 };
 
@@ -99,11 +108,10 @@ CheckpointMeta meta_of(const safetensors::Content& content) {
   return meta;
 }
 
-Restoration compare(safetensors::Content content, const torch::nn::Module& model,
-                    const torch::optim::Optimizer& optimizer) {
-  Restoration restoration{.copies = {},
-                          .optimizer = {.description = note(content, optimizer_key), .tensors = {}},
-                          .meta = meta_of(content)};
+Restoration prepare(safetensors::Content content, const torch::nn::Module& model,
+                    torch::optim::Optimizer& optimizer) {
+  Restoration restoration{.copies = {}, .optimizer = {}, .meta = meta_of(content)};
+  OptimizerState state{.description = note(content, optimizer_key), .tensors = {}};
   for (const auto& [name, tensor] : tensors_of(model)) {
     auto found = content.tensors.extract(name);
     if (!found)
@@ -118,14 +126,13 @@ Restoration compare(safetensors::Content content, const torch::nn::Module& model
   for (const auto& [name, tensor] : content.tensors)
     if (!name.starts_with(detail::optimizer_prefix))
       throw CheckpointError(concat("tensor '", name, "': the file has it, the model has not"));
-  restoration.optimizer.tensors = std::move(content.tensors);
-  detail::check_optimizer_state(restoration.optimizer, optimizer, names_of(model));
+  state.tensors = std::move(content.tensors);
+  restoration.optimizer = detail::prepare_optimizer(state, optimizer, names_of(model));
   return restoration;
 }
 
-void apply(const Restoration& restoration, torch::nn::Module& model,
-           torch::optim::Optimizer& optimizer) {
-  detail::restore_optimizer_state(restoration.optimizer, optimizer, names_of(model));
+void apply(Restoration& restoration, torch::optim::Optimizer& optimizer) {
+  restoration.optimizer.apply(optimizer);
   const at::NoGradGuard no_grad;
   for (const auto& [to, from] : restoration.copies) to.copy_(from);
 }
@@ -149,8 +156,8 @@ CheckpointMeta load_checkpoint(const std::filesystem::path& path, torch::nn::Mod
                                torch::optim::Optimizer& optimizer) {
   safetensors::Content content = safetensors::read(path);
   return naming(path, [&] {
-    const Restoration restoration = compare(std::move(content), model, optimizer);
-    apply(restoration, model, optimizer);
+    Restoration restoration = prepare(std::move(content), model, optimizer);
+    apply(restoration, optimizer);
     return restoration.meta;
   });
 }
@@ -165,16 +172,18 @@ CheckpointMeta load_checkpoint(const std::filesystem::path& path, torch::nn::Mod
     size.fill_(bytes.numel());
   });
   group.broadcast(size).wait();
-  if (group.rank() != 0) bytes = at::empty({size.item<std::int64_t>()}, at::kByte);
+  together(group, [&] {
+    if (group.rank() != 0) bytes = memory_for(size.item<std::int64_t>(), path);
+  });
   group.broadcast(bytes).wait();
 
   Restoration restoration;
   together(group, [&] {
     safetensors::Content content = safetensors::parse(bytes, path.string());
     bytes.reset();
-    restoration = naming(path, [&] { return compare(std::move(content), model, optimizer); });
+    restoration = naming(path, [&] { return prepare(std::move(content), model, optimizer); });
   });
-  naming(path, [&] { apply(restoration, model, optimizer); });
+  apply(restoration, optimizer);
   return restoration.meta;
 }
 

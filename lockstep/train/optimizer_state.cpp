@@ -9,6 +9,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <string_view>
 #include <typeinfo>
 #include <utility>
 #include <vector>
@@ -112,9 +113,14 @@ OutputArchive decode_all(const json& fields, const Tensors& tensors, const Outpu
 }
 
 // What was written can only be read again through the archive's file form.
-InputArchive reopen(OutputArchive& archive) {
-  std::stringstream stream;
+std::string bytes_of(OutputArchive& archive) {
+  std::ostringstream stream;
   archive.save_to(stream);
+  return std::move(stream).str();
+}
+
+InputArchive reopen(const std::string& bytes) {
+  std::istringstream stream(bytes);
   InputArchive read;
   read.load_from(stream);
   return read;
@@ -122,8 +128,8 @@ InputArchive reopen(OutputArchive& archive) {
 
 /// The archive that the optimizer's own load() understands, with the parameters known by their
 /// present addresses.
-OutputArchive archive_for(const json& description, const Tensors& tensors,
-                          const torch::optim::Optimizer& optimizer, const ParameterNames& names) {
+std::string archive_for(const json& description, const Tensors& tensors,
+                        const torch::optim::Optimizer& optimizer, const ParameterNames& names) {
   const auto count = [](std::size_t size) { return at::tensor(static_cast<std::int64_t>(size)); };
   OutputArchive archive;
   OutputArchive states(archive.compilation_unit());
@@ -148,7 +154,7 @@ OutputArchive archive_for(const json& description, const Tensors& tensors,
   }
   archive.write("state", states);
   archive.write("param_groups", groups);
-  return archive;
+  return bytes_of(archive);
 }
 
 template <class Function>
@@ -175,86 +181,140 @@ void check_fields(const json& fields, const std::string& name, const at::Tensor&
   }
 }
 
+/// An optimizer's archive, part by part.
+struct Archives {
+  explicit Archives(const torch::optim::Optimizer& optimizer) {
+    OutputArchive written;
+    optimizer.save(written);
+    InputArchive archive = reopen(bytes_of(written));
+    archive.read("state", states);
+    archive.read("param_groups", groups);
+  }
+  json options(std::size_t g, Tensors& tensors) {
+    InputArchive group;
+    InputArchive options;
+    groups.read(concat("param_groups/", g), group);
+    group.read("options", options);
+    return encode_all(options, concat(optimizer_prefix, g, '/'), tensors);
+  }
+
+  InputArchive states;
+  InputArchive groups;
+};
+
+std::string_view kind_of(const json& value) {
+  if (value.is_number_integer()) return "an integer";
+  if (value.is_number_float()) return "a real number";
+  return value.type_name();
+}
+
+/// Options are compared before the optimizer reads them, so that the error can name them.
+void check_options(const json& found, const json& own, std::size_t g) {
+  const auto fail = [&](const std::string& key, const auto&... parts) {
+    throw CheckpointError(concat("optimizer: group ", g, ": option '", key, "': ", parts...));
+  };
+  for (const auto& [key, value] : own.items()) {
+    if (!found.contains(key)) fail(key, "the optimizer has it, the file has not");
+    const json& other = found.at(key);
+    // An option that may be absent is null then.
+    if (kind_of(other) != kind_of(value) && !other.is_null() && !value.is_null())
+      fail(key, "expected ", kind_of(value), ", found ", other.dump());
+  }
+  for (const auto& [key, value] : found.items())
+    if (!own.contains(key)) fail(key, "the file has it, the optimizer has not");
+}
+
+json check_description(const OptimizerState& state, const torch::optim::Optimizer& optimizer,
+                       const ParameterNames& names) {
+  json description = parse_description(state.description);
+  const std::string kind = description.at("kind").get<std::string>();
+  if (kind != kind_of(optimizer))
+    throw CheckpointError(concat("optimizer: expected ", kind_of(optimizer), ", found ", kind));
+  const auto& groups = optimizer.param_groups();
+  if (description.at("groups").size() != groups.size())
+    throw CheckpointError(concat("optimizer: expected ", groups.size(), " parameter groups, found ",
+                                 description.at("groups").size()));
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    json parameters = json::array();
+    for (const at::Tensor& parameter : groups[g].params()) {
+      const std::string& name = name_of(parameter, names);
+      parameters.push_back(name);
+      if (description.at("state").contains(name))
+        check_fields(description.at("state").at(name), name, parameter, state.tensors);
+    }
+    if (const json& found = description.at("groups").at(g).at("parameters"); found != parameters)
+      throw CheckpointError(concat("optimizer: group ", g, ": expected parameters ",
+                                   parameters.dump(), ", found ", found.dump()));
+  }
+  return description;
+}
+
 }  // namespace
 
 OptimizerState optimizer_state(const torch::optim::Optimizer& optimizer,
                                const ParameterNames& names) {
   return as_checkpoint_errors([&] {
-    OutputArchive written;
-    optimizer.save(written);
-    InputArchive archive = reopen(written);
-    InputArchive states;
-    InputArchive groups;
-    archive.read("state", states);
-    archive.read("param_groups", groups);
-
+    Archives archives(optimizer);
     OptimizerState result;
     json description = {
         {"kind", kind_of(optimizer)}, {"groups", json::array()}, {"state", json::object()}};
     for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
-      InputArchive group;
-      InputArchive options;
-      groups.read(concat("param_groups/", g), group);
-      group.read("options", options);
       json parameters = json::array();
       for (const at::Tensor& parameter : optimizer.param_groups()[g].params()) {
         const std::string& name = name_of(parameter, names);
         parameters.push_back(name);
         InputArchive state;
-        if (states.try_read(key_of(parameter), state))
+        if (archives.states.try_read(key_of(parameter), state))
           description["state"][name] =
               encode_all(state, concat(optimizer_prefix, name, '/'), result.tensors);
       }
       description["groups"].push_back(
-          {{"parameters", parameters},
-           {"options", encode_all(options, concat(optimizer_prefix, g, '/'), result.tensors)}});
+          {{"parameters", parameters}, {"options", archives.options(g, result.tensors)}});
     }
     result.description = description.dump();
     return result;
   });
 }
 
-void check_optimizer_state(const OptimizerState& state, const torch::optim::Optimizer& optimizer,
-                           const ParameterNames& names) {
-  as_checkpoint_errors([&] {
-    const json description = parse_description(state.description);
-    const std::string kind = description.at("kind").get<std::string>();
-    if (kind != kind_of(optimizer))
-      throw CheckpointError(concat("optimizer: expected ", kind_of(optimizer), ", found ", kind));
-    const auto& groups = optimizer.param_groups();
-    if (description.at("groups").size() != groups.size())
-      throw CheckpointError(concat("optimizer: expected ", groups.size(),
-                                   " parameter groups, found ", description.at("groups").size()));
-    for (std::size_t g = 0; g < groups.size(); ++g) {
-      json parameters = json::array();
-      for (const at::Tensor& parameter : groups[g].params()) {
-        const std::string& name = name_of(parameter, names);
-        parameters.push_back(name);
-        if (description.at("state").contains(name))
-          check_fields(description.at("state").at(name), name, parameter, state.tensors);
+PreparedOptimizer prepare_optimizer(const OptimizerState& state, torch::optim::Optimizer& optimizer,
+                                    const ParameterNames& names) {
+  return as_checkpoint_errors([&] {
+    json description = check_description(state, optimizer, names);
+    const std::string archive = archive_for(description, state.tensors, optimizer, names);
+    // The optimizer's memory is set aside first, so that what is left to archive is its options.
+    PreparedOptimizer own;
+    std::swap(own.memory_, optimizer.state());
+    try {
+      Archives archives(optimizer);
+      json own_description = {{"state", json::object()}, {"groups", json::array()}};
+      Tensors none;
+      for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
+        own_description["groups"].push_back({{"options", archives.options(g, none)}});
+        check_options(description["groups"][g].at("options"),
+                      own_description["groups"][g]["options"], g);
       }
-      if (const json& found = description.at("groups").at(g).at("parameters"); found != parameters)
-        throw CheckpointError(concat("optimizer: group ", g, ": expected parameters ",
-                                     parameters.dump(), ", found ", found.dump()));
+      own.options_ = archive_for(own_description, none, optimizer, names);
+      InputArchive all = reopen(archive);
+      optimizer.load(all);
+    } catch (...) {
+      std::swap(own.memory_, optimizer.state());
+      throw;
     }
-    archive_for(description, state.tensors, optimizer, names);
+    description["state"] = json::object();
+    PreparedOptimizer prepared;
+    prepared.options_ = archive_for(description, state.tensors, optimizer, names);
+    std::swap(prepared.memory_, optimizer.state());
+    own.apply(optimizer);
+    return prepared;
   });
 }
 
-void restore_optimizer_state(const OptimizerState& state, torch::optim::Optimizer& optimizer,
-                             const ParameterNames& names) {
-  as_checkpoint_errors([&] {
-    OutputArchive written =
-        archive_for(parse_description(state.description), state.tensors, optimizer, names);
-    InputArchive archive = reopen(written);
-    auto before = std::exchange(optimizer.state(), {});
-    try {
-      optimizer.load(archive);
-    } catch (...) {
-      optimizer.state() = std::move(before);
-      throw;
-    }
-  });
+void PreparedOptimizer::apply(torch::optim::Optimizer& optimizer) {
+  optimizer.state().clear();
+  // Through the archive, since options are assigned to and not replaced: programs hold references.
+  InputArchive archive = reopen(options_);
+  optimizer.load(archive);
+  optimizer.state() = std::move(memory_);
 }
 
 }  // namespace lockstep::detail

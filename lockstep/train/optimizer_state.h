@@ -1,13 +1,12 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/optim/optimizer.h>
 
 #include <map>
 #include <string>
-
-namespace torch::optim {
-class Optimizer;
-}
+#include <type_traits>
+#include <utility>
 
 namespace lockstep::detail {
 
@@ -27,14 +26,26 @@ inline constexpr const char* optimizer_prefix = "optimizer/";
 OptimizerState optimizer_state(const torch::optim::Optimizer& optimizer,
                                const ParameterNames& names);
 
-/// Compares kind, groups, parameters, shapes and dtypes with the optimizer's.
-/// Throws: CheckpointError saying what differs.
-void check_optimizer_state(const OptimizerState& state, const torch::optim::Optimizer& optimizer,
-                           const ParameterNames& names);
+/// A state that an optimizer has taken on trial, ready to become its own.
+class PreparedOptimizer {
+ public:
+  /// Cannot fail. The optimizer must be the one that was prepared.
+  void apply(torch::optim::Optimizer& optimizer);
 
-/// Puts a checked state in place of the optimizer's own.
-/// Throws: CheckpointError, leaving the optimizer as it was.
-void restore_optimizer_state(const OptimizerState& state, torch::optim::Optimizer& optimizer,
-                             const ParameterNames& names);
+ private:
+  using Memory = std::remove_cvref_t<decltype(std::declval<torch::optim::Optimizer>().state())>;
+
+  friend PreparedOptimizer prepare_optimizer(const OptimizerState& state,
+                                             torch::optim::Optimizer& optimizer,
+                                             const ParameterNames& names);
+  Memory memory_;
+  std::string options_;  ///< an archive without memory
+};
+
+/// Compares kind, groups, parameters, options, shapes and dtypes with the optimizer's, and lets it
+/// read all of the state; it is left as it was.
+/// Throws: CheckpointError saying what differs.
+PreparedOptimizer prepare_optimizer(const OptimizerState& state, torch::optim::Optimizer& optimizer,
+                                    const ParameterNames& names);
 
 }  // namespace lockstep::detail

@@ -115,6 +115,28 @@ TEST(AtomicFile, AFolderThatCannotTakeItIsAnError) {
   }
 }
 
+TEST(AtomicFile, ALinkStaysALink) {
+  const TemporaryFolder folder;
+  std::filesystem::create_directory(folder / "elsewhere");
+  write_all(folder / "elsewhere/target", "old");
+  std::filesystem::create_symlink("elsewhere/target", folder / "inner");
+  std::filesystem::create_symlink("inner", folder / "link");
+  write_all(folder / "link", "new");
+  EXPECT_EQ(std::filesystem::read_symlink(folder / "link"), "inner");
+  EXPECT_EQ(content(folder / "elsewhere/target"), "new");
+  EXPECT_EQ(files_in(folder / "elsewhere"), 1);
+}
+
+TEST(AtomicFile, ALinkThatLeadsNowhereIsAnError) {
+  const TemporaryFolder folder;
+  std::filesystem::create_symlink("gone", folder / "link");
+  EXPECT_THAT(failure([&] { AtomicFile file(folder / "link"); }),
+              AllOf(HasSubstr((folder / "link").string()),
+                    HasSubstr("is a link to gone, which leads nowhere: No such file")));
+  std::filesystem::create_symlink("loop", folder / "loop");
+  EXPECT_THAT(failure([&] { AtomicFile file(folder / "loop"); }), HasSubstr("leads nowhere"));
+}
+
 TEST(AtomicFile, ADeviceIsNotReplaced) {
   EXPECT_THAT(failure([] { AtomicFile file("/dev/full"); }),
               HasSubstr("/dev/full: exists and is not a regular file"));

@@ -1,0 +1,147 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/types.h>
+
+#include <nlohmann/json.hpp>
+
+#include "lockstep/train/checkpoint.h"
+#include "lockstep/train/safetensors.h"
+#include "tests/temporary_folder.h"
+#include "tests/train/checkpoint_failure.h"
+#include "tests/train/training.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::AllOf;
+using testing::expect_same;
+using testing::failure;
+using ::testing::HasSubstr;
+using testing::TemporaryFolder;
+using testing::Training;
+
+/// A checkpoint, and ways to spoil it.
+class Spoilt : public ::testing::Test {
+ protected:
+  Spoilt() {
+    Training training;
+    training.step(0);
+    training.save(path);
+    content = safetensors::read(path);
+  }
+  /// What loading says; the model and the optimizer must not have been touched.
+  std::string error() {
+    safetensors::write(path, content);
+    Training training;
+    training.step(5);
+    const auto before = training.values();
+    const std::string text = failure([&] { training.load(path); });
+    expect_same(training.values(), before);
+    training.save(folder / "after");
+    Training again;
+    again.load(folder / "after");
+    EXPECT_THAT(text, HasSubstr(path.string() + ": "));
+    return text;
+  }
+
+  const TemporaryFolder folder;
+  const std::filesystem::path path = folder / "c";
+  safetensors::Content content;
+};
+
+TEST_F(Spoilt, AWrongShapeNamesTheTensor) {
+  content.tensors["second.weight"] = torch::zeros({6, 3});
+  EXPECT_THAT(error(),
+              HasSubstr("tensor 'second.weight': expected Float [3, 6], found Float [6, 3]"));
+}
+
+TEST_F(Spoilt, AWrongDtypeNamesTheTensor) {
+  content.tensors["norm.running_var"] = content.tensors["norm.running_var"].to(torch::kDouble);
+  EXPECT_THAT(error(),
+              HasSubstr("tensor 'norm.running_var': expected Float [6], found Double [6]"));
+}
+
+TEST_F(Spoilt, AMissingTensorIsNamed) {
+  content.tensors.erase("first.bias");
+  EXPECT_THAT(error(), HasSubstr("tensor 'first.bias': the model has it, the file has not"));
+}
+
+TEST_F(Spoilt, AnUnknownTensorIsNamed) {
+  content.tensors["third.weight"] = torch::zeros({1});
+  EXPECT_THAT(error(), HasSubstr("tensor 'third.weight': the file has it, the model has not"));
+}
+
+TEST_F(Spoilt, AWrongOptimizerTensorIsNamed) {
+  content.tensors["optimizer/first.weight/momentum_buffer"] = torch::zeros({5});
+  EXPECT_THAT(
+      error(),
+      AllOf(HasSubstr("optimizer/first.weight/momentum_buffer"),
+            HasSubstr("expected Float [6, 4] as parameter 'first.weight', found Float [5]")));
+}
+
+TEST_F(Spoilt, AMissingOptimizerTensorIsNamed) {
+  content.tensors.erase("optimizer/first.weight/momentum_buffer");
+  EXPECT_THAT(error(), HasSubstr("\"optimizer/first.weight/momentum_buffer\" is missing"));
+}
+
+TEST_F(Spoilt, ABadDescriptionIsAnError) {
+  const std::string good = content.metadata["optimizer"];
+  for (const std::string& text : {std::string("{"), std::string("[]"), std::string("{}"),
+                                  std::string("null"), good.substr(0, good.size() / 2)}) {
+    content.metadata["optimizer"] = text;
+    EXPECT_THAT(error(), HasSubstr("optimizer: ")) << text;
+  }
+}
+
+TEST_F(Spoilt, AnOptionOfAnotherNameOrKindIsNamed) {
+  const auto good = nlohmann::json::parse(content.metadata["optimizer"]);
+  const auto with = [&](const char* key, const nlohmann::json& value) {
+    auto changed = good;
+    changed["groups"][0]["options"][key] = value;
+    content.metadata["optimizer"] = changed.dump();
+    return error();
+  };
+  EXPECT_THAT(with("lr", "x"),
+              HasSubstr("group 0: option 'lr': expected a real number, found \"x\""));
+  EXPECT_THAT(with("lr", 1), HasSubstr("option 'lr': expected a real number, found 1"));
+  EXPECT_THAT(with("nesterov", 0.5), HasSubstr("option 'nesterov': expected boolean, found 0.5"));
+  EXPECT_THAT(with("lr", nullptr), HasSubstr("optimizer: "));
+  EXPECT_THAT(with("rl", 0.1), HasSubstr("option 'rl': the file has it, the optimizer has not"));
+  auto without = good;
+  without["groups"][0]["options"].erase("lr");
+  content.metadata["optimizer"] = without.dump();
+  EXPECT_THAT(error(), HasSubstr("option 'lr': the optimizer has it, the file has not"));
+}
+
+TEST_F(Spoilt, AFieldOfAnotherKindIsAnError) {
+  auto description = nlohmann::json::parse(content.metadata["optimizer"]);
+  description["state"]["first.weight"]["momentum_buffer"] = "x";
+  content.metadata["optimizer"] = description.dump();
+  EXPECT_THAT(error(), HasSubstr("optimizer: "));
+}
+
+TEST_F(Spoilt, ADescriptionThatWouldFillTheStackIsAnError) {
+  for (const int depth : {33, 1'000'000}) {
+    content.metadata["optimizer"] = std::string(static_cast<std::size_t>(depth), '[');
+    EXPECT_THAT(error(), HasSubstr("optimizer: expected at most 32 levels of nesting, found more"));
+  }
+  content.metadata["optimizer"] = std::string(32, '[') + std::string(32, ']');
+  EXPECT_THAT(error(), ::testing::Not(HasSubstr("levels")));
+}
+
+TEST_F(Spoilt, BadMetadataIsAnError) {
+  const auto good = content.metadata;
+  content.metadata.erase("lockstep");
+  EXPECT_THAT(error(), HasSubstr("expected a Lockstep checkpoint, found no 'lockstep'"));
+  content.metadata = good;
+  content.metadata["lockstep"] = "2";
+  EXPECT_THAT(error(), HasSubstr("expected format version 1, found '2'"));
+  for (const char* epoch : {"", "x", "1x", "-1", "99999999999999999999"}) {
+    content.metadata = good;
+    content.metadata["epoch"] = epoch;
+    EXPECT_THAT(error(), HasSubstr("epoch: expected a number"));
+  }
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,98 @@
+#pragma once
+
+#include <gtest/gtest.h>
+#include <torch/nn.h>
+#include <torch/optim.h>
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "lockstep/train/checkpoint.h"
+
+namespace lockstep::testing {
+
+struct Net : torch::nn::Module {
+  explicit Net(int hidden = 6) : first(4, hidden), norm(hidden), second(hidden, 3) {
+    register_module("first", first);
+    register_module("norm", norm);
+    register_module("second", second);
+    unused = register_parameter("unused", torch::ones({2}));
+  }
+  at::Tensor forward(const at::Tensor& x) { return second(torch::relu(norm(first(x)))); }
+
+  torch::nn::Linear first;
+  torch::nn::BatchNorm1d norm;
+  torch::nn::Linear second;
+  at::Tensor unused;
+};
+
+struct OptimizerKind {
+  const char* name;
+  std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)> make;
+};
+
+inline const OptimizerKind kinds[] = {
+    {"Sgd",
+     [](auto parameters) {
+       return std::make_unique<torch::optim::SGD>(
+           parameters, torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(1e-3));
+     }},
+    {"SgdWithoutMomentum",
+     [](auto parameters) { return std::make_unique<torch::optim::SGD>(parameters, 0.1); }},
+    {"Adam",
+     [](auto parameters) {
+       return std::make_unique<torch::optim::Adam>(parameters,
+                                                   torch::optim::AdamOptions(0.01).amsgrad(true));
+     }},
+    {"AdamW",
+     [](auto parameters) { return std::make_unique<torch::optim::AdamW>(parameters, 0.01); }},
+    {"Rmsprop",
+     [](auto parameters) {
+       return std::make_unique<torch::optim::RMSprop>(
+           parameters, torch::optim::RMSpropOptions(0.01).momentum(0.5).centered(true));
+     }},
+    {"Adagrad",
+     [](auto parameters) { return std::make_unique<torch::optim::Adagrad>(parameters, 0.05); }}};
+
+struct Training {
+  explicit Training(const OptimizerKind& kind = kinds[0], int hidden = 6)
+      : model(std::make_shared<Net>(hidden)), optimizer(kind.make(model->parameters())) {}
+
+  void step(int number) {
+    auto generator =
+        torch::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(number));
+    const at::Tensor x = torch::randn({8, 4}, generator);
+    const at::Tensor y = torch::randint(0, 3, {8}, generator, torch::kLong);
+    optimizer->step([&] {
+      optimizer->zero_grad();
+      at::Tensor loss = torch::nn::functional::cross_entropy(model->forward(x), y);
+      loss.backward();
+      return loss;
+    });
+  }
+  void save(const std::filesystem::path& path, const CheckpointMeta& meta = {}) const {
+    save_checkpoint(path, *model, *optimizer, meta);
+  }
+  CheckpointMeta load(const std::filesystem::path& path) {
+    return load_checkpoint(path, *model, *optimizer);
+  }
+
+  std::vector<at::Tensor> values() const {
+    std::vector<at::Tensor> all;
+    for (const auto& tensor : model->parameters()) all.push_back(tensor.detach().clone());
+    for (const auto& tensor : model->buffers()) all.push_back(tensor.clone());
+    return all;
+  }
+
+  std::shared_ptr<Net> model;
+  std::unique_ptr<torch::optim::Optimizer> optimizer;
+};
+
+inline void expect_same(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(a[i].equal(b[i])) << "tensor " << i;
+}
+
+}  // namespace lockstep::testing
