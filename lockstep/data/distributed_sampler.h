@@ -1,11 +1,14 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <torch/data/samplers/base.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "lockstep/group.h"
@@ -43,7 +46,8 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   DistributedSampler(std::size_t size, Replica replica, SamplerOptions options = {});
   DistributedSampler(std::size_t size, const Group& group, SamplerOptions options = {});
 
-  /// Makes this the epoch of the next pass; the passes after it count on from there.
+  /// Makes this the epoch of the next pass; the passes after it count on from there. Another epoch
+  /// than load_state() found begins at its beginning.
   void set_epoch(std::uint64_t epoch);
   /// The epoch of the pass that began last; before the first, the one that it will have.
   std::uint64_t epoch() const;
@@ -55,6 +59,18 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   void reset(std::optional<std::size_t> new_size = std::nullopt) override;
   /// Up to batch_size more indices of this rank, or nothing at the end of the pass.
   std::optional<std::vector<std::size_t>> next(std::size_t batch_size) override;
+
+  /// Counts samples of the running pass that this rank's program is done with. A loader with
+  /// workers and in_step() draw ahead of it; without them it need not be called, since what is
+  /// drawn is used.
+  void used(std::size_t samples);
+
+  /// How far all ranks have come, for a checkpoint: epoch, and positions of its order that are
+  /// done. The same on every rank that has used as many samples.
+  std::map<std::string, at::Tensor> state() const;
+  /// Goes on from there with the next pass, which is what is left of the one that was stopped, on
+  /// as many ranks as there are now. Throws: InvalidArgument for what state() did not return.
+  void load_state(const std::map<std::string, at::Tensor>& state);
 
   /// Keeps the epoch that the next pass will have.
   void save(torch::serialize::OutputArchive& archive) const override;

@@ -16,6 +16,8 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/core/text.h"
+#include "lockstep/train/json_depth.h"
+#include "lockstep/train/optimizer_fields.h"
 
 namespace lockstep::detail {
 
@@ -26,8 +28,8 @@ using torch::serialize::InputArchive;
 using torch::serialize::OutputArchive;
 using Tensors = std::map<std::string, at::Tensor>;
 
-// Every optimizer can write itself into an archive, and read itself from one; the archives' values,
-// and not the many optimizers' fields, are what is translated to and from a checkpoint here.
+// Every optimizer can write itself into an archive, and read itself from one; the archives' values
+// are what is translated to and from a checkpoint here.
 
 std::string kind_of(const torch::optim::Optimizer& optimizer) {
   return c10::demangle(typeid(optimizer).name());
@@ -83,17 +85,6 @@ c10::IValue decode(const json& value, const Tensors& tensors) {
     return c10::ivalue::Tuple::create(std::move(parts));
   }
   throw CheckpointError(concat("cannot read ", value.dump()));
-}
-
-/// Deeper texts than an optimizer writes would fill the stack.
-json parse_description(const std::string& text) {
-  static constexpr int deepest = 32;
-  return json::parse(text, [](int depth, json::parse_event_t, json&) {
-    if (depth > deepest)
-      throw CheckpointError(
-          concat("optimizer: expected at most ", deepest, " levels of nesting, found more"));
-    return true;
-  });
 }
 
 json encode_all(InputArchive& archive, const std::string& where, Tensors& tensors) {
@@ -181,26 +172,47 @@ void check_fields(const json& fields, const std::string& name, const at::Tensor&
   }
 }
 
-/// An optimizer's archive, part by part.
-struct Archives {
-  explicit Archives(const torch::optim::Optimizer& optimizer) {
-    OutputArchive written;
-    optimizer.save(written);
-    InputArchive archive = reopen(bytes_of(written));
-    archive.read("state", states);
-    archive.read("param_groups", groups);
-  }
-  json options(std::size_t g, Tensors& tensors) {
-    InputArchive group;
-    InputArchive options;
-    groups.read(concat("param_groups/", g), group);
-    group.read("options", options);
-    return encode_all(options, concat(optimizer_prefix, g, '/'), tensors);
-  }
+/// A part of an optimizer, as it writes itself.
+template <class Part>
+json archived(const Part& part, const std::string& where, Tensors& tensors) {
+  OutputArchive written;
+  part.serialize(written);
+  InputArchive archive = reopen(bytes_of(written));
+  return encode_all(archive, where, tensors);
+}
 
-  InputArchive states;
-  InputArchive groups;
+/// Writes each field of a known state without the copies that an archive makes.
+struct Fields {
+  json& fields;
+  const std::string& where;
+  Tensors& tensors;
+
+  void operator()(const char* name, std::int64_t value) const { fields[name] = value; }
+  void operator()(const char* name, const at::Tensor& value) const {
+    if (!value.defined()) return;
+    fields[name] = {{"tensor", where + name}};
+    tensors[where + name] = value;
+  }
 };
+
+template <class Known>
+bool took_as(torch::optim::OptimizerParamState& state, const Fields& fields) {
+  auto* const known = dynamic_cast<Known*>(&state);
+  if (known != nullptr) visit(*known, fields);
+  return known != nullptr;
+}
+
+json fields_of(torch::optim::OptimizerParamState& state, const std::string& where,
+               Tensors& tensors) {
+  json result = json::object();
+  const Fields fields{.fields = result, .where = where, .tensors = tensors};
+  const bool known = took_as<torch::optim::SGDParamState>(state, fields) ||
+                     took_as<torch::optim::AdamParamState>(state, fields) ||
+                     took_as<torch::optim::AdamWParamState>(state, fields) ||
+                     took_as<torch::optim::RMSpropParamState>(state, fields) ||
+                     took_as<torch::optim::AdagradParamState>(state, fields);
+  return known ? result : archived(state, where, tensors);
+}
 
 std::string_view kind_of(const json& value) {
   if (value.is_number_integer()) return "an integer";
@@ -226,7 +238,8 @@ void check_options(const json& found, const json& own, std::size_t g) {
 
 json check_description(const OptimizerState& state, const torch::optim::Optimizer& optimizer,
                        const ParameterNames& names) {
-  json description = parse_description(state.description);
+  check_json_depth(state.description, "optimizer");
+  json description = json::parse(state.description);
   const std::string kind = description.at("kind").get<std::string>();
   if (kind != kind_of(optimizer))
     throw CheckpointError(concat("optimizer: expected ", kind_of(optimizer), ", found ", kind));
@@ -254,7 +267,6 @@ json check_description(const OptimizerState& state, const torch::optim::Optimize
 OptimizerState optimizer_state(const torch::optim::Optimizer& optimizer,
                                const ParameterNames& names) {
   return as_checkpoint_errors([&] {
-    Archives archives(optimizer);
     OptimizerState result;
     json description = {
         {"kind", kind_of(optimizer)}, {"groups", json::array()}, {"state", json::object()}};
@@ -263,13 +275,15 @@ OptimizerState optimizer_state(const torch::optim::Optimizer& optimizer,
       for (const at::Tensor& parameter : optimizer.param_groups()[g].params()) {
         const std::string& name = name_of(parameter, names);
         parameters.push_back(name);
-        InputArchive state;
-        if (archives.states.try_read(key_of(parameter), state))
+        const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
+        if (found != optimizer.state().end())
           description["state"][name] =
-              encode_all(state, concat(optimizer_prefix, name, '/'), result.tensors);
+              fields_of(*found->second, concat(optimizer_prefix, name, '/'), result.tensors);
       }
       description["groups"].push_back(
-          {{"parameters", parameters}, {"options", archives.options(g, result.tensors)}});
+          {{"parameters", parameters},
+           {"options", archived(optimizer.param_groups()[g].options(),
+                                concat(optimizer_prefix, g, '/'), result.tensors)}});
     }
     result.description = description.dump();
     return result;
@@ -285,11 +299,11 @@ PreparedOptimizer prepare_optimizer(const OptimizerState& state, torch::optim::O
     PreparedOptimizer own;
     std::swap(own.memory_, optimizer.state());
     try {
-      Archives archives(optimizer);
       json own_description = {{"state", json::object()}, {"groups", json::array()}};
       Tensors none;
       for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
-        own_description["groups"].push_back({{"options", archives.options(g, none)}});
+        own_description["groups"].push_back(
+            {{"options", archived(optimizer.param_groups()[g].options(), "", none)}});
         check_options(description["groups"][g].at("options"),
                       own_description["groups"][g]["options"], g);
       }

@@ -8,7 +8,8 @@
 #include <string_view>
 
 /// The safetensors format: the length of a JSON header (8 bytes), the header, then the tensors'
-/// values, all little-endian. Values f64 f32 f16 bf16 i64 i32 i16 i8 u8 bool.
+/// values, all little-endian. Values f64 f32 f16 bf16 i64 i32 i16 i8 u8 bool. What Lockstep writes
+/// carries digests of the header and of every tensor, which are verified when it is read.
 /// Source: https://github.com/huggingface/safetensors (the format)
 namespace lockstep::safetensors {
 
@@ -16,6 +17,7 @@ namespace lockstep::safetensors {
 struct Content {
   std::map<std::string, at::Tensor> tensors;
   std::map<std::string, std::string> metadata;
+  bool checked = false;  ///< whether the file had digests, and they were right
 };
 
 /// Replaces the file at once, when all of it is on disk; on an error the file that was there stays.
@@ -26,11 +28,8 @@ void write(const std::filesystem::path& path, const Content& content);
 /// Throws: CheckpointError naming file, tensor, what was found and what was expected.
 Content read(const std::filesystem::path& path);
 
-/// The file's bytes, unchecked.
-/// Shapes: [size] of uint8.
-at::Tensor read_bytes(const std::filesystem::path& path);
-
 /// What bytes hold; file serves the error texts. The tensors have memory of their own.
+/// Shapes: bytes [size] of uint8.
 Content parse(const at::Tensor& bytes, std::string_view file);
 
 }  // namespace lockstep::safetensors

@@ -3,7 +3,9 @@
 #include <c10/core/ScalarType.h>
 
 #include <bit>
+#include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 namespace lockstep::safetensors {
@@ -15,6 +17,19 @@ static_assert(std::endian::native == std::endian::little,
 inline constexpr std::uint64_t longest_header = 100'000'000;
 inline constexpr std::uint64_t length_bytes = 8;
 inline constexpr const char* metadata_key = "__metadata__";
+
+/// Digests stand as 16 hexadecimal digits; the header's own is taken with zeros in its place.
+inline constexpr const char* header_digest_key = "xxh3";
+inline constexpr const char* value_digests_key = "xxh3.tensors";
+inline constexpr std::string_view checked_header = R"({"__metadata__":{"xxh3":")";
+inline constexpr std::size_t digest_digits = 16;
+
+inline std::string digits_of(std::uint64_t digest) {
+  std::string digits(digest_digits, '0');
+  for (std::size_t i = digest_digits; i > 0; --i, digest >>= 4)
+    digits[i - 1] = "0123456789abcdef"[digest & 15];
+  return digits;
+}
 
 struct DTypeName {
   std::string_view name;

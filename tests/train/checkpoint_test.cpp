@@ -20,6 +20,7 @@ using testing::expect_same;
 using testing::failure;
 using ::testing::HasSubstr;
 using testing::kinds;
+using testing::Net;
 using testing::OptimizerKind;
 using testing::TemporaryFolder;
 using testing::Training;
@@ -54,7 +55,7 @@ TEST_P(EachOptimizer, ASecondCopyOfACheckpointIsTheSameFile) {
   other.step(9);
   other.load(folder / "a");
   other.save(folder / "b");
-  EXPECT_TRUE(safetensors::read_bytes(folder / "a").equal(safetensors::read_bytes(folder / "b")));
+  EXPECT_EQ(testing::bytes_in(folder / "a"), testing::bytes_in(folder / "b"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Torch, EachOptimizer, ::testing::ValuesIn(kinds),

@@ -1,22 +1,18 @@
 #include <ATen/ops/empty.h>
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <span>
-#include <system_error>
-#include <vector>
+#include <utility>
 
+#include "lockstep/core/digest.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/text.h"
-#include "lockstep/train/safetensors.h"
 #include "lockstep/train/safetensors_format.h"
+#include "lockstep/train/safetensors_header.h"
 
 namespace lockstep::safetensors {
 
@@ -25,32 +21,24 @@ namespace {
 using detail::concat;
 using nlohmann::json;
 
-/// One tensor as the header describes it.
-struct Entry {
-  std::string name;
-  c10::ScalarType dtype;
-  std::vector<std::int64_t> shape;
-  std::uint64_t begin;
-  std::uint64_t end;
-};
-
 class Parser {
  public:
-  Parser(std::span<const std::byte> bytes, std::string_view file) : bytes_(bytes), file_(file) {}
+  Parser(std::string_view text, std::uint64_t value_bytes, std::string_view file)
+      : text_(text), value_bytes_(value_bytes), file_(file) {}
 
-  Content parse() {
-    const json header = parse_header();
-    Content content;
-    std::vector<Entry> entries;
-    for (const auto& [name, value] : header.items()) {
+  Header parse() const {
+    Header header;
+    header.checked = check_digest();
+    const json parsed = parse_header();
+    for (const auto& [name, value] : parsed.items()) {
       if (name == metadata_key)
-        content.metadata = metadata(value);
+        header.metadata = metadata(value);
       else
-        entries.push_back(entry(name, value));
+        header.entries.push_back(entry(name, value));
     }
-    check_tiling(entries);
-    for (const Entry& entry : entries) content.tensors.emplace(entry.name, values(entry));
-    return content;
+    check_tiling(header.entries);
+    take_digests(header);
+    return header;
   }
 
  private:
@@ -59,19 +47,41 @@ class Parser {
     throw CheckpointError(concat(file_, ": ", parts...));
   }
 
-  json parse_header() {
-    if (bytes_.size() < length_bytes)
-      fail("expected at least ", length_bytes, " bytes, found ", bytes_.size());
-    std::uint64_t length = 0;
-    std::memcpy(&length, bytes_.data(), length_bytes);
-    const std::uint64_t most =
-        std::min<std::uint64_t>(bytes_.size() - length_bytes, longest_header);
-    if (length > most)
-      fail("offset 0: expected a header of at most ", most, " bytes, found a length of ", length);
-    const auto* text = reinterpret_cast<const char*>(bytes_.data() + length_bytes);
-    data_ = bytes_.subspan(length_bytes + length);
+  // Before anything else is believed. Only Lockstep's headers begin so.
+  bool check_digest() const {
+    if (!text_.starts_with(checked_header)) return false;
+    std::string text(text_);
+    const std::string_view found = text_.substr(checked_header.size(), digest_digits);
+    text.replace(checked_header.size(), found.size(), found.size(), '0');
+    if (const std::string expected = digits_of(detail::digest(std::as_bytes(std::span(text))));
+        found != expected)
+      fail("header: is damaged: its digest is ", expected, ", expected ", found);
+    return true;
+  }
+
+  void take_digests(Header& header) const {
+    header.metadata.erase(header_digest_key);
+    const auto digests = header.metadata.extract(value_digests_key);
+    if (!digests) {
+      header.checked = false;
+      return;
+    }
+    std::string_view rest = digests.mapped();
+    for (Entry& entry : header.entries) {
+      std::uint64_t digest = 0;
+      const std::string_view digits = rest.substr(0, digest_digits);
+      const auto [end, error] =
+          std::from_chars(digits.data(), digits.data() + digits.size(), digest, 16);
+      if (error != std::errc() || end != digits.data() + digest_digits)
+        fail("tensor '", entry.name, "': expected a digest, found '", digits, "'");
+      entry.digest = digest;
+      rest.remove_prefix(std::min(rest.size(), digest_digits + 1));
+    }
+  }
+
+  json parse_header() const {
     try {
-      json header = json::parse(text, text + length, refuse_misuse());
+      json header = json::parse(text_, refuse_misuse());
       if (!header.is_object()) fail("header: expected an object, found ", header.type_name());
       return header;
     } catch (const json::exception& error) {
@@ -114,8 +124,8 @@ class Parser {
     const std::vector<std::uint64_t> sizes = numbers(name, "shape", member("shape"));
     const std::vector<std::uint64_t> offsets =
         numbers(name, "data_offsets", member("data_offsets"));
-    if (offsets.size() != 2 || offsets[0] > offsets[1] || offsets[1] > data_.size())
-      fail("tensor '", name, "': expected data_offsets [begin, end] within ", data_.size(),
+    if (offsets.size() != 2 || offsets[0] > offsets[1] || offsets[1] > value_bytes_)
+      fail("tensor '", name, "': expected data_offsets [begin, end] within ", value_bytes_,
            " bytes, found ", member("data_offsets").dump());
     Entry entry{.name = name,
                 .dtype = dtype(name, member("dtype")),
@@ -156,7 +166,7 @@ class Parser {
       // Sizes beside a zero count too: LibTorch multiplies them for the strides.
       const auto factor = static_cast<std::int64_t>(std::max<std::uint64_t>(size, 1));
       if (__builtin_mul_overflow(bytes, factor, &bytes))
-        fail("tensor '", entry.name, "': expected at most ", data_.size(),
+        fail("tensor '", entry.name, "': expected at most ", value_bytes_,
              " bytes, found a shape beyond any memory");
       empty = empty || size == 0;
     }
@@ -175,77 +185,50 @@ class Parser {
              entry.begin);
       expected = entry.end;
     }
-    if (expected != data_.size())
-      fail("expected ", expected, " bytes of values, found ", data_.size());
+    if (expected != value_bytes_)
+      fail("expected ", expected, " bytes of values, found ", value_bytes_);
   }
 
-  at::Tensor values(const Entry& entry) const {
-    at::Tensor tensor = at::empty(entry.shape, entry.dtype);
-    const std::uint64_t count = entry.end - entry.begin;
-    if (count > 0) std::memcpy(tensor.mutable_data_ptr(), data_.data() + entry.begin, count);
-    return tensor;
-  }
-
-  std::span<const std::byte> bytes_;
-  std::span<const std::byte> data_;
+  std::string_view text_;
+  std::uint64_t value_bytes_;
   std::string_view file_;
-};
-
-/// A file open for reading.
-class OpenFile {
- public:
-  explicit OpenFile(const std::filesystem::path& path)
-      : path_(path), fd_(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
-    if (fd_ < 0) fail("open", errno);
-  }
-  ~OpenFile() { close(fd_); }
-  OpenFile(const OpenFile&) = delete;
-  OpenFile& operator=(const OpenFile&) = delete;
-
-  std::size_t size() const {
-    struct stat status {};
-    if (fstat(fd_, &status) != 0) fail("read", errno);
-    if (!S_ISREG(status.st_mode))
-      throw CheckpointError(concat(path_.string(), ": is not a regular file"));
-    return static_cast<std::size_t>(status.st_size);
-  }
-
-  void read(std::span<std::byte> bytes) const {
-    while (!bytes.empty()) {
-      const ssize_t count = ::read(fd_, bytes.data(), std::min(bytes.size(), std::size_t{1} << 30));
-      if (count < 0 && errno == EINTR) continue;
-      if (count < 0) fail("read", errno);
-      if (count == 0)
-        throw CheckpointError(concat(path_.string(), ": became shorter while it was read"));
-      bytes = bytes.subspan(static_cast<std::size_t>(count));
-    }
-  }
-
- private:
-  [[noreturn]] void fail(const char* doing, int error) const {
-    throw CheckpointError(
-        concat(path_.string(), ": cannot ", doing, ": ", std::generic_category().message(error)));
-  }
-
-  std::filesystem::path path_;
-  int fd_;
 };
 
 }  // namespace
 
-at::Tensor read_bytes(const std::filesystem::path& path) {
-  const OpenFile file(path);
-  const std::size_t size = file.size();
-  at::Tensor bytes = at::empty({static_cast<std::int64_t>(size)}, at::kByte);
-  file.read({static_cast<std::byte*>(bytes.mutable_data_ptr()), size});
-  return bytes;
+Header parse_header(std::string_view text, std::uint64_t value_bytes, std::string_view file) {
+  return Parser(text, value_bytes, file).parse();
 }
 
-Content parse(const at::Tensor& bytes, std::string_view file) {
-  return Parser({static_cast<const std::byte*>(bytes.const_data_ptr()), bytes.nbytes()}, file)
-      .parse();
+std::uint64_t header_length(std::span<const std::byte> first, std::uint64_t file_bytes,
+                            std::string_view file) {
+  if (first.size() < length_bytes)
+    throw CheckpointError(
+        concat(file, ": expected at least ", length_bytes, " bytes, found ", first.size()));
+  std::uint64_t length = 0;
+  std::memcpy(&length, first.data(), length_bytes);
+  const std::uint64_t most = std::min<std::uint64_t>(file_bytes - length_bytes, longest_header);
+  if (length > most)
+    throw CheckpointError(concat(file, ": offset 0: expected a header of at most ", most,
+                                 " bytes, found a length of ", length));
+  return length;
 }
 
-Content read(const std::filesystem::path& path) { return parse(read_bytes(path), path.string()); }
+at::Tensor empty_for(const Entry& entry, std::string_view file) {
+  try {
+    return at::empty(entry.shape, entry.dtype);
+  } catch (const c10::Error&) {
+    throw CheckpointError(concat(file, ": tensor '", entry.name, "': no memory for its ",
+                                 entry.end - entry.begin, " bytes"));
+  }
+}
+
+void check_values(const Entry& entry, std::span<const std::byte> values, std::string_view file) {
+  if (!entry.digest) return;
+  if (const std::uint64_t found = detail::digest(values); found != *entry.digest)
+    throw CheckpointError(concat(file, ": tensor '", entry.name,
+                                 "': its values are damaged: their digest is ", digits_of(found),
+                                 ", expected ", digits_of(*entry.digest)));
+}
 
 }  // namespace lockstep::safetensors

@@ -1,0 +1,253 @@
+#include "lockstep/train/checkpoint_content.h"
+
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include <array>
+#include <charconv>
+#include <mutex>
+
+#include "lockstep/core/error.h"
+#include "lockstep/core/text.h"
+
+namespace lockstep::detail {
+
+namespace {
+
+constexpr const char* version_key = "lockstep";
+constexpr const char* version = "1";
+constexpr const char* epoch_key = "epoch";
+constexpr const char* ranks_key = "ranks";
+constexpr const char* score_key = "score";
+constexpr const char* optimizer_key = "optimizer";
+constexpr const char* rate_key = "learning_rate";
+constexpr std::string_view note_prefix = "note.";
+constexpr std::string_view sampler_prefix = "sampler/";
+constexpr std::string_view rank_prefix = "rank/";
+constexpr std::string_view strategy_prefix = "strategy/";
+constexpr const char* random_name = "random";
+
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
+NamedTensors tensors_of(const torch::nn::Module& model) {
+  NamedTensors tensors;
+  for (const auto& item : model.named_parameters()) tensors.emplace_back(item.key(), item.value());
+  for (const auto& item : model.named_buffers()) tensors.emplace_back(item.key(), item.value());
+  return tensors;
+}
+
+ParameterNames names_of(const torch::nn::Module& model) {
+  ParameterNames names;
+  for (const auto& item : model.named_parameters())
+    names.emplace(item.value().unsafeGetTensorImpl(), item.key());
+  return names;
+}
+
+std::string prefix_of(int rank) { return concat(rank_prefix, rank, '/'); }
+
+/// The tensors whose names begin with prefix, without it.
+State under(const safetensors::Content& content, std::string_view prefix) {
+  State state;
+  for (auto entry = content.tensors.lower_bound(std::string(prefix));
+       entry != content.tensors.end() && entry->first.starts_with(prefix); ++entry)
+    state.emplace(entry->first.substr(prefix.size()), entry->second);
+  return state;
+}
+
+const std::string& note(const safetensors::Content& content, const char* key) {
+  const auto found = content.metadata.find(key);
+  if (found == content.metadata.end())
+    throw CheckpointError(
+        concat("expected a Lockstep checkpoint, found no '", key, "' in its metadata"));
+  return found->second;
+}
+
+std::int64_t number(const safetensors::Content& content, const char* key) {
+  const std::string& text = note(content, key);
+  std::int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < 0)
+    throw CheckpointError(concat(key, ": expected a number, found '", text, "'"));
+  return value;
+}
+
+CheckpointMeta meta_of(const safetensors::Content& content) {
+  if (const std::string& found = note(content, version_key); found != version)
+    throw CheckpointError(concat("expected format version ", version, ", found '", found, "'"));
+  if (!content.checked) throw CheckpointError("header: expected digests, found none");
+  CheckpointMeta meta{
+      .epoch = number(content, epoch_key), .notes = {}, .score = score_of(content.metadata)};
+  for (const auto& [key, text] : content.metadata)
+    if (key.starts_with(note_prefix)) meta.notes[key.substr(note_prefix.size())] = text;
+  return meta;
+}
+
+/// So that it is read as the same number.
+std::string text_of(double value) {
+  std::array<char, 32> digits{};
+  const auto [end, error] = std::to_chars(digits.data(), digits.data() + digits.size(), value);
+  return {digits.data(), end};
+}
+
+std::string ranks_text(std::int64_t first, std::int64_t last) {
+  return first == last ? concat("rank ", first) : concat("ranks ", first, " to ", last);
+}
+
+}  // namespace
+
+safetensors::Content content_of(const Checkpoint& checkpoint, const CheckpointMeta& meta, int rank,
+                                int ranks) {
+  safetensors::Content content;
+  const auto add = [&](const std::string& name, const at::Tensor& tensor) {
+    if (!content.tensors.emplace(name, tensor).second)
+      throw CheckpointError(concat("tensor '", name, "': the name occurs twice"));
+  };
+  if (rank == 0) {
+    for (const auto& [name, tensor] : tensors_of(checkpoint.model)) add(name, tensor);
+    if (checkpoint.optimizer != nullptr) {
+      OptimizerState state = optimizer_state(*checkpoint.optimizer, names_of(checkpoint.model));
+      for (const auto& [name, tensor] : state.tensors) add(name, tensor);
+      content.metadata[optimizer_key] = std::move(state.description);
+    }
+    if (checkpoint.rate != nullptr) content.metadata[rate_key] = checkpoint.rate->state();
+    for (const auto& [name, tensor] : checkpoint.sampler.state())
+      add(concat(sampler_prefix, name), tensor);
+    for (const auto& [key, text] : meta.notes) content.metadata[concat(note_prefix, key)] = text;
+    content.metadata[version_key] = version;
+    content.metadata[epoch_key] = std::to_string(meta.epoch);
+    content.metadata[ranks_key] = std::to_string(ranks);
+    if (meta.score) content.metadata[score_key] = text_of(*meta.score);
+  }
+  for (const auto& [name, tensor] : checkpoint.strategy.state())
+    add(concat(prefix_of(rank), strategy_prefix, name), tensor);
+  if (checkpoint.generator.defined()) {
+    at::Generator generator = checkpoint.generator;
+    const std::lock_guard lock(generator.mutex());
+    add(prefix_of(rank) + random_name, generator.get_state());
+  }
+  return content;
+}
+
+std::optional<double> score_of(const std::map<std::string, std::string>& metadata) {
+  const auto found = metadata.find(score_key);
+  if (found == metadata.end()) return std::nullopt;
+  const std::string& text = found->second;
+  double score = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), score);
+  if (error != std::errc() || end != text.data() + text.size())
+    throw CheckpointError(concat(score_key, ": expected a number, found '", text, "'"));
+  return score;
+}
+
+std::optional<int> owner_of(std::string_view tensor) {
+  if (!tensor.starts_with(rank_prefix)) return std::nullopt;
+  tensor.remove_prefix(rank_prefix.size());
+  int rank = 0;
+  const auto [end, error] = std::from_chars(tensor.data(), tensor.data() + tensor.size(), rank);
+  if (error != std::errc() || end == tensor.data() + tensor.size() || *end != '/' || rank < 0)
+    return std::nullopt;
+  return rank;
+}
+
+Restoration::Restoration(const Checkpoint& checkpoint, safetensors::Content content, int rank,
+                         int ranks)
+    : resumed_{.meta = meta_of(content), .changes = {}} {
+  take_model(checkpoint, content);
+  take_optimizer(checkpoint, content);
+  if (checkpoint.rate != nullptr) {
+    rate_ = note(content, rate_key);
+    checkpoint.rate->check_state(rate_);
+  }
+  if (checkpoint.sampler) {
+    sampler_ = under(content, sampler_prefix);
+    if (sampler_.empty()) throw CheckpointError("sampler: the program has one, the file has not");
+  }
+  take_rank(checkpoint, content, rank, ranks);
+}
+
+void Restoration::take_model(const Checkpoint& checkpoint, safetensors::Content& content) {
+  for (const auto& [name, tensor] : tensors_of(checkpoint.model)) {
+    auto found = content.tensors.extract(name);
+    if (!found)
+      throw CheckpointError(concat("tensor '", name, "': the model has it, the file has not"));
+    const at::Tensor& stored = found.mapped();
+    if (stored.sizes() != tensor.sizes() || stored.scalar_type() != tensor.scalar_type())
+      throw CheckpointError(concat("tensor '", name, "': expected ", tensor.scalar_type(), ' ',
+                                   tensor.sizes(), ", found ", stored.scalar_type(), ' ',
+                                   stored.sizes()));
+    copies_.emplace_back(tensor, stored);
+  }
+  for (const auto& [name, tensor] : content.tensors)
+    if (!name.starts_with(optimizer_prefix) && !name.starts_with(sampler_prefix) &&
+        !name.starts_with(rank_prefix))
+      throw CheckpointError(concat("tensor '", name, "': the file has it, the model has not"));
+}
+
+void Restoration::take_optimizer(const Checkpoint& checkpoint, safetensors::Content& content) {
+  if (checkpoint.optimizer == nullptr) return;
+  OptimizerState state{.description = note(content, optimizer_key), .tensors = {}};
+  for (const auto& [name, tensor] : content.tensors)
+    if (name.starts_with(optimizer_prefix)) state.tensors.emplace(name, tensor);
+  optimizer_ = prepare_optimizer(state, *checkpoint.optimizer, names_of(checkpoint.model));
+}
+
+void Restoration::take_rank(const Checkpoint& checkpoint, const safetensors::Content& content,
+                            int rank, int ranks) {
+  const std::int64_t before = number(content, ranks_key);
+  if (before != ranks)
+    note_change(
+        concat("saved by ", before, before == 1 ? " rank" : " ranks", ", resumed by ", ranks));
+  if (checkpoint.strategy) {
+    // What was not sent yet, or was agreed on, belongs to as many ranks as there were.
+    State state = under(content, concat(prefix_of(rank), strategy_prefix));
+    if (before != ranks)
+      note_change("what the strategy remembered is left out");
+    else if (!state.empty())
+      strategy_ = std::move(state);
+    else if (!checkpoint.strategy.state().empty())
+      note_change("the strategy begins anew: the file has nothing that it remembered");
+  }
+  if (checkpoint.generator.defined()) {
+    const auto found = content.tensors.find(prefix_of(rank) + random_name);
+    if (found != content.tensors.end()) {
+      random_ = found->second;
+      try {
+        checkpoint.generator.clone().set_state(random_);
+      } catch (const c10::Error& error) {
+        throw CheckpointError(
+            concat("tensor '", found->first, "': ", error.what_without_backtrace()));
+      }
+    }
+    if (before < ranks)
+      note_change(concat("the random state of ", ranks_text(before, ranks - 1), " is its own"));
+    else if (before > ranks)
+      note_change(concat("the random state of ", ranks_text(ranks, before - 1), " is left out"));
+    else if (!random_.defined())
+      note_change("the random state stays: the file has none");
+  }
+}
+
+void Restoration::note_change(const std::string& text) {
+  if (!resumed_.changes.empty()) resumed_.changes += "; ";
+  resumed_.changes += text;
+}
+
+void Restoration::load_states(const Checkpoint& checkpoint) const {
+  if (strategy_) checkpoint.strategy.load_state(*strategy_);
+  if (checkpoint.sampler) checkpoint.sampler.load_state(sampler_);
+}
+
+void Restoration::apply(const Checkpoint& checkpoint) {
+  if (checkpoint.optimizer != nullptr) optimizer_.apply(*checkpoint.optimizer);
+  if (checkpoint.rate != nullptr) checkpoint.rate->load_state(rate_);
+  if (random_.defined()) {
+    at::Generator generator = checkpoint.generator;
+    const std::lock_guard lock(generator.mutex());
+    generator.set_state(random_);
+  }
+  const at::NoGradGuard no_grad;
+  for (const auto& [to, from] : copies_) to.copy_(from);
+}
+
+}  // namespace lockstep::detail

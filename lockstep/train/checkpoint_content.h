@@ -1,0 +1,74 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "lockstep/core/error.h"
+#include "lockstep/core/text.h"
+#include "lockstep/sync/exchange.h"
+#include "lockstep/train/checkpoint.h"
+#include "lockstep/train/optimizer_state.h"
+#include "lockstep/train/safetensors.h"
+
+namespace lockstep::detail {
+
+/// Adds the file's name to what goes wrong in fn.
+template <class Function>
+auto named(const std::filesystem::path& path, const Function& fn) {
+  try {
+    return fn();
+  } catch (const CheckpointError& error) {
+    throw CheckpointError(concat(path.string(), ": ", error.what()));
+  }
+}
+
+/// What one of so many ranks puts into a file: rank 0 what all share, and each its own.
+/// Throws: CheckpointError naming the tensor.
+safetensors::Content content_of(const Checkpoint& checkpoint, const CheckpointMeta& meta, int rank,
+                                int ranks);
+
+/// The rank whose tensor this is; nothing for what all share.
+std::optional<int> owner_of(std::string_view tensor);
+
+/// Of a file's metadata; nothing when it was saved without.
+/// Throws: CheckpointError for what is no number.
+std::optional<double> score_of(const std::map<std::string, std::string>& metadata);
+
+/// A file's content, compared with all that it goes into, and only waiting to be put there.
+class Restoration {
+ public:
+  Restoration() = default;
+  /// Throws: CheckpointError saying what does not fit; nothing was changed.
+  Restoration(const Checkpoint& checkpoint, safetensors::Content content, int rank, int ranks);
+
+  /// The part that belongs to others, who may refuse it.
+  void load_states(const Checkpoint& checkpoint) const;
+  /// The rest, which cannot fail.
+  void apply(const Checkpoint& checkpoint);
+
+  const Resumed& resumed() const { return resumed_; }
+
+ private:
+  void take_model(const Checkpoint& checkpoint, safetensors::Content& content);
+  void take_optimizer(const Checkpoint& checkpoint, safetensors::Content& content);
+  void take_rank(const Checkpoint& checkpoint, const safetensors::Content& content, int rank,
+                 int ranks);
+  void note_change(const std::string& text);
+
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies_;  ///< to, from
+  PreparedOptimizer optimizer_;
+  std::string rate_;
+  State sampler_;
+  std::optional<State> strategy_;
+  at::Tensor random_;
+  Resumed resumed_;
+};
+
+}  // namespace lockstep::detail

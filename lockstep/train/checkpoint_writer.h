@@ -1,0 +1,46 @@
+#pragma once
+
+#include <filesystem>
+#include <future>
+#include <utility>
+
+#include "lockstep/group.h"
+#include "lockstep/train/checkpoint.h"
+#include "lockstep/train/safetensors.h"
+
+namespace lockstep {
+
+/// Writes checkpoints behind the training. save() copies what is to be written into memory of rank
+/// 0's and returns; a thread of rank 0 writes the file. The copy's memory is kept for the next.
+///
+///     lockstep::CheckpointWriter writer(world);
+///     … writer.save(checkpoint, "run.safetensors", {.epoch = epoch});
+///     writer.wait();
+class CheckpointWriter {
+ public:
+  /// Ranks: all.
+  explicit CheckpointWriter(Group group) : group_(std::move(group)) {}
+  /// Waits for what was begun. An error of it is lost: who must know calls wait() before.
+  ~CheckpointWriter() = default;
+  CheckpointWriter(const CheckpointWriter&) = delete;
+  CheckpointWriter& operator=(const CheckpointWriter&) = delete;
+
+  /// Waits for the write before, then takes the copy.
+  /// Ranks: all.
+  /// Throws: CheckpointError on every rank, also what went wrong with the write before; nothing is
+  /// begun then.
+  void save(const Checkpoint& checkpoint, const std::filesystem::path& path,
+            const CheckpointMeta& meta = {});
+
+  /// Returns when all that was begun is on disk.
+  /// Ranks: all.
+  /// Throws: CheckpointError on every rank.
+  void wait();
+
+ private:
+  Group group_;
+  safetensors::Content copy_;
+  std::future<void> write_;  ///< of copy_, on rank 0; its destructor waits
+};
+
+}  // namespace lockstep

@@ -1,0 +1,182 @@
+#include "lockstep/train/checkpoint_folder.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/nn.h>
+
+#include <algorithm>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "tests/ranks.h"
+#include "tests/temporary_folder.h"
+#include "tests/train/checkpoint_failure.h"
+#include "tests/train/training.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using testing::failure;
+using ::testing::HasSubstr;
+using testing::TemporaryFolder;
+
+void over_group(int ranks, const std::function<void(const Group&)>& fn) {
+  testing::run_ranks(ranks, [&](std::shared_ptr<Communicator> communicator) {
+    fn(Group(std::move(communicator)));
+  });
+}
+
+std::vector<std::string> names_in(const std::filesystem::path& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    names.push_back(entry.path().filename().string());
+  std::ranges::sort(names);
+  return names;
+}
+
+std::string name_of(int number) {
+  return "checkpoint-00000" + std::to_string(number) + ".safetensors";
+}
+
+void flip_last_bit(const std::filesystem::path& path) {
+  std::string bytes = testing::bytes_in(path);
+  bytes.back() = static_cast<char>(bytes.back() ^ 1);
+  std::ofstream(path, std::ios::binary) << bytes;
+}
+
+/// A model whose weight tells which checkpoint it came from.
+struct Model {
+  explicit Model(double value = 0) { torch::nn::init::constant_(linear->weight, value); }
+  Checkpoint checkpoint() { return {.model = *linear}; }
+  double value() const { return linear->weight[0][0].item<double>(); }
+  torch::nn::Linear linear{2, 2};
+};
+
+/// Saves the models 1, 2, … with these scores.
+void save_all(const std::filesystem::path& path, Keep keep,
+              const std::vector<std::optional<double>>& scores) {
+  over_group(2, [&](const Group& group) {
+    CheckpointFolder folder(path, keep);
+    for (std::size_t i = 0; i < scores.size(); ++i)
+      folder.save(Model(static_cast<double>(i + 1)).checkpoint(),
+                  {.epoch = static_cast<std::int64_t>(i + 1), .notes = {}, .score = scores[i]},
+                  group);
+  });
+}
+
+TEST(CheckpointFolder, KeepsTheLastAndTheBest) {
+  const TemporaryFolder folder;
+  save_all(folder / "run", {.last = 2}, {0.5, 0.9, 0.7, std::nullopt, 0.8, 0.1});
+  EXPECT_THAT(names_in(folder / "run"), ElementsAre(name_of(2), name_of(5), name_of(6)));
+  const CheckpointFolder found(folder / "run");
+  EXPECT_EQ(found.newest().value().string(), (folder / "run" / name_of(6)).string());
+  EXPECT_EQ(found.best().value().string(), (folder / "run" / name_of(2)).string());
+}
+
+TEST(CheckpointFolder, WithoutTheBestOnlyTheLastStay) {
+  const TemporaryFolder folder;
+  save_all(folder / "run", {.last = 1, .best = false}, {0.9, 0.5, 0.7});
+  EXPECT_THAT(names_in(folder / "run"), ElementsAre(name_of(3)));
+  EXPECT_THROW(CheckpointFolder(folder / "run", {.last = 0}), InvalidArgument);
+}
+
+TEST(CheckpointFolder, LeavesOtherFilesAlone) {
+  const TemporaryFolder folder;
+  const std::vector<std::string> others = {"checkpoint-1.safetensors", "checkpoint-x.safetensors",
+                                           "checkpoint-000001.safetensors.bak", "notes.txt"};
+  for (const auto& name : others) std::ofstream(folder / name) << "mine";
+  save_all(folder.path(), {.last = 1}, {0.5, 0.7, 0.6});
+  const auto names = names_in(folder.path());
+  EXPECT_EQ(names.size(), others.size() + 2);
+  for (const auto& name : others) EXPECT_THAT(names, ::testing::Contains(name));
+}
+
+TEST(CheckpointFolder, TheNewestIsLoadedAndGoesOnCounting) {
+  const TemporaryFolder folder;
+  save_all(folder / "run", {}, {0.25, 0.5});
+  over_group(3, [&](const Group& group) {
+    Model model;
+    CheckpointFolder run(folder / "run");
+    const auto found = run.load_newest(model.checkpoint(), group);
+    ASSERT_TRUE(found);
+    EXPECT_EQ(found->meta.epoch, 2);
+    EXPECT_EQ(found->meta.score, 0.5);
+    EXPECT_EQ(model.value(), 2);
+    EXPECT_EQ(run.save(model.checkpoint(), {}, group).filename().string(), name_of(3));
+  });
+}
+
+TEST(CheckpointFolder, ADamagedNewestIsSkippedWithItsReason) {
+  const TemporaryFolder folder;
+  save_all(folder / "run", {.last = 3}, {0.1, 0.2, 0.3});
+  flip_last_bit(folder / "run" / name_of(3));
+  std::ofstream(folder / "run" / name_of(4)) << "short";
+  over_group(2, [&](const Group& group) {
+    Model model;
+    CheckpointFolder run(folder / "run", {.last = 2});
+    const auto found = run.load_newest(model.checkpoint(), group);
+    ASSERT_TRUE(found);
+    EXPECT_EQ(model.value(), 2);
+    EXPECT_THAT(found->changes,
+                AllOf(HasSubstr("skipped " + (folder / "run" / name_of(3)).string() + ": tensor"),
+                      HasSubstr("damaged"), HasSubstr(name_of(4) + ": ")));
+    // The damaged are not among those that are kept, so the last two good ones stay.
+    run.save(model.checkpoint(), {}, group);
+    EXPECT_TRUE(std::filesystem::exists(folder / "run" / name_of(2)));
+    EXPECT_FALSE(std::filesystem::exists(folder / "run" / name_of(1)));
+  });
+}
+
+TEST(CheckpointFolder, NothingButDamagedOnesIsAnError) {
+  const TemporaryFolder folder;
+  save_all(folder / "run", {}, {0.1});
+  flip_last_bit(folder / "run" / name_of(1));
+  over_group(2, [&](const Group& group) {
+    Model model;
+    CheckpointFolder run(folder / "run");
+    EXPECT_THAT(failure([&] { run.load_newest(model.checkpoint(), group); }),
+                HasSubstr("found no undamaged checkpoint: skipped"));
+    group.barrier().wait();
+  });
+}
+
+TEST(CheckpointFolder, AnEmptyOneHoldsNothing) {
+  const TemporaryFolder folder;
+  over_group(2, [&](const Group& group) {
+    Model model(7);
+    CheckpointFolder run(folder / "none");
+    EXPECT_FALSE(run.load_newest(model.checkpoint(), group));
+    EXPECT_FALSE(run.newest());
+    EXPECT_FALSE(run.best());
+    EXPECT_EQ(model.value(), 7);
+  });
+}
+
+TEST(CheckpointFolder, AnotherModelIsAnErrorAndNoDamage) {
+  const TemporaryFolder folder;
+  save_all(folder / "run", {}, {0.1, 0.2});
+  over_group(2, [&](const Group& group) {
+    torch::nn::Linear other(3, 3);
+    CheckpointFolder run(folder / "run");
+    const Checkpoint checkpoint{.model = *other};
+    EXPECT_THAT(failure([&] { run.load_newest(checkpoint, group); }),
+                AllOf(HasSubstr(name_of(2)), HasSubstr("tensor 'weight': expected")));
+  });
+}
+
+TEST(CheckpointFolder, AFolderThatCannotBeMadeIsAnErrorOnAll) {
+  const TemporaryFolder folder;
+  std::ofstream(folder / "file") << "x";
+  over_group(2, [&](const Group& group) {
+    Model model;
+    CheckpointFolder run(folder / "file/run");
+    EXPECT_THAT(failure([&] { run.save(model.checkpoint(), {}, group); }),
+                HasSubstr("cannot make"));
+  });
+}
+
+}  // namespace
+}  // namespace lockstep

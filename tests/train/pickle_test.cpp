@@ -1,0 +1,191 @@
+#include "lockstep/train/pickle.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/types.h>
+
+#include <fstream>
+#include <string>
+
+#include "lockstep/train/torch_file.h"
+#include "tests/temporary_folder.h"
+#include "tests/train/checkpoint_failure.h"
+#include "tests/train/training.h"
+
+namespace lockstep::detail {
+namespace {
+
+using lockstep::testing::failure;
+using ::testing::HasSubstr;
+using namespace std::string_literals;
+
+c10::IValue unpickled(const std::string& bytes) {
+  return unpickle("\x80\x02"s + bytes + ".", [](const std::string&, at::ScalarType dtype,
+                                                std::int64_t) { return torch::arange(6, dtype); });
+}
+
+std::string error_of(const std::string& bytes) {
+  return failure([&] { unpickled(bytes); });
+}
+
+std::string text(const std::string& letters) {
+  return "X"s + static_cast<char>(letters.size()) + "\0\0\0"s + letters;
+}
+
+/// A tensor over the storage 0 … 5, whose three numbers are given as they stand in the pickle.
+std::string tensor(const std::string& offset, const std::string& sizes,
+                   const std::string& strides) {
+  return "ctorch._utils\n_rebuild_tensor_v2\n((" + text("storage") + "ctorch\nFloatStorage\n" +
+         text("0") + text("cpu") + "K\x06tQ" + offset + sizes + strides +
+         "\x89"
+         "ccollections\nOrderedDict\n)RtR";
+}
+
+TEST(Unpickle, NumbersAndTexts) {
+  EXPECT_EQ(unpickled("K\xff").toInt(), 255);
+  EXPECT_EQ(unpickled("M\xff\xff").toInt(), 65535);
+  EXPECT_EQ(unpickled("J\xff\xff\xff\xff").toInt(), -1);
+  EXPECT_EQ(unpickled("\x8a\x00"s).toInt(), 0);
+  EXPECT_EQ(unpickled("\x8a\x01\x80"s).toInt(), -128);
+  EXPECT_EQ(unpickled("\x8a\x02\x00\x80"s).toInt(), -32768);
+  EXPECT_EQ(unpickled("G\xbf\xf8\0\0\0\0\0\0"s).toDouble(), -1.5);
+  EXPECT_EQ(unpickled(text("abc")).toStringRef(), "abc");
+  EXPECT_EQ(unpickled("(K\x01K\x02t").toTupleRef().elements().size(), 2u);
+}
+
+TEST(Unpickle, ViewsStayWithinTheirStorage) {
+  const at::Tensor view = unpickled(tensor("K\x01", "K\x02K\x02\x86", "K\x03K\x01\x86")).toTensor();
+  EXPECT_TRUE(view.equal(torch::tensor({{1.F, 2.F}, {4.F, 5.F}})));
+  const char* const expected = "expected a tensor within its storage of 6 elements";
+  const std::string huge = "\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x7f"s;
+  EXPECT_THAT(error_of(tensor("K\x02", "K\x02K\x02\x86", "K\x03K\x01\x86")), HasSubstr(expected));
+  EXPECT_THAT(error_of(tensor("J\xff\xff\xff\xff", "K\x01\x85", "K\x01\x85")), HasSubstr(expected));
+  EXPECT_THAT(error_of(tensor("K\0"s, huge + "\x85", "K\x01\x85")), HasSubstr(expected));
+  EXPECT_THAT(error_of(tensor("K\0"s, "K\x03\x85", huge + "\x85")), HasSubstr(expected));
+  EXPECT_THAT(error_of(tensor("K\0"s, huge + huge + "\x86", "K\0K\0\x86"s)), HasSubstr(expected));
+  EXPECT_THAT(error_of(tensor("K\0"s, "K\x03\x85", ")")), HasSubstr(expected));
+  EXPECT_THAT(error_of(tensor("K\0"s, "J\xff\xff\xff\xff\x85", "K\x01\x85")),
+              HasSubstr("expected sizes"));
+}
+
+TEST(Unpickle, NothingElseIsNamedOrCalled) {
+  EXPECT_THAT(error_of("cos\nsystem\n" + text("true") + "\x85R"),
+              HasSubstr("found the global 'os.system'"));
+  EXPECT_THAT(error_of("cbuiltins\neval\n"), HasSubstr("found the global 'builtins.eval'"));
+  EXPECT_THAT(error_of("ctorch\nload\n"), HasSubstr("found the global 'torch.load'"));
+  EXPECT_THAT(error_of("K\x01)R"), HasSubstr("expected a call"));
+  EXPECT_THAT(error_of("ctorch\nFloatStorage\n)R"), HasSubstr("other arguments of"));
+  EXPECT_THAT(error_of("ccollections\nOrderedDict\nK\x01\x85R"), HasSubstr("other arguments of"));
+  EXPECT_THAT(error_of("ctorch._utils\n_rebuild_tensor_v2\n)R"), HasSubstr("other arguments of"));
+  EXPECT_THAT(error_of("ctorch\nFloatStorage\n"), HasSubstr("found the global 'torch.FloatStor"));
+  EXPECT_THAT(error_of("]ctorch\nSize\na"), HasSubstr("found the global 'torch.Size'"));
+  EXPECT_THAT(error_of("]ctorch\nSize\n\x85"
+                       "a"),
+              HasSubstr("found the global 'torch.Size'"));
+  EXPECT_THAT(error_of("ctorch\nSize\n\x85\x85"), HasSubstr("found the global 'torch.Size'"));
+  EXPECT_THAT(error_of("K\x01}b"), HasSubstr("expected a state of a dict"));
+  for (const char* opcode : {"i", "o", "\x81", "\x92", "\x82", "P", "\x93", "B", "S'x'\n"})
+    EXPECT_THAT(error_of(opcode), HasSubstr("which no state dict needs")) << opcode;
+}
+
+TEST(Unpickle, WhatIsBrokenIsAnError) {
+  EXPECT_THAT(failure([] { unpickle("", {}); }), HasSubstr("expected 1 more bytes, found 0"));
+  EXPECT_THAT(failure([] { unpickle("\x80\x04.", {}); }), HasSubstr("found 4"));
+  EXPECT_THAT(error_of("X\xff\xff\xff\xff"), HasSubstr("expected 4294967295 more bytes"));
+  EXPECT_THAT(error_of("\x8a\x09"
+                       "123456789"),
+              HasSubstr("an integer of 9 bytes"));
+  EXPECT_THAT(error_of("cno end"), HasSubstr("expected a line"));
+  EXPECT_THAT(error_of(""), HasSubstr("expected a value, found none"));
+  for (const char* bytes : {"a", "s", "u", "e", "t", "R", "b", "Q", "q\x01", "\x85", "K\x01\x86",
+                            "(K\x01u", "K\x01(\x85", "K\x01(R"})
+    EXPECT_THAT(error_of(bytes), HasSubstr("of data.pkl: ")) << bytes;
+  EXPECT_THAT(error_of("h\x05"), HasSubstr("expected value 5 before"));
+  EXPECT_THAT(error_of("}K\x01\x85K\x01s"), HasSubstr("expected a text or integer as key"));
+  EXPECT_THAT(error_of("}(K\x01u"), HasSubstr("an odd number"));
+  EXPECT_THAT(error_of("K\x01K\x02"
+                       "a"),
+              HasSubstr("expected a list or dict to add to"));
+}
+
+TEST(Unpickle, NothingHoldsItselfOrFillsTheStack) {
+  const char* const expected = "part of another value already";
+  EXPECT_THAT(error_of("]q\x01h\x01"
+                       "a"),
+              HasSubstr(expected));
+  EXPECT_THAT(error_of("]q\x01]q\x02h\x01"
+                       "ah\x01h\x02"
+                       "a"),
+              HasSubstr(expected));
+  EXPECT_THAT(error_of("}q\x01K\x01h\x01\x85s"), HasSubstr(expected));
+  // The same list twice in another is no harm.
+  EXPECT_EQ(unpickled("]]q\x01"
+                      "ah\x01"
+                      "a")
+                .toListRef()
+                .size(),
+            2u);
+
+  std::string deep(100'000, ']');
+  EXPECT_EQ(unpickled(deep).toListRef().size(), 0u);
+  EXPECT_THAT(error_of(deep + std::string(deep.size(), 'a')), HasSubstr("64 levels of nesting"));
+  EXPECT_THAT(error_of("K\x01" + std::string(100'000, '\x85')), HasSubstr("64 levels"));
+}
+
+TEST(Pickle, WhatHasNoFormIsAnError) {
+  std::vector<at::Tensor> storages;
+  const auto storing = [&](const c10::IValue& value) {
+    return failure([&] { pickle(value, storages); });
+  };
+  EXPECT_THAT(storing(at::Tensor()), HasSubstr("undefined"));
+  EXPECT_THAT(storing(torch::zeros({1}, torch::kComplexFloat)), HasSubstr("cannot store dtype"));
+  EXPECT_THAT(storing(c10::Device("cpu")), HasSubstr("cannot store Device"));
+  c10::IValue deep = 1;
+  for (int i = 0; i < 70; ++i) deep = c10::ivalue::Tuple::create(deep);
+  EXPECT_THAT(storing(deep), HasSubstr("64 levels"));
+}
+
+TEST(Pickle, ComesBackAsItWas) {
+  const at::Tensor tied = torch::randn({3});
+  c10::impl::GenericDict dict(c10::AnyType::get(), c10::AnyType::get());
+  dict.insert("a", tied);
+  dict.insert(2, tied);
+  dict.insert("column", torch::arange(6).reshape({2, 3}).t());
+  std::vector<at::Tensor> storages;
+  const std::string bytes = pickle(dict, storages);
+  ASSERT_EQ(storages.size(), 2u);
+  const auto back = unpickle(bytes, [&](const std::string& key, at::ScalarType, std::int64_t) {
+                      return storages[static_cast<std::size_t>(std::stoi(key))].flatten();
+                    }).toGenericDict();
+  EXPECT_TRUE(back.at("a").toTensor().equal(tied));
+  EXPECT_EQ(back.at("a").toTensor().data_ptr(), back.at(2).toTensor().data_ptr());
+  EXPECT_TRUE(back.at("column").toTensor().equal(torch::arange(6).reshape({2, 3}).t()));
+}
+
+TEST(TorchFile, DamageIsAnErrorThatNamesTheFile) {
+  const lockstep::testing::TemporaryFolder folder;
+  const auto path = folder / "file.pt";
+  write_torch_file(path, torch::ones({4}));
+  const std::string whole = lockstep::testing::bytes_in(path);
+  for (const std::size_t size :
+       {std::size_t{0}, std::size_t{1}, std::size_t{30}, whole.size() / 2, whole.size() - 1}) {
+    std::ofstream(path, std::ios::binary) << whole.substr(0, size);
+    EXPECT_THAT(failure([&] { read_torch_file(path); }), HasSubstr(path.string() + ": ")) << size;
+  }
+  // No bit of it may end the program; what it says is LibTorch's or the unpickler's.
+  for (std::size_t byte = 0; byte < whole.size(); byte += 5) {
+    std::string changed = whole;
+    changed[byte] = static_cast<char>(changed[byte] ^ (1 << byte % 8));
+    std::ofstream(path, std::ios::binary) << changed;
+    failure([&] { read_torch_file(path); });
+  }
+}
+
+TEST(TorchFile, AFileThatCannotBeWrittenIsNamed) {
+  EXPECT_THAT(failure([] { write_torch_file("/dev/full", 1); }),
+              HasSubstr("/dev/full: exists and is not a regular file"));
+  EXPECT_THAT(failure([] { write_torch_file("no/such/folder/x", 1); }), HasSubstr("No such file"));
+}
+
+}  // namespace
+}  // namespace lockstep::detail

@@ -1,0 +1,342 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <torch/nn.h>
+#include <torch/optim.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lockstep/data/distributed_sampler.h"
+#include "lockstep/train/checkpoint.h"
+#include "tests/ranks.h"
+#include "tests/temporary_folder.h"
+#include "tests/train/checkpoint_failure.h"
+#include "tests/train/training.h"
+
+namespace lockstep {
+namespace {
+
+using testing::expect_same;
+using testing::failure;
+using ::testing::HasSubstr;
+using testing::TemporaryFolder;
+
+at::Generator generator_of(int seed) {
+  return at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(seed));
+}
+
+/// Stands for a wrapper whose exchanges remember what they did not send.
+struct Residuals {
+  State state() const { return tensors; }
+  void load_state(const State& state) { tensors = state; }
+  State tensors{};
+};
+
+/// One rank's training with everything that a checkpoint keeps.
+struct Trainer {
+  explicit Trainer(int rank) : generator(generator_of(100 + rank)) {}
+
+  void step() {
+    const at::Tensor x = torch::randn({8, 4}, generator);
+    optimizer.zero_grad();
+    model.forward(x).square().mean().backward();
+    optimizer.step();
+    rate.step();
+    auto& residual = residuals.tensors["first.weight"];
+    const at::Tensor drawn = torch::randn({6, 4}, generator);
+    residual = residual.defined() ? residual + drawn : drawn;
+  }
+  Checkpoint checkpoint() {
+    return {.model = model,
+            .optimizer = &optimizer,
+            .rate = &rate,
+            .strategy = residuals,
+            .generator = generator};
+  }
+  std::vector<at::Tensor> values() const {
+    std::vector<at::Tensor> all;
+    for (const auto& tensor : model.parameters()) all.push_back(tensor.detach().clone());
+    for (const auto& tensor : model.buffers()) all.push_back(tensor.clone());
+    for (const auto& [name, tensor] : residuals.tensors) all.push_back(tensor);
+    all.push_back(torch::tensor(optimizer.param_groups()[0].options().get_lr(), torch::kDouble));
+    all.push_back(generator.get_state());
+    return all;
+  }
+
+  testing::Net model;
+  at::Generator generator;
+  torch::optim::SGD optimizer{model.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9)};
+  LearningRate rate{optimizer, WarmUp{.steps = 3, .then = CosineDecay{.steps = 9}}};
+  Residuals residuals;
+};
+
+/// Runs for so many ranks; rank 0's model is what all of them hold when they load.
+std::vector<std::unique_ptr<Trainer>> runs_of(int ranks) {
+  std::vector<std::unique_ptr<Trainer>> runs;
+  for (int rank = 0; rank < ranks; ++rank) runs.push_back(std::make_unique<Trainer>(rank));
+  return runs;
+}
+
+Resumed load(std::vector<std::unique_ptr<Trainer>>& runs, const std::filesystem::path& path) {
+  Resumed found;
+  testing::run_ranks(
+      static_cast<int>(runs.size()), [&](std::shared_ptr<Communicator> communicator) {
+        const Group group(std::move(communicator));
+        const Resumed own =
+            runs[static_cast<std::size_t>(group.rank())]->checkpoint().load(path, group);
+        if (group.rank() == group.size() - 1) found = own;
+      });
+  return found;
+}
+
+void save(std::vector<std::unique_ptr<Trainer>>& runs, const std::filesystem::path& path) {
+  testing::run_ranks(static_cast<int>(runs.size()),
+                     [&](std::shared_ptr<Communicator> communicator) {
+                       const Group group(std::move(communicator));
+                       runs[static_cast<std::size_t>(group.rank())]->checkpoint().save(
+                           path, {.epoch = 1, .notes = {{"seed", "7"}}}, group);
+                     });
+}
+
+class ResumedRun : public ::testing::TestWithParam<int> {};
+
+TEST_P(ResumedRun, EveryRankGoesOnAsIfItHadNeverStopped) {
+  const TemporaryFolder folder;
+  auto whole = runs_of(GetParam());
+  for (auto& run : whole)
+    for (int i = 0; i < 3; ++i) run->step();
+  save(whole, folder / "c");
+  auto fresh = runs_of(GetParam());
+  for (auto& run : fresh) run->step();
+  const Resumed found = load(fresh, folder / "c");
+  EXPECT_EQ(found.meta.epoch, 1);
+  EXPECT_EQ(found.meta.notes.at("seed"), "7");
+  EXPECT_EQ(found.changes, "");
+
+  // Without a group between them ranks train apart: those beside rank 0 only share its model now.
+  for (std::size_t rank = 0; rank < whole.size(); ++rank) {
+    EXPECT_TRUE(fresh[rank]
+                    ->residuals.tensors.at("first.weight")
+                    .equal(whole[rank]->residuals.tensors.at("first.weight")));
+    EXPECT_TRUE(fresh[rank]->generator.get_state().equal(whole[rank]->generator.get_state()));
+    expect_same({fresh[rank]->model.first->weight.detach()},
+                {whole[0]->model.first->weight.detach()});
+  }
+  for (int i = 0; i < 3; ++i) {
+    whole[0]->step();
+    fresh[0]->step();
+  }
+  expect_same(fresh[0]->values(), whole[0]->values());
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, ResumedRun, ::testing::Values(1, 2, 3, 4, 7));
+
+TEST(Resume, FewerRanksSayWhatTheyLeaveOut) {
+  const TemporaryFolder folder;
+  auto four = runs_of(4);
+  for (auto& run : four) run->step();
+  save(four, folder / "c");
+  auto two = runs_of(2);
+  EXPECT_EQ(load(two, folder / "c").changes,
+            "saved by 4 ranks, resumed by 2; what the strategy remembered is left out; the random "
+            "state of ranks 2 to 3 is left out");
+  for (std::size_t rank = 0; rank < 2; ++rank) {
+    EXPECT_TRUE(two[rank]->residuals.tensors.empty());
+    EXPECT_TRUE(two[rank]->generator.get_state().equal(four[rank]->generator.get_state()));
+  }
+}
+
+TEST(Resume, MoreRanksSayWhatIsTheirOwn) {
+  const TemporaryFolder folder;
+  auto one = runs_of(1);
+  one[0]->step();
+  one[0]->checkpoint().save(folder / "c");
+  auto three = runs_of(3);
+  const at::Tensor own = three[2]->generator.get_state();
+  EXPECT_EQ(load(three, folder / "c").changes,
+            "saved by 1 rank, resumed by 3; what the strategy remembered is left out; the random "
+            "state of ranks 1 to 2 is its own");
+  EXPECT_TRUE(three[2]->generator.get_state().equal(own));
+  expect_same({three[2]->model.first->weight.detach()}, {one[0]->model.first->weight.detach()});
+}
+
+TEST(Resume, WhatTheFileLacksIsAnErrorOrSaid) {
+  const TemporaryFolder folder;
+  Trainer run(0);
+  Checkpoint{.model = run.model}.save(folder / "model");
+  EXPECT_THAT(failure([&] { run.checkpoint().load(folder / "model"); }),
+              HasSubstr("found no 'optimizer'"));
+  save_checkpoint(folder / "short", run.model, run.optimizer);
+  EXPECT_THAT(failure([&] { run.checkpoint().load(folder / "short"); }),
+              HasSubstr("found no 'learning_rate'"));
+  run.step();
+  Checkpoint without = run.checkpoint();
+  without.rate = nullptr;
+  EXPECT_EQ(without.load(folder / "short").changes,
+            "the strategy begins anew: the file has nothing that it remembered; the random state "
+            "stays: the file has none");
+  Checkpoint with_sampler{.model = run.model, .sampler = run.residuals};
+  EXPECT_THAT(failure([&] { with_sampler.load(folder / "short"); }),
+              HasSubstr("sampler: the program has one, the file has not"));
+}
+
+TEST(Resume, WhatMoreTheFileHoldsIsLeft) {
+  const TemporaryFolder folder;
+  Trainer run(0);
+  run.step();
+  run.checkpoint().save(folder / "c");
+  Trainer other(1);
+  EXPECT_EQ((Checkpoint{.model = other.model}.load(folder / "c").changes), "");
+  EXPECT_TRUE(other.model.first->weight.equal(run.model.first->weight));
+  EXPECT_TRUE(other.optimizer.state().empty());
+}
+
+TEST(Resume, AStrategyThatRefusesLeavesTheModel) {
+  struct Refusing : Residuals {
+    void load_state(const State&) { throw CheckpointError("not mine"); }
+  };
+  const TemporaryFolder folder;
+  auto runs = runs_of(2);
+  for (auto& run : runs) run->step();
+  save(runs, folder / "c");
+  testing::run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    const Group group(std::move(communicator));
+    Trainer run(0);
+    Refusing refusing;
+    Checkpoint checkpoint = run.checkpoint();
+    if (group.rank() == 1) checkpoint.strategy = refusing;
+    const auto before = run.model.first->weight.detach().clone();
+    const std::string text = failure([&] { checkpoint.load(folder / "c", group); });
+    EXPECT_THAT(text, HasSubstr("not mine"));
+    EXPECT_TRUE(run.model.first->weight.equal(before));
+  });
+}
+
+TEST(Resume, TheFileGrowsOnlyByWhatEachRankNeeds) {
+  const TemporaryFolder folder;
+  const auto size = [&](int ranks, bool own) {
+    auto runs = runs_of(ranks);
+    testing::run_ranks(ranks, [&](std::shared_ptr<Communicator> communicator) {
+      const Group group(std::move(communicator));
+      Trainer& run = *runs[static_cast<std::size_t>(group.rank())];
+      Checkpoint checkpoint = run.checkpoint();
+      if (!own) checkpoint.generator = {};
+      checkpoint.save(folder / "c", {}, group);
+    });
+    return std::filesystem::file_size(folder / "c");
+  };
+  EXPECT_EQ(size(7, false), size(1, false));
+  const auto one = size(1, true);
+  const auto random = static_cast<std::uintmax_t>(generator_of(0).get_state().nbytes());
+  EXPECT_LT(size(7, true), one + 6 * (random + 200));
+}
+
+/// Trains on a group over a sampler's batches, with a checkpoint and everything made anew after so
+/// many of them.
+at::Tensor trained(const Group& group, const std::filesystem::path& path, int stop_after) {
+  const at::Tensor data = torch::randn({40, 4}, generator_of(1));
+  auto trainer = std::make_unique<Trainer>(group.rank());
+  auto sampler = std::make_unique<DistributedSampler>(40, group);
+  {
+    const torch::NoGradGuard no_grad;
+    trainer->model.first->weight.uniform_(-0.5, 0.5, generator_of(2));
+    trainer->model.first->bias.zero_();
+  }
+  int batches = 0;
+  for (sampler->reset(); sampler->epoch() < 2; sampler->reset()) {
+    while (const auto indices = sampler->next(3)) {
+      trainer->optimizer.zero_grad();
+      for (const std::size_t index : *indices)
+        trainer->model.first(data[static_cast<std::int64_t>(index)]).square().mean().backward();
+      for (const auto& parameter : trainer->model.first->parameters())
+        group.all_reduce(parameter.grad(), ReduceOp::avg).wait();
+      trainer->optimizer.step();
+      trainer->rate.step();
+      if (++batches != stop_after) continue;
+      const auto checkpoint = [&] {
+        Checkpoint all = trainer->checkpoint();
+        all.sampler = *sampler;
+        return all;
+      };
+      checkpoint().save(path, {}, group);
+      trainer = std::make_unique<Trainer>(0);
+      sampler = std::make_unique<DistributedSampler>(40, group);
+      EXPECT_EQ(checkpoint().load(path, group).changes, "");
+      break;  // to the rest of the pass
+    }
+  }
+  return trainer->model.first->weight.detach();
+}
+
+TEST(Resume, InTheMiddleOfAnEpochIsBitIdentical) {
+  const TemporaryFolder folder;
+  for (const int ranks : {1, 2, 3}) {
+    testing::run_ranks(ranks, [&](std::shared_ptr<Communicator> communicator) {
+      const Group group(std::move(communicator));
+      const at::Tensor whole = trained(group, folder / "c", -1);
+      // After some batches, and after the last of an epoch.
+      const int epoch = static_cast<int>((40 / static_cast<std::size_t>(ranks) + 2) / 3);
+      for (const int stop_after : {2, epoch, epoch + 1})
+        EXPECT_TRUE(trained(group, folder / "c", stop_after).equal(whole)) << stop_after;
+    });
+  }
+}
+
+constexpr const char* path_variable = "LOCKSTEP_TEST_CHECKPOINT";
+
+// LibTorch's own generator is one of each process.
+const testing::ProcessBody default_generator(
+    "default generator", [](std::shared_ptr<Communicator> communicator) {
+      const Group group(std::move(communicator));
+      torch::nn::Linear model(2, 2);
+      torch::manual_seed(static_cast<std::uint64_t>(group.rank()));
+      torch::randn({5});
+      const Checkpoint checkpoint{.model = *model,
+                                  .generator = at::detail::getDefaultCPUGenerator()};
+      checkpoint.save(std::getenv(path_variable), {}, group);
+      const at::Tensor expected = torch::randn({5});
+      torch::manual_seed(99);
+      checkpoint.load(std::getenv(path_variable), group);
+      if (!torch::randn({5}).equal(expected)) throw std::runtime_error("another random state");
+    });
+
+TEST(Resume, ProcessesKeepLibTorchsRandomState) {
+  const TemporaryFolder folder;
+  setenv(path_variable, (folder / "c").c_str(), 1);
+  testing::expect_processes(3, "default generator");
+}
+
+// Rank 1 has no memory for what rank 0 sends it.
+const testing::ProcessBody shortage("shortage", [](std::shared_ptr<Communicator> communicator) {
+  const Group group(std::move(communicator));
+  torch::nn::Linear model(1024, 8 * 1024);  // 32 MiB
+  torch::optim::SGD optimizer(model->parameters(), 0.1);
+  const std::filesystem::path path = std::getenv(path_variable);
+  save_checkpoint(path, *model, optimizer, {}, group);
+  if (group.rank() == 1) {
+    std::uintmax_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    const rlimit limit{.rlim_cur = pages * 4096 + (std::uintmax_t{16} << 20),
+                       .rlim_max = RLIM_INFINITY};
+    setrlimit(RLIMIT_AS, &limit);
+  }
+  const std::string text = failure([&] { load_checkpoint(path, *model, optimizer, group); });
+  const std::string expected =
+      path.string() + ": tensor 'weight': no memory for its 33554432 bytes";
+  if (text != (group.rank() == 1 ? expected : "rank 1: " + expected))
+    throw std::runtime_error("found: " + text);
+  group.barrier().wait();
+});
+
+TEST(Resume, AShortageOnOneRankIsAnErrorOnAll) {
+  const TemporaryFolder folder;
+  setenv(path_variable, (folder / "c").c_str(), 1);
+  testing::expect_processes(3, "shortage");
+}
+
+}  // namespace
+}  // namespace lockstep

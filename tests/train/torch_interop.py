@@ -1,0 +1,169 @@
+"""The other side of torch_interop_test.cpp: PyTorch's own files, models and optimizers.
+
+    torch_interop.py ACTION FOLDER
+
+Exits 77, with the reason on stdout, when a package is missing.
+"""
+
+import collections
+import pathlib
+import sys
+
+try:
+    import torch
+except ImportError as error:
+    print(error)
+    sys.exit(77)
+
+
+def resnet18():
+    """A state dict with ResNet-18's names and shapes, without torchvision."""
+    state = collections.OrderedDict()
+
+    def conv(name, out, into, size):
+        state[name + ".weight"] = torch.randn(out, into, size, size)
+
+    def norm(name, channels):
+        state[name + ".weight"] = torch.rand(channels)
+        state[name + ".bias"] = torch.randn(channels)
+        state[name + ".running_mean"] = torch.randn(channels)
+        state[name + ".running_var"] = torch.rand(channels)
+        state[name + ".num_batches_tracked"] = torch.tensor(len(state))
+
+    conv("conv1", 64, 3, 7)
+    norm("bn1", 64)
+    into = 64
+    for layer, channels in enumerate((64, 128, 256, 512), start=1):
+        for block in range(2):
+            prefix = f"layer{layer}.{block}."
+            conv(prefix + "conv1", channels, into, 3)
+            norm(prefix + "bn1", channels)
+            conv(prefix + "conv2", channels, channels, 3)
+            norm(prefix + "bn2", channels)
+            if block == 0 and layer > 1:
+                conv(prefix + "downsample.0", channels, into, 1)
+                norm(prefix + "downsample.1", channels)
+            into = channels
+    state["fc.weight"] = torch.randn(1000, 512)
+    state["fc.bias"] = torch.randn(1000)
+    return state
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(4, 6)
+        self.norm = torch.nn.BatchNorm1d(6)
+        self.second = torch.nn.Linear(6, 3)
+        self.unused = torch.nn.Parameter(torch.ones(2))
+
+    def forward(self, x):
+        return self.second(torch.relu(self.norm(self.first(x))))
+
+
+OPTIMIZERS = {
+    "Sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-3),
+    "SgdWithoutMomentum": lambda p: torch.optim.SGD(p, lr=0.1),
+    "Adam": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01),
+}
+
+
+def train(model, optimizer, batches):
+    for x, y in batches:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+def write(folder):
+    torch.manual_seed(0)
+    model = resnet18()
+    torch.save(model, folder / "resnet18.pt")
+    sums = {name: float(tensor.double().sum()) for name, tensor in model.items()}
+    torch.save({"model": model, "epoch": 3, "best": 0.5, "name": "r\u00e9snet", "ok": True,
+                "none": None, "sizes": [torch.Size([2, 3]), (1, -2**40)], "sums": sums},
+               folder / "nested.pt")
+    tied = torch.randn(5, 3)
+    torch.save({"a": tied, "b": tied, "part": tied[1:3], "t": tied.t(),
+                "parameter": torch.nn.Parameter(tied), "scalar": torch.tensor(2.5),
+                "empty": torch.empty(0, 4)}, folder / "tied.pt")
+    for dtype in (torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32,
+                  torch.int16, torch.int8, torch.uint8, torch.bool):
+        name = str(dtype).removeprefix("torch.")
+        torch.save(torch.tensor([0, 1, 3]).to(dtype), folder / f"{name}.pt")
+
+    torch.save(Net(), folder / "whole.pt")
+    torch.save({"f": print}, folder / "function.pt")
+    torch.save(model, folder / "legacy.pt", _use_new_zipfile_serialization=False)
+    torch.save({"a": 1}, folder / "protocol4.pt", pickle_protocol=4)
+    torch.jit.script(torch.nn.Linear(1, 1)).save(str(folder / "script.pt"))
+
+    batches = [(torch.randn(8, 4), torch.randint(0, 3, (8,))) for _ in range(8)]
+    torch.save(batches, folder / "batches.pt")
+    for name, make in OPTIMIZERS.items():
+        torch.manual_seed(1)
+        model = Net()
+        optimizer = make(model.parameters())
+        train(model, optimizer, batches[:3])
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()},
+                   folder / f"{name}.begun.pt")
+        train(model, optimizer, batches[3:])
+        torch.save(model.state_dict(), folder / f"{name}.done.pt")
+
+
+def continue_run(folder):
+    """Goes on where C++ stopped, and compares with where C++ went."""
+    batches = torch.load(folder / "batches.pt", weights_only=True)
+    for name, make in OPTIMIZERS.items():
+        begun = torch.load(folder / f"{name}.cpp_begun.pt", weights_only=True)
+        model = Net()
+        optimizer = make(model.parameters())
+        for group in optimizer.param_groups:
+            group["lr"] = 123  # the file's counts
+        model.load_state_dict(begun["model"])
+        optimizer.load_state_dict(begun["optimizer"])
+        train(model, optimizer, batches[3:])
+        done = torch.load(folder / f"{name}.cpp_done.pt", weights_only=True)
+        for key, value in model.state_dict().items():
+            difference = (value.double() - done[key].double()).norm()
+            limit = 1e-6 * max(float(done[key].double().norm()), 1.0)
+            assert difference <= limit, f"{name}: {key}: {difference} above {limit}"
+    values = torch.load(folder / "values.pt", weights_only=True)
+    assert values["text"] == "\u00fcber" and values["big"] == -2**40 and values["none"] is None
+    assert values["list"] == [1, 2.5, True, (False, "x")], values["list"]
+    assert values["a"].data_ptr() == values["b"].data_ptr()
+    assert torch.equal(values["t"], torch.arange(6).reshape(2, 3).t())
+    assert values["scalar"].shape == () and values["empty"].shape == (0, 4)
+
+
+def exchange_safetensors(folder):
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    expected = torch.load(folder / "expected.pt", weights_only=True)
+    with safe_open(folder / "checkpoint.safetensors", framework="pt") as file:
+        names = set(file.keys())
+        assert file.metadata()["epoch"] == "3" and file.metadata()["note.seed"] == "7"
+        for name, tensor in expected.items():
+            found = file.get_tensor(name)
+            assert found.dtype == tensor.dtype and torch.equal(found, tensor), name
+        assert "optimizer/first.weight/momentum_buffer" in names, names
+        torch.set_rng_state(file.get_tensor("rank/0/random"))
+        assert torch.equal(torch.randn(5), expected_draw(folder))
+    save_file({"x": torch.arange(6).reshape(2, 3).float(),
+               "h": torch.ones(3, dtype=torch.bfloat16)},
+              folder / "python.safetensors", metadata={"who": "python"})
+
+
+def expected_draw(folder):
+    return torch.load(folder / "draw.pt", weights_only=True)
+
+
+folder = pathlib.Path(sys.argv[2])
+actions = {"write": write, "continue": continue_run, "safetensors": exchange_safetensors}
+try:
+    actions[sys.argv[1]](folder)
+except ImportError as error:
+    print(error)
+    sys.exit(77)

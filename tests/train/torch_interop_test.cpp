@@ -1,0 +1,241 @@
+// Files go from PyTorch to Lockstep and back; torch_interop.py is the other side.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <torch/nn.h>
+#include <torch/optim.h>
+
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lockstep/train/checkpoint.h"
+#include "lockstep/train/safetensors.h"
+#include "lockstep/train/state_dict.h"
+#include "lockstep/train/torch_file.h"
+#include "tests/temporary_folder.h"
+#include "tests/train/checkpoint_failure.h"
+#include "tests/train/training.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::AllOf;
+using testing::failure;
+using ::testing::HasSubstr;
+using testing::kinds;
+using testing::Net;
+using testing::TemporaryFolder;
+using testing::Training;
+using Dict = c10::impl::GenericDict;
+
+constexpr int missing_package = 77;
+constexpr int missing_python = 127;
+
+struct Answer {
+  int code;
+  std::string text;
+};
+
+Answer python(const std::string& action, const std::filesystem::path& folder) {
+  const auto said = folder / "said";
+  const std::string command =
+      "'" LOCKSTEP_TORCH_PYTHON "' -B '" LOCKSTEP_SOURCE_DIR "/tests/train/torch_interop.py' " +
+      action + " '" + folder.string() + "' >'" + said.string() + "' 2>&1 </dev/null";
+  const int status = std::system(command.c_str());
+  return {.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1, .text = testing::bytes_in(said)};
+}
+
+bool is_missing(const Answer& answer) {
+  return answer.code == missing_package || answer.code == missing_python;
+}
+
+/// What torch_interop.py writes, once for all tests.
+class TorchInterop : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    folder = std::make_unique<TemporaryFolder>();
+    written = python("write", folder->path());
+  }
+  static void TearDownTestSuite() { folder.reset(); }
+  void SetUp() override {
+    if (is_missing(written)) GTEST_SKIP() << "no Python with torch: " << written.text;
+    ASSERT_EQ(written.code, 0) << written.text;
+  }
+
+  static c10::IValue read(const std::string& name) { return read_torch_file(*folder / name); }
+  static std::string error(const std::string& name) {
+    return failure([&] { read(name); });
+  }
+  static std::vector<std::pair<at::Tensor, at::Tensor>> batches() {
+    std::vector<std::pair<at::Tensor, at::Tensor>> result;
+    const c10::IValue file = read("batches.pt");
+    for (const c10::IValue& batch : file.toListRef()) {
+      const auto& parts = batch.toTupleRef().elements();
+      result.emplace_back(parts[0].toTensor(), parts[1].toTensor());
+    }
+    return result;
+  }
+  static void train(Training& training, std::size_t begin, std::size_t end) {
+    const auto all = batches();
+    for (std::size_t i = begin; i < end; ++i) {
+      training.optimizer->zero_grad();
+      const at::Tensor outputs = training.model->forward(all[i].first);
+      torch::nn::functional::cross_entropy(outputs, all[i].second).backward();
+      training.optimizer->step();
+    }
+  }
+
+  static std::unique_ptr<TemporaryFolder> folder;
+  static Answer written;
+};
+
+std::unique_ptr<TemporaryFolder> TorchInterop::folder;
+Answer TorchInterop::written;
+
+TEST_F(TorchInterop, AStateDictHasItsNamesAndValues) {
+  const Dict state = read("resnet18.pt").toGenericDict();
+  EXPECT_EQ(state.size(), 122u);
+  EXPECT_EQ(state.begin()->key().toStringRef(), "conv1.weight");
+  EXPECT_EQ(state.at("layer4.0.downsample.0.weight").toTensor().sizes(),
+            (std::vector<std::int64_t>{512, 256, 1, 1}));
+  const at::Tensor counter = state.at("bn1.num_batches_tracked").toTensor();
+  EXPECT_EQ(counter.scalar_type(), at::kLong);
+  EXPECT_EQ(counter.dim(), 0);
+
+  const Dict nested = read("nested.pt").toGenericDict();
+  EXPECT_EQ(nested.at("epoch").toInt(), 3);
+  EXPECT_EQ(nested.at("best").toDouble(), 0.5);
+  EXPECT_EQ(nested.at("name").toStringRef(), "résnet");
+  EXPECT_TRUE(nested.at("ok").toBool());
+  EXPECT_TRUE(nested.at("none").isNone());
+  const c10::IValue list = nested.at("sizes");
+  const auto sizes = list.toListRef();
+  EXPECT_EQ(sizes[0].toTupleRef().elements()[1].toInt(), 3);
+  EXPECT_EQ(sizes[1].toTupleRef().elements()[1].toInt(), -(std::int64_t{1} << 40));
+  const Dict model = nested.at("model").toGenericDict();
+  const Dict sums = nested.at("sums").toGenericDict();
+  for (const auto& item : model) {
+    const double expected = sums.at(item.key()).toDouble();
+    EXPECT_NEAR(item.value().toTensor().to(at::kDouble).sum().item<double>(), expected,
+                1e-9 * std::max(1.0, std::abs(expected)))
+        << item.key().toStringRef();
+  }
+}
+
+TEST_F(TorchInterop, TiedTensorsStayTied) {
+  const Dict file = read("tied.pt").toGenericDict();
+  const at::Tensor a = file.at("a").toTensor();
+  EXPECT_EQ(a.data_ptr(), file.at("b").toTensor().data_ptr());
+  EXPECT_EQ(a[1].data_ptr(), file.at("part").toTensor().data_ptr());
+  EXPECT_TRUE(file.at("t").toTensor().equal(a.t()));
+  EXPECT_TRUE(file.at("parameter").toTensor().equal(a));
+  EXPECT_EQ(file.at("scalar").toTensor().item<double>(), 2.5);
+  EXPECT_EQ(file.at("empty").toTensor().sizes(), (std::vector<std::int64_t>{0, 4}));
+}
+
+TEST_F(TorchInterop, EveryDtypeIsRead) {
+  const at::Tensor values = torch::tensor({0, 1, 3}, torch::kLong);
+  const std::pair<const char*, at::ScalarType> dtypes[] = {
+      {"float64", at::kDouble}, {"float16", at::kHalf}, {"bfloat16", at::kBFloat16},
+      {"int64", at::kLong},     {"int32", at::kInt},    {"int16", at::kShort},
+      {"int8", at::kChar},      {"uint8", at::kByte},   {"bool", at::kBool}};
+  for (const auto& [name, dtype] : dtypes) {
+    const at::Tensor tensor = read(std::string(name) + ".pt").toTensor();
+    EXPECT_EQ(tensor.scalar_type(), dtype);
+    EXPECT_TRUE(tensor.equal(values.to(dtype))) << name;
+  }
+}
+
+TEST_F(TorchInterop, WhatIsNoStateDictIsNamed) {
+  EXPECT_THAT(error("whole.pt"), AllOf(HasSubstr((*folder / "whole.pt").string()),
+                                       HasSubstr("found the global '__main__.Net'")));
+  EXPECT_THAT(error("function.pt"), HasSubstr("found the global '__builtin__.print'"));
+  EXPECT_THAT(error("legacy.pt"), HasSubstr("is not a zip file as torch.save writes"));
+  EXPECT_THAT(error("protocol4.pt"), HasSubstr("expected pickle protocol 2, found 4"));
+  EXPECT_THAT(error("script.pt"), HasSubstr("TorchScript"));
+  EXPECT_THAT(error("none.pt"), HasSubstr("cannot open: No such file"));
+  EXPECT_THAT(failure([] { read_torch_file(folder->path()); }), HasSubstr("is not a regular file"));
+}
+
+TEST_F(TorchInterop, CppGoesOnWherePythonStopped) {
+  for (const auto& kind : {kinds[0], kinds[1], kinds[2], kinds[3]}) {
+    Training training(kind);
+    for (auto& group : training.optimizer->param_groups()) group.options().set_lr(123);
+    const Dict begun = read(std::string(kind.name) + ".begun.pt").toGenericDict();
+    load_state_dict(*training.model, begun.at("model"));
+    load_state_dict(*training.optimizer, begun.at("optimizer"));
+    train(training, 3, 8);
+    const Dict done = read(std::string(kind.name) + ".done.pt").toGenericDict();
+    const Dict found = state_dict(*training.model).toGenericDict();
+    ASSERT_EQ(found.size(), done.size());
+    for (const auto& item : done) {
+      const at::Tensor expected = item.value().toTensor().to(at::kDouble);
+      const at::Tensor difference = found.at(item.key()).toTensor().to(at::kDouble) - expected;
+      EXPECT_LE(difference.norm().item<double>(),
+                1e-6 * std::max(1.0, expected.norm().item<double>()))
+          << kind.name << ' ' << item.key().toStringRef();
+    }
+  }
+}
+
+TEST_F(TorchInterop, PythonGoesOnWhereCppStopped) {
+  for (const auto& kind : {kinds[0], kinds[1], kinds[2], kinds[3]}) {
+    Training training(kind);
+    train(training, 0, 3);
+    Dict begun(c10::AnyType::get(), c10::AnyType::get());
+    begun.insert("model", state_dict(*training.model));
+    begun.insert("optimizer", state_dict(*training.optimizer));
+    write_torch_file(*folder / (std::string(kind.name) + ".cpp_begun.pt"), begun);
+    train(training, 3, 8);
+    write_torch_file(*folder / (std::string(kind.name) + ".cpp_done.pt"),
+                     state_dict(*training.model));
+  }
+  Dict values(c10::AnyType::get(), c10::AnyType::get());
+  values.insert("text", "über");
+  values.insert("big", -(std::int64_t{1} << 40));
+  values.insert("none", c10::IValue());
+  c10::impl::GenericList list(c10::AnyType::get());
+  list.push_back(1);
+  list.push_back(2.5);
+  list.push_back(true);
+  list.push_back(c10::ivalue::Tuple::create(false, "x"));
+  values.insert("list", list);
+  const at::Tensor tied = torch::randn({2, 2});
+  values.insert("a", tied);
+  values.insert("b", tied);
+  values.insert("t", torch::arange(6).reshape({2, 3}).t());
+  values.insert("scalar", torch::tensor(1.5F));
+  values.insert("empty", torch::empty({0, 4}));
+  write_torch_file(*folder / "values.pt", values);
+  const Dict back = read("values.pt").toGenericDict();
+  EXPECT_EQ(back.at("a").toTensor().data_ptr(), back.at("b").toTensor().data_ptr());
+  EXPECT_EQ(back.at("big").toInt(), -(std::int64_t{1} << 40));
+
+  const Answer answer = python("continue", folder->path());
+  EXPECT_EQ(answer.code, 0) << answer.text;
+}
+
+TEST_F(TorchInterop, CheckpointsAreReadBySafetensors) {
+  Training training;
+  training.step(0);
+  Checkpoint{.model = *training.model,
+             .optimizer = training.optimizer.get(),
+             .generator = at::detail::getDefaultCPUGenerator()}
+      .save(*folder / "checkpoint.safetensors", {.epoch = 3, .notes = {{"seed", "7"}}});
+  write_torch_file(*folder / "expected.pt", state_dict(*training.model));
+  write_torch_file(*folder / "draw.pt", torch::randn({5}));
+  const Answer answer = python("safetensors", folder->path());
+  if (is_missing(answer)) GTEST_SKIP() << answer.text;
+  ASSERT_EQ(answer.code, 0) << answer.text;
+
+  const auto content = safetensors::read(*folder / "python.safetensors");
+  EXPECT_FALSE(content.checked);
+  EXPECT_EQ(content.metadata.at("who"), "python");
+  EXPECT_TRUE(content.tensors.at("x").equal(torch::arange(6).reshape({2, 3}).to(at::kFloat)));
+  EXPECT_TRUE(content.tensors.at("h").equal(torch::ones({3}, torch::kBFloat16)));
+}
+
+}  // namespace
+}  // namespace lockstep
