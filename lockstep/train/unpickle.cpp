@@ -131,8 +131,6 @@ class Unpickler {
     }
   }
 
-  // --- reading -----------------------------------------------------------------------------------
-
   std::string_view take(std::size_t count) {
     if (count > bytes_.size() - next_)
       fail("expected ", count, " more bytes, found ", bytes_.size() - next_);
@@ -172,8 +170,6 @@ class Unpickler {
     return text;
   }
 
-  // --- the stack ---------------------------------------------------------------------------------
-
   void push(c10::IValue value) { stack_.push_back(std::move(value)); }
 
   const c10::IValue& top() const {
@@ -209,8 +205,6 @@ class Unpickler {
     if (found == memo_.end()) fail("expected value ", place, " before, found none");
     return found->second;
   }
-
-  // --- containers --------------------------------------------------------------------------------
 
   static bool is_container(const c10::IValue& value) {
     return value.isList() || value.isGenericDict() || value.isTuple();
@@ -294,8 +288,6 @@ class Unpickler {
       top().toGenericDict().insert_or_assign(values[i], values[i + 1]);
     }
   }
-
-  // --- what may be named and called --------------------------------------------------------------
 
   c10::IValue global() {
     const std::string module(line());
