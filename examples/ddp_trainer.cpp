@@ -1,0 +1,164 @@
+// PyTorch's tutorial program for several processes. single_trainer.cpp is what it was before:
+// compare the two to see what it takes.
+//
+//   lockstep run -n 2 ddp_trainer 10 2
+//
+#include <lockstep/lockstep.h>
+#include <torch/data/dataloader.h>
+#include <torch/nn.h>
+#include <torch/optim/sgd.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "program.h"
+
+#ifndef MNIST_SAMPLE
+#define MNIST_SAMPLE "examples/data/mnist"
+#endif
+
+using torch::nn::functional::cross_entropy;
+using Batch = torch::data::Example<>;
+
+struct Settings {
+  std::int64_t total_epochs = 0;
+  std::int64_t save_every = 0;
+  std::size_t batch_size = 32;
+  std::string data = MNIST_SAMPLE;
+  std::string snapshot = "snapshot.safetensors";
+  std::string metrics;
+  std::string strategy = "fp32";
+};
+
+struct Model : torch::nn::Module {
+  Model() { register_module("linear", linear); }
+  at::Tensor forward(const at::Tensor& x) { return linear(x.flatten(1)); }
+  torch::nn::Linear linear{784, 10};
+};
+
+template <class Loader>
+class Trainer {
+ public:
+  Trainer(const Settings& settings, std::shared_ptr<Model> model, Loader& train_data,
+          lockstep::DistributedSampler sampler, torch::optim::Optimizer& optimizer,
+          const lockstep::Group& world)
+      : settings_(settings),
+        world_(world),
+        model_(std::move(model)),
+        ddp_(model_, world, {.strategy = lockstep::parse_strategy(settings.strategy)}),
+        train_data_(train_data),
+        sampler_(std::move(sampler)),
+        optimizer_(optimizer) {
+    lockstep::together(world_, [&] {
+      if (world_.rank() == 0) metrics_.emplace(settings_.metrics);
+    });
+    if (snapshot_exists()) load_snapshot();
+  }
+
+  void train() {
+    for (std::int64_t epoch = epochs_run_; epoch < settings_.total_epochs; ++epoch) {
+      run_epoch(epoch);
+      if ((epoch + 1) % settings_.save_every == 0) save_snapshot(epoch);
+    }
+    if (world_.rank() == 0)
+      std::cout << "trained " << settings_.total_epochs << " epochs on " << world_.size()
+                << " ranks" << std::endl;
+  }
+
+ private:
+  /// As rank 0 sees it: the others may be on another machine.
+  bool snapshot_exists() const {
+    const at::Tensor exists = torch::zeros({1});
+    if (world_.rank() == 0 && std::filesystem::exists(settings_.snapshot)) exists.fill_(1);
+    world_.broadcast(exists).wait();
+    return exists.item<float>() != 0;
+  }
+
+  void load_snapshot() {
+    epochs_run_ = lockstep::load_checkpoint(settings_.snapshot, *model_, optimizer_, world_).epoch;
+    if (world_.rank() == 0)
+      std::cout << "resuming training from snapshot at epoch " << epochs_run_ << std::endl;
+  }
+
+  void run_batch(const Batch& batch) {
+    optimizer_.zero_grad();
+    const at::Tensor output = ddp_(batch.data);
+    const at::Tensor loss = cross_entropy(output, batch.target);
+    loss.backward();
+    optimizer_.step();
+    tally_.add(loss, output, batch.target);
+  }
+
+  void run_epoch(std::int64_t epoch) {
+    tally_ = {};
+    sampler_.set_epoch(static_cast<std::uint64_t>(epoch));
+    for (const Batch& batch : train_data_) run_batch(batch);
+    const lockstep::Score score = tally_.score(world_);
+    if (world_.rank() != 0) return;
+    metrics_->write({{"epoch", epoch}, {"train_loss", score.loss}});
+    std::cout << "epoch " << epoch << " | batch size " << settings_.batch_size << " | samples "
+              << score.samples << " | loss " << score.loss << std::endl;
+  }
+
+  void save_snapshot(std::int64_t epoch) {
+    lockstep::save_checkpoint(settings_.snapshot, *model_, optimizer_, {.epoch = epoch + 1},
+                              world_);
+    if (world_.rank() == 0)
+      std::cout << "epoch " << epoch << " | training snapshot saved at " << settings_.snapshot
+                << std::endl;
+  }
+
+  const Settings& settings_;
+  lockstep::Group world_;
+  std::shared_ptr<Model> model_;
+  lockstep::DistributedDataParallel<Model> ddp_;
+  Loader& train_data_;
+  lockstep::DistributedSampler sampler_;  // the loader's copy shares its epoch
+  torch::optim::Optimizer& optimizer_;
+  std::optional<program::MetricsFile> metrics_;  // rank 0's
+  lockstep::Tally tally_;
+  std::int64_t epochs_run_ = 0;
+};
+
+void train(const Settings& settings, const lockstep::Group& world) {
+  std::optional<lockstep::Mnist> dataset;
+  lockstep::together(world, [&] { dataset.emplace(settings.data); });
+  torch::manual_seed(0);
+  auto model = std::make_shared<Model>();
+  torch::optim::SGD optimizer(model->parameters(), 0.01);
+  const lockstep::DistributedSampler sampler(dataset->size().value(), world);
+  auto train_data = torch::data::make_data_loader(*dataset, sampler, settings.batch_size);
+  Trainer trainer(settings, model, *train_data, sampler, optimizer, world);
+  trainer.train();
+}
+
+int main(int argc, char** argv) {
+  Settings settings;
+  CLI::App app(
+      "A simple distributed training job. Start it with: lockstep run -n 2 ddp_trainer 10 2",
+      "ddp_trainer");
+  app.add_option("total_epochs", settings.total_epochs, "Epochs to train the model for in all")
+      ->required()
+      ->check(CLI::Range(1, 1'000'000));
+  app.add_option("save_every", settings.save_every, "Epochs between two snapshots")
+      ->required()
+      ->check(CLI::Range(1, 1'000'000));
+  app.add_option("--batch_size", settings.batch_size, "Digits a rank and step")
+      ->check(CLI::Range(1, 1'000'000))
+      ->capture_default_str();
+  app.add_option("--data", settings.data, "Folder with the four MNIST files, plain or .gz")
+      ->capture_default_str();
+  app.add_option("--snapshot", settings.snapshot, "Written, and gone on from if it is there")
+      ->capture_default_str();
+  app.add_option("--metrics", settings.metrics, "File for one JSON object an epoch");
+  app.add_option("--strategy", settings.strategy, "How gradients are exchanged")
+      ->check(program::strategy())
+      ->capture_default_str();
+  return program::run(app, argc, argv,
+                      [&](const lockstep::Group& world) { train(settings, world); });
+}

@@ -1,0 +1,129 @@
+#pragma once
+
+// What the programs here have in common: command line, ending, metrics. None of it trains anything.
+
+#include <lockstep/lockstep.h>
+
+#include <CLI/CLI.hpp>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <initializer_list>
+#include <iomanip>
+#include <iostream>
+#include <limits>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <utility>
+
+namespace program {
+
+using Clock = std::chrono::steady_clock;
+
+inline double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+inline std::string fixed(double value, int digits) {
+  std::ostringstream out;
+  out << std::fixed << std::setprecision(digits) << value;
+  return out.str();
+}
+
+/// For options that take a number above zero.
+inline CLI::Validator positive() {
+  return {[](std::string& text) {
+            const double value = std::strtod(text.c_str(), nullptr);
+            return std::isfinite(value) && value > 0 ? std::string()
+                                                     : "expected a positive number, got " + text;
+          },
+          "POSITIVE"};
+}
+
+/// For --strategy.
+inline CLI::Validator strategy() {
+  return {[](std::string& text) {
+            try {
+              lockstep::parse_strategy(text);
+              return std::string();
+            } catch (const lockstep::InvalidArgument& error) {
+              return std::string(error.what());
+            }
+          },
+          "STRATEGY"};
+}
+
+/// The file of --metrics: one JSON object a line, written by rank 0.
+class MetricsFile {
+ public:
+  using Values = std::initializer_list<std::pair<const char*, double>>;
+
+  /// Without a path nothing is written. added: after what the file holds.
+  explicit MetricsFile(const std::string& path, bool added = false) : path_(path) {
+    if (path.empty()) return;
+    out_.open(path, added ? std::ios::app : std::ios::trunc);
+    check();
+  }
+
+  void write(Values values) {
+    if (path_.empty()) return;
+    out_ << std::setprecision(std::numeric_limits<double>::max_digits10);
+    const char* separator = "{";
+    for (const auto& [name, value] : values) {
+      out_ << separator << '"' << name << "\": ";
+      // JSON has no word for what is not a number.
+      std::isfinite(value) ? out_ << value : out_ << "null";
+      separator = ", ";
+    }
+    out_ << '}' << std::endl;
+    check();
+  }
+
+ private:
+  void check() const {
+    if (!out_)
+      throw lockstep::Error("--metrics " + path_ + ": cannot write: " + std::strerror(errno));
+  }
+  std::string path_;
+  std::ofstream out_;
+};
+
+/// Parses the command line, joins the world and runs fn; as threads of this process if threads is
+/// above 0 by then. Complains once, not once a rank. Returns main's exit code.
+inline int run(CLI::App& app, int argc, char** argv,
+               const std::function<void(const lockstep::Group&)>& fn, const int& threads = 0) {
+  const std::string name = app.get_name();
+  std::optional<lockstep::Group> world;
+  try {
+    try {
+      app.parse(argc, argv);
+    } catch (const CLI::ParseError& error) {
+      // Every rank was given the same words.
+      if (lockstep::init().rank() == 0) app.exit(error);
+      return error.get_exit_code() == 0 ? 0 : 2;
+    }
+    const lockstep::InitOptions options{.timeout = {}, .keep_pages = true};
+    if (threads > 0) {
+      lockstep::spawn(threads, fn, options);
+    } else {
+      world = lockstep::init(options);
+      fn(*world);
+    }
+    return 0;
+  } catch (const lockstep::CommError& error) {
+    std::cerr << name << ": " << error.what() << std::endl;
+  } catch (const lockstep::Error& error) {
+    // What fails in Lockstep's other calls fails on all ranks, and rank 0 knows of all.
+    if (!world || world->rank() == 0) std::cerr << name << ": " << error.what() << std::endl;
+  } catch (const std::exception& error) {
+    std::cerr << name << ": " << error.what() << std::endl;
+  }
+  return 1;
+}
+
+}  // namespace program

@@ -1,0 +1,261 @@
+// Trains ResNet-50 on random images, as Paddle's tutorial of data-parallel training does:
+//
+//   lockstep run -n 2 resnet50
+//
+#include <ATen/CPUGeneratorImpl.h>
+#include <lockstep/lockstep.h>
+#include <torch/data/dataloader.h>
+#include <torch/nn.h>
+#include <torch/optim/sgd.h>
+
+#include <array>
+#include <cstdint>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "program.h"
+
+namespace nn = torch::nn;
+using nn::functional::cross_entropy;
+using program::fixed;
+using Batch = torch::data::Example<>;
+
+constexpr int classes = 102;
+
+nn::Conv2d convolution(int inputs, int outputs, int size, int stride) {
+  return nn::Conv2d(
+      nn::Conv2dOptions(inputs, outputs, size).stride(stride).padding(size / 2).bias(false));
+}
+
+struct BottleneckImpl : nn::Module {
+  BottleneckImpl(int inputs, int width, int stride)
+      : conv1(register_module("conv1", convolution(inputs, width, 1, 1))),
+        bn1(register_module("bn1", nn::BatchNorm2d(width))),
+        conv2(register_module("conv2", convolution(width, width, 3, stride))),
+        bn2(register_module("bn2", nn::BatchNorm2d(width))),
+        conv3(register_module("conv3", convolution(width, 4 * width, 1, 1))),
+        bn3(register_module("bn3", nn::BatchNorm2d(4 * width))) {
+    if (stride == 1 && inputs == 4 * width) return;
+    downsample =
+        nn::Sequential(convolution(inputs, 4 * width, 1, stride), nn::BatchNorm2d(4 * width));
+    register_module("downsample", downsample);
+  }
+
+  at::Tensor forward(const at::Tensor& x) {
+    at::Tensor y = torch::relu(bn1(conv1(x)));
+    y = bn3(conv3(torch::relu(bn2(conv2(y)))));
+    return torch::relu(y + (downsample ? downsample->forward(x) : x));
+  }
+
+  nn::Conv2d conv1;
+  nn::BatchNorm2d bn1;
+  nn::Conv2d conv2;
+  nn::BatchNorm2d bn2;
+  nn::Conv2d conv3;
+  nn::BatchNorm2d bn3;
+  nn::Sequential downsample{nullptr};
+};
+TORCH_MODULE(Bottleneck);
+
+/// Parameters have the names that they have in torchvision's.
+struct ResNet50 : nn::Module {
+  ResNet50() {
+    register_module("conv1", conv1);
+    register_module("bn1", bn1);
+    constexpr std::array<int, 4> depths{3, 4, 6, 3};
+    int inputs = 64;
+    for (std::size_t i = 0; i < depths.size(); ++i) {
+      const int width = 64 << i;
+      for (int block = 0; block < depths[i]; ++block) {
+        layers[i]->push_back(Bottleneck(inputs, width, block == 0 && i > 0 ? 2 : 1));
+        inputs = 4 * width;
+      }
+      register_module("layer" + std::to_string(i + 1), layers[i]);
+    }
+    register_module("fc", fc);
+    for (const auto& module : modules(false)) {
+      if (const auto* conv = module->as<nn::Conv2d>())
+        nn::init::kaiming_normal_(conv->weight, 0, torch::kFanOut, torch::kReLU);
+    }
+  }
+
+  at::Tensor forward(at::Tensor x) {
+    x = torch::max_pool2d(torch::relu(bn1(conv1(x))), 3, 2, 1);
+    for (auto& layer : layers) x = layer->forward(x);
+    return fc(x.mean({2, 3}));
+  }
+
+  nn::Conv2d conv1 = convolution(3, 64, 7, 2);
+  nn::BatchNorm2d bn1{64};
+  std::array<nn::Sequential, 4> layers;
+  nn::Linear fc{2048, classes};
+};
+
+/// Noise with labels from 0 to 100; an index always gives the same.
+class RandomImages : public torch::data::datasets::BatchDataset<RandomImages, Batch> {
+ public:
+  RandomImages(std::size_t count, std::int64_t side, std::uint64_t seed)
+      : count_(count), side_(side), seed_(seed) {}
+
+  Batch get_batch(c10::ArrayRef<std::size_t> indices) override {
+    const auto count = static_cast<std::int64_t>(indices.size());
+    const at::Tensor images = torch::empty({count, 3, side_, side_});
+    const at::Tensor labels = torch::empty({count}, torch::kLong);
+    for (std::int64_t i = 0; i < count; ++i) {
+      auto generator =
+          at::make_generator<at::CPUGeneratorImpl>(seed_ + indices[static_cast<std::size_t>(i)]);
+      images[i].uniform_(0, 1, generator);
+      labels[i].random_(0, classes - 1, generator);
+    }
+    return {images, labels};
+  }
+  std::optional<std::size_t> size() const override { return count_; }
+
+ private:
+  std::size_t count_;
+  std::int64_t side_;
+  std::uint64_t seed_;
+};
+
+struct Settings {
+  std::int64_t epochs = 3;
+  std::size_t batch_size = 32;
+  std::size_t samples = 640;
+  std::int64_t image_size = 224;
+  double lr = 0.1;
+  std::uint64_t seed = 0;
+  std::size_t workers = 2;
+  std::string split = "sampler";
+  std::string parameters = "broadcast";
+  std::string strategy = "fp32";
+  std::string metrics;
+};
+
+void train(const Settings& settings, const lockstep::Group& world) {
+  const bool first = world.rank() == 0;
+  const auto ranks = static_cast<std::size_t>(world.size());
+  if (settings.samples / ranks < settings.batch_size)
+    throw lockstep::InvalidArgument("--samples " + std::to_string(settings.samples) +
+                                    ": expected a batch of " + std::to_string(settings.batch_size) +
+                                    " or more for each of " + std::to_string(ranks) + " ranks");
+  std::optional<program::MetricsFile> metrics;
+  lockstep::together(world, [&] {
+    if (first) metrics.emplace(settings.metrics);
+  });
+  std::shared_ptr<ResNet50> model;
+  world.in_turn([&] {
+    torch::manual_seed(settings.seed);
+    model = std::make_shared<ResNet50>();
+  });
+  const auto initial_sync = settings.parameters == "same_seed" ? lockstep::InitialSync::same_seed
+                                                               : lockstep::InitialSync::broadcast;
+  lockstep::DistributedDataParallel ddp(
+      model, world,
+      {.strategy = lockstep::parse_strategy(settings.strategy), .initial_sync = initial_sync});
+  torch::optim::SGD momentum(
+      model->parameters(), torch::optim::SGDOptions(settings.lr).momentum(0.9).weight_decay(1e-4));
+  if (first)
+    std::cout << "ResNet-50, " << settings.samples << " random images of " << settings.image_size
+              << "x" << settings.image_size << ", " << ranks << " ranks of batch "
+              << settings.batch_size << std::endl;
+
+  constexpr int lines = 5;  // batches between two
+  const auto begin = program::Clock::now();
+  std::int64_t steps = 0;
+  const auto run_epoch = [&](std::int64_t epoch, auto&& batches) {
+    lockstep::Tally tally(5);
+    int number = 0;
+    for (const Batch& batch : batches) {
+      const at::Tensor outputs = ddp(batch.data);
+      const at::Tensor loss = cross_entropy(outputs, batch.target);
+      loss.backward();
+      momentum.step();
+      momentum.zero_grad();
+      tally.add(loss, outputs, batch.target);
+      ++steps;
+      if (number++ % lines != 0) continue;
+      const lockstep::Score score = tally.score(world);
+      tally = lockstep::Tally(5);
+      if (!first) continue;
+      std::cout << "[epoch " << epoch << ", batch " << number - 1 << "] loss "
+                << fixed(score.loss, 5) << ", acc1 " << fixed(score.accuracy, 5) << ", acc5 "
+                << fixed(score.top, 5) << std::endl;
+      metrics->write({{"epoch", epoch},
+                      {"batch", number - 1},
+                      {"train_loss", score.loss},
+                      {"acc1", score.accuracy},
+                      {"acc5", score.top}});
+    }
+  };
+
+  const auto options = [&](std::size_t batch_size) {
+    return torch::data::DataLoaderOptions(batch_size).workers(settings.workers).drop_last(true);
+  };
+  const RandomImages images(settings.samples, settings.image_size, settings.seed);
+  if (settings.split == "sampler") {
+    // Every rank reads its own share.
+    lockstep::DistributedSampler sampler(settings.samples, world,
+                                         {.seed = settings.seed, .tail = lockstep::Tail::drop});
+    auto loader = torch::data::make_data_loader(images, sampler, options(settings.batch_size));
+    for (std::int64_t epoch = 0; epoch < settings.epochs; ++epoch) run_epoch(epoch, *loader);
+  } else {
+    // Rank 0 reads for all, and deals its batches.
+    lockstep::DistributedSampler sampler(settings.samples, lockstep::Replica{},
+                                         {.seed = settings.seed});
+    using Loader = decltype(torch::data::make_data_loader(images, sampler, options(1)));
+    Loader loader;
+    if (first)
+      loader = torch::data::make_data_loader(images, sampler, options(settings.batch_size * ranks));
+    for (std::int64_t epoch = 0; epoch < settings.epochs; ++epoch)
+      run_epoch(epoch, lockstep::scatter_from_rank0(loader.get(), world));
+  }
+  const double seconds = program::seconds_since(begin);
+  const auto count = static_cast<double>(steps) * static_cast<double>(settings.batch_size * ranks);
+  if (!first) return;
+  metrics->write({{"steps", steps}, {"seconds", seconds}, {"images_per_second", count / seconds}});
+  std::cout << steps << " steps took " << fixed(seconds, 1) << " s: " << fixed(count / seconds, 2)
+            << " images/s" << std::endl;
+}
+
+int main(int argc, char** argv) {
+  Settings settings;
+  CLI::App app("Trains ResNet-50 on random images. Start it with: lockstep run -n 2 resnet50",
+               "resnet50");
+  app.add_option("--epochs", settings.epochs, "Passes over the images")
+      ->check(CLI::Range(1, 1'000'000))
+      ->capture_default_str();
+  app.add_option("--batch-size", settings.batch_size, "Images a rank and step")
+      ->check(CLI::Range(1, 1'000'000))
+      ->capture_default_str();
+  app.add_option("--samples", settings.samples, "Images in all")
+      ->check(CLI::Range(1, 10'000'000))
+      ->capture_default_str();
+  app.add_option("--image-size", settings.image_size, "Height and width of an image")
+      ->check(CLI::Range(32, 4096))
+      ->capture_default_str();
+  app.add_option("--lr", settings.lr, "Learning rate; momentum is 0.9, weight decay 0.0001")
+      ->check(program::positive())
+      ->capture_default_str();
+  app.add_option("--seed", settings.seed, "Decides weights, images and order")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option("--workers", settings.workers, "Threads that read ahead for a rank")
+      ->check(CLI::Range(0, 64))
+      ->capture_default_str();
+  app.add_option("--split", settings.split, "Who reads: each rank its share, or rank 0 for all")
+      ->check(CLI::IsMember({"sampler", "rank0"}))
+      ->capture_default_str();
+  app.add_option("--parameters", settings.parameters,
+                 "How ranks come to equal ones: rank 0's, or a verified equal start")
+      ->check(CLI::IsMember({"broadcast", "same_seed"}))
+      ->capture_default_str();
+  app.add_option("--strategy", settings.strategy, "How gradients are exchanged")
+      ->check(program::strategy())
+      ->capture_default_str();
+  app.add_option("--metrics", settings.metrics, "File for one JSON object a line");
+  return program::run(app, argc, argv,
+                      [&](const lockstep::Group& world) { train(settings, world); });
+}

@@ -1,0 +1,218 @@
+// Trains Needle's ResNet9 on CIFAR-10, with each part of data-parallel training spelled out:
+//
+//   lockstep run -n 2 resnet9_cifar10 --data cifar-10-batches-bin
+//   mpiexec -np 2 resnet9_cifar10 --data cifar-10-batches-bin
+//
+#include <lockstep/lockstep.h>
+#include <torch/data/dataloader.h>
+#include <torch/nn.h>
+#include <torch/optim/adam.h>
+
+#include <cstdint>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "program.h"
+
+namespace nn = torch::nn;
+using nn::functional::cross_entropy;
+using program::fixed;
+using Batch = torch::data::Example<>;
+
+struct ConvBnImpl : nn::Module {
+  ConvBnImpl(int inputs, int outputs, int size, int stride)
+      : conv(register_module(
+            "conv",
+            nn::Conv2d(
+                nn::Conv2dOptions(inputs, outputs, size).stride(stride).padding((size - 1) / 2)))),
+        bn(register_module("bn", nn::BatchNorm2d(outputs))) {}
+  at::Tensor forward(const at::Tensor& x) { return torch::relu(bn(conv(x))); }
+  nn::Conv2d conv;
+  nn::BatchNorm2d bn;
+};
+TORCH_MODULE(ConvBn);
+
+struct ResidualImpl : nn::Module {
+  explicit ResidualImpl(int channels)
+      : first(register_module("first", ConvBn(channels, channels, 3, 1))),
+        second(register_module("second", ConvBn(channels, channels, 3, 1))) {}
+  at::Tensor forward(const at::Tensor& x) { return x + second(first(x)); }
+  ConvBn first, second;
+};
+TORCH_MODULE(Residual);
+
+struct ResNet9 : nn::Module {
+  ResNet9() { register_module("layers", layers); }
+  at::Tensor forward(const at::Tensor& x) { return layers->forward(x); }
+  nn::Sequential layers{ConvBn(3, 16, 7, 4),  ConvBn(16, 32, 3, 2),  Residual(32),
+                        ConvBn(32, 64, 3, 2), ConvBn(64, 128, 3, 2), Residual(128),
+                        nn::Flatten(),        nn::Linear(128, 128),  nn::ReLU(),
+                        nn::Linear(128, 10)};
+};
+
+struct Settings {
+  std::int64_t epochs = 5;
+  std::int64_t batch_size = 128;
+  double lr = 0.001;
+  double weight_decay = 0.001;
+  std::uint64_t seed = 0;
+  std::string data;
+  std::size_t images = 5000;
+  bool augment = false;
+  std::string strategy = "fp32";
+  std::string metrics;
+  bool quiet = false;
+};
+
+lockstep::Cifar10 load(const Settings& settings, lockstep::Cifar10::Split split) {
+  if (!settings.data.empty()) return lockstep::Cifar10(settings.data, split);
+  const bool train = split == lockstep::Cifar10::Split::train;
+  return lockstep::coloured_shapes(train ? settings.images : settings.images / 5,
+                                   settings.seed + (train ? 0 : 1));
+}
+
+/// Over all ranks, each image once.
+lockstep::Score evaluate_cifar10(ResNet9& model, const lockstep::Cifar10& data,
+                                 const lockstep::Group& world) {
+  const torch::NoGradGuard no_grad;
+  model.eval();
+  lockstep::Tally tally;
+  auto loader = torch::data::make_data_loader(
+      data, lockstep::EvaluationSampler(data.size().value(), world), 128);
+  for (const Batch& batch : *loader) {
+    const at::Tensor outputs = model.forward(batch.data);
+    tally.add(cross_entropy(outputs, batch.target), outputs, batch.target);
+  }
+  model.train();
+  return tally.score(world);
+}
+
+void train(const Settings& settings, const lockstep::Group& world) {
+  const bool loud = world.rank() == 0 && !settings.quiet;
+  const std::int64_t batch_size = settings.batch_size / world.size();
+  if (batch_size == 0)
+    throw lockstep::InvalidArgument("--batch-size " + std::to_string(settings.batch_size) +
+                                    ": expected an image or more for each of " +
+                                    std::to_string(world.size()) + " ranks");
+  std::optional<lockstep::Cifar10> train_data;
+  std::optional<lockstep::Cifar10> test_data;
+  std::optional<program::MetricsFile> metrics;
+  lockstep::together(world, [&] {
+    train_data.emplace(load(settings, lockstep::Cifar10::Split::train));
+    test_data.emplace(load(settings, lockstep::Cifar10::Split::test));
+    if (world.rank() == 0) metrics.emplace(settings.metrics);
+  });
+  if (loud)
+    std::cout << (settings.data.empty() ? "coloured shapes, as --data names no folder"
+                                        : "data " + settings.data)
+              << ": " << *train_data->size() << " images to train, " << *test_data->size()
+              << " to test; " << world.size() << " ranks of batch " << batch_size << std::endl;
+
+  // Each rank has a part of the images, and the same ones in every epoch.
+  lockstep::Augmented augmented(
+      *train_data, settings.augment ? lockstep::AugmentOptions{.seed = settings.seed}
+                                    : lockstep::AugmentOptions{.seed = 0, .pad = 0, .flip = false});
+  auto part = lockstep::partition_dataset(augmented, world);
+  const auto rank = static_cast<std::uint64_t>(world.rank());
+  lockstep::DistributedSampler sampler(part.size().value(), lockstep::Replica{},
+                                       {.seed = settings.seed + rank});
+  auto loader = torch::data::make_data_loader(part, sampler, static_cast<std::size_t>(batch_size));
+
+  std::shared_ptr<ResNet9> model;
+  world.in_turn([&] {
+    torch::manual_seed(settings.seed);
+    model = std::make_shared<ResNet9>();
+  });
+  lockstep::broadcast_parameters(*model, world);
+  torch::optim::Adam adam(
+      model->parameters(),
+      torch::optim::AdamOptions(settings.lr).weight_decay(settings.weight_decay));
+  lockstep::DistributedOptimizer optimizer(adam, *model, world,
+                                           lockstep::parse_strategy(settings.strategy));
+
+  constexpr int lines = 100;  // batches between two
+  const auto begin = program::Clock::now();
+  double waited = 0;
+  std::int64_t batches = 0;
+  lockstep::Tally tally;
+  const auto report = [&](std::int64_t epoch) {
+    const lockstep::Score score = tally.score(world);
+    tally = {};
+    if (score.samples == 0 || world.rank() != 0) return;
+    metrics->write({{"epoch", epoch},
+                    {"batch", batches},
+                    {"train_loss", score.loss},
+                    {"train_accuracy", score.accuracy},
+                    {"seconds", program::seconds_since(begin)}});
+    if (loud)
+      std::cout << "epoch " << epoch << "  batch " << batches << "  loss " << fixed(score.loss, 4)
+                << "  accuracy " << fixed(100 * score.accuracy, 2) << " %" << std::endl;
+  };
+  for (std::int64_t epoch = 1; epoch <= settings.epochs; ++epoch) {
+    augmented.set_epoch(static_cast<std::uint64_t>(epoch));
+    auto idle = program::Clock::now();
+    for (const Batch& batch : *loader) {
+      waited += program::seconds_since(idle);
+      optimizer.zero_grad();
+      const at::Tensor outputs = model->forward(batch.data);
+      const at::Tensor loss = cross_entropy(outputs, batch.target);
+      loss.backward();
+      optimizer.step();
+      tally.add(loss, outputs, batch.target);
+      if (++batches % lines == 0) report(epoch);
+      idle = program::Clock::now();
+    }
+    report(epoch);
+  }
+  const double seconds = program::seconds_since(begin);
+
+  optimizer.synchronize();
+  const lockstep::Score score = evaluate_cifar10(*model, *test_data, world);
+  if (world.rank() == 0)
+    metrics->write({{"test_loss", score.loss},
+                    {"test_accuracy", score.accuracy},
+                    {"seconds", seconds},
+                    {"waiting_for_data", waited / seconds},
+                    {"ranks", world.size()}});
+  if (loud)
+    std::cout << "training took " << fixed(seconds, 1) << " s, " << fixed(100 * waited / seconds, 1)
+              << " % of it waiting for data\ntest loss " << fixed(score.loss, 4) << "  accuracy "
+              << fixed(100 * score.accuracy, 2) << " %" << std::endl;
+}
+
+int main(int argc, char** argv) {
+  Settings settings;
+  CLI::App app(
+      "Trains Needle's ResNet9 on CIFAR-10. Start it with: lockstep run -n 2 resnet9_cifar10",
+      "resnet9_cifar10");
+  app.add_option("--epochs", settings.epochs, "Passes over the images")
+      ->check(CLI::Range(1, 1'000'000))
+      ->capture_default_str();
+  app.add_option("--batch-size", settings.batch_size, "Images a step, divided over the ranks")
+      ->check(CLI::Range(1, 1'000'000))
+      ->capture_default_str();
+  app.add_option("--lr", settings.lr, "Adam's learning rate")
+      ->check(program::positive())
+      ->capture_default_str();
+  app.add_option("--weight-decay", settings.weight_decay, "Adam's weight decay")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  app.add_option("--seed", settings.seed, "Decides weights, order and variations")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option("--data", settings.data,
+                 "Folder with data_batch_1.bin and test_batch.bin; coloured shapes without it");
+  app.add_option("--images", settings.images, "Coloured shapes to make, where there is no --data")
+      ->check(CLI::Range(10, 1'000'000))
+      ->capture_default_str();
+  app.add_flag("--augment", settings.augment, "Pad, crop and flip the images at random");
+  app.add_option("--strategy", settings.strategy, "How gradients are exchanged")
+      ->check(program::strategy())
+      ->capture_default_str();
+  app.add_option("--metrics", settings.metrics, "File for one JSON object a line");
+  app.add_flag("--quiet", settings.quiet, "Print nothing but errors");
+  return program::run(app, argc, argv,
+                      [&](const lockstep::Group& world) { train(settings, world); });
+}
