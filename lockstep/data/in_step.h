@@ -144,9 +144,12 @@ detail::InStep<Loader, false> in_step(Loader& loader, const Group& group) {
 }
 
 /// The same, going on until the last rank has no batch left: yields std::optional<Batch>, empty on
-/// a rank that has run out. It has to take part in what the others exchange, with weight zero.
+/// a rank that has run out, which takes part in what the others exchange without a say in it.
 ///
-///     for (auto& batch : lockstep::in_step(*loader, world, lockstep::until_last)) …
+///     for (auto& batch : lockstep::in_step(*loader, world, lockstep::until_last)) {
+///       optimizer.weight(batch ? batch->target.size(0) : 0);
+///       optimizer.backward_and_update(batch ? loss_of(*batch) : at::Tensor());
+///     }
 template <class Loader>
 detail::InStep<Loader, true> in_step(Loader& loader, const Group& group, UntilLast) {
   return {loader, group};
