@@ -1,6 +1,8 @@
 // Trains SINGA's convolutional network on MNIST, on as many ranks as it is started with:
 //
 //   lockstep run -n 2 mnist_cnn --epochs 10
+//   lockstep run -n 2 mnist_cnn --dist-option sparseTopK --spars 0.05
+//   mnist_cnn --threads 2
 //
 #include <lockstep/lockstep.h>
 #include <torch/data/dataloader.h>
@@ -8,23 +10,16 @@
 #include <torch/optim/sgd.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cerrno>
-#include <chrono>
-#include <cmath>
 #include <cstdint>
-#include <cstdlib>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <iomanip>
 #include <iostream>
 #include <memory>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <vector>
+
+#include "program.h"
 
 #ifndef MNIST_SAMPLE
 #define MNIST_SAMPLE "examples/data/mnist"
@@ -33,7 +28,9 @@
 namespace nn = torch::nn;
 using nn::functional::cross_entropy;
 using Batch = torch::data::Example<>;
-using Clock = std::chrono::steady_clock;
+using program::Clock;
+using program::fixed;
+using program::seconds_since;
 
 struct Cnn : nn::Module {
   Cnn() {
@@ -71,19 +68,21 @@ struct Settings {
   std::string checkpoint = "mnist_cnn.safetensors";
   std::string resume;
   std::string metrics;
+  std::string dist_option;
+  std::optional<double> spars;
+  std::string strategy = "fp32";
+  bool contiguous = false;
+  bool augment = false;
   int threads = 0;
   bool quiet = false;
   bool no_efficiency = false;
 };
 
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-std::string fixed(double value, int digits) {
-  std::ostringstream out;
-  out << std::fixed << std::setprecision(digits) << value;
-  return out.str();
+/// What --strategy says, or SINGA's --dist-option and --spars.
+std::string strategy_of(const Settings& settings) {
+  if (settings.dist_option.empty()) return settings.strategy;
+  if (!settings.dist_option.starts_with("sparse")) return settings.dist_option;
+  return settings.dist_option + ":" + fixed(settings.spars.value_or(0.05), 9);
 }
 
 torch::optim::SGD make_sgd(Cnn& model, double lr) {
@@ -91,13 +90,13 @@ torch::optim::SGD make_sgd(Cnn& model, double lr) {
                            torch::optim::SGDOptions(lr).momentum(0.9).weight_decay(1e-5));
 }
 
-/// One training step of the model, or of the model wrapped in DistributedDataParallel.
-void step(auto& model, torch::optim::SGD& sgd, const Batch& batch, lockstep::Tally& tally) {
-  sgd.zero_grad();
-  const at::Tensor outputs = model(batch.data);
+/// One training step, by LibTorch's optimizer or by that of all ranks.
+void step(Cnn& model, auto& optimizer, const Batch& batch, lockstep::Tally& tally) {
+  optimizer.zero_grad();
+  const at::Tensor outputs = model.forward(batch.data);
   const at::Tensor loss = cross_entropy(outputs, batch.target);
   loss.backward();
-  sgd.step();
+  optimizer.step();
   tally.add(loss, outputs, batch.target);
 }
 
@@ -122,7 +121,7 @@ struct StepTimes {
 /// Rank 0 steps alone while the others wait, then all step together, in turns; the medians count.
 /// Works on copies of the model, with one batch over and over.
 StepTimes step_times(const Cnn& trained, double lr, const Batch& batch,
-                     const lockstep::Group& world) {
+                     const lockstep::Strategy& strategy, const lockstep::Group& world) {
   constexpr int rounds = 5;
   const auto copy_of_trained = [&] {
     const torch::NoGradGuard no_grad;
@@ -135,81 +134,38 @@ StepTimes step_times(const Cnn& trained, double lr, const Batch& batch,
   const auto replica = copy_of_trained();
   auto single_sgd = make_sgd(*single, lr);
   auto replica_sgd = make_sgd(*replica, lr);
-  lockstep::DistributedDataParallel ddp(replica, world);
-  const auto plain = [&](const at::Tensor& x) { return single->forward(x); };
+  lockstep::DistributedOptimizer optimizer(replica_sgd, *replica, world, strategy);
 
   lockstep::Tally ignored;
-  const auto time = [&](auto& model, torch::optim::SGD& sgd, int steps) {
+  const auto time = [&](Cnn& model, auto& stepping, int steps) {
     const auto begin = Clock::now();
-    for (int i = 0; i < steps; ++i) step(model, sgd, batch, ignored);
+    for (int i = 0; i < steps; ++i) step(model, stepping, batch, ignored);
     return seconds_since(begin) / steps;
   };
-  time(ddp, replica_sgd, 2);  // warms up
-  const at::Tensor steps = torch::tensor(std::clamp(0.2 / time(ddp, replica_sgd, 2), 1.0, 20.0));
+  time(*replica, optimizer, 2);  // warms up
+  const at::Tensor steps = torch::tensor(std::clamp(0.2 / time(*replica, optimizer, 2), 1.0, 20.0));
   world.broadcast(steps).wait();  // about a fifth of a second each time, as rank 0 sees it
   const int count = steps.item<int>();
-  if (world.rank() == 0) time(plain, single_sgd, 2);
+  if (world.rank() == 0) time(*single, single_sgd, 2);
 
   std::vector<double> alone;
   std::vector<double> together;
   for (int round = 0; round < rounds; ++round) {
     world.barrier().wait();
-    alone.push_back(world.rank() == 0 ? time(plain, single_sgd, count) : 0);
+    alone.push_back(world.rank() == 0 ? time(*single, single_sgd, count) : 0);
     world.barrier().wait();
-    together.push_back(time(ddp, replica_sgd, count));
+    together.push_back(time(*replica, optimizer, count));
   }
   std::ranges::sort(alone);
   std::ranges::sort(together);
   return {.alone = alone[rounds / 2], .together = together[rounds / 2]};
 }
 
-/// One JSON object a line; JSON has no word for what is not a number.
-std::string json_line(std::int64_t epoch, const lockstep::Score& train, const lockstep::Score& test,
-                      double seconds, double images_per_second, int ranks) {
-  std::ostringstream out;
-  out << std::setprecision(17);
-  const auto number = [&](const char* name, double value) {
-    out << ", \"" << name << "\": ";
-    std::isfinite(value) ? out << value : out << "null";
-  };
-  out << "{\"epoch\": " << epoch;
-  number("train_loss", train.loss);
-  number("train_accuracy", train.accuracy);
-  number("test_accuracy", test.accuracy);
-  number("seconds", seconds);
-  number("images_per_second", images_per_second);
-  out << ", \"ranks\": " << ranks << "}";
-  return out.str();
-}
-
-/// The file of --metrics, written by rank 0. A resumed run adds to it.
-class MetricsFile {
- public:
-  MetricsFile(const std::string& path, bool resumed) : path_(path) {
-    if (path.empty()) return;
-    out_.open(path, resumed ? std::ios::app : std::ios::trunc);
-    check();
-  }
-  void write(const std::string& line) {
-    if (path_.empty()) return;
-    out_ << line << std::endl;
-    check();
-  }
-
- private:
-  void check() const {
-    if (!out_)
-      throw lockstep::Error("--metrics " + path_ + ": cannot write: " + std::strerror(errno));
-  }
-  std::string path_;
-  std::ofstream out_;
-};
-
 void train(Settings settings, const lockstep::Group& world) {
   // All that can go wrong is found out before the first step, and on all ranks alike.
   std::optional<lockstep::Mnist> train_data;
   std::optional<lockstep::Mnist> test_data;
-  std::optional<MetricsFile> metrics;
+  std::optional<program::MetricsFile> metrics;
   lockstep::together(world, [&] {
     train_data.emplace(settings.data, lockstep::Mnist::Split::train);
     test_data.emplace(settings.data, lockstep::Mnist::Split::test);
@@ -239,10 +195,21 @@ void train(Settings settings, const lockstep::Group& world) {
   const double lr = sgd.param_groups()[0].options().get_lr();
   const auto batch_size = static_cast<std::size_t>(settings.batch_size);
 
-  lockstep::DistributedDataParallel ddp(model, world);
-  lockstep::DistributedSampler sampler(train_data->size().value(), world, {.seed = seed});
+  const lockstep::Strategy strategy = lockstep::parse_strategy(strategy_of(settings));
+  lockstep::DistributedOptimizer optimizer(sgd, *model, world, strategy);
+  lockstep::Augmented varied(
+      *train_data, settings.augment ? lockstep::AugmentOptions{.seed = seed}
+                                    : lockstep::AugmentOptions{.seed = 0, .pad = 0, .flip = false});
+  // Each rank draws from its own part, or its share of a drawing from all.
+  const std::size_t size = train_data->size().value();
+  auto drawn_from = settings.contiguous ? lockstep::partition_dataset(varied, world)
+                                        : lockstep::DatasetPart(varied, {.first = 0, .last = size});
+  auto sampler = settings.contiguous
+                     ? lockstep::DistributedSampler(drawn_from.size().value(), lockstep::Replica{},
+                                                    {.seed = seed})
+                     : lockstep::DistributedSampler(size, world, {.seed = seed});
   sampler.set_epoch(static_cast<std::uint64_t>(done));
-  auto loader = torch::data::make_data_loader(*train_data, sampler, batch_size);
+  auto loader = torch::data::make_data_loader(drawn_from, sampler, batch_size);
   auto test_loader = torch::data::make_data_loader(
       *test_data, lockstep::EvaluationSampler(test_data->size().value(), world), batch_size);
 
@@ -255,28 +222,40 @@ void train(Settings settings, const lockstep::Group& world) {
                                 "images");
     lockstep::Tally tally;
     const auto begin = Clock::now();
+    varied.set_epoch(static_cast<std::uint64_t>(epoch));
     for (const Batch& batch : *loader) {
-      step(ddp, sgd, batch, tally);
+      step(*model, optimizer, batch, tally);
       progress.advance(batch.target.size(0) * world.size());
     }
     const lockstep::Score trained = tally.score(world);
     const double seconds = seconds_since(begin);
+    // SINGA prints the sum of all batches' losses.
+    const double loss_sum = trained.loss * static_cast<double>(trained.samples) /
+                            static_cast<double>(settings.batch_size);
+    optimizer.synchronize();
     const lockstep::Score tested = evaluate(*model, *test_loader, world);
 
     if (!settings.checkpoint.empty())
       lockstep::save_checkpoint(settings.checkpoint, *model, sgd,
                                 {.epoch = epoch, .notes = {{"seed", std::to_string(seed)}}}, world);
     if (metrics)
-      metrics->write(json_line(epoch, trained, tested, seconds, images / seconds, world.size()));
-    progress.finish(title + "  loss " + fixed(trained.loss, 4) + "  train " +
-                    fixed(100 * trained.accuracy, 2) + " %  test " +
+      metrics->write({{"epoch", epoch},
+                      {"train_loss", trained.loss},
+                      {"train_loss_sum", loss_sum},
+                      {"train_accuracy", trained.accuracy},
+                      {"test_accuracy", tested.accuracy},
+                      {"seconds", seconds},
+                      {"images_per_second", images / seconds},
+                      {"ranks", world.size()}});
+    progress.finish(title + "  loss " + fixed(trained.loss, 4) + " (sum " + fixed(loss_sum, 1) +
+                    ")  train " + fixed(100 * trained.accuracy, 2) + " %  test " +
                     fixed(100 * tested.accuracy, 2) + " %  " + fixed(images / seconds, 0) +
                     " images/s  " + fixed(seconds, 1) + " s");
   }
 
   const bool loud = style != lockstep::ProgressStyle::silent;
   if (!settings.no_efficiency && !settings.quiet && world.size() > 1) {
-    const auto [alone, together] = step_times(*model, lr, *loader->begin(), world);
+    const auto [alone, together] = step_times(*model, lr, *loader->begin(), strategy, world);
     if (loud)
       std::cout << "efficiency " << fixed(100 * alone / together, 1) << " %: a step takes one rank "
                 << fixed(1000 * alone, 1) << " ms, " << world.size() << " ranks together "
@@ -288,12 +267,6 @@ void train(Settings settings, const lockstep::Group& world) {
 }
 
 void add_options(CLI::App& app, Settings& settings) {
-  const CLI::Validator positive(
-      [](const std::string& text) {
-        const double value = std::strtod(text.c_str(), nullptr);
-        return std::isfinite(value) && value > 0 ? "" : "expected a positive number, got " + text;
-      },
-      "POSITIVE");
   app.add_option("--epochs", settings.epochs,
                  "Epochs in all, those of a resumed checkpoint included")
       ->check(CLI::Range(1, 1'000'000))
@@ -302,7 +275,7 @@ void add_options(CLI::App& app, Settings& settings) {
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
   app.add_option("--lr", settings.lr, "Learning rate [0.005, or the resumed checkpoint's]")
-      ->check(positive);
+      ->check(program::positive());
   app.add_option("--seed", settings.seed,
                  "Decides weights and order [0, or the resumed checkpoint's]")
       ->check(CLI::NonNegativeNumber);
@@ -312,6 +285,22 @@ void add_options(CLI::App& app, Settings& settings) {
       ->capture_default_str();
   app.add_option("--resume", settings.resume, "Checkpoint to go on from");
   app.add_option("--metrics", settings.metrics, "File for one JSON object an epoch");
+  auto* strategy = app.add_option("--strategy", settings.strategy, "How the ranks synchronise")
+                       ->check(program::strategy())
+                       ->capture_default_str();
+  auto* dist_option =
+      app.add_option("--dist-option", settings.dist_option, "The same by SINGA's names")
+          ->check(
+              CLI::IsMember({"plain", "half", "partialUpdate", "sparseTopK", "sparseThreshold"}))
+          ->excludes(strategy);
+  app.add_option("--spars", settings.spars,
+                 "With sparseTopK the part of the gradients that is sent, with sparseThreshold the "
+                 "least magnitude [0.05]")
+      ->check(program::positive())
+      ->needs(dist_option);
+  app.add_flag("--contiguous", settings.contiguous,
+               "Each rank trains with a part of the images in a row, and with no others");
+  app.add_flag("--augment", settings.augment, "Pad, crop and flip the images at random");
   app.add_option("--threads", settings.threads,
                  "So many ranks as threads of this process, without a launcher")
       ->check(CLI::Range(1, 512));
@@ -323,33 +312,10 @@ void add_options(CLI::App& app, Settings& settings) {
 int main(int argc, char** argv) {
   Settings settings;
   CLI::App app(
-      "Trains SINGA's convolutional network on MNIST. Start it with: lockstep run -n 2 mnist_cnn");
+      "Trains SINGA's convolutional network on MNIST. Start it with: lockstep run -n 2 mnist_cnn",
+      "mnist_cnn");
   add_options(app, settings);
-  std::optional<lockstep::Group> world;
-  try {
-    try {
-      app.parse(argc, argv);
-    } catch (const CLI::ParseError& error) {
-      // Every rank was given the same words: one complaint is enough.
-      if (lockstep::init().rank() == 0) app.exit(error);
-      return error.get_exit_code() == 0 ? 0 : 2;
-    }
-    if (settings.threads > 0) {
-      lockstep::spawn(settings.threads,
-                      [&](const lockstep::Group& group) { train(settings, group); },
-                      {.timeout = {}, .keep_pages = true});
-    } else {
-      world = lockstep::init({.timeout = {}, .keep_pages = true});
-      train(settings, *world);
-    }
-    return 0;
-  } catch (const lockstep::CommError& error) {
-    std::cerr << "mnist_cnn: " << error.what() << std::endl;
-  } catch (const lockstep::Error& error) {
-    // What fails in Lockstep's other calls fails on all ranks, and rank 0 knows of all.
-    if (!world || world->rank() == 0) std::cerr << "mnist_cnn: " << error.what() << std::endl;
-  } catch (const std::exception& error) {
-    std::cerr << "mnist_cnn: " << error.what() << std::endl;
-  }
-  return 1;
+  return program::run(
+      app, argc, argv, [&](const lockstep::Group& world) { train(settings, world); },
+      settings.threads);
 }

@@ -1,17 +1,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
 #include <array>
 #include <cstdint>
-#include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <string>
 #include <vector>
 
-#include "tests/temporary_folder.h"
+#include "tests/examples/program_run.h"
 
 // Runs the example as a user does, on a data set of its own that is small and easy to learn.
 
@@ -19,18 +17,15 @@ namespace lockstep {
 namespace {
 
 using ::testing::AllOf;
+using testing::content;
+using testing::count;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
-using testing::TemporaryFolder;
+using testing::Result;
 
 constexpr int train_size = 203;  // no multiple of ranks or batch
 constexpr int test_size = 51;
-
-std::string content(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
 
 std::string big_endian(std::initializer_list<std::uint32_t> values) {
   std::string bytes;
@@ -55,13 +50,7 @@ void write_digits(const std::filesystem::path& folder, const std::string& prefix
   std::ofstream(folder / (prefix + "-labels-idx1-ubyte"), std::ios::binary) << labels;
 }
 
-struct Result {
-  int code = -1;
-  std::string out;
-  std::string err;
-};
-
-class MnistCnn : public ::testing::Test {
+class MnistCnn : public testing::ProgramRun {
  protected:
   MnistCnn() {
     std::filesystem::create_directory(folder / "data");
@@ -69,42 +58,14 @@ class MnistCnn : public ::testing::Test {
     write_digits(folder / "data", "t10k", test_size, 2);
   }
 
-  Result run(const std::string& command) const {
-    const auto out = folder / "out";
-    const auto err = folder / "err";
-    const int status =
-        std::system(("cd '" + folder.path().string() + "' && OMP_NUM_THREADS=1 " + command + " >'" +
-                     out.string() + "' 2>'" + err.string() + "' </dev/null")
-                        .c_str());
-    return {.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1,
-            .out = content(out),
-            .err = content(err)};
-  }
-  /// On two ranks, each a process.
   Result two_ranks(const std::string& flags) const {
-    return run(launcher + " run -n 2 " + program + data + flags);
+    return ProgramRun::two_ranks("mnist_cnn" + data + flags);
   }
-  Result one_rank(const std::string& flags) const { return run(program + data + flags); }
+  Result one_rank(const std::string& flags) const { return alone("mnist_cnn" + data + flags); }
 
-  std::vector<nlohmann::json> metrics() const {
-    std::vector<nlohmann::json> lines;
-    std::ifstream in(folder / "metrics.jsonl");
-    for (std::string line; std::getline(in, line);) lines.push_back(nlohmann::json::parse(line));
-    return lines;
-  }
-
-  const TemporaryFolder folder;
-  const std::string launcher = LOCKSTEP_BINARY_DIR "/lockstep";
-  const std::string program = LOCKSTEP_BINARY_DIR "/mnist_cnn";
+  const std::string program = bin + "mnist_cnn";
   const std::string data = " --data data --batch-size 16 --lr 0.05";
 };
-
-int count(const std::string& text, const std::string& part) {
-  int times = 0;
-  for (std::size_t at = 0; (at = text.find(part, at)) != std::string::npos; at += part.size())
-    ++times;
-  return times;
-}
 
 TEST_F(MnistCnn, TrainsOnTwoRanks) {
   const Result result = two_ranks(" --epochs 3 --metrics metrics.jsonl");
@@ -123,7 +84,7 @@ TEST_F(MnistCnn, TrainsOnTwoRanks) {
     EXPECT_EQ(lines[i]["ranks"], 2);
     EXPECT_GT(lines[i]["seconds"], 0.0);
     EXPECT_GT(lines[i]["images_per_second"], 0.0);
-    EXPECT_EQ(lines[i].size(), 7u);
+    EXPECT_EQ(lines[i].size(), 8u);
     // Every test digit counts once, so the accuracy is so many of them.
     const double right = lines[i]["test_accuracy"].get<double>() * test_size;
     EXPECT_NEAR(right, std::round(right), 1e-9);
@@ -160,6 +121,21 @@ TEST_F(MnistCnn, ThreadsGiveTheBitsOfProcesses) {
   EXPECT_EQ(content(folder / "processes"), content(folder / "threads"));
 }
 
+TEST_F(MnistCnn, EveryDistOptionLearns) {
+  for (const char* option :
+       {"--dist-option plain", "--dist-option half", "--dist-option partialUpdate",
+        "--dist-option sparseTopK --spars 0.1", "--dist-option sparseThreshold --spars 0.001",
+        "--strategy fp16", "--contiguous", "--augment"}) {
+    const Result result = two_ranks(std::string(" --epochs 2 --quiet --no-efficiency "
+                                                "--checkpoint '' --metrics metrics.jsonl ") +
+                                    option);
+    ASSERT_EQ(result.code, 0) << option << result.err;
+    const auto lines = metrics();
+    ASSERT_EQ(lines.size(), 2u);
+    EXPECT_LT(lines[1]["train_loss"], lines[0]["train_loss"]) << option;
+  }
+}
+
 TEST_F(MnistCnn, QuietMeansNothingAtAll) {
   const Result result = two_ranks(" --epochs 1 --quiet --checkpoint ''");
   EXPECT_EQ(result.code, 0);
@@ -170,7 +146,8 @@ TEST_F(MnistCnn, QuietMeansNothingAtAll) {
 TEST_F(MnistCnn, WrongFlagsAreNamed) {
   for (const char* flag :
        {"--epochs 0", "--epochs many", "--batch-size 0", "--batch-size -5", "--lr 0", "--lr nan",
-        "--lr 1e999", "--lr 0.1x", "--seed -1", "--threads 0", "--nonsense", "extra"}) {
+        "--lr 1e999", "--lr 0.1x", "--seed -1", "--threads 0", "--nonsense", "extra",
+        "--strategy none", "--dist-option fp32", "--spars 0 --dist-option sparseTopK"}) {
     const Result result = run(program + " " + flag);
     EXPECT_EQ(result.code, 2) << flag;
     const std::string name = std::string(flag).substr(0, std::string(flag).find(' '));
@@ -190,8 +167,9 @@ TEST_F(MnistCnn, RanksComplainOnce) {
 TEST_F(MnistCnn, HelpIsNoError) {
   const Result result = one_rank(" --help");
   EXPECT_EQ(result.code, 0);
-  for (const char* flag : {"--epochs", "--batch-size", "--lr", "--seed", "--data", "--checkpoint",
-                           "--resume", "--metrics", "--quiet"})
+  for (const char* flag :
+       {"--epochs", "--batch-size", "--lr", "--seed", "--data", "--checkpoint", "--resume",
+        "--metrics", "--strategy", "--dist-option", "--spars", "--augment", "--quiet"})
     EXPECT_THAT(result.out, HasSubstr(flag));
 }
 
