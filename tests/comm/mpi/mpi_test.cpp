@@ -41,7 +41,7 @@ class Mpi : public ::testing::Test {
 
   /// Runs n processes, of which each says what it met; what they said, once all have.
   std::string said(int n, const std::string& behaviour) {
-    Launched job(command(n, behaviour, fifo_), {});
+    Launched job(command(n, behaviour, fifo_), variables());
     job.await_output("Error ", n);
     const int released = ::open(fifo_.c_str(), O_RDWR | O_CLOEXEC);
     const auto ended = job.wait();
@@ -57,6 +57,11 @@ class Mpi : public ::testing::Test {
   }
 
   Mpi() { ::mkfifo(fifo_.c_str(), 0600); }
+
+  /// What OpenMPI leaves behind of a job that it ends goes with the test.
+  Launched::Variables variables() const {
+    return {{"OMPI_MCA_btl_vader_backing_directory", folder_.path().string()}};
+  }
 
   TemporaryFolder folder_;
   std::string fifo_ = (folder_.path() / "release").string();
@@ -105,7 +110,7 @@ TEST_F(Mpi, MessageMismatchIsNamedOnBothSides) {
 }
 
 TEST_F(Mpi, TimeoutNamesOperationAndMissingRanks) {
-  Launched job(command(3, "late", fifo_));
+  Launched job(command(3, "late", fifo_), variables());
   job.await_output("TimeoutError ");
   const int released = ::open(fifo_.c_str(), O_RDWR | O_CLOEXEC);
   const auto ended = job.wait();
@@ -115,7 +120,7 @@ TEST_F(Mpi, TimeoutNamesOperationAndMissingRanks) {
 }
 
 TEST_F(Mpi, RankThatLeavesIsNamed) {
-  Launched job(command(3, "leave", fifo_));
+  Launched job(command(3, "leave", fifo_), variables());
   job.await_output("Error ", 2);
   const int released = ::open(fifo_.c_str(), O_RDWR | O_CLOEXEC);
   const auto ended = job.wait();
@@ -129,8 +134,8 @@ TEST_F(Mpi, FirstCauseReachesEveryRank) {
 }
 
 TEST_F(Mpi, LauncherEndsTheOthersOfARankThatEnds) {
-  EXPECT_EQ(Launched(command(3, "exit-3")).wait().code, 3);
-  const auto killed = Launched(command(3, "kill-9")).wait();
+  EXPECT_EQ(Launched(command(3, "exit-3"), variables()).wait().code, 3);
+  const auto killed = Launched(command(3, "kill-9"), variables()).wait();
   EXPECT_NE(killed.code, 0);
   EXPECT_THAT(killed.out + killed.err, HasSubstr("signal 9"));
 }
