@@ -96,10 +96,12 @@ TEST(TopK, RampsAsDeepGradientCompressionDoes) {
 }
 
 template <class T>
-void check_threshold(const Threshold& strategy) {
+void check_threshold(const Threshold& strategy, std::size_t largest = 1'000'000) {
   for (const int ranks : rank_counts) {
+    auto cases = all_cases(ranks);
+    std::erase_if(cases, [&](const Case& c) { return c.n > largest; });
     compare<T>(
-        ranks, strategy, all_cases(ranks),
+        ranks, strategy, cases,
         [&](std::size_t n) {
           return sparse_mean<T>(
               ranks, n, strategy.error_feedback,
@@ -126,7 +128,7 @@ TEST(Threshold, SendsWhatIsAboveWithoutFeedback) {
 // From nothing to all, near the border where a bucket is sent whole, and of denormals.
 TEST(Threshold, CopesWithEveryDensity) {
   for (const double value : {0.0, 1e-39, 0.7, 1.0, 1.2, 1e35})
-    check_threshold<float>({.value = value});
+    check_threshold<float>({.value = value}, 1000);
 }
 
 TEST(Threshold, CopesWithDensitiesThatDifferBetweenRanks) {
