@@ -52,7 +52,7 @@ std::shared_ptr<Mlp> make_model() {
 }
 
 torch::optim::SGD make_sgd(const Mlp& model) {
-  return {model.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9)};
+  return torch::optim::SGD(model.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
 }
 
 class UnequalTraining : public ::testing::TestWithParam<int> {};

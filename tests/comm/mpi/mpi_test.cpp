@@ -134,7 +134,8 @@ TEST_F(Mpi, FirstCauseReachesEveryRank) {
 }
 
 TEST_F(Mpi, LauncherEndsTheOthersOfARankThatEnds) {
-  EXPECT_EQ(Launched(command(3, "exit-3"), variables()).wait().code, 3);
+  // Its own code, or that of a rank which heard of it and ended first.
+  EXPECT_THAT(Launched(command(3, "exit-3"), variables()).wait().code, ::testing::AnyOf(3, 1));
   const auto killed = Launched(command(3, "kill-9"), variables()).wait();
   EXPECT_NE(killed.code, 0);
   EXPECT_THAT(killed.out + killed.err, HasSubstr("signal 9"));
