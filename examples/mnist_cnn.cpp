@@ -254,6 +254,7 @@ void train(Settings settings, const lockstep::Group& world) {
   }
 
   const bool loud = style != lockstep::ProgressStyle::silent;
+  if (loud && world.size() > 1) std::cout << '\n' << lockstep::to_text(world.statistics()) << '\n';
   if (!settings.no_efficiency && !settings.quiet && world.size() > 1) {
     const auto [alone, together] = step_times(*model, lr, *loader->begin(), strategy, world);
     if (loud)

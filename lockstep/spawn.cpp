@@ -23,7 +23,7 @@ namespace {
 thread_local bool inside = false;
 
 /// What is populated of the heap for each thread rank that keeps its pages.
-constexpr std::size_t heap_of_a_rank = std::size_t{32} << 20;
+constexpr std::size_t heap_of_a_rank = std::size_t{64} << 20;
 
 std::string text_of(const std::exception_ptr& error) {
   try {

@@ -10,6 +10,7 @@
 #include "bench/session.h"
 #include "bench/settings.h"
 #include "bench/transport.h"
+#include "lockstep/core/error.h"
 
 namespace lockstep::bench {
 namespace {

@@ -67,7 +67,7 @@ def main():
                 times[way].append(result[field])
                 rows.append({"model": model, "way": way, "turn": turn, "step_ms": result[field]})
         ours = statistics.median(times["Lockstep, 2 ranks"])
-        print(f"{model}, batch {BATCH[model]} a rank     step, median of {options.rounds}    over Lockstep's")
+        print(f"{model}, batch {BATCH[model]} a rank     step, median of {options.rounds}    over Lockstep's", flush=True)
         for way, taken in times.items():
             median = statistics.median(taken)
             print(f"  {way:26} {median:9.2f} ms {median / ours:16.2f}   ({min(taken):.2f} to {max(taken):.2f})")
