@@ -2,10 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <random>
+#include <span>
 #include <vector>
 
 #include "guarded.h"
@@ -38,7 +39,7 @@ std::vector<QuantizedChunk> quantized(std::span<const float> values) {
 }
 
 bool equal(const std::vector<QuantizedChunk>& a, const std::vector<QuantizedChunk>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof a[0]) == 0;
+  return std::ranges::equal(std::as_bytes(std::span(a)), std::as_bytes(std::span(b)));
 }
 
 float value_of(const std::vector<QuantizedChunk>& chunks, std::size_t i) {
