@@ -11,6 +11,7 @@
 
 #include "lockstep/comm/host/bell.h"
 #include "lockstep/comm/host/in_flight.h"
+#include "lockstep/comm/waiting.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
 #include "lockstep/core/text.h"
@@ -23,14 +24,6 @@ using Clock = std::chrono::steady_clock;
 
 /// A sleeping rank looks at its peers this often even if nobody rings.
 constexpr auto longest_nap = std::chrono::milliseconds(200);
-
-void relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("isb" ::: "memory");
-#endif
-}
 
 }  // namespace
 
@@ -52,14 +45,6 @@ Endpoint::~Endpoint() {
   ring_all(arena());
 }
 
-Endpoint::Use::Use(Endpoint& endpoint) : endpoint_(endpoint) {
-  if (endpoint_.used_.exchange(true, std::memory_order_acquire)) {
-    throw InvalidArgument(concat("host: rank ", endpoint_.rank(),
-                                 " is used by two threads at once; its groups belong to one thread "
-                                 "at a time"));
-  }
-}
-
 void Endpoint::ring(std::span<const int> ranks) const {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (arena().header().sleepers.load(std::memory_order_relaxed) == 0) return;
@@ -77,16 +62,13 @@ void Endpoint::wait(const InFlight& operation) {
   };
   for (int i = 0; i < spins_; ++i) {
     if (finished()) return;
-    relax();
+    detail::relax();
   }
   for (int i = 0; i < yields_; ++i) {
     if (finished()) return;
     ::sched_yield();
   }
-  // Longer than this is for ever, and sums of it must not overflow.
-  constexpr std::chrono::milliseconds longest = std::chrono::hours(24 * 365);
-  const auto own = operation.operation().timeout;
-  const auto limit = std::min(own.count() > 0 ? own : options_.timeout, longest);
+  const auto limit = detail::wait_limit(operation.operation(), options_.timeout);
   const auto begin = Clock::now();
   for (;;) {
     const Nap nap(arena(), rank_);
@@ -143,23 +125,14 @@ void Endpoint::check_time(const InFlight& operation, Clock::duration waited,
                           std::chrono::milliseconds limit) {
   if (waited < limit) return;
   const auto missing = operation.missing();
+  const auto never_joined = [&](int rank) {
+    return arena().rank(rank).status.load() == RankStatus::absent ? " (never called init)" : "";
+  };
   world_->fail({.kind = Failure::Kind::timeout,
                 .rank = missing.empty() ? -1 : missing.front(),
                 .text = concat(operation.operation().label(), " waited ", limit.count() / 1000.0,
-                               " s for ", describe_missing(missing))});
+                               " s for ", detail::list_ranks(missing, never_joined))});
   throw_failure(operation.where());
-}
-
-std::string Endpoint::describe_missing(const std::vector<int>& ranks) const {
-  constexpr std::size_t most = 16;
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < std::min(ranks.size(), most); ++i) {
-    const auto& state = arena().rank(ranks[i]);
-    text += concat(i == 0 ? "" : ", ", ranks[i],
-                   state.status.load() == RankStatus::absent ? " (never called init)" : "");
-  }
-  if (ranks.size() > most) text += concat(" and ", ranks.size() - most, " more");
-  return text;
 }
 
 void Endpoint::throw_failure(std::string_view where) {

@@ -11,11 +11,11 @@
 
 #include "lockstep/comm/host/heap.h"
 #include "lockstep/comm/host/host.h"
+#include "lockstep/comm/host/in_flight.h"
 #include "lockstep/comm/host/world.h"
+#include "lockstep/comm/waiting.h"
 
 namespace lockstep::host {
-
-class InFlight;
 
 /// Something of this rank that advances when polled: a group's operations.
 class Pollable {
@@ -70,16 +70,10 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   /// Takes the block back once all its members are through with it.
   void retire(const Block& block);
 
-  /// Entered by every call that touches this rank's groups: one thread at a time.
-  class Use {
+  /// Entered by every call that touches this rank's groups.
+  class Use : detail::OneThread {
    public:
-    explicit Use(Endpoint& endpoint);
-    ~Use() { endpoint_.used_.store(false, std::memory_order_release); }
-    Use(const Use&) = delete;
-    Use& operator=(const Use&) = delete;
-
-   private:
-    Endpoint& endpoint_;
+    explicit Use(Endpoint& endpoint) : OneThread(endpoint.used_, "host", endpoint.rank()) {}
   };
 
  private:
@@ -89,7 +83,6 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   RankStatus status_of(int rank);
   void check_time(const InFlight& operation, std::chrono::steady_clock::duration waited,
                   std::chrono::milliseconds limit);
-  std::string describe_missing(const std::vector<int>& ranks) const;
 
   std::shared_ptr<World> world_;
   int rank_;

@@ -4,6 +4,7 @@
 #include <exception>
 #include <new>
 
+#include "lockstep/comm/split.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
 #include "lockstep/core/text.h"
@@ -46,6 +47,11 @@ void HostCommunicator::fail(std::string_view cause) noexcept {
   }
 }
 
+void HostCommunicator::abandon(std::string_view cause) noexcept {
+  fail(cause);
+  drop();
+}
+
 void HostCommunicator::join() {
   const auto meet = [&] {
     const Endpoint::Use use(*endpoint_);
@@ -61,7 +67,10 @@ void HostCommunicator::drop() noexcept {
 
 Work HostCommunicator::begin(Operation&& operation) {
   const Endpoint::Use use(*endpoint_);
-  if (endpoint_->failed()) endpoint_->throw_failure(where(operation.label()));
+  if (endpoint_->failed()) {
+    number(operation);
+    endpoint_->throw_failure(where(operation.label()));
+  }
   if (operation.is_message()) return begin_message(std::move(operation));
   number(operation);
   return start(std::move(operation));
@@ -100,27 +109,9 @@ void HostCommunicator::poll() {
 }
 
 std::shared_ptr<Communicator> HostCommunicator::split(int color, int key) {
-  struct Choice {
-    std::int64_t color;
-    std::int64_t key;
-    std::uint64_t offset;
-  };
-  static_assert(sizeof(Choice) == 3 * sizeof(std::int64_t));
-  std::vector<Choice> choices(static_cast<std::size_t>(size()));
-  const auto exchange = [&](const Choice& mine) {
-    all_gather(&mine, choices.data(), 3, DType::i64).wait();
-  };
-  Choice mine{.color = color, .key = key, .offset = no_offset};
-  exchange(mine);
-
-  std::vector<int> group_ranks;
-  for (int other = 0; other < size(); ++other) {
-    if (color >= 0 && choices[static_cast<std::size_t>(other)].color == color)
-      group_ranks.push_back(other);
-  }
-  std::stable_sort(group_ranks.begin(), group_ranks.end(), [&](int a, int b) {
-    return choices[static_cast<std::size_t>(a)].key < choices[static_cast<std::size_t>(b)].key;
-  });
+  constexpr auto none = static_cast<std::int64_t>(no_offset);
+  detail::SplitChoice mine{.color = color, .key = key, .own = none};
+  const auto group_ranks = detail::ranks_of_color(color, detail::exchange_choices(*this, mine));
 
   // The first member gives the block, out of its own memory.
   const int members = static_cast<int>(group_ranks.size());
@@ -128,17 +119,17 @@ std::shared_ptr<Communicator> HostCommunicator::split(int color, int key) {
   std::exception_ptr shortage;
   if (owner) {
     try {
-      mine.offset = endpoint_->take_block(members);
+      mine.own = static_cast<std::int64_t>(endpoint_->take_block(members));
     } catch (const CommError&) {
       shortage = std::current_exception();
     }
   }
-  exchange(mine);
+  const auto choices = detail::exchange_choices(*this, mine);
   if (group_ranks.empty()) return nullptr;
   if (shortage != nullptr) std::rethrow_exception(shortage);
 
-  const auto offset = choices[static_cast<std::size_t>(group_ranks.front())].offset;
-  if (offset == no_offset) {
+  const auto offset = choices[static_cast<std::size_t>(group_ranks.front())].own;
+  if (offset == none) {
     throw CommError(detail::concat(where("split"), ": rank ", group_ranks.front(),
                                    " has not enough exchangeable memory for the new group"));
   }
@@ -148,7 +139,7 @@ std::shared_ptr<Communicator> HostCommunicator::split(int color, int key) {
   const auto position = std::find(group_ranks.begin(), group_ranks.end(), rank());
   auto made = std::make_shared<HostCommunicator>(
       endpoint_, std::move(world_ranks), static_cast<int>(position - group_ranks.begin()),
-      Block(endpoint_->arena().at(offset), members), owner);
+      Block(endpoint_->arena().at(static_cast<std::uint64_t>(offset)), members), owner);
   made->join();
   log::debug(detail::concat(made->where("split"), " joined its group"));
   return made;

@@ -30,6 +30,8 @@ class HostCommunicator final : public Communicator,
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override;
   std::shared_ptr<Communicator> split(int color, int key) override;
   void fail(std::string_view cause) noexcept override;
+  /// fail(), by an operation that nobody will wait for.
+  void abandon(std::string_view cause) noexcept;
 
   void poll() override;
   void drop() noexcept override;
@@ -39,6 +41,7 @@ class HostCommunicator final : public Communicator,
   void join();
 
   // For the operations in flight.
+  using Use = Endpoint::Use;
   Endpoint& endpoint() const { return *endpoint_; }
   const Block& block() const { return block_; }
   std::span<const int> members() const { return members_; }

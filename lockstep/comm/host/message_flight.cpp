@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "lockstep/comm/host/host_communicator.h"
+#include "lockstep/comm/message_terms.h"
 #include "lockstep/core/text.h"
 
 namespace lockstep::host {
@@ -12,10 +13,6 @@ Mailbox& mailbox_of(const HostCommunicator& group, const Operation& operation) {
   return operation.collective == Collective::send
              ? group.block().mailbox(group.rank(), operation.peer)
              : group.block().mailbox(operation.peer, group.rank());
-}
-
-std::string describe(DType dtype, std::uint64_t count, std::uint32_t tag) {
-  return detail::concat(count, " elements of ", name(dtype), " with tag ", tag);
 }
 
 }  // namespace
@@ -78,21 +75,17 @@ void MessageFlight::advance_recv() {
 }
 
 bool MessageFlight::agree() {
-  const auto dtype = static_cast<DType>(mailbox_.dtype);
-  if (dtype == operation().dtype && mailbox_.count == operation().count &&
-      mailbox_.tag == operation().tag) {
-    return true;
-  }
+  const detail::MessageTerms got{
+      .dtype = static_cast<DType>(mailbox_.dtype), .count = mailbox_.count, .tag = mailbox_.tag};
+  const auto expected = detail::terms_of(operation());
+  if (got == expected) return true;
   const auto members = group().members();
+  const int from = members[static_cast<std::size_t>(operation().peer)];
+  const int to = members[static_cast<std::size_t>(group().rank())];
   group().endpoint().world().fail(
       {.kind = Failure::Kind::mismatch,
-       .rank = members[static_cast<std::size_t>(group().rank())],
-       .text = detail::concat("message #", number_, " from rank ",
-                              members[static_cast<std::size_t>(operation().peer)], " to rank ",
-                              members[static_cast<std::size_t>(group().rank())],
-                              " differs: the receiver expected ",
-                              describe(operation().dtype, operation().count, operation().tag),
-                              ", got ", describe(dtype, mailbox_.count, mailbox_.tag))});
+       .rank = to,
+       .text = detail::describe_difference(number_, from, to, expected, got)});
   return false;
 }
 

@@ -11,6 +11,7 @@
 #include "lockstep/comm/mpi/channel.h"
 #include "lockstep/comm/mpi/in_flight.h"
 #include "lockstep/comm/mpi/library.h"
+#include "lockstep/comm/waiting.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
 #include "lockstep/core/text.h"
@@ -34,24 +35,6 @@ constexpr auto patience = std::chrono::seconds(1);
 constexpr auto awake = std::chrono::milliseconds(20);
 constexpr auto nap = std::chrono::microseconds(50);
 
-void relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("isb" ::: "memory");
-#endif
-}
-
-std::string describe(const std::vector<int>& ranks) {
-  constexpr std::size_t most = 16;
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < std::min(ranks.size(), most); ++i) {
-    text += concat(i == 0 ? "" : ", ", ranks[i]);
-  }
-  if (ranks.size() > most) text += concat(" and ", ranks.size() - most, " more");
-  return text;
-}
-
 }  // namespace
 
 Endpoint::Endpoint(const Options& options) : options_(options) {
@@ -68,16 +51,14 @@ void Endpoint::remove(Pollable& group) {
   if (groups_.empty()) leave();
 }
 
-Endpoint::Use::Use(Endpoint& endpoint) : endpoint_(endpoint) {
-  if (endpoint_.main_thread_only_ && !Library::on_main_thread()) {
-    throw InvalidArgument(concat("mpi: rank ", endpoint_.rank(),
+Endpoint::Use::Use(Endpoint& endpoint)
+    : OneThread((check_thread(endpoint), endpoint.used_), "mpi", endpoint.rank()) {}
+
+void Endpoint::Use::check_thread(const Endpoint& endpoint) {
+  if (endpoint.main_thread_only_ && !Library::on_main_thread()) {
+    throw InvalidArgument(concat("mpi: rank ", endpoint.rank(),
                                  " is used outside the main thread; the program initialised MPI "
                                  "with MPI_THREAD_FUNNELED"));
-  }
-  if (endpoint_.used_.exchange(true, std::memory_order_acquire)) {
-    throw InvalidArgument(concat("mpi: rank ", endpoint_.rank(),
-                                 " is used by two threads at once; its groups belong to one thread "
-                                 "at a time"));
   }
 }
 
@@ -119,10 +100,7 @@ bool Endpoint::poll() {
 
 void Endpoint::wait(const InFlight& operation) {
   constexpr int spins = 1000;
-  // Longer than this is for ever, and sums of it must not overflow.
-  constexpr std::chrono::milliseconds longest = std::chrono::hours(24 * 365);
-  const auto own = operation.operation().timeout;
-  const auto limit = std::min(own.count() > 0 ? own : options_.timeout, longest);
+  const auto limit = detail::wait_limit(operation.operation(), options_.timeout);
   const auto begin = Clock::now();
   auto last_news = begin;
   for (int idle = 0;;) {
@@ -130,7 +108,7 @@ void Endpoint::wait(const InFlight& operation) {
     if (operation.complete()) return;
     if (failed()) throw_failure(operation.where());
     if (fits_ && idle % spins != 0) {
-      relax();
+      detail::relax();
       continue;
     }
     const auto now = Clock::now();
@@ -168,7 +146,7 @@ void Endpoint::check_time(const InFlight& operation, Clock::duration waited,
   if (waited < limit) return;
   record({.timeout = true,
           .text = concat(operation.operation().label(), " waited ", limit.count() / 1000.0,
-                         " s for ", describe(operation.missing()))});
+                         " s for ", detail::list_ranks(operation.missing()))});
   spread();
   throw_failure(operation.where());
 }

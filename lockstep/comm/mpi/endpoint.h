@@ -10,13 +10,13 @@
 #include <string_view>
 #include <vector>
 
+#include "lockstep/comm/mpi/in_flight.h"
 #include "lockstep/comm/mpi/mpi.h"
 #include "lockstep/comm/mpi/notice.h"
 #include "lockstep/comm/mpi/transport.h"
+#include "lockstep/comm/waiting.h"
 
 namespace lockstep::mpi {
-
-class InFlight;
 
 /// Something of this rank that advances when polled: a group's operations.
 class Pollable {
@@ -71,17 +71,14 @@ class Endpoint {
   /// The same, and waits until all have left, so that no message is under way when MPI ends.
   void part() noexcept;
 
-  /// Entered by every call that touches this rank's groups: one thread at a time, and the main
-  /// thread only where MPI wants that.
-  class Use {
+  /// Entered by every call that touches this rank's groups; by the main thread only where MPI wants
+  /// that.
+  class Use : detail::OneThread {
    public:
     explicit Use(Endpoint& endpoint);
-    ~Use() { endpoint_.used_.store(false, std::memory_order_release); }
-    Use(const Use&) = delete;
-    Use& operator=(const Use&) = delete;
 
    private:
-    Endpoint& endpoint_;
+    static void check_thread(const Endpoint& endpoint);
   };
 
  private:

@@ -1,17 +1,10 @@
 #include "lockstep/comm/mpi/message_flight.h"
 
+#include "lockstep/comm/message_terms.h"
 #include "lockstep/comm/mpi/mpi_communicator.h"
 #include "lockstep/core/text.h"
 
 namespace lockstep::mpi {
-namespace {
-
-std::string describe(DType dtype, std::uint64_t count, std::uint32_t tag) {
-  return detail::concat(count, " elements of ", name(dtype), " with tag ", tag);
-}
-
-}  // namespace
-
 MessageFlight::MessageFlight(MpiCommunicator& group, Operation&& operation)
     : InFlight(group, std::move(operation)) {}
 
@@ -59,16 +52,12 @@ void MessageFlight::advance() {
 }
 
 bool MessageFlight::agree() {
-  if (offer_.dtype == operation().dtype && offer_.count == operation().count &&
-      offer_.tag == operation().tag) {
-    return true;
-  }
-  group().endpoint().fail(
-      {.text = detail::concat(
-           "message #", operation().sequence, " from rank ", group().world_rank(operation().peer),
-           " to rank ", group().world_rank(group().rank()), " differs: the receiver expected ",
-           describe(operation().dtype, operation().count, operation().tag), ", got ",
-           describe(offer_.dtype, offer_.count, offer_.tag))});
+  const detail::MessageTerms got{.dtype = offer_.dtype, .count = offer_.count, .tag = offer_.tag};
+  const auto expected = detail::terms_of(operation());
+  if (got == expected) return true;
+  group().endpoint().fail({.text = detail::describe_difference(
+                               operation().sequence, group().world_rank(operation().peer),
+                               group().world_rank(group().rank()), expected, got)});
   return false;
 }
 

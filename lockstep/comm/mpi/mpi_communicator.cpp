@@ -7,6 +7,7 @@
 #include <cstring>
 #include <new>
 
+#include "lockstep/comm/split.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
 #include "lockstep/core/text.h"
@@ -79,6 +80,8 @@ void MpiCommunicator::fail(std::string_view cause) noexcept {
   }
 }
 
+void MpiCommunicator::abandon(std::string_view cause) noexcept { fail(cause); }
+
 void MpiCommunicator::send(const std::byte* data, std::size_t bytes, int member, Channel channel,
                            Transport::Done done) const {
   endpoint_->transport().send(data, bytes, world_rank(member), tag_of(number_, channel),
@@ -107,8 +110,8 @@ void MpiCommunicator::join() {
 
 Work MpiCommunicator::begin(Operation&& operation) {
   const Endpoint::Use use(*endpoint_);
-  if (endpoint_->failed()) endpoint_->throw_failure(where(operation.label()));
   number(operation);
+  if (endpoint_->failed()) endpoint_->throw_failure(where(operation.label()));
   if (operation.is_message()) return begin_message(std::move(operation));
   return start(std::move(operation));
 }
@@ -146,34 +149,19 @@ std::vector<int> MpiCommunicator::holding_up() const {
 }
 
 std::shared_ptr<Communicator> MpiCommunicator::split(int color, int key) {
-  struct Choice {
-    std::int64_t color;
-    std::int64_t key;
-    std::int64_t last_group;
-  };
-  static_assert(sizeof(Choice) == 3 * sizeof(std::int64_t));
-  std::vector<Choice> choices(static_cast<std::size_t>(size()));
-  const Choice mine{.color = color, .key = key, .last_group = endpoint_->last_group()};
-  all_gather(&mine, choices.data(), 3, DType::i64).wait();
-
+  const auto choices =
+      detail::exchange_choices(*this, {.color = color, .key = key, .own = endpoint_->last_group()});
   // Higher than that of any group that a member is in, so no two groups of a rank have the same.
   std::int64_t number = 0;
-  std::vector<int> group_ranks;
-  for (int other = 0; other < size(); ++other) {
-    const auto& choice = choices[static_cast<std::size_t>(other)];
-    number = std::max(number, choice.last_group + 1);
-    if (color >= 0 && choice.color == color) group_ranks.push_back(other);
-  }
+  for (const auto& choice : choices) number = std::max(number, choice.own + 1);
   const int most = most_groups(endpoint_->transport().last_tag());
   if (number > most) {
     throw CommError(
         detail::concat(where("split"), ": this MPI has tags for ", most, " groups, and no more"));
   }
   endpoint_->set_last_group(static_cast<int>(number));
+  const auto group_ranks = detail::ranks_of_color(color, choices);
   if (group_ranks.empty()) return nullptr;
-  std::stable_sort(group_ranks.begin(), group_ranks.end(), [&](int a, int b) {
-    return choices[static_cast<std::size_t>(a)].key < choices[static_cast<std::size_t>(b)].key;
-  });
 
   std::vector<int> world_ranks;
   for (const int member : group_ranks) world_ranks.push_back(world_rank(member));

@@ -32,6 +32,8 @@ class MpiCommunicator final : public Communicator,
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override;
   std::shared_ptr<Communicator> split(int color, int key) override;
   void fail(std::string_view cause) noexcept override;
+  /// fail(), by an operation that nobody will wait for.
+  void abandon(std::string_view cause) noexcept;
 
   void poll() override;
 
@@ -40,6 +42,7 @@ class MpiCommunicator final : public Communicator,
   void join();
 
   // For the operations in flight.
+  using Use = Endpoint::Use;
   Endpoint& endpoint() const { return *endpoint_; }
   std::span<const int> members() const { return members_; }
   int world_rank(int member) const { return members_[static_cast<std::size_t>(member)]; }

@@ -1,0 +1,87 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lockstep/comm/operation.h"
+#include "lockstep/comm/work.h"
+#include "lockstep/core/text.h"
+
+namespace lockstep::detail {
+
+/// One operation of this rank between begin and completion, in a backend whose communicator has an
+/// endpoint() that polls and waits. A backend instantiates it where its communicator is complete.
+template <class Group>
+class InFlightIn : public Ticket {
+ public:
+  InFlightIn(Group& group, Operation&& operation);
+  ~InFlightIn() override;
+
+  /// Does what can be done without blocking.
+  virtual void advance() = 0;
+  /// World ranks that have not done what this operation waits for.
+  virtual std::vector<int> missing() const = 0;
+
+  bool complete() const { return complete_; }
+  const Operation& operation() const { return operation_; }
+  /// "all_reduce #17 (host) rank 2 of 4".
+  std::string where() const;
+
+  bool test() final;
+  void wait() final;
+  void abandon() noexcept final;
+
+ protected:
+  void set_complete() { complete_ = true; }
+  Group& group() const { return *group_; }
+
+ private:
+  std::shared_ptr<Group> group_;
+  Operation operation_;
+  bool complete_ = false;
+};
+
+template <class Group>
+InFlightIn<Group>::InFlightIn(Group& group, Operation&& operation)
+    : group_(group.shared_from_this()), operation_(std::move(operation)) {}
+
+template <class Group>
+InFlightIn<Group>::~InFlightIn() = default;
+
+template <class Group>
+std::string InFlightIn<Group>::where() const {
+  return group_->where(operation_.label());
+}
+
+template <class Group>
+bool InFlightIn<Group>::test() {
+  if (complete_) return true;
+  auto& endpoint = group_->endpoint();
+  const typename Group::Use use(endpoint);
+  endpoint.poll();
+  if (!complete_ && endpoint.failed()) endpoint.throw_failure(where());
+  return complete_;
+}
+
+template <class Group>
+void InFlightIn<Group>::wait() {
+  if (complete_) return;
+  auto& endpoint = group_->endpoint();
+  const typename Group::Use use(endpoint);
+  endpoint.wait(*this);
+}
+
+template <class Group>
+void InFlightIn<Group>::abandon() noexcept {
+  if (complete_) return;
+  try {
+    group_->abandon(
+        concat(operation_.label(), " was abandoned: an exception left the scope of its Work"));
+  } catch (...) {
+    group_->abandon("an operation was abandoned");
+  }
+}
+
+}  // namespace lockstep::detail
