@@ -21,3 +21,20 @@ function(lockstep_library target)
   target_link_libraries(${target} PUBLIC ${arg_LINK} PRIVATE ${arg_LINK_PRIVATE})
   lockstep_configure(${target})
 endfunction()
+
+# Headers such as LibTorch's, GoogleTest's and CLI11's cost a file up to ten seconds, whatever it does
+# with them: a target of many such files compiles several as one.
+option(LOCKSTEP_BATCH "Compile several files as one where their headers cost more than they do" ON)
+function(lockstep_batch target)
+  if(LOCKSTEP_BATCH)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 12)
+  endif()
+endfunction()
+
+# A program of LibTorch: its hot loops are in the libraries, and LibTorch's templates take half as
+# long again at -O3.
+function(lockstep_torch_program target)
+  lockstep_configure(${target})
+  target_precompile_headers(${target} REUSE_FROM lockstep)
+  target_compile_options(${target} PRIVATE $<$<NOT:$<CONFIG:Debug>>:-O1>)
+endfunction()

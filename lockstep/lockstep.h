@@ -29,6 +29,7 @@
 #include "lockstep/sync/threshold.h"
 #include "lockstep/sync/top_k.h"
 #include "lockstep/sync/warmup.h"
+#include "lockstep/together.h"
 #include "lockstep/train/checkpoint.h"
 #include "lockstep/train/checkpoint_folder.h"
 #include "lockstep/train/checkpoint_writer.h"
@@ -36,5 +37,4 @@
 #include "lockstep/train/progress.h"
 #include "lockstep/train/state_dict.h"
 #include "lockstep/train/tally.h"
-#include "lockstep/train/together.h"
 #include "lockstep/train/torch_file.h"

@@ -19,10 +19,10 @@ namespace lockstep {
 
 namespace {
 
-constexpr std::size_t side = 32;
-constexpr std::size_t image_bytes = 3 * side * side;
+constexpr std::size_t image_side = 32;
+constexpr std::size_t image_bytes = 3 * image_side * image_side;
 constexpr std::size_t record_bytes = 1 + image_bytes;
-constexpr std::uint8_t classes = 10;
+constexpr std::uint8_t image_classes = 10;
 constexpr int most_batches = 5;
 
 std::filesystem::path batch_file(const std::filesystem::path& root, int number) {
@@ -64,9 +64,9 @@ void append(const std::filesystem::path& path, std::vector<char>& records) {
                                    " bytes, found the end: ", std::strerror(errno)));
   for (std::size_t at = 0; at < size; at += record_bytes) {
     const auto label = static_cast<std::uint8_t>(records[before + at]);
-    if (label >= classes)
+    if (label >= image_classes)
       throw DataError(detail::concat(file, ": offset ", at, ": expected a label from 0 to ",
-                                     classes - 1, ", found ", static_cast<int>(label)));
+                                     image_classes - 1, ", found ", static_cast<int>(label)));
   }
 }
 
@@ -76,7 +76,7 @@ Cifar10::Cifar10(const std::filesystem::path& root, Split split) {
   std::vector<char> records;
   for (const auto& file : files_of(root, split)) append(file, records);
   const auto count = static_cast<std::int64_t>(records.size() / record_bytes);
-  images_ = at::empty({count, 3, side, side}, at::kByte);
+  images_ = at::empty({count, 3, image_side, image_side}, at::kByte);
   targets_ = at::empty({count}, at::kLong);
   auto* image = images_.mutable_data_ptr<std::uint8_t>();
   auto* target = targets_.mutable_data_ptr<std::int64_t>();
@@ -95,10 +95,10 @@ Cifar10::Cifar10(at::Tensor images, at::Tensor targets)
                                          toString(images_.scalar_type()),
                                          ", expected [size, 3, 32, 32] of Byte"));
   if (targets_.scalar_type() != at::kLong || targets_.sizes() != at::IntArrayRef({count}) ||
-      targets_.lt(0).logical_or(targets_.ge(classes)).any().item<bool>())
+      targets_.lt(0).logical_or(targets_.ge(image_classes)).any().item<bool>())
     throw InvalidArgument(detail::concat("Cifar10: got targets ", targets_.sizes(), " of ",
                                          toString(targets_.scalar_type()), ", expected [", count,
-                                         "] of Long from 0 to ", classes - 1));
+                                         "] of Long from 0 to ", image_classes - 1));
 }
 
 torch::data::Example<> Cifar10::get_batch(c10::ArrayRef<std::size_t> indices) {

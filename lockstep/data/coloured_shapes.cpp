@@ -13,11 +13,11 @@ namespace lockstep {
 
 namespace {
 
-constexpr std::size_t side = 32;
-constexpr std::int64_t classes = 10;
+constexpr std::size_t shape_side = 32;
+constexpr std::int64_t shape_classes = 10;
 
 /// Whether a point belongs to the shape of a class; x and y run from -1 to 1 over its size.
-bool inside(std::int64_t shape, double x, double y) {
+bool covers(std::int64_t shape, double x, double y) {
   const double across = std::max(std::abs(x), std::abs(y));
   if (across > 1) return false;
   const double radius = std::hypot(x, y);
@@ -56,23 +56,23 @@ Cifar10 coloured_shapes(std::size_t count, std::uint64_t seed) {
     return low + (high - low) * static_cast<double>(generator() >> 11) * 0x1p-53;
   };
   const auto images = static_cast<std::int64_t>(count);
-  at::Tensor pixels = at::empty({images, 3, side, side}, at::kByte);
+  at::Tensor pixels = at::empty({images, 3, shape_side, shape_side}, at::kByte);
   at::Tensor targets = at::empty({images}, at::kLong);
   auto* pixel = pixels.mutable_data_ptr<std::uint8_t>();
   auto* target = targets.mutable_data_ptr<std::int64_t>();
   for (std::int64_t i = 0; i < images; ++i) {
-    const std::int64_t shape = i % classes;
+    const std::int64_t shape = i % shape_classes;
     target[i] = shape;
     const double size = between(7, 13);
-    const double column = between(size, side - size);
-    const double row = between(size, side - size);
+    const double column = between(size, shape_side - size);
+    const double row = between(size, shape_side - size);
     const double bright = between(0, 1) < 0.5 ? 0 : 120;  // against the background, or the reverse
     std::array<double, 3> colour{};
     for (double& value : colour) value = bright + between(0, 110);
     for (const double value : colour) {
-      for (std::size_t y = 0; y < side; ++y) {
-        for (std::size_t x = 0; x < side; ++x) {
-          const bool shown = inside(shape, (static_cast<double>(x) + 0.5 - column) / size,
+      for (std::size_t y = 0; y < shape_side; ++y) {
+        for (std::size_t x = 0; x < shape_side; ++x) {
+          const bool shown = covers(shape, (static_cast<double>(x) + 0.5 - column) / size,
                                     (static_cast<double>(y) + 0.5 - row) / size);
           const double base = shown ? value : 150 - bright;
           *pixel++ = static_cast<std::uint8_t>(std::clamp(base + between(-25, 25), 0.0, 255.0));

@@ -15,24 +15,24 @@ namespace lockstep {
 
 namespace {
 
-constexpr std::uint32_t side = 28;
-constexpr int classes = 10;
+constexpr std::uint32_t digit_side = 28;
+constexpr int digit_classes = 10;
 
 at::Tensor as_targets(const detail::IdxArray& labels) {
   const auto wrong = std::find_if(labels.values.begin(), labels.values.end(),
-                                  [](std::uint8_t label) { return label >= classes; });
+                                  [](std::uint8_t label) { return label >= digit_classes; });
   if (wrong != labels.values.end())
     throw DataError(detail::concat(
         labels.file.string(), ": offset ",
         labels.header_bytes() + static_cast<std::size_t>(wrong - labels.values.begin()),
-        ": expected a label from 0 to ", classes - 1, ", found ", static_cast<int>(*wrong)));
+        ": expected a label from 0 to ", digit_classes - 1, ", found ", static_cast<int>(*wrong)));
   at::Tensor targets = at::empty({static_cast<std::int64_t>(labels.values.size())}, at::kLong);
   std::copy(labels.values.begin(), labels.values.end(), targets.mutable_data_ptr<std::int64_t>());
   return targets;
 }
 
 at::Tensor as_images(const detail::IdxArray& images) {
-  at::Tensor tensor = at::empty({images.sizes[0], 1, side, side}, at::kByte);
+  at::Tensor tensor = at::empty({images.sizes[0], 1, digit_side, digit_side}, at::kByte);
   std::memcpy(tensor.mutable_data_ptr(), images.values.data(), images.values.size());
   return tensor;
 }
@@ -41,7 +41,7 @@ at::Tensor as_images(const detail::IdxArray& images) {
 
 Mnist::Mnist(const std::filesystem::path& root, Split split) {
   const std::string prefix = split == Split::train ? "train" : "t10k";
-  constexpr std::uint32_t image[] = {side, side};
+  constexpr std::uint32_t image[] = {digit_side, digit_side};
   const detail::IdxArray images = detail::read_idx(root, prefix + "-images-idx3-ubyte", image);
   const detail::IdxArray labels = detail::read_idx(root, prefix + "-labels-idx1-ubyte", {});
   if (images.sizes[0] != labels.sizes[0])

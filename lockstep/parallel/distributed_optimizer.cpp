@@ -4,39 +4,35 @@
 #include <torch/optim/optimizer.h>
 
 #include <memory>
-#include <string>
 #include <unordered_set>
 #include <utility>
 
 #include "lockstep/core/error.h"
 #include "lockstep/core/text.h"
-#include "lockstep/parallel/agree.h"
 #include "lockstep/parallel/reducer.h"
+#include "lockstep/together.h"
 
 namespace lockstep {
 namespace {
-
-using detail::concat;
 
 /// A parameter outside the model would be updated by each rank's own gradient.
 void check_parameters(const torch::optim::Optimizer& optimizer, const torch::nn::Module& model,
                       const Group& group) {
   std::unordered_set<const void*> known;
   for (const auto& parameter : model.parameters()) known.insert(parameter.unsafeGetTensorImpl());
-  std::string error;
-  std::size_t index = 0;
-  for (const auto& group_of : optimizer.param_groups()) {
-    for (const auto& parameter : group_of.params()) {
-      if (error.empty() && !known.contains(parameter.unsafeGetTensorImpl())) {
-        error = concat("an error: parameter #", index, " of the optimizer, of sizes ",
-                       parameter.sizes(), ", is none of the model's");
+  together(group, [&] {
+    std::size_t index = 0;
+    for (const auto& group_of : optimizer.param_groups()) {
+      for (const auto& parameter : group_of.params()) {
+        if (!known.contains(parameter.unsafeGetTensorImpl())) {
+          throw InvalidArgument(detail::concat("DistributedOptimizer: parameter #", index,
+                                               " of the optimizer, of sizes ", parameter.sizes(),
+                                               ", is none of the model's"));
+        }
+        ++index;
       }
-      ++index;
     }
-  }
-  const std::string lines[] = {error};
-  detail::agree(group, "DistributedOptimizer", lines);
-  if (!error.empty()) throw InvalidArgument(concat("DistributedOptimizer: ", error));
+  });
 }
 
 /// The model without a share in it.

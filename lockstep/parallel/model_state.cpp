@@ -4,10 +4,10 @@
 
 #include <unordered_set>
 
-#include "lockstep/core/digest.h"
 #include "lockstep/core/text.h"
 #include "lockstep/parallel/agree.h"
 #include "lockstep/parallel/bundle.h"
+#include "lockstep/parallel/checksum.h"
 
 namespace lockstep {
 namespace detail {
@@ -25,11 +25,6 @@ std::vector<NamedTensor> unique(const torch::OrderedDict<std::string, at::Tensor
     }
   }
   return tensors;
-}
-
-std::uint64_t checksum(const at::Tensor& tensor) {
-  const auto dense = tensor.detach().contiguous();
-  return digest({static_cast<const std::byte*>(dense.data_ptr()), dense.nbytes()});
 }
 
 std::string line(std::string_view kind, const NamedTensor& named, bool with_values) {

@@ -8,19 +8,13 @@
 #include "lockstep/core/digest.h"
 #include "lockstep/core/text.h"
 #include "lockstep/parallel/agree.h"
+#include "lockstep/parallel/checksum.h"
 #include "lockstep/parallel/replica_error.h"
 
 namespace lockstep::detail {
 namespace {
 
-std::uint64_t checksum(const at::Tensor& parameter) {
-  // Holes between the elements are not the parameter's.
-  const auto dense =
-      parameter.is_non_overlapping_and_dense() ? parameter : parameter.detach().contiguous();
-  return digest({static_cast<const std::byte*>(dense.data_ptr()), dense.nbytes()});
-}
-
-std::uint64_t checksum(const Bucket& bucket) {
+std::uint64_t checksum_of(const Bucket& bucket) {
   std::vector<std::uint64_t> checksums;
   for (const auto& slice : bucket.slices()) checksums.push_back(checksum(slice.parameter));
   return digest(std::as_bytes(std::span(checksums)));
@@ -35,7 +29,7 @@ void Proof::write(std::int64_t step, const Lanes& lanes, std::span<std::uint8_t,
     return;
   }
   bucket_ = &lanes.all()[static_cast<std::size_t>(step / every_) % lanes.size()].bucket;
-  const auto sum = checksum(*bucket_);
+  const auto sum = checksum_of(*bucket_);
   const auto complement = ~sum;
   std::memcpy(own.data(), &sum, sizeof sum);
   std::memcpy(own.data() + sizeof sum, &complement, sizeof complement);

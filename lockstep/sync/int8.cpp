@@ -1,11 +1,10 @@
 #include "lockstep/sync/int8.h"
 
-#include <ATen/ops/zeros_like.h>
-
 #include <cmath>
 
 #include "lockstep/kernels/quantize.h"
 #include "lockstep/sync/layout.h"
+#include "lockstep/sync/residual.h"
 #include "lockstep/sync/sparse.h"
 
 namespace lockstep {
@@ -17,9 +16,8 @@ class QuantizedMean final : public Exchange {
  public:
   QuantizedMean(bool error_feedback, const Bucket& bucket)
       : layout_(bucket),
-        chunks_(kernels::quantized_chunks(static_cast<std::size_t>(bucket.values().numel()))) {
-    if (error_feedback) residual_ = at::zeros_like(bucket.values());
-  }
+        chunks_(kernels::quantized_chunks(static_cast<std::size_t>(bucket.values().numel()))),
+        residual_(error_feedback, bucket) {}
 
   Work advance(Turn turn, Bucket& bucket, const Group& group) override {
     const auto gradient = detail::elements<float>(bucket.values());
@@ -44,12 +42,8 @@ class QuantizedMean final : public Exchange {
   }
 
   std::uint64_t bytes_sent() const override { return bytes_sent_; }
-  State state() const override {
-    return residual_.defined() ? layout_.split(residual_, "residual") : State{};
-  }
-  void load(const State& state) override {
-    if (residual_.defined()) layout_.join(state, "residual", residual_);
-  }
+  State state() const override { return residual_.state(layout_); }
+  void load(const State& state) override { residual_.load(layout_, state); }
 
  private:
   static std::span<QuantizedChunk> chunks_in(const at::Tensor& bytes) {
@@ -70,8 +64,8 @@ class QuantizedMean final : public Exchange {
 
   void encode(std::span<const float> gradient) {
     const auto chunks = chunks_in(codes_).first(chunks_);
-    if (residual_.defined()) {
-      kernels::quantize_with_feedback(gradient, detail::elements<float>(residual_), chunks);
+    if (residual_.kept()) {
+      kernels::quantize_with_feedback(gradient, residual_.elements<float>(), chunks);
     } else {
       kernels::quantize(gradient, chunks);
     }
@@ -89,7 +83,7 @@ class QuantizedMean final : public Exchange {
 
   detail::Layout layout_;
   std::size_t chunks_;
-  at::Tensor residual_;  ///< undefined without error feedback
+  detail::Residual residual_;
   at::Tensor codes_;     ///< of the own gradient, then of the mean
   at::Tensor received_;  ///< every rank's codes of this rank's part
   at::Tensor mean_;      ///< of this rank's part

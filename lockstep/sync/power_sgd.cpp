@@ -4,7 +4,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linalg_qr.h>
 #include <ATen/ops/mm.h>
-#include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
 #include <cmath>
@@ -12,6 +11,7 @@
 
 #include "lockstep/sync/fields.h"
 #include "lockstep/sync/layout.h"
+#include "lockstep/sync/residual.h"
 #include "lockstep/sync/sparse.h"
 
 namespace lockstep {
@@ -33,7 +33,8 @@ MatrixShape matrix_shape(const detail::Layout::Part& part) {
 
 class LowRankMean final : public Exchange {
  public:
-  LowRankMean(const PowerSgd& recipe, const Bucket& bucket) : recipe_(recipe), layout_(bucket) {
+  LowRankMean(const PowerSgd& recipe, const Bucket& bucket)
+      : recipe_(recipe), layout_(bucket), residual_(recipe.error_feedback, bucket) {
     for (const auto& part : layout_.parts()) {
       const auto [rows, columns] = matrix_shape(part);
       if ((rows + columns) * recipe.rank < rows * columns) {
@@ -43,7 +44,6 @@ class LowRankMean final : public Exchange {
       }
     }
     gradient_options_ = bucket.values().options();
-    if (recipe.error_feedback) residual_ = at::zeros_like(bucket.values());
     for (auto& matrix : matrices_) {
       matrix.q = at::empty({matrix.columns, recipe.rank}, gradient_options_);
       randomize(matrix, 0);
@@ -70,22 +70,15 @@ class LowRankMean final : public Exchange {
   std::uint64_t bytes_sent() const override { return bytes_sent_; }
 
   State state() const override {
-    State state;
-    for (const auto& matrix : matrices_) {
-      state.emplace(matrix.part->name + ".q", matrix.q);
-      if (residual_.defined()) {
-        state.emplace(matrix.part->name + ".residual", of(residual_, *matrix.part));
-      }
-    }
+    State state = residual_.state(layout_);
+    for (const auto& matrix : matrices_) state.emplace(matrix.part->name + ".q", matrix.q);
     return state;
   }
 
   void load(const State& state) override {
+    residual_.load(layout_, state);
     for (auto& matrix : matrices_) {
       matrix.q.copy_(detail::find(state, matrix.part->name, "q", matrix.q.sizes()));
-      if (!residual_.defined()) continue;
-      const auto residual = of(residual_, *matrix.part);
-      residual.copy_(detail::find(state, matrix.part->name, "residual", residual.sizes()));
     }
   }
 
@@ -105,10 +98,6 @@ class LowRankMean final : public Exchange {
     at::Tensor sent = {};  ///< in what is summed first
   };
 
-  static at::Tensor of(const at::Tensor& flat, const detail::Layout::Part& part) {
-    return flat.as_strided(part.sizes, part.strides,
-                           flat.storage_offset() + static_cast<std::int64_t>(part.offset));
-  }
   static at::Tensor flat_of(const at::Tensor& flat, const detail::Layout::Part& part) {
     return flat.narrow(0, static_cast<std::int64_t>(part.offset),
                        static_cast<std::int64_t>(part.numel));
@@ -119,7 +108,7 @@ class LowRankMean final : public Exchange {
 
   /// What is compressed: the gradient with the residual where there is one.
   const at::Tensor& source(const at::Tensor& gradient) const {
-    return residual_.defined() ? residual_ : gradient;
+    return residual_.kept() ? residual_.values() : gradient;
   }
 
   /// The same on every rank, and another for every matrix and step.
@@ -159,7 +148,7 @@ class LowRankMean final : public Exchange {
   }
 
   Work send_p(std::int64_t step, const at::Tensor& gradient, const Group& group) {
-    if (residual_.defined()) residual_.add_(gradient);
+    if (residual_.kept()) residual_.values().add_(gradient);
     for (auto& matrix : matrices_) {
       if (!recipe_.warm_start) randomize(matrix, step);
       matrix.q.copy_(orthogonal(matrix.q));
@@ -196,11 +185,11 @@ class LowRankMean final : public Exchange {
     return 0;
   }
 
-  void refuse_not_finite(int ranks) const {
+  void refuse_not_finite(int ranks) {
     for (int rank = 0; rank < ranks; ++rank) {
       const auto said = std::lround(first_[rank].item<double>() * ranks);
       if (said == 0) continue;
-      if (residual_.defined()) residual_.nan_to_num_(0, 0, 0);
+      residual_.drop_not_finite();
       const auto place = static_cast<std::size_t>(said - 1);
       const auto* part =
           place < matrices_.size() ? matrices_[place].part : whole_[place - matrices_.size()].part;
@@ -222,11 +211,11 @@ class LowRankMean final : public Exchange {
       matrix.q.copy_(matrix.sent_q);
       auto result = matrix_of(gradient, matrix);
       at::mm_out(result, matrix.sent_p, matrix.sent_q.t());
-      if (residual_.defined()) matrix_of(residual_, matrix).sub_(result);
+      if (residual_.kept()) matrix_of(residual_.values(), matrix).sub_(result);
     }
     for (auto& whole : whole_) {
       flat_of(gradient, *whole.part).copy_(whole.sent);
-      if (residual_.defined()) flat_of(residual_, *whole.part).zero_();
+      if (residual_.kept()) flat_of(residual_.values(), *whole.part).zero_();
     }
   }
 
@@ -235,9 +224,9 @@ class LowRankMean final : public Exchange {
   at::TensorOptions gradient_options_;
   std::vector<Matrix> matrices_;
   std::vector<Whole> whole_;
-  at::Tensor residual_;  ///< undefined without error feedback
-  at::Tensor first_;     ///< a place for each rank, all P, what is averaged whole
-  at::Tensor second_;    ///< all Q
+  detail::Residual residual_;
+  at::Tensor first_;   ///< a place for each rank, all P, what is averaged whole
+  at::Tensor second_;  ///< all Q
   std::uint64_t bytes_sent_ = 0;
 };
 

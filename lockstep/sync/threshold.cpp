@@ -1,7 +1,6 @@
 #include "lockstep/sync/threshold.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
 #include <cstring>
@@ -11,6 +10,7 @@
 #include "lockstep/kernels/select.h"
 #include "lockstep/sync/fields.h"
 #include "lockstep/sync/layout.h"
+#include "lockstep/sync/residual.h"
 #include "lockstep/sync/sparse.h"
 
 namespace lockstep {
@@ -22,9 +22,8 @@ class AboveMean final : public Exchange {
   AboveMean(const Threshold& recipe, const Bucket& bucket)
       : threshold_(static_cast<T>(recipe.value)),
         layout_(bucket),
-        most_(bucket.values().nbytes() / Record::element_bytes) {
-    if (recipe.error_feedback) residual_ = at::zeros_like(bucket.values());
-  }
+        most_(bucket.values().nbytes() / Record::element_bytes),
+        residual_(recipe.error_feedback, bucket) {}
 
   Work advance(Turn turn, Bucket& bucket, const Group& group) override {
     switch (turn.stage) {
@@ -42,12 +41,8 @@ class AboveMean final : public Exchange {
   }
 
   std::uint64_t bytes_sent() const override { return bytes_sent_; }
-  State state() const override {
-    return residual_.defined() ? layout_.split(residual_, "residual") : State{};
-  }
-  void load(const State& state) override {
-    if (residual_.defined()) layout_.join(state, "residual", residual_);
-  }
+  State state() const override { return residual_.state(layout_); }
+  void load(const State& state) override { residual_.load(layout_, state); }
 
  private:
   using Record = detail::SparseRecord<T>;
@@ -75,9 +70,9 @@ class AboveMean final : public Exchange {
     make_room(group);
     const auto gradient = detail::elements<T>(bucket.values());
     const auto picks = room();
-    const auto found = residual_.defined()
+    const auto found = residual_.kept()
                            ? kernels::move_and_select_above(
-                                 gradient, detail::elements<T>(residual_), threshold_, picks)
+                                 gradient, residual_.template elements<T>(), threshold_, picks)
                            : kernels::select_above<T>(gradient, threshold_, picks);
     auto& count = *static_cast<Count*>(count_.data_ptr());
     count.picks = static_cast<std::int64_t>(found);
@@ -95,7 +90,7 @@ class AboveMean final : public Exchange {
 
   /// What was picked from.
   std::span<const T> source(std::span<const T> gradient) const {
-    return residual_.defined() ? detail::elements<T>(residual_) : gradient;
+    return residual_.kept() ? residual_.template elements<T>() : gradient;
   }
 
   kernels::Picks<T> room() {
@@ -112,7 +107,7 @@ class AboveMean final : public Exchange {
     for (int rank = 0; rank < ranks; ++rank) {
       const auto bad = all[static_cast<std::size_t>(rank)].not_finite;
       if (bad == 0) continue;
-      if (residual_.defined()) residual_.nan_to_num_(0, 0, 0);
+      residual_.drop_not_finite();
       detail::refuse_not_finite("threshold", layout_.name_at(static_cast<std::size_t>(bad - 1)),
                                 rank);
     }
@@ -125,9 +120,9 @@ class AboveMean final : public Exchange {
   }
 
   Work send_all(Bucket& bucket, const Group& group) {
-    if (residual_.defined()) {
-      bucket.values().copy_(residual_);
-      residual_.zero_();
+    if (residual_.kept()) {
+      bucket.values().copy_(residual_.values());
+      residual_.values().zero_();
     }
     bytes_sent_ += bucket.values().nbytes();
     return group.all_reduce(bucket.values(), ReduceOp::avg);
@@ -144,8 +139,8 @@ class AboveMean final : public Exchange {
     const auto count = static_cast<std::size_t>(all[mine].picks);
     const auto record = Record::at(detail::memory_of(sent_), count);
     std::copy_n(indices_.begin(), count, record.indices.begin());
-    if (residual_.defined()) {
-      const auto residual = detail::elements<T>(residual_);
+    if (residual_.kept()) {
+      const auto residual = residual_.template elements<T>();
       for (const auto index : record.indices) residual[index] = 0;
     } else {
       bucket.values().zero_();
@@ -170,8 +165,8 @@ class AboveMean final : public Exchange {
 
   T threshold_;
   detail::Layout layout_;
-  std::size_t most_;     ///< picks of all ranks together that are not more than the bucket
-  at::Tensor residual_;  ///< undefined without error feedback
+  std::size_t most_;  ///< picks of all ranks together that are not more than the bucket
+  detail::Residual residual_;
   std::vector<std::uint32_t> indices_;
   at::Tensor sent_;
   at::Tensor gathered_;

@@ -1,7 +1,5 @@
 #include "lockstep/sync/top_k.h"
 
-#include <ATen/ops/zeros_like.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -10,6 +8,7 @@
 #include "lockstep/kernels/scatter.h"
 #include "lockstep/sync/fields.h"
 #include "lockstep/sync/layout.h"
+#include "lockstep/sync/residual.h"
 #include "lockstep/sync/sparse.h"
 
 namespace lockstep {
@@ -18,9 +17,8 @@ namespace {
 template <class T>
 class LargestMean final : public Exchange {
  public:
-  LargestMean(const TopK& recipe, const Bucket& bucket) : recipe_(recipe), layout_(bucket) {
-    if (recipe.error_feedback) residual_ = at::zeros_like(bucket.values());
-  }
+  LargestMean(const TopK& recipe, const Bucket& bucket)
+      : recipe_(recipe), layout_(bucket), residual_(recipe.error_feedback, bucket) {}
 
   Work advance(Turn turn, Bucket& bucket, const Group& group) override {
     const auto gradient = detail::elements<T>(bucket.values());
@@ -30,12 +28,8 @@ class LargestMean final : public Exchange {
   }
 
   std::uint64_t bytes_sent() const override { return bytes_sent_; }
-  State state() const override {
-    return residual_.defined() ? layout_.split(residual_, "residual") : State{};
-  }
-  void load(const State& state) override {
-    if (residual_.defined()) layout_.join(state, "residual", residual_);
-  }
+  State state() const override { return residual_.state(layout_); }
+  void load(const State& state) override { residual_.load(layout_, state); }
 
  private:
   using Record = detail::SparseRecord<T>;
@@ -52,8 +46,8 @@ class LargestMean final : public Exchange {
   Work send(std::int64_t step, std::span<T> gradient, const Group& group) {
     make_room(recipe_.k_at(step, gradient.size()), group);
     const auto picks = Record::at(detail::memory_of(sent_), space_->largest_k());
-    if (residual_.defined()) {
-      const auto residual = detail::elements<T>(residual_);
+    if (residual_.kept()) {
+      const auto residual = residual_.template elements<T>();
       kernels::move_and_select_top(gradient, residual, *space_, picks);
       for (const auto index : picks.indices) residual[index] = 0;
     } else {
@@ -74,8 +68,7 @@ class LargestMean final : public Exchange {
       const auto picks = picks_of(rank);
       const auto bad = detail::first_not_finite<T>(picks.values);
       if (!bad) continue;
-      // More of them than were sent would come back at the next step.
-      if (residual_.defined()) residual_.nan_to_num_(0, 0, 0);
+      residual_.drop_not_finite();
       detail::refuse_not_finite("topk", layout_.name_at(picks.indices[*bad]), rank);
     }
     const T share = T{1} / static_cast<T>(ranks);
@@ -87,7 +80,7 @@ class LargestMean final : public Exchange {
 
   TopK recipe_;
   detail::Layout layout_;
-  at::Tensor residual_;  ///< undefined without error feedback
+  detail::Residual residual_;
   std::optional<kernels::SelectSpace<T>> space_;
   at::Tensor sent_;
   at::Tensor gathered_;

@@ -2,11 +2,11 @@
 
 #include <utility>
 
+#include "lockstep/together.h"
 #include "lockstep/train/atomic_file.h"
 #include "lockstep/train/checkpoint_content.h"
 #include "lockstep/train/checkpoint_file.h"
 #include "lockstep/train/safetensors.h"
-#include "lockstep/train/together.h"
 
 namespace lockstep {
 

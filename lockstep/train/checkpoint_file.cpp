@@ -14,13 +14,13 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/together.h"
 #include "lockstep/train/atomic_file.h"
 #include "lockstep/train/checkpoint_content.h"
 #include "lockstep/train/safetensors_format.h"
 #include "lockstep/train/safetensors_piece.h"
 #include "lockstep/train/safetensors_reader.h"
 #include "lockstep/train/texts.h"
-#include "lockstep/train/together.h"
 
 namespace lockstep::detail {
 

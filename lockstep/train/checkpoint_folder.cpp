@@ -9,11 +9,11 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/core/text.h"
+#include "lockstep/together.h"
 #include "lockstep/train/checkpoint_content.h"
 #include "lockstep/train/safetensors_piece.h"
 #include "lockstep/train/safetensors_reader.h"
 #include "lockstep/train/texts.h"
-#include "lockstep/train/together.h"
 
 namespace lockstep {
 

@@ -4,9 +4,9 @@
 
 #include <utility>
 
+#include "lockstep/together.h"
 #include "lockstep/train/checkpoint_content.h"
 #include "lockstep/train/checkpoint_file.h"
-#include "lockstep/train/together.h"
 
 namespace lockstep {
 

@@ -292,16 +292,15 @@ class Unpickler {
   c10::IValue global() {
     const std::string module(line());
     const std::string name = concat(module, '.', line());
-    using Kind = Global::Kind;
-    const auto made = [&](Kind kind, at::ScalarType dtype = at::kByte) {
+    const auto made = [&](Global::Kind kind, at::ScalarType dtype = at::kByte) {
       return c10::IValue::make_capsule(c10::make_intrusive<Global>(name, kind, dtype));
     };
-    if (name == "collections.OrderedDict") return made(Kind::ordered_dict);
-    if (name == "torch.Size") return made(Kind::size);
-    if (name == "torch._utils._rebuild_tensor_v2") return made(Kind::rebuild_tensor);
-    if (name == "torch._utils._rebuild_parameter") return made(Kind::rebuild_parameter);
+    if (name == "collections.OrderedDict") return made(Global::Kind::ordered_dict);
+    if (name == "torch.Size") return made(Global::Kind::size);
+    if (name == "torch._utils._rebuild_tensor_v2") return made(Global::Kind::rebuild_tensor);
+    if (name == "torch._utils._rebuild_parameter") return made(Global::Kind::rebuild_parameter);
     for (const StorageName& known : storage_names)
-      if (known.name == name) return made(Kind::storage, known.dtype);
+      if (known.name == name) return made(Global::Kind::storage, known.dtype);
     fail(
         "found the global '", name,
         "': only tensors, dicts, lists, tuples, numbers and texts are read; save state_dict(), not "

@@ -143,9 +143,10 @@ TEST_P(InStep, LeavingTogetherLeavesTheGroupUsable) {
 }
 
 /// Sample i is the number i.
-class Numbers : public torch::data::datasets::BatchDataset<Numbers, std::vector<std::size_t>> {
+class SizedNumbers
+    : public torch::data::datasets::BatchDataset<SizedNumbers, std::vector<std::size_t>> {
  public:
-  explicit Numbers(std::size_t size) : size_(size) {}
+  explicit SizedNumbers(std::size_t size) : size_(size) {}
   std::vector<std::size_t> get_batch(c10::ArrayRef<std::size_t> indices) override {
     return indices.vec();
   }
@@ -161,7 +162,7 @@ TEST(InStepOverDataLoaders, EveryPassOfUnequalLoadersWorks) {
       const Group group(std::move(communicator));
       const std::size_t size = group.rank() == 0 ? 7 : 19;
       auto loader = torch::data::make_data_loader(
-          Numbers(size), DistributedSampler(size, Replica{}, {.shuffle = false}),
+          SizedNumbers(size), DistributedSampler(size, Replica{}, {.shuffle = false}),
           torch::data::DataLoaderOptions(2).workers(workers));
       for (int pass = 0; pass < 3; ++pass) {
         std::vector<std::size_t> seen;

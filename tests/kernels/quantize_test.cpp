@@ -16,7 +16,7 @@
 namespace lockstep::kernels {
 namespace {
 
-constexpr std::size_t counts[] = {0, 1, 2, 63, 64, 65, 511, 512, 513, 1024, 3000};
+constexpr std::size_t quantize_counts[] = {0, 1, 2, 63, 64, 65, 511, 512, 513, 1024, 3000};
 
 std::vector<float> random_values(std::size_t count, float size) {
   std::mt19937_64 random(count);
@@ -53,7 +53,7 @@ class QuantizeOnTarget : public ::testing::TestWithParam<std::int64_t> {
 };
 
 TEST_P(QuantizeOnTarget, EqualsTheReferenceInEveryBit) {
-  for (const std::size_t count : counts) {
+  for (const std::size_t count : quantize_counts) {
     for (const float size : sizes) {
       const auto values = random_values(count, size);
       Buffer from(count * sizeof(float), float_misalignments[count % 5]);
@@ -76,7 +76,7 @@ TEST_P(QuantizeOnTarget, EqualsTheReferenceInEveryBit) {
 }
 
 TEST_P(QuantizeOnTarget, KeepsWhatWasNotSaid) {
-  for (const std::size_t count : counts) {
+  for (const std::size_t count : quantize_counts) {
     const auto gradient = random_values(count, 1);
     const auto before = random_values(count + 1, 0.01f);
     Buffer residual(count * sizeof(float), float_misalignments[count % 5]);

@@ -18,7 +18,8 @@
 namespace lockstep::kernels {
 namespace {
 
-constexpr std::size_t counts[] = {0, 1, 2, 3, 7, 15, 16, 17, 31, 33, 63, 64, 65, 127, 1000, 4097};
+constexpr std::size_t reduce_counts[] = {0,  1,  2,  3,  7,  15,  16,   17,
+                                         31, 33, 63, 64, 65, 127, 1000, 4097};
 
 /// Random bits: every class of float occurs, mixed with values of like size and the borders of
 /// rounding.
@@ -131,7 +132,7 @@ template <DType kDtype>
 void check_all(ReduceOp op) {
   std::mt19937_64 random(static_cast<std::uint64_t>(kDtype) * 8 + static_cast<std::uint64_t>(op));
   for (std::size_t inputs = 1; inputs <= 8; ++inputs) {
-    for (const std::size_t count : counts) {
+    for (const std::size_t count : reduce_counts) {
       // Every misalignment has its turn at every count, the large ones at one each.
       const std::size_t few = count > 200 ? 1 : 4;
       for (std::size_t k = 0; k < few; ++k) {

@@ -20,7 +20,7 @@ namespace {
 enum class Kind { normal, zeros, ties, ascending, descending, sparse, tiny, huge, not_finite };
 constexpr Kind kinds[] = {Kind::normal, Kind::zeros, Kind::ties, Kind::ascending, Kind::descending,
                           Kind::sparse, Kind::tiny,  Kind::huge, Kind::not_finite};
-constexpr std::size_t counts[] = {1, 2, 7, 8, 9, 31, 63, 64, 65, 1000, 20'001};
+constexpr std::size_t select_counts[] = {1, 2, 7, 8, 9, 31, 63, 64, 65, 1000, 20'001};
 
 template <class T>
 std::vector<T> make(Kind kind, std::size_t count) {
@@ -130,7 +130,7 @@ void check_top(Kind kind, std::size_t count, std::size_t k, std::size_t misalign
 template <class T>
 void check_all_top() {
   for (const Kind kind : kinds) {
-    for (const std::size_t count : counts) {
+    for (const std::size_t count : select_counts) {
       // One space serves all k up to its own.
       SelectSpace<T> space(count);
       for (const std::size_t k : {std::size_t{0}, std::size_t{1}, count / 100, count / 2, count}) {
@@ -171,7 +171,7 @@ void check_above(Kind kind, std::size_t count, T threshold, std::size_t room) {
 template <class T>
 void check_all_above() {
   for (const Kind kind : kinds) {
-    for (const std::size_t count : counts) {
+    for (const std::size_t count : select_counts) {
       for (const T threshold : {T{0}, T(1e-40), T(0.5), T(2), std::numeric_limits<T>::max()}) {
         for (const std::size_t room :
              {select_slack, select_slack + 10, select_slack + count / 2, select_slack + count}) {

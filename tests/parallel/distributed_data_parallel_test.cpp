@@ -1,4 +1,4 @@
-// The wrapper: which models it takes, which outputs, and how long it and the model live.
+// The wrapper: which layouts, outputs and buffers it takes, and how long it and the model live.
 #include "lockstep/parallel/distributed_data_parallel.h"
 
 #include <gmock/gmock.h>
@@ -13,29 +13,13 @@
 
 #include "lockstep/core/error.h"
 #include "models.h"
+#include "refusal.h"
 
 namespace lockstep::testing {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-/// What fn throws, which must be an InvalidArgument; "" if nothing.
-template <class Fn>
-std::string refusal(const Fn& fn) {
-  try {
-    fn();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "";
-}
-
-void expect_usable(const Group& world) {
-  const auto one = at::ones({1});
-  world.all_reduce(one).wait();
-  EXPECT_EQ(one.item<float>(), static_cast<float>(world.size()));
-}
 
 TEST(Layout, OfParametersAndGradientsMayDiffer) {
   for (const int ranks : {2, 3}) {
@@ -137,189 +121,6 @@ TEST(Outputs, OfSequentialAndModuleHolders) {
     torch::nn::Linear linear(3, 2);
     DistributedDataParallel other(linear, world, {.initial_sync = InitialSync::broadcast});
     EXPECT_EQ(other.module(), linear.ptr());
-  });
-}
-
-TEST(Start, GivesAllRanksRankZerosParametersAndBuffers) {
-  struct Odd : torch::nn::Module {
-    at::Tensor forward() { return weight.sum(); }
-    at::Tensor weight = register_parameter("weight", at::ones({3, 5}).t());
-    at::Tensor frozen = register_parameter("frozen", at::ones({7}), false);
-    at::Tensor flags = register_buffer("flags", at::zeros({3}, at::kBool));
-    at::Tensor count = register_buffer("count", at::zeros({}, at::kLong));
-    at::Tensor complex = register_buffer("complex", at::zeros({2}, at::kComplexDouble));
-    at::Tensor empty = register_buffer("empty", at::zeros({0}));
-  };
-  on_ranks(3, [](const Group& world) {
-    for (const int root : {0, 2}) {
-      auto model = std::make_shared<Odd>();
-      {
-        const torch::NoGradGuard no_grad;
-        const int mark = world.rank() == root ? 5 : 9;
-        model->weight.fill_(mark);
-        model->weight[2][1] = 1;
-        model->frozen.fill_(mark);
-        model->flags[1] = world.rank() == root;
-        model->count.fill_(mark);
-        model->complex.fill_(mark);
-      }
-      std::optional<DistributedDataParallel<Odd>> ddp;
-      if (root == 0) {
-        ddp.emplace(model, world);
-      } else {
-        broadcast_parameters(*model, world, root);
-      }
-      EXPECT_EQ(model->weight.sum().item<float>(), 14 * 5 + 1);
-      EXPECT_EQ(model->weight[2][1].item<float>(), 1);
-      EXPECT_EQ(model->frozen.sum().item<float>(), 35);
-      EXPECT_TRUE(model->flags[1].item<bool>());
-      EXPECT_FALSE(model->flags[0].item<bool>());
-      EXPECT_EQ(model->count.item<int>(), 5);
-      EXPECT_EQ(at::real(model->complex)[1].item<double>(), 5);
-    }
-  });
-}
-
-TEST(Start, OfAModelLargerThanOneBroadcast) {
-  on_ranks(2, [](const Group& world) {
-    torch::nn::Module model;
-    std::vector<at::Tensor> parameters;
-    for (int i = 0; i < 5; ++i) {
-      parameters.push_back(model.register_parameter(
-          lockstep::detail::concat("p", i), at::full({(3 << 20) + i}, 10.0F * world.rank() + i)));
-    }
-    broadcast_parameters(model, world);
-    for (int i = 0; i < 5; ++i) {
-      EXPECT_TRUE(parameters[static_cast<std::size_t>(i)].eq(i).all().item<bool>());
-    }
-    EXPECT_THROW(broadcast_parameters(model, world, 2), InvalidArgument);
-    expect_usable(world);
-  });
-}
-
-TEST(Start, RefusesModelsThatDifferAndNamesTheDifference) {
-  on_ranks(3, [](const Group& world) {
-    const auto refused = [&](const std::vector<std::vector<std::int64_t>>& shapes,
-                             at::ScalarType dtype = at::kFloat) {
-      return refusal([&] {
-        DistributedDataParallel ddp(std::make_shared<Terms>(shapes, dtype), world);
-        ADD_FAILURE() << "was not refused";
-      });
-    };
-    const bool odd_one = world.rank() == 1;
-    EXPECT_THAT(
-        refused({{3}, {2, odd_one ? 6 : 5}, {odd_one ? 1 : 2}}),
-        AllOf(HasSubstr("DistributedDataParallel rank " + std::to_string(world.rank()) + " of 3"),
-              HasSubstr("p1 Float [2, 5] on ranks 0, 2"), HasSubstr("p1 Float [2, 6] on rank 1")));
-    EXPECT_THAT(
-        refused({{3}}, odd_one ? at::kDouble : at::kFloat),
-        AllOf(HasSubstr("p0 Float [3] on ranks 0, 2"), HasSubstr("p0 Double [3] on rank 1")));
-    EXPECT_THAT(refused(odd_one ? std::vector<std::vector<std::int64_t>>{{3}, {4}}
-                                : std::vector<std::vector<std::int64_t>>{{3}}),
-                HasSubstr("parameter p1 Float [4] on rank 1"));
-    expect_usable(world);
-  });
-}
-
-TEST(Start, RefusesOptionsStridesAndFrozenParametersThatDiffer) {
-  on_ranks(2, [](const Group& world) {
-    const bool second = world.rank() == 1;
-    const auto model = [] {
-      return std::make_shared<Terms>(std::vector<std::vector<std::int64_t>>{{3, 3}, {2}});
-    };
-    EXPECT_THAT(refusal([&] {
-                  DistributedDataParallel ddp(model(), world,
-                                              {.buckets = {.first = second ? 1U : 2U}});
-                }),
-                AllOf(HasSubstr("buckets of 2"), HasSubstr("buckets of 1")));
-    EXPECT_THAT(refusal([&] {
-                  auto transposed = model();
-                  if (second) transposed->p[0].set_data(at::ones({3, 3}).t());
-                  DistributedDataParallel ddp(transposed, world);
-                }),
-                HasSubstr("p0 Float [3, 3] strides [1, 3] on rank 1"));
-    EXPECT_THAT(refusal([&] {
-                  auto frozen = model();
-                  if (second) frozen->p[1].set_requires_grad(false);
-                  DistributedDataParallel ddp(frozen, world);
-                }),
-                HasSubstr("p1 Float [2] frozen on rank 1"));
-    expect_usable(world);
-  });
-}
-
-TEST(Start, TellsAllRanksWhenOneCannot) {
-  on_ranks(2, [](const Group& world) {
-    auto model = std::make_shared<Terms>(std::vector<std::vector<std::int64_t>>{{3}});
-    if (world.rank() == 1) model->p[0].set_requires_grad(false);
-    EXPECT_THAT(
-        refusal([&] { DistributedDataParallel ddp(model, world); }),
-        HasSubstr("an error: the model has no parameter that requires a gradient on rank 1"));
-    expect_usable(world);
-  });
-}
-
-TEST(Start, TellsAllRanksWhenOneHasNoModel) {
-  on_ranks(3, [](const Group& world) {
-    auto model = world.rank() == 2
-                     ? nullptr
-                     : std::make_shared<Terms>(std::vector<std::vector<std::int64_t>>{{2}});
-    EXPECT_THAT(refusal([&] { DistributedDataParallel<Terms> ddp(model, world); }),
-                AllOf(HasSubstr("got no model on rank 2"), HasSubstr("on ranks 0, 1")));
-    expect_usable(world);
-    EXPECT_THAT(
-        refusal([&] { DistributedDataParallel<Terms> ddp(std::shared_ptr<Terms>(), world); }),
-        HasSubstr("got no model"));
-    expect_usable(world);
-  });
-}
-
-TEST(Start, WithTheSameSeedOnlyVerifies) {
-  on_ranks(3, [](const Group& world) {
-    auto model = std::make_shared<Mlp>();
-    set_values(*model, 4);
-    const DataParallelOptions options{.initial_sync = InitialSync::same_seed};
-    { DistributedDataParallel ddp(model, world, options); }
-    {
-      const torch::NoGradGuard no_grad;
-      if (world.rank() == 2) model->layers[1]->bias[3] += 1e-6;
-    }
-    EXPECT_THAT(refusal([&] { DistributedDataParallel ddp(model, world, options); }),
-                AllOf(HasSubstr("parameter layer1.bias"), HasSubstr("on rank 2")));
-    expect_usable(world);
-  });
-}
-
-TEST(Start, RefusesModelsThatCannotBeWrapped) {
-  struct Schedule : AllReduce {
-    std::string text() const { return "rarely"; }
-    Content content(std::int64_t step, std::size_t, std::size_t) const {
-      return step % 10 == 0 ? Content::parameters : Content::nothing;
-    }
-  };
-  on_ranks(2, [](const Group& world) {
-    const auto refused = [&](const std::shared_ptr<Terms>& model,
-                             const DataParallelOptions& options = {}) {
-      return refusal([&] { DistributedDataParallel ddp(model, world, options); });
-    };
-    const auto model = std::make_shared<Terms>(std::vector<std::vector<std::int64_t>>{{3}});
-    EXPECT_THAT(refused(model, {.strategy = Schedule{}}),
-                AllOf(HasSubstr("rarely"), HasSubstr("DistributedOptimizer")));
-    EXPECT_THAT(refused(nullptr), HasSubstr("got no model"));
-    EXPECT_THAT(refused(std::make_shared<Terms>(std::vector<std::vector<std::int64_t>>{})),
-                HasSubstr("no parameter"));
-    EXPECT_THAT(refused(std::make_shared<Terms>(std::vector<std::vector<std::int64_t>>{{3}},
-                                                at::kComplexFloat)),
-                HasSubstr("p0: got ComplexFloat"));
-    {
-      DistributedDataParallel ddp(model, world);
-      EXPECT_THAT(refused(model), HasSubstr("p0: is synchronised by another wrapper"));
-      auto outer = std::make_shared<Terms>(std::vector<std::vector<std::int64_t>>{{2}});
-      outer->register_module("inner", model);
-      EXPECT_THAT(refused(outer), HasSubstr("inner.p0: is synchronised by another wrapper"));
-    }
-    EXPECT_EQ(refused(model), "");  // once the first is gone
-    expect_usable(world);
   });
 }
 

@@ -20,7 +20,7 @@ using ::testing::HasSubstr;
 using torch::optim::SGD;
 using torch::optim::SGDOptions;
 
-const std::vector<std::vector<std::int64_t>> shapes{{3}, {2, 5}, {17}};
+const std::vector<std::vector<std::int64_t>> three_shapes{{3}, {2, 5}, {17}};
 
 /// Averages the parameters of one bucket at each step.
 struct InTurn {
@@ -34,7 +34,7 @@ struct InTurn {
   }
 };
 
-DataParallelOptions one_each(Strategy strategy) {
+DataParallelOptions one_each_by(Strategy strategy) {
   return {.buckets = {.first = 0, .rest = 0}, .strategy = std::move(strategy)};
 }
 
@@ -92,7 +92,7 @@ TEST_P(Optimizer, TakesTheSameStepsAsDistributedDataParallel) {
 TEST_P(Optimizer, IncludesARankWhoseLossReachesNoParameter) {
   on_ranks(GetParam(), [](const Group& world) {
     const int ranks = world.size();
-    Terms model(shapes);
+    Terms model(three_shapes);
     SGD sgd(model.parameters(), SGDOptions(1));
     DistributedOptimizer optimizer(sgd, model, world);
     const auto uses = [ranks](int rank) { return ranks == 1 || rank != ranks - 1; };
@@ -115,12 +115,12 @@ TEST_P(Optimizer, IncludesARankWhoseLossReachesNoParameter) {
 TEST_P(Optimizer, AveragesParametersInTurn) {
   on_ranks(GetParam(), [](const Group& world) {
     const int ranks = world.size();
-    Terms model(shapes);
+    Terms model(three_shapes);
     SGD sgd(model.parameters(), SGDOptions(1));
-    DistributedOptimizer optimizer(sgd, model, world, one_each(InTurn{}));
+    DistributedOptimizer optimizer(sgd, model, world, one_each_by(InTurn{}));
     // Bucket b holds parameter 2 - b. Each rank goes its own way until the parameter's turn.
     auto expected = std::vector<at::Tensor>{};
-    for (const auto& shape : shapes) expected.push_back(at::ones(shape));
+    for (const auto& shape : three_shapes) expected.push_back(at::ones(shape));
     for (std::size_t step = 0; step < 3; ++step) {
       optimizer.backward_and_update(model.forward(coefficients(world.rank(), model)));
       for (std::size_t i = 0; i < 3; ++i) {
@@ -145,10 +145,10 @@ INSTANTIATE_TEST_SUITE_P(Ranks, Optimizer, ::testing::Values(1, 2, 3, 4, 7));
 TEST(OptimizerState, GoesOnWithTheTurnWhereItWas) {
   on_ranks(2, [](const Group& world) {
     const auto train = [&](int steps_before_save) {
-      Terms model(shapes);
+      Terms model(three_shapes);
       SGD sgd(model.parameters(), SGDOptions(1));
       auto optimizer =
-          std::make_unique<DistributedOptimizer>(sgd, model, world, one_each(InTurn{}));
+          std::make_unique<DistributedOptimizer>(sgd, model, world, one_each_by(InTurn{}));
       for (int step = 0; step < 4; ++step) {
         if (step == steps_before_save) {
           // As a restart would: parameters are put back after wrapping, which makes them equal.
@@ -156,7 +156,8 @@ TEST(OptimizerState, GoesOnWithTheTurnWhereItWas) {
           std::vector<at::Tensor> saved;
           for (const auto& parameter : model.p) saved.push_back(parameter.detach().clone());
           optimizer.reset();
-          optimizer = std::make_unique<DistributedOptimizer>(sgd, model, world, one_each(InTurn{}));
+          optimizer =
+              std::make_unique<DistributedOptimizer>(sgd, model, world, one_each_by(InTurn{}));
           optimizer->load_state(state);
           const torch::NoGradGuard no_grad;
           for (std::size_t i = 0; i < saved.size(); ++i) model.p[i].copy_(saved[i]);
@@ -172,7 +173,7 @@ TEST(OptimizerState, GoesOnWithTheTurnWhereItWas) {
 
 TEST(OptimizerState, OfSomethingElseIsRefused) {
   on_ranks(1, [](const Group& world) {
-    Terms model(shapes);
+    Terms model(three_shapes);
     SGD sgd(model.parameters(), SGDOptions(1));
     DistributedOptimizer optimizer(sgd, model, world);
     EXPECT_THROW(optimizer.load_state({}), InvalidArgument);
@@ -181,8 +182,8 @@ TEST(OptimizerState, OfSomethingElseIsRefused) {
 
 TEST(OptimizerStart, RefusesParametersOfAnotherModelOnEveryRank) {
   on_ranks(3, [](const Group& world) {
-    Terms model(shapes);
-    Terms other(shapes);
+    Terms model(three_shapes);
+    Terms other(three_shapes);
     auto parameters = model.parameters();
     if (world.rank() == 1) parameters.push_back(other.p[1]);
     SGD sgd(parameters, SGDOptions(1));
@@ -198,9 +199,9 @@ TEST(OptimizerStart, RefusesParametersOfAnotherModelOnEveryRank) {
 
 TEST(OptimizerStart, TakesStrategiesThatTheWrapperRefuses) {
   on_ranks(2, [](const Group& world) {
-    auto model = std::make_shared<Terms>(shapes);
+    auto model = std::make_shared<Terms>(three_shapes);
     try {
-      DistributedDataParallel ddp(model, world, one_each(InTurn{}));
+      DistributedDataParallel ddp(model, world, one_each_by(InTurn{}));
       ADD_FAILURE() << "took a strategy that exchanges parameters";
     } catch (const InvalidArgument& error) {
       EXPECT_THAT(error.what(), HasSubstr("use DistributedOptimizer"));

@@ -14,7 +14,7 @@ namespace lockstep::testing {
 namespace {
 
 constexpr std::int64_t batch_size = 2;
-constexpr int steps = 20;
+constexpr int steps_compared = 20;
 
 template <class M>
 std::shared_ptr<M> make_model() {
@@ -30,7 +30,7 @@ template <class M, class Forward>
 void train(M& model, const Forward& forward, int rank, int ranks) {
   torch::optim::SGD sgd(model.parameters(),
                         torch::optim::SGDOptions(0.005).momentum(0.9).weight_decay(1e-3));
-  for (int step = 0; step < steps; ++step) {
+  for (int step = 0; step < steps_compared; ++step) {
     const auto seed = static_cast<std::uint64_t>(2 * step);
     const auto input = M::batch(batch_size * ranks, 100 + seed);
     const auto target = random({batch_size * ranks, M::outputs}, 101 + seed, at::kDouble);

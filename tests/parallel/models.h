@@ -12,9 +12,15 @@
 #include <vector>
 
 #include "lockstep/core/text.h"
+#include "lockstep/parallel/distributed_data_parallel.h"
 #include "lockstep/spawn.h"
 
 namespace lockstep::testing {
+
+/// A bucket for every parameter: the most there can be in flight.
+inline const DataParallelOptions one_each{.buckets = {.first = 0, .rest = 0}};
+
+inline const std::vector<std::vector<std::int64_t>> some_shapes{{3}, {2, 5}, {17}, {1}};
 
 /// Thread ranks with one compute thread each, as the reference has.
 inline void on_ranks(int n, const std::function<void(Group)>& fn) {

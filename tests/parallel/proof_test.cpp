@@ -21,8 +21,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-const std::vector<std::vector<std::int64_t>> shapes{{3}, {2, 5}, {17}, {1}};
-
 DataParallelOptions every(std::int64_t n) {
   return {.buckets = {.first = 0, .rest = 0}, .verify_every = n};
 }
@@ -39,7 +37,7 @@ struct Found {
   std::string text;
 };
 
-Found train(DistributedDataParallel<Terms>& ddp, Terms& model, int rank, int at_most) {
+Found train_until_found(DistributedDataParallel<Terms>& ddp, Terms& model, int rank, int at_most) {
   for (int step = 1; step <= at_most; ++step) {
     model.zero_grad();
     try {
@@ -55,21 +53,22 @@ class PlantedBit : public ::testing::TestWithParam<int> {};
 
 TEST_P(PlantedBit, IsNamedWithinOneRotation) {
   const int ranks = GetParam();
-  for (std::size_t i = 0; i < shapes.size(); ++i) {
+  for (std::size_t i = 0; i < some_shapes.size(); ++i) {
     on_ranks(ranks, [&](const Group& world) {
-      auto model = std::make_shared<Terms>(shapes);
+      auto model = std::make_shared<Terms>(some_shapes);
       DistributedDataParallel ddp(model, world, every(1));
-      EXPECT_EQ(train(ddp, *model, world.rank(), 2 * 4).steps, 0);
+      EXPECT_EQ(train_until_found(ddp, *model, world.rank(), 2 * 4).steps, 0);
       const int wrong = ranks - 1;
       if (world.rank() == wrong) flip(model->p[i], 0, static_cast<int>(i));
-      const auto [steps, text] = train(ddp, *model, world.rank(), 4);
+      const auto [steps, text] = train_until_found(ddp, *model, world.rank(), 4);
       EXPECT_GT(steps, 0) << "not found";
-      EXPECT_THAT(text, AllOf(HasSubstr("parameter p" + std::to_string(i) + " of checksum"),
-                              HasSubstr("on rank " + std::to_string(wrong)),
-                              HasSubstr("in bucket " + std::to_string(shapes.size() - 1 - i))));
+      EXPECT_THAT(text,
+                  AllOf(HasSubstr("parameter p" + std::to_string(i) + " of checksum"),
+                        HasSubstr("on rank " + std::to_string(wrong)),
+                        HasSubstr("in bucket " + std::to_string(some_shapes.size() - 1 - i))));
       // Once mended, training goes on.
       if (world.rank() == wrong) flip(model->p[i], 0, static_cast<int>(i));
-      EXPECT_EQ(train(ddp, *model, world.rank(), 4).steps, 0);
+      EXPECT_EQ(train_until_found(ddp, *model, world.rank(), 4).steps, 0);
       EXPECT_TRUE(near(model->p[1].grad(), mean_coefficient(ranks, 1, model->p[1])));
     });
   }
@@ -81,15 +80,16 @@ TEST(Proof, ComparesAtEveryNthExchangeOrNever) {
   on_ranks(2, [](const Group& world) {
     auto model = std::make_shared<Terms>(std::vector<std::vector<std::int64_t>>{{5}});
     DistributedDataParallel third(model, world, every(3));
-    EXPECT_EQ(train(third, *model, world.rank(), 1).steps, 0);  // exchange 0: compared
+    EXPECT_EQ(train_until_found(third, *model, world.rank(), 1).steps, 0);  // exchange 0: compared
     if (world.rank() == 0) flip(model->p[0], 4, 31);
-    EXPECT_EQ(train(third, *model, world.rank(), 9).steps, 3);  // exchanges 1 and 2 are not
+    EXPECT_EQ(train_until_found(third, *model, world.rank(), 9).steps,
+              3);  // exchanges 1 and 2 are not
   });
   on_ranks(2, [](const Group& world) {
-    auto model = std::make_shared<Terms>(shapes);
+    auto model = std::make_shared<Terms>(some_shapes);
     DistributedDataParallel never(model, world, every(0));
     if (world.rank() == 0) flip(model->p[0], 0, 3);
-    EXPECT_EQ(train(never, *model, world.rank(), 9).steps, 0);
+    EXPECT_EQ(train_until_found(never, *model, world.rank(), 9).steps, 0);
   });
 }
 
@@ -104,17 +104,18 @@ TEST(Proof, SeesEveryLayoutOfParameters) {
     };
     auto model = std::make_shared<Strided>();
     DistributedDataParallel<Terms> ddp(model, world, every(1));
-    EXPECT_EQ(train(ddp, *model, world.rank(), 6).steps, 0);
+    EXPECT_EQ(train_until_found(ddp, *model, world.rank(), 6).steps, 0);
     if (world.rank() == 1) flip(model->p[1], 1, 7);  // in a hole: nobody's
-    EXPECT_EQ(train(ddp, *model, world.rank(), 6).steps, 0);
+    EXPECT_EQ(train_until_found(ddp, *model, world.rank(), 6).steps, 0);
     if (world.rank() == 1) flip(model->p[1], 2, 7);
-    EXPECT_THAT(train(ddp, *model, world.rank(), 3).text, HasSubstr("parameter p1 of checksum"));
+    EXPECT_THAT(train_until_found(ddp, *model, world.rank(), 3).text,
+                HasSubstr("parameter p1 of checksum"));
   });
 }
 
 TEST(Proof, IsNoNumberThatCanBeNegative) {
   on_ranks(2, [](const Group& world) {
-    auto model = std::make_shared<Terms>(shapes);
+    auto model = std::make_shared<Terms>(some_shapes);
     EXPECT_THROW((DistributedDataParallel<Terms>(model, world, every(-1))), InvalidArgument);
     world.barrier().wait();
   });

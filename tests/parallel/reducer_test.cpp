@@ -15,11 +15,6 @@
 namespace lockstep::testing {
 namespace {
 
-/// A bucket for every parameter: the most there can be in flight.
-const DataParallelOptions one_each{.buckets = {.first = 0, .rest = 0}};
-
-const std::vector<std::vector<std::int64_t>> shapes{{3}, {2, 5}, {17}, {1}};
-
 class Reduction : public ::testing::TestWithParam<std::tuple<int, bool>> {
  protected:
   static int ranks() { return std::get<0>(GetParam()); }
@@ -31,12 +26,12 @@ class Reduction : public ::testing::TestWithParam<std::tuple<int, bool>> {
 
 TEST_P(Reduction, IsTheMean) {
   on_ranks(ranks(), [](const Group& world) {
-    auto model = std::make_shared<Terms>(shapes);
+    auto model = std::make_shared<Terms>(some_shapes);
     DistributedDataParallel ddp(model, world, options());
     for (int step = 0; step < 3; ++step) {
       model->zero_grad();
       ddp(coefficients(world.rank(), *model)).backward();
-      for (std::size_t i = 0; i < shapes.size(); ++i) {
+      for (std::size_t i = 0; i < some_shapes.size(); ++i) {
         EXPECT_TRUE(near(model->p[i].grad(), mean_coefficient(ranks(), i, model->p[i])));
       }
     }
@@ -45,11 +40,11 @@ TEST_P(Reduction, IsTheMean) {
 
 TEST_P(Reduction, AccumulatesMeansWithoutZeroGrad) {
   on_ranks(ranks(), [](const Group& world) {
-    auto model = std::make_shared<Terms>(shapes);
+    auto model = std::make_shared<Terms>(some_shapes);
     DistributedDataParallel ddp(model, world, options());
     for (int step = 1; step <= 4; ++step) {
       ddp(coefficients(world.rank(), *model)).backward();
-      for (std::size_t i = 0; i < shapes.size(); ++i) {
+      for (std::size_t i = 0; i < some_shapes.size(); ++i) {
         EXPECT_TRUE(near(model->p[i].grad(), step * mean_coefficient(ranks(), i, model->p[i])));
       }
     }
@@ -58,7 +53,7 @@ TEST_P(Reduction, AccumulatesMeansWithoutZeroGrad) {
 
 TEST_P(Reduction, TakesParametersThatOnlySomeRanksUse) {
   on_ranks(ranks(), [](const Group& world) {
-    auto model = std::make_shared<Terms>(shapes);
+    auto model = std::make_shared<Terms>(some_shapes);
     DistributedDataParallel ddp(model, world, options());
     // Branches in turn: parameter i is used where (rank + step) % 4 != i; in a world of one some
     // are used by none.
@@ -72,7 +67,7 @@ TEST_P(Reduction, TakesParametersThatOnlySomeRanksUse) {
       }
       model->zero_grad();
       ddp(terms).backward();
-      for (std::size_t i = 0; i < shapes.size(); ++i) {
+      for (std::size_t i = 0; i < some_shapes.size(); ++i) {
         if (ranks() == 1 && !uses(i)(0)) {
           EXPECT_FALSE(model->p[i].grad().defined());
         } else {
@@ -85,7 +80,7 @@ TEST_P(Reduction, TakesParametersThatOnlySomeRanksUse) {
 
 TEST_P(Reduction, LeavesParametersThatNoRankUses) {
   on_ranks(ranks(), [](const Group& world) {
-    auto model = std::make_shared<Terms>(shapes);
+    auto model = std::make_shared<Terms>(some_shapes);
     DistributedDataParallel ddp(model, world, options());
     auto terms = coefficients(world.rank(), *model);
     terms[1] = terms[3] = at::Tensor();
@@ -127,18 +122,18 @@ TEST_P(Reduction, KeepsTheBitsOfAGradientThatNoRankChanges) {
 TEST_P(Reduction, IncludesARankWhoseBackwardReachesNoParameter) {
   on_ranks(ranks(), [](const Group& world) {
     for (const bool changed_in_place : {false, true}) {
-      auto model = std::make_shared<Terms>(shapes);
+      auto model = std::make_shared<Terms>(some_shapes);
       DistributedDataParallel ddp(model, world, options());
       const auto used = [](int rank) { return rank != 0; };
       const auto terms = used(world.rank()) ? coefficients(world.rank(), *model)
-                                            : std::vector<at::Tensor>(shapes.size());
+                                            : std::vector<at::Tensor>(some_shapes.size());
       const auto input = at::ones({2}).set_requires_grad(true);
       for (int step = 0; step < 2; ++step) {
         auto output = ddp(terms, input);
         if (changed_in_place) output.relu_();
         output.backward();
       }
-      for (std::size_t i = 0; i < shapes.size(); ++i) {
+      for (std::size_t i = 0; i < some_shapes.size(); ++i) {
         if (ranks() == 1) {
           EXPECT_FALSE(model->p[i].grad().defined());
         } else {
@@ -153,11 +148,11 @@ TEST_P(Reduction, IncludesARankWhoseBackwardReachesNoParameter) {
 
 TEST_P(Reduction, OfTwoForwardsIsOfTheirSum) {
   on_ranks(ranks(), [](const Group& world) {
-    auto model = std::make_shared<Terms>(shapes);
+    auto model = std::make_shared<Terms>(some_shapes);
     DistributedDataParallel ddp(model, world, options());
     const auto terms = coefficients(world.rank(), *model);
     (ddp(terms) + 2 * ddp(terms)).backward();
-    for (std::size_t i = 0; i < shapes.size(); ++i) {
+    for (std::size_t i = 0; i < some_shapes.size(); ++i) {
       EXPECT_TRUE(near(model->p[i].grad(), 3 * mean_coefficient(ranks(), i, model->p[i])));
     }
   });
@@ -165,12 +160,12 @@ TEST_P(Reduction, OfTwoForwardsIsOfTheirSum) {
 
 TEST_P(Reduction, TakesARetainedGraphTwice) {
   on_ranks(ranks(), [](const Group& world) {
-    auto model = std::make_shared<Terms>(shapes);
+    auto model = std::make_shared<Terms>(some_shapes);
     DistributedDataParallel ddp(model, world, options());
     const auto loss = ddp(coefficients(world.rank(), *model));
     loss.backward({}, /*retain_graph=*/true);
     loss.backward();
-    for (std::size_t i = 0; i < shapes.size(); ++i) {
+    for (std::size_t i = 0; i < some_shapes.size(); ++i) {
       EXPECT_TRUE(near(model->p[i].grad(), 2 * mean_coefficient(ranks(), i, model->p[i])));
     }
   });
@@ -178,12 +173,12 @@ TEST_P(Reduction, TakesARetainedGraphTwice) {
 
 TEST_P(Reduction, TakesCreateGraph) {
   on_ranks(ranks(), [](const Group& world) {
-    auto model = std::make_shared<Terms>(shapes);
+    auto model = std::make_shared<Terms>(some_shapes);
     DistributedDataParallel ddp(model, world, options());
     for (int step = 1; step <= 2; ++step) {
       const auto loss = ddp(coefficients(world.rank(), *model));
       loss.backward({}, /*retain_graph=*/true, /*create_graph=*/true);
-      for (std::size_t i = 0; i < shapes.size(); ++i) {
+      for (std::size_t i = 0; i < some_shapes.size(); ++i) {
         EXPECT_FALSE(model->p[i].grad().requires_grad());
         EXPECT_TRUE(near(model->p[i].grad(), step * mean_coefficient(ranks(), i, model->p[i])));
       }
@@ -193,7 +188,7 @@ TEST_P(Reduction, TakesCreateGraph) {
 
 TEST_P(Reduction, IsNoneOfAutogradGradAndOfChosenInputsOnly) {
   on_ranks(ranks(), [](const Group& world) {
-    auto model = std::make_shared<Terms>(shapes);
+    auto model = std::make_shared<Terms>(some_shapes);
     DistributedDataParallel ddp(model, world, options());
     // On one rank alone: it would hang if it were synchronised.
     if (world.rank() == 0) {
@@ -214,10 +209,10 @@ TEST_P(Reduction, IsNoneOfAutogradGradAndOfChosenInputsOnly) {
 
 TEST_P(Reduction, HeldBackAveragesTheSumLater) {
   on_ranks(ranks(), [](const Group& world) {
-    auto model = std::make_shared<Terms>(shapes);
+    auto model = std::make_shared<Terms>(some_shapes);
     DistributedDataParallel ddp(model, world, options());
     const auto terms = coefficients(world.rank(), *model);
-    auto only_third = std::vector<at::Tensor>(shapes.size());
+    auto only_third = std::vector<at::Tensor>(some_shapes.size());
     only_third[2] = terms[2];
     for (const bool touch_all : {true, false}) {
       model->zero_grad();
@@ -230,7 +225,7 @@ TEST_P(Reduction, HeldBackAveragesTheSumLater) {
       }
       // Those that the synchronised backward does not reach are averaged too.
       ddp(touch_all ? terms : only_third).backward();
-      for (std::size_t i = 0; i < shapes.size(); ++i) {
+      for (std::size_t i = 0; i < some_shapes.size(); ++i) {
         const int times = touch_all || i == 2 ? 3 : 2;
         EXPECT_TRUE(near(model->p[i].grad(), times * mean_coefficient(ranks(), i, model->p[i])));
       }
@@ -240,7 +235,7 @@ TEST_P(Reduction, HeldBackAveragesTheSumLater) {
 
 TEST_P(Reduction, LeavesOutFrozenParameters) {
   on_ranks(ranks(), [](const Group& world) {
-    auto model = std::make_shared<Terms>(shapes);
+    auto model = std::make_shared<Terms>(some_shapes);
     model->p[1].set_requires_grad(false);
     DistributedDataParallel ddp(model, world, options());
     const auto terms = coefficients(world.rank(), *model);
@@ -264,13 +259,13 @@ TEST_P(Reduction, LeavesOutFrozenParameters) {
 
 TEST_P(Reduction, TakesTiedParametersOnce) {
   on_ranks(ranks(), [](const Group& world) {
-    auto model = std::make_shared<Terms>(shapes);
+    auto model = std::make_shared<Terms>(some_shapes);
     model->p.push_back(model->register_parameter("tied", model->p[0]));
     DistributedDataParallel ddp(model, world, options());
     for (int step = 1; step <= 2; ++step) {
       ddp(coefficients(world.rank(), *model)).backward();
       const auto expected = mean_coefficient(ranks(), 0, model->p[0]) +
-                            mean_coefficient(ranks(), shapes.size(), model->p[0]);
+                            mean_coefficient(ranks(), some_shapes.size(), model->p[0]);
       EXPECT_TRUE(near(model->p[0].grad(), step * expected));
     }
   });

@@ -15,9 +15,6 @@
 namespace lockstep::testing {
 namespace {
 
-/// A bucket for every parameter: the most there can be in flight.
-const DataParallelOptions one_each{.buckets = {.first = 0, .rest = 0}};
-
 /// Runs another backward, of leaf · 10, within backward. Autograd does not know that it uses leaf,
 /// so that the leaf's gradient in the outer backward may come first.
 struct Nested : torch::autograd::Function<Nested> {

@@ -18,8 +18,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-const std::vector<std::vector<std::int64_t>> shapes{{3}, {2, 5}, {17}};
-
 class Weighted : public ::testing::TestWithParam<int> {};
 
 TEST_P(Weighted, GradientIsTheWeightedMean) {
@@ -28,7 +26,7 @@ TEST_P(Weighted, GradientIsTheWeightedMean) {
     return (rank + step) % 3 == 0 ? 0.0 : 1.5 * rank + 1;
   };
   on_ranks(ranks, [&](const Group& world) {
-    auto model = std::make_shared<Terms>(shapes, at::kDouble);
+    auto model = std::make_shared<Terms>(some_shapes, at::kDouble);
     DistributedDataParallel ddp(model, world, {.buckets = {.first = 0, .rest = 0}});
     for (int step = 1; step <= 3; ++step) {
       double sum = 0;
@@ -37,8 +35,8 @@ TEST_P(Weighted, GradientIsTheWeightedMean) {
       model->zero_grad();
       ddp.weight(weight(world.rank(), step));
       ddp(coefficients(world.rank(), *model)).backward();
-      for (std::size_t i = 0; i < shapes.size(); ++i) {
-        auto expected = at::zeros(shapes[i], at::kDouble);
+      for (std::size_t i = 0; i < some_shapes.size(); ++i) {
+        auto expected = at::zeros(some_shapes[i], at::kDouble);
         for (int rank = 0; rank < ranks; ++rank) {
           expected += coefficient(rank, i, model->p[i]) * (weight(rank, step) / sum);
         }
@@ -79,7 +77,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, Weighted, ::testing::Values(1, 2, 3, 4, 7));
 
 TEST(Weight, EqualOnAllRanksChangesNoBit) {
   on_ranks(3, [](const Group& world) {
-    auto model = std::make_shared<Terms>(shapes);
+    auto model = std::make_shared<Terms>(some_shapes);
     DistributedDataParallel ddp(model, world);
     ddp(coefficients(world.rank(), *model)).backward();
     const auto plain = model->p[1].grad().clone();
@@ -92,7 +90,7 @@ TEST(Weight, EqualOnAllRanksChangesNoBit) {
 
 TEST(Weight, CountsForOneBackwardAndTheLastOneSetCounts) {
   on_ranks(2, [](const Group& world) {
-    auto model = std::make_shared<Terms>(shapes);
+    auto model = std::make_shared<Terms>(some_shapes);
     DistributedDataParallel ddp(model, world);
     ddp.weight(5);
     ddp.weight(world.rank());
@@ -106,7 +104,7 @@ TEST(Weight, CountsForOneBackwardAndTheLastOneSetCounts) {
 
 TEST(Weight, OfZeroKeepsNaNsOut) {
   on_ranks(2, [](const Group& world) {
-    auto model = std::make_shared<Terms>(shapes);
+    auto model = std::make_shared<Terms>(some_shapes);
     DistributedDataParallel ddp(model, world);
     auto terms = coefficients(world.rank(), *model);
     if (world.rank() == 0) terms[0].fill_(std::numeric_limits<float>::quiet_NaN());
@@ -126,7 +124,7 @@ TEST(Weight, ThatIsUnusableIsRefusedOnEveryRank) {
         Case{std::nan(""), 1, "got nan on rank 0, expected 0 or more"},
         Case{0, 0, "got 0 on every rank"}}) {
     on_ranks(3, [&, rank0 = rank0, others = others, &text = text](const Group& world) {
-      auto model = std::make_shared<Terms>(shapes);
+      auto model = std::make_shared<Terms>(some_shapes);
       DistributedDataParallel ddp(model, world);
       ddp.weight(world.rank() == 0 ? rank0 : others);
       try {

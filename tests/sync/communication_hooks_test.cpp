@@ -18,7 +18,7 @@
 namespace lockstep::testing {
 namespace {
 
-constexpr int steps = 30;
+constexpr int hook_steps = 30;
 
 /// Numbers that both sides make alike.
 at::Tensor wave(double start, at::IntArrayRef sizes) {
@@ -60,7 +60,7 @@ at::Tensor train(const Strategy& strategy) {
     auto model = std::make_shared<Network>();
     DistributedDataParallel ddp(model, group, {.strategy = strategy});
     torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.1));
-    for (int step = 0; step < steps; ++step) {
+    for (int step = 0; step < hook_steps; ++step) {
       sgd.zero_grad();
       const auto output = ddp(wave(10 * step + group.rank(), {8, 12}));
       const auto target = wave(7 * step + group.rank(), {8, 10});

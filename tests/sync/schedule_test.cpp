@@ -13,11 +13,8 @@
 namespace lockstep::testing {
 namespace {
 
-constexpr auto nothing = Content::nothing;
-constexpr auto gradients = Content::gradients;
-constexpr auto parameters = Content::parameters;
-
 TEST(PartialUpdate, TakesEachBucketOnceInTurn) {
+  using enum Content;
   const Strategy strategy = PartialUpdate{};
   EXPECT_FALSE(strategy.exchanges_every_gradient());
   for (const std::size_t buckets : {1, 2, 5}) {
@@ -32,6 +29,7 @@ TEST(PartialUpdate, TakesEachBucketOnceInTurn) {
 }
 
 TEST(LocalSgd, AveragesAfterEveryPeriod) {
+  using enum Content;
   const Strategy strategy = LocalSgd{.period = 3};
   std::vector<Content> contents;
   for (int step = 0; step < 6; ++step) contents.push_back(strategy.content(step, 1, 4));
@@ -40,6 +38,7 @@ TEST(LocalSgd, AveragesAfterEveryPeriod) {
 }
 
 TEST(PostLocalSgd, BeginsWithGradients) {
+  using enum Content;
   const Strategy strategy = PostLocalSgd{.start = 2, .period = 2};
   std::vector<Content> contents;
   for (int step = 0; step < 6; ++step) contents.push_back(strategy.content(step, 0, 1));
@@ -48,6 +47,7 @@ TEST(PostLocalSgd, BeginsWithGradients) {
 }
 
 TEST(Warmup, TakesTheContentOfItsStrategyAfterwards) {
+  using enum Content;
   const auto later = warmup(LocalSgd{.period = 2}, 3);
   std::vector<Content> contents;
   for (int step = 0; step < 7; ++step) contents.push_back(later.content(step, 0, 1));
@@ -75,6 +75,7 @@ TEST(Warmup, ChangesTheExchangeAfterItsSteps) {
 }
 
 TEST(Schedules, RefuseWhatIsOutOfRange) {
+  using enum Content;
   spawn(1, [](const Group& group) {
     const Bucket bucket(0, 1, at::kFloat, {}, group);
     EXPECT_THROW(PartialUpdate{.of = nothing}.exchange(bucket), InvalidArgument);

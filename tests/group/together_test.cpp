@@ -1,4 +1,4 @@
-#include "lockstep/train/together.h"
+#include "lockstep/together.h"
 
 #include <gtest/gtest.h>
 

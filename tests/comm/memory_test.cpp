@@ -1,0 +1,133 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <functional>
+
+#include "failures.h"
+#include "lockstep/comm/host/host.h"
+#include "oracle.h"
+
+// The memory that ranks share, and the world it holds.
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(Memory, ShortageIsAnErrorThatSaysHowMuch) {
+  const auto world = host::World::create(1, 1 << 20);
+  const auto group = host::create(world, 0, {});
+  try {
+    group->allocate(2 << 20);
+    FAIL() << "took more than there is";
+  } catch (const CommError& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("cannot take 2097152 bytes"), HasSubstr("1048576")));
+  }
+  const auto big = host::create(host::World::create(1, std::size_t{1} << 44), 0, {});
+  try {
+    big->allocate(std::size_t{1} << 43);
+    FAIL() << "took more than the machine has";
+  } catch (const CommError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("available on this machine"));
+  }
+  group->allocate(1 << 20);
+}
+
+TEST(Memory, IsReusedAndJoinedAgain) {
+  const auto group = host::create(host::World::create(1, 1 << 20), 0, {});
+  for (int round = 0; round < 100; ++round) {
+    std::vector<std::shared_ptr<std::byte>> pieces;
+    for (std::size_t bytes : {1u, 100u, 4096u, 65536u, 0u, 300000u}) {
+      pieces.push_back(group->allocate(bytes));
+      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(pieces.back().get()) % 64, 0u);
+    }
+    if (round % 2 == 0) std::reverse(pieces.begin(), pieces.end());
+  }
+  EXPECT_NE(group->allocate(1 << 20), nullptr);
+}
+
+TEST(Memory, OutlivesItsGroup) {
+  std::shared_ptr<std::byte> memory;
+  {
+    const auto group = host::create(host::World::create(1), 0, {});
+    memory = group->allocate(1000);
+  }
+  memory.get()[999] = std::byte{7};
+  EXPECT_EQ(memory.get()[999], std::byte{7});
+}
+
+/// What fn prints or throws in a child of this process, whose limits it may change.
+std::string in_child(const std::function<std::string()>& fn) {
+  int ends[2];
+  EXPECT_EQ(::pipe(ends), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    std::string text;
+    try {
+      text = fn();
+    } catch (const std::exception& error) {
+      text = error.what();
+    }
+    const auto written = ::write(ends[1], text.data(), text.size());
+    ::_exit(written == static_cast<ssize_t>(text.size()) ? 0 : 1);
+  }
+  ::close(ends[1]);
+  std::string text;
+  char buffer[512];
+  for (ssize_t got; (got = ::read(ends[0], buffer, sizeof buffer)) > 0;)
+    text.append(buffer, static_cast<std::size_t>(got));
+  ::close(ends[0]);
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status)) << "the child was ended by signal " << WTERMSIG(status);
+  return text;
+}
+
+TEST(Memory, LimitsOfTheProcessAreNamed) {
+  const auto with_limit = [](int resource) {
+    return in_child([&] {
+      const rlimit limit{.rlim_cur = 1 << 20, .rlim_max = 1 << 20};
+      ::setrlimit(static_cast<__rlimit_resource>(resource), &limit);
+      host::World::create(2);
+      return std::string("no error");
+    });
+  };
+  EXPECT_THAT(with_limit(RLIMIT_FSIZE), HasSubstr("file size (ulimit -f) 1048576 bytes"));
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  EXPECT_THAT(with_limit(RLIMIT_AS), HasSubstr("address space (ulimit -v) 1048576 bytes"));
+#endif
+}
+
+TEST(World, SizesOutsideTheRangeAreRefused) {
+  EXPECT_THROW(host::World::create(0), InvalidArgument);
+  EXPECT_THROW(host::World::create(-1), InvalidArgument);
+  EXPECT_THROW(host::World::create(host::max_ranks + 1), InvalidArgument);
+  EXPECT_NO_THROW(host::World::create(host::max_ranks));
+}
+
+TEST(World, ForeignDescriptorsAreRefused) {
+  EXPECT_THROW(host::World::attach(987, 2), CommError);
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  EXPECT_THROW(host::World::attach(ends[0], 2), CommError);
+  ::close(ends[1]);
+  const int zeros = ::memfd_create("zeros", MFD_CLOEXEC);
+  ASSERT_EQ(::ftruncate(zeros, 1 << 20), 0);
+  EXPECT_THROW(host::World::attach(zeros, 2), CommError);
+  const auto world = host::World::create(2);
+  EXPECT_THROW(host::World::attach(::dup(world->fd()), 3), CommError);
+}
+
+TEST(World, RanksJoinOnce) {
+  const auto world = host::World::create(1);
+  const auto group = host::create(world, 0, {});
+  EXPECT_THROW(host::create(world, 0, {}), InvalidArgument);
+  EXPECT_THROW(host::create(world, 1, {}), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace lockstep::testing

@@ -1,0 +1,135 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <functional>
+
+#include "failures.h"
+
+// Ranks that call different things.
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+using Call = std::function<Work(Communicator&)>;
+
+struct Mismatch {
+  const char* name;
+  Call as_expected;
+  Call otherwise;
+  const char* got;
+  const char* expected;
+};
+
+double doubles[64];
+
+const Mismatch mismatches[] = {
+    {"Dtype", [](auto& g) { return g.all_reduce(floats, 8, DType::f32, ReduceOp::sum); },
+     [](auto& g) { return g.all_reduce(doubles, 8, DType::f64, ReduceOp::sum); },
+     "all_reduce sum float64 of 8 elements", "all_reduce sum float32 of 8 elements as on rank 0"},
+    {"Count", [](auto& g) { return g.all_reduce(floats, 8, DType::f32, ReduceOp::sum); },
+     [](auto& g) { return g.all_reduce(floats, 9, DType::f32, ReduceOp::sum); }, "of 9 elements",
+     "of 8 elements"},
+    {"Shape",
+     [](auto& g) {
+       return g.all_reduce(floats, 6, DType::f32, ReduceOp::sum, {.shape = {2, 3}});
+     },
+     [](auto& g) {
+       return g.all_reduce(floats, 6, DType::f32, ReduceOp::sum, {.shape = {3, 2}});
+     },
+     "[3, 2]", "[2, 3]"},
+    {"ReduceOp", [](auto& g) { return g.all_reduce(floats, 8, DType::f32, ReduceOp::sum); },
+     [](auto& g) { return g.all_reduce(floats, 8, DType::f32, ReduceOp::max); }, "all_reduce max",
+     "all_reduce sum"},
+    {"Order", [](auto& g) { return g.all_reduce(floats, 8, DType::f32, ReduceOp::sum); },
+     [](auto& g) { return g.broadcast(floats, 8, DType::f32, 0); }, "broadcast float32 root 0",
+     "all_reduce sum float32"},
+    {"Root", [](auto& g) { return g.broadcast(floats, 8, DType::f32, 0); },
+     [](auto& g) { return g.broadcast(floats, 8, DType::f32, 1); }, "root 1", "root 0"},
+    {"Barrier", [](auto& g) { return g.barrier(); },
+     [](auto& g) { return g.all_gather(floats, floats + 8, 2, DType::f32); }, "all_gather float32",
+     "expected barrier"},
+};
+
+class Mismatched : public ::testing::TestWithParam<std::tuple<Mismatch, int>> {};
+
+TEST_P(Mismatched, IsNamedOnEveryRank) {
+  const auto& [mismatch, n] = GetParam();
+  const auto texts = what_ranks_threw(n, [&, &m = mismatch](const auto& group) {
+    group->barrier().wait();
+    (group->rank() == 1 ? m.otherwise : m.as_expected)(*group).wait();
+  });
+  EXPECT_THAT(texts, Each(AllOf(HasSubstr("#2 differs between ranks: rank 1 got"),
+                                HasSubstr(mismatch.got), HasSubstr(mismatch.expected))));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Host, Mismatched, ::testing::Combine(::testing::ValuesIn(mismatches), ::testing::Values(2, 3)),
+    [](const auto& test) {
+      return std::string(std::get<0>(test.param).name) + std::to_string(std::get<1>(test.param));
+    });
+
+TEST(Mismatches, MessageMismatchIsNamedOnBothSides) {
+  const auto texts = what_ranks_threw(2, [](const auto& group) {
+    if (group->rank() == 0) group->send(floats, 4, DType::f32, 1, 7).wait();
+    if (group->rank() == 1) group->recv(doubles, 4, DType::f64, 0, 7).wait();
+  });
+  EXPECT_THAT(texts, Each(AllOf(HasSubstr("message #1 from rank 0 to rank 1 differs"),
+                                HasSubstr("4 elements of float32 with tag 7"),
+                                HasSubstr("4 elements of float64"))));
+}
+
+TEST(Mismatches, TheOddOneOutIsNamedEvenIfItIsRank0) {
+  const auto texts = what_ranks_threw(3, [](const auto& group) {
+    const std::size_t count = group->rank() == 0 ? 9 : 8;
+    group->all_reduce(floats + 16 * group->rank(), count, DType::f32, ReduceOp::sum).wait();
+  });
+  EXPECT_THAT(texts, Each(AllOf(HasSubstr("rank 0 got all_reduce sum float32 of 9"),
+                                HasSubstr("of 8 elements as on rank 1"))));
+}
+
+TEST(Mismatches, CountsThatDifferAreNamed) {
+  const auto texts = what_ranks_threw(2, [](const auto& group) {
+    const std::vector<std::size_t> counts =
+        group->rank() == 0 ? std::vector<std::size_t>{5, 3} : std::vector<std::size_t>{3, 5};
+    std::array<float, 8> output;
+    group->all_gather(floats, output.data(), counts, DType::f32).wait();
+  });
+  EXPECT_THAT(texts, Each(HasSubstr("with other counts")));
+}
+
+TEST(Mismatches, WiresThatDifferAreNamed) {
+  const auto as_halves = [](const auto& group, const Wire& wire) {
+    group->all_reduce(floats + 16 * group->rank(), 8, ReduceOp::avg, wire).wait();
+  };
+  EXPECT_THAT(
+      what_ranks_threw(2,
+                       [&](const auto& group) {
+                         const bool first = group->rank() == 0;
+                         as_halves(group, {.dtype = first ? DType::f16 : DType::bf16});
+                       }),
+      Each(HasSubstr("rank 1 got all_reduce avg float32 as bfloat16 of 8 elements, expected "
+                     "all_reduce avg float32 as float16")));
+  EXPECT_THAT(what_ranks_threw(2,
+                               [&](const auto& group) {
+                                 as_halves(group, {.clip = group->rank() == 0 ? 1.0f : 2.0f});
+                               }),
+              Each(HasSubstr("dimensions or wire")));
+}
+
+TEST(Mismatches, RanksOfSplitGroupsAreNamedAsInTheWorld) {
+  const auto texts = what_ranks_threw(4, [](const auto& group) {
+    const auto pair = group->split(group->rank() / 2, 0);
+    const std::size_t count = group->rank() == 3 ? 9 : 8;
+    pair->all_reduce(floats + 16 * group->rank(), count, DType::f32, ReduceOp::sum).wait();
+    group->barrier().wait();
+  });
+  EXPECT_THAT(texts, Each(AllOf(HasSubstr("rank 3 got"), HasSubstr("as on rank 2"))));
+}
+
+}  // namespace
+}  // namespace lockstep::testing

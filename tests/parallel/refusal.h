@@ -1,0 +1,31 @@
+#pragma once
+
+#include <ATen/ops/ones.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "lockstep/core/error.h"
+#include "lockstep/group.h"
+
+namespace lockstep::testing {
+
+/// What fn throws, which must be an InvalidArgument; "" if nothing.
+template <class Fn>
+std::string refusal(const Fn& fn) {
+  try {
+    fn();
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+  return "";
+}
+
+/// A refusal leaves the group as it was.
+inline void expect_usable(const Group& world) {
+  const auto one = at::ones({1});
+  world.all_reduce(one).wait();
+  EXPECT_EQ(one.item<float>(), static_cast<float>(world.size()));
+}
+
+}  // namespace lockstep::testing
