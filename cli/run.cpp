@@ -62,11 +62,14 @@ void add_run(CLI::App& app, int& exit_code) {
   auto& options = arguments->options;
   command->footer("As in: lockstep run -n 2 --log-dir logs ./program --its-option");
   auto* ranks = command->add_option("-n,--ranks", options.ranks, "Number of ranks");
-  const std::map<std::string, launch::Bind> bindings{{"none", launch::Bind::none},
-                                                     {"cores", launch::Bind::cores}};
   command
-      ->add_option("--bind", options.bind, "Keep each rank to its own cores, or not: cores, none")
-      ->transform(CLI::CheckedTransformer(bindings).description(""))
+      ->add_option_function<std::string>(
+          "--bind",
+          [arguments](const std::string& what) {
+            arguments->options.bind = what == "cores" ? launch::Bind::cores : launch::Bind::none;
+          },
+          "Keep each rank to its own cores, or not: cores, none")
+      ->check(CLI::IsMember({"cores", "none"}).description(""))
       ->type_name("WHAT");
   command
       ->add_option_function<std::string>(

@@ -22,17 +22,14 @@ class Votes : public lockstep::Exchange {
       // Made once, in memory that the group exchanges without copying.
       if (!votes_.defined()) votes_ = group.empty(gradient.sizes(), at::kChar);
       votes_.copy_(gradient.sign());
-      sent_ += votes_.nbytes();
       return group.all_reduce(votes_);  // a byte holds the votes of 127 ranks
     }
     gradient.copy_(votes_.sign());
     return {};  // nothing more to wait for: the bucket holds the result
   }
-  std::uint64_t bytes_sent() const override { return sent_; }
 
  private:
   at::Tensor votes_;
-  std::uint64_t sent_ = 0;
 };
 
 /// The strategy is a plain value, without a base class.

@@ -112,6 +112,16 @@ lockstep::Score evaluate(Cnn& model, auto& loader, const lockstep::Group& world)
   return tally.score(world);
 }
 
+/// What this rank has sent of gradients, or of parameters in their place, so far. Units: 10^6
+/// bytes.
+double gradient_megabytes(const lockstep::Group& world) {
+  double bytes = 0;
+  for (const auto& row : world.statistics()) {
+    if (row.bucket >= 0) bytes += static_cast<double>(row.bytes);
+  }
+  return bytes / 1e6;
+}
+
 /// Seconds a step takes one rank alone, and all of them together.
 struct StepTimes {
   double alone;
@@ -179,9 +189,15 @@ void train(Settings settings, const lockstep::Group& world) {
     model = std::make_shared<Cnn>();
   });
   torch::optim::SGD sgd = make_sgd(*model, settings.lr.value_or(0.005));
+  const lockstep::Strategy strategy = lockstep::parse_strategy(strategy_of(settings));
+  lockstep::DistributedOptimizer optimizer(sgd, *model, world, strategy);
+  const lockstep::Checkpoint checkpoint{.model = *model, .optimizer = &sgd, .strategy = optimizer};
+  const auto style = lockstep::progress_style(world, STDOUT_FILENO, settings.quiet);
+  const bool loud = style != lockstep::ProgressStyle::silent;
   std::int64_t done = 0;
   if (!settings.resume.empty()) {
-    const auto meta = lockstep::load_checkpoint(settings.resume, *model, sgd, world);
+    const auto [meta, changes] = checkpoint.load(settings.resume, world);
+    if (loud && !changes.empty()) std::cout << settings.resume << ": " << changes << std::endl;
     done = meta.epoch;
     if (!settings.seed && meta.notes.contains("seed"))
       settings.seed = std::stoull(meta.notes.at("seed"));
@@ -195,8 +211,6 @@ void train(Settings settings, const lockstep::Group& world) {
   const double lr = sgd.param_groups()[0].options().get_lr();
   const auto batch_size = static_cast<std::size_t>(settings.batch_size);
 
-  const lockstep::Strategy strategy = lockstep::parse_strategy(strategy_of(settings));
-  lockstep::DistributedOptimizer optimizer(sgd, *model, world, strategy);
   lockstep::Augmented varied(
       *train_data, settings.augment ? lockstep::AugmentOptions{.seed = seed}
                                     : lockstep::AugmentOptions{.seed = 0, .pad = 0, .flip = false});
@@ -213,7 +227,6 @@ void train(Settings settings, const lockstep::Group& world) {
   auto test_loader = torch::data::make_data_loader(
       *test_data, lockstep::EvaluationSampler(test_data->size().value(), world), batch_size);
 
-  const auto style = lockstep::progress_style(world, STDOUT_FILENO, settings.quiet);
   for (std::int64_t epoch = done + 1; epoch <= settings.epochs; ++epoch) {
     const std::string title =
         "epoch " + std::to_string(epoch) + "/" + std::to_string(settings.epochs);
@@ -236,8 +249,8 @@ void train(Settings settings, const lockstep::Group& world) {
     const lockstep::Score tested = evaluate(*model, *test_loader, world);
 
     if (!settings.checkpoint.empty())
-      lockstep::save_checkpoint(settings.checkpoint, *model, sgd,
-                                {.epoch = epoch, .notes = {{"seed", std::to_string(seed)}}}, world);
+      checkpoint.save(settings.checkpoint,
+                      {.epoch = epoch, .notes = {{"seed", std::to_string(seed)}}}, world);
     if (metrics)
       metrics->write({{"epoch", epoch},
                       {"train_loss", trained.loss},
@@ -246,6 +259,7 @@ void train(Settings settings, const lockstep::Group& world) {
                       {"test_accuracy", tested.accuracy},
                       {"seconds", seconds},
                       {"images_per_second", images / seconds},
+                      {"gradient_megabytes", gradient_megabytes(world)},
                       {"ranks", world.size()}});
     progress.finish(title + "  loss " + fixed(trained.loss, 4) + " (sum " + fixed(loss_sum, 1) +
                     ")  train " + fixed(100 * trained.accuracy, 2) + " %  test " +
@@ -253,7 +267,6 @@ void train(Settings settings, const lockstep::Group& world) {
                     " images/s  " + fixed(seconds, 1) + " s");
   }
 
-  const bool loud = style != lockstep::ProgressStyle::silent;
   if (loud && world.size() > 1) std::cout << '\n' << lockstep::to_text(world.statistics()) << '\n';
   if (!settings.no_efficiency && !settings.quiet && world.size() > 1) {
     const auto [alone, together] = step_times(*model, lr, *loader->begin(), strategy, world);

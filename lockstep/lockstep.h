@@ -33,6 +33,7 @@
 #include "lockstep/train/checkpoint.h"
 #include "lockstep/train/checkpoint_folder.h"
 #include "lockstep/train/checkpoint_writer.h"
+#include "lockstep/train/fused_sgd.h"
 #include "lockstep/train/learning_rate.h"
 #include "lockstep/train/progress.h"
 #include "lockstep/train/state_dict.h"

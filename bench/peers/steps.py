@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Training steps of Lockstep and of PyTorch in turns within one run, and the ratios of their medians.
 
-PyTorch's DistributedDataParallel over Gloo as it is shipped; at its best (bucket views, static graph,
+Lockstep under its launcher, with torch::optim::SGD and with FusedSgd; PyTorch's
+DistributedDataParallel over Gloo as it is shipped; at its best (bucket views, static graph,
 fused SGD, and glibc told to keep freed memory); and one process with two threads on the same global
-batch. Lockstep runs under its launcher with default settings.
+batch. Prints a table a model.
 """
 
 import argparse
@@ -38,9 +39,16 @@ def ways_of(model, options):
     length = ["--rounds", 3, "--steps", STEPS[model]]
     ours = [step, "--model", model, *length, "--no-alone", "--no-faults"]
     theirs = [options.python, HERE / "torch_step.py", "--model", model, *length]
+    if options.powersgd:
+        return {
+            "Lockstep, PowerSGD": ([lockstep, "run", "-n", 2, *ours, "--strategy",
+                                    f"powersgd:rank={options.powersgd}"], {}, "together_ms"),
+            "PyTorch DDP, PowerSGD hook": ([*theirs, "--powersgd", options.powersgd], {}, "step_ms"),
+        }
     one_process = ["--ranks", 1, "--threads", 2, "--batch-size", 2 * BATCH[model]]
     return {
-        "Lockstep, 2 ranks": ([lockstep, "run", "-n", 2, *ours], {}, "together_ms"),
+        "Lockstep, torch's SGD": ([lockstep, "run", "-n", 2, *ours], {}, "together_ms"),
+        "Lockstep, FusedSgd": ([lockstep, "run", "-n", 2, *ours, "--fused"], {}, "together_ms"),
         "PyTorch DDP as shipped": (theirs, {}, "step_ms"),
         "PyTorch DDP at its best": ([*theirs, "--best"], KEEP, "step_ms"),
         "one process, 2 threads": ([*theirs, *one_process], {}, "step_ms"),
@@ -54,6 +62,7 @@ def main():
     parser.add_argument("--python", default=sys.executable, help="a python that has torch [this one]")
     parser.add_argument("--rounds", default=5, type=int, help="turns of each [5]")
     parser.add_argument("--models", nargs="+", default=list(STEPS), choices=STEPS)
+    parser.add_argument("--powersgd", type=int, help="compare PowerSGD of this rank instead")
     parser.add_argument("--jsonl", type=pathlib.Path, help="file for one JSON object a turn")
     options = parser.parse_args()
 
@@ -66,11 +75,14 @@ def main():
                 result = run(command, environment)
                 times[way].append(result[field])
                 rows.append({"model": model, "way": way, "turn": turn, "step_ms": result[field]})
-        ours = statistics.median(times["Lockstep, 2 ranks"])
-        print(f"{model}, batch {BATCH[model]} a rank     step, median of {options.rounds}    over Lockstep's", flush=True)
+        medians = {way: statistics.median(taken) for way, taken in times.items()}
+        ours = [way for way in ways if way.startswith("Lockstep")]
+        print(f"\n| {model}, batch {BATCH[model]} a rank | ms a step | " +
+              " | ".join(f"over {way}" for way in ours) + " |\n" + "|---" * (2 + len(ours)) + "|")
         for way, taken in times.items():
-            median = statistics.median(taken)
-            print(f"  {way:26} {median:9.2f} ms {median / ours:16.2f}   ({min(taken):.2f} to {max(taken):.2f})")
+            ratios = " | ".join(f"{medians[way] / medians[other]:.2f}" for other in ours)
+            print(f"| {way} | {medians[way]:.1f} ({min(taken):.1f} to {max(taken):.1f}) | {ratios} |",
+                  flush=True)
     if options.jsonl:
         options.jsonl.write_text("".join(json.dumps(row) + "\n" for row in rows))
 

@@ -3,6 +3,7 @@
 
     torch_step.py --model cnn --ranks 2            DistributedDataParallel over Gloo, as shipped
     torch_step.py --model cnn --ranks 2 --best     bucket views, static graph, fused optimizer
+    torch_step.py --model cnn --ranks 2 --powersgd 4     its PowerSGD hook of rank 4
     torch_step.py --model cnn --ranks 1 --threads 2 --batch-size 128     one process, two threads
 """
 
@@ -16,6 +17,7 @@ import time
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
 
 class Residual(nn.Module):
@@ -66,6 +68,11 @@ def train(rank, options, port, results):
                                 world_size=options.ranks)
         best = {"gradient_as_bucket_view": True, "static_graph": True} if options.best else {}
         model = nn.parallel.DistributedDataParallel(model, **best)
+        if options.powersgd:
+            # From the third step on, the earliest that it takes.
+            state = powerSGD_hook.PowerSGDState(
+                process_group=None, matrix_approximation_rank=options.powersgd, start_powerSGD_iter=2)
+            model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     sgd = torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.9, weight_decay=1e-5,
                           fused=True if options.best else None)
     inputs = torch.rand(batch_size, *sample)
@@ -107,6 +114,7 @@ def main():
     parser.add_argument("--threads", type=int, default=1, help="compute threads a rank [1]")
     parser.add_argument("--batch-size", type=int, help="of a rank [the model's]")
     parser.add_argument("--best", action="store_true", help="bucket views, static graph, fused SGD")
+    parser.add_argument("--powersgd", type=int, help="rank of the PowerSGD hook [no hook]")
     parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=10)

@@ -35,6 +35,8 @@ struct Settings {
   std::int64_t batch_size = 0;  ///< 0 takes the model's
   std::int64_t verify_every = 1;
   std::string data = MNIST_SAMPLE;
+  std::string strategy = "fp32";
+  bool fused = false;
   int threads = 0;
   int rounds = 7;
   int steps = 20;
@@ -83,12 +85,13 @@ class Training {
  public:
   Training(const Settings& settings, const lockstep::Group& world, bool alone)
       : model_(make_model(settings, world)),
-        sgd_(model_->parameters(),
-             torch::optim::SGDOptions(0.005).momentum(0.9).weight_decay(1e-5)),
+        sgd_(make_sgd(settings, model_->parameters())),
         batches_(settings, world) {
     if (alone) return;
     ddp_ = std::make_unique<lockstep::DistributedDataParallel<Layers>>(
-        model_, world, lockstep::DataParallelOptions{.verify_every = settings.verify_every});
+        model_, world,
+        lockstep::DataParallelOptions{.strategy = lockstep::parse_strategy(settings.strategy),
+                                      .verify_every = settings.verify_every});
   }
 
   /// Seconds a step.
@@ -111,18 +114,25 @@ class Training {
     return model;
   }
 
+  static std::unique_ptr<torch::optim::Optimizer> make_sgd(const Settings& settings,
+                                                           std::vector<at::Tensor> parameters) {
+    const auto options = torch::optim::SGDOptions(0.005).momentum(0.9).weight_decay(1e-5);
+    if (settings.fused) return std::make_unique<lockstep::FusedSgd>(parameters, options);
+    return std::make_unique<torch::optim::SGD>(parameters, options);
+  }
+
   void step() {
     const auto batch = batches_.next();
-    sgd_.zero_grad();
+    sgd_->zero_grad();
     const at::Tensor outputs = ddp_ ? (*ddp_)(batch.data) : model_->forward(batch.data);
     const at::Tensor loss = torch::nn::functional::cross_entropy(outputs, batch.target);
     loss.backward();
-    sgd_.step();
+    sgd_->step();
     tally_.add(loss, outputs, batch.target);
   }
 
   std::shared_ptr<Layers> model_;
-  torch::optim::SGD sgd_;
+  std::unique_ptr<torch::optim::Optimizer> sgd_;
   Batches batches_;
   std::unique_ptr<lockstep::DistributedDataParallel<Layers>> ddp_;
   lockstep::Tally tally_;
@@ -219,6 +229,9 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 100000));
   app.add_option("--verify-every", settings.verify_every, "Exchanges between proofs; 0 for none")
       ->check(CLI::Range(0, 100000));
+  app.add_option("--strategy", settings.strategy, "How gradients are exchanged")
+      ->capture_default_str();
+  app.add_flag("--fused", settings.fused, "FusedSgd instead of torch::optim::SGD");
   app.add_option("--data", settings.data, "Folder of MNIST")->capture_default_str();
   app.add_option("--threads", settings.threads, "So many thread ranks")->check(CLI::Range(1, 512));
   app.add_option("--rounds", settings.rounds, "Rounds of alone and together")

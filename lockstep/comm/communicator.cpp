@@ -50,6 +50,12 @@ Ends ends(const Operation& operation, int rank) {
   return {};
 }
 
+/// Elements that a rank takes part with.
+std::size_t share(const Operation& operation, int rank, int size) {
+  const bool of_every_rank = operation.collective == Collective::all_to_all;
+  return operation.part(rank) * static_cast<std::size_t>(of_every_rank ? size : 1);
+}
+
 }  // namespace
 
 Work Communicator::issue(Operation&& operation, Issue&& issue) {
@@ -58,12 +64,10 @@ Work Communicator::issue(Operation&& operation, Issue&& issue) {
   operation.owner = std::move(issue.owner);
   check(operation);
   const auto collective = operation.collective;
-  const std::size_t bytes = operation.part(rank_) * size_of(operation.dtype);
+  const auto travels_as = operation.wire ? operation.wire->dtype : operation.dtype;
+  const std::size_t bytes = share(operation, rank_, size_) * size_of(travels_as);
   Work work = begin(std::move(operation));
-  auto& row = ledger_->row(collective);
-  ++row.count;
-  row.bytes += bytes;
-  work.count_in({ledger_, &row});
+  work.count_in({ledger_, &ledger_->count(collective, bytes)});
   return work;
 }
 

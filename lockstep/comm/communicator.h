@@ -90,8 +90,11 @@ class Communicator {
   /// What collectives of this group have cost this rank so far. What was issued and not waited for
   /// is counted, without its time.
   Statistics statistics() const { return ledger_->rows(); }
-  /// Collectives are counted as this bucket's from now on; -1 for none's.
-  void attribute_to(int bucket) { ledger_->attribute_to(bucket); }
+  /// Collectives are counted as this bucket's from now on; -1 for none's. The next one stands for
+  /// dense_bytes of it, others for nothing.
+  void attribute_to(int bucket, std::uint64_t dense_bytes = 0) {
+    ledger_->attribute_to(bucket, dense_bytes);
+  }
 
   /// Ends the world for every rank, with this text as the first cause. Any thread.
   virtual void fail(std::string_view cause) noexcept = 0;

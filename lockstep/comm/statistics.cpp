@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iomanip>
 #include <sstream>
+#include <utility>
 
 namespace lockstep {
 namespace {
@@ -26,16 +27,27 @@ std::string to_text(std::span<const CollectiveStatistics> rows) {
       << std::setw(11) << "MB" << std::setw(13) << "working ms" << std::setw(13) << "waiting ms"
       << '\n';
   CollectiveStatistics sum;
+  CollectiveStatistics of_buckets;
   for (const auto& row : rows) {
     std::string what(name(row.collective));
     if (row.bucket >= 0) what += " of bucket " + std::to_string(row.bucket);
     line(what, row);
     sum.count += row.count;
     sum.bytes += row.bytes;
+    if (row.bucket >= 0) {
+      of_buckets.bytes += row.bytes;
+      of_buckets.dense_bytes += row.dense_bytes;
+    }
     sum.working += row.working;
     sum.waiting += row.waiting;
   }
   line("all", sum);
+  if (of_buckets.dense_bytes > of_buckets.bytes) {
+    const auto dense = static_cast<double>(of_buckets.dense_bytes);
+    const auto sent = static_cast<double>(of_buckets.bytes);
+    out << "buckets of " << std::setprecision(2) << dense / 1e6 << " MB were sent as " << sent / 1e6
+        << " MB: compressed " << std::setprecision(1) << dense / sent << " times\n";
+  }
   return out.str();
 }
 
@@ -57,6 +69,14 @@ CollectiveStatistics& Ledger::row(Collective collective) {
   }
   last_ = &*found;
   return *last_;
+}
+
+CollectiveStatistics& Ledger::count(Collective collective, std::uint64_t bytes) {
+  auto& counted = row(collective);
+  ++counted.count;
+  counted.bytes += bytes;
+  counted.dense_bytes += bucket_ < 0 ? bytes : std::exchange(dense_bytes_, 0);
+  return counted;
 }
 
 std::chrono::nanoseconds work_done() { return done; }

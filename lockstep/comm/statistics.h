@@ -16,7 +16,8 @@ struct CollectiveStatistics {
   Collective collective = Collective::barrier;
   int bucket = -1;  ///< the gradient bucket that it was issued for, or -1
   std::uint64_t count = 0;
-  std::uint64_t bytes = 0;             ///< of this rank's part, however it travelled
+  std::uint64_t bytes = 0;             ///< of this rank's part, in the form in which it travels
+  std::uint64_t dense_bytes = 0;       ///< of what they stand for: more, where it is compressed
   std::chrono::nanoseconds waiting{};  ///< for other ranks, within wait()
   std::chrono::nanoseconds working{};  ///< reducing and copying this rank's share
 };
@@ -24,7 +25,8 @@ struct CollectiveStatistics {
 /// One row for each collective and bucket that was issued, in the order of their first.
 using Statistics = std::vector<CollectiveStatistics>;
 
-/// A table of the rows and their sum, for people.
+/// A table of the rows and their sum, for people. Where something was compressed, a last line says
+/// by how much.
 std::string to_text(std::span<const CollectiveStatistics> rows);
 
 namespace detail {
@@ -32,17 +34,25 @@ namespace detail {
 /// The rows of one group on one rank.
 class Ledger {
  public:
-  /// The row of a collective, whose address does not change.
-  CollectiveStatistics& row(Collective collective);
-  /// Rows are this bucket's from now on; -1 for none's.
-  void attribute_to(int bucket) { bucket_ = bucket; }
+  /// Rows are this bucket's from now on; -1 for none's. The next collective stands for dense_bytes
+  /// of it, others for nothing.
+  void attribute_to(int bucket, std::uint64_t dense_bytes = 0) {
+    bucket_ = bucket;
+    dense_bytes_ = dense_bytes;
+  }
+  /// Counts a collective into its row.
+  CollectiveStatistics& count(Collective collective, std::uint64_t bytes);
 
   Statistics rows() const { return {rows_.begin(), rows_.end()}; }
 
  private:
+  /// The row of a collective, whose address does not change.
+  CollectiveStatistics& row(Collective collective);
+
   std::deque<CollectiveStatistics> rows_;
   CollectiveStatistics* last_ = nullptr;
   int bucket_ = -1;
+  std::uint64_t dense_bytes_ = 0;
 };
 
 /// What this thread has spent on reducing and copying, in all groups. Units: nanoseconds.

@@ -14,8 +14,10 @@ namespace {
 /// Collectives that are issued while it lives are counted as a bucket's.
 class Attribution {
  public:
-  Attribution(Communicator& communicator, std::size_t bucket) : communicator_(communicator) {
-    communicator_.attribute_to(static_cast<int>(bucket));
+  /// The first of them stands for so many bytes of the bucket.
+  Attribution(Communicator& communicator, std::size_t bucket, std::size_t dense_bytes)
+      : communicator_(communicator) {
+    communicator_.attribute_to(static_cast<int>(bucket), dense_bytes);
   }
   ~Attribution() { communicator_.attribute_to(-1); }
   Attribution(const Attribution&) = delete;
@@ -24,6 +26,20 @@ class Attribution {
  private:
   Communicator& communicator_;
 };
+
+/// What the exchange has not sent of each slice; none if it keeps nothing of one.
+std::vector<at::Tensor> residuals_of(const Exchange& exchange, const Bucket& bucket) {
+  const auto dtype = bucket.values().scalar_type();
+  if (dtype != at::kFloat && dtype != at::kDouble) return {};
+  const auto state = exchange.state();
+  std::vector<at::Tensor> residuals;
+  for (const auto& slice : bucket.slices()) {
+    const auto found = state.find(slice.name + ".residual");
+    if (found == state.end() || found->second.sizes() != slice.values.sizes()) return {};
+    residuals.push_back(found->second);
+  }
+  return residuals;
+}
 
 /// Copies a bucket's values back into the parameters they were taken from.
 void unpack_parameters(const Bucket& bucket) {
@@ -52,7 +68,10 @@ Lanes::Lanes(std::span<const NamedTensor> parameters, const Group& group, Bucket
     }
     Bucket bucket(lanes_.size(), planned.numel, planned.dtype, std::move(slices), group_);
     auto exchange = strategy_.exchange(bucket);
-    lanes_.push_back({.bucket = std::move(bucket), .exchange = std::move(exchange)});
+    auto residuals = residuals_of(*exchange, bucket);
+    lanes_.push_back({.bucket = std::move(bucket),
+                      .exchange = std::move(exchange),
+                      .residuals = std::move(residuals)});
   }
   order_.resize(size());
   std::iota(order_.begin(), order_.end(), std::size_t{0});
@@ -85,7 +104,8 @@ bool Lanes::exchanges(Content what, std::int64_t step) const {
 }
 
 Work Lanes::advance(std::size_t lane, Turn turn, Bucket& bucket) {
-  const Attribution to_bucket(group_.communicator(), lane);
+  const Attribution to_bucket(group_.communicator(), lane,
+                              turn.stage == 0 ? bucket.values().nbytes() : 0);
   return lanes_[lane].exchange->advance(turn, bucket, group_);
 }
 

@@ -21,6 +21,9 @@ struct Lane {
   Bucket bucket;  ///< of gradients
   std::unique_ptr<Exchange> exchange;
   std::unique_ptr<Bucket> parameters = {};  ///< made when the parameters are exchanged first
+  std::vector<at::Tensor> residuals = {};   ///< a slice's each, where the exchange keeps them
+
+  bool has_residual() const { return !residuals.empty(); }
 };
 
 /// The buckets of a model, exchanged in an order that all ranks share: each begins at its position,

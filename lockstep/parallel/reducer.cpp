@@ -216,7 +216,10 @@ std::shared_ptr<Reducer::Backward> Reducer::join_backward() {
 void Reducer::on_gradient(std::size_t index, const at::Tensor& incoming) {
   auto& member = members_[index];
   // Autograd calls hooks with undefined gradients too.
-  if (incoming.defined()) member.changed = true;
+  if (incoming.defined()) {
+    refuse_added_to_mean(member, incoming);
+    member.changed = true;
+  }
   if (paused_ > 0) return;
   const auto backward = join_backward();
   if (lanes_.position(member.lane) < backward->works.size()) {
@@ -233,6 +236,18 @@ void Reducer::on_gradient(std::size_t index, const at::Tensor& incoming) {
          backward->missing[lanes_.at(backward->works.size())] == 0) {
     begin_next(*backward);
   }
+}
+
+/// A mean that was sent with error feedback is not the gradients' mean: sent once more as a part of
+/// a sum, what it lacks or has too much of would count twice.
+void Reducer::refuse_added_to_mean(Member& member, const at::Tensor& incoming) {
+  const auto& [name, parameter, offset, values] = *member.slice;
+  if (member.mean.was_added_to(values, parameter.grad(), incoming)) {
+    refuse(name,
+           "a second backward adds to a mean that was exchanged with error feedback: call "
+           "zero_grad() between the two, or put all but the last under no_sync()");
+  }
+  member.mean.reset();
 }
 
 void Reducer::move_into_bucket(Member& member) {
@@ -266,6 +281,10 @@ void Reducer::prepare(std::size_t index) {
   flags_[index] = changed ? 1 : 0;
   if (changed) {
     move_into_bucket(member);
+  } else if (lanes_[member.lane].has_residual()) {
+    // What was sent before is not to be sent again: only what was not sent yet may go.
+    if (lies_in(gradient, values)) member.kept = gradient.clone();
+    values.zero_();
   } else if (!gradient.defined()) {
     values.zero_();
   } else if (lies_in(gradient, values)) {
@@ -324,9 +343,15 @@ void Reducer::settle() {
     auto& member = members_[i];
     if (lanes_.content(member.lane, step_) != Content::gradients) continue;
     const auto& values = member.slice->values;
+    if (flags_[i] == 0 && lanes_[member.lane].has_residual()) {
+      // It would be lost: no optimizer looks at a gradient that nobody computed.
+      const auto place = i - first_members_[member.lane];
+      lanes_[member.lane].residuals[place].add_(values);
+    }
     if (flags_[i] != 0) {
       auto& gradient = member.slice->parameter.mutable_grad();
       if (!gradient.is_same(values)) gradient = values;
+      if (lanes_[member.lane].has_residual()) member.mean.set(values);
     } else if (member.kept.defined()) {
       values.copy_(member.kept);
     }

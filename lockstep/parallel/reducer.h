@@ -14,6 +14,7 @@
 #include "lockstep/group.h"
 #include "lockstep/parallel/buffer_sync.h"
 #include "lockstep/parallel/lanes.h"
+#include "lockstep/parallel/mean_probe.h"
 #include "lockstep/parallel/model_state.h"
 #include "lockstep/parallel/options.h"
 #include "lockstep/parallel/proof.h"
@@ -81,6 +82,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     bool ready = false;    ///< its hook has run in this backward
     bool changed = false;  ///< its gradient has changed since it was last averaged
     at::Tensor kept = {};  ///< the gradient as it was, should it turn out that no rank changed it
+    MeanProbe mean = {};   ///< of the last mean, where an exchange keeps what it did not send
   };
 
   Reducer(const ModelState& model, const Group& group, const DataParallelOptions& options);
@@ -97,6 +99,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// Returns what a strategy refused, the same on every rank.
   std::exception_ptr exchange(Backward& backward);
   void settle();
+  void refuse_added_to_mean(Member& member, const at::Tensor& incoming);
   std::span<std::uint8_t, Proof::bytes> proof_bytes();
 
   Group group_;

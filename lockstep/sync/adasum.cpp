@@ -65,7 +65,6 @@ class JoinedChange final : public Exchange {
     return {};
   }
 
-  std::uint64_t bytes_sent() const override { return bytes_sent_; }
   State state() const override { return layout_.split(agreed_, "agreed"); }
   void load(const State& state) override { layout_.join(state, "agreed", agreed_); }
 
@@ -90,7 +89,6 @@ class JoinedChange final : public Exchange {
     const auto& values = bucket.values();
     auto change = changes_.narrow(0, 0, values.numel());
     at::sub_out(change, values, agreed_);
-    bytes_sent_ += changes_.nbytes();
     return group.all_to_all(segments_, changes_);
   }
 
@@ -132,7 +130,6 @@ class JoinedChange final : public Exchange {
         }
       });
     }
-    bytes_sent_ += products_.nbytes();
     return group.all_reduce(products_, ReduceOp::sum);
   }
 
@@ -153,7 +150,6 @@ class JoinedChange final : public Exchange {
   }
 
   Work send_joined(const Group& group) {
-    bytes_sent_ += static_cast<std::uint64_t>(segment_) * sizeof(T);
     return group.all_gather(changes_, segments_.narrow(0, 0, segment_));
   }
 
@@ -171,7 +167,6 @@ class JoinedChange final : public Exchange {
   std::vector<std::vector<Join>> levels_;
   std::int64_t segment_ = 0;
   int rank_ = 0;
-  std::uint64_t bytes_sent_ = 0;
 };
 
 }  // namespace

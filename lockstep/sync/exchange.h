@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <string_view>
 
 #include "lockstep/comm/work.h"
 #include "lockstep/group.h"
@@ -21,8 +22,15 @@ struct Turn {
   int stage = 0;          ///< calls for this bucket before this one, in this step
 };
 
-/// What an exchange remembers between steps (residuals, factors), under parameter names.
+/// What an exchange remembers between steps, under parameter names. What one rank has not sent yet
+/// ends in ".residual": resumed by another number of ranks, their sum over the ranks is kept. All
+/// else (factors, counts, what was agreed on) is to be the same on every rank.
 using State = std::map<std::string, at::Tensor>;
+
+namespace detail {
+/// Whether it is, by its name in a State, what one rank has not sent yet.
+inline bool is_residual(std::string_view name) { return name.ends_with(".residual"); }
+}  // namespace detail
 
 /// How one bucket is exchanged: a small state machine, the same sequence on every rank.
 class Exchange {
@@ -34,10 +42,8 @@ class Exchange {
   /// Must not block, and all ranks must go on, or throw, alike.
   virtual Work advance(Turn turn, Bucket& bucket, const Group& group) = 0;
 
-  /// Bytes that this rank has given to collectives so far, in the form in which they travel; zero
-  /// where they are not counted. For statistics.
-  virtual std::uint64_t bytes_sent() const { return 0; }
-
+  /// Asked before the first advance and between steps. Residuals share memory with what it
+  /// remembers, so that what is added to them is.
   virtual State state() const { return {}; }
   virtual void load(const State&) {}
 };

@@ -14,14 +14,11 @@ class RoundedMean final : public Exchange {
 
   Work advance(Turn turn, Bucket& bucket, const Group& group) override {
     if (turn.stage > 0) return {};
-    bytes_sent_ += static_cast<std::uint64_t>(bucket.values().numel()) * size_of(wire_.dtype);
     return group.all_reduce(bucket.values(), ReduceOp::avg, wire_);
   }
-  std::uint64_t bytes_sent() const override { return bytes_sent_; }
 
  private:
   Wire wire_;
-  std::uint64_t bytes_sent_ = 0;
 };
 
 }  // namespace

@@ -25,12 +25,10 @@ class QuantizedMean final : public Exchange {
       case 0:
         make_room(group);
         encode(gradient);
-        bytes_sent_ += codes_.nbytes();
         return group.all_to_all(received_, codes_);
       case 1:
         kernels::quantize_mean(chunks_in(received_), static_cast<std::size_t>(group.size()),
                                chunks_in(mean_));
-        bytes_sent_ += mean_.nbytes();
         return group.all_gather(codes_, mean_);
       case 2:
         refuse_not_finite();
@@ -41,7 +39,6 @@ class QuantizedMean final : public Exchange {
     }
   }
 
-  std::uint64_t bytes_sent() const override { return bytes_sent_; }
   State state() const override { return residual_.state(layout_); }
   void load(const State& state) override { residual_.load(layout_, state); }
 
@@ -87,7 +84,6 @@ class QuantizedMean final : public Exchange {
   at::Tensor codes_;     ///< of the own gradient, then of the mean
   at::Tensor received_;  ///< every rank's codes of this rank's part
   at::Tensor mean_;      ///< of this rank's part
-  std::uint64_t bytes_sent_ = 0;
 };
 
 }  // namespace

@@ -67,8 +67,6 @@ class LowRankMean final : public Exchange {
     }
   }
 
-  std::uint64_t bytes_sent() const override { return bytes_sent_; }
-
   State state() const override {
     State state = residual_.state(layout_);
     for (const auto& matrix : matrices_) state.emplace(matrix.part->name + ".q", matrix.q);
@@ -158,7 +156,6 @@ class LowRankMean final : public Exchange {
     // Each rank's own place in front says which parameter is not finite.
     first_.narrow(0, 0, group.size()).zero_();
     first_[group.rank()].fill_(first_not_finite());
-    bytes_sent_ += first_.nbytes();
     return group.all_reduce(first_, ReduceOp::avg);
   }
 
@@ -202,7 +199,6 @@ class LowRankMean final : public Exchange {
       matrix.sent_p.copy_(orthogonal(matrix.sent_p));
       at::mm_out(matrix.sent_q, matrix_of(source(gradient), matrix).t(), matrix.sent_p);
     }
-    bytes_sent_ += second_.nbytes();
     return group.all_reduce(second_, ReduceOp::avg);
   }
 
@@ -227,7 +223,6 @@ class LowRankMean final : public Exchange {
   detail::Residual residual_;
   at::Tensor first_;   ///< a place for each rank, all P, what is averaged whole
   at::Tensor second_;  ///< all Q
-  std::uint64_t bytes_sent_ = 0;
 };
 
 }  // namespace

@@ -40,7 +40,6 @@ class AboveMean final : public Exchange {
     }
   }
 
-  std::uint64_t bytes_sent() const override { return bytes_sent_; }
   State state() const override { return residual_.state(layout_); }
   void load(const State& state) override { residual_.load(layout_, state); }
 
@@ -84,7 +83,6 @@ class AboveMean final : public Exchange {
     } else if (const auto bad = detail::first_not_finite<T>(source(gradient))) {
       count.not_finite = 1 + static_cast<std::int64_t>(*bad);
     }
-    bytes_sent_ += sizeof(Count);
     return group.all_gather(counts_, count_);
   }
 
@@ -124,7 +122,6 @@ class AboveMean final : public Exchange {
       bucket.values().copy_(residual_.values());
       residual_.values().zero_();
     }
-    bytes_sent_ += bucket.values().nbytes();
     return group.all_reduce(bucket.values(), ReduceOp::avg);
   }
 
@@ -145,7 +142,6 @@ class AboveMean final : public Exchange {
     } else {
       bucket.values().zero_();
     }
-    bytes_sent_ += record_bytes_[mine];
     return group.all_gather(gathered_.narrow(0, 0, static_cast<std::int64_t>(total)),
                             sent_.narrow(0, 0, static_cast<std::int64_t>(record_bytes_[mine])),
                             record_bytes_);
@@ -173,7 +169,6 @@ class AboveMean final : public Exchange {
   at::Tensor count_;
   at::Tensor counts_;
   std::vector<std::size_t> record_bytes_;
-  std::uint64_t bytes_sent_ = 0;
 };
 
 }  // namespace

@@ -27,7 +27,6 @@ class LargestMean final : public Exchange {
     return {};
   }
 
-  std::uint64_t bytes_sent() const override { return bytes_sent_; }
   State state() const override { return residual_.state(layout_); }
   void load(const State& state) override { residual_.load(layout_, state); }
 
@@ -54,7 +53,6 @@ class LargestMean final : public Exchange {
       kernels::select_top<T>(gradient, *space_, picks);
       std::fill(gradient.begin(), gradient.end(), T{0});
     }
-    bytes_sent_ += sent_.nbytes();
     return group.all_gather(gathered_, sent_);
   }
 
@@ -84,7 +82,6 @@ class LargestMean final : public Exchange {
   std::optional<kernels::SelectSpace<T>> space_;
   at::Tensor sent_;
   at::Tensor gathered_;
-  std::uint64_t bytes_sent_ = 0;
 };
 
 }  // namespace

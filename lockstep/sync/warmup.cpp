@@ -19,7 +19,6 @@ class FirstWhole final : public Exchange {
     turn.step -= steps_;
     return then_->advance(turn, bucket, group);
   }
-  std::uint64_t bytes_sent() const override { return first_->bytes_sent() + then_->bytes_sent(); }
   State state() const override { return then_->state(); }
   void load(const State& state) override { then_->load(state); }
 

@@ -12,6 +12,21 @@ namespace lockstep {
 
 using detail::Restoration;
 
+namespace {
+
+/// Loads, and undoes it if that fails, on whichever rank.
+template <class Load>
+void load_states(const Restoration& restoration, const Load& load, const Checkpoint& checkpoint) {
+  try {
+    load();
+  } catch (...) {
+    restoration.restore_states(checkpoint);
+    throw;
+  }
+}
+
+}  // namespace
+
 void Checkpoint::save(const std::filesystem::path& path, const CheckpointMeta& meta) const {
   safetensors::write(path,
                      detail::named(path, [&] { return detail::content_of(*this, meta, 0, 1); }));
@@ -31,7 +46,8 @@ Resumed Checkpoint::load(const std::filesystem::path& path) const {
   safetensors::Content content = safetensors::read(path);
   return detail::named(path, [&] {
     Restoration restoration(*this, std::move(content), 0, 1);
-    restoration.load_states(*this);
+    load_states(
+        restoration, [&] { restoration.load_states(*this); }, *this);
     restoration.apply(*this);
     return restoration.resumed();
   });
@@ -44,7 +60,12 @@ Resumed Checkpoint::load(const std::filesystem::path& path, const Group& group) 
     restoration = detail::named(
         path, [&] { return Restoration(*this, std::move(content), group.rank(), group.size()); });
   });
-  together(group, [&] { detail::named(path, [&] { restoration.load_states(*this); }); });
+  load_states(
+      restoration,
+      [&] {
+        together(group, [&] { detail::named(path, [&] { restoration.load_states(*this); }); });
+      },
+      *this);
   restoration.apply(*this);
   return restoration.resumed();
 }

@@ -1,9 +1,11 @@
 #include "lockstep/train/checkpoint_content.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <mutex>
@@ -63,13 +65,18 @@ const std::string& note(const safetensors::Content& content, const char* key) {
   return found->second;
 }
 
-std::int64_t number(const safetensors::Content& content, const char* key) {
-  const std::string& text = note(content, key);
+std::optional<std::int64_t> number_in(const std::string& text) {
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < 0)
-    throw CheckpointError(concat(key, ": expected a number, found '", text, "'"));
+  if (error != std::errc() || end != text.data() + text.size() || value < 0) return std::nullopt;
   return value;
+}
+
+std::int64_t number(const safetensors::Content& content, const char* key) {
+  const std::string& text = note(content, key);
+  const auto value = number_in(text);
+  if (!value) throw CheckpointError(concat(key, ": expected a number, found '", text, "'"));
+  return *value;
 }
 
 CheckpointMeta meta_of(const safetensors::Content& content) {
@@ -88,6 +95,32 @@ std::string text_of(double value) {
   std::array<char, 32> digits{};
   const auto [end, error] = std::to_chars(digits.data(), digits.data() + digits.size(), value);
   return {digits.data(), end};
+}
+
+bool has_residual(const State& state) {
+  return std::ranges::any_of(state, [](const auto& named) { return is_residual(named.first); });
+}
+
+/// A strategy's state for another number of ranks: what all remembered alike, and of what each had
+/// not sent a share whose sum over the ranks is what it was. own is the state as it is, with a name
+/// for everything.
+State shared_out(const safetensors::Content& content, const State& own) {
+  State state = under(content, concat(prefix_of(0), strategy_prefix));
+  std::erase_if(state, [](const auto& named) { return is_residual(named.first); });
+  if (state.empty()) return state;
+  for (const auto& [name, tensor] : own) {
+    if (is_residual(name)) state.emplace(name, at::zeros_like(tensor));
+  }
+  // Those of other ranks that are here are this rank's to take over.
+  for (const auto& [name, tensor] : content.tensors) {
+    const auto owner = owner_of(name);
+    if (!owner || !is_residual(name)) continue;
+    const auto own_name = name.substr(prefix_of(*owner).size() + strategy_prefix.size());
+    auto& sum = state.try_emplace(own_name, at::zeros_like(tensor)).first->second;
+    // Of other sizes, it is refused by whom it is given to.
+    sum = sum.sizes() == tensor.sizes() ? sum + tensor : tensor;
+  }
+  return state;
 }
 
 std::string ranks_text(std::int64_t first, std::int64_t last) {
@@ -150,6 +183,21 @@ std::optional<int> owner_of(std::string_view tensor) {
   return rank;
 }
 
+std::optional<std::int64_t> ranks_of(const std::map<std::string, std::string>& metadata) {
+  const auto found = metadata.find(ranks_key);
+  return found == metadata.end() ? std::nullopt : number_in(found->second);
+}
+
+std::optional<int> taker_of(std::string_view tensor, std::optional<std::int64_t> saved_by,
+                            int ranks) {
+  const auto owner = owner_of(tensor);
+  if (!owner) return std::nullopt;
+  const bool of_all = owner == 0 && !is_residual(tensor) &&
+                      tensor.substr(prefix_of(0).size()).starts_with(strategy_prefix);
+  if (of_all && saved_by != ranks) return std::nullopt;
+  return *owner % ranks;
+}
+
 Restoration::Restoration(const Checkpoint& checkpoint, safetensors::Content content, int rank,
                          int ranks)
     : resumed_{.meta = meta_of(content), .changes = {}} {
@@ -199,14 +247,18 @@ void Restoration::take_rank(const Checkpoint& checkpoint, const safetensors::Con
     note_change(
         concat("saved by ", before, before == 1 ? " rank" : " ranks", ", resumed by ", ranks));
   if (checkpoint.strategy) {
-    // What was not sent yet, or was agreed on, belongs to as many ranks as there were.
-    State state = under(content, concat(prefix_of(rank), strategy_prefix));
-    if (before != ranks)
-      note_change("what the strategy remembered is left out");
-    else if (!state.empty())
+    const State own = checkpoint.strategy.state();
+    State state = before == ranks ? under(content, concat(prefix_of(rank), strategy_prefix))
+                                  : shared_out(content, own);
+    if (!state.empty()) {
+      if (!has_residual(own) && has_residual(state))
+        note_change("what the strategy of the file had not sent is left out");
+      else if (has_residual(own) && before != ranks)
+        note_change("what the strategy had not sent is shared out anew");
       strategy_ = std::move(state);
-    else if (!checkpoint.strategy.state().empty())
+    } else if (!own.empty()) {
       note_change("the strategy begins anew: the file has nothing that it remembered");
+    }
   }
   if (checkpoint.generator.defined()) {
     const auto found = content.tensors.find(prefix_of(rank) + random_name);
@@ -233,9 +285,31 @@ void Restoration::note_change(const std::string& text) {
   resumed_.changes += text;
 }
 
-void Restoration::load_states(const Checkpoint& checkpoint) const {
-  if (strategy_) checkpoint.strategy.load_state(*strategy_);
-  if (checkpoint.sampler) checkpoint.sampler.load_state(sampler_);
+void Restoration::load_states(const Checkpoint& checkpoint) {
+  for (const auto* taker : {&checkpoint.strategy, &checkpoint.sampler}) {
+    State copy;
+    for (const auto& [name, tensor] : taker->state()) copy.emplace(name, tensor.clone());
+    former_.push_back(std::move(copy));
+  }
+  try {
+    if (strategy_) checkpoint.strategy.load_state(*strategy_);
+    if (checkpoint.sampler) checkpoint.sampler.load_state(sampler_);
+  } catch (const InvalidArgument& error) {
+    throw CheckpointError(error.what());
+  }
+}
+
+void Restoration::restore_states(const Checkpoint& checkpoint) const {
+  if (former_.size() < 2) return;
+  const auto attempt = [](const Stateful& taker, const State& state) {
+    try {
+      if (taker) taker.load_state(state);
+    } catch (const std::exception&) {
+      // It refuses what it gave itself; the first error is the one to raise.
+    }
+  };
+  if (strategy_) attempt(checkpoint.strategy, former_[0]);
+  attempt(checkpoint.sampler, former_[1]);
 }
 
 void Restoration::apply(const Checkpoint& checkpoint) {

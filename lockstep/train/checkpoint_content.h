@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <optional>
@@ -37,6 +38,15 @@ safetensors::Content content_of(const Checkpoint& checkpoint, const CheckpointMe
 /// The rank whose tensor this is; nothing for what all share.
 std::optional<int> owner_of(std::string_view tensor);
 
+/// How many ranks wrote a file, as its metadata says; nothing when it does not.
+std::optional<std::int64_t> ranks_of(const std::map<std::string, std::string>& metadata);
+
+/// The rank, of so many, that is given a tensor of a file that saved_by ranks wrote; nothing for
+/// what all are given. Of another number of ranks, what one had not sent goes to another, and of
+/// what all remembered alike rank 0's is everybody's.
+std::optional<int> taker_of(std::string_view tensor, std::optional<std::int64_t> saved_by,
+                            int ranks);
+
 /// Of a file's metadata; nothing when it was saved without.
 /// Throws: CheckpointError for what is no number.
 std::optional<double> score_of(const std::map<std::string, std::string>& metadata);
@@ -48,8 +58,9 @@ class Restoration {
   /// Throws: CheckpointError saying what does not fit; nothing was changed.
   Restoration(const Checkpoint& checkpoint, safetensors::Content content, int rank, int ranks);
 
-  /// The part that belongs to others, who may refuse it.
-  void load_states(const Checkpoint& checkpoint) const;
+  /// The part that belongs to others, who may refuse it; and takes it back, if a rank's did.
+  void load_states(const Checkpoint& checkpoint);
+  void restore_states(const Checkpoint& checkpoint) const;
   /// The rest, which cannot fail.
   void apply(const Checkpoint& checkpoint);
 
@@ -67,6 +78,7 @@ class Restoration {
   std::string rate_;
   State sampler_;
   std::optional<State> strategy_;
+  std::vector<State> former_;  ///< what load_states() may replace
   at::Tensor random_;
   Resumed resumed_;
 };

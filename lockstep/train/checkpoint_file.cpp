@@ -199,13 +199,16 @@ safetensors::Content read_together(const std::filesystem::path& path, const Grou
   group.broadcast(at::from_blob(text.data(), {size[0]}, at::kByte)).wait();
 
   Header header;
-  std::vector<at::Tensor> own;  // for each entry, undefined for what other ranks own
+  const auto taker = [&](const Entry& entry) {
+    return taker_of(entry.name, ranks_of(header.metadata), group.size());
+  };
+  std::vector<at::Tensor> own;  // for each entry, undefined for what others take
   at::Tensor others;
   together(group, [&] {
     header = safetensors::parse_header(text, static_cast<std::uint64_t>(size[1]), path.string());
     std::int64_t largest = 0;
     for (const Entry& entry : header.entries) {
-      const bool mine = owner_of(entry.name).value_or(group.rank()) == group.rank();
+      const bool mine = taker(entry).value_or(group.rank()) == group.rank();
       own.push_back(mine ? safetensors::empty_for(entry, path.string()) : at::Tensor());
       if (!mine) largest = std::max(largest, static_cast<std::int64_t>(entry.end - entry.begin));
     }
@@ -218,21 +221,21 @@ safetensors::Content read_together(const std::filesystem::path& path, const Grou
   });
 
   safetensors::Content content{
-      .tensors = {}, .metadata = std::move(header.metadata), .checked = header.checked};
+      .tensors = {}, .metadata = header.metadata, .checked = header.checked};
   Attempts attempt;
   for (std::size_t i = 0; i < own.size(); ++i) {
     const Entry& entry = header.entries[i];
-    const std::optional<int> owner = owner_of(entry.name);
+    const std::optional<int> to = taker(entry);
     const bool mine = own[i].defined();
     if (mine) content.tensors.emplace(entry.name, own[i]);
     const auto count = static_cast<std::int64_t>(entry.end - entry.begin);
     if (count == 0 || (!mine && !reads)) continue;
     const at::Tensor bytes = mine ? as_bytes(own[i]) : others.narrow(0, 0, count);
     if (reads) attempt([&] { reader->read(entry, safetensors::writable_bytes_of(bytes)); });
-    if (!owner)
+    if (!to)
       group.broadcast(bytes).wait();
-    else if (reads && *owner > 0 && *owner < group.size())
-      group.send(bytes, *owner).wait();
+    else if (reads && *to > 0)
+      group.send(bytes, *to).wait();
     else if (!reads)
       group.recv(bytes, 0).wait();
   }

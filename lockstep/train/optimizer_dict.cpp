@@ -15,6 +15,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/core/text.h"
+#include "lockstep/train/fused_sgd.h"
 #include "lockstep/train/optimizer_fields.h"
 #include "lockstep/train/state_dict.h"
 
@@ -217,7 +218,7 @@ struct Kind {
 /// Calls fn with the Kind of the optimizer.
 template <class Function>
 auto with_kind(const Optimizer& optimizer, const Function& fn) {
-  if (typeid(optimizer) == typeid(torch::optim::SGD))
+  if (typeid(optimizer) == typeid(torch::optim::SGD) || typeid(optimizer) == typeid(FusedSgd))
     return fn(Kind<torch::optim::SGDOptions, torch::optim::SGDParamState>{false});
   if (typeid(optimizer) == typeid(torch::optim::Adam))
     return fn(Kind<torch::optim::AdamOptions, torch::optim::AdamParamState>{false});

@@ -16,6 +16,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/core/text.h"
+#include "lockstep/train/fused_sgd.h"
 #include "lockstep/train/json_depth.h"
 #include "lockstep/train/optimizer_fields.h"
 
@@ -32,7 +33,9 @@ using Tensors = std::map<std::string, at::Tensor>;
 // are what is translated to and from a checkpoint here.
 
 std::string kind_of(const torch::optim::Optimizer& optimizer) {
-  return c10::demangle(typeid(optimizer).name());
+  // FusedSgd remembers what SGD does.
+  const auto& type = typeid(optimizer);
+  return c10::demangle((type == typeid(FusedSgd) ? typeid(torch::optim::SGD) : type).name());
 }
 
 std::string key_of(const at::Tensor& parameter) {

@@ -162,7 +162,7 @@ TEST(PowerSgd, SendsLessThanTheBucket) {
     bucket.values().fill_(1);
     advance(*exchange, 0, bucket, group);
     // Factors of 16 x 12 and 6 x 27, 9 + 100 elements as they are, and a place for each rank.
-    EXPECT_EQ(exchange->bytes_sent(), 4U * (2 * (16 + 12) + 2 * (6 + 27) + 109 + 2));
+    EXPECT_EQ(bytes_sent(group), 4U * (2 * (16 + 12) + 2 * (6 + 27) + 109 + 2));
   });
 }
 

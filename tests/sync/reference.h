@@ -23,6 +23,13 @@
 
 namespace lockstep::testing {
 
+/// What this rank has given to collectives.
+inline std::uint64_t bytes_sent(const Group& group) {
+  std::uint64_t bytes = 0;
+  for (const auto& row : group.statistics()) bytes += row.bytes;
+  return bytes;
+}
+
 template <class T>
 using Vectors = std::vector<std::vector<T>>;  ///< one for each rank
 

@@ -67,7 +67,7 @@ TEST(Warmup, ChangesTheExchangeAfterItsSteps) {
     for (std::size_t step = 0; step < sent.size(); ++step) {
       bucket.values().fill_(1);
       advance(*exchange, static_cast<std::int64_t>(step), bucket, group);
-      EXPECT_EQ(exchange->bytes_sent(), sent[step]) << step;
+      EXPECT_EQ(bytes_sent(group), sent[step]) << step;
     }
     EXPECT_EQ(exchange->state().size(), 1U);
     exchange->load(exchange->state());

@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/sgd.h>
 
 #include <limits>
@@ -138,6 +139,132 @@ TEST(Training, AGradientThatIsNotFiniteLeavesTheGroupUsable) {
       EXPECT_TRUE(linear.model->weight.grad().isfinite().all().item<bool>());
     });
   }
+}
+
+TEST(Training, ASecondBackwardMayNotAddToAMeanWithErrorFeedback) {
+  for (const auto* text : {"topk:0.2", "threshold:0.001", "int8", "powersgd:rank=1"}) {
+    spawn(2, [&](const Group& group) {
+      at::set_num_threads(1);
+      torch::nn::Linear model(width, width);
+      const auto loss = [&](int step) {
+        return model(input(group.rank(), step).to(at::kFloat)).square().mean();
+      };
+      torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.1));
+      DistributedOptimizer optimizer(sgd, *model, group, parse_strategy(text));
+      // However the gradients are made zero, and whatever comes in between.
+      for (int step = 0; step < 6; ++step) {
+        if (step % 3 == 0) optimizer.zero_grad();
+        if (step % 3 == 1) optimizer.zero_grad(false);
+        if (step % 3 == 2) model->zero_grad(false);
+        if (step > 3) {
+          const auto paused = optimizer.no_sync();
+          loss(step).backward();
+        }
+        loss(step).backward();
+        torch::nn::utils::clip_grad_norm_(model->parameters(), 0.01);
+        optimizer.step();
+      }
+      try {
+        loss(0).backward();
+        ADD_FAILURE() << text << " went on";
+      } catch (const InvalidArgument& error) {
+        EXPECT_THAT(error.what(), ::testing::HasSubstr("a second backward adds to a mean"));
+      } catch (const CommError& error) {
+        EXPECT_THAT(error.what(), ::testing::HasSubstr("a backward ended by an exception"));
+      }
+    });
+  }
+}
+
+TEST(Training, WhatIsNotAddedToAMeanIsTaken) {
+  spawn(2, [](const Group& group) {
+    at::set_num_threads(1);
+    torch::nn::Linear model(width, width);
+    DistributedDataParallel ddp(model.ptr(), group, {.strategy = parse_strategy("topk:0.5")});
+    for (int step = 0; step < 4; ++step) {
+      // A weight decay by hand, into gradients of zero.
+      model->zero_grad(false);
+      for (const auto& parameter : model->parameters()) {
+        if (parameter.grad().defined()) parameter.mutable_grad().add_(parameter.detach(), 0.01);
+      }
+      EXPECT_NO_THROW(ddp(input(group.rank(), step).to(at::kFloat)).square().mean().backward());
+    }
+  });
+}
+
+// What error feedback still owes to a parameter that no rank uses is not sent into nowhere. (int8
+// rounds means, too, and keeps nothing of that.)
+TEST(Training, UnusedParametersKeepTheirResiduals) {
+  for (const auto* text : {"topk:0.3", "threshold:0.4", "powersgd:rank=1"}) {
+    for (const bool zeroed : {true, false}) {
+      spawn(3, [&](const Group& group) {
+        at::set_num_threads(1);
+        struct Two : torch::nn::Module {
+          Two() : a(8, 8), b(8, 8) {
+            register_module("a", a);
+            register_module("b", b);
+          }
+          at::Tensor forward(const at::Tensor& x, bool both) { return both ? a(x) + b(x) : a(x); }
+          torch::nn::Linear a, b;
+        };
+        auto model = std::make_shared<Two>();
+        DistributedDataParallel ddp(model, group, {.strategy = parse_strategy(text)});
+        const auto owed = [&] {
+          const auto sum = ddp.state().at("b.weight.residual").clone();
+          group.all_reduce(sum).wait();
+          return sum;
+        };
+        const auto x = at::sin(at::arange(32, at::kFloat) * 0.7 + group.rank()).view({4, 8});
+        ddp(x, true).square().mean().backward();
+        const auto before = owed();
+        EXPECT_GT(before.norm().item<double>(), 0) << text;
+        const auto mean = model->b->weight.grad().clone();
+        for (int step = 0; step < 4; ++step) {
+          zeroed ? model->zero_grad() : model->a->zero_grad();
+          ddp(x, false).square().mean().backward();
+          EXPECT_TRUE(owed().allclose(before, 1e-4, 1e-6)) << text;
+        }
+        if (zeroed) {
+          EXPECT_FALSE(model->b->weight.grad().defined()) << text;
+        } else {
+          EXPECT_TRUE(model->b->weight.grad().equal(mean)) << text;
+        }
+      });
+    }
+  }
+}
+
+// Without error feedback the sum is averaged, as ever.
+TEST(Training, ASecondBackwardMayAddToAnExactMean) {
+  spawn(2, [](const Group& group) {
+    at::set_num_threads(1);
+    Linear linear;
+    DistributedDataParallel ddp(linear.model.ptr(), group, {.strategy = parse_strategy("fp32")});
+    ddp(input(group.rank(), 0)).square().mean().backward();
+    const auto once = linear.model->weight.grad().clone();
+    ddp(input(group.rank(), 0)).square().mean().backward();
+    EXPECT_TRUE(linear.model->weight.grad().allclose(2 * once));
+  });
+}
+
+TEST(Training, StatisticsSayWhatWasCompressed) {
+  spawn(2, [](const Group& group) {
+    at::set_num_threads(1);
+    torch::nn::Linear model(100, 10);
+    DistributedDataParallel ddp(model.ptr(), group, {.strategy = parse_strategy("topk:0.01")});
+    const auto before = group.statistics();
+    ddp(at::ones({4, 100}) * (1 + group.rank())).sum().backward();
+    std::uint64_t bytes = 0;
+    std::uint64_t dense = 0;
+    for (const auto& row : group.statistics()) {
+      if (row.bucket < 0) continue;
+      bytes += row.bytes;
+      dense += row.dense_bytes;
+    }
+    EXPECT_EQ(bytes, 11U * 8);
+    EXPECT_EQ(dense, 1016U * 4);  // parameters begin at multiples of 32 bytes
+    EXPECT_THAT(to_text(group.statistics()), ::testing::HasSubstr("compressed 46.2 times"));
+  });
 }
 
 }  // namespace

@@ -46,7 +46,9 @@ struct Trainer {
     model.forward(x).square().mean().backward();
     optimizer.step();
     rate.step();
-    auto& residual = residuals.tensors["first.weight"];
+    auto& steps = residuals.tensors["step"];
+    steps = steps.defined() ? steps + 1 : torch::tensor(1);
+    auto& residual = residuals.tensors["first.weight.residual"];
     const at::Tensor drawn = torch::randn({6, 4}, generator);
     residual = residual.defined() ? residual + drawn : drawn;
   }
@@ -120,8 +122,8 @@ TEST_P(ResumedRun, EveryRankGoesOnAsIfItHadNeverStopped) {
   // Without a group between them ranks train apart: those beside rank 0 only share its model now.
   for (std::size_t rank = 0; rank < whole.size(); ++rank) {
     EXPECT_TRUE(fresh[rank]
-                    ->residuals.tensors.at("first.weight")
-                    .equal(whole[rank]->residuals.tensors.at("first.weight")));
+                    ->residuals.tensors.at("first.weight.residual")
+                    .equal(whole[rank]->residuals.tensors.at("first.weight.residual")));
     EXPECT_TRUE(fresh[rank]->generator.get_state().equal(whole[rank]->generator.get_state()));
     expect_same({fresh[rank]->model.first->weight.detach()},
                 {whole[0]->model.first->weight.detach()});
@@ -141,11 +143,17 @@ TEST(Resume, FewerRanksSayWhatTheyLeaveOut) {
   for (auto& run : four) run->step();
   save(four, folder / "c");
   auto two = runs_of(2);
-  EXPECT_EQ(load(two, folder / "c").changes,
-            "saved by 4 ranks, resumed by 2; what the strategy remembered is left out; the random "
-            "state of ranks 2 to 3 is left out");
+  for (auto& run : two) run->step();
+  EXPECT_EQ(
+      load(two, folder / "c").changes,
+      "saved by 4 ranks, resumed by 2; what the strategy had not sent is shared out anew; the "
+      "random state of ranks 2 to 3 is left out");
   for (std::size_t rank = 0; rank < 2; ++rank) {
-    EXPECT_TRUE(two[rank]->residuals.tensors.empty());
+    const auto of = [&](std::size_t from) {
+      return four[from]->residuals.tensors.at("first.weight.residual");
+    };
+    EXPECT_TRUE(
+        two[rank]->residuals.tensors.at("first.weight.residual").equal(of(rank) + of(rank + 2)));
     EXPECT_TRUE(two[rank]->generator.get_state().equal(four[rank]->generator.get_state()));
   }
 }
@@ -156,10 +164,16 @@ TEST(Resume, MoreRanksSayWhatIsTheirOwn) {
   one[0]->step();
   one[0]->checkpoint().save(folder / "c");
   auto three = runs_of(3);
+  for (auto& run : three) run->step();
   const at::Tensor own = three[2]->generator.get_state();
   EXPECT_EQ(load(three, folder / "c").changes,
-            "saved by 1 rank, resumed by 3; what the strategy remembered is left out; the random "
-            "state of ranks 1 to 2 is its own");
+            "saved by 1 rank, resumed by 3; what the strategy had not sent is shared out anew; the "
+            "random state of ranks 1 to 2 is its own");
+  EXPECT_TRUE(three[0]
+                  ->residuals.tensors.at("first.weight.residual")
+                  .equal(one[0]->residuals.tensors.at("first.weight.residual")));
+  EXPECT_EQ(three[2]->residuals.tensors.at("first.weight.residual").norm().item<float>(), 0);
+  EXPECT_EQ(three[2]->residuals.tensors.at("step").item<int>(), 1);
   EXPECT_TRUE(three[2]->generator.get_state().equal(own));
   expect_same({three[2]->model.first->weight.detach()}, {one[0]->model.first->weight.detach()});
 }

@@ -1,0 +1,170 @@
+// Times what a strategy does with one bucket, from the gradient to the mean: encode, exchange,
+// decode. Strategies take turns with a pass that reads a bucket, with the selection of its largest
+// elements, and with torch.topk, all on all ranks at once.
+//
+//   lockstep run -n 2 bench_exchange [--elements N] [STRATEGY ...]
+//
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/topk.h>
+#include <lockstep/kernels/select.h>
+#include <lockstep/lockstep.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <iomanip>
+#include <iostream>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Settings {
+  std::int64_t elements = 25'000'000;
+  int rounds = 9;
+  std::vector<std::string> strategies{
+      "fp32", "fp16", "bf16", "topk:0.01", "threshold:2.58", "int8", "int8:feedback=off"};
+};
+
+/// One strategy's way with its own bucket.
+struct Lane {
+  Lane(const std::string& text, std::int64_t elements, const lockstep::Group& world)
+      : bucket(0, static_cast<std::size_t>(elements), at::kFloat, {}, world),
+        exchange(lockstep::parse_strategy(text).exchange(bucket)) {}
+
+  void run(std::int64_t step, const lockstep::Group& world) {
+    for (int stage = 0;; ++stage) {
+      auto work = exchange->advance({.step = step, .stage = stage}, bucket, world);
+      if (!work.pending()) return;
+      work.wait();
+    }
+  }
+
+  lockstep::Bucket bucket;
+  std::unique_ptr<lockstep::Exchange> exchange;
+};
+
+/// What all ranks do at once, again and again.
+struct Timed {
+  std::string name;
+  std::function<void(std::int64_t round)> run;
+  std::function<void()> prepare = [] {};
+  std::vector<double> seconds = {};
+};
+
+double median(std::vector<double> values) {
+  std::ranges::sort(values);
+  return values[values.size() / 2];
+}
+
+/// The slowest rank's seconds for fn, which all begin at once.
+template <class Fn>
+double time(const lockstep::Group& world, const Fn& fn) {
+  world.barrier().wait();
+  const auto begin = Clock::now();
+  fn();
+  const auto own =
+      at::full({1}, std::chrono::duration<double>(Clock::now() - begin).count(), at::kDouble);
+  world.all_reduce(own, lockstep::ReduceOp::max).wait();
+  return own.item<double>();
+}
+
+volatile float read_result;
+
+/// A sum that is as fast as memory.
+void read_pass(const at::Tensor& values) {
+  const auto* data = values.const_data_ptr<float>();
+  float sums[64] = {};
+  for (std::int64_t i = 0; i + 64 <= values.numel(); i += 64) {
+    for (int j = 0; j < 64; ++j) sums[j] += data[i + j];
+  }
+  read_result = *std::max_element(sums, sums + 64);
+}
+
+std::vector<Timed> all_timed(const Settings& settings, const lockstep::Group& world,
+                             const at::Tensor& gradient) {
+  const std::int64_t k = std::max<std::int64_t>(1, settings.elements / 100);
+  std::vector<Timed> all;
+  all.push_back({"read pass", [=](std::int64_t) { read_pass(gradient); }});
+  const auto room = static_cast<std::size_t>(k) + lockstep::kernels::select_slack;
+  const auto space = std::make_shared<lockstep::kernels::SelectSpace<float>>(k);
+  const auto indices = std::make_shared<std::vector<std::uint32_t>>(room);
+  const auto values = std::make_shared<std::vector<float>>(room);
+  all.push_back({"select_top of 1 %", [=](std::int64_t) {
+                   const std::span<const float> from(gradient.const_data_ptr<float>(),
+                                                     static_cast<std::size_t>(gradient.numel()));
+                   const auto picked = static_cast<std::size_t>(k);
+                   lockstep::kernels::select_top<float>(
+                       from, *space,
+                       {std::span(*indices).first(picked), std::span(*values).first(picked)});
+                 }});
+  all.push_back({"torch.topk of 1 %", [=](std::int64_t) { at::topk(gradient, k); }});
+  for (const auto& text : settings.strategies) {
+    const auto lane = std::make_shared<Lane>(text, settings.elements, world);
+    all.push_back({text, [=](std::int64_t round) { lane->run(round, world); },
+                   [=] { lane->bucket.values().copy_(gradient); }});
+  }
+  return all;
+}
+
+void run(const Settings& settings, const lockstep::Group& world) {
+  at::set_num_threads(1);
+  const auto gradient =
+      at::empty({settings.elements}, at::kFloat)
+          .normal_(
+              0, 1,
+              at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(world.rank())));
+  auto all = all_timed(settings, world, gradient);
+  // The first round makes room.
+  for (int round = -1; round < settings.rounds; ++round) {
+    for (auto& timed : all) {
+      timed.prepare();
+      const double seconds = time(world, [&] { timed.run(round + 1); });
+      if (round >= 0) timed.seconds.push_back(seconds);
+    }
+  }
+  if (world.rank() > 0) return;
+  const double pass = median(all.front().seconds);
+  const auto dense = std::ranges::find(all, "fp32", &Timed::name);
+  std::cout << "| " << settings.elements << " elements, " << world.size()
+            << " ranks | ms | read passes | of fp32 |\n|---|---|---|---|\n"
+            << std::fixed << std::setprecision(2);
+  for (const auto& timed : all) {
+    const double seconds = median(timed.seconds);
+    std::cout << "| `" << timed.name << "` | " << 1000 * seconds << " | " << seconds / pass
+              << " | ";
+    if (dense != all.end()) std::cout << seconds / median(dense->seconds);
+    std::cout << " |\n";
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Settings settings;
+  CLI::App app("Times strategies on one bucket. Start it with: lockstep run -n 2 bench_exchange",
+               "bench_exchange");
+  app.add_option("--elements", settings.elements, "float32 elements of the bucket")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--rounds", settings.rounds, "Turns, whose medians count")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("strategies", settings.strategies, "As --strategy of the examples takes them")
+      ->capture_default_str();
+  CLI11_PARSE(app, argc, argv);
+  try {
+    run(settings, lockstep::init());
+  } catch (const std::exception& error) {
+    std::cerr << "bench_exchange: " << error.what() << std::endl;
+    return 1;
+  }
+}

@@ -1,0 +1,94 @@
+#include "lockstep/train/fused_sgd.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_fused_sgd.h>
+#include <ATen/ops/empty_like.h>
+
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace lockstep {
+namespace {
+
+using torch::optim::SGDOptions;
+using torch::optim::SGDParamState;
+
+/// What one call of the kernel takes.
+struct Lists {
+  std::vector<at::Tensor> parameters;
+  std::vector<at::Tensor> gradients;
+  std::vector<at::Tensor> momenta;
+};
+
+bool is_alike(const at::Tensor& parameter, const at::Tensor& other) {
+  return other.layout() == at::kStrided && other.scalar_type() == parameter.scalar_type() &&
+         other.device() == parameter.device() && other.strides() == parameter.strides();
+}
+
+}  // namespace
+
+/// Whether the kernel, which goes over memory element by element, can take everything.
+bool FusedSgd::fits() const {
+  for (const auto& group : param_groups()) {
+    for (const auto& parameter : group.params()) {
+      const auto& gradient = parameter.grad();
+      if (!gradient.defined()) continue;
+      if (!parameter.is_cpu() || !parameter.is_non_overlapping_and_dense() ||
+          !parameter.is_floating_point() || !is_alike(parameter, gradient)) {
+        return false;
+      }
+      const auto known = state().find(parameter.unsafeGetTensorImpl());
+      if (known == state().end()) continue;
+      const auto& momentum = static_cast<const SGDParamState&>(*known->second).momentum_buffer();
+      if (momentum.defined() && !is_alike(parameter, momentum)) return false;
+    }
+  }
+  return true;
+}
+
+void FusedSgd::step_group(torch::optim::OptimizerParamGroup& group) {
+  const auto& options = static_cast<const SGDOptions&>(group.options());
+  // The first step of a parameter starts its momentum; each call takes one dtype.
+  std::map<std::pair<bool, at::ScalarType>, Lists> calls;
+  for (auto& parameter : group.params()) {
+    if (!parameter.grad().defined()) continue;
+    bool is_first = false;
+    at::Tensor momentum;
+    if (options.momentum() != 0) {
+      auto& known = state_[parameter.unsafeGetTensorImpl()];
+      if (!known) known = std::make_unique<SGDParamState>();
+      auto& kept = static_cast<SGDParamState&>(*known);
+      is_first = !kept.momentum_buffer().defined();
+      if (is_first) kept.momentum_buffer(at::empty_like(parameter));
+      momentum = kept.momentum_buffer();
+    }
+    auto& lists = calls[{is_first, parameter.scalar_type()}];
+    lists.parameters.push_back(parameter);
+    lists.gradients.push_back(parameter.grad());
+    if (momentum.defined()) lists.momenta.push_back(momentum);
+  }
+  for (const auto& [call, lists] : calls) {
+    at::_fused_sgd_(lists.parameters, lists.gradients, lists.momenta, options.weight_decay(),
+                    options.momentum(), options.lr(), options.dampening(), options.nesterov(),
+                    false, call.first);
+  }
+}
+
+at::Tensor FusedSgd::step(LossClosure closure) {
+  const at::NoGradGuard no_grad;
+  at::Tensor loss;
+  if (closure) {
+    const at::AutoGradMode enable_grad(true);
+    loss = closure();
+  }
+  if (!fits()) {
+    SGD::step();
+    return loss;
+  }
+  for (auto& group : param_groups_) step_group(group);
+  return loss;
+}
+
+}  // namespace lockstep

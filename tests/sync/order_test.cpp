@@ -1,0 +1,136 @@
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "lockstep/parallel/distributed_data_parallel.h"
+#include "lockstep/spawn.h"
+#include "lockstep/sync/strategy.h"
+
+// What is issued, and in which order, depends on bucket and stage alone: ranks whose hooks run in
+// other orders, and who are late at random, get the bits that ranks without delays get.
+
+namespace lockstep::testing {
+namespace {
+
+constexpr int delayed_parameters = 6;
+
+/// Sleeps for up to a millisecond, three times in four.
+void dawdle(std::mt19937& random) {
+  const auto drawn = random() % 1000;
+  if (drawn % 4 > 0) std::this_thread::sleep_for(std::chrono::microseconds(drawn));
+}
+
+/// The identity, whose backward comes late.
+struct Late : torch::autograd::Function<Late> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
+                            std::int64_t seed) {
+    context->saved_data["seed"] = seed;
+    return x * 1;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    std::mt19937 random(static_cast<unsigned>(context->saved_data["seed"].toInt()));
+    if (random() % 2 > 0) dawdle(random);
+    return {gradients[0], at::Tensor()};
+  }
+};
+
+struct Sum : torch::nn::Module {
+  Sum() {
+    for (int i = 0; i < delayed_parameters; ++i) {
+      p.push_back(register_parameter("p" + std::to_string(i), at::ones({8 + i, 40})));
+    }
+  }
+
+  /// Adds up the terms in the order of the seed, which is that of their hooks, backwards.
+  at::Tensor forward(int rank, int step, std::uint32_t seed) {
+    std::vector<int> order(delayed_parameters);
+    std::iota(order.begin(), order.end(), 0);
+    std::mt19937 random(seed);
+    if (seed > 0) std::ranges::shuffle(order, random);
+    auto sum = at::zeros({1});
+    for (const int i : order) {
+      const auto& parameter = p[static_cast<std::size_t>(i)];
+      const auto x =
+          seed > 0 ? Late::apply(parameter, static_cast<std::int64_t>(random())) : parameter * 1;
+      const auto places = at::arange(parameter.numel(), at::kFloat).view(parameter.sizes());
+      sum = sum + (x * at::sin(places * 0.37 + 5 * rank + 3 * step + i)).sum();
+    }
+    return sum;
+  }
+  std::vector<at::Tensor> p;
+};
+
+/// A strategy each of whose stages a rank comes late to.
+struct Delayed {
+  Strategy strategy;
+  std::uint32_t seed;
+
+  std::string text() const { return strategy.text(); }
+  bool exchanges_every_gradient() const { return true; }
+  Content content(std::int64_t, std::size_t, std::size_t) const { return Content::gradients; }
+  std::unique_ptr<Exchange> exchange(const Bucket& bucket) const {
+    struct Run final : Exchange {
+      Run(std::unique_ptr<Exchange> of, std::uint32_t seed)
+          : exchange(std::move(of)), random(seed) {}
+      Work advance(Turn turn, Bucket& bucket, const Group& group) override {
+        dawdle(random);
+        return exchange->advance(turn, bucket, group);
+      }
+      std::unique_ptr<Exchange> exchange;
+      std::mt19937 random;
+    };
+    return std::make_unique<Run>(strategy.exchange(bucket), seed);
+  }
+};
+
+/// Rank 0's gradients of all steps; each rank's are the same.
+at::Tensor gradients_of(const char* strategy, int ranks, std::uint32_t seed) {
+  at::Tensor result;
+  spawn(ranks, [&](const Group& group) {
+    at::set_num_threads(1);
+    const auto own = seed == 0 ? 0 : 100 * seed + static_cast<std::uint32_t>(group.rank());
+    DataParallelOptions options{.buckets = {.first = 0, .rest = 0},
+                                .strategy = parse_strategy(strategy)};
+    if (seed > 0) options.strategy = Delayed{options.strategy, own};
+    auto model = std::make_shared<Sum>();
+    DistributedDataParallel ddp(model, group, options);
+    std::vector<at::Tensor> gradients;
+    for (int step = 0; step < 6; ++step) {
+      model->zero_grad();
+      ddp(group.rank(), step, own == 0 ? 0 : own + static_cast<std::uint32_t>(step)).backward();
+      for (const auto& p : model->p) gradients.push_back(p.grad().flatten().clone());
+    }
+    const auto flat = at::cat(gradients);
+    const auto all = at::empty({group.size() * flat.numel()});
+    group.all_gather(all, flat).wait();
+    EXPECT_TRUE(all.view({group.size(), -1}).eq(flat).all().item<bool>()) << strategy;
+    if (group.rank() == 0) result = flat;
+  });
+  return result;
+}
+
+TEST(Order, OfStagesIsTheSameHoweverLateRanksAndHooksAre) {
+  for (const auto* strategy : {"fp32", "topk:0.1", "threshold:0.9", "int8", "powersgd:rank=2"}) {
+    for (const int ranks : {2, 3, 7}) {
+      const auto undelayed = gradients_of(strategy, ranks, 0);
+      for (const std::uint32_t seed : {1, 2}) {
+        EXPECT_TRUE(gradients_of(strategy, ranks, seed).equal(undelayed))
+            << strategy << " on " << ranks << " ranks, seed " << seed;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::testing

@@ -1,0 +1,112 @@
+#include <gtest/gtest.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/sgd.h>
+
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "lockstep/parallel/distributed_optimizer.h"
+#include "lockstep/spawn.h"
+#include "lockstep/train/checkpoint.h"
+#include "tests/temporary_folder.h"
+
+// What strategies remember, from one run to the next.
+
+namespace lockstep {
+namespace {
+
+using testing::TemporaryFolder;
+
+/// A rank's training with a strategy, in which every rank has other samples.
+struct Trainee {
+  Trainee(const Group& of, const char* strategy)
+      : group(of), optimizer(sgd, *model, group, parse_strategy(strategy)) {}
+
+  void step() {
+    const auto x = at::sin(at::arange(4 * 12, at::kFloat) * 0.7 + 10 * group.rank() + number++);
+    optimizer.backward_and_update(model(x.view({4, 12})).square().mean());
+  }
+  Checkpoint checkpoint() { return {.model = *model, .optimizer = &sgd, .strategy = optimizer}; }
+
+  at::Tensor parameters() const {
+    const torch::NoGradGuard no_grad;
+    return at::cat({model->weight.flatten(), model->bias});
+  }
+  /// The sum over ranks of what was not sent.
+  at::Tensor unsent() const {
+    at::Tensor sum = at::zeros({12 * 8 + 8}, at::kFloat);
+    const auto state = optimizer.state();
+    if (state.contains("weight.residual")) {
+      sum = at::cat({state.at("weight.residual").flatten(), state.at("bias.residual")});
+    }
+    group.all_reduce(sum).wait();
+    return sum;
+  }
+
+  Group group;
+  torch::nn::Linear model{12, 8};
+  torch::optim::SGD sgd{model->parameters(), torch::optim::SGDOptions(0.1)};
+  DistributedOptimizer optimizer;
+  int number = 0;
+};
+
+constexpr const char* all_strategies[] = {"fp32",          "fp16",
+                                          "topk:0.1",      "threshold:0.01",
+                                          "int8",          "powersgd:rank=2",
+                                          "partialUpdate", "local_sgd:period=2",
+                                          "adasum",        "warmup:2:topk:0.1,ramp=4"};
+
+TEST(StrategyResume, GoesOnBitForBit) {
+  for (const auto* strategy : all_strategies) {
+    const TemporaryFolder folder;
+    spawn(2, [&](const Group& group) {
+      at::set_num_threads(1);
+      Trainee whole(group, strategy);
+      for (int i = 0; i < 4; ++i) whole.step();
+      whole.optimizer.synchronize();
+      whole.checkpoint().save(folder / "c", {}, group);
+      Trainee resumed(group, strategy);
+      EXPECT_EQ(resumed.checkpoint().load(folder / "c", group).changes, "") << strategy;
+      resumed.number = whole.number;
+      for (int i = 0; i < 4; ++i) {
+        whole.step();
+        resumed.step();
+      }
+      EXPECT_TRUE(resumed.parameters().equal(whole.parameters())) << strategy;
+    });
+  }
+}
+
+TEST(StrategyResume, ByAnotherNumberOfRanksKeepsTheSumOfWhatWasNotSent) {
+  for (const auto* strategy : {"topk:0.1", "threshold:0.1", "int8", "powersgd:rank=2"}) {
+    for (const auto& [before, after] : {std::pair{4, 2}, {7, 3}, {2, 3}, {1, 4}, {3, 1}}) {
+      const TemporaryFolder folder;
+      at::Tensor unsent;
+      spawn(before, [&](const Group& group) {
+        at::set_num_threads(1);
+        Trainee run(group, strategy);
+        for (int i = 0; i < 3; ++i) run.step();
+        const auto sum = run.unsent();
+        if (group.rank() == 0) unsent = sum;
+        run.checkpoint().save(folder / "c", {}, group);
+      });
+      EXPECT_GT(unsent.norm().item<double>(), 0) << strategy;
+      spawn(after, [&](const Group& group) {
+        at::set_num_threads(1);
+        Trainee run(group, strategy);
+        const auto changes = run.checkpoint().load(folder / "c", group).changes;
+        EXPECT_NE(changes.find("what the strategy had not sent is shared out anew"),
+                  std::string::npos)
+            << changes;
+        EXPECT_TRUE(run.unsent().allclose(unsent, 1e-5, 1e-7))
+            << strategy << ' ' << before << " to " << after;
+        // Replicas stay in lockstep, which every step proves.
+        for (int i = 0; i < 4; ++i) run.step();
+      });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
