@@ -84,7 +84,8 @@ TEST_F(MnistCnn, TrainsOnTwoRanks) {
     EXPECT_EQ(lines[i]["ranks"], 2);
     EXPECT_GT(lines[i]["seconds"], 0.0);
     EXPECT_GT(lines[i]["images_per_second"], 0.0);
-    EXPECT_EQ(lines[i].size(), 8u);
+    EXPECT_GT(lines[i]["gradient_megabytes"], 0.0);
+    EXPECT_EQ(lines[i].size(), 9u);
     // Every test digit counts once, so the accuracy is so many of them.
     const double right = lines[i]["test_accuracy"].get<double>() * test_size;
     EXPECT_NEAR(right, std::round(right), 1e-9);

@@ -100,8 +100,8 @@ TEST(CommunicationHooks, AreMatched) {
   if (!std::filesystem::exists(python)) {
     GTEST_SKIP() << "no python beside this LibTorch, looked for " << python;
   }
-  if (std::system(('"' + python + "\" -c 'import torch' 2>/dev/null").c_str()) != 0) {
-    GTEST_SKIP() << python << " has no torch";
+  if (std::system(('"' + python + "\" -c 'import torch, numpy' 2>/dev/null").c_str()) != 0) {
+    GTEST_SKIP() << python << " has no torch, or no numpy, which PyTorch's PowerSGD hook needs";
   }
   const auto hooks = run_hooks(python);
   const auto expect_near = [&](const char* name, const Strategy& strategy, double tolerance) {

@@ -252,7 +252,6 @@ TEST(Training, StatisticsSayWhatWasCompressed) {
     at::set_num_threads(1);
     torch::nn::Linear model(100, 10);
     DistributedDataParallel ddp(model.ptr(), group, {.strategy = parse_strategy("topk:0.01")});
-    const auto before = group.statistics();
     ddp(at::ones({4, 100}) * (1 + group.rank())).sum().backward();
     std::uint64_t bytes = 0;
     std::uint64_t dense = 0;
