@@ -178,6 +178,7 @@ TEST(Failure, InvalidArgumentsLeaveTheGroupUsable) {
 
 TEST(Failure, TwoThreadsAtOnceAreRefused) {
   const auto texts = what_ranks_threw(2, [](const auto& group) {
+    group->barrier().wait();  // nobody is in init() any more
     if (group->rank() == 1) group->recv(floats, 1, DType::f32, 0).wait();
     auto first = group->recv(floats, 1, DType::f32, 1);
     auto second = group->recv(floats, 1, DType::f32, 1);
