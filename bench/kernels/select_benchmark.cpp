@@ -5,6 +5,7 @@
 #include <random>
 #include <vector>
 
+#include "bench/read_pass.h"
 #include "lockstep/kernels/quantize.h"
 #include "lockstep/kernels/reduce_rounded.h"
 #include "lockstep/kernels/scatter.h"
@@ -33,12 +34,7 @@ std::vector<float> make(Kind kind, std::size_t count) {
 void read_pass(benchmark::State& state) {
   const auto data = make(normal, static_cast<std::size_t>(state.range(0)));
   for (auto _ : state) {
-    // Sums apart, so that additions do not wait for one another.
-    float sums[64] = {};
-    for (std::size_t i = 0; i + 64 <= data.size(); i += 64) {
-      for (std::size_t j = 0; j < 64; ++j) sums[j] += data[i + j];
-    }
-    benchmark::DoNotOptimize(sums);
+    benchmark::DoNotOptimize(bench::read_pass(data));
   }
 }
 

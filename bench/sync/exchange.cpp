@@ -23,8 +23,13 @@
 #include <string>
 #include <vector>
 
+#include "bench/clock.h"
+#include "bench/read_pass.h"
+#include "bench/train/largest.h"
+
 namespace {
 
+using namespace lockstep::bench;
 using Clock = std::chrono::steady_clock;
 
 struct Settings {
@@ -60,47 +65,29 @@ struct Timed {
   std::vector<double> seconds = {};
 };
 
-double median(std::vector<double> values) {
-  std::ranges::sort(values);
-  return values[values.size() / 2];
-}
-
 /// The slowest rank's seconds for fn, which all begin at once.
 template <class Fn>
 double time(const lockstep::Group& world, const Fn& fn) {
   world.barrier().wait();
   const auto begin = Clock::now();
   fn();
-  const auto own =
-      at::full({1}, std::chrono::duration<double>(Clock::now() - begin).count(), at::kDouble);
-  world.all_reduce(own, lockstep::ReduceOp::max).wait();
-  return own.item<double>();
+  return largest(std::chrono::duration<double>(Clock::now() - begin).count(), world);
 }
 
 volatile float read_result;
-
-/// A sum that is as fast as memory.
-void read_pass(const at::Tensor& values) {
-  const auto* data = values.const_data_ptr<float>();
-  float sums[64] = {};
-  for (std::int64_t i = 0; i + 64 <= values.numel(); i += 64) {
-    for (int j = 0; j < 64; ++j) sums[j] += data[i + j];
-  }
-  read_result = *std::max_element(sums, sums + 64);
-}
 
 std::vector<Timed> all_timed(const Settings& settings, const lockstep::Group& world,
                              const at::Tensor& gradient) {
   const std::int64_t k = std::max<std::int64_t>(1, settings.elements / 100);
   std::vector<Timed> all;
-  all.push_back({"read pass", [=](std::int64_t) { read_pass(gradient); }});
+  const std::span<const float> from(gradient.const_data_ptr<float>(),
+                                    static_cast<std::size_t>(gradient.numel()));
+  all.push_back({"read pass", [=](std::int64_t) { read_result = read_pass(from); }});
   const auto room = static_cast<std::size_t>(k) + lockstep::kernels::select_slack;
   const auto space = std::make_shared<lockstep::kernels::SelectSpace<float>>(k);
   const auto indices = std::make_shared<std::vector<std::uint32_t>>(room);
   const auto values = std::make_shared<std::vector<float>>(room);
   all.push_back({"select_top of 1 %", [=](std::int64_t) {
-                   const std::span<const float> from(gradient.const_data_ptr<float>(),
-                                                     static_cast<std::size_t>(gradient.numel()));
                    const auto picked = static_cast<std::size_t>(k);
                    lockstep::kernels::select_top<float>(
                        from, *space,

@@ -17,7 +17,6 @@ import tempfile
 
 STRATEGIES = ["fp32", "fp16", "bf16", "partialUpdate", "topk:0.01", "threshold:0.02", "int8",
               "powersgd:rank=4", "local_sgd:period=8", "post_local_sgd:start=500,period=8", "adasum"]
-IMAGES = 60_000
 BATCH = 64
 
 
@@ -54,7 +53,8 @@ def main():
     for strategy in arguments.strategies:
         epochs = run(arguments, strategy)
         # Every rank has as many batches, the last one short.
-        steps = -(-IMAGES // arguments.ranks // BATCH) * arguments.epochs
+        steps = sum(-(-round(epoch["images_per_second"] * epoch["seconds"]) // epoch["ranks"] // BATCH)
+                    for epoch in epochs)
         row = {"strategy": strategy, "test_accuracy": 100 * epochs[-1]["test_accuracy"],
                "megabytes": epochs[-1]["gradient_megabytes"] / steps,
                "milliseconds": 1000 * sum(epoch["seconds"] for epoch in epochs) / steps}

@@ -23,6 +23,8 @@
 #include <string>
 #include <vector>
 
+#include "bench/clock.h"
+#include "largest.h"
 #include "models.h"
 
 namespace {
@@ -137,18 +139,6 @@ class Training {
   std::unique_ptr<lockstep::DistributedDataParallel<Layers>> ddp_;
   lockstep::Tally tally_;
 };
-
-double median(std::vector<double> values) {
-  std::ranges::sort(values);
-  return values[values.size() / 2];
-}
-
-/// The largest of all ranks' values.
-double largest(double value, const lockstep::Group& world) {
-  const at::Tensor tensor = torch::tensor(value, torch::kDouble);
-  world.all_reduce(tensor, lockstep::ReduceOp::max).wait();
-  return tensor.item<double>();
-}
 
 std::int64_t page_faults(int who) {
   rusage usage{};

@@ -279,17 +279,14 @@ void Reducer::prepare(std::size_t index) {
   const auto& gradient = member.slice->parameter.grad();
   const bool changed = member.changed && gradient.defined();
   flags_[index] = changed ? 1 : 0;
-  if (changed) {
-    move_into_bucket(member);
-  } else if (lanes_[member.lane].has_residual()) {
-    // What was sent before is not to be sent again: only what was not sent yet may go.
-    if (lies_in(gradient, values)) member.kept = gradient.clone();
-    values.zero_();
-  } else if (!gradient.defined()) {
-    values.zero_();
-  } else if (lies_in(gradient, values)) {
+  if (changed) return move_into_bucket(member);
+  if (lies_in(gradient, values)) {
     member.kept = gradient.clone();  // a mean of equal values may differ in the last bit
-  } else {
+  }
+  // With a residual, what was sent before is not sent again: only what was not sent yet may go.
+  if (!gradient.defined() || lanes_[member.lane].has_residual()) {
+    values.zero_();
+  } else if (!member.kept.defined()) {
     values.copy_(gradient);
   }
 }
@@ -343,17 +340,15 @@ void Reducer::settle() {
     auto& member = members_[i];
     if (lanes_.content(member.lane, step_) != Content::gradients) continue;
     const auto& values = member.slice->values;
-    if (flags_[i] == 0 && lanes_[member.lane].has_residual()) {
-      // It would be lost: no optimizer looks at a gradient that nobody computed.
-      const auto place = i - first_members_[member.lane];
-      lanes_[member.lane].residuals[place].add_(values);
-    }
+    const auto& lane = lanes_[member.lane];
     if (flags_[i] != 0) {
       auto& gradient = member.slice->parameter.mutable_grad();
       if (!gradient.is_same(values)) gradient = values;
-      if (lanes_[member.lane].has_residual()) member.mean.set(values);
-    } else if (member.kept.defined()) {
-      values.copy_(member.kept);
+      if (lane.has_residual()) member.mean.set(values);
+    } else {
+      // It would be lost: no optimizer looks at a gradient that nobody computed.
+      if (lane.has_residual()) lane.residuals[i - first_members_[member.lane]].add_(values);
+      if (member.kept.defined()) values.copy_(member.kept);
     }
     member.kept.reset();
   }

@@ -9,8 +9,6 @@ class Mean final : public Exchange {
     if (turn.stage > 0) return {};
     return group.all_reduce(bucket.values(), ReduceOp::avg);
   }
-
- private:
 };
 
 }  // namespace

@@ -97,6 +97,13 @@ std::string text_of(double value) {
   return {digits.data(), end};
 }
 
+/// One that does not change with what it was taken from.
+State copy_of(const State& state) {
+  State copy;
+  for (const auto& [name, tensor] : state) copy.emplace(name, tensor.clone());
+  return copy;
+}
+
 bool has_residual(const State& state) {
   return std::ranges::any_of(state, [](const auto& named) { return is_residual(named.first); });
 }
@@ -116,9 +123,9 @@ State shared_out(const safetensors::Content& content, const State& own) {
     const auto owner = owner_of(name);
     if (!owner || !is_residual(name)) continue;
     const auto own_name = name.substr(prefix_of(*owner).size() + strategy_prefix.size());
-    auto& sum = state.try_emplace(own_name, at::zeros_like(tensor)).first->second;
+    auto& sum = state[own_name];
     // Of other sizes, it is refused by whom it is given to.
-    sum = sum.sizes() == tensor.sizes() ? sum + tensor : tensor;
+    sum = sum.defined() && sum.sizes() == tensor.sizes() ? sum + tensor : tensor;
   }
   return state;
 }
@@ -286,11 +293,8 @@ void Restoration::note_change(const std::string& text) {
 }
 
 void Restoration::load_states(const Checkpoint& checkpoint) {
-  for (const auto* taker : {&checkpoint.strategy, &checkpoint.sampler}) {
-    State copy;
-    for (const auto& [name, tensor] : taker->state()) copy.emplace(name, tensor.clone());
-    former_.push_back(std::move(copy));
-  }
+  if (strategy_) former_strategy_ = copy_of(checkpoint.strategy.state());
+  if (checkpoint.sampler) former_sampler_ = copy_of(checkpoint.sampler.state());
   try {
     if (strategy_) checkpoint.strategy.load_state(*strategy_);
     if (checkpoint.sampler) checkpoint.sampler.load_state(sampler_);
@@ -300,16 +304,15 @@ void Restoration::load_states(const Checkpoint& checkpoint) {
 }
 
 void Restoration::restore_states(const Checkpoint& checkpoint) const {
-  if (former_.size() < 2) return;
-  const auto attempt = [](const Stateful& taker, const State& state) {
+  const auto give_back = [](const Stateful& taker, const std::optional<State>& former) {
     try {
-      if (taker) taker.load_state(state);
+      if (former) taker.load_state(*former);
     } catch (const std::exception&) {
       // It refuses what it gave itself; the first error is the one to raise.
     }
   };
-  if (strategy_) attempt(checkpoint.strategy, former_[0]);
-  attempt(checkpoint.sampler, former_[1]);
+  give_back(checkpoint.strategy, former_strategy_);
+  give_back(checkpoint.sampler, former_sampler_);
 }
 
 void Restoration::apply(const Checkpoint& checkpoint) {

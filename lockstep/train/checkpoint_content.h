@@ -78,7 +78,8 @@ class Restoration {
   std::string rate_;
   State sampler_;
   std::optional<State> strategy_;
-  std::vector<State> former_;  ///< what load_states() may replace
+  std::optional<State> former_strategy_;  ///< what load_states() replaces
+  std::optional<State> former_sampler_;
   at::Tensor random_;
   Resumed resumed_;
 };

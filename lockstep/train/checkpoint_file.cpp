@@ -199,13 +199,15 @@ safetensors::Content read_together(const std::filesystem::path& path, const Grou
   group.broadcast(at::from_blob(text.data(), {size[0]}, at::kByte)).wait();
 
   Header header;
+  std::optional<std::int64_t> saved_by;
   const auto taker = [&](const Entry& entry) {
-    return taker_of(entry.name, ranks_of(header.metadata), group.size());
+    return taker_of(entry.name, saved_by, group.size());
   };
   std::vector<at::Tensor> own;  // for each entry, undefined for what others take
   at::Tensor others;
   together(group, [&] {
     header = safetensors::parse_header(text, static_cast<std::uint64_t>(size[1]), path.string());
+    saved_by = ranks_of(header.metadata);
     std::int64_t largest = 0;
     for (const Entry& entry : header.entries) {
       const bool mine = taker(entry).value_or(group.rank()) == group.rank();
@@ -221,7 +223,7 @@ safetensors::Content read_together(const std::filesystem::path& path, const Grou
   });
 
   safetensors::Content content{
-      .tensors = {}, .metadata = header.metadata, .checked = header.checked};
+      .tensors = {}, .metadata = std::move(header.metadata), .checked = header.checked};
   Attempts attempt;
   for (std::size_t i = 0; i < own.size(); ++i) {
     const Entry& entry = header.entries[i];

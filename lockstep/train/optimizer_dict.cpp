@@ -15,7 +15,6 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/core/text.h"
-#include "lockstep/train/fused_sgd.h"
 #include "lockstep/train/optimizer_fields.h"
 #include "lockstep/train/state_dict.h"
 
@@ -218,11 +217,12 @@ struct Kind {
 /// Calls fn with the Kind of the optimizer.
 template <class Function>
 auto with_kind(const Optimizer& optimizer, const Function& fn) {
-  if (typeid(optimizer) == typeid(torch::optim::SGD) || typeid(optimizer) == typeid(FusedSgd))
+  const auto& own = detail::class_of(optimizer);
+  if (own == typeid(torch::optim::SGD))
     return fn(Kind<torch::optim::SGDOptions, torch::optim::SGDParamState>{false});
-  if (typeid(optimizer) == typeid(torch::optim::Adam))
+  if (own == typeid(torch::optim::Adam))
     return fn(Kind<torch::optim::AdamOptions, torch::optim::AdamParamState>{false});
-  if (typeid(optimizer) == typeid(torch::optim::AdamW))
+  if (own == typeid(torch::optim::AdamW))
     return fn(Kind<torch::optim::AdamWOptions, torch::optim::AdamWParamState>{true});
   throw InvalidArgument(concat("state_dict: got ", c10::demangle(typeid(optimizer).name()),
                                ", expected SGD, Adam or AdamW"));

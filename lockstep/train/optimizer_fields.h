@@ -7,10 +7,19 @@
 #include <torch/optim/sgd.h>
 
 #include <concepts>
+#include <typeinfo>
+
+#include "lockstep/train/fused_sgd.h"
 
 /// What LibTorch's optimizers hold, field by field: visit calls field(name, value) for each, under
 /// the names that LibTorch and Python share.
 namespace lockstep::detail {
+
+/// LibTorch's class whose options and memory an optimizer has: FusedSgd steps differently only.
+inline const std::type_info& class_of(const torch::optim::Optimizer& optimizer) {
+  const auto& own = typeid(optimizer);
+  return own == typeid(FusedSgd) ? typeid(torch::optim::SGD) : own;
+}
 
 template <class T>
 concept AdamLikeOptions =

@@ -16,7 +16,6 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/core/text.h"
-#include "lockstep/train/fused_sgd.h"
 #include "lockstep/train/json_depth.h"
 #include "lockstep/train/optimizer_fields.h"
 
@@ -33,9 +32,7 @@ using Tensors = std::map<std::string, at::Tensor>;
 // are what is translated to and from a checkpoint here.
 
 std::string kind_of(const torch::optim::Optimizer& optimizer) {
-  // FusedSgd remembers what SGD does.
-  const auto& type = typeid(optimizer);
-  return c10::demangle((type == typeid(FusedSgd) ? typeid(torch::optim::SGD) : type).name());
+  return c10::demangle(class_of(optimizer).name());
 }
 
 std::string key_of(const at::Tensor& parameter) {
