@@ -3,10 +3,11 @@
 #   make train                       train the MNIST CNN on two local ranks
 #   make test                        build everything, run every test
 #   make build | lint                programs only | style checks
-#   make bench | bench-peers         collectives of this machine | beside OpenMPI and PyTorch
-#   make clean | distclean           remove build/ | and .venv too
+#   make bench | bench-peers         collectives of this machine | everything beside other libraries
+#   make clean | distclean           remove build/ | and .venv, .venv-peers
 #
-# RANKS=4 and ARGS='--epochs 10 --data DIR' change what `make train` runs.
+# RANKS=4 and ARGS='--epochs 10 --data DIR' change what `make train` runs; MNIST=DIR gives bench-peers
+# the whole of MNIST.
 
 BUILD ?= build
 RANKS ?= 2
@@ -20,7 +21,7 @@ everything = -DLOCKSTEP_BUILD_TESTS=ON
 .PHONY: help build train test bench bench-peers lint clean distclean
 
 help:
-	@sed -n '/^#   make/s/^#   /  /p; s/^# \(RANKS.*\)/  \1/p' Makefile
+	@sed -n '/^#   make/s/^#   /  /p; /^# RANKS/,/^$$/s/^# /  /p' Makefile
 
 build:
 	@$(call configure,build,$(programs))
@@ -42,11 +43,12 @@ bench:
 	@'$(BUILD)'/bin/lockstep bench all_reduce -n $(RANKS) $(ARGS)
 
 bench-peers:
-	@$(call configure,test,$(programs) -DLOCKSTEP_BUILD_PEERS=ON)
-	@cmake --build '$(BUILD)'
-	@bench/peers/compare.py --build '$(BUILD)' --jsonl '$(BUILD)/collectives.jsonl'
-	@python=$$(dirname "$$(tools/bootstrap build 2>/dev/null)" | sed 's#/lib/python3.*#/bin/python3#'); \
-	  bench/peers/steps.py --build '$(BUILD)' --python "$$python" --jsonl '$(BUILD)/steps.jsonl'
+	@intel=$$(tools/peers); \
+	  $(call configure,test,$(programs) -DLOCKSTEP_BUILD_PEERS=ON "-DLOCKSTEP_INTEL_PREFIX=$$intel") && \
+	  cmake --build '$(BUILD)' && \
+	  "$$torch/../../../../../../../bin/python3" bench/peers/run.py --build '$(BUILD)' \
+	    $${intel:+--intel "$$intel"} $(if $(MNIST),--data '$(MNIST)') \
+	    --jsonl bench/peers/baseline.jsonl --docs docs/results.md $(ARGS)
 
 lint:
 	@tools/bootstrap test >/dev/null
@@ -56,4 +58,4 @@ clean:
 	rm -rf '$(BUILD)'
 
 distclean: clean
-	rm -rf .venv
+	rm -rf .venv .venv-peers

@@ -1,16 +1,10 @@
-// The work of `lockstep bench`, done by the MPI that this was built with: same buffers, same clock,
-// same checks.
+// The work of `lockstep bench`, done by the MPI that this was built with.
 #include <mpi.h>
 
-#include <CLI/CLI.hpp>
 #include <iostream>
 #include <stdexcept>
-#include <string>
 
-#include "bench/session.h"
-#include "bench/settings.h"
-#include "bench/transport.h"
-#include "lockstep/core/error.h"
+#include "peer_main.h"
 
 namespace lockstep::bench {
 namespace {
@@ -30,7 +24,7 @@ MPI_Datatype mpi_type(DType dtype) {
     case DType::i64:
       return MPI_INT64_T;
     default:
-      throw std::runtime_error("mpi_bench: MPI has no type for halves");
+      throw std::runtime_error("MPI has no type for halves");
   }
 }
 
@@ -45,12 +39,17 @@ MPI_Op mpi_op(ReduceOp op) {
     case ReduceOp::product:
       return MPI_PROD;
     default:
-      throw std::runtime_error("mpi_bench: MPI has no average");
+      throw std::runtime_error("MPI has no average");
   }
 }
 
-class MpiTransport final : public Transport {
+class MpiTransport final : public Peer {
  public:
+  MpiTransport() {
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
+    MPI_Comm_size(MPI_COMM_WORLD, &size_);
+  }
+
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   std::string_view backend() const override {
@@ -60,13 +59,7 @@ class MpiTransport final : public Transport {
     return "mpi";
 #endif
   }
-  bool sleeps_while_waiting() const override { return false; }
-  std::shared_ptr<std::byte> allocate(Memory, std::size_t bytes) override {
-    return own_memory(bytes);
-  }
-  void all_reduce(void*, std::size_t, ReduceOp, const Wire&) override {
-    throw InvalidArgument("bench_mpi: MPI reduces floats as they are, got a wire");
-  }
+  using Peer::all_reduce;
   void all_reduce(void* data, std::size_t count, DType dtype, ReduceOp op) override {
     MPI_Allreduce(MPI_IN_PLACE, data, static_cast<int>(count), mpi_type(dtype), mpi_op(op),
                   MPI_COMM_WORLD);
@@ -85,46 +78,10 @@ class MpiTransport final : public Transport {
   }
   void barrier() override { MPI_Barrier(MPI_COMM_WORLD); }
 
-  MpiTransport() {
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
-    MPI_Comm_size(MPI_COMM_WORLD, &size_);
-  }
-
  private:
   int rank_ = 0;
   int size_ = 0;
 };
-
-constexpr Collective collectives[] = {Collective::all_reduce, Collective::broadcast,
-                                      Collective::all_gather, Collective::reduce_scatter,
-                                      Collective::barrier};
-
-int run(int argc, char** argv) {
-  Settings settings;
-  settings.json = true;
-  settings.memories = {Memory::own};
-  std::string collective;
-  CLI::App app{"The collectives of lockstep bench through MPI, as JSON objects"};
-  app.add_option("collective", collective)->required();
-  app.add_option("--min", settings.min_bytes)->transform(CLI::AsSizeValue(true));
-  app.add_option("--max", settings.max_bytes)->transform(CLI::AsSizeValue(true));
-  app.add_option("--factor", settings.factor);
-  app.add_option("--repeats", settings.repeats);
-  app.add_flag("--check", settings.check);
-  CLI11_PARSE(app, argc, argv);
-  bool known = false;
-  for (const Collective one : collectives) {
-    if (name(one) != collective) continue;
-    settings.collective = one;
-    known = true;
-  }
-  if (!known) throw std::runtime_error("mpi_bench: unknown collective " + collective);
-  MpiTransport transport;
-  settings.ranks = transport.size();
-  check(settings);
-  run_session(transport, settings, std::cout);
-  return 0;
-}
 
 }  // namespace
 }  // namespace lockstep::bench
@@ -133,9 +90,10 @@ int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
   int result = 1;
   try {
-    result = lockstep::bench::run(argc, argv);
+    lockstep::bench::MpiTransport transport;
+    result = lockstep::bench::peer_main(transport, argc, argv);
   } catch (const std::exception& error) {
-    std::cerr << error.what() << std::endl;
+    std::cerr << "bench_mpi: " << error.what() << std::endl;
     MPI_Abort(MPI_COMM_WORLD, 1);
   }
   MPI_Finalize();

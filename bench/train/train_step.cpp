@@ -1,7 +1,8 @@
 // Times the training step of SINGA's MNIST CNN, or of another model on random data, in turns: one
 // rank alone while the others sleep; all ranks at once, exchanging nothing; the same with a barrier
 // after each step ("paced"); and all ranks together. It shows what the cores cost one another, what
-// waiting for the slower rank costs, and what Lockstep costs. Counts the page faults of a step.
+// waiting for the slower rank costs, and what Lockstep costs. Counts the page faults of a step, and
+// says what part of it goes into loading data.
 // Rank 0 prints one JSON object. bench/train/compare.py runs it in all ways that matter.
 
 #include <lockstep/lockstep.h>
@@ -105,8 +106,13 @@ class Training {
       step();
       after();
     }
-    return std::chrono::duration<double>(Clock::now() - begin).count() / steps;
+    const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+    all_seconds_ += seconds;
+    return seconds / steps;
   }
+
+  /// The share of all calls of time() that went into getting batches. Units: percent.
+  double loader_percent() const { return 100 * loader_seconds_ / all_seconds_; }
 
  private:
   static std::shared_ptr<Layers> make_model(const Settings& settings,
@@ -124,7 +130,9 @@ class Training {
   }
 
   void step() {
+    const auto begin = Clock::now();
     const auto batch = batches_.next();
+    loader_seconds_ += std::chrono::duration<double>(Clock::now() - begin).count();
     sgd_->zero_grad();
     const at::Tensor outputs = ddp_ ? (*ddp_)(batch.data) : model_->forward(batch.data);
     const at::Tensor loss = torch::nn::functional::cross_entropy(outputs, batch.target);
@@ -138,6 +146,8 @@ class Training {
   Batches batches_;
   std::unique_ptr<lockstep::DistributedDataParallel<Layers>> ddp_;
   lockstep::Tally tally_;
+  double all_seconds_ = 0;
+  double loader_seconds_ = 0;
 };
 
 std::int64_t page_faults(int who) {
@@ -192,8 +202,10 @@ void measure(const Settings& settings, const lockstep::Group& world) {
     }
     together_times.push_back(1000 * largest(together.time(settings.steps), world));
   }
+  const double loader_percent = largest(together.loader_percent(), world);
   if (world.rank() != 0) return;
   result["together_ms"] = median(together_times);
+  result["loader_percent"] = loader_percent;
   if (alone) {
     result["alone_ms"] = median(alone_times);
     result["at_once_ms"] = median(at_once_times);

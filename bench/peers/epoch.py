@@ -1,0 +1,42 @@
+"""One epoch of MNIST with SINGA's CNN on two ranks: Lockstep's mnist_cnn, and PyTorch's
+DistributedDataParallel with the digits in memory."""
+
+import statistics
+import tempfile
+
+from peers import HERE, run, state_of
+
+
+def measure(options, machine, turn):
+    with tempfile.TemporaryDirectory() as folder:
+        metrics = f"{folder}/metrics.jsonl"
+        ways = {
+            "Lockstep": [options.build / "bin" / "lockstep", "run", "-n", 2,
+                         options.build / "bin" / "mnist_cnn", "--data", options.data, "--epochs", 1,
+                         "--checkpoint", "", "--no-efficiency", "--quiet", "--metrics", metrics],
+            "PyTorch DDP": [options.python, HERE / "torch_epoch.py", options.data],
+        }
+        before = machine.probe_ns()
+        for way, command in ways.items():
+            rows = run(command)
+            if way == "Lockstep":
+                rows = run(["cat", metrics])
+            after = machine.probe_ns()
+            yield {"turn": turn, "way": way, "s": rows[-1]["seconds"],
+                   "test_accuracy": rows[-1]["test_accuracy"], "probe_ns": [before, after],
+                   "state": state_of(before, after)}
+            before = after
+
+
+def report(rows):
+    times, accuracies = {}, {}
+    for row in rows:
+        times.setdefault(row["way"], []).append(row["s"])
+        accuracies[row["way"]] = row["test_accuracy"]
+    medians = {way: statistics.median(taken) for way, taken in times.items()}
+    lines = ["| MNIST, one epoch, 2 ranks, batch 64 a rank | s | over Lockstep | test accuracy |",
+             "|---|---|---|---|"]
+    for way, taken in times.items():
+        lines.append(f"| {way} | {medians[way]:.2f} ({min(taken):.2f} to {max(taken):.2f})"
+                     f" | {medians[way] / medians['Lockstep']:.2f} | {accuracies[way]:.4f} |")
+    return "\n".join(lines) + "\n"

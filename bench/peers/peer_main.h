@@ -1,0 +1,59 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <iostream>
+#include <stdexcept>
+#include <string>
+
+#include "bench/session.h"
+#include "bench/settings.h"
+#include "bench/transport.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep::bench {
+
+/// What peers have no words for.
+class Peer : public Transport {
+ public:
+  bool sleeps_while_waiting() const override { return false; }
+  std::shared_ptr<std::byte> allocate(Memory, std::size_t bytes) override {
+    return own_memory(bytes);
+  }
+  void all_reduce(void*, std::size_t, ReduceOp, const Wire&) override {
+    throw InvalidArgument(std::string(backend()) + " reduces floats as they are, got a wire");
+  }
+  using Transport::all_reduce;
+};
+
+/// The work of `lockstep bench` through a peer, with the same buffers, clock and checks, as JSON
+/// objects. Ranks: all. Returns the program's exit code.
+inline int peer_main(Transport& peer, int argc, char** argv) {
+  constexpr Collective collectives[] = {Collective::all_reduce, Collective::broadcast,
+                                        Collective::all_gather, Collective::reduce_scatter,
+                                        Collective::barrier};
+  Settings settings;
+  settings.json = true;
+  settings.memories = {Memory::own};
+  settings.ranks = peer.size();
+  std::string collective;
+  CLI::App app{"The collectives of lockstep bench through a peer, as JSON objects"};
+  app.add_option("collective", collective)->required();
+  app.add_option("--min", settings.min_bytes)->transform(CLI::AsSizeValue(true));
+  app.add_option("--max", settings.max_bytes)->transform(CLI::AsSizeValue(true));
+  app.add_option("--factor", settings.factor);
+  app.add_option("--repeats", settings.repeats);
+  app.add_flag("--check", settings.check);
+  CLI11_PARSE(app, argc, argv);
+  bool known = false;
+  for (const Collective one : collectives) {
+    if (name(one) != collective) continue;
+    settings.collective = one;
+    known = true;
+  }
+  if (!known) throw std::runtime_error("unknown collective " + collective);
+  check(settings);
+  run_session(peer, settings, std::cout);
+  return 0;
+}
+
+}  // namespace lockstep::bench
