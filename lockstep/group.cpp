@@ -4,6 +4,7 @@
 #include <c10/core/TensorOptions.h>
 #include <c10/util/accumulate.h>
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
@@ -89,6 +90,19 @@ void expect_count(std::size_t got, std::size_t expected, std::string_view what,
 
 Group::Group(std::shared_ptr<Communicator> communicator) : communicator_(std::move(communicator)) {
   if (communicator_ == nullptr) throw InvalidArgument("Group: got no communicator");
+}
+
+int Group::node() const { return communicator_->hosts()[static_cast<std::size_t>(rank())]; }
+
+int Group::nodes() const { return std::ranges::max(communicator_->hosts()) + 1; }
+
+int Group::local_rank() const {
+  const auto& hosts = communicator_->hosts();
+  return static_cast<int>(std::count(hosts.begin(), hosts.begin() + rank(), node()));
+}
+
+int Group::local_size() const {
+  return static_cast<int>(std::ranges::count(communicator_->hosts(), node()));
 }
 
 Work Group::all_reduce(const at::Tensor& tensor, ReduceOp op) const {

@@ -22,8 +22,10 @@ class Group {
 
   int rank() const { return communicator_->rank(); }
   int size() const { return communicator_->size(); }
-  int local_rank() const { return rank(); }  ///< rank among those of this host
-  int local_size() const { return size(); }
+  int local_rank() const;  ///< rank among those of this host
+  int local_size() const;  ///< ranks on this host
+  int node() const;        ///< number of this host, in the order of the hosts' first ranks
+  int nodes() const;       ///< hosts that ranks are on
   at::Device device() const { return at::kCPU; }
 
   /// tensor = reduction over ranks, in place. Shapes: the same on every rank.
@@ -61,6 +63,11 @@ class Group {
   /// Ranks of equal color form a group, ordered by (key, rank). Collective. Throws: InvalidArgument
   /// if color is negative.
   Group split(int color, int key = 0) const;
+
+  /// The ranks of this host. Collective.
+  Group local() const { return split(node()); }
+  /// The ranks that have this local rank, one of each host that has so many. Collective.
+  Group across_nodes() const { return split(local_rank()); }
 
   /// What collectives of this group have cost this rank so far, bucket by bucket; to_text() makes a
   /// table of it.

@@ -10,6 +10,7 @@
 #include <string>
 #include <tuple>
 
+#include "lockstep/comm/hierarchical/hierarchical.h"
 #include "lockstep/comm/host/host.h"
 #include "lockstep/comm/host/rendezvous.h"
 #include "lockstep/comm/mpi/mpi.h"
@@ -59,12 +60,21 @@ Group meet(const Launcher& launcher, host::Options options) {
   return Group(host::create(world, launcher.rank, options));
 }
 
-Group join_mpi(const host::Options& options, const Environment& environment, int expected_size) {
-  return Group(mpi::create({.timeout = options.timeout,
-                            .threads_per_rank = options.threads_per_rank,
-                            .cores = options.cores,
-                            .algorithm = mpi::parse_algorithm(environment.algorithm),
-                            .expected_size = expected_size}));
+Group join_mpi(Backend backend, const host::Options& options, const Environment& environment,
+               int expected_size) {
+  const mpi::Options between_hosts{.timeout = options.timeout,
+                                   .threads_per_rank = options.threads_per_rank,
+                                   .cores = options.cores,
+                                   .algorithm = mpi::parse_algorithm(environment.algorithm),
+                                   .host = environment.host,
+                                   .expected_size = expected_size};
+  if (backend == Backend::mpi) return Group(mpi::create(between_hosts));
+  return Group(hierarchical::create({.between_hosts = between_hosts, .inside = options}));
+}
+
+/// Whether the backend is one that MPI takes part in, of whatever is asked for by name.
+bool needs_mpi(Backend backend) {
+  return backend == Backend::mpi || backend == Backend::hierarchical;
 }
 
 /// A world of several ranks that another launcher started.
@@ -72,22 +82,22 @@ Group join_foreign(const Launcher& launcher, Backend backend, const host::Option
                    const Environment& environment) {
   const auto who = concat("init: started by ", launcher.name(), " as rank ", launcher.rank, " of ",
                           launcher.size);
-  if (launcher.one_host() && backend != Backend::mpi) return meet(launcher, options);
+  if (launcher.one_host() && !needs_mpi(backend)) return meet(launcher, options);
   if (backend == Backend::host) {
     throw InvalidArgument(concat(who, ", not all on this host; backend host cannot reach them"));
   }
   if (!launcher.starts_mpi()) {
     throw BackendUnavailable(
         concat(who,
-               backend == Backend::mpi
+               needs_mpi(backend)
                    ? ", whose processes no MPI knows"
                    : ", not all on this host as far as LOCAL_WORLD_SIZE and MASTER_ADDR tell",
                "; start worlds of several hosts with mpirun or srun"));
   }
   if (const auto why = mpi::available(); !why.empty()) {
-    throw BackendUnavailable(concat(who, "; backend mpi: ", why));
+    throw BackendUnavailable(concat(who, "; ", why));
   }
-  return join_mpi(options, environment, launcher.size);
+  return join_mpi(backend, options, environment, launcher.size);
 }
 
 /// As many compute threads as are this rank's share of the cores, where nobody has said so.
@@ -124,13 +134,13 @@ Group init(const InitOptions& options) {
                              static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)));
       return join_foreign(*launcher, backend, ranks, environment);
     }
-    if (launched && backend == Backend::mpi) {
+    if (launched && needs_mpi(backend)) {
       throw InvalidArgument(
-          "init: started by lockstep run, whose processes no MPI knows, with backend mpi; start "
-          "the program with mpirun");
+          concat("init: started by lockstep run, whose processes no MPI knows, with backend ",
+                 name(backend), "; start the program with mpirun"));
     }
     if (launched) return join_launched(environment, ranks);
-    if (backend == Backend::mpi) return join_mpi(ranks, environment, launcher ? 1 : 0);
+    if (needs_mpi(backend)) return join_mpi(backend, ranks, environment, launcher ? 1 : 0);
     return Group(host::create(host::World::create(1), 0, ranks));
   } catch (const InvalidArgument&) {
     joined = false;  // nothing was joined: the caller may mend it and try again

@@ -41,6 +41,8 @@ class Communicator {
   int rank() const { return rank_; }
   int size() const { return size_; }
   virtual std::string_view backend() const = 0;
+  /// Which host each rank is on, numbered in the order of their first ranks.
+  const std::vector<int>& hosts() const { return hosts_; }
 
   /// data[i] = reduction over ranks of data[i], in place. Shapes: count elements, the same on all
   /// ranks.
@@ -100,7 +102,10 @@ class Communicator {
   virtual void fail(std::string_view cause) noexcept = 0;
 
  protected:
-  Communicator(int rank, int size) : rank_(rank), size_(size) {}
+  /// All ranks are on one host until set_hosts() says otherwise.
+  Communicator(int rank, int size)
+      : rank_(rank), size_(size), hosts_(static_cast<std::size_t>(size)) {}
+  void set_hosts(std::vector<int> hosts) { hosts_ = std::move(hosts); }
 
   /// Starts a checked operation, numbered by number() once nothing can refuse it any more. Never
   /// blocks.
@@ -115,6 +120,7 @@ class Communicator {
 
   int rank_;
   int size_;
+  std::vector<int> hosts_;
   std::uint64_t sequence_ = 0;
   std::map<std::pair<Collective, int>, std::uint64_t> messages_;
   std::shared_ptr<detail::Ledger> ledger_ = std::make_shared<detail::Ledger>();

@@ -21,8 +21,7 @@ class InFlightIn : public Ticket {
 
   /// Does what can be done without blocking.
   virtual void advance() = 0;
-  /// World ranks that have not done what this operation waits for.
-  virtual std::vector<int> missing() const = 0;
+  std::vector<int> missing() const override = 0;
 
   bool complete() const { return complete_; }
   const Operation& operation() const { return operation_; }
@@ -32,6 +31,7 @@ class InFlightIn : public Ticket {
   bool test() final;
   void wait() final;
   void abandon() noexcept final;
+  void check() final;
 
  protected:
   void set_complete() { complete_ = true; }
@@ -71,6 +71,14 @@ void InFlightIn<Group>::wait() {
   auto& endpoint = group_->endpoint();
   const typename Group::Use use(endpoint);
   endpoint.wait(*this);
+}
+
+template <class Group>
+void InFlightIn<Group>::check() {
+  if (complete_) return;
+  auto& endpoint = group_->endpoint();
+  const typename Group::Use use(endpoint);
+  endpoint.check(*this);
 }
 
 template <class Group>

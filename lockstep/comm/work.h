@@ -3,6 +3,7 @@
 #include <chrono>
 #include <memory>
 #include <utility>
+#include <vector>
 
 namespace lockstep {
 
@@ -20,6 +21,11 @@ class Ticket {
   virtual void wait() = 0;
   /// The owner is unwinding and will not wait: ends the world, naming this operation.
   virtual void abandon() noexcept = 0;
+  /// Sees whether all that it waits for can still come; costs a system call or more. Throws what
+  /// went wrong.
+  virtual void check() {}
+  /// World ranks that have not done what this waits for.
+  virtual std::vector<int> missing() const { return {}; }
 
   /// Time that this rank has spent on its share of the operation.
   std::chrono::nanoseconds worked() const { return worked_; }
@@ -50,6 +56,15 @@ class [[nodiscard]] Work {
 
   /// Advances what can be advanced and says whether wait() would return at once.
   bool ready();
+
+  /// Throws when somebody whom it waits for has gone: for who calls ready() again and again.
+  void check() {
+    if (ticket_ != nullptr) ticket_->check();
+  }
+  /// World ranks that it waits for.
+  std::vector<int> missing() const {
+    return ticket_ != nullptr ? ticket_->missing() : std::vector<int>();
+  }
 
   /// False once waited for, or if there was never anything to wait for.
   bool pending() const { return ticket_ != nullptr; }

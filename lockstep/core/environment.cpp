@@ -37,14 +37,29 @@ std::string log_level() {
 }
 
 Backend backend() {
-  const auto text = variable("LOCKSTEP_BACKEND");
-  if (!text || *text == "auto") return Backend::automatic;
-  if (*text == "host") return Backend::host;
-  if (*text == "mpi") return Backend::mpi;
-  throw InvalidArgument(concat("LOCKSTEP_BACKEND: got '", *text, "', expected auto, host or mpi"));
+  const auto text = variable("LOCKSTEP_BACKEND").value_or("auto");
+  for (const auto one : {Backend::automatic, Backend::host, Backend::mpi, Backend::hierarchical}) {
+    if (text == name(one)) return one;
+  }
+  throw InvalidArgument(
+      concat("LOCKSTEP_BACKEND: got '", text, "', expected auto, host, mpi or hierarchical"));
 }
 
 }  // namespace
+
+std::string_view name(Backend backend) {
+  switch (backend) {
+    case Backend::automatic:
+      return "auto";
+    case Backend::host:
+      return "host";
+    case Backend::mpi:
+      return "mpi";
+    case Backend::hierarchical:
+      return "hierarchical";
+  }
+  return "unknown";
+}
 
 Environment Environment::read() {
   Environment environment;
@@ -55,6 +70,7 @@ Environment Environment::read() {
   environment.timeout = ::lockstep::timeout();
   environment.log_level = ::lockstep::log_level();
   environment.backend = ::lockstep::backend();
+  environment.host = variable("LOCKSTEP_HOST").value_or("");
   environment.algorithm = variable("LOCKSTEP_ALGORITHM").value_or("auto");
   // What `lockstep run` says goes before what was left over, or is around it.
   if (!environment.rank && !environment.world_size && !environment.arena_fd) {

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "lockstep/core/launcher.h"
 
@@ -10,10 +11,14 @@ namespace lockstep {
 
 /// What carries the collectives of a world.
 enum class Backend {
-  automatic,  ///< host while all ranks are on one, else mpi
-  host,
-  mpi
+  automatic,    ///< host while all ranks are on one, else hierarchical
+  host,         ///< one host's memory
+  mpi,          ///< MPI alone, also between ranks of one host
+  hierarchical  ///< memory inside each host, MPI between them
 };
+
+/// "auto", "host", "mpi" or "hierarchical".
+std::string_view name(Backend backend);
 
 /// Every environment variable that the library reads, parsed once and never changed after.
 /// `lockstep run` sets the first four for its ranks; the rest are the user's.
@@ -24,8 +29,10 @@ struct Environment {
   std::optional<int> cores;       ///< LOCKSTEP_CORES: cores that the world's ranks share
   std::chrono::milliseconds timeout;  ///< LOCKSTEP_TIMEOUT: seconds a wait may last, default 600
   std::string log_level;              ///< LOCKSTEP_LOG: debug, info, warn or error; silent if unset
-  Backend backend = Backend::automatic;  ///< LOCKSTEP_BACKEND: auto, host or mpi
+  Backend backend = Backend::automatic;  ///< LOCKSTEP_BACKEND: auto, host, mpi or hierarchical
   std::string algorithm;  ///< LOCKSTEP_ALGORITHM: auto, direct or ring, for all_reduce over MPI
+  std::string
+      host;  ///< LOCKSTEP_HOST: what this host is known by; ranks that say the same share memory
   std::optional<Launcher> launcher;  ///< another launcher than `lockstep run`, by its variables
   std::string launcher_problem;      ///< why those cannot be used, if so
 

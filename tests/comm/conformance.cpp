@@ -1,6 +1,7 @@
 #include "conformance.h"
 
 #include <array>
+#include <map>
 #include <numeric>
 #include <random>
 
@@ -16,6 +17,7 @@ struct Case {
   std::size_t count;
   Place place;
   int salt;
+  Hosts hosts = {};
 
   std::string text(const Communicator& group, std::string_view collective) const {
     return concat(collective, " ", name(dtype), " count ", count, " of rank ", group.rank(), " of ",
@@ -28,20 +30,60 @@ Place place_of(const Case& c, const Communicator& group, bool mixed) {
   return mixed && group.rank() % 2 == 1 ? Place::elsewhere : c.place;
 }
 
+/// The ranks' inputs, or what each host makes of its own where there are several.
+std::vector<Bytes> by_hosts(DType dtype, ReduceOp op, const std::vector<Bytes>& inputs,
+                            const Case& c) {
+  std::map<int, std::vector<Bytes>> of_host;
+  for (std::size_t rank = 0; rank < c.hosts.size(); ++rank)
+    of_host[c.hosts[rank]].push_back(inputs[rank]);
+  if (of_host.size() < 2) return inputs;
+  std::vector<Bytes> sums;
+  for (const auto& [host, own] : of_host) sums.push_back(reduce_all(dtype, op, own, c.count));
+  return sums;
+}
+
+template <class Value>
+void multiply(Bytes& values, std::size_t above, std::size_t below) {
+  const auto factor = static_cast<Value>(above) / static_cast<Value>(below);
+  for (std::size_t i = 0; i < values.size() / sizeof(Value); ++i)
+    reinterpret_cast<Value*>(values.data())[i] *= factor;
+}
+
+Bytes reduced(const std::vector<Bytes>& inputs, const Case& c, ReduceOp op) {
+  const bool floats = c.dtype == DType::f32 || c.dtype == DType::f64;
+  const bool average = op == ReduceOp::avg;
+  const auto without_average = average ? ReduceOp::sum : op;
+  const auto sums = floats ? by_hosts(c.dtype, without_average, inputs, c) : inputs;
+  if (sums.size() == inputs.size()) return reduce_all(c.dtype, op, inputs, c.count);
+  Bytes whole = reduce_all(c.dtype, without_average, sums, c.count);
+  if (!average) return whole;
+  c.dtype == DType::f32 ? multiply<float>(whole, 1, inputs.size())
+                        : multiply<double>(whole, 1, inputs.size());
+  return whole;
+}
+
+Bytes reduced_halves(const std::vector<Bytes>& inputs, const Case& c, const Wire& wire,
+                     ReduceOp op) {
+  auto sums = by_hosts(DType::f32, ReduceOp::sum, inputs, c);
+  if (op == ReduceOp::avg && sums.size() < inputs.size()) {
+    for (auto& sum : sums) multiply<float>(sum, sums.size(), inputs.size());
+  }
+  return reduce_rounded(wire, op, sums, c.count);
+}
+
 void all_reduce(Communicator& group, const Case& c, ReduceOp op, bool mixed) {
   const auto inputs = make_inputs(c.dtype, c.count, group.size(), c.salt);
   const auto rank = static_cast<std::size_t>(group.rank());
   const Buffer data(group, place_of(c, group, mixed), inputs[rank]);
   group.all_reduce(data.data(), c.count, c.dtype, op).wait();
-  data.expect(reduce_all(c.dtype, op, inputs, c.count),
-              c.text(group, concat("all_reduce ", name(op))));
+  data.expect(reduced(inputs, c, op), c.text(group, concat("all_reduce ", name(op))));
 }
 
 void all_reduce_halves(Communicator& group, const Case& c, const Wire& wire, ReduceOp op) {
   const auto inputs = make_inputs(DType::f32, c.count, group.size(), c.salt);
   const Buffer data(group, c.place, inputs[static_cast<std::size_t>(group.rank())]);
   group.all_reduce(data.data(), c.count, op, wire).wait();
-  data.expect(reduce_rounded(wire, op, inputs, c.count),
+  data.expect(reduced_halves(inputs, c, wire, op),
               c.text(group, concat("all_reduce as ", name(wire.dtype))));
 }
 
@@ -153,18 +195,22 @@ void check_case(Communicator& group, const Case& c) {
 
 }  // namespace
 
-void check_collectives(Communicator& group) {
+void check_collectives(Communicator& group, const Hosts& hosts) {
   int salt = 0;
   for (const auto dtype : all_dtypes) {
     for (const std::size_t count : {0, 1, 7, 1000, 5003}) {
       for (const auto place : {Place::group, Place::elsewhere}) {
-        check_case(group, {.dtype = dtype, .count = count, .place = place, .salt = ++salt});
+        check_case(
+            group,
+            {.dtype = dtype, .count = count, .place = place, .salt = ++salt, .hosts = hosts});
       }
     }
   }
   // Longer than every staging area, and not a multiple of anything.
   for (const auto place : {Place::group, Place::elsewhere}) {
-    check_case(group, {.dtype = DType::f32, .count = 200'003, .place = place, .salt = ++salt});
+    check_case(
+        group,
+        {.dtype = DType::f32, .count = 200'003, .place = place, .salt = ++salt, .hosts = hosts});
   }
 }
 
@@ -225,7 +271,7 @@ void check_skew(Communicator& group) {
   }
 }
 
-void check_split(Communicator& group) {
+void check_split(Communicator& group, const Hosts& hosts) {
   // Evens and odds, in reverse order.
   const auto half = group.split(group.rank() % 2, -group.rank());
   const int size = (group.size() + (group.rank() % 2 == 0 ? 1 : 0)) / 2;
@@ -256,7 +302,16 @@ void check_split(Communicator& group) {
   if (group.split(group.rank() == 0 ? 0 : -1, 0) == nullptr && group.rank() == 0) {
     throw std::runtime_error("split: rank 0 got no group");
   }
-  check_case(*half, {.dtype = DType::f32, .count = 70'001, .place = Place::elsewhere, .salt = 1});
+  Hosts hosts_of_half;
+  for (auto rank = static_cast<int>(hosts.size()) - 1; rank >= 0; --rank) {
+    if (rank % 2 == group.rank() % 2)
+      hosts_of_half.push_back(hosts[static_cast<std::size_t>(rank)]);
+  }
+  check_case(*half, {.dtype = DType::f32,
+                     .count = 70'001,
+                     .place = Place::elsewhere,
+                     .salt = 1,
+                     .hosts = hosts_of_half});
   for (int i = 0; i < 50; ++i) {
     const auto again = group.split(0, 0);
     again->barrier().wait();

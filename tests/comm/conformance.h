@@ -1,13 +1,19 @@
 #pragma once
 
+#include <vector>
+
 #include "lockstep/comm/communicator.h"
 
 namespace lockstep::testing {
 
+/// Which host each rank of a group is on, where floats are summed host by host, and travel as
+/// halves between hosts only; empty where all ranks are alike.
+using Hosts = std::vector<int>;
+
 /// What every backend must do: all collectives over dtypes, operations, sizes and places of memory,
 /// compared byte for byte with scalar code. Collective over the group. Throws: std::runtime_error
 /// naming the first difference.
-void check_collectives(Communicator& group);
+void check_collectives(Communicator& group, const Hosts& hosts = {});
 
 /// Several operations in flight at once, of one group and of overlapping groups, waited for out of
 /// order.
@@ -17,7 +23,7 @@ void check_in_flight(Communicator& group);
 void check_skew(Communicator& group);
 
 /// split() by color and key, its groups used at the same time as their parent.
-void check_split(Communicator& group);
+void check_split(Communicator& group, const Hosts& hosts = {});
 
 /// Messages between pairs of ranks, to oneself, in both directions at once.
 void check_messages(Communicator& group);

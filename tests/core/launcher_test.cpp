@@ -141,7 +141,9 @@ TEST(LauncherVariables, WhatLockstepRunSaysGoesFirst) {
   read({});
 }
 
-TEST(BackendVariable, IsOneOfThree) {
+TEST(BackendVariable, IsOneOfFour) {
+  setenv("LOCKSTEP_BACKEND", "hierarchical", 1);
+  EXPECT_EQ(Environment::read().backend, Backend::hierarchical);
   setenv("LOCKSTEP_BACKEND", "mpi", 1);
   EXPECT_EQ(Environment::read().backend, Backend::mpi);
   setenv("LOCKSTEP_BACKEND", "gloo", 1);

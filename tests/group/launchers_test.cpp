@@ -72,6 +72,23 @@ TEST(Launchers, MpirunWithBackendMpi) {
                                HasSubstr("rank 2 of 3 over mpi: 6\n")));
 }
 
+TEST(Launchers, RanksOfSeveralHostsFormAHierarchy) {
+  if (!mpi::available().empty()) GTEST_SKIP() << mpi::available();
+  // Pairs of ranks that are said to be on one host each.
+  auto command = under_mpirun(4);
+  const auto here = command.back();
+  command.pop_back();
+  command.insert(command.end(), {"sh", "-c",
+                                 "r=${OMPI_COMM_WORLD_RANK:-$PMI_RANK}; LOCKSTEP_HOST=$((r / 2)) "
+                                 "exec " + here + " where"});
+  const auto ended = Launched(command, {{"LOCKSTEP_BACKEND", "hierarchical"}}).wait();
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_THAT(ended.out,
+              AllOf(HasSubstr("rank 0 of 4 over hierarchical: 10\n"),
+                    HasSubstr("rank 3 is 1 of 2 on host 1 of 2, locally 7, across 6\n"),
+                    HasSubstr("rank 0 is 0 of 2 on host 0 of 2, locally 3, across 4\n")));
+}
+
 TEST(Launchers, VariablesByHand) {
   EXPECT_THAT(started_by_hand(3, by_hand("3")), AllOf(HasSubstr("rank 0 of 3 over host: 6\n"),
                                                       HasSubstr("rank 1 of 3 over host: 6\n"),

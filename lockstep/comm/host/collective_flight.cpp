@@ -99,7 +99,7 @@ bool CollectiveFlight::agree() {
     announcements[member] =
         &group().block().post(static_cast<int>(member), operation().sequence).announcement;
   }
-  const auto different = detail::difference(std::span(announcements).first(size), group().members(),
+  const auto different = detail::difference(std::span(announcements).first(size), group().names(),
                                             operation().sequence);
   if (!different) return true;
   group().endpoint().world().fail(

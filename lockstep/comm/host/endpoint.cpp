@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <optional>
 
 #include "lockstep/comm/host/bell.h"
@@ -73,7 +74,7 @@ void Endpoint::wait(const InFlight& operation) {
   for (;;) {
     const Nap nap(arena(), rank_);
     if (finished()) return;
-    check_gone(operation);
+    check(operation);
     const auto waited = Clock::now() - begin;
     check_time(operation, waited, limit);
     nap.sleep(std::min<Clock::duration>(limit - waited, longest_nap));
@@ -102,7 +103,7 @@ RankStatus Endpoint::status_of(int rank) {
   return status.load(std::memory_order_acquire);
 }
 
-void Endpoint::check_gone(const InFlight& operation) {
+void Endpoint::check(const InFlight& operation) {
   for (const int rank : operation.missing()) {
     const auto& state = arena().rank(rank);
     const auto status = status_of(rank);
@@ -115,7 +116,7 @@ void Endpoint::check_gone(const InFlight& operation) {
     const std::string how = status == RankStatus::gone ? concat(" (", state.how, ")") : "";
     world_->fail({.kind = Failure::Kind::left,
                   .rank = rank,
-                  .text = concat("rank ", rank, " left the world", how, " before ",
+                  .text = concat("rank ", named(rank), " left the world", how, " before ",
                                  operation.operation().label())});
     throw_failure(operation.where());
   }
@@ -125,13 +126,18 @@ void Endpoint::check_time(const InFlight& operation, Clock::duration waited,
                           std::chrono::milliseconds limit) {
   if (waited < limit) return;
   const auto missing = operation.missing();
-  const auto never_joined = [&](int rank) {
-    return arena().rank(rank).status.load() == RankStatus::absent ? " (never called init)" : "";
-  };
+  std::vector<int> names;
+  std::map<int, std::string_view> notes;
+  for (const int rank : missing) {
+    names.push_back(named(rank));
+    const bool absent = arena().rank(rank).status.load() == RankStatus::absent;
+    notes[names.back()] = absent ? " (never called init)" : "";
+  }
+  const auto note = [&](int name) { return notes[name]; };
   world_->fail({.kind = Failure::Kind::timeout,
                 .rank = missing.empty() ? -1 : missing.front(),
                 .text = concat(operation.operation().label(), " waited ", limit.count() / 1000.0,
-                               " s for ", detail::list_ranks(missing, never_joined))});
+                               " s for ", detail::list_ranks(names, note))});
   throw_failure(operation.where());
 }
 

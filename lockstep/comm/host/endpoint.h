@@ -38,6 +38,10 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   ~Endpoint();
 
   int rank() const { return rank_; }
+  /// What a rank of this world is called in messages.
+  int named(int rank) const {
+    return options_.names.empty() ? rank : options_.names[static_cast<std::size_t>(rank)];
+  }
   World& world() const { return *world_; }
   Arena& arena() const { return world_->arena(); }
 
@@ -52,6 +56,8 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   /// Polls until the operation is complete, spinning, yielding, then sleeping.
   /// Throws: what ended the world.
   void wait(const InFlight& operation);
+  /// Ends the world when a rank that the operation waits for has gone. Throws that.
+  void check(const InFlight& operation);
 
   bool failed() const { return arena().header().failed.load(std::memory_order_acquire) != 0; }
   /// Throws what ended the world, as it was met here.
@@ -78,7 +84,6 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
 
  private:
   void sweep();
-  void check_gone(const InFlight& operation);
   /// What is known of the rank, its process included if it is watched.
   RankStatus status_of(int rank);
   void check_time(const InFlight& operation, std::chrono::steady_clock::duration waited,

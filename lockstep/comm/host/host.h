@@ -3,6 +3,7 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "lockstep/comm/communicator.h"
 #include "lockstep/comm/host/world.h"
@@ -14,7 +15,9 @@ struct Options {
   std::chrono::milliseconds timeout = std::chrono::minutes(10);  ///< longest wait of one operation
   int threads_per_rank =
       1;  ///< compute threads of each rank; while all fit the cores, a waiting rank spins long
-  int cores = 0;       ///< cores that the world's ranks share; 0 takes the machine's
+  int cores = 0;  ///< cores that the world's ranks share; 0 takes the machine's
+  /// What the ranks are called in messages, when their world is a part of another; else by number.
+  std::vector<int> names = {};
   bool watch = false;  ///< nobody marks ranks whose process ends: look for it while waiting
 };
 

@@ -18,6 +18,7 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Endpoint> endpoint, std::vect
       members_(std::move(members)),
       block_(block),
       owns_block_(owns_block) {
+  for (const int member : members_) names_.push_back(endpoint_->named(member));
   progress_.arrived.resize(members_.size());
   progress_.worked.resize(members_.size());
   endpoint_->add(*this);
@@ -39,9 +40,10 @@ std::string HostCommunicator::where(std::string_view label) const {
 
 void HostCommunicator::fail(std::string_view cause) noexcept {
   try {
-    endpoint_->world().fail({.kind = Failure::Kind::error,
-                             .rank = endpoint_->rank(),
-                             .text = detail::concat("rank ", endpoint_->rank(), ": ", cause)});
+    endpoint_->world().fail(
+        {.kind = Failure::Kind::error,
+         .rank = endpoint_->rank(),
+         .text = detail::concat("rank ", endpoint_->named(endpoint_->rank()), ": ", cause)});
   } catch (const std::bad_alloc&) {
     endpoint_->world().fail({.kind = Failure::Kind::error, .rank = endpoint_->rank()});
   }

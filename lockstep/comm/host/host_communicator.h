@@ -45,6 +45,8 @@ class HostCommunicator final : public Communicator,
   Endpoint& endpoint() const { return *endpoint_; }
   const Block& block() const { return block_; }
   std::span<const int> members() const { return members_; }
+  /// What the members are called in messages.
+  std::span<const int> names() const { return names_; }
   std::string where(std::string_view label) const;
   Progress& progress() { return progress_; }
   void ring(int member) const {
@@ -60,6 +62,7 @@ class HostCommunicator final : public Communicator,
 
   std::shared_ptr<Endpoint> endpoint_;
   std::vector<int> members_;
+  std::vector<int> names_;
   Block block_;
   bool owns_block_;
   Progress progress_;

@@ -79,7 +79,7 @@ bool MessageFlight::agree() {
       .dtype = static_cast<DType>(mailbox_.dtype), .count = mailbox_.count, .tag = mailbox_.tag};
   const auto expected = detail::terms_of(operation());
   if (got == expected) return true;
-  const auto members = group().members();
+  const auto members = group().names();
   const int from = members[static_cast<std::size_t>(operation().peer)];
   const int to = members[static_cast<std::size_t>(group().rank())];
   group().endpoint().world().fail(

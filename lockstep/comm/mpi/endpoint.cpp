@@ -113,7 +113,7 @@ void Endpoint::wait(const InFlight& operation) {
     }
     const auto now = Clock::now();
     if (idle == 0) last_news = now;
-    check_left(operation);
+    check(operation);
     check_time(operation, now - begin, limit);
     if (now - last_news > awake) {
       std::this_thread::sleep_for(nap);
@@ -123,7 +123,7 @@ void Endpoint::wait(const InFlight& operation) {
   }
 }
 
-void Endpoint::check_left(const InFlight& operation) {
+void Endpoint::check(const InFlight& operation) {
   const auto gone = [&] {
     const auto missing = operation.missing();
     const auto found = std::find_if(missing.begin(), missing.end(), [&](int rank) {

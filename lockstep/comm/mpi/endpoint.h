@@ -59,6 +59,8 @@ class Endpoint {
   /// Polls until the operation is complete, spinning, yielding, then sleeping.
   /// Throws: what ended the world.
   void wait(const InFlight& operation);
+  /// Ends the world when a rank that the operation waits for has left. Throws that.
+  void check(const InFlight& operation);
 
   /// Ends the world unless it has ended, and tells all ranks. Any thread.
   void fail(const Failure& failure) noexcept;
@@ -87,7 +89,6 @@ class Endpoint {
   void record(const Failure& failure) noexcept;
   void spread() noexcept;
   void tell_all(const Notice& notice) noexcept;
-  void check_left(const InFlight& operation);
   void check_time(const InFlight& operation, std::chrono::steady_clock::duration waited,
                   std::chrono::milliseconds limit);
 

@@ -3,6 +3,7 @@
 #include <numeric>
 #include <vector>
 
+#include "lockstep/comm/hosts.h"
 #include "lockstep/comm/mpi/endpoint.h"
 #include "lockstep/comm/mpi/library.h"
 #include "lockstep/comm/mpi/mpi_communicator.h"
@@ -31,6 +32,7 @@ std::shared_ptr<Communicator> create(const Options& options) {
   std::iota(members.begin(), members.end(), 0);
   auto communicator = std::make_shared<MpiCommunicator>(endpoint, members, endpoint->rank(), 0);
   communicator->join();
+  communicator->meet_hosts(options.host.empty() ? detail::this_host() : options.host);
   log::debug(detail::concat("rank ", endpoint->rank(), " of ", size, " joined its world"));
   return communicator;
 }

@@ -28,6 +28,7 @@ struct Options {
                              ///< waiting rank spins long
   int cores = 0;             ///< cores that a host's ranks share; 0 takes the machine's
   Algorithm algorithm = Algorithm::automatic;
+  std::string host = {};  ///< what this rank's host is known by; empty finds that out
   int expected_size = 0;  ///< ranks that the launcher's variables speak of; 0 if they do not
 };
 

@@ -7,7 +7,9 @@
 #include <cstring>
 #include <new>
 
+#include "lockstep/comm/hosts.h"
 #include "lockstep/comm/split.h"
+#include "lockstep/core/digest.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
 #include "lockstep/core/text.h"
@@ -100,12 +102,25 @@ void MpiCommunicator::receive(std::byte* data, std::size_t bytes, int member, Ch
                                  std::move(done));
 }
 
-void MpiCommunicator::join() {
-  const auto meet = [&] {
+void MpiCommunicator::join() { unnumbered({.collective = Collective::barrier}); }
+
+void MpiCommunicator::meet_hosts(const std::string& host) {
+  const std::uint64_t own = detail::digest(std::as_bytes(std::span(host)));
+  std::vector<std::uint64_t> all(static_cast<std::size_t>(size()));
+  unnumbered({.collective = Collective::all_gather,
+              .dtype = DType::i64,
+              .input = reinterpret_cast<const std::byte*>(&own),
+              .output = reinterpret_cast<std::byte*>(all.data()),
+              .count = 1});
+  set_hosts(detail::numbered_hosts(all));
+}
+
+void MpiCommunicator::unnumbered(Operation&& operation) {
+  const auto begin = [&] {
     const Endpoint::Use use(*endpoint_);
-    return start(Operation{.collective = Collective::barrier});
+    return start(std::move(operation));
   };
-  meet().wait();
+  begin().wait();
 }
 
 Work MpiCommunicator::begin(Operation&& operation) {
@@ -169,6 +184,7 @@ std::shared_ptr<Communicator> MpiCommunicator::split(int color, int key) {
   const auto made = std::make_shared<MpiCommunicator>(
       endpoint_, std::move(world_ranks), static_cast<int>(position - group_ranks.begin()),
       static_cast<int>(number));
+  made->set_hosts(detail::hosts_of(group_ranks, hosts()));
   made->join();
   log::debug(detail::concat(made->where("split"), " joined its group"));
   return made;

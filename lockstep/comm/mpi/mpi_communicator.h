@@ -40,6 +40,9 @@ class MpiCommunicator final : public Communicator,
   /// Meets all members in the collective that numbers 0. Called once, by who made this
   /// communicator.
   void join();
+  /// Learns which host each rank is on, in another collective that numbers 0; host is what this
+  /// rank's is known by. Called once for the world.
+  void meet_hosts(const std::string& host);
 
   // For the operations in flight.
   using Use = Endpoint::Use;
@@ -75,6 +78,8 @@ class MpiCommunicator final : public Communicator,
   Work begin_message(Operation&& operation);
   /// Begins a numbered collective.
   Work start(Operation&& operation);
+  /// A collective of the library's own, from begin to end.
+  void unnumbered(Operation&& operation);
   void listen(int member);
 
   std::shared_ptr<Endpoint> endpoint_;

@@ -1,17 +1,13 @@
 #include "lockstep/comm/mpi/mpi.h"
 
-#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <string>
-#include <vector>
+#include <utility>
 
-#include "launch/launched.h"
+#include "comm/mpi/mpi_job.h"
 #include "lockstep/core/error.h"
-#include "temporary_folder.h"
 
 namespace lockstep::testing {
 namespace {
@@ -20,52 +16,6 @@ using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
-
-/// The command that starts n processes of the program that does as it is told.
-std::vector<std::string> command(int n, const std::string& behaviour,
-                                 const std::string& argument = {}) {
-  std::vector<std::string> words{LOCKSTEP_MPIEXEC};
-  if (mpi::version().starts_with("Open MPI")) {
-    words.insert(words.end(), {"--oversubscribe", "--allow-run-as-root"});
-  }
-  words.insert(words.end(), {"-n", std::to_string(n), LOCKSTEP_BINARY_DIR "/mpi_rank_program",
-                             behaviour, argument});
-  return words;
-}
-
-class Mpi : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (!mpi::available().empty()) GTEST_SKIP() << mpi::available();
-  }
-
-  /// Runs n processes, of which each says what it met; what they said, once all have.
-  std::string said(int n, const std::string& behaviour) {
-    Launched job(command(n, behaviour, fifo_), variables());
-    job.await_output("Error ", n);
-    const int released = ::open(fifo_.c_str(), O_RDWR | O_CLOEXEC);
-    const auto ended = job.wait();
-    ::close(released);
-    EXPECT_NE(ended.code, 0);
-    return ended.out;
-  }
-
-  static int count(const std::string& text, const std::string& word) {
-    int found = 0;
-    for (auto at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) ++found;
-    return found;
-  }
-
-  Mpi() { ::mkfifo(fifo_.c_str(), 0600); }
-
-  /// What OpenMPI leaves behind of a job that it ends goes with the test.
-  Launched::Variables variables() const {
-    return {{"OMPI_MCA_btl_vader_backing_directory", folder_.path().string()}};
-  }
-
-  TemporaryFolder folder_;
-  std::string fifo_ = (folder_.path() / "release").string();
-};
 
 class MpiConformance : public Mpi,
                        public ::testing::WithParamInterface<std::pair<int, const char*>> {};
@@ -110,22 +60,14 @@ TEST_F(Mpi, MessageMismatchIsNamedOnBothSides) {
 }
 
 TEST_F(Mpi, TimeoutNamesOperationAndMissingRanks) {
-  Launched job(command(3, "late", fifo_), variables());
-  job.await_output("TimeoutError ");
-  const int released = ::open(fifo_.c_str(), O_RDWR | O_CLOEXEC);
-  const auto ended = job.wait();
-  ::close(released);
-  EXPECT_THAT(ended.out, HasSubstr("all_reduce #1 (mpi) rank 0 of 3: all_reduce #1 waited 0.2 s "
-                                   "for ranks 1, 2"));
+  EXPECT_THAT(said(3, "late", {}, 1),
+              HasSubstr("all_reduce #1 (mpi) rank 0 of 3: all_reduce #1 waited 0.2 s "
+                        "for ranks 1, 2"));
 }
 
 TEST_F(Mpi, RankThatLeavesIsNamed) {
-  Launched job(command(3, "leave", fifo_), variables());
-  job.await_output("Error ", 2);
-  const int released = ::open(fifo_.c_str(), O_RDWR | O_CLOEXEC);
-  const auto ended = job.wait();
-  ::close(released);
-  EXPECT_EQ(count(ended.out, "rank 1 left the world before barrier #1"), 2) << ended.out;
+  const auto text = said(3, "leave", {}, 2);
+  EXPECT_EQ(count(text, "rank 1 left the world before barrier #1"), 2) << text;
 }
 
 TEST_F(Mpi, FirstCauseReachesEveryRank) {

@@ -9,7 +9,8 @@
 #include "lockstep/init.h"
 
 /// A rank of whatever world its environment tells of: says where it is and what all have in sum.
-/// With "kill" rank 1 ends by a signal, and the others say what they hear of it.
+/// With "where" it says, too, where it is among hosts, and what those of its host have in sum, and
+/// those of its place on every host. With "kill" rank 1 ends by a signal, and the others say what they hear of it.
 int main(int argc, char** argv) {
   const std::string_view behaviour = argc > 1 ? argv[1] : "";
   try {
@@ -20,6 +21,20 @@ int main(int argc, char** argv) {
     std::cout << "rank " + std::to_string(world.rank()) + " of " + std::to_string(world.size()) +
                      " over " + std::string(world.communicator().backend()) + ": " +
                      std::to_string(static_cast<int>(tensor[4999].item<float>())) + '\n'
+              << std::flush;
+    if (behaviour != "where") return 0;
+    const auto sum_of = [&](const lockstep::Group& group) {
+      const auto own = at::full({1}, world.rank() + 1.0);
+      group.all_reduce(own).wait();
+      return std::to_string(static_cast<int>(own.item<float>()));
+    };
+    const auto locally = sum_of(world.local());
+    const auto across = sum_of(world.across_nodes());
+    std::cout << "rank " + std::to_string(world.rank()) + " is " +
+                     std::to_string(world.local_rank()) + " of " +
+                     std::to_string(world.local_size()) + " on host " +
+                     std::to_string(world.node()) + " of " + std::to_string(world.nodes()) +
+                     ", locally " + locally + ", across " + across + '\n'
               << std::flush;
     return 0;
   } catch (const lockstep::Error& error) {

@@ -15,10 +15,12 @@
 #include <vector>
 
 #include "comm/conformance.h"
+#include "lockstep/comm/hierarchical/hierarchical.h"
 #include "lockstep/comm/mpi/mpi.h"
 #include "lockstep/core/error.h"
 
 /// A process of an MPI program that does what its first argument says; the second is up to that.
+/// With a third, a letter for each rank, it is on the host of that letter.
 namespace {
 
 using namespace std::chrono_literals;
@@ -30,6 +32,7 @@ using Group = std::shared_ptr<Communicator>;
 float floats[64];
 double doubles[64];
 std::string_view argument;
+std::string hosts;
 
 void say(const std::string& line) { std::cout << line + '\n' << std::flush; }
 
@@ -40,8 +43,16 @@ void await_release() {
   ::close(fd);
 }
 
-Group join(const lockstep::mpi::Options& options = {.timeout = 20s}) {
-  return lockstep::mpi::create(options);
+/// With letters for hosts, of ranks that are said to be on those.
+Group join(lockstep::mpi::Options options = {.timeout = 20s}) {
+  if (hosts.empty()) return lockstep::mpi::create(options);
+  const char* of_openmpi = std::getenv("OMPI_COMM_WORLD_RANK");
+  const char* rank = of_openmpi != nullptr ? of_openmpi : std::getenv("PMI_RANK");
+  options.host = hosts.substr(std::stoul(rank), 1);
+  lockstep::hierarchical::Options all;
+  all.between_hosts = options;
+  all.inside.timeout = options.timeout;
+  return lockstep::hierarchical::create(all);
 }
 
 /// Says what fn threw and stays, so that the launcher does not end those who are still to speak.
@@ -60,11 +71,30 @@ int expect_failure(const Group& group, const std::function<void()>& fn) {
 
 int conformance() {
   const auto group = join({.timeout = 60s, .algorithm = lockstep::mpi::parse_algorithm(argument)});
-  lockstep::testing::check_collectives(*group);
+  const lockstep::testing::Hosts of_ranks(hosts.begin(), hosts.end());
+  lockstep::testing::check_collectives(*group, of_ranks);
   lockstep::testing::check_in_flight(*group);
   lockstep::testing::check_skew(*group);
-  lockstep::testing::check_split(*group);
+  lockstep::testing::check_split(*group, of_ranks);
   lockstep::testing::check_messages(*group);
+  return 0;
+}
+
+int which_backend() {
+  say(std::string(join()->backend()));
+  return 0;
+}
+
+/// Rank 0 waits for what it began last first, the others in order.
+int out_of_order() {
+  const auto group = join();
+  std::vector<float> first(100'000, 1), second(100'000, 2);
+  auto one = group->all_reduce(first.data(), first.size(), DType::f32, ReduceOp::sum);
+  auto two = group->all_reduce(second.data(), second.size(), DType::f32, ReduceOp::sum);
+  if (group->rank() == 0) two.wait();
+  one.wait();
+  two.wait();
+  say("sums " + std::to_string(first.back()) + " " + std::to_string(second.front()));
   return 0;
 }
 
@@ -184,6 +214,8 @@ int many_elements() {
 
 const std::map<std::string_view, std::function<int()>> behaviours{
     {"conformance", conformance},
+    {"which-backend", which_backend},
+    {"out-of-order", out_of_order},
     {"other-dtype", other_dtype},
     {"other-order-in-a-half", other_order_in_a_half},
     {"other-message", other_message},
@@ -207,6 +239,7 @@ int main(int argc, char** argv) {
     return 99;
   }
   argument = argc > 2 ? argv[2] : "";
+  hosts = argc > 3 ? argv[3] : "";
   try {
     return behaviour->second();
   } catch (const std::exception& error) {

@@ -1,0 +1,111 @@
+#include "lockstep/comm/hierarchical/endpoint.h"
+
+#include <sched.h>
+
+#include <thread>
+
+#include "lockstep/comm/hierarchical/hierarchical_communicator.h"
+#include "lockstep/core/error.h"
+#include "lockstep/core/log.h"
+#include "lockstep/core/text.h"
+
+namespace lockstep::hierarchical {
+namespace {
+
+using detail::concat;
+using Clock = std::chrono::steady_clock;
+
+/// After so long a waiting rank sleeps between its looks, and sees whether the others are there.
+constexpr auto awake = std::chrono::milliseconds(20);
+constexpr auto nap = std::chrono::microseconds(50);
+
+}  // namespace
+
+template <class Fn>
+void Endpoint::attempt(const Fn& fn) noexcept {
+  try {
+    fn();
+  } catch (const TimeoutError& error) {
+    fail(true, error.what());
+  } catch (const std::exception& error) {
+    fail(false, error.what());
+  }
+}
+
+void Endpoint::poll() noexcept {
+  attempt([&] {
+    for (std::size_t i = 0; i < groups_.size() && !failed(); ++i) groups_[i]->poll();
+  });
+}
+
+void Endpoint::wait(const InFlight& operation) {
+  constexpr int spins = 1000;
+  const auto limit = detail::wait_limit(operation.operation(), timeout_);
+  const auto begin = Clock::now();
+  auto looked = begin;
+  for (int turn = 1;; ++turn) {
+    poll();
+    if (operation.complete()) return;
+    if (failed()) throw_failure(operation.where());
+    if (fits_ && turn % spins != 0) {
+      detail::relax();
+      continue;
+    }
+    const auto now = Clock::now();
+    if (now - begin >= limit) {
+      fail(true, concat(operation.operation().label(), " waited ", limit.count() / 1000.0,
+                        " s for ", detail::list_ranks(operation.missing())));
+      throw_failure(operation.where());
+    }
+    if (now - begin < awake) {
+      ::sched_yield();
+      continue;
+    }
+    if (now - looked > awake) {
+      looked = now;
+      look();
+    }
+    std::this_thread::sleep_for(nap);
+  }
+}
+
+void Endpoint::finish_all() {
+  for (std::size_t i = 0; i < groups_.size(); ++i) {
+    if (const auto last = groups_[i]->last()) wait(*last);
+  }
+}
+
+void Endpoint::look() noexcept {
+  attempt([&] {
+    for (auto* group : groups_) group->look();
+  });
+}
+
+void Endpoint::fail(bool timeout, std::string_view text) noexcept {
+  {
+    const std::lock_guard lock(failure_mutex_);
+    if (failed_.exchange(true)) return;
+    timed_out_ = timeout;
+    try {
+      failure_ = text;
+    } catch (const std::bad_alloc&) {
+      // Nameless, then.
+    }
+  }
+  // The first group spans the whole world: both its worlds are told.
+  if (!groups_.empty()) groups_.front()->fail_parts(text);
+}
+
+void Endpoint::throw_failure(std::string_view where) {
+  std::string text;
+  {
+    const std::lock_guard lock(failure_mutex_);
+    text = concat(where, ": ", failure_);
+  }
+  for (auto* group : groups_) group->drop();
+  log::warn(text);
+  if (timed_out_) throw TimeoutError(text);
+  throw CommError(text);
+}
+
+}  // namespace lockstep::hierarchical

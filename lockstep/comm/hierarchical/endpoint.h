@@ -1,0 +1,69 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/comm/hierarchical/in_flight.h"
+#include "lockstep/comm/waiting.h"
+
+namespace lockstep::hierarchical {
+
+/// This process's place in a hierarchy, shared by all its groups: how it waits, and how a failure
+/// of the host's world becomes one of all hosts', and the other way round.
+class Endpoint {
+ public:
+  /// names: MPI's number of each rank of this host.
+  Endpoint(int rank, std::vector<int> names, std::chrono::milliseconds timeout, bool fits)
+      : rank_(rank), names_(std::move(names)), timeout_(timeout), fits_(fits) {}
+  Endpoint(const Endpoint&) = delete;
+  Endpoint& operator=(const Endpoint&) = delete;
+
+  const std::vector<int>& names() const { return names_; }
+
+  void add(HierarchicalCommunicator& group) { groups_.push_back(&group); }
+  void remove(HierarchicalCommunicator& group) { std::erase(groups_, &group); }
+
+  /// Advances all groups of this rank. What goes wrong is the failure of all worlds.
+  void poll() noexcept;
+  /// Polls until the operation is complete, spinning, yielding, then sleeping.
+  /// Throws: what ended the world.
+  void wait(const InFlight& operation);
+  /// Waits for every operation of this rank that is in flight. Throws: what ended the world.
+  void finish_all();
+  /// Sees whether those whom operations wait for are there.
+  void check(const InFlight&) { look(); }
+
+  void fail(bool timeout, std::string_view text) noexcept;
+  bool failed() const { return failed_.load(std::memory_order_acquire); }
+  /// Throws what ended the world, as it was met here.
+  [[noreturn]] void throw_failure(std::string_view where);
+
+  /// Entered by every call that touches this rank's groups.
+  class Use : detail::OneThread {
+   public:
+    explicit Use(Endpoint& endpoint) : OneThread(endpoint.used_, "hierarchical", endpoint.rank_) {}
+  };
+
+ private:
+  template <class Fn>
+  void attempt(const Fn& fn) noexcept;
+  void look() noexcept;
+
+  int rank_;
+  std::vector<int> names_;
+  std::chrono::milliseconds timeout_;
+  bool fits_;  ///< every rank of this host has cores of its own
+  std::vector<HierarchicalCommunicator*> groups_;
+  std::atomic<bool> used_{false};
+  std::atomic<bool> failed_{false};
+  std::mutex failure_mutex_;
+  bool timed_out_ = false;
+  std::string failure_;
+};
+
+}  // namespace lockstep::hierarchical

@@ -1,0 +1,47 @@
+#include "lockstep/comm/hierarchical/hierarchical.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <random>
+#include <vector>
+
+#include "lockstep/comm/hierarchical/endpoint.h"
+#include "lockstep/comm/hierarchical/hierarchical_communicator.h"
+#include "lockstep/comm/host/rendezvous.h"
+#include "lockstep/core/text.h"
+
+namespace lockstep::hierarchical {
+
+std::shared_ptr<Communicator> create(const Options& options) {
+  const auto flat = mpi::create(options.between_hosts);
+  const auto& hosts = flat->hosts();
+  if (std::ranges::max(hosts) + 1 == flat->size()) return flat;
+  const int host = hosts[static_cast<std::size_t>(flat->rank())];
+  std::vector<int> names;
+  for (int rank = 0; rank < flat->size(); ++rank) {
+    if (hosts[static_cast<std::size_t>(rank)] == host) names.push_back(rank);
+  }
+  const int local_size = static_cast<int>(names.size());
+  const auto local_rank = static_cast<int>(std::ranges::find(names, flat->rank()) - names.begin());
+
+  // Tells this world's memory from that of any other on this host.
+  std::uint64_t token = (std::uint64_t{std::random_device{}()} << 32) | std::random_device{}();
+  flat->broadcast(&token, 1, DType::i64, 0).wait();
+  auto inside = options.inside;
+  inside.watch = true;
+  inside.names = names;
+  const auto job = detail::concat("hierarchy ", token, " of host ", host);
+  const auto world = host::meet(job, local_rank, local_size, inside.timeout);
+  const auto local = host::create(world, local_rank, inside);
+  if (local_size == flat->size()) return local;
+
+  const int cores =
+      inside.cores > 0 ? inside.cores : static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
+  const bool fits = local_size * inside.threads_per_rank <= cores;
+  const auto endpoint = std::make_shared<Endpoint>(flat->rank(), std::move(names),
+                                                   options.between_hosts.timeout, fits);
+  return HierarchicalCommunicator::compose(endpoint, flat, local);
+}
+
+}  // namespace lockstep::hierarchical

@@ -1,0 +1,152 @@
+#include "lockstep/comm/hierarchical/hierarchical_communicator.h"
+
+#include <algorithm>
+
+#include "lockstep/comm/hierarchical/slices.h"
+#include "lockstep/comm/reissue.h"
+#include "lockstep/core/error.h"
+#include "lockstep/core/text.h"
+
+namespace lockstep::hierarchical {
+
+std::shared_ptr<HierarchicalCommunicator> HierarchicalCommunicator::compose(
+    std::shared_ptr<Endpoint> endpoint, std::shared_ptr<Communicator> flat,
+    std::shared_ptr<Communicator> inside) {
+  const auto& hosts = flat->hosts();
+  const int host = hosts[static_cast<std::size_t>(flat->rank())];
+  std::vector<int> ranks(static_cast<std::size_t>(std::ranges::max(hosts) + 1));
+  for (const int one : hosts) ++ranks[static_cast<std::size_t>(one)];
+
+  Parts parts;
+  parts.flat = std::move(flat);
+  parts.down = std::move(inside);
+  parts.hosts = static_cast<int>(ranks.size());
+  parts.carriers = std::ranges::min(ranks);
+  parts.up = parts.down->split(0, parts.down->rank());
+  const int slice = parts.down->rank();
+  parts.across = parts.flat->split(slice < parts.carriers ? slice : -1, host);
+  return std::make_shared<HierarchicalCommunicator>(std::move(endpoint), std::move(parts));
+}
+
+HierarchicalCommunicator::HierarchicalCommunicator(std::shared_ptr<Endpoint> endpoint, Parts parts)
+    : Communicator(parts.flat->rank(), parts.flat->size()),
+      endpoint_(std::move(endpoint)),
+      parts_(std::move(parts)) {
+  set_hosts(parts_.flat->hosts());
+  endpoint_->add(*this);
+}
+
+HierarchicalCommunicator::~HierarchicalCommunicator() { endpoint_->remove(*this); }
+
+std::shared_ptr<std::byte> HierarchicalCommunicator::allocate(std::size_t bytes) {
+  return parts_.down->allocate(bytes);
+}
+
+std::shared_ptr<Communicator> HierarchicalCommunicator::split(int color, int key) {
+  {
+    // Whoever waits for one of them is not yet here.
+    const Use use(*endpoint_);
+    endpoint_->finish_all();
+  }
+  const auto flat = parts_.flat->split(color, key);
+  const auto inside = parts_.down->split(color, key);
+  if (flat == nullptr) return nullptr;
+  return compose(endpoint_, flat, inside);
+}
+
+void HierarchicalCommunicator::fail(std::string_view cause) noexcept {
+  try {
+    endpoint_->fail(false, detail::concat("rank ", parts_.flat->rank(), ": ", cause));
+  } catch (const std::bad_alloc&) {
+    endpoint_->fail(false, "a rank failed");
+  }
+}
+
+void HierarchicalCommunicator::fail_parts(std::string_view cause) noexcept {
+  parts_.down->fail(cause);
+  parts_.flat->fail(cause);
+}
+
+std::string HierarchicalCommunicator::where(std::string_view label) const {
+  return detail::concat(label, " (hierarchical) rank ", rank(), " of ", size());
+}
+
+std::vector<int> HierarchicalCommunicator::named(Lane lane, std::vector<int> ranks) const {
+  if (lane == Lane::flat || lane == Lane::across) return ranks;
+  for (int& rank : ranks) rank = endpoint_->names()[static_cast<std::size_t>(rank)];
+  return ranks;
+}
+
+Work HierarchicalCommunicator::begin(Operation&& operation) {
+  const Use use(*endpoint_);
+  number(operation);
+  if (endpoint_->failed()) endpoint_->throw_failure(where(operation.label()));
+  auto flight = std::make_shared<Flight>(*this, std::move(operation));
+  flights_.push_back(flight);
+  endpoint_->poll();
+  return Work(std::move(flight));
+}
+
+void HierarchicalCommunicator::poll() {
+  Taken taken{};
+  for (const auto& flight : flights_) flight->advance_unless(taken);
+  std::erase_if(flights_, [](const auto& flight) { return flight->complete(); });
+}
+
+void HierarchicalCommunicator::look() {
+  for (const auto& flight : flights_) flight->look();
+}
+
+std::shared_ptr<Flight> HierarchicalCommunicator::last() const {
+  return flights_.empty() ? nullptr : flights_.back();
+}
+
+std::vector<Stage> HierarchicalCommunicator::stages(const Operation& operation) const {
+  const bool floats = operation.dtype == DType::f32 || operation.dtype == DType::f64;
+  if (operation.collective == Collective::all_reduce && floats && parts_.hosts > 1) {
+    return in_slices(operation);
+  }
+  const bool here = parts_.hosts == 1;
+  const auto& whole = here ? parts_.down : parts_.flat;
+  return {{.lane = here ? Lane::down : Lane::flat,
+           .begin = [whole, &operation] { return detail::reissue(*whole, operation); }}};
+}
+
+std::vector<Stage> HierarchicalCommunicator::in_slices(const Operation& operation) const {
+  const Slices slices(operation, parts_.carriers, parts_.down->size());
+  const auto mine = slices.of(parts_.down->rank());
+  const Issue issue{.timeout = operation.timeout, .shape = operation.shape};
+  const auto dtype = operation.dtype;
+  const bool average = operation.reduce == ReduceOp::avg;
+  const auto op = average ? ReduceOp::sum : operation.reduce;
+  std::byte* data = operation.output;
+
+  std::vector<Stage> stages;
+  stages.push_back({Lane::down, [=, this, counts = slices.counts()] {
+                      return parts_.down->reduce_scatter(data, mine.data, counts, dtype, op, issue);
+                    }});
+  if (parts_.across != nullptr) {
+    // Halves travel between hosts only: there it is the mean of hosts that fits into them.
+    const bool halves = operation.wire.has_value();
+    const Ratio before = average && halves ? Ratio{parts_.hosts, size()} : Ratio{};
+    const Ratio after = average && !halves ? Ratio{1, size()} : Ratio{};
+    stages.push_back({Lane::across, [=, this, wire = operation.wire] {
+                        scale(mine, dtype, before);
+                        if (!wire)
+                          return parts_.across->all_reduce(mine.data, mine.count, dtype, op, issue);
+                        return parts_.across->all_reduce(
+                            mine.data, mine.count, average ? ReduceOp::avg : op, *wire, issue);
+                      }});
+    stages.push_back({Lane::up, [=, this, counts = slices.counts()] {
+                        scale(mine, dtype, after);
+                        return parts_.up->all_gather(mine.data, data, counts, dtype, issue);
+                      }});
+    return stages;
+  }
+  stages.push_back({Lane::up, [=, this, counts = slices.counts()] {
+                      return parts_.up->all_gather(mine.data, data, counts, dtype, issue);
+                    }});
+  return stages;
+}
+
+}  // namespace lockstep::hierarchical

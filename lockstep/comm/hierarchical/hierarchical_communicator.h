@@ -1,0 +1,72 @@
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/comm/communicator.h"
+#include "lockstep/comm/hierarchical/endpoint.h"
+#include "lockstep/comm/hierarchical/flight.h"
+
+namespace lockstep::hierarchical {
+
+/// The groups that a hierarchical one is composed of.
+struct Parts {
+  std::shared_ptr<Communicator> flat;    ///< all its ranks, over MPI
+  std::shared_ptr<Communicator> down;    ///< those of this host
+  std::shared_ptr<Communicator> up;      ///< the same again
+  std::shared_ptr<Communicator> across;  ///< carriers of one slice; null on ranks that carry none
+  int hosts = 1;
+  int carriers = 1;  ///< slices, each carried by one rank of every host
+};
+
+/// One rank's view of one group whose ranks are on several hosts.
+class HierarchicalCommunicator final
+    : public Communicator,
+      public std::enable_shared_from_this<HierarchicalCommunicator> {
+ public:
+  /// The group of flat's ranks, of which inside are those on this host. Collective over flat.
+  static std::shared_ptr<HierarchicalCommunicator> compose(std::shared_ptr<Endpoint> endpoint,
+                                                           std::shared_ptr<Communicator> flat,
+                                                           std::shared_ptr<Communicator> inside);
+  HierarchicalCommunicator(std::shared_ptr<Endpoint> endpoint, Parts parts);
+  ~HierarchicalCommunicator() override;
+
+  std::string_view backend() const override { return "hierarchical"; }
+  std::shared_ptr<std::byte> allocate(std::size_t bytes) override;
+  std::shared_ptr<Communicator> split(int color, int key) override;
+  void fail(std::string_view cause) noexcept override;
+  /// fail(), by an operation that nobody will wait for.
+  void abandon(std::string_view cause) noexcept { fail(cause); }
+
+  // For the endpoint.
+  void poll();
+  /// Throws when somebody whom an operation waits for has gone.
+  void look();
+  /// The last operation in flight, null if there is none.
+  std::shared_ptr<Flight> last() const;
+  void drop() noexcept { flights_.clear(); }
+  /// Ends the worlds of this group's parts.
+  void fail_parts(std::string_view cause) noexcept;
+
+  // For the operations in flight.
+  using Use = Endpoint::Use;
+  Endpoint& endpoint() const { return *endpoint_; }
+  std::string where(std::string_view label) const;
+  /// What an operation consists of.
+  std::vector<Stage> stages(const Operation& operation) const;
+  /// MPI's numbers of ranks that a lane's backend speaks of.
+  std::vector<int> named(Lane lane, std::vector<int> ranks) const;
+
+ private:
+  Work begin(Operation&& operation) override;
+  std::vector<Stage> in_slices(const Operation& operation) const;
+
+  std::shared_ptr<Endpoint> endpoint_;
+  Parts parts_;
+  std::deque<std::shared_ptr<Flight>> flights_;  ///< in order
+};
+
+}  // namespace lockstep::hierarchical

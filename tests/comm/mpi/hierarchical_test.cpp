@@ -1,0 +1,84 @@
+#include "lockstep/comm/hierarchical/hierarchical.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "comm/mpi/mpi_job.h"
+#include "lockstep/comm/hierarchical/slices.h"
+
+// The ranks of these tests are on one machine, and say that they are on several. Letters stand for
+// hosts, one for each rank.
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+using Hierarchical = Mpi;
+class HierarchicalConformance : public Mpi, public ::testing::WithParamInterface<const char*> {};
+
+TEST_P(HierarchicalConformance, Holds) {
+  const std::string hosts = GetParam();
+  const auto ended =
+      Launched(command(static_cast<int>(hosts.size()), "conformance", "auto", hosts)).wait();
+  EXPECT_EQ(ended.code, 0) << ended.out << ended.err;
+}
+
+INSTANTIATE_TEST_SUITE_P(Hosts, HierarchicalConformance,
+                         ::testing::Values("aabb", "aba", "abba", "abcacba"),
+                         [](const auto& test) { return test.param; });
+
+TEST_F(Hierarchical, IsWhatTheHostsAsk) {
+  const auto backend = [](const std::string& hosts) {
+    return Launched(command(3, "which-backend", "", hosts)).wait().out;
+  };
+  EXPECT_EQ(backend("aab"), "hierarchical\nhierarchical\nhierarchical\n");
+  EXPECT_EQ(backend("aaa"), "host\nhost\nhost\n");
+  EXPECT_EQ(backend("abc"), "mpi\nmpi\nmpi\n");
+}
+
+TEST_F(Hierarchical, RanksWaitInTheirOwnOrder) {
+  const auto ended = Launched(command(4, "out-of-order", "", "aabb")).wait();
+  EXPECT_EQ(count(ended.out, "sums 4.000000 8.000000\n"), 4) << ended.out << ended.err;
+}
+
+TEST_F(Hierarchical, MismatchReachesEveryHost) {
+  const auto text = said(4, "other-dtype", "abab");
+  EXPECT_EQ(count(text, " differs between ranks: rank 3 got reduce_scatter sum float32"), 4)
+      << text;
+  EXPECT_THAT(text, HasSubstr("all_reduce #2 (hierarchical) rank 2 of 4: "));
+}
+
+TEST_F(Hierarchical, TimeoutNamesRanksByTheirNumberInTheWorld) {
+  EXPECT_THAT(said(4, "late", "abab", 1),
+              HasSubstr("all_reduce #1 (hierarchical) rank 0 of 4: all_reduce #1 waited 0.2 s for "
+                        "rank 2"));
+}
+
+TEST_F(Hierarchical, RankThatLeavesIsNamedOnEveryHost) {
+  const auto text = said(4, "leave", "abab", 3);
+  EXPECT_EQ(count(text, "barrier #1 (hierarchical) rank "), 3) << text;
+  EXPECT_EQ(count(text, ": rank 1 left the world before "), 3) << text;
+}
+
+TEST_F(Hierarchical, FirstCauseReachesEveryRank) {
+  const auto text = said(4, "give-up", "aabb");
+  EXPECT_EQ(count(text, "rank 1: this rank gives up"), 4) << text;
+}
+
+TEST(Slices, AreWholeCacheLinesOfTheFirstRanks) {
+  std::vector<float> data(100);
+  Operation operation{.dtype = DType::f32,
+                      .output = reinterpret_cast<std::byte*>(data.data()),
+                      .count = data.size()};
+  const hierarchical::Slices slices(operation, 3, 5);
+  EXPECT_EQ(slices.counts(), (std::vector<std::size_t>{48, 48, 4, 0, 0}));
+  EXPECT_EQ(slices.of(2).data, reinterpret_cast<std::byte*>(&data[96]));
+  operation.count = 0;
+  EXPECT_EQ(hierarchical::Slices(operation, 2, 2).counts(), (std::vector<std::size_t>{0, 0}));
+}
+
+}  // namespace
+}  // namespace lockstep::testing

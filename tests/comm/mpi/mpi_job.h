@@ -1,0 +1,68 @@
+#pragma once
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <string>
+#include <vector>
+
+#include "launch/launched.h"
+#include "lockstep/comm/mpi/mpi.h"
+#include "temporary_folder.h"
+
+namespace lockstep::testing {
+
+/// The command that starts n processes of the program that does as it is told, on hosts of these
+/// letters if there are any.
+inline std::vector<std::string> command(int n, const std::string& behaviour,
+                                        const std::string& argument = {},
+                                        const std::string& hosts = {}) {
+  std::vector<std::string> words{LOCKSTEP_MPIEXEC};
+  if (mpi::version().starts_with("Open MPI")) {
+    words.insert(words.end(), {"--oversubscribe", "--allow-run-as-root"});
+  }
+  words.insert(words.end(), {"-n", std::to_string(n), LOCKSTEP_BINARY_DIR "/mpi_rank_program",
+                             behaviour, argument});
+  if (!hosts.empty()) words.push_back(hosts);
+  return words;
+}
+
+/// Tests that start processes by mpirun.
+class Mpi : public ::testing::Test {
+ protected:
+  Mpi() { ::mkfifo(fifo_.c_str(), 0600); }
+
+  void SetUp() override {
+    if (!mpi::available().empty()) GTEST_SKIP() << mpi::available();
+  }
+
+  /// Runs n processes, of which so many, or all, say what they met; what was said, once they have.
+  std::string said(int n, const std::string& behaviour, const std::string& hosts = {},
+                   int speakers = 0) {
+    Launched job(command(n, behaviour, fifo_, hosts), variables());
+    job.await_output("Error ", speakers > 0 ? speakers : n);
+    const int released = ::open(fifo_.c_str(), O_RDWR | O_CLOEXEC);
+    const auto ended = job.wait();
+    ::close(released);
+    EXPECT_NE(ended.code, 0);
+    return ended.out;
+  }
+
+  static int count(const std::string& text, const std::string& word) {
+    int found = 0;
+    for (auto at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) ++found;
+    return found;
+  }
+
+  /// What OpenMPI leaves behind of a job that it ends goes with the test.
+  Launched::Variables variables() const {
+    return {{"OMPI_MCA_btl_vader_backing_directory", folder_.path().string()}};
+  }
+
+  TemporaryFolder folder_;
+  std::string fifo_ = (folder_.path() / "release").string();
+};
+
+}  // namespace lockstep::testing
