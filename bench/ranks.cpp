@@ -8,7 +8,9 @@
 #include <mutex>
 #include <thread>
 
+#include "lockstep/comm/hierarchical/hierarchical.h"
 #include "lockstep/comm/host/host.h"
+#include "lockstep/comm/mpi/mpi.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/text.h"
@@ -75,6 +77,38 @@ void run_as_rank(const Settings& settings, const RankFunction& fn) {
   CommunicatorTransport transport(host::create(host::World::attach(*environment.arena_fd, size),
                                                environment.rank.value_or(0),
                                                {.timeout = environment.timeout}));
+  fn(transport);
+}
+
+int foreign_world_size() {
+  const auto& launcher = Environment::get().launcher;
+  return launcher && launcher->size > 1 ? launcher->size : 0;
+}
+
+void run_as_foreign_rank(const Settings& settings, Backend backend, const RankFunction& fn) {
+  const Environment& environment = Environment::get();
+  mpi::Options options{.timeout = environment.timeout,
+                       .algorithm = mpi::parse_algorithm(environment.algorithm),
+                       .host = environment.host,
+                       .expected_size = foreign_world_size()};
+  hierarchical::Options composed;
+  composed.between_hosts = options;
+  composed.inside.timeout = environment.timeout;
+  const auto group =
+      backend == Backend::mpi ? mpi::create(options) : hierarchical::create(composed);
+  if (group->size() != settings.ranks) {
+    throw InvalidArgument(lockstep::detail::concat("bench: -n is ", settings.ranks,
+                                                   ", but this process is a rank of a world of ",
+                                                   group->size()));
+  }
+  if (backend == Backend::host && group->backend() != name(backend)) {
+    throw InvalidArgument("bench: got --backend host, but ranks are on several hosts");
+  }
+  if (settings.check && group->backend() == name(Backend::hierarchical)) {
+    throw InvalidArgument(
+        "bench: --check compares with sums in the order of ranks; a hierarchy sums host by host");
+  }
+  CommunicatorTransport transport(group);
   fn(transport);
 }
 

@@ -7,6 +7,7 @@
 
 #include "bench/settings.h"
 #include "bench/transport.h"
+#include "lockstep/core/environment.h"
 
 namespace lockstep::bench {
 
@@ -25,6 +26,14 @@ int world_size();
 /// Runs fn as the rank that this process was started as.
 /// Throws: InvalidArgument when the world has another number of ranks than the settings.
 void run_as_rank(const Settings& settings, const RankFunction& fn);
+
+/// Ranks of the world that another launcher than `lockstep run` started this process in, 0 if none.
+int foreign_world_size();
+
+/// Runs fn as one of those ranks, over that backend; what is not said is as init() chooses.
+/// Throws: InvalidArgument when the world has another number of ranks than the settings, or its
+/// ranks are not all on one host while that backend is asked for.
+void run_as_foreign_rank(const Settings& settings, Backend backend, const RankFunction& fn);
 
 /// Starts this program settings.ranks times with these arguments, as `lockstep run` would.
 /// Returns the job's exit code.

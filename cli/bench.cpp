@@ -11,6 +11,7 @@
 #include "bench/session.h"
 #include "bench/settings.h"
 #include "cli/commands.h"
+#include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::cli {
@@ -24,6 +25,7 @@ struct Arguments {
   std::string op = "sum";
   std::string wire = {};
   std::string memory = "both";
+  std::string backend = "auto";
   bench::Settings settings;
 };
 
@@ -79,7 +81,14 @@ int bench_main(const Arguments& arguments) {
                   std::to_string(settings.ranks) + " ranks");
     }
   };
-  if (bench::is_rank()) {
+  const Backend backend = parse_backend(arguments.backend);
+  const bool needs_mpi = backend == Backend::mpi || backend == Backend::hierarchical;
+  if (bench::foreign_world_size() > 0) {
+    bench::run_as_foreign_rank(settings, backend, run);
+  } else if (needs_mpi) {
+    throw InvalidArgument("bench: got --backend " + arguments.backend +
+                          " without MPI's launcher; start it as: mpirun -n N lockstep bench …");
+  } else if (bench::is_rank()) {
     bench::run_as_rank(settings, run);
   } else if (settings.threads) {
     bench::run_threads(settings, run);
@@ -94,8 +103,8 @@ int bench_main(const Arguments& arguments) {
 void add_bench(CLI::App& app, int& exit_code) {
   auto arguments = std::make_shared<Arguments>();
   bench::Settings& settings = arguments->settings;
-  CLI::App* bench =
-      app.add_subcommand("bench", "Measure collectives between ranks of this machine");
+  CLI::App* bench = app.add_subcommand(
+      "bench", "Measure collectives between ranks of this machine, or under mpirun of several");
   std::vector<std::string> collectives;
   for (const Collective collective : measured) collectives.emplace_back(name(collective));
   bench->add_option("collective", arguments->collective, "What to measure")
@@ -122,6 +131,11 @@ void add_bench(CLI::App& app, int& exit_code) {
       ->check(CLI::IsMember({"group", "private", "both"}))
       ->capture_default_str();
   bench
+      ->add_option("--backend", arguments->backend,
+                   "What carries them: auto, host, or under mpirun also mpi or hierarchical")
+      ->check(CLI::IsMember({"auto", "host", "mpi", "hierarchical"}))
+      ->capture_default_str();
+  bench
       ->add_option("--repeats", settings.repeats,
                    "Measured repetitions of each size; 0 fills a quarter of a second")
       ->check(CLI::Range(std::int64_t{0}, most_repeats))
@@ -132,6 +146,8 @@ void add_bench(CLI::App& app, int& exit_code) {
   bench->callback([arguments, ranks, &exit_code] {
     // Under `lockstep run` the world is as large as it is.
     if (ranks->count() == 0 && bench::is_rank()) arguments->settings.ranks = bench::world_size();
+    const int foreign = bench::foreign_world_size();
+    if (ranks->count() == 0 && foreign > 0) arguments->settings.ranks = foreign;
     exit_code = bench_main(*arguments);
   });
 }

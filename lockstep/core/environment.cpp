@@ -36,15 +36,6 @@ std::string log_level() {
       concat("LOCKSTEP_LOG: got '", *text, "', expected debug, info, warn or error"));
 }
 
-Backend backend() {
-  const auto text = variable("LOCKSTEP_BACKEND").value_or("auto");
-  for (const auto one : {Backend::automatic, Backend::host, Backend::mpi, Backend::hierarchical}) {
-    if (text == name(one)) return one;
-  }
-  throw InvalidArgument(
-      concat("LOCKSTEP_BACKEND: got '", text, "', expected auto, host, mpi or hierarchical"));
-}
-
 }  // namespace
 
 std::string_view name(Backend backend) {
@@ -61,6 +52,14 @@ std::string_view name(Backend backend) {
   return "unknown";
 }
 
+Backend parse_backend(std::string_view text) {
+  for (const auto one : {Backend::automatic, Backend::host, Backend::mpi, Backend::hierarchical}) {
+    if (text == name(one)) return one;
+  }
+  throw InvalidArgument(
+      concat("backend: got '", text, "', expected auto, host, mpi or hierarchical"));
+}
+
 Environment Environment::read() {
   Environment environment;
   environment.rank = integer_variable("LOCKSTEP_RANK", 0);
@@ -69,7 +68,7 @@ Environment Environment::read() {
   environment.cores = integer_variable("LOCKSTEP_CORES", 1);
   environment.timeout = ::lockstep::timeout();
   environment.log_level = ::lockstep::log_level();
-  environment.backend = ::lockstep::backend();
+  environment.backend = parse_backend(variable("LOCKSTEP_BACKEND").value_or("auto"));
   environment.host = variable("LOCKSTEP_HOST").value_or("");
   environment.algorithm = variable("LOCKSTEP_ALGORITHM").value_or("auto");
   // What `lockstep run` says goes before what was left over, or is around it.

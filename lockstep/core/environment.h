@@ -20,6 +20,9 @@ enum class Backend {
 /// "auto", "host", "mpi" or "hierarchical".
 std::string_view name(Backend backend);
 
+/// The backend of a name. Throws: InvalidArgument listing the valid names.
+Backend parse_backend(std::string_view text);
+
 /// Every environment variable that the library reads, parsed once and never changed after.
 /// `lockstep run` sets the first four for its ranks; the rest are the user's.
 struct Environment {

@@ -80,7 +80,8 @@ TEST(Launchers, RanksOfSeveralHostsFormAHierarchy) {
   command.pop_back();
   command.insert(command.end(), {"sh", "-c",
                                  "r=${OMPI_COMM_WORLD_RANK:-$PMI_RANK}; LOCKSTEP_HOST=$((r / 2)) "
-                                 "exec " + here + " where"});
+                                 "exec " +
+                                     here + " where"});
   const auto ended = Launched(command, {{"LOCKSTEP_BACKEND", "hierarchical"}}).wait();
   EXPECT_EQ(ended.code, 0) << ended.err;
   EXPECT_THAT(ended.out,

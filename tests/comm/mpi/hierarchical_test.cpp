@@ -68,6 +68,22 @@ TEST_F(Hierarchical, FirstCauseReachesEveryRank) {
   EXPECT_EQ(count(text, "rank 1: this rank gives up"), 4) << text;
 }
 
+/// Runs the program on two hosts with two ranks each.
+Ended on_two_hosts(const std::string& behaviour) {
+  return Launched({LOCKSTEP_SOURCE_DIR "/tools/two-hosts", "--per-host", "2",
+                   LOCKSTEP_BINARY_DIR "/mpi_rank_program", behaviour, "auto"})
+      .wait();
+}
+
+TEST_F(Hierarchical, HoldsBetweenTwoNetworkNamespaces) {
+  if (!mpi::version().starts_with("Open MPI")) GTEST_SKIP() << "tools/two-hosts takes OpenMPI";
+  const auto backend = on_two_hosts("which-backend-is-found");
+  if (backend.code == 77) GTEST_SKIP() << backend.err;
+  EXPECT_EQ(count(backend.out, "hierarchical\n"), 4) << backend.out << backend.err;
+  const auto ended = on_two_hosts("conformance-in-short");
+  EXPECT_EQ(ended.code, 0) << ended.out << ended.err;
+}
+
 TEST(Slices, AreWholeCacheLinesOfTheFirstRanks) {
   std::vector<float> data(100);
   Operation operation{.dtype = DType::f32,

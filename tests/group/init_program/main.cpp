@@ -10,7 +10,8 @@
 
 /// A rank of whatever world its environment tells of: says where it is and what all have in sum.
 /// With "where" it says, too, where it is among hosts, and what those of its host have in sum, and
-/// those of its place on every host. With "kill" rank 1 ends by a signal, and the others say what they hear of it.
+/// those of its place on every host. With "kill" rank 1 ends by a signal, and the others say what
+/// they hear of it.
 int main(int argc, char** argv) {
   const std::string_view behaviour = argc > 1 ? argv[1] : "";
   try {

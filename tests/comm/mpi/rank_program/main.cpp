@@ -85,6 +85,27 @@ int which_backend() {
   return 0;
 }
 
+/// The hosts are as they are.
+Group join_as_found() {
+  lockstep::hierarchical::Options options;
+  options.between_hosts.timeout = 60s;
+  return lockstep::hierarchical::create(options);
+}
+
+int which_backend_is_found() {
+  say(std::string(join_as_found()->backend()));
+  return 0;
+}
+
+int conformance_in_short() {
+  const auto group = join_as_found();
+  lockstep::testing::check_in_flight(*group);
+  lockstep::testing::check_skew(*group);
+  lockstep::testing::check_split(*group, group->hosts());
+  lockstep::testing::check_messages(*group);
+  return 0;
+}
+
 /// Rank 0 waits for what it began last first, the others in order.
 int out_of_order() {
   const auto group = join();
@@ -215,6 +236,8 @@ int many_elements() {
 const std::map<std::string_view, std::function<int()>> behaviours{
     {"conformance", conformance},
     {"which-backend", which_backend},
+    {"which-backend-is-found", which_backend_is_found},
+    {"conformance-in-short", conformance_in_short},
     {"out-of-order", out_of_order},
     {"other-dtype", other_dtype},
     {"other-order-in-a-half", other_order_in_a_half},
