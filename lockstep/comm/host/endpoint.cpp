@@ -1,8 +1,6 @@
 #include "lockstep/comm/host/endpoint.h"
 
-#include <poll.h>
 #include <sched.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -39,9 +37,6 @@ Endpoint::Endpoint(std::shared_ptr<World> world, int rank, const Options& option
 }
 
 Endpoint::~Endpoint() {
-  for (const int process : watched_) {
-    if (process >= 0) ::close(process);
-  }
   arena().rank(rank_).status.store(RankStatus::left);
   ring_all(arena());
 }
@@ -82,25 +77,25 @@ void Endpoint::wait(const InFlight& operation) {
 }
 
 void Endpoint::watch() {
-  watched_.assign(static_cast<std::size_t>(world_->size()), -1);
-  for (int rank = 0; rank < world_->size(); ++rank) {
-    // A rank in another process namespace cannot be watched: the timeout finds it.
-    if (rank == rank_) continue;
-    watched_[static_cast<std::size_t>(rank)] =
-        static_cast<int>(::syscall(SYS_pidfd_open, arena().rank(rank).pid, 0));
-  }
+  watched_.resize(static_cast<std::size_t>(world_->size()));
+  pid_space_ = pid_space();
 }
 
 RankStatus Endpoint::status_of(int rank) {
-  const auto& status = arena().rank(rank).status;
+  const auto& state = arena().rank(rank);
   const auto at = static_cast<std::size_t>(rank);
-  if (at < watched_.size() && watched_[at] >= 0 && status == RankStatus::joined) {
-    pollfd process{.fd = watched_[at], .events = POLLIN, .revents = 0};
-    if (::poll(&process, 1, 0) > 0 && status == RankStatus::joined) {
-      world_->mark_gone(rank, "its process ended");
-    }
+  const auto here = [&] {
+    const auto status = state.status.load();
+    return status == RankStatus::absent || status == RankStatus::joined;
+  };
+  if (at < watched_.size() && here()) {
+    auto& process = watched_[at];
+    const int pid = state.pid.load(std::memory_order_acquire);
+    // A rank in another pid namespace cannot be watched: the timeout finds it.
+    if (!process && pid != 0 && state.pid_space == pid_space_) process.emplace(pid);
+    if (process && process->ended() && here()) world_->mark_gone(rank, "its process ended");
   }
-  return status.load(std::memory_order_acquire);
+  return state.status.load(std::memory_order_acquire);
 }
 
 void Endpoint::check(const InFlight& operation) {
@@ -129,8 +124,9 @@ void Endpoint::check_time(const InFlight& operation, Clock::duration waited,
   std::vector<int> names;
   std::map<int, std::string_view> notes;
   for (const int rank : missing) {
+    const auto& state = arena().rank(rank);
+    const bool absent = state.status.load() == RankStatus::absent && state.pid.load() == 0;
     names.push_back(named(rank));
-    const bool absent = arena().rank(rank).status.load() == RankStatus::absent;
     notes[names.back()] = absent ? " (never called init)" : "";
   }
   const auto note = [&](int name) { return notes[name]; };

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -12,6 +13,7 @@
 #include "lockstep/comm/host/heap.h"
 #include "lockstep/comm/host/host.h"
 #include "lockstep/comm/host/in_flight.h"
+#include "lockstep/comm/host/process_watch.h"
 #include "lockstep/comm/host/world.h"
 #include "lockstep/comm/waiting.h"
 
@@ -63,7 +65,7 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   /// Throws what ended the world, as it was met here.
   [[noreturn]] void throw_failure(std::string_view where);
 
-  /// Begins to watch the processes of the other ranks, all of which have joined.
+  /// Watches the processes of the other ranks from here on, as soon as each is known.
   void watch();
 
   /// Wakes those of these world ranks that sleep, after something was published for them.
@@ -99,7 +101,8 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   std::atomic<bool> used_{false};
   std::vector<Pollable*> groups_;
   std::vector<Block> retired_;
-  std::vector<int> watched_;  ///< each rank's process as a descriptor, or -1
+  std::vector<std::optional<ProcessWatch>> watched_;  ///< each rank's process, once it is known
+  std::uint64_t pid_space_ = 0;
 };
 
 }  // namespace lockstep::host

@@ -10,6 +10,7 @@
 #include "lockstep/comm/host/bell.h"
 #include "lockstep/comm/host/endpoint.h"
 #include "lockstep/comm/host/host_communicator.h"
+#include "lockstep/comm/host/process_watch.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
 #include "lockstep/core/text.h"
@@ -32,7 +33,7 @@ std::shared_ptr<Communicator> create(std::shared_ptr<World> world, int rank,
   auto& arena = world->arena();
   auto& state = arena.rank(rank);
   auto absent = RankStatus::absent;
-  state.pid = ::getpid();
+  if (state.pid == 0) tell_pid(state, ::getpid());
   if (!state.status.compare_exchange_strong(absent, RankStatus::joined)) {
     throw InvalidArgument(detail::concat("host: rank ", rank, " has joined this world already"));
   }
@@ -44,8 +45,8 @@ std::shared_ptr<Communicator> create(std::shared_ptr<World> world, int rank,
   std::iota(members.begin(), members.end(), 0);
   auto communicator = std::make_shared<HostCommunicator>(std::move(endpoint), std::move(members),
                                                          rank, block, false);
-  communicator->join();
   if (options.watch) communicator->endpoint().watch();
+  communicator->join();
   log::debug(detail::concat("rank ", rank, " of ", size, " joined its world"));
   return communicator;
 }

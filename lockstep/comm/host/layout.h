@@ -21,7 +21,7 @@ constexpr std::size_t round_up(std::size_t value, std::size_t multiple) {
 /// The world's first bytes.
 struct Header {
   static constexpr std::uint64_t expected_magic = 0x70657473'6b636f6c;  // "lockstep"
-  static constexpr std::uint32_t expected_version = 2;
+  static constexpr std::uint32_t expected_version = 3;
 
   std::uint64_t magic;
   std::uint32_t version;
@@ -43,8 +43,9 @@ enum class RankStatus : std::uint32_t { absent, joined, left, gone };
 /// What everybody knows of one rank.
 struct RankState {
   alignas(cache_line) std::atomic<RankStatus> status;
-  std::int32_t pid;
-  char how[48];  ///< how it ended
+  std::atomic<std::int32_t> pid;  ///< 0 until it is known, then as pid_space counts
+  std::uint64_t pid_space;        ///< the pid namespace, written before pid
+  char how[48];                   ///< how it ended
 
   /// A sleeping rank waits on its bell; whoever changes something it may wait for rings it.
   alignas(cache_line) std::atomic<std::uint32_t> asleep;

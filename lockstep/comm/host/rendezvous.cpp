@@ -13,12 +13,15 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <optional>
 #include <sstream>
 #include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "lockstep/comm/host/arena.h"
+#include "lockstep/comm/host/process_watch.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
 #include "lockstep/core/text.h"
@@ -30,6 +33,8 @@
 // kernel for the user at the other end and have nothing to do with another's: who guesses the name
 // can be in the way, but cannot join or read a world. A process of the same user could take the
 // memory out of /proc anyway. Once all ranks are here the socket is closed.
+// Until then any of those who are here may end. Each knows the others' processes, of which rank 0
+// tells in the memory: rank 0 watches those that it let in, and they watch it and one another.
 
 namespace lockstep::host {
 namespace {
@@ -91,25 +96,28 @@ Socket make_socket() {
   return made;
 }
 
-bool of_this_user(int fd, uid_t& user) {
-  ucred peer{};
+/// The process at the other end, as the kernel knows it.
+ucred peer_of(int fd) {
+  ucred peer{.pid = 0, .uid = static_cast<uid_t>(-1), .gid = static_cast<gid_t>(-1)};
   socklen_t length = sizeof peer;
-  if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return false;
-  user = peer.uid;
-  return peer.uid == ::geteuid();
+  ::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length);
+  return peer;
 }
 
-/// Whether something can be read before that time.
-bool await(int fd, Clock::time_point until) {
+/// Whether any of these can be read before that time.
+bool await(std::vector<pollfd> waiting, Clock::time_point until) {
   for (;;) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
-    pollfd waiting{.fd = fd, .events = POLLIN, .revents = 0};
     const auto limit = std::clamp<std::chrono::milliseconds::rep>(left.count(), 0, 1 << 30);
-    const int ready = ::poll(&waiting, 1, static_cast<int>(limit));
+    const int ready = ::poll(waiting.data(), waiting.size(), static_cast<int>(limit));
     if (ready > 0) return true;
     if (ready == 0 && Clock::now() >= until) return false;
     if (ready < 0 && errno != EINTR) return false;
   }
+}
+
+bool await(int fd, Clock::time_point until) {
+  return await(std::vector<pollfd>{{.fd = fd, .events = POLLIN, .revents = 0}}, until);
 }
 
 void answer(int fd, const std::string& refusal, int descriptor) {
@@ -132,13 +140,51 @@ void answer(int fd, const std::string& refusal, int descriptor) {
   ::sendmsg(fd, &message, MSG_NOSIGNAL);  // who is gone meanwhile is missed when the world meets
 }
 
-std::string list(const std::vector<bool>& here) {
-  std::string text;
-  for (std::size_t rank = 0; rank < here.size(); ++rank) {
-    if (!here[rank]) text += concat(text.empty() ? "" : ", ", rank);
+/// The ranks that rank 0 has let in. They wait in the world's memory for those who are still to
+/// come.
+class Arrivals {
+ public:
+  explicit Arrivals(int size) : here_(static_cast<std::size_t>(size), false) { here_[0] = true; }
+
+  bool complete() const { return std::find(here_.begin(), here_.end(), false) == here_.end(); }
+  bool may_be(int rank) const {
+    return rank > 0 && rank < static_cast<int>(here_.size()) &&
+           !here_[static_cast<std::size_t>(rank)];
   }
-  return text;
-}
+  void add(int rank, pid_t pid) {
+    here_[static_cast<std::size_t>(rank)] = true;
+    // A process of another pid namespace has no number here.
+    if (pid != 0) processes_.emplace_back(rank, ProcessWatch(pid));
+  }
+
+  std::string missing() const {
+    std::string text;
+    for (std::size_t rank = 0; rank < here_.size(); ++rank) {
+      if (!here_[rank]) text += concat(text.empty() ? "" : ", ", rank);
+    }
+    return text;
+  }
+  /// A rank that came and whose process has ended since.
+  std::optional<int> ended() const {
+    for (const auto& [rank, process] : processes_) {
+      if (process.ended()) return rank;
+    }
+    return std::nullopt;
+  }
+  /// Until somebody comes, or one of those who came ends.
+  bool await_change(int listening, Clock::time_point until) const {
+    if (ended()) return true;
+    std::vector<pollfd> waiting{{.fd = listening, .events = POLLIN, .revents = 0}};
+    for (const auto& [rank, process] : processes_) {
+      waiting.push_back({.fd = process.fd(), .events = POLLIN, .revents = 0});
+    }
+    return await(std::move(waiting), until);
+  }
+
+ private:
+  std::vector<bool> here_;
+  std::vector<std::pair<int, ProcessWatch>> processes_;
+};
 
 std::shared_ptr<World> receive_all(const Address& address, int size, Clock::time_point until,
                                    std::chrono::milliseconds timeout) {
@@ -155,18 +201,26 @@ std::shared_ptr<World> receive_all(const Address& address, int size, Clock::time
                                                  "this job?"
                                                : ""));
   }
-  std::vector<bool> here(static_cast<std::size_t>(size));
-  here[0] = true;
-  while (std::find(here.begin(), here.end(), false) != here.end()) {
-    if (!await(listening.get(), until)) {
-      throw TimeoutError(concat("init: rank 0 of ", size, " waited ", timeout.count() / 1000.0,
-                                " s for ranks ", list(here), " to call init"));
+  tell_pid(world->arena().rank(0), ::getpid());
+  Arrivals arrivals(size);
+  while (!arrivals.complete()) {
+    if (!arrivals.await_change(listening.get(), until)) {
+      const auto text = concat("init: rank 0 of ", size, " waited ", timeout.count() / 1000.0,
+                               " s for ranks ", arrivals.missing(), " to call init");
+      world->fail({.kind = Failure::Kind::timeout, .text = text});
+      throw TimeoutError(text);
+    }
+    if (const auto rank = arrivals.ended()) {
+      const auto text = concat("init: rank ", *rank, " of ", size, " ended while ranks ",
+                               arrivals.missing(), " had still to call init");
+      world->fail({.kind = Failure::Kind::left, .rank = *rank, .text = text});
+      throw CommError(text);
     }
     const Socket peer(::accept4(listening.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    uid_t user = 0;
     if (peer.get() < 0) continue;
-    if (!of_this_user(peer.get(), user)) {
-      log::warn(concat("init: user ", user, " came to the ranks' meeting place; not let in"));
+    const ucred who = peer_of(peer.get());
+    if (who.uid != ::geteuid()) {
+      log::warn(concat("init: user ", who.uid, " came to the ranks' meeting place; not let in"));
       continue;
     }
     Hello hello{};
@@ -179,15 +233,17 @@ std::shared_ptr<World> receive_all(const Address& address, int size, Clock::time
     if (hello.size != size) {
       refusal = concat("init: rank ", hello.rank, " expects a world of ", hello.size,
                        " ranks, rank 0 one of ", size);
-    } else if (hello.rank < 1 || hello.rank >= size || here[static_cast<std::size_t>(hello.rank)]) {
+    } else if (!arrivals.may_be(hello.rank)) {
       refusal = concat("init: two processes say that they are rank ", hello.rank, " of ", size);
+    } else if (who.pid != 0) {
+      tell_pid(world->arena().rank(hello.rank), who.pid);
     }
     answer(peer.get(), refusal, world->fd());
     if (!refusal.empty()) {
       world->fail({.rank = hello.rank, .text = refusal});
       throw CommError(refusal);
     }
-    here[static_cast<std::size_t>(hello.rank)] = true;
+    arrivals.add(hello.rank, who.pid);
   }
   return world;
 }
@@ -195,9 +251,9 @@ std::shared_ptr<World> receive_all(const Address& address, int size, Clock::time
 std::shared_ptr<World> come(const Address& address, int rank, int size, Clock::time_point until,
                             std::chrono::milliseconds timeout) {
   constexpr auto longest_nap = std::chrono::milliseconds(20);
-  const auto late = [&] {
+  const auto late = [&](std::string_view what) {
     return TimeoutError(concat("init: rank ", rank, " of ", size, " waited ",
-                               timeout.count() / 1000.0, " s for rank 0 to call init"));
+                               timeout.count() / 1000.0, " s for rank 0 ", what));
   };
   auto nap = std::chrono::microseconds(500);
   for (;;) {
@@ -208,20 +264,19 @@ std::shared_ptr<World> come(const Address& address, int rank, int size, Clock::t
         throw CommError(concat("init: rank ", rank, " of ", size,
                                " cannot reach rank 0: ", std::strerror(errno)));
       }
-      // Rank 0 is not there yet.
-      if (Clock::now() >= until) throw late();
+      // Rank 0 is not there yet, or no longer: nothing of it would be left to tell.
+      if (Clock::now() >= until) throw late("to call init; it was not started, or has ended");
       std::this_thread::sleep_for(nap);
       nap = std::min<std::chrono::microseconds>(2 * nap, longest_nap);
       continue;
     }
-    uid_t user = 0;
-    if (!of_this_user(socket.get(), user)) {
+    if (const auto user = peer_of(socket.get()).uid; user != ::geteuid()) {
       throw CommError(concat("init: user ", user, " holds the meeting place of rank ", rank, " of ",
                              size, "; expected user ", ::geteuid()));
     }
     const Hello hello{.magic = Hello::expected_magic, .rank = rank, .size = size};
     ::send(socket.get(), &hello, sizeof hello, MSG_NOSIGNAL);
-    if (!await(socket.get(), until)) throw late();
+    if (!await(socket.get(), until)) throw late("to answer; it has called init and is stuck");
 
     Answer content{};
     iovec data{.iov_base = &content, .iov_len = sizeof content};

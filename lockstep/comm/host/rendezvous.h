@@ -12,7 +12,8 @@ namespace lockstep::host {
 /// name the same job, get its descriptor from rank 0. Every rank calls it; only processes of the
 /// same user are let in. Note [How ranks of a foreign launcher meet] is in rendezvous.cpp. Throws:
 /// TimeoutError naming the ranks that did not come; CommError when two say that they are the same
-/// rank, when numbers of ranks differ, or when somebody else holds the meeting place.
+/// rank, when numbers of ranks differ, when one that came has ended before all were here, or when
+/// somebody else holds the meeting place.
 std::shared_ptr<World> meet(const std::string& job, int rank, int size,
                             std::chrono::milliseconds timeout);
 

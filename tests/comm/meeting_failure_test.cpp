@@ -1,0 +1,135 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <functional>
+#include <future>
+#include <string>
+#include <thread>
+
+#include "lockstep/comm/host/host.h"
+#include "lockstep/comm/host/rendezvous.h"
+#include "lockstep/core/error.h"
+#include "lockstep/core/text.h"
+
+// Ranks of a world made by hand that end before all have joined it. Whoever waits for them must
+// hear of it long before the timeout, which here is longer than the test may last.
+
+namespace lockstep::testing {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr auto timeout = 10min;
+
+std::string job(const std::string& name) {
+  return lockstep::detail::concat(name, " of test ", ::getpid());
+}
+
+/// A rank in a process of its own, killed at the latest with its owner.
+class OtherRank {
+ public:
+  explicit OtherRank(const std::function<void()>& body) : pid_(::fork()) {
+    if (pid_ != 0) return;
+    try {
+      body();
+    } catch (const Error&) {
+    }
+    for (;;) ::pause();
+  }
+  ~OtherRank() { end(); }
+  OtherRank(const OtherRank&) = delete;
+  OtherRank& operator=(const OtherRank&) = delete;
+
+  void end() {
+    if (pid_ <= 0) return;
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+    pid_ = -1;
+  }
+
+ private:
+  pid_t pid_;
+};
+
+std::string what_is_thrown(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return {};
+}
+
+std::string what_joining_throws(const std::shared_ptr<host::World>& world, int rank) {
+  return what_is_thrown([&] { host::create(world, rank, {.timeout = timeout, .watch = true}); });
+}
+
+const auto rank_zero_named =
+    AllOf(HasSubstr("rank 0 left the world (its process ended) before init"),
+          Not(HasSubstr("never called init")));
+
+TEST(ProcessesMeeting, RankZeroThatEndsWhileOthersWaitIsNamed) {
+  const auto name = job("zero ends late");
+  OtherRank zero([&] { host::meet(name, 0, 3, timeout); });
+  const auto world = host::meet(name, 1, 3, timeout);
+  std::string thrown;
+  std::thread waiting([&] { thrown = what_joining_throws(world, 1); });
+  while (!world->joined(1)) std::this_thread::yield();
+  zero.end();
+  waiting.join();
+  EXPECT_THAT(thrown, rank_zero_named);
+}
+
+TEST(ProcessesMeeting, RankZeroThatHasEndedIsNamed) {
+  const auto name = job("zero ends early");
+  OtherRank zero([&] { host::meet(name, 0, 3, timeout); });
+  const auto world = host::meet(name, 1, 3, timeout);
+  zero.end();
+  EXPECT_THAT(what_joining_throws(world, 1), rank_zero_named);
+}
+
+TEST(ProcessesMeeting, RankThatEndsBeforeTheLastComesIsNamedByRankZero) {
+  const auto name = job("one ends");
+  auto zero = std::async(std::launch::deferred,
+                         [&] { return what_is_thrown([&] { host::meet(name, 0, 3, timeout); }); });
+  OtherRank one([&] {
+    host::meet(name, 1, 3, timeout);
+    ::raise(SIGKILL);
+  });
+  EXPECT_THAT(zero.get(),
+              HasSubstr("init: rank 1 of 3 ended while ranks 2 had still to call init"));
+}
+
+TEST(ProcessesMeeting, RankThatEndsAfterTheLastCameIsNamed) {
+  const auto name = job("two ends");
+  OtherRank one([&] {
+    const auto world = host::meet(name, 1, 3, timeout);
+    ::raise(SIGKILL);  // before it joins
+  });
+  OtherRank two([&] {
+    host::create(host::meet(name, 2, 3, timeout), 2, {.timeout = timeout, .watch = true});
+  });
+  const auto thrown = what_is_thrown([&] {
+    host::create(host::meet(name, 0, 3, timeout), 0, {.timeout = timeout, .watch = true});
+  });
+  // Rank 0 may see the end before or after rank 2 has come.
+  EXPECT_THAT(thrown, ::testing::AnyOf(HasSubstr("rank 1 left the world (its process ended)"),
+                                       HasSubstr("rank 1 of 3 ended while")));
+}
+
+TEST(ProcessesMeeting, WhatRankZeroGivesUpForIsHeardByThoseWhoCame) {
+  const auto name = job("gives up");
+  OtherRank zero([&] { host::meet(name, 0, 3, 100ms); });
+  const auto world = host::meet(name, 1, 3, timeout);
+  EXPECT_THAT(what_joining_throws(world, 1),
+              HasSubstr("rank 0 of 3 waited 0.1 s for ranks 2 to call init"));
+}
+
+}  // namespace
+}  // namespace lockstep::testing
