@@ -84,8 +84,15 @@ void add_run(CLI::App& app, int& exit_code) {
   command->add_option("--grace", arguments->grace, "From SIGTERM to SIGKILL after a failure")
       ->type_name("SECONDS")
       ->capture_default_str();
+  command
+      ->add_option("--max-restarts", options.max_restarts,
+                   "Start all ranks again after a failure, at most so often")
+      ->type_name("TIMES")
+      ->capture_default_str();
   command->add_flag("-q,--quiet", options.quiet, "Show rank 0's output only");
-  command->add_option("--log-dir", options.log_directory, "Write rank-0.out, rank-0.err, … there")
+  command
+      ->add_option("--log-dir", options.log_directory,
+                   "Write rank-0.out, rank-0.err, … there, in attempt-0, … if there are restarts")
       ->type_name("DIR");
   command->add_flag("-v,--verbose", arguments->verbose,
                     "Show the configuration and each rank's environment first");

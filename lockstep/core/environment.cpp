@@ -66,6 +66,7 @@ Environment Environment::read() {
   environment.world_size = integer_variable("LOCKSTEP_WORLD_SIZE", 1);
   environment.arena_fd = integer_variable("LOCKSTEP_ARENA_FD", 0);
   environment.cores = integer_variable("LOCKSTEP_CORES", 1);
+  environment.restart_count = integer_variable("LOCKSTEP_RESTART_COUNT", 0).value_or(0);
   environment.timeout = ::lockstep::timeout();
   environment.log_level = ::lockstep::log_level();
   environment.backend = parse_backend(variable("LOCKSTEP_BACKEND").value_or("auto"));

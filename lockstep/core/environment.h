@@ -24,12 +24,13 @@ std::string_view name(Backend backend);
 Backend parse_backend(std::string_view text);
 
 /// Every environment variable that the library reads, parsed once and never changed after.
-/// `lockstep run` sets the first four for its ranks; the rest are the user's.
+/// `lockstep run` sets the first five for its ranks; the rest are the user's.
 struct Environment {
   std::optional<int> rank;        ///< LOCKSTEP_RANK: this process's rank, 0 … world_size-1
   std::optional<int> world_size;  ///< LOCKSTEP_WORLD_SIZE: number of ranks
   std::optional<int> arena_fd;    ///< LOCKSTEP_ARENA_FD: inherited descriptor of the world's memory
   std::optional<int> cores;       ///< LOCKSTEP_CORES: cores that the world's ranks share
+  int restart_count = 0;          ///< LOCKSTEP_RESTART_COUNT: how often the world was started again
   std::chrono::milliseconds timeout;  ///< LOCKSTEP_TIMEOUT: seconds a wait may last, default 600
   std::string log_level;              ///< LOCKSTEP_LOG: debug, info, warn or error; silent if unset
   Backend backend = Backend::automatic;  ///< LOCKSTEP_BACKEND: auto, host, mpi or hierarchical

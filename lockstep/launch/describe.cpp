@@ -53,6 +53,10 @@ std::vector<Row> configuration(const Plan& plan) {
           {"timeout",
            options.timeout ? concat(*options.timeout, " s") : "as LOCKSTEP_TIMEOUT, or 600 s"},
           {"grace", concat(static_cast<double>(options.grace.count()) / 1000, " s")},
+          {"restart", options.max_restarts == 0
+                          ? "never"
+                          : concat("after a failure, up to ",
+                                   plural(static_cast<std::size_t>(options.max_restarts), "time"))},
           {"output", options.quiet ? "rank 0 only" : "rank 0 as it is, others prefixed by [rank]"},
           {"logs", options.log_directory.empty() ? "none" : options.log_directory.string()}};
 }

@@ -5,7 +5,8 @@
 namespace lockstep::launch {
 
 /// Starts every rank of the plan as a process, supervises them, and returns when none of them and
-/// none of their children is left.
+/// none of their children is left. As often as the plan allows, a world that failed is started
+/// again, new in all: memory, processes, guardian.
 ///
 /// Output: rank 0's passes through; that of others comes line by line, prefixed by "[rank] ". Where
 /// the launcher's own output is a terminal, rank 0 sees a terminal too. Input: rank 0 reads the
@@ -16,14 +17,16 @@ namespace lockstep::launch {
 /// process group) and a last paragraph on stderr names the first cause. An interrupt of the
 /// launcher is passed on; a second one kills.
 ///
-/// Returns the job's exit code: 0 when every rank exited 0, else that of the first cause (128 +
-/// signal for a signal, 1 for a rank that left early with 0), or 128 + signal when the launcher
-/// itself was interrupted.
-/// Meant for a program of one thread: it handles SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGTSTP, SIGCONT
-/// and SIGWINCH while it runs, and orphans of its descendants become its children.
-/// Throws: InvalidArgument for log files that cannot be written or a program that cannot be
-/// executed, CommError when the machine refuses memory, processes or descriptors. No rank is left
-/// running then.
+/// A restart: one line on stderr names the first cause instead. There is none after a signal that
+/// asked the launcher to end, nor after a reader of its output that has gone.
+///
+/// Returns the exit code of the last attempt: 0 when every rank exited 0, else that of the first
+/// cause (128 + signal for a signal, 1 for a rank that left early with 0), or 128 + signal when the
+/// launcher itself was interrupted. Meant for a program of one thread: it handles SIGCHLD, SIGINT,
+/// SIGTERM, SIGHUP, SIGTSTP, SIGCONT and SIGWINCH while it runs, and orphans of its descendants
+/// become its children. Throws: InvalidArgument for log files that cannot be written or a program
+/// that cannot be executed, CommError when the machine refuses memory, processes or descriptors. No
+/// rank is left running then.
 int run(const Plan& plan);
 
 }  // namespace lockstep::launch

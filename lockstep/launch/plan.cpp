@@ -23,6 +23,8 @@ const Variables keep_freed_memory{{"MALLOC_MMAP_MAX_", "0"},
                                   {"MALLOC_TRIM_THRESHOLD_", "1099511627776"},
                                   {"MALLOC_TOP_PAD_", "67108864"}};
 
+constexpr std::string_view restart_count = "LOCKSTEP_RESTART_COUNT";
+
 const std::string* find(const Variables& variables, std::string_view name) {
   const auto found = std::find_if(variables.begin(), variables.end(),
                                   [&](const auto& variable) { return variable.first == name; });
@@ -43,6 +45,10 @@ void check(const Options& options) {
   if (options.grace.count() < 0) {
     throw InvalidArgument(concat("grace: got ", options.grace.count(), " ms, expected 0 or more"));
   }
+  if (options.max_restarts < 0) {
+    throw InvalidArgument(
+        concat("max-restarts: got ", options.max_restarts, ", expected 0 or more"));
+  }
 }
 
 Variables variables_of(int rank, const Options& options, int threads, std::size_t cores,
@@ -50,7 +56,8 @@ Variables variables_of(int rank, const Options& options, int threads, std::size_
   Variables variables{{"LOCKSTEP_RANK", std::to_string(rank)},
                       {"LOCKSTEP_WORLD_SIZE", std::to_string(options.ranks)},
                       {"LOCKSTEP_ARENA_FD", std::to_string(arena_descriptor)},
-                      {"LOCKSTEP_CORES", std::to_string(cores)}};
+                      {"LOCKSTEP_CORES", std::to_string(cores)},
+                      {std::string(restart_count), "0"}};
   if (options.timeout) variables.emplace_back("LOCKSTEP_TIMEOUT", concat(*options.timeout));
   const auto add_unless_set = [&](const std::string& name, const std::string& value) {
     if (find(inherited, name) == nullptr) variables.emplace_back(name, value);
@@ -87,6 +94,18 @@ Plan make_plan(const Options& options, const Topology& topology, const Variables
 
 Plan make_plan(const Options& options) {
   return make_plan(options, Topology::read(), inherited_environment());
+}
+
+Plan attempt_of(const Plan& plan, int restarts) {
+  Plan attempt = plan;
+  auto& folder = attempt.options.log_directory;
+  if (plan.options.max_restarts > 0 && !folder.empty()) folder /= concat("attempt-", restarts);
+  for (auto& rank : attempt.ranks) {
+    for (auto& [name, value] : rank.variables) {
+      if (name == restart_count) value = std::to_string(restarts);
+    }
+  }
+  return attempt;
 }
 
 Variables inherited_environment() {

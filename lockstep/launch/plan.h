@@ -23,6 +23,7 @@ struct Options {
   bool keep_freed_memory = true;  ///< glibc keeps freed pages instead of giving them back each step
   std::optional<double> timeout;  ///< seconds a rank waits for others, for LOCKSTEP_TIMEOUT
   std::chrono::milliseconds grace{500};  ///< between SIGTERM and SIGKILL after a failure
+  int max_restarts = 0;                  ///< how often the world is started again after a failure
   bool quiet = false;                    ///< only rank 0 is heard
   std::filesystem::path
       log_directory;  ///< rank-0.out, rank-0.err, … are written there; none if empty
@@ -55,6 +56,10 @@ Plan make_plan(const Options& options, const Topology& topology, const Variables
 
 /// The same for this process: its cores, its environment.
 Plan make_plan(const Options& options);
+
+/// The plan of one attempt, before which the world was started again so many times: the ranks are
+/// told, and where there may be several attempts each has log files of its own.
+Plan attempt_of(const Plan& plan, int restarts);
 
 /// The cores of each rank: slices of the same number of cores in node order, no slice crossing a
 /// NUMA node when there are at least as many ranks as nodes. More ranks than cores get one logical

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 
 #include "lockstep/core/text.h"
@@ -33,11 +34,20 @@ std::string what_happened(const FirstCause& cause) {
   return concat("ended with ", cause.ending.text());
 }
 
+std::string who_failed(const FirstCause& cause) {
+  return concat("rank ", cause.rank, " of ", cause.ranks, " failed first: it ",
+                what_happened(cause), " (host ", host_name(), ", pid ", cause.pid, ")");
+}
+
+std::string one_line(std::string text) {
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  return text;
+}
+
 }  // namespace
 
 std::string report(const FirstCause& cause) {
-  auto text = concat("lockstep: rank ", cause.rank, " of ", cause.ranks, " failed first: it ",
-                     what_happened(cause), " (host ", host_name(), ", pid ", cause.pid, ").");
+  auto text = concat("lockstep: ", who_failed(cause), ".");
   if (!cause.reason.empty()) text += concat("\n  Reason: ", cause.reason);
   if (cause.last_lines.empty()) return text + "\n  It wrote nothing to stderr.";
   text += concat("\n  Its last ",
@@ -45,6 +55,12 @@ std::string report(const FirstCause& cause) {
                  " of stderr:");
   for (const auto& line : cause.last_lines) text += concat("\n  | ", line);
   return text;
+}
+
+std::string restart_line(const FirstCause& cause, int restart, int most) {
+  return concat("lockstep: restart ", restart, " of ", most, ": ", who_failed(cause),
+                cause.reason.empty() ? "" : concat("; reason: ", one_line(cause.reason)),
+                "; all ranks start again");
 }
 
 }  // namespace lockstep::launch

@@ -2,6 +2,7 @@
 
 #include <sys/types.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,7 +23,17 @@ struct FirstCause {
   std::vector<std::string> last_lines;
 };
 
+/// How one attempt to run a job ended.
+struct Outcome {
+  int code = 0;                          ///< as a shell counts: 128 + signal
+  std::optional<FirstCause> cause = {};  ///< of a failure
+  std::optional<int> asked = {};         ///< the signal by which the launcher was asked to end
+};
+
 /// The paragraph that a failed job ends with.
 std::string report(const FirstCause& cause);
+
+/// The line that a failed job goes on with: restart 1 of 3, and so on.
+std::string restart_line(const FirstCause& cause, int restart, int most);
 
 }  // namespace lockstep::launch

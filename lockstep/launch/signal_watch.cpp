@@ -37,6 +37,16 @@ std::optional<signalfd_siginfo> SignalWatch::next() {
   return event;
 }
 
+std::optional<int> SignalWatch::end_asked() const noexcept {
+  sigset_t waiting;
+  sigemptyset(&waiting);
+  sigpending(&waiting);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    if (sigismember(&waiting, signal) == 1) return signal;
+  }
+  return std::nullopt;
+}
+
 void SignalWatch::restore() const noexcept {
   sigaction(SIGPIPE, &pipe_before_, nullptr);
   sigprocmask(SIG_SETMASK, &before_, nullptr);

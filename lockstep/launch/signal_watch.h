@@ -20,6 +20,8 @@ class SignalWatch {
 
   int fd() const { return events_.get(); }
   std::optional<signalfd_siginfo> next();
+  /// A signal that waits to be taken and asks the launcher to end, as Ctrl-C does.
+  std::optional<int> end_asked() const noexcept;
 
   /// Gives a forked child the signals that the launcher was started with.
   void restore() const noexcept;

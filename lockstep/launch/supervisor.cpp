@@ -11,7 +11,6 @@
 #include "lockstep/core/text.h"
 #include "lockstep/launch/children.h"
 #include "lockstep/launch/logs.h"
-#include "lockstep/launch/report.h"
 #include "lockstep/launch/terminal.h"
 
 namespace lockstep::launch {
@@ -38,13 +37,15 @@ std::string own_words(std::size_t rank, pid_t pid, const Ending& ending) {
 
 }  // namespace
 
-Supervisor::Supervisor(const Plan& plan)
+Supervisor::Supervisor(const Plan& plan, Console& console)
     : plan_(plan),
       world_(host::World::create(plan.options.ranks)),
       files_(files_needed(plan.options.ranks)),
       // Before any other descriptor is opened, so that none of ours takes its number.
       arena_(fcntl(world_->fd(), F_DUPFD_CLOEXEC, arena_descriptor)),
-      children_before_(children()) {
+      children_before_(children()),
+      outputs_(console.outputs),
+      signals_(console.signals) {
   if (!arena_) throw_system("hand on the world's memory");
 }
 
@@ -60,7 +61,7 @@ Supervisor::~Supervisor() {
   end_children(children_before_);
 }
 
-int Supervisor::run() {
+Outcome Supervisor::run() {
   const Descriptor null(open("/dev/null", O_RDONLY | O_CLOEXEC));
   if (!null) throw_system("open /dev/null");
   std::vector<Ends> ends;
@@ -76,11 +77,7 @@ int Supervisor::run() {
   guardian_.dismiss();
   end_children(children_before_);
   for (auto& stream : streams_) stream.close();
-  const int code = finish();
-  signals_.restore();  // a reader that never reads again must not make the launcher deaf to Ctrl-C
-  outputs_.out.write_all();
-  outputs_.err.write_all();
-  return code;
+  return outcome();
 }
 
 Supervisor::Ends Supervisor::add_streams(int rank) {
@@ -209,6 +206,7 @@ void Supervisor::note_end(std::size_t rank, const Ending& ending) {
 
 void Supervisor::interrupt(int signal) {
   const bool again = interrupted_by_.has_value() || phase_ == Phase::stopping;
+  if (!asked_) asked_ = signal;
   if (!interrupted_by_ && !first_failed_) interrupted_by_ = signal;
   if (again) {
     kill_all();
@@ -291,36 +289,31 @@ std::optional<int> Supervisor::first_cause() const {
   return named ? failure->rank : *first_failed_;
 }
 
-int Supervisor::finish() {
-  if (interrupted_by_) {
-    if (*interrupted_by_ != SIGPIPE) {
-      outputs_.err.line(
-          "", concat("lockstep: ended by ", signal_name(*interrupted_by_), ", no rank is left"));
-    }
-    return 128 + *interrupted_by_;
-  }
+Outcome Supervisor::outcome() const {
+  if (interrupted_by_) return {.code = 128 + *interrupted_by_, .asked = asked_};
   const auto cause = first_cause();
-  return cause ? conclude(*cause) : 0;
+  return cause ? failure(*cause) : Outcome{};
 }
 
-int Supervisor::conclude(int cause) {
+Outcome Supervisor::failure(int cause) const {
   const auto& member = members_[static_cast<std::size_t>(cause)];
-  const auto failure = world_->failure();
+  const auto recorded = world_->failure();
   const auto own = own_words(static_cast<std::size_t>(cause), member.process.pid(), *member.ending);
-  const bool told = failure && failure->rank == cause && failure->text != own;
-  outputs_.err.line("", report({.rank = cause,
-                                .ranks = plan_.options.ranks,
-                                .pid = member.process.pid(),
-                                .ending = *member.ending,
-                                .ended_by_launcher = member.ended_by_launcher,
-                                .stopped = member.was_stopped,
-                                .joined = member.joined,
-                                .reason = told ? failure->text : std::string(),
-                                .last_lines = member.err->tail().lines(reported_lines)}));
-  if (member.ended_by_launcher) {
-    return members_[static_cast<std::size_t>(*first_failed_)].ending->exit_code();
-  }
-  return std::max(1, member.ending->exit_code());
+  const bool told = recorded && recorded->rank == cause && recorded->text != own;
+  const int code = member.ended_by_launcher
+                       ? members_[static_cast<std::size_t>(*first_failed_)].ending->exit_code()
+                       : std::max(1, member.ending->exit_code());
+  return {.code = code,
+          .cause = FirstCause{.rank = cause,
+                              .ranks = plan_.options.ranks,
+                              .pid = member.process.pid(),
+                              .ending = *member.ending,
+                              .ended_by_launcher = member.ended_by_launcher,
+                              .stopped = member.was_stopped,
+                              .joined = member.joined,
+                              .reason = told ? recorded->text : std::string(),
+                              .last_lines = member.err->tail().lines(reported_lines)},
+          .asked = asked_ ? asked_ : signals_.end_asked()};
 }
 
 }  // namespace lockstep::launch

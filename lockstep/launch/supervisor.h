@@ -8,28 +8,28 @@
 #include <vector>
 
 #include "lockstep/comm/host/world.h"
+#include "lockstep/launch/console.h"
 #include "lockstep/launch/guardian.h"
-#include "lockstep/launch/output.h"
 #include "lockstep/launch/plan.h"
 #include "lockstep/launch/rank_process.h"
-#include "lockstep/launch/signal_watch.h"
+#include "lockstep/launch/report.h"
 #include "lockstep/launch/stream.h"
 #include "lockstep/launch/system.h"
 
 namespace lockstep::launch {
 
-/// One job from its first process to its last: a single loop over the ranks' output and the
-/// launcher's signals.
+/// One attempt to run a job, from its first process to its last: a single loop over the ranks'
+/// output and the launcher's signals. World, guardian and processes are this attempt's own.
 class Supervisor {
  public:
   /// Takes what the job needs from the system; starts no rank.
-  explicit Supervisor(const Plan& plan);
+  Supervisor(const Plan& plan, Console& console);
   ~Supervisor();
   Supervisor(const Supervisor&) = delete;
   Supervisor& operator=(const Supervisor&) = delete;
 
-  /// Starts all ranks, waits for their end, and returns the job's exit code.
-  int run();
+  /// Starts all ranks and waits for their end.
+  Outcome run();
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -78,26 +78,27 @@ class Supervisor {
   void suspend();
 
   std::optional<int> first_cause() const;
-  int finish();
-  int conclude(int cause);
+  Outcome outcome() const;
+  Outcome failure(int cause) const;
 
   const Plan& plan_;
   std::shared_ptr<host::World> world_;
   FileLimit files_;
   Descriptor arena_;
   std::set<pid_t> children_before_;
-  Outputs outputs_;
+  Outputs& outputs_;
+  SignalWatch& signals_;
   std::list<Stream> streams_;
   std::vector<std::pair<int, int>> terminals_;  ///< the launcher's own, and the one made after it
   Subreaper subreaper_;
   Guardian guardian_;
-  SignalWatch signals_;
   std::vector<Member> members_;
 
   Phase phase_ = Phase::running;
   std::optional<Clock::time_point> deadline_;
   std::optional<int> first_failed_;
-  std::optional<int> interrupted_by_;
+  std::optional<int> interrupted_by_;  ///< before anything had failed
+  std::optional<int> asked_;           ///< the first signal that asked the launcher to end
 };
 
 }  // namespace lockstep::launch

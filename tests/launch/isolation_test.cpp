@@ -14,7 +14,6 @@ namespace lockstep::testing {
 namespace {
 
 using lockstep::detail::concat;
-using std::filesystem::path;
 using ::testing::HasSubstr;
 using ::testing::IsSupersetOf;
 using ::testing::Not;
@@ -51,15 +50,6 @@ std::set<pid_t> children_of(pid_t parent) {
     }
   }
   return found;
-}
-
-std::set<path> shared_memory_names() {
-  std::set<path> names;
-  std::error_code none;
-  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm", none)) {
-    names.insert(entry.path());
-  }
-  return names;
 }
 
 TEST(World, IsNotInheritedBeyondItsRanks) {

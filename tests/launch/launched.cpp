@@ -12,6 +12,8 @@
 #include <array>
 #include <cerrno>
 #include <csignal>
+#include <fstream>
+#include <iterator>
 #include <stdexcept>
 
 namespace lockstep::testing {
@@ -160,6 +162,20 @@ std::vector<pid_t> numbers_after(const std::string& text, const std::string& wor
     numbers.push_back(std::atoi(text.c_str() + at + key.size()));
   }
   return numbers;
+}
+
+std::string contents(const std::filesystem::path& file) {
+  std::ifstream in(file, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
+
+std::set<std::filesystem::path> shared_memory_names() {
+  std::set<std::filesystem::path> names;
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm", none)) {
+    names.insert(entry.path());
+  }
+  return names;
 }
 
 }  // namespace lockstep::testing

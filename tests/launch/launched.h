@@ -3,7 +3,9 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <filesystem>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -65,5 +67,11 @@ bool await_all_ended(std::chrono::seconds limit);
 
 /// The numbers after each occurrence of word in text: "pid 12", "pid 13".
 std::vector<pid_t> numbers_after(const std::string& text, const std::string& word);
+
+/// What a file holds; nothing if there is none.
+std::string contents(const std::filesystem::path& file);
+
+/// What lies in /dev/shm.
+std::set<std::filesystem::path> shared_memory_names();
 
 }  // namespace lockstep::testing

@@ -6,7 +6,6 @@
 
 #include <array>
 #include <fstream>
-#include <iterator>
 #include <string>
 
 #include "../temporary_folder.h"
@@ -19,11 +18,6 @@ namespace {
 using lockstep::detail::concat;
 using ::testing::HasSubstr;
 using ::testing::Not;
-
-std::string contents(const std::filesystem::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
 
 /// Runs a shell script on two ranks.
 Ended run_script(const std::string& script, std::vector<std::string> options = {}) {

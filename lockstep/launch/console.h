@@ -1,0 +1,28 @@
+#pragma once
+
+#include "lockstep/launch/output.h"
+#include "lockstep/launch/signal_watch.h"
+
+namespace lockstep::launch {
+
+/// What the launcher keeps through all attempts of a job: its outputs, and its ear for signals,
+/// which must not be deaf between two attempts.
+struct Console {
+  Console() = default;
+  ~Console() { drain(); }
+  Console(const Console&) = delete;
+  Console& operator=(const Console&) = delete;
+
+  /// Writes all that waits, however long it takes. Signals are again what they were before: a
+  /// reader that never reads again must not make the launcher deaf to Ctrl-C.
+  void drain() noexcept {
+    signals.restore();
+    outputs.out.write_all();
+    outputs.err.write_all();
+  }
+
+  Outputs outputs;
+  SignalWatch signals;
+};
+
+}  // namespace lockstep::launch

@@ -1,0 +1,160 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "../temporary_folder.h"
+#include "launched.h"
+#include "lockstep/core/text.h"
+
+namespace lockstep::testing {
+namespace {
+
+using lockstep::detail::concat;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+std::size_t occurrences(const std::string& text, const std::string& part) {
+  std::size_t count = 0;
+  for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+/// Runs a shell script on two ranks with so many restarts.
+Ended run_script(int restarts, const std::string& script, std::vector<std::string> options = {}) {
+  options.insert(options.begin(), {"-n", "2", "--max-restarts", std::to_string(restarts)});
+  options.insert(options.end(), {"sh", "-c", script});
+  return run_lockstep(options);
+}
+
+/// A rank that misbehaves as long as the world was started again fewer than so many times.
+std::string failing_until(int restarts, const std::string& behaviour) {
+  return concat("if [ $LOCKSTEP_RESTART_COUNT -lt ", restarts, " ]; then exec ", rank_program(),
+                ' ', behaviour, "; else exec ", rank_program(), " finish; fi");
+}
+
+TEST(Restart, GoesOnUntilAllIsWell) {
+  const auto names_before = shared_memory_names();
+  const auto ended = run_script(3, failing_until(2, "kill-9 1"));
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_EQ(numbers_after(ended.out, "pid").size(), 6U) << ended.out;
+  for (const int restart : {1, 2}) {
+    EXPECT_THAT(ended.err, HasSubstr(concat("lockstep: restart ", restart, " of 3: rank 1 of 2 ",
+                                            "failed first: it was ended by SIGKILL (host ")));
+  }
+  EXPECT_EQ(occurrences(ended.err, "; all ranks start again\n"), 2U) << ended.err;
+  EXPECT_EQ(occurrences(ended.err, "lockstep: "), 2U) << "a line each, and no more: " << ended.err;
+  EXPECT_FALSE(anything_left());
+  EXPECT_THAT(names_before, ::testing::IsSupersetOf(shared_memory_names()));
+}
+
+TEST(Restart, TellsTheReasonThatTheWorldRecorded) {
+  const auto ended = run_script(1, failing_until(1, "stop 1"), {"--timeout", "0.3"});
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_THAT(ended.err,
+              AllOf(HasSubstr("restart 1 of 1: rank 1 of 2 failed first: it was stopped"),
+                    HasSubstr("; reason: "), HasSubstr("waited 0.3 s for rank 1")));
+}
+
+TEST(Restart, EndsWhenAllAreUsed) {
+  const auto ended =
+      run_lockstep({"-n", "2", "--max-restarts", "2", rank_program(), "exit-3", "1"});
+  EXPECT_EQ(ended.code, 3);
+  EXPECT_EQ(numbers_after(ended.out, "pid").size(), 6U) << ended.out;
+  EXPECT_THAT(ended.err, AllOf(HasSubstr("restart 2 of 2"), Not(HasSubstr("restart 3")),
+                               HasSubstr("lockstep: rank 1 of 2 failed first: it ended with exit"),
+                               HasSubstr("lockstep: not started again: all 2 restarts were used")));
+  EXPECT_FALSE(anything_left());
+}
+
+TEST(Restart, ThereIsNoneUnlessAskedFor) {
+  const auto ended = run_lockstep({"-n", "2", rank_program(), "exit-3", "1"});
+  EXPECT_EQ(ended.code, 3);
+  EXPECT_EQ(numbers_after(ended.out, "pid").size(), 2U);
+  EXPECT_THAT(ended.err, Not(HasSubstr("start")));
+}
+
+TEST(Restart, TakesTheExitCodeOfTheLastAttempt) {
+  EXPECT_EQ(run_script(2, "exit $((40 + LOCKSTEP_RESTART_COUNT))").code, 42);
+}
+
+TEST(Restart, ThereIsNoneOfAJobThatWasInterrupted) {
+  for (const int signal : {SIGINT, SIGTERM}) {
+    Launched job({lockstep_program(), "run", "-n", "2", "--max-restarts", "5", rank_program(),
+                  "never-init", "1"});
+    job.await_output("pid ", 2);
+    kill(job.pid(), signal);
+    const auto ended = job.wait();
+    EXPECT_EQ(ended.code, 128 + signal);
+    EXPECT_THAT(ended.err, AllOf(HasSubstr("lockstep: ended by SIG"), Not(HasSubstr("restart"))));
+    EXPECT_EQ(numbers_after(ended.out, "pid").size(), 2U);
+    EXPECT_FALSE(anything_left());
+  }
+}
+
+TEST(Restart, ThereIsNoneWhenTheSignalComesAfterTheFailure) {
+  // Rank 1 says when the launcher, that has seen rank 0 end, asks it to end, and does not.
+  Launched job({lockstep_program(), "run", "-n", "2", "--max-restarts", "5", "--grace", "1000",
+                "sh", "-c",
+                "[ $LOCKSTEP_RANK = 1 ] || exit 7; trap 'echo told' TERM; "
+                "while :; do sleep 1000 & wait; done"});
+  job.await_output("told");
+  kill(job.pid(), SIGINT);
+  const auto ended = job.wait();
+  EXPECT_EQ(ended.code, 7);
+  EXPECT_THAT(ended.err, AllOf(HasSubstr("rank 0 of 2 failed first: it ended with exit code 7"),
+                               HasSubstr("not started again, as SIGINT asked it to end"),
+                               Not(HasSubstr("restart"))));
+  EXPECT_FALSE(anything_left());
+}
+
+TEST(Restart, ThereIsNoneOfWhatCannotBeStarted) {
+  const auto missing = run_lockstep({"-n", "2", "--max-restarts", "3", "no-such-program"});
+  EXPECT_EQ(missing.code, 2);
+  EXPECT_THAT(missing.err, Not(HasSubstr("restart")));
+  const auto negative = run_lockstep({"-n", "2", "--max-restarts", "-1", "true"});
+  EXPECT_EQ(negative.code, 2);
+  EXPECT_THAT(negative.err, HasSubstr("max-restarts: got -1, expected 0 or more"));
+}
+
+TEST(Restart, MakesANewWorldAndLeavesNothingOfTheOld) {
+  // Each rank says which memory is its world's; a process in a session of its own stays behind.
+  const TemporaryFolder folder;
+  const auto left = (folder / "left").string();
+  const auto ended = run_script(
+      1, concat("stat -L -c \"world $LOCKSTEP_RESTART_COUNT is %i,\" "
+                "/proc/self/fd/$LOCKSTEP_ARENA_FD; [ $LOCKSTEP_RANK = 0 ] || exit 0; ",
+                "if [ $LOCKSTEP_RESTART_COUNT = 0 ]; then setsid sleep 1000 & echo $! > ", left,
+                "; exit 7; fi; kill -0 $(cat ", left, ") 2>/dev/null && echo met; true"));
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_THAT(ended.out, Not(HasSubstr("met")));
+  const auto first = numbers_after(ended.out, "world 0 is");
+  const auto second = numbers_after(ended.out, "world 1 is");
+  ASSERT_FALSE(first.empty());
+  ASSERT_EQ(second.size(), 2U) << ended.out;
+  EXPECT_EQ(second[0], second[1]);
+  EXPECT_NE(first[0], second[0]);
+  EXPECT_FALSE(anything_left());
+}
+
+TEST(Restart, EachAttemptHasItsOwnLogs) {
+  const TemporaryFolder folder;
+  const auto logs = folder / "logs";
+  const auto script = "echo attempt $LOCKSTEP_RESTART_COUNT; [ $LOCKSTEP_RESTART_COUNT = 1 ]";
+  EXPECT_EQ(run_script(1, script, {"--log-dir", logs.string()}).code, 0);
+  for (const int rank : {0, 1}) {
+    EXPECT_EQ(contents(logs / "attempt-1" / concat("rank-", rank, ".out")), "attempt 1\n");
+  }
+  EXPECT_TRUE(std::filesystem::exists(logs / "attempt-0" / "rank-1.err"));
+  EXPECT_NE(
+      contents(logs / "attempt-0" / "rank-0.out") + contents(logs / "attempt-0" / "rank-1.out"),
+      "");
+  EXPECT_FALSE(std::filesystem::exists(logs / "rank-0.out"));
+}
+
+}  // namespace
+}  // namespace lockstep::testing
