@@ -1,4 +1,6 @@
 #include <CLI/CLI.hpp>
+#include <cerrno>
+#include <cstring>
 #include <exception>
 #include <iostream>
 
@@ -10,9 +12,7 @@ namespace {
 /// What bad input ends with, as in most programs; ranks' own exit codes pass through.
 constexpr int usage_error = 2;
 
-}  // namespace
-
-int main(int argc, char** argv) {
+int run(int argc, char** argv) {
   CLI::App app{"Lockstep: data-parallel training, replicas that step together", "lockstep"};
   app.set_version_flag("--version", "lockstep " LOCKSTEP_VERSION);
   app.require_subcommand(0, 1);  // none is answered below, an unknown one by its name
@@ -36,4 +36,16 @@ int main(int argc, char** argv) {
     return usage_error;
   }
   return exit_code;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int exit_code = run(argc, argv);
+  errno = 0;
+  std::cout.flush();
+  if (std::cout) return exit_code;
+  const int error = errno != 0 ? errno : EIO;  // of a write before this one
+  std::cerr << "lockstep: output was lost: stdout: " << std::strerror(error) << '\n';
+  return exit_code != 0 ? exit_code : 1;
 }

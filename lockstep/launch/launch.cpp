@@ -15,7 +15,7 @@ using detail::concat;
 /// The last words about a job that is not started again.
 void conclude(const Outcome& outcome, int most, Output& err) {
   if (!outcome.cause) {
-    // Who closed our output knows, and cannot read it.
+    // A reader that has gone is told of when all is known that was lost.
     if (outcome.asked && *outcome.asked != SIGPIPE) {
       err.line("", concat("lockstep: ended by ", signal_name(*outcome.asked), ", no rank is left"));
     }
@@ -32,6 +32,21 @@ void conclude(const Outcome& outcome, int most, Output& err) {
   }
 }
 
+/// Says what could not be written. That alone is an error too, as with GNU's tools: its exit code
+/// is 1, or that of SIGPIPE where the reader has gone.
+int settle(int code, Console& console) {
+  console.drain();  // only then is all known
+  auto& [out, err] = console.outputs;
+  if (out.error() != 0) console.losses.add("stdout", out.error());
+  if (err.error() != 0) console.losses.add("stderr", err.error());
+  if (console.losses.empty()) return code;
+  const bool unread = out.broken() || err.broken();
+  err.line("", concat("lockstep: ", unread ? "nobody reads its output" : "output was lost", ": ",
+                      console.losses.text()));
+  console.drain();
+  return code != 0 ? code : unread ? 128 + SIGPIPE : 1;
+}
+
 }  // namespace
 
 int run(const Plan& plan) {
@@ -44,7 +59,7 @@ int run(const Plan& plan) {
     auto& err = console.outputs.err;
     if (!outcome.cause || outcome.asked || restarts == most) {
       conclude(outcome, most, err);
-      return outcome.code;
+      return settle(outcome.code, console);
     }
     err.line("", restart_line(*outcome.cause, restarts + 1, most));
   }

@@ -20,6 +20,10 @@ namespace lockstep::launch {
 /// A restart: one line on stderr names the first cause instead. There is none after a signal that
 /// asked the launcher to end, nor after a reader of its output that has gone.
 ///
+/// Output that cannot be written, as on a full disk, is lost, and the job goes on; a last line on
+/// stderr says what was lost and why, and an exit code of 0 becomes 1. A reader of the launcher's
+/// output that has gone ends the job with 128 + SIGPIPE.
+///
 /// Returns the exit code of the last attempt: 0 when every rank exited 0, else that of the first
 /// cause (128 + signal for a signal, 1 for a rank that left early with 0), or 128 + signal when the
 /// launcher itself was interrupted. Meant for a program of one thread: it handles SIGCHLD, SIGINT,

@@ -4,6 +4,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "lockstep/core/error.h"
 #include "lockstep/core/text.h"
@@ -12,7 +13,19 @@ namespace lockstep::launch {
 
 using detail::concat;
 
-Descriptor open_log(const std::filesystem::path& folder, int rank, std::string_view ending) {
+void Log::write(std::string_view bytes) noexcept {
+  while (file_ && !bytes.empty()) {
+    const auto count = ::write(file_.get(), bytes.data(), bytes.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) {
+      if (error_ == 0) error_ = errno;
+      return;
+    }
+    bytes.remove_prefix(static_cast<std::size_t>(count));
+  }
+}
+
+Log open_log(const std::filesystem::path& folder, int rank, std::string_view ending) {
   if (folder.empty()) return {};
   std::error_code error;
   std::filesystem::create_directories(folder, error);
@@ -26,7 +39,7 @@ Descriptor open_log(const std::filesystem::path& folder, int rank, std::string_v
     throw InvalidArgument(
         concat("cannot write the log file '", file.string(), "': ", std::strerror(errno)));
   }
-  return log;
+  return {std::move(log), file};
 }
 
 }  // namespace lockstep::launch

@@ -44,6 +44,7 @@ bool Output::write_some(int wait_ms) noexcept {
   if (count < 0) {
     if (errno == EINTR || errno == EAGAIN) return wait_ms != 0;
     // A reader that has gone ends the job; a full disk only loses output.
+    if (error_ == 0) error_ = errno;
     broken_ = errno == EPIPE || errno == EIO;
     queue_.clear();
     written_ = 0;

@@ -32,6 +32,8 @@ class Output {
   bool full() const { return queue_.size() >= most_waiting; }
   /// Whether the reader has gone: nothing more is kept.
   bool broken() const { return broken_; }
+  /// The first error of writing, as errno, or 0: not everything has arrived.
+  int error() const { return error_; }
 
   /// Writes what the reader takes without blocking.
   void write_ready() noexcept;
@@ -49,6 +51,7 @@ class Output {
   std::string queue_;
   std::size_t written_ = 0;
   bool broken_ = false;
+  int error_ = 0;
 };
 
 /// The launcher's stdout and stderr.

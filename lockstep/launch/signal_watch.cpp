@@ -47,9 +47,11 @@ std::optional<int> SignalWatch::end_asked() const noexcept {
   return std::nullopt;
 }
 
+void SignalWatch::unblock() const noexcept { sigprocmask(SIG_SETMASK, &before_, nullptr); }
+
 void SignalWatch::restore() const noexcept {
   sigaction(SIGPIPE, &pipe_before_, nullptr);
-  sigprocmask(SIG_SETMASK, &before_, nullptr);
+  unblock();
 }
 
 }  // namespace lockstep::launch

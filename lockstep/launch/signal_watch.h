@@ -23,6 +23,8 @@ class SignalWatch {
   /// A signal that waits to be taken and asks the launcher to end, as Ctrl-C does.
   std::optional<int> end_asked() const noexcept;
 
+  /// Lets signals end the launcher again. A reader that goes away still shows as EPIPE.
+  void unblock() const noexcept;
   /// Gives a forked child the signals that the launcher was started with.
   void restore() const noexcept;
 

@@ -19,15 +19,6 @@ std::string_view last_drawn(std::string_view line) {
   return line.substr(line.rfind('\r') + 1);
 }
 
-void write_fully(int fd, std::string_view bytes) {
-  while (!bytes.empty()) {
-    const auto count = write(fd, bytes.data(), bytes.size());
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) return;  // a full disk must not end the job
-    bytes.remove_prefix(static_cast<std::size_t>(count));
-  }
-}
-
 }  // namespace
 
 void Tail::add(std::string_view bytes) {
@@ -50,7 +41,7 @@ std::vector<std::string> Tail::lines(std::size_t count) const {
   return lines;
 }
 
-Stream::Stream(Descriptor source, Show show, std::string prefix, Output& output, Descriptor log)
+Stream::Stream(Descriptor source, Show show, std::string prefix, Output& output, Log log)
     : source_(std::move(source)),
       show_(show),
       prefix_(std::move(prefix)),
@@ -80,7 +71,7 @@ void Stream::close() {
 }
 
 void Stream::take(std::string_view bytes) {
-  if (log_) write_fully(log_.get(), bytes);
+  log_.write(bytes);
   tail_.add(bytes);
   if (show_ == Show::nothing) return;
   if (show_ == Show::bytes) {

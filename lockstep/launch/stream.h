@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "lockstep/launch/descriptor.h"
+#include "lockstep/launch/logs.h"
 #include "lockstep/launch/output.h"
 
 namespace lockstep::launch {
@@ -33,12 +34,13 @@ enum class Show {
 /// lines of a report.
 class Stream {
  public:
-  Stream(Descriptor source, Show show, std::string prefix, Output& output, Descriptor log);
+  Stream(Descriptor source, Show show, std::string prefix, Output& output, Log log);
 
   int fd() const { return source_.get(); }
   bool open() const { return static_cast<bool>(source_); }
   const Output& output() const { return output_; }
   const Tail& tail() const { return tail_; }
+  const Log& log() const { return log_; }
 
   /// Takes what is there; closes the stream at its end. False when nothing was there.
   bool read_ready();
@@ -54,7 +56,7 @@ class Stream {
   Show show_;
   std::string prefix_;
   Output& output_;
-  Descriptor log_;
+  Log log_;
   std::string partial_;  ///< of a line whose end has not come
   Tail tail_;
 };

@@ -10,7 +10,6 @@
 
 #include "lockstep/core/text.h"
 #include "lockstep/launch/children.h"
-#include "lockstep/launch/logs.h"
 #include "lockstep/launch/terminal.h"
 
 namespace lockstep::launch {
@@ -45,6 +44,7 @@ Supervisor::Supervisor(const Plan& plan, Console& console)
       arena_(fcntl(world_->fd(), F_DUPFD_CLOEXEC, arena_descriptor)),
       children_before_(children()),
       outputs_(console.outputs),
+      losses_(console.losses),
       signals_(console.signals) {
   if (!arena_) throw_system("hand on the world's memory");
 }
@@ -76,7 +76,10 @@ Outcome Supervisor::run() {
   end_leftovers();
   guardian_.dismiss();
   end_children(children_before_);
-  for (auto& stream : streams_) stream.close();
+  for (auto& stream : streams_) {
+    stream.close();
+    if (stream.log().error() != 0) losses_.add(stream.log().path(), stream.log().error());
+  }
   return outcome();
 }
 
@@ -86,7 +89,7 @@ Supervisor::Ends Supervisor::add_streams(int rank) {
           .err = add_stream(rank, outputs_.err, open_log(folder, rank, "err"))};
 }
 
-Descriptor Supervisor::add_stream(int rank, Output& output, Descriptor log) {
+Descriptor Supervisor::add_stream(int rank, Output& output, Log log) {
   const bool on_terminal = isatty(output.fd()) == 1;
   if (rank == 0 && on_terminal) {
     auto terminal = make_terminal(output.fd());

@@ -59,7 +59,7 @@ class Supervisor {
   };
 
   Ends add_streams(int rank);
-  Descriptor add_stream(int rank, Output& output, Descriptor log);
+  Descriptor add_stream(int rank, Output& output, Log log);
   void start(int rank, const Ends& ends, int null);
 
   void turn();
@@ -87,6 +87,7 @@ class Supervisor {
   Descriptor arena_;
   std::set<pid_t> children_before_;
   Outputs& outputs_;
+  Losses& losses_;
   SignalWatch& signals_;
   std::list<Stream> streams_;
   std::vector<std::pair<int, int>> terminals_;  ///< the launcher's own, and the one made after it

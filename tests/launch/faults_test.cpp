@@ -183,14 +183,5 @@ TEST(LauncherKilled, LeavesNoDescendant) {
   EXPECT_TRUE(await_all_ended(std::chrono::seconds(20)));
 }
 
-TEST(OutputClosed, EndsTheJob) {
-  Launched job({lockstep_program(), "run", "-n", "2", "sh", "-c", "while :; do echo on; done"});
-  job.await_output("on\n");
-  job.close_output();
-  const auto ended = job.wait();
-  EXPECT_EQ(ended.code, 128 + SIGPIPE);
-  EXPECT_FALSE(anything_left());
-}
-
 }  // namespace
 }  // namespace lockstep::testing

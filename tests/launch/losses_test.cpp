@@ -1,0 +1,119 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+
+#include "../temporary_folder.h"
+#include "launched.h"
+#include "lockstep/core/text.h"
+
+// Output that cannot be written is lost, but not in silence.
+
+namespace lockstep::testing {
+namespace {
+
+using lockstep::detail::concat;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr const char* full = "No space left on device";
+
+/// A line of a shell that starts `lockstep run` with the arguments.
+Ended run_in_shell(const std::string& arguments) {
+  return Launched({"/bin/sh", "-c", concat(lockstep_program(), ' ', arguments)}).wait();
+}
+
+TEST(Losses, OfStdoutAreToldAndTheJobGoesOn) {
+  const TemporaryFolder folder;
+  const auto done = folder / "done";
+  const auto ended =
+      run_in_shell(concat("run -n 2 sh -c 'seq 20000; echo >> ", done.string(), "' > /dev/full"));
+  EXPECT_EQ(ended.code, 1);
+  EXPECT_EQ(ended.err, concat("lockstep: output was lost: stdout: ", full, '\n'));
+  EXPECT_EQ(contents(done), "\n\n") << "not both ranks came to their end";
+  EXPECT_FALSE(anything_left());
+}
+
+TEST(Losses, LeaveTheExitCodeOfAFailure) {
+  const auto ended = run_in_shell("run -n 1 sh -c 'echo out; echo err >&2; exit 3' > /dev/full");
+  EXPECT_EQ(ended.code, 3);
+  EXPECT_THAT(ended.err, AllOf(HasSubstr("ended with exit code 3"),
+                               HasSubstr(concat("output was lost: stdout: ", full))));
+}
+
+TEST(Losses, OfStderrShowInTheExitCode) {
+  EXPECT_EQ(run_in_shell("run -n 2 sh -c 'echo err >&2' 2> /dev/full").code, 1);
+  EXPECT_EQ(run_in_shell("run -n 2 sh -c 'echo out' 2> /dev/full").code, 0) << "none was lost";
+}
+
+TEST(Losses, OfLogFilesAreTold) {
+  const TemporaryFolder folder;
+  for (const char* name : {"rank-0.out", "rank-1.err"}) {
+    std::filesystem::create_symlink("/dev/full", folder / name);
+  }
+  const auto ended = run_lockstep(
+      {"-n", "2", "--log-dir", folder.path().string(), "sh", "-c", "echo out; echo err >&2"});
+  EXPECT_EQ(ended.code, 1);
+  EXPECT_THAT(ended.out, HasSubstr("[1] out\n"));
+  EXPECT_THAT(ended.err,
+              HasSubstr(concat("lockstep: output was lost: ", (folder / "rank-0.out").string(),
+                               ", ", (folder / "rank-1.err").string(), ": ", full, '\n')));
+  EXPECT_EQ(contents(folder / "rank-1.out"), "out\n");
+}
+
+TEST(Losses, OfLogFilesOnAFullDisk) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can mount a small disk";
+  const TemporaryFolder folder;
+  const auto logs = folder.path().string();
+  // The mount is this shell's own and ends with it.
+  const auto mount = concat("mount -t tmpfs -o size=64k none ", logs);
+  if (std::system(concat("unshare -m ", mount, " 2>/dev/null").c_str()) != 0) {
+    GTEST_SKIP() << "this container may not mount";
+  }
+  const auto ended =
+      Launched({"/usr/bin/env", "unshare", "-m", "/bin/sh", "-c",
+                concat(mount, " && ", lockstep_program(), " run -q -n 2 --log-dir ", logs,
+                       " sh -c 'seq 30000'; code=$?; ls -l ", logs, " >&2; exit $code")})
+          .wait();
+  EXPECT_EQ(ended.code, 1);
+  EXPECT_THAT(ended.err, AllOf(HasSubstr("lockstep: output was lost: "), HasSubstr(full)));
+  EXPECT_THAT(ended.out, ::testing::EndsWith("\n30000\n")) << "the job went on";
+}
+
+TEST(Losses, OfAnEarlierAttemptAreTold) {
+  const TemporaryFolder folder;
+  std::filesystem::create_directory(folder / "attempt-0");
+  std::filesystem::create_symlink("/dev/full", folder / "attempt-0" / "rank-0.out");
+  const auto ended =
+      run_lockstep({"-n", "1", "--max-restarts", "1", "--log-dir", folder.path().string(), "sh",
+                    "-c", "echo out; [ $LOCKSTEP_RESTART_COUNT = 1 ]"});
+  EXPECT_EQ(ended.code, 1);
+  EXPECT_THAT(ended.err, AllOf(HasSubstr("restart 1 of 1"), HasSubstr("attempt-0/rank-0.out: ")));
+}
+
+TEST(Losses, OfAReaderThatHasGoneEndTheJobAndAreTold) {
+  Launched job({lockstep_program(), "run", "-n", "2", "--max-restarts", "3", "sh", "-c",
+                "while :; do echo on; done"});
+  job.await_output("on\n");
+  job.close_output();
+  const auto ended = job.wait();
+  EXPECT_EQ(ended.code, 128 + SIGPIPE);
+  EXPECT_EQ(ended.err, "lockstep: nobody reads its output: stdout: Broken pipe\n");
+  EXPECT_FALSE(anything_left());
+}
+
+TEST(Losses, OfWhatTheLauncherItselfShowsAreTold) {
+  for (const char* command : {"run -n 2 --dry-run true", "doctor", "--help"}) {
+    const auto ended = run_in_shell(concat(command, " > /dev/full"));
+    EXPECT_EQ(ended.code, 1) << command;
+    EXPECT_EQ(ended.err, concat("lockstep: output was lost: stdout: ", full, '\n')) << command;
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::testing
