@@ -2,6 +2,7 @@
 // compare the two to see what it takes.
 //
 //   lockstep run -n 2 ddp_trainer 10 2
+//   lockstep run -n 2 --max-restarts 3 ddp_trainer 10 2
 //
 #include <lockstep/lockstep.h>
 #include <torch/data/dataloader.h>
@@ -55,7 +56,8 @@ class Trainer {
         sampler_(std::move(sampler)),
         optimizer_(optimizer) {
     lockstep::together(world_, [&] {
-      if (world_.rank() == 0) metrics_.emplace(settings_.metrics);
+      const bool again = lockstep::Environment::get().restart_count > 0;
+      if (world_.rank() == 0) metrics_.emplace(settings_.metrics, again);
     });
     if (snapshot_exists()) load_snapshot();
   }

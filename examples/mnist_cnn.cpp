@@ -2,6 +2,7 @@
 //
 //   lockstep run -n 2 mnist_cnn --epochs 10
 //   lockstep run -n 2 mnist_cnn --dist-option sparseTopK --spars 0.05
+//   lockstep run -n 2 --max-restarts 3 mnist_cnn --checkpoint-dir run
 //   mnist_cnn --threads 2
 //
 #include <lockstep/lockstep.h>
@@ -66,6 +67,7 @@ struct Settings {
   std::optional<std::uint64_t> seed;  // else the resumed checkpoint's, else 0
   std::string data = MNIST_SAMPLE;
   std::string checkpoint = "mnist_cnn.safetensors";
+  std::string checkpoint_dir;
   std::string resume;
   std::string metrics;
   std::string dist_option;
@@ -171,17 +173,54 @@ StepTimes step_times(const Cnn& trained, double lr, const Batch& batch,
   return {.alone = alone[rounds / 2], .together = together[rounds / 2]};
 }
 
+/// What a run goes on from, and where it was found.
+struct Beginning {
+  std::string place;
+  lockstep::Resumed found;
+};
+
+/// The newest undamaged checkpoint of the run's own folder, else that of --resume, if any.
+std::optional<Beginning> resume(const Settings& settings, const lockstep::Checkpoint& checkpoint,
+                                std::optional<lockstep::CheckpointFolder>& folder,
+                                const lockstep::Group& world) {
+  if (folder) {
+    if (auto found = folder->load_newest(checkpoint, world))
+      return Beginning{settings.checkpoint_dir, std::move(*found)};
+  }
+  if (settings.resume.empty()) return std::nullopt;
+  Beginning beginning{settings.resume, checkpoint.load(settings.resume, world)};
+  const std::int64_t done = beginning.found.meta.epoch;
+  if (done >= settings.epochs)
+    throw lockstep::InvalidArgument(settings.resume + ": " + std::to_string(done) +
+                                    " epochs are done, expected fewer than --epochs " +
+                                    std::to_string(settings.epochs));
+  return beginning;
+}
+
 void train(Settings settings, const lockstep::Group& world) {
   // All that can go wrong is found out before the first step, and on all ranks alike.
   std::optional<lockstep::Mnist> train_data;
   std::optional<lockstep::Mnist> test_data;
   std::optional<program::MetricsFile> metrics;
+  std::optional<lockstep::CheckpointFolder> folder;
+  if (!settings.checkpoint_dir.empty()) folder.emplace(settings.checkpoint_dir);
   lockstep::together(world, [&] {
     train_data.emplace(settings.data, lockstep::Mnist::Split::train);
     test_data.emplace(settings.data, lockstep::Mnist::Split::test);
-    if (world.rank() == 0) metrics.emplace(settings.metrics, !settings.resume.empty());
+    if (world.rank() != 0) return;
+    const bool added = !settings.resume.empty() || (folder && folder->newest());
+    metrics.emplace(settings.metrics, added);
+    if (!folder) return;
+    std::error_code error;
+    std::filesystem::create_directories(settings.checkpoint_dir, error);
+    if (error)
+      throw lockstep::Error("--checkpoint-dir " + settings.checkpoint_dir +
+                            ": cannot make: " + error.message());
   });
-  if (!settings.checkpoint.empty()) lockstep::check_checkpoint_path(settings.checkpoint, world);
+  if (folder)
+    lockstep::check_checkpoint_path(settings.checkpoint_dir + "/test", world);
+  else if (!settings.checkpoint.empty())
+    lockstep::check_checkpoint_path(settings.checkpoint, world);
 
   std::shared_ptr<Cnn> model;
   world.in_turn([&] {  // thread ranks share one random generator
@@ -195,17 +234,15 @@ void train(Settings settings, const lockstep::Group& world) {
   const auto style = lockstep::progress_style(world, STDOUT_FILENO, settings.quiet);
   const bool loud = style != lockstep::ProgressStyle::silent;
   std::int64_t done = 0;
-  if (!settings.resume.empty()) {
-    const auto [meta, changes] = checkpoint.load(settings.resume, world);
-    if (loud && !changes.empty()) std::cout << settings.resume << ": " << changes << std::endl;
-    done = meta.epoch;
-    if (!settings.seed && meta.notes.contains("seed"))
-      settings.seed = std::stoull(meta.notes.at("seed"));
+  if (const auto beginning = resume(settings, checkpoint, folder, world)) {
+    const auto& [place, found] = *beginning;
+    if (loud && !found.changes.empty()) std::cout << place << ": " << found.changes << std::endl;
+    done = found.meta.epoch;
+    if (loud && folder) std::cout << place << ": " << done << " epochs are done" << std::endl;
+    if (!settings.seed && found.meta.notes.contains("seed"))
+      settings.seed = std::stoull(found.meta.notes.at("seed"));
     if (settings.lr) sgd.param_groups()[0].options().set_lr(*settings.lr);
-    if (done >= settings.epochs)
-      throw lockstep::InvalidArgument(settings.resume + ": " + std::to_string(done) +
-                                      " epochs are done, expected fewer than --epochs " +
-                                      std::to_string(settings.epochs));
+    if (done >= settings.epochs) return;  // the run was ended after its last checkpoint
   }
   const std::uint64_t seed = settings.seed.value_or(0);
   const double lr = sgd.param_groups()[0].options().get_lr();
@@ -248,9 +285,12 @@ void train(Settings settings, const lockstep::Group& world) {
     optimizer.synchronize();
     const lockstep::Score tested = evaluate(*model, *test_loader, world);
 
-    if (!settings.checkpoint.empty())
-      checkpoint.save(settings.checkpoint,
-                      {.epoch = epoch, .notes = {{"seed", std::to_string(seed)}}}, world);
+    const lockstep::CheckpointMeta meta{
+        .epoch = epoch, .notes = {{"seed", std::to_string(seed)}}, .score = tested.accuracy};
+    if (folder)
+      folder->save(checkpoint, meta, world);
+    else if (!settings.checkpoint.empty())
+      checkpoint.save(settings.checkpoint, meta, world);
     if (metrics)
       metrics->write({{"epoch", epoch},
                       {"train_loss", trained.loss},
@@ -275,6 +315,7 @@ void train(Settings settings, const lockstep::Group& world) {
                 << fixed(1000 * alone, 1) << " ms, " << world.size() << " ranks together "
                 << fixed(1000 * together, 1) << " ms" << std::endl;
   }
+  if (folder) settings.checkpoint = folder->newest().value_or("").string();
   if (loud && !settings.checkpoint.empty())
     std::cout << "checkpoint " << std::filesystem::absolute(settings.checkpoint).string()
               << std::endl;
@@ -295,9 +336,16 @@ void add_options(CLI::App& app, Settings& settings) {
       ->check(CLI::NonNegativeNumber);
   app.add_option("--data", settings.data, "Folder with the four MNIST files, plain or .gz")
       ->capture_default_str();
-  app.add_option("--checkpoint", settings.checkpoint, "Written after every epoch; '' for none")
-      ->capture_default_str();
-  app.add_option("--resume", settings.resume, "Checkpoint to go on from");
+  auto* checkpoint =
+      app.add_option("--checkpoint", settings.checkpoint, "Written after every epoch; '' for none")
+          ->capture_default_str();
+  app.add_option(
+         "--checkpoint-dir", settings.checkpoint_dir,
+         "Folder for the last checkpoints and the best; a run that is started again goes on "
+         "from the newest undamaged one")
+      ->excludes(checkpoint);
+  app.add_option("--resume", settings.resume,
+                 "Checkpoint to go on from, unless --checkpoint-dir has one");
   app.add_option("--metrics", settings.metrics, "File for one JSON object an epoch");
   auto* strategy = app.add_option("--strategy", settings.strategy, "How the ranks synchronise")
                        ->check(program::strategy())

@@ -2,13 +2,11 @@
 #include <gtest/gtest.h>
 
 #include <array>
-#include <cstdint>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <random>
 #include <string>
-#include <vector>
 
+#include "tests/examples/digits.h"
 #include "tests/examples/program_run.h"
 
 // Runs the example as a user does, on a data set of its own that is small and easy to learn.
@@ -23,32 +21,10 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 using testing::Result;
+using testing::write_digits;
 
 constexpr int train_size = 203;  // no multiple of ranks or batch
 constexpr int test_size = 51;
-
-std::string big_endian(std::initializer_list<std::uint32_t> values) {
-  std::string bytes;
-  for (const std::uint32_t value : values)
-    for (const int shift : {24, 16, 8, 0}) bytes += static_cast<char>(value >> shift & 0xff);
-  return bytes;
-}
-
-/// Each class is a bright bar in a row of its own, among noise.
-void write_digits(const std::filesystem::path& folder, const std::string& prefix, int count,
-                  unsigned seed) {
-  std::mt19937 random(seed);
-  std::string images = big_endian({0x803, static_cast<std::uint32_t>(count), 28, 28});
-  std::string labels = big_endian({0x801, static_cast<std::uint32_t>(count)});
-  for (int i = 0; i < count; ++i) {
-    const int label = static_cast<int>(random() % 10);
-    labels += static_cast<char>(label);
-    for (int pixel = 0; pixel < 28 * 28; ++pixel)
-      images += static_cast<char>(pixel / 28 / 2 == label + 2 ? 250 : random() % 40);
-  }
-  std::ofstream(folder / (prefix + "-images-idx3-ubyte"), std::ios::binary) << images;
-  std::ofstream(folder / (prefix + "-labels-idx1-ubyte"), std::ios::binary) << labels;
-}
 
 class MnistCnn : public testing::ProgramRun {
  protected:
@@ -169,8 +145,8 @@ TEST_F(MnistCnn, HelpIsNoError) {
   const Result result = one_rank(" --help");
   EXPECT_EQ(result.code, 0);
   for (const char* flag :
-       {"--epochs", "--batch-size", "--lr", "--seed", "--data", "--checkpoint", "--resume",
-        "--metrics", "--strategy", "--dist-option", "--spars", "--augment", "--quiet"})
+       {"--epochs", "--batch-size", "--lr", "--seed", "--data", "--checkpoint", "--checkpoint-dir",
+        "--resume", "--metrics", "--strategy", "--dist-option", "--spars", "--augment", "--quiet"})
     EXPECT_THAT(result.out, HasSubstr(flag));
 }
 

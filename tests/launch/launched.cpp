@@ -173,7 +173,8 @@ std::set<std::filesystem::path> shared_memory_names() {
   std::set<std::filesystem::path> names;
   std::error_code none;
   for (const auto& entry : std::filesystem::directory_iterator("/dev/shm", none)) {
-    names.insert(entry.path());
+    const auto name = entry.path().filename().string();
+    if (name.find("lockstep") != std::string::npos) names.insert(entry.path());
   }
   return names;
 }

@@ -71,7 +71,7 @@ std::vector<pid_t> numbers_after(const std::string& text, const std::string& wor
 /// What a file holds; nothing if there is none.
 std::string contents(const std::filesystem::path& file);
 
-/// What lies in /dev/shm.
+/// What Lockstep's name is on in /dev/shm: other programs of the machine come and go there too.
 std::set<std::filesystem::path> shared_memory_names();
 
 }  // namespace lockstep::testing
