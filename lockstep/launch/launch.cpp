@@ -12,17 +12,17 @@ namespace {
 
 using detail::concat;
 
-/// The last words about a job that is not started again.
+/// The last words about a job that is not started again. A reader that has gone is told of when all
+/// is known that was lost.
 void conclude(const Outcome& outcome, int most, Output& err) {
   if (!outcome.cause) {
-    // A reader that has gone is told of when all is known that was lost.
     if (outcome.asked && *outcome.asked != SIGPIPE) {
       err.line("", concat("lockstep: ended by ", signal_name(*outcome.asked), ", no rank is left"));
     }
     return;
   }
   err.line("", report(*outcome.cause));
-  if (most == 0) return;
+  if (most == 0 || outcome.asked == SIGPIPE) return;
   if (outcome.asked) {
     err.line("", concat("lockstep: not started again, as ", signal_name(*outcome.asked),
                         " asked it to end"));

@@ -292,6 +292,12 @@ std::optional<int> Supervisor::first_cause() const {
   return named ? failure->rank : *first_failed_;
 }
 
+std::optional<int> Supervisor::end_asked() const {
+  if (asked_) return asked_;
+  if (outputs_.out.broken() || outputs_.err.broken()) return SIGPIPE;
+  return signals_.end_asked();
+}
+
 Outcome Supervisor::outcome() const {
   if (interrupted_by_) return {.code = 128 + *interrupted_by_, .asked = asked_};
   const auto cause = first_cause();
@@ -316,7 +322,7 @@ Outcome Supervisor::failure(int cause) const {
                               .joined = member.joined,
                               .reason = told ? recorded->text : std::string(),
                               .last_lines = member.err->tail().lines(reported_lines)},
-          .asked = asked_ ? asked_ : signals_.end_asked()};
+          .asked = end_asked()};
 }
 
 }  // namespace lockstep::launch

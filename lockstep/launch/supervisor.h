@@ -78,6 +78,7 @@ class Supervisor {
   void suspend();
 
   std::optional<int> first_cause() const;
+  std::optional<int> end_asked() const;
   Outcome outcome() const;
   Outcome failure(int cause) const;
 
