@@ -128,6 +128,13 @@ void Communicator::check(const Operation& operation) const {
   }
 }
 
+std::optional<std::uint64_t> Communicator::place_of(const void*) const { return {}; }
+
+std::byte* Communicator::at_place(std::uint64_t) const {
+  throw CommError(concat("at_place (", backend(), ") rank ", rank_, " of ", size_,
+                         ": ranks do not share memory, expected a backend whose ranks do"));
+}
+
 Work Communicator::all_reduce(void* data, std::size_t count, DType dtype, ReduceOp op,
                               Issue options) {
   return issue({.collective = Collective::all_reduce,

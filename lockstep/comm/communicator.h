@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -85,6 +86,13 @@ class Communicator {
   /// alive. Throws: CommError when the machine has not that much memory.
   virtual std::shared_ptr<std::byte> allocate(std::size_t bytes) = 0;
 
+  /// A name for memory of allocate(), by which every rank of the group finds it with at_place();
+  /// none where ranks do not share memory, and for other memory.
+  virtual std::optional<std::uint64_t> place_of(const void* memory) const;
+  /// Memory of whichever rank named it. Who may touch it when is for collectives to settle.
+  /// Throws: CommError where ranks do not share memory.
+  virtual std::byte* at_place(std::uint64_t place) const;
+
   /// Ranks of equal color form a group, ordered by (key, rank). Collective over this group.
   /// A negative color joins none and returns null.
   virtual std::shared_ptr<Communicator> split(int color, int key) = 0;
@@ -96,6 +104,12 @@ class Communicator {
   /// dense_bytes of it, others for nothing.
   void attribute_to(int bucket, std::uint64_t dense_bytes = 0) {
     ledger_->attribute_to(bucket, dense_bytes);
+  }
+
+  /// Counts what this rank is about to do with all ranks' memory as if it were a collective. Time
+  /// is added to the row by the caller.
+  CollectiveStatistics& count_as(Collective collective, std::uint64_t bytes) {
+    return ledger_->count(collective, bytes);
   }
 
   /// Ends the world for every rank, with this text as the first cause. Any thread.

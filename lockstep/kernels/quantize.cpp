@@ -12,61 +12,75 @@
 #define HWY_TARGET_INCLUDE "lockstep/kernels/quantize.cpp"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+#include "lockstep/kernels/quantize-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace lockstep::kernels::HWY_NAMESPACE {
 
-namespace hn = hwy::HWY_NAMESPACE;
-
-// All functions here work on one whole chunk.
-using Floats = hn::ScalableTag<float>;
-
-float largest_magnitude(const float* values) {
-  const Floats d;
-  const std::size_t lanes = hn::Lanes(d);
-  auto largest = hn::Zero(d);
-  auto not_a_number = hn::Zero(d);
-  for (std::size_t i = 0; i < quantized_chunk; i += lanes) {
-    const auto v = hn::LoadU(d, values + i);
-    largest = hn::Max(largest, hn::Abs(v));
-    not_a_number = hn::IfThenElse(hn::IsNaN(v), v, not_a_number);
-  }
-  const bool has_nan = !hn::AllTrue(d, hn::Eq(not_a_number, hn::Zero(d)));
-  return has_nan ? std::numeric_limits<float>::quiet_NaN()
-                 : hn::GetLane(hn::MaxOfLanes(d, largest));
-}
-
-void encode(const float* values, float inverse, std::int8_t* codes) {
+/// Writes values' codes; with feedback also what they do not say of values, to rest.
+template <bool kFeedback>
+HWY_INLINE void write_codes(float* rest, const float* values, const Scale& scale,
+                            std::int8_t* codes) {
   const Floats d;
   const hn::Rebind<std::int16_t, Floats> i16;
   const hn::Rebind<std::int8_t, Floats> i8;
-  const auto factor = hn::Set(d, inverse);
+  const auto inverse = hn::Set(d, scale.inverse);
+  const auto whole = hn::Set(d, scale.scale);
   for (std::size_t i = 0; i < quantized_chunk; i += hn::Lanes(d)) {
-    const auto whole = hn::NearestInt(hn::Mul(hn::LoadU(d, values + i), factor));
-    hn::StoreU(hn::DemoteTo(i8, hn::DemoteTo(i16, whole)), i8, codes + i);
+    const auto v = hn::LoadU(d, values + i);
+    const auto said = codes_of(v, inverse);
+    hn::StoreU(hn::DemoteTo(i8, hn::DemoteTo(i16, hn::ConvertTo(Whole(), said))), i8, codes + i);
+    if constexpr (kFeedback) hn::StoreU(hn::Sub(v, hn::Mul(said, whole)), d, rest + i);
   }
 }
 
-/// values = scale * codes for a sign of 0, values += or -= it for others.
-void decode(const std::int8_t* codes, float scale, int sign, float* values) {
+void write_complaint(std::size_t place, QuantizedChunk& chunk) {
+  const auto number = static_cast<std::uint16_t>(place);
+  chunk.scale = std::numeric_limits<float>::quiet_NaN();
+  std::fill_n(chunk.codes, quantized_chunk, std::int8_t{0});
+  std::memcpy(chunk.codes, &number, sizeof number);
+}
+
+void quantize_chunk(const float* values, QuantizedChunk& chunk) {
+  const auto scale = measure(values);
+  if (!scale.is_finite()) return write_complaint(first_not_finite(values), chunk);
+  chunk.scale = scale.scale;
+  write_codes<false>(nullptr, values, scale, chunk.codes);
+}
+
+void quantize_chunk_with_feedback(const float* values, float* residual, QuantizedChunk& chunk) {
+  const auto scale = move_and_measure(values, residual);
+  if (!scale.is_finite()) {
+    write_complaint(first_not_finite(residual), chunk);
+    std::fill_n(residual, quantized_chunk, 0.0f);
+    return;
+  }
+  chunk.scale = scale.scale;
+  write_codes<true>(residual, residual, scale, chunk.codes);
+}
+
+/// values (+)= scale * codes
+template <bool kAdd>
+HWY_INLINE void read_codes(const std::int8_t* codes, float scale, float* values) {
   const Floats d;
   const hn::Rebind<std::int8_t, Floats> i8;
-  const hn::RebindToSigned<Floats> i32;
   const auto factor = hn::Set(d, scale);
   for (std::size_t i = 0; i < quantized_chunk; i += hn::Lanes(d)) {
-    const auto whole = hn::PromoteTo(i32, hn::LoadU(i8, codes + i));
-    auto v = hn::Mul(hn::ConvertTo(d, whole), factor);
-    if (sign > 0) v = hn::Add(hn::LoadU(d, values + i), v);
-    if (sign < 0) v = hn::Sub(hn::LoadU(d, values + i), v);
+    const auto said = hn::ConvertTo(d, hn::PromoteTo(Whole(), hn::LoadU(i8, codes + i)));
+    auto v = hn::Mul(said, factor);
+    if constexpr (kAdd) v = hn::Add(hn::LoadU(d, values + i), v);
     hn::StoreU(v, d, values + i);
   }
 }
 
-void add(const float* values, float* sum) {
-  const Floats d;
-  for (std::size_t i = 0; i < quantized_chunk; i += hn::Lanes(d)) {
-    hn::StoreU(hn::Add(hn::LoadU(d, values + i), hn::LoadU(d, sum + i)), d, sum + i);
-  }
+void dequantize_chunk(const QuantizedChunk& chunk, float* values) {
+  read_codes<false>(chunk.codes, chunk.scale, values);
+}
+
+/// sum (+)= share of what the chunk says
+void add_share(const QuantizedChunk& chunk, float share, bool first, float* sum) {
+  if (first) return read_codes<false>(chunk.codes, chunk.scale * share, sum);
+  read_codes<true>(chunk.codes, chunk.scale * share, sum);
 }
 
 }  // namespace lockstep::kernels::HWY_NAMESPACE
@@ -75,42 +89,12 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace lockstep::kernels {
 
-HWY_EXPORT(largest_magnitude);
-HWY_EXPORT(encode);
-HWY_EXPORT(decode);
-HWY_EXPORT(add);
+HWY_EXPORT(quantize_chunk);
+HWY_EXPORT(quantize_chunk_with_feedback);
+HWY_EXPORT(dequantize_chunk);
+HWY_EXPORT(add_share);
 
 namespace {
-
-constexpr float largest_code = 127;
-/// Of the largest in a chunk: below it the scale's inverse would not be a number.
-constexpr float least_largest = 0x1p-119f;
-
-void write_place(std::size_t place, QuantizedChunk& chunk) {
-  const auto number = static_cast<std::uint16_t>(place);
-  chunk.scale = std::numeric_limits<float>::quiet_NaN();
-  std::fill_n(chunk.codes, quantized_chunk, std::int8_t{0});
-  std::memcpy(chunk.codes, &number, sizeof number);
-}
-
-/// Encodes one whole chunk; false if it is not finite.
-bool quantize_chunk(const float* values, QuantizedChunk& chunk) {
-  const float largest = HWY_DYNAMIC_DISPATCH(largest_magnitude)(values);
-  if (!std::isfinite(largest)) {
-    const auto* end = values + quantized_chunk;
-    const auto* first = std::find_if(values, end, [](float v) { return !std::isfinite(v); });
-    write_place(static_cast<std::size_t>(first - values), chunk);
-    return false;
-  }
-  if (largest < least_largest) {
-    chunk.scale = 0;
-    std::fill_n(chunk.codes, quantized_chunk, std::int8_t{0});
-    return true;
-  }
-  chunk.scale = largest / largest_code;
-  HWY_DYNAMIC_DISPATCH(encode)(values, largest_code / largest, chunk.codes);
-  return true;
-}
 
 void expect_chunks(std::size_t got, std::size_t count) {
   if (got == quantized_chunks(count)) return;
@@ -145,12 +129,12 @@ void quantize(std::span<const float> values, std::span<QuantizedChunk> chunks) {
   for_each_chunk(values.size(), [&](std::size_t at, std::size_t length) {
     auto& chunk = chunks[at / quantized_chunk];
     if (length == quantized_chunk) {
-      quantize_chunk(values.data() + at, chunk);
+      HWY_DYNAMIC_DISPATCH(quantize_chunk)(values.data() + at, chunk);
       return;
     }
     float padded[quantized_chunk] = {};
     std::copy_n(values.data() + at, length, padded);
-    quantize_chunk(padded, chunk);
+    HWY_DYNAMIC_DISPATCH(quantize_chunk)(padded, chunk);
   });
 }
 
@@ -159,23 +143,16 @@ void quantize_with_feedback(std::span<const float> values, std::span<float> resi
   expect_chunks(chunks.size(), values.size());
   for_each_chunk(values.size(), [&](std::size_t at, std::size_t length) {
     auto& chunk = chunks[at / quantized_chunk];
-    const auto move = [&chunk](const float* from, float* rest) {
-      HWY_DYNAMIC_DISPATCH(add)(from, rest);
-      if (quantize_chunk(rest, chunk)) {
-        HWY_DYNAMIC_DISPATCH(decode)(chunk.codes, chunk.scale, -1, rest);
-      } else {
-        std::fill_n(rest, quantized_chunk, 0.0f);
-      }
-    };
     if (length == quantized_chunk) {
-      move(values.data() + at, residual.data() + at);
+      HWY_DYNAMIC_DISPATCH(quantize_chunk_with_feedback)
+      (values.data() + at, residual.data() + at, chunk);
       return;
     }
     float from[quantized_chunk] = {};
     float rest[quantized_chunk] = {};
     std::copy_n(values.data() + at, length, from);
     std::copy_n(residual.data() + at, length, rest);
-    move(from, rest);
+    HWY_DYNAMIC_DISPATCH(quantize_chunk_with_feedback)(from, rest, chunk);
     std::copy_n(rest, length, residual.data() + at);
   });
 }
@@ -189,7 +166,7 @@ void quantize_mean(std::span<const QuantizedChunk> inputs, std::size_t ranks,
     for (; rank < ranks; ++rank) {
       const auto& input = inputs[rank * chunks.size() + c];
       if (std::isnan(input.scale)) break;
-      HWY_DYNAMIC_DISPATCH(decode)(input.codes, input.scale * share, rank == 0 ? 0 : 1, sum);
+      HWY_DYNAMIC_DISPATCH(add_share)(input, share, rank == 0, sum);
     }
     if (rank < ranks) {
       const auto complaint = static_cast<std::int32_t>(rank);
@@ -197,7 +174,7 @@ void quantize_mean(std::span<const QuantizedChunk> inputs, std::size_t ranks,
       std::memcpy(chunks[c].codes + sizeof(std::uint16_t), &complaint, sizeof complaint);
       continue;
     }
-    quantize_chunk(sum, chunks[c]);
+    HWY_DYNAMIC_DISPATCH(quantize_chunk)(sum, chunks[c]);
   }
 }
 
@@ -206,11 +183,11 @@ void dequantize(std::span<const QuantizedChunk> chunks, std::span<float> values)
   for_each_chunk(values.size(), [&](std::size_t at, std::size_t length) {
     const auto& chunk = chunks[at / quantized_chunk];
     if (length == quantized_chunk) {
-      HWY_DYNAMIC_DISPATCH(decode)(chunk.codes, chunk.scale, 0, values.data() + at);
+      HWY_DYNAMIC_DISPATCH(dequantize_chunk)(chunk, values.data() + at);
       return;
     }
     float padded[quantized_chunk];
-    HWY_DYNAMIC_DISPATCH(decode)(chunk.codes, chunk.scale, 0, padded);
+    HWY_DYNAMIC_DISPATCH(dequantize_chunk)(chunk, padded);
     std::copy_n(padded, length, values.data() + at);
   });
 }

@@ -24,7 +24,8 @@ at::Tensor alias(const at::Tensor& flat, std::size_t offset, const at::Tensor& p
 
 Bucket::Bucket(std::size_t index, std::size_t numel, at::ScalarType dtype,
                std::vector<Slice> slices, const Group& group)
-    : index_(index),
+    : group_(group),
+      index_(index),
       values_(group.empty({static_cast<std::int64_t>(numel)}, dtype)),
       slices_(std::move(slices)) {
   values_.zero_();

@@ -35,8 +35,11 @@ class Bucket {
   /// All slices and the zeros between them. Shapes: flat.
   const at::Tensor& values() const { return values_; }
   std::span<const Slice> slices() const { return slices_; }
+  /// Whose memory it lies in, and whose ranks have one like it.
+  const Group& group() const { return group_; }
 
  private:
+  Group group_;
   std::size_t index_;
   at::Tensor values_;
   std::vector<Slice> slices_;

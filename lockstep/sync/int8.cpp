@@ -1,8 +1,13 @@
 #include "lockstep/sync/int8.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <span>
+#include <vector>
 
 #include "lockstep/kernels/quantize.h"
+#include "lockstep/kernels/quantized_mean.h"
 #include "lockstep/sync/layout.h"
 #include "lockstep/sync/residual.h"
 #include "lockstep/sync/sparse.h"
@@ -12,9 +17,10 @@ namespace {
 
 using kernels::QuantizedChunk;
 
-class QuantizedMean final : public Exchange {
+/// Codes travel: to the rank that averages them, and from there to all.
+class MeanOfCodes final : public Exchange {
  public:
-  QuantizedMean(bool error_feedback, const Bucket& bucket)
+  MeanOfCodes(bool error_feedback, const Bucket& bucket)
       : layout_(bucket),
         chunks_(kernels::quantized_chunks(static_cast<std::size_t>(bucket.values().numel()))),
         residual_(error_feedback, bucket) {}
@@ -86,11 +92,110 @@ class QuantizedMean final : public Exchange {
   at::Tensor mean_;      ///< of this rank's part
 };
 
+/// Ranks share their memory: each averages its chunks of all ranks' gradients where they lie, with
+/// their residuals, and writes them to all. Nothing is copied, and codes stay in the processor.
+class MeanInPlace final : public Exchange {
+ public:
+  MeanInPlace(bool error_feedback, const Bucket& bucket)
+      : layout_(bucket), residual_(error_feedback, bucket) {}
+
+  Work advance(Turn turn, Bucket& bucket, const Group& group) override {
+    switch (turn.stage) {
+      case 0:
+        return send_places(bucket, group);
+      case 1:
+        return average(static_cast<std::size_t>(bucket.values().numel()), group);
+      case 2:
+        refuse_not_finite();
+        return {};
+      default:
+        return {};
+    }
+  }
+
+  State state() const override { return residual_.state(layout_); }
+  void load(const State& state) override { residual_.load(layout_, state); }
+
+ private:
+  /// What a rank tells the others: first where its memory is, then what it found in its chunks.
+  struct Word {
+    std::int64_t values_place;    ///< or the first element that is not finite, -1 for none
+    std::int64_t residual_place;  ///< or whose element that is
+  };
+
+  static std::span<Word> words_in(const at::Tensor& words) {
+    return {static_cast<Word*>(words.data_ptr()), words.nbytes() / sizeof(Word)};
+  }
+
+  Work send_places(const Bucket& bucket, const Group& group) {
+    const auto ranks = static_cast<std::size_t>(group.size());
+    if (!word_.defined()) {
+      word_ = group.empty({2}, at::kLong);
+      words_ = group.empty({2 * group.size()}, at::kLong);
+      parts_.resize(ranks);
+    }
+    // As if codes had gone to the ranks that average them, and their means to all.
+    const auto chunks = kernels::quantized_chunks(detail::elements<float>(bucket.values()).size());
+    row_ = &group.communicator().count_as(
+        Collective::all_reduce,
+        (chunks + ranks - 1) / ranks * (ranks + 1) * sizeof(QuantizedChunk));
+    const auto place = [&](const at::Tensor& values) {
+      return static_cast<std::int64_t>(*group.communicator().place_of(values.data_ptr()));
+    };
+    words_in(word_)[0] = {.values_place = place(bucket.values()),
+                          .residual_place = residual_.kept() ? place(residual_.values()) : -1};
+    return group.all_gather(words_, word_);
+  }
+
+  Work average(std::size_t elements, const Group& group) {
+    {
+      const detail::Working working(row_->working);
+      const auto ranks = static_cast<std::size_t>(group.size());
+      const std::size_t part =
+          (kernels::quantized_chunks(elements) + ranks - 1) / ranks * kernels::quantized_chunk;
+      const std::size_t begin = std::min(elements, part * static_cast<std::size_t>(group.rank()));
+      const auto memory = [&](std::int64_t place) {
+        auto* all = group.communicator().at_place(static_cast<std::uint64_t>(place));
+        return reinterpret_cast<float*>(all) + begin;
+      };
+      for (std::size_t rank = 0; rank < ranks; ++rank) {
+        const auto& word = words_in(words_)[rank];
+        parts_[rank] = {.values = memory(word.values_place),
+                        .residual = residual_.kept() ? memory(word.residual_place) : nullptr};
+      }
+      const auto bad = kernels::quantized_mean(parts_, std::min(part, elements - begin));
+      const auto place = bad ? static_cast<std::int64_t>(begin + bad->element) : -1;
+      words_in(word_)[0] = {.values_place = place, .residual_place = bad ? bad->rank : -1};
+    }
+    // Nobody goes on before all are through with its memory.
+    return group.all_gather(words_, word_);
+  }
+
+  void refuse_not_finite() const {
+    for (const auto& [element, rank] : words_in(words_)) {
+      if (element < 0) continue;
+      detail::refuse_not_finite("int8", layout_.name_at(static_cast<std::size_t>(element)),
+                                static_cast<int>(rank));
+    }
+  }
+
+  detail::Layout layout_;
+  detail::Residual residual_;
+  std::vector<kernels::QuantizedPart> parts_;  ///< of each rank, this rank's chunks
+  at::Tensor word_;
+  at::Tensor words_;
+  CollectiveStatistics* row_ = nullptr;
+};
+
 }  // namespace
 
 std::unique_ptr<Exchange> Int8::exchange(const Bucket& bucket) const {
   detail::expect_dtype("int8", bucket, {at::kFloat});
-  return std::make_unique<QuantizedMean>(error_feedback, bucket);
+  const auto* memory = bucket.values().const_data_ptr();
+  if (bucket.group().communicator().place_of(memory)) {
+    return std::make_unique<MeanInPlace>(error_feedback, bucket);
+  }
+  return std::make_unique<MeanOfCodes>(error_feedback, bucket);
 }
 
 }  // namespace lockstep

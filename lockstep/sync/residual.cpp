@@ -1,11 +1,11 @@
 #include "lockstep/sync/residual.h"
 
-#include <ATen/ops/zeros_like.h>
-
 namespace lockstep::detail {
 
 Residual::Residual(bool kept, const Bucket& bucket) {
-  if (kept) values_ = at::zeros_like(bucket.values());
+  if (!kept) return;
+  const auto& values = bucket.values();
+  values_ = bucket.group().empty(values.sizes(), values.scalar_type()).zero_();
 }
 
 void Residual::drop_not_finite() {

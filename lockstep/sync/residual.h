@@ -11,7 +11,7 @@
 namespace lockstep::detail {
 
 /// Error feedback: what of a bucket's gradients has not been sent yet, one element for each of the
-/// bucket's. An exchange without error feedback keeps none.
+/// bucket's, in the group's memory. An exchange without error feedback keeps none.
 class Residual {
  public:
   Residual(bool kept, const Bucket& bucket);

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <random>
 
+#include "lockstep/core/error.h"
 #include "oracle.h"
 
 namespace lockstep::testing {
@@ -316,6 +317,33 @@ void check_split(Communicator& group, const Hosts& hosts) {
     const auto again = group.split(0, 0);
     again->barrier().wait();
   }
+}
+
+void check_places(Communicator& group) {
+  const auto rank = static_cast<std::size_t>(group.rank());
+  const auto memory = group.allocate(64);
+  const std::int64_t ordinary = 0;
+  const auto place = group.place_of(memory.get());
+  if (group.place_of(&ordinary)) throw std::runtime_error("place_of: found ordinary memory");
+  if (!place) {
+    try {
+      group.at_place(0);
+    } catch (const CommError&) {
+      return;
+    }
+    throw std::runtime_error("at_place: found memory that is not shared");
+  }
+  memory.get()[63] = static_cast<std::byte>(rank + 1);
+  std::vector<std::uint64_t> places(static_cast<std::size_t>(group.size()));
+  group.all_gather(&*place, places.data(), 1, DType::i64).wait();
+  for (std::size_t other = 0; other < places.size(); ++other) {
+    const auto got = group.at_place(places[other])[63];
+    if (got != static_cast<std::byte>(other + 1)) {
+      throw std::runtime_error(
+          concat("at_place: rank ", rank, " does not see what rank ", other, " has written"));
+    }
+  }
+  group.barrier().wait();
 }
 
 void check_messages(Communicator& group) {

@@ -25,6 +25,9 @@ void check_skew(Communicator& group);
 /// split() by color and key, its groups used at the same time as their parent.
 void check_split(Communicator& group, const Hosts& hosts = {});
 
+/// Memory that other ranks find by its place, where ranks share memory.
+void check_places(Communicator& group);
+
 /// Messages between pairs of ranks, to oneself, in both directions at once.
 void check_messages(Communicator& group);
 

@@ -10,6 +10,7 @@ void check_all(const std::shared_ptr<Communicator>& group) {
   check_collectives(*group);
   check_in_flight(*group);
   check_skew(*group);
+  check_places(*group);
   check_split(*group);
   check_messages(*group);
 }

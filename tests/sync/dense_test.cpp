@@ -3,6 +3,7 @@
 
 #include <limits>
 
+#include "apart.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/wire.h"
 #include "lockstep/kernels/quantize.h"
@@ -105,6 +106,39 @@ TEST(Int8, AveragesWhatCodesSay) {
   }
 }
 
+TEST(Int8, GivesTheSameBitsWhetherOrNotRanksShareMemory) {
+  for (const int ranks : {1, 2, 3, 7}) {
+    for (const bool feedback : {true, false}) {
+      spawn(ranks, [&](const Group& shared) {
+        const Group apart(std::make_shared<Apart>(shared.communicator()));
+        constexpr std::size_t n = 5000;
+        Bucket here(0, n, at::kFloat, {}, shared);
+        Bucket there(0, n, at::kFloat, {}, apart);
+        const Int8 strategy{.error_feedback = feedback};
+        const auto in_place = strategy.exchange(here);
+        const auto by_codes = strategy.exchange(there);
+        for (int step = 0; step < 3; ++step) {
+          for (const auto* bucket : {&here, &there}) {
+            std::ranges::copy(gradient<float>(Kind::normal, n, shared.rank(), step),
+                              lockstep::detail::elements<float>(bucket->values()).begin());
+          }
+          advance(*in_place, step, here, shared);
+          advance(*by_codes, step, there, apart);
+          EXPECT_TRUE(here.values().equal(there.values())) << "step " << step;
+        }
+        if (feedback) {
+          EXPECT_TRUE(in_place->state()
+                          .at("bucket0.residual")
+                          .equal(by_codes->state().at("bucket0.residual")));
+        }
+        // Both count what would have to travel.
+        const auto words = 3U * 2 * 16;
+        EXPECT_EQ(bytes_sent(shared) - words, 2 * bytes_sent(apart));
+      });
+    }
+  }
+}
+
 TEST(Int8, ComesToTheMeanInTheLongRun) {
   constexpr int steps = 200;
   constexpr std::size_t n = 600;
@@ -130,23 +164,28 @@ TEST(Int8, ComesToTheMeanInTheLongRun) {
 }
 
 TEST(Int8, ANumberThatIsNotFiniteIsNamedOnEveryRank) {
-  spawn(3, [](const Group& group) {
-    Bucket bucket(0, 2000, at::kFloat,
-                  {{.name = "first", .parameter = at::zeros({1500}), .offset = 0},
-                   {.name = "second", .parameter = at::zeros({500}), .offset = 1500}},
-                  group);
-    const auto exchange = Int8{}.exchange(bucket);
-    bucket.values().fill_(1);
-    if (group.rank() == 2) bucket.values()[1600].fill_(std::numeric_limits<float>::infinity());
-    try {
-      advance(*exchange, 0, bucket, group);
-      ADD_FAILURE() << "went on";
-    } catch (const InvalidArgument& error) {
-      EXPECT_THAT(error.what(), ::testing::HasSubstr("parameter second on rank 2 has NaN or Inf"));
+  spawn(3, [](const Group& shared) {
+    const Group apart(std::make_shared<Apart>(shared.communicator()));
+    for (const auto& group : {shared, apart}) {
+      Bucket bucket(0, 2000, at::kFloat,
+                    {{.name = "first", .parameter = at::zeros({1500}), .offset = 0},
+                     {.name = "second", .parameter = at::zeros({500}), .offset = 1500}},
+                    group);
+      const auto exchange = Int8{}.exchange(bucket);
+      bucket.values().fill_(1);
+      if (group.rank() == 2) bucket.values()[1600].fill_(std::numeric_limits<float>::infinity());
+      try {
+        advance(*exchange, 0, bucket, group);
+        ADD_FAILURE() << "went on";
+      } catch (const InvalidArgument& error) {
+        EXPECT_THAT(error.what(),
+                    ::testing::HasSubstr("parameter second on rank 2 has NaN or Inf"));
+      }
+      EXPECT_TRUE(exchange->state().at("second.residual").isfinite().all().item<bool>());
+      bucket.values().fill_(1);
+      advance(*exchange, 1, bucket, group);
+      EXPECT_TRUE(bucket.values().isfinite().all().item<bool>());
     }
-    bucket.values().fill_(1);
-    advance(*exchange, 1, bucket, group);
-    EXPECT_TRUE(bucket.values().isfinite().all().item<bool>());
   });
 }
 

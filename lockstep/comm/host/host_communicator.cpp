@@ -34,6 +34,16 @@ std::shared_ptr<std::byte> HostCommunicator::allocate(std::size_t bytes) {
   return endpoint_->allocate(bytes);
 }
 
+std::optional<std::uint64_t> HostCommunicator::place_of(const void* memory) const {
+  const auto offset = endpoint_->arena().offset_of(static_cast<const std::byte*>(memory));
+  if (offset == no_offset) return {};
+  return offset;
+}
+
+std::byte* HostCommunicator::at_place(std::uint64_t place) const {
+  return endpoint_->arena().at(place);
+}
+
 std::string HostCommunicator::where(std::string_view label) const {
   return detail::concat(label, " (host) rank ", rank(), " of ", size());
 }

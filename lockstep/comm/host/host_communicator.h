@@ -2,6 +2,7 @@
 
 #include <deque>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -28,6 +29,8 @@ class HostCommunicator final : public Communicator,
 
   std::string_view backend() const override { return "host"; }
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override;
+  std::optional<std::uint64_t> place_of(const void* memory) const override;
+  std::byte* at_place(std::uint64_t place) const override;
   std::shared_ptr<Communicator> split(int color, int key) override;
   void fail(std::string_view cause) noexcept override;
   /// fail(), by an operation that nobody will wait for.

@@ -75,6 +75,7 @@ int conformance() {
   lockstep::testing::check_collectives(*group, of_ranks);
   lockstep::testing::check_in_flight(*group);
   lockstep::testing::check_skew(*group);
+  lockstep::testing::check_places(*group);
   lockstep::testing::check_split(*group, of_ranks);
   lockstep::testing::check_messages(*group);
   return 0;
