@@ -15,7 +15,7 @@ namespace lockstep {
 /// to the next step's gradient: residual ← (gradient + residual) − sent.
 /// NaN and Inf, always among the largest, make every rank raise the same InvalidArgument.
 /// For float32 and float64 parameters.
-/// Source: Lin, Han, Mao, Wang, Dally, "Deep Gradient Compression", 2018.
+/// Source: Lin, Han, Mao, Wang, Dally, "Deep Gradient Compression", 2018, arXiv 1712.01887.
 struct TopK {
   double ratio = 0.01;  ///< part of the elements that is sent, in (0, 1]
   bool error_feedback = true;

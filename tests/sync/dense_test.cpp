@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <numeric>
 
 #include "apart.h"
 #include "lockstep/core/error.h"
@@ -244,6 +245,79 @@ void check_adasum(double tolerance) {
 TEST(Adasum, JoinsChangesInATree) {
   check_adasum<float>(1e-5);
   check_adasum<double>(1e-13);
+}
+
+/// Horovod's operator as its paper has it: of every two neighbours' changes of a layer, then of
+/// every two such pairs', and so on, which takes a power of two of ranks.
+/// Source: Maleki et al., arXiv 2006.02924.
+std::vector<double> horovods(Vectors<double> changes) {
+  const auto dot = [](const std::vector<double>& x, const std::vector<double>& y) {
+    return std::inner_product(x.begin(), x.end(), y.begin(), 0.0);
+  };
+  for (std::size_t distance = 1; distance < changes.size(); distance *= 2) {
+    for (std::size_t left = 0; left < changes.size(); left += 2 * distance) {
+      auto& a = changes[left];
+      const auto& b = changes[left + distance];
+      // A change of nothing leaves the other's as it is.
+      const double of_a = dot(a, a) == 0 ? 1 : 1 - dot(a, b) / (2 * dot(a, a));
+      const double of_b = dot(b, b) == 0 ? 1 : 1 - dot(a, b) / (2 * dot(b, b));
+      std::ranges::transform(a, b, a.begin(),
+                             [=](double x, double y) { return of_a * x + of_b * y; });
+    }
+  }
+  return changes.front();
+}
+
+TEST(Adasum, IsHorovodsOperatorLayerByLayer) {
+  // The last layer stands still on some ranks, or on all.
+  const std::vector<std::int64_t> layers{40, 1, 300, 7};
+  const auto change_of = [&](std::size_t layer, int rank, int step) {
+    auto change = gradient<double>(Kind::normal, static_cast<std::size_t>(layers[layer]),
+                                   rank + 100 * static_cast<int>(layer), step);
+    if (layer == 2 && rank % 2 == 1) change = gradient<double>(Kind::normal, 300, 200, step);
+    if (layer == 3 && (rank % 2 == 0 || step == 1)) std::ranges::fill(change, 0.0);
+    return change;
+  };
+  for (const int ranks : {2, 4, 8}) {
+    spawn(ranks, [&](const Group& group) {
+      std::vector<Bucket::Slice> slices;
+      std::size_t offset = 0;
+      for (std::size_t layer = 0; layer < layers.size(); ++layer) {
+        slices.push_back({.name = lockstep::detail::concat("layer", layer),
+                          .parameter = at::ones({layers[layer]}, at::kDouble),
+                          .offset = offset});
+        offset += static_cast<std::size_t>(layers[layer]) + 3;
+      }
+      Bucket bucket(0, offset, at::kDouble, slices, group);
+      const auto exchange = Adasum{}.exchange(bucket);
+      for (const auto& slice : bucket.slices()) slice.values.fill_(1);
+      for (int step = 0; step < 2; ++step) {
+        std::vector<at::Tensor> expected;
+        for (std::size_t layer = 0; layer < layers.size(); ++layer) {
+          const auto& values = bucket.slices()[layer].values;
+          Vectors<double> changes;
+          for (int rank = 0; rank < ranks; ++rank) changes.push_back(change_of(layer, rank, step));
+          expected.push_back(values + at::tensor(horovods(changes), at::kDouble));
+          values.add_(at::tensor(change_of(layer, group.rank(), step), at::kDouble));
+        }
+        advance(*exchange, step, bucket, group);
+        for (std::size_t layer = 0; layer < layers.size(); ++layer) {
+          EXPECT_TRUE(bucket.slices()[layer].values.allclose(expected[layer], 1e-12, 1e-12))
+              << "layer " << layer << ", step " << step << ", " << ranks << " ranks";
+        }
+      }
+    });
+  }
+}
+
+TEST(Adasum, CountsEqualChangesOnceHoweverSmall) {
+  spawn(2, [](const Group& group) {
+    Bucket bucket(0, 3, at::kDouble, {}, group);
+    const auto exchange = Adasum{}.exchange(bucket);
+    bucket.values().fill_(1e-9);
+    advance(*exchange, 0, bucket, group);
+    EXPECT_TRUE(bucket.values().allclose(at::full({3}, 1e-9, at::kDouble), 1e-12, 0));
+  });
 }
 
 TEST(Adasum, JoinsEachParameterForItself) {

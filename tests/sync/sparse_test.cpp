@@ -80,13 +80,14 @@ TEST(TopK, SendsFewerFromStepToStepOfARamp) { check_top_k<float>({.ratio = 0.01,
 
 TEST(TopK, SendsAllAtARatioOfOne) { check_top_k<double>({.ratio = 1}); }
 
-// 75 %, 93.75 %, 98.4375 %, 99.6 % and 99.9 % of gradients are withheld, says the paper.
+// 75 %, 93.75 %, 98.4375 %, 99.6 % and 99.9 % of gradients are withheld from epoch to epoch, says
+// the paper, arXiv 1712.01887, section 3.3: four parts of a ramp, and what comes behind.
 TEST(TopK, RampsAsDeepGradientCompressionDoes) {
   const TopK strategy{.ratio = 0.001, .ramp = 400};
   const std::vector<double> sparsity{0.75, 0.9375, 0.984375, 0.996, 0.999};
   for (int part = 0; part < 5; ++part) {
     for (const int step : {100 * part, 100 * part + 99}) {
-      EXPECT_NEAR(1 - strategy.ratio_at(step), sparsity[static_cast<std::size_t>(part)], 1e-3);
+      EXPECT_NEAR(1 - strategy.ratio_at(step), sparsity[static_cast<std::size_t>(part)], 1e-4);
     }
   }
   EXPECT_EQ(strategy.k_at(0, 1000), 250U);
