@@ -23,10 +23,11 @@ namespace lockstep {
 /// Parameters that no rank's backward reached keep their gradient, or have none; those that some
 /// ranks' reached get the mean over all ranks, zero counting for the others. Gradients lie in
 /// buckets: they are overwritten by the next backward after zero_grad(). autograd::grad() is not
-/// synchronised, and with create_graph the averaged values have no graph. An exception within
-/// backward() that comes after buckets were sent ends the world. Replicas whose parameters turn out
-/// to differ make backward() throw ReplicaError on every rank, within as many steps as there are
-/// buckets.
+/// synchronised. With create_graph means have no graph either: a backward that comes to one raises
+/// InvalidArgument. An exception within backward() that comes after buckets were sent ends the
+/// world. Replicas whose parameters turn out to differ make backward() throw ReplicaError on every
+/// rank, within as many steps as there are buckets.
+///
 /// Ranks: all must construct it, and run as many backwards. It may end before or after the model.
 template <class M>
 class DistributedDataParallel {

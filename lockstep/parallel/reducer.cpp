@@ -13,6 +13,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/core/text.h"
+#include "lockstep/parallel/without_graph.h"
 
 namespace lockstep::detail {
 namespace {
@@ -219,6 +220,7 @@ void Reducer::on_gradient(std::size_t index, const at::Tensor& incoming) {
   if (incoming.defined()) {
     refuse_added_to_mean(member, incoming);
     member.changed = true;
+    member.in_graph = member.in_graph || incoming.requires_grad();
   }
   if (paused_ > 0) return;
   const auto backward = join_backward();
@@ -311,7 +313,7 @@ void Reducer::finish(Backward& backward) {
   const at::NoGradGuard no_grad;
   const bool exchanges = lanes_.exchanges(Content::gradients, step_);
   const auto refused = exchanges ? exchange(backward) : nullptr;
-  for (auto& member : members_) member.changed = false;
+  for (auto& member : members_) member.changed = member.in_graph = false;
   const auto step = step_++;
   exchanged_ = true;
   backward.finished = true;
@@ -344,6 +346,7 @@ void Reducer::settle() {
     if (flags_[i] != 0) {
       auto& gradient = member.slice->parameter.mutable_grad();
       if (!gradient.is_same(values)) gradient = values;
+      if (member.in_graph) gradient = without_graph(values, member.slice->name);
       if (lane.has_residual()) member.mean.set(values);
     } else {
       // It would be lost: no optimizer looks at a gradient that nobody computed.

@@ -79,10 +79,11 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     const Bucket::Slice* slice;
     decltype(torch::autograd::impl::grad_accumulator(std::declval<at::Tensor>())) accumulator = {};
     std::uintptr_t hook = 0;
-    bool ready = false;    ///< its hook has run in this backward
-    bool changed = false;  ///< its gradient has changed since it was last averaged
-    at::Tensor kept = {};  ///< the gradient as it was, should it turn out that no rank changed it
-    MeanProbe mean = {};   ///< of the last mean, where an exchange keeps what it did not send
+    bool ready = false;     ///< its hook has run in this backward
+    bool changed = false;   ///< its gradient has changed since it was last averaged
+    bool in_graph = false;  ///< and what it was made of could have been differentiated again
+    at::Tensor kept = {};   ///< the gradient as it was, should it turn out that no rank changed it
+    MeanProbe mean = {};    ///< of the last mean, where an exchange keeps what it did not send
   };
 
   Reducer(const ModelState& model, const Group& group, const DataParallelOptions& options);

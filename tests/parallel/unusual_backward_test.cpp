@@ -86,6 +86,56 @@ TEST(NestedBackward, IsRefusedWhenItChangesAGradientThatWasSent) {
                             "parameter p1: its gradient changed after it was sent")));
 }
 
+/// loss = Σ c·p², whose gradient 2·c·p can be differentiated again.
+struct Squares : Terms {
+  Squares() : Terms({{4}, {6}}) {}
+  at::Tensor forward(const std::vector<at::Tensor>& terms) {
+    return (terms[0] * p[0] * p[0]).sum() + (terms[1] * p[1] * p[1]).sum();
+  }
+};
+
+TEST(CreateGraph, AveragesButEndsTheGraphAloud) {
+  on_ranks(3, [](const Group& world) {
+    auto model = std::make_shared<Squares>();
+    DistributedDataParallel ddp(model, world);
+    const auto terms = coefficients(world.rank(), *model);
+    const auto mean = [&](std::size_t i) {
+      return 2 * mean_coefficient(3, i, model->p[i]) * model->p[i].detach();
+    };
+    for (int step = 0; step < 2; ++step) {
+      ddp(terms).backward({}, /*retain_graph=*/true, /*create_graph=*/true);
+      for (std::size_t i = 0; i < 2; ++i) EXPECT_TRUE(near(model->p[i].grad(), mean(i)));
+      // Taken for a constant, the penalty would be left out without a word.
+      const auto penalty = model->p[0].grad().square().sum() + model->p[1].sum();
+      try {
+        const auto alone = ddp.no_sync();
+        penalty.backward();
+        ADD_FAILURE() << "differentiated a mean";
+      } catch (const InvalidArgument& error) {
+        EXPECT_THAT(error.what(), ::testing::HasSubstr("parameter p0: a backward reached its "
+                                                       "averaged gradient, which has no graph"));
+      }
+      step == 0 ? model->zero_grad() : model->zero_grad(/*set_to_none=*/false);
+    }
+    ddp(terms).backward();
+    for (std::size_t i = 0; i < 2; ++i) {
+      EXPECT_FALSE(model->p[i].grad().requires_grad());
+      EXPECT_TRUE(near(model->p[i].grad(), mean(i)));
+    }
+  });
+}
+
+TEST(CreateGraph, OfGradientsTakenByAutogradGradIsAveragedRight) {
+  on_ranks(3, [](const Group& world) {
+    auto model = std::make_shared<Squares>();
+    DistributedDataParallel ddp(model, world);
+    const auto terms = coefficients(world.rank(), *model);
+    const auto gradient = torch::autograd::grad({ddp(terms).sum()}, {model->p[0]}, {}, {}, true)[0];
+    gradient.sum().backward();
+    EXPECT_TRUE(near(model->p[0].grad(), 2 * mean_coefficient(3, 0, model->p[0])));
+  });
+}
+
 struct Custom : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
