@@ -1,10 +1,10 @@
 #include <benchmark/benchmark.h>
 
-#include <cmath>
 #include <cstddef>
-#include <random>
+#include <string>
 #include <vector>
 
+#include "bench/kernels/selection_data.h"
 #include "bench/read_pass.h"
 #include "lockstep/kernels/quantize.h"
 #include "lockstep/kernels/reduce_rounded.h"
@@ -15,24 +15,12 @@
 namespace lockstep::kernels {
 namespace {
 
-enum Kind : std::int64_t { normal, zeros, ties, ascending, sparse };
-
-std::vector<float> make(Kind kind, std::size_t count) {
-  std::mt19937 random(1);
-  std::normal_distribution<float> distribution;
-  std::vector<float> data(count);
-  for (std::size_t i = 0; i < count; ++i) {
-    const float value = kind == normal || kind == ties ? distribution(random) : 1;
-    if (kind == normal) data[i] = value;
-    if (kind == ties) data[i] = std::round(value);
-    if (kind == ascending) data[i] = static_cast<float>(i);
-    if (kind == sparse) data[i] = random() % 200 == 0 ? value : 0;
-  }
-  return data;
-}
+using bench::selection_data;
+using bench::SelectionData;
+constexpr auto normal = SelectionData::normal;
 
 void read_pass(benchmark::State& state) {
-  const auto data = make(normal, static_cast<std::size_t>(state.range(0)));
+  const auto data = selection_data(normal, static_cast<std::size_t>(state.range(0)));
   for (auto _ : state) {
     benchmark::DoNotOptimize(bench::read_pass(data));
   }
@@ -49,7 +37,9 @@ struct Selected {
 };
 
 void top(benchmark::State& state) {
-  const auto data = make(Kind{state.range(1)}, static_cast<std::size_t>(state.range(0)));
+  const auto kind = static_cast<SelectionData>(state.range(1));
+  state.SetLabel(std::string(name(kind)));
+  const auto data = selection_data(kind, static_cast<std::size_t>(state.range(0)));
   const std::size_t k = data.size() / 100;
   SelectSpace<float> space(k);
   Selected selected(k);
@@ -58,7 +48,7 @@ void top(benchmark::State& state) {
 
 /// Once with what was sent taken out of the residual again, as error feedback does.
 void move_and_top(benchmark::State& state) {
-  const auto data = make(normal, static_cast<std::size_t>(state.range(0)));
+  const auto data = selection_data(normal, static_cast<std::size_t>(state.range(0)));
   auto gradient = data;
   auto residual = data;
   const std::size_t k = data.size() / 100;
@@ -73,7 +63,7 @@ void move_and_top(benchmark::State& state) {
 }
 
 void above(benchmark::State& state) {
-  const auto data = make(normal, static_cast<std::size_t>(state.range(0)));
+  const auto data = selection_data(normal, static_cast<std::size_t>(state.range(0)));
   Selected selected(data.size());
   for (auto _ : state) {
     // About 1 % of normal values.
@@ -82,7 +72,7 @@ void above(benchmark::State& state) {
 }
 
 void reduce_wire(benchmark::State& state, DType dtype) {
-  auto a = make(normal, static_cast<std::size_t>(state.range(0)));
+  auto a = selection_data(normal, static_cast<std::size_t>(state.range(0)));
   auto b = a;
   const std::byte* inputs[] = {reinterpret_cast<std::byte*>(a.data()),
                                reinterpret_cast<std::byte*>(b.data())};
@@ -94,20 +84,20 @@ void reduce_wire(benchmark::State& state, DType dtype) {
 }
 
 void quantize_int8(benchmark::State& state) {
-  const auto data = make(normal, static_cast<std::size_t>(state.range(0)));
+  const auto data = selection_data(normal, static_cast<std::size_t>(state.range(0)));
   std::vector<QuantizedChunk> chunks(quantized_chunks(data.size()));
   for (auto _ : state) quantize(data, chunks);
 }
 
 void quantize_int8_with_feedback(benchmark::State& state) {
-  const auto data = make(normal, static_cast<std::size_t>(state.range(0)));
+  const auto data = selection_data(normal, static_cast<std::size_t>(state.range(0)));
   std::vector<float> residual(data.size());
   std::vector<QuantizedChunk> chunks(quantized_chunks(data.size()));
   for (auto _ : state) quantize_with_feedback(data, residual, chunks);
 }
 
 void dequantize_int8(benchmark::State& state) {
-  auto data = make(normal, static_cast<std::size_t>(state.range(0)));
+  auto data = selection_data(normal, static_cast<std::size_t>(state.range(0)));
   std::vector<QuantizedChunk> chunks(quantized_chunks(data.size()));
   quantize(data, chunks);
   for (auto _ : state) dequantize(chunks, data);
@@ -117,7 +107,7 @@ constexpr std::int64_t million = 1'000'000;
 
 BENCHMARK(read_pass)->Arg(million)->Arg(25 * million)->Unit(benchmark::kMicrosecond);
 BENCHMARK(top)
-    ->ArgsProduct({{million, 25 * million}, {normal, zeros, ties, ascending, sparse}})
+    ->ArgsProduct({{million, 25 * million}, {0, 1, 2, 3, 4}})
     ->Unit(benchmark::kMicrosecond);
 BENCHMARK(move_and_top)->Arg(million)->Arg(25 * million)->Unit(benchmark::kMicrosecond);
 BENCHMARK(above)->Arg(million)->Arg(25 * million)->Unit(benchmark::kMicrosecond);

@@ -4,6 +4,10 @@
 //
 //   lockstep run -n 2 bench_exchange [--elements N] [STRATEGY ...]
 //
+// or, to see what selecting takes of data that are hard to select from:
+//
+//   lockstep run -n 2 bench_exchange --selections [--elements N]
+//
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/topk.h>
 #include <lockstep/kernels/select.h>
@@ -24,6 +28,7 @@
 #include <vector>
 
 #include "bench/clock.h"
+#include "bench/kernels/selection_data.h"
 #include "bench/read_pass.h"
 #include "bench/train/largest.h"
 
@@ -35,6 +40,7 @@ using Clock = std::chrono::steady_clock;
 struct Settings {
   std::int64_t elements = 25'000'000;
   int rounds = 9;
+  bool selections = false;
   std::vector<std::string> strategies{
       "fp32", "fp16", "bf16", "topk:0.01", "threshold:2.58", "int8", "int8:feedback=off"};
 };
@@ -76,6 +82,32 @@ double time(const lockstep::Group& world, const Fn& fn) {
 
 volatile float read_result;
 
+/// The selection of the largest 1 %.
+std::function<void(std::int64_t)> selection_of(std::span<const float> from) {
+  const std::size_t k = std::max<std::size_t>(1, from.size() / 100);
+  const std::size_t room = k + lockstep::kernels::select_slack;
+  const auto space = std::make_shared<lockstep::kernels::SelectSpace<float>>(k);
+  const auto indices = std::make_shared<std::vector<std::uint32_t>>(room);
+  const auto values = std::make_shared<std::vector<float>>(room);
+  return [=](std::int64_t) {
+    lockstep::kernels::select_top<float>(
+        from, *space, {std::span(*indices).first(k), std::span(*values).first(k)});
+  };
+}
+
+/// Selections of each kind of data. What the caches hold of them, they hold before each.
+std::vector<Timed> all_selections(const Settings& settings, int rank) {
+  std::vector<Timed> all;
+  for (const auto kind : all_selection_data) {
+    const auto data = std::make_shared<std::vector<float>>(selection_data(
+        kind, static_cast<std::size_t>(settings.elements), static_cast<unsigned>(rank + 1)));
+    const auto read = [data] { read_result = read_pass(*data); };
+    if (all.empty()) all.push_back({"read pass", [=](std::int64_t) { read(); }, read});
+    all.push_back({"select_top, " + std::string(name(kind)), selection_of(*data), read});
+  }
+  return all;
+}
+
 std::vector<Timed> all_timed(const Settings& settings, const lockstep::Group& world,
                              const at::Tensor& gradient) {
   const std::int64_t k = std::max<std::int64_t>(1, settings.elements / 100);
@@ -83,16 +115,7 @@ std::vector<Timed> all_timed(const Settings& settings, const lockstep::Group& wo
   const std::span<const float> from(gradient.const_data_ptr<float>(),
                                     static_cast<std::size_t>(gradient.numel()));
   all.push_back({"read pass", [=](std::int64_t) { read_result = read_pass(from); }});
-  const auto room = static_cast<std::size_t>(k) + lockstep::kernels::select_slack;
-  const auto space = std::make_shared<lockstep::kernels::SelectSpace<float>>(k);
-  const auto indices = std::make_shared<std::vector<std::uint32_t>>(room);
-  const auto values = std::make_shared<std::vector<float>>(room);
-  all.push_back({"select_top of 1 %", [=](std::int64_t) {
-                   const auto picked = static_cast<std::size_t>(k);
-                   lockstep::kernels::select_top<float>(
-                       from, *space,
-                       {std::span(*indices).first(picked), std::span(*values).first(picked)});
-                 }});
+  all.push_back({"select_top of 1 %", selection_of(from)});
   all.push_back({"torch.topk of 1 %", [=](std::int64_t) { at::topk(gradient, k); }});
   for (const auto& text : settings.strategies) {
     const auto lane = std::make_shared<Lane>(text, settings.elements, world);
@@ -109,7 +132,8 @@ void run(const Settings& settings, const lockstep::Group& world) {
           .normal_(
               0, 1,
               at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(world.rank())));
-  auto all = all_timed(settings, world, gradient);
+  auto all = settings.selections ? all_selections(settings, world.rank())
+                                 : all_timed(settings, world, gradient);
   // The first round makes room.
   for (int round = -1; round < settings.rounds; ++round) {
     for (auto& timed : all) {
@@ -145,6 +169,8 @@ int main(int argc, char** argv) {
   app.add_option("--rounds", settings.rounds, "Turns, whose medians count")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  app.add_flag("--selections", settings.selections,
+               "Time selections of each kind of data, and no strategy");
   app.add_option("strategies", settings.strategies, "As --strategy of the examples takes them")
       ->capture_default_str();
   CLI11_PARSE(app, argc, argv);
