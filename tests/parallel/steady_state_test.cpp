@@ -1,0 +1,107 @@
+// What strategies take from the machine at every step, once the first steps have made room.
+#include <ATen/core/grad_mode.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "large_requests.h"
+#include "lockstep/parallel/lanes.h"
+#include "lockstep/sync/strategy.h"
+#include "models.h"
+
+namespace lockstep::testing {
+namespace {
+
+/// A matrix and a vector, 4 MB in two buckets.
+constexpr std::int64_t matrix_rows = 1000;
+constexpr std::int64_t matrix_columns = 900;
+constexpr std::int64_t vector_length = 100'000;
+constexpr std::size_t page_bytes = 4096;
+constexpr std::size_t bucket_bytes = matrix_rows * matrix_columns * sizeof(float);
+
+struct StepsCost {
+  std::size_t large_requests;  ///< of a percent of the larger bucket, or more
+  long faults;
+};
+
+long faults_of_this_thread() {
+  rusage usage{};
+  ::getrusage(RUSAGE_THREAD, &usage);
+  return usage.ru_minflt;
+}
+
+/// What some steps take, after as many that nobody counts.
+StepsCost cost_of(const Strategy& strategy, const Group& group, int steps) {
+  const at::NoGradGuard no_grad;
+  const std::vector<lockstep::detail::NamedTensor> parameters{
+      {"matrix", at::zeros({matrix_rows, matrix_columns})}, {"vector", at::zeros({vector_length})}};
+  lockstep::detail::Lanes lanes(parameters, group, {.first = 0, .rest = 0}, strategy);
+  std::vector<at::Tensor> gradients;
+  for (std::size_t lane = 0; lane < lanes.size(); ++lane) {
+    gradients.push_back(random(lanes[lane].bucket.values().sizes(),
+                               static_cast<std::uint64_t>(group.rank()) * 10 + lane));
+  }
+  const auto step = [&](std::int64_t number) {
+    std::vector<Work> works(lanes.size());
+    for (std::size_t lane = 0; lane < lanes.size(); ++lane) {
+      if (lanes.content(lane, number) != Content::gradients) continue;
+      lanes[lane].bucket.values().copy_(gradients[lane]);
+      works[lane] = lanes.begin(lane, number);
+    }
+    EXPECT_EQ(lanes.complete(works, number), nullptr);
+    for (const auto& parameter : parameters) parameter.tensor.add_(1 + group.rank());
+    lanes.exchange_parameters(number);
+  };
+  for (int i = 0; i < steps; ++i) step(i);
+  group.barrier().wait();
+  const long before = faults_of_this_thread();
+  const LargeRequests large(bucket_bytes / 100);
+  for (int i = steps; i < 2 * steps; ++i) step(i);
+  return {.large_requests = large.count(), .faults = faults_of_this_thread() - before};
+}
+
+TEST(SteadyState, TakesNoMemoryThatGrowsWithTheBucket) {
+  for (const char* text :
+       {"fp32", "fp16", "fp16:clip=1", "bf16", "topk:0.01", "topk:0.01,feedback=off",
+        "threshold:2.5", "threshold:2.5,feedback=off", "threshold:0", "int8", "int8:feedback=off",
+        "powersgd:rank=4", "powersgd:rank=4,feedback=off", "partialUpdate",
+        "partialUpdate:of=gradients", "local_sgd:period=2", "post_local_sgd:start=1,period=2",
+        "adasum", "warmup:1:topk:0.01"}) {
+    on_ranks(2, [&](const Group& group) {
+      constexpr int steps = 6;
+      const auto [large_requests, faults] = cost_of(parse_strategy(text), group, steps);
+      EXPECT_EQ(large_requests, 0U) << text;
+      // One bucket's worth a step would be 879 each.
+      EXPECT_LT(faults, static_cast<long>(bucket_bytes / page_bytes / 16)) << text;
+    });
+  }
+}
+
+/// A strategy that copies the bucket at every step.
+struct Copying {
+  struct Running : Exchange {
+    Work advance(Turn turn, Bucket& bucket, const Group& group) override {
+      if (turn.stage > 0) return {};
+      bucket.values().copy_(bucket.values().clone());
+      return group.all_reduce(bucket.values(), ReduceOp::avg);
+    }
+  };
+  std::string text() const { return "copying"; }
+  std::unique_ptr<Exchange> exchange(const Bucket&) const { return std::make_unique<Running>(); }
+};
+
+TEST(SteadyState, CountsWhatACopyTakes) {
+  on_ranks(2, [](const Group& group) {
+    constexpr int steps = 3;
+    // Of each of the two buckets.
+    EXPECT_GE(cost_of(Copying(), group, steps).large_requests, std::size_t{2 * steps});
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::testing
