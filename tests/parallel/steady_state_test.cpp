@@ -13,6 +13,7 @@
 #include "lockstep/parallel/lanes.h"
 #include "lockstep/sync/strategy.h"
 #include "models.h"
+#include "sync/apart.h"
 
 namespace lockstep::testing {
 namespace {
@@ -27,6 +28,7 @@ constexpr std::size_t bucket_bytes = matrix_rows * matrix_columns * sizeof(float
 struct StepsCost {
   std::size_t large_requests;  ///< of a percent of the larger bucket, or more
   long faults;
+  int of_group_memory;  ///< requests of any size
 };
 
 long faults_of_this_thread() {
@@ -36,7 +38,8 @@ long faults_of_this_thread() {
 }
 
 /// What some steps take, after as many that nobody counts.
-StepsCost cost_of(const Strategy& strategy, const Group& group, int steps) {
+StepsCost cost_of(const Strategy& strategy, const Group& group, int steps,
+                  const Apart* memory = nullptr) {
   const at::NoGradGuard no_grad;
   const std::vector<lockstep::detail::NamedTensor> parameters{
       {"matrix", at::zeros({matrix_rows, matrix_columns})}, {"vector", at::zeros({vector_length})}};
@@ -59,10 +62,13 @@ StepsCost cost_of(const Strategy& strategy, const Group& group, int steps) {
   };
   for (int i = 0; i < steps; ++i) step(i);
   group.barrier().wait();
+  const int taken = memory != nullptr ? memory->allocations() : 0;
   const long before = faults_of_this_thread();
   const LargeRequests large(bucket_bytes / 100);
   for (int i = steps; i < 2 * steps; ++i) step(i);
-  return {.large_requests = large.count(), .faults = faults_of_this_thread() - before};
+  return {.large_requests = large.count(),
+          .faults = faults_of_this_thread() - before,
+          .of_group_memory = memory != nullptr ? memory->allocations() - taken : 0};
 }
 
 TEST(SteadyState, TakesNoMemoryThatGrowsWithTheBucket) {
@@ -72,22 +78,27 @@ TEST(SteadyState, TakesNoMemoryThatGrowsWithTheBucket) {
         "powersgd:rank=4", "powersgd:rank=4,feedback=off", "partialUpdate",
         "partialUpdate:of=gradients", "local_sgd:period=2", "post_local_sgd:start=1,period=2",
         "adasum", "warmup:1:topk:0.01"}) {
-    on_ranks(2, [&](const Group& group) {
-      constexpr int steps = 6;
-      const auto [large_requests, faults] = cost_of(parse_strategy(text), group, steps);
-      EXPECT_EQ(large_requests, 0U) << text;
-      // One bucket's worth a step would be 879 each.
-      EXPECT_LT(faults, static_cast<long>(bucket_bytes / page_bytes / 16)) << text;
+    on_ranks(2, [&](const Group& shared) {
+      const auto without_shared_memory = std::make_shared<Apart>(shared.communicator());
+      for (const auto& group : {shared, Group(without_shared_memory)}) {
+        constexpr int steps = 6;
+        const auto cost = cost_of(parse_strategy(text), group, steps, without_shared_memory.get());
+        EXPECT_EQ(cost.large_requests, 0U) << text;
+        EXPECT_EQ(cost.of_group_memory, 0) << text;
+        // One bucket's worth a step would be 879 each.
+        EXPECT_LT(cost.faults, static_cast<long>(bucket_bytes / page_bytes / 16)) << text;
+      }
     });
   }
 }
 
-/// A strategy that copies the bucket at every step.
+/// A strategy that copies the bucket at every step, twice.
 struct Copying {
   struct Running : Exchange {
     Work advance(Turn turn, Bucket& bucket, const Group& group) override {
       if (turn.stage > 0) return {};
-      bucket.values().copy_(bucket.values().clone());
+      const auto room = group.empty(bucket.values().sizes());
+      bucket.values().copy_(room.copy_(bucket.values()).clone());
       return group.all_reduce(bucket.values(), ReduceOp::avg);
     }
   };
@@ -96,10 +107,13 @@ struct Copying {
 };
 
 TEST(SteadyState, CountsWhatACopyTakes) {
-  on_ranks(2, [](const Group& group) {
+  on_ranks(2, [](const Group& shared) {
+    const auto memory = std::make_shared<Apart>(shared.communicator());
     constexpr int steps = 3;
+    const auto cost = cost_of(Copying(), Group(memory), steps, memory.get());
     // Of each of the two buckets.
-    EXPECT_GE(cost_of(Copying(), group, steps).large_requests, std::size_t{2 * steps});
+    EXPECT_GE(cost.large_requests, std::size_t{2 * steps});
+    EXPECT_EQ(cost.of_group_memory, 2 * steps);
   });
 }
 
