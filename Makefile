@@ -35,7 +35,7 @@ train:
 test:
 	@$(call configure,test,$(everything))
 	@cmake --build '$(BUILD)'
-	@ctest --test-dir '$(BUILD)' --output-on-failure
+	@ctest --test-dir '$(BUILD)' --output-on-failure --parallel 2
 
 bench:
 	@$(call configure,build,$(programs))

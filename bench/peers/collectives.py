@@ -14,6 +14,7 @@ WORK = [
     ("all_reduce", 4, 25 * MIB),
     ("barrier", 8, 0),
 ]
+PASSES = 2  # a turn: they are short, and split by the machine's state
 NAMES = {KIB: "1 KiB", 64 * KIB: "64 KiB", MIB: "1 MiB", 25 * MIB: "25 MiB", 100 * MB: "100 MB", 0: ""}
 GROUP, OWN = "Lockstep, group memory", "Lockstep, ordinary memory"
 
@@ -29,7 +30,7 @@ def measure(options, machine, turn):
     """One turn of everything: a row for each figure, with the machine's state around it."""
     peers = [peer for peer in collectives_of(options.build, options.python, options.intel)
              if not peer.missing]
-    for collective, ranks, size in WORK:
+    for collective, ranks, size in WORK * PASSES:
         before = machine.probe_ns()
         for peer in peers:
             if not suits(peer, ranks, size):
@@ -108,7 +109,7 @@ def bandwidth(rows):
 
 
 def report(rows):
-    texts = ["Medians, in brackets of how many turns; near: both cores share a cache before and after"
+    texts = ["Medians, in brackets of how many figures; near: both cores share a cache before and after"
              " the figure (a line's round trip below 200 ns), far: they do not.\n"]
     for state in ("near", "far"):
         texts.append(table(rows, WORK[:5], state))

@@ -30,7 +30,7 @@ def parse_arguments():
     parser.add_argument("--intel", type=pathlib.Path, help="where tools/peers put Intel MPI and oneCCL")
     parser.add_argument("--data", default=ROOT / "examples" / "data" / "mnist", type=pathlib.Path,
                         help="folder of MNIST [the sample in examples/data]")
-    parser.add_argument("--rounds", default=5, type=int, help="turns of everything [5]")
+    parser.add_argument("--rounds", default=3, type=int, help="turns of everything [3]")
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--models", nargs="+", default=list(steps.STEPS), choices=steps.STEPS)
     parser.add_argument("--jsonl", type=pathlib.Path, help="file for every figure, an object a line")

@@ -45,9 +45,10 @@ def measure(options, machine, turn):
     for model in options.models:
         before = machine.probe_ns()
         for way, (command, environment, field) in ways_of(model, options).items():
-            ms = run(command, environment)[-1][field]
+            found = run(command, environment)[-1]
             after = machine.probe_ns()
-            yield {"turn": turn, "model": model, "way": way, "ms": ms, "probe_ns": [before, after],
+            yield {"turn": turn, "model": model, "way": way, "ms": found[field],
+                   "loader_percent": found.get("loader_percent"), "probe_ns": [before, after],
                    "state": state_of(before, after)}
             before = after
 
@@ -67,9 +68,19 @@ def table(rows, model):
     return "\n".join(lines) + "\n"
 
 
+def loader(rows):
+    """What reading MNIST's batches takes of the CNN's step; the other models have one batch."""
+    shares = [row["loader_percent"] for row in rows
+              if row["model"] == "cnn" and row["loader_percent"] is not None]
+    if not shares:
+        return ""
+    return (f"The data loader, which reads each batch when it is asked for, took {statistics.median(shares):.2f} %"
+            f" of the CNN's step ({min(shares):.2f} to {max(shares):.2f}).\n")
+
+
 def report(rows):
     turns = 1 + max(row["turn"] for row in rows)
     near = sum(row["state"] == "near" for row in rows)
     text = f"Medians of {turns} turns (fastest to slowest); {near} of {len(rows)} figures in the near state.\n"
     models = dict.fromkeys(row["model"] for row in rows)
-    return "\n".join([text, *(table(rows, model) for model in models)])
+    return "\n".join([text, *(table(rows, model) for model in models), loader(rows)])

@@ -3,6 +3,9 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <cstdint>
+#include <fstream>
+#include <string>
 
 #include "failures.h"
 
@@ -24,15 +27,26 @@ const ProcessBody exits("rank 1 exits 0", [](const auto& group) {
   group->barrier().wait();
 });
 
+bool is_stopped(std::int64_t pid) {
+  std::ifstream in("/proc/" + std::to_string(pid) + "/stat");
+  std::string number, name, state;
+  in >> number >> name >> state;
+  return state == "T";
+}
+
 const ProcessBody stopped("rank 1 is stopped", [](const auto& group) {
-  if (group->rank() == 1) {
-    // Stops itself; the parent of the test ends it once rank 0 has given up.
-    ::raise(SIGSTOP);
-  }
+  const std::int64_t own = ::getpid();
+  std::int64_t all[2] = {};
+  group->all_gather(&own, all, 1, DType::i64).wait();
+  if (group->rank() == 1) ::raise(SIGSTOP);
   try {
     group->all_reduce(floats, 8, DType::f32, ReduceOp::sum, {.timeout = 300ms}).wait();
   } catch (const TimeoutError&) {
-    ::kill(0, SIGCONT);
+    // Rank 1 goes on once rank 0 has given up; before it has stopped it would not hear of that.
+    if (group->rank() == 0) {
+      while (!is_stopped(all[1])) ::usleep(1000);
+      ::kill(static_cast<pid_t>(all[1]), SIGCONT);
+    }
     throw;
   }
 });
@@ -54,8 +68,8 @@ TEST(Processes, EarlyExitIsNamed) {
 
 TEST(Processes, StoppedRankIsFoundByTheTimeout) {
   const auto outcomes = run_processes(2, "rank 1 is stopped");
-  EXPECT_THAT(outcomes[0].err, HasSubstr("all_reduce #1 waited 0.3 s for rank 1"));
-  EXPECT_THAT(outcomes[1].err, HasSubstr("all_reduce #1 waited 0.3 s for rank 1"));
+  EXPECT_THAT(outcomes[0].err, HasSubstr("all_reduce #2 waited 0.3 s for rank 1"));
+  EXPECT_THAT(outcomes[1].err, HasSubstr("all_reduce #2 waited 0.3 s for rank 1"));
 }
 
 }  // namespace
