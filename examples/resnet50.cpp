@@ -131,6 +131,7 @@ struct Settings {
   std::string split = "sampler";
   std::string parameters = "broadcast";
   std::string strategy = "fp32";
+  bool sync_batchnorm = false;
   std::string metrics;
 };
 
@@ -150,6 +151,10 @@ void train(const Settings& settings, const lockstep::Group& world) {
     torch::manual_seed(settings.seed);
     model = std::make_shared<ResNet50>();
   });
+  if (settings.sync_batchnorm) {
+    const auto layers = lockstep::convert_sync_batchnorm(*model, world);
+    if (first) std::cout << layers << " batch norms use the images of all ranks" << std::endl;
+  }
   const auto initial_sync = settings.parameters == "same_seed" ? lockstep::InitialSync::same_seed
                                                                : lockstep::InitialSync::broadcast;
   lockstep::DistributedDataParallel ddp(
@@ -255,6 +260,8 @@ int main(int argc, char** argv) {
   app.add_option("--strategy", settings.strategy, "How gradients are exchanged")
       ->check(program::strategy())
       ->capture_default_str();
+  app.add_flag("--sync-batchnorm", settings.sync_batchnorm,
+               "Batch norms use the images of all ranks");
   app.add_option("--metrics", settings.metrics, "File for one JSON object a line");
   return program::run(app, argc, argv,
                       [&](const lockstep::Group& world) { train(settings, world); });

@@ -62,6 +62,7 @@ struct Settings {
   std::size_t images = 5000;
   bool augment = false;
   std::string strategy = "fp32";
+  bool sync_batchnorm = false;
   std::string metrics;
   bool quiet = false;
 };
@@ -126,6 +127,10 @@ void train(const Settings& settings, const lockstep::Group& world) {
     model = std::make_shared<ResNet9>();
   });
   lockstep::broadcast_parameters(*model, world);
+  if (settings.sync_batchnorm) {
+    const auto layers = lockstep::convert_sync_batchnorm(*model, world);
+    if (loud) std::cout << layers << " batch norms use the images of all ranks" << std::endl;
+  }
   torch::optim::Adam adam(
       model->parameters(),
       torch::optim::AdamOptions(settings.lr).weight_decay(settings.weight_decay));
@@ -211,6 +216,8 @@ int main(int argc, char** argv) {
   app.add_option("--strategy", settings.strategy, "How gradients are exchanged")
       ->check(program::strategy())
       ->capture_default_str();
+  app.add_flag("--sync-batchnorm", settings.sync_batchnorm,
+               "Batch norms use the images of all ranks");
   app.add_option("--metrics", settings.metrics, "File for one JSON object a line");
   app.add_flag("--quiet", settings.quiet, "Print nothing but errors");
   return program::run(app, argc, argv,

@@ -13,6 +13,8 @@
 #include "lockstep/data/scatter.h"
 #include "lockstep/group.h"
 #include "lockstep/init.h"
+#include "lockstep/nn/convert_sync_batchnorm.h"
+#include "lockstep/nn/sync_batch_norm.h"
 #include "lockstep/parallel/distributed_data_parallel.h"
 #include "lockstep/parallel/distributed_optimizer.h"
 #include "lockstep/parallel/model_state.h"

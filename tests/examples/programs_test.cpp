@@ -58,6 +58,20 @@ TEST_F(Programs, ResNet9TrainsOnAnyNumberOfRanks) {
   }
 }
 
+TEST_F(Programs, ResNetsTrainWithBatchNormsOverAllRanks) {
+  const Result small = two_ranks(resnet9 + "--epochs 4 --sync-batchnorm");
+  ASSERT_EQ(small.code, 0) << small.err;
+  EXPECT_EQ(count(small.out, "8 batch norms use the images of all ranks"), 1) << small.out;
+  EXPECT_LT(values("train_loss").back(), values("train_loss").front());
+
+  const Result large = two_ranks(
+      "resnet50 --samples 8 --batch-size 4 --image-size 32 --lr 0.002 --metrics metrics.jsonl "
+      "--epochs 2 --sync-batchnorm");
+  ASSERT_EQ(large.code, 0) << large.err;
+  EXPECT_EQ(count(large.out, "53 batch norms use the images of all ranks"), 1) << large.out;
+  EXPECT_EQ(values("train_loss").size(), 2u);
+}
+
 TEST_F(Programs, ResNet9ReadsCifar10) {
   const std::filesystem::path data = folder / "cifar";
   std::filesystem::create_directory(data);
@@ -148,14 +162,14 @@ TEST_F(Programs, HelpIsCompleteAndWrongFlagsAreNamed) {
   const std::array<std::pair<std::string, std::vector<const char*>>, 5> programs{{
       {"resnet9_cifar10",
        {"--epochs", "--batch-size", "--lr", "--weight-decay", "--seed", "--data", "--augment",
-        "--strategy", "--metrics", "--quiet"}},
+        "--strategy", "--sync-batchnorm", "--metrics", "--quiet"}},
       {"gradient_proof", {"--images", "--seed", "--data", "--strategy", "--metrics", "--threads"}},
       {"ddp_trainer",
        {"total_epochs", "save_every", "--batch_size", "--data", "--snapshot", "--strategy"}},
       {"single_trainer", {"total_epochs", "save_every", "--batch_size", "--data", "--snapshot"}},
       {"resnet50",
        {"--epochs", "--batch-size", "--samples", "--lr", "--workers", "--split", "--parameters",
-        "--strategy", "--metrics"}},
+        "--strategy", "--sync-batchnorm", "--metrics"}},
   }};
   for (const auto& [program, flags] : programs) {
     const Result help = alone(program + " --help");

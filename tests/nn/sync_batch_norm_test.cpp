@@ -1,0 +1,336 @@
+// One layer on N ranks is one layer of one process with the whole batch.
+#include "lockstep/nn/sync_batch_norm.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/core/error.h"
+#include "lockstep/core/text.h"
+#include "tests/parallel/refusal.h"
+#include "whole_batch.h"
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Options = torch::nn::BatchNormOptions;
+
+SyncBatchNorm make_norm(const Group& world, const Options& options = Options(channels),
+                        at::ScalarType dtype = at::kDouble) {
+  SyncBatchNorm norm(options, world);
+  norm->to(dtype);
+  set_parameters(*norm);
+  return norm;
+}
+
+/// One step of the rank with its part.
+NormResult step(SyncBatchNorm& norm, const WholeBatch& batch, const Group& world,
+                at::ScalarType dtype = at::kDouble) {
+  norm->zero_grad();
+  auto x = batch.part(batch.input, world.rank()).to(dtype).clone().requires_grad_();
+  const auto output = norm(x);
+  EXPECT_EQ(output.scalar_type(), dtype);
+  output.backward(batch.part(batch.gradient, world.rank()).to(dtype));
+  NormResult result{.output = output.detach(),
+                    .input_gradient = x.grad(),
+                    .weight_gradient = {},
+                    .bias_gradient = {},
+                    .running_mean = norm->running_mean,
+                    .running_var = norm->running_var};
+  if (norm->weight.defined()) result.weight_gradient = sum_of_ranks(norm->weight.grad(), world);
+  if (norm->bias.defined()) result.bias_gradient = sum_of_ranks(norm->bias.grad(), world);
+  return result;
+}
+
+void expect_part(const NormResult& got, const NormResult& whole, const WholeBatch& batch,
+                 const Group& world, double tolerance) {
+  const auto part = [&](const at::Tensor& tensor) { return batch.part(tensor, world.rank()); };
+  EXPECT_LT(deviation(got.output, part(whole.output)), tolerance);
+  EXPECT_LT(deviation(got.input_gradient, part(whole.input_gradient)), tolerance);
+  EXPECT_LT(deviation(got.weight_gradient, whole.weight_gradient), tolerance);
+  EXPECT_LT(deviation(got.bias_gradient, whole.bias_gradient), tolerance);
+  EXPECT_LT(deviation(got.running_mean, whole.running_mean), tolerance);
+  EXPECT_LT(deviation(got.running_var, whole.running_var), tolerance);
+  expect_same_bits(got.running_mean, world);
+  expect_same_bits(got.running_var, world);
+}
+
+/// Some steps of both, from the same beginning.
+void expect_equal_to_one_process(int ranks, const std::vector<std::int64_t>& parts,
+                                 const std::vector<std::int64_t>& behind,
+                                 const Options& options = Options(channels)) {
+  on_ranks(ranks, [&](const Group& world) {
+    SCOPED_TRACE(detail::concat("rank ", world.rank(), " of ", ranks, ", ", behind.size(),
+                                " dimensions behind channels"));
+    auto norm = make_norm(world, options);
+    for (int number = 1; number <= 3; ++number) {
+      const WholeBatch batch(parts, behind, static_cast<std::uint64_t>(number));
+      const double momentum = options.momentum().value_or(1.0 / number);
+      const auto whole = in_one_process(batch.input, batch.gradient, *norm, momentum);
+      expect_part(step(norm, batch, world), whole, batch, world, 1e-10);
+    }
+  });
+}
+
+const std::vector<std::vector<std::int64_t>> shapes_behind{{}, {5}, {3, 4}, {2, 3, 2}};
+
+class SyncNorm : public ::testing::TestWithParam<int> {};
+
+TEST_P(SyncNorm, OfEqualPartsIsOneProcess) {
+  const auto n = static_cast<std::size_t>(GetParam());
+  for (const auto& behind : shapes_behind) {
+    expect_equal_to_one_process(GetParam(), std::vector<std::int64_t>(n, 4), behind);
+  }
+}
+
+TEST_P(SyncNorm, OfUnequalAndEmptyPartsIsOneProcess) {
+  for (const auto& behind : shapes_behind) {
+    expect_equal_to_one_process(GetParam(), unequal_parts(GetParam()), behind);
+  }
+}
+
+TEST_P(SyncNorm, WithEachOptionIsOneProcess) {
+  const auto parts = unequal_parts(GetParam());
+  expect_equal_to_one_process(GetParam(), parts, {3}, Options(channels).affine(false));
+  expect_equal_to_one_process(GetParam(), parts, {3}, Options(channels).track_running_stats(false));
+  expect_equal_to_one_process(GetParam(), parts, {3},
+                              Options(channels).affine(false).track_running_stats(false));
+  expect_equal_to_one_process(GetParam(), parts, {3}, Options(channels).momentum(std::nullopt));
+  expect_equal_to_one_process(GetParam(), parts, {3}, Options(channels).momentum(0.7).eps(0.3));
+}
+
+TEST_P(SyncNorm, OfOneSampleARankIsOneProcess) {
+  if (GetParam() == 1) GTEST_SKIP() << "one value a channel is refused";
+  const auto n = static_cast<std::size_t>(GetParam());
+  expect_equal_to_one_process(GetParam(), std::vector<std::int64_t>(n, 1), {});
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, SyncNorm, ::testing::Values(1, 2, 3, 4, 7));
+
+TEST(SyncNormInput, MayHaveAnyStrides) {
+  on_ranks(3, [](const Group& world) {
+    const WholeBatch batch({2, 3, 1}, {4, 5});
+    const auto norm = make_norm(world);
+    const auto whole = in_one_process(batch.input, batch.gradient, *norm, 0.1);
+    const auto mine = [&](const at::Tensor& tensor) { return batch.part(tensor, world.rank()); };
+    const std::vector<std::function<at::Tensor(const at::Tensor&)>> layouts{
+        [](const at::Tensor& x) { return x.contiguous(at::MemoryFormat::ChannelsLast); },
+        [](const at::Tensor& x) { return x.transpose(2, 3).contiguous().transpose(2, 3); },
+        [](const at::Tensor& x) {
+          return at::stack({x, x}, -1).select(-1, 0);
+        },
+        [](const at::Tensor& x) { return x; }};
+    for (const auto& of_input : layouts) {
+      for (const auto& of_gradient : layouts) {
+        auto fresh = make_norm(world);
+        auto x = of_input(mine(batch.input)).detach().requires_grad_();
+        const auto output = fresh(x);
+        output.backward(of_gradient(mine(batch.gradient)));
+        EXPECT_LT(deviation(output.detach(), mine(whole.output)), 1e-10);
+        EXPECT_LT(deviation(x.grad(), mine(whole.input_gradient)), 1e-10);
+        EXPECT_LT(deviation(sum_of_ranks(fresh->weight.grad(), world), whole.weight_gradient),
+                  1e-10);
+      }
+    }
+  });
+}
+
+TEST(SyncNormInput, OfFewerBitsIsComputedInFloat32) {
+  struct Case {
+    at::ScalarType dtype;
+    at::ScalarType parameters;
+    double tolerance;
+  };
+  for (const auto& [dtype, parameters, tolerance] :
+       {Case{at::kFloat, at::kFloat, 1e-5}, Case{at::kBFloat16, at::kFloat, 2e-2},
+        Case{at::kHalf, at::kFloat, 3e-3}, Case{at::kBFloat16, at::kBFloat16, 3e-2}}) {
+    on_ranks(3,
+             [&, kind = dtype, of_parameters = parameters, within = tolerance](const Group& world) {
+               SCOPED_TRACE(detail::concat(kind, " with parameters of ", of_parameters));
+               WholeBatch batch(unequal_parts(3), {3, 4});
+               // As the rank sees it: near zero, where these dtypes have digits.
+               batch.input = (batch.input - 3e4).to(kind).to(at::kDouble);
+               batch.gradient = batch.gradient.to(kind).to(at::kDouble);
+               auto norm = make_norm(world, Options(channels), of_parameters);
+               const auto whole = in_one_process(batch.input, batch.gradient, *norm, 0.1);
+               const auto got = step(norm, batch, world, kind);
+               expect_part(got, whole, batch, world, within);
+               if (of_parameters == at::kFloat) {
+                 EXPECT_LT(deviation(got.running_mean, whole.running_mean), 1e-5);
+                 EXPECT_LT(deviation(got.running_var, whole.running_var), 1e-5);
+               }
+             });
+  }
+}
+
+TEST(SyncNormInput, ThatNeedsNoGradientLeavesParametersTheirs) {
+  on_ranks(3, [](const Group& world) {
+    const WholeBatch batch({2, 3, 1}, {4});
+    auto norm = make_norm(world);
+    const auto whole = in_one_process(batch.input, batch.gradient, *norm, 0.1);
+    norm(batch.part(batch.input, world.rank())).backward(batch.part(batch.gradient, world.rank()));
+    EXPECT_LT(deviation(sum_of_ranks(norm->weight.grad(), world), whole.weight_gradient), 1e-10);
+    EXPECT_LT(deviation(sum_of_ranks(norm->bias.grad(), world), whole.bias_gradient), 1e-10);
+    norm->weight.requires_grad_(false);
+    norm->bias.requires_grad_(false);
+    EXPECT_FALSE(norm(batch.part(batch.input, world.rank())).requires_grad());
+  });
+}
+
+TEST(SyncNormInput, MayBeEmptyOnAllRanks) {
+  on_ranks(2, [](const Group& world) {
+    auto norm = make_norm(world);
+    auto x = at::empty({0, channels, 3}, at::kDouble).requires_grad_();
+    const auto output = norm(x);
+    EXPECT_EQ(output.sizes(), x.sizes());
+    output.sum().backward();
+    EXPECT_TRUE(at::equal(norm->running_mean, at::zeros({channels}, at::kDouble)));
+    EXPECT_TRUE(at::equal(norm->running_var, at::ones({channels}, at::kDouble)));
+    EXPECT_TRUE(at::equal(norm->weight.grad(), at::zeros({channels}, at::kDouble)));
+  });
+}
+
+TEST(SyncNormBackward, MayRunTwiceAndAdds) {
+  on_ranks(2, [](const Group& world) {
+    const WholeBatch batch({2, 3}, {4});
+    auto norm = make_norm(world);
+    const auto whole = in_one_process(batch.input, batch.gradient, *norm, 0.1);
+    auto x = batch.part(batch.input, world.rank()).clone().requires_grad_();
+    const auto output = norm(x);
+    output.backward(batch.part(batch.gradient, world.rank()), /*retain_graph=*/true);
+    output.backward(batch.part(batch.gradient, world.rank()));
+    EXPECT_LT(deviation(x.grad(), 2 * batch.part(whole.input_gradient, world.rank())), 1e-10);
+  });
+}
+
+TEST(SyncNormBackward, WithoutGradModeIsNone) {
+  on_ranks(2, [](const Group& world) {
+    const WholeBatch batch({2, 3}, {4});
+    for (const bool inference : {false, true}) {
+      auto norm = make_norm(world);
+      const auto whole = in_one_process(batch.input, batch.gradient, *norm, 0.1);
+      const torch::NoGradGuard no_grad;
+      std::optional<c10::InferenceMode> mode;
+      if (inference) mode.emplace();
+      const auto output = norm(batch.part(batch.input, world.rank()));
+      EXPECT_FALSE(output.requires_grad());
+      EXPECT_LT(deviation(output, batch.part(whole.output, world.rank())), 1e-10);
+      EXPECT_LT(deviation(norm->running_var, whole.running_var), 1e-10);
+    }
+  });
+}
+
+TEST(SyncNormBackward, WithCreateGraphIsRefused) {
+  on_ranks(2, [](const Group& world) {
+    auto norm = make_norm(world);
+    auto x = random({3, channels}, 1, at::kDouble).requires_grad_();
+    const auto loss = norm(x).pow(2).sum();
+    EXPECT_THAT(refusal([&] { loss.backward({}, true, /*create_graph=*/true); }),
+                HasSubstr("create_graph"));
+    expect_usable(world);
+  });
+}
+
+TEST(SyncNormEvaluation, IsPlainAndAsksNobody) {
+  on_ranks(2, [](const Group& world) {
+    for (const bool tracks : {true, false}) {
+      auto norm = make_norm(world, Options(channels).track_running_stats(tracks));
+      if (tracks) step(norm, WholeBatch({3, 2}, {4}), world);
+      norm->eval();
+      if (world.rank() == 1) {
+        const auto x = random({2, channels, 3}, 5, at::kDouble);
+        const auto expected = at::batch_norm(x, norm->weight, norm->bias, norm->running_mean,
+                                             norm->running_var, !tracks, 0.1, 1e-5, false);
+        EXPECT_TRUE(at::equal(norm(x), expected));
+      }
+    }
+    expect_usable(world);
+  });
+}
+
+TEST(SyncNormModule, HasThePartsOfBatchNorm) {
+  on_ranks(2, [](const Group& world) {
+    const SyncBatchNorm norm(Options(channels).momentum(0.3), world);
+    const torch::nn::BatchNorm2d plain(channels);
+    EXPECT_EQ(norm->named_parameters().keys(), plain->named_parameters().keys());
+    EXPECT_EQ(norm->named_buffers().keys(), plain->named_buffers().keys());
+    EXPECT_EQ(detail::concat(*norm),
+              "lockstep::SyncBatchNorm(6, eps=1e-05, momentum=0.3, affine=true, "
+              "track_running_stats=true, ranks=2)");
+    // Usable wherever a module is, and cloned with its group.
+    torch::nn::Sequential layers(torch::nn::Linear(2, channels), norm);
+    const auto copy = std::dynamic_pointer_cast<torch::nn::SequentialImpl>(layers->clone());
+    copy->forward(at::ones({2, 2}) + world.rank());
+    EXPECT_GT(copy->at<SyncBatchNormImpl>(1).running_mean.abs().max().item<double>(), 0);
+    EXPECT_EQ(norm->running_mean.abs().max().item<double>(), 0);
+    expect_same_bits(copy->at<SyncBatchNormImpl>(1).running_mean, world);
+  });
+}
+
+TEST(SyncNormRefuses, BeforeAnythingIsSent) {
+  on_ranks(2, [](const Group& world) {
+    auto norm = make_norm(world);
+    const auto said = [&](at::IntArrayRef sizes, at::ScalarType dtype = at::kDouble) {
+      return refusal([&] { norm(at::ones(sizes, dtype)); });
+    };
+    const auto who = detail::concat("SyncBatchNorm rank ", world.rank(), " of 2: got an input of ");
+    EXPECT_THAT(said({4, 5, 3}),
+                AllOf(HasSubstr(who + "sizes [4, 5, 3]"), HasSubstr("the second of 6 channels")));
+    EXPECT_THAT(said({6}), HasSubstr(who + "sizes [6], expected 2 to 5 dimensions"));
+    EXPECT_THAT(said({1, 6, 1, 1, 1, 1}), HasSubstr("expected 2 to 5 dimensions"));
+    EXPECT_THAT(said({4, 6}, at::kFloat),
+                AllOf(HasSubstr(who + "float"), HasSubstr("expected double as running_mean has")));
+    EXPECT_THAT(said({4, 6}, at::kLong), HasSubstr("expected floating point"));
+    // On one rank only: nothing was begun there, so the other's layer finds its partner.
+    if (world.rank() == 1) {
+      EXPECT_NE(said({4, 5}), "");
+    }
+    const WholeBatch batch({2, 3}, {4});
+    const auto whole = in_one_process(batch.input, batch.gradient, *norm, 0.1);
+    expect_part(step(norm, batch, world), whole, batch, world, 1e-10);
+  });
+}
+
+TEST(SyncNormRefuses, OneValueAChannelInAllOnEveryRank) {
+  for (const int ranks : {1, 2, 4}) {
+    on_ranks(ranks, [](const Group& world) {
+      auto norm = make_norm(world);
+      const auto mine = world.rank() == world.size() - 1 ? 1 : 0;
+      EXPECT_THAT(refusal([&] {
+                    norm(at::ones({mine, channels, 1}, at::kDouble));
+                  }),
+                  HasSubstr("got one value a channel over all ranks"));
+      EXPECT_TRUE(at::equal(norm->running_mean, at::zeros({channels}, at::kDouble)));
+      expect_usable(world);
+    });
+  }
+}
+
+TEST(SyncNormRefuses, InputsOfDifferentDtypesOnEveryRank) {
+  on_ranks(3, [](const Group& world) {
+    auto norm = make_norm(world, Options(channels), world.rank() == 2 ? at::kFloat : at::kDouble);
+    EXPECT_THAT(refusal([&] {
+                  norm(at::ones({2, channels}, norm->weight.scalar_type()));
+                }),
+                HasSubstr("inputs of one dtype: Double on rank 0; Float on rank 2"));
+    expect_usable(world);
+  });
+}
+
+TEST(SyncNormRefuses, DifferentChannelsByEndingTheWorld) {
+  EXPECT_THROW(on_ranks(2,
+                        [](const Group& world) {
+                          SyncBatchNorm norm(5 + world.rank(), world);
+                          norm(at::ones({2, 5 + world.rank()}));
+                        }),
+               CommError);
+}
+
+}  // namespace
+}  // namespace lockstep::testing
