@@ -17,10 +17,13 @@ struct BatchStatistics {
 };
 
 /// Of an input [N, C, …] of which every rank has a part, which may be empty. Each rank's count,
-/// mean and sum of squared deviations are gathered and combined in rank order. Ranks: all of the
-/// layer's group. Throws: InvalidArgument, on every rank, when ranks are in different layers, or
-/// have inputs of different dtypes. Source: Chan, Golub, LeVeque: Updating formulae and a pairwise
-/// algorithm for computing sample variances, 1979.
+/// mean and sum of squared deviations are gathered and combined in rank order.
+///
+/// Ranks: all of the layer's group.
+/// Throws: InvalidArgument, on every rank, when ranks are in different layers, or have inputs of
+/// different dtypes.
+/// Source: Chan, Golub, LeVeque: Updating formulae and a pairwise algorithm for computing sample
+/// variances, 1979.
 BatchStatistics batch_statistics(const at::Tensor& input, const SyncLayer& layer);
 
 /// The two tensors of doubles [C], summed over ranks in rank order.

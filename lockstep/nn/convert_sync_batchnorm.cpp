@@ -1,6 +1,5 @@
 #include "lockstep/nn/convert_sync_batchnorm.h"
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/batch_norm.h>
 #include <ATen/ops/batch_norm_native.h>
 #include <ATen/ops/ones.h>

@@ -11,7 +11,7 @@ class Module;
 namespace lockstep {
 
 /// Every torch::nn::BatchNorm1d, 2d and 3d of the model, and every SyncBatchNorm, normalises over
-/// the samples of all ranks from now on when it trains; as SyncBatchNorm says. Returns how many.
+/// the samples of all ranks from now on when it trains, as SyncBatchNorm says. Returns how many.
 ///
 ///     lockstep::convert_sync_batchnorm(*model, world);
 ///     lockstep::DistributedDataParallel ddp(model, world);
@@ -21,9 +21,10 @@ namespace lockstep {
 /// before hold. The layers share one group, split from this one.
 ///
 /// What a torch::nn::BatchNorm still does itself: it refuses a rank's batch of one value a channel
-/// when training, which a SyncBatchNorm takes. A clone() of a converted model is a plain model,
-/// until it is converted too; so is a layer whose tensors were assigned anew, instead of written.
-/// Note [How a batch norm is converted] says how.
+/// when training, which a SyncBatchNorm takes. A clone() of a converted model is a plain one until
+/// it is converted too; so is a layer whose running mean (its weight, where it has none) was
+/// assigned anew instead of written. Note [How a batch norm is converted] says how.
+///
 /// Ranks: all of the group, with the same model.
 /// Throws: InvalidArgument, on every rank, when the ranks' layers differ; the group stays usable.
 /// BackendUnavailable when another library has taken batch_norm over in this process.

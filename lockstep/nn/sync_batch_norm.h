@@ -16,19 +16,28 @@ namespace lockstep {
 ///     const auto norm_group = world.split(0);  // one for all such layers
 ///     lockstep::SyncBatchNorm norm(64, norm_group);
 ///
-/// When training, outputs, input gradients and running statistics are those of the whole batch. The
-/// gradients of weight and bias are those of the rank's own samples: DistributedDataParallel and
-/// DistributedOptimizer average them, as they do all others. In evaluation it is a plain batch
-/// norm. Counts of samples may differ between ranks, and be zero on some. Half and bfloat16 inputs
-/// are computed in float32. Shapes: [N, C], or [N, C, …] of up to five dimensions; what is behind N
-/// may differ in all but C. Ranks: all of the group must run the same such layers in the same
-/// order, forward and backward, one with an empty batch too: its loss may be outputs.sum().
-/// Collectives are issued by the thread that calls forward() or backward(), and waited for there.
-/// The group is one of their own, so that they stay apart from the gradients'. Throws:
-/// InvalidArgument for an input of other dimensions, channels or dtype, before anything is sent; on
-/// every rank, with the group still usable, when all ranks together have one value a channel, or
-/// their inputs' dtypes differ. backward() with create_graph: InvalidArgument. Source: Ioffe,
-/// Szegedy: Batch normalization, 2015; gradients as in PyTorch's SyncBatchNorm.
+/// When training, outputs, input gradients and running statistics are those of the whole batch.
+/// The gradients of weight and bias are those of the rank's own samples: DistributedDataParallel
+/// and DistributedOptimizer average them, as they do all others. In evaluation it is a plain batch
+/// norm. Half and bfloat16 inputs are computed in float32.
+///
+/// Counts of samples may differ between ranks, and be zero on some: such a rank runs an input
+/// [0, C, …], and a backward too, of outputs.sum(), say. Sums over ranks are taken in the middle of
+/// the backward, before weight()'s factor: where parts are unequal, weigh the loss instead, as the
+/// sum over the rank's own samples, times ranks, divided by the samples of all.
+///
+/// Shapes: [N, C], or [N, C, …] of up to five dimensions; ranks must agree on C only.
+///
+/// Ranks: all of the group must run the same such layers in the same order, forward and backward.
+/// Collectives are issued by the thread that calls forward() or backward(), and waited for there;
+/// the group is the layers' own, so that they stay apart from the gradients'.
+///
+/// Throws: InvalidArgument for an input of other dimensions, channels or dtype, before anything is
+/// sent; on every rank, with the group still usable, when all ranks together have one value a
+/// channel, when their inputs' dtypes differ, or when they are in different layers of a converted
+/// model; and in a backward with create_graph.
+///
+/// Source: Ioffe, Szegedy: Batch normalization, 2015; gradients as in PyTorch's SyncBatchNorm.
 class SyncBatchNormImpl : public torch::nn::BatchNormImplBase<0, SyncBatchNormImpl> {
  public:
   SyncBatchNormImpl(const torch::nn::BatchNormOptions& options, const Group& group);

@@ -160,6 +160,20 @@ TEST(Convert, OutlivesToAndLoad) {
   });
 }
 
+TEST(Convert, HoldsWithoutGradModeToo) {
+  on_ranks(2, [](const Group& world) {
+    const auto whole = Holders::batch(4, 5);
+    for (const bool inference : {false, true}) {
+      Holders plain, model;
+      convert_sync_batchnorm(model, world);
+      const torch::NoGradGuard no_grad;
+      std::optional<c10::InferenceMode> mode;
+      if (inference) mode.emplace();
+      EXPECT_LT(deviation(on_part(model, whole, world), part_of_whole(plain, whole, world)), 1e-10);
+    }
+  });
+}
+
 TEST(Convert, OfACloneIsAnother) {
   on_ranks(2, [](const Group& world) {
     nn::Sequential model(
