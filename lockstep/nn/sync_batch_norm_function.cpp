@@ -1,5 +1,6 @@
 #include "lockstep/nn/sync_batch_norm_function.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/addcmul.h>
 #include <ATen/ops/empty_like.h>
