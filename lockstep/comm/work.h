@@ -61,6 +61,10 @@ class [[nodiscard]] Work {
   void check() {
     if (ticket_ != nullptr) ticket_->check();
   }
+  /// Time that this rank has spent on its share so far.
+  std::chrono::nanoseconds worked() const {
+    return ticket_ != nullptr ? ticket_->worked() : std::chrono::nanoseconds();
+  }
   /// World ranks that it waits for.
   std::vector<int> missing() const {
     return ticket_ != nullptr ? ticket_->missing() : std::vector<int>();

@@ -92,8 +92,8 @@ void Endpoint::fail(bool timeout, std::string_view text) noexcept {
       // Nameless, then.
     }
   }
-  // The first group spans the whole world: both its worlds are told.
-  if (!groups_.empty()) groups_.front()->fail_parts(text);
+  of_host_->fail(text);
+  over_mpi_->fail(text);
 }
 
 void Endpoint::throw_failure(std::string_view where) {

@@ -2,14 +2,17 @@
 
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "lockstep/comm/communicator.h"
 #include "lockstep/comm/hierarchical/in_flight.h"
 #include "lockstep/comm/waiting.h"
+#include "lockstep/core/error.h"
 
 namespace lockstep::hierarchical {
 
@@ -17,9 +20,15 @@ namespace lockstep::hierarchical {
 /// of the host's world becomes one of all hosts', and the other way round.
 class Endpoint {
  public:
-  /// names: MPI's number of each rank of this host.
-  Endpoint(int rank, std::vector<int> names, std::chrono::milliseconds timeout, bool fits)
-      : rank_(rank), names_(std::move(names)), timeout_(timeout), fits_(fits) {}
+  /// names: MPI's number of each rank of this host. The worlds are those of which all groups are
+  /// made: over MPI, and of this host.
+  Endpoint(std::shared_ptr<Communicator> over_mpi, std::shared_ptr<Communicator> of_host,
+           std::vector<int> names, std::chrono::milliseconds timeout, bool fits)
+      : over_mpi_(std::move(over_mpi)),
+        of_host_(std::move(of_host)),
+        names_(std::move(names)),
+        timeout_(timeout),
+        fits_(fits) {}
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
 
@@ -38,7 +47,21 @@ class Endpoint {
   /// Sees whether those whom operations wait for are there.
   void check(const InFlight&) { look(); }
 
+  /// Ends both worlds, unless they have ended. Any thread.
   void fail(bool timeout, std::string_view text) noexcept;
+  /// Ends both worlds with what fn throws, and throws it again.
+  template <class Fn>
+  auto or_fail(const Fn& fn) {
+    try {
+      return fn();
+    } catch (const TimeoutError& error) {
+      fail(true, error.what());
+      throw;
+    } catch (const CommError& error) {
+      fail(false, error.what());
+      throw;
+    }
+  }
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   /// Throws what ended the world, as it was met here.
   [[noreturn]] void throw_failure(std::string_view where);
@@ -46,7 +69,8 @@ class Endpoint {
   /// Entered by every call that touches this rank's groups.
   class Use : detail::OneThread {
    public:
-    explicit Use(Endpoint& endpoint) : OneThread(endpoint.used_, "hierarchical", endpoint.rank_) {}
+    explicit Use(Endpoint& endpoint)
+        : OneThread(endpoint.used_, "hierarchical", endpoint.over_mpi_->rank()) {}
   };
 
  private:
@@ -54,7 +78,8 @@ class Endpoint {
   void attempt(const Fn& fn) noexcept;
   void look() noexcept;
 
-  int rank_;
+  std::shared_ptr<Communicator> over_mpi_;
+  std::shared_ptr<Communicator> of_host_;
   std::vector<int> names_;
   std::chrono::milliseconds timeout_;
   bool fits_;  ///< every rank of this host has cores of its own

@@ -20,6 +20,7 @@ void Flight::advance_unless(Taken& taken) {
   while (!complete()) {
     if (work_.pending()) {
       if (!work_.ready()) break;
+      worked_ += work_.worked();
       work_.wait();
     }
     if (next_ == stages_.size()) {
@@ -37,7 +38,7 @@ void Flight::advance_unless(Taken& taken) {
 }
 
 std::vector<int> Flight::missing() const {
-  if (!work_.pending()) return {};
+  if (!under_way()) return group().holding_up();  // it stands behind others
   return group().named(stages_[next_ - 1].lane, work_.missing());
 }
 

@@ -37,6 +37,8 @@ class Flight final : public InFlight {
   void advance_unless(Taken& taken);
   /// Throws when somebody whom its stage waits for has gone.
   void look() { work_.check(); }
+  /// Whether a stage of it has begun and not ended.
+  bool under_way() const { return work_.pending(); }
 
   void advance() override {}  // its group advances it, with those before it
   std::vector<int> missing() const override;

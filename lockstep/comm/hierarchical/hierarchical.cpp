@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <exception>
 #include <random>
 #include <vector>
 
@@ -25,23 +26,28 @@ std::shared_ptr<Communicator> create(const Options& options) {
   const int local_size = static_cast<int>(names.size());
   const auto local_rank = static_cast<int>(std::ranges::find(names, flat->rank()) - names.begin());
 
-  // Tells this world's memory from that of any other on this host.
-  std::uint64_t token = (std::uint64_t{std::random_device{}()} << 32) | std::random_device{}();
-  flat->broadcast(&token, 1, DType::i64, 0).wait();
-  auto inside = options.inside;
-  inside.watch = true;
-  inside.names = names;
-  const auto job = detail::concat("hierarchy ", token, " of host ", host);
-  const auto world = host::meet(job, local_rank, local_size, inside.timeout);
-  const auto local = host::create(world, local_rank, inside);
-  if (local_size == flat->size()) return local;
+  try {
+    // Tells this world's memory from that of any other on this host.
+    std::uint64_t token = (std::uint64_t{std::random_device{}()} << 32) | std::random_device{}();
+    flat->broadcast(&token, 1, DType::i64, 0).wait();
+    auto inside = options.inside;
+    inside.watch = true;
+    inside.names = names;
+    const auto world = host::meet(detail::concat("hierarchy ", token, " of host ", host),
+                                  local_rank, local_size, inside.timeout);
+    const auto local = host::create(world, local_rank, inside);
+    if (local_size == flat->size()) return local;
 
-  const int cores =
-      inside.cores > 0 ? inside.cores : static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
-  const bool fits = local_size * inside.threads_per_rank <= cores;
-  const auto endpoint = std::make_shared<Endpoint>(flat->rank(), std::move(names),
-                                                   options.between_hosts.timeout, fits);
-  return HierarchicalCommunicator::compose(endpoint, flat, local);
+    const int cores =
+        inside.cores > 0 ? inside.cores : static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
+    const bool fits = local_size * inside.threads_per_rank <= cores;
+    const auto endpoint = std::make_shared<Endpoint>(flat, local, std::move(names),
+                                                     options.between_hosts.timeout, fits);
+    return HierarchicalCommunicator::compose(endpoint, flat, local);
+  } catch (const std::exception& error) {
+    flat->fail(error.what());  // the other hosts' ranks wait for this one
+    throw;
+  }
 }
 
 }  // namespace lockstep::hierarchical

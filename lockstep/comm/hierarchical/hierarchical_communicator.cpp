@@ -48,27 +48,27 @@ std::shared_ptr<Communicator> HierarchicalCommunicator::split(int color, int key
     const Use use(*endpoint_);
     endpoint_->finish_all();
   }
-  const auto flat = parts_.flat->split(color, key);
-  const auto inside = parts_.down->split(color, key);
-  if (flat == nullptr) return nullptr;
-  return compose(endpoint_, flat, inside);
+  return endpoint_->or_fail([&]() -> std::shared_ptr<Communicator> {
+    const auto flat = parts_.flat->split(color, key);
+    const auto inside = parts_.down->split(color, key);
+    if (flat == nullptr) return nullptr;
+    return compose(endpoint_, flat, inside);
+  });
 }
 
 void HierarchicalCommunicator::fail(std::string_view cause) noexcept {
-  try {
-    endpoint_->fail(false, detail::concat("rank ", parts_.flat->rank(), ": ", cause));
-  } catch (const std::bad_alloc&) {
-    endpoint_->fail(false, "a rank failed");
-  }
-}
-
-void HierarchicalCommunicator::fail_parts(std::string_view cause) noexcept {
-  parts_.down->fail(cause);
-  parts_.flat->fail(cause);
+  endpoint_->fail(false, cause);
 }
 
 std::string HierarchicalCommunicator::where(std::string_view label) const {
   return detail::concat(label, " (hierarchical) rank ", rank(), " of ", size());
+}
+
+std::vector<int> HierarchicalCommunicator::holding_up() const {
+  for (const auto& flight : flights_) {
+    if (flight->under_way()) return flight->missing();
+  }
+  return {};
 }
 
 std::vector<int> HierarchicalCommunicator::named(Lane lane, std::vector<int> ranks) const {

@@ -48,8 +48,6 @@ class HierarchicalCommunicator final
   /// The last operation in flight, null if there is none.
   std::shared_ptr<Flight> last() const;
   void drop() noexcept { flights_.clear(); }
-  /// Ends the worlds of this group's parts.
-  void fail_parts(std::string_view cause) noexcept;
 
   // For the operations in flight.
   using Use = Endpoint::Use;
@@ -57,6 +55,8 @@ class HierarchicalCommunicator final
   std::string where(std::string_view label) const;
   /// What an operation consists of.
   std::vector<Stage> stages(const Operation& operation) const;
+  /// MPI's numbers of ranks that the first operation under way waits for.
+  std::vector<int> holding_up() const;
   /// MPI's numbers of ranks that a lane's backend speaks of.
   std::vector<int> named(Lane lane, std::vector<int> ranks) const;
 
