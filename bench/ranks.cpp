@@ -80,17 +80,19 @@ void run_as_rank(const Settings& settings, const RankFunction& fn) {
   fn(transport);
 }
 
-int foreign_world_size() {
+int mpi_world_size() {
   const auto& launcher = Environment::get().launcher;
-  return launcher && launcher->size > 1 ? launcher->size : 0;
+  // What srun started need not be an MPI's.
+  const bool of_mpi = launcher && launcher->starts_mpi() && launcher->kind != Launcher::Kind::srun;
+  return of_mpi && launcher->size > 1 ? launcher->size : 0;
 }
 
-void run_as_foreign_rank(const Settings& settings, Backend backend, const RankFunction& fn) {
+void run_over_mpi(const Settings& settings, Backend backend, const RankFunction& fn) {
   const Environment& environment = Environment::get();
   mpi::Options options{.timeout = environment.timeout,
                        .algorithm = mpi::parse_algorithm(environment.algorithm),
                        .host = environment.host,
-                       .expected_size = foreign_world_size()};
+                       .expected_size = mpi_world_size()};
   hierarchical::Options composed;
   composed.between_hosts = options;
   composed.inside.timeout = environment.timeout;

@@ -27,13 +27,14 @@ int world_size();
 /// Throws: InvalidArgument when the world has another number of ranks than the settings.
 void run_as_rank(const Settings& settings, const RankFunction& fn);
 
-/// Ranks of the world that another launcher than `lockstep run` started this process in, 0 if none.
-int foreign_world_size();
+/// Ranks of the world that an MPI's launcher started this process in, 0 if none did.
+int mpi_world_size();
 
 /// Runs fn as one of those ranks, over that backend; what is not said is as init() chooses.
 /// Throws: InvalidArgument when the world has another number of ranks than the settings, or its
-/// ranks are not all on one host while that backend is asked for.
-void run_as_foreign_rank(const Settings& settings, Backend backend, const RankFunction& fn);
+/// ranks are not all on one host while that backend is asked for; BackendUnavailable in a build
+/// without MPI.
+void run_over_mpi(const Settings& settings, Backend backend, const RankFunction& fn);
 
 /// Starts this program settings.ranks times with these arguments, as `lockstep run` would.
 /// Returns the job's exit code.

@@ -83,8 +83,11 @@ int bench_main(const Arguments& arguments) {
   };
   const Backend backend = parse_backend(arguments.backend);
   const bool needs_mpi = backend == Backend::mpi || backend == Backend::hierarchical;
-  if (bench::foreign_world_size() > 0) {
-    bench::run_as_foreign_rank(settings, backend, run);
+  if (bench::mpi_world_size() > 0) {
+    if (settings.threads) {
+      throw InvalidArgument("bench: got --threads under MPI's launcher, whose processes are ranks");
+    }
+    bench::run_over_mpi(settings, backend, run);
   } else if (needs_mpi) {
     throw InvalidArgument("bench: got --backend " + arguments.backend +
                           " without MPI's launcher; start it as: mpirun -n N lockstep bench …");
@@ -146,8 +149,8 @@ void add_bench(CLI::App& app, int& exit_code) {
   bench->callback([arguments, ranks, &exit_code] {
     // Under `lockstep run` the world is as large as it is.
     if (ranks->count() == 0 && bench::is_rank()) arguments->settings.ranks = bench::world_size();
-    const int foreign = bench::foreign_world_size();
-    if (ranks->count() == 0 && foreign > 0) arguments->settings.ranks = foreign;
+    const int of_mpi = bench::mpi_world_size();
+    if (ranks->count() == 0 && of_mpi > 0) arguments->settings.ranks = of_mpi;
     exit_code = bench_main(*arguments);
   });
 }

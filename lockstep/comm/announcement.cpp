@@ -61,6 +61,7 @@ std::string describe(const Announcement& announcement) {
 }  // namespace
 
 void announce(Announcement& announcement, const Operation& operation) {
+  if (operation.part_of != nullptr) return announce(announcement, *operation.part_of);
   announcement.fingerprint = fingerprint(operation);
   announcement.count = operation.counts.empty()
                            ? operation.count

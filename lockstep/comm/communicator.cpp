@@ -62,6 +62,7 @@ Work Communicator::issue(Operation&& operation, Issue&& issue) {
   operation.timeout = issue.timeout;
   operation.shape = std::move(issue.shape);
   operation.owner = std::move(issue.owner);
+  operation.part_of = std::move(issue.part_of);
   check(operation);
   const auto collective = operation.collective;
   const auto travels_as = operation.wire ? operation.wire->dtype : operation.dtype;

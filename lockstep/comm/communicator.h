@@ -24,6 +24,8 @@ struct Issue {
   std::chrono::milliseconds timeout{};  ///< zero takes the world's
   std::vector<std::int64_t> shape = {};
   std::shared_ptr<const void> owner = {};
+  /// What members announce to one another, where this is a part of another group's operation.
+  std::shared_ptr<const Operation> part_of = {};
 };
 
 /// A group of ranks that exchange raw memory. Every rank of the group issues the same collectives
@@ -114,6 +116,10 @@ class Communicator {
 
   /// Ends the world for every rank, with this text as the first cause. Any thread.
   virtual void fail(std::string_view cause) noexcept = 0;
+  /// The same because somebody was waited for too long: ranks raise TimeoutError.
+  virtual void fail_by_timeout(std::string_view cause) noexcept { fail(cause); }
+  /// Moves what is under way without blocking. Throws what ended the world, if it has ended.
+  virtual void look() {}
 
  protected:
   /// All ranks are on one host until set_hosts() says otherwise.

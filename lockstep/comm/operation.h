@@ -57,6 +57,8 @@ struct Operation {
   std::vector<std::int64_t> shape = {};
   /// Kept until the operation is complete, so that the buffers outlive it.
   std::shared_ptr<const void> owner = {};
+  /// The operation that this is a part of: what members announce to one another in its place.
+  std::shared_ptr<const Operation> part_of = {};
 
   /// Between two ranks, not all: send and recv.
   bool is_message() const {

@@ -4,9 +4,9 @@ namespace lockstep::detail {
 
 Work reissue(Communicator& group, const Operation& operation) {
   const auto& [collective, reduce, dtype, wire, input, output, count, counts, peer, tag, timeout,
-               sequence, shape, owner] = operation;
+               sequence, shape, owner, part_of] = operation;
   const bool varying = !counts.empty();
-  Issue issue{.timeout = timeout, .shape = shape, .owner = owner};
+  Issue issue{.timeout = timeout, .shape = shape, .owner = owner, .part_of = part_of};
   switch (collective) {
     case Collective::all_reduce:
       if (wire) return group.all_reduce(output, count, reduce, *wire, std::move(issue));

@@ -16,6 +16,7 @@ std::chrono::milliseconds wait_limit(const Operation& operation, std::chrono::mi
 std::string list_ranks(std::span<const int> ranks,
                        const std::function<std::string_view(int)>& note) {
   constexpr std::size_t most = 16;
+  if (ranks.empty()) return "the bytes of ranks that have come";
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
   for (std::size_t i = 0; i < std::min(ranks.size(), most); ++i) {
     text += concat(i == 0 ? "" : ", ", ranks[i], note ? note(ranks[i]) : "");

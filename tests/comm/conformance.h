@@ -17,7 +17,7 @@ void check_collectives(Communicator& group, const Hosts& hosts = {});
 
 /// Several operations in flight at once, of one group and of overlapping groups, waited for out of
 /// order.
-void check_in_flight(Communicator& group);
+void check_in_flight(Communicator& group, const Hosts& hosts = {});
 
 /// Operations begun and awaited at random moments, their buffers at random places.
 void check_skew(Communicator& group);

@@ -18,6 +18,8 @@ using Clock = std::chrono::steady_clock;
 /// After so long a waiting rank sleeps between its looks, and sees whether the others are there.
 constexpr auto awake = std::chrono::milliseconds(20);
 constexpr auto nap = std::chrono::microseconds(50);
+constexpr auto precedence = std::chrono::milliseconds(200);
+constexpr unsigned polls_between_looks = 8;
 
 }  // namespace
 
@@ -35,12 +37,15 @@ void Endpoint::attempt(const Fn& fn) noexcept {
 void Endpoint::poll() noexcept {
   attempt([&] {
     for (std::size_t i = 0; i < groups_.size() && !failed(); ++i) groups_[i]->poll();
+    // Operations ask the backends that they are under way in only, and failures come by either.
+    if (++polls_ % polls_between_looks != 0) return;
+    over_mpi_->look();
+    of_host_->look();
   });
 }
 
 void Endpoint::wait(const InFlight& operation) {
   constexpr int spins = 1000;
-  const auto limit = detail::wait_limit(operation.operation(), timeout_);
   const auto begin = Clock::now();
   auto looked = begin;
   for (int turn = 1;; ++turn) {
@@ -52,11 +57,7 @@ void Endpoint::wait(const InFlight& operation) {
       continue;
     }
     const auto now = Clock::now();
-    if (now - begin >= limit) {
-      fail(true, concat(operation.operation().label(), " waited ", limit.count() / 1000.0,
-                        " s for ", detail::list_ranks(operation.missing())));
-      throw_failure(operation.where());
-    }
+    check_time(operation, now - begin);
     if (now - begin < awake) {
       ::sched_yield();
       continue;
@@ -69,10 +70,15 @@ void Endpoint::wait(const InFlight& operation) {
   }
 }
 
-void Endpoint::finish_all() {
-  for (std::size_t i = 0; i < groups_.size(); ++i) {
-    if (const auto last = groups_[i]->last()) wait(*last);
-  }
+void Endpoint::check_time(const InFlight& operation, Clock::duration waited) {
+  const auto limit = detail::wait_limit(operation.operation(), timeout_);
+  // Who waits in a later stage may wait for somebody who waits, too: those in earlier ones, who
+  // know whom for, speak first.
+  const auto grace = static_cast<const Flight&>(operation).stages_begun() * precedence;
+  if (waited < limit + grace) return;
+  fail(true, concat(operation.operation().label(), " waited ", limit.count() / 1000.0, " s for ",
+                    detail::list_ranks(operation.missing())));
+  throw_failure(operation.where());
 }
 
 void Endpoint::look() noexcept {
@@ -92,8 +98,9 @@ void Endpoint::fail(bool timeout, std::string_view text) noexcept {
       // Nameless, then.
     }
   }
-  of_host_->fail(text);
-  over_mpi_->fail(text);
+  for (auto* world : {of_host_.get(), over_mpi_.get()}) {
+    timeout ? world->fail_by_timeout(text) : world->fail(text);
+  }
 }
 
 void Endpoint::throw_failure(std::string_view where) {
@@ -102,7 +109,12 @@ void Endpoint::throw_failure(std::string_view where) {
     const std::lock_guard lock(failure_mutex_);
     text = concat(where, ": ", failure_);
   }
-  for (auto* group : groups_) group->drop();
+  // With its last operation a group may end.
+  std::vector<std::shared_ptr<HierarchicalCommunicator>> groups;
+  for (auto* group : groups_) groups.push_back(group->weak_from_this().lock());
+  for (const auto& group : groups) {
+    if (group != nullptr) group->drop();
+  }
   log::warn(text);
   if (timed_out_) throw TimeoutError(text);
   throw CommError(text);

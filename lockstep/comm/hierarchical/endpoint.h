@@ -42,8 +42,6 @@ class Endpoint {
   /// Polls until the operation is complete, spinning, yielding, then sleeping.
   /// Throws: what ended the world.
   void wait(const InFlight& operation);
-  /// Waits for every operation of this rank that is in flight. Throws: what ended the world.
-  void finish_all();
   /// Sees whether those whom operations wait for are there.
   void check(const InFlight&) { look(); }
 
@@ -77,6 +75,7 @@ class Endpoint {
   template <class Fn>
   void attempt(const Fn& fn) noexcept;
   void look() noexcept;
+  void check_time(const InFlight& operation, std::chrono::steady_clock::duration waited);
 
   std::shared_ptr<Communicator> over_mpi_;
   std::shared_ptr<Communicator> of_host_;
@@ -84,6 +83,7 @@ class Endpoint {
   std::chrono::milliseconds timeout_;
   bool fits_;  ///< every rank of this host has cores of its own
   std::vector<HierarchicalCommunicator*> groups_;
+  unsigned polls_ = 0;
   std::atomic<bool> used_{false};
   std::atomic<bool> failed_{false};
   std::mutex failure_mutex_;

@@ -39,6 +39,7 @@ class Flight final : public InFlight {
   void look() { work_.check(); }
   /// Whether a stage of it has begun and not ended.
   bool under_way() const { return work_.pending(); }
+  std::size_t stages_begun() const { return next_; }
 
   void advance() override {}  // its group advances it, with those before it
   std::vector<int> missing() const override;

@@ -1,6 +1,7 @@
 #include "lockstep/comm/hierarchical/hierarchical_communicator.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "lockstep/comm/hierarchical/slices.h"
 #include "lockstep/comm/reissue.h"
@@ -43,11 +44,9 @@ std::shared_ptr<std::byte> HierarchicalCommunicator::allocate(std::size_t bytes)
 }
 
 std::shared_ptr<Communicator> HierarchicalCommunicator::split(int color, int key) {
-  {
-    // Whoever waits for one of them is not yet here.
-    const Use use(*endpoint_);
-    endpoint_->finish_all();
-  }
+  // Splitting the parts advances nothing else; from here on it depends on members only, and all of
+  // them are here.
+  barrier().wait();
   return endpoint_->or_fail([&]() -> std::shared_ptr<Communicator> {
     const auto flat = parts_.flat->split(color, key);
     const auto inside = parts_.down->split(color, key);
@@ -97,10 +96,6 @@ void HierarchicalCommunicator::look() {
   for (const auto& flight : flights_) flight->look();
 }
 
-std::shared_ptr<Flight> HierarchicalCommunicator::last() const {
-  return flights_.empty() ? nullptr : flights_.back();
-}
-
 std::vector<Stage> HierarchicalCommunicator::stages(const Operation& operation) const {
   const bool floats = operation.dtype == DType::f32 || operation.dtype == DType::f64;
   if (operation.collective == Collective::all_reduce && floats && parts_.hosts > 1) {
@@ -115,35 +110,40 @@ std::vector<Stage> HierarchicalCommunicator::stages(const Operation& operation) 
 std::vector<Stage> HierarchicalCommunicator::in_slices(const Operation& operation) const {
   const Slices slices(operation, parts_.carriers, parts_.down->size());
   const auto mine = slices.of(parts_.down->rank());
-  const Issue issue{.timeout = operation.timeout, .shape = operation.shape};
+  const auto counts = slices.counts();
+  const Issue issue{.timeout = operation.timeout,
+                    .part_of = std::make_shared<const Operation>(operation)};
   const auto dtype = operation.dtype;
   const bool average = operation.reduce == ReduceOp::avg;
   const auto op = average ? ReduceOp::sum : operation.reduce;
   std::byte* data = operation.output;
+  const Slice whole{.data = data, .count = operation.count};
+
+  // Halves travel between hosts only, where they hold a host's part of the mean.
+  auto wire = operation.wire;
+  const float clip = wire ? std::exchange(wire->clip, 0.0f) : 0;
+  const Ratio to_mean_of_host = wire ? Ratio{parts_.hosts, size()} : Ratio{};
+  const Ratio from_mean_of_host = wire && !average ? Ratio{size(), parts_.hosts} : Ratio{};
+  const Ratio to_mean = average && !wire ? Ratio{1, size()} : Ratio{};
 
   std::vector<Stage> stages;
-  stages.push_back({Lane::down, [=, this, counts = slices.counts()] {
+  stages.push_back({Lane::down, [=, this] {
+                      clamp(whole, clip);
                       return parts_.down->reduce_scatter(data, mine.data, counts, dtype, op, issue);
                     }});
   if (parts_.across != nullptr) {
-    // Halves travel between hosts only: there it is the mean of hosts that fits into them.
-    const bool halves = operation.wire.has_value();
-    const Ratio before = average && halves ? Ratio{parts_.hosts, size()} : Ratio{};
-    const Ratio after = average && !halves ? Ratio{1, size()} : Ratio{};
-    stages.push_back({Lane::across, [=, this, wire = operation.wire] {
-                        scale(mine, dtype, before);
-                        if (!wire)
-                          return parts_.across->all_reduce(mine.data, mine.count, dtype, op, issue);
-                        return parts_.across->all_reduce(
-                            mine.data, mine.count, average ? ReduceOp::avg : op, *wire, issue);
+    stages.push_back({Lane::across, [=, this, reduce = operation.reduce] {
+                        scale(mine, dtype, to_mean_of_host);
+                        if (wire) {
+                          return parts_.across->all_reduce(mine.data, mine.count, reduce, *wire,
+                                                           issue);
+                        }
+                        return parts_.across->all_reduce(mine.data, mine.count, dtype, op, issue);
                       }});
-    stages.push_back({Lane::up, [=, this, counts = slices.counts()] {
-                        scale(mine, dtype, after);
-                        return parts_.up->all_gather(mine.data, data, counts, dtype, issue);
-                      }});
-    return stages;
   }
-  stages.push_back({Lane::up, [=, this, counts = slices.counts()] {
+  stages.push_back({Lane::up, [=, this] {
+                      scale(mine, dtype, from_mean_of_host);
+                      scale(mine, dtype, to_mean);
                       return parts_.up->all_gather(mine.data, data, counts, dtype, issue);
                     }});
   return stages;

@@ -39,15 +39,17 @@ class HierarchicalCommunicator final
   std::shared_ptr<Communicator> split(int color, int key) override;
   void fail(std::string_view cause) noexcept override;
   /// fail(), by an operation that nobody will wait for.
-  void abandon(std::string_view cause) noexcept { fail(cause); }
+  void abandon(std::string_view cause) noexcept {
+    fail(cause);
+    drop();
+  }
 
   // For the endpoint.
   void poll();
   /// Throws when somebody whom an operation waits for has gone.
   void look();
-  /// The last operation in flight, null if there is none.
-  std::shared_ptr<Flight> last() const;
-  void drop() noexcept { flights_.clear(); }
+  /// Forgets what is in flight, after the world has failed.
+  void drop() noexcept { std::exchange(flights_, {}).clear(); }
 
   // For the operations in flight.
   using Use = Endpoint::Use;

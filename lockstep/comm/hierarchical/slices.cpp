@@ -1,6 +1,7 @@
 #include "lockstep/comm/hierarchical/slices.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace lockstep::hierarchical {
 namespace {
@@ -33,6 +34,15 @@ std::vector<std::size_t> Slices::counts() const {
   std::vector<std::size_t> counts;
   for (const auto& slice : slices_) counts.push_back(slice.count);
   return counts;
+}
+
+void clamp(const Slice& slice, float most) {
+  if (most == 0) return;
+  auto* values = reinterpret_cast<float*>(slice.data);
+  for (std::size_t i = 0; i < slice.count; ++i) {
+    // NaN stays.
+    values[i] = std::fabs(values[i]) > most ? std::copysign(most, values[i]) : values[i];
+  }
 }
 
 void scale(const Slice& slice, DType dtype, Ratio ratio) {

@@ -33,6 +33,9 @@ struct Ratio {
   int below = 1;
 };
 
+/// Takes every element, a float32, to the nearest of at most that magnitude; 0 leaves them alone.
+void clamp(const Slice& slice, float most);
+
 /// Multiplies every element, float32 or float64, by the ratio in that type.
 void scale(const Slice& slice, DType dtype, Ratio ratio);
 

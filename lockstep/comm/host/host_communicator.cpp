@@ -49,14 +49,28 @@ std::string HostCommunicator::where(std::string_view label) const {
 }
 
 void HostCommunicator::fail(std::string_view cause) noexcept {
+  fail_as(Failure::Kind::error, cause);
+}
+
+void HostCommunicator::fail_by_timeout(std::string_view cause) noexcept {
+  fail_as(Failure::Kind::timeout, cause);
+}
+
+void HostCommunicator::fail_as(Failure::Kind kind, std::string_view cause) noexcept {
+  const int rank = endpoint_->rank();
   try {
-    endpoint_->world().fail(
-        {.kind = Failure::Kind::error,
-         .rank = endpoint_->rank(),
-         .text = detail::concat("rank ", endpoint_->named(endpoint_->rank()), ": ", cause)});
+    endpoint_->world().fail({.kind = kind,
+                             .rank = rank,
+                             .text = detail::concat("rank ", endpoint_->named(rank), ": ", cause)});
   } catch (const std::bad_alloc&) {
-    endpoint_->world().fail({.kind = Failure::Kind::error, .rank = endpoint_->rank()});
+    endpoint_->world().fail({.kind = kind, .rank = rank});
   }
+}
+
+void HostCommunicator::look() {
+  const Use use(*endpoint_);
+  endpoint_->poll();
+  if (endpoint_->failed()) endpoint_->throw_failure(where("world"));
 }
 
 void HostCommunicator::abandon(std::string_view cause) noexcept {

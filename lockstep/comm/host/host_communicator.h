@@ -33,6 +33,8 @@ class HostCommunicator final : public Communicator,
   std::byte* at_place(std::uint64_t place) const override;
   std::shared_ptr<Communicator> split(int color, int key) override;
   void fail(std::string_view cause) noexcept override;
+  void fail_by_timeout(std::string_view cause) noexcept override;
+  void look() override;
   /// fail(), by an operation that nobody will wait for.
   void abandon(std::string_view cause) noexcept;
 
@@ -59,6 +61,7 @@ class HostCommunicator final : public Communicator,
 
  private:
   Work begin(Operation&& operation) override;
+  void fail_as(Failure::Kind kind, std::string_view cause) noexcept;
   Work begin_message(Operation&& operation);
   /// Begins a numbered collective.
   Work start(Operation&& operation);

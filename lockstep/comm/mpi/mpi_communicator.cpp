@@ -74,12 +74,23 @@ std::string MpiCommunicator::where(std::string_view label) const {
   return detail::concat(label, " (mpi) rank ", rank(), " of ", size());
 }
 
-void MpiCommunicator::fail(std::string_view cause) noexcept {
+void MpiCommunicator::fail(std::string_view cause) noexcept { fail_as(false, cause); }
+
+void MpiCommunicator::fail_by_timeout(std::string_view cause) noexcept { fail_as(true, cause); }
+
+void MpiCommunicator::fail_as(bool timeout, std::string_view cause) noexcept {
   try {
-    endpoint_->fail({.text = detail::concat("rank ", endpoint_->rank(), ": ", cause)});
+    endpoint_->fail(
+        {.timeout = timeout, .text = detail::concat("rank ", endpoint_->rank(), ": ", cause)});
   } catch (const std::bad_alloc&) {
-    endpoint_->fail({.text = "a rank failed"});
+    endpoint_->fail({.timeout = timeout, .text = "a rank failed"});
   }
+}
+
+void MpiCommunicator::look() {
+  const Use use(*endpoint_);
+  endpoint_->poll();
+  if (endpoint_->failed()) endpoint_->throw_failure(where("world"));
 }
 
 void MpiCommunicator::abandon(std::string_view cause) noexcept { fail(cause); }

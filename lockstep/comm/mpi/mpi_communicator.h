@@ -32,6 +32,8 @@ class MpiCommunicator final : public Communicator,
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override;
   std::shared_ptr<Communicator> split(int color, int key) override;
   void fail(std::string_view cause) noexcept override;
+  void fail_by_timeout(std::string_view cause) noexcept override;
+  void look() override;
   /// fail(), by an operation that nobody will wait for.
   void abandon(std::string_view cause) noexcept;
 
@@ -75,6 +77,7 @@ class MpiCommunicator final : public Communicator,
   };
 
   Work begin(Operation&& operation) override;
+  void fail_as(bool timeout, std::string_view cause) noexcept;
   Work begin_message(Operation&& operation);
   /// Begins a numbered collective.
   Work start(Operation&& operation);

@@ -46,21 +46,46 @@ TEST_F(Hierarchical, RanksWaitInTheirOwnOrder) {
 
 TEST_F(Hierarchical, MismatchReachesEveryHost) {
   const auto text = said(4, "other-dtype", "abab");
-  EXPECT_EQ(count(text, " differs between ranks: rank 3 got reduce_scatter sum float32"), 4)
+  EXPECT_EQ(count(text,
+                  " differs between ranks: rank 3 got all_reduce sum float32 of 8 elements, "
+                  "expected all_reduce sum float64 of 8 elements as on rank 1"),
+            4)
       << text;
   EXPECT_THAT(text, HasSubstr("all_reduce #2 (hierarchical) rank 3 of 4: "));
 }
 
 TEST_F(Hierarchical, TimeoutNamesRanksByTheirNumberInTheWorld) {
-  EXPECT_THAT(said(4, "late", "abab", 1),
-              HasSubstr("all_reduce #1 (hierarchical) rank 0 of 4: all_reduce #1 waited 0.2 s for "
-                        "rank 2"));
+  const auto text = said(4, "late", "abab", 1);
+  EXPECT_THAT(text,
+              HasSubstr("all_reduce #1 (hierarchical) rank 0 of 4: all_reduce #1 waited 0.2 s "
+                        "for rank 2"));
+  EXPECT_EQ(count(text, "TimeoutError "), 4) << text;
 }
 
 TEST_F(Hierarchical, RankThatLeavesIsNamedOnEveryHost) {
   const auto text = said(4, "leave", "abab", 3);
   EXPECT_EQ(count(text, "barrier #1 (hierarchical) rank "), 3) << text;
   EXPECT_EQ(count(text, ": rank 1 left the world before "), 3) << text;
+}
+
+TEST_F(Hierarchical, AnotherReductionIsNamed) {
+  const auto text = said(4, "other-reduction", "aabb");
+  EXPECT_EQ(count(text, "rank 1 got all_reduce avg float32 of 8 elements"), 4) << text;
+}
+
+TEST_F(Hierarchical, SplitsWhileOperationsAreInFlight) {
+  const auto ended = Launched(command(4, "split-in-flight", "", "aabb")).wait();
+  EXPECT_EQ(count(ended.out, "split, and 4.000000\n"), 4) << ended.out << ended.err;
+}
+
+TEST_F(Hierarchical, AbandonedOperationTouchesNothingAnyMore) {
+  const auto text = said(4, "abandon", "aabb");
+  EXPECT_EQ(count(text, "all_reduce #1 was abandoned"), 4) << text;
+}
+
+TEST_F(Hierarchical, FailureReachesRanksThatSpeakWithTheirHostOnly) {
+  const auto text = said(4, "fail-elsewhere", "aabb");
+  EXPECT_EQ(count(text, "this rank gives up"), 4) << text;
 }
 
 TEST_F(Hierarchical, FirstCauseReachesEveryRank) {

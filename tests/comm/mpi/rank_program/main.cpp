@@ -73,7 +73,7 @@ int conformance() {
   const auto group = join({.timeout = 60s, .algorithm = lockstep::mpi::parse_algorithm(argument)});
   const lockstep::testing::Hosts of_ranks(hosts.begin(), hosts.end());
   lockstep::testing::check_collectives(*group, of_ranks);
-  lockstep::testing::check_in_flight(*group);
+  lockstep::testing::check_in_flight(*group, of_ranks);
   lockstep::testing::check_skew(*group);
   lockstep::testing::check_places(*group);
   lockstep::testing::check_split(*group, of_ranks);
@@ -100,7 +100,7 @@ int which_backend_is_found() {
 
 int conformance_in_short() {
   const auto group = join_as_found();
-  lockstep::testing::check_in_flight(*group);
+  lockstep::testing::check_in_flight(*group, group->hosts());
   lockstep::testing::check_skew(*group);
   lockstep::testing::check_split(*group, group->hosts());
   lockstep::testing::check_messages(*group);
@@ -118,6 +118,68 @@ int out_of_order() {
   two.wait();
   say("sums " + std::to_string(first.back()) + " " + std::to_string(second.front()));
   return 0;
+}
+
+/// Rank 1 averages what the others sum.
+int other_reduction() {
+  const auto group = join();
+  return expect_failure(group, [&] {
+    const auto op = group->rank() == 1 ? ReduceOp::avg : ReduceOp::sum;
+    group->all_reduce(floats, 8, DType::f32, op).wait();
+  });
+}
+
+/// Groups are split while ranks have operations in flight that the others begin later or wait for.
+int split_in_flight() {
+  const auto group = join();
+  const auto other = group->split(0, 0);
+  std::vector<float> large(1'000'000, 1);
+  float word = static_cast<float>(group->rank());
+  {
+    auto sum = group->all_reduce(large.data(), large.size(), DType::f32, ReduceOp::sum);
+    auto barrier = group->barrier();
+    if (group->rank() != 0) sum.wait();
+    group->split(0, 0)->barrier().wait();
+  }
+  auto sent = group->rank() == 0 ? group->send(&word, 1, DType::f32, 1) : lockstep::Work();
+  const auto after_send = group->split(0, 0);
+  if (group->rank() == 1) group->recv(&word, 1, DType::f32, 0).wait();
+  sent.wait();
+  auto early = group->rank() == 0 ? other->broadcast(floats, 8, DType::f32, 0) : lockstep::Work();
+  const auto last = group->split(0, 0);
+  if (group->rank() != 0) other->broadcast(floats, 8, DType::f32, 0).wait();
+  early.wait();
+  last->barrier().wait();
+  say("split, and " + std::to_string(large.back()));
+  return 0;
+}
+
+/// An exception leaves the scope of rank 0's operation, whose memory then goes.
+int abandon() {
+  const auto group = join();
+  return expect_failure(group, [&] {
+    if (group->rank() != 0) return group->barrier().wait();
+    try {
+      std::vector<float> gone(4'000'000, 1);
+      auto sum = group->all_reduce(gone.data(), gone.size(), DType::f32, ReduceOp::sum);
+      throw std::runtime_error("an error of the program");
+    } catch (const std::runtime_error&) {
+    }
+    group->barrier().wait();
+  });
+}
+
+/// Ranks that speak with those of their host only hear of a failure elsewhere.
+int fail_elsewhere() {
+  const auto group = join();
+  const auto local = group->split(group->hosts()[static_cast<std::size_t>(group->rank())], 0);
+  return expect_failure(group, [&] {
+    if (group->hosts()[static_cast<std::size_t>(group->rank())] == 0) {
+      if (group->rank() == 0) group->fail("this rank gives up");
+      group->barrier().wait();
+    }
+    for (;;) local->barrier().wait();
+  });
 }
 
 int other_dtype() {
@@ -240,6 +302,10 @@ const std::map<std::string_view, std::function<int()>> behaviours{
     {"which-backend-is-found", which_backend_is_found},
     {"conformance-in-short", conformance_in_short},
     {"out-of-order", out_of_order},
+    {"other-reduction", other_reduction},
+    {"split-in-flight", split_in_flight},
+    {"abandon", abandon},
+    {"fail-elsewhere", fail_elsewhere},
     {"other-dtype", other_dtype},
     {"other-order-in-a-half", other_order_in_a_half},
     {"other-message", other_message},
