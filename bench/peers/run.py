@@ -54,6 +54,13 @@ def surroundings(options):
             "kernel": platform.release(), "lockstep": version, "missing": collectives.missing(options)}
 
 
+def write(file, about, rows):
+    """All that is known so far, one object a line."""
+    if file:
+        lines = [about, *({"part": part, **row} for part in rows for row in rows[part])]
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+
 def put_into(document, part, text):
     """Replaces what lies between the part's marks."""
     begin, end = f"<!-- begin {part} -->\n", f"<!-- end {part} -->"
@@ -75,12 +82,10 @@ def main():
         for turn in range(options.rounds):
             for part in options.parts:
                 rows[part].extend(PARTS[part].measure(options, machine, turn))
-            say(f"turn {turn + 1} of {options.rounds} done")
+                say(f"turn {turn + 1} of {options.rounds}: {part} done")
+            write(options.jsonl, about, rows)
     except Failed as error:
         sys.exit(str(error))
-    if options.jsonl:
-        lines = [about, *({"part": part, **row} for part in rows for row in rows[part])]
-        options.jsonl.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     for part, found in rows.items():
         text = PARTS[part].report(found)
         if part == "collectives":
