@@ -11,6 +11,11 @@
 
 namespace lockstep::bench {
 
+/// The collectives that are measured.
+inline constexpr Collective measured[] = {Collective::all_reduce, Collective::broadcast,
+                                          Collective::all_gather, Collective::reduce_scatter,
+                                          Collective::barrier};
+
 /// Whose memory the buffers are: the group's, which is exchanged in place, or the rank's own.
 enum class Memory { group, own };
 

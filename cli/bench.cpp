@@ -31,13 +31,9 @@ struct Arguments {
 
 constexpr std::int64_t most_repeats = 1'000'000;
 
-constexpr Collective measured[] = {Collective::all_reduce, Collective::broadcast,
-                                   Collective::all_gather, Collective::reduce_scatter,
-                                   Collective::barrier};
-
 bench::Settings settings_of(const Arguments& arguments) {
   bench::Settings settings = arguments.settings;
-  for (const Collective collective : measured) {
+  for (const Collective collective : bench::measured) {
     if (name(collective) == arguments.collective) settings.collective = collective;
   }
   settings.dtype = parse_dtype(arguments.dtype);
@@ -109,7 +105,7 @@ void add_bench(CLI::App& app, int& exit_code) {
   CLI::App* bench = app.add_subcommand(
       "bench", "Measure collectives between ranks of this machine, or under mpirun of several");
   std::vector<std::string> collectives;
-  for (const Collective collective : measured) collectives.emplace_back(name(collective));
+  for (const Collective collective : bench::measured) collectives.emplace_back(name(collective));
   bench->add_option("collective", arguments->collective, "What to measure")
       ->required()
       ->check(CLI::IsMember(collectives));

@@ -3,7 +3,7 @@
 import os
 import statistics
 
-from peers import Failed, collectives_of, say, state_of
+from peers import Failed, collectives_of, say
 
 KIB, MIB, MB = 1 << 10, 1 << 20, 1_000_000
 # Collective, ranks, bytes.
@@ -32,24 +32,20 @@ def measure(options, machine, turn):
     peers = [peer for peer in collectives_of(options.build, options.python, options.intel)
              if not peer.missing]
     for collective, ranks, size in WORK:
-        before = machine.probe_ns()
         for peer in peers:
             if not suits(peer, collective, ranks, size):
                 continue
             try:
-                found = peer.measure(collective, ranks, size)
+                found, around = machine.around(lambda: peer.measure(collective, ranks, size))
             except Failed as error:
                 say(f"{peer.name}, {collective} of {ranks}: {error}")
-                found = []
-            after = machine.probe_ns()
+                continue
             for row in found:
                 name = peer.name
                 if name == "Lockstep":
                     name = GROUP if row["memory"] == "group" else OWN
                 yield {"turn": turn, "work": collective, "ranks": ranks, "bytes": size, "way": name,
-                       "us": row["time_us"], "stream_gbs": row.get("stream_gbs"),
-                       "probe_ns": [before, after], "state": state_of(before, after)}
-            before = after
+                       "us": row["time_us"], "stream_gbs": row.get("stream_gbs"), **around}
 
 
 def missing(options):

@@ -4,7 +4,7 @@ DistributedDataParallel with the digits in memory."""
 import statistics
 import tempfile
 
-from peers import HERE, run, state_of
+from peers import HERE, by_way, run
 
 
 def measure(options, machine, turn):
@@ -16,23 +16,17 @@ def measure(options, machine, turn):
                          "--checkpoint", "", "--no-efficiency", "--quiet", "--metrics", metrics],
             "PyTorch DDP": [options.python, HERE / "torch_epoch.py", options.data],
         }
-        before = machine.probe_ns()
         for way, command in ways.items():
-            rows = run(command)
+            rows, around = machine.around(lambda: run(command))
             if way == "Lockstep":
                 rows = run(["cat", metrics])
-            after = machine.probe_ns()
             yield {"turn": turn, "way": way, "s": rows[-1]["seconds"],
-                   "test_accuracy": rows[-1]["test_accuracy"], "probe_ns": [before, after],
-                   "state": state_of(before, after)}
-            before = after
+                   "test_accuracy": rows[-1]["test_accuracy"], **around}
 
 
 def report(rows):
-    times, accuracies = {}, {}
-    for row in rows:
-        times.setdefault(row["way"], []).append(row["s"])
-        accuracies[row["way"]] = row["test_accuracy"]
+    times = by_way(rows, "s")
+    accuracies = {row["way"]: row["test_accuracy"] for row in rows}
     medians = {way: statistics.median(taken) for way, taken in times.items()}
     lines = ["| MNIST, one epoch, 2 ranks, batch 64 a rank | s | over Lockstep | test accuracy |",
              "|---|---|---|---|"]

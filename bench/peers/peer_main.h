@@ -28,9 +28,6 @@ class Peer : public Transport {
 /// The work of `lockstep bench` through a peer, with the same buffers, clock and checks, as JSON
 /// objects. Ranks: all. Returns the program's exit code.
 inline int peer_main(Transport& peer, int argc, char** argv) {
-  constexpr Collective collectives[] = {Collective::all_reduce, Collective::broadcast,
-                                        Collective::all_gather, Collective::reduce_scatter,
-                                        Collective::barrier};
   Settings settings;
   settings.json = true;
   settings.memories = {Memory::own};
@@ -45,7 +42,7 @@ inline int peer_main(Transport& peer, int argc, char** argv) {
   app.add_flag("--check", settings.check);
   CLI11_PARSE(app, argc, argv);
   bool known = false;
-  for (const Collective one : collectives) {
+  for (const Collective one : measured) {
     if (name(one) != collective) continue;
     settings.collective = one;
     known = true;

@@ -37,16 +37,32 @@ class Machine:
 
     def __init__(self, build):
         self.command = [build / "bin" / "lockstep", "bench", "barrier", "-n", 2, "--repeats", 1, "--json"]
+        self.last = self.probe_ns()
 
     def probe_ns(self):
         """A cache line's round trip between two cores, None where there is one core."""
         return run(self.command)[0]["probe_ns"]
+
+    def around(self, measure):
+        """What measure() gives, and the state before and after it."""
+        before, found = self.last, measure()
+        self.last = self.probe_ns()
+        ends = [before, self.last]
+        return found, {"probe_ns": ends, "state": state_of(*ends)}
 
 
 def state_of(before, after):
     """near, far, or mixed when the cores moved in between; near where nothing can be told."""
     ends = {(probe or 0) < NEAR_NS for probe in (before, after)}
     return "mixed" if len(ends) == 2 else ("near" if ends.pop() else "far")
+
+
+def by_way(rows, field):
+    """Each way's figures, in the order in which they were taken."""
+    taken = {}
+    for row in rows:
+        taken.setdefault(row["way"], []).append(row[field])
+    return taken
 
 
 @dataclasses.dataclass
@@ -79,8 +95,8 @@ def collectives_of(build, python, intel):
             [*launch, *(word for option in per_host for word in (option, ranks)), "-n", ranks,
              build / "bin" / program], collective, size)
 
-    def gloo(collective, ranks, size):
-        return [python, HERE / "gloo_bench.py", collective, "--ranks", ranks, "--bytes", size]
+    def gloo(_, ranks, size):
+        return [python, HERE / "gloo_bench.py", "--ranks", ranks, "--bytes", size]
 
     open_mpi = ["mpirun", "--allow-run-as-root", "--oversubscribe"]
     no_open_mpi = ""

@@ -3,7 +3,7 @@
 import statistics
 import time
 
-from peers import HERE, run, state_of
+from peers import HERE, by_way, run
 
 REPEATS = 3  # a turn
 
@@ -15,22 +15,20 @@ def measure(options, machine, turn):
         "torchrun": [options.python, "-m", "torch.distributed.run", "--nproc-per-node", 2,
                      HERE / "torch_start.py"],
     }
-    before = machine.probe_ns()
     for way, command in ways.items():
         for _ in range(REPEATS):
-            begin = time.perf_counter()
-            run(command, {"OMP_NUM_THREADS": "1"})
-            ms = 1000 * (time.perf_counter() - begin)
-            after = machine.probe_ns()
-            yield {"turn": turn, "way": way, "ms": ms, "probe_ns": [before, after],
-                   "state": state_of(before, after)}
-            before = after
+            ms, around = machine.around(lambda: duration_ms(command))
+            yield {"turn": turn, "way": way, "ms": ms, **around}
+
+
+def duration_ms(command):
+    begin = time.perf_counter()
+    run(command, {"OMP_NUM_THREADS": "1"})
+    return 1000 * (time.perf_counter() - begin)
 
 
 def report(rows):
-    times = {}
-    for row in rows:
-        times.setdefault(row["way"], []).append(row["ms"])
+    times = by_way(rows, "ms")
     medians = {way: statistics.median(taken) for way, taken in times.items()}
     lines = ["| start, one all_reduce, end | ms | over Lockstep |", "|---|---|---|"]
     for way, taken in times.items():

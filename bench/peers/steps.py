@@ -8,7 +8,7 @@ batch.
 
 import statistics
 
-from peers import HERE, KEEP_MEMORY, run, state_of
+from peers import HERE, KEEP_MEMORY, by_way, run
 
 # Steps a round, so that a round takes about a second.
 STEPS = {"cnn": 30, "mlp": 5, "resnet9": 3}
@@ -43,21 +43,14 @@ def ways_of(model, options):
 
 def measure(options, machine, turn):
     for model in options.models:
-        before = machine.probe_ns()
         for way, (command, environment, field) in ways_of(model, options).items():
-            found = run(command, environment)[-1]
-            after = machine.probe_ns()
+            found, around = machine.around(lambda: run(command, environment)[-1])
             yield {"turn": turn, "model": model, "way": way, "ms": found[field],
-                   "loader_percent": found.get("loader_percent"), "probe_ns": [before, after],
-                   "state": state_of(before, after)}
-            before = after
+                   "loader_percent": found.get("loader_percent"), **around}
 
 
 def table(rows, model):
-    times = {}
-    for row in rows:
-        if row["model"] == model:
-            times.setdefault(row["way"], []).append(row["ms"])
+    times = by_way([row for row in rows if row["model"] == model], "ms")
     medians = {way: statistics.median(taken) for way, taken in times.items()}
     ours = [way for way in times if way.startswith("Lockstep")]
     lines = [f"| {model}, batch {BATCH[model]} a rank | ms a step | "

@@ -5,6 +5,16 @@
 
 namespace lockstep::detail {
 
+Range slice_of(std::size_t length, std::size_t element, int member, int members) {
+  constexpr std::size_t cache_line = 64;
+  const std::size_t per_line = cache_line / element;
+  const std::size_t lines = (length + per_line - 1) / per_line;
+  const auto count = static_cast<std::size_t>(members);
+  const std::size_t share = (lines + count - 1) / count * per_line;
+  const std::size_t begin = std::min(length, share * static_cast<std::size_t>(member));
+  return {.begin = begin, .length = std::min(share, length - begin)};
+}
+
 Shape::Shape(const Operation& operation, int size)
     : operation_(operation),
       size_(size),

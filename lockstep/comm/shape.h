@@ -12,6 +12,9 @@ struct Range {
   std::size_t length = 0;
 };
 
+/// Member's slice of length elements that are divided among members, whole cache lines.
+Range slice_of(std::size_t length, std::size_t element, int member, int members);
+
 /// How a collective's data lie: which members' inputs are read by others (sources), and into how
 /// many parts each is cut.
 class Shape {

@@ -1,11 +1,18 @@
 #include "lockstep/comm/waiting.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 
 #include "lockstep/core/error.h"
 #include "lockstep/core/text.h"
 
 namespace lockstep::detail {
+
+bool fit_cores(int ranks, int threads_per_rank, int cores) {
+  const int known = cores > 0 ? cores : static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
+  return ranks * threads_per_rank <= known;
+}
 
 std::chrono::milliseconds wait_limit(const Operation& operation, std::chrono::milliseconds world) {
   // Longer than this is for ever.

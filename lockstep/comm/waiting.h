@@ -20,6 +20,14 @@ inline void relax() {
 #endif
 }
 
+/// After so long without news a rank that polls sleeps between its looks, for so long each.
+inline constexpr auto awake = std::chrono::milliseconds(20);
+inline constexpr auto nap = std::chrono::microseconds(50);
+
+/// Whether so many ranks of a host have cores of their own, and may spin: else they would take them
+/// from one another. Of no known number of cores the machine's are meant.
+bool fit_cores(int ranks, int threads_per_rank, int cores);
+
 /// How long the operation may be waited for: its own timeout, else the world's, of which sums do
 /// not overflow.
 std::chrono::milliseconds wait_limit(const Operation& operation, std::chrono::milliseconds world);

@@ -12,12 +12,11 @@
 namespace lockstep::hierarchical {
 namespace {
 
+using detail::awake;
 using detail::concat;
+using detail::nap;
 using Clock = std::chrono::steady_clock;
 
-/// After so long a waiting rank sleeps between its looks, and sees whether the others are there.
-constexpr auto awake = std::chrono::milliseconds(20);
-constexpr auto nap = std::chrono::microseconds(50);
 constexpr auto precedence = std::chrono::milliseconds(200);
 constexpr unsigned polls_between_looks = 8;
 
@@ -27,10 +26,8 @@ template <class Fn>
 void Endpoint::attempt(const Fn& fn) noexcept {
   try {
     fn();
-  } catch (const TimeoutError& error) {
-    fail(true, error.what());
   } catch (const std::exception& error) {
-    fail(false, error.what());
+    fail(error);
   }
 }
 
@@ -64,7 +61,7 @@ void Endpoint::wait(const InFlight& operation) {
     }
     if (now - looked > awake) {
       looked = now;
-      look();
+      check(operation);
     }
     std::this_thread::sleep_for(nap);
   }
@@ -81,10 +78,14 @@ void Endpoint::check_time(const InFlight& operation, Clock::duration waited) {
   throw_failure(operation.where());
 }
 
-void Endpoint::look() noexcept {
+void Endpoint::check(const InFlight&) noexcept {
   attempt([&] {
-    for (auto* group : groups_) group->look();
+    for (auto* group : groups_) group->check();
   });
+}
+
+void Endpoint::fail(const std::exception& error) noexcept {
+  fail(dynamic_cast<const TimeoutError*>(&error) != nullptr, error.what());
 }
 
 void Endpoint::fail(bool timeout, std::string_view text) noexcept {

@@ -42,8 +42,8 @@ class Endpoint {
   /// Polls until the operation is complete, spinning, yielding, then sleeping.
   /// Throws: what ended the world.
   void wait(const InFlight& operation);
-  /// Sees whether those whom operations wait for are there.
-  void check(const InFlight&) { look(); }
+  /// Sees whether those whom operations wait for are there: this one, and all others of this rank.
+  void check(const InFlight&) noexcept;
 
   /// Ends both worlds, unless they have ended. Any thread.
   void fail(bool timeout, std::string_view text) noexcept;
@@ -52,11 +52,8 @@ class Endpoint {
   auto or_fail(const Fn& fn) {
     try {
       return fn();
-    } catch (const TimeoutError& error) {
-      fail(true, error.what());
-      throw;
     } catch (const CommError& error) {
-      fail(false, error.what());
+      fail(error);
       throw;
     }
   }
@@ -74,7 +71,7 @@ class Endpoint {
  private:
   template <class Fn>
   void attempt(const Fn& fn) noexcept;
-  void look() noexcept;
+  void fail(const std::exception& error) noexcept;
   void check_time(const InFlight& operation, std::chrono::steady_clock::duration waited);
 
   std::shared_ptr<Communicator> over_mpi_;

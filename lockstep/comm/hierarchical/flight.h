@@ -36,7 +36,7 @@ class Flight final : public InFlight {
   /// Advances as far as lanes that are not taken allow, and takes those of the stages to come.
   void advance_unless(Taken& taken);
   /// Throws when somebody whom its stage waits for has gone.
-  void look() { work_.check(); }
+  void check_stage() { work_.check(); }
   /// Whether a stage of it has begun and not ended.
   bool under_way() const { return work_.pending(); }
   std::size_t stages_begun() const { return next_; }

@@ -1,7 +1,5 @@
 #include "lockstep/comm/hierarchical/hierarchical.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <exception>
 #include <random>
@@ -10,6 +8,7 @@
 #include "lockstep/comm/hierarchical/endpoint.h"
 #include "lockstep/comm/hierarchical/hierarchical_communicator.h"
 #include "lockstep/comm/host/rendezvous.h"
+#include "lockstep/comm/waiting.h"
 #include "lockstep/core/text.h"
 
 namespace lockstep::hierarchical {
@@ -38,9 +37,7 @@ std::shared_ptr<Communicator> create(const Options& options) {
     const auto local = host::create(world, local_rank, inside);
     if (local_size == flat->size()) return local;
 
-    const int cores =
-        inside.cores > 0 ? inside.cores : static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
-    const bool fits = local_size * inside.threads_per_rank <= cores;
+    const bool fits = detail::fit_cores(local_size, inside.threads_per_rank, inside.cores);
     const auto endpoint = std::make_shared<Endpoint>(flat, local, std::move(names),
                                                      options.between_hosts.timeout, fits);
     return HierarchicalCommunicator::compose(endpoint, flat, local);

@@ -93,7 +93,13 @@ void HierarchicalCommunicator::poll() {
 }
 
 void HierarchicalCommunicator::look() {
-  for (const auto& flight : flights_) flight->look();
+  const Use use(*endpoint_);
+  endpoint_->poll();
+  if (endpoint_->failed()) endpoint_->throw_failure(where("world"));
+}
+
+void HierarchicalCommunicator::check() {
+  for (const auto& flight : flights_) flight->check_stage();
 }
 
 std::vector<Stage> HierarchicalCommunicator::stages(const Operation& operation) const {

@@ -38,6 +38,7 @@ class HierarchicalCommunicator final
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override;
   std::shared_ptr<Communicator> split(int color, int key) override;
   void fail(std::string_view cause) noexcept override;
+  void look() override;
   /// fail(), by an operation that nobody will wait for.
   void abandon(std::string_view cause) noexcept {
     fail(cause);
@@ -47,7 +48,7 @@ class HierarchicalCommunicator final
   // For the endpoint.
   void poll();
   /// Throws when somebody whom an operation waits for has gone.
-  void look();
+  void check();
   /// Forgets what is in flight, after the world has failed.
   void drop() noexcept { std::exchange(flights_, {}).clear(); }
 

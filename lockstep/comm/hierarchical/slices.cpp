@@ -1,12 +1,11 @@
 #include "lockstep/comm/hierarchical/slices.h"
 
-#include <algorithm>
 #include <cmath>
+
+#include "lockstep/comm/shape.h"
 
 namespace lockstep::hierarchical {
 namespace {
-
-constexpr std::size_t cache_line = 64;
 
 template <class Value>
 void scale_all(const Slice& slice, Ratio ratio) {
@@ -19,14 +18,10 @@ void scale_all(const Slice& slice, Ratio ratio) {
 
 Slices::Slices(const Operation& operation, int carriers, int local_size) {
   const std::size_t element = size_of(operation.dtype);
-  const std::size_t line = cache_line / element;
-  const auto parts = static_cast<std::size_t>(carriers);
-  const std::size_t share = ((operation.count + parts - 1) / parts + line - 1) / line * line;
-  std::size_t begin = 0;
   for (int rank = 0; rank < local_size; ++rank) {
-    const std::size_t count = rank < carriers ? std::min(share, operation.count - begin) : 0;
-    slices_.push_back({.data = operation.output + begin * element, .count = count});
-    begin += count;
+    const auto slice = rank < carriers ? detail::slice_of(operation.count, element, rank, carriers)
+                                       : detail::Range{.begin = operation.count, .length = 0};
+    slices_.push_back({.data = operation.output + slice.begin * element, .count = slice.length});
   }
 }
 

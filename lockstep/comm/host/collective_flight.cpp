@@ -203,12 +203,7 @@ std::byte* CollectiveFlight::piece(int source, int part, std::uint64_t step) con
 
 /// This rank's share of an all_reduce: whole cache lines, the last rank's may be shorter.
 detail::Range CollectiveFlight::my_segment(detail::Range piece) const {
-  const auto size = static_cast<std::size_t>(group().size());
-  const std::size_t per_line = cache_line / size_of(operation().dtype);
-  const std::size_t share = round_up((piece.length + size - 1) / size, per_line);
-  const std::size_t begin =
-      std::min(piece.length, share * static_cast<std::size_t>(group().rank()));
-  return {.begin = begin, .length = std::min(share, piece.length - begin)};
+  return detail::slice_of(piece.length, size_of(operation().dtype), group().rank(), group().size());
 }
 
 void CollectiveFlight::copy_in(std::uint64_t step) {

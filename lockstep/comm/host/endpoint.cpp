@@ -29,9 +29,7 @@ constexpr auto longest_nap = std::chrono::milliseconds(200);
 Endpoint::Endpoint(std::shared_ptr<World> world, int rank, const Options& options)
     : world_(std::move(world)), rank_(rank), options_(options), heap_(world_->arena(), rank) {
   // Spinning is free while every rank has a core of its own, and steals from the others when not.
-  const int cores =
-      options.cores > 0 ? options.cores : static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
-  const bool fits = world_->size() * options.threads_per_rank <= cores;
+  const bool fits = detail::fit_cores(world_->size(), options.threads_per_rank, options.cores);
   spins_ = fits ? 10000 : 10;
   yields_ = fits ? 0 : 50;
 }

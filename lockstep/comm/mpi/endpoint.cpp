@@ -26,21 +26,18 @@
 namespace lockstep::mpi {
 namespace {
 
+using detail::awake;
 using detail::concat;
+using detail::nap;
 using Clock = std::chrono::steady_clock;
 
 /// How long a last message may take to leave.
 constexpr auto patience = std::chrono::seconds(1);
-/// After so long without news a waiting rank sleeps between its looks.
-constexpr auto awake = std::chrono::milliseconds(20);
-constexpr auto nap = std::chrono::microseconds(50);
 
 }  // namespace
 
 Endpoint::Endpoint(const Options& options) : options_(options) {
-  const int cores =
-      options.cores > 0 ? options.cores : static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
-  fits_ = transport_.local_size() * options.threads_per_rank <= cores;
+  fits_ = detail::fit_cores(transport_.local_size(), options.threads_per_rank, options.cores);
   main_thread_only_ = Library::main_thread_only();
   left_.resize(static_cast<std::size_t>(size()));
   listen();

@@ -70,7 +70,6 @@ std::unique_ptr<Transfer> make_ring_reduction(const MpiCommunicator& group,
 /// Whether partial sums have the same bits as one sum in rank order, so that a ring may make them.
 bool sums_in_parts(const Operation& operation);
 
-/// Member's slice of length elements that are divided among members, whole cache lines.
-detail::Range slice_of(std::size_t length, std::size_t element, int member, int members);
+using detail::slice_of;
 
 }  // namespace lockstep::mpi

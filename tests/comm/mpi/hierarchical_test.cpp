@@ -55,7 +55,7 @@ TEST_F(Hierarchical, MismatchReachesEveryHost) {
 }
 
 TEST_F(Hierarchical, TimeoutNamesRanksByTheirNumberInTheWorld) {
-  const auto text = said(4, "late", "abab", 1);
+  const auto text = said(4, "late", "abab");
   EXPECT_THAT(text,
               HasSubstr("all_reduce #1 (hierarchical) rank 0 of 4: all_reduce #1 waited 0.2 s "
                         "for rank 2"));

@@ -60,7 +60,7 @@ TEST_F(Mpi, MessageMismatchIsNamedOnBothSides) {
 }
 
 TEST_F(Mpi, TimeoutNamesOperationAndMissingRanks) {
-  EXPECT_THAT(said(3, "late", {}, 1),
+  EXPECT_THAT(said(3, "late"),
               HasSubstr("all_reduce #1 (mpi) rank 0 of 3: all_reduce #1 waited 0.2 s "
                         "for ranks 1, 2"));
 }

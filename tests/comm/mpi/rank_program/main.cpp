@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <fstream>
 #include <functional>
 #include <iostream>
 #include <map>
@@ -12,6 +13,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "comm/conformance.h"
@@ -169,15 +171,21 @@ int abandon() {
   });
 }
 
-/// Ranks that speak with those of their host only hear of a failure elsewhere.
+/// Ranks that speak with those of their host only hear of a failure elsewhere. It comes once they
+/// are at it.
 int fail_elsewhere() {
   const auto group = join();
-  const auto local = group->split(group->hosts()[static_cast<std::size_t>(group->rank())], 0);
+  const auto& hosts_of_ranks = group->hosts();
+  const auto local = group->split(hosts_of_ranks[static_cast<std::size_t>(group->rank())], 0);
   return expect_failure(group, [&] {
-    if (group->hosts()[static_cast<std::size_t>(group->rank())] == 0) {
-      if (group->rank() == 0) group->fail("this rank gives up");
-      group->barrier().wait();
+    if (group->rank() == 0) {
+      for (int rank = 1; rank < group->size(); ++rank)
+        group->recv(floats, 1, DType::f32, rank).wait();
+      group->fail("this rank gives up");
+    } else {
+      group->send(floats, 1, DType::f32, 0).wait();
     }
+    if (hosts_of_ranks[static_cast<std::size_t>(group->rank())] == 0) group->barrier().wait();
     for (;;) local->barrier().wait();
   });
 }
@@ -211,12 +219,22 @@ int other_message() {
   });
 }
 
+/// The others come when rank 0 has waited too long, which a file says.
 int late() {
   const auto group = join();
-  if (group->rank() > 0) await_release();
+  const auto timed_out = std::string(argument) + ".timed-out";
   return expect_failure(group, [&] {
-    if (group->rank() > 0) group->barrier().wait();
-    group->all_reduce(floats, 8, DType::f32, ReduceOp::sum, {.timeout = 200ms}).wait();
+    if (group->rank() > 0) {
+      while (::access(timed_out.c_str(), F_OK) != 0) std::this_thread::sleep_for(1ms);
+      group->barrier().wait();
+      return;
+    }
+    try {
+      group->all_reduce(floats, 8, DType::f32, ReduceOp::sum, {.timeout = 200ms}).wait();
+    } catch (const lockstep::TimeoutError&) {
+      std::ofstream(timed_out).flush();
+      throw;
+    }
   });
 }
 
