@@ -5,11 +5,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "large_requests.h"
+#include "lockstep/parallel/distributed_optimizer.h"
 #include "lockstep/parallel/lanes.h"
 #include "lockstep/sync/strategy.h"
 #include "models.h"
@@ -71,13 +73,28 @@ StepsCost cost_of(const Strategy& strategy, const Group& group, int steps,
           .of_group_memory = memory != nullptr ? memory->allocations() - taken : 0};
 }
 
+constexpr const char* strategies[] = {"fp32",
+                                      "fp16",
+                                      "fp16:clip=1",
+                                      "bf16",
+                                      "topk:0.01",
+                                      "topk:0.01,feedback=off",
+                                      "threshold:2.5",
+                                      "threshold:2.5,feedback=off",
+                                      "threshold:0",
+                                      "int8",
+                                      "int8:feedback=off",
+                                      "powersgd:rank=4",
+                                      "powersgd:rank=4,feedback=off",
+                                      "partialUpdate",
+                                      "partialUpdate:of=gradients",
+                                      "local_sgd:period=2",
+                                      "post_local_sgd:start=1,period=2",
+                                      "adasum",
+                                      "warmup:1:topk:0.01"};
+
 TEST(SteadyState, TakesNoMemoryThatGrowsWithTheBucket) {
-  for (const char* text :
-       {"fp32", "fp16", "fp16:clip=1", "bf16", "topk:0.01", "topk:0.01,feedback=off",
-        "threshold:2.5", "threshold:2.5,feedback=off", "threshold:0", "int8", "int8:feedback=off",
-        "powersgd:rank=4", "powersgd:rank=4,feedback=off", "partialUpdate",
-        "partialUpdate:of=gradients", "local_sgd:period=2", "post_local_sgd:start=1,period=2",
-        "adasum", "warmup:1:topk:0.01"}) {
+  for (const char* text : strategies) {
     on_ranks(2, [&](const Group& shared) {
       const auto without_shared_memory = std::make_shared<Apart>(shared.communicator());
       for (const auto& group : {shared, Group(without_shared_memory)}) {
@@ -90,6 +107,40 @@ TEST(SteadyState, TakesNoMemoryThatGrowsWithTheBucket) {
       }
     });
   }
+}
+
+/// Large requests of some whole training steps, after as many that nobody counts.
+std::size_t requests_of(int steps, const std::function<void()>& step) {
+  for (int i = 0; i < steps; ++i) step();
+  const LargeRequests large(bucket_bytes / 100);
+  for (int i = 0; i < steps; ++i) step();
+  return large.count();
+}
+
+TEST(SteadyState, WholeStepsTakeNoMoreThanWithoutLockstep) {
+  constexpr int steps = 6;
+  on_ranks(2, [](const Group& group) {
+    const auto inputs = random({4, matrix_columns}, static_cast<std::uint64_t>(group.rank()));
+    const auto requests = [&](const char* strategy) {
+      torch::nn::Linear model(matrix_columns, matrix_rows);
+      torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(1e-3).momentum(0.9));
+      const auto loss = [&] { return model->forward(inputs).square().mean(); };
+      if (strategy == nullptr) {
+        return requests_of(steps, [&] {
+          loss().backward();
+          sgd.step();
+          sgd.zero_grad();
+        });
+      }
+      DistributedOptimizer optimizer(
+          sgd, *model, group,
+          {.buckets = {.first = 0, .rest = 0}, .strategy = parse_strategy(strategy)});
+      return requests_of(steps, [&] { optimizer.backward_and_update(loss()); });
+    };
+    const auto without = requests(nullptr);
+    EXPECT_GE(without, std::size_t{steps});  // the gradient
+    for (const char* text : strategies) EXPECT_LE(requests(text), without) << text;
+  });
 }
 
 /// A strategy that copies the bucket at every step, twice.

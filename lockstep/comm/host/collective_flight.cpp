@@ -7,6 +7,7 @@
 #include "lockstep/comm/host/host_communicator.h"
 #include "lockstep/comm/reduction.h"
 #include "lockstep/core/text.h"
+#include "lockstep/kernels/copy.h"
 
 // Note [How a host collective runs]
 // Every member announces the collective in its ring of posts; a short input travels along in a
@@ -201,7 +202,7 @@ std::byte* CollectiveFlight::piece(int source, int part, std::uint64_t step) con
          static_cast<std::size_t>(part) * piece_elements_ * element;
 }
 
-/// This rank's share of an all_reduce: whole cache lines, the last rank's may be shorter.
+/// This rank's share of what all work on: whole cache lines, the last rank's may be shorter.
 detail::Range CollectiveFlight::my_segment(detail::Range piece) const {
   return detail::slice_of(piece.length, size_of(operation().dtype), group().rank(), group().size());
 }
@@ -260,7 +261,11 @@ void CollectiveFlight::work(std::uint64_t step) {
       reduce(step);
       return;
     case Collective::broadcast:
-      if (rank != operation().peer) pull(operation().peer, 0, output, step);
+      if (path_ == Path::direct && all_in_arena()) {
+        spread(step);
+      } else if (rank != operation().peer) {
+        pull(operation().peer, 0, output, step);
+      }
       return;
     case Collective::scatter:
       pull(operation().peer, rank, output, step);
@@ -290,8 +295,22 @@ void CollectiveFlight::pull(int source, int part, std::byte* output, std::uint64
   if (piece_range.length == 0) return;
   const std::size_t element = size_of(operation().dtype);
   // In place, a rank's own part may already lie where it belongs.
-  std::memmove(output + piece_range.begin * element, piece(source, part, step),
-               piece_range.length * element);
+  kernels::copy_bytes(output + piece_range.begin * element, piece(source, part, step),
+                      piece_range.length * element);
+}
+
+bool CollectiveFlight::all_in_arena() const {
+  return std::ranges::find(offsets_, no_offset) == offsets_.end();
+}
+
+void CollectiveFlight::spread(std::uint64_t step) {
+  const int root = operation().peer;
+  const std::size_t element = size_of(operation().dtype);
+  const detail::Range mine = my_segment(range(root, 0, step));
+  for (int member = 0; member < group().size(); ++member) {
+    kernels::copy_bytes(piece(member, 0, step) + mine.begin * element,
+                        piece(root, 0, step) + mine.begin * element, mine.length * element);
+  }
 }
 
 void CollectiveFlight::reduce(std::uint64_t step) {

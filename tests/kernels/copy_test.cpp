@@ -1,0 +1,56 @@
+#include "lockstep/kernels/copy.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <vector>
+
+#include "guarded.h"
+
+namespace lockstep::kernels {
+namespace {
+
+/// No two cache lines of the same bytes.
+std::vector<std::byte> some_bytes(std::size_t count) {
+  std::vector<std::byte> bytes(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    bytes[i] = static_cast<std::byte>(i * 0x9e3779b97f4a7c15 >> 56);
+  }
+  return bytes;
+}
+
+void check(std::size_t bytes, std::size_t from, std::size_t to) {
+  const auto contents = some_bytes(bytes);
+  Buffer source(bytes, from);
+  Buffer target(bytes, to);
+  source.assign(contents);
+  copy_bytes(target.data(), source.data(), bytes);
+  EXPECT_TRUE(std::ranges::equal(target.contents(), contents))
+      << bytes << " bytes, " << from << " to " << to;
+  EXPECT_TRUE(target.guards_untouched()) << bytes << " bytes, " << from << " to " << to;
+}
+
+TEST(Copy, EveryLengthAndAlignment) {
+  for (const std::size_t bytes : {0, 1, 63, 64, 65, 1000}) {
+    for (const std::size_t misalignment : {0, 1, 8, 60}) check(bytes, 0, misalignment);
+  }
+  for (const std::size_t more : {0, 1, 63, 64, 65, 127}) {
+    const auto bytes = copied_past_caches - 64 + more;
+    check(bytes, 0, 0);
+    check(bytes, 4, 60);
+    check(bytes, 1, 33);
+  }
+}
+
+TEST(Copy, OntoItself) {
+  auto bytes = some_bytes(copied_past_caches);
+  const auto before = bytes;
+  copy_bytes(bytes.data(), bytes.data(), bytes.size());
+  EXPECT_EQ(std::memcmp(bytes.data(), before.data(), bytes.size()), 0);
+  copy_bytes(nullptr, nullptr, 0);
+}
+
+}  // namespace
+}  // namespace lockstep::kernels
