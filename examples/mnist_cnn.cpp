@@ -84,7 +84,10 @@ struct Settings {
 std::string strategy_of(const Settings& settings) {
   if (settings.dist_option.empty()) return settings.strategy;
   if (!settings.dist_option.starts_with("sparse")) return settings.dist_option;
-  return settings.dist_option + ":" + fixed(settings.spars.value_or(0.05), 9);
+  std::ostringstream spars;
+  spars << std::setprecision(std::numeric_limits<double>::max_digits10)
+        << settings.spars.value_or(0.05);
+  return settings.dist_option + ":" + spars.str();
 }
 
 torch::optim::SGD make_sgd(Cnn& model, double lr) {
@@ -377,6 +380,14 @@ int main(int argc, char** argv) {
       "Trains SINGA's convolutional network on MNIST. Start it with: lockstep run -n 2 mnist_cnn",
       "mnist_cnn");
   add_options(app, settings);
+  app.parse_complete_callback([&] {
+    if (settings.spars && !settings.dist_option.starts_with("sparse"))
+      throw CLI::ValidationError(
+          "--spars", "goes with sparseTopK and sparseThreshold only, got --dist-option " +
+                         settings.dist_option);
+    if (const auto wrong = program::strategy()(strategy_of(settings)); !wrong.empty())
+      throw CLI::ValidationError("--spars", wrong);
+  });
   return program::run(
       app, argc, argv, [&](const lockstep::Group& world) { train(settings, world); },
       settings.threads);

@@ -32,6 +32,7 @@
 #include "lockstep/sync/top_k.h"
 #include "lockstep/sync/warmup.h"
 #include "lockstep/together.h"
+#include "lockstep/train/autocast.h"
 #include "lockstep/train/checkpoint.h"
 #include "lockstep/train/checkpoint_folder.h"
 #include "lockstep/train/checkpoint_writer.h"

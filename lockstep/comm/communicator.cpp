@@ -65,8 +65,7 @@ Work Communicator::issue(Operation&& operation, Issue&& issue) {
   operation.part_of = std::move(issue.part_of);
   check(operation);
   const auto collective = operation.collective;
-  const auto travels_as = operation.wire ? operation.wire->dtype : operation.dtype;
-  const std::size_t bytes = share(operation, rank_, size_) * size_of(travels_as);
+  const std::size_t bytes = share(operation, rank_, size_) * size_of(travels_as(operation));
   Work work = begin(std::move(operation));
   work.count_in({ledger_, &ledger_->count(collective, bytes)});
   return work;

@@ -114,6 +114,9 @@ class Communicator {
     return ledger_->count(collective, bytes);
   }
 
+  /// Counts work between a bucket's collectives.
+  void count_work(int bucket, std::chrono::nanoseconds time) { ledger_->count_work(bucket, time); }
+
   /// Ends the world for every rank, with this text as the first cause. Any thread.
   virtual void fail(std::string_view cause) noexcept = 0;
   /// The same because somebody was waited for too long: ranks raise TimeoutError.
@@ -126,6 +129,11 @@ class Communicator {
   Communicator(int rank, int size)
       : rank_(rank), size_(size), hosts_(static_cast<std::size_t>(size)) {}
   void set_hosts(std::vector<int> hosts) { hosts_ = std::move(hosts); }
+
+  /// In which form an operation's elements leave this rank, for the statistics.
+  virtual DType travels_as(const Operation& operation) const {
+    return operation.wire ? operation.wire->dtype : operation.dtype;
+  }
 
   /// Starts a checked operation, numbered by number() once nothing can refuse it any more. Never
   /// blocks.

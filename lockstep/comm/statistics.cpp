@@ -42,11 +42,16 @@ std::string to_text(std::span<const CollectiveStatistics> rows) {
     sum.waiting += row.waiting;
   }
   line("all", sum);
-  if (of_buckets.dense_bytes > of_buckets.bytes) {
-    const auto dense = static_cast<double>(of_buckets.dense_bytes);
-    const auto sent = static_cast<double>(of_buckets.bytes);
+  const auto dense = static_cast<double>(of_buckets.dense_bytes);
+  const auto sent = static_cast<double>(of_buckets.bytes);
+  if (dense > 0 && dense != sent) {
     out << "buckets of " << std::setprecision(2) << dense / 1e6 << " MB were sent as " << sent / 1e6
-        << " MB: compressed " << std::setprecision(1) << dense / sent << " times\n";
+        << " MB: " << std::setprecision(1);
+    if (dense > sent) {
+      out << "compressed " << dense / sent << " times\n";
+    } else {
+      out << sent / dense << " times as much\n";
+    }
   }
   return out.str();
 }
@@ -77,6 +82,12 @@ CollectiveStatistics& Ledger::count(Collective collective, std::uint64_t bytes) 
   counted.bytes += bytes;
   counted.dense_bytes += bucket_ < 0 ? bytes : std::exchange(dense_bytes_, 0);
   return counted;
+}
+
+void Ledger::count_work(int bucket, std::chrono::nanoseconds time) {
+  const auto last = std::find_if(rows_.rbegin(), rows_.rend(),
+                                 [&](const auto& row) { return row.bucket == bucket; });
+  if (last != rows_.rend()) last->working += time;
 }
 
 std::chrono::nanoseconds work_done() { return done; }

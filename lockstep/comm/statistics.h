@@ -19,14 +19,16 @@ struct CollectiveStatistics {
   std::uint64_t bytes = 0;             ///< of this rank's part, in the form in which it travels
   std::uint64_t dense_bytes = 0;       ///< of what they stand for: more, where it is compressed
   std::chrono::nanoseconds waiting{};  ///< for other ranks, within wait()
-  std::chrono::nanoseconds working{};  ///< reducing and copying this rank's share
+  /// Reducing and copying this rank's share; of a bucket's last row also what its strategy does
+  /// between collectives.
+  std::chrono::nanoseconds working{};
 };
 
 /// One row for each collective and bucket that was issued, in the order of their first.
 using Statistics = std::vector<CollectiveStatistics>;
 
-/// A table of the rows and their sum, for people. Where something was compressed, a last line says
-/// by how much.
+/// A table of the rows and their sum, for people. Where a strategy sent less than the buckets hold,
+/// or more, a last line says by how much.
 std::string to_text(std::span<const CollectiveStatistics> rows);
 
 namespace detail {
@@ -42,6 +44,8 @@ class Ledger {
   }
   /// Counts a collective into its row.
   CollectiveStatistics& count(Collective collective, std::uint64_t bytes);
+  /// Counts work between a bucket's collectives into its last row, if it has one.
+  void count_work(int bucket, std::chrono::nanoseconds time);
 
   Statistics rows() const { return {rows_.begin(), rows_.end()}; }
 

@@ -70,6 +70,7 @@ void DistributedOptimizer::step() {
   replica_.check_unchanged();
   auto& reducer = replica_.reducer();
   if (!reducer.has_exchanged()) reducer.exchange_gradients();
+  reducer.before_update();
   optimizer_.step();
   reducer.exchange_parameters();
 }
@@ -78,7 +79,19 @@ void DistributedOptimizer::zero_grad(bool set_to_none) { optimizer_.zero_grad(se
 
 void DistributedOptimizer::synchronize() { replica_.reducer().average_parameters(); }
 
-void DistributedOptimizer::weight(double samples) { replica_.reducer().weigh(samples); }
+bool DistributedOptimizer::replicas_may_differ() const {
+  return replica_.reducer().replicas_may_differ();
+}
+
+void DistributedOptimizer::weight(double samples) {
+  if (replicas_may_differ()) {
+    throw InvalidArgument(detail::concat(
+        "DistributedOptimizer: got a weight of ", samples,
+        " with a strategy that does not average every gradient, expected none: parameters are "
+        "averaged without weights"));
+  }
+  replica_.reducer().weigh(samples);
+}
 
 State DistributedOptimizer::state() const { return replica_.reducer().state(); }
 

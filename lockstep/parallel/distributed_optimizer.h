@@ -54,8 +54,13 @@ class DistributedOptimizer {
   /// Ranks: all.
   void synchronize();
 
+  /// Whether replicas may differ until synchronize(), because the strategy does not average every
+  /// gradient. What the optimizer remembers then stays each rank's own.
+  bool replicas_may_differ() const;
+
   /// As DistributedDataParallel's.
   NoSync no_sync() const { return replica_.no_sync(); }
+  /// Throws: InvalidArgument under a strategy that exchanges parameters, which have no weights.
   void weight(double samples);
   State state() const;
   void load_state(const State& state);

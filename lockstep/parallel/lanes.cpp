@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <chrono>
 #include <numeric>
 #include <utility>
 
@@ -104,9 +105,17 @@ bool Lanes::exchanges(Content what, std::int64_t step) const {
 }
 
 Work Lanes::advance(std::size_t lane, Turn turn, Bucket& bucket) {
-  const Attribution to_bucket(group_.communicator(), lane,
-                              turn.stage == 0 ? bucket.values().nbytes() : 0);
-  return lanes_[lane].exchange->advance(turn, bucket, group_);
+  // What is sent now stands for the turns that were left out, too.
+  const auto dense_bytes = turn.stage == 0 ? bucket.values().nbytes() + lanes_[lane].not_sent : 0;
+  if (turn.stage == 0) lanes_[lane].not_sent = 0;
+  const Attribution to_bucket(group_.communicator(), lane, dense_bytes);
+  // Collectives, and exchanges that work where the buckets lie, count their own work.
+  const auto counted = work_done();
+  const auto begin = std::chrono::steady_clock::now();
+  Work work = lanes_[lane].exchange->advance(turn, bucket, group_);
+  const auto time = std::chrono::steady_clock::now() - begin - (work_done() - counted);
+  group_.communicator().count_work(static_cast<int>(lane), time);
+  return work;
 }
 
 Work Lanes::begin(std::size_t lane, std::int64_t step) {
@@ -145,6 +154,21 @@ void Lanes::pack_parameters(Lane& lane) {
         group_);
   }
   for (const auto& slice : lane.parameters->slices()) slice.values.copy_(slice.parameter);
+}
+
+void Lanes::before_update(std::int64_t step) {
+  for (std::size_t lane = 0; lane < size(); ++lane) {
+    if (content(lane, step) != Content::parameters) continue;
+    lanes_[lane].exchange->before_update(step, lanes_[lane].bucket);
+  }
+}
+
+void Lanes::count_left_out(std::int64_t step) {
+  for (std::size_t lane = 0; lane < size(); ++lane) {
+    if (content(lane, step) == Content::nothing) {
+      lanes_[lane].not_sent += lanes_[lane].bucket.values().nbytes();
+    }
+  }
 }
 
 void Lanes::exchange_parameters(std::int64_t step) {

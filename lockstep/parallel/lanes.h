@@ -22,6 +22,7 @@ struct Lane {
   std::unique_ptr<Exchange> exchange;
   std::unique_ptr<Bucket> parameters = {};  ///< made when the parameters are exchanged first
   std::vector<at::Tensor> residuals = {};   ///< a slice's each, where the exchange keeps them
+  std::uint64_t not_sent = 0;               ///< bytes of turns at which nothing was exchanged
 
   bool has_residual() const { return !residuals.empty(); }
 };
@@ -61,6 +62,10 @@ class Lanes {
     return complete(works, step, &of_gradients);
   }
 
+  /// Parameters are about to be updated: tells those exchanges whose buckets' turn comes then.
+  void before_update(std::int64_t step);
+  /// Buckets of which the step has exchanged nothing.
+  void count_left_out(std::int64_t step);
   /// Exchanges the parameters of those buckets whose turn it is.
   /// Ranks: all of the group.
   void exchange_parameters(std::int64_t step);

@@ -55,13 +55,13 @@ void MeanProbe::set(const at::Tensor& mean) {
 
 bool MeanProbe::was_added_to(const at::Tensor& mean, const at::Tensor& gradient,
                              const at::Tensor& incoming) const {
-  if (known_ == 0 || !is_like(mean, gradient) || !is_like(mean, incoming)) return false;
+  if (known_ < 2 || !is_like(mean, gradient) || !is_like(mean, incoming)) return false;
   const double rounding = 4 * (mean.scalar_type() == at::kDouble
                                    ? std::numeric_limits<double>::epsilon()
                                    : static_cast<double>(std::numeric_limits<float>::epsilon()));
   std::array<double, 2> times{};
   std::array<double, 2> uncertainty{};
-  for (std::size_t i = 0; i < static_cast<std::size_t>(known_); ++i) {
+  for (std::size_t i = 0; i < elements_.size(); ++i) {
     const auto [offset, value] = elements_[i];
     const double now = at_offset(gradient, same_place(mean, offset, gradient));
     const double came = at_offset(incoming, same_place(mean, offset, incoming));
@@ -70,7 +70,6 @@ bool MeanProbe::was_added_to(const at::Tensor& mean, const at::Tensor& gradient,
     // NaN, too, compares false.
     if (!(times[i] > uncertainty[i] && times[i] <= 1 + uncertainty[i] + rounding)) return false;
   }
-  if (known_ == 1) return true;
   return std::abs(times[0] - times[1]) <= uncertainty[0] + uncertainty[1] + rounding;
 }
 

@@ -9,7 +9,8 @@ namespace lockstep::detail {
 
 /// Tells whether the gradient that comes after a mean was added to it, or to a multiple of it as
 /// clipping leaves, by two elements of the mean that are not zero: what is there beyond what has
-/// come in is then as many times the one as the other.
+/// come in is then as many times the one as the other. Of a single one anything is a multiple: such
+/// a mean is not watched.
 class MeanProbe {
  public:
   /// Remembers a mean. Dense, Float or Double.
@@ -27,7 +28,7 @@ class MeanProbe {
     double value = 0;
   };
   std::array<Element, 2> elements_;
-  int known_ = 0;  ///< how many of them; a mean of zeros has none, and may be added to
+  int known_ = 0;  ///< how many of them; fewer than two tell nothing
 };
 
 }  // namespace lockstep::detail

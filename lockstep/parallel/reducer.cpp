@@ -256,6 +256,11 @@ void Reducer::move_into_bucket(Member& member) {
   const auto& [name, parameter, offset, values] = *member.slice;
   auto& gradient = parameter.mutable_grad();
   if (gradient.is_same(values)) return;
+  if (!gradient.defined()) {
+    refuse(name,
+           "got no gradient from a backward that reached it: freeze parameters before the "
+           "forward, not between it and the backward");
+  }
   if (gradient.layout() != at::kStrided || gradient.scalar_type() != values.scalar_type() ||
       gradient.sizes() != values.sizes()) {
     refuse(name, concat("got a gradient of layout ", gradient.layout(), ", ",
@@ -363,8 +368,13 @@ std::span<std::uint8_t, Proof::bytes> Reducer::proof_bytes() {
 
 void Reducer::exchange_gradients() { finish(*new_backward(-1)); }
 
+void Reducer::before_update() {
+  if (parameters_may_differ_) lanes_.before_update(step_ - 1);
+}
+
 void Reducer::exchange_parameters() {
   exchanged_ = false;
+  if (parameters_may_differ_) lanes_.count_left_out(step_ - 1);
   if (!lanes_.exchanges(Content::parameters, step_ - 1)) return;
   buffers_.begin();
   lanes_.exchange_parameters(step_ - 1);

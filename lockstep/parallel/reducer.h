@@ -57,9 +57,14 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void exchange_gradients();
   bool has_exchanged() const { return exchanged_; }
 
+  /// Before the optimizer's step.
+  void before_update();
   /// Exchanges the parameters of those buckets whose turn it is. After the optimizer's step.
   /// Ranks: all.
   void exchange_parameters();
+
+  /// Whether parameters, and what the optimizer remembers of them, may differ between ranks.
+  bool replicas_may_differ() const { return parameters_may_differ_; }
 
   /// Every rank's parameters = their mean over ranks, if they may differ. Ranks: all.
   void average_parameters();

@@ -44,14 +44,10 @@ class JoinedChange final : public Exchange {
  public:
   explicit JoinedChange(const Bucket& bucket)
       : layout_(bucket), agreed_(at::zeros_like(bucket.values())) {
-    const at::NoGradGuard no_grad;
-    for (const auto& slice : bucket.slices()) {
-      agreed_
-          .as_strided(slice.values.sizes(), slice.values.strides(),
-                      static_cast<std::int64_t>(slice.offset))
-          .copy_(slice.parameter);
-    }
+    remember(bucket);
   }
+
+  void before_update(std::int64_t, const Bucket& bucket) override { remember(bucket); }
 
   Work advance(Turn turn, Bucket& bucket, const Group& group) override {
     if (group.size() == 1) return {};
@@ -65,10 +61,17 @@ class JoinedChange final : public Exchange {
     return {};
   }
 
-  State state() const override { return layout_.split(agreed_, "agreed"); }
-  void load(const State& state) override { layout_.join(state, "agreed", agreed_); }
-
  private:
+  void remember(const Bucket& bucket) {
+    const at::NoGradGuard no_grad;
+    for (const auto& slice : bucket.slices()) {
+      agreed_
+          .as_strided(slice.values.sizes(), slice.values.strides(),
+                      static_cast<std::int64_t>(slice.offset))
+          .copy_(slice.parameter);
+    }
+  }
+
   void make_room(const Bucket& bucket, const Group& group) {
     if (changes_.defined()) return;
     const auto ranks = static_cast<std::int64_t>(group.size());
@@ -160,7 +163,7 @@ class JoinedChange final : public Exchange {
   }
 
   detail::Layout layout_;
-  at::Tensor agreed_;    ///< parameters after the last exchange, the same on every rank
+  at::Tensor agreed_;    ///< parameters before the update, the same on every rank
   at::Tensor changes_;   ///< own ones, then the joined ones
   at::Tensor segments_;  ///< this rank's part of every rank's change
   at::Tensor products_;  ///< of a level's joins and all parts

@@ -42,6 +42,10 @@ class Exchange {
   /// Must not block, and all ranks must go on, or throw, alike.
   virtual Work advance(Turn turn, Bucket& bucket, const Group& group) = 0;
 
+  /// The optimizer is about to update the parameters of this bucket of gradients, which will be
+  /// exchanged right afterwards, as part of the same step. Not called for gradients.
+  virtual void before_update(std::int64_t /*step*/, const Bucket&) {}
+
   /// Asked before the first advance and between steps. Residuals share memory with what it
   /// remembers, so that what is added to them is.
   virtual State state() const { return {}; }

@@ -31,8 +31,10 @@ std::string Fp16::text() const {
 }
 
 void Fp16::check() const {
-  detail::expect(clip >= 0 && clip <= std::numeric_limits<float>::max(), "fp16", "clip", clip,
-                 "0 for none, or the largest magnitude");
+  // What float32 would make 0 of would clip nothing.
+  const bool small = clip > 0 && static_cast<float>(clip) == 0;
+  detail::expect(clip >= 0 && clip <= std::numeric_limits<float>::max() && !small, "fp16", "clip",
+                 clip, "0 for none, or the largest magnitude, as float32 can hold it");
 }
 
 std::unique_ptr<Exchange> Fp16::exchange(const Bucket& bucket) const {

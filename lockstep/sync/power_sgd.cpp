@@ -235,7 +235,9 @@ std::string PowerSgd::text() const {
 }
 
 void PowerSgd::check() const {
-  detail::expect(rank >= 1, "powersgd", "rank", static_cast<double>(rank), "1 or more");
+  constexpr std::int64_t most = 1 << 20;
+  detail::expect(rank >= 1 && rank <= most, "powersgd", "rank", static_cast<double>(rank),
+                 "1 to 2^20");
 }
 
 std::unique_ptr<Exchange> PowerSgd::exchange(const Bucket& bucket) const {

@@ -126,6 +126,12 @@ Strategy parse_warmup(std::string_view text, std::string_view options) {
 }  // namespace
 
 Strategy parse_strategy(std::string_view text) {
+  // Warm-ups within warm-ups are read one within another.
+  constexpr std::size_t longest = 4096;
+  if (text.size() > longest) {
+    throw InvalidArgument(
+        detail::concat("strategy: got ", text.size(), " characters, expected at most ", longest));
+  }
   const auto colon = text.find(':');
   const auto name = text.substr(0, colon);
   const auto options = colon == std::string_view::npos ? "" : text.substr(colon + 1);

@@ -187,6 +187,9 @@ std::unique_ptr<Exchange> Threshold::exchange(const Bucket& bucket) const {
   if (bucket.values().scalar_type() == at::kDouble) {
     return std::make_unique<AboveMean<double>>(*this, bucket);
   }
+  // 0 would send everything.
+  detail::expect(value == 0 || static_cast<float>(value) > 0, "threshold", "value", value,
+                 "0, or what float32 can hold");
   return std::make_unique<AboveMean<float>>(*this, bucket);
 }
 

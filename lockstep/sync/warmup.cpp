@@ -19,6 +19,9 @@ class FirstWhole final : public Exchange {
     turn.step -= steps_;
     return then_->advance(turn, bucket, group);
   }
+  void before_update(std::int64_t step, const Bucket& bucket) override {
+    then_->before_update(step - steps_, bucket);
+  }
   State state() const override { return then_->state(); }
   void load(const State& state) override { then_->load(state); }
 

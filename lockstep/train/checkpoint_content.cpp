@@ -130,6 +130,19 @@ State shared_out(const safetensors::Content& content, const State& own) {
   return state;
 }
 
+/// Gives a saved state what a strategy has of its own and the saved one lacks, or has in other
+/// sizes. Whether there was nothing of the kind.
+bool complete(State& saved, const State& own) {
+  bool whole = true;
+  for (const auto& [name, tensor] : own) {
+    const auto found = saved.find(name);
+    if (found != saved.end() && found->second.sizes() == tensor.sizes()) continue;
+    saved.insert_or_assign(name, tensor);
+    whole = false;
+  }
+  return whole;
+}
+
 std::string ranks_text(std::int64_t first, std::int64_t last) {
   return first == last ? concat("rank ", first) : concat("ranks ", first, " to ", last);
 }
@@ -158,6 +171,9 @@ safetensors::Content content_of(const Checkpoint& checkpoint, const CheckpointMe
     content.metadata[epoch_key] = std::to_string(meta.epoch);
     content.metadata[ranks_key] = std::to_string(ranks);
     if (meta.score) content.metadata[score_key] = text_of(*meta.score);
+  } else if (checkpoint.optimizer != nullptr && checkpoint.strategy.replicas_may_differ()) {
+    const auto state = optimizer_state(*checkpoint.optimizer, names_of(checkpoint.model));
+    for (const auto& [name, tensor] : state.tensors) add(prefix_of(rank) + name, tensor);
   }
   for (const auto& [name, tensor] : checkpoint.strategy.state())
     add(concat(prefix_of(rank), strategy_prefix, name), tensor);
@@ -209,7 +225,7 @@ Restoration::Restoration(const Checkpoint& checkpoint, safetensors::Content cont
                          int ranks)
     : resumed_{.meta = meta_of(content), .changes = {}} {
   take_model(checkpoint, content);
-  take_optimizer(checkpoint, content);
+  take_optimizer(checkpoint, content, rank, ranks);
   if (checkpoint.rate != nullptr) {
     rate_ = note(content, rate_key);
     checkpoint.rate->check_state(rate_);
@@ -239,11 +255,19 @@ void Restoration::take_model(const Checkpoint& checkpoint, safetensors::Content&
       throw CheckpointError(concat("tensor '", name, "': the file has it, the model has not"));
 }
 
-void Restoration::take_optimizer(const Checkpoint& checkpoint, safetensors::Content& content) {
+void Restoration::take_optimizer(const Checkpoint& checkpoint, safetensors::Content& content,
+                                 int rank, int ranks) {
   if (checkpoint.optimizer == nullptr) return;
+  const bool of_each_rank = checkpoint.strategy.replicas_may_differ();
   OptimizerState state{.description = note(content, optimizer_key), .tensors = {}};
   for (const auto& [name, tensor] : content.tensors)
     if (name.starts_with(optimizer_prefix)) state.tensors.emplace(name, tensor);
+  if (of_each_rank && number(content, ranks_key) == ranks) {
+    for (const auto& [name, tensor] : under(content, prefix_of(rank)))
+      if (name.starts_with(optimizer_prefix)) state.tensors.insert_or_assign(name, tensor);
+  } else if (of_each_rank) {
+    note_change("every rank's optimizer goes on from rank 0's state");
+  }
   optimizer_ = prepare_optimizer(state, *checkpoint.optimizer, names_of(checkpoint.model));
 }
 
@@ -262,6 +286,8 @@ void Restoration::take_rank(const Checkpoint& checkpoint, const safetensors::Con
         note_change("what the strategy of the file had not sent is left out");
       else if (has_residual(own) && before != ranks)
         note_change("what the strategy had not sent is shared out anew");
+      if (!complete(state, own))
+        note_change("what the strategy remembers begins anew: the file has that of another");
       strategy_ = std::move(state);
     } else if (!own.empty()) {
       note_change("the strategy begins anew: the file has nothing that it remembered");

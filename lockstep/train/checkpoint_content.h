@@ -68,7 +68,8 @@ class Restoration {
 
  private:
   void take_model(const Checkpoint& checkpoint, safetensors::Content& content);
-  void take_optimizer(const Checkpoint& checkpoint, safetensors::Content& content);
+  void take_optimizer(const Checkpoint& checkpoint, safetensors::Content& content, int rank,
+                      int ranks);
   void take_rank(const Checkpoint& checkpoint, const safetensors::Content& content, int rank,
                  int ranks);
   void note_change(const std::string& text);

@@ -124,7 +124,8 @@ TEST_F(MnistCnn, WrongFlagsAreNamed) {
   for (const char* flag :
        {"--epochs 0", "--epochs many", "--batch-size 0", "--batch-size -5", "--lr 0", "--lr nan",
         "--lr 1e999", "--lr 0.1x", "--seed -1", "--threads 0", "--nonsense", "extra",
-        "--strategy none", "--dist-option fp32", "--spars 0 --dist-option sparseTopK"}) {
+        "--strategy none", "--dist-option fp32", "--spars 0 --dist-option sparseTopK",
+        "--spars 2 --dist-option sparseTopK", "--spars 0.1 --dist-option half"}) {
     const Result result = run(program + " " + flag);
     EXPECT_EQ(result.code, 2) << flag;
     const std::string name = std::string(flag).substr(0, std::string(flag).find(' '));

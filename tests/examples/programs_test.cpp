@@ -113,6 +113,27 @@ TEST_F(Programs, GradientsOfPartsAreThatOfTheWhole) {
   EXPECT_THAT(few.err, HasSubstr("gradient_proof: --images 2: expected at least 3 for 2 ranks"));
 }
 
+TEST_F(Programs, LargeBatchesInParts) {
+  const std::string program = "large_batch --epochs 2 --seed 3 --metrics metrics.jsonl";
+  // The same steps, whatever they are made of.
+  std::vector<double> whole;
+  for (const char* parts : {"--batch-size 128 --accumulate 1", "--batch-size 32 --accumulate 4"}) {
+    const Result result = two_ranks(program + " " + parts);
+    ASSERT_EQ(result.code, 0) << result.err;
+    EXPECT_EQ(count(result.out, "256 images a step"), 1) << result.out;
+    const auto losses = values("train_loss");
+    ASSERT_EQ(losses.size(), 2u);
+    EXPECT_LT(losses[1], losses[0]);
+    if (whole.empty()) whole = losses;
+    EXPECT_NEAR(losses[1], whole[1], 1e-3 * whole[1]);
+  }
+  const Result lower = alone(program + " --autocast");
+  ASSERT_EQ(lower.code, 0) << lower.err;
+  EXPECT_LT(values("train_loss")[1], values("train_loss")[0]);
+  EXPECT_NE(values("train_loss")[1], whole[1]);
+  expect_one_complaint(program + " --accumulate 1000", 1, "large_batch: --accumulate 1000: ");
+}
+
 TEST_F(Programs, TrainersSaveAndGoOn) {
   const std::string flags = " --metrics metrics.jsonl --batch_size 500";
   for (const std::string program : {"single_trainer", "ddp_trainer"}) {

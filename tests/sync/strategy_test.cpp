@@ -108,7 +108,12 @@ TEST(Strategy, RefusesOptionsThatAreWrong) {
   expect_refused("topk:ramp=1.5", "expected a whole number");
   expect_refused("threshold:-1", "got a value of -1, expected 0 or more");
   expect_refused("fp16:clip=-1", "got a clip of -1");
-  expect_refused("powersgd:rank=0", "got a rank of 0, expected 1 or more");
+  expect_refused("powersgd:rank=0", "got a rank of 0, expected 1 to 2^20");
+  expect_refused("powersgd:rank=1000000000000000000", "expected 1 to 2^20");
+  expect_refused("fp16:clip=1e-300", "as float32 can hold it");
+  std::string nested;
+  for (int i = 0; i < 100'000; ++i) nested += "warmup:1:";
+  expect_refused((nested + "fp32").c_str(), "expected at most 4096");
   expect_refused("local_sgd:period=0", "got a period of 0");
   expect_refused("post_local_sgd:start=-1", "got a start of -1");
   expect_refused("partialUpdate:of=buffers", "expected parameters or gradients");

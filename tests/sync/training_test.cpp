@@ -176,6 +176,91 @@ TEST(Training, ASecondBackwardMayNotAddToAMeanWithErrorFeedback) {
   }
 }
 
+// One element that is not zero could be any multiple of a mean.
+TEST(Training, GradientsOfOneElementMayBeginWithAnything) {
+  spawn(2, [](const Group& group) {
+    at::set_num_threads(1);
+    torch::nn::Linear model(width, 1);
+    DistributedDataParallel ddp(model.ptr(), group, {.strategy = parse_strategy("topk:0.1")});
+    for (int step = 0; step < 4; ++step) {
+      model->zero_grad(false);
+      for (const auto& parameter : model->parameters()) {
+        if (parameter.grad().defined()) {
+          parameter.mutable_grad().add_(parameter.grad().sign() + 1e-3);
+        }
+      }
+      EXPECT_NO_THROW(ddp(input(group.rank(), step).to(at::kFloat)).square().mean().backward());
+    }
+  });
+}
+
+// Adasum joins what this step changed, whatever the steps before it were.
+TEST(Training, AdasumJoinsTheChangeOfItsOwnStep) {
+  spawn(2, [](const Group& group) {
+    at::set_num_threads(1);
+    Linear linear;
+    DistributedOptimizer optimizer(linear.sgd, *linear.model, group,
+                                   parse_strategy("warmup:2:adasum"));
+    for (int number = 0; number < 2; ++number) step(optimizer, linear, group, number);
+    {
+      // Nor what the program did to them.
+      const torch::NoGradGuard no_grad;
+      for (auto& parameter : linear.model->parameters()) parameter.mul_(0.9);
+    }
+    std::vector<at::Tensor> expected;
+    std::vector<std::vector<at::Tensor>> changes;
+    for (int rank = 0; rank < 2; ++rank) {
+      Linear other;
+      const torch::NoGradGuard no_grad;
+      other.model->weight.copy_(linear.model->weight);
+      other.model->bias.copy_(linear.model->bias);
+      {
+        const torch::AutoGradMode grad(true);
+        other.model(input(rank, 2)).square().mean().backward();
+      }
+      changes.push_back({-0.1 * other.model->weight.grad(), -0.1 * other.model->bias.grad()});
+    }
+    const auto before = linear.model->parameters();
+    for (std::size_t i = 0; i < before.size(); ++i) {
+      const auto& a = changes[0][i];
+      const auto& b = changes[1][i];
+      const auto ab = (a * b).sum();
+      expected.push_back(before[i].detach() + (1 - ab / (2 * (a * a).sum())) * a +
+                         (1 - ab / (2 * (b * b).sum())) * b);
+    }
+    step(optimizer, linear, group, 2);
+    EXPECT_TRUE(linear.model->weight.allclose(expected[0], 1e-12, 1e-14));
+    EXPECT_TRUE(linear.model->bias.allclose(expected[1], 1e-12, 1e-14));
+  });
+}
+
+TEST(Training, WeightsAreRefusedWhereParametersAreAveraged) {
+  spawn(2, [](const Group& group) {
+    Linear linear;
+    DistributedOptimizer optimizer(linear.sgd, *linear.model, group,
+                                   parse_strategy("local_sgd:period=2"));
+    EXPECT_THROW(optimizer.weight(3), InvalidArgument);
+    step(optimizer, linear, group, 0);
+  });
+}
+
+// What is left out at a step is not sent: it counts as compression.
+TEST(Training, StatisticsCountTurnsThatWereLeftOut) {
+  for (const auto& [text, said] : {std::pair{"local_sgd:period=4", "compressed 4.0 times"},
+                                   {"partialUpdate", "compressed 2.0 times"},
+                                   {"adasum", "1.5 times as much"}}) {
+    spawn(2, [&, said = said, text = text](const Group& group) {
+      at::set_num_threads(1);
+      Linear linear;
+      DistributedOptimizer optimizer(
+          linear.sgd, *linear.model, group,
+          {.buckets = {.first = 0, .rest = 0}, .strategy = parse_strategy(text)});
+      for (int number = 0; number < 8; ++number) step(optimizer, linear, group, number);
+      EXPECT_THAT(to_text(group.statistics()), ::testing::HasSubstr(said)) << text;
+    });
+  }
+}
+
 TEST(Training, WhatIsNotAddedToAMeanIsTaken) {
   spawn(2, [](const Group& group) {
     at::set_num_threads(1);

@@ -53,16 +53,17 @@ struct Trainee {
 
   Group group;
   torch::nn::Linear model{12, 8};
-  torch::optim::SGD sgd{model->parameters(), torch::optim::SGDOptions(0.1)};
+  torch::optim::SGD sgd{model->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9)};
   DistributedOptimizer optimizer;
   int number = 0;
 };
 
-constexpr const char* all_strategies[] = {"fp32",          "fp16",
-                                          "topk:0.1",      "threshold:0.01",
-                                          "int8",          "powersgd:rank=2",
-                                          "partialUpdate", "local_sgd:period=2",
-                                          "adasum",        "warmup:2:topk:0.1,ramp=4"};
+constexpr const char* all_strategies[] = {"fp32",           "fp16",
+                                          "topk:0.1",       "threshold:0.01",
+                                          "int8",           "powersgd:rank=2",
+                                          "partialUpdate",  "local_sgd:period=2",
+                                          "adasum",         "warmup:2:topk:0.1,ramp=4",
+                                          "warmup:6:adasum"};
 
 TEST(StrategyResume, GoesOnBitForBit) {
   for (const auto* strategy : all_strategies) {
@@ -83,6 +84,49 @@ TEST(StrategyResume, GoesOnBitForBit) {
       EXPECT_TRUE(resumed.parameters().equal(whole.parameters())) << strategy;
     });
   }
+}
+
+TEST(StrategyResume, SaysWhatBeginsAnew) {
+  const TemporaryFolder folder;
+  const auto changes = [&](const char* saved, const char* resumed) {
+    std::string said;
+    spawn(2, [&](const Group& group) {
+      at::set_num_threads(1);
+      Trainee run(group, saved);
+      for (int i = 0; i < 3; ++i) run.step();
+      run.checkpoint().save(folder / "c", {}, group);
+      Trainee next(group, resumed);
+      const auto found = next.checkpoint().load(folder / "c", group).changes;
+      EXPECT_TRUE(next.parameters().equal(run.parameters()));
+      for (int i = 0; i < 2; ++i) next.step();
+      if (group.rank() == 0) said = found;
+    });
+    return said;
+  };
+  const std::string anew = "what the strategy remembers begins anew: the file has that of another";
+  EXPECT_EQ(changes("fp32", "topk:0.1"), anew);
+  EXPECT_EQ(changes("topk:0.1,feedback=off", "topk:0.1"), anew);
+  EXPECT_EQ(changes("powersgd:rank=1", "powersgd:rank=2"), anew);
+  EXPECT_EQ(changes("topk:0.1", "threshold:0.1"), "");
+}
+
+TEST(StrategyResume, OptimizersOfOtherNumbersOfRanksGoOnFromRank0) {
+  const TemporaryFolder folder;
+  spawn(2, [&](const Group& group) {
+    at::set_num_threads(1);
+    Trainee run(group, "local_sgd:period=2");
+    for (int i = 0; i < 4; ++i) run.step();
+    run.checkpoint().save(folder / "c", {}, group);
+  });
+  spawn(3, [&](const Group& group) {
+    at::set_num_threads(1);
+    Trainee run(group, "local_sgd:period=2");
+    EXPECT_NE(run.checkpoint()
+                  .load(folder / "c", group)
+                  .changes.find("every rank's optimizer goes on from rank 0's state"),
+              std::string::npos);
+    for (int i = 0; i < 2; ++i) run.step();
+  });
 }
 
 TEST(StrategyResume, ByAnotherNumberOfRanksKeepsTheSumOfWhatWasNotSent) {

@@ -1,0 +1,168 @@
+// Training with large batches: several forwards and backwards a step, whose gradients are exchanged
+// once; a learning rate that is scaled to the batch and warms up, as in Goyal et al.,
+// https://arxiv.org/abs/1706.02677; and bfloat16 where it gains.
+//
+//   lockstep run -n 2 large_batch --accumulate 4 --autocast
+//
+#include <lockstep/lockstep.h>
+#include <torch/data/dataloader.h>
+#include <torch/nn.h>
+#include <torch/optim/sgd.h>
+
+#include <cstdint>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "program.h"
+
+#ifndef MNIST_SAMPLE
+#define MNIST_SAMPLE "examples/data/mnist"
+#endif
+
+namespace nn = torch::nn;
+using nn::functional::cross_entropy;
+using program::fixed;
+
+struct Settings {
+  std::int64_t epochs = 5;
+  std::int64_t batch_size = 32;
+  std::int64_t accumulate = 4;
+  double lr = 0.02;  // for 64 images a step
+  std::int64_t warm_up = 20;
+  bool autocast = false;
+  std::uint64_t seed = 0;
+  std::string data = MNIST_SAMPLE;
+  std::string strategy = "fp32";
+  std::string metrics;
+  bool quiet = false;
+};
+
+nn::Sequential make_model() {
+  return nn::Sequential(nn::Conv2d(1, 16, 5), nn::ReLU(), nn::MaxPool2d(2), nn::Conv2d(16, 32, 5),
+                        nn::ReLU(), nn::MaxPool2d(2), nn::Flatten(), nn::Linear(512, 10));
+}
+
+void train(const Settings& settings, const lockstep::Group& world) {
+  std::optional<lockstep::Mnist> data;
+  std::optional<program::MetricsFile> metrics;
+  lockstep::together(world, [&] {
+    data.emplace(settings.data);
+    if (world.rank() == 0) metrics.emplace(settings.metrics);
+  });
+  lockstep::DistributedSampler sampler(data->size().value(), world,
+                                       {.seed = settings.seed, .tail = lockstep::Tail::drop});
+  const std::int64_t batches =
+      static_cast<std::int64_t>(sampler.samples_per_rank()) / settings.batch_size;
+  const std::int64_t steps = batches / settings.accumulate;
+  if (steps == 0)
+    throw lockstep::InvalidArgument("--accumulate " + std::to_string(settings.accumulate) +
+                                    ": a rank has " + std::to_string(batches) +
+                                    " whole batches an epoch, expected one step's at least");
+  auto loader = torch::data::make_data_loader(
+      *data, sampler,
+      torch::data::DataLoaderOptions(static_cast<std::size_t>(settings.batch_size))
+          .drop_last(true));
+
+  nn::Sequential model;
+  world.in_turn([&] {
+    torch::manual_seed(settings.seed);
+    model = make_model();
+  });
+  constexpr std::int64_t reference_batch = 64;
+  const std::int64_t global_batch = settings.batch_size * settings.accumulate * world.size();
+  const double lr = lockstep::scaled_rate(settings.lr, reference_batch, global_batch);
+  torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(lr).momentum(0.9));
+  lockstep::LearningRate rate(
+      sgd, lockstep::WarmUp{.steps = settings.warm_up,
+                            .first = settings.lr / lr,
+                            .then = lockstep::CosineDecay{.steps = settings.epochs * steps}});
+  lockstep::DistributedDataParallel ddp(model, world,
+                                        {.strategy = lockstep::parse_strategy(settings.strategy)});
+
+  const auto style = lockstep::progress_style(world, STDOUT_FILENO, settings.quiet);
+  if (style != lockstep::ProgressStyle::silent)
+    std::cout << global_batch << " images a step: " << settings.batch_size << " on each of "
+              << world.size() << " ranks, " << settings.accumulate << " times; learning rate " << lr
+              << " after " << settings.warm_up << " steps" << std::endl;
+
+  for (std::int64_t epoch = 1; epoch <= settings.epochs; ++epoch) {
+    const std::string title = "epoch " + std::to_string(epoch);
+    const auto begin = program::Clock::now();
+    lockstep::Progress progress(std::cout, style, title, steps * global_batch, "images");
+    lockstep::Tally tally;
+    auto batch = loader->begin();
+    for (std::int64_t step = 0; step < steps; ++step) {
+      for (std::int64_t part = 1; part <= settings.accumulate; ++part, ++batch) {
+        // Gradients stay here until the last part of the step.
+        std::optional<lockstep::NoSync> not_yet;
+        if (part < settings.accumulate) not_yet.emplace(ddp.no_sync());
+        at::Tensor outputs;
+        at::Tensor loss;
+        {
+          const lockstep::Autocast lower(settings.autocast ? at::kBFloat16 : at::kFloat);
+          outputs = ddp(batch->data);
+          loss = cross_entropy(outputs, batch->target);
+        }
+        (loss / settings.accumulate).backward();
+        tally.add(loss, outputs, batch->target);
+      }
+      sgd.step();
+      sgd.zero_grad();
+      rate.step();
+      progress.advance(global_batch);
+    }
+    while (batch != loader->end()) ++batch;  // too few for a step
+
+    const lockstep::Score score = tally.score(world);
+    const double seconds = program::seconds_since(begin);
+    if (metrics)
+      metrics->write({{"epoch", epoch},
+                      {"train_loss", score.loss},
+                      {"train_accuracy", score.accuracy},
+                      {"steps", rate.steps()},
+                      {"seconds", seconds}});
+    progress.finish(title + "  loss " + fixed(score.loss, 4) + "  accuracy " +
+                    fixed(100 * score.accuracy, 2) + " %  " + fixed(seconds, 1) + " s");
+  }
+  if (style != lockstep::ProgressStyle::silent && world.size() > 1)
+    std::cout << '\n' << lockstep::to_text(world.statistics());
+}
+
+int main(int argc, char** argv) {
+  Settings settings;
+  CLI::App app(
+      "Trains on MNIST with several forwards and backwards a step. Start it with: lockstep run -n "
+      "2 "
+      "large_batch",
+      "large_batch");
+  app.add_option("--epochs", settings.epochs, "Epochs")
+      ->check(CLI::Range(1, 1'000'000))
+      ->capture_default_str();
+  app.add_option("--batch-size", settings.batch_size, "Images a rank and forward")
+      ->check(CLI::Range(1, 1'000'000))
+      ->capture_default_str();
+  app.add_option("--accumulate", settings.accumulate, "Forwards and backwards a step")
+      ->check(CLI::Range(1, 1'000'000))
+      ->capture_default_str();
+  app.add_option("--lr", settings.lr, "Learning rate for 64 images a step; scaled to the batch")
+      ->check(program::positive())
+      ->capture_default_str();
+  app.add_option("--warm-up", settings.warm_up, "Steps from that rate to the scaled one")
+      ->check(CLI::Range(0, 1'000'000))
+      ->capture_default_str();
+  app.add_flag("--autocast", settings.autocast, "Compute in bfloat16 where it gains");
+  app.add_option("--seed", settings.seed, "Decides weights and order")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option("--data", settings.data, "Folder with the four MNIST files, plain or .gz")
+      ->capture_default_str();
+  app.add_option("--strategy", settings.strategy, "How gradients are exchanged")
+      ->check(program::strategy())
+      ->capture_default_str();
+  app.add_option("--metrics", settings.metrics, "File for one JSON object an epoch");
+  app.add_flag("--quiet", settings.quiet, "Print nothing but errors");
+  return program::run(app, argc, argv,
+                      [&](const lockstep::Group& world) { train(settings, world); });
+}
