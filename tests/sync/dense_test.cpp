@@ -102,7 +102,8 @@ TEST(Int8, AveragesWhatCodesSay) {
       // A sum that rounds differently may move a value by one code of 127.
       compare<float>(
           ranks, Int8{.error_feedback = feedback}, all_cases(ranks),
-          [&](std::size_t n) { return quantized_mean(ranks, n, feedback); }, 5e-3);
+          [&](std::size_t n) { return quantized_mean(ranks, n, feedback); }, 5e-3,
+          kernels::quantized_chunk);
     }
   }
 }
@@ -160,7 +161,8 @@ TEST(Int8, ComesToTheMeanInTheLongRun) {
     }
     sum /= steps;
     // What remains is the second rounding, which has no feedback: half a code of the largest, 3.
-    EXPECT_LE(largest_error<float>(lockstep::detail::elements<float>(sum), mean), 0.02);
+    EXPECT_FALSE(first_wrong<float>(lockstep::detail::elements<float>(sum), mean,
+                                    std::vector<double>(mean.size(), 0.02)));
   });
 }
 
@@ -234,8 +236,8 @@ void check_adasum(double tolerance) {
   for (const int ranks : {1, 2, 3, 4, 5, 7}) {
     std::vector<Case> cases;
     for (const auto c : all_cases(ranks)) {
-      // One that is so large that squares of T overflow would test T, not the strategy.
-      if (c.kind != Kind::denormal) cases.push_back(c);
+      // Squares of a double's denormals vanish: that would test double, not the strategy.
+      if (c.kind != Kind::denormal || sizeof(T) == 4) cases.push_back(c);
     }
     compare<T>(
         ranks, Adasum{}, cases, [](std::size_t n) { return joined_changes<T>(n); }, tolerance);

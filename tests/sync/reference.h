@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -79,14 +80,14 @@ inline void advance(Exchange& exchange, std::int64_t step, Bucket& bucket, const
   }
 }
 
-/// The largest |got - expected|.
+/// The first element that is farther from what is expected than allowed, or that is no number.
 template <class T>
-double largest_error(std::span<const T> got, const std::vector<double>& expected) {
-  double largest = 0;
+std::optional<std::size_t> first_wrong(std::span<const T> got, const std::vector<double>& expected,
+                                       const std::vector<double>& allowed) {
   for (std::size_t i = 0; i < expected.size(); ++i) {
-    largest = std::max(largest, std::fabs(static_cast<double>(got[i]) - expected[i]));
+    if (!(std::fabs(static_cast<double>(got[i]) - expected[i]) <= allowed[i])) return i;
   }
-  return largest;
+  return std::nullopt;
 }
 
 /// What a strategy must give for all ranks' gradients at a step. It may remember.
@@ -108,30 +109,48 @@ inline std::vector<Case> all_cases(int ranks) {
   return cases;
 }
 
+/// What has gone into each element, or into the largest of so many that are encoded together.
+inline std::vector<double> scales(const std::vector<double>& magnitudes, std::size_t together) {
+  std::vector<double> scales(magnitudes.size());
+  for (std::size_t begin = 0; begin < scales.size(); begin += together) {
+    const auto end = std::min(begin + together, scales.size());
+    const auto at = [](auto& values, std::size_t i) {
+      return values.begin() + static_cast<std::ptrdiff_t>(i);
+    };
+    const auto largest = *std::max_element(at(magnitudes, begin), at(magnitudes, end));
+    std::fill(at(scales, begin), at(scales, end), largest);
+  }
+  return scales;
+}
+
 /// Runs some steps of the strategy on every case and compares every rank's result. The tolerance is
-/// relative to the largest number that went in; zero stands for equality.
+/// relative to what went into an element, or into those that are encoded together with it; zero
+/// stands for equality.
 template <class T>
 void compare(int ranks, const Strategy& strategy, const std::vector<Case>& cases,
-             const std::function<Reference<T>(std::size_t n)>& reference_of, double tolerance) {
+             const std::function<Reference<T>(std::size_t n)>& reference_of, double tolerance,
+             std::size_t together = 1) {
   constexpr int steps = 3;
   std::vector<std::vector<std::vector<double>>> expected;
-  std::vector<double> allowed;
+  std::vector<std::vector<double>> allowed;
   for (const auto& c : cases) {
     const auto reference = reference_of(c.n);
     auto& results = expected.emplace_back();
-    double largest = 0;
+    std::vector<double> magnitudes(c.n);
     for (int step = 0; step < steps; ++step) {
       Vectors<T> gradients;
       for (int rank = 0; rank < ranks; ++rank) {
         gradients.push_back(gradient<T>(c.kind, c.n, rank, step));
-        for (const T value : gradients.back())
-          largest = std::max<double>(largest, std::fabs(value));
+        for (std::size_t i = 0; i < c.n; ++i) magnitudes[i] += std::fabs(gradients.back()[i]);
       }
       results.push_back(reference(gradients, step));
     }
     // Denormals have no relative precision.
     const double least = 8 * static_cast<double>(std::numeric_limits<T>::denorm_min());
-    allowed.push_back(tolerance > 0 ? tolerance * largest + least : 0);
+    allowed.push_back(scales(magnitudes, together));
+    for (double& of_element : allowed.back()) {
+      of_element = tolerance > 0 ? tolerance * of_element + least : 0;
+    }
   }
   spawn(ranks, [&](const Group& group) {
     for (std::size_t i = 0; i < cases.size(); ++i) {
@@ -142,8 +161,11 @@ void compare(int ranks, const Strategy& strategy, const std::vector<Case>& cases
       for (int step = 0; step < steps; ++step) {
         std::ranges::copy(gradient<T>(kind, n, group.rank(), step), values.begin());
         advance(*exchange, step, bucket, group);
-        EXPECT_LE(largest_error<T>(values, expected[i][static_cast<std::size_t>(step)]), allowed[i])
-            << strategy.text() << ", kind " << static_cast<int>(kind) << ", " << n
+        const auto& wanted = expected[i][static_cast<std::size_t>(step)];
+        const auto wrong = first_wrong<T>(values, wanted, allowed[i]);
+        EXPECT_FALSE(wrong.has_value())
+            << "element " << *wrong << " is " << values[*wrong] << ", expected " << wanted[*wrong]
+            << ": " << strategy.text() << ", kind " << static_cast<int>(kind) << ", " << n
             << " elements, step " << step << ", rank " << group.rank() << " of " << ranks;
       }
     }
