@@ -93,6 +93,14 @@ void run_over_mpi(const Settings& settings, Backend backend, const RankFunction&
                        .algorithm = mpi::parse_algorithm(environment.algorithm),
                        .host = environment.host,
                        .expected_size = mpi_world_size()};
+  if (settings.check) {
+    if (options.algorithm == mpi::Algorithm::ring) {
+      throw InvalidArgument(
+          "bench: --check compares with sums in the order of ranks; a ring (LOCKSTEP_ALGORITHM) "
+          "sums each slice in another");
+    }
+    options.algorithm = mpi::Algorithm::direct;
+  }
   hierarchical::Options composed;
   composed.between_hosts = options;
   composed.inside.timeout = environment.timeout;
