@@ -95,14 +95,15 @@ int mpi_world_size() {
 
 void run_over_mpi(const Settings& settings, Backend backend, const RankFunction& fn) {
   const Environment& environment = Environment::get();
+  const auto& algorithm = settings.algorithm.empty() ? environment.algorithm : settings.algorithm;
   mpi::Options options{.timeout = environment.timeout,
-                       .algorithm = mpi::parse_algorithm(environment.algorithm),
+                       .algorithm = mpi::parse_algorithm(algorithm),
                        .host = environment.host,
                        .expected_size = mpi_world_size()};
   if (settings.check && order_matters(settings)) {
     if (options.algorithm == mpi::Algorithm::ring) {
       throw InvalidArgument(
-          "bench: --check compares with sums in the order of ranks; a ring (LOCKSTEP_ALGORITHM) "
+          "bench: --check compares with sums in the order of ranks; a ring "
           "sums each slice in another");
     }
     options.algorithm = mpi::Algorithm::direct;

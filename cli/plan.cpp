@@ -99,8 +99,8 @@ Costs costs_of(const PlanArguments& arguments) {
 }
 
 plan::Setting setting_of(const PlanArguments& arguments) {
-  expect(arguments.nodes >= 1 && arguments.nodes <= 1'000'000, "--nodes", arguments.nodes,
-         "1 to 1000000");
+  expect(arguments.nodes >= 1 && arguments.nodes <= 100'000, "--nodes", arguments.nodes,
+         "1 to 100000");
   expect(arguments.ranks_per_node >= 1 && arguments.ranks_per_node <= 4096, "--ranks-per-node",
          arguments.ranks_per_node, "1 to 4096");
   expect(arguments.link > 0 && arguments.link <= 1e15, "--link", arguments.link,
@@ -144,9 +144,9 @@ std::string number(double value, int digits) {
 void print_table(const plan::Setting& setting, bool assumed,
                  const std::vector<plan::Forecast>& forecasts) {
   const int ranks = setting.nodes * setting.ranks_per_node;
-  std::cout << setting.model.name << ", " << setting.model.parameters() << " parameters, batch "
-            << setting.batch << " a rank; " << setting.nodes << " × " << setting.ranks_per_node
-            << " = " << ranks << " ranks\n"
+  if (setting.model.shapes_known) std::cout << setting.model.name << ", ";
+  std::cout << setting.model.parameters() << " parameters, batch " << setting.batch << " a rank; "
+            << setting.nodes << " × " << setting.ranks_per_node << " = " << ranks << " ranks\n"
             << "a rank's step alone: " << number(setting.compute * 1e3, 1) << " ms"
             << (assumed ? ", assumed; measured ones by --step-ms" : "") << "\n\n";
   std::cout << std::left << std::setw(20) << "strategy" << std::right << std::setw(12) << "step ms"
@@ -169,22 +169,23 @@ void print_table(const plan::Setting& setting, bool assumed,
 void print_json(const plan::Setting& setting, bool assumed,
                 const std::vector<plan::Forecast>& forecasts) {
   for (const auto& one : forecasts) {
-    const nlohmann::ordered_json line = {{"model", setting.model.name},
-                                         {"parameters", setting.model.parameters()},
-                                         {"nodes", setting.nodes},
-                                         {"ranks_per_node", setting.ranks_per_node},
-                                         {"batch", setting.batch},
-                                         {"compute_ms", setting.compute * 1e3},
-                                         {"compute_assumed", assumed},
-                                         {"strategy", one.strategy.text},
-                                         {"step_ms", one.step * 1e3},
-                                         {"efficiency", one.efficiency},
-                                         {"samples_per_second", one.throughput},
-                                         {"coding_ms", one.coding * 1e3},
-                                         {"memory_ms", one.memory * 1e3},
-                                         {"network_ms", one.network * 1e3},
-                                         {"hidden_ms", one.hidden * 1e3},
-                                         {"sent_bytes_per_node", one.sent}};
+    nlohmann::ordered_json line = {{"model", nullptr},
+                                   {"parameters", setting.model.parameters()},
+                                   {"nodes", setting.nodes},
+                                   {"ranks_per_node", setting.ranks_per_node},
+                                   {"batch", setting.batch},
+                                   {"compute_ms", setting.compute * 1e3},
+                                   {"compute_assumed", assumed},
+                                   {"strategy", one.strategy.text},
+                                   {"step_ms", one.step * 1e3},
+                                   {"efficiency", one.efficiency},
+                                   {"samples_per_second", one.throughput},
+                                   {"coding_ms", one.coding * 1e3},
+                                   {"memory_ms", one.memory * 1e3},
+                                   {"network_ms", one.network * 1e3},
+                                   {"hidden_ms", one.hidden * 1e3},
+                                   {"sent_bytes_per_node", one.sent}};
+    if (setting.model.shapes_known) line["model"] = setting.model.name;
     std::cout << line.dump() << '\n';
   }
 }

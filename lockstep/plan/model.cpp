@@ -116,7 +116,7 @@ Model find_model(std::string_view name) {
 
 Model model_of(std::size_t parameters) {
   constexpr std::size_t side = 1000;
-  Model model{.name = detail::concat(parameters, " parameters"), .shapes_known = false};
+  Model model{.name = {}, .shapes_known = false};
   for (std::size_t left = parameters; left > 0;) {
     const std::size_t taken = std::min(left, side * side);
     model.layers.push_back({.rows = 1, .columns = taken});

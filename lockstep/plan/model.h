@@ -25,7 +25,7 @@ struct Layer {
 
 /// What of a model decides how long a step takes.
 struct Model {
-  std::string name;
+  std::string name;                ///< empty where only the number of parameters is known
   std::vector<Layer> layers = {};  ///< the last layer first
   int batch = 1;                   ///< samples of a rank's step, if nothing else is said
   bool shapes_known = true;        ///< so that low-rank strategies can be reckoned with

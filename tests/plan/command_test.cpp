@@ -50,6 +50,14 @@ TEST(PlanCommand, WritesOneObjectALine) {
   EXPECT_EQ(rows[1]["compute_assumed"], false);
 }
 
+TEST(PlanCommand, CountsAsManyRanksAsItTakes) {
+  const auto ended = plan(
+      "--nodes 100000 --ranks-per-node 4096 --parameters 1000000000000 "
+      "--step-ms 1000 --strategy fp32");
+  EXPECT_THAT(ended.out, HasSubstr("= 409600000 ranks"));
+  EXPECT_THAT(ended.out, HasSubstr("1000000000000 parameters, batch 1 "));
+}
+
 TEST(PlanCommand, TakesCostsFromMeasurements) {
   const TemporaryFolder folder;
   const auto file = (folder.path() / "rows.jsonl").string();
@@ -86,6 +94,7 @@ TEST(PlanCommand, NamesWhatIsWrongWithItsArguments) {
       {"--parameters -5 --step-ms 1", "--parameters"},
       {"--parameters 10 --step-ms 1 --strategy powersgd", "shapes"},
       {"--model cnn --nodes 0", "--nodes"},
+      {"--model cnn --nodes 100001", "1 to 100000"},
       {"--model cnn --ranks-per-node many", "--ranks-per-node"},
       {"--model cnn --link 100", "--link"},
       {"--model cnn --link 0gbit", "--link"},

@@ -35,7 +35,12 @@ INSTANTIATE_TEST_SUITE_P(Ranks, MpiConformance,
                          });
 
 TEST_F(Mpi, RingGivesEveryRankTheSameSums) {
-  const auto ended = Launched(command(7, "ring-in-short")).wait();
+  const auto ended = Launched(command(7, "ring-in-short", "ring")).wait();
+  EXPECT_EQ(ended.code, 0) << ended.out << ended.err;
+}
+
+TEST_F(Mpi, RingIsTakenWhereNeighboursShareHosts) {
+  const auto ended = Launched(command(4, "ring-in-short", "auto", "aabb")).wait();
   EXPECT_EQ(ended.code, 0) << ended.out << ended.err;
 }
 
