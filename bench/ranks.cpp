@@ -35,6 +35,12 @@ std::vector<int> cpus_of(const launch::Division& division, int rank) {
   return i < division.cpus.size() ? division.cpus[i] : std::vector<int>{};
 }
 
+/// Whether a sum in another order than the ranks' may have other bits.
+bool order_matters(const Settings& settings) {
+  const bool floats = settings.dtype == DType::f32 || settings.dtype == DType::f64;
+  return floats && settings.op != ReduceOp::min && settings.op != ReduceOp::max;
+}
+
 }  // namespace
 
 void run_threads(const Settings& settings, const RankFunction& fn) {
@@ -89,10 +95,19 @@ int mpi_world_size() {
 
 void run_over_mpi(const Settings& settings, Backend backend, const RankFunction& fn) {
   const Environment& environment = Environment::get();
+  const auto& algorithm = settings.algorithm.empty() ? environment.algorithm : settings.algorithm;
   mpi::Options options{.timeout = environment.timeout,
-                       .algorithm = mpi::parse_algorithm(environment.algorithm),
+                       .algorithm = mpi::parse_algorithm(algorithm),
                        .host = environment.host,
                        .expected_size = mpi_world_size()};
+  if (settings.check && order_matters(settings)) {
+    if (options.algorithm == mpi::Algorithm::ring) {
+      throw InvalidArgument(
+          "bench: --check compares with sums in the order of ranks; a ring "
+          "sums each slice in another");
+    }
+    options.algorithm = mpi::Algorithm::direct;
+  }
   hierarchical::Options composed;
   composed.between_hosts = options;
   composed.inside.timeout = environment.timeout;

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -32,7 +33,8 @@ struct Settings {
   std::size_t factor = 4;  ///< between a size and the next
   DType dtype = DType::f32;
   ReduceOp op = ReduceOp::sum;
-  std::optional<DType> wire;  ///< halves that the floats of an all_reduce travel as
+  std::string algorithm = {};  ///< of an all_reduce over MPI; empty takes LOCKSTEP_ALGORITHM's
+  std::optional<DType> wire;   ///< halves that the floats of an all_reduce travel as
   std::vector<Memory> memories = {Memory::group, Memory::own};
   bool check = false;  ///< compare every result with the expected one
   std::size_t repeats =

@@ -84,6 +84,9 @@ int bench_main(const Arguments& arguments) {
       throw InvalidArgument("bench: got --threads under MPI's launcher, whose processes are ranks");
     }
     bench::run_over_mpi(settings, backend, run);
+  } else if (!settings.algorithm.empty()) {
+    throw InvalidArgument("bench: got --algorithm " + settings.algorithm +
+                          " without MPI's launcher, whose ranks alone have a choice");
   } else if (needs_mpi) {
     throw InvalidArgument("bench: got --backend " + arguments.backend +
                           " without MPI's launcher; start it as: mpirun -n N lockstep bench …");
@@ -134,6 +137,10 @@ void add_bench(CLI::App& app, int& exit_code) {
                    "What carries them: auto, host, or under mpirun also mpi or hierarchical")
       ->check(CLI::IsMember({"auto", "host", "mpi", "hierarchical"}))
       ->capture_default_str();
+  bench
+      ->add_option("--algorithm", settings.algorithm,
+                   "Of an all_reduce over MPI: auto, direct or ring [LOCKSTEP_ALGORITHM's]")
+      ->check(CLI::IsMember({"auto", "direct", "ring"}).description(""));
   bench
       ->add_option("--repeats", settings.repeats,
                    "Measured repetitions of each size; 0 fills a quarter of a second")

@@ -12,6 +12,7 @@ namespace lockstep::cli {
 /// after any other exception.
 void add_run(CLI::App& app, int& exit_code);
 void add_bench(CLI::App& app, int& exit_code);
+void add_plan(CLI::App& app, int& exit_code);
 void add_doctor(CLI::App& app, int& exit_code);
 
 }  // namespace lockstep::cli

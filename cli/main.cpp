@@ -19,6 +19,7 @@ int run(int argc, char** argv) {
   int exit_code = 0;
   lockstep::cli::add_run(app, exit_code);
   lockstep::cli::add_bench(app, exit_code);
+  lockstep::cli::add_plan(app, exit_code);
   lockstep::cli::add_doctor(app, exit_code);
   try {
     app.parse(argc, argv);

@@ -81,6 +81,8 @@ TEST(BenchCommand, NamesWhatIsWrongWithItsArguments) {
       {"all_reduce --wire float16 --op max", "--wire is float16 for all_reduce max"},
       {"broadcast --wire float16", "--wire is float16 for broadcast"},
       {"all_reduce --memory heap", "private"},
+      {"all_reduce --algorithm tree", "--algorithm"},
+      {"all_reduce --algorithm ring", "without MPI's launcher"},
       {"all_reduces", "reduce_scatter"},
       {"all_reduce --no-such-flag", "no-such-flag"},
       {"", "collective"},

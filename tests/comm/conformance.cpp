@@ -20,7 +20,7 @@ struct Case {
   std::size_t count;
   Place place;
   int salt;
-  Hosts hosts = {};
+  Sums sums = {};
 
   std::string text(const Communicator& group, std::string_view collective) const {
     return concat(collective, " ", name(dtype), " count ", count, " of rank ", group.rank(), " of ",
@@ -37,8 +37,8 @@ Place place_of(const Case& c, const Communicator& group, bool mixed) {
 std::vector<Bytes> by_hosts(DType dtype, ReduceOp op, const std::vector<Bytes>& inputs,
                             const Case& c) {
   std::map<int, std::vector<Bytes>> of_host;
-  for (std::size_t rank = 0; rank < c.hosts.size(); ++rank)
-    of_host[c.hosts[rank]].push_back(inputs[rank]);
+  for (std::size_t rank = 0; rank < c.sums.hosts.size(); ++rank)
+    of_host[c.sums.hosts[rank]].push_back(inputs[rank]);
   if (of_host.size() < 2) return inputs;
   std::vector<Bytes> sums;
   for (const auto& [host, own] : of_host) sums.push_back(reduce_all(dtype, op, own, c.count));
@@ -52,8 +52,15 @@ void multiply(Bytes& values, std::size_t above, std::size_t below) {
     reinterpret_cast<Value*>(values.data())[i] *= factor;
 }
 
+/// Short inputs travel with the announcements, so that every rank has them all.
+bool is_short(const Case& c, std::size_t ranks) {
+  return c.count * size_of(c.dtype) <= std::min<std::size_t>(2048, 65536 / ranks);
+}
+
 Bytes reduced(const std::vector<Bytes>& inputs, const Case& c, ReduceOp op) {
   const bool floats = c.dtype == DType::f32 || c.dtype == DType::f64;
+  if (c.sums.ring && floats && !is_short(c, inputs.size()))
+    return reduce_around_the_ring(c.dtype, op, inputs, c.count);
   const bool average = op == ReduceOp::avg;
   const auto without_average = average ? ReduceOp::sum : op;
   const auto sums = floats ? by_hosts(c.dtype, without_average, inputs, c) : inputs;
@@ -66,7 +73,7 @@ Bytes reduced(const std::vector<Bytes>& inputs, const Case& c, ReduceOp op) {
 }
 
 Bytes reduced_halves(std::vector<Bytes> inputs, const Case& c, Wire wire, ReduceOp op) {
-  if (std::set(c.hosts.begin(), c.hosts.end()).size() < 2)
+  if (std::set(c.sums.hosts.begin(), c.sums.hosts.end()).size() < 2)
     return reduce_rounded(wire, op, inputs, c.count);
   // Each rank's part is clipped; then halves carry the hosts' parts of the mean.
   for (auto& input : inputs) {
@@ -206,14 +213,13 @@ void check_case(Communicator& group, const Case& c) {
 
 }  // namespace
 
-void check_collectives(Communicator& group, const Hosts& hosts) {
+void check_collectives(Communicator& group, const Sums& sums) {
   int salt = 0;
   for (const auto dtype : all_dtypes) {
     for (const std::size_t count : {0, 1, 7, 1000, 5003}) {
       for (const auto place : {Place::group, Place::elsewhere}) {
-        check_case(
-            group,
-            {.dtype = dtype, .count = count, .place = place, .salt = ++salt, .hosts = hosts});
+        check_case(group,
+                   {.dtype = dtype, .count = count, .place = place, .salt = ++salt, .sums = sums});
       }
     }
   }
@@ -221,11 +227,11 @@ void check_collectives(Communicator& group, const Hosts& hosts) {
   for (const auto place : {Place::group, Place::elsewhere}) {
     check_case(
         group,
-        {.dtype = DType::f32, .count = 200'003, .place = place, .salt = ++salt, .hosts = hosts});
+        {.dtype = DType::f32, .count = 200'003, .place = place, .salt = ++salt, .sums = sums});
   }
 }
 
-void check_in_flight(Communicator& group, const Hosts& hosts) {
+void check_in_flight(Communicator& group, const Sums& sums) {
   constexpr int operations = 40;  // more than a ring holds
   std::vector<std::vector<Bytes>> inputs;
   std::vector<std::unique_ptr<Buffer>> buffers;
@@ -244,7 +250,7 @@ void check_in_flight(Communicator& group, const Hosts& hosts) {
   }
   for (std::size_t i = 0; i < operations; ++i) {
     const std::size_t count = inputs[i].front().size() / sizeof(float);
-    const Case c{.dtype = DType::f32, .count = count, .place = {}, .salt = 0, .hosts = hosts};
+    const Case c{.dtype = DType::f32, .count = count, .place = {}, .salt = 0, .sums = sums};
     buffers[i]->expect(reduced(inputs[i], c, ReduceOp::sum),
                        concat("all_reduce ", i, " in flight"));
   }
@@ -283,7 +289,7 @@ void check_skew(Communicator& group) {
   }
 }
 
-void check_split(Communicator& group, const Hosts& hosts) {
+void check_split(Communicator& group, const Sums& sums) {
   // Evens and odds, in reverse order.
   const auto half = group.split(group.rank() % 2, -group.rank());
   const int size = (group.size() + (group.rank() % 2 == 0 ? 1 : 0)) / 2;
@@ -314,16 +320,16 @@ void check_split(Communicator& group, const Hosts& hosts) {
   if (group.split(group.rank() == 0 ? 0 : -1, 0) == nullptr && group.rank() == 0) {
     throw std::runtime_error("split: rank 0 got no group");
   }
-  Hosts hosts_of_half;
-  for (auto rank = static_cast<int>(hosts.size()) - 1; rank >= 0; --rank) {
+  Sums of_half{.ring = sums.ring};
+  for (auto rank = static_cast<int>(sums.hosts.size()) - 1; rank >= 0; --rank) {
     if (rank % 2 == group.rank() % 2)
-      hosts_of_half.push_back(hosts[static_cast<std::size_t>(rank)]);
+      of_half.hosts.push_back(sums.hosts[static_cast<std::size_t>(rank)]);
   }
   check_case(*half, {.dtype = DType::f32,
                      .count = 70'001,
                      .place = Place::elsewhere,
                      .salt = 1,
-                     .hosts = hosts_of_half});
+                     .sums = of_half});
   for (int i = 0; i < 50; ++i) {
     const auto again = group.split(0, 0);
     again->barrier().wait();

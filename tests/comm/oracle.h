@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -96,6 +97,24 @@ inline Bytes slice(const Bytes& bytes, DType dtype, std::size_t begin, std::size
   const auto element = static_cast<std::ptrdiff_t>(size_of(dtype));
   const auto from = bytes.begin() + static_cast<std::ptrdiff_t>(begin) * element;
   return Bytes(from, from + static_cast<std::ptrdiff_t>(count) * element);
+}
+
+/// The same by slices of whole cache lines, slice s from rank s + 1 on, around to rank s.
+inline Bytes reduce_around_the_ring(DType dtype, ReduceOp op, std::vector<Bytes> inputs,
+                                    std::size_t count) {
+  const std::size_t line = 64 / size_of(dtype);
+  const std::size_t lines = (count + line - 1) / line;
+  const std::size_t share = (lines + inputs.size() - 1) / inputs.size() * line;
+  Bytes whole;
+  for (std::size_t begin = 0; begin < count; begin += share) {
+    std::rotate(inputs.begin(), inputs.begin() + 1, inputs.end());
+    const std::size_t length = std::min(share, count - begin);
+    std::vector<Bytes> slices;
+    for (const auto& input : inputs) slices.push_back(slice(input, dtype, begin, length));
+    const Bytes sum = reduce_all(dtype, op, slices, length);
+    whole.insert(whole.end(), sum.begin(), sum.end());
+  }
+  return whole;
 }
 
 /// Where a rank's buffer lies: memory of the group, or any other.

@@ -1,5 +1,6 @@
 #include <array>
 
+#include "lockstep/comm/cost.h"
 #include "lockstep/comm/mpi/mpi.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/text.h"
@@ -29,6 +30,16 @@ Algorithm parse_algorithm(std::string_view text) {
   }
   throw InvalidArgument(
       detail::concat("got algorithm '", text, "', expected auto, direct or ring"));
+}
+
+Algorithm cheapest(std::span<const int> hosts, std::size_t bytes) {
+  const Costs costs;
+  const auto placement = Placement::of(hosts);
+  const double length = static_cast<double>(bytes);
+  return costs.seconds(mpi_ring(placement, length), placement) <
+                 costs.seconds(mpi_direct(placement, length), placement)
+             ? Algorithm::ring
+             : Algorithm::direct;
 }
 
 }  // namespace lockstep::mpi

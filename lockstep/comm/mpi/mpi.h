@@ -1,7 +1,9 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -13,7 +15,8 @@ namespace lockstep::mpi {
 enum class Algorithm {
   automatic,
   direct,  ///< each rank sums a slice that it hears from all: fewest steps
-  ring     ///< partial sums pass from rank to rank: two partners however many ranks there are
+  ring     ///< partial sums pass from rank to rank: two partners however many ranks there are, but
+           ///< each slice's sum begins at another rank
 };
 
 std::string_view name(Algorithm algorithm);
@@ -22,12 +25,16 @@ std::string_view name(Algorithm algorithm);
 /// Throws: InvalidArgument listing the valid names.
 Algorithm parse_algorithm(std::string_view text);
 
+/// What automatic comes to for an all_reduce between ranks on these hosts, as
+/// Communicator::hosts() numbers them, by lockstep/comm/cost.h. Equal arguments give equal answers.
+Algorithm cheapest(std::span<const int> hosts, std::size_t bytes);
+
 struct Options {
   std::chrono::milliseconds timeout = std::chrono::minutes(10);  ///< longest wait of one operation
   int threads_per_rank = 1;  ///< compute threads of each rank; while all fit the cores of a host, a
                              ///< waiting rank spins long
   int cores = 0;             ///< cores that a host's ranks share; 0 takes the machine's
-  Algorithm algorithm = Algorithm::automatic;
+  Algorithm algorithm = Algorithm::automatic;  ///< the same on all ranks
   std::string host = {};  ///< what this rank's host is known by; empty finds that out
   int expected_size = 0;  ///< ranks that the launcher's variables speak of; 0 if they do not
 };
@@ -42,7 +49,8 @@ std::string version();
 /// has initialised and leaves it alone at the end; else begins MPI, which then ends with the
 /// process. Called once by every process; returns when all have. Throws: BackendUnavailable when
 /// not in this build, when the program initialised MPI for one thread only, and when MPI knows
-/// other than the expected number of processes; CommError and TimeoutError as a collective does.
+/// other than the expected number of processes; InvalidArgument when ranks were told different
+/// algorithms; CommError and TimeoutError as a collective does.
 std::shared_ptr<Communicator> create(const Options& options);
 
 }  // namespace lockstep::mpi

@@ -116,14 +116,30 @@ void MpiCommunicator::receive(std::byte* data, std::size_t bytes, int member, Ch
 void MpiCommunicator::join() { unnumbered({.collective = Collective::barrier}); }
 
 void MpiCommunicator::meet_hosts(const std::string& host) {
-  const std::uint64_t own = detail::digest(std::as_bytes(std::span(host)));
-  std::vector<std::uint64_t> all(static_cast<std::size_t>(size()));
+  struct Card {
+    std::uint64_t host;
+    std::int64_t algorithm;
+  };
+  const Card own{.host = detail::digest(std::as_bytes(std::span(host))),
+                 .algorithm = static_cast<std::int64_t>(endpoint_->options().algorithm)};
+  std::vector<Card> all(static_cast<std::size_t>(size()));
   unnumbered({.collective = Collective::all_gather,
               .dtype = DType::i64,
               .input = reinterpret_cast<const std::byte*>(&own),
               .output = reinterpret_cast<std::byte*>(all.data()),
-              .count = 1});
-  set_hosts(detail::numbered_hosts(all));
+              .count = sizeof(Card) / sizeof(std::int64_t)});
+  std::vector<std::uint64_t> known_by;
+  for (const auto& card : all) {
+    if (card.algorithm != all.front().algorithm) {
+      throw InvalidArgument(
+          detail::concat("mpi: the algorithm differs between ranks: rank ", known_by.size(),
+                         " got ", name(static_cast<Algorithm>(card.algorithm)), ", expected ",
+                         name(static_cast<Algorithm>(all.front().algorithm)),
+                         " as on rank 0; LOCKSTEP_ALGORITHM must be the same on all ranks"));
+    }
+    known_by.push_back(card.host);
+  }
+  set_hosts(detail::numbered_hosts(known_by));
 }
 
 void MpiCommunicator::unnumbered(Operation&& operation) {

@@ -43,7 +43,8 @@ class MpiCommunicator final : public Communicator,
   /// communicator.
   void join();
   /// Learns which host each rank is on, in another collective that numbers 0; host is what this
-  /// rank's is known by. Called once for the world.
+  /// rank's is known by. Called once for the world. Throws: InvalidArgument on every rank when they
+  /// were told different algorithms.
   void meet_hosts(const std::string& host);
 
   // For the operations in flight.

@@ -5,127 +5,161 @@
 #include "lockstep/comm/mpi/transfer.h"
 #include "lockstep/kernels/reduce.h"
 
+// Note [How a ring sums]
+// Slice s belongs to rank s. Its partial sum begins at rank s + 1 and passes around the ring, each
+// rank adding its own, until rank s adds the last; then the result passes around the same way. So
+// every rank sends N - 1 slices twice, whatever its place, and every element is summed once, by one
+// rank at a time: all ranks get the same bits, though not those of one sum in the order of ranks.
+// A slice travels in pieces. Messages are numbered by (slice's turn, piece); a rank's turn-th sum
+// is that of slice rank - 1 - turn, its turn-th result that of slice rank - turn. What message m
+// brings goes out again as message m + pieces, once this rank has added its own.
+
 namespace lockstep::mpi {
 namespace {
 
-/// Piece by piece, partial sums pass from rank 0 to the last, each adding its own, so that every
-/// sum is one in rank order; the results pass on from the last over rank 0 to all but the last.
 class RingReduction final : public Transfer {
  public:
   RingReduction(const MpiCommunicator& group, const Operation& operation);
 
   void advance() override;
-  bool begun() const override { return sums_begun_ == pieces_ && results_ == pieces_; }
+  bool begun() const override {
+    return results_begun_ == messages_ && results_expected_ == messages_;
+  }
 
  private:
   static constexpr std::size_t window = 8;
-  static constexpr std::size_t piece_bytes = 256 << 10;
 
-  bool first() const { return rank() == 0; }
-  bool last() const { return rank() == size() - 1; }
   int next() const { return (rank() + 1) % size(); }
   int before() const { return (rank() + size() - 1) % size(); }
-  std::size_t length(std::size_t piece) const {
-    return std::min(piece_elements_, operation().count - piece * piece_elements_);
+  /// The message's piece, of the slice that is so many ranks back when its turn is the first.
+  detail::Range piece(std::size_t message, int back) const;
+  std::byte* own(const detail::Range& range) const {
+    return operation().output + range.begin * element();
   }
-  std::byte* own(std::size_t piece) const {
-    return operation().output + piece * piece_elements_ * element();
-  }
-  std::byte* staged(std::size_t piece) const {
-    return staging_.get() + piece % window * piece_elements_ * element();
+  std::byte* staged(std::size_t message) const {
+    return staging_.get() + message % window * piece_elements_ * element();
   }
 
-  void pass_sums();
-  void pass_results();
-  void add(std::size_t piece);
+  void add_sums();
+  void send_sums();
+  void receive_results();
+  void send_results();
+  void add(std::size_t message);
 
-  std::size_t piece_elements_;
-  std::size_t pieces_;
-  std::unique_ptr<std::byte[]> staging_;  ///< partial sums of the window
+  std::size_t piece_elements_ = 0;
+  std::size_t pieces_ = 0;                ///< of the longest slice
+  std::size_t messages_ = 0;              ///< of sums, and of results
+  std::unique_ptr<std::byte[]> staging_;  ///< sums that have come, of the window
   std::vector<std::byte> factor_;         ///< 1/N for each element of a piece, for avg
-  std::size_t expected_ = 0;              ///< pieces whose partial sum may come
-  std::size_t sums_begun_ = 0;            ///< pieces whose sum this rank has passed on
-  std::size_t results_awaited_ = 0;
-  std::size_t results_ = 0;  ///< pieces whose result is here, and passed on
+  std::size_t sums_expected_ = 0;
+  std::size_t sums_added_ = 0;
+  std::size_t sums_begun_ = 0;
+  std::size_t results_expected_ = 0;
+  std::size_t results_begun_ = 0;
   std::vector<std::uint8_t> sum_here_;
   std::vector<std::uint8_t> sum_left_;
   std::vector<std::uint8_t> result_here_;
+  std::vector<std::uint8_t> result_left_;
 };
 
 RingReduction::RingReduction(const MpiCommunicator& group, const Operation& operation)
     : Transfer(group, operation) {
-  piece_elements_ = std::min(piece_bytes / element(), operation.count);
-  pieces_ = (operation.count + piece_elements_ - 1) / piece_elements_;
+  constexpr std::size_t longest = 256 << 10;
+  constexpr std::size_t shortest = 32 << 10;
+  constexpr std::size_t at_least = 4;  // so that a rank adds one while the next is on its way
+  const auto members = static_cast<std::size_t>(size());
+  const std::size_t slice = slice_of(operation.count, element(), 0, size()).length;
+  const std::size_t bytes = std::clamp(slice * element() / at_least, shortest, longest);
+  piece_elements_ = std::min(bytes / element(), slice);
+  pieces_ = (slice + piece_elements_ - 1) / piece_elements_;
+  messages_ = (members - 1) * pieces_;
   staging_ = std::make_unique_for_overwrite<std::byte[]>(window * piece_elements_ * element());
-  for (auto* flags : {&sum_here_, &sum_left_, &result_here_}) flags->resize(pieces_);
-  if (last() && operation.reduce == ReduceOp::avg) {
-    factor_.resize(piece_elements_ * element());
-    const float single = 1.0f / static_cast<float>(size());
-    const double twice = 1.0 / static_cast<double>(size());
-    for (std::size_t i = 0; i < piece_elements_; ++i) {
-      const void* from = operation.dtype == DType::f32 ? static_cast<const void*>(&single)
-                                                       : static_cast<const void*>(&twice);
-      std::memcpy(factor_.data() + i * element(), from, element());
-    }
+  for (auto* flags : {&sum_here_, &sum_left_, &result_here_, &result_left_}) {
+    flags->resize(messages_);
   }
+  if (operation.reduce != ReduceOp::avg) return;
+  factor_.resize(piece_elements_ * element());
+  const float single = 1.0f / static_cast<float>(size());
+  const double twice = 1.0 / static_cast<double>(size());
+  for (std::size_t i = 0; i < piece_elements_; ++i) {
+    const void* from = operation.dtype == DType::f32 ? static_cast<const void*>(&single)
+                                                     : static_cast<const void*>(&twice);
+    std::memcpy(factor_.data() + i * element(), from, element());
+  }
+}
+
+detail::Range RingReduction::piece(std::size_t message, int back) const {
+  const int turn = static_cast<int>(message / pieces_);
+  const int owner = (rank() - back - turn + 2 * size()) % size();
+  const auto slice = slice_of(operation().count, element(), owner, size());
+  const std::size_t begin = std::min(message % pieces_ * piece_elements_, slice.length);
+  return {.begin = slice.begin + begin, .length = std::min(piece_elements_, slice.length - begin)};
 }
 
 void RingReduction::advance() {
-  pass_sums();
-  pass_results();
+  add_sums();
+  send_sums();
+  receive_results();
+  send_results();
 }
 
-void RingReduction::pass_sums() {
-  if (!first()) {
-    // A place is free again once its sum has left; the last rank needs it no longer than it adds.
-    const auto free = [&](std::size_t piece) {
-      return piece < window ||
-             (last() ? sums_begun_ > piece - window : sum_left_[piece - window] != 0);
-    };
-    for (; expected_ < pieces_ && free(expected_); ++expected_) {
-      receive(staged(expected_), length(expected_) * element(), before(), Channel::parts,
-              &sum_here_[expected_]);
+void RingReduction::add_sums() {
+  const auto expect = [&] {
+    for (; sums_expected_ < std::min(messages_, sums_added_ + window); ++sums_expected_) {
+      receive(staged(sums_expected_), piece(sums_expected_, 2).length * element(), before(),
+              Channel::parts, &sum_here_[sums_expected_]);
     }
-  }
-  for (; sums_begun_ < pieces_; ++sums_begun_) {
-    const std::size_t piece = sums_begun_;
-    if (first()) {
-      if (piece >= window && sum_left_[piece - window] == 0) return;
-    } else {
-      if (sum_here_[piece] == 0) return;
-      add(piece);
-    }
-    if (last()) {
-      result_here_[piece] = 1;
-    } else {
-      send(first() ? own(piece) : staged(piece), length(piece) * element(), next(), Channel::parts,
-           &sum_left_[piece]);
-    }
+  };
+  expect();
+  while (sums_added_ < sums_expected_ && sum_here_[sums_added_] != 0) {
+    add(sums_added_++);
+    expect();
   }
 }
 
-void RingReduction::add(std::size_t piece) {
-  const std::array<const std::byte*, 2> inputs{staged(piece), own(piece)};
-  std::byte* output = last() ? own(piece) : staged(piece);
+void RingReduction::add(std::size_t message) {
+  const auto range = piece(message, 2);
+  if (range.length == 0) return;
+  std::byte* sum = own(range);
+  const std::array<const std::byte*, 2> inputs{staged(message), sum};
   const bool average = operation().reduce == ReduceOp::avg;
   kernels::reduce(operation().dtype, average ? ReduceOp::sum : operation().reduce, inputs,
-                  {&output, 1}, length(piece));
-  if (factor_.empty()) return;
-  const std::array<const std::byte*, 2> factors{output, factor_.data()};
-  kernels::reduce(operation().dtype, ReduceOp::product, factors, {&output, 1}, length(piece));
+                  {&sum, 1}, range.length);
+  const bool last = message + pieces_ >= messages_;
+  if (!average || !last) return;
+  const std::array<const std::byte*, 2> factors{sum, factor_.data()};
+  kernels::reduce(operation().dtype, ReduceOp::product, factors, {&sum, 1}, range.length);
 }
 
-void RingReduction::pass_results() {
-  if (!last()) {
-    // A result comes to the place of the own part, which must have left.
-    for (; results_awaited_ < sums_begun_ && sum_left_[results_awaited_] != 0; ++results_awaited_) {
-      receive(own(results_awaited_), length(results_awaited_) * element(), before(),
-              Channel::results, &result_here_[results_awaited_]);
-    }
+void RingReduction::send_sums() {
+  for (; sums_begun_ < std::min(messages_, sums_added_ + pieces_); ++sums_begun_) {
+    if (sums_begun_ >= window && sum_left_[sums_begun_ - window] == 0) return;
+    const auto range = piece(sums_begun_, 1);
+    send(own(range), range.length * element(), next(), Channel::parts, &sum_left_[sums_begun_]);
   }
-  const bool passes_on = next() != size() - 1;
-  for (; results_ < pieces_ && result_here_[results_] != 0; ++results_) {
-    if (passes_on) send(own(results_), length(results_) * element(), next(), Channel::results);
+}
+
+/// A result comes to the place from which the sum was sent.
+void RingReduction::receive_results() {
+  for (; results_expected_ < sums_begun_ && sum_left_[results_expected_] != 0;
+       ++results_expected_) {
+    if (results_expected_ >= window && result_here_[results_expected_ - window] == 0) return;
+    const auto range = piece(results_expected_, 1);
+    receive(own(range), range.length * element(), before(), Channel::results,
+            &result_here_[results_expected_]);
+  }
+}
+
+void RingReduction::send_results() {
+  const auto here = [&](std::size_t message) {
+    return message < pieces_ ? sums_added_ > messages_ - pieces_ + message
+                             : result_here_[message - pieces_] != 0;
+  };
+  for (; results_begun_ < messages_ && here(results_begun_); ++results_begun_) {
+    if (results_begun_ >= window && result_left_[results_begun_ - window] == 0) return;
+    const auto range = piece(results_begun_, 0);
+    send(own(range), range.length * element(), next(), Channel::results,
+         &result_left_[results_begun_]);
   }
 }
 

@@ -43,21 +43,28 @@ void Transfer::receive(std::byte* data, std::size_t bytes, int member, Channel c
                  [this, member, flag](std::size_t) { ended(member, flag); });
 }
 
+namespace {
+
+/// By what the operation and the places of the ranks say, which all members know alike: a forced
+/// algorithm, else the cheaper one.
+Algorithm chosen(const MpiCommunicator& group, const Operation& operation) {
+  if (!sums_in_parts(operation)) return Algorithm::direct;
+  const auto forced = group.endpoint().options().algorithm;
+  if (forced != Algorithm::automatic) return forced;
+  return cheapest(group.hosts(), operation.count * size_of(operation.dtype));
+}
+
+}  // namespace
+
 std::unique_ptr<Transfer> make_transfer(const MpiCommunicator& group, const Operation& operation) {
-  // Of so many ranks each would hold a connection to every other, for slices that grow short.
-  constexpr int many = 32;
   switch (operation.collective) {
     case Collective::broadcast:
       return make_broadcast(group, operation);
     case Collective::reduce_scatter:
       return make_direct_reduction(group, operation);
-    case Collective::all_reduce: {
-      const auto algorithm = group.endpoint().options().algorithm;
-      const bool ring = algorithm == Algorithm::ring ||
-                        (algorithm == Algorithm::automatic && group.size() > many);
-      return ring && sums_in_parts(operation) ? make_ring_reduction(group, operation)
-                                              : make_direct_reduction(group, operation);
-    }
+    case Collective::all_reduce:
+      return chosen(group, operation) == Algorithm::ring ? make_ring_reduction(group, operation)
+                                                         : make_direct_reduction(group, operation);
     default:
       return make_moves(group, operation);
   }

@@ -64,10 +64,10 @@ std::unique_ptr<Transfer> make_broadcast(const MpiCommunicator& group, const Ope
 /// all_reduce and reduce_scatter: each member hears all others' parts of its slice and sums them.
 std::unique_ptr<Transfer> make_direct_reduction(const MpiCommunicator& group,
                                                 const Operation& operation);
-/// all_reduce: partial sums pass from rank to rank, and the result follows them.
+/// all_reduce: each slice's sum passes around from rank to rank, and so does its result.
 std::unique_ptr<Transfer> make_ring_reduction(const MpiCommunicator& group,
                                               const Operation& operation);
-/// Whether partial sums have the same bits as one sum in rank order, so that a ring may make them.
+/// Whether partial sums lose nothing that one sum keeps, so that a ring may make them.
 bool sums_in_parts(const Operation& operation);
 
 using detail::slice_of;

@@ -34,6 +34,25 @@ INSTANTIATE_TEST_SUITE_P(Ranks, MpiConformance,
                            return test.param.second + std::to_string(test.param.first);
                          });
 
+TEST_F(Mpi, RingGivesEveryRankTheSameSums) {
+  const auto ended = Launched(command(7, "ring-in-short", "ring")).wait();
+  EXPECT_EQ(ended.code, 0) << ended.out << ended.err;
+}
+
+TEST_F(Mpi, RingIsTakenWhereNeighboursShareHosts) {
+  const auto ended = Launched(command(4, "ring-in-short", "auto", "aabb")).wait();
+  EXPECT_EQ(ended.code, 0) << ended.out << ended.err;
+}
+
+TEST_F(Mpi, OtherAlgorithmIsNamedOnEveryRank) {
+  const auto ended = Launched(command(3, "other-algorithm")).wait();
+  EXPECT_EQ(count(ended.out,
+                  "the algorithm differs between ranks: rank 1 got direct, expected ring as on "
+                  "rank 0"),
+            3)
+      << ended.out << ended.err;
+}
+
 TEST_F(Mpi, MismatchIsNamedOnEveryRank) {
   const auto text = said(3, "other-dtype");
   EXPECT_EQ(count(text,

@@ -45,12 +45,16 @@ void await_release() {
   ::close(fd);
 }
 
+/// This process's rank, as MPI's launcher says it.
+std::size_t own_number() {
+  const char* of_openmpi = std::getenv("OMPI_COMM_WORLD_RANK");
+  return std::stoul(of_openmpi != nullptr ? of_openmpi : std::getenv("PMI_RANK"));
+}
+
 /// With letters for hosts, of ranks that are said to be on those.
 Group join(lockstep::mpi::Options options = {.timeout = 20s}) {
   if (hosts.empty()) return lockstep::mpi::create(options);
-  const char* of_openmpi = std::getenv("OMPI_COMM_WORLD_RANK");
-  const char* rank = of_openmpi != nullptr ? of_openmpi : std::getenv("PMI_RANK");
-  options.host = hosts.substr(std::stoul(rank), 1);
+  options.host = hosts.substr(own_number(), 1);
   lockstep::hierarchical::Options all;
   all.between_hosts = options;
   all.inside.timeout = options.timeout;
@@ -72,8 +76,10 @@ int expect_failure(const Group& group, const std::function<void()>& fn) {
 }
 
 int conformance() {
-  const auto group = join({.timeout = 60s, .algorithm = lockstep::mpi::parse_algorithm(argument)});
-  const lockstep::testing::Hosts of_ranks(hosts.begin(), hosts.end());
+  const auto algorithm = lockstep::mpi::parse_algorithm(argument);
+  const auto group = join({.timeout = 60s, .algorithm = algorithm});
+  const lockstep::testing::Sums of_ranks{.hosts = {hosts.begin(), hosts.end()},
+                                         .ring = algorithm == lockstep::mpi::Algorithm::ring};
   lockstep::testing::check_collectives(*group, of_ranks);
   lockstep::testing::check_in_flight(*group, of_ranks);
   lockstep::testing::check_skew(*group);
@@ -102,10 +108,34 @@ int which_backend_is_found() {
 
 int conformance_in_short() {
   const auto group = join_as_found();
-  lockstep::testing::check_in_flight(*group, group->hosts());
+  const lockstep::testing::Sums of_ranks{.hosts = group->hosts()};
+  lockstep::testing::check_in_flight(*group, of_ranks);
   lockstep::testing::check_skew(*group);
-  lockstep::testing::check_split(*group, group->hosts());
+  lockstep::testing::check_split(*group, of_ranks);
   lockstep::testing::check_messages(*group);
+  return 0;
+}
+
+/// Over MPI alone, whatever the hosts are, by an algorithm that comes to a ring.
+int ring_in_short() {
+  lockstep::mpi::Options options{.timeout = 60s,
+                                 .algorithm = lockstep::mpi::parse_algorithm(argument)};
+  if (!hosts.empty()) options.host = hosts.substr(own_number(), 1);
+  const auto group = lockstep::mpi::create(options);
+  lockstep::testing::check_in_flight(*group, {.ring = true});
+  lockstep::testing::check_split(*group, {.ring = true});
+  return 0;
+}
+
+/// Rank 0 is told another algorithm than the others.
+int other_algorithm() {
+  using lockstep::mpi::Algorithm;
+  const bool first = own_number() == 0;
+  try {
+    join({.timeout = 20s, .algorithm = first ? Algorithm::ring : Algorithm::direct});
+  } catch (const lockstep::InvalidArgument& error) {
+    say(error.what());
+  }
   return 0;
 }
 
@@ -319,6 +349,8 @@ const std::map<std::string_view, std::function<int()>> behaviours{
     {"which-backend", which_backend},
     {"which-backend-is-found", which_backend_is_found},
     {"conformance-in-short", conformance_in_short},
+    {"ring-in-short", ring_in_short},
+    {"other-algorithm", other_algorithm},
     {"out-of-order", out_of_order},
     {"other-reduction", other_reduction},
     {"split-in-flight", split_in_flight},

@@ -1,0 +1,269 @@
+#include <CLI/CLI.hpp>
+#include <cstddef>
+#include <fstream>
+#include <iomanip>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "lockstep/core/error.h"
+#include "lockstep/core/text.h"
+#include "lockstep/plan/fit.h"
+#include "lockstep/plan/forecast.h"
+
+namespace lockstep::cli {
+namespace {
+
+/// Of ResNet9's step in docs/results.md. Units: operations a second of one rank.
+constexpr double usual_rate = 47e9;
+/// How much of a link's rate arrives: 25 MiB between two hosts in docs/results.md.
+constexpr double reached = 0.85;
+
+struct PlanArguments {
+  int nodes = 1;
+  int ranks_per_node = 1;
+  double link = 1e9;
+  double latency_us = 60;
+  double memory = 45;
+  std::string model;
+  std::size_t parameters = 0;
+  int batch = 0;
+  std::optional<double> step_ms;
+  double overlap = 1;
+  std::string measured;
+  bool link_given = false;
+  bool latency_given = false;
+  bool memory_given = false;
+  std::vector<std::string> strategies;
+  bool json = false;
+};
+
+void expect(bool holds, std::string_view what, double got, std::string_view expected) {
+  if (!holds) {
+    throw InvalidArgument(detail::concat("plan: ", what, ": got ", got, ", expected ", expected));
+  }
+}
+
+/// Lines of `lockstep bench all_reduce --json`: those of float32 in group memory that are long
+/// enough to be fitted to.
+std::vector<plan::Measurement> read_measured(const std::string& path) {
+  std::ifstream in(path);
+  if (!in) throw InvalidArgument(detail::concat("plan: --measured ", path, ": cannot be read"));
+  std::vector<plan::Measurement> measurements;
+  int number = 0;
+  for (std::string line; std::getline(in, line);) {
+    ++number;
+    if (line.empty()) continue;
+    try {
+      const auto row = nlohmann::json::parse(line);
+      const auto backend = row.at("backend").get<std::string>();
+      if (row.at("op") != "all_reduce" || row.at("dtype") != "float32" ||
+          row.at("memory") != "group" || row.contains("wire") || row.at("time_us") <= 0 ||
+          row.at("bytes") <= plan::shortest_fitted || (backend != "host" && backend != "mpi")) {
+        continue;
+      }
+      using Over = plan::Measurement::Over;
+      measurements.push_back({.over = backend == "host" ? Over::memory : Over::network,
+                              .ranks = row.at("ranks").get<int>(),
+                              .bytes = row.at("bytes").get<double>(),
+                              .seconds = row.at("time_us").get<double>() * 1e-6});
+    } catch (const nlohmann::json::exception&) {
+      throw InvalidArgument(detail::concat("plan: --measured ", path, ": line ", number,
+                                           ": expected a line of lockstep bench --json"));
+    }
+  }
+  if (in.bad() || measurements.empty()) {
+    throw InvalidArgument(detail::concat("plan: --measured ", path,
+                                         ": expected lines of lockstep bench all_reduce --json, of "
+                                         "float32 in group memory and more than 16 KiB; got none"));
+  }
+  return measurements;
+}
+
+/// Measured ones where there are any, and said ones before those.
+Costs costs_of(const PlanArguments& arguments) {
+  Costs costs;
+  if (!arguments.measured.empty()) costs = plan::fit(costs, read_measured(arguments.measured));
+  const bool defaults = arguments.measured.empty();
+  constexpr double bits = 8;
+  if (defaults || arguments.link_given) costs.sent_byte = bits / (arguments.link * reached);
+  if (defaults || arguments.latency_given) costs.remote_message = arguments.latency_us * 1e-6;
+  if (defaults || arguments.memory_given) costs.moved_byte = 1e-9 / arguments.memory;
+  return costs;
+}
+
+plan::Setting setting_of(const PlanArguments& arguments) {
+  expect(arguments.nodes >= 1 && arguments.nodes <= 100'000, "--nodes", arguments.nodes,
+         "1 to 100000");
+  expect(arguments.ranks_per_node >= 1 && arguments.ranks_per_node <= 4096, "--ranks-per-node",
+         arguments.ranks_per_node, "1 to 4096");
+  expect(arguments.link > 0 && arguments.link <= 1e15, "--link", arguments.link,
+         "bits a second above 0, as in 100gbit");
+  expect(arguments.latency_us >= 0 && arguments.latency_us <= 1e9, "--latency",
+         arguments.latency_us, "microseconds from 0 on");
+  expect(arguments.memory > 0 && arguments.memory <= 1e9, "--memory", arguments.memory,
+         "GB/s above 0");
+  expect(arguments.overlap >= 0 && arguments.overlap <= 1, "--overlap", arguments.overlap,
+         "a share from 0 to 1");
+  if (arguments.model.empty() == (arguments.parameters == 0)) {
+    throw InvalidArgument("plan: expected one of --model and --parameters");
+  }
+  plan::Setting setting{.nodes = arguments.nodes,
+                        .ranks_per_node = arguments.ranks_per_node,
+                        .model = arguments.model.empty() ? plan::model_of(arguments.parameters)
+                                                         : plan::find_model(arguments.model),
+                        .overlap = arguments.overlap};
+  setting.costs = costs_of(arguments);
+  setting.batch = arguments.batch > 0 ? arguments.batch : setting.model.batch;
+  if (arguments.step_ms) {
+    expect(*arguments.step_ms > 0 && *arguments.step_ms <= 1e12, "--step-ms", *arguments.step_ms,
+           "milliseconds above 0");
+    setting.compute = *arguments.step_ms * 1e-3;
+  } else if (setting.model.shapes_known) {
+    setting.compute = setting.batch * setting.model.operations() / usual_rate;
+  } else {
+    throw InvalidArgument(
+        "plan: got --parameters without --step-ms, expected how long a rank's "
+        "step takes alone");
+  }
+  return setting;
+}
+
+std::string number(double value, int digits) {
+  std::ostringstream out;
+  out << std::fixed << std::setprecision(digits) << value;
+  return out.str();
+}
+
+void print_table(const plan::Setting& setting, bool assumed,
+                 const std::vector<plan::Forecast>& forecasts) {
+  const int ranks = setting.nodes * setting.ranks_per_node;
+  if (setting.model.shapes_known) std::cout << setting.model.name << ", ";
+  std::cout << setting.model.parameters() << " parameters, batch " << setting.batch << " a rank; "
+            << setting.nodes << " × " << setting.ranks_per_node << " = " << ranks << " ranks\n"
+            << "a rank's step alone: " << number(setting.compute * 1e3, 1) << " ms"
+            << (assumed ? ", assumed; measured ones by --step-ms" : "") << "\n\n";
+  std::cout << std::left << std::setw(20) << "strategy" << std::right << std::setw(12) << "step ms"
+            << std::setw(12) << "efficiency" << std::setw(14) << "samples/s" << std::setw(12)
+            << "coding ms" << std::setw(12) << "memory ms" << std::setw(12) << "network ms"
+            << std::setw(12) << "hidden ms" << std::setw(14) << "MB a node" << '\n';
+  for (const auto& one : forecasts) {
+    std::cout << std::left << std::setw(20) << one.strategy.text << std::right << std::setw(12)
+              << number(one.step * 1e3, 1) << std::setw(12) << number(one.efficiency, 3)
+              << std::setw(14) << number(one.throughput, 1) << std::setw(12)
+              << number(one.coding * 1e3, 2) << std::setw(12) << number(one.memory * 1e3, 2)
+              << std::setw(12) << number(one.network * 1e3, 2) << std::setw(12)
+              << number(one.hidden * 1e3, 2) << std::setw(14) << number(one.sent * 1e-6, 2) << '\n';
+  }
+  if (forecasts.size() > 1) {
+    std::cout << "\nfastest: " << forecasts.front().strategy.text << '\n';
+  }
+}
+
+void print_json(const plan::Setting& setting, bool assumed,
+                const std::vector<plan::Forecast>& forecasts) {
+  for (const auto& one : forecasts) {
+    nlohmann::ordered_json line = {{"model", nullptr},
+                                   {"parameters", setting.model.parameters()},
+                                   {"nodes", setting.nodes},
+                                   {"ranks_per_node", setting.ranks_per_node},
+                                   {"batch", setting.batch},
+                                   {"compute_ms", setting.compute * 1e3},
+                                   {"compute_assumed", assumed},
+                                   {"strategy", one.strategy.text},
+                                   {"step_ms", one.step * 1e3},
+                                   {"efficiency", one.efficiency},
+                                   {"samples_per_second", one.throughput},
+                                   {"coding_ms", one.coding * 1e3},
+                                   {"memory_ms", one.memory * 1e3},
+                                   {"network_ms", one.network * 1e3},
+                                   {"hidden_ms", one.hidden * 1e3},
+                                   {"sent_bytes_per_node", one.sent}};
+    if (setting.model.shapes_known) line["model"] = setting.model.name;
+    std::cout << line.dump() << '\n';
+  }
+}
+
+void plan_main(const PlanArguments& arguments) {
+  const auto setting = setting_of(arguments);
+  auto strategies = plan::usual_strategies();
+  if (!arguments.strategies.empty()) {
+    strategies.clear();
+    for (const auto& text : arguments.strategies) strategies.push_back(plan::parse_strategy(text));
+  } else if (!setting.model.shapes_known) {
+    std::erase_if(strategies, [](const auto& one) { return one.needs_shapes(); });
+  }
+  const auto forecasts = plan::forecasts(setting, strategies);
+  const bool assumed = !arguments.step_ms;
+  arguments.json ? print_json(setting, assumed, forecasts)
+                 : print_table(setting, assumed, forecasts);
+}
+
+}  // namespace
+
+void add_plan(CLI::App& app, int& exit_code) {
+  const auto arguments = std::make_shared<PlanArguments>();
+  auto* command = app.add_subcommand(
+      "plan", "Foretell a training step on hosts that need not be there, by a cost model");
+  command->footer(
+      "As in: lockstep plan --nodes 64 --ranks-per-node 32 --link 100gbit --model resnet50");
+  command->add_option("--nodes", arguments->nodes, "Hosts")->capture_default_str();
+  command->add_option("--ranks-per-node", arguments->ranks_per_node, "Ranks of each")
+      ->capture_default_str();
+  const std::map<std::string, double> units{
+      {"bit", 1}, {"kbit", 1e3}, {"mbit", 1e6}, {"gbit", 1e9}, {"tbit", 1e12}};
+  auto* link =
+      command->add_option("--link", arguments->link, "Each host's rate, as in 10mbit or 100gbit")
+          ->transform(CLI::AsNumberWithUnit(units, CLI::AsNumberWithUnit::Options(
+                                                       CLI::AsNumberWithUnit::UNIT_REQUIRED |
+                                                       CLI::AsNumberWithUnit::CASE_INSENSITIVE))
+                          .description(""))
+          ->type_name("RATE")
+          ->default_str("1gbit");
+  auto* latency =
+      command->add_option("--latency", arguments->latency_us, "Of a message between hosts")
+          ->type_name("MICROSECONDS")
+          ->capture_default_str();
+  auto* memory =
+      command
+          ->add_option(
+              "--memory", arguments->memory,
+              "What a host's ranks read and write together: 2N times an all_reduce's algbw")
+          ->type_name("GB/S")
+          ->capture_default_str();
+  command->add_option("--model", arguments->model, "cnn, mlp, resnet9, resnet18 or resnet50");
+  command->add_option("--parameters", arguments->parameters, "Or any model of so many float32")
+      ->check(CLI::Range(std::size_t{1}, std::size_t{1'000'000'000'000}).description(""));
+  command->add_option("--batch", arguments->batch, "Samples of a rank's step [the model's usual]")
+      ->check(CLI::Range(1, 100'000'000).description(""));
+  command->add_option("--step-ms", arguments->step_ms, "A rank's step when it exchanges nothing")
+      ->type_name("MILLISECONDS");
+  command
+      ->add_option("--overlap", arguments->overlap,
+                   "Share of backward in which the network carries on")
+      ->type_name("SHARE")
+      ->capture_default_str();
+  command->add_option("--strategy", arguments->strategies,
+                      "As in topk:0.01; several are compared [all that can be foretold]");
+  command->add_flag("--json", arguments->json, "One JSON object a strategy instead of a table");
+  command
+      ->add_option("--measured", arguments->measured,
+                   "Lines of lockstep bench all_reduce --json, to fit costs to: of one host, and "
+                   "over MPI of hosts with a rank each")
+      ->type_name("FILE");
+  command->callback([arguments, link, latency, memory, &exit_code] {
+    arguments->link_given = link->count() > 0;
+    arguments->latency_given = latency->count() > 0;
+    arguments->memory_given = memory->count() > 0;
+    plan_main(*arguments);
+    exit_code = 0;
+  });
+}
+
+}  // namespace lockstep::cli

@@ -1,0 +1,95 @@
+#include "lockstep/plan/exchange.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace lockstep::plan {
+namespace {
+
+constexpr double element = 4;       // float32
+constexpr double pick = 8;          // of a value and an index
+constexpr double code = 1.0078125;  // a byte, and four of scale for each 512
+
+// Seconds of a rank's processor, from docs/results.md, "Strategies: time of one bucket".
+constexpr double select = 1.4e-9;     // an element: topk without what its picks cost
+constexpr double put = 5e-9;          // a pick of any rank, at a place of its own
+constexpr double in_place = 0.73e-9;  // an element: int8 where ranks share memory
+constexpr double encode = 1.1e-9;     // an element: int8 where they do not, coding and decoding
+constexpr double multiply = 2e-11;    // an operation of a product of matrices
+
+double parameters(std::span<const Layer> layers) {
+  double sum = 0;
+  for (const auto& layer : layers) sum += static_cast<double>(layer.parameters());
+  return sum;
+}
+
+bool in_memory(const Placement& placement) { return placement.hosts == 1; }
+
+/// Floats as they are, or as halves: over MPI the floats travel either way.
+Exchange dense(double elements, const Placement& placement) {
+  return {.traffic = hierarchical(placement, element * elements)};
+}
+
+Exchange top_k(double ratio, double elements, const Placement& placement) {
+  const double picks = std::max(1.0, std::ceil(ratio * elements));
+  const double ranks = placement.ranks;
+  Exchange exchange{.coding = select * elements + put * ranks * picks};
+  exchange.traffic = in_memory(placement)
+                         ? Traffic{.meetings = 2, .moved = 2 * ranks * ranks * pick * picks}
+                         : mpi_all_gather(placement, pick * picks);
+  return exchange;
+}
+
+Exchange int8(double elements, const Placement& placement) {
+  // In place a rank reads and writes no more than its part of all buckets, which coding counts.
+  if (in_memory(placement)) return {.traffic = {.meetings = 2}, .coding = in_place * elements};
+  const double bytes = code * elements;
+  return {.traffic =
+              mpi_all_to_all(placement, bytes) + mpi_all_gather(placement, bytes / placement.ranks),
+          .coding = encode * elements};
+}
+
+Exchange power_sgd(double rank, std::span<const Layer> layers, const Placement& placement) {
+  double whole = 0, left = 0, right = 0, operations = 0;
+  for (const auto& layer : layers) {
+    const auto rows = static_cast<double>(layer.rows);
+    const auto columns = static_cast<double>(layer.columns);
+    whole += static_cast<double>(layer.vectors);
+    if ((rows + columns) * rank >= rows * columns) {
+      whole += rows * columns;
+      continue;
+    }
+    left += rows * rank;
+    right += columns * rank;
+    operations += 3 * 2 * rows * columns * rank;  // M·Q, Mᵀ·P, P·Qᵀ
+  }
+  Exchange exchange{.coding = multiply * operations};
+  exchange.traffic = hierarchical(placement, element * (whole + left));
+  if (right > 0) exchange.traffic += hierarchical(placement, element * right);
+  return exchange;
+}
+
+}  // namespace
+
+Exchange exchange(const Strategy& strategy, std::span<const Layer> layers,
+                  const Placement& placement) {
+  if (placement.ranks < 2) return {};
+  const double elements = parameters(layers);
+  switch (strategy.kind) {
+    case Strategy::Kind::fp32:
+    case Strategy::Kind::fp16:
+    case Strategy::Kind::bf16:
+      return dense(elements, placement);
+    case Strategy::Kind::topk:
+      return top_k(strategy.value, elements, placement);
+    case Strategy::Kind::int8:
+      return int8(elements, placement);
+    case Strategy::Kind::powersgd:
+      return power_sgd(strategy.value, layers, placement);
+    case Strategy::Kind::local_sgd:
+      return {.traffic = 1 / strategy.value * dense(elements, placement).traffic};
+  }
+  return {};
+}
+
+}  // namespace lockstep::plan

@@ -1,0 +1,125 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "launch/launched.h"
+#include "temporary_folder.h"
+
+// The command line itself: `lockstep plan …`, as a user starts it.
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+Ended plan(const std::string& arguments) {
+  std::vector<std::string> words{LOCKSTEP_BINARY_DIR "/lockstep", "plan"};
+  std::istringstream in(arguments);
+  for (std::string word; in >> word;) words.push_back(word);
+  return Launched(words).wait();
+}
+
+TEST(PlanCommand, ComparesStrategiesInATable) {
+  const auto ended =
+      plan("--nodes 64 --ranks-per-node 32 --link 100gbit --model resnet50 --step-ms 800");
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_THAT(ended.out, HasSubstr("resnet50, 25557032 parameters"));
+  EXPECT_THAT(ended.out, HasSubstr("2048 ranks"));
+  EXPECT_THAT(ended.out, HasSubstr("fastest: "));
+}
+
+TEST(PlanCommand, WritesOneObjectALine) {
+  const auto ended = plan(
+      "--nodes 2 --link 10Mbit --latency 0 --parameters 1000000 --step-ms 100 "
+      "--batch 8 --overlap 0 --strategy fp32 --strategy local_sgd:2 --json");
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  std::istringstream lines(ended.out);
+  std::vector<nlohmann::json> rows;
+  for (std::string line; std::getline(lines, line);) rows.push_back(nlohmann::json::parse(line));
+  ASSERT_EQ(rows.size(), 2u);
+  EXPECT_EQ(rows[0]["strategy"], "local_sgd:2");
+  EXPECT_EQ(rows[1]["strategy"], "fp32");
+  EXPECT_EQ(rows[1]["sent_bytes_per_node"], 4e6);
+  // 32 Mbit over 8.5 Mbit/s.
+  EXPECT_NEAR(rows[1]["network_ms"].get<double>(), 32.0 / 8.5 * 1000, 1e-6);
+  EXPECT_EQ(rows[1]["compute_assumed"], false);
+}
+
+TEST(PlanCommand, CountsAsManyRanksAsItTakes) {
+  const auto ended = plan(
+      "--nodes 100000 --ranks-per-node 4096 --parameters 1000000000000 "
+      "--step-ms 1000 --strategy fp32");
+  EXPECT_THAT(ended.out, HasSubstr("= 409600000 ranks"));
+  EXPECT_THAT(ended.out, HasSubstr("1000000000000 parameters, batch 1 "));
+}
+
+TEST(PlanCommand, TakesCostsFromMeasurements) {
+  const TemporaryFolder folder;
+  const auto file = (folder.path() / "rows.jsonl").string();
+  const auto row = [](int bytes, int microseconds, const char* memory) {
+    return R"({"op":"all_reduce","backend":"host","ranks":2,"memory":")" + std::string(memory) +
+           R"(","dtype":"float32","bytes":)" + std::to_string(bytes) +
+           ",\"time_us\":" + std::to_string(microseconds) + "}\n";
+  };
+  // 4·S bytes at 1 GB/s.
+  std::ofstream(file) << row(1'000'000, 4000, "group") << row(2'000'000, 8000, "group")
+                      << row(1'000'000, 1, "private") << row(1024, 100, "group");
+  const auto ended = plan(
+      "--ranks-per-node 2 --parameters 250000 --step-ms 1 --strategy fp32 "
+      "--json --measured " +
+      file);
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_NEAR(nlohmann::json::parse(ended.out)["memory_ms"].get<double>(), 4, 1e-6);
+  std::ofstream(file) << "no JSON\n";
+  EXPECT_THAT(plan("--model cnn --measured " + file).err, HasSubstr("line 1: expected a line of"));
+  std::ofstream(file).flush();
+  EXPECT_THAT(plan("--model cnn --measured " + file).err, HasSubstr("got none"));
+}
+
+TEST(PlanCommand, NamesWhatIsWrongWithItsArguments) {
+  struct {
+    const char* arguments;
+    const char* expected;
+  } const cases[] = {
+      {"", "--model"},
+      {"--model resnet51", "resnet18"},
+      {"--model cnn --parameters 10", "one of --model and --parameters"},
+      {"--parameters 10", "--step-ms"},
+      {"--parameters 0 --step-ms 1", "--parameters"},
+      {"--parameters -5 --step-ms 1", "--parameters"},
+      {"--parameters 10 --step-ms 1 --strategy powersgd", "shapes"},
+      {"--model cnn --nodes 0", "--nodes"},
+      {"--model cnn --nodes 100001", "1 to 100000"},
+      {"--model cnn --ranks-per-node many", "--ranks-per-node"},
+      {"--model cnn --link 100", "--link"},
+      {"--model cnn --link 0gbit", "--link"},
+      {"--model cnn --link -1gbit", "--link"},
+      {"--model cnn --link fast", "--link"},
+      {"--model cnn --latency -1", "--latency"},
+      {"--model cnn --latency nan", "--latency"},
+      {"--model cnn --memory 0", "--memory"},
+      {"--model cnn --measured /nowhere/rows.jsonl", "cannot be read"},
+      {"--model cnn --measured /", "--measured"},
+      {"--model cnn --step-ms 0", "--step-ms"},
+      {"--model cnn --step-ms nan", "--step-ms"},
+      {"--model cnn --batch 0", "--batch"},
+      {"--model cnn --overlap 1.5", "--overlap"},
+      {"--model cnn --strategy adasum", "depends on the data"},
+      {"--model cnn --strategy topk:2", "at most 1"},
+      {"--model cnn --no-such-flag", "no-such-flag"},
+  };
+  for (const auto& c : cases) {
+    const auto ended = plan(c.arguments);
+    EXPECT_EQ(ended.code, 2) << c.arguments << '\n' << ended.out;
+    EXPECT_THAT(ended.err, HasSubstr(c.expected)) << c.arguments;
+    EXPECT_EQ(ended.out, "") << c.arguments;
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::testing

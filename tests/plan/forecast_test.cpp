@@ -1,0 +1,158 @@
+#include "lockstep/plan/forecast.h"
+
+#include <gtest/gtest.h>
+
+#include "lockstep/core/error.h"
+#include "lockstep/plan/exchange.h"
+
+// Everything expected here is worked out by hand.
+
+namespace lockstep::testing {
+namespace {
+
+using plan::Layer;
+using plan::Model;
+using plan::Setting;
+
+/// Nothing costs anything but bytes between hosts.
+Costs only_network(double seconds_per_byte) {
+  return {.meeting = 0,
+          .meeting_rank = 0,
+          .local_message = 0,
+          .remote_message = 0,
+          .message = 0,
+          .sent_byte = seconds_per_byte,
+          .moved_byte = 0};
+}
+
+/// Two layers too large for the first bucket together, each half of the work.
+Model two_layers() {
+  const Layer layer{.rows = 400, .columns = 500};
+  return {.name = "two", .layers = {layer, layer}};
+}
+
+TEST(PlanModel, CountsParametersAndMultiplications) {
+  const auto parameters = [](const char* name) { return plan::find_model(name).parameters(); };
+  EXPECT_EQ(parameters("cnn"), 431'080u);
+  EXPECT_EQ(parameters("mlp"), 24'202'250u);
+  EXPECT_EQ(parameters("resnet9"), 6'573'130u);
+  EXPECT_EQ(parameters("resnet18"), 11'689'512u);  // as torchvision counts them
+  EXPECT_EQ(parameters("resnet50"), 25'557'032u);
+  EXPECT_NEAR(plan::find_model("resnet18").operations() / 6, 1.814e9, 0.001e9);
+  EXPECT_NEAR(plan::find_model("resnet50").operations() / 6, 4.089e9, 0.001e9);
+  EXPECT_EQ(plan::model_of(2'500'000).parameters(), 2'500'000u);
+  EXPECT_EQ(plan::model_of(2'500'000).layers.size(), 3u);
+  EXPECT_THROW(plan::find_model("resnet51"), InvalidArgument);
+}
+
+TEST(PlanModel, FillsBucketsFromItsLastLayer) {
+  const auto cnn = plan::buckets(plan::find_model("cnn"));
+  ASSERT_EQ(cnn.size(), 2u);  // 20 KB; and 1.6 MB, which the first has no room for, with the rest
+  EXPECT_EQ(cnn[0].size(), 1u);
+  EXPECT_EQ(cnn[0][0].rows, 10u);
+  EXPECT_EQ(cnn[1].size(), 3u);
+  const auto mlp = plan::buckets(plan::find_model("mlp"));
+  ASSERT_EQ(mlp.size(), 4u);  // 41 KB, 16.8 MB, 67 MB by itself, 12.9 MB
+  EXPECT_EQ(mlp[2][0].columns, 4096u);
+}
+
+TEST(Forecast, SendsWhatBackwardHasFinishedWhileItGoesOn) {
+  // Of 3 s one is forward. The first bucket leaves at 2 s, the second at 3 s, and each takes 0.6 s:
+  // 2(H−1)/H·S is 800000 bytes.
+  Setting setting{.nodes = 2,
+                  .ranks_per_node = 1,
+                  .costs = only_network(0.6 / 800'000),
+                  .model = two_layers(),
+                  .compute = 3,
+                  .overlap = 1};
+  const auto fp32 = plan::parse_strategy("fp32");
+  const auto whole = plan::forecast(setting, fp32);
+  EXPECT_DOUBLE_EQ(whole.network, 1.2);
+  EXPECT_DOUBLE_EQ(whole.hidden, 0.6);
+  EXPECT_DOUBLE_EQ(whole.step, 3.6);
+  EXPECT_DOUBLE_EQ(whole.efficiency, 3 / 3.6);
+  EXPECT_DOUBLE_EQ(whole.sent, 1'600'000);
+  setting.overlap = 0.5;
+  EXPECT_DOUBLE_EQ(plan::forecast(setting, fp32).step, 3.7);
+  setting.overlap = 0;
+  EXPECT_DOUBLE_EQ(plan::forecast(setting, fp32).step, 4.2);
+  setting.nodes = 1;
+  EXPECT_DOUBLE_EQ(plan::forecast(setting, fp32).step, 3);
+}
+
+TEST(Forecast, OfParametersExchangedAfterTheStepHidesNothing) {
+  const Setting setting{
+      .nodes = 2, .costs = only_network(0.6 / 800'000), .model = two_layers(), .compute = 3};
+  const auto every_third = plan::forecast(setting, plan::parse_strategy("local_sgd:period=3"));
+  EXPECT_DOUBLE_EQ(every_third.hidden, 0);
+  EXPECT_DOUBLE_EQ(every_third.step, 3.4);
+}
+
+TEST(Forecast, AddsWorkInMemoryToTheStep) {
+  Setting setting{.nodes = 1, .ranks_per_node = 4, .model = two_layers(), .compute = 1};
+  setting.costs = only_network(0);
+  setting.costs.moved_byte = 1e-7;
+  setting.costs.meeting = 0.01;
+  // Two buckets of two meetings, and 2·N·S bytes of 800000 each.
+  EXPECT_DOUBLE_EQ(plan::forecast(setting, plan::parse_strategy("fp32")).step,
+                   1 + 2 * (0.02 + 2 * 4 * 0.08));
+}
+
+TEST(Forecast, IsPaddlesExample) {
+  // 32 devices of 256 images a second at an efficiency of 0.8 make 6553.6.
+  const Layer layer{.rows = 1, .columns = 1'000'000};
+  const double sent = 2.0 * 31 / 32 * 4e6;
+  const Setting setting{.nodes = 32,
+                        .costs = only_network(0.25 / sent),
+                        .model = {.name = "one", .layers = {layer}},
+                        .batch = 256,
+                        .compute = 1};
+  const auto foretold = plan::forecast(setting, plan::parse_strategy("fp32"));
+  EXPECT_DOUBLE_EQ(foretold.efficiency, 0.8);
+  EXPECT_NEAR(foretold.throughput, 6553.6, 1e-9);
+}
+
+TEST(Forecast, PutsTheFastestFirst) {
+  const Setting setting{
+      .nodes = 4, .ranks_per_node = 2, .model = plan::find_model("mlp"), .compute = 0.1};
+  const auto all = plan::forecasts(setting, plan::usual_strategies());
+  ASSERT_EQ(all.size(), plan::usual_strategies().size());
+  for (std::size_t i = 1; i < all.size(); ++i) EXPECT_LE(all[i - 1].step, all[i].step);
+}
+
+double sent(const char* strategy, const std::vector<Layer>& layers, const Placement& placement) {
+  return plan::exchange(plan::parse_strategy(strategy), layers, placement).traffic.sent;
+}
+
+TEST(PlanExchange, CountsWhatStrategiesSend) {
+  const auto pair = Placement::uniform(2, 1);
+  const std::vector<Layer> layers{{.rows = 100, .columns = 50, .vectors = 100}};
+  EXPECT_DOUBLE_EQ(sent("fp32", layers, pair), 4 * 5100);
+  EXPECT_DOUBLE_EQ(sent("fp16", layers, pair), 4 * 5100);  // floats travel between hosts
+  EXPECT_DOUBLE_EQ(sent("topk:0.01", layers, pair), 8 * 51);
+  EXPECT_DOUBLE_EQ(sent("topk:1e-6", layers, pair), 8);  // one at least
+  // Half of the codes to the other, and the mean of the other half back.
+  EXPECT_DOUBLE_EQ(sent("int8", layers, pair), 5100 * (1 + 1.0 / 128));
+  EXPECT_DOUBLE_EQ(sent("powersgd:rank=2", layers, pair), 4 * (2 * 150 + 100));
+  // No gain from a rank of 40: all travels whole.
+  EXPECT_DOUBLE_EQ(sent("powersgd:rank=40", layers, pair), 4 * 5100);
+  EXPECT_DOUBLE_EQ(sent("local_sgd:4", layers, pair), 5100);
+  // Picks of both ranks of a host go to both of the other.
+  EXPECT_DOUBLE_EQ(sent("topk:0.01", layers, Placement::uniform(2, 2)), 4 * 8 * 51);
+  EXPECT_EQ(sent("topk", layers, Placement::uniform(1, 1)), 0);
+}
+
+TEST(PlanStrategy, RefusesWhatItCannotForetell) {
+  for (const char* text :
+       {"adasum", "threshold:0.1", "topk:2", "topk:0", "topk:nan", "topk:", "powersgd:rank=0",
+        "powersgd:rank=1.5", "local_sgd:rank=4", "fp32:1", ""}) {
+    EXPECT_THROW(plan::parse_strategy(text), InvalidArgument) << text;
+  }
+  EXPECT_EQ(plan::parse_strategy("topk").value, 0.01);
+  EXPECT_EQ(plan::parse_strategy("powersgd:rank=2").value, 2);
+  const Setting unknown{.nodes = 2, .model = plan::model_of(1000), .compute = 1};
+  EXPECT_THROW(plan::forecast(unknown, plan::parse_strategy("powersgd")), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace lockstep::testing
