@@ -80,6 +80,7 @@ std::vector<Member> Gathering::wait() {
   for (auto& stranger : strangers_) refuse(stranger, "all ranks are here");
   strangers_.clear();
   tell_all({.kind = Kind::all_here});
+  std::ranges::sort(members_, {}, &Member::rank);
   return std::move(members_);
 }
 

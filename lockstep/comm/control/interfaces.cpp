@@ -61,6 +61,15 @@ std::vector<Interface> usable_interfaces(const std::string& name) {
   return {*named};
 }
 
+std::string describe(const std::vector<Interface>& interfaces) {
+  std::string text;
+  for (const auto& interface : interfaces) {
+    text += (text.empty() ? "" : ", ") + interface.name;
+    for (const auto& address : interface.addresses) text += concat(" ", address.host());
+  }
+  return text.empty() ? "no interface but loopback: other hosts cannot reach this one" : text;
+}
+
 std::string interface_of(const Address& local) {
   for (const auto& one : interfaces()) {
     for (const auto& address : one.addresses) {

@@ -21,6 +21,9 @@ std::vector<Interface> interfaces();
 /// Throws: CommError when there is none of that name, or it has no address or is not up.
 std::vector<Interface> usable_interfaces(const std::string& name);
 
+/// For people: "eth0 10.0.0.1 fd00::1, eth1 10.1.0.1".
+std::string describe(const std::vector<Interface>& interfaces);
+
 /// The interface that an address of this host belongs to, for messages: "eth0".
 std::string interface_of(const Address& local);
 

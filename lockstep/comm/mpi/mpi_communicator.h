@@ -45,6 +45,8 @@ class MpiCommunicator final : public Communicator,
   /// Learns which host each rank is on, in another collective that numbers 0; host is what this
   /// rank's is known by. Called once for the world.
   void meet_hosts(const std::string& host);
+  /// Every rank's bytes = rank 0's, in a collective that numbers 0.
+  void share(std::span<std::byte> bytes);
 
   // For the operations in flight.
   using Use = Endpoint::Use;

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "comm/conformance.h"
+#include "comm/mpi/rank_program/last_words.h"
 #include "lockstep/comm/hierarchical/hierarchical.h"
 #include "lockstep/comm/mpi/mpi.h"
 #include "lockstep/core/error.h"
@@ -126,6 +127,7 @@ int out_of_order() {
 int other_reduction() {
   const auto group = join();
   return expect_failure(group, [&] {
+    group->barrier().wait();  // from here on all have joined
     const auto op = group->rank() == 1 ? ReduceOp::avg : ReduceOp::sum;
     group->all_reduce(floats, 8, DType::f32, op).wait();
   });
@@ -160,6 +162,7 @@ int split_in_flight() {
 int abandon() {
   const auto group = join();
   return expect_failure(group, [&] {
+    group->barrier().wait();  // from here on all have joined
     if (group->rank() != 0) return group->barrier().wait();
     try {
       std::vector<float> gone(4'000'000, 1);
@@ -257,6 +260,39 @@ int give_up() {
   });
 }
 
+/// Rank 0 cuts the link between the hosts, and joins it again once all ranks have met the end.
+int cut_the_link() {
+  const auto group = join_as_found();
+  const lockstep::testing::LastWords words(argument);
+  const bool first = group->rank() == 0;
+  if (first) {
+    group->barrier().wait();
+    if (std::system("ip link set link0 down") != 0) return 98;
+  }
+  words.meet_the_end(*group);
+  if (first) {
+    for (int rank = 0; rank < group->size(); ++rank) words.await("rank" + std::to_string(rank));
+    if (std::system("ip link set link0 up") != 0) return 98;
+    words.leave("joined", "");
+  }
+  words.await("joined");
+  return 1;
+}
+
+/// The last rank is killed. The others are not ended by the launcher before they have said what
+/// they know.
+int kill_the_last() {
+  ::signal(SIGTERM, SIG_IGN);
+  const auto group = join_as_found();
+  const int last = group->size() - 1;
+  if (group->rank() == last) {
+    group->barrier().wait();
+    return ::raise(SIGKILL);
+  }
+  lockstep::testing::LastWords(argument).meet_the_end(*group);
+  return 1;
+}
+
 int barriers_of_the_others(const std::function<int()>& fn) {
   const auto group = join();
   if (group->rank() == 1) return fn();
@@ -330,6 +366,8 @@ const std::map<std::string_view, std::function<int()>> behaviours{
     {"late", late},
     {"leave", leave},
     {"give-up", give_up},
+    {"cut-the-link", cut_the_link},
+    {"kill-the-last", kill_the_last},
     {"exit-3", [] { return barriers_of_the_others([] { return 3; }); }},
     {"kill-9", [] { return barriers_of_the_others([] { return ::raise(SIGKILL); }); }},
     {"own-mpi", own_mpi},
