@@ -10,7 +10,6 @@
 #include <optional>
 #include <utility>
 
-#include "lockstep/comm/control/interfaces.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
 #include "lockstep/core/text.h"
@@ -41,29 +40,37 @@ Gathering::Gathering(Settings settings) : settings_(std::move(settings)) {
   offer_.network = settings_.network;
   // Ranks that share rank 0's network need no other way.
   for (const auto& interface : interfaces()) {
-    if (!interface.loopback) continue;
-    for (const auto& address : interface.addresses) listen_on(address);
+    if (interface.loopback) listen_on(interface);
   }
+  const auto on_loopback = offer_.count;
   for (const auto& interface : usable_interfaces(settings_.interface)) {
-    if (interface.loopback) continue;
-    for (const auto& address : interface.addresses) listen_on(address);
+    if (!interface.loopback) listen_on(interface);
   }
-  if (offer_.count == 0) {
-    throw CommError(of_rank_0(settings_, "has no network interface with an address to listen on"));
+  // An address may be of no use yet, or any more, where others are.
+  if (offer_.count == 0 || (offer_.count == on_loopback && !problem_.empty())) {
+    throw CommError(of_rank_0(
+        settings_, concat("has no address to listen on", problem_.empty() ? "" : ": ", problem_)));
   }
 }
 
-void Gathering::listen_on(const Address& address) {
-  if (offer_.count == offer_.addresses.size()) return;
+void Gathering::listen_on(const Interface& interface) {
+  for (const auto& address : interface.addresses) {
+    if (offer_.count == offer_.addresses.size() || listen_on(address)) continue;
+    problem_ = concat(interface.name, ' ', address.host(), ": ", std::strerror(errno));
+    log::warn(of_rank_0(settings_, concat("cannot listen on ", problem_)));
+  }
+}
+
+bool Gathering::listen_on(const Address& address) {
   const auto any_port = address.with_port(0);
   Descriptor made(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!made || ::bind(made.get(), any_port.get(), any_port.length()) != 0 ||
       ::listen(made.get(), SOMAXCONN) != 0) {
-    throw CommError(of_rank_0(
-        settings_, concat("cannot listen on ", address.host(), ": ", std::strerror(errno))));
+    return false;
   }
   offer_.addresses[offer_.count++] = Address::local(made.get());
   listening_.push_back(std::move(made));
+  return true;
 }
 
 std::vector<Member> Gathering::wait() {

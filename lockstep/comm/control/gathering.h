@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/comm/control/interfaces.h"
 #include "lockstep/comm/control/member.h"
 #include "lockstep/comm/control/offer.h"
 #include "lockstep/comm/control/settings.h"
@@ -37,7 +38,9 @@ class Gathering {
   };
 
   void look();
-  void listen_on(const Address& address);
+  /// Listens on what can be listened on of these.
+  void listen_on(const Interface& interface);
+  bool listen_on(const Address& address);
   void await_news(Clock::time_point until);
   void let_come(int listening);
   /// Hears who it is; false when it is a stranger no more.
@@ -55,6 +58,7 @@ class Gathering {
   std::vector<detail::Descriptor> listening_;
   std::deque<Stranger> strangers_;  ///< in the order in which they came
   std::vector<Member> members_;
+  std::string problem_;  ///< why an address could not be listened on
   std::string refused_;  ///< the last who was, for the message of those who never came
 };
 

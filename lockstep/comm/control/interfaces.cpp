@@ -71,12 +71,16 @@ std::string describe(const std::vector<Interface>& interfaces) {
 }
 
 std::string interface_of(const Address& local) {
-  for (const auto& one : interfaces()) {
-    for (const auto& address : one.addresses) {
-      if (address.same_host(local)) return one.name;
+  try {
+    for (const auto& one : interfaces()) {
+      for (const auto& address : one.addresses) {
+        if (address.same_host(local)) return one.name;
+      }
     }
+  } catch (const CommError&) {
+    // Nobody's failure: it is for a message only.
   }
-  return "an interface that is gone";
+  return "an unknown interface";
 }
 
 }  // namespace lockstep::control

@@ -23,8 +23,8 @@
 // same words. A rank that leaves says so as well, after all that it sent before, so a rank that
 // still waits for it knows. After a failure nothing is asked of MPI any more: it may wait for ever.
 // MPI is silent about ranks and links that die. Where there are several hosts, every rank has a
-// connection beside MPI as well, which carries the same failures and finds those; its thread
-// records what it hears and leaves MPI to this rank's own thread.
+// connection beside MPI, which finds those and carries failures in MPI's place; its thread records
+// what it hears and leaves MPI to this rank's own thread.
 
 namespace lockstep::mpi {
 namespace {
@@ -179,7 +179,8 @@ void Endpoint::fail(const Failure& failure) noexcept {
 
 void Endpoint::spread() noexcept {
   if (std::exchange(stopped_, true)) return;
-  if (origin_ == Origin::here) {
+  // With the other connection all are told already: MPI may wait long for a rank that is dead.
+  if (origin_ == Origin::here && !control_) {
     Notice notice{};
     {
       const std::lock_guard lock(failure_mutex_);

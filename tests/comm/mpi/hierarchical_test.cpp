@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <string>
 #include <utility>
 #include <vector>
@@ -95,6 +96,13 @@ TEST_F(Hierarchical, FirstCauseReachesEveryRank) {
   const auto text = said(4, "give-up", "aabb");
   EXPECT_EQ(count(text, "this rank gives up"), 4) << text;
   EXPECT_EQ(count(text, ": rank 1: this rank gives up"), 3) << text;
+}
+
+TEST_F(Hierarchical, InterfaceThatIsNotThereIsNamedOnEveryRank) {
+  ::setenv("LOCKSTEP_INTERFACE", "nosuch0", 1);
+  const auto text = said(3, "refused", "aba");
+  ::unsetenv("LOCKSTEP_INTERFACE");
+  EXPECT_EQ(count(text, "LOCKSTEP_INTERFACE: got 'nosuch0', expected one of: "), 3) << text;
 }
 
 /// Tests that run the program on two hosts, network namespaces of their own, with two ranks each.

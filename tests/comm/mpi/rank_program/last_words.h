@@ -1,8 +1,10 @@
 #pragma once
 
+#include <signal.h>
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -44,5 +46,33 @@ class LastWords {
  private:
   std::filesystem::path folder_;
 };
+
+/// Rank 0 cuts the link between the hosts, and joins it again once all ranks have met the end.
+inline int cut_the_link(Communicator& group, const LastWords& words) {
+  const bool first = group.rank() == 0;
+  if (first) {
+    group.barrier().wait();
+    if (std::system("ip link set link0 down") != 0) return 98;
+  }
+  words.meet_the_end(group);
+  if (first) {
+    for (int rank = 0; rank < group.size(); ++rank) words.await("rank" + std::to_string(rank));
+    if (std::system("ip link set link0 up") != 0) return 98;
+    words.leave("joined", "");
+  }
+  words.await("joined");
+  return 1;
+}
+
+/// The last rank is killed. The others are not ended by the launcher before they have said what
+/// they know.
+inline int kill_the_last(Communicator& group, const LastWords& words) {
+  if (group.rank() == group.size() - 1) {
+    group.barrier().wait();
+    return ::raise(SIGKILL);
+  }
+  words.meet_the_end(group);
+  return 1;
+}
 
 }  // namespace lockstep::testing

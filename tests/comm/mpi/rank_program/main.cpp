@@ -20,6 +20,7 @@
 #include "comm/mpi/rank_program/last_words.h"
 #include "lockstep/comm/hierarchical/hierarchical.h"
 #include "lockstep/comm/mpi/mpi.h"
+#include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
 
 /// A process of an MPI program that does what its first argument says; the second is up to that.
@@ -30,6 +31,7 @@ using namespace std::chrono_literals;
 using lockstep::Communicator;
 using lockstep::DType;
 using lockstep::ReduceOp;
+using lockstep::testing::LastWords;
 using Group = std::shared_ptr<Communicator>;
 
 float floats[64];
@@ -52,6 +54,7 @@ Group join(lockstep::mpi::Options options = {.timeout = 20s}) {
   const char* of_openmpi = std::getenv("OMPI_COMM_WORLD_RANK");
   const char* rank = of_openmpi != nullptr ? of_openmpi : std::getenv("PMI_RANK");
   options.host = hosts.substr(std::stoul(rank), 1);
+  options.interface = lockstep::Environment::get().interface;
   lockstep::hierarchical::Options all;
   all.between_hosts = options;
   all.inside.timeout = options.timeout;
@@ -82,6 +85,17 @@ int conformance() {
   lockstep::testing::check_split(*group, of_ranks);
   lockstep::testing::check_messages(*group);
   return 0;
+}
+
+/// Says why it could not join, and stays.
+int refused() {
+  try {
+    join();
+  } catch (const lockstep::Error& error) {
+    say("Error " + std::string(error.what()));
+  }
+  await_release();
+  return 1;
 }
 
 int which_backend() {
@@ -260,39 +274,6 @@ int give_up() {
   });
 }
 
-/// Rank 0 cuts the link between the hosts, and joins it again once all ranks have met the end.
-int cut_the_link() {
-  const auto group = join_as_found();
-  const lockstep::testing::LastWords words(argument);
-  const bool first = group->rank() == 0;
-  if (first) {
-    group->barrier().wait();
-    if (std::system("ip link set link0 down") != 0) return 98;
-  }
-  words.meet_the_end(*group);
-  if (first) {
-    for (int rank = 0; rank < group->size(); ++rank) words.await("rank" + std::to_string(rank));
-    if (std::system("ip link set link0 up") != 0) return 98;
-    words.leave("joined", "");
-  }
-  words.await("joined");
-  return 1;
-}
-
-/// The last rank is killed. The others are not ended by the launcher before they have said what
-/// they know.
-int kill_the_last() {
-  ::signal(SIGTERM, SIG_IGN);
-  const auto group = join_as_found();
-  const int last = group->size() - 1;
-  if (group->rank() == last) {
-    group->barrier().wait();
-    return ::raise(SIGKILL);
-  }
-  lockstep::testing::LastWords(argument).meet_the_end(*group);
-  return 1;
-}
-
 int barriers_of_the_others(const std::function<int()>& fn) {
   const auto group = join();
   if (group->rank() == 1) return fn();
@@ -352,6 +333,7 @@ int many_elements() {
 
 const std::map<std::string_view, std::function<int()>> behaviours{
     {"conformance", conformance},
+    {"refused", refused},
     {"which-backend", which_backend},
     {"which-backend-is-found", which_backend_is_found},
     {"conformance-in-short", conformance_in_short},
@@ -366,8 +348,12 @@ const std::map<std::string_view, std::function<int()>> behaviours{
     {"late", late},
     {"leave", leave},
     {"give-up", give_up},
-    {"cut-the-link", cut_the_link},
-    {"kill-the-last", kill_the_last},
+    {"cut-the-link", [] { return cut_the_link(*join_as_found(), LastWords(argument)); }},
+    {"kill-the-last",
+     [] {
+       ::signal(SIGTERM, SIG_IGN);
+       return kill_the_last(*join_as_found(), LastWords(argument));
+     }},
     {"exit-3", [] { return barriers_of_the_others([] { return 3; }); }},
     {"kill-9", [] { return barriers_of_the_others([] { return ::raise(SIGKILL); }); }},
     {"own-mpi", own_mpi},
