@@ -92,6 +92,8 @@ void run_over_mpi(const Settings& settings, Backend backend, const RankFunction&
   mpi::Options options{.timeout = environment.timeout,
                        .algorithm = mpi::parse_algorithm(environment.algorithm),
                        .host = environment.host,
+                       .interface = environment.interface,
+                       .heartbeat = environment.heartbeat,
                        .expected_size = mpi_world_size()};
   hierarchical::Options composed;
   composed.between_hosts = options;

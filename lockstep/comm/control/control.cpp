@@ -36,6 +36,8 @@ using std::chrono::milliseconds;
 constexpr auto patience = milliseconds(1000);
 constexpr auto patience_of_failing = milliseconds(200);
 constexpr int beats_per_limit = 4;
+/// What epoll counts in an int.
+constexpr auto longest_nap = milliseconds(std::chrono::hours(24));
 
 /// No signal reaches threads that begin in its scope: they are for the program's own.
 class SignalsBlocked {
@@ -152,9 +154,10 @@ void Control::watch() {
       if (over_) return;
     }
     std::array<epoll_event, 64> events;
-    const auto left = std::chrono::ceil<milliseconds>(next_beat - Clock::now());
+    const auto left = std::clamp(std::chrono::ceil<milliseconds>(next_beat - Clock::now()),
+                                 milliseconds(0), longest_nap);
     const int news = ::epoll_wait(events_.get(), events.data(), static_cast<int>(events.size()),
-                                  static_cast<int>(std::max<milliseconds::rep>(left.count(), 0)));
+                                  static_cast<int>(left.count()));
     const auto gap = Clock::now() - std::exchange(turn, Clock::now());
     if (gap > 2 * interval) {
       for (auto& peer : peers_) peer.heard += gap;
