@@ -99,6 +99,8 @@ void run_over_mpi(const Settings& settings, Backend backend, const RankFunction&
   mpi::Options options{.timeout = environment.timeout,
                        .algorithm = mpi::parse_algorithm(algorithm),
                        .host = environment.host,
+                       .interface = environment.interface,
+                       .heartbeat = environment.heartbeat,
                        .expected_size = mpi_world_size()};
   if (settings.check && order_matters(settings)) {
     if (options.algorithm == mpi::Algorithm::ring) {

@@ -18,11 +18,14 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "lockstep/comm/control/interfaces.h"
 #include "lockstep/comm/host/host.h"
 #include "lockstep/comm/mpi/mpi.h"
 #include "lockstep/core/environment.h"
+#include "lockstep/core/error.h"
 #include "lockstep/core/text.h"
 #include "lockstep/core/topology.h"
+#include "lockstep/core/variable.h"
 #include "lockstep/kernels/targets.h"
 #include "lockstep/launch/table.h"
 
@@ -105,13 +108,27 @@ std::string libtorch() {
                 found ? "" : " is MISSING (it was there when Lockstep was built)");
 }
 
+/// By which interfaces other hosts reach this one.
+std::string interfaces() {
+  try {
+    return control::describe(control::usable_interfaces(
+        std::string(detail::variable("LOCKSTEP_INTERFACE").value_or(""))));
+  } catch (const CommError& problem) {
+    return problem.what();
+  }
+}
+
 Rows parts() {
   const auto host = host::available();
   const auto mpi = mpi::available();
   Rows rows{{"LibTorch", libtorch()},
             {"backend host", host.empty() ? "works" : concat("does not work: ", host)},
-            {"backend mpi", mpi.empty() ? mpi::version() : mpi},
-            {"backend nccl", "not part of this version"}};
+            {"backend mpi", mpi.empty() ? concat(mpi::version(),
+                                                 "; asks for MPI_THREAD_SERIALIZED, "
+                                                 "ranks make progress while they wait")
+                                        : mpi},
+            {"backend nccl", "not part of this version"},
+            {"between hosts", interfaces()}};
   std::string targets;
   for (const auto& target : kernels::cpu_targets())
     targets += (targets.empty() ? "" : " ") + target;
@@ -186,11 +203,11 @@ Rows limits() {
 Rows environment() {
   Rows rows;
   for (const char* name :
-       {"LOCKSTEP_RANK", "LOCKSTEP_WORLD_SIZE", "LOCKSTEP_ARENA_FD", "LOCKSTEP_RESTART_COUNT",
-        "LOCKSTEP_TIMEOUT", "LOCKSTEP_LOG", "LOCKSTEP_BACKEND", "LOCKSTEP_HOST",
-        "LOCKSTEP_ALGORITHM", "OMP_NUM_THREADS", "OMP_PROC_BIND", "KMP_AFFINITY",
-        "GOMP_CPU_AFFINITY", "MKL_NUM_THREADS", "LD_PRELOAD", "LD_LIBRARY_PATH", "GLIBC_TUNABLES",
-        "MALLOC_ARENA_MAX"}) {
+       {"LOCKSTEP_RANK",      "LOCKSTEP_WORLD_SIZE", "LOCKSTEP_ARENA_FD",  "LOCKSTEP_RESTART_COUNT",
+        "LOCKSTEP_TIMEOUT",   "LOCKSTEP_LOG",        "LOCKSTEP_BACKEND",   "LOCKSTEP_HOST",
+        "LOCKSTEP_INTERFACE", "LOCKSTEP_HEARTBEAT",  "LOCKSTEP_ALGORITHM", "OMP_NUM_THREADS",
+        "OMP_PROC_BIND",      "KMP_AFFINITY",        "GOMP_CPU_AFFINITY",  "MKL_NUM_THREADS",
+        "LD_PRELOAD",         "LD_LIBRARY_PATH",     "GLIBC_TUNABLES",     "MALLOC_ARENA_MAX"}) {
     if (const char* value = std::getenv(name)) rows.push_back({name, value});
   }
   try {

@@ -67,6 +67,8 @@ Group join_mpi(Backend backend, const host::Options& options, const Environment&
                                    .cores = options.cores,
                                    .algorithm = mpi::parse_algorithm(environment.algorithm),
                                    .host = environment.host,
+                                   .interface = environment.interface,
+                                   .heartbeat = environment.heartbeat,
                                    .expected_size = expected_size};
   if (backend == Backend::mpi) return Group(mpi::create(between_hosts));
   return Group(hierarchical::create({.between_hosts = between_hosts, .inside = options}));

@@ -14,14 +14,14 @@ using detail::concat;
 using detail::integer_variable;
 using detail::variable;
 
-std::chrono::milliseconds timeout() {
-  constexpr const char* name = "LOCKSTEP_TIMEOUT";
+std::chrono::milliseconds seconds_variable(const char* name, int unset) {
   constexpr double longest = 1e9;
   const auto text = variable(name);
-  if (!text) return std::chrono::minutes(10);
+  if (!text) return std::chrono::seconds(unset);
   const auto seconds = detail::parse_number<double>(*text);
   if (!seconds || !std::isfinite(*seconds) || *seconds <= 0 || *seconds > longest) {
-    throw InvalidArgument(concat(name, ": got '", *text, "', expected seconds above 0, as in 600"));
+    throw InvalidArgument(
+        concat(name, ": got '", *text, "', expected seconds above 0, as in ", unset));
   }
   return std::chrono::milliseconds(static_cast<long long>(std::ceil(*seconds * 1000)));
 }
@@ -67,10 +67,12 @@ Environment Environment::read() {
   environment.arena_fd = integer_variable("LOCKSTEP_ARENA_FD", 0);
   environment.cores = integer_variable("LOCKSTEP_CORES", 1);
   environment.restart_count = integer_variable("LOCKSTEP_RESTART_COUNT", 0).value_or(0);
-  environment.timeout = ::lockstep::timeout();
+  environment.timeout = seconds_variable("LOCKSTEP_TIMEOUT", 600);
   environment.log_level = ::lockstep::log_level();
   environment.backend = parse_backend(variable("LOCKSTEP_BACKEND").value_or("auto"));
   environment.host = variable("LOCKSTEP_HOST").value_or("");
+  environment.interface = variable("LOCKSTEP_INTERFACE").value_or("");
+  environment.heartbeat = seconds_variable("LOCKSTEP_HEARTBEAT", 2);
   environment.algorithm = variable("LOCKSTEP_ALGORITHM").value_or("auto");
   // What `lockstep run` says goes before what was left over, or is around it.
   if (!environment.rank && !environment.world_size && !environment.arena_fd) {

@@ -37,6 +37,10 @@ struct Environment {
   std::string algorithm;  ///< LOCKSTEP_ALGORITHM: auto, direct or ring, for all_reduce over MPI
   std::string
       host;  ///< LOCKSTEP_HOST: what this host is known by; ranks that say the same share memory
+  std::string interface;  ///< LOCKSTEP_INTERFACE: the network interface by which hosts watch one
+                          ///< another; empty leaves that to the routes
+  std::chrono::milliseconds
+      heartbeat;  ///< LOCKSTEP_HEARTBEAT: seconds of silence after which a host is given up
   std::optional<Launcher> launcher;  ///< another launcher than `lockstep run`, by its variables
   std::string launcher_problem;      ///< why those cannot be used, if so
 

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <map>
 #include <string>
@@ -150,6 +151,21 @@ TEST(BackendVariable, IsOneOfFour) {
   EXPECT_THROW(Environment::read(), InvalidArgument);
   unsetenv("LOCKSTEP_BACKEND");
   EXPECT_EQ(Environment::read().backend, Backend::automatic);
+}
+
+TEST(NetworkVariables, AreReadAndChecked) {
+  setenv("LOCKSTEP_INTERFACE", "eth1", 1);
+  setenv("LOCKSTEP_HEARTBEAT", "0.25", 1);
+  EXPECT_EQ(Environment::read().interface, "eth1");
+  EXPECT_EQ(Environment::read().heartbeat, std::chrono::milliseconds(250));
+  for (const char* text : {"0", "-1", "soon", "inf"}) {
+    setenv("LOCKSTEP_HEARTBEAT", text, 1);
+    EXPECT_THROW(Environment::read(), InvalidArgument) << text;
+  }
+  unsetenv("LOCKSTEP_INTERFACE");
+  unsetenv("LOCKSTEP_HEARTBEAT");
+  EXPECT_EQ(Environment::read().interface, "");
+  EXPECT_EQ(Environment::read().heartbeat, std::chrono::seconds(2));
 }
 
 }  // namespace

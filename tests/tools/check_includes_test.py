@@ -32,6 +32,11 @@ class CheckIncludes(unittest.TestCase):
         self.expect_offence("lockstep/group.cpp", '"lockstep/sync/a.h"', "group may not use sync")
         self.expect_offence("lockstep/init.h", '"lockstep/lockstep.h"', "group may not use lockstep.h")
 
+    def test_room_within_a_room(self):
+        file = "lockstep/comm/control/a.h"
+        self.expect_offence(file, '"lockstep/comm/work.h"', "comm/control may not use comm")
+        self.expect_offence(file, "<torch/nn/module.h>", "built without LibTorch")
+
     def test_sideways(self):
         self.expect_offence("lockstep/launch/a.h", '"lockstep/group.h"', "launch may not use group")
         self.expect_offence("lockstep/data/a.h", '"lockstep/sync/a.h"', "data may not use sync")
@@ -59,6 +64,7 @@ class CheckIncludes(unittest.TestCase):
     def test_what_is_allowed(self):
         code, output = check({
             "lockstep/core/log.cpp": "#include <spdlog/spdlog.h>\n",
+            "lockstep/comm/host/a.cpp": "#include \"lockstep/comm/control/a.h\"\n",
             "lockstep/comm/mpi/a.cpp": "#include <mpi.h>\n#include \"lockstep/core/error.h\"\n",
             "lockstep/train/a.cpp": "#include <nlohmann/json.hpp>\n#include \"lockstep/data/mnist.h\"\n",
             "lockstep/lockstep.h": "#include \"lockstep/parallel/a.h\"\n",

@@ -22,6 +22,9 @@
 // reaches a rank is what it raises. All members of a group find a mismatch by themselves, in the
 // same words. A rank that leaves says so as well, after all that it sent before, so a rank that
 // still waits for it knows. After a failure nothing is asked of MPI any more: it may wait for ever.
+// MPI is silent about ranks and links that die. Where there are several hosts, every rank has a
+// connection beside MPI, which finds those and carries failures in MPI's place; its thread records
+// what it hears and leaves MPI to this rank's own thread.
 
 namespace lockstep::mpi {
 namespace {
@@ -68,8 +71,7 @@ void Endpoint::hear() {
   if (heard_.kind == Notice::Kind::left) {
     left_[static_cast<std::size_t>(heard_.rank)] = true;
   } else {
-    heard_failure_ = true;
-    record({.timeout = heard_.kind == Notice::Kind::timed_out, .text = heard_.text});
+    record({.timeout = heard_.kind == Notice::Kind::timed_out, .text = heard_.text}, Origin::heard);
   }
   listen();
 }
@@ -148,14 +150,21 @@ void Endpoint::check_time(const InFlight& operation, Clock::duration waited,
   throw_failure(operation.where());
 }
 
-void Endpoint::record(const Failure& failure) noexcept {
+void Endpoint::record(const Failure& failure, Origin origin) noexcept {
   {
     const std::lock_guard lock(failure_mutex_);
     if (failure_) return;
     failure_ = failure;
+    origin_ = origin;
   }
   failed_.store(true, std::memory_order_release);
   Library::abandon();
+  if (origin == Origin::here && control_) control_->fail(failure);
+}
+
+void Endpoint::watch(std::vector<control::Member> others) {
+  control_.emplace(std::move(others),
+                   [this](const Failure& failure) { record(failure, Origin::heard); });
 }
 
 void Endpoint::fail(const Failure& failure) noexcept {
@@ -170,7 +179,8 @@ void Endpoint::fail(const Failure& failure) noexcept {
 
 void Endpoint::spread() noexcept {
   if (std::exchange(stopped_, true)) return;
-  if (!heard_failure_) {
+  // With the other connection all are told already: MPI may wait long for a rank that is dead.
+  if (origin_ == Origin::here && !control_) {
     Notice notice{};
     {
       const std::lock_guard lock(failure_mutex_);
@@ -201,6 +211,7 @@ void Endpoint::part() noexcept {
     }
   });
   transport_.stop();
+  if (control_ && !failed()) control_->leave();
 }
 
 void Endpoint::tell_all(const Notice& notice) noexcept {

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "lockstep/comm/control/control.h"
 #include "lockstep/comm/mpi/in_flight.h"
 #include "lockstep/comm/mpi/mpi.h"
 #include "lockstep/comm/mpi/notice.h"
@@ -68,6 +69,9 @@ class Endpoint {
   /// Throws what ended the world, as it was met here.
   [[noreturn]] void throw_failure(std::string_view where);
 
+  /// Watches these ranks from here on, and tells them what ends the world. Called once.
+  void watch(std::vector<control::Member> others);
+
   /// Tells the others that this rank takes part in nothing more.
   void leave() noexcept;
   /// The same, and waits until all have left, so that no message is under way when MPI ends.
@@ -86,7 +90,9 @@ class Endpoint {
  private:
   void listen();
   void hear();
-  void record(const Failure& failure) noexcept;
+  /// Heard failures are others', who have told all.
+  enum class Origin { here, heard };
+  void record(const Failure& failure, Origin origin = Origin::here) noexcept;
   void spread() noexcept;
   void tell_all(const Notice& notice) noexcept;
   void check_time(const InFlight& operation, std::chrono::steady_clock::duration waited,
@@ -102,11 +108,12 @@ class Endpoint {
   std::atomic<bool> failed_{false};
   std::mutex failure_mutex_;
   std::optional<Failure> failure_;
-  bool heard_failure_ = false;  ///< the failure is another's, who told all
-  bool stopped_ = false;        ///< the others know of the failure, and MPI is used no more
-  bool gone_ = false;           ///< this rank has left
+  Origin origin_ = Origin::here;
+  bool stopped_ = false;  ///< the others know of the failure, and MPI is used no more
+  bool gone_ = false;     ///< this rank has left
   std::vector<bool> left_;
   Notice heard_{};
+  std::optional<control::Control> control_;  ///< of a world of several hosts
 };
 
 }  // namespace lockstep::mpi

@@ -1,9 +1,11 @@
 #include "lockstep/comm/mpi/mpi.h"
 
+#include <algorithm>
 #include <numeric>
 #include <vector>
 
 #include "lockstep/comm/hosts.h"
+#include "lockstep/comm/mpi/connect.h"
 #include "lockstep/comm/mpi/endpoint.h"
 #include "lockstep/comm/mpi/library.h"
 #include "lockstep/comm/mpi/mpi_communicator.h"
@@ -33,6 +35,7 @@ std::shared_ptr<Communicator> create(const Options& options) {
   auto communicator = std::make_shared<MpiCommunicator>(endpoint, members, endpoint->rank(), 0);
   communicator->join();
   communicator->meet_hosts(options.host.empty() ? detail::this_host() : options.host);
+  if (std::ranges::max(communicator->hosts()) > 0) connect_hosts(*communicator);
   log::debug(detail::concat("rank ", endpoint->rank(), " of ", size, " joined its world"));
   return communicator;
 }

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "lockstep/comm/communicator.h"
+#include "lockstep/comm/control/settings.h"
 
 namespace lockstep::mpi {
 
@@ -36,6 +37,9 @@ struct Options {
   int cores = 0;             ///< cores that a host's ranks share; 0 takes the machine's
   Algorithm algorithm = Algorithm::automatic;  ///< the same on all ranks
   std::string host = {};  ///< what this rank's host is known by; empty finds that out
+  /// The network interface by which hosts watch one another; empty leaves that to the routes.
+  std::string interface = {};
+  std::chrono::milliseconds heartbeat = control::default_heartbeat;  ///< longest silence of a host
   int expected_size = 0;  ///< ranks that the launcher's variables speak of; 0 if they do not
 };
 

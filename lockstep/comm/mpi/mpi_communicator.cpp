@@ -142,6 +142,15 @@ void MpiCommunicator::meet_hosts(const std::string& host) {
   set_hosts(detail::numbered_hosts(known_by));
 }
 
+void MpiCommunicator::share(std::span<std::byte> bytes) {
+  unnumbered({.collective = Collective::broadcast,
+              .dtype = DType::u8,
+              .input = bytes.data(),
+              .output = bytes.data(),
+              .count = bytes.size(),
+              .peer = 0});
+}
+
 void MpiCommunicator::unnumbered(Operation&& operation) {
   const auto begin = [&] {
     const Endpoint::Use use(*endpoint_);

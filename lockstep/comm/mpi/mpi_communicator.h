@@ -46,6 +46,8 @@ class MpiCommunicator final : public Communicator,
   /// rank's is known by. Called once for the world. Throws: InvalidArgument on every rank when they
   /// were told different algorithms.
   void meet_hosts(const std::string& host);
+  /// Every rank's bytes = rank 0's, in a collective that numbers 0.
+  void share(std::span<std::byte> bytes);
 
   // For the operations in flight.
   using Use = Endpoint::Use;

@@ -1,15 +1,12 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
+
+#include "lockstep/comm/control/failure.h"
 
 namespace lockstep::mpi {
 
-/// Why a world ended.
-struct Failure {
-  bool timeout = false;
-  std::string text = {};
-};
+using control::Failure;
 
 /// What one rank tells all others of itself.
 struct Notice {

@@ -3,7 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "comm/mpi/mpi_job.h"
 #include "lockstep/comm/hierarchical/slices.h"
@@ -14,6 +17,7 @@
 namespace lockstep::testing {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
 using Hierarchical = Mpi;
@@ -80,7 +84,7 @@ TEST_F(Hierarchical, SplitsWhileOperationsAreInFlight) {
 
 TEST_F(Hierarchical, AbandonedOperationTouchesNothingAnyMore) {
   const auto text = said(4, "abandon", "aabb");
-  EXPECT_EQ(count(text, "all_reduce #1 was abandoned"), 4) << text;
+  EXPECT_EQ(count(text, "all_reduce #2 was abandoned"), 4) << text;
 }
 
 TEST_F(Hierarchical, FailureReachesRanksThatSpeakWithTheirHostOnly) {
@@ -94,20 +98,68 @@ TEST_F(Hierarchical, FirstCauseReachesEveryRank) {
   EXPECT_EQ(count(text, ": rank 1: this rank gives up"), 3) << text;
 }
 
-/// Runs the program on two hosts with two ranks each.
-Ended on_two_hosts(const std::string& behaviour) {
-  return Launched({LOCKSTEP_SOURCE_DIR "/tools/two-hosts", "--per-host", "2",
-                   LOCKSTEP_BINARY_DIR "/mpi_rank_program", behaviour, "auto"})
-      .wait();
+TEST_F(Hierarchical, InterfaceThatIsNotThereIsNamedOnEveryRank) {
+  ::setenv("LOCKSTEP_INTERFACE", "nosuch0", 1);
+  const auto text = said(3, "refused", "aba");
+  ::unsetenv("LOCKSTEP_INTERFACE");
+  EXPECT_EQ(count(text, "LOCKSTEP_INTERFACE: got 'nosuch0', expected one of: "), 3) << text;
 }
 
-TEST_F(Hierarchical, HoldsBetweenTwoNetworkNamespaces) {
-  if (!mpi::version().starts_with("Open MPI")) GTEST_SKIP() << "tools/two-hosts takes OpenMPI";
-  const auto backend = on_two_hosts("which-backend-is-found");
+/// Tests that run the program on two hosts, network namespaces of their own, with two ranks each.
+class TwoHosts : public Mpi {
+ protected:
+  void SetUp() override {
+    Mpi::SetUp();
+    if (!mpi::version().starts_with("Open MPI")) GTEST_SKIP() << "tools/two-hosts takes OpenMPI";
+  }
+
+  Ended run(const std::string& behaviour) {
+    return Launched({LOCKSTEP_SOURCE_DIR "/tools/two-hosts", "--per-host", "2",
+                     LOCKSTEP_BINARY_DIR "/mpi_rank_program", behaviour, folder_.path().string()},
+                    variables())
+        .wait();
+  }
+
+  /// What the ranks left in the folder when the world had ended, from the first on.
+  std::vector<std::string> last_words(int ranks) const {
+    std::vector<std::string> words;
+    for (int rank = 0; rank < ranks; ++rank) {
+      words.push_back(contents(folder_.path() / ("rank" + std::to_string(rank))));
+    }
+    return words;
+  }
+};
+
+TEST_F(TwoHosts, HoldConformance) {
+  const auto backend = run("which-backend-is-found");
   if (backend.code == 77) GTEST_SKIP() << backend.err;
   EXPECT_EQ(count(backend.out, "hierarchical\n"), 4) << backend.out << backend.err;
-  const auto ended = on_two_hosts("conformance-in-short");
+  const auto ended = run("conformance-in-short");
   EXPECT_EQ(ended.code, 0) << ended.out << ended.err;
+}
+
+TEST_F(TwoHosts, CutLinkIsNamedOnBothSides) {
+  const auto ended = run("cut-the-link");
+  if (ended.code == 77) GTEST_SKIP() << ended.err;
+  const auto words = last_words(4);
+  for (const int rank : {0, 1}) {
+    EXPECT_THAT(words[static_cast<std::size_t>(rank)],
+                ContainsRegex("no heartbeat from host lockstep[0-9]+-2 \\(ranks 2, 3\\) for 2\\."))
+        << ended.err;
+  }
+  for (const int rank : {2, 3}) {
+    EXPECT_THAT(words[static_cast<std::size_t>(rank)],
+                ContainsRegex("no heartbeat from host lockstep[0-9]+-1 \\(rank 0\\) for 2\\."))
+        << ended.err;
+  }
+}
+
+TEST_F(TwoHosts, RankThatIsKilledIsNamedOnTheOther) {
+  const auto ended = run("kill-the-last");
+  if (ended.code == 77) GTEST_SKIP() << ended.err;
+  for (const auto& words : last_words(3)) {
+    EXPECT_THAT(words, ContainsRegex("rank 3 on host lockstep[0-9]+-2 has ended")) << ended.err;
+  }
 }
 
 TEST(Slices, AreWholeCacheLinesOfTheFirstRanks) {

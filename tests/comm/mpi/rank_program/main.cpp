@@ -17,8 +17,10 @@
 #include <vector>
 
 #include "comm/conformance.h"
+#include "comm/mpi/rank_program/last_words.h"
 #include "lockstep/comm/hierarchical/hierarchical.h"
 #include "lockstep/comm/mpi/mpi.h"
+#include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
 
 /// A process of an MPI program that does what its first argument says; the second is up to that.
@@ -29,6 +31,7 @@ using namespace std::chrono_literals;
 using lockstep::Communicator;
 using lockstep::DType;
 using lockstep::ReduceOp;
+using lockstep::testing::LastWords;
 using Group = std::shared_ptr<Communicator>;
 
 float floats[64];
@@ -55,6 +58,7 @@ std::size_t own_number() {
 Group join(lockstep::mpi::Options options = {.timeout = 20s}) {
   if (hosts.empty()) return lockstep::mpi::create(options);
   options.host = hosts.substr(own_number(), 1);
+  options.interface = lockstep::Environment::get().interface;
   lockstep::hierarchical::Options all;
   all.between_hosts = options;
   all.inside.timeout = options.timeout;
@@ -87,6 +91,17 @@ int conformance() {
   lockstep::testing::check_split(*group, of_ranks);
   lockstep::testing::check_messages(*group);
   return 0;
+}
+
+/// Says why it could not join, and stays.
+int refused() {
+  try {
+    join();
+  } catch (const lockstep::Error& error) {
+    say("Error " + std::string(error.what()));
+  }
+  await_release();
+  return 1;
 }
 
 int which_backend() {
@@ -156,6 +171,7 @@ int out_of_order() {
 int other_reduction() {
   const auto group = join();
   return expect_failure(group, [&] {
+    group->barrier().wait();  // from here on all have joined
     const auto op = group->rank() == 1 ? ReduceOp::avg : ReduceOp::sum;
     group->all_reduce(floats, 8, DType::f32, op).wait();
   });
@@ -190,6 +206,7 @@ int split_in_flight() {
 int abandon() {
   const auto group = join();
   return expect_failure(group, [&] {
+    group->barrier().wait();  // from here on all have joined
     if (group->rank() != 0) return group->barrier().wait();
     try {
       std::vector<float> gone(4'000'000, 1);
@@ -346,6 +363,7 @@ int many_elements() {
 
 const std::map<std::string_view, std::function<int()>> behaviours{
     {"conformance", conformance},
+    {"refused", refused},
     {"which-backend", which_backend},
     {"which-backend-is-found", which_backend_is_found},
     {"conformance-in-short", conformance_in_short},
@@ -362,6 +380,12 @@ const std::map<std::string_view, std::function<int()>> behaviours{
     {"late", late},
     {"leave", leave},
     {"give-up", give_up},
+    {"cut-the-link", [] { return cut_the_link(*join_as_found(), LastWords(argument)); }},
+    {"kill-the-last",
+     [] {
+       ::signal(SIGTERM, SIG_IGN);
+       return kill_the_last(*join_as_found(), LastWords(argument));
+     }},
     {"exit-3", [] { return barriers_of_the_others([] { return 3; }); }},
     {"kill-9", [] { return barriers_of_the_others([] { return ::raise(SIGKILL); }); }},
     {"own-mpi", own_mpi},

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace lockstep::control {
+
+/// An IPv4 or IPv6 address with a port. It may be copied as bytes.
+class Address {
+ public:
+  Address() = default;
+  /// None of another family.
+  static std::optional<Address> of(const sockaddr* from);
+  /// This end of a socket, and the other.
+  static Address local(int socket);
+  static Address peer(int socket);
+
+  int family() const { return storage_.any.sa_family; }
+  bool loopback() const;
+  /// Of one link only, where it means nothing without the interface's number on that host.
+  bool link_local() const;
+  Address with_port(std::uint16_t port) const;
+
+  const sockaddr* get() const { return &storage_.any; }
+  socklen_t length() const;
+
+  /// "10.0.0.1" or "fd00::1".
+  std::string host() const;
+  /// "10.0.0.1:4711" or "[fd00::1]:4711".
+  std::string text() const;
+
+  /// Whether the hosts are the same, whatever the ports.
+  bool same_host(const Address& other) const { return host() == other.host(); }
+
+ private:
+  union Storage {
+    sockaddr_in6 v6;
+    sockaddr_in v4;
+    sockaddr any;
+  };
+  Storage storage_{};
+};
+
+}  // namespace lockstep::control

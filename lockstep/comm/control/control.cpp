@@ -1,0 +1,278 @@
+#include "lockstep/comm/control/control.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <optional>
+#include <system_error>
+#include <utility>
+
+#include "lockstep/core/error.h"
+#include "lockstep/core/log.h"
+#include "lockstep/core/text.h"
+
+// Note [How ranks of several hosts watch one another]
+// Every rank is connected to rank 0, which passes on what one of them tells, so a cause needs two
+// hops at most. A process that ends closes its connection, and unless it has left before, that is
+// the failure of the world. A link that is cut closes nothing: so both ends send heartbeats, and
+// the one that hears none for too long gives the other's host up. Only time in which this thread
+// itself runs counts as silence, or a process that was stopped for a while would accuse all others.
+// After the first cause nothing is watched any more.
+
+namespace lockstep::control {
+namespace {
+
+using detail::concat;
+using std::chrono::milliseconds;
+
+/// How long last words may take to leave.
+constexpr auto patience = milliseconds(1000);
+constexpr auto patience_of_failing = milliseconds(200);
+constexpr int beats_per_limit = 4;
+/// What epoll counts in an int.
+constexpr auto longest_nap = milliseconds(std::chrono::hours(24));
+
+/// No signal reaches threads that begin in its scope: they are for the program's own.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~SignalsBlocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+
+ private:
+  sigset_t before_{};
+};
+
+void watch_fd(int events, int fd, std::uint64_t key) {
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.u64 = key;
+  if (::epoll_ctl(events, EPOLL_CTL_ADD, fd, &event) != 0) {
+    throw CommError(concat("control: cannot watch a connection: ", std::strerror(errno)));
+  }
+}
+
+}  // namespace
+
+std::string Control::who(const Peer& peer) {
+  return concat("rank ", peer.member.rank, " on host ", peer.member.host);
+}
+
+Control::Control(std::vector<Member> others, OnFailure on_failure)
+    : on_failure_(std::move(on_failure)),
+      events_(::epoll_create1(EPOLL_CLOEXEC)),
+      bell_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      process_(::getpid()) {
+  if (!events_ || !bell_) {
+    throw CommError(concat("control: no file to wait with: ", std::strerror(errno)));
+  }
+  for (auto& member : others) {
+    watch_fd(events_.get(), member.connection.fd(), peers_.size());
+    limit_ = member.heartbeat;
+    peers_.push_back({.member = std::move(member)});
+  }
+  watch_fd(events_.get(), bell_.get(), peers_.size());
+  try {
+    const SignalsBlocked blocked;
+    thread_ = std::thread([this] { run(); });
+  } catch (const std::system_error& error) {
+    throw CommError(concat("control: no thread to watch with: ", error.what()));
+  }
+}
+
+Control::~Control() {
+  if (::getpid() != process_) {
+    thread_.detach();  // in a child that was forked there is none
+    return;
+  }
+  give(Order::stop);
+  thread_.join();
+}
+
+void Control::fail(const Failure& failure) noexcept {
+  give(Order::fail, failure);
+  await_done(patience_of_failing);
+}
+
+void Control::leave() noexcept {
+  give(Order::leave);
+  await_done(patience);
+}
+
+void Control::give(Order order, const Failure& failure) noexcept {
+  try {
+    const std::lock_guard lock(mutex_);
+    if (order_ != Order::none) return;
+    failure_.timeout = failure.timeout;
+    order_ = order;
+    failure_.text = failure.text;
+  } catch (const std::bad_alloc&) {
+    // Nameless, then.
+  }
+  const std::uint64_t ring = 1;
+  [[maybe_unused]] const auto written = ::write(bell_.get(), &ring, sizeof ring);
+}
+
+void Control::await_done(milliseconds limit) noexcept {
+  std::unique_lock lock(mutex_);
+  done_told_.wait_for(lock, limit, [&] { return done_; });
+}
+
+void Control::run() noexcept {
+  try {
+    watch();
+    send_rest();
+  } catch (const std::exception& error) {
+    log::warn(concat("control: ", error.what()));
+    on_failure_({.text = concat("control: ", error.what())});
+  }
+  const std::lock_guard lock(mutex_);
+  done_ = true;
+  done_told_.notify_all();
+}
+
+void Control::watch() {
+  const auto interval = std::max(limit_ / beats_per_limit, milliseconds(1));
+  for (auto& peer : peers_) take(peer);  // what came with the last words of the meeting
+  auto next_beat = Clock::now(), turn = next_beat;
+  while (!over_) {
+    if (Clock::now() >= next_beat) {
+      beat(Clock::now());
+      next_beat = Clock::now() + interval;
+      if (over_) return;
+    }
+    std::array<epoll_event, 64> events;
+    const auto left = std::clamp(std::chrono::ceil<milliseconds>(next_beat - Clock::now()),
+                                 milliseconds(0), longest_nap);
+    const int news = ::epoll_wait(events_.get(), events.data(), static_cast<int>(events.size()),
+                                  static_cast<int>(left.count()));
+    const auto gap = Clock::now() - std::exchange(turn, Clock::now());
+    if (gap > 2 * interval) {
+      for (auto& peer : peers_) peer.heard += gap;
+    }
+    for (int i = 0; i < news && !over_; ++i) {
+      const auto key = events[static_cast<std::size_t>(i)].data.u64;
+      if (key == peers_.size()) {
+        obey();
+      } else {
+        hear(peers_[key]);
+      }
+    }
+  }
+}
+
+void Control::obey() {
+  const std::lock_guard lock(mutex_);
+  if (order_ == Order::none) return;
+  over_ = true;
+  if (order_ == Order::fail) end(failure_, nullptr, true);
+  if (order_ == Order::leave) tell_all({.kind = Kind::left});
+}
+
+void Control::hear(Peer& peer) {
+  const bool open = peer.member.connection.receive();
+  take(peer);
+  if (open || over_) return;
+  ::epoll_ctl(events_.get(), EPOLL_CTL_DEL, peer.member.connection.fd(), nullptr);
+  if (!peer.here) return;
+  const int code = peer.member.connection.error();
+  end({.text = code == 0
+                   ? concat(who(peer), " has ended")
+                   : concat("the connection to ", who(peer), " broke: ", std::strerror(code))},
+      &peer, false);
+}
+
+void Control::take(Peer& peer) {
+  const auto next = [&]() -> std::optional<Frame> {
+    if (over_) return std::nullopt;
+    try {
+      return peer.member.connection.next();
+    } catch (const CommError& error) {
+      end({.text = concat(who(peer), ": ", error.what())}, &peer, false);
+      return std::nullopt;
+    }
+  };
+  while (const auto frame = next()) {
+    peer.heard = Clock::now();
+    const bool timeout = frame->kind == Kind::timed_out;
+    if (frame->kind == Kind::left) peer.here = false;
+    if (timeout || frame->kind == Kind::failed) {
+      end({.timeout = timeout, .text = frame->payload}, &peer, false);
+    }
+  }
+}
+
+void Control::beat(Clock::time_point now) {
+  for (auto& peer : peers_) {
+    if (peer.here && peer.member.connection.flush()) {
+      peer.member.connection.send({.kind = Kind::heartbeat});
+    }
+  }
+  const auto silent = std::ranges::find_if(
+      peers_, [&](const Peer& peer) { return peer.here && now - peer.heard > limit_; });
+  if (silent != peers_.end()) end({.text = silence(now, *silent)}, nullptr, false);
+}
+
+std::string Control::silence(Clock::time_point now, const Peer& silent) const {
+  const auto tenths = std::chrono::duration_cast<milliseconds>(now - silent.heard).count() / 100;
+  const auto how_long = concat(" for ", tenths / 10, '.', tenths % 10, " s");
+  const auto& host = silent.member.host;
+  constexpr int most = 16;
+  std::string ranks;
+  int quiet = 0;
+  for (const auto& peer : peers_) {
+    if (!peer.here || peer.member.host != host) continue;
+    // Ranks do not beat at the same time: where one was cut off, the others soon are, too.
+    if (now - peer.heard < limit_ / 2) {
+      return concat("no heartbeat from ", who(silent), how_long);
+    }
+    if (++quiet <= most) ranks += concat(quiet == 1 ? "" : ", ", peer.member.rank);
+  }
+  if (quiet > most) ranks += concat(" and ", quiet - most, " more");
+  return concat("no heartbeat from host ", host, quiet == 1 ? " (rank " : " (ranks ", ranks, ")",
+                how_long);
+}
+
+void Control::end(const Failure& failure, const Peer* from, bool own) {
+  over_ = true;
+  tell_all({.kind = failure.timeout ? Kind::timed_out : Kind::failed, .payload = failure.text},
+           from);
+  if (own) return;
+  log::debug(concat("control: ", failure.text));
+  on_failure_(failure);
+}
+
+void Control::tell_all(const Frame& frame, const Peer* but) {
+  for (auto& peer : peers_) {
+    if (peer.here && &peer != but) peer.member.connection.send(frame);
+  }
+}
+
+void Control::send_rest() {
+  const auto until = Clock::now() + patience;
+  for (;;) {
+    std::vector<pollfd> waiting;
+    for (auto& peer : peers_) {
+      if (peer.here && !peer.member.connection.flush()) {
+        waiting.push_back({.fd = peer.member.connection.fd(), .events = POLLOUT, .revents = 0});
+      }
+    }
+    const auto left = std::chrono::ceil<milliseconds>(until - Clock::now()).count();
+    if (waiting.empty() || left <= 0) return;
+    ::poll(waiting.data(), waiting.size(), static_cast<int>(left));
+  }
+}
+
+}  // namespace lockstep::control

@@ -1,0 +1,73 @@
+#include "lockstep/comm/mpi/connect.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "lockstep/comm/control/gathering.h"
+#include "lockstep/comm/control/joining.h"
+#include "lockstep/comm/hosts.h"
+#include "lockstep/core/digest.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep::mpi {
+namespace {
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  ::gethostname(name.data(), name.size() - 1);
+  return name.data();
+}
+
+control::Settings settings_of(MpiCommunicator& world) {
+  const auto& options = world.endpoint().options();
+  const auto network = detail::this_host();
+  return {.rank = world.rank(),
+          .size = world.size(),
+          .host = options.host.empty() ? host_name() : options.host,
+          .network = detail::digest(std::as_bytes(std::span(network))),
+          .interface = options.interface,
+          .timeout = options.timeout,
+          .heartbeat = options.heartbeat,
+          .look = [&world] { world.look(); }};
+}
+
+std::vector<control::Member> meet(MpiCommunicator& world) {
+  const auto settings = settings_of(world);
+  std::optional<control::Gathering> gathering;
+  control::Offer offer;
+  if (world.rank() == 0) {
+    try {
+      offer = gathering.emplace(settings).offer();
+    } catch (const CommError& error) {
+      control::set_text(offer.refusal, error.what());  // the others wait for the offer
+    }
+  }
+  world.share(std::as_writable_bytes(std::span(&offer, 1)));
+  if (const auto why = control::text_of(offer.refusal); !why.empty()) throw CommError(why);
+  if (gathering) return gathering->wait();
+  std::vector<control::Member> rank_0;
+  rank_0.push_back(control::join(offer, settings));
+  return rank_0;
+}
+
+}  // namespace
+
+void connect_hosts(MpiCommunicator& world) {
+  auto& endpoint = world.endpoint();
+  try {
+    endpoint.watch(meet(world));
+  } catch (const TimeoutError& error) {
+    endpoint.fail({.timeout = true, .text = error.what()});
+    throw;
+  } catch (const CommError& error) {
+    endpoint.fail({.text = error.what()});
+    throw;
+  }
+}
+
+}  // namespace lockstep::mpi

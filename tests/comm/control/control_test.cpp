@@ -1,0 +1,170 @@
+#include "lockstep/comm/control/control.h"
+
+#include <gmock/gmock.h>
+
+#include "comm/control/meeting.h"
+
+namespace lockstep::testing {
+namespace {
+
+using namespace std::chrono_literals;
+using control::Control;
+using control::Failure;
+using control::Settings;
+using ::testing::StartsWith;
+
+/// One rank's watch, and what it heard.
+class Watcher {
+ public:
+  explicit Watcher(std::vector<control::Member> others)
+      : control_(std::in_place, std::move(others),
+                 [this](const Failure& failure) { promise_.set_value(failure); }) {}
+
+  Control& control() { return *control_; }
+  void end() { control_.reset(); }
+  /// What ended the world, once that is known here.
+  Failure failure() {
+    EXPECT_EQ(future_.wait_for(30s), std::future_status::ready);
+    return future_.get();
+  }
+  bool knows_of_none() { return future_.wait_for(0s) != std::future_status::ready; }
+
+ private:
+  std::promise<Failure> promise_;
+  std::future<Failure> future_ = promise_.get_future();
+  std::optional<Control> control_;
+};
+
+/// All ranks of a world, of which those after the first `watching` have connections that nobody
+/// tends. Letters stand for hosts.
+struct World {
+  std::vector<std::unique_ptr<Watcher>> watchers;
+  std::vector<control::Member> idle;
+};
+
+World watch(const std::string& hosts, std::size_t watching, std::chrono::milliseconds heartbeat) {
+  const int size = static_cast<int>(hosts.size());
+  auto rank_0 = rank_of(0, size, hosts.substr(0, 1));
+  rank_0.heartbeat = heartbeat;
+  std::vector<Settings> others;
+  for (int rank = 1; rank < size; ++rank) {
+    others.push_back(rank_of(rank, size, hosts.substr(static_cast<std::size_t>(rank), 1)));
+  }
+  auto met = meet(rank_0, others);
+  World world;
+  world.watchers.push_back(std::make_unique<Watcher>(std::move(met.of_rank_0)));
+  for (auto& member : met.of_others) {
+    if (world.watchers.size() < watching) {
+      std::vector<control::Member> one;
+      one.push_back(std::move(member));
+      world.watchers.push_back(std::make_unique<Watcher>(std::move(one)));
+    } else {
+      world.idle.push_back(std::move(member));
+    }
+  }
+  return world;
+}
+
+World watch(const std::string& hosts) { return watch(hosts, hosts.size(), 60s); }
+
+TEST(Control, FirstCauseReachesEveryRank) {
+  for (const std::size_t from : {0, 1, 6}) {
+    auto world = watch("aabbccc");
+    world.watchers[from]->control().fail({.timeout = from == 1, .text = "the cause"});
+    for (std::size_t rank = 0; rank < world.watchers.size(); ++rank) {
+      if (rank == from) {
+        EXPECT_TRUE(world.watchers[rank]->knows_of_none()) << "its own";
+        continue;
+      }
+      const auto failure = world.watchers[rank]->failure();
+      EXPECT_EQ(failure.text, "the cause");
+      EXPECT_EQ(failure.timeout, from == 1);
+    }
+  }
+}
+
+TEST(Control, LongCausesAreCut) {
+  auto world = watch("ab");
+  world.watchers[1]->control().fail({.text = std::string(100'000, 'x')});
+  EXPECT_EQ(world.watchers[0]->failure().text, std::string(control::longest_payload, 'x'));
+}
+
+TEST(Control, RankThatEndsIsNamedToAll) {
+  auto world = watch("aabb");
+  world.watchers[3]->end();
+  for (const int rank : {0, 1, 2}) {
+    EXPECT_EQ(world.watchers[static_cast<std::size_t>(rank)]->failure().text,
+              "rank 3 on host b has ended");
+  }
+}
+
+TEST(Control, RankZeroThatEndsIsNamedByEachRank) {
+  auto world = watch("abb");
+  world.watchers[0]->end();
+  EXPECT_EQ(world.watchers[1]->failure().text, "rank 0 on host a has ended");
+  EXPECT_EQ(world.watchers[2]->failure().text, "rank 0 on host a has ended");
+}
+
+TEST(Control, RankThatHasLeftMayEnd) {
+  auto world = watch("abc");
+  world.watchers[1]->control().leave();
+  world.watchers[1]->end();
+  world.watchers[2]->control().fail({.text = "another cause"});
+  EXPECT_EQ(world.watchers[0]->failure().text, "another cause");
+  world.watchers.clear();
+
+  world = watch("abc");
+  world.watchers[0]->control().leave();
+  world.watchers[0]->end();
+  world.watchers[1]->control().leave();
+  EXPECT_TRUE(world.watchers[1]->knows_of_none());
+  EXPECT_TRUE(world.watchers[2]->knows_of_none());
+}
+
+TEST(Control, SilentHostIsNamedWithItsRanks) {
+  auto world = watch("aabb", 2, 1s);
+  EXPECT_THAT(world.watchers[0]->failure().text,
+              StartsWith("no heartbeat from host b (ranks 2, 3) for 1."));
+  EXPECT_THAT(world.watchers[1]->failure().text,
+              StartsWith("no heartbeat from host b (ranks 2, 3) for 1."));
+}
+
+TEST(Control, SilentRankOfALivingHostIsNamed) {
+  auto world = watch("abb", 2, 1s);
+  EXPECT_THAT(world.watchers[1]->failure().text,
+              StartsWith("no heartbeat from rank 2 on host b for 1."));
+}
+
+TEST(Control, SilentRankZeroIsNamed) {
+  auto met = meet(rank_of(0, 2, "a"), {rank_of(1, 2, "b")});
+  met.of_others.front().heartbeat = 500ms;
+  Watcher watcher(std::move(met.of_others));
+  EXPECT_THAT(watcher.failure().text, StartsWith("no heartbeat from host a (rank 0) for 0."));
+}
+
+TEST(Control, NonsenseIsNamed) {
+  auto met = meet(rank_of(0, 2, "a"), {rank_of(1, 2, "b")});
+  Watcher watcher(std::move(met.of_rank_0));
+  const std::string nonsense = "GET / HTTP/1.1\r\n";
+  ASSERT_EQ(
+      ::send(met.of_others[0].connection.fd(), nonsense.data(), nonsense.size(), MSG_NOSIGNAL),
+      static_cast<ssize_t>(nonsense.size()));
+  EXPECT_EQ(watcher.failure().text, "rank 1 on host b: not the words of Lockstep");
+}
+
+TEST(Frames, AreWholeInWhateverPiecesTheyCome) {
+  const std::string stream = control::encode({.kind = control::Kind::left}) +
+                             control::encode({.kind = control::Kind::failed, .payload = "why"});
+  control::FrameReader reader;
+  std::vector<std::string> found;
+  for (const char byte : stream) {
+    reader.add({&byte, 1});
+    while (const auto frame = reader.next()) {
+      found.push_back(std::to_string(static_cast<int>(frame->kind)) + frame->payload);
+    }
+  }
+  EXPECT_EQ(found, (std::vector<std::string>{"7", "5why"}));
+}
+
+}  // namespace
+}  // namespace lockstep::testing

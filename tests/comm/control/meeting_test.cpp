@@ -1,0 +1,321 @@
+#include "comm/control/meeting.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <atomic>
+#include <filesystem>
+#include <set>
+
+#include "lockstep/comm/control/interfaces.h"
+
+namespace lockstep::testing {
+namespace {
+
+using namespace std::chrono_literals;
+using control::Address;
+using control::Gathering;
+using control::Settings;
+using detail::Descriptor;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+/// Somebody who knows nothing but the address.
+Descriptor stranger(const Address& to) {
+  Descriptor socket(::socket(to.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
+  EXPECT_EQ(::connect(socket.get(), to.get(), to.length()), 0);
+  return socket;
+}
+
+void say(const Descriptor& socket, std::string_view bytes) {
+  EXPECT_EQ(::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
+            static_cast<ssize_t>(bytes.size()));
+}
+
+/// Everything that the other end says until it closes.
+std::string heard(const Descriptor& socket) {
+  std::string text;
+  std::array<char, 4096> room;
+  for (ssize_t got = 0; (got = ::recv(socket.get(), room.data(), room.size(), 0)) > 0;) {
+    text.append(room.data(), static_cast<std::size_t>(got));
+  }
+  return text;
+}
+
+std::string hello(const control::Offer& offer, const Settings& settings) {
+  control::Hello content{.token = offer.token, .rank = settings.rank, .size = settings.size};
+  control::set_text(content.version, settings.version);
+  control::set_text(content.host, settings.host);
+  return control::encode({.kind = control::Kind::hello, .payload = control::bytes_of(content)});
+}
+
+/// What rank 0 throws, and each of the others. Who has not come by then hears it in another way.
+std::vector<std::string> failures(Settings rank_0, std::vector<Settings> others) {
+  Gathering gathering(std::move(rank_0));
+  std::promise<std::string> promise;
+  const auto ended = promise.get_future().share();
+  std::vector<std::future<std::string>> coming;
+  for (auto& settings : others) {
+    settings.look = [ended, look = settings.look] {
+      look();
+      if (ended.wait_for(0s) == std::future_status::ready) throw CommError(ended.get());
+    };
+    coming.push_back(std::async(
+        std::launch::async, [&] { return thrown([&] { join(gathering.offer(), settings); }); }));
+  }
+  std::vector<std::string> all{thrown([&] { gathering.wait(); })};
+  promise.set_value(all.front());
+  for (auto& one : coming) all.push_back(one.get());
+  return all;
+}
+
+TEST(Meeting, BringsAllRanksTogether) {
+  for (const int size : {2, 3, 7}) {
+    std::vector<Settings> others;
+    for (int rank = 1; rank < size; ++rank) {
+      others.push_back(rank_of(rank, size, "host" + std::to_string(rank)));
+    }
+    auto rank_0 = rank_of(0, size);
+    rank_0.heartbeat = 7s;
+    const auto met = meet(rank_0, others);
+    ASSERT_EQ(met.of_rank_0.size(), others.size());
+    std::set<int> came;
+    for (const auto& member : met.of_rank_0) {
+      came.insert(member.rank);
+      EXPECT_EQ(member.host, "host" + std::to_string(member.rank));
+    }
+    EXPECT_EQ(came.size(), others.size());
+    for (const auto& member : met.of_others) {
+      EXPECT_EQ(member.rank, 0);
+      EXPECT_EQ(member.host, "a");
+      EXPECT_EQ(member.heartbeat, 7s) << "rank 0's counts";
+    }
+  }
+}
+
+TEST(Meeting, MissingRanksAreNamedToAllWhoCame) {
+  auto rank_0 = rank_of(0, 4);
+  rank_0.timeout = 1s;
+  for (const auto& text : failures(rank_0, {rank_of(2, 4, "b")})) {
+    EXPECT_EQ(text, "timeout: control: rank 0 of 4 on host a waited 1 s for ranks 1, 3");
+  }
+}
+
+TEST(Meeting, TwoOfTheSameRankAreAnErrorOfAll) {
+  for (const auto& text :
+       failures(rank_of(0, 4), {rank_of(1, 4, "b"), rank_of(1, 4, "b"), rank_of(2, 4, "b")})) {
+    EXPECT_EQ(text,
+              "control: two processes say that they are rank 1 of 4: on host b and on host b");
+  }
+}
+
+TEST(Meeting, RankThatCannotBeIsAnErrorOfAll) {
+  for (const auto& text : failures(rank_of(0, 2), {rank_of(2, 2, "b")})) {
+    EXPECT_EQ(text, "control: rank 2 on host b came, expected ranks 1 to 1");
+  }
+}
+
+TEST(Meeting, AnotherVersionIsAnErrorOfAll) {
+  auto other = rank_of(1, 3, "b");
+  other.version = "0.0.9";
+  for (const auto& text : failures(rank_of(0, 3), {other, rank_of(2, 3, "b")})) {
+    EXPECT_THAT(text, StartsWith("control: rank 1 on host b is of Lockstep 0.0.9, rank 0 on host "
+                                 "a of "));
+  }
+}
+
+TEST(Meeting, AnotherNumberOfRanksIsAnErrorOfAll) {
+  for (const auto& text : failures(rank_of(0, 3), {rank_of(2, 3, "b"), rank_of(1, 2, "c")})) {
+    EXPECT_EQ(text,
+              "control: rank 1 on host c expects a world of 2 ranks, rank 0 on host a one of 3");
+  }
+}
+
+TEST(Meeting, RankThatEndsBeforeAllHaveComeIsNamed) {
+  Gathering gathering(rank_of(0, 4));
+  say(stranger(gathering.offer().addresses[0]), hello(gathering.offer(), rank_of(1, 4, "b")));
+  EXPECT_EQ(thrown([&] { gathering.wait(); }),
+            "control: rank 1 on host b has ended while ranks 2, 3 had still to come");
+}
+
+TEST(Meeting, WhatEndsOneRanksWaitReachesAll) {
+  std::atomic<int> looks = 0;
+  auto given_up = rank_of(1, 3, "b");
+  given_up.look = [&] {
+    if (++looks > 3) throw CommError("rank 1 gives up");
+  };
+  EXPECT_EQ(failures(rank_of(0, 3), {given_up}),
+            (std::vector<std::string>{"rank 1 gives up", "rank 1 gives up"}));
+  auto rank_0 = rank_of(0, 3);
+  rank_0.look = [&] {
+    if (++looks > 20) throw TimeoutError("rank 0 gives up");
+  };
+  EXPECT_EQ(failures(rank_0, {rank_of(2, 3, "b")}),
+            (std::vector<std::string>{"timeout: rank 0 gives up", "timeout: rank 0 gives up"}));
+}
+
+TEST(Meeting, StrangersAreRefusedAndInNobodysWay) {
+  Gathering gathering(rank_of(0, 2));
+  const auto& offer = gathering.offer();
+  auto waiting = std::async(std::launch::async, [&] { return gathering.wait(); });
+
+  const auto silent = stranger(offer.addresses[0]);
+  stranger(offer.addresses[0]);
+  const auto half = stranger(offer.addresses[0]);
+  say(half, hello(offer, rank_of(1, 2)).substr(0, 50));
+  {
+    const auto gone = stranger(offer.addresses[0]);
+    say(gone, hello(offer, rank_of(1, 2)).substr(0, 9));
+  }
+  const auto browser = stranger(offer.addresses[0]);
+  say(browser, "GET / HTTP/1.1\r\n\r\n");
+  EXPECT_THAT(heard(browser), HasSubstr("refuses: not the words of Lockstep"));
+  const auto liar = stranger(offer.addresses[0]);
+  say(liar, std::string("LSc1\0\0\xff\xff", 8));
+  EXPECT_THAT(heard(liar), HasSubstr("refuses: not the words of this Lockstep"));
+  const auto other_kind = stranger(offer.addresses[0]);
+  say(other_kind, control::encode({.kind = control::Kind::heartbeat}));
+  EXPECT_THAT(heard(other_kind), HasSubstr("refuses: not how a rank"));
+
+  auto wrong = offer;
+  wrong.token[0] = static_cast<char>(wrong.token[0] + 1);
+  EXPECT_THAT(thrown([&] { join(wrong, rank_of(1, 2, "b")); }),
+              AllOf(HasSubstr("rank 1 of 2 on host b cannot reach rank 0 at "),
+                    HasSubstr("refuses: it is of another world: its token differs")));
+
+  EXPECT_EQ(join(offer, rank_of(1, 2)).rank, 0);
+  EXPECT_EQ(waiting.get().size(), 1u);
+  EXPECT_THAT(heard(silent), HasSubstr("refuses: all ranks are here"));
+}
+
+TEST(Meeting, PiecesOfAHelloAreOne) {
+  Gathering gathering(rank_of(0, 2));
+  auto waiting = std::async(std::launch::async, [&] { return gathering.wait(); });
+  const auto slow = stranger(gathering.offer().addresses[0]);
+  for (const char byte : hello(gathering.offer(), rank_of(1, 2, "b"))) say(slow, {&byte, 1});
+  EXPECT_EQ(waiting.get().front().host, "b");
+}
+
+/// As many open files as the machine allows this process.
+class OpenFiles {
+ public:
+  explicit OpenFiles(rlim_t most) {
+    ::getrlimit(RLIMIT_NOFILE, &before_);
+    const rlimit changed{.rlim_cur = std::min(most, before_.rlim_max),
+                         .rlim_max = before_.rlim_max};
+    ::setrlimit(RLIMIT_NOFILE, &changed);
+  }
+  ~OpenFiles() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_{};
+};
+
+TEST(Meeting, AThousandSilentConnectionsAreInNobodysWay) {
+  const OpenFiles limit(4096);
+  Gathering gathering(rank_of(0, 2));
+  const auto& offer = gathering.offer();
+  auto waiting = std::async(std::launch::async, [&] { return gathering.wait(); });
+  std::vector<Descriptor> sockets;
+  for (int i = 0; i < 1000; ++i) sockets.push_back(stranger(offer.addresses[0]));
+  EXPECT_THAT(heard(sockets.front()), HasSubstr("too many have come and said nothing"));
+  EXPECT_EQ(join(offer, rank_of(1, 2)).rank, 0);
+  EXPECT_EQ(waiting.get().size(), 1u);
+}
+
+TEST(Meeting, ShortageOfFilesIsNamed) {
+  Gathering gathering(rank_of(0, 2));
+  const auto& to = gathering.offer().addresses[0];
+  const Descriptor comer(::socket(to.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const OpenFiles limit(static_cast<rlim_t>(comer.get()) + 1);
+  EXPECT_EQ(::connect(comer.get(), to.get(), to.length()), 0);
+  EXPECT_THAT(thrown([&] { gathering.wait(); }),
+              AllOf(HasSubstr("may open no file more for the connections of rank 1"),
+                    HasSubstr("ulimit -n")));
+}
+
+TEST(Meeting, InterfaceThatIsNotThereIsNamed) {
+  auto settings = rank_of(0, 2);
+  settings.interface = "nosuch0";
+  EXPECT_THAT(thrown([&] { Gathering gathering(settings); }),
+              HasSubstr("LOCKSTEP_INTERFACE: got 'nosuch0', expected one of: "));
+  Gathering gathering(rank_of(0, 2));
+  settings.rank = 1;
+  EXPECT_THAT(thrown([&] { join(gathering.offer(), settings); }),
+              HasSubstr("LOCKSTEP_INTERFACE: got 'nosuch0'"));
+}
+
+TEST(Meeting, LoopbackIsNoWayToAnotherHost) {
+  Gathering gathering(rank_of(0, 2));
+  auto offer = gathering.offer();
+  offer.count = static_cast<std::uint32_t>(
+      std::stable_partition(offer.addresses.begin(), offer.addresses.begin() + offer.count,
+                            [](const auto& one) { return one.loopback(); }) -
+      offer.addresses.begin());
+  auto elsewhere = rank_of(1, 2, "b");
+  elsewhere.network = 1;
+  EXPECT_THAT(thrown([&] { join(offer, elsewhere); }),
+              AllOf(HasSubstr("rank 1 of 2 on host b has no way to rank 0"),
+                    HasSubstr("no interface that leads to others")));
+}
+
+TEST(Meeting, GoesOverIpv6) {
+  Gathering gathering(rank_of(0, 2));
+  auto offer = gathering.offer();
+  const auto end = offer.addresses.begin() + offer.count;
+  const auto v6 = std::find_if(offer.addresses.begin(), end,
+                               [](const auto& one) { return one.family() == AF_INET6; });
+  if (v6 == end) GTEST_SKIP() << "no interface here has an IPv6 address";
+  offer.addresses[0] = *v6;
+  offer.count = 1;
+  auto waiting = std::async(std::launch::async, [&] { return gathering.wait(); });
+  const auto member = join(offer, rank_of(1, 2));
+  EXPECT_EQ(member.connection.peer().text(), v6->text());
+  EXPECT_THAT(v6->text(), StartsWith("["));
+  EXPECT_EQ(waiting.get().size(), 1u);
+}
+
+TEST(Meeting, NobodyListensThere) {
+  control::Offer offer;
+  {
+    const Gathering gone(rank_of(0, 2));
+    offer = gone.offer();
+  }
+  auto settings = rank_of(1, 2, "b");
+  settings.timeout = -1900ms;  // rank 0 has two seconds more to say what is wrong
+  EXPECT_THAT(thrown([&] { join(offer, settings); }),
+              AllOf(StartsWith("timeout: control: rank 1 of 2 on host b tried for "),
+                    HasSubstr(": Connection refused")));
+}
+
+TEST(Meeting, NothingIsInherited) {
+  const auto open = [] {
+    std::set<int> found;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+      found.insert(std::stoi(entry.path().filename()));
+    }
+    return found;
+  };
+  const auto before = open();
+  Gathering gathering(rank_of(0, 2));
+  auto coming =
+      std::async(std::launch::async, [&] { return join(gathering.offer(), rank_of(1, 2)); });
+  const auto members = gathering.wait();
+  const auto member = coming.get();
+  int made = 0;
+  for (const int fd : open()) {
+    const int flags = ::fcntl(fd, F_GETFD);
+    if (before.contains(fd) || flags < 0) continue;
+    ++made;
+    EXPECT_NE(flags & FD_CLOEXEC, 0)
+        << std::filesystem::read_symlink("/proc/self/fd/" + std::to_string(fd));
+  }
+  EXPECT_GE(made, 2);
+}
+
+}  // namespace
+}  // namespace lockstep::testing

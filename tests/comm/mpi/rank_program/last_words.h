@@ -1,0 +1,78 @@
+#pragma once
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "lockstep/comm/communicator.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep::testing {
+
+/// What ranks say when their world ends, as files of a folder that all hosts see: their outputs
+/// may not reach the launcher any more.
+class LastWords {
+ public:
+  explicit LastWords(std::filesystem::path folder) : folder_(std::move(folder)) {}
+
+  /// Barriers until the world ends. What that was is left behind.
+  void meet_the_end(Communicator& group) const {
+    try {
+      for (;;) group.barrier().wait();
+    } catch (const Error& error) {
+      leave("rank" + std::to_string(group.rank()), error.what());
+    }
+  }
+
+  /// A file of that name, whole once it is there.
+  void leave(const std::string& name, const std::string& text) const {
+    std::ofstream(folder_ / (name + ".part")) << text;
+    std::filesystem::rename(folder_ / (name + ".part"), folder_ / name);
+  }
+
+  void await(const std::string& name) const {
+    while (::access((folder_ / name).c_str(), F_OK) != 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+
+ private:
+  std::filesystem::path folder_;
+};
+
+/// Rank 0 cuts the link between the hosts, and joins it again once all ranks have met the end.
+inline int cut_the_link(Communicator& group, const LastWords& words) {
+  const bool first = group.rank() == 0;
+  if (first) {
+    group.barrier().wait();
+    if (std::system("ip link set link0 down") != 0) return 98;
+  }
+  words.meet_the_end(group);
+  if (first) {
+    for (int rank = 0; rank < group.size(); ++rank) words.await("rank" + std::to_string(rank));
+    if (std::system("ip link set link0 up") != 0) return 98;
+    words.leave("joined", "");
+  }
+  words.await("joined");
+  return 1;
+}
+
+/// The last rank is killed. The others are not ended by the launcher before they have said what
+/// they know.
+inline int kill_the_last(Communicator& group, const LastWords& words) {
+  if (group.rank() == group.size() - 1) {
+    group.barrier().wait();
+    return ::raise(SIGKILL);
+  }
+  words.meet_the_end(group);
+  return 1;
+}
+
+}  // namespace lockstep::testing
