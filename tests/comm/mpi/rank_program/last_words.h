@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -22,10 +23,10 @@ class LastWords {
  public:
   explicit LastWords(std::filesystem::path folder) : folder_(std::move(folder)) {}
 
-  /// Barriers until the world ends. What that was is left behind.
-  void meet_the_end(Communicator& group) const {
+  /// Does that again and again until the world ends. What that was is left behind.
+  void meet_the_end(Communicator& group, const std::function<void()>& step) const {
     try {
-      for (;;) group.barrier().wait();
+      for (;;) step();
     } catch (const Error& error) {
       leave("rank" + std::to_string(group.rank()), error.what());
     }
@@ -54,7 +55,7 @@ inline int cut_the_link(Communicator& group, const LastWords& words) {
     group.barrier().wait();
     if (std::system("ip link set link0 down") != 0) return 98;
   }
-  words.meet_the_end(group);
+  words.meet_the_end(group, [&] { group.barrier().wait(); });
   if (first) {
     for (int rank = 0; rank < group.size(); ++rank) words.await("rank" + std::to_string(rank));
     if (std::system("ip link set link0 up") != 0) return 98;
@@ -64,14 +65,20 @@ inline int cut_the_link(Communicator& group, const LastWords& words) {
   return 1;
 }
 
-/// The last rank is killed. The others are not ended by the launcher before they have said what
-/// they know.
+/// The last rank is killed while the others wait for its message: OpenMPI itself may end a rank
+/// that sends to a dead one.
 inline int kill_the_last(Communicator& group, const LastWords& words) {
-  if (group.rank() == group.size() - 1) {
+  const int last = group.size() - 1;
+  if (group.rank() == last) {
     group.barrier().wait();
     return ::raise(SIGKILL);
   }
-  words.meet_the_end(group);
+  bool together = false;
+  words.meet_the_end(group, [&] {
+    if (!std::exchange(together, true)) return group.barrier().wait();
+    float word = 0;
+    group.recv(&word, 1, DType::f32, last).wait();
+  });
   return 1;
 }
 
