@@ -2,8 +2,8 @@
 // a folder of images with a folder for each class:
 //
 //   lockstep run -n 2 resnet50
-//   lockstep run -n 2 --max-restarts 3 resnet50 --data flowers --weights resnet50.pt
-//   --checkpoint-dir run
+//   lockstep run -n 2 resnet50 --data flowers --weights resnet50.pt
+//   lockstep run -n 2 --max-restarts 3 resnet50 --data flowers --checkpoint-dir run
 //
 #include <ATen/CPUGeneratorImpl.h>
 #include <lockstep/lockstep.h>
