@@ -176,28 +176,24 @@ StepTimes step_times(const Cnn& trained, double lr, const Batch& batch,
   return {.alone = alone[rounds / 2], .together = together[rounds / 2]};
 }
 
-/// What a run goes on from, and where it was found.
-struct Beginning {
-  std::string place;
-  lockstep::Resumed found;
-};
-
 /// The newest undamaged checkpoint of the run's own folder, else that of --resume, if any.
-std::optional<Beginning> resume(const Settings& settings, const lockstep::Checkpoint& checkpoint,
-                                std::optional<lockstep::CheckpointFolder>& folder,
-                                const lockstep::Group& world) {
-  if (folder) {
-    if (auto found = folder->load_newest(checkpoint, world))
-      return Beginning{settings.checkpoint_dir, std::move(*found)};
-  }
+std::optional<lockstep::Resumed> resume(const Settings& settings,
+                                        const lockstep::Checkpoint& checkpoint,
+                                        program::CheckpointDir& folder,
+                                        const lockstep::Group& world, bool loud) {
+  if (auto found = folder.load_newest(checkpoint, world, loud)) return found;
   if (settings.resume.empty()) return std::nullopt;
-  Beginning beginning{settings.resume, checkpoint.load(settings.resume, world)};
-  const std::int64_t done = beginning.found.meta.epoch;
+  lockstep::Resumed found = checkpoint.load(settings.resume, world);
+  const std::int64_t done = found.meta.epoch;
   if (done >= settings.epochs)
     throw lockstep::InvalidArgument(settings.resume + ": " + std::to_string(done) +
                                     " epochs are done, expected fewer than --epochs " +
                                     std::to_string(settings.epochs));
-  return beginning;
+  if (loud && !found.changes.empty())
+    std::cout << settings.resume << ": " << found.changes << std::endl;
+  if (loud && folder)
+    std::cout << settings.resume << ": " << done << " epochs are done" << std::endl;
+  return found;
 }
 
 void train(Settings settings, const lockstep::Group& world) {
@@ -205,24 +201,15 @@ void train(Settings settings, const lockstep::Group& world) {
   std::optional<lockstep::Mnist> train_data;
   std::optional<lockstep::Mnist> test_data;
   std::optional<program::MetricsFile> metrics;
-  std::optional<lockstep::CheckpointFolder> folder;
-  if (!settings.checkpoint_dir.empty()) folder.emplace(settings.checkpoint_dir);
+  program::CheckpointDir folder(settings.checkpoint_dir);
   lockstep::together(world, [&] {
     train_data.emplace(settings.data, lockstep::Mnist::Split::train);
     test_data.emplace(settings.data, lockstep::Mnist::Split::test);
     if (world.rank() != 0) return;
-    const bool added = !settings.resume.empty() || (folder && folder->newest());
-    metrics.emplace(settings.metrics, added);
-    if (!folder) return;
-    std::error_code error;
-    std::filesystem::create_directories(settings.checkpoint_dir, error);
-    if (error)
-      throw lockstep::Error("--checkpoint-dir " + settings.checkpoint_dir +
-                            ": cannot make: " + error.message());
+    metrics.emplace(settings.metrics, !settings.resume.empty() || folder.newest());
   });
-  if (folder)
-    lockstep::check_checkpoint_path(settings.checkpoint_dir + "/test", world);
-  else if (!settings.checkpoint.empty())
+  folder.prepare(world);
+  if (!folder && !settings.checkpoint.empty())
     lockstep::check_checkpoint_path(settings.checkpoint, world);
 
   std::shared_ptr<Cnn> model;
@@ -237,13 +224,10 @@ void train(Settings settings, const lockstep::Group& world) {
   const auto style = lockstep::progress_style(world, STDOUT_FILENO, settings.quiet);
   const bool loud = style != lockstep::ProgressStyle::silent;
   std::int64_t done = 0;
-  if (const auto beginning = resume(settings, checkpoint, folder, world)) {
-    const auto& [place, found] = *beginning;
-    if (loud && !found.changes.empty()) std::cout << place << ": " << found.changes << std::endl;
-    done = found.meta.epoch;
-    if (loud && folder) std::cout << place << ": " << done << " epochs are done" << std::endl;
-    if (!settings.seed && found.meta.notes.contains("seed"))
-      settings.seed = std::stoull(found.meta.notes.at("seed"));
+  if (const auto found = resume(settings, checkpoint, folder, world, loud)) {
+    done = found->meta.epoch;
+    if (!settings.seed && found->meta.notes.contains("seed"))
+      settings.seed = std::stoull(found->meta.notes.at("seed"));
     if (settings.lr) sgd.param_groups()[0].options().set_lr(*settings.lr);
     if (done >= settings.epochs) return;  // the run was ended after its last checkpoint
   }
@@ -263,7 +247,10 @@ void train(Settings settings, const lockstep::Group& world) {
                                                     {.seed = seed})
                      : lockstep::DistributedSampler(size, world, {.seed = seed});
   sampler.set_epoch(static_cast<std::uint64_t>(done));
-  auto loader = torch::data::make_data_loader(drawn_from, sampler, batch_size);
+  // Varying the images takes a while: it is done while the step before runs.
+  lockstep::PrefetchLoader loader(
+      drawn_from, sampler,
+      {.batch_size = batch_size, .workers = settings.augment ? std::size_t{1} : std::size_t{0}});
   auto test_loader = torch::data::make_data_loader(
       *test_data, lockstep::EvaluationSampler(test_data->size().value(), world), batch_size);
 
@@ -276,7 +263,7 @@ void train(Settings settings, const lockstep::Group& world) {
     lockstep::Tally tally;
     const auto begin = Clock::now();
     varied.set_epoch(static_cast<std::uint64_t>(epoch));
-    for (const Batch& batch : *loader) {
+    for (const Batch& batch : loader) {
       step(*model, optimizer, batch, tally);
       progress.advance(batch.target.size(0) * world.size());
     }
@@ -291,7 +278,7 @@ void train(Settings settings, const lockstep::Group& world) {
     const lockstep::CheckpointMeta meta{
         .epoch = epoch, .notes = {{"seed", std::to_string(seed)}}, .score = tested.accuracy};
     if (folder)
-      folder->save(checkpoint, meta, world);
+      folder.save(checkpoint, meta);
     else if (!settings.checkpoint.empty())
       checkpoint.save(settings.checkpoint, meta, world);
     if (metrics)
@@ -310,15 +297,16 @@ void train(Settings settings, const lockstep::Group& world) {
                     " images/s  " + fixed(seconds, 1) + " s");
   }
 
+  folder.finish();
   if (loud && world.size() > 1) std::cout << '\n' << lockstep::to_text(world.statistics()) << '\n';
   if (!settings.no_efficiency && !settings.quiet && world.size() > 1) {
-    const auto [alone, together] = step_times(*model, lr, *loader->begin(), strategy, world);
+    const auto [alone, together] = step_times(*model, lr, *loader.begin(), strategy, world);
     if (loud)
       std::cout << "efficiency " << fixed(100 * alone / together, 1) << " %: a step takes one rank "
                 << fixed(1000 * alone, 1) << " ms, " << world.size() << " ranks together "
                 << fixed(1000 * together, 1) << " ms" << std::endl;
   }
-  if (folder) settings.checkpoint = folder->newest().value_or("").string();
+  if (folder) settings.checkpoint = folder.newest().value_or("").string();
   if (loud && !settings.checkpoint.empty())
     std::cout << "checkpoint " << std::filesystem::absolute(settings.checkpoint).string()
               << std::endl;
@@ -342,11 +330,7 @@ void add_options(CLI::App& app, Settings& settings) {
   auto* checkpoint =
       app.add_option("--checkpoint", settings.checkpoint, "Written after every epoch; '' for none")
           ->capture_default_str();
-  app.add_option(
-         "--checkpoint-dir", settings.checkpoint_dir,
-         "Folder for the last checkpoints and the best; a run that is started again goes on "
-         "from the newest undamaged one")
-      ->excludes(checkpoint);
+  program::add_checkpoint_dir(app, settings.checkpoint_dir)->excludes(checkpoint);
   app.add_option("--resume", settings.resume,
                  "Checkpoint to go on from, unless --checkpoint-dir has one");
   app.add_option("--metrics", settings.metrics, "File for one JSON object an epoch");

@@ -1,6 +1,7 @@
 #pragma once
 
-// What the programs here have in common: command line, ending, metrics. None of it trains anything.
+// What the programs here have in common: command line, ending, metrics, checkpoints. None of it
+// trains anything.
 
 #include <lockstep/lockstep.h>
 
@@ -10,6 +11,8 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <initializer_list>
@@ -19,6 +22,7 @@
 #include <optional>
 #include <sstream>
 #include <string>
+#include <system_error>
 #include <utility>
 
 namespace program {
@@ -93,6 +97,65 @@ class MetricsFile {
   std::ofstream out_;
 };
 
+/// The folder of --checkpoint-dir, if it is named: a run that is started again goes on from its
+/// newest undamaged checkpoint, and files are written behind the training.
+class CheckpointDir {
+ public:
+  explicit CheckpointDir(std::string path) : path_(std::move(path)) {
+    if (!path_.empty()) folder_.emplace(path_);
+  }
+
+  explicit operator bool() const { return folder_.has_value(); }
+  std::optional<std::filesystem::path> newest() const {
+    return folder_ ? folder_->newest() : std::nullopt;
+  }
+
+  /// Makes the folder, and finds out before the first step whether it can be written to.
+  void prepare(const lockstep::Group& world) {
+    if (!folder_) return;
+    lockstep::together(world, [&] {
+      std::error_code error;
+      if (world.rank() == 0) std::filesystem::create_directories(path_, error);
+      if (error)
+        throw lockstep::Error("--checkpoint-dir " + path_ + ": cannot make: " + error.message());
+    });
+    lockstep::check_checkpoint_path(path_ + "/test", world);
+    writer_.emplace(world);
+  }
+
+  /// What the run goes on from, if anything. told: prints it.
+  std::optional<lockstep::Resumed> load_newest(const lockstep::Checkpoint& checkpoint,
+                                               const lockstep::Group& world, bool told) {
+    if (!folder_) return std::nullopt;
+    auto found = folder_->load_newest(checkpoint, world);
+    if (found && told) {
+      if (!found->changes.empty()) std::cout << path_ << ": " << found->changes << '\n';
+      std::cout << path_ << ": " << found->meta.epoch << " epochs are done" << std::endl;
+    }
+    return found;
+  }
+
+  void save(const lockstep::Checkpoint& checkpoint, const lockstep::CheckpointMeta& meta) {
+    if (folder_) folder_->save_behind(*writer_, checkpoint, meta);
+  }
+  /// Returns when all is on disk.
+  void finish() {
+    if (folder_) writer_->wait();
+  }
+
+ private:
+  std::string path_;
+  std::optional<lockstep::CheckpointFolder> folder_;
+  std::optional<lockstep::CheckpointWriter> writer_;
+};
+
+inline CLI::Option* add_checkpoint_dir(CLI::App& app, std::string& path) {
+  return app.add_option(
+      "--checkpoint-dir", path,
+      "Folder for the last checkpoints and the best; a run that is started again goes "
+      "on from the newest undamaged one");
+}
+
 /// Parses the command line, joins the world and runs fn; as threads of this process if threads is
 /// above 0 by then. Complains once, not once a rank. Returns main's exit code.
 inline int run(CLI::App& app, int argc, char** argv,
@@ -118,8 +181,10 @@ inline int run(CLI::App& app, int argc, char** argv,
   } catch (const lockstep::CommError& error) {
     std::cerr << name << ": " << error.what() << std::endl;
   } catch (const lockstep::Error& error) {
-    // What fails in Lockstep's other calls fails on all ranks, and rank 0 knows of all.
-    if (!world || world->rank() == 0) std::cerr << name << ": " << error.what() << std::endl;
+    // What fails in Lockstep's other calls fails on all ranks, and rank 0 knows of all; but for
+    // what a loader's worker met, which is nested.
+    const bool own = dynamic_cast<const std::nested_exception*>(&error) != nullptr;
+    if (own || !world || world->rank() == 0) std::cerr << name << ": " << error.what() << std::endl;
   } catch (const std::exception& error) {
     std::cerr << name << ": " << error.what() << std::endl;
   }

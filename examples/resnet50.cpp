@@ -1,10 +1,12 @@
-// Trains ResNet-50 on random images, as Paddle's tutorial of data-parallel training does:
+// Trains ResNet-50 on random images, as Paddle's tutorial of data-parallel training does, or on
+// a folder of images with a folder for each class:
 //
 //   lockstep run -n 2 resnet50
+//   lockstep run -n 2 resnet50 --data flowers --weights resnet50.pt
+//   lockstep run -n 2 --max-restarts 3 resnet50 --data flowers --checkpoint-dir run
 //
 #include <ATen/CPUGeneratorImpl.h>
 #include <lockstep/lockstep.h>
-#include <torch/data/dataloader.h>
 #include <torch/nn.h>
 #include <torch/optim/sgd.h>
 
@@ -23,7 +25,7 @@ using nn::functional::cross_entropy;
 using program::fixed;
 using Batch = torch::data::Example<>;
 
-constexpr int classes = 102;
+constexpr int random_classes = 102;
 
 nn::Conv2d convolution(int inputs, int outputs, int size, int stride) {
   return nn::Conv2d(
@@ -62,7 +64,7 @@ TORCH_MODULE(Bottleneck);
 
 /// Parameters have the names that they have in torchvision's.
 struct ResNet50 : nn::Module {
-  ResNet50() {
+  explicit ResNet50(int classes) : fc(2048, classes) {
     register_module("conv1", conv1);
     register_module("bn1", bn1);
     constexpr std::array<int, 4> depths{3, 4, 6, 3};
@@ -91,7 +93,7 @@ struct ResNet50 : nn::Module {
   nn::Conv2d conv1 = convolution(3, 64, 7, 2);
   nn::BatchNorm2d bn1{64};
   std::array<nn::Sequential, 4> layers;
-  nn::Linear fc{2048, classes};
+  nn::Linear fc;
 };
 
 /// Noise with labels from 0 to 100; an index always gives the same.
@@ -108,7 +110,7 @@ class RandomImages : public torch::data::datasets::BatchDataset<RandomImages, Ba
       auto generator =
           at::make_generator<at::CPUGeneratorImpl>(seed_ + indices[static_cast<std::size_t>(i)]);
       images[i].uniform_(0, 1, generator);
-      labels[i].random_(0, classes - 1, generator);
+      labels[i].random_(0, random_classes - 1, generator);
     }
     return {images, labels};
   }
@@ -120,9 +122,34 @@ class RandomImages : public torch::data::datasets::BatchDataset<RandomImages, Ba
   std::uint64_t seed_;
 };
 
+/// A folder's images, or random ones.
+class Images : public torch::data::datasets::BatchDataset<Images, Batch> {
+ public:
+  explicit Images(RandomImages images) : random_(std::move(images)) {}
+  explicit Images(lockstep::ImageFolder images) : folder_(std::move(images)) {}
+
+  Batch get_batch(c10::ArrayRef<std::size_t> indices) override {
+    return folder_ ? folder_->get_batch(indices) : random_->get_batch(indices);
+  }
+  std::optional<std::size_t> size() const override {
+    return folder_ ? folder_->size() : random_->size();
+  }
+  int classes() const {
+    return folder_ ? static_cast<int>(folder_->classes().size()) : random_classes;
+  }
+  void set_epoch(std::int64_t epoch) {
+    if (folder_) folder_->set_epoch(static_cast<std::uint64_t>(epoch));
+  }
+
+ private:
+  std::optional<RandomImages> random_;
+  std::optional<lockstep::ImageFolder> folder_;
+};
+
 struct Settings {
   std::int64_t epochs = 3;
   std::size_t batch_size = 32;
+  std::string data;
   std::size_t samples = 640;
   std::int64_t image_size = 224;
   double lr = 0.1;
@@ -132,25 +159,80 @@ struct Settings {
   std::string parameters = "broadcast";
   std::string strategy = "fp32";
   bool sync_batchnorm = false;
+  std::string weights;
+  std::string checkpoint_dir;
   std::string metrics;
 };
+
+Images load(const Settings& settings) {
+  if (settings.data.empty())
+    return Images(RandomImages(settings.samples, settings.image_size, settings.seed));
+  return Images(lockstep::ImageFolder(
+      settings.data,
+      {.size = settings.image_size, .crop = lockstep::ImageCrop::random, .seed = settings.seed}));
+}
+
+/// Takes over what Python saved of torchvision's model. Its last layer stays as it is where it has
+/// other classes: then false is returned.
+bool load_weights(ResNet50& model, const std::string& path) {
+  auto weights = lockstep::read_torch_file(path);
+  if (!weights.isGenericDict())
+    throw lockstep::CheckpointError(path + ": expected a state dict, found " + weights.tagKind());
+  auto dict = weights.toGenericDict();
+  const auto stored = dict.find("fc.weight");
+  const bool fits = stored == dict.end() || !stored->value().isTensor() ||
+                    stored->value().toTensor().sizes() == model.fc->weight.sizes();
+  if (!fits) {
+    dict.insert_or_assign("fc.weight", model.fc->weight.detach());
+    dict.insert_or_assign("fc.bias", model.fc->bias.detach());
+  }
+  try {
+    lockstep::load_state_dict(model, dict);
+  } catch (const lockstep::CheckpointError& error) {
+    throw lockstep::CheckpointError(path + ": " + error.what());
+  }
+  return fits;
+}
 
 void train(const Settings& settings, const lockstep::Group& world) {
   const bool first = world.rank() == 0;
   const auto ranks = static_cast<std::size_t>(world.size());
-  if (settings.samples / ranks < settings.batch_size)
-    throw lockstep::InvalidArgument("--samples " + std::to_string(settings.samples) +
-                                    ": expected a batch of " + std::to_string(settings.batch_size) +
-                                    " or more for each of " + std::to_string(ranks) + " ranks");
+  const bool reads = first || settings.split == "sampler";
   std::optional<program::MetricsFile> metrics;
+  program::CheckpointDir folder(settings.checkpoint_dir);
+  std::optional<Images> images;
   lockstep::together(world, [&] {
-    if (first) metrics.emplace(settings.metrics);
+    if (reads) images.emplace(load(settings));
+    if (first) metrics.emplace(settings.metrics, folder.newest().has_value());
   });
+  const at::Tensor sizes = torch::tensor({first ? static_cast<std::int64_t>(*images->size()) : 0,
+                                          first ? std::int64_t{images->classes()} : 0});
+  world.broadcast(sizes).wait();  // who does not read needs them too
+  const auto samples = static_cast<std::size_t>(sizes[0].item<std::int64_t>());
+  if (samples / ranks < settings.batch_size)
+    throw lockstep::InvalidArgument(
+        (settings.data.empty()
+             ? "--samples " + std::to_string(samples)
+             : "--data " + settings.data + ": " + std::to_string(samples) + " images") +
+        ": expected a batch of " + std::to_string(settings.batch_size) + " or more for each of " +
+        std::to_string(ranks) + " ranks");
+  folder.prepare(world);
   std::shared_ptr<ResNet50> model;
   world.in_turn([&] {
     torch::manual_seed(settings.seed);
-    model = std::make_shared<ResNet50>();
+    model = std::make_shared<ResNet50>(sizes[1].item<int>());
   });
+  if (!settings.weights.empty()) {
+    bool whole = true;
+    lockstep::together(world, [&] {
+      // The others are given rank 0's, unless they are to have loaded the same.
+      if (first || settings.parameters == "same_seed")
+        whole = load_weights(*model, settings.weights);
+    });
+    if (first)
+      std::cout << settings.weights << (whole ? "" : ", but for its last layer,") << " is loaded"
+                << std::endl;
+  }
   if (settings.sync_batchnorm) {
     const auto layers = lockstep::convert_sync_batchnorm(*model, world);
     if (first) std::cout << layers << " batch norms use the images of all ranks" << std::endl;
@@ -162,10 +244,14 @@ void train(const Settings& settings, const lockstep::Group& world) {
       {.strategy = lockstep::parse_strategy(settings.strategy), .initial_sync = initial_sync});
   torch::optim::SGD momentum(
       model->parameters(), torch::optim::SGDOptions(settings.lr).momentum(0.9).weight_decay(1e-4));
+  const lockstep::Checkpoint checkpoint{.model = *model, .optimizer = &momentum, .strategy = ddp};
+  std::int64_t done = 0;
+  if (const auto found = folder.load_newest(checkpoint, world, first)) done = found->meta.epoch;
+  if (folder && done >= settings.epochs) return;  // the run was ended after its last checkpoint
   if (first)
-    std::cout << "ResNet-50, " << settings.samples << " random images of " << settings.image_size
-              << "x" << settings.image_size << ", " << ranks << " ranks of batch "
-              << settings.batch_size << std::endl;
+    std::cout << "ResNet-50, " << samples << (settings.data.empty() ? " random" : "")
+              << " images of " << settings.image_size << "x" << settings.image_size << ", " << ranks
+              << " ranks of batch " << settings.batch_size << std::endl;
 
   constexpr int lines = 5;  // batches between two
   const auto begin = program::Clock::now();
@@ -196,27 +282,29 @@ void train(const Settings& settings, const lockstep::Group& world) {
     }
   };
 
-  const auto options = [&](std::size_t batch_size) {
-    return torch::data::DataLoaderOptions(batch_size).workers(settings.workers).drop_last(true);
-  };
-  const RandomImages images(settings.samples, settings.image_size, settings.seed);
-  if (settings.split == "sampler") {
-    // Every rank reads its own share.
-    lockstep::DistributedSampler sampler(settings.samples, world,
-                                         {.seed = settings.seed, .tail = lockstep::Tail::drop});
-    auto loader = torch::data::make_data_loader(images, sampler, options(settings.batch_size));
-    for (std::int64_t epoch = 0; epoch < settings.epochs; ++epoch) run_epoch(epoch, *loader);
-  } else {
-    // Rank 0 reads for all, and deals its batches.
-    lockstep::DistributedSampler sampler(settings.samples, lockstep::Replica{},
-                                         {.seed = settings.seed});
-    using Loader = decltype(torch::data::make_data_loader(images, sampler, options(1)));
-    Loader loader;
-    if (first)
-      loader = torch::data::make_data_loader(images, sampler, options(settings.batch_size * ranks));
-    for (std::int64_t epoch = 0; epoch < settings.epochs; ++epoch)
-      run_epoch(epoch, lockstep::scatter_from_rank0(loader.get(), world));
+  // Every rank reads its own share, or rank 0 reads for all and deals its batches.
+  const bool deals = settings.split == "rank0";
+  lockstep::DistributedSampler sampler(
+      samples, deals ? lockstep::Replica{} : lockstep::Replica{world.rank(), world.size()},
+      {.seed = settings.seed, .tail = deals ? lockstep::Tail::pad : lockstep::Tail::drop});
+  sampler.set_epoch(static_cast<std::uint64_t>(done));
+  using Loader = lockstep::PrefetchLoader<Images, lockstep::DistributedSampler>;
+  std::optional<Loader> loader;
+  if (reads)
+    loader.emplace(
+        *images, sampler,
+        lockstep::PrefetchOptions{.batch_size = settings.batch_size * (deals ? ranks : 1),
+                                  .workers = settings.workers,
+                                  .drop_last = true});
+  for (std::int64_t epoch = done; epoch < settings.epochs; ++epoch) {
+    if (reads) images->set_epoch(epoch);
+    if (deals)
+      run_epoch(epoch, lockstep::scatter_from_rank0(loader ? &*loader : nullptr, world));
+    else
+      run_epoch(epoch, *loader);
+    folder.save(checkpoint, {.epoch = epoch + 1});
   }
+  folder.finish();
   const double seconds = program::seconds_since(begin);
   const auto count = static_cast<double>(steps) * static_cast<double>(settings.batch_size * ranks);
   if (!first) return;
@@ -227,15 +315,16 @@ void train(const Settings& settings, const lockstep::Group& world) {
 
 int main(int argc, char** argv) {
   Settings settings;
-  CLI::App app("Trains ResNet-50 on random images. Start it with: lockstep run -n 2 resnet50",
-               "resnet50");
+  CLI::App app("Trains ResNet-50 on images. Start it with: lockstep run -n 2 resnet50", "resnet50");
   app.add_option("--epochs", settings.epochs, "Passes over the images")
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
   app.add_option("--batch-size", settings.batch_size, "Images a rank and step")
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
-  app.add_option("--samples", settings.samples, "Images in all")
+  app.add_option("--data", settings.data,
+                 "Folder of images with a folder for each class; random images without it");
+  app.add_option("--samples", settings.samples, "Random images, where there is no --data")
       ->check(CLI::Range(1, 10'000'000))
       ->capture_default_str();
   app.add_option("--image-size", settings.image_size, "Height and width of an image")
@@ -262,6 +351,9 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_flag("--sync-batchnorm", settings.sync_batchnorm,
                "Batch norms use the images of all ranks");
+  app.add_option("--weights", settings.weights,
+                 "State dict of torchvision's resnet50 to begin with, saved by Python");
+  program::add_checkpoint_dir(app, settings.checkpoint_dir);
   app.add_option("--metrics", settings.metrics, "File for one JSON object a line");
   return program::run(app, argc, argv,
                       [&](const lockstep::Group& world) { train(settings, world); });

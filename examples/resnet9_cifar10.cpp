@@ -2,6 +2,7 @@
 //
 //   lockstep run -n 2 resnet9_cifar10 --data cifar-10-batches-bin
 //   mpiexec -np 2 resnet9_cifar10 --data cifar-10-batches-bin
+//   lockstep run -n 2 --max-restarts 3 resnet9_cifar10 --checkpoint-dir run
 //
 #include <lockstep/lockstep.h>
 #include <torch/data/dataloader.h>
@@ -61,8 +62,10 @@ struct Settings {
   std::string data;
   std::size_t images = 5000;
   bool augment = false;
+  std::size_t workers = 1;
   std::string strategy = "fp32";
   bool sync_batchnorm = false;
+  std::string checkpoint_dir;
   std::string metrics;
   bool quiet = false;
 };
@@ -100,11 +103,13 @@ void train(const Settings& settings, const lockstep::Group& world) {
   std::optional<lockstep::Cifar10> train_data;
   std::optional<lockstep::Cifar10> test_data;
   std::optional<program::MetricsFile> metrics;
+  program::CheckpointDir folder(settings.checkpoint_dir);
   lockstep::together(world, [&] {
     train_data.emplace(load(settings, lockstep::Cifar10::Split::train));
     test_data.emplace(load(settings, lockstep::Cifar10::Split::test));
-    if (world.rank() == 0) metrics.emplace(settings.metrics);
+    if (world.rank() == 0) metrics.emplace(settings.metrics, folder.newest().has_value());
   });
+  folder.prepare(world);
   if (loud)
     std::cout << (settings.data.empty() ? "coloured shapes, as --data names no folder"
                                         : "data " + settings.data)
@@ -119,7 +124,9 @@ void train(const Settings& settings, const lockstep::Group& world) {
   const auto rank = static_cast<std::uint64_t>(world.rank());
   lockstep::DistributedSampler sampler(part.size().value(), lockstep::Replica{},
                                        {.seed = settings.seed + rank});
-  auto loader = torch::data::make_data_loader(part, sampler, static_cast<std::size_t>(batch_size));
+  lockstep::PrefetchLoader loader(
+      part, sampler,
+      {.batch_size = static_cast<std::size_t>(batch_size), .workers = settings.workers});
 
   std::shared_ptr<ResNet9> model;
   world.in_turn([&] {
@@ -136,6 +143,11 @@ void train(const Settings& settings, const lockstep::Group& world) {
       torch::optim::AdamOptions(settings.lr).weight_decay(settings.weight_decay));
   lockstep::DistributedOptimizer optimizer(adam, *model, world,
                                            lockstep::parse_strategy(settings.strategy));
+  const lockstep::Checkpoint checkpoint{.model = *model, .optimizer = &adam, .strategy = optimizer};
+  std::int64_t done = 0;
+  if (const auto found = folder.load_newest(checkpoint, world, loud)) done = found->meta.epoch;
+  if (folder && done >= settings.epochs) return;  // the run was ended after its last checkpoint
+  sampler.set_epoch(static_cast<std::uint64_t>(done));
 
   constexpr int lines = 100;  // batches between two
   const auto begin = program::Clock::now();
@@ -155,10 +167,10 @@ void train(const Settings& settings, const lockstep::Group& world) {
       std::cout << "epoch " << epoch << "  batch " << batches << "  loss " << fixed(score.loss, 4)
                 << "  accuracy " << fixed(100 * score.accuracy, 2) << " %" << std::endl;
   };
-  for (std::int64_t epoch = 1; epoch <= settings.epochs; ++epoch) {
+  for (std::int64_t epoch = done + 1; epoch <= settings.epochs; ++epoch) {
     augmented.set_epoch(static_cast<std::uint64_t>(epoch));
     auto idle = program::Clock::now();
-    for (const Batch& batch : *loader) {
+    for (const Batch& batch : loader) {
       waited += program::seconds_since(idle);
       optimizer.zero_grad();
       const at::Tensor outputs = model->forward(batch.data);
@@ -170,7 +182,11 @@ void train(const Settings& settings, const lockstep::Group& world) {
       idle = program::Clock::now();
     }
     report(epoch);
+    if (!folder) continue;
+    optimizer.synchronize();
+    folder.save(checkpoint, {.epoch = epoch});
   }
+  folder.finish();
   const double seconds = program::seconds_since(begin);
 
   optimizer.synchronize();
@@ -213,11 +229,15 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(10, 1'000'000))
       ->capture_default_str();
   app.add_flag("--augment", settings.augment, "Pad, crop and flip the images at random");
+  app.add_option("--workers", settings.workers, "Threads that read ahead for a rank")
+      ->check(CLI::Range(0, 64))
+      ->capture_default_str();
   app.add_option("--strategy", settings.strategy, "How gradients are exchanged")
       ->check(program::strategy())
       ->capture_default_str();
   app.add_flag("--sync-batchnorm", settings.sync_batchnorm,
                "Batch norms use the images of all ranks");
+  program::add_checkpoint_dir(app, settings.checkpoint_dir);
   app.add_option("--metrics", settings.metrics, "File for one JSON object a line");
   app.add_flag("--quiet", settings.quiet, "Print nothing but errors");
   return program::run(app, argc, argv,

@@ -7,18 +7,11 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/core/text.h"
+#include "lockstep/data/random_bits.h"
 
 namespace lockstep {
 
 namespace {
-
-/// Source: splitmix64, as docs/algorithms.md names it
-std::uint64_t mix(std::uint64_t value) {
-  value += 0x9e3779b97f4a7c15;
-  value = (value ^ value >> 30) * 0xbf58476d1ce4e5b9;
-  value = (value ^ value >> 27) * 0x94d049bb133111eb;
-  return value ^ value >> 31;
-}
 
 /// What becomes of one image.
 struct Change {
@@ -28,7 +21,7 @@ struct Change {
 };
 
 Change change_of(std::size_t index, std::uint64_t epoch, const AugmentOptions& options) {
-  const std::uint64_t bits = mix(mix(mix(options.seed) ^ epoch) ^ index);
+  const std::uint64_t bits = detail::bits_of(options.seed, epoch, index);
   const auto choices = static_cast<std::uint64_t>(2 * options.pad + 1);
   const auto offset = [&](int shift) {
     const std::uint64_t part = bits >> shift & 0xffffff;

@@ -60,9 +60,9 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   /// Up to batch_size more indices of this rank, or nothing at the end of the pass.
   std::optional<std::vector<std::size_t>> next(std::size_t batch_size) override;
 
-  /// Counts samples of the running pass that this rank's program is done with. A loader with
-  /// workers and in_step() draw ahead of it; without them it need not be called, since what is
-  /// drawn is used.
+  /// Counts samples of the running pass that this rank's program is done with. torch::data's loader
+  /// with workers and in_step() draw ahead of it; without them it need not be called, since what is
+  /// drawn is used. PrefetchLoader calls it.
   void used(std::size_t samples);
 
   /// How far all ranks have come, for a checkpoint: epoch, and positions of its order that are

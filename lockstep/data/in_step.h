@@ -105,8 +105,17 @@ class InStep {
 
   void look_ahead() {
     next_.reset();
-    if (*position_ != *end_) next_.emplace(**position_);
+    if (*position_ != *end_) next_.emplace(peek());
     turn_.ask(next_.has_value());
+  }
+
+  /// Of a loader that counts what it has given, without its counting.
+  decltype(auto) peek() {
+    if constexpr (requires { position_->peek(); }) {
+      return position_->peek();
+    } else {
+      return **position_;
+    }
   }
 
   /// A loader with workers that is left before its end cannot begin another pass.

@@ -11,6 +11,7 @@
 #include "lockstep/core/text.h"
 #include "lockstep/together.h"
 #include "lockstep/train/checkpoint_content.h"
+#include "lockstep/train/checkpoint_writer.h"
 #include "lockstep/train/safetensors_piece.h"
 #include "lockstep/train/safetensors_reader.h"
 #include "lockstep/train/texts.h"
@@ -104,8 +105,7 @@ void CheckpointFolder::prune() const {
   }
 }
 
-std::filesystem::path CheckpointFolder::save(const Checkpoint& checkpoint,
-                                             const CheckpointMeta& meta, const Group& group) {
+std::filesystem::path CheckpointFolder::next_path(const Group& group) const {
   std::string number;
   together(group, [&] {
     if (group.rank() != 0) return;
@@ -115,11 +115,25 @@ std::filesystem::path CheckpointFolder::save(const Checkpoint& checkpoint,
     const std::set<std::int64_t> all = numbers();
     number = std::to_string(all.empty() ? 1 : *all.rbegin() + 1);
   });
-  const std::filesystem::path path = path_of(std::stoll(detail::gather(number, group)[0]));
+  return path_of(std::stoll(detail::gather(number, group)[0]));
+}
+
+std::filesystem::path CheckpointFolder::save(const Checkpoint& checkpoint,
+                                             const CheckpointMeta& meta, const Group& group) {
+  const std::filesystem::path path = next_path(group);
   checkpoint.save(path, meta, group);
   together(group, [&] {
     if (group.rank() == 0) prune();
   });
+  return path;
+}
+
+std::filesystem::path CheckpointFolder::save_behind(CheckpointWriter& writer,
+                                                    const Checkpoint& checkpoint,
+                                                    const CheckpointMeta& meta) {
+  writer.wait();  // else the number of a file that is being written would be given again
+  const std::filesystem::path path = next_path(writer.group());
+  writer.save(checkpoint, path, meta, [folder = *this] { folder.prune(); });
   return path;
 }
 

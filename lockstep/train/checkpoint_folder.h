@@ -10,6 +10,8 @@
 
 namespace lockstep {
 
+class CheckpointWriter;
+
 /// What stays in a CheckpointFolder.
 struct Keep {
   std::size_t last = 3;  ///< so many of the newest, at least one
@@ -32,6 +34,13 @@ class CheckpointFolder {
   /// Throws: CheckpointError on every rank.
   std::filesystem::path save(const Checkpoint& checkpoint, const CheckpointMeta& meta,
                              const Group& group);
+  /// The same behind the training: returns when the writer has its copy, whose thread then writes
+  /// and removes.
+  /// Ranks: all, as a group that is the writer's.
+  /// Throws: CheckpointError on every rank, also what went wrong with the write before; nothing is
+  /// begun then.
+  std::filesystem::path save_behind(CheckpointWriter& writer, const Checkpoint& checkpoint,
+                                    const CheckpointMeta& meta);
 
   /// Loads the newest that is undamaged; those that were skipped, and why, stand in its changes.
   /// Nothing when the folder has none or is none.
@@ -46,6 +55,7 @@ class CheckpointFolder {
 
  private:
   std::filesystem::path path_of(std::int64_t number) const;
+  std::filesystem::path next_path(const Group& group) const;
   std::set<std::int64_t> numbers() const;
   std::optional<std::int64_t> best_of(const std::set<std::int64_t>& numbers) const;
   void prune() const;

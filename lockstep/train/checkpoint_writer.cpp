@@ -1,12 +1,17 @@
 #include "lockstep/train/checkpoint_writer.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_like.h>
 
+#include <algorithm>
+#include <exception>
 #include <utility>
 
+#include "lockstep/core/log.h"
 #include "lockstep/together.h"
 #include "lockstep/train/checkpoint_content.h"
 #include "lockstep/train/checkpoint_file.h"
+#include "lockstep/train/safetensors_piece.h"
 
 namespace lockstep {
 
@@ -20,16 +25,33 @@ safetensors::Content copy_of(const safetensors::Content& from, const safetensors
     const auto found = former.tensors.find(name);
     const bool fits = found != former.tensors.end() && found->second.sizes() == tensor.sizes() &&
                       found->second.scalar_type() == tensor.scalar_type();
-    copy.tensors[name] = fits ? found->second.copy_(tensor)
-                              : tensor.detach().cpu().clone(at::MemoryFormat::Contiguous);
+    // Not at::copy_, which wakes threads for each tensor: on busy cores that takes far longer.
+    const bool plain = tensor.layout() == at::kStrided && tensor.is_cpu() && tensor.is_contiguous();
+    at::Tensor to = fits    ? found->second
+                    : plain ? at::empty_like(tensor.detach())
+                            : tensor.detach().cpu().clone(at::MemoryFormat::Contiguous);
+    if (plain)
+      std::ranges::copy(safetensors::bytes_of(tensor), safetensors::writable_bytes_of(to).begin());
+    else if (fits)
+      to.copy_(tensor);
+    copy.tensors[name] = std::move(to);
   }
   return copy;
 }
 
 }  // namespace
 
+CheckpointWriter::~CheckpointWriter() {
+  if (!write_.valid()) return;
+  try {
+    write_.get();
+  } catch (const std::exception& error) {
+    log::write(log::Level::error, error.what());
+  }
+}
+
 void CheckpointWriter::save(const Checkpoint& checkpoint, const std::filesystem::path& path,
-                            const CheckpointMeta& meta) {
+                            const CheckpointMeta& meta, std::function<void()> afterwards) {
   wait();
   safetensors::Content own;
   together(group_, [&] {
@@ -39,7 +61,10 @@ void CheckpointWriter::save(const Checkpoint& checkpoint, const std::filesystem:
   });
   const safetensors::Content all = detail::collect(path, own, group_);
   if (group_.rank() == 0)
-    write_ = std::async(std::launch::async, [path, all] { safetensors::write(path, all); });
+    write_ = std::async(std::launch::async, [path, all, afterwards = std::move(afterwards)] {
+      safetensors::write(path, all);
+      if (afterwards) afterwards();
+    });
 }
 
 void CheckpointWriter::wait() {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <future>
 #include <utility>
 
@@ -16,26 +17,31 @@ namespace lockstep {
 ///     lockstep::CheckpointWriter writer(world);
 ///     … writer.save(checkpoint, "run.safetensors", {.epoch = epoch});
 ///     writer.wait();
+///
+/// CheckpointFolder::save_behind() writes a run's numbered checkpoints in this way.
 class CheckpointWriter {
  public:
   /// Ranks: all.
   explicit CheckpointWriter(Group group) : group_(std::move(group)) {}
-  /// Waits for what was begun. An error of it is lost: who must know calls wait() before.
-  ~CheckpointWriter() = default;
+  /// Waits for what was begun. An error of it is logged only: who must know calls wait() before.
+  ~CheckpointWriter();
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
-  /// Waits for the write before, then takes the copy.
+  /// Waits for the write before, then takes the copy. When the file is on disk, rank 0's thread
+  /// calls afterwards, whose errors are the write's.
   /// Ranks: all.
   /// Throws: CheckpointError on every rank, also what went wrong with the write before; nothing is
   /// begun then.
   void save(const Checkpoint& checkpoint, const std::filesystem::path& path,
-            const CheckpointMeta& meta = {});
+            const CheckpointMeta& meta = {}, std::function<void()> afterwards = {});
 
   /// Returns when all that was begun is on disk.
   /// Ranks: all.
   /// Throws: CheckpointError on every rank.
   void wait();
+
+  const Group& group() const { return group_; }
 
  private:
   Group group_;

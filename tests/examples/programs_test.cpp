@@ -183,14 +183,14 @@ TEST_F(Programs, HelpIsCompleteAndWrongFlagsAreNamed) {
   const std::array<std::pair<std::string, std::vector<const char*>>, 5> programs{{
       {"resnet9_cifar10",
        {"--epochs", "--batch-size", "--lr", "--weight-decay", "--seed", "--data", "--augment",
-        "--strategy", "--sync-batchnorm", "--metrics", "--quiet"}},
+        "--workers", "--strategy", "--sync-batchnorm", "--checkpoint-dir", "--metrics", "--quiet"}},
       {"gradient_proof", {"--images", "--seed", "--data", "--strategy", "--metrics", "--threads"}},
       {"ddp_trainer",
        {"total_epochs", "save_every", "--batch_size", "--data", "--snapshot", "--strategy"}},
       {"single_trainer", {"total_epochs", "save_every", "--batch_size", "--data", "--snapshot"}},
       {"resnet50",
        {"--epochs", "--batch-size", "--samples", "--lr", "--workers", "--split", "--parameters",
-        "--strategy", "--sync-batchnorm", "--metrics"}},
+        "--strategy", "--sync-batchnorm", "--data", "--weights", "--checkpoint-dir", "--metrics"}},
   }};
   for (const auto& [program, flags] : programs) {
     const Result help = alone(program + " --help");

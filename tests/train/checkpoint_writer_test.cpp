@@ -5,8 +5,10 @@
 #include <torch/nn.h>
 
 #include <filesystem>
+#include <fstream>
 #include <string>
 
+#include "lockstep/train/checkpoint_folder.h"
 #include "lockstep/train/safetensors.h"
 #include "tests/ranks.h"
 #include "tests/temporary_folder.h"
@@ -87,6 +89,48 @@ TEST_P(Behind, TheEndWaitsForTheFile) {
     CheckpointWriter(group).save(rank.checkpoint(), folder / "c");
   });
   EXPECT_TRUE(safetensors::read(folder / "c").checked);
+}
+
+TEST_P(Behind, AFolderKeepsItsNumbersAndItsLast) {
+  const TemporaryFolder folder;
+  testing::run_ranks(GetParam(), [&](std::shared_ptr<Communicator> communicator) {
+    const Group group(std::move(communicator));
+    Rank rank(group.rank());
+    CheckpointWriter writer(group);
+    for (int epoch = 1; epoch <= 4; ++epoch) {
+      CheckpointFolder run(folder / "run", {.last = 2});  // gone before the file is written
+      const auto path = run.save_behind(writer, rank.checkpoint(),
+                                        {.epoch = epoch, .notes = {}, .score = epoch == 2 ? 1 : 0});
+      EXPECT_EQ(path,
+                folder / "run" / ("checkpoint-00000" + std::to_string(epoch) + ".safetensors"));
+    }
+    writer.wait();
+    group.barrier().wait();
+    for (int epoch = 1; epoch <= 4; ++epoch)
+      EXPECT_EQ(std::filesystem::exists(
+                    folder / "run" / ("checkpoint-00000" + std::to_string(epoch) + ".safetensors")),
+                epoch > 1)
+          << epoch;
+    CheckpointFolder run(folder / "run");
+    EXPECT_EQ(run.load_newest(rank.checkpoint(), group)->meta.epoch, 4);
+  });
+}
+
+TEST_P(Behind, AFolderThatIsGoneIsAnErrorOfTheNextCallOnAllRanks) {
+  const TemporaryFolder folder;
+  testing::run_ranks(GetParam(), [&](std::shared_ptr<Communicator> communicator) {
+    const Group group(std::move(communicator));
+    Rank rank(group.rank());
+    CheckpointWriter writer(group);
+    const auto refuse = [] { throw CheckpointError("run/c: cannot remove: no"); };
+    writer.save(rank.checkpoint(), folder / "c", {}, refuse);
+    EXPECT_THAT(failure([&] { writer.wait(); }), HasSubstr("run/c: cannot remove: no"));
+    std::ofstream(folder / "file") << "x";
+    CheckpointFolder run(folder / "file/run");
+    EXPECT_THAT(failure([&] { run.save_behind(writer, rank.checkpoint(), {}); }),
+                HasSubstr("cannot make"));
+    writer.wait();
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Behind, ::testing::Values(1, 2, 3, 7));

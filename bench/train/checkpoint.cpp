@@ -1,0 +1,136 @@
+// Times how long saving a checkpoint keeps the training waiting: written at once, written behind
+// the training, and beside both a plain copy of as many bytes. In turns.
+//
+//   lockstep run -n 2 bench_checkpoint [--parameters N] [--momentum]
+//
+#include <ATen/ops/zeros_like.h>
+#include <lockstep/lockstep.h>
+#include <torch/nn.h>
+#include <torch/optim/sgd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <filesystem>
+#include <functional>
+#include <iomanip>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "bench/clock.h"
+#include "largest.h"
+
+namespace {
+
+using namespace lockstep::bench;
+using Clock = std::chrono::steady_clock;
+
+struct Settings {
+  std::int64_t parameters = 25'000'000;
+  bool momentum = false;
+  int rounds = 7;
+  std::string folder = ".";
+};
+
+/// The slowest rank's seconds for fn, which all begin at once.
+double time(const lockstep::Group& world, const std::function<void()>& fn) {
+  world.barrier().wait();
+  const auto begin = Clock::now();
+  fn();
+  return largest(std::chrono::duration<double>(Clock::now() - begin).count(), world);
+}
+
+/// As many parameters as wanted, in layers as those of ResNet-50.
+torch::nn::Sequential model_of(std::int64_t parameters) {
+  constexpr std::int64_t width = 500;
+  torch::nn::Sequential model;
+  for (std::int64_t left = parameters; left > 0; left -= width * width) {
+    auto options =
+        torch::nn::LinearOptions(width, std::clamp(left / width, std::int64_t{1}, width));
+    model->push_back(torch::nn::Linear(options.bias(false)));
+  }
+  return model;
+}
+
+struct Timed {
+  const char* name;
+  double first;
+  std::vector<double> seconds;
+};
+
+void run(const Settings& settings, const lockstep::Group& world) {
+  torch::nn::Sequential model = model_of(settings.parameters);
+  torch::optim::SGD sgd(model->parameters(),
+                        torch::optim::SGDOptions(0.01).momentum(settings.momentum ? 0.9 : 0));
+  for (const auto& parameter : model->parameters())
+    parameter.mutable_grad() = at::zeros_like(parameter);
+  sgd.step();
+  const lockstep::Checkpoint checkpoint{.model = *model, .optimizer = &sgd};
+  std::size_t bytes = 0;
+  for (const auto& parameter : model->parameters())
+    bytes += parameter.nbytes() * (settings.momentum ? 2 : 1);
+
+  const std::vector<char> from(bytes, 1);
+  std::vector<char> to(bytes);
+  const auto file = std::filesystem::path(settings.folder) / "bench_checkpoint.safetensors";
+  lockstep::CheckpointWriter writer(world);
+  std::vector<Timed> all{{"a copy of as many bytes", 0, {}},
+                         {"save behind the training", 0, {}},
+                         {"wait for that file", 0, {}},
+                         {"save at once", 0, {}}};
+  const std::vector<std::function<void()>> work{[&] {
+                                                  if (world.rank() == 0)
+                                                    std::memcpy(to.data(), from.data(), bytes);
+                                                },
+                                                [&] { writer.save(checkpoint, file); },
+                                                [&] { writer.wait(); },
+                                                [&] { checkpoint.save(file, {}, world); }};
+  for (int round = 0; round <= settings.rounds; ++round) {
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const double seconds = time(world, work[i]);
+      if (round == 0)
+        all[i].first = seconds;
+      else
+        all[i].seconds.push_back(seconds);
+    }
+  }
+  if (world.rank() > 0) return;
+  std::filesystem::remove(file);
+  std::cout << "| " << bytes / 1e6 << " MB, " << world.size()
+            << " ranks | ms | copies | the first time, ms |\n|---|---|---|---|\n"
+            << std::fixed << std::setprecision(1);
+  for (const auto& timed : all) {
+    const double seconds = median(timed.seconds);
+    std::cout << "| " << timed.name << " | " << 1000 * seconds << " | "
+              << seconds / median(all.front().seconds) << " | " << 1000 * timed.first << " |\n";
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Settings settings;
+  CLI::App app(
+      "Times checkpoints of a large model. Start it with: lockstep run -n 2 bench_checkpoint",
+      "bench_checkpoint");
+  app.add_option("--parameters", settings.parameters, "float32 parameters of the model")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_flag("--momentum", settings.momentum, "Save SGD's momentum too: twice the bytes");
+  app.add_option("--rounds", settings.rounds, "Turns, whose medians count")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--folder", settings.folder, "Where the file is written, and removed at the end")
+      ->capture_default_str();
+  CLI11_PARSE(app, argc, argv);
+  try {
+    run(settings, lockstep::init());
+  } catch (const std::exception& error) {
+    std::cerr << "bench_checkpoint: " << error.what() << std::endl;
+    return 1;
+  }
+}

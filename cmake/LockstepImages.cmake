@@ -1,0 +1,14 @@
+# Finds libjpeg and libpng as JPEG::JPEG and PNG::PNG and sets LOCKSTEP_IMAGES, unless
+# LOCKSTEP_WITH_IMAGES is OFF.
+
+set(LOCKSTEP_IMAGES OFF)
+if(LOCKSTEP_WITH_IMAGES STREQUAL AUTO)
+  find_package(JPEG QUIET)
+  find_package(PNG QUIET)
+elseif(LOCKSTEP_WITH_IMAGES)
+  find_package(JPEG REQUIRED)
+  find_package(PNG REQUIRED)
+endif()
+if(LOCKSTEP_WITH_IMAGES AND JPEG_FOUND AND PNG_FOUND)
+  set(LOCKSTEP_IMAGES ON)
+endif()

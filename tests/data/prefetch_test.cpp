@@ -1,0 +1,276 @@
+#include "lockstep/data/prefetch.h"
+
+#include <gtest/gtest.h>
+#include <torch/data.h>
+#include <torch/types.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <filesystem>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "lockstep/core/error.h"
+#include "lockstep/data/augment.h"
+#include "lockstep/data/distributed_sampler.h"
+#include "lockstep/data/evaluation_sampler.h"
+#include "lockstep/data/in_step.h"
+#include "tests/ranks.h"
+
+namespace lockstep {
+namespace {
+
+using Indices = std::vector<std::size_t>;
+
+/// Its samples are their indices. Every copy has a place of its own for scratch, as readers have.
+class OwnIndices : public torch::data::datasets::BatchDataset<OwnIndices, Indices> {
+ public:
+  explicit OwnIndices(std::size_t size, Indices broken = {})
+      : size_(size), broken_(std::move(broken)) {}
+  Indices get_batch(c10::ArrayRef<std::size_t> indices) override {
+    scratch_.clear();
+    for (const std::size_t index : indices) {
+      if (std::ranges::find(broken_, index) != broken_.end())
+        throw std::out_of_range("cannot read it");
+      scratch_.push_back(index);
+    }
+    return scratch_;
+  }
+  std::optional<std::size_t> size() const override { return size_; }
+
+ private:
+  std::size_t size_;
+  Indices broken_;
+  Indices scratch_;
+};
+
+DistributedSampler sampler_of(std::size_t size, Tail tail = Tail::pad) {
+  return {size, Replica{}, {.seed = 3, .tail = tail}};
+}
+
+/// The batches that a sampler's order is cut into.
+std::vector<Indices> expected_batches(std::size_t size, std::uint64_t epoch, std::size_t batch_size,
+                                      bool drop_last = false) {
+  const Indices order = epoch_order(size, 3, epoch);
+  std::vector<Indices> batches;
+  for (std::size_t at = 0; at < size; at += batch_size) {
+    if (drop_last && size - at < batch_size) break;
+    const auto first = order.begin() + static_cast<std::ptrdiff_t>(at);
+    batches.emplace_back(first,
+                         first + static_cast<std::ptrdiff_t>(std::min(batch_size, size - at)));
+  }
+  return batches;
+}
+
+std::vector<Indices> all_of(auto& loader) {
+  std::vector<Indices> batches;
+  for (const Indices& batch : loader) batches.push_back(batch);
+  return batches;
+}
+
+std::ptrdiff_t threads_of_this_process() {
+  return std::distance(std::filesystem::directory_iterator("/proc/self/task"), {});
+}
+
+class Prefetch : public ::testing::TestWithParam<std::size_t> {};
+INSTANTIATE_TEST_SUITE_P(Workers, Prefetch, ::testing::Values(0, 1, 2, 5));
+
+TEST_P(Prefetch, GivesTheSamplersBatchesInItsOrderEveryEpoch) {
+  for (const std::size_t size : {0, 1, 4, 50, 51}) {
+    for (const bool drop_last : {false, true}) {
+      for (const std::size_t depth : {0, 1, 30}) {
+        PrefetchLoader loader(
+            OwnIndices(size), sampler_of(size),
+            {.batch_size = 4, .workers = GetParam(), .depth = depth, .drop_last = drop_last});
+        for (const std::uint64_t epoch : {0, 1, 2})
+          EXPECT_EQ(all_of(loader), expected_batches(size, epoch, 4, drop_last)) << size;
+      }
+    }
+  }
+}
+
+TEST_P(Prefetch, VariesImagesAsWithoutWorkers) {
+  class Ramps : public torch::data::datasets::BatchDataset<Ramps, torch::data::Example<>> {
+   public:
+    torch::data::Example<> get_batch(c10::ArrayRef<std::size_t> indices) override {
+      const auto count = static_cast<std::int64_t>(indices.size());
+      at::Tensor images = torch::arange(36, at::kFloat).view({1, 1, 6, 6}).repeat({count, 1, 1, 1});
+      std::vector<std::int64_t> targets(indices.begin(), indices.end());
+      return {images, torch::tensor(targets)};
+    }
+    std::optional<std::size_t> size() const override { return 40; }
+  };
+  Augmented<Ramps> data(Ramps(), {.seed = 2});
+  PrefetchLoader loader(data, sampler_of(40), {.batch_size = 7, .workers = GetParam()});
+  for (const std::uint64_t epoch : {0, 1}) {
+    data.set_epoch(epoch);
+    const auto batches = expected_batches(40, epoch, 7);
+    std::size_t number = 0;
+    for (const auto& batch : loader) {
+      const Indices& indices = batches[number++];
+      EXPECT_TRUE(
+          batch.data.equal(augment(Ramps().get_batch(indices).data, indices, epoch, {.seed = 2})));
+    }
+    EXPECT_EQ(number, batches.size());
+  }
+}
+
+TEST_P(Prefetch, LeavingEarlyBeginsTheNextPassAnew) {
+  const auto before = threads_of_this_process();
+  {
+    PrefetchLoader loader(OwnIndices(60), sampler_of(60), {.batch_size = 4, .workers = GetParam()});
+    for (const std::uint64_t epoch : {0, 1, 2}) {
+      std::size_t taken = 0;
+      for (const Indices& batch : loader) {
+        EXPECT_EQ(batch, expected_batches(60, epoch, 4)[taken]);
+        if (++taken == epoch + 1) break;
+      }
+    }
+    EXPECT_EQ(all_of(loader), expected_batches(60, 3, 4));
+    EXPECT_EQ(*loader.begin(), expected_batches(60, 4, 4)[0]);
+  }
+  EXPECT_EQ(threads_of_this_process(), before);
+}
+
+TEST_P(Prefetch, TheSamplersStateIsThatOfTheProgram) {
+  for (const bool drop_last : {false, true}) {
+    for (const std::size_t stop : {1, 2, 5}) {
+      DistributedSampler sampler = sampler_of(23);
+      PrefetchLoader loader(OwnIndices(23), sampler,
+                            {.batch_size = 4, .workers = GetParam(), .drop_last = drop_last});
+      std::size_t taken = 0;
+      std::map<std::string, at::Tensor> state;
+      for ([[maybe_unused]] const Indices& batch : loader) {
+        state = sampler.state();
+        if (++taken == stop) break;
+      }
+      DistributedSampler resumed = sampler_of(23);
+      resumed.load_state(state);
+      PrefetchLoader rest(OwnIndices(23), resumed,
+                          {.batch_size = 4, .workers = GetParam(), .drop_last = drop_last});
+      // Who was given the last whole batch goes on with the next epoch.
+      const bool done = drop_last && stop == 5;
+      auto expected = expected_batches(23, done ? 1 : 0, 4, drop_last);
+      if (!done) expected.erase(expected.begin(), expected.begin() + static_cast<int>(stop));
+      EXPECT_EQ(all_of(rest), expected) << stop;
+      EXPECT_EQ(all_of(rest), expected_batches(23, done ? 2 : 1, 4, drop_last));
+    }
+  }
+}
+
+TEST_P(Prefetch, AnErrorNamesTheIndexInItsTurn) {
+  const auto batches = expected_batches(40, 0, 4);
+  const std::size_t broken = batches[5][2];
+  DistributedSampler sampler = sampler_of(40);
+  PrefetchLoader loader(OwnIndices(40, {broken, batches[8][0]}), sampler,
+                        {.batch_size = 4, .workers = GetParam()});
+  for (int pass = 0; pass < 2; ++pass) {
+    sampler.set_epoch(0);
+    std::size_t taken = 0;
+    try {
+      for (const Indices& batch : loader) EXPECT_EQ(batch, batches[taken++]);
+      FAIL() << "no error";
+    } catch (const DataError& error) {
+      EXPECT_EQ(error.what(), "batch 5, index " + std::to_string(broken) + ": cannot read it");
+      EXPECT_THROW(std::rethrow_if_nested(error), std::out_of_range);
+    }
+    EXPECT_EQ(taken, 5u);
+  }
+}
+
+TEST_P(Prefetch, AnErrorOfTheWholeBatchNamesTheBatch) {
+  class Pairs : public OwnIndices {
+   public:
+    using OwnIndices::OwnIndices;
+    Indices get_batch(c10::ArrayRef<std::size_t> indices) override {
+      TORCH_CHECK(indices.size() < 2, "cannot stack them");
+      return OwnIndices::get_batch(indices);
+    }
+  };
+  PrefetchLoader loader(Pairs(4), sampler_of(4), {.batch_size = 2, .workers = GetParam()});
+  try {
+    loader.begin();
+    FAIL() << "no error";
+  } catch (const DataError& error) {
+    EXPECT_EQ(std::string(error.what()), "batch 0, of 2 samples: cannot stack them");
+  }
+}
+
+TEST_P(Prefetch, RanksEndInStepWithTrueSamplerStates) {
+  testing::run_ranks(3, [&](std::shared_ptr<Communicator> communicator) {
+    const Group group(std::move(communicator));
+    const auto size = static_cast<std::size_t>(12 + 4 * group.rank());
+    DistributedSampler sampler = sampler_of(size);
+    PrefetchLoader loader(OwnIndices(size), sampler, {.batch_size = 4, .workers = GetParam()});
+    for (const std::uint64_t epoch : {0, 1}) {
+      std::size_t taken = 0;
+      for (const Indices& batch : in_step(loader, group)) {
+        EXPECT_EQ(batch, expected_batches(size, epoch, 4)[taken]);
+        ++taken;
+        const at::Tensor position = sampler.state().at("position");
+        const bool ended = 4 * taken == size;
+        EXPECT_EQ(position[0].item<std::int64_t>(),
+                  static_cast<std::int64_t>(epoch + (ended ? 1 : 0)));
+        EXPECT_EQ(position[1].item<std::int64_t>(),
+                  static_cast<std::int64_t>(ended ? 0 : 4 * taken));
+      }
+      EXPECT_EQ(taken, 3u);
+    }
+    group.barrier().wait();
+  });
+}
+
+/// Counts how far reading is ahead, and lets the test wait for it.
+struct Ahead {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::size_t batches = 0;
+};
+
+class Counted : public torch::data::datasets::BatchDataset<Counted, Indices> {
+ public:
+  explicit Counted(std::shared_ptr<Ahead> ahead) : ahead_(std::move(ahead)) {}
+  Indices get_batch(c10::ArrayRef<std::size_t> indices) override {
+    const std::lock_guard lock(ahead_->mutex);
+    ++ahead_->batches;
+    ahead_->changed.notify_all();
+    return indices.vec();
+  }
+  std::optional<std::size_t> size() const override { return 100; }
+
+ private:
+  std::shared_ptr<Ahead> ahead_;
+};
+
+TEST(PrefetchDepth, SoManyBatchesAreReadAheadAndNoMore) {
+  const auto ahead = std::make_shared<Ahead>();
+  PrefetchLoader loader(Counted(ahead), sampler_of(100),
+                        {.batch_size = 1, .workers = 2, .depth = 3});
+  std::size_t taken = 0;
+  for (auto batch = loader.begin(); batch != loader.end(); ++batch) {
+    ++taken;
+    const std::size_t expected = std::min<std::size_t>(100, taken + 3);
+    std::unique_lock lock(ahead->mutex);
+    ahead->changed.wait(lock, [&] { return ahead->batches >= expected; });
+    EXPECT_EQ(ahead->batches, expected);
+  }
+  EXPECT_EQ(taken, 100u);
+}
+
+TEST(PrefetchOptions, OtherSamplersWorkAndNoBatchSizeIsRefused) {
+  PrefetchLoader loader(OwnIndices(10), EvaluationSampler(10, Replica{.rank = 1, .ranks = 2}),
+                        {.batch_size = 3, .workers = 2});
+  EXPECT_EQ(all_of(loader), (std::vector<Indices>{{5, 6, 7}, {8, 9}}));
+  PrefetchLoader sequential(OwnIndices(3), torch::data::samplers::SequentialSampler(3),
+                            {.batch_size = 2});
+  EXPECT_EQ(all_of(sequential), (std::vector<Indices>{{0, 1}, {2}}));
+  EXPECT_THROW(PrefetchLoader(OwnIndices(3), sampler_of(3), {.batch_size = 0}), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace lockstep

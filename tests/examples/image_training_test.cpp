@@ -1,0 +1,132 @@
+// The two ResNets: begun with Python's weights, fed from folders, stopped and gone on with.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <fstream>
+#include <string>
+
+#include "lockstep/train/safetensors.h"
+#include "lockstep/train/torch_file.h"
+#include "tests/examples/program_run.h"
+#include "tests/png_file.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using testing::Result;
+
+class ImageTraining : public testing::ProgramRun {
+ protected:
+  std::string newest(const std::string& name) const {
+    std::filesystem::path found;
+    for (const auto& entry : std::filesystem::directory_iterator(folder / name))
+      found = std::max(found, entry.path());
+    return testing::content(found);
+  }
+};
+
+TEST_F(ImageTraining, ResNet9GoesOnInTheSameBits) {
+  const std::string program =
+      "resnet9_cifar10 --batch-size 32 --images 320 --augment --metrics metrics.jsonl ";
+  ASSERT_EQ(two_ranks(program + "--epochs 3 --checkpoint-dir whole").code, 0);
+  ASSERT_EQ(two_ranks(program + "--epochs 1 --checkpoint-dir parts").code, 0);
+  const Result rest = two_ranks(program + "--epochs 3 --checkpoint-dir parts");
+  ASSERT_EQ(rest.code, 0) << rest.err;
+  EXPECT_EQ(testing::count(rest.out, "parts: 1 epochs are done"), 1) << rest.out;
+  EXPECT_THAT(rest.out, AllOf(Not(HasSubstr("epoch 1  ")), HasSubstr("epoch 2  ")));
+  EXPECT_FALSE(newest("whole").empty());
+  EXPECT_TRUE(newest("whole") == newest("parts"));
+  // The metrics of a run that goes on are added to.
+  EXPECT_EQ(metrics().size(), 2u + 3u);
+
+  std::ofstream(folder / "file") << "x";
+  const Result refused = two_ranks(program + "--checkpoint-dir file/run");
+  EXPECT_EQ(refused.code, 1);
+  EXPECT_EQ(testing::count("\n" + refused.err,
+                           "\nresnet9_cifar10: --checkpoint-dir file/run: cannot make: "),
+            1)
+      << refused.err;
+}
+
+TEST_F(ImageTraining, ResNet50BeginsWithPythonsWeights) {
+  const std::string python = "'" LOCKSTEP_TORCH_PYTHON "' -B '" LOCKSTEP_SOURCE_DIR
+                             "/tests/examples/resnet50_weights.py' weights.pt";
+  const Result written = run(python);
+  if (written.code == 77 || written.code == 127)
+    GTEST_SKIP() << "no Python with torch: " << written.out;
+  ASSERT_EQ(written.code, 0) << written.err;
+
+  // A rate that changes nothing, so that the checkpoint holds what was loaded.
+  const std::string program =
+      "resnet50 --weights weights.pt --samples 4 --batch-size 2 --image-size 32 --lr 1e-20 "
+      "--epochs 1 --checkpoint-dir run";
+  const Result begun = two_ranks(program);
+  ASSERT_EQ(begun.code, 0) << begun.err;
+  EXPECT_EQ(testing::count(begun.out, "weights.pt, but for its last layer, is loaded\n"), 1);
+  const auto expected = read_torch_file(folder / "weights.pt").toGenericDict();
+  const auto found = safetensors::read(folder / "run" / "checkpoint-000001.safetensors");
+  std::size_t compared = 0;
+  for (const auto& item : expected) {
+    const std::string& name = item.key().toStringRef();
+    ASSERT_TRUE(found.tensors.contains(name)) << name;
+    if (name.find("running_") != std::string::npos || name.starts_with("fc.") ||
+        name.ends_with("num_batches_tracked"))
+      continue;
+    EXPECT_TRUE(found.tensors.at(name).allclose(item.value().toTensor(), 1e-6, 1e-9)) << name;
+    ++compared;
+  }
+  EXPECT_EQ(compared, 53u * 3);
+
+  const Result done = two_ranks(program);
+  EXPECT_EQ(done.code, 0) << done.err;
+  EXPECT_EQ(testing::count(done.out, "run: 1 epochs are done"), 1) << done.out;
+  EXPECT_THAT(done.out, Not(HasSubstr("[epoch")));
+
+  std::filesystem::resize_file(folder / "weights.pt", 100'000);
+  const Result spoilt = alone(program);
+  EXPECT_EQ(spoilt.code, 1);
+  EXPECT_THAT(spoilt.err, HasSubstr("resnet50: weights.pt: "));
+}
+
+#if LOCKSTEP_IMAGES
+TEST_F(ImageTraining, ResNet50ReadsAFolderOfImages) {
+  for (int i = 0; i < 12; ++i) {
+    const std::string name = "pictures/" + std::string(i % 3 ? "cat/" : "ape/");
+    std::filesystem::create_directories(folder / name);
+    std::ofstream(folder / (name + std::to_string(i) + ".png"), std::ios::binary)
+        << testing::png_file(40, 50, testing::PngColour::gray,
+                             std::string(40 * 50, static_cast<char>(20 * i)));
+  }
+  const std::string program =
+      "resnet50 --data pictures --batch-size 3 --image-size 32 --lr 0.002 --epochs 1 ";
+  for (const char* flags : {"--split sampler", "--split rank0 --workers 0"}) {
+    const Result result = two_ranks(program + flags);
+    ASSERT_EQ(result.code, 0) << result.err;
+    EXPECT_THAT(result.out,
+                AllOf(HasSubstr("ResNet-50, 12 images of 32x32"),
+                      HasSubstr("[epoch 0, batch 0] loss "), HasSubstr("2 steps took ")));
+  }
+  // Whichever rank meets it, it is told once, and by the launcher once more.
+  const auto last = folder / "pictures/cat/8.png";
+  std::filesystem::resize_file(last, 60);
+  const Result damaged = two_ranks(program);
+  EXPECT_EQ(damaged.code, 1);
+  EXPECT_THAT(damaged.err, HasSubstr("pictures/cat/8.png: is a damaged or truncated PNG image"));
+  EXPECT_EQ(testing::count("\n" + damaged.err, "\nresnet50: batch "), 1) << damaged.err;
+
+  const Result few = alone("resnet50 --data pictures --batch-size 13");
+  EXPECT_EQ(few.code, 1);
+  EXPECT_THAT(few.err, HasSubstr("resnet50: --data pictures: 12 images: expected a batch of 13"));
+  const Result none = two_ranks("resnet50 --data nowhere");
+  EXPECT_EQ(none.code, 1);
+  EXPECT_EQ(testing::count("\n" + none.err, "\nresnet50: nowhere: cannot list: "), 1) << none.err;
+}
+#endif
+
+}  // namespace
+}  // namespace lockstep
