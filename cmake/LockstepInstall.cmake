@@ -2,7 +2,7 @@
 include(CMakePackageConfigHelpers)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/Lockstep)
-set(libraries lockstep_core lockstep_kernels lockstep_comm lockstep_launch)
+set(libraries lockstep_core lockstep_kernels lockstep_comm lockstep_launch lockstep_record)
 if(LOCKSTEP_WITH_TORCH)
   list(APPEND libraries lockstep)
 endif()
