@@ -2,10 +2,9 @@
 
 #include <unistd.h>
 
-#include <chrono>
 #include <ctime>
 #include <fstream>
-#include <iterator>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <system_error>
@@ -22,11 +21,6 @@ namespace {
 using detail::concat;
 
 constexpr std::string_view event_prefix = "events.out.tfevents.";
-
-std::string host_name() {
-  char name[256] = {};
-  return gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
-}
 
 /// As the kernel keeps it: who writes a log need not be handed main's arguments.
 std::vector<std::string> command_line() {
@@ -86,6 +80,11 @@ std::vector<std::string> event_files_of(const std::filesystem::path& folder) {
     if (text.starts_with(event_prefix) && text.find('/') == text.npos) names.push_back(text);
   }
   return names;
+}
+
+std::string host_name() {
+  char name[256] = {};
+  return gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
 }
 
 std::string new_event_file_name() {

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <filesystem>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -30,6 +29,9 @@ void write_environment(const std::filesystem::path& folder, const RunEnvironment
 
 /// TensorBoard files that environment.json names as this run's; none where it cannot be read.
 std::vector<std::string> event_files_of(const std::filesystem::path& folder);
+
+/// What this machine calls itself.
+std::string host_name();
 
 /// The name of a new TensorBoard file: time, host and process.
 std::string new_event_file_name();
