@@ -133,6 +133,7 @@ struct Settings {
   std::string strategy = "fp32";
   bool sync_batchnorm = false;
   std::string metrics;
+  program::LogFlags log{.folder = "log"};
 };
 
 void train(const Settings& settings, const lockstep::Group& world) {
@@ -146,6 +147,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
   lockstep::together(world, [&] {
     if (first) metrics.emplace(settings.metrics);
   });
+  lockstep::RunLog log(world, program::log_options(settings.log, settings.strategy));
   std::shared_ptr<ResNet50> model;
   world.in_turn([&] {
     torch::manual_seed(settings.seed);
@@ -173,6 +175,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
   const auto run_epoch = [&](std::int64_t epoch, auto&& batches) {
     lockstep::Tally tally(5);
     int number = 0;
+    log.begin_lap(steps);
     for (const Batch& batch : batches) {
       const at::Tensor outputs = ddp(batch.data);
       const at::Tensor loss = cross_entropy(outputs, batch.target);
@@ -184,16 +187,18 @@ void train(const Settings& settings, const lockstep::Group& world) {
       if (number++ % lines != 0) continue;
       const lockstep::Score score = tally.score(world);
       tally = lockstep::Tally(5);
+      program::record(metrics, log, steps,
+                      {{"epoch", epoch},
+                       {"batch", number - 1},
+                       {"train_loss", score.loss},
+                       {"acc1", score.accuracy},
+                       {"acc5", score.top}});
       if (!first) continue;
       std::cout << "[epoch " << epoch << ", batch " << number - 1 << "] loss "
                 << fixed(score.loss, 5) << ", acc1 " << fixed(score.accuracy, 5) << ", acc5 "
                 << fixed(score.top, 5) << std::endl;
-      metrics->write({{"epoch", epoch},
-                      {"batch", number - 1},
-                      {"train_loss", score.loss},
-                      {"acc1", score.accuracy},
-                      {"acc5", score.top}});
     }
+    log.end_lap(steps);
   };
 
   const auto options = [&](std::size_t batch_size) {
@@ -219,8 +224,10 @@ void train(const Settings& settings, const lockstep::Group& world) {
   }
   const double seconds = program::seconds_since(begin);
   const auto count = static_cast<double>(steps) * static_cast<double>(settings.batch_size * ranks);
+  program::record(metrics, log, steps,
+                  {{"steps", steps}, {"seconds", seconds}, {"images_per_second", count / seconds}});
+  program::finish(log, "resnet50");
   if (!first) return;
-  metrics->write({{"steps", steps}, {"seconds", seconds}, {"images_per_second", count / seconds}});
   std::cout << steps << " steps took " << fixed(seconds, 1) << " s: " << fixed(count / seconds, 2)
             << " images/s" << std::endl;
 }
@@ -263,6 +270,7 @@ int main(int argc, char** argv) {
   app.add_flag("--sync-batchnorm", settings.sync_batchnorm,
                "Batch norms use the images of all ranks");
   app.add_option("--metrics", settings.metrics, "File for one JSON object a line");
+  program::add_log_options(app, settings.log);
   return program::run(app, argc, argv,
                       [&](const lockstep::Group& world) { train(settings, world); });
 }

@@ -60,6 +60,7 @@ class RunLog {
   std::string lost() const;
 
  private:
+  struct Counters;
   struct State;
   std::unique_ptr<State> state_;
 };
