@@ -18,7 +18,7 @@ struct RunLogOptions {
   bool trace = false;         ///< trace.json: what each rank computed, waited for and exchanged
   bool kept = false;          ///< the folder holds an earlier part of this run, which goes on
   std::string strategy = {};  ///< as environment.json is to name it
-  std::size_t spans = 65536;  ///< most that a rank keeps of a trace, the newest; 40 bytes each
+  std::size_t spans = 65536;  ///< most that a rank keeps of a trace, the newest; 32 bytes each
 };
 
 /// A run's own account in a folder: metrics.jsonl and a TensorBoard file, laps.jsonl, trace.json,
