@@ -33,6 +33,7 @@ struct Settings {
   std::string data = MNIST_SAMPLE;
   std::string snapshot = "snapshot.safetensors";
   std::string metrics;
+  program::LogFlags log;
   std::string strategy = "fp32";
 };
 
@@ -54,10 +55,10 @@ class Trainer {
         ddp_(model_, world, {.strategy = lockstep::parse_strategy(settings.strategy)}),
         train_data_(train_data),
         sampler_(std::move(sampler)),
-        optimizer_(optimizer) {
+        optimizer_(optimizer),
+        log_(world, program::log_options(settings.log, settings.strategy, again())) {
     lockstep::together(world_, [&] {
-      const bool again = lockstep::Environment::get().restart_count > 0;
-      if (world_.rank() == 0) metrics_.emplace(settings_.metrics, again);
+      if (world_.rank() == 0) metrics_.emplace(settings_.metrics, again());
     });
     if (snapshot_exists()) load_snapshot();
   }
@@ -67,12 +68,15 @@ class Trainer {
       run_epoch(epoch);
       if ((epoch + 1) % settings_.save_every == 0) save_snapshot(epoch);
     }
+    program::finish(log_, "ddp_trainer");
     if (world_.rank() == 0)
       std::cout << "trained " << settings_.total_epochs << " epochs on " << world_.size()
                 << " ranks" << std::endl;
   }
 
  private:
+  static bool again() { return lockstep::Environment::get().restart_count > 0; }
+
   /// As rank 0 sees it: the others may be on another machine.
   bool snapshot_exists() const {
     const at::Tensor exists = torch::zeros({1});
@@ -83,6 +87,9 @@ class Trainer {
 
   void load_snapshot() {
     epochs_run_ = lockstep::load_checkpoint(settings_.snapshot, *model_, optimizer_, world_).epoch;
+    const std::size_t batches =
+        (sampler_.samples_per_rank() + settings_.batch_size - 1) / settings_.batch_size;
+    steps_ = epochs_run_ * static_cast<std::int64_t>(batches);
     if (world_.rank() == 0)
       std::cout << "resuming training from snapshot at epoch " << epochs_run_ << std::endl;
   }
@@ -93,16 +100,19 @@ class Trainer {
     const at::Tensor loss = cross_entropy(output, batch.target);
     loss.backward();
     optimizer_.step();
+    ++steps_;
     tally_.add(loss, output, batch.target);
   }
 
   void run_epoch(std::int64_t epoch) {
     tally_ = {};
     sampler_.set_epoch(static_cast<std::uint64_t>(epoch));
+    log_.begin_lap(steps_);
     for (const Batch& batch : train_data_) run_batch(batch);
     const lockstep::Score score = tally_.score(world_);
+    log_.end_lap(steps_);
+    program::record(metrics_, log_, steps_, {{"epoch", epoch}, {"train_loss", score.loss}});
     if (world_.rank() != 0) return;
-    metrics_->write({{"epoch", epoch}, {"train_loss", score.loss}});
     std::cout << "epoch " << epoch << " | batch size " << settings_.batch_size << " | samples "
               << score.samples << " | loss " << score.loss << std::endl;
   }
@@ -122,9 +132,11 @@ class Trainer {
   Loader& train_data_;
   lockstep::DistributedSampler sampler_;  // the loader's copy shares its epoch
   torch::optim::Optimizer& optimizer_;
+  lockstep::RunLog log_;
   std::optional<program::MetricsFile> metrics_;  // rank 0's
   lockstep::Tally tally_;
   std::int64_t epochs_run_ = 0;
+  std::int64_t steps_ = 0;  // of this run and those it goes on from
 };
 
 void train(const Settings& settings, const lockstep::Group& world) {
@@ -158,6 +170,7 @@ int main(int argc, char** argv) {
   app.add_option("--snapshot", settings.snapshot, "Written, and gone on from if it is there")
       ->capture_default_str();
   app.add_option("--metrics", settings.metrics, "File for one JSON object an epoch");
+  program::add_log_options(app, settings.log);
   app.add_option("--strategy", settings.strategy, "How gradients are exchanged")
       ->check(program::strategy())
       ->capture_default_str();

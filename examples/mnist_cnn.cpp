@@ -70,6 +70,7 @@ struct Settings {
   std::string checkpoint_dir;
   std::string resume;
   std::string metrics;
+  program::LogFlags log;
   std::string dist_option;
   std::optional<double> spars;
   std::string strategy = "fp32";
@@ -202,15 +203,18 @@ void train(Settings settings, const lockstep::Group& world) {
   std::optional<lockstep::Mnist> test_data;
   std::optional<program::MetricsFile> metrics;
   program::CheckpointDir folder(settings.checkpoint_dir);
+  bool added = false;  // rank 0's: what is recorded goes on
   lockstep::together(world, [&] {
     train_data.emplace(settings.data, lockstep::Mnist::Split::train);
     test_data.emplace(settings.data, lockstep::Mnist::Split::test);
     if (world.rank() != 0) return;
-    metrics.emplace(settings.metrics, !settings.resume.empty() || folder.newest());
+    added = !settings.resume.empty() || folder.newest();
+    metrics.emplace(settings.metrics, added);
   });
   folder.prepare(world);
   if (!folder && !settings.checkpoint.empty())
     lockstep::check_checkpoint_path(settings.checkpoint, world);
+  lockstep::RunLog log(world, program::log_options(settings.log, strategy_of(settings), added));
 
   std::shared_ptr<Cnn> model;
   world.in_turn([&] {  // thread ranks share one random generator
@@ -254,6 +258,7 @@ void train(Settings settings, const lockstep::Group& world) {
   auto test_loader = torch::data::make_data_loader(
       *test_data, lockstep::EvaluationSampler(test_data->size().value(), world), batch_size);
 
+  std::int64_t steps = done * ((sampler.samples_per_rank() + batch_size - 1) / batch_size);
   for (std::int64_t epoch = done + 1; epoch <= settings.epochs; ++epoch) {
     const std::string title =
         "epoch " + std::to_string(epoch) + "/" + std::to_string(settings.epochs);
@@ -263,12 +268,15 @@ void train(Settings settings, const lockstep::Group& world) {
     lockstep::Tally tally;
     const auto begin = Clock::now();
     varied.set_epoch(static_cast<std::uint64_t>(epoch));
+    log.begin_lap(steps);
     for (const Batch& batch : loader) {
       step(*model, optimizer, batch, tally);
+      ++steps;
       progress.advance(batch.target.size(0) * world.size());
     }
     const lockstep::Score trained = tally.score(world);
     const double seconds = seconds_since(begin);
+    log.end_lap(steps);
     // SINGA prints the sum of all batches' losses.
     const double loss_sum = trained.loss * static_cast<double>(trained.samples) /
                             static_cast<double>(settings.batch_size);
@@ -281,16 +289,16 @@ void train(Settings settings, const lockstep::Group& world) {
       folder.save(checkpoint, meta);
     else if (!settings.checkpoint.empty())
       checkpoint.save(settings.checkpoint, meta, world);
-    if (metrics)
-      metrics->write({{"epoch", epoch},
-                      {"train_loss", trained.loss},
-                      {"train_loss_sum", loss_sum},
-                      {"train_accuracy", trained.accuracy},
-                      {"test_accuracy", tested.accuracy},
-                      {"seconds", seconds},
-                      {"images_per_second", images / seconds},
-                      {"gradient_megabytes", gradient_megabytes(world)},
-                      {"ranks", world.size()}});
+    program::record(metrics, log, steps,
+                    {{"epoch", epoch},
+                     {"train_loss", trained.loss},
+                     {"train_loss_sum", loss_sum},
+                     {"train_accuracy", trained.accuracy},
+                     {"test_accuracy", tested.accuracy},
+                     {"seconds", seconds},
+                     {"images_per_second", images / seconds},
+                     {"gradient_megabytes", gradient_megabytes(world)},
+                     {"ranks", world.size()}});
     progress.finish(title + "  loss " + fixed(trained.loss, 4) + " (sum " + fixed(loss_sum, 1) +
                     ")  train " + fixed(100 * trained.accuracy, 2) + " %  test " +
                     fixed(100 * tested.accuracy, 2) + " %  " + fixed(images / seconds, 0) +
@@ -298,14 +306,17 @@ void train(Settings settings, const lockstep::Group& world) {
   }
 
   folder.finish();
+  log.close();
   if (loud && world.size() > 1) std::cout << '\n' << lockstep::to_text(world.statistics()) << '\n';
   if (!settings.no_efficiency && !settings.quiet && world.size() > 1) {
     const auto [alone, together] = step_times(*model, lr, *loader.begin(), strategy, world);
+    log.scalar("efficiency", steps, alone / together);
     if (loud)
       std::cout << "efficiency " << fixed(100 * alone / together, 1) << " %: a step takes one rank "
                 << fixed(1000 * alone, 1) << " ms, " << world.size() << " ranks together "
                 << fixed(1000 * together, 1) << " ms" << std::endl;
   }
+  program::finish(log, "mnist_cnn");
   if (folder) settings.checkpoint = folder.newest().value_or("").string();
   if (loud && !settings.checkpoint.empty())
     std::cout << "checkpoint " << std::filesystem::absolute(settings.checkpoint).string()
@@ -334,6 +345,7 @@ void add_options(CLI::App& app, Settings& settings) {
   app.add_option("--resume", settings.resume,
                  "Checkpoint to go on from, unless --checkpoint-dir has one");
   app.add_option("--metrics", settings.metrics, "File for one JSON object an epoch");
+  program::add_log_options(app, settings.log);
   auto* strategy = app.add_option("--strategy", settings.strategy, "How the ranks synchronise")
                        ->check(program::strategy())
                        ->capture_default_str();

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -22,6 +23,7 @@
 #include <optional>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -65,7 +67,7 @@ inline CLI::Validator strategy() {
 /// The file of --metrics: one JSON object a line, written by rank 0.
 class MetricsFile {
  public:
-  using Values = std::initializer_list<std::pair<const char*, double>>;
+  using Values = std::initializer_list<std::pair<std::string_view, double>>;
 
   /// Without a path nothing is written. added: after what the file holds.
   explicit MetricsFile(const std::string& path, bool added = false) : path_(path) {
@@ -154,6 +156,44 @@ inline CLI::Option* add_checkpoint_dir(CLI::App& app, std::string& path) {
       "--checkpoint-dir", path,
       "Folder for the last checkpoints and the best; a run that is started again goes "
       "on from the newest undamaged one");
+}
+
+/// What --log-dir and --trace say.
+struct LogFlags {
+  std::string folder;
+  bool trace = false;
+};
+
+inline void add_log_options(CLI::App& app, LogFlags& flags) {
+  const bool always = !flags.folder.empty();
+  auto* folder = app.add_option("--log-dir", flags.folder,
+                                "Folder for the run's log, which lockstep report and TensorBoard "
+                                "show; '' for none")
+                     ->capture_default_str();
+  auto* trace =
+      app.add_flag("--trace", flags.trace,
+                   "Log what each rank computes, waits for and exchanges, too, as trace.json");
+  if (!always) trace->needs(folder);
+}
+
+inline lockstep::RunLogOptions log_options(const LogFlags& flags, const std::string& strategy,
+                                           bool kept = false) {
+  return {.folder = flags.folder, .trace = flags.trace, .kept = kept, .strategy = strategy};
+}
+
+/// Values of one moment, to --metrics and to --log-dir.
+inline void record(std::optional<MetricsFile>& metrics, lockstep::RunLog& log, std::int64_t step,
+                   MetricsFile::Values values) {
+  if (metrics) metrics->write(values);
+  log.scalars(step, values);
+}
+
+/// Completes the log. What was lost of it is said, and fails nothing: the training is done.
+/// Ranks: all.
+inline void finish(lockstep::RunLog& log, const char* program) {
+  log.close();
+  const std::string lost = log.lost();
+  if (!lost.empty()) std::cerr << program << ": the run's log was lost: " << lost << std::endl;
 }
 
 /// Parses the command line, joins the world and runs fn; as threads of this process if threads is

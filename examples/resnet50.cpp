@@ -162,6 +162,7 @@ struct Settings {
   std::string weights;
   std::string checkpoint_dir;
   std::string metrics;
+  program::LogFlags log{.folder = "log"};
 };
 
 Images load(const Settings& settings) {
@@ -217,6 +218,8 @@ void train(const Settings& settings, const lockstep::Group& world) {
         ": expected a batch of " + std::to_string(settings.batch_size) + " or more for each of " +
         std::to_string(ranks) + " ranks");
   folder.prepare(world);
+  lockstep::RunLog log(
+      world, program::log_options(settings.log, settings.strategy, folder.newest().has_value()));
   std::shared_ptr<ResNet50> model;
   world.in_turn([&] {
     torch::manual_seed(settings.seed);
@@ -259,6 +262,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
   const auto run_epoch = [&](std::int64_t epoch, auto&& batches) {
     lockstep::Tally tally(5);
     int number = 0;
+    log.begin_lap(steps);
     for (const Batch& batch : batches) {
       const at::Tensor outputs = ddp(batch.data);
       const at::Tensor loss = cross_entropy(outputs, batch.target);
@@ -270,16 +274,18 @@ void train(const Settings& settings, const lockstep::Group& world) {
       if (number++ % lines != 0) continue;
       const lockstep::Score score = tally.score(world);
       tally = lockstep::Tally(5);
+      program::record(metrics, log, steps,
+                      {{"epoch", epoch},
+                       {"batch", number - 1},
+                       {"train_loss", score.loss},
+                       {"acc1", score.accuracy},
+                       {"acc5", score.top}});
       if (!first) continue;
       std::cout << "[epoch " << epoch << ", batch " << number - 1 << "] loss "
                 << fixed(score.loss, 5) << ", acc1 " << fixed(score.accuracy, 5) << ", acc5 "
                 << fixed(score.top, 5) << std::endl;
-      metrics->write({{"epoch", epoch},
-                      {"batch", number - 1},
-                      {"train_loss", score.loss},
-                      {"acc1", score.accuracy},
-                      {"acc5", score.top}});
     }
+    log.end_lap(steps);
   };
 
   // Every rank reads its own share, or rank 0 reads for all and deals its batches.
@@ -307,8 +313,10 @@ void train(const Settings& settings, const lockstep::Group& world) {
   folder.finish();
   const double seconds = program::seconds_since(begin);
   const auto count = static_cast<double>(steps) * static_cast<double>(settings.batch_size * ranks);
+  program::record(metrics, log, steps,
+                  {{"steps", steps}, {"seconds", seconds}, {"images_per_second", count / seconds}});
+  program::finish(log, "resnet50");
   if (!first) return;
-  metrics->write({{"steps", steps}, {"seconds", seconds}, {"images_per_second", count / seconds}});
   std::cout << steps << " steps took " << fixed(seconds, 1) << " s: " << fixed(count / seconds, 2)
             << " images/s" << std::endl;
 }
@@ -355,6 +363,7 @@ int main(int argc, char** argv) {
                  "State dict of torchvision's resnet50 to begin with, saved by Python");
   program::add_checkpoint_dir(app, settings.checkpoint_dir);
   app.add_option("--metrics", settings.metrics, "File for one JSON object a line");
+  program::add_log_options(app, settings.log);
   return program::run(app, argc, argv,
                       [&](const lockstep::Group& world) { train(settings, world); });
 }

@@ -67,6 +67,7 @@ struct Settings {
   bool sync_batchnorm = false;
   std::string checkpoint_dir;
   std::string metrics;
+  program::LogFlags log;
   bool quiet = false;
 };
 
@@ -110,6 +111,8 @@ void train(const Settings& settings, const lockstep::Group& world) {
     if (world.rank() == 0) metrics.emplace(settings.metrics, folder.newest().has_value());
   });
   folder.prepare(world);
+  lockstep::RunLog log(
+      world, program::log_options(settings.log, settings.strategy, folder.newest().has_value()));
   if (loud)
     std::cout << (settings.data.empty() ? "coloured shapes, as --data names no folder"
                                         : "data " + settings.data)
@@ -157,12 +160,13 @@ void train(const Settings& settings, const lockstep::Group& world) {
   const auto report = [&](std::int64_t epoch) {
     const lockstep::Score score = tally.score(world);
     tally = {};
-    if (score.samples == 0 || world.rank() != 0) return;
-    metrics->write({{"epoch", epoch},
-                    {"batch", batches},
-                    {"train_loss", score.loss},
-                    {"train_accuracy", score.accuracy},
-                    {"seconds", program::seconds_since(begin)}});
+    if (score.samples == 0) return;
+    program::record(metrics, log, batches,
+                    {{"epoch", epoch},
+                     {"batch", batches},
+                     {"train_loss", score.loss},
+                     {"train_accuracy", score.accuracy},
+                     {"seconds", program::seconds_since(begin)}});
     if (loud)
       std::cout << "epoch " << epoch << "  batch " << batches << "  loss " << fixed(score.loss, 4)
                 << "  accuracy " << fixed(100 * score.accuracy, 2) << " %" << std::endl;
@@ -170,6 +174,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
   for (std::int64_t epoch = done + 1; epoch <= settings.epochs; ++epoch) {
     augmented.set_epoch(static_cast<std::uint64_t>(epoch));
     auto idle = program::Clock::now();
+    log.begin_lap(batches);
     for (const Batch& batch : loader) {
       waited += program::seconds_since(idle);
       optimizer.zero_grad();
@@ -182,6 +187,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
       idle = program::Clock::now();
     }
     report(epoch);
+    log.end_lap(batches);
     if (!folder) continue;
     optimizer.synchronize();
     folder.save(checkpoint, {.epoch = epoch});
@@ -191,12 +197,13 @@ void train(const Settings& settings, const lockstep::Group& world) {
 
   optimizer.synchronize();
   const lockstep::Score score = evaluate_cifar10(*model, *test_data, world);
-  if (world.rank() == 0)
-    metrics->write({{"test_loss", score.loss},
-                    {"test_accuracy", score.accuracy},
-                    {"seconds", seconds},
-                    {"waiting_for_data", waited / seconds},
-                    {"ranks", world.size()}});
+  program::record(metrics, log, batches,
+                  {{"test_loss", score.loss},
+                   {"test_accuracy", score.accuracy},
+                   {"seconds", seconds},
+                   {"waiting_for_data", waited / seconds},
+                   {"ranks", world.size()}});
+  program::finish(log, "resnet9_cifar10");
   if (loud)
     std::cout << "training took " << fixed(seconds, 1) << " s, " << fixed(100 * waited / seconds, 1)
               << " % of it waiting for data\ntest loss " << fixed(score.loss, 4) << "  accuracy "
@@ -239,6 +246,7 @@ int main(int argc, char** argv) {
                "Batch norms use the images of all ranks");
   program::add_checkpoint_dir(app, settings.checkpoint_dir);
   app.add_option("--metrics", settings.metrics, "File for one JSON object a line");
+  program::add_log_options(app, settings.log);
   app.add_flag("--quiet", settings.quiet, "Print nothing but errors");
   return program::run(app, argc, argv,
                       [&](const lockstep::Group& world) { train(settings, world); });

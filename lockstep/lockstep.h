@@ -41,6 +41,7 @@
 #include "lockstep/train/fused_sgd.h"
 #include "lockstep/train/learning_rate.h"
 #include "lockstep/train/progress.h"
+#include "lockstep/train/run_log.h"
 #include "lockstep/train/state_dict.h"
 #include "lockstep/train/tally.h"
 #include "lockstep/train/torch_file.h"

@@ -65,9 +65,10 @@ Work Communicator::issue(Operation&& operation, Issue&& issue) {
   operation.part_of = std::move(issue.part_of);
   check(operation);
   const auto collective = operation.collective;
+  const bool is_part = operation.part_of != nullptr;
   const std::size_t bytes = share(operation, rank_, size_) * size_of(travels_as(operation));
   Work work = begin(std::move(operation));
-  work.count_in({ledger_, &ledger_->count(collective, bytes)});
+  work.count_in({ledger_, &ledger_->count(collective, bytes)}, bytes, is_part);
   return work;
 }
 

@@ -5,6 +5,8 @@
 #include <sstream>
 #include <utility>
 
+#include "lockstep/comm/trace.h"
+
 namespace lockstep {
 namespace {
 
@@ -60,6 +62,7 @@ namespace detail {
 namespace {
 
 thread_local std::chrono::nanoseconds done{};
+thread_local std::chrono::nanoseconds idle{};
 
 }  // namespace
 
@@ -91,14 +94,19 @@ void Ledger::count_work(int bucket, std::chrono::nanoseconds time) {
 }
 
 std::chrono::nanoseconds work_done() { return done; }
+std::chrono::nanoseconds waited() { return idle; }
+void count_wait(std::chrono::nanoseconds time) { idle += time; }
 
 Working::Working(std::chrono::nanoseconds& of_operation)
     : of_operation_(of_operation), begin_(std::chrono::steady_clock::now()) {}
 
 Working::~Working() {
-  const auto time = std::chrono::steady_clock::now() - begin_;
-  of_operation_ += time;
-  done += time;
+  const auto now = std::chrono::steady_clock::now();
+  of_operation_ += now - begin_;
+  done += now - begin_;
+  if (this_threads_trace == nullptr) return;
+  this_threads_trace->add({.begin = begin_.time_since_epoch() / std::chrono::nanoseconds(1),
+                           .end = now.time_since_epoch() / std::chrono::nanoseconds(1)});
 }
 
 }  // namespace detail

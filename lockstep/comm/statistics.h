@@ -59,8 +59,10 @@ class Ledger {
   std::uint64_t dense_bytes_ = 0;
 };
 
-/// What this thread has spent on reducing and copying, in all groups. Units: nanoseconds.
+/// What this thread has spent on reducing and copying, and on waiting, in all groups.
 std::chrono::nanoseconds work_done();
+std::chrono::nanoseconds waited();
+void count_wait(std::chrono::nanoseconds time);
 
 /// Counts the time that it lives as work, of one operation and of this thread.
 class Working {

@@ -3,6 +3,7 @@
 #include <exception>
 
 #include "lockstep/comm/statistics.h"
+#include "lockstep/comm/trace.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep {
@@ -12,8 +13,40 @@ Work& Work::operator=(Work&& other) noexcept {
     finish();
     ticket_ = std::move(other.ticket_);
     row_ = std::move(other.row_);
+    bytes_ = other.bytes_;
+    begun_ = other.begun_;
+    is_part_ = other.is_part_;
   }
   return *this;
+}
+
+void Work::count_in(std::shared_ptr<CollectiveStatistics> row, std::uint64_t bytes, bool is_part) {
+  row_ = std::move(row);
+  bytes_ = bytes;
+  is_part_ = is_part;
+  begun_ = !is_part && detail::this_threads_trace != nullptr ? detail::trace_clock() : 0;
+}
+
+void Work::count(std::chrono::steady_clock::time_point begin, std::chrono::nanoseconds work,
+                 const detail::Ticket& ticket) {
+  const auto now = std::chrono::steady_clock::now();
+  // Whatever this thread works on while it waits, for this operation or others, is not waiting.
+  const auto waited = now - begin - work;
+  row_->waiting += waited;
+  row_->working += ticket.worked();
+  if (!is_part_) detail::count_wait(waited);
+  if (begun_ == 0 || detail::this_threads_trace == nullptr) return;
+  TraceSpan span{.begin = begin.time_since_epoch() / std::chrono::nanoseconds(1),
+                 .end = now.time_since_epoch() / std::chrono::nanoseconds(1),
+                 .bytes = bytes_,
+                 .bucket = row_->bucket,
+                 .kind = TraceSpan::Kind::waiting,
+                 .collective = row_->collective};
+  constexpr std::int64_t least = 1000;  // ns: what was there already was not waited for
+  if (span.end - span.begin >= least) detail::this_threads_trace->add(span);
+  span.begin = begun_;
+  span.kind = TraceSpan::Kind::flight;
+  detail::this_threads_trace->add(span);
 }
 
 void Work::wait() {
@@ -25,10 +58,7 @@ void Work::wait() {
   try {
     ticket->wait();
     if (row_ == nullptr) return;
-    // Whatever this thread works on while it waits, for this operation or others, is not waiting.
-    const auto work = detail::work_done() - work_before;
-    row_->waiting += std::chrono::steady_clock::now() - begin - work;
-    row_->working += ticket->worked();
+    count(begin, detail::work_done() - work_before, *ticket);
     row_.reset();
   } catch (const InvalidArgument&) {
     ticket_ = ticket;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -73,14 +74,21 @@ class [[nodiscard]] Work {
   /// False once waited for, or if there was never anything to wait for.
   bool pending() const { return ticket_ != nullptr; }
 
-  /// Counts what waiting for it and working on it cost in this row.
-  void count_in(std::shared_ptr<CollectiveStatistics> row) { row_ = std::move(row); }
+  /// Counts what waiting for it and working on it cost in this row; and in the thread's sums and
+  /// trace, unless it is a part of another group's operation.
+  void count_in(std::shared_ptr<CollectiveStatistics> row, std::uint64_t bytes, bool is_part);
 
  private:
+  /// Counts a wait that began at begin, during which so much work was done.
+  void count(std::chrono::steady_clock::time_point begin, std::chrono::nanoseconds work,
+             const detail::Ticket& ticket);
   void finish() noexcept;
 
   std::shared_ptr<detail::Ticket> ticket_;
   std::shared_ptr<CollectiveStatistics> row_;
+  std::uint64_t bytes_ = 0;
+  std::int64_t begun_ = 0;  ///< by the trace's clock, where there is a trace
+  bool is_part_ = false;
 };
 
 }  // namespace lockstep

@@ -11,6 +11,7 @@
 #include <exception>
 #include <utility>
 
+#include "lockstep/comm/trace.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/text.h"
 #include "lockstep/parallel/without_graph.h"
@@ -85,6 +86,7 @@ class Reducer::Backward {
   std::vector<std::size_t> ready;    ///< lanes, as their last hook ran
   std::vector<Work> works;           ///< by position, of each lane that was passed
   int sent = 0;                      ///< how many of them are under way
+  TraceBackward span = {};
 
  private:
   Group group_;
@@ -232,7 +234,7 @@ void Reducer::on_gradient(std::size_t index, const at::Tensor& incoming) {
   if (incoming.defined()) move_into_bucket(member);
   if (member.ready) return;
   member.ready = true;
-  if (--backward->missing[member.lane] == 0) backward->ready.push_back(member.lane);
+  if (--backward->missing[member.lane] == 0) backward->ready.push_back(trace_ready(member.lane));
   if (backward->nested) return;
   while (backward->works.size() < lanes_.size() &&
          backward->missing[lanes_.at(backward->works.size())] == 0) {

@@ -30,21 +30,18 @@ ProgressStyle progress_style(const Group& group, int fd, bool quiet) {
 }
 
 std::string progress_text(std::string_view title, std::int64_t done, std::int64_t total,
-                          double elapsed, std::string_view units, bool bar) {
+                          double elapsed, std::string_view units) {
   const double share =
       total > 0 ? std::clamp(static_cast<double>(done) / static_cast<double>(total), 0.0, 1.0)
                 : 1.0;
-  std::string text(title);
-  if (bar) {
-    const auto filled = static_cast<std::size_t>(share * bar_width);
-    text +=
-        detail::concat(" [", std::string(filled, '#'), std::string(bar_width - filled, '.'), ']');
-  }
+  const auto filled = static_cast<std::size_t>(share * bar_width);
   const auto percent = static_cast<int>(share * 100);
-  text += detail::concat(percent < 10    ? "   "
-                         : percent < 100 ? "  "
-                                         : " ",
-                         percent, "%  ", done, '/', total);
+  std::string text = detail::concat(title, " [", std::string(filled, '#'),
+                                    std::string(bar_width - filled, '.'), ']',
+                                    percent < 10    ? "   "
+                                    : percent < 100 ? "  "
+                                                    : " ",
+                                    percent, "%  ", done, '/', total);
   if (done > 0 && elapsed > 0) {
     const double rate = static_cast<double>(done) / elapsed;
     const double left = static_cast<double>(std::max<std::int64_t>(total - done, 0)) / rate;
@@ -62,30 +59,22 @@ Progress::Progress(std::ostream& out, ProgressStyle style, std::string title, st
       total_(total),
       units_(std::move(units)),
       begin_(Clock::now()),
-      next_draw_(begin_) {
-  if (style_ == ProgressStyle::lines) next_draw_ += std::chrono::seconds(10);
-}
+      next_draw_(begin_) {}
 
 Progress::~Progress() { erase(); }
 
 void Progress::advance(std::int64_t count) {
   done_ += count;
-  if (style_ == ProgressStyle::silent) return;
+  if (style_ != ProgressStyle::bar) return;
   if (const auto now = Clock::now(); now >= next_draw_) draw(now);
 }
 
 void Progress::draw(Clock::time_point now) {
   const double elapsed = std::chrono::duration<double>(now - begin_).count();
-  const std::string text =
-      progress_text(title_, done_, total_, elapsed, units_, style_ == ProgressStyle::bar);
-  if (style_ == ProgressStyle::bar) {
-    const std::size_t before = std::exchange(drawn_, text.size());
-    out_ << '\r' << text << std::string(before > drawn_ ? before - drawn_ : 0, ' ') << std::flush;
-    next_draw_ = now + std::chrono::milliseconds(100);
-  } else {
-    out_ << text << std::endl;
-    next_draw_ = now + std::chrono::seconds(10);
-  }
+  const std::string text = progress_text(title_, done_, total_, elapsed, units_);
+  const std::size_t before = std::exchange(drawn_, text.size());
+  out_ << '\r' << text << std::string(before > drawn_ ? before - drawn_ : 0, ' ') << std::flush;
+  next_draw_ = now + std::chrono::milliseconds(100);
 }
 
 void Progress::erase() {

@@ -12,7 +12,7 @@ namespace lockstep {
 
 enum class ProgressStyle : std::uint8_t {
   silent,
-  lines,  ///< a line now and then, for files and pipes
+  lines,  ///< a line when a pass ends, for files and pipes
   bar     ///< one line, drawn over and over, for terminals
 };
 
@@ -33,8 +33,7 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// So much more is done. Cheap: draws at most ten times a second, and a line at most every ten
-  /// seconds.
+  /// So much more is done. Cheap: draws at most ten times a second.
   void advance(std::int64_t count);
   /// Removes the bar and writes a line in its place, unless silent.
   void finish(std::string_view line);
@@ -56,6 +55,6 @@ class Progress {
 
 /// How a bar looks: title, bar, share, count, rate and time left. elapsed in seconds.
 std::string progress_text(std::string_view title, std::int64_t done, std::int64_t total,
-                          double elapsed, std::string_view units, bool bar);
+                          double elapsed, std::string_view units);
 
 }  // namespace lockstep

@@ -3,8 +3,11 @@
 
 #include <array>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "tests/examples/digits.h"
 #include "tests/examples/program_run.h"
@@ -39,12 +42,42 @@ class MnistCnn : public testing::ProgramRun {
   }
   Result one_rank(const std::string& flags) const { return alone("mnist_cnn" + data + flags); }
 
+  /// The log of two ranks and three epochs: the metrics, and each rank's buckets in the trace.
+  void expect_log(const std::vector<nlohmann::json>& expected) const {
+    const auto lines = json_lines("log/metrics.jsonl");
+    ASSERT_EQ(lines.size(), 4u) << "the last has the efficiency";
+    EXPECT_GT(lines[3]["efficiency"], 0.0);
+    for (std::size_t i = 0; i < 3; ++i) {
+      EXPECT_EQ(lines[i]["step"], 7 * (i + 1)) << "of 102 digits a rank, by 16";
+      for (const auto& [name, value] : expected[i].items()) EXPECT_EQ(lines[i][name], value);
+    }
+    const auto laps = json_lines("log/laps.jsonl");
+    ASSERT_EQ(laps.size(), 3u);
+    for (const auto& rank : laps[2]["ranks"]) EXPECT_GT(rank["seconds"], rank["waiting"]);
+    // Each backward of each rank, and in it every bucket's last gradient and its exchange.
+    std::map<std::pair<int, std::string>, int> count;
+    const auto trace = nlohmann::json::parse(content(folder / "log/trace.json"));
+    for (const auto& event : trace.at("traceEvents")) {
+      const std::string name = event["name"];
+      if (event["ph"] == "X" && name == "all_reduce") ++count[{event["pid"], name}];
+      if (name == "backward" || name == "ready") ++count[{event["pid"], name}];
+    }
+    for (const int rank : {0, 1}) {
+      EXPECT_EQ((count[{rank, "backward"}]), 21);
+      EXPECT_EQ((count[{rank, "ready"}]), 2 * 21);
+      EXPECT_EQ((count[{rank, "all_reduce"}]), 2 * 21);
+    }
+    const Result report = run(launcher + " report log");
+    EXPECT_EQ(report.code, 0) << report.err;
+    EXPECT_THAT(content(folder / "log/report.html"), HasSubstr("test_accuracy at step 21"));
+  }
+
   const std::string program = bin + "mnist_cnn";
   const std::string data = " --data data --batch-size 16 --lr 0.05";
 };
 
 TEST_F(MnistCnn, TrainsOnTwoRanks) {
-  const Result result = two_ranks(" --epochs 3 --metrics metrics.jsonl");
+  const Result result = two_ranks(" --epochs 3 --metrics metrics.jsonl --log-dir log --trace");
   ASSERT_EQ(result.code, 0) << result.err;
   for (const char* part : {"epoch 1/3  loss ", "epoch 3/3  loss ", " %  test ", " images/s",
                            "efficiency ", "checkpoint ", "mnist_cnn.safetensors"})
@@ -68,6 +101,7 @@ TEST_F(MnistCnn, TrainsOnTwoRanks) {
   }
   EXPECT_LT(lines[2]["train_loss"], lines[0]["train_loss"]);
   EXPECT_GT(lines[2]["test_accuracy"], 0.9);
+  expect_log(lines);
 }
 
 TEST_F(MnistCnn, AResumedRunEndsInTheSameBits) {
@@ -147,17 +181,20 @@ TEST_F(MnistCnn, HelpIsNoError) {
   EXPECT_EQ(result.code, 0);
   for (const char* flag :
        {"--epochs", "--batch-size", "--lr", "--seed", "--data", "--checkpoint", "--checkpoint-dir",
-        "--resume", "--metrics", "--strategy", "--dist-option", "--spars", "--augment", "--quiet"})
+        "--resume", "--metrics", "--strategy", "--dist-option", "--spars", "--augment", "--quiet",
+        "--log-dir", "--trace"})
     EXPECT_THAT(result.out, HasSubstr(flag));
 }
 
 TEST_F(MnistCnn, BadInputIsFoundBeforeTraining) {
   std::filesystem::resize_file(folder / "data" / "t10k-images-idx3-ubyte", 1000);
   std::ofstream(folder / "no_checkpoint") << "something else";
-  const std::array<std::pair<const char*, const char*>, 5> cases{{
+  const std::array<std::pair<const char*, const char*>, 6> cases{{
       {" --data nowhere", "found neither nowhere/train-images-idx3-ubyte nor"},
       {"", "data/t10k-images-idx3-ubyte: offset 1000: expected"},
       {" --data sound --metrics no/such/m", "--metrics no/such/m: cannot write: No such file"},
+      {" --data sound --log-dir no_checkpoint/log",
+       "no_checkpoint/log: cannot make the folder: Not"},
       {" --data sound --checkpoint no/such/c", "no/such/c: cannot create the file: No such file"},
       {" --data sound --resume no_checkpoint", "no_checkpoint: offset 0: expected a header"},
   }};

@@ -56,9 +56,10 @@ class ProgramRun : public ::testing::Test {
   Result alone(const std::string& program) const { return run(bin + program); }
 
   /// The lines of --metrics metrics.jsonl.
-  std::vector<nlohmann::json> metrics() const {
+  std::vector<nlohmann::json> metrics() const { return json_lines("metrics.jsonl"); }
+  std::vector<nlohmann::json> json_lines(const std::string& name) const {
     std::vector<nlohmann::json> lines;
-    std::ifstream in(folder / "metrics.jsonl");
+    std::ifstream in(folder / name);
     for (std::string line; std::getline(in, line);) lines.push_back(nlohmann::json::parse(line));
     return lines;
   }

@@ -175,6 +175,8 @@ TEST_F(Programs, ResNet50TrainsWithBothWaysToSplitData) {
     const auto losses = values("train_loss");
     ASSERT_EQ(losses.size(), 4u);
     EXPECT_LT(losses[3], losses[0]);
+    EXPECT_EQ(json_lines("log/laps.jsonl").size(), 4u) << "its log is in log/ by itself";
+    EXPECT_EQ(json_lines("log/metrics.jsonl").size(), metrics().size());
   }
   expect_one_complaint("resnet50 --samples 8", 1, "resnet50: --samples 8: expected a batch");
 }
@@ -183,14 +185,17 @@ TEST_F(Programs, HelpIsCompleteAndWrongFlagsAreNamed) {
   const std::array<std::pair<std::string, std::vector<const char*>>, 5> programs{{
       {"resnet9_cifar10",
        {"--epochs", "--batch-size", "--lr", "--weight-decay", "--seed", "--data", "--augment",
-        "--workers", "--strategy", "--sync-batchnorm", "--checkpoint-dir", "--metrics", "--quiet"}},
+        "--workers", "--strategy", "--sync-batchnorm", "--checkpoint-dir", "--metrics", "--quiet",
+        "--log-dir", "--trace"}},
       {"gradient_proof", {"--images", "--seed", "--data", "--strategy", "--metrics", "--threads"}},
       {"ddp_trainer",
-       {"total_epochs", "save_every", "--batch_size", "--data", "--snapshot", "--strategy"}},
+       {"total_epochs", "save_every", "--batch_size", "--data", "--snapshot", "--strategy",
+        "--log-dir", "--trace"}},
       {"single_trainer", {"total_epochs", "save_every", "--batch_size", "--data", "--snapshot"}},
       {"resnet50",
        {"--epochs", "--batch-size", "--samples", "--lr", "--workers", "--split", "--parameters",
-        "--strategy", "--sync-batchnorm", "--data", "--weights", "--checkpoint-dir", "--metrics"}},
+        "--strategy", "--sync-batchnorm", "--data", "--weights", "--checkpoint-dir", "--metrics",
+        "--log-dir", "--trace"}},
   }};
   for (const auto& [program, flags] : programs) {
     const Result help = alone(program + " --help");

@@ -18,24 +18,24 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 TEST(ProgressText, ShowsShareRateAndTimeLeft) {
-  EXPECT_EQ(progress_text("epoch 1", 2500, 10000, 5, "images", true),
+  EXPECT_EQ(progress_text("epoch 1", 2500, 10000, 5, "images"),
             "epoch 1 [####............]  25%  2500/10000  500 images/s  0:15 left");
-  EXPECT_EQ(progress_text("epoch 1", 10000, 10000, 100, "images", false),
-            "epoch 1 100%  10000/10000  100 images/s  0:00 left");
-  EXPECT_THAT(progress_text("x", 1, 100, 60, "images", false), HasSubstr("1:39:00 left"));
+  EXPECT_EQ(progress_text("epoch 1", 10000, 10000, 100, "images"),
+            "epoch 1 [################] 100%  10000/10000  100 images/s  0:00 left");
+  EXPECT_THAT(progress_text("x", 1, 100, 60, "images"), HasSubstr("1:39:00 left"));
 }
 
 TEST(ProgressText, HasNoRateBeforeTheFirstSample) {
-  EXPECT_EQ(progress_text("x", 0, 10, 0, "images", false), "x   0%  0/10");
-  EXPECT_EQ(progress_text("x", 0, 0, 1, "images", false), "x 100%  0/0");
+  EXPECT_EQ(progress_text("x", 0, 10, 0, "images"), "x [................]   0%  0/10");
+  EXPECT_EQ(progress_text("x", 0, 0, 1, "images"), "x [################] 100%  0/0");
 }
 
 TEST(ProgressText, StaysWithinItsBarWhenThereIsMoreThanExpected) {
-  EXPECT_THAT(progress_text("x", 30, 10, 1, "images", true), HasSubstr("[################] 100%"));
+  EXPECT_THAT(progress_text("x", 30, 10, 1, "images"), HasSubstr("[################] 100%"));
 }
 
 TEST(ProgressText, FitsATerminalOfEightyColumns) {
-  EXPECT_LT(progress_text("epoch 100/100", 59999, 60000, 3, "images", true).size(), 80u);
+  EXPECT_LT(progress_text("epoch 100/100", 59999, 60000, 3, "images").size(), 80u);
 }
 
 TEST(Progress, ABarIsDrawnOverItselfAndGivesWayToALine) {
@@ -59,12 +59,15 @@ TEST(Progress, AnAbandonedBarIsRemoved) {
   EXPECT_TRUE(text.ends_with(detail::concat('\r', std::string(width, ' '), '\r'))) << text;
 }
 
-TEST(Progress, LinesHaveNoControlCharacters) {
+TEST(Progress, WithoutATerminalAPassIsOneLine) {
   std::ostringstream out;
-  Progress progress(out, ProgressStyle::lines, "x", 4, "images");
-  progress.advance(4);
-  progress.finish("done");
-  EXPECT_EQ(out.str(), "done\n");
+  for (const char* const line : {"epoch 1 done", "epoch 2 done"}) {
+    Progress progress(out, ProgressStyle::lines, "x", 4, "images");
+    for (int i = 0; i < 4; ++i) progress.advance(1);
+    progress.finish(line);
+  }
+  { Progress(out, ProgressStyle::lines, "x", 4, "images").advance(1); }
+  EXPECT_EQ(out.str(), "epoch 1 done\nepoch 2 done\n");
 }
 
 TEST(Progress, SilenceIsSilent) {

@@ -1,0 +1,10 @@
+#pragma once
+
+#include <string_view>
+
+namespace lockstep {
+
+/// This library's version, as "0.1.0".
+std::string_view version();
+
+}  // namespace lockstep

@@ -1,0 +1,11 @@
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace lockstep::record {
+
+/// CRC-32C, of Castagnoli's polynomial. Source: RFC 3720, appendix B.4.
+std::uint32_t crc32c(std::string_view bytes);
+
+}  // namespace lockstep::record

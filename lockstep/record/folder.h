@@ -1,0 +1,42 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace lockstep::record {
+
+/// What a run's folder holds.
+inline constexpr const char* metrics_name = "metrics.jsonl";
+inline constexpr const char* laps_name = "laps.jsonl";
+inline constexpr const char* trace_name = "trace.json";
+inline constexpr const char* environment_name = "environment.json";
+inline constexpr const char* report_name = "report.html";
+
+/// What a run runs in. This process adds what it knows by itself when it is written.
+struct RunEnvironment {
+  int ranks = 1;
+  std::vector<std::string> hosts = {};  ///< of each rank
+  std::string backend = {};
+  std::string strategy = {};
+  int threads = 1;                            ///< of each rank, for LibTorch's operators
+  std::vector<std::string> event_files = {};  ///< TensorBoard files of this run
+};
+
+/// Writes environment.json: the above, version, time, command line and LOCKSTEP_ variables.
+/// Throws: Error naming the file and the reason.
+void write_environment(const std::filesystem::path& folder, const RunEnvironment& environment);
+
+/// TensorBoard files that environment.json names as this run's; none where it cannot be read.
+std::vector<std::string> event_files_of(const std::filesystem::path& folder);
+
+/// What this machine calls itself.
+std::string host_name();
+
+/// The name of a new TensorBoard file: time, host and process.
+std::string new_event_file_name();
+
+/// Makes the folder. Throws: Error naming it and the reason.
+void make_folder(const std::filesystem::path& folder);
+
+}  // namespace lockstep::record

@@ -1,0 +1,114 @@
+#include "lockstep/comm/trace.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <thread>
+#include <vector>
+
+#include "lockstep/comm/communicator.h"
+#include "lockstep/comm/statistics.h"
+#include "lockstep/core/error.h"
+#include "ranks.h"
+
+namespace lockstep::testing {
+namespace {
+
+using detail::Trace;
+using Kind = TraceSpan::Kind;
+
+TraceSpan moment(std::int64_t at, Kind kind = Kind::waiting) {
+  return {.begin = at, .end = at, .kind = kind};
+}
+
+TEST(Trace, KeepsTheNewestSpans) {
+  Trace trace(4);
+  for (int i = 0; i < 3; ++i) trace.add(moment(i));
+  EXPECT_EQ(trace.spans().size(), 3U);
+  EXPECT_EQ(trace.lost(), 0U);
+  for (int i = 3; i < 10; ++i) trace.add(moment(i));
+  const auto spans = trace.spans();
+  ASSERT_EQ(spans.size(), 4U);
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(spans[static_cast<std::size_t>(i)].begin, 6 + i);
+  EXPECT_EQ(trace.lost(), 6U);
+}
+
+TEST(Trace, JoinsWorkThatFollowsUponWork) {
+  Trace trace(8);
+  const auto work = [&](std::int64_t begin, std::int64_t end) {
+    trace.add({.begin = begin, .end = end, .kind = Kind::working});
+  };
+  work(0, 5000);
+  work(5100, 9000);
+  work(90000, 95000);
+  trace.add(moment(95001));
+  work(95002, 96000);
+  const auto spans = trace.spans();
+  ASSERT_EQ(spans.size(), 4U);
+  EXPECT_EQ(spans[0].begin, 0);
+  EXPECT_EQ(spans[0].end, 9000);
+  EXPECT_EQ(spans[1].begin, 90000);
+  EXPECT_EQ(spans[3].begin, 95002);
+}
+
+TEST(Trace, IsOneAThreadAndNobodyElses) {
+  EXPECT_THROW(Trace(0), InvalidArgument);
+  Trace trace(4);
+  EXPECT_THROW(Trace(4), InvalidArgument);
+  std::thread([] {
+    EXPECT_EQ(detail::this_threads_trace, nullptr);
+    const Trace own(1);
+  }).join();
+  EXPECT_EQ(detail::this_threads_trace, &trace);
+}
+
+TEST(Trace, HasEachCollectiveOfEachRank) {
+  run_ranks(3, [](std::shared_ptr<Communicator> group) {
+    std::vector<float> values(300000, 1);
+    const auto all_reduce = [&](int bucket) {
+      group->attribute_to(bucket);
+      return group->all_reduce(values.data(), values.size(), DType::f32, ReduceOp::sum);
+    };
+    all_reduce(0).wait();  // before the trace
+    const auto before = detail::trace_clock();
+    const auto work_before = detail::work_done();
+    {
+      Trace trace(1000);
+      all_reduce(1).wait();
+      all_reduce(2).wait();
+      group->barrier().wait();
+      const auto after = detail::trace_clock();
+      std::vector<TraceSpan> flights;
+      std::int64_t worked = 0;
+      for (const auto& span : trace.spans()) {
+        EXPECT_GE(span.begin, before);
+        EXPECT_GE(span.end, span.begin);
+        EXPECT_LE(span.end, after);
+        if (span.kind == Kind::flight) flights.push_back(span);
+        if (span.kind == Kind::working) worked += span.end - span.begin;
+      }
+      ASSERT_EQ(flights.size(), 3U);
+      for (const int i : {0, 1}) {
+        EXPECT_EQ(flights[static_cast<std::size_t>(i)].bucket, i + 1);
+        EXPECT_EQ(flights[static_cast<std::size_t>(i)].bytes, 1200000U);
+        EXPECT_EQ(flights[static_cast<std::size_t>(i)].collective, Collective::all_reduce);
+      }
+      EXPECT_EQ(flights[2].collective, Collective::barrier);
+      // Pieces of work that were joined hold what lay between them, too.
+      EXPECT_GE(worked, (detail::work_done() - work_before).count());
+      EXPECT_GT(worked, 0);
+    }
+    group->barrier().wait();  // after it
+  });
+}
+
+TEST(Trace, WaitingIsCountedForTheThread) {
+  run_ranks(2, [](std::shared_ptr<Communicator> group) {
+    const auto before = detail::waited();
+    for (int i = 0; i < 10; ++i) group->barrier().wait();
+    EXPECT_EQ((detail::waited() - before).count(), group->statistics().at(0).waiting.count());
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::testing

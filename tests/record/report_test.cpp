@@ -1,0 +1,253 @@
+#include "lockstep/record/report.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "lockstep/core/error.h"
+#include "lockstep/record/chart.h"
+#include "lockstep/record/folder.h"
+#include "lockstep/record/markup.h"
+#include "lockstep/record/scalar.h"
+#include "temporary_folder.h"
+
+namespace lockstep::record {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using testing::TemporaryFolder;
+
+/// What an XML parser would refuse: tags that are not closed in order, stray signs.
+std::string fault_in(std::string page) {
+  const std::string begin = "<!DOCTYPE html>\n";
+  if (!page.starts_with(begin)) return "no document type";
+  const auto style = page.find("<style>");
+  const auto style_end = page.find("</style>");
+  page.erase(style + 7, style_end - style - 7);
+  page.erase(0, begin.size());
+  std::vector<std::string> open;
+  for (std::size_t at = 0; at < page.size();) {
+    if (page[at] == '>' || (page[at] == '&' && page.find(';', at) > at + 5)) {
+      return "stray sign before " + page.substr(at, 20);
+    }
+    if (page[at] != '<') {
+      ++at;
+      continue;
+    }
+    const auto end = page.find('>', at);
+    if (end == page.npos) return "open tag";
+    const auto tag = page.substr(at + 1, end - at - 1);
+    if (std::count(tag.begin(), tag.end(), '"') % 2 != 0) return "quote in " + tag;
+    const auto name =
+        tag.substr(tag[0] == '/' ? 1 : 0, tag.find_first_of(" \n/", 1) - (tag[0] == '/'));
+    if (tag[0] == '/') {
+      if (open.empty() || open.back() != tag.substr(1)) return "unexpected " + tag;
+      open.pop_back();
+    } else if (!tag.ends_with('/')) {
+      open.push_back(name);
+    }
+    at = end + 1;
+  }
+  return open.empty() ? "" : "never closed: " + open.back();
+}
+
+class Report : public ::testing::Test {
+ protected:
+  void write(const std::string& name, const std::string& text) const {
+    std::ofstream(folder / name, std::ios::binary) << text;
+  }
+  std::string page() const {
+    remarks_ = write_report(folder.path(), folder / "report.html");
+    std::ifstream in(folder / "report.html");
+    std::string text{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+    EXPECT_EQ(fault_in(text), "");
+    for (const char* outside : {"http:", "https:", "<script", "<link", "url(", "@import", "src="}) {
+      EXPECT_THAT(text, Not(HasSubstr(outside))) << "the page is to need nothing else";
+    }
+    return text;
+  }
+
+  const TemporaryFolder folder;
+  mutable std::vector<std::string> remarks_;
+};
+
+Lap lap_of(std::int64_t step, std::vector<RankLap> ranks) {
+  return {.step = step, .steps = 10, .elapsed = 1, .ranks = std::move(ranks)};
+}
+
+TEST_F(Report, ShowsAllThatARunRecorded) {
+  std::string metrics;
+  for (std::int64_t step = 10; step <= 30; step += 10) {
+    const auto t = static_cast<double>(step);
+    const std::vector<Scalar> scalars{{"epoch", t / 10},        {"train_loss", 1 / t},
+                                      {"test_loss", 2 / t},     {"train_accuracy", 1 - 1 / t},
+                                      {"images <a> second", t}, {"ranks", 2}};
+    metrics += metrics_line(step, t, scalars);
+  }
+  write("metrics.jsonl",
+        metrics + metrics_line(30, 31, std::vector<Scalar>{{"efficiency", 0.875}}));
+  const RankLap fast{
+      .seconds = 2, .waiting = 1, .working = 0.5, .bytes = 1000, .dense_bytes = 50000};
+  const RankLap slow{.seconds = 2, .waiting = 0.2, .working = 0.3, .bytes = 3000};
+  write("laps.jsonl", lap_line(lap_of(10, {fast, slow})) + lap_line(lap_of(20, {fast, slow})));
+  write_environment(folder.path(), {.ranks = 2,
+                                    .hosts = {"one", "one"},
+                                    .backend = "host",
+                                    .strategy = "topk:0.01",
+                                    .threads = 3});
+  write("trace.json", "{}");
+  const auto text = page();
+  EXPECT_TRUE(remarks_.empty());
+  for (const char* part :
+       {"Loss</figcaption>", "Accuracy</figcaption>", "train_loss at step 20: 0.05<",
+        "test_loss at step 30: 0.06667<", "images &lt;a&gt; second", "87.5 %",
+        // 20 steps: 2 s computing and 1 s working of 4 s are 50 ms, 50 ms, 100 ms a step for rank
+        // 0.
+        "rank 0: compute 50 ms, communication 50 ms, waiting 100 ms a step",
+        "rank 1: compute 150 ms, communication 30 ms, waiting 20 ms a step", "1 (slowest)",
+        "computes 50 % longer than the mean", "50 times", "200 B", "200 ms",
+        "<dd>50 %<small>of the ranks", "topk:0.01", "trace.json beside"}) {
+    EXPECT_THAT(text, HasSubstr(part));
+  }
+  EXPECT_THAT(text, Not(HasSubstr("Remarks")));
+}
+
+TEST_F(Report, ToleratesATornLastLineAndSaysSo) {
+  write("metrics.jsonl",
+        "{\"step\": 1, \"train_loss\": 0.5}\nnonsense\n[1]\n{\"step\": 2, \"train");
+  write("laps.jsonl", lap_line(lap_of(1, {{.seconds = 1}})) +
+                          lap_line(lap_of(2, {{.seconds = 1}, {.seconds = 1}})) + "{\"st");
+  write("environment.json", "{\"torn");
+  const auto text = page();
+  EXPECT_THAT(remarks_,
+              ElementsAre("metrics.jsonl: 2 lines are no record, and left out",
+                          "metrics.jsonl: the last line is torn, and left out",
+                          "laps.jsonl: the last line is torn, and left out",
+                          "laps.jsonl: 1 lap of another number of ranks than the last are left out",
+                          "environment.json: is no JSON object, and left out"));
+  for (const auto& remark : remarks_) EXPECT_THAT(text, HasSubstr(remark));
+  EXPECT_THAT(text, HasSubstr("train_loss at step 1: 0.5<"));
+}
+
+TEST_F(Report, IsMadeOfARunThatHasHardlyBegunOrBrokenDown) {
+  write("metrics.jsonl", "");
+  EXPECT_THAT(page(), HasSubstr("has recorded no values yet"));
+  // Not a number, all the same, a zero lap, one rank, an old --metrics file without steps.
+  write("metrics.jsonl",
+        "{\"epoch\": 1, \"train_loss\": null}\n{\"epoch\": 2, \"train_loss\": null}\n");
+  write("laps.jsonl", lap_line({.ranks = {{}}}) + lap_line({.ranks = {{}}}));
+  EXPECT_THAT(page(), HasSubstr("no number"));
+  write("metrics.jsonl", "{\"loss\": 3}\n{\"loss\": 3}\n{\"loss\": null}\n{\"loss\": 1e308}\n");
+  EXPECT_THAT(page(), HasSubstr("loss at step 2: 3<"));
+}
+
+TEST_F(Report, RefusesWhatHoldsNoRun) {
+  const auto complaint = [&](const std::filesystem::path& place) {
+    try {
+      write_report(place, folder / "report.html");
+    } catch (const InvalidArgument& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_THAT(complaint("/nonexistent/run"), HasSubstr("report: /nonexistent/run: no such folder"));
+  EXPECT_THAT(complaint(folder.path()), HasSubstr("got no metrics.jsonl, expected the folder"));
+  EXPECT_FALSE(std::filesystem::exists(folder / "report.html"));
+  write("metrics.jsonl", "");
+  EXPECT_THROW(write_report(folder.path(), "/nonexistent/page"), Error);
+}
+
+TEST_F(Report, CommandNamesThePage) {
+  const std::string program = "'" LOCKSTEP_BINARY_DIR "/lockstep' report ";
+  const auto run = [&](const std::string& arguments) {
+    const auto at = "cd '" + folder.path().string() + "' && ";
+    return WEXITSTATUS(std::system((at + program + arguments + " >out 2>err").c_str()));
+  };
+  const auto text = [&](const char* name) {
+    std::ifstream in(folder / name);
+    return std::string{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+  };
+  EXPECT_EQ(run("."), 2);
+  EXPECT_THAT(text("err"), HasSubstr("lockstep: report: .: got no metrics.jsonl"));
+  EXPECT_EQ(run(""), 2);
+  write("metrics.jsonl", "{\"step\": 1, \"loss\": 2}\n{\"st");
+  EXPECT_EQ(run("."), 0);
+  EXPECT_EQ(text("out"), "./report.html\n");
+  EXPECT_EQ(text("err"), "lockstep: report: metrics.jsonl: the last line is torn, and left out\n");
+  EXPECT_EQ(run(". -o elsewhere.html"), 0);
+  EXPECT_THAT(text("elsewhere.html"), HasSubstr("loss at step 1: 2<"));
+  EXPECT_EQ(run(". -o no/such/page"), 1);
+}
+
+TEST_F(Report, LooksLikeAPageToABrowser) {
+  if (std::system("command -v chromium >/dev/null 2>&1") != 0) {
+    GTEST_SKIP() << "no chromium on PATH";
+  }
+  write("metrics.jsonl", "{\"step\": 1, \"loss\": 2}\n{\"step\": 2, \"loss\": 1}\n");
+  write("laps.jsonl", lap_line(lap_of(2, {{.seconds = 2, .waiting = 1}, {.seconds = 2}})));
+  page();
+  const auto path = folder.path().string();
+  const auto command =
+      "timeout 50 chromium --headless --no-sandbox --disable-gpu --user-data-dir='" + path +
+      "/browser' --dump-dom 'file://" + path + "/report.html' >'" + path + "/dom' 2>/dev/null";
+  if (std::system(command.c_str()) != 0) GTEST_SKIP() << "chromium does not run here";
+  std::ifstream in(folder / "dom");
+  const std::string dom{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+  for (const char* part : {"<polyline", "<circle", "<rect", "slowest", "Loss</figcaption>"}) {
+    EXPECT_THAT(dom, HasSubstr(part));
+  }
+}
+
+TEST(Ticks, AreRoundAndFew) {
+  EXPECT_THAT(ticks(0, 10), ElementsAre(0, 2, 4, 6, 8, 10));
+  EXPECT_THAT(ticks(-3, 1), ElementsAre(-3, -2, -1, 0, 1));
+  for (const auto& [low, high] :
+       {std::pair(0.0, 1e-30), std::pair(-1e30, 1e30), std::pair(0.9, 0.95)}) {
+    const auto found = ticks(low, high);
+    EXPECT_GE(found.size(), 3U);
+    EXPECT_LE(found.size(), 7U);
+    for (const double tick : found) {
+      EXPECT_GE(tick, low - 1e-9 * (high - low));
+      EXPECT_LE(tick, high + 1e-9 * (high - low));
+    }
+  }
+}
+
+TEST(Thinned, KeepsPeaksGapsAndEnds) {
+  Curve curve;
+  for (int i = 0; i < 100000; ++i) curve[i] = std::sin(i);
+  curve[31415] = 50;
+  curve[27182] = -50;
+  curve[5000] = NAN;
+  const auto kept = thinned(curve, 800);
+  EXPECT_LE(kept.size(), 801U);
+  EXPECT_EQ(kept.at(31415), 50);
+  EXPECT_EQ(kept.at(27182), -50);
+  EXPECT_TRUE(std::isnan(kept.at(5000)));
+  EXPECT_EQ(kept.begin()->first, 0);
+  EXPECT_EQ(kept.rbegin()->first, 99999);
+  EXPECT_EQ(thinned(kept, 1000).size(), kept.size()) << "few enough already";
+}
+
+TEST(Markup, IsSafe) {
+  EXPECT_EQ(escaped("a<b & \"c\">"), "a&lt;b &amp; &quot;c&quot;&gt;");
+  EXPECT_EQ(escaped("µ → 𝄞"), "µ → 𝄞");
+  EXPECT_EQ(escaped("\x01\xff\xc3(\xe2\x82\xed\xa0\x80"
+                    "x"),
+            "??"
+            "?(?????x");
+  EXPECT_EQ(number_text(0.012345), "0.01235");
+  EXPECT_EQ(number_text(123456), "123456");
+  EXPECT_EQ(bytes_text(1724500), "1.72 MB");
+  EXPECT_EQ(bytes_text(0), "0 B");
+}
+
+}  // namespace
+}  // namespace lockstep::record
