@@ -9,6 +9,8 @@
 #include <torch/nn.h>
 #include <torch/optim/sgd.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <iostream>
 #include <memory>
@@ -33,6 +35,7 @@ struct Settings {
   std::int64_t warm_up = 20;
   bool autocast = false;
   std::uint64_t seed = 0;
+  std::size_t images = 0;
   std::string data = MNIST_SAMPLE;
   std::string strategy = "fp32";
   std::string metrics;
@@ -51,7 +54,9 @@ void train(const Settings& settings, const lockstep::Group& world) {
     data.emplace(settings.data);
     if (world.rank() == 0) metrics.emplace(settings.metrics);
   });
-  lockstep::DistributedSampler sampler(data->size().value(), world,
+  const std::size_t all = data->size().value();
+  const std::size_t images = settings.images == 0 ? all : std::min(settings.images, all);
+  lockstep::DistributedSampler sampler(images, world,
                                        {.seed = settings.seed, .tail = lockstep::Tail::drop});
   const std::int64_t batches =
       static_cast<std::int64_t>(sampler.samples_per_rank()) / settings.batch_size;
@@ -155,6 +160,8 @@ int main(int argc, char** argv) {
   app.add_flag("--autocast", settings.autocast, "Compute in bfloat16 where it gains");
   app.add_option("--seed", settings.seed, "Decides weights and order")
       ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option("--images", settings.images, "Train with so many of the images; 0 for all")
       ->capture_default_str();
   app.add_option("--data", settings.data, "Folder with the four MNIST files, plain or .gz")
       ->capture_default_str();
