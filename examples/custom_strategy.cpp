@@ -58,6 +58,7 @@ void train(const lockstep::Group& world) {
       std::cout << "step " << step << ": loss " << loss.item<float>() << std::endl;
     }
   }
+  if (world.rank() == 0) std::cout << '\n' << lockstep::to_text(world.statistics());
 }
 
 int main() {

@@ -69,6 +69,7 @@ class Trainer {
       if ((epoch + 1) % settings_.save_every == 0) save_snapshot(epoch);
     }
     program::finish(log_, "ddp_trainer");
+    program::print_statistics(world_);
     if (world_.rank() == 0)
       std::cout << "trained " << settings_.total_epochs << " epochs on " << world_.size()
                 << " ranks" << std::endl;
@@ -76,6 +77,10 @@ class Trainer {
 
  private:
   static bool again() { return lockstep::Environment::get().restart_count > 0; }
+
+  lockstep::Checkpoint checkpoint() {
+    return {.model = *model_, .optimizer = &optimizer_, .strategy = ddp_};
+  }
 
   /// As rank 0 sees it: the others may be on another machine.
   bool snapshot_exists() const {
@@ -86,12 +91,14 @@ class Trainer {
   }
 
   void load_snapshot() {
-    epochs_run_ = lockstep::load_checkpoint(settings_.snapshot, *model_, optimizer_, world_).epoch;
+    const auto [meta, changes] = checkpoint().load(settings_.snapshot, world_);
+    epochs_run_ = meta.epoch;
     const std::size_t batches =
         (sampler_.samples_per_rank() + settings_.batch_size - 1) / settings_.batch_size;
     steps_ = epochs_run_ * static_cast<std::int64_t>(batches);
     if (world_.rank() == 0)
-      std::cout << "resuming training from snapshot at epoch " << epochs_run_ << std::endl;
+      std::cout << "resuming training from snapshot at epoch " << epochs_run_
+                << (changes.empty() ? "" : ": " + changes) << std::endl;
   }
 
   void run_batch(const Batch& batch) {
@@ -118,8 +125,7 @@ class Trainer {
   }
 
   void save_snapshot(std::int64_t epoch) {
-    lockstep::save_checkpoint(settings_.snapshot, *model_, optimizer_, {.epoch = epoch + 1},
-                              world_);
+    checkpoint().save(settings_.snapshot, {.epoch = epoch + 1}, world_);
     if (world_.rank() == 0)
       std::cout << "epoch " << epoch << " | training snapshot saved at " << settings_.snapshot
                 << std::endl;

@@ -131,8 +131,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
     progress.finish(title + "  loss " + fixed(score.loss, 4) + "  accuracy " +
                     fixed(100 * score.accuracy, 2) + " %  " + fixed(seconds, 1) + " s");
   }
-  if (style != lockstep::ProgressStyle::silent && world.size() > 1)
-    std::cout << '\n' << lockstep::to_text(world.statistics());
+  if (!settings.quiet) program::print_statistics(world);
 }
 
 int main(int argc, char** argv) {

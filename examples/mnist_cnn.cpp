@@ -307,7 +307,7 @@ void train(Settings settings, const lockstep::Group& world) {
 
   folder.finish();
   log.close();
-  if (loud && world.size() > 1) std::cout << '\n' << lockstep::to_text(world.statistics()) << '\n';
+  if (loud) program::print_statistics(world);
   if (!settings.no_efficiency && !settings.quiet && world.size() > 1) {
     const auto [alone, together] = step_times(*model, lr, *loader.begin(), strategy, world);
     log.scalar("efficiency", steps, alone / together);

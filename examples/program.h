@@ -188,6 +188,12 @@ inline void record(std::optional<MetricsFile>& metrics, lockstep::RunLog& log, s
   log.scalars(step, values);
 }
 
+/// What each collective cost this rank, for rank 0 to print at the end.
+inline void print_statistics(const lockstep::Group& world) {
+  if (world.rank() == 0 && world.size() > 1)
+    std::cout << '\n' << lockstep::to_text(world.statistics()) << std::endl;
+}
+
 /// Completes the log. What was lost of it is said, and fails nothing: the training is done.
 /// Ranks: all.
 inline void finish(lockstep::RunLog& log, const char* program) {

@@ -317,6 +317,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
                   {{"steps", steps}, {"seconds", seconds}, {"images_per_second", count / seconds}});
   program::finish(log, "resnet50");
   if (!first) return;
+  program::print_statistics(world);
   std::cout << steps << " steps took " << fixed(seconds, 1) << " s: " << fixed(count / seconds, 2)
             << " images/s" << std::endl;
 }

@@ -204,6 +204,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
                    {"waiting_for_data", waited / seconds},
                    {"ranks", world.size()}});
   program::finish(log, "resnet9_cifar10");
+  if (!settings.quiet) program::print_statistics(world);
   if (loud)
     std::cout << "training took " << fixed(seconds, 1) << " s, " << fixed(100 * waited / seconds, 1)
               << " % of it waiting for data\ntest loss " << fixed(score.loss, 4) << "  accuracy "

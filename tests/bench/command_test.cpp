@@ -33,7 +33,7 @@ Result run(const std::string& command_line) {
 }
 
 Result run_bench(const std::string& arguments) {
-  return run(std::string(LOCKSTEP_BINARY_DIR) + "/lockstep bench " + arguments);
+  return run("'" LOCKSTEP_BINARY_DIR "/lockstep' bench " + arguments);
 }
 
 TEST(BenchCommand, MeasuresProcessesAndThreads) {
@@ -55,7 +55,7 @@ TEST(BenchCommand, MeasuresProcessesAndThreads) {
 }
 
 TEST(BenchCommand, TakesTheWorldItIsStartedIn) {
-  const std::string lockstep = std::string(LOCKSTEP_BINARY_DIR) + "/lockstep";
+  const std::string lockstep = "'" LOCKSTEP_BINARY_DIR "/lockstep'";
   const Result result = run(lockstep + " run -n 3 " + lockstep +
                             " bench all_reduce --max 1KiB --repeats 1 --memory group --json");
   EXPECT_EQ(result.exit_code, 0) << result.text;

@@ -67,12 +67,12 @@ class MnistCnn : public testing::ProgramRun {
       EXPECT_EQ((count[{rank, "ready"}]), 2 * 21);
       EXPECT_EQ((count[{rank, "all_reduce"}]), 2 * 21);
     }
-    const Result report = run(launcher + " report log");
+    const Result report = run(quoted_launcher + " report log");
     EXPECT_EQ(report.code, 0) << report.err;
     EXPECT_THAT(content(folder / "log/report.html"), HasSubstr("test_accuracy at step 21"));
   }
 
-  const std::string program = bin + "mnist_cnn";
+  const std::string program = quoted_bin + "mnist_cnn";
   const std::string data = " --data data --batch-size 16 --lr 0.05";
 };
 
@@ -110,7 +110,7 @@ TEST_F(MnistCnn, AResumedRunEndsInTheSameBits) {
   const auto whole = metrics();
   ASSERT_EQ(two_ranks(quiet + " --epochs 1 --checkpoint first").code, 0);
   // The seed and the learning rate come from the checkpoint.
-  const Result rest = run(launcher + " run -n 2 " + program +
+  const Result rest = run(quoted_launcher + " run -n 2 " + program +
                           " --data data --batch-size 16 --quiet --metrics metrics.jsonl --epochs 3"
                           " --resume first --checkpoint second");
   ASSERT_EQ(rest.code, 0) << rest.err;
@@ -204,7 +204,7 @@ TEST_F(MnistCnn, BadInputIsFoundBeforeTraining) {
   for (const auto& [flags, complaint] : cases) {
     const std::string data_flag =
         std::string(flags).find("--data") == std::string::npos ? " --data data" : "";
-    const Result result = run(launcher + " run -n 2 " + program + data_flag + flags);
+    const Result result = run(quoted_launcher + " run -n 2 " + program + data_flag + flags);
     EXPECT_EQ(result.code, 1) << flags;
     EXPECT_THAT(result.err, HasSubstr(std::string("mnist_cnn: ") + complaint)) << flags;
     EXPECT_THAT(result.out, Not(HasSubstr("epoch"))) << flags;

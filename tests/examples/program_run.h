@@ -51,9 +51,9 @@ class ProgramRun : public ::testing::Test {
   }
   /// On two ranks, each a process.
   Result two_ranks(const std::string& program) const {
-    return run(launcher + " run -n 2 " + bin + program);
+    return run(quoted_launcher + " run -n 2 " + quoted_bin + program);
   }
-  Result alone(const std::string& program) const { return run(bin + program); }
+  Result alone(const std::string& program) const { return run(quoted_bin + program); }
 
   /// The lines of --metrics metrics.jsonl.
   std::vector<nlohmann::json> metrics() const { return json_lines("metrics.jsonl"); }
@@ -67,6 +67,9 @@ class ProgramRun : public ::testing::Test {
   const TemporaryFolder folder;
   const std::string bin = LOCKSTEP_BINARY_DIR "/";
   const std::string launcher = bin + "lockstep";
+  // For the shell.
+  const std::string quoted_bin = "'" + bin + "'";
+  const std::string quoted_launcher = quoted_bin + "lockstep";
 };
 
 }  // namespace lockstep::testing

@@ -135,6 +135,21 @@ TEST_F(Programs, LargeBatchesInParts) {
   expect_one_complaint(program + " --accumulate 1000", 1, "large_batch: --accumulate 1000: ");
 }
 
+TEST_F(Programs, AStrategyOfOnesOwnLearns) {
+  const Result result = run(quoted_launcher + " run -n 3 " + quoted_bin + "custom_strategy");
+  ASSERT_EQ(result.code, 0) << result.err;
+  const auto loss_after = [&](const std::string& step) {
+    const std::string what = "step " + step + ": loss ";
+    const auto at = result.out.find(what);
+    EXPECT_NE(at, std::string::npos) << result.out;
+    return std::stod(result.out.substr(at + what.size()));
+  };
+  EXPECT_LT(loss_after("500"), 0.05);
+  EXPECT_GT(loss_after("100"), 2 * loss_after("500"));
+  // A byte for each float.
+  EXPECT_THAT(result.out, HasSubstr("compressed 4.0 times"));
+}
+
 TEST_F(Programs, TrainersSaveAndGoOn) {
   const std::string flags = " --metrics metrics.jsonl --batch_size 500";
   for (const std::string program : {"single_trainer", "ddp_trainer"}) {

@@ -81,7 +81,7 @@ TEST(Launchers, RanksOfSeveralHostsFormAHierarchy) {
   command.insert(command.end(), {"sh", "-c",
                                  "r=${OMPI_COMM_WORLD_RANK:-$PMI_RANK}; LOCKSTEP_HOST=$((r / 2)) "
                                  "exec " +
-                                     here + " where"});
+                                     quoted(here) + " where"});
   const auto ended = Launched(command, {{"LOCKSTEP_BACKEND", "hierarchical"}}).wait();
   EXPECT_EQ(ended.code, 0) << ended.err;
   EXPECT_THAT(ended.out,

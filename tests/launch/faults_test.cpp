@@ -176,8 +176,8 @@ TEST(LauncherKilled, LeavesNoRank) {
 }
 
 TEST(LauncherKilled, LeavesNoDescendant) {
-  Launched job(
-      {lockstep_program(), "run", "-n", "2", "sh", "-c", rank_program() + " descendant 1 & wait"});
+  Launched job({lockstep_program(), "run", "-n", "2", "sh", "-c",
+                quoted(rank_program()) + " descendant 1 & wait"});
   job.await_output("descendant ");
   kill(job.pid(), SIGKILL);
   EXPECT_TRUE(await_all_ended(std::chrono::seconds(20)));

@@ -14,6 +14,8 @@ namespace lockstep::testing {
 /// The lockstep program, and the rank that misbehaves as it is told.
 std::string lockstep_program();
 std::string rank_program();
+/// For the shell, whatever folder it is in.
+inline std::string quoted(const std::string& path) { return "'" + path + "'"; }
 
 /// What became of a started program.
 struct Ended {

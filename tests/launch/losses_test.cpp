@@ -25,7 +25,7 @@ constexpr const char* full = "No space left on device";
 
 /// A line of a shell that starts `lockstep run` with the arguments.
 Ended run_in_shell(const std::string& arguments) {
-  return Launched({"/bin/sh", "-c", concat(lockstep_program(), ' ', arguments)}).wait();
+  return Launched({"/bin/sh", "-c", concat(quoted(lockstep_program()), ' ', arguments)}).wait();
 }
 
 TEST(Losses, OfStdoutAreToldAndTheJobGoesOn) {
@@ -77,7 +77,7 @@ TEST(Losses, OfLogFilesOnAFullDisk) {
   }
   const auto ended =
       Launched({"/usr/bin/env", "unshare", "-m", "/bin/sh", "-c",
-                concat(mount, " && ", lockstep_program(), " run -q -n 2 --log-dir ", logs,
+                concat(mount, " && ", quoted(lockstep_program()), " run -q -n 2 --log-dir ", logs,
                        " sh -c 'seq 30000'; code=$?; ls -l ", logs, " >&2; exit $code")})
           .wait();
   EXPECT_EQ(ended.code, 1);

@@ -100,7 +100,8 @@ TEST(Output, GoesToLogFilesToo) {
 }
 
 TEST(Input, GoesToRankZeroOnly) {
-  Launched job({"/bin/sh", "-c", concat("echo hello | ", lockstep_program(), " run -n 2 cat")});
+  Launched job(
+      {"/bin/sh", "-c", concat("echo hello | ", quoted(lockstep_program()), " run -n 2 cat")});
   EXPECT_EQ(job.wait().out, "hello\n");
 }
 

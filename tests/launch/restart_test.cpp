@@ -33,8 +33,9 @@ Ended run_script(int restarts, const std::string& script, std::vector<std::strin
 
 /// A rank that misbehaves as long as the world was started again fewer than so many times.
 std::string failing_until(int restarts, const std::string& behaviour) {
-  return concat("if [ $LOCKSTEP_RESTART_COUNT -lt ", restarts, " ]; then exec ", rank_program(),
-                ' ', behaviour, "; else exec ", rank_program(), " finish; fi");
+  return concat("if [ $LOCKSTEP_RESTART_COUNT -lt ", restarts, " ]; then exec ",
+                quoted(rank_program()), ' ', behaviour, "; else exec ", quoted(rank_program()),
+                " finish; fi");
 }
 
 TEST(Restart, GoesOnUntilAllIsWell) {

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/module.h>
+#include <torch/optim/sgd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "lockstep/parallel/distributed_data_parallel.h"
+#include "lockstep/parallel/distributed_optimizer.h"
 #include "lockstep/spawn.h"
 #include "lockstep/sync/strategy.h"
 
@@ -77,8 +79,10 @@ struct Delayed {
   std::uint32_t seed;
 
   std::string text() const { return strategy.text(); }
-  bool exchanges_every_gradient() const { return true; }
-  Content content(std::int64_t, std::size_t, std::size_t) const { return Content::gradients; }
+  bool exchanges_every_gradient() const { return strategy.exchanges_every_gradient(); }
+  Content content(std::int64_t step, std::size_t bucket, std::size_t buckets) const {
+    return strategy.content(step, bucket, buckets);
+  }
   std::unique_ptr<Exchange> exchange(const Bucket& bucket) const {
     struct Run final : Exchange {
       Run(std::unique_ptr<Exchange> of, std::uint32_t seed)
@@ -86,6 +90,9 @@ struct Delayed {
       Work advance(Turn turn, Bucket& bucket, const Group& group) override {
         dawdle(random);
         return exchange->advance(turn, bucket, group);
+      }
+      void before_update(std::int64_t step, const Bucket& bucket) override {
+        exchange->before_update(step, bucket);
       }
       std::unique_ptr<Exchange> exchange;
       std::mt19937 random;
@@ -126,6 +133,48 @@ TEST(Order, OfStagesIsTheSameHoweverLateRanksAndHooksAre) {
       const auto undelayed = gradients_of(strategy, ranks, 0);
       for (const std::uint32_t seed : {1, 2}) {
         EXPECT_TRUE(gradients_of(strategy, ranks, seed).equal(undelayed))
+            << strategy << " on " << ranks << " ranks, seed " << seed;
+      }
+    }
+  }
+}
+
+/// The parameters after some steps, of which ranks exchange some; the same on all ranks.
+at::Tensor parameters_of(const char* strategy, int ranks, std::uint32_t seed) {
+  at::Tensor result;
+  spawn(ranks, [&](const Group& group) {
+    at::set_num_threads(1);
+    const auto own = seed == 0 ? 0 : 100 * seed + static_cast<std::uint32_t>(group.rank());
+    DataParallelOptions options{.buckets = {.first = 0, .rest = 0},
+                                .strategy = parse_strategy(strategy)};
+    if (seed > 0) options.strategy = Delayed{options.strategy, own};
+    Sum model;
+    torch::optim::SGD sgd(model.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    DistributedOptimizer optimizer(sgd, model, group, options);
+    for (int step = 0; step < 8; ++step) {
+      optimizer.zero_grad();
+      model.forward(group.rank(), step, own == 0 ? 0 : own + static_cast<std::uint32_t>(step))
+          .backward();
+      optimizer.step();
+    }
+    optimizer.synchronize();
+    std::vector<at::Tensor> parameters;
+    for (const auto& p : model.p) parameters.push_back(p.detach().flatten());
+    const auto flat = at::cat(parameters);
+    const auto all = at::empty({group.size() * flat.numel()});
+    group.all_gather(all, flat).wait();
+    EXPECT_TRUE(all.view({group.size(), -1}).eq(flat).all().item<bool>()) << strategy;
+    if (group.rank() == 0) result = flat;
+  });
+  return result;
+}
+
+TEST(Order, OfParametersIsTheSameHoweverLateRanksAre) {
+  for (const auto* strategy : {"partialUpdate", "local_sgd:period=3", "adasum"}) {
+    for (const int ranks : {2, 3, 7}) {
+      const auto undelayed = parameters_of(strategy, ranks, 0);
+      for (const std::uint32_t seed : {1, 2}) {
+        EXPECT_TRUE(parameters_of(strategy, ranks, seed).equal(undelayed))
             << strategy << " on " << ranks << " ranks, seed " << seed;
       }
     }
