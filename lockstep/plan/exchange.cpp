@@ -7,6 +7,7 @@ namespace lockstep::plan {
 namespace {
 
 constexpr double element = 4;       // float32
+constexpr double half = 2;          // between hosts
 constexpr double pick = 8;          // of a value and an index
 constexpr double code = 1.0078125;  // a byte, and four of scale for each 512
 
@@ -25,9 +26,11 @@ double parameters(std::span<const Layer> layers) {
 
 bool in_memory(const Placement& placement) { return placement.hosts == 1; }
 
-/// Floats as they are, or as halves: over MPI the floats travel either way.
-Exchange dense(double elements, const Placement& placement) {
-  return {.traffic = hierarchical(placement, element * elements)};
+/// Floats, of which each is so many bytes between hosts.
+Exchange dense(double elements, double travelling, const Placement& placement) {
+  auto traffic = hierarchical(placement, element * elements);
+  traffic.sent *= travelling / element;
+  return {.traffic = traffic};
 }
 
 Exchange top_k(double ratio, double elements, const Placement& placement) {
@@ -77,9 +80,10 @@ Exchange exchange(const Strategy& strategy, std::span<const Layer> layers,
   const double elements = parameters(layers);
   switch (strategy.kind) {
     case Strategy::Kind::fp32:
+      return dense(elements, element, placement);
     case Strategy::Kind::fp16:
     case Strategy::Kind::bf16:
-      return dense(elements, placement);
+      return dense(elements, half, placement);
     case Strategy::Kind::topk:
       return top_k(strategy.value, elements, placement);
     case Strategy::Kind::int8:
@@ -87,7 +91,7 @@ Exchange exchange(const Strategy& strategy, std::span<const Layer> layers,
     case Strategy::Kind::powersgd:
       return power_sgd(strategy.value, layers, placement);
     case Strategy::Kind::local_sgd:
-      return {.traffic = 1 / strategy.value * dense(elements, placement).traffic};
+      return {.traffic = 1 / strategy.value * dense(elements, element, placement).traffic};
   }
   return {};
 }

@@ -128,7 +128,7 @@ TEST(PlanExchange, CountsWhatStrategiesSend) {
   const auto pair = Placement::uniform(2, 1);
   const std::vector<Layer> layers{{.rows = 100, .columns = 50, .vectors = 100}};
   EXPECT_DOUBLE_EQ(sent("fp32", layers, pair), 4 * 5100);
-  EXPECT_DOUBLE_EQ(sent("fp16", layers, pair), 4 * 5100);  // floats travel between hosts
+  EXPECT_DOUBLE_EQ(sent("fp16", layers, pair), 2 * 5100);
   EXPECT_DOUBLE_EQ(sent("topk:0.01", layers, pair), 8 * 51);
   EXPECT_DOUBLE_EQ(sent("topk:1e-6", layers, pair), 8);  // one at least
   // Half of the codes to the other, and the mean of the other half back.
