@@ -108,6 +108,10 @@ class Communicator {
     ledger_->attribute_to(bucket, dense_bytes);
   }
 
+  /// Collectives of this group are counted as the other's from now on: of one that it was split
+  /// off, say.
+  void count_as_of(const Communicator& other) { ledger_ = other.ledger_; }
+
   /// Counts what this rank is about to do with all ranks' memory as if it were a collective. Time
   /// is added to the row by the caller.
   CollectiveStatistics& count_as(Collective collective, std::uint64_t bytes) {
