@@ -52,7 +52,9 @@ Exchange int8(double elements, const Placement& placement) {
           .coding = encode * elements};
 }
 
-Exchange power_sgd(double rank, std::span<const Layer> layers, const Placement& placement) {
+/// Of the layers, or of one of so many equal parts of them.
+Exchange power_sgd(double rank, std::span<const Layer> layers, double parts,
+                   const Placement& placement) {
   double whole = 0, left = 0, right = 0, operations = 0;
   for (const auto& layer : layers) {
     const auto rows = static_cast<double>(layer.rows);
@@ -66,9 +68,23 @@ Exchange power_sgd(double rank, std::span<const Layer> layers, const Placement& 
     right += columns * rank;
     operations += 3 * 2 * rows * columns * rank;  // M·Q, Mᵀ·P, P·Qᵀ
   }
-  Exchange exchange{.coding = multiply * operations};
-  exchange.traffic = hierarchical(placement, element * (whole + left));
-  if (right > 0) exchange.traffic += hierarchical(placement, element * right);
+  Exchange exchange{.coding = multiply * operations / parts};
+  exchange.traffic = hierarchical(placement, element * (whole + left) / parts);
+  if (right > 0) exchange.traffic += hierarchical(placement, element * right / parts);
+  return exchange;
+}
+
+/// Exchanges parts of the elements by of(parts, placement): one, or where hosts hold several ranks
+/// as many as the emptiest has, between one rank of every host each, of sums that were made in
+/// memory and are shared there.
+template <class Of>
+Exchange between_hosts(double elements, const Placement& placement, const Of& of) {
+  if (placement.hosts < 2 || placement.most_on_host < 2) return of(1.0, placement);
+  const double parts = placement.least_on_host;
+  Exchange exchange = of(parts, Placement::uniform(placement.hosts, 1));
+  exchange.traffic.sent *= parts;
+  exchange.traffic.moved *= parts;
+  exchange.traffic += host_direct(placement.most_on_host, element * elements);
   return exchange;
 }
 
@@ -85,11 +101,17 @@ Exchange exchange(const Strategy& strategy, std::span<const Layer> layers,
     case Strategy::Kind::bf16:
       return dense(elements, half, placement);
     case Strategy::Kind::topk:
-      return top_k(strategy.value, elements, placement);
+      return between_hosts(elements, placement, [&](double parts, const Placement& among) {
+        return top_k(strategy.value, elements / parts, among);
+      });
     case Strategy::Kind::int8:
-      return int8(elements, placement);
+      return between_hosts(elements, placement, [&](double parts, const Placement& among) {
+        return int8(elements / parts, among);
+      });
     case Strategy::Kind::powersgd:
-      return power_sgd(strategy.value, layers, placement);
+      return between_hosts(elements, placement, [&](double parts, const Placement& among) {
+        return power_sgd(strategy.value, layers, parts, among);
+      });
     case Strategy::Kind::local_sgd:
       return {.traffic = 1 / strategy.value * dense(elements, element, placement).traffic};
   }
