@@ -18,6 +18,7 @@
 #include "lockstep/core/error.h"
 #include "lockstep/core/memory.h"
 #include "lockstep/core/text.h"
+#include "lockstep/error_file.h"
 #include "lockstep/rank_options.h"
 #include "lockstep/spawn.h"
 
@@ -122,6 +123,7 @@ Group init(const InitOptions& options) {
   }
   try {
     const auto& environment = Environment::get();
+    detail::record_uncaught_errors();
     const bool launched = environment.rank || environment.world_size || environment.arena_fd;
     const auto backend = options.backend.value_or(environment.backend);
     if (!environment.launcher_problem.empty()) throw InvalidArgument(environment.launcher_problem);
