@@ -84,6 +84,10 @@ class Endpoint {
 
   /// Ends the world unless it has ended: what is under way is aborted. Any thread.
   void fail(const control::Failure& failure) noexcept;
+  /// Hears from the store at once what it may know.
+  void ask() {
+    if (board_) board_->ask();
+  }
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   /// Throws what ended the world, as it was met here.
   [[noreturn]] void throw_failure(std::string_view where);

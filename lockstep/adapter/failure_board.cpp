@@ -42,6 +42,13 @@ void FailureBoard::tell(const control::Failure& failure) noexcept {
   changed_.notify_all();
 }
 
+void FailureBoard::ask() {
+  std::unique_lock lock(mutex_);
+  asked_ = true;
+  changed_.notify_all();
+  changed_.wait_for(lock, patience, [this] { return ended_ || !asked_; });
+}
+
 void FailureBoard::flush() {
   std::unique_lock lock(mutex_);
   changed_.wait_for(lock, patience, [this] { return ended_ || !told_; });
@@ -49,8 +56,7 @@ void FailureBoard::flush() {
 
 void FailureBoard::run() {
   try {
-    while (look()) {
-    }
+    while (look()) answer();
   } catch (const std::exception& error) {
     // The rank that serves the store may have ended well, and before the others.
     log::warn(concat("c10d: the store answers no more: ", error.what()));
@@ -66,7 +72,7 @@ bool FailureBoard::look() {
   std::optional<control::Failure> told;
   {
     std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, between_looks, [this] { return stopping_ || told_; });
+    changed_.wait_for(lock, between_looks, [this] { return stopping_ || told_ || asked_; });
     told = told_;
     if (!told && stopping_) return false;
   }
@@ -79,6 +85,14 @@ bool FailureBoard::look() {
   if (text.empty()) return true;
   heard_({.timeout = text.front() == timed_out, .text = text.substr(1)});
   return false;
+}
+
+void FailureBoard::answer() {
+  {
+    const std::lock_guard lock(mutex_);
+    asked_ = false;
+  }
+  changed_.notify_all();
 }
 
 void FailureBoard::write(const control::Failure& failure) {

@@ -30,6 +30,9 @@ class FailureBoard {
 
   /// Leaves the failure to the board's thread to write. Any thread.
   void tell(const control::Failure& failure) noexcept;
+  /// Looks at once instead of in a while, and waits for that, for a second at most. Any thread but
+  /// its own.
+  void ask();
   /// Waits until what it was told is written, for a second at most.
   void flush();
 
@@ -37,6 +40,7 @@ class FailureBoard {
   void run();
   /// Whether there is more to do: nothing is written or found.
   bool look();
+  void answer();
   void write(const control::Failure& failure);
 
   c10::intrusive_ptr<c10d::Store> store_;
@@ -45,6 +49,7 @@ class FailureBoard {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::optional<control::Failure> told_;
+  bool asked_ = false;
   bool ended_ = false;
   bool stopping_ = false;
   std::thread thread_;

@@ -44,6 +44,8 @@ void Flight::run() noexcept {
   } catch (const CommError& difference) {
     endpoint.fail({.text = difference.what()});
   } catch (const std::exception& error) {
+    // Who has failed says why before its connections close.
+    endpoint.ask();
     const auto other = endpoint.look([&] { return awaited_; });
     endpoint.fail(
         {.text = concat("rank ", endpoint.rank(),

@@ -1,10 +1,10 @@
-#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <array>
 #include <functional>
+#include <latch>
 #include <stdexcept>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
@@ -22,6 +22,8 @@ using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using Call = std::function<Work(const Group&)>;
+
+constexpr auto short_wait = std::chrono::milliseconds(300);
 
 struct Difference {
   const char* name;
@@ -99,29 +101,25 @@ TEST(AdapterFailure, RanksOfSplitGroupsAreNamedAsInTheWorld) {
 }
 
 TEST(AdapterFailure, ARankThatDoesNotComeIsNamed) {
-  const auto texts = what_adapted_ranks_threw(3,
-                                              [](const Group& world) {
-                                                // Rank 1 begins nothing, and learns from the store
-                                                // that the others have given up.
-                                                while (world.rank() == 1)
-                                                  world.communicator().look();
-                                                const auto tensor = at::zeros({100'000});
-                                                world.all_reduce(tensor).wait();
-                                              },
-                                              {.timeout = std::chrono::milliseconds(300)});
-  EXPECT_THAT(texts, Each(HasSubstr("all_reduce #1 waited 0.3 s for rank 1")));
+  const auto waits = [](const Group& world) {
+    // Rank 1 begins nothing, and learns from the store that the others have given up.
+    while (world.rank() == 1) world.communicator().look();
+    world.all_reduce(at::zeros({100'000})).wait();
+  };
+  EXPECT_THAT(what_adapted_ranks_threw(3, waits, {.timeout = short_wait}),
+              Each(HasSubstr("all_reduce #1 waited 0.3 s for rank 1")));
 }
 
 TEST(AdapterFailure, ATimeoutIsATimeoutError) {
-  const auto texts =
-      what_adapted_ranks_threw(2,
-                               [](const Group& world) {
-                                 if (world.rank() == 1) return;
-                                 EXPECT_THROW(world.barrier().wait(), TimeoutError);
-                                 EXPECT_THROW((void)world.barrier(), TimeoutError);
-                               },
-                               {.store = {}, .timeout = std::chrono::milliseconds(300)});
-  EXPECT_THAT(texts, Each(""));
+  std::latch over(2);
+  const auto waits = [&](const Group& world) {
+    if (world.rank() == 0) {
+      EXPECT_THROW(world.barrier().wait(), TimeoutError);
+      EXPECT_THROW((void)world.barrier(), TimeoutError);
+    }
+    over.arrive_and_wait();
+  };
+  EXPECT_THAT(what_adapted_ranks_threw(2, waits, {.store = {}, .timeout = short_wait}), Each(""));
 }
 
 TEST(AdapterFailure, TheFirstCauseReachesRanksThatWait) {
@@ -168,7 +166,10 @@ TEST(AdapterFailure, WorldsThatShareAStoreDoNotHearOneAnother) {
       [](const Group& world) {
         // Until each has looked at the store a few times: it does so ten times a second.
         const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(300);
-        while (std::chrono::steady_clock::now() < until) world.barrier().wait();
+        for (auto on = at::ones({1}); on.item<float>() > 0;) {
+          on.fill_(std::chrono::steady_clock::now() < until ? 1 : 0);
+          world.broadcast(on).wait();
+        }
       },
       {.store = store});
   EXPECT_THAT(texts, Each(""));
