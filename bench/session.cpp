@@ -9,6 +9,7 @@
 #include "bench/probe.h"
 #include "bench/row.h"
 #include "lockstep/core/text.h"
+#include "lockstep/core/version.h"
 
 namespace lockstep::bench {
 
@@ -26,7 +27,7 @@ void write_probe(std::ostream& out, const char* when, std::optional<double> prob
 
 void write_surroundings(std::ostream& out, const Transport& transport, const Settings& settings,
                         std::optional<double> stream_gbs) {
-  out << "# lockstep " << LOCKSTEP_VERSION << ", " << name(settings.collective)
+  out << "# lockstep " << version() << ", " << name(settings.collective)
       << (settings.wire ? lockstep::detail::concat(" as ", name(*settings.wire)) : "") << ", "
       << transport.size() << (settings.threads ? " threads" : " processes") << " as ranks on "
       << std::thread::hardware_concurrency() << " cores, backend " << transport.backend() << "\n";

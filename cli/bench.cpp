@@ -82,7 +82,6 @@ int bench_main(const Arguments& arguments) {
     control::check_interface(settings.interface, "bench: --interface");
   }
   const Backend backend = parse_backend(arguments.backend);
-  const bool needs_mpi = backend == Backend::mpi || backend == Backend::hierarchical;
   if (bench::mpi_world_size() > 0) {
     if (settings.threads) {
       throw InvalidArgument("bench: got --threads under MPI's launcher, whose processes are ranks");
@@ -94,7 +93,7 @@ int bench_main(const Arguments& arguments) {
   } else if (!settings.algorithm.empty()) {
     throw InvalidArgument("bench: got --algorithm " + settings.algorithm +
                           " without MPI's launcher, whose ranks alone have a choice");
-  } else if (needs_mpi) {
+  } else if (needs_mpi(backend)) {
     throw InvalidArgument("bench: got --backend " + arguments.backend +
                           " without MPI's launcher; start it as: mpirun -n N lockstep bench …");
   } else if (bench::is_rank()) {

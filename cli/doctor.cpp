@@ -26,6 +26,7 @@
 #include "lockstep/core/text.h"
 #include "lockstep/core/topology.h"
 #include "lockstep/core/variable.h"
+#include "lockstep/core/version.h"
 #include "lockstep/kernels/targets.h"
 #include "lockstep/launch/table.h"
 
@@ -93,9 +94,12 @@ Rows versions() {
     if (line.starts_with("PRETTY_NAME=")) release = line.substr(line.find('=') + 1);
   }
   std::erase(release, '"');
-  return {{"lockstep", LOCKSTEP_VERSION}, {"build", LOCKSTEP_BUILD_TYPE},
-          {"compiler", compiler()},       {"system", concat(release, ", ", system.machine)},
-          {"kernel", system.release},     {"glibc", gnu_get_libc_version()}};
+  return {{"lockstep", std::string(version())},
+          {"build", LOCKSTEP_BUILD_TYPE},
+          {"compiler", compiler()},
+          {"system", concat(release, ", ", system.machine)},
+          {"kernel", system.release},
+          {"glibc", gnu_get_libc_version()}};
 }
 
 std::string libtorch() {

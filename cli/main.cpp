@@ -6,6 +6,7 @@
 
 #include "cli/commands.h"
 #include "lockstep/core/error.h"
+#include "lockstep/core/version.h"
 
 namespace {
 
@@ -14,7 +15,7 @@ constexpr int usage_error = 2;
 
 int run(int argc, char** argv) {
   CLI::App app{"Lockstep: data-parallel training, replicas that step together", "lockstep"};
-  app.set_version_flag("--version", "lockstep " LOCKSTEP_VERSION);
+  app.set_version_flag("--version", "lockstep " + std::string(lockstep::version()));
   app.require_subcommand(0, 1);  // none is answered below, an unknown one by its name
   int exit_code = 0;
   lockstep::cli::add_run(app, exit_code);

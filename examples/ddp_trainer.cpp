@@ -171,15 +171,12 @@ int main(int argc, char** argv) {
   app.add_option("--batch_size", settings.batch_size, "Digits a rank and step")
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
-  app.add_option("--data", settings.data, "Folder with the four MNIST files, plain or .gz")
-      ->capture_default_str();
+  program::add_mnist_folder(app, settings.data);
   app.add_option("--snapshot", settings.snapshot, "Written, and gone on from if it is there")
       ->capture_default_str();
   app.add_option("--metrics", settings.metrics, "File for one JSON object an epoch");
   program::add_log_options(app, settings.log);
-  app.add_option("--strategy", settings.strategy, "How gradients are exchanged")
-      ->check(program::strategy())
-      ->capture_default_str();
+  program::add_strategy(app, settings.strategy);
   return program::run(app, argc, argv,
                       [&](const lockstep::Group& world) { train(settings, world); });
 }

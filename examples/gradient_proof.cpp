@@ -158,11 +158,8 @@ int main(int argc, char** argv) {
   app.add_option("--seed", settings.seed, "Decides the weights")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  app.add_option("--data", settings.data, "Folder with the four MNIST files, plain or .gz")
-      ->capture_default_str();
-  app.add_option("--strategy", settings.strategy, "How gradients are exchanged")
-      ->check(program::strategy())
-      ->capture_default_str();
+  program::add_mnist_folder(app, settings.data);
+  program::add_strategy(app, settings.strategy);
   app.add_option("--metrics", settings.metrics, "File for one JSON object a line");
   app.add_option("--threads", settings.threads,
                  "So many ranks as threads of this process, without a launcher")

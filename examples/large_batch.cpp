@@ -162,11 +162,8 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--images", settings.images, "Train with so many of the images; 0 for all")
       ->capture_default_str();
-  app.add_option("--data", settings.data, "Folder with the four MNIST files, plain or .gz")
-      ->capture_default_str();
-  app.add_option("--strategy", settings.strategy, "How gradients are exchanged")
-      ->check(program::strategy())
-      ->capture_default_str();
+  program::add_mnist_folder(app, settings.data);
+  program::add_strategy(app, settings.strategy);
   app.add_option("--metrics", settings.metrics, "File for one JSON object an epoch");
   app.add_flag("--quiet", settings.quiet, "Print nothing but errors");
   return program::run(app, argc, argv,

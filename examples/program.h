@@ -51,7 +51,6 @@ inline CLI::Validator positive() {
           "POSITIVE"};
 }
 
-/// For --strategy.
 inline CLI::Validator strategy() {
   return {[](std::string& text) {
             try {
@@ -62,6 +61,17 @@ inline CLI::Validator strategy() {
             }
           },
           "STRATEGY"};
+}
+
+inline CLI::Option* add_strategy(CLI::App& app, std::string& text) {
+  return app.add_option("--strategy", text, "How gradients are exchanged")
+      ->check(strategy())
+      ->capture_default_str();
+}
+
+inline CLI::Option* add_mnist_folder(CLI::App& app, std::string& path) {
+  return app.add_option("--data", path, "Folder with the four MNIST files, plain or .gz")
+      ->capture_default_str();
 }
 
 /// The file of --metrics: one JSON object a line, written by rank 0.

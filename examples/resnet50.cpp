@@ -355,9 +355,7 @@ int main(int argc, char** argv) {
                  "How ranks come to equal ones: rank 0's, or a verified equal start")
       ->check(CLI::IsMember({"broadcast", "same_seed"}))
       ->capture_default_str();
-  app.add_option("--strategy", settings.strategy, "How gradients are exchanged")
-      ->check(program::strategy())
-      ->capture_default_str();
+  program::add_strategy(app, settings.strategy);
   app.add_flag("--sync-batchnorm", settings.sync_batchnorm,
                "Batch norms use the images of all ranks");
   app.add_option("--weights", settings.weights,

@@ -240,9 +240,7 @@ int main(int argc, char** argv) {
   app.add_option("--workers", settings.workers, "Threads that read ahead for a rank")
       ->check(CLI::Range(0, 64))
       ->capture_default_str();
-  app.add_option("--strategy", settings.strategy, "How gradients are exchanged")
-      ->check(program::strategy())
-      ->capture_default_str();
+  program::add_strategy(app, settings.strategy);
   app.add_flag("--sync-batchnorm", settings.sync_batchnorm,
                "Batch norms use the images of all ranks");
   program::add_checkpoint_dir(app, settings.checkpoint_dir);

@@ -82,10 +82,6 @@ Group join_mpi(Backend backend, const host::Options& options, const Environment&
 }
 
 /// Whether the backend is one that MPI takes part in, of whatever is asked for by name.
-bool needs_mpi(Backend backend) {
-  return backend == Backend::mpi || backend == Backend::hierarchical;
-}
-
 /// A world of several ranks that another launcher started.
 Group join_foreign(const Launcher& launcher, Backend backend, const host::Options& options,
                    const Environment& environment) {

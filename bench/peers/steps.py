@@ -11,8 +11,8 @@ import statistics
 from peers import HERE, KEEP_MEMORY, by_way, run
 
 # Steps a round, so that a round takes about a second.
-STEPS = {"cnn": 30, "mlp": 5, "resnet9": 3}
-BATCH = {"cnn": 64, "mlp": 16, "resnet9": 16}
+STEPS = {"cnn": 30, "mlp": 5, "resnet9": 3, "resnet50": 1}
+BATCH = {"cnn": 64, "mlp": 16, "resnet9": 16, "resnet50": 8}
 # What takes part in comparing PowerSGD.
 HOOK_MODEL, HOOK_RANK = "resnet9", 4
 

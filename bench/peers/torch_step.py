@@ -21,12 +21,13 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
 
 class Residual(nn.Module):
-    def __init__(self, *layers):
+    def __init__(self, *layers, beside=nn.Identity()):
         super().__init__()
         self.block = nn.Sequential(*layers)
+        self.beside = beside
 
     def forward(self, x):
-        return x + self.block(x)
+        return self.beside(x) + self.block(x)
 
 
 def conv(inputs, outputs):
@@ -36,6 +37,24 @@ def conv(inputs, outputs):
 
 def residual(channels):
     return Residual(conv(channels, channels), conv(channels, channels))
+
+
+def resnet50():
+    def plain(inputs, outputs, size, stride=1):
+        return [nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False),
+                nn.BatchNorm2d(outputs)]
+
+    layers = [*plain(3, 64, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    inputs, width = 64, 64
+    for depth in (3, 4, 6, 3):
+        for i in range(depth):
+            stride = 2 if i == 0 and width > 64 else 1
+            beside = nn.Sequential(*plain(inputs, 4 * width, 1, stride)) if i == 0 else nn.Identity()
+            layers += [Residual(*plain(inputs, width, 1), nn.ReLU(), *plain(width, width, 3, stride),
+                                nn.ReLU(), *plain(width, 4 * width, 1), beside=beside), nn.ReLU()]
+            inputs = 4 * width
+        width *= 2
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, 102))
 
 
 # As in bench/train/models.h: model, batch of a rank, sizes of one input.
@@ -53,6 +72,7 @@ WORKS = {
         conv(256, 512), nn.MaxPool2d(2), residual(512), nn.MaxPool2d(4), nn.Flatten(),
         nn.Linear(512, 10)),
         16, (3, 32, 32)),
+    "resnet50": (resnet50, 8, (3, 224, 224)),
 }
 
 

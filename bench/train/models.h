@@ -23,13 +23,18 @@ struct Layers : nn::Module {
   nn::Sequential layers;
 };
 
-/// x + block(x).
+/// x + block(x), or beside(x) + block(x) where sizes differ.
 struct ResidualImpl : nn::Module {
-  explicit ResidualImpl(nn::Sequential around) : block(std::move(around)) {
+  explicit ResidualImpl(nn::Sequential around, nn::Sequential other = nullptr)
+      : block(std::move(around)), beside(std::move(other)) {
     register_module("block", block);
+    if (beside) register_module("beside", beside);
   }
-  at::Tensor forward(const at::Tensor& x) { return x + block->forward(x); }
+  at::Tensor forward(const at::Tensor& x) {
+    return (beside ? beside->forward(x) : x) + block->forward(x);
+  }
   nn::Sequential block;
+  nn::Sequential beside;
 };
 TORCH_MODULE(Residual);
 
@@ -61,6 +66,38 @@ inline nn::Sequential resnet9() {
                         nn::MaxPool2d(4), nn::Flatten(), nn::Linear(512, 10));
 }
 
+/// ResNet-50 for 224×224 images of 102 classes, 23.7 million parameters.
+inline nn::Sequential resnet50() {
+  const auto conv = [](std::int64_t in, std::int64_t out, std::int64_t size, std::int64_t stride) {
+    return nn::Conv2d(
+        nn::Conv2dOptions(in, out, size).stride(stride).padding(size / 2).bias(false));
+  };
+  nn::Sequential all(conv(3, 64, 7, 2), nn::BatchNorm2d(64), nn::ReLU(),
+                     nn::MaxPool2d(nn::MaxPool2dOptions(3).stride(2).padding(1)));
+  std::int64_t in = 64;
+  std::int64_t width = 64;
+  for (const int depth : {3, 4, 6, 3}) {
+    for (int i = 0; i < depth; ++i) {
+      const std::int64_t stride = i == 0 && width > 64 ? 2 : 1;
+      const std::int64_t out = 4 * width;
+      const nn::Sequential block(conv(in, width, 1, 1), nn::BatchNorm2d(width), nn::ReLU(),
+                                 conv(width, width, 3, stride), nn::BatchNorm2d(width), nn::ReLU(),
+                                 conv(width, out, 1, 1), nn::BatchNorm2d(out));
+      const nn::Sequential beside =
+          i == 0 ? nn::Sequential(conv(in, out, 1, stride), nn::BatchNorm2d(out))
+                 : nn::Sequential(nullptr);
+      all->push_back(Residual(block, beside));
+      all->push_back(nn::ReLU());
+      in = out;
+    }
+    width *= 2;
+  }
+  all->push_back(nn::AdaptiveAvgPool2d(1));
+  all->push_back(nn::Flatten());
+  all->push_back(nn::Linear(2048, 102));
+  return all;
+}
+
 /// What is trained, and on what.
 struct Work {
   std::function<nn::Sequential()> model;
@@ -74,6 +111,7 @@ inline const std::map<std::string, Work>& works() {
       {"cnn", {cnn, 64, {1, 28, 28}}},
       {"mlp", {mlp, 16, {784}}},
       {"resnet9", {resnet9, 16, {3, 32, 32}}},
+      {"resnet50", {resnet50, 8, {3, 224, 224}}},
   };
   return all;
 }

@@ -224,10 +224,10 @@ void measure(const Settings& settings, const lockstep::Group& world) {
 int main(int argc, char** argv) {
   Settings settings;
   CLI::App app("Times the training step of SINGA's MNIST CNN, or of another model");
-  app.add_option("--model", settings.model, "cnn, mlp or resnet9")
-      ->check(CLI::IsMember({"cnn", "mlp", "resnet9"}))
+  app.add_option("--model", settings.model, "cnn, mlp, resnet9 or resnet50")
+      ->check(CLI::IsMember({"cnn", "mlp", "resnet9", "resnet50"}))
       ->capture_default_str();
-  app.add_option("--batch-size", settings.batch_size, "A rank's [cnn 64, others 16]")
+  app.add_option("--batch-size", settings.batch_size, "A rank's [cnn 64, resnet50 8, others 16]")
       ->check(CLI::Range(1, 100000));
   app.add_option("--verify-every", settings.verify_every, "Exchanges between proofs; 0 for none")
       ->check(CLI::Range(0, 100000));

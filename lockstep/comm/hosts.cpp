@@ -6,6 +6,8 @@
 #include <array>
 #include <fstream>
 
+#include "lockstep/core/host_name.h"
+
 namespace lockstep::detail {
 namespace {
 
@@ -27,12 +29,11 @@ std::vector<int> numbered(std::span<const Key> keys) {
 std::string this_host() {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  std::array<char, 256> name{};
-  if (boot.empty()) ::gethostname(name.data(), name.size() - 1);
-  std::array<char, 64> network{};
   // Without /proc the name alone has to do.
+  if (boot.empty()) boot = host_name();
+  std::array<char, 64> network{};
   if (::readlink("/proc/self/ns/net", network.data(), network.size() - 1) < 0) network[0] = '\0';
-  return boot + name.data() + " " + network.data();
+  return boot + " " + network.data();
 }
 
 std::vector<int> numbered_hosts(std::span<const std::uint64_t> known_by) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "lockstep/core/error.h"
+#include "lockstep/core/rank_list.h"
 #include "lockstep/core/text.h"
 
 namespace lockstep::detail {
@@ -20,16 +21,8 @@ std::chrono::milliseconds wait_limit(const Operation& operation, std::chrono::mi
   return std::min(operation.timeout.count() > 0 ? operation.timeout : world, longest);
 }
 
-std::string list_ranks(std::span<const int> ranks,
-                       const std::function<std::string_view(int)>& note) {
-  constexpr std::size_t most = 16;
-  if (ranks.empty()) return "the bytes of ranks that have come";
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < std::min(ranks.size(), most); ++i) {
-    text += concat(i == 0 ? "" : ", ", ranks[i], note ? note(ranks[i]) : "");
-  }
-  if (ranks.size() > most) text += concat(" and ", ranks.size() - most, " more");
-  return text;
+std::string awaited(std::span<const int> ranks, const std::function<std::string_view(int)>& note) {
+  return ranks.empty() ? "the bytes of ranks that have come" : rank_list(ranks, note);
 }
 
 OneThread::OneThread(std::atomic<bool>& used, std::string_view backend, int rank) : used_(used) {

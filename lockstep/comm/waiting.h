@@ -32,9 +32,9 @@ bool fit_cores(int ranks, int threads_per_rank, int cores);
 /// not overflow.
 std::chrono::milliseconds wait_limit(const Operation& operation, std::chrono::milliseconds world);
 
-/// "rank 1", "ranks 0, 2", at most sixteen of them, each with what note says of it.
-std::string list_ranks(std::span<const int> ranks,
-                       const std::function<std::string_view(int)>& note = {});
+/// What an operation waits for: the ranks that it misses (rank_list()), or the bytes of the others.
+std::string awaited(std::span<const int> ranks,
+                    const std::function<std::string_view(int)>& note = {});
 
 /// Entered by every call that touches one rank's groups: one thread at a time.
 class OneThread {

@@ -52,6 +52,10 @@ std::string_view name(Backend backend) {
   return "unknown";
 }
 
+bool needs_mpi(Backend backend) {
+  return backend == Backend::mpi || backend == Backend::hierarchical;
+}
+
 Backend parse_backend(std::string_view text) {
   for (const auto one : {Backend::automatic, Backend::host, Backend::mpi, Backend::hierarchical}) {
     if (text == name(one)) return one;

@@ -23,6 +23,9 @@ std::string_view name(Backend backend);
 /// The backend of a name. Throws: InvalidArgument listing the valid names.
 Backend parse_backend(std::string_view text);
 
+/// Whether its ranks must be processes that MPI knows.
+bool needs_mpi(Backend backend);
+
 /// Every environment variable that the library reads, parsed once and never changed after.
 /// `lockstep run` sets the first five for its ranks; the rest are the user's.
 struct Environment {

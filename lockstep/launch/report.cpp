@@ -1,22 +1,14 @@
 #include "lockstep/launch/report.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <array>
 
+#include "lockstep/core/host_name.h"
 #include "lockstep/core/text.h"
 
 namespace lockstep::launch {
 namespace {
 
 using detail::concat;
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  if (gethostname(name.data(), name.size() - 1) != 0) return "unknown";
-  return name.data();
-}
 
 std::string what_happened(const FirstCause& cause) {
   if (cause.ended_by_launcher) {
@@ -36,7 +28,7 @@ std::string what_happened(const FirstCause& cause) {
 
 std::string who_failed(const FirstCause& cause) {
   return concat("rank ", cause.rank, " of ", cause.ranks, " failed first: it ",
-                what_happened(cause), " (host ", host_name(), ", pid ", cause.pid, ")");
+                what_happened(cause), " (host ", detail::host_name(), ", pid ", cause.pid, ")");
 }
 
 std::string one_line(std::string text) {

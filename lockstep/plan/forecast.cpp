@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "lockstep/core/bucket_caps.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/text.h"
 #include "lockstep/plan/exchange.h"
@@ -44,10 +45,11 @@ double multiplications(const std::vector<Layer>& layers) {
 
 std::vector<std::vector<Layer>> buckets(const Model& model) {
   constexpr std::size_t element = 4;
+  constexpr BucketCaps caps;
   std::vector<std::vector<Layer>> all;
   std::size_t bytes = 0;
   for (const auto& layer : model.layers) {
-    const std::size_t cap = (all.size() < 2 ? std::size_t{1} : std::size_t{25}) << 20;
+    const std::size_t cap = all.size() < 2 ? caps.first : caps.rest;
     const std::size_t more = layer.parameters() * element;
     if (all.empty() || bytes + more > cap) {
       all.emplace_back();

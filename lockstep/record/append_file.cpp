@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <tuple>
 #include <utility>
 
 #include "lockstep/core/error.h"
@@ -52,7 +53,7 @@ void AppendFile::add(std::string_view record) noexcept {
     if (count < 0) {
       error_ = errno;
       // Half a record would spoil what is written before and after it.
-      if (before >= 0 && ftruncate(fd_, before) != 0) return;
+      if (before >= 0) std::ignore = ftruncate(fd_, before);
       return;
     }
     record.remove_prefix(static_cast<std::size_t>(count));

@@ -11,6 +11,7 @@
 
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
+#include "lockstep/core/host_name.h"
 #include "lockstep/core/text.h"
 #include "lockstep/core/version.h"
 #include "lockstep/record/whole_file.h"
@@ -82,13 +83,8 @@ std::vector<std::string> event_files_of(const std::filesystem::path& folder) {
   return names;
 }
 
-std::string host_name() {
-  char name[256] = {};
-  return gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
-}
-
 std::string new_event_file_name() {
-  return concat(event_prefix, std::time(nullptr), '.', host_name(), '.', getpid());
+  return concat(event_prefix, std::time(nullptr), '.', detail::host_name(), '.', getpid());
 }
 
 void make_folder(const std::filesystem::path& folder) {

@@ -223,9 +223,12 @@ std::optional<int> taker_of(std::string_view tensor, std::optional<std::int64_t>
 
 Restoration::Restoration(const Checkpoint& checkpoint, safetensors::Content content, int rank,
                          int ranks)
-    : resumed_{.meta = meta_of(content), .changes = {}} {
+    : rank_(rank),
+      ranks_(ranks),
+      saved_by_(number(content, ranks_key)),
+      resumed_{.meta = meta_of(content), .changes = {}} {
   take_model(checkpoint, content);
-  take_optimizer(checkpoint, content, rank, ranks);
+  take_optimizer(checkpoint, content);
   if (checkpoint.rate != nullptr) {
     rate_ = note(content, rate_key);
     checkpoint.rate->check_state(rate_);
@@ -234,7 +237,7 @@ Restoration::Restoration(const Checkpoint& checkpoint, safetensors::Content cont
     sampler_ = under(content, sampler_prefix);
     if (sampler_.empty()) throw CheckpointError("sampler: the program has one, the file has not");
   }
-  take_rank(checkpoint, content, rank, ranks);
+  take_rank(checkpoint, content);
 }
 
 void Restoration::take_model(const Checkpoint& checkpoint, safetensors::Content& content) {
@@ -255,15 +258,15 @@ void Restoration::take_model(const Checkpoint& checkpoint, safetensors::Content&
       throw CheckpointError(concat("tensor '", name, "': the file has it, the model has not"));
 }
 
-void Restoration::take_optimizer(const Checkpoint& checkpoint, safetensors::Content& content,
-                                 int rank, int ranks) {
+void Restoration::take_optimizer(const Checkpoint& checkpoint,
+                                 const safetensors::Content& content) {
   if (checkpoint.optimizer == nullptr) return;
   const bool of_each_rank = checkpoint.strategy.replicas_may_differ();
   OptimizerState state{.description = note(content, optimizer_key), .tensors = {}};
   for (const auto& [name, tensor] : content.tensors)
     if (name.starts_with(optimizer_prefix)) state.tensors.emplace(name, tensor);
-  if (of_each_rank && number(content, ranks_key) == ranks) {
-    for (const auto& [name, tensor] : under(content, prefix_of(rank)))
+  if (of_each_rank && saved_by_ == ranks_) {
+    for (const auto& [name, tensor] : under(content, prefix_of(rank_)))
       if (name.starts_with(optimizer_prefix)) state.tensors.insert_or_assign(name, tensor);
   } else if (of_each_rank) {
     note_change("every rank's optimizer goes on from rank 0's state");
@@ -271,20 +274,18 @@ void Restoration::take_optimizer(const Checkpoint& checkpoint, safetensors::Cont
   optimizer_ = prepare_optimizer(state, *checkpoint.optimizer, names_of(checkpoint.model));
 }
 
-void Restoration::take_rank(const Checkpoint& checkpoint, const safetensors::Content& content,
-                            int rank, int ranks) {
-  const std::int64_t before = number(content, ranks_key);
-  if (before != ranks)
-    note_change(
-        concat("saved by ", before, before == 1 ? " rank" : " ranks", ", resumed by ", ranks));
+void Restoration::take_rank(const Checkpoint& checkpoint, const safetensors::Content& content) {
+  if (saved_by_ != ranks_)
+    note_change(concat("saved by ", saved_by_, saved_by_ == 1 ? " rank" : " ranks", ", resumed by ",
+                       ranks_));
   if (checkpoint.strategy) {
     const State own = checkpoint.strategy.state();
-    State state = before == ranks ? under(content, concat(prefix_of(rank), strategy_prefix))
-                                  : shared_out(content, own);
+    State state = saved_by_ == ranks_ ? under(content, concat(prefix_of(rank_), strategy_prefix))
+                                      : shared_out(content, own);
     if (!state.empty()) {
       if (!has_residual(own) && has_residual(state))
         note_change("what the strategy of the file had not sent is left out");
-      else if (has_residual(own) && before != ranks)
+      else if (has_residual(own) && saved_by_ != ranks_)
         note_change("what the strategy had not sent is shared out anew");
       if (!complete(state, own))
         note_change("what the strategy remembers begins anew: the file has that of another");
@@ -294,7 +295,7 @@ void Restoration::take_rank(const Checkpoint& checkpoint, const safetensors::Con
     }
   }
   if (checkpoint.generator.defined()) {
-    const auto found = content.tensors.find(prefix_of(rank) + random_name);
+    const auto found = content.tensors.find(prefix_of(rank_) + random_name);
     if (found != content.tensors.end()) {
       random_ = found->second;
       try {
@@ -304,10 +305,11 @@ void Restoration::take_rank(const Checkpoint& checkpoint, const safetensors::Con
             concat("tensor '", found->first, "': ", error.what_without_backtrace()));
       }
     }
-    if (before < ranks)
-      note_change(concat("the random state of ", ranks_text(before, ranks - 1), " is its own"));
-    else if (before > ranks)
-      note_change(concat("the random state of ", ranks_text(ranks, before - 1), " is left out"));
+    if (saved_by_ < ranks_)
+      note_change(concat("the random state of ", ranks_text(saved_by_, ranks_ - 1), " is its own"));
+    else if (saved_by_ > ranks_)
+      note_change(
+          concat("the random state of ", ranks_text(ranks_, saved_by_ - 1), " is left out"));
     else if (!random_.defined())
       note_change("the random state stays: the file has none");
   }

@@ -68,12 +68,13 @@ class Restoration {
 
  private:
   void take_model(const Checkpoint& checkpoint, safetensors::Content& content);
-  void take_optimizer(const Checkpoint& checkpoint, safetensors::Content& content, int rank,
-                      int ranks);
-  void take_rank(const Checkpoint& checkpoint, const safetensors::Content& content, int rank,
-                 int ranks);
+  void take_optimizer(const Checkpoint& checkpoint, const safetensors::Content& content);
+  void take_rank(const Checkpoint& checkpoint, const safetensors::Content& content);
   void note_change(const std::string& text);
 
+  int rank_ = 0;
+  int ranks_ = 1;
+  std::int64_t saved_by_ = 1;                              ///< ranks
   std::vector<std::pair<at::Tensor, at::Tensor>> copies_;  ///< to, from
   PreparedOptimizer optimizer_;
   std::string rate_;

@@ -20,9 +20,7 @@ Placement placed(const char* hosts) {
 }
 
 mpi::Algorithm cheapest(const char* hosts, std::size_t bytes) {
-  std::vector<int> numbers;
-  for (const char* at = hosts; *at != '\0'; ++at) numbers.push_back(*at - 'a');
-  return mpi::cheapest(numbers, bytes);
+  return mpi::cheapest(placed(hosts), bytes);
 }
 
 TEST(Placement, CountsHostsAndWhoseNextIsElsewhere) {

@@ -17,6 +17,7 @@
 #include "lockstep/parallel/distributed_optimizer.h"
 #include "lockstep/spawn.h"
 #include "lockstep/sync/strategy.h"
+#include "replicas.h"
 
 // What is issued, and in which order, depends on bucket and stage alone: ranks whose hooks run in
 // other orders, and who are late at random, get the bits that ranks without delays get.
@@ -101,15 +102,25 @@ struct Delayed {
   }
 };
 
+/// 0 delays nothing.
+std::uint32_t own_seed(std::uint32_t seed, int rank) {
+  return seed == 0 ? 0 : 100 * seed + static_cast<std::uint32_t>(rank);
+}
+
+DataParallelOptions delayed(const char* strategy, std::uint32_t own) {
+  DataParallelOptions options{.buckets = {.first = 0, .rest = 0},
+                              .strategy = parse_strategy(strategy)};
+  if (own > 0) options.strategy = Delayed{options.strategy, own};
+  return options;
+}
+
 /// Rank 0's gradients of all steps; each rank's are the same.
 at::Tensor gradients_of(const char* strategy, int ranks, std::uint32_t seed) {
   at::Tensor result;
   spawn(ranks, [&](const Group& group) {
     at::set_num_threads(1);
-    const auto own = seed == 0 ? 0 : 100 * seed + static_cast<std::uint32_t>(group.rank());
-    DataParallelOptions options{.buckets = {.first = 0, .rest = 0},
-                                .strategy = parse_strategy(strategy)};
-    if (seed > 0) options.strategy = Delayed{options.strategy, own};
+    const auto own = own_seed(seed, group.rank());
+    const auto options = delayed(strategy, own);
     auto model = std::make_shared<Sum>();
     DistributedDataParallel ddp(model, group, options);
     std::vector<at::Tensor> gradients;
@@ -119,9 +130,7 @@ at::Tensor gradients_of(const char* strategy, int ranks, std::uint32_t seed) {
       for (const auto& p : model->p) gradients.push_back(p.grad().flatten().clone());
     }
     const auto flat = at::cat(gradients);
-    const auto all = at::empty({group.size() * flat.numel()});
-    group.all_gather(all, flat).wait();
-    EXPECT_TRUE(all.view({group.size(), -1}).eq(flat).all().item<bool>()) << strategy;
+    EXPECT_TRUE(same_on_all_ranks(flat, group)) << strategy;
     if (group.rank() == 0) result = flat;
   });
   return result;
@@ -144,10 +153,8 @@ at::Tensor parameters_of(const char* strategy, int ranks, std::uint32_t seed) {
   at::Tensor result;
   spawn(ranks, [&](const Group& group) {
     at::set_num_threads(1);
-    const auto own = seed == 0 ? 0 : 100 * seed + static_cast<std::uint32_t>(group.rank());
-    DataParallelOptions options{.buckets = {.first = 0, .rest = 0},
-                                .strategy = parse_strategy(strategy)};
-    if (seed > 0) options.strategy = Delayed{options.strategy, own};
+    const auto own = own_seed(seed, group.rank());
+    const auto options = delayed(strategy, own);
     Sum model;
     torch::optim::SGD sgd(model.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
     DistributedOptimizer optimizer(sgd, model, group, options);
@@ -161,9 +168,7 @@ at::Tensor parameters_of(const char* strategy, int ranks, std::uint32_t seed) {
     std::vector<at::Tensor> parameters;
     for (const auto& p : model.p) parameters.push_back(p.detach().flatten());
     const auto flat = at::cat(parameters);
-    const auto all = at::empty({group.size() * flat.numel()});
-    group.all_gather(all, flat).wait();
-    EXPECT_TRUE(all.view({group.size(), -1}).eq(flat).all().item<bool>()) << strategy;
+    EXPECT_TRUE(same_on_all_ranks(flat, group)) << strategy;
     if (group.rank() == 0) result = flat;
   });
   return result;

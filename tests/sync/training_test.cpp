@@ -11,6 +11,7 @@
 #include "lockstep/parallel/distributed_optimizer.h"
 #include "lockstep/sync/strategy.h"
 #include "reference.h"
+#include "replicas.h"
 
 // Strategies under the two wrappers.
 
@@ -36,13 +37,6 @@ struct Linear {
   torch::nn::Linear model;
   torch::optim::SGD sgd{model->parameters(), torch::optim::SGDOptions(0.1)};
 };
-
-bool same_on_all_ranks(const at::Tensor& values, const Group& group) {
-  auto all = at::empty({group.size() * values.numel()}, values.options());
-  group.all_gather(all, values.contiguous()).wait();
-  const auto rows = all.view({group.size(), -1});
-  return rows.eq(rows[0]).all().item<bool>();
-}
 
 void step(DistributedOptimizer& optimizer, Linear& linear, const Group& group, int number) {
   optimizer.backward_and_update(linear.model(input(group.rank(), number)).square().mean());

@@ -16,6 +16,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
+#include "lockstep/core/rank_list.h"
 #include "lockstep/core/text.h"
 
 // Note [How ranks of several hosts watch one another]
@@ -229,26 +230,21 @@ std::string Control::silence(Clock::time_point now, const Peer& silent) const {
   const auto tenths = std::chrono::duration_cast<milliseconds>(now - silent.heard).count() / 100;
   const auto how_long = concat(" for ", tenths / 10, '.', tenths % 10, " s");
   const auto& host = silent.member.host;
-  constexpr int most = 16;
-  std::string ranks;
-  int quiet = 0;
+  std::vector<int> quiet;
   for (const auto& peer : peers_) {
     if (!peer.here || peer.member.host != host) continue;
     // Ranks do not beat at the same time: where one was cut off, the others soon are, too.
     if (now - peer.heard < limit_ / 2) {
       return concat("no heartbeat from ", who(silent), how_long);
     }
-    if (++quiet <= most) ranks += concat(quiet == 1 ? "" : ", ", peer.member.rank);
+    quiet.push_back(peer.member.rank);
   }
-  if (quiet > most) ranks += concat(" and ", quiet - most, " more");
-  return concat("no heartbeat from host ", host, quiet == 1 ? " (rank " : " (ranks ", ranks, ")",
-                how_long);
+  return concat("no heartbeat from host ", host, " (", detail::rank_list(quiet), ")", how_long);
 }
 
 void Control::end(const Failure& failure, const Peer* from, bool own) {
   over_ = true;
-  tell_all({.kind = failure.timeout ? Kind::timed_out : Kind::failed, .payload = failure.text},
-           from);
+  tell_all(told(failure), from);
   if (own) return;
   log::debug(concat("control: ", failure.text));
   on_failure_(failure);

@@ -4,6 +4,8 @@
 #include <array>
 #include <cstring>
 
+#include "lockstep/core/error.h"
+
 namespace lockstep::control {
 namespace {
 
@@ -17,9 +19,8 @@ struct Header {
 
 }  // namespace
 
-Kind failure_kind(const CommError& error) {
-  const bool timeout = dynamic_cast<const TimeoutError*>(&error) != nullptr;
-  return timeout ? Kind::timed_out : Kind::failed;
+Frame told(const Failure& failure) {
+  return {.kind = failure.timeout ? Kind::timed_out : Kind::failed, .payload = failure.text};
 }
 
 std::string encode(const Frame& frame) {

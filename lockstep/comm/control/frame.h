@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "lockstep/core/error.h"
+#include "lockstep/comm/control/failure.h"
 
 namespace lockstep::control {
 
@@ -26,8 +26,8 @@ struct Frame {
   std::string payload = {};
 };
 
-/// How a failure of that kind is told.
-Kind failure_kind(const CommError& error);
+/// How the first cause is told.
+Frame told(const Failure& failure);
 
 /// The longest payload that is sent or taken.
 inline constexpr std::size_t longest_payload = 4096;

@@ -12,6 +12,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
+#include "lockstep/core/rank_list.h"
 #include "lockstep/core/text.h"
 
 namespace lockstep::control {
@@ -95,7 +96,7 @@ void Gathering::look() {
   try {
     settings_.look();
   } catch (const CommError& error) {
-    tell_all({.kind = failure_kind(error), .payload = error.what()});
+    tell_all(told(failure_of(error)));
     throw;
   }
 }
@@ -233,7 +234,7 @@ void Gathering::refuse(Stranger& stranger, const std::string& why) {
 
 void Gathering::end(bool timeout, const std::string& text) {
   listening_.clear();
-  tell_all({.kind = timeout ? Kind::timed_out : Kind::failed, .payload = text});
+  tell_all(told({.timeout = timeout, .text = text}));
   if (timeout) throw TimeoutError(text);
   throw CommError(text);
 }
@@ -243,21 +244,17 @@ void Gathering::tell_all(const Frame& frame) {
 }
 
 std::string Gathering::missing() const {
-  constexpr int most = 16;
   std::vector<bool> here(static_cast<std::size_t>(settings_.size));
   for (const auto& member : members_) {
     if (member.rank > 0 && member.rank < settings_.size) {
       here[static_cast<std::size_t>(member.rank)] = true;
     }
   }
-  std::string text;
-  int found = 0;
+  std::vector<int> ranks;
   for (int rank = 1; rank < settings_.size; ++rank) {
-    if (here[static_cast<std::size_t>(rank)]) continue;
-    if (++found <= most) text += concat(found == 1 ? "" : ", ", rank);
+    if (!here[static_cast<std::size_t>(rank)]) ranks.push_back(rank);
   }
-  if (found > most) text += concat(" and ", found - most, " more");
-  return concat(found == 1 ? "rank " : "ranks ", text);
+  return detail::rank_list(ranks);
 }
 
 }  // namespace lockstep::control

@@ -188,7 +188,7 @@ class Joining {
         }
       }
     } catch (const CommError& error) {
-      member.connection.send({.kind = failure_kind(error), .payload = error.what()});
+      member.connection.send(told(failure_of(error)));
       throw;
     }
   }

@@ -4,12 +4,10 @@
 #include <cstdint>
 #include <functional>
 #include <string>
-#include <string_view>
+
+#include "lockstep/core/version.h"
 
 namespace lockstep::control {
-
-/// The version of this Lockstep: both ends of a connection are of the same.
-std::string_view lockstep_version();
 
 /// Of a rank that has gone silent for so long the host is given up.
 inline constexpr std::chrono::milliseconds default_heartbeat = std::chrono::seconds(2);
@@ -24,7 +22,7 @@ struct Settings {
   std::string interface = {};  ///< the only one to be used; empty leaves that to the routes
   std::chrono::milliseconds timeout = std::chrono::minutes(10);  ///< until all have come
   std::chrono::milliseconds heartbeat = default_heartbeat;  ///< longest silence; rank 0's counts
-  std::string version = std::string(lockstep_version());
+  std::string version = std::string(lockstep::version());   ///< both ends are of the same
   /// Called every few milliseconds of waiting. What it throws ends that.
   std::function<void()> look = [] {};
 };

@@ -4,6 +4,7 @@
 
 #include <thread>
 
+#include "lockstep/comm/control/failure.h"
 #include "lockstep/comm/hierarchical/hierarchical_communicator.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
@@ -74,7 +75,7 @@ void Endpoint::check_time(const InFlight& operation, Clock::duration waited) {
   const auto grace = static_cast<const Flight&>(operation).stages_begun() * precedence;
   if (waited < limit + grace) return;
   fail(true, concat(operation.operation().label(), " waited ", limit.count() / 1000.0, " s for ",
-                    detail::list_ranks(operation.missing())));
+                    detail::awaited(operation.missing())));
   throw_failure(operation.where());
 }
 
@@ -85,7 +86,8 @@ void Endpoint::check(const InFlight&) noexcept {
 }
 
 void Endpoint::fail(const std::exception& error) noexcept {
-  fail(dynamic_cast<const TimeoutError*>(&error) != nullptr, error.what());
+  const auto failure = control::failure_of(error);
+  fail(failure.timeout, failure.text);
 }
 
 void Endpoint::fail(bool timeout, std::string_view text) noexcept {

@@ -261,7 +261,7 @@ void CollectiveFlight::work(std::uint64_t step) {
       reduce(step);
       return;
     case Collective::broadcast:
-      if (path_ == Path::direct && all_in_arena()) {
+      if (path_ == Path::direct && reaches_all()) {
         spread(step);
       } else if (rank != operation().peer) {
         pull(operation().peer, 0, output, step);
@@ -299,7 +299,7 @@ void CollectiveFlight::pull(int source, int part, std::byte* output, std::uint64
                       piece_range.length * element);
 }
 
-bool CollectiveFlight::all_in_arena() const {
+bool CollectiveFlight::reaches_all() const {
   return std::ranges::find(offsets_, no_offset) == offsets_.end();
 }
 

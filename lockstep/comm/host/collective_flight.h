@@ -59,7 +59,7 @@ class CollectiveFlight final : public InFlight {
   void copy_out(std::uint64_t step);
   void reduce(std::uint64_t step);
   void pull(int source, int part, std::byte* output, std::uint64_t step);
-  bool all_in_arena() const;
+  bool reaches_all() const;
   /// This rank's share of the root's buffer to all members.
   void spread(std::uint64_t step);
 

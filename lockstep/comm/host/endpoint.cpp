@@ -131,7 +131,7 @@ void Endpoint::check_time(const InFlight& operation, Clock::duration waited,
   world_->fail({.kind = Failure::Kind::timeout,
                 .rank = missing.empty() ? -1 : missing.front(),
                 .text = concat(operation.operation().label(), " waited ", limit.count() / 1000.0,
-                               " s for ", detail::list_ranks(names, note))});
+                               " s for ", detail::awaited(names, note))});
   throw_failure(operation.where());
 }
 

@@ -32,9 +32,8 @@ Algorithm parse_algorithm(std::string_view text) {
       detail::concat("got algorithm '", text, "', expected auto, direct or ring"));
 }
 
-Algorithm cheapest(std::span<const int> hosts, std::size_t bytes) {
+Algorithm cheapest(const Placement& placement, std::size_t bytes) {
   const Costs costs;
-  const auto placement = Placement::of(hosts);
   const double length = static_cast<double>(bytes);
   return costs.seconds(mpi_ring(placement, length), placement) <
                  costs.seconds(mpi_direct(placement, length), placement)

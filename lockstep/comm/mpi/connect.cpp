@@ -1,34 +1,27 @@
 #include "lockstep/comm/mpi/connect.h"
 
-#include <unistd.h>
-
-#include <array>
 #include <optional>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include "lockstep/comm/control/failure.h"
 #include "lockstep/comm/control/gathering.h"
 #include "lockstep/comm/control/joining.h"
 #include "lockstep/comm/hosts.h"
 #include "lockstep/core/digest.h"
 #include "lockstep/core/error.h"
+#include "lockstep/core/host_name.h"
 
 namespace lockstep::mpi {
 namespace {
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  ::gethostname(name.data(), name.size() - 1);
-  return name.data();
-}
 
 control::Settings settings_of(MpiCommunicator& world) {
   const auto& options = world.endpoint().options();
   const auto network = detail::this_host();
   return {.rank = world.rank(),
           .size = world.size(),
-          .host = options.host.empty() ? host_name() : options.host,
+          .host = options.host.empty() ? detail::host_name() : options.host,
           .network = detail::digest(std::as_bytes(std::span(network))),
           .interface = options.interface,
           .timeout = options.timeout,
@@ -61,11 +54,8 @@ void connect_hosts(MpiCommunicator& world) {
   auto& endpoint = world.endpoint();
   try {
     endpoint.watch(meet(world));
-  } catch (const TimeoutError& error) {
-    endpoint.fail({.timeout = true, .text = error.what()});
-    throw;
   } catch (const CommError& error) {
-    endpoint.fail({.text = error.what()});
+    endpoint.fail(control::failure_of(error));
     throw;
   }
 }

@@ -145,7 +145,7 @@ void Endpoint::check_time(const InFlight& operation, Clock::duration waited,
   if (waited < limit) return;
   record({.timeout = true,
           .text = concat(operation.operation().label(), " waited ", limit.count() / 1000.0,
-                         " s for ", detail::list_ranks(operation.missing()))});
+                         " s for ", detail::awaited(operation.missing()))});
   spread();
   throw_failure(operation.where());
 }

@@ -3,12 +3,15 @@
 #include <chrono>
 #include <cstddef>
 #include <memory>
-#include <span>
 #include <string>
 #include <string_view>
 
 #include "lockstep/comm/communicator.h"
 #include "lockstep/comm/control/settings.h"
+
+namespace lockstep {
+struct Placement;
+}
 
 namespace lockstep::mpi {
 
@@ -26,9 +29,9 @@ std::string_view name(Algorithm algorithm);
 /// Throws: InvalidArgument listing the valid names.
 Algorithm parse_algorithm(std::string_view text);
 
-/// What automatic comes to for an all_reduce between ranks on these hosts, as
-/// Communicator::hosts() numbers them, by lockstep/comm/cost.h. Equal arguments give equal answers.
-Algorithm cheapest(std::span<const int> hosts, std::size_t bytes);
+/// What automatic comes to for an all_reduce between ranks so placed, by lockstep/comm/cost.h.
+/// Equal arguments give equal answers.
+Algorithm cheapest(const Placement& placement, std::size_t bytes);
 
 struct Options {
   std::chrono::milliseconds timeout = std::chrono::minutes(10);  ///< longest wait of one operation

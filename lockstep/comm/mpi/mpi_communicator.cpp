@@ -120,7 +120,12 @@ void MpiCommunicator::meet_hosts(const std::string& host) {
     }
     known_by.push_back(card.host);
   }
-  set_hosts(detail::numbered_hosts(known_by));
+  place(detail::numbered_hosts(known_by));
+}
+
+void MpiCommunicator::place(std::vector<int> hosts) {
+  placement_ = Placement::of(hosts);
+  set_hosts(std::move(hosts));
 }
 
 void MpiCommunicator::share(std::span<std::byte> bytes) {
@@ -201,7 +206,7 @@ std::shared_ptr<Communicator> MpiCommunicator::split(int color, int key) {
   const auto made = std::make_shared<MpiCommunicator>(
       endpoint_, std::move(world_ranks), static_cast<int>(position - group_ranks.begin()),
       static_cast<int>(number));
-  made->set_hosts(detail::hosts_of(group_ranks, hosts()));
+  made->place(detail::hosts_of(group_ranks, hosts()));
   made->join();
   log::debug(detail::concat(made->where("split"), " joined its group"));
   return made;

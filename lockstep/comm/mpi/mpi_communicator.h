@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "lockstep/comm/communicator.h"
+#include "lockstep/comm/cost.h"
 #include "lockstep/comm/mpi/channel.h"
 #include "lockstep/comm/mpi/collective_flight.h"
 #include "lockstep/comm/mpi/endpoint.h"
@@ -69,6 +70,7 @@ class MpiCommunicator final : public Communicator,
   }
   /// Messages of a member whose payload this rank has asked for.
   std::uint64_t& received(int member) { return received_[static_cast<std::size_t>(member)]; }
+  const Placement& placement() const { return placement_; }
   /// World ranks that the first collective in flight waits for.
   std::vector<int> holding_up() const;
 
@@ -82,6 +84,7 @@ class MpiCommunicator final : public Communicator,
   Work begin(Operation&& operation) override;
   /// Who owns a slice rounds it.
   DType travels_as(const Operation& operation) const override { return operation.dtype; }
+  void place(std::vector<int> hosts);
   void fail_as(bool timeout, std::string_view cause) noexcept;
   Work begin_message(Operation&& operation);
   /// Begins a numbered collective.
@@ -93,6 +96,7 @@ class MpiCommunicator final : public Communicator,
   std::shared_ptr<Endpoint> endpoint_;
   std::vector<int> members_;
   int number_;
+  Placement placement_;  ///< what hosts() says
   std::vector<Inbox> inboxes_;
   std::vector<std::uint64_t> received_;
   std::deque<std::shared_ptr<CollectiveFlight>>

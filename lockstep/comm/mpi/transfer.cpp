@@ -51,7 +51,7 @@ Algorithm chosen(const MpiCommunicator& group, const Operation& operation) {
   if (!sums_in_parts(operation)) return Algorithm::direct;
   const auto forced = group.endpoint().options().algorithm;
   if (forced != Algorithm::automatic) return forced;
-  return cheapest(group.hosts(), operation.count * size_of(operation.dtype));
+  return cheapest(group.placement(), operation.count * size_of(operation.dtype));
 }
 
 }  // namespace

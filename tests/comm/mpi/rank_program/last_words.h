@@ -1,15 +1,17 @@
 #pragma once
 
 #include <signal.h>
+#include <sys/inotify.h>
 #include <unistd.h>
 
-#include <chrono>
+#include <array>
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "lockstep/comm/communicator.h"
@@ -39,9 +41,15 @@ class LastWords {
   }
 
   void await(const std::string& name) const {
-    while (::access((folder_ / name).c_str(), F_OK) != 0) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const int news = ::inotify_init1(IN_CLOEXEC);
+    if (news < 0 || ::inotify_add_watch(news, folder_.c_str(), IN_MOVED_TO) < 0) {
+      throw Error(folder_.string() + ": cannot watch it: " + std::strerror(errno));
     }
+    std::array<char, 4096> events;
+    while (::access((folder_ / name).c_str(), F_OK) != 0 &&
+           ::read(news, events.data(), events.size()) > 0) {
+    }
+    ::close(news);
   }
 
  private:

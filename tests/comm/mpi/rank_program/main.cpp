@@ -5,7 +5,6 @@
 
 #include <chrono>
 #include <cstdlib>
-#include <fstream>
 #include <functional>
 #include <iostream>
 #include <map>
@@ -13,7 +12,6 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <vector>
 
 #include "comm/conformance.h"
@@ -266,20 +264,20 @@ int other_message() {
   });
 }
 
-/// The others come when rank 0 has waited too long, which a file says.
+/// The others come when rank 0 has waited too long.
 int late() {
   const auto group = join();
-  const auto timed_out = std::string(argument) + ".timed-out";
+  const LastWords words(std::filesystem::path(argument).parent_path());
   return expect_failure(group, [&] {
     if (group->rank() > 0) {
-      while (::access(timed_out.c_str(), F_OK) != 0) std::this_thread::sleep_for(1ms);
+      words.await("timed-out");
       group->barrier().wait();
       return;
     }
     try {
       group->all_reduce(floats, 8, DType::f32, ReduceOp::sum, {.timeout = 200ms}).wait();
     } catch (const lockstep::TimeoutError&) {
-      std::ofstream(timed_out).flush();
+      words.leave("timed-out", "");
       throw;
     }
   });
