@@ -3,6 +3,7 @@
 #include <ATen/ops/from_blob.h>
 
 #include <exception>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -38,7 +39,7 @@ class Endpoint::UnderWay {
 
   /// Blocks until the first has ended. Throws: as exchange().
   void await_first(std::chrono::milliseconds longest) {
-    if (!works_.front()->wait(longest)) throw CommError("a message was aborted");
+    if (!works_.front()->wait(longest)) throw std::runtime_error("the message was aborted");
     const std::lock_guard lock(endpoint_.mutex_);
     endpoint_.under_way_.erase(places_.front());
     places_.pop_front();
@@ -71,7 +72,7 @@ void Endpoint::exchange(std::span<const Message> messages, std::chrono::millisec
   }
   for (const int rank : ranks) {
     change([&] { awaited = rank; });
-    if (failed()) throw CommError("the world has ended");
+    if (failed()) throw std::runtime_error("the world has ended");
     posted.await_first(longest);
   }
   change([&] { awaited.reset(); });
@@ -84,7 +85,7 @@ c10::intrusive_ptr<c10d::Work> Endpoint::post(const Message& message) {
   auto work = message.way == Message::Way::send
                   ? backend_->send(tensors, message.rank, message.tag)
                   : backend_->recv(tensors, message.rank, message.tag);
-  if (!work) throw CommError("the backend gave no work to wait for");
+  if (!work) throw std::runtime_error("the backend gave nothing to wait for");
   return work;
 }
 

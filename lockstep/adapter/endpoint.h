@@ -51,7 +51,7 @@ class Endpoint {
 
   /// Sends and receives all messages, those of no bytes left out; blocks until all have gone and
   /// come, each for no longer than longest. awaited becomes the rank whose message is not here.
-  /// Throws: what the backend throws; CommError when the world has ended.
+  /// Throws: what the backend throws; std::runtime_error when the world has ended.
   void exchange(std::span<const Message> messages, std::chrono::milliseconds longest,
                 std::optional<int>& awaited);
 

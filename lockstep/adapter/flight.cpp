@@ -45,7 +45,7 @@ void Flight::run() noexcept {
     endpoint.fail({.text = difference.what()});
   } catch (const std::exception& error) {
     // Who has failed says why before its connections close.
-    endpoint.ask();
+    if (!endpoint.failed()) endpoint.ask();
     const auto other = endpoint.look([&] { return awaited_; });
     endpoint.fail(
         {.text = concat("rank ", endpoint.rank(),

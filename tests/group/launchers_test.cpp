@@ -132,6 +132,16 @@ TEST(Launchers, AnMpiThatKnowsOfNoOthersIsAnError) {
   EXPECT_THAT(started_by_hand(1, by_srun("2")), HasSubstr("the launcher started 2 ranks, but"));
 }
 
+TEST(Launchers, ABuildWithoutMpiSaysHowToGetOne) {
+  if (mpi::available().empty()) GTEST_SKIP() << "this build has MPI: " << mpi::version();
+  const auto said = started_by_hand(2, [](const std::string& rank) {
+    return Variables{
+        {"OMPI_COMM_WORLD_RANK", rank}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"LOCKSTEP_BACKEND", "mpi"}};
+  });
+  EXPECT_THAT(said, AllOf(HasSubstr("as rank 0 of 2; built without MPI: configure with "),
+                          HasSubstr("as rank 1 of 2; built without MPI: configure with ")));
+}
+
 TEST(Launchers, OfTheOtherMpiIsAnErrorOnEveryRank) {
   if (!mpi::available().empty()) GTEST_SKIP() << mpi::available();
   const bool openmpi = mpi::version().starts_with("Open MPI");
