@@ -98,6 +98,7 @@ void run_over_mpi(const Settings& settings, Backend backend, const RankFunction&
   const auto& algorithm = settings.algorithm.empty() ? environment.algorithm : settings.algorithm;
   mpi::Options options{.timeout = environment.timeout,
                        .algorithm = mpi::parse_algorithm(algorithm),
+                       .progress = environment.progress,
                        .host = environment.host,
                        .interface = environment.interface,
                        .heartbeat = environment.heartbeat,

@@ -2,6 +2,7 @@
 
 #include "lockstep/comm/mpi/transfer.h"
 #include "lockstep/comm/reduction.h"
+#include "lockstep/comm/statistics.h"
 
 namespace lockstep::mpi {
 namespace {
@@ -147,7 +148,10 @@ void DirectReduction::reduce(std::size_t round) {
   }
   const std::size_t into = everywhere() ? mine.begin : mine.begin - slice(rank()).begin;
   std::byte* output = operation().output + into * element();
-  detail::reduce(operation(), inputs, {&output, 1}, mine.length);
+  {
+    const detail::Working working(worked_);
+    detail::reduce(operation(), inputs, {&output, 1}, mine.length);
+  }
   if (!everywhere()) return;
   for (int step = 1; step < size(); ++step) {
     send(output, mine.length * element(), (rank() + step) % size(), Channel::results);
