@@ -5,6 +5,7 @@
 
 #include "lockstep/comm/mpi/mpi_communicator.h"
 #include "lockstep/comm/reduction.h"
+#include "lockstep/comm/statistics.h"
 #include "lockstep/kernels/reduce_rounded.h"
 
 // Note [How a collective over MPI runs]
@@ -106,22 +107,26 @@ bool CollectiveFlight::agree() {
         member == group().rank() ? &own : reinterpret_cast<const Announcement*>(parcel.data()));
   }
   const auto different = detail::difference(announcements, group().members(), operation().sequence);
-  if (different) group().endpoint().fail({.text = different->text});
+  if (different) group().endpoint().fail_within({.text = different->text});
   return !different;
 }
 
 bool CollectiveFlight::lets_next_begin() const {
+  if (complete()) return true;
   return agreed_ && (in_parcels_ || (transfer_ != nullptr && transfer_->begun()));
 }
 
 void CollectiveFlight::advance() {
-  if (!agreed_) return;
+  if (!agreed_ || complete()) return;
   if (!in_parcels_) {
     if (transfer_ == nullptr) transfer_ = make_transfer(group(), operation());
     transfer_->advance();
     if (!transfer_->over()) return;
   }
-  if (sending_ == 0) set_complete();
+  if (sending_ > 0) return;
+  if (transfer_ != nullptr) worked_ = transfer_->worked();
+  transfer_.reset();
+  set_complete();
 }
 
 const std::byte* CollectiveFlight::from_parcel(int member) const {
@@ -150,6 +155,7 @@ void CollectiveFlight::finish_from_parcels() {
       std::vector<const std::byte*> inputs;
       for (int member = 0; member < group().size(); ++member) inputs.push_back(from_parcel(member));
       std::byte* output = operation().output;
+      const detail::Working working(worked_);
       detail::reduce(operation(), inputs, {&output, 1}, count);
       return;
     }
@@ -176,6 +182,7 @@ void CollectiveFlight::finish_from_parcels() {
 }
 
 void CollectiveFlight::finish_halves() {
+  const detail::Working working(worked_);
   const auto& wire = *operation().wire;
   const std::size_t count = operation().count;
   std::vector<std::byte> own(count * size_of(wire.dtype));

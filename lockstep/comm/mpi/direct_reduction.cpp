@@ -2,6 +2,7 @@
 
 #include "lockstep/comm/mpi/transfer.h"
 #include "lockstep/comm/reduction.h"
+#include "lockstep/comm/statistics.h"
 #include "lockstep/kernels/reduce_rounded.h"
 
 // Note [Where halves lie]
@@ -49,6 +50,8 @@ class DirectReduction final : public Transfer {
   void begin_round(std::size_t round);
   void begin_results();
   void reduce(std::size_t round);
+  /// This rank's piece of that round, over all ranks.
+  void add_up(std::size_t round, std::byte* output);
   void widen();
 
   std::size_t piece_elements_ = 0;
@@ -147,6 +150,7 @@ void DirectReduction::begin_round(std::size_t round) {
     receive(staged(source, round), mine, source, Channel::parts, &here[source]);
     const auto theirs = piece(owner, round);
     if (as_halves()) {
+      const detail::Working working(worked_);
       kernels::round_to_halves(*operation().wire, operation().reduce,
                                static_cast<std::size_t>(size()), place_of(theirs), place_of(theirs),
                                theirs.length);
@@ -172,29 +176,34 @@ void DirectReduction::begin_results() {
 void DirectReduction::reduce(std::size_t round) {
   const auto mine = piece(rank(), round);
   if (mine.length == 0) return;
-  std::vector<const std::byte*> inputs(static_cast<std::size_t>(size()));
-  for (int source = 0; source < size(); ++source) {
-    inputs[static_cast<std::size_t>(source)] =
-        source == rank() ? operation().input + mine.begin * element() : staged(source, round);
-  }
   std::byte* output = everywhere()
                           ? result(mine)
                           : operation().output + (mine.begin - slice(rank()).begin) * element();
-  if (as_halves()) {
-    const auto own = static_cast<std::size_t>(rank());
-    kernels::round_to_halves(*operation().wire, operation().reduce, inputs.size(), inputs[own],
-                             staged(rank(), round), mine.length);
-    inputs[own] = staged(rank(), round);
-    kernels::reduce_halves(*operation().wire, operation().reduce, inputs, {&output, 1},
-                           mine.length);
-  } else {
-    detail::reduce(operation(), inputs, {&output, 1}, mine.length);
-  }
+  add_up(round, output);
   if (!everywhere()) return;
   for (int step = 1; step < size(); ++step) {
     const int member = (rank() + step) % size();
     send(output, mine.length * travelling_element(), member, Channel::results,
          as_halves() ? &results_left_[flag(member, round)] : nullptr);
+  }
+}
+
+void DirectReduction::add_up(std::size_t round, std::byte* output) {
+  const detail::Working working(worked_);
+  const auto mine = piece(rank(), round);
+  std::vector<const std::byte*> inputs(static_cast<std::size_t>(size()));
+  for (int source = 0; source < size(); ++source) {
+    inputs[static_cast<std::size_t>(source)] = staged(source, round);
+  }
+  const std::byte* input = operation().input + mine.begin * element();
+  if (as_halves()) {
+    kernels::round_to_halves(*operation().wire, operation().reduce, inputs.size(), input,
+                             staged(rank(), round), mine.length);
+    kernels::reduce_halves(*operation().wire, operation().reduce, inputs, {&output, 1},
+                           mine.length);
+  } else {
+    inputs[static_cast<std::size_t>(rank())] = input;
+    detail::reduce(operation(), inputs, {&output, 1}, mine.length);
   }
 }
 
@@ -210,6 +219,7 @@ void DirectReduction::widen() {
   for (int owner = 0; owner < size(); ++owner) {
     auto& round = widened_[static_cast<std::size_t>(owner)];
     for (; round < rounds_ && can_be_widened(owner, round); ++round) {
+      const detail::Working working(worked_);
       const auto theirs = piece(owner, round);
       kernels::widen_halves(*operation().wire, result(theirs), place_of(theirs), theirs.length);
       --to_widen_;

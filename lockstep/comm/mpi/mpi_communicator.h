@@ -39,6 +39,8 @@ class MpiCommunicator final : public Communicator,
   void abandon(std::string_view cause) noexcept;
 
   void poll() override;
+  bool under_way() const override;
+  void let_go(std::vector<std::shared_ptr<void>>& complete) override;
 
   /// Meets all members in the collective that numbers 0. Called once, by who made this
   /// communicator.

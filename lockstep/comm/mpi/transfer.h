@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -29,6 +30,8 @@ class Transfer {
   virtual bool over() const { return begun() && under_way_ == 0; }
   /// Members with whom a message is under way.
   std::vector<int> partners() const;
+  /// Time that went into sums.
+  std::chrono::nanoseconds worked() const { return worked_; }
 
  protected:
   Transfer(const MpiCommunicator& group, const Operation& operation);
@@ -45,6 +48,8 @@ class Transfer {
             std::uint8_t* flag = nullptr);
   void receive(std::byte* data, std::size_t bytes, int member, Channel channel,
                std::uint8_t* flag = nullptr);
+
+  std::chrono::nanoseconds worked_{};
 
  private:
   void ended(int member, std::uint8_t* flag);
