@@ -27,6 +27,7 @@ class Both final : public Ticket {
  public:
   Both(Work first, Work second) : first_(std::move(first)), second_(std::move(second)) {}
 
+  bool complete() const override { return first_.complete() && second_.complete(); }
   bool test() override {
     const bool first = first_.ready();
     return second_.ready() && first;
