@@ -96,13 +96,14 @@ int mpi_world_size() {
 void run_over_mpi(const Settings& settings, Backend backend, const RankFunction& fn) {
   const Environment& environment = Environment::get();
   const auto& algorithm = settings.algorithm.empty() ? environment.algorithm : settings.algorithm;
-  mpi::Options options{.timeout = environment.timeout,
-                       .algorithm = mpi::parse_algorithm(algorithm),
-                       .progress = environment.progress,
-                       .host = environment.host,
-                       .interface = environment.interface,
-                       .heartbeat = environment.heartbeat,
-                       .expected_size = mpi_world_size()};
+  mpi::Options options{
+      .timeout = environment.timeout,
+      .algorithm = mpi::parse_algorithm(algorithm),
+      .progress = environment.progress,
+      .host = environment.host,
+      .interface = settings.interface.empty() ? environment.interface : settings.interface,
+      .heartbeat = environment.heartbeat,
+      .expected_size = mpi_world_size()};
   if (settings.check && order_matters(settings)) {
     if (options.algorithm == mpi::Algorithm::ring) {
       throw InvalidArgument(

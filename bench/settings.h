@@ -34,6 +34,7 @@ struct Settings {
   DType dtype = DType::f32;
   ReduceOp op = ReduceOp::sum;
   std::string algorithm = {};  ///< of an all_reduce over MPI; empty takes LOCKSTEP_ALGORITHM's
+  std::string interface = {};  ///< of the network; empty takes LOCKSTEP_INTERFACE's
   std::optional<DType> wire;   ///< halves that the floats of an all_reduce travel as
   std::vector<Memory> memories = {Memory::group, Memory::own};
   bool check = false;  ///< compare every result with the expected one

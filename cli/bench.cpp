@@ -11,6 +11,7 @@
 #include "bench/session.h"
 #include "bench/settings.h"
 #include "cli/commands.h"
+#include "lockstep/comm/control/interfaces.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
 
@@ -77,12 +78,18 @@ int bench_main(const Arguments& arguments) {
                   std::to_string(settings.ranks) + " ranks");
     }
   };
+  if (!settings.interface.empty()) {
+    control::check_interface(settings.interface, "bench: --interface");
+  }
   const Backend backend = parse_backend(arguments.backend);
   if (bench::mpi_world_size() > 0) {
     if (settings.threads) {
       throw InvalidArgument("bench: got --threads under MPI's launcher, whose processes are ranks");
     }
     bench::run_over_mpi(settings, backend, run);
+  } else if (!settings.interface.empty()) {
+    throw InvalidArgument("bench: got --interface " + settings.interface +
+                          " without MPI's launcher, whose ranks alone may be on several hosts");
   } else if (!settings.algorithm.empty()) {
     throw InvalidArgument("bench: got --algorithm " + settings.algorithm +
                           " without MPI's launcher, whose ranks alone have a choice");
@@ -140,6 +147,10 @@ void add_bench(CLI::App& app, int& exit_code) {
       ->add_option("--algorithm", settings.algorithm,
                    "Of an all_reduce over MPI: auto, direct or ring [LOCKSTEP_ALGORITHM's]")
       ->check(CLI::IsMember({"auto", "direct", "ring"}).description(""));
+  bench
+      ->add_option("--interface", settings.interface,
+                   "Network interface by which hosts watch one another [LOCKSTEP_INTERFACE's]")
+      ->type_name("NAME");
   bench
       ->add_option("--repeats", settings.repeats,
                    "Measured repetitions of each size; 0 fills a quarter of a second")

@@ -81,6 +81,10 @@ void add_run(CLI::App& app, int& exit_code) {
       ->type_name("WHAT");
   command->add_option("--timeout", options.timeout, "Longest wait of a rank for others")
       ->type_name("SECONDS");
+  command
+      ->add_option("--interface", options.interface,
+                   "Network interface by which hosts watch one another [LOCKSTEP_INTERFACE's]")
+      ->type_name("NAME");
   command->add_option("--grace", arguments->grace, "From SIGTERM to SIGKILL after a failure")
       ->type_name("SECONDS")
       ->capture_default_str();

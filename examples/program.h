@@ -235,13 +235,16 @@ inline int run(CLI::App& app, int argc, char** argv,
     }
     return 0;
   } catch (const lockstep::CommError& error) {
+    lockstep::record_error(error);
     std::cerr << name << ": " << error.what() << std::endl;
   } catch (const lockstep::Error& error) {
     // What fails in Lockstep's other calls fails on all ranks, and rank 0 knows of all; but for
     // what a loader's worker met, which is nested.
+    lockstep::record_error(error);
     const bool own = dynamic_cast<const std::nested_exception*>(&error) != nullptr;
     if (own || !world || world->rank() == 0) std::cerr << name << ": " << error.what() << std::endl;
   } catch (const std::exception& error) {
+    lockstep::record_error(error);
     std::cerr << name << ": " << error.what() << std::endl;
   }
   return 1;

@@ -18,6 +18,8 @@
 #include "lockstep/core/error.h"
 #include "lockstep/core/memory.h"
 #include "lockstep/core/text.h"
+#include "lockstep/core/variable.h"
+#include "lockstep/error_file.h"
 #include "lockstep/rank_options.h"
 #include "lockstep/spawn.h"
 
@@ -31,6 +33,11 @@ using detail::concat;
 std::atomic<bool> joined{false};
 
 std::string shown(const char* name, const std::optional<int>& value) {
+  return concat(name, value ? concat("=", *value) : " unset");
+}
+
+std::string shown(const char* name) {
+  const auto value = detail::variable(name);
   return concat(name, value ? concat("=", *value) : " unset");
 }
 
@@ -88,9 +95,9 @@ Group join_foreign(const Launcher& launcher, Backend backend, const host::Option
   if (!launcher.starts_mpi()) {
     throw BackendUnavailable(
         concat(who,
-               needs_mpi(backend)
-                   ? ", whose processes no MPI knows"
-                   : ", not all on this host as far as LOCAL_WORLD_SIZE and MASTER_ADDR tell",
+               needs_mpi(backend) ? ", whose processes no MPI knows"
+                                  : concat(", not all on this host as far as told by ",
+                                           shown("LOCAL_WORLD_SIZE"), ", ", shown("MASTER_ADDR")),
                "; start worlds of several hosts with mpirun or srun"));
   }
   if (const auto why = mpi::available(); !why.empty()) {
@@ -119,6 +126,7 @@ Group init(const InitOptions& options) {
   }
   try {
     const auto& environment = Environment::get();
+    detail::record_uncaught_errors();
     const bool launched = environment.rank || environment.world_size || environment.arena_fd;
     const auto backend = options.backend.value_or(environment.backend);
     if (!environment.launcher_problem.empty()) throw InvalidArgument(environment.launcher_problem);

@@ -2,6 +2,7 @@
 
 // All that a training program needs. It includes torch/torch.h nowhere: a program chooses itself.
 
+#include "lockstep/adapter/over.h"
 #include "lockstep/core/error.h"
 #include "lockstep/data/augment.h"
 #include "lockstep/data/cifar10.h"
@@ -13,6 +14,7 @@
 #include "lockstep/data/partition.h"
 #include "lockstep/data/prefetch.h"
 #include "lockstep/data/scatter.h"
+#include "lockstep/error_file.h"
 #include "lockstep/group.h"
 #include "lockstep/init.h"
 #include "lockstep/nn/convert_sync_batchnorm.h"

@@ -47,6 +47,7 @@ struct Environment {
                           ///< another; empty leaves that to the routes
   std::chrono::milliseconds
       heartbeat;  ///< LOCKSTEP_HEARTBEAT: seconds of silence after which a host is given up
+  std::string error_file;  ///< TORCHELASTIC_ERROR_FILE: where torchrun looks for why a rank ended
   std::optional<Launcher> launcher;  ///< another launcher than `lockstep run`, by its variables
   std::string launcher_problem;      ///< why those cannot be used, if so
 

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <string_view>
 
+#include "lockstep/comm/control/interfaces.h"
 #include "lockstep/comm/host/world.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/text.h"
@@ -42,6 +43,7 @@ void check(const Options& options) {
     throw InvalidArgument(
         concat("timeout: got ", *options.timeout, " s, expected more than 0 and at most 1e9"));
   }
+  if (!options.interface.empty()) control::check_interface(options.interface, "interface");
   if (options.grace.count() < 0) {
     throw InvalidArgument(concat("grace: got ", options.grace.count(), " ms, expected 0 or more"));
   }
@@ -59,6 +61,7 @@ Variables variables_of(int rank, const Options& options, int threads, std::size_
                       {"LOCKSTEP_CORES", std::to_string(cores)},
                       {std::string(restart_count), "0"}};
   if (options.timeout) variables.emplace_back("LOCKSTEP_TIMEOUT", concat(*options.timeout));
+  if (!options.interface.empty()) variables.emplace_back("LOCKSTEP_INTERFACE", options.interface);
   const auto add_unless_set = [&](const std::string& name, const std::string& value) {
     if (find(inherited, name) == nullptr) variables.emplace_back(name, value);
   };

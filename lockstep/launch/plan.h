@@ -22,6 +22,7 @@ struct Options {
   Bind bind = Bind::cores;
   bool keep_freed_memory = true;  ///< glibc keeps freed pages instead of giving them back each step
   std::optional<double> timeout;  ///< seconds a rank waits for others, for LOCKSTEP_TIMEOUT
+  std::string interface;          ///< of the network, for LOCKSTEP_INTERFACE; empty leaves it alone
   std::chrono::milliseconds grace{500};  ///< between SIGTERM and SIGKILL after a failure
   int max_restarts = 0;                  ///< how often the world is started again after a failure
   bool quiet = false;                    ///< only rank 0 is heard

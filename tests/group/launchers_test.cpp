@@ -1,7 +1,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
@@ -127,6 +130,73 @@ TEST(Launchers, SrunsVariables) {
 TEST(Launchers, AnMpiThatKnowsOfNoOthersIsAnError) {
   if (!mpi::available().empty()) GTEST_SKIP() << mpi::available();
   EXPECT_THAT(started_by_hand(1, by_srun("2")), HasSubstr("the launcher started 2 ranks, but"));
+}
+
+TEST(Launchers, ABuildWithoutMpiSaysHowToGetOne) {
+  if (mpi::available().empty()) GTEST_SKIP() << "this build has MPI: " << mpi::version();
+  const auto said = started_by_hand(2, [](const std::string& rank) {
+    return Variables{
+        {"OMPI_COMM_WORLD_RANK", rank}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"LOCKSTEP_BACKEND", "mpi"}};
+  });
+  EXPECT_THAT(said, AllOf(HasSubstr("as rank 0 of 2; built without MPI: configure with "),
+                          HasSubstr("as rank 1 of 2; built without MPI: configure with ")));
+}
+
+TEST(Launchers, OfTheOtherMpiIsAnErrorOnEveryRank) {
+  if (!mpi::available().empty()) GTEST_SKIP() << mpi::available();
+  const bool openmpi = mpi::version().starts_with("Open MPI");
+  const std::string other = openmpi ? "/usr/bin/mpiexec.mpich" : "/usr/bin/mpiexec.openmpi";
+  if (!std::filesystem::exists(other)) GTEST_SKIP() << other << " is not installed";
+  std::vector<std::string> words{other};
+  if (!openmpi) words.insert(words.end(), {"--oversubscribe", "--allow-run-as-root"});
+  words.insert(words.end(), {"-n", "2", program});
+  const auto said = Launched(words, {{"LOCKSTEP_BACKEND", "mpi"}}).wait().out;
+  const std::string wrong = "the launcher started 2 ranks, but this program's MPI (";
+  EXPECT_NE(said.find(wrong), said.rfind(wrong)) << said;
+}
+
+TEST(Launchers, APortThatIsInUseIsInNobodysWay) {
+  const int listener = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  ASSERT_EQ(::bind(listener, reinterpret_cast<sockaddr*>(&address), length), 0);
+  ASSERT_EQ(::listen(listener, 1), 0);
+  ASSERT_EQ(::getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length), 0);
+  const auto said = started_by_hand(2, [&](const std::string& rank) {
+    auto variables = by_hand("2")(rank);
+    variables["MASTER_PORT"] = std::to_string(ntohs(address.sin_port));
+    return variables;
+  });
+  ::close(listener);
+  EXPECT_THAT(said, AllOf(HasSubstr("rank 0 of 2 over host: 3\n"), HasSubstr("rank 1 of 2")));
+}
+
+TEST(Launchers, TwoProcessesOfTheSameRankAreNamed) {
+  const auto said = started_by_hand(
+      3, [](const std::string& rank) { return by_hand("3")(rank == "2" ? "1" : rank); });
+  const std::string twice = "two processes say that they are rank 1 of 3";
+  EXPECT_NE(said.find(twice), said.rfind(twice)) << said;
+}
+
+TEST(Launchers, WorldsOfDifferentSizesAreNamed) {
+  const auto said = started_by_hand(
+      2, [](const std::string& rank) { return by_hand(rank == "1" ? "3" : "2")(rank); });
+  const std::string differs = "rank 1 expects a world of 3 ranks, rank 0 one of 2";
+  EXPECT_NE(said.find(differs), said.rfind(differs)) << said;
+}
+
+TEST(Launchers, AMeetingPlaceThatDoesNotResolveIsRefused) {
+  // Two ranks on hosts of their own, as far as anybody can tell.
+  const auto said = started_by_hand(2, [](const std::string& rank) {
+    auto variables = by_hand("2")(rank);
+    variables["MASTER_ADDR"] = "no-such-host.invalid";
+    return variables;
+  });
+  EXPECT_THAT(said, AllOf(HasSubstr("as rank 0 of 2, not all on this host"),
+                          HasSubstr("as rank 1 of 2, not all on this host"),
+                          HasSubstr("MASTER_ADDR=no-such-host.invalid")));
 }
 
 TEST(Launchers, OneRankIsAWorldOfOne) {

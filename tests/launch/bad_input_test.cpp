@@ -60,6 +60,9 @@ INSTANTIATE_TEST_SUITE_P(
         Refused{
             "TimeoutOfZero", {"run", "-n", "2", "--timeout", "0", "true"}, {"timeout", "got 0"}},
         Refused{"TimeoutNotANumber", {"run", "-n", "2", "--timeout", "nan", "true"}, {"timeout"}},
+        Refused{"UnknownInterface",
+                {"run", "-n", "2", "--interface", "nosuch0", "true"},
+                {"interface: got 'nosuch0', expected one of: ", "lo"}},
         Refused{"NegativeGrace", {"run", "-n", "2", "--grace", "-1", "true"}, {"--grace", "-1"}},
         Refused{"ProgramMissing", {"run", "-n", "2", "./missing"}, {"./missing", "No such file"}},
         Refused{

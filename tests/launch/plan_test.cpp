@@ -157,6 +157,13 @@ TEST(Plan, MallocAndTimeoutAsAsked) {
   EXPECT_EQ(variables.at("LOCKSTEP_TIMEOUT"), "2.5");
 }
 
+TEST(Plan, TellsRanksOfTheInterface) {
+  auto options = options_for(1);
+  options.interface = "lo";
+  const auto plan = make_plan(options, machine(1, 1), {{"LOCKSTEP_INTERFACE", "eth7"}});
+  EXPECT_EQ(variables_of(plan, 0).at("LOCKSTEP_INTERFACE"), "lo");
+}
+
 TEST(Plan, RefusesWhatCannotBe) {
   for (const int ranks : {0, -1, 513, 100000}) {
     EXPECT_THROW(make_plan(options_for(ranks), machine(1, 2), {}), InvalidArgument) << ranks;

@@ -39,7 +39,7 @@ std::vector<Interface> interfaces() {
   return found;
 }
 
-std::vector<Interface> usable_interfaces(const std::string& name) {
+std::vector<Interface> usable_interfaces(const std::string& name, std::string_view named_by) {
   auto found = interfaces();
   if (name.empty()) {
     std::erase_if(found, [](const auto& one) { return one.loopback || one.addresses.empty(); });
@@ -49,16 +49,24 @@ std::vector<Interface> usable_interfaces(const std::string& name) {
   if (named == found.end()) {
     std::string names;
     for (const auto& one : found) names += concat(names.empty() ? "" : ", ", one.name);
-    throw CommError(concat("LOCKSTEP_INTERFACE: got '", name, "', ",
+    throw CommError(concat(named_by, ": got '", name, "', ",
                            ::if_nametoindex(name.c_str()) != 0 ? "which is not up; " : "",
                            "expected one of: ", names.empty() ? "none is up here" : names));
   }
   if (named->addresses.empty()) {
-    throw CommError(concat("LOCKSTEP_INTERFACE: got '", name,
+    throw CommError(concat(named_by, ": got '", name,
                            "', which has no address; expected one with an IPv4 or IPv6 address "
                            "beyond its link"));
   }
   return {*named};
+}
+
+void check_interface(const std::string& name, std::string_view named_by) {
+  try {
+    (void)usable_interfaces(name, named_by);
+  } catch (const CommError& error) {
+    throw InvalidArgument(error.what());
+  }
 }
 
 std::string describe(const std::vector<Interface>& interfaces) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "lockstep/comm/control/address.h"
@@ -18,8 +19,14 @@ struct Interface {
 std::vector<Interface> interfaces();
 
 /// The interfaces by which hosts may be reached: the one of that name, else all but loopback.
-/// Throws: CommError when there is none of that name, or it has no address or is not up.
-std::vector<Interface> usable_interfaces(const std::string& name);
+/// Throws: CommError when there is none of that name, or it has no address or is not up, with who
+/// named it.
+std::vector<Interface> usable_interfaces(const std::string& name,
+                                         std::string_view named_by = "LOCKSTEP_INTERFACE");
+
+/// What usable_interfaces() thinks of a name that somebody typed. Throws: InvalidArgument in its
+/// words.
+void check_interface(const std::string& name, std::string_view named_by);
 
 /// For people: "eth0 10.0.0.1 fd00::1, eth1 10.1.0.1".
 std::string describe(const std::vector<Interface>& interfaces);

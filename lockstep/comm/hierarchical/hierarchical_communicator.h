@@ -66,10 +66,6 @@ class HierarchicalCommunicator final
 
  private:
   Work begin(Operation&& operation) override;
-  /// Between hosts it is MPI's to say.
-  DType travels_as(const Operation& operation) const override {
-    return parts_.hosts > 1 ? operation.dtype : Communicator::travels_as(operation);
-  }
   std::vector<Stage> in_slices(const Operation& operation) const;
 
   std::shared_ptr<Endpoint> endpoint_;

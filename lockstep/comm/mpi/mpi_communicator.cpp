@@ -1,13 +1,9 @@
 #include "lockstep/comm/mpi/mpi_communicator.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cstdlib>
-#include <cstring>
-#include <new>
 
 #include "lockstep/comm/hosts.h"
+#include "lockstep/comm/private_memory.h"
 #include "lockstep/comm/split.h"
 #include "lockstep/core/digest.h"
 #include "lockstep/core/error.h"
@@ -54,22 +50,7 @@ void MpiCommunicator::listen(int member) {
 }
 
 std::shared_ptr<std::byte> MpiCommunicator::allocate(std::size_t bytes) {
-  constexpr std::size_t alignment = 64;
-  constexpr double mib = 1024.0 * 1024.0;
-  const auto machine = static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) *
-                       static_cast<std::size_t>(::sysconf(_SC_PAGE_SIZE));
-  void* memory = nullptr;
-  if (bytes < machine) {
-    const std::size_t whole = (bytes + alignment) / alignment * alignment;
-    memory = std::aligned_alloc(alignment, whole);
-  }
-  if (memory == nullptr) {
-    throw CommError(detail::concat("mpi: cannot take ", static_cast<double>(bytes) / mib,
-                                   " MiB of memory; this machine has ",
-                                   static_cast<double>(machine) / mib, " MiB"));
-  }
-  std::memset(memory, 0, bytes);
-  return {static_cast<std::byte*>(memory), [](std::byte* taken) { std::free(taken); }};
+  return detail::take_private_memory(bytes, backend());
 }
 
 std::string MpiCommunicator::where(std::string_view label) const {

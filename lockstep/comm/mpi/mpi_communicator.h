@@ -84,8 +84,6 @@ class MpiCommunicator final : public Communicator,
   };
 
   Work begin(Operation&& operation) override;
-  /// Who owns a slice rounds it.
-  DType travels_as(const Operation& operation) const override { return operation.dtype; }
   void place(std::vector<int> hosts);
   void fail_as(bool timeout, std::string_view cause) noexcept;
   Work begin_message(Operation&& operation);

@@ -26,7 +26,8 @@ class Transfer {
   /// All messages have begun, so that those of another transfer may follow.
   virtual bool begun() const = 0;
 
-  bool over() const { return begun() && under_way_ == 0; }
+  /// After advance().
+  virtual bool over() const { return begun() && under_way_ == 0; }
   /// Members with whom a message is under way.
   std::vector<int> partners() const;
   /// Time that went into sums.
@@ -39,6 +40,8 @@ class Transfer {
   int rank() const { return rank_; }
   int size() const { return size_; }
   std::size_t element() const { return size_of(operation_.dtype); }
+  /// Bytes of an element on its way.
+  std::size_t travelling_element() const { return size_of(operation_.travels_as()); }
 
   /// Messages of no bytes are over at once. *flag, if given, becomes 1 when the message is over.
   void send(const std::byte* data, std::size_t bytes, int member, Channel channel,

@@ -129,6 +129,18 @@ TEST_F(Mpi, LauncherOfAnotherMpiIsAnError) {
   EXPECT_THAT(ended.out, AllOf(HasSubstr("the launcher started 4 ranks"), HasSubstr("knows of 1")));
 }
 
+TEST_F(Mpi, BrokenLibraryEndsEveryRankWithItsWords) {
+  if (!mpi::version().starts_with("Open MPI")) GTEST_SKIP() << "MPICH has no parts to lose";
+  // Started by hand, since mpirun would break first: OpenMPI without its plugins.
+  auto broken = variables();
+  broken["OPAL_PREFIX"] = folder_.path().string();
+  const auto ended =
+      Launched({LOCKSTEP_BINARY_DIR "/mpi_rank_program", "one-of-four"}, broken).wait();
+  EXPECT_NE(ended.code, 0);
+  EXPECT_THAT(ended.out + ended.err,
+              ::testing::AnyOf(HasSubstr("MPI_Init"), HasSubstr("MPI_INIT")));
+}
+
 TEST(NoMpi, SaysWhy) {
   if (mpi::available().empty()) GTEST_SKIP() << "this build has MPI: " << mpi::version();
   EXPECT_THAT(mpi::available(), HasSubstr("LOCKSTEP_WITH_MPI"));

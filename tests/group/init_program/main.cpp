@@ -1,21 +1,29 @@
 #include <ATen/ops/full.h>
 #include <signal.h>
 
+#include <cstdlib>
 #include <iostream>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 
 #include "lockstep/core/error.h"
+#include "lockstep/error_file.h"
 #include "lockstep/init.h"
 
 /// A rank of whatever world its environment tells of: says where it is and what all have in sum.
 /// With "where" it says, too, where it is among hosts, and what those of its host have in sum, and
 /// those of its place on every host. With "kill" rank 1 ends by a signal, and the others say what
-/// they hear of it.
+/// they hear of it. With "throw" rank 1 throws what nobody catches, and with "throw-once" does so
+/// until the launcher has started it again. Errors are left where the launcher looks for them.
 int main(int argc, char** argv) {
   const std::string_view behaviour = argc > 1 ? argv[1] : "";
   try {
     const auto world = lockstep::init();
+    const char* restarts = std::getenv("TORCHELASTIC_RESTART_COUNT");
+    const bool again = restarts != nullptr && restarts != std::string_view("0");
+    const bool throws = behaviour == "throw" || (behaviour == "throw-once" && !again);
+    if (throws && world.rank() == 1) throw std::runtime_error("no such data");
     if (behaviour == "kill" && world.rank() == 1) ::raise(SIGKILL);
     const auto tensor = at::full({5000}, world.rank() + 1.0);
     world.all_reduce(tensor).wait();
@@ -39,6 +47,7 @@ int main(int argc, char** argv) {
               << std::flush;
     return 0;
   } catch (const lockstep::Error& error) {
+    lockstep::record_error(error);
     std::cout << std::string(error.what()) + '\n' << std::flush;
     return 1;
   }

@@ -14,6 +14,7 @@
 
 #include "comm/conformance.h"
 #include "comm/mpi/rank_program/last_words.h"
+#include "comm/mpi/rank_program/link_bytes.h"
 #include "comm/mpi/rank_program/overlap.h"
 #include "comm/mpi/rank_program/process.h"
 #include "lockstep/comm/hierarchical/hierarchical.h"
@@ -84,6 +85,13 @@ int conformance_in_short() {
   lockstep::testing::check_skew(*group);
   lockstep::testing::check_split(*group, of_ranks);
   lockstep::testing::check_messages(*group);
+  return 0;
+}
+
+int halves_over_the_link() {
+  const auto group = join_as_found();
+  const auto said = lockstep::testing::halves_over_the_link(*group);
+  if (group->rank() == 0) say(said);
   return 0;
 }
 
@@ -341,6 +349,7 @@ const std::map<std::string_view, std::function<int()>> behaviours{
     {"which-backend", which_backend},
     {"which-backend-is-found", which_backend_is_found},
     {"conformance-in-short", conformance_in_short},
+    {"halves-over-the-link", halves_over_the_link},
     {"ring-in-short", ring_in_short},
     {"other-algorithm", other_algorithm},
     {"out-of-order", out_of_order},

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "lockstep/comm/control/failure.h"
+
+namespace lockstep::adapter {
+
+/// Where the ranks of a world write the first cause of its failure, and look for it: a key of a
+/// c10d::Store. A thread of its own asks the store, which may take its time.
+class FailureBoard {
+ public:
+  using Heard = std::function<void(const control::Failure&)>;
+
+  /// world tells worlds of the same store apart; heard is called once at most, by the board's
+  /// thread.
+  FailureBoard(const c10::intrusive_ptr<c10d::Store>& store, std::int64_t world, Heard heard);
+  /// Writes what it was told before, and waits for that.
+  ~FailureBoard();
+  FailureBoard(const FailureBoard&) = delete;
+  FailureBoard& operator=(const FailureBoard&) = delete;
+
+  /// Leaves the failure to the board's thread to write. Any thread.
+  void tell(const control::Failure& failure) noexcept;
+  /// Looks at once instead of in a while, and waits for that, for a second at most. Any thread but
+  /// its own.
+  void ask();
+  /// Waits until what it was told is written, for a second at most.
+  void flush();
+
+ private:
+  void run();
+  /// Whether there is more to do: nothing is written or found.
+  bool look();
+  void answer();
+  void write(const control::Failure& failure);
+
+  c10::intrusive_ptr<c10d::Store> store_;
+  std::string key_;
+  Heard heard_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::optional<control::Failure> told_;
+  bool asked_ = false;
+  bool ended_ = false;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace lockstep::adapter

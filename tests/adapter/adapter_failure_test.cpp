@@ -1,0 +1,197 @@
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <latch>
+#include <stdexcept>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "adapted_ranks.h"
+#include "lockstep/adapter/over.h"
+#include "lockstep/core/error.h"
+
+// What a Group over a c10d::Backend says when something is wrong.
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using Call = std::function<Work(const Group&)>;
+
+constexpr auto short_wait = std::chrono::milliseconds(300);
+
+struct Difference {
+  const char* name;
+  Call as_expected;
+  Call otherwise;
+  const char* got;
+  const char* expected;
+};
+
+Work sum_of(const Group& group, std::int64_t count, at::ScalarType dtype = at::kFloat) {
+  return group.all_reduce(at::zeros({count}, dtype));
+}
+
+const Difference differences[] = {
+    {"Dtype", [](auto& g) { return sum_of(g, 8); },
+     [](auto& g) { return sum_of(g, 8, at::kDouble); }, "all_reduce sum float64 [8]",
+     "all_reduce sum float32 [8] as on rank 0"},
+    {"Count", [](auto& g) { return sum_of(g, 100'000); }, [](auto& g) { return sum_of(g, 99'999); },
+     "[99999]", "[100000]"},
+    {"ReduceOp", [](auto& g) { return sum_of(g, 8); },
+     [](auto& g) { return g.all_reduce(at::zeros({8}), ReduceOp::max); }, "all_reduce max",
+     "all_reduce sum"},
+    {"Root", [](auto& g) { return g.broadcast(at::zeros({8}), 0); },
+     [](auto& g) { return g.broadcast(at::zeros({8}), 1); }, "root 1", "root 0"},
+    {"Order", [](auto& g) { return g.barrier(); }, [](auto& g) { return sum_of(g, 8); },
+     "all_reduce sum float32", "expected barrier"},
+};
+
+class AdapterMismatch : public ::testing::TestWithParam<std::tuple<Difference, int>> {};
+
+TEST_P(AdapterMismatch, IsNamedOnEveryRank) {
+  const auto& [difference, n] = GetParam();
+  // Without a store: all of them see it for themselves.
+  const auto texts =
+      what_adapted_ranks_threw(n,
+                               [&, &d = difference](const Group& world) {
+                                 world.barrier().wait();
+                                 (world.rank() == 1 ? d.otherwise : d.as_expected)(world).wait();
+                               },
+                               {.store = {}});
+  EXPECT_THAT(texts, Each(AllOf(HasSubstr("(c10d/memory) rank "),
+                                HasSubstr("collective #2 differs between ranks: rank 1 got"),
+                                HasSubstr(difference.got), HasSubstr(difference.expected))));
+}
+
+INSTANTIATE_TEST_SUITE_P(Adapter, AdapterMismatch,
+                         ::testing::Combine(::testing::ValuesIn(differences),
+                                            ::testing::Values(2, 3)),
+                         [](const auto& test) {
+                           return std::string(std::get<0>(test.param).name) +
+                                  std::to_string(std::get<1>(test.param));
+                         });
+
+TEST(AdapterFailure, MessageMismatchIsNamedOnBothSides) {
+  const auto texts =
+      what_adapted_ranks_threw(2,
+                               [](const Group& world) {
+                                 if (world.rank() == 0) world.send(at::zeros({4}), 1, 7).wait();
+                                 if (world.rank() == 1)
+                                   world.recv(at::zeros({4}, at::kDouble), 0, 7).wait();
+                               },
+                               {.store = {}});
+  EXPECT_THAT(texts, Each(AllOf(HasSubstr("message #1 from rank 0 to rank 1 differs"),
+                                HasSubstr("got 4 elements of float32 with tag 7"),
+                                HasSubstr("expected 4 elements of float64"))));
+}
+
+TEST(AdapterFailure, RanksOfSplitGroupsAreNamedAsInTheWorld) {
+  const auto texts = what_adapted_ranks_threw(4, [](const Group& world) {
+    const auto pair = world.split(world.rank() / 2);
+    sum_of(pair, world.rank() == 3 ? 9 : 8).wait();
+    world.barrier().wait();
+  });
+  EXPECT_THAT(texts, Each(AllOf(HasSubstr("rank 3 got"), HasSubstr("as on rank 2"))));
+}
+
+TEST(AdapterFailure, ARankThatDoesNotComeIsNamed) {
+  const auto waits = [](const Group& world) {
+    // Rank 1 begins nothing, and learns from the store that the others have given up.
+    while (world.rank() == 1) world.communicator().look();
+    world.all_reduce(at::zeros({100'000})).wait();
+  };
+  EXPECT_THAT(what_adapted_ranks_threw(3, waits, {.timeout = short_wait}),
+              Each(HasSubstr("all_reduce #1 waited 0.3 s for rank 1")));
+}
+
+TEST(AdapterFailure, ATimeoutIsATimeoutError) {
+  std::latch over(2);
+  const auto waits = [&](const Group& world) {
+    if (world.rank() == 0) {
+      EXPECT_THROW(world.barrier().wait(), TimeoutError);
+      EXPECT_THROW((void)world.barrier(), TimeoutError);
+    }
+    over.arrive_and_wait();
+  };
+  EXPECT_THAT(what_adapted_ranks_threw(2, waits, {.store = {}, .timeout = short_wait}), Each(""));
+}
+
+TEST(AdapterFailure, TheFirstCauseReachesRanksThatWait) {
+  const auto texts = what_adapted_ranks_threw(3, [](const Group& world) {
+    if (world.rank() == 1) {
+      world.communicator().fail("rank 1: no such file");
+      world.barrier().wait();
+    }
+    world.all_reduce(at::zeros({100'000})).wait();
+  });
+  EXPECT_THAT(texts, Each(HasSubstr("rank 1: no such file")));
+}
+
+TEST(AdapterFailure, WhatAnExceptionLeavesBehindEndsTheWorld) {
+  const auto texts = what_adapted_ranks_threw(2, [](const Group& world) {
+    const auto work = world.all_reduce(at::zeros({100'000}));
+    if (world.rank() == 0) throw std::runtime_error("of its own");
+    world.barrier().wait();
+    world.barrier().wait();
+  });
+  EXPECT_EQ(texts[0], "of its own");
+  EXPECT_THAT(texts[1], HasSubstr("all_reduce #1 was abandoned"));
+}
+
+TEST(AdapterFailure, ARankThatEndsIsNamedByTheBackendsWords) {
+  const auto texts = what_adapted_ranks_threw(2,
+                                              [](const Group& world) {
+                                                if (world.rank() == 0) world.barrier().wait();
+                                              },
+                                              {.store = {}});
+  EXPECT_THAT(texts,
+              ElementsAre(AllOf(HasSubstr("barrier #1 (c10d/memory) rank 0 of 2"),
+                                HasSubstr("rank 0, waiting for rank 1: connection closed by rank "
+                                          "1")),
+                          ""));
+}
+
+TEST(AdapterFailure, WorldsThatShareAStoreDoNotHearOneAnother) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto fails = [](const Group& world) { world.communicator().fail("an old failure"); };
+  what_adapted_ranks_threw(2, fails, {.store = store});
+  const auto texts = what_adapted_ranks_threw(
+      2,
+      [](const Group& world) {
+        // Until each has looked at the store a few times: it does so ten times a second.
+        const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(300);
+        for (auto on = at::ones({1}); on.item<float>() > 0;) {
+          on.fill_(std::chrono::steady_clock::now() < until ? 1 : 0);
+          world.broadcast(on).wait();
+        }
+      },
+      {.store = store});
+  EXPECT_THAT(texts, Each(""));
+}
+
+TEST(AdapterFailure, ABackendThatCannotSendSaysSo) {
+  class Dumb final : public c10d::Backend {
+   public:
+    using Backend::Backend;
+    const std::string getBackendName() const override { return "dumb"; }
+  };
+  EXPECT_EQ(over(c10::make_intrusive<Dumb>(0, 1)).size(), 1) << "one rank needs nobody";
+  try {
+    over(c10::make_intrusive<Dumb>(0, 2));
+    FAIL();
+  } catch (const CommError& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("(c10d/dumb) rank 0 of 2"),
+                                    HasSubstr("Backend dumb does not support recv")));
+  }
+}
+
+TEST(AdapterFailure, NoBackendIsAnInvalidArgument) { EXPECT_THROW(over({}), InvalidArgument); }
+
+}  // namespace
+}  // namespace lockstep::testing

@@ -1,0 +1,27 @@
+#include "comm/conformance.h"
+
+#include <gtest/gtest.h>
+
+#include "adapted_ranks.h"
+
+namespace lockstep::testing {
+namespace {
+
+class AdapterConformance : public ::testing::TestWithParam<int> {};
+
+TEST_P(AdapterConformance, OverAPlainBackend) {
+  expect_adapted_ranks(GetParam(), [](const Group& world) {
+    auto& group = world.communicator();
+    check_collectives(group);
+    check_in_flight(group);
+    check_skew(group);
+    check_places(group);
+    check_split(group);
+    check_messages(group);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, AdapterConformance, ::testing::Values(1, 2, 3, 4, 7));
+
+}  // namespace
+}  // namespace lockstep::testing

@@ -1,0 +1,104 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "launch/launched.h"
+#include "temporary_folder.h"
+
+// Worlds of PyTorch's own launcher, and what it says when a rank ends with an error.
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+const std::string init_program = LOCKSTEP_BINARY_DIR "/init_program";
+
+class Torchrun : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    Launched torch({LOCKSTEP_TORCH_PYTHON, "-c", "import torch.distributed.run"});
+    if (torch.wait().code != 0) {
+      GTEST_SKIP() << LOCKSTEP_TORCH_PYTHON << " has no torchrun";
+    }
+  }
+
+  Ended run(const std::string& behaviour, const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> words{LOCKSTEP_TORCH_PYTHON,
+                                   "-m",
+                                   "torch.distributed.run",
+                                   "--standalone",
+                                   "--no-python",
+                                   "--nproc-per-node",
+                                   "3",
+                                   "--log-dir",
+                                   folder_.path().string()};
+    words.insert(words.end(), more.begin(), more.end());
+    words.insert(words.end(), {init_program, behaviour});
+    return Launched(words, {{"LOCKSTEP_TIMEOUT", "60"}}).wait();
+  }
+
+  static std::string after(const std::string& text, const std::string& word) {
+    const auto at = text.find(word);
+    return at == std::string::npos ? "" : text.substr(at);
+  }
+
+  TemporaryFolder folder_;
+};
+
+TEST_F(Torchrun, GivesTheHostBackend) {
+  const auto ended = run("");
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_THAT(ended.out, AllOf(HasSubstr("rank 0 of 3 over host: 6\n"),
+                               HasSubstr("rank 2 of 3 over host: 6\n")));
+}
+
+TEST_F(Torchrun, NamesTheRootCause) {
+  const auto ended = run("throw");
+  EXPECT_NE(ended.code, 0);
+  EXPECT_THAT(after(ended.err, "Root Cause"),
+              AllOf(HasSubstr("rank      : 1 (local_rank: 1)"),
+                    HasSubstr("traceback : std::runtime_error: no such data")))
+      << ended.err;
+}
+
+TEST_F(Torchrun, AttemptsAreKeptApart) {
+  const auto ended = run("throw-once", {"--max-restarts", "1"});
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_THAT(ended.out, AllOf(HasSubstr("rank 0 of 3 over host: 6\n"),
+                               HasSubstr("rank 1 of 3 over host: 6\n"),
+                               HasSubstr("rank 2 of 3 over host: 6\n")));
+}
+
+TEST(ErrorFile, IsWrittenAsTorchrunReadsIt) {
+  const TemporaryFolder folder;
+  const auto file = folder / "error.json";
+  // Refused by init(), and caught by the program.
+  const auto ended =
+      Launched({init_program},
+               {{"TORCHELASTIC_ERROR_FILE", file.string()}, {"RANK", "2"}, {"WORLD_SIZE", "2"}})
+          .wait();
+  EXPECT_EQ(ended.code, 1);
+  const auto content = nlohmann::json::parse(std::ifstream(file))["message"];
+  EXPECT_THAT(content["message"].get<std::string>(),
+              HasSubstr("lockstep::InvalidArgument: init: contradictory environment: RANK=2"));
+  EXPECT_GT(std::stoll(content["extraInfo"]["timestamp"].get<std::string>()), 1'700'000'000);
+}
+
+TEST(ErrorFile, ThatCannotBeWrittenEndsNothingElse) {
+  const auto ended = Launched({init_program}, {{"TORCHELASTIC_ERROR_FILE", "/nowhere/error.json"},
+                                               {"RANK", "2"},
+                                               {"WORLD_SIZE", "2"}})
+                         .wait();
+  EXPECT_EQ(ended.code, 1);
+  EXPECT_THAT(ended.out, HasSubstr("contradictory environment"));
+}
+
+}  // namespace
+}  // namespace lockstep::testing
