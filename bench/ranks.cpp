@@ -99,6 +99,7 @@ void run_over_mpi(const Settings& settings, Backend backend, const RankFunction&
   mpi::Options options{
       .timeout = environment.timeout,
       .algorithm = mpi::parse_algorithm(algorithm),
+      .progress = environment.progress,
       .host = environment.host,
       .interface = settings.interface.empty() ? environment.interface : settings.interface,
       .heartbeat = environment.heartbeat,

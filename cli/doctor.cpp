@@ -122,15 +122,24 @@ std::string interfaces() {
   }
 }
 
+/// Who advances operations over MPI that nobody waits for.
+std::string progress() {
+  try {
+    if (Environment::read().progress == ProgressMode::wait) {
+      return "ranks make progress while they wait, as LOCKSTEP_PROGRESS says";
+    }
+  } catch (const InvalidArgument& problem) {
+    return problem.what();
+  }
+  return "a thread makes progress (where the program began MPI, with MPI_THREAD_MULTIPLE only)";
+}
+
 Rows parts() {
   const auto host = host::available();
   const auto mpi = mpi::available();
   Rows rows{{"LibTorch", libtorch()},
             {"backend host", host.empty() ? "works" : concat("does not work: ", host)},
-            {"backend mpi", mpi.empty() ? concat(mpi::version(),
-                                                 "; asks for MPI_THREAD_SERIALIZED, "
-                                                 "ranks make progress while they wait")
-                                        : mpi},
+            {"backend mpi", mpi.empty() ? concat(mpi::version(), "; ", progress()) : mpi},
             {"backend nccl", "not part of this version"},
             {"between hosts", interfaces()}};
   std::string targets;
@@ -209,9 +218,10 @@ Rows environment() {
   for (const char* name :
        {"LOCKSTEP_RANK",      "LOCKSTEP_WORLD_SIZE", "LOCKSTEP_ARENA_FD",  "LOCKSTEP_RESTART_COUNT",
         "LOCKSTEP_TIMEOUT",   "LOCKSTEP_LOG",        "LOCKSTEP_BACKEND",   "LOCKSTEP_HOST",
-        "LOCKSTEP_INTERFACE", "LOCKSTEP_HEARTBEAT",  "LOCKSTEP_ALGORITHM", "OMP_NUM_THREADS",
-        "OMP_PROC_BIND",      "KMP_AFFINITY",        "GOMP_CPU_AFFINITY",  "MKL_NUM_THREADS",
-        "LD_PRELOAD",         "LD_LIBRARY_PATH",     "GLIBC_TUNABLES",     "MALLOC_ARENA_MAX"}) {
+        "LOCKSTEP_INTERFACE", "LOCKSTEP_HEARTBEAT",  "LOCKSTEP_ALGORITHM", "LOCKSTEP_PROGRESS",
+        "OMP_NUM_THREADS",    "OMP_PROC_BIND",       "KMP_AFFINITY",       "GOMP_CPU_AFFINITY",
+        "MKL_NUM_THREADS",    "LD_PRELOAD",          "LD_LIBRARY_PATH",    "GLIBC_TUNABLES",
+        "MALLOC_ARENA_MAX"}) {
     if (const char* value = std::getenv(name)) rows.push_back({name, value});
   }
   try {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <numeric>
 #include <utility>
 
 #include "lockstep/core/error.h"
@@ -86,6 +87,21 @@ void expect_count(std::size_t got, std::size_t expected, std::string_view what,
       concat(where, ": got an ", what, " of ", got, " elements, expected ", expected));
 }
 
+/// Which is which for a collective.
+struct Ends {
+  std::string_view whole;
+  std::string_view part;
+};
+
+/// The whole of what counts say, at one end, and this rank's part at the other.
+void expect_divided(std::size_t whole, std::size_t part, const std::vector<std::size_t>& counts,
+                    const Ends& names, const Group& group, std::string_view where) {
+  expect_count(counts.size(), static_cast<std::size_t>(group.size()), "array of counts", where);
+  expect_count(part, counts[static_cast<std::size_t>(group.rank())], names.part, where);
+  expect_count(whole, std::accumulate(counts.begin(), counts.end(), std::size_t{0}), names.whole,
+               where);
+}
+
 }  // namespace
 
 Group::Group(std::shared_ptr<Communicator> communicator) : communicator_(std::move(communicator)) {
@@ -138,11 +154,8 @@ Work Group::all_gather(const at::Tensor& output, const at::Tensor& input,
   const auto from = check(input, "all_gather input");
   const auto to = check(output, "all_gather output");
   expect_same_dtype(from, to, "all_gather");
-  expect_count(counts.size(), static_cast<std::size_t>(size()), "array of counts", "all_gather");
-  std::size_t total = 0;
-  for (const auto count : counts) total += count;
-  expect_count(from.count, counts[static_cast<std::size_t>(rank())], "input", "all_gather");
-  expect_count(to.count, total, "output", "all_gather");
+  expect_divided(to.count, from.count, counts, {.whole = "output", .part = "input"}, *this,
+                 "all_gather");
   return communicator_->all_gather(from.data, to.data, counts, from.dtype,
                                    issue_of(input, output, false));
 }
@@ -154,6 +167,17 @@ Work Group::reduce_scatter(const at::Tensor& output, const at::Tensor& input, Re
   expect_count(from.count, to.count * static_cast<std::size_t>(size()), "input", "reduce_scatter");
   return communicator_->reduce_scatter(from.data, to.data, to.count, from.dtype, op,
                                        issue_of(output, input));
+}
+
+Work Group::reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                           const std::vector<std::size_t>& counts, ReduceOp op) const {
+  const auto from = check(input, "reduce_scatter input");
+  const auto to = check(output, "reduce_scatter output");
+  expect_same_dtype(from, to, "reduce_scatter");
+  expect_divided(from.count, to.count, counts, {.whole = "input", .part = "output"}, *this,
+                 "reduce_scatter");
+  return communicator_->reduce_scatter(from.data, to.data, counts, from.dtype, op,
+                                       issue_of(output, input, false));
 }
 
 Work Group::gather(const at::Tensor& output, const at::Tensor& input, int root) const {

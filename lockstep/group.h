@@ -42,6 +42,9 @@ class Group {
   /// output = this rank's part of the reduction of input. Shapes: input size() times output.
   Work reduce_scatter(const at::Tensor& output, const at::Tensor& input,
                       ReduceOp op = ReduceOp::sum) const;
+  /// The same with counts[r] elements for rank r. Shapes: input holds the sum of counts.
+  Work reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                      const std::vector<std::size_t>& counts, ReduceOp op = ReduceOp::sum) const;
   /// root's output = all inputs in rank order; output may be undefined elsewhere.
   Work gather(const at::Tensor& output, const at::Tensor& input, int root = 0) const;
   /// output = this rank's part of root's input; input may be undefined elsewhere.

@@ -73,6 +73,7 @@ Group join_mpi(Backend backend, const host::Options& options, const Environment&
                                    .threads_per_rank = options.threads_per_rank,
                                    .cores = options.cores,
                                    .algorithm = mpi::parse_algorithm(environment.algorithm),
+                                   .progress = environment.progress,
                                    .host = environment.host,
                                    .interface = environment.interface,
                                    .heartbeat = environment.heartbeat,

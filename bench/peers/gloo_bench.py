@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""`lockstep bench all_reduce` by PyTorch over Gloo, as a JSON object; ranks are started by itself.
+"""`lockstep bench all_reduce` by PyTorch over Gloo, as a JSON object; ranks are started by itself, or
+with --address by mpirun.
 
 Measures as bench/ does: fresh inputs before each repetition, small buffers several at a time within
 one timed round, from a barrier on, the slowest rank's time, medians.
@@ -7,14 +8,13 @@ one timed round, from a barrier on, the slowest rank's time, medians.
 
 import argparse
 import json
-import os
 import statistics
 import time
 
 import torch
 import torch.distributed as dist
 
-from torch_step import free_port
+from torch_step import join, start
 
 BUDGET_SECONDS, FEWEST, MOST = 0.25, 7, 201
 SMALL, AT_ONCE, ROUND_BYTES = 128 << 10, 64, 256 << 10
@@ -22,9 +22,7 @@ SMALL, AT_ONCE, ROUND_BYTES = 128 << 10, 64, 256 << 10
 
 def rank_main(rank, options, port, results):
     torch.set_num_threads(1)
-    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank % os.cpu_count()]})
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank,
-                            world_size=options.ranks)
+    join(rank, options.ranks, port, options.address)
     length = max(1, min(AT_ONCE, ROUND_BYTES // options.bytes)) if options.bytes <= SMALL else 1
     tensors = [torch.ones(options.bytes // 4) for _ in range(length)]
 
@@ -53,9 +51,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--bytes", type=int, default=1 << 20, help="of the tensor")
+    parser.add_argument("--address", help="of rank 0, where mpirun has started the ranks")
     options = parser.parse_args()
     results = torch.multiprocessing.get_context("spawn").SimpleQueue()
-    torch.multiprocessing.spawn(rank_main, (options, free_port(), results), nprocs=options.ranks)
+    if not start(rank_main, options, results):
+        return
     print(json.dumps({"op": "all_reduce", "backend": "gloo", "ranks": options.ranks,
                       "memory": "private", "bytes": options.bytes, "time_us": results.get()}))
 

@@ -5,6 +5,7 @@
     torch_step.py --model cnn --ranks 2 --best     bucket views, static graph, fused optimizer
     torch_step.py --model cnn --ranks 2 --powersgd 4     its PowerSGD hook of rank 4
     torch_step.py --model cnn --ranks 1 --threads 2 --batch-size 128     one process, two threads
+    mpirun -n 2 torch_step.py --model cnn --address 10.77.0.1 --fp16     ranks that OpenMPI has started
 """
 
 import argparse
@@ -17,7 +18,7 @@ import time
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
 
 class Residual(nn.Module):
@@ -37,6 +38,9 @@ def conv(inputs, outputs):
 
 def residual(channels):
     return Residual(conv(channels, channels), conv(channels, channels))
+
+
+LAUNCHED_PORT = 29500
 
 
 def resnet50():
@@ -76,6 +80,25 @@ WORKS = {
 }
 
 
+def join(rank, ranks, port, address=None):
+    """Joins a world over Gloo, on cores of this machine's ranks' own unless a launcher has begun it."""
+    if address is None:
+        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank % os.cpu_count()]})
+    dist.init_process_group("gloo", init_method=f"tcp://{address or '127.0.0.1'}:{port}", rank=rank,
+                            world_size=ranks)
+
+
+def start(entry, options, results):
+    """Runs entry(rank, options, port, results) on every rank; True on the one that has the results."""
+    if options.address:
+        rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+        options.ranks = int(os.environ["OMPI_COMM_WORLD_SIZE"])
+        entry(rank, options, LAUNCHED_PORT, results)
+        return rank == 0
+    torch.multiprocessing.spawn(entry, (options, free_port(), results), nprocs=options.ranks)
+    return True
+
+
 def train(rank, options, port, results):
     torch.set_num_threads(options.threads)
     torch.manual_seed(rank)
@@ -83,11 +106,11 @@ def train(rank, options, port, results):
     batch_size = options.batch_size or batch_size
     model = make()
     if options.ranks > 1:
-        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank % os.cpu_count()]})
-        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank,
-                                world_size=options.ranks)
+        join(rank, options.ranks, port, options.address)
         best = {"gradient_as_bucket_view": True, "static_graph": True} if options.best else {}
         model = nn.parallel.DistributedDataParallel(model, **best)
+        if options.fp16:
+            model.register_comm_hook(None, default_hooks.fp16_compress_hook)
         if options.powersgd:
             # From the third step on, the earliest that it takes.
             state = powerSGD_hook.PowerSGDState(
@@ -134,6 +157,8 @@ def main():
     parser.add_argument("--threads", type=int, default=1, help="compute threads a rank [1]")
     parser.add_argument("--batch-size", type=int, help="of a rank [the model's]")
     parser.add_argument("--best", action="store_true", help="bucket views, static graph, fused SGD")
+    parser.add_argument("--fp16", action="store_true", help="the hook that sends halves")
+    parser.add_argument("--address", help="of rank 0, where mpirun has started the ranks")
     parser.add_argument("--powersgd", type=int, help="rank of the PowerSGD hook [no hook]")
     parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=3)
@@ -141,11 +166,10 @@ def main():
     options = parser.parse_args()
     context = torch.multiprocessing.get_context("spawn")
     results = context.SimpleQueue()
-    arguments = (options, free_port(), results)
-    if options.ranks > 1:
-        torch.multiprocessing.spawn(train, arguments, nprocs=options.ranks)
-    else:
-        train(0, *arguments)
+    if options.ranks == 1 and not options.address:
+        train(0, options, None, results)
+    elif not start(train, options, results):
+        return
     rounds = results.get()
     print(json.dumps({"model": options.model, "ranks": options.ranks, "threads": options.threads,
                       "best": options.best, "step_ms": statistics.median(rounds),

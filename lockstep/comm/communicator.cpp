@@ -66,7 +66,7 @@ Work Communicator::issue(Operation&& operation, Issue&& issue) {
   check(operation);
   const auto collective = operation.collective;
   const bool is_part = operation.part_of != nullptr;
-  const std::size_t bytes = share(operation, rank_, size_) * size_of(travels_as(operation));
+  const std::size_t bytes = share(operation, rank_, size_) * size_of(operation.travels_as());
   Work work = begin(std::move(operation));
   work.count_in({ledger_, &ledger_->count(collective, bytes)}, bytes, is_part);
   return work;

@@ -50,7 +50,7 @@ class Communicator {
   /// data[i] = reduction over ranks of data[i], in place. Shapes: count elements, the same on all
   /// ranks.
   Work all_reduce(void* data, std::size_t count, DType dtype, ReduceOp op, Issue issue = {});
-  /// The same sum or avg of float32 elements that travel as halves.
+  /// The same sum or avg of float32 elements that travel as halves; the result is rounded to one.
   Work all_reduce(void* data, std::size_t count, ReduceOp op, const Wire& wire, Issue issue = {});
   /// Every rank's data = root's data.
   Work broadcast(void* data, std::size_t count, DType dtype, int root, Issue issue = {});
@@ -108,6 +108,10 @@ class Communicator {
     ledger_->attribute_to(bucket, dense_bytes);
   }
 
+  /// Collectives of this group are counted as the other's from now on: of one that it was split
+  /// off, say.
+  void count_as_of(const Communicator& other) { ledger_ = other.ledger_; }
+
   /// Counts what this rank is about to do with all ranks' memory as if it were a collective. Time
   /// is added to the row by the caller.
   CollectiveStatistics& count_as(Collective collective, std::uint64_t bytes) {
@@ -129,11 +133,6 @@ class Communicator {
   Communicator(int rank, int size)
       : rank_(rank), size_(size), hosts_(static_cast<std::size_t>(size)) {}
   void set_hosts(std::vector<int> hosts) { hosts_ = std::move(hosts); }
-
-  /// In which form an operation's elements leave this rank, for the statistics.
-  virtual DType travels_as(const Operation& operation) const {
-    return operation.wire ? operation.wire->dtype : operation.dtype;
-  }
 
   /// Starts a checked operation, numbered by number() once nothing can refuse it any more. Never
   /// blocks.

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <memory>
 #include <string>
 #include <utility>
@@ -12,7 +14,8 @@
 namespace lockstep::detail {
 
 /// One operation of this rank between begin and completion, in a backend whose communicator has an
-/// endpoint() that polls and waits. A backend instantiates it where its communicator is complete.
+/// endpoint() that polls and waits. Where the endpoint has a thread, that may advance and complete
+/// it, too. A backend instantiates it where its communicator is complete.
 template <class Group>
 class InFlightIn : public Ticket {
  public:
@@ -23,7 +26,7 @@ class InFlightIn : public Ticket {
   virtual void advance() = 0;
   std::vector<int> missing() const override = 0;
 
-  bool complete() const { return complete_; }
+  bool complete() const final { return complete_.load(std::memory_order_acquire); }
   const Operation& operation() const { return operation_; }
   /// "all_reduce #17 (host) rank 2 of 4".
   std::string where() const;
@@ -34,18 +37,20 @@ class InFlightIn : public Ticket {
   void check() final;
 
  protected:
-  void set_complete() { complete_ = true; }
+  void set_complete();
   Group& group() const { return *group_; }
 
  private:
   std::shared_ptr<Group> group_;
   Operation operation_;
-  bool complete_ = false;
+  std::atomic<bool> complete_{false};
 };
 
 template <class Group>
 InFlightIn<Group>::InFlightIn(Group& group, Operation&& operation)
-    : group_(group.shared_from_this()), operation_(std::move(operation)) {}
+    : group_(group.shared_from_this()), operation_(std::move(operation)) {
+  if (group.endpoint().has_thread()) apart_.begun = std::chrono::steady_clock::now();
+}
 
 template <class Group>
 InFlightIn<Group>::~InFlightIn() = default;
@@ -56,26 +61,33 @@ std::string InFlightIn<Group>::where() const {
 }
 
 template <class Group>
+void InFlightIn<Group>::set_complete() {
+  if (group_->endpoint().has_thread()) apart_.complete = std::chrono::steady_clock::now();
+  complete_.store(true, std::memory_order_release);
+}
+
+template <class Group>
 bool InFlightIn<Group>::test() {
-  if (complete_) return true;
+  if (complete()) return true;
   auto& endpoint = group_->endpoint();
   const typename Group::Use use(endpoint);
   endpoint.poll();
-  if (!complete_ && endpoint.failed()) endpoint.throw_failure(where());
-  return complete_;
+  if (!complete() && endpoint.failed()) endpoint.throw_failure(where());
+  return complete();
 }
 
 template <class Group>
 void InFlightIn<Group>::wait() {
-  if (complete_) return;
   auto& endpoint = group_->endpoint();
+  // What a thread completed is let go of by whoever polls next.
+  if (complete() && !endpoint.has_thread()) return;
   const typename Group::Use use(endpoint);
   endpoint.wait(*this);
 }
 
 template <class Group>
 void InFlightIn<Group>::check() {
-  if (complete_) return;
+  if (complete()) return;
   auto& endpoint = group_->endpoint();
   const typename Group::Use use(endpoint);
   endpoint.check(*this);
@@ -83,7 +95,7 @@ void InFlightIn<Group>::check() {
 
 template <class Group>
 void InFlightIn<Group>::abandon() noexcept {
-  if (complete_) return;
+  if (complete()) return;
   try {
     group_->abandon(
         concat(operation_.label(), " was abandoned: an exception left the scope of its Work"));

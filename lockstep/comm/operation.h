@@ -60,6 +60,9 @@ struct Operation {
   /// The operation that this is a part of: what members announce to one another in its place.
   std::shared_ptr<const Operation> part_of = {};
 
+  /// The form in which its elements leave a rank.
+  DType travels_as() const { return wire ? wire->dtype : dtype; }
+
   /// Between two ranks, not all: send and recv.
   bool is_message() const {
     return collective == Collective::send || collective == Collective::recv;

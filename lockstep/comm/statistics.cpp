@@ -42,6 +42,8 @@ std::string to_text(std::span<const CollectiveStatistics> rows) {
     }
     sum.working += row.working;
     sum.waiting += row.waiting;
+    sum.communicating += row.communicating;
+    sum.hidden += row.hidden;
   }
   line("all", sum);
   const auto dense = static_cast<double>(of_buckets.dense_bytes);
@@ -55,6 +57,12 @@ std::string to_text(std::span<const CollectiveStatistics> rows) {
       out << sent / dense << " times as much\n";
     }
   }
+  if (sum.hidden.count() > 0) {
+    out << std::setprecision(2) << "of " << milliseconds(sum.communicating)
+        << " ms of communication " << milliseconds(sum.hidden)
+        << " ms were hidden: " << std::setprecision(0)
+        << 100 * milliseconds(sum.hidden) / milliseconds(sum.communicating) << " %\n";
+  }
   return out.str();
 }
 
@@ -63,6 +71,7 @@ namespace {
 
 thread_local std::chrono::nanoseconds done{};
 thread_local std::chrono::nanoseconds idle{};
+thread_local std::chrono::steady_clock::time_point communicated_until{};
 
 }  // namespace
 
@@ -96,6 +105,13 @@ void Ledger::count_work(int bucket, std::chrono::nanoseconds time) {
 std::chrono::nanoseconds work_done() { return done; }
 std::chrono::nanoseconds waited() { return idle; }
 void count_wait(std::chrono::nanoseconds time) { idle += time; }
+
+std::chrono::steady_clock::time_point count_communication(
+    std::chrono::steady_clock::time_point begin, std::chrono::steady_clock::time_point end) {
+  const auto from = std::max(begin, communicated_until);
+  communicated_until = std::max(communicated_until, end);
+  return from;
+}
 
 Working::Working(std::chrono::nanoseconds& of_operation)
     : of_operation_(of_operation), begin_(std::chrono::steady_clock::now()) {}

@@ -22,13 +22,18 @@ struct CollectiveStatistics {
   /// Reducing and copying this rank's share; of a bucket's last row also what its strategy does
   /// between collectives.
   std::chrono::nanoseconds working{};
+  /// In which it was under way, and nothing that was counted before: over MPI, where a thread makes
+  /// progress, from its begin until it was complete; else within wait().
+  std::chrono::nanoseconds communicating{};
+  std::chrono::nanoseconds hidden{};  ///< of that, what lay before the wait for it
 };
 
 /// One row for each collective and bucket that was issued, in the order of their first.
 using Statistics = std::vector<CollectiveStatistics>;
 
 /// A table of the rows and their sum, for people. Where a strategy sent less than the buckets hold,
-/// or more, a last line says by how much.
+/// or more, a last line says by how much; where exchanges were hidden behind other work, another
+/// says what part.
 std::string to_text(std::span<const CollectiveStatistics> rows);
 
 namespace detail {
@@ -63,6 +68,10 @@ class Ledger {
 std::chrono::nanoseconds work_done();
 std::chrono::nanoseconds waited();
 void count_wait(std::chrono::nanoseconds time);
+/// Counts a time in which an operation of this thread was under way: from when on nothing has been
+/// counted yet.
+std::chrono::steady_clock::time_point count_communication(
+    std::chrono::steady_clock::time_point begin, std::chrono::steady_clock::time_point end);
 
 /// Counts the time that it lives as work, of one operation and of this thread.
 class Working {

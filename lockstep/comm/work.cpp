@@ -1,5 +1,6 @@
 #include "lockstep/comm/work.h"
 
+#include <algorithm>
 #include <exception>
 
 #include "lockstep/comm/statistics.h"
@@ -34,7 +35,10 @@ void Work::count(std::chrono::steady_clock::time_point begin, std::chrono::nanos
   const auto waited = now - begin - work;
   row_->waiting += waited;
   row_->working += ticket.worked();
-  if (!is_part_) detail::count_wait(waited);
+  if (!is_part_) {
+    detail::count_wait(waited);
+    count_overlap(begin, now, ticket.apart());
+  }
   if (begun_ == 0 || detail::this_threads_trace == nullptr) return;
   TraceSpan span{.begin = begin.time_since_epoch() / std::chrono::nanoseconds(1),
                  .end = now.time_since_epoch() / std::chrono::nanoseconds(1),
@@ -47,6 +51,17 @@ void Work::count(std::chrono::steady_clock::time_point begin, std::chrono::nanos
   span.begin = begun_;
   span.kind = TraceSpan::Kind::flight;
   detail::this_threads_trace->add(span);
+}
+
+void Work::count_overlap(std::chrono::steady_clock::time_point begin,
+                         std::chrono::steady_clock::time_point end,
+                         const detail::Ticket::Apart& apart) {
+  const bool alone = apart.complete.time_since_epoch().count() != 0;
+  const auto [begun, complete] = alone ? apart : detail::Ticket::Apart{begin, end};
+  const auto from = detail::count_communication(begun, complete);
+  const auto until = std::max(complete, from);
+  row_->communicating += until - from;
+  row_->hidden += std::clamp(begin, from, until) - from;
 }
 
 void Work::wait() {

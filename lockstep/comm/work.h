@@ -15,7 +15,16 @@ namespace detail {
 /// The backend's side of a Work: one operation in flight.
 class Ticket {
  public:
+  /// From when to when it was under way, of an operation that advances while nobody waits; else
+  /// nothing.
+  struct Apart {
+    std::chrono::steady_clock::time_point begun{};
+    std::chrono::steady_clock::time_point complete{};
+  };
+
   virtual ~Ticket() = default;
+  /// Advances nothing. Any thread.
+  virtual bool complete() const = 0;
   /// Advances without blocking; true once complete. Throws what went wrong.
   virtual bool test() = 0;
   /// Blocks until complete. Throws what went wrong.
@@ -30,9 +39,11 @@ class Ticket {
 
   /// Time that this rank has spent on its share of the operation.
   std::chrono::nanoseconds worked() const { return worked_; }
+  const Apart& apart() const { return apart_; }
 
  protected:
   std::chrono::nanoseconds worked_{};
+  Apart apart_;
 };
 
 }  // namespace detail
@@ -58,6 +69,9 @@ class [[nodiscard]] Work {
   /// Advances what can be advanced and says whether wait() would return at once.
   bool ready();
 
+  /// The same, but advances nothing: for who computes meanwhile and leaves progress to a thread.
+  bool complete() const { return ticket_ == nullptr || ticket_->complete(); }
+
   /// Throws when somebody whom it waits for has gone: for who calls ready() again and again.
   void check() {
     if (ticket_ != nullptr) ticket_->check();
@@ -82,6 +96,9 @@ class [[nodiscard]] Work {
   /// Counts a wait that began at begin, during which so much work was done.
   void count(std::chrono::steady_clock::time_point begin, std::chrono::nanoseconds work,
              const detail::Ticket& ticket);
+  /// Counts how long it was under way, and how much of that before the wait.
+  void count_overlap(std::chrono::steady_clock::time_point begin,
+                     std::chrono::steady_clock::time_point end, const detail::Ticket::Apart& apart);
   void finish() noexcept;
 
   std::shared_ptr<detail::Ticket> ticket_;

@@ -79,6 +79,7 @@ Environment Environment::read() {
   environment.heartbeat = seconds_variable("LOCKSTEP_HEARTBEAT", 2);
   environment.algorithm = variable("LOCKSTEP_ALGORITHM").value_or("auto");
   environment.error_file = variable("TORCHELASTIC_ERROR_FILE").value_or("");
+  environment.progress = parse_progress_mode(variable("LOCKSTEP_PROGRESS").value_or("auto"));
   // What `lockstep run` says goes before what was left over, or is around it.
   if (!environment.rank && !environment.world_size && !environment.arena_fd) {
     try {

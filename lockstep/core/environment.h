@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "lockstep/core/launcher.h"
+#include "lockstep/core/progress_mode.h"
 
 namespace lockstep {
 
@@ -38,6 +39,8 @@ struct Environment {
   std::string log_level;              ///< LOCKSTEP_LOG: debug, info, warn or error; silent if unset
   Backend backend = Backend::automatic;  ///< LOCKSTEP_BACKEND: auto, host, mpi or hierarchical
   std::string algorithm;  ///< LOCKSTEP_ALGORITHM: auto, direct or ring, for all_reduce over MPI
+  ProgressMode progress =
+      ProgressMode::automatic;  ///< LOCKSTEP_PROGRESS: auto, thread or wait, over MPI
   std::string
       host;  ///< LOCKSTEP_HOST: what this host is known by; ranks that say the same share memory
   std::string interface;  ///< LOCKSTEP_INTERFACE: the network interface by which hosts watch one

@@ -154,10 +154,14 @@ void reduce(DType dtype, ReduceOp op, std::span<const std::byte* const> inputs,
 
 namespace {
 
-float rounded(const Wire& wire, float value, float divisor) {
+float rounded(const Wire& wire, float value) {
+  return wire.dtype == DType::f16 ? from_f16(to_f16(value)) : from_bf16(to_bf16(value));
+}
+
+float contribution(const Wire& wire, float value, float divisor) {
   if (wire.clip > 0 && std::fabs(value) > wire.clip) value = std::copysign(wire.clip, value);
   if (wire.predivide) value *= divisor;
-  return wire.dtype == DType::f16 ? from_f16(to_f16(value)) : from_bf16(to_bf16(value));
+  return rounded(wire, value);
 }
 
 /// NaN before Inf before numbers.
@@ -173,9 +177,9 @@ void reduce_rounded(const Wire& wire, ReduceOp op, std::span<const std::span<con
                     std::span<float> output) {
   const float divisor = op == ReduceOp::avg ? 1.0f / static_cast<float>(inputs.size()) : 1.0f;
   for (std::size_t i = 0; i < output.size(); ++i) {
-    float sum = rounded(wire, inputs[0][i], divisor);
-    for (const auto& input : inputs.subspan(1)) sum += rounded(wire, input[i], divisor);
-    output[i] = wire.predivide ? sum : sum * divisor;
+    float sum = contribution(wire, inputs[0][i], divisor);
+    for (const auto& input : inputs.subspan(1)) sum += contribution(wire, input[i], divisor);
+    output[i] = rounded(wire, wire.predivide ? sum : sum * divisor);
   }
 }
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "lockstep/core/error.h"
+#include "lockstep/sync/between_hosts.h"
 
 namespace lockstep::detail {
 namespace {
@@ -28,18 +29,23 @@ class Attribution {
   Communicator& communicator_;
 };
 
-/// What the exchange has not sent of each slice; none if it keeps nothing of one.
+/// What the exchange has not sent of each slice; undefined where it keeps nothing of one.
 std::vector<at::Tensor> residuals_of(const Exchange& exchange, const Bucket& bucket) {
-  const auto dtype = bucket.values().scalar_type();
-  if (dtype != at::kFloat && dtype != at::kDouble) return {};
   const auto state = exchange.state();
   std::vector<at::Tensor> residuals;
   for (const auto& slice : bucket.slices()) {
     const auto found = state.find(slice.name + ".residual");
-    if (found == state.end() || found->second.sizes() != slice.values.sizes()) return {};
-    residuals.push_back(found->second);
+    const bool kept = found != state.end() && found->second.sizes() == slice.values.sizes();
+    residuals.push_back(kept ? found->second : at::Tensor());
   }
   return residuals;
+}
+
+/// Whether the exchange keeps what it has not sent, of every slice.
+bool keeps_residuals(const std::vector<at::Tensor>& residuals, const Bucket& bucket) {
+  const auto dtype = bucket.values().scalar_type();
+  return (dtype == at::kFloat || dtype == at::kDouble) &&
+         std::ranges::all_of(residuals, [](const auto& residual) { return residual.defined(); });
 }
 
 /// Copies a bucket's values back into the parameters they were taken from.
@@ -67,16 +73,32 @@ Lanes::Lanes(std::span<const NamedTensor> parameters, const Group& group, Bucket
                         .parameter = parameters[parameter].tensor,
                         .offset = offset});
     }
-    Bucket bucket(lanes_.size(), planned.numel, planned.dtype, std::move(slices), group_);
-    auto exchange = strategy_.exchange(bucket);
-    auto residuals = residuals_of(*exchange, bucket);
-    lanes_.push_back({.bucket = std::move(bucket),
-                      .exchange = std::move(exchange),
-                      .residuals = std::move(residuals)});
+    lanes_.push_back(
+        lane_of({lanes_.size(), planned.numel, planned.dtype, std::move(slices), group_}));
   }
   order_.resize(size());
   std::iota(order_.begin(), order_.end(), std::size_t{0});
   positions_ = order_;
+}
+
+Lane Lanes::lane_of(Bucket bucket) {
+  auto exchange = strategy_.exchange(bucket);
+  auto residuals = residuals_of(*exchange, bucket);
+  const bool kept = keeps_residuals(residuals, bucket);
+  const bool by_parts = !exchange->is_all_reduce();
+  if (by_parts && !hosts_) hosts_ = HostGroups::of(group_);
+  int sends_from = 0;
+  if (by_parts && hosts_) {
+    exchange.reset();
+    exchange = between_hosts(strategy_, bucket, *hosts_);
+    residuals = residuals_of(*exchange, bucket);
+    sends_from = 1;
+  }
+  if (!kept) residuals.clear();
+  return {.bucket = std::move(bucket),
+          .exchange = std::move(exchange),
+          .residuals = std::move(residuals),
+          .sends_from = sends_from};
 }
 
 void Lanes::learn_order(std::span<const std::size_t> ready) {
@@ -106,8 +128,9 @@ bool Lanes::exchanges(Content what, std::int64_t step) const {
 
 Work Lanes::advance(std::size_t lane, Turn turn, Bucket& bucket) {
   // What is sent now stands for the turns that were left out, too.
-  const auto dense_bytes = turn.stage == 0 ? bucket.values().nbytes() + lanes_[lane].not_sent : 0;
-  if (turn.stage == 0) lanes_[lane].not_sent = 0;
+  const bool sends = turn.stage == lanes_[lane].sends_from;
+  const auto dense_bytes = sends ? bucket.values().nbytes() + lanes_[lane].not_sent : 0;
+  if (sends) lanes_[lane].not_sent = 0;
   const Attribution to_bucket(group_.communicator(), lane, dense_bytes);
   // Collectives, and exchanges that work where the buckets lie, count their own work.
   const auto counted = work_done();

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "lockstep/parallel/model_state.h"
 #include "lockstep/sync/bucket.h"
 #include "lockstep/sync/exchange.h"
+#include "lockstep/sync/host_groups.h"
 #include "lockstep/sync/strategy.h"
 
 namespace lockstep::detail {
@@ -21,8 +23,10 @@ struct Lane {
   Bucket bucket;  ///< of gradients
   std::unique_ptr<Exchange> exchange;
   std::unique_ptr<Bucket> parameters = {};  ///< made when the parameters are exchanged first
-  std::vector<at::Tensor> residuals = {};   ///< a slice's each, where the exchange keeps them
-  std::uint64_t not_sent = 0;               ///< bytes of turns at which nothing was exchanged
+  /// A slice's each, where the exchange keeps them; undefined for those that another rank keeps.
+  std::vector<at::Tensor> residuals = {};
+  int sends_from = 0;          ///< the stage at which a step's values are sent first
+  std::uint64_t not_sent = 0;  ///< bytes of turns at which nothing was exchanged
 
   bool has_residual() const { return !residuals.empty(); }
 };
@@ -32,6 +36,7 @@ struct Lane {
 class Lanes {
  public:
   /// Parameters: dense, and the same on every rank.
+  /// Ranks: all of the group.
   /// Throws: CommError when the machine has not the memory.
   Lanes(std::span<const NamedTensor> parameters, const Group& group, BucketCaps caps,
         const Strategy& strategy);
@@ -80,6 +85,8 @@ class Lanes {
  private:
   static Bucket& of_gradients(Lane& lane) { return lane.bucket; }
   static Bucket& of_parameters(Lane& lane) { return *lane.parameters; }
+  /// Makes the bucket's exchange, and what it keeps.
+  Lane lane_of(Bucket bucket);
   Work advance(std::size_t lane, Turn turn, Bucket& bucket);
   std::exception_ptr complete(std::span<Work> works, std::int64_t step,
                               Bucket& (*bucket_of)(Lane&));
@@ -87,6 +94,7 @@ class Lanes {
 
   Group group_;
   Strategy strategy_;
+  std::optional<HostGroups> hosts_;  ///< once a bucket is exchanged between them
   std::vector<Lane> lanes_;
   std::vector<std::size_t> order_;      ///< lanes by position
   std::vector<std::size_t> positions_;  ///< positions by lane

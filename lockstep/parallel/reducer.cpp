@@ -357,7 +357,10 @@ void Reducer::settle() {
       if (lane.has_residual()) member.mean.set(values);
     } else {
       // It would be lost: no optimizer looks at a gradient that nobody computed.
-      if (lane.has_residual()) lane.residuals[i - first_members_[member.lane]].add_(values);
+      if (lane.has_residual()) {
+        const auto& residual = lane.residuals[i - first_members_[member.lane]];
+        if (residual.defined()) residual.add_(values);
+      }
       if (member.kept.defined()) values.copy_(member.kept);
     }
     member.kept.reset();

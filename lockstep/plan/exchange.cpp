@@ -7,6 +7,7 @@ namespace lockstep::plan {
 namespace {
 
 constexpr double element = 4;       // float32
+constexpr double half = 2;          // between hosts
 constexpr double pick = 8;          // of a value and an index
 constexpr double code = 1.0078125;  // a byte, and four of scale for each 512
 
@@ -25,9 +26,11 @@ double parameters(std::span<const Layer> layers) {
 
 bool in_memory(const Placement& placement) { return placement.hosts == 1; }
 
-/// Floats as they are, or as halves: over MPI the floats travel either way.
-Exchange dense(double elements, const Placement& placement) {
-  return {.traffic = hierarchical(placement, element * elements)};
+/// Floats, of which each is so many bytes between hosts.
+Exchange dense(double elements, double travelling, const Placement& placement) {
+  auto traffic = hierarchical(placement, element * elements);
+  traffic.sent *= travelling / element;
+  return {.traffic = traffic};
 }
 
 Exchange top_k(double ratio, double elements, const Placement& placement) {
@@ -49,7 +52,9 @@ Exchange int8(double elements, const Placement& placement) {
           .coding = encode * elements};
 }
 
-Exchange power_sgd(double rank, std::span<const Layer> layers, const Placement& placement) {
+/// Of the layers, or of one of so many equal parts of them.
+Exchange power_sgd(double rank, std::span<const Layer> layers, double parts,
+                   const Placement& placement) {
   double whole = 0, left = 0, right = 0, operations = 0;
   for (const auto& layer : layers) {
     const auto rows = static_cast<double>(layer.rows);
@@ -63,9 +68,23 @@ Exchange power_sgd(double rank, std::span<const Layer> layers, const Placement& 
     right += columns * rank;
     operations += 3 * 2 * rows * columns * rank;  // M·Q, Mᵀ·P, P·Qᵀ
   }
-  Exchange exchange{.coding = multiply * operations};
-  exchange.traffic = hierarchical(placement, element * (whole + left));
-  if (right > 0) exchange.traffic += hierarchical(placement, element * right);
+  Exchange exchange{.coding = multiply * operations / parts};
+  exchange.traffic = hierarchical(placement, element * (whole + left) / parts);
+  if (right > 0) exchange.traffic += hierarchical(placement, element * right / parts);
+  return exchange;
+}
+
+/// Exchanges parts of the elements by of(parts, placement): one, or where hosts hold several ranks
+/// as many as the emptiest has, between one rank of every host each, of sums that were made in
+/// memory and are shared there.
+template <class Of>
+Exchange between_hosts(double elements, const Placement& placement, const Of& of) {
+  if (placement.hosts < 2 || placement.most_on_host < 2) return of(1.0, placement);
+  const double parts = placement.least_on_host;
+  Exchange exchange = of(parts, Placement::uniform(placement.hosts, 1));
+  exchange.traffic.sent *= parts;
+  exchange.traffic.moved *= parts;
+  exchange.traffic += host_direct(placement.most_on_host, element * elements);
   return exchange;
 }
 
@@ -77,17 +96,24 @@ Exchange exchange(const Strategy& strategy, std::span<const Layer> layers,
   const double elements = parameters(layers);
   switch (strategy.kind) {
     case Strategy::Kind::fp32:
+      return dense(elements, element, placement);
     case Strategy::Kind::fp16:
     case Strategy::Kind::bf16:
-      return dense(elements, placement);
+      return dense(elements, half, placement);
     case Strategy::Kind::topk:
-      return top_k(strategy.value, elements, placement);
+      return between_hosts(elements, placement, [&](double parts, const Placement& among) {
+        return top_k(strategy.value, elements / parts, among);
+      });
     case Strategy::Kind::int8:
-      return int8(elements, placement);
+      return between_hosts(elements, placement, [&](double parts, const Placement& among) {
+        return int8(elements / parts, among);
+      });
     case Strategy::Kind::powersgd:
-      return power_sgd(strategy.value, layers, placement);
+      return between_hosts(elements, placement, [&](double parts, const Placement& among) {
+        return power_sgd(strategy.value, layers, parts, among);
+      });
     case Strategy::Kind::local_sgd:
-      return {.traffic = 1 / strategy.value * dense(elements, placement).traffic};
+      return {.traffic = 1 / strategy.value * dense(elements, element, placement).traffic};
   }
   return {};
 }

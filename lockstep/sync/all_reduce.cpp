@@ -9,6 +9,7 @@ class Mean final : public Exchange {
     if (turn.stage > 0) return {};
     return group.all_reduce(bucket.values(), ReduceOp::avg);
   }
+  bool is_all_reduce() const override { return true; }
 };
 
 }  // namespace

@@ -46,6 +46,12 @@ class Exchange {
   /// exchanged right afterwards, as part of the same step. Not called for gradients.
   virtual void before_update(std::int64_t /*step*/, const Bucket&) {}
 
+  /// Whether all it ever does is one all_reduce. Where hosts hold several ranks, the group then
+  /// divides it among them. Any other is asked to exchange the sums of each host's ranks: its group
+  /// has one rank of every host, its bucket some of the parameters. ARCHITECTURE.md, "Strategies
+  /// between hosts", says how.
+  virtual bool is_all_reduce() const { return false; }
+
   /// Asked before the first advance and between steps. Residuals share memory with what it
   /// remembers, so that what is added to them is.
   virtual State state() const { return {}; }

@@ -16,6 +16,7 @@ class RoundedMean final : public Exchange {
     if (turn.stage > 0) return {};
     return group.all_reduce(bucket.values(), ReduceOp::avg, wire_);
   }
+  bool is_all_reduce() const override { return true; }
 
  private:
   Wire wire_;

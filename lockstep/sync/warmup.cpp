@@ -22,6 +22,7 @@ class FirstWhole final : public Exchange {
   void before_update(std::int64_t step, const Bucket& bucket) override {
     then_->before_update(step - steps_, bucket);
   }
+  bool is_all_reduce() const override { return then_->is_all_reduce(); }
   State state() const override { return then_->state(); }
   void load(const State& state) override { then_->load(state); }
 

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <limits>
 #include <map>
 #include <numeric>
 #include <random>
 #include <set>
+#include <span>
 
-#include "lockstep/core/error.h"
 #include "oracle.h"
 
 namespace lockstep::testing {
@@ -105,6 +107,55 @@ void all_reduce_halves(Communicator& group, const Case& c, const Wire& wire, Red
               c.text(group, concat("all_reduce as ", name(wire.dtype))));
 }
 
+/// What halves have at their ends, and beyond: what is not finite or not normal, and what becomes
+/// so by rounding.
+Bytes make_special(std::size_t count, int rank) {
+  constexpr auto inf = std::numeric_limits<float>::infinity();
+  constexpr std::array specials{std::numeric_limits<float>::quiet_NaN(),
+                                inf,
+                                -inf,
+                                65504.0f,
+                                65519.0f,
+                                65520.0f,
+                                -7e4f,
+                                3e38f,
+                                6e-8f,
+                                -2e-8f,
+                                5.9e-5f,
+                                1e-40f,
+                                -0.0f,
+                                1.0f,
+                                -3.14159f};
+  std::vector<float> values(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    // Every second element is special on one rank at most.
+    const auto turn = i / 2 + static_cast<std::size_t>(i % 2) * static_cast<std::size_t>(rank);
+    const bool special = i % 2 == 1 || i / 2 % 7 == static_cast<std::size_t>(rank);
+    values[i] = special ? specials[turn % specials.size()] : 0.1f * static_cast<float>(i % 97);
+  }
+  const auto bytes = std::as_bytes(std::span(values));
+  return {bytes.begin(), bytes.end()};
+}
+
+/// The same NaN for every NaN.
+void unify_nans(std::byte* floats, std::size_t count) {
+  auto* values = reinterpret_cast<float*>(floats);
+  for (std::size_t i = 0; i < count; ++i) {
+    if (std::isnan(values[i])) values[i] = std::numeric_limits<float>::quiet_NaN();
+  }
+}
+
+void all_reduce_special_halves(Communicator& group, const Case& c, const Wire& wire) {
+  std::vector<Bytes> inputs;
+  for (int rank = 0; rank < group.size(); ++rank) inputs.push_back(make_special(c.count, rank));
+  const Buffer data(group, c.place, inputs[static_cast<std::size_t>(group.rank())]);
+  group.all_reduce(data.data(), c.count, ReduceOp::avg, wire).wait();
+  unify_nans(data.data(), c.count);
+  auto expected = reduced_halves(inputs, c, wire, ReduceOp::avg);
+  unify_nans(expected.data(), c.count);
+  data.expect(expected, c.text(group, concat("all_reduce of special ", name(wire.dtype))));
+}
+
 void broadcast(Communicator& group, const Case& c, int root) {
   const auto inputs = make_inputs(c.dtype, c.count, group.size(), c.salt);
   const Buffer data(group, c.place, inputs[static_cast<std::size_t>(group.rank())]);
@@ -198,6 +249,9 @@ void check_case(Communicator& group, const Case& c) {
   if (c.dtype == DType::f32) {
     all_reduce_halves(group, c, {.dtype = DType::f16, .predivide = true}, ReduceOp::avg);
     all_reduce_halves(group, c, {.dtype = DType::bf16, .clip = 2.5f}, ReduceOp::sum);
+    all_reduce_special_halves(group, c, {.dtype = DType::f16, .predivide = true});
+    all_reduce_special_halves(group, c, {.dtype = DType::f16, .clip = 6.6e4f});
+    all_reduce_special_halves(group, c, {.dtype = DType::bf16});
   }
   broadcast(group, c, 0);
   broadcast(group, c, last);
@@ -334,66 +388,6 @@ void check_split(Communicator& group, const Sums& sums) {
     const auto again = group.split(0, 0);
     again->barrier().wait();
   }
-}
-
-void check_places(Communicator& group) {
-  const auto rank = static_cast<std::size_t>(group.rank());
-  const auto memory = group.allocate(64);
-  const std::int64_t ordinary = 0;
-  const auto place = group.place_of(memory.get());
-  if (group.place_of(&ordinary)) throw std::runtime_error("place_of: found ordinary memory");
-  if (!place) {
-    try {
-      group.at_place(0);
-    } catch (const CommError&) {
-      return;
-    }
-    throw std::runtime_error("at_place: found memory that is not shared");
-  }
-  memory.get()[63] = static_cast<std::byte>(rank + 1);
-  std::vector<std::uint64_t> places(static_cast<std::size_t>(group.size()));
-  group.all_gather(&*place, places.data(), 1, DType::i64).wait();
-  for (std::size_t other = 0; other < places.size(); ++other) {
-    const auto got = group.at_place(places[other])[63];
-    if (got != static_cast<std::byte>(other + 1)) {
-      throw std::runtime_error(
-          concat("at_place: rank ", rank, " does not see what rank ", other, " has written"));
-    }
-  }
-  group.barrier().wait();
-}
-
-void check_messages(Communicator& group) {
-  const int size = group.size();
-  const int next = (group.rank() + 1) % size;
-  const int before = (group.rank() + size - 1) % size;
-  for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{100'003}}) {
-    for (const auto place : {Place::group, Place::elsewhere}) {
-      const Buffer mine(group, place, make_input(DType::f32, count, group.rank(), 3));
-      const Buffer theirs(group, place, Bytes(count * sizeof(float)));
-      auto sent = group.send(mine.data(), count, DType::f32, next, 5);
-      group.recv(theirs.data(), count, DType::f32, before, 5).wait();
-      sent.wait();
-      theirs.expect(make_input(DType::f32, count, before, 3), concat("message of ", count));
-    }
-  }
-  // Many in flight, and from all to rank 0, received in another order than sent.
-  std::vector<std::int64_t> numbers(20);
-  std::iota(numbers.begin(), numbers.end(), 100 * group.rank());
-  std::vector<Work> works;
-  for (auto& number : numbers) works.push_back(group.send(&number, 1, DType::i64, 0));
-  if (group.rank() == 0) {
-    for (int from = size - 1; from >= 0; --from) {
-      for (int i = 0; i < 20; ++i) {
-        std::int64_t got = -1;
-        group.recv(&got, 1, DType::i64, from).wait();
-        if (got != 100 * from + i) {
-          throw std::runtime_error(concat("recv ", i, " from ", from, " got ", got));
-        }
-      }
-    }
-  }
-  for (auto& work : works) work.wait();
 }
 
 }  // namespace lockstep::testing

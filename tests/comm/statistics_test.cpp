@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "lockstep/comm/communicator.h"
@@ -56,6 +58,58 @@ TEST(Statistics, LeaveOutWhatWasRefused) {
     EXPECT_ANY_THROW(group->broadcast(&value, 1, DType::f32, 5).wait());
     EXPECT_TRUE(group->statistics().empty());
   });
+}
+
+/// An operation that was under way at these times, in milliseconds from some moment on.
+class Past : public detail::Ticket {
+ public:
+  Past(int begun, int complete) {
+    const auto start = std::chrono::steady_clock::now() - std::chrono::hours(1);
+    apart_ = {.begun = start + std::chrono::milliseconds(begun),
+              .complete = start + std::chrono::milliseconds(complete)};
+  }
+  bool complete() const override { return true; }
+  bool test() override { return true; }
+  void wait() override {}
+  void abandon() noexcept override {}
+};
+
+TEST(Statistics, CountOverlappingCommunicationOnce) {
+  // A thread of its own: communication is counted by thread.
+  std::thread([] {
+    const auto row = std::make_shared<CollectiveStatistics>();
+    const auto count = [&](int begun, int complete) {
+      *row = {};
+      Work work(std::make_shared<Past>(begun, complete));
+      work.count_in(row, 0, false);
+      work.wait();
+      EXPECT_EQ(row->hidden, row->communicating) << "complete before it was waited for";
+      return std::chrono::round<std::chrono::milliseconds>(row->communicating).count();
+    };
+    EXPECT_EQ(count(0, 100), 100);
+    EXPECT_EQ(count(50, 300), 200);
+    EXPECT_EQ(count(60, 200), 0);
+    EXPECT_EQ(count(400, 500), 100);
+  }).join();
+}
+
+TEST(Statistics, HideNothingWhereOnlyAWaitMakesProgress) {
+  run_ranks(2, [](std::shared_ptr<Communicator> group) {
+    std::vector<float> values(100000, 1);
+    group->all_reduce(values.data(), values.size(), DType::f32, ReduceOp::sum).wait();
+    const auto row = group->statistics().at(0);
+    EXPECT_GT(row.communicating, nanoseconds(0));
+    EXPECT_EQ(row.hidden, nanoseconds(0));
+  });
+}
+
+TEST(Statistics, SayWhatPartWasHidden) {
+  CollectiveStatistics row{.count = 1};
+  EXPECT_THAT(to_text({&row, 1}), ::testing::Not(HasSubstr("hidden")));
+  row.communicating = std::chrono::milliseconds(200);
+  row.hidden = std::chrono::milliseconds(150);
+  EXPECT_THAT(to_text({&row, 1}),
+              HasSubstr("of 200.00 ms of communication 150.00 ms were hidden: 75 %\n"));
 }
 
 TEST(Statistics, AreATableWithTheirSum) {

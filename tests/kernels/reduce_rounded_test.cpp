@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "guarded.h"
@@ -29,6 +30,30 @@ std::vector<float> random_values(std::size_t count, std::mt19937_64& random) {
     }
   }
   return values;
+}
+
+void expect_equal(Buffer& buffer, const std::vector<float>& expected, const std::string& what) {
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    const float got = buffer.as<float>()[i];
+    ASSERT_TRUE(std::memcmp(&got, &expected[i], sizeof got) == 0 ||
+                (std::isnan(got) && std::isnan(expected[i])))
+        << what << ", element " << i << ": " << got << ", expected " << expected[i];
+  }
+  ASSERT_TRUE(buffer.guards_untouched()) << what;
+}
+
+/// Rounded, reduced and widened where values are: halves at their front, the result's at their
+/// back.
+void reduce_in_steps(const Wire& wire, ReduceOp op, std::vector<Buffer>& buffers,
+                     std::size_t count) {
+  std::vector<const std::byte*> inputs;
+  for (auto& buffer : buffers) {
+    round_to_halves(wire, op, buffers.size(), buffer.data(), buffer.data(), count);
+    inputs.push_back(buffer.data());
+  }
+  std::byte* result = buffers[0].data() + count * sizeof(std::uint16_t);
+  reduce_halves(wire, op, inputs, {&result, 1}, count);
+  widen_halves(wire, result, buffers[0].data(), count);
 }
 
 void check(const Wire& wire, ReduceOp op, std::size_t ranks, std::size_t count,
@@ -55,15 +80,13 @@ void check(const Wire& wire, ReduceOp op, std::size_t ranks, std::size_t count,
 
   std::vector<float> expected(count);
   reference::reduce_rounded(wire, op, spans, expected);
-  for (auto& buffer : buffers) {
-    for (std::size_t i = 0; i < count; ++i) {
-      const float got = buffer.as<float>()[i];
-      ASSERT_TRUE(std::memcmp(&got, &expected[i], sizeof got) == 0 ||
-                  (std::isnan(got) && std::isnan(expected[i])))
-          << what << ", element " << i << ": " << got << ", expected " << expected[i];
-    }
-    ASSERT_TRUE(buffer.guards_untouched()) << what;
+  for (auto& buffer : buffers) expect_equal(buffer, expected, what);
+
+  for (std::size_t i = 0; i < ranks; ++i) {
+    std::copy(original[i].begin(), original[i].end(), buffers[i].as<float>().begin());
   }
+  reduce_in_steps(wire, op, buffers, count);
+  expect_equal(buffers[0], expected, what + " in steps");
 }
 
 class RoundedOnTarget : public ::testing::TestWithParam<std::int64_t> {
@@ -102,6 +125,10 @@ TEST(ReduceRounded, RefusesWhatItCannotDo) {
   EXPECT_THROW(reduce_rounded({}, ReduceOp::max, inputs, outputs, 1), InvalidArgument);
   EXPECT_THROW(reduce_rounded({.dtype = DType::i8}, ReduceOp::sum, inputs, outputs, 1),
                InvalidArgument);
+  EXPECT_THROW(round_to_halves({}, ReduceOp::min, 1, inputs[0], outputs[0], 1), InvalidArgument);
+  EXPECT_THROW(reduce_halves({.dtype = DType::f64}, ReduceOp::sum, inputs, outputs, 1),
+               InvalidArgument);
+  EXPECT_THROW(widen_halves({.dtype = DType::f32}, inputs[0], outputs[0], 1), InvalidArgument);
 }
 
 }  // namespace

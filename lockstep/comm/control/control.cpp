@@ -1,7 +1,6 @@
 #include "lockstep/comm/control/control.h"
 
 #include <poll.h>
-#include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -17,6 +16,7 @@
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
 #include "lockstep/core/rank_list.h"
+#include "lockstep/core/signals_blocked.h"
 #include "lockstep/core/text.h"
 
 // Note [How ranks of several hosts watch one another]
@@ -39,22 +39,6 @@ constexpr auto patience_of_failing = milliseconds(200);
 constexpr int beats_per_limit = 4;
 /// What epoll counts in an int.
 constexpr auto longest_nap = milliseconds(std::chrono::hours(24));
-
-/// No signal reaches threads that begin in its scope: they are for the program's own.
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t all;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~SignalsBlocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  SignalsBlocked(const SignalsBlocked&) = delete;
-  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
-
- private:
-  sigset_t before_{};
-};
 
 void watch_fd(int events, int fd, std::uint64_t key) {
   epoll_event event{};
@@ -86,7 +70,7 @@ Control::Control(std::vector<Member> others, OnFailure on_failure)
   }
   watch_fd(events_.get(), bell_.get(), peers_.size());
   try {
-    const SignalsBlocked blocked;
+    const detail::SignalsBlocked blocked;
     thread_ = std::thread([this] { run(); });
   } catch (const std::system_error& error) {
     throw CommError(concat("control: no thread to watch with: ", error.what()));

@@ -32,7 +32,7 @@ void Endpoint::attempt(const Fn& fn) noexcept {
   }
 }
 
-void Endpoint::poll() noexcept {
+void Endpoint::advance() noexcept {
   attempt([&] {
     for (std::size_t i = 0; i < groups_.size() && !failed(); ++i) groups_[i]->poll();
     // Operations ask the backends that they are under way in only, and failures come by either.
@@ -40,6 +40,24 @@ void Endpoint::poll() noexcept {
     over_mpi_->look();
     of_host_->look();
   });
+}
+
+void Endpoint::poll() noexcept {
+  advance();
+  for (auto* group : groups_) group->let_go(complete());
+}
+
+detail::ProgressThread::Outcome Endpoint::advance_alone() noexcept {
+  const auto stages_left = [&] {
+    std::size_t stages = 0;
+    for (const auto* group : groups_) stages += failed() ? 0 : group->stages_left();
+    return stages;
+  };
+  const auto before = stages_left();
+  if (before == 0) return {.news = false, .under_way = false};
+  advance();
+  const auto after = stages_left();
+  return {.news = after<before, .under_way = after> 0};
 }
 
 void Endpoint::wait(const InFlight& operation) {
@@ -112,12 +130,7 @@ void Endpoint::throw_failure(std::string_view where) {
     const std::lock_guard lock(failure_mutex_);
     text = concat(where, ": ", failure_);
   }
-  // With its last operation a group may end.
-  std::vector<std::shared_ptr<HierarchicalCommunicator>> groups;
-  for (auto* group : groups_) groups.push_back(group->weak_from_this().lock());
-  for (const auto& group : groups) {
-    if (group != nullptr) group->drop();
-  }
+  for (auto* group : groups_) group->drop(complete());
   log::warn(text);
   if (timed_out_) throw TimeoutError(text);
   throw CommError(text);

@@ -40,6 +40,7 @@ class Flight final : public InFlight {
   /// Whether a stage of it has begun and not ended.
   bool under_way() const { return work_.pending(); }
   std::size_t stages_begun() const { return next_; }
+  std::size_t stages_left() const { return stages_.size() - next_ + (under_way() ? 1 : 0); }
 
   void advance() override {}  // its group advances it, with those before it
   std::vector<int> missing() const override;

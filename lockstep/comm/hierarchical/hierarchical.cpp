@@ -14,9 +14,15 @@
 namespace lockstep::hierarchical {
 
 std::shared_ptr<Communicator> create(const Options& options) {
-  const auto flat = mpi::create(options.between_hosts);
+  const bool with_thread = mpi::by_thread(options.between_hosts.progress);
+  auto between_hosts = options.between_hosts;
+  between_hosts.progress = ProgressMode::wait;  // one thread, for both worlds
+  const auto flat = mpi::create(between_hosts);
   const auto& hosts = flat->hosts();
-  if (std::ranges::max(hosts) + 1 == flat->size()) return flat;
+  if (std::ranges::max(hosts) + 1 == flat->size()) {
+    if (with_thread) mpi::start_thread(*flat);
+    return flat;
+  }
   const int host = hosts[static_cast<std::size_t>(flat->rank())];
   std::vector<int> names;
   for (int rank = 0; rank < flat->size(); ++rank) {
@@ -40,7 +46,9 @@ std::shared_ptr<Communicator> create(const Options& options) {
     const bool fits = detail::fit_cores(local_size, inside.threads_per_rank, inside.cores);
     const auto endpoint = std::make_shared<Endpoint>(flat, local, std::move(names),
                                                      options.between_hosts.timeout, fits);
-    return HierarchicalCommunicator::compose(endpoint, flat, local);
+    const auto composed = HierarchicalCommunicator::compose(endpoint, flat, local);
+    if (with_thread) endpoint->make_progress_alone();
+    return composed;
   } catch (const std::exception& error) {
     flat->fail(error.what());  // the other hosts' ranks wait for this one
     throw;

@@ -37,7 +37,10 @@ HierarchicalCommunicator::HierarchicalCommunicator(std::shared_ptr<Endpoint> end
   endpoint_->add(*this);
 }
 
-HierarchicalCommunicator::~HierarchicalCommunicator() { endpoint_->remove(*this); }
+HierarchicalCommunicator::~HierarchicalCommunicator() {
+  const auto lock = endpoint_->hold();
+  endpoint_->remove(*this);
+}
 
 std::shared_ptr<std::byte> HierarchicalCommunicator::allocate(std::size_t bytes) {
   return parts_.down->allocate(bytes);
@@ -47,6 +50,7 @@ std::shared_ptr<Communicator> HierarchicalCommunicator::split(int color, int key
   // Splitting the parts advances nothing else; from here on it depends on members only, and all of
   // them are here.
   barrier().wait();
+  const Use use(*endpoint_);
   return endpoint_->or_fail([&]() -> std::shared_ptr<Communicator> {
     const auto flat = parts_.flat->split(color, key);
     const auto inside = parts_.down->split(color, key);
@@ -57,6 +61,13 @@ std::shared_ptr<Communicator> HierarchicalCommunicator::split(int color, int key
 
 void HierarchicalCommunicator::fail(std::string_view cause) noexcept {
   endpoint_->fail(false, cause);
+}
+
+void HierarchicalCommunicator::abandon(std::string_view cause) noexcept {
+  fail(cause);
+  std::deque<std::shared_ptr<Flight>> flights;  // outlives the lock: with the last a group may end
+  const auto lock = endpoint_->hold();
+  flights.swap(flights_);
 }
 
 std::string HierarchicalCommunicator::where(std::string_view label) const {
@@ -83,13 +94,32 @@ Work HierarchicalCommunicator::begin(Operation&& operation) {
   auto flight = std::make_shared<Flight>(*this, std::move(operation));
   flights_.push_back(flight);
   endpoint_->poll();
+  if (!flight->complete()) endpoint_->wake_thread();
   return Work(std::move(flight));
 }
 
 void HierarchicalCommunicator::poll() {
   Taken taken{};
   for (const auto& flight : flights_) flight->advance_unless(taken);
-  std::erase_if(flights_, [](const auto& flight) { return flight->complete(); });
+}
+
+std::size_t HierarchicalCommunicator::stages_left() const {
+  std::size_t stages = 0;
+  for (const auto& flight : flights_) stages += flight->stages_left();
+  return stages;
+}
+
+void HierarchicalCommunicator::let_go(std::vector<std::shared_ptr<void>>& complete) {
+  std::erase_if(flights_, [&](auto& flight) {
+    if (!flight->complete()) return false;
+    complete.push_back(std::move(flight));
+    return true;
+  });
+}
+
+void HierarchicalCommunicator::drop(std::vector<std::shared_ptr<void>>& flights) {
+  flights.insert(flights.end(), flights_.begin(), flights_.end());
+  flights_.clear();
 }
 
 void HierarchicalCommunicator::look() {

@@ -40,17 +40,18 @@ class HierarchicalCommunicator final
   void fail(std::string_view cause) noexcept override;
   void look() override;
   /// fail(), by an operation that nobody will wait for.
-  void abandon(std::string_view cause) noexcept {
-    fail(cause);
-    drop();
-  }
+  void abandon(std::string_view cause) noexcept;
 
   // For the endpoint.
   void poll();
   /// Throws when somebody whom an operation waits for has gone.
   void check();
-  /// Forgets what is in flight, after the world has failed.
-  void drop() noexcept { std::exchange(flights_, {}).clear(); }
+  /// Stages of all operations that are not over.
+  std::size_t stages_left() const;
+  /// Hands over the operations that are complete.
+  void let_go(std::vector<std::shared_ptr<void>>& complete);
+  /// Hands over what is in flight, after the world has failed.
+  void drop(std::vector<std::shared_ptr<void>>& flights);
 
   // For the operations in flight.
   using Use = Endpoint::Use;
@@ -65,10 +66,6 @@ class HierarchicalCommunicator final
 
  private:
   Work begin(Operation&& operation) override;
-  /// Between hosts it is MPI's to say.
-  DType travels_as(const Operation& operation) const override {
-    return parts_.hosts > 1 ? operation.dtype : Communicator::travels_as(operation);
-  }
   std::vector<Stage> in_slices(const Operation& operation) const;
 
   std::shared_ptr<Endpoint> endpoint_;

@@ -49,6 +49,8 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
 
   void add(Pollable& group) { groups_.push_back(&group); }
   void remove(Pollable& group) { std::erase(groups_, &group); }
+  /// Whoever waits does this rank's share, and nobody else.
+  static constexpr bool has_thread() { return false; }
 
   /// Advances all groups of this rank.
   void poll() {

@@ -5,6 +5,8 @@
 
 #include "lockstep/comm/mpi/mpi_communicator.h"
 #include "lockstep/comm/reduction.h"
+#include "lockstep/comm/statistics.h"
+#include "lockstep/kernels/reduce_rounded.h"
 
 // Note [How a collective over MPI runs]
 // Every member sends every other an announcement, a parcel, which carries its input if that is
@@ -31,7 +33,7 @@ std::size_t longest_payload(int members) {
 
 CollectiveFlight::CollectiveFlight(MpiCommunicator& group, Operation&& operation)
     : InFlight(group, std::move(operation)), shape_(this->operation(), group.size()) {
-  const std::size_t bytes = shape_.longest_part() * size_of(this->operation().dtype);
+  const std::size_t bytes = shape_.longest_part() * size_of(this->operation().travels_as());
   in_parcels_ = group.size() == 1 || bytes <= longest_payload(group.size());
   received_.resize(static_cast<std::size_t>(group.size()));
   absent_ = group.size() - 1;
@@ -46,7 +48,19 @@ std::size_t CollectiveFlight::parcel_payload(int member) const {
   const int rank = group().rank();
   if (!in_parcels_ || !shape_.is_source(rank)) return 0;
   if (operation().collective == Collective::gather && member != operation().peer) return 0;
-  return shape_.length(rank, member) * size_of(operation().dtype);
+  return shape_.length(rank, member) * size_of(operation().travels_as());
+}
+
+/// The own input, or the member's part of it, as it travels.
+void CollectiveFlight::fill(std::byte* payload, std::size_t bytes, int member) const {
+  if (operation().wire) {
+    const auto& wire = *operation().wire;
+    kernels::round_to_halves(wire, operation().reduce, static_cast<std::size_t>(group().size()),
+                             operation().input, payload, bytes / size_of(wire.dtype));
+    return;
+  }
+  const std::size_t begin = shape_.begin(member) * size_of(operation().dtype);
+  std::memcpy(payload, operation().input + begin, bytes);
 }
 
 void CollectiveFlight::announce() {
@@ -59,10 +73,7 @@ void CollectiveFlight::announce() {
       const std::size_t payload = parcel_payload(member);
       auto& parcel = sent_.emplace_back(sizeof(Announcement) + payload);
       detail::announce(*reinterpret_cast<Announcement*>(parcel.data()), operation());
-      const std::size_t begin = shape_.begin(member) * size_of(operation().dtype);
-      if (payload > 0) {
-        std::memcpy(parcel.data() + sizeof(Announcement), operation().input + begin, payload);
-      }
+      if (payload > 0) fill(parcel.data() + sizeof(Announcement), payload, member);
     }
     ++sending_;
     const auto& parcel = sent_.back();
@@ -96,22 +107,26 @@ bool CollectiveFlight::agree() {
         member == group().rank() ? &own : reinterpret_cast<const Announcement*>(parcel.data()));
   }
   const auto different = detail::difference(announcements, group().members(), operation().sequence);
-  if (different) group().endpoint().fail({.text = different->text});
+  if (different) group().endpoint().fail_within({.text = different->text});
   return !different;
 }
 
 bool CollectiveFlight::lets_next_begin() const {
+  if (complete()) return true;
   return agreed_ && (in_parcels_ || (transfer_ != nullptr && transfer_->begun()));
 }
 
 void CollectiveFlight::advance() {
-  if (!agreed_) return;
+  if (!agreed_ || complete()) return;
   if (!in_parcels_) {
     if (transfer_ == nullptr) transfer_ = make_transfer(group(), operation());
     transfer_->advance();
     if (!transfer_->over()) return;
   }
-  if (sending_ == 0) set_complete();
+  if (sending_ > 0) return;
+  if (transfer_ != nullptr) worked_ = transfer_->worked();
+  transfer_.reset();
+  set_complete();
 }
 
 const std::byte* CollectiveFlight::from_parcel(int member) const {
@@ -136,9 +151,11 @@ void CollectiveFlight::finish_from_parcels() {
     case Collective::reduce_scatter: {
       const std::size_t count = shape_.length(rank, rank);
       if (count == 0) return;
+      if (operation().wire) return finish_halves();
       std::vector<const std::byte*> inputs;
       for (int member = 0; member < group().size(); ++member) inputs.push_back(from_parcel(member));
       std::byte* output = operation().output;
+      const detail::Working working(worked_);
       detail::reduce(operation(), inputs, {&output, 1}, count);
       return;
     }
@@ -162,6 +179,21 @@ void CollectiveFlight::finish_from_parcels() {
     case Collective::recv:
       return;
   }
+}
+
+void CollectiveFlight::finish_halves() {
+  const detail::Working working(worked_);
+  const auto& wire = *operation().wire;
+  const std::size_t count = operation().count;
+  std::vector<std::byte> own(count * size_of(wire.dtype));
+  fill(own.data(), own.size(), group().rank());
+  std::vector<const std::byte*> inputs;
+  for (int member = 0; member < group().size(); ++member) {
+    inputs.push_back(member == group().rank() ? own.data() : from_parcel(member));
+  }
+  std::byte* result = own.data();
+  kernels::reduce_halves(wire, operation().reduce, inputs, {&result, 1}, count);
+  kernels::widen_halves(wire, result, operation().output, count);
 }
 
 std::vector<int> CollectiveFlight::missing() const {

@@ -35,8 +35,10 @@ class CollectiveFlight final : public InFlight {
 
  private:
   std::size_t parcel_payload(int member) const;
+  void fill(std::byte* payload, std::size_t bytes, int member) const;
   bool agree();
   void finish_from_parcels();
+  void finish_halves();
   const std::byte* from_parcel(int member) const;
 
   detail::Shape shape_;

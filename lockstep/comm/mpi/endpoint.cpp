@@ -24,7 +24,7 @@
 // still waits for it knows. After a failure nothing is asked of MPI any more: it may wait for ever.
 // MPI is silent about ranks and links that die. Where there are several hosts, every rank has a
 // connection beside MPI, which finds those and carries failures in MPI's place; its thread records
-// what it hears and leaves MPI to this rank's own thread.
+// what it hears and leaves MPI to whoever polls next.
 
 namespace lockstep::mpi {
 namespace {
@@ -52,14 +52,20 @@ void Endpoint::remove(Pollable& group) {
 }
 
 Endpoint::Use::Use(Endpoint& endpoint)
-    : OneThread((check_thread(endpoint), endpoint.used_), "mpi", endpoint.rank()) {}
+    : Entrance::Use(checked(endpoint), "mpi", endpoint.rank()), endpoint_(endpoint) {}
 
-void Endpoint::Use::check_thread(const Endpoint& endpoint) {
+Endpoint::Use::~Use() {
+  // Another thread that failed meanwhile has left it to this one.
+  if (endpoint_.failed()) endpoint_.spread();
+}
+
+Endpoint& Endpoint::Use::checked(Endpoint& endpoint) {
   if (endpoint.main_thread_only_ && !Library::on_main_thread()) {
     throw InvalidArgument(concat("mpi: rank ", endpoint.rank(),
                                  " is used outside the main thread; the program initialised MPI "
                                  "with MPI_THREAD_FUNNELED"));
   }
+  return endpoint;
 }
 
 void Endpoint::listen() {
@@ -84,7 +90,7 @@ void Endpoint::attempt(const std::function<void()>& call) noexcept {
   }
 }
 
-bool Endpoint::poll() {
+bool Endpoint::advance() {
   bool news = false;
   if (!failed()) {
     attempt([&] {
@@ -95,6 +101,26 @@ bool Endpoint::poll() {
   }
   if (failed()) spread();
   return news;
+}
+
+bool Endpoint::poll() {
+  const bool news = advance();
+  for (auto* group : groups_) group->let_go(complete());
+  return news;
+}
+
+detail::ProgressThread::Outcome Endpoint::advance_alone() {
+  // Without an operation MPI is not called: the program may be about to end it.
+  const auto under_way = [&] {
+    return !failed() &&
+           std::ranges::any_of(groups_, [](const auto* group) { return group->under_way(); });
+  };
+  if (!under_way()) {
+    if (failed()) spread();
+    return {.news = false, .under_way = false};
+  }
+  const bool news = advance();
+  return {.news = news, .under_way = under_way()};
 }
 
 void Endpoint::wait(const InFlight& operation) {
@@ -169,7 +195,7 @@ void Endpoint::watch(std::vector<control::Member> others) {
 
 void Endpoint::fail(const Failure& failure) noexcept {
   record(failure);
-  // A thread that is inside tells the others when it polls next.
+  // A thread that is inside tells the others when it polls next; one that advances lets this in.
   try {
     const Use use(*this);
     spread();
@@ -202,6 +228,8 @@ void Endpoint::leave() noexcept {
 }
 
 void Endpoint::part() noexcept {
+  stop_thread();
+  const auto lock = hold();
   leave();
   left_[static_cast<std::size_t>(rank())] = true;
   const auto present = [&] { return std::find(left_.begin(), left_.end(), false) != left_.end(); };

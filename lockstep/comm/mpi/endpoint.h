@@ -11,11 +11,11 @@
 #include <vector>
 
 #include "lockstep/comm/control/control.h"
+#include "lockstep/comm/entrance.h"
 #include "lockstep/comm/mpi/in_flight.h"
 #include "lockstep/comm/mpi/mpi.h"
 #include "lockstep/comm/mpi/notice.h"
 #include "lockstep/comm/mpi/transport.h"
-#include "lockstep/comm/waiting.h"
 
 namespace lockstep::mpi {
 
@@ -24,19 +24,23 @@ class Pollable {
  public:
   /// Does what can be done without blocking.
   virtual void poll() = 0;
+  /// Whether an operation is still to be advanced.
+  virtual bool under_way() const = 0;
+  /// Hands over the operations that are complete and that nothing stands before.
+  virtual void let_go(std::vector<std::shared_ptr<void>>& complete) = 0;
 
  protected:
   ~Pollable() = default;
 };
 
 /// This process's place among the processes of its MPI, shared by all its groups: how it waits, and
-/// how it learns of ranks that leave and of failures. It lives until MPI ends. Note [How a world
-/// over MPI fails] is in endpoint.cpp.
-class Endpoint {
+/// how it learns of ranks that leave and of failures. It lives until MPI ends. What has to do with
+/// messages and groups is done in a Use, or what holds the same. Note [How a world over MPI fails]
+/// is in endpoint.cpp.
+class Endpoint : public detail::Entrance {
  public:
   explicit Endpoint(const Options& options);
-  Endpoint(const Endpoint&) = delete;
-  Endpoint& operator=(const Endpoint&) = delete;
+  ~Endpoint() { stop_thread(); }
 
   int rank() const { return transport_.rank(); }
   int size() const { return transport_.size(); }
@@ -47,12 +51,18 @@ class Endpoint {
   /// With its last group a rank leaves.
   void remove(Pollable& group);
 
+  /// From here on a thread advances what nobody waits for. Called once. Throws: CommError when the
+  /// process may start no more threads.
+  void make_progress_alone() {
+    start_thread([this] { return advance_alone(); });
+  }
+
   /// The highest number of a group that this rank is or was in.
   int last_group() const { return last_group_; }
   void set_last_group(int number) { last_group_ = number; }
 
   /// Moves bytes and advances all groups of this rank; true if anything arrived. What goes wrong is
-  /// the world's failure.
+  /// the world's failure. By the rank's own thread.
   bool poll();
   /// Does what may go wrong with MPI; that is then the world's failure.
   void attempt(const std::function<void()>& call) noexcept;
@@ -65,6 +75,8 @@ class Endpoint {
 
   /// Ends the world unless it has ended, and tells all ranks. Any thread.
   void fail(const Failure& failure) noexcept;
+  /// The same from within poll(), which tells them at its end.
+  void fail_within(const Failure& failure) noexcept { record(failure); }
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   /// Throws what ended the world, as it was met here.
   [[noreturn]] void throw_failure(std::string_view where);
@@ -78,16 +90,21 @@ class Endpoint {
   void part() noexcept;
 
   /// Entered by every call that touches this rank's groups; by the main thread only where MPI wants
-  /// that.
-  class Use : detail::OneThread {
+  /// that. Keeps the thread out.
+  class Use : detail::Entrance::Use {
    public:
     explicit Use(Endpoint& endpoint);
+    ~Use();
 
    private:
-    static void check_thread(const Endpoint& endpoint);
+    static Endpoint& checked(Endpoint& endpoint);
+
+    Endpoint& endpoint_;
   };
 
  private:
+  bool advance();
+  detail::ProgressThread::Outcome advance_alone();
   void listen();
   void hear();
   /// Heard failures are others', who have told all.
@@ -104,7 +121,6 @@ class Endpoint {
   bool main_thread_only_;  ///< and others must not call MPI
   std::vector<Pollable*> groups_;
   int last_group_ = 0;
-  std::atomic<bool> used_{false};
   std::atomic<bool> failed_{false};
   std::mutex failure_mutex_;
   std::optional<Failure> failure_;

@@ -19,6 +19,8 @@ namespace {
 using detail::concat;
 
 std::atomic<bool> abandoned{false};
+/// Lockstep has begun MPI, and nobody else calls it.
+bool own = false;
 
 std::function<void()>& last_call() {
   static std::function<void()> call;
@@ -75,6 +77,7 @@ void Library::join() {
       throw BackendUnavailable("mpi: MPI_Init_thread failed; what MPI wrote to stderr says why");
     }
     ::on_exit(end, nullptr);
+    own = true;
   }
   if (thread_level() == MPI_THREAD_SINGLE) {
     throw BackendUnavailable(
@@ -92,6 +95,16 @@ bool Library::on_main_thread() {
   int answer = 0;
   MPI_Is_thread_main(&answer);
   return answer != 0;
+}
+
+std::string Library::why_no_thread() {
+  // Of an MPI for one thread at a time a thread of Lockstep's could not tell when the program's own
+  // calls it.
+  const int least = own ? MPI_THREAD_SERIALIZED : MPI_THREAD_MULTIPLE;
+  const int level = thread_level();
+  if (level >= least) return {};
+  return concat(own ? "MPI provides " : "the program initialised MPI with ", level_name(level),
+                ", and a thread needs ", level_name(least));
 }
 
 void Library::at_end(std::function<void()> call) {

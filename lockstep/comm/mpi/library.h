@@ -18,6 +18,8 @@ class Library {
   /// Whether only the thread that began MPI may call it.
   static bool main_thread_only();
   static bool on_main_thread();
+  /// Why no thread beside the program's own may call MPI; empty where one may. Call after join().
+  static std::string why_no_thread();
 
   /// To be called once before MPI ends, whoever ends it. Call after join().
   static void at_end(std::function<void()> last_call);

@@ -32,7 +32,7 @@ void MessageFlight::begin() {
 }
 
 void MessageFlight::advance() {
-  if (under_way_ > 0) return;
+  if (under_way_ > 0 || complete()) return;
   if (payload_begun_) {
     set_complete();
     return;
@@ -55,9 +55,9 @@ bool MessageFlight::agree() {
   const detail::MessageTerms got{.dtype = offer_.dtype, .count = offer_.count, .tag = offer_.tag};
   const auto expected = detail::terms_of(operation());
   if (got == expected) return true;
-  group().endpoint().fail({.text = detail::describe_difference(
-                               operation().sequence, group().world_rank(operation().peer),
-                               group().world_rank(group().rank()), expected, got)});
+  group().endpoint().fail_within({.text = detail::describe_difference(
+                                      operation().sequence, group().world_rank(operation().peer),
+                                      group().world_rank(group().rank()), expected, got)});
   return false;
 }
 

@@ -19,8 +19,25 @@ std::string available() { return {}; }
 
 std::string version() { return Library::version(); }
 
-std::shared_ptr<Communicator> create(const Options& options) {
+bool by_thread(ProgressMode progress) {
   Library::join();
+  if (progress == ProgressMode::wait) return false;
+  const auto why_not = Library::why_no_thread();
+  if (!why_not.empty() && progress == ProgressMode::thread) {
+    throw BackendUnavailable(
+        detail::concat("mpi: got progress thread, but ", why_not,
+                       "; call MPI_Init_thread with that, or leave LOCKSTEP_PROGRESS unset"));
+  }
+  return why_not.empty();
+}
+
+void start_thread(Communicator& world) {
+  // Alone there is nothing to be overlapped with.
+  if (world.size() > 1) dynamic_cast<MpiCommunicator&>(world).endpoint().make_progress_alone();
+}
+
+std::shared_ptr<Communicator> create(const Options& options) {
+  const bool with_thread = by_thread(options.progress);
   const auto endpoint = std::make_shared<Endpoint>(options);
   const int size = endpoint->size();
   if (options.expected_size > 0 && options.expected_size != size) {
@@ -36,7 +53,9 @@ std::shared_ptr<Communicator> create(const Options& options) {
   communicator->join();
   communicator->meet_hosts(options.host.empty() ? detail::this_host() : options.host);
   if (std::ranges::max(communicator->hosts()) > 0) connect_hosts(*communicator);
-  log::debug(detail::concat("rank ", endpoint->rank(), " of ", size, " joined its world"));
+  if (with_thread) start_thread(*communicator);
+  log::debug(detail::concat("rank ", endpoint->rank(), " of ", size, " joined its world; ",
+                            with_thread ? "a thread makes" : "ranks that wait make", " progress"));
   return communicator;
 }
 

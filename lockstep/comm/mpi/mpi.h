@@ -8,6 +8,7 @@
 
 #include "lockstep/comm/communicator.h"
 #include "lockstep/comm/control/settings.h"
+#include "lockstep/core/progress_mode.h"
 
 namespace lockstep {
 struct Placement;
@@ -38,7 +39,8 @@ struct Options {
   int threads_per_rank = 1;  ///< compute threads of each rank; while all fit the cores of a host, a
                              ///< waiting rank spins long
   int cores = 0;             ///< cores that a host's ranks share; 0 takes the machine's
-  Algorithm algorithm = Algorithm::automatic;  ///< the same on all ranks
+  Algorithm algorithm = Algorithm::automatic;       ///< the same on all ranks
+  ProgressMode progress = ProgressMode::automatic;  ///< who advances what nobody waits for
   std::string host = {};  ///< what this rank's host is known by; empty finds that out
   /// The network interface by which hosts watch one another; empty leaves that to the routes.
   std::string interface = {};
@@ -52,12 +54,21 @@ std::string available();
 /// What MPI this build uses, as its library tells: "Open MPI v4.1.4"; empty without one.
 std::string version();
 
+/// Whether a thread makes progress when that is asked for. Joins MPI.
+/// Throws: BackendUnavailable when a thread is asked for and MPI allows none.
+bool by_thread(ProgressMode progress);
+
+/// Lets a thread make progress from here on, in a world that create() made with ProgressMode::wait.
+/// Throws: CommError when the process may start no more threads.
+void start_thread(Communicator& world);
+
 /// This process's communicator over all processes that its MPI knows. Joins an MPI that the program
 /// has initialised and leaves it alone at the end; else begins MPI, which then ends with the
 /// process. Called once by every process; returns when all have. Throws: BackendUnavailable when
-/// not in this build, when the program initialised MPI for one thread only, and when MPI knows
-/// other than the expected number of processes; InvalidArgument when ranks were told different
-/// algorithms; CommError and TimeoutError as a collective does.
+/// not in this build, when the program initialised MPI for one thread only or for fewer than the
+/// progress asks for, and when MPI knows other than the expected number of processes;
+/// InvalidArgument when ranks were told different algorithms; CommError and TimeoutError as a
+/// collective does.
 std::shared_ptr<Communicator> create(const Options& options);
 
 }  // namespace lockstep::mpi

@@ -20,6 +20,7 @@ MpiCommunicator::MpiCommunicator(std::shared_ptr<Endpoint> endpoint, std::vector
       number_(number) {
   inboxes_.resize(members_.size());
   received_.resize(members_.size());
+  const auto lock = endpoint_->hold();
   for (int member = 0; member < size(); ++member) {
     if (member == this->rank()) continue;
     inboxes_[static_cast<std::size_t>(member)].room.resize(CollectiveFlight::parcel_bytes(size()));
@@ -29,6 +30,7 @@ MpiCommunicator::MpiCommunicator(std::shared_ptr<Endpoint> endpoint, std::vector
 }
 
 MpiCommunicator::~MpiCommunicator() {
+  const auto lock = endpoint_->hold();
   endpoint_->remove(*this);
   try {
     endpoint_->transport().cancel(tag_of(number_, Channel::announcements));
@@ -158,6 +160,7 @@ Work MpiCommunicator::start(Operation&& operation) {
   collectives_.push_back(flight);
   endpoint_->attempt([&] { flight->announce(); });
   endpoint_->poll();
+  if (!flight->complete()) endpoint_->wake_thread();
   return Work(std::move(flight));
 }
 
@@ -166,6 +169,7 @@ Work MpiCommunicator::begin_message(Operation&& operation) {
   messages_.push_back(flight);
   endpoint_->attempt([&] { flight->begin(); });
   endpoint_->poll();
+  if (!flight->complete()) endpoint_->wake_thread();
   return Work(std::move(flight));
 }
 
@@ -175,14 +179,31 @@ void MpiCommunicator::poll() {
     flight->advance();
     if (!flight->lets_next_begin()) break;
   }
-  while (!collectives_.empty() && collectives_.front()->complete()) collectives_.pop_front();
-  if (messages_.empty()) return;
   for (const auto& flight : messages_) flight->advance();
-  std::erase_if(messages_, [](const auto& flight) { return flight->complete(); });
+}
+
+bool MpiCommunicator::under_way() const {
+  const auto incomplete = [](const auto& flight) { return !flight->complete(); };
+  return std::ranges::any_of(collectives_, incomplete) ||
+         std::ranges::any_of(messages_, incomplete);
+}
+
+void MpiCommunicator::let_go(std::vector<std::shared_ptr<void>>& complete) {
+  while (!collectives_.empty() && collectives_.front()->complete()) {
+    complete.push_back(std::move(collectives_.front()));
+    collectives_.pop_front();
+  }
+  std::erase_if(messages_, [&](auto& flight) {
+    if (!flight->complete()) return false;
+    complete.push_back(std::move(flight));
+    return true;
+  });
 }
 
 std::vector<int> MpiCommunicator::holding_up() const {
-  return collectives_.empty() ? std::vector<int>() : collectives_.front()->missing();
+  const auto first =
+      std::ranges::find_if(collectives_, [](const auto& flight) { return !flight->complete(); });
+  return first == collectives_.end() ? std::vector<int>() : (*first)->missing();
 }
 
 std::shared_ptr<Communicator> MpiCommunicator::split(int color, int key) {

@@ -39,6 +39,8 @@ class MpiCommunicator final : public Communicator,
   void abandon(std::string_view cause) noexcept;
 
   void poll() override;
+  bool under_way() const override;
+  void let_go(std::vector<std::shared_ptr<void>>& complete) override;
 
   /// Meets all members in the collective that numbers 0. Called once, by who made this
   /// communicator.
@@ -82,8 +84,6 @@ class MpiCommunicator final : public Communicator,
   };
 
   Work begin(Operation&& operation) override;
-  /// Who owns a slice rounds it.
-  DType travels_as(const Operation& operation) const override { return operation.dtype; }
   void place(std::vector<int> hosts);
   void fail_as(bool timeout, std::string_view cause) noexcept;
   Work begin_message(Operation&& operation);

@@ -9,6 +9,10 @@ std::string available() { return "built without MPI: configure with -DLOCKSTEP_W
 
 std::string version() { return {}; }
 
+bool by_thread(ProgressMode) { throw BackendUnavailable("mpi: " + available()); }
+
+void start_thread(Communicator&) { throw BackendUnavailable("mpi: " + available()); }
+
 std::shared_ptr<Communicator> create(const Options&) {
   throw BackendUnavailable("mpi: " + available());
 }

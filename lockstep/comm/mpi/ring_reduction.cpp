@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "lockstep/comm/mpi/transfer.h"
+#include "lockstep/comm/statistics.h"
 #include "lockstep/kernels/reduce.h"
 
 // Note [How a ring sums]
@@ -120,6 +121,7 @@ void RingReduction::add_sums() {
 void RingReduction::add(std::size_t message) {
   const auto range = piece(message, 2);
   if (range.length == 0) return;
+  const detail::Working working(worked_);
   std::byte* sum = own(range);
   const std::array<const std::byte*, 2> inputs{staged(message), sum};
   const bool average = operation().reduce == ReduceOp::avg;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -25,9 +26,12 @@ class Transfer {
   /// All messages have begun, so that those of another transfer may follow.
   virtual bool begun() const = 0;
 
-  bool over() const { return begun() && under_way_ == 0; }
+  /// After advance().
+  virtual bool over() const { return begun() && under_way_ == 0; }
   /// Members with whom a message is under way.
   std::vector<int> partners() const;
+  /// Time that went into sums.
+  std::chrono::nanoseconds worked() const { return worked_; }
 
  protected:
   Transfer(const MpiCommunicator& group, const Operation& operation);
@@ -36,12 +40,16 @@ class Transfer {
   int rank() const { return rank_; }
   int size() const { return size_; }
   std::size_t element() const { return size_of(operation_.dtype); }
+  /// Bytes of an element on its way.
+  std::size_t travelling_element() const { return size_of(operation_.travels_as()); }
 
   /// Messages of no bytes are over at once. *flag, if given, becomes 1 when the message is over.
   void send(const std::byte* data, std::size_t bytes, int member, Channel channel,
             std::uint8_t* flag = nullptr);
   void receive(std::byte* data, std::size_t bytes, int member, Channel channel,
                std::uint8_t* flag = nullptr);
+
+  std::chrono::nanoseconds worked_{};
 
  private:
   void ended(int member, std::uint8_t* flag);

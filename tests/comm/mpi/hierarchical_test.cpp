@@ -138,6 +138,13 @@ TEST_F(TwoHosts, HoldConformance) {
   EXPECT_EQ(ended.code, 0) << ended.out << ended.err;
 }
 
+// Of n elements each host sends the half that the other sums, and its sums: 2n bytes as halves.
+TEST_F(TwoHosts, HalvesAreWhatTravels) {
+  const auto ended = run("halves-over-the-link");
+  if (ended.code == 77) GTEST_SKIP() << ended.err;
+  EXPECT_EQ(ended.out, "halves\n") << ended.err;
+}
+
 TEST_F(TwoHosts, CutLinkIsNamedOnBothSides) {
   const auto ended = run("cut-the-link");
   if (ended.code == 77) GTEST_SKIP() << ended.err;

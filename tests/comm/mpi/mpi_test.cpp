@@ -17,21 +17,31 @@ using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-class MpiConformance : public Mpi,
-                       public ::testing::WithParamInterface<std::pair<int, const char*>> {};
+struct MpiCase {
+  int ranks;
+  const char* algorithm;
+  const char* progress = "thread";
+};
+
+class MpiConformance : public Mpi, public ::testing::WithParamInterface<MpiCase> {};
 
 TEST_P(MpiConformance, Holds) {
-  const auto& [n, algorithm] = GetParam();
-  const auto ended = Launched(command(n, "conformance", algorithm)).wait();
+  const auto& [n, algorithm, progress] = GetParam();
+  const auto ended =
+      Launched(command(n, "conformance", algorithm), {{"LOCKSTEP_PROGRESS", progress}}).wait();
   EXPECT_EQ(ended.code, 0) << ended.out << ended.err;
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, MpiConformance,
-                         ::testing::Values(std::pair{1, "auto"}, std::pair{2, "auto"},
-                                           std::pair{3, "auto"}, std::pair{4, "auto"},
-                                           std::pair{7, "auto"}, std::pair{3, "ring"}),
+                         ::testing::Values(MpiCase{1, "auto"}, MpiCase{2, "auto"},
+                                           MpiCase{3, "auto"}, MpiCase{4, "auto"},
+                                           MpiCase{7, "auto"}, MpiCase{3, "ring"},
+                                           MpiCase{2, "auto", "wait"}, MpiCase{3, "auto", "wait"},
+                                           MpiCase{4, "auto", "wait"}, MpiCase{3, "ring", "wait"}),
                          [](const auto& test) {
-                           return test.param.second + std::to_string(test.param.first);
+                           const bool wait = test.param.progress == std::string("wait");
+                           return test.param.algorithm + std::to_string(test.param.ranks) +
+                                  (wait ? "InWait" : "");
                          });
 
 TEST_F(Mpi, RingGivesEveryRankTheSameSums) {

@@ -1,7 +1,5 @@
-#include <fcntl.h>
 #include <mpi.h>
 #include <signal.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>
@@ -16,6 +14,9 @@
 
 #include "comm/conformance.h"
 #include "comm/mpi/rank_program/last_words.h"
+#include "comm/mpi/rank_program/link_bytes.h"
+#include "comm/mpi/rank_program/overlap.h"
+#include "comm/mpi/rank_program/process.h"
 #include "lockstep/comm/hierarchical/hierarchical.h"
 #include "lockstep/comm/mpi/mpi.h"
 #include "lockstep/core/environment.h"
@@ -29,53 +30,18 @@ using namespace std::chrono_literals;
 using lockstep::Communicator;
 using lockstep::DType;
 using lockstep::ReduceOp;
+using lockstep::testing::argument;
+using lockstep::testing::await_release;
+using lockstep::testing::doubles;
+using lockstep::testing::expect_failure;
+using lockstep::testing::floats;
+using lockstep::testing::Group;
+using lockstep::testing::hosts;
+using lockstep::testing::join;
+using lockstep::testing::join_as_found;
 using lockstep::testing::LastWords;
-using Group = std::shared_ptr<Communicator>;
-
-float floats[64];
-double doubles[64];
-std::string_view argument;
-std::string hosts;
-
-void say(const std::string& line) { std::cout << line + '\n' << std::flush; }
-
-/// Returns once the test has opened the fifo that the argument names.
-void await_release() {
-  const int fd = ::open(std::string(argument).c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) throw std::runtime_error("cannot open the fifo");
-  ::close(fd);
-}
-
-/// This process's rank, as MPI's launcher says it.
-std::size_t own_number() {
-  const char* of_openmpi = std::getenv("OMPI_COMM_WORLD_RANK");
-  return std::stoul(of_openmpi != nullptr ? of_openmpi : std::getenv("PMI_RANK"));
-}
-
-/// With letters for hosts, of ranks that are said to be on those.
-Group join(lockstep::mpi::Options options = {.timeout = 20s}) {
-  if (hosts.empty()) return lockstep::mpi::create(options);
-  options.host = hosts.substr(own_number(), 1);
-  options.interface = lockstep::Environment::get().interface;
-  lockstep::hierarchical::Options all;
-  all.between_hosts = options;
-  all.inside.timeout = options.timeout;
-  return lockstep::hierarchical::create(all);
-}
-
-/// Says what fn threw and stays, so that the launcher does not end those who are still to speak.
-int expect_failure(const Group& group, const std::function<void()>& fn) {
-  try {
-    fn();
-    say("rank " + std::to_string(group->rank()) + " noticed nothing");
-  } catch (const lockstep::TimeoutError& error) {
-    say("TimeoutError " + std::string(error.what()));
-  } catch (const lockstep::Error& error) {
-    say("Error " + std::string(error.what()));
-  }
-  await_release();
-  return 1;
-}
+using lockstep::testing::own_number;
+using lockstep::testing::say;
 
 int conformance() {
   const auto algorithm = lockstep::mpi::parse_algorithm(argument);
@@ -107,13 +73,6 @@ int which_backend() {
   return 0;
 }
 
-/// The hosts are as they are.
-Group join_as_found() {
-  lockstep::hierarchical::Options options;
-  options.between_hosts.timeout = 60s;
-  return lockstep::hierarchical::create(options);
-}
-
 int which_backend_is_found() {
   say(std::string(join_as_found()->backend()));
   return 0;
@@ -126,6 +85,13 @@ int conformance_in_short() {
   lockstep::testing::check_skew(*group);
   lockstep::testing::check_split(*group, of_ranks);
   lockstep::testing::check_messages(*group);
+  return 0;
+}
+
+int halves_over_the_link() {
+  const auto group = join_as_found();
+  const auto said = lockstep::testing::halves_over_the_link(*group);
+  if (group->rank() == 0) say(said);
   return 0;
 }
 
@@ -308,6 +274,24 @@ int barriers_of_the_others(const std::function<int()>& fn) {
   for (;;) group->barrier().wait();
 }
 
+/// The program's own MPI, for as many threads as the argument says, and who makes progress.
+int own_level() {
+  const bool multiple = argument == "multiple";
+  int level = 0;
+  MPI_Init_thread(nullptr, nullptr, multiple ? MPI_THREAD_MULTIPLE : MPI_THREAD_SERIALIZED, &level);
+  try {
+    say(lockstep::mpi::by_thread(lockstep::Environment::get().progress) ? "by a thread"
+                                                                        : "by who waits");
+    const auto group = join();
+    if (multiple) lockstep::testing::check_overlap(*group);
+  } catch (const lockstep::BackendUnavailable& error) {
+    say(error.what());
+  }
+  MPI_Finalize();
+  say("ended");
+  return 0;
+}
+
 int own_mpi() {
   int level = 0;
   MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &level);
@@ -365,6 +349,7 @@ const std::map<std::string_view, std::function<int()>> behaviours{
     {"which-backend", which_backend},
     {"which-backend-is-found", which_backend_is_found},
     {"conformance-in-short", conformance_in_short},
+    {"halves-over-the-link", halves_over_the_link},
     {"ring-in-short", ring_in_short},
     {"other-algorithm", other_algorithm},
     {"out-of-order", out_of_order},
@@ -387,6 +372,18 @@ const std::map<std::string_view, std::function<int()>> behaviours{
     {"exit-3", [] { return barriers_of_the_others([] { return 3; }); }},
     {"kill-9", [] { return barriers_of_the_others([] { return ::raise(SIGKILL); }); }},
     {"own-mpi", own_mpi},
+    {"own-level", own_level},
+    {"overlap",
+     [] {
+       lockstep::testing::check_overlap(*join());
+       return 0;
+     }},
+    {"no-overlap",
+     [] {
+       const auto hidden = lockstep::testing::check_no_overlap(*join());
+       say("hidden " + std::to_string(hidden.count()));
+       return 0;
+     }},
     {"one-thread-only", one_thread_only},
     {"one-of-four", one_of_four},
     {"many-elements", many_elements},

@@ -1,0 +1,201 @@
+// What part of a training step's communication is hidden behind its backward: times backward alone,
+// the exchange of as many bytes alone, and both as DistributedDataParallel does them, in turns, and
+// prints one JSON object. Meant for two hosts and a limited link: tools/two-hosts --per-host 1.
+
+#include <lockstep/lockstep.h>
+#include <torch/nn.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bench/clock.h"
+#include "largest.h"
+#include "lockstep/core/environment.h"
+#include "models.h"
+
+namespace {
+
+using namespace lockstep::bench;
+using lockstep::Collective;
+using Clock = std::chrono::steady_clock;
+
+struct Settings {
+  std::string model = "mlp";
+  std::int64_t batch_size = 64;
+  int rounds = 9;
+  int bucket_mib = 0;  ///< 0 takes the default
+};
+
+double milliseconds(std::chrono::nanoseconds time) {
+  return std::chrono::duration<double, std::milli>(time).count();
+}
+
+/// Milliseconds that the slowest rank takes from a barrier on.
+template <class Fn>
+double time(const lockstep::Group& world, const Fn& fn) {
+  world.barrier().wait();
+  const auto begin = Clock::now();
+  fn();
+  return largest(milliseconds(Clock::now() - begin), world);
+}
+
+class Overlap {
+ public:
+  Overlap(const Settings& settings, const lockstep::Group& world) : world_(world) {
+    const auto& work = works().at(settings.model);
+    auto sizes = work.sample;
+    sizes.insert(sizes.begin(), settings.batch_size);
+    inputs_ = torch::rand(sizes);
+    targets_ = torch::randint(10, {settings.batch_size}, torch::kLong);
+    alone_ = std::make_shared<Layers>(work.model());
+    exchanged_ = std::make_shared<Layers>(work.model());
+    lockstep::DataParallelOptions options;
+    if (settings.bucket_mib > 0) {
+      options.buckets.rest = static_cast<std::size_t>(settings.bucket_mib) << 20;
+    }
+    ddp_ = std::make_unique<lockstep::DistributedDataParallel<Layers>>(exchanged_, world_, options);
+    constexpr int first_steps = 3;  // buckets learn their order
+    for (int i = 0; i < first_steps; ++i) {
+      backward();
+      both();
+    }
+    for (const auto bytes : bucket_bytes()) {
+      buckets_.push_back(world_.empty({static_cast<std::int64_t>(bytes / sizeof(float))}));
+    }
+    exchange();
+  }
+
+  double backward() {
+    alone_->zero_grad();
+    const auto of_alone = loss(alone_->forward(inputs_));
+    return time(world_, [&] { of_alone.backward(); });
+  }
+
+  double exchange() {
+    for (auto& bucket : buckets_) bucket.fill_(1);
+    return time(world_, [&] {
+      std::vector<lockstep::Work> works;
+      for (auto& bucket : buckets_) {
+        works.push_back(world_.all_reduce(bucket, lockstep::ReduceOp::avg));
+      }
+      for (auto& work : works) work.wait();
+    });
+  }
+
+  double both() {
+    exchanged_->zero_grad();
+    const auto of_both = loss((*ddp_)(inputs_));
+    const auto before = overlap();
+    const double took = time(world_, [&] { of_both.backward(); });
+    const auto after = overlap();
+    communicating_ = milliseconds(after.first - before.first);
+    hidden_ = milliseconds(after.second - before.second);
+    return took;
+  }
+
+  /// What world.statistics() says of the last both(), of this rank's buckets.
+  double communicating() const { return communicating_; }
+  double hidden() const { return hidden_; }
+  std::vector<std::uint64_t> bucket_bytes() const {
+    std::vector<std::uint64_t> bytes;
+    for (const auto& row : world_.statistics()) {
+      if (row.bucket >= 0) bytes.push_back(row.bytes / row.count);
+    }
+    return bytes;
+  }
+
+ private:
+  at::Tensor loss(const at::Tensor& outputs) const {
+    return torch::nn::functional::cross_entropy(outputs, targets_);
+  }
+
+  std::pair<std::chrono::nanoseconds, std::chrono::nanoseconds> overlap() const {
+    std::pair<std::chrono::nanoseconds, std::chrono::nanoseconds> sums{};
+    for (const auto& row : world_.statistics()) {
+      if (row.bucket < 0) continue;
+      sums.first += row.communicating;
+      sums.second += row.hidden;
+    }
+    return sums;
+  }
+
+  lockstep::Group world_;
+  at::Tensor inputs_;
+  at::Tensor targets_;
+  std::shared_ptr<Layers> alone_;
+  std::shared_ptr<Layers> exchanged_;
+  std::unique_ptr<lockstep::DistributedDataParallel<Layers>> ddp_;
+  std::vector<at::Tensor> buckets_;
+  double communicating_ = 0;
+  double hidden_ = 0;
+};
+
+void measure(const Settings& settings, const lockstep::Group& world) {
+  Overlap overlap(settings, world);
+  std::map<std::string, std::vector<double>> rounds;
+  for (int round = 0; round < settings.rounds; ++round) {
+    const double backward = overlap.backward();
+    const double exchange = overlap.exchange();
+    const double both = overlap.both();
+    rounds["backward_ms"].push_back(backward);
+    rounds["exchange_ms"].push_back(exchange);
+    rounds["both_ms"].push_back(both);
+    rounds["hidden_percent"].push_back(100 * (backward + exchange - both) /
+                                       std::min(backward, exchange));
+    rounds["statistics_communicating_ms"].push_back(overlap.communicating());
+    rounds["statistics_hidden_ms"].push_back(overlap.hidden());
+  }
+  if (world.rank() != 0) return;
+  nlohmann::ordered_json result = {
+      {"model", settings.model},
+      {"batch_size", settings.batch_size},
+      {"ranks", world.size()},
+      {"backend", world.communicator().backend()},
+      {"progress", name(lockstep::Environment::get().progress)},
+      {"bucket_bytes", overlap.bucket_bytes()},
+  };
+  for (const auto* what : {"backward_ms", "exchange_ms", "both_ms", "hidden_percent",
+                           "statistics_communicating_ms", "statistics_hidden_ms"}) {
+    result[what] = median(rounds.at(what));
+  }
+  result["rounds"] = rounds;
+  std::cout << result.dump() << std::endl;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Settings settings;
+  CLI::App app("Measures what part of the communication is hidden behind backward");
+  app.add_option("--model", settings.model, "cnn, mlp or resnet9")
+      ->check(CLI::IsMember({"cnn", "mlp", "resnet9"}))
+      ->capture_default_str();
+  app.add_option("--batch-size", settings.batch_size, "A rank's")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  app.add_option("--bucket-mib", settings.bucket_mib,
+                 "How large buckets after the first may become")
+      ->check(CLI::Range(1, 1000));
+  app.add_option("--rounds", settings.rounds, "Turns of the three")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  CLI11_PARSE(app, argc, argv);
+  try {
+    torch::manual_seed(0);
+    measure(settings, lockstep::init({.timeout = {}, .keep_pages = true}));
+    return 0;
+  } catch (const std::exception& error) {
+    std::cerr << "bench_overlap: " << error.what() << std::endl;
+    return 1;
+  }
+}

@@ -1,0 +1,164 @@
+#!/usr/bin/env python3
+"""Lockstep beside PyTorch over a limited link, in turns; as root.
+
+    bench/two_hosts/compare.py --build build --docs docs/results.md
+
+Two hosts that tools/two-hosts makes of this machine, one rank of one thread on each. At 1 Gbit/s an
+all_reduce of 25 MiB and the step of an MLP, at 100 Mbit/s that of SINGA's CNN. Every figure stands
+beside what the link alone takes: bytes that a rank sends over the link's rate.
+"""
+
+import argparse
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+PEERS = ROOT / "bench" / "peers"
+sys.path.insert(0, str(PEERS))
+
+from peers import KEEP_MEMORY, Failed, by_way, run, say  # noqa: E402
+from run import put_into  # noqa: E402
+
+ADDRESS = "10.77.0.1"  # of the first host, as tools/two-hosts gives it
+SIZE = 25 << 20
+POWER_RANK = 4
+NO_NAMESPACES = 77
+
+
+def matrices(model):
+    """Rows and columns of the model's matrices, and how many of its parameters are in none."""
+    return {"mlp": ([(4096, 784), (4096, 4096), (1024, 4096), (10, 1024)], 4096 + 4096 + 1024 + 10),
+            "cnn": ([(20, 25), (50, 500), (500, 800), (10, 500)], 20 + 50 + 500 + 10)}[model]
+
+
+def sent(model, what):
+    """Bytes that each of two ranks sends a step."""
+    shapes, vectors = matrices(model)
+    count = sum(rows * columns for rows, columns in shapes) + vectors
+    factors = sum((rows + columns) * POWER_RANK for rows, columns in shapes) + vectors
+    return {"fp32": 4 * count, "fp16": 2 * count, "topk": 8 * -(-count // 100),
+            "powersgd": 4 * factors}[what]
+
+
+def collectives(options):
+    """Name, program, environment, field and factor to milliseconds, bytes that a rank sends."""
+    bench = ["all_reduce", "--min", SIZE, "--max", SIZE, "--repeats", 5]
+    lockstep = [options.build / "bin" / "lockstep", "bench", *bench, "--backend", "mpi", "--memory",
+                "group", "--json"]
+    gloo = [options.python, PEERS / "gloo_bench.py", "--bytes", SIZE, "--address", ADDRESS]
+    mpi = options.build / "bin" / "bench_mpi"
+    ways = {
+        "a TCP stream, both ways": ([options.python, HERE / "stream.py", "--address", ADDRESS], SIZE),
+        "Lockstep": (lockstep, SIZE),
+        "Lockstep, as float16": ([*lockstep, "--wire", "float16"], SIZE // 2),
+        "PyTorch Gloo": (gloo, SIZE),
+    }
+    if mpi.exists():
+        ways["OpenMPI"] = ([mpi, *bench], SIZE)
+    else:
+        say("left out: OpenMPI, configured without LOCKSTEP_BUILD_PEERS")
+    return {way: (words, {}, "time_us", 1e-3, size) for way, (words, size) in ways.items()}
+
+
+def steps(options, model, steps_a_round, strategies):
+    length = ["--model", model, "--batch-size", 64, "--steps", steps_a_round, "--rounds"]
+    ours = [options.build / "bin" / "bench_train_step", "--no-faults", *length]
+    theirs = [options.python, PEERS / "torch_step.py", "--address", ADDRESS, *length, 3]
+    hooks = {"fp32": [], "fp16": ["--fp16"], "powersgd": ["--powersgd", POWER_RANK]}
+    ways = {"no exchange": ([*ours, 1], {}, "at_once_ms", 1, 0)}
+    for strategy in strategies:
+        what = strategy.split(":")[0]
+        size = sent(model, what)
+        ways[f"Lockstep, {strategy}"] = (
+            [*ours, 3, "--no-alone", "--strategy", strategy], {}, "together_ms", 1, size)
+        if what in hooks:
+            ways[f"PyTorch, {what}"] = ([*theirs, *hooks[what]], KEEP_MEMORY, "step_ms", 1, size)
+        if what == "fp32":
+            ways["PyTorch as shipped, fp32"] = (theirs, {}, "step_ms", 1, size)
+    return ways
+
+
+def works(options):
+    """Title, the link's rate in bit/s and as tc writes it, and the ways to do it."""
+    power = f"powersgd:rank={POWER_RANK}"
+    return {
+        "all_reduce": ("all_reduce of 25 MiB, 1 Gbit/s", 1e9, "1gbit", collectives(options)),
+        "mlp": ("MLP, batch 64 a rank, 1 Gbit/s", 1e9, "1gbit",
+                steps(options, "mlp", 3, ["fp32", "fp16", "topk:0.01", power])),
+        "cnn": ("SINGA's CNN, batch 64 a rank, 100 Mbit/s", 1e8, "100mbit",
+                steps(options, "cnn", 10, ["fp32", "fp16", "topk:0.01"])),
+    }
+
+
+def measure(rate, way):
+    words, environment, field, factor, _ = way
+    variables = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "link0", **environment}
+    assigned = [f"{name}={value}" for name, value in variables.items()]
+    found = run([ROOT / "tools" / "two-hosts", "--rate", rate, "--per-host", 1, "env", *assigned, *words])
+    return factor * found[-1][field]
+
+
+def table(title, rate, ways, rows):
+    taken = by_way(rows, "ms")
+    medians = {way: statistics.median(times) for way, times in taken.items()}
+    references = [way for way in medians if way.startswith("PyTorch")]
+    lines = [f"| {title} | ms | the link alone, ms | "
+             + " | ".join(f"{way} over it" for way in references) + " |",
+             "|---" * (3 + len(references)) + "|"]
+    for way, median in medians.items():
+        bound = ways[way][4] * 8 / rate * 1e3
+        ratios = " | ".join(f"{medians[other] / median:.2f}" for other in references)
+        lines.append(f"| {way} | {median:.1f} ({min(taken[way]):.1f} to {max(taken[way]):.1f}) | "
+                     f"{bound:.1f} | {ratios} |")
+    return "\n".join(lines) + "\n"
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
+    parser.add_argument("--python", default=sys.executable, help="one that has torch [this one]")
+    parser.add_argument("--works", nargs="+", choices=["all_reduce", "mlp", "cnn"],
+                        default=["all_reduce", "mlp", "cnn"])
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--jsonl", type=pathlib.Path, help="where every figure goes")
+    parser.add_argument("--docs", type=pathlib.Path, help="whose tables are replaced")
+    options = parser.parse_args()
+    options.build = options.build.resolve()
+    if not (options.build / "bin" / "bench_train_step").exists():
+        sys.exit(f"--build: got {options.build}, and no bin/bench_train_step is there")
+    probe = subprocess.run([ROOT / "tools" / "two-hosts", "true"], capture_output=True, text=True,
+                           check=False)
+    if probe.returncode == NO_NAMESPACES:
+        sys.exit(probe.stderr.strip())
+    return options
+
+
+def main():
+    options = parse_arguments()
+    chosen = {name: work for name, work in works(options).items() if name in options.works}
+    rows = {name: [] for name in chosen}
+    try:
+        for turn in range(options.turns):
+            for name, (_, _, tc_rate, ways) in chosen.items():
+                for way in ways:
+                    row = {"work": name, "turn": turn, "way": way, "ms": measure(tc_rate, ways[way])}
+                    rows[name].append(row)
+                    say(f"turn {turn + 1} of {options.turns}: {name}, {way}: {row['ms']:.1f} ms")
+                    if options.jsonl:
+                        with options.jsonl.open("a", encoding="utf-8") as file:
+                            file.write(json.dumps(row) + "\n")
+    except Failed as error:
+        sys.exit(str(error))
+    text = f"Medians of {options.turns} turns (fastest to slowest).\n\n" + "\n".join(
+        table(title, rate, ways, rows[name]) for name, (title, rate, _, ways) in chosen.items())
+    print(text)
+    if options.docs:
+        put_into(options.docs, "two hosts", text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+#include "lockstep/comm/progress_thread.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <system_error>
+#include <vector>
+
+#include "lockstep/core/error.h"
+#include "lockstep/core/signals_blocked.h"
+#include "lockstep/core/text.h"
+
+// Note [How the progress thread keeps out of the way]
+// Operations are advanced by whoever holds the mutex: every call of the rank's own thread holds it,
+// a wait from its beginning to its end, so a rank that waits polls by itself, and as fast as it
+// can. The thread never waits for the mutex. Between its looks it sleeps, longer each time that
+// nothing has come, and longest while somebody else polls. Once nothing has been under way for a
+// few milliseconds it sleeps until it is woken, which costs whoever begins an operation a system
+// call, and only then: one that was awake lately looks again by itself. So an operation that is
+// begun and waited for at once hardly meets the thread. Beside a thread that computes on the same
+// core it takes short turns. It is the rank's own thread that lets go of operations and groups:
+// nothing of the program ends in this one.
+
+namespace lockstep::detail {
+namespace {
+
+using std::chrono::microseconds;
+
+constexpr auto shortest = microseconds(50);
+/// While something is under way.
+constexpr auto longest_of_busy = microseconds(200);
+/// While nothing is, or somebody else looks after it.
+constexpr auto longest = microseconds(1000);
+
+/// Where the kernel lets a thread ask for short turns (Linux 6.12), it is let in sooner beside one
+/// that computes, for no more time in all; else it would wait for the end of the other's turn.
+void ask_for_short_turns() {
+  if (::sched_getscheduler(0) != SCHED_OTHER) return;  // whoever chose another knows why
+  // The kernel's struct sched_attr, which the C library's headers lack.
+  struct {
+    std::uint32_t size = 48;
+    std::uint32_t policy = SCHED_OTHER;
+    std::uint64_t flags = 0;
+    std::int32_t nice = 0;
+    std::uint32_t priority = 0;
+    std::uint64_t runtime = 100'000;  // ns of a turn
+    std::uint64_t deadline = 0;
+    std::uint64_t period = 0;
+  } attributes;
+  static_assert(sizeof attributes == 48);
+  attributes.nice = ::getpriority(PRIO_PROCESS, 0);
+  ::syscall(SYS_sched_setattr, 0, &attributes, 0);
+}
+
+/// The threads that run, to be stopped before what they use is gone. Never destroyed, since threads
+/// may be stopped after any static object's end.
+struct Running {
+  std::mutex mutex;
+  std::vector<ProgressThread*> threads;
+
+  static Running& get() {
+    static auto* running = [] {
+      std::atexit([] {
+        for (auto* thread : get().all()) thread->stop();
+      });
+      return new Running;
+    }();
+    return *running;
+  }
+
+  std::vector<ProgressThread*> all() {
+    const std::lock_guard lock(mutex);
+    return threads;
+  }
+};
+
+}  // namespace
+
+ProgressThread::ProgressThread(std::mutex& mutex, std::function<Outcome()> advance)
+    : mutex_(mutex), advance_(std::move(advance)), process_(::getpid()) {
+  auto& running = Running::get();
+  const std::lock_guard lock(running.mutex);
+  running.threads.push_back(this);
+  try {
+    const SignalsBlocked blocked;
+    thread_ = std::thread([this] { run(); });
+  } catch (const std::system_error& error) {
+    running.threads.pop_back();
+    throw CommError(concat("progress: no thread to advance operations with: ", error.what()));
+  }
+  ::pthread_setname_np(thread_.native_handle(), "lockstep");
+}
+
+ProgressThread::~ProgressThread() {
+  stop();
+  auto& running = Running::get();
+  const std::lock_guard lock(running.mutex);
+  std::erase(running.threads, this);
+}
+
+void ProgressThread::wake() noexcept {
+  auto asleep = State::asleep;
+  if (state_.compare_exchange_strong(asleep, State::awake)) state_.notify_one();
+}
+
+void ProgressThread::stop() noexcept {
+  if (!thread_.joinable()) return;
+  // In a child that was forked there is no such thread; and MPI may end the process in it.
+  if (::getpid() != process_ || thread_.get_id() == std::this_thread::get_id()) {
+    thread_.detach();
+    return;
+  }
+  state_ = State::stopping;
+  state_.notify_one();
+  thread_.join();
+}
+
+void ProgressThread::run() noexcept {
+  ask_for_short_turns();
+  auto nap = shortest;
+  for (;;) {
+    state_.wait(State::asleep);
+    if (state_ == State::stopping) return;
+    std::this_thread::sleep_for(nap);
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock.owns_lock()) {
+      nap = std::min(2 * nap, longest);
+      continue;
+    }
+    const auto [news, under_way] = advance_();
+    if (!under_way && nap == longest) {
+      auto awake = State::awake;
+      state_.compare_exchange_strong(awake, State::asleep);
+      nap = shortest;
+    } else {
+      nap = news ? shortest : std::min(2 * nap, under_way ? longest_of_busy : longest);
+    }
+  }
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,75 @@
+#include <numeric>
+#include <stdexcept>
+#include <vector>
+
+#include "conformance.h"
+#include "lockstep/core/error.h"
+#include "oracle.h"
+
+// What one rank does with another: messages, and memory that both see.
+
+namespace lockstep::testing {
+
+using lockstep::detail::concat;
+
+void check_places(Communicator& group) {
+  const auto rank = static_cast<std::size_t>(group.rank());
+  const auto memory = group.allocate(64);
+  const std::int64_t ordinary = 0;
+  const auto place = group.place_of(memory.get());
+  if (group.place_of(&ordinary)) throw std::runtime_error("place_of: found ordinary memory");
+  if (!place) {
+    try {
+      group.at_place(0);
+    } catch (const CommError&) {
+      return;
+    }
+    throw std::runtime_error("at_place: found memory that is not shared");
+  }
+  memory.get()[63] = static_cast<std::byte>(rank + 1);
+  std::vector<std::uint64_t> places(static_cast<std::size_t>(group.size()));
+  group.all_gather(&*place, places.data(), 1, DType::i64).wait();
+  for (std::size_t other = 0; other < places.size(); ++other) {
+    const auto got = group.at_place(places[other])[63];
+    if (got != static_cast<std::byte>(other + 1)) {
+      throw std::runtime_error(
+          concat("at_place: rank ", rank, " does not see what rank ", other, " has written"));
+    }
+  }
+  group.barrier().wait();
+}
+
+void check_messages(Communicator& group) {
+  const int size = group.size();
+  const int next = (group.rank() + 1) % size;
+  const int before = (group.rank() + size - 1) % size;
+  for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{100'003}}) {
+    for (const auto place : {Place::group, Place::elsewhere}) {
+      const Buffer mine(group, place, make_input(DType::f32, count, group.rank(), 3));
+      const Buffer theirs(group, place, Bytes(count * sizeof(float)));
+      auto sent = group.send(mine.data(), count, DType::f32, next, 5);
+      group.recv(theirs.data(), count, DType::f32, before, 5).wait();
+      sent.wait();
+      theirs.expect(make_input(DType::f32, count, before, 3), concat("message of ", count));
+    }
+  }
+  // Many in flight, and from all to rank 0, received in another order than sent.
+  std::vector<std::int64_t> numbers(20);
+  std::iota(numbers.begin(), numbers.end(), 100 * group.rank());
+  std::vector<Work> works;
+  for (auto& number : numbers) works.push_back(group.send(&number, 1, DType::i64, 0));
+  if (group.rank() == 0) {
+    for (int from = size - 1; from >= 0; --from) {
+      for (int i = 0; i < 20; ++i) {
+        std::int64_t got = -1;
+        group.recv(&got, 1, DType::i64, from).wait();
+        if (got != 100 * from + i) {
+          throw std::runtime_error(concat("recv ", i, " from ", from, " got ", got));
+        }
+      }
+    }
+  }
+  for (auto& work : works) work.wait();
+}
+
+}  // namespace lockstep::testing

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstdint>
+#include <fstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/communicator.h"
+#include "lockstep/core/text.h"
+
+namespace lockstep::testing {
+
+/// Bytes that this host's end of the link has sent, as its interface counts them.
+inline std::uint64_t bytes_over_link() {
+  std::ifstream counters("/proc/net/dev");
+  for (std::string line; std::getline(counters, line);) {
+    if (line.find("link0:") == std::string::npos) continue;
+    std::uint64_t value = 0;
+    std::size_t at = line.find(':') + 1;
+    constexpr int sent = 8;  // after as many columns of what was received
+    for (int column = 0; column <= sent; ++column) {
+      std::size_t length = 0;
+      value = std::stoull(line.substr(at), &length);
+      at += length;
+    }
+    return value;
+  }
+  throw std::runtime_error("no link0 in /proc/net/dev");
+}
+
+/// Sums four million floats that travel as halves. Says "halves" where the link and the statistics
+/// have counted two bytes for each, else what they have.
+inline std::string halves_over_the_link(Communicator& group) {
+  constexpr std::size_t count = 4'000'000;
+  constexpr std::uint64_t expected = 2 * count;
+  std::vector<float> values(count, 1);
+  group.barrier().wait();
+  const auto before = bytes_over_link();
+  group.all_reduce(values.data(), count, ReduceOp::sum, Wire{.dtype = DType::f16}).wait();
+  group.barrier().wait();
+  const auto sent = bytes_over_link() - before;
+  std::uint64_t counted = 0;
+  for (const auto& row : group.statistics()) counted += row.bytes;
+  for (const float value : values) {
+    if (value != static_cast<float>(group.size())) throw std::runtime_error("a sum is wrong");
+  }
+  // The link counts headers, and what acknowledges the other side's bytes.
+  if (counted == expected && sent > expected && sent < expected + expected / 4) return "halves";
+  return lockstep::detail::concat("sent ", sent, ", counted ", counted, ", expected ", expected);
+}
+
+}  // namespace lockstep::testing

@@ -1,0 +1,177 @@
+#include <gtest/gtest.h>
+#include <torch/nn/module.h>
+#include <torch/optim/sgd.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lockstep/parallel/distributed_data_parallel.h"
+#include "lockstep/parallel/distributed_optimizer.h"
+#include "lockstep/spawn.h"
+#include "lockstep/sync/strategy.h"
+#include "sync/on_hosts.h"
+
+// Training where hosts hold several ranks: threads that are said to be on two hosts.
+
+namespace lockstep::testing {
+namespace {
+
+const std::vector<int> two_hosts{0, 0, 1, 1};
+
+/// Its loss is linear, so that a gradient depends on rank and step only.
+struct LinearLoss : torch::nn::Module {
+  LinearLoss() {
+    for (const std::int64_t rows : {20, 3, 30, 7, 16}) {
+      parameters_.push_back(
+          register_parameter("p" + std::to_string(parameters_.size()), at::zeros({rows, 11})));
+    }
+  }
+
+  /// The third is for rank 1 alone, at every second step.
+  static bool uses(std::size_t parameter, int rank, int step) {
+    return parameter != 2 || (rank == 1 && step % 2 == 0);
+  }
+  at::Tensor slope(std::size_t parameter, int rank, int step) const {
+    const auto& sizes = parameters_[parameter].sizes();
+    const auto places = at::arange(c10::multiply_integers(sizes), at::kFloat).view(sizes);
+    return at::sin(places * 0.37 + 5 * rank + 3 * step + static_cast<double>(parameter));
+  }
+  at::Tensor forward(int rank, int step) {
+    auto loss = at::zeros({1});
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      if (uses(i, rank, step)) loss = loss + (parameters_[i] * slope(i, rank, step)).sum();
+    }
+    return loss;
+  }
+
+  std::vector<at::Tensor> parameters_;
+};
+
+std::vector<at::Tensor> copies(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> copies;
+  for (const auto& tensor : tensors) copies.push_back(tensor.detach().clone());
+  return copies;
+}
+
+void expect_equal_replicas(const std::vector<std::vector<at::Tensor>>& replicas,
+                           const std::string& what) {
+  for (std::size_t rank = 1; rank < replicas.size(); ++rank) {
+    for (std::size_t i = 0; i < replicas[0].size(); ++i) {
+      EXPECT_TRUE(replicas[rank][i].equal(replicas[0][i]))
+          << what << ": parameter " << i << " of rank " << rank;
+    }
+  }
+}
+
+// Small buckets, so that there are several, one of them with a single parameter.
+constexpr BucketCaps caps{.first = 1 << 10, .rest = 2 << 10};
+
+TEST(TrainingBetweenHosts, LosesNoGradient) {
+  constexpr int steps = 9;
+  // Codes of the mean have no feedback: of at most 1, half a code is lost a step.
+  constexpr float of_codes = steps * 0.5f / 127;
+  const std::pair<const char*, float> allowed[] = {{"topk:0.1", 1e-4f},
+                                                   {"threshold:0.6", 1e-4f},
+                                                   {"powersgd:rank=2", 1e-4f},
+                                                   {"int8", of_codes}};
+  for (const auto& [text, most] : allowed) {
+    std::vector<std::vector<at::Tensor>> replicas(two_hosts.size());
+    std::vector<State> states(two_hosts.size());
+    spawn(4, [&](const Group& threads) {
+      const auto group = on_hosts(threads, two_hosts);
+      const auto rank = static_cast<std::size_t>(group.rank());
+      auto model = std::make_shared<LinearLoss>();
+      DistributedDataParallel ddp(model, group,
+                                  {.buckets = caps, .strategy = parse_strategy(text)});
+      torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(1));
+      for (int step = 0; step < steps; ++step) {
+        sgd.zero_grad();
+        ddp(group.rank(), step).backward();
+        sgd.step();
+      }
+      replicas[rank] = copies(model->parameters_);
+      for (const auto& [name, tensor] : ddp.state()) states[rank].emplace(name, tensor.clone());
+    });
+    expect_equal_replicas(replicas, text);
+    // What was not applied is what hosts have not sent.
+    const LinearLoss loss;
+    for (std::size_t i = 0; i < loss.parameters_.size(); ++i) {
+      auto missing = replicas[0][i].clone();
+      for (int step = 0; step < steps; ++step) {
+        for (int rank = 0; rank < 4; ++rank) {
+          if (LinearLoss::uses(i, rank, step)) missing.add_(loss.slope(i, rank, step) / 4);
+        }
+      }
+      int keepers = 0;
+      for (const auto& state : states) {
+        const auto found = state.find("p" + std::to_string(i) + ".residual");
+        if (found == state.end()) continue;
+        missing.sub_(found->second / 2);
+        ++keepers;
+      }
+      EXPECT_EQ(keepers, 2) << text << ": one rank of each host keeps it";
+      EXPECT_LT(missing.abs().max().item<float>(), most) << text << ", parameter " << i;
+    }
+  }
+}
+
+TEST(TrainingBetweenHosts, CountsWhatTravelsBetweenHosts) {
+  spawn(4, [](const Group& threads) {
+    const auto group = on_hosts(threads, two_hosts);
+    auto model = std::make_shared<LinearLoss>();
+    DistributedDataParallel ddp(model, group,
+                                {.buckets = caps, .strategy = parse_strategy("topk:0.1")});
+    ddp(group.rank(), 0).backward();
+    std::uint64_t sent = 0, stood_for = 0;
+    for (const auto& row : group.statistics()) {
+      if (row.bucket < 0) continue;
+      EXPECT_EQ(row.collective, Collective::all_gather);
+      sent += row.bytes;
+      stood_for += row.dense_bytes;
+    }
+    EXPECT_GT(stood_for, 0U);
+    EXPECT_LE(sent, stood_for / 4);
+  });
+}
+
+TEST(TrainingBetweenHosts, JoinsTheHostsChanges) {
+  std::vector<std::vector<at::Tensor>> replicas(two_hosts.size());
+  std::vector<std::vector<at::Tensor>> of_hosts(2);
+  const auto train = [](const Group& group, auto& replica, const auto& gradient) {
+    auto model = std::make_shared<LinearLoss>();
+    torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.1));
+    DistributedOptimizer optimizer(sgd, *model, group, parse_strategy("adasum"));
+    for (int step = 0; step < 3; ++step) {
+      optimizer.zero_grad();
+      at::Tensor loss = at::zeros({1});
+      for (std::size_t i = 0; i < model->parameters_.size(); ++i) {
+        loss = loss + (model->parameters_[i] * gradient(*model, i, step)).sum();
+      }
+      optimizer.backward_and_update(loss);
+    }
+    replica = copies(model->parameters_);
+  };
+  spawn(4, [&](const Group& threads) {
+    train(on_hosts(threads, two_hosts), replicas[static_cast<std::size_t>(threads.rank())],
+          [&](const LinearLoss& model, std::size_t i, int step) {
+            return model.slope(i, threads.rank(), step);
+          });
+  });
+  spawn(2, [&](const Group& hosts) {
+    train(hosts, of_hosts[static_cast<std::size_t>(hosts.rank())],
+          [&](const LinearLoss& model, std::size_t i, int step) {
+            const int first = 2 * hosts.rank();
+            return (model.slope(i, first, step) + model.slope(i, first + 1, step)) / 2;
+          });
+  });
+  expect_equal_replicas(replicas, "adasum");
+  for (std::size_t i = 0; i < of_hosts[0].size(); ++i) {
+    EXPECT_TRUE(at::allclose(replicas[0][i], of_hosts[0][i], 1e-4, 1e-6)) << i;
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::testing

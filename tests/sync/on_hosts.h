@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "lockstep/comm/communicator.h"
+#include "lockstep/comm/hosts.h"
+#include "lockstep/comm/reissue.h"
+#include "lockstep/group.h"
+
+namespace lockstep::testing {
+
+/// A group of threads that is said to be on several hosts: the same collectives, but no rank can
+/// reach another's memory.
+class OnHosts final : public Communicator {
+ public:
+  OnHosts(Communicator& ranks, std::vector<int> hosts)
+      : Communicator(ranks.rank(), ranks.size()), ranks_(ranks) {
+    set_hosts(std::move(hosts));
+  }
+  explicit OnHosts(std::shared_ptr<Communicator> ranks, std::vector<int> hosts)
+      : OnHosts(*ranks, std::move(hosts)) {
+    held_ = std::move(ranks);
+  }
+
+  std::string_view backend() const override { return "on hosts"; }
+  std::shared_ptr<std::byte> allocate(std::size_t bytes) override { return ranks_.allocate(bytes); }
+  std::shared_ptr<Communicator> split(int color, int key) override {
+    auto made = ranks_.split(color, key);
+    if (made == nullptr) return nullptr;
+    const auto own = static_cast<std::int64_t>(hosts()[static_cast<std::size_t>(rank())]);
+    std::vector<std::uint64_t> known_by(static_cast<std::size_t>(made->size()));
+    made->all_gather(&own, known_by.data(), 1, DType::i64).wait();
+    return std::make_shared<OnHosts>(std::move(made), lockstep::detail::numbered_hosts(known_by));
+  }
+  void fail(std::string_view cause) noexcept override { ranks_.fail(cause); }
+
+ private:
+  Work begin(Operation&& operation) override {
+    number(operation);
+    return lockstep::detail::reissue(ranks_, operation);
+  }
+
+  Communicator& ranks_;
+  std::shared_ptr<Communicator> held_;
+};
+
+/// The group, with its ranks on those hosts.
+inline Group on_hosts(const Group& group, const std::vector<int>& hosts) {
+  return Group(std::make_shared<OnHosts>(group.communicator(), hosts));
+}
+
+}  // namespace lockstep::testing
