@@ -11,6 +11,7 @@
 #include "lockstep/core/digest.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
+#include "lockstep/core/rank_list.h"
 #include "lockstep/core/text.h"
 #include "lockstep/core/version.h"
 
@@ -77,7 +78,7 @@ class FlightTicket final : public detail::Ticket {
   }
   std::string whom() const {
     const auto ranks = missing();
-    return ranks.empty() ? "the operations before it" : detail::list_ranks(ranks);
+    return ranks.empty() ? "the operations before it" : detail::rank_list(ranks);
   }
 
   std::shared_ptr<AdaptedCommunicator> group_;
