@@ -26,7 +26,10 @@ class Entrance {
   /// when the process may start no more threads.
   void start_thread(std::function<ProgressThread::Outcome()> advance) {
     has_thread_ = true;
-    thread_.emplace(mutex_, std::move(advance));
+    thread_.emplace(mutex_, [this, advance = std::move(advance)] {
+      if (!std::exchange(entered_, false)) return advance();
+      return ProgressThread::Outcome{.news = false, .under_way = true, .attended = true};
+    });
   }
   bool has_thread() const { return has_thread_; }
   /// To be called in a Use that leaves an operation under way.
@@ -42,7 +45,9 @@ class Entrance {
     /// Throws: InvalidArgument naming backend and rank when another thread of the program is
     /// inside.
     Use(Entrance& entrance, std::string_view backend, int rank)
-        : entrance_(entrance), one_(entrance.used_, backend, rank), lock_(entrance.mutex_) {}
+        : entrance_(entrance), one_(entrance.used_, backend, rank), lock_(entrance.mutex_) {
+      entrance.entered_ = true;
+    }
     ~Use() {
       // With its last operation a group may end, which takes the mutex.
       const auto complete = std::exchange(entrance_.complete_, {});
@@ -70,6 +75,7 @@ class Entrance {
   std::mutex mutex_;
   std::atomic<bool> used_{false};
   std::vector<std::shared_ptr<void>> complete_;
+  bool entered_ = false;  ///< by a Use, since the thread looked last
   bool has_thread_ = false;
   std::optional<ProgressThread> thread_;
 };

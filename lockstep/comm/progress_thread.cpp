@@ -21,12 +21,12 @@
 // Operations are advanced by whoever holds the mutex: every call of the rank's own thread holds it,
 // a wait from its beginning to its end, so a rank that waits polls by itself, and as fast as it
 // can. The thread never waits for the mutex. Between its looks it sleeps, longer each time that
-// nothing has come, and longest while somebody else polls. Once nothing has been under way for a
-// few milliseconds it sleeps until it is woken, which costs whoever begins an operation a system
-// call, and only then: one that was awake lately looks again by itself. So an operation that is
-// begun and waited for at once hardly meets the thread. Beside a thread that computes on the same
-// core it takes short turns. It is the rank's own thread that lets go of operations and groups:
-// nothing of the program ends in this one.
+// nothing has come, and longest while somebody else polls, or has since it looked last. Once
+// nothing has been under way for a few milliseconds it sleeps until it is woken, which costs
+// whoever begins an operation a system call, and only then: one that was awake lately looks again
+// by itself. So an operation that is begun and waited for at once hardly meets the thread. Beside a
+// thread that computes on the same core it takes short turns. It is the rank's own thread that lets
+// go of operations and groups: nothing of the program ends in this one.
 
 namespace lockstep::detail {
 namespace {
@@ -134,8 +134,10 @@ void ProgressThread::run() noexcept {
       nap = std::min(2 * nap, longest);
       continue;
     }
-    const auto [news, under_way] = advance_();
-    if (!under_way && nap == longest) {
+    const auto [news, under_way, attended] = advance_();
+    if (attended) {
+      nap = std::min(2 * nap, longest);
+    } else if (!under_way && nap == longest) {
       auto awake = State::awake;
       state_.compare_exchange_strong(awake, State::asleep);
       nap = shortest;

@@ -14,8 +14,9 @@ namespace lockstep::detail {
 class ProgressThread {
  public:
   struct Outcome {
-    bool news;       ///< something has come
-    bool under_way;  ///< something is still to come
+    bool news;              ///< something has come
+    bool under_way;         ///< something is still to come
+    bool attended = false;  ///< by somebody else since the last call: nothing was looked at
   };
 
   /// advance() is called with the mutex held, which everybody else who advances holds too, and
