@@ -34,6 +34,10 @@ class FlightTicket final : public detail::Ticket {
     return true;
   }
 
+  bool complete() const override {
+    return endpoint().look([&] { return flight_->complete(); });
+  }
+
   void wait() override {
     const Endpoint::Use use(endpoint());
     const auto limit = detail::wait_limit(flight_->operation(), endpoint().timeout());
