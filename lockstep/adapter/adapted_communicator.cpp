@@ -26,7 +26,6 @@ class FlightTicket final : public detail::Ticket {
   FlightTicket(std::shared_ptr<AdaptedCommunicator> group, std::shared_ptr<Flight> flight)
       : group_(std::move(group)), flight_(std::move(flight)) {}
 
-  bool complete() const override { return over(); }
   bool test() override {
     const Endpoint::Use use(endpoint());
     if (!over() && !endpoint().failed()) return false;

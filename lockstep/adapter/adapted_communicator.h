@@ -42,6 +42,8 @@ class AdaptedCommunicator final : public Communicator,
 
  private:
   Work begin(Operation&& operation) override;
+  /// Who owns a slice rounds it.
+  DType travels_as(const Operation& operation) const override { return operation.dtype; }
   /// Begins a numbered operation.
   Work start(Operation&& operation);
   void begin_to_self(const std::shared_ptr<Flight>& flight);

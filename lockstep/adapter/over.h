@@ -4,12 +4,12 @@
 
 #include <chrono>
 #include <optional>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "lockstep/group.h"
 
 namespace c10d {
 class Backend;
-class Store;
 }  // namespace c10d
 
 namespace lockstep {

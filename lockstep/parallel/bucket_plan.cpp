@@ -21,6 +21,35 @@ bool fits(const PlannedBucket& bucket, const ParameterSpec& parameter, std::size
   return (begin + parameter.numel) * element <= cap;
 }
 
+void append(PlannedBucket& bucket, std::size_t index, const ParameterSpec& parameter) {
+  const std::size_t offset =
+      round_up(bucket.numel, place_alignment / c10::elementSize(bucket.dtype));
+  bucket.places.push_back({.parameter = index, .offset = offset});
+  bucket.numel = offset + parameter.numel;
+}
+
+/// Takes from a full bucket the small parameters behind its last large one, if there are: biases,
+/// say, of the layer that comes next, whose gradients would hold up the large ones'. What is small
+/// makes up less than a sixteenth of the bucket.
+std::vector<std::size_t> take_tail(PlannedBucket& bucket,
+                                   std::span<const ParameterSpec> parameters) {
+  constexpr std::size_t small = 16;
+  std::size_t kept = bucket.places.size();
+  std::size_t elements = 0;
+  for (; kept > 0; --kept) {
+    const std::size_t numel = parameters[bucket.places[kept - 1].parameter].numel;
+    if (numel * small >= bucket.numel) break;
+    elements += numel;
+  }
+  if (kept == 0 || elements * small >= bucket.numel) return {};
+  std::vector<std::size_t> tail;
+  for (auto i = kept; i < bucket.places.size(); ++i) tail.push_back(bucket.places[i].parameter);
+  bucket.places.resize(kept);
+  const auto& last = bucket.places.back();
+  bucket.numel = last.offset + parameters[last.parameter].numel;
+  return tail;
+}
+
 }  // namespace
 
 std::vector<PlannedBucket> bucket_plan(std::span<const ParameterSpec> parameters, BucketCaps caps) {
@@ -33,15 +62,19 @@ std::vector<PlannedBucket> bucket_plan(std::span<const ParameterSpec> parameters
       return bucket.dtype == parameter.dtype && bucket.device == parameter.device;
     });
     if (current == open.end()) current = open.insert(open.end(), {plan.size(), 0});
-    if (current->bucket == plan.size() || !fits(plan[current->bucket], parameter, current->cap)) {
+    const auto begin_another = [&] {
       *current = {.bucket = plan.size(), .cap = plan.empty() ? caps.first : caps.rest};
       plan.push_back({.dtype = parameter.dtype, .device = parameter.device});
+    };
+    if (current->bucket == plan.size()) {
+      begin_another();
+    } else if (!fits(plan[current->bucket], parameter, current->cap)) {
+      const auto tail = take_tail(plan[current->bucket], parameters);
+      begin_another();
+      for (const auto small : tail) append(plan.back(), small, parameters[small]);
+      if (!tail.empty() && !fits(plan.back(), parameter, current->cap)) begin_another();
     }
-    auto& bucket = plan[current->bucket];
-    const std::size_t offset =
-        round_up(bucket.numel, place_alignment / c10::elementSize(bucket.dtype));
-    bucket.places.push_back({.parameter = index, .offset = offset});
-    bucket.numel = offset + parameter.numel;
+    append(plan[current->bucket], index, parameter);
   }
   // The lower its last parameter's index, the later a bucket is ready.
   std::stable_sort(plan.begin(), plan.end(), [](const PlannedBucket& a, const PlannedBucket& b) {

@@ -36,8 +36,9 @@ struct PlannedBucket {
 inline constexpr std::size_t place_alignment = 64;
 
 /// Distributes parameters over buckets: in reverse order of registration, about the order in which
-/// backward finishes their gradients, never mixing dtypes or devices. The buckets come in the order
-/// in which their last gradient is expected. A pure function: equal lists give equal plans.
+/// backward finishes their gradients, never mixing dtypes or devices. Small parameters at the end
+/// of a full bucket go to the next one. The buckets come in the order in which their last gradient
+/// is expected. A pure function: equal lists give equal plans.
 std::vector<PlannedBucket> bucket_plan(std::span<const ParameterSpec> parameters, BucketCaps caps);
 
 }  // namespace lockstep

@@ -30,9 +30,6 @@ void write_environment(const std::filesystem::path& folder, const RunEnvironment
 /// TensorBoard files that environment.json names as this run's; none where it cannot be read.
 std::vector<std::string> event_files_of(const std::filesystem::path& folder);
 
-/// What this machine calls itself.
-std::string host_name();
-
 /// The name of a new TensorBoard file: time, host and process.
 std::string new_event_file_name();
 

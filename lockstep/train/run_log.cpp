@@ -14,6 +14,7 @@
 #include "lockstep/comm/statistics.h"
 #include "lockstep/comm/trace.h"
 #include "lockstep/core/error.h"
+#include "lockstep/core/host_name.h"
 #include "lockstep/core/text.h"
 #include "lockstep/record/append_file.h"
 #include "lockstep/record/folder.h"
@@ -176,7 +177,7 @@ RunLog::RunLog(const Group& world, RunLogOptions options) {
     return;
   }
   auto state = std::make_unique<State>(world, std::move(options));
-  state->hosts = detail::gather(record::host_name(), world);
+  state->hosts = detail::gather(detail::host_name(), world);
   together(world, [&] {
     if (world.rank() == 0) state->open_files();
     if (state->options.trace) state->trace.emplace(state->options.spans);

@@ -45,6 +45,24 @@ TEST(BucketPlan, GivesALargeParameterItsOwnBucket) {
   EXPECT_EQ(plan[2].places, (Places{{0, 0}}));
 }
 
+// A layer's bias is ready when its weight is: it would hold up the large weight before it.
+TEST(BucketPlan, LeavesSmallParametersBehindALargeOneToTheNextBucket) {
+  const std::vector<ParameterSpec> layers{
+      {.numel = 800}, {.numel = 16}, {.numel = 100}, {.numel = 8}, {.numel = 900}};
+  const auto plan = bucket_plan(layers, {.first = 4000, .rest = 4000});
+  ASSERT_EQ(plan.size(), 2U);
+  EXPECT_EQ(plan[0].places, (Places{{4, 0}}));
+  EXPECT_EQ(plan[0].numel, 900U);
+  EXPECT_EQ(plan[1].places, (Places{{3, 0}, {2, 16}, {1, 128}, {0, 144}}));
+
+  const std::vector<ParameterSpec> too_large{{.numel = 2000}, {.numel = 16}, {.numel = 900}};
+  const auto apart = bucket_plan(too_large, {.first = 4000, .rest = 4000});
+  ASSERT_EQ(apart.size(), 3U);
+  EXPECT_EQ(apart[0].places, (Places{{2, 0}}));
+  EXPECT_EQ(apart[1].places, (Places{{1, 0}}));
+  EXPECT_EQ(apart[2].places, (Places{{0, 0}}));
+}
+
 TEST(BucketPlan, CapOfZeroIsABucketAParameter) {
   const std::vector<ParameterSpec> parameters(3, {.numel = 2});
   EXPECT_EQ(bucket_plan(parameters, {.first = 0, .rest = 0}).size(), 3U);
