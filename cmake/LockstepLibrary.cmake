@@ -31,6 +31,15 @@ function(lockstep_batch target)
   endif()
 endfunction()
 
+# A program without LibTorch. Under the sanitizers what drives the library compiles in half the time
+# if it need not be fast itself.
+function(lockstep_program target)
+  lockstep_configure(${target})
+  if(LOCKSTEP_SANITIZE)
+    target_compile_options(${target} PRIVATE -O0)
+  endif()
+endfunction()
+
 # A program of LibTorch: its hot loops are in the libraries, and LibTorch's templates take half as
 # long again at -O3.
 function(lockstep_torch_program target)

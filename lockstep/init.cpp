@@ -82,7 +82,6 @@ Group join_mpi(Backend backend, const host::Options& options, const Environment&
   return Group(hierarchical::create({.between_hosts = between_hosts, .inside = options}));
 }
 
-/// Whether the backend is one that MPI takes part in, of whatever is asked for by name.
 /// A world of several ranks that another launcher started.
 Group join_foreign(const Launcher& launcher, Backend backend, const host::Options& options,
                    const Environment& environment) {

@@ -75,7 +75,7 @@ class FlightTicket final : public detail::Ticket {
   }
   void finish() {
     let_go();
-    if (!endpoint().look([&] { return flight_->complete(); })) {
+    if (!complete()) {
       endpoint().throw_failure(group_->where(flight_->operation().label()));
     }
   }
@@ -213,21 +213,13 @@ void AdaptedCommunicator::begin_to_self(const std::shared_ptr<Flight>& flight) {
 }
 
 std::shared_ptr<Communicator> AdaptedCommunicator::split(int color, int key) {
-  const auto choices =
-      detail::exchange_choices(*this, {.color = color, .key = key, .own = endpoint_->last_group()});
-  // Higher than that of any group that a member is in, so no two groups of a rank have the same.
-  std::int64_t number = 0;
-  for (const auto& choice : choices) number = std::max(number, choice.own + 1);
-  endpoint_->set_last_group(static_cast<int>(number));
-  const auto group_ranks = detail::ranks_of_color(color, choices);
-  if (group_ranks.empty()) return nullptr;
-
-  std::vector<int> world_ranks;
-  for (const int member : group_ranks) world_ranks.push_back(channel_->world_rank(member));
-  const auto position = std::ranges::find(group_ranks, rank()) - group_ranks.begin();
+  const auto part = detail::split_numbered(*this, color, key, endpoint_->last_group());
+  endpoint_->set_last_group(static_cast<int>(part.number));
+  if (part.ranks.empty()) return nullptr;
   const auto made = std::make_shared<AdaptedCommunicator>(
-      endpoint_, std::move(world_ranks), static_cast<int>(position), static_cast<int>(number));
-  made->set_hosts(detail::hosts_of(group_ranks, hosts()));
+      endpoint_, detail::picked(channel_->members(), part.ranks), part.rank,
+      static_cast<int>(part.number));
+  made->set_hosts(detail::hosts_of(part.ranks, hosts()));
   return made;
 }
 

@@ -90,9 +90,9 @@ c10::intrusive_ptr<c10d::Work> Endpoint::post(const Message& message) {
 }
 
 void Endpoint::fail(const control::Failure& failure) noexcept {
-  const bool first = !failed();
+  // The others know why before what ends here looks to them like a failure of its own.
+  if (!failed() && board_) board_->tell(failure);
   record(failure);
-  if (first && board_) board_->tell(failure);
 }
 
 void Endpoint::record(const control::Failure& failure) noexcept {
@@ -123,7 +123,6 @@ void Endpoint::abort(c10d::Work& work) noexcept {
 void Endpoint::throw_failure(std::string_view where) {
   control::Failure failure;
   look([&] { failure = *failure_; });
-  if (board_) board_->flush();
   const std::string text = concat(where, ": ", failure.text);
   log::warn(text);
   if (failure.timeout) throw TimeoutError(text);

@@ -16,6 +16,10 @@ constexpr auto patience = std::chrono::seconds(1);
 constexpr char timed_out = 't';
 constexpr char failed_otherwise = 'f';
 
+std::string text_of(const control::Failure& failure) {
+  return concat(failure.timeout ? timed_out : failed_otherwise, failure.text);
+}
+
 }  // namespace
 
 FailureBoard::FailureBoard(const c10::intrusive_ptr<c10d::Store>& store, std::int64_t world,
@@ -35,11 +39,10 @@ FailureBoard::~FailureBoard() {
 }
 
 void FailureBoard::tell(const control::Failure& failure) noexcept {
-  {
-    const std::lock_guard lock(mutex_);
-    if (!told_) told_ = failure;
-  }
+  std::unique_lock lock(mutex_);
+  if (!told_) told_ = failure;
   changed_.notify_all();
+  changed_.wait_for(lock, patience, [this] { return ended_; });
 }
 
 void FailureBoard::ask() {
@@ -47,11 +50,6 @@ void FailureBoard::ask() {
   asked_ = true;
   changed_.notify_all();
   changed_.wait_for(lock, patience, [this] { return ended_ || !asked_; });
-}
-
-void FailureBoard::flush() {
-  std::unique_lock lock(mutex_);
-  changed_.wait_for(lock, patience, [this] { return ended_ || !told_; });
 }
 
 void FailureBoard::run() {
@@ -76,13 +74,14 @@ bool FailureBoard::look() {
     told = told_;
     if (!told && stopping_) return false;
   }
+  std::string text;
   if (told) {
-    write(*told);
-    return false;
+    // Who comes first counts.
+    text = store_->compareSet(key_, "", text_of(*told));
+  } else if (store_->check({key_})) {
+    text = store_->get_to_str(key_);
   }
-  if (!store_->check({key_})) return true;
-  const auto text = store_->get_to_str(key_);
-  if (text.empty()) return true;
+  if (text.empty()) return !told;
   heard_({.timeout = text.front() == timed_out, .text = text.substr(1)});
   return false;
 }
@@ -93,12 +92,6 @@ void FailureBoard::answer() {
     asked_ = false;
   }
   changed_.notify_all();
-}
-
-void FailureBoard::write(const control::Failure& failure) {
-  // Who comes first counts.
-  if (store_->add(key_ + "s", 1) != 1) return;
-  store_->set(key_, concat(failure.timeout ? timed_out : failed_otherwise, failure.text));
 }
 
 }  // namespace lockstep::adapter

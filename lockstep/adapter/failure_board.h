@@ -21,27 +21,25 @@ class FailureBoard {
   using Heard = std::function<void(const control::Failure&)>;
 
   /// world tells worlds of the same store apart; heard is called once at most, by the board's
-  /// thread.
+  /// thread, of one's own failure too.
   FailureBoard(const c10::intrusive_ptr<c10d::Store>& store, std::int64_t world, Heard heard);
   /// Writes what it was told before, and waits for that.
   ~FailureBoard();
   FailureBoard(const FailureBoard&) = delete;
   FailureBoard& operator=(const FailureBoard&) = delete;
 
-  /// Leaves the failure to the board's thread to write. Any thread.
+  /// Writes the failure unless another was there before it, of which is heard then; waits for that,
+  /// for a second at most. Any thread but its own.
   void tell(const control::Failure& failure) noexcept;
   /// Looks at once instead of in a while, and waits for that, for a second at most. Any thread but
   /// its own.
   void ask();
-  /// Waits until what it was told is written, for a second at most.
-  void flush();
 
  private:
   void run();
   /// Whether there is more to do: nothing is written or found.
   bool look();
   void answer();
-  void write(const control::Failure& failure);
 
   c10::intrusive_ptr<c10d::Store> store_;
   std::string key_;

@@ -25,13 +25,12 @@ class Entrance {
   /// once; who derives stops the thread before what the function uses is gone. Throws: CommError
   /// when the process may start no more threads.
   void start_thread(std::function<ProgressThread::Outcome()> advance) {
-    has_thread_ = true;
     thread_.emplace(mutex_, [this, advance = std::move(advance)] {
       if (!std::exchange(entered_, false)) return advance();
       return ProgressThread::Outcome{.news = false, .under_way = true, .attended = true};
     });
   }
-  bool has_thread() const { return has_thread_; }
+  bool has_thread() const { return thread_.has_value(); }
   /// To be called in a Use that leaves an operation under way.
   void wake_thread() {
     if (thread_) thread_->wake();
@@ -76,7 +75,6 @@ class Entrance {
   std::atomic<bool> used_{false};
   std::vector<std::shared_ptr<void>> complete_;
   bool entered_ = false;  ///< by a Use, since the thread looked last
-  bool has_thread_ = false;
   std::optional<ProgressThread> thread_;
 };
 

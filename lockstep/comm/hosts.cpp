@@ -6,6 +6,7 @@
 #include <array>
 #include <fstream>
 
+#include "lockstep/comm/split.h"
 #include "lockstep/core/host_name.h"
 
 namespace lockstep::detail {
@@ -41,8 +42,7 @@ std::vector<int> numbered_hosts(std::span<const std::uint64_t> known_by) {
 }
 
 std::vector<int> hosts_of(std::span<const int> ranks, std::span<const int> hosts) {
-  std::vector<int> of_ranks;
-  for (const int rank : ranks) of_ranks.push_back(hosts[static_cast<std::size_t>(rank)]);
+  const auto of_ranks = picked(hosts, ranks);
   return numbered(std::span<const int>(of_ranks));
 }
 

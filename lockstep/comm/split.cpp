@@ -23,4 +23,18 @@ std::vector<int> ranks_of_color(std::int64_t color, std::span<const SplitChoice>
   return ranks;
 }
 
+NumberedSplit split_numbered(Communicator& group, int color, int key, std::int64_t last_number) {
+  const auto choices = exchange_choices(group, {.color = color, .key = key, .own = last_number});
+  NumberedSplit part{.number = 0, .ranks = ranks_of_color(color, choices), .rank = 0};
+  for (const auto& choice : choices) part.number = std::max(part.number, choice.own + 1);
+  part.rank = static_cast<int>(std::ranges::find(part.ranks, group.rank()) - part.ranks.begin());
+  return part;
+}
+
+std::vector<int> picked(std::span<const int> members, std::span<const int> ranks) {
+  std::vector<int> found;
+  for (const int rank : ranks) found.push_back(members[static_cast<std::size_t>(rank)]);
+  return found;
+}
+
 }  // namespace lockstep::detail

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -114,6 +115,20 @@ DataParallelOptions delayed(const char* strategy, std::uint32_t own) {
   return options;
 }
 
+/// What a run by that strategy, on so many ranks, gives does not depend on delays.
+void expect_the_same(at::Tensor (*run)(const char*, int, std::uint32_t),
+                     std::initializer_list<const char*> strategies) {
+  for (const auto* strategy : strategies) {
+    for (const int ranks : {2, 3, 7}) {
+      const auto undelayed = run(strategy, ranks, 0);
+      for (const std::uint32_t seed : {1, 2}) {
+        EXPECT_TRUE(run(strategy, ranks, seed).equal(undelayed))
+            << strategy << " on " << ranks << " ranks, seed " << seed;
+      }
+    }
+  }
+}
+
 /// Rank 0's gradients of all steps; each rank's are the same.
 at::Tensor gradients_of(const char* strategy, int ranks, std::uint32_t seed) {
   at::Tensor result;
@@ -137,15 +152,7 @@ at::Tensor gradients_of(const char* strategy, int ranks, std::uint32_t seed) {
 }
 
 TEST(Order, OfStagesIsTheSameHoweverLateRanksAndHooksAre) {
-  for (const auto* strategy : {"fp32", "topk:0.1", "threshold:0.9", "int8", "powersgd:rank=2"}) {
-    for (const int ranks : {2, 3, 7}) {
-      const auto undelayed = gradients_of(strategy, ranks, 0);
-      for (const std::uint32_t seed : {1, 2}) {
-        EXPECT_TRUE(gradients_of(strategy, ranks, seed).equal(undelayed))
-            << strategy << " on " << ranks << " ranks, seed " << seed;
-      }
-    }
-  }
+  expect_the_same(gradients_of, {"fp32", "topk:0.1", "threshold:0.9", "int8", "powersgd:rank=2"});
 }
 
 /// The parameters after some steps, of which ranks exchange some; the same on all ranks.
@@ -175,15 +182,7 @@ at::Tensor parameters_of(const char* strategy, int ranks, std::uint32_t seed) {
 }
 
 TEST(Order, OfParametersIsTheSameHoweverLateRanksAre) {
-  for (const auto* strategy : {"partialUpdate", "local_sgd:period=3", "adasum"}) {
-    for (const int ranks : {2, 3, 7}) {
-      const auto undelayed = parameters_of(strategy, ranks, 0);
-      for (const std::uint32_t seed : {1, 2}) {
-        EXPECT_TRUE(parameters_of(strategy, ranks, seed).equal(undelayed))
-            << strategy << " on " << ranks << " ranks, seed " << seed;
-      }
-    }
-  }
+  expect_the_same(parameters_of, {"partialUpdate", "local_sgd:period=3", "adasum"});
 }
 
 }  // namespace

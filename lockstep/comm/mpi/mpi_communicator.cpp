@@ -207,27 +207,17 @@ std::vector<int> MpiCommunicator::holding_up() const {
 }
 
 std::shared_ptr<Communicator> MpiCommunicator::split(int color, int key) {
-  const auto choices =
-      detail::exchange_choices(*this, {.color = color, .key = key, .own = endpoint_->last_group()});
-  // Higher than that of any group that a member is in, so no two groups of a rank have the same.
-  std::int64_t number = 0;
-  for (const auto& choice : choices) number = std::max(number, choice.own + 1);
+  const auto part = detail::split_numbered(*this, color, key, endpoint_->last_group());
   const int most = most_groups(endpoint_->transport().last_tag());
-  if (number > most) {
+  if (part.number > most) {
     throw CommError(
         detail::concat(where("split"), ": this MPI has tags for ", most, " groups, and no more"));
   }
-  endpoint_->set_last_group(static_cast<int>(number));
-  const auto group_ranks = detail::ranks_of_color(color, choices);
-  if (group_ranks.empty()) return nullptr;
-
-  std::vector<int> world_ranks;
-  for (const int member : group_ranks) world_ranks.push_back(world_rank(member));
-  const auto position = std::find(group_ranks.begin(), group_ranks.end(), rank());
+  endpoint_->set_last_group(static_cast<int>(part.number));
+  if (part.ranks.empty()) return nullptr;
   const auto made = std::make_shared<MpiCommunicator>(
-      endpoint_, std::move(world_ranks), static_cast<int>(position - group_ranks.begin()),
-      static_cast<int>(number));
-  made->place(detail::hosts_of(group_ranks, hosts()));
+      endpoint_, detail::picked(members_, part.ranks), part.rank, static_cast<int>(part.number));
+  made->place(detail::hosts_of(part.ranks, hosts()));
   made->join();
   log::debug(detail::concat(made->where("split"), " joined its group"));
   return made;
