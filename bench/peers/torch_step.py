@@ -108,7 +108,7 @@ def train(rank, options, port, results):
     if options.ranks > 1:
         join(rank, options.ranks, port, options.address)
         best = {"gradient_as_bucket_view": True, "static_graph": True} if options.best else {}
-        model = nn.parallel.DistributedDataParallel(model, **best)
+        model = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=options.bucket_mb, **best)
         if options.fp16:
             model.register_comm_hook(None, default_hooks.fp16_compress_hook)
         if options.powersgd:
@@ -160,6 +160,7 @@ def main():
     parser.add_argument("--fp16", action="store_true", help="the hook that sends halves")
     parser.add_argument("--address", help="of rank 0, where mpirun has started the ranks")
     parser.add_argument("--powersgd", type=int, help="rank of the PowerSGD hook [no hook]")
+    parser.add_argument("--bucket-mb", type=float, help="of a bucket [PyTorch's 25]")
     parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=10)

@@ -49,9 +49,9 @@ std::vector<std::vector<Layer>> buckets(const Model& model) {
   std::vector<std::vector<Layer>> all;
   std::size_t bytes = 0;
   for (const auto& layer : model.layers) {
-    const std::size_t cap = all.size() < 2 ? caps.first : caps.rest;
+    const std::size_t enough = all.size() < 2 ? caps.first : caps.rest;
     const std::size_t more = layer.parameters() * element;
-    if (all.empty() || bytes + more > cap) {
+    if (all.empty() || bytes >= enough || bytes + more > caps.rest) {
       all.emplace_back();
       bytes = 0;
     }

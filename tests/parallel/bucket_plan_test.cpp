@@ -35,6 +35,20 @@ TEST(BucketPlan, HasASmallerFirstBucket) {
   EXPECT_EQ(plan[2].places.size(), 5U);
 }
 
+// The large one is ready soon after: behind it the rest of the backward still runs.
+TEST(BucketPlan, SendsTheFirstBucketOnceItHasEnough) {
+  const std::vector<ParameterSpec> cnn{{.numel = 500},  {.numel = 20},      {.numel = 25'000},
+                                       {.numel = 50},   {.numel = 400'000}, {.numel = 500},
+                                       {.numel = 5000}, {.numel = 10}};
+  const auto plan = bucket_plan(cnn, {});
+  ASSERT_EQ(plan.size(), 2U);
+  EXPECT_EQ(plan[0].places.back().parameter, 4U);
+  EXPECT_EQ(plan[1].places.front().parameter, 3U);
+
+  const std::vector<ParameterSpec> larger_than_any{{.numel = 10'000'000}, {.numel = 10}};
+  EXPECT_EQ(bucket_plan(larger_than_any, {}).size(), 2U);
+}
+
 TEST(BucketPlan, GivesALargeParameterItsOwnBucket) {
   const std::vector<ParameterSpec> parameters{
       {.numel = 4}, {.numel = 1000}, {.numel = 4}, {.numel = 4}};

@@ -26,8 +26,6 @@ class DirectReduction final : public Transfer {
   bool over() const override { return Transfer::over() && to_widen_ == 0; }
 
  private:
-  static constexpr std::size_t window = 4;
-
   bool as_halves() const { return operation().wire.has_value(); }
   bool everywhere() const { return operation().collective == Collective::all_reduce; }
   detail::Range slice(int member) const;
@@ -54,6 +52,7 @@ class DirectReduction final : public Transfer {
   void add_up(std::size_t round, std::byte* output);
   void widen();
 
+  std::size_t window_;  ///< rounds under way
   std::size_t piece_elements_ = 0;
   std::size_t rounds_ = 0;
   std::size_t begun_rounds_ = 0;
@@ -71,11 +70,12 @@ class DirectReduction final : public Transfer {
 
 DirectReduction::DirectReduction(const MpiCommunicator& group, const Operation& operation)
     : Transfer(group, operation) {
-  constexpr std::size_t longest = 512 << 10;
   constexpr std::size_t shortest = 32 << 10;
   constexpr std::size_t most_staging = 32 << 20;
   const auto members = static_cast<std::size_t>(size());
-  const std::size_t bytes = std::clamp(most_staging / window / members, shortest, longest);
+  const auto [longest, most] = pieces();
+  window_ = std::clamp<std::size_t>(most_staging / longest / members, 4, most);
+  const std::size_t bytes = std::clamp(most_staging / window_ / members, shortest, longest);
   piece_elements_ = bytes / travelling_element();
   std::size_t longest_slice = 0;
   for (int member = 0; member < size(); ++member) {
@@ -83,9 +83,9 @@ DirectReduction::DirectReduction(const MpiCommunicator& group, const Operation& 
   }
   piece_elements_ = std::min(piece_elements_, longest_slice);
   rounds_ = (longest_slice + piece_elements_ - 1) / piece_elements_;
-  staging_ = std::make_unique_for_overwrite<std::byte[]>(window * members * piece_elements_ *
+  staging_ = std::make_unique_for_overwrite<std::byte[]>(window_ * members * piece_elements_ *
                                                          travelling_element());
-  here_.resize(window * members);
+  here_.resize(window_ * members);
   if (everywhere()) sent_.resize(rounds_ * members);
   results_begun_.resize(members);
   if (!as_halves()) return;
@@ -108,12 +108,12 @@ detail::Range DirectReduction::piece(int member, std::size_t round) const {
 
 std::byte* DirectReduction::staged(int source, std::size_t round) const {
   const std::size_t place =
-      round % window * static_cast<std::size_t>(size()) + static_cast<std::size_t>(source);
+      round % window_ * static_cast<std::size_t>(size()) + static_cast<std::size_t>(source);
   return staging_.get() + place * piece_elements_ * travelling_element();
 }
 
 bool DirectReduction::all_here(std::size_t round) const {
-  const auto begin = here_.begin() + static_cast<std::ptrdiff_t>(round % window) * size();
+  const auto begin = here_.begin() + static_cast<std::ptrdiff_t>(round % window_) * size();
   return std::all_of(begin, begin + size(), [](auto here) { return here != 0; });
 }
 
@@ -129,7 +129,7 @@ bool DirectReduction::begun() const {
 
 void DirectReduction::advance() {
   for (;;) {
-    while (begun_rounds_ < rounds_ && begun_rounds_ < reduced_ + window) {
+    while (begun_rounds_ < rounds_ && begun_rounds_ < reduced_ + window_) {
       begin_round(begun_rounds_++);
     }
     if (everywhere()) begin_results();
@@ -141,7 +141,7 @@ void DirectReduction::advance() {
 
 void DirectReduction::begin_round(std::size_t round) {
   const std::size_t mine = piece(rank(), round).length * travelling_element();
-  std::uint8_t* here = &here_[round % window * static_cast<std::size_t>(size())];
+  std::uint8_t* here = &here_[round % window_ * static_cast<std::size_t>(size())];
   std::fill_n(here, size(), std::uint8_t{0});
   here[rank()] = 1;
   for (int step = 1; step < size(); ++step) {

@@ -28,8 +28,6 @@ class RingReduction final : public Transfer {
   }
 
  private:
-  static constexpr std::size_t window = 8;
-
   int next() const { return (rank() + 1) % size(); }
   int before() const { return (rank() + size() - 1) % size(); }
   /// The message's piece, of the slice that is so many ranks back when its turn is the first.
@@ -38,7 +36,7 @@ class RingReduction final : public Transfer {
     return operation().output + range.begin * element();
   }
   std::byte* staged(std::size_t message) const {
-    return staging_.get() + message % window * piece_elements_ * element();
+    return staging_.get() + message % window_ * piece_elements_ * element();
   }
 
   void add_sums();
@@ -47,6 +45,7 @@ class RingReduction final : public Transfer {
   void send_results();
   void add(std::size_t message);
 
+  std::size_t window_;  ///< messages under way, of sums and of results
   std::size_t piece_elements_ = 0;
   std::size_t pieces_ = 0;                ///< of the longest slice
   std::size_t messages_ = 0;              ///< of sums, and of results
@@ -64,17 +63,16 @@ class RingReduction final : public Transfer {
 };
 
 RingReduction::RingReduction(const MpiCommunicator& group, const Operation& operation)
-    : Transfer(group, operation) {
-  constexpr std::size_t longest = 256 << 10;
+    : Transfer(group, operation), window_(pieces().window) {
   constexpr std::size_t shortest = 32 << 10;
   constexpr std::size_t at_least = 4;  // so that a rank adds one while the next is on its way
   const auto members = static_cast<std::size_t>(size());
   const std::size_t slice = slice_of(operation.count, element(), 0, size()).length;
-  const std::size_t bytes = std::clamp(slice * element() / at_least, shortest, longest);
+  const std::size_t bytes = std::clamp(slice * element() / at_least, shortest, pieces().bytes);
   piece_elements_ = std::min(bytes / element(), slice);
   pieces_ = (slice + piece_elements_ - 1) / piece_elements_;
   messages_ = (members - 1) * pieces_;
-  staging_ = std::make_unique_for_overwrite<std::byte[]>(window * piece_elements_ * element());
+  staging_ = std::make_unique_for_overwrite<std::byte[]>(window_ * piece_elements_ * element());
   for (auto* flags : {&sum_here_, &sum_left_, &result_here_, &result_left_}) {
     flags->resize(messages_);
   }
@@ -106,7 +104,7 @@ void RingReduction::advance() {
 
 void RingReduction::add_sums() {
   const auto expect = [&] {
-    for (; sums_expected_ < std::min(messages_, sums_added_ + window); ++sums_expected_) {
+    for (; sums_expected_ < std::min(messages_, sums_added_ + window_); ++sums_expected_) {
       receive(staged(sums_expected_), piece(sums_expected_, 2).length * element(), before(),
               Channel::parts, &sum_here_[sums_expected_]);
     }
@@ -135,7 +133,7 @@ void RingReduction::add(std::size_t message) {
 
 void RingReduction::send_sums() {
   for (; sums_begun_ < std::min(messages_, sums_added_ + pieces_); ++sums_begun_) {
-    if (sums_begun_ >= window && sum_left_[sums_begun_ - window] == 0) return;
+    if (sums_begun_ >= window_ && sum_left_[sums_begun_ - window_] == 0) return;
     const auto range = piece(sums_begun_, 1);
     send(own(range), range.length * element(), next(), Channel::parts, &sum_left_[sums_begun_]);
   }
@@ -145,7 +143,7 @@ void RingReduction::send_sums() {
 void RingReduction::receive_results() {
   for (; results_expected_ < sums_begun_ && sum_left_[results_expected_] != 0;
        ++results_expected_) {
-    if (results_expected_ >= window && result_here_[results_expected_ - window] == 0) return;
+    if (results_expected_ >= window_ && result_here_[results_expected_ - window_] == 0) return;
     const auto range = piece(results_expected_, 1);
     receive(own(range), range.length * element(), before(), Channel::results,
             &result_here_[results_expected_]);
@@ -158,7 +156,7 @@ void RingReduction::send_results() {
                              : result_here_[message - pieces_] != 0;
   };
   for (; results_begun_ < messages_ && here(results_begun_); ++results_begun_) {
-    if (results_begun_ >= window && result_left_[results_begun_ - window] == 0) return;
+    if (results_begun_ >= window_ && result_left_[results_begun_ - window_] == 0) return;
     const auto range = piece(results_begun_, 0);
     send(own(range), range.length * element(), next(), Channel::results,
          &result_left_[results_begun_]);

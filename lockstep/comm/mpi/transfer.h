@@ -43,6 +43,13 @@ class Transfer {
   /// Bytes of an element on its way.
   std::size_t travelling_element() const { return size_of(operation_.travels_as()); }
 
+  /// How a reduction cuts its slices. Note [How long a piece is] is in transfer.cpp.
+  struct Pieces {
+    std::size_t bytes;   ///< of the longest
+    std::size_t window;  ///< how many of a slice are under way at once
+  };
+  Pieces pieces() const;
+
   /// Messages of no bytes are over at once. *flag, if given, becomes 1 when the message is over.
   void send(const std::byte* data, std::size_t bytes, int member, Channel channel,
             std::uint8_t* flag = nullptr);
