@@ -41,8 +41,8 @@ Forecast forecast(const Setting& setting, const Strategy& strategy);
 /// All of them, the fastest first.
 std::vector<Forecast> forecasts(const Setting& setting, const std::vector<Strategy>& strategies);
 
-/// The layers of each bucket, in the order in which they leave: the first once it has 1 MiB, each of
-/// up to 25 MiB, and larger layers by themselves.
+/// The layers of each bucket, in the order in which they leave: the first once it has 1 MiB, each
+/// of up to 25 MiB, and larger layers by themselves.
 std::vector<std::vector<Layer>> buckets(const Model& model);
 
 }  // namespace lockstep::plan
