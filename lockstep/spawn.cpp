@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <exception>
+#include <memory>
 #include <optional>
 #include <string>
 #include <system_error>
@@ -54,8 +55,10 @@ void spawn(int n, const std::function<void(Group)>& fn, const InitOptions& optio
   const auto run_rank = [&](int rank) {
     inside = true;
     at::set_num_threads(threads);  // of this thread's parallel regions
+    std::shared_ptr<Communicator> member;  // until the others can tell why it leaves
     try {
-      fn(Group(host::create(world, rank, ranks)));
+      member = host::create(world, rank, ranks);
+      fn(Group(member));
     } catch (...) {
       auto& error = errors[static_cast<std::size_t>(rank)];
       error = std::current_exception();

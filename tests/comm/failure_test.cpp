@@ -128,7 +128,6 @@ TEST(Failure, AbandonedWorkEndsTheWorld) {
   std::promise<void> abandoned;
   const auto over = abandoned.get_future().share();
   const auto texts = what_ranks_threw(2, [&](const auto& group) {
-    group->barrier().wait();  // nobody is still in init()
     if (group->rank() == 0) {
       try {
         const auto work = group->all_reduce(floats, 8, DType::f32, ReduceOp::sum);
@@ -140,7 +139,17 @@ TEST(Failure, AbandonedWorkEndsTheWorld) {
     over.wait();
     group->barrier().wait();
   });
-  EXPECT_THAT(texts, Each(HasSubstr("rank 0: all_reduce #2 was abandoned")));
+  EXPECT_THAT(texts, Each(HasSubstr("rank 0: all_reduce #1 was abandoned")));
+}
+
+TEST(Failure, WhatAllGaveBeforeItIsComplete) {
+  for (int round = 0; round < 200; ++round) {
+    const auto texts = what_ranks_threw(2, [](const auto& group) {
+      group->barrier().wait();
+      if (group->rank() == 0) group->fail("too late for init() and the barrier");
+    });
+    ASSERT_THAT(texts, Each("")) << round;
+  }
 }
 
 TEST(Failure, DestroyedWorkIsFinished) {

@@ -1,3 +1,5 @@
+#include "launchers.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -19,17 +21,6 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Variables = Launched::Variables;
 
-const std::string program = LOCKSTEP_BINARY_DIR "/init_program";
-
-std::vector<std::string> under_mpirun(int n) {
-  std::vector<std::string> words{LOCKSTEP_MPIEXEC};
-  if (mpi::version().starts_with("Open MPI")) {
-    words.insert(words.end(), {"--oversubscribe", "--allow-run-as-root"});
-  }
-  words.insert(words.end(), {"-n", std::to_string(n), program});
-  return words;
-}
-
 /// Every rank's variables; RANK and the like stand for the rank itself.
 using VariablesOfRank = std::function<Variables(const std::string& rank)>;
 
@@ -38,7 +29,7 @@ std::string started_by_hand(int n, const VariablesOfRank& variables,
                             const std::string& behaviour = {}) {
   std::vector<std::unique_ptr<Launched>> ranks;
   for (int rank = n; rank-- > 0;) {
-    ranks.push_back(std::make_unique<Launched>(std::vector{program, behaviour},
+    ranks.push_back(std::make_unique<Launched>(std::vector{init_program, behaviour},
                                                variables(std::to_string(rank))));
   }
   std::string said;
@@ -47,7 +38,7 @@ std::string started_by_hand(int n, const VariablesOfRank& variables,
 }
 
 /// A port that tells this test's worlds from those of others; nobody listens there.
-std::string own_port() { return std::to_string(::getpid()); }
+std::string own_port() { return std::to_string(1024 + ::getpid() % 60'000); }
 
 VariablesOfRank by_hand(const std::string& size) {
   return [size](const std::string& rank) {
@@ -77,14 +68,8 @@ TEST(Launchers, MpirunWithBackendMpi) {
 
 TEST(Launchers, RanksOfSeveralHostsFormAHierarchy) {
   if (!mpi::available().empty()) GTEST_SKIP() << mpi::available();
-  // Pairs of ranks that are said to be on one host each.
-  auto command = under_mpirun(4);
-  const auto here = command.back();
-  command.pop_back();
-  command.insert(command.end(), {"sh", "-c",
-                                 "r=${OMPI_COMM_WORLD_RANK:-$PMI_RANK}; LOCKSTEP_HOST=$((r / 2)) "
-                                 "exec " +
-                                     quoted(here) + " where"});
+  auto command = under_mpirun_on_pairs(4);
+  command.push_back("where");
   const auto ended = Launched(command, {{"LOCKSTEP_BACKEND", "hierarchical"}}).wait();
   EXPECT_EQ(ended.code, 0) << ended.err;
   EXPECT_THAT(ended.out,
@@ -149,7 +134,7 @@ TEST(Launchers, OfTheOtherMpiIsAnErrorOnEveryRank) {
   if (!std::filesystem::exists(other)) GTEST_SKIP() << other << " is not installed";
   std::vector<std::string> words{other};
   if (!openmpi) words.insert(words.end(), {"--oversubscribe", "--allow-run-as-root"});
-  words.insert(words.end(), {"-n", "2", program});
+  words.insert(words.end(), {"-n", "2", init_program});
   const auto said = Launched(words, {{"LOCKSTEP_BACKEND", "mpi"}}).wait().out;
   const std::string wrong = "the launcher started 2 ranks, but this program's MPI (";
   EXPECT_NE(said.find(wrong), said.rfind(wrong)) << said;
@@ -200,7 +185,7 @@ TEST(Launchers, AMeetingPlaceThatDoesNotResolveIsRefused) {
 }
 
 TEST(Launchers, OneRankIsAWorldOfOne) {
-  const auto ended = Launched({program}, {{"WORLD_SIZE", "1"}}).wait();
+  const auto ended = Launched({init_program}, {{"WORLD_SIZE", "1"}}).wait();
   EXPECT_EQ(ended.out, "rank 0 of 1 over host: 1\n");
 }
 
@@ -225,13 +210,13 @@ TEST(Launchers, ContradictionsAreShown) {
   auto variables = by_hand("2")("0");
   variables["OMPI_COMM_WORLD_RANK"] = "1";
   variables["OMPI_COMM_WORLD_SIZE"] = "4";
-  EXPECT_THAT(Launched({program}, variables).wait().out,
+  EXPECT_THAT(Launched({init_program}, variables).wait().out,
               HasSubstr("init: contradictory environment: rank 1 of 4 by OpenMPI's mpirun, but "
                         "RANK=0, WORLD_SIZE=2; unset what is left over"));
 }
 
 TEST(Launchers, LockstepRunStartsNoMpi) {
-  const auto ended = run_lockstep({"-n", "1", program}, {{"LOCKSTEP_BACKEND", "mpi"}});
+  const auto ended = run_lockstep({"-n", "1", init_program}, {{"LOCKSTEP_BACKEND", "mpi"}});
   EXPECT_THAT(ended.out, HasSubstr("started by lockstep run, whose processes no MPI knows"));
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "launch/launched.h"
+#include "launchers.h"
 #include "temporary_folder.h"
 
 // Worlds of PyTorch's own launcher, and what it says when a rank ends with an error.
@@ -17,8 +18,6 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-const std::string init_program = LOCKSTEP_BINARY_DIR "/init_program";
 
 class Torchrun : public ::testing::Test {
  protected:

@@ -35,7 +35,8 @@ Endpoint::Endpoint(std::shared_ptr<World> world, int rank, const Options& option
 }
 
 Endpoint::~Endpoint() {
-  arena().rank(rank_).status.store(RankStatus::left);
+  auto joined = RankStatus::joined;  // else somebody has said why it is gone
+  arena().rank(rank_).status.compare_exchange_strong(joined, RankStatus::left);
   ring_all(arena());
 }
 
@@ -51,8 +52,11 @@ void Endpoint::wait(const InFlight& operation) {
   const auto finished = [&] {
     poll();
     if (operation.complete()) return true;
-    if (failed()) throw_failure(operation.where());
-    return false;
+    if (!failed()) return false;
+    // What the others gave before the failure is visible now.
+    poll();
+    if (operation.complete()) return true;
+    throw_failure(operation.where());
   };
   for (int i = 0; i < spins_; ++i) {
     if (finished()) return;

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "launch/launched.h"
+#include "lockstep/comm/mpi/mpi.h"
+
+namespace lockstep::testing {
+
+inline const std::string init_program = LOCKSTEP_BINARY_DIR "/init_program";
+
+/// mpirun of that many ranks, to be followed by a program.
+inline std::vector<std::string> mpirun(int ranks) {
+  std::vector<std::string> words{LOCKSTEP_MPIEXEC};
+  if (mpi::version().starts_with("Open MPI")) {
+    words.insert(words.end(), {"--oversubscribe", "--allow-run-as-root"});
+  }
+  words.insert(words.end(), {"-n", std::to_string(ranks)});
+  return words;
+}
+
+inline std::vector<std::string> under_mpirun(int ranks) {
+  auto words = mpirun(ranks);
+  words.push_back(init_program);
+  return words;
+}
+
+/// The same, of pairs of ranks that are said to be on one host each.
+inline std::vector<std::string> under_mpirun_on_pairs(int ranks) {
+  auto words = mpirun(ranks);
+  words.insert(words.end(), {"sh", "-c",
+                             "r=${OMPI_COMM_WORLD_RANK:-$PMI_RANK}; LOCKSTEP_HOST=$((r / 2)) "
+                             "exec \"$@\"",
+                             "--", init_program});
+  return words;
+}
+
+}  // namespace lockstep::testing
