@@ -54,7 +54,7 @@ void spawn(int n, const std::function<void(Group)>& fn, const InitOptions& optio
   std::vector<std::exception_ptr> errors(static_cast<std::size_t>(n));
   const auto run_rank = [&](int rank) {
     inside = true;
-    at::set_num_threads(threads);  // of this thread's parallel regions
+    at::set_num_threads(threads);          // of this thread's parallel regions
     std::shared_ptr<Communicator> member;  // until the others can tell why it leaves
     try {
       member = host::create(world, rank, ranks);
