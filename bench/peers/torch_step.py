@@ -107,8 +107,10 @@ def train(rank, options, port, results):
     model = make()
     if options.ranks > 1:
         join(rank, options.ranks, port, options.address)
-        best = {"gradient_as_bucket_view": True, "static_graph": True} if options.best else {}
-        model = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=options.bucket_mb, **best)
+        how = {"gradient_as_bucket_view": True, "static_graph": True} if options.best else {}
+        if options.bucket_mb:
+            how["bucket_cap_mb"] = options.bucket_mb
+        model = nn.parallel.DistributedDataParallel(model, **how)
         if options.fp16:
             model.register_comm_hook(None, default_hooks.fp16_compress_hook)
         if options.powersgd:

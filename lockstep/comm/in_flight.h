@@ -73,7 +73,7 @@ bool InFlightIn<Group>::test() {
   const typename Group::Use use(endpoint);
   endpoint.poll();
   if (complete() || !endpoint.failed()) return complete();
-  endpoint.poll();  // what the others gave before the failure is visible now
+  endpoint.poll();  // in a host's memory, what the others gave before the failure is visible now
   if (!complete()) endpoint.throw_failure(where());
   return true;
 }

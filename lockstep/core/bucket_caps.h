@@ -4,7 +4,7 @@
 
 namespace lockstep {
 
-/// How large buckets may become. Units: bytes. A parameter larger than that has a bucket of its
+/// How large buckets may become. Units: bytes. A parameter larger than rest has a bucket of its
 /// own.
 struct BucketCaps {
   std::size_t first = std::size_t{1} << 20;  ///< with so many the bucket that is ready first leaves

@@ -18,10 +18,11 @@ namespace {
 constexpr int ranks = 4;
 
 /// The parameters in which the command's ranks end, the same on all; command ends in the program.
-at::Tensor trained(std::vector<std::string> command, const Launched::Variables& variables) {
+at::Tensor trained(std::vector<std::string> command, Launched::Variables variables) {
   const TemporaryFolder folder;
   const auto file = (folder / "parameters.pt").string();
   command.insert(command.end(), {"train", file});
+  variables.emplace("OMP_NUM_THREADS", "1");  // or launchers give ranks different numbers
   const auto ended = Launched(command, variables).wait();
   EXPECT_EQ(ended.code, 0) << ended.out << ended.err;
   at::Tensor parameters;
