@@ -16,8 +16,8 @@ namespace lockstep {
 
 struct OverOptions {
   /// By which ranks tell one another what ended the world: the one that the backend was made with
-  /// will do if it has compareSet(), as TCPStore, FileStore and HashStore have. Without it the others
-  /// hear of a failure as their backend does, or when they have waited for too long.
+  /// will do if it has compareSet(), as TCPStore, FileStore and HashStore have. Without it the
+  /// others hear of a failure as their backend does, or when they have waited for too long.
   c10::intrusive_ptr<c10d::Store> store = {};
   std::optional<std::chrono::milliseconds> timeout =
       {};  ///< longest wait; default LOCKSTEP_TIMEOUT, else 10 minutes
