@@ -9,17 +9,18 @@ std::size_t round_up(std::size_t value, std::size_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-/// The bucket being filled for one dtype on one device, by its index in the plan. Units: bytes.
+/// The bucket being filled for one dtype on one device, by its index in the plan.
 struct Open {
   std::size_t bucket;
-  std::size_t enough;  ///< once it has them, it is full
-  std::size_t most;    ///< unless one parameter alone has more
+  std::size_t enough;  ///< once it has them, it is full. Units: bytes
 };
 
-bool fits(const PlannedBucket& bucket, const ParameterSpec& parameter, const Open& open) {
+bool fits(const PlannedBucket& bucket, const ParameterSpec& parameter, std::size_t enough,
+          std::size_t rest) {
   const std::size_t element = c10::elementSize(bucket.dtype);
   const std::size_t begin = round_up(bucket.numel, place_alignment / element);
-  return bucket.numel * element < open.enough && (begin + parameter.numel) * element <= open.most;
+  return bucket.numel * element < enough &&
+         (begin + parameter.numel) * element <= std::max(enough, rest);
 }
 
 void append(PlannedBucket& bucket, std::size_t index, const ParameterSpec& parameter) {
@@ -62,20 +63,19 @@ std::vector<PlannedBucket> bucket_plan(std::span<const ParameterSpec> parameters
       const auto& bucket = plan[candidate.bucket];
       return bucket.dtype == parameter.dtype && bucket.device == parameter.device;
     });
-    if (current == open.end()) current = open.insert(open.end(), {plan.size(), 0, 0});
+    if (current == open.end()) current = open.insert(open.end(), {plan.size(), 0});
     const auto begin_another = [&] {
-      *current = {.bucket = plan.size(),
-                  .enough = plan.empty() ? caps.first : caps.rest,
-                  .most = plan.empty() ? std::max(caps.first, caps.rest) : caps.rest};
+      *current = {.bucket = plan.size(), .enough = plan.empty() ? caps.first : caps.rest};
       plan.push_back({.dtype = parameter.dtype, .device = parameter.device});
     };
     if (current->bucket == plan.size()) {
       begin_another();
-    } else if (!fits(plan[current->bucket], parameter, *current)) {
+    } else if (!fits(plan[current->bucket], parameter, current->enough, caps.rest)) {
       const auto tail = take_tail(plan[current->bucket], parameters);
       begin_another();
       for (const auto small : tail) append(plan.back(), small, parameters[small]);
-      if (!tail.empty() && !fits(plan.back(), parameter, *current)) begin_another();
+      if (!tail.empty() && !fits(plan.back(), parameter, current->enough, caps.rest))
+        begin_another();
     }
     append(plan[current->bucket], index, parameter);
   }

@@ -3,22 +3,11 @@
 #include <string>
 #include <vector>
 
-#include "launch/launched.h"
-#include "lockstep/comm/mpi/mpi.h"
+#include "mpirun.h"
 
 namespace lockstep::testing {
 
 inline const std::string init_program = LOCKSTEP_BINARY_DIR "/init_program";
-
-/// mpirun of that many ranks, to be followed by a program.
-inline std::vector<std::string> mpirun(int ranks) {
-  std::vector<std::string> words{LOCKSTEP_MPIEXEC};
-  if (mpi::version().starts_with("Open MPI")) {
-    words.insert(words.end(), {"--oversubscribe", "--allow-run-as-root"});
-  }
-  words.insert(words.end(), {"-n", std::to_string(ranks)});
-  return words;
-}
 
 inline std::vector<std::string> under_mpirun(int ranks) {
   auto words = mpirun(ranks);

@@ -10,6 +10,7 @@
 
 #include "launch/launched.h"
 #include "lockstep/comm/mpi/mpi.h"
+#include "mpirun.h"
 #include "temporary_folder.h"
 
 namespace lockstep::testing {
@@ -19,12 +20,8 @@ namespace lockstep::testing {
 inline std::vector<std::string> command(int n, const std::string& behaviour,
                                         const std::string& argument = {},
                                         const std::string& hosts = {}) {
-  std::vector<std::string> words{LOCKSTEP_MPIEXEC};
-  if (mpi::version().starts_with("Open MPI")) {
-    words.insert(words.end(), {"--oversubscribe", "--allow-run-as-root"});
-  }
-  words.insert(words.end(), {"-n", std::to_string(n), LOCKSTEP_BINARY_DIR "/mpi_rank_program",
-                             behaviour, argument});
+  auto words = mpirun(n);
+  words.insert(words.end(), {LOCKSTEP_BINARY_DIR "/mpi_rank_program", behaviour, argument});
   if (!hosts.empty()) words.push_back(hosts);
   return words;
 }
