@@ -13,12 +13,11 @@
 #include "lockstep/core/text.h"
 
 namespace lockstep {
-namespace {
 
 using detail::concat;
 
-DType dtype_of(const at::Tensor& tensor, std::string_view where) {
-  switch (tensor.scalar_type()) {
+DType detail::dtype_of(at::ScalarType type, std::string_view where) {
+  switch (type) {
     case at::kFloat:
       return DType::f32;
     case at::kDouble:
@@ -37,10 +36,12 @@ DType dtype_of(const at::Tensor& tensor, std::string_view where) {
       return DType::i64;
     default:
       throw InvalidArgument(
-          concat(where, ": got a tensor of ", toString(tensor.scalar_type()),
+          concat(where, ": got a tensor of ", toString(type),
                  ", expected Float, Double, Half, BFloat16, Char, Byte, Int or Long"));
   }
 }
+
+namespace {
 
 /// A tensor that collectives can use as it lies, checked.
 struct Checked {
@@ -62,7 +63,7 @@ Checked check(const at::Tensor& tensor, std::string_view where) {
                                  tensor.strides(),
                                  ", expected a contiguous one: call .contiguous()"));
   }
-  const DType dtype = dtype_of(tensor, where);
+  const DType dtype = detail::dtype_of(tensor.scalar_type(), where);
   return {
       .data = tensor.data_ptr(), .count = static_cast<std::size_t>(tensor.numel()), .dtype = dtype};
 }

@@ -2,9 +2,11 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
 
 #include <functional>
 #include <memory>
+#include <string_view>
 #include <vector>
 
 #include "lockstep/comm/communicator.h"
@@ -81,5 +83,10 @@ class Group {
  private:
   std::shared_ptr<Communicator> communicator_;
 };
+
+namespace detail {
+/// How collectives carry a tensor's elements. Throws: InvalidArgument where they do not.
+DType dtype_of(at::ScalarType type, std::string_view where);
+}  // namespace detail
 
 }  // namespace lockstep

@@ -28,10 +28,12 @@ def ways_of(model, options):
     ways = {
         "Lockstep, torch's SGD": (ours, {}, "together_ms"),
         "Lockstep, FusedSgd": ([*ours, "--fused"], {}, "together_ms"),
+        "Lockstep, one copy shared": ([*ours, "--share-memory"], {}, "together_ms"),
         "PyTorch DDP as shipped": (theirs, {}, "step_ms"),
         "PyTorch DDP at its best": ([*theirs, "--best"], KEEP_MEMORY, "step_ms"),
         "one process, 2 threads": ([*theirs, *one_process], {}, "step_ms"),
         "the same, memory kept": ([*theirs, *one_process], KEEP_MEMORY, "step_ms"),
+        "and fused SGD": ([*theirs, *one_process, "--best"], KEEP_MEMORY, "step_ms"),
     }
     if model == HOOK_MODEL:
         ways["Lockstep, PowerSGD of rank 4"] = (

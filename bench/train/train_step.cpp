@@ -40,6 +40,7 @@ struct Settings {
   std::string data = MNIST_SAMPLE;
   std::string strategy = "fp32";
   bool fused = false;
+  bool share_memory = false;
   int threads = 0;
   int rounds = 7;
   int steps = 20;
@@ -91,6 +92,11 @@ class Training {
         sgd_(make_sgd(settings, model_->parameters())),
         batches_(settings, world) {
     if (alone) return;
+    if (settings.share_memory) {
+      optimizer_ = std::make_unique<lockstep::DistributedOptimizer>(
+          *sgd_, *model_, world, lockstep::DataParallelOptions{.share_memory = true});
+      return;
+    }
     ddp_ = std::make_unique<lockstep::DistributedDataParallel<Layers>>(
         model_, world,
         lockstep::DataParallelOptions{.strategy = lockstep::parse_strategy(settings.strategy),
@@ -125,7 +131,8 @@ class Training {
   static std::unique_ptr<torch::optim::Optimizer> make_sgd(const Settings& settings,
                                                            std::vector<at::Tensor> parameters) {
     const auto options = torch::optim::SGDOptions(0.005).momentum(0.9).weight_decay(1e-5);
-    if (settings.fused) return std::make_unique<lockstep::FusedSgd>(parameters, options);
+    if (settings.fused || settings.share_memory)
+      return std::make_unique<lockstep::FusedSgd>(parameters, options);
     return std::make_unique<torch::optim::SGD>(parameters, options);
   }
 
@@ -136,8 +143,12 @@ class Training {
     sgd_->zero_grad();
     const at::Tensor outputs = ddp_ ? (*ddp_)(batch.data) : model_->forward(batch.data);
     const at::Tensor loss = torch::nn::functional::cross_entropy(outputs, batch.target);
-    loss.backward();
-    sgd_->step();
+    if (optimizer_) {
+      optimizer_->backward_and_update(loss);
+    } else {
+      loss.backward();
+      sgd_->step();
+    }
     tally_.add(loss, outputs, batch.target);
   }
 
@@ -145,6 +156,7 @@ class Training {
   std::unique_ptr<torch::optim::Optimizer> sgd_;
   Batches batches_;
   std::unique_ptr<lockstep::DistributedDataParallel<Layers>> ddp_;
+  std::unique_ptr<lockstep::DistributedOptimizer> optimizer_;
   lockstep::Tally tally_;
   double all_seconds_ = 0;
   double loader_seconds_ = 0;
@@ -234,6 +246,8 @@ int main(int argc, char** argv) {
   app.add_option("--strategy", settings.strategy, "How gradients are exchanged")
       ->capture_default_str();
   app.add_flag("--fused", settings.fused, "FusedSgd instead of torch::optim::SGD");
+  app.add_flag("--share-memory", settings.share_memory,
+               "FusedSgd, and one copy of the parameters for all ranks");
   app.add_option("--data", settings.data, "Folder of MNIST")->capture_default_str();
   app.add_option("--threads", settings.threads, "So many thread ranks")->check(CLI::Range(1, 512));
   app.add_option("--rounds", settings.rounds, "Rounds of alone and together")

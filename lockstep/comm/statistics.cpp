@@ -71,7 +71,8 @@ namespace {
 
 thread_local std::chrono::nanoseconds done{};
 thread_local std::chrono::nanoseconds idle{};
-thread_local std::chrono::steady_clock::time_point communicated_until{};
+// Nothing yet: not the clock's zero, which is when the machine was started.
+thread_local auto communicated_until = std::chrono::steady_clock::time_point::min();
 
 }  // namespace
 

@@ -3,13 +3,17 @@
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
+#include <exception>
 #include <memory>
+#include <optional>
 #include <unordered_set>
 #include <utility>
 
 #include "lockstep/core/error.h"
 #include "lockstep/core/text.h"
+#include "lockstep/parallel/elementwise_optimizer.h"
 #include "lockstep/parallel/reducer.h"
+#include "lockstep/parallel/shared_update.h"
 #include "lockstep/together.h"
 
 namespace lockstep {
@@ -35,6 +39,18 @@ void check_parameters(const torch::optim::Optimizer& optimizer, const torch::nn:
   });
 }
 
+/// Whether it can do its update in parts, which share_memory asks for.
+void check_elementwise(const torch::optim::Optimizer& optimizer, const Group& group,
+                       const DataParallelOptions& options) {
+  together(group, [&] {
+    if (!options.share_memory) return;
+    if (dynamic_cast<const ElementwiseOptimizer*>(&optimizer) != nullptr) return;
+    throw InvalidArgument(
+        "DistributedOptimizer: share_memory: got an optimizer that updates whole tensors, expected "
+        "an ElementwiseOptimizer, as FusedSgd");
+  });
+}
+
 /// The model without a share in it.
 std::shared_ptr<torch::nn::Module> borrow(torch::nn::Module& model) {
   return {std::shared_ptr<void>(), &model};
@@ -52,8 +68,20 @@ DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
                                            torch::nn::Module& model, const Group& group,
                                            const DataParallelOptions& options)
     : optimizer_(optimizer),
-      replica_((check_parameters(optimizer, model, group), borrow(model)), group, options,
-               detail::Door::distributed_optimizer) {}
+      replica_((check_parameters(optimizer, model, group),
+                check_elementwise(optimizer, group, options), borrow(model)),
+               group, options, detail::Door::distributed_optimizer) {
+  if (!options.share_memory) return;
+  try {
+    shared_ = std::make_unique<detail::SharedUpdate>(
+        replica_.reducer(), group, dynamic_cast<ElementwiseOptimizer&>(optimizer));
+  } catch (const std::exception& error) {
+    group.communicator().fail(detail::concat("DistributedOptimizer: ", error.what()));
+    throw;
+  }
+}
+
+DistributedOptimizer::~DistributedOptimizer() = default;
 
 DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
                                            torch::nn::Module& model, const Group& group,
@@ -61,7 +89,11 @@ DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
     : DistributedOptimizer(optimizer, model, group, with(std::move(strategy))) {}
 
 void DistributedOptimizer::backward_and_update(const at::Tensor& loss) {
-  if (loss.defined() && loss.requires_grad()) loss.backward();
+  if (loss.defined() && loss.requires_grad()) {
+    // The update that ranks share averages by itself.
+    const auto local = shared_ ? std::optional(no_sync()) : std::nullopt;
+    loss.backward();
+  }
   step();
   zero_grad();
 }
@@ -69,9 +101,13 @@ void DistributedOptimizer::backward_and_update(const at::Tensor& loss) {
 void DistributedOptimizer::step() {
   replica_.check_unchanged();
   auto& reducer = replica_.reducer();
-  if (!reducer.has_exchanged()) reducer.exchange_gradients();
-  reducer.before_update();
-  optimizer_.step();
+  if (shared_) {
+    shared_->step();
+  } else {
+    if (!reducer.has_exchanged()) reducer.exchange_gradients();
+    reducer.before_update();
+    optimizer_.step();
+  }
   reducer.exchange_parameters();
 }
 

@@ -2,12 +2,17 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
+
 #include "lockstep/group.h"
 #include "lockstep/parallel/options.h"
 #include "lockstep/parallel/replica.h"
 #include "lockstep/sync/exchange.h"
 #include "lockstep/sync/strategy.h"
 
+namespace lockstep::detail {
+class SharedUpdate;
+}
 namespace torch::nn {
 class Module;
 }
@@ -32,11 +37,15 @@ class DistributedOptimizer {
  public:
   /// Checks that all ranks hold the same parameters and buffers, and gives them rank 0's.
   /// Throws: InvalidArgument, on every rank, when they do not, when the model cannot be wrapped, or
-  /// when the optimizer has a parameter that the model has not; the group stays usable.
+  /// when the optimizer has a parameter that the model has not, or when options.share_memory asks
+  /// for what optimizer, strategy or group cannot do; the group stays usable.
   DistributedOptimizer(torch::optim::Optimizer& optimizer, torch::nn::Module& model,
                        const Group& group, const DataParallelOptions& options = {});
   DistributedOptimizer(torch::optim::Optimizer& optimizer, torch::nn::Module& model,
                        const Group& group, Strategy strategy);
+  ~DistributedOptimizer();
+  DistributedOptimizer(const DistributedOptimizer&) = delete;
+  DistributedOptimizer& operator=(const DistributedOptimizer&) = delete;
 
   /// loss.backward(), step(), zero_grad(). Adds to what was accumulated under no_sync().
   /// Ranks: all. An undefined loss, or one that reaches no parameter, takes part without a say.
@@ -68,6 +77,7 @@ class DistributedOptimizer {
  private:
   torch::optim::Optimizer& optimizer_;
   detail::Replica replica_;
+  std::unique_ptr<detail::SharedUpdate> shared_;  ///< of options.share_memory
 };
 
 }  // namespace lockstep

@@ -30,6 +30,12 @@ struct DataParallelOptions {
   /// At every so many exchanges one bucket's parameters, each bucket in turn, are compared between
   /// ranks by a checksum that travels with the exchange; 0 never compares.
   std::int64_t verify_every = 1;
+  /// One copy of the parameters, and of what the optimizer remembers of them, for all ranks, of
+  /// which each updates a part: less memory, and for large models less time. For
+  /// DistributedOptimizer around a FusedSgd (or another ElementwiseOptimizer), the strategy fp32,
+  /// and ranks of one host. What one rank writes into a parameter, all ranks have; after
+  /// backward_and_update() nobody has seen the mean of the gradients.
+  bool share_memory = false;
 };
 
 }  // namespace lockstep

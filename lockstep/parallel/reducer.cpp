@@ -14,6 +14,7 @@
 #include "lockstep/comm/trace.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/text.h"
+#include "lockstep/parallel/gradient.h"
 #include "lockstep/parallel/without_graph.h"
 
 namespace lockstep::detail {
@@ -24,20 +25,9 @@ using torch::autograd::variable_list;
 /// Where a state keeps the count of exchanges, among what is under parameter names.
 constexpr const char* step_name = "lockstep/step";
 
-[[noreturn]] void refuse(const std::string& name, std::string_view why) {
-  throw InvalidArgument(concat("parameter ", name, ": ", why));
-}
-
 bool is_reducible(at::ScalarType dtype) {
   return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kHalf ||
          dtype == at::kBFloat16;
-}
-
-/// Whether a gradient is the slice: Module::zero_grad(false) puts another tensor over its memory.
-bool lies_in(const at::Tensor& gradient, const at::Tensor& values) {
-  return gradient.is_same(values) ||
-         (gradient.defined() && gradient.layout() == at::kStrided &&
-          gradient.data_ptr() == values.data_ptr() && gradient.strides() == values.strides());
 }
 
 std::vector<NamedTensor> trainable(const ModelState& model) {
@@ -263,13 +253,7 @@ void Reducer::move_into_bucket(Member& member) {
            "got no gradient from a backward that reached it: freeze parameters before the "
            "forward, not between it and the backward");
   }
-  if (gradient.layout() != at::kStrided || gradient.scalar_type() != values.scalar_type() ||
-      gradient.sizes() != values.sizes()) {
-    refuse(name, concat("got a gradient of layout ", gradient.layout(), ", ",
-                        toString(gradient.scalar_type()), ' ', gradient.sizes(),
-                        ", expected a dense one of ", toString(values.scalar_type()), ' ',
-                        values.sizes()));
-  }
+  expect_like(gradient, *member.slice);
   if (!lies_in(gradient, values)) {
     const at::NoGradGuard no_grad;
     if (gradient.strides() == values.strides()) {
@@ -372,6 +356,20 @@ std::span<std::uint8_t, Proof::bytes> Reducer::proof_bytes() {
 }
 
 void Reducer::exchange_gradients() { finish(*new_backward(-1)); }
+
+std::span<const std::uint8_t> Reducer::end_without_exchange() {
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    auto& member = members_[i];
+    flags_[i] = member.changed && member.slice->parameter.grad().defined() ? 1 : 0;
+    member.changed = member.in_graph = false;
+  }
+  auto verdict = group_.all_reduce(verdict_, ReduceOp::max);
+  buffers_.begin();
+  verdict.wait();
+  buffers_.end();
+  ++step_;
+  return {flags_, members_.size()};
+}
 
 void Reducer::before_update() {
   if (parameters_may_differ_) lanes_.before_update(step_ - 1);

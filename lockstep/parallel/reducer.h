@@ -57,6 +57,13 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void exchange_gradients();
   bool has_exchanged() const { return exchanged_; }
 
+  /// For an update that ranks share, instead of an exchange: this rank's factor, and, once all can
+  /// read its gradients, which parameters' some rank has changed: a byte each, lane after lane.
+  /// Then every rank's can be read, and no rank computes any more. Ranks: all.
+  double take_factor() { return weights_.take_factor(); }
+  std::span<const std::uint8_t> end_without_exchange();
+  std::span<const Lane> lanes() const { return lanes_.all(); }
+
   /// Before the optimizer's step.
   void before_update();
   /// Exchanges the parameters of those buckets whose turn it is. After the optimizer's step.

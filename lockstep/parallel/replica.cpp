@@ -10,6 +10,7 @@
 #include "lockstep/core/text.h"
 #include "lockstep/parallel/agree.h"
 #include "lockstep/parallel/reducer.h"
+#include "lockstep/parallel/shared_memory.h"
 
 namespace lockstep {
 
@@ -40,6 +41,30 @@ const char* name(BufferPolicy policy) {
   return "unknown";
 }
 
+/// Whether there can be one copy of the parameters for all ranks.
+void check_shareable(const ModelState& model, const Group& group,
+                     const DataParallelOptions& options, Door door) {
+  if (door == Door::distributed_data_parallel) {
+    throw InvalidArgument(
+        "share_memory: every rank would update the one copy: use DistributedOptimizer, which has "
+        "each update a part");
+  }
+  if (options.strategy.text() != AllReduce{}.text()) {
+    throw InvalidArgument(concat("share_memory: got strategy ", options.strategy.text(),
+                                 ", expected ", AllReduce{}.text()));
+  }
+  if (!shares_memory(group)) {
+    throw InvalidArgument(concat("share_memory: got ranks on the ", group.communicator().backend(),
+                                 " backend, expected all on one host, on the host backend"));
+  }
+  for (const auto& [name, tensor] : model.parameters) {
+    if (!tensor.requires_grad() || tensor.storage().use_count() == 1) continue;
+    throw InvalidArgument(concat("share_memory: parameter ", name,
+                                 " has its memory in common with another tensor, expected it to "
+                                 "have it for itself: it is to be moved"));
+  }
+}
+
 void check(const torch::nn::Module* module, const Group& group, const DataParallelOptions& options,
            Door door) {
   if (module == nullptr) throw InvalidArgument("got no model");
@@ -52,7 +77,9 @@ void check(const torch::nn::Module* module, const Group& group, const DataParall
     throw InvalidArgument(
         concat("verify_every: got ", options.verify_every, ", expected 0 for never, or more"));
   }
-  Reducer::check(ModelState(*module), group);
+  const ModelState model(*module);
+  Reducer::check(model, group);
+  if (options.share_memory) check_shareable(model, group, options, door);
 }
 
 /// What ranks must have in common. A rank that cannot go on says why there, so that all of them
@@ -69,7 +96,8 @@ std::vector<std::string> describe_all(const torch::nn::Module* module, const Gro
   lines.push_back(concat("options strategy ", options.strategy.text(), ", buckets of ",
                          options.buckets.first, " and ", options.buckets.rest, " bytes, ",
                          same_seed ? "same_seed" : "broadcast", ", buffers ",
-                         name(options.buffer_policy), ", verify_every ", options.verify_every));
+                         name(options.buffer_policy), ", verify_every ", options.verify_every,
+                         options.share_memory ? ", share_memory" : ""));
   return lines;
 }
 

@@ -7,11 +7,8 @@
 #include <utility>
 
 namespace lockstep {
-namespace {
 
-/// A tensor of the parameter's geometry over a part of flat's memory. Made from the storage: a
-/// view that autograd knows of could not be a gradient, as zero_grad() detaches in place.
-at::Tensor alias(const at::Tensor& flat, std::size_t offset, const at::Tensor& parameter) {
+at::Tensor detail::alias(const at::Tensor& flat, std::size_t offset, const at::Tensor& parameter) {
   const c10::DimVector strides = parameter.is_non_overlapping_and_dense()
                                      ? c10::DimVector(parameter.strides())
                                      : c10::contiguous_strides(parameter.sizes());
@@ -20,8 +17,6 @@ at::Tensor alias(const at::Tensor& flat, std::size_t offset, const at::Tensor& p
   return values;
 }
 
-}  // namespace
-
 Bucket::Bucket(std::size_t index, std::size_t numel, at::ScalarType dtype,
                std::vector<Slice> slices, const Group& group)
     : group_(group),
@@ -29,7 +24,7 @@ Bucket::Bucket(std::size_t index, std::size_t numel, at::ScalarType dtype,
       values_(group.empty({static_cast<std::int64_t>(numel)}, dtype)),
       slices_(std::move(slices)) {
   values_.zero_();
-  for (auto& slice : slices_) slice.values = alias(values_, slice.offset, slice.parameter);
+  for (auto& slice : slices_) slice.values = detail::alias(values_, slice.offset, slice.parameter);
 }
 
 }  // namespace lockstep

@@ -45,4 +45,11 @@ class Bucket {
   std::vector<Slice> slices_;
 };
 
+namespace detail {
+/// A tensor of the parameter's sizes over flat's memory from an element on: its strides where it is
+/// dense, else row major. Made from the storage: a view that autograd knows of could be neither a
+/// parameter nor a gradient, as zero_grad() detaches in place.
+at::Tensor alias(const at::Tensor& flat, std::size_t offset, const at::Tensor& parameter);
+}  // namespace detail
+
 }  // namespace lockstep

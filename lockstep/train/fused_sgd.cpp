@@ -22,6 +22,12 @@ struct Lists {
   std::vector<at::Tensor> momenta;
 };
 
+void run(const Lists& lists, const SGDOptions& options, bool is_first) {
+  at::_fused_sgd_(lists.parameters, lists.gradients, lists.momenta, options.weight_decay(),
+                  options.momentum(), options.lr(), options.dampening(), options.nesterov(), false,
+                  is_first);
+}
+
 bool is_alike(const at::Tensor& parameter, const at::Tensor& other) {
   return other.layout() == at::kStrided && other.scalar_type() == parameter.scalar_type() &&
          other.device() == parameter.device() && other.strides() == parameter.strides();
@@ -57,9 +63,7 @@ void FusedSgd::step_group(torch::optim::OptimizerParamGroup& group) {
     bool is_first = false;
     at::Tensor momentum;
     if (options.momentum() != 0) {
-      auto& known = state_[parameter.unsafeGetTensorImpl()];
-      if (!known) known = std::make_unique<SGDParamState>();
-      auto& kept = static_cast<SGDParamState&>(*known);
+      auto& kept = state_of(parameter);
       is_first = !kept.momentum_buffer().defined();
       if (is_first) kept.momentum_buffer(at::empty_like(parameter));
       momentum = kept.momentum_buffer();
@@ -69,11 +73,34 @@ void FusedSgd::step_group(torch::optim::OptimizerParamGroup& group) {
     lists.gradients.push_back(parameter.grad());
     if (momentum.defined()) lists.momenta.push_back(momentum);
   }
-  for (const auto& [call, lists] : calls) {
-    at::_fused_sgd_(lists.parameters, lists.gradients, lists.momenta, options.weight_decay(),
-                    options.momentum(), options.lr(), options.dampening(), options.nesterov(),
-                    false, call.first);
+  for (const auto& [call, lists] : calls) run(lists, options, call.first);
+}
+
+const SGDOptions* FusedSgd::options_of(const at::Tensor& parameter) const {
+  for (const auto& group : param_groups()) {
+    for (const auto& known : group.params()) {
+      if (known.is_same(parameter)) return &static_cast<const SGDOptions&>(group.options());
+    }
   }
+  return nullptr;
+}
+
+SGDParamState& FusedSgd::state_of(const at::Tensor& parameter) {
+  auto& known = state_[parameter.unsafeGetTensorImpl()];
+  if (!known) known = std::make_unique<SGDParamState>();
+  return static_cast<SGDParamState&>(*known);
+}
+
+bool FusedSgd::has(const at::Tensor& parameter) const { return options_of(parameter) != nullptr; }
+
+at::Tensor* FusedSgd::memory_of(const at::Tensor& parameter) {
+  return options_of(parameter)->momentum() != 0 ? &state_of(parameter).momentum_buffer() : nullptr;
+}
+
+void FusedSgd::update(const at::Tensor& parameter, const Elements& elements) {
+  Lists lists{.parameters = {elements.values}, .gradients = {elements.gradient}, .momenta = {}};
+  if (elements.memory.defined()) lists.momenta.push_back(elements.memory);
+  run(lists, *options_of(parameter), elements.is_first);
 }
 
 at::Tensor FusedSgd::step(LossClosure closure) {

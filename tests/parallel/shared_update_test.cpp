@@ -1,0 +1,246 @@
+// One copy of the parameters for all ranks, of which each updates a part: the same numbers, bit for
+// bit, as when every rank updates its own.
+#include "lockstep/parallel/shared_update.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lockstep/parallel/distributed_data_parallel.h"
+#include "lockstep/parallel/distributed_optimizer.h"
+#include "lockstep/train/checkpoint.h"
+#include "lockstep/train/fused_sgd.h"
+#include "models.h"
+#include "refusal.h"
+#include "tests/temporary_folder.h"
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using torch::optim::SGDOptions;
+
+const DataParallelOptions shared{.share_memory = true};
+
+/// An Mlp with a convolution in channels-last strides, a parameter of doubles, one that is frozen
+/// and one that no rank uses; what some ranks use follows from the step.
+struct Mixed : torch::nn::Module {
+  Mixed() {
+    mlp = register_module("mlp", std::make_shared<Mlp>(std::vector<std::int64_t>{7, 61, 33, 3}));
+    convolution = register_module("convolution", torch::nn::Conv2d(2, 3, 3));
+    convolution->weight.set_data(convolution->weight.contiguous(at::MemoryFormat::ChannelsLast));
+    doubles = register_parameter("doubles", at::zeros({37}, at::kDouble));
+    frozen = register_parameter("frozen", at::ones({5}), false);
+    unused = register_parameter("unused", at::ones({9}));
+    sometimes = register_parameter("sometimes", at::ones({3, 5}));
+  }
+
+  at::Tensor loss(const Group& world, int step) {
+    const auto seed = static_cast<std::uint64_t>(100 * step + world.rank());
+    auto sum = mlp->forward(random({4, 7}, seed)).pow(2).mean();
+    sum = sum + convolution->forward(random({1, 2, 5, 5}, seed + 10)).pow(2).mean();
+    sum = sum + (doubles * random({37}, seed + 20, at::kDouble)).sum().to(at::kFloat);
+    if (step % 3 == 1 && world.rank() == world.size() - 1) {
+      sum = sum + (sometimes * random({3, 5}, seed + 30)).sum();
+    }
+    return sum * frozen.sum();
+  }
+
+  std::shared_ptr<Mlp> mlp;
+  torch::nn::Conv2d convolution = nullptr;
+  at::Tensor doubles, frozen, unused, sometimes;
+};
+
+struct Trained {
+  Mixed model;
+  FusedSgd sgd;
+  DistributedOptimizer optimizer;
+
+  Trained(const Group& world, const SGDOptions& options, const DataParallelOptions& how)
+      : sgd(with_values(model, world), options), optimizer(sgd, model, world, how) {}
+
+  static std::vector<at::Tensor> with_values(Mixed& model, const Group& world) {
+    set_values(model, static_cast<std::uint64_t>(world.rank()));
+    return model.parameters();
+  }
+
+  /// In one, in two with clipping in between, with something accumulated before, and weighted.
+  void step(const Group& world, int step) {
+    switch (step % 4) {
+      case 0:
+        return optimizer.backward_and_update(model.loss(world, step));
+      case 1:
+        model.loss(world, step).backward();
+        torch::nn::utils::clip_grad_norm_(model.parameters(), 0.2);
+        optimizer.step();
+        return optimizer.zero_grad();
+      case 2: {
+        {
+          const auto local = optimizer.no_sync();
+          model.loss(world, step + 50).backward();
+        }
+        return optimizer.backward_and_update(model.loss(world, step));
+      }
+      default:
+        optimizer.weight(world.rank() + 1);
+        return optimizer.backward_and_update(
+            world.size() > 1 && world.rank() == 0 ? at::Tensor() : model.loss(world, step));
+    }
+  }
+
+  std::vector<at::Tensor> all() {
+    std::vector<at::Tensor> tensors = model.parameters();
+    for (const auto& parameter : model.parameters()) {
+      if (auto* memory = sgd.memory_of(parameter); memory != nullptr && memory->defined()) {
+        tensors.push_back(*memory);
+      }
+    }
+    return tensors;
+  }
+};
+
+void expect_equal(Trained& got, Trained& expected) {
+  const auto ours = got.all();
+  const auto theirs = expected.all();
+  ASSERT_EQ(ours.size(), theirs.size());
+  for (std::size_t i = 0; i < ours.size(); ++i) {
+    EXPECT_TRUE(torch::equal(ours[i], theirs[i])) << i;
+    EXPECT_EQ(ours[i].strides(), theirs[i].strides()) << i;
+  }
+}
+
+class SharedUpdate : public ::testing::TestWithParam<int> {};
+
+TEST_P(SharedUpdate, TakesTheSameStepsAsUpdatesOfEveryRank) {
+  on_ranks(GetParam(), [](const Group& world) {
+    for (const auto& options : {SGDOptions(0.1), SGDOptions(0.1).momentum(0.9).weight_decay(0.01),
+                                SGDOptions(0.1).momentum(0.9).nesterov(true)}) {
+      Trained one_copy(world, options, shared);
+      Trained each_its_own(world, options, {});
+      for (int step = 0; step < 8; ++step) {
+        if (step == 5) {
+          for (auto* sgd : {&one_copy.sgd, &each_its_own.sgd}) {
+            sgd->param_groups()[0].options().set_lr(0.02);
+          }
+        }
+        one_copy.step(world, step);
+        each_its_own.step(world, step);
+        // Whoever is ahead must not update what others still look at.
+        world.barrier().wait();
+        expect_equal(one_copy, each_its_own);
+        world.barrier().wait();
+      }
+    }
+  });
+}
+
+TEST_P(SharedUpdate, KeepsOneCopyUntilItEnds) {
+  on_ranks(GetParam(), [](const Group& world) {
+    auto trained = std::make_unique<Trained>(world, SGDOptions(0.1).momentum(0.9), shared);
+    trained->step(world, 0);
+    world.barrier().wait();
+    if (world.rank() == 0) {
+      const torch::NoGradGuard no_grad;
+      trained->model.doubles.fill_(3);
+      trained->model.frozen.fill_(4);
+    }
+    world.barrier().wait();
+    EXPECT_EQ(trained->model.doubles.detach().sum().item<double>(), 3 * 37);
+    EXPECT_EQ(trained->model.frozen.sum().item<double>() == 20, world.rank() == 0);
+    world.barrier().wait();
+
+    // Rank 0, in whose memory it lies, lets go of it first, and fills what it gets then.
+    Mixed model;
+    FusedSgd sgd(Trained::with_values(model, world), SGDOptions(0.1));
+    auto optimizer = std::make_unique<DistributedOptimizer>(sgd, model, world, shared);
+    const auto before = model.mlp->layers[0]->weight.detach().clone();
+    world.barrier().wait();
+    std::vector<at::Tensor> others;
+    if (world.rank() == 0) {
+      optimizer.reset();
+      for (int i = 0; i < 50; ++i) others.push_back(world.empty({1000}).fill_(-1));
+    }
+    world.barrier().wait();
+    EXPECT_TRUE(torch::equal(model.mlp->layers[0]->weight.detach(), before));
+    optimizer.reset();
+    EXPECT_TRUE(torch::equal(model.mlp->layers[0]->weight.detach(), before));
+    {
+      const torch::NoGradGuard no_grad;
+      model.doubles.fill_(world.rank());
+    }
+    world.barrier().wait();
+    EXPECT_EQ(model.doubles.detach().sum().item<double>(), 37 * world.rank());
+  });
+}
+
+TEST_P(SharedUpdate, GoesOnFromACheckpoint) {
+  const TemporaryFolder folder;
+  on_ranks(GetParam(), [&](const Group& world) {
+    const auto options = SGDOptions(0.1).momentum(0.9);
+    Trained undisturbed(world, options, shared);
+    for (int step = 0; step < 3; ++step) undisturbed.step(world, step);
+    const auto file = folder.path() / "half";
+    Checkpoint{.model = undisturbed.model, .optimizer = &undisturbed.sgd}.save(file, {}, world);
+    Trained resumed(world, options, shared);
+    resumed.step(world, 7);  // it remembers something else
+    Checkpoint{.model = resumed.model, .optimizer = &resumed.sgd}.load(file, world);
+    for (int step = 3; step < 6; ++step) {
+      undisturbed.step(world, step);
+      resumed.step(world, step);
+    }
+    expect_equal(resumed, undisturbed);
+    world.barrier().wait();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, SharedUpdate, ::testing::Values(1, 2, 3, 4, 7));
+
+TEST(SharedUpdateStart, RefusesWhatItCannotDo) {
+  on_ranks(2, [](const Group& world) {
+    const auto says = [&](const auto& fn, const char* what) {
+      EXPECT_THAT(refusal(fn), HasSubstr(what));
+      expect_usable(world);
+    };
+    Mlp model;
+    FusedSgd fused(model.parameters(), SGDOptions(0.1));
+    torch::optim::SGD plain(model.parameters(), SGDOptions(0.1));
+    says([&] { DistributedOptimizer(plain, model, world, shared); },
+         "share_memory: got an optimizer that updates whole tensors, expected an "
+         "ElementwiseOptimizer, as FusedSgd");
+    const DataParallelOptions halves{.strategy = parse_strategy("fp16"), .share_memory = true};
+    says([&] { DistributedOptimizer(fused, model, world, halves); },
+         "share_memory: got strategy fp16, expected fp32");
+    says([&] { DistributedDataParallel(std::make_shared<Mlp>(), world, shared); },
+         "use DistributedOptimizer");
+    {
+      const auto alias = model.layers[1]->weight.detach();
+      says([&] { DistributedOptimizer(fused, model, world, shared); },
+           "parameter layer1.weight has its memory in common with another tensor");
+    }
+    DataParallelOptions by_one = shared;
+    by_one.share_memory = world.rank() == 0;
+    says([&] { DistributedOptimizer(fused, model, world, by_one); }, "share_memory");
+  });
+}
+
+TEST(SharedUpdateStep, RefusesAParameterWithOtherMemory) {
+  on_ranks(2, [](const Group& world) {
+    Mlp model;
+    FusedSgd sgd(model.parameters(), SGDOptions(0.1));
+    DistributedOptimizer optimizer(sgd, model, world, shared);
+    auto& bias = model.layers[2]->bias;
+    bias.set_data(bias.detach().clone());
+    EXPECT_THAT(refusal([&] {
+                  optimizer.backward_and_update(model.forward(at::ones({1, 7})).sum());
+                }),
+                HasSubstr("parameter layer2.bias has been given other memory"));
+    expect_usable(world);
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::testing
