@@ -141,9 +141,13 @@ def train(rank, options, port, results):
         slowest = torch.tensor(rounds)
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
         rounds = slowest.tolist()
-        dist.destroy_process_group()
     if rank == 0:
         results.put(rounds)
+    if options.ranks > 1:
+        dist.barrier()
+        if not options.address:
+            os._exit(0)  # Gloo's threads now and then abort a process that takes them down
+        dist.destroy_process_group()
 
 
 def free_port():
