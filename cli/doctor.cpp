@@ -126,12 +126,13 @@ std::string interfaces() {
 std::string progress() {
   try {
     if (Environment::read().progress == ProgressMode::wait) {
-      return "ranks make progress while they wait, as LOCKSTEP_PROGRESS says";
+      return "ranks will make progress while they wait, as LOCKSTEP_PROGRESS says";
     }
   } catch (const InvalidArgument& problem) {
     return problem.what();
   }
-  return "a thread makes progress (where the program began MPI, with MPI_THREAD_MULTIPLE only)";
+  return "a thread will make progress (where the program begins MPI, with MPI_THREAD_MULTIPLE "
+         "only)";
 }
 
 Rows parts() {

@@ -23,7 +23,7 @@ namespace {
 /// Of ResNet9's step in docs/results.md. Units: operations a second of one rank.
 constexpr double usual_rate = 47e9;
 /// How much of a link's rate arrives: 25 MiB between two hosts in docs/results.md.
-constexpr double reached = 0.85;
+constexpr double reached = 0.95;
 
 struct PlanArguments {
   int nodes = 1;

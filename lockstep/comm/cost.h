@@ -44,7 +44,7 @@ struct Costs {
   double local_message = 5e-6;
   double remote_message = 60e-6;
   double message = 2e-6;
-  double sent_byte = 9.4e-9;     ///< over 1 Gbit/s, of which 85 % are reached
+  double sent_byte = 8.4e-9;     ///< over 1 Gbit/s, of which 95 % are reached
   double moved_byte = 0.022e-9;  ///< of a host, whose ranks share its memory
 
   /// Units: seconds, of the network and of the ranks' own processors.

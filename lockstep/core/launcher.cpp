@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "lockstep/core/error.h"
+#include "lockstep/core/host_name.h"
 #include "lockstep/core/text.h"
 #include "lockstep/core/variable.h"
 
@@ -55,8 +56,10 @@ std::string shown(std::initializer_list<const char*> names) {
   return text;
 }
 
-bool is_loopback(std::string_view address) {
-  return address == "localhost" || address == "::1" || address.starts_with("127.");
+/// Whether an address is a name of this host that needs no resolving.
+bool is_here(std::string_view address) {
+  const bool loopback = address == "localhost" || address == "::1" || address.starts_with("127.");
+  return loopback || address == detail::host_name();
 }
 
 bool set(const Names& names) {
@@ -83,7 +86,7 @@ std::optional<int> local_size(const Names& names, int size) {
   if (told) return told;
   // Where the meeting place is this host's own, all ranks are here.
   const auto address = variable("MASTER_ADDR");
-  const bool here = names.kind == Kind::by_hand && address && is_loopback(*address);
+  const bool here = names.kind == Kind::by_hand && address && is_here(*address);
   return here ? std::optional(size) : std::nullopt;
 }
 
@@ -96,6 +99,7 @@ Launcher read_from(const Names& names) {
         concat("init: contradictory environment: ", shown({names.rank, names.size}),
                "; expected a rank below the number of ranks"));
   }
+  const bool by_hand = names.kind == Kind::by_hand;
   Launcher launcher{.kind = names.kind, .rank = *rank, .size = *size};
   launcher.local_size = local_size(names, *size);
   if (launcher.local_size && *launcher.local_size > *size) {
@@ -103,11 +107,16 @@ Launcher read_from(const Names& names) {
         concat("init: contradictory environment: ", shown({names.local_size, names.size}),
                "; expected no more ranks on this host than in all"));
   }
+  const auto local_rank = by_hand ? integer_variable("LOCAL_RANK", 0) : std::nullopt;
+  if (local_rank && *local_rank >= launcher.local_size.value_or(*size)) {
+    throw InvalidArgument(concat(
+        "init: contradictory environment: ", shown({"LOCAL_RANK", names.local_size, names.size}),
+        "; expected a rank below the number of ranks on this host"));
+  }
   for (const char* name : names.job) {
     const auto value = name != nullptr ? variable(name) : std::nullopt;
     if (value) launcher.job += concat(launcher.job.empty() ? "" : " ", *value);
   }
-  const bool by_hand = names.kind == Kind::by_hand;
   if (by_hand && *size > 1 && !(variable("MASTER_ADDR") && variable("MASTER_PORT"))) {
     throw InvalidArgument(concat("init: incomplete environment: ",
                                  shown({"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}),

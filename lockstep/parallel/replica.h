@@ -16,6 +16,9 @@ class Reducer;
 
 /// While it lives, backward() only accumulates gradients on this rank; the next synchronised
 /// backward averages the sum. What counts is when backward() runs. Ranks: all alike.
+/// Without it a second backward before zero_grad() adds to the mean of the first, and the sum is
+/// averaged: exact at full precision, refused by strategies with error feedback, rounded or
+/// selected from anew by those without.
 class [[nodiscard]] NoSync {
  public:
   explicit NoSync(std::shared_ptr<detail::Reducer> reducer);

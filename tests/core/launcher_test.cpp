@@ -10,6 +10,7 @@
 
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
+#include "lockstep/core/host_name.h"
 
 namespace lockstep::testing {
 namespace {
@@ -22,6 +23,7 @@ using Variables = std::map<std::string, std::string>;
 std::optional<Launcher> read(const Variables& variables) {
   for (const char* name : {"RANK",
                            "WORLD_SIZE",
+                           "LOCAL_RANK",
                            "LOCAL_WORLD_SIZE",
                            "MASTER_ADDR",
                            "MASTER_PORT",
@@ -113,6 +115,7 @@ TEST(LauncherVariables, WhereByHandIsOneHost) {
   const Variables here{
       {"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "localhost"}, {"MASTER_PORT", "29500"}};
   EXPECT_TRUE(read(here)->one_host());
+  EXPECT_TRUE(read(with(here, {{"MASTER_ADDR", lockstep::detail::host_name()}}))->one_host());
   EXPECT_FALSE(read(with(here, {{"MASTER_ADDR", "192.0.2.1"}}))->one_host());
   EXPECT_FALSE(read(with(here, {{"LOCAL_WORLD_SIZE", "1"}}))->one_host());
 }
@@ -130,6 +133,13 @@ TEST(LauncherVariables, WhatCannotBeIsShown) {
   EXPECT_THAT(refusal({{"PMI_RANK", "one"}, {"PMI_SIZE", "2"}}), HasSubstr("PMI_RANK: got 'one'"));
   EXPECT_THAT(refusal(with(openmpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "5"}})),
               HasSubstr("OMPI_COMM_WORLD_LOCAL_SIZE=5"));
+  EXPECT_THAT(refusal({{"RANK", "1"},
+                       {"WORLD_SIZE", "4"},
+                       {"LOCAL_RANK", "2"},
+                       {"LOCAL_WORLD_SIZE", "2"},
+                       {"MASTER_ADDR", "h"},
+                       {"MASTER_PORT", "1"}}),
+              HasSubstr("LOCAL_RANK=2, LOCAL_WORLD_SIZE=2, WORLD_SIZE=4"));
 }
 
 TEST(LauncherVariables, WhatLockstepRunSaysGoesFirst) {

@@ -112,6 +112,24 @@ TEST(Launchers, SrunsVariables) {
               AllOf(HasSubstr("rank 0 of 2 over host: 3\n"), HasSubstr("rank 1 of 2")));
 }
 
+TEST(Launchers, SrunsVariablesOnTwoHosts) {
+  if (!mpi::version().starts_with("Open MPI")) GTEST_SKIP() << "tools/two-hosts takes OpenMPI";
+  // MPI finds its processes by PMIx, as it does under srun; who they are init() reads from srun's.
+  const auto ended =
+      Launched({LOCKSTEP_SOURCE_DIR "/tools/two-hosts", "--per-host", "2", "sh", "-c",
+                "export SLURM_PROCID=$OMPI_COMM_WORLD_RANK SLURM_STEP_NUM_TASKS=4 "
+                "SLURM_STEP_NUM_NODES=2 SLURM_JOB_ID=1 SLURM_STEP_ID=0; "
+                "unset OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE "
+                "OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_LOCAL_SIZE; exec \"$@\"",
+                "--", init_program, "where"})
+          .wait();
+  if (ended.code == 77) GTEST_SKIP() << ended.err;
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_THAT(ended.out,
+              AllOf(HasSubstr("rank 0 of 4 over hierarchical: 10\n"),
+                    HasSubstr("rank 3 is 1 of 2 on host 1 of 2, locally 7, across 6\n")));
+}
+
 TEST(Launchers, AnMpiThatKnowsOfNoOthersIsAnError) {
   if (!mpi::available().empty()) GTEST_SKIP() << mpi::available();
   EXPECT_THAT(started_by_hand(1, by_srun("2")), HasSubstr("the launcher started 2 ranks, but"));

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <chrono>
@@ -11,7 +12,9 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/core/environment.h"
 #include "lockstep/core/text.h"
+#include "lockstep/init.h"
 #include "lockstep/parallel/distributed_data_parallel.h"
 #include "lockstep/spawn.h"
 
@@ -22,8 +25,20 @@ inline const DataParallelOptions one_each{.buckets = {.first = 0, .rest = 0}};
 
 inline const std::vector<std::vector<std::int64_t>> some_shapes{{3}, {2, 5}, {17}, {1}};
 
-/// Thread ranks with one compute thread each, as the reference has.
+/// The world of a process that `lockstep run` has started.
+inline const Group& world_of_processes() {
+  static const Group world = init({.timeout = std::chrono::seconds(20)});
+  return world;
+}
+
+/// Ranks with one compute thread each, as the reference has: threads, or where `lockstep run` has
+/// started as many processes of this program, those; with another number of them it does nothing.
 inline void on_ranks(int n, const std::function<void(Group)>& fn) {
+  if (const auto processes = Environment::get().world_size) {
+    at::set_num_threads(1);
+    if (*processes != n) GTEST_SKIP() << n << " ranks, of " << *processes << " processes";
+    return fn(world_of_processes());
+  }
   spawn(n,
         [&](const Group& world) {
           at::set_num_threads(1);

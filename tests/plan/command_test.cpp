@@ -45,8 +45,8 @@ TEST(PlanCommand, WritesOneObjectALine) {
   EXPECT_EQ(rows[0]["strategy"], "local_sgd:2");
   EXPECT_EQ(rows[1]["strategy"], "fp32");
   EXPECT_EQ(rows[1]["sent_bytes_per_node"], 4e6);
-  // 32 Mbit over 8.5 Mbit/s.
-  EXPECT_NEAR(rows[1]["network_ms"].get<double>(), 32.0 / 8.5 * 1000, 1e-6);
+  // 32 Mbit over 9.5 Mbit/s.
+  EXPECT_NEAR(rows[1]["network_ms"].get<double>(), 32.0 / 9.5 * 1000, 1e-6);
   EXPECT_EQ(rows[1]["compute_assumed"], false);
 }
 

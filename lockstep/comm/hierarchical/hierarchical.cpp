@@ -14,7 +14,7 @@
 namespace lockstep::hierarchical {
 
 std::shared_ptr<Communicator> create(const Options& options) {
-  const bool with_thread = mpi::by_thread(options.between_hosts.progress);
+  const bool with_thread = mpi::by_thread(options.between_hosts);
   auto between_hosts = options.between_hosts;
   between_hosts.progress = ProgressMode::wait;  // one thread, for both worlds
   const auto flat = mpi::create(between_hosts);

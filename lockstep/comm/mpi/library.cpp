@@ -2,15 +2,22 @@
 
 #include <mpi.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <condition_variable>
 #include <cstdlib>
+#include <iostream>
+#include <mutex>
 #include <sstream>
+#include <stop_token>
 #include <string_view>
+#include <thread>
 #include <utility>
 
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
+#include "lockstep/core/signals_blocked.h"
 #include "lockstep/core/text.h"
 
 namespace lockstep::mpi {
@@ -56,6 +63,30 @@ void make_last_call() {
   if (const auto call = std::exchange(last_call(), {})) call();
 }
 
+/// Ends the process unless it is destroyed in time.
+class Limit {
+ public:
+  explicit Limit(std::chrono::milliseconds longest) {
+    const auto timeout = std::min(longest, std::chrono::milliseconds(std::chrono::hours(24 * 365)));
+    const detail::SignalsBlocked blocked;
+    thread_ = std::jthread([this, timeout](const std::stop_token& stop) {
+      std::unique_lock lock(mutex_);
+      changed_.wait_for(lock, stop, timeout, [] { return false; });
+      if (stop.stop_requested()) return;
+      const std::chrono::duration<double> waited = timeout;
+      std::cerr << concat("init: MPI_Init waited ", waited.count(),
+                          " s for processes of this job that have not come to it; this one ends\n")
+                << std::flush;
+      std::_Exit(1);
+    });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable_any changed_;
+  std::jthread thread_;
+};
+
 /// A process that ends with another code must not wait for ranks that learn of it only when it is
 /// gone; its launcher tells them.
 void end(int exit_code, void*) {
@@ -66,13 +97,14 @@ void end(int exit_code, void*) {
 
 }  // namespace
 
-void Library::join() {
+void Library::join(std::chrono::milliseconds timeout) {
   last_call();  // outlives the handler below, which is registered after it
   if (finalized()) {
     throw BackendUnavailable("mpi: MPI has ended in this process; call init() before MPI_Finalize");
   }
   if (!initialized()) {
     int level = 0;
+    const Limit limit(timeout);
     if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level) != MPI_SUCCESS) {
       throw BackendUnavailable("mpi: MPI_Init_thread failed; what MPI wrote to stderr says why");
     }

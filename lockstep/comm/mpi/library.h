@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <string>
 
@@ -10,8 +11,9 @@ namespace lockstep::mpi {
 class Library {
  public:
   /// Begins MPI unless the program has. Throws: BackendUnavailable when MPI has ended already, or
-  /// does not allow what Lockstep needs.
-  static void join();
+  /// does not allow what Lockstep needs. MPI waits there for every process of the job, and cannot
+  /// be told for how long: after the timeout the process ends, with a line on stderr.
+  static void join(std::chrono::milliseconds timeout);
 
   /// Whether MPI may be called.
   static bool running();

@@ -19,8 +19,9 @@ std::string available() { return {}; }
 
 std::string version() { return Library::version(); }
 
-bool by_thread(ProgressMode progress) {
-  Library::join();
+bool by_thread(const Options& options) {
+  Library::join(options.timeout);
+  const auto progress = options.progress;
   if (progress == ProgressMode::wait) return false;
   const auto why_not = Library::why_no_thread();
   if (!why_not.empty() && progress == ProgressMode::thread) {
@@ -37,7 +38,7 @@ void start_thread(Communicator& world) {
 }
 
 std::shared_ptr<Communicator> create(const Options& options) {
-  const bool with_thread = by_thread(options.progress);
+  const bool with_thread = by_thread(options);
   const auto endpoint = std::make_shared<Endpoint>(options);
   const int size = endpoint->size();
   if (options.expected_size > 0 && options.expected_size != size) {

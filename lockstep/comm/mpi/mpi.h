@@ -54,9 +54,9 @@ std::string available();
 /// What MPI this build uses, as its library tells: "Open MPI v4.1.4"; empty without one.
 std::string version();
 
-/// Whether a thread makes progress when that is asked for. Joins MPI.
+/// Whether a thread makes progress by these options. Joins MPI.
 /// Throws: BackendUnavailable when a thread is asked for and MPI allows none.
-bool by_thread(ProgressMode progress);
+bool by_thread(const Options& options);
 
 /// Lets a thread make progress from here on, in a world that create() made with ProgressMode::wait.
 /// Throws: CommError when the process may start no more threads.
@@ -64,11 +64,12 @@ void start_thread(Communicator& world);
 
 /// This process's communicator over all processes that its MPI knows. Joins an MPI that the program
 /// has initialised and leaves it alone at the end; else begins MPI, which then ends with the
-/// process. Called once by every process; returns when all have. Throws: BackendUnavailable when
-/// not in this build, when the program initialised MPI for one thread only or for fewer than the
-/// progress asks for, and when MPI knows other than the expected number of processes;
-/// InvalidArgument when ranks were told different algorithms; CommError and TimeoutError as a
-/// collective does.
+/// process. Called once by every process; returns when all have. MPI_Init cannot give up: where it
+/// waits longer than the timeout for a process, those that wait end with a line on stderr. Throws:
+/// BackendUnavailable when not in this build, when the program initialised MPI for one thread only
+/// or for fewer than the progress asks for, and when MPI knows other than the expected number of
+/// processes; InvalidArgument when ranks were told different algorithms; CommError and TimeoutError
+/// as a collective does.
 std::shared_ptr<Communicator> create(const Options& options);
 
 }  // namespace lockstep::mpi

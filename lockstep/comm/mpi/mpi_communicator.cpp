@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "lockstep/comm/hosts.h"
+#include "lockstep/comm/mpi/card.h"
 #include "lockstep/comm/private_memory.h"
 #include "lockstep/comm/split.h"
-#include "lockstep/core/digest.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
 #include "lockstep/core/text.h"
@@ -99,29 +99,16 @@ void MpiCommunicator::receive(std::byte* data, std::size_t bytes, int member, Ch
 void MpiCommunicator::join() { unnumbered({.collective = Collective::barrier}); }
 
 void MpiCommunicator::meet_hosts(const std::string& host) {
-  struct Card {
-    std::uint64_t host;
-    std::int64_t algorithm;
-  };
-  const Card own{.host = detail::digest(std::as_bytes(std::span(host))),
-                 .algorithm = static_cast<std::int64_t>(endpoint_->options().algorithm)};
+  const Card own = card_of(host, endpoint_->options().algorithm);
   std::vector<Card> all(static_cast<std::size_t>(size()));
   unnumbered({.collective = Collective::all_gather,
               .dtype = DType::i64,
               .input = reinterpret_cast<const std::byte*>(&own),
               .output = reinterpret_cast<std::byte*>(all.data()),
               .count = sizeof(Card) / sizeof(std::int64_t)});
+  expect_alike(all);
   std::vector<std::uint64_t> known_by;
-  for (const auto& card : all) {
-    if (card.algorithm != all.front().algorithm) {
-      throw InvalidArgument(
-          detail::concat("mpi: the algorithm differs between ranks: rank ", known_by.size(),
-                         " got ", name(static_cast<Algorithm>(card.algorithm)), ", expected ",
-                         name(static_cast<Algorithm>(all.front().algorithm)),
-                         " as on rank 0; LOCKSTEP_ALGORITHM must be the same on all ranks"));
-    }
-    known_by.push_back(card.host);
-  }
+  for (const auto& card : all) known_by.push_back(card.host);
   place(detail::numbered_hosts(known_by));
 }
 

@@ -9,7 +9,7 @@ std::string available() { return "built without MPI: configure with -DLOCKSTEP_W
 
 std::string version() { return {}; }
 
-bool by_thread(ProgressMode) { throw BackendUnavailable("mpi: " + available()); }
+bool by_thread(const Options&) { throw BackendUnavailable("mpi: " + available()); }
 
 void start_thread(Communicator&) { throw BackendUnavailable("mpi: " + available()); }
 

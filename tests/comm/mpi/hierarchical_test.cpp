@@ -3,7 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstdlib>
+#include <filesystem>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,6 +20,7 @@
 namespace lockstep::testing {
 namespace {
 
+using namespace std::chrono_literals;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
@@ -128,6 +132,18 @@ class TwoHosts : public Mpi {
     }
     return words;
   }
+
+  /// How long after the link was cut, or a rank killed, the last of them had heard of it.
+  std::chrono::duration<double> until_known(int ranks) const {
+    const auto moment = [&](const std::string& name) {
+      return std::filesystem::last_write_time(folder_.path() / name);
+    };
+    auto last = moment("rank0");
+    for (int rank = 1; rank < ranks; ++rank) {
+      last = std::max(last, moment("rank" + std::to_string(rank)));
+    }
+    return last - moment("cut");
+  }
 };
 
 TEST_F(TwoHosts, HoldConformance) {
@@ -159,6 +175,7 @@ TEST_F(TwoHosts, CutLinkIsNamedOnBothSides) {
                 ContainsRegex("no heartbeat from host lockstep[0-9]+-1 \\(rank 0\\) for 2\\."))
         << ended.err;
   }
+  EXPECT_LT(until_known(4), 3s) << "the heartbeat's limit and a second";
 }
 
 TEST_F(TwoHosts, RankThatIsKilledIsNamedOnTheOther) {
@@ -167,6 +184,7 @@ TEST_F(TwoHosts, RankThatIsKilledIsNamedOnTheOther) {
   for (const auto& words : last_words(3)) {
     EXPECT_THAT(words, ContainsRegex("rank 3 on host lockstep[0-9]+-2 has ended")) << ended.err;
   }
+  EXPECT_LT(until_known(3), 2s);
 }
 
 TEST(Slices, AreWholeCacheLinesOfTheFirstRanks) {

@@ -3,10 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <fstream>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "comm/mpi/mpi_job.h"
+#include "lockstep/comm/mpi/card.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::testing {
@@ -119,6 +123,29 @@ TEST_F(Mpi, JoinsWhatTheProgramBegan) {
   EXPECT_EQ(count(ended.out, "ended\n"), 3) << ended.out;
 }
 
+TEST_F(Mpi, ProcessThatNeverJoinsIsWaitedForUntilTheTimeout) {
+  const auto ended = Launched(command(2, "late-to-join"), variables()).wait();
+  EXPECT_NE(ended.code, 0);
+  EXPECT_THAT(ended.err, HasSubstr("init: MPI_Init waited 1 s for processes of this job"));
+}
+
+/// What the machine could give, in GiB.
+double available_memory() {
+  std::ifstream in("/proc/meminfo");
+  for (std::string name; in >> name;) {
+    double kib = 0;
+    if (name == "MemAvailable:" && in >> kib) return kib / (1 << 20);
+  }
+  return 0;
+}
+
+TEST_F(Mpi, MoreElementsThanAnIntCounts) {
+  if (const auto gib = available_memory(); gib < 12) GTEST_SKIP() << gib << " GiB of 12";
+  const auto ended = Launched(command(2, "many-elements")).wait();
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_EQ(count(ended.out, "all right\n"), 2) << ended.out;
+}
+
 TEST_F(Mpi, RefusesAnMpiForOneThread) {
   const auto ended = Launched(command(2, "one-thread-only")).wait();
   EXPECT_EQ(count(ended.out, "the program initialised MPI with MPI_THREAD_SINGLE"), 2) << ended.out;
@@ -146,6 +173,22 @@ TEST(NoMpi, SaysWhy) {
   EXPECT_THAT(mpi::available(), HasSubstr("LOCKSTEP_WITH_MPI"));
   EXPECT_EQ(mpi::version(), "");
   EXPECT_THROW(mpi::create({}), BackendUnavailable);
+}
+
+TEST(MpiCard, NamesTheFirstRankThatDiffers) {
+  std::vector<mpi::Card> cards(3, mpi::card_of("here", mpi::Algorithm::ring));
+  mpi::expect_alike(cards);
+  cards[2] = mpi::card_of("there", mpi::Algorithm::ring);
+  mpi::expect_alike(cards);
+  cards[2].algorithm = static_cast<std::int64_t>(mpi::Algorithm::direct);
+  EXPECT_THROW(mpi::expect_alike(cards), InvalidArgument);
+  cards[1].version = {"0.0.9"};
+  try {
+    mpi::expect_alike(cards);
+    ADD_FAILURE() << "took ranks of different versions";
+  } catch (const CommError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("rank 1 runs Lockstep 0.0.9, expected "));
+  }
 }
 
 TEST(MpiAlgorithm, IsParsedAndNamed) {

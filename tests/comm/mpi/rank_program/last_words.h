@@ -61,6 +61,7 @@ inline int cut_the_link(Communicator& group, const LastWords& words) {
   const bool first = group.rank() == 0;
   if (first) {
     group.barrier().wait();
+    words.leave("cut", "");
     if (std::system("ip link set link0 down") != 0) return 98;
   }
   words.meet_the_end(group, [&] { group.barrier().wait(); });
@@ -79,6 +80,7 @@ inline int kill_the_last(Communicator& group, const LastWords& words) {
   const int last = group.size() - 1;
   if (group.rank() == last) {
     group.barrier().wait();
+    words.leave("cut", "");
     return ::raise(SIGKILL);
   }
   bool together = false;

@@ -280,8 +280,9 @@ int own_level() {
   int level = 0;
   MPI_Init_thread(nullptr, nullptr, multiple ? MPI_THREAD_MULTIPLE : MPI_THREAD_SERIALIZED, &level);
   try {
-    say(lockstep::mpi::by_thread(lockstep::Environment::get().progress) ? "by a thread"
-                                                                        : "by who waits");
+    say(lockstep::mpi::by_thread({.progress = lockstep::Environment::get().progress})
+            ? "by a thread"
+            : "by who waits");
     const auto group = join();
     if (multiple) lockstep::testing::check_overlap(*group);
   } catch (const lockstep::BackendUnavailable& error) {
@@ -323,6 +324,15 @@ int one_of_four() {
   } catch (const lockstep::BackendUnavailable& error) {
     say(error.what());
   }
+  return 0;
+}
+
+/// Its second process never joins.
+int late_to_join() {
+  const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
+  if (rank == nullptr) rank = std::getenv("PMI_RANK");
+  if (rank != nullptr && rank == std::string_view("1")) return ::pause();
+  join({.timeout = 1s});
   return 0;
 }
 
@@ -386,6 +396,7 @@ const std::map<std::string_view, std::function<int()>> behaviours{
      }},
     {"one-thread-only", one_thread_only},
     {"one-of-four", one_of_four},
+    {"late-to-join", late_to_join},
     {"many-elements", many_elements},
 };
 
