@@ -1,0 +1,114 @@
+#include "browser.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fstream>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "lockstep/record/lap.h"
+#include "lockstep/record/report.h"
+#include "lockstep/record/scalar.h"
+#include "temporary_folder.h"
+
+namespace lockstep::record {
+namespace {
+
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using testing::Pixel;
+using testing::Sight;
+using testing::TemporaryFolder;
+
+class Browser : public ::testing::Test {
+ protected:
+  void SetUp() override {
+#ifndef LOCKSTEP_PNG
+    GTEST_SKIP() << "built without libpng";
+#endif
+    if (!testing::browser()) GTEST_SKIP() << "no chromium-headless-shell or chromium on PATH";
+  }
+  void write(const std::string& name, const std::string& text) const {
+    std::ofstream(folder / name, std::ios::binary) << text;
+  }
+  Sight look(const std::string& name) const {
+    return testing::look_at(folder / name, folder.path(), 1600, 1200);
+  }
+
+  const TemporaryFolder folder;
+};
+
+/// As report_style.h has them, by day.
+constexpr Pixel page_colour{0xfb, 0xfb, 0xfa};
+constexpr Pixel compute_colour{0x25, 0x63, 0xeb};
+constexpr Pixel waiting_colour{0xb3, 0xb9, 0xc1};
+
+/// Of the second curve of a chart, #c2570c, and what lies between it and the page's colour.
+bool is_second_curve(const Pixel& pixel) { return pixel[0] > pixel[2] + 60; }
+
+bool is_ink(const Pixel& pixel) { return *std::ranges::max_element(pixel) < 0x60; }
+
+TEST_F(Browser, ShowsTheReport) {
+  std::string metrics;
+  for (std::int64_t step = 0; step <= 10; ++step) {
+    const auto t = static_cast<double>(step);
+    const std::vector<Scalar> scalars{{"train_loss", 1}, {"test_loss", 2 - t / 10}};
+    metrics += metrics_line(step, t, scalars);
+  }
+  write("metrics.jsonl", metrics);
+  const Lap lap{.step = 10,
+                .steps = 10,
+                .elapsed = 2,
+                .ranks = {{.seconds = 2, .waiting = 1}, {.seconds = 2}}};
+  write("laps.jsonl", lap_line(lap));
+  write_report(folder.path(), folder / "report.html");
+
+  const auto sight = look("report.html");
+  EXPECT_THAT(sight.console, IsEmpty());
+  ASSERT_EQ(sight.width, 1200U);
+  ASSERT_GE(sight.height, 1000U);
+  EXPECT_EQ(sight.at(2, 2), page_colour);
+  EXPECT_GT(std::set<Pixel>(sight.pixels.begin(), sight.pixels.end()).size(), 50U);
+  EXPECT_GT(std::ranges::count_if(sight.pixels, is_ink), 1000) << "letters";
+
+  // The curve goes from the upper left to the lower right without a gap. Below it, in the legend,
+  // its colour appears once more: so the topmost of each column counts.
+  std::map<std::size_t, std::size_t> top;
+  for (std::size_t row = sight.height; row-- > 0;) {
+    for (std::size_t column = 0; column < sight.width; ++column)
+      if (is_second_curve(sight.at(row, column))) top[column] = row;
+  }
+  ASSERT_GT(top.size(), 300U);
+  const auto [first, first_row] = *top.begin();
+  const auto [last, last_row] = *top.rbegin();
+  EXPECT_EQ(top.size(), last - first + 1);
+  EXPECT_GT(last_row, first_row + 100);
+  for (const auto& [column, row] : top) {
+    const double expected =
+        static_cast<double>(first_row) + static_cast<double>(last_row - first_row) *
+                                             static_cast<double>(column - first) /
+                                             static_cast<double>(last - first);
+    ASSERT_NEAR(static_cast<double>(row), expected, 6) << "column " << column;
+  }
+
+  // One rank waited for half of its time, the other computed all the while.
+  const auto waiting = std::ranges::count(sight.pixels, waiting_colour);
+  const auto compute = std::ranges::count(sight.pixels, compute_colour);
+  EXPECT_GT(waiting, 1000);
+  EXPECT_NEAR(static_cast<double>(compute) / static_cast<double>(waiting), 3, 0.5);
+}
+
+TEST_F(Browser, TellsWhatGoesWrong) {
+  write("broken.html", "<!DOCTYPE html><html><body><script>missing();</script></body></html>");
+  const auto sight = look("broken.html");
+  EXPECT_THAT(sight.console, Contains(HasSubstr("missing is not defined")));
+  EXPECT_EQ(std::set<Pixel>(sight.pixels.begin(), sight.pixels.end()).size(), 1U) << "blank";
+}
+
+}  // namespace
+}  // namespace lockstep::record
