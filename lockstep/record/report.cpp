@@ -17,6 +17,14 @@ namespace {
 using detail::concat;
 using Curves = std::vector<std::pair<std::string, Curve>>;
 
+/// "on <host>" between two texts, for a rank where there are several hosts; else nothing.
+std::string place_text(const Run& run, std::size_t rank, const char* before, const char* after) {
+  const bool several = std::ranges::any_of(
+      run.hosts, [&](const std::string& host) { return host != run.hosts.front(); });
+  if (!several || rank >= run.hosts.size()) return "";
+  return concat(before, "on ", run.hosts[rank], after);
+}
+
 std::string percent(double share) { return number_text(100 * share) + " %"; }
 
 void fact(std::ostream& out, const std::string& name, const std::string& value,
@@ -55,8 +63,8 @@ void facts(std::ostream& out, const Run& run) {
         bytes += static_cast<double>(rank.bytes);
       }
       fact(out, "slowest rank", concat(all.slowest),
-           concat("computes ", percent(mean > 0 ? slowest.computing() / mean - 1 : 0),
-                  " longer than the mean"));
+           concat(place_text(run, all.slowest, "", ", "), "computes ",
+                  percent(mean > 0 ? slowest.computing() / mean - 1 : 0), " longer than the mean"));
       fact(out, "on the wire", bytes_text(bytes / static_cast<double>(all.ranks.size()) / steps),
            "a rank and step");
     }
@@ -143,7 +151,8 @@ void ranks(std::ostream& out, const Run& run) {
     const auto& rank = all.ranks[i];
     const auto milliseconds = [&](double seconds) { return number_text(1000 * seconds / steps); };
     const bool slowest = all.ranks.size() > 1 && i == all.slowest;
-    out << "<tr><td>" << i << (slowest ? " (slowest)" : "") << "</td><td class=\"wide\">"
+    out << "<tr><td>" << i << escaped(place_text(run, i, " ", "")) << (slowest ? " (slowest)" : "")
+        << "</td><td class=\"wide\">"
         << stacked_bar(rank, longest,
                        concat("rank ", i, ": compute ", milliseconds(rank.computing()),
                               " ms, communication ", milliseconds(rank.working), " ms, waiting ",

@@ -93,12 +93,21 @@ std::string text_of(const ordered_json& value) {
   if (value.is_string()) return value.get<std::string>();
   if (!value.is_array()) return value.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
   std::string text;
-  std::string last;
   for (const auto& item : value) {
     const auto word = text_of(item);
-    if (word == last) continue;  // hosts: ranks of one stand together
-    text += (text.empty() ? "" : " ") + word;
-    last = word;
+    const char* quote = word.empty() || word.find(' ') != word.npos ? "'" : "";
+    text += concat(text.empty() ? "" : " ", quote, word, quote);
+  }
+  return text;
+}
+
+/// Each host once, and how many ranks are on it.
+std::string hosts_text(const std::vector<std::string>& hosts) {
+  std::string text;
+  for (auto host = hosts.begin(); host != hosts.end(); ++host) {
+    if (std::find(hosts.begin(), host, *host) != host) continue;
+    const auto count = std::ranges::count(hosts, *host);
+    text += concat(text.empty() ? "" : ", ", *host, " (", count, count == 1 ? " rank)" : " ranks)");
   }
   return text;
 }
@@ -113,6 +122,11 @@ void read_environment(const std::filesystem::path& path, Run& run) {
   }
   for (const auto& [name, value] : all.items()) {
     if (name == "event_files") continue;
+    if (name == "hosts" && value.is_array()) {
+      for (const auto& host : value) run.hosts.push_back(text_of(host));
+      run.environment.emplace_back(name, hosts_text(run.hosts));
+      continue;
+    }
     if (!value.is_object()) {
       run.environment.emplace_back(name, text_of(value));
       continue;

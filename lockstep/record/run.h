@@ -20,6 +20,7 @@ struct Run {
   std::vector<std::pair<std::string, Curve>> curves;  ///< in the order of their first values
   std::vector<Lap> laps;                              ///< of as many ranks as the last one
   std::vector<std::pair<std::string, std::string>> environment;  ///< for people
+  std::vector<std::string> hosts;                                ///< of each rank, where known
   bool has_trace = false;
   std::vector<std::string> remarks;  ///< what could not be read, or was left out
 
