@@ -1,7 +1,7 @@
 // Times how long saving a checkpoint keeps the training waiting: written at once, written behind
 // the training, and beside both a plain copy of as many bytes. In turns.
 //
-//   lockstep run -n 2 bench_checkpoint [--parameters N] [--momentum]
+//   lockstep run -n 2 bench_checkpoint [--parameters N] [--momentum] [--unprepared]
 //
 #include <ATen/ops/zeros_like.h>
 #include <lockstep/lockstep.h>
@@ -32,6 +32,7 @@ using Clock = std::chrono::steady_clock;
 struct Settings {
   std::int64_t parameters = 25'000'000;
   bool momentum = false;
+  bool unprepared = false;
   int rounds = 7;
   std::string folder = ".";
 };
@@ -66,10 +67,17 @@ void run(const Settings& settings, const lockstep::Group& world) {
   torch::nn::Sequential model = model_of(settings.parameters);
   torch::optim::SGD sgd(model->parameters(),
                         torch::optim::SGDOptions(0.01).momentum(settings.momentum ? 0.9 : 0));
+  const lockstep::Checkpoint checkpoint{.model = *model, .optimizer = &sgd};
+  lockstep::CheckpointWriter writer(world);
+  double preparing = 0;
+  double taking = 0;
+  if (!settings.unprepared) {
+    preparing = time(world, [&] { writer.prepare(checkpoint); });
+    taking = time(world, [&] { writer.wait(); });
+  }
   for (const auto& parameter : model->parameters())
     parameter.mutable_grad() = at::zeros_like(parameter);
   sgd.step();
-  const lockstep::Checkpoint checkpoint{.model = *model, .optimizer = &sgd};
   std::size_t bytes = 0;
   for (const auto& parameter : model->parameters())
     bytes += parameter.nbytes() * (settings.momentum ? 2 : 1);
@@ -77,7 +85,6 @@ void run(const Settings& settings, const lockstep::Group& world) {
   const std::vector<char> from(bytes, 1);
   std::vector<char> to(bytes);
   const auto file = std::filesystem::path(settings.folder) / "bench_checkpoint.safetensors";
-  lockstep::CheckpointWriter writer(world);
   std::vector<Timed> all{{"a copy of as many bytes", 0, {}},
                          {"save behind the training", 0, {}},
                          {"wait for that file", 0, {}},
@@ -108,6 +115,9 @@ void run(const Settings& settings, const lockstep::Group& world) {
     std::cout << "| " << timed.name << " | " << 1000 * seconds << " | "
               << seconds / median(all.front().seconds) << " | " << 1000 * timed.first << " |\n";
   }
+  if (!settings.unprepared)
+    std::cout << "| prepare | | | " << 1000 * preparing << " |\n"
+              << "| the memory that it takes behind the training | | | " << 1000 * taking << " |\n";
 }
 
 }  // namespace
@@ -121,6 +131,8 @@ int main(int argc, char** argv) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_flag("--momentum", settings.momentum, "Save SGD's momentum too: twice the bytes");
+  app.add_flag("--unprepared", settings.unprepared,
+               "Take memory for the copy in the first save, and not before");
   app.add_option("--rounds", settings.rounds, "Turns, whose medians count")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();

@@ -185,6 +185,13 @@ safetensors::Content content_of(const Checkpoint& checkpoint, const CheckpointMe
   return content;
 }
 
+std::map<std::string, at::Tensor> tensors_to_come(const Checkpoint& checkpoint, int ranks) {
+  auto tensors = content_of(checkpoint, {}, 0, ranks).tensors;
+  if (checkpoint.optimizer != nullptr)
+    tensors.merge(memory_to_come(*checkpoint.optimizer, names_of(checkpoint.model)));
+  return tensors;
+}
+
 std::optional<double> score_of(const std::map<std::string, std::string>& metadata) {
   const auto found = metadata.find(score_key);
   if (found == metadata.end()) return std::nullopt;

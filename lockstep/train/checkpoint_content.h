@@ -35,6 +35,11 @@ auto named(const std::filesystem::path& path, const Function& fn) {
 safetensors::Content content_of(const Checkpoint& checkpoint, const CheckpointMeta& meta, int rank,
                                 int ranks);
 
+/// What rank 0 of so many is going to put into a file, with the optimizer's memory as it is from
+/// its first step on: names, sizes and dtypes, for the values will be others.
+/// Throws: CheckpointError naming the tensor.
+std::map<std::string, at::Tensor> tensors_to_come(const Checkpoint& checkpoint, int ranks);
+
 /// The rank whose tensor this is; nothing for what all share.
 std::optional<int> owner_of(std::string_view tensor);
 

@@ -1,9 +1,12 @@
 #include "lockstep/train/checkpoint_writer.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <sys/resource.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <exception>
 #include <utility>
 
@@ -48,6 +51,19 @@ CheckpointWriter::~CheckpointWriter() {
   } catch (const std::exception& error) {
     log::write(log::Level::error, error.what());
   }
+}
+
+void CheckpointWriter::prepare(const Checkpoint& checkpoint) {
+  together(group_, [&] {
+    if (group_.rank() != 0 || write_.valid() || !copy_.tensors.empty()) return;
+    for (const auto& [name, tensor] : detail::tensors_to_come(checkpoint, group_.size()))
+      copy_.tensors[name] = at::empty(tensor.sizes(), tensor.scalar_type());
+    write_ = std::async(std::launch::async, [memory = copy_] {
+      setpriority(PRIO_PROCESS, 0, 19);  // of this thread: it has time until the first save
+      for (const auto& [name, tensor] : memory.tensors)
+        std::ranges::fill(safetensors::writable_bytes_of(tensor), std::byte{0});
+    });
+  });
 }
 
 void CheckpointWriter::save(const Checkpoint& checkpoint, const std::filesystem::path& path,

@@ -12,9 +12,11 @@
 namespace lockstep {
 
 /// Writes checkpoints behind the training. save() copies what is to be written into memory of rank
-/// 0's and returns; a thread of rank 0 writes the file. The copy's memory is kept for the next.
+/// 0's and returns; a thread of rank 0 writes the file. The copy's memory is kept for the next, and
+/// prepare() has it ready for the first.
 ///
 ///     lockstep::CheckpointWriter writer(world);
+///     writer.prepare(checkpoint);
 ///     … writer.save(checkpoint, "run.safetensors", {.epoch = epoch});
 ///     writer.wait();
 ///
@@ -27,6 +29,13 @@ class CheckpointWriter {
   ~CheckpointWriter();
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
+
+  /// Lets a thread of rank 0 take memory for the first copy, which costs several times as much as
+  /// copying into it, while training begins and its core has nothing else to do. Does nothing once
+  /// there has been a save().
+  /// Ranks: all.
+  /// Throws: CheckpointError on every rank, for what save() would not store either.
+  void prepare(const Checkpoint& checkpoint);
 
   /// Waits for the write before, then takes the copy. When the file is on disk, rank 0's thread
   /// calls afterwards, whose errors are the write's.
@@ -46,7 +55,7 @@ class CheckpointWriter {
  private:
   Group group_;
   safetensors::Content copy_;
-  std::future<void> write_;  ///< of copy_, on rank 0; its destructor waits
+  std::future<void> write_;  ///< of copy_, or its preparation, on rank 0; its destructor waits
 };
 
 }  // namespace lockstep

@@ -8,6 +8,7 @@
 
 #include <concepts>
 #include <typeinfo>
+#include <vector>
 
 #include "lockstep/train/fused_sgd.h"
 
@@ -27,6 +28,31 @@ concept AdamLikeOptions =
 template <class T>
 concept AdamLikeState =
     std::same_as<T, torch::optim::AdamParamState> || std::same_as<T, torch::optim::AdamWParamState>;
+
+/// The tensors that an optimizer of such options makes for a parameter in its first step.
+inline std::vector<const char*> fields_to_come(const torch::optim::OptimizerOptions& options) {
+  std::vector<const char*> fields;
+  const auto add = [&](const char* name, bool wanted = true) {
+    if (wanted) fields.push_back(name);
+  };
+  const auto add_adam = [&](const AdamLikeOptions auto& adam) {
+    add("exp_avg");
+    add("exp_avg_sq");
+    add("max_exp_avg_sq", adam.amsgrad());
+  };
+  if (const auto* sgd = dynamic_cast<const torch::optim::SGDOptions*>(&options)) {
+    add("momentum_buffer", sgd->momentum() != 0);
+  } else if (const auto* adam = dynamic_cast<const torch::optim::AdamOptions*>(&options)) {
+    add_adam(*adam);
+  } else if (const auto* adamw = dynamic_cast<const torch::optim::AdamWOptions*>(&options)) {
+    add_adam(*adamw);
+  } else if (const auto* rmsprop = dynamic_cast<const torch::optim::RMSpropOptions*>(&options)) {
+    add("square_avg");
+    add("momentum_buffer", rmsprop->momentum() > 0);
+    add("grad_avg", rmsprop->centered());
+  }
+  return fields;
+}
 
 template <class Field>
 void visit(torch::optim::SGDOptions& options, const Field& field) {

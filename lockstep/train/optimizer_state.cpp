@@ -290,6 +290,21 @@ OptimizerState optimizer_state(const torch::optim::Optimizer& optimizer,
   });
 }
 
+std::map<std::string, at::Tensor> memory_to_come(const torch::optim::Optimizer& optimizer,
+                                                 const ParameterNames& names) {
+  std::map<std::string, at::Tensor> memory;
+  for (const auto& group : optimizer.param_groups()) {
+    const std::vector<const char*> fields = fields_to_come(group.options());
+    for (const at::Tensor& parameter : group.params()) {
+      if (!parameter.requires_grad()) continue;
+      if (optimizer.state().count(parameter.unsafeGetTensorImpl()) > 0) continue;
+      for (const char* field : fields)
+        memory.emplace(concat(optimizer_prefix, name_of(parameter, names), '/', field), parameter);
+    }
+  }
+  return memory;
+}
+
 PreparedOptimizer prepare_optimizer(const OptimizerState& state, torch::optim::Optimizer& optimizer,
                                     const ParameterNames& names) {
   return as_checkpoint_errors([&] {

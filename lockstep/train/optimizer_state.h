@@ -26,6 +26,12 @@ inline constexpr const char* optimizer_prefix = "optimizer/";
 OptimizerState optimizer_state(const torch::optim::Optimizer& optimizer,
                                const ParameterNames& names);
 
+/// What an optimizer is going to remember from its first step on, each under its name with the
+/// parameter whose sizes and dtype it will have; nothing of optimizers that are not known here.
+/// Throws: CheckpointError for a parameter that has no name.
+std::map<std::string, at::Tensor> memory_to_come(const torch::optim::Optimizer& optimizer,
+                                                 const ParameterNames& names);
+
 /// A state that an optimizer has taken on trial, ready to become its own.
 class PreparedOptimizer {
  public:

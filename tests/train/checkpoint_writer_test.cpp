@@ -2,12 +2,15 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <torch/nn.h>
+#include <torch/optim/sgd.h>
 
 #include <filesystem>
 #include <fstream>
 #include <string>
 
+#include "lockstep/train/checkpoint_content.h"
 #include "lockstep/train/checkpoint_folder.h"
 #include "lockstep/train/safetensors.h"
 #include "tests/ranks.h"
@@ -60,6 +63,87 @@ TEST_P(Behind, TheFileHoldsWhatWasWhenItWasSaved) {
     for (const auto& [name, tensor] : expected.tensors)
       EXPECT_TRUE(found.tensors.at(name).equal(tensor)) << number << ' ' << name;
   }
+}
+
+TEST_P(Behind, PreparingChangesNothingInTheFile) {
+  const TemporaryFolder folder;
+  testing::run_ranks(GetParam(), [&](std::shared_ptr<Communicator> communicator) {
+    const Group group(std::move(communicator));
+    Rank rank(group.rank());
+    CheckpointWriter writer(group);
+    writer.prepare(rank.checkpoint());
+    for (int step = 0; step < 2; ++step) {
+      rank.training.step(step);
+      rank.checkpoint().save(folder / ("expected" + std::to_string(step)), {}, group);
+      writer.save(rank.checkpoint(), folder / ("behind" + std::to_string(step)));
+      writer.prepare(rank.checkpoint());
+    }
+    writer.wait();
+  });
+  for (const char* number : {"0", "1"}) {
+    EXPECT_EQ(testing::bytes_in(folder / (std::string("behind") + number)),
+              testing::bytes_in(folder / (std::string("expected") + number)));
+  }
+}
+
+TEST_P(Behind, PreparingRefusesWhatCannotBeSavedOnAllRanks) {
+  testing::run_ranks(GetParam(), [&](std::shared_ptr<Communicator> communicator) {
+    const Group group(std::move(communicator));
+    Rank rank(group.rank());
+    torch::nn::Linear other(2, 2);
+    CheckpointWriter writer(group);
+    EXPECT_THAT(failure([&] {
+                  writer.prepare({.model = *other, .optimizer = rank.training.optimizer.get()});
+                }),
+                HasSubstr("that is not in the model"));
+    group.barrier().wait();
+  });
+}
+
+class Prepared : public ::testing::TestWithParam<testing::OptimizerKind> {};
+
+TEST_P(Prepared, IsWhatTheFirstStepBrings) {
+  Training training(GetParam());
+  training.model->unused.set_requires_grad(false);
+  const Checkpoint checkpoint{.model = *training.model, .optimizer = training.optimizer.get()};
+  const auto foretold = detail::tensors_to_come(checkpoint, 1);
+  training.step(0);
+  const auto found = detail::content_of(checkpoint, {}, 0, 1).tensors;
+  EXPECT_EQ(foretold.size(), found.size());
+  for (const auto& [name, tensor] : found) {
+    ASSERT_TRUE(foretold.contains(name)) << name;
+    EXPECT_EQ(foretold.at(name).sizes(), tensor.sizes()) << name;
+    EXPECT_EQ(foretold.at(name).scalar_type(), tensor.scalar_type()) << name;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Optimizers, Prepared, ::testing::ValuesIn(testing::kinds),
+                         [](const auto& kind) { return kind.param.name; });
+
+/// How often this thread has come to a page of memory that was not there.
+long new_pages() {
+  rusage usage{};
+  getrusage(RUSAGE_THREAD, &usage);
+  return usage.ru_minflt;
+}
+
+TEST(PreparedMemory, ServesTheFirstSave) {
+  const TemporaryFolder folder;
+  testing::run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
+    const Group group(std::move(communicator));
+    torch::nn::Linear model(2048, 2048);
+    torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    const Checkpoint checkpoint{.model = *model, .optimizer = &sgd};
+    CheckpointWriter writer(group);
+    writer.prepare(checkpoint);
+    for (const auto& parameter : model->parameters())
+      parameter.mutable_grad() = torch::ones_like(parameter);
+    sgd.step();
+    writer.wait();
+    const long before = new_pages();
+    writer.save(checkpoint, folder / "c");
+    EXPECT_LT(new_pages() - before, 500) << "of 8192 that the copy has";
+  });
 }
 
 TEST_P(Behind, AnErrorReachesTheNextCallOnAllRanks) {
