@@ -66,4 +66,15 @@ Score Tally::score(const Group& group) const {
   return mean(sum[0], sum[1], sum[2], sum[3]);
 }
 
+double throughput(std::int64_t samples, double seconds, const Group& group) {
+  const at::Tensor sum = group.empty({1}, at::kDouble);
+  const at::Tensor slowest = group.empty({1}, at::kDouble);
+  *sum.mutable_data_ptr<double>() = static_cast<double>(samples);
+  *slowest.mutable_data_ptr<double>() = seconds;
+  group.all_reduce(sum).wait();
+  group.all_reduce(slowest, ReduceOp::max).wait();
+  const double total = *sum.const_data_ptr<double>();
+  return total == 0 ? 0 : total / *slowest.const_data_ptr<double>();
+}
+
 }  // namespace lockstep

@@ -45,4 +45,9 @@ class Tally {
   std::int64_t samples_ = 0;
 };
 
+/// Samples a second of all ranks: theirs together, each rank passing its own, over the seconds of
+/// the slowest; the same on every rank.
+/// Ranks: all.
+double throughput(std::int64_t samples, double seconds, const Group& group);
+
 }  // namespace lockstep

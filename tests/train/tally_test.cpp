@@ -83,5 +83,17 @@ TEST(Tally, IsExactOverRanksOfUnequalSizes) {
   }
 }
 
+TEST(Throughput, IsOfAllSamplesInTheSlowestRanksTime) {
+  for (const int ranks : {1, 2, 3, 7}) {
+    testing::run_ranks(ranks, [&](std::shared_ptr<Communicator> communicator) {
+      const Group group(std::move(communicator));
+      // Rank r has 10 r samples and takes 8 - r seconds: rank 0 is the slowest.
+      const double rate = throughput(10 * group.rank(), 8.0 - group.rank(), group);
+      EXPECT_DOUBLE_EQ(rate, 10 * ranks * (ranks - 1) / 2 / 8.0);
+      EXPECT_EQ(throughput(0, 0, group), 0) << "nothing was done, in no time";
+    });
+  }
+}
+
 }  // namespace
 }  // namespace lockstep
