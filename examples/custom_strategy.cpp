@@ -7,10 +7,11 @@
 #include <torch/nn.h>
 #include <torch/optim/sgd.h>
 
-#include <exception>
 #include <iostream>
 #include <memory>
 #include <string>
+
+#include "program.h"
 
 /// The running side: one for every bucket of gradients.
 class Votes : public lockstep::Exchange {
@@ -61,11 +62,10 @@ void train(const lockstep::Group& world) {
   if (world.rank() == 0) std::cout << '\n' << lockstep::to_text(world.statistics());
 }
 
-int main() {
-  try {
-    train(lockstep::init());
-  } catch (const std::exception& error) {
-    std::cerr << "custom_strategy: " << error.what() << std::endl;
-    return 1;
-  }
+int main(int argc, char** argv) {
+  CLI::App app(
+      "Trains with a strategy of its own. Start it with: lockstep run -n 3 custom_strategy",
+      "custom_strategy");
+  program::add_device(app);
+  return program::run(app, argc, argv, train);
 }

@@ -35,6 +35,7 @@ struct Settings {
   std::string metrics;
   program::LogFlags log;
   std::string strategy = "fp32";
+  bool quiet = false;
 };
 
 struct Model : torch::nn::Module {
@@ -69,13 +70,14 @@ class Trainer {
       if ((epoch + 1) % settings_.save_every == 0) save_snapshot(epoch);
     }
     program::finish(log_, "ddp_trainer");
+    if (!loud()) return;
     program::print_statistics(world_);
-    if (world_.rank() == 0)
-      std::cout << "trained " << settings_.total_epochs << " epochs on " << world_.size()
-                << " ranks" << std::endl;
+    std::cout << "trained " << settings_.total_epochs << " epochs on " << world_.size() << " ranks"
+              << std::endl;
   }
 
  private:
+  bool loud() const { return world_.rank() == 0 && !settings_.quiet; }
   static bool again() { return lockstep::Environment::get().restart_count > 0; }
 
   lockstep::Checkpoint checkpoint() {
@@ -96,7 +98,7 @@ class Trainer {
     const std::size_t batches =
         (sampler_.samples_per_rank() + settings_.batch_size - 1) / settings_.batch_size;
     steps_ = epochs_run_ * static_cast<std::int64_t>(batches);
-    if (world_.rank() == 0)
+    if (loud())
       std::cout << "resuming training from snapshot at epoch " << epochs_run_
                 << (changes.empty() ? "" : ": " + changes) << std::endl;
   }
@@ -119,14 +121,14 @@ class Trainer {
     const lockstep::Score score = tally_.score(world_);
     log_.end_lap(steps_);
     program::record(metrics_, log_, steps_, {{"epoch", epoch}, {"train_loss", score.loss}});
-    if (world_.rank() != 0) return;
+    if (!loud()) return;
     std::cout << "epoch " << epoch << " | batch size " << settings_.batch_size << " | samples "
               << score.samples << " | loss " << score.loss << std::endl;
   }
 
   void save_snapshot(std::int64_t epoch) {
     checkpoint().save(settings_.snapshot, {.epoch = epoch + 1}, world_);
-    if (world_.rank() == 0)
+    if (loud())
       std::cout << "epoch " << epoch << " | training snapshot saved at " << settings_.snapshot
                 << std::endl;
   }
@@ -177,6 +179,8 @@ int main(int argc, char** argv) {
   app.add_option("--metrics", settings.metrics, "File for one JSON object an epoch");
   program::add_log_options(app, settings.log);
   program::add_strategy(app, settings.strategy);
+  program::add_device(app);
+  program::add_quiet(app, settings.quiet);
   return program::run(app, argc, argv,
                       [&](const lockstep::Group& world) { train(settings, world); });
 }

@@ -34,7 +34,9 @@ struct Settings {
   std::string data = MNIST_SAMPLE;
   std::string strategy = "fp32";
   std::string metrics;
+  program::LogFlags log;
   int threads = 0;
+  bool quiet = false;
 };
 
 /// No part of it looks at several images at once, as BatchNorm would: the loss of a batch is the
@@ -93,6 +95,8 @@ void prove(const Settings& settings, const lockstep::Group& world) {
     batch = digits.get_batch(first);
     if (world.rank() == 0) metrics.emplace(settings.metrics);
   });
+  lockstep::RunLog log(world, program::log_options(settings.log, settings.strategy));
+  const bool loud = world.rank() == 0 && !settings.quiet;
   const at::Tensor images = batch.data.to(at::kDouble);
 
   nn::Sequential whole;
@@ -107,7 +111,7 @@ void prove(const Settings& settings, const lockstep::Group& world) {
   double scale = 0;
   for (const at::Tensor& parameter : whole->parameters())
     scale = std::max(scale, parameter.grad().abs().max().item<double>());
-  if (world.rank() == 0)
+  if (loud)
     std::cout << "gradient of " << count << " digits against that of " << world.size()
               << (world.size() == 1 ? " rank" : " ranks") << ", float64, " << settings.strategy
               << "; largest element " << scale << std::endl;
@@ -115,28 +119,33 @@ void prove(const Settings& settings, const lockstep::Group& world) {
   lockstep::DistributedDataParallel ddp(wrapped, world,
                                         {.strategy = lockstep::parse_strategy(settings.strategy)});
   double worst = 0;
+  std::int64_t steps = 0;
   const auto step = [&](bool unequal, bool weighted, const char* text) {
     const auto sizes = sizes_of_parts(count, world.size(), unequal);
     const auto own = sizes.begin() + world.rank();
     const std::int64_t begin = std::accumulate(sizes.begin(), own, std::int64_t{0});
+    log.begin_lap(steps);
     wrapped->zero_grad();
     if (weighted) ddp.weight(static_cast<double>(*own));
     cross_entropy(ddp(images.narrow(0, begin, *own)), batch.target.narrow(0, begin, *own))
         .backward();
+    log.end_lap(++steps);
     const double apart = difference(wrapped, whole, world);
     if (weighted || !unequal) worst = std::max(worst, apart);
-    if (world.rank() != 0) return;
-    std::cout << "  " << text << "," << listed(sizes) << ": largest difference " << apart
-              << std::endl;
-    metrics->write({{"ranks", world.size()},
-                    {"unequal", unequal},
-                    {"weighted", weighted},
-                    {"largest_difference", apart},
-                    {"largest_element", scale}});
+    program::record(metrics, log, steps,
+                    {{"ranks", world.size()},
+                     {"unequal", unequal},
+                     {"weighted", weighted},
+                     {"largest_difference", apart},
+                     {"largest_element", scale}});
+    if (loud)
+      std::cout << "  " << text << "," << listed(sizes) << ": largest difference " << apart
+                << std::endl;
   };
   step(false, false, "equal parts");
   step(true, true, "unequal parts, weighted by their sizes");
   if (world.size() > 1) step(true, false, "unequal parts, not weighted");
+  program::finish(log, "gradient_proof");
 
   constexpr double rounding = 1e-12;
   if (settings.strategy == "fp32" && worst > rounding * scale)
@@ -161,9 +170,9 @@ int main(int argc, char** argv) {
   program::add_mnist_folder(app, settings.data);
   program::add_strategy(app, settings.strategy);
   app.add_option("--metrics", settings.metrics, "File for one JSON object a line");
-  app.add_option("--threads", settings.threads,
-                 "So many ranks as threads of this process, without a launcher")
-      ->check(CLI::Range(1, 512));
+  program::add_log_options(app, settings.log);
+  program::add_threads(app, settings.threads);
+  program::add_quiet(app, settings.quiet);
   return program::run(
       app, argc, argv, [&](const lockstep::Group& world) { prove(settings, world); },
       settings.threads);

@@ -39,6 +39,7 @@ struct Settings {
   std::string data = MNIST_SAMPLE;
   std::string strategy = "fp32";
   std::string metrics;
+  program::LogFlags log;
   bool quiet = false;
 };
 
@@ -70,6 +71,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
       torch::data::DataLoaderOptions(static_cast<std::size_t>(settings.batch_size))
           .drop_last(true));
 
+  lockstep::RunLog log(world, program::log_options(settings.log, settings.strategy));
   nn::Sequential model;
   world.in_turn([&] {
     torch::manual_seed(settings.seed);
@@ -97,6 +99,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
     const auto begin = program::Clock::now();
     lockstep::Progress progress(std::cout, style, title, steps * global_batch, "images");
     lockstep::Tally tally;
+    log.begin_lap(rate.steps());
     auto batch = loader->begin();
     for (std::int64_t step = 0; step < steps; ++step) {
       for (std::int64_t part = 1; part <= settings.accumulate; ++part, ++batch) {
@@ -122,15 +125,17 @@ void train(const Settings& settings, const lockstep::Group& world) {
 
     const lockstep::Score score = tally.score(world);
     const double seconds = program::seconds_since(begin);
-    if (metrics)
-      metrics->write({{"epoch", epoch},
-                      {"train_loss", score.loss},
-                      {"train_accuracy", score.accuracy},
-                      {"steps", rate.steps()},
-                      {"seconds", seconds}});
+    log.end_lap(rate.steps());
+    program::record(metrics, log, rate.steps(),
+                    {{"epoch", epoch},
+                     {"train_loss", score.loss},
+                     {"train_accuracy", score.accuracy},
+                     {"steps", rate.steps()},
+                     {"seconds", seconds}});
     progress.finish(title + "  loss " + fixed(score.loss, 4) + "  accuracy " +
                     fixed(100 * score.accuracy, 2) + " %  " + fixed(seconds, 1) + " s");
   }
+  program::finish(log, "large_batch");
   if (!settings.quiet) program::print_statistics(world);
 }
 
@@ -165,7 +170,9 @@ int main(int argc, char** argv) {
   program::add_mnist_folder(app, settings.data);
   program::add_strategy(app, settings.strategy);
   app.add_option("--metrics", settings.metrics, "File for one JSON object an epoch");
-  app.add_flag("--quiet", settings.quiet, "Print nothing but errors");
+  program::add_log_options(app, settings.log);
+  program::add_device(app);
+  program::add_quiet(app, settings.quiet);
   return program::run(app, argc, argv,
                       [&](const lockstep::Group& world) { train(settings, world); });
 }

@@ -5,6 +5,8 @@
 //   lockstep run -n 2 --max-restarts 3 mnist_cnn --checkpoint-dir run
 //   mnist_cnn --threads 2
 //
+// Under the name of mnist_multithread, as SINGA calls its form for one process, it takes the number
+// of threads by itself: mnist_multithread 2.
 #include <lockstep/lockstep.h>
 #include <torch/data/dataloader.h>
 #include <torch/nn.h>
@@ -233,7 +235,6 @@ void train(Settings settings, const lockstep::Group& world) {
     if (!settings.seed && found->meta.notes.contains("seed"))
       settings.seed = std::stoull(found->meta.notes.at("seed"));
     if (settings.lr) sgd.param_groups()[0].options().set_lr(*settings.lr);
-    if (done >= settings.epochs) return;  // the run was ended after its last checkpoint
   }
   const std::uint64_t seed = settings.seed.value_or(0);
   const double lr = sgd.param_groups()[0].options().get_lr();
@@ -262,9 +263,8 @@ void train(Settings settings, const lockstep::Group& world) {
   for (std::int64_t epoch = done + 1; epoch <= settings.epochs; ++epoch) {
     const std::string title =
         "epoch " + std::to_string(epoch) + "/" + std::to_string(settings.epochs);
-    const auto images = static_cast<double>(sampler.samples_per_rank()) * world.size();
-    lockstep::Progress progress(std::cout, style, title, static_cast<std::int64_t>(images),
-                                "images");
+    const auto images = static_cast<std::int64_t>(sampler.samples_per_rank()) * world.size();
+    lockstep::Progress progress(std::cout, style, title, images, "images");
     lockstep::Tally tally;
     const auto begin = Clock::now();
     varied.set_epoch(static_cast<std::uint64_t>(epoch));
@@ -276,6 +276,7 @@ void train(Settings settings, const lockstep::Group& world) {
     }
     const lockstep::Score trained = tally.score(world);
     const double seconds = seconds_since(begin);
+    const double rate = lockstep::throughput(tally.score().samples, seconds, world);
     log.end_lap(steps);
     // SINGA prints the sum of all batches' losses.
     const double loss_sum = trained.loss * static_cast<double>(trained.samples) /
@@ -296,13 +297,13 @@ void train(Settings settings, const lockstep::Group& world) {
                      {"train_accuracy", trained.accuracy},
                      {"test_accuracy", tested.accuracy},
                      {"seconds", seconds},
-                     {"images_per_second", images / seconds},
+                     {"images_per_second", rate},
                      {"gradient_megabytes", gradient_megabytes(world)},
                      {"ranks", world.size()}});
     progress.finish(title + "  loss " + fixed(trained.loss, 4) + " (sum " + fixed(loss_sum, 1) +
                     ")  train " + fixed(100 * trained.accuracy, 2) + " %  test " +
-                    fixed(100 * tested.accuracy, 2) + " %  " + fixed(images / seconds, 0) +
-                    " images/s  " + fixed(seconds, 1) + " s");
+                    fixed(100 * tested.accuracy, 2) + " %  " + fixed(rate, 0) + " images/s  " +
+                    fixed(seconds, 1) + " s");
   }
 
   folder.finish();
@@ -336,8 +337,7 @@ void add_options(CLI::App& app, Settings& settings) {
   app.add_option("--seed", settings.seed,
                  "Decides weights and order [0, or the resumed checkpoint's]")
       ->check(CLI::NonNegativeNumber);
-  app.add_option("--data", settings.data, "Folder with the four MNIST files, plain or .gz")
-      ->capture_default_str();
+  program::add_mnist_folder(app, settings.data);
   auto* checkpoint =
       app.add_option("--checkpoint", settings.checkpoint, "Written after every epoch; '' for none")
           ->capture_default_str();
@@ -346,9 +346,7 @@ void add_options(CLI::App& app, Settings& settings) {
                  "Checkpoint to go on from, unless --checkpoint-dir has one");
   app.add_option("--metrics", settings.metrics, "File for one JSON object an epoch");
   program::add_log_options(app, settings.log);
-  auto* strategy = app.add_option("--strategy", settings.strategy, "How the ranks synchronise")
-                       ->check(program::strategy())
-                       ->capture_default_str();
+  auto* strategy = program::add_strategy(app, settings.strategy);
   auto* dist_option =
       app.add_option("--dist-option", settings.dist_option, "The same by SINGA's names")
           ->check(
@@ -362,20 +360,22 @@ void add_options(CLI::App& app, Settings& settings) {
   app.add_flag("--contiguous", settings.contiguous,
                "Each rank trains with a part of the images in a row, and with no others");
   app.add_flag("--augment", settings.augment, "Pad, crop and flip the images at random");
-  app.add_option("--threads", settings.threads,
-                 "So many ranks as threads of this process, without a launcher")
-      ->check(CLI::Range(1, 512));
-  app.add_flag("--quiet", settings.quiet, "Print nothing but errors");
+  program::add_device(app);
+  program::add_quiet(app, settings.quiet);
   app.add_flag("--no-efficiency", settings.no_efficiency,
                "Do not measure one rank against all at the end");
 }
 
 int main(int argc, char** argv) {
   Settings settings;
-  CLI::App app(
-      "Trains SINGA's convolutional network on MNIST. Start it with: lockstep run -n 2 mnist_cnn",
-      "mnist_cnn");
+  const bool multithread = std::filesystem::path(argv[0]).filename() == "mnist_multithread";
+  const std::string name = multithread ? "mnist_multithread" : "mnist_cnn";
+  CLI::App app("Trains SINGA's convolutional network on MNIST. Start it with: " +
+                   (multithread ? name + " 2" : "lockstep run -n 2 " + name),
+               name);
   add_options(app, settings);
+  program::add_threads(app, settings.threads, multithread ? "threads" : "--threads")
+      ->required(multithread);
   app.parse_complete_callback([&] {
     if (settings.spars && !settings.dist_option.starts_with("sparse"))
       throw CLI::ValidationError(

@@ -25,6 +25,7 @@
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 namespace program {
@@ -64,9 +65,30 @@ inline CLI::Validator strategy() {
 }
 
 inline CLI::Option* add_strategy(CLI::App& app, std::string& text) {
-  return app.add_option("--strategy", text, "How gradients are exchanged")
+  return app
+      .add_option("--strategy", text,
+                  "How the ranks synchronise: fp32, fp16, topk:0.01, …; docs/algorithms.md lists "
+                  "all, with their options")
       ->check(strategy())
       ->capture_default_str();
+}
+
+inline CLI::Option* add_threads(CLI::App& app, int& threads, const char* name = "--threads") {
+  return app
+      .add_option(name, threads, "So many ranks as threads of this process, without a launcher")
+      ->check(CLI::Range(1, 512));
+}
+
+inline void add_device(CLI::App& app) {
+  app.add_option("--device", "What to train on: this version has cpu")
+      ->check([](const std::string& text) {
+        return text == "cpu" ? std::string() : "this version trains on cpu only, got " + text;
+      })
+      ->default_str("cpu");
+}
+
+inline void add_quiet(CLI::App& app, bool& quiet) {
+  app.add_flag("--quiet", quiet, "Print nothing but errors");
 }
 
 inline CLI::Option* add_mnist_folder(CLI::App& app, std::string& path) {
@@ -212,20 +234,67 @@ inline void finish(lockstep::RunLog& log, const char* program) {
   if (!lost.empty()) std::cerr << program << ": the run's log was lost: " << lost << std::endl;
 }
 
+/// Parses the command line. An unknown flag is named even where something is missing besides.
+/// Throws: CLI::ParseError.
+inline void parse(CLI::App& app, int argc, char** argv) {
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::RequiredError&) {
+    if (app.remaining_size() > 0) throw CLI::ExtrasError(app.get_name(), app.remaining());
+    throw;
+  }
+}
+
+/// Prints the help that was asked for, or what is wrong. Returns main's exit code.
+inline int answer(const CLI::App& app, const CLI::ParseError& asked) {
+  return app.exit(asked) == 0 ? 0 : 2;
+}
+
+/// Whether the launcher, if any, calls this process rank 0; also where there is no telling.
+inline bool started_as_rank_0() {
+  if (const char* rank = std::getenv("LOCKSTEP_RANK")) return std::string_view(rank) == "0";
+  try {
+    const auto launcher = lockstep::Launcher::read();
+    return !launcher || launcher->rank == 0;
+  } catch (const lockstep::InvalidArgument&) {
+    return true;
+  }
+}
+
+/// Before a world is joined all ranks mostly have the same to say. Rank 0 says it, and ends; the
+/// launcher then ends the others, who have waited here for that.
+inline void let_rank_0_speak() {
+  if (!started_as_rank_0()) std::this_thread::sleep_for(std::chrono::seconds(5));
+}
+
+/// Whether it is for this rank to print an error, so that it is printed once.
+inline bool speaks(const std::exception& error, const lockstep::Group& world) {
+  const bool heard = dynamic_cast<const lockstep::CommError*>(&error) != nullptr;
+  const bool nested = dynamic_cast<const std::nested_exception*>(&error) != nullptr;
+  const bool alike = dynamic_cast<const lockstep::Error*>(&error) != nullptr && !heard && !nested;
+  // What fails in Lockstep's other calls fails on all ranks, and rank 0 knows of all; but for what
+  // a loader's worker met, which is nested.
+  if (alike) return world.rank() == 0;
+  // Any other error is this rank's own: the world ends with the first of those.
+  if (!heard) world.communicator().fail(error.what());
+  try {
+    world.communicator().look();
+    return true;
+  } catch (const lockstep::CommError& failure) {
+    // lockstep run itself tells why a world failed.
+    if (heard) return !lockstep::Environment::get().rank;
+    const std::string own = ": rank " + std::to_string(world.rank()) + ": ";
+    return std::string_view(failure.what()).find(own) != std::string_view::npos;
+  }
+}
+
 /// Parses the command line, joins the world and runs fn; as threads of this process if threads is
 /// above 0 by then. Complains once, not once a rank. Returns main's exit code.
 inline int run(CLI::App& app, int argc, char** argv,
                const std::function<void(const lockstep::Group&)>& fn, const int& threads = 0) {
-  const std::string name = app.get_name();
   std::optional<lockstep::Group> world;
   try {
-    try {
-      app.parse(argc, argv);
-    } catch (const CLI::ParseError& error) {
-      // Every rank was given the same words.
-      if (lockstep::init().rank() == 0) app.exit(error);
-      return error.get_exit_code() == 0 ? 0 : 2;
-    }
+    parse(app, argc, argv);
     const lockstep::InitOptions options{.timeout = {}, .keep_pages = true};
     if (threads > 0) {
       lockstep::spawn(threads, fn, options);
@@ -234,20 +303,18 @@ inline int run(CLI::App& app, int argc, char** argv,
       fn(*world);
     }
     return 0;
-  } catch (const lockstep::CommError& error) {
-    lockstep::record_error(error);
-    std::cerr << name << ": " << error.what() << std::endl;
-  } catch (const lockstep::Error& error) {
-    // What fails in Lockstep's other calls fails on all ranks, and rank 0 knows of all; but for
-    // what a loader's worker met, which is nested.
-    lockstep::record_error(error);
-    const bool own = dynamic_cast<const std::nested_exception*>(&error) != nullptr;
-    if (own || !world || world->rank() == 0) std::cerr << name << ": " << error.what() << std::endl;
+  } catch (const CLI::ParseError& error) {
+    const bool help = error.get_exit_code() == 0;
+    if (help && !started_as_rank_0()) return 0;
+    if (!help) let_rank_0_speak();
+    return answer(app, error);
   } catch (const std::exception& error) {
     lockstep::record_error(error);
-    std::cerr << name << ": " << error.what() << std::endl;
+    if (!world) let_rank_0_speak();
+    if (!world || speaks(error, *world))
+      std::cerr << app.get_name() << ": " << error.what() << std::endl;
+    return 1;
   }
-  return 1;
 }
 
 }  // namespace program

@@ -15,6 +15,7 @@
 #include <iostream>
 #include <memory>
 #include <optional>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -107,8 +108,11 @@ class RandomImages : public torch::data::datasets::BatchDataset<RandomImages, Ba
     const at::Tensor images = torch::empty({count, 3, side_, side_});
     const at::Tensor labels = torch::empty({count}, torch::kLong);
     for (std::int64_t i = 0; i < count; ++i) {
-      auto generator =
-          at::make_generator<at::CPUGeneratorImpl>(seed_ + indices[static_cast<std::size_t>(i)]);
+      const std::size_t index = indices[static_cast<std::size_t>(i)];
+      std::seed_seq mixed{seed_, seed_ >> 32, std::uint64_t{index}};  // takes 32 bits of each
+      std::array<std::uint64_t, 2> bits{};
+      mixed.generate(bits.begin(), bits.end());
+      auto generator = at::make_generator<at::CPUGeneratorImpl>(bits[0] << 32 | bits[1]);
       images[i].uniform_(0, 1, generator);
       labels[i].random_(0, random_classes - 1, generator);
     }
@@ -163,6 +167,7 @@ struct Settings {
   std::string checkpoint_dir;
   std::string metrics;
   program::LogFlags log{.folder = "log"};
+  bool quiet = false;
 };
 
 Images load(const Settings& settings) {
@@ -197,8 +202,13 @@ bool load_weights(ResNet50& model, const std::string& path) {
 
 void train(const Settings& settings, const lockstep::Group& world) {
   const bool first = world.rank() == 0;
+  const bool loud = first && !settings.quiet;
   const auto ranks = static_cast<std::size_t>(world.size());
   const bool reads = first || settings.split == "sampler";
+  if (settings.image_size == 32 && settings.batch_size == 1)
+    throw lockstep::InvalidArgument(
+        "--batch-size 1: expected 2 or more of --image-size 32, of which the last batch norms see "
+        "a point each");
   std::optional<program::MetricsFile> metrics;
   program::CheckpointDir folder(settings.checkpoint_dir);
   std::optional<Images> images;
@@ -232,13 +242,13 @@ void train(const Settings& settings, const lockstep::Group& world) {
       if (first || settings.parameters == "same_seed")
         whole = load_weights(*model, settings.weights);
     });
-    if (first)
+    if (loud)
       std::cout << settings.weights << (whole ? "" : ", but for its last layer,") << " is loaded"
                 << std::endl;
   }
   if (settings.sync_batchnorm) {
     const auto layers = lockstep::convert_sync_batchnorm(*model, world);
-    if (first) std::cout << layers << " batch norms use the images of all ranks" << std::endl;
+    if (loud) std::cout << layers << " batch norms use the images of all ranks" << std::endl;
   }
   const auto initial_sync = settings.parameters == "same_seed" ? lockstep::InitialSync::same_seed
                                                                : lockstep::InitialSync::broadcast;
@@ -249,16 +259,31 @@ void train(const Settings& settings, const lockstep::Group& world) {
       model->parameters(), torch::optim::SGDOptions(settings.lr).momentum(0.9).weight_decay(1e-4));
   const lockstep::Checkpoint checkpoint{.model = *model, .optimizer = &momentum, .strategy = ddp};
   std::int64_t done = 0;
-  if (const auto found = folder.load_newest(checkpoint, world, first)) done = found->meta.epoch;
-  if (folder && done >= settings.epochs) return;  // the run was ended after its last checkpoint
-  if (first)
+  if (const auto found = folder.load_newest(checkpoint, world, loud)) done = found->meta.epoch;
+  if (loud)
     std::cout << "ResNet-50, " << samples << (settings.data.empty() ? " random" : "")
               << " images of " << settings.image_size << "x" << settings.image_size << ", " << ranks
               << " ranks of batch " << settings.batch_size << std::endl;
 
+  // Every rank reads its own share, or rank 0 reads for all and deals its batches.
+  const bool deals = settings.split == "rank0";
+  const std::size_t batch_read = settings.batch_size * (deals ? ranks : 1);
+  lockstep::DistributedSampler sampler(
+      samples, deals ? lockstep::Replica{} : lockstep::Replica{world.rank(), world.size()},
+      {.seed = settings.seed, .tail = deals ? lockstep::Tail::pad : lockstep::Tail::drop});
+  sampler.set_epoch(static_cast<std::uint64_t>(done));
+  using Loader = lockstep::PrefetchLoader<Images, lockstep::DistributedSampler>;
+  std::optional<Loader> loader;
+  if (reads)
+    loader.emplace(*images, sampler,
+                   lockstep::PrefetchOptions{
+                       .batch_size = batch_read, .workers = settings.workers, .drop_last = true});
+
   constexpr int lines = 5;  // batches between two
   const auto begin = program::Clock::now();
-  std::int64_t steps = 0;
+  const std::int64_t steps_before =
+      done * static_cast<std::int64_t>(sampler.samples_per_rank() / batch_read);
+  std::int64_t steps = steps_before;
   const auto run_epoch = [&](std::int64_t epoch, auto&& batches) {
     lockstep::Tally tally(5);
     int number = 0;
@@ -280,7 +305,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
                        {"train_loss", score.loss},
                        {"acc1", score.accuracy},
                        {"acc5", score.top}});
-      if (!first) continue;
+      if (!loud) continue;
       std::cout << "[epoch " << epoch << ", batch " << number - 1 << "] loss "
                 << fixed(score.loss, 5) << ", acc1 " << fixed(score.accuracy, 5) << ", acc5 "
                 << fixed(score.top, 5) << std::endl;
@@ -288,20 +313,6 @@ void train(const Settings& settings, const lockstep::Group& world) {
     log.end_lap(steps);
   };
 
-  // Every rank reads its own share, or rank 0 reads for all and deals its batches.
-  const bool deals = settings.split == "rank0";
-  lockstep::DistributedSampler sampler(
-      samples, deals ? lockstep::Replica{} : lockstep::Replica{world.rank(), world.size()},
-      {.seed = settings.seed, .tail = deals ? lockstep::Tail::pad : lockstep::Tail::drop});
-  sampler.set_epoch(static_cast<std::uint64_t>(done));
-  using Loader = lockstep::PrefetchLoader<Images, lockstep::DistributedSampler>;
-  std::optional<Loader> loader;
-  if (reads)
-    loader.emplace(
-        *images, sampler,
-        lockstep::PrefetchOptions{.batch_size = settings.batch_size * (deals ? ranks : 1),
-                                  .workers = settings.workers,
-                                  .drop_last = true});
   for (std::int64_t epoch = done; epoch < settings.epochs; ++epoch) {
     if (reads) images->set_epoch(epoch);
     if (deals)
@@ -312,13 +323,15 @@ void train(const Settings& settings, const lockstep::Group& world) {
   }
   folder.finish();
   const double seconds = program::seconds_since(begin);
-  const auto count = static_cast<double>(steps) * static_cast<double>(settings.batch_size * ranks);
+  const std::int64_t taken = steps - steps_before;
+  const double rate =
+      lockstep::throughput(taken * static_cast<std::int64_t>(settings.batch_size), seconds, world);
   program::record(metrics, log, steps,
-                  {{"steps", steps}, {"seconds", seconds}, {"images_per_second", count / seconds}});
+                  {{"steps", taken}, {"seconds", seconds}, {"images_per_second", rate}});
   program::finish(log, "resnet50");
-  if (!first) return;
+  if (!loud) return;
   program::print_statistics(world);
-  std::cout << steps << " steps took " << fixed(seconds, 1) << " s: " << fixed(count / seconds, 2)
+  std::cout << taken << " steps took " << fixed(seconds, 1) << " s: " << fixed(rate, 2)
             << " images/s" << std::endl;
 }
 
@@ -356,6 +369,7 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({"broadcast", "same_seed"}))
       ->capture_default_str();
   program::add_strategy(app, settings.strategy);
+  program::add_device(app);
   app.add_flag("--sync-batchnorm", settings.sync_batchnorm,
                "Batch norms use the images of all ranks");
   app.add_option("--weights", settings.weights,
@@ -363,6 +377,7 @@ int main(int argc, char** argv) {
   program::add_checkpoint_dir(app, settings.checkpoint_dir);
   app.add_option("--metrics", settings.metrics, "File for one JSON object a line");
   program::add_log_options(app, settings.log);
+  program::add_quiet(app, settings.quiet);
   return program::run(app, argc, argv,
                       [&](const lockstep::Group& world) { train(settings, world); });
 }

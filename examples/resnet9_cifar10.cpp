@@ -55,7 +55,7 @@ struct ResNet9 : nn::Module {
 
 struct Settings {
   std::int64_t epochs = 5;
-  std::int64_t batch_size = 128;
+  std::size_t batch_size = 128;
   double lr = 0.001;
   double weight_decay = 0.001;
   std::uint64_t seed = 0;
@@ -96,11 +96,12 @@ lockstep::Score evaluate_cifar10(ResNet9& model, const lockstep::Cifar10& data,
 
 void train(const Settings& settings, const lockstep::Group& world) {
   const bool loud = world.rank() == 0 && !settings.quiet;
-  const std::int64_t batch_size = settings.batch_size / world.size();
-  if (batch_size == 0)
+  const auto ranks = static_cast<std::size_t>(world.size());
+  const std::size_t batch_size = settings.batch_size / ranks;
+  if (batch_size < 2)  // a batch norm needs several
     throw lockstep::InvalidArgument("--batch-size " + std::to_string(settings.batch_size) +
-                                    ": expected an image or more for each of " +
-                                    std::to_string(world.size()) + " ranks");
+                                    ": expected two images or more for each of " +
+                                    std::to_string(ranks) + " ranks");
   std::optional<lockstep::Cifar10> train_data;
   std::optional<lockstep::Cifar10> test_data;
   std::optional<program::MetricsFile> metrics;
@@ -117,19 +118,26 @@ void train(const Settings& settings, const lockstep::Group& world) {
     std::cout << (settings.data.empty() ? "coloured shapes, as --data names no folder"
                                         : "data " + settings.data)
               << ": " << *train_data->size() << " images to train, " << *test_data->size()
-              << " to test; " << world.size() << " ranks of batch " << batch_size << std::endl;
+              << " to test; " << ranks << " ranks of batch " << batch_size << std::endl;
 
   // Each rank has a part of the images, and the same ones in every epoch.
   lockstep::Augmented augmented(
       *train_data, settings.augment ? lockstep::AugmentOptions{.seed = settings.seed}
                                     : lockstep::AugmentOptions{.seed = 0, .pad = 0, .flip = false});
   auto part = lockstep::partition_dataset(augmented, world);
+  const std::size_t images = part.size().value();
   const auto rank = static_cast<std::uint64_t>(world.rank());
-  lockstep::DistributedSampler sampler(part.size().value(), lockstep::Replica{},
-                                       {.seed = settings.seed + rank});
+  lockstep::DistributedSampler sampler(images, lockstep::Replica{}, {.seed = settings.seed + rank});
+  const bool drop_last = images % batch_size == 1;  // as above
+  const std::size_t batches_an_epoch = images / batch_size + (images % batch_size > 1 ? 1 : 0);
+  if (batches_an_epoch == 0)
+    throw lockstep::InvalidArgument(
+        (settings.data.empty() ? "--images " + std::to_string(settings.images)
+                               : "--data " + settings.data) +
+        ": expected two images or more for each of " + std::to_string(ranks) + " ranks");
   lockstep::PrefetchLoader loader(
       part, sampler,
-      {.batch_size = static_cast<std::size_t>(batch_size), .workers = settings.workers});
+      {.batch_size = batch_size, .workers = settings.workers, .drop_last = drop_last});
 
   std::shared_ptr<ResNet9> model;
   world.in_turn([&] {
@@ -149,13 +157,13 @@ void train(const Settings& settings, const lockstep::Group& world) {
   const lockstep::Checkpoint checkpoint{.model = *model, .optimizer = &adam, .strategy = optimizer};
   std::int64_t done = 0;
   if (const auto found = folder.load_newest(checkpoint, world, loud)) done = found->meta.epoch;
-  if (folder && done >= settings.epochs) return;  // the run was ended after its last checkpoint
   sampler.set_epoch(static_cast<std::uint64_t>(done));
 
   constexpr int lines = 100;  // batches between two
   const auto begin = program::Clock::now();
   double waited = 0;
-  std::int64_t batches = 0;
+  std::int64_t trained_images = 0;
+  std::int64_t batches = done * static_cast<std::int64_t>(batches_an_epoch);
   lockstep::Tally tally;
   const auto report = [&](std::int64_t epoch) {
     const lockstep::Score score = tally.score(world);
@@ -183,6 +191,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
       loss.backward();
       optimizer.step();
       tally.add(loss, outputs, batch.target);
+      trained_images += batch.target.size(0);
       if (++batches % lines == 0) report(epoch);
       idle = program::Clock::now();
     }
@@ -196,19 +205,22 @@ void train(const Settings& settings, const lockstep::Group& world) {
   const double seconds = program::seconds_since(begin);
 
   optimizer.synchronize();
+  const double rate = lockstep::throughput(trained_images, seconds, world);
   const lockstep::Score score = evaluate_cifar10(*model, *test_data, world);
   program::record(metrics, log, batches,
                   {{"test_loss", score.loss},
                    {"test_accuracy", score.accuracy},
                    {"seconds", seconds},
+                   {"images_per_second", rate},
                    {"waiting_for_data", waited / seconds},
                    {"ranks", world.size()}});
   program::finish(log, "resnet9_cifar10");
   if (!settings.quiet) program::print_statistics(world);
   if (loud)
     std::cout << "training took " << fixed(seconds, 1) << " s, " << fixed(100 * waited / seconds, 1)
-              << " % of it waiting for data\ntest loss " << fixed(score.loss, 4) << "  accuracy "
-              << fixed(100 * score.accuracy, 2) << " %" << std::endl;
+              << " % of it waiting for data, " << fixed(rate, 0) << " images/s\ntest loss "
+              << fixed(score.loss, 4) << "  accuracy " << fixed(100 * score.accuracy, 2) << " %"
+              << std::endl;
 }
 
 int main(int argc, char** argv) {
@@ -241,12 +253,13 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(0, 64))
       ->capture_default_str();
   program::add_strategy(app, settings.strategy);
+  program::add_device(app);
   app.add_flag("--sync-batchnorm", settings.sync_batchnorm,
                "Batch norms use the images of all ranks");
   program::add_checkpoint_dir(app, settings.checkpoint_dir);
   app.add_option("--metrics", settings.metrics, "File for one JSON object a line");
   program::add_log_options(app, settings.log);
-  app.add_flag("--quiet", settings.quiet, "Print nothing but errors");
+  program::add_quiet(app, settings.quiet);
   return program::run(app, argc, argv,
                       [&](const lockstep::Group& world) { train(settings, world); });
 }

@@ -1,4 +1,5 @@
 // PyTorch's tutorial program for one process, as ddp_trainer.cpp starts from: compare the two.
+// It has none of Lockstep's flags, on purpose: strategies, logs and restarts come with the port.
 //
 //   single_trainer 10 2
 //
@@ -122,15 +123,16 @@ int main(int argc, char** argv) {
   app.add_option("--batch_size", settings.batch_size, "Digits a step")
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
-  app.add_option("--data", settings.data, "Folder with the four MNIST files, plain or .gz")
-      ->capture_default_str();
+  program::add_mnist_folder(app, settings.data);
   app.add_option("--snapshot", settings.snapshot, "Written, and gone on from if it is there")
       ->capture_default_str();
   app.add_option("--metrics", settings.metrics, "File for one JSON object an epoch");
-  CLI11_PARSE(app, argc, argv);
   try {
+    program::parse(app, argc, argv);
     train(settings);
     return 0;
+  } catch (const CLI::ParseError& error) {
+    return program::answer(app, error);
   } catch (const std::exception& error) {
     std::cerr << "single_trainer: " << error.what() << std::endl;
     return 1;

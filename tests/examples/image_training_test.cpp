@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <fstream>
 #include <string>
+#include <tuple>
 
 #include "lockstep/train/safetensors.h"
 #include "lockstep/train/torch_file.h"
@@ -45,12 +46,41 @@ TEST_F(ImageTraining, ResNet9GoesOnInTheSameBits) {
   EXPECT_EQ(metrics().size(), 2u + 3u);
 
   std::ofstream(folder / "file") << "x";
-  const Result refused = two_ranks(program + "--checkpoint-dir file/run");
-  EXPECT_EQ(refused.code, 1);
-  EXPECT_EQ(testing::count("\n" + refused.err,
-                           "\nresnet9_cifar10: --checkpoint-dir file/run: cannot make: "),
-            1)
-      << refused.err;
+  expect_one_complaint(two_ranks(program + "--checkpoint-dir file/run"), 1,
+                       "resnet9_cifar10: --checkpoint-dir file/run: cannot make: ");
+}
+
+TEST_F(ImageTraining, StepsRiseOverARunsParts) {
+  const std::string checkpoints = " --checkpoint-dir run --log-dir log --epochs ";
+  for (const auto& [program, an_epoch, done] :
+       {std::tuple("resnet9_cifar10 --batch-size 32 --images 96", 3.0, "test loss "),
+        std::tuple("resnet50 --samples 16 --batch-size 4 --image-size 32", 2.0,
+                   "0 steps took 0.0 s: 0.00 images/s\n")}) {
+    Result result;
+    // The last has nothing left to do, and ends as the others.
+    for (const char* epochs : {"1", "3", "3"}) {
+      result = two_ranks(program + checkpoints + epochs);
+      ASSERT_EQ(result.code, 0) << result.err;
+    }
+    EXPECT_EQ(testing::count(result.out, "run: 3 epochs are done"), 1) << result.out;
+    EXPECT_EQ(testing::count(result.out, done), 1) << result.out;
+    for (const char* file : {"log/metrics.jsonl", "log/laps.jsonl"}) {
+      double before = 0;
+      for (const auto& line : json_lines(file)) {
+        EXPECT_GE(line["step"], before) << program << ' ' << file;
+        before = line["step"];
+      }
+      EXPECT_EQ(before, 3 * an_epoch) << program << ' ' << file;
+    }
+    for (const char* used : {"run", "log"}) std::filesystem::remove_all(folder / used);
+  }
+}
+
+TEST_F(ImageTraining, ResNet50CountsTheStepsOfThisRun) {
+  const std::string program =
+      "resnet50 --samples 16 --batch-size 4 --image-size 32 --checkpoint-dir run --epochs ";
+  EXPECT_THAT(two_ranks(program + "1").out, HasSubstr("\n2 steps took "));
+  EXPECT_THAT(two_ranks(program + "3").out, HasSubstr("\n4 steps took "));
 }
 
 TEST_F(ImageTraining, ResNet50BeginsWithPythonsWeights) {
@@ -115,16 +145,12 @@ TEST_F(ImageTraining, ResNet50ReadsAFolderOfImages) {
   const auto last = folder / "pictures/cat/8.png";
   std::filesystem::resize_file(last, 60);
   const Result damaged = two_ranks(program);
-  EXPECT_EQ(damaged.code, 1);
+  expect_one_complaint(damaged, 1, "resnet50: batch ");
   EXPECT_THAT(damaged.err, HasSubstr("pictures/cat/8.png: is a damaged or truncated PNG image"));
-  EXPECT_EQ(testing::count("\n" + damaged.err, "\nresnet50: batch "), 1) << damaged.err;
 
-  const Result few = alone("resnet50 --data pictures --batch-size 13");
-  EXPECT_EQ(few.code, 1);
-  EXPECT_THAT(few.err, HasSubstr("resnet50: --data pictures: 12 images: expected a batch of 13"));
-  const Result none = two_ranks("resnet50 --data nowhere");
-  EXPECT_EQ(none.code, 1);
-  EXPECT_EQ(testing::count("\n" + none.err, "\nresnet50: nowhere: cannot list: "), 1) << none.err;
+  expect_one_complaint(alone("resnet50 --data pictures --batch-size 13"), 1,
+                       "resnet50: --data pictures: 12 images: expected a batch of 13");
+  expect_one_complaint(two_ranks("resnet50 --data nowhere"), 1, "resnet50: nowhere: cannot list: ");
 }
 #endif
 

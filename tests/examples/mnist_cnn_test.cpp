@@ -130,6 +130,16 @@ TEST_F(MnistCnn, ThreadsGiveTheBitsOfProcesses) {
   const Result threads = one_rank(flags + "threads --threads 2");
   ASSERT_EQ(threads.code, 0) << threads.err;
   EXPECT_EQ(content(folder / "processes"), content(folder / "threads"));
+
+  // The same as SINGA starts it.
+  const std::string name = "mnist_multithread";
+  const Result number = alone(name + " 2" + data + flags + "number");
+  ASSERT_EQ(number.code, 0) << number.err;
+  EXPECT_EQ(content(folder / "processes"), content(folder / "number"));
+  const Result none = alone(name + data);
+  EXPECT_EQ(none.code, 2);
+  EXPECT_THAT(none.err, HasSubstr("threads is required"));
+  EXPECT_THAT(alone(name + " --help").out, HasSubstr("Start it with: mnist_multithread 2"));
 }
 
 TEST_F(MnistCnn, EveryDistOptionLearns) {
@@ -170,9 +180,7 @@ TEST_F(MnistCnn, WrongFlagsAreNamed) {
 
 TEST_F(MnistCnn, RanksComplainOnce) {
   const Result result = two_ranks(" --epochs none");
-  EXPECT_EQ(result.code, 2);
-  // The launcher repeats it once more, indented, as the last words of the rank that failed first.
-  EXPECT_EQ(count("\n" + result.err, "\n--epochs: "), 1) << result.err;
+  expect_one_complaint(result, 2, "--epochs: ");
   EXPECT_THAT(result.err, Not(HasSubstr("[1]")));
 }
 
@@ -205,8 +213,7 @@ TEST_F(MnistCnn, BadInputIsFoundBeforeTraining) {
     const std::string data_flag =
         std::string(flags).find("--data") == std::string::npos ? " --data data" : "";
     const Result result = run(quoted_launcher + " run -n 2 " + program + data_flag + flags);
-    EXPECT_EQ(result.code, 1) << flags;
-    EXPECT_THAT(result.err, HasSubstr(std::string("mnist_cnn: ") + complaint)) << flags;
+    expect_one_complaint(result, 1, std::string("mnist_cnn: ") + complaint);
     EXPECT_THAT(result.out, Not(HasSubstr("epoch"))) << flags;
   }
 }
@@ -223,8 +230,7 @@ TEST_F(MnistCnn, ASpoiltCheckpointIsNotTrained) {
   ASSERT_EQ(one_rank(" --epochs 1 --quiet").code, 0);
   std::filesystem::resize_file(folder / "mnist_cnn.safetensors", 5000);
   const Result result = two_ranks(" --epochs 2 --resume mnist_cnn.safetensors --checkpoint other");
-  EXPECT_EQ(result.code, 1);
-  EXPECT_THAT(result.err, HasSubstr("mnist_cnn: mnist_cnn.safetensors: "));
+  expect_one_complaint(result, 1, "mnist_cnn: mnist_cnn.safetensors: ");
   EXPECT_FALSE(std::filesystem::exists(folder / "other"));
 }
 

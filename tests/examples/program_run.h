@@ -8,6 +8,7 @@
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,19 @@ inline int count(const std::string& text, const std::string& part) {
   int times = 0;
   for (std::size_t at = 0; (at = text.find(part, at)) != std::string::npos; at += part.size())
     ++times;
+  return times;
+}
+
+/// How many lines begin so, whichever rank's. The launcher repeats the last words of the rank that
+/// failed first; those are indented.
+inline int complaints(const std::string& err, const std::string& begin) {
+  int times = 0;
+  std::istringstream lines(err);
+  for (std::string line; std::getline(lines, line);) {
+    const bool prefixed = line.starts_with('[');
+    if (prefixed) line.erase(0, line.find("] ") + 2);
+    times += line.starts_with(begin) ? 1 : 0;
+  }
   return times;
 }
 
@@ -55,8 +69,24 @@ class ProgramRun : public ::testing::Test {
   }
   Result alone(const std::string& program) const { return run(quoted_bin + program); }
 
+  /// That it failed so, and that one line of one rank says why.
+  static void expect_one_complaint(const Result& result, int code, const std::string& said) {
+    EXPECT_EQ(result.code, code) << result.out << result.err;
+    EXPECT_EQ(complaints(result.err, said), 1) << said << '\n' << result.err;
+    // Nor does another rank say something else.
+    const std::string program = said.substr(0, said.find(": ") + 2);
+    EXPECT_EQ(complaints(result.err, program), 1) << program << '\n' << result.err;
+  }
+
   /// The lines of --metrics metrics.jsonl.
   std::vector<nlohmann::json> metrics() const { return json_lines("metrics.jsonl"); }
+  /// A value of all its lines that have it.
+  std::vector<double> values(const char* name) const {
+    std::vector<double> found;
+    for (const auto& line : metrics())
+      if (line.contains(name)) found.push_back(line[name]);
+    return found;
+  }
   std::vector<nlohmann::json> json_lines(const std::string& name) const {
     std::vector<nlohmann::json> lines;
     std::ifstream in(folder / name);

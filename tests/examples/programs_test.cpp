@@ -24,21 +24,10 @@ using testing::Result;
 
 class Programs : public testing::ProgramRun {
  protected:
-  /// A value of all lines of metrics.jsonl that have it.
-  std::vector<double> values(const char* name) const {
-    std::vector<double> found;
-    for (const auto& line : metrics())
-      if (line.contains(name)) found.push_back(line[name]);
-    return found;
-  }
+  using ProgramRun::expect_one_complaint;
   void expect_one_complaint(const std::string& command, int code, const std::string& said) const {
-    for (const bool several : {false, true}) {
-      const Result result = several ? two_ranks(command) : alone(command);
-      EXPECT_EQ(result.code, code) << command << result.out << result.err;
-      EXPECT_THAT(result.err, HasSubstr(said)) << command;
-      // The launcher repeats it once more, indented, as the last words of the rank that failed.
-      EXPECT_LE(count("\n" + result.err, "\n" + said), 1) << result.err;
-    }
+    for (const bool several : {false, true})
+      expect_one_complaint(several ? two_ranks(command) : alone(command), code, said);
   }
 };
 
@@ -49,13 +38,26 @@ TEST_F(Programs, ResNet9TrainsOnAnyNumberOfRanks) {
     const Result result =
         several ? two_ranks(resnet9 + "--epochs 4") : alone(resnet9 + "--epochs 4 --augment");
     ASSERT_EQ(result.code, 0) << result.err;
-    for (const char* part : {"coloured shapes", "epoch 4", "training took", "test loss"})
+    for (const char* part :
+         {"coloured shapes", "epoch 4", "training took", " images/s", "test loss"})
       EXPECT_EQ(count(result.out, part), 1) << part << result.out;
     const auto losses = values("train_loss");
     ASSERT_EQ(losses.size(), 4u);
     EXPECT_LT(losses.back(), losses.front());
     EXPECT_EQ(values("test_accuracy").size(), 1u);
+    EXPECT_GT(values("images_per_second").at(0), 0.0);
   }
+}
+
+TEST_F(Programs, NoBatchNormSeesOneImage) {
+  // A last batch of one is left out, whoever's it is.
+  const Result one_left = alone("resnet9_cifar10 --images 65 --batch-size 32 --epochs 1");
+  ASSERT_EQ(one_left.code, 0) << one_left.err;
+  EXPECT_THAT(one_left.out, HasSubstr("epoch 1  batch 2  loss "));
+  expect_one_complaint("resnet9_cifar10 --batch-size 1", 1,
+                       "resnet9_cifar10: --batch-size 1: expected two images or more for each of ");
+  expect_one_complaint("resnet50 --batch-size 1 --image-size 32", 1,
+                       "resnet50: --batch-size 1: expected 2 or more of --image-size 32");
 }
 
 TEST_F(Programs, ResNetsTrainWithBatchNormsOverAllRanks) {
@@ -108,9 +110,8 @@ TEST_F(Programs, GradientsOfPartsAreThatOfTheWhole) {
     }
   }
   expect_one_complaint(program + " --data nowhere", 1, "gradient_proof: found neither nowhere/");
-  const Result few = two_ranks(program + " --images 2");
-  EXPECT_EQ(few.code, 1);
-  EXPECT_THAT(few.err, HasSubstr("gradient_proof: --images 2: expected at least 3 for 2 ranks"));
+  expect_one_complaint(two_ranks(program + " --images 2"), 1,
+                       "gradient_proof: --images 2: expected at least 3 for 2 ranks");
 }
 
 TEST_F(Programs, LargeBatchesInParts) {
@@ -172,11 +173,54 @@ TEST_F(Programs, TrainersSaveAndGoOn) {
     EXPECT_LT(values("train_loss")[0], losses[1]);
 
     std::filesystem::resize_file(folder / "snapshot.safetensors", 1000);
-    const Result spoilt = start(" 4 1" + flags);
-    EXPECT_EQ(spoilt.code, 1);
-    EXPECT_EQ(count("\n" + spoilt.err, "\n" + program + ": snapshot.safetensors: "), 1)
-        << spoilt.err;
+    expect_one_complaint(start(" 4 1" + flags), 1, program + ": snapshot.safetensors: ");
   }
+}
+
+TEST_F(Programs, ACheckpointOfAnotherModelIsRefused) {
+  ASSERT_EQ(alone("mnist_cnn --epochs 1 --quiet --checkpoint cnn.safetensors").code, 0);
+  expect_one_complaint("ddp_trainer 2 1 --snapshot cnn.safetensors", 1,
+                       "ddp_trainer: cnn.safetensors: tensor '");
+}
+
+TEST_F(Programs, LogsAreWrittenOnRequestAndQuietMeansNothing) {
+  for (const std::string program : {"gradient_proof", "large_batch --epochs 1 --images 1024"}) {
+    const Result result = two_ranks(program + " --quiet --log-dir log --trace");
+    EXPECT_EQ(result.code, 0);
+    EXPECT_THAT(result.out + result.err, IsEmpty()) << program;
+    EXPECT_FALSE(json_lines("log/metrics.jsonl").empty()) << program;
+    EXPECT_FALSE(json_lines("log/laps.jsonl").empty()) << program;
+    EXPECT_THAT(testing::content(folder / "log/trace.json"), HasSubstr("\"all_reduce\""));
+    std::filesystem::remove_all(folder / "log");
+  }
+  for (const std::string program : {"ddp_trainer 1 1", "resnet9_cifar10 --epochs 1 --images 64",
+                                    "resnet50 --samples 4 --batch-size 2 --image-size 32"}) {
+    const Result result = two_ranks(program + " --quiet");
+    EXPECT_EQ(result.code, 0);
+    EXPECT_THAT(result.out + result.err, IsEmpty()) << program;
+  }
+}
+
+TEST_F(Programs, TheRankThatFailsComplainsAndNobodyElse) {
+  expect_one_complaint("failing_program all", 1, "failing_program: something else failed");
+  const Result one = two_ranks("failing_program 1");
+  expect_one_complaint(one, 1, "failing_program: something else failed");
+  EXPECT_THAT(one.err, HasSubstr("lockstep: rank 1 of 2 failed first: "));
+  // All are told of it, and lockstep run tells the user.
+  const Result mismatch = two_ranks("failing_program mismatch");
+  EXPECT_EQ(mismatch.code, 1);
+  EXPECT_EQ(testing::complaints(mismatch.err, "failing_program: "), 0) << mismatch.err;
+  EXPECT_EQ(count(mismatch.err, "  Reason: collective #"), 1) << mismatch.err;
+}
+
+TEST_F(Programs, RanksWithoutAWorldComplainOnce) {
+  const auto started = [&](const std::string& backend) {
+    return run("LOCKSTEP_BACKEND=" + backend + " " + quoted_launcher + " run -n 3 " + quoted_bin +
+               "large_batch");
+  };
+  expect_one_complaint(started("mpi"), 1,
+                       "large_batch: init: started by lockstep run, whose processes no MPI knows");
+  expect_one_complaint(started("nccl"), 1, "large_batch: backend: got 'nccl', expected auto");
 }
 
 TEST_F(Programs, ResNet50TrainsWithBothWaysToSplitData) {
@@ -198,37 +242,57 @@ TEST_F(Programs, ResNet50TrainsWithBothWaysToSplitData) {
 }
 
 TEST_F(Programs, HelpIsCompleteAndWrongFlagsAreNamed) {
-  const std::array<std::pair<std::string, std::vector<const char*>>, 5> programs{{
+  const std::array<std::pair<std::string, std::vector<const char*>>, 7> programs{{
       {"resnet9_cifar10",
        {"--epochs", "--batch-size", "--lr", "--weight-decay", "--seed", "--data", "--augment",
-        "--workers", "--strategy", "--sync-batchnorm", "--checkpoint-dir", "--metrics", "--quiet",
-        "--log-dir", "--trace"}},
-      {"gradient_proof", {"--images", "--seed", "--data", "--strategy", "--metrics", "--threads"}},
-      {"ddp_trainer",
-       {"total_epochs", "save_every", "--batch_size", "--data", "--snapshot", "--strategy",
-        "--log-dir", "--trace"}},
-      {"single_trainer", {"total_epochs", "save_every", "--batch_size", "--data", "--snapshot"}},
+        "--workers", "--sync-batchnorm", "--checkpoint-dir"}},
+      {"gradient_proof", {"--images", "--seed", "--data", "--threads"}},
+      {"large_batch",
+       {"--epochs", "--batch-size", "--accumulate", "--lr", "--warm-up", "--autocast", "--seed",
+        "--images", "--data"}},
+      {"ddp_trainer", {"total_epochs", "save_every", "--batch_size", "--data", "--snapshot"}},
+      {"single_trainer",
+       {"total_epochs", "save_every", "--batch_size", "--data", "--snapshot", "--metrics"}},
       {"resnet50",
        {"--epochs", "--batch-size", "--samples", "--lr", "--workers", "--split", "--parameters",
-        "--strategy", "--sync-batchnorm", "--data", "--weights", "--checkpoint-dir", "--metrics",
-        "--log-dir", "--trace"}},
+        "--sync-batchnorm", "--data", "--weights", "--checkpoint-dir"}},
+      {"custom_strategy", {"Start it with: lockstep run"}},
   }};
   for (const auto& [program, flags] : programs) {
-    const Result help = alone(program + " --help");
-    EXPECT_EQ(help.code, 0);
+    const Result help = two_ranks(program + " --help");
+    EXPECT_EQ(help.code, 0) << help.err;
     for (const char* flag : flags) EXPECT_THAT(help.out, HasSubstr(flag)) << program;
+    const bool alone_only = program == "single_trainer";
+    EXPECT_EQ(count(help.out, "Usage: "), alone_only ? 2 : 1) << help.out;
+    if (!alone_only && program != "custom_strategy") {
+      for (const char* flag :
+           {"--strategy", "docs/algorithms.md", "--metrics", "--log-dir", "--trace", "--quiet"})
+        EXPECT_THAT(help.out, HasSubstr(flag)) << program;
+    }
 
-    const Result wrong = alone(program + " --nonsense");
-    EXPECT_NE(wrong.code, 0) << program;
-    EXPECT_THAT(wrong.err, Not(IsEmpty())) << program;
+    // Also where what is required is missing.
+    const bool positional = program.ends_with("_trainer");
+    for (const char* given : {"", " 1 1"}) {
+      if (*given != '\0' && !positional) continue;
+      const Result wrong = alone(program + given + " --nonsense");
+      EXPECT_EQ(wrong.code, 2) << program;
+      EXPECT_THAT(wrong.err, HasSubstr("--nonsense")) << program;
+      EXPECT_THAT(wrong.out, IsEmpty()) << program;
+    }
   }
-  const Result strategy = two_ranks("resnet50 --strategy nonsense");
-  EXPECT_EQ(strategy.code, 2);
-  EXPECT_EQ(count("\n" + strategy.err, "\n--strategy: "), 1) << strategy.err;
-  const Result unwritable = two_ranks("ddp_trainer 1 1 --metrics no/such/file");
-  EXPECT_EQ(unwritable.code, 1);
-  EXPECT_EQ(count("\n" + unwritable.err, "\nddp_trainer: --metrics no/such/file: cannot write"), 1)
-      << unwritable.err;
+  expect_one_complaint(two_ranks("resnet50 --strategy nonsense"), 2, "--strategy: strategy: got ");
+  expect_one_complaint(two_ranks("ddp_trainer 1 1 --metrics no/such/file"), 1,
+                       "ddp_trainer: --metrics no/such/file: cannot write");
+}
+
+TEST_F(Programs, AGpuIsRefused) {
+  for (const char* program : {"mnist_cnn", "ddp_trainer 1 1", "resnet9_cifar10", "resnet50",
+                              "large_batch", "custom_strategy"}) {
+    expect_one_complaint(two_ranks(std::string(program) + " --device cuda"), 2,
+                         "--device: this version trains on cpu only, got cuda");
+    EXPECT_THAT(alone(std::string(program) + " --help").out, HasSubstr("--device")) << program;
+  }
+  EXPECT_EQ(alone("gradient_proof --device cuda").code, 2) << "it trains nothing";
 }
 
 }  // namespace

@@ -165,11 +165,12 @@ TEST_F(RestartedMnistCnn, SkipsACheckpointThatIsDamaged) {
   EXPECT_THAT(result.out, HasSubstr("spoilt: 1 epochs are done"));
   EXPECT_TRUE(newest("whole") == newest("spoilt"));
 
-  // A run that was ended behind its last checkpoint has nothing left to do.
+  // A run that was ended behind its last checkpoint has nothing left to do but to say so.
   const Result again = alone(words(3, "spoilt"));
   EXPECT_EQ(again.code, 0) << again.err;
   EXPECT_THAT(again.out, HasSubstr("spoilt: 3 epochs are done"));
   EXPECT_THAT(again.out, Not(HasSubstr("epoch ")));
+  EXPECT_THAT(again.out, HasSubstr("\ncheckpoint /"));
 }
 
 TEST_F(Restarted, DdpTrainerGoesOnFromItsSnapshot) {

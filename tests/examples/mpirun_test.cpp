@@ -1,0 +1,73 @@
+#include "tests/mpirun.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <string>
+#include <utility>
+
+#include "lockstep/comm/mpi/mpi.h"
+#include "tests/examples/program_run.h"
+
+// All programs under mpirun, as SINGA's and Needle's are started.
+
+namespace lockstep {
+namespace {
+
+using testing::Result;
+
+class UnderMpirun : public testing::ProgramRun {
+ protected:
+  void SetUp() override {
+    if (!mpi::available().empty()) GTEST_SKIP() << mpi::available();
+  }
+
+  /// On two ranks. options: of mpirun.
+  Result mpirun(const std::string& program, const std::string& options = "",
+                const std::string& backend = "auto") const {
+    std::string command = "LOCKSTEP_BACKEND=" + backend;
+    for (const auto& word : testing::mpirun(2)) command += " '" + word + "'";
+    return run(command + options + ' ' + quoted_bin + program);
+  }
+
+  /// Each for a few steps.
+  void expect_all_programs_end(const std::string& backend) const {
+    for (const auto& [program, summary] :
+         {std::pair("mnist_cnn --epochs 1", "\ncheckpoint /"),
+          std::pair("ddp_trainer 1 1 --batch_size 500", "\ntrained 1 epochs on 2 ranks\n"),
+          std::pair("resnet9_cifar10 --images 64 --batch-size 32 --epochs 1", "\ntest loss "),
+          std::pair("resnet50 --samples 8 --batch-size 4 --image-size 32 --epochs 1",
+                    "\n1 steps took "),
+          std::pair("gradient_proof", "  unequal parts, not weighted, 20 40: largest difference "),
+          std::pair("large_batch --images 1024 --epochs 1", "epoch 1  loss "),
+          std::pair("custom_strategy", "\nstep 500: loss ")}) {
+      const Result result = mpirun(program, "", backend);
+      EXPECT_EQ(result.code, 0) << program << '\n' << result.err;
+      EXPECT_EQ(testing::count(result.out, summary), 1) << program << '\n' << result.out;
+    }
+  }
+};
+
+TEST_F(UnderMpirun, AllProgramsEndWithASummary) { expect_all_programs_end("auto"); }
+
+TEST_F(UnderMpirun, AllProgramsEndWithASummaryOverMpi) { expect_all_programs_end("mpi"); }
+
+TEST_F(UnderMpirun, MnistCnnTakesAHostfile) {
+  if (!mpi::version().starts_with("Open MPI")) GTEST_SKIP() << "a hostfile of Open MPI's form";
+  std::ofstream(folder / "hosts") << "localhost slots=2\n";
+  const Result result =
+      mpirun("mnist_cnn --epochs 2 --metrics metrics.jsonl", " --hostfile hosts", "mpi");
+  ASSERT_EQ(result.code, 0) << result.err;
+  ASSERT_EQ(metrics().size(), 2u);
+  EXPECT_EQ(metrics()[0]["ranks"], 2);
+  EXPECT_LT(values("train_loss")[1], values("train_loss")[0]);
+}
+
+TEST_F(UnderMpirun, AWrongFlagIsNamedOnce) {
+  const Result result = mpirun("mnist_cnn --epochs none");
+  EXPECT_EQ(result.code, 2) << result.err;
+  EXPECT_EQ(testing::complaints(result.err, "--epochs: "), 1) << result.err;
+}
+
+}  // namespace
+}  // namespace lockstep
