@@ -1,5 +1,6 @@
 #include "lockstep/train/progress.h"
 
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,11 +23,18 @@ std::string duration_text(double seconds) {
   return detail::concat(whole / 3600, ':', two(whole / 60 % 60), ':', two(whole % 60));
 }
 
+/// OpenMPI's mpirun gives a rank a terminal of its own even where it writes to a file itself, then
+/// without a width.
+bool is_screen(int fd) {
+  winsize size{};
+  return isatty(fd) != 0 && ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+}
+
 }  // namespace
 
 ProgressStyle progress_style(const Group& group, int fd, bool quiet) {
   if (quiet || group.rank() != 0) return ProgressStyle::silent;
-  return isatty(fd) != 0 ? ProgressStyle::bar : ProgressStyle::lines;
+  return is_screen(fd) ? ProgressStyle::bar : ProgressStyle::lines;
 }
 
 std::string progress_text(std::string_view title, std::int64_t done, std::int64_t total,

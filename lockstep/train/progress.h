@@ -17,7 +17,7 @@ enum class ProgressStyle : std::uint8_t {
 };
 
 /// What suits this rank's stream: silence on all ranks but 0 and where quiet, a bar if fd is a
-/// terminal, else lines.
+/// terminal that has a width, else lines.
 ProgressStyle progress_style(const Group& group, int fd, bool quiet = false);
 
 /// Shows how far a pass over the data is, on the stream it is given.

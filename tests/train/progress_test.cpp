@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <sstream>
@@ -81,16 +82,23 @@ TEST(Progress, SilenceIsSilent) {
 TEST(ProgressStyle, SuitsRankAndStream) {
   const int terminal = posix_openpt(O_RDWR | O_NOCTTY);
   ASSERT_GE(terminal, 0);
+  const winsize size{.ws_row = 24, .ws_col = 80, .ws_xpixel = 0, .ws_ypixel = 0};
+  ASSERT_EQ(ioctl(terminal, TIOCSWINSZ, &size), 0);
+  const int of_mpirun = posix_openpt(O_RDWR | O_NOCTTY);
+  ASSERT_GE(of_mpirun, 0);
   int ends[2];
   ASSERT_EQ(pipe(ends), 0);
   testing::run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
     const Group group(std::move(communicator));
     const bool first = group.rank() == 0;
     EXPECT_EQ(progress_style(group, terminal), first ? ProgressStyle::bar : ProgressStyle::silent);
+    EXPECT_EQ(progress_style(group, of_mpirun),
+              first ? ProgressStyle::lines : ProgressStyle::silent);
     EXPECT_EQ(progress_style(group, ends[1]), first ? ProgressStyle::lines : ProgressStyle::silent);
     EXPECT_EQ(progress_style(group, terminal, true), ProgressStyle::silent);
   });
   close(terminal);
+  close(of_mpirun);
   close(ends[0]);
   close(ends[1]);
 }
