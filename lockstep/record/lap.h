@@ -23,7 +23,7 @@ struct RankLap {
 struct Lap {
   std::int64_t step = 0;   ///< how many have been taken at its end
   std::int64_t steps = 0;  ///< how many of them in it
-  double elapsed = 0;      ///< seconds since the run began
+  double elapsed = 0;      ///< seconds since the log was opened
   std::vector<RankLap> ranks = {};
 };
 

@@ -13,7 +13,7 @@ struct Scalar {
 };
 
 /// One line of metrics.jsonl: {"step": …, "elapsed": …, "<name>": …}. What is no number is null.
-/// Units: elapsed in seconds since the run began.
+/// Units: elapsed in seconds since the log was opened, also in a run that goes on.
 std::string metrics_line(std::int64_t step, double elapsed, std::span<const Scalar> scalars);
 
 /// One record of a TensorBoard file with the same. Units: wall_time in seconds since 1970.

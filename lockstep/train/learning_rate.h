@@ -52,8 +52,9 @@ double scaled_rate(double rate, std::int64_t reference_batch, std::int64_t globa
 /// Sets the learning rates of an optimizer's groups, each its own when this was made times the
 /// schedule's factor. Must not outlive the optimizer.
 ///
-///     lockstep::LearningRate rate(sgd, lockstep::WarmUp{.steps = 500, .then =
-///     lockstep::CosineDecay{90000}}); … sgd.step(); rate.step();
+///     const lockstep::CosineDecay decay{.steps = 90'000};
+///     lockstep::LearningRate rate(sgd, lockstep::WarmUp{.steps = 500, .then = decay});
+///     … sgd.step(); rate.step();
 class LearningRate {
  public:
   LearningRate(torch::optim::Optimizer& optimizer, Schedule schedule);

@@ -39,7 +39,7 @@ class RunLog {
   bool on() const { return state_ != nullptr; }
 
   /// Records values of one moment: a line of metrics.jsonl, a point in each one's TensorBoard
-  /// curve. On other ranks than 0 it does nothing. Shapes: step, how many were taken.
+  /// curve. step says how many steps have been taken. On other ranks than 0 it does nothing.
   void scalars(std::int64_t step,
                std::initializer_list<std::pair<std::string_view, double>> values);
   void scalar(std::string_view name, std::int64_t step, double value) {
@@ -47,7 +47,7 @@ class RunLog {
   }
 
   /// Between the two each rank's time is divided into computing, waiting and communication, and a
-  /// line of laps.jsonl made of it. Shapes: steps taken so far.
+  /// line of laps.jsonl made of it. step says how many have been taken by then.
   void begin_lap(std::int64_t step);
   /// Ranks: all.
   void end_lap(std::int64_t step);
