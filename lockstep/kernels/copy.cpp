@@ -17,7 +17,8 @@ void copy_past_caches(std::byte* to, const std::byte* from, std::size_t bytes) {
   const hn::ScalableTag<std::uint8_t> d;
   const std::size_t step = hn::Lanes(d);
   constexpr std::size_t line = std::max<std::size_t>(HWY_MAX_BYTES, 64);
-  const std::size_t head = (line - reinterpret_cast<std::uintptr_t>(to) % line) % line;
+  const std::size_t head =
+      std::min(bytes, (line - reinterpret_cast<std::uintptr_t>(to) % line) % line);
   std::memcpy(to, from, head);
 
   const auto* source = reinterpret_cast<const std::uint8_t*>(from);
@@ -34,8 +35,10 @@ void copy_past_caches(std::byte* to, const std::byte* from, std::size_t bytes) {
     hn::Stream(e, d, target + at + 3 * step);
   }
   std::memcpy(to + at, from + at, bytes - at);
-  hwy::FlushStream();
 }
+
+/// What the first cache holds until it has been written to all places.
+constexpr std::size_t read_at_once = 16 << 10;
 
 }  // namespace
 
@@ -45,7 +48,23 @@ void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
     std::memcpy(to, from, bytes);
   } else {
     copy_past_caches(to, from, bytes);
+    hwy::FlushStream();
   }
+}
+
+void copy_bytes(std::span<std::byte* const> to, const std::byte* from, std::size_t bytes) {
+  for (std::size_t at = 0; at < bytes; at += read_at_once) {
+    const std::size_t count = std::min(read_at_once, bytes - at);
+    for (auto* place : to) {
+      if (place == from) continue;
+      if (bytes < copied_past_caches) {
+        std::memcpy(place + at, from + at, count);
+      } else {
+        copy_past_caches(place + at, from + at, count);
+      }
+    }
+  }
+  if (bytes >= copied_past_caches) hwy::FlushStream();
 }
 
 }  // namespace lockstep::kernels

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstring>
 #include <vector>
@@ -41,6 +42,23 @@ TEST(Copy, EveryLengthAndAlignment) {
     check(bytes, 0, 0);
     check(bytes, 4, 60);
     check(bytes, 1, 33);
+  }
+}
+
+TEST(Copy, ToSeveralPlaces) {
+  for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, std::size_t{40'000},
+                                  copied_past_caches - 1, copied_past_caches + 7}) {
+    const auto contents = some_bytes(bytes);
+    Buffer source(bytes, 4);
+    Buffer first(bytes, 0);
+    Buffer second(bytes, 33);
+    source.assign(contents);
+    const std::array places{first.data(), source.data(), second.data()};
+    copy_bytes(places, source.data(), bytes);
+    for (auto* target : {&first, &source, &second}) {
+      EXPECT_TRUE(std::ranges::equal(target->contents(), contents)) << bytes;
+      EXPECT_TRUE(target->guards_untouched()) << bytes;
+    }
   }
 }
 

@@ -40,6 +40,7 @@ bool CollectiveFlight::post() {
   const auto offset = arena.offset_of(operation().input);
   detail::announce(post.announcement, operation());
   post.offset = offset;
+  post.output_offset = arena.offset_of(operation().output);
   // Decided by the longest input, so that members differ only where their memory does.
   const std::size_t limit = offset == no_offset ? Block::slot_bytes : Block::slot_bytes_from_arena;
   post.in_slot = shape_.longest_total() * size_of(operation().dtype) <= limit ? 1 : 0;
@@ -121,7 +122,9 @@ void CollectiveFlight::plan() {
   path_ = all_in_slots ? Path::slots : all_in_arena ? Path::direct : Path::staged;
   if (path_ != Path::slots) {
     for (int member = 0; member < group().size(); ++member) {
-      offsets_.push_back(group().block().post(member, operation().sequence).offset);
+      const auto& post = group().block().post(member, operation().sequence);
+      offsets_.push_back(post.offset);
+      outputs_.push_back(post.output_offset);
     }
   }
   const std::size_t longest = shape_.longest_part();
@@ -261,7 +264,7 @@ void CollectiveFlight::work(std::uint64_t step) {
       reduce(step);
       return;
     case Collective::broadcast:
-      if (path_ == Path::direct && reaches_all()) {
+      if (path_ == Path::direct && reaches(offsets_)) {
         spread(step);
       } else if (rank != operation().peer) {
         pull(operation().peer, 0, output, step);
@@ -271,11 +274,13 @@ void CollectiveFlight::work(std::uint64_t step) {
       pull(operation().peer, rank, output, step);
       return;
     case Collective::gather:
-      if (rank != operation().peer) return;
-      [[fallthrough]];
+      if (rank == operation().peer) pull_all(step);
+      return;
     case Collective::all_gather:
-      for (int source = 0; source < group().size(); ++source) {
-        pull(source, 0, output + operation().part_begin(source) * element, step);
+      if (path_ == Path::direct && reaches(outputs_)) {
+        push(step);
+      } else {
+        pull_all(step);
       }
       return;
     case Collective::all_to_all:
@@ -299,8 +304,28 @@ void CollectiveFlight::pull(int source, int part, std::byte* output, std::uint64
                       piece_range.length * element);
 }
 
-bool CollectiveFlight::reaches_all() const {
-  return std::ranges::find(offsets_, no_offset) == offsets_.end();
+void CollectiveFlight::pull_all(std::uint64_t step) {
+  const std::size_t element = size_of(operation().dtype);
+  for (int source = 0; source < group().size(); ++source) {
+    pull(source, 0, operation().output + operation().part_begin(source) * element, step);
+  }
+}
+
+bool CollectiveFlight::reaches(std::span<const std::uint64_t> offsets) {
+  return std::ranges::find(offsets, no_offset) == offsets.end();
+}
+
+void CollectiveFlight::push(std::uint64_t step) {
+  const int rank = group().rank();
+  const std::size_t element = size_of(operation().dtype);
+  std::array<std::byte*, max_ranks> places;
+  const auto size = static_cast<std::size_t>(group().size());
+  for (std::size_t member = 0; member < size; ++member) {
+    places[member] =
+        group().endpoint().arena().at(outputs_[member]) + operation().part_begin(rank) * element;
+  }
+  kernels::copy_bytes(std::span(places).first(size), piece(rank, 0, step),
+                      range(rank, 0, step).length * element);
 }
 
 void CollectiveFlight::spread(std::uint64_t step) {

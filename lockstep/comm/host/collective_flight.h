@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "lockstep/comm/host/block.h"
@@ -59,7 +60,11 @@ class CollectiveFlight final : public InFlight {
   void copy_out(std::uint64_t step);
   void reduce(std::uint64_t step);
   void pull(int source, int part, std::byte* output, std::uint64_t step);
-  bool reaches_all() const;
+  /// Every input to this rank's output.
+  void pull_all(std::uint64_t step);
+  static bool reaches(std::span<const std::uint64_t> offsets);
+  /// This rank's input to all members' outputs.
+  void push(std::uint64_t step);
   /// This rank's share of the root's buffer to all members.
   void spread(std::uint64_t step);
 
@@ -72,6 +77,7 @@ class CollectiveFlight final : public InFlight {
   Stage stage_ = Stage::queued;
   Path path_ = Path::slots;
   std::vector<std::uint64_t> offsets_;  ///< of each member's input, or no_offset
+  std::vector<std::uint64_t> outputs_;  ///< the same of the outputs
   std::size_t piece_elements_ = 0;      ///< of one part in one step
   std::uint64_t first_step_ = 0;
   std::uint64_t steps_ = 1;

@@ -62,8 +62,9 @@ inline constexpr std::uint64_t no_offset = ~std::uint64_t{0};
 /// One member's announcement of one collective, and where its memory lies.
 struct Post {
   alignas(cache_line) std::atomic<std::uint64_t> number;  ///< sequence + 1, written last
-  std::uint64_t offset;  ///< where the input lies in the arena, or no_offset
-  std::uint8_t in_slot;  ///< whether the input came with it
+  std::uint64_t offset;         ///< where the input lies in the arena, or no_offset
+  std::uint64_t output_offset;  ///< the same of the output
+  std::uint8_t in_slot;         ///< whether the input came with it
   detail::Announcement announcement;
 };
 
