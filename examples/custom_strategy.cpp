@@ -66,6 +66,6 @@ int main(int argc, char** argv) {
   CLI::App app(
       "Trains with a strategy of its own. Start it with: lockstep run -n 3 custom_strategy",
       "custom_strategy");
-  program::add_device(app);
+  program::add_world(app);
   return program::run(app, argc, argv, train);
 }

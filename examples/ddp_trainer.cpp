@@ -179,7 +179,7 @@ int main(int argc, char** argv) {
   app.add_option("--metrics", settings.metrics, "File for one JSON object an epoch");
   program::add_log_options(app, settings.log);
   program::add_strategy(app, settings.strategy);
-  program::add_device(app);
+  program::add_world(app);
   program::add_quiet(app, settings.quiet);
   return program::run(app, argc, argv,
                       [&](const lockstep::Group& world) { train(settings, world); });

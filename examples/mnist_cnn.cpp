@@ -360,7 +360,7 @@ void add_options(CLI::App& app, Settings& settings) {
   app.add_flag("--contiguous", settings.contiguous,
                "Each rank trains with a part of the images in a row, and with no others");
   app.add_flag("--augment", settings.augment, "Pad, crop and flip the images at random");
-  program::add_device(app);
+  program::add_world(app);
   program::add_quiet(app, settings.quiet);
   app.add_flag("--no-efficiency", settings.no_efficiency,
                "Do not measure one rank against all at the end");

@@ -79,7 +79,19 @@ inline CLI::Option* add_threads(CLI::App& app, int& threads, const char* name = 
       ->check(CLI::Range(1, 512));
 }
 
-inline void add_device(CLI::App& app) {
+/// What to train on, and by what the ranks exchange.
+inline void add_world(CLI::App& app) {
+  app.add_option("--backend",
+                 "What the ranks exchange by: auto, host, mpi or hierarchical [LOCKSTEP_BACKEND's]")
+      ->check([](const std::string& text) {
+        try {
+          lockstep::parse_backend(text);
+          return std::string();
+        } catch (const lockstep::InvalidArgument& error) {
+          return std::string(error.what());
+        }
+      })
+      ->type_name("NAME");
   app.add_option("--device", "What to train on: this version has cpu")
       ->check([](const std::string& text) {
         return text == "cpu" ? std::string() : "this version trains on cpu only, got " + text;
@@ -157,11 +169,12 @@ class CheckpointDir {
     writer_.emplace(world);
   }
 
-  /// What the run goes on from, if anything. told: prints it.
+  /// What the run goes on from, if anything, and room for the first save. told: prints it.
   std::optional<lockstep::Resumed> load_newest(const lockstep::Checkpoint& checkpoint,
                                                const lockstep::Group& world, bool told) {
     if (!folder_) return std::nullopt;
     auto found = folder_->load_newest(checkpoint, world);
+    writer_->prepare(checkpoint);
     if (found && told) {
       if (!found->changes.empty()) std::cout << path_ << ": " << found->changes << '\n';
       std::cout << path_ << ": " << found->meta.epoch << " epochs are done" << std::endl;
@@ -288,6 +301,13 @@ inline bool speaks(const std::exception& error, const lockstep::Group& world) {
   }
 }
 
+/// What --backend says, if the program has it.
+inline std::optional<lockstep::Backend> backend_of(const CLI::App& app) {
+  const auto* option = app.get_option_no_throw("--backend");
+  if (option == nullptr || option->empty()) return std::nullopt;
+  return lockstep::parse_backend(option->as<std::string>());
+}
+
 /// Parses the command line, joins the world and runs fn; as threads of this process if threads is
 /// above 0 by then. Complains once, not once a rank. Returns main's exit code.
 inline int run(CLI::App& app, int argc, char** argv,
@@ -295,7 +315,8 @@ inline int run(CLI::App& app, int argc, char** argv,
   std::optional<lockstep::Group> world;
   try {
     parse(app, argc, argv);
-    const lockstep::InitOptions options{.timeout = {}, .keep_pages = true};
+    const lockstep::InitOptions options{
+        .backend = backend_of(app), .timeout = {}, .keep_pages = true};
     if (threads > 0) {
       lockstep::spawn(threads, fn, options);
     } else {

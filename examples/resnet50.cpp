@@ -369,7 +369,7 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({"broadcast", "same_seed"}))
       ->capture_default_str();
   program::add_strategy(app, settings.strategy);
-  program::add_device(app);
+  program::add_world(app);
   app.add_flag("--sync-batchnorm", settings.sync_batchnorm,
                "Batch norms use the images of all ranks");
   app.add_option("--weights", settings.weights,

@@ -253,7 +253,7 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(0, 64))
       ->capture_default_str();
   program::add_strategy(app, settings.strategy);
-  program::add_device(app);
+  program::add_world(app);
   app.add_flag("--sync-batchnorm", settings.sync_batchnorm,
                "Batch norms use the images of all ranks");
   program::add_checkpoint_dir(app, settings.checkpoint_dir);

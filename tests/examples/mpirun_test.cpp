@@ -52,6 +52,15 @@ TEST_F(UnderMpirun, AllProgramsEndWithASummary) { expect_all_programs_end("auto"
 
 TEST_F(UnderMpirun, AllProgramsEndWithASummaryOverMpi) { expect_all_programs_end("mpi"); }
 
+TEST_F(UnderMpirun, TheBackendIsAFlagToo) {
+  const Result result = mpirun("custom_strategy --backend mpi");
+  EXPECT_EQ(result.code, 0) << result.err;
+  const Result alone =
+      run(quoted_launcher + " run -n 2 " + quoted_bin + "custom_strategy --backend mpi");
+  EXPECT_EQ(alone.code, 1);
+  EXPECT_EQ(testing::count("\n" + alone.err, "\ncustom_strategy: init: "), 1) << alone.err;
+}
+
 TEST_F(UnderMpirun, MnistCnnTakesAHostfile) {
   if (!mpi::version().starts_with("Open MPI")) GTEST_SKIP() << "a hostfile of Open MPI's form";
   std::ofstream(folder / "hosts") << "localhost slots=2\n";

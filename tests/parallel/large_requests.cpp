@@ -10,11 +10,14 @@ namespace {
 thread_local std::size_t least_counted = std::numeric_limits<std::size_t>::max();
 thread_local std::size_t requests_counted = 0;
 
-void count_request(std::size_t bytes) {
+}  // namespace
+
+// A sanitizer has functions of its own, which count nothing.
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+
+static void count_request(std::size_t bytes) {
   if (bytes >= least_counted) ++requests_counted;
 }
-
-}  // namespace
 
 // The program's own functions come before the C library's for every library in it. That one's are
 // still there under these names.
@@ -52,6 +55,8 @@ int posix_memalign(void** memory, std::size_t alignment, std::size_t bytes) noex
   return 0;
 }
 }
+
+#endif
 
 namespace lockstep::testing {
 

@@ -9,6 +9,8 @@
 #include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
 
 #include "lockstep/core/error.h"
 #include "tests/temporary_folder.h"
@@ -114,9 +116,9 @@ TEST(Safetensors, TheFileIsInTheFormat) {
     const at::Tensor tensor = sample().tensors.at(name);
     EXPECT_EQ(entry["shape"].get<std::vector<std::int64_t>>(), tensor.sizes().vec());
     ASSERT_EQ(end - begin, tensor.nbytes());
-    EXPECT_EQ(
-        std::memcmp(bytes.data() + 8 + length + begin, tensor.const_data_ptr(), tensor.nbytes()),
-        0);
+    const auto stored = std::string_view(bytes).substr(8 + length + begin, end - begin);
+    EXPECT_EQ(stored,
+              std::string_view(static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()));
     EXPECT_EQ(begin % tensor.element_size(), 0u) << name << " is not aligned";
   }
   EXPECT_EQ(8 + length + covered, bytes.size());
