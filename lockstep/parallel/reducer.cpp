@@ -256,7 +256,7 @@ void Reducer::move_into_bucket(Member& member) {
   expect_like(gradient, *member.slice);
   if (!lies_in(gradient, values)) {
     const at::NoGradGuard no_grad;
-    if (gradient.strides() == values.strides()) {
+    if (values.numel() > 0 && gradient.strides() == values.strides()) {
       std::memcpy(values.data_ptr(), gradient.data_ptr(), values.nbytes());
     } else {
       values.copy_(gradient);

@@ -199,7 +199,7 @@ SharedUpdate::Gradient SharedUpdate::bring(const Bucket::Slice& slice, const Par
                                            double factor) {
   const auto& values = slice.values;
   const auto& gradient = slice.parameter.grad();
-  if (!gradient.defined() || factor == 0) {
+  if (!gradient.defined() || factor == 0 || values.numel() == 0) {
     values.zero_();
     return {memory_of(values)};
   }

@@ -2,8 +2,8 @@
 
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <cstdint>
-#include <cstring>
 
 namespace lockstep::detail {
 
@@ -16,7 +16,7 @@ std::vector<std::string> gather(const std::string& own, const Group& group) {
   const std::vector<std::size_t> sizes(counts, counts + group.size());
 
   const at::Tensor mine = at::empty({static_cast<std::int64_t>(own.size())}, at::kByte);
-  std::memcpy(mine.mutable_data_ptr(), own.data(), own.size());
+  std::ranges::copy(own, static_cast<char*>(mine.mutable_data_ptr()));
   std::int64_t sum = 0;
   for (const std::size_t size : sizes) sum += static_cast<std::int64_t>(size);
   const at::Tensor all = at::empty({sum}, at::kByte);

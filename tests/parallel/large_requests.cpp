@@ -12,8 +12,13 @@ thread_local std::size_t requests_counted = 0;
 
 }  // namespace
 
-// A sanitizer has functions of its own, which count nothing.
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+
+bool lockstep::testing::LargeRequests::can_count() { return false; }
+
+#else
+
+bool lockstep::testing::LargeRequests::can_count() { return true; }
 
 static void count_request(std::size_t bytes) {
   if (bytes >= least_counted) ++requests_counted;

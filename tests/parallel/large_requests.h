@@ -8,6 +8,9 @@ namespace lockstep::testing {
 /// many bytes, of whichever library. One at a time a thread.
 class LargeRequests {
  public:
+  /// Not beside a sanitizer, which has an allocator of its own.
+  static bool can_count();
+
   explicit LargeRequests(std::size_t least_bytes);
   ~LargeRequests();
   LargeRequests(const LargeRequests&) = delete;
