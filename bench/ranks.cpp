@@ -6,6 +6,7 @@
 #include <exception>
 #include <filesystem>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "lockstep/comm/hierarchical/hierarchical.h"
@@ -49,11 +50,12 @@ void run_threads(const Settings& settings, const RankFunction& fn) {
   std::mutex mutex;
   std::exception_ptr first;
   const auto run_rank = [&](int rank) {
+    // A rank that throws leaves the world once its failure is on record, and not before.
+    std::optional<CommunicatorTransport> transport;
     try {
       keep_to(cpus_of(division, rank));
-      CommunicatorTransport transport(
-          host::create(world, rank, {.timeout = Environment::get().timeout}));
-      fn(transport);
+      transport.emplace(host::create(world, rank, {.timeout = Environment::get().timeout}));
+      fn(*transport);
     } catch (const std::exception& error) {
       {
         const std::lock_guard lock(mutex);

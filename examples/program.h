@@ -280,25 +280,38 @@ inline void let_rank_0_speak() {
   if (!started_as_rank_0()) std::this_thread::sleep_for(std::chrono::seconds(5));
 }
 
+/// Whether a failure of the world is some rank's own error, which that rank prints.
+inline bool names_a_rank(std::string_view failure) {
+  constexpr std::string_view mark = ": rank ";
+  for (auto at = failure.find(mark); at != failure.npos; at = failure.find(mark, at + 1)) {
+    const auto end = failure.find_first_not_of("0123456789", at + mark.size());
+    if (end > at + mark.size() && failure.substr(end, 2) == ": ") return true;
+  }
+  return false;
+}
+
 /// Whether it is for this rank to print an error, so that it is printed once.
 inline bool speaks(const std::exception& error, const lockstep::Group& world) {
-  const bool heard = dynamic_cast<const lockstep::CommError*>(&error) != nullptr;
+  const bool first = world.rank() == 0;
+  if (dynamic_cast<const lockstep::CommError*>(&error) != nullptr) {
+    // lockstep run itself tells why a world failed.
+    return first && !names_a_rank(error.what()) && !lockstep::Environment::get().rank;
+  }
   const bool nested = dynamic_cast<const std::nested_exception*>(&error) != nullptr;
-  const bool alike = dynamic_cast<const lockstep::Error*>(&error) != nullptr && !heard && !nested;
   // What fails in Lockstep's other calls fails on all ranks, and rank 0 knows of all; but for what
   // a loader's worker met, which is nested.
-  if (alike) return world.rank() == 0;
-  // Any other error is this rank's own: the world ends with the first of those.
-  if (!heard) world.communicator().fail(error.what());
+  if (dynamic_cast<const lockstep::Error*>(&error) != nullptr && !nested) return first;
+  // Any other error is this rank's own. The world ends with the first of those; another rank that
+  // met the same leaves it to that one.
+  world.communicator().fail(error.what());
   try {
     world.communicator().look();
-    return true;
   } catch (const lockstep::CommError& failure) {
-    // lockstep run itself tells why a world failed.
-    if (heard) return !lockstep::Environment::get().rank;
+    const std::string_view text = failure.what();
     const std::string own = ": rank " + std::to_string(world.rank()) + ": ";
-    return std::string_view(failure.what()).find(own) != std::string_view::npos;
+    return text.find(own) != text.npos || text.find(error.what()) == text.npos;
   }
+  return true;
 }
 
 /// What --backend says, if the program has it.
@@ -317,6 +330,10 @@ inline int run(CLI::App& app, int argc, char** argv,
     parse(app, argc, argv);
     const lockstep::InitOptions options{
         .backend = backend_of(app), .timeout = {}, .keep_pages = true};
+    if (threads > 0 && options.backend && lockstep::needs_mpi(*options.backend))
+      throw lockstep::InvalidArgument("--backend: got " +
+                                      std::string(lockstep::name(*options.backend)) +
+                                      ", expected auto or host for threads of one process");
     if (threads > 0) {
       lockstep::spawn(threads, fn, options);
     } else {

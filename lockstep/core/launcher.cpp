@@ -5,7 +5,6 @@
 #include <string_view>
 
 #include "lockstep/core/error.h"
-#include "lockstep/core/host_name.h"
 #include "lockstep/core/text.h"
 #include "lockstep/core/variable.h"
 
@@ -56,10 +55,8 @@ std::string shown(std::initializer_list<const char*> names) {
   return text;
 }
 
-/// Whether an address is a name of this host that needs no resolving.
-bool is_here(std::string_view address) {
-  const bool loopback = address == "localhost" || address == "::1" || address.starts_with("127.");
-  return loopback || address == detail::host_name();
+bool is_loopback(std::string_view address) {
+  return address == "localhost" || address == "::1" || address.starts_with("127.");
 }
 
 bool set(const Names& names) {
@@ -86,7 +83,7 @@ std::optional<int> local_size(const Names& names, int size) {
   if (told) return told;
   // Where the meeting place is this host's own, all ranks are here.
   const auto address = variable("MASTER_ADDR");
-  const bool here = names.kind == Kind::by_hand && address && is_here(*address);
+  const bool here = names.kind == Kind::by_hand && address && is_loopback(*address);
   return here ? std::optional(size) : std::nullopt;
 }
 

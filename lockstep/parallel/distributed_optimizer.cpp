@@ -89,10 +89,16 @@ DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
     : DistributedOptimizer(optimizer, model, group, with(std::move(strategy))) {}
 
 void DistributedOptimizer::backward_and_update(const at::Tensor& loss) {
+  // The update that ranks share averages by itself what nobody has averaged yet.
+  const bool averages = shared_ != nullptr && !replica_.reducer().has_exchanged();
   if (loss.defined() && loss.requires_grad()) {
-    // The update that ranks share averages by itself.
-    const auto local = shared_ ? std::optional(no_sync()) : std::nullopt;
+    const auto local = averages ? std::optional(no_sync()) : std::nullopt;
     loss.backward();
+  }
+  if (averages) {
+    replica_.check_unchanged();
+    update();
+    return zero_grad();
   }
   step();
   zero_grad();
@@ -100,11 +106,15 @@ void DistributedOptimizer::backward_and_update(const at::Tensor& loss) {
 
 void DistributedOptimizer::step() {
   replica_.check_unchanged();
+  if (!replica_.reducer().has_exchanged()) replica_.reducer().exchange_gradients();
+  update();
+}
+
+void DistributedOptimizer::update() {
   auto& reducer = replica_.reducer();
   if (shared_) {
     shared_->step();
   } else {
-    if (!reducer.has_exchanged()) reducer.exchange_gradients();
     reducer.before_update();
     optimizer_.step();
   }

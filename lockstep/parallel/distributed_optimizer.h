@@ -75,6 +75,8 @@ class DistributedOptimizer {
   void load_state(const State& state);
 
  private:
+  void update();
+
   torch::optim::Optimizer& optimizer_;
   detail::Replica replica_;
   std::unique_ptr<detail::SharedUpdate> shared_;  ///< of options.share_memory

@@ -29,7 +29,8 @@ struct DataParallelOptions {
   BufferPolicy buffer_policy = BufferPolicy::from_rank0;
   /// At every so many exchanges one bucket's parameters, each bucket in turn, are compared between
   /// ranks by a checksum that travels with the exchange; 0 never compares. Nor is anything compared
-  /// where a strategy lets replicas differ, or where there is one copy of them.
+  /// where a strategy lets replicas differ, or where backward_and_update() averages
+  /// into one copy of the parameters.
   std::int64_t verify_every = 1;
   /// One copy of the parameters, and of what the optimizer remembers of them, for all ranks, of
   /// which each updates a part: less memory, and for large models less time. For

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -21,9 +22,25 @@ struct Owned {
   const Header* header;
 };
 
-/// What this rank owns and others still use. Looked through when more is shared; whatever is left
-/// goes with the rank, whose heap nobody allocates from any more.
-thread_local std::vector<Owned> let_go;
+/// What ranks of this process own and others still use: looked through when more is shared. Never
+/// destroyed, since tensors may outlive any static object.
+struct LetGo {
+  std::mutex mutex;
+  std::vector<Owned> memory;
+
+  static LetGo& get() {
+    static auto* all = new LetGo;
+    return *all;
+  }
+  void add(Owned owned) {
+    const std::lock_guard lock(mutex);
+    memory.push_back(std::move(owned));
+  }
+  void sweep() {
+    const std::lock_guard lock(mutex);
+    std::erase_if(memory, [](const Owned& owned) { return owned.header->users.load() == 0; });
+  }
+};
 
 /// One rank's hold on it.
 class Hold {
@@ -35,7 +52,9 @@ class Hold {
 
   ~Hold() {
     const bool is_last = header_.users.fetch_sub(1) == 1;
-    if (owned_ && !is_last) let_go.push_back({std::move(owned_), &header_});
+    if (owned_ && !is_last) {
+      LetGo::get().add({std::move(owned_), &header_});
+    }
   }
 
  private:
@@ -52,7 +71,7 @@ bool shares_memory(const Group& group) {
 }
 
 at::Tensor shared_memory(const Group& group, std::size_t bytes) {
-  std::erase_if(let_go, [](const Owned& owned) { return owned.header->users.load() == 0; });
+  LetGo::get().sweep();
   auto& communicator = group.communicator();
   std::shared_ptr<std::byte> owned;
   std::int64_t place = 0;

@@ -112,7 +112,7 @@ void SharedUpdate::find_buckets() {
   std::vector<std::int64_t> places;
   for (const auto& shelf : shelves_) {
     const auto place = communicator.place_of(shelf.gradients->values().const_data_ptr());
-    places.push_back(static_cast<std::int64_t>(place.value()));
+    places.push_back(static_cast<std::int64_t>(place.value_or(0)));  // none of no element
   }
   std::vector<std::int64_t> all(places.size() * static_cast<std::size_t>(group_.size()));
   communicator.all_gather(places.data(), all.data(), places.size(), DType::i64).wait();
@@ -188,9 +188,11 @@ SharedUpdate::Gradient SharedUpdate::mean_of(const Bucket::Slice& slice) {
   const auto& gradient = slice.parameter.grad();
   if (!gradient.defined()) return {};
   expect_like(gradient, slice);
-  if (gradient.strides() == slice.values.strides()) return {memory_of(gradient), true};
+  if (gradient.strides() == slice.values.strides()) {
+    return {.values = memory_of(gradient), .is_mean = true};
+  }
   slice.values.copy_(gradient);
-  return {memory_of(slice.values), true};
+  return {.values = memory_of(slice.values), .is_mean = true};
 }
 
 /// Puts this rank's gradient where all can read it, but for the rank's own part, if it can stay
@@ -199,15 +201,22 @@ SharedUpdate::Gradient SharedUpdate::bring(const Bucket::Slice& slice, const Par
                                            double factor) {
   const auto& values = slice.values;
   const auto& gradient = slice.parameter.grad();
-  if (!gradient.defined() || factor == 0 || values.numel() == 0) {
+  if (!gradient.defined()) {
     values.zero_();
-    return {memory_of(values)};
+    return {.values = memory_of(values)};
   }
   expect_like(gradient, slice);
-  if (factor != 1 || gradient.strides() != values.strides()) {
-    if (!lies_in(gradient, values)) values.copy_(gradient);
-    if (factor != 1) values.mul_(factor);
-    return {memory_of(values)};
+  if (factor != 1 || values.numel() == 0 || gradient.strides() != values.strides()) {
+    const bool in_bucket = lies_in(gradient, values);
+    Gradient found{.values = memory_of(values),
+                   .kept = in_bucket ? gradient.clone() : at::Tensor()};
+    if (!in_bucket) values.copy_(gradient);
+    if (factor == 0) {
+      values.zero_();  // whatever this rank computed, were it NaN
+    } else if (factor != 1) {
+      values.mul_(factor);
+    }
+    return found;
   }
   if (!lies_in(gradient, values)) {
     const auto [begin, end] = within(own, slice);
@@ -216,7 +225,7 @@ SharedUpdate::Gradient SharedUpdate::bring(const Bucket::Slice& slice, const Par
     std::memcpy(to, memory_of(gradient), begin * size);
     std::memcpy(to + end * size, memory_of(gradient) + end * size, values.nbytes() - end * size);
   }
-  return {memory_of(gradient)};
+  return {.values = memory_of(gradient)};
 }
 
 /// Every rank's gradients can be read, and no rank computes any more, when it returns.
@@ -233,8 +242,11 @@ void SharedUpdate::find_gradients() {
   auto changed = reducer_.end_without_exchange();
   for (auto& shelf : shelves_) {
     for (std::size_t i = 0; i < shelf.found.size(); ++i) {
+      if (changed[i] != 0) continue;
       // A gradient that no rank has changed stays as it was.
-      if (changed[i] == 0) shelf.found[i] = mean_of(shelf.gradients->slices()[i]);
+      const auto& slice = shelf.gradients->slices()[i];
+      if (const auto& kept = shelf.found[i].kept; kept.defined()) slice.values.copy_(kept);
+      shelf.found[i] = mean_of(slice);
     }
     changed = changed.subspan(shelf.found.size());
   }
@@ -275,22 +287,28 @@ void SharedUpdate::update(Shelf& shelf, std::size_t slice) {
 }
 
 void SharedUpdate::update(Shelf& shelf) {
+  for (std::size_t i = 0; i < shelf.found.size(); ++i) update(shelf, i);
+}
+
+/// As if the bucket had been exchanged by an all_reduce.
+void SharedUpdate::average_and_update(Shelf& shelf) {
   auto& communicator = group_.communicator();
   const auto bytes = shelf.gradients->values().nbytes();
   communicator.attribute_to(static_cast<int>(shelf.gradients->index()), bytes);
   auto& row = communicator.count_as(Collective::all_reduce, bytes);
   communicator.attribute_to(-1);
   const Working working(row.working);
-  for (std::size_t i = 0; i < shelf.found.size(); ++i) update(shelf, i);
+  update(shelf);
 }
 
 void SharedUpdate::step() {
   const at::NoGradGuard no_grad;
   check_in_place();
   if (!mean_.defined()) mean_ = at::empty({static_cast<std::int64_t>(chunk_bytes)}, at::kByte);
+  const bool exchanged = reducer_.has_exchanged();
   find_gradients();
   make_memory();
-  for (auto& shelf : shelves_) update(shelf);
+  for (auto& shelf : shelves_) exchanged ? update(shelf) : average_and_update(shelf);
   // Nobody computes with parameters that are not updated, or changes gradients that are being read.
   group_.barrier().wait();
 }

@@ -43,6 +43,7 @@ class SharedUpdate {
   struct Gradient {
     const std::byte* values = nullptr;  ///< null where the optimizer is not to look at it
     bool is_mean = false;               ///< it was averaged already
+    at::Tensor kept = {};  ///< what lay in the bucket, where this rank's factor has changed it
   };
 
   /// One bucket's worth of parameters, laid out as its gradients are.
@@ -64,6 +65,7 @@ class SharedUpdate {
   void find_gradients();
   static Gradient mean_of(const Bucket::Slice& slice);
   static Gradient bring(const Bucket::Slice& slice, const Part& own, double factor);
+  void average_and_update(Shelf& shelf);
   void update(Shelf& shelf);
   void update(Shelf& shelf, std::size_t slice);
 

@@ -111,6 +111,15 @@ at::Tensor FusedSgd::step(LossClosure closure) {
     loss = closure();
   }
   if (!fits()) {
+    // What memory_of() has made room for and nobody has filled SGD would take for a momentum.
+    for (auto& group : param_groups_) {
+      for (auto& parameter : group.params()) {
+        const auto known = state_.find(parameter.unsafeGetTensorImpl());
+        if (known == state_.end()) continue;
+        const auto& kept = static_cast<const SGDParamState&>(*known->second);
+        if (!kept.momentum_buffer().defined()) state_.erase(known);
+      }
+    }
     SGD::step();
     return loss;
   }

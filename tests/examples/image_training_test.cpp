@@ -54,8 +54,7 @@ TEST_F(ImageTraining, StepsRiseOverARunsParts) {
   const std::string checkpoints = " --checkpoint-dir run --log-dir log --epochs ";
   for (const auto& [program, an_epoch, done] :
        {std::tuple("resnet9_cifar10 --batch-size 32 --images 96", 3.0, "test loss "),
-        std::tuple("resnet50 --samples 16 --batch-size 4 --image-size 32", 2.0,
-                   "0 steps took 0.0 s: 0.00 images/s\n")}) {
+        std::tuple("resnet50 --samples 16 --batch-size 4 --image-size 32", 2.0, "0 steps took ")}) {
     Result result;
     // The last has nothing left to do, and ends as the others.
     for (const char* epochs : {"1", "3", "3"}) {

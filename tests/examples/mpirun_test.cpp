@@ -61,6 +61,15 @@ TEST_F(UnderMpirun, TheBackendIsAFlagToo) {
   EXPECT_EQ(testing::count("\n" + alone.err, "\ncustom_strategy: init: "), 1) << alone.err;
 }
 
+TEST_F(UnderMpirun, TheRankThatFailsComplainsAndNobodyElse) {
+  const Result result = mpirun("gradient_proof --data nowhere");
+  EXPECT_EQ(result.code, 1);
+  EXPECT_EQ(testing::count("\n" + result.err, "\ngradient_proof: "), 1) << result.err;
+  const Result thrown = mpirun("failing_program 1");
+  EXPECT_NE(thrown.code, 0);
+  EXPECT_EQ(testing::count("\n" + thrown.err, "\nfailing_program: "), 1) << thrown.err;
+}
+
 TEST_F(UnderMpirun, MnistCnnTakesAHostfile) {
   if (!mpi::version().starts_with("Open MPI")) GTEST_SKIP() << "a hostfile of Open MPI's form";
   std::ofstream(folder / "hosts") << "localhost slots=2\n";

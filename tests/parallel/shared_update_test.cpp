@@ -36,6 +36,7 @@ struct Mixed : torch::nn::Module {
     doubles = register_parameter("doubles", at::zeros({37}, at::kDouble));
     frozen = register_parameter("frozen", at::ones({5}), false);
     unused = register_parameter("unused", at::ones({9}));
+    halves = register_parameter("halves", at::zeros({0}, at::kHalf));
     sometimes = register_parameter("sometimes", at::ones({3, 5}));
   }
 
@@ -52,7 +53,7 @@ struct Mixed : torch::nn::Module {
 
   std::shared_ptr<Mlp> mlp;
   torch::nn::Conv2d convolution = nullptr;
-  at::Tensor doubles, frozen, unused, sometimes;
+  at::Tensor doubles, frozen, unused, halves, sometimes;
 };
 
 struct Trained {
@@ -68,9 +69,10 @@ struct Trained {
     return model.parameters();
   }
 
-  /// In one, in two with clipping in between, with something accumulated before, and weighted.
+  /// In one, in two with clipping in between, with something accumulated before, weighted, and in
+  /// less usual ways.
   void step(const Group& world, int step) {
-    switch (step % 4) {
+    switch (step % 7) {
       case 0:
         return optimizer.backward_and_update(model.loss(world, step));
       case 1:
@@ -85,6 +87,18 @@ struct Trained {
         }
         return optimizer.backward_and_update(model.loss(world, step));
       }
+      case 3:  // what was averaged already is added to
+        model.loss(world, step).backward();
+        return optimizer.backward_and_update(model.loss(world, step + 50));
+      case 4:  // a rank without a backward
+        if (world.size() == 1 || world.rank() > 0) model.loss(world, step).backward();
+        optimizer.step();
+        return optimizer.zero_grad();
+      case 5:  // some gradients stay in the bucket, and no rank changes them
+        model.loss(world, step).backward();
+        optimizer.step();
+        optimizer.weight(world.rank() + 1);
+        return optimizer.backward_and_update((model.doubles * (world.rank() + 2.0)).sum());
       default:
         optimizer.weight(world.rank() + 1);
         return optimizer.backward_and_update(
@@ -121,7 +135,7 @@ TEST_P(SharedUpdate, TakesTheSameStepsAsUpdatesOfEveryRank) {
                                 SGDOptions(0.1).momentum(0.9).nesterov(true)}) {
       Trained one_copy(world, options, shared);
       Trained each_its_own(world, options, {});
-      for (int step = 0; step < 8; ++step) {
+      for (int step = 0; step < 15; ++step) {
         if (step == 5) {
           for (auto* sgd : {&one_copy.sgd, &each_its_own.sgd}) {
             sgd->param_groups()[0].options().set_lr(0.02);

@@ -173,10 +173,9 @@ void Control::hear(Peer& peer) {
   ::epoll_ctl(events_.get(), EPOLL_CTL_DEL, peer.member.connection.fd(), nullptr);
   if (!peer.here) return;
   const int code = peer.member.connection.error();
-  end({.text = code == 0
-                   ? concat(who(peer), " has ended")
-                   : concat("the connection to ", who(peer), " broke: ", std::strerror(code))},
-      &peer, false);
+  found(code == 0 ? concat(who(peer), " has ended")
+                  : concat("the connection to ", who(peer), " broke: ", std::strerror(code)),
+        &peer);
 }
 
 void Control::take(Peer& peer) {
@@ -207,7 +206,7 @@ void Control::beat(Clock::time_point now) {
   }
   const auto silent = std::ranges::find_if(
       peers_, [&](const Peer& peer) { return peer.here && now - peer.heard > limit_; });
-  if (silent != peers_.end()) end({.text = silence(now, *silent)}, nullptr, false);
+  if (silent != peers_.end()) found(silence(now, *silent), nullptr);
 }
 
 std::string Control::silence(Clock::time_point now, const Peer& silent) const {
@@ -224,6 +223,13 @@ std::string Control::silence(Clock::time_point now, const Peer& silent) const {
     quiet.push_back(peer.member.rank);
   }
   return concat("no heartbeat from host ", host, " (", detail::rank_list(quiet), ")", how_long);
+}
+
+void Control::found(const std::string& cause, const Peer* from) {
+  // The launcher may end this rank before its own thread has come to say it.
+  const auto line = concat("lockstep: ", cause, '\n');
+  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
+  end({.text = cause}, from, false);
 }
 
 void Control::end(const Failure& failure, const Peer* from, bool own) {

@@ -62,6 +62,8 @@ class Control {
   void take(Peer& peer);
   void beat(Clock::time_point now);
   std::string silence(Clock::time_point now, const Peer& silent) const;
+  /// Ends the watch for what this rank is the first to see, and says it on stderr.
+  void found(const std::string& cause, const Peer* from);
   /// Ends the watch: all but from are told; own failures are known here already.
   void end(const Failure& failure, const Peer* from, bool own);
   void tell_all(const Frame& frame, const Peer* but = nullptr);

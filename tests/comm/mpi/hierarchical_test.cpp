@@ -185,6 +185,7 @@ TEST_F(TwoHosts, RankThatIsKilledIsNamedOnTheOther) {
     EXPECT_THAT(words, ContainsRegex("rank 3 on host lockstep[0-9]+-2 has ended")) << ended.err;
   }
   EXPECT_LT(until_known(3), 2s);
+  EXPECT_THAT(ended.err, ContainsRegex("lockstep: rank 3 on host lockstep[0-9]+-2 has ended"));
 }
 
 TEST(Slices, AreWholeCacheLinesOfTheFirstRanks) {

@@ -140,6 +140,9 @@ double available_memory() {
 }
 
 TEST_F(Mpi, MoreElementsThanAnIntCounts) {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "too many elements for a sanitizer";
+#endif
   if (const auto gib = available_memory(); gib < 12) GTEST_SKIP() << gib << " GiB of 12";
   const auto ended = Launched(command(2, "many-elements")).wait();
   EXPECT_EQ(ended.code, 0) << ended.err;
