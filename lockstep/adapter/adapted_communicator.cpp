@@ -1,7 +1,6 @@
 #include "lockstep/adapter/adapted_communicator.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 
 #include "lockstep/comm/hosts.h"
@@ -13,7 +12,7 @@
 #include "lockstep/core/log.h"
 #include "lockstep/core/rank_list.h"
 #include "lockstep/core/text.h"
-#include "lockstep/core/version.h"
+#include "lockstep/core/version_tag.h"
 
 namespace lockstep::adapter {
 namespace {
@@ -90,9 +89,7 @@ class FlightTicket final : public detail::Ticket {
 
 /// What ranks tell one another when they meet.
 struct Card {
-  static constexpr std::size_t longest_version = 32;
-
-  std::array<char, longest_version> version;
+  detail::VersionTag version;
   std::uint64_t host;
   std::int64_t world;
 };
@@ -130,8 +127,9 @@ void AdaptedCommunicator::look() {
 
 void AdaptedCommunicator::meet(const std::string& host,
                                const c10::intrusive_ptr<c10d::Store>& store) {
-  Card own{.version = {}, .host = detail::digest(std::as_bytes(std::span(host))), .world = 0};
-  version().copy(own.version.data(), own.version.size() - 1);
+  Card own{.version = detail::version_tag(),
+           .host = detail::digest(std::as_bytes(std::span(host))),
+           .world = 0};
   if (store && rank() == 0) {
     try {
       own.world = store->add("lockstep/worlds", 1);
@@ -148,11 +146,7 @@ void AdaptedCommunicator::meet(const std::string& host,
       .wait();
   std::vector<std::uint64_t> known_by;
   for (const auto& card : all) {
-    if (card.version != all.front().version) {
-      throw CommError(concat(where("over"), ": rank ", known_by.size(), " runs Lockstep ",
-                             card.version.data(), ", expected ", all.front().version.data(),
-                             " as on rank 0"));
-    }
+    detail::expect_version(where("over"), known_by.size(), card.version, all.front().version);
     known_by.push_back(card.host);
   }
   set_hosts(detail::numbered_hosts(known_by));

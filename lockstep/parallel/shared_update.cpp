@@ -15,6 +15,7 @@
 #include "lockstep/kernels/reduce.h"
 #include "lockstep/parallel/gradient.h"
 #include "lockstep/parallel/shared_memory.h"
+#include "lockstep/sync/sparse.h"
 
 namespace lockstep::detail {
 namespace {
@@ -36,10 +37,6 @@ std::size_t part_of(const at::Tensor& values, int ranks) {
 
 std::size_t padded(std::size_t bytes) {
   return (bytes + place_alignment - 1) / place_alignment * place_alignment;
-}
-
-const std::byte* memory_of(const at::Tensor& tensor) {
-  return static_cast<const std::byte*>(tensor.const_data_ptr());
 }
 
 }  // namespace
@@ -152,12 +149,13 @@ void SharedUpdate::check_in_place() const {
 
 /// Room for what the optimizer remembers, once it does.
 void SharedUpdate::make_memory() {
+  if (!shelves_.front().memory.empty()) return;
   const bool remembers = std::ranges::any_of(shelves_, [&](const Shelf& shelf) {
     return std::ranges::any_of(shelf.gradients->slices(), [&](const Bucket::Slice& slice) {
       return optimizer_.has(slice.parameter) && optimizer_.memory_of(slice.parameter) != nullptr;
     });
   });
-  if (!remembers || !shelves_.front().memory.empty()) return;
+  if (!remembers) return;
   const auto memory = shared_memory(group_, bytes_);
   std::size_t offset = 0;
   for (auto& shelf : shelves_) shelf.memory = lay_out(shelf, memory, offset);
@@ -176,8 +174,8 @@ bool SharedUpdate::prepare_memory(Shelf& shelf, std::size_t slice) {
     const auto loaded = at::empty_like(shared).copy_(*memory);
     const auto [begin, end] = within(shelf.own, of);
     const auto size = static_cast<std::size_t>(shared.element_size());
-    std::memcpy(static_cast<std::byte*>(shared.data_ptr()) + begin * size,
-                memory_of(loaded) + begin * size, (end - begin) * size);
+    std::memcpy(memory_of(shared) + begin * size, memory_of(loaded) + begin * size,
+                (end - begin) * size);
   }
   *memory = shared;
   return is_first;
@@ -221,7 +219,7 @@ SharedUpdate::Gradient SharedUpdate::bring(const Bucket::Slice& slice, const Par
   if (!lies_in(gradient, values)) {
     const auto [begin, end] = within(own, slice);
     const auto size = static_cast<std::size_t>(values.element_size());
-    auto* to = static_cast<std::byte*>(values.data_ptr());
+    auto* to = memory_of(values);
     std::memcpy(to, memory_of(gradient), begin * size);
     std::memcpy(to + end * size, memory_of(gradient) + end * size, values.nbytes() - end * size);
   }
@@ -262,7 +260,7 @@ void SharedUpdate::update(Shelf& shelf, std::size_t slice) {
   const auto size = static_cast<std::size_t>(of.parameter.element_size());
   const auto rank = static_cast<std::size_t>(group_.rank());
   std::vector<const std::byte*> inputs(shelf.buckets.size());
-  auto* mean = static_cast<std::byte*>(mean_.data_ptr());
+  auto* mean = memory_of(mean_);
   const auto part = within(shelf.own, of);
   for (auto begin = part.begin; begin < part.end; begin += chunk_bytes / size) {
     const auto count = std::min(part.end - begin, chunk_bytes / size);

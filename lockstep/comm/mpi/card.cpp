@@ -5,27 +5,21 @@
 #include "lockstep/core/digest.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/text.h"
-#include "lockstep/core/version.h"
 
 namespace lockstep::mpi {
 
 Card card_of(const std::string& host, Algorithm algorithm) {
-  Card card{.host = detail::digest(std::as_bytes(std::span(host))),
-            .algorithm = static_cast<std::int64_t>(algorithm),
-            .version = {}};
-  version().copy(card.version.data(), card.version.size() - 1);
-  return card;
+  return {.host = detail::digest(std::as_bytes(std::span(host))),
+          .algorithm = static_cast<std::int64_t>(algorithm),
+          .version = detail::version_tag()};
 }
 
 void expect_alike(std::span<const Card> by_rank) {
   const auto& first = by_rank.front();
   for (std::size_t rank = 1; rank < by_rank.size(); ++rank) {
     const auto& card = by_rank[rank];
-    if (card.version != first.version) {
-      throw CommError(detail::concat("mpi: the version differs between ranks: rank ", rank,
-                                     " runs Lockstep ", card.version.data(), ", expected ",
-                                     first.version.data(), " as on rank 0"));
-    }
+    detail::expect_version("mpi: the version differs between ranks", rank, card.version,
+                           first.version);
     if (card.algorithm != first.algorithm) {
       throw InvalidArgument(
           detail::concat("mpi: the algorithm differs between ranks: rank ", rank, " got ",

@@ -1,11 +1,11 @@
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <span>
 #include <string>
 
 #include "lockstep/comm/mpi/mpi.h"
+#include "lockstep/core/version_tag.h"
 
 namespace lockstep::mpi {
 
@@ -13,7 +13,7 @@ namespace lockstep::mpi {
 struct Card {
   std::uint64_t host;  ///< a digest of what its host is known by
   std::int64_t algorithm;
-  std::array<char, 32> version;
+  detail::VersionTag version;
 };
 
 Card card_of(const std::string& host, Algorithm algorithm);
