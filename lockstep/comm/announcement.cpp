@@ -19,12 +19,16 @@ std::uint64_t mix(std::uint64_t state, std::uint64_t value) {
 
 /// Equal for operations that belong together, different for others with all likelihood.
 std::uint64_t fingerprint(const Operation& operation) {
-  std::uint64_t state = static_cast<std::uint64_t>(operation.collective) |
-                        static_cast<std::uint64_t>(operation.reduce) << 8 |
-                        static_cast<std::uint64_t>(operation.dtype) << 16 |
-                        static_cast<std::uint64_t>(static_cast<std::uint32_t>(operation.peer))
-                            << 24;
-  state = mix(state, operation.count);
+  const std::uint64_t kind = static_cast<std::uint64_t>(operation.collective) |
+                             static_cast<std::uint64_t>(operation.reduce) << 8 |
+                             static_cast<std::uint64_t>(operation.dtype) << 16 |
+                             static_cast<std::uint64_t>(static_cast<std::uint32_t>(operation.peer))
+                                 << 24;
+  // mix() adds: without the factors a difference of one field could make up for another's.
+  const std::uint64_t scattered =
+      kind * 0xd6e8feb86659fd93 +
+      std::bit_cast<std::uint64_t>(operation.source) * 0xa0761d6478bd642f;
+  std::uint64_t state = mix(scattered, operation.count);
   if (operation.wire) {
     const auto& wire = *operation.wire;
     state = mix(state, std::bit_cast<std::uint32_t>(wire.clip) |
@@ -37,7 +41,7 @@ std::uint64_t fingerprint(const Operation& operation) {
 }
 
 /// "all_reduce sum float32 [20, 1, 5, 5]", for messages.
-std::string describe(const Announcement& announcement) {
+std::string operation_text(const Announcement& announcement) {
   const auto collective = static_cast<Collective>(announcement.collective);
   std::string text(name(collective));
   if (collective == Collective::barrier) return text;
@@ -58,17 +62,33 @@ std::string describe(const Announcement& announcement) {
   return text + (dimensions > Announcement::most_dimensions ? ", …]" : "]");
 }
 
+/// The same, followed by the part of the program that issues it.
+std::string describe(const Announcement& announcement) {
+  const auto source = to_text(announcement.source);
+  return concat(operation_text(announcement), source.empty() ? "" : " for ", source);
+}
+
+/// The sentence that tells the user how to correct operations that differ.
+const char* remedy(const Source& got, const Source& expected) {
+  const bool of_wrappers =
+      got.owner != Source::Owner::none && expected.owner != Source::Owner::none;
+  const bool same = got.owner == expected.owner && got.number == expected.number;
+  return of_wrappers && !same ? "construct and use wrappers in the same order on all ranks"
+                              : "issue the same operations in the same order on all ranks";
+}
+
 }  // namespace
 
 void announce(Announcement& announcement, const Operation& operation) {
   if (operation.part_of != nullptr) return announce(announcement, *operation.part_of);
   announcement.fingerprint = fingerprint(operation);
+  announcement.source = operation.source;
   announcement.count = operation.counts.empty()
                            ? operation.count
                            : operation.part_begin(static_cast<int>(operation.counts.size()));
   announcement.peer = operation.peer;
-  announcement.collective = static_cast<std::uint8_t>(operation.collective);
-  announcement.reduce = static_cast<std::uint8_t>(operation.reduce);
+  announcement.collective = static_cast<std::uint8_t>(operation.collective) & 0xf;
+  announcement.reduce = static_cast<std::uint8_t>(operation.reduce) & 0xf;
   announcement.dtype = static_cast<std::uint8_t>(operation.dtype);
   announcement.wire =
       operation.wire ? static_cast<std::uint8_t>(1 + static_cast<int>(operation.wire->dtype)) : 0;
@@ -101,7 +121,8 @@ std::optional<Difference> difference(std::span<const Announcement* const> announ
       .rank = ranks[odd],
       .text = concat("collective #", sequence, " differs between ranks: rank ", ranks[odd], " got ",
                      got, got == wanted ? " with other counts, dimensions or wire" : "",
-                     ", expected ", wanted, " as on rank ", ranks[expected])};
+                     ", expected ", wanted, " as on rank ", ranks[expected], "; ",
+                     remedy(announcements[odd]->source, announcements[expected]->source))};
 }
 
 }  // namespace lockstep::detail

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "lockstep/comm/operation.h"
+#include "lockstep/comm/source.h"
 
 namespace lockstep::detail {
 
@@ -16,10 +17,11 @@ struct Announcement {
   static constexpr std::size_t most_dimensions = 8;
 
   std::uint64_t fingerprint;
+  Source source;
   std::uint64_t count;
   std::int32_t peer;
-  std::uint8_t collective;
-  std::uint8_t reduce;
+  std::uint8_t collective : 4;
+  std::uint8_t reduce : 4;
   std::uint8_t dtype;
   std::uint8_t dimensions;  ///< of shape; most_dimensions + 1 for "more"
   std::uint8_t wire;        ///< 1 + the dtype that elements travel as, 0 for their own

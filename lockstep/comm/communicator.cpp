@@ -61,6 +61,7 @@ std::size_t share(const Operation& operation, int rank, int size) {
 Work Communicator::issue(Operation&& operation, Issue&& issue) {
   operation.timeout = issue.timeout;
   operation.shape = std::move(issue.shape);
+  operation.source = issue.source == Source{} ? ledger_->source() : issue.source;
   operation.owner = std::move(issue.owner);
   operation.part_of = std::move(issue.part_of);
   check(operation);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "lockstep/comm/operation.h"
+#include "lockstep/comm/source.h"
 #include "lockstep/comm/statistics.h"
 #include "lockstep/comm/work.h"
 #include "lockstep/core/dtype.h"
@@ -23,6 +24,7 @@ namespace lockstep {
 struct Issue {
   std::chrono::milliseconds timeout{};  ///< zero takes the world's
   std::vector<std::int64_t> shape = {};
+  Source source = {};  ///< which part of the program issues it; none takes the group's
   std::shared_ptr<const void> owner = {};
   /// What members announce to one another, where this is a part of another group's operation.
   std::shared_ptr<const Operation> part_of = {};
@@ -102,14 +104,19 @@ class Communicator {
   /// What collectives of this group have cost this rank so far. What was issued and not waited for
   /// is counted, without its time.
   Statistics statistics() const { return ledger_->rows(); }
-  /// Collectives are counted as this bucket's from now on; -1 for none's. The next one stands for
-  /// dense_bytes of it, others for nothing.
-  void attribute_to(int bucket, std::uint64_t dense_bytes = 0) {
-    ledger_->attribute_to(bucket, dense_bytes);
+  /// Collectives come from this source from now on: ranks compare it, and statistics count them as
+  /// its bucket's. The next one stands for dense_bytes of the bucket, others for nothing.
+  void attribute_to(const Source& source, std::uint64_t dense_bytes = 0) {
+    ledger_->attribute_to(source, dense_bytes);
   }
+  /// The source that collectives come from at present.
+  const Source& source() const { return ledger_->source(); }
+  /// Numbers the owners of sources in this group: 1, 2, … Ranks that construct them in the same
+  /// order get the same numbers.
+  std::uint16_t number_owner() { return ++owners_; }
 
-  /// Collectives of this group are counted as the other's from now on: of one that it was split
-  /// off, say.
+  /// Collectives of this group come from the other's sources from now on, and are counted as the
+  /// other's: of one that it was split off, say.
   void count_as_of(const Communicator& other) { ledger_ = other.ledger_; }
 
   /// Counts what this rank is about to do with all ranks' memory as if it were a collective. Time
@@ -152,8 +159,26 @@ class Communicator {
   int size_;
   std::vector<int> hosts_;
   std::uint64_t sequence_ = 0;
+  std::uint16_t owners_ = 0;
   std::map<std::pair<Collective, int>, std::uint64_t> messages_;
   std::shared_ptr<detail::Ledger> ledger_ = std::make_shared<detail::Ledger>();
+};
+
+/// Collectives that a group issues while it lives come from a source.
+class SourceScope {
+ public:
+  /// The first of them stands for dense_bytes of the source's bucket.
+  SourceScope(Communicator& group, const Source& source, std::uint64_t dense_bytes = 0)
+      : group_(group), before_(group.source()) {
+    group_.attribute_to(source, dense_bytes);
+  }
+  ~SourceScope() { group_.attribute_to(before_); }
+  SourceScope(const SourceScope&) = delete;
+  SourceScope& operator=(const SourceScope&) = delete;
+
+ private:
+  Communicator& group_;
+  Source before_;
 };
 
 }  // namespace lockstep

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "lockstep/comm/source.h"
 #include "lockstep/core/dtype.h"
 #include "lockstep/core/reduce_op.h"
 #include "lockstep/core/wire.h"
@@ -55,6 +56,8 @@ struct Operation {
 
   /// What the caller's tensor looked like, for the comparison between ranks; empty for raw memory.
   std::vector<std::int64_t> shape = {};
+  /// Which part of the program issues it, for the comparison between ranks.
+  Source source = {};
   /// Kept until the operation is complete, so that the buffers outlive it.
   std::shared_ptr<const void> owner = {};
   /// The operation that this is a part of: what members announce to one another in its place.

@@ -4,9 +4,10 @@ namespace lockstep::detail {
 
 Work reissue(Communicator& group, const Operation& operation) {
   const auto& [collective, reduce, dtype, wire, input, output, count, counts, peer, tag, timeout,
-               sequence, shape, owner, part_of] = operation;
+               sequence, shape, source, owner, part_of] = operation;
   const bool varying = !counts.empty();
-  Issue issue{.timeout = timeout, .shape = shape, .owner = owner, .part_of = part_of};
+  Issue issue{
+      .timeout = timeout, .shape = shape, .source = source, .owner = owner, .part_of = part_of};
   switch (collective) {
     case Collective::all_reduce:
       if (wire) return group.all_reduce(output, count, reduce, *wire, std::move(issue));

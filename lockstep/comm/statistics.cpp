@@ -78,12 +78,12 @@ thread_local auto communicated_until = std::chrono::steady_clock::time_point::mi
 
 CollectiveStatistics& Ledger::row(Collective collective) {
   const auto same = [&](const CollectiveStatistics& row) {
-    return row.collective == collective && row.bucket == bucket_;
+    return row.collective == collective && row.bucket == source_.bucket;
   };
   if (last_ != nullptr && same(*last_)) return *last_;
   auto found = std::ranges::find_if(rows_, same);
   if (found == rows_.end()) {
-    found = rows_.insert(rows_.end(), {.collective = collective, .bucket = bucket_});
+    found = rows_.insert(rows_.end(), {.collective = collective, .bucket = source_.bucket});
   }
   last_ = &*found;
   return *last_;
@@ -93,7 +93,7 @@ CollectiveStatistics& Ledger::count(Collective collective, std::uint64_t bytes) 
   auto& counted = row(collective);
   ++counted.count;
   counted.bytes += bytes;
-  counted.dense_bytes += bucket_ < 0 ? bytes : std::exchange(dense_bytes_, 0);
+  counted.dense_bytes += source_.bucket < 0 ? bytes : std::exchange(dense_bytes_, 0);
   return counted;
 }
 

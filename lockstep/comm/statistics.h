@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "lockstep/comm/operation.h"
+#include "lockstep/comm/source.h"
 
 namespace lockstep {
 
@@ -41,12 +42,13 @@ namespace detail {
 /// The rows of one group on one rank.
 class Ledger {
  public:
-  /// Rows are this bucket's from now on; -1 for none's. The next collective stands for dense_bytes
+  /// Rows are those of this source's bucket from now on. The next collective stands for dense_bytes
   /// of it, others for nothing.
-  void attribute_to(int bucket, std::uint64_t dense_bytes = 0) {
-    bucket_ = bucket;
+  void attribute_to(const Source& source, std::uint64_t dense_bytes = 0) {
+    source_ = source;
     dense_bytes_ = dense_bytes;
   }
+  const Source& source() const { return source_; }
   /// Counts a collective into its row.
   CollectiveStatistics& count(Collective collective, std::uint64_t bytes);
   /// Counts work between a bucket's collectives into its last row, if it has one.
@@ -60,7 +62,7 @@ class Ledger {
 
   std::deque<CollectiveStatistics> rows_;
   CollectiveStatistics* last_ = nullptr;
-  int bucket_ = -1;
+  Source source_;
   std::uint64_t dense_bytes_ = 0;
 };
 

@@ -13,22 +13,6 @@
 namespace lockstep::detail {
 namespace {
 
-/// Collectives that are issued while it lives are counted as a bucket's.
-class Attribution {
- public:
-  /// The first of them stands for so many bytes of the bucket.
-  Attribution(Communicator& communicator, std::size_t bucket, std::size_t dense_bytes)
-      : communicator_(communicator) {
-    communicator_.attribute_to(static_cast<int>(bucket), dense_bytes);
-  }
-  ~Attribution() { communicator_.attribute_to(-1); }
-  Attribution(const Attribution&) = delete;
-  Attribution& operator=(const Attribution&) = delete;
-
- private:
-  Communicator& communicator_;
-};
-
 /// What the exchange has not sent of each slice; undefined where it keeps nothing of one.
 std::vector<at::Tensor> residuals_of(const Exchange& exchange, const Bucket& bucket) {
   const auto state = exchange.state();
@@ -131,7 +115,8 @@ Work Lanes::advance(std::size_t lane, Turn turn, Bucket& bucket) {
   const bool sends = turn.stage == lanes_[lane].sends_from;
   const auto dense_bytes = sends ? bucket.values().nbytes() + lanes_[lane].not_sent : 0;
   if (sends) lanes_[lane].not_sent = 0;
-  const Attribution to_bucket(group_.communicator(), lane, dense_bytes);
+  const SourceScope of_bucket(group_.communicator(), {.bucket = static_cast<std::int32_t>(lane)},
+                              dense_bytes);
   // Collectives, and exchanges that work where the buckets lie, count their own work.
   const auto counted = work_done();
   const auto begin = std::chrono::steady_clock::now();

@@ -292,10 +292,9 @@ void SharedUpdate::update(Shelf& shelf) {
 void SharedUpdate::average_and_update(Shelf& shelf) {
   auto& communicator = group_.communicator();
   const auto bytes = shelf.gradients->values().nbytes();
-  communicator.attribute_to(static_cast<int>(shelf.gradients->index()), bytes);
-  auto& row = communicator.count_as(Collective::all_reduce, bytes);
-  communicator.attribute_to(-1);
-  const Working working(row.working);
+  const SourceScope of_bucket(
+      communicator, {.bucket = static_cast<std::int32_t>(shelf.gradients->index())}, bytes);
+  const Working working(communicator.count_as(Collective::all_reduce, bytes).working);
   update(shelf);
 }
 

@@ -37,6 +37,14 @@ Work sum_of(const Group& group, std::int64_t count, at::ScalarType dtype = at::k
   return group.all_reduce(at::zeros({count}, dtype));
 }
 
+Work of_wrapper(const Group& group, std::uint16_t number) {
+  const SourceScope scope(group.communicator(), {.owner = Source::Owner::distributed_data_parallel,
+                                                 .content = Source::Content::gradients,
+                                                 .number = number,
+                                                 .bucket = 0});
+  return sum_of(group, 8);
+}
+
 const Difference differences[] = {
     {"Dtype", [](auto& g) { return sum_of(g, 8); },
      [](auto& g) { return sum_of(g, 8, at::kDouble); }, "all_reduce sum float64 [8]",
@@ -48,6 +56,9 @@ const Difference differences[] = {
      "all_reduce sum"},
     {"Root", [](auto& g) { return g.broadcast(at::zeros({8}), 0); },
      [](auto& g) { return g.broadcast(at::zeros({8}), 1); }, "root 1", "root 0"},
+    {"Source", [](auto& g) { return of_wrapper(g, 1); }, [](auto& g) { return of_wrapper(g, 2); },
+     "for bucket 0 of the gradients of DistributedDataParallel #2",
+     "for bucket 0 of the gradients of DistributedDataParallel #1 as on rank 0"},
     {"Order", [](auto& g) { return g.barrier(); }, [](auto& g) { return sum_of(g, 8); },
      "all_reduce sum float32", "expected barrier"},
 };

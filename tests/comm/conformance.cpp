@@ -296,6 +296,7 @@ void check_in_flight(Communicator& group, const Sums& sums) {
     inputs.push_back(make_inputs(DType::f32, count, group.size(), i));
     buffers.push_back(std::make_unique<Buffer>(
         group, place, inputs.back()[static_cast<std::size_t>(group.rank())]));
+    const SourceScope of_bucket(group, {.content = Source::Content::gradients, .bucket = i});
     works.push_back(group.all_reduce(buffers.back()->data(), count, DType::f32, ReduceOp::sum));
   }
   // Each rank waits in an order of its own.

@@ -121,6 +121,72 @@ TEST(Mismatches, WiresThatDifferAreNamed) {
               Each(HasSubstr("dimensions or wire")));
 }
 
+/// A bucket of one of two wrappers.
+Source bucket_of(int wrapper, int bucket) {
+  return {.owner = Source::Owner::distributed_data_parallel,
+          .content = Source::Content::gradients,
+          .number = static_cast<std::uint16_t>(wrapper),
+          .bucket = bucket};
+}
+
+Work sum_from(Communicator& group, const Source& source) {
+  const SourceScope scope(group, source);
+  return group.all_reduce(floats + 16 * group.rank(), 8, DType::f32, ReduceOp::sum);
+}
+
+TEST(Mismatches, BucketsOfTwoWrappersAreNamed) {
+  const auto texts = what_ranks_threw(3, [](const auto& group) {
+    sum_from(*group, bucket_of(1, 1)).wait();
+    sum_from(*group, bucket_of(group->rank() == 1 ? 2 : 1, 0)).wait();
+  });
+  EXPECT_THAT(texts,
+              Each(HasSubstr(
+                  "collective #2 differs between ranks: rank 1 got all_reduce sum float32 of 8 "
+                  "elements for bucket 0 of the gradients of DistributedDataParallel #2, expected "
+                  "all_reduce sum float32 of 8 elements for bucket 0 of the gradients of "
+                  "DistributedDataParallel #1 as on rank 0; construct and use wrappers in the "
+                  "same order on all ranks")));
+}
+
+TEST(Mismatches, BucketsOfOneWrapperAreNamed) {
+  const auto texts = what_ranks_threw(
+      2, [](const auto& group) { sum_from(*group, bucket_of(1, group->rank())).wait(); });
+  EXPECT_THAT(texts, Each(AllOf(HasSubstr("rank 1 got all_reduce sum float32 of 8 elements for "
+                                          "bucket 1 of the gradients"),
+                                HasSubstr("for bucket 0 of the gradients"),
+                                HasSubstr("issue the same operations in the same order"))));
+}
+
+TEST(Mismatches, AnOperationOfNoWrapperIsNotMistakenForABucket) {
+  const auto texts = what_ranks_threw(2, [](const auto& group) {
+    sum_from(*group, group->rank() == 0 ? bucket_of(1, 0) : Source()).wait();
+  });
+  EXPECT_THAT(texts, Each(AllOf(HasSubstr("rank 1 got all_reduce sum float32 of 8 elements, "),
+                                HasSubstr("for bucket 0 of the gradients"))));
+}
+
+TEST(Mismatches, ScopesOfSourcesAreNested) {
+  run_ranks(1, [](const auto& group) {
+    const auto outer = bucket_of(1, -1);
+    const SourceScope of_wrapper(*group, outer);
+    { const SourceScope of_bucket(*group, bucket_of(1, 3)); }
+    EXPECT_EQ(group->source(), outer);
+  });
+}
+
+TEST(Mismatches, DtypeAndCountThatDifferTogetherAreNamed) {
+  std::vector<float> many(65536 + 8);
+  const auto texts = what_ranks_threw(2, [&](const auto& group) {
+    if (group->rank() == 0) {
+      group->all_reduce(doubles, 8, DType::f64, ReduceOp::sum).wait();
+    } else {
+      group->all_reduce(many.data(), many.size(), DType::f32, ReduceOp::sum).wait();
+    }
+  });
+  EXPECT_THAT(texts, Each(HasSubstr("rank 1 got all_reduce sum float32 of 65544 elements, "
+                                    "expected all_reduce sum float64 of 8 elements")));
+}
+
 TEST(Mismatches, RanksOfSplitGroupsAreNamedAsInTheWorld) {
   const auto texts = what_ranks_threw(4, [](const auto& group) {
     const auto pair = group->split(group->rank() / 2, 0);

@@ -23,12 +23,12 @@ TEST(Statistics, CountCollectivesAndBytesByBucket) {
     std::vector<float> values(100000, 1);
     std::vector<float> gathered(9);
     for (int i = 0; i < 2; ++i) {
-      group->attribute_to(i);
+      group->attribute_to({.bucket = i});
       for (int repeat = 0; repeat <= i; ++repeat) {
         group->all_reduce(values.data(), values.size(), DType::f32, ReduceOp::avg).wait();
       }
     }
-    group->attribute_to(-1);
+    group->attribute_to({});
     group->all_gather(values.data(), gathered.data(), 3, DType::f32).wait();
     group->barrier().wait();
 

@@ -66,7 +66,7 @@ TEST(Trace, HasEachCollectiveOfEachRank) {
   run_ranks(3, [](std::shared_ptr<Communicator> group) {
     std::vector<float> values(300000, 1);
     const auto all_reduce = [&](int bucket) {
-      group->attribute_to(bucket);
+      group->attribute_to({.bucket = bucket});
       return group->all_reduce(values.data(), values.size(), DType::f32, ReduceOp::sum);
     };
     all_reduce(0).wait();  // before the trace

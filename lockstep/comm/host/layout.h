@@ -21,7 +21,7 @@ constexpr std::size_t round_up(std::size_t value, std::size_t multiple) {
 /// The world's first bytes.
 struct Header {
   static constexpr std::uint64_t expected_magic = 0x70657473'6b636f6c;  // "lockstep"
-  static constexpr std::uint32_t expected_version = 4;
+  static constexpr std::uint32_t expected_version = 5;
 
   std::uint64_t magic;
   std::uint32_t version;

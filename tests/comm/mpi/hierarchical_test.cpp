@@ -62,6 +62,15 @@ TEST_F(Hierarchical, MismatchReachesEveryHost) {
   EXPECT_THAT(text, HasSubstr("all_reduce #2 (hierarchical) rank 3 of 4: "));
 }
 
+TEST_F(Hierarchical, BucketsOfTwoWrappersAreNamedOnEveryRank) {
+  const auto text = said(4, "other-source", "aabb");
+  EXPECT_EQ(count(text,
+                  "rank 1 got all_reduce sum float32 of 8 elements for bucket 4 of the "
+                  "gradients of DistributedOptimizer #2, expected "),
+            4)
+      << text;
+}
+
 TEST_F(Hierarchical, TimeoutNamesRanksByTheirNumberInTheWorld) {
   const auto text = said(4, "late", "abab");
   EXPECT_THAT(text,

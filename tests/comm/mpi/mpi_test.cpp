@@ -77,6 +77,15 @@ TEST_F(Mpi, MismatchIsNamedOnEveryRank) {
   EXPECT_THAT(text, HasSubstr("all_reduce #2 (mpi) rank 2 of 3: "));
 }
 
+TEST_F(Mpi, BucketsOfTwoWrappersAreNamedOnEveryRank) {
+  const auto text = said(3, "other-source");
+  EXPECT_EQ(count(text,
+                  "rank 1 got all_reduce sum float32 of 8 elements for bucket 4 of the "
+                  "gradients of DistributedOptimizer #2, expected "),
+            3)
+      << text;
+}
+
 TEST_F(Mpi, MismatchInAGroupEndsTheWorld) {
   const auto text = said(3, "other-order-in-a-half");
   EXPECT_EQ(count(text, "collective #1 differs between ranks: rank 1 got broadcast"), 3) << text;

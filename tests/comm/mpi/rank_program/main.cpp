@@ -211,6 +211,21 @@ int other_dtype() {
   });
 }
 
+/// Rank 1 sums for another wrapper.
+int other_source() {
+  const auto group = join();
+  return expect_failure(group, [&] {
+    group->barrier().wait();
+    const auto number = static_cast<std::uint16_t>(group->rank() == 1 ? 2 : 1);
+    const lockstep::SourceScope of_wrapper(*group,
+                                           {.owner = lockstep::Source::Owner::distributed_optimizer,
+                                            .content = lockstep::Source::Content::gradients,
+                                            .number = number,
+                                            .bucket = 4});
+    group->all_reduce(floats, 8, DType::f32, ReduceOp::sum).wait();
+  });
+}
+
 /// A member of the group and one outside of it find the same cause.
 int other_order_in_a_half() {
   const auto group = join();
@@ -368,6 +383,7 @@ const std::map<std::string_view, std::function<int()>> behaviours{
     {"abandon", abandon},
     {"fail-elsewhere", fail_elsewhere},
     {"other-dtype", other_dtype},
+    {"other-source", other_source},
     {"other-order-in-a-half", other_order_in_a_half},
     {"other-message", other_message},
     {"late", late},
