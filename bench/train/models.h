@@ -98,6 +98,15 @@ inline nn::Sequential resnet50() {
   return all;
 }
 
+/// 2,500 layers of eight features, 5,000 parameters: it shows what a parameter costs, whatever its
+/// size.
+inline nn::Sequential deep() {
+  nn::Sequential all;
+  for (int i = 0; i < 2'500; ++i) all->push_back(nn::Linear(8, 8));
+  all->push_back(nn::Linear(8, 10));
+  return all;
+}
+
 /// What is trained, and on what.
 struct Work {
   std::function<nn::Sequential()> model;
@@ -112,6 +121,7 @@ inline const std::map<std::string, Work>& works() {
       {"mlp", {mlp, 16, {784}}},
       {"resnet9", {resnet9, 16, {3, 32, 32}}},
       {"resnet50", {resnet50, 8, {3, 224, 224}}},
+      {"deep", {deep, 16, {8}}},
   };
   return all;
 }

@@ -29,6 +29,10 @@ const char* name(Source::Content content) {
       return "the parameters";
     case Source::Content::buffers:
       return "the buffers";
+    case Source::Content::step_agreement:
+      return "the step agreement";
+    case Source::Content::bucket_order:
+      return "the bucket order";
     case Source::Content::participation:
       return "the participation flags";
     case Source::Content::weights:

@@ -14,9 +14,11 @@ struct Source {
     gradients,
     parameters,
     buffers,
-    participation,  ///< which parameters took part in a backward
-    weights,        ///< of ranks with unequal parts
-    model           ///< the check and the broadcast at construction
+    step_agreement,  ///< whether gradients are exchanged before a step
+    participation,   ///< which parameters took part in a backward
+    bucket_order,    ///< in which buckets are exchanged from now on
+    weights,         ///< of ranks with unequal parts
+    model            ///< the check and the broadcast at construction
   };
 
   Owner owner = Owner::none;

@@ -4,11 +4,13 @@
 #include <torch/nn/pimpl.h>
 
 #include <memory>
+#include <type_traits>
+#include <typeinfo>
 #include <utility>
 
 #include "lockstep/group.h"
-#include "lockstep/parallel/for_each_tensor.h"
 #include "lockstep/parallel/options.h"
+#include "lockstep/parallel/output_tensors.h"
 #include "lockstep/parallel/reducer.h"
 #include "lockstep/parallel/replica.h"
 
@@ -45,15 +47,28 @@ class DistributedDataParallel {
                           const DataParallelOptions& options = {})
       : DistributedDataParallel(model.ptr(), group, options) {}
 
-  /// model.forward(args…).
-  /// Throws: InvalidArgument when the model's list of parameters has changed.
+  /// model.forward(args…). The output may be a tensor, or tuples, ranges, dictionaries, optionals,
+  /// pointers and variants of them; for another type declare, in the type's namespace,
+  ///
+  ///     void visit_tensors(const Output& output, const auto& visit);  // calls visit(tensor)
+  ///
+  /// so that a rank whose loss reaches no parameter takes part in the exchange nevertheless.
+  /// Throws: InvalidArgument when the model's list of parameters has changed, or when the output is
+  /// of another type and gradients are enabled.
   template <class... Args>
   auto operator()(Args&&... args) {
-    if (!at::GradMode::is_enabled()) return model_->forward(std::forward<Args>(args)...);
-    replica_.check_unchanged();
-    auto output = model_->forward(std::forward<Args>(args)...);
-    detail::for_each_tensor(output, [&](const at::Tensor& tensor) { replica_.watch(tensor); });
-    return output;
+    using Output = std::remove_cvref_t<decltype(model_->forward(std::forward<Args>(args)...))>;
+    if (at::GradMode::is_enabled()) {
+      replica_.begin_forward();
+      if constexpr (detail::Watchable<Output>) {
+        auto output = model_->forward(std::forward<Args>(args)...);
+        detail::for_each_tensor(output, [&](const at::Tensor& tensor) { replica_.watch(tensor); });
+        return output;
+      } else {
+        replica_.refuse_output(typeid(Output));
+      }
+    }
+    return static_cast<Output>(model_->forward(std::forward<Args>(args)...));
   }
 
   const std::shared_ptr<M>& module() const { return model_; }

@@ -19,6 +19,14 @@
 namespace lockstep {
 namespace {
 
+std::unordered_set<const void*> parameters_of(const torch::optim::Optimizer& optimizer) {
+  std::unordered_set<const void*> parameters;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const auto& parameter : group.params()) parameters.insert(parameter.unsafeGetTensorImpl());
+  }
+  return parameters;
+}
+
 /// A parameter outside the model would be updated by each rank's own gradient.
 void check_parameters(const torch::optim::Optimizer& optimizer, const torch::nn::Module& model,
                       const Group& group) {
@@ -71,6 +79,9 @@ DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
       replica_((check_parameters(optimizer, model, group),
                 check_elementwise(optimizer, group, options), borrow(model)),
                group, options, detail::Door::distributed_optimizer) {
+  replica_.reducer().let_accumulate([parameters = parameters_of(optimizer)](const auto& parameter) {
+    return parameters.contains(parameter.unsafeGetTensorImpl());
+  });
   if (!options.share_memory) return;
   try {
     shared_ = std::make_unique<detail::SharedUpdate>(
@@ -89,31 +100,31 @@ DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
     : DistributedOptimizer(optimizer, model, group, with(std::move(strategy))) {}
 
 void DistributedOptimizer::backward_and_update(const at::Tensor& loss) {
-  // The update that ranks share averages by itself what nobody has averaged yet.
-  const bool averages = shared_ != nullptr && !replica_.reducer().has_exchanged();
   if (loss.defined() && loss.requires_grad()) {
-    const auto local = averages ? std::optional(no_sync()) : std::nullopt;
+    // An update that ranks share averages gradients on the way.
+    const auto local = shared_ != nullptr ? std::optional(no_sync()) : std::nullopt;
     loss.backward();
   }
-  if (averages) {
+  if (shared_ != nullptr) {
     replica_.check_unchanged();
-    update();
-    return zero_grad();
+    replica_.reducer().follow_accumulators();
+    update(detail::UpdateGradients::local);
+  } else {
+    step();
   }
-  step();
   zero_grad();
 }
 
 void DistributedOptimizer::step() {
   replica_.check_unchanged();
-  if (!replica_.reducer().has_exchanged()) replica_.reducer().exchange_gradients();
-  update();
+  replica_.reducer().average_local_gradients();
+  update(detail::UpdateGradients::averaged);
 }
 
-void DistributedOptimizer::update() {
+void DistributedOptimizer::update(detail::UpdateGradients gradients) {
   auto& reducer = replica_.reducer();
   if (shared_) {
-    shared_->step();
+    shared_->step(gradients);
   } else {
     reducer.before_update();
     optimizer_.step();

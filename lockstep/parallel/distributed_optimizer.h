@@ -12,7 +12,8 @@
 
 namespace lockstep::detail {
 class SharedUpdate;
-}
+enum class UpdateGradients : bool;
+}  // namespace lockstep::detail
 namespace torch::nn {
 class Module;
 }
@@ -51,8 +52,12 @@ class DistributedOptimizer {
   /// Ranks: all. An undefined loss, or one that reaches no parameter, takes part without a say.
   void backward_and_update(const at::Tensor& loss);
 
-  /// The optimizer's step, after seeing to it that gradients are synchronised, and before
-  /// parameters are where the strategy asks for it. Ranks: all.
+  /// The optimizer's step. Before it, gradients that some rank has not averaged yet are averaged:
+  /// accumulated under no_sync(), set by hand, or of another rank's backward. After it, parameters
+  /// are exchanged where the strategy asks for it. Ranks: all.
+  /// Throws: InvalidArgument, on every rank, when a rank has made another number of steps. The same
+  /// when a strategy with error feedback would have to average a mean again, because a rank has
+  /// changed it in place.
   void step();
 
   /// The optimizer's zero_grad.
@@ -75,7 +80,7 @@ class DistributedOptimizer {
   void load_state(const State& state);
 
  private:
-  void update();
+  void update(detail::UpdateGradients gradients);
 
   torch::optim::Optimizer& optimizer_;
   detail::Replica replica_;

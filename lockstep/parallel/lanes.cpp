@@ -40,8 +40,8 @@ void unpack_parameters(const Bucket& bucket) {
 }  // namespace
 
 Lanes::Lanes(std::span<const NamedTensor> parameters, const Group& group, BucketCaps caps,
-             const Strategy& strategy)
-    : group_(group), strategy_(strategy) {
+             const Strategy& strategy, const Source& owner)
+    : group_(group), owner_(owner), strategy_(strategy) {
   std::vector<ParameterSpec> specs;
   for (const auto& [name, tensor] : parameters) {
     specs.push_back({.numel = static_cast<std::size_t>(tensor.numel()),
@@ -110,13 +110,21 @@ bool Lanes::exchanges(Content what, std::int64_t step) const {
   return false;
 }
 
+/// The source of a bucket's collectives: of its gradients or of its parameters.
+Source Lanes::source(std::size_t lane, const Bucket& bucket) const {
+  auto source = owner_;
+  source.content =
+      &bucket == &lanes_[lane].bucket ? Source::Content::gradients : Source::Content::parameters;
+  source.bucket = static_cast<std::int32_t>(lane);
+  return source;
+}
+
 Work Lanes::advance(std::size_t lane, Turn turn, Bucket& bucket) {
   // What is sent now stands for the turns that were left out, too.
   const bool sends = turn.stage == lanes_[lane].sends_from;
   const auto dense_bytes = sends ? bucket.values().nbytes() + lanes_[lane].not_sent : 0;
   if (sends) lanes_[lane].not_sent = 0;
-  const SourceScope of_bucket(group_.communicator(), {.bucket = static_cast<std::int32_t>(lane)},
-                              dense_bytes);
+  const SourceScope of_bucket(group_.communicator(), source(lane, bucket), dense_bytes);
   // Collectives, and exchanges that work where the buckets lie, count their own work.
   const auto counted = work_done();
   const auto begin = std::chrono::steady_clock::now();
@@ -200,6 +208,8 @@ void Lanes::average_parameters() {
   std::vector<Work> works;
   for (auto& lane : lanes_) {
     pack_parameters(lane);
+    const SourceScope of_bucket(group_.communicator(),
+                                source(lane.bucket.index(), *lane.parameters));
     works.push_back(group_.all_reduce(lane.parameters->values(), ReduceOp::avg));
   }
   for (auto& work : works) work.wait();

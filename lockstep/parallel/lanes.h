@@ -35,11 +35,11 @@ struct Lane {
 /// and further stages come round by round.
 class Lanes {
  public:
-  /// Parameters: dense, and the same on every rank.
+  /// Parameters: dense, and the same on every rank. owner says whose collectives these are.
   /// Ranks: all of the group.
   /// Throws: CommError when the machine has not the memory.
   Lanes(std::span<const NamedTensor> parameters, const Group& group, BucketCaps caps,
-        const Strategy& strategy);
+        const Strategy& strategy, const Source& owner = {});
 
   std::size_t size() const { return lanes_.size(); }
   Lane& operator[](std::size_t lane) { return lanes_[lane]; }
@@ -87,12 +87,14 @@ class Lanes {
   static Bucket& of_parameters(Lane& lane) { return *lane.parameters; }
   /// Makes the bucket's exchange, and what it keeps.
   Lane lane_of(Bucket bucket);
+  Source source(std::size_t lane, const Bucket& bucket) const;
   Work advance(std::size_t lane, Turn turn, Bucket& bucket);
   std::exception_ptr complete(std::span<Work> works, std::int64_t step,
                               Bucket& (*bucket_of)(Lane&));
   void pack_parameters(Lane& lane);
 
   Group group_;
+  Source owner_;
   Strategy strategy_;
   std::optional<HostGroups> hosts_;  ///< once a bucket is exchanged between them
   std::vector<Lane> lanes_;

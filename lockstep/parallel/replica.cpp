@@ -1,5 +1,6 @@
 #include "lockstep/parallel/replica.h"
 
+#include <c10/util/Type.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
@@ -27,6 +28,13 @@ namespace {
 
 const char* name(Door door) {
   return door == Door::distributed_optimizer ? "DistributedOptimizer" : "DistributedDataParallel";
+}
+
+Source new_source(const Group& group, Door door) {
+  return {.owner = door == Door::distributed_optimizer ? Source::Owner::distributed_optimizer
+                                                       : Source::Owner::distributed_data_parallel,
+          .content = Source::Content::model,
+          .number = group.communicator().number_owner()};
 }
 
 const char* name(BufferPolicy policy) {
@@ -105,14 +113,18 @@ std::vector<std::string> describe_all(const torch::nn::Module* module, const Gro
 
 Replica::Replica(std::shared_ptr<torch::nn::Module> module, const Group& group,
                  const DataParallelOptions& options, Door door)
-    : module_(std::move(module)), where_(name(door)) {
+    : module_(std::move(module)),
+      group_(group),
+      where_(name(door)),
+      source_(new_source(group, door)) {
+  const SourceScope scope(group.communicator(), source_);
   agree(group, where_, describe_all(module_.get(), group, options, door));
   try {
     check(module_.get(), group, options, door);
     const ModelState model(*module_);
     // Before the exchanges are made: they may remember the parameters.
     if (options.initial_sync == InitialSync::broadcast) broadcast(model, group, 0);
-    reducer_ = Reducer::create(model, group, options);
+    reducer_ = Reducer::create(model, group, options, source_);
     for (const auto& named : model.parameters) {
       known_.push_back({.named = named,
                         .dtype = named.tensor.scalar_type(),
@@ -149,6 +161,22 @@ void Replica::check_unchanged() const {
     ++known;
   }
   if (known != known_.end()) fail("parameter ", known->named.name, " has gone");
+}
+
+void Replica::begin_forward() const {
+  check_unchanged();
+  reducer_->follow_accumulators();
+}
+
+void Replica::refuse_output(const std::type_info& type) const {
+  const auto name = c10::demangle(type.name());
+  throw InvalidArgument(concat(
+      where_, " rank ", group_.rank(), " of ", group_.size(), ": forward returned ", name,
+      ", expected a tensor, or tuples, ranges, dictionaries, optionals, pointers or variants of "
+      "tensors: declare `void visit_tensors(const ",
+      name,
+      "& output, const auto& visit)` in its namespace, which calls visit with every tensor of the "
+      "output, or train with DistributedOptimizer, which needs no output"));
 }
 
 void Replica::watch(const at::Tensor& output) const { reducer_->watch(output); }

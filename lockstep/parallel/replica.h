@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -48,7 +49,12 @@ class Replica {
 
   /// Throws: InvalidArgument when the module's parameters are not those it was wrapped with.
   void check_unchanged() const;
+  /// Before a forward that a backward may follow.
+  /// Throws: InvalidArgument when check_unchanged() does.
+  void begin_forward() const;
   void watch(const at::Tensor& output) const;
+  /// Throws: InvalidArgument that says what a forward may return.
+  [[noreturn]] void refuse_output(const std::type_info& type) const;
   NoSync no_sync() const { return NoSync(reducer_); }
   Reducer& reducer() const { return *reducer_; }
 
@@ -60,7 +66,9 @@ class Replica {
   };
 
   std::shared_ptr<torch::nn::Module> module_;
+  Group group_;
   const char* where_;
+  Source source_;  ///< of this wrapper's collectives
   std::vector<Known> known_;
   std::shared_ptr<Reducer> reducer_;
 };

@@ -4,8 +4,8 @@
 
 namespace lockstep {
 
-/// Replicas that must be equal differ. The message names bucket, parameter and ranks. The group
-/// stays usable.
+/// Parameters that must be equal on all ranks differ. The message names bucket, parameter, ranks
+/// and likely causes. The group stays usable.
 class ReplicaError : public Error {
  public:
   using Error::Error;

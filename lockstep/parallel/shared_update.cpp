@@ -1,5 +1,6 @@
 #include "lockstep/parallel/shared_update.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -227,8 +228,10 @@ SharedUpdate::Gradient SharedUpdate::bring(const Bucket::Slice& slice, const Par
 }
 
 /// Every rank's gradients can be read, and no rank computes any more, when it returns.
-void SharedUpdate::find_gradients() {
-  const bool exchanged = reducer_.has_exchanged();
+void SharedUpdate::find_gradients(UpdateGradients gradients) {
+  const bool exchanged = gradients == UpdateGradients::averaged;
+  // Writes into the bucket must not count as changes of a gradient.
+  const at::AutoDispatchBelowADInplaceOrView no_versions;
   const double factor = exchanged ? 1 : reducer_.take_factor();
   for (auto& shelf : shelves_) {
     for (std::size_t i = 0; i < shelf.found.size(); ++i) {
@@ -298,12 +301,12 @@ void SharedUpdate::average_and_update(Shelf& shelf) {
   update(shelf);
 }
 
-void SharedUpdate::step() {
+void SharedUpdate::step(UpdateGradients gradients) {
   const at::NoGradGuard no_grad;
   check_in_place();
   if (!mean_.defined()) mean_ = at::empty({static_cast<std::int64_t>(chunk_bytes)}, at::kByte);
-  const bool exchanged = reducer_.has_exchanged();
-  find_gradients();
+  const bool exchanged = gradients == UpdateGradients::averaged;
+  find_gradients(gradients);
   make_memory();
   for (auto& shelf : shelves_) exchanged ? update(shelf) : average_and_update(shelf);
   // Nobody computes with parameters that are not updated, or changes gradients that are being read.

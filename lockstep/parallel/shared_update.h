@@ -12,6 +12,12 @@
 
 namespace lockstep::detail {
 
+/// Which gradients a shared update uses.
+enum class UpdateGradients : bool {
+  local,    ///< each rank's own: they are averaged on the way
+  averaged  ///< the mean, on every rank
+};
+
 /// One copy of a model's parameters, and of what the optimizer remembers of them, for all ranks of
 /// a host. Each rank averages its part of the gradients, of all ranks' where they lie, and updates
 /// that part for all: nothing is written that the optimizer would have to read again.
@@ -27,10 +33,9 @@ class SharedUpdate {
   SharedUpdate(const SharedUpdate&) = delete;
   SharedUpdate& operator=(const SharedUpdate&) = delete;
 
-  /// The optimizer's step, by the gradients' mean: of what the last backward exchanged, or, where
-  /// none did, averaged on the way. Gradients stay as they are. Ranks: all.
+  /// The optimizer's step, by the gradients' mean. Gradients stay as they are. Ranks: all.
   /// Throws: InvalidArgument when a parameter has been given other memory.
-  void step();
+  void step(UpdateGradients gradients);
 
  private:
   /// Elements of a bucket, or of a slice.
@@ -62,7 +67,7 @@ class SharedUpdate {
   void check_in_place() const;
   void make_memory();
   bool prepare_memory(Shelf& shelf, std::size_t slice);
-  void find_gradients();
+  void find_gradients(UpdateGradients gradients);
   static Gradient mean_of(const Bucket::Slice& slice);
   static Gradient bring(const Bucket::Slice& slice, const Part& own, double factor);
   void average_and_update(Shelf& shelf);

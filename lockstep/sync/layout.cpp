@@ -23,6 +23,12 @@ Layout::Layout(const Bucket& bucket) {
   }
 }
 
+std::size_t Layout::numel() const {
+  std::size_t sum = 0;
+  for (const auto& part : parts_) sum += part.numel;
+  return sum;
+}
+
 State Layout::split(const at::Tensor& flat, std::string_view what) const {
   State state;
   for (const auto& part : parts_) {

@@ -29,6 +29,9 @@ class Layout {
   /// In the order of the bucket. A bucket without slices is one part.
   std::span<const Part> parts() const { return parts_; }
 
+  /// Elements of all parts, without the padding between them.
+  std::size_t numel() const;
+
   /// What a flat tensor of the bucket's length holds, as "<parameter>.<what>". Shares memory.
   State split(const at::Tensor& flat, std::string_view what) const;
   /// Copies it back from a state.

@@ -43,7 +43,7 @@ class LargestMean final : public Exchange {
   }
 
   Work send(std::int64_t step, std::span<T> gradient, const Group& group) {
-    make_room(recipe_.k_at(step, gradient.size()), group);
+    make_room(recipe_.k_at(step, layout_.numel()), group);
     const auto picks = Record::at(detail::memory_of(sent_), space_->largest_k());
     if (residual_.kept()) {
       const auto residual = residual_.template elements<T>();

@@ -9,13 +9,13 @@
 
 namespace lockstep {
 
-/// Only the largest elements travel, "topk:0.01": of each bucket the k = max(1, ⌈ratio·n⌉) of
-/// largest magnitude, ties broken by lower index, as values with their indices.
-/// values[i] = Σ_r (1/N)·sent_r[i], in rank order. With error feedback what was not sent is added
-/// to the next step's gradient: residual ← (gradient + residual) − sent.
-/// NaN and Inf, always among the largest, make every rank raise the same InvalidArgument.
-/// For float32 and float64 parameters.
-/// Source: Lin, Han, Mao, Wang, Dally, "Deep Gradient Compression", 2018, arXiv 1712.01887.
+/// Only the largest elements travel, "topk:0.01": of each bucket, whose parameters have n
+/// elements, the k = max(1, ⌈ratio·n⌉) of largest magnitude, ties broken by lower index, as values
+/// with their indices. values[i] = Σ_r (1/N)·sent_r[i], in rank order. With error feedback what was
+/// not sent is added to the next step's gradient: residual ← (gradient + residual) − sent. NaN and
+/// Inf, always among the largest, make every rank raise the same InvalidArgument. For float32 and
+/// float64 parameters. Source: Lin, Han, Mao, Wang, Dally, "Deep Gradient Compression", 2018, arXiv
+/// 1712.01887.
 struct TopK {
   double ratio = 0.01;  ///< part of the elements that is sent, in (0, 1]
   bool error_feedback = true;

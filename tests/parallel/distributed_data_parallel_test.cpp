@@ -5,10 +5,15 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <any>
+#include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "lockstep/core/error.h"
@@ -110,6 +115,121 @@ TEST(Outputs, OfAnyShapeAreWatched) {
     }
     const torch::NoGradGuard no_grad;
     EXPECT_FALSE(std::get<0>(ddp(x, 0))[0].requires_grad());
+  });
+}
+
+/// A model whose outputs do not depend on its parameter, in some type.
+template <class Output>
+struct Beside : torch::nn::Module {
+  explicit Beside(std::function<Output(const at::Tensor&)> fn) : forward_(std::move(fn)) {}
+  Output forward(const at::Tensor& x) { return forward_(x * 2); }
+  at::Tensor weight = register_parameter("weight", at::ones({3}));
+
+ private:
+  std::function<Output(const at::Tensor&)> forward_;
+};
+
+/// Rank 0's loss reaches no parameter; it takes part because its output is watched.
+template <class Output>
+void expect_watched(std::function<Output(const at::Tensor&)> wrap,
+                    const std::function<at::Tensor(const Output&)>& unwrap) {
+  on_ranks(2, [&](const Group& world) {
+    auto model = std::make_shared<Beside<Output>>(wrap);
+    DistributedDataParallel ddp(model, world);
+    const auto x = at::ones({2, 2}).set_requires_grad(true);
+    const auto output = ddp(x);
+    auto loss = unwrap(output).sum();
+    if (world.rank() == 1) loss = loss + model->weight.sum();
+    loss.backward();
+    EXPECT_TRUE(near(model->weight.grad(), at::full({3}, 0.5F)));
+  });
+}
+
+/// An output type of a user's own, which says where its tensors are.
+struct Detection {
+  at::Tensor boxes;
+  at::Tensor scores;
+};
+void visit_tensors(const Detection& output, const auto& visit) {
+  visit(output.boxes);
+  visit(output.scores);
+}
+
+TEST(Outputs, OfDictionariesHandlesVariantsAndUsersTypesAreWatched) {
+  using Dict = torch::OrderedDict<std::string, at::Tensor>;
+  expect_watched<Dict>(
+      [](const at::Tensor& x) {
+        Dict dict;
+        dict.insert("x", x);
+        return dict;
+      },
+      [](const Dict& dict) { return dict["x"]; });
+  using Map = std::map<std::string, std::vector<at::Tensor>>;
+  expect_watched<Map>(
+      [](const at::Tensor& x) {
+        return Map{{"x", {x}}};
+      },
+      [](const Map& map) { return map.at("x")[0]; });
+  using Pointer = std::shared_ptr<at::Tensor>;
+  expect_watched<Pointer>([](const at::Tensor& x) { return std::make_shared<at::Tensor>(x); },
+                          [](const Pointer& pointer) { return *pointer; });
+  using Variant = std::variant<int, at::Tensor>;
+  expect_watched<Variant>([](const at::Tensor& x) { return Variant(x); },
+                          [](const Variant& variant) { return std::get<at::Tensor>(variant); });
+  expect_watched<c10::IValue>(
+      [](const at::Tensor& x) {
+        return c10::IValue(c10::ivalue::Tuple::create(c10::IValue(1), c10::IValue(x)));
+      },
+      [](const c10::IValue& value) { return value.toTupleRef().elements()[1].toTensor(); });
+  expect_watched<std::vector<Detection>>(
+      [](const at::Tensor& x) {
+        return std::vector<Detection>{{x, {}}};
+      },
+      [](const std::vector<Detection>& all) { return all[0].boxes; });
+}
+
+struct Unknown {
+  at::Tensor values;
+};
+
+TEST(Outputs, OfATypeWithoutKnownTensorsAreRefused) {
+  on_ranks(2, [](const Group& world) {
+    const auto x = at::ones({2}).set_requires_grad(true);
+    const auto refused = [&]<class Output>(std::function<Output(const at::Tensor&)> forward) {
+      auto model = std::make_shared<Beside<Output>>(forward);
+      DistributedDataParallel ddp(model, world);
+      const auto text = refusal([&] { ddp(x); });
+      const torch::NoGradGuard no_grad;
+      ddp(x);
+      return text;
+    };
+    EXPECT_THAT(refused(std::function([](const at::Tensor& y) { return Unknown{y}; })),
+                AllOf(HasSubstr("Unknown"), HasSubstr("visit_tensors")));
+    EXPECT_THAT(refused(std::function([](const at::Tensor& y) {
+                  return std::make_tuple(y, std::vector<Unknown>{});
+                })),
+                HasSubstr("visit_tensors"));
+    EXPECT_THAT(refused(std::function([](const at::Tensor& y) { return std::any(y); })),
+                HasSubstr("std::any"));
+    EXPECT_THAT(refused(std::function([](const at::Tensor& y) { return y.sum().item<double>(); })),
+                HasSubstr("double"));
+    EXPECT_THAT(refused(std::function([](const at::Tensor&) {})), HasSubstr("void"));
+    expect_usable(world);
+  });
+}
+
+TEST(Outputs, ThatAreLeavesKeepOneHookEach) {
+  struct Passes : torch::nn::Module {
+    at::Tensor forward(const at::Tensor& x) { return x; }
+    at::Tensor weight = register_parameter("weight", at::ones({3}));
+  };
+  on_ranks(1, [](const Group& world) {
+    auto model = std::make_shared<Passes>();
+    DistributedDataParallel ddp(model, world);
+    const auto x = at::ones({2}).set_requires_grad(true);
+    for (int step = 0; step < 10; ++step) ddp(x).sum().backward();
+    EXPECT_EQ(torch::autograd::impl::get_autograd_meta(x)->cpp_hooks_list_->size(), 1U);
+    EXPECT_EQ(x.grad().sum().item<float>(), 20);
   });
 }
 

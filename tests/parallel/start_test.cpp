@@ -198,6 +198,22 @@ TEST(Start, RefusesModelsThatCannotBeWrapped) {
       outer->register_module("inner", model);
       EXPECT_THAT(refused(outer), HasSubstr("inner.p0: is synchronised by another wrapper"));
     }
+    const auto with_buffer = [&](const at::Tensor& buffer) {
+      const auto built = std::make_shared<Terms>(std::vector<std::vector<std::int64_t>>{{3}});
+      built->register_buffer("extra", buffer);
+      return built;
+    };
+    EXPECT_THAT(refused(with_buffer(at::ones({2}).to_sparse())),
+                AllOf(HasSubstr("buffer extra: got layout Sparse"), HasSubstr("convert it")));
+    EXPECT_THAT(
+        refused(with_buffer(at::ones({2, 1}).expand({2, 4}))),
+        AllOf(HasSubstr("buffer extra: got an expanded tensor"), HasSubstr("contiguous()")));
+    auto expanded = std::make_shared<Terms>(std::vector<std::vector<std::int64_t>>{{3}});
+    expanded->add(at::ones({1}).expand({4}).detach());
+    EXPECT_THAT(refused(expanded), HasSubstr("parameter p1: got an expanded tensor"));
+    expanded->p[1].set_requires_grad(false);
+    EXPECT_THAT(refused(expanded), HasSubstr("parameter p1: got an expanded tensor"));
+    EXPECT_EQ(refused(with_buffer(at::ones({2}, at::kComplexFloat))), "");
     EXPECT_EQ(refused(model), "");  // once the first is gone
     expect_usable(world);
   });

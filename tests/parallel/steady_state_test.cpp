@@ -102,9 +102,9 @@ class SteadyState : public ::testing::Test {
 
 TEST_F(SteadyState, TakesNoMemoryThatGrowsWithTheBucket) {
   for (const char* text : strategies) {
-    on_ranks(2, [&](const Group& shared) {
-      const auto without_shared_memory = std::make_shared<Apart>(shared.communicator());
-      for (const auto& group : {shared, Group(without_shared_memory)}) {
+    on_ranks(2, [&](const Group& world) {
+      const auto without_shared_memory = std::make_shared<Apart>(world.communicator());
+      for (const auto& group : {world, Group(without_shared_memory)}) {
         constexpr int steps = 6;
         const auto cost = cost_of(parse_strategy(text), group, steps, without_shared_memory.get());
         EXPECT_EQ(cost.large_requests, 0U) << text;
@@ -165,8 +165,8 @@ struct Copying {
 };
 
 TEST_F(SteadyState, CountsWhatACopyTakes) {
-  on_ranks(2, [](const Group& shared) {
-    const auto memory = std::make_shared<Apart>(shared.communicator());
+  on_ranks(2, [](const Group& world) {
+    const auto memory = std::make_shared<Apart>(world.communicator());
     constexpr int steps = 3;
     const auto cost = cost_of(Copying(), Group(memory), steps, memory.get());
     // Of each of the two buckets.

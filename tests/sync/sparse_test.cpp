@@ -151,6 +151,40 @@ TEST(Threshold, CopesWithDensitiesThatDifferBetweenRanks) {
   }
 }
 
+// Every parameter begins at a multiple of 64 bytes: the elements between them do not count.
+TEST(TopK, CountsNoPadding) {
+  constexpr std::size_t parameters = 1000;
+  constexpr std::size_t stride = 16;
+  spawn(2, [](const Group& group) {
+    std::vector<Bucket::Slice> slices;
+    for (std::size_t i = 0; i < parameters; ++i) {
+      slices.push_back(
+          {.name = std::to_string(i), .parameter = at::zeros({1}), .offset = i * stride});
+    }
+    Bucket bucket(0, parameters * stride, at::kFloat, std::move(slices), group);
+    const auto exchange = Strategy(TopK{.ratio = 0.01}).exchange(bucket);
+    for (const auto& slice : bucket.slices()) slice.values.fill_(1);
+    advance(*exchange, 0, bucket, group);
+    EXPECT_EQ(bucket.values().count_nonzero().item<std::int64_t>(), 10);
+    EXPECT_EQ(bytes_sent(group), 80U);
+  });
+}
+
+/// ⌈ratio·n⌉ with exact integers, and at least one.
+std::size_t exact_k(std::size_t hundredths, std::size_t n) {
+  return std::max<std::size_t>(1, (hundredths * n + 99) / 100);
+}
+
+TEST(TopK, SendsAsManyAsTheRatioSays) {
+  for (const std::size_t hundredths : {1, 7, 30, 100}) {
+    for (const std::size_t n : {1, 2, 63, 64, 65, 100, 1000, 12345}) {
+      EXPECT_EQ(TopK{.ratio = static_cast<double>(hundredths) / 100}.k_at(0, n),
+                exact_k(hundredths, n))
+          << hundredths << " % of " << n;
+    }
+  }
+}
+
 /// Two named parameters with a gap between them.
 Bucket two_parameters(const Group& group, at::ScalarType dtype = at::kFloat) {
   return {0,

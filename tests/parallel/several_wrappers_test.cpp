@@ -1,0 +1,155 @@
+// Several wrappers on one group: any order that all ranks share works, another is an error.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lockstep/core/error.h"
+#include "lockstep/parallel/distributed_data_parallel.h"
+#include "lockstep/parallel/distributed_optimizer.h"
+#include "models.h"
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+const std::vector<std::vector<std::int64_t>> two_shapes{{3}, {2, 5}};
+
+/// Two models of the same shapes.
+struct Twins {
+  explicit Twins(const Group& first_group, const Group& second_group,
+                 const DataParallelOptions& options = {})
+      : first(std::make_shared<Terms>(two_shapes)),
+        second(std::make_shared<Terms>(two_shapes)),
+        first_ddp(first, first_group, options),
+        second_ddp(second, second_group, options) {}
+
+  std::shared_ptr<Terms> first, second;
+  DistributedDataParallel<Terms> first_ddp, second_ddp;
+};
+
+void expect_mean(const Group& world, const Terms& model, double times = 1) {
+  for (std::size_t i = 0; i < model.p.size(); ++i) {
+    EXPECT_TRUE(near(model.p[i].grad(), times * mean_coefficient(world.size(), i, model.p[i])))
+        << i;
+  }
+}
+
+class SeveralWrappers : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, SeveralWrappers, ::testing::Values(1, 2, 3, 4));
+
+TEST_P(SeveralWrappers, RunInAnyOrderThatAllRanksShare) {
+  on_ranks(GetParam(), [](const Group& world) {
+    Twins twins(world, world, one_each);
+    for (int step = 0; step < 4; ++step) {
+      twins.first->zero_grad();
+      twins.second->zero_grad();
+      const auto terms = coefficients(world.rank(), *twins.first);
+      const auto first = [&] { twins.first_ddp(terms).backward(); };
+      const auto second = [&] { (2 * twins.second_ddp(terms)).backward(); };
+      if (step % 2 == 0) first();
+      second();
+      if (step % 2 == 1) first();
+      expect_mean(world, *twins.first);
+      expect_mean(world, *twins.second, 2);
+    }
+  });
+}
+
+TEST_P(SeveralWrappers, ShareABackwardThatReachesOnlySomeOfTheirParameters) {
+  on_ranks(GetParam(), [](const Group& world) {
+    Twins twins(world, world, one_each);
+    for (int step = 0; step < 4; ++step) {
+      twins.first->zero_grad();
+      twins.second->zero_grad();
+      // Another parameter is left out on each rank, so that buckets become ready in other orders.
+      const auto used = [step](std::size_t model, std::size_t i) {
+        return [=](int rank) { return (static_cast<std::size_t>(rank + step) + model) % 3 != i; };
+      };
+      const auto terms_of = [&](std::size_t model) {
+        auto terms = coefficients(world.rank(), *twins.first);
+        for (std::size_t i = 0; i < terms.size(); ++i) {
+          if (!used(model, i)(world.rank())) terms[i] = at::Tensor();
+        }
+        return terms;
+      };
+      (twins.first_ddp(terms_of(0)) + twins.second_ddp(terms_of(1))).backward();
+      for (std::size_t model = 0; model < 2; ++model) {
+        const auto& parameters = model == 0 ? twins.first->p : twins.second->p;
+        for (std::size_t i = 0; i < parameters.size(); ++i) {
+          if (!parameters[i].grad().defined()) continue;  // in a world that is too small
+          EXPECT_TRUE(near(parameters[i].grad(),
+                           mean_coefficient(world.size(), i, parameters[i], used(model, i))));
+        }
+      }
+    }
+  });
+}
+
+/// What each rank's use of two wrappers raises.
+template <class Use>
+std::vector<std::string> errors_of(int ranks, const Use& use) {
+  std::vector<std::string> errors(static_cast<std::size_t>(ranks));
+  try {
+    on_ranks(ranks, [&](const Group& world) {
+      try {
+        use(world);
+      } catch (const Error& error) {
+        errors[static_cast<std::size_t>(world.rank())] = error.what();
+        throw;
+      }
+    });
+  } catch (const Error&) {
+    // The first of them once more.
+  }
+  return errors;
+}
+
+TEST(SwappedWrappers, AreAnErrorThatNamesBothOnEveryRank) {
+  for (const int ranks : {2, 3}) {
+    const auto errors = errors_of(ranks, [](const Group& world) {
+      Twins twins(world, world);
+      const auto terms = coefficients(world.rank(), *twins.first);
+      const bool swapped = world.rank() == 1;
+      (swapped ? twins.second_ddp : twins.first_ddp)(terms).backward();
+      (swapped ? twins.first_ddp : twins.second_ddp)(terms).backward();
+    });
+    for (const auto& error : errors) {
+      EXPECT_THAT(error, AllOf(HasSubstr("DistributedDataParallel #1"),
+                               HasSubstr("DistributedDataParallel #2")));
+    }
+  }
+}
+
+TEST(SwappedOptimizers, AreAnErrorThatNamesBoth) {
+  const auto errors = errors_of(2, [](const Group& world) {
+    Terms a(two_shapes);
+    Terms b(two_shapes);
+    torch::optim::SGD sgd_a(a.parameters(), torch::optim::SGDOptions(1));
+    torch::optim::SGD sgd_b(b.parameters(), torch::optim::SGDOptions(1));
+    DistributedOptimizer first(sgd_a, a, world);
+    DistributedOptimizer second(sgd_b, b, world);
+    const auto step = [&](DistributedOptimizer& optimizer, Terms& model) {
+      optimizer.backward_and_update(model.forward(coefficients(world.rank(), model)));
+    };
+    if (world.rank() == 0) {
+      step(first, a);
+      step(second, b);
+    } else {
+      step(second, b);
+      step(first, a);
+    }
+  });
+  for (const auto& error : errors) {
+    EXPECT_THAT(error,
+                AllOf(HasSubstr("DistributedOptimizer #1"), HasSubstr("DistributedOptimizer #2")));
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::testing
