@@ -77,9 +77,22 @@ void FusedSgd::step_group(torch::optim::OptimizerParamGroup& group) {
 }
 
 const SGDOptions* FusedSgd::options_of(const at::Tensor& parameter) const {
-  for (const auto& group : param_groups()) {
-    for (const auto& known : group.params()) {
-      if (known.is_same(parameter)) return &static_cast<const SGDOptions&>(group.options());
+  const auto& groups = param_groups();
+  const auto is_at = [&](const Place& place) {
+    return place.group < groups.size() && place.index < groups[place.group].params().size() &&
+           groups[place.group].params()[place.index].is_same(parameter);
+  };
+  const auto options = [&](const Place& place) {
+    return &static_cast<const SGDOptions&>(groups[place.group].options());
+  };
+  const auto known = places_.find(parameter.unsafeGetTensorImpl());
+  if (known != places_.end() && is_at(known->second)) return options(known->second);
+  Place place;
+  for (; place.group < groups.size(); ++place.group) {
+    for (place.index = 0; place.index < groups[place.group].params().size(); ++place.index) {
+      if (!is_at(place)) continue;
+      places_[parameter.unsafeGetTensorImpl()] = place;
+      return options(place);
     }
   }
   return nullptr;

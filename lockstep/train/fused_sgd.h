@@ -2,6 +2,9 @@
 
 #include <torch/optim/sgd.h>
 
+#include <cstddef>
+#include <unordered_map>
+
 #include "lockstep/parallel/elementwise_optimizer.h"
 
 namespace lockstep {
@@ -26,6 +29,13 @@ class FusedSgd : public torch::optim::SGD, public ElementwiseOptimizer {
   const torch::optim::SGDOptions* options_of(const at::Tensor& parameter) const;
   torch::optim::SGDParamState& state_of(const at::Tensor& parameter);
   void step_group(torch::optim::OptimizerParamGroup& group);
+
+  struct Place {
+    std::size_t group = 0;  ///< in param_groups()
+    std::size_t index = 0;  ///< in the group's params()
+  };
+  /// Where parameters were found last; a search through all of them would take their square a step.
+  mutable std::unordered_map<const void*, Place> places_;
 };
 
 }  // namespace lockstep

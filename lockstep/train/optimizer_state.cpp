@@ -3,6 +3,7 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/ops/tensor.h>
 #include <c10/util/Type.h>
+#include <torch/optim/lbfgs.h>
 #include <torch/optim/optimizer.h>
 #include <torch/serialize/archive.h>
 
@@ -266,6 +267,12 @@ json check_description(const OptimizerState& state, const torch::optim::Optimize
 
 OptimizerState optimizer_state(const torch::optim::Optimizer& optimizer,
                                const ParameterNames& names) {
+  // LibTorch's own archive of LBFGS raises an internal error after its first step.
+  if (dynamic_cast<const torch::optim::LBFGS*>(&optimizer) != nullptr) {
+    throw CheckpointError(
+        "optimizer: got LBFGS, expected SGD, Adam, AdamW, RMSprop or Adagrad: LibTorch cannot write "
+        "what LBFGS remembers; save the model without its optimizer");
+  }
   return as_checkpoint_errors([&] {
     OptimizerState result;
     json description = {
