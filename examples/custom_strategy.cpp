@@ -16,17 +16,15 @@
 /// The running side: one for every bucket of gradients.
 class Votes : public lockstep::Exchange {
  public:
-  lockstep::Work advance(lockstep::Turn turn, lockstep::Bucket& bucket,
-                         const lockstep::Group& group) override {
+  /// A coroutine: the backward goes on while the collective that it awaits is under way.
+  lockstep::ExchangeTask exchange(std::int64_t /*step*/, lockstep::Bucket& bucket,
+                                  const lockstep::Group& group) override {
     const auto& gradient = bucket.values();
-    if (turn.stage == 0) {
-      // Made once, in memory that the group exchanges without copying.
-      if (!votes_.defined()) votes_ = group.empty(gradient.sizes(), at::kChar);
-      votes_.copy_(gradient.sign());
-      return group.all_reduce(votes_);  // a byte holds the votes of 127 ranks
-    }
+    // Made once, in memory that the group exchanges without copying.
+    if (!votes_.defined()) votes_ = group.empty(gradient.sizes(), at::kChar);
+    votes_.copy_(gradient.sign());
+    co_await group.all_reduce(votes_);  // a byte holds the votes of 127 ranks
     gradient.copy_(votes_.sign());
-    return {};  // nothing more to wait for: the bucket holds the result
   }
 
  private:

@@ -45,18 +45,15 @@ struct Settings {
       "fp32", "fp16", "bf16", "topk:0.01", "threshold:2.58", "int8", "int8:feedback=off"};
 };
 
-/// One strategy's way with its own bucket.
-struct Lane {
-  Lane(const std::string& text, std::int64_t elements, const lockstep::Group& world)
+/// One strategy with its own bucket.
+struct Exchanged {
+  Exchanged(const std::string& text, std::int64_t elements, const lockstep::Group& world)
       : bucket(0, static_cast<std::size_t>(elements), at::kFloat, {}, world),
         exchange(lockstep::parse_strategy(text).exchange(bucket)) {}
 
   void run(std::int64_t step, const lockstep::Group& world) {
-    for (int stage = 0;; ++stage) {
-      auto work = exchange->advance({.step = step, .stage = stage}, bucket, world);
-      if (!work.pending()) return;
-      work.wait();
-    }
+    auto task = exchange->exchange(step, bucket, world);
+    for (auto work = task.advance(); work.pending(); work = task.advance()) work.wait();
   }
 
   lockstep::Bucket bucket;
@@ -118,9 +115,9 @@ std::vector<Timed> all_timed(const Settings& settings, const lockstep::Group& wo
   all.push_back({"select_top of 1 %", selection_of(from)});
   all.push_back({"torch.topk of 1 %", [=](std::int64_t) { at::topk(gradient, k); }});
   for (const auto& text : settings.strategies) {
-    const auto lane = std::make_shared<Lane>(text, settings.elements, world);
-    all.push_back({text, [=](std::int64_t round) { lane->run(round, world); },
-                   [=] { lane->bucket.values().copy_(gradient); }});
+    const auto one = std::make_shared<Exchanged>(text, settings.elements, world);
+    all.push_back({text, [=](std::int64_t round) { one->run(round, world); },
+                   [=] { one->bucket.values().copy_(gradient); }});
   }
   return all;
 }

@@ -81,7 +81,7 @@ class DistributedDataParallel {
   /// it all count alike. Does not block.
   /// Ranks: all, or none. That backward throws InvalidArgument, on every rank, when a weight is
   /// negative or not finite, or all are zero; the group stays usable.
-  void weight(double samples) { replica_.reducer().weigh(samples); }
+  void weight(double samples) { replica_.reducer().set_weight(samples); }
 
   /// What the strategy remembers of this rank, by parameter names: to be saved, and loaded again on
   /// the same rank.

@@ -137,7 +137,7 @@ void DistributedOptimizer::zero_grad(bool set_to_none) { optimizer_.zero_grad(se
 void DistributedOptimizer::synchronize() { replica_.reducer().average_parameters(); }
 
 bool DistributedOptimizer::replicas_may_differ() const {
-  return replica_.reducer().replicas_may_differ();
+  return replica_.reducer().parameters_may_differ();
 }
 
 void DistributedOptimizer::weight(double samples) {
@@ -147,7 +147,7 @@ void DistributedOptimizer::weight(double samples) {
         " with a strategy that does not average every gradient, expected none: parameters are "
         "averaged without weights"));
   }
-  replica_.reducer().weigh(samples);
+  replica_.reducer().set_weight(samples);
 }
 
 State DistributedOptimizer::state() const { return replica_.reducer().state(); }

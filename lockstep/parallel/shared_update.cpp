@@ -45,8 +45,8 @@ std::size_t padded(std::size_t bytes) {
 SharedUpdate::SharedUpdate(Reducer& reducer, const Group& group, ElementwiseOptimizer& optimizer)
     : reducer_(reducer), group_(group), optimizer_(optimizer) {
   const at::NoGradGuard no_grad;
-  for (const auto& lane : reducer_.lanes()) {
-    const auto& bucket = lane.bucket;
+  for (const auto& of_bucket : reducer_.bucket_reducers()) {
+    const auto& bucket = of_bucket.bucket;
     const auto numel = static_cast<std::size_t>(bucket.values().numel());
     const auto part = part_of(bucket.values(), group_.size());
     const auto begin = std::min(numel, part * static_cast<std::size_t>(group_.rank()));

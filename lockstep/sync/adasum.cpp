@@ -49,16 +49,21 @@ class JoinedChange final : public Exchange {
 
   void before_update(std::int64_t, const Bucket& bucket) override { remember(bucket); }
 
-  Work advance(Turn turn, Bucket& bucket, const Group& group) override {
-    if (group.size() == 1) return {};
+  ExchangeTask exchange(std::int64_t, Bucket& bucket, const Group& group) override {
+    if (group.size() == 1) co_return;
+    const auto& values = bucket.values();
     make_room(bucket, group);
-    const auto stage = static_cast<std::size_t>(turn.stage);
-    if (stage == 0) return send_change(bucket, group);
-    if (stage >= 2 && stage < levels_.size() + 2) join(levels_[stage - 2]);
-    if (stage < levels_.size() + 1) return multiply(levels_[stage - 1], group);
-    if (stage == levels_.size() + 1) return send_joined(group);
-    if (stage == levels_.size() + 2) receive(bucket);
-    return {};
+    auto change = changes_.narrow(0, 0, values.numel());
+    at::sub_out(change, values, agreed_);
+    co_await group.all_to_all(segments_, changes_);
+    for (const auto& level : levels_) {
+      multiply(level);
+      co_await group.all_reduce(products_, ReduceOp::sum);
+      join(level);
+    }
+    co_await group.all_gather(changes_, segments_.narrow(0, 0, segment_));
+    agreed_.add_(change);
+    values.copy_(agreed_);
   }
 
  private:
@@ -88,13 +93,6 @@ class JoinedChange final : public Exchange {
                             at::kDouble);
   }
 
-  Work send_change(const Bucket& bucket, const Group& group) {
-    const auto& values = bucket.values();
-    auto change = changes_.narrow(0, 0, values.numel());
-    at::sub_out(change, values, agreed_);
-    return group.all_to_all(segments_, changes_);
-  }
-
   std::span<T> segment_of(int rank) const {
     return detail::elements<T>(segments_).subspan(static_cast<std::size_t>(rank * segment_),
                                                   static_cast<std::size_t>(segment_));
@@ -117,7 +115,7 @@ class JoinedChange final : public Exchange {
     return static_cast<Products*>(products_.data_ptr()) + join * layout_.parts().size();
   }
 
-  Work multiply(const std::vector<Join>& level, const Group& group) {
+  void multiply(const std::vector<Join>& level) {
     products_.zero_();
     for (std::size_t j = 0; j < level.size(); ++j) {
       const auto a = segment_of(level[j].left);
@@ -133,7 +131,6 @@ class JoinedChange final : public Exchange {
         }
       });
     }
-    return group.all_reduce(products_, ReduceOp::sum);
   }
 
   void join(const std::vector<Join>& level) {
@@ -150,16 +147,6 @@ class JoinedChange final : public Exchange {
         for (std::size_t i = first; i < first + length; ++i) a[i] = of_a * a[i] + of_b * b[i];
       });
     }
-  }
-
-  Work send_joined(const Group& group) {
-    return group.all_gather(changes_, segments_.narrow(0, 0, segment_));
-  }
-
-  void receive(const Bucket& bucket) {
-    const auto& values = bucket.values();
-    agreed_.add_(changes_.narrow(0, 0, values.numel()));
-    values.copy_(agreed_);
   }
 
   detail::Layout layout_;

@@ -22,7 +22,7 @@ struct Adasum {
   /// Remembers the bucket's parameters, which must be equal on all ranks by now.
   /// Throws: InvalidArgument for a bucket of another dtype.
   std::unique_ptr<Exchange> exchange(const Bucket& bucket) const;
-  Content content(std::int64_t, std::size_t, std::size_t) const { return Content::parameters; }
+  SyncTarget target(std::int64_t, std::size_t, std::size_t) const { return SyncTarget::parameters; }
 };
 
 }  // namespace lockstep

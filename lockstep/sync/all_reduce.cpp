@@ -5,9 +5,8 @@ namespace {
 
 class Mean final : public Exchange {
  public:
-  Work advance(Turn turn, Bucket& bucket, const Group& group) override {
-    if (turn.stage > 0) return {};
-    return group.all_reduce(bucket.values(), ReduceOp::avg);
+  ExchangeTask exchange(std::int64_t, Bucket& bucket, const Group& group) override {
+    co_await group.all_reduce(bucket.values(), ReduceOp::avg);
   }
   bool is_all_reduce() const override { return true; }
 };

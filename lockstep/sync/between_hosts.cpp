@@ -71,31 +71,25 @@ class BetweenHosts final : public Exchange {
     inner_ = strategy.exchange(*part_);
   }
 
-  Work advance(Turn turn, Bucket& bucket, const Group&) override {
-    if (turn.stage == 0) return sum(bucket);
-    switch (doing_) {
-      case Doing::summing:
-        mine_.mul_(1 / hosts_.ranks_a_host());
-        stage_ = 0;
-        goes_on_ = inner_ != nullptr;
-        return exchange(turn.step);
-      case Doing::exchanging:
-        switch (Word{*word_.const_data_ptr<std::uint8_t>()}) {
-          case Word::goes_on:
-            return exchange(turn.step);
-          case Word::has_ended:
-            doing_ = Doing::sharing;
-            return hosts_.local().all_gather(bucket.values(), mine_, counts_);
-          case Word::refuses:
-            return tell_why();
-        }
-        return {};
-      case Doing::sharing:
-        return {};
-      case Doing::refusing:
-        refuse();
+  ExchangeTask exchange(std::int64_t step, Bucket& bucket, const Group&) override {
+    take_over(bucket);
+    co_await hosts_.local().reduce_scatter(mine_, bucket.values(), counts_);
+    mine_.mul_(1 / hosts_.ranks_a_host());
+    ExchangeTask inner;
+    if (inner_ != nullptr) inner = inner_->exchange(step, *part_, *hosts_.across());
+    while (true) {
+      auto [collective, word] = advance(inner);
+      *word_.data_ptr<std::uint8_t>() = static_cast<std::uint8_t>(word);
+      auto agreement = hosts_.local().all_reduce(word_, ReduceOp::max);
+      co_await Work(std::make_shared<Both>(std::move(collective), std::move(agreement)));
+      const auto agreed = Word{*word_.const_data_ptr<std::uint8_t>()};
+      if (agreed == Word::has_ended) break;
+      if (agreed == Word::goes_on) continue;
+      write_reason();
+      co_await hosts_.local().all_gather(reasons_, own_reason_);
+      refuse();
     }
-    return {};
+    co_await hosts_.local().all_gather(bucket.values(), mine_, counts_);
   }
 
   void before_update(std::int64_t step, const Bucket&) override {
@@ -118,7 +112,6 @@ class BetweenHosts final : public Exchange {
   }
 
  private:
-  enum class Doing { summing, exchanging, sharing, refusing };
   /// What the ranks of a host say of their parts: the most of it counts.
   enum class Word : std::uint8_t { has_ended, goes_on, refuses };
 
@@ -142,12 +135,6 @@ class BetweenHosts final : public Exchange {
             *hosts_.across()};
   }
 
-  Work sum(Bucket& bucket) {
-    doing_ = Doing::summing;
-    take_over(bucket);
-    return hosts_.local().reduce_scatter(mine_, bucket.values(), counts_);
-  }
-
   /// What other ranks had not sent of parameters that another rank of this host carries now goes
   /// with this rank's gradient, for as much as if its carrier had it.
   void take_over(Bucket& bucket) {
@@ -160,27 +147,19 @@ class BetweenHosts final : public Exchange {
     taken_over_.clear();
   }
 
-  Work exchange(std::int64_t step) {
-    doing_ = Doing::exchanging;
-    Work own;
-    Word word = Word::has_ended;
-    if (goes_on_) {
-      try {
-        own = inner_->advance({.step = step, .stage = stage_++}, *part_, *hosts_.across());
-        goes_on_ = own.pending();
-        if (goes_on_) word = Word::goes_on;
-      } catch (const InvalidArgument& error) {
-        reason_ = error.what();
-        word = Word::refuses;
-      }
+  /// The next collective of this rank's part, if there is one, and what the rank says of it.
+  std::pair<Work, Word> advance(ExchangeTask& inner) {
+    try {
+      auto collective = inner.advance();
+      const bool goes_on = collective.pending();
+      return {std::move(collective), goes_on ? Word::goes_on : Word::has_ended};
+    } catch (const InvalidArgument& error) {
+      reason_ = error.what();
+      return {Work(), Word::refuses};
     }
-    *word_.data_ptr<std::uint8_t>() = static_cast<std::uint8_t>(word);
-    auto told = hosts_.local().all_reduce(word_, ReduceOp::max);
-    return Work(std::make_shared<Both>(std::move(own), std::move(told)));
   }
 
-  Work tell_why() {
-    doing_ = Doing::refusing;
+  void write_reason() {
     if (!reasons_.defined()) {
       reasons_ = hosts_.local().empty({longest_reason * hosts_.local().size()}, at::kChar);
       own_reason_ = hosts_.local().empty({longest_reason}, at::kChar);
@@ -189,7 +168,6 @@ class BetweenHosts final : public Exchange {
     const auto length = std::min<std::size_t>(reason_.size(), longest_reason - 1);
     std::memcpy(own_reason_.data_ptr(), reason_.data(), length);
     reason_.clear();
-    return hosts_.local().all_gather(reasons_, own_reason_);
   }
 
   [[noreturn]] void refuse() const {
@@ -211,10 +189,7 @@ class BetweenHosts final : public Exchange {
   at::Tensor word_;
   at::Tensor own_reason_;
   at::Tensor reasons_;
-  std::string reason_;  ///< for which this rank's exchange has refused
-  Doing doing_ = Doing::summing;
-  bool goes_on_ = false;
-  int stage_ = 0;  ///< of the inner exchange
+  std::string reason_;  ///< of this rank's exchange, which has refused
 };
 
 }  // namespace

@@ -7,20 +7,14 @@
 #include <string>
 #include <string_view>
 
-#include "lockstep/comm/work.h"
 #include "lockstep/group.h"
 #include "lockstep/sync/bucket.h"
+#include "lockstep/sync/exchange_task.h"
 
 namespace lockstep {
 
 /// What of a bucket is exchanged at a step.
-enum class Content { nothing, gradients, parameters };
-
-/// Which call of Exchange::advance this is.
-struct Turn {
-  std::int64_t step = 0;  ///< synchronised backwards before this one
-  int stage = 0;          ///< calls for this bucket before this one, in this step
-};
+enum class SyncTarget { none, gradients, parameters };
 
 /// What an exchange remembers between steps, under parameter names. What one rank has not sent yet
 /// ends in ".residual": resumed by another number of ranks, their sum over the ranks is kept. All
@@ -32,15 +26,16 @@ namespace detail {
 inline bool is_residual(std::string_view name) { return name.ends_with(".residual"); }
 }  // namespace detail
 
-/// How one bucket is exchanged: a small state machine, the same sequence on every rank.
+/// How one bucket is exchanged, and what that remembers from step to step.
 class Exchange {
  public:
   virtual ~Exchange() = default;
 
-  /// Stage 0 when the bucket is ready, then again each time the Work it returned is complete, until
-  /// it returns a Work that is not pending: bucket.values() then holds the result on every rank.
-  /// Must not block, and all ranks must go on, or throw, alike.
-  virtual Work advance(Turn turn, Bucket& bucket, const Group& group) = 0;
+  /// The exchange of a step, as a coroutine: it begins when the bucket is ready, and when it ends,
+  /// bucket.values() holds the result on every rank. step counts the exchanges before this one; of
+  /// a DistributedOptimizer, its steps. Bucket and group outlive the coroutine.
+  /// Ranks: all of the group. All must issue the same collectives, or throw, alike.
+  virtual ExchangeTask exchange(std::int64_t step, Bucket& bucket, const Group& group) = 0;
 
   /// The optimizer is about to update the parameters of this bucket of gradients, which will be
   /// exchanged right afterwards, as part of the same step. Not called for gradients.
@@ -52,7 +47,7 @@ class Exchange {
   /// between hosts", says how.
   virtual bool is_all_reduce() const { return false; }
 
-  /// Asked before the first advance and between steps. Residuals share memory with what it
+  /// Asked before the first exchange and between steps. Residuals share memory with what it
   /// remembers, so that what is added to them is.
   virtual State state() const { return {}; }
   virtual void load(const State&) {}

@@ -12,9 +12,8 @@ class RoundedMean final : public Exchange {
  public:
   explicit RoundedMean(const Wire& wire) : wire_(wire) {}
 
-  Work advance(Turn turn, Bucket& bucket, const Group& group) override {
-    if (turn.stage > 0) return {};
-    return group.all_reduce(bucket.values(), ReduceOp::avg, wire_);
+  ExchangeTask exchange(std::int64_t, Bucket& bucket, const Group& group) override {
+    co_await group.all_reduce(bucket.values(), ReduceOp::avg, wire_);
   }
   bool is_all_reduce() const override { return true; }
 

@@ -25,24 +25,16 @@ class MeanOfCodes final : public Exchange {
         chunks_(kernels::quantized_chunks(static_cast<std::size_t>(bucket.values().numel()))),
         residual_(error_feedback, bucket) {}
 
-  Work advance(Turn turn, Bucket& bucket, const Group& group) override {
+  ExchangeTask exchange(std::int64_t, Bucket& bucket, const Group& group) override {
     const auto gradient = detail::elements<float>(bucket.values());
-    switch (turn.stage) {
-      case 0:
-        make_room(group);
-        encode(gradient);
-        return group.all_to_all(received_, codes_);
-      case 1:
-        kernels::quantize_mean(chunks_in(received_), static_cast<std::size_t>(group.size()),
-                               chunks_in(mean_));
-        return group.all_gather(codes_, mean_);
-      case 2:
-        refuse_not_finite();
-        kernels::dequantize(chunks_in(codes_).first(chunks_), gradient);
-        return {};
-      default:
-        return {};
-    }
+    make_room(group);
+    encode(gradient);
+    co_await group.all_to_all(received_, codes_);
+    kernels::quantize_mean(chunks_in(received_), static_cast<std::size_t>(group.size()),
+                           chunks_in(mean_));
+    co_await group.all_gather(codes_, mean_);
+    refuse_not_finite();
+    kernels::dequantize(chunks_in(codes_).first(chunks_), gradient);
   }
 
   State state() const override { return residual_.state(layout_); }
@@ -99,18 +91,13 @@ class MeanInPlace final : public Exchange {
   MeanInPlace(bool error_feedback, const Bucket& bucket)
       : layout_(bucket), residual_(error_feedback, bucket) {}
 
-  Work advance(Turn turn, Bucket& bucket, const Group& group) override {
-    switch (turn.stage) {
-      case 0:
-        return send_places(bucket, group);
-      case 1:
-        return average(static_cast<std::size_t>(bucket.values().numel()), group);
-      case 2:
-        refuse_not_finite();
-        return {};
-      default:
-        return {};
-    }
+  ExchangeTask exchange(std::int64_t, Bucket& bucket, const Group& group) override {
+    name_places(bucket, group);
+    co_await group.all_gather(words_, word_);
+    average(static_cast<std::size_t>(bucket.values().numel()), group);
+    // No rank goes on before all ranks are through with its memory.
+    co_await group.all_gather(words_, word_);
+    refuse_not_finite();
   }
 
   State state() const override { return residual_.state(layout_); }
@@ -127,7 +114,7 @@ class MeanInPlace final : public Exchange {
     return {static_cast<Word*>(words.data_ptr()), words.nbytes() / sizeof(Word)};
   }
 
-  Work send_places(const Bucket& bucket, const Group& group) {
+  void name_places(const Bucket& bucket, const Group& group) {
     const auto ranks = static_cast<std::size_t>(group.size());
     if (!word_.defined()) {
       word_ = group.empty({2}, at::kLong);
@@ -144,31 +131,26 @@ class MeanInPlace final : public Exchange {
     };
     words_in(word_)[0] = {.values_place = place(bucket.values()),
                           .residual_place = residual_.kept() ? place(residual_.values()) : -1};
-    return group.all_gather(words_, word_);
   }
 
-  Work average(std::size_t elements, const Group& group) {
-    {
-      const detail::Working working(row_->working);
-      const auto ranks = static_cast<std::size_t>(group.size());
-      const std::size_t part =
-          (kernels::quantized_chunks(elements) + ranks - 1) / ranks * kernels::quantized_chunk;
-      const std::size_t begin = std::min(elements, part * static_cast<std::size_t>(group.rank()));
-      const auto memory = [&](std::int64_t place) {
-        auto* all = group.communicator().at_place(static_cast<std::uint64_t>(place));
-        return reinterpret_cast<float*>(all) + begin;
-      };
-      for (std::size_t rank = 0; rank < ranks; ++rank) {
-        const auto& word = words_in(words_)[rank];
-        parts_[rank] = {.values = memory(word.values_place),
-                        .residual = residual_.kept() ? memory(word.residual_place) : nullptr};
-      }
-      const auto bad = kernels::quantized_mean(parts_, std::min(part, elements - begin));
-      const auto place = bad ? static_cast<std::int64_t>(begin + bad->element) : -1;
-      words_in(word_)[0] = {.values_place = place, .residual_place = bad ? bad->rank : -1};
+  void average(std::size_t elements, const Group& group) {
+    const detail::Working working(row_->working);
+    const auto ranks = static_cast<std::size_t>(group.size());
+    const std::size_t part =
+        (kernels::quantized_chunks(elements) + ranks - 1) / ranks * kernels::quantized_chunk;
+    const std::size_t begin = std::min(elements, part * static_cast<std::size_t>(group.rank()));
+    const auto memory = [&](std::int64_t place) {
+      auto* all = group.communicator().at_place(static_cast<std::uint64_t>(place));
+      return reinterpret_cast<float*>(all) + begin;
+    };
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+      const auto& word = words_in(words_)[rank];
+      parts_[rank] = {.values = memory(word.values_place),
+                      .residual = residual_.kept() ? memory(word.residual_place) : nullptr};
     }
-    // Nobody goes on before all are through with its memory.
-    return group.all_gather(words_, word_);
+    const auto bad = kernels::quantized_mean(parts_, std::min(part, elements - begin));
+    const auto place = bad ? static_cast<std::int64_t>(begin + bad->element) : -1;
+    words_in(word_)[0] = {.values_place = place, .residual_place = bad ? bad->rank : -1};
   }
 
   void refuse_not_finite() const {

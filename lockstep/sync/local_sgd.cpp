@@ -16,8 +16,8 @@ std::unique_ptr<Exchange> LocalSgd::exchange(const Bucket& bucket) const {
   return AllReduce{}.exchange(bucket);
 }
 
-Content LocalSgd::content(std::int64_t step, std::size_t, std::size_t) const {
-  return (step + 1) % period == 0 ? Content::parameters : Content::nothing;
+SyncTarget LocalSgd::target(std::int64_t step, std::size_t, std::size_t) const {
+  return (step + 1) % period == 0 ? SyncTarget::parameters : SyncTarget::none;
 }
 
 std::string PostLocalSgd::text() const {
@@ -34,9 +34,9 @@ std::unique_ptr<Exchange> PostLocalSgd::exchange(const Bucket& bucket) const {
   return AllReduce{}.exchange(bucket);
 }
 
-Content PostLocalSgd::content(std::int64_t step, std::size_t bucket, std::size_t buckets) const {
-  if (step < start) return Content::gradients;
-  return LocalSgd{.period = period}.content(step - start, bucket, buckets);
+SyncTarget PostLocalSgd::target(std::int64_t step, std::size_t bucket, std::size_t buckets) const {
+  if (step < start) return SyncTarget::gradients;
+  return LocalSgd{.period = period}.target(step - start, bucket, buckets);
 }
 
 }  // namespace lockstep

@@ -19,7 +19,7 @@ struct LocalSgd {
   /// Throws: InvalidArgument for a value out of its range.
   void check() const;
   std::unique_ptr<Exchange> exchange(const Bucket& bucket) const;
-  Content content(std::int64_t step, std::size_t bucket, std::size_t buckets) const;
+  SyncTarget target(std::int64_t step, std::size_t bucket, std::size_t buckets) const;
 };
 
 /// Gradients are averaged in the first steps, then it is local SGD,
@@ -33,7 +33,7 @@ struct PostLocalSgd {
   /// Throws: InvalidArgument for a value out of its range.
   void check() const;
   std::unique_ptr<Exchange> exchange(const Bucket& bucket) const;
-  Content content(std::int64_t step, std::size_t bucket, std::size_t buckets) const;
+  SyncTarget target(std::int64_t step, std::size_t bucket, std::size_t buckets) const;
 };
 
 }  // namespace lockstep

@@ -6,11 +6,11 @@
 namespace lockstep {
 
 std::string PartialUpdate::text() const {
-  return of == Content::gradients ? "partialUpdate:of=gradients" : "partialUpdate";
+  return of == SyncTarget::gradients ? "partialUpdate:of=gradients" : "partialUpdate";
 }
 
 void PartialUpdate::check() const {
-  if (of == Content::nothing) {
+  if (of == SyncTarget::none) {
     throw InvalidArgument(
         "partialUpdate: got nothing to exchange, expected parameters or gradients");
   }
@@ -21,8 +21,8 @@ std::unique_ptr<Exchange> PartialUpdate::exchange(const Bucket& bucket) const {
   return AllReduce{}.exchange(bucket);
 }
 
-Content PartialUpdate::content(std::int64_t step, std::size_t bucket, std::size_t buckets) const {
-  return static_cast<std::size_t>(step) % buckets == bucket ? of : Content::nothing;
+SyncTarget PartialUpdate::target(std::int64_t step, std::size_t bucket, std::size_t buckets) const {
+  return static_cast<std::size_t>(step) % buckets == bucket ? of : SyncTarget::none;
 }
 
 }  // namespace lockstep

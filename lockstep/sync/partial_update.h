@@ -14,13 +14,13 @@ namespace lockstep {
 /// averaged once. Before evaluation or a checkpoint, synchronize() the parameters.
 /// Source: Apache SINGA's partial update, of parameters in version 3, of gradients before.
 struct PartialUpdate {
-  Content of = Content::parameters;  ///< parameters or gradients
+  SyncTarget of = SyncTarget::parameters;  ///< parameters or gradients
 
   std::string text() const;
   /// Throws: InvalidArgument for a value out of its range.
   void check() const;
   std::unique_ptr<Exchange> exchange(const Bucket& bucket) const;
-  Content content(std::int64_t step, std::size_t bucket, std::size_t buckets) const;
+  SyncTarget target(std::int64_t step, std::size_t bucket, std::size_t buckets) const;
 };
 
 }  // namespace lockstep

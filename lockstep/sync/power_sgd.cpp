@@ -50,21 +50,15 @@ class LowRankMean final : public Exchange {
     }
   }
 
-  Work advance(Turn turn, Bucket& bucket, const Group& group) override {
+  ExchangeTask exchange(std::int64_t step, Bucket& bucket, const Group& group) override {
     const auto& gradient = bucket.values();
-    switch (turn.stage) {
-      case 0:
-        make_room(group);
-        return send_p(turn.step, gradient, group);
-      case 1:
-        refuse_not_finite(group.size());
-        return send_q(gradient, group);
-      case 2:
-        decode(gradient);
-        return {};
-      default:
-        return {};
-    }
+    make_room(group);
+    encode_p(step, gradient, group);
+    co_await group.all_reduce(first_, ReduceOp::avg);
+    refuse_not_finite(group.size());
+    encode_q(gradient);
+    co_await group.all_reduce(second_, ReduceOp::avg);
+    decode(gradient);
   }
 
   State state() const override {
@@ -145,7 +139,7 @@ class LowRankMean final : public Exchange {
     }
   }
 
-  Work send_p(std::int64_t step, const at::Tensor& gradient, const Group& group) {
+  void encode_p(std::int64_t step, const at::Tensor& gradient, const Group& group) {
     if (residual_.kept()) residual_.values().add_(gradient);
     for (auto& matrix : matrices_) {
       if (!recipe_.warm_start) randomize(matrix, step);
@@ -156,7 +150,6 @@ class LowRankMean final : public Exchange {
     // Each rank's own place in front says which parameter is not finite.
     first_.narrow(0, 0, group.size()).zero_();
     first_[group.rank()].fill_(first_not_finite());
-    return group.all_reduce(first_, ReduceOp::avg);
   }
 
   /// Columns that span the same space.
@@ -194,12 +187,11 @@ class LowRankMean final : public Exchange {
     }
   }
 
-  Work send_q(const at::Tensor& gradient, const Group& group) {
+  void encode_q(const at::Tensor& gradient) {
     for (auto& matrix : matrices_) {
       matrix.sent_p.copy_(orthogonal(matrix.sent_p));
       at::mm_out(matrix.sent_q, matrix_of(source(gradient), matrix).t(), matrix.sent_p);
     }
-    return group.all_reduce(second_, ReduceOp::avg);
   }
 
   void decode(const at::Tensor& gradient) {

@@ -71,7 +71,8 @@ Strategy power_sgd(Fields& fields) {
 
 Strategy partial_update(Fields& fields) {
   const bool gradients = fields.word("of", {"parameters", "gradients"}, 0) == 1;
-  return checked(PartialUpdate{.of = gradients ? Content::gradients : Content::parameters}, fields);
+  return checked(PartialUpdate{.of = gradients ? SyncTarget::gradients : SyncTarget::parameters},
+                 fields);
 }
 
 Strategy local_sgd(Fields& fields) {

@@ -17,8 +17,8 @@ namespace lockstep {
 namespace detail {
 
 template <class R>
-concept HasContent = requires(const R& recipe, std::int64_t step, std::size_t bucket) {
-  { recipe.content(step, bucket, bucket) } -> std::same_as<Content>;
+concept HasTarget = requires(const R& recipe, std::int64_t step, std::size_t bucket) {
+  { recipe.target(step, bucket, bucket) } -> std::same_as<SyncTarget>;
 };
 
 /// A recipe around another, whose content is the other's to say.
@@ -37,7 +37,7 @@ concept Recipe = std::copy_constructible<R> && requires(const R& recipe, const B
 };
 
 /// How the ranks synchronise: a value that holds any Recipe. A recipe may also have
-/// `Content content(std::int64_t step, std::size_t bucket, std::size_t buckets) const`, a pure
+/// `SyncTarget target(std::int64_t step, std::size_t bucket, std::size_t buckets) const`, a pure
 /// function that says when and what; without it, gradients are exchanged at every step. One that
 /// may still exchange every gradient at every step says so by `bool exchanges_every_gradient()
 /// const`.
@@ -55,8 +55,8 @@ class Strategy {
   std::unique_ptr<Exchange> exchange(const Bucket& bucket) const { return held_->exchange(bucket); }
 
   /// What is exchanged of a bucket, of so many, at a step.
-  Content content(std::int64_t step, std::size_t bucket, std::size_t buckets) const {
-    return held_->content(step, bucket, buckets);
+  SyncTarget target(std::int64_t step, std::size_t bucket, std::size_t buckets) const {
+    return held_->target(step, bucket, buckets);
   }
 
   /// Whether every step exchanges the gradients of every bucket, and never parameters.
@@ -67,7 +67,7 @@ class Strategy {
     virtual ~Holder() = default;
     virtual std::string text() const = 0;
     virtual std::unique_ptr<Exchange> exchange(const Bucket& bucket) const = 0;
-    virtual Content content(std::int64_t step, std::size_t bucket, std::size_t buckets) const = 0;
+    virtual SyncTarget target(std::int64_t step, std::size_t bucket, std::size_t buckets) const = 0;
     virtual bool exchanges_every_gradient() const = 0;
   };
 
@@ -80,18 +80,18 @@ class Strategy {
     std::unique_ptr<Exchange> exchange(const Bucket& bucket) const override {
       return recipe.exchange(bucket);
     }
-    Content content(std::int64_t step, std::size_t bucket, std::size_t buckets) const override {
-      if constexpr (detail::HasContent<R>) {
-        return recipe.content(step, bucket, buckets);
+    SyncTarget target(std::int64_t step, std::size_t bucket, std::size_t buckets) const override {
+      if constexpr (detail::HasTarget<R>) {
+        return recipe.target(step, bucket, buckets);
       } else {
-        return Content::gradients;
+        return SyncTarget::gradients;
       }
     }
     bool exchanges_every_gradient() const override {
       if constexpr (detail::HoldsStrategy<R>) {
         return recipe.exchanges_every_gradient();
       } else {
-        return !detail::HasContent<R>;
+        return !detail::HasTarget<R>;
       }
     }
 

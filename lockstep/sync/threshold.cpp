@@ -25,18 +25,24 @@ class AboveMean final : public Exchange {
         most_(bucket.values().nbytes() / Record::element_bytes),
         residual_(recipe.error_feedback, bucket) {}
 
-  Work advance(Turn turn, Bucket& bucket, const Group& group) override {
-    switch (turn.stage) {
-      case 0:
-        return select(bucket, group);
-      case 1:
-        refuse_not_finite(group.size());
-        return goes_dense(group.size()) ? send_all(bucket, group) : send_picks(bucket, group);
-      case 2:
-        if (!goes_dense(group.size())) receive_picks(bucket, group.size());
-        return {};
-      default:
-        return {};
+  ExchangeTask exchange(std::int64_t, Bucket& bucket, const Group& group) override {
+    make_room(group);
+    select(bucket);
+    co_await group.all_gather(counts_, count_);
+    refuse_not_finite(group.size());
+    if (goes_dense(group.size())) {
+      if (residual_.kept()) {
+        bucket.values().copy_(residual_.values());
+        residual_.values().zero_();
+      }
+      co_await group.all_reduce(bucket.values(), ReduceOp::avg);
+    } else {
+      const auto total = pack_picks(bucket, group);
+      const auto mine =
+          static_cast<std::int64_t>(record_bytes_[static_cast<std::size_t>(group.rank())]);
+      co_await group.all_gather(gathered_.narrow(0, 0, total), sent_.narrow(0, 0, mine),
+                                record_bytes_);
+      add_picks(bucket, group.size());
     }
   }
 
@@ -65,8 +71,7 @@ class AboveMean final : public Exchange {
     record_bytes_.resize(ranks);
   }
 
-  Work select(Bucket& bucket, const Group& group) {
-    make_room(group);
+  void select(Bucket& bucket) {
     const auto gradient = detail::elements<T>(bucket.values());
     const auto picks = room();
     const auto found = residual_.kept()
@@ -83,7 +88,6 @@ class AboveMean final : public Exchange {
     } else if (const auto bad = detail::first_not_finite<T>(source(gradient))) {
       count.not_finite = 1 + static_cast<std::int64_t>(*bad);
     }
-    return group.all_gather(counts_, count_);
   }
 
   /// What was picked from.
@@ -117,15 +121,8 @@ class AboveMean final : public Exchange {
     return total > most_;
   }
 
-  Work send_all(Bucket& bucket, const Group& group) {
-    if (residual_.kept()) {
-      bucket.values().copy_(residual_.values());
-      residual_.values().zero_();
-    }
-    return group.all_reduce(bucket.values(), ReduceOp::avg);
-  }
-
-  Work send_picks(Bucket& bucket, const Group& group) {
+  /// Lays this rank's picks out as they are sent. Returns the bytes of all ranks' picks.
+  std::int64_t pack_picks(Bucket& bucket, const Group& group) {
     std::size_t total = 0;
     const auto all = counts(group.size());
     for (std::size_t rank = 0; rank < all.size(); ++rank) {
@@ -142,12 +139,10 @@ class AboveMean final : public Exchange {
     } else {
       bucket.values().zero_();
     }
-    return group.all_gather(gathered_.narrow(0, 0, static_cast<std::int64_t>(total)),
-                            sent_.narrow(0, 0, static_cast<std::int64_t>(record_bytes_[mine])),
-                            record_bytes_);
+    return static_cast<std::int64_t>(total);
   }
 
-  void receive_picks(Bucket& bucket, int ranks) {
+  void add_picks(Bucket& bucket, int ranks) {
     const auto gradient = detail::elements<T>(bucket.values());
     const T share = T{1} / static_cast<T>(ranks);
     auto* record = detail::memory_of(gathered_);

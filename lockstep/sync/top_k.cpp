@@ -20,11 +20,12 @@ class LargestMean final : public Exchange {
   LargestMean(const TopK& recipe, const Bucket& bucket)
       : recipe_(recipe), layout_(bucket), residual_(recipe.error_feedback, bucket) {}
 
-  Work advance(Turn turn, Bucket& bucket, const Group& group) override {
+  ExchangeTask exchange(std::int64_t step, Bucket& bucket, const Group& group) override {
     const auto gradient = detail::elements<T>(bucket.values());
-    if (turn.stage == 0) return send(turn.step, gradient, group);
-    if (turn.stage == 1) receive(gradient, group.size());
-    return {};
+    make_room(recipe_.k_at(step, layout_.numel()), group);
+    select(gradient);
+    co_await group.all_gather(gathered_, sent_);
+    add_picks(gradient, group.size());
   }
 
   State state() const override { return residual_.state(layout_); }
@@ -42,8 +43,7 @@ class LargestMean final : public Exchange {
     gathered_ = detail::bytes_in(group, Record::bytes(k) * static_cast<std::size_t>(group.size()));
   }
 
-  Work send(std::int64_t step, std::span<T> gradient, const Group& group) {
-    make_room(recipe_.k_at(step, layout_.numel()), group);
+  void select(std::span<T> gradient) {
     const auto picks = Record::at(detail::memory_of(sent_), space_->largest_k());
     if (residual_.kept()) {
       const auto residual = residual_.template elements<T>();
@@ -53,10 +53,9 @@ class LargestMean final : public Exchange {
       kernels::select_top<T>(gradient, *space_, picks);
       std::fill(gradient.begin(), gradient.end(), T{0});
     }
-    return group.all_gather(gathered_, sent_);
   }
 
-  void receive(std::span<T> gradient, int ranks) {
+  void add_picks(std::span<T> gradient, int ranks) {
     const std::size_t k = space_->largest_k();
     const auto picks_of = [&](int rank) {
       return Record::at(

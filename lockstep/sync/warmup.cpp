@@ -14,10 +14,9 @@ class FirstWhole final : public Exchange {
   FirstWhole(std::int64_t steps, std::unique_ptr<Exchange> first, std::unique_ptr<Exchange> then)
       : steps_(steps), first_(std::move(first)), then_(std::move(then)) {}
 
-  Work advance(Turn turn, Bucket& bucket, const Group& group) override {
-    if (turn.step < steps_) return first_->advance(turn, bucket, group);
-    turn.step -= steps_;
-    return then_->advance(turn, bucket, group);
+  ExchangeTask exchange(std::int64_t step, Bucket& bucket, const Group& group) override {
+    return step < steps_ ? first_->exchange(step, bucket, group)
+                         : then_->exchange(step - steps_, bucket, group);
   }
   void before_update(std::int64_t step, const Bucket& bucket) override {
     then_->before_update(step - steps_, bucket);
@@ -46,8 +45,8 @@ std::unique_ptr<Exchange> Warmup::exchange(const Bucket& bucket) const {
                                       strategy.exchange(bucket));
 }
 
-Content Warmup::content(std::int64_t step, std::size_t bucket, std::size_t buckets) const {
-  return step < steps ? Content::gradients : strategy.content(step - steps, bucket, buckets);
+SyncTarget Warmup::target(std::int64_t step, std::size_t bucket, std::size_t buckets) const {
+  return step < steps ? SyncTarget::gradients : strategy.target(step - steps, bucket, buckets);
 }
 
 }  // namespace lockstep

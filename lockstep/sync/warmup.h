@@ -22,7 +22,7 @@ struct Warmup {
   void check() const;
   /// Throws: InvalidArgument as check() does, or what the strategy throws.
   std::unique_ptr<Exchange> exchange(const Bucket& bucket) const;
-  Content content(std::int64_t step, std::size_t bucket, std::size_t buckets) const;
+  SyncTarget target(std::int64_t step, std::size_t bucket, std::size_t buckets) const;
   bool exchanges_every_gradient() const { return strategy.exchanges_every_gradient(); }
 };
 

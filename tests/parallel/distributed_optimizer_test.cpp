@@ -28,9 +28,9 @@ struct InTurn {
   std::unique_ptr<Exchange> exchange(const Bucket& bucket) const {
     return AllReduce{}.exchange(bucket);
   }
-  Content content(std::int64_t step, std::size_t bucket, std::size_t buckets) const {
-    return static_cast<std::size_t>(step) % buckets == bucket ? Content::parameters
-                                                              : Content::nothing;
+  SyncTarget target(std::int64_t step, std::size_t bucket, std::size_t buckets) const {
+    return static_cast<std::size_t>(step) % buckets == bucket ? SyncTarget::parameters
+                                                              : SyncTarget::none;
   }
 };
 

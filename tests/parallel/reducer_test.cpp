@@ -284,10 +284,9 @@ struct Noting {
   std::unique_ptr<Exchange> exchange(const Bucket& bucket) const {
     struct Mean final : Exchange {
       explicit Mean(std::vector<std::size_t>* into) : order(into) {}
-      Work advance(Turn turn, Bucket& of, const Group& group) override {
-        if (turn.stage > 0) return {};
+      ExchangeTask exchange(std::int64_t, Bucket& of, const Group& group) override {
         order->push_back(of.index());
-        return group.all_reduce(of.values(), ReduceOp::avg);
+        co_await group.all_reduce(of.values(), ReduceOp::avg);
       }
       std::vector<std::size_t>* order;
     };
@@ -322,6 +321,52 @@ TEST(IssueOrder, IsLearntFromRankZeroAfterTheFirstBackward) {
     // Bucket b holds parameter 2 - b.
     EXPECT_THAT(order, ::testing::ElementsAre(0, 1, 2, 2, 0, 1, 2, 0, 1));
   });
+}
+
+/// Notes bucket and stage of each collective of a strategy with two, and with three for odd
+/// buckets.
+struct Staged {
+  using Issued = std::vector<std::pair<std::size_t, int>>;
+
+  struct Running final : Exchange {
+    explicit Running(Issued* into) : issued(into) {}
+    ExchangeTask exchange(std::int64_t, Bucket& of, const Group& group) override {
+      const int stages = of.index() % 2 == 1 ? 3 : 2;
+      for (int stage = 0; stage < stages; ++stage) {
+        issued->emplace_back(of.index(), stage);
+        co_await group.all_reduce(of.values(), stage == 0 ? ReduceOp::avg : ReduceOp::max);
+      }
+    }
+    Issued* issued;
+  };
+  std::string text() const { return "staged"; }
+  std::unique_ptr<Exchange> exchange(const Bucket&) const {
+    return std::make_unique<Running>(issued);
+  }
+  Issued* issued;
+};
+
+TEST(IssueOrder, LetsLaterStagesRunDuringTheBackwardInAnOrderOfPositions) {
+  const Staged::Issued expected{{0, 0}, {1, 0}, {2, 0}, {0, 1}, {3, 0}, {1, 1},
+                                {4, 0}, {2, 1}, {1, 2}, {3, 1}, {4, 1}, {3, 2}};
+  for (const int ranks : {1, 3}) {
+    on_ranks(ranks, [&](const Group& world) {
+      auto model = std::make_shared<Terms>(std::vector<std::vector<std::int64_t>>(5, {2}));
+      Staged::Issued issued;
+      DistributedDataParallel ddp(
+          model, world, {.buckets = {.first = 0, .rest = 0}, .strategy = Staged{&issued}});
+      std::size_t issued_at_the_last_hook = 0;
+      model->p[0].register_hook(
+          [&](const at::Tensor&) { issued_at_the_last_hook = issued.size(); });
+      const auto terms = coefficients(world.rank(), *model);
+      ddp(terms).backward();
+      EXPECT_EQ(issued, expected);
+      if (ranks == 1) {
+        EXPECT_EQ(issued_at_the_last_hook, 6U);
+      }
+      EXPECT_TRUE(near(model->p[1].grad(), mean_coefficient(ranks, 1, model->p[1])));
+    });
+  }
 }
 
 }  // namespace

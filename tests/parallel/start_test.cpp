@@ -173,8 +173,8 @@ TEST(Start, WithTheSameSeedOnlyVerifies) {
 TEST(Start, RefusesModelsThatCannotBeWrapped) {
   struct Schedule : AllReduce {
     std::string text() const { return "rarely"; }
-    Content content(std::int64_t step, std::size_t, std::size_t) const {
-      return step % 10 == 0 ? Content::parameters : Content::nothing;
+    SyncTarget target(std::int64_t step, std::size_t, std::size_t) const {
+      return step % 10 == 0 ? SyncTarget::parameters : SyncTarget::none;
     }
   };
   on_ranks(2, [](const Group& world) {

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "large_requests.h"
+#include "lockstep/parallel/bucket_reducers.h"
 #include "lockstep/parallel/distributed_optimizer.h"
-#include "lockstep/parallel/lanes.h"
 #include "lockstep/sync/strategy.h"
 #include "models.h"
 #include "sync/apart.h"
@@ -45,22 +45,22 @@ StepsCost cost_of(const Strategy& strategy, const Group& group, int steps,
   const at::NoGradGuard no_grad;
   const std::vector<lockstep::detail::NamedTensor> parameters{
       {"matrix", at::zeros({matrix_rows, matrix_columns})}, {"vector", at::zeros({vector_length})}};
-  lockstep::detail::Lanes lanes(parameters, group, {.first = 0, .rest = 0}, strategy);
+  lockstep::detail::BucketReducers reducers(parameters, group, {.first = 0, .rest = 0}, strategy);
   std::vector<at::Tensor> gradients;
-  for (std::size_t lane = 0; lane < lanes.size(); ++lane) {
-    gradients.push_back(random(lanes[lane].bucket.values().sizes(),
-                               static_cast<std::uint64_t>(group.rank()) * 10 + lane));
+  for (std::size_t bucket = 0; bucket < reducers.size(); ++bucket) {
+    gradients.push_back(random(reducers[bucket].bucket.values().sizes(),
+                               static_cast<std::uint64_t>(group.rank()) * 10 + bucket));
   }
   const auto step = [&](std::int64_t number) {
-    std::vector<Work> works(lanes.size());
-    for (std::size_t lane = 0; lane < lanes.size(); ++lane) {
-      if (lanes.content(lane, number) != Content::gradients) continue;
-      lanes[lane].bucket.values().copy_(gradients[lane]);
-      works[lane] = lanes.begin(lane, number);
+    lockstep::detail::ExchangeRound round(reducers, SyncTarget::gradients, number);
+    for (std::size_t bucket = 0; bucket < reducers.size(); ++bucket) {
+      reducers[bucket].bucket.values().copy_(gradients[bucket]);
+      round.wait_to_begin();
+      round.begin_next();
     }
-    EXPECT_EQ(lanes.complete(works, number), nullptr);
+    EXPECT_EQ(round.complete(), nullptr);
     for (const auto& parameter : parameters) parameter.tensor.add_(1 + group.rank());
-    lanes.exchange_parameters(number);
+    reducers.exchange_parameters(number);
   };
   for (int i = 0; i < steps; ++i) step(i);
   group.barrier().wait();
@@ -153,11 +153,10 @@ TEST_F(SteadyState, WholeStepsTakeNoMoreThanWithoutLockstep) {
 /// A strategy that copies the bucket at every step, twice.
 struct Copying {
   struct Running : Exchange {
-    Work advance(Turn turn, Bucket& bucket, const Group& group) override {
-      if (turn.stage > 0) return {};
+    ExchangeTask exchange(std::int64_t, Bucket& bucket, const Group& group) override {
       const auto room = group.empty(bucket.values().sizes());
       bucket.values().copy_(room.copy_(bucket.values()).clone());
-      return group.all_reduce(bucket.values(), ReduceOp::avg);
+      co_await group.all_reduce(bucket.values(), ReduceOp::avg);
     }
   };
   std::string text() const { return "copying"; }

@@ -82,21 +82,26 @@ struct Delayed {
 
   std::string text() const { return strategy.text(); }
   bool exchanges_every_gradient() const { return strategy.exchanges_every_gradient(); }
-  Content content(std::int64_t step, std::size_t bucket, std::size_t buckets) const {
-    return strategy.content(step, bucket, buckets);
+  SyncTarget target(std::int64_t step, std::size_t bucket, std::size_t buckets) const {
+    return strategy.target(step, bucket, buckets);
   }
   std::unique_ptr<Exchange> exchange(const Bucket& bucket) const {
     struct Run final : Exchange {
-      Run(std::unique_ptr<Exchange> of, std::uint32_t seed)
-          : exchange(std::move(of)), random(seed) {}
-      Work advance(Turn turn, Bucket& bucket, const Group& group) override {
-        dawdle(random);
-        return exchange->advance(turn, bucket, group);
+      Run(std::unique_ptr<Exchange> exchange, std::uint32_t seed)
+          : of(std::move(exchange)), random(seed) {}
+      ExchangeTask exchange(std::int64_t step, Bucket& bucket, const Group& group) override {
+        auto task = of->exchange(step, bucket, group);
+        while (true) {
+          dawdle(random);
+          auto work = task.advance();
+          if (!work.pending()) co_return;
+          co_await std::move(work);
+        }
       }
       void before_update(std::int64_t step, const Bucket& bucket) override {
-        exchange->before_update(step, bucket);
+        of->before_update(step, bucket);
       }
-      std::unique_ptr<Exchange> exchange;
+      std::unique_ptr<Exchange> of;
       std::mt19937 random;
     };
     return std::make_unique<Run>(strategy.exchange(bucket), seed);

@@ -71,13 +71,10 @@ std::vector<T> gradient(Kind kind, std::size_t n, int rank, int step) {
   return values;
 }
 
-/// All stages of one step.
+/// All collectives of one step.
 inline void advance(Exchange& exchange, std::int64_t step, Bucket& bucket, const Group& group) {
-  for (int stage = 0;; ++stage) {
-    auto work = exchange.advance({.step = step, .stage = stage}, bucket, group);
-    if (!work.pending()) return;
-    work.wait();
-  }
+  auto task = exchange.exchange(step, bucket, group);
+  for (auto work = task.advance(); work.pending(); work = task.advance()) work.wait();
 }
 
 /// The first element that is farther from what is expected than allowed, or that is no number.

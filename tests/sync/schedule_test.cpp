@@ -8,51 +8,50 @@
 #include "lockstep/sync/warmup.h"
 #include "reference.h"
 
-// When and what: contents of steps and buckets, and warm-up.
+// When and what: targets of steps and buckets, and warm-up.
 
 namespace lockstep::testing {
 namespace {
 
 TEST(PartialUpdate, TakesEachBucketOnceInTurn) {
-  using enum Content;
+  using enum SyncTarget;
   const Strategy strategy = PartialUpdate{};
   EXPECT_FALSE(strategy.exchanges_every_gradient());
   for (const std::size_t buckets : {1, 2, 5}) {
     for (std::int64_t step = 0; step < 11; ++step) {
       for (std::size_t bucket = 0; bucket < buckets; ++bucket) {
         const bool turn = static_cast<std::size_t>(step) % buckets == bucket;
-        EXPECT_EQ(strategy.content(step, bucket, buckets), turn ? parameters : nothing);
+        EXPECT_EQ(strategy.target(step, bucket, buckets), turn ? parameters : none);
       }
     }
   }
-  EXPECT_EQ(Strategy(PartialUpdate{.of = gradients}).content(3, 1, 2), gradients);
+  EXPECT_EQ(Strategy(PartialUpdate{.of = gradients}).target(3, 1, 2), gradients);
 }
 
 TEST(LocalSgd, AveragesAfterEveryPeriod) {
-  using enum Content;
+  using enum SyncTarget;
   const Strategy strategy = LocalSgd{.period = 3};
-  std::vector<Content> contents;
-  for (int step = 0; step < 6; ++step) contents.push_back(strategy.content(step, 1, 4));
-  EXPECT_EQ(contents, (std::vector{nothing, nothing, parameters, nothing, nothing, parameters}));
-  EXPECT_EQ(Strategy(LocalSgd{.period = 1}).content(0, 0, 1), parameters);
+  std::vector<SyncTarget> targets;
+  for (int step = 0; step < 6; ++step) targets.push_back(strategy.target(step, 1, 4));
+  EXPECT_EQ(targets, (std::vector{none, none, parameters, none, none, parameters}));
+  EXPECT_EQ(Strategy(LocalSgd{.period = 1}).target(0, 0, 1), parameters);
 }
 
 TEST(PostLocalSgd, BeginsWithGradients) {
-  using enum Content;
+  using enum SyncTarget;
   const Strategy strategy = PostLocalSgd{.start = 2, .period = 2};
-  std::vector<Content> contents;
-  for (int step = 0; step < 6; ++step) contents.push_back(strategy.content(step, 0, 1));
-  EXPECT_EQ(contents,
-            (std::vector{gradients, gradients, nothing, parameters, nothing, parameters}));
+  std::vector<SyncTarget> targets;
+  for (int step = 0; step < 6; ++step) targets.push_back(strategy.target(step, 0, 1));
+  EXPECT_EQ(targets, (std::vector{gradients, gradients, none, parameters, none, parameters}));
 }
 
 TEST(Warmup, TakesTheContentOfItsStrategyAfterwards) {
-  using enum Content;
+  using enum SyncTarget;
   const auto later = warmup(LocalSgd{.period = 2}, 3);
-  std::vector<Content> contents;
-  for (int step = 0; step < 7; ++step) contents.push_back(later.content(step, 0, 1));
-  EXPECT_EQ(contents, (std::vector{gradients, gradients, gradients, nothing, parameters, nothing,
-                                   parameters}));
+  std::vector<SyncTarget> targets;
+  for (int step = 0; step < 7; ++step) targets.push_back(later.target(step, 0, 1));
+  EXPECT_EQ(targets,
+            (std::vector{gradients, gradients, gradients, none, parameters, none, parameters}));
   EXPECT_FALSE(later.exchanges_every_gradient());
   EXPECT_TRUE(warmup(TopK{}, 3).exchanges_every_gradient());
   EXPECT_EQ(later.text(), "warmup:3:local_sgd:period=2");
@@ -75,10 +74,10 @@ TEST(Warmup, ChangesTheExchangeAfterItsSteps) {
 }
 
 TEST(Schedules, RefuseWhatIsOutOfRange) {
-  using enum Content;
+  using enum SyncTarget;
   spawn(1, [](const Group& group) {
     const Bucket bucket(0, 1, at::kFloat, {}, group);
-    EXPECT_THROW(PartialUpdate{.of = nothing}.exchange(bucket), InvalidArgument);
+    EXPECT_THROW(PartialUpdate{.of = none}.exchange(bucket), InvalidArgument);
     EXPECT_THROW(LocalSgd{.period = 0}.exchange(bucket), InvalidArgument);
     EXPECT_THROW(PostLocalSgd{.start = -1}.exchange(bucket), InvalidArgument);
     EXPECT_THROW(PostLocalSgd{.period = 0}.exchange(bucket), InvalidArgument);

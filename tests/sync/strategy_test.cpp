@@ -9,8 +9,8 @@
 
 namespace {
 
-using lockstep::Content;
 using lockstep::Strategy;
+using lockstep::SyncTarget;
 
 /// A user's own: no base class, a field, and a schedule.
 struct EveryOther {
@@ -19,8 +19,8 @@ struct EveryOther {
   std::unique_ptr<lockstep::Exchange> exchange(const lockstep::Bucket& bucket) const {
     return lockstep::AllReduce{}.exchange(bucket);
   }
-  Content content(std::int64_t step, std::size_t, std::size_t) const {
-    return step % period == 0 ? Content::parameters : Content::nothing;
+  SyncTarget target(std::int64_t step, std::size_t, std::size_t) const {
+    return step % period == 0 ? SyncTarget::parameters : SyncTarget::none;
   }
 };
 
@@ -28,7 +28,7 @@ TEST(Strategy, HoldsARecipe) {
   const Strategy strategy = lockstep::AllReduce{};
   EXPECT_EQ(strategy.text(), "fp32");
   EXPECT_TRUE(strategy.exchanges_every_gradient());
-  EXPECT_EQ(strategy.content(5, 1, 3), Content::gradients);
+  EXPECT_EQ(strategy.target(5, 1, 3), SyncTarget::gradients);
 }
 
 TEST(Strategy, HoldsARecipeWithASchedule) {
@@ -36,8 +36,8 @@ TEST(Strategy, HoldsARecipeWithASchedule) {
   const Strategy copy = strategy;
   EXPECT_EQ(copy.text(), "every:3");
   EXPECT_FALSE(copy.exchanges_every_gradient());
-  EXPECT_EQ(copy.content(3, 0, 1), Content::parameters);
-  EXPECT_EQ(copy.content(4, 0, 1), Content::nothing);
+  EXPECT_EQ(copy.target(3, 0, 1), SyncTarget::parameters);
+  EXPECT_EQ(copy.target(4, 0, 1), SyncTarget::none);
 }
 
 std::string parsed(std::string_view text) { return lockstep::parse_strategy(text).text(); }
@@ -141,9 +141,11 @@ TEST(AllReduce, LeavesTheMeanInTheBucketAfterOneStage) {
     lockstep::Bucket bucket(0, 5, at::kFloat, {}, group);
     bucket.values().fill_(group.rank() + 1);
     const auto exchange = Strategy(lockstep::AllReduce{}).exchange(bucket);
-    auto work = exchange->advance({.step = 0, .stage = 0}, bucket, group);
-    work.wait();
-    EXPECT_FALSE(exchange->advance({.step = 0, .stage = 1}, bucket, group).pending());
+    auto task = exchange->exchange(0, bucket, group);
+    EXPECT_FALSE(task.finished());
+    task.advance().wait();
+    EXPECT_FALSE(task.advance().pending());
+    EXPECT_TRUE(task.finished());
     // The group's definition of a mean: the sum in rank order, times 1/3.
     const float mean = (1.0F + 2.0F + 3.0F) * (1.0F / 3.0F);
     for (int i = 0; i < 5; ++i) EXPECT_EQ(bucket.values()[i].item<float>(), mean);

@@ -1,5 +1,5 @@
 // Replicas that must be equal and are not.
-#include "lockstep/parallel/proof.h"
+#include "lockstep/parallel/consistency_check.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -76,7 +76,7 @@ TEST_P(PlantedBit, IsNamedWithinOneRotation) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, PlantedBit, ::testing::Values(2, 3, 4, 7));
 
-TEST(Proof, ComparesAtEveryNthExchangeOrNever) {
+TEST(ConsistencyCheck, ComparesAtEveryNthExchangeOrNever) {
   on_ranks(2, [](const Group& world) {
     auto model = std::make_shared<Terms>(std::vector<std::vector<std::int64_t>>{{5}});
     DistributedDataParallel third(model, world, every(3));
@@ -93,7 +93,7 @@ TEST(Proof, ComparesAtEveryNthExchangeOrNever) {
   });
 }
 
-TEST(Proof, SeesEveryLayoutOfParameters) {
+TEST(ConsistencyCheck, SeesEveryLayoutOfParameters) {
   on_ranks(2, [](const Group& world) {
     struct Strided : Terms {
       Strided() : Terms({}) {
@@ -113,7 +113,7 @@ TEST(Proof, SeesEveryLayoutOfParameters) {
   });
 }
 
-TEST(Proof, IsNoNumberThatCanBeNegative) {
+TEST(ConsistencyCheck, IsNoNumberThatCanBeNegative) {
   on_ranks(2, [](const Group& world) {
     auto model = std::make_shared<Terms>(some_shapes);
     EXPECT_THROW((DistributedDataParallel<Terms>(model, world, every(-1))), InvalidArgument);

@@ -1,4 +1,4 @@
-#include "lockstep/parallel/proof.h"
+#include "lockstep/parallel/consistency_check.h"
 
 #include <algorithm>
 #include <cstring>
@@ -22,20 +22,22 @@ std::uint64_t checksum_of(const Bucket& bucket) {
 
 }  // namespace
 
-void Proof::write(std::int64_t step, const Lanes& lanes, std::span<std::uint8_t, bytes> own) {
+void ConsistencyCheck::write(std::int64_t step, const BucketReducers& reducers,
+                             std::span<std::uint8_t, bytes> own) {
   bucket_ = nullptr;
   if (every_ == 0 || step % every_ != 0) {
     std::ranges::fill(own, std::uint8_t{0});
     return;
   }
-  bucket_ = &lanes.all()[static_cast<std::size_t>(step / every_) % lanes.size()].bucket;
+  bucket_ = &reducers.all()[static_cast<std::size_t>(step / every_) % reducers.size()].bucket;
   const auto sum = checksum_of(*bucket_);
   const auto complement = ~sum;
   std::memcpy(own.data(), &sum, sizeof sum);
   std::memcpy(own.data() + sizeof sum, &complement, sizeof complement);
 }
 
-void Proof::check(std::int64_t step, std::span<const std::uint8_t, bytes> largest) const {
+void ConsistencyCheck::check(std::int64_t step,
+                             std::span<const std::uint8_t, bytes> largest) const {
   if (bucket_ == nullptr) return;
   constexpr std::size_t half = bytes / 2;
   bool equal = true;
