@@ -270,7 +270,8 @@ OptimizerState optimizer_state(const torch::optim::Optimizer& optimizer,
   // LibTorch's own archive of LBFGS raises an internal error after its first step.
   if (dynamic_cast<const torch::optim::LBFGS*>(&optimizer) != nullptr) {
     throw CheckpointError(
-        "optimizer: got LBFGS, expected SGD, Adam, AdamW, RMSprop or Adagrad: LibTorch cannot write "
+        "optimizer: got LBFGS, expected SGD, Adam, AdamW, RMSprop or Adagrad: LibTorch cannot "
+        "write "
         "what LBFGS remembers; save the model without its optimizer");
   }
   return as_checkpoint_errors([&] {
