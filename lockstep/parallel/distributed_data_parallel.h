@@ -11,10 +11,37 @@
 #include "lockstep/group.h"
 #include "lockstep/parallel/options.h"
 #include "lockstep/parallel/output_tensors.h"
-#include "lockstep/parallel/reducer.h"
-#include "lockstep/parallel/replica.h"
+#include "lockstep/sync/exchange.h"
+
+namespace torch::nn {
+class Module;
+}
 
 namespace lockstep {
+
+namespace detail {
+
+class ReplicatedModel;
+
+/// The part of a DistributedDataParallel that does not depend on the model's type.
+class DataParallelModel {
+ public:
+  DataParallelModel(std::shared_ptr<torch::nn::Module> module, const Group& group,
+                    const DataParallelOptions& options);
+
+  void begin_forward() const;
+  void watch(const at::Tensor& output) const;
+  [[noreturn]] void refuse_output(const std::type_info& type) const;
+  NoSync no_sync() const;
+  void set_weight(double samples) const;
+  State state() const;
+  void load_state(const State& state) const;
+
+ private:
+  std::shared_ptr<ReplicatedModel> model_;
+};
+
+}  // namespace detail
 
 /// Data-parallel training of a model that every rank holds: call it instead of the model, and
 /// .grad() of every parameter is the mean over ranks when backward() returns.
@@ -39,8 +66,7 @@ class DistributedDataParallel {
   /// ranks, or when the model cannot be wrapped; the group stays usable.
   DistributedDataParallel(std::shared_ptr<M> model, const Group& group,
                           const DataParallelOptions& options = {})
-      : model_(std::move(model)),
-        replica_(model_, group, options, detail::Door::distributed_data_parallel) {}
+      : model_(std::move(model)), data_parallel_(model_, group, options) {}
 
   /// The same for a model declared with TORCH_MODULE.
   DistributedDataParallel(const torch::nn::ModuleHolder<M>& model, const Group& group,
@@ -59,13 +85,14 @@ class DistributedDataParallel {
   auto operator()(Args&&... args) {
     using Output = std::remove_cvref_t<decltype(model_->forward(std::forward<Args>(args)...))>;
     if (at::GradMode::is_enabled()) {
-      replica_.begin_forward();
+      data_parallel_.begin_forward();
       if constexpr (detail::Watchable<Output>) {
         auto output = model_->forward(std::forward<Args>(args)...);
-        detail::for_each_tensor(output, [&](const at::Tensor& tensor) { replica_.watch(tensor); });
+        detail::for_each_tensor(output,
+                                [&](const at::Tensor& tensor) { data_parallel_.watch(tensor); });
         return output;
       } else {
-        replica_.refuse_output(typeid(Output));
+        data_parallel_.refuse_output(typeid(Output));
       }
     }
     return static_cast<Output>(model_->forward(std::forward<Args>(args)...));
@@ -74,24 +101,24 @@ class DistributedDataParallel {
   const std::shared_ptr<M>& module() const { return model_; }
 
   /// Holds synchronisation back for as long as the guard lives.
-  NoSync no_sync() const { return replica_.no_sync(); }
+  NoSync no_sync() const { return data_parallel_.no_sync(); }
 
   /// Before a backward: how much this rank's gradients count in it, as the samples of its batch do.
   /// .grad() is then Σ w_r·g_r ÷ Σ w_r. A rank of weight 0 takes part without having a say. Without
   /// it all count alike. Does not block.
   /// Ranks: all, or none. That backward throws InvalidArgument, on every rank, when a weight is
   /// negative or not finite, or all are zero; the group stays usable.
-  void weight(double samples) { replica_.reducer().set_weight(samples); }
+  void weight(double samples) { data_parallel_.set_weight(samples); }
 
   /// What the strategy remembers of this rank, by parameter names: to be saved, and loaded again on
   /// the same rank.
-  State state() const { return replica_.reducer().state(); }
+  State state() const { return data_parallel_.state(); }
   /// Throws: InvalidArgument when it is not a state of this model and strategy.
-  void load_state(const State& state) { replica_.reducer().load(state); }
+  void load_state(const State& state) { data_parallel_.load_state(state); }
 
  private:
   std::shared_ptr<M> model_;
-  detail::Replica replica_;
+  detail::DataParallelModel data_parallel_;
 };
 
 template <class M>

@@ -13,6 +13,7 @@
 #include "lockstep/core/text.h"
 #include "lockstep/parallel/elementwise_optimizer.h"
 #include "lockstep/parallel/reducer.h"
+#include "lockstep/parallel/replicated_model.h"
 #include "lockstep/parallel/shared_update.h"
 #include "lockstep/together.h"
 
@@ -76,16 +77,17 @@ DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
                                            torch::nn::Module& model, const Group& group,
                                            const DataParallelOptions& options)
     : optimizer_(optimizer),
-      replica_((check_parameters(optimizer, model, group),
-                check_elementwise(optimizer, group, options), borrow(model)),
-               group, options, detail::Door::distributed_optimizer) {
-  replica_.reducer().let_accumulate([parameters = parameters_of(optimizer)](const auto& parameter) {
+      model_((check_parameters(optimizer, model, group),
+              check_elementwise(optimizer, group, options),
+              std::make_unique<detail::ReplicatedModel>(borrow(model), group, options,
+                                                        Source::Owner::distributed_optimizer))) {
+  model_->reducer().let_accumulate([parameters = parameters_of(optimizer)](const auto& parameter) {
     return parameters.contains(parameter.unsafeGetTensorImpl());
   });
   if (!options.share_memory) return;
   try {
     shared_ = std::make_unique<detail::SharedUpdate>(
-        replica_.reducer(), group, dynamic_cast<ElementwiseOptimizer&>(optimizer));
+        model_->reducer(), group, dynamic_cast<ElementwiseOptimizer&>(optimizer));
   } catch (const std::exception& error) {
     group.communicator().fail(detail::concat("DistributedOptimizer: ", error.what()));
     throw;
@@ -106,8 +108,8 @@ void DistributedOptimizer::backward_and_update(const at::Tensor& loss) {
     loss.backward();
   }
   if (shared_ != nullptr) {
-    replica_.check_unchanged();
-    replica_.reducer().follow_accumulators();
+    model_->check_unchanged();
+    model_->reducer().follow_accumulators();
     update(detail::UpdateGradients::local);
   } else {
     step();
@@ -116,13 +118,13 @@ void DistributedOptimizer::backward_and_update(const at::Tensor& loss) {
 }
 
 void DistributedOptimizer::step() {
-  replica_.check_unchanged();
-  replica_.reducer().average_local_gradients();
+  model_->check_unchanged();
+  model_->reducer().average_local_gradients();
   update(detail::UpdateGradients::averaged);
 }
 
 void DistributedOptimizer::update(detail::UpdateGradients gradients) {
-  auto& reducer = replica_.reducer();
+  auto& reducer = model_->reducer();
   if (shared_) {
     shared_->step(gradients);
   } else {
@@ -132,12 +134,14 @@ void DistributedOptimizer::update(detail::UpdateGradients gradients) {
   reducer.exchange_parameters();
 }
 
+NoSync DistributedOptimizer::no_sync() const { return model_->no_sync(); }
+
 void DistributedOptimizer::zero_grad(bool set_to_none) { optimizer_.zero_grad(set_to_none); }
 
-void DistributedOptimizer::synchronize() { replica_.reducer().average_parameters(); }
+void DistributedOptimizer::synchronize() { model_->reducer().average_parameters(); }
 
 bool DistributedOptimizer::replicas_may_differ() const {
-  return replica_.reducer().parameters_may_differ();
+  return model_->reducer().parameters_may_differ();
 }
 
 void DistributedOptimizer::weight(double samples) {
@@ -147,11 +151,11 @@ void DistributedOptimizer::weight(double samples) {
         " with a strategy that does not average every gradient, expected none: parameters are "
         "averaged without weights"));
   }
-  replica_.reducer().set_weight(samples);
+  model_->reducer().set_weight(samples);
 }
 
-State DistributedOptimizer::state() const { return replica_.reducer().state(); }
+State DistributedOptimizer::state() const { return model_->reducer().state(); }
 
-void DistributedOptimizer::load_state(const State& state) { replica_.reducer().load(state); }
+void DistributedOptimizer::load_state(const State& state) { model_->reducer().load(state); }
 
 }  // namespace lockstep

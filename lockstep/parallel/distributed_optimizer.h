@@ -6,11 +6,11 @@
 
 #include "lockstep/group.h"
 #include "lockstep/parallel/options.h"
-#include "lockstep/parallel/replica.h"
 #include "lockstep/sync/exchange.h"
 #include "lockstep/sync/strategy.h"
 
 namespace lockstep::detail {
+class ReplicatedModel;
 class SharedUpdate;
 enum class UpdateGradients : bool;
 }  // namespace lockstep::detail
@@ -73,7 +73,7 @@ class DistributedOptimizer {
   bool replicas_may_differ() const;
 
   /// As DistributedDataParallel's.
-  NoSync no_sync() const { return replica_.no_sync(); }
+  NoSync no_sync() const;
   /// Throws: InvalidArgument under a strategy that exchanges parameters, which have no weights.
   void weight(double samples);
   State state() const;
@@ -83,7 +83,7 @@ class DistributedOptimizer {
   void update(detail::UpdateGradients gradients);
 
   torch::optim::Optimizer& optimizer_;
-  detail::Replica replica_;
+  std::unique_ptr<detail::ReplicatedModel> model_;
   std::unique_ptr<detail::SharedUpdate> shared_;  ///< of options.share_memory
 };
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include "lockstep/parallel/bucket_plan.h"
 #include "lockstep/sync/all_reduce.h"
@@ -38,6 +39,28 @@ struct DataParallelOptions {
   /// and ranks of one host. What one rank writes into a parameter, all ranks have; after
   /// backward_and_update() nobody has seen the mean of the gradients.
   bool share_memory = false;
+};
+
+namespace detail {
+class Reducer;
+}
+
+/// While it lives, backward() only accumulates gradients on this rank; the next synchronised
+/// backward averages the sum. The moment of the backward counts, not that of the forward.
+/// Without it a second backward before zero_grad() adds to the mean of the first, and the sum is
+/// averaged: exact at full precision, refused by strategies with error feedback, rounded or
+/// selected anew by those without. Ranks: all alike.
+class [[nodiscard]] NoSync {
+ public:
+  explicit NoSync(std::shared_ptr<detail::Reducer> reducer);
+  ~NoSync();
+  NoSync(NoSync&&) noexcept = default;
+  NoSync& operator=(NoSync&&) = delete;
+  NoSync(const NoSync&) = delete;
+  NoSync& operator=(const NoSync&) = delete;
+
+ private:
+  std::shared_ptr<detail::Reducer> reducer_;
 };
 
 }  // namespace lockstep

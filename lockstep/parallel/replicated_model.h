@@ -5,47 +5,23 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/comm/source.h"
 #include "lockstep/group.h"
 #include "lockstep/parallel/model_state.h"
 #include "lockstep/parallel/options.h"
 
-namespace lockstep {
+namespace lockstep::detail {
 
-namespace detail {
 class Reducer;
-}
 
-/// While it lives, backward() only accumulates gradients on this rank; the next synchronised
-/// backward averages the sum. What counts is when backward() runs. Ranks: all alike.
-/// Without it a second backward before zero_grad() adds to the mean of the first, and the sum is
-/// averaged: exact at full precision, refused by strategies with error feedback, rounded or
-/// selected from anew by those without.
-class [[nodiscard]] NoSync {
- public:
-  explicit NoSync(std::shared_ptr<detail::Reducer> reducer);
-  ~NoSync();
-  NoSync(NoSync&&) noexcept = default;
-  NoSync& operator=(NoSync&&) = delete;
-  NoSync(const NoSync&) = delete;
-  NoSync& operator=(const NoSync&) = delete;
-
- private:
-  std::shared_ptr<detail::Reducer> reducer_;
-};
-
-namespace detail {
-
-/// By which of the two a model is trained.
-enum class Door { distributed_data_parallel, distributed_optimizer };
-
-/// One rank's copy of a model, kept equal to the others: what both doors are, whatever the model's
-/// type.
-class Replica {
+/// A model that all ranks hold, as both front ends use it: checked and made equal at the start, its
+/// gradients exchanged by a Reducer.
+class ReplicatedModel {
  public:
   /// Ranks: all of the group. Throws: InvalidArgument, on every rank; the group stays usable.
   /// Another error, as a shortage of memory on one rank, ends the world.
-  Replica(std::shared_ptr<torch::nn::Module> module, const Group& group,
-          const DataParallelOptions& options, Door door);
+  ReplicatedModel(std::shared_ptr<torch::nn::Module> module, const Group& group,
+                  const DataParallelOptions& options, Source::Owner front_end);
 
   /// Throws: InvalidArgument when the module's parameters are not those it was wrapped with.
   void check_unchanged() const;
@@ -73,6 +49,4 @@ class Replica {
   std::shared_ptr<Reducer> reducer_;
 };
 
-}  // namespace detail
-
-}  // namespace lockstep
+}  // namespace lockstep::detail

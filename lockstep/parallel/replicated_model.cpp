@@ -1,4 +1,4 @@
-#include "lockstep/parallel/replica.h"
+#include "lockstep/parallel/replicated_model.h"
 
 #include <c10/util/Type.h>
 #include <torch/nn/module.h>
@@ -26,13 +26,13 @@ NoSync::~NoSync() {
 namespace detail {
 namespace {
 
-const char* name(Door door) {
-  return door == Door::distributed_optimizer ? "DistributedOptimizer" : "DistributedDataParallel";
+const char* name(Source::Owner front_end) {
+  return front_end == Source::Owner::distributed_optimizer ? "DistributedOptimizer"
+                                                           : "DistributedDataParallel";
 }
 
-Source new_source(const Group& group, Door door) {
-  return {.owner = door == Door::distributed_optimizer ? Source::Owner::distributed_optimizer
-                                                       : Source::Owner::distributed_data_parallel,
+Source new_source(const Group& group, Source::Owner front_end) {
+  return {.owner = front_end,
           .content = Source::Content::model,
           .number = group.communicator().number_owner()};
 }
@@ -51,8 +51,8 @@ const char* name(BufferPolicy policy) {
 
 /// Whether there can be one copy of the parameters for all ranks.
 void check_shareable(const ModelState& model, const Group& group,
-                     const DataParallelOptions& options, Door door) {
-  if (door == Door::distributed_data_parallel) {
+                     const DataParallelOptions& options, Source::Owner front_end) {
+  if (front_end == Source::Owner::distributed_data_parallel) {
     throw InvalidArgument(
         "share_memory: every rank would update the one copy: use DistributedOptimizer, which has "
         "each update a part");
@@ -74,9 +74,10 @@ void check_shareable(const ModelState& model, const Group& group,
 }
 
 void check(const torch::nn::Module* module, const Group& group, const DataParallelOptions& options,
-           Door door) {
+           Source::Owner front_end) {
   if (module == nullptr) throw InvalidArgument("got no model");
-  if (door == Door::distributed_data_parallel && !options.strategy.exchanges_every_gradient()) {
+  if (front_end == Source::Owner::distributed_data_parallel &&
+      !options.strategy.exchanges_every_gradient()) {
     throw InvalidArgument(concat("strategy ", options.strategy.text(),
                                  " does not average every gradient at every step: use "
                                  "DistributedOptimizer, which also exchanges parameters"));
@@ -87,15 +88,15 @@ void check(const torch::nn::Module* module, const Group& group, const DataParall
   }
   const ModelState model(*module);
   Reducer::check(model, group);
-  if (options.share_memory) check_shareable(model, group, options, door);
+  if (options.share_memory) check_shareable(model, group, options, front_end);
 }
 
 /// What ranks must have in common. A rank that cannot go on says why there, so that all of them
 /// learn of it and none waits for it.
 std::vector<std::string> describe_all(const torch::nn::Module* module, const Group& group,
-                                      const DataParallelOptions& options, Door door) {
+                                      const DataParallelOptions& options, Source::Owner front_end) {
   try {
-    check(module, group, options, door);
+    check(module, group, options, front_end);
   } catch (const InvalidArgument& error) {
     return {concat("an error: ", error.what())};
   }
@@ -111,16 +112,16 @@ std::vector<std::string> describe_all(const torch::nn::Module* module, const Gro
 
 }  // namespace
 
-Replica::Replica(std::shared_ptr<torch::nn::Module> module, const Group& group,
-                 const DataParallelOptions& options, Door door)
+ReplicatedModel::ReplicatedModel(std::shared_ptr<torch::nn::Module> module, const Group& group,
+                                 const DataParallelOptions& options, Source::Owner front_end)
     : module_(std::move(module)),
       group_(group),
-      where_(name(door)),
-      source_(new_source(group, door)) {
+      where_(name(front_end)),
+      source_(new_source(group, front_end)) {
   const SourceScope scope(group.communicator(), source_);
-  agree(group, where_, describe_all(module_.get(), group, options, door));
+  agree(group, where_, describe_all(module_.get(), group, options, front_end));
   try {
-    check(module_.get(), group, options, door);
+    check(module_.get(), group, options, front_end);
     const ModelState model(*module_);
     // Before the exchanges are made: they may remember the parameters.
     if (options.initial_sync == InitialSync::broadcast) broadcast(model, group, 0);
@@ -139,7 +140,7 @@ Replica::Replica(std::shared_ptr<torch::nn::Module> module, const Group& group,
   }
 }
 
-void Replica::check_unchanged() const {
+void ReplicatedModel::check_unchanged() const {
   const auto fail = [this](const auto&... what) {
     throw InvalidArgument(concat(where_, ": ", what...,
                                  " since the model was wrapped: wrap it again after changing it"));
@@ -163,12 +164,12 @@ void Replica::check_unchanged() const {
   if (known != known_.end()) fail("parameter ", known->named.name, " has gone");
 }
 
-void Replica::begin_forward() const {
+void ReplicatedModel::begin_forward() const {
   check_unchanged();
   reducer_->follow_accumulators();
 }
 
-void Replica::refuse_output(const std::type_info& type) const {
+void ReplicatedModel::refuse_output(const std::type_info& type) const {
   const auto name = c10::demangle(type.name());
   throw InvalidArgument(concat(
       where_, " rank ", group_.rank(), " of ", group_.size(), ": forward returned ", name,
@@ -179,7 +180,7 @@ void Replica::refuse_output(const std::type_info& type) const {
       "output, or train with DistributedOptimizer, which needs no output"));
 }
 
-void Replica::watch(const at::Tensor& output) const { reducer_->watch(output); }
+void ReplicatedModel::watch(const at::Tensor& output) const { reducer_->watch(output); }
 
 }  // namespace detail
 
