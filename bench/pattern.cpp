@@ -4,7 +4,7 @@
 #include <cstring>
 #include <random>
 
-#include "lockstep/kernels/reference.h"
+#include "kernels/reference.h"
 
 namespace lockstep::bench {
 

@@ -6,20 +6,19 @@
 #include <span>
 #include <vector>
 
-#include "lockstep/core/dtype.h"
-#include "lockstep/core/reduce_op.h"
+#include "lockstep/types.h"
 
 namespace lockstep::bench {
 
-/// An endless periodic sequence of elements. Ranks and repetitions take it from different starts,
-/// so every buffer is fresh and different, is written at memory speed, and what a collective must
-/// make of it is known from one period.
+/// An endless periodic sequence of elements. Ranks and repetitions start at different elements, so
+/// every buffer is fresh and different. Writing a buffer runs at memory speed. One period gives the
+/// expected result of a collective.
 class Pattern {
  public:
   explicit Pattern(DType dtype);
 
-  /// Element i of the result = the reduction, in order, of elements starts[0] + i, starts[1] + i, …
-  /// as they are, or as floats that travel as halves.
+  /// Element i of the result = the reduction, in order, of elements starts[0] + i, starts[1] + i,
+  /// …, in the wire dtype if there is one.
   Pattern reduced(ReduceOp op, std::span<const std::size_t> starts,
                   std::optional<DType> wire = std::nullopt) const;
 

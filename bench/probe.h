@@ -10,16 +10,18 @@ namespace lockstep::bench {
 /// Below this round trip two cores share a cache, from it on they do not.
 inline constexpr double near_limit_ns = 200;
 
-/// Round trip of one cache line between the cores of ranks 0 and 1, or between any two where the
-/// ranks are not kept to different ones; empty on a machine of one core, and where waiting ranks
-/// would keep the cores. A virtual machine's cores
-/// move nearer and farther, and every figure with them. Units: ns. Ranks: all; the result is rank
-/// 0's, the others sleep meanwhile.
+/// Round trip of one cache line between the cores of ranks 0 and 1. Without pinning to different
+/// cores, it is between any two cores. Empty on a machine of one core, and where waiting ranks
+/// would occupy the cores. A virtual machine's cores may change their distance, and all figures
+/// change with it.
+/// Units: ns.
+/// Ranks: all; the result is rank 0's, the others sleep meanwhile.
 std::optional<double> cache_line_round_trip(Transport& transport);
 
-/// What a[i] += b[i] over ordinary memory gives when all ranks do it at once, on 100 MB each: bytes
-/// read and written by all ranks over the slowest one's time, median of several. Units: GB/s, 10^9
-/// bytes. Ranks: all; the same result on each.
+/// Bandwidth of a[i] += b[i] over ordinary memory, by all ranks at once on 100 MB each. It is the
+/// bytes read and written by all ranks over the slowest rank's time, median of several.
+/// Units: GB/s, 10^9 bytes.
+/// Ranks: all; the same result on each.
 double stream_bandwidth(Transport& transport);
 
 }  // namespace lockstep::bench

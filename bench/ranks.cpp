@@ -9,14 +9,14 @@
 #include <optional>
 #include <thread>
 
-#include "lockstep/comm/hierarchical/hierarchical.h"
-#include "lockstep/comm/host/host.h"
-#include "lockstep/comm/mpi/mpi.h"
-#include "lockstep/core/environment.h"
-#include "lockstep/core/error.h"
-#include "lockstep/core/text.h"
-#include "lockstep/core/topology.h"
-#include "lockstep/launch/launch.h"
+#include "comm/hierarchical/hierarchical.h"
+#include "comm/host/host.h"
+#include "comm/mpi/mpi.h"
+#include "core/environment.h"
+#include "core/text.h"
+#include "core/topology.h"
+#include "launch/launch.h"
+#include "lockstep/error.h"
 
 namespace lockstep::bench {
 
@@ -90,7 +90,7 @@ void run_as_rank(const Settings& settings, const RankFunction& fn) {
 
 int mpi_world_size() {
   const auto& launcher = Environment::get().launcher;
-  // What srun started need not be an MPI's.
+  // A program that srun started need not use MPI.
   const bool of_mpi = launcher && launcher->starts_mpi() && launcher->kind != Launcher::Kind::srun;
   return of_mpi && launcher->size > 1 ? launcher->size : 0;
 }

@@ -7,7 +7,7 @@
 
 #include "bench/settings.h"
 #include "bench/transport.h"
-#include "lockstep/core/environment.h"
+#include "core/environment.h"
 
 namespace lockstep::bench {
 

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "lockstep/core/error.h"
-#include "lockstep/core/text.h"
+#include "core/text.h"
+#include "lockstep/error.h"
 
 namespace lockstep::bench {
 

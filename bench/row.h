@@ -31,9 +31,10 @@ struct Row {
 
 /// bytes over time. Units: GB/s, 10^9 bytes.
 double algorithm_bandwidth(const Row& row);
-/// The same times what the links carry for each byte, so that it compares with the hardware
-/// whatever the number of ranks: 2(N-1)/N for all_reduce, (N-1)/N for all_gather and
-/// reduce_scatter, 1 for broadcast. Source: nccl-tests, doc/PERFORMANCE.md
+/// Algorithm bandwidth times the bytes that a link carries for each byte of the buffer. The figure
+/// compares with the hardware for any number of ranks. Factors: 2(N-1)/N for all_reduce, (N-1)/N
+/// for all_gather and reduce_scatter, 1 for broadcast.
+/// Source: nccl-tests, doc/PERFORMANCE.md
 double bus_bandwidth(const Row& row);
 
 /// Column titles, two lines.

@@ -8,8 +8,8 @@
 #include "bench/collective_bench.h"
 #include "bench/probe.h"
 #include "bench/row.h"
-#include "lockstep/core/text.h"
-#include "lockstep/core/version.h"
+#include "core/text.h"
+#include "lockstep/version.h"
 
 namespace lockstep::bench {
 

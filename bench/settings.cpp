@@ -5,9 +5,9 @@
 #include <limits>
 #include <string>
 
-#include "lockstep/comm/host/world.h"
-#include "lockstep/core/error.h"
-#include "lockstep/core/text.h"
+#include "comm/host/world.h"
+#include "core/text.h"
+#include "lockstep/error.h"
 
 namespace lockstep::bench {
 

@@ -6,9 +6,8 @@
 #include <string_view>
 #include <vector>
 
-#include "lockstep/comm/operation.h"
-#include "lockstep/core/dtype.h"
-#include "lockstep/core/reduce_op.h"
+#include "comm/operation.h"
+#include "lockstep/types.h"
 
 namespace lockstep::bench {
 
@@ -23,7 +22,7 @@ enum class Memory { group, own };
 /// "group" or "private".
 std::string_view name(Memory memory);
 
-/// What `lockstep bench` was asked to measure.
+/// Settings of `lockstep bench`.
 struct Settings {
   Collective collective = Collective::all_reduce;
   int ranks = 2;

@@ -5,12 +5,12 @@
 #include <string_view>
 
 #include "bench/settings.h"
-#include "lockstep/comm/communicator.h"
+#include "comm/communicator.h"
 
 namespace lockstep::bench {
 
-/// What is measured: Lockstep, or a peer that does the same work. Every call blocks until this rank
-/// is done; shapes are those of Communicator.
+/// The measured library: Lockstep, or a peer that does the same work. Every call blocks until this
+/// rank is done. Shapes are those of Communicator.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -24,7 +24,7 @@ class Transport {
   virtual std::shared_ptr<std::byte> allocate(Memory memory, std::size_t bytes) = 0;
 
   virtual void all_reduce(void* data, std::size_t count, DType dtype, ReduceOp op) = 0;
-  /// Of floats that travel as halves.
+  /// Floats, in the wire dtype.
   virtual void all_reduce(void* data, std::size_t count, ReduceOp op, const Wire& wire) = 0;
   virtual void broadcast(void* data, std::size_t count, DType dtype, int root) = 0;
   virtual void all_gather(const void* input, void* output, std::size_t count, DType dtype) = 0;

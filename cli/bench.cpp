@@ -11,15 +11,15 @@
 #include "bench/session.h"
 #include "bench/settings.h"
 #include "cli/commands.h"
-#include "lockstep/comm/control/interfaces.h"
-#include "lockstep/core/environment.h"
-#include "lockstep/core/error.h"
+#include "comm/control/interfaces.h"
+#include "core/environment.h"
+#include "lockstep/error.h"
 
 namespace lockstep::cli {
 
 namespace {
 
-/// What the command line holds, before names are looked up.
+/// Options of the command line, before names are looked up.
 struct Arguments {
   std::string collective;
   std::string dtype = "float32";

@@ -11,6 +11,7 @@ namespace lockstep::cli {
 /// by throwing InvalidArgument or CLI::ParseError: main prints it and exits with 2, and with 1
 /// after any other exception.
 void add_run(CLI::App& app, int& exit_code);
+void add_mpirun(CLI::App& app, int& exit_code);
 void add_bench(CLI::App& app, int& exit_code);
 void add_plan(CLI::App& app, int& exit_code);
 void add_doctor(CLI::App& app, int& exit_code);

@@ -18,17 +18,18 @@
 #include <vector>
 
 #include "cli/commands.h"
-#include "lockstep/comm/control/interfaces.h"
-#include "lockstep/comm/host/host.h"
-#include "lockstep/comm/mpi/mpi.h"
-#include "lockstep/core/environment.h"
-#include "lockstep/core/error.h"
-#include "lockstep/core/text.h"
-#include "lockstep/core/topology.h"
-#include "lockstep/core/variable.h"
-#include "lockstep/core/version.h"
-#include "lockstep/kernels/targets.h"
-#include "lockstep/launch/table.h"
+#include "comm/control/interfaces.h"
+#include "comm/host/host.h"
+#include "comm/mpi/mpi.h"
+#include "core/environment.h"
+#include "core/memory_groups.h"
+#include "core/text.h"
+#include "core/topology.h"
+#include "core/variable.h"
+#include "kernels/targets.h"
+#include "launch/table.h"
+#include "lockstep/error.h"
+#include "lockstep/version.h"
 
 namespace lockstep::cli {
 namespace {
@@ -122,7 +123,7 @@ std::string interfaces() {
   }
 }
 
-/// Who advances operations over MPI that nobody waits for.
+/// Says whether a thread or only a waiting rank advances operations over MPI.
 std::string progress() {
   try {
     if (Environment::read().progress == ProgressMode::wait) {
@@ -202,8 +203,12 @@ Rows memory() {
                                   get("HugePages_Total"), " of ", get("Hugepagesize"))},
             {"overcommit", first_line("/proc/sys/vm/overcommit_memory")},
             {"shared memory", concat("memfd and fallocate: ", memfd())}};
-  const auto cgroup = first_line("/sys/fs/cgroup/memory.max");
-  if (cgroup != "unknown" && cgroup != "max") rows.push_back({"memory limit", cgroup + " bytes"});
+  const MemoryGroups groups;
+  if (const auto limit = groups.limit()) {
+    rows.push_back(
+        {"memory limit", concat(limit->bytes >> 20, " MiB, ", groups.available()->bytes >> 20,
+                                " MiB available (", limit->group.string(), ")")});
+  }
   return rows;
 }
 
@@ -216,13 +221,18 @@ Rows limits() {
 /// Variables that change what Lockstep or LibTorch do.
 Rows environment() {
   Rows rows;
-  for (const char* name :
-       {"LOCKSTEP_RANK",      "LOCKSTEP_WORLD_SIZE", "LOCKSTEP_ARENA_FD",  "LOCKSTEP_RESTART_COUNT",
-        "LOCKSTEP_TIMEOUT",   "LOCKSTEP_LOG",        "LOCKSTEP_BACKEND",   "LOCKSTEP_HOST",
-        "LOCKSTEP_INTERFACE", "LOCKSTEP_HEARTBEAT",  "LOCKSTEP_ALGORITHM", "LOCKSTEP_PROGRESS",
-        "OMP_NUM_THREADS",    "OMP_PROC_BIND",       "KMP_AFFINITY",       "GOMP_CPU_AFFINITY",
-        "MKL_NUM_THREADS",    "LD_PRELOAD",          "LD_LIBRARY_PATH",    "GLIBC_TUNABLES",
-        "MALLOC_ARENA_MAX"}) {
+  for (const char* name : {"LOCKSTEP_RANK",          "LOCKSTEP_WORLD_SIZE",
+                           "LOCKSTEP_ARENA_FD",      "LOCKSTEP_ERROR_FD",
+                           "LOCKSTEP_RESTART_COUNT", "LOCKSTEP_TIMEOUT",
+                           "LOCKSTEP_LOG",           "LOCKSTEP_BACKEND",
+                           "LOCKSTEP_HOST",          "LOCKSTEP_INTERFACE",
+                           "LOCKSTEP_HEARTBEAT",     "LOCKSTEP_ALGORITHM",
+                           "LOCKSTEP_PROGRESS",      "LOCKSTEP_FLUSH_DENORMALS",
+                           "OMP_NUM_THREADS",        "OMP_PROC_BIND",
+                           "KMP_AFFINITY",           "GOMP_CPU_AFFINITY",
+                           "MKL_NUM_THREADS",        "LD_PRELOAD",
+                           "LD_LIBRARY_PATH",        "GLIBC_TUNABLES",
+                           "MALLOC_ARENA_MAX"}) {
     if (const char* value = std::getenv(name)) rows.push_back({name, value});
   }
   try {

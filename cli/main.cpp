@@ -5,12 +5,12 @@
 #include <iostream>
 
 #include "cli/commands.h"
-#include "lockstep/core/error.h"
-#include "lockstep/core/version.h"
+#include "lockstep/error.h"
+#include "lockstep/version.h"
 
 namespace {
 
-/// What bad input ends with, as in most programs; ranks' own exit codes pass through.
+/// Exit code for bad input, as in most programs. The ranks' own exit codes pass through.
 constexpr int usage_error = 2;
 
 int run(int argc, char** argv) {
@@ -19,6 +19,7 @@ int run(int argc, char** argv) {
   app.require_subcommand(0, 1);  // none is answered below, an unknown one by its name
   int exit_code = 0;
   lockstep::cli::add_run(app, exit_code);
+  lockstep::cli::add_mpirun(app, exit_code);
   lockstep::cli::add_bench(app, exit_code);
   lockstep::cli::add_plan(app, exit_code);
   lockstep::cli::add_doctor(app, exit_code);

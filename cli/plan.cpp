@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "cli/commands.h"
-#include "lockstep/core/error.h"
-#include "lockstep/core/text.h"
-#include "lockstep/plan/fit.h"
-#include "lockstep/plan/forecast.h"
+#include "core/text.h"
+#include "lockstep/error.h"
+#include "plan/fit.h"
+#include "plan/forecast.h"
 
 namespace lockstep::cli {
 namespace {

@@ -1,4 +1,4 @@
-#include "lockstep/record/report.h"
+#include "record/report.h"
 
 #include <CLI/CLI.hpp>
 #include <filesystem>
@@ -7,7 +7,7 @@
 #include <string>
 
 #include "cli/commands.h"
-#include "lockstep/record/folder.h"
+#include "record/folder.h"
 
 namespace lockstep::cli {
 namespace {

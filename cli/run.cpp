@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "cli/commands.h"
-#include "lockstep/core/error.h"
-#include "lockstep/core/text.h"
-#include "lockstep/launch/launch.h"
+#include "core/text.h"
+#include "launch/launch.h"
+#include "lockstep/error.h"
 
 namespace lockstep::cli {
 namespace {
@@ -15,6 +15,7 @@ namespace {
 struct RunArguments {
   launch::Options options;
   double grace = 0.5;
+  double restart_delay = 1;
   bool verbose = false;
   bool dry_run = false;
   std::string placeholder;
@@ -35,15 +36,20 @@ void take_command(std::vector<std::string> words, launch::Options& options) {
   options.arguments.assign(words.begin() + 1, words.end());
 }
 
+std::chrono::milliseconds milliseconds(const char* option, double seconds) {
+  if (!(seconds >= 0 && seconds <= 1e6)) {
+    throw InvalidArgument(
+        detail::concat("run: ", option, ": got ", seconds, ", expected seconds from 0 to 1e6"));
+  }
+  return std::chrono::milliseconds(static_cast<long>(seconds * 1000));
+}
+
 int run(RunArguments& arguments, bool ranks_given, const std::vector<std::string>& words) {
   auto& options = arguments.options;
   take_command(words, options);
   if (!ranks_given) throw InvalidArgument("run: how many ranks? as in: lockstep run -n 2 …");
-  if (!(arguments.grace >= 0 && arguments.grace <= 1e6)) {
-    throw InvalidArgument(
-        detail::concat("run: --grace: got ", arguments.grace, ", expected seconds from 0 to 1e6"));
-  }
-  options.grace = std::chrono::milliseconds(static_cast<long>(arguments.grace * 1000));
+  options.grace = milliseconds("--grace", arguments.grace);
+  options.restart_delay = milliseconds("--restart-delay", arguments.restart_delay);
   const auto plan = launch::make_plan(options);
   if (arguments.dry_run) {
     std::cout << launch::describe(plan);
@@ -79,6 +85,15 @@ void add_run(CLI::App& app, int& exit_code) {
           "Freed memory: tuned (stays with the process, the default) or keep (as glibc does)")
       ->check(CLI::IsMember({"tuned", "keep"}).description(""))
       ->type_name("WHAT");
+  command
+      ->add_option_function<std::string>(
+          "--denormals",
+          [arguments](const std::string& what) {
+            arguments->options.flush_denormals = what == "flush";
+          },
+          "Floats below 1.2e-38: flush (become 0, the default) or keep (as IEEE 754 says)")
+      ->check(CLI::IsMember({"keep", "flush"}).description(""))
+      ->type_name("WHAT");
   command->add_option("--timeout", options.timeout, "Longest wait of a rank for others")
       ->type_name("SECONDS");
   command
@@ -89,9 +104,25 @@ void add_run(CLI::App& app, int& exit_code) {
       ->type_name("SECONDS")
       ->capture_default_str();
   command
+      ->add_option_function<double>(
+          "--linger",
+          [arguments](double seconds) {
+            arguments->options.linger = std::chrono::duration<double>(seconds);
+          },
+          "Longest time that a rank may go on after it left the world or all other ranks ended "
+          "(default: no limit)")
+      ->type_name("SECONDS");
+  command
       ->add_option("--max-restarts", options.max_restarts,
                    "Start all ranks again after a failure, at most so often")
       ->type_name("TIMES")
+      ->capture_default_str();
+  command
+      ->add_option(
+          "--restart-delay", arguments->restart_delay,
+          "Time from a failure to the restart. It doubles with each restart, up to 60, and "
+          "begins anew after an attempt that lasted 60")
+      ->type_name("SECONDS")
       ->capture_default_str();
   command->add_flag("-q,--quiet", options.quiet, "Show rank 0's output only");
   command

@@ -1,14 +1,20 @@
-# What every Lockstep target shares: include root and warnings.
+# What every Lockstep target shares: the public headers and the warnings.
 
 function(lockstep_configure target)
-  target_include_directories(${target} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>
+  target_include_directories(${target} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
                                               $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
   target_compile_features(${target} PUBLIC cxx_std_20)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow
                                            $<$<BOOL:${LOCKSTEP_WERROR}>:-Werror>)
 endfunction()
 
-# One static library for a room of the house: all .cpp files of the named folders.
+# The target includes internal headers, as "comm/operation.h". Examples and installed programs do
+# not: they see include/lockstep only.
+function(lockstep_internal target)
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/src)
+endfunction()
+
+# One static library of all .cpp files of the named folders.
 function(lockstep_library target)
   cmake_parse_arguments(arg "" "" "FOLDERS;LINK;LINK_PRIVATE" ${ARGN})
   set(sources)
@@ -20,13 +26,15 @@ function(lockstep_library target)
   add_library(Lockstep::${target} ALIAS ${target})
   target_link_libraries(${target} PUBLIC ${arg_LINK} PRIVATE ${arg_LINK_PRIVATE})
   lockstep_configure(${target})
+  lockstep_internal(${target})
 endfunction()
 
 # Headers such as LibTorch's, GoogleTest's and CLI11's cost a file up to ten seconds, whatever it does
 # with them: a target of many such files compiles several as one.
 option(LOCKSTEP_BATCH "Compile several files as one where their headers cost more than they do" ON)
+set(LOCKSTEP_UNBATCHED "" CACHE STRING "Targets that are compiled file by file all the same")
 function(lockstep_batch target)
-  if(LOCKSTEP_BATCH)
+  if(LOCKSTEP_BATCH AND NOT target IN_LIST LOCKSTEP_UNBATCHED)
     set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 12)
   endif()
 endfunction()

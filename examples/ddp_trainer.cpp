@@ -78,7 +78,7 @@ class Trainer {
 
  private:
   bool loud() const { return world_.rank() == 0 && !settings_.quiet; }
-  static bool again() { return lockstep::Environment::get().restart_count > 0; }
+  static bool again() { return lockstep::restart_count() > 0; }
 
   lockstep::Checkpoint checkpoint() {
     return {.model = *model_, .optimizer = &optimizer_, .strategy = ddp_};

@@ -39,8 +39,8 @@ struct Settings {
   bool quiet = false;
 };
 
-/// No part of it looks at several images at once, as BatchNorm would: the loss of a batch is the
-/// mean of its images' losses, which is what the derivation rests on.
+/// No layer looks at several images at once, as BatchNorm would. So the loss of a batch is the mean
+/// of its images' losses, and the derivation rests on this.
 nn::Sequential make_model() {
   nn::Sequential model(nn::Conv2d(1, 8, 5), nn::Tanh(), nn::MaxPool2d(4), nn::Flatten(),
                        nn::Linear(288, 32), nn::Tanh(), nn::Linear(32, 10));

@@ -1,6 +1,7 @@
-// Training with large batches: several forwards and backwards a step, whose gradients are exchanged
-// once; a learning rate that is scaled to the batch and warms up, as in Goyal et al.,
-// https://arxiv.org/abs/1706.02677; and bfloat16 where it gains.
+// Training with large batches. A step has several forward and backward passes, whose gradients are
+// exchanged once. The learning rate is scaled to the batch and warms up, as in Goyal et al.,
+// https://arxiv.org/abs/1706.02677. --autocast computes in bfloat16 the operations that gain from
+// it.
 //
 //   lockstep run -n 2 large_batch --accumulate 4 --autocast
 //

@@ -83,7 +83,7 @@ struct Settings {
   bool no_efficiency = false;
 };
 
-/// What --strategy says, or SINGA's --dist-option and --spars.
+/// The strategy from --strategy, or from SINGA's --dist-option and --spars.
 std::string strategy_of(const Settings& settings) {
   if (settings.dist_option.empty()) return settings.strategy;
   if (!settings.dist_option.starts_with("sparse")) return settings.dist_option;
@@ -120,8 +120,7 @@ lockstep::Score evaluate(Cnn& model, auto& loader, const lockstep::Group& world)
   return tally.score(world);
 }
 
-/// What this rank has sent of gradients, or of parameters in their place, so far. Units: 10^6
-/// bytes.
+/// The gradients that this rank has sent so far, or parameters instead. Units: 10^6 bytes.
 double gradient_megabytes(const lockstep::Group& world) {
   double bytes = 0;
   for (const auto& row : world.statistics()) {

@@ -1,7 +1,7 @@
 #pragma once
 
-// What the programs here have in common: command line, ending, metrics, checkpoints. None of it
-// trains anything.
+// Common code of the example programs: command line, exit, metrics, checkpoints. None of it trains
+// anything.
 
 #include <lockstep/lockstep.h>
 
@@ -25,7 +25,6 @@
 #include <string>
 #include <string_view>
 #include <system_error>
-#include <thread>
 #include <utility>
 
 namespace program {
@@ -79,7 +78,7 @@ inline CLI::Option* add_threads(CLI::App& app, int& threads, const char* name = 
       ->check(CLI::Range(1, 512));
 }
 
-/// What to train on, and by what the ranks exchange.
+/// Options for the device to train on and for the backend.
 inline void add_world(CLI::App& app) {
   app.add_option("--backend",
                  "What the ranks exchange by: auto, host, mpi or hierarchical [LOCKSTEP_BACKEND's]")
@@ -156,7 +155,8 @@ class CheckpointDir {
     return folder_ ? folder_->newest() : std::nullopt;
   }
 
-  /// Makes the folder, and finds out before the first step whether it can be written to.
+  /// Makes the folder, and finds out before the first step whether it can be written to and no
+  /// other job writes to it.
   void prepare(const lockstep::Group& world) {
     if (!folder_) return;
     lockstep::together(world, [&] {
@@ -165,11 +165,13 @@ class CheckpointDir {
       if (error)
         throw lockstep::Error("--checkpoint-dir " + path_ + ": cannot make: " + error.message());
     });
+    folder_->lock(world);
     lockstep::check_checkpoint_path(path_ + "/test", world);
     writer_.emplace(world);
   }
 
-  /// What the run goes on from, if anything, and room for the first save. told: prints it.
+  /// Loads the newest checkpoint, if any, and allocates the buffers for the first save. told:
+  /// prints it.
   std::optional<lockstep::Resumed> load_newest(const lockstep::Checkpoint& checkpoint,
                                                const lockstep::Group& world, bool told) {
     if (!folder_) return std::nullopt;
@@ -203,7 +205,7 @@ inline CLI::Option* add_checkpoint_dir(CLI::App& app, std::string& path) {
       "on from the newest undamaged one");
 }
 
-/// What --log-dir and --trace say.
+/// Values of --log-dir and --trace.
 struct LogFlags {
   std::string folder;
   bool trace = false;
@@ -233,13 +235,13 @@ inline void record(std::optional<MetricsFile>& metrics, lockstep::RunLog& log, s
   log.scalars(step, values);
 }
 
-/// What each collective cost this rank, for rank 0 to print at the end.
+/// The cost of each collective on this rank, which rank 0 prints at the end.
 inline void print_statistics(const lockstep::Group& world) {
   if (world.rank() == 0 && world.size() > 1)
     std::cout << '\n' << lockstep::to_text(world.statistics()) << std::endl;
 }
 
-/// Completes the log. What was lost of it is said, and fails nothing: the training is done.
+/// Completes the log. Reports lost records without failing, because the training is done.
 /// Ranks: all.
 inline void finish(lockstep::RunLog& log, const char* program) {
   log.close();
@@ -263,95 +265,34 @@ inline int answer(const CLI::App& app, const CLI::ParseError& asked) {
   return app.exit(asked) == 0 ? 0 : 2;
 }
 
-/// Whether the launcher, if any, calls this process rank 0; also where there is no telling.
-inline bool started_as_rank_0() {
-  if (const char* rank = std::getenv("LOCKSTEP_RANK")) return std::string_view(rank) == "0";
-  try {
-    const auto launcher = lockstep::Launcher::read();
-    return !launcher || launcher->rank == 0;
-  } catch (const lockstep::InvalidArgument&) {
-    return true;
-  }
-}
-
-/// Before a world is joined all ranks mostly have the same to say. Rank 0 says it, and ends; the
-/// launcher then ends the others, who have waited here for that.
-inline void let_rank_0_speak() {
-  if (!started_as_rank_0()) std::this_thread::sleep_for(std::chrono::seconds(5));
-}
-
-/// Whether a failure of the world is some rank's own error, which that rank prints.
-inline bool names_a_rank(std::string_view failure) {
-  constexpr std::string_view mark = ": rank ";
-  for (auto at = failure.find(mark); at != failure.npos; at = failure.find(mark, at + 1)) {
-    const auto end = failure.find_first_not_of("0123456789", at + mark.size());
-    if (end > at + mark.size() && failure.substr(end, 2) == ": ") return true;
-  }
-  return false;
-}
-
-/// Whether it is for this rank to print an error, so that it is printed once.
-inline bool speaks(const std::exception& error, const lockstep::Group& world) {
-  const bool first = world.rank() == 0;
-  if (dynamic_cast<const lockstep::CommError*>(&error) != nullptr) {
-    // lockstep run itself tells why a world failed.
-    return first && !names_a_rank(error.what()) && !lockstep::Environment::get().rank;
-  }
-  const bool nested = dynamic_cast<const std::nested_exception*>(&error) != nullptr;
-  // What fails in Lockstep's other calls fails on all ranks, and rank 0 knows of all; but for what
-  // a loader's worker met, which is nested.
-  if (dynamic_cast<const lockstep::Error*>(&error) != nullptr && !nested) return first;
-  // Any other error is this rank's own. The world ends with the first of those; another rank that
-  // met the same leaves it to that one.
-  world.communicator().fail(error.what());
-  try {
-    world.communicator().look();
-  } catch (const lockstep::CommError& failure) {
-    const std::string_view text = failure.what();
-    const std::string own = ": rank " + std::to_string(world.rank()) + ": ";
-    return text.find(own) != text.npos || text.find(error.what()) == text.npos;
-  }
-  return true;
-}
-
-/// What --backend says, if the program has it.
+/// The value of --backend, if the program has this option.
 inline std::optional<lockstep::Backend> backend_of(const CLI::App& app) {
   const auto* option = app.get_option_no_throw("--backend");
   if (option == nullptr || option->empty()) return std::nullopt;
   return lockstep::parse_backend(option->as<std::string>());
 }
 
-/// Parses the command line, joins the world and runs fn; as threads of this process if threads is
-/// above 0 by then. Complains once, not once a rank. Returns main's exit code.
+/// Parses the command line and runs fn on every rank; as threads of this process if threads is
+/// above 0 by then. Returns main's exit code.
 inline int run(CLI::App& app, int argc, char** argv,
                const std::function<void(const lockstep::Group&)>& fn, const int& threads = 0) {
-  std::optional<lockstep::Group> world;
   try {
     parse(app, argc, argv);
-    const lockstep::InitOptions options{
-        .backend = backend_of(app), .timeout = {}, .keep_pages = true};
-    if (threads > 0 && options.backend && lockstep::needs_mpi(*options.backend))
-      throw lockstep::InvalidArgument("--backend: got " +
-                                      std::string(lockstep::name(*options.backend)) +
-                                      ", expected auto or host for threads of one process");
-    if (threads > 0) {
-      lockstep::spawn(threads, fn, options);
-    } else {
-      world = lockstep::init(options);
-      fn(*world);
+    const auto backend = backend_of(app);
+    if (threads > 0 && backend && *backend != lockstep::Backend::automatic &&
+        *backend != lockstep::Backend::host) {
+      throw CLI::ValidationError("--backend",
+                                 "got " + std::string(lockstep::name(*backend)) +
+                                     ", expected auto or host for threads of one process");
     }
-    return 0;
+    return lockstep::run_main(
+        argc, argv, fn,
+        {.init = {.backend = backend, .timeout = {}, .keep_pages = true}, .threads = threads});
   } catch (const CLI::ParseError& error) {
     const bool help = error.get_exit_code() == 0;
-    if (help && !started_as_rank_0()) return 0;
-    if (!help) let_rank_0_speak();
+    if (help && !lockstep::is_startup_reporter()) return 0;
+    if (!help) lockstep::wait_for_startup_reporter();
     return answer(app, error);
-  } catch (const std::exception& error) {
-    lockstep::record_error(error);
-    if (!world) let_rank_0_speak();
-    if (!world || speaks(error, *world))
-      std::cerr << app.get_name() << ": " << error.what() << std::endl;
-    return 1;
   }
 }
 

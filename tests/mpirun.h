@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/comm/mpi/mpi.h"
+#include "comm/mpi/mpi.h"
 
 namespace lockstep::testing {
 

@@ -1,4 +1,4 @@
-#include "ranks.h"
+#include "tests/ranks.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -16,8 +16,9 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/comm/host/host.h"
-#include "lockstep/core/text.h"
+#include "comm/host/host.h"
+#include "core/text.h"
+#include "lockstep/denormals.h"
 
 namespace lockstep::testing {
 namespace {
@@ -181,6 +182,8 @@ void expect_processes(int n, const std::string& name) {
 }  // namespace lockstep::testing
 
 int main(int argc, char** argv) {
+  // A second run of a test program checks its results while denormals are flushed.
+  if (std::getenv("LOCKSTEP_TEST_FLUSHED") != nullptr) lockstep::flush_denormals(true);
   if (const char* name = std::getenv(lockstep::testing::body_variable)) {
     return lockstep::testing::run_body(name);
   }

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/comm/communicator.h"
+#include "comm/communicator.h"
 
 namespace lockstep::testing {
 
@@ -22,7 +22,7 @@ class ProcessBody {
   ProcessBody(std::string name, RankFunction fn);
 };
 
-/// What became of one rank process.
+/// The exit of one rank process.
 struct Outcome {
   bool exited = false;
   int code = -1;    ///< exit code, or the signal that ended it

@@ -6,10 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/core/dtype.h"
-#include "lockstep/core/reduce_op.h"
-#include "lockstep/core/text.h"
-#include "lockstep/kernels/reduce.h"
+#include "core/text.h"
+#include "kernels/reduce.h"
+#include "lockstep/types.h"
 
 // GB/s are bytes read and written: in place on N buffers 2 N times a buffer's bytes. a += b,
 // compiled from a plain loop, is what the memory gives.

@@ -6,10 +6,10 @@
 
 #include "bench/kernels/selection_data.h"
 #include "bench/read_pass.h"
-#include "lockstep/kernels/quantize.h"
-#include "lockstep/kernels/reduce_rounded.h"
-#include "lockstep/kernels/scatter.h"
-#include "lockstep/kernels/select.h"
+#include "kernels/quantize.h"
+#include "kernels/reduce_rounded.h"
+#include "kernels/scatter_add.h"
+#include "kernels/select_largest.h"
 
 // Compare with read_pass of the same size: a sum that is as fast as memory. Selections take 1 %.
 namespace lockstep::kernels {

@@ -8,8 +8,8 @@
 
 namespace lockstep::bench {
 
-/// What selections are given: the second to the last are those that a threshold which is estimated
-/// from samples may get wrong.
+/// Inputs of selections. A threshold estimated from samples may be wrong for each kind but the
+/// first.
 enum class SelectionData { normal, ties, zeros, ascending, sparse };
 
 inline constexpr SelectionData all_selection_data[] = {

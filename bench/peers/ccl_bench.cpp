@@ -1,4 +1,4 @@
-// The work of `lockstep bench`, done by oneCCL on processors; its ranks meet by MPI.
+// The work of `lockstep bench` by oneCCL on processors, bootstrapped over MPI.
 #include <mpi.h>
 
 #include <iostream>

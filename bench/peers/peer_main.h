@@ -8,11 +8,11 @@
 #include "bench/session.h"
 #include "bench/settings.h"
 #include "bench/transport.h"
-#include "lockstep/core/error.h"
+#include "lockstep/error.h"
 
 namespace lockstep::bench {
 
-/// What peers have no words for.
+/// Defaults for operations that peers do not have.
 class Peer : public Transport {
  public:
   bool sleeps_while_waiting() const override { return false; }

@@ -10,7 +10,7 @@ import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
 NEAR_NS = 200
-# What lockstep run sets for its ranks: glibc keeps what is freed.
+# Variables that `lockstep run` sets for its ranks: glibc keeps freed memory.
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "9223372036854775807",
                "MALLOC_TOP_PAD_": "67108864"}
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Lockstep beside everyone else who is installed: collectives, training steps, start, an epoch.
+"""Lockstep beside everyone else who is installed: collectives, training steps, start, an epoch, denormals.
 
 Everything takes turns within one run, with the machine's state probed before and after each figure.
 Prints a table for each part; --jsonl keeps every single figure, and --docs puts the tables between
@@ -14,12 +14,14 @@ import subprocess
 import sys
 
 import collectives
+import denormals
 import epoch
 import start
 import steps
 from peers import Failed, Machine, say
 
-PARTS = {"collectives": collectives, "steps": steps, "start": start, "epoch": epoch}
+PARTS = {"collectives": collectives, "steps": steps, "start": start, "epoch": epoch,
+         "denormals": denormals}
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 

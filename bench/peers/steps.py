@@ -2,7 +2,7 @@
 
 Lockstep under its launcher, with torch::optim::SGD and with FusedSgd; PyTorch's
 DistributedDataParallel over Gloo as it is shipped, and at its best (bucket views, static graph,
-fused SGD, and glibc told to keep freed memory); and one process with two threads on the same global
+fused SGD, denormals flushed, and glibc told to keep freed memory); and one process with two threads on the same global
 batch.
 """
 
@@ -13,7 +13,7 @@ from peers import HERE, KEEP_MEMORY, by_way, run
 # Steps a round, so that a round takes about a second.
 STEPS = {"cnn": 30, "mlp": 5, "resnet9": 3, "resnet50": 1}
 BATCH = {"cnn": 64, "mlp": 16, "resnet9": 16, "resnet50": 8}
-# What takes part in comparing PowerSGD.
+# The model and the rank of the PowerSGD comparison.
 HOOK_MODEL, HOOK_RANK = "resnet9", 4
 
 

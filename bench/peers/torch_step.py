@@ -2,7 +2,7 @@
 """The training steps of bench_train_step by PyTorch in Python: prints one JSON object.
 
     torch_step.py --model cnn --ranks 2            DistributedDataParallel over Gloo, as shipped
-    torch_step.py --model cnn --ranks 2 --best     bucket views, static graph, fused optimizer
+    torch_step.py --model cnn --ranks 2 --best     bucket views, static graph, fused optimizer, denormals flushed
     torch_step.py --model cnn --ranks 2 --powersgd 4     its PowerSGD hook of rank 4
     torch_step.py --model cnn --ranks 1 --threads 2 --batch-size 128     one process, two threads
     mpirun -n 2 torch_step.py --model cnn --address 10.77.0.1 --fp16     ranks that OpenMPI has started
@@ -101,6 +101,7 @@ def start(entry, options, results):
 
 def train(rank, options, port, results):
     torch.set_num_threads(options.threads)
+    torch.set_flush_denormal(options.best)
     torch.manual_seed(rank)
     make, batch_size, sample = WORKS[options.model]
     batch_size = options.batch_size or batch_size
@@ -162,7 +163,7 @@ def main():
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1, help="compute threads a rank [1]")
     parser.add_argument("--batch-size", type=int, help="of a rank [the model's]")
-    parser.add_argument("--best", action="store_true", help="bucket views, static graph, fused SGD")
+    parser.add_argument("--best", action="store_true", help="bucket views, static graph, fused SGD, denormals flushed")
     parser.add_argument("--fp16", action="store_true", help="the hook that sends halves")
     parser.add_argument("--address", help="of rank 0, where mpirun has started the ranks")
     parser.add_argument("--powersgd", type=int, help="rank of the PowerSGD hook [no hook]")

@@ -10,7 +10,7 @@
 //
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/topk.h>
-#include <lockstep/kernels/select.h>
+#include <kernels/select_largest.h>
 #include <lockstep/lockstep.h>
 
 #include <CLI/CLI.hpp>
@@ -60,7 +60,7 @@ struct Exchanged {
   std::unique_ptr<lockstep::Exchange> exchange;
 };
 
-/// What all ranks do at once, again and again.
+/// A function that all ranks repeat at the same time.
 struct Timed {
   std::string name;
   std::function<void(std::int64_t round)> run;
@@ -92,7 +92,7 @@ std::function<void(std::int64_t)> selection_of(std::span<const float> from) {
   };
 }
 
-/// Selections of each kind of data. What the caches hold of them, they hold before each.
+/// Selections of each kind of data. A read pass before each brings the caches into the same state.
 std::vector<Timed> all_selections(const Settings& settings, int rank) {
   std::vector<Timed> all;
   for (const auto kind : all_selection_data) {
@@ -131,7 +131,7 @@ void run(const Settings& settings, const lockstep::Group& world) {
               at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(world.rank())));
   auto all = settings.selections ? all_selections(settings, world.rank())
                                  : all_timed(settings, world, gradient);
-  // The first round makes room.
+  // The first round is a warm-up that allocates buffers.
   for (int round = -1; round < settings.rounds; ++round) {
     for (auto& timed : all) {
       timed.prepare();

@@ -107,7 +107,7 @@ inline nn::Sequential deep() {
   return all;
 }
 
-/// What is trained, and on what.
+/// The model and the data to train.
 struct Work {
   std::function<nn::Sequential()> model;
   std::int64_t batch_size;

@@ -1,6 +1,7 @@
-// What part of a training step's communication is hidden behind its backward: times backward alone,
-// the exchange of as many bytes alone, and both as DistributedDataParallel does them, in turns, and
-// prints one JSON object. Meant for two hosts and a limited link: tools/two-hosts --per-host 1.
+// Measures the part of a training step's communication that is hidden behind its backward. Times,
+// in turns: backward alone, the exchange of as many bytes alone, and both by
+// DistributedDataParallel. Prints one JSON object. Meant for two hosts and a limited link:
+// tools/two-hosts --per-host 1.
 
 #include <lockstep/lockstep.h>
 #include <torch/nn.h>
@@ -19,8 +20,9 @@
 #include <vector>
 
 #include "bench/clock.h"
+#include "comm/communicator.h"
+#include "core/environment.h"
 #include "largest.h"
-#include "lockstep/core/environment.h"
 #include "models.h"
 
 namespace {
@@ -103,7 +105,7 @@ class Overlap {
     return took;
   }
 
-  /// What world.statistics() says of the last both(), of this rank's buckets.
+  /// Statistics of this rank's buckets in the last both(), from world.statistics().
   double communicating() const { return communicating_; }
   double hidden() const { return hidden_; }
   std::vector<std::uint64_t> bucket_bytes() const {

@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/core/digest.h"
+#include "core/digest.h"
 
 namespace {
 

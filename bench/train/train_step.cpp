@@ -1,9 +1,11 @@
-// Times the training step of SINGA's MNIST CNN, or of another model on random data, in turns: one
-// rank alone while the others sleep; all ranks at once, exchanging nothing; the same with a barrier
-// after each step ("paced"); and all ranks together. It shows what the cores cost one another, what
-// waiting for the slower rank costs, and what Lockstep costs. Counts the page faults of a step, and
-// says what part of it goes into loading data.
-// Rank 0 prints one JSON object. bench/train/compare.py runs it in all ways that matter.
+// Times the training step of SINGA's MNIST CNN, or of another model on random data, in turns:
+// - one rank alone while the others sleep;
+// - all ranks at once without exchange;
+// - the same with a barrier after each step ("paced");
+// - all ranks with the exchange.
+// This separates the costs of shared cores, of waiting for the slower rank, and of Lockstep. Also
+// counts the page faults of a step and the part of it that loads data.
+// Rank 0 prints one JSON object. bench/train/compare.py runs all configurations.
 
 #include <lockstep/lockstep.h>
 #include <sys/resource.h>

@@ -1,4 +1,4 @@
-#include "adapted_ranks.h"
+#include "tests/adapter/adapted_ranks.h"
 
 #include <ATen/Parallel.h>
 #include <gmock/gmock.h>
@@ -6,8 +6,8 @@
 #include <memory>
 #include <thread>
 
-#include "lockstep/adapter/over.h"
-#include "memory_backend.h"
+#include "lockstep/group_from_backend.h"
+#include "tests/adapter/memory_backend.h"
 
 namespace lockstep::testing {
 
@@ -20,8 +20,9 @@ std::vector<std::string> what_adapted_ranks_threw(int n, const std::function<voi
     threads.emplace_back([&, rank] {
       at::set_num_threads(1);
       try {
-        fn(over(c10::make_intrusive<MemoryBackend>(boxes, rank, n),
-                {.store = options.store, .timeout = options.timeout}));
+        OverOptions own{.store = options.store, .timeout = options.timeout};
+        if (options.flush_denormals) own.flush_denormals = options.flush_denormals(rank);
+        fn(over(c10::make_intrusive<MemoryBackend>(boxes, rank, n), own));
       } catch (const std::exception& error) {
         texts[static_cast<std::size_t>(rank)] = error.what();
       }

@@ -14,10 +14,12 @@ struct AdaptedOptions {
   /// By which ranks tell one another of failures; one of their own unless said.
   c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
   std::chrono::milliseconds timeout = std::chrono::seconds(20);
+  /// The option of each rank; the default of over() if empty.
+  std::function<bool(int rank)> flush_denormals = {};
 };
 
-/// Runs fn on n ranks, each a thread with a Group over a MemoryBackend. What each threw, "" if
-/// nothing.
+/// Runs fn on n ranks, each a thread with a Group over a MemoryBackend. Returns each rank's error,
+/// "" if it threw nothing.
 std::vector<std::string> what_adapted_ranks_threw(int n, const std::function<void(Group)>& fn,
                                                   const AdaptedOptions& options = {});
 

@@ -2,17 +2,22 @@
 #include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <functional>
 #include <latch>
 #include <stdexcept>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <utility>
 
-#include "adapted_ranks.h"
-#include "lockstep/adapter/over.h"
-#include "lockstep/core/error.h"
+#include "comm/communicator.h"
+#include "comm/host/host.h"
+#include "lockstep/error.h"
+#include "lockstep/group_from_backend.h"
+#include "tests/adapter/adapted_ranks.h"
 
-// What a Group over a c10d::Backend says when something is wrong.
+// Errors of a Group over a c10d::Backend.
 
 namespace lockstep::testing {
 namespace {
@@ -142,14 +147,23 @@ TEST(AdapterFailure, TheFirstCauseReachesRanksThatWait) {
     world.all_reduce(at::zeros({100'000})).wait();
   });
   EXPECT_THAT(texts, Each(HasSubstr("rank 1: no such file")));
+  EXPECT_THAT(texts[1], HasSubstr(": the world failed earlier: rank 1: no such file; "));
 }
 
 TEST(AdapterFailure, WhatAnExceptionLeavesBehindEndsTheWorld) {
-  const auto texts = what_adapted_ranks_threw(2, [](const Group& world) {
-    const auto work = world.all_reduce(at::zeros({100'000}));
-    if (world.rank() == 0) throw std::runtime_error("of its own");
-    world.barrier().wait();
-    world.barrier().wait();
+  std::latch thrown(1);
+  const auto texts = what_adapted_ranks_threw(2, [&](const Group& world) {
+    if (world.rank() == 1) {
+      thrown.wait();  // else rank 0's operation might be complete by then
+      world.all_reduce(at::zeros({100'000})).wait();
+    }
+    try {
+      const auto work = world.all_reduce(at::zeros({100'000}));
+      throw std::runtime_error("of its own");
+    } catch (const std::runtime_error&) {
+      thrown.count_down();
+      throw;
+    }
   });
   EXPECT_EQ(texts[0], "of its own");
   EXPECT_THAT(texts[1], HasSubstr("all_reduce #1 was abandoned"));
@@ -200,6 +214,32 @@ TEST(AdapterFailure, ABackendThatCannotSendSaysSo) {
     EXPECT_THAT(error.what(), AllOf(HasSubstr("(c10d/dumb) rank 0 of 2"),
                                     HasSubstr("Backend dumb does not support recv")));
   }
+}
+
+TEST(AdapterFailure, AForkedChildLeavesTheWorldAlone) {
+  const auto texts = what_adapted_ranks_threw(2, [](Group world) {
+    auto work = world.barrier();
+    if (world.rank() == 1) {
+      const pid_t child = ::fork();
+      if (child == 0) {
+        bool refused = false;
+        try {
+          world.barrier().wait();
+        } catch (const InvalidArgument&) {
+          refused = true;
+        }
+        { const auto gone = std::move(work); }
+        world = Group(host::create(host::World::create(1), 0, {}));
+        ::_exit(refused ? 0 : 1);
+      }
+      int status = 0;
+      ::waitpid(child, &status, 0);
+      EXPECT_EQ(status, 0);
+    }
+    work.wait();
+    world.barrier().wait();
+  });
+  EXPECT_THAT(texts, Each(""));
 }
 
 TEST(AdapterFailure, NoBackendIsAnInvalidArgument) { EXPECT_THROW(over({}), InvalidArgument); }

@@ -4,10 +4,10 @@
 #include <mutex>
 #include <vector>
 
-#include "adapted_ranks.h"
-#include "lockstep/nn/sync_batch_norm.h"
-#include "lockstep/parallel/distributed_data_parallel.h"
-#include "parallel/models.h"
+#include "lockstep/distributed_data_parallel.h"
+#include "lockstep/sync_batch_norm.h"
+#include "tests/adapter/adapted_ranks.h"
+#include "tests/parallel/models.h"
 
 // Training over a c10d::Backend gives the bits of the host backend.
 

@@ -1,8 +1,9 @@
-#include "comm/conformance.h"
+#include "tests/comm/conformance.h"
 
 #include <gtest/gtest.h>
 
-#include "adapted_ranks.h"
+#include "comm/communicator.h"
+#include "tests/adapter/adapted_ranks.h"
 
 namespace lockstep::testing {
 namespace {
@@ -18,6 +19,7 @@ TEST_P(AdapterConformance, OverAPlainBackend) {
     check_places(group);
     check_split(group);
     check_messages(group);
+    check_denormals(group);
   });
 }
 

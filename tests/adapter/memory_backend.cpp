@@ -1,4 +1,4 @@
-#include "memory_backend.h"
+#include "tests/adapter/memory_backend.h"
 
 #include <algorithm>
 #include <cstring>
@@ -47,7 +47,7 @@ void MemoryWork::abort() {
   boxes_->changed.notify_all();
 }
 
-/// What nobody has taken by now is the sender's again.
+/// Removes a message that no rank has received, so that the sender may reuse its memory.
 void MemoryWork::take_back() {
   if (parcel_ == nullptr) return;
   const std::lock_guard lock(boxes_->mutex);

@@ -10,7 +10,7 @@
 
 #include "bench/ranks.h"
 #include "bench/session.h"
-#include "lockstep/core/error.h"
+#include "lockstep/error.h"
 
 namespace lockstep::bench {
 namespace {

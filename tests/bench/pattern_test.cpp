@@ -5,7 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#include "lockstep/core/reduce_op.h"
+#include "lockstep/types.h"
 
 namespace lockstep::bench {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <limits>
 
-#include "lockstep/core/error.h"
+#include "lockstep/error.h"
 
 namespace lockstep::bench {
 namespace {

@@ -1,4 +1,4 @@
-#include "conformance.h"
+#include "tests/comm/conformance.h"
 
 #include <algorithm>
 #include <array>
@@ -10,7 +10,7 @@
 #include <set>
 #include <span>
 
-#include "oracle.h"
+#include "tests/comm/oracle.h"
 
 namespace lockstep::testing {
 namespace {
@@ -54,7 +54,7 @@ void multiply(Bytes& values, std::size_t above, std::size_t below) {
     reinterpret_cast<Value*>(values.data())[i] *= factor;
 }
 
-/// Short inputs travel with the announcements, so that every rank has them all.
+/// Short inputs are eager: each rank gets them with the announcements.
 bool is_short(const Case& c, std::size_t ranks) {
   return c.count * size_of(c.dtype) <= std::min<std::size_t>(2048, 65536 / ranks);
 }
@@ -107,8 +107,7 @@ void all_reduce_halves(Communicator& group, const Case& c, const Wire& wire, Red
               c.text(group, concat("all_reduce as ", name(wire.dtype))));
 }
 
-/// What halves have at their ends, and beyond: what is not finite or not normal, and what becomes
-/// so by rounding.
+/// Values at the limits of the half formats: not finite, not normal, or rounded to such values.
 Bytes make_special(std::size_t count, int rank) {
   constexpr auto inf = std::numeric_limits<float>::infinity();
   constexpr std::array specials{std::numeric_limits<float>::quiet_NaN(),
@@ -312,8 +311,7 @@ void check_in_flight(Communicator& group, const Sums& sums) {
 }
 
 void check_skew(Communicator& group) {
-  // Ranks come and go at moments of their own, with three operations in flight of any length and
-  // place.
+  // Three outstanding operations of different lengths and memory, with random delays on each rank.
   constexpr std::array<std::size_t, 3> counts{3, 3000, 140'001};
   std::array<Bytes, 3> inputs;
   std::array<Bytes, 3> sums;
@@ -353,7 +351,7 @@ void check_split(Communicator& group, const Sums& sums) {
     throw std::runtime_error(concat("split: got rank ", half->rank(), " of ", half->size(),
                                     ", expected ", position, " of ", size));
   }
-  // Both groups' operations are in flight at once; a wait in one advances the other.
+  // Both groups have outstanding operations at once; a wait in one advances the other.
   std::int64_t in_half = group.rank();
   std::int64_t in_all = group.rank();
   auto first = half->all_reduce(&in_half, 1, DType::i64, ReduceOp::sum);

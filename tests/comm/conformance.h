@@ -2,26 +2,27 @@
 
 #include <vector>
 
-#include "lockstep/comm/communicator.h"
+#include "comm/communicator.h"
 
 namespace lockstep::testing {
 
 /// How a group sums float32 and float64, where not all of them in the order of ranks.
 struct Sums {
-  /// Which host each rank is on, where floats are summed host by host, and travel as halves between
-  /// hosts only; empty where all ranks are alike.
+  /// The host of each rank, where floats are summed host by host and the wire dtype applies between
+  /// hosts only. Empty where all ranks are alike.
   std::vector<int> hosts = {};
-  /// Each slice in the order of a ring, where they do not travel as halves.
+  /// Sums each slice in the order of a ring, without a reduced-precision wire dtype.
   bool ring = false;
 };
 
-/// What every backend must do: all collectives over dtypes, operations, sizes and places of memory,
-/// compared byte for byte with scalar code. Collective over the group. Throws: std::runtime_error
-/// naming the first difference.
+/// The requirements on every backend: all collectives over dtypes, operations, sizes and places of
+/// memory, compared byte for byte with scalar code.
+/// Ranks: all.
+/// Throws: std::runtime_error naming the first difference.
 void check_collectives(Communicator& group, const Sums& sums = {});
 
-/// Several operations in flight at once, of one group and of overlapping groups, waited for out of
-/// order.
+/// Several outstanding operations at once, of one group and of overlapping groups, waited for out
+/// of order.
 void check_in_flight(Communicator& group, const Sums& sums = {});
 
 /// Operations begun and awaited at random moments, their buffers at random places.
@@ -29,6 +30,9 @@ void check_skew(Communicator& group);
 
 /// split() by color and key, its groups used at the same time as their parent.
 void check_split(Communicator& group, const Sums& sums = {});
+
+/// Sums of denormals are what the ranks' setting says, on every backend and whichever thread adds.
+void check_denormals(Communicator& group);
 
 /// Memory that other ranks find by its place, where ranks share memory.
 void check_places(Communicator& group);

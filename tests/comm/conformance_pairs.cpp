@@ -2,11 +2,12 @@
 #include <stdexcept>
 #include <vector>
 
-#include "conformance.h"
-#include "lockstep/core/error.h"
-#include "oracle.h"
+#include "comm/communicator.h"
+#include "lockstep/error.h"
+#include "tests/comm/conformance.h"
+#include "tests/comm/oracle.h"
 
-// What one rank does with another: messages, and memory that both see.
+// Point-to-point messages and shared memory of two ranks.
 
 namespace lockstep::testing {
 
@@ -53,7 +54,7 @@ void check_messages(Communicator& group) {
       theirs.expect(make_input(DType::f32, count, before, 3), concat("message of ", count));
     }
   }
-  // Many in flight, and from all to rank 0, received in another order than sent.
+  // Many outstanding messages, from all ranks to rank 0, received in another order than sent.
   std::vector<std::int64_t> numbers(20);
   std::iota(numbers.begin(), numbers.end(), 100 * group.rank());
   std::vector<Work> works;

@@ -1,10 +1,10 @@
-#include "lockstep/comm/cost.h"
+#include "comm/cost.h"
 
 #include <gtest/gtest.h>
 
 #include <vector>
 
-#include "lockstep/comm/mpi/mpi.h"
+#include "comm/mpi/mpi.h"
 
 // Everything expected here is worked out by hand from docs/algorithms.md.
 

@@ -7,8 +7,8 @@
 #include <limits>
 #include <thread>
 
-#include "failures.h"
-#include "lockstep/comm/host/host.h"
+#include "comm/host/host.h"
+#include "tests/comm/failures.h"
 
 namespace lockstep::testing {
 namespace {
@@ -16,6 +16,7 @@ namespace {
 using namespace std::chrono_literals;
 using ::testing::Each;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 TEST(Failure, TimeoutNamesOperationAndMissingRanks) {
   std::promise<void> given_up;
@@ -122,6 +123,44 @@ TEST(Failure, EveryLaterCallRaisesTheFirstCause) {
     group->barrier().wait();
   });
   EXPECT_THAT(texts, Each(HasSubstr("rank 0: the first cause")));
+}
+
+TEST(Failure, LaterCallsSayWhereTheWorldFailed) {
+  const auto texts = what_ranks_threw(3, [](const auto& group) {
+    if (group->rank() == 0) return;
+    EXPECT_THROW(group->barrier().wait(), CommError);
+    group->split(0, 0);
+  });
+  for (const std::size_t rank : {1, 2}) {
+    EXPECT_THAT(texts[rank],
+                AllOf(HasSubstr("all_gather #2 (host) rank "),
+                      HasSubstr("the world failed earlier, in barrier #1: rank 0 left the world"),
+                      HasSubstr("; a failed world cannot be used again: start all ranks anew")));
+  }
+}
+
+TEST(Failure, LaterCallsOfTheRankThatEndedTheWorldSaySo) {
+  const auto ends = [](const auto& group) { group->fail("the first cause"); };
+  const auto abandons = [](const auto& group) {
+    try {
+      float value = 0;
+      const auto work = group->recv(&value, 1, DType::f32, 1);
+      throw std::runtime_error("unrelated");
+    } catch (const std::runtime_error&) {
+    }
+  };
+  const auto later_of = [](const auto& end) {
+    return what_ranks_threw(2, [&](const auto& group) {
+      if (group->rank() == 0) end(group);
+      group->barrier().wait();
+    });
+  };
+  for (const auto& texts : {later_of(ends), later_of(abandons)}) {
+    EXPECT_THAT(texts[0],
+                AllOf(HasSubstr(": the world failed earlier: rank 0: "),
+                      HasSubstr("; a failed world cannot be used again: start all ranks anew")));
+    EXPECT_THAT(texts[1], Not(HasSubstr("earlier")));
+  }
 }
 
 TEST(Failure, AbandonedWorkEndsTheWorld) {

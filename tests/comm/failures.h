@@ -6,15 +6,15 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/core/error.h"
-#include "ranks.h"
+#include "lockstep/error.h"
+#include "tests/ranks.h"
 
 namespace lockstep::testing {
 
-/// What ranks give to collectives that are not to succeed: sixteen for each of eight ranks.
+/// Buffers for collectives that fail: sixteen elements for each of eight ranks.
 inline float floats[128];
 
-/// What each rank's fn threw, "" if nothing. Ranks are threads.
+/// The error that fn threw on each rank, "" if none. Ranks are threads.
 inline std::vector<std::string> what_ranks_threw(
     int n, const RankFunction& fn, std::chrono::milliseconds timeout = std::chrono::seconds(20)) {
   std::vector<std::string> texts(static_cast<std::size_t>(n));

@@ -1,7 +1,8 @@
 #include <gtest/gtest.h>
 
-#include "conformance.h"
-#include "ranks.h"
+#include "comm/communicator.h"
+#include "tests/comm/conformance.h"
+#include "tests/ranks.h"
 
 namespace lockstep::testing {
 namespace {
@@ -13,6 +14,7 @@ void check_all(const std::shared_ptr<Communicator>& group) {
   check_places(*group);
   check_split(*group);
   check_messages(*group);
+  check_denormals(*group);
 }
 
 const ProcessBody conformance("conformance", check_all);

@@ -8,14 +8,16 @@
 #include <future>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
-#include "lockstep/comm/host/host.h"
-#include "lockstep/comm/host/rendezvous.h"
-#include "lockstep/core/error.h"
-#include "lockstep/core/text.h"
+#include "comm/host/host.h"
+#include "comm/host/rendezvous.h"
+#include "core/text.h"
+#include "lockstep/error.h"
 
-// Ranks of a world made by hand that end before all have joined it. Whoever waits for them must
-// hear of it long before the timeout, which here is longer than the test may last.
+// Ranks of a manually formed world that end before all have joined it. A waiting rank must raise an
+// error long before the timeout, which is longer than the test may last.
 
 namespace lockstep::testing {
 namespace {
@@ -52,6 +54,7 @@ class OtherRank {
     ::waitpid(pid_, nullptr, 0);
     pid_ = -1;
   }
+  pid_t pid() const { return pid_; }
 
  private:
   pid_t pid_;
@@ -121,6 +124,19 @@ TEST(ProcessesMeeting, RankThatEndsAfterTheLastCameIsNamed) {
   // Rank 0 may see the end before or after rank 2 has come.
   EXPECT_THAT(thrown, ::testing::AnyOf(HasSubstr("rank 1 left the world (its process ended)"),
                                        HasSubstr("rank 1 of 3 ended while")));
+}
+
+TEST(ProcessesMeeting, LauncherThatEndsBeforeTheLastRankStartsIsNamed) {
+  const auto name = job("launcher ends");
+  OtherRank launcher([] {});
+  const host::LauncherWatch watch(launcher.pid(), "a launcher");
+  launcher.end();
+  const std::vector<std::pair<int, std::string>> ranks{{0, name}, {1, job("nobody answers")}};
+  for (const auto& [rank, meeting] : ranks) {
+    EXPECT_EQ(what_is_thrown([&] { host::meet(meeting, rank, 3, timeout, watch); }),
+              lockstep::detail::concat("init rank ", rank,
+                                       " of 3: the launcher of the ranks, a launcher, has ended"));
+  }
 }
 
 TEST(ProcessesMeeting, WhatRankZeroGivesUpForIsHeardByThoseWhoCame) {

@@ -5,18 +5,24 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <fstream>
 #include <functional>
+#include <string>
+#include <thread>
+#include <vector>
 
-#include "failures.h"
-#include "lockstep/comm/host/host.h"
-#include "oracle.h"
+#include "comm/host/host.h"
+#include "tests/comm/failures.h"
+#include "tests/comm/oracle.h"
 
 // The memory that ranks share, and the world it holds.
 
 namespace lockstep::testing {
 namespace {
 
+using ::testing::Each;
 using ::testing::HasSubstr;
+using ::testing::SizeIs;
 
 TEST(Memory, ShortageIsAnErrorThatSaysHowMuch) {
   const auto world = host::World::create(1, 1 << 20);
@@ -60,7 +66,7 @@ TEST(Memory, OutlivesItsGroup) {
   EXPECT_EQ(memory.get()[999], std::byte{7});
 }
 
-/// What fn prints or throws in a child of this process, whose limits it may change.
+/// The output or error of fn in a child of this process, whose limits fn may change.
 std::string in_child(const std::function<std::string()>& fn) {
   int ends[2];
   EXPECT_EQ(::pipe(ends), 0);
@@ -100,6 +106,29 @@ TEST(Memory, LimitsOfTheProcessAreNamed) {
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   EXPECT_THAT(with_limit(RLIMIT_AS), HasSubstr("address space (ulimit -v) 1048576 bytes"));
 #endif
+}
+
+/// The flags of every mapping of a world's memory in this process.
+std::vector<std::string> flags_of_worlds() {
+  std::vector<std::string> flags;
+  std::ifstream in("/proc/self/smaps");
+  bool of_world = false;
+  for (std::string line; std::getline(in, line);) {
+    // Only a mapping's first line has a range of addresses.
+    if (line.find('-') < line.find(' ')) of_world = line.find("memfd:lockstep-world") != line.npos;
+    if (of_world && line.starts_with("VmFlags:")) flags.push_back(line + " ");
+  }
+  return flags;
+}
+
+TEST(Memory, IsLeftOutOfCoreDumps) {
+  const auto world = host::World::create(2);
+  const auto attached = host::World::attach(::dup(world->fd()), 2);
+  std::thread other([&] { host::create(attached, 1, {}); });
+  const auto group = host::create(world, 0, {});
+  const auto memory = group->allocate(40 << 20);
+  other.join();
+  EXPECT_THAT(flags_of_worlds(), AllOf(SizeIs(2), Each(HasSubstr(" dd "))));
 }
 
 TEST(World, SizesOutsideTheRangeAreRefused) {

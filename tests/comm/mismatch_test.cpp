@@ -4,7 +4,8 @@
 #include <array>
 #include <functional>
 
-#include "failures.h"
+#include "comm/communicator.h"
+#include "tests/comm/failures.h"
 
 // Ranks that call different things.
 

@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/comm/communicator.h"
-#include "lockstep/core/text.h"
-#include "lockstep/kernels/reference.h"
+#include "comm/communicator.h"
+#include "core/text.h"
+#include "kernels/reference.h"
 
-// What collectives must give, restated over vectors of bytes held in one process.
+// Expected results of collectives, restated over vectors of bytes held in one process.
 
 namespace lockstep::testing {
 
@@ -77,7 +77,7 @@ inline Bytes reduce_all(DType dtype, ReduceOp op, const std::vector<Bytes>& inpu
   return result;
 }
 
-/// The same of floats that travel as halves.
+/// The same of floats in a reduced-precision wire dtype.
 inline Bytes reduce_rounded(const Wire& wire, ReduceOp op, const std::vector<Bytes>& inputs,
                             std::size_t count) {
   std::vector<std::vector<float>> values(inputs.size(), std::vector<float>(count));

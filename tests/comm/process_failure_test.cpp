@@ -4,10 +4,11 @@
 
 #include <csignal>
 #include <cstdint>
-#include <fstream>
 #include <string>
+#include <vector>
 
-#include "failures.h"
+#include "tests/comm/failures.h"
+#include "tests/comm/stopped_job.h"
 
 // Ranks that are processes, and end.
 
@@ -27,18 +28,12 @@ const ProcessBody exits("rank 1 exits 0", [](const auto& group) {
   group->barrier().wait();
 });
 
-bool is_stopped(std::int64_t pid) {
-  std::ifstream in("/proc/" + std::to_string(pid) + "/stat");
-  std::string number, name, state;
-  in >> number >> name >> state;
-  return state == "T";
-}
-
 const ProcessBody stopped("rank 1 is stopped", [](const auto& group) {
-  const std::int64_t own = ::getpid();
-  std::int64_t all[2] = {};
-  group->all_gather(&own, all, 1, DType::i64).wait();
+  const auto all = pids_of(*group);
   if (group->rank() == 1) ::raise(SIGSTOP);
+  if (group->rank() == 0) {
+    while (!is_stopped(all[1])) ::usleep(1000);
+  }
   try {
     group->all_reduce(floats, 8, DType::f32, ReduceOp::sum, {.timeout = 300ms}).wait();
   } catch (const TimeoutError&) {
@@ -50,6 +45,14 @@ const ProcessBody stopped("rank 1 is stopped", [](const auto& group) {
     throw;
   }
 });
+
+const ProcessBody job_stopped("the job is stopped",
+                              [](const auto& group) { stop_for_longer_than_2_s(*group); });
+
+TEST(Processes, AStoppedJobGoesOnThoughTheTimeoutHasPassed) {
+  const auto outcomes = run_processes(3, "the job is stopped", 2s);
+  for (const auto& outcome : outcomes) EXPECT_EQ(outcome.code, 0) << outcome.err;
+}
 
 TEST(Processes, KilledRankIsNamed) {
   const auto outcomes = run_processes(3, "rank 1 is killed");
@@ -68,8 +71,9 @@ TEST(Processes, EarlyExitIsNamed) {
 
 TEST(Processes, StoppedRankIsFoundByTheTimeout) {
   const auto outcomes = run_processes(2, "rank 1 is stopped");
-  EXPECT_THAT(outcomes[0].err, HasSubstr("all_reduce #2 waited 0.3 s for rank 1"));
-  EXPECT_THAT(outcomes[1].err, HasSubstr("all_reduce #2 waited 0.3 s for rank 1"));
+  for (const auto& outcome : outcomes) {
+    EXPECT_THAT(outcome.err, HasSubstr("all_reduce #2 waited 0.3 s for rank 1 (stopped)"));
+  }
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "lockstep/comm/progress_thread.h"
+#include "comm/progress_thread.h"
 
 #include <gtest/gtest.h>
 

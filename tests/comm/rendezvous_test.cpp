@@ -1,4 +1,4 @@
-#include "lockstep/comm/host/rendezvous.h"
+#include "comm/host/rendezvous.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,21 +8,27 @@
 #include <unistd.h>
 
 #include <cstddef>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <future>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "lockstep/comm/host/host.h"
-#include "lockstep/core/error.h"
-#include "lockstep/core/text.h"
+#include "comm/host/arrivals.h"
+#include "comm/host/host.h"
+#include "core/descriptor.h"
+#include "core/text.h"
+#include "lockstep/error.h"
 
 namespace lockstep::testing {
 namespace {
 
 using namespace std::chrono_literals;
+using lockstep::detail::Descriptor;
+using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
 
@@ -30,7 +36,7 @@ std::string own_job(const std::string& name) {
   return lockstep::detail::concat(name, " of test ", ::getpid());
 }
 
-/// What each call threw, "" if nothing; calls run at once.
+/// Runs the calls concurrently. Returns the error of each, "" if it threw nothing.
 std::vector<std::string> what_calls_threw(const std::vector<std::function<void()>>& calls) {
   std::vector<std::string> texts(calls.size());
   std::vector<std::thread> threads;
@@ -103,6 +109,113 @@ std::string visible_address() {
   }
 }
 
+/// An abstract address, and sockets that this process has there.
+class Address {
+ public:
+  explicit Address(const std::string& name) {
+    socket_.sun_family = AF_UNIX;
+    name.copy(socket_.sun_path + 1, sizeof socket_.sun_path - 1);
+    length_ = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  }
+
+  /// That of a job, as its rank 0 makes it.
+  static Address of(const std::string& job) {
+    std::string name;
+    std::thread rank_0([&] { EXPECT_THROW(host::meet(job, 0, 2, 200ms), TimeoutError); });
+    while (name.empty()) name = own_address();
+    rank_0.join();
+    return Address(name);
+  }
+
+  Descriptor bound() const {
+    Descriptor made(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    EXPECT_EQ(::bind(made.get(), get(), length_), 0);
+    return made;
+  }
+  Descriptor connected() const {
+    Descriptor made(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    while (::connect(made.get(), get(), length_) != 0) std::this_thread::yield();
+    return made;
+  }
+
+ private:
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&socket_); }
+
+  /// The one that this process listens at, among those of other tests.
+  static std::string own_address() {
+    const std::string key = lockstep::detail::concat("@lockstep-", ::geteuid(), "-");
+    std::set<std::string> own;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+      std::error_code gone;
+      own.insert(std::filesystem::read_symlink(entry.path(), gone).string());
+    }
+    std::ifstream in("/proc/net/unix");
+    for (std::string line; std::getline(in, line);) {
+      const auto at = line.find(key);
+      if (at == std::string::npos) continue;
+      const auto inode = line.substr(line.rfind(' ', at - 2) + 1, at - 2 - line.rfind(' ', at - 2));
+      if (own.contains("socket:[" + inode + "]")) return line.substr(at + 1);
+    }
+    return "";
+  }
+
+  sockaddr_un socket_{};
+  socklen_t length_ = 0;
+};
+
+std::string this_process() { return lockstep::detail::concat("process ", ::getpid(), " ("); }
+
+TEST(Rendezvous, SilentConnectionsDelayNoRank) {
+  const auto job = own_job("silent");
+  const auto address = Address::of(job);
+  std::vector<Descriptor> silent;
+  std::promise<void> connected;
+  const auto come = [&] {
+    for (int i = 0; i < 20; ++i) silent.push_back(address.connected());
+    connected.set_value();
+  };
+  const auto texts = what_calls_threw({[&] { host::meet(job, 0, 2, 10s); }, come,
+                                       [&] {
+                                         connected.get_future().wait();
+                                         host::meet(job, 1, 2, 10s);
+                                       }});
+  EXPECT_THAT(texts, Each(""));
+}
+
+TEST(Rendezvous, SilentConnectionsAreNamed) {
+  const auto job = own_job("named");
+  const auto address = Address::of(job);
+  std::vector<Descriptor> silent;
+  const auto come = [&] {
+    for (int i = 0; i < 80; ++i) silent.push_back(address.connected());
+  };
+  const auto texts = what_calls_threw({[&] { host::meet(job, 0, 2, 1s); }, come});
+  EXPECT_THAT(texts[0],
+              AllOf(HasSubstr("rank 0 of 2 waited 1 s for ranks 1 to call init; " + this_process()),
+                    HasSubstr(") connected and sent no hello, the last of ")));
+}
+
+TEST(Rendezvous, HolderOfItsAddressIsNamedOnBothSides) {
+  const auto job = own_job("squat");
+  const auto address = Address::of(job);
+  const auto ranks = [&] {
+    return what_calls_threw(
+        {[&] { host::meet(job, 0, 2, 300ms); }, [&] { host::meet(job, 1, 2, 300ms); }});
+  };
+  const auto held = address.bound();
+  auto texts = ranks();
+  EXPECT_THAT(texts[0], HasSubstr("it is held by " + this_process()));
+  EXPECT_THAT(texts[1], AllOf(HasSubstr("rank 1 of 2 waited 0.3 s for rank 0 to call init; " +
+                                        this_process()),
+                              HasSubstr("holds its address")));
+  ASSERT_EQ(::listen(held.get(), 0), 0);
+  texts = ranks();
+  EXPECT_THAT(texts[0], HasSubstr("it is held by " + this_process()));
+  EXPECT_THAT(texts[1], HasSubstr("rank 0 to answer; " + this_process()));
+  // That connection fills the queue: another connect() that blocks would wait for ever.
+  EXPECT_THAT(ranks()[1], HasSubstr("waited 0.3 s for rank 0 to "));
+}
+
 TEST(Rendezvous, AnotherUserIsNotLetIn) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   std::string got = "an answer";
@@ -118,6 +231,8 @@ TEST(Rendezvous, AnotherUserIsNotLetIn) {
     const auto length = offsetof(sockaddr_un, sun_path) + 1 + name.size();
     ASSERT_EQ(::connect(fd, reinterpret_cast<sockaddr*>(&address), static_cast<socklen_t>(length)),
               0);
+    const host::Hello hello{.magic = host::Hello::expected_magic, .rank = 1, .size = 2};
+    ::send(fd, &hello, sizeof hello, MSG_NOSIGNAL);
     char byte = 0;
     if (::recv(fd, &byte, 1, 0) <= 0) got = "nothing";
     ::close(fd);

@@ -1,4 +1,4 @@
-#include "lockstep/comm/statistics.h"
+#include "lockstep/statistics.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,8 +9,10 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/comm/communicator.h"
-#include "ranks.h"
+#include "comm/communicator.h"
+#include "comm/ledger.h"
+#include "comm/request.h"
+#include "tests/ranks.h"
 
 namespace lockstep::testing {
 namespace {
@@ -61,12 +63,12 @@ TEST(Statistics, LeaveOutWhatWasRefused) {
 }
 
 /// An operation that was under way at these times, in milliseconds from some moment on.
-class Past : public detail::Ticket {
+class Past : public detail::Request {
  public:
   Past(int begun, int complete) {
     const auto start = std::chrono::steady_clock::now() - std::chrono::hours(1);
-    apart_ = {.begun = start + std::chrono::milliseconds(begun),
-              .complete = start + std::chrono::milliseconds(complete)};
+    interval_ = {.begun = start + std::chrono::milliseconds(begun),
+                 .complete = start + std::chrono::milliseconds(complete)};
   }
   bool complete() const override { return true; }
   bool test() override { return true; }

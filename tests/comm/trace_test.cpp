@@ -1,4 +1,4 @@
-#include "lockstep/comm/trace.h"
+#include "comm/trace.h"
 
 #include <gtest/gtest.h>
 
@@ -6,10 +6,11 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/comm/communicator.h"
-#include "lockstep/comm/statistics.h"
-#include "lockstep/core/error.h"
-#include "ranks.h"
+#include "comm/communicator.h"
+#include "comm/ledger.h"
+#include "lockstep/error.h"
+#include "lockstep/statistics.h"
+#include "tests/ranks.h"
 
 namespace lockstep::testing {
 namespace {
@@ -84,7 +85,7 @@ TEST(Trace, HasEachCollectiveOfEachRank) {
         EXPECT_GE(span.begin, before);
         EXPECT_GE(span.end, span.begin);
         EXPECT_LE(span.end, after);
-        if (span.kind == Kind::flight) flights.push_back(span);
+        if (span.kind == Kind::request) flights.push_back(span);
         if (span.kind == Kind::working) worked += span.end - span.begin;
       }
       ASSERT_EQ(flights.size(), 3U);

@@ -1,4 +1,4 @@
-#include "lockstep/core/digest.h"
+#include "core/digest.h"
 
 #include <gtest/gtest.h>
 

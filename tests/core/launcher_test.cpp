@@ -1,15 +1,21 @@
-#include "lockstep/core/launcher.h"
+#include "core/launcher.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <array>
 #include <chrono>
 #include <cstdlib>
+#include <functional>
 #include <map>
+#include <optional>
 #include <string>
 
-#include "lockstep/core/environment.h"
-#include "lockstep/core/error.h"
+#include "core/denormals_guard.h"
+#include "core/environment.h"
+#include "lockstep/error.h"
 
 namespace lockstep::testing {
 namespace {
@@ -92,6 +98,46 @@ TEST(LauncherVariables, OfEachLauncher) {
   EXPECT_TRUE(by_srun->one_host());
 }
 
+TEST(LauncherProcess, IsTheNearestThatWasStartedWithoutTheVariables) {
+  EXPECT_EQ(read(openmpi)->process(), ::getppid());
+  EXPECT_EQ(read({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}})->process(), ::getppid());
+}
+
+/// Calls fn in a process whose parent has ended, and returns its result. Returns nothing where
+/// another process than the system's first one takes in such processes.
+std::optional<bool> orphaned(const std::function<bool()>& fn) {
+  std::array<int, 2> ends{};
+  if (::pipe(ends.data()) != 0) return std::nullopt;
+  const pid_t parent = ::fork();
+  if (parent == 0) {
+    const pid_t own = ::getpid();
+    if (::fork() != 0) ::_exit(0);
+    while (::getppid() == own) ::usleep(1000);
+    const char said = ::getppid() != 1 ? '?' : fn() ? 'y' : 'n';
+    ::_exit(::write(ends[1], &said, 1) == 1 ? 0 : 1);
+  }
+  ::waitpid(parent, nullptr, 0);
+  ::close(ends[1]);
+  char said = '?';
+  const bool got = ::read(ends[0], &said, 1) == 1;
+  ::close(ends[0]);
+  return got && said != '?' ? std::optional(said == 'y') : std::nullopt;
+}
+
+TEST(LauncherProcess, HasEndedWhereTheFirstProcessHasTakenInTheRank) {
+  const auto launcher = read(openmpi);
+  EXPECT_FALSE(launcher->has_ended());
+  const auto ended = orphaned([&] { return launcher->has_ended(); });
+  if (!ended) GTEST_SKIP() << "orphans are not handed to process 1 here";
+  EXPECT_TRUE(*ended);
+}
+
+TEST(LauncherProcess, IsUnknownWhereVariablesAreSetByHand) {
+  const Variables by_hand{
+      {"RANK", "1"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "1"}};
+  EXPECT_EQ(read(by_hand)->process(), 0);
+}
+
 TEST(LauncherVariables, ABatchScriptIsNoStepOfSeveralTasks) {
   EXPECT_FALSE(read({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}}));
 }
@@ -159,6 +205,19 @@ TEST(BackendVariable, IsOneOfFour) {
   EXPECT_THROW(Environment::read(), InvalidArgument);
   unsetenv("LOCKSTEP_BACKEND");
   EXPECT_EQ(Environment::read().backend, Backend::automatic);
+}
+
+TEST(DenormalsVariable, IsZeroOrOne) {
+  EXPECT_EQ(Environment::read().flush_denormals, detail::can_flush_denormals);
+  setenv("LOCKSTEP_FLUSH_DENORMALS", "0", 1);
+  EXPECT_FALSE(Environment::read().flush_denormals);
+  setenv("LOCKSTEP_FLUSH_DENORMALS", "1", 1);
+  EXPECT_TRUE(Environment::read().flush_denormals);
+  for (const char* text : {"2", "-1", "flush", "1x"}) {
+    setenv("LOCKSTEP_FLUSH_DENORMALS", text, 1);
+    EXPECT_THROW(Environment::read(), InvalidArgument) << text;
+  }
+  unsetenv("LOCKSTEP_FLUSH_DENORMALS");
 }
 
 TEST(NetworkVariables, AreReadAndChecked) {

@@ -1,4 +1,4 @@
-#include "lockstep/core/memory.h"
+#include "core/memory.h"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -23,7 +23,7 @@ std::int64_t faults_of_using(std::size_t bytes) {
   const auto before = page_faults();
   void* block = std::malloc(bytes);
   std::memset(block, 1, bytes);
-  // Or else the compiler sees that nobody reads it.
+  // Keeps the compiler from removing the store to memory that is never read.
   asm volatile("" : : "r"(block) : "memory");
   std::free(block);
   return page_faults() - before;

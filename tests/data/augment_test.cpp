@@ -1,5 +1,3 @@
-#include "lockstep/data/augment.h"
-
 #include <gtest/gtest.h>
 #include <torch/data/dataloader.h>
 #include <torch/types.h>
@@ -9,8 +7,9 @@
 #include <set>
 #include <vector>
 
-#include "lockstep/core/error.h"
-#include "lockstep/data/distributed_sampler.h"
+#include "lockstep/datasets.h"
+#include "lockstep/error.h"
+#include "lockstep/samplers.h"
 
 namespace lockstep {
 namespace {
@@ -115,7 +114,7 @@ class Images : public torch::data::datasets::BatchDataset<Images, torch::data::E
   std::optional<std::size_t> size() const override { return 40; }
 };
 
-/// What two epochs give, batch after batch.
+/// The batches of two epochs.
 at::Tensor two_epochs(std::size_t workers) {
   Augmented<Images> data(Images(), {.seed = 2});
   DistributedSampler sampler(data.size().value(), Replica{}, {.seed = 1});

@@ -1,5 +1,3 @@
-#include "lockstep/data/distributed_sampler.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/data/dataloader.h>
@@ -11,7 +9,8 @@
 #include <random>
 #include <set>
 
-#include "lockstep/core/error.h"
+#include "lockstep/error.h"
+#include "lockstep/samplers.h"
 
 namespace lockstep {
 namespace {

@@ -1,10 +1,9 @@
-#include "lockstep/data/evaluation_sampler.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
-#include "lockstep/core/error.h"
+#include "lockstep/error.h"
+#include "lockstep/samplers.h"
 
 namespace lockstep {
 namespace {

@@ -1,5 +1,3 @@
-#include "lockstep/data/image_folder.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/types.h>
@@ -10,18 +8,15 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/core/error.h"
+#include "data/image_crop.h"
+#include "lockstep/datasets.h"
+#include "lockstep/error.h"
 #include "tests/temporary_folder.h"
 
 #if LOCKSTEP_IMAGES
-// jpeglib.h needs what it does not include.
-// clang-format off
-#include <cstdio>
-#include <jpeglib.h>
-// clang-format on
-
-#include "lockstep/data/distributed_sampler.h"
-#include "lockstep/data/prefetch.h"
+#include "lockstep/prefetch_loader.h"
+#include "lockstep/samplers.h"
+#include "tests/jpeg_file.h"
 #include "tests/png_file.h"
 #endif
 
@@ -33,37 +28,9 @@ using ::testing::HasSubstr;
 
 #if LOCKSTEP_IMAGES
 
+using testing::jpeg_file;
 using testing::png_file;
 using testing::PngColour;
-
-/// A JPEG file of images that change slowly, so that little is lost.
-std::string jpeg_file(int height, int width, J_COLOR_SPACE colours, const std::string& values) {
-  jpeg_compress_struct info{};
-  jpeg_error_mgr errors{};
-  info.err = jpeg_std_error(&errors);
-  jpeg_create_compress(&info);
-  unsigned char* memory = nullptr;
-  unsigned long size = 0;
-  jpeg_mem_dest(&info, &memory, &size);
-  info.image_height = static_cast<JDIMENSION>(height);
-  info.image_width = static_cast<JDIMENSION>(width);
-  info.in_color_space = colours;
-  info.input_components = colours == JCS_GRAYSCALE ? 1 : colours == JCS_RGB ? 3 : 4;
-  jpeg_set_defaults(&info);
-  jpeg_set_quality(&info, 100, TRUE);
-  jpeg_start_compress(&info, TRUE);
-  const std::size_t row_bytes = values.size() / static_cast<std::size_t>(height);
-  std::string copy = values;
-  while (info.next_scanline < info.image_height) {
-    auto* row = reinterpret_cast<JSAMPROW>(copy.data() + info.next_scanline * row_bytes);
-    jpeg_write_scanlines(&info, &row, 1);
-  }
-  jpeg_finish_compress(&info);
-  const std::string bytes(reinterpret_cast<char*>(memory), size);
-  jpeg_destroy_compress(&info);
-  free(memory);
-  return bytes;
-}
 
 /// Red rises downwards, green to the right, blue is 40. Shapes: [3, height, width], 0 to 255.
 at::Tensor ramp(std::int64_t height, std::int64_t width) {
@@ -145,7 +112,7 @@ TEST_F(ImageFolders, PngImagesOfEveryKindBecomeColours) {
   write("c/a.png", png_file(6, 9, PngColour::gray, values_of(gray)));
   expect_near(only_image(), gray.expand({3, 6, 9}), 1e-4);
 
-  // Whatever is transparent keeps its colour.
+  // A transparent pixel keeps its colour.
   const at::Tensor alpha = torch::full({1, 6, 9}, 17);
   write("c/a.png", png_file(6, 9, PngColour::rgba, values_of(torch::cat({image, alpha}))));
   expect_near(only_image(), image, 1e-4);
@@ -249,6 +216,25 @@ TEST_F(ImageFolders, DamagedFilesAreNamed) {
   std::filesystem::remove(file);
   std::filesystem::create_symlink("nowhere", file);
   EXPECT_EQ(error(), file + ": cannot open: No such file or directory");
+}
+
+TEST_F(ImageFolders, SizesThatTheFileCannotHoldAreRefused) {
+  const std::string file = (folder / "c/0.jpg").string();
+  const std::string refusal = file + ": is 16384x16384, expected at most ";
+  // Memory for that size, 768 MiB, is not taken first.
+  std::string jpeg = jpeg_file(30, 30, JCS_RGB, values_of(ramp(30, 30)));
+  const std::size_t frame = jpeg.find("\xff\xc0");
+  ASSERT_NE(frame, std::string::npos);
+  jpeg.replace(frame + 5, 4, std::string("\x40\0\x40\0", 4));
+  write("c/0.jpg", jpeg);
+  EXPECT_THAT(error(), HasSubstr(refusal));
+  write("c/0.jpg", png_file(16384, 16384, PngColour::gray, ""));
+  EXPECT_THAT(error(), HasSubstr(refusal));
+  // An image of one colour is as small as a file of its size gets.
+  write("c/0.jpg", png_file(2000, 2000, PngColour::gray, std::string(2000 * 250, '\0'), "", 1));
+  EXPECT_EQ(error(), "no DataError");
+  write("c/0.jpg", jpeg_file(2000, 2000, JCS_GRAYSCALE, std::string(2000 * 2000, '\0')));
+  EXPECT_EQ(error(), "no DataError");
 }
 
 TEST_F(ImageFolders, ImagesOfSeveralSizesNeedASize) {

@@ -1,5 +1,3 @@
-#include "lockstep/data/in_step.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/data/dataloader.h>
@@ -11,9 +9,11 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/core/error.h"
-#include "lockstep/core/text.h"
-#include "lockstep/data/distributed_sampler.h"
+#include "comm/communicator.h"
+#include "core/text.h"
+#include "lockstep/error.h"
+#include "lockstep/samplers.h"
+#include "lockstep/uneven_inputs.h"
 #include "tests/ranks.h"
 
 namespace lockstep {
@@ -34,7 +34,7 @@ int batches_of(int rank, int ranks) { return ranks > 1 && rank == ranks - 1 ? 0 
 /// The same without a rank that has nothing.
 int some_batches_of(int rank) { return 3 + 2 * rank % 3; }
 
-/// What every step of training costs: all ranks meet.
+/// Stands for a training step: one collective over all ranks.
 void step(const Group& group) { group.all_reduce(torch::ones({3})).wait(); }
 
 class InStep : public ::testing::TestWithParam<int> {};

@@ -1,5 +1,3 @@
-#include "lockstep/data/mnist.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/data/dataloader.h>
@@ -11,8 +9,9 @@
 #include <random>
 #include <span>
 
-#include "lockstep/core/error.h"
-#include "lockstep/data/distributed_sampler.h"
+#include "lockstep/datasets.h"
+#include "lockstep/error.h"
+#include "lockstep/samplers.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep {

@@ -1,4 +1,4 @@
-#include "lockstep/data/partition.h"
+#include "lockstep/partition.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,7 +9,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "lockstep/core/error.h"
+#include "comm/communicator.h"
+#include "lockstep/error.h"
 #include "tests/ranks.h"
 
 namespace lockstep {

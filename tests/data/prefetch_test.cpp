@@ -1,5 +1,3 @@
-#include "lockstep/data/prefetch.h"
-
 #include <gtest/gtest.h>
 #include <torch/data.h>
 #include <torch/types.h>
@@ -15,11 +13,14 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/core/error.h"
-#include "lockstep/data/augment.h"
-#include "lockstep/data/distributed_sampler.h"
-#include "lockstep/data/evaluation_sampler.h"
-#include "lockstep/data/in_step.h"
+#include "comm/communicator.h"
+#include "core/denormals_guard.h"
+#include "lockstep/datasets.h"
+#include "lockstep/denormals.h"
+#include "lockstep/error.h"
+#include "lockstep/prefetch_loader.h"
+#include "lockstep/samplers.h"
+#include "lockstep/uneven_inputs.h"
 #include "tests/ranks.h"
 
 namespace lockstep {
@@ -120,6 +121,23 @@ TEST_P(Prefetch, VariesImagesAsWithoutWorkers) {
   }
 }
 
+/// Whether the thread that reads flushes denormals.
+class Flushing : public torch::data::datasets::BatchDataset<Flushing, bool> {
+ public:
+  bool get_batch(c10::ArrayRef<std::size_t>) override { return flushes_denormals(); }
+  std::optional<std::size_t> size() const override { return 8; }
+};
+
+TEST_P(Prefetch, ReadsWithTheProgramsTreatmentOfDenormals) {
+  if (!detail::can_flush_denormals) GTEST_SKIP() << "not known to flush here";
+  const detail::DenormalsGuard guard(false);
+  PrefetchLoader loader(Flushing(), sampler_of(8), {.batch_size = 2, .workers = GetParam()});
+  for (const bool flush : {false, true, false}) {
+    flush_denormals(flush);  // after the workers were created
+    for (const bool batch : loader) EXPECT_EQ(batch, flush);
+  }
+}
+
 TEST_P(Prefetch, LeavingEarlyBeginsTheNextPassAnew) {
   const auto before = threads_of_this_process();
   {
@@ -153,7 +171,7 @@ TEST_P(Prefetch, TheSamplersStateIsThatOfTheProgram) {
       resumed.load_state(state);
       PrefetchLoader rest(OwnIndices(23), resumed,
                           {.batch_size = 4, .workers = GetParam(), .drop_last = drop_last});
-      // Who was given the last whole batch goes on with the next epoch.
+      // After the last whole batch, the resumed loader starts the next epoch.
       const bool done = drop_last && stop == 5;
       auto expected = expected_batches(23, done ? 1 : 0, 4, drop_last);
       if (!done) expected.erase(expected.begin(), expected.begin() + static_cast<int>(stop));

@@ -6,8 +6,8 @@
 #include <numeric>
 #include <vector>
 
-#include "lockstep/core/error.h"
-#include "lockstep/data/distributed_sampler.h"
+#include "lockstep/error.h"
+#include "lockstep/samplers.h"
 
 namespace lockstep {
 namespace {
@@ -37,7 +37,7 @@ TEST_P(Position, AStoppedPassGoesOnWithTheSameSamples) {
         const bool ended = whole.samples_per_rank() <= 2;
         const Indices expected = rest_of(whole);
         fresh.reset();
-        // What had come to its end goes on with the next epoch.
+        // After the end of an epoch, the resumed sampler starts the next epoch.
         if (ended) whole.reset();
         EXPECT_EQ(rest_of(fresh), ended ? rest_of(whole) : expected) << size;
         EXPECT_EQ(fresh.epoch(), ended ? 4u : 3u);

@@ -1,5 +1,3 @@
-#include "lockstep/data/scatter.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/data/dataloader.h>
@@ -8,8 +6,10 @@
 #include <stdexcept>
 #include <vector>
 
-#include "lockstep/core/error.h"
-#include "lockstep/data/distributed_sampler.h"
+#include "comm/communicator.h"
+#include "lockstep/error.h"
+#include "lockstep/partition.h"
+#include "lockstep/samplers.h"
 #include "tests/ranks.h"
 
 namespace lockstep {

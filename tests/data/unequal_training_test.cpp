@@ -4,9 +4,9 @@
 
 #include <vector>
 
-#include "lockstep/data/in_step.h"
-#include "lockstep/parallel/distributed_data_parallel.h"
-#include "lockstep/parallel/distributed_optimizer.h"
+#include "lockstep/distributed_data_parallel.h"
+#include "lockstep/distributed_optimizer.h"
+#include "lockstep/uneven_inputs.h"
 #include "tests/parallel/models.h"
 
 namespace lockstep::testing {

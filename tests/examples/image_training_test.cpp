@@ -8,8 +8,7 @@
 #include <string>
 #include <tuple>
 
-#include "lockstep/train/safetensors.h"
-#include "lockstep/train/torch_file.h"
+#include "lockstep/model_files.h"
 #include "tests/examples/program_run.h"
 #include "tests/png_file.h"
 
@@ -140,7 +139,8 @@ TEST_F(ImageTraining, ResNet50ReadsAFolderOfImages) {
                 AllOf(HasSubstr("ResNet-50, 12 images of 32x32"),
                       HasSubstr("[epoch 0, batch 0] loss "), HasSubstr("2 steps took ")));
   }
-  // Whichever rank meets it, it is told once, and by the launcher once more.
+  // Whichever rank reads the damaged image, the program reports the error once, and the launcher
+  // once more.
   const auto last = folder / "pictures/cat/8.png";
   std::filesystem::resize_file(last, 60);
   const Result damaged = two_ranks(program);

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <chrono>
+#include <csignal>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -11,6 +13,7 @@
 
 #include "tests/examples/digits.h"
 #include "tests/examples/program_run.h"
+#include "tests/launch/launched.h"
 
 // Runs the example as a user does, on a data set of its own that is small and easy to learn.
 
@@ -216,6 +219,49 @@ TEST_F(MnistCnn, BadInputIsFoundBeforeTraining) {
     expect_one_complaint(result, 1, std::string("mnist_cnn: ") + complaint);
     EXPECT_THAT(result.out, Not(HasSubstr("epoch"))) << flags;
   }
+}
+
+// Both ranks fail alike and end in any order; rank 0 says why.
+TEST_F(MnistCnn, TheRankThatComplainsIsNamed) {
+  for (int i = 0; i < 6; ++i) {
+    const Result result = run(quoted_launcher + " run -n 2 " + program + " --data nowhere");
+    expect_one_complaint(result, 1, "mnist_cnn: found neither nowhere/");
+    EXPECT_THAT(result.err, HasSubstr("lockstep: rank 0 of 2 failed first: "));
+  }
+}
+
+TEST_F(MnistCnn, AFullDiskIsBlamedOnTheRankThatWrites) {
+  std::filesystem::create_directory(folder / "full");
+  const std::string mount = "mount -t tmpfs -o size=16k none full";
+  for (const char* unshare : {"unshare -m ", "unshare -rm "}) {
+    const std::string inside = std::string(unshare) + "sh -c \"" + mount;
+    if (run(inside + "\"").code != 0) continue;
+    const Result result = run(inside + " && exec " + quoted_launcher + " run -n 2 " + program +
+                              " --data data --epochs 1 --checkpoint-dir full\"");
+    expect_one_complaint(result, 1, "mnist_cnn: full/");
+    EXPECT_THAT(result.err, AllOf(HasSubstr("lockstep: rank 0 of 2 failed first: "),
+                                  HasSubstr("No space left on device")));
+    return;
+  }
+  GTEST_SKIP() << "this container may not mount";
+}
+
+TEST_F(MnistCnn, TwoJobsDoNotShareACheckpointFolder) {
+  const std::string command =
+      quoted_launcher + " run -n 2 " + program + " --data data --checkpoint-dir run --epochs ";
+  testing::Launched first(
+      {"/bin/sh", "-c", "cd '" + folder.path().string() + "' && exec " + command + "100000"},
+      {{"OMP_NUM_THREADS", "1"}});
+  first.await_output("epoch 2/");
+  const Result second = run(command + "200000");
+  expect_one_complaint(second, 1, "mnist_cnn: run: another job writes to this folder: run ");
+  EXPECT_THAT(second.out, Not(HasSubstr("epoch 3/")));
+  ::kill(first.pid(), SIGKILL);
+  first.wait();
+  EXPECT_TRUE(testing::await_all_ended(std::chrono::seconds(20)));
+  const Result third = run(command + "1");
+  EXPECT_EQ(third.code, 0) << third.err;
+  EXPECT_THAT(third.out, HasSubstr(" epochs are done"));
 }
 
 TEST_F(MnistCnn, ThereMustBeEpochsLeftToResume) {

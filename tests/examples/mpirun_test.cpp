@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "lockstep/comm/mpi/mpi.h"
+#include "comm/mpi/mpi.h"
 #include "tests/examples/program_run.h"
 
 // All programs under mpirun, as SINGA's and Needle's are started.

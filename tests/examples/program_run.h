@@ -42,7 +42,7 @@ inline int complaints(const std::string& err, const std::string& begin) {
   return times;
 }
 
-/// What became of a program.
+/// The exit code and outputs of a program.
 struct Result {
   int code = -1;
   std::string out;

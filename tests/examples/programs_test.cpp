@@ -206,7 +206,7 @@ TEST_F(Programs, TheRankThatFailsComplainsAndNobodyElse) {
   const Result one = two_ranks("failing_program 1");
   expect_one_complaint(one, 1, "failing_program: something else failed");
   EXPECT_THAT(one.err, HasSubstr("lockstep: rank 1 of 2 failed first: "));
-  // All are told of it, and lockstep run tells the user.
+  // All ranks raise the error, and `lockstep run` alone prints it.
   const Result mismatch = two_ranks("failing_program mismatch");
   EXPECT_EQ(mismatch.code, 1);
   EXPECT_EQ(testing::complaints(mismatch.err, "failing_program: "), 0) << mismatch.err;

@@ -11,10 +11,10 @@
 #include <thread>
 #include <vector>
 
-#include "launch/launched.h"
-#include "lockstep/core/text.h"
+#include "core/text.h"
 #include "tests/examples/digits.h"
 #include "tests/examples/program_run.h"
+#include "tests/launch/launched.h"
 
 // Training that is killed and started again ends in the bits of training that was left in peace.
 
@@ -59,9 +59,17 @@ class Restarted : public ProgramRun {
   /// last.
   Ended killed(const std::string& program, const std::vector<std::string>& arguments,
                const std::vector<Moment>& moments) {
-    std::vector<std::string> command{
-        launcher,     "run", "-n", "2", "--max-restarts", std::to_string(moments.size()),
-        bin + program};
+    // Orphans of programs that other tests ran: Launched makes this process their parent.
+    EXPECT_TRUE(await_all_ended(std::chrono::seconds(20)));
+    std::vector<std::string> command{launcher,
+                                     "run",
+                                     "-n",
+                                     "2",
+                                     "--max-restarts",
+                                     std::to_string(moments.size()),
+                                     "--restart-delay",
+                                     "0",
+                                     bin + program};
     command.insert(command.end(), arguments.begin(), arguments.end());
     Launched job(command, {{"OMP_NUM_THREADS", "1"}});
     std::set<pid_t> before;
@@ -93,7 +101,7 @@ class Restarted : public ProgramRun {
     EXPECT_FALSE(anything_left());
   }
 
-  /// What the newest file of a folder of checkpoints holds.
+  /// The content of the newest file in a folder of checkpoints.
   std::string newest(const std::string& name) const {
     std::set<std::filesystem::path> files;
     for (const auto& entry : std::filesystem::directory_iterator(folder / name)) {

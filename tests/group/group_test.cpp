@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "lockstep/core/error.h"
-#include "lockstep/spawn.h"
+#include "lockstep/error.h"
+#include "lockstep/init.h"
 
 namespace lockstep {
 namespace {

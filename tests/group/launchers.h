@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "mpirun.h"
+#include "tests/mpirun.h"
 
 namespace lockstep::testing {
 

@@ -1,4 +1,4 @@
-#include "launchers.h"
+#include "tests/group/launchers.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "launch/launched.h"
-#include "lockstep/comm/mpi/mpi.h"
+#include "comm/mpi/mpi.h"
+#include "tests/launch/launched.h"
 
 namespace lockstep::testing {
 namespace {
@@ -24,7 +24,7 @@ using Variables = Launched::Variables;
 /// Every rank's variables; RANK and the like stand for the rank itself.
 using VariablesOfRank = std::function<Variables(const std::string& rank)>;
 
-/// What n ranks say that are started one by one, the last first.
+/// Starts n ranks one by one, the last rank first, and returns their output.
 std::string started_by_hand(int n, const VariablesOfRank& variables,
                             const std::string& behaviour = {}) {
   std::vector<std::unique_ptr<Launched>> ranks;
@@ -37,7 +37,8 @@ std::string started_by_hand(int n, const VariablesOfRank& variables,
   return said;
 }
 
-/// A port that tells this test's worlds from those of others; nobody listens there.
+/// A port derived from this test's pid, which keeps its worlds apart from others. No process
+/// listens there.
 std::string own_port() { return std::to_string(1024 + ::getpid() % 60'000); }
 
 VariablesOfRank by_hand(const std::string& size) {

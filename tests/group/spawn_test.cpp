@@ -1,14 +1,15 @@
-#include "lockstep/spawn.h"
-
 #include <ATen/Parallel.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
+#include <array>
 #include <atomic>
+#include <string>
 #include <thread>
 
-#include "lockstep/core/error.h"
+#include "lockstep/error.h"
 #include "lockstep/init.h"
 
 namespace lockstep {
@@ -69,6 +70,63 @@ TEST(Spawn, NamesARankThatReturnedEarly) {
   } catch (const CommError& error) {
     EXPECT_THAT(error.what(), HasSubstr("rank 1 left the world (returned) before barrier #1"));
   }
+}
+
+/// This process's stderr, as a pipe, while it lives.
+class StderrPipe {
+ public:
+  StderrPipe() : before_(::dup(STDERR_FILENO)) {
+    EXPECT_EQ(::pipe(ends_.data()), 0);
+    ::dup2(ends_[1], STDERR_FILENO);
+    ::close(ends_[1]);
+  }
+  ~StderrPipe() {
+    ::dup2(before_, STDERR_FILENO);
+    ::close(before_);
+    ::close(ends_[0]);
+  }
+  StderrPipe(const StderrPipe&) = delete;
+  StderrPipe& operator=(const StderrPipe&) = delete;
+
+  std::string line() {
+    std::string text;
+    for (char letter = 0; letter != '\n' && ::read(ends_[0], &letter, 1) == 1;) text += letter;
+    return text;
+  }
+
+ private:
+  std::array<int, 2> ends_{};
+  int before_;
+};
+
+TEST(Spawn, ReportsARankThatHangsAfterAFailure) {
+  StderrPipe err;
+  std::string said;
+  const auto run = [&] {
+    spawn(3,
+          [&](const Group& world) {
+            if (world.rank() == 1) throw std::out_of_range("rank 1 has it");
+            if (world.rank() == 2) said = err.line();  // returns once that has been reported
+          },
+          {.timeout = std::chrono::milliseconds(200)});
+  };
+  EXPECT_THROW(run(), std::out_of_range);
+  EXPECT_EQ(said,
+            "lockstep: spawn: the world failed: rank 1: rank 1 has it; spawn() still waits for "
+            "rank 2 of 3, which has not returned\n");
+}
+
+TEST(Spawn, ReportsARankThatHangsAfterTheOthersReturned) {
+  StderrPipe err;
+  std::string said;
+  spawn(3,
+        [&](const Group& world) {
+          if (world.rank() == 2) said = err.line();
+        },
+        {.timeout = std::chrono::milliseconds(200)});
+  EXPECT_EQ(said,
+            "lockstep: spawn: ranks 0, 1 returned; spawn() still waits for rank 2 of 3, which has "
+            "not returned\n");
 }
 
 TEST(Spawn, RanksHaveNoRanks) {

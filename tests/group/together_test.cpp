@@ -1,5 +1,3 @@
-#include "lockstep/together.h"
-
 #include <gtest/gtest.h>
 
 #include <stdexcept>
@@ -7,13 +5,15 @@
 #include <type_traits>
 #include <typeinfo>
 
-#include "lockstep/core/error.h"
+#include "comm/communicator.h"
+#include "lockstep/error.h"
+#include "lockstep/group.h"
 #include "tests/ranks.h"
 
 namespace lockstep {
 namespace {
 
-/// What together() raises on this rank when the last rank throws.
+/// The error that together() raises on this rank when the last rank throws.
 template <class Thrown>
 std::string raised(const Group& group, bool& same_type) {
   try {

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "launch/launched.h"
-#include "launchers.h"
-#include "temporary_folder.h"
+#include "tests/group/launchers.h"
+#include "tests/launch/launched.h"
+#include "tests/temporary_folder.h"
 
 // Worlds of PyTorch's own launcher, and what it says when a rank ends with an error.
 

@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
-#include "launch/launched.h"
-#include "launchers.h"
-#include "lockstep/comm/mpi/mpi.h"
-#include "temporary_folder.h"
+#include "comm/mpi/mpi.h"
+#include "tests/group/launchers.h"
+#include "tests/launch/launched.h"
+#include "tests/temporary_folder.h"
 
 // The same training over every backend of processes.
 

@@ -1,4 +1,4 @@
-#include "lockstep/kernels/copy.h"
+#include "kernels/copy.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <cstring>
 #include <vector>
 
-#include "guarded.h"
+#include "tests/kernels/guarded.h"
 
 namespace lockstep::kernels {
 namespace {

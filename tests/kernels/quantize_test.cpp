@@ -1,4 +1,4 @@
-#include "lockstep/kernels/quantize.h"
+#include "kernels/quantize.h"
 
 #include <gtest/gtest.h>
 
@@ -9,9 +9,9 @@
 #include <span>
 #include <vector>
 
-#include "guarded.h"
-#include "lockstep/core/error.h"
-#include "lockstep/kernels/reference.h"
+#include "kernels/reference.h"
+#include "lockstep/error.h"
+#include "tests/kernels/guarded.h"
 
 namespace lockstep::kernels {
 namespace {

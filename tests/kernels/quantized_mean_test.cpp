@@ -1,4 +1,4 @@
-#include "lockstep/kernels/quantized_mean.h"
+#include "kernels/quantized_mean.h"
 
 #include <gtest/gtest.h>
 
@@ -11,9 +11,9 @@
 #include <span>
 #include <vector>
 
-#include "guarded.h"
-#include "lockstep/kernels/quantize.h"
-#include "lockstep/kernels/reference.h"
+#include "kernels/quantize.h"
+#include "kernels/reference.h"
+#include "tests/kernels/guarded.h"
 
 namespace lockstep::kernels {
 namespace {

@@ -1,7 +1,8 @@
-#include "lockstep/kernels/reduce_rounded.h"
+#include "kernels/reduce_rounded.h"
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -9,10 +10,12 @@
 #include <string>
 #include <vector>
 
-#include "guarded.h"
-#include "lockstep/core/error.h"
-#include "lockstep/core/text.h"
-#include "lockstep/kernels/reference.h"
+#include "core/denormals_guard.h"
+#include "core/text.h"
+#include "kernels/reference.h"
+#include "lockstep/denormals.h"
+#include "lockstep/error.h"
+#include "tests/kernels/guarded.h"
 
 namespace lockstep::kernels {
 namespace {
@@ -22,7 +25,10 @@ std::vector<float> random_values(std::size_t count, std::mt19937_64& random) {
   std::vector<float> values(count);
   for (auto& value : values) {
     const auto bits = static_cast<std::uint32_t>(random());
-    if (random() % 4 == 0) {
+    if (random() % 8 == 0) {
+      // Denormals of float32, the largest of which bfloat16 rounds to a normal number.
+      value = std::bit_cast<float>((bits & 0x807fffff) | (random() % 2 == 0 ? 0x7fff00 : 0));
+    } else if (random() % 4 == 0) {
       std::memcpy(&value, &bits, sizeof value);
     } else {
       const auto mantissa = static_cast<float>(static_cast<std::int32_t>(bits)) * 0x1p-31f;
@@ -111,6 +117,34 @@ TEST_P(RoundedOnTarget, EqualsTheReferenceInEveryBit) {
       }
     }
   }
+}
+
+/// The mean of two equal values on a wire of that dtype, while denormals are kept or flushed.
+float mean_of_two(DType dtype, float value, bool flush) {
+  const lockstep::detail::DenormalsGuard guard(flush);
+  const auto* input = reinterpret_cast<const std::byte*>(&value);
+  float mean = 0;
+  auto* output = reinterpret_cast<std::byte*>(&mean);
+  const std::byte* inputs[] = {input, input};
+  reduce_rounded({.dtype = dtype}, ReduceOp::avg, inputs, {&output, 1}, 1);
+  return mean;
+}
+
+TEST_P(RoundedOnTarget, FlushingKeepsDenormalHalvesAndFlushesDenormalFloats) {
+  if (!lockstep::detail::can_flush_denormals)
+    GTEST_SKIP() << "this processor is not known to flush";
+  const lockstep::detail::DenormalsGuard kept(false);  // of the comparisons
+  for (const bool flush : {false, true}) {
+    // Denormal in float16, normal in float32.
+    for (const float value : {0x1p-24f, 0x1.8p-23f, 0x1.ff8p-15f}) {
+      EXPECT_EQ(mean_of_two(DType::f16, value, flush), value) << "flush " << flush;
+    }
+    EXPECT_EQ(mean_of_two(DType::f16, 0x1p-130f, flush), 0) << "flush " << flush;
+    EXPECT_EQ(mean_of_two(DType::bf16, 0x1p-126f, flush), 0x1p-126f) << "flush " << flush;
+  }
+  // bfloat16 has float32's exponents: what is denormal in one is denormal in the other.
+  EXPECT_EQ(mean_of_two(DType::bf16, 0x1p-130f, false), 0x1p-130f);
+  EXPECT_EQ(mean_of_two(DType::bf16, 0x1p-130f, true), 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Cpu, RoundedOnTarget,

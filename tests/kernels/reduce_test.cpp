@@ -1,4 +1,4 @@
-#include "lockstep/kernels/reduce.h"
+#include "kernels/reduce.h"
 
 #include <gtest/gtest.h>
 
@@ -9,11 +9,11 @@
 #include <random>
 #include <vector>
 
-#include "guarded.h"
-#include "lockstep/core/error.h"
-#include "lockstep/core/text.h"
-#include "lockstep/kernels/element.h"
-#include "lockstep/kernels/reference.h"
+#include "core/text.h"
+#include "kernels/element.h"
+#include "kernels/reference.h"
+#include "lockstep/error.h"
+#include "tests/kernels/guarded.h"
 
 namespace lockstep::kernels {
 namespace {

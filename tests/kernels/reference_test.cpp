@@ -1,4 +1,4 @@
-#include "lockstep/kernels/reference.h"
+#include "kernels/reference.h"
 
 #include <gtest/gtest.h>
 

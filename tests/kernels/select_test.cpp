@@ -1,5 +1,3 @@
-#include "lockstep/kernels/select.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -8,11 +6,12 @@
 #include <string>
 #include <vector>
 
-#include "guarded.h"
-#include "lockstep/core/error.h"
-#include "lockstep/core/text.h"
-#include "lockstep/kernels/reference.h"
-#include "lockstep/kernels/scatter.h"
+#include "core/text.h"
+#include "kernels/reference.h"
+#include "kernels/scatter_add.h"
+#include "kernels/select_largest.h"
+#include "lockstep/error.h"
+#include "tests/kernels/guarded.h"
 
 namespace lockstep::kernels {
 namespace {
@@ -77,7 +76,7 @@ struct Vectors {
       : first(gradient.size() * sizeof(T), misalignment),
         second(gradient.size() * sizeof(T), misalignment) {
     std::copy(gradient.begin(), gradient.end(), first.template as<T>().begin());
-    // What is added must show, and must not round the ties away.
+    // The residual must change some elements, and the sum must not round the ties away.
     std::fill_n(second.template as<T>().begin(), gradient.size(), T{0});
     for (std::size_t i = 0; i < gradient.size(); i += 3) second.template as<T>()[i] = gradient[i];
     for (std::size_t i = 0; i < gradient.size(); ++i) {

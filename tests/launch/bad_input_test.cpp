@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "../temporary_folder.h"
-#include "launched.h"
+#include "tests/launch/launched.h"
+#include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
 namespace {
@@ -64,6 +64,8 @@ INSTANTIATE_TEST_SUITE_P(
                 {"run", "-n", "2", "--interface", "nosuch0", "true"},
                 {"interface: got 'nosuch0', expected one of: ", "lo"}},
         Refused{"NegativeGrace", {"run", "-n", "2", "--grace", "-1", "true"}, {"--grace", "-1"}},
+        Refused{"NegativeLinger", {"run", "-n", "2", "--linger", "-1", "true"}, {"linger", "-1"}},
+        Refused{"LingerNotANumber", {"run", "-n", "2", "--linger", "nan", "true"}, {"linger"}},
         Refused{"ProgramMissing", {"run", "-n", "2", "./missing"}, {"./missing", "No such file"}},
         Refused{
             "ProgramNotInPath", {"run", "-n", "2", "no-such-program"}, {"no-such-program", "PATH"}},

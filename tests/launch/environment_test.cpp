@@ -2,10 +2,13 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <vector>
 
-#include "launched.h"
-#include "lockstep/core/text.h"
-#include "lockstep/core/topology.h"
+#include "core/denormals_guard.h"
+#include "core/text.h"
+#include "core/topology.h"
+#include "lockstep/denormals.h"
+#include "tests/launch/launched.h"
 
 namespace lockstep::testing {
 namespace {
@@ -21,6 +24,19 @@ TEST(RanksEnvironment, IsWhatTheTablesSay) {
   const auto ended =
       run_lockstep({"-n", "1", "sh", "-c", script}, {{"OMP_NUM_THREADS", "3"}, {"MINE", "kept"}});
   EXPECT_EQ(ended.out, "0 1 3 0 kept\n");
+}
+
+TEST(RanksEnvironment, SaysWhetherDenormalsAreFlushed) {
+  const auto told = [](std::vector<std::string> options) {
+    options.insert(options.end(), {"-n", "1", "sh", "-c", "echo $LOCKSTEP_FLUSH_DENORMALS"});
+    return run_lockstep(options).out;
+  };
+  EXPECT_EQ(told({"--denormals", "keep"}), "0\n");
+  EXPECT_EQ(told({"--denormals", "flush"}), "1\n");
+  EXPECT_EQ(told({}), lockstep::detail::can_flush_denormals ? "1\n" : "0\n");
+  const auto wrong = run_lockstep({"--denormals", "drop", "-n", "1", "true"});
+  EXPECT_EQ(wrong.code, 2);
+  EXPECT_THAT(wrong.err, HasSubstr("--denormals"));
 }
 
 TEST(RanksEnvironment, BindsToTheCpusOfThePlan) {

@@ -5,13 +5,14 @@
 #include <ostream>
 #include <string>
 
-#include "launched.h"
-#include "lockstep/core/text.h"
+#include "core/text.h"
+#include "tests/launch/launched.h"
 
 namespace lockstep::testing {
 namespace {
 
 using lockstep::detail::concat;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -67,6 +68,11 @@ INSTANTIATE_TEST_SUITE_P(
                       Fault{"segfault", 128 + SIGSEGV, "was ended by SIGSEGV"},
                       Fault{"kill-9", 128 + SIGKILL, "was ended by SIGKILL"},
                       Fault{"stop", 1, "was stopped (SIGSTOP)", {"--timeout", "1"}},
+                      Fault{"throw-and-end-late", 1, "raised an error and had not ended yet"},
+                      Fault{"last-with-own-error", 1, "ended with exit code 1"},
+                      Fault{"never-ends-with-own-error", 1,
+                            "raised an error and had not ended yet"},
+                      Fault{"last-with-stderr", 1, "ended with exit code 1"},
                       Fault{"never-init", 1, "never called lockstep::init()", {"--timeout", "1"}}),
     [](const ::testing::TestParamInfo<Fault>& test) {
       std::string name = test.param.behaviour;
@@ -93,6 +99,13 @@ TEST(Report, HoldsTheLastTwentyLines) {
   EXPECT_THAT(ended.err, HasSubstr("  | line 20\n"));
   EXPECT_THAT(ended.err, HasSubstr("  | line 39\n"));
   EXPECT_THAT(ended.err, Not(HasSubstr("  | line 19\n")));
+}
+
+TEST(Report, HasTheErrorThatTheRankRecorded) {
+  for (const char* behaviour : {"throw-and-end-late", "last-with-own-error"}) {
+    EXPECT_THAT(run_lockstep({"-n", "2", rank_program(), behaviour, "1"}).err,
+                AllOf(HasSubstr("\n  Reason: "), HasSubstr("disk full\n")));
+  }
 }
 
 TEST(Report, QuotesWhatTheRankThrew) {
@@ -165,6 +178,33 @@ TEST(Interrupted, TwiceKills) {
   const auto ended = job.wait();
   EXPECT_EQ(ended.code, 128 + SIGINT);
   EXPECT_FALSE(anything_left());
+}
+
+/// The guardian processes among a launcher's children.
+std::vector<pid_t> guardians_of(pid_t launcher) {
+  std::vector<pid_t> found;
+  for (const auto pid : children_of(launcher)) {
+    if (name_of(pid) == "lockstep-guard") found.push_back(pid);
+  }
+  return found;
+}
+
+TEST(Guardian, ThatIsKilledIsReplaced) {
+  Launched job({"/bin/sh", "-c",
+                concat("exec ", quoted(lockstep_program()), " run -n 2 sh -c '",
+                       quoted(rank_program()), " descendant 1 & wait' 2>&1")});
+  job.await_output("descendant ");
+  const auto guardians = guardians_of(job.pid());
+  ASSERT_EQ(guardians.size(), 1U);
+  kill(guardians.front(), SIGKILL);
+  job.await_output(concat("lockstep: the guardian process (pid ", guardians.front(),
+                          "), which ends the ranks if the launcher is killed, ended with SIGKILL. "
+                          "A new one (pid "));
+  const auto replaced = numbers_after(job.output(), "A new one (pid");
+  ASSERT_EQ(replaced.size(), 1U);
+  EXPECT_EQ(kill(replaced.front(), 0), 0);
+  kill(job.pid(), SIGKILL);
+  EXPECT_TRUE(await_all_ended(std::chrono::seconds(20)));
 }
 
 TEST(LauncherKilled, LeavesNoRank) {

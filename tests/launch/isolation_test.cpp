@@ -7,8 +7,8 @@
 #include <sstream>
 #include <string>
 
-#include "launched.h"
-#include "lockstep/core/text.h"
+#include "core/text.h"
+#include "tests/launch/launched.h"
 
 namespace lockstep::testing {
 namespace {
@@ -18,7 +18,7 @@ using ::testing::HasSubstr;
 using ::testing::IsSupersetOf;
 using ::testing::Not;
 
-/// What a process holds open.
+/// The targets of a process's open descriptors.
 std::multiset<std::string> open_files(pid_t pid) {
   std::multiset<std::string> files;
   for (const auto& entry : std::filesystem::directory_iterator(concat("/proc/", pid, "/fd"))) {
@@ -32,24 +32,6 @@ std::string text_of(const std::multiset<std::string>& files) {
   std::string text;
   for (const auto& file : files) text += file + '\n';
   return text;
-}
-
-std::string name_of(pid_t pid) {
-  std::ifstream in(concat("/proc/", pid, "/comm"));
-  std::string name;
-  std::getline(in, name);
-  return name;
-}
-
-std::set<pid_t> children_of(pid_t parent) {
-  std::set<pid_t> found;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
-    std::ifstream in(entry.path() / "status");
-    for (std::string line; std::getline(in, line);) {
-      if (line == concat("PPid:\t", parent)) found.insert(std::stoi(entry.path().filename()));
-    }
-  }
-  return found;
 }
 
 TEST(World, IsNotInheritedBeyondItsRanks) {

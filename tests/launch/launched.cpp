@@ -1,4 +1,4 @@
-#include "launched.h"
+#include "tests/launch/launched.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -44,7 +44,7 @@ std::string rank_program() { return LOCKSTEP_BINARY_DIR "/launch_rank_program"; 
 Launched::Launched(const std::vector<std::string>& command, const Variables& variables)
     : start_(std::chrono::steady_clock::now()) {
   prctl(PR_SET_CHILD_SUBREAPER, 1);
-  // What the test itself inherited is not to be taken for Lockstep's.
+  // Descriptors that the test itself inherited must not count as Lockstep's.
   close_range(STDERR_FILENO + 1, ~0U, CLOSE_RANGE_CLOEXEC);
   std::array<int, 2> out{};
   std::array<int, 2> err{};
@@ -162,6 +162,25 @@ std::vector<pid_t> numbers_after(const std::string& text, const std::string& wor
     numbers.push_back(std::atoi(text.c_str() + at + key.size()));
   }
   return numbers;
+}
+
+std::string name_of(pid_t pid) {
+  std::ifstream in("/proc/" + std::to_string(pid) + "/comm");
+  std::string name;
+  std::getline(in, name);
+  return name;
+}
+
+std::set<pid_t> children_of(pid_t parent) {
+  std::set<pid_t> found;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    std::ifstream in(entry.path() / "status");
+    for (std::string line; std::getline(in, line);) {
+      if (line == "PPid:\t" + std::to_string(parent))
+        found.insert(std::stoi(entry.path().filename()));
+    }
+  }
+  return found;
 }
 
 std::string contents(const std::filesystem::path& file) {

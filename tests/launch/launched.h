@@ -11,13 +11,13 @@
 
 namespace lockstep::testing {
 
-/// The lockstep program, and the rank that misbehaves as it is told.
+/// Paths of the lockstep program and of the test program whose argument selects a misbehaviour.
 std::string lockstep_program();
 std::string rank_program();
 /// For the shell, whatever folder it is in.
 inline std::string quoted(const std::string& path) { return "'" + path + "'"; }
 
-/// What became of a started program.
+/// The exit of a started program.
 struct Ended {
   bool by_signal = false;
   int code = -1;  ///< exit code, or signal
@@ -41,7 +41,7 @@ class Launched {
   /// Reads stdout until it holds text so many times. Fails the test when it ends before.
   void await_output(const std::string& text, int times = 1);
   const std::string& output() const { return out_; }
-  /// Nobody reads its stdout from here on.
+  /// Closes the read end of its stdout.
   void close_output();
   Ended wait();
 
@@ -70,10 +70,15 @@ bool await_all_ended(std::chrono::seconds limit);
 /// The numbers after each occurrence of word in text: "pid 12", "pid 13".
 std::vector<pid_t> numbers_after(const std::string& text, const std::string& word);
 
-/// What a file holds; nothing if there is none.
+/// A process's name, and its children.
+std::string name_of(pid_t pid);
+std::set<pid_t> children_of(pid_t parent);
+
+/// The content of a file; empty if there is none.
 std::string contents(const std::filesystem::path& file);
 
-/// What Lockstep's name is on in /dev/shm: other programs of the machine come and go there too.
+/// Names in /dev/shm that contain Lockstep's name. Other programs of the machine create and remove
+/// names there too.
 std::set<std::filesystem::path> shared_memory_names();
 
 }  // namespace lockstep::testing

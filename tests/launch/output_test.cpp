@@ -8,9 +8,9 @@
 #include <fstream>
 #include <string>
 
-#include "../temporary_folder.h"
-#include "launched.h"
-#include "lockstep/core/text.h"
+#include "core/text.h"
+#include "tests/launch/launched.h"
+#include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
 namespace {
@@ -105,7 +105,7 @@ TEST(Input, GoesToRankZeroOnly) {
   EXPECT_EQ(job.wait().out, "hello\n");
 }
 
-/// What a program shows on a terminal of its own.
+/// The output of a program on a terminal of its own.
 std::string on_terminal(const std::vector<std::string>& command) {
   int master = -1;
   const pid_t pid = forkpty(&master, nullptr, nullptr, nullptr);

@@ -1,4 +1,4 @@
-#include "lockstep/launch/plan.h"
+#include "launch/plan.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,8 +8,10 @@
 #include <set>
 #include <string>
 
-#include "lockstep/core/error.h"
-#include "lockstep/launch/launch.h"
+#include "core/denormals_guard.h"
+#include "launch/launch.h"
+#include "lockstep/denormals.h"
+#include "lockstep/error.h"
 
 namespace lockstep::launch {
 namespace {
@@ -157,6 +159,22 @@ TEST(Plan, MallocAndTimeoutAsAsked) {
   EXPECT_EQ(variables.at("LOCKSTEP_TIMEOUT"), "2.5");
 }
 
+TEST(Plan, RanksFlushDenormalsUnlessToldOtherwise) {
+  auto options = options_for(1);
+  const auto value = [&](const Variables& users) {
+    const auto variables = variables_of(make_plan(options, machine(1, 1), users), 0);
+    const auto found = variables.find("LOCKSTEP_FLUSH_DENORMALS");
+    return found == variables.end() ? "" : found->second;
+  };
+  const Variables keep{{"LOCKSTEP_FLUSH_DENORMALS", "0"}};
+  EXPECT_EQ(value({}), lockstep::detail::can_flush_denormals ? "1" : "0");
+  EXPECT_EQ(value(keep), "") << "the user's own setting is left alone";
+  options.flush_denormals = true;
+  EXPECT_EQ(value(keep), "1") << "the option goes before the variable";
+  options.flush_denormals = false;
+  EXPECT_EQ(value({}), "0");
+}
+
 TEST(Plan, TellsRanksOfTheInterface) {
   auto options = options_for(1);
   options.interface = "lo";
@@ -174,13 +192,26 @@ TEST(Describe, ShowsTheConfigurationAndEachRank) {
   auto options = options_for(2);
   options.arguments = {"--flag", "it's two"};
   const auto text = describe(make_plan(options, machine(1, 4, 2), {{"MALLOC_ARENA_MAX", "1"}}));
-  EXPECT_THAT(text, HasSubstr("  command  /bin/true --flag 'it'\\''s two'\n"));
-  EXPECT_THAT(text, HasSubstr("  cores    4 cores, 8 logical CPUs, 1 NUMA node\n"));
-  EXPECT_THAT(text, HasSubstr("  LOCKSTEP_WORLD_SIZE     2\n"));
-  EXPECT_THAT(text, HasSubstr("  MALLOC_ARENA_MAX        1  (yours)\n"));
+  EXPECT_THAT(text, HasSubstr("  command    /bin/true --flag 'it'\\''s two'\n"));
+  EXPECT_THAT(text, HasSubstr("  cores      4 cores, 8 logical CPUs, 1 NUMA node\n"));
+  EXPECT_THAT(text, HasSubstr("  LOCKSTEP_WORLD_SIZE       2\n"));
+  EXPECT_THAT(text, HasSubstr("  MALLOC_ARENA_MAX          1  (yours)\n"));
   EXPECT_THAT(text, HasSubstr("  rank  cpus     LOCKSTEP_RANK\n"
                               "  0     0-1,4-5  0\n"
                               "  1     2-3,6-7  1\n"));
+}
+
+TEST(Describe, ShowsTheTreatmentOfDenormals) {
+  auto options = options_for(1);
+  options.flush_denormals = false;
+  const auto kept = describe(make_plan(options, machine(1, 1), {}));
+  EXPECT_THAT(kept, HasSubstr("  denormals  kept\n"));
+  EXPECT_THAT(kept, HasSubstr("  LOCKSTEP_FLUSH_DENORMALS  0\n"));
+  options.flush_denormals = {};
+  const auto users =
+      describe(make_plan(options, machine(1, 1), {{"LOCKSTEP_FLUSH_DENORMALS", "0"}}));
+  EXPECT_THAT(users, HasSubstr("  denormals  as LOCKSTEP_FLUSH_DENORMALS, or flushed\n"));
+  EXPECT_THAT(users, HasSubstr("  LOCKSTEP_FLUSH_DENORMALS  0  (yours)\n"));
 }
 
 TEST(Describe, OfUnboundRanks) {

@@ -6,9 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "../temporary_folder.h"
-#include "launched.h"
-#include "lockstep/core/text.h"
+#include "core/text.h"
+#include "launch/backoff.h"
+#include "tests/launch/launched.h"
+#include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
 namespace {
@@ -26,7 +27,8 @@ std::size_t occurrences(const std::string& text, const std::string& part) {
 
 /// Runs a shell script on two ranks with so many restarts.
 Ended run_script(int restarts, const std::string& script, std::vector<std::string> options = {}) {
-  options.insert(options.begin(), {"-n", "2", "--max-restarts", std::to_string(restarts)});
+  options.insert(options.begin(),
+                 {"-n", "2", "--max-restarts", std::to_string(restarts), "--restart-delay", "0"});
   options.insert(options.end(), {"sh", "-c", script});
   return run_lockstep(options);
 }
@@ -62,8 +64,8 @@ TEST(Restart, TellsTheReasonThatTheWorldRecorded) {
 }
 
 TEST(Restart, EndsWhenAllAreUsed) {
-  const auto ended =
-      run_lockstep({"-n", "2", "--max-restarts", "2", rank_program(), "exit-3", "1"});
+  const auto ended = run_lockstep(
+      {"-n", "2", "--max-restarts", "2", "--restart-delay", "0", rank_program(), "exit-3", "1"});
   EXPECT_EQ(ended.code, 3);
   EXPECT_EQ(numbers_after(ended.out, "pid").size(), 6U) << ended.out;
   EXPECT_THAT(ended.err, AllOf(HasSubstr("restart 2 of 2"), Not(HasSubstr("restart 3")),
@@ -120,6 +122,47 @@ TEST(Restart, ThereIsNoneOfWhatCannotBeStarted) {
   const auto negative = run_lockstep({"-n", "2", "--max-restarts", "-1", "true"});
   EXPECT_EQ(negative.code, 2);
   EXPECT_THAT(negative.err, HasSubstr("max-restarts: got -1, expected 0 or more"));
+  const auto delay = run_lockstep({"-n", "2", "--restart-delay", "-1", "true"});
+  EXPECT_EQ(delay.code, 2);
+  EXPECT_THAT(delay.err, HasSubstr("--restart-delay: got -1, expected seconds from 0 to 1e6"));
+}
+
+TEST(Restart, ComesAfterADelayThatDoubles) {
+  const auto ended = run_lockstep(
+      {"-n", "2", "--max-restarts", "3", "--restart-delay", "0.05", rank_program(), "exit-3", "1"});
+  EXPECT_EQ(ended.code, 3);
+  for (const char* delay : {"0.05", "0.1", "0.2"}) {
+    EXPECT_THAT(ended.err, HasSubstr(concat("; all ranks start again in ", delay, " s\n")));
+  }
+}
+
+TEST(Restart, DelayIsEndedByASignal) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    Launched job({"/bin/sh", "-c",
+                  concat("exec ", quoted(lockstep_program()),
+                         " run -n 2 --max-restarts 3 --restart-delay 1000 ", quoted(rank_program()),
+                         " exit-3 1 2>&1")});
+    job.await_output("all ranks start again in 1000 s");
+    kill(job.pid(), signal);
+    const auto ended = job.wait();
+    EXPECT_EQ(ended.code, 3);
+    EXPECT_THAT(ended.out, AllOf(HasSubstr("lockstep: not started again, as SIG"),
+                                 HasSubstr("lockstep: rank 1 of 2 failed first: it ended with")));
+    EXPECT_FALSE(anything_left());
+  }
+}
+
+TEST(Backoff, DoublesUpToAMinuteAndBeginsAnew) {
+  using namespace std::chrono_literals;
+  launch::Backoff backoff(1s);
+  for (const auto delay : {1s, 2s, 4s, 8s, 16s, 32s, 60s, 60s})
+    EXPECT_EQ(backoff.after(59s), delay);
+  EXPECT_EQ(backoff.after(60s), 1s);
+  EXPECT_EQ(backoff.after(1s), 2s);
+  launch::Backoff none(0s);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(none.after(0s), 0s);
+  launch::Backoff long_one(300s);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(long_one.after(1s), 300s);
 }
 
 TEST(Restart, MakesANewWorldAndLeavesNothingOfTheOld) {

@@ -1,6 +1,4 @@
 // A model of plain batch norms, converted: whoever holds them.
-#include "lockstep/nn/convert_sync_batchnorm.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/library.h>
@@ -12,10 +10,11 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/core/error.h"
-#include "lockstep/core/text.h"
+#include "core/text.h"
+#include "lockstep/error.h"
+#include "lockstep/sync_batch_norm.h"
+#include "tests/nn/whole_batch.h"
 #include "tests/parallel/refusal.h"
-#include "whole_batch.h"
 
 namespace lockstep::testing {
 namespace {

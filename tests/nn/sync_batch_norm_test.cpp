@@ -1,5 +1,5 @@
 // One layer on N ranks is one layer of one process with the whole batch.
-#include "lockstep/nn/sync_batch_norm.h"
+#include "lockstep/sync_batch_norm.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/core/error.h"
-#include "lockstep/core/text.h"
+#include "core/text.h"
+#include "lockstep/error.h"
+#include "tests/nn/whole_batch.h"
 #include "tests/parallel/refusal.h"
-#include "whole_batch.h"
 
 namespace lockstep::testing {
 namespace {

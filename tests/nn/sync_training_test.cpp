@@ -8,11 +8,12 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/nn/convert_sync_batchnorm.h"
-#include "lockstep/parallel/distributed_data_parallel.h"
-#include "lockstep/parallel/distributed_optimizer.h"
-#include "ranks.h"
-#include "whole_batch.h"
+#include "comm/communicator.h"
+#include "lockstep/distributed_data_parallel.h"
+#include "lockstep/distributed_optimizer.h"
+#include "lockstep/sync_batch_norm.h"
+#include "tests/nn/whole_batch.h"
+#include "tests/ranks.h"
 
 namespace lockstep::testing {
 namespace {
@@ -127,8 +128,8 @@ TEST_P(SyncTraining, IsOneProcessWithoutBufferSync) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, SyncTraining, ::testing::Values(1, 2, 3, 4, 7));
 
-/// Strategies of several rounds have collectives in flight on the group of gradients while a layer
-/// waits on its own.
+/// Multi-round strategies have outstanding collectives on the group of gradients while a layer
+/// waits on its own group.
 TEST(SyncTraining, TakesEveryStrategy) {
   for (const std::string strategy : {"fp16", "int8", "topk:0.3", "powersgd"}) {
     on_ranks(3, [&](const Group& world) {

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/nn/sync_batch_norm.h"
+#include "lockstep/sync_batch_norm.h"
 #include "tests/parallel/models.h"
 
 namespace lockstep::testing {
@@ -47,7 +47,8 @@ struct WholeBatch {
   at::Tensor input, gradient;
 };
 
-/// What a batch norm gives and what it remembers. Undefined where it has none.
+/// Outputs, gradients and running statistics of a batch norm. A tensor is undefined if the layer
+/// has none.
 struct NormResult {
   at::Tensor output, input_gradient, weight_gradient, bias_gradient, running_mean, running_var;
 };

@@ -1,4 +1,4 @@
-#include "lockstep/parallel/agree.h"
+#include "parallel/agree.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/core/error.h"
-#include "models.h"
+#include "lockstep/error.h"
+#include "tests/parallel/models.h"
 
 namespace lockstep::testing {
 namespace {

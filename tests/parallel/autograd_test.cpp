@@ -1,4 +1,4 @@
-// What the reducer takes for granted of autograd's engine.
+// Properties of autograd's engine that the reducer relies on.
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
@@ -156,7 +156,7 @@ TEST(Autograd, DropsTheCallbackOfABackwardThatThrows) {
   });
   EXPECT_THROW((a.tensor * a.tensor).sum().backward(), Custom);
   EXPECT_FALSE(called);
-  // What the callback held is gone with the graph task: how the reducer learns of it.
+  // The graph task destroys the callback with its captures, which notifies the reducer.
   EXPECT_TRUE(watch.expired());
   EXPECT_EQ(get_current_graph_task_id(), -1);
   fail = false;

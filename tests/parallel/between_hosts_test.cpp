@@ -8,11 +8,11 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/parallel/distributed_data_parallel.h"
-#include "lockstep/parallel/distributed_optimizer.h"
-#include "lockstep/spawn.h"
-#include "lockstep/sync/strategy.h"
-#include "sync/on_hosts.h"
+#include "lockstep/distributed_data_parallel.h"
+#include "lockstep/distributed_optimizer.h"
+#include "lockstep/init.h"
+#include "lockstep/strategy.h"
+#include "tests/sync/on_hosts.h"
 
 // Training where hosts hold several ranks: threads that are said to be on two hosts.
 
@@ -96,7 +96,7 @@ TEST(TrainingBetweenHosts, LosesNoGradient) {
       for (const auto& [name, tensor] : ddp.state()) states[rank].emplace(name, tensor.clone());
     });
     expect_equal_replicas(replicas, text);
-    // What was not applied is what hosts have not sent.
+    // The difference from the exact update equals the residuals that hosts have not sent.
     const LinearLoss loss;
     for (std::size_t i = 0; i < loss.parameters_.size(); ++i) {
       auto missing = replicas[0][i].clone();

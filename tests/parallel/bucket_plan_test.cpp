@@ -1,4 +1,4 @@
-#include "lockstep/parallel/bucket_plan.h"
+#include "parallel/bucket_plan.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // Replicas that must be equal and are not.
-#include "lockstep/parallel/consistency_check.h"
+#include "parallel/consistency_check.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,10 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/core/error.h"
-#include "lockstep/parallel/distributed_data_parallel.h"
-#include "lockstep/parallel/replica_error.h"
-#include "models.h"
+#include "lockstep/distributed_data_parallel.h"
+#include "lockstep/error.h"
+#include "tests/parallel/models.h"
 
 namespace lockstep::testing {
 namespace {
@@ -25,7 +24,7 @@ DataParallelOptions every(std::int64_t n) {
   return {.buckets = {.first = 0, .rest = 0}, .verify_every = n};
 }
 
-/// Changes one bit of one element, where nobody else sees it.
+/// Changes one bit of one element on this rank only.
 void flip(const at::Tensor& parameter, std::int64_t element, int bit) {
   auto* word = static_cast<std::uint32_t*>(parameter.data_ptr()) + element;
   *word ^= std::uint32_t{1} << bit;

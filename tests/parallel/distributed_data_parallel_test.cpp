@@ -1,5 +1,5 @@
 // The wrapper: which layouts, outputs and buffers it takes, and how long it and the model live.
-#include "lockstep/parallel/distributed_data_parallel.h"
+#include "lockstep/distributed_data_parallel.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -16,9 +16,9 @@
 #include <variant>
 #include <vector>
 
-#include "lockstep/core/error.h"
-#include "models.h"
-#include "refusal.h"
+#include "lockstep/error.h"
+#include "tests/parallel/models.h"
+#include "tests/parallel/refusal.h"
 
 namespace lockstep::testing {
 namespace {

@@ -1,5 +1,5 @@
-// The other door: the same gradients as DistributedDataParallel's, and parameters by turns.
-#include "lockstep/parallel/distributed_optimizer.h"
+// DistributedOptimizer: the same gradients as DistributedDataParallel, and parameters in turns.
+#include "lockstep/distributed_optimizer.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/core/error.h"
-#include "lockstep/parallel/distributed_data_parallel.h"
-#include "models.h"
+#include "lockstep/distributed_data_parallel.h"
+#include "lockstep/error.h"
+#include "tests/parallel/models.h"
 
 namespace lockstep::testing {
 namespace {

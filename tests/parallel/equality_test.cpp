@@ -6,9 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/parallel/distributed_data_parallel.h"
-#include "models.h"
-#include "ranks.h"
+#include "comm/communicator.h"
+#include "lockstep/distributed_data_parallel.h"
+#include "tests/parallel/models.h"
+#include "tests/ranks.h"
 
 namespace lockstep::testing {
 namespace {

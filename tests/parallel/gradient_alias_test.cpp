@@ -7,8 +7,8 @@
 #include <memory>
 #include <vector>
 
-#include "lockstep/spawn.h"
-#include "lockstep/sync/bucket.h"
+#include "lockstep/exchange.h"
+#include "lockstep/init.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "large_requests.h"
+#include "tests/parallel/large_requests.h"
 
 #include <cerrno>
 #include <cstdlib>

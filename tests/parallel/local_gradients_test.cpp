@@ -3,17 +3,18 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cmath>
 #include <functional>
 #include <memory>
 #include <sstream>
 #include <string>
 #include <vector>
 
-#include "lockstep/core/error.h"
-#include "lockstep/parallel/distributed_data_parallel.h"
-#include "lockstep/parallel/distributed_optimizer.h"
-#include "models.h"
-#include "refusal.h"
+#include "lockstep/distributed_data_parallel.h"
+#include "lockstep/distributed_optimizer.h"
+#include "lockstep/error.h"
+#include "tests/parallel/models.h"
+#include "tests/parallel/refusal.h"
 
 namespace lockstep::testing {
 namespace {
@@ -231,6 +232,127 @@ TEST_P(LocalGradients, OfARankThatFollowsASkippedStepAreAveraged) {
       one.loss().backward();
       one.expect_step_of(1);
     });
+  }
+}
+
+/// Whether a rank has a loss, where the last of several has none.
+bool has_loss(int rank, int ranks) { return ranks == 1 || rank != ranks - 1; }
+
+TEST_P(LocalGradients, OfARankWithoutALossFollowZeroGrad) {
+  // That rank joins the others' backward when it comes to its step, after its zero_grad().
+  for (const bool set_to_none : {true, false}) {
+    on_ranks(GetParam(), [&](const Group& world) {
+      OneModel one(world, {.verify_every = 0});
+      for (int step = 0; step < 2; ++step) {
+        if (has_loss(world.rank(), world.size())) one.loss().backward();
+        one.optimizer.zero_grad(set_to_none);
+        one.expect_step_of(0);
+        for (const auto& parameter : one.model.p) {
+          const auto& gradient = parameter.grad();
+          EXPECT_EQ(gradient.defined(), !set_to_none);
+          EXPECT_TRUE(!gradient.defined() || at::equal(gradient, at::zeros_like(gradient)));
+        }
+        one.optimizer.zero_grad();
+        one.loss().backward();
+        one.expect_step_of(1);
+        one.optimizer.zero_grad();
+      }
+    });
+  }
+}
+
+TEST_P(LocalGradients, OfARankWithoutALossFollowClipping) {
+  on_ranks(GetParam(), [](const Group& world) {
+    OneModel one(world, {.verify_every = 0});
+    const int ranks = world.size();
+    const auto took_part = [ranks](int rank) { return has_loss(rank, ranks); };
+    double norm = 0;
+    for (std::size_t i = 0; i < one.model.p.size(); ++i) {
+      norm += mean_coefficient(ranks, i, one.model.p[i], took_part).square().sum().item<double>();
+    }
+    norm = std::sqrt(norm);
+    for (int step = 0; step < 2; ++step) {
+      if (took_part(world.rank())) one.loss().backward();
+      torch::nn::utils::clip_grad_norm_(one.model.parameters(), norm / 4);
+      one.expect_step_of(0.25, took_part);
+      one.optimizer.zero_grad();
+    }
+  });
+}
+
+TEST_P(LocalGradients, SetByHandByARankWithoutALossAreAveraged) {
+  on_ranks(GetParam(), [](const Group& world) {
+    OneModel one(world, {.verify_every = 0});
+    auto terms = coefficients(world.rank(), one.model);
+    for (std::size_t i = 0; i < one.model.p.size(); ++i) {
+      one.model.p[i].mutable_grad() = terms[i].clone();
+    }
+    // The others' backward reaches one of the parameters only, and adds nothing to it.
+    terms[1] = at::Tensor();
+    if (has_loss(world.rank(), world.size())) (0 * one.model.forward(terms)).backward();
+    one.expect_step_of(1);
+  });
+}
+
+TEST_P(LocalGradients, OfMeansThatEachRankClipsAreAveraged) {
+  // By the norm of gradients of which some are local. clip_grad_norm_ changes no version counter.
+  on_ranks(GetParam(), [](const Group& world) {
+    OneModel one(world, {.verify_every = 0});
+    one.loss().backward();
+    {
+      auto terms = coefficients(world.rank(), one.model);
+      terms[0] = at::Tensor();
+      const auto local = one.optimizer.no_sync();
+      (10 * one.model.forward(terms)).backward();
+    }
+    torch::nn::utils::clip_grad_norm_(one.model.parameters(), 0.1);
+    std::vector<at::Tensor> expected;
+    for (const auto& parameter : one.model.p) {
+      const auto mean = parameter.grad().clone();
+      world.all_reduce(mean).wait();
+      expected.push_back(parameter.detach() - mean / world.size());
+    }
+    one.optimizer.step();
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_TRUE(near(one.model.p[i].detach(), expected[i])) << i;
+    }
+  });
+}
+
+TEST_P(LocalGradients, ChangedInOneElementAreAveraged) {
+  on_ranks(GetParam(), [](const Group& world) {
+    Terms model(std::vector<std::vector<std::int64_t>>{{1000}});
+    SGD sgd(model.parameters(), SGDOptions(1));
+    DistributedOptimizer optimizer(sgd, model, world, {.verify_every = 0});
+    model.forward(coefficients(world.rank(), model)).backward();
+    auto expected = model.p[0].detach() - mean_coefficient(world.size(), 0, model.p[0]);
+    {
+      const torch::NoGradGuard no_grad;
+      model.p[0].mutable_grad()[437] += world.rank();
+    }
+    expected[437] -= (world.size() - 1) / 2.0;
+    optimizer.step();
+    EXPECT_TRUE(near(model.p[0].detach(), expected));
+  });
+}
+
+TEST(LocalGradient, OfABackwardAfterADroppedMeanIsRefusedWhileARankIsInStep) {
+  // The rank without a loss still holds the mean that the others have zeroed.
+  for (const int ranks : {2, 3}) {
+    for (const bool set_to_none : {true, false}) {
+      on_ranks(ranks, [&](const Group& world) {
+        OneModel one(world, {.verify_every = 0});
+        const auto text = refusal([&] {
+          if (has_loss(world.rank(), ranks)) one.loss().backward();
+          one.optimizer.zero_grad(set_to_none);
+          if (has_loss(world.rank(), ranks)) one.loss().backward();
+          one.optimizer.step();
+        });
+        EXPECT_THAT(text, AllOf(HasSubstr("DistributedOptimizer rank"), HasSubstr("zero_grad()"),
+                                HasSubstr("call step()")));
+        expect_usable(world);
+      });
+    }
   }
 }
 

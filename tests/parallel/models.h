@@ -12,15 +12,14 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/core/environment.h"
-#include "lockstep/core/text.h"
+#include "core/environment.h"
+#include "core/text.h"
+#include "lockstep/distributed_data_parallel.h"
 #include "lockstep/init.h"
-#include "lockstep/parallel/distributed_data_parallel.h"
-#include "lockstep/spawn.h"
 
 namespace lockstep::testing {
 
-/// A bucket for every parameter: the most there can be in flight.
+/// A bucket for every parameter, for the largest number of outstanding collectives.
 inline const DataParallelOptions one_each{.buckets = {.first = 0, .rest = 0}};
 
 inline const std::vector<std::vector<std::int64_t>> some_shapes{{3}, {2, 5}, {17}, {1}};
@@ -31,8 +30,9 @@ inline const Group& world_of_processes() {
   return world;
 }
 
-/// Ranks with one compute thread each, as the reference has: threads, or where `lockstep run` has
-/// started as many processes of this program, those; with another number of them it does nothing.
+/// Runs fn on n ranks with one compute thread each, as the reference has. The ranks are threads, or
+/// the processes that `lockstep run` started. Skips the test if `lockstep run` started another
+/// number.
 inline void on_ranks(int n, const std::function<void(Group)>& fn) {
   if (const auto processes = Environment::get().world_size) {
     at::set_num_threads(1);
@@ -130,7 +130,7 @@ struct Terms : torch::nn::Module {
   std::vector<at::Tensor> p;
 };
 
-/// What rank's gradient of a parameter shall be.
+/// The gradient of a parameter on a rank.
 inline at::Tensor coefficient(int rank, std::size_t index, const at::Tensor& parameter) {
   return at::arange(parameter.numel(), at::kDouble)
       .add(1 + 10 * rank + static_cast<int>(index))

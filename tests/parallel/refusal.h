@@ -5,12 +5,12 @@
 
 #include <string>
 
-#include "lockstep/core/error.h"
+#include "lockstep/error.h"
 #include "lockstep/group.h"
 
 namespace lockstep::testing {
 
-/// What fn throws, which must be an InvalidArgument; "" if nothing.
+/// The message of the InvalidArgument that fn throws; "" if it throws nothing.
 template <class Fn>
 std::string refusal(const Fn& fn) {
   try {

@@ -7,16 +7,17 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/core/error.h"
-#include "lockstep/parallel/distributed_data_parallel.h"
-#include "lockstep/parallel/distributed_optimizer.h"
-#include "models.h"
+#include "lockstep/distributed_data_parallel.h"
+#include "lockstep/distributed_optimizer.h"
+#include "lockstep/error.h"
+#include "tests/parallel/models.h"
 
 namespace lockstep::testing {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 const std::vector<std::vector<std::int64_t>> two_shapes{{3}, {2, 5}};
 
@@ -91,7 +92,7 @@ TEST_P(SeveralWrappers, ShareABackwardThatReachesOnlySomeOfTheirParameters) {
   });
 }
 
-/// What each rank's use of two wrappers raises.
+/// The error that each rank's use of two wrappers raises.
 template <class Use>
 std::vector<std::string> errors_of(int ranks, const Use& use) {
   std::vector<std::string> errors(static_cast<std::size_t>(ranks));
@@ -122,6 +123,23 @@ TEST(SwappedWrappers, AreAnErrorThatNamesBothOnEveryRank) {
     for (const auto& error : errors) {
       EXPECT_THAT(error, AllOf(HasSubstr("DistributedDataParallel #1"),
                                HasSubstr("DistributedDataParallel #2")));
+    }
+  }
+}
+
+TEST(SwappedWrappers, OfTwoGroupsAreAnErrorAndNoDeadlock) {
+  for (const int ranks : {2, 3}) {
+    const auto errors = errors_of(ranks, [](const Group& world) {
+      const Group second_group = world.split(0);
+      Twins twins(world, second_group);
+      const auto terms = coefficients(world.rank(), *twins.first);
+      const bool swapped = world.rank() == 1;
+      (swapped ? twins.second_ddp : twins.first_ddp)(terms).backward();
+      (swapped ? twins.first_ddp : twins.second_ddp)(terms).backward();
+    });
+    for (const auto& error : errors) {
+      EXPECT_THAT(error, AllOf(HasSubstr("deadlock"), HasSubstr("DistributedDataParallel"),
+                               Not(HasSubstr("waited 20 s"))));
     }
   }
 }

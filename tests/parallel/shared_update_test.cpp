@@ -1,6 +1,6 @@
 // One copy of the parameters for all ranks, of which each updates a part: the same numbers, bit for
 // bit, as when every rank updates its own.
-#include "lockstep/parallel/shared_update.h"
+#include "parallel/shared_update.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,12 +10,12 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/parallel/distributed_data_parallel.h"
-#include "lockstep/parallel/distributed_optimizer.h"
-#include "lockstep/train/checkpoint.h"
-#include "lockstep/train/fused_sgd.h"
-#include "models.h"
-#include "refusal.h"
+#include "lockstep/checkpoint.h"
+#include "lockstep/distributed_data_parallel.h"
+#include "lockstep/distributed_optimizer.h"
+#include "lockstep/fused_sgd.h"
+#include "tests/parallel/models.h"
+#include "tests/parallel/refusal.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
@@ -143,7 +143,7 @@ TEST_P(SharedUpdate, TakesTheSameStepsAsUpdatesOfEveryRank) {
         }
         one_copy.step(world, step);
         each_its_own.step(world, step);
-        // Whoever is ahead must not update what others still look at.
+        // A rank that is ahead must not update parameters that other ranks still compare.
         world.barrier().wait();
         expect_equal(one_copy, each_its_own);
         world.barrier().wait();

@@ -8,9 +8,9 @@
 #include <tuple>
 #include <vector>
 
-#include "lockstep/parallel/distributed_data_parallel.h"
-#include "models.h"
-#include "refusal.h"
+#include "lockstep/distributed_data_parallel.h"
+#include "tests/parallel/models.h"
+#include "tests/parallel/refusal.h"
 
 // How ranks come to start from the same model, and what is refused before they do.
 

@@ -1,4 +1,4 @@
-// What strategies take from the machine at every step, once the first steps have made room.
+// Resources that strategies use at every step, once the first steps have allocated buffers.
 #include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -10,12 +10,13 @@
 #include <string>
 #include <vector>
 
-#include "large_requests.h"
-#include "lockstep/parallel/bucket_reducers.h"
-#include "lockstep/parallel/distributed_optimizer.h"
-#include "lockstep/sync/strategy.h"
-#include "models.h"
-#include "sync/apart.h"
+#include "comm/communicator.h"
+#include "lockstep/distributed_optimizer.h"
+#include "lockstep/strategy.h"
+#include "parallel/bucket_reducers.h"
+#include "tests/parallel/large_requests.h"
+#include "tests/parallel/models.h"
+#include "tests/sync/apart.h"
 
 namespace lockstep::testing {
 namespace {
@@ -39,7 +40,7 @@ long faults_of_this_thread() {
   return usage.ru_minflt;
 }
 
-/// What some steps take, after as many that nobody counts.
+/// The cost of some steps, after as many steps of warm-up.
 StepsCost cost_of(const Strategy& strategy, const Group& group, int steps,
                   const Apart* memory = nullptr) {
   const at::NoGradGuard no_grad;
@@ -116,7 +117,7 @@ TEST_F(SteadyState, TakesNoMemoryThatGrowsWithTheBucket) {
   }
 }
 
-/// Large requests of some whole training steps, after as many that nobody counts.
+/// Large allocations of some whole training steps, after as many steps of warm-up.
 std::size_t requests_of(int steps, const std::function<void()>& step) {
   for (int i = 0; i < steps; ++i) step();
   const LargeRequests large(bucket_bytes / 100);

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/core/error.h"
-#include "lockstep/parallel/distributed_data_parallel.h"
-#include "models.h"
+#include "lockstep/distributed_data_parallel.h"
+#include "lockstep/error.h"
+#include "tests/parallel/models.h"
 
 namespace lockstep::testing {
 namespace {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/core/text.h"
+#include "core/text.h"
 
 /// The models of reference.py, line by line. forward() takes the step, as a model may depend on it.
 namespace lockstep::testing::parity {
@@ -138,7 +138,8 @@ struct Transformer : nn::Module {
   std::array<Layers, 2> blocks;
 };
 
-/// Each rank takes another of three ways at each step, and one is taken by nobody.
+/// Each rank takes another one of three branches at each step. With two ranks, no rank takes the
+/// third.
 struct Branches : nn::Module {
   explicit Branches(int rank_of_model) : rank(rank_of_model) {
     register_module("inner", inner);

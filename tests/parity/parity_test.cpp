@@ -11,10 +11,12 @@
 #include <memory>
 #include <string>
 
-#include "lockstep/parallel/distributed_data_parallel.h"
-#include "lockstep/train/safetensors.h"
-#include "models.h"
+#include "core/denormals_guard.h"
+#include "lockstep/denormals.h"
+#include "lockstep/distributed_data_parallel.h"
+#include "lockstep/model_files.h"
 #include "tests/parallel/models.h"
+#include "tests/parity/models.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
@@ -73,6 +75,7 @@ template <class M>
 void expect_parity(const std::filesystem::path& file, double rate) {
   const auto kept = safetensors::read(file).tensors;
   on_ranks(ranks, [&](const Group& world) {
+    ASSERT_EQ(flushes_denormals(), lockstep::detail::can_flush_denormals) << "reference.py does";
     const int rank = world.rank();
     auto model = std::make_shared<M>(rank);
     for (const auto& [name, tensor] : state_of(*model)) {

@@ -198,6 +198,7 @@ def train(name):
 
 def main():
     torch.set_num_threads(1)
+    torch.set_flush_denormal(True)  # as Lockstep's ranks do; Gloo's threads start with it
     others = []
     if rank == 0:
         others = [subprocess.Popen([sys.executable, __file__, str(folder), str(r)])

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "launch/launched.h"
-#include "temporary_folder.h"
+#include "tests/launch/launched.h"
+#include "tests/temporary_folder.h"
 
 // The command line itself: `lockstep plan …`, as a user starts it.
 

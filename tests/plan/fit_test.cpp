@@ -1,4 +1,4 @@
-#include "lockstep/plan/fit.h"
+#include "plan/fit.h"
 
 #include <gtest/gtest.h>
 

@@ -1,9 +1,9 @@
-#include "lockstep/plan/forecast.h"
+#include "plan/forecast.h"
 
 #include <gtest/gtest.h>
 
-#include "lockstep/core/error.h"
-#include "lockstep/plan/exchange.h"
+#include "lockstep/error.h"
+#include "plan/exchange_cost.h"
 
 // Everything expected here is worked out by hand.
 
@@ -134,7 +134,7 @@ TEST(PlanExchange, CountsWhatStrategiesSend) {
   // Half of the codes to the other, and the mean of the other half back.
   EXPECT_DOUBLE_EQ(sent("int8", layers, pair), 5100 * (1 + 1.0 / 128));
   EXPECT_DOUBLE_EQ(sent("powersgd:rank=2", layers, pair), 4 * (2 * 150 + 100));
-  // No gain from a rank of 40: all travels whole.
+  // A rank of 40 saves nothing: the matrices are sent uncompressed.
   EXPECT_DOUBLE_EQ(sent("powersgd:rank=40", layers, pair), 4 * 5100);
   EXPECT_DOUBLE_EQ(sent("local_sgd:4", layers, pair), 5100);
   // Both ranks of a host carry the picks of half of the host's sums to the other.

@@ -1,4 +1,4 @@
-#include "browser.h"
+#include "tests/record/browser.h"
 
 #ifdef LOCKSTEP_PNG
 #include <png.h>

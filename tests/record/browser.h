@@ -13,7 +13,7 @@ namespace lockstep::testing {
 /// Red, green and blue.
 using Pixel = std::array<std::uint8_t, 3>;
 
-/// What a browser made of a page.
+/// The result of rendering a page in a browser.
 struct Sight {
   std::size_t height = 0;
   std::size_t width = 0;

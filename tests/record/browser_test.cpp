@@ -1,4 +1,4 @@
-#include "browser.h"
+#include "tests/record/browser.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/record/lap.h"
-#include "lockstep/record/report.h"
-#include "lockstep/record/scalar.h"
-#include "temporary_folder.h"
+#include "record/lap.h"
+#include "record/report.h"
+#include "record/scalar.h"
+#include "tests/temporary_folder.h"
 
 namespace lockstep::record {
 namespace {

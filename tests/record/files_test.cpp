@@ -6,12 +6,16 @@
 #include <csignal>
 #include <fstream>
 #include <iterator>
+#include <nlohmann/json.hpp>
 #include <string>
 
-#include "lockstep/core/error.h"
-#include "lockstep/record/append_file.h"
-#include "lockstep/record/whole_file.h"
-#include "temporary_folder.h"
+#include "core/denormals_guard.h"
+#include "lockstep/denormals.h"
+#include "lockstep/error.h"
+#include "record/append_file.h"
+#include "record/folder.h"
+#include "record/whole_file.h"
+#include "tests/temporary_folder.h"
 
 namespace lockstep::record {
 namespace {
@@ -113,6 +117,16 @@ TEST(WholeFile, AppearsWhenItIsWhole) {
   EXPECT_THROW(WholeFile("/nonexistent/page"), Error);
   const std::filesystem::directory_iterator files(folder.path());
   EXPECT_EQ(std::distance(begin(files), end(files)), 1) << "something is left behind";
+}
+
+TEST(RunEnvironment, SaysWhetherDenormalsAreFlushed) {
+  const TemporaryFolder folder;
+  for (const bool flush : {false, detail::can_flush_denormals}) {
+    const detail::DenormalsGuard guard(flush);
+    write_environment(folder.path(), {});
+    std::ifstream in(folder / environment_name);
+    EXPECT_EQ(nlohmann::json::parse(in).at("denormals"), flush ? "flushed" : "kept");
+  }
 }
 
 }  // namespace

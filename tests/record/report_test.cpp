@@ -1,7 +1,8 @@
-#include "lockstep/record/report.h"
+#include "record/report.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cmath>
 #include <cstdlib>
@@ -9,12 +10,13 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/core/error.h"
-#include "lockstep/record/chart.h"
-#include "lockstep/record/folder.h"
-#include "lockstep/record/markup.h"
-#include "lockstep/record/scalar.h"
-#include "temporary_folder.h"
+#include "lockstep/error.h"
+#include "record/chart.h"
+#include "record/folder.h"
+#include "record/markup.h"
+#include "record/scalar.h"
+#include "tests/record/page_fault.h"
+#include "tests/temporary_folder.h"
 
 namespace lockstep::record {
 namespace {
@@ -23,40 +25,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using testing::TemporaryFolder;
-
-/// What an XML parser would refuse: tags that are not closed in order, stray signs.
-std::string fault_in(std::string page) {
-  const std::string begin = "<!DOCTYPE html>\n";
-  if (!page.starts_with(begin)) return "no document type";
-  const auto style = page.find("<style>");
-  const auto style_end = page.find("</style>");
-  page.erase(style + 7, style_end - style - 7);
-  page.erase(0, begin.size());
-  std::vector<std::string> open;
-  for (std::size_t at = 0; at < page.size();) {
-    if (page[at] == '>' || (page[at] == '&' && page.find(';', at) > at + 5)) {
-      return "stray sign before " + page.substr(at, 20);
-    }
-    if (page[at] != '<') {
-      ++at;
-      continue;
-    }
-    const auto end = page.find('>', at);
-    if (end == page.npos) return "open tag";
-    const auto tag = page.substr(at + 1, end - at - 1);
-    if (std::count(tag.begin(), tag.end(), '"') % 2 != 0) return "quote in " + tag;
-    const auto name =
-        tag.substr(tag[0] == '/' ? 1 : 0, tag.find_first_of(" \n/", 1) - (tag[0] == '/'));
-    if (tag[0] == '/') {
-      if (open.empty() || open.back() != tag.substr(1)) return "unexpected " + tag;
-      open.pop_back();
-    } else if (!tag.ends_with('/')) {
-      open.push_back(name);
-    }
-    at = end + 1;
-  }
-  return open.empty() ? "" : "never closed: " + open.back();
-}
 
 class Report : public ::testing::Test {
  protected:
@@ -67,7 +35,7 @@ class Report : public ::testing::Test {
     remarks_ = write_report(folder.path(), folder / "report.html");
     std::ifstream in(folder / "report.html");
     std::string text{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-    EXPECT_EQ(fault_in(text), "");
+    EXPECT_EQ(testing::page_fault(text), "");
     for (const char* outside : {"http:", "https:", "<script", "<link", "url(", "@import", "src="}) {
       EXPECT_THAT(text, Not(HasSubstr(outside))) << "the page is to need nothing else";
     }
@@ -119,6 +87,16 @@ TEST_F(Report, ShowsAllThatARunRecorded) {
   EXPECT_THAT(text, Not(HasSubstr("Remarks")));
 }
 
+TEST_F(Report, ShowsTheLaterValueOfAStepThatWasTakenAgain) {
+  const auto line = [](std::int64_t step, double loss) {
+    return metrics_line(step, 1, std::vector<Scalar>{{"train_loss", loss}});
+  };
+  write("metrics.jsonl", line(1, 5) + line(2, 4) + line(2, 3) + line(3, 2));
+  const auto text = page();
+  EXPECT_THAT(text, HasSubstr("train_loss at step 2: 3<"));
+  EXPECT_THAT(text, Not(HasSubstr("train_loss at step 2: 4<")));
+}
+
 TEST_F(Report, TellsHostsApart) {
   write("metrics.jsonl", "");
   write("laps.jsonl", lap_line(lap_of(10, {{.seconds = 2, .waiting = 1},
@@ -161,13 +139,117 @@ TEST_F(Report, ToleratesATornLastLineAndSaysSo) {
 TEST_F(Report, IsMadeOfARunThatHasHardlyBegunOrBrokenDown) {
   write("metrics.jsonl", "");
   EXPECT_THAT(page(), HasSubstr("has recorded no values yet"));
-  // Not a number, all the same, a zero lap, one rank, an old --metrics file without steps.
+  // Values without a number, equal values, an empty interval, one rank, an old --metrics file
+  // without steps.
   write("metrics.jsonl",
         "{\"epoch\": 1, \"train_loss\": null}\n{\"epoch\": 2, \"train_loss\": null}\n");
   write("laps.jsonl", lap_line({.ranks = {{}}}) + lap_line({.ranks = {{}}}));
   EXPECT_THAT(page(), HasSubstr("no number"));
   write("metrics.jsonl", "{\"loss\": 3}\n{\"loss\": 3}\n{\"loss\": null}\n{\"loss\": 1e308}\n");
   EXPECT_THAT(page(), HasSubstr("loss at step 2: 3<"));
+}
+
+TEST_F(Report, LeavesOutNumbersThatAreOutOfRange) {
+  // A position that no int64 holds is none: the line's number stands for it.
+  write("metrics.jsonl",
+        "{\"step\": 1e300, \"loss\": 3}\n{\"step\": 18446744073709551615, \"loss\": 4}\n"
+        "{\"step\": 2.5, \"acc\": 1}\n{\"step\": 7, \"acc\": -1e308}\n"
+        "{\"step\": 8, \"acc\": 1e308}\n");
+  const auto laps = [&](const std::string& steps, const std::string& seconds) {
+    write("laps.jsonl", "{\"step\": 1, \"steps\": " + steps +
+                            ", \"elapsed\": 1, \"ranks\": [{\"seconds\": " + seconds +
+                            ", \"waiting\": 0, \"working\": 0, \"bytes\": 1, "
+                            "\"dense_bytes\": 1}]}\n");
+  };
+  laps("1", "2");
+  auto text = page();
+  EXPECT_TRUE(remarks_.empty());
+  for (const char* part : {"loss at step 1: 3<", "loss at step 2: 4<", "acc at step 2: 1<"}) {
+    EXPECT_THAT(text, HasSubstr(part));
+  }
+  for (const char* number : {"\"nan", "\"-nan", "\"inf", "\"-inf"}) {
+    EXPECT_THAT(text, Not(HasSubstr(number)));
+  }
+  for (const auto& [steps, seconds] :
+       {std::pair("1e300", "2"), std::pair("9223372036854775807", "2"), std::pair("-1", "2"),
+        std::pair("1", "1e308"), std::pair("1", "-1e308")}) {
+    laps(steps, seconds);
+    EXPECT_THAT(page(), HasSubstr("The run has ended no lap yet")) << steps << ' ' << seconds;
+    EXPECT_THAT(remarks_, ElementsAre("laps.jsonl: 1 line is no record, and left out"));
+  }
+}
+
+TEST_F(Report, LeavesOutWhatIsNestedTooDeeply) {
+  const auto deep = [](char open, int levels) {
+    std::string text = "{\"a\": ";
+    for (int i = 0; i < levels; ++i) text += open == '[' ? "[" : "{\"a\": ";
+    text += '1';
+    for (int i = 0; i < levels; ++i) text += open == '[' ? ']' : '}';
+    return text + "}";
+  };
+  for (const char open : {'[', '{'}) {
+    const auto text = deep(open, 1'000'000);
+    write("metrics.jsonl", text + "\n{\"step\": 1, \"loss\": 2}\n");
+    write("laps.jsonl", text + "\n");
+    write("environment.json", text);
+    EXPECT_THAT(page(), HasSubstr("loss at step 1: 2<"));
+    EXPECT_THAT(remarks_,
+                ElementsAre("metrics.jsonl: 1 line is no record, and left out",
+                            "laps.jsonl: 1 line is no record, and left out",
+                            "environment.json: has more than 32 levels of nesting, and is left "
+                            "out"));
+    EXPECT_TRUE(event_files_of(folder.path()).empty());
+  }
+  write("environment.json", deep('[', 30));
+  page();
+  EXPECT_EQ(remarks_.size(), 2U);
+}
+
+// Quadratic work on these would take minutes.
+TEST_F(Report, ReadsManyNames) {
+  std::string metrics = "{\"step\": 1";
+  std::string variables;
+  std::string hosts;
+  for (int i = 0; i < 200'000; ++i) {
+    const auto name = std::to_string(i);
+    metrics += ", \"m" + name + "\": " + name;
+    variables += (i > 0 ? ", \"v" : "\"v") + name + "\": \"x\"";
+    hosts += (i > 0 ? ", \"h" : "\"h") + name + "\"";
+  }
+  write("metrics.jsonl", metrics + "}\n");
+  write("laps.jsonl", lap_line(lap_of(1, std::vector<RankLap>(20'000, {.seconds = 1}))));
+  write("environment.json",
+        "{\"hosts\": [" + hosts + "], \"variables\": {" + variables + "}, " + variables + "}");
+  const auto run = read_run(folder.path());
+  ASSERT_EQ(run.curves.size(), 200'000U);
+  EXPECT_EQ(run.curves[77'777].first, "m77777");
+  EXPECT_EQ(run.environment.size(), 400'001U);
+  EXPECT_EQ(run.environment[5].first, "v4") << "in the order of the file";
+  write_report(folder.path(), folder / "report.html");
+  EXPECT_GT(std::filesystem::file_size(folder / "report.html"), 1'000'000U);
+}
+
+TEST_F(Report, OpensNothingButRegularFiles) {
+  for (const char* name : {"laps.jsonl", "environment.json", "report.html.partial"}) {
+    ASSERT_EQ(::mkfifo((folder / name).c_str(), 0600), 0);
+  }
+  write("metrics.jsonl", "{\"step\": 1, \"loss\": 2}\n");
+  EXPECT_THAT(page(), HasSubstr("loss at step 1: 2<"));
+  EXPECT_THAT(remarks_, ElementsAre("laps.jsonl: is no regular file, and left out",
+                                    "environment.json: is no regular file, and left out"));
+  EXPECT_TRUE(event_files_of(folder.path()).empty());
+  std::filesystem::remove(folder / "metrics.jsonl");
+  ASSERT_EQ(::mkfifo((folder / "metrics.jsonl").c_str(), 0600), 0);
+  EXPECT_THROW(page(), InvalidArgument);
+}
+
+TEST_F(Report, StepsMayBeAnyNumber) {
+  write("metrics.jsonl",
+        "{\"step\": 1e300, \"loss\": 1}\n{\"step\": 18446744073709551615, \"loss\": 2}\n"
+        "{\"step\": 3.0, \"loss\": 3}\n{\"step\": null, \"loss\": 4}\n");
+  const auto run = read_run(folder.path());
+  ASSERT_EQ(run.curves.size(), 1U);
+  EXPECT_EQ(run.curves[0].second, (Curve{{1, 1}, {2, 2}, {3, 3}, {4, 4}}));
 }
 
 TEST_F(Report, RefusesWhatHoldsNoRun) {
@@ -228,12 +310,12 @@ TEST(Thinned, KeepsPeaksGapsAndEnds) {
   for (int i = 0; i < 100000; ++i) curve[i] = std::sin(i);
   curve[31415] = 50;
   curve[27182] = -50;
-  curve[5000] = NAN;
+  curve[5007] = NAN;
   const auto kept = thinned(curve, 800);
   EXPECT_LE(kept.size(), 801U);
   EXPECT_EQ(kept.at(31415), 50);
   EXPECT_EQ(kept.at(27182), -50);
-  EXPECT_TRUE(std::isnan(kept.at(5000)));
+  EXPECT_TRUE(std::isnan(kept.at(5007)));
   EXPECT_EQ(kept.begin()->first, 0);
   EXPECT_EQ(kept.rbegin()->first, 99999);
   EXPECT_EQ(thinned(kept, 1000).size(), kept.size()) << "few enough already";

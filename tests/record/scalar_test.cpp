@@ -1,4 +1,4 @@
-#include "lockstep/record/scalar.h"
+#include "record/scalar.h"
 
 #include <gtest/gtest.h>
 
@@ -6,8 +6,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "lockstep/record/checksum.h"
-#include "lockstep/record/lap.h"
+#include "record/crc32c.h"
+#include "record/lap.h"
 
 namespace lockstep::record {
 namespace {

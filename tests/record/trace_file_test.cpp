@@ -1,4 +1,4 @@
-#include "lockstep/record/trace_file.h"
+#include "record/trace_file.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "temporary_folder.h"
+#include "tests/temporary_folder.h"
 
 namespace lockstep::record {
 namespace {
@@ -25,7 +25,7 @@ TraceSpan span(Kind kind, std::int64_t begin, std::int64_t end, int bucket = -1)
           .collective = Collective::all_reduce};
 }
 
-/// What a rank does at each moment, found by looking at every nanosecond.
+/// The activity of a rank at a moment, found by looking at every nanosecond.
 char at(const std::vector<TraceSpan>& spans, std::int64_t time) {
   char found = 'c';
   for (const auto& one : spans) {
@@ -39,10 +39,10 @@ char at(const std::vector<TraceSpan>& spans, std::int64_t time) {
 TEST(Timeline, IsWhatEveryMomentSays) {
   const std::vector<std::vector<TraceSpan>> cases{
       {},
-      {span(Kind::flight, 0, 50)},
+      {span(Kind::request, 0, 50)},
       {span(Kind::waiting, 10, 40), span(Kind::working, 15, 20), span(Kind::working, 25, 30)},
       {span(Kind::working, 0, 10), span(Kind::waiting, 5, 30), span(Kind::working, 25, 60),
-       span(Kind::flight, 1, 70)},
+       span(Kind::request, 1, 70)},
       {span(Kind::working, 12, 14), span(Kind::working, 13, 20), span(Kind::waiting, 0, 100),
        span(Kind::waiting, 90, 110), span(Kind::ready, 5, 5, 0)},
       {span(Kind::working, 0, 30), span(Kind::waiting, 10, 20)},
@@ -82,7 +82,7 @@ TEST(TraceFile, IsJsonWithEachRanksRows) {
   TraceFile file(path, 1000);
   file.add(0, "a \"host\"",
            {span(Kind::ready, 2000, 2000, 1), span(Kind::waiting, 3000, 5000, 1),
-            span(Kind::flight, 2500, 5000, 1), span(Kind::flight, 4000, 6000),
+            span(Kind::request, 2500, 5000, 1), span(Kind::request, 4000, 6000),
             span(Kind::backward, 1500, 7000)},
            0);
   file.add(1, "b", {}, 12);

@@ -4,8 +4,8 @@
 #include <memory>
 #include <string_view>
 
-#include "lockstep/comm/communicator.h"
-#include "lockstep/comm/reissue.h"
+#include "comm/communicator.h"
+#include "comm/reissue.h"
 
 namespace lockstep::testing {
 

@@ -1,4 +1,4 @@
-#include "lockstep/sync/between_hosts.h"
+#include "sync/between_hosts.h"
 
 #include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
@@ -10,13 +10,13 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/core/error.h"
-#include "lockstep/sync/top_k.h"
-#include "on_hosts.h"
-#include "reference.h"
+#include "lockstep/error.h"
+#include "lockstep/strategies.h"
+#include "tests/sync/on_hosts.h"
+#include "tests/sync/reference.h"
 
-// Ranks are threads that are said to be on several hosts. What they get is compared with what the
-// strategy gives one rank a host that holds the mean of its host's ranks.
+// Ranks are threads with assigned host names. Their results must equal those of one rank a host
+// that holds the mean of its host's ranks.
 
 namespace lockstep::testing {
 namespace {
@@ -92,7 +92,8 @@ Values taken_from(const Bucket& bucket) {
   return values;
 }
 
-/// What the strategy gives of each part to ranks that hold the hosts' means, step by step.
+/// The expected values of each part, step by step: the strategy's result on ranks that hold the
+/// hosts' means.
 std::vector<Values> expected(const Strategy& strategy, const std::vector<int>& hosts,
                              const Lengths& lengths, int steps) {
   std::vector<Values> results(static_cast<std::size_t>(steps));

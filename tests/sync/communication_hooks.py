@@ -55,6 +55,7 @@ def bf16_hook(state, bucket):
 
 def run_rank(rank, folder):
     torch.set_num_threads(1)
+    torch.set_flush_denormal(True)  # as Lockstep's ranks do; Gloo's threads start with it
     dist.init_process_group("gloo", init_method=f"file://{os.path.abspath(folder)}/meeting", rank=rank, world_size=RANKS)
     state = powerSGD_hook.PowerSGDState(process_group=None, matrix_approximation_rank=2,
                                         start_powerSGD_iter=2, min_compression_rate=1)

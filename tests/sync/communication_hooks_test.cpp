@@ -8,10 +8,10 @@
 #include <map>
 #include <sstream>
 
-#include "lockstep/parallel/distributed_data_parallel.h"
-#include "lockstep/sync/strategy.h"
-#include "reference.h"
-#include "temporary_folder.h"
+#include "lockstep/distributed_data_parallel.h"
+#include "lockstep/strategy.h"
+#include "tests/sync/reference.h"
+#include "tests/temporary_folder.h"
 
 // The same small network under PyTorch's communication hooks over Gloo, and under strategies.
 
@@ -75,7 +75,7 @@ at::Tensor train(const Strategy& strategy) {
   return result;
 }
 
-/// What the script prints: parameters by the name of the hook.
+/// Parameters by the name of the hook, as the script prints them.
 std::map<std::string, at::Tensor> run_hooks(const std::string& python) {
   const TemporaryFolder folder;
   const auto command = lockstep::detail::concat(

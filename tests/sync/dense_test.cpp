@@ -4,14 +4,13 @@
 #include <limits>
 #include <numeric>
 
-#include "apart.h"
-#include "lockstep/core/error.h"
-#include "lockstep/core/wire.h"
-#include "lockstep/kernels/quantize.h"
-#include "lockstep/sync/adasum.h"
-#include "lockstep/sync/half.h"
-#include "lockstep/sync/int8.h"
-#include "reference.h"
+#include "comm/communicator.h"
+#include "kernels/quantize.h"
+#include "lockstep/error.h"
+#include "lockstep/strategies.h"
+#include "lockstep/types.h"
+#include "tests/sync/apart.h"
+#include "tests/sync/reference.h"
 
 // Strategies that send every element: halves, 8-bit codes, joined changes.
 
@@ -65,7 +64,7 @@ TEST(Halves, RefuseWhatTheyCannotCarry) {
   });
 }
 
-/// What quantised values say, chunk by chunk.
+/// The values after quantization and dequantization, chunk by chunk.
 std::vector<float> through_codes(const std::vector<float>& values) {
   std::vector<float> said;
   for (std::size_t at = 0; at < values.size(); at += kernels::quantized_chunk) {
@@ -133,7 +132,7 @@ TEST(Int8, GivesTheSameBitsWhetherOrNotRanksShareMemory) {
                           .at("bucket0.residual")
                           .equal(by_codes->state().at("bucket0.residual")));
         }
-        // Both count what would have to travel.
+        // Both count the bytes that a network would carry.
         const auto words = 3U * 2 * 16;
         EXPECT_EQ(bytes_sent(shared) - words, 2 * bytes_sent(apart));
       });
@@ -160,7 +159,8 @@ TEST(Int8, ComesToTheMeanInTheLongRun) {
       sum += bucket.values();
     }
     sum /= steps;
-    // What remains is the second rounding, which has no feedback: half a code of the largest, 3.
+    // The remaining error is that of the second rounding, which has no feedback. It is at most half
+    // a code of the largest magnitude, 3.
     EXPECT_FALSE(first_wrong<float>(lockstep::detail::elements<float>(sum), mean,
                                     std::vector<double>(mean.size(), 0.02)));
   });
@@ -249,8 +249,8 @@ TEST(Adasum, JoinsChangesInATree) {
   check_adasum<double>(1e-13);
 }
 
-/// Horovod's operator as its paper has it: of every two neighbours' changes of a layer, then of
-/// every two such pairs', and so on, which takes a power of two of ranks.
+/// Horovod's operator as in its paper: combines the changes of a layer of every two neighbours,
+/// then of every two such pairs, and so on. The number of ranks must be a power of two.
 /// Source: Maleki et al., arXiv 2006.02924.
 std::vector<double> horovods(Vectors<double> changes) {
   const auto dot = [](const std::vector<double>& x, const std::vector<double>& y) {

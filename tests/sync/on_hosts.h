@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/communicator.h"
-#include "lockstep/comm/hosts.h"
-#include "lockstep/comm/reissue.h"
+#include "comm/communicator.h"
+#include "comm/hosts.h"
+#include "comm/reissue.h"
 #include "lockstep/group.h"
 
 namespace lockstep::testing {

@@ -14,14 +14,14 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/parallel/distributed_data_parallel.h"
-#include "lockstep/parallel/distributed_optimizer.h"
-#include "lockstep/spawn.h"
-#include "lockstep/sync/strategy.h"
-#include "replicas.h"
+#include "lockstep/distributed_data_parallel.h"
+#include "lockstep/distributed_optimizer.h"
+#include "lockstep/init.h"
+#include "lockstep/strategy.h"
+#include "tests/sync/replicas.h"
 
-// What is issued, and in which order, depends on bucket and stage alone: ranks whose hooks run in
-// other orders, and who are late at random, get the bits that ranks without delays get.
+// The collectives and their order depend on bucket and stage alone. Ranks with hooks in other
+// orders and with random delays get the same bits as ranks without delays.
 
 namespace lockstep::testing {
 namespace {
@@ -120,7 +120,7 @@ DataParallelOptions delayed(const char* strategy, std::uint32_t own) {
   return options;
 }
 
-/// What a run by that strategy, on so many ranks, gives does not depend on delays.
+/// The result of a run by that strategy, on so many ranks, does not depend on delays.
 void expect_the_same(at::Tensor (*run)(const char*, int, std::uint32_t),
                      std::initializer_list<const char*> strategies) {
   for (const auto* strategy : strategies) {

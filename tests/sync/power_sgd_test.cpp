@@ -1,13 +1,12 @@
-#include "lockstep/sync/power_sgd.h"
-
 #include <ATen/ops/linalg_qr.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <limits>
 
-#include "lockstep/core/error.h"
-#include "reference.h"
+#include "lockstep/error.h"
+#include "lockstep/strategies.h"
+#include "tests/sync/reference.h"
 
 namespace lockstep::testing {
 namespace {

@@ -12,19 +12,21 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/core/text.h"
-#include "lockstep/kernels/reference.h"
-#include "lockstep/spawn.h"
-#include "lockstep/sync/bucket.h"
-#include "lockstep/sync/exchange.h"
-#include "lockstep/sync/layout.h"
-#include "lockstep/sync/strategy.h"
+#include "core/denormals_guard.h"
+#include "core/text.h"
+#include "group/tensor_dtype.h"
+#include "kernels/reference.h"
+#include "lockstep/denormals.h"
+#include "lockstep/exchange.h"
+#include "lockstep/init.h"
+#include "lockstep/strategy.h"
+#include "sync/bucket_layout.h"
 
-// What strategies must give, in plain code over the vectors of all ranks held in one process.
+// Expected results of strategies, in plain code over the vectors of all ranks held in one process.
 
 namespace lockstep::testing {
 
-/// What this rank has given to collectives.
+/// Bytes that this rank has sent in collectives.
 inline std::uint64_t bytes_sent(const Group& group) {
   std::uint64_t bytes = 0;
   for (const auto& row : group.statistics()) bytes += row.bytes;
@@ -43,6 +45,7 @@ inline constexpr Kind kinds[] = {Kind::normal, Kind::ties, Kind::zeros, Kind::de
 /// Rank's gradient at a step. Numbers that repeat are cheap to make, and no two ranks' are alike.
 template <class T>
 std::vector<T> gradient(Kind kind, std::size_t n, int rank, int step) {
+  const lockstep::detail::DenormalsGuard kept(false);
   std::mt19937 random(static_cast<unsigned>(rank * 1000 + step));
   std::normal_distribution<T> normal;
   std::vector<T> table(4093);
@@ -87,7 +90,7 @@ std::optional<std::size_t> first_wrong(std::span<const T> got, const std::vector
   return std::nullopt;
 }
 
-/// What a strategy must give for all ranks' gradients at a step. It may remember.
+/// Computes a strategy's expected result from all ranks' gradients at a step. May hold state.
 template <class T>
 using Reference = std::function<std::vector<double>(const Vectors<T>& gradients, int step)>;
 
@@ -106,7 +109,7 @@ inline std::vector<Case> all_cases(int ranks) {
   return cases;
 }
 
-/// What has gone into each element, or into the largest of so many that are encoded together.
+/// The magnitude of each element, or the largest of those that are encoded together.
 inline std::vector<double> scales(const std::vector<double>& magnitudes, std::size_t together) {
   std::vector<double> scales(magnitudes.size());
   for (std::size_t begin = 0; begin < scales.size(); begin += together) {
@@ -120,13 +123,14 @@ inline std::vector<double> scales(const std::vector<double>& magnitudes, std::si
   return scales;
 }
 
-/// Runs some steps of the strategy on every case and compares every rank's result. The tolerance is
-/// relative to what went into an element, or into those that are encoded together with it; zero
-/// stands for equality.
+/// Runs some steps of the strategy on every case and compares every rank's result, while ranks and
+/// the reference flush denormals or keep them. The tolerance is relative to what went into an
+/// element, or into those that are encoded together with it; zero stands for equality.
 template <class T>
-void compare(int ranks, const Strategy& strategy, const std::vector<Case>& cases,
-             const std::function<Reference<T>(std::size_t n)>& reference_of, double tolerance,
-             std::size_t together = 1) {
+void compare_with(int ranks, const Strategy& strategy, const std::vector<Case>& cases,
+                  const std::function<Reference<T>(std::size_t n)>& reference_of, double tolerance,
+                  std::size_t together, bool flush) {
+  const lockstep::detail::DenormalsGuard guard(flush);
   constexpr int steps = 3;
   std::vector<std::vector<std::vector<double>>> expected;
   std::vector<std::vector<double>> allowed;
@@ -142,14 +146,16 @@ void compare(int ranks, const Strategy& strategy, const std::vector<Case>& cases
       }
       results.push_back(reference(gradients, step));
     }
-    // Denormals have no relative precision.
-    const double least = 8 * static_cast<double>(std::numeric_limits<T>::denorm_min());
+    // Denormals have no relative precision, and a reference in double keeps those of float32.
+    const double denormal = static_cast<double>(std::numeric_limits<T>::denorm_min());
+    const double least =
+        flush ? ranks * steps * static_cast<double>(std::numeric_limits<T>::min()) : 8 * denormal;
     allowed.push_back(scales(magnitudes, together));
     for (double& of_element : allowed.back()) {
-      of_element = tolerance > 0 ? tolerance * of_element + least : 0;
+      of_element = tolerance > 0 || flush ? tolerance * of_element + least : 0;
     }
   }
-  spawn(ranks, [&](const Group& group) {
+  const auto run = [&](const Group& group) {
     for (std::size_t i = 0; i < cases.size(); ++i) {
       const auto [kind, n] = cases[i];
       Bucket bucket(0, n, dtype_of<T>, {}, group);
@@ -163,10 +169,24 @@ void compare(int ranks, const Strategy& strategy, const std::vector<Case>& cases
         EXPECT_FALSE(wrong.has_value())
             << "element " << *wrong << " is " << values[*wrong] << ", expected " << wanted[*wrong]
             << ": " << strategy.text() << ", kind " << static_cast<int>(kind) << ", " << n
-            << " elements, step " << step << ", rank " << group.rank() << " of " << ranks;
+            << " elements, step " << step << ", rank " << group.rank() << " of " << ranks
+            << ", denormals " << lockstep::detail::denormals_text(flush);
       }
     }
-  });
+  };
+  spawn(ranks, run, {.flush_denormals = flush});
+}
+
+/// The same with denormals flushed, unless said otherwise, and with denormals kept.
+template <class T>
+void compare(int ranks, const Strategy& strategy, std::vector<Case> cases,
+             const std::function<Reference<T>(std::size_t n)>& reference_of, double tolerance,
+             std::size_t together = 1, bool flushed_too = true) {
+  if (lockstep::detail::can_flush_denormals && flushed_too) {
+    compare_with<T>(ranks, strategy, cases, reference_of, tolerance, together, true);
+    std::erase_if(cases, [](const Case& c) { return c.n > 1000; });  // once is enough
+  }
+  compare_with<T>(ranks, strategy, cases, reference_of, tolerance, together, false);
 }
 
 inline constexpr int rank_counts[] = {1, 2, 3, 4, 7};

@@ -1,12 +1,8 @@
 #include <gtest/gtest.h>
 
-#include "lockstep/core/error.h"
-#include "lockstep/sync/all_reduce.h"
-#include "lockstep/sync/local_sgd.h"
-#include "lockstep/sync/partial_update.h"
-#include "lockstep/sync/top_k.h"
-#include "lockstep/sync/warmup.h"
-#include "reference.h"
+#include "lockstep/error.h"
+#include "lockstep/strategies.h"
+#include "tests/sync/reference.h"
 
 // When and what: targets of steps and buckets, and warm-up.
 

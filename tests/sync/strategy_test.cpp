@@ -1,11 +1,11 @@
-#include "lockstep/sync/strategy.h"
+#include "lockstep/strategy.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "lockstep/core/error.h"
-#include "lockstep/spawn.h"
-#include "lockstep/sync/all_reduce.h"
+#include "lockstep/error.h"
+#include "lockstep/init.h"
+#include "lockstep/strategies.h"
 
 namespace {
 

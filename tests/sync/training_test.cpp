@@ -6,12 +6,12 @@
 
 #include <limits>
 
-#include "lockstep/core/error.h"
-#include "lockstep/parallel/distributed_data_parallel.h"
-#include "lockstep/parallel/distributed_optimizer.h"
-#include "lockstep/sync/strategy.h"
-#include "reference.h"
-#include "replicas.h"
+#include "lockstep/distributed_data_parallel.h"
+#include "lockstep/distributed_optimizer.h"
+#include "lockstep/error.h"
+#include "lockstep/strategy.h"
+#include "tests/sync/reference.h"
+#include "tests/sync/replicas.h"
 
 // Strategies under the two wrappers.
 
@@ -238,7 +238,7 @@ TEST(Training, WeightsAreRefusedWhereParametersAreAveraged) {
   });
 }
 
-// What is left out at a step is not sent: it counts as compression.
+// Elements that a strategy omits at a step count as compression.
 TEST(Training, StatisticsCountTurnsThatWereLeftOut) {
   for (const auto& [text, said] : {std::pair{"local_sgd:period=4", "compressed 4.0 times"},
                                    {"partialUpdate", "compressed 2.0 times"},
@@ -271,8 +271,8 @@ TEST(Training, WhatIsNotAddedToAMeanIsTaken) {
   });
 }
 
-// What error feedback still owes to a parameter that no rank uses is not sent into nowhere. (int8
-// rounds means, too, and keeps nothing of that.)
+// The residual of a parameter that no rank uses is kept until the parameter is used. (int8 rounds
+// means, too, and keeps no residual of that.)
 TEST(Training, UnusedParametersKeepTheirResiduals) {
   for (const auto* text : {"topk:0.3", "threshold:0.4", "powersgd:rank=1"}) {
     for (const bool zeroed : {true, false}) {

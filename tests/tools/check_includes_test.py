@@ -21,55 +21,73 @@ def check(files: dict[str, str]) -> tuple[int, str]:
 
 class CheckIncludes(unittest.TestCase):
     def expect_offence(self, file: str, included: str, reason: str) -> None:
-        code, output = check({file: f"#pragma once\n\n#include {included}\n"})
+        """included names a file, by its path from the root, or a foreign header in <>."""
+        files = {file: f"#pragma once\n\n#include {included}\n"}
+        if included.startswith('"'):
+            path = included[1:-1]
+            files.setdefault(path, "#pragma once\n")
+            included = '"' + path.removeprefix("include/").removeprefix("src/") + '"'
+            files[file] = f"#pragma once\n\n#include {included}\n"
+        code, output = check(files)
         self.assertEqual(code, 1, output)
         self.assertIn(f"{file}:3: includes {included[1:-1]}", output)
         self.assertIn(reason, output)
 
     def test_upwards(self):
-        self.expect_offence("lockstep/core/a.h", '"lockstep/kernels/reduce.h"', "core may not use kernels")
-        self.expect_offence("lockstep/comm/host/a.cpp", '"lockstep/group.h"', "comm may not use group")
-        self.expect_offence("lockstep/group.cpp", '"lockstep/sync/a.h"', "group may not use sync")
-        self.expect_offence("lockstep/init.h", '"lockstep/lockstep.h"', "group may not use lockstep.h")
+        self.expect_offence("src/core/a.h", '"src/kernels/reduce.h"', "core may not use kernels")
+        self.expect_offence("src/comm/a.cpp", '"include/lockstep/group.h"', "comm may not use group")
+        self.expect_offence("src/group/a.cpp", '"src/sync/b.h"', "group may not use sync")
+        self.expect_offence("include/lockstep/init.h", '"include/lockstep/lockstep.h"', "group may not use lockstep.h")
 
-    def test_room_within_a_room(self):
-        file = "lockstep/comm/control/a.h"
-        self.expect_offence(file, '"lockstep/comm/work.h"', "comm/control may not use comm")
-        self.expect_offence(file, "<torch/nn/module.h>", "built without LibTorch")
+    def test_layers_within_comm(self):
+        self.expect_offence("src/comm/control/a.h", '"src/comm/operation.h"', "comm/control may not use comm")
+        self.expect_offence("src/comm/control/a.h", "<torch/nn/module.h>", "built without LibTorch")
+        self.expect_offence("src/comm/a.cpp", '"src/comm/host/arena.h"', "comm may not use comm/host")
+        self.expect_offence("src/comm/mpi/a.cpp", '"src/comm/host/arena.h"', "comm/mpi may not use comm/host")
 
     def test_sideways(self):
-        self.expect_offence("lockstep/launch/a.h", '"lockstep/group.h"', "launch may not use group")
-        self.expect_offence("lockstep/data/a.h", '"lockstep/sync/a.h"', "data may not use sync")
+        self.expect_offence("src/launch/a.h", '"include/lockstep/group.h"', "launch may not use group")
+        self.expect_offence("src/data/a.h", '"src/sync/b.h"', "data may not use sync")
+
+    def test_public_headers_include_public_headers(self):
+        self.expect_offence("include/lockstep/group.h", '"src/comm/operation.h"', "public headers only")
 
     def test_libtorch_below_groups(self):
         for included in ("<torch/nn/module.h>", "<ATen/core/Tensor.h>", "<c10/core/Device.h>"):
-            self.expect_offence("lockstep/comm/a.cpp", included, "built without LibTorch")
-        self.expect_offence("cli/run.cpp", '"lockstep/group.h"', "built without LibTorch")
+            self.expect_offence("src/comm/a.cpp", included, "built without LibTorch")
+        self.expect_offence("cli/run.cpp", '"include/lockstep/group.h"', "built without LibTorch")
 
     def test_foreign_headers(self):
-        self.expect_offence("lockstep/train/a.cpp", "<fmt/format.h>", "only core")
-        self.expect_offence("lockstep/core/a.h", "<spdlog/spdlog.h>", "users need not")
-        self.expect_offence("lockstep/comm/mpi/a.h", "<mpi.h>", "no MPI")
-        self.expect_offence("lockstep/parallel/a.h", "<torch/torch.h>", "narrow")
-        self.expect_offence("lockstep/train/a.h", "<nlohmann/json.hpp>", "users need not")
+        self.expect_offence("src/logging/a.cpp", "<fmt/format.h>", "only core")
+        self.expect_offence("src/core/a.h", "<spdlog/spdlog.h>", "include that library in a .cpp")
+        self.expect_offence("src/comm/mpi/a.h", "<mpi.h>", "no MPI")
+        self.expect_offence("src/parallel/a.h", "<torch/torch.h>", "narrow")
+        self.expect_offence("src/logging/a.h", "<nlohmann/json.hpp>", "include that library in a .cpp")
 
-    def test_unknown_room(self):
-        code, output = check({"lockstep/attic/a.h": "#pragma once\n"})
+    def test_names_that_occur_twice(self):
+        code, output = check({"src/core/a.h": "#pragma once\n", "src/group/a.h": "#pragma once\n"})
         self.assertEqual(code, 1)
-        self.assertIn("attic is no room", output)
+        self.assertIn("src/group/a.h: has the name of src/core/a.h", output)
+
+    def test_unknown_layer(self):
+        code, output = check({"src/attic/a.h": "#pragma once\n"})
+        self.assertEqual(code, 1)
+        self.assertIn("attic is no layer", output)
 
     def test_nothing_to_check(self):
         self.assertEqual(check({"README.md": ""})[0], 1)
 
     def test_what_is_allowed(self):
-        code, output = check({
-            "lockstep/core/log.cpp": "#include <spdlog/spdlog.h>\n",
-            "lockstep/comm/host/a.cpp": "#include \"lockstep/comm/control/a.h\"\n",
-            "lockstep/comm/mpi/a.cpp": "#include <mpi.h>\n#include \"lockstep/core/error.h\"\n",
-            "lockstep/train/a.cpp": "#include <nlohmann/json.hpp>\n#include \"lockstep/data/mnist.h\"\n",
-            "lockstep/lockstep.h": "#include \"lockstep/parallel/a.h\"\n",
+        headers = ("src/comm/control/b.h", "include/lockstep/error.h", "include/lockstep/datasets.h",
+                   "include/lockstep/strategy.h", "bench/ranks.h", "src/launch/plan.h")
+        code, output = check({name: "#pragma once\n" for name in headers} | {
+            "src/core/log.cpp": "#include <spdlog/spdlog.h>\n",
+            "src/comm/host/a.cpp": "#include \"comm/control/b.h\"\n",
+            "src/comm/mpi/a.cpp": "#include <mpi.h>\n#include \"lockstep/error.h\"\n",
+            "src/logging/a.cpp": "#include <nlohmann/json.hpp>\n#include \"lockstep/datasets.h\"\n",
+            "include/lockstep/lockstep.h": "#include \"lockstep/strategy.h\"\n",
             "bench/peers/a.cpp": "#include <mpi.h>\n",
-            "cli/run.cpp": "#include \"bench/ranks.h\"\n#include \"lockstep/launch/plan.h\"\n",
+            "cli/run.cpp": "#include \"bench/ranks.h\"\n#include \"launch/plan.h\"\n",
         })
         self.assertEqual(code, 0, output)
         self.assertIn("0 offences", output)

@@ -1,4 +1,4 @@
-#include "lockstep/train/atomic_file.h"
+#include "formats/atomic_file.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 #include <functional>
 #include <string>
 
-#include "lockstep/core/error.h"
+#include "lockstep/error.h"
 #include "tests/temporary_folder.h"
 #include "tests/train/checkpoint_failure.h"
 

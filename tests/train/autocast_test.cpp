@@ -1,4 +1,4 @@
-#include "lockstep/train/autocast.h"
+#include "lockstep/autocast.h"
 
 #include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
@@ -6,7 +6,7 @@
 
 #include <stdexcept>
 
-#include "lockstep/core/error.h"
+#include "lockstep/error.h"
 
 namespace lockstep {
 namespace {

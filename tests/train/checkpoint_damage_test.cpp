@@ -4,8 +4,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "lockstep/train/checkpoint.h"
-#include "lockstep/train/safetensors.h"
+#include "lockstep/checkpoint.h"
+#include "lockstep/model_files.h"
 #include "tests/temporary_folder.h"
 #include "tests/train/checkpoint_failure.h"
 #include "tests/train/training.h"
@@ -29,7 +29,7 @@ class Spoilt : public ::testing::Test {
     training.save(path);
     content = safetensors::read(path);
   }
-  /// What loading says; the model and the optimizer must not have been touched.
+  /// The error of loading, which must not have changed the model and the optimizer.
   std::string error() {
     safetensors::write(path, content);
     Training training;

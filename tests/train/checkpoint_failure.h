@@ -3,7 +3,7 @@
 #include <functional>
 #include <string>
 
-#include "lockstep/core/error.h"
+#include "lockstep/error.h"
 
 namespace lockstep::testing {
 

@@ -1,14 +1,18 @@
-#include "lockstep/train/checkpoint_folder.h"
-
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 #include <torch/nn.h>
 
 #include <algorithm>
 #include <fstream>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "comm/communicator.h"
+#include "core/descriptor.h"
+#include "lockstep/checkpoint.h"
 #include "tests/ranks.h"
 #include "tests/temporary_folder.h"
 #include "tests/train/checkpoint_failure.h"
@@ -164,6 +168,68 @@ TEST(CheckpointFolder, AnotherModelIsAnErrorAndNoDamage) {
     const Checkpoint checkpoint{.model = *other};
     EXPECT_THAT(failure([&] { run.load_newest(checkpoint, group); }),
                 AllOf(HasSubstr(name_of(2)), HasSubstr("tensor 'weight': expected")));
+  });
+}
+
+/// The lock of another job on a folder: a locked file that names the job.
+class OtherJob {
+ public:
+  OtherJob(const std::filesystem::path& folder, const char* name)
+      : file_(::open((folder / name).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644)) {
+    const std::string line = "run 5f3a on host elsewhere, pid 77, since 2026-01-01 00:00:00 UTC\n";
+    EXPECT_EQ(::flock(file_.get(), LOCK_EX | LOCK_NB), 0);
+    EXPECT_EQ(::write(file_.get(), line.data(), line.size()), static_cast<ssize_t>(line.size()));
+  }
+
+ private:
+  detail::Descriptor file_;
+};
+
+TEST(CheckpointFolder, IsWrittenByOneJobAtATime) {
+  const TemporaryFolder folder;
+  save_all(folder / "run", {}, {0.1, 0.2});
+  std::optional<OtherJob> other(std::in_place, folder / "run", ".lockstep-checkpoints.lock");
+  over_group(2, [&](const Group& group) {
+    const auto refused =
+        AllOf(HasSubstr((folder / "run").string() + ": another job writes to this folder: "),
+              HasSubstr("run 5f3a on host elsewhere, pid 77, since 2026-01-01 00:00:00 UTC"),
+              HasSubstr("name another folder"));
+    Model model;
+    CheckpointFolder run(folder / "run", {.last = 1});
+    EXPECT_TRUE(run.load_newest(model.checkpoint(), group)) << "which changes nothing";
+    EXPECT_THAT(failure([&] { run.lock(group); }), refused);
+    EXPECT_THAT(failure([&] { run.save(model.checkpoint(), {}, group); }), refused);
+    CheckpointWriter writer(group);
+    EXPECT_THAT(failure([&] { run.save_behind(writer, model.checkpoint(), {}); }), refused);
+    group.barrier().wait();
+    if (group.rank() == 0) {
+      EXPECT_TRUE(std::filesystem::exists(folder / "run" / name_of(1))) << "nothing was pruned";
+      other.reset();  // the other job ends, or is killed
+    }
+    group.barrier().wait();
+    run.lock(group);
+    run.save_behind(writer, model.checkpoint(), {});
+    writer.wait();
+    EXPECT_EQ(run.newest().value().filename().string(), name_of(3));
+  });
+  EXPECT_THAT(names_in(folder / "run"), ElementsAre(name_of(2), name_of(3)))
+      << "the best and the last, and no lock";
+}
+
+TEST(CheckpointFolder, IsLockedAsLongAsItLives) {
+  const TemporaryFolder folder;
+  const auto lock = folder / "run" / ".lockstep-checkpoints.lock";
+  over_group(1, [&](const Group& group) {
+    Model model;
+    {
+      CheckpointFolder first(folder / "run");
+      EXPECT_FALSE(std::filesystem::exists(folder / "run"));
+      first.save(model.checkpoint(), {}, group);
+      // Of the same job.
+      CheckpointFolder(folder / "run").save(model.checkpoint(), {}, group);
+      EXPECT_TRUE(std::filesystem::exists(lock));
+    }
+    EXPECT_FALSE(std::filesystem::exists(lock));
   });
 }
 

@@ -5,7 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/train/checkpoint.h"
+#include "comm/communicator.h"
+#include "lockstep/checkpoint.h"
 #include "tests/ranks.h"
 #include "tests/temporary_folder.h"
 #include "tests/train/checkpoint_failure.h"

@@ -1,4 +1,4 @@
-#include "lockstep/train/checkpoint.h"
+#include "lockstep/checkpoint.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 
 #include <memory>
 
-#include "lockstep/train/safetensors.h"
+#include "lockstep/model_files.h"
 #include "tests/temporary_folder.h"
 #include "tests/train/checkpoint_failure.h"
 #include "tests/train/training.h"

@@ -1,5 +1,3 @@
-#include "lockstep/train/checkpoint_writer.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -10,9 +8,10 @@
 #include <fstream>
 #include <string>
 
-#include "lockstep/train/checkpoint_content.h"
-#include "lockstep/train/checkpoint_folder.h"
-#include "lockstep/train/safetensors.h"
+#include "checkpoint/checkpoint_content.h"
+#include "comm/communicator.h"
+#include "lockstep/checkpoint.h"
+#include "lockstep/model_files.h"
 #include "tests/ranks.h"
 #include "tests/temporary_folder.h"
 #include "tests/train/checkpoint_failure.h"

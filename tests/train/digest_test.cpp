@@ -5,8 +5,8 @@
 #include <cstring>
 #include <string>
 
-#include "lockstep/train/checkpoint.h"
-#include "lockstep/train/safetensors.h"
+#include "lockstep/checkpoint.h"
+#include "lockstep/model_files.h"
 #include "tests/temporary_folder.h"
 #include "tests/train/checkpoint_failure.h"
 #include "tests/train/training.h"

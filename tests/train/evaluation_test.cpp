@@ -1,12 +1,12 @@
-// What a model is worth does not depend on how many ranks look at it.
+// The score of a model does not depend on the number of ranks that evaluate it.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <optional>
 
-#include "lockstep/data/evaluation_sampler.h"
-#include "lockstep/data/mnist.h"
-#include "lockstep/train/tally.h"
+#include "lockstep/datasets.h"
+#include "lockstep/metrics.h"
+#include "lockstep/samplers.h"
 #include "tests/parallel/models.h"
 
 namespace lockstep {

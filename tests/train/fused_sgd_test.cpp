@@ -1,11 +1,11 @@
-#include "lockstep/train/fused_sgd.h"
+#include "lockstep/fused_sgd.h"
 
 #include <gtest/gtest.h>
 #include <torch/optim/sgd.h>
 
 #include <vector>
 
-#include "lockstep/train/checkpoint.h"
+#include "lockstep/checkpoint.h"
 #include "tests/temporary_folder.h"
 #include "tests/train/training.h"
 

@@ -1,4 +1,4 @@
-#include "lockstep/train/learning_rate.h"
+#include "lockstep/learning_rate.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include <cmath>
 #include <vector>
 
-#include "lockstep/core/error.h"
+#include "lockstep/error.h"
 #include "tests/train/checkpoint_failure.h"
 
 namespace lockstep {

@@ -1,13 +1,17 @@
-#include "lockstep/train/pickle.h"
+#include "formats/pickle.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/types.h>
+#include <zlib.h>
 
 #include <fstream>
+#include <map>
 #include <string>
+#include <utility>
+#include <vector>
 
-#include "lockstep/train/torch_file.h"
+#include "lockstep/model_files.h"
 #include "tests/temporary_folder.h"
 #include "tests/train/checkpoint_failure.h"
 #include "tests/train/training.h"
@@ -179,6 +183,53 @@ TEST(TorchFile, DamageIsAnErrorThatNamesTheFile) {
     std::ofstream(path, std::ios::binary) << changed;
     failure([&] { read_torch_file(path); });
   }
+}
+
+/// A zip file without compression that stores equal contents once, whatever they are called.
+std::string zip_file(const std::vector<std::pair<std::string, std::string>>& records) {
+  const auto number = [](std::size_t value, int bytes) {
+    std::string text;
+    for (int i = 0; i < bytes; ++i) text += static_cast<char>(value >> 8 * i & 0xff);
+    return text;
+  };
+  const auto described = [&](const std::string& name, const std::string& content) {
+    const auto sum =
+        crc32(0, reinterpret_cast<const Bytef*>(content.data()), static_cast<uInt>(content.size()));
+    return number(20, 2) + std::string(8, '\0') + number(sum, 4) + number(content.size(), 4) +
+           number(content.size(), 4) + number(name.size(), 2) + number(0, 2);
+  };
+  std::string files, directory;
+  std::map<std::string, std::size_t> places;
+  for (const auto& [name, content] : records) {
+    const auto [place, is_new] = places.emplace(content, files.size());
+    if (is_new) files += "PK\3\4" + described(name, content) + name + content;
+    directory += "PK\1\2" + number(20, 2) + described(name, content) + std::string(10, '\0') +
+                 number(place->second, 4) + name;
+  }
+  return files + directory + "PK\5\6" + number(0, 4) + number(records.size(), 2) +
+         number(records.size(), 2) + number(directory.size(), 4) + number(files.size(), 4) +
+         number(0, 2);
+}
+
+TEST(TorchFile, StoragesThatShareBytesOfTheFileAreRefused) {
+  const lockstep::testing::TemporaryFolder folder;
+  const auto write = [&](int count, const std::string& content) {
+    c10::impl::GenericList list(c10::AnyType::get());
+    for (int i = 0; i < count; ++i)
+      list.push_back(torch::zeros({static_cast<std::int64_t>(content.size())}, torch::kChar));
+    std::vector<at::Tensor> storages;
+    std::vector<std::pair<std::string, std::string>> records{
+        {"a/version", "3\n"}, {"a/data.pkl", pickle(list, storages)}};
+    for (int i = 0; i < count; ++i) records.emplace_back("a/data/" + std::to_string(i), content);
+    std::ofstream(folder / "file.pt", std::ios::binary) << zip_file(records);
+    return folder / "file.pt";
+  };
+  const std::string content(10000, 'x');
+  EXPECT_EQ(read_torch_file(write(1, content)).toListRef().size(), 1u);
+  // 100 times its size would be taken.
+  const auto file = write(100, content);
+  EXPECT_THAT(failure([&] { read_torch_file(file); }), HasSubstr(file.string() + ": storage '"));
+  EXPECT_THAT(failure([&] { read_torch_file(file); }), HasSubstr("bytes for all storages"));
 }
 
 TEST(TorchFile, AFileThatCannotBeWrittenIsNamed) {

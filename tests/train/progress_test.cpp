@@ -1,4 +1,4 @@
-#include "lockstep/train/progress.h"
+#include "lockstep/progress.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -9,7 +9,8 @@
 
 #include <sstream>
 
-#include "lockstep/core/text.h"
+#include "comm/communicator.h"
+#include "core/text.h"
 #include "tests/ranks.h"
 
 namespace lockstep {

@@ -10,8 +10,12 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/data/distributed_sampler.h"
-#include "lockstep/train/checkpoint.h"
+#include "comm/communicator.h"
+#include "core/denormals_guard.h"
+#include "lockstep/checkpoint.h"
+#include "lockstep/denormals.h"
+#include "lockstep/model_files.h"
+#include "lockstep/samplers.h"
 #include "tests/ranks.h"
 #include "tests/temporary_folder.h"
 #include "tests/train/checkpoint_failure.h"
@@ -196,6 +200,44 @@ TEST(Resume, WhatTheFileLacksIsAnErrorOrSaid) {
   Checkpoint with_sampler{.model = run.model, .sampler = run.residuals};
   EXPECT_THAT(failure([&] { with_sampler.load(folder / "short"); }),
               HasSubstr("sampler: the program has one, the file has not"));
+}
+
+TEST(Resume, AnotherTreatmentOfDenormalsIsSaid) {
+  if (!lockstep::detail::can_flush_denormals) GTEST_SKIP() << "not known to flush here";
+  const TemporaryFolder folder;
+  Trainer run(0);
+  const auto changes = [&](bool saved, bool resumed) {
+    {
+      const lockstep::detail::DenormalsGuard guard(saved);
+      run.checkpoint().save(folder / "c");
+    }
+    const lockstep::detail::DenormalsGuard guard(resumed);
+    return run.checkpoint().load(folder / "c").changes;
+  };
+  EXPECT_EQ(changes(true, true), "");
+  EXPECT_EQ(changes(false, false), "");
+  EXPECT_EQ(changes(true, false),
+            "saved with denormals flushed, resumed with denormals kept: results may differ in "
+            "their last bits");
+  EXPECT_EQ(changes(false, true),
+            "saved with denormals kept, resumed with denormals flushed: results may differ in "
+            "their last bits");
+}
+
+TEST(Resume, AFileThatDoesNotSayWasSavedWithDenormalsKept) {
+  const TemporaryFolder folder;
+  Trainer run(0);
+  const lockstep::detail::DenormalsGuard kept(false);
+  run.checkpoint().save(folder / "c");
+  auto content = safetensors::read(folder / "c");
+  ASSERT_EQ(content.metadata.at("denormals"), "kept");
+  content.metadata.erase("denormals");
+  safetensors::write(folder / "old", content);
+  EXPECT_EQ(run.checkpoint().load(folder / "old").changes, "");
+  content.metadata["denormals"] = "lost";
+  safetensors::write(folder / "odd", content);
+  EXPECT_THAT(failure([&] { run.checkpoint().load(folder / "odd"); }),
+              HasSubstr("denormals: expected 'flushed' or 'kept', found 'lost'"));
 }
 
 TEST(Resume, WhatMoreTheFileHoldsIsLeft) {

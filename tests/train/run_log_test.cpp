@@ -1,8 +1,11 @@
-#include "lockstep/train/run_log.h"
+#include "lockstep/run_log.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <fstream>
@@ -10,7 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/core/error.h"
+#include "comm/communicator.h"
+#include "lockstep/error.h"
 #include "tests/ranks.h"
 #include "tests/temporary_folder.h"
 
@@ -38,7 +42,7 @@ std::vector<std::string> event_files(const std::filesystem::path& folder) {
   return names;
 }
 
-/// What a program does with a log: two laps of three steps.
+/// Records two intervals of three steps.
 void take_steps(const Group& world, RunLog& log) {
   const at::Tensor values = at::ones({1000});
   for (int step = 0; step < 6; ++step) {
@@ -144,6 +148,35 @@ TEST(RunLog, AFolderThatCannotBeWrittenIsEveryRanksError) {
     }
     RunLog(world, {.folder = (folder / "log").string(), .trace = true});  // the group is usable
   });
+}
+
+TEST(RunLog, AFolderIsOneJobsAtATime) {
+  const TemporaryFolder folder;
+  const auto place = folder.path().string();
+  std::ofstream(folder / "metrics.jsonl") << "{\"step\": 1}\n";
+  std::ofstream(folder / ".lockstep-log.lock")
+      << "run 5f3a on host elsewhere, pid 77, since then\n";
+  const int other = ::open((folder / ".lockstep-log.lock").c_str(), O_RDWR | O_CLOEXEC);
+  ASSERT_EQ(::flock(other, LOCK_EX | LOCK_NB), 0);
+  run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    const Group world(std::move(communicator));
+    for (const bool kept : {false, true}) {
+      try {
+        RunLog(world, {.folder = place, .kept = kept});
+        ADD_FAILURE();
+      } catch (const Error& error) {
+        EXPECT_THAT(error.what(), HasSubstr(place + ": another job writes to this folder: run 5f3a "
+                                                    "on host elsewhere, pid 77, since then. "));
+      }
+    }
+    EXPECT_EQ(json_lines(folder / "metrics.jsonl").size(), 1U) << "the other job's log is lost";
+    world.barrier().wait();
+    if (world.rank() == 0) ::close(other);
+    world.barrier().wait();
+    const RunLog log(world, {.folder = place});
+    EXPECT_TRUE(log.on());
+  });
+  EXPECT_FALSE(std::filesystem::exists(folder / ".lockstep-log.lock"));
 }
 
 TEST(RunLog, SaysWhatWasLost) {

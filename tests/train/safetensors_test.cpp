@@ -1,5 +1,3 @@
-#include "lockstep/train/safetensors.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/types.h>
@@ -12,7 +10,8 @@
 #include <string>
 #include <string_view>
 
-#include "lockstep/core/error.h"
+#include "lockstep/error.h"
+#include "lockstep/model_files.h"
 #include "tests/temporary_folder.h"
 #include "tests/train/checkpoint_failure.h"
 

@@ -1,17 +1,18 @@
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/optim/adam.h>
 #include <torch/optim/sgd.h>
 
 #include <filesystem>
 #include <memory>
 #include <string>
 
-#include "lockstep/parallel/distributed_optimizer.h"
-#include "lockstep/spawn.h"
-#include "lockstep/train/checkpoint.h"
+#include "lockstep/checkpoint.h"
+#include "lockstep/distributed_optimizer.h"
+#include "lockstep/init.h"
 #include "tests/temporary_folder.h"
 
-// What strategies remember, from one run to the next.
+// The state of strategies, saved in one run and loaded in the next.
 
 namespace lockstep {
 namespace {
@@ -84,6 +85,46 @@ TEST(StrategyResume, GoesOnBitForBit) {
       EXPECT_TRUE(resumed.parameters().equal(whole.parameters())) << strategy;
     });
   }
+}
+
+/// Two parameters of which a rank may use only one, as experts of a mixture.
+struct Experts : torch::nn::Module {
+  at::Tensor first = register_parameter("first", at::ones({3}));
+  at::Tensor second = register_parameter("second", at::ones({3}));
+};
+
+TEST(StrategyResume, KeepsTheOptimizerOfEachRankWhereRanksUseOtherParameters) {
+  const TemporaryFolder folder;
+  spawn(2, [&](const Group& group) {
+    at::set_num_threads(1);
+    struct Run {
+      explicit Run(const Group& group)
+          : optimizer(adam, model, group, parse_strategy("local_sgd:period=8")) {}
+      void step(bool first, bool second) {
+        auto loss = at::zeros({});
+        if (first) loss = loss + model.first.square().sum();
+        if (second) loss = loss + model.second.square().sum();
+        optimizer.backward_and_update(loss);
+      }
+      Checkpoint checkpoint() {
+        return {.model = model, .optimizer = &adam, .strategy = optimizer};
+      }
+      Experts model;
+      torch::optim::Adam adam{model.parameters(), torch::optim::AdamOptions(0.1)};
+      DistributedOptimizer optimizer;
+    };
+    Run whole(group);
+    const bool on_rank0 = group.rank() == 0;
+    for (int i = 0; i < 3; ++i) whole.step(on_rank0, !on_rank0);
+    whole.step(on_rank0, on_rank0);
+    whole.optimizer.synchronize();
+    whole.checkpoint().save(folder / "c", {}, group);
+    Run resumed(group);
+    EXPECT_EQ(resumed.checkpoint().load(folder / "c", group).changes, "");
+    for (auto* run : {&whole, &resumed}) run->step(true, true);
+    EXPECT_TRUE(resumed.model.first.equal(whole.model.first)) << "rank " << group.rank();
+    EXPECT_TRUE(resumed.model.second.equal(whole.model.second)) << "rank " << group.rank();
+  });
 }
 
 TEST(StrategyResume, SaysWhatBeginsAnew) {

@@ -1,12 +1,12 @@
-#include "lockstep/train/tally.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
 #include <cmath>
 
-#include "lockstep/core/error.h"
+#include "comm/communicator.h"
+#include "lockstep/error.h"
+#include "lockstep/metrics.h"
 #include "tests/ranks.h"
 
 namespace lockstep {

@@ -10,10 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/train/checkpoint.h"
-#include "lockstep/train/safetensors.h"
-#include "lockstep/train/state_dict.h"
-#include "lockstep/train/torch_file.h"
+#include "lockstep/checkpoint.h"
+#include "lockstep/model_files.h"
 #include "tests/temporary_folder.h"
 #include "tests/train/checkpoint_failure.h"
 #include "tests/train/training.h"
@@ -51,7 +49,7 @@ bool is_missing(const Answer& answer) {
   return answer.code == missing_package || answer.code == missing_python;
 }
 
-/// What torch_interop.py writes, once for all tests.
+/// The files that torch_interop.py writes, once for all tests.
 class TorchInterop : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/train/checkpoint.h"
+#include "lockstep/checkpoint.h"
 
 namespace lockstep::testing {
 

@@ -1,8 +1,8 @@
-#include "lockstep/comm/control/control.h"
+#include "comm/control/control.h"
 
 #include <gmock/gmock.h>
 
-#include "comm/control/meeting.h"
+#include "tests/comm/control/meeting.h"
 
 namespace lockstep::testing {
 namespace {
@@ -22,7 +22,7 @@ class Watcher {
 
   Control& control() { return *control_; }
   void end() { control_.reset(); }
-  /// What ended the world, once that is known here.
+  /// The failure that ended the world. Waits until this rank receives it.
   Failure failure() {
     EXPECT_EQ(future_.wait_for(30s), std::future_status::ready);
     return future_.get();
@@ -35,8 +35,8 @@ class Watcher {
   std::optional<Control> control_;
 };
 
-/// All ranks of a world, of which those after the first `watching` have connections that nobody
-/// tends. Letters stand for hosts.
+/// All ranks of a world. Ranks after the first `watching` do not serve their connections. Each
+/// letter stands for a host.
 struct World {
   std::vector<std::unique_ptr<Watcher>> watchers;
   std::vector<control::Member> idle;

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/comm/control/gathering.h"
-#include "lockstep/comm/control/joining.h"
-#include "lockstep/core/error.h"
+#include "comm/control/gathering.h"
+#include "comm/control/joining.h"
+#include "lockstep/error.h"
 
 namespace lockstep::testing {
 
@@ -19,7 +19,7 @@ inline control::Settings rank_of(int rank, int size, const std::string& host = "
   return {.rank = rank, .size = size, .host = host, .timeout = std::chrono::seconds(20)};
 }
 
-/// What fn throws, with the kind of a timeout before it; "nothing" if it does not.
+/// The error that fn throws, with the kind of a timeout before it; "nothing" if it throws none.
 inline std::string thrown(const std::function<void()>& fn) {
   try {
     fn();

@@ -1,4 +1,4 @@
-#include "comm/control/meeting.h"
+#include "tests/comm/control/meeting.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -10,7 +10,7 @@
 #include <filesystem>
 #include <set>
 
-#include "lockstep/comm/control/interfaces.h"
+#include "comm/control/interfaces.h"
 
 namespace lockstep::testing {
 namespace {
@@ -24,7 +24,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-/// Somebody who knows nothing but the address.
+/// A connection from a process that has only the address.
 Descriptor stranger(const Address& to) {
   Descriptor socket(::socket(to.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
   EXPECT_EQ(::connect(socket.get(), to.get(), to.length()), 0);
@@ -53,7 +53,8 @@ std::string hello(const control::Offer& offer, const Settings& settings) {
   return control::encode({.kind = control::Kind::hello, .payload = control::bytes_of(content)});
 }
 
-/// What rank 0 throws, and each of the others. Who has not come by then hears it in another way.
+/// The errors of rank 0 and of each other rank. A rank that has not joined by then gets rank 0's
+/// error from its look function.
 std::vector<std::string> failures(Settings rank_0, std::vector<Settings> others) {
   Gathering gathering(std::move(rank_0));
   std::promise<std::string> promise;

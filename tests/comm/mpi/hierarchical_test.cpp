@@ -1,4 +1,4 @@
-#include "lockstep/comm/hierarchical/hierarchical.h"
+#include "comm/hierarchical/hierarchical.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "comm/mpi/mpi_job.h"
-#include "lockstep/comm/hierarchical/slices.h"
+#include "comm/hierarchical/slices.h"
+#include "tests/comm/mpi/mpi_job.h"
 
 // The ranks of these tests are on one machine, and say that they are on several. Letters stand for
 // hosts, one for each rank.
@@ -31,6 +31,12 @@ TEST_P(HierarchicalConformance, Holds) {
   const std::string hosts = GetParam();
   const auto ended =
       Launched(command(static_cast<int>(hosts.size()), "conformance", "auto", hosts)).wait();
+  EXPECT_EQ(ended.code, 0) << ended.out << ended.err;
+}
+
+TEST_F(Hierarchical, HoldsConformanceWhileDenormalsAreFlushed) {
+  const auto ended =
+      Launched(command(3, "conformance", "auto", "aba"), {{"LOCKSTEP_TEST_FLUSHED", "1"}}).wait();
   EXPECT_EQ(ended.code, 0) << ended.out << ended.err;
 }
 
@@ -105,10 +111,17 @@ TEST_F(Hierarchical, FailureReachesRanksThatSpeakWithTheirHostOnly) {
   EXPECT_EQ(count(text, "this rank gives up"), 4) << text;
 }
 
+TEST_F(Hierarchical, ForkedChildrenLeaveTheWorldAlone) {
+  const auto ended = Launched(command(4, "fork-children", "", "aabb"), variables()).wait();
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_EQ(count(ended.out, "all right\n"), 4) << ended.out << ended.err;
+}
+
 TEST_F(Hierarchical, FirstCauseReachesEveryRank) {
   const auto text = said(4, "give-up", "aabb");
   EXPECT_EQ(count(text, "this rank gives up"), 4) << text;
   EXPECT_EQ(count(text, ": rank 1: this rank gives up"), 3) << text;
+  EXPECT_EQ(count(text, ": the world failed earlier: this rank gives up"), 1) << text;
 }
 
 TEST_F(Hierarchical, InterfaceThatIsNotThereIsNamedOnEveryRank) {
@@ -126,14 +139,14 @@ class TwoHosts : public Mpi {
     if (!mpi::version().starts_with("Open MPI")) GTEST_SKIP() << "tools/two-hosts takes OpenMPI";
   }
 
-  Ended run(const std::string& behaviour) {
-    return Launched({LOCKSTEP_SOURCE_DIR "/tools/two-hosts", "--per-host", "2",
+  Ended run(const std::string& behaviour, const std::string& mpirun = "mpirun") {
+    return Launched({LOCKSTEP_SOURCE_DIR "/tools/two-hosts", "--per-host", "2", "--mpirun", mpirun,
                      LOCKSTEP_BINARY_DIR "/mpi_rank_program", behaviour, folder_.path().string()},
                     variables())
         .wait();
   }
 
-  /// What the ranks left in the folder when the world had ended, from the first on.
+  /// The errors that the ranks wrote to the folder at the end of the world, from rank 0 on.
   std::vector<std::string> last_words(int ranks) const {
     std::vector<std::string> words;
     for (int rank = 0; rank < ranks; ++rank) {
@@ -185,6 +198,15 @@ TEST_F(TwoHosts, CutLinkIsNamedOnBothSides) {
         << ended.err;
   }
   EXPECT_LT(until_known(4), 3s) << "the heartbeat's limit and a second";
+}
+
+// OpenMPI's mpirun alone would wait for the other host's daemon for ever.
+TEST_F(TwoHosts, JobEndsAfterALinkIsCutForGood) {
+  const auto ended = run("cut-for-good", LOCKSTEP_BINARY_DIR "/lockstep mpirun --linger 2");
+  if (ended.code == 77) GTEST_SKIP() << ended.err;
+  EXPECT_EQ(ended.code, 1) << ended.err;
+  EXPECT_THAT(ended.err, HasSubstr("still runs 2 s after the last rank of this host ended"));
+  for (const auto& words : last_words(4)) EXPECT_THAT(words, HasSubstr("no heartbeat from host "));
 }
 
 TEST_F(TwoHosts, RankThatIsKilledIsNamedOnTheOther) {

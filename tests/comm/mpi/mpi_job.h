@@ -8,14 +8,14 @@
 #include <string>
 #include <vector>
 
-#include "launch/launched.h"
-#include "lockstep/comm/mpi/mpi.h"
-#include "mpirun.h"
-#include "temporary_folder.h"
+#include "comm/mpi/mpi.h"
+#include "tests/launch/launched.h"
+#include "tests/mpirun.h"
+#include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
 
-/// The command that starts n processes of the program that does as it is told, on hosts of these
+/// The command that starts n processes of the test program with a behaviour, on hosts of these
 /// letters if there are any.
 inline std::vector<std::string> command(int n, const std::string& behaviour,
                                         const std::string& argument = {},
@@ -53,9 +53,10 @@ class Mpi : public ::testing::Test {
     return found;
   }
 
-  /// What OpenMPI leaves behind of a job that it ends goes with the test.
+  /// The test's folder also holds the files that OpenMPI leaves after it ends a job.
   Launched::Variables variables() const {
-    return {{"OMPI_MCA_btl_vader_backing_directory", folder_.path().string()}};
+    return {{"OMPI_MCA_btl_vader_backing_directory", folder_.path().string()},
+            {"OMPI_MCA_orte_tmpdir_base", folder_.path().string()}};
   }
 
   TemporaryFolder folder_;

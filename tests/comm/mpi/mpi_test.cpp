@@ -1,4 +1,4 @@
-#include "lockstep/comm/mpi/mpi.h"
+#include "comm/mpi/mpi.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "comm/mpi/mpi_job.h"
-#include "lockstep/comm/mpi/card.h"
-#include "lockstep/core/error.h"
+#include "comm/mpi/join_record.h"
+#include "lockstep/error.h"
+#include "tests/comm/mpi/mpi_job.h"
 
 namespace lockstep::testing {
 namespace {
@@ -25,14 +25,16 @@ struct MpiCase {
   int ranks;
   const char* algorithm;
   const char* progress = "thread";
+  bool flushed = false;
 };
 
 class MpiConformance : public Mpi, public ::testing::WithParamInterface<MpiCase> {};
 
 TEST_P(MpiConformance, Holds) {
-  const auto& [n, algorithm, progress] = GetParam();
-  const auto ended =
-      Launched(command(n, "conformance", algorithm), {{"LOCKSTEP_PROGRESS", progress}}).wait();
+  const auto& [n, algorithm, progress, flushed] = GetParam();
+  Launched::Variables variables{{"LOCKSTEP_PROGRESS", progress}};
+  if (flushed) variables["LOCKSTEP_TEST_FLUSHED"] = "1";
+  const auto ended = Launched(command(n, "conformance", algorithm), variables).wait();
   EXPECT_EQ(ended.code, 0) << ended.out << ended.err;
 }
 
@@ -41,11 +43,14 @@ INSTANTIATE_TEST_SUITE_P(Ranks, MpiConformance,
                                            MpiCase{3, "auto"}, MpiCase{4, "auto"},
                                            MpiCase{7, "auto"}, MpiCase{3, "ring"},
                                            MpiCase{2, "auto", "wait"}, MpiCase{3, "auto", "wait"},
-                                           MpiCase{4, "auto", "wait"}, MpiCase{3, "ring", "wait"}),
+                                           MpiCase{4, "auto", "wait"}, MpiCase{3, "ring", "wait"},
+                                           MpiCase{2, "auto", "thread", true},
+                                           MpiCase{3, "auto", "wait", true},
+                                           MpiCase{3, "ring", "thread", true}),
                          [](const auto& test) {
                            const bool wait = test.param.progress == std::string("wait");
                            return test.param.algorithm + std::to_string(test.param.ranks) +
-                                  (wait ? "InWait" : "");
+                                  (wait ? "InWait" : "") + (test.param.flushed ? "Flushed" : "");
                          });
 
 TEST_F(Mpi, RingGivesEveryRankTheSameSums) {
@@ -64,6 +69,12 @@ TEST_F(Mpi, OtherAlgorithmIsNamedOnEveryRank) {
                   "the algorithm differs between ranks: rank 1 got direct, expected ring as on "
                   "rank 0"),
             3)
+      << ended.out << ended.err;
+}
+
+TEST_F(Mpi, OtherDenormalsAreNamedOnEveryRank) {
+  const auto ended = Launched(command(3, "other-denormals")).wait();
+  EXPECT_EQ(count(ended.out, "denormals are kept on rank 1, expected flushed as on rank 0"), 3)
       << ended.out << ended.err;
 }
 
@@ -107,6 +118,11 @@ TEST_F(Mpi, TimeoutNamesOperationAndMissingRanks) {
                         "for ranks 1, 2"));
 }
 
+TEST_F(Mpi, AStoppedJobGoesOnThoughTheTimeoutHasPassed) {
+  const auto ended = Launched(command(3, "stopped-job"), variables()).wait();
+  EXPECT_EQ(ended.code, 0) << ended.out << ended.err;
+}
+
 TEST_F(Mpi, RankThatLeavesIsNamed) {
   const auto text = said(3, "leave", {}, 2);
   EXPECT_EQ(count(text, "rank 1 left the world before barrier #1"), 2) << text;
@@ -115,6 +131,7 @@ TEST_F(Mpi, RankThatLeavesIsNamed) {
 TEST_F(Mpi, FirstCauseReachesEveryRank) {
   const auto text = said(3, "give-up");
   EXPECT_EQ(count(text, ": rank 1: this rank gives up"), 3) << text;
+  EXPECT_EQ(count(text, ": the world failed earlier: rank 1: "), 1) << text;
 }
 
 TEST_F(Mpi, LauncherEndsTheOthersOfARankThatEnds) {
@@ -132,13 +149,19 @@ TEST_F(Mpi, JoinsWhatTheProgramBegan) {
   EXPECT_EQ(count(ended.out, "ended\n"), 3) << ended.out;
 }
 
+TEST_F(Mpi, ForkedChildrenLeaveTheWorldAlone) {
+  const auto ended = Launched(command(3, "fork-children"), variables()).wait();
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_EQ(count(ended.out, "all right\n"), 3) << ended.out << ended.err;
+}
+
 TEST_F(Mpi, ProcessThatNeverJoinsIsWaitedForUntilTheTimeout) {
   const auto ended = Launched(command(2, "late-to-join"), variables()).wait();
   EXPECT_NE(ended.code, 0);
   EXPECT_THAT(ended.err, HasSubstr("init: MPI_Init waited 1 s for processes of this job"));
 }
 
-/// What the machine could give, in GiB.
+/// The available memory of the machine, in GiB.
 double available_memory() {
   std::ifstream in("/proc/meminfo");
   for (std::string name; in >> name;) {
@@ -187,12 +210,14 @@ TEST(NoMpi, SaysWhy) {
   EXPECT_THROW(mpi::create({}), BackendUnavailable);
 }
 
-TEST(MpiCard, NamesTheFirstRankThatDiffers) {
-  std::vector<mpi::Card> cards(3, mpi::card_of("here", mpi::Algorithm::ring));
+TEST(MpiJoinRecord, NamesTheFirstRankThatDiffers) {
+  std::vector<mpi::JoinRecord> cards(3, mpi::join_record_of("here", mpi::Algorithm::ring));
   mpi::expect_alike(cards);
-  cards[2] = mpi::card_of("there", mpi::Algorithm::ring);
+  cards[2] = mpi::join_record_of("there", mpi::Algorithm::ring);
   mpi::expect_alike(cards);
   cards[2].algorithm = static_cast<std::int64_t>(mpi::Algorithm::direct);
+  EXPECT_THROW(mpi::expect_alike(cards), InvalidArgument);
+  cards[1].flushes_denormals = !cards[0].flushes_denormals;
   EXPECT_THROW(mpi::expect_alike(cards), InvalidArgument);
   cards[1].version = {"0.0.9"};
   try {

@@ -3,16 +3,16 @@
 
 #include <string>
 
-#include "comm/mpi/mpi_job.h"
+#include "tests/comm/mpi/mpi_job.h"
 
-// Who makes progress on operations over MPI.
+// Tests of the thread that makes progress on operations over MPI.
 
 namespace lockstep::testing {
 namespace {
 
 using ::testing::HasSubstr;
 
-/// Tests of programs that are told who makes progress.
+/// Tests of programs that select the progress mode.
 class MpiProgress : public Mpi {
  protected:
   static Ended run(int n, const std::string& progress, const std::string& behaviour,

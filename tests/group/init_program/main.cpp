@@ -1,9 +1,14 @@
 #include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/zeros.h>
 #include <signal.h>
 #include <torch/nn.h>
 #include <torch/optim/sgd.h>
 #include <torch/serialize.h>
+#include <unistd.h>
 
+#include <cstdint>
 #include <cstdlib>
 #include <iostream>
 #include <stdexcept>
@@ -11,10 +16,13 @@
 #include <string_view>
 #include <vector>
 
-#include "lockstep/core/error.h"
-#include "lockstep/error_file.h"
+#include "comm/communicator.h"
+#include "core/process.h"
+#include "lockstep/distributed_optimizer.h"
+#include "lockstep/error.h"
+#include "lockstep/group.h"
 #include "lockstep/init.h"
-#include "lockstep/parallel/distributed_optimizer.h"
+#include "tests/group/denormal_threads.h"
 
 /// Fifty steps from the same start, each rank with data of its own. Returns all parameters.
 at::Tensor train(const lockstep::Group& world) {
@@ -41,22 +49,86 @@ bool same_on_all(const at::Tensor& values, const lockstep::Group& world) {
   return least.equal(values) && most.equal(values);
 }
 
-/// A rank of whatever world its environment tells of: says where it is and what all have in sum.
-/// With "where" it says, too, where it is among hosts, and what those of its host have in sum, and
-/// those of its place on every host. With "kill" rank 1 ends by a signal, and the others say what
-/// they hear of it. With "throw" rank 1 throws what nobody catches, and with "throw-once" does so
-/// until the launcher has started it again. With "train" and a file ranks train instead, see to it
-/// that all have the same bits in the end, and rank 0 saves them. Errors are left where the
-/// launcher looks for them.
+/// Returns once the process has ended; it need not have been reaped.
+void await_end(std::int64_t pid) {
+  for (;;) {
+    const char state = lockstep::detail::read_process(pid).state;
+    if (state == 0 || state == 'Z') return;
+    ::usleep(1000);
+  }
+}
+
+/// Every rank's process.
+at::Tensor pids_of(const lockstep::Group& world) {
+  const auto all = at::zeros({world.size()}, at::kLong);
+  world.all_gather(all, at::full({1}, static_cast<std::int64_t>(::getpid()), at::kLong)).wait();
+  return all;
+}
+
+/// Rank 0 alone meets an error, in a call that raises it on both ranks. Rank 1 ends first.
+int meet_error_of_rank_0(const lockstep::Group& world) {
+  const auto pids = pids_of(world);
+  try {
+    lockstep::together(world, [&] {
+      if (world.rank() == 0) throw lockstep::CheckpointError("No space left on device");
+    });
+  } catch (const lockstep::Error& error) {
+    lockstep::record_error(error);
+    if (world.rank() == 0) await_end(pids[1].item<std::int64_t>());
+  }
+  return 1;
+}
+
+[[noreturn]] void train_for_ever(const lockstep::Group& world) {
+  std::cout << "pid " + std::to_string(::getpid()) + '\n' << std::flush;
+  const auto tensor = at::full({5000}, 1.0);
+  for (;;) world.all_reduce(tensor).wait();
+}
+
+/// Runs as a rank of the world that the environment describes. Prints its rank and a sum over all
+/// ranks. The argument selects a behaviour:
+/// - where: also prints its host, the sum over the ranks of its host, and the sum over ranks with
+/// the same local rank.
+/// - kill: a signal ends rank 1, and the others print their error.
+/// - throw: rank 1 throws an error that the program does not catch; throw-once: only until a
+/// restart.
+/// - raise: rank 1 throws an error that the program catches after the group's destruction.
+/// - no-data: every rank does so before its first collective.
+/// - disk-full: rank 0 meets an error, which the call raises on rank 1 too.
+/// - for-ever: ranks print their pids and run until a signal ends them.
+/// - train FILE: ranks train, compare their parameters bit by bit, and rank 0 saves them.
+/// - denormals: prints which of its threads flush denormals. denormals-late computes before init().
+/// denormals-kept asks init() to keep denormals. denormals-mixed does so on rank 1 only.
+/// The program stores errors in the files that the launcher reads.
 int main(int argc, char** argv) {
   const std::string_view behaviour = argc > 1 ? argv[1] : "";
   try {
-    const auto world = lockstep::init();
+    if (behaviour == "denormals-late") at::sum(at::ones({1 << 20}));  // starts OpenMP's threads
+    lockstep::InitOptions options;
+    const char* rank = std::getenv("LOCKSTEP_RANK");
+    const bool is_rank_1 = rank != nullptr && rank == std::string_view("1");
+    if (behaviour == "denormals-kept" || (behaviour == "denormals-mixed" && is_rank_1)) {
+      options.flush_denormals = false;
+    }
+    const auto world = lockstep::init(options);
+    if (behaviour.starts_with("denormals")) {
+      std::cout << "rank " + std::to_string(world.rank()) + ": " +
+                       lockstep::testing::what_is_flushed() + ", " +
+                       lockstep::testing::what_the_process_flushes() + '\n'
+                << std::flush;
+      return 0;
+    }
     const char* restarts = std::getenv("TORCHELASTIC_RESTART_COUNT");
     const bool again = restarts != nullptr && restarts != std::string_view("0");
     const bool throws = behaviour == "throw" || (behaviour == "throw-once" && !again);
     if (throws && world.rank() == 1) throw std::runtime_error("no such data");
     if (behaviour == "kill" && world.rank() == 1) ::raise(SIGKILL);
+    if (behaviour == "raise" && world.rank() == 1) throw lockstep::DataError("no such file");
+    if (behaviour == "no-data") {
+      throw lockstep::DataError("no data for rank " + std::to_string(world.rank()));
+    }
+    if (behaviour == "disk-full") return meet_error_of_rank_0(world);
+    if (behaviour == "for-ever") train_for_ever(world);
     if (behaviour == "train") {
       const auto parameters = train(world);
       if (!same_on_all(parameters, world)) throw std::runtime_error("replicas differ");

@@ -3,6 +3,7 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
@@ -12,9 +13,15 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <thread>
+#include <vector>
 
-#include "lockstep/comm/host/host.h"
-#include "lockstep/core/environment.h"
+#include "comm/communicator.h"
+#include "comm/host/arena.h"
+#include "comm/host/host.h"
+#include "comm/host/process_watch.h"
+#include "core/environment.h"
+#include "core/error_record.h"
 
 /// A rank that misbehaves as its arguments say: BEHAVIOUR RANK. Rank RANK does it, and the others
 /// take part in barriers for as long as there are any. Every rank first says its pid.
@@ -23,11 +30,23 @@ namespace {
 using lockstep::Communicator;
 using lockstep::Environment;
 
+std::shared_ptr<lockstep::host::World> world() {
+  const auto& environment = Environment::get();
+  static const auto attached =
+      lockstep::host::World::attach(environment.arena_fd.value(), environment.world_size.value());
+  return attached;
+}
+
 std::shared_ptr<Communicator> join() {
   const auto& environment = Environment::get();
-  return lockstep::host::create(
-      lockstep::host::World::attach(environment.arena_fd.value(), environment.world_size.value()),
-      environment.rank.value(), {.timeout = environment.timeout});
+  lockstep::detail::keep_error_file();
+  return lockstep::host::create(world(), environment.rank.value(),
+                                {.timeout = environment.timeout});
+}
+
+/// Waits until the launcher has seen another rank end with an error.
+void await_failure() {
+  while (!world()->failure()) std::this_thread::yield();
 }
 
 [[noreturn]] void barriers(Communicator& group) {
@@ -53,8 +72,8 @@ void print_many_lines() {
   for (int i = 0; i < 40; ++i) std::cerr << "line " << i << '\n';
 }
 
-/// What could let another process in: open descriptors that are not standard streams, and what they
-/// are.
+/// Prints open descriptors that another process could inherit, and their targets. Omits standard
+/// streams.
 void print_descriptors() {
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
     std::error_code gone;  // the directory's own descriptor
@@ -92,6 +111,43 @@ const std::map<std::string, std::function<int()>, std::less<>> behaviours{
        return raise(SIGSTOP);
      }},
     {"never-init", []() -> int { sleep_on(); }},
+    {"leave-and-hang", []() -> int { return join().reset(), sleep_on(), 0; }},
+    {"leave-and-stop", []() -> int { return join().reset(), raise(SIGSTOP); }},
+    {"leave-and-compute",
+     []() -> int {
+       join().reset();
+       for (std::atomic<long> i = 0;; ++i) {
+       }
+     }},
+    {"leave-and-exec",
+     []() -> int { return join().reset(), execlp("sleep", "sleep", "1000", nullptr); }},
+    {"hang-in-destructor",
+     [] {
+       static const struct Hanging {
+         ~Hanging() { sleep_on(); }
+       } hanging;
+       join();
+       return 0;
+     }},
+    {"throw-and-end-late",
+     []() -> int {
+       const auto group = join();
+       group->fail("disk full");
+       sleep_on();
+     }},
+    {"share-memory",
+     [] {
+       const auto group = join();
+       group->allocate(std::size_t{256} << 20);
+       return 0;
+     }},
+    {"take-memory",
+     [] {
+       const auto group = join();
+       std::vector<std::string> taken;
+       for (;;) taken.emplace_back(std::size_t{1} << 20, 'x');
+       return 0;
+     }},
     {"many-lines",
      [] {
        const auto group = join();
@@ -126,12 +182,67 @@ const std::map<std::string, std::function<int()>, std::less<>> behaviours{
      }},
 };
 
+/// Ranks that all fail, the chosen rank last although it has the cause.
+struct FailingTogether {
+  std::function<int()> chosen;
+  std::function<int(int chosen)> others;
+};
+
+/// Ends with an error once the chosen rank has come so far that it is known.
+int fail_silently(int chosen) {
+  while (world()->arena().rank(chosen).pid.load() == 0) std::this_thread::yield();
+  return 1;
+}
+
+void become_known() {
+  lockstep::host::tell_pid(world()->arena().rank(Environment::get().rank.value()), getpid());
+}
+
+int fail_after_others() {
+  await_failure();
+  return 1;
+}
+
+const std::map<std::string, FailingTogether, std::less<>> failing_together{
+    {"last-with-own-error",
+     {.chosen =
+          [] {
+            lockstep::detail::leave_error_record({.text = "disk full"});
+            become_known();
+            return fail_after_others();
+          },
+      .others =
+          [](int chosen) {
+            const auto text = "rank " + std::to_string(chosen) + ": disk full";
+            lockstep::detail::leave_error_record({.text = text});
+            return fail_silently(chosen);
+          }}},
+    {"never-ends-with-own-error",
+     {.chosen = []() -> int {
+        lockstep::detail::leave_error_record({.text = "disk full"});
+        become_known();
+        sleep_on();
+      },
+      .others = fail_silently}},
+    {"last-with-stderr",
+     {.chosen =
+          [] {
+            std::cerr << "disk full" << std::endl;
+            become_known();
+            return fail_after_others();
+          },
+      .others = fail_silently}},
+};
+
 int run(std::string_view behaviour, int chosen) {
   say("pid " + std::to_string(getpid()));
   const int rank = Environment::get().rank.value();
   if (behaviour == "finish") {
     join()->barrier().wait();
     return 0;
+  }
+  if (const auto found = failing_together.find(behaviour); found != failing_together.end()) {
+    return rank == chosen ? found->second.chosen() : found->second.others(chosen);
   }
   if (rank == chosen) return behaviours.find(behaviour)->second();
   const auto group = join();
@@ -146,7 +257,8 @@ int run(std::string_view behaviour, int chosen) {
 
 int main(int argc, char** argv) {
   const std::string_view behaviour = argc > 1 ? argv[1] : "finish";
-  if (behaviour != "finish" && !behaviours.contains(behaviour)) {
+  if (behaviour != "finish" && !behaviours.contains(behaviour) &&
+      !failing_together.contains(behaviour)) {
     std::cerr << "no such behaviour: " << behaviour << '\n';
     return 99;
   }

@@ -14,18 +14,18 @@
 #include <string>
 #include <utility>
 
-#include "lockstep/comm/communicator.h"
-#include "lockstep/core/error.h"
+#include "comm/communicator.h"
+#include "lockstep/error.h"
 
 namespace lockstep::testing {
 
-/// What ranks say when their world ends, as files of a folder that all hosts see: their outputs
-/// may not reach the launcher any more.
+/// The errors of ranks at the end of their world, as files in a folder that all hosts share. Their
+/// outputs may not reach the launcher any more.
 class LastWords {
  public:
   explicit LastWords(std::filesystem::path folder) : folder_(std::move(folder)) {}
 
-  /// Does that again and again until the world ends. What that was is left behind.
+  /// Repeats the step until the world ends, and writes the error to a file.
   void meet_the_end(Communicator& group, const std::function<void()>& step) const {
     try {
       for (;;) step();
@@ -71,6 +71,17 @@ inline int cut_the_link(Communicator& group, const LastWords& words) {
     words.leave("joined", "");
   }
   words.await("joined");
+  return 1;
+}
+
+/// Rank 0 cuts the link between the hosts for good.
+inline int cut_for_good(Communicator& group, const LastWords& words) {
+  if (group.rank() == 0) {
+    group.barrier().wait();
+    words.leave("cut", "");
+    if (std::system("ip link set link0 down") != 0) return 98;
+  }
+  words.meet_the_end(group, [&] { group.barrier().wait(); });
   return 1;
 }
 

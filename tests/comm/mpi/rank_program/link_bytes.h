@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/comm/communicator.h"
-#include "lockstep/core/text.h"
+#include "comm/communicator.h"
+#include "core/text.h"
 
 namespace lockstep::testing {
 
@@ -29,8 +29,8 @@ inline std::uint64_t bytes_over_link() {
   throw std::runtime_error("no link0 in /proc/net/dev");
 }
 
-/// Sums four million floats that travel as halves. Says "halves" where the link and the statistics
-/// have counted two bytes for each, else what they have.
+/// Sums four million floats with a float16 wire dtype. Returns "halves" if the link and the
+/// statistics counted two bytes for each, else the counts.
 inline std::string halves_over_the_link(Communicator& group) {
   constexpr std::size_t count = 4'000'000;
   constexpr std::uint64_t expected = 2 * count;

@@ -1,5 +1,7 @@
 #include <mpi.h>
 #include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>
@@ -12,15 +14,18 @@
 #include <string_view>
 #include <vector>
 
-#include "comm/conformance.h"
-#include "comm/mpi/rank_program/last_words.h"
-#include "comm/mpi/rank_program/link_bytes.h"
-#include "comm/mpi/rank_program/overlap.h"
-#include "comm/mpi/rank_program/process.h"
-#include "lockstep/comm/hierarchical/hierarchical.h"
-#include "lockstep/comm/mpi/mpi.h"
-#include "lockstep/core/environment.h"
-#include "lockstep/core/error.h"
+#include "comm/communicator.h"
+#include "comm/hierarchical/hierarchical.h"
+#include "comm/mpi/mpi.h"
+#include "core/environment.h"
+#include "lockstep/denormals.h"
+#include "lockstep/error.h"
+#include "tests/comm/conformance.h"
+#include "tests/comm/mpi/rank_program/last_words.h"
+#include "tests/comm/mpi/rank_program/link_bytes.h"
+#include "tests/comm/mpi/rank_program/overlap.h"
+#include "tests/comm/mpi/rank_program/process.h"
+#include "tests/comm/stopped_job.h"
 
 /// A process of an MPI program that does what its first argument says; the second is up to that.
 /// With a third, a letter for each rank, it is on the host of that letter.
@@ -54,6 +59,7 @@ int conformance() {
   lockstep::testing::check_places(*group);
   lockstep::testing::check_split(*group, of_ranks);
   lockstep::testing::check_messages(*group);
+  lockstep::testing::check_denormals(*group);
   return 0;
 }
 
@@ -106,12 +112,23 @@ int ring_in_short() {
   return 0;
 }
 
-/// Rank 0 is told another algorithm than the others.
+/// Rank 0 selects another algorithm than the others.
 int other_algorithm() {
   using lockstep::mpi::Algorithm;
   const bool first = own_number() == 0;
   try {
     join({.timeout = 20s, .algorithm = first ? Algorithm::ring : Algorithm::direct});
+  } catch (const lockstep::InvalidArgument& error) {
+    say(error.what());
+  }
+  return 0;
+}
+
+/// Rank 0 flushes denormals, and the others keep them.
+int other_denormals() {
+  lockstep::flush_denormals(own_number() == 0);
+  try {
+    join();
   } catch (const lockstep::InvalidArgument& error) {
     say(error.what());
   }
@@ -141,7 +158,7 @@ int other_reduction() {
   });
 }
 
-/// Groups are split while ranks have operations in flight that the others begin later or wait for.
+/// Splits groups while ranks have outstanding operations that the others begin later or wait for.
 int split_in_flight() {
   const auto group = join();
   const auto other = group->split(0, 0);
@@ -182,8 +199,8 @@ int abandon() {
   });
 }
 
-/// Ranks that speak with those of their host only hear of a failure elsewhere. It comes once they
-/// are at it.
+/// A failure elsewhere reaches ranks that communicate only within their host. It happens during
+/// their barriers.
 int fail_elsewhere() {
   const auto group = join();
   const auto& hosts_of_ranks = group->hosts();
@@ -342,6 +359,34 @@ int one_of_four() {
   return 0;
 }
 
+/// Rank 1 forks children in the middle of an operation: one destroys the group, one exits.
+int fork_children() {
+  auto group = join();
+  std::vector<float> large(1'000'000, 1);
+  auto sum = group->all_reduce(large.data(), large.size(), DType::f32, ReduceOp::sum);
+  for (int child = 0; group->rank() == 1 && child < 2; ++child) {
+    const pid_t pid = ::fork();
+    if (pid == 0 && child == 0) {
+      bool refused = false;
+      try {
+        group->barrier().wait();
+      } catch (const lockstep::InvalidArgument&) {
+        refused = true;
+      }
+      group.reset();
+      ::_exit(refused ? 0 : 1);
+    }
+    if (pid == 0) std::exit(0);
+    int status = 0;
+    if (::waitpid(pid, &status, 0) != pid || status != 0)
+      throw std::runtime_error("a child failed");
+  }
+  sum.wait();
+  group->barrier().wait();
+  say("all right");
+  return 0;
+}
+
 /// Its second process never joins.
 int late_to_join() {
   const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
@@ -377,6 +422,7 @@ const std::map<std::string_view, std::function<int()>> behaviours{
     {"halves-over-the-link", halves_over_the_link},
     {"ring-in-short", ring_in_short},
     {"other-algorithm", other_algorithm},
+    {"other-denormals", other_denormals},
     {"out-of-order", out_of_order},
     {"other-reduction", other_reduction},
     {"split-in-flight", split_in_flight},
@@ -390,10 +436,16 @@ const std::map<std::string_view, std::function<int()>> behaviours{
     {"leave", leave},
     {"give-up", give_up},
     {"cut-the-link", [] { return cut_the_link(*join_as_found(), LastWords(argument)); }},
+    {"cut-for-good", [] { return cut_for_good(*join_as_found(), LastWords(argument)); }},
     {"kill-the-last",
      [] {
        ::signal(SIGTERM, SIG_IGN);
        return kill_the_last(*join_as_found(), LastWords(argument));
+     }},
+    {"stopped-job",
+     [] {
+       lockstep::testing::stop_for_longer_than_2_s(*join({.timeout = 2s}));
+       return 0;
      }},
     {"exit-3", [] { return barriers_of_the_others([] { return 3; }); }},
     {"kill-9", [] { return barriers_of_the_others([] { return ::raise(SIGKILL); }); }},
@@ -413,6 +465,7 @@ const std::map<std::string_view, std::function<int()>> behaviours{
     {"one-thread-only", one_thread_only},
     {"one-of-four", one_of_four},
     {"late-to-join", late_to_join},
+    {"fork-children", fork_children},
     {"many-elements", many_elements},
 };
 
@@ -426,6 +479,7 @@ int main(int argc, char** argv) {
   }
   argument = argc > 2 ? argv[2] : "";
   hosts = argc > 3 ? argv[3] : "";
+  if (std::getenv("LOCKSTEP_TEST_FLUSHED") != nullptr) lockstep::flush_denormals(true);
   try {
     return behaviour->second();
   } catch (const std::exception& error) {

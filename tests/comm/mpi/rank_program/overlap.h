@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/comm/communicator.h"
+#include "comm/communicator.h"
 
 namespace lockstep::testing {
 
@@ -63,8 +63,8 @@ inline void check_overlap(Communicator& group) {
   }
 }
 
-/// Where nobody but a waiting rank makes progress, what nobody waits for is not complete, and what
-/// was not is not hidden. Returns what was hidden.
+/// Without a progress thread, an operation must not complete while no rank waits. Returns the
+/// hidden time that the statistics count for it.
 inline std::chrono::nanoseconds check_no_overlap(Communicator& group) {
   std::vector<float> values(1'000'000, 1);
   group.barrier().wait();

@@ -12,10 +12,10 @@
 #include <string>
 #include <string_view>
 
-#include "lockstep/comm/hierarchical/hierarchical.h"
-#include "lockstep/comm/mpi/mpi.h"
-#include "lockstep/core/environment.h"
-#include "lockstep/core/error.h"
+#include "comm/hierarchical/hierarchical.h"
+#include "comm/mpi/mpi.h"
+#include "core/environment.h"
+#include "lockstep/error.h"
 
 namespace lockstep::testing {
 

@@ -1,0 +1,51 @@
+"""Two simulated hosts, made by tools/two-hosts and kept for several jobs."""
+
+import contextlib
+import os
+import pathlib
+import subprocess
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+NO_NAMESPACES = 77
+# In place of mpirun: writes its process and what mpirun would get, and keeps the hosts.
+HOLD = """#!/bin/sh
+printf '%s\\n' $$ "$@" >"$0.new" && mv "$0.new" "$0.arguments"
+exec cat
+"""
+
+
+class Unavailable(Exception):
+    pass
+
+
+class TwoHosts:
+    def __init__(self, folder):
+        hold = folder / "hold"
+        hold.write_text(HOLD)
+        hold.chmod(0o755)
+        arguments = folder / "hold.arguments"
+        self._keeper = subprocess.Popen(
+            [ROOT / "tools" / "two-hosts", "--rate", "1gbit", "--per-host", "2", "--mpirun", hold, "true"],
+            env={**os.environ, "TMPDIR": str(folder)},  # jobs have a /tmp of their own
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        while not arguments.exists():
+            if self._keeper.poll() is not None:
+                raise Unavailable(self._keeper.stderr.read().strip())
+            time.sleep(0.02)
+        process, *words = arguments.read_text().splitlines()
+        self._process = process
+        self.mpirun_arguments = words[:words.index("-n")]
+        self.first = f"lockstep{self._keeper.pid}-1"
+
+    def enter(self):
+        """The words before a command that is to run on the first host."""
+        return ["nsenter", "--target", self._process, "--net", "--uts"]
+
+    def cut_link(self, cut=True):
+        subprocess.run(["ip", "-n", self.first, "link", "set", "link0", "down" if cut else "up"], check=True)
+
+    def close(self):
+        self._keeper.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._keeper.wait(30)

@@ -1,0 +1,178 @@
+"""A job of bench_victim: how it is started, who its processes are, and what it leaves behind."""
+
+import contextlib
+import os
+import pathlib
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import time
+import uuid
+
+from processes import MARKER, Scanner, send, state_of
+
+SCANNER = Scanner()
+LOOK = 0.005  # seconds between two looks
+STEPS = {"light": 60, "training": 40, "restart": 40, "mpirun": 50, "two-hosts": 40}
+# Folders of its own for /dev/shm and /tmp: all that is there later belongs to the job.
+PRIVATE = 'mount --bind "$0/shm" /dev/shm && {}exec "$@"'
+OF_OPENMPI = re.compile(r"^(ompi\.|open_mpi\.|openmpi-sessions|vader_segment|pmix|prte)")
+
+
+def mounts_work():
+    probe = ["unshare", "--mount", "--propagation", "private", "mount", "--bind", "/dev/shm", "/dev/shm"]
+    return subprocess.run(probe, capture_output=True, check=False).returncode == 0
+
+
+def as_usual():
+    """Signals that this program was started with ignored, as in the background, end its jobs all the same."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGSEGV, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+class Job:
+    def __init__(self, kill, options, folder, hosts=None):
+        self.kill, self.options, self.hosts = kill, options, hosts
+        self.folder = folder
+        for name in ("tmp", "shm", "run"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        self.marker = uuid.uuid4().hex
+        self._process = None
+
+    # Starting and waiting
+
+    def start(self):
+        environment = {**os.environ, MARKER: self.marker, "OMP_NUM_THREADS": "1", "LOCKSTEP_TIMEOUT": "120",
+                       "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        with (self.folder / "out").open("wb") as out, (self.folder / "err").open("wb") as err:
+            self._process = subprocess.Popen(
+                [*self._privately(), *self._command()], cwd=self.folder / "run", env=environment,
+                stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True, preexec_fn=as_usual)
+
+    def _privately(self):
+        if not self.options.private:
+            return []
+        own_tmp = "" if str(self.options.build).startswith("/tmp/") else 'mount --bind "$0/tmp" /tmp && '
+        return ["unshare", "--mount", "--propagation", "private", "sh", "-c", PRIVATE.format(own_tmp),
+                str(self.folder)]
+
+    def _command(self):
+        kill, tools = self.kill, self.options.build / "bin"
+        program = [tools / "bench_victim", "--steps", str(STEPS[kill.mode]), "--child", kill.child]
+        if kill.train:
+            program.append("--train")
+        if kill.launcher == "run":
+            words = [tools / "lockstep", "run", "-n", str(kill.ranks)]
+            if kill.logs:
+                words += ["--log-dir", "logs"]
+            if kill.mode == "restart":
+                words += ["--max-restarts", "2", "--restart-delay", "0"]
+                program += ["--checkpoints", "checkpoints"]
+            return [*words, *program]
+        words = [tools / "lockstep", "mpirun", "--linger", "3"] if kill.launcher == "lockstep mpirun" else ["mpirun"]
+        if self.hosts:
+            return [*self.hosts.enter(), *words, *self.hosts.mpirun_arguments, "-n", str(kill.ranks), *program]
+        return [*words, "--oversubscribe", "--bind-to", "none", "-x", f"LOCKSTEP_BACKEND={kill.backend}",
+                "-n", str(kill.ranks), *program]
+
+    @property
+    def exit_code(self):
+        return self._process.poll()
+
+    def wait(self, until):
+        """The exit code; nothing when the launcher still runs then."""
+        while self.exit_code is None and time.monotonic() < until:
+            time.sleep(LOOK)
+        return self.exit_code
+
+    # Output
+
+    @property
+    def out(self):
+        return (self.folder / "out").read_text(errors="replace")
+
+    @property
+    def err(self):
+        return (self.folder / "err").read_text(errors="replace")
+
+    def lines(self, word):
+        """What ranks printed after that word, by rank."""
+        return {int(rank): rest for rank, rest in re.findall(rf"\brank (\d+) {word} (\w+)$", self.out, re.M)}
+
+    # Processes
+
+    def processes(self):
+        return SCANNER.of(self.marker)
+
+    def victims(self):
+        """Processes of the kill's victim that exist now, in the order of their pids."""
+        kill, found = self.kill, self.processes()
+        by_pid = {process.pid: process for process in found}
+        launcher = by_pid.get(self._process.pid)
+        if launcher and launcher.name not in ("lockstep", "mpirun"):
+            launcher = None  # a shell still
+
+        def is_rank(process):
+            parent = by_pid.get(process.parent)
+            if kill.launcher == "run":
+                return launcher and parent is launcher and process.name != "lockstep-guard"
+            return process.rank is not None and (parent is None or parent.rank is None)
+
+        def is_child(process):
+            return process.parent in by_pid and is_rank(by_pid[process.parent])
+
+        choice = {
+            "rank": is_rank,
+            "ranks": is_rank,
+            "launcher": lambda process: process is launcher,
+            "guardian": lambda process: process.name == "lockstep-guard",
+            "launcher and guardian": lambda process: process is launcher or process.name == "lockstep-guard",
+            "mpirun": lambda process: process.name == "mpirun" and process is not launcher,
+            "daemon": lambda process: process.name == "orted",
+            "child": lambda process: process.name == "bench_victim" and is_child(process),
+        }[kill.victim]
+        return [process for process in found if choice(process)]
+
+    def has_ended(self):
+        return self.exit_code is not None and state_of(self._process.pid) is None
+
+    def end(self):
+        """Ends what is left of a job that failed, this job's processes only."""
+        for _ in range(100):
+            left = self.processes()
+            if not left:
+                break
+            for process in left:
+                send(process.pid, "CONT", self.marker)
+                send(process.pid, "KILL", self.marker)
+            time.sleep(0.02)
+        self._process.wait()
+
+    # Files
+
+    def files_left(self):
+        """Names that should not be there any more: Lockstep's, and OpenMPI's own."""
+        names = sorted(f"{name}/{entry.name}" for name in ("tmp", "shm") for entry in (self.folder / name).iterdir())
+        openmpi = [name for name in names if OF_OPENMPI.match(name.split("/")[1])]
+        ours = [name for name in names if name not in openmpi]
+        expected = {"checkpoints"} if self.kill.mode == "restart" else {"logs"} if self.kill.logs else set()
+        ours += sorted(f"run/{entry.name}" for entry in (self.folder / "run").iterdir() if entry.name not in expected)
+        return ours, openmpi
+
+    def checkpoints(self):
+        folder = self.folder / "run" / "checkpoints"
+        return sorted(entry.name for entry in folder.iterdir()) if folder.exists() else []
+
+    def remove(self):
+        with contextlib.suppress(OSError):
+            shutil.rmtree(self.folder)
+
+
+def folder_of(options, name):
+    folder = pathlib.Path(options.work) / name.replace("/", "-")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder

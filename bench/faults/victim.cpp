@@ -1,0 +1,188 @@
+// A rank for bench/faults/random_kills: collectives, or a small training, of known length. It
+// prints when it joins and when it is done, so that a kill can be aimed, and ends with the digest
+// of its result.
+//
+//   bench_victim [--train] [--steps N] [--pause MS] [--child none|worker|stays] [--checkpoints DIR]
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/empty.h>
+#include <lockstep/lockstep.h>
+#include <sys/wait.h>
+#include <torch/nn.h>
+#include <torch/optim/sgd.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <iostream>
+#include <span>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/digest.h"
+
+namespace {
+
+struct Settings {
+  bool train = false;
+  int steps = 100;
+  double pause = 2;
+  std::string child = "none";
+  std::string checkpoints;
+};
+
+/// One write() a line: lines of several ranks may share a pipe.
+void say(const lockstep::Group& world, const std::string& text) {
+  std::cout << "rank " + std::to_string(world.rank()) + ' ' + text + '\n' << std::flush;
+}
+
+/// A child process as a data loader forks it. A worker ends when this process does; one that stays
+/// is left to the launcher.
+class Child {
+ public:
+  Child(const std::string& kind, const lockstep::Group& world) {
+    if (kind == "none") return;
+    std::array<int, 2> ends{};
+    if (::pipe(ends.data()) != 0) throw std::runtime_error("cannot make a pipe");
+    const pid_t pid = ::fork();
+    if (pid < 0) throw std::runtime_error("cannot fork");
+    if (pid == 0) {
+      ::close(ends[1]);
+      char byte = 0;
+      while (kind == "stays" || ::read(ends[0], &byte, 1) != 0) {
+        if (kind == "stays") ::pause();
+      }
+      ::_exit(0);
+    }
+    ::close(ends[0]);
+    end_ = ends[1];
+    if (kind == "worker") worker_ = pid;
+    say(world, "child " + std::to_string(pid));
+  }
+  ~Child() {
+    if (end_ >= 0) ::close(end_);
+    while (worker_ > 0 && ::waitpid(worker_, nullptr, 0) < 0 && errno == EINTR) {
+    }
+  }
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+
+ private:
+  int end_ = -1;
+  pid_t worker_ = 0;
+};
+
+/// Numbers that depend on the seed only.
+at::Tensor random(at::IntArrayRef sizes, std::int64_t seed) {
+  return at::empty(sizes).normal_(
+      0, 1, at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(seed)));
+}
+
+void pause(const Settings& settings) {
+  std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(settings.pause));
+}
+
+std::uint64_t digest(const at::Tensor& tensor) {
+  return lockstep::detail::digest(
+      {static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()});
+}
+
+/// Sizes that are sent with the announcement, copied through a buffer, and cut into pieces.
+std::uint64_t run_collectives(const Settings& settings, const lockstep::Group& world) {
+  constexpr std::array<std::int64_t, 3> sizes{10, 5'000, 200'000};
+  std::vector<std::uint64_t> digests;
+  for (int step = 0; step < settings.steps; ++step) {
+    const auto size = sizes[static_cast<std::size_t>(step) % sizes.size()];
+    const auto tensor = random({size}, 1'000 * step + world.rank());
+    auto sum = world.all_reduce(tensor);
+    const auto all = at::empty({8L * world.size()});
+    world.all_gather(all, random({8}, step)).wait();
+    sum.wait();
+    world.broadcast(all, step % world.size()).wait();
+    if (step % 10 == 0) world.barrier().wait();
+    digests.push_back(digest(tensor));
+    pause(settings);
+  }
+  return lockstep::detail::digest(std::as_bytes(std::span(digests)));
+}
+
+std::uint64_t train(const Settings& settings, const lockstep::Group& world) {
+  constexpr int between_checkpoints = 5;
+  torch::nn::Sequential model(torch::nn::Linear(40, 200), torch::nn::Tanh(),
+                              torch::nn::Linear(200, 10));
+  {
+    const torch::NoGradGuard no_grad;
+    std::int64_t seed = 1;
+    for (auto& parameter : model->parameters()) {
+      parameter.copy_(random(parameter.sizes(), seed++) / 6);
+    }
+  }
+  torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+  lockstep::DistributedOptimizer optimizer(sgd, *model, world,
+                                           {.buckets = {.first = 1'000, .rest = 8'000},
+                                            .strategy = lockstep::parse_strategy("topk:0.1")});
+  const lockstep::Checkpoint checkpoint{.model = *model, .optimizer = &sgd, .strategy = optimizer};
+  lockstep::CheckpointFolder folder(settings.checkpoints);
+  int step = 0;
+  if (!settings.checkpoints.empty()) {
+    folder.lock(world);
+    if (const auto resumed = folder.load_newest(checkpoint, world)) {
+      step = static_cast<int>(resumed->meta.epoch);
+    }
+    say(world, "starts at step " + std::to_string(step));
+  }
+  for (; step < settings.steps; ++step) {
+    if (!settings.checkpoints.empty() && step % between_checkpoints == 0) {
+      folder.save(checkpoint, {.epoch = step}, world);
+    }
+    optimizer.zero_grad();
+    const auto outputs = model->forward(random({8, 40}, 1'000 * step + world.rank()));
+    optimizer.backward_and_update(outputs.square().mean());
+    pause(settings);
+  }
+  std::vector<std::uint64_t> digests;
+  for (const auto& parameter : model->parameters()) {
+    digests.push_back(digest(parameter.detach().contiguous()));
+  }
+  return lockstep::detail::digest(std::as_bytes(std::span(digests)));
+}
+
+void run(const Settings& settings) {
+  at::set_num_threads(1);
+  const auto world = lockstep::init();
+  say(world, "pid " + std::to_string(::getpid()));
+  const Child child(settings.child, world);
+  const auto result = settings.train ? train(settings, world) : run_collectives(settings, world);
+  std::ostringstream hexadecimal;
+  hexadecimal << std::hex << result;
+  say(world, "done " + hexadecimal.str());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("A rank that random_kills may end");
+  Settings settings;
+  app.add_flag("--train", settings.train, "Train instead of plain collectives");
+  app.add_option("--steps", settings.steps, "Number of steps")->capture_default_str();
+  app.add_option("--pause", settings.pause, "Pause after each step, in ms")->capture_default_str();
+  app.add_option("--child", settings.child, "Forked child of each rank")
+      ->check(CLI::IsMember({"none", "worker", "stays"}));
+  app.add_option("--checkpoints", settings.checkpoints, "Folder to save to and to resume from");
+  CLI11_PARSE(app, argc, argv);
+  try {
+    run(settings);
+    return 0;
+  } catch (const lockstep::Error& error) {
+    lockstep::record_error(error);
+    std::cerr << std::string("error: ") + error.what() + '\n' << std::flush;
+    return 1;
+  }
+}

@@ -1,0 +1,174 @@
+// A long run whose idle weights decay into denormals: Adam with weight decay trains an MLP on
+// made-up pictures, three quarters of whose pixels are always zero, as borders are. Weight decay
+// shrinks the weights that read those pixels, and with them Adam's averages of their gradients.
+// Prints how long a step takes in each epoch as one JSON object. Compare
+//   lockstep run -n 2 --denormals flush bench_denormals
+//   lockstep run -n 2 --denormals keep bench_denormals
+
+#include <lockstep/lockstep.h>
+#include <time.h>
+#include <torch/nn.h>
+#include <torch/optim/adam.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdint>
+#include <exception>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "bench/clock.h"
+#include "core/denormals_guard.h"
+#include "largest.h"
+#include "models.h"
+
+namespace {
+
+using namespace lockstep::bench;
+
+/// Units: milliseconds. The least processor time of many steps is the same while other programs
+/// run.
+struct Time {
+  double wall;
+  double processor;
+};
+
+Time now() {
+  timespec processor{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &processor);
+  return {.wall = 1e-3 * now_us(),
+          .processor = 1e3 * static_cast<double>(processor.tv_sec) +
+                       1e-6 * static_cast<double>(processor.tv_nsec)};
+}
+
+struct Settings {
+  int epochs = 30;
+  int steps = 100;
+  std::int64_t batch_size = 64;
+};
+
+constexpr std::int64_t pixels = 784;
+constexpr std::int64_t pictures = 2000;
+
+std::shared_ptr<Layers> make_model() {
+  return std::make_shared<Layers>(nn::Sequential(
+      nn::Linear(pixels, 256), nn::ReLU(), nn::Linear(256, 256), nn::ReLU(), nn::Linear(256, 10)));
+}
+
+/// The share of numbers that are denormals, told by their bits: arithmetic may flush them.
+double share_of_denormals(const at::Tensor& numbers) {
+  const at::Tensor magnitude = numbers.detach().view(at::kInt).bitwise_and(0x7fffffff);
+  const at::Tensor are_denormal = magnitude.gt(0).logical_and(magnitude.lt(0x00800000));
+  return are_denormal.to(at::kDouble).mean().item<double>();
+}
+
+class Run {
+ public:
+  Run(const Settings& settings, const lockstep::Group& world)
+      : settings_(settings),
+        world_(world),
+        model_(make_model()),
+        adam_(model_->parameters(),
+              torch::optim::AdamOptions(0.001).betas({0.9, 0.95}).weight_decay(1e-4)),
+        ddp_(model_, world) {
+    torch::manual_seed(1 + static_cast<std::uint64_t>(world.rank()));
+    inputs_ = torch::rand({pictures, pixels}) * torch::arange(pixels).remainder(4).eq(0);
+    targets_ = torch::randint(10, {pictures}, torch::kLong);
+  }
+
+  /// Of an epoch's steps, on the slowest rank: the median time, and the least processor time.
+  Time epoch() {
+    std::vector<double> wall;
+    std::vector<double> processor;
+    for (int i = 0; i < settings_.steps; ++i) {
+      const auto chosen = torch::randint(pictures, {settings_.batch_size}, torch::kLong);
+      const Time begin = now();
+      adam_.zero_grad();
+      const auto outputs = ddp_(inputs_.index_select(0, chosen));
+      nn::functional::cross_entropy(outputs, targets_.index_select(0, chosen)).backward();
+      adam_.step();
+      const Time end = now();
+      wall.push_back(end.wall - begin.wall);
+      processor.push_back(end.processor - begin.processor);
+    }
+    return {largest(median(wall), world_), largest(*std::ranges::min_element(processor), world_)};
+  }
+
+  /// Of the weights that read pixels, and of Adam's averages of their gradients and of the squares.
+  nlohmann::ordered_json denormals() {
+    const at::Tensor weight = model_->parameters().front();
+    const auto& state = static_cast<const torch::optim::AdamParamState&>(
+        *adam_.state().at(weight.unsafeGetTensorImpl()));
+    return {{"weights", share_of_denormals(weight)},
+            {"first_moments", share_of_denormals(state.exp_avg())},
+            {"second_moments", share_of_denormals(state.exp_avg_sq())}};
+  }
+
+ private:
+  Settings settings_;
+  lockstep::Group world_;
+  std::shared_ptr<Layers> model_;
+  torch::optim::Adam adam_;
+  lockstep::DistributedDataParallel<Layers> ddp_;
+  at::Tensor inputs_;
+  at::Tensor targets_;
+};
+
+/// The medians of the first five epochs and of the last five.
+void add_growth(nlohmann::ordered_json& result, const std::string& prefix,
+                const std::vector<double>& epochs) {
+  const auto some = static_cast<std::ptrdiff_t>(std::min<std::size_t>(5, epochs.size()));
+  const double first = median({epochs.begin(), epochs.begin() + some});
+  const double last = median({epochs.end() - some, epochs.end()});
+  result[prefix + "first_ms"] = first;
+  result[prefix + "last_ms"] = last;
+  result[prefix + "growth"] = last / first;
+  result[prefix + "epochs_ms"] = epochs;
+}
+
+void measure(const Settings& settings, const lockstep::Group& world) {
+  torch::manual_seed(0);
+  Run run(settings, world);
+  std::vector<double> wall;
+  std::vector<double> processor;
+  for (int epoch = 0; epoch < settings.epochs; ++epoch) {
+    const Time step = run.epoch();
+    wall.push_back(step.wall);
+    processor.push_back(step.processor);
+  }
+  if (world.rank() != 0) return;
+  nlohmann::ordered_json result = {
+      {"ranks", world.size()},
+      {"denormals", lockstep::detail::denormals_text(lockstep::flushes_denormals())},
+      {"share_of_denormals", run.denormals()}};
+  add_growth(result, "", wall);
+  add_growth(result, "cpu_", processor);
+  std::cout << result.dump() << std::endl;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Settings settings;
+  CLI::App app("Times the steps of a long run whose idle weights decay into denormals");
+  app.add_option("--epochs", settings.epochs, "Epochs; the first and the last five are compared")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  app.add_option("--steps", settings.steps, "Steps an epoch")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  app.add_option("--batch-size", settings.batch_size, "Pictures a step and rank")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  CLI11_PARSE(app, argc, argv);
+  try {
+    measure(settings, lockstep::init());
+    return 0;
+  } catch (const std::exception& error) {
+    std::cerr << "bench_denormals: " << error.what() << std::endl;
+    return 1;
+  }
+}

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <chrono>
+#include <exception>
+#include <functional>
+#include <optional>
+
+#include "lockstep/group.h"
+#include "lockstep/types.h"
+
+namespace lockstep {
+
+struct InitOptions {
+  std::optional<Backend> backend = {};  ///< default LOCKSTEP_BACKEND, else automatic
+  std::optional<std::chrono::milliseconds> timeout =
+      {};  ///< longest wait; default LOCKSTEP_TIMEOUT, else 10 minutes
+  bool keep_pages =
+      false;  ///< keep freed memory in this process instead of returning it to the kernel
+  /// Whether ranks flush denormals, the same on all; default LOCKSTEP_FLUSH_DENORMALS, else true.
+  /// It holds for the calling thread, or spawn()'s, for OpenMP's threads that compute for it, and
+  /// for all threads that these create later. docs/environment.md says what it changes.
+  std::optional<bool> flush_denormals = {};
+};
+
+/// The world that this process belongs to: that of `lockstep run`, mpirun, mpiexec, srun, torchrun
+/// or hand-made variables (docs/environment.md), or a world of one when started alone. Every rank
+/// calls it once; returns when all have. Ranks of one host exchange through its memory, whoever
+/// started them; those of several over MPI between hosts. Ranks of other launchers than `lockstep
+/// run` that are not bound to cores take their share of them as compute threads, unless
+/// OMP_NUM_THREADS says otherwise. Throws: InvalidArgument when called again, inside spawn(), when
+/// the environment contradicts itself, or when ranks treat denormals differently;
+/// BackendUnavailable when this build cannot join the world; CommError and TimeoutError as a
+/// collective does.
+Group init(const InitOptions& options = {});
+
+/// How often the launcher has started this world again after a failure: LOCKSTEP_RESTART_COUNT.
+int restart_count();
+
+/// Runs fn in n threads of this process, each a rank of one world; returns when all have returned.
+/// Each thread gets its share of the cores as compute threads, unless OMP_NUM_THREADS says
+/// otherwise. A thread that hangs cannot be ended: spawn() then reports on stderr, once, the ranks
+/// that have not returned. It reports ten seconds after the world failed or, without a failure, a
+/// timeout after the first rank returned. The ranks' denormal mode changes nothing in the calling
+/// thread.
+/// Throws: what the first failing rank threw.
+void spawn(int n, const std::function<void(Group)>& fn, const InitOptions& options = {});
+
+/// Records the error that ends this process, so that the launcher and the other ranks name it as
+/// the cause. Under `lockstep run` it is written to the file of LOCKSTEP_ERROR_FD, under torchrun
+/// as JSON to TORCHELASTIC_ERROR_FILE. A world of one host also keeps it in its memory. main()
+/// calls record_error() with an error that it catches. From init() on, an uncaught error is
+/// recorded automatically. The first counts.
+/// Source: torch/distributed/elastic/multiprocessing/errors/error_handler.py
+void record_error(const std::exception& error) noexcept;
+
+}  // namespace lockstep

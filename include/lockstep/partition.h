@@ -1,0 +1,150 @@
+#pragma once
+
+#include <torch/data/datasets/base.h>
+#include <torch/data/example.h>
+
+#include <cstddef>
+#include <functional>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "lockstep/group.h"
+#include "lockstep/samplers.h"
+
+namespace lockstep {
+
+/// The indices from first up to, without, last.
+struct IndexRange {
+  std::size_t first = 0;
+  std::size_t last = 0;
+  std::size_t size() const { return last - first; }
+  bool operator==(const IndexRange&) const = default;
+};
+
+/// One rank's part of size samples, cut in the order of ranks into parts of floor(size/N). The last
+/// size mod N samples belong to no rank.
+/// Throws: InvalidArgument for a rank outside the group.
+/// Source: data_partition of SINGA's distributed examples
+IndexRange partition_contiguous(std::size_t size, Replica replica);
+IndexRange partition_contiguous(std::size_t size, const Group& group);
+
+namespace detail {
+
+/// A dataset's size. Throws: InvalidArgument if it has none.
+std::size_t size_to_partition(std::optional<std::size_t> size);
+/// The indices in the whole dataset. Throws: InvalidArgument for one beyond the range.
+std::vector<std::size_t> shift(c10::ArrayRef<std::size_t> indices, IndexRange range);
+
+}  // namespace detail
+
+/// A run of another dataset's samples, as a dataset: index 0 is the run's first.
+template <class D>
+class DatasetPart
+    : public torch::data::datasets::BatchDataset<DatasetPart<D>, typename D::BatchType> {
+ public:
+  DatasetPart(D whole, IndexRange range) : whole_(std::move(whole)), range_(range) {}
+
+  /// Throws: InvalidArgument for an index that is not below size().
+  typename D::BatchType get_batch(c10::ArrayRef<std::size_t> indices) override {
+    return whole_.get_batch(detail::shift(indices, range_));
+  }
+  std::optional<std::size_t> size() const override { return range_.size(); }
+  IndexRange range() const { return range_; }
+
+ private:
+  D whole_;
+  IndexRange range_;
+};
+
+/// This rank's contiguous part of a dataset that every rank can read. To shuffle within the part,
+/// as SINGA does, draw from it with DistributedSampler(part.size().value(), Replica{}, {.seed =
+/// …}). Ranks: all with the same dataset; no communication. Throws: InvalidArgument for a dataset
+/// that does not know its size. Source: partition_dataset of Needle's distributed extension
+template <class D>
+DatasetPart<D> partition_dataset(D dataset, const Group& group) {
+  const IndexRange range = partition_contiguous(detail::size_to_partition(dataset.size()), group);
+  return {std::move(dataset), range};
+}
+
+namespace detail {
+
+/// Gives rank 0's next batch, or nothing at the end.
+using BatchSource = std::function<std::optional<torch::data::Example<>>()>;
+
+[[noreturn]] void refuse_no_loader();
+
+/// Result of scatter_from_rank0: a range to be iterated once.
+class ScatteredBatches {
+ public:
+  class Iterator {
+   public:
+    using difference_type = std::ptrdiff_t;
+    using value_type = torch::data::Example<>;
+    using reference = value_type&;
+    using pointer = value_type*;
+    using iterator_category = std::input_iterator_tag;
+
+    explicit Iterator(ScatteredBatches& range) : range_(&range) {}
+    value_type& operator*() const { return *range_->current_; }
+    value_type* operator->() const { return &*range_->current_; }
+    Iterator& operator++() {
+      range_->advance();
+      return *this;
+    }
+    void operator++(int) { range_->advance(); }
+    bool operator==(std::default_sentinel_t) const { return !range_->current_; }
+
+   private:
+    ScatteredBatches* range_;
+  };
+
+  ScatteredBatches(BatchSource source, Group group)
+      : source_(std::move(source)), group_(std::move(group)) {}
+
+  Iterator begin() {
+    advance();
+    return Iterator(*this);
+  }
+  std::default_sentinel_t end() const { return {}; }
+
+ private:
+  void advance();
+
+  BatchSource source_;
+  Group group_;
+  std::optional<torch::data::Example<>> current_;
+};
+
+}  // namespace detail
+
+/// Deals the batches of rank 0's loader to all ranks, where rank 0 alone can read the data. Of B
+/// rows, rank r gets those from floor(r·B/N) up to floor((r+1)·B/N), perhaps none. loader is that
+/// of rank 0; the other ranks' loader is not used.
+///
+///     for (auto& batch : lockstep::scatter_from_rank0(loader.get(), world)) …
+///
+/// Shapes: data and target of rank 0's batches have equal first dimensions, and at most 8.
+/// Ranks: all; they leave the loop early all at the same batch.
+/// Throws: what rank 0's loader threw, on rank 0; a DataError that says it, on the others. The
+/// group stays usable.
+template <class Loader>
+detail::ScatteredBatches scatter_from_rank0(Loader* loader, const Group& group) {
+  detail::BatchSource source;
+  if (group.rank() == 0) {
+    using Position = decltype(std::begin(*loader));
+    source = [loader,
+              position =
+                  std::optional<Position>()]() mutable -> std::optional<torch::data::Example<>> {
+      if (loader == nullptr) detail::refuse_no_loader();
+      position ? void(++*position) : void(position.emplace(std::begin(*loader)));
+      if (*position == std::end(*loader)) return std::nullopt;
+      return **position;
+    };
+  }
+  return {std::move(source), group};
+}
+
+}  // namespace lockstep

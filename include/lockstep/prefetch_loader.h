@@ -1,0 +1,223 @@
+#pragma once
+
+#include <c10/util/ArrayRef.h>
+
+#include <algorithm>
+#include <concepts>
+#include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <future>
+#include <iterator>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <stop_token>
+#include <thread>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace lockstep::detail {
+
+/// Threads that begin jobs in the order in which these were added. A job flushes denormals if the
+/// thread that added it does.
+class ReaderThreads {
+ public:
+  /// Gets the number of the thread that runs it, from 0 on; must not throw.
+  using Job = std::function<void(std::size_t thread)>;
+
+  explicit ReaderThreads(std::size_t count);
+  /// Forgets what was not begun, waits for what was.
+  ~ReaderThreads();
+  ReaderThreads(const ReaderThreads&) = delete;
+  ReaderThreads& operator=(const ReaderThreads&) = delete;
+
+  void add(Job job);
+  /// Forgets what was not begun, and returns when no job runs.
+  void clear();
+
+ private:
+  struct Added {
+    Job job;
+    bool flushes_denormals;
+  };
+
+  void run(const std::stop_token& stop, std::size_t thread);
+
+  std::mutex mutex_;
+  std::condition_variable_any added_;
+  std::condition_variable idle_;
+  std::deque<Added> jobs_;
+  std::size_t running_ = 0;
+  std::vector<std::jthread> threads_;  ///< the last member: they use the others
+};
+
+}  // namespace lockstep::detail
+
+namespace lockstep {
+
+struct PrefetchOptions {
+  std::size_t batch_size = 1;
+  std::size_t workers = 1;  ///< threads that read; with 0 a batch is read when it is asked for
+  std::size_t depth = 0;    ///< batches read ahead of the program, at most; 0 for two a worker
+  bool drop_last = false;   ///< leaves out a last batch of fewer samples
+};
+
+namespace detail {
+
+/// Throws: InvalidArgument for a batch size of 0.
+PrefetchOptions checked(PrefetchOptions options);
+
+/// Throws the exception being handled as a DataError that names the batch and, if reading it alone
+/// fails as well, the index.
+[[noreturn]] void rethrow_named(std::size_t batch, c10::ArrayRef<std::size_t> indices,
+                                const std::function<void(std::size_t index)>& read_alone);
+
+}  // namespace detail
+
+/// The batches of a dataset in a sampler's order, read ahead by worker threads, each from its own
+/// copy of the dataset. They are the same for any number of workers, if what the dataset gives for
+/// an index depends on nothing that reading changes.
+///
+///     lockstep::PrefetchLoader loader(data, sampler, {.batch_size = 64, .workers = 2});
+///     for (int epoch = 0; epoch < 10; ++epoch)
+///       for (auto& batch : loader) …
+///
+/// Each begin() starts a new pass and ends the one before, also one that was left early or failed.
+/// In contrast, torch::data's loader throws if the pass before was left early, and its sampler
+/// counts samples that workers drew ahead as used. The iterating thread draws from the sampler. It
+/// calls used() with the samples that the program was given, so the sampler's state() is that of
+/// the program.
+/// Throws: what the sampler throws; a DataError naming batch and index, with the cause nested in
+/// it, when it is that batch's turn to be given.
+template <class Dataset, class Sampler>
+requires std::same_as<typename Sampler::BatchRequestType, std::vector<std::size_t>>
+class PrefetchLoader {
+ public:
+  using Batch = typename Dataset::BatchType;
+
+  class Iterator {
+   public:
+    using difference_type = std::ptrdiff_t;
+    using value_type = Batch;
+    using reference = Batch&;
+    using pointer = Batch*;
+    using iterator_category = std::input_iterator_tag;
+
+    explicit Iterator(PrefetchLoader& loader) : loader_(&loader) {}
+    /// The program has this batch from now on.
+    Batch& operator*() const {
+      loader_->count();
+      return peek();
+    }
+    Batch* operator->() const { return &**this; }
+    /// The batch, which the program may yet be given.
+    Batch& peek() const { return *loader_->current_; }
+    Iterator& operator++() {
+      loader_->advance();
+      return *this;
+    }
+    void operator++(int) { loader_->advance(); }
+    bool operator==(std::default_sentinel_t) const { return !loader_->current_; }
+
+   private:
+    PrefetchLoader* loader_;
+  };
+
+  /// Throws: InvalidArgument for a batch size of 0.
+  PrefetchLoader(Dataset dataset, Sampler sampler, PrefetchOptions options = {})
+      : options_(detail::checked(options)),
+        sampler_(std::move(sampler)),
+        datasets_(std::max<std::size_t>(1, options.workers), std::move(dataset)),
+        threads_(options.workers) {}
+  PrefetchLoader(const PrefetchLoader&) = delete;
+  PrefetchLoader& operator=(const PrefetchLoader&) = delete;
+
+  Iterator begin() {
+    threads_.clear();
+    pending_.clear();
+    current_.reset();
+    uncounted_.reset();
+    number_ = 0;
+    sampler_.reset();
+    tell_used(0);
+    drawn_ = sampler_.next(options_.batch_size);
+    advance();
+    return Iterator(*this);
+  }
+  std::default_sentinel_t end() const { return {}; }
+
+ private:
+  using Indices = std::vector<std::size_t>;
+  using Task = std::packaged_task<Batch(Dataset&)>;
+
+  struct Pending {
+    std::shared_ptr<Task> task;
+    std::future<Batch> batch;
+    std::size_t samples;  ///< that are used when this has been given
+  };
+
+  static Batch read(Dataset& dataset, const Indices& indices, std::size_t number) {
+    try {
+      return dataset.get_batch(indices);
+    } catch (...) {
+      detail::rethrow_named(number, indices, [&](std::size_t index) { dataset.get_batch(index); });
+    }
+  }
+
+  bool is_dropped(const Indices& indices) const {
+    return options_.drop_last && indices.size() < options_.batch_size;
+  }
+
+  /// Begins the next batch. False at the end of the pass.
+  bool begin_next() {
+    std::optional<Indices> indices = std::exchange(drawn_, std::nullopt);
+    if (!indices || is_dropped(*indices)) return false;
+    drawn_ = sampler_.next(options_.batch_size);
+    // The last whole batch completes the pass, so it also counts the dropped samples behind it.
+    const std::size_t samples =
+        indices->size() + (drawn_ && is_dropped(*drawn_) ? drawn_->size() : 0);
+    const auto task =
+        std::make_shared<Task>([indices = std::move(*indices), number = number_++](
+                                   Dataset& dataset) { return read(dataset, indices, number); });
+    pending_.push_back({.task = task, .batch = task->get_future(), .samples = samples});
+    if (options_.workers > 0)
+      threads_.add([task, this](std::size_t thread) { (*task)(datasets_[thread]); });
+    return true;
+  }
+
+  void advance() {
+    count();
+    current_.reset();
+    if (pending_.empty() && !begin_next()) return;
+    Pending next = std::move(pending_.front());
+    pending_.pop_front();
+    const std::size_t depth = options_.depth > 0 ? options_.depth : 2 * options_.workers;
+    while (options_.workers > 0 && pending_.size() < depth && begin_next()) continue;
+    if (options_.workers == 0) (*next.task)(datasets_.front());
+    current_ = next.batch.get();
+    uncounted_ = next.samples;
+  }
+
+  /// Counts the current batch as used, once.
+  void count() {
+    if (const auto samples = std::exchange(uncounted_, std::nullopt)) tell_used(*samples);
+  }
+  void tell_used(std::size_t samples) {
+    if constexpr (requires { sampler_.used(samples); }) sampler_.used(samples);
+  }
+
+  PrefetchOptions options_;
+  Sampler sampler_;
+  std::vector<Dataset> datasets_;  ///< each thread's own
+  std::optional<Indices> drawn_;   ///< the batch after those that are pending
+  std::size_t number_ = 0;         ///< and its place in the pass
+  std::deque<Pending> pending_;    ///< in the order in which they are given
+  std::optional<Batch> current_;
+  std::optional<std::size_t> uncounted_;  ///< samples of current_, until the program has it
+  detail::ReaderThreads threads_;         ///< the last member: they use the others
+};
+
+}  // namespace lockstep

@@ -1,0 +1,72 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "lockstep/group.h"
+
+namespace lockstep {
+
+/// Options of a RunLog.
+struct RunLogOptions {
+  std::string folder = {};    ///< made if it is not there; none: nothing is recorded
+  bool trace = false;         ///< trace.json: what each rank computed, waited for and exchanged
+  bool kept = false;          ///< the folder holds an earlier part of this run, which goes on
+  std::string strategy = {};  ///< as environment.json is to name it
+  std::size_t spans = 65536;  ///< most that a rank keeps of a trace, the newest; 32 bytes each
+};
+
+/// Records a run in a folder: metrics.jsonl and a TensorBoard file, `laps.jsonl`, trace.json,
+/// environment.json. docs/run-log.md describes them; `lockstep report` makes a page of them. Rank 0
+/// writes; a rank's log is used and destroyed by the thread that made it.
+///
+/// One log at a time may use a folder: as long as this lives, another job's is refused. `kept` is
+/// for a job that goes on after the one before has ended.
+///
+/// A later write that fails, as on a full disk, ends no training: see lost().
+class RunLog {
+ public:
+  /// Ranks: all, with the same options.
+  /// Throws: Error on every rank if the folder cannot be written, or naming the job that writes to
+  /// it; InvalidArgument for a trace without a folder.
+  RunLog(const Group& world, RunLogOptions options);
+  ~RunLog();
+  RunLog(const RunLog&) = delete;
+  RunLog& operator=(const RunLog&) = delete;
+
+  bool on() const { return state_ != nullptr; }
+
+  /// Records values of one moment: a line of metrics.jsonl, a point in each one's TensorBoard
+  /// curve. step says how many steps have been taken. On other ranks than 0 it does nothing.
+  void scalars(std::int64_t step,
+               std::initializer_list<std::pair<std::string_view, double>> values);
+  void scalar(std::string_view name, std::int64_t step, double value) {
+    scalars(step, {{name, value}});
+  }
+
+  /// Delimit an interval of training steps. A line of `laps.jsonl` divides each rank's time in it
+  /// into computing, waiting and communication. step is the number of steps that have been taken by
+  /// then.
+  void begin_lap(std::int64_t step);
+  /// Ranks: all.
+  void end_lap(std::int64_t step);
+
+  /// Writes trace.json, of all ranks' spans.
+  /// Ranks: all. Without it there is no trace.
+  void close();
+
+  /// Which files are not complete and why, on rank 0; empty if all are.
+  std::string lost() const;
+
+ private:
+  struct Counters;
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace lockstep

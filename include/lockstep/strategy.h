@@ -1,0 +1,109 @@
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+
+#include "lockstep/exchange.h"
+
+namespace lockstep {
+
+namespace detail {
+
+template <class R>
+concept HasTarget = requires(const R& recipe, std::int64_t step, std::size_t bucket) {
+  { recipe.target(step, bucket, bucket) } -> std::same_as<SyncTarget>;
+};
+
+/// A recipe around another, whose content is the other's to say.
+template <class R>
+concept HoldsStrategy = requires(const R& recipe) {
+  { recipe.exchanges_every_gradient() } -> std::same_as<bool>;
+};
+
+}  // namespace detail
+
+/// The value that a strategy is made from: copyable, with a text form, and able to make exchanges.
+template <class R>
+concept Recipe = std::copy_constructible<R> && requires(const R& recipe, const Bucket& bucket) {
+  { recipe.text() } -> std::convertible_to<std::string>;
+  { recipe.exchange(bucket) } -> std::convertible_to<std::unique_ptr<Exchange>>;
+};
+
+/// How the ranks synchronise: a value that holds any Recipe. A recipe may also have
+/// `SyncTarget target(std::int64_t step, std::size_t bucket, std::size_t buckets) const`, a pure
+/// function that says when and what; without it, gradients are exchanged at every step. One that
+/// may still exchange every gradient at every step says so by `bool exchanges_every_gradient()
+/// const`.
+class Strategy {
+ public:
+  template <class R>
+  requires(!std::same_as<std::remove_cvref_t<R>, Strategy> && Recipe<std::remove_cvref_t<R>>)
+      Strategy(R&& recipe)  // NOLINT(google-explicit-constructor): a recipe is a strategy
+      : held_(std::make_shared<Held<std::remove_cvref_t<R>>>(std::forward<R>(recipe))) {}
+
+  /// The form that command lines and logs use, as in "fp32". parse_strategy reads it.
+  std::string text() const { return held_->text(); }
+
+  /// The running side of this strategy for one bucket.
+  std::unique_ptr<Exchange> exchange(const Bucket& bucket) const { return held_->exchange(bucket); }
+
+  /// The values that a bucket synchronises at a step; buckets is the number of all buckets.
+  SyncTarget target(std::int64_t step, std::size_t bucket, std::size_t buckets) const {
+    return held_->target(step, bucket, buckets);
+  }
+
+  /// Whether every step exchanges the gradients of every bucket, and never parameters.
+  bool exchanges_every_gradient() const { return held_->exchanges_every_gradient(); }
+
+ private:
+  struct Holder {
+    virtual ~Holder() = default;
+    virtual std::string text() const = 0;
+    virtual std::unique_ptr<Exchange> exchange(const Bucket& bucket) const = 0;
+    virtual SyncTarget target(std::int64_t step, std::size_t bucket, std::size_t buckets) const = 0;
+    virtual bool exchanges_every_gradient() const = 0;
+  };
+
+  template <class R>
+  struct Held final : Holder {
+    template <class From>
+    explicit Held(From&& from) : recipe(std::forward<From>(from)) {}
+
+    std::string text() const override { return recipe.text(); }
+    std::unique_ptr<Exchange> exchange(const Bucket& bucket) const override {
+      return recipe.exchange(bucket);
+    }
+    SyncTarget target(std::int64_t step, std::size_t bucket, std::size_t buckets) const override {
+      if constexpr (detail::HasTarget<R>) {
+        return recipe.target(step, bucket, buckets);
+      } else {
+        return SyncTarget::gradients;
+      }
+    }
+    bool exchanges_every_gradient() const override {
+      if constexpr (detail::HoldsStrategy<R>) {
+        return recipe.exchanges_every_gradient();
+      } else {
+        return !detail::HasTarget<R>;
+      }
+    }
+
+    R recipe;
+  };
+
+  std::shared_ptr<const Holder> held_;
+};
+
+/// The strategy of a text form, a name with options: "fp32", "topk:0.01", "fp16:clip=100",
+/// "local_sgd:period=8", "warmup:100:topk:0.01". SINGA's names are understood too: plain, half,
+/// sparseTopK, sparseThreshold, partialUpdate.
+/// Throws: InvalidArgument listing the valid names or fields, or for a value out of its range.
+Strategy parse_strategy(std::string_view text);
+
+}  // namespace lockstep

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace lockstep {
+
+struct CollectiveStatistics;
+
+namespace detail {
+class Request;
+struct RequestInterval;
+}  // namespace detail
+
+/// A collective that has been issued. The buffers belong to it until wait() returns.
+///
+/// The destructor of an unfinished Work waits, at most for the timeout. An error of that wait has
+/// ended the world, and the group's next call raises it. While an exception unwinds the stack the
+/// destructor does not wait: it ends the world.
+class [[nodiscard]] Work {
+ public:
+  Work() = default;  ///< nothing in flight: complete
+  explicit Work(std::shared_ptr<detail::Request> request) : request_(std::move(request)) {}
+  Work(Work&&) noexcept = default;
+  Work& operator=(Work&& other) noexcept;
+  Work(const Work&) = delete;
+  Work& operator=(const Work&) = delete;
+  ~Work() { finish(); }
+
+  /// Blocks until the result is there.
+  /// Throws: CommError or TimeoutError naming operation, sequence number, rank and missing ranks.
+  void wait();
+
+  /// Advances what can be advanced and says whether wait() would return at once.
+  bool ready();
+
+  /// The same, but advances nothing. For a caller that computes meanwhile while a thread makes
+  /// progress.
+  bool complete() const;
+
+  /// Throws when a rank that the operation waits for has gone. For a caller that polls ready().
+  void check();
+  /// Time that this rank has spent on its share so far.
+  std::chrono::nanoseconds worked() const;
+  /// World ranks that it waits for.
+  std::vector<int> missing() const;
+
+  /// False once waited for, or if there was never anything to wait for.
+  bool pending() const { return request_ != nullptr; }
+
+  /// Counts what waiting for it and working on it cost in this row; and in the thread's sums and
+  /// trace, unless it is a part of another group's operation.
+  void count_in(std::shared_ptr<CollectiveStatistics> row, std::uint64_t bytes, bool is_part);
+
+ private:
+  /// Counts a wait that began at begin, during which so much work was done.
+  void count(std::chrono::steady_clock::time_point begin, std::chrono::nanoseconds work,
+             const detail::Request& request);
+  /// Counts how long it was under way, and how much of that before the wait.
+  void count_overlap(std::chrono::steady_clock::time_point begin,
+                     std::chrono::steady_clock::time_point end,
+                     const detail::RequestInterval& interval);
+  void finish() noexcept;
+
+  std::shared_ptr<detail::Request> request_;
+  std::shared_ptr<CollectiveStatistics> row_;
+  std::uint64_t bytes_ = 0;
+  std::int64_t begun_ = 0;  ///< by the trace's clock, where there is a trace
+  bool is_part_ = false;
+};
+
+}  // namespace lockstep

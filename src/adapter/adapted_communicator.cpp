@@ -1,0 +1,230 @@
+#include "adapter/adapted_communicator.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "comm/hosts.h"
+#include "comm/message_terms.h"
+#include "comm/private_memory.h"
+#include "comm/request.h"
+#include "comm/split.h"
+#include "core/denormals_guard.h"
+#include "core/digest.h"
+#include "core/log.h"
+#include "core/rank_list.h"
+#include "core/text.h"
+#include "core/version_tag.h"
+#include "lockstep/denormals.h"
+#include "lockstep/error.h"
+
+namespace lockstep::adapter {
+namespace {
+
+using detail::concat;
+
+/// The rank's hold on an operation. It keeps the group, and with it the thread.
+class RequestHold final : public detail::Request {
+ public:
+  RequestHold(std::shared_ptr<AdaptedCommunicator> group, std::shared_ptr<C10dRequest> request)
+      : group_(std::move(group)), request_(std::move(request)) {}
+
+  bool test() override {
+    const RankContext::Use use(context());
+    if (!over() && !context().failed()) return false;
+    finish();
+    return true;
+  }
+
+  bool complete() const override {
+    return context().look([&] { return request_->complete(); });
+  }
+
+  void wait() override {
+    const RankContext::Use use(context());
+    const auto limit = detail::wait_limit(request_->operation(), context().timeout());
+    if (!context().await(limit, [&] { return request_->over() || context().failed(); })) {
+      context().fail({.timeout = true,
+                      .text = concat(request_->operation().label(), " waited ",
+                                     limit.count() / 1000.0, " s for ", whom())});
+    }
+    finish();
+  }
+
+  void abandon() noexcept override {
+    if (context().in_child() || over()) return;
+    group_->fail(concat(request_->operation().label(),
+                        " was abandoned: an exception left the scope of its Work"));
+    let_go();
+  }
+
+  std::vector<int> missing() const override {
+    const auto rank = context().look([&] { return request_->awaited(); });
+    return rank ? std::vector{*rank} : std::vector<int>();
+  }
+
+ private:
+  RankContext& context() const { return group_->context(); }
+  bool over() const {
+    return context().look([&] { return request_->over(); });
+  }
+  /// Until the request has let go of the caller's buffers.
+  void let_go() {
+    const auto& operation = request_->operation();
+    const bool to_self = operation.is_message() && operation.peer == group_->rank();
+    if (to_self && !over()) request_->end(false);  // no thread does it
+    context().await([&] { return request_->over(); });
+    worked_ = request_->worked();
+  }
+  void finish() {
+    let_go();
+    if (!complete()) {
+      context().throw_failure(group_->where(request_->operation().label()));
+    }
+  }
+  std::string whom() const {
+    const auto ranks = missing();
+    return ranks.empty() ? "the operations before it" : detail::rank_list(ranks);
+  }
+
+  std::shared_ptr<AdaptedCommunicator> group_;
+  std::shared_ptr<C10dRequest> request_;
+};
+
+/// A rank's message to the others when a world begins.
+struct Card {
+  detail::VersionTag version;
+  std::uint64_t host;
+  std::int64_t world;
+  std::int64_t flushes_denormals;  ///< 0 or 1
+};
+
+}  // namespace
+
+AdaptedCommunicator::AdaptedCommunicator(std::shared_ptr<RankContext> context,
+                                         std::vector<int> members, int rank, int number)
+    : Communicator(rank, static_cast<int>(members.size())),
+      context_(std::move(context)),
+      channel_(std::make_shared<const Channel>(context_, std::move(members), rank, number)) {}
+
+AdaptedCommunicator::~AdaptedCommunicator() = default;
+
+std::string AdaptedCommunicator::where(std::string_view label) const {
+  return concat(label, " (", backend(), ") rank ", rank(), " of ", size());
+}
+
+std::shared_ptr<std::byte> AdaptedCommunicator::allocate(std::size_t bytes) {
+  return detail::take_private_memory(bytes, backend());
+}
+
+void AdaptedCommunicator::fail(std::string_view cause) noexcept {
+  context_->set_failure_met();
+  context_->fail({.text = std::string(cause)});
+}
+
+void AdaptedCommunicator::fail_by_timeout(std::string_view cause) noexcept {
+  context_->set_failure_met();
+  context_->fail({.timeout = true, .text = std::string(cause)});
+}
+
+void AdaptedCommunicator::look() {
+  const RankContext::Use use(*context_);
+  if (context_->failed()) context_->throw_failure(where("world"));
+}
+
+void AdaptedCommunicator::meet(const std::string& host,
+                               const c10::intrusive_ptr<c10d::Store>& store) {
+  Card own{.version = detail::version_tag(),
+           .host = detail::digest(std::as_bytes(std::span(host))),
+           .world = 0,
+           .flushes_denormals = flushes_denormals() ? 1 : 0};
+  if (store && rank() == 0) {
+    try {
+      own.world = store->add("lockstep/worlds", 1);
+    } catch (const std::exception& error) {
+      throw CommError(concat(where("over"), ": the store does not answer: ", error.what()));
+    }
+  }
+  std::vector<Card> all(static_cast<std::size_t>(size()));
+  start({.collective = Collective::all_gather,
+         .dtype = DType::u8,
+         .input = reinterpret_cast<const std::byte*>(&own),
+         .output = reinterpret_cast<std::byte*>(all.data()),
+         .count = sizeof own})
+      .wait();
+  std::vector<std::uint64_t> known_by;
+  for (const auto& card : all) {
+    detail::expect_version(where("over"), known_by.size(), card.version, all.front().version);
+    detail::expect_same_denormals(where("over"), known_by.size(), card.flushes_denormals != 0,
+                                  all.front().flushes_denormals != 0);
+    known_by.push_back(card.host);
+  }
+  set_hosts(detail::numbered_hosts(known_by));
+  if (store && size() > 1) context_->watch(store, all.front().world);
+}
+
+Work AdaptedCommunicator::begin(Operation&& operation) {
+  const RankContext::Use use(*context_);
+  number(operation);
+  if (context_->failed()) context_->throw_failure(where(operation.label()));
+  return start(std::move(operation));
+}
+
+Work AdaptedCommunicator::start(Operation&& operation) {
+  const bool message = operation.is_message();
+  const bool alone = message ? operation.peer == rank() : size() == 1;
+  const std::shared_ptr<C10dRequest> request =
+      message ? make_message(channel_, std::move(operation))
+              : make_collective(channel_, std::move(operation));
+  if (alone && message) {
+    begin_to_self(request);
+  } else if (alone) {
+    request->run();
+  } else {
+    thread_of(request->operation()).add(request);
+  }
+  return Work(std::make_shared<RequestHold>(shared_from_this(), request));
+}
+
+RequestThread& AdaptedCommunicator::thread_of(const Operation& operation) {
+  std::optional<std::pair<Collective, int>> key;
+  if (operation.is_message()) key = {operation.collective, operation.peer};
+  auto& thread = threads_[key];
+  if (thread == nullptr) thread = std::make_unique<RequestThread>();
+  return *thread;
+}
+
+void AdaptedCommunicator::begin_to_self(const std::shared_ptr<C10dRequest>& request) {
+  const auto& mine = request->operation();
+  if (to_self_.empty() || to_self_.front()->operation().collective == mine.collective) {
+    to_self_.push_back(request);
+    return;
+  }
+  const auto other = std::move(to_self_.front());
+  to_self_.pop_front();
+  const bool sends = mine.collective == Collective::send;
+  const auto& from = sends ? mine : other->operation();
+  const auto& to = sends ? other->operation() : mine;
+  const auto expected = detail::terms_of(to);
+  const auto got = detail::terms_of(from);
+  const bool alike = expected == got;
+  if (alike && to.count > 0) std::memcpy(to.output, from.input, to.count * size_of(to.dtype));
+  if (!alike) {
+    const int here = channel_->world_rank(rank());
+    context_->fail({.text = detail::describe_difference(mine.sequence, here, here, expected, got)});
+  }
+  request->end(alike);
+  other->end(alike);
+}
+
+std::shared_ptr<Communicator> AdaptedCommunicator::split(int color, int key) {
+  const auto part = detail::split_numbered(*this, color, key, context_->last_group());
+  context_->set_last_group(static_cast<int>(part.number));
+  if (part.ranks.empty()) return nullptr;
+  const auto made = std::make_shared<AdaptedCommunicator>(
+      context_, detail::picked(channel_->members(), part.ranks), part.rank,
+      static_cast<int>(part.number));
+  made->set_hosts(detail::hosts_of(part.ranks, hosts()));
+  return made;
+}
+
+}  // namespace lockstep::adapter

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "adapter/request_thread.h"
+#include "comm/communicator.h"
+
+namespace lockstep::adapter {
+
+/// One rank's view of one group of the ranks of a c10d::Backend.
+class AdaptedCommunicator final : public Communicator,
+                                  public std::enable_shared_from_this<AdaptedCommunicator> {
+ public:
+  /// members are ranks of the backend in the order of the group; number tells its messages from
+  /// those of other groups with the same members.
+  AdaptedCommunicator(std::shared_ptr<RankContext> context, std::vector<int> members, int rank,
+                      int number);
+  ~AdaptedCommunicator() override;
+
+  std::string_view backend() const override { return context_->name(); }
+  int world_rank(int rank) const override { return channel_->world_rank(rank); }
+  std::shared_ptr<std::byte> allocate(std::size_t bytes) override;
+  std::shared_ptr<Communicator> split(int color, int key) override;
+  void fail(std::string_view cause) noexcept override;
+  void fail_by_timeout(std::string_view cause) noexcept override;
+  void look() override;
+
+  /// Finds the host of each rank in a collective that has the number 0. Watches the store for
+  /// failures if there is one. The argument host names this rank's host. Called once for the world.
+  /// Throws: CommError when ranks run other versions of Lockstep; InvalidArgument when they treat
+  /// denormals differently.
+  void meet(const std::string& host, const c10::intrusive_ptr<c10d::Store>& store);
+
+  RankContext& context() const { return *context_; }
+  /// "all_reduce #17 (c10d/gloo) rank 2 of 4".
+  std::string where(std::string_view label) const;
+
+ private:
+  Work begin(Operation&& operation) override;
+  /// The rank that owns a slice rounds it, so all others send the operation's dtype.
+  DType travels_as(const Operation& operation) const override { return operation.dtype; }
+  /// Begins a numbered operation.
+  Work start(Operation&& operation);
+  void begin_to_self(const std::shared_ptr<C10dRequest>& request);
+  RequestThread& thread_of(const Operation& operation);
+
+  std::shared_ptr<RankContext> context_;
+  std::shared_ptr<const Channel> channel_;
+  /// Of collectives, then of messages by kind and peer: made when first needed.
+  std::map<std::optional<std::pair<Collective, int>>, std::unique_ptr<RequestThread>> threads_;
+  std::deque<std::shared_ptr<C10dRequest>> to_self_;  ///< all sends, or all recvs
+};
+
+}  // namespace lockstep::adapter

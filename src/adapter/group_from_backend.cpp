@@ -1,0 +1,40 @@
+#include "lockstep/group_from_backend.h"
+
+#include <numeric>
+#include <vector>
+
+#include "adapter/adapted_communicator.h"
+#include "comm/hosts.h"
+#include "core/environment.h"
+#include "core/text.h"
+#include "group/compute_thread_denormals.h"
+#include "group/joined.h"
+#include "lockstep/denormals.h"
+#include "lockstep/error.h"
+#include "lockstep/init.h"
+
+namespace lockstep {
+
+Group over(c10::intrusive_ptr<c10d::Backend> backend, const OverOptions& options) {
+  if (!backend) throw InvalidArgument("over: got no backend");
+  const auto& environment = Environment::get();
+  const auto timeout = options.timeout.value_or(environment.timeout);
+  if (timeout.count() <= 0) {
+    throw InvalidArgument(
+        detail::concat("over: got a timeout of ", timeout.count(), " ms, expected more than 0"));
+  }
+  const bool is_set = detail::has_joined() || detail::inside_spawn();
+  if (options.flush_denormals || !is_set) {
+    detail::flush_denormals_in_compute_threads(
+        detail::flush_denormals_setting(options.flush_denormals));
+  }
+  const auto context = std::make_shared<adapter::RankContext>(std::move(backend), timeout);
+  std::vector<int> ranks(static_cast<std::size_t>(context->size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  const auto world =
+      std::make_shared<adapter::AdaptedCommunicator>(context, std::move(ranks), context->rank(), 0);
+  world->meet(environment.host.empty() ? detail::this_host() : environment.host, options.store);
+  return Group(world);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,100 @@
+#include "lockstep/checkpoint.h"
+
+#include <utility>
+
+#include "checkpoint/checkpoint_content.h"
+#include "checkpoint/checkpoint_file.h"
+#include "formats/atomic_file.h"
+#include "lockstep/group.h"
+#include "lockstep/model_files.h"
+
+namespace lockstep {
+
+using detail::Restoration;
+
+namespace {
+
+/// Loads, and undoes it if that fails, on whichever rank.
+template <class Load>
+void load_states(const Restoration& restoration, const Load& load, const Checkpoint& checkpoint) {
+  try {
+    load();
+  } catch (...) {
+    restoration.restore_states(checkpoint);
+    throw;
+  }
+}
+
+}  // namespace
+
+void Checkpoint::save(const std::filesystem::path& path, const CheckpointMeta& meta) const {
+  safetensors::write(path,
+                     detail::named(path, [&] { return detail::content_of(*this, meta, 0, 1); }));
+}
+
+void Checkpoint::save(const std::filesystem::path& path, const CheckpointMeta& meta,
+                      const Group& group) const {
+  safetensors::Content own;
+  together(group, [&] {
+    own = detail::named(
+        path, [&] { return detail::content_of(*this, meta, group.rank(), group.size()); });
+  });
+  detail::write_together(path, own, group);
+}
+
+Resumed Checkpoint::load(const std::filesystem::path& path) const {
+  safetensors::Content content = safetensors::read(path);
+  return detail::named(path, [&] {
+    Restoration restoration(*this, std::move(content), 0, 1);
+    load_states(
+        restoration, [&] { restoration.load_states(*this); }, *this);
+    restoration.apply(*this);
+    return restoration.resumed();
+  });
+}
+
+Resumed Checkpoint::load(const std::filesystem::path& path, const Group& group) const {
+  safetensors::Content content = detail::read_together(path, group);
+  Restoration restoration;
+  together(group, [&] {
+    restoration = detail::named(
+        path, [&] { return Restoration(*this, std::move(content), group.rank(), group.size()); });
+  });
+  load_states(
+      restoration,
+      [&] {
+        together(group, [&] { detail::named(path, [&] { restoration.load_states(*this); }); });
+      },
+      *this);
+  restoration.apply(*this);
+  return restoration.resumed();
+}
+
+void save_checkpoint(const std::filesystem::path& path, torch::nn::Module& model,
+                     torch::optim::Optimizer& optimizer, const CheckpointMeta& meta) {
+  Checkpoint{.model = model, .optimizer = &optimizer}.save(path, meta);
+}
+
+void save_checkpoint(const std::filesystem::path& path, torch::nn::Module& model,
+                     torch::optim::Optimizer& optimizer, const CheckpointMeta& meta,
+                     const Group& group) {
+  Checkpoint{.model = model, .optimizer = &optimizer}.save(path, meta, group);
+}
+
+CheckpointMeta load_checkpoint(const std::filesystem::path& path, torch::nn::Module& model,
+                               torch::optim::Optimizer& optimizer) {
+  return Checkpoint{.model = model, .optimizer = &optimizer}.load(path).meta;
+}
+
+CheckpointMeta load_checkpoint(const std::filesystem::path& path, torch::nn::Module& model,
+                               torch::optim::Optimizer& optimizer, const Group& group) {
+  return Checkpoint{.model = model, .optimizer = &optimizer}.load(path, group).meta;
+}
+
+void check_checkpoint_path(const std::filesystem::path& path, const Group& group) {
+  together(group, [&] {
+    if (group.rank() == 0) detail::AtomicFile writable(path);
+  });
+}
+
+}  // namespace lockstep

@@ -1,0 +1,414 @@
+#include "checkpoint/checkpoint_content.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <mutex>
+
+#include "core/denormals_guard.h"
+#include "core/log.h"
+#include "core/text.h"
+#include "lockstep/denormals.h"
+#include "lockstep/error.h"
+
+namespace lockstep::detail {
+
+namespace {
+
+constexpr const char* version_key = "lockstep";
+constexpr const char* version = "1";
+constexpr const char* epoch_key = "epoch";
+constexpr const char* ranks_key = "ranks";
+constexpr const char* score_key = "score";
+constexpr const char* denormals_key = "denormals";
+constexpr const char* optimizer_key = "optimizer";
+constexpr const char* rate_key = "learning_rate";
+constexpr std::string_view note_prefix = "note.";
+constexpr std::string_view sampler_prefix = "sampler/";
+constexpr std::string_view rank_prefix = "rank/";
+constexpr std::string_view strategy_prefix = "strategy/";
+constexpr const char* random_name = "random";
+
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
+NamedTensors tensors_of(const torch::nn::Module& model) {
+  NamedTensors tensors;
+  for (const auto& item : model.named_parameters()) tensors.emplace_back(item.key(), item.value());
+  for (const auto& item : model.named_buffers()) tensors.emplace_back(item.key(), item.value());
+  return tensors;
+}
+
+ParameterNames names_of(const torch::nn::Module& model) {
+  ParameterNames names;
+  for (const auto& item : model.named_parameters())
+    names.emplace(item.value().unsafeGetTensorImpl(), item.key());
+  return names;
+}
+
+std::string prefix_of(int rank) { return concat(rank_prefix, rank, '/'); }
+
+/// The tensors whose names begin with prefix, without it.
+State under(const safetensors::Content& content, std::string_view prefix) {
+  State state;
+  for (auto entry = content.tensors.lower_bound(std::string(prefix));
+       entry != content.tensors.end() && entry->first.starts_with(prefix); ++entry)
+    state.emplace(entry->first.substr(prefix.size()), entry->second);
+  return state;
+}
+
+const std::string& note(const safetensors::Content& content, const char* key) {
+  const auto found = content.metadata.find(key);
+  if (found == content.metadata.end())
+    throw CheckpointError(
+        concat("expected a Lockstep checkpoint, found no '", key, "' in its metadata"));
+  return found->second;
+}
+
+std::optional<std::int64_t> number_in(const std::string& text) {
+  std::int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < 0) return std::nullopt;
+  return value;
+}
+
+std::int64_t number(const safetensors::Content& content, const char* key) {
+  const std::string& text = note(content, key);
+  const auto value = number_in(text);
+  if (!value) throw CheckpointError(concat(key, ": expected a number, found '", text, "'"));
+  return *value;
+}
+
+CheckpointMeta meta_of(const safetensors::Content& content) {
+  if (const std::string& found = note(content, version_key); found != version)
+    throw CheckpointError(concat("expected format version ", version, ", found '", found, "'"));
+  if (!content.checked) throw CheckpointError("header: expected digests, found none");
+  CheckpointMeta meta{
+      .epoch = number(content, epoch_key), .notes = {}, .score = score_of(content.metadata)};
+  for (const auto& [key, text] : content.metadata)
+    if (key.starts_with(note_prefix)) meta.notes[key.substr(note_prefix.size())] = text;
+  return meta;
+}
+
+/// Whether the ranks that saved a file flushed denormals. Those of versions that did not say so had
+/// no way to.
+bool saved_flushed(const safetensors::Content& content) {
+  const auto found = content.metadata.find(denormals_key);
+  if (found == content.metadata.end()) return false;
+  const std::string& text = found->second;
+  for (const bool flushed : {false, true}) {
+    if (text == denormals_text(flushed)) return flushed;
+  }
+  throw CheckpointError(
+      concat(denormals_key, ": expected 'flushed' or 'kept', found '", text, "'"));
+}
+
+/// So that it is read as the same number.
+std::string text_of(double value) {
+  std::array<char, 32> digits{};
+  const auto [end, error] = std::to_chars(digits.data(), digits.data() + digits.size(), value);
+  return {digits.data(), end};
+}
+
+/// Its characters as bytes: metadata is rank 0's alone.
+at::Tensor tensor_of(const std::string& text) {
+  auto bytes = at::empty({static_cast<std::int64_t>(text.size())}, at::kByte);
+  std::ranges::copy(text, bytes.data_ptr<std::uint8_t>());
+  return bytes;
+}
+
+std::string text_in(const at::Tensor& bytes) {
+  if (bytes.scalar_type() != at::kByte)
+    throw CheckpointError(concat("optimizer: expected Byte, found ", bytes.scalar_type()));
+  const auto* begin = bytes.const_data_ptr<std::uint8_t>();
+  return {begin, begin + bytes.numel()};
+}
+
+/// One that does not change with what it was taken from.
+State copy_of(const State& state) {
+  State copy;
+  for (const auto& [name, tensor] : state) copy.emplace(name, tensor.clone());
+  return copy;
+}
+
+bool has_residual(const State& state) {
+  return std::ranges::any_of(state, [](const auto& named) { return is_residual(named.first); });
+}
+
+/// A strategy's state for another number of ranks. All ranks get the values that are no residuals.
+/// Each rank sums the residuals of the saved ranks that it takes over. The sum over all ranks is
+/// thus kept. The argument own is the strategy's present state, which has every name.
+State shared_out(const safetensors::Content& content, const State& own) {
+  State state = under(content, concat(prefix_of(0), strategy_prefix));
+  std::erase_if(state, [](const auto& named) { return is_residual(named.first); });
+  if (state.empty()) return state;
+  for (const auto& [name, tensor] : own) {
+    if (is_residual(name)) state.emplace(name, at::zeros_like(tensor));
+  }
+  // Those of other ranks that are here are this rank's to take over.
+  for (const auto& [name, tensor] : content.tensors) {
+    const auto owner = owner_of(name);
+    if (!owner || !is_residual(name)) continue;
+    const auto own_name = name.substr(prefix_of(*owner).size() + strategy_prefix.size());
+    auto& sum = state[own_name];
+    // Of other sizes, it is refused by whom it is given to.
+    sum = sum.defined() && sum.sizes() == tensor.sizes() ? sum + tensor : tensor;
+  }
+  return state;
+}
+
+/// Gives a saved state what a strategy has of its own and the saved one lacks, or has in other
+/// sizes. Whether there was nothing of the kind.
+bool complete(State& saved, const State& own) {
+  bool whole = true;
+  for (const auto& [name, tensor] : own) {
+    const auto found = saved.find(name);
+    if (found != saved.end() && found->second.sizes() == tensor.sizes()) continue;
+    saved.insert_or_assign(name, tensor);
+    whole = false;
+  }
+  return whole;
+}
+
+std::string ranks_text(std::int64_t first, std::int64_t last) {
+  return first == last ? concat("rank ", first) : concat("ranks ", first, " to ", last);
+}
+
+}  // namespace
+
+safetensors::Content content_of(const Checkpoint& checkpoint, const CheckpointMeta& meta, int rank,
+                                int ranks) {
+  safetensors::Content content;
+  const auto add = [&](const std::string& name, const at::Tensor& tensor) {
+    if (!content.tensors.emplace(name, tensor).second)
+      throw CheckpointError(concat("tensor '", name, "': the name occurs twice"));
+  };
+  if (rank == 0) {
+    for (const auto& [name, tensor] : tensors_of(checkpoint.model)) add(name, tensor);
+    if (checkpoint.optimizer != nullptr) {
+      OptimizerState state = optimizer_state(*checkpoint.optimizer, names_of(checkpoint.model));
+      for (const auto& [name, tensor] : state.tensors) add(name, tensor);
+      content.metadata[optimizer_key] = std::move(state.description);
+    }
+    if (checkpoint.rate != nullptr) content.metadata[rate_key] = checkpoint.rate->state();
+    for (const auto& [name, tensor] : checkpoint.sampler.state())
+      add(concat(sampler_prefix, name), tensor);
+    for (const auto& [key, text] : meta.notes) content.metadata[concat(note_prefix, key)] = text;
+    content.metadata[version_key] = version;
+    content.metadata[epoch_key] = std::to_string(meta.epoch);
+    content.metadata[ranks_key] = std::to_string(ranks);
+    content.metadata[denormals_key] = denormals_text(flushes_denormals());
+    if (meta.score) content.metadata[score_key] = text_of(*meta.score);
+  } else if (checkpoint.optimizer != nullptr && checkpoint.strategy.replicas_may_differ()) {
+    const auto state = optimizer_state(*checkpoint.optimizer, names_of(checkpoint.model));
+    for (const auto& [name, tensor] : state.tensors) add(prefix_of(rank) + name, tensor);
+    add(prefix_of(rank) + optimizer_key, tensor_of(state.description));
+  }
+  for (const auto& [name, tensor] : checkpoint.strategy.state())
+    add(concat(prefix_of(rank), strategy_prefix, name), tensor);
+  if (checkpoint.generator.defined()) {
+    at::Generator generator = checkpoint.generator;
+    const std::lock_guard lock(generator.mutex());
+    add(prefix_of(rank) + random_name, generator.get_state());
+  }
+  return content;
+}
+
+std::map<std::string, at::Tensor> tensors_to_come(const Checkpoint& checkpoint, int ranks) {
+  auto tensors = content_of(checkpoint, {}, 0, ranks).tensors;
+  if (checkpoint.optimizer != nullptr)
+    tensors.merge(memory_to_come(*checkpoint.optimizer, names_of(checkpoint.model)));
+  return tensors;
+}
+
+std::optional<double> score_of(const std::map<std::string, std::string>& metadata) {
+  const auto found = metadata.find(score_key);
+  if (found == metadata.end()) return std::nullopt;
+  const std::string& text = found->second;
+  double score = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), score);
+  if (error != std::errc() || end != text.data() + text.size())
+    throw CheckpointError(concat(score_key, ": expected a number, found '", text, "'"));
+  return score;
+}
+
+std::optional<int> owner_of(std::string_view tensor) {
+  if (!tensor.starts_with(rank_prefix)) return std::nullopt;
+  tensor.remove_prefix(rank_prefix.size());
+  int rank = 0;
+  const auto [end, error] = std::from_chars(tensor.data(), tensor.data() + tensor.size(), rank);
+  if (error != std::errc() || end == tensor.data() + tensor.size() || *end != '/' || rank < 0)
+    return std::nullopt;
+  return rank;
+}
+
+std::optional<std::int64_t> ranks_of(const std::map<std::string, std::string>& metadata) {
+  const auto found = metadata.find(ranks_key);
+  return found == metadata.end() ? std::nullopt : number_in(found->second);
+}
+
+std::optional<int> taker_of(std::string_view tensor, std::optional<std::int64_t> saved_by,
+                            int ranks) {
+  const auto owner = owner_of(tensor);
+  if (!owner) return std::nullopt;
+  const bool of_all = owner == 0 && !is_residual(tensor) &&
+                      tensor.substr(prefix_of(0).size()).starts_with(strategy_prefix);
+  if (of_all && saved_by != ranks) return std::nullopt;
+  return *owner % ranks;
+}
+
+Restoration::Restoration(const Checkpoint& checkpoint, safetensors::Content content, int rank,
+                         int ranks)
+    : rank_(rank),
+      ranks_(ranks),
+      saved_by_(number(content, ranks_key)),
+      resumed_{.meta = meta_of(content), .changes = {}} {
+  take_denormals(content);
+  take_model(checkpoint, content);
+  take_optimizer(checkpoint, content);
+  if (checkpoint.rate != nullptr) {
+    rate_ = note(content, rate_key);
+    checkpoint.rate->check_state(rate_);
+  }
+  if (checkpoint.sampler) {
+    sampler_ = under(content, sampler_prefix);
+    if (sampler_.empty()) throw CheckpointError("sampler: the program has one, the file has not");
+  }
+  take_rank(checkpoint, content);
+}
+
+void Restoration::take_denormals(const safetensors::Content& content) {
+  const bool saved = saved_flushed(content);
+  const bool resumed = flushes_denormals();
+  if (saved == resumed) return;
+  note_change(concat("saved with denormals ", denormals_text(saved), ", resumed with denormals ",
+                     denormals_text(resumed), ": results may differ in their last bits"));
+  if (rank_ == 0) log::warn(concat("checkpoint: ", resumed_.changes));
+}
+
+void Restoration::take_model(const Checkpoint& checkpoint, safetensors::Content& content) {
+  for (const auto& [name, tensor] : tensors_of(checkpoint.model)) {
+    auto found = content.tensors.extract(name);
+    if (!found)
+      throw CheckpointError(concat("tensor '", name, "': the model has it, the file has not"));
+    const at::Tensor& stored = found.mapped();
+    if (stored.sizes() != tensor.sizes() || stored.scalar_type() != tensor.scalar_type())
+      throw CheckpointError(concat("tensor '", name, "': expected ", tensor.scalar_type(), ' ',
+                                   tensor.sizes(), ", found ", stored.scalar_type(), ' ',
+                                   stored.sizes()));
+    copies_.emplace_back(tensor, stored);
+  }
+  for (const auto& [name, tensor] : content.tensors)
+    if (!name.starts_with(optimizer_prefix) && !name.starts_with(sampler_prefix) &&
+        !name.starts_with(rank_prefix))
+      throw CheckpointError(concat("tensor '", name, "': the file has it, the model has not"));
+}
+
+void Restoration::take_optimizer(const Checkpoint& checkpoint,
+                                 const safetensors::Content& content) {
+  if (checkpoint.optimizer == nullptr) return;
+  const bool of_each_rank = checkpoint.strategy.replicas_may_differ();
+  OptimizerState state{.description = note(content, optimizer_key), .tensors = {}};
+  for (const auto& [name, tensor] : content.tensors)
+    if (name.starts_with(optimizer_prefix)) state.tensors.emplace(name, tensor);
+  if (of_each_rank && saved_by_ == ranks_) {
+    const auto own = under(content, prefix_of(rank_));
+    if (const auto found = own.find(optimizer_key); found != own.end()) {
+      // This rank may remember other parameters than rank 0, and other numbers of them.
+      state = {.description = text_in(found->second), .tensors = {}};
+    }
+    for (const auto& [name, tensor] : own)
+      if (name.starts_with(optimizer_prefix)) state.tensors.insert_or_assign(name, tensor);
+  } else if (of_each_rank) {
+    note_change("every rank's optimizer goes on from rank 0's state");
+  }
+  optimizer_ = prepare_optimizer(state, *checkpoint.optimizer, names_of(checkpoint.model));
+}
+
+void Restoration::take_rank(const Checkpoint& checkpoint, const safetensors::Content& content) {
+  if (saved_by_ != ranks_)
+    note_change(concat("saved by ", saved_by_, saved_by_ == 1 ? " rank" : " ranks", ", resumed by ",
+                       ranks_));
+  if (checkpoint.strategy) {
+    const State own = checkpoint.strategy.state();
+    State state = saved_by_ == ranks_ ? under(content, concat(prefix_of(rank_), strategy_prefix))
+                                      : shared_out(content, own);
+    if (!state.empty()) {
+      if (!has_residual(own) && has_residual(state))
+        note_change("what the strategy of the file had not sent is left out");
+      else if (has_residual(own) && saved_by_ != ranks_)
+        note_change("what the strategy had not sent is shared out anew");
+      if (!complete(state, own))
+        note_change("what the strategy remembers begins anew: the file has that of another");
+      strategy_ = std::move(state);
+    } else if (!own.empty()) {
+      note_change("the strategy begins anew: the file has nothing that it remembered");
+    }
+  }
+  if (checkpoint.generator.defined()) {
+    const auto found = content.tensors.find(prefix_of(rank_) + random_name);
+    if (found != content.tensors.end()) {
+      random_ = found->second;
+      try {
+        checkpoint.generator.clone().set_state(random_);
+      } catch (const c10::Error& error) {
+        throw CheckpointError(
+            concat("tensor '", found->first, "': ", error.what_without_backtrace()));
+      }
+    }
+    if (saved_by_ < ranks_)
+      note_change(concat("the random state of ", ranks_text(saved_by_, ranks_ - 1), " is its own"));
+    else if (saved_by_ > ranks_)
+      note_change(
+          concat("the random state of ", ranks_text(ranks_, saved_by_ - 1), " is left out"));
+    else if (!random_.defined())
+      note_change("the random state stays: the file has none");
+  }
+}
+
+void Restoration::note_change(const std::string& text) {
+  if (!resumed_.changes.empty()) resumed_.changes += "; ";
+  resumed_.changes += text;
+}
+
+void Restoration::load_states(const Checkpoint& checkpoint) {
+  if (strategy_) former_strategy_ = copy_of(checkpoint.strategy.state());
+  if (checkpoint.sampler) former_sampler_ = copy_of(checkpoint.sampler.state());
+  try {
+    if (strategy_) checkpoint.strategy.load_state(*strategy_);
+    if (checkpoint.sampler) checkpoint.sampler.load_state(sampler_);
+  } catch (const InvalidArgument& error) {
+    throw CheckpointError(error.what());
+  }
+}
+
+void Restoration::restore_states(const Checkpoint& checkpoint) const {
+  const auto give_back = [](const Stateful& taker, const std::optional<State>& former) {
+    try {
+      if (former) taker.load_state(*former);
+    } catch (const std::exception&) {
+      // It refuses what it gave itself; the first error is the one to raise.
+    }
+  };
+  give_back(checkpoint.strategy, former_strategy_);
+  give_back(checkpoint.sampler, former_sampler_);
+}
+
+void Restoration::apply(const Checkpoint& checkpoint) {
+  if (checkpoint.optimizer != nullptr) optimizer_.apply(*checkpoint.optimizer);
+  if (checkpoint.rate != nullptr) checkpoint.rate->load_state(rate_);
+  if (random_.defined()) {
+    at::Generator generator = checkpoint.generator;
+    const std::lock_guard lock(generator.mutex());
+    generator.set_state(random_);
+  }
+  const at::NoGradGuard no_grad;
+  for (const auto& [to, from] : copies_) to.copy_(from);
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,193 @@
+#include <charconv>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/checkpoint_content.h"
+#include "core/folder_lock.h"
+#include "core/text.h"
+#include "formats/safetensors_piece.h"
+#include "formats/safetensors_reader.h"
+#include "group/gather_texts.h"
+#include "lockstep/checkpoint.h"
+#include "lockstep/error.h"
+#include "lockstep/group.h"
+
+namespace lockstep {
+
+namespace {
+
+using detail::concat;
+
+constexpr std::string_view name_prefix = "checkpoint-";
+constexpr std::string_view name_suffix = ".safetensors";
+constexpr std::size_t name_digits = 6;
+
+/// Reads all of a file, for its digests alone.
+void verify(const std::filesystem::path& path) {
+  const safetensors::Reader reader(path);
+  if (!reader.header().checked)
+    throw CheckpointError(concat(path.string(), ": header: expected digests, found none"));
+  for (const safetensors::Entry& entry : reader.header().entries) {
+    const at::Tensor values = safetensors::empty_for(entry, path.string());
+    reader.read(entry, safetensors::writable_bytes_of(values));
+  }
+}
+
+}  // namespace
+
+CheckpointFolder::CheckpointFolder(std::filesystem::path folder, Keep keep)
+    : folder_(std::move(folder)), keep_(keep) {
+  if (keep.last == 0) throw InvalidArgument("CheckpointFolder: got last = 0, expected at least 1");
+}
+
+std::filesystem::path CheckpointFolder::path_of(std::int64_t number) const {
+  std::string digits = std::to_string(number);
+  if (digits.size() < name_digits) digits.insert(0, name_digits - digits.size(), '0');
+  return folder_ / concat(name_prefix, digits, name_suffix);
+}
+
+std::set<std::int64_t> CheckpointFolder::numbers() const {
+  std::set<std::int64_t> found;
+  if (!std::filesystem::exists(folder_)) return found;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder_, error)) {
+    const std::string name = entry.path().filename().string();
+    if (!name.starts_with(name_prefix) || !name.ends_with(name_suffix)) continue;
+    const char* const first = name.data() + name_prefix.size();
+    const char* const last = name.data() + name.size() - name_suffix.size();
+    std::int64_t number = 0;
+    const auto [end, problem] = std::from_chars(first, last, number);
+    // This class did not write files of other names.
+    if (problem == std::errc() && end == last && number > 0 &&
+        path_of(number).filename() == entry.path().filename())
+      found.insert(number);
+  }
+  if (error) throw CheckpointError(concat(folder_.string(), ": cannot list: ", error.message()));
+  return found;
+}
+
+std::optional<std::int64_t> CheckpointFolder::best_of(const std::set<std::int64_t>& numbers) const {
+  std::optional<std::int64_t> best;
+  std::optional<double> highest;
+  for (const std::int64_t number : numbers) {
+    if (damaged_.contains(number)) continue;
+    try {
+      const auto score = detail::score_of(safetensors::Reader(path_of(number)).header().metadata);
+      if (score && (!highest || *score > *highest)) {
+        best = number;
+        highest = score;
+      }
+    } catch (const CheckpointError&) {
+      // Damaged since: it is not the best, and load_newest() will say what is wrong with it.
+    }
+  }
+  return best;
+}
+
+void CheckpointFolder::prune() const {
+  const std::set<std::int64_t> all = numbers();
+  const std::optional<std::int64_t> best = keep_.best ? best_of(all) : std::nullopt;
+  std::size_t kept = 0;
+  for (auto number = all.rbegin(); number != all.rend(); ++number) {
+    if (kept < keep_.last) {
+      kept += damaged_.contains(*number) ? 0 : 1;
+    } else if (*number != best) {
+      std::error_code error;
+      std::filesystem::remove(path_of(*number), error);
+      if (error)
+        throw CheckpointError(
+            concat(path_of(*number).string(), ": cannot remove: ", error.message()));
+    }
+  }
+}
+
+void CheckpointFolder::lock_here() {
+  std::error_code error;
+  std::filesystem::create_directories(folder_, error);
+  if (error) throw CheckpointError(concat(folder_.string(), ": cannot make: ", error.message()));
+  if (lock_ != nullptr) return;
+  try {
+    lock_ = std::make_shared<detail::FolderLock>(folder_, "checkpoints");
+  } catch (const Error& refused) {
+    throw CheckpointError(refused.what());
+  }
+}
+
+void CheckpointFolder::lock(const Group& group) {
+  together(group, [&] {
+    if (group.rank() == 0) lock_here();
+  });
+}
+
+std::filesystem::path CheckpointFolder::next_path(const Group& group) {
+  std::string number;
+  together(group, [&] {
+    if (group.rank() != 0) return;
+    lock_here();
+    const std::set<std::int64_t> all = numbers();
+    number = std::to_string(all.empty() ? 1 : *all.rbegin() + 1);
+  });
+  return path_of(std::stoll(detail::gather(number, group)[0]));
+}
+
+std::filesystem::path CheckpointFolder::save(const Checkpoint& checkpoint,
+                                             const CheckpointMeta& meta, const Group& group) {
+  const std::filesystem::path path = next_path(group);
+  checkpoint.save(path, meta, group);
+  together(group, [&] {
+    if (group.rank() == 0) prune();
+  });
+  return path;
+}
+
+std::filesystem::path CheckpointFolder::save_behind(CheckpointWriter& writer,
+                                                    const Checkpoint& checkpoint,
+                                                    const CheckpointMeta& meta) {
+  writer.wait();  // else the number of a file that is being written would be given again
+  const std::filesystem::path path = next_path(writer.group());
+  writer.save(checkpoint, path, meta, [folder = *this] { folder.prune(); });
+  return path;
+}
+
+std::optional<Resumed> CheckpointFolder::load_newest(const Checkpoint& checkpoint,
+                                                     const Group& group) {
+  std::string chosen;
+  std::string skipped;
+  together(group, [&] {
+    if (group.rank() != 0) return;
+    const std::set<std::int64_t> all = numbers();
+    for (auto number = all.rbegin(); number != all.rend() && chosen.empty(); ++number) {
+      try {
+        verify(path_of(*number));
+        chosen = std::to_string(*number);
+      } catch (const CheckpointError& error) {
+        damaged_.insert(*number);
+        skipped += concat(skipped.empty() ? "" : "; ", "skipped ", error.what());
+      }
+    }
+    if (chosen.empty() && !skipped.empty())
+      throw CheckpointError(concat(folder_.string(), ": found no undamaged checkpoint: ", skipped));
+  });
+  chosen = detail::gather(chosen, group)[0];
+  if (chosen.empty()) return std::nullopt;
+  skipped = detail::gather(skipped, group)[0];
+  Resumed resumed = checkpoint.load(path_of(std::stoll(chosen)), group);
+  if (!skipped.empty())
+    resumed.changes = skipped + (resumed.changes.empty() ? "" : "; " + resumed.changes);
+  return resumed;
+}
+
+std::optional<std::filesystem::path> CheckpointFolder::newest() const {
+  const std::set<std::int64_t> all = numbers();
+  return all.empty() ? std::nullopt : std::optional(path_of(*all.rbegin()));
+}
+
+std::optional<std::filesystem::path> CheckpointFolder::best() const {
+  const std::optional<std::int64_t> best = best_of(numbers());
+  return best ? std::optional(path_of(*best)) : std::nullopt;
+}
+
+}  // namespace lockstep

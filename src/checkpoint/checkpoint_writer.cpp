@@ -1,0 +1,91 @@
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <exception>
+#include <utility>
+
+#include "checkpoint/checkpoint_content.h"
+#include "checkpoint/checkpoint_file.h"
+#include "core/log.h"
+#include "formats/safetensors_piece.h"
+#include "lockstep/checkpoint.h"
+#include "lockstep/group.h"
+
+namespace lockstep {
+
+namespace {
+
+/// A copy of from, in the memory of a former copy where a tensor of the same name fits.
+safetensors::Content copy_of(const safetensors::Content& from, const safetensors::Content& former) {
+  const at::NoGradGuard no_grad;
+  safetensors::Content copy{.tensors = {}, .metadata = from.metadata};
+  for (const auto& [name, tensor] : from.tensors) {
+    const auto found = former.tensors.find(name);
+    const bool fits = found != former.tensors.end() && found->second.sizes() == tensor.sizes() &&
+                      found->second.scalar_type() == tensor.scalar_type();
+    // Not at::copy_, which wakes threads for each tensor: on busy cores that takes far longer.
+    const bool plain = tensor.layout() == at::kStrided && tensor.is_cpu() && tensor.is_contiguous();
+    at::Tensor to = fits    ? found->second
+                    : plain ? at::empty_like(tensor.detach())
+                            : tensor.detach().cpu().clone(at::MemoryFormat::Contiguous);
+    if (plain)
+      std::ranges::copy(safetensors::bytes_of(tensor), safetensors::writable_bytes_of(to).begin());
+    else if (fits)
+      to.copy_(tensor);
+    copy.tensors[name] = std::move(to);
+  }
+  return copy;
+}
+
+}  // namespace
+
+CheckpointWriter::~CheckpointWriter() {
+  if (!write_.valid()) return;
+  try {
+    write_.get();
+  } catch (const std::exception& error) {
+    log::write(log::Level::error, error.what());
+  }
+}
+
+void CheckpointWriter::prepare(const Checkpoint& checkpoint) {
+  together(group_, [&] {
+    if (group_.rank() != 0 || write_.valid() || !copy_.tensors.empty()) return;
+    for (const auto& [name, tensor] : detail::tensors_to_come(checkpoint, group_.size()))
+      copy_.tensors[name] = at::empty(tensor.sizes(), tensor.scalar_type());
+    write_ = std::async(std::launch::async, [memory = copy_] {
+      setpriority(PRIO_PROCESS, 0, 19);  // of this thread: it has time until the first save
+      for (const auto& [name, tensor] : memory.tensors)
+        std::ranges::fill(safetensors::writable_bytes_of(tensor), std::byte{0});
+    });
+  });
+}
+
+void CheckpointWriter::save(const Checkpoint& checkpoint, const std::filesystem::path& path,
+                            const CheckpointMeta& meta, std::function<void()> afterwards) {
+  wait();
+  safetensors::Content own;
+  together(group_, [&] {
+    own = detail::named(
+        path, [&] { return detail::content_of(checkpoint, meta, group_.rank(), group_.size()); });
+    if (group_.rank() == 0) own = copy_ = copy_of(own, copy_);
+  });
+  const safetensors::Content all = detail::collect(path, own, group_);
+  if (group_.rank() == 0)
+    write_ = std::async(std::launch::async, [path, all, afterwards = std::move(afterwards)] {
+      safetensors::write(path, all);
+      if (afterwards) afterwards();
+    });
+}
+
+void CheckpointWriter::wait() {
+  together(group_, [&] {
+    if (write_.valid()) write_.get();
+  });
+}
+
+}  // namespace lockstep

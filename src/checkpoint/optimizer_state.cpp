@@ -1,0 +1,357 @@
+#include "checkpoint/optimizer_state.h"
+
+#include <ATen/core/ivalue.h>
+#include <ATen/ops/tensor.h>
+#include <c10/util/Type.h>
+#include <torch/optim/lbfgs.h>
+#include <torch/optim/optimizer.h>
+#include <torch/serialize/archive.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string_view>
+#include <typeinfo>
+#include <utility>
+#include <vector>
+
+#include "core/json_depth.h"
+#include "core/text.h"
+#include "formats/optimizer_fields.h"
+#include "lockstep/error.h"
+
+namespace lockstep::detail {
+
+namespace {
+
+using nlohmann::json;
+using torch::serialize::InputArchive;
+using torch::serialize::OutputArchive;
+using Tensors = std::map<std::string, at::Tensor>;
+
+// Every optimizer can write itself into an archive, and read itself from one; the archives' values
+// are what is translated to and from a checkpoint here.
+
+std::string kind_of(const torch::optim::Optimizer& optimizer) {
+  return c10::demangle(class_of(optimizer).name());
+}
+
+std::string key_of(const at::Tensor& parameter) {
+  return std::to_string(reinterpret_cast<std::size_t>(parameter.unsafeGetTensorImpl()));
+}
+
+const std::string& name_of(const at::Tensor& parameter, const ParameterNames& names) {
+  const auto found = names.find(parameter.unsafeGetTensorImpl());
+  if (found == names.end())
+    throw CheckpointError(concat("the optimizer has a parameter of shape ", parameter.sizes(),
+                                 " that is not in the model"));
+  return found->second;
+}
+
+json encode(const c10::IValue& value, const std::string& where, Tensors& tensors) {
+  if (value.isNone()) return nullptr;
+  if (value.isBool()) return value.toBool();
+  if (value.isInt()) return value.toInt();
+  if (value.isDouble() && std::isfinite(value.toDouble())) return value.toDouble();
+  if (value.isString()) return value.toStringRef();
+  if (value.isTensor()) {
+    tensors[where] = value.toTensor();
+    return {{"tensor", where}};
+  }
+  if (value.isTuple()) {
+    json parts = json::array();
+    for (const c10::IValue& part : value.toTupleRef().elements())
+      parts.push_back(encode(part, where, tensors));
+    return {{"tuple", parts}};
+  }
+  throw CheckpointError(concat(where, ": cannot store ", value.tagKind()));
+}
+
+const at::Tensor& tensor_at(const json& name, const Tensors& tensors) {
+  const auto found = tensors.find(name.get<std::string>());
+  if (found == tensors.end()) throw CheckpointError(concat("tensor ", name.dump(), " is missing"));
+  return found->second;
+}
+
+c10::IValue decode(const json& value, const Tensors& tensors) {
+  if (value.is_null()) return {};
+  if (value.is_boolean()) return value.get<bool>();
+  if (value.is_number_integer()) return value.get<std::int64_t>();
+  if (value.is_number_float()) return value.get<double>();
+  if (value.is_string()) return value.get<std::string>();
+  if (value.contains("tensor")) return tensor_at(value["tensor"], tensors).clone();
+  if (value.contains("tuple")) {
+    std::vector<c10::IValue> parts;
+    for (const json& part : value["tuple"]) parts.push_back(decode(part, tensors));
+    return c10::ivalue::Tuple::create(std::move(parts));
+  }
+  throw CheckpointError(concat("cannot read ", value.dump()));
+}
+
+json encode_all(InputArchive& archive, const std::string& where, Tensors& tensors) {
+  json fields = json::object();
+  for (const std::string& key : archive.keys()) {
+    c10::IValue value;
+    archive.read(key, value);
+    fields[key] = encode(value, where + key, tensors);
+  }
+  return fields;
+}
+
+OutputArchive decode_all(const json& fields, const Tensors& tensors, const OutputArchive& within) {
+  OutputArchive archive(within.compilation_unit());
+  for (const auto& [key, value] : fields.items()) archive.write(key, decode(value, tensors));
+  return archive;
+}
+
+// LibTorch reads an archive again only through its file form.
+std::string bytes_of(OutputArchive& archive) {
+  std::ostringstream stream;
+  archive.save_to(stream);
+  return std::move(stream).str();
+}
+
+InputArchive reopen(const std::string& bytes) {
+  std::istringstream stream(bytes);
+  InputArchive read;
+  read.load_from(stream);
+  return read;
+}
+
+/// The archive that the optimizer's own load() understands, with the parameters known by their
+/// present addresses.
+std::string archive_for(const json& description, const Tensors& tensors,
+                        const torch::optim::Optimizer& optimizer, const ParameterNames& names) {
+  const auto count = [](std::size_t size) { return at::tensor(static_cast<std::int64_t>(size)); };
+  OutputArchive archive;
+  OutputArchive states(archive.compilation_unit());
+  OutputArchive groups(archive.compilation_unit());
+  archive.write("pytorch_version", c10::IValue("1.5.0"));
+  groups.write("param_groups/size", count(optimizer.param_groups().size()));
+  for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
+    const std::vector<at::Tensor>& parameters = optimizer.param_groups()[g].params();
+    OutputArchive group(archive.compilation_unit());
+    group.write("params/size", count(parameters.size()));
+    for (std::size_t p = 0; p < parameters.size(); ++p) {
+      const std::string& name = name_of(parameters[p], names);
+      group.write(concat("params/", p), c10::IValue(key_of(parameters[p])));
+      if (!description.at("state").contains(name)) continue;
+      OutputArchive state = decode_all(description.at("state").at(name), tensors, archive);
+      states.write(key_of(parameters[p]), state);
+    }
+    OutputArchive options =
+        decode_all(description.at("groups").at(g).at("options"), tensors, archive);
+    group.write("options", options);
+    groups.write(concat("param_groups/", g), group);
+  }
+  archive.write("state", states);
+  archive.write("param_groups", groups);
+  return bytes_of(archive);
+}
+
+template <class Function>
+auto as_checkpoint_errors(const Function& fn) {
+  try {
+    return fn();
+  } catch (const json::exception& error) {
+    throw CheckpointError(concat("optimizer: ", error.what()));
+  } catch (const c10::Error& error) {
+    throw CheckpointError(concat("optimizer: ", error.what_without_backtrace()));
+  }
+}
+
+void check_fields(const json& fields, const std::string& name, const at::Tensor& parameter,
+                  const Tensors& tensors) {
+  for (const auto& [key, value] : fields.items()) {
+    if (!value.is_object() || !value.contains("tensor")) continue;
+    const at::Tensor& tensor = tensor_at(value["tensor"], tensors);
+    if (tensor.sizes() != parameter.sizes() || tensor.scalar_type() != parameter.scalar_type())
+      throw CheckpointError(concat("tensor ", value["tensor"].dump(), ": expected ",
+                                   parameter.scalar_type(), ' ', parameter.sizes(),
+                                   " as parameter '", name, "', found ", tensor.scalar_type(), ' ',
+                                   tensor.sizes()));
+  }
+}
+
+/// A part of an optimizer, as it writes itself.
+template <class Part>
+json archived(const Part& part, const std::string& where, Tensors& tensors) {
+  OutputArchive written;
+  part.serialize(written);
+  InputArchive archive = reopen(bytes_of(written));
+  return encode_all(archive, where, tensors);
+}
+
+/// Writes each field of a known state without the copies that an archive makes.
+struct Fields {
+  json& fields;
+  const std::string& where;
+  Tensors& tensors;
+
+  void operator()(const char* name, std::int64_t value) const { fields[name] = value; }
+  void operator()(const char* name, const at::Tensor& value) const {
+    if (!value.defined()) return;
+    fields[name] = {{"tensor", where + name}};
+    tensors[where + name] = value;
+  }
+};
+
+template <class Known>
+bool took_as(torch::optim::OptimizerParamState& state, const Fields& fields) {
+  auto* const known = dynamic_cast<Known*>(&state);
+  if (known != nullptr) visit(*known, fields);
+  return known != nullptr;
+}
+
+json fields_of(torch::optim::OptimizerParamState& state, const std::string& where,
+               Tensors& tensors) {
+  json result = json::object();
+  const Fields fields{.fields = result, .where = where, .tensors = tensors};
+  const bool known = took_as<torch::optim::SGDParamState>(state, fields) ||
+                     took_as<torch::optim::AdamParamState>(state, fields) ||
+                     took_as<torch::optim::AdamWParamState>(state, fields) ||
+                     took_as<torch::optim::RMSpropParamState>(state, fields) ||
+                     took_as<torch::optim::AdagradParamState>(state, fields);
+  return known ? result : archived(state, where, tensors);
+}
+
+std::string_view kind_of(const json& value) {
+  if (value.is_number_integer()) return "an integer";
+  if (value.is_number_float()) return "a real number";
+  return value.type_name();
+}
+
+/// Options are compared before the optimizer reads them, so that the error can name them.
+void check_options(const json& found, const json& own, std::size_t g) {
+  const auto fail = [&](const std::string& key, const auto&... parts) {
+    throw CheckpointError(concat("optimizer: group ", g, ": option '", key, "': ", parts...));
+  };
+  for (const auto& [key, value] : own.items()) {
+    if (!found.contains(key)) fail(key, "the optimizer has it, the file has not");
+    const json& other = found.at(key);
+    // An option that may be absent is null then.
+    if (kind_of(other) != kind_of(value) && !other.is_null() && !value.is_null())
+      fail(key, "expected ", kind_of(value), ", found ", other.dump());
+  }
+  for (const auto& [key, value] : found.items())
+    if (!own.contains(key)) fail(key, "the file has it, the optimizer has not");
+}
+
+json check_description(const OptimizerState& state, const torch::optim::Optimizer& optimizer,
+                       const ParameterNames& names) {
+  check_json_depth(state.description, "optimizer");
+  json description = json::parse(state.description);
+  const std::string kind = description.at("kind").get<std::string>();
+  if (kind != kind_of(optimizer))
+    throw CheckpointError(concat("optimizer: expected ", kind_of(optimizer), ", found ", kind));
+  const auto& groups = optimizer.param_groups();
+  if (description.at("groups").size() != groups.size())
+    throw CheckpointError(concat("optimizer: expected ", groups.size(), " parameter groups, found ",
+                                 description.at("groups").size()));
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    json parameters = json::array();
+    for (const at::Tensor& parameter : groups[g].params()) {
+      const std::string& name = name_of(parameter, names);
+      parameters.push_back(name);
+      if (description.at("state").contains(name))
+        check_fields(description.at("state").at(name), name, parameter, state.tensors);
+    }
+    if (const json& found = description.at("groups").at(g).at("parameters"); found != parameters)
+      throw CheckpointError(concat("optimizer: group ", g, ": expected parameters ",
+                                   parameters.dump(), ", found ", found.dump()));
+  }
+  return description;
+}
+
+}  // namespace
+
+OptimizerState optimizer_state(const torch::optim::Optimizer& optimizer,
+                               const ParameterNames& names) {
+  // LibTorch's own archive of LBFGS raises an internal error after its first step.
+  if (dynamic_cast<const torch::optim::LBFGS*>(&optimizer) != nullptr) {
+    throw CheckpointError(
+        "optimizer: got LBFGS, expected SGD, Adam, AdamW, RMSprop or Adagrad: LibTorch cannot "
+        "write "
+        "what LBFGS remembers; save the model without its optimizer");
+  }
+  return as_checkpoint_errors([&] {
+    OptimizerState result;
+    json description = {
+        {"kind", kind_of(optimizer)}, {"groups", json::array()}, {"state", json::object()}};
+    for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
+      json parameters = json::array();
+      for (const at::Tensor& parameter : optimizer.param_groups()[g].params()) {
+        const std::string& name = name_of(parameter, names);
+        parameters.push_back(name);
+        const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
+        if (found != optimizer.state().end())
+          description["state"][name] =
+              fields_of(*found->second, concat(optimizer_prefix, name, '/'), result.tensors);
+      }
+      description["groups"].push_back(
+          {{"parameters", parameters},
+           {"options", archived(optimizer.param_groups()[g].options(),
+                                concat(optimizer_prefix, g, '/'), result.tensors)}});
+    }
+    result.description = description.dump();
+    return result;
+  });
+}
+
+std::map<std::string, at::Tensor> memory_to_come(const torch::optim::Optimizer& optimizer,
+                                                 const ParameterNames& names) {
+  std::map<std::string, at::Tensor> memory;
+  for (const auto& group : optimizer.param_groups()) {
+    const std::vector<const char*> fields = fields_to_come(group.options());
+    for (const at::Tensor& parameter : group.params()) {
+      if (!parameter.requires_grad()) continue;
+      if (optimizer.state().count(parameter.unsafeGetTensorImpl()) > 0) continue;
+      for (const char* field : fields)
+        memory.emplace(concat(optimizer_prefix, name_of(parameter, names), '/', field), parameter);
+    }
+  }
+  return memory;
+}
+
+PreparedOptimizer prepare_optimizer(const OptimizerState& state, torch::optim::Optimizer& optimizer,
+                                    const ParameterNames& names) {
+  return as_checkpoint_errors([&] {
+    json description = check_description(state, optimizer, names);
+    const std::string archive = archive_for(description, state.tensors, optimizer, names);
+    // The optimizer's memory is set aside first, so that the archive holds only its options.
+    PreparedOptimizer own;
+    std::swap(own.memory_, optimizer.state());
+    try {
+      json own_description = {{"state", json::object()}, {"groups", json::array()}};
+      Tensors none;
+      for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
+        own_description["groups"].push_back(
+            {{"options", archived(optimizer.param_groups()[g].options(), "", none)}});
+        check_options(description["groups"][g].at("options"),
+                      own_description["groups"][g]["options"], g);
+      }
+      own.options_ = archive_for(own_description, none, optimizer, names);
+      InputArchive all = reopen(archive);
+      optimizer.load(all);
+    } catch (...) {
+      std::swap(own.memory_, optimizer.state());
+      throw;
+    }
+    description["state"] = json::object();
+    PreparedOptimizer prepared;
+    prepared.options_ = archive_for(description, state.tensors, optimizer, names);
+    std::swap(prepared.memory_, optimizer.state());
+    own.apply(optimizer);
+    return prepared;
+  });
+}
+
+void PreparedOptimizer::apply(torch::optim::Optimizer& optimizer) {
+  optimizer.state().clear();
+  // Through the archive, since options are assigned to and not replaced: programs hold references.
+  InputArchive archive = reopen(options_);
+  optimizer.load(archive);
+  optimizer.state() = std::move(memory_);
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,128 @@
+#include "comm/announcement.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "core/text.h"
+
+namespace lockstep::detail {
+namespace {
+
+/// One round of splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators,
+/// 2014).
+std::uint64_t mix(std::uint64_t state, std::uint64_t value) {
+  std::uint64_t z = state + 0x9e3779b97f4a7c15 + value;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+  return z ^ (z >> 31);
+}
+
+/// Equal for operations that belong together, different for others with all likelihood.
+std::uint64_t fingerprint(const Operation& operation) {
+  const std::uint64_t kind = static_cast<std::uint64_t>(operation.collective) |
+                             static_cast<std::uint64_t>(operation.reduce) << 8 |
+                             static_cast<std::uint64_t>(operation.dtype) << 16 |
+                             static_cast<std::uint64_t>(static_cast<std::uint32_t>(operation.peer))
+                                 << 24;
+  // mix() adds: without the factors a difference of one field could make up for another's.
+  const std::uint64_t scattered =
+      kind * 0xd6e8feb86659fd93 +
+      std::bit_cast<std::uint64_t>(operation.source) * 0xa0761d6478bd642f;
+  std::uint64_t state = mix(scattered, operation.count);
+  if (operation.wire) {
+    const auto& wire = *operation.wire;
+    state = mix(state, std::bit_cast<std::uint32_t>(wire.clip) |
+                           static_cast<std::uint64_t>(wire.dtype) << 32 |
+                           static_cast<std::uint64_t>(wire.predivide ? 1 : 0) << 40);
+  }
+  for (const auto count : operation.counts) state = mix(state, count);
+  for (const auto extent : operation.shape) state = mix(state, static_cast<std::uint64_t>(extent));
+  return state;
+}
+
+/// "all_reduce sum float32 [20, 1, 5, 5]", for messages.
+std::string operation_text(const Announcement& announcement) {
+  const auto collective = static_cast<Collective>(announcement.collective);
+  std::string text(name(collective));
+  if (collective == Collective::barrier) return text;
+  if (collective == Collective::all_reduce || collective == Collective::reduce_scatter) {
+    text += concat(" ", name(static_cast<ReduceOp>(announcement.reduce)));
+  }
+  text += concat(" ", name(static_cast<DType>(announcement.dtype)));
+  if (announcement.wire > 0) {
+    text += concat(" as ", name(static_cast<DType>(announcement.wire - 1)));
+  }
+  if (announcement.peer >= 0) text += concat(" root ", announcement.peer);
+  const std::size_t dimensions = announcement.dimensions;
+  if (dimensions == 0) return text + concat(" of ", announcement.count, " elements");
+  text += " [";
+  for (std::size_t i = 0; i < std::min(dimensions, Announcement::most_dimensions); ++i) {
+    text += concat(i == 0 ? "" : ", ", announcement.shape[i]);
+  }
+  return text + (dimensions > Announcement::most_dimensions ? ", …]" : "]");
+}
+
+/// The same, followed by the part of the program that issues it.
+std::string describe(const Announcement& announcement) {
+  const auto source = to_text(announcement.source);
+  return concat(operation_text(announcement), source.empty() ? "" : " for ", source);
+}
+
+/// The sentence that tells the user how to correct operations that differ.
+const char* remedy(const Source& got, const Source& expected) {
+  const bool of_wrappers =
+      got.owner != Source::Owner::none && expected.owner != Source::Owner::none;
+  const bool same = got.owner == expected.owner && got.number == expected.number;
+  return of_wrappers && !same ? "construct and use wrappers in the same order on all ranks"
+                              : "issue the same operations in the same order on all ranks";
+}
+
+}  // namespace
+
+void announce(Announcement& announcement, const Operation& operation) {
+  if (operation.part_of != nullptr) return announce(announcement, *operation.part_of);
+  announcement.fingerprint = fingerprint(operation);
+  announcement.source = operation.source;
+  announcement.count = operation.counts.empty()
+                           ? operation.count
+                           : operation.part_begin(static_cast<int>(operation.counts.size()));
+  announcement.peer = operation.peer;
+  announcement.collective = static_cast<std::uint8_t>(operation.collective) & 0xf;
+  announcement.reduce = static_cast<std::uint8_t>(operation.reduce) & 0xf;
+  announcement.dtype = static_cast<std::uint8_t>(operation.dtype);
+  announcement.wire =
+      operation.wire ? static_cast<std::uint8_t>(1 + static_cast<int>(operation.wire->dtype)) : 0;
+  const std::size_t dimensions = operation.shape.size();
+  constexpr std::size_t most = Announcement::most_dimensions;
+  announcement.dimensions = static_cast<std::uint8_t>(std::min(dimensions, most + 1));
+  std::copy_n(operation.shape.begin(), std::min(dimensions, most), announcement.shape);
+}
+
+std::optional<Difference> difference(std::span<const Announcement* const> announcements,
+                                     std::span<const int> ranks, std::uint64_t sequence) {
+  const auto alike = [&](const Announcement* announcement) {
+    return std::count_if(announcements.begin(), announcements.end(), [&](const auto* other) {
+      return other->fingerprint == announcement->fingerprint;
+    });
+  };
+  const auto members = static_cast<std::ptrdiff_t>(announcements.size());
+  if (alike(announcements[0]) == members) return std::nullopt;
+
+  // The most frequent announcement is the expected one; of equally frequent ones, the first.
+  std::size_t expected = 0;
+  for (std::size_t member = 1; member < announcements.size(); ++member) {
+    if (alike(announcements[member]) > alike(announcements[expected])) expected = member;
+  }
+  std::size_t odd = 0;
+  while (announcements[odd]->fingerprint == announcements[expected]->fingerprint) ++odd;
+  const std::string got = describe(*announcements[odd]);
+  const std::string wanted = describe(*announcements[expected]);
+  return Difference{
+      .rank = ranks[odd],
+      .text = concat("collective #", sequence, " differs between ranks: rank ", ranks[odd], " got ",
+                     got, got == wanted ? " with other counts, dimensions or wire" : "",
+                     ", expected ", wanted, " as on rank ", ranks[expected], "; ",
+                     remedy(announcements[odd]->source, announcements[expected]->source))};
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,274 @@
+#include "comm/communicator.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/text.h"
+#include "lockstep/error.h"
+
+namespace lockstep {
+namespace {
+
+using detail::concat;
+
+const std::byte* bytes(const void* data) { return static_cast<const std::byte*>(data); }
+std::byte* bytes(void* data) { return static_cast<std::byte*>(data); }
+
+/// Elements that this rank must have in memory at each end.
+struct Ends {
+  std::size_t input = 0;
+  std::size_t output = 0;
+};
+
+Ends ends(const Operation& operation, int rank) {
+  const std::size_t part = operation.part(rank);
+  const std::size_t whole = operation.counts.empty() ? operation.count
+                                                     : *std::max_element(operation.counts.begin(),
+                                                                         operation.counts.end());
+  const bool root = operation.peer == rank;
+  switch (operation.collective) {
+    case Collective::barrier:
+      return {};
+    case Collective::all_gather:
+      return {.input = part, .output = whole};
+    case Collective::gather:
+      return {.input = part, .output = root ? whole : 0};
+    case Collective::reduce_scatter:
+      return {.input = whole, .output = part};
+    case Collective::scatter:
+      return {.input = root ? whole : 0, .output = part};
+    case Collective::send:
+      return {.input = part};
+    case Collective::recv:
+      return {.output = part};
+    case Collective::all_reduce:
+    case Collective::broadcast:
+    case Collective::all_to_all:
+      return {.input = part, .output = part};
+  }
+  return {};
+}
+
+/// Elements that a rank takes part with.
+std::size_t share(const Operation& operation, int rank, int size) {
+  const bool of_every_rank = operation.collective == Collective::all_to_all;
+  return operation.part(rank) * static_cast<std::size_t>(of_every_rank ? size : 1);
+}
+
+}  // namespace
+
+Work Communicator::issue(Operation&& operation, Issue&& issue) {
+  operation.timeout = issue.timeout;
+  operation.shape = std::move(issue.shape);
+  operation.source = issue.source == Source{} ? ledger_->source() : issue.source;
+  operation.owner = std::move(issue.owner);
+  operation.part_of = std::move(issue.part_of);
+  check(operation);
+  const auto collective = operation.collective;
+  const bool is_part = operation.part_of != nullptr;
+  const std::size_t bytes = share(operation, rank_, size_) * size_of(travels_as(operation));
+  Work work = begin(std::move(operation));
+  work.count_in({ledger_, &ledger_->count(collective, bytes)}, bytes, is_part);
+  return work;
+}
+
+void Communicator::number(Operation& operation) {
+  // Messages are numbered by pair, so that both ends count alike.
+  operation.sequence =
+      operation.is_message() ? ++messages_[{operation.collective, operation.peer}] : ++sequence_;
+}
+
+std::string Communicator::where(const Operation& operation) const {
+  return concat(name(operation.collective), " (", backend(), ") rank ", rank_, " of ", size_, ": ");
+}
+
+void Communicator::check_wire(const Operation& operation) const {
+  if (!operation.wire) return;
+  const auto& wire = *operation.wire;
+  if (wire.dtype != DType::f16 && wire.dtype != DType::bf16) {
+    throw InvalidArgument(concat(where(operation), "got a wire of ", name(wire.dtype),
+                                 ", expected float16 or bfloat16"));
+  }
+  if (operation.reduce != ReduceOp::sum && operation.reduce != ReduceOp::avg) {
+    throw InvalidArgument(concat(where(operation), "got ", name(operation.reduce),
+                                 " over a wire of ", name(wire.dtype), ", expected sum or avg"));
+  }
+  if (!(wire.clip >= 0) || std::isinf(wire.clip)) {
+    throw InvalidArgument(
+        concat(where(operation), "got a clip of ", wire.clip, ", expected 0 or more"));
+  }
+}
+
+void Communicator::check(const Operation& operation) const {
+  check_wire(operation);
+  const bool needs_peer = operation.has_root() || operation.is_message();
+  if (needs_peer && (operation.peer < 0 || operation.peer >= size_)) {
+    throw InvalidArgument(concat(where(operation), "got ", operation.has_root() ? "root " : "rank ",
+                                 operation.peer, ", expected 0 to ", size_ - 1));
+  }
+  if (!operation.counts.empty() && operation.counts.size() != static_cast<std::size_t>(size_)) {
+    throw InvalidArgument(concat(where(operation), "got ", operation.counts.size(),
+                                 " counts, expected one for each of ", size_, " ranks"));
+  }
+  const auto [input, output] = ends(operation, rank_);
+  std::ptrdiff_t bytes = 0;
+  const std::size_t longest = std::max({operation.count, input, output});
+  if (__builtin_mul_overflow(longest, size_of(operation.dtype) * static_cast<std::size_t>(size_),
+                             &bytes)) {
+    throw InvalidArgument(concat(where(operation), "got ", longest,
+                                 " elements, expected no more than memory can hold"));
+  }
+  if (operation.timeout.count() < 0) {
+    throw InvalidArgument(concat(where(operation), "got a timeout of ", operation.timeout.count(),
+                                 " ms, expected 0 or more"));
+  }
+  if ((input > 0 && operation.input == nullptr) || (output > 0 && operation.output == nullptr)) {
+    throw InvalidArgument(
+        concat(where(operation), "got no memory, expected ",
+               input > 0 && operation.input == nullptr ? "an input" : "an output"));
+  }
+}
+
+std::optional<std::uint64_t> Communicator::place_of(const void*) const { return {}; }
+
+std::byte* Communicator::at_place(std::uint64_t) const {
+  throw CommError(concat("at_place (", backend(), ") rank ", rank_, " of ", size_,
+                         ": ranks do not share memory, expected a backend whose ranks do"));
+}
+
+Work Communicator::all_reduce(void* data, std::size_t count, DType dtype, ReduceOp op,
+                              Issue options) {
+  return issue({.collective = Collective::all_reduce,
+                .reduce = op,
+                .dtype = dtype,
+                .input = bytes(data),
+                .output = bytes(data),
+                .count = count},
+               std::move(options));
+}
+
+Work Communicator::all_reduce(void* data, std::size_t count, ReduceOp op, const Wire& wire,
+                              Issue options) {
+  return issue({.collective = Collective::all_reduce,
+                .reduce = op,
+                .dtype = DType::f32,
+                .wire = wire,
+                .input = bytes(data),
+                .output = bytes(data),
+                .count = count},
+               std::move(options));
+}
+
+Work Communicator::broadcast(void* data, std::size_t count, DType dtype, int root, Issue options) {
+  return issue({.collective = Collective::broadcast,
+                .dtype = dtype,
+                .input = bytes(data),
+                .output = bytes(data),
+                .count = count,
+                .peer = root},
+               std::move(options));
+}
+
+Work Communicator::all_gather(const void* input, void* output, std::size_t count, DType dtype,
+                              Issue options) {
+  return issue({.collective = Collective::all_gather,
+                .dtype = dtype,
+                .input = bytes(input),
+                .output = bytes(output),
+                .count = count},
+               std::move(options));
+}
+
+Work Communicator::all_gather(const void* input, void* output, std::span<const std::size_t> counts,
+                              DType dtype, Issue options) {
+  return issue({.collective = Collective::all_gather,
+                .dtype = dtype,
+                .input = bytes(input),
+                .output = bytes(output),
+                .counts = {counts.begin(), counts.end()}},
+               std::move(options));
+}
+
+Work Communicator::reduce_scatter(const void* input, void* output, std::size_t count, DType dtype,
+                                  ReduceOp op, Issue options) {
+  return issue({.collective = Collective::reduce_scatter,
+                .reduce = op,
+                .dtype = dtype,
+                .input = bytes(input),
+                .output = bytes(output),
+                .count = count},
+               std::move(options));
+}
+
+Work Communicator::reduce_scatter(const void* input, void* output,
+                                  std::span<const std::size_t> counts, DType dtype, ReduceOp op,
+                                  Issue options) {
+  return issue({.collective = Collective::reduce_scatter,
+                .reduce = op,
+                .dtype = dtype,
+                .input = bytes(input),
+                .output = bytes(output),
+                .counts = {counts.begin(), counts.end()}},
+               std::move(options));
+}
+
+Work Communicator::gather(const void* input, void* output, std::size_t count, DType dtype, int root,
+                          Issue options) {
+  return issue({.collective = Collective::gather,
+                .dtype = dtype,
+                .input = bytes(input),
+                .output = bytes(output),
+                .count = count,
+                .peer = root},
+               std::move(options));
+}
+
+Work Communicator::scatter(const void* input, void* output, std::size_t count, DType dtype,
+                           int root, Issue options) {
+  return issue({.collective = Collective::scatter,
+                .dtype = dtype,
+                .input = bytes(input),
+                .output = bytes(output),
+                .count = count,
+                .peer = root},
+               std::move(options));
+}
+
+Work Communicator::all_to_all(const void* input, void* output, std::size_t count, DType dtype,
+                              Issue options) {
+  return issue({.collective = Collective::all_to_all,
+                .dtype = dtype,
+                .input = bytes(input),
+                .output = bytes(output),
+                .count = count},
+               std::move(options));
+}
+
+Work Communicator::send(const void* input, std::size_t count, DType dtype, int dst,
+                        std::uint32_t tag, Issue options) {
+  return issue({.collective = Collective::send,
+                .dtype = dtype,
+                .input = bytes(input),
+                .count = count,
+                .peer = dst,
+                .tag = tag},
+               std::move(options));
+}
+
+Work Communicator::recv(void* output, std::size_t count, DType dtype, int src, std::uint32_t tag,
+                        Issue options) {
+  return issue({.collective = Collective::recv,
+                .dtype = dtype,
+                .output = bytes(output),
+                .count = count,
+                .peer = src,
+                .tag = tag},
+               std::move(options));
+}
+
+Work Communicator::barrier(Issue options) {
+  return issue({.collective = Collective::barrier}, std::move(options));
+}
+
+}  // namespace lockstep

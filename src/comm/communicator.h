@@ -1,0 +1,187 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "comm/ledger.h"
+#include "comm/operation.h"
+#include "comm/source.h"
+#include "lockstep/statistics.h"
+#include "lockstep/types.h"
+#include "lockstep/work.h"
+
+namespace lockstep {
+
+/// How a collective is issued; the buffer's owner and shape serve lifetime and error text.
+struct Issue {
+  std::chrono::milliseconds timeout{};  ///< zero takes the world's
+  std::vector<std::int64_t> shape = {};
+  Source source = {};  ///< which part of the program issues it; none takes the group's
+  std::shared_ptr<const void> owner = {};
+  /// The operation of another group that this one is a part of. Members announce that operation.
+  std::shared_ptr<const Operation> part_of = {};
+};
+
+/// A group of ranks that exchange raw memory. Every rank of the group issues the same collectives
+/// in the same order; one rank's groups are used by one thread at a time. Results are the same bits
+/// on every rank.
+///
+/// Every collective checks its arguments (InvalidArgument consumes no sequence number), returns at
+/// once and is complete when the Work's wait() returns. Counts are elements of dtype. Buffers may
+/// be null when they hold no element.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  virtual std::string_view backend() const = 0;
+  /// The number that a rank of this group has in the world.
+  virtual int world_rank(int rank) const { return rank; }
+  /// Which host each rank is on, numbered in the order of their first ranks.
+  const std::vector<int>& hosts() const { return hosts_; }
+
+  /// data[i] = reduction over ranks of data[i], in place. Shapes: count elements, the same on all
+  /// ranks.
+  Work all_reduce(void* data, std::size_t count, DType dtype, ReduceOp op, Issue issue = {});
+  /// The same sum or avg of float32 elements, sent in the wire dtype; the result is rounded to it.
+  Work all_reduce(void* data, std::size_t count, ReduceOp op, const Wire& wire, Issue issue = {});
+  /// Every rank's data = root's data.
+  Work broadcast(void* data, std::size_t count, DType dtype, int root, Issue issue = {});
+  /// output = rank 0's input, then rank 1's, … Shapes: input count, output size()·count.
+  Work all_gather(const void* input, void* output, std::size_t count, DType dtype,
+                  Issue issue = {});
+  /// The same with counts[r] elements from rank r. Every rank passes the same counts.
+  Work all_gather(const void* input, void* output, std::span<const std::size_t> counts, DType dtype,
+                  Issue issue = {});
+  /// output = this rank's part of the reduction of input. Shapes: input size()·count, output count.
+  Work reduce_scatter(const void* input, void* output, std::size_t count, DType dtype, ReduceOp op,
+                      Issue issue = {});
+  /// The same with counts[r] elements for rank r.
+  Work reduce_scatter(const void* input, void* output, std::span<const std::size_t> counts,
+                      DType dtype, ReduceOp op, Issue issue = {});
+  /// Root's output = rank 0's input, then rank 1's, … output is used on root only.
+  Work gather(const void* input, void* output, std::size_t count, DType dtype, int root,
+              Issue issue = {});
+  /// output = this rank's part of root's input (size()·count elements, used on root only).
+  Work scatter(const void* input, void* output, std::size_t count, DType dtype, int root,
+               Issue issue = {});
+  /// output part r = rank r's input part for this rank. Shapes: both size()·count. Not in place.
+  Work all_to_all(const void* input, void* output, std::size_t count, DType dtype,
+                  Issue issue = {});
+  /// Complete once dst has received. Messages between two ranks match in order and must agree on
+  /// count, dtype and tag.
+  Work send(const void* input, std::size_t count, DType dtype, int dst, std::uint32_t tag = 0,
+            Issue issue = {});
+  Work recv(void* output, std::size_t count, DType dtype, int src, std::uint32_t tag = 0,
+            Issue issue = {});
+  Work barrier(Issue issue = {});
+
+  /// Memory that this communicator exchanges without copying, 64-byte aligned, zeroed when first
+  /// taken; local, not collective. It lives as long as the handle, and keeps the world's memory
+  /// alive. Throws: CommError when the machine has not that much memory.
+  virtual std::shared_ptr<std::byte> allocate(std::size_t bytes) = 0;
+
+  /// A name for memory of allocate(), by which every rank of the group finds it with at_place();
+  /// none where ranks do not share memory, and for other memory.
+  virtual std::optional<std::uint64_t> place_of(const void* memory) const;
+  /// The memory at a place that any rank named. Collectives settle which rank may access it when.
+  /// Throws: CommError where ranks do not share memory.
+  virtual std::byte* at_place(std::uint64_t place) const;
+
+  /// Ranks of equal color form a group, ordered by (key, rank). Collective over this group.
+  /// A negative color joins none and returns null.
+  virtual std::shared_ptr<Communicator> split(int color, int key) = 0;
+
+  /// The costs of this group's collectives for this rank so far. A collective that was issued and
+  /// not waited for is counted, without its time.
+  Statistics statistics() const { return ledger_->rows(); }
+  /// Collectives come from this source from now on: ranks compare it, and statistics count them as
+  /// its bucket's. The next one stands for dense_bytes of the bucket, others for nothing.
+  void attribute_to(const Source& source, std::uint64_t dense_bytes = 0) {
+    ledger_->attribute_to(source, dense_bytes);
+  }
+  /// The source that collectives come from at present.
+  const Source& source() const { return ledger_->source(); }
+  /// Numbers the owners of sources in this group: 1, 2, … Ranks that construct them in the same
+  /// order get the same numbers.
+  std::uint16_t number_owner() { return ++owners_; }
+
+  /// Collectives of this group come from the other's sources from now on, and are counted as the
+  /// other's: of one that it was split off, say.
+  void count_as_of(const Communicator& other) { ledger_ = other.ledger_; }
+
+  /// Counts what this rank is about to do with all ranks' memory as if it were a collective. Time
+  /// is added to the row by the caller.
+  CollectiveStatistics& count_as(Collective collective, std::uint64_t bytes) {
+    return ledger_->count(collective, bytes);
+  }
+
+  /// Counts work between a bucket's collectives.
+  void count_work(int bucket, std::chrono::nanoseconds time) { ledger_->count_work(bucket, time); }
+
+  /// Ends the world for every rank, with this text as the first cause. Any thread.
+  virtual void fail(std::string_view cause) noexcept = 0;
+  /// fail(), because a wait for a rank lasted too long: ranks raise TimeoutError.
+  virtual void fail_by_timeout(std::string_view cause) noexcept { fail(cause); }
+  /// Moves what is under way without blocking. Throws what ended the world, if it has ended.
+  virtual void look() {}
+
+ protected:
+  /// All ranks are on one host until set_hosts() says otherwise.
+  Communicator(int rank, int size)
+      : rank_(rank), size_(size), hosts_(static_cast<std::size_t>(size)) {}
+  void set_hosts(std::vector<int> hosts) { hosts_ = std::move(hosts); }
+
+  /// In which form an operation's elements leave this rank, for the statistics.
+  virtual DType travels_as(const Operation& operation) const { return operation.travels_as(); }
+
+  /// Starts a checked operation, numbered by number() once nothing can refuse it any more. Never
+  /// blocks.
+  virtual Work begin(Operation&& operation) = 0;
+  void number(Operation& operation);
+
+ private:
+  Work issue(Operation&& operation, Issue&& issue);
+  std::string where(const Operation& operation) const;
+  void check(const Operation& operation) const;
+  void check_wire(const Operation& operation) const;
+
+  int rank_;
+  int size_;
+  std::vector<int> hosts_;
+  std::uint64_t sequence_ = 0;
+  std::uint16_t owners_ = 0;
+  std::map<std::pair<Collective, int>, std::uint64_t> messages_;
+  std::shared_ptr<detail::Ledger> ledger_ = std::make_shared<detail::Ledger>();
+};
+
+/// Collectives that a group issues while it lives come from a source.
+class SourceScope {
+ public:
+  /// The first of them stands for dense_bytes of the source's bucket.
+  SourceScope(Communicator& group, const Source& source, std::uint64_t dense_bytes = 0)
+      : group_(group), before_(group.source()) {
+    group_.attribute_to(source, dense_bytes);
+  }
+  ~SourceScope() { group_.attribute_to(before_); }
+  SourceScope(const SourceScope&) = delete;
+  SourceScope& operator=(const SourceScope&) = delete;
+
+ private:
+  Communicator& group_;
+  Source before_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,51 @@
+#include "comm/control/frame.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "lockstep/error.h"
+
+namespace lockstep::control {
+namespace {
+
+constexpr std::string_view opening = "LSc1";
+
+struct Header {
+  std::array<char, opening.size()> magic;
+  Kind kind;
+  std::uint16_t bytes;
+};
+
+}  // namespace
+
+Frame told(const Failure& failure) {
+  return {.kind = failure.timeout ? Kind::timed_out : Kind::failed, .payload = failure.text};
+}
+
+std::string encode(const Frame& frame) {
+  const auto payload = std::string_view(frame.payload).substr(0, longest_payload);
+  Header header{
+      .magic = {}, .kind = frame.kind, .bytes = static_cast<std::uint16_t>(payload.size())};
+  std::ranges::copy(opening, header.magic.begin());
+  std::string bytes(reinterpret_cast<const char*>(&header), sizeof header);
+  return bytes += payload;
+}
+
+std::optional<Frame> FrameReader::next() {
+  const auto begins = std::string_view(bytes_).substr(0, opening.size());
+  if (begins != opening.substr(0, begins.size())) throw CommError("not the words of Lockstep");
+  if (bytes_.size() < sizeof(Header)) return std::nullopt;
+  Header header;
+  std::memcpy(&header, bytes_.data(), sizeof header);
+  if (header.kind > Kind::left || header.bytes > longest_payload) {
+    throw CommError("not the words of this Lockstep");
+  }
+  const std::size_t whole = sizeof header + header.bytes;
+  if (bytes_.size() < whole) return std::nullopt;
+  Frame frame{.kind = header.kind, .payload = bytes_.substr(sizeof header, header.bytes)};
+  bytes_.erase(0, whole);
+  return frame;
+}
+
+}  // namespace lockstep::control

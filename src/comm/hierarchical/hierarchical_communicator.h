@@ -1,0 +1,77 @@
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "comm/hierarchical/hierarchical_rank_context.h"
+#include "comm/hierarchical/staged_request.h"
+
+namespace lockstep::hierarchical {
+
+/// The groups that a hierarchical one is composed of.
+struct Parts {
+  std::shared_ptr<Communicator> flat;    ///< all its ranks, over MPI
+  std::shared_ptr<Communicator> down;    ///< those of this host
+  std::shared_ptr<Communicator> up;      ///< the same again
+  std::shared_ptr<Communicator> across;  ///< carriers of one slice; null on ranks that carry none
+  int hosts = 1;
+  int carriers = 1;  ///< slices, each carried by one rank of every host
+};
+
+/// One rank's view of one group whose ranks are on several hosts.
+class HierarchicalCommunicator final
+    : public Communicator,
+      public std::enable_shared_from_this<HierarchicalCommunicator> {
+ public:
+  /// The group of flat's ranks, of which inside are those on this host. Collective over flat.
+  static std::shared_ptr<HierarchicalCommunicator> compose(std::shared_ptr<RankContext> context,
+                                                           std::shared_ptr<Communicator> flat,
+                                                           std::shared_ptr<Communicator> inside);
+  HierarchicalCommunicator(std::shared_ptr<RankContext> context, Parts parts);
+  ~HierarchicalCommunicator() override;
+
+  std::string_view backend() const override { return "hierarchical"; }
+  int world_rank(int rank) const override { return parts_.flat->world_rank(rank); }
+  std::shared_ptr<std::byte> allocate(std::size_t bytes) override;
+  std::shared_ptr<Communicator> split(int color, int key) override;
+  void fail(std::string_view cause) noexcept override;
+  void look() override;
+  /// fail() for an operation that will never be waited for.
+  void abandon(std::string_view cause) noexcept;
+
+  // For the context.
+  void poll();
+  /// Throws when a rank that an operation waits for has left or ended.
+  void check();
+  /// Stages of all operations that are not over.
+  std::size_t stages_left() const;
+  /// Hands over the operations that are complete.
+  void let_go(std::vector<std::shared_ptr<void>>& complete);
+  /// Hands over the pending operations, after the world has failed.
+  void drop(std::vector<std::shared_ptr<void>>& requests);
+
+  // For pending operations.
+  using Use = RankContext::Use;
+  RankContext& context() const { return *context_; }
+  std::string where(std::string_view label) const;
+  /// The stages of an operation.
+  std::vector<Stage> stages(const Operation& operation) const;
+  /// MPI's numbers of ranks that the first operation under way waits for.
+  std::vector<int> holding_up() const;
+  /// MPI's numbers of ranks that a stage_group's backend speaks of.
+  std::vector<int> named(StageGroup stage_group, std::vector<int> ranks) const;
+
+ private:
+  Work begin(Operation&& operation) override;
+  std::vector<Stage> in_slices(const Operation& operation) const;
+
+  std::shared_ptr<RankContext> context_;
+  Parts parts_;
+  std::deque<std::shared_ptr<StagedRequest>> requests_;  ///< in order
+};
+
+}  // namespace lockstep::hierarchical

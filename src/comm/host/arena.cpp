@@ -1,0 +1,216 @@
+#include "comm/host/arena.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "comm/host/world.h"
+#include "core/memory_groups.h"
+#include "core/text.h"
+#include "lockstep/error.h"
+
+namespace lockstep::host {
+namespace {
+
+using detail::concat;
+
+constexpr double mib = 1024.0 * 1024.0;
+
+std::size_t states_offset() { return round_up(sizeof(Header), page); }
+
+std::size_t block_offset(int size) {
+  return round_up(states_offset() + static_cast<std::size_t>(size) * sizeof(RankState), page);
+}
+
+std::size_t heaps_offset(int size) {
+  return round_up(block_offset(size) + Block::bytes(size), page);
+}
+
+/// Heaps do not begin on equal places of a page: equal offsets in two heaps must not fall on one
+/// cache set.
+std::size_t heap_stride(std::size_t heap_bytes) { return heap_bytes + page + 17 * cache_line; }
+
+std::size_t total_bytes(int size, std::size_t heap_bytes) {
+  return round_up(heaps_offset(size) + static_cast<std::size_t>(size) * heap_stride(heap_bytes),
+                  page);
+}
+
+std::size_t machine_bytes() {
+  return static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) *
+         static_cast<std::size_t>(::sysconf(_SC_PAGE_SIZE));
+}
+
+/// The number behind "key:" of /proc/meminfo in bytes.
+std::size_t first_number(const char* file, const std::string& key) {
+  std::ifstream in(file);
+  for (std::string line; std::getline(in, line);) {
+    if (!line.starts_with(key)) continue;
+    const auto digits = line.find_first_of("0123456789");
+    if (digits == std::string::npos) break;
+    return std::stoull(line.substr(digits)) * 1024;
+  }
+  return std::numeric_limits<std::size_t>::max();
+}
+
+/// Memory that can be taken, and of what.
+struct Available {
+  std::size_t bytes;
+  std::string where;
+};
+
+Available available_memory() {
+  const Available machine{first_number("/proc/meminfo", "MemAvailable"), "on this machine"};
+  const auto group = MemoryGroups().available();
+  if (!group || group->bytes > machine.bytes) return machine;
+  return {group->bytes, concat("on this machine within control group ", group->group.string())};
+}
+
+std::string limits() {
+  const auto text = [](int resource) {
+    rlimit limit{};
+    ::getrlimit(resource, &limit);
+    return limit.rlim_cur == RLIM_INFINITY ? std::string("unlimited")
+                                           : concat(limit.rlim_cur, " bytes");
+  };
+  return concat("address space (ulimit -v) ", text(RLIMIT_AS), ", file size (ulimit -f) ",
+                text(RLIMIT_FSIZE));
+}
+
+std::byte* map(int fd, std::size_t bytes) {
+  void* base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+  if (base == MAP_FAILED) {
+    throw CommError(concat("host: cannot map ", bytes / mib,
+                           " MiB of address space for the world: ", std::strerror(errno),
+                           "; limits: ", limits()));
+  }
+  // A core dump would read every hole of the file, and the kernel would allocate each of them.
+  ::madvise(base, bytes, MADV_DONTDUMP);
+  return static_cast<std::byte*>(base);
+}
+
+struct Descriptor {
+  int fd;
+  ~Descriptor() {
+    if (fd >= 0) ::close(fd);
+  }
+  int release() { return std::exchange(fd, -1); }
+};
+
+}  // namespace
+
+std::unique_ptr<Arena> Arena::create(int size, std::size_t heap_bytes) {
+  if (size < 1 || size > max_ranks) {
+    throw InvalidArgument(
+        concat("host: got a world of ", size, " ranks, expected 1 to ", max_ranks));
+  }
+  constexpr std::size_t address_space = std::size_t{1} << 46;
+  if (heap_bytes == 0) heap_bytes = machine_bytes();
+  heap_bytes =
+      round_up(std::min(heap_bytes, address_space / static_cast<std::size_t>(size) - page), page);
+  const std::size_t bytes = total_bytes(size, heap_bytes);
+
+  Descriptor descriptor{::memfd_create("lockstep-world", MFD_CLOEXEC)};
+  if (descriptor.fd < 0) {
+    throw CommError(concat("host: cannot create the world's memory: ", std::strerror(errno)));
+  }
+  rlimit file_size{};
+  ::getrlimit(RLIMIT_FSIZE, &file_size);
+  // Past this limit the kernel would end the process instead of refusing.
+  const bool refused = file_size.rlim_cur != RLIM_INFINITY && file_size.rlim_cur < bytes;
+  if (refused || ::ftruncate(descriptor.fd, static_cast<off_t>(bytes)) != 0) {
+    throw CommError(concat("host: cannot size the world's memory to ", bytes / mib, " MiB: ",
+                           std::strerror(refused ? EFBIG : errno), "; limits: ", limits()));
+  }
+  std::byte* base = map(descriptor.fd, bytes);
+  std::unique_ptr<Arena> arena(new Arena(descriptor.release(), base, bytes));
+  arena->populate(0, block_offset(size));
+  auto& header = arena->header();
+  header.size = size;
+  header.heap_bytes = heap_bytes;
+  header.version = Header::expected_version;
+  header.magic = Header::expected_magic;
+  return arena;
+}
+
+std::unique_ptr<Arena> Arena::attach(int fd, int size) {
+  struct stat status {};
+  if (::fstat(fd, &status) != 0) {
+    throw CommError(concat("host: descriptor ", fd, " is not a world's memory: ",
+                           std::strerror(errno), "; was it closed before init()?"));
+  }
+  Descriptor descriptor{fd};
+  ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+  const auto bytes = static_cast<std::size_t>(status.st_size);
+  if (bytes < block_offset(1)) {
+    throw CommError(concat("host: descriptor ", fd, " holds ", bytes, " bytes, not a world"));
+  }
+  std::byte* base = map(fd, bytes);
+  std::unique_ptr<Arena> arena(new Arena(descriptor.release(), base, bytes));
+  const auto& header = arena->header();
+  if (header.magic != Header::expected_magic || header.version != Header::expected_version) {
+    throw CommError(concat("host: descriptor ", fd, " holds a world of layout ", header.version,
+                           ", expected ", Header::expected_version,
+                           ": the launcher and the program are of different Lockstep versions"));
+  }
+  if (header.size != size || total_bytes(header.size, header.heap_bytes) != bytes) {
+    throw CommError(concat("host: descriptor ", fd, " holds a world of ", header.size,
+                           " ranks, expected ", size));
+  }
+  return arena;
+}
+
+Arena::~Arena() {
+  ::munmap(base_, bytes_);
+  ::close(fd_);
+}
+
+RankState& Arena::rank(int rank) const {
+  return *reinterpret_cast<RankState*>(base_ + states_offset() +
+                                       static_cast<std::size_t>(rank) * sizeof(RankState));
+}
+
+Block Arena::world_block() const { return Block(base_ + block_offset(size()), size()); }
+
+std::uint64_t Arena::heap_begin(int rank) const {
+  return heaps_offset(size()) + static_cast<std::size_t>(rank) * heap_stride(heap_bytes());
+}
+
+std::uint64_t Arena::offset_of(const std::byte* memory) const {
+  const auto offset = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(memory) -
+                                                 reinterpret_cast<std::uintptr_t>(base_));
+  return offset < bytes_ ? offset : no_offset;
+}
+
+void Arena::populate(std::uint64_t offset, std::size_t bytes) const {
+  constexpr std::size_t worth_asking = 16 << 20;
+  const std::uint64_t begin = offset / page * page;
+  const std::size_t length = round_up(offset + bytes, page) - begin;
+  const auto refuse = [&](const char* why) {
+    const auto available = available_memory();
+    throw CommError(concat("host: cannot take ", bytes / mib, " MiB of memory: ", why, "; ",
+                           available.bytes / mib, " MiB are available ", available.where));
+  };
+  if (bytes >= worth_asking && available_memory().bytes < bytes) refuse("not enough memory");
+  int result = 0;
+  do {
+    result = ::fallocate(fd_, 0, static_cast<off_t>(begin), static_cast<off_t>(length));
+  } while (result != 0 && errno == EINTR);
+  if (result != 0) refuse(std::strerror(errno));
+#ifdef MADV_POPULATE_WRITE
+  // Enters the pages into this process's table at once; where the kernel does not know how, first
+  // use does.
+  ::madvise(base_ + begin, length, MADV_POPULATE_WRITE);
+#endif
+}
+
+}  // namespace lockstep::host

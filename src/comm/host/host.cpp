@@ -1,0 +1,71 @@
+#include "comm/host/host.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <numeric>
+#include <vector>
+
+#include "comm/host/arena.h"
+#include "comm/host/host_communicator.h"
+#include "comm/host/host_rank_context.h"
+#include "comm/host/process_watch.h"
+#include "comm/host/wake_flag.h"
+#include "core/denormals_guard.h"
+#include "core/log.h"
+#include "core/text.h"
+#include "lockstep/denormals.h"
+#include "lockstep/error.h"
+
+namespace lockstep::host {
+
+std::string available() {
+  const int fd = ::memfd_create("lockstep-probe", MFD_CLOEXEC);
+  if (fd < 0) return "this kernel has no memfd_create";
+  ::close(fd);
+  return {};
+}
+
+namespace {
+
+/// Sums would depend on which rank computes them.
+void expect_same_denormals(const Arena& arena, int own_rank) {
+  for (int rank = 1; rank < arena.size(); ++rank) {
+    detail::expect_same_denormals(detail::concat("init rank ", own_rank, " of ", arena.size()),
+                                  static_cast<std::size_t>(rank),
+                                  arena.rank(rank).flushes_denormals,
+                                  arena.rank(0).flushes_denormals);
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<Communicator> create(std::shared_ptr<World> world, int rank,
+                                     const Options& options) {
+  const int size = world->size();
+  if (rank < 0 || rank >= size) {
+    throw InvalidArgument(detail::concat("host: got rank ", rank, ", expected 0 to ", size - 1));
+  }
+  auto& arena = world->arena();
+  auto& state = arena.rank(rank);
+  auto absent = RankStatus::absent;
+  if (state.pid == 0) tell_pid(state, ::getpid());
+  state.flushes_denormals = flushes_denormals();
+  if (!state.status.compare_exchange_strong(absent, RankStatus::joined)) {
+    throw InvalidArgument(detail::concat("host: rank ", rank, " has joined this world already"));
+  }
+  auto context = std::make_shared<RankContext>(std::move(world), rank, options);
+  const Block block = arena.world_block();
+  arena.populate(arena.offset_of(block.member_base(rank)), Block::member_bytes(size));
+
+  std::vector<int> members(static_cast<std::size_t>(size));
+  std::iota(members.begin(), members.end(), 0);
+  auto communicator = std::make_shared<HostCommunicator>(std::move(context), std::move(members),
+                                                         rank, block, false, 0);
+  communicator->join();
+  expect_same_denormals(arena, rank);
+  log::debug(detail::concat("rank ", rank, " of ", size, " joined its world"));
+  return communicator;
+}
+
+}  // namespace lockstep::host

@@ -1,0 +1,193 @@
+#include "comm/host/host_communicator.h"
+
+#include <algorithm>
+#include <exception>
+#include <new>
+
+#include "comm/split.h"
+#include "core/log.h"
+#include "core/text.h"
+#include "lockstep/error.h"
+
+namespace lockstep::host {
+
+HostCommunicator::HostCommunicator(std::shared_ptr<RankContext> context, std::vector<int> members,
+                                   int rank, Block block, bool owns_block, int number)
+    : Communicator(rank, static_cast<int>(members.size())),
+      context_(std::move(context)),
+      members_(std::move(members)),
+      block_(block),
+      owns_block_(owns_block),
+      number_(number) {
+  for (const int member : members_) names_.push_back(context_->named(member));
+  progress_.arrived.resize(members_.size());
+  progress_.worked.resize(members_.size());
+  block_.membership(rank).rank.store(context_->rank() + 1);
+  context_->add(*this);
+}
+
+HostCommunicator::~HostCommunicator() {
+  context_->remove(*this);
+  if (context_->in_child()) return;
+  block_.attached().fetch_sub(1);
+  if (owns_block_) context_->retire(block_);
+}
+
+std::shared_ptr<std::byte> HostCommunicator::allocate(std::size_t bytes) {
+  return context_->allocate(bytes);
+}
+
+std::optional<std::uint64_t> HostCommunicator::place_of(const void* memory) const {
+  const auto offset = context_->arena().offset_of(static_cast<const std::byte*>(memory));
+  if (offset == no_offset) return {};
+  return offset;
+}
+
+std::byte* HostCommunicator::at_place(std::uint64_t place) const {
+  return context_->arena().at(place);
+}
+
+std::string HostCommunicator::where(std::string_view label) const {
+  return detail::concat(label, " (host) rank ", rank(), " of ", size());
+}
+
+Waited HostCommunicator::waited(const Operation& operation) const {
+  return {.group = context_->arena().offset_of(block_.base()),
+          .members = size(),
+          .member = rank(),
+          .number = number_,
+          .collective = operation.collective,
+          .peer = operation.is_message() ? operation.peer : -1,
+          .sequence = operation.sequence,
+          .source = operation.source};
+}
+
+void HostCommunicator::fail(std::string_view cause) noexcept {
+  fail_as(Failure::Kind::error, cause);
+}
+
+void HostCommunicator::fail_by_timeout(std::string_view cause) noexcept {
+  fail_as(Failure::Kind::timeout, cause);
+}
+
+void HostCommunicator::fail_as(Failure::Kind kind, std::string_view cause) noexcept {
+  if (context_->in_child()) return;
+  context_->set_failure_met();
+  const int rank = context_->rank();
+  try {
+    context_->world().fail({.kind = kind,
+                            .rank = rank,
+                            .text = detail::concat("rank ", context_->named(rank), ": ", cause)});
+  } catch (const std::bad_alloc&) {
+    context_->world().fail({.kind = kind, .rank = rank});
+  }
+}
+
+void HostCommunicator::look() {
+  const Use use(*context_);
+  context_->poll();
+  if (context_->failed()) context_->throw_failure(where("world"));
+}
+
+void HostCommunicator::abandon(std::string_view cause) noexcept {
+  fail_as(Failure::Kind::abandoned, cause);
+  drop();
+}
+
+void HostCommunicator::join() {
+  const auto meet = [&] {
+    const RankContext::Use use(*context_);
+    return start(Operation{.collective = Collective::barrier});
+  };
+  meet().wait();
+}
+
+void HostCommunicator::drop() noexcept {
+  collectives_.clear();
+  messages_.clear();
+}
+
+Work HostCommunicator::begin(Operation&& operation) {
+  const RankContext::Use use(*context_);
+  context_->look_at_launcher();
+  if (context_->failed()) {
+    number(operation);
+    context_->throw_failure(where(operation.label()));
+  }
+  if (operation.is_message()) return begin_message(std::move(operation));
+  number(operation);
+  return start(std::move(operation));
+}
+
+Work HostCommunicator::start(Operation&& operation) {
+  auto request = std::make_shared<CollectiveRequest>(*this, std::move(operation));
+  collectives_.push_back(request);
+  block_.membership(rank()).issued.store(request->operation().sequence + 1,
+                                         std::memory_order_release);
+  poll();
+  return Work(std::move(request));
+}
+
+Work HostCommunicator::begin_message(Operation&& operation) {
+  // Short of memory this throws, before the message has a number.
+  auto copy = MessageRequest::copy_for(*context_, operation);
+  number(operation);
+  auto request = std::make_shared<MessageRequest>(*this, std::move(operation), std::move(copy));
+  messages_.push_back(request);
+  request->count_as_begun();
+  poll();
+  return Work(std::move(request));
+}
+
+void HostCommunicator::poll() {
+  // All that fit are announced, so that others can begin on them while this rank is behind.
+  for (const auto& request : collectives_) {
+    if (!request->posted() && !request->post()) break;
+  }
+  for (const auto& request : collectives_) {
+    request->advance();
+    if (!request->lets_next_begin()) break;
+  }
+  while (!collectives_.empty() && collectives_.front()->complete()) collectives_.pop_front();
+  if (messages_.empty()) return;
+  for (const auto& request : messages_) request->advance();
+  std::erase_if(messages_, [](const auto& request) { return request->complete(); });
+}
+
+std::shared_ptr<Communicator> HostCommunicator::split(int color, int key) {
+  const auto part = detail::split_numbered(*this, color, key, context_->last_group());
+  context_->set_last_group(static_cast<int>(part.number));
+  const auto& group_ranks = part.ranks;
+
+  // The first member gives the block, out of its own memory.
+  const int members = static_cast<int>(group_ranks.size());
+  const bool owner = !group_ranks.empty() && group_ranks.front() == rank();
+  constexpr auto none = static_cast<std::int64_t>(no_offset);
+  detail::SplitChoice mine{.color = color, .key = key, .own = none};
+  std::exception_ptr shortage;
+  if (owner) {
+    try {
+      mine.own = static_cast<std::int64_t>(context_->take_block(members));
+    } catch (const CommError&) {
+      shortage = std::current_exception();
+    }
+  }
+  const auto choices = detail::exchange_choices(*this, mine);
+  if (group_ranks.empty()) return nullptr;
+  if (shortage != nullptr) std::rethrow_exception(shortage);
+
+  const auto offset = choices[static_cast<std::size_t>(group_ranks.front())].own;
+  if (offset == none) {
+    throw CommError(detail::concat(where("split"), ": rank ", group_ranks.front(),
+                                   " has not enough exchangeable memory for the new group"));
+  }
+  auto made = std::make_shared<HostCommunicator>(
+      context_, detail::picked(members_, group_ranks), part.rank,
+      Block(context_->arena().at(static_cast<std::uint64_t>(offset)), members), owner,
+      static_cast<int>(part.number));
+  made->join();
+  log::debug(detail::concat(made->where("split"), " joined its group"));
+  return made;
+}
+
+}  // namespace lockstep::host

@@ -1,0 +1,14 @@
+#pragma once
+
+#include "comm/backend_request.h"
+
+namespace lockstep {
+
+namespace host {
+class HostCommunicator;
+using HostRequest = detail::BackendRequest<HostCommunicator>;
+}  // namespace host
+
+extern template class detail::BackendRequest<host::HostCommunicator>;
+
+}  // namespace lockstep

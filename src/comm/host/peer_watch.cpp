@@ -1,0 +1,78 @@
+#include "comm/host/peer_watch.h"
+
+#include <poll.h>
+#include <unistd.h>
+
+#include "comm/host/arena.h"
+#include "core/process.h"
+
+// Note [How ranks watch processes]
+// A waiting rank looks at the processes that it waits for, by pidfd. A process that ends shows at
+// once, and a reused pid cannot mislead. `lockstep run` marks ranks that end and says how they
+// ended, so ranks leave that to it for a second. A stopped launcher marks no rank; the ranks then
+// do.
+// Ranks also watch the process that started them. Only `lockstep run` has a guardian: without this
+// watch, ranks would train on when mpirun or torchrun has been killed.
+// A stopped launcher is no reason to end. `lockstep run` stops its ranks when Ctrl-Z stops it, and
+// all of them continue together.
+
+namespace lockstep::host {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// How long `lockstep run` may take to mark a rank whose process has ended, and a rank that fails
+/// to end its process.
+constexpr auto patience = std::chrono::seconds(1);
+
+}  // namespace
+
+PeerWatch::PeerWatch(World& world, const Options& options)
+    : world_(world),
+      watches_(options.watch),
+      supervised_(options.supervised),
+      pid_space_(pid_space()),
+      peers_(static_cast<std::size_t>(world.size())),
+      launcher_(options.launcher, options.launcher_name) {}
+
+pid_t PeerWatch::pid_of(int rank) const {
+  const auto& state = world_.arena().rank(rank);
+  const pid_t pid = state.pid.load(std::memory_order_acquire);
+  return pid != 0 && state.pid_space == pid_space_ ? pid : 0;
+}
+
+bool PeerWatch::has_ended(int rank) {
+  auto& [process, ended] = peers_[static_cast<std::size_t>(rank)];
+  const pid_t pid = pid_of(rank);
+  // The timeout finds a rank of another pid namespace.
+  if (!process && pid != 0) process.emplace(pid);
+  if (!process || !process->ended()) return false;
+  if (!ended) ended = Clock::now();
+  return !supervised_ || Clock::now() - *ended >= patience;
+}
+
+RankStatus PeerWatch::status_of(int rank) {
+  const auto& state = world_.arena().rank(rank);
+  const auto here = [&] {
+    const auto status = state.status.load();
+    return status == RankStatus::absent || status == RankStatus::joined;
+  };
+  if (watches_ && here() && has_ended(rank) && here()) world_.mark_gone(rank, "its process ended");
+  return state.status.load(std::memory_order_acquire);
+}
+
+bool PeerWatch::is_stopped(int rank) const {
+  const pid_t pid = pid_of(rank);
+  return pid != 0 && pid != ::getpid() && detail::read_process(pid).stopped();
+}
+
+void PeerWatch::await_end(int rank) const {
+  const pid_t pid = pid_of(rank);
+  if (pid == 0 || pid == ::getpid()) return;
+  const ProcessWatch process(pid);
+  pollfd end{.fd = process.fd(), .events = POLLIN, .revents = 0};
+  if (process.ended() || end.fd < 0) return;
+  ::poll(&end, 1, static_cast<int>(std::chrono::milliseconds(patience).count()));
+}
+
+}  // namespace lockstep::host

@@ -1,0 +1,282 @@
+#include "comm/host/rendezvous.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <optional>
+#include <sstream>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "comm/host/arena.h"
+#include "comm/host/arrivals.h"
+#include "comm/host/process_watch.h"
+#include "comm/host/socket_holder.h"
+#include "core/deadline.h"
+#include "core/log.h"
+#include "core/process.h"
+#include "core/text.h"
+#include "lockstep/error.h"
+
+// Note [How ranks of a foreign launcher meet]
+// No process can open the memory by a name, so its descriptor must be handed over. Rank 0 listens
+// on an abstract Unix socket, which vanishes with it and lies in no file system. The socket's name
+// is made from user and job, with the launcher's random token where it has one. Both sides ask the
+// kernel for the user at the other end, and refuse another user. A process of another user that
+// guesses the name can block the rendezvous, but cannot join or read a world.
+// A process of the same user could take the memory out of /proc anyway. Once all ranks are here the
+// socket is closed.
+// Until then any of the ranks that are here may end. Each finds the others' processes in the
+// memory, where rank 0 writes them. Rank 0 watches the ranks that it let in, and they watch it and
+// one another. All watch the launcher, which may end before it has started every rank.
+
+namespace lockstep::host {
+namespace {
+
+using detail::concat;
+using detail::Deadline;
+using detail::Descriptor;
+
+/// Rank 0's answer, with the descriptor if it agrees.
+struct Answer {
+  char refusal[256];  ///< empty if it agrees
+};
+
+struct Address {
+  std::string name;
+  sockaddr_un socket{};
+  socklen_t length = 0;
+};
+
+Address address_of(const std::string& job) {
+  // Jobs have names of any length; FNV-1a keeps the address short.
+  std::uint64_t hash = 0xcbf29ce484222325;
+  for (const char letter : job) {
+    hash = (hash ^ static_cast<unsigned char>(letter)) * 0x100000001b3;
+  }
+  std::ostringstream name;
+  name << "lockstep-" << ::geteuid() << '-' << std::hex << hash;
+  Address address;
+  address.socket.sun_family = AF_UNIX;
+  address.name = name.str();
+  address.name.copy(address.socket.sun_path + 1, sizeof address.socket.sun_path - 1);
+  address.length =
+      static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + address.name.size());
+  return address;
+}
+
+/// One whose calls do not block.
+Descriptor make_socket() {
+  Descriptor made(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!made) throw CommError(concat("init: no unix socket: ", std::strerror(errno)));
+  return made;
+}
+
+/// Sleeps until any of these can be read, for one nap at most. The result is that of poll().
+int sleep_once(std::vector<pollfd> waiting, Deadline& until) {
+  const auto limit = std::chrono::ceil<std::chrono::milliseconds>(until.nap());
+  return ::poll(waiting.data(), waiting.size(), static_cast<int>(limit.count()));
+}
+
+/// Whether it can be read before that time.
+bool await(int fd, Deadline& until, const std::function<void()>& look) {
+  for (;;) {
+    look();
+    const int ready = sleep_once({{.fd = fd, .events = POLLIN, .revents = 0}}, until);
+    if (ready > 0) return true;
+    if (ready == 0 && until.passed()) return false;
+    if (ready < 0 && errno != EINTR) return false;
+  }
+}
+
+void answer(int fd, const std::string& refusal, int descriptor) {
+  Answer content{};
+  refusal.copy(content.refusal, sizeof content.refusal - 1);
+  iovec data{.iov_base = &content, .iov_len = sizeof content};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  if (refusal.empty()) {
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof descriptor);
+    std::memcpy(CMSG_DATA(header), &descriptor, sizeof descriptor);
+  }
+  ::sendmsg(fd, &message, MSG_NOSIGNAL);  // who is gone meanwhile is missed when the world meets
+}
+
+Descriptor listen_at(const Address& address, int size) {
+  Descriptor listening = make_socket();
+  const auto* at = reinterpret_cast<const sockaddr*>(&address.socket);
+  if (::bind(listening.get(), at, address.length) == 0 &&
+      ::listen(listening.get(), SOMAXCONN) == 0) {
+    return listening;
+  }
+  const int error = errno;
+  throw CommError(concat(
+      "init: rank 0 of ", size, " cannot open the ranks' meeting place: ", std::strerror(error),
+      error != EADDRINUSE ? ""
+                          : concat(": it is held by ", holder_of(address.name),
+                                   "; does another process say that it is rank 0 of this job?")));
+}
+
+std::shared_ptr<World> receive_all(const Address& address, int size, Deadline& until,
+                                   std::chrono::milliseconds timeout,
+                                   const LauncherWatch& launcher) {
+  auto world = World::create(size);
+  const Descriptor listening = listen_at(address, size);
+  tell_pid(world->arena().rank(0), ::getpid());
+  Arrivals arrivals(size);
+  PendingConnections pending(size);
+  const auto fail = [&](Failure failure) {
+    world->fail(failure);
+    if (failure.kind == Failure::Kind::timeout) throw TimeoutError(failure.text);
+    throw CommError(failure.text);
+  };
+  const auto hear = [&](int peer, pid_t pid, const Hello& hello) {
+    std::string refusal;
+    if (hello.size != size) {
+      refusal = concat("init: rank ", hello.rank, " expects a world of ", hello.size,
+                       " ranks, rank 0 one of ", size);
+    } else if (!arrivals.may_be(hello.rank)) {
+      refusal = concat("init: two processes say that they are rank ", hello.rank, " of ", size,
+                       "; one is ", process_text(pid));
+    } else if (pid != 0) {
+      tell_pid(world->arena().rank(hello.rank), pid);
+    }
+    answer(peer, refusal, world->fd());
+    if (!refusal.empty()) fail({.rank = hello.rank, .text = refusal});
+    arrivals.add(hello.rank, pid);
+  };
+  while (!arrivals.complete()) {
+    std::vector<pollfd> waiting{{.fd = listening.get(), .events = POLLIN, .revents = 0}};
+    pending.watch(waiting);
+    arrivals.watch(waiting);
+    if (!arrivals.ended()) sleep_once(std::move(waiting), until);
+    for (;;) {
+      Descriptor peer(::accept4(listening.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      if (!peer) break;
+      pending.add(std::move(peer));
+    }
+    pending.look(hear);
+    if (const auto rank = arrivals.ended()) {
+      fail({.kind = Failure::Kind::left,
+            .rank = *rank,
+            .text = concat("init: rank ", *rank, " of ", size, " ended while ranks ",
+                           arrivals.missing(), " had still to call init")});
+    }
+    if (const auto why = launcher.ended()) {
+      fail({.text = concat("init rank 0 of ", size, ": ", *why)});
+    }
+    if (!arrivals.complete() && until.passed()) {
+      fail({.kind = Failure::Kind::timeout,
+            .text =
+                concat("init: rank 0 of ", size, " waited ", timeout.count() / 1000.0,
+                       " s for ranks ", arrivals.missing(), " to call init", pending.dropped())});
+    }
+  }
+  return world;
+}
+
+std::shared_ptr<World> come(const Address& address, int rank, int size, Deadline& until,
+                            std::chrono::milliseconds timeout, const LauncherWatch& launcher) {
+  constexpr auto longest_nap = std::chrono::milliseconds(20);
+  const auto late = [&](std::string_view what) {
+    return TimeoutError(concat("init: rank ", rank, " of ", size, " waited ",
+                               timeout.count() / 1000.0, " s for rank 0 ", what));
+  };
+  auto nap = std::chrono::microseconds(500);
+  const auto check_launcher = [&] {
+    // It may have started this rank only.
+    if (const auto why = launcher.ended()) {
+      throw CommError(concat("init rank ", rank, " of ", size, ": ", *why));
+    }
+  };
+  for (;;) {
+    check_launcher();
+    const Descriptor socket = make_socket();
+    const auto* to = reinterpret_cast<const sockaddr*>(&address.socket);
+    if (::connect(socket.get(), to, address.length) != 0) {
+      if (errno != ECONNREFUSED && errno != EINTR && errno != EAGAIN) {
+        throw CommError(concat("init: rank ", rank, " of ", size,
+                               " cannot reach rank 0: ", std::strerror(errno)));
+      }
+      // Rank 0 is not there yet, or no longer: nothing of it would be left to tell. Another process
+      // that has the address and takes no connection is still there.
+      if (until.passed()) {
+        const auto holder = holder_of(address.name);
+        throw late(holder.starts_with("process ")
+                       ? concat("to call init; ", holder, " holds its address")
+                       : "to call init; it was not started, or has ended");
+      }
+      std::this_thread::sleep_for(nap);
+      nap = std::min<std::chrono::microseconds>(2 * nap, longest_nap);
+      continue;
+    }
+    if (const auto user = peer_of(socket.get()).uid; user != ::geteuid()) {
+      throw CommError(concat("init: user ", user, " holds the meeting place of rank ", rank, " of ",
+                             size, "; expected user ", ::geteuid()));
+    }
+    const Hello hello{.magic = Hello::expected_magic, .rank = rank, .size = size};
+    ::send(socket.get(), &hello, sizeof hello, MSG_NOSIGNAL);
+    const auto peer = process_text(peer_of(socket.get()).pid);
+    if (!await(socket.get(), until, check_launcher)) {
+      throw late(concat("to answer; ", peer, " holds its address and is stuck"));
+    }
+
+    Answer content{};
+    iovec data{.iov_base = &content, .iov_len = sizeof content};
+    alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+    msghdr message{};
+    message.msg_iov = &data;
+    message.msg_iovlen = 1;
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    if (::recvmsg(socket.get(), &message, MSG_CMSG_CLOEXEC) != sizeof content) {
+      throw CommError(concat("init: rank 0 of ", size, " ended while rank ", rank,
+                             " joined: ", peer, " held its address"));
+    }
+    if (content.refusal[0] != '\0') throw CommError(content.refusal);
+    const cmsghdr* header = CMSG_FIRSTHDR(&message);
+    if (header == nullptr || header->cmsg_type != SCM_RIGHTS) {
+      throw CommError(concat("init: rank ", rank, " of ", size, " got no memory from rank 0"));
+    }
+    int descriptor = -1;
+    std::memcpy(&descriptor, CMSG_DATA(header), sizeof descriptor);
+    return World::attach(descriptor, size);
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<World> meet(const std::string& job, int rank, int size,
+                            std::chrono::milliseconds timeout, const LauncherWatch& launcher) {
+  // Longer than this is for ever, and sums of it must not overflow.
+  constexpr std::chrono::milliseconds longest = std::chrono::hours(24 * 365);
+  Deadline until(std::min(timeout, longest));
+  const auto address = address_of(job);
+  return rank == 0 ? receive_all(address, size, until, timeout, launcher)
+                   : come(address, rank, size, until, timeout, launcher);
+}
+
+std::string job_by_ancestor(const std::string& variable) {
+  const long pid = detail::ancestor_without(variable);
+  return concat("process ", pid, " of ", detail::read_process(pid).start);
+}
+
+}  // namespace lockstep::host

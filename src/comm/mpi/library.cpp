@@ -1,0 +1,181 @@
+#include "comm/mpi/library.h"
+
+#include <mpi.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <iostream>
+#include <mutex>
+#include <sstream>
+#include <stop_token>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+#include "core/deadline.h"
+#include "core/fork_guard.h"
+#include "core/log.h"
+#include "core/signals_blocked.h"
+#include "core/text.h"
+#include "lockstep/error.h"
+
+namespace lockstep::mpi {
+namespace {
+
+using detail::concat;
+
+std::atomic<bool> abandoned{false};
+/// Lockstep has initialised MPI, and no other code calls it.
+bool own = false;
+/// The process that joined MPI. A forked child shares its connections and must not use them.
+const detail::ForkGuard& process() {
+  static const detail::ForkGuard joined;
+  return joined;
+}
+
+std::function<void()>& last_call() {
+  static std::function<void()> call;
+  return call;
+}
+
+bool initialized() {
+  int answer = 0;
+  MPI_Initialized(&answer);
+  return answer != 0;
+}
+
+bool finalized() {
+  int answer = 0;
+  MPI_Finalized(&answer);
+  return answer != 0;
+}
+
+int thread_level() {
+  int level = MPI_THREAD_SINGLE;
+  MPI_Query_thread(&level);
+  return level;
+}
+
+const char* level_name(int level) {
+  if (level == MPI_THREAD_SINGLE) return "MPI_THREAD_SINGLE";
+  if (level == MPI_THREAD_FUNNELED) return "MPI_THREAD_FUNNELED";
+  if (level == MPI_THREAD_SERIALIZED) return "MPI_THREAD_SERIALIZED";
+  return "MPI_THREAD_MULTIPLE";
+}
+
+void make_last_call() {
+  if (const auto call = std::exchange(last_call(), {})) call();
+}
+
+/// Ends the process unless it is destroyed in time.
+class Limit {
+ public:
+  explicit Limit(std::chrono::milliseconds longest) {
+    const auto timeout = std::min(longest, std::chrono::milliseconds(std::chrono::hours(24 * 365)));
+    const detail::SignalsBlocked blocked;
+    thread_ = std::jthread([this, timeout](const std::stop_token& stop) {
+      std::unique_lock lock(mutex_);
+      for (detail::Deadline deadline(timeout); !deadline.passed();) {
+        changed_.wait_for(lock, stop, deadline.nap(), [] { return false; });
+        if (stop.stop_requested()) return;
+      }
+      const std::chrono::duration<double> waited = timeout;
+      std::cerr << concat("init: MPI_Init waited ", waited.count(),
+                          " s for processes of this job that have not come to it; this one ends\n")
+                << std::flush;
+      std::_Exit(1);
+    });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable_any changed_;
+  std::jthread thread_;
+};
+
+/// A process that ends with another code must not wait for ranks that learn of it only when it is
+/// gone; its launcher tells them.
+void end(int exit_code, void*) {
+  if (exit_code != 0 || abandoned || process().in_child() || finalized()) return;
+  make_last_call();
+  if (!abandoned) MPI_Finalize();
+}
+
+}  // namespace
+
+void Library::join(std::chrono::milliseconds timeout) {
+  last_call();  // outlives the handler below, which is registered after it
+  process();
+  if (finalized()) {
+    throw BackendUnavailable("mpi: MPI has ended in this process; call init() before MPI_Finalize");
+  }
+  if (!initialized()) {
+    int level = 0;
+    const Limit limit(timeout);
+    if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level) != MPI_SUCCESS) {
+      throw BackendUnavailable("mpi: MPI_Init_thread failed; what MPI wrote to stderr says why");
+    }
+    ::on_exit(end, nullptr);
+    own = true;
+  }
+  if (thread_level() == MPI_THREAD_SINGLE) {
+    throw BackendUnavailable(
+        "mpi: the program initialised MPI with MPI_THREAD_SINGLE, expected MPI_THREAD_FUNNELED or "
+        "more: call MPI_Init_thread, or leave it to init()");
+  }
+  log::debug(concat("mpi: ", version(), ", ", level_name(thread_level())));
+}
+
+bool Library::running() { return initialized() && !finalized(); }
+
+bool Library::main_thread_only() { return thread_level() < MPI_THREAD_SERIALIZED; }
+
+bool Library::on_main_thread() {
+  int answer = 0;
+  MPI_Is_thread_main(&answer);
+  return answer != 0;
+}
+
+std::string Library::why_no_thread() {
+  // Of an MPI for one thread at a time a thread of Lockstep's could not tell when the program's own
+  // calls it.
+  const int least = own ? MPI_THREAD_SERIALIZED : MPI_THREAD_MULTIPLE;
+  const int level = thread_level();
+  if (level >= least) return {};
+  return concat(own ? "MPI provides " : "the program initialised MPI with ", level_name(level),
+                ", and a thread needs ", level_name(least));
+}
+
+void Library::at_end(std::function<void()> call) {
+  last_call() = std::move(call);
+  // MPI_Finalize begins with deleting the attributes of this communicator.
+  int key = MPI_KEYVAL_INVALID;
+  MPI_Comm_create_keyval(
+      MPI_COMM_NULL_COPY_FN,
+      [](MPI_Comm, int, void*, void*) {
+        make_last_call();
+        return MPI_SUCCESS;
+      },
+      &key, nullptr);
+  MPI_Comm_set_attr(MPI_COMM_SELF, key, nullptr);
+}
+
+void Library::abandon() { abandoned = true; }
+
+std::string Library::version() {
+  std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
+  int length = 0;
+  MPI_Get_library_version(text.data(), &length);
+  // "Open MPI v4.1.4, package: …" or "MPICH Version:\t4.0.2\nMPICH Release date: …"
+  std::string name(text.data(), static_cast<std::size_t>(length));
+  name = name.substr(0, name.find_first_of(std::string_view(",\n\0", 3)));
+  std::string words;
+  std::istringstream in(name);
+  for (std::string word; in >> word;) words += (words.empty() ? "" : " ") + word;
+  return words;
+}
+
+}  // namespace lockstep::mpi

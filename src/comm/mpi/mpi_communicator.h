@@ -1,0 +1,107 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "comm/cost.h"
+#include "comm/mpi/mpi_channel.h"
+#include "comm/mpi/mpi_collective_request.h"
+#include "comm/mpi/mpi_message_request.h"
+#include "comm/mpi/mpi_rank_context.h"
+
+namespace lockstep::mpi {
+
+/// One rank's view of one group of the processes of its MPI.
+class MpiCommunicator final : public Communicator,
+                              public Pollable,
+                              public std::enable_shared_from_this<MpiCommunicator> {
+ public:
+  /// members are world ranks in the order of the group; number tells its messages from those of
+  /// other groups with the same members.
+  MpiCommunicator(std::shared_ptr<RankContext> context, std::vector<int> members, int rank,
+                  int number);
+  ~MpiCommunicator() override;
+
+  std::string_view backend() const override { return "mpi"; }
+  int world_rank(int rank) const override { return members_[static_cast<std::size_t>(rank)]; }
+  std::shared_ptr<std::byte> allocate(std::size_t bytes) override;
+  std::shared_ptr<Communicator> split(int color, int key) override;
+  void fail(std::string_view cause) noexcept override;
+  void fail_by_timeout(std::string_view cause) noexcept override;
+  void look() override;
+  /// fail() for an operation that will never be waited for.
+  void abandon(std::string_view cause) noexcept;
+
+  void poll() override;
+  bool under_way() const override;
+  void let_go(std::vector<std::shared_ptr<void>>& complete) override;
+
+  /// Meets all members in the collective that numbers 0. Called once, by who made this
+  /// communicator.
+  void join();
+  /// Learns which host each rank is on, in another collective that numbers 0; host is what this
+  /// rank's is known by. Called once for the world. Throws: InvalidArgument on every rank when they
+  /// were told different algorithms.
+  void meet_hosts(const std::string& host);
+  /// Every rank's bytes = rank 0's, in a collective that numbers 0.
+  void share(std::span<std::byte> bytes);
+
+  // For pending operations.
+  using Use = RankContext::Use;
+  RankContext& context() const { return *context_; }
+  std::span<const int> members() const { return members_; }
+  std::string where(std::string_view label) const;
+
+  void send(const std::byte* data, std::size_t bytes, int member, Channel channel,
+            Transport::Done done) const;
+  void send_synchronously(const std::byte* data, std::size_t bytes, int member, Channel channel,
+                          Transport::Done done) const;
+  void receive(std::byte* data, std::size_t bytes, int member, Channel channel,
+               Transport::Done done) const;
+
+  /// The announcements of a member that no operation has taken yet.
+  std::deque<Parcel>& announced(int member) {
+    return inboxes_[static_cast<std::size_t>(member)].waiting;
+  }
+  /// Messages of a member whose payload this rank has asked for.
+  std::uint64_t& received(int member) { return received_[static_cast<std::size_t>(member)]; }
+  const Placement& placement() const { return placement_; }
+  /// World ranks that the first pending collective waits for.
+  std::vector<int> holding_up() const;
+
+ private:
+  /// Announcements from one other member.
+  struct Inbox {
+    std::vector<std::byte> room;  ///< for the next
+    std::deque<Parcel> waiting;
+  };
+
+  Work begin(Operation&& operation) override;
+  void place(std::vector<int> hosts);
+  void fail_as(bool timeout, std::string_view cause) noexcept;
+  Work begin_message(Operation&& operation);
+  /// Begins a numbered collective.
+  Work start(Operation&& operation);
+  /// A collective of the library's own, from begin to end.
+  void unnumbered(Operation&& operation);
+  void listen(int member);
+
+  std::shared_ptr<RankContext> context_;
+  std::vector<int> members_;
+  int number_;
+  Placement placement_;  ///< what hosts() says
+  std::vector<Inbox> inboxes_;
+  std::vector<std::uint64_t> received_;
+  std::deque<std::shared_ptr<CollectiveRequest>>
+      collectives_;  ///< in order; those in front may be moving bytes
+  std::deque<std::shared_ptr<MessageRequest>> messages_;
+};
+
+}  // namespace lockstep::mpi

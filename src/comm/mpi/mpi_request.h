@@ -1,0 +1,14 @@
+#pragma once
+
+#include "comm/backend_request.h"
+
+namespace lockstep {
+
+namespace mpi {
+class MpiCommunicator;
+using MpiRequest = detail::BackendRequest<MpiCommunicator>;
+}  // namespace mpi
+
+extern template class detail::BackendRequest<mpi::MpiCommunicator>;
+
+}  // namespace lockstep

@@ -1,0 +1,20 @@
+#include "comm/mpi/mpi.h"
+#include "lockstep/error.h"
+
+// A build without MPI links these functions instead of the backend.
+
+namespace lockstep::mpi {
+
+std::string available() { return "built without MPI: configure with -DLOCKSTEP_WITH_MPI=ON"; }
+
+std::string version() { return {}; }
+
+bool by_thread(const Options&) { throw BackendUnavailable("mpi: " + available()); }
+
+void start_thread(Communicator&) { throw BackendUnavailable("mpi: " + available()); }
+
+std::shared_ptr<Communicator> create(const Options&) {
+  throw BackendUnavailable("mpi: " + available());
+}
+
+}  // namespace lockstep::mpi

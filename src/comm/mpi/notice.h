@@ -1,0 +1,19 @@
+#pragma once
+
+#include <cstdint>
+
+#include "comm/control/failure.h"
+
+namespace lockstep::mpi {
+
+using control::Failure;
+
+/// A rank's message to all others that it has left or failed.
+struct Notice {
+  enum class Kind : std::int32_t { left, failed, timed_out };
+  Kind kind;
+  std::int32_t rank;
+  char text[2048];  ///< of a failure, ending with a zero
+};
+
+}  // namespace lockstep::mpi

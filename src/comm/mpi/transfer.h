@@ -1,0 +1,91 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "comm/mpi/mpi_channel.h"
+#include "comm/operation.h"
+#include "comm/shape.h"
+#include "lockstep/types.h"
+
+namespace lockstep::mpi {
+
+class MpiCommunicator;
+
+/// The bytes of one collective on their way, once all members have agreed on it.
+class Transfer {
+ public:
+  virtual ~Transfer() = default;
+  Transfer(const Transfer&) = delete;
+  Transfer& operator=(const Transfer&) = delete;
+
+  /// Begins the messages that can begin, and works on what has come.
+  virtual void advance() = 0;
+  /// All messages have begun, so that those of another transfer may follow.
+  virtual bool begun() const = 0;
+
+  /// After advance().
+  virtual bool over() const { return begun() && under_way_ == 0; }
+  /// Members with whom a message is under way.
+  std::vector<int> partners() const;
+  /// Time that went into sums.
+  std::chrono::nanoseconds worked() const { return worked_; }
+
+ protected:
+  Transfer(const MpiCommunicator& group, const Operation& operation);
+
+  const Operation& operation() const { return operation_; }
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  std::size_t element() const { return size_of(operation_.dtype); }
+  /// Bytes of an element on its way.
+  std::size_t travelling_element() const { return size_of(operation_.travels_as()); }
+
+  /// How a reduction cuts its slices. Note [How long a piece is] is in transfer.cpp.
+  struct Pieces {
+    std::size_t bytes;   ///< of the longest
+    std::size_t window;  ///< how many of a slice are under way at once
+  };
+  Pieces pieces() const;
+
+  /// Messages of no bytes are over at once. *flag, if given, becomes 1 when the message is over.
+  void send(const std::byte* data, std::size_t bytes, int member, Channel channel,
+            std::uint8_t* flag = nullptr);
+  void receive(std::byte* data, std::size_t bytes, int member, Channel channel,
+               std::uint8_t* flag = nullptr);
+
+  std::chrono::nanoseconds worked_{};
+
+ private:
+  void ended(int member, std::uint8_t* flag);
+
+  const MpiCommunicator& group_;
+  const Operation& operation_;
+  int rank_;
+  int size_;
+  std::size_t under_way_ = 0;
+  std::vector<std::uint32_t> with_;  ///< messages under way with each member
+};
+
+/// The transfer of an operation whose inputs were not sent with the announcements.
+std::unique_ptr<Transfer> make_transfer(const MpiCommunicator& group, const Operation& operation);
+
+/// Parts that go from member to member as they are: all_gather, gather, scatter, all_to_all.
+std::unique_ptr<Transfer> make_moves(const MpiCommunicator& group, const Operation& operation);
+/// Root gives each other member a slice, and all of them give theirs to one another.
+std::unique_ptr<Transfer> make_broadcast(const MpiCommunicator& group, const Operation& operation);
+/// all_reduce and reduce_scatter: each member hears all others' parts of its slice and sums them.
+std::unique_ptr<Transfer> make_direct_reduction(const MpiCommunicator& group,
+                                                const Operation& operation);
+/// all_reduce: each slice's sum passes around from rank to rank, and so does its result.
+std::unique_ptr<Transfer> make_ring_reduction(const MpiCommunicator& group,
+                                              const Operation& operation);
+/// Whether partial sums lose nothing that one sum keeps, so that a ring may make them.
+bool sums_in_parts(const Operation& operation);
+
+using detail::slice_of;
+
+}  // namespace lockstep::mpi

@@ -1,0 +1,10 @@
+#pragma once
+
+#include "comm/communicator.h"
+
+namespace lockstep::detail {
+
+/// Issues the operation in another group of the same ranks, with the same buffers.
+Work reissue(Communicator& group, const Operation& operation);
+
+}  // namespace lockstep::detail

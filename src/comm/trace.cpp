@@ -1,0 +1,45 @@
+#include "comm/trace.h"
+
+#include "lockstep/error.h"
+
+namespace lockstep::detail {
+namespace {
+
+/// Work in pieces, as a staged collective's, is one span while no more lies between two of them.
+/// Units: nanoseconds.
+constexpr std::int64_t same_work = 2000;
+
+}  // namespace
+
+Trace::Trace(std::size_t most) : spans_(most) {
+  if (most == 0) throw InvalidArgument("trace: got room for 0 spans, expected at least 1");
+  if (this_threads_trace != nullptr) {
+    throw InvalidArgument("trace: this thread keeps one already, expected one at a time");
+  }
+  this_threads_trace = this;
+}
+
+Trace::~Trace() {
+  if (this_threads_trace == this) this_threads_trace = nullptr;
+}
+
+void Trace::add(const TraceSpan& span) noexcept {
+  if (added_ > 0 && span.kind == TraceSpan::Kind::working) {
+    auto& last = spans_[(added_ - 1) % spans_.size()];
+    if (last.kind == TraceSpan::Kind::working && span.begin - last.end < same_work) {
+      last.end = span.end;
+      return;
+    }
+  }
+  spans_[added_++ % spans_.size()] = span;
+}
+
+std::vector<TraceSpan> Trace::spans() const {
+  std::vector<TraceSpan> all;
+  const auto kept = added_ - lost();
+  all.reserve(kept);
+  for (auto i = lost(); i < added_; ++i) all.push_back(spans_[i % spans_.size()]);
+  return all;
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,89 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "comm/operation.h"
+#include "lockstep/types.h"
+
+namespace lockstep {
+
+/// Something that a rank's thread did or had under way. Units: nanoseconds of the steady clock,
+/// which all processes of a host share.
+struct TraceSpan {
+  enum class Kind : std::uint8_t {
+    request,  ///< a collective, from its issue until it was waited for
+    waiting,  ///< within wait(), for that collective; work that was done there lies within
+    working,  ///< reducing and copying
+    ready,    ///< a moment: a bucket's last gradient has come in
+    backward  ///< from the first gradient of a backward until all of them were exchanged
+  };
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  std::uint64_t bytes = 0;  ///< of a request
+  std::int32_t bucket = -1;
+  Kind kind = Kind::working;
+  Collective collective = Collective::barrier;
+};
+
+namespace detail {
+
+/// The newest spans of the thread that made it, from then on, in memory that is allocated at the
+/// start. Used and destroyed by that thread only.
+class Trace {
+ public:
+  /// Throws: InvalidArgument if this thread keeps a trace already, or if most is 0.
+  explicit Trace(std::size_t most);
+  ~Trace();
+  Trace(const Trace&) = delete;
+  Trace& operator=(const Trace&) = delete;
+
+  void add(const TraceSpan& span) noexcept;
+  /// In the order in which they ended.
+  std::vector<TraceSpan> spans() const;
+  /// How many there were that newer ones have taken the place of.
+  std::uint64_t lost() const { return added_ > spans_.size() ? added_ - spans_.size() : 0; }
+
+ private:
+  std::vector<TraceSpan> spans_;
+  std::uint64_t added_ = 0;
+};
+
+/// This thread's trace, if it keeps one.
+inline constinit thread_local Trace* this_threads_trace = nullptr;
+
+inline std::int64_t trace_clock() {
+  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+}
+
+/// Notes that all gradients of a bucket have come in. Returns the bucket.
+inline std::size_t trace_ready(std::size_t bucket) {
+  if (this_threads_trace == nullptr) return bucket;
+  const auto now = trace_clock();
+  this_threads_trace->add({.begin = now,
+                           .end = now,
+                           .bucket = static_cast<std::int32_t>(bucket),
+                           .kind = TraceSpan::Kind::ready});
+  return bucket;
+}
+
+/// Lives as long as a backward.
+class TraceBackward {
+ public:
+  TraceBackward() = default;
+  ~TraceBackward() {
+    if (begun_ == 0 || this_threads_trace == nullptr) return;
+    this_threads_trace->add(
+        {.begin = begun_, .end = trace_clock(), .kind = TraceSpan::Kind::backward});
+  }
+  TraceBackward(const TraceBackward&) = delete;
+  TraceBackward& operator=(const TraceBackward&) = delete;
+
+ private:
+  std::int64_t begun_ = this_threads_trace != nullptr ? trace_clock() : 0;
+};
+
+}  // namespace detail
+}  // namespace lockstep

@@ -1,0 +1,44 @@
+#include "comm/waiting.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "core/rank_list.h"
+#include "core/text.h"
+#include "lockstep/error.h"
+
+namespace lockstep::detail {
+
+bool fit_cores(int ranks, int threads_per_rank, int cores) {
+  const int known = cores > 0 ? cores : static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
+  return ranks * threads_per_rank <= known;
+}
+
+std::chrono::milliseconds wait_limit(const Operation& operation, std::chrono::milliseconds world) {
+  // Longer than this is for ever.
+  constexpr std::chrono::milliseconds longest = std::chrono::hours(24 * 365);
+  return std::min(operation.timeout.count() > 0 ? operation.timeout : world, longest);
+}
+
+std::string awaited(std::span<const int> ranks, const std::function<std::string_view(int)>& note) {
+  return ranks.empty() ? "the bytes of ranks that have come" : rank_list(ranks, note);
+}
+
+void Usage::expect_own_process(std::string_view backend, int rank) const {
+  if (!in_child()) return;
+  throw InvalidArgument(
+      concat(backend, ": rank ", rank, " is used in process ", ::getpid(), ", a forked child of ",
+             pid_, " that joined the world; use its groups in the process that joined"));
+}
+
+OneThread::OneThread(Usage& usage, std::string_view backend, int rank) : usage_(usage) {
+  usage.expect_own_process(backend, rank);
+  if (usage.used_.exchange(true, std::memory_order_acquire)) {
+    throw InvalidArgument(concat(backend, ": rank ", rank,
+                                 " is used by two threads at once; its groups belong to one thread "
+                                 "at a time"));
+  }
+}
+
+}  // namespace lockstep::detail

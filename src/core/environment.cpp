@@ -1,0 +1,113 @@
+#include "core/environment.h"
+
+#include <cmath>
+#include <string_view>
+
+#include "core/text.h"
+#include "core/variable.h"
+#include "lockstep/error.h"
+
+namespace lockstep {
+namespace {
+
+using detail::concat;
+using detail::integer_variable;
+using detail::variable;
+
+std::chrono::milliseconds seconds_variable(const char* name, int unset) {
+  constexpr double longest = 1e9;
+  const auto text = variable(name);
+  if (!text) return std::chrono::seconds(unset);
+  const auto seconds = detail::parse_number<double>(*text);
+  if (!seconds || !std::isfinite(*seconds) || *seconds <= 0 || *seconds > longest) {
+    throw InvalidArgument(
+        concat(name, ": got '", *text, "', expected seconds above 0, as in ", unset));
+  }
+  return std::chrono::milliseconds(static_cast<long long>(std::ceil(*seconds * 1000)));
+}
+
+bool flag_variable(const char* name, bool unset) {
+  const auto text = variable(name);
+  if (!text) return unset;
+  if (*text != "0" && *text != "1") {
+    throw InvalidArgument(concat(name, ": got '", *text, "', expected 0 or 1"));
+  }
+  return *text == "1";
+}
+
+std::string log_level() {
+  const auto text = variable("LOCKSTEP_LOG");
+  if (!text) return {};
+  for (const std::string_view level : {"debug", "info", "warn", "error"}) {
+    if (*text == level) return std::string(level);
+  }
+  throw InvalidArgument(
+      concat("LOCKSTEP_LOG: got '", *text, "', expected debug, info, warn or error"));
+}
+
+}  // namespace
+
+std::string_view name(Backend backend) {
+  switch (backend) {
+    case Backend::automatic:
+      return "auto";
+    case Backend::host:
+      return "host";
+    case Backend::mpi:
+      return "mpi";
+    case Backend::hierarchical:
+      return "hierarchical";
+  }
+  return "unknown";
+}
+
+bool needs_mpi(Backend backend) {
+  return backend == Backend::mpi || backend == Backend::hierarchical;
+}
+
+Backend parse_backend(std::string_view text) {
+  for (const auto one : {Backend::automatic, Backend::host, Backend::mpi, Backend::hierarchical}) {
+    if (text == name(one)) return one;
+  }
+  throw InvalidArgument(
+      concat("backend: got '", text, "', expected auto, host, mpi or hierarchical"));
+}
+
+Environment Environment::read() {
+  Environment environment;
+  environment.rank = integer_variable("LOCKSTEP_RANK", 0);
+  environment.world_size = integer_variable("LOCKSTEP_WORLD_SIZE", 1);
+  environment.arena_fd = integer_variable("LOCKSTEP_ARENA_FD", 0);
+  environment.error_fd = integer_variable("LOCKSTEP_ERROR_FD", 0);
+  environment.cores = integer_variable("LOCKSTEP_CORES", 1);
+  environment.run_id = variable("LOCKSTEP_RUN_ID").value_or("");
+  environment.restart_count = integer_variable("LOCKSTEP_RESTART_COUNT", 0).value_or(0);
+  environment.timeout = seconds_variable("LOCKSTEP_TIMEOUT", 600);
+  environment.flush_denormals =
+      flag_variable("LOCKSTEP_FLUSH_DENORMALS", detail::can_flush_denormals);
+  environment.log_level = ::lockstep::log_level();
+  environment.backend = parse_backend(variable("LOCKSTEP_BACKEND").value_or("auto"));
+  environment.host = variable("LOCKSTEP_HOST").value_or("");
+  environment.interface = variable("LOCKSTEP_INTERFACE").value_or("");
+  environment.heartbeat = seconds_variable("LOCKSTEP_HEARTBEAT", 2);
+  environment.algorithm = variable("LOCKSTEP_ALGORITHM").value_or("auto");
+  environment.error_file = variable("TORCHELASTIC_ERROR_FILE").value_or("");
+  environment.progress = parse_progress_mode(variable("LOCKSTEP_PROGRESS").value_or("auto"));
+  // The variables of `lockstep run` take precedence over another launcher's, which may be outdated
+  // or those of an outer launcher.
+  if (!environment.rank && !environment.world_size && !environment.arena_fd) {
+    try {
+      environment.launcher = Launcher::read();
+    } catch (const InvalidArgument& problem) {
+      environment.launcher_problem = problem.what();  // of no account unless init() is called
+    }
+  }
+  return environment;
+}
+
+const Environment& Environment::get() {
+  static const Environment environment = read();
+  return environment;
+}
+
+}  // namespace lockstep

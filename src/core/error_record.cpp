@@ -1,0 +1,78 @@
+#include "core/error_record.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+
+#include "core/environment.h"
+#include "core/text.h"
+#include "lockstep/error.h"
+
+namespace lockstep::detail {
+namespace {
+
+/// One rank's part of the file. Zeros where the rank left nothing.
+struct Slot {
+  std::uint32_t length;  ///< of the text, written last
+  std::uint32_t of_world;
+  std::array<char, 4088> text;
+};
+static_assert(sizeof(Slot) == 4096);
+
+struct InheritedFile {
+  int fd = -1;  ///< none
+  int rank = 0;
+};
+
+InheritedFile inherited_file() noexcept {
+  try {
+    const auto& environment = Environment::get();
+    if (!environment.error_fd || !environment.rank) return {};
+    return {.fd = *environment.error_fd, .rank = *environment.rank};
+  } catch (const Error&) {
+    return {};  // of variables that cannot be used: init() says which
+  }
+}
+
+off_t place_of(int rank) { return static_cast<off_t>(rank) * static_cast<off_t>(sizeof(Slot)); }
+
+}  // namespace
+
+ErrorRecords::ErrorRecords() : file_(::memfd_create("lockstep-errors", MFD_CLOEXEC)) {
+  if (!file_) {
+    throw CommError(concat("the launcher cannot make a memory file for the ranks' errors: ",
+                           std::strerror(errno)));
+  }
+}
+
+std::optional<ErrorRecord> ErrorRecords::of(int rank) const {
+  Slot slot{};
+  if (::pread(file_.get(), &slot, sizeof slot, place_of(rank)) < 0 || slot.length == 0) return {};
+  const auto length = std::min<std::size_t>(slot.length, slot.text.size());
+  return ErrorRecord{.of_world = slot.of_world != 0, .text = {slot.text.data(), length}};
+}
+
+void leave_error_record(const ErrorRecord& record) noexcept {
+  const auto [fd, rank] = inherited_file();
+  if (fd < 0) return;
+  Slot slot{};
+  const auto length = std::min(record.text.size(), slot.text.size());
+  slot.of_world = record.of_world ? 1 : 0;
+  std::memcpy(slot.text.data(), record.text.data(), length);
+  if (::pwrite(fd, &slot, sizeof slot, place_of(rank)) != sizeof slot) return;
+  slot.length = static_cast<std::uint32_t>(length);
+  [[maybe_unused]] const auto written =
+      ::pwrite(fd, &slot.length, sizeof slot.length, place_of(rank));
+}
+
+void keep_error_file() noexcept {
+  if (const auto [fd, rank] = inherited_file(); fd >= 0) ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,30 @@
+#include "core/json_depth.h"
+
+#include <cstddef>
+
+#include "core/text.h"
+#include "lockstep/error.h"
+
+namespace lockstep::detail {
+
+bool json_is_too_deep(std::string_view text) {
+  int depth = 0;
+  bool quoted = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char letter = text[i];
+    if (letter == '"') quoted = !quoted;
+    if (quoted && letter == '\\') ++i;
+    if (quoted) continue;
+    if (letter == ']' || letter == '}') --depth;
+    if ((letter == '[' || letter == '{') && ++depth > deepest_json) return true;
+  }
+  return false;
+}
+
+void check_json_depth(std::string_view text, std::string_view where) {
+  if (!json_is_too_deep(text)) return;
+  throw CheckpointError(
+      concat(where, ": expected at most ", deepest_json, " levels of nesting, found more"));
+}
+
+}  // namespace lockstep::detail

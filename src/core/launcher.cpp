@@ -1,0 +1,183 @@
+#include "core/launcher.h"
+
+#include <algorithm>
+#include <array>
+#include <initializer_list>
+#include <string_view>
+
+#include "core/process.h"
+#include "core/text.h"
+#include "core/variable.h"
+#include "lockstep/error.h"
+
+namespace lockstep {
+namespace {
+
+using detail::concat;
+using detail::integer_variable;
+using detail::variable;
+using Kind = Launcher::Kind;
+
+/// Where a launcher says what.
+struct Names {
+  Kind kind;
+  const char* rank;
+  const char* size;
+  const char* local_size;
+  std::array<const char*, 4> job;  ///< null where there are fewer
+};
+
+// From the innermost out: torchrun and mpirun are started under srun, not the other way round.
+constexpr std::array launchers{
+    Names{Kind::torchrun,
+          "RANK",
+          "WORLD_SIZE",
+          "LOCAL_WORLD_SIZE",
+          {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"}},
+    Names{Kind::openmpi,
+          "OMPI_COMM_WORLD_RANK",
+          "OMPI_COMM_WORLD_SIZE",
+          "OMPI_COMM_WORLD_LOCAL_SIZE",
+          {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_precondition_transports"}},
+    Names{Kind::hydra, "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", {}},
+    Names{Kind::by_hand, "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", {"MASTER_ADDR", "MASTER_PORT"}},
+    Names{Kind::srun,
+          "SLURM_PROCID",
+          "SLURM_STEP_NUM_TASKS",
+          nullptr,
+          {"SLURM_JOB_ID", "SLURM_STEP_ID"}},
+};
+
+std::string shown(std::initializer_list<const char*> names) {
+  std::string text;
+  for (const char* name : names) {
+    const auto value = variable(name);
+    text += concat(text.empty() ? "" : ", ", name, value ? concat("=", *value) : " unset");
+  }
+  return text;
+}
+
+bool is_loopback(std::string_view address) {
+  return address == "localhost" || address == "::1" || address.starts_with("127.");
+}
+
+bool set(const Names& names) {
+  switch (names.kind) {
+    case Kind::torchrun:
+      return variable("TORCHELASTIC_RUN_ID").has_value();
+    case Kind::by_hand:
+      return variable(names.size).has_value();
+    case Kind::srun:
+      // A batch script has a SLURM_PROCID too, but is no step of several tasks.
+      return variable(names.size) && variable(names.rank);
+    default:
+      return variable(names.size) || variable(names.rank);
+  }
+}
+
+std::optional<int> local_size(const Names& names, int size) {
+  if (names.kind == Kind::srun) {
+    const auto nodes = integer_variable("SLURM_STEP_NUM_NODES", 1);
+    if (nodes == 1) return size;
+    return std::nullopt;
+  }
+  const auto told = integer_variable(names.local_size, 1);
+  if (told) return told;
+  // Where the meeting place is this host's own, all ranks are here.
+  const auto address = variable("MASTER_ADDR");
+  const bool here = names.kind == Kind::by_hand && address && is_loopback(*address);
+  return here ? std::optional(size) : std::nullopt;
+}
+
+Launcher read_from(const Names& names) {
+  auto rank = integer_variable(names.rank, 0);
+  const auto size = integer_variable(names.size, 1);
+  if (size == 1 && !rank) rank = 0;
+  if (!rank || !size || *rank >= *size) {
+    throw InvalidArgument(
+        concat("init: contradictory environment: ", shown({names.rank, names.size}),
+               "; expected a rank below the number of ranks"));
+  }
+  const bool by_hand = names.kind == Kind::by_hand;
+  Launcher launcher{.kind = names.kind, .rank = *rank, .size = *size};
+  launcher.local_size = local_size(names, *size);
+  if (launcher.local_size && *launcher.local_size > *size) {
+    throw InvalidArgument(
+        concat("init: contradictory environment: ", shown({names.local_size, names.size}),
+               "; expected no more ranks on this host than in all"));
+  }
+  const auto local_rank = by_hand ? integer_variable("LOCAL_RANK", 0) : std::nullopt;
+  if (local_rank && *local_rank >= launcher.local_size.value_or(*size)) {
+    throw InvalidArgument(concat(
+        "init: contradictory environment: ", shown({"LOCAL_RANK", names.local_size, names.size}),
+        "; expected a rank below the number of ranks on this host"));
+  }
+  for (const char* name : names.job) {
+    const auto value = name != nullptr ? variable(name) : std::nullopt;
+    if (value) launcher.job += concat(launcher.job.empty() ? "" : " ", *value);
+  }
+  if (by_hand && *size > 1 && !(variable("MASTER_ADDR") && variable("MASTER_PORT"))) {
+    throw InvalidArgument(concat("init: incomplete environment: ",
+                                 shown({"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}),
+                                 "; expected all four, or none"));
+  }
+  return launcher;
+}
+
+}  // namespace
+
+const char* Launcher::name() const {
+  switch (kind) {
+    case Kind::openmpi:
+      return "OpenMPI's mpirun";
+    case Kind::hydra:
+      return "MPICH's mpiexec";
+    case Kind::torchrun:
+      return "torchrun";
+    case Kind::by_hand:
+      return "a hand-made RANK and WORLD_SIZE";
+    case Kind::srun:
+      return "srun";
+  }
+  return "unknown";
+}
+
+long Launcher::process() const {
+  if (kind == Kind::by_hand) return 0;
+  const auto names = std::ranges::find(launchers, kind, &Names::kind);
+  const long pid =
+      detail::ancestor_without(kind == Kind::torchrun ? "TORCHELASTIC_RUN_ID" : names->rank);
+  return pid > 1 ? pid : 0;
+}
+
+bool Launcher::has_ended() const {
+  // In a container mpirun itself may be the first process.
+  constexpr std::array<std::string_view, 8> of_openmpi{"mpirun",  "mpiexec", "orterun", "orted",
+                                                       "prterun", "prte",    "prted",   "lockstep"};
+  if (kind != Kind::openmpi || detail::ancestor_without("OMPI_COMM_WORLD_RANK") != 1) return false;
+  const auto first = detail::read_process(1).name;
+  return std::ranges::none_of(of_openmpi,
+                              [&](std::string_view name) { return first.starts_with(name); });
+}
+
+std::optional<Launcher> Launcher::read() {
+  std::optional<Launcher> found;
+  for (const auto& names : launchers) {
+    if (!set(names)) continue;
+    const auto launcher = read_from(names);
+    if (!found) {
+      found = launcher;
+      continue;
+    }
+    // Others may be set as well, as SLURM's around an mpirun; what speaks of the same must agree.
+    const bool about_same = launcher.kind != Kind::srun && found->kind != Kind::torchrun;
+    if (about_same && (launcher.rank != found->rank || launcher.size != found->size)) {
+      throw InvalidArgument(concat("init: contradictory environment: rank ", found->rank, " of ",
+                                   found->size, " by ", found->name(), ", but ",
+                                   shown({names.rank, names.size}), "; unset what is left over"));
+    }
+  }
+  return found;
+}
+
+}  // namespace lockstep

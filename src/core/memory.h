@@ -1,0 +1,17 @@
+#pragma once
+
+#include <cstddef>
+
+namespace lockstep {
+
+/// Makes glibc keep freed memory in this process instead of returning it to the kernel. Otherwise a
+/// training step would page-fault thousands of times. With one_arena all threads share one arena;
+/// for that, call before they are created. Memory held grows to the largest need there was.
+void keep_freed_memory(bool one_arena);
+
+/// Gives the heap pages for so many bytes, which are free to be allocated afterwards; fewer when
+/// the machine has not as many. Where threads share an arena their needs meet in ever new ways, and
+/// the most is reached late: page by page, a fault each.
+void populate_heap(std::size_t bytes);
+
+}  // namespace lockstep

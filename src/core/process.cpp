@@ -1,0 +1,52 @@
+#include "core/process.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <sstream>
+
+#include "core/text.h"
+
+namespace lockstep::detail {
+Process read_process(long pid) {
+  std::ifstream in(concat("/proc/", pid, "/stat"));
+  std::string line;
+  std::getline(in, line);
+  // The name in brackets may hold spaces; the start is the 22nd field, counted from before it.
+  const auto behind_name = line.rfind(')');
+  Process process;
+  if (behind_name == std::string::npos) return process;
+  const auto name = line.find('(') + 1;
+  process.name = line.substr(name, behind_name - name);
+  std::istringstream fields(line.substr(behind_name + 1));
+  std::string field;
+  long ticks = 0;
+  for (int number = 3; fields >> field; ++number) {
+    if (number == 3) process.state = field.front();
+    if (number == 4) process.parent = std::stol(field);
+    if (number == 5) process.group = std::stol(field);
+    if (number == 14 || number == 15) ticks += std::stol(field);  // user, then system
+    if (number == 22) process.start = field;
+  }
+  process.processor_time = std::chrono::milliseconds(ticks * 1000 / ::sysconf(_SC_CLK_TCK));
+  return process;
+}
+
+bool has_variable(long pid, std::initializer_list<std::string_view> names) {
+  std::ifstream in(concat("/proc/", pid, "/environ"), std::ios::binary);
+  const std::string all{std::istreambuf_iterator<char>(in), {}};
+  return std::ranges::any_of(names, [&](std::string_view name) {
+    const auto entry = concat(name, '=');
+    return all.starts_with(entry) || all.find('\0' + entry) != std::string::npos;
+  });
+}
+
+long ancestor_without(const std::string& variable) {
+  long pid = ::getppid();
+  while (pid > 1 && has_variable(pid, {variable})) pid = read_process(pid).parent;
+  return pid;
+}
+
+}  // namespace lockstep::detail

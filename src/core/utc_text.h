@@ -1,0 +1,10 @@
+#pragma once
+
+#include <string>
+
+namespace lockstep::detail {
+
+/// The time now, in UTC, in a format of strftime().
+std::string utc_text(const char* format);
+
+}  // namespace lockstep::detail

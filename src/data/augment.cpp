@@ -1,0 +1,77 @@
+#include <ATen/ops/empty_like.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "core/text.h"
+#include "data/random_bits.h"
+#include "lockstep/datasets.h"
+#include "lockstep/error.h"
+
+namespace lockstep {
+
+namespace {
+
+/// The variation of one image.
+struct Change {
+  std::int64_t down;
+  std::int64_t right;
+  bool flipped;
+};
+
+Change change_of(std::size_t index, std::uint64_t epoch, const AugmentOptions& options) {
+  const std::uint64_t bits = detail::bits_of(options.seed, epoch, index);
+  const auto choices = static_cast<std::uint64_t>(2 * options.pad + 1);
+  const auto offset = [&](int shift) {
+    const std::uint64_t part = bits >> shift & 0xffffff;
+    return static_cast<std::int64_t>(part * choices >> 24) - options.pad;
+  };
+  return {.down = offset(0), .right = offset(24), .flipped = options.flip && bits >> 63 != 0};
+}
+
+/// Where a place of the padded image comes from: beyond an edge the image is mirrored, edge
+/// included.
+std::int64_t mirrored(std::int64_t place, std::int64_t size) {
+  if (place < 0) return -place - 1;
+  return place < size ? place : 2 * size - 1 - place;
+}
+
+}  // namespace
+
+at::Tensor augment(const at::Tensor& images, c10::ArrayRef<std::size_t> indices,
+                   std::uint64_t epoch, const AugmentOptions& options) {
+  if (images.dim() != 4 || images.scalar_type() != at::kFloat ||
+      images.size(0) != static_cast<std::int64_t>(indices.size()))
+    throw InvalidArgument(detail::concat("augment: got images ", images.sizes(), " of ",
+                                         toString(images.scalar_type()), " and ", indices.size(),
+                                         " indices, expected [B, C, H, W] of Float and B"));
+  const std::int64_t channels = images.size(1);
+  const std::int64_t height = images.size(2);
+  const std::int64_t width = images.size(3);
+  if (options.pad < 0 || options.pad > std::min(height, width))
+    throw InvalidArgument(detail::concat("augment: got a pad of ", options.pad, ", expected 0 to ",
+                                         std::min(height, width)));
+
+  if (options.pad == 0 && !options.flip) return images;
+
+  const at::Tensor source = images.contiguous();
+  at::Tensor result = at::empty_like(source);
+  const float* from = source.const_data_ptr<float>();
+  float* to = result.mutable_data_ptr<float>();
+  std::vector<std::int64_t> column(static_cast<std::size_t>(width));
+  for (const std::size_t index : indices) {
+    const auto [down, right, flipped] = change_of(index, epoch, options);
+    for (std::int64_t x = 0; x < width; ++x)
+      column[static_cast<std::size_t>(x)] = mirrored((flipped ? width - 1 - x : x) + right, width);
+    for (std::int64_t channel = 0; channel < channels; ++channel) {
+      for (std::int64_t y = 0; y < height; ++y) {
+        const float* const row = from + mirrored(y + down, height) * width;
+        for (const std::int64_t x : column) *to++ = row[x];
+      }
+      from += height * width;
+    }
+  }
+  return result;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,134 @@
+#include "data/idx.h"
+
+#include <zlib.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <system_error>
+
+#include "core/text.h"
+#include "lockstep/error.h"
+
+namespace lockstep::detail {
+
+namespace {
+
+std::filesystem::path find(const std::filesystem::path& folder, const std::string& name) {
+  const std::filesystem::path plain = folder / name;
+  const std::filesystem::path packed = folder / (name + ".gz");
+  std::error_code ignored;
+  if (std::filesystem::exists(plain, ignored)) return plain;
+  if (std::filesystem::exists(packed, ignored)) return packed;
+  throw DataError(concat("found neither ", plain.string(), " nor ", packed.string()));
+}
+
+/// One file read from front to back; zlib passes on what is not compressed as it is.
+class ByteReader {
+ public:
+  explicit ByteReader(const std::filesystem::path& path)
+      : path_(path.string()), file_(gzopen(path_.c_str(), "rb"), gzclose) {
+    if (!file_) throw DataError(concat(path_, ": cannot open: ", std::strerror(errno)));
+    gzbuffer(file_.get(), 1 << 17);
+  }
+
+  /// Fills the span as far as the file goes, and returns how far.
+  std::size_t read(std::span<std::uint8_t> bytes) {
+    std::size_t got = 0;
+    while (got < bytes.size()) {
+      const auto wanted = static_cast<unsigned>(std::min<std::size_t>(bytes.size() - got, 1 << 20));
+      const int count = gzread(file_.get(), bytes.data() + got, wanted);
+      if (count > 0) {
+        got += static_cast<std::size_t>(count);
+        offset_ += static_cast<std::size_t>(count);
+      }
+      check();
+      if (count <= 0) break;
+    }
+    return got;
+  }
+
+  std::uint32_t read_u32(std::string_view what) {
+    std::array<std::uint8_t, 4> bytes{};
+    const std::size_t at = offset_;
+    if (const std::size_t got = read(bytes); got < bytes.size())
+      throw DataError(concat(path_, ": offset ", at, ": expected 4 bytes of ", what,
+                             ", found the end after ", got));
+    return std::uint32_t{bytes[0]} << 24 | std::uint32_t{bytes[1]} << 16 |
+           std::uint32_t{bytes[2]} << 8 | bytes[3];
+  }
+
+  std::size_t offset() const { return offset_; }
+  const std::string& path() const { return path_; }
+
+ private:
+  void check() {
+    int code = Z_OK;
+    const char* text = gzerror(file_.get(), &code);
+    if (code == Z_OK || code == Z_STREAM_END) return;
+    if (code == Z_ERRNO) text = std::strerror(errno);
+    throw DataError(concat(path_, ": offset ", offset_, " (", gzoffset(file_.get()),
+                           " in the compressed file): expected more data, found: ", text));
+  }
+
+  std::string path_;
+  std::unique_ptr<gzFile_s, int (*)(gzFile)> file_;
+  std::size_t offset_ = 0;  ///< of what is read next, uncompressed
+};
+
+std::string hex(std::uint32_t value) {
+  constexpr std::string_view digits = "0123456789abcdef";
+  std::string text = "0x";
+  for (int shift = 28; shift >= 0; shift -= 4) text += digits[value >> shift & 15];
+  return text;
+}
+
+}  // namespace
+
+IdxArray read_idx(const std::filesystem::path& folder, const std::string& name,
+                  std::span<const std::uint32_t> inner) {
+  IdxArray array{.file = find(folder, name), .sizes = {}, .values = {}};
+  ByteReader reader(array.file);
+
+  constexpr std::uint32_t unsigned_bytes = 0x0800;
+  const std::uint32_t expected_magic =
+      unsigned_bytes + 1 + static_cast<std::uint32_t>(inner.size());
+  if (const std::uint32_t magic = reader.read_u32("magic number"); magic != expected_magic)
+    throw DataError(concat(reader.path(), ": offset 0: expected magic number ", hex(expected_magic),
+                           ", found ", hex(magic)));
+  array.sizes.push_back(reader.read_u32("count"));
+  std::size_t item_bytes = 1;
+  for (const std::uint32_t expected : inner) {
+    const std::size_t at = reader.offset();
+    const std::uint32_t found = reader.read_u32("dimension");
+    if (found != expected)
+      throw DataError(concat(reader.path(), ": offset ", at, ": expected dimension ", expected,
+                             ", found ", found));
+    array.sizes.push_back(found);
+    item_bytes *= found;
+  }
+
+  // Grown as data comes in: the count is not to be believed before that.
+  const std::size_t expected_bytes = array.sizes.front() * item_bytes;
+  constexpr std::size_t piece = 1 << 22;
+  while (array.values.size() < expected_bytes) {
+    const std::size_t before = array.values.size();
+    array.values.resize(std::min(before + piece, expected_bytes));
+    const std::size_t got = reader.read(std::span(array.values).subspan(before));
+    if (before + got < array.values.size())
+      throw DataError(concat(reader.path(), ": offset ", reader.offset(), ": expected ",
+                             array.header_bytes() + expected_bytes, " bytes for ",
+                             array.sizes.front(), " items, found the end"));
+  }
+  std::uint8_t beyond = 0;
+  if (reader.read(std::span(&beyond, 1)) != 0)
+    throw DataError(concat(reader.path(), ": offset ", array.header_bytes() + expected_bytes,
+                           ": expected the end after ", array.sizes.front(),
+                           " items, found more bytes"));
+  return array;
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,68 @@
+#include "data/images/image.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <iomanip>
+#include <sstream>
+
+#include "core/text.h"
+#include "lockstep/error.h"
+
+namespace lockstep::detail {
+
+namespace {
+
+constexpr std::array<unsigned char, 3> jpeg_magic{0xff, 0xd8, 0xff};
+constexpr std::array<unsigned char, 8> png_magic{0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n'};
+
+bool begins_with(std::span<const std::byte> bytes, std::span<const unsigned char> magic) {
+  return bytes.size() >= magic.size() && std::memcmp(bytes.data(), magic.data(), magic.size()) == 0;
+}
+
+std::vector<std::byte> bytes_of(const std::filesystem::path& path) {
+  const std::string file = path.string();
+  std::error_code ignored;
+  const auto status = std::filesystem::status(path, ignored);
+  // Opening a pipe would wait for a process that writes to it.
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
+    throw DataError(concat(file, ": is not a regular file"));
+  std::ifstream in(path, std::ios::binary | std::ios::ate);
+  if (!in) throw DataError(concat(file, ": cannot open: ", std::strerror(errno)));
+  const std::streamoff end = in.tellg();
+  std::vector<std::byte> bytes(static_cast<std::size_t>(end));
+  in.seekg(0);
+  if (!in.read(reinterpret_cast<char*>(bytes.data()), end))
+    throw DataError(concat(file, ": offset ", in.gcount(), ": expected ", end,
+                           " bytes, found the end: ", std::strerror(errno)));
+  return bytes;
+}
+
+}  // namespace
+
+void check_size(ImageSize size, std::size_t bytes, std::int64_t pixels_per_byte,
+                const std::string& file) {
+  const auto most_bytes = static_cast<std::size_t>(most_pixels / pixels_per_byte);
+  const std::int64_t most =
+      bytes > most_bytes ? most_pixels : static_cast<std::int64_t>(bytes) * pixels_per_byte;
+  if (size.height < 1 || size.width < 1 || size.height > most / size.width)
+    throw DataError(concat(file, ": is ", size.width, 'x', size.height, ", expected at most ", most,
+                           " pixels in ", bytes, " bytes"));
+}
+
+Image read_image(const std::filesystem::path& path, const WantedSize& wanted) {
+  const std::string file = path.string();
+  const std::vector<std::byte> bytes = bytes_of(path);
+  if (begins_with(bytes, jpeg_magic)) return decode_jpeg(bytes, file, wanted);
+  if (begins_with(bytes, png_magic)) return decode_png(bytes, file, wanted);
+  std::ostringstream found;
+  for (std::size_t i = 0; i < std::min<std::size_t>(4, bytes.size()); ++i)
+    found << (i > 0 ? " " : "") << std::hex << std::setw(2) << std::setfill('0')
+          << std::to_integer<int>(bytes[i]);
+  throw DataError(concat(file, ": offset 0: expected a JPEG or PNG image, found ",
+                         bytes.empty() ? "the end" : found.str()));
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,53 @@
+#include <png.h>
+
+#include <algorithm>
+
+#include "core/text.h"
+#include "data/images/image.h"
+#include "lockstep/error.h"
+
+namespace lockstep::detail {
+
+namespace {
+
+/// deflate packs at most 1032 bytes into one, and a byte holds at most 8 pixels.
+constexpr std::int64_t pixels_per_byte = 8 * 1032;
+
+/// libpng's own handle on an image, which it fills by itself.
+struct Handle {
+  Handle() { image.version = PNG_IMAGE_VERSION; }
+  ~Handle() { png_image_free(&image); }
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+  png_image image{};
+};
+
+}  // namespace
+
+Image decode_png(std::span<const std::byte> bytes, const std::string& file,
+                 const WantedSize& wanted) {
+  Handle handle;
+  png_image& image = handle.image;
+  const auto fail = [&] {
+    throw DataError(concat(file, ": is a damaged or truncated PNG image: ", image.message));
+  };
+  if (png_image_begin_read_from_memory(&image, bytes.data(), bytes.size()) == 0) fail();
+  const ImageSize size{.height = image.height, .width = image.width};
+  check_size(size, bytes.size(), pixels_per_byte, file);
+  wanted(size);  // PNG images are decoded as they are
+  // Transparency is decoded and then left out: without it libpng would blend with a background.
+  const bool transparent = (image.format & PNG_FORMAT_FLAG_ALPHA) != 0;
+  image.format = transparent ? PNG_FORMAT_RGBA : PNG_FORMAT_RGB;
+  image.flags |= PNG_IMAGE_FLAG_16BIT_sRGB;  // else 16 bits would be taken for linear intensities
+  Image result{.size = size, .values = std::vector<std::uint8_t>(PNG_IMAGE_SIZE(image))};
+  if (png_image_finish_read(&image, nullptr, result.values.data(), 0, nullptr) == 0) fail();
+  if (transparent) {
+    auto to = result.values.begin();
+    for (auto from = result.values.begin(); from != result.values.end(); from += 4)
+      to = std::copy_n(from, 3, to);
+    result.values.erase(to, result.values.end());
+  }
+  return result;
+}
+
+}  // namespace lockstep::detail

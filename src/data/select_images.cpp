@@ -1,0 +1,25 @@
+#include "data/select_images.h"
+
+#include <ATen/ops/empty.h>
+
+#include <cstdint>
+
+#include "core/text.h"
+#include "lockstep/error.h"
+
+namespace lockstep::detail {
+
+torch::data::Example<> select(const at::Tensor& images, const at::Tensor& targets,
+                              c10::ArrayRef<std::size_t> indices, std::string_view dataset) {
+  const auto size = static_cast<std::size_t>(images.size(0));
+  at::Tensor wanted = at::empty({static_cast<std::int64_t>(indices.size())}, at::kLong);
+  std::int64_t* const out = wanted.mutable_data_ptr<std::int64_t>();
+  for (std::size_t i = 0; i < indices.size(); ++i) {
+    if (indices[i] >= size)
+      throw DataError(concat(dataset, ": got index ", indices[i], ", expected one below ", size));
+    out[i] = static_cast<std::int64_t>(indices[i]);
+  }
+  return {images.index_select(0, wanted).to(at::kFloat).div_(255), targets.index_select(0, wanted)};
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,29 @@
+#include "lockstep/uneven_inputs.h"
+
+#include <cstdint>
+#include <exception>
+
+namespace lockstep::detail {
+
+NextTurn::NextTurn(Group group, ReduceOp op)
+    : group_(std::move(group)), op_(op), flag_(group_.empty({1}, at::kByte)) {}
+
+NextTurn::~NextTurn() {
+  try {
+    work_.wait();
+  } catch (const std::exception&) {
+    // It has ended the world, which raises the cause at the group's next call.
+  }
+}
+
+void NextTurn::ask(bool have_batch) {
+  *flag_.mutable_data_ptr<std::uint8_t>() = have_batch ? 1 : 0;
+  work_ = group_.all_reduce(flag_, op_);
+}
+
+bool NextTurn::answer() {
+  work_.wait();
+  return *flag_.const_data_ptr<std::uint8_t>() != 0;
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,116 @@
+#include "formats/atomic_file.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <system_error>
+#include <utility>
+
+#include "core/text.h"
+#include "lockstep/error.h"
+
+namespace lockstep::detail {
+
+namespace {
+
+bool same_file(int fd, const std::filesystem::path& path) {
+  struct stat opened {};
+  struct stat named {};
+  return fstat(fd, &opened) == 0 && stat(path.c_str(), &named) == 0 &&
+         opened.st_ino == named.st_ino && opened.st_dev == named.st_dev;
+}
+
+// Renaming over a link would replace the link, and leave what it points to as it was.
+std::filesystem::path target_of(const std::filesystem::path& path) {
+  std::error_code error;
+  if (!std::filesystem::is_symlink(std::filesystem::symlink_status(path, error))) return path;
+  std::filesystem::path target = std::filesystem::canonical(path, error);
+  if (error)
+    throw CheckpointError(concat(path.string(), ": is a link to ",
+                                 std::filesystem::read_symlink(path).string(),
+                                 ", which leads nowhere: ", error.message()));
+  return target;
+}
+
+}  // namespace
+
+AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)) {
+  if (path_.filename().empty())
+    throw CheckpointError(concat("'", path_.string(), "' names no file"));
+  target_ = target_of(path_);
+  folder_ = target_.parent_path().empty() ? "." : target_.parent_path();
+  std::error_code ignored;
+  const std::filesystem::file_status status = std::filesystem::status(path_, ignored);
+  // Renaming over a device or a folder would replace it, if it works at all.
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
+    throw CheckpointError(concat(path_.string(), ": exists and is not a regular file"));
+  partial_ = folder_ / concat(".", target_.filename().string(), ".partial");
+  open_partial();
+}
+
+AtomicFile::~AtomicFile() {
+  if (fd_ < 0) return;
+  unlink(partial_.c_str());
+  close(fd_);
+}
+
+void AtomicFile::open_partial() {
+  for (;;) {
+    const int fd = open(partial_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+    if (fd < 0) fail("create", errno);
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+      const int error = errno;
+      close(fd);
+      if (error == EWOULDBLOCK)
+        throw CheckpointError(
+            concat(path_.string(), ": another process is writing this checkpoint"));
+      fail("lock", error);
+    }
+    // Another writer may have renamed or removed the file between our open and our lock.
+    if (same_file(fd, partial_)) {
+      fd_ = fd;
+      break;
+    }
+    close(fd);
+  }
+  if (ftruncate(fd_, 0) != 0) {
+    const int error = errno;
+    unlink(partial_.c_str());
+    close(std::exchange(fd_, -1));
+    fail("truncate", error);
+  }
+}
+
+void AtomicFile::write(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    constexpr std::size_t most = std::size_t{1} << 30;
+    const ssize_t count = ::write(fd_, bytes.data(), std::min(bytes.size(), most));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) fail("write", errno);
+    bytes = bytes.subspan(static_cast<std::size_t>(count));
+  }
+}
+
+void AtomicFile::commit() {
+  if (fsync(fd_) != 0) fail("write", errno);
+  if (rename(partial_.c_str(), target_.c_str()) != 0) fail("rename", errno);
+  close(std::exchange(fd_, -1));
+
+  const int folder = open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (folder < 0) fail("open the folder of", errno);
+  const int error = fsync(folder) == 0 ? 0 : errno;
+  close(folder);
+  // Some file systems cannot sync a folder, and say so.
+  if (error != 0 && error != EINVAL && error != ENOTSUP) fail("sync the folder of", error);
+}
+
+void AtomicFile::fail(const char* doing, int error) const {
+  throw CheckpointError(concat(path_.string(), ": cannot ", doing,
+                               " the file: ", std::generic_category().message(error)));
+}
+
+}  // namespace lockstep::detail

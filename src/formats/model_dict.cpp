@@ -1,0 +1,67 @@
+#include <ATen/core/Dict.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/core/jit_type.h>
+#include <torch/nn/module.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/text.h"
+#include "lockstep/error.h"
+#include "lockstep/model_files.h"
+
+namespace lockstep {
+
+namespace {
+
+using detail::concat;
+
+std::vector<std::pair<std::string, at::Tensor>> tensors_of(const torch::nn::Module& model) {
+  std::vector<std::pair<std::string, at::Tensor>> tensors;
+  for (const auto& item : model.named_parameters()) tensors.emplace_back(item.key(), item.value());
+  for (const auto& item : model.named_buffers()) tensors.emplace_back(item.key(), item.value());
+  return tensors;
+}
+
+}  // namespace
+
+c10::IValue state_dict(const torch::nn::Module& model) {
+  c10::impl::GenericDict dict(c10::AnyType::get(), c10::AnyType::get());
+  for (const auto& [name, tensor] : tensors_of(model)) dict.insert(name, tensor.detach());
+  return dict;
+}
+
+void load_state_dict(torch::nn::Module& model, const c10::IValue& dict) {
+  if (!dict.isGenericDict())
+    throw CheckpointError(concat("model: expected a state dict, found ", dict.tagKind()));
+  const auto stored = dict.toGenericDict();
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;
+  for (const auto& [name, tensor] : tensors_of(model)) {
+    const auto found = stored.find(name);
+    if (found == stored.end())
+      throw CheckpointError(
+          concat("tensor '", name, "': the model has it, the state dict has not"));
+    if (!found->value().isTensor())
+      throw CheckpointError(
+          concat("tensor '", name, "': expected a tensor, found ", found->value().tagKind()));
+    const at::Tensor value = found->value().toTensor();
+    if (value.sizes() != tensor.sizes() || value.scalar_type() != tensor.scalar_type())
+      throw CheckpointError(concat("tensor '", name, "': expected ", tensor.scalar_type(), ' ',
+                                   tensor.sizes(), ", found ", value.scalar_type(), ' ',
+                                   value.sizes()));
+    copies.emplace_back(tensor, value);
+  }
+  for (const auto& item : stored) {
+    const std::string name = item.key().isString() ? item.key().toStringRef() : "of no name";
+    bool known = false;
+    for (const auto& [own, tensor] : tensors_of(model)) known = known || own == name;
+    if (!known)
+      throw CheckpointError(
+          concat("tensor '", name, "': the state dict has it, the model has not"));
+  }
+  const at::NoGradGuard no_grad;
+  for (const auto& [to, from] : copies) to.copy_(from);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,258 @@
+#include <ATen/core/Dict.h>
+#include <ATen/core/List.h>
+#include <ATen/core/jit_type.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <c10/util/Type.h>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <typeinfo>
+#include <utility>
+#include <vector>
+
+#include "core/text.h"
+#include "formats/optimizer_fields.h"
+#include "lockstep/error.h"
+#include "lockstep/model_files.h"
+
+namespace lockstep {
+
+namespace {
+
+using c10::IValue;
+using c10::impl::GenericDict;
+using detail::concat;
+using torch::optim::Optimizer;
+
+GenericDict empty_dict() { return GenericDict(c10::AnyType::get(), c10::AnyType::get()); }
+c10::impl::GenericList empty_list() { return c10::impl::GenericList(c10::AnyType::get()); }
+
+// --- to Python -----------------------------------------------------------------------------------
+
+/// Writes each field in Python's form.
+struct Writer {
+  GenericDict& dict;
+
+  void operator()(const char* name, double value) const { dict.insert(name, value); }
+  void operator()(const char* name, bool value) const { dict.insert(name, value); }
+  void operator()(const char* name, const std::tuple<double, double>& value) const {
+    dict.insert(name, c10::ivalue::Tuple::create(std::get<0>(value), std::get<1>(value)));
+  }
+  void operator()(const char* name, std::int64_t step) const {
+    dict.insert(name, at::scalar_tensor(static_cast<double>(step), at::kFloat));
+  }
+  void operator()(const char* name, const at::Tensor& value) const {
+    if (value.defined()) dict.insert(name, value);
+  }
+};
+
+// --- from Python ---------------------------------------------------------------------------------
+
+/// Reads each field from Python's form.
+struct Reader {
+  const GenericDict& dict;
+  std::string where;
+  at::Tensor parameter{};  ///< whose shape and dtype tensors must have
+
+  IValue at(const char* name) const {
+    const auto found = dict.find(name);
+    if (found == dict.end()) throw CheckpointError(concat(where, ": found no '", name, "'"));
+    return found->value();
+  }
+  [[noreturn]] void fail(const char* name, const char* expected, const IValue& found) const {
+    throw CheckpointError(
+        concat(where, ": '", name, "': expected ", expected, ", found ", found.tagKind()));
+  }
+
+  double number(const char* name, const IValue& value) const {
+    if (value.isTensor() && value.toTensor().numel() == 1) return value.toTensor().item<double>();
+    if (value.isDouble()) return value.toDouble();
+    if (value.isInt()) return static_cast<double>(value.toInt());
+    fail(name, "a number", value);
+  }
+  void operator()(const char* name, double& value) const { value = number(name, at(name)); }
+  void operator()(const char* name, std::int64_t& step) const {
+    step = static_cast<std::int64_t>(number(name, at(name)));
+  }
+  void operator()(const char* name, bool& value) const {
+    const IValue found = at(name);
+    if (!found.isBool()) fail(name, "a bool", found);
+    value = found.toBool();
+  }
+  void operator()(const char* name, std::tuple<double, double>& value) const {
+    const IValue found = at(name);
+    if (!found.isTuple() || found.toTupleRef().elements().size() != 2)
+      fail(name, "two numbers", found);
+    const auto& parts = found.toTupleRef().elements();
+    value = {number(name, parts[0]), number(name, parts[1])};
+  }
+  /// Absent and None alike say that there is none yet.
+  void operator()(const char* name, at::Tensor& value) const {
+    const auto found = dict.find(name);
+    if (found == dict.end() || found->value().isNone()) return;
+    if (!found->value().isTensor()) fail(name, "a tensor", found->value());
+    const at::Tensor tensor = found->value().toTensor();
+    if (tensor.sizes() != parameter.sizes() || tensor.scalar_type() != parameter.scalar_type())
+      throw CheckpointError(concat(where, ": '", name, "': expected ", parameter.scalar_type(), ' ',
+                                   parameter.sizes(), ", found ", tensor.scalar_type(), ' ',
+                                   tensor.sizes()));
+    value = tensor.clone(at::MemoryFormat::Contiguous);
+  }
+};
+
+/// Whether anything but the number of steps is remembered.
+bool remembers(torch::optim::SGDParamState& state) { return state.momentum_buffer().defined(); }
+template <detail::AdamLikeState ParamState>
+bool remembers(ParamState& state) {
+  return state.exp_avg().defined();
+}
+
+void check_complete(const torch::optim::SGDOptions&, torch::optim::SGDParamState&,
+                    const std::string&) {}
+template <detail::AdamLikeOptions Options, detail::AdamLikeState ParamState>
+void check_complete(const Options& options, ParamState& state, const std::string& where) {
+  if (!state.exp_avg_sq().defined() || (options.amsgrad() && !state.max_exp_avg_sq().defined()))
+    throw CheckpointError(concat(where, ": found only a part of what Adam remembers"));
+}
+
+template <class Options, class ParamState>
+struct Kind {
+  bool decoupled_weight_decay;  ///< how Python tells AdamW from Adam
+
+  IValue write(const Optimizer& optimizer) const {
+    GenericDict states = empty_dict();
+    auto groups = empty_list();
+    std::int64_t index = 0;
+    for (const auto& group : optimizer.param_groups()) {
+      auto indices = empty_list();
+      for (const at::Tensor& parameter : group.params()) {
+        const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
+        if (found != optimizer.state().end()) {
+          GenericDict fields = empty_dict();
+          detail::visit(static_cast<ParamState&>(*found->second), Writer{fields});
+          states.insert(index, fields);
+        }
+        indices.push_back(index++);
+      }
+      GenericDict fields = empty_dict();
+      Options options = static_cast<const Options&>(group.options());
+      detail::visit(options, Writer{fields});
+      fields.insert("maximize", false);
+      if (decoupled_weight_decay) fields.insert("decoupled_weight_decay", true);
+      fields.insert("params", indices);
+      groups.push_back(fields);
+    }
+    GenericDict dict = empty_dict();
+    dict.insert("state", states);
+    dict.insert("param_groups", groups);
+    return dict;
+  }
+
+  void load(Optimizer& optimizer, const GenericDict& states,
+            const c10::impl::GenericList& groups) const {
+    std::vector<Options> options;
+    std::map<void*, std::unique_ptr<ParamState>> memory;
+    for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
+      const std::string where = concat("optimizer: group ", g);
+      const IValue found = groups.get(g);
+      if (!found.isGenericDict()) throw CheckpointError(concat(where, ": expected a dict"));
+      const GenericDict group = found.toGenericDict();
+      options.push_back(static_cast<const Options&>(optimizer.param_groups()[g].options()));
+      detail::visit(options.back(), Reader{.dict = group, .where = where});
+      check_same_rule(group, where);
+      load_states(optimizer.param_groups()[g].params(), group, states, options.back(), where,
+                  memory);
+    }
+    optimizer.state().clear();
+    for (auto& [parameter, state] : memory) optimizer.state()[parameter] = std::move(state);
+    for (std::size_t g = 0; g < options.size(); ++g)
+      static_cast<Options&>(optimizer.param_groups()[g].options()) = options[g];
+  }
+
+ private:
+  static bool flag(const GenericDict& group, const char* name) {
+    const auto found = group.find(name);
+    return found != group.end() && found->value().isBool() && found->value().toBool();
+  }
+
+  void check_same_rule(const GenericDict& group, const std::string& where) const {
+    if (flag(group, "maximize"))
+      throw CheckpointError(
+          concat(where, ": 'maximize' is set, which LibTorch's C++ side has not"));
+    if (group.find("decoupled_weight_decay") != group.end() &&
+        flag(group, "decoupled_weight_decay") != decoupled_weight_decay)
+      throw CheckpointError(concat(where, ": expected ", decoupled_weight_decay ? "AdamW" : "Adam",
+                                   ", found ", decoupled_weight_decay ? "Adam" : "AdamW"));
+  }
+
+  static void load_states(const std::vector<at::Tensor>& parameters, const GenericDict& group,
+                          const GenericDict& states, const Options& options,
+                          const std::string& where,
+                          std::map<void*, std::unique_ptr<ParamState>>& memory) {
+    const auto list = group.find("params");
+    if (list == group.end() || !list->value().isList() ||
+        list->value().toListRef().size() != parameters.size())
+      throw CheckpointError(concat(where, ": expected ", parameters.size(), " parameters, found ",
+                                   list != group.end() && list->value().isList()
+                                       ? concat(list->value().toListRef().size())
+                                       : "none"));
+    for (std::size_t p = 0; p < parameters.size(); ++p) {
+      const auto found = states.find(list->value().toListRef()[p]);
+      if (found == states.end()) continue;
+      const std::string here = concat(where, ", parameter ", p);
+      if (!found->value().isGenericDict()) throw CheckpointError(concat(here, ": expected a dict"));
+      auto state = std::make_unique<ParamState>();
+      const GenericDict fields = found->value().toGenericDict();
+      detail::visit(*state, Reader{.dict = fields, .where = here, .parameter = parameters[p]});
+      if (!remembers(*state)) continue;
+      check_complete(options, *state, here);
+      memory[parameters[p].unsafeGetTensorImpl()] = std::move(state);
+    }
+  }
+};
+
+/// Calls fn with the Kind of the optimizer.
+template <class Function>
+auto with_kind(const Optimizer& optimizer, const Function& fn) {
+  const auto& own = detail::class_of(optimizer);
+  if (own == typeid(torch::optim::SGD))
+    return fn(Kind<torch::optim::SGDOptions, torch::optim::SGDParamState>{false});
+  if (own == typeid(torch::optim::Adam))
+    return fn(Kind<torch::optim::AdamOptions, torch::optim::AdamParamState>{false});
+  if (own == typeid(torch::optim::AdamW))
+    return fn(Kind<torch::optim::AdamWOptions, torch::optim::AdamWParamState>{true});
+  throw InvalidArgument(concat("state_dict: got ", c10::demangle(typeid(optimizer).name()),
+                               ", expected SGD, Adam or AdamW"));
+}
+
+}  // namespace
+
+c10::IValue state_dict(const Optimizer& optimizer) {
+  return with_kind(optimizer, [&](const auto& kind) { return kind.write(optimizer); });
+}
+
+void load_state_dict(Optimizer& optimizer, const c10::IValue& dict) {
+  const auto part = [&](const char* name) {
+    if (!dict.isGenericDict())
+      throw CheckpointError(concat("optimizer: expected a state dict, found ", dict.tagKind()));
+    const GenericDict parts = dict.toGenericDict();
+    const auto found = parts.find(name);
+    if (found == parts.end()) throw CheckpointError(concat("optimizer: found no '", name, "'"));
+    return IValue(found->value());
+  };
+  with_kind(optimizer, [&](const auto& kind) {
+    const IValue states = part("state");
+    const IValue groups = part("param_groups");
+    if (!states.isGenericDict() || !groups.isList() ||
+        groups.toListRef().size() != optimizer.param_groups().size())
+      throw CheckpointError(concat("optimizer: expected a state and ",
+                                   optimizer.param_groups().size(), " param_groups, found others"));
+    kind.load(optimizer, states.toGenericDict(), groups.toList());
+    return 0;
+  });
+}
+
+}  // namespace lockstep

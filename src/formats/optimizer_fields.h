@@ -1,0 +1,102 @@
+#pragma once
+
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
+
+#include <concepts>
+#include <typeinfo>
+#include <vector>
+
+#include "lockstep/fused_sgd.h"
+
+/// The fields of LibTorch's optimizers: visit calls field(name, value) for each, under the names
+/// that LibTorch and Python share.
+namespace lockstep::detail {
+
+/// LibTorch's class whose options and memory an optimizer has: FusedSgd steps differently only.
+inline const std::type_info& class_of(const torch::optim::Optimizer& optimizer) {
+  const auto& own = typeid(optimizer);
+  return own == typeid(FusedSgd) ? typeid(torch::optim::SGD) : own;
+}
+
+template <class T>
+concept AdamLikeOptions =
+    std::same_as<T, torch::optim::AdamOptions> || std::same_as<T, torch::optim::AdamWOptions>;
+template <class T>
+concept AdamLikeState =
+    std::same_as<T, torch::optim::AdamParamState> || std::same_as<T, torch::optim::AdamWParamState>;
+
+/// The tensors that an optimizer of such options makes for a parameter in its first step.
+inline std::vector<const char*> fields_to_come(const torch::optim::OptimizerOptions& options) {
+  std::vector<const char*> fields;
+  const auto add = [&](const char* name, bool wanted = true) {
+    if (wanted) fields.push_back(name);
+  };
+  const auto add_adam = [&](const AdamLikeOptions auto& adam) {
+    add("exp_avg");
+    add("exp_avg_sq");
+    add("max_exp_avg_sq", adam.amsgrad());
+  };
+  if (const auto* sgd = dynamic_cast<const torch::optim::SGDOptions*>(&options)) {
+    add("momentum_buffer", sgd->momentum() != 0);
+  } else if (const auto* adam = dynamic_cast<const torch::optim::AdamOptions*>(&options)) {
+    add_adam(*adam);
+  } else if (const auto* adamw = dynamic_cast<const torch::optim::AdamWOptions*>(&options)) {
+    add_adam(*adamw);
+  } else if (const auto* rmsprop = dynamic_cast<const torch::optim::RMSpropOptions*>(&options)) {
+    add("square_avg");
+    add("momentum_buffer", rmsprop->momentum() > 0);
+    add("grad_avg", rmsprop->centered());
+  }
+  return fields;
+}
+
+template <class Field>
+void visit(torch::optim::SGDOptions& options, const Field& field) {
+  field("lr", options.lr());
+  field("momentum", options.momentum());
+  field("dampening", options.dampening());
+  field("weight_decay", options.weight_decay());
+  field("nesterov", options.nesterov());
+}
+
+template <AdamLikeOptions Options, class Field>
+void visit(Options& options, const Field& field) {
+  field("lr", options.lr());
+  field("betas", options.betas());
+  field("eps", options.eps());
+  field("weight_decay", options.weight_decay());
+  field("amsgrad", options.amsgrad());
+}
+
+template <class Field>
+void visit(torch::optim::SGDParamState& state, const Field& field) {
+  field("momentum_buffer", state.momentum_buffer());
+}
+
+template <AdamLikeState ParamState, class Field>
+void visit(ParamState& state, const Field& field) {
+  field("step", state.step());
+  field("exp_avg", state.exp_avg());
+  field("exp_avg_sq", state.exp_avg_sq());
+  field("max_exp_avg_sq", state.max_exp_avg_sq());
+}
+
+template <class Field>
+void visit(torch::optim::RMSpropParamState& state, const Field& field) {
+  field("step", state.step());
+  field("square_avg", state.square_avg());
+  field("momentum_buffer", state.momentum_buffer());
+  field("grad_avg", state.grad_avg());
+}
+
+template <class Field>
+void visit(torch::optim::AdagradParamState& state, const Field& field) {
+  field("step", state.step());
+  field("sum", state.sum());
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <filesystem>
+#include <span>
+#include <string>
+
+#include "formats/safetensors_header.h"
+
+namespace lockstep::safetensors {
+
+/// A file of which one tensor after the other is read.
+/// Throws: CheckpointError naming file, tensor and cause, from every function.
+class Reader {
+ public:
+  explicit Reader(const std::filesystem::path& path);
+  ~Reader();
+  Reader(const Reader&) = delete;
+  Reader& operator=(const Reader&) = delete;
+
+  /// The header's text, for others to parse.
+  const std::string& text() const { return text_; }
+  std::uint64_t value_bytes() const { return value_bytes_; }
+
+  const Header& header() const { return header_; }
+  /// Values of an entry of the header, compared with their digest.
+  void read(const Entry& entry, std::span<std::byte> values) const;
+
+ private:
+  std::uint64_t size() const;
+  void read_at(std::uint64_t offset, std::span<std::byte> bytes) const;
+  [[noreturn]] void fail(const char* doing, int error) const;
+
+  std::string path_;
+  int fd_;
+  std::string text_;
+  std::uint64_t value_bytes_ = 0;
+  Header header_;
+};
+
+}  // namespace lockstep::safetensors

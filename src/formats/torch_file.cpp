@@ -1,0 +1,152 @@
+#include <ATen/ops/empty.h>
+#include <caffe2/serialize/inline_container.h>
+
+#include <exception>
+#include <fstream>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/text.h"
+#include "formats/atomic_file.h"
+#include "formats/pickle.h"
+#include "lockstep/error.h"
+#include "lockstep/model_files.h"
+
+namespace lockstep {
+
+namespace {
+
+using caffe2::serialize::PyTorchStreamReader;
+using caffe2::serialize::PyTorchStreamWriter;
+using detail::concat;
+
+constexpr const char* pickle_record = "data.pkl";
+constexpr const char* byte_order_record = "byteorder";
+
+std::string storage_record(const std::string& key) { return "data/" + key; }
+
+template <class Function>
+auto naming(const std::filesystem::path& path, const Function& fn) {
+  try {
+    return fn();
+  } catch (const CheckpointError& error) {
+    throw CheckpointError(concat(path.string(), ": ", error.what()));
+  } catch (const c10::Error& error) {
+    throw CheckpointError(concat(path.string(), ": ", error.what_without_backtrace()));
+  }
+}
+
+void check_is_zip(const std::filesystem::path& path) {
+  std::error_code error;
+  const auto status = std::filesystem::status(path, error);
+  if (error || !std::filesystem::exists(status))
+    throw CheckpointError(concat("cannot open: ", error ? error.message() : "No such file"));
+  if (!std::filesystem::is_regular_file(status)) throw CheckpointError("is not a regular file");
+  std::string first(4, '\0');
+  std::ifstream file(path, std::ios::binary);
+  if (!file) throw CheckpointError("cannot open");
+  file.read(first.data(), static_cast<std::streamsize>(first.size()));
+  if (!first.starts_with("PK"))
+    throw CheckpointError(
+        "is not a zip file as torch.save writes; one of before PyTorch 1.6 has to be saved again");
+}
+
+class TorchFile {
+ public:
+  explicit TorchFile(const std::filesystem::path& path)
+      : bytes_(std::filesystem::file_size(path)), reader_(path.string()) {}
+
+  c10::IValue read() {
+    if (reader_.hasRecord("constants.pkl"))
+      throw CheckpointError("is a TorchScript archive, expected a state dict of torch.save");
+    if (!reader_.hasRecord(pickle_record))
+      throw CheckpointError(concat("found no ", pickle_record, ": is no file of torch.save"));
+    if (reader_.hasRecord(byte_order_record) && text(byte_order_record) != "little")
+      throw CheckpointError("expected values in little-endian order, found others");
+    return detail::unpickle(text(pickle_record),
+                            [&](const std::string& key, at::ScalarType dtype, std::int64_t count) {
+                              return storage(key, dtype, count);
+                            });
+  }
+
+ private:
+  std::string text(const std::string& record) {
+    std::string bytes(size_of(record), '\0');
+    reader_.getRecord(record, bytes.data(), bytes.size());
+    return bytes;
+  }
+
+  /// torch.save does not compress, so no part can be larger than the file.
+  std::size_t size_of(const std::string& record) {
+    const std::size_t size = reader_.getRecordSize(record);
+    if (size > bytes_)
+      throw CheckpointError(concat(record, ": expected at most ", bytes_, " bytes, found ", size));
+    return size;
+  }
+
+  at::Tensor storage(const std::string& key, at::ScalarType dtype, std::int64_t count) {
+    if (const auto found = storages_.find(key); found != storages_.end()) {
+      if (found->second.scalar_type() != dtype || found->second.numel() != count)
+        throw CheckpointError(concat("storage '", key, "': is described in two ways"));
+      return found->second;
+    }
+    const std::string record = storage_record(key);
+    if (!reader_.hasRecord(record)) throw CheckpointError(concat("storage '", key, "' is missing"));
+    const std::size_t size = size_of(record);
+    const std::size_t width = c10::elementSize(dtype);
+    if (count < 0 || size % width != 0 || size / width != static_cast<std::size_t>(count))
+      throw CheckpointError(concat("storage '", key, "': expected ", count, ' ', dtype,
+                                   " elements, found ", size, " bytes"));
+    // Entries of a zip file may share its bytes, which torch.save does not do.
+    if (size > bytes_ - stored_)
+      throw CheckpointError(concat("storage '", key, "': expected at most ", bytes_,
+                                   " bytes for all storages, found more"));
+    stored_ += size;
+    const at::Tensor values = at::empty({count}, dtype);
+    if (count > 0) reader_.getRecord(record, values.mutable_data_ptr(), size);
+    return storages_.emplace(key, values).first->second;
+  }
+
+  std::size_t bytes_;       ///< of the file
+  std::size_t stored_ = 0;  ///< of the storages that were read
+  PyTorchStreamReader reader_;
+  std::map<std::string, at::Tensor> storages_;
+};
+
+}  // namespace
+
+c10::IValue read_torch_file(const std::filesystem::path& path) {
+  return naming(path, [&] {
+    check_is_zip(path);
+    return TorchFile(path).read();
+  });
+}
+
+void write_torch_file(const std::filesystem::path& path, const c10::IValue& value) {
+  std::vector<at::Tensor> storages;
+  const std::string description = naming(path, [&] { return detail::pickle(value, storages); });
+  detail::AtomicFile file(path);
+  // LibTorch's writer must not see an error: it is C in part, and its destructor would write on.
+  std::exception_ptr error;
+  PyTorchStreamWriter writer([&](const void* bytes, std::size_t count) {
+    try {
+      if (!error) file.write({static_cast<const std::byte*>(bytes), count});
+    } catch (...) {
+      error = std::current_exception();
+    }
+    return count;
+  });
+  writer.writeRecord(pickle_record, description.data(), description.size());
+  const std::string order = "little";
+  writer.writeRecord(byte_order_record, order.data(), order.size());
+  for (std::size_t key = 0; key < storages.size(); ++key)
+    writer.writeRecord(storage_record(std::to_string(key)), storages[key].const_data_ptr(),
+                       storages[key].nbytes());
+  writer.writeEndOfFile();
+  if (error) std::rethrow_exception(error);
+  file.commit();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,277 @@
+#include "lockstep/group.h"
+
+#include <ATen/ops/from_blob.h>
+#include <c10/core/TensorOptions.h>
+#include <c10/util/accumulate.h>
+
+#include <algorithm>
+#include <exception>
+#include <numeric>
+#include <utility>
+
+#include "comm/communicator.h"
+#include "core/text.h"
+#include "group/tensor_dtype.h"
+#include "lockstep/error.h"
+
+namespace lockstep {
+
+using detail::concat;
+
+DType detail::dtype_of(at::ScalarType type, std::string_view where) {
+  switch (type) {
+    case at::kFloat:
+      return DType::f32;
+    case at::kDouble:
+      return DType::f64;
+    case at::kHalf:
+      return DType::f16;
+    case at::kBFloat16:
+      return DType::bf16;
+    case at::kChar:
+      return DType::i8;
+    case at::kByte:
+      return DType::u8;
+    case at::kInt:
+      return DType::i32;
+    case at::kLong:
+      return DType::i64;
+    default:
+      throw InvalidArgument(
+          concat(where, ": got a tensor of ", toString(type),
+                 ", expected Float, Double, Half, BFloat16, Char, Byte, Int or Long"));
+  }
+}
+
+namespace {
+
+/// A tensor that collectives can use as it lies, checked.
+struct Checked {
+  void* data;
+  std::size_t count;
+  DType dtype;
+};
+
+Checked check(const at::Tensor& tensor, std::string_view where) {
+  if (!tensor.defined()) {
+    throw InvalidArgument(concat(where, ": got an undefined tensor, expected a defined one"));
+  }
+  if (tensor.layout() != at::kStrided || !tensor.device().is_cpu()) {
+    throw InvalidArgument(concat(where, ": got a tensor of layout ", tensor.layout(), " on ",
+                                 tensor.device(), ", expected a dense one on cpu"));
+  }
+  if (!tensor.is_contiguous()) {
+    throw InvalidArgument(concat(where, ": got a tensor of sizes ", tensor.sizes(), " and strides ",
+                                 tensor.strides(),
+                                 ", expected a contiguous one: call .contiguous()"));
+  }
+  const DType dtype = detail::dtype_of(tensor.scalar_type(), where);
+  return {
+      .data = tensor.data_ptr(), .count = static_cast<std::size_t>(tensor.numel()), .dtype = dtype};
+}
+
+Issue issue_of(const at::Tensor& tensor, const at::Tensor& other = {}, bool compare_shape = true) {
+  Issue issue;
+  if (compare_shape) issue.shape = tensor.sizes().vec();
+  issue.owner = std::make_shared<std::pair<at::Tensor, at::Tensor>>(tensor, other);
+  return issue;
+}
+
+void expect_same_dtype(const Checked& input, const Checked& output, std::string_view where) {
+  if (input.dtype == output.dtype) return;
+  throw InvalidArgument(concat(where, ": got an output of ", name(output.dtype), ", expected ",
+                               name(input.dtype), " as the input"));
+}
+
+void expect_count(std::size_t got, std::size_t expected, std::string_view what,
+                  std::string_view where) {
+  if (got == expected) return;
+  throw InvalidArgument(
+      concat(where, ": got an ", what, " of ", got, " elements, expected ", expected));
+}
+
+/// Which is which for a collective.
+struct Ends {
+  std::string_view whole;
+  std::string_view part;
+};
+
+/// The whole of what counts say, at one end, and this rank's part at the other.
+void expect_divided(std::size_t whole, std::size_t part, const std::vector<std::size_t>& counts,
+                    const Ends& names, const Group& group, std::string_view where) {
+  expect_count(counts.size(), static_cast<std::size_t>(group.size()), "array of counts", where);
+  expect_count(part, counts[static_cast<std::size_t>(group.rank())], names.part, where);
+  expect_count(whole, std::accumulate(counts.begin(), counts.end(), std::size_t{0}), names.whole,
+               where);
+}
+
+}  // namespace
+
+Group::Group(std::shared_ptr<Communicator> communicator) : communicator_(std::move(communicator)) {
+  if (communicator_ == nullptr) throw InvalidArgument("Group: got no communicator");
+}
+
+int Group::rank() const { return communicator_->rank(); }
+
+int Group::size() const { return communicator_->size(); }
+
+Statistics Group::statistics() const { return communicator_->statistics(); }
+
+int Group::node() const { return communicator_->hosts()[static_cast<std::size_t>(rank())]; }
+
+int Group::nodes() const { return std::ranges::max(communicator_->hosts()) + 1; }
+
+int Group::local_rank() const {
+  const auto& hosts = communicator_->hosts();
+  return static_cast<int>(std::count(hosts.begin(), hosts.begin() + rank(), node()));
+}
+
+int Group::local_size() const {
+  return static_cast<int>(std::ranges::count(communicator_->hosts(), node()));
+}
+
+Work Group::all_reduce(const at::Tensor& tensor, ReduceOp op) const {
+  const auto [data, count, dtype] = check(tensor, "all_reduce");
+  return communicator_->all_reduce(data, count, dtype, op, issue_of(tensor));
+}
+
+Work Group::all_reduce(const at::Tensor& tensor, ReduceOp op, const Wire& wire) const {
+  const auto [data, count, dtype] = check(tensor, "all_reduce");
+  if (dtype != DType::f32) {
+    throw InvalidArgument(concat("all_reduce as ", name(wire.dtype), ": got a tensor of ",
+                                 name(dtype), ", expected float32"));
+  }
+  return communicator_->all_reduce(data, count, op, wire, issue_of(tensor));
+}
+
+Work Group::broadcast(const at::Tensor& tensor, int root) const {
+  const auto [data, count, dtype] = check(tensor, "broadcast");
+  return communicator_->broadcast(data, count, dtype, root, issue_of(tensor));
+}
+
+Work Group::all_gather(const at::Tensor& output, const at::Tensor& input) const {
+  const auto from = check(input, "all_gather input");
+  const auto to = check(output, "all_gather output");
+  expect_same_dtype(from, to, "all_gather");
+  expect_count(to.count, from.count * static_cast<std::size_t>(size()), "output", "all_gather");
+  return communicator_->all_gather(from.data, to.data, from.count, from.dtype,
+                                   issue_of(input, output));
+}
+
+Work Group::all_gather(const at::Tensor& output, const at::Tensor& input,
+                       const std::vector<std::size_t>& counts) const {
+  const auto from = check(input, "all_gather input");
+  const auto to = check(output, "all_gather output");
+  expect_same_dtype(from, to, "all_gather");
+  expect_divided(to.count, from.count, counts, {.whole = "output", .part = "input"}, *this,
+                 "all_gather");
+  return communicator_->all_gather(from.data, to.data, counts, from.dtype,
+                                   issue_of(input, output, false));
+}
+
+Work Group::reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op) const {
+  const auto from = check(input, "reduce_scatter input");
+  const auto to = check(output, "reduce_scatter output");
+  expect_same_dtype(from, to, "reduce_scatter");
+  expect_count(from.count, to.count * static_cast<std::size_t>(size()), "input", "reduce_scatter");
+  return communicator_->reduce_scatter(from.data, to.data, to.count, from.dtype, op,
+                                       issue_of(output, input));
+}
+
+Work Group::reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                           const std::vector<std::size_t>& counts, ReduceOp op) const {
+  const auto from = check(input, "reduce_scatter input");
+  const auto to = check(output, "reduce_scatter output");
+  expect_same_dtype(from, to, "reduce_scatter");
+  expect_divided(from.count, to.count, counts, {.whole = "input", .part = "output"}, *this,
+                 "reduce_scatter");
+  return communicator_->reduce_scatter(from.data, to.data, counts, from.dtype, op,
+                                       issue_of(output, input, false));
+}
+
+Work Group::gather(const at::Tensor& output, const at::Tensor& input, int root) const {
+  const auto from = check(input, "gather input");
+  void* data = nullptr;
+  if (rank() == root) {
+    const auto to = check(output, "gather output");
+    expect_same_dtype(from, to, "gather");
+    expect_count(to.count, from.count * static_cast<std::size_t>(size()), "output", "gather");
+    data = to.data;
+  }
+  return communicator_->gather(from.data, data, from.count, from.dtype, root,
+                               issue_of(input, output));
+}
+
+Work Group::scatter(const at::Tensor& output, const at::Tensor& input, int root) const {
+  const auto to = check(output, "scatter output");
+  const void* data = nullptr;
+  if (rank() == root) {
+    const auto from = check(input, "scatter input");
+    expect_same_dtype(from, to, "scatter");
+    expect_count(from.count, to.count * static_cast<std::size_t>(size()), "input", "scatter");
+    data = from.data;
+  }
+  return communicator_->scatter(data, to.data, to.count, to.dtype, root, issue_of(output, input));
+}
+
+Work Group::all_to_all(const at::Tensor& output, const at::Tensor& input) const {
+  const auto from = check(input, "all_to_all input");
+  const auto to = check(output, "all_to_all output");
+  expect_same_dtype(from, to, "all_to_all");
+  expect_count(to.count, from.count, "output", "all_to_all");
+  const std::size_t part = from.count / static_cast<std::size_t>(size());
+  expect_count(from.count, part * static_cast<std::size_t>(size()),
+               "input that does not divide among the ranks", "all_to_all");
+  return communicator_->all_to_all(from.data, to.data, part, from.dtype, issue_of(input, output));
+}
+
+Work Group::send(const at::Tensor& tensor, int dst, std::uint32_t tag) const {
+  const auto [data, count, dtype] = check(tensor, "send");
+  return communicator_->send(data, count, dtype, dst, tag, issue_of(tensor));
+}
+
+Work Group::recv(const at::Tensor& tensor, int src, std::uint32_t tag) const {
+  const auto [data, count, dtype] = check(tensor, "recv");
+  return communicator_->recv(data, count, dtype, src, tag, issue_of(tensor));
+}
+
+Work Group::barrier() const { return communicator_->barrier(); }
+
+at::Tensor Group::empty(at::IntArrayRef sizes, at::ScalarType dtype) const {
+  const auto elements = c10::multiply_integers(sizes);
+  auto memory =
+      communicator_->allocate(static_cast<std::size_t>(elements) * c10::elementSize(dtype));
+  void* data = memory.get();
+  return at::from_blob(
+      data, sizes, [memory = std::move(memory)](void*) mutable { memory.reset(); },
+      at::TensorOptions().dtype(dtype));
+}
+
+void Group::in_turn(const std::function<void()>& fn) const {
+  for (int turn = 0; turn < size(); ++turn) {
+    if (turn == rank()) {
+      try {
+        fn();
+      } catch (const std::exception& error) {
+        communicator_->fail(concat("in_turn: ", error.what()));
+        throw;
+      } catch (...) {
+        communicator_->fail("in_turn: an exception that is no std::exception");
+        throw;
+      }
+    }
+    barrier().wait();
+  }
+}
+
+Group Group::split(int color, int key) const {
+  // Checked after the collective, so that ranks of valid colors are not left waiting.
+  auto made = communicator_->split(color, key);
+  if (made == nullptr) {
+    throw InvalidArgument(
+        concat("split: got color ", color, " on rank ", rank(), ", expected 0 or more"));
+  }
+  return Group(std::move(made));
+}
+
+}  // namespace lockstep

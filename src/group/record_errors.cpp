@@ -1,0 +1,125 @@
+#include "group/record_errors.h"
+
+#include <c10/util/Type.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <memory>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <typeinfo>
+
+#include "core/environment.h"
+#include "core/error_record.h"
+#include "core/fork_guard.h"
+#include "core/log.h"
+#include "core/text.h"
+#include "lockstep/error.h"
+#include "lockstep/init.h"
+
+namespace lockstep {
+namespace {
+
+std::atomic<bool> recorded{false};
+std::terminate_handler handler_before = nullptr;
+
+/// torchrun takes the earliest error for the root cause, in whole seconds. A world's failure is an
+/// effect on most ranks, so its time is rounded up to come after the cause's.
+std::string time_of(const std::exception& error) {
+  using Seconds = std::chrono::seconds;
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  const bool heard = dynamic_cast<const CommError*>(&error) != nullptr;
+  return std::to_string(
+      (heard ? std::chrono::ceil<Seconds>(now) : std::chrono::floor<Seconds>(now)).count());
+}
+
+/// The world that this process joined.
+struct Joined {
+  std::mutex mutex;
+  std::weak_ptr<host::World> world;
+  int rank = -1;
+  detail::ForkGuard process;
+
+  static Joined& get() {
+    static Joined world;
+    return world;
+  }
+};
+
+void record_in_world(const std::exception& error) {
+  auto& of_world = Joined::get();
+  if (of_world.process.in_child()) return;
+  const std::lock_guard lock(of_world.mutex);
+  const auto world = of_world.world.lock();
+  if (world == nullptr) return;
+  // A rank that raises the failure of the world repeats the cause that is recorded there.
+  if (dynamic_cast<const CommError*>(&error) != nullptr && world->failure()) return;
+  const auto* known = dynamic_cast<const Error*>(&error);
+  const bool repeats = known != nullptr && known->origin() >= 0;
+  world->record_error(
+      of_world.rank,
+      repeats ? error.what() : detail::concat("rank ", of_world.rank, ": ", error.what()),
+      repeats ? known->origin() : of_world.rank);
+}
+
+void write(const std::string& path, const std::exception& error) {
+  const nlohmann::json content{
+      {"message",
+       {{"message", detail::concat(c10::demangle(typeid(error).name()), ": ", error.what())},
+        {"extraInfo", {{"timestamp", time_of(error)}}}}}};
+  // Whole or not at all: torchrun ends with an error of its own over half a file.
+  const std::string part = path + ".part";
+  std::ofstream out(part);
+  out << content.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  out.close();
+  if (!out || std::rename(part.c_str(), path.c_str()) != 0) {
+    log::warn(detail::concat("TORCHELASTIC_ERROR_FILE: cannot write ", path));
+  }
+}
+
+[[noreturn]] void record_and_terminate() {
+  try {
+    if (const auto error = std::current_exception()) std::rethrow_exception(error);
+  } catch (const std::exception& error) {
+    record_error(error);
+  } catch (...) {
+    // Of no words.
+  }
+  if (handler_before != nullptr) handler_before();
+  std::abort();
+}
+
+}  // namespace
+
+void record_error(const std::exception& error) noexcept {
+  try {
+    if (recorded.exchange(true)) return;
+    record_in_world(error);
+    const bool of_world = dynamic_cast<const CommError*>(&error) != nullptr;
+    detail::leave_error_record({.of_world = of_world, .text = error.what()});
+    const auto& path = Environment::get().error_file;
+    if (!path.empty()) write(path, error);
+  } catch (const std::exception&) {
+    // The error that ended the program is reported in other ways too.
+  }
+}
+
+void detail::record_uncaught_errors() {
+  static std::atomic<bool> installed{false};
+  if (installed.exchange(true)) return;
+  detail::keep_error_file();
+  handler_before = std::set_terminate(record_and_terminate);
+}
+
+void detail::record_errors_in(const std::shared_ptr<host::World>& world, int rank) {
+  auto& of_world = Joined::get();
+  const std::lock_guard lock(of_world.mutex);
+  of_world.world = world;
+  of_world.rank = rank;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,98 @@
+// Loops over one whole chunk of 8-bit codes. Included once for each Highway target.
+#if defined(LOCKSTEP_KERNELS_QUANTIZE_INL_H) == defined(HWY_TARGET_TOGGLE)
+#ifdef LOCKSTEP_KERNELS_QUANTIZE_INL_H
+#undef LOCKSTEP_KERNELS_QUANTIZE_INL_H
+#else
+#define LOCKSTEP_KERNELS_QUANTIZE_INL_H
+#endif
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "hwy/highway.h"
+#include "kernels/quantize.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace lockstep::kernels::HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+using Floats = hn::ScalableTag<float>;
+using Whole = hn::RebindToSigned<Floats>;
+
+/// Factors from values to codes, and from codes to values. Both are zero for a chunk of zeros, and
+/// NaN for a chunk with an element that is not finite.
+struct Scale {
+  float inverse;
+  float scale;
+
+  bool is_finite() const { return !std::isnan(scale); }
+};
+
+/// Of a chunk whose largest magnitude has these bits. As integers, those of Inf and NaN are larger
+/// than those of any number.
+HWY_INLINE Scale scale_of(std::int32_t largest_bits) {
+  constexpr float largest_code = 127;
+  // Below it the inverse would not be a number.
+  constexpr float least_largest = 0x1p-119f;
+  const auto largest = std::bit_cast<float>(largest_bits);
+  if (!std::isfinite(largest)) {
+    constexpr float nan = std::numeric_limits<float>::quiet_NaN();
+    return {.inverse = nan, .scale = nan};
+  }
+  if (largest < least_largest) return {.inverse = 0, .scale = 0};
+  return {.inverse = largest_code / largest, .scale = largest / largest_code};
+}
+
+template <class V>
+HWY_INLINE hn::Vec<Whole> magnitude_bits(V v) {
+  return hn::And(hn::BitCast(Whole(), v), hn::Set(Whole(), 0x7fffffff));
+}
+
+HWY_INLINE std::int32_t largest_of(hn::Vec<Whole> most) {
+  return hn::GetLane(hn::MaxOfLanes(Whole(), most));
+}
+
+/// The scale of values.
+HWY_INLINE Scale measure(const float* values) {
+  const Floats d;
+  auto most = hn::Zero(Whole());
+  for (std::size_t i = 0; i < quantized_chunk; i += hn::Lanes(d)) {
+    most = hn::Max(most, magnitude_bits(hn::LoadU(d, values + i)));
+  }
+  return scale_of(largest_of(most));
+}
+
+/// residual += values; the scale of that.
+HWY_INLINE Scale move_and_measure(const float* values, float* residual) {
+  const Floats d;
+  auto most = hn::Zero(Whole());
+  for (std::size_t i = 0; i < quantized_chunk; i += hn::Lanes(d)) {
+    const auto v = hn::Add(hn::LoadU(d, values + i), hn::LoadU(d, residual + i));
+    hn::StoreU(v, d, residual + i);
+    most = hn::Max(most, magnitude_bits(v));
+  }
+  return scale_of(largest_of(most));
+}
+
+/// The place of the first that is not finite, in a chunk that has one.
+inline std::size_t first_not_finite(const float* values) {
+  const auto* end = values + quantized_chunk;
+  return static_cast<std::size_t>(
+      std::find_if(values, end, [](float v) { return !std::isfinite(v); }) - values);
+}
+
+/// values' codes, as whole numbers: the nearest, of two equally near the even.
+// Where the last bit of a sum stands for one, the addition rounds; what is rounded to zero has no
+// sign then, as the codes have none.
+HWY_INLINE hn::Vec<Floats> codes_of(hn::Vec<Floats> values, hn::Vec<Floats> inverse) {
+  const auto coarse = hn::Set(Floats(), 0x1.8p23f);
+  return hn::Sub(hn::Add(hn::Mul(values, inverse), coarse), coarse);
+}
+
+}  // namespace lockstep::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

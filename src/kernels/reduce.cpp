@@ -1,0 +1,253 @@
+#include "kernels/reduce.h"
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "kernels/element.h"
+#include "lockstep/error.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/reduce.cpp"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "kernels/half-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace lockstep::kernels::HWY_NAMESPACE {
+
+using Inputs = std::span<const std::byte* const>;
+using Outputs = std::span<std::byte* const>;
+
+template <DType kDtype, class D>
+HWY_INLINE hn::Vec<D> load(D d, const std::byte* from) {
+  using Stored = typename detail::Element<kDtype>::Stored;
+  const auto* stored = reinterpret_cast<const Stored*>(from);
+  if constexpr (kDtype == DType::f16) {
+    return f16_to_f32(d, hn::LoadU(HalfTag<D>(), stored));
+  } else if constexpr (kDtype == DType::bf16) {
+    return bf16_to_f32(d, hn::LoadU(HalfTag<D>(), stored));
+  } else {
+    return hn::LoadU(d, stored);
+  }
+}
+
+template <DType kDtype, class D>
+HWY_INLINE void store(D d, hn::Vec<D> values, std::byte* to) {
+  using Stored = typename detail::Element<kDtype>::Stored;
+  auto* stored = reinterpret_cast<Stored*>(to);
+  if constexpr (kDtype == DType::f16) {
+    hn::StoreU(f32_to_f16(d, values), HalfTag<D>(), stored);
+  } else if constexpr (kDtype == DType::bf16) {
+    hn::StoreU(f32_to_bf16(d, values), HalfTag<D>(), stored);
+  } else {
+    hn::StoreU(values, d, stored);
+  }
+}
+
+/// Two vectors of consecutive elements, in whichever order is cheap: elements do not meet one
+/// another.
+template <DType kDtype, class D>
+HWY_INLINE void load_pair(D d, const std::byte* from, hn::Vec<D>& a, hn::Vec<D>& b) {
+#if HWY_TARGET != HWY_SCALAR
+  if constexpr (kDtype == DType::bf16) {
+    return load_bf16_pair(d, reinterpret_cast<const std::uint16_t*>(from), a, b);
+  }
+#endif
+  a = load<kDtype>(d, from);
+  b = load<kDtype>(d, from + hn::Lanes(d) * size_of(kDtype));
+}
+
+template <DType kDtype, class D>
+HWY_INLINE void store_pair(D d, hn::Vec<D> a, hn::Vec<D> b, std::byte* to) {
+#if HWY_TARGET != HWY_SCALAR
+  if constexpr (kDtype == DType::bf16) {
+    return store_bf16_pair(d, a, b, reinterpret_cast<std::uint16_t*>(to));
+  }
+#endif
+  store<kDtype>(d, a, to);
+  store<kDtype>(d, b, to + hn::Lanes(d) * size_of(kDtype));
+}
+
+/// The product modulo 2^8: Highway has no multiplication of bytes, so odd and even ones apart in 16
+/// bits.
+template <class D>
+HWY_INLINE hn::Vec<D> multiply_bytes(D d, hn::Vec<D> a, hn::Vec<D> b) {
+#if HWY_TARGET == HWY_SCALAR
+  return hn::Set(d, static_cast<hn::TFromD<D>>(hn::GetLane(a) * hn::GetLane(b)));
+#else
+  const hn::RepartitionToWide<hn::RebindToUnsigned<D>> wide;
+  const auto wide_a = hn::BitCast(wide, a);
+  const auto wide_b = hn::BitCast(wide, b);
+  const auto even = hn::And(hn::Mul(wide_a, wide_b), hn::Set(wide, 0xff));
+  const auto odd = hn::ShiftLeft<8>(hn::Mul(hn::ShiftRight<8>(wide_a), hn::ShiftRight<8>(wide_b)));
+  return hn::BitCast(d, hn::Or(even, odd));
+#endif
+}
+
+/// The smaller (or larger) of a and b; of equal ones a, and NaN if either is.
+template <bool kSmaller, class D>
+HWY_INLINE hn::Vec<D> extreme(D, hn::Vec<D> a, hn::Vec<D> b) {
+  if constexpr (hwy::IsFloat<hn::TFromD<D>>()) {
+    const auto better = kSmaller ? hn::Lt(b, a) : hn::Gt(b, a);
+    return hn::IfThenElse(hn::Or(better, hn::IsNaN(b)), b, a);
+  } else {
+    return kSmaller ? hn::Min(a, b) : hn::Max(a, b);
+  }
+}
+
+template <ReduceOp kOp, class D>
+HWY_INLINE hn::Vec<D> combine(D d, hn::Vec<D> a, hn::Vec<D> b) {
+  if constexpr (kOp == ReduceOp::min || kOp == ReduceOp::max) {
+    return extreme<kOp == ReduceOp::min>(d, a, b);
+  } else if constexpr (kOp == ReduceOp::product) {
+    if constexpr (sizeof(hn::TFromD<D>) == 1) {
+      return multiply_bytes(d, a, b);
+    } else {
+      return hn::Mul(a, b);
+    }
+  } else {
+    return hn::Add(a, b);
+  }
+}
+
+/// Divides the sum by the number of ranks for avg. Every other reduction is final.
+template <ReduceOp kOp, class D>
+HWY_INLINE hn::Vec<D> finish(D d, hn::Vec<D> values, std::size_t ranks) {
+  using Value = hn::TFromD<D>;
+  if constexpr (kOp != ReduceOp::avg) {
+    return values;
+  } else if constexpr (hwy::IsFloat<Value>()) {
+    return hn::Mul(values, hn::Set(d, Value{1} / static_cast<Value>(ranks)));
+  } else {
+    HWY_ALIGN Value lanes[HWY_MAX_BYTES / sizeof(Value)];
+    hn::Store(values, d, lanes);
+    for (std::size_t i = 0; i < hn::Lanes(d); ++i) {
+      lanes[i] = static_cast<Value>(lanes[i] / static_cast<std::int64_t>(ranks));
+    }
+    return hn::Load(d, lanes);
+  }
+}
+
+/// The buffers' addresses in registers when their number is known, else wherever the caller has
+/// them.
+template <class Pointer, std::size_t kCount>
+struct Addresses {
+  explicit Addresses(std::span<const Pointer> from) {
+    for (std::size_t i = 0; i < kCount; ++i) at_[i] = from[i];
+  }
+  static constexpr std::size_t size() { return kCount; }
+  Pointer operator[](std::size_t i) const { return at_[i]; }
+
+ private:
+  std::array<Pointer, kCount> at_;
+};
+
+template <class Pointer>
+struct Addresses<Pointer, 0> : std::span<const Pointer> {
+  using std::span<const Pointer>::span;
+  explicit Addresses(std::span<const Pointer> from) : std::span<const Pointer>(from) {}
+};
+
+/// Zero kRanks stands for any number of inputs and outputs, else there are kRanks of both.
+template <DType kDtype, ReduceOp kOp, std::size_t kRanks>
+void reduce_vectors(Inputs input_span, Outputs output_span, std::size_t count) {
+  const hn::ScalableTag<typename detail::Element<kDtype>::Value> d;
+  const Addresses<const std::byte*, kRanks> inputs(input_span);
+  const Addresses<std::byte*, kRanks> outputs(output_span);
+  const std::size_t step = hn::Lanes(d) * size_of(kDtype);
+  const std::size_t end = count * size_of(kDtype);
+  const std::size_t ranks = inputs.size();
+
+  std::size_t at = 0;
+  for (; end - at >= 4 * step; at += 4 * step) {
+    hn::Vec<decltype(d)> v0, v1, v2, v3;
+    load_pair<kDtype>(d, inputs[0] + at, v0, v1);
+    load_pair<kDtype>(d, inputs[0] + at + 2 * step, v2, v3);
+    for (std::size_t i = 1; i < ranks; ++i) {
+      hn::Vec<decltype(d)> w0, w1, w2, w3;
+      load_pair<kDtype>(d, inputs[i] + at, w0, w1);
+      load_pair<kDtype>(d, inputs[i] + at + 2 * step, w2, w3);
+      v0 = combine<kOp>(d, v0, w0);
+      v1 = combine<kOp>(d, v1, w1);
+      v2 = combine<kOp>(d, v2, w2);
+      v3 = combine<kOp>(d, v3, w3);
+    }
+    v0 = finish<kOp>(d, v0, ranks);
+    v1 = finish<kOp>(d, v1, ranks);
+    v2 = finish<kOp>(d, v2, ranks);
+    v3 = finish<kOp>(d, v3, ranks);
+    for (std::size_t j = 0; j < outputs.size(); ++j) {
+      store_pair<kDtype>(d, v0, v1, outputs[j] + at);
+      store_pair<kDtype>(d, v2, v3, outputs[j] + at + 2 * step);
+    }
+  }
+
+  // The rest vector by vector, the last perhaps short: through a buffer of one vector.
+  HWY_ALIGN std::byte lanes[HWY_MAX_BYTES] = {};
+  for (; at < end; at += step) {
+    const std::size_t bytes = end - at < step ? end - at : step;
+    std::memcpy(lanes, inputs[0] + at, bytes);
+    auto v = load<kDtype>(d, lanes);
+    for (std::size_t i = 1; i < ranks; ++i) {
+      std::memcpy(lanes, inputs[i] + at, bytes);
+      v = combine<kOp>(d, v, load<kDtype>(d, lanes));
+    }
+    store<kDtype>(d, finish<kOp>(d, v, ranks), lanes);
+    for (std::size_t j = 0; j < outputs.size(); ++j) std::memcpy(outputs[j] + at, lanes, bytes);
+  }
+}
+
+template <DType kDtype, ReduceOp kOp>
+void reduce_any(Inputs inputs, Outputs outputs, std::size_t count) {
+  // Two ranks that reduce in place are the common case.
+  if (inputs.size() == 2 && outputs.size() == 2) {
+    reduce_vectors<kDtype, kOp, 2>(inputs, outputs, count);
+  } else {
+    reduce_vectors<kDtype, kOp, 0>(inputs, outputs, count);
+  }
+}
+
+using Kernel = void (*)(Inputs, Outputs, std::size_t);
+
+template <std::size_t... kIndex>
+constexpr auto kernel_table(std::index_sequence<kIndex...>) {
+  constexpr std::size_t ops = std::size(all_reduce_ops);
+  return std::array<Kernel, sizeof...(kIndex)>{
+      &reduce_any<all_dtypes[kIndex / ops], all_reduce_ops[kIndex % ops]>...};
+}
+
+void reduce(DType dtype, ReduceOp op, Inputs inputs, Outputs outputs, std::size_t count) {
+  constexpr std::size_t ops = std::size(all_reduce_ops);
+  static constexpr auto kernels =
+      kernel_table(std::make_index_sequence<std::size(all_dtypes) * ops>());
+  kernels[static_cast<std::size_t>(dtype) * ops + static_cast<std::size_t>(op)](inputs, outputs,
+                                                                                count);
+}
+
+}  // namespace lockstep::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace lockstep::kernels {
+
+HWY_EXPORT(reduce);
+
+void reduce(DType dtype, ReduceOp op, std::span<const std::byte* const> inputs,
+            std::span<std::byte* const> outputs, std::size_t count) {
+  if (inputs.empty()) throw InvalidArgument("reduce: got no inputs, expected at least one");
+  if (count == 0) return;
+  if (inputs.size() == 1) {
+    // Every reduction of one input is that input.
+    for (std::byte* output : outputs) {
+      if (output != inputs[0]) std::memcpy(output, inputs[0], count * size_of(dtype));
+    }
+    return;
+  }
+  HWY_DYNAMIC_DISPATCH(reduce)(dtype, op, inputs, outputs, count);
+}
+
+}  // namespace lockstep::kernels
+#endif  // HWY_ONCE

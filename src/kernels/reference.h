@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/quantize.h"
+#include "lockstep/types.h"
+
+namespace lockstep::kernels::reference {
+
+/// The result of kernels::reduce, one element at a time in plain code. For tests and checks, not
+/// for speed. Arithmetic flushes denormals where the calling thread does, as it does in kernels.
+void reduce(DType dtype, ReduceOp op, std::span<const std::byte* const> inputs,
+            std::span<std::byte* const> outputs, std::size_t count);
+
+float from_f16(std::uint16_t half);
+float from_bf16(std::uint16_t half);
+/// The nearest half, of two equally near ones the even; NaN stays NaN.
+std::uint16_t to_f16(float value);
+std::uint16_t to_bf16(float value);
+
+/// The result of kernels::reduce_rounded.
+void reduce_rounded(const Wire& wire, ReduceOp op, std::span<const std::span<const float>> inputs,
+                    std::span<float> output);
+
+/// The indices that kernels::select_top and kernels::select_above pick. They compare denormals as
+/// IEEE 754 says, whether or not the calling thread flushes them.
+template <class T>
+std::vector<std::uint32_t> largest(std::span<const T> data, std::size_t k);
+template <class T>
+std::vector<std::uint32_t> above(std::span<const T> data, T threshold);
+
+/// The result of kernels::quantize for one chunk. Missing elements of a short chunk count as zeros.
+QuantizedChunk quantized(std::span<const float> values);
+
+}  // namespace lockstep::kernels::reference

@@ -1,0 +1,15 @@
+#include "kernels/targets.h"
+
+#include <hwy/targets.h>
+
+namespace lockstep::kernels {
+
+std::vector<std::string> cpu_targets() {
+  std::vector<std::string> names;
+  for (const std::int64_t target : hwy::SupportedAndGeneratedTargets()) {
+    names.emplace_back(hwy::TargetName(target));
+  }
+  return names;
+}
+
+}  // namespace lockstep::kernels

@@ -1,0 +1,78 @@
+#include "launch/children.h"
+
+#include <poll.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <csignal>
+#include <filesystem>
+
+#include "core/descriptor.h"
+#include "core/process.h"
+
+namespace lockstep::launch {
+namespace {
+
+/// Whether there is any child, without looking through all processes of the machine.
+bool have_children() {
+  siginfo_t info{};
+  return waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0;
+}
+
+}  // namespace
+
+std::set<pid_t> children(pid_t parent) {
+  std::set<pid_t> found;
+  if (parent == getpid() && !have_children()) return found;
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc", none)) {
+    const auto name = entry.path().filename().string();
+    pid_t pid = 0;
+    const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), pid);
+    if (error != std::errc{} || end != name.data() + name.size()) continue;
+    if (detail::read_process(pid).parent == parent) found.insert(pid);
+  }
+  return found;
+}
+
+bool await_end(pid_t child, std::chrono::steady_clock::time_point until) noexcept {
+  const detail::Descriptor process(static_cast<int>(syscall(SYS_pidfd_open, child, 0)));
+  for (;;) {
+    siginfo_t info{};
+    const int found = waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOHANG | WNOWAIT);
+    if ((found == 0 && info.si_pid == child) || (found != 0 && errno == ECHILD)) return true;
+    const auto left = until - std::chrono::steady_clock::now();
+    if (left <= left.zero()) return false;
+    // Where there are no pidfds, an ended child is found a little later.
+    constexpr auto longest_nap = std::chrono::milliseconds(20);
+    const auto nap = std::chrono::ceil<std::chrono::milliseconds>(left);
+    pollfd ended{.fd = process.get(), .events = POLLIN, .revents = 0};
+    poll(&ended, 1, static_cast<int>((process ? nap : std::min(nap, longest_nap)).count()));
+  }
+}
+
+std::set<pid_t> end_children(const std::set<pid_t>& spared,
+                             std::chrono::milliseconds time) noexcept {
+  const auto until = std::chrono::steady_clock::now() + time;
+  std::set<pid_t> staying;
+  for (bool any = true; any;) {
+    any = false;
+    for (const auto pid : children(getpid())) {
+      if (spared.contains(pid) || staying.contains(pid)) continue;
+      kill(pid, SIGKILL);
+      if (await_end(pid, until)) {
+        waitpid(pid, nullptr, 0);
+        any = true;
+      } else {
+        staying.insert(pid);
+      }
+    }
+  }
+  return staying;
+}
+
+}  // namespace lockstep::launch

@@ -1,0 +1,116 @@
+#include <algorithm>
+#include <string_view>
+
+#include "core/denormals_guard.h"
+#include "core/text.h"
+#include "launch/plan.h"
+#include "launch/table.h"
+#include "lockstep/denormals.h"
+
+namespace lockstep::launch {
+namespace {
+
+using detail::concat;
+
+std::string plural(std::size_t count, std::string_view thing) {
+  return concat(count, ' ', thing, count == 1 ? "" : "s");
+}
+
+/// As one would type it in a shell.
+std::string quoted(const std::string& word) {
+  constexpr std::string_view plain =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=+:,./@%^";
+  if (!word.empty() && word.find_first_not_of(plain) == std::string::npos) return word;
+  std::string text = "'";
+  for (const char c : word) {
+    if (c == '\'') {
+      text += "'\\''";
+    } else {
+      text += c;
+    }
+  }
+  return text + "'";
+}
+
+std::string command(const Plan& plan) {
+  std::string text = quoted(plan.program.string());
+  for (const auto& argument : plan.options.arguments) text += ' ' + quoted(argument);
+  return text;
+}
+
+std::vector<Row> configuration(const Plan& plan) {
+  const auto& options = plan.options;
+  const auto& topology = plan.topology;
+  const bool bound = !plan.ranks.front().cpus.empty();
+  return {
+      {"command", command(plan)},
+      {"ranks", std::to_string(options.ranks)},
+      {"cores", concat(plural(topology.cores.size(), "core"), ", ",
+                       plural(topology.cpus().size(), "logical CPU"), ", ",
+                       plural(topology.nodes().size(), "NUMA node"))},
+      {"threads", concat(plan.threads, " a rank")},
+      {"binding", bound                        ? "each rank to its own cores"
+                  : options.bind == Bind::none ? "none"
+                                               : "none: more ranks than logical CPUs"},
+      {"memory", options.keep_freed_memory ? "freed pages are kept (glibc)" : "as glibc does"},
+      {"denormals", options.flush_denormals
+                        ? std::string(detail::denormals_text(*options.flush_denormals))
+                        : "as LOCKSTEP_FLUSH_DENORMALS, or flushed"},
+      {"timeout",
+       options.timeout ? concat(*options.timeout, " s") : "as LOCKSTEP_TIMEOUT, or 600 s"},
+      {"grace", concat(static_cast<double>(options.grace.count()) / 1000, " s")},
+      {"restart", options.max_restarts == 0
+                      ? "never"
+                      : concat("after a failure, up to ",
+                               plural(static_cast<std::size_t>(options.max_restarts), "time"),
+                               ", the first after ",
+                               static_cast<double>(options.restart_delay.count()) / 1000, " s")},
+      {"linger", options.linger ? concat(options.linger->count(), " s") : "no limit"},
+      {"output", options.quiet ? "rank 0 only" : "rank 0 as it is, others prefixed by [rank]"},
+      {"logs", options.log_directory.empty() ? "none" : options.log_directory.string()}};
+}
+
+bool same_everywhere(const Plan& plan, std::size_t variable) {
+  return std::all_of(plan.ranks.begin(), plan.ranks.end(), [&](const RankPlan& rank) {
+    return rank.variables[variable] == plan.ranks.front().variables[variable];
+  });
+}
+
+}  // namespace
+
+std::string describe(const Plan& plan) {
+  const auto& first = plan.ranks.front().variables;
+  std::vector<Row> common;
+  std::vector<std::size_t> own;  // variables that tell ranks apart
+  for (std::size_t i = 0; i < first.size(); ++i) {
+    if (first[i].first != "LOCKSTEP_RANK" && same_everywhere(plan, i)) {
+      common.push_back({first[i].first, first[i].second});
+    } else {
+      own.push_back(i);
+    }
+  }
+  for (const auto& [name, value] : plan.inherited) {
+    // Settings of the user's that are left as they are, though Lockstep has an opinion.
+    const bool settled = name == "OMP_NUM_THREADS" || name.starts_with("MALLOC_") ||
+                         name == "LOCKSTEP_FLUSH_DENORMALS" || name == "LOCKSTEP_TIMEOUT" ||
+                         name == "LOCKSTEP_LOG";
+    const bool replaced = std::any_of(first.begin(), first.end(),
+                                      [&](const auto& variable) { return variable.first == name; });
+    if (settled && !replaced) common.push_back({name, value, "(yours)"});
+  }
+
+  std::vector<Row> ranks{{"rank", "cpus"}};
+  for (const auto i : own) ranks.front().push_back(first[i].first);
+  for (std::size_t rank = 0; rank < plan.ranks.size(); ++rank) {
+    const auto& cpus = plan.ranks[rank].cpus;
+    Row row{std::to_string(rank), cpus.empty() ? "any" : format_cpu_list(cpus)};
+    for (const auto i : own) row.push_back(plan.ranks[rank].variables[i].second);
+    ranks.push_back(std::move(row));
+  }
+
+  return concat(table("Configuration", configuration(plan)), '\n',
+                table("Environment of every rank", common), '\n',
+                table("Environment of each rank", ranks));
+}
+
+}  // namespace lockstep::launch

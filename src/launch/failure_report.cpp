@@ -1,0 +1,98 @@
+#include "launch/failure_report.h"
+
+#include <algorithm>
+#include <sstream>
+
+#include "core/host_name.h"
+#include "core/process.h"
+#include "core/text.h"
+#include "launch/plain_line.h"
+#include "launch/process_state.h"
+
+namespace lockstep::launch {
+namespace {
+
+using detail::concat;
+
+/// The fault of a rank that had not ended when the launcher stopped the job.
+std::string what_went_on(const FirstCause& cause) {
+  using Kind = host::Failure::Kind;
+  if (cause.lingered) {
+    return concat("went on for ", cause.lingered->count(), " s ",
+                  cause.joined ? "after it left the world" : "after all other ranks ended",
+                  " (--linger)");
+  }
+  if (cause.stopped) return "was stopped (SIGSTOP)";
+  if (cause.kind == Kind::error) return "raised an error and had not ended yet";
+  if (cause.kind == Kind::left) return "left the world before the others and had not ended yet";
+  if (cause.kind == Kind::mismatch) return "called another operation than the others";
+  if (!cause.joined) return "never called lockstep::init()";
+  return "did not take part in an operation that others waited for";
+}
+
+std::string what_happened(const FirstCause& cause) {
+  if (!cause.ending) {
+    return what_went_on(cause) +
+           (cause.ended_by_launcher ? "; the launcher could not end it" : "; the launcher ends it");
+  }
+  if (cause.ended_by_launcher) return what_went_on(cause) + "; the launcher ended it";
+  if (!cause.ending->failed()) {
+    return concat("left early with exit code 0",
+                  cause.joined ? "" : ", without calling lockstep::init(),",
+                  " while others waited for it");
+  }
+  const auto memory = cause.out_of_memory.empty() ? "" : concat("; ", cause.out_of_memory);
+  return concat(cause.ending->by_signal ? "was ended by " : "ended with ", cause.ending->text(),
+                memory);
+}
+
+std::string who_failed(const FirstCause& cause) {
+  return concat("rank ", cause.rank, " of ", cause.ranks, " failed first: it ",
+                what_happened(cause), " (host ", detail::host_name(), ", pid ", cause.pid, ")");
+}
+
+std::string one_line(std::string text) {
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  return plain_line(text);
+}
+
+/// A text of several lines, each indented.
+std::string indented(const std::string& text) {
+  std::istringstream lines(text);
+  std::string all;
+  for (std::string line; std::getline(lines, line);) {
+    all += concat(all.empty() ? "" : "\n    ", plain_line(line));
+  }
+  return all;
+}
+
+}  // namespace
+
+std::string report(const FirstCause& cause) {
+  auto text = concat("lockstep: ", who_failed(cause), ".");
+  if (!cause.reason.empty()) text += concat("\n  Reason: ", indented(cause.reason));
+  if (cause.last_lines.empty()) return text + "\n  It wrote nothing to stderr.";
+  text += concat("\n  Its last ",
+                 cause.last_lines.size() == 1 ? "line" : concat(cause.last_lines.size(), " lines"),
+                 " of stderr:");
+  for (const auto& line : cause.last_lines) text += concat("\n  | ", plain_line(line));
+  return text;
+}
+
+std::string restart_line(const FirstCause& cause, int restart, int most,
+                         std::chrono::milliseconds delay) {
+  return concat("lockstep: restart ", restart, " of ", most, ": ", who_failed(cause),
+                cause.reason.empty() ? "" : concat("; reason: ", one_line(cause.reason)),
+                "; all ranks start again",
+                delay.count() == 0 ? "" : concat(" in ", delay.count() / 1000.0, " s"));
+}
+
+std::string staying(const std::string& what, pid_t pid) {
+  const auto process = detail::read_process(pid);
+  const auto wait = kernel_wait_of(pid);
+  return concat(what, " (pid ", pid,
+                process.exists() ? concat(", ", state_text(process.state)) : "",
+                wait.empty() ? "" : concat(": ", wait), ")");
+}
+
+}  // namespace lockstep::launch

@@ -1,0 +1,75 @@
+#include "launch/guardian.h"
+
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+
+#include <cerrno>
+#include <csignal>
+#include <vector>
+
+#include "launch/system.h"
+
+namespace lockstep::launch {
+namespace {
+
+constexpr int registry_descriptor = 3;
+
+/// Keeps nothing of the launcher's open but the registry: neither its output nor the world's
+/// memory.
+void leave_behind(int registry) {
+  if (dup2(registry, registry_descriptor) < 0) _exit(1);
+  close_range(registry_descriptor + 1, ~0U, 0);
+  const int null = open("/dev/null", O_RDWR);
+  for (int fd = 0; fd < registry_descriptor; ++fd) dup2(null, fd);
+  close(null);
+  if (chdir("/") != 0) _exit(1);
+}
+
+[[noreturn]] void guard(int registry) {
+  // A session of its own is out of reach of the terminal's Ctrl-C and of its closing.
+  setsid();
+  prctl(PR_SET_NAME, "lockstep-guard");
+  leave_behind(registry);
+  sigset_t all;
+  sigfillset(&all);
+  sigprocmask(SIG_SETMASK, &all, nullptr);
+
+  std::vector<pid_t> groups;
+  for (;;) {
+    pid_t group = 0;
+    const auto got = read(registry_descriptor, &group, sizeof(group));
+    if (got == sizeof(group)) {
+      groups.push_back(group);
+    } else if (got >= 0 || errno != EINTR) {
+      break;
+    }
+  }
+  for (const auto group : groups) killpg(group, SIGKILL);
+  _exit(0);
+}
+
+}  // namespace
+
+Guardian::Guardian() {
+  auto pipe = make_pipe();
+  pid_ = fork();
+  if (pid_ < 0) throw_system("start its guardian process");
+  if (pid_ == 0) guard(pipe.read.get());
+  registry_ = std::move(pipe.write);
+}
+
+Guardian::~Guardian() {
+  // Killed rather than asked: it must not be left running whatever state it is in.
+  kill(pid_, SIGKILL);
+  while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
+  }
+}
+
+void Guardian::add(pid_t group) const noexcept {
+  [[maybe_unused]] const auto written = write(registry_.get(), &group, sizeof(group));
+}
+
+std::optional<Ending> Guardian::ending() const { return ending_of(pid_); }
+
+}  // namespace lockstep::launch

@@ -1,0 +1,21 @@
+#include "launch/oom_watch.h"
+
+#include "core/text.h"
+
+namespace lockstep::launch {
+
+void OomWatch::look(Clock::time_point now) {
+  constexpr auto between_looks = std::chrono::seconds(10);
+  if (now - looked_ < between_looks) return;
+  looked_ = now;
+  before_ = last_;
+  last_ = groups_.oom_kills();
+}
+
+std::string OomWatch::text() const {
+  if (groups_.oom_kills() <= before_) return "";
+  return detail::concat("the kernel ended a process of ", groups_.oom_scope(),
+                        " because memory was short");
+}
+
+}  // namespace lockstep::launch

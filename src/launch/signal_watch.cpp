@@ -1,0 +1,64 @@
+#include "launch/signal_watch.h"
+
+#include "launch/system.h"
+
+namespace lockstep::launch {
+
+SignalWatch::SignalWatch() {
+  struct sigaction standard {};
+  standard.sa_handler = SIG_DFL;
+  sigaction(SIGCHLD, &standard, nullptr);
+  sigset_t watched;
+  sigemptyset(&watched);
+  sigaddset(&watched, SIGCHLD);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGTSTP, SIGCONT, SIGWINCH}) {
+    struct sigaction action {};
+    sigaction(signal, nullptr, &action);
+    if (action.sa_handler != SIG_IGN) sigaddset(&watched, signal);
+  }
+  if (sigprocmask(SIG_SETMASK, &watched, nullptr) != 0) throw_system("block signals");
+  // A reader that goes away shows as EPIPE.
+  struct sigaction ignore {};
+  ignore.sa_handler = SIG_IGN;
+  sigaction(SIGPIPE, &ignore, &pipe_before_);
+  struct sigaction interrupt {};
+  interrupt.sa_handler = [](int) {};
+  sigaction(SIGALRM, &interrupt, &alarm_before_);
+  events_ = Descriptor(signalfd(-1, &watched, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!events_) {
+    restore();
+    throw_system("watch for signals");
+  }
+}
+
+SignalWatch::~SignalWatch() {
+  // A signal that arrived after the last look was meant for a job that is over. A terminating
+  // signal still ends the launcher.
+  restore();
+}
+
+std::optional<signalfd_siginfo> SignalWatch::next() {
+  signalfd_siginfo event{};
+  if (read(events_.get(), &event, sizeof(event)) != sizeof(event)) return std::nullopt;
+  return event;
+}
+
+std::optional<int> SignalWatch::end_asked() const noexcept {
+  sigset_t waiting;
+  sigemptyset(&waiting);
+  sigpending(&waiting);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    if (sigismember(&waiting, signal) == 1) return signal;
+  }
+  return std::nullopt;
+}
+
+void SignalWatch::restore() const noexcept {
+  sigaction(SIGPIPE, &pipe_before_, nullptr);
+  sigaction(SIGALRM, &alarm_before_, nullptr);
+  sigset_t none;
+  sigemptyset(&none);
+  sigprocmask(SIG_SETMASK, &none, nullptr);
+}
+
+}  // namespace lockstep::launch

@@ -1,0 +1,123 @@
+#include <algorithm>
+#include <csignal>
+
+#include "core/text.h"
+#include "launch/cause.h"
+#include "launch/supervisor.h"
+
+// The rank that has the cause of a failed job, and the report about it.
+
+namespace lockstep::launch {
+namespace {
+
+using detail::concat;
+using host::Failure;
+using namespace std::chrono_literals;
+
+constexpr std::size_t reported_lines = 20;
+/// A rank that fails this much later than the first may have failed because of it.
+constexpr auto same_moment = 100ms;
+
+}  // namespace
+
+std::string Supervisor::own_words(std::size_t rank) const {
+  const auto& member = members_[rank];
+  return concat("rank ", rank, " (pid ", member.process.pid(), ") ended with ",
+                member.ending->text());
+}
+
+std::optional<int> Supervisor::recorded_cause() const {
+  const auto failure = world_->failure();
+  if (!failure || failure->rank < 0 || failure->rank >= static_cast<int>(members_.size())) {
+    return std::nullopt;
+  }
+  const auto rank = static_cast<std::size_t>(failure->rank);
+  const bool by_launcher = members_[rank].ending && failure->text == own_words(rank);
+  return by_launcher ? std::nullopt : std::optional(failure->rank);
+}
+
+bool Supervisor::cause_is_ending() const {
+  const auto recorded = recorded_cause();
+  if (!recorded || members_[static_cast<std::size_t>(*recorded)].ending) return false;
+  const auto kind = world_->failure()->kind;
+  return kind == Failure::Kind::error || kind == Failure::Kind::left;
+}
+
+std::optional<int> Supervisor::first_cause() const {
+  if (!first_failed_) return std::nullopt;
+  std::vector<Account> accounts;
+  for (std::size_t rank = 0; rank < members_.size(); ++rank) {
+    const auto& member = members_[rank];
+    const bool failed = member.ending && member.ending->failed() && !member.ended_by_launcher;
+    accounts.push_back({.failed = failed || member.lingered,
+                        .crashed = failed && member.ending->by_signal,
+                        .late = member.end_time > failed_at_ + same_moment,
+                        .raised_failure = world_->raised_failure(static_cast<int>(rank)),
+                        .wrote_error = !member.err->tail().empty(),
+                        .error = errors_.of(static_cast<int>(rank))});
+  }
+  return rank_at_fault(accounts, recorded_cause()).value_or(*first_failed_);
+}
+
+std::optional<int> Supervisor::end_asked() const {
+  if (asked_) return asked_;
+  if (outputs_.out.broken() || outputs_.err.broken()) return SIGPIPE;
+  return signals_.end_asked();
+}
+
+void Supervisor::tell_cause() {
+  tell_at_.reset();
+  const auto cause = first_cause();
+  if (!cause || told_ || interrupted_by_) return;
+  told_ = true;
+  // The last output of an ended rank may not have been read yet.
+  auto& err = *members_[static_cast<std::size_t>(*cause)].err;
+  for (int reads = 0; reads < 64 && err.open() && err.read_ready(); ++reads) {
+  }
+  outputs_.err.line("", report(describe(*cause)));
+}
+
+Outcome Supervisor::outcome() const {
+  if (interrupted_by_) {
+    return {.code = 128 + *interrupted_by_, .asked = asked_, .staying = staying_};
+  }
+  const auto cause = first_cause();
+  if (!cause) return {.staying = staying_};
+  const auto& member = members_[static_cast<std::size_t>(*cause)];
+  const auto& first = members_[static_cast<std::size_t>(*first_failed_)];
+  const auto& ending = member.ended_by_launcher || !member.ending ? first.ending : member.ending;
+  const bool ended_late = member.lingered || !ending;
+  return {.code = ended_late ? 1 : std::max(1, ending->exit_code()),
+          .cause = describe(*cause),
+          .told = told_,
+          .asked = end_asked(),
+          .staying = staying_};
+}
+
+FirstCause Supervisor::describe(int cause) const {
+  const auto& member = members_[static_cast<std::size_t>(cause)];
+  FirstCause found{.rank = cause,
+                   .ranks = plan_.options.ranks,
+                   .pid = member.process.pid(),
+                   .ending = member.ending,
+                   .out_of_memory = member.out_of_memory,
+                   .ended_by_launcher = member.ended_by_launcher || member.stays,
+                   .stopped = member.was_stopped,
+                   .joined = member.joined || world_->joined(cause),
+                   .last_lines = member.err->tail().lines(reported_lines)};
+  if (member.lingered) found.lingered = plan_.options.linger;
+  if (recorded_cause() == cause) {
+    const auto failure = world_->failure();
+    found.kind = failure->kind;
+    found.reason = failure->text;
+  } else if (const auto error = errors_.of(cause); error && !error->of_world) {
+    found.kind = Failure::Kind::error;
+    const bool shown = std::ranges::any_of(found.last_lines, [&](const std::string& line) {
+      return line.find(error->text) != std::string::npos;
+    });
+    if (!shown) found.reason = error->text;
+  }
+  return found;
+}
+
+}  // namespace lockstep::launch

@@ -1,0 +1,107 @@
+#include <algorithm>
+#include <csignal>
+
+#include "core/text.h"
+#include "launch/supervisor.h"
+#include "lockstep/error.h"
+
+// How the launcher notices ends and states of its ranks and of its guardian while a job runs.
+
+namespace lockstep::launch {
+namespace {
+
+using detail::concat;
+
+/// Guardians of one attempt: one that cannot live is not started for ever.
+constexpr int most_guardians = 8;
+
+}  // namespace
+
+void Supervisor::look_after_ranks() {
+  for (std::size_t rank = 0; rank < members_.size(); ++rank) {
+    auto& member = members_[rank];
+    if (member.ending) continue;
+    if (const auto ending = member.process.ending()) {
+      note_end(rank, *ending);
+    } else if (phase_ < Phase::stopping) {
+      member.was_stopped = member.process.stopped();
+    }
+  }
+}
+
+void Supervisor::look_after_guardian() {
+  const auto ending = guardian_ ? guardian_->ending() : std::nullopt;
+  if (!ending) return;
+  const auto what =
+      concat("lockstep: the guardian process (pid ", guardian_->pid(),
+             "), which ends the ranks if the launcher is killed, ended with ", ending->text());
+  guardian_.reset();
+  try {
+    if (guardians_++ < most_guardians) guardian_.emplace();
+  } catch (const CommError& error) {
+    outputs_.err.line("", error.what());
+  }
+  for (const auto& member : members_) {
+    if (guardian_ && !member.gone) guardian_->add(member.process.pid());
+  }
+  outputs_.err.line(
+      "", guardian_ ? concat(what, ". A new one (pid ", guardian_->pid(), ") takes its place.")
+                    : concat(what, ". Ranks may outlive a killed launcher."));
+}
+
+void Supervisor::look_at_remaining_ranks() {
+  const auto now = Clock::now();
+  if (now < looked_ + between_looks) return;
+  looked_ = now;
+  oom_.look(now);
+  if (phase_ != Phase::running) return;
+  const auto running = std::ranges::count_if(members_, [](const auto& m) { return !m.ending; });
+  std::vector<RemainingRanks::Rank> remaining;
+  for (std::size_t rank = 0; rank < members_.size(); ++rank) {
+    auto& member = members_[rank];
+    if (member.ending) continue;
+    const auto number = static_cast<int>(rank);
+    const auto pid = member.process.pid();
+    if (world_->left(number)) {
+      remaining.push_back({number, pid, Remains::left});
+    } else if (running == 1 && members_.size() > 1) {
+      remaining.push_back({number, pid, Remains::last});
+    } else if (member.was_stopped && (member.was_stopped = member.process.stopped())) {
+      remaining.push_back({number, pid, Remains::stopped});
+    }
+  }
+  for (const auto& line : remaining_.look(now, remaining)) outputs_.err.line("", line);
+  if (const auto rank = remaining_.overdue(now)) {
+    members_[static_cast<std::size_t>(*rank)].lingered = true;
+    fail(static_cast<std::size_t>(*rank));
+  }
+}
+
+void Supervisor::note_end(std::size_t rank, const Ending& ending) {
+  auto& member = members_[rank];
+  member.ending = ending;
+  member.end_time = Clock::now();
+  member.joined = world_->joined(static_cast<int>(rank));
+  const bool told = phase_ >= Phase::stopping;
+  member.ended_by_launcher =
+      told && ending.by_signal && (ending.code == SIGTERM || ending.code == SIGKILL);
+  // A shell says 128 + SIGKILL of a program that it ran.
+  if (!told && ending.exit_code() == 128 + SIGKILL) member.out_of_memory = oom_.text();
+  if (ending.failed() && !told) {
+    world_->fail({.kind = host::Failure::Kind::error,
+                  .rank = static_cast<int>(rank),
+                  .text = own_words(rank)});
+    fail(rank);
+  }
+  world_->mark_gone(static_cast<int>(rank), ending.text());
+}
+
+void Supervisor::fail(std::size_t rank) {
+  if (first_failed_) return;
+  first_failed_ = static_cast<int>(rank);
+  failed_at_ = Clock::now();
+  phase_ = Phase::settling;
+  deadline_ = failed_at_ + settling_time;
+}
+
+}  // namespace lockstep::launch

@@ -1,0 +1,65 @@
+#include "launch/system.h"
+
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "core/text.h"
+#include "lockstep/error.h"
+
+namespace lockstep::launch {
+
+void throw_system(std::string_view what) {
+  const int error = errno;
+  throw CommError(detail::concat("the launcher cannot ", what, ": ", std::strerror(error)));
+}
+
+Pipe make_pipe() {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) throw_system("make a pipe");
+  return {Descriptor(ends[0]), Descriptor(ends[1])};
+}
+
+FileLimit::FileLimit(unsigned long needed) {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) throw_system("read its limit of open files");
+  soft_ = limit.rlim_cur;
+  hard_ = limit.rlim_max;
+  if (soft_ >= needed) return;
+  if (hard_ < needed) {
+    throw CommError(detail::concat("the launcher needs ", needed,
+                                   " open files for this many ranks, but the limit is ", hard_,
+                                   " (ulimit -Hn)"));
+  }
+  limit.rlim_cur = needed;
+  if (setrlimit(RLIMIT_NOFILE, &limit) != 0) throw_system("raise its limit of open files");
+  raised_ = true;
+}
+
+FileLimit::~FileLimit() { restore(); }
+
+void FileLimit::restore() const noexcept {
+  if (!raised_) return;
+  const rlimit limit{.rlim_cur = soft_, .rlim_max = hard_};
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+Subreaper::Subreaper() {
+  prctl(PR_GET_CHILD_SUBREAPER, &before_);
+  prctl(PR_SET_CHILD_SUBREAPER, 1);
+}
+
+Subreaper::~Subreaper() { prctl(PR_SET_CHILD_SUBREAPER, before_); }
+
+void open_standard_descriptors() {
+  for (int fd = 0; fd <= 2; ++fd) {
+    if (fcntl(fd, F_GETFD) != -1 || errno != EBADF) continue;
+    // The lowest free number is fd, as all below it are open.
+    if (open("/dev/null", fd == 0 ? O_RDONLY : O_WRONLY) != fd) throw_system("open /dev/null");
+  }
+}
+
+}  // namespace lockstep::launch

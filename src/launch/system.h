@@ -1,0 +1,46 @@
+#pragma once
+
+#include <string_view>
+
+#include "launch/pipe.h"
+
+namespace lockstep::launch {
+
+/// Throws CommError: what the launcher could not do, and errno's text.
+[[noreturn]] void throw_system(std::string_view what);
+
+/// Files this process may have open at once: raises the soft limit towards needed, and puts the old
+/// one back at the end.
+class FileLimit {
+ public:
+  /// Throws: CommError when the hard limit is lower than needed.
+  explicit FileLimit(unsigned long needed);
+  ~FileLimit();
+  FileLimit(const FileLimit&) = delete;
+  FileLimit& operator=(const FileLimit&) = delete;
+
+  /// Gives a forked child the limit that the launcher was started with.
+  void restore() const noexcept;
+
+ private:
+  unsigned long soft_ = 0;
+  unsigned long hard_ = 0;
+  bool raised_ = false;
+};
+
+/// Orphans among this process's descendants become its children, as long as this lives.
+class Subreaper {
+ public:
+  Subreaper();
+  ~Subreaper();
+  Subreaper(const Subreaper&) = delete;
+  Subreaper& operator=(const Subreaper&) = delete;
+
+ private:
+  int before_ = 0;
+};
+
+/// Makes sure that descriptors 0, 1 and 2 are open, so that no pipe takes their numbers.
+void open_standard_descriptors();
+
+}  // namespace lockstep::launch

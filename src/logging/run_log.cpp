@@ -1,0 +1,250 @@
+#include "lockstep/run_log.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+#include <optional>
+#include <system_error>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "comm/ledger.h"
+#include "comm/trace.h"
+#include "core/folder_lock.h"
+#include "core/host_name.h"
+#include "core/text.h"
+#include "group/gather_texts.h"
+#include "lockstep/error.h"
+#include "lockstep/group.h"
+#include "lockstep/statistics.h"
+#include "record/append_file.h"
+#include "record/folder.h"
+#include "record/lap.h"
+#include "record/scalar.h"
+#include "record/trace_file.h"
+
+namespace lockstep {
+namespace {
+
+using record::AppendFile;
+using Clock = std::chrono::steady_clock;
+
+double seconds(std::chrono::nanoseconds time) {
+  return std::chrono::duration<double>(time).count();
+}
+
+double wall_time() { return seconds(std::chrono::system_clock::now().time_since_epoch()); }
+
+/// The values' memory as a tensor of bytes, which lives no longer than they do.
+template <class Value>
+at::Tensor bytes_over(std::vector<Value>& values) {
+  return at::from_blob(values.data(), {static_cast<std::int64_t>(values.size() * sizeof(Value))},
+                       at::kByte);
+}
+
+}  // namespace
+
+/// Where a rank's counters stood.
+struct RunLog::Counters {
+  Clock::time_point time = Clock::now();
+  std::chrono::nanoseconds waiting = detail::waited();
+  std::chrono::nanoseconds working = detail::work_done();
+  std::uint64_t bytes = 0;
+  std::uint64_t dense_bytes = 0;
+
+  explicit Counters(const Group& world) {
+    for (const auto& row : world.statistics()) {
+      bytes += row.bytes;
+      dense_bytes += row.dense_bytes;
+    }
+  }
+
+  record::RankLap until(const Counters& end) const {
+    return {.seconds = seconds(end.time - time),
+            .waiting = seconds(end.waiting - waiting),
+            .working = seconds(end.working - working),
+            .bytes = end.bytes - bytes,
+            .dense_bytes = end.dense_bytes - dense_bytes};
+  }
+};
+
+struct RunLog::State {
+  State(const Group& group, RunLogOptions given) : world(group), options(std::move(given)) {}
+
+  void open_files();
+  void compare_clocks();
+  std::int64_t first_moment(const std::vector<TraceSpan>& spans) const;
+  void write_trace(std::vector<TraceSpan> spans, std::uint64_t older);
+
+  Group world;
+  RunLogOptions options;
+  std::vector<std::string> hosts;
+  std::optional<detail::FolderLock> lock;  // rank 0's
+  AppendFile metrics;                      // these three are rank 0's
+  AppendFile events;
+  AppendFile laps;
+  Clock::time_point begin = Clock::now();
+  std::int64_t lap_step = 0;
+  std::optional<Counters> lap;
+  std::optional<detail::Trace> trace;
+  std::int64_t ahead = 0;  ///< how much this rank's clock is ahead of rank 0's, in nanoseconds
+  std::string trace_problem;
+};
+
+void RunLog::State::open_files() {
+  const std::filesystem::path folder = options.folder;
+  record::make_folder(folder);
+  lock.emplace(folder, "log");  // before anything in it is removed
+  auto names = record::event_files_of(folder);
+  if (!options.kept) {
+    // TensorBoard would show a run that has been replaced together with this one.
+    names.emplace_back(record::trace_name);
+    std::error_code ignored;
+    for (const auto& name : std::exchange(names, {}))
+      std::filesystem::remove(folder / name, ignored);
+  }
+  metrics = AppendFile(folder / record::metrics_name, options.kept);
+  laps = AppendFile(folder / record::laps_name, options.kept);
+  names.push_back(record::new_event_file_name());
+  events = AppendFile(folder / names.back(), false);
+  events.add(record::first_event_record(wall_time()));
+  record::write_environment(folder, {.ranks = world.size(),
+                                     .hosts = hosts,
+                                     .backend = std::string(world.communicator().backend()),
+                                     .strategy = options.strategy,
+                                     .threads = at::get_num_threads(),
+                                     .event_files = std::move(names)});
+}
+
+/// Clocks of one host are one. Others are compared at a moment that a barrier makes the same, to
+/// within the time that its end takes to come through.
+void RunLog::State::compare_clocks() {
+  world.barrier().wait();
+  std::vector<std::int64_t> now{detail::trace_clock()};
+  const auto own = now[0];
+  world.broadcast(bytes_over(now)).wait();
+  if (world.node() != 0) ahead = own - now[0];
+}
+
+/// When the first span of any rank began.
+std::int64_t RunLog::State::first_moment(const std::vector<TraceSpan>& spans) const {
+  constexpr auto never = std::numeric_limits<std::int64_t>::max();
+  std::vector<std::int64_t> first(1, never);
+  for (const auto& span : spans) first[0] = std::min(first[0], span.begin);
+  const auto tensor = at::from_blob(first.data(), {1}, at::kLong);
+  world.all_reduce(tensor, ReduceOp::min).wait();
+  return first[0] == never ? 0 : first[0];
+}
+
+void RunLog::State::write_trace(std::vector<TraceSpan> spans, std::uint64_t older) {
+  for (auto& span : spans) {
+    span.begin -= ahead;
+    span.end -= ahead;
+  }
+  const auto origin = first_moment(spans);
+  std::vector<std::uint64_t> sizes{spans.size(), older};
+  if (world.rank() != 0) {
+    world.send(bytes_over(sizes), 0).wait();
+    world.send(bytes_over(spans), 0).wait();
+    return;
+  }
+  // The other ranks send, whether or not there is a file to put it into.
+  std::optional<record::TraceFile> file;
+  try {
+    file.emplace(std::filesystem::path(options.folder) / record::trace_name, origin);
+  } catch (const Error& error) {
+    trace_problem = error.what();
+  }
+  for (int rank = 0; rank < world.size(); ++rank) {
+    if (rank > 0) {
+      world.recv(bytes_over(sizes), rank).wait();
+      spans.resize(sizes[0]);
+      world.recv(bytes_over(spans), rank).wait();
+    }
+    if (file) file->add(rank, hosts[static_cast<std::size_t>(rank)], spans, sizes[1]);
+  }
+  try {
+    if (file) file->commit();
+  } catch (const Error& error) {
+    trace_problem = error.what();
+  }
+}
+
+RunLog::RunLog(const Group& world, RunLogOptions options) {
+  if (options.folder.empty()) {
+    if (options.trace) {
+      throw InvalidArgument("run log: got a trace without a folder, expected one to put it into");
+    }
+    return;
+  }
+  auto state = std::make_unique<State>(world, std::move(options));
+  state->hosts = detail::gather(detail::host_name(), world);
+  together(world, [&] {
+    if (world.rank() == 0) state->open_files();
+    if (state->options.trace) state->trace.emplace(state->options.spans);
+  });
+  if (state->trace) state->compare_clocks();
+  state_ = std::move(state);
+}
+
+RunLog::~RunLog() = default;
+
+void RunLog::scalars(std::int64_t step,
+                     std::initializer_list<std::pair<std::string_view, double>> values) {
+  if (state_ == nullptr || state_->world.rank() != 0) return;
+  std::vector<record::Scalar> all;
+  for (const auto& [name, value] : values) all.push_back({std::string(name), value});
+  const auto elapsed = seconds(Clock::now() - state_->begin);
+  state_->metrics.add(record::metrics_line(step, elapsed, all));
+  state_->events.add(record::event_record(wall_time(), step, all));
+}
+
+void RunLog::begin_lap(std::int64_t step) {
+  if (state_ == nullptr) return;
+  state_->lap_step = step;
+  state_->lap.emplace(state_->world);
+}
+
+void RunLog::end_lap(std::int64_t step) {
+  if (state_ == nullptr) return;
+  const auto& world = state_->world;
+  if (!state_->lap) throw InvalidArgument("run log: end_lap() without begin_lap()");
+  std::vector<record::RankLap> own{state_->lap->until(Counters(world))};
+  std::vector<record::RankLap> all(static_cast<std::size_t>(world.size()));
+  state_->lap.reset();
+  world.all_gather(bytes_over(all), bytes_over(own)).wait();
+  if (world.rank() != 0) return;
+  state_->laps.add(record::lap_line({.step = step,
+                                     .steps = step - state_->lap_step,
+                                     .elapsed = seconds(Clock::now() - state_->begin),
+                                     .ranks = std::move(all)}));
+}
+
+void RunLog::close() {
+  if (state_ == nullptr || !state_->trace) return;
+  auto spans = state_->trace->spans();
+  const auto older = state_->trace->lost();
+  state_->trace.reset();
+  state_->write_trace(std::move(spans), older);
+}
+
+std::string RunLog::lost() const {
+  std::string text;
+  const auto add = [&](const std::string& problem) {
+    if (!problem.empty()) text += detail::concat(text.empty() ? "" : "; ", problem);
+  };
+  if (state_ == nullptr) return text;
+  for (const auto* file : {&state_->metrics, &state_->events, &state_->laps}) {
+    if (file->error() != 0) {
+      add(detail::concat(file->path().string(), ": ", std::strerror(file->error())));
+    }
+  }
+  add(state_->trace_problem);
+  return text;
+}
+
+}  // namespace lockstep

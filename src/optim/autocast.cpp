@@ -1,0 +1,30 @@
+#include "lockstep/autocast.h"
+
+#include <ATen/autocast_mode.h>
+
+#include "core/text.h"
+#include "lockstep/error.h"
+
+namespace lockstep {
+
+Autocast::Autocast(at::ScalarType dtype, at::DeviceType device)
+    : device_(device),
+      enabled_before_(at::autocast::is_autocast_enabled(device)),
+      dtype_before_(at::autocast::get_autocast_dtype(device)) {
+  if (dtype != at::kBFloat16 && dtype != at::kHalf && dtype != at::kFloat) {
+    throw InvalidArgument(detail::concat("Autocast: got ", c10::toString(dtype),
+                                         ", expected BFloat16, Half or Float"));
+  }
+  at::autocast::increment_nesting();
+  at::autocast::set_autocast_enabled(device_, dtype != at::kFloat);
+  if (dtype != at::kFloat) at::autocast::set_autocast_dtype(device_, dtype);
+}
+
+Autocast::~Autocast() {
+  // Parameters are cast once for all forwards within the outermost; the next may find others.
+  if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+  at::autocast::set_autocast_enabled(device_, enabled_before_);
+  at::autocast::set_autocast_dtype(device_, dtype_before_);
+}
+
+}  // namespace lockstep

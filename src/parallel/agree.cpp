@@ -1,0 +1,110 @@
+#include "parallel/agree.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "core/digest.h"
+#include "core/text.h"
+#include "lockstep/error.h"
+
+namespace lockstep::detail {
+namespace {
+
+using Lines = std::vector<std::string>;
+
+std::string join(std::span<const std::string> lines) {
+  std::string text;
+  for (const auto& line : lines) text.append(line).push_back('\n');
+  return text;
+}
+
+Lines split(std::string_view text) {
+  Lines lines;
+  for (std::size_t end; (end = text.find('\n')) != text.npos; text.remove_prefix(end + 1)) {
+    lines.emplace_back(text.substr(0, end));
+  }
+  return lines;
+}
+
+/// Every rank's text, when they may differ in length.
+std::vector<Lines> gather(const Group& group, const std::string& mine,
+                          const std::vector<std::size_t>& lengths) {
+  std::size_t total = 0;
+  for (const auto length : lengths) total += length;
+  auto input = at::empty({static_cast<std::int64_t>(mine.size())}, at::kByte);
+  auto output = at::empty({static_cast<std::int64_t>(total)}, at::kByte);
+  if (!mine.empty()) std::memcpy(input.data_ptr(), mine.data(), mine.size());
+  group.all_gather(output, input, lengths).wait();
+
+  std::vector<Lines> all;
+  std::string_view rest(static_cast<const char*>(output.data_ptr()), total);
+  for (const auto length : lengths) {
+    all.push_back(split(rest.substr(0, length)));
+    rest.remove_prefix(length);
+  }
+  return all;
+}
+
+std::string describe_difference(const std::vector<Lines>& all) {
+  std::size_t longest = 0;
+  for (const auto& lines : all) longest = std::max(longest, lines.size());
+  for (std::size_t i = 0; i < longest; ++i) {
+    const auto line = [&](std::size_t rank) -> std::string {
+      return i < all[rank].size() ? all[rank][i] : "nothing";
+    };
+    std::vector<std::pair<std::string, std::string>> variants;  // line, ranks
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+      auto known = std::find_if(variants.begin(), variants.end(),
+                                [&](const auto& variant) { return variant.first == line(rank); });
+      if (known == variants.end()) {
+        variants.emplace_back(line(rank), concat(rank));
+      } else {
+        known->second += concat(", ", rank);
+      }
+    }
+    if (variants.size() == 1) continue;
+    std::string text;
+    for (const auto& [what, ranks] : variants) {
+      text += concat(text.empty() ? "" : "; ", what, " on rank",
+                     ranks.find(',') == ranks.npos ? " " : "s ", ranks);
+    }
+    return text;
+  }
+  return "equal lines of different digests";
+}
+
+}  // namespace
+
+std::optional<std::string> difference(const Group& group, std::span<const std::string> lines) {
+  const auto text = join(lines);
+  const auto ranks = static_cast<std::int64_t>(group.size());
+  auto mine = at::empty({2}, at::kLong);
+  auto all = at::empty({2 * ranks}, at::kLong);
+  auto* values = mine.data_ptr<std::int64_t>();
+  values[0] = static_cast<std::int64_t>(digest(std::as_bytes(std::span(text))));
+  values[1] = static_cast<std::int64_t>(text.size());
+  group.all_gather(all, mine).wait();
+
+  bool equal = true;
+  std::vector<std::size_t> lengths;
+  const auto* theirs = all.data_ptr<std::int64_t>();
+  for (std::int64_t rank = 0; rank < ranks; ++rank) {
+    equal = equal && theirs[2 * rank] == theirs[0] && theirs[2 * rank + 1] == theirs[1];
+    lengths.push_back(static_cast<std::size_t>(theirs[2 * rank + 1]));
+  }
+  if (equal) return std::nullopt;
+  return describe_difference(gather(group, text, lengths));
+}
+
+void agree(const Group& group, std::string_view where, std::span<const std::string> lines) {
+  const auto found = difference(group, lines);
+  if (!found) return;
+  throw InvalidArgument(concat(where, " rank ", group.rank(), " of ", group.size(),
+                               ": ranks must hold the same model: ", *found));
+}
+
+}  // namespace lockstep::detail

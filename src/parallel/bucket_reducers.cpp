@@ -1,0 +1,276 @@
+#include "parallel/bucket_reducers.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+#include <utility>
+
+#include "comm/communicator.h"
+#include "comm/ledger.h"
+#include "lockstep/error.h"
+#include "sync/between_hosts.h"
+
+namespace lockstep::detail {
+namespace {
+
+/// The residual of each slice; undefined where the exchange keeps none of one.
+std::vector<at::Tensor> residuals_of(const Exchange& exchange, const Bucket& bucket) {
+  const auto state = exchange.state();
+  std::vector<at::Tensor> residuals;
+  for (const auto& slice : bucket.slices()) {
+    const auto found = state.find(slice.name + ".residual");
+    const bool kept = found != state.end() && found->second.sizes() == slice.values.sizes();
+    residuals.push_back(kept ? found->second : at::Tensor());
+  }
+  return residuals;
+}
+
+/// Whether the exchange keeps a residual of every slice.
+bool keeps_residuals(const std::vector<at::Tensor>& residuals, const Bucket& bucket) {
+  const auto dtype = bucket.values().scalar_type();
+  return (dtype == at::kFloat || dtype == at::kDouble) &&
+         std::ranges::all_of(residuals, [](const auto& residual) { return residual.defined(); });
+}
+
+/// Copies a bucket's values back into its parameters.
+void unpack_parameters(const Bucket& bucket) {
+  for (const auto& slice : bucket.slices()) slice.parameter.copy_(slice.values);
+}
+
+}  // namespace
+
+ExchangeRound::ExchangeRound(BucketReducers& reducers, SyncTarget target, std::int64_t step)
+    : reducers_(reducers), target_(target), step_(step) {
+  entries_.reserve(reducers.size());
+}
+
+void ExchangeRound::begin_next() {
+  const auto position = entries_.size();
+  const auto index = reducers_.at(position);
+  entries_.emplace_back();
+  resumed_ = 0;
+  if (reducers_.target(index, step_) != target_) return;
+  auto& reducer = reducers_[index];
+  auto& bucket = target_ == SyncTarget::gradients ? reducer.bucket : *reducer.parameters;
+  entries_.back().task = reducer.exchange->exchange(step_, bucket, reducers_.group_);
+  ++begun_;
+  resume(position);
+}
+
+/// Whether the exchange at a position goes on in a slot. A slot has the number of the bucket that
+/// begins in it; in slots behind the last bucket all exchanges go on.
+bool ExchangeRound::goes_on(std::size_t position, std::size_t slot) const {
+  constexpr std::size_t lag = 2;
+  const auto& entry = entries_[position];
+  if (entry.task.finished() && !entry.work.pending()) return false;
+  if (slot >= reducers_.size()) return true;
+  return slot > position && (slot - position) % lag == 0 &&
+         !reducers_[reducers_.at(position)].is_single;
+}
+
+/// Lets exchanges go on after the bucket that has begun last. False when one would have to wait.
+bool ExchangeRound::run_slot(Blocking blocking) {
+  if (entries_.empty()) return true;
+  const auto slot = entries_.size() - 1;
+  for (; resumed_ < slot; ++resumed_) {
+    if (!goes_on(resumed_, slot)) continue;
+    if (blocking == Blocking::no && !entries_[resumed_].work.ready()) return false;
+    entries_[resumed_].work.wait();
+    resume(resumed_);
+  }
+  return true;
+}
+
+void ExchangeRound::resume(std::size_t position) {
+  auto& entry = entries_[position];
+  try {
+    entry.work = reducers_.advance(reducers_.at(position), target_, entry.task, entry.stage++);
+  } catch (const InvalidArgument&) {
+    // Every rank refuses it here, so the others can be completed, and the group stays usable.
+    if (refused_ == nullptr) refused_ = std::current_exception();
+  }
+}
+
+std::exception_ptr ExchangeRound::complete() {
+  while (entries_.size() < reducers_.size()) {
+    wait_to_begin();
+    begin_next();
+  }
+  wait_to_begin();
+  for (bool some = true; some;) {
+    some = false;
+    for (std::size_t position = 0; position < entries_.size(); ++position) {
+      if (!goes_on(position, reducers_.size())) continue;
+      entries_[position].work.wait();
+      resume(position);
+      some = true;
+    }
+  }
+  return refused_;
+}
+
+BucketReducers::BucketReducers(std::span<const NamedTensor> parameters, const Group& group,
+                               BucketCaps caps, const Strategy& strategy, const Source& owner)
+    : group_(group), owner_(owner), strategy_(strategy) {
+  std::vector<ParameterSpec> specs;
+  for (const auto& [name, tensor] : parameters) {
+    specs.push_back({.numel = static_cast<std::size_t>(tensor.numel()),
+                     .dtype = tensor.scalar_type(),
+                     .device = tensor.device()});
+  }
+  const auto plan = bucket_plan(specs, caps);
+  reducers_.reserve(plan.size());
+  for (const auto& planned : plan) {
+    std::vector<Bucket::Slice> slices;
+    for (const auto& [parameter, offset] : planned.places) {
+      slices.push_back({.name = parameters[parameter].name,
+                        .parameter = parameters[parameter].tensor,
+                        .offset = offset});
+    }
+    reducers_.push_back(
+        make({reducers_.size(), planned.numel, planned.dtype, std::move(slices), group_}));
+  }
+  order_.resize(size());
+  std::iota(order_.begin(), order_.end(), std::size_t{0});
+  positions_ = order_;
+}
+
+BucketReducer BucketReducers::make(Bucket bucket) {
+  auto exchange = strategy_.exchange(bucket);
+  auto residuals = residuals_of(*exchange, bucket);
+  const bool kept = keeps_residuals(residuals, bucket);
+  const bool by_parts = !exchange->is_all_reduce();
+  if (by_parts && !hosts_) hosts_ = HostGroups::of(group_);
+  int sends_from = 0;
+  if (by_parts && hosts_) {
+    exchange.reset();
+    exchange = between_hosts(strategy_, bucket, *hosts_);
+    residuals = residuals_of(*exchange, bucket);
+    sends_from = 1;
+  }
+  const bool is_single = exchange->is_all_reduce();
+  if (!kept) residuals.clear();
+  return {.bucket = std::move(bucket),
+          .exchange = std::move(exchange),
+          .residuals = std::move(residuals),
+          .is_single = is_single,
+          .sends_from = sends_from};
+}
+
+void BucketReducers::learn_order(std::span<const std::size_t> ready) {
+  if (order_known_) return;
+  order_known_ = true;
+  if (size() < 2) return;
+  // Buckets keep the order in which they became ready; those that never did follow in their old
+  // order.
+  std::vector<std::int64_t> observed(ready.begin(), ready.end());
+  for (const auto index : order_) {
+    if (std::ranges::find(ready, index) == ready.end()) {
+      observed.push_back(static_cast<std::int64_t>(index));
+    }
+  }
+  group_.communicator().broadcast(observed.data(), observed.size(), DType::i64, 0).wait();
+  for (std::size_t i = 0; i < size(); ++i) {
+    order_[i] = static_cast<std::size_t>(observed[i]);
+    positions_[order_[i]] = i;
+  }
+}
+
+bool BucketReducers::exchanges(SyncTarget what, std::int64_t step) const {
+  for (std::size_t i = 0; i < size(); ++i) {
+    if (target(i, step) == what) return true;
+  }
+  return false;
+}
+
+/// The source of a bucket's collectives.
+Source BucketReducers::source(std::size_t index, SyncTarget target) const {
+  auto source = owner_;
+  source.content =
+      target == SyncTarget::gradients ? Source::Content::gradients : Source::Content::parameters;
+  source.bucket = static_cast<std::int32_t>(index);
+  return source;
+}
+
+/// Runs a bucket's exchange to its next collective, and counts what it sends and how long it works.
+Work BucketReducers::advance(std::size_t index, SyncTarget target, ExchangeTask& task, int stage) {
+  auto& reducer = reducers_[index];
+  // This exchange also stands for the steps that sent nothing, so their dense bytes count here.
+  const bool sends = stage == reducer.sends_from;
+  const auto dense_bytes = sends ? reducer.bucket.values().nbytes() + reducer.not_sent : 0;
+  if (sends) reducer.not_sent = 0;
+  const SourceScope of_bucket(group_.communicator(), source(index, target), dense_bytes);
+  // Collectives, and exchanges that work where the buckets lie, count their own work.
+  const auto counted = work_done();
+  const auto begin = std::chrono::steady_clock::now();
+  Work work = task.advance();
+  const auto time = std::chrono::steady_clock::now() - begin - (work_done() - counted);
+  group_.communicator().count_work(static_cast<int>(index), time);
+  return work;
+}
+
+void BucketReducers::pack_parameters(BucketReducer& reducer) {
+  if (reducer.parameters == nullptr) {
+    const auto& gradients = reducer.bucket;
+    const auto slices = gradients.slices();
+    reducer.parameters = std::make_unique<Bucket>(
+        gradients.index(), static_cast<std::size_t>(gradients.values().numel()),
+        gradients.values().scalar_type(), std::vector<Bucket::Slice>(slices.begin(), slices.end()),
+        group_);
+  }
+  for (const auto& slice : reducer.parameters->slices()) slice.values.copy_(slice.parameter);
+}
+
+void BucketReducers::before_update(std::int64_t step) {
+  for (std::size_t i = 0; i < size(); ++i) {
+    if (target(i, step) != SyncTarget::parameters) continue;
+    reducers_[i].exchange->before_update(step, reducers_[i].bucket);
+  }
+}
+
+void BucketReducers::count_left_out(std::int64_t step) {
+  for (std::size_t i = 0; i < size(); ++i) {
+    if (target(i, step) == SyncTarget::none) {
+      reducers_[i].not_sent += reducers_[i].bucket.values().nbytes();
+    }
+  }
+}
+
+void BucketReducers::exchange_parameters(std::int64_t step) {
+  const at::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < size(); ++i) {
+    if (target(i, step) == SyncTarget::parameters) pack_parameters(reducers_[i]);
+  }
+  ExchangeRound round(*this, SyncTarget::parameters, step);
+  if (const auto refused = round.complete()) std::rethrow_exception(refused);
+  for (std::size_t i = 0; i < size(); ++i) {
+    if (target(i, step) == SyncTarget::parameters) unpack_parameters(*reducers_[i].parameters);
+  }
+}
+
+void BucketReducers::average_parameters() {
+  const at::NoGradGuard no_grad;
+  std::vector<Work> works;
+  for (auto& reducer : reducers_) {
+    pack_parameters(reducer);
+    const SourceScope of_bucket(group_.communicator(),
+                                source(reducer.bucket.index(), SyncTarget::parameters));
+    works.push_back(group_.all_reduce(reducer.parameters->values(), ReduceOp::avg));
+  }
+  for (auto& work : works) work.wait();
+  for (auto& reducer : reducers_) unpack_parameters(*reducer.parameters);
+}
+
+State BucketReducers::state() const {
+  State all;
+  for (const auto& reducer : reducers_) all.merge(reducer.exchange->state());
+  return all;
+}
+
+void BucketReducers::load(const State& state) {
+  for (auto& reducer : reducers_) reducer.exchange->load(state);
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,29 @@
+#include "lockstep/distributed_data_parallel.h"
+
+#include "parallel/reducer.h"
+#include "parallel/replicated_model.h"
+
+namespace lockstep::detail {
+
+DataParallelModel::DataParallelModel(std::shared_ptr<torch::nn::Module> module, const Group& group,
+                                     const DataParallelOptions& options)
+    : model_(std::make_shared<ReplicatedModel>(std::move(module), group, options,
+                                               Source::Owner::distributed_data_parallel)) {}
+
+void DataParallelModel::begin_forward() const { model_->begin_forward(); }
+
+void DataParallelModel::watch(const at::Tensor& output) const { model_->watch(output); }
+
+void DataParallelModel::refuse_output(const std::type_info& type) const {
+  model_->refuse_output(type);
+}
+
+NoSync DataParallelModel::no_sync() const { return model_->no_sync(); }
+
+void DataParallelModel::set_weight(double samples) const { model_->reducer().set_weight(samples); }
+
+State DataParallelModel::state() const { return model_->reducer().state(); }
+
+void DataParallelModel::load_state(const State& state) const { model_->reducer().load(state); }
+
+}  // namespace lockstep::detail

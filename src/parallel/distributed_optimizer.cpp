@@ -1,0 +1,162 @@
+#include "lockstep/distributed_optimizer.h"
+
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include <exception>
+#include <memory>
+#include <optional>
+#include <unordered_set>
+#include <utility>
+
+#include "comm/communicator.h"
+#include "core/text.h"
+#include "lockstep/elementwise_optimizer.h"
+#include "lockstep/error.h"
+#include "lockstep/group.h"
+#include "parallel/reducer.h"
+#include "parallel/replicated_model.h"
+#include "parallel/shared_update.h"
+
+namespace lockstep {
+namespace {
+
+std::unordered_set<const void*> parameters_of(const torch::optim::Optimizer& optimizer) {
+  std::unordered_set<const void*> parameters;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const auto& parameter : group.params()) parameters.insert(parameter.unsafeGetTensorImpl());
+  }
+  return parameters;
+}
+
+/// A parameter outside the model would be updated by each rank's own gradient.
+void check_parameters(const torch::optim::Optimizer& optimizer, const torch::nn::Module& model,
+                      const Group& group) {
+  std::unordered_set<const void*> known;
+  for (const auto& parameter : model.parameters()) known.insert(parameter.unsafeGetTensorImpl());
+  together(group, [&] {
+    std::size_t index = 0;
+    for (const auto& group_of : optimizer.param_groups()) {
+      for (const auto& parameter : group_of.params()) {
+        if (!known.contains(parameter.unsafeGetTensorImpl())) {
+          throw InvalidArgument(detail::concat("DistributedOptimizer: parameter #", index,
+                                               " of the optimizer, of sizes ", parameter.sizes(),
+                                               ", is none of the model's"));
+        }
+        ++index;
+      }
+    }
+  });
+}
+
+/// Whether it can do its update in parts, which share_memory asks for.
+void check_elementwise(const torch::optim::Optimizer& optimizer, const Group& group,
+                       const DataParallelOptions& options) {
+  together(group, [&] {
+    if (!options.share_memory) return;
+    if (dynamic_cast<const ElementwiseOptimizer*>(&optimizer) != nullptr) return;
+    throw InvalidArgument(
+        "DistributedOptimizer: share_memory: got an optimizer that updates whole tensors, expected "
+        "an ElementwiseOptimizer, as FusedSgd");
+  });
+}
+
+/// The model without a share in it.
+std::shared_ptr<torch::nn::Module> borrow(torch::nn::Module& model) {
+  return {std::shared_ptr<void>(), &model};
+}
+
+DataParallelOptions with(Strategy strategy) {
+  DataParallelOptions options;
+  options.strategy = std::move(strategy);
+  return options;
+}
+
+}  // namespace
+
+DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
+                                           torch::nn::Module& model, const Group& group,
+                                           const DataParallelOptions& options)
+    : optimizer_(optimizer),
+      model_((check_parameters(optimizer, model, group),
+              check_elementwise(optimizer, group, options),
+              std::make_unique<detail::ReplicatedModel>(borrow(model), group, options,
+                                                        Source::Owner::distributed_optimizer))) {
+  model_->reducer().let_accumulate([parameters = parameters_of(optimizer)](const auto& parameter) {
+    return parameters.contains(parameter.unsafeGetTensorImpl());
+  });
+  if (!options.share_memory) return;
+  try {
+    shared_ = std::make_unique<detail::SharedUpdate>(
+        model_->reducer(), group, dynamic_cast<ElementwiseOptimizer&>(optimizer));
+  } catch (const std::exception& error) {
+    group.communicator().fail(detail::concat("DistributedOptimizer: ", error.what()));
+    throw;
+  }
+}
+
+DistributedOptimizer::~DistributedOptimizer() = default;
+
+DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
+                                           torch::nn::Module& model, const Group& group,
+                                           Strategy strategy)
+    : DistributedOptimizer(optimizer, model, group, with(std::move(strategy))) {}
+
+void DistributedOptimizer::backward_and_update(const at::Tensor& loss) {
+  if (loss.defined() && loss.requires_grad()) {
+    // An update that ranks share averages gradients on the way.
+    const auto local = shared_ != nullptr ? std::optional(no_sync()) : std::nullopt;
+    loss.backward();
+  }
+  if (shared_ != nullptr) {
+    model_->check_unchanged();
+    model_->reducer().follow_accumulators();
+    update(detail::UpdateGradients::local);
+  } else {
+    step();
+  }
+  zero_grad();
+}
+
+void DistributedOptimizer::step() {
+  model_->check_unchanged();
+  model_->reducer().average_local_gradients();
+  update(detail::UpdateGradients::averaged);
+}
+
+void DistributedOptimizer::update(detail::UpdateGradients gradients) {
+  auto& reducer = model_->reducer();
+  if (shared_) {
+    shared_->step(gradients);
+  } else {
+    reducer.before_update();
+    optimizer_.step();
+  }
+  reducer.exchange_parameters();
+}
+
+NoSync DistributedOptimizer::no_sync() const { return model_->no_sync(); }
+
+void DistributedOptimizer::zero_grad(bool set_to_none) { optimizer_.zero_grad(set_to_none); }
+
+void DistributedOptimizer::synchronize() { model_->reducer().average_parameters(); }
+
+bool DistributedOptimizer::replicas_may_differ() const {
+  return model_->reducer().parameters_may_differ();
+}
+
+void DistributedOptimizer::weight(double samples) {
+  if (replicas_may_differ()) {
+    throw InvalidArgument(detail::concat(
+        "DistributedOptimizer: got a weight of ", samples,
+        " with a strategy that does not average every gradient, expected none: parameters are "
+        "averaged without weights"));
+  }
+  model_->reducer().set_weight(samples);
+}
+
+State DistributedOptimizer::state() const { return model_->reducer().state(); }
+
+void DistributedOptimizer::load_state(const State& state) { model_->reducer().load(state); }
+
+}  // namespace lockstep

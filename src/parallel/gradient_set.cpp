@@ -1,0 +1,264 @@
+#include "parallel/gradient_set.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <exception>
+#include <string>
+
+#include "core/digest.h"
+#include "core/text.h"
+#include "lockstep/error.h"
+#include "parallel/gradient.h"
+#include "parallel/tensor_checksum.h"
+#include "parallel/without_graph.h"
+
+namespace lockstep::detail {
+
+GradientSet::GradientSet(BucketReducers& reducers, const Group& group) : reducers_(reducers) {
+  for (std::size_t bucket = 0; bucket < reducers.size(); ++bucket) {
+    first_.push_back(members_.size());
+    for (const auto& slice : reducers[bucket].bucket.slices()) {
+      members_.push_back({.bucket = bucket, .slice = &slice});
+    }
+  }
+  first_.push_back(members_.size());
+  flags_ = group.empty({static_cast<std::int64_t>(members_.size() + ConsistencyCheck::bytes)},
+                       at::kByte);
+  flags_of_ = flags_.data_ptr<std::uint8_t>();
+}
+
+GradientSet::~GradientSet() {
+  for (const auto& member : members_) {
+    auto& gradient = member.slice->parameter.mutable_grad();
+    if (!lies_in(gradient, member.slice->values)) continue;
+    try {
+      gradient = gradient.clone();
+    } catch (const std::exception&) {
+      // Short of memory: the gradient stays in the bucket, which it keeps alive.
+    }
+  }
+}
+
+std::vector<NamedTensor> GradientSet::parameters() const {
+  std::vector<NamedTensor> parameters;
+  for (const auto& member : members_) {
+    parameters.push_back({.name = member.slice->name, .tensor = member.slice->parameter});
+  }
+  return parameters;
+}
+
+void GradientSet::let_accumulate(const std::function<bool(const at::Tensor&)>& is_stepped) {
+  for (auto& member : members_) member.may_accumulate = !is_stepped(member.slice->parameter);
+}
+
+void GradientSet::take(std::size_t index, const at::Tensor& incoming) {
+  auto& member = members_[index];
+  const auto& [name, parameter, offset, values] = *member.slice;
+  // A mean with error feedback differs from the mean of the gradients. Sent again as a part of a
+  // sum, the difference would count twice.
+  if (!member.may_accumulate && member.mean.was_added_to(values, parameter.grad(), incoming)) {
+    refuse(name,
+           "a second backward adds to a mean that was exchanged with error feedback: call "
+           "zero_grad() between the two, or put all but the last under no_sync()");
+  }
+  member.mean.reset();
+  member.record.add_backward(parameter.grad(), values);
+  member.in_graph = member.in_graph || incoming.requires_grad();
+}
+
+void GradientSet::take_unreported(std::size_t index) {
+  auto& member = members_[index];
+  if (state_of(member) == GradientState::edited) member.record.set_changed();
+}
+
+void GradientSet::move_into_bucket(std::size_t index) {
+  const auto& [name, parameter, offset, values] = *members_[index].slice;
+  auto& gradient = parameter.mutable_grad();
+  if (gradient.is_same(values)) return;
+  if (!gradient.defined()) {
+    refuse(name,
+           "got no gradient from a backward that reached it: freeze parameters before the "
+           "forward, not between it and the backward");
+  }
+  expect_like(gradient, *members_[index].slice);
+  if (!lies_in(gradient, values)) {
+    const at::NoGradGuard no_grad;
+    if (values.numel() > 0 && gradient.strides() == values.strides()) {
+      std::memcpy(values.data_ptr(), gradient.data_ptr(), values.nbytes());
+    } else {
+      values.copy_(gradient);
+    }
+  }
+  gradient = values;
+}
+
+void GradientSet::begin_backward() {
+  for (auto& member : members_) member.kept.reset();
+}
+
+void GradientSet::prepare(std::size_t bucket) {
+  // These writes must not count as changes of a gradient.
+  const at::AutoDispatchBelowADInplaceOrView no_versions;
+  for (auto i = first_[bucket]; i < first_[bucket + 1]; ++i) prepare_one(i);
+}
+
+void GradientSet::prepare_one(std::size_t index) {
+  auto& member = members_[index];
+  const auto& values = member.slice->values;
+  const auto& gradient = member.slice->parameter.grad();
+  const bool changed = member.record.changed() && gradient.defined();
+  flags_of_[index] = changed ? 1 : 0;
+  if (changed) return move_into_bucket(index);
+  if (lies_in(gradient, values)) {
+    member.kept = gradient.clone();  // a mean of equal values may differ in the last bit
+  }
+  // With a residual, what was sent before is not sent again: only the residual goes.
+  if (!gradient.defined() || reducers_[member.bucket].has_residual()) {
+    values.zero_();
+  } else if (!member.kept.defined()) {
+    values.copy_(gradient);
+  }
+}
+
+void GradientSet::settle(std::int64_t step, bool joined) {
+  const at::AutoDispatchBelowADInplaceOrView no_versions;
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    auto& member = members_[i];
+    const auto& reducer = reducers_[member.bucket];
+    const auto& values = member.slice->values;
+    if (reducers_.target(member.bucket, step) != SyncTarget::gradients) {
+      member.record.set_unchanged(member.slice->parameter.grad(), values);
+    } else if (flags_of_[i] != 0) {
+      auto& gradient = member.slice->parameter.mutable_grad();
+      if (!gradient.is_same(values)) gradient = values;
+      if (member.in_graph) gradient = without_graph(values, member.slice->name);
+      if (reducer.has_residual()) member.mean.set(values);
+      member.record.set_averaged(values);
+      member.joined = member.joined || joined;
+    } else {
+      // No optimizer looks at a gradient that no rank computed: the residual keeps its share.
+      if (reducer.has_residual()) {
+        const auto& residual = reducer.residuals[i - first_[member.bucket]];
+        if (residual.defined()) residual.add_(values);
+      }
+      if (member.kept.defined()) values.copy_(member.kept);
+      member.record.set_unchanged(member.slice->parameter.grad(), values);
+    }
+    member.in_graph = false;
+    member.kept.reset();
+  }
+}
+
+std::span<std::uint8_t, ConsistencyCheck::bytes> GradientSet::check_bytes() const {
+  return std::span<std::uint8_t, ConsistencyCheck::bytes>(flags_of_ + members_.size(),
+                                                          ConsistencyCheck::bytes);
+}
+
+GradientState GradientSet::state_of(const Member& member) const {
+  return member.record.state(member.slice->parameter.grad(), member.slice->values);
+}
+
+/// Whether it lies in place of a mean that must not be averaged again.
+bool GradientSet::is_final_mean(const Member& member) const {
+  return reducers_[member.bucket].has_residual() && !member.may_accumulate &&
+         lies_in(member.slice->parameter.grad(), member.slice->values);
+}
+
+bool GradientSet::has_lost_mean() const {
+  return std::ranges::any_of(members_, [](const Member& member) {
+    return member.record.has_lost_mean(member.slice->parameter.grad(), member.slice->values);
+  });
+}
+
+StepIntent GradientSet::intent(std::int64_t step) const {
+  StepIntent own{.has_lost_mean = has_lost_mean(), .step = static_cast<std::uint32_t>(step)};
+  // A chain: each digest covers the one before.
+  const auto add = [](std::uint64_t& chain, std::size_t index, std::uint64_t next) {
+    const std::array<std::uint64_t, 3> link{chain, index, next};
+    chain = digest(std::as_bytes(std::span(link)));
+  };
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    const auto& member = members_[i];
+    if (reducers_.target(member.bucket, step) != SyncTarget::gradients) continue;
+    const auto& gradient = member.slice->parameter.grad();
+    switch (state_of(member)) {
+      case GradientState::none:
+        break;
+      case GradientState::local:
+        own.has_local = true;
+        break;
+      case GradientState::averaged:
+        add(own.means, i, digest_of_mean(gradient));
+        own.has_final_mean = own.has_final_mean || is_final_mean(member);
+        break;
+      case GradientState::edited:
+        expect_like(gradient, *member.slice);
+        add(own.edited, i, checksum(gradient));
+        own.has_edited_mean = own.has_edited_mean || is_final_mean(member);
+        break;
+    }
+  }
+  return own;
+}
+
+void GradientSet::take_differing(const StepPlan& plan, const Group& group) {
+  const bool refused = (!plan.means_alike && plan.some_have_final_mean) ||
+                       (!plan.edited_alike && plan.some_have_edited_mean);
+  std::string own_means;
+  for (auto& member : members_) {
+    const auto state = state_of(member);
+    const bool differs = (!plan.means_alike && state == GradientState::averaged) ||
+                         (!plan.edited_alike && state == GradientState::edited);
+    if (!differs) continue;
+    if (!refused) {
+      member.record.set_changed();
+    } else if (is_final_mean(member)) {
+      own_means += concat(own_means.empty() ? "" : ", ", member.slice->name);
+    }
+  }
+  if (!refused) return;
+  throw InvalidArgument(concat(
+      "DistributedOptimizer rank ", group.rank(), " of ", group.size(),
+      ": the averaged gradient of ", own_means.empty() ? "a parameter" : "parameter ", own_means,
+      " was changed in place", own_means.empty() ? " on another rank" : "",
+      ", to other values than on another rank, expected the same change on every rank: the "
+      "strategy keeps a residual and cannot average the mean again; call zero_grad() before you "
+      "set gradients by hand, clip by a norm that is the same on all ranks, or use a strategy "
+      "without error feedback"));
+}
+
+void GradientSet::follow(double factor) {
+  for (auto& member : members_) {
+    auto& gradient = member.slice->parameter.mutable_grad();
+    if (!member.joined || !gradient.defined()) continue;
+    if (factor == 0) {
+      gradient = at::Tensor();
+    } else {
+      gradient = gradient.mul(factor);  // the tensor may be a user's
+      member.record.set_changed();
+    }
+  }
+}
+
+void GradientSet::forget_joined() {
+  for (auto& member : members_) member.joined = false;
+}
+
+void GradientSet::flag_local() {
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    const auto state = state_of(members_[i]);
+    flags_of_[i] = state == GradientState::local || state == GradientState::edited ? 1 : 0;
+  }
+}
+
+void GradientSet::end_without_exchange() {
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    members_[i].in_graph = false;
+    if (flags_of_[i] != 0) members_[i].record.set_not_averaged();
+  }
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,83 @@
+#include "parallel/parameter_hooks.h"
+
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+
+#include "parallel/gradient.h"
+
+namespace lockstep::detail {
+
+using torch::autograd::variable_list;
+
+/// It may outlive the ParameterHooks: a replaced accumulator lives on in its graphs.
+class ParameterHooks::Hook final : public torch::autograd::FunctionPostHook {
+ public:
+  Hook(std::weak_ptr<const Callback> callback, std::size_t parameter)
+      : callback_(std::move(callback)), parameter_(parameter) {}
+
+  variable_list operator()(const variable_list& outputs, const variable_list& inputs) override {
+    if (const auto callback = callback_.lock()) (*callback)(parameter_, inputs.at(0));
+    return outputs;
+  }
+
+ private:
+  std::weak_ptr<const Callback> callback_;
+  std::size_t parameter_;
+};
+
+ParameterHooks::ParameterHooks(std::vector<NamedTensor> parameters, Callback callback)
+    : callback_(std::make_shared<const Callback>(std::move(callback))) {
+  for (auto& parameter : parameters) hooked_.push_back({.parameter = std::move(parameter)});
+  for (std::size_t i = 0; i < hooked_.size(); ++i) add(i);
+}
+
+ParameterHooks::~ParameterHooks() {
+  for (const auto& hooked : hooked_) {
+    if (hooked.accumulator) hooked.accumulator->del_post_hook(hooked.key);
+  }
+}
+
+void ParameterHooks::add(std::size_t index) {
+  auto& hooked = hooked_[index];
+  // The parameter holds its accumulator weakly, and the hook with it.
+  hooked.accumulator = torch::autograd::impl::grad_accumulator(hooked.parameter.tensor);
+  hooked.key = hooked.accumulator->add_post_hook(std::make_unique<Hook>(callback_, index));
+}
+
+std::vector<std::size_t> ParameterHooks::follow() {
+  std::vector<std::size_t> replaced;
+  for (std::size_t i = 0; i < hooked_.size(); ++i) {
+    const auto& [name, tensor] = hooked_[i].parameter;
+    if (torch::autograd::impl::try_get_grad_accumulator(tensor) == hooked_[i].accumulator) continue;
+    if (!tensor.requires_grad()) continue;
+    check_unhooked(name, tensor);
+    add(i);
+    replaced.push_back(i);
+  }
+  return replaced;
+}
+
+bool ParameterHooks::accumulates_here() const {
+  const auto* nodes = torch::autograd::get_current_graph_task_exec_info();
+  if (nodes == nullptr || nodes->empty()) return true;
+  return std::ranges::any_of(hooked_, [&](const Hooked& hooked) {
+    const auto accumulator =
+        torch::autograd::impl::try_get_grad_accumulator(hooked.parameter.tensor);
+    const auto found = nodes->find(accumulator.get());
+    return found != nodes->end() && found->second.needed_;
+  });
+}
+
+void ParameterHooks::check_unhooked(const std::string& name, const at::Tensor& parameter) {
+  const auto accumulator = torch::autograd::impl::grad_accumulator(parameter);
+  for (const auto& hook : std::as_const(*accumulator).post_hooks()) {
+    if (dynamic_cast<const Hook*>(hook.get()) == nullptr) continue;
+    refuse(name,
+           "is synchronised by another wrapper already, and would be averaged twice: wrap a "
+           "model once, or destroy the first wrapper before");
+  }
+}
+
+}  // namespace lockstep::detail

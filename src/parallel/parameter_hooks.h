@@ -1,0 +1,59 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lockstep/broadcast_parameters.h"
+#include "parallel/model_state.h"
+
+namespace lockstep::detail {
+
+/// Hooks on the gradient accumulators of parameters. Each calls back after a backward has added to
+/// the parameter's gradient, with what it added; LibTorch calls it with an undefined tensor, too.
+class ParameterHooks {
+ public:
+  using Callback = std::function<void(std::size_t parameter, const at::Tensor& incoming)>;
+
+  ParameterHooks(std::vector<NamedTensor> parameters, Callback callback);
+  /// Removes the hooks.
+  ~ParameterHooks();
+  ParameterHooks(const ParameterHooks&) = delete;
+  ParameterHooks& operator=(const ParameterHooks&) = delete;
+
+  /// LibTorch makes a new accumulator when a parameter's data is replaced, as torch::load() and
+  /// Module::to() do. Hooks the new ones, and returns the indices of their parameters. The old ones
+  /// keep their hooks, for the graphs that still hold them.
+  /// Throws: InvalidArgument when another wrapper has hooked one.
+  std::vector<std::size_t> follow();
+
+  /// Whether the backward that runs now changes the gradient of one of the parameters. False in
+  /// autograd::grad() and in a backward() with other inputs.
+  bool accumulates_here() const;
+
+  /// Throws: InvalidArgument when a wrapper has hooked the parameter.
+  static void check_unhooked(const std::string& name, const at::Tensor& parameter);
+
+ private:
+  class Hook;
+
+  struct Hooked {
+    NamedTensor parameter;
+    decltype(torch::autograd::impl::grad_accumulator(std::declval<at::Tensor>())) accumulator = {};
+    std::uintptr_t key = 0;
+  };
+
+  void add(std::size_t index);
+
+  std::shared_ptr<const Callback> callback_;
+  std::vector<Hooked> hooked_;
+};
+
+}  // namespace lockstep::detail

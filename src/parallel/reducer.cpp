@@ -1,0 +1,402 @@
+#include "parallel/reducer.h"
+
+#include <ATen/MemoryOverlap.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "comm/communicator.h"
+#include "comm/trace.h"
+#include "core/text.h"
+#include "lockstep/error.h"
+#include "parallel/gradient.h"
+
+namespace lockstep::detail {
+namespace {
+
+/// Where a state keeps the count of exchanges, beside what is under parameter names.
+constexpr const char* step_name = "lockstep/step";
+
+bool is_reducible(at::ScalarType dtype) {
+  return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kHalf ||
+         dtype == at::kBFloat16;
+}
+
+/// Whether values can be copied into the tensor.
+void check_copyable(std::string_view kind, const std::string& name, const at::Tensor& tensor,
+                    const Group& group) {
+  const auto fail = [&](const auto&... what) {
+    throw InvalidArgument(concat(kind, ' ', name, ": ", what...));
+  };
+  if (tensor.layout() != at::kStrided || tensor.device() != group.device()) {
+    fail("got layout ", tensor.layout(), " on ", tensor.device(), ", expected a dense tensor on ",
+         group.device(), ": convert it before you wrap the model");
+  }
+  if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
+    fail("got an expanded tensor, whose elements share memory (sizes ", tensor.sizes(),
+         ", strides ", tensor.strides(),
+         "), expected memory of its own for every element: register "
+         "its contiguous() copy");
+  }
+}
+
+std::vector<NamedTensor> trainable(const ModelState& model) {
+  std::vector<NamedTensor> parameters;
+  for (const auto& named : model.parameters) {
+    if (named.tensor.requires_grad()) parameters.push_back(named);
+  }
+  return parameters;
+}
+
+}  // namespace
+
+/// One run of autograd's engine. The engine owns it, through the callback, and drops it at the end,
+/// whether or not the callback ran.
+class Reducer::Backward {
+ public:
+  Backward(Reducer& reducer, int id)
+      : task(id),
+        factor(reducer.weights_.take_factor()),
+        round(reducer.reducers_, SyncTarget::gradients, reducer.step_),
+        ready(reducer.gradients_.size()),
+        group_(reducer.group_),
+        wrappers_(reducer.wrappers_) {
+    begins_at_once = wrappers_->begin(this);
+    for (std::size_t bucket = 0; bucket < reducer.reducers_.size(); ++bucket) {
+      missing.push_back(reducer.gradients_.count_in(bucket));
+    }
+  }
+  Backward(const Backward&) = delete;
+  Backward& operator=(const Backward&) = delete;
+
+  ~Backward() {
+    wrappers_->end(this);
+    if (finished || round.begun() == 0) return;
+    group_.communicator().fail(concat("a backward ended by an exception after ", round.begun(),
+                                      " of its gradient buckets were sent"));
+  }
+
+  int task;                    ///< autograd's id of this run
+  double factor;               ///< what this rank's gradients are multiplied by
+  bool begins_at_once = true;  ///< buckets begin as they become ready
+  bool announced = false;      ///< the ranks have agreed on this exchange, or begun to
+  bool nested = false;         ///< another backward ran within: hooks may yet run again
+  bool finished = false;
+  ExchangeRound round;
+  std::vector<char> ready;           ///< of each parameter: its hook has run
+  std::vector<std::size_t> missing;  ///< of each bucket, parameters whose hook has not run
+  std::vector<std::size_t> order;    ///< buckets, as their last hook ran
+  TraceBackward span = {};
+
+ private:
+  Group group_;
+  std::shared_ptr<GroupWrappers> wrappers_;
+};
+
+std::shared_ptr<Reducer> Reducer::create(const ModelState& model, const Group& group,
+                                         const DataParallelOptions& options, const Source& owner) {
+  check(model, group);
+  std::shared_ptr<Reducer> reducer(new Reducer(model, group, options, owner));
+  reducer->hooks_.emplace(
+      reducer->gradients_.parameters(),
+      [self = reducer.get()](std::size_t parameter, const at::Tensor& incoming) {
+        self->on_gradient(parameter, incoming);
+      });
+  return reducer;
+}
+
+void Reducer::check(const ModelState& model, const Group& group) {
+  const auto parameters = trainable(model);
+  if (parameters.empty()) {
+    throw InvalidArgument("the model has no parameter that requires a gradient");
+  }
+  // Frozen parameters and buffers are copied from rank to rank, too.
+  for (const auto& [name, tensor] : model.parameters)
+    check_copyable("parameter", name, tensor, group);
+  for (const auto& [name, tensor] : model.buffers) check_copyable("buffer", name, tensor, group);
+  for (const auto& [name, tensor] : parameters) {
+    if (!tensor.is_leaf()) refuse(name, "got the result of a computation, expected a leaf");
+    if (!is_reducible(tensor.scalar_type())) {
+      refuse(name, concat("got ", toString(tensor.scalar_type()),
+                          ", expected Float, Double, Half or BFloat16"));
+    }
+    ParameterHooks::check_unhooked(name, tensor);
+  }
+}
+
+Reducer::Reducer(const ModelState& model, const Group& group, const DataParallelOptions& options,
+                 const Source& owner)
+    : group_(group),
+      owner_(owner),
+      wrappers_(GroupWrappers::of(group)),
+      reducers_(trainable(model), group, options.buckets, options.strategy, owner),
+      gradients_(reducers_, group),
+      agreement_(group),
+      weights_(group),
+      check_(group, options.verify_every),
+      buffers_(model.buffers, options.buffer_policy, group),
+      parameters_may_differ_(!options.strategy.exchanges_every_gradient()) {}
+
+Reducer::~Reducer() = default;
+
+/// The source of this wrapper's collectives.
+Source Reducer::source(Source::Content content) const {
+  auto source = owner_;
+  source.content = content;
+  return source;
+}
+
+void Reducer::set_weight(double samples) {
+  const SourceScope scope(group_.communicator(), source(Source::Content::weights));
+  weights_.set(samples);
+}
+
+void Reducer::follow_accumulators() {
+  for (const auto parameter : hooks_->follow()) gradients_.take_unreported(parameter);
+}
+
+void Reducer::watch(const at::Tensor& output) {
+  if (!output.defined() || !output.requires_grad()) return;
+  // A view that is changed in place leaves its node, and the hook on it, behind; its base does not.
+  const bool has_base = output.is_view() && output._base().requires_grad();
+  const at::Tensor watched = has_base ? at::Tensor(output._base()) : output;
+  if (watched.is_leaf() && !is_new_leaf(watched)) return;
+  watched.register_hook([reducer = weak_from_this()](const at::Tensor&) {
+    const auto self = reducer.lock();
+    if (self && self->paused_ == 0 && self->hooks_->accumulates_here()) self->join_backward();
+  });
+}
+
+/// Whether this leaf is watched for the first time: a leaf keeps its hooks from step to step.
+bool Reducer::is_new_leaf(const at::Tensor& leaf) {
+  std::erase_if(watched_leaves_, [](const auto& watched) { return watched.expired(); });
+  const auto is_leaf = [&](const auto& watched) {
+    return watched.lock().get() == leaf.unsafeGetTensorImpl();
+  };
+  if (std::ranges::any_of(watched_leaves_, is_leaf)) return false;
+  watched_leaves_.emplace_back(leaf.getIntrusivePtr());
+  return true;
+}
+
+std::shared_ptr<Reducer::Backward> Reducer::new_backward(int task) {
+  gradients_.begin_backward();
+  return std::make_shared<Backward>(*this, task);
+}
+
+/// The backward that runs now, or the outermost of those that run within one another.
+std::shared_ptr<Reducer::Backward> Reducer::join_backward() {
+  const int task = torch::autograd::get_current_graph_task_id();
+  if (auto running = backward_.lock()) {
+    if (running->task != task) running->nested = true;
+    return running;
+  }
+  auto backward = new_backward(task);
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [reducer = weak_from_this(), backward] {
+        if (const auto self = reducer.lock()) self->finish(*backward);
+      });
+  backward_ = backward;
+  return backward;
+}
+
+void Reducer::on_gradient(std::size_t parameter, const at::Tensor& incoming) {
+  // Autograd calls hooks with undefined gradients too.
+  if (incoming.defined()) gradients_.take(parameter, incoming);
+  if (paused_ > 0) return;
+  const auto backward = join_backward();
+  auto& round = backward->round;
+  const auto bucket = gradients_.bucket_of(parameter);
+  if (reducers_.position(bucket) < round.next()) {
+    refuse(gradients_.name_of(parameter),
+           "its gradient changed after it was sent: a backward ran within a backward and reached "
+           "it again");
+  }
+  if (incoming.defined()) gradients_.move_into_bucket(parameter);
+  if (backward->ready[parameter] != 0) return;
+  backward->ready[parameter] = 1;
+  if (--backward->missing[bucket] == 0) backward->order.push_back(trace_ready(bucket));
+  if (backward->nested || !backward->begins_at_once) return;
+  // Later stages go on at every hook, buckets begin when they are ready.
+  while (round.may_begin() && round.next() < reducers_.size() &&
+         backward->missing[reducers_.at(round.next())] == 0) {
+    begin_next(*backward);
+  }
+}
+
+/// Begins the exchange of the next bucket of gradients.
+void Reducer::begin_next(Backward& backward) {
+  const at::NoGradGuard no_grad;
+  const auto bucket = reducers_.at(backward.round.next());
+  if (reducers_.target(bucket, step_) == SyncTarget::gradients) {
+    if (!backward.announced && steps_by_optimizer()) {
+      const SourceScope scope(group_.communicator(), source(Source::Content::step_agreement));
+      agreement_.begin({.in_backward = true,
+                        .has_lost_mean = others_in_step_ && gradients_.has_lost_mean(),
+                        .step = static_cast<std::uint32_t>(step_)});
+    }
+    backward.announced = true;
+    gradients_.prepare(bucket);
+    const auto& values = reducers_[bucket].bucket.values();
+    if (backward.factor == 0) {
+      values.zero_();  // whatever this rank computed, were it NaN
+    } else if (backward.factor != 1) {
+      values.mul_(backward.factor);
+    }
+  }
+  backward.round.begin_next();
+}
+
+void Reducer::finish(Backward& backward) {
+  const at::NoGradGuard no_grad;
+  const bool exchanges = reducers_.exchanges(SyncTarget::gradients, step_);
+  const auto refused = exchanges ? exchange(backward) : nullptr;
+  gradients_.settle(step_, others_in_step_);
+  const auto step = step_;
+  if (!steps_by_optimizer()) ++step_;
+  backward.finished = true;
+  backward_.reset();
+  if (refused) std::rethrow_exception(refused);
+  if (exchanges) check_.check(step, gradients_.check_bytes());
+}
+
+/// Completes the exchange of a step. Returns what a strategy refused, the same on every rank.
+std::exception_ptr Reducer::exchange(Backward& backward) {
+  auto& round = backward.round;
+  while (round.next() < reducers_.size()) {
+    round.wait_to_begin();
+    begin_next(backward);
+  }
+  // The flags have one place in the order of collectives, whatever has run at the last hook.
+  round.wait_to_begin();
+  const auto plan = steps_by_optimizer() ? agreement_.end() : StepPlan{};
+  others_in_step_ = plan.some_in_backward && plan.some_in_step;
+  // Averaging keeps only those parameters equal whose every gradient is averaged.
+  if (!parameters_may_differ_) check_.write(step_, reducers_, gradients_.check_bytes());
+  auto flags = begin_flags();
+  begin_buffers();
+  auto refused = round.complete();
+  if (!refused && others_in_step_ && plan.some_have_joined && plan.some_have_lost_mean) {
+    refused = dropped_mean();
+  }
+  flags.wait();
+  buffers_.end();
+  const SourceScope scope(group_.communicator(), source(Source::Content::bucket_order));
+  reducers_.learn_order(backward.order);
+  return refused;
+}
+
+Work Reducer::begin_flags() {
+  const SourceScope scope(group_.communicator(), source(Source::Content::participation));
+  return group_.all_reduce(gradients_.flags(), ReduceOp::max);
+}
+
+void Reducer::begin_buffers() {
+  const SourceScope scope(group_.communicator(), source(Source::Content::buffers));
+  buffers_.begin();
+}
+
+void Reducer::average_local_gradients() {
+  const at::NoGradGuard no_grad;
+  follow_accumulators();
+  if (!reducers_.exchanges(SyncTarget::gradients, step_)) return;
+  bool has_joined = false;
+  while (true) {
+    const auto plan = agree(has_joined);
+    if (!plan.some_in_backward) {
+      others_in_step_ = false;
+      const bool exchanges = prepare_step(plan, has_joined);
+      gradients_.forget_joined();
+      if (!exchanges) return;
+    }
+    const auto backward = new_backward(-1);
+    backward->announced = true;
+    finish(*backward);
+    if (!plan.some_in_backward) return;
+    has_joined = true;
+  }
+}
+
+/// All ranks are in step(). Returns whether they exchange their gradients.
+bool Reducer::prepare_step(const StepPlan& plan, bool has_joined) {
+  if (!plan.some_have_local && plan.means_alike && plan.edited_alike) return false;
+  if (plan.some_have_joined && plan.some_have_local && plan.some_have_lost_mean) {
+    std::rethrow_exception(dropped_mean());
+  }
+  if (!plan.means_alike || !plan.edited_alike) gradients_.take_differing(plan, group_);
+  if (plan.some_have_joined && !plan.some_have_local) {
+    // On a rank that joined, zero_grad() or clipping ran before it had the means.
+    set_weight(has_joined ? 0 : 1);
+    gradients_.follow(weights_.take_factor());
+  }
+  return true;
+}
+
+/// The refusal of a gradient that some ranks have added to a dropped mean, others to the mean.
+std::exception_ptr Reducer::dropped_mean() const {
+  return std::make_exception_ptr(InvalidArgument(concat(
+      "DistributedOptimizer rank ", group_.rank(), " of ", group_.size(),
+      ": got a backward after the mean of the one before was dropped or changed, while another "
+      "rank is in step() and holds that mean, expected step() on all ranks after a backward that "
+      "some ranks leave out: call step() before zero_grad(), or run a backward on every rank")));
+}
+
+StepPlan Reducer::agree(bool has_joined) {
+  auto own = gradients_.intent(step_);
+  own.has_joined = has_joined;
+  const SourceScope scope(group_.communicator(), source(Source::Content::step_agreement));
+  agreement_.begin(own);
+  return agreement_.end();
+}
+
+std::span<const std::uint8_t> Reducer::end_without_exchange() {
+  gradients_.flag_local();
+  auto flags = begin_flags();
+  begin_buffers();
+  flags.wait();
+  buffers_.end();
+  gradients_.end_without_exchange();
+  return gradients_.changed();
+}
+
+void Reducer::before_update() {
+  if (parameters_may_differ_) reducers_.before_update(step_);
+}
+
+void Reducer::exchange_parameters() {
+  const auto step = step_++;
+  if (parameters_may_differ_) reducers_.count_left_out(step);
+  if (!reducers_.exchanges(SyncTarget::parameters, step)) return;
+  begin_buffers();
+  reducers_.exchange_parameters(step);
+  buffers_.end();
+}
+
+void Reducer::average_parameters() {
+  if (!parameters_may_differ_) return;
+  begin_buffers();
+  reducers_.average_parameters();
+  buffers_.end();
+}
+
+State Reducer::state() const {
+  auto state = reducers_.state();
+  state.emplace(step_name, at::scalar_tensor(step_, at::kLong));
+  return state;
+}
+
+void Reducer::load(const State& state) {
+  const auto step = state.find(step_name);
+  if (step == state.end() || step->second.numel() != 1 || step->second.scalar_type() != at::kLong) {
+    throw InvalidArgument(concat("strategy state: got none under \"", step_name,
+                                 "\", expected the count of exchanges as one Long"));
+  }
+  reducers_.load(state);
+  step_ = step->second.item<std::int64_t>();
+}
+
+}  // namespace lockstep::detail

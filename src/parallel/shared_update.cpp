@@ -1,0 +1,318 @@
+#include "parallel/shared_update.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include "comm/communicator.h"
+#include "core/text.h"
+#include "group/tensor_dtype.h"
+#include "kernels/reduce.h"
+#include "lockstep/error.h"
+#include "parallel/gradient.h"
+#include "parallel/shared_memory.h"
+#include "sync/sparse.h"
+
+namespace lockstep::detail {
+namespace {
+
+/// Gradients that are averaged, then updated with, while they stay in the second-level cache.
+constexpr std::size_t chunk_bytes = 128 << 10;
+
+at::Tensor flat_at(const void* data, std::size_t count, at::ScalarType dtype) {
+  return at::from_blob(const_cast<void*>(data), {static_cast<std::int64_t>(count)}, dtype);
+}
+
+/// Elements of a bucket that one of several ranks updates.
+std::size_t part_of(const at::Tensor& values, int ranks) {
+  const auto numel = static_cast<std::size_t>(values.numel());
+  const auto line = place_alignment / static_cast<std::size_t>(values.element_size());
+  const auto stride = line * static_cast<std::size_t>(ranks);
+  return (numel + stride - 1) / stride * line;
+}
+
+std::size_t padded(std::size_t bytes) {
+  return (bytes + place_alignment - 1) / place_alignment * place_alignment;
+}
+
+}  // namespace
+
+SharedUpdate::SharedUpdate(Reducer& reducer, const Group& group, ElementwiseOptimizer& optimizer)
+    : reducer_(reducer), group_(group), optimizer_(optimizer) {
+  const at::NoGradGuard no_grad;
+  for (const auto& of_bucket : reducer_.bucket_reducers()) {
+    const auto& bucket = of_bucket.bucket;
+    const auto numel = static_cast<std::size_t>(bucket.values().numel());
+    const auto part = part_of(bucket.values(), group_.size());
+    const auto begin = std::min(numel, part * static_cast<std::size_t>(group_.rank()));
+    shelves_.push_back({.gradients = &bucket,
+                        .own = {.begin = begin, .end = std::min(numel, begin + part)},
+                        .found = std::vector<Gradient>(bucket.slices().size())});
+    bytes_ += padded(bucket.values().nbytes());
+  }
+  find_buckets();
+  const auto memory = shared_memory(group_, bytes_);
+  std::size_t offset = 0;
+  for (auto& shelf : shelves_) {
+    shelf.values = lay_out(shelf, memory, offset);
+    for (std::size_t i = 0; i < shelf.values.size(); ++i) {
+      if (group_.rank() == 0) shelf.values[i].copy_(shelf.gradients->slices()[i].parameter);
+    }
+  }
+  group_.barrier().wait();
+  for (auto& shelf : shelves_) {
+    for (std::size_t i = 0; i < shelf.values.size(); ++i) {
+      at::Tensor parameter = shelf.gradients->slices()[i].parameter;
+      parameter.set_data(shelf.values[i]);
+    }
+  }
+}
+
+SharedUpdate::~SharedUpdate() {
+  const at::NoGradGuard no_grad;
+  for (auto& shelf : shelves_) {
+    for (std::size_t i = 0; i < shelf.values.size(); ++i) {
+      at::Tensor parameter = shelf.gradients->slices()[i].parameter;
+      const auto move_out = [](const at::Tensor& shared, const at::Tensor& user, auto&& move) {
+        if (!user.defined() || user.const_data_ptr() != shared.const_data_ptr()) return;
+        try {
+          move(user.detach().clone());
+        } catch (const std::exception&) {
+          // Short of memory: it stays where it is, and keeps that alive.
+        }
+      };
+      move_out(shelf.values[i], parameter, [&](const at::Tensor& own) { parameter.set_data(own); });
+      if (shelf.memory.empty() || !optimizer_.has(parameter)) continue;
+      if (auto* memory = optimizer_.memory_of(parameter)) {
+        move_out(shelf.memory[i], *memory, [&](const at::Tensor& own) { *memory = own; });
+      }
+    }
+  }
+}
+
+/// The elements of a slice that are a rank's to update, counted from the slice's first.
+SharedUpdate::Part SharedUpdate::within(const Part& own, const Bucket::Slice& slice) {
+  const auto numel = static_cast<std::size_t>(slice.values.numel());
+  const auto clamp = [&](std::size_t place) {
+    return std::clamp(place, slice.offset, slice.offset + numel) - slice.offset;
+  };
+  return {.begin = clamp(own.begin), .end = clamp(own.end)};
+}
+
+/// Where each rank's gradients lie.
+void SharedUpdate::find_buckets() {
+  auto& communicator = group_.communicator();
+  std::vector<std::int64_t> places;
+  for (const auto& shelf : shelves_) {
+    const auto place = communicator.place_of(shelf.gradients->values().const_data_ptr());
+    places.push_back(static_cast<std::int64_t>(place.value_or(0)));  // none of no element
+  }
+  std::vector<std::int64_t> all(places.size() * static_cast<std::size_t>(group_.size()));
+  communicator.all_gather(places.data(), all.data(), places.size(), DType::i64).wait();
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    shelves_[i % places.size()].buckets.push_back(
+        communicator.at_place(static_cast<std::uint64_t>(all[i])));
+  }
+}
+
+/// A tensor for each slice, over the memory from the offset on, which it passes.
+std::vector<at::Tensor> SharedUpdate::lay_out(Shelf& shelf, const at::Tensor& bytes,
+                                              std::size_t& offset) const {
+  const auto& like = shelf.gradients->values();
+  auto flat = at::empty({0}, like.options());
+  flat.set_(bytes.storage(), static_cast<std::int64_t>(offset / like.element_size()), like.sizes(),
+            like.strides());
+  offset += padded(like.nbytes());
+  std::vector<at::Tensor> tensors;
+  for (const auto& slice : shelf.gradients->slices()) {
+    tensors.push_back(alias(flat, static_cast<std::size_t>(flat.storage_offset()) + slice.offset,
+                            slice.parameter));
+  }
+  return tensors;
+}
+
+void SharedUpdate::check_in_place() const {
+  for (const auto& shelf : shelves_) {
+    for (std::size_t i = 0; i < shelf.values.size(); ++i) {
+      const auto& [name, parameter, offset, values] = shelf.gradients->slices()[i];
+      if (parameter.const_data_ptr() == shelf.values[i].const_data_ptr()) continue;
+      throw InvalidArgument(concat("DistributedOptimizer: parameter ", name,
+                                   " has been given other memory, expected the one that all ranks "
+                                   "share: change its values in place"));
+    }
+  }
+}
+
+/// Allocates shared memory for the optimizer's state, once there is one.
+void SharedUpdate::make_memory() {
+  if (!shelves_.front().memory.empty()) return;
+  const bool remembers = std::ranges::any_of(shelves_, [&](const Shelf& shelf) {
+    return std::ranges::any_of(shelf.gradients->slices(), [&](const Bucket::Slice& slice) {
+      return optimizer_.has(slice.parameter) && optimizer_.memory_of(slice.parameter) != nullptr;
+    });
+  });
+  if (!remembers) return;
+  const auto memory = shared_memory(group_, bytes_);
+  std::size_t offset = 0;
+  for (auto& shelf : shelves_) shelf.memory = lay_out(shelf, memory, offset);
+}
+
+/// Sees to it that what is remembered of a parameter lies in shared memory. Returns whether nothing
+/// was yet.
+bool SharedUpdate::prepare_memory(Shelf& shelf, std::size_t slice) {
+  const auto& of = shelf.gradients->slices()[slice];
+  auto* memory = optimizer_.memory_of(of.parameter);
+  if (memory == nullptr) return false;
+  const auto& shared = shelf.memory[slice];
+  const bool is_first = !memory->defined();
+  if (!is_first && memory->const_data_ptr() != shared.const_data_ptr()) {
+    // It was loaded: every rank has all of it, and brings its part.
+    const auto loaded = at::empty_like(shared).copy_(*memory);
+    const auto [begin, end] = within(shelf.own, of);
+    const auto size = static_cast<std::size_t>(shared.element_size());
+    std::memcpy(memory_of(shared) + begin * size, memory_of(loaded) + begin * size,
+                (end - begin) * size);
+  }
+  *memory = shared;
+  return is_first;
+}
+
+/// A gradient that every rank has.
+SharedUpdate::Gradient SharedUpdate::mean_of(const Bucket::Slice& slice) {
+  const auto& gradient = slice.parameter.grad();
+  if (!gradient.defined()) return {};
+  expect_like(gradient, slice);
+  if (gradient.strides() == slice.values.strides()) {
+    return {.values = memory_of(gradient), .is_mean = true};
+  }
+  slice.values.copy_(gradient);
+  return {.values = memory_of(slice.values), .is_mean = true};
+}
+
+/// Puts this rank's gradient where all can read it, but for the rank's own part, if it can stay
+/// where it is.
+SharedUpdate::Gradient SharedUpdate::bring(const Bucket::Slice& slice, const Part& own,
+                                           double factor) {
+  const auto& values = slice.values;
+  const auto& gradient = slice.parameter.grad();
+  if (!gradient.defined()) {
+    values.zero_();
+    return {.values = memory_of(values)};
+  }
+  expect_like(gradient, slice);
+  if (factor != 1 || values.numel() == 0 || gradient.strides() != values.strides()) {
+    const bool in_bucket = lies_in(gradient, values);
+    Gradient found{.values = memory_of(values),
+                   .kept = in_bucket ? gradient.clone() : at::Tensor()};
+    if (!in_bucket) values.copy_(gradient);
+    if (factor == 0) {
+      values.zero_();  // whatever this rank computed, were it NaN
+    } else if (factor != 1) {
+      values.mul_(factor);
+    }
+    return found;
+  }
+  if (!lies_in(gradient, values)) {
+    const auto [begin, end] = within(own, slice);
+    const auto size = static_cast<std::size_t>(values.element_size());
+    auto* to = memory_of(values);
+    std::memcpy(to, memory_of(gradient), begin * size);
+    std::memcpy(to + end * size, memory_of(gradient) + end * size, values.nbytes() - end * size);
+  }
+  return {.values = memory_of(gradient)};
+}
+
+/// Every rank's gradients can be read, and no rank computes any more, when it returns.
+void SharedUpdate::find_gradients(UpdateGradients gradients) {
+  const bool exchanged = gradients == UpdateGradients::averaged;
+  // Writes into the bucket must not count as changes of a gradient.
+  const at::AutoDispatchBelowADInplaceOrView no_versions;
+  const double factor = exchanged ? 1 : reducer_.take_factor();
+  for (auto& shelf : shelves_) {
+    for (std::size_t i = 0; i < shelf.found.size(); ++i) {
+      const auto& slice = shelf.gradients->slices()[i];
+      shelf.found[i] = exchanged ? mean_of(slice) : bring(slice, shelf.own, factor);
+    }
+  }
+  if (exchanged) return group_.barrier().wait();
+  auto changed = reducer_.end_without_exchange();
+  for (auto& shelf : shelves_) {
+    for (std::size_t i = 0; i < shelf.found.size(); ++i) {
+      if (changed[i] != 0) continue;
+      // A gradient that no rank has changed stays as it was.
+      const auto& slice = shelf.gradients->slices()[i];
+      if (const auto& kept = shelf.found[i].kept; kept.defined()) slice.values.copy_(kept);
+      shelf.found[i] = mean_of(slice);
+    }
+    changed = changed.subspan(shelf.found.size());
+  }
+}
+
+void SharedUpdate::update(Shelf& shelf, std::size_t slice) {
+  const auto& of = shelf.gradients->slices()[slice];
+  const auto& found = shelf.found[slice];
+  if (found.values == nullptr || !optimizer_.has(of.parameter)) return;
+  const bool is_first = prepare_memory(shelf, slice);
+  const bool remembers = optimizer_.memory_of(of.parameter) != nullptr;
+  const auto dtype = of.parameter.scalar_type();
+  const auto size = static_cast<std::size_t>(of.parameter.element_size());
+  const auto rank = static_cast<std::size_t>(group_.rank());
+  std::vector<const std::byte*> inputs(shelf.buckets.size());
+  auto* mean = memory_of(mean_);
+  const auto part = within(shelf.own, of);
+  for (auto begin = part.begin; begin < part.end; begin += chunk_bytes / size) {
+    const auto count = std::min(part.end - begin, chunk_bytes / size);
+    const auto in = [&](const at::Tensor& tensor) {
+      return flat_at(memory_of(tensor) + begin * size, count, dtype);
+    };
+    const std::byte* gradient = found.values + begin * size;
+    if (!found.is_mean) {
+      for (std::size_t r = 0; r < inputs.size(); ++r) {
+        inputs[r] = r == rank ? gradient : shelf.buckets[r] + (of.offset + begin) * size;
+      }
+      kernels::reduce(dtype_of(dtype, "update"), ReduceOp::avg, inputs, {{mean}}, count);
+      gradient = mean;
+    }
+    optimizer_.update(of.parameter, {.values = in(shelf.values[slice]),
+                                     .gradient = flat_at(gradient, count, dtype),
+                                     .memory = remembers ? in(shelf.memory[slice]) : at::Tensor(),
+                                     .is_first = is_first});
+  }
+  // Autograd is to notice on every rank, whoever has written.
+  of.parameter.unsafeGetTensorImpl()->bump_version();
+}
+
+void SharedUpdate::update(Shelf& shelf) {
+  for (std::size_t i = 0; i < shelf.found.size(); ++i) update(shelf, i);
+}
+
+/// As if the bucket had been exchanged by an all_reduce.
+void SharedUpdate::average_and_update(Shelf& shelf) {
+  auto& communicator = group_.communicator();
+  const auto bytes = shelf.gradients->values().nbytes();
+  const SourceScope of_bucket(
+      communicator, {.bucket = static_cast<std::int32_t>(shelf.gradients->index())}, bytes);
+  const Working working(communicator.count_as(Collective::all_reduce, bytes).working);
+  update(shelf);
+}
+
+void SharedUpdate::step(UpdateGradients gradients) {
+  const at::NoGradGuard no_grad;
+  check_in_place();
+  if (!mean_.defined()) mean_ = at::empty({static_cast<std::int64_t>(chunk_bytes)}, at::kByte);
+  const bool exchanged = gradients == UpdateGradients::averaged;
+  find_gradients(gradients);
+  make_memory();
+  for (auto& shelf : shelves_) exchanged ? update(shelf) : average_and_update(shelf);
+  // No rank computes with parameters that are not updated, or changes gradients that others read.
+  group_.barrier().wait();
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,83 @@
+#include "parallel/step_agreement.h"
+
+#include <cstring>
+
+#include "core/text.h"
+#include "lockstep/error.h"
+
+namespace lockstep::detail {
+namespace {
+
+/// An integer whose bytes are largest over ranks, and the same of its complement. They belong
+/// together if, and only if, all ranks gave the same integer.
+template <class Integer>
+struct Compared {
+  explicit Compared(Integer own) : value(own), complement(static_cast<Integer>(~own)) {}
+  bool is_equal() const { return static_cast<Integer>(~complement) == value; }
+
+  Integer value;
+  Integer complement;
+};
+
+/// The message of an agreement; an all_reduce takes the largest of each byte.
+struct Message {
+  explicit Message(const StepIntent& intent)
+      : means(intent.means),
+        edited(intent.edited),
+        step(intent.step),
+        in_backward(intent.in_backward ? 1 : 0),
+        in_step(intent.in_backward ? 0 : 1),
+        has_joined(intent.has_joined ? 1 : 0),
+        has_local(intent.has_local ? 1 : 0),
+        has_lost_mean(intent.has_lost_mean ? 1 : 0),
+        has_final_mean(intent.has_final_mean ? 1 : 0),
+        has_edited_mean(intent.has_edited_mean ? 1 : 0) {}
+
+  Compared<std::uint64_t> means;
+  Compared<std::uint64_t> edited;
+  Compared<std::uint32_t> step;
+  std::uint8_t in_backward;
+  std::uint8_t in_step;
+  std::uint8_t has_joined;
+  std::uint8_t has_local;
+  std::uint8_t has_lost_mean;
+  std::uint8_t has_final_mean;
+  std::uint8_t has_edited_mean;
+  std::uint8_t padding = 0;
+};
+static_assert(sizeof(Message) == 48);
+
+}  // namespace
+
+StepAgreement::StepAgreement(const Group& group)
+    : group_(group), bytes_(group.empty({sizeof(Message)}, at::kByte)) {}
+
+void StepAgreement::begin(const StepIntent& own) {
+  const Message message(own);
+  step_ = own.step;
+  std::memcpy(bytes_.mutable_data_ptr(), &message, sizeof message);
+  work_ = group_.all_reduce(bytes_, ReduceOp::max);
+}
+
+StepPlan StepAgreement::end() {
+  work_.wait();
+  Message all({});
+  std::memcpy(static_cast<void*>(&all), bytes_.const_data_ptr(), sizeof all);
+  if (!all.step.is_equal()) {
+    throw InvalidArgument(concat("DistributedOptimizer rank ", group_.rank(), " of ", group_.size(),
+                                 ": got ", step_,
+                                 " steps so far on this rank, and another number on another rank: "
+                                 "call step() on all ranks or on none"));
+  }
+  return {.some_in_backward = all.in_backward != 0,
+          .some_in_step = all.in_step != 0,
+          .some_have_joined = all.has_joined != 0,
+          .some_have_local = all.has_local != 0,
+          .some_have_lost_mean = all.has_lost_mean != 0,
+          .some_have_final_mean = all.has_final_mean != 0,
+          .some_have_edited_mean = all.has_edited_mean != 0,
+          .means_alike = all.means.is_equal(),
+          .edited_alike = all.edited.is_equal()};
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <vector>
+
+#include "comm/cost.h"
+#include "plan/model.h"
+#include "plan/planned_strategy.h"
+
+namespace lockstep::plan {
+
+/// A training step to be foretold.
+struct Setting {
+  int nodes = 1;
+  int ranks_per_node = 1;
+  Costs costs = {};
+  Model model = {};
+  int batch = 1;       ///< samples of a rank's step
+  double compute = 0;  ///< a rank's step without exchange, a third of it forward. Units: seconds
+  double overlap = 1;  ///< share of backward's time in which the network carries on
+};
+
+/// Forecast of a training step. Units: seconds, bytes.
+struct Forecast {
+  Strategy strategy = {};
+  double coding = 0;      ///< of the step: encoding and decoding
+  double memory = 0;      ///< of the step: exchange that takes the ranks' own processors
+  double network = 0;     ///< between hosts, during backward and after
+  double hidden = 0;      ///< of that: during backward
+  double sent = 0;        ///< bytes that leave a host
+  double step = 0;        ///< all of it
+  double efficiency = 1;  ///< compute over step
+  double throughput = 0;  ///< samples a second of all ranks
+};
+
+/// How long a step takes: buckets of up to 25 MiB leave one after another, each when backward has
+/// come to its last layer, by multiplications. Work in memory adds to the compute; what passes
+/// between hosts goes on beside it. Throws: InvalidArgument when the strategy needs shapes that the
+/// model has not.
+Forecast forecast(const Setting& setting, const Strategy& strategy);
+
+/// All of them, the fastest first.
+std::vector<Forecast> forecasts(const Setting& setting, const std::vector<Strategy>& strategies);
+
+/// The layers of each bucket, in the order in which they leave: the first once it has 1 MiB, each
+/// of up to 25 MiB, and larger layers by themselves.
+std::vector<std::vector<Layer>> buckets(const Model& model);
+
+}  // namespace lockstep::plan

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace lockstep::record {
+
+/// A value of a flat JSON object: a number, or null, which stands for what is no number.
+struct JsonNumber {
+  double value;
+  std::optional<std::int64_t> whole;  ///< the same, where it is a whole number
+};
+
+/// The numbers and nulls of a JSON object in their order, without what is nested or no number. None
+/// where the text is no object. The time is linear in the text, whatever it holds.
+std::optional<std::vector<std::pair<std::string, JsonNumber>>> flat_numbers(std::string_view text);
+
+/// The names of a JSON object in their order, each with those of the object that it names.
+using JsonNames = std::vector<std::pair<std::string, std::vector<std::string>>>;
+std::optional<JsonNames> names_in_order(std::string_view text);
+
+/// The content of a regular file; none where there is no such file. Nothing else is opened: a fifo
+/// would wait for its writer.
+std::optional<std::string> regular_file(const std::filesystem::path& path);
+
+}  // namespace lockstep::record

@@ -1,0 +1,70 @@
+#include "record/lap.h"
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "core/json_depth.h"
+#include "record/integer_of.h"
+
+namespace lockstep::record {
+namespace {
+
+// More than any run has, and few enough that sums over records and ranks stay in range.
+constexpr std::int64_t most_steps = 1'000'000'000'000;
+constexpr double most_seconds = 1e12;
+
+// These throw std::bad_optional_access.
+
+template <class Integer>
+Integer integer(const nlohmann::json& value) {
+  return integer_of<Integer>(value).value();
+}
+
+double duration(const nlohmann::json& value) {
+  const double seconds = value;
+  return (std::abs(seconds) <= most_seconds ? std::optional(seconds) : std::nullopt).value();
+}
+
+}  // namespace
+
+std::string lap_line(const Lap& lap) {
+  auto ranks = nlohmann::ordered_json::array();
+  for (const auto& rank : lap.ranks) {
+    ranks.push_back({{"seconds", rank.seconds},
+                     {"waiting", rank.waiting},
+                     {"working", rank.working},
+                     {"bytes", rank.bytes},
+                     {"dense_bytes", rank.dense_bytes}});
+  }
+  const nlohmann::ordered_json line = {{"step", lap.step},
+                                       {"steps", lap.steps},
+                                       {"elapsed", lap.elapsed},
+                                       {"ranks", std::move(ranks)}};
+  return line.dump() + '\n';
+}
+
+std::optional<Lap> parse_lap(std::string_view text) {
+  if (detail::json_is_too_deep(text)) return std::nullopt;
+  try {
+    const auto line = nlohmann::json::parse(text);
+    Lap lap{.step = integer<std::int64_t>(line.at("step")),
+            .steps = integer<std::int64_t>(line.at("steps")),
+            .elapsed = line.at("elapsed")};
+    if (lap.steps < 0 || lap.steps > most_steps) return std::nullopt;
+    for (const auto& rank : line.at("ranks")) {
+      lap.ranks.push_back({.seconds = duration(rank.at("seconds")),
+                           .waiting = duration(rank.at("waiting")),
+                           .working = duration(rank.at("working")),
+                           .bytes = integer<std::uint64_t>(rank.at("bytes")),
+                           .dense_bytes = integer<std::uint64_t>(rank.at("dense_bytes"))});
+    }
+    if (lap.ranks.empty()) return std::nullopt;
+    return lap;
+  } catch (const nlohmann::json::exception&) {
+    return std::nullopt;
+  } catch (const std::bad_optional_access&) {
+    return std::nullopt;
+  }
+}
+
+}  // namespace lockstep::record

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace lockstep::record {
+
+/// Text escaped for use between tags and in attributes. A question mark replaces invalid UTF-8 and
+/// control characters.
+std::string escaped(std::string_view text);
+
+/// "1.23 GB", by powers of a thousand.
+std::string bytes_text(double bytes);
+
+/// Four digits that count, as "0.0123", "98.12", "12345".
+std::string number_text(double value);
+
+}  // namespace lockstep::record

@@ -1,0 +1,192 @@
+#include "record/run.h"
+
+#include <algorithm>
+#include <array>
+#include <fstream>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "core/json_depth.h"
+#include "core/text.h"
+#include "lockstep/error.h"
+#include "record/folder.h"
+#include "record/json_text.h"
+
+namespace lockstep::record {
+namespace {
+
+using detail::concat;
+using nlohmann::json;
+
+/// Where a line stands, not what came of it.
+constexpr std::array<std::string_view, 6> positions{"step",  "elapsed", "epoch",
+                                                    "batch", "ranks",   "steps"};
+
+/// Whether the path is there and no regular file, which is remarked on. A fifo would wait for its
+/// writer.
+bool left_out(const std::filesystem::path& path, Run& run) {
+  std::error_code none;
+  const auto status = std::filesystem::status(path, none);
+  if (!std::filesystem::exists(status) || std::filesystem::is_regular_file(status)) return false;
+  run.remarks.push_back(concat(path.filename().string(), ": is no regular file, and left out"));
+  return true;
+}
+
+/// Calls take for each line; remarks on those that it returns false for.
+void read_lines(const std::filesystem::path& path, Run& run,
+                const std::function<bool(const std::string&)>& take) {
+  if (left_out(path, run)) return;
+  std::ifstream in(path, std::ios::binary);
+  std::int64_t unreadable = 0;
+  bool torn = false;
+  for (std::string line; in.is_open() && std::getline(in, line);) {
+    if (line.empty()) continue;
+    const bool taken = take(line);
+    torn = !taken && in.eof();
+    if (!taken && !torn) ++unreadable;
+  }
+  const auto name = path.filename().string();
+  if (unreadable > 0) {
+    run.remarks.push_back(concat(name, ": ", unreadable,
+                                 unreadable == 1 ? " line is" : " lines are",
+                                 " no record, and left out"));
+  }
+  if (torn) run.remarks.push_back(concat(name, ": the last line is torn, and left out"));
+}
+
+using Numbers = std::vector<std::pair<std::string, JsonNumber>>;
+
+std::int64_t position_of(const Numbers& line, std::int64_t number) {
+  for (const char* name : {"step", "epoch"}) {
+    const auto found = std::ranges::find(line, name, &Numbers::value_type::first);
+    if (found != line.end() && found->second.whole) return *found->second.whole;
+  }
+  return number;
+}
+
+void read_metrics(const std::filesystem::path& path, Run& run) {
+  std::int64_t number = 0;
+  std::unordered_map<std::string, std::size_t> places;  // of the curves in run.curves
+  read_lines(path, run, [&](const std::string& text) {
+    const auto line = flat_numbers(text);
+    if (!line) return false;
+    const auto position = position_of(*line, ++number);
+    for (const auto& [name, value] : *line) {
+      if (std::ranges::find(positions, name) != positions.end()) continue;
+      const auto [place, added] = places.try_emplace(name, run.curves.size());
+      if (added) run.curves.emplace_back(name, Curve());
+      run.curves[place->second].second[position] = value.value;
+    }
+    return true;
+  });
+}
+
+void read_laps(const std::filesystem::path& path, Run& run) {
+  read_lines(path, run, [&](const std::string& text) {
+    auto lap = parse_lap(text);
+    if (lap) run.laps.push_back(std::move(*lap));
+    return lap.has_value();
+  });
+  if (run.laps.empty()) return;
+  const auto ranks = run.laps.back().ranks.size();
+  const auto others =
+      std::erase_if(run.laps, [&](const Lap& lap) { return lap.ranks.size() != ranks; });
+  if (others > 0) {
+    run.remarks.push_back(concat("laps.jsonl: ", others, others == 1 ? " lap" : " laps",
+                                 " of another number of ranks than the last are left out"));
+  }
+}
+
+std::string text_of(const json& value) {
+  if (value.is_string()) return value.get<std::string>();
+  if (!value.is_array()) return value.dump(-1, ' ', false, json::error_handler_t::replace);
+  std::string text;
+  for (const auto& item : value) {
+    const auto word = text_of(item);
+    const char* quote = word.empty() || word.find(' ') != word.npos ? "'" : "";
+    if (!text.empty()) text += ' ';
+    text += quote + word + quote;
+  }
+  return text;
+}
+
+/// Each host once, and how many ranks are on it.
+std::string hosts_text(const std::vector<std::string>& hosts) {
+  std::unordered_map<std::string, int> counts;
+  for (const auto& host : hosts) ++counts[host];
+  std::string text;
+  for (const auto& host : hosts) {
+    const int count = std::exchange(counts[host], 0);
+    if (count == 0) continue;
+    if (!text.empty()) text += ", ";
+    text += concat(host, " (", count, count == 1 ? " rank)" : " ranks)");
+  }
+  return text;
+}
+
+void add_environment(const std::string& name, const std::vector<std::string>& inner,
+                     const json& value, Run& run) {
+  if (name == "event_files") return;
+  if (name == "hosts" && value.is_array()) {
+    for (const auto& host : value) run.hosts.push_back(text_of(host));
+    run.environment.emplace_back(name, hosts_text(run.hosts));
+  } else if (value.is_object()) {
+    for (const auto& variable : inner) {
+      run.environment.emplace_back(variable, text_of(value.at(variable)));
+    }
+  } else {
+    run.environment.emplace_back(name, text_of(value));
+  }
+}
+
+void read_environment(const std::filesystem::path& path, Run& run) {
+  if (left_out(path, run)) return;
+  const auto text = regular_file(path);
+  if (!text) return;
+  const auto names = names_in_order(*text);
+  if (!names) {
+    run.remarks.push_back(detail::json_is_too_deep(*text)
+                              ? concat("environment.json: has more than ", detail::deepest_json,
+                                       " levels of nesting, and is left out")
+                              : "environment.json: is no JSON object, and left out");
+    return;
+  }
+  const auto all = json::parse(*text);
+  std::unordered_set<std::string> seen;
+  for (const auto& [name, inner] : *names) {
+    if (seen.insert(name).second) add_environment(name, inner, all.at(name), run);
+  }
+}
+
+}  // namespace
+
+const Curve* Run::curve(const std::string& name) const {
+  const auto found = std::ranges::find(curves, name, &std::pair<std::string, Curve>::first);
+  return found == curves.end() ? nullptr : &found->second;
+}
+
+Run read_run(const std::filesystem::path& folder) {
+  if (!std::filesystem::is_directory(folder)) {
+    throw InvalidArgument(concat("report: ", folder.string(), ": no such folder"));
+  }
+  const auto metrics = folder / metrics_name;
+  if (!std::filesystem::is_regular_file(metrics)) {
+    throw InvalidArgument(concat("report: ", folder.string(), ": got no ", metrics_name,
+                                 ", expected the folder of a run's --log-dir"));
+  }
+  Run run;
+  read_metrics(metrics, run);
+  read_laps(folder / laps_name, run);
+  read_environment(folder / environment_name, run);
+  run.has_several_hosts = std::ranges::any_of(
+      run.hosts, [&](const std::string& host) { return host != run.hosts.front(); });
+  run.has_trace = std::filesystem::is_regular_file(folder / trace_name);
+  return run;
+}
+
+}  // namespace lockstep::record

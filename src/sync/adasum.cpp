@@ -1,0 +1,171 @@
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/sub.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "lockstep/strategies.h"
+#include "sync/bucket_layout.h"
+
+namespace lockstep {
+namespace {
+
+/// The joint change takes the left one's place.
+struct Join {
+  int left;
+  int right;
+};
+
+/// Adds the joins of ranks [first, first + count) to levels, from the lowest up; returns how many
+/// levels they need.
+std::size_t plan_joins(int first, int count, std::vector<std::vector<Join>>& levels) {
+  if (count < 2) return 0;
+  const int left = (count + 1) / 2;
+  const auto level =
+      std::max(plan_joins(first, left, levels), plan_joins(first + left, count - left, levels));
+  if (levels.size() <= level) levels.resize(level + 1);
+  levels[level].push_back({.left = first, .right = first + left});
+  return level + 1;
+}
+
+struct Products {
+  double ab = 0;
+  double aa = 0;
+  double bb = 0;
+};
+
+/// Every rank holds one segment of all ranks' changes, so that a level of the tree costs the scalar
+/// products only.
+template <class T>
+class JoinedChange final : public Exchange {
+ public:
+  explicit JoinedChange(const Bucket& bucket)
+      : layout_(bucket), agreed_(at::zeros_like(bucket.values())) {
+    remember(bucket);
+  }
+
+  void before_update(std::int64_t, const Bucket& bucket) override { remember(bucket); }
+
+  ExchangeTask exchange(std::int64_t, Bucket& bucket, const Group& group) override {
+    if (group.size() == 1) co_return;
+    const auto& values = bucket.values();
+    make_room(bucket, group);
+    auto change = changes_.narrow(0, 0, values.numel());
+    at::sub_out(change, values, agreed_);
+    co_await group.all_to_all(segments_, changes_);
+    for (const auto& level : levels_) {
+      multiply(level);
+      co_await group.all_reduce(products_, ReduceOp::sum);
+      join(level);
+    }
+    co_await group.all_gather(changes_, segments_.narrow(0, 0, segment_));
+    agreed_.add_(change);
+    values.copy_(agreed_);
+  }
+
+ private:
+  void remember(const Bucket& bucket) {
+    const at::NoGradGuard no_grad;
+    for (const auto& slice : bucket.slices()) {
+      agreed_
+          .as_strided(slice.values.sizes(), slice.values.strides(),
+                      static_cast<std::int64_t>(slice.offset))
+          .copy_(slice.parameter);
+    }
+  }
+
+  void make_room(const Bucket& bucket, const Group& group) {
+    if (changes_.defined()) return;
+    const auto ranks = static_cast<std::int64_t>(group.size());
+    segment_ = (bucket.values().numel() + ranks - 1) / ranks;
+    rank_ = group.rank();
+    changes_ = group.empty({segment_ * ranks}, bucket.values().scalar_type());
+    segments_ = group.empty({segment_ * ranks}, bucket.values().scalar_type());
+    changes_.zero_();
+    plan_joins(0, group.size(), levels_);
+    std::size_t most = 0;
+    for (const auto& level : levels_) most = std::max(most, level.size());
+    products_ = group.empty({static_cast<std::int64_t>(most * layout_.parts().size() *
+                                                       sizeof(Products) / sizeof(double))},
+                            at::kDouble);
+  }
+
+  std::span<T> segment_of(int rank) const {
+    return detail::elements<T>(segments_).subspan(static_cast<std::size_t>(rank * segment_),
+                                                  static_cast<std::size_t>(segment_));
+  }
+
+  /// Calls fn(part's number, first, length) for what this rank's segment has of each part.
+  template <class Fn>
+  void for_each_part(const Fn& fn) const {
+    const auto begin = static_cast<std::size_t>(segment_ * rank_);
+    const auto end = begin + static_cast<std::size_t>(segment_);
+    for (std::size_t i = 0; i < layout_.parts().size(); ++i) {
+      const auto& part = layout_.parts()[i];
+      const auto from = std::max(begin, part.offset);
+      const auto to = std::min(end, part.offset + part.numel);
+      if (from < to) fn(i, from - begin, to - from);
+    }
+  }
+
+  Products* products_of(std::size_t join) const {
+    return static_cast<Products*>(products_.data_ptr()) + join * layout_.parts().size();
+  }
+
+  void multiply(const std::vector<Join>& level) {
+    products_.zero_();
+    for (std::size_t j = 0; j < level.size(); ++j) {
+      const auto a = segment_of(level[j].left);
+      const auto b = segment_of(level[j].right);
+      for_each_part([&](std::size_t part, std::size_t first, std::size_t length) {
+        auto& products = products_of(j)[part];
+        for (std::size_t i = first; i < first + length; ++i) {
+          const auto x = static_cast<double>(a[i]);
+          const auto y = static_cast<double>(b[i]);
+          products.ab += x * y;
+          products.aa += x * x;
+          products.bb += y * y;
+        }
+      });
+    }
+  }
+
+  void join(const std::vector<Join>& level) {
+    const auto factor = [](double ab, double square) {
+      return static_cast<T>(square > 0 ? 1 - ab / (2 * square) : 1);
+    };
+    for (std::size_t j = 0; j < level.size(); ++j) {
+      const auto a = segment_of(level[j].left);
+      const auto b = segment_of(level[j].right);
+      for_each_part([&](std::size_t part, std::size_t first, std::size_t length) {
+        const auto& products = products_of(j)[part];
+        const T of_a = factor(products.ab, products.aa);
+        const T of_b = factor(products.ab, products.bb);
+        for (std::size_t i = first; i < first + length; ++i) a[i] = of_a * a[i] + of_b * b[i];
+      });
+    }
+  }
+
+  detail::Layout layout_;
+  at::Tensor agreed_;    ///< parameters before the update, the same on every rank
+  at::Tensor changes_;   ///< own ones, then the joined ones
+  at::Tensor segments_;  ///< this rank's part of every rank's change
+  at::Tensor products_;  ///< of a level's joins and all parts
+  std::vector<std::vector<Join>> levels_;
+  std::int64_t segment_ = 0;
+  int rank_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Exchange> Adasum::exchange(const Bucket& bucket) const {
+  detail::expect_dtype("adasum", bucket, {at::kFloat, at::kDouble});
+  if (bucket.values().scalar_type() == at::kDouble) {
+    return std::make_unique<JoinedChange<double>>(bucket);
+  }
+  return std::make_unique<JoinedChange<float>>(bucket);
+}
+
+}  // namespace lockstep

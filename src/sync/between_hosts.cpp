@@ -1,0 +1,204 @@
+#include "sync/between_hosts.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/request.h"
+#include "core/text.h"
+#include "lockstep/error.h"
+
+// Note [How a strategy runs between hosts]
+// The ranks of a host go through the same stages. The exchanges of their parts may end after
+// different numbers of stages, and one may refuse values that another takes. So in each stage the
+// ranks of a host exchange a byte that says whether their exchange goes on. The host goes on while
+// one of its ranks does. All hosts cut a bucket alike, and the shard leaders of a part go on alike,
+// so hosts do too.
+
+namespace lockstep::detail {
+namespace {
+
+/// Two operations that end together.
+class Both final : public Request {
+ public:
+  Both(Work first, Work second) : first_(std::move(first)), second_(std::move(second)) {}
+
+  bool complete() const override { return first_.complete() && second_.complete(); }
+  bool test() override {
+    const bool first = first_.ready();
+    return second_.ready() && first;
+  }
+  void wait() override {
+    first_.wait();
+    second_.wait();
+  }
+  // They do so themselves, as they are destroyed.
+  void abandon() noexcept override {}
+  void check() override {
+    first_.check();
+    second_.check();
+  }
+  std::vector<int> missing() const override {
+    return first_.pending() ? first_.missing() : second_.missing();
+  }
+
+ private:
+  Work first_;
+  Work second_;
+};
+
+class BetweenHosts final : public Exchange {
+ public:
+  BetweenHosts(const Strategy& strategy, const Bucket& bucket, const HostGroups& hosts)
+      : hosts_(hosts),
+        counts_(lengths(bucket, hosts)),
+        mine_(at::empty({0}, bucket.values().options())) {
+    counts_.resize(static_cast<std::size_t>(hosts.local().size()));
+    const auto rank = static_cast<std::size_t>(hosts.local().rank());
+    begin_ = std::accumulate(counts_.begin(), counts_.begin() + hosts.local().rank(), begin_);
+    word_ = hosts.local().empty({1}, at::kByte);
+    for (const auto& slice : bucket.slices()) {
+      const bool mine = slice.offset >= begin_ && slice.offset < begin_ + counts_[rank];
+      if (!mine) of_others_.push_back(slice.name + ".residual");
+    }
+    if (counts_[rank] == 0) return;
+    part_.emplace(part_of(bucket, counts_[rank]));
+    mine_ = part_->values();
+    inner_ = strategy.exchange(*part_);
+  }
+
+  ExchangeTask exchange(std::int64_t step, Bucket& bucket, const Group&) override {
+    take_over(bucket);
+    co_await hosts_.local().reduce_scatter(mine_, bucket.values(), counts_);
+    mine_.mul_(1 / hosts_.ranks_a_host());
+    ExchangeTask inner;
+    if (inner_ != nullptr) inner = inner_->exchange(step, *part_, *hosts_.across());
+    while (true) {
+      auto [collective, word] = advance(inner);
+      *word_.data_ptr<std::uint8_t>() = static_cast<std::uint8_t>(word);
+      auto agreement = hosts_.local().all_reduce(word_, ReduceOp::max);
+      co_await Work(std::make_shared<Both>(std::move(collective), std::move(agreement)));
+      const auto agreed = Word{*word_.const_data_ptr<std::uint8_t>()};
+      if (agreed == Word::has_ended) break;
+      if (agreed == Word::goes_on) continue;
+      write_reason();
+      co_await hosts_.local().all_gather(reasons_, own_reason_);
+      refuse();
+    }
+    co_await hosts_.local().all_gather(bucket.values(), mine_, counts_);
+  }
+
+  void before_update(std::int64_t step, const Bucket&) override {
+    if (inner_ != nullptr) inner_->before_update(step, *part_);
+  }
+
+  State state() const override {
+    State state = inner_ != nullptr ? inner_->state() : State();
+    for (const auto& [name, residual] : taken_over_) state.emplace(name, residual);
+    return state;
+  }
+
+  void load(const State& state) override {
+    if (inner_ != nullptr) inner_->load(state);
+    taken_over_.clear();
+    for (const auto& name : of_others_) {
+      const auto found = state.find(name);
+      if (found != state.end()) taken_over_.emplace(name, found->second.clone());
+    }
+  }
+
+ private:
+  /// A rank's report of its part to the ranks of its host: the largest one counts.
+  enum class Word : std::uint8_t { has_ended, goes_on, refuses };
+
+  static constexpr std::int64_t longest_reason = 1024;
+
+  static std::vector<std::size_t> lengths(const Bucket& bucket, const HostGroups& hosts) {
+    std::vector<std::size_t> offsets;
+    for (const auto& slice : bucket.slices()) offsets.push_back(slice.offset);
+    return cut_at_parameters(offsets, static_cast<std::size_t>(bucket.values().numel()),
+                             static_cast<std::size_t>(hosts.carriers()), bucket.index());
+  }
+
+  Bucket part_of(const Bucket& bucket, std::size_t numel) const {
+    std::vector<Bucket::Slice> slices;
+    for (const auto& slice : bucket.slices()) {
+      if (slice.offset < begin_ || slice.offset >= begin_ + numel) continue;
+      slices.push_back(
+          {.name = slice.name, .parameter = slice.parameter, .offset = slice.offset - begin_});
+    }
+    return {bucket.index(), numel, bucket.values().scalar_type(), std::move(slices),
+            *hosts_.across()};
+  }
+
+  /// Adds loaded residuals to this rank's gradient, for parameters whose shard leader is another
+  /// rank of this host. Scaled, they weigh as much as if their shard leader had them.
+  void take_over(Bucket& bucket) {
+    if (taken_over_.empty()) return;
+    for (const auto& slice : bucket.slices()) {
+      const auto found = taken_over_.find(slice.name + ".residual");
+      if (found == taken_over_.end() || found->second.sizes() != slice.values.sizes()) continue;
+      slice.values.add_(found->second, hosts_.ranks_a_host());
+    }
+    taken_over_.clear();
+  }
+
+  /// The next collective of this rank's part, if there is one, and what the rank says of it.
+  std::pair<Work, Word> advance(ExchangeTask& inner) {
+    try {
+      auto collective = inner.advance();
+      const bool goes_on = collective.pending();
+      return {std::move(collective), goes_on ? Word::goes_on : Word::has_ended};
+    } catch (const InvalidArgument& error) {
+      reason_ = error.what();
+      return {Work(), Word::refuses};
+    }
+  }
+
+  void write_reason() {
+    if (!reasons_.defined()) {
+      reasons_ = hosts_.local().empty({longest_reason * hosts_.local().size()}, at::kChar);
+      own_reason_ = hosts_.local().empty({longest_reason}, at::kChar);
+    }
+    own_reason_.zero_();
+    const auto length = std::min<std::size_t>(reason_.size(), longest_reason - 1);
+    std::memcpy(own_reason_.data_ptr(), reason_.data(), length);
+    reason_.clear();
+  }
+
+  [[noreturn]] void refuse() const {
+    std::string first;
+    for (int rank = 0; rank < hosts_.local().size() && first.empty(); ++rank) {
+      first = static_cast<const char*>(reasons_.const_data_ptr()) + longest_reason * rank;
+    }
+    throw InvalidArgument(concat("between hosts, which count as a rank each: ", first));
+  }
+
+  HostGroups hosts_;
+  std::vector<std::size_t> counts_;  ///< elements of each local rank's part
+  std::size_t begin_ = 0;            ///< of this rank's part
+  at::Tensor mine_;                  ///< the part's values, maybe none
+  std::optional<Bucket> part_;
+  std::unique_ptr<Exchange> inner_;     ///< of the part
+  std::vector<std::string> of_others_;  ///< residuals that other ranks of this host keep
+  State taken_over_;                    ///< such ones, from a state of other ranks
+  at::Tensor word_;
+  at::Tensor own_reason_;
+  at::Tensor reasons_;
+  std::string reason_;  ///< of this rank's exchange, which has refused
+};
+
+}  // namespace
+
+std::unique_ptr<Exchange> between_hosts(const Strategy& strategy, const Bucket& bucket,
+                                        const HostGroups& hosts) {
+  return std::make_unique<BetweenHosts>(strategy, bucket, hosts);
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,89 @@
+#include "sync/bucket_layout.h"
+
+#include "core/text.h"
+#include "lockstep/error.h"
+
+namespace lockstep::detail {
+
+Layout::Layout(const Bucket& bucket) {
+  for (const auto& slice : bucket.slices()) {
+    parts_.push_back({.name = slice.name,
+                      .offset = slice.offset,
+                      .numel = static_cast<std::size_t>(slice.values.numel()),
+                      .sizes = slice.values.sizes().vec(),
+                      .strides = slice.values.strides().vec()});
+  }
+  if (parts_.empty()) {
+    const auto numel = bucket.values().numel();
+    parts_.push_back({.name = concat("bucket", bucket.index()),
+                      .offset = 0,
+                      .numel = static_cast<std::size_t>(numel),
+                      .sizes = {numel},
+                      .strides = {1}});
+  }
+}
+
+std::size_t Layout::numel() const {
+  std::size_t sum = 0;
+  for (const auto& part : parts_) sum += part.numel;
+  return sum;
+}
+
+State Layout::split(const at::Tensor& flat, std::string_view what) const {
+  State state;
+  for (const auto& part : parts_) {
+    state.emplace(concat(part.name, '.', what),
+                  flat.as_strided(part.sizes, part.strides,
+                                  flat.storage_offset() + static_cast<std::int64_t>(part.offset)));
+  }
+  return state;
+}
+
+void Layout::join(const State& state, std::string_view what, const at::Tensor& flat) const {
+  for (auto& [name, values] : split(flat, what)) {
+    const auto parameter = name.substr(0, name.size() - what.size() - 1);
+    values.copy_(find(state, parameter, what, values.sizes()));
+  }
+}
+
+const std::string& Layout::name_at(std::size_t element) const {
+  const Part* last = &parts_.front();
+  for (const auto& part : parts_) {
+    if (part.offset <= element && part.offset >= last->offset) last = &part;
+  }
+  return last->name;
+}
+
+const at::Tensor& find(const State& state, const std::string& parameter, std::string_view what,
+                       at::IntArrayRef sizes) {
+  const auto found = state.find(concat(parameter, '.', what));
+  if (found == state.end()) {
+    throw InvalidArgument(concat("exchange: the state has no ", what, " of parameter ", parameter));
+  }
+  if (found->second.sizes() != sizes) {
+    throw InvalidArgument(concat("exchange: got a ", what, " of parameter ", parameter,
+                                 " with sizes ", found->second.sizes(), ", expected ", sizes));
+  }
+  return found->second;
+}
+
+void refuse_not_finite(std::string_view strategy, const std::string& parameter, int rank) {
+  throw InvalidArgument(concat("strategy ", strategy, ": the gradient of parameter ", parameter,
+                               " on rank ", rank, " has NaN or Inf, expected finite numbers"));
+}
+
+void expect_dtype(std::string_view strategy, const Bucket& bucket,
+                  std::initializer_list<at::ScalarType> carried) {
+  const auto got = bucket.values().scalar_type();
+  std::string expected;
+  for (const auto dtype : carried) {
+    if (dtype == got) return;
+    expected += concat(expected.empty() ? "" : " or ", toString(dtype));
+  }
+  throw InvalidArgument(concat("strategy ", strategy, ": got parameters of ", toString(got),
+                               bucket.slices().empty() ? "" : ", as ",
+                               bucket.slices().empty() ? "" : bucket.slices().front().name,
+                               ", expected ", expected));
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/exchange.h"
+
+namespace lockstep::detail {
+
+/// Where parameters lie in a bucket, for what an exchange keeps beside it.
+class Layout {
+ public:
+  struct Part {
+    std::string name;
+    std::size_t offset;
+    std::size_t numel;
+    std::vector<std::int64_t> sizes;
+    std::vector<std::int64_t> strides;
+  };
+
+  explicit Layout(const Bucket& bucket);
+
+  /// In the order of the bucket. A bucket without slices is one part.
+  std::span<const Part> parts() const { return parts_; }
+
+  /// Elements of all parts, without the padding between them.
+  std::size_t numel() const;
+
+  /// The slices of a flat tensor of the bucket's length, as "<parameter>.<what>". They share its
+  /// memory.
+  State split(const at::Tensor& flat, std::string_view what) const;
+  /// Copies it back from a state.
+  /// Throws: InvalidArgument when a part is missing or has other sizes.
+  void join(const State& state, std::string_view what, const at::Tensor& flat) const;
+
+  /// The parameter that an element belongs to.
+  const std::string& name_at(std::size_t element) const;
+
+ private:
+  std::vector<Part> parts_;
+};
+
+/// "<parameter>.<what>" of a state.
+/// Throws: InvalidArgument when it is missing or has other sizes.
+const at::Tensor& find(const State& state, const std::string& parameter, std::string_view what,
+                       at::IntArrayRef sizes);
+
+/// Throws: InvalidArgument, the same on every rank, for a gradient that is not finite. The group
+/// stays usable.
+[[noreturn]] void refuse_not_finite(std::string_view strategy, const std::string& parameter,
+                                    int rank);
+
+/// Throws: InvalidArgument when the bucket's dtype is none of those.
+void expect_dtype(std::string_view strategy, const Bucket& bucket,
+                  std::initializer_list<at::ScalarType> carried);
+
+/// A flat tensor's elements.
+template <class T>
+std::span<T> elements(const at::Tensor& flat) {
+  return {flat.data_ptr<T>(), static_cast<std::size_t>(flat.numel())};
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,116 @@
+#include "sync/fields.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+
+#include "core/text.h"
+#include "lockstep/error.h"
+
+namespace lockstep::detail {
+namespace {
+
+template <class T>
+bool parse(const std::string& text, T& value) {
+  const auto* end = text.data() + text.size();
+  const auto [stopped, error] = std::from_chars(text.data(), end, value);
+  return error == std::errc() && stopped == end;
+}
+
+}  // namespace
+
+Fields::Fields(std::string_view strategy, std::string_view options) : strategy_(strategy) {
+  while (!options.empty()) {
+    const auto comma = options.find(',');
+    const auto option = options.substr(0, comma);
+    options = comma == std::string_view::npos ? "" : options.substr(comma + 1);
+    const auto equals = option.find('=');
+    if (equals != std::string_view::npos) {
+      given_.emplace_back(option.substr(0, equals), option.substr(equals + 1));
+    } else {
+      given_.emplace_back("", option);
+    }
+  }
+}
+
+const std::string* Fields::take(std::string_view field) {
+  // The first field that is asked for is the one that may go without its name.
+  const bool may_lack_name = asked_.empty();
+  asked_.emplace_back(field);
+  const std::string* found = nullptr;
+  for (std::size_t i = 0; i < given_.size(); ++i) {
+    auto& [name, value] = given_[i];
+    if (name.empty() && i == 0 && may_lack_name) name = field;
+    if (name != field) continue;
+    if (found != nullptr) refuse(field, "it once");
+    found = &value;
+  }
+  return found;
+}
+
+void Fields::refuse(std::string_view field, std::string_view expected) const {
+  std::string got;
+  for (const auto& [name, value] : given_) {
+    if (name == field) got = value;
+  }
+  throw InvalidArgument(
+      concat("strategy ", strategy_, ": got ", field, "=", got, ", expected ", expected));
+}
+
+double Fields::real(std::string_view field, double fallback) {
+  const auto* text = take(field);
+  if (text == nullptr) return fallback;
+  double value = 0;
+  if (!parse(*text, value) || !std::isfinite(value)) refuse(field, "a number");
+  return value;
+}
+
+std::int64_t Fields::whole(std::string_view field, std::int64_t fallback) {
+  const auto* text = take(field);
+  if (text == nullptr) return fallback;
+  std::int64_t value = 0;
+  if (!parse(*text, value)) refuse(field, "a whole number");
+  return value;
+}
+
+bool Fields::flag(std::string_view field, bool fallback) {
+  return word(field, {"off", "on"}, fallback ? 1 : 0) == 1;
+}
+
+std::size_t Fields::word(std::string_view field, std::initializer_list<std::string_view> choices,
+                         std::size_t fallback) {
+  const auto* text = take(field);
+  if (text == nullptr) return fallback;
+  const auto* found = std::find(choices.begin(), choices.end(), *text);
+  if (found != choices.end()) return static_cast<std::size_t>(found - choices.begin());
+  std::string expected;
+  for (const auto choice : choices) expected += concat(expected.empty() ? "" : " or ", choice);
+  refuse(field, expected);
+}
+
+void Fields::finish() const {
+  for (const auto& [name, value] : given_) {
+    if (std::find(asked_.begin(), asked_.end(), name) != asked_.end()) continue;
+    std::string valid;
+    for (const auto& field : asked_) valid += concat(valid.empty() ? "" : ", ", field);
+    throw InvalidArgument(concat("strategy ", strategy_, ": got field \"",
+                                 name.empty() ? value : name, "\", expected ",
+                                 valid.empty() ? "no options" : "one of: " + valid));
+  }
+}
+
+std::string shortest(double value) {
+  std::array<char, 32> text;
+  const auto end = std::to_chars(text.data(), text.data() + text.size(), value).ptr;
+  return {text.data(), end};
+}
+
+void expect(bool holds, std::string_view strategy, std::string_view field, double got,
+            std::string_view expected) {
+  if (holds) return;
+  throw InvalidArgument(
+      concat(strategy, ": got a ", field, " of ", shortest(got), ", expected ", expected));
+}
+
+}  // namespace lockstep::detail

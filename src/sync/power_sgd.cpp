@@ -1,0 +1,240 @@
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linalg_qr.h>
+#include <ATen/ops/mm.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "lockstep/strategies.h"
+#include "sync/bucket_layout.h"
+#include "sync/fields.h"
+#include "sync/residual.h"
+#include "sync/sparse.h"
+
+namespace lockstep {
+namespace {
+
+/// A parameter's part of the bucket as a matrix: rows along its outermost dimension.
+struct MatrixShape {
+  std::int64_t rows = 1;
+  std::int64_t columns = 1;
+};
+
+MatrixShape matrix_shape(const detail::Layout::Part& part) {
+  const auto numel = static_cast<std::int64_t>(part.numel);
+  if (part.sizes.size() < 2 || numel == 0) return {.columns = numel};
+  const auto outermost = std::max_element(part.strides.begin(), part.strides.end());
+  const auto rows = part.sizes[static_cast<std::size_t>(outermost - part.strides.begin())];
+  return {.rows = rows, .columns = numel / rows};
+}
+
+class LowRankMean final : public Exchange {
+ public:
+  LowRankMean(const PowerSgd& recipe, const Bucket& bucket)
+      : recipe_(recipe), layout_(bucket), residual_(recipe.error_feedback, bucket) {
+    for (const auto& part : layout_.parts()) {
+      const auto [rows, columns] = matrix_shape(part);
+      if ((rows + columns) * recipe.rank < rows * columns) {
+        matrices_.push_back({.part = &part, .rows = rows, .columns = columns});
+      } else {
+        whole_.push_back({.part = &part});
+      }
+    }
+    gradient_options_ = bucket.values().options();
+    for (auto& matrix : matrices_) {
+      matrix.q = at::empty({matrix.columns, recipe.rank}, gradient_options_);
+      randomize(matrix, 0);
+    }
+  }
+
+  ExchangeTask exchange(std::int64_t step, Bucket& bucket, const Group& group) override {
+    const auto& gradient = bucket.values();
+    make_room(group);
+    encode_p(step, gradient, group);
+    co_await group.all_reduce(first_, ReduceOp::avg);
+    refuse_not_finite(group.size());
+    encode_q(gradient);
+    co_await group.all_reduce(second_, ReduceOp::avg);
+    decode(gradient);
+  }
+
+  State state() const override {
+    State state = residual_.state(layout_);
+    for (const auto& matrix : matrices_) state.emplace(matrix.part->name + ".q", matrix.q);
+    return state;
+  }
+
+  void load(const State& state) override {
+    residual_.load(layout_, state);
+    for (auto& matrix : matrices_) {
+      matrix.q.copy_(detail::find(state, matrix.part->name, "q", matrix.q.sizes()));
+    }
+  }
+
+ private:
+  struct Matrix {
+    const detail::Layout::Part* part;
+    std::int64_t rows;
+    std::int64_t columns;
+    at::Tensor q = {};       ///< columns × rank, of the step before
+    at::Tensor sent_p = {};  ///< rows × rank, in what is summed first
+    at::Tensor sent_q = {};  ///< columns × rank, in what is summed next
+  };
+
+  /// A parameter that is averaged as it is.
+  struct Whole {
+    const detail::Layout::Part* part;
+    at::Tensor sent = {};  ///< in what is summed first
+  };
+
+  static at::Tensor flat_of(const at::Tensor& flat, const detail::Layout::Part& part) {
+    return flat.narrow(0, static_cast<std::int64_t>(part.offset),
+                       static_cast<std::int64_t>(part.numel));
+  }
+  static at::Tensor matrix_of(const at::Tensor& flat, const Matrix& matrix) {
+    return flat_of(flat, *matrix.part).view({matrix.rows, matrix.columns});
+  }
+
+  /// The values that are compressed: the gradient with the residual where there is one.
+  const at::Tensor& source(const at::Tensor& gradient) const {
+    return residual_.kept() ? residual_.values() : gradient;
+  }
+
+  /// The same on every rank, and another for every matrix and step.
+  static void randomize(Matrix& matrix, std::int64_t step) {
+    const auto seed = static_cast<std::uint64_t>(step) * 1'000'003 + matrix.part->offset + 1;
+    matrix.q.normal_(0, 1, at::make_generator<at::CPUGeneratorImpl>(seed));
+  }
+
+  void make_room(const Group& group) {
+    if (first_.defined()) return;
+    std::int64_t first = group.size();
+    std::int64_t second = 0;
+    for (const auto& matrix : matrices_) {
+      first += matrix.rows * recipe_.rank;
+      second += matrix.columns * recipe_.rank;
+    }
+    for (const auto& whole : whole_) first += static_cast<std::int64_t>(whole.part->numel);
+    const auto dtype = gradient_options_.dtype().toScalarType();
+    first_ = group.empty({first}, dtype);
+    second_ = group.empty({second}, dtype);
+
+    std::int64_t at = group.size();
+    std::int64_t at_q = 0;
+    for (auto& matrix : matrices_) {
+      const auto p = matrix.rows * recipe_.rank;
+      const auto q = matrix.columns * recipe_.rank;
+      matrix.sent_p = first_.narrow(0, at, p).view({matrix.rows, recipe_.rank});
+      matrix.sent_q = second_.narrow(0, at_q, q).view({matrix.columns, recipe_.rank});
+      at += p;
+      at_q += q;
+    }
+    for (auto& whole : whole_) {
+      const auto numel = static_cast<std::int64_t>(whole.part->numel);
+      whole.sent = first_.narrow(0, at, numel);
+      at += numel;
+    }
+  }
+
+  void encode_p(std::int64_t step, const at::Tensor& gradient, const Group& group) {
+    if (residual_.kept()) residual_.values().add_(gradient);
+    for (auto& matrix : matrices_) {
+      if (!recipe_.warm_start) randomize(matrix, step);
+      matrix.q.copy_(orthogonal(matrix.q));
+      at::mm_out(matrix.sent_p, matrix_of(source(gradient), matrix), matrix.q);
+    }
+    for (auto& whole : whole_) whole.sent.copy_(flat_of(gradient, *whole.part));
+    // Each rank's own place in front says which parameter is not finite.
+    first_.narrow(0, 0, group.size()).zero_();
+    first_[group.rank()].fill_(first_not_finite());
+  }
+
+  /// Columns that span the same space.
+  static at::Tensor orthogonal(const at::Tensor& factor) {
+    return std::get<0>(at::linalg_qr(factor, "reduced"));
+  }
+
+  /// 1 + the place of the first parameter, matrices before others, with a number that is not
+  /// finite, or 0. It shows in a matrix's P.
+  std::int64_t first_not_finite() const {
+    const auto finite = [](const at::Tensor& values) {
+      const auto flat = values.view(-1);
+      return values.scalar_type() == at::kDouble
+                 ? !detail::first_not_finite<double>(detail::elements<double>(flat))
+                 : !detail::first_not_finite<float>(detail::elements<float>(flat));
+    };
+    for (std::size_t i = 0; i < matrices_.size(); ++i) {
+      if (!finite(matrices_[i].sent_p)) return static_cast<std::int64_t>(i) + 1;
+    }
+    for (std::size_t i = 0; i < whole_.size(); ++i) {
+      if (!finite(whole_[i].sent)) return static_cast<std::int64_t>(matrices_.size() + i) + 1;
+    }
+    return 0;
+  }
+
+  void refuse_not_finite(int ranks) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      const auto said = std::lround(first_[rank].item<double>() * ranks);
+      if (said == 0) continue;
+      residual_.drop_not_finite();
+      const auto place = static_cast<std::size_t>(said - 1);
+      const auto* part =
+          place < matrices_.size() ? matrices_[place].part : whole_[place - matrices_.size()].part;
+      detail::refuse_not_finite("powersgd", part->name, rank);
+    }
+  }
+
+  void encode_q(const at::Tensor& gradient) {
+    for (auto& matrix : matrices_) {
+      matrix.sent_p.copy_(orthogonal(matrix.sent_p));
+      at::mm_out(matrix.sent_q, matrix_of(source(gradient), matrix).t(), matrix.sent_p);
+    }
+  }
+
+  void decode(const at::Tensor& gradient) {
+    for (auto& matrix : matrices_) {
+      matrix.q.copy_(matrix.sent_q);
+      auto result = matrix_of(gradient, matrix);
+      at::mm_out(result, matrix.sent_p, matrix.sent_q.t());
+      if (residual_.kept()) matrix_of(residual_.values(), matrix).sub_(result);
+    }
+    for (auto& whole : whole_) {
+      flat_of(gradient, *whole.part).copy_(whole.sent);
+      if (residual_.kept()) flat_of(residual_.values(), *whole.part).zero_();
+    }
+  }
+
+  PowerSgd recipe_;
+  detail::Layout layout_;
+  at::TensorOptions gradient_options_;
+  std::vector<Matrix> matrices_;
+  std::vector<Whole> whole_;
+  detail::Residual residual_;
+  at::Tensor first_;   ///< a place for each rank, all P, what is averaged whole
+  at::Tensor second_;  ///< all Q
+};
+
+}  // namespace
+
+std::string PowerSgd::text() const {
+  std::string text = "powersgd:rank=" + std::to_string(rank);
+  if (!error_feedback) text += ",feedback=off";
+  if (!warm_start) text += ",warm_start=off";
+  return text;
+}
+
+void PowerSgd::check() const {
+  constexpr std::int64_t most = 1 << 20;
+  detail::expect(rank >= 1 && rank <= most, "powersgd", "rank", static_cast<double>(rank),
+                 "1 to 2^20");
+}
+
+std::unique_ptr<Exchange> PowerSgd::exchange(const Bucket& bucket) const {
+  check();
+  detail::expect_dtype("powersgd", bucket, {at::kFloat, at::kDouble});
+  return std::make_unique<LowRankMean>(*this, bucket);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "kernels/select_largest.h"
+#include "lockstep/exchange.h"
+#include "lockstep/group.h"
+
+namespace lockstep::detail {
+
+/// Picked elements as they are sent: first all values, then all indices, then zeros up to a
+/// multiple of eight bytes.
+template <class T>
+class SparseRecord {
+ public:
+  static constexpr std::size_t element_bytes = sizeof(T) + sizeof(std::uint32_t);
+  static constexpr std::size_t bytes(std::size_t count) {
+    return (count * element_bytes + 7) / 8 * 8;
+  }
+
+  /// The record of count picks in memory of at least bytes(count), aligned to eight bytes.
+  static kernels::Picks<T> at(std::byte* memory, std::size_t count) {
+    return {.indices = {reinterpret_cast<std::uint32_t*>(memory + count * sizeof(T)), count},
+            .values = {reinterpret_cast<T*>(memory), count}};
+  }
+};
+
+/// The place of the first value that is not finite.
+template <class T>
+std::optional<std::size_t> first_not_finite(std::span<const T> values);
+
+/// A flat tensor of bytes in the group's memory.
+at::Tensor bytes_in(const Group& group, std::size_t bytes);
+
+inline std::byte* memory_of(const at::Tensor& tensor) {
+  return static_cast<std::byte*>(tensor.data_ptr());
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,143 @@
+#include "lockstep/strategy.h"
+
+#include <charconv>
+
+#include "core/text.h"
+#include "lockstep/error.h"
+#include "lockstep/strategies.h"
+#include "sync/fields.h"
+
+namespace lockstep {
+namespace {
+
+using detail::Fields;
+
+/// A recipe whose fields have all been read, as a strategy.
+template <class R>
+Strategy checked(const R& recipe, const Fields& fields) {
+  fields.finish();
+  if constexpr (requires { recipe.check(); }) recipe.check();
+  return recipe;
+}
+
+Strategy fp32(Fields& fields) { return checked(AllReduce{}, fields); }
+
+Strategy fp16(Fields& fields) {
+  Fp16 recipe;
+  recipe.clip = fields.real("clip", recipe.clip);
+  recipe.predivide = fields.flag("predivide", recipe.predivide);
+  return checked(recipe, fields);
+}
+
+Strategy bf16(Fields& fields) { return checked(Bf16{}, fields); }
+
+Strategy top_k(Fields& fields) {
+  TopK recipe;
+  recipe.ratio = fields.real("ratio", recipe.ratio);
+  recipe.error_feedback = fields.flag("feedback", recipe.error_feedback);
+  recipe.ramp = fields.whole("ramp", recipe.ramp);
+  return checked(recipe, fields);
+}
+
+Strategy threshold(Fields& fields) {
+  Threshold recipe;
+  recipe.value = fields.real("value", recipe.value);
+  recipe.error_feedback = fields.flag("feedback", recipe.error_feedback);
+  return checked(recipe, fields);
+}
+
+Strategy int8(Fields& fields) {
+  Int8 recipe;
+  recipe.error_feedback = fields.flag("feedback", recipe.error_feedback);
+  return checked(recipe, fields);
+}
+
+Strategy power_sgd(Fields& fields) {
+  PowerSgd recipe;
+  recipe.rank = fields.whole("rank", recipe.rank);
+  recipe.error_feedback = fields.flag("feedback", recipe.error_feedback);
+  recipe.warm_start = fields.flag("warm_start", recipe.warm_start);
+  return checked(recipe, fields);
+}
+
+Strategy partial_update(Fields& fields) {
+  const bool gradients = fields.word("of", {"parameters", "gradients"}, 0) == 1;
+  return checked(PartialUpdate{.of = gradients ? SyncTarget::gradients : SyncTarget::parameters},
+                 fields);
+}
+
+Strategy local_sgd(Fields& fields) {
+  LocalSgd recipe;
+  recipe.period = fields.whole("period", recipe.period);
+  return checked(recipe, fields);
+}
+
+Strategy post_local_sgd(Fields& fields) {
+  PostLocalSgd recipe;
+  recipe.start = fields.whole("start", recipe.start);
+  recipe.period = fields.whole("period", recipe.period);
+  return checked(recipe, fields);
+}
+
+Strategy adasum(Fields& fields) { return checked(Adasum{}, fields); }
+
+struct Named {
+  std::string_view name;
+  std::string_view alias;  ///< SINGA's name
+  Strategy (*parse)(Fields&);
+};
+
+constexpr Named strategies[] = {{"fp32", "plain", fp32},
+                                {"fp16", "half", fp16},
+                                {"bf16", "", bf16},
+                                {"topk", "sparseTopK", top_k},
+                                {"threshold", "sparseThreshold", threshold},
+                                {"int8", "", int8},
+                                {"powersgd", "", power_sgd},
+                                {"partialUpdate", "", partial_update},
+                                {"local_sgd", "", local_sgd},
+                                {"post_local_sgd", "", post_local_sgd},
+                                {"adasum", "", adasum}};
+
+/// "100:topk:0.01" behind "warmup:".
+Strategy parse_warmup(std::string_view text, std::string_view options) {
+  const auto colon = options.find(':');
+  const auto number = options.substr(0, colon);
+  std::int64_t steps = 0;
+  const auto* end = number.data() + number.size();
+  const auto [stopped, error] = std::from_chars(number.data(), end, steps);
+  if (colon == std::string_view::npos || error != std::errc() || stopped != end) {
+    throw InvalidArgument(
+        detail::concat("strategy: got \"", text, "\", expected warmup:STEPS:STRATEGY"));
+  }
+  const Warmup recipe{.strategy = parse_strategy(options.substr(colon + 1)), .steps = steps};
+  recipe.check();
+  return recipe;
+}
+
+}  // namespace
+
+Strategy parse_strategy(std::string_view text) {
+  // Warm-ups within warm-ups are read one within another.
+  constexpr std::size_t longest = 4096;
+  if (text.size() > longest) {
+    throw InvalidArgument(
+        detail::concat("strategy: got ", text.size(), " characters, expected at most ", longest));
+  }
+  const auto colon = text.find(':');
+  const auto name = text.substr(0, colon);
+  const auto options = colon == std::string_view::npos ? "" : text.substr(colon + 1);
+  if (name == "warmup") return parse_warmup(text, options);
+  std::string valid;
+  for (const auto& known : strategies) {
+    if (!name.empty() && (name == known.name || name == known.alias)) {
+      Fields fields(name, options);
+      return known.parse(fields);
+    }
+    valid += detail::concat(valid.empty() ? "" : ", ", known.name);
+  }
+  throw InvalidArgument(
+      detail::concat("strategy: got \"", text, "\", expected one of: ", valid, ", warmup"));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,122 @@
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <optional>
+
+#include "kernels/scatter_add.h"
+#include "lockstep/strategies.h"
+#include "sync/bucket_layout.h"
+#include "sync/fields.h"
+#include "sync/residual.h"
+#include "sync/sparse.h"
+
+namespace lockstep {
+namespace {
+
+template <class T>
+class LargestMean final : public Exchange {
+ public:
+  LargestMean(const TopK& recipe, const Bucket& bucket)
+      : recipe_(recipe), layout_(bucket), residual_(recipe.error_feedback, bucket) {}
+
+  ExchangeTask exchange(std::int64_t step, Bucket& bucket, const Group& group) override {
+    const auto gradient = detail::elements<T>(bucket.values());
+    make_room(recipe_.k_at(step, layout_.numel()), group);
+    select(gradient);
+    co_await group.all_gather(gathered_, sent_);
+    add_picks(gradient, group.size());
+  }
+
+  State state() const override { return residual_.state(layout_); }
+  void load(const State& state) override { residual_.load(layout_, state); }
+
+ private:
+  using Record = detail::SparseRecord<T>;
+
+  /// Allocates memory for k picks of every rank. Most steps need as many as the one before.
+  void make_room(std::size_t k, const Group& group) {
+    if (space_ && space_->largest_k() == k) return;
+    space_.emplace(k);
+    sent_ = detail::bytes_in(group, Record::bytes(k));
+    sent_.zero_();
+    gathered_ = detail::bytes_in(group, Record::bytes(k) * static_cast<std::size_t>(group.size()));
+  }
+
+  void select(std::span<T> gradient) {
+    const auto picks = Record::at(detail::memory_of(sent_), space_->largest_k());
+    if (residual_.kept()) {
+      const auto residual = residual_.template elements<T>();
+      kernels::move_and_select_top(gradient, residual, *space_, picks);
+      for (const auto index : picks.indices) residual[index] = 0;
+    } else {
+      kernels::select_top<T>(gradient, *space_, picks);
+      std::fill(gradient.begin(), gradient.end(), T{0});
+    }
+  }
+
+  void add_picks(std::span<T> gradient, int ranks) {
+    const std::size_t k = space_->largest_k();
+    const auto picks_of = [&](int rank) {
+      return Record::at(
+          detail::memory_of(gathered_) + Record::bytes(k) * static_cast<std::size_t>(rank), k);
+    };
+    for (int rank = 0; rank < ranks; ++rank) {
+      const auto picks = picks_of(rank);
+      const auto bad = detail::first_not_finite<T>(picks.values);
+      if (!bad) continue;
+      residual_.drop_not_finite();
+      detail::refuse_not_finite("topk", layout_.name_at(picks.indices[*bad]), rank);
+    }
+    const T share = T{1} / static_cast<T>(ranks);
+    for (int rank = 0; rank < ranks; ++rank) {
+      const auto picks = picks_of(rank);
+      kernels::scatter_add<T>(gradient, picks.indices, picks.values, share);
+    }
+  }
+
+  TopK recipe_;
+  detail::Layout layout_;
+  detail::Residual residual_;
+  std::optional<kernels::SelectSpace<T>> space_;
+  at::Tensor sent_;
+  at::Tensor gathered_;
+};
+
+}  // namespace
+
+std::string TopK::text() const {
+  std::string text = "topk:" + detail::shortest(ratio);
+  if (!error_feedback) text += ",feedback=off";
+  if (ramp != 0) text += ",ramp=" + std::to_string(ramp);
+  return text;
+}
+
+double TopK::ratio_at(std::int64_t step) const {
+  if (step >= ramp) return ratio;
+  const auto part = static_cast<int>(4 * step / ramp);
+  return std::max(ratio, std::pow(0.25, part + 1));
+}
+
+std::size_t TopK::k_at(std::int64_t step, std::size_t n) const {
+  // 0.07 of 100 is 7, and not the 8 that the product's rounding would give.
+  constexpr double rounding = 4 * std::numeric_limits<double>::epsilon();
+  const double exact = ratio_at(step) * static_cast<double>(n);
+  const auto k = static_cast<std::size_t>(std::ceil(exact * (1 - rounding)));
+  return std::min(n, std::max<std::size_t>(k, 1));
+}
+
+void TopK::check() const {
+  detail::expect(ratio > 0 && ratio <= 1, "topk", "ratio", ratio, "more than 0 and at most 1");
+  detail::expect(ramp >= 0, "topk", "ramp", static_cast<double>(ramp), "0 or more steps");
+}
+
+std::unique_ptr<Exchange> TopK::exchange(const Bucket& bucket) const {
+  check();
+  detail::expect_dtype("topk", bucket, {at::kFloat, at::kDouble});
+  if (bucket.values().scalar_type() == at::kDouble) {
+    return std::make_unique<LargestMean<double>>(*this, bucket);
+  }
+  return std::make_unique<LargestMean<float>>(*this, bucket);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,199 @@
+#include "comm/host/deadlock.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "comm/host/arena.h"
+#include "comm/host/host.h"
+#include "comm/host/world.h"
+#include "tests/comm/failures.h"
+
+// Ranks that wait for one another in different operations. The timeout is longer than a test may
+// last.
+
+namespace lockstep::testing {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+constexpr auto far_off = 10min;
+
+Work sum(Communicator& group) {
+  return group.all_reduce(floats + 16 * group.rank(), 8, DType::f32, ReduceOp::sum);
+}
+
+TEST(Deadlock, OfTwoGroupsIsNamedOnEveryRank) {
+  const auto texts = what_ranks_threw(
+      2,
+      [](const auto& world) {
+        const auto other = world->split(0, 0);
+        sum(*world).wait();
+        sum(world->rank() == 0 ? *world : *other).wait();
+      },
+      far_off);
+  EXPECT_THAT(texts,
+              Each(HasSubstr("deadlock: rank 0 waits in all_reduce #4 of the world for rank 1, "
+                             "rank 1 waits in all_reduce #1 of group 1 (ranks 0, 1) for rank 0; "
+                             "issue the operations of groups that share ranks in the same order "
+                             "on all of them")));
+}
+
+TEST(Deadlock, NamesTheWrappers) {
+  const auto texts = what_ranks_threw(
+      2,
+      [](const auto& world) {
+        const auto other = world->split(0, 0);
+        Source source{.owner = Source::Owner::distributed_data_parallel,
+                      .content = Source::Content::gradients,
+                      .number = 1,
+                      .bucket = 0};
+        if (world->rank() == 1) source.bucket = 3;
+        auto& group = world->rank() == 0 ? *world : *other;
+        const SourceScope scope(group, source);
+        sum(group).wait();
+      },
+      far_off);
+  EXPECT_THAT(texts, Each(AllOf(HasSubstr("the world (bucket 0 of the gradients of "
+                                          "DistributedDataParallel #1) for rank 1"),
+                                HasSubstr("group 1 (ranks 0, 1) (bucket 3 of the gradients of "
+                                          "DistributedDataParallel #1) for rank 0"))));
+}
+
+TEST(Deadlock, IsFoundBehindMoreOperationsThanAreAnnounced) {
+  const auto texts = what_ranks_threw(
+      2,
+      [](const auto& world) {
+        const auto other = world->split(0, 0);
+        auto& group = world->rank() == 0 ? *world : *other;
+        std::vector<Work> works;
+        for (int i = 0; i < 40; ++i) works.push_back(sum(group));
+        for (auto& work : works) work.wait();
+      },
+      far_off);
+  EXPECT_THAT(texts, Each(HasSubstr("deadlock: rank 0 waits in all_reduce #3 of the world")));
+}
+
+TEST(Deadlock, OfThreeRanksInThreePairsIsFound) {
+  const auto texts = what_ranks_threw(
+      4,
+      [](const auto& world) {
+        // Rank r and the next one are a pair, for r of 0, 1 and 2.
+        std::array<std::shared_ptr<Communicator>, 3> pairs;
+        for (int first = 0; first < 3; ++first) {
+          const int second = (first + 1) % 3;
+          const bool in = world->rank() == first || world->rank() == second;
+          pairs[static_cast<std::size_t>(first)] = world->split(in ? 0 : -1, 0);
+        }
+        if (world->rank() == 3) return world->barrier().wait();
+        sum(*pairs[static_cast<std::size_t>(world->rank())]).wait();
+      },
+      far_off);
+  EXPECT_THAT(texts, Each(AllOf(HasSubstr("deadlock: rank 0 waits in all_reduce #1 of group 1 "
+                                          "(ranks 0, 1) for rank 1, rank 1 waits in"),
+                                HasSubstr("for rank 2, rank 2 waits in all_reduce #1 of group 3 "
+                                          "(ranks 0, 2) for rank 0"))));
+}
+
+TEST(Deadlock, OfMessagesAndCollectivesIsFound) {
+  const auto texts = what_ranks_threw(
+      2,
+      [](const auto& world) {
+        if (world->rank() == 0) world->barrier().wait();
+        world->recv(floats, 1, DType::f32, 0).wait();
+      },
+      far_off);
+  EXPECT_THAT(texts,
+              Each(HasSubstr("rank 0 waits in barrier #1 of the world for rank 1, rank 1 waits in "
+                             "recv #1 from rank 0 of the world for rank 0")));
+}
+
+TEST(Deadlock, OfTwoSendsIsFound) {
+  const auto texts = what_ranks_threw(
+      2,
+      [](const auto& world) {
+        const int other = 1 - world->rank();
+        world->send(floats, 1, DType::f32, other).wait();
+      },
+      far_off);
+  EXPECT_THAT(texts, Each(HasSubstr("rank 0 waits in send #1 to rank 1 of the world for rank 1")));
+}
+
+TEST(Deadlock, OfARankWithItselfIsFound) {
+  const auto texts = what_ranks_threw(
+      1, [](const auto& world) { world->recv(floats, 1, DType::f32, 0).wait(); }, far_off);
+  EXPECT_THAT(texts, Each(HasSubstr("deadlock: rank 0 waits in recv #1 from rank 0 of the world "
+                                    "for rank 0;")));
+}
+
+/// A world whose ranks do nothing, and what they say that they wait in.
+class Waits : public ::testing::Test {
+ protected:
+  Waits() {
+    for (int rank = 0; rank < 3; ++rank) {
+      block_.membership(rank).rank.store(rank + 1);
+      begin(rank, 1);
+    }
+  }
+
+  /// The rank has begun the collectives up to that number.
+  void begin(int rank, std::uint64_t sequence) {
+    block_.membership(rank).issued.store(sequence + 1);
+  }
+  host::PublishedWait wait(int rank, std::uint64_t sequence) {
+    return {arena_.rank(rank), waited(rank, Collective::barrier, sequence)};
+  }
+  host::Waited waited(int rank, Collective collective, std::uint64_t sequence) {
+    return {.group = arena_.offset_of(block_.base()),
+            .members = 3,
+            .member = rank,
+            .collective = collective,
+            .sequence = sequence};
+  }
+  host::Waited message_from_rank_0() {
+    auto message = waited(1, Collective::recv, 1);
+    message.peer = 0;
+    return message;
+  }
+
+  std::shared_ptr<host::World> world_ = host::World::create(3);
+  const host::Arena& arena_ = world_->arena();
+  host::Block block_ = arena_.world_block();
+};
+
+TEST_F(Waits, ForARankThatComputesAreNoDeadlock) {
+  const auto first = wait(0, 2);
+  begin(0, 2);
+  EXPECT_FALSE(host::find_deadlock(arena_, 0));
+}
+
+TEST_F(Waits, ForAnOperationThatAllHaveBegunAreNoDeadlock) {
+  for (int rank = 0; rank < 3; ++rank) begin(rank, 2);
+  const auto first = wait(0, 2);
+  const auto second = wait(1, 2);
+  EXPECT_FALSE(host::find_deadlock(arena_, 0));
+}
+
+TEST_F(Waits, OfTheSameRanksAreEqualUntilOneOfThemEnds) {
+  begin(0, 2);
+  const auto first = wait(0, 2);
+  auto second = std::make_unique<host::PublishedWait>(arena_.rank(1), message_from_rank_0());
+  const auto found = host::find_deadlock(arena_, 0);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found, host::find_deadlock(arena_, 1));
+  EXPECT_EQ(found->rank_at_fault(), 1);
+  second = std::make_unique<host::PublishedWait>(arena_.rank(1), message_from_rank_0());
+  EXPECT_NE(found, host::find_deadlock(arena_, 0));
+  second.reset();
+  EXPECT_FALSE(host::find_deadlock(arena_, 0));
+}
+
+}  // namespace
+}  // namespace lockstep::testing

@@ -1,0 +1,164 @@
+#include "core/folder_lock.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "core/host_name.h"
+#include "core/text.h"
+#include "lockstep/error.h"
+#include "tests/temporary_folder.h"
+
+namespace lockstep::testing {
+namespace {
+
+using lockstep::detail::concat;
+using lockstep::detail::FolderLock;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+/// The error of taking the lock; "" for none.
+std::string lock_refusal(const std::filesystem::path& folder, std::string_view purpose = "test") {
+  try {
+    const FolderLock lock(folder, purpose, "second");
+    return "";
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+/// Another process that holds the lock until it is killed, or until this is destroyed.
+class Holder {
+ public:
+  explicit Holder(
+      const std::filesystem::path& folder, const std::function<void()>& then = [] {}) {
+    int ready[2];
+    EXPECT_EQ(::pipe2(ready, O_CLOEXEC), 0);
+    pid_ = ::fork();
+    if (pid_ == 0) {
+      const FolderLock lock(folder, "test", "first");
+      then();
+      EXPECT_EQ(::write(ready[1], "x", 1), 1);
+      ::pause();
+      ::_exit(0);
+    }
+    ::close(ready[1]);
+    char byte = 0;
+    EXPECT_EQ(::read(ready[0], &byte, 1), 1);
+    ::close(ready[0]);
+  }
+  ~Holder() { end(); }
+  Holder(const Holder&) = delete;
+  Holder& operator=(const Holder&) = delete;
+
+  pid_t pid() const { return pid_; }
+  void end() {
+    if (pid_ <= 0) return;
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+    pid_ = -1;
+  }
+
+ private:
+  pid_t pid_ = -1;
+};
+
+TEST(FolderLock, NamesTheOtherJob) {
+  const TemporaryFolder folder;
+  const Holder holder(folder.path());
+  EXPECT_THAT(
+      lock_refusal(folder.path()),
+      AllOf(HasSubstr(concat(folder.path().string(),
+                             ": another job writes to this folder: ", "run first on host ",
+                             lockstep::detail::host_name(), ", pid ", holder.pid(), ", since 20")),
+            HasSubstr(" UTC. Wait for its end or stop it, or name another folder.")));
+}
+
+TEST(FolderLock, IsOfOnePurpose) {
+  const TemporaryFolder folder;
+  const Holder holder(folder.path());
+  EXPECT_EQ(lock_refusal(folder.path(), "other"), "");
+}
+
+TEST(FolderLock, IsDroppedHoweverItsProcessEnds) {
+  const TemporaryFolder folder;
+  Holder holder(folder.path());
+  holder.end();
+  EXPECT_TRUE(std::filesystem::exists(folder / ".lockstep-test.lock")) << "it was killed";
+  EXPECT_EQ(lock_refusal(folder.path()), "");
+}
+
+TEST(FolderLock, IsFoundByAnyPathOfTheFolder) {
+  const TemporaryFolder folder;
+  std::filesystem::create_directory(folder / "real");
+  std::filesystem::create_directory_symlink("real", folder / "link");
+  const Holder holder(folder / "real");
+  EXPECT_THAT(lock_refusal(folder / "link"), HasSubstr("run first on host"));
+}
+
+TEST(FolderLock, IsSharedWithinAProcessAndLeavesNoFile) {
+  const TemporaryFolder folder;
+  const auto file = folder / ".lockstep-test.lock";
+  {
+    const FolderLock first(folder.path(), "test", "one");
+    EXPECT_EQ(lock_refusal(folder.path()), "");
+    EXPECT_TRUE(std::filesystem::exists(file)) << "the first still holds it";
+  }
+  EXPECT_FALSE(std::filesystem::exists(file));
+}
+
+TEST(FolderLock, OutlivesAForkedChild) {
+  const TemporaryFolder folder;
+  std::optional<FolderLock> lock(std::in_place, folder.path(), "test", "parent");
+  const pid_t child = ::fork();
+  if (child == 0) {
+    lock.reset();  // must not drop the parent's
+    ::_exit(lock_refusal(folder.path()).find("run parent") != std::string::npos ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_TRUE(std::filesystem::exists(folder / ".lockstep-test.lock"));
+}
+
+TEST(FolderLock, OfAFolderThatWasMadeAgainIsTakenAgain) {
+  const TemporaryFolder folder;
+  const auto inner = folder / "inner";
+  std::filesystem::create_directory(inner);
+  const FolderLock before(inner, "test", "one");
+  std::filesystem::remove_all(inner);
+  std::filesystem::create_directory(inner);
+  const FolderLock after(inner, "test", "one");
+  EXPECT_TRUE(std::filesystem::exists(inner / ".lockstep-test.lock"));
+}
+
+TEST(FolderLock, FollowsNoLink) {
+  const TemporaryFolder folder;
+  std::ofstream(folder / "precious") << "data";
+  std::filesystem::create_symlink("precious", folder / ".lockstep-test.lock");
+  EXPECT_THAT(lock_refusal(folder.path()),
+              HasSubstr("cannot make the lock file .lockstep-test.lock: "));
+  EXPECT_EQ(std::filesystem::file_size(folder / "precious"), 4U);
+}
+
+TEST(FolderLock, SaysThatTheFolderIsMissing) {
+  EXPECT_THAT(lock_refusal("/no/such/folder"),
+              HasSubstr("/no/such/folder: cannot be locked: No such"));
+}
+
+TEST(RunId, IsRandom) {
+  EXPECT_THAT(lockstep::detail::new_run_id(), ::testing::ContainsRegex("^[0-9a-f]{16}$"));
+  EXPECT_NE(lockstep::detail::new_run_id(), lockstep::detail::new_run_id());
+}
+
+}  // namespace
+}  // namespace lockstep::testing

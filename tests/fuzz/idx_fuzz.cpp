@@ -1,0 +1,68 @@
+#include <array>
+#include <fstream>
+#include <iterator>
+#include <vector>
+
+#include "data/idx.h"
+#include "lockstep/error.h"
+#include "tests/fuzz/fuzz.h"
+#include "tests/temporary_folder.h"
+
+namespace lockstep {
+namespace {
+
+using detail::IdxArray;
+using detail::read_idx;
+using fuzzing::require;
+
+void write(const std::filesystem::path& path, std::string_view bytes) {
+  std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
+}
+
+/// The same array as an uncompressed file.
+std::string encoded(const IdxArray& array) {
+  std::string bytes{'\0', '\0', '\x08', static_cast<char>(array.sizes.size())};
+  for (const std::uint32_t size : array.sizes)
+    for (int shift = 24; shift >= 0; shift -= 8) bytes += static_cast<char>(size >> shift & 0xff);
+  bytes.append(array.values.begin(), array.values.end());
+  return bytes;
+}
+
+void check(const std::filesystem::path& folder, std::string_view file,
+           std::span<const std::uint32_t> inner) {
+  // deflate packs 1032 bytes into one, and read_idx takes 4 MiB before it knows that they come.
+  const fuzzing::MemoryLimit memory(2 * 1032 * file.size() + (16 << 20));
+  write(folder / "array", file);
+  const auto array = fuzzing::accepted<DataError>((folder / "array").string(),
+                                                  [&] { return read_idx(folder, "array", inner); });
+  if (!array) return;
+  require(array->sizes.size() == inner.size() + 1, "an array has the expected dimensions");
+  std::size_t count = array->sizes.front();
+  for (std::size_t i = 0; i < inner.size(); ++i) {
+    require(array->sizes[i + 1] == inner[i], "an inner dimension has the expected size");
+    count *= inner[i];
+  }
+  require(array->values.size() == count, "an array has as many values as its sizes say");
+
+  const std::string plain = encoded(*array);
+  const bool compressed = file.starts_with("\x1f\x8b");
+  require(compressed || plain == file, "an uncompressed file holds the array and nothing else");
+  write(folder / "array", plain);
+  const IdxArray again = read_idx(folder, "array", inner);
+  require(again.sizes == array->sizes && again.values == array->values,
+          "the array read from its own encoding is equal");
+}
+
+}  // namespace
+}  // namespace lockstep
+
+/// The first byte chooses the inner dimensions that the reader expects.
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  static const lockstep::testing::TemporaryFolder folder;
+  constexpr std::array<std::uint32_t, 2> inner{2, 3};
+  if (size == 0) return 0;
+  const std::size_t dimensions = data[0] % (inner.size() + 1);
+  lockstep::check(folder.path(), lockstep::fuzzing::text_of({data + 1, size - 1}),
+                  std::span(inner).first(dimensions));
+  return 0;
+}

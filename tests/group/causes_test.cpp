@@ -1,0 +1,112 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "comm/mpi/mpi.h"
+#include "core/process.h"
+#include "tests/group/launchers.h"
+#include "tests/launch/launched.h"
+
+// Tests of the cause that is named when a rank ends by an error, and of processes that end with a
+// launcher.
+
+namespace lockstep::testing {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+
+Ended run_init_program(const std::string& behaviour) {
+  return run_lockstep({"-n", "2", init_program, behaviour}, {{"LOCKSTEP_TIMEOUT", "60"}});
+}
+
+TEST(Causes, AnErrorThatNobodyCatchesIsTheReason) {
+  const auto ended = run_init_program("throw");
+  EXPECT_THAT(ended.err, AllOf(HasSubstr("rank 1 of 2 failed first: it was ended by SIGABRT"),
+                               HasSubstr("Reason: rank 1: no such data")));
+  EXPECT_THAT(ended.out, HasSubstr("all_reduce #1 (host) rank 0 of 2: rank 1: no such data"));
+}
+
+TEST(Causes, AnErrorThatIsCaughtAfterTheGroupHasGoneIsTheReason) {
+  const auto ended = run_init_program("raise");
+  EXPECT_EQ(ended.code, 1);
+  EXPECT_THAT(ended.err, AllOf(HasSubstr("rank 1 of 2 failed first: it ended with exit code 1"),
+                               HasSubstr("Reason: rank 1: no such file")));
+  EXPECT_THAT(ended.out, HasSubstr("all_reduce #1 (host) rank 0 of 2: rank 1: no such file"));
+}
+
+TEST(Causes, AnErrorThatAllRanksRepeatIsThatOfTheRankThatMetIt) {
+  const auto ended = run_init_program("disk-full");
+  EXPECT_EQ(ended.code, 1);
+  EXPECT_THAT(ended.err, AllOf(HasSubstr("rank 0 of 2 failed first"),
+                               HasSubstr("Reason: rank 0: No space left on device")));
+}
+
+TEST(Causes, ErrorsOfAllRanksAreReasonsOfTheirOwn) {
+  const auto ended = run_init_program("no-data");
+  EXPECT_EQ(ended.code, 1);
+  EXPECT_THAT(ended.err, AnyOf(AllOf(HasSubstr("rank 0 of 2 failed first"),
+                                     HasSubstr("Reason: rank 0: no data for rank 0")),
+                               AllOf(HasSubstr("rank 1 of 2 failed first"),
+                                     HasSubstr("Reason: rank 1: no data for rank 1"))));
+}
+
+/// Kills the launcher with no chance to clean up, once all of its ranks are in the world.
+void expect_ranks_end_with(Launched& launcher, int ranks) {
+  launcher.await_output("pid ", ranks);
+  ::kill(launcher.pid(), SIGKILL);
+  EXPECT_TRUE(await_all_ended(20s));
+}
+
+TEST(LauncherThatIsKilled, EndsTheOnlyRankOfMpirun) {
+  if (!mpi::available().empty()) GTEST_SKIP() << mpi::available();
+  auto words = under_mpirun(1);
+  words.emplace_back("for-ever");
+  Launched launcher(words);
+  expect_ranks_end_with(launcher, 1);
+}
+
+TEST(LauncherThatIsKilled, EndsTheRanksOfMpirun) {
+  if (!mpi::available().empty()) GTEST_SKIP() << mpi::available();
+  auto words = under_mpirun(2);
+  words.emplace_back("for-ever");
+  Launched launcher(words);
+  expect_ranks_end_with(launcher, 2);
+}
+
+TEST(LauncherThatIsKilled, EndsTheRanksOfTorchrun) {
+  if (Launched({LOCKSTEP_TORCH_PYTHON, "-c", "import torch.distributed.run"}).wait().code != 0) {
+    GTEST_SKIP() << LOCKSTEP_TORCH_PYTHON << " has no torchrun";
+  }
+  Launched launcher({LOCKSTEP_TORCH_PYTHON, "-m", "torch.distributed.run", "--standalone",
+                     "--no-python", "--nproc-per-node", "2", init_program, "for-ever"});
+  expect_ranks_end_with(launcher, 2);
+}
+
+TEST(LauncherThatIsStopped, LeavesItToTheRanksToMissOneAnother) {
+  Launched launcher({lockstep_program(), "run", "-n", "2", init_program, "for-ever"},
+                    {{"LOCKSTEP_TIMEOUT", "60"}});
+  launcher.await_output("pid ", 2);
+  const auto pids = numbers_after("\n" + launcher.output(), "[1] pid");
+  ASSERT_EQ(pids.size(), 1U);
+  ::kill(launcher.pid(), SIGSTOP);
+  ::kill(pids.front(), SIGKILL);
+  const auto others = numbers_after("\n" + launcher.output(), "\npid");
+  ASSERT_EQ(others.size(), 1U);
+  while (lockstep::detail::read_process(others.front()).state != 'Z') ::usleep(1000);
+  ::kill(launcher.pid(), SIGCONT);
+  const auto ended = launcher.wait();
+  EXPECT_THAT(ended.out, HasSubstr("rank 1 left the world (its process ended) before"));
+  EXPECT_THAT(ended.err, HasSubstr("rank 1 of 2 failed first: it was ended by SIGKILL"));
+  EXPECT_LT(ended.seconds, 30s) << "the timeout is 60 s";
+}
+
+}  // namespace
+}  // namespace lockstep::testing

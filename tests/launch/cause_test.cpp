@@ -1,0 +1,84 @@
+#include "launch/cause.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <vector>
+
+namespace lockstep::launch {
+namespace {
+
+using detail::ErrorRecord;
+
+const Account well{};
+const Account silent{.failed = true};
+const Account late{.failed = true, .late = true};
+const Account wordy{.failed = true, .wrote_error = true};
+const Account crashed{.failed = true, .crashed = true};
+const Account raised{.failed = true, .raised_failure = true, .wrote_error = true};
+
+Account with_error(const std::string& text, bool of_world = false) {
+  return {.failed = true, .wrote_error = true, .error = ErrorRecord{of_world, text}};
+}
+
+/// The rank at fault, whichever rank has which account.
+void expect_named(const Account& culprit, const std::vector<Account>& others) {
+  for (std::size_t place = 0; place <= others.size(); ++place) {
+    auto ranks = others;
+    ranks.insert(ranks.begin() + static_cast<std::ptrdiff_t>(place), culprit);
+    EXPECT_EQ(rank_at_fault(ranks, std::nullopt), static_cast<int>(place));
+  }
+}
+
+TEST(RankAtFault, IsTheOneThatTheRanksRecorded) {
+  EXPECT_EQ(rank_at_fault(std::vector{crashed, well, with_error("mine")}, 1), 1);
+}
+
+TEST(RankAtFault, IsTheOneWhoseErrorCanBeReadWhereSeveralHaveErrors) {
+  auto unread = with_error("no data");
+  unread.wrote_error = false;
+  EXPECT_EQ(rank_at_fault(std::vector{with_error("no data"), unread}, 1), 0);
+  EXPECT_EQ(rank_at_fault(std::vector{with_error("no data"), with_error("no data")}, 1), 1);
+  EXPECT_EQ(rank_at_fault(std::vector{raised, unread}, 1), 1);
+}
+
+TEST(RankAtFault, IsNoneWhereNoneFailed) {
+  EXPECT_EQ(rank_at_fault(std::vector{well, well}, std::nullopt), std::nullopt);
+}
+
+TEST(RankAtFault, HasAnErrorOfItsOwn) {
+  expect_named(with_error("disk full"), {raised, silent, late});
+  expect_named(with_error("disk full"), {with_error("all_reduce #3: rank 7: disk full", true)});
+  auto still_running = with_error("disk full");
+  still_running.failed = false;
+  expect_named(still_running, {silent, raised});
+}
+
+TEST(RankAtFault, IsNotOneThatRepeatsAnError) {
+  expect_named(with_error("out: disk full"),
+               {with_error("rank 0: out: disk full"), with_error("save: rank 12: out: disk full")});
+}
+
+TEST(RankAtFault, MayHaveCrashed) {
+  expect_named(crashed, {raised, silent, wordy});
+  auto crashed_by_failure = raised;
+  crashed_by_failure.crashed = true;
+  expect_named(silent, {crashed_by_failure});
+}
+
+TEST(RankAtFault, FailedWithTheFirst) {
+  expect_named(silent, {late, raised});
+  expect_named(wordy, {silent, silent});
+}
+
+TEST(RankAtFault, IsTheLowestOfEquals) {
+  EXPECT_EQ(rank_at_fault(std::vector{well, wordy, wordy}, std::nullopt), 1);
+  EXPECT_EQ(rank_at_fault(std::vector{with_error("no data"), with_error("no data")}, std::nullopt),
+            0);
+  auto unread = with_error("no data");
+  unread.wrote_error = false;
+  expect_named(with_error("no data"), {unread, unread});
+}
+
+}  // namespace
+}  // namespace lockstep::launch

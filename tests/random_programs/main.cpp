@@ -1,0 +1,133 @@
+// Runs random programs on Lockstep and compares them with the oracle; replays and shrinks one.
+#include <ATen/Parallel.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <exception>
+#include <filesystem>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "tests/random_programs/search.h"
+
+namespace {
+
+using namespace lockstep::random_programs;
+
+struct Arguments {
+  std::uint64_t seed = 1;
+  int programs = 300;
+  std::string replay;
+  std::string without;
+  std::string ranks = "both";
+  int timeout = 20;
+  std::size_t failures = 5;
+  std::string rank_of;
+  std::string folder;
+};
+
+void add_options(CLI::App& app, Arguments& arguments) {
+  app.add_option("--programs", arguments.programs, "Number of programs")->capture_default_str();
+  app.add_option("--seed", arguments.seed, "Seed of the first; each next one is larger by 1")
+      ->capture_default_str();
+  app.add_option(
+      "--replay", arguments.replay,
+      "Print and run one program, as SEED or SEED:OPERATIONS, and shrink it if it fails");
+  app.add_option("--ranks", arguments.ranks,
+                 "threads, processes, or both: programs of odd seeds run on processes")
+      ->check(CLI::IsMember({"threads", "processes", "both"}))
+      ->capture_default_str();
+  app.add_option(
+      "--without", arguments.without,
+      "Categories to leave out, of: hooks, stale, order, hand, poke, clip, outputs, late");
+  app.add_option("--timeout", arguments.timeout, "Longest wait for another rank, in seconds")
+      ->capture_default_str();
+  app.add_option("--failures", arguments.failures, "Failing programs to find before it gives up")
+      ->capture_default_str();
+  app.add_option("--rank-of", arguments.rank_of, "Programs that this process is a rank of")
+      ->group("");
+  app.add_option("--folder", arguments.folder, "Where a rank process leaves its log")->group("");
+}
+
+bool on_processes(const Arguments& arguments, std::uint64_t seed) {
+  return arguments.ranks == "processes" || (arguments.ranks == "both" && seed % 2 == 1);
+}
+
+std::string command_of(const Arguments& arguments, const Source& source, bool processes) {
+  std::string text = "random_programs --replay " + to_text(source);
+  text += processes ? " --ranks processes" : " --ranks threads";
+  if (!arguments.without.empty()) text += " --without " + arguments.without;
+  return text;
+}
+
+Ranks ranks_of(const Arguments& arguments, bool processes) {
+  return {.processes = processes,
+          .timeout = std::chrono::seconds(arguments.timeout),
+          .program = std::filesystem::read_symlink("/proc/self/exe"),
+          .without = arguments.without};
+}
+
+int replay(const Arguments& arguments, const std::vector<Category>& without) {
+  const auto source = parse_sources(arguments.replay).at(0);
+  std::cout << to_text(program_of(source, without)) << std::flush;
+  const auto ranks = ranks_of(arguments, on_processes(arguments, source.seed));
+  std::string what;
+  const auto fails = [&](const Source& some) {
+    return run_all({some}, without, ranks, 1,
+                   [&](const Failure& failure) { what = failure.what; }) != 0;
+  };
+  if (!fails(source)) {
+    std::cout << "as expected\n";
+    return 0;
+  }
+  std::cout << "fails: " << what << std::endl;
+  const auto smallest = shrink(source, without, fails);
+  std::cout << "\nsmallest: " << to_text(program_of(smallest, without)) << "fails: " << what << '\n'
+            << command_of(arguments, smallest, ranks.processes) << '\n';
+  return 1;
+}
+
+int search(const Arguments& arguments, const std::vector<Category>& without) {
+  std::size_t failed = 0;
+  std::size_t before = 0;
+  for (const bool processes : {false, true}) {
+    std::vector<Source> sources;
+    for (int i = 0; i < arguments.programs; ++i) {
+      const auto seed = arguments.seed + static_cast<std::uint64_t>(i);
+      if (on_processes(arguments, seed) == processes) sources.push_back({.seed = seed});
+    }
+    const auto ranks = ranks_of(arguments, processes);
+    failed += run_all(sources, without, ranks, arguments.failures, [&](const Failure& failure) {
+      std::cout << "program " << before + failure.number << ": "
+                << command_of(arguments, failure.source, processes) << ": " << failure.what
+                << std::endl;
+    });
+    if (failed >= arguments.failures) break;
+    before += sources.size();
+  }
+  std::cout << arguments.programs << " programs from seed " << arguments.seed << ": " << failed
+            << (failed >= arguments.failures ? " or more" : "") << " failed\n";
+  return failed == 0 ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("Runs random training programs on Lockstep and on one process, and compares them.");
+  Arguments arguments;
+  add_options(app, arguments);
+  CLI11_PARSE(app, argc, argv);
+  at::set_num_threads(1);
+  try {
+    const auto without = parse_categories(arguments.without);
+    if (!arguments.rank_of.empty()) {
+      run_as_rank(parse_sources(arguments.rank_of), without, arguments.folder);
+      return 0;
+    }
+    return arguments.replay.empty() ? search(arguments, without) : replay(arguments, without);
+  } catch (const std::exception& error) {
+    std::cerr << "random_programs: " << error.what() << '\n';
+    return 2;
+  }
+}

@@ -1,0 +1,365 @@
+#include "tests/random_programs/oracle.h"
+
+#include <torch/torch.h>
+
+#include <map>
+#include <numeric>
+#include <utility>
+
+#include "tests/random_programs/rank.h"
+#include "tests/random_programs/rules.h"
+
+namespace lockstep::random_programs {
+namespace {
+
+using Kind = Synchronisation::Kind;
+using OptimizerState = std::map<std::size_t, std::unique_ptr<torch::optim::OptimizerParamState>>;
+
+/// A copy whose tensors are copies, too.
+std::unique_ptr<torch::optim::OptimizerParamState> copy_of(
+    const torch::optim::OptimizerParamState& state) {
+  const auto clone = [](const at::Tensor& tensor) {
+    return tensor.defined() ? tensor.clone() : tensor;
+  };
+  auto copy = state.clone();
+  if (auto* sgd = dynamic_cast<torch::optim::SGDParamState*>(copy.get())) {
+    sgd->momentum_buffer(clone(sgd->momentum_buffer()));
+  } else if (auto* adam = dynamic_cast<torch::optim::AdamParamState*>(copy.get())) {
+    adam->exp_avg(clone(adam->exp_avg()));
+    adam->exp_avg_sq(clone(adam->exp_avg_sq()));
+  }
+  return copy;
+}
+
+/// A copy of the optimizer's state, keyed by the numbers of parameters.
+OptimizerState state_of(Rank::Holding& holding) {
+  OptimizerState copy;
+  const auto& parameters = holding.model->unique_parameters();
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const auto found = holding.optimizer->state().find(parameters[i].unsafeGetTensorImpl());
+    if (found != holding.optimizer->state().end()) copy.emplace(i, copy_of(*found->second));
+  }
+  return copy;
+}
+
+void load_state(Rank::Holding& holding, const OptimizerState& saved) {
+  holding.optimizer->state().clear();
+  for (const auto& [i, state] : saved) {
+    const auto& parameter = holding.model->unique_parameters()[i];
+    holding.optimizer->state()[parameter.unsafeGetTensorImpl()] = copy_of(*state);
+  }
+}
+
+class Oracle {
+ public:
+  explicit Oracle(const Program& program)
+      : program_(program), rules_(program, {}), units_(program.units.size()) {
+    for (int rank = 0; rank < program.ranks; ++rank) {
+      ranks_.push_back(std::make_unique<Rank>(program, rank));
+    }
+    for (std::size_t i = 0; i < units_.size(); ++i) wrap(static_cast<int>(i));
+  }
+
+  std::vector<Expected> run() {
+    std::vector<Expected> all;
+    for (const auto& operation : program_.operations) {
+      Expected expected;
+      std::visit([&](const auto& op) { run(op, expected); }, operation);
+      rules_.apply(operation);
+      describe(expected);
+      all.push_back(std::move(expected));
+    }
+    return all;
+  }
+
+ private:
+  struct Checkpoint {
+    std::vector<at::Tensor> model;  ///< rank 0's
+    std::vector<OptimizerState> optimizers;
+    int steps;
+  };
+  struct UnitState {
+    int steps = 0;  ///< exchanges, of which regular strategies have one a step
+    std::optional<Checkpoint> checkpoint = {};
+  };
+
+  const Unit& unit(int index) const { return program_.units[static_cast<std::size_t>(index)]; }
+  UnitState& state(int index) { return units_[static_cast<std::size_t>(index)]; }
+  bool is_optimizer(int index) const { return unit(index).front_end == FrontEnd::optimizer; }
+  Kind kind(int index) const { return unit(index).synchronisation.kind; }
+  bool replicas_may_differ(int index) const {
+    return kind(index) != Kind::fp32 &&
+           (kind(index) != Kind::lossy || unit(index).synchronisation.lossy == "adasum");
+  }
+  std::size_t parameters(int index) { return all(index, 0).size(); }
+  const std::vector<at::Tensor>& all(int index, std::size_t rank) {
+    return (*ranks_[rank])[index].model->unique_parameters();
+  }
+
+  /// Each rank's tensor = their mean, weighted.
+  void average(std::vector<at::Tensor> tensors, std::vector<double> weights) {
+    const torch::NoGradGuard no_grad;
+    if (weights.empty()) weights.assign(tensors.size(), 1);
+    auto sum = at::zeros_like(tensors[0]);
+    for (std::size_t rank = 0; rank < tensors.size(); ++rank) {
+      if (weights[rank] != 0) sum += tensors[rank] * weights[rank];
+    }
+    sum /= std::accumulate(weights.begin(), weights.end(), 0.0);
+    for (auto& tensor : tensors) tensor.copy_(sum);
+  }
+
+  void average_gradient(int index, std::size_t number, const std::vector<double>& weights) {
+    std::vector<at::Tensor> gradients;
+    bool any = false;
+    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+      any = any || all(index, rank)[number].grad().defined();
+    }
+    if (!any) return;
+    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+      const auto& parameter = all(index, rank)[number];
+      if (!parameter.grad().defined()) parameter.mutable_grad() = at::zeros_like(parameter);
+      gradients.push_back(parameter.grad());
+    }
+    average(gradients, weights);
+  }
+
+  void average_parameter(int index, std::size_t number) {
+    std::vector<at::Tensor> values;
+    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+      values.push_back(all(index, rank)[number]);
+    }
+    average(values, {});
+  }
+
+  void synchronise_buffers(int index) {
+    const auto policy = unit(index).buffers;
+    if (policy == Buffers::absent || policy == Buffers::own) return;
+    std::vector<at::Tensor> buffers;
+    for (auto& rank : ranks_) buffers.push_back((*rank)[index].model->buffer());
+    if (policy == Buffers::average) return average(buffers, {});
+    for (auto& buffer : buffers) buffer.copy_(buffers[0]);
+  }
+
+  /// The parameters in the order of their buckets, those that required gradients when wrapped.
+  std::vector<std::size_t> in_buckets(int index) {
+    std::vector<std::size_t> order;
+    for (std::size_t i = parameters(index); i-- > 0;) {
+      if (rules_.unit(index).trainable[i]) order.push_back(i);
+    }
+    return order;
+  }
+
+  /// Of in_buckets(), those whose turn it is.
+  std::vector<std::size_t> in_turn(int index) {
+    const auto order = in_buckets(index);
+    if (!unit(index).bucket_each) return order;
+    return {order[static_cast<std::size_t>(state(index).steps) % order.size()]};
+  }
+
+  /// Which gradients, and which parameters, the strategy averages in the current step.
+  std::vector<std::size_t> gradients_of_step(int index) {
+    const auto& how = unit(index).synchronisation;
+    switch (how.kind) {
+      case Kind::fp32:
+      case Kind::lossy:
+        return in_buckets(index);
+      case Kind::post_local_sgd:
+        if (state(index).steps < how.start) return in_buckets(index);
+        return {};
+      case Kind::partial_gradients:
+        return in_turn(index);
+      case Kind::local_sgd:
+      case Kind::partial_parameters:
+        return {};
+    }
+    return {};
+  }
+  std::vector<std::size_t> parameters_of_step(int index) {
+    const auto& how = unit(index).synchronisation;
+    const int steps = state(index).steps - (how.kind == Kind::post_local_sgd ? how.start : 0);
+    switch (how.kind) {
+      case Kind::local_sgd:
+      case Kind::post_local_sgd:
+        if (steps >= 0 && (steps + 1) % how.period == 0) return in_buckets(index);
+        return {};
+      case Kind::partial_parameters:
+        return in_turn(index);
+      default:
+        return {};
+    }
+  }
+
+  void exchange(int index, const std::vector<double>& weights) {
+    const auto gradients = gradients_of_step(index);
+    for (const auto number : gradients) average_gradient(index, number, weights);
+    if (!gradients.empty()) synchronise_buffers(index);
+  }
+
+  /// All ranks take rank 0's parameters and buffers.
+  void wrap(int index) {
+    const torch::NoGradGuard no_grad;
+    for (auto& rank : ranks_) {
+      for (std::size_t i = 0; i < parameters(index); ++i) {
+        (*rank)[index].model->unique_parameters()[i].copy_(all(index, 0)[i]);
+      }
+      const auto& buffer = (*rank)[index].model->buffer();
+      if (buffer.defined()) buffer.copy_((*ranks_[0])[index].model->buffer());
+    }
+    state(index).steps = 0;
+  }
+
+  /// Each rank's backward, without an exchange.
+  void run_alone(const Backward& op) {
+    for (auto& rank : ranks_) {
+      rank->run(op, forward_of(*rank), [](const at::Tensor& loss) { loss.backward(); });
+    }
+  }
+
+  static Rank::Forward forward_of(Rank& rank) {
+    return [&rank](int index, const at::Tensor& x, Mask layers) {
+      return rank.compute(index, x, layers);
+    };
+  }
+
+  void run(const Backward& op, Expected& expected) {
+    run_alone(op);
+    for (const int index : units_of(op)) {
+      if (has(op.local, index)) continue;
+      if (!is_optimizer(index) || rules_.any_reaches(index, op)) exchange(index, op.weights);
+    }
+    if (op.update) {
+      step(op.paths[0][0], {});
+      for (auto& rank : ranks_) (*rank)[op.paths[0][0]].optimizer->zero_grad();
+    }
+    for (const int index : units_of(op)) {
+      const auto& now = rules_.unit(index);
+      if (has(op.local, index) || now.behind == 0 || !now.dropped) continue;
+      // A mean that is dropped where it was seen, and still there where it was not.
+      expected.error = "InvalidArgument";
+      expected.mentions = "call step() before zero_grad()";
+      expected.may_fail = expected.ends = true;
+      expected.later = op.update ? 0 : op.without_loss;
+    }
+    if (op.swapped >= 0) {
+      expected.error = "any";
+      expected.mentions = "use wrappers in the same order on all ranks";
+      expected.ends = true;
+      expected.may_fail = !op.separate;
+    }
+  }
+
+  void run(const Step& op, Expected&) { step(op.unit, op.weights); }
+
+  void step(int index, const std::vector<double>& weights) {
+    if (is_optimizer(index)) {
+      // Gradients that are means already stay what they are.
+      for (const auto number : gradients_of_step(index)) average_gradient(index, number, weights);
+      const auto& now = rules_.unit(index);
+      const bool first = kind(index) != Kind::fp32 && !now.exchanged;
+      if ((now.changed || now.behind != 0 || first) && !gradients_of_step(index).empty()) {
+        synchronise_buffers(index);
+      }
+    }
+    for (auto& rank : ranks_) (*rank)[index].optimizer->step();
+    if (!is_optimizer(index)) return;
+    const auto averaged = parameters_of_step(index);
+    for (const auto number : averaged) average_parameter(index, number);
+    if (!averaged.empty()) synchronise_buffers(index);
+    ++state(index).steps;
+  }
+
+  void run(const SaveCheckpoint& op, Expected&) {
+    Checkpoint saved{.model = {}, .optimizers = {}, .steps = state(op.unit).steps};
+    for (const auto& parameter : all(op.unit, 0)) saved.model.push_back(parameter.detach().clone());
+    const auto& buffer = (*ranks_[0])[op.unit].model->buffer();
+    if (buffer.defined()) saved.model.push_back(buffer.clone());
+    for (auto& rank : ranks_) {
+      auto& from = replicas_may_differ(op.unit) ? *rank : *ranks_[0];
+      saved.optimizers.push_back(state_of(from[op.unit]));
+    }
+    state(op.unit).checkpoint = std::move(saved);
+  }
+
+  void run(const LoadCheckpoint& op, Expected&) {
+    const torch::NoGradGuard no_grad;
+    const auto& saved = *state(op.unit).checkpoint;
+    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+      auto& holding = (*ranks_[rank])[op.unit];
+      for (std::size_t i = 0; i < parameters(op.unit); ++i) {
+        all(op.unit, rank)[i].copy_(saved.model[i]);
+      }
+      if (holding.model->buffer().defined()) holding.model->buffer().copy_(saved.model.back());
+      load_state(holding, saved.optimizers[rank]);
+    }
+    state(op.unit).steps = saved.steps;
+  }
+
+  void run(const Synchronize& op, Expected&) {
+    if (!replicas_may_differ(op.unit)) return;
+    for (const auto number : in_buckets(op.unit)) average_parameter(op.unit, number);
+    synchronise_buffers(op.unit);
+  }
+
+  void run(const Rewrap& op, Expected&) { wrap(op.unit); }
+
+  void run(const Evaluate& op, Expected&) {
+    for (auto& rank : ranks_) rank->run(op, forward_of(*rank));
+  }
+
+  void run(const Refuse& op, Expected& expected) {
+    using What = Refuse::What;
+    expected.error = op.what == What::other_layout ? "CheckpointError" : "InvalidArgument";
+    if (op.what == What::negative_weight) {
+      run_alone(whole_backward(program_, op.unit));
+      for (auto& rank : ranks_) (*rank)[op.unit].model->zero_grad();
+    } else if (op.what == What::other_dtype) {
+      for (auto& rank : ranks_) rank->run(Convert{.unit = op.unit});
+    }
+  }
+
+  /// Operations without communication.
+  template <class Op>
+  void run(const Op& op, Expected&) {
+    for (auto& rank : ranks_) rank->run(op);
+  }
+
+  Check check_of(const Item& item) const {
+    using enum Item::Kind;
+    const auto& now = rules_.unit(item.unit);
+    const bool is_lossy = kind(item.unit) == Kind::lossy;
+    const bool is_known = !now.unnoticed && now.behind == 0;
+    switch (item.kind) {
+      case loss:
+        return is_lossy ? Check::none : Check::exact;
+      case parameter:
+        return is_lossy ? Check::same : Check::exact;
+      case gradient:
+        if (!is_lossy) return is_known ? Check::exact : Check::none;
+        return is_known && !now.changed && !replicas_may_differ(item.unit) ? Check::same
+                                                                           : Check::none;
+      case buffer:
+        return now.buffers_known && !is_lossy ? Check::exact : Check::none;
+    }
+    return Check::none;
+  }
+
+  void describe(Expected& expected) {
+    for (const auto& item : ranks_[0]->items()) {
+      expected.names.push_back(to_text(item));
+      const bool was_refused = item.kind == Item::Kind::loss && !expected.error.empty();
+      expected.checks.push_back(was_refused ? Check::none : check_of(item));
+    }
+    for (auto& rank : ranks_) expected.values.push_back(rank->observe());
+  }
+
+  const Program& program_;
+  Rules rules_;
+  std::vector<UnitState> units_;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+};
+
+}  // namespace
+
+std::vector<Expected> expect(const Program& program) { return Oracle(program).run(); }
+
+}  // namespace lockstep::random_programs

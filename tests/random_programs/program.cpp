@@ -1,0 +1,220 @@
+#include "tests/random_programs/program.h"
+
+#include <algorithm>
+#include <array>
+#include <sstream>
+#include <string_view>
+
+#include "core/text.h"
+
+namespace lockstep::random_programs {
+namespace {
+
+using lockstep::detail::concat;
+
+template <class Enum, std::size_t count>
+std::string_view name(const std::array<std::string_view, count>& names, Enum value) {
+  return names.at(static_cast<std::size_t>(value));
+}
+
+std::string_view name(Layer layer) {
+  return name<Layer, 7>({"linear", "scale", "gain", "transposed", "tied", "two", "wide"}, layer);
+}
+
+std::string_view name(Output output) {
+  return name<Output, 8>({"Tensor", "tuple", "vector", "optional", "map", "OrderedDict", "struct",
+                          "struct that cannot be watched"},
+                         output);
+}
+
+std::string_view name(Buffers buffers) {
+  return name<Buffers, 4>({"none", "from rank 0", "average", "each rank its own"}, buffers);
+}
+
+std::string_view name(Updates updates) {
+  return name<Updates, 3>({"SGD", "SGD with momentum", "Adam"}, updates);
+}
+
+std::string numbers(Mask mask) {
+  std::string text;
+  for (int i = 0; mask >> i != 0; ++i) {
+    if (has(mask, i)) text += concat(text.empty() ? "" : ", ", i);
+  }
+  return text.empty() ? "none" : text;
+}
+
+std::string list(const std::vector<double>& values) {
+  std::string text;
+  for (const double value : values) text += concat(text.empty() ? "" : ", ", value);
+  return text;
+}
+
+std::string text_of(const Backward& op) {
+  std::string text = op.update ? "backward_and_update" : "backward";
+  const char* joint = " ";
+  for (const auto& path : op.paths) {
+    text += joint;
+    for (std::size_t i = 0; i < path.size(); ++i) text += concat(i == 0 ? "" : ">", path[i]);
+    joint = op.separate ? ", then " : " + ";
+  }
+  if (op.local != 0) text += concat(", no_sync ", numbers(op.local));
+  if (op.twice) text += ", the graph twice";
+  if (op.swapped >= 0) text += concat(", in the other order on rank ", op.swapped);
+  if (op.without_loss != 0) text += concat(", no loss on ranks ", numbers(op.without_loss));
+  if (!op.weights.empty()) text += concat(", weights ", list(op.weights));
+  for (std::size_t rank = 0; rank < op.layers.size(); ++rank) {
+    text += concat(rank == 0 ? "; layers of rank " : "; rank ", rank, ':');
+    for (const int unit : units_of(op)) {
+      text += concat(" {", numbers(op.layers[rank][static_cast<std::size_t>(unit)]), '}');
+    }
+  }
+  return concat(text, "; data ", op.data);
+}
+
+std::string text_of(const ZeroGrad& op) {
+  using By = ZeroGrad::By;
+  return concat("zero_grad ", op.unit, " of the ",
+                name<By, 3>({"optimizer", "module", "front end"}, op.by),
+                op.set_to_none ? "" : ", to zero");
+}
+
+std::string text_of(const Step& op) {
+  return concat("step ", op.unit, op.weights.empty() ? "" : ", weights ", list(op.weights));
+}
+
+std::string text_of(const Clip& op) { return concat("clip ", op.unit, " to ", op.norm); }
+
+std::string text_of(const SetGradient& op) {
+  using How = SetGradient::How;
+  return concat(
+      "set gradient ", op.unit, ": ",
+      name<How, 4>({"assign", "assign what autograd::grad gives", "add", "add to one element"},
+                   op.how),
+      ", parameters ", numbers(op.parameters), ", ranks ", numbers(op.ranks), "; data ", op.data);
+}
+
+std::string text_of(const Freeze& op) {
+  return concat(op.frozen ? "freeze " : "unfreeze ", op.unit, ": parameter ", op.parameter);
+}
+
+std::string text_of(const Save& op) { return concat("torch::save ", op.unit); }
+std::string text_of(const Load& op) { return concat("torch::load ", op.unit); }
+std::string text_of(const Convert& op) { return concat("to other precision and back ", op.unit); }
+std::string text_of(const SaveCheckpoint& op) { return concat("save checkpoint ", op.unit); }
+std::string text_of(const LoadCheckpoint& op) { return concat("load checkpoint ", op.unit); }
+std::string text_of(const Synchronize& op) { return concat("synchronize ", op.unit); }
+std::string text_of(const Rewrap& op) { return concat("wrap anew ", op.unit); }
+std::string text_of(const Evaluate& op) {
+  return concat("forward ", op.unit, op.with_graph ? "" : " without gradients", "; data ", op.data);
+}
+
+std::string text_of(const Refuse& op) {
+  using What = Refuse::What;
+  return concat("must refuse ", op.unit, ": ",
+                name<What, 6>({"a negative weight of rank ", "a second wrapper",
+                               "a gradient for frozen parameter ", "another precision",
+                               "a checkpoint of another model", "an output of unknown type"},
+                              op.what),
+                op.what == What::negative_weight || op.what == What::thawed ? concat(op.number)
+                                                                            : std::string());
+}
+
+std::string text_of(const Unit& unit) {
+  std::string text =
+      unit.front_end == FrontEnd::optimizer ? "DistributedOptimizer" : "DistributedDataParallel";
+  text += concat(", ", unit.synchronisation.text(),
+                 unit.bucket_each ? ", a bucket for each parameter" : "",
+                 unit.verify_every == 1 ? "" : concat(", verify_every ", unit.verify_every),
+                 unit.shared ? ", share_memory" : "", unit.own_group ? ", a group of its own" : "",
+                 "; ", name(unit.updates), unit.all_parameters ? "" : " without parameter 0",
+                 "; model of", unit.single_precision ? " float32" : "");
+  int parameter = 0;
+  for (const Layer layer : unit.layers) {
+    text += concat(' ', name(layer), " (", parameter);
+    const int last = parameter + parameter_count(layer) - 1;
+    text += last > parameter ? concat("-", last, ")") : ")";
+    parameter = last + 1;
+  }
+  if (unit.frozen >= 0) text += concat(", parameter ", unit.frozen, " frozen");
+  if (unit.output != Output::tensor) text += concat(", returns ", name(unit.output));
+  if (unit.buffers != Buffers::absent) text += concat(", a buffer: ", name(unit.buffers));
+  return text;
+}
+
+}  // namespace
+
+std::string Synchronisation::text() const {
+  switch (kind) {
+    case Kind::fp32:
+      return "fp32";
+    case Kind::local_sgd:
+      return concat("local_sgd:period=", period);
+    case Kind::post_local_sgd:
+      return concat("post_local_sgd:start=", start, ",period=", period);
+    case Kind::partial_parameters:
+      return "partialUpdate";
+    case Kind::partial_gradients:
+      return "partialUpdate:of=gradients";
+    case Kind::lossy:
+      return lossy;
+  }
+  return "";
+}
+
+int parameter_count(Layer layer) { return layer == Layer::linear || layer == Layer::two ? 2 : 1; }
+
+int parameter_count(const Unit& unit) {
+  int count = 0;
+  for (const Layer layer : unit.layers) count += parameter_count(layer);
+  return count;
+}
+
+Mask parameters_of(const Unit& unit, Mask layers) {
+  Mask parameters = 0;
+  int first = 0;
+  for (std::size_t i = 0; i < unit.layers.size(); ++i) {
+    const int count = parameter_count(unit.layers[i]);
+    if (has(layers, static_cast<int>(i))) parameters |= first_bits(count) << first;
+    first += count;
+  }
+  return parameters;
+}
+
+Backward whole_backward(const Program& program, int unit) {
+  std::vector<Mask> layers;
+  for (const auto& each : program.units) {
+    layers.push_back(first_bits(static_cast<int>(each.layers.size())));
+  }
+  return {.paths = {{unit}},
+          .data = 1,
+          .layers = std::vector(static_cast<std::size_t>(program.ranks), layers)};
+}
+
+std::vector<int> units_of(const Backward& backward) {
+  std::vector<int> units;
+  for (const auto& path : backward.paths) {
+    for (const int unit : path) {
+      if (std::find(units.begin(), units.end(), unit) == units.end()) units.push_back(unit);
+    }
+  }
+  return units;
+}
+
+std::string to_text(const Operation& operation) {
+  return std::visit([](const auto& op) { return text_of(op); }, operation);
+}
+
+std::string to_text(const Program& program) {
+  std::ostringstream out;
+  out << "program " << program.seed << " on " << program.ranks << " ranks, " << program.width
+      << " columns\n";
+  for (std::size_t i = 0; i < program.units.size(); ++i) {
+    out << "  unit " << i << ": " << text_of(program.units[i]) << '\n';
+  }
+  for (std::size_t i = 0; i < program.operations.size(); ++i) {
+    out << "  " << i << ". " << to_text(program.operations[i]) << '\n';
+  }
+  return out.str();
+}
+
+}  // namespace lockstep::random_programs

@@ -1,0 +1,72 @@
+#pragma once
+
+#include <torch/torch.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/random_programs/model.h"
+#include "tests/random_programs/outcome.h"
+#include "tests/random_programs/program.h"
+
+namespace lockstep::random_programs {
+
+/// One of the values that a rank shows after an operation.
+struct Item {
+  enum class Kind { loss, parameter, gradient, buffer } kind;
+  int unit;
+  int number;  ///< of the loss or the parameter
+};
+
+std::string to_text(const Item& item);
+
+/// One rank's models and optimizers, and its operations without communication, by LibTorch. The
+/// oracle has one for every rank, the interpreter has its own.
+class Rank {
+ public:
+  struct Holding {
+    std::shared_ptr<Model> model;
+    std::unique_ptr<torch::optim::Optimizer> optimizer;
+    std::string saved = {};  ///< by torch::save
+  };
+  using Forward = std::function<at::Tensor(int unit, const at::Tensor& x, Mask layers)>;
+  using RunBackward = std::function<void(const at::Tensor& loss)>;
+
+  Rank(const Program& program, int rank);
+
+  Holding& operator[](int unit) { return holdings_[static_cast<std::size_t>(unit)]; }
+
+  /// The operation's losses, by this forward, and the backwards of them.
+  void run(const Backward& op, const Forward& forward, const RunBackward& run_backward);
+  void run(const Evaluate& op, const Forward& forward);
+  void run(const ZeroGrad& op);
+  void run(const Clip& op);
+  void run(const SetGradient& op);
+  void run(const Freeze& op);
+  void run(const Save& op);
+  void run(const Load& op);
+  void run(const Convert& op);
+
+  /// The model's own forward, whatever it returns.
+  at::Tensor compute(int unit, const at::Tensor& x, Mask layers) {
+    return (*this)[unit].model->compute(x, layers);
+  }
+
+  /// The observable items after an operation, and their values. observe() clears the losses.
+  std::vector<Item> items() const;
+  std::vector<Values> observe();
+
+ private:
+  at::Tensor loss_of(const std::vector<int>& path, std::size_t number, const Backward& op,
+                     const Forward& forward);
+  at::Tensor input_of(std::uint64_t data, std::size_t path, at::ScalarType dtype) const;
+
+  const Program& program_;
+  int rank_;
+  std::vector<Holding> holdings_;
+  std::vector<Values> losses_;
+};
+
+}  // namespace lockstep::random_programs

@@ -1,0 +1,487 @@
+#include "tests/random_programs/rules.h"
+
+#include <algorithm>
+#include <array>
+#include <set>
+#include <sstream>
+#include <stdexcept>
+#include <utility>
+
+namespace lockstep::random_programs {
+namespace {
+
+using Kind = Synchronisation::Kind;
+
+bool is_of_libtorch_or_user(Output output) {
+  return output == Output::ordered_dict || output == Output::structure;
+}
+
+/// Whether some unit is passed by more than one path.
+bool paths_meet(const Backward& op) {
+  std::size_t passed = 0;
+  for (const auto& path : op.paths) passed += path.size();
+  return passed > units_of(op).size();
+}
+
+/// Whether one backward exchanges gradients of several units.
+bool several_in_one_backward(const Backward& op) {
+  int most = 0;
+  int all = 0;
+  for (const auto& path : op.paths) {
+    int synchronised = 0;
+    for (const int unit : path) synchronised += has(op.local, unit) ? 0 : 1;
+    most = std::max(most, synchronised);
+  }
+  for (const int unit : units_of(op)) all += has(op.local, unit) ? 0 : 1;
+  return (op.separate ? most : all) > 1;
+}
+
+Mask layers_of(const Backward& op, int rank, int unit) {
+  return op.layers[static_cast<std::size_t>(rank)][static_cast<std::size_t>(unit)];
+}
+
+}  // namespace
+
+std::vector<Category> parse_categories(const std::string& text) {
+  constexpr std::array names{"hooks", "stale", "order", "hand", "poke", "clip", "outputs", "late"};
+  std::vector<Category> categories;
+  std::istringstream words(text);
+  for (std::string word; std::getline(words, word, ',');) {
+    const auto found = std::find(names.begin(), names.end(), word);
+    if (found == names.end()) {
+      throw std::invalid_argument(
+          "got category '" + word +
+          "', expected hooks, stale, order, hand, poke, clip, outputs or late");
+    }
+    categories.push_back(static_cast<Category>(found - names.begin()));
+  }
+  return categories;
+}
+
+Rules::Rules(const Program& program, const std::vector<Category>& without)
+    : program_(program), without_(without) {
+  for (const auto& unit : program.units) {
+    UnitState state;
+    const auto count = static_cast<std::size_t>(parameter_count(unit));
+    state.requires_grad.assign(count, true);
+    if (unit.frozen >= 0) state.requires_grad[static_cast<std::size_t>(unit.frozen)] = false;
+    state.trainable = state.requires_grad;
+    state.replaced.assign(count, false);
+    units_.push_back(std::move(state));
+  }
+}
+
+bool Rules::with(Category category) const {
+  return std::find(without_.begin(), without_.end(), category) == without_.end();
+}
+
+bool Rules::is_fp32(int index) const { return spec(index).synchronisation.kind == Kind::fp32; }
+bool Rules::is_lossy(int index) const { return spec(index).synchronisation.kind == Kind::lossy; }
+
+bool Rules::starts_from_zero(int index) const {
+  const auto kind = spec(index).synchronisation.kind;
+  return kind == Kind::lossy || kind == Kind::partial_gradients || kind == Kind::post_local_sgd;
+}
+
+bool Rules::between_steps(int index) const {
+  return unit(index).behind == 0 && (is_fp32(index) || !unit(index).exchanged);
+}
+
+bool Rules::anyone_behind() const {
+  return std::any_of(units_.begin(), units_.end(), [](const auto& u) { return u.behind != 0; });
+}
+
+bool Rules::reaches(int index, Mask layers) const {
+  const Mask parameters = parameters_of(spec(index), layers);
+  for (std::size_t i = 0; i < unit(index).requires_grad.size(); ++i) {
+    if (has(parameters, static_cast<int>(i)) && unit(index).requires_grad[i]) return true;
+  }
+  return false;
+}
+
+bool Rules::any_reaches(int index, const Backward& op) const {
+  for (int rank = 0; rank < program_.ranks; ++rank) {
+    if (!has(op.without_loss, rank) && reaches(index, layers_of(op, rank, index))) return true;
+  }
+  return false;
+}
+
+bool Rules::all_reach(int index, const Backward& op) const {
+  for (int rank = 0; rank < program_.ranks; ++rank) {
+    if (!has(op.without_loss, rank) && !reaches(index, layers_of(op, rank, index))) return false;
+  }
+  return true;
+}
+
+bool Rules::is_complete() const { return !anyone_behind(); }
+
+bool Rules::allow_units() const {
+  for (const auto& unit : program_.units) {
+    if (is_of_libtorch_or_user(unit.output) && !with(Category::outputs)) return false;
+    if (unit.own_group && !with(Category::order)) return false;
+  }
+  return true;
+}
+
+bool Rules::allow(const Operation& operation) const {
+  if (ended_) return false;
+  return std::visit([this](const auto& op) { return allow(op); }, operation);
+}
+
+void Rules::apply(const Operation& operation) {
+  std::visit([this](const auto& op) { apply(op); }, operation);
+}
+
+bool Rules::allow(const Backward& op) const {
+  const auto units = units_of(op);
+  int synchronised = 0;
+  for (const int index : units) {
+    // Values that the rules do not know must not enter a mean.
+    const bool uneven = op.without_loss != 0 && spec(index).buffers == Buffers::average;
+    if (uneven && !unit(index).buffers_known) return false;
+    if (has(op.local, index)) {
+      if (!between_steps(index)) return false;
+      if (starts_from_zero(index) && unit(index).holds_mean) return false;
+    } else {
+      ++synchronised;
+      if (!allow_synchronised(index, op)) return false;
+    }
+  }
+  if (anyone_behind()) {
+    // Ranks that are ahead wait in an exchange of that unit: nothing else may come before its step.
+    const Mask behind = unit(units[0]).behind;
+    if (units.size() != 1 || behind == 0 || behind != op.without_loss) return false;
+  }
+  // Under no_sync() a rank without a loss has nothing to do with the others.
+  if (op.without_loss != 0 && synchronised != 0 && units.size() != 1) return false;
+  if (op.update) {
+    const bool once = !op.twice && !op.separate;
+    if (units.size() != 1 || synchronised != 1 || !is_optimizer(units[0]) || !once) return false;
+    // An update that ranks share joins no backward of other ranks.
+    if (spec(units[0]).shared && anyone_behind()) return false;
+  }
+  if (op.separate && op.paths.size() < 2) return false;
+  if (several_in_one_backward(op) && !with(Category::order)) return false;
+  if (op.swapped < 0) return true;
+  const auto exchanges_in_world = [&](int index) {
+    return !spec(index).own_group &&
+           (!is_optimizer(index) || (any_reaches(index, op) && !is_replaced(index)));
+  };
+  return with(Category::order) && op.paths.size() > 1 && !paths_meet(op) &&
+         synchronised == static_cast<int>(units.size()) &&
+         std::all_of(units.begin(), units.end(), exchanges_in_world);
+}
+
+bool Rules::allow_synchronised(int index, const Backward& op) const {
+  const auto& now = unit(index);
+  const bool once = !op.twice && !(op.separate && paths_meet(op));
+  if (!is_fp32(index)) {
+    if (now.exchanged || !once) return false;
+    if (starts_from_zero(index) && now.holds_mean) return false;
+  }
+  if (!op.weights.empty() && !(is_fp32(index) && once)) return false;
+  if (!is_optimizer(index)) return op.without_loss == 0;
+  // A DistributedOptimizer learns of a loss by the gradients only: in a backward that reaches it
+  // on some ranks only, the others are in effect without a loss.
+  if (any_reaches(index, op) && !all_reach(index, op)) return false;
+  if (op.without_loss != 0) {
+    if (!any_reaches(index, op)) return false;
+    // Ranks with a loss exchange more often before the step than those without.
+    if (!once && (spec(index).buffers == Buffers::average || !with(Category::late))) return false;
+    if ((now.exchanged || now.unnoticed) && !with(Category::stale)) return false;
+    if (now.behind != 0) {
+      const bool skips = now.behind == op.without_loss && is_fp32(index) &&
+                         spec(index).buffers != Buffers::average && with(Category::late);
+      if (!skips || !op.weights.empty() || op.twice) return false;
+    } else if (now.exchanged && !is_fp32(index)) {
+      return false;
+    }
+  } else if (now.behind != 0) {
+    return false;
+  }
+  if (op.update && now.exchanged && now.changed && !with(Category::stale)) return false;
+  if (op.weights.empty()) return true;
+  return any_reaches(index, op) && !now.unnoticed && !is_replaced(index);
+}
+
+bool Rules::allow(const ZeroGrad& op) const {
+  if (op.by == ZeroGrad::By::front_end && !is_optimizer(op.unit)) return false;
+  if (unit(op.unit).behind != 0 && !with(Category::late)) return false;
+  // Gradients may be local. Where some ranks have none, zero is not the same as none.
+  if (starts_from_zero(op.unit) && !op.set_to_none) return false;
+  return is_fp32(op.unit) || between_steps(op.unit);
+}
+
+bool Rules::allow(const Step& op) const {
+  const auto& now = unit(op.unit);
+  if (anyone_behind() && now.behind == 0) return false;
+  if (!is_optimizer(op.unit)) return !now.changed && op.weights.empty();
+  if (now.exchanged && now.changed && is_fp32(op.unit) && !with(Category::stale)) return false;
+  if (starts_from_zero(op.unit) && now.holds_mean && !now.exchanged) return false;
+  // Without an exchange, weights would count in the next one.
+  const bool exchanges = now.local && !is_replaced(op.unit) && now.behind == 0;
+  return op.weights.empty() || (is_fp32(op.unit) && exchanges);
+}
+
+bool Rules::allow(const Clip& op) const {
+  const auto& now = unit(op.unit);
+  if (now.unnoticed || now.behind != 0) return false;
+  if (spec(op.unit).synchronisation.kind == Kind::partial_gradients) return false;
+  // By gradients that differ, each rank scales what was averaged by a factor of its own.
+  return !now.changed || !is_fp32(op.unit) || (is_optimizer(op.unit) && with(Category::clip));
+}
+
+bool Rules::allow(const SetGradient& op) const {
+  const auto& now = unit(op.unit);
+  const auto category = op.how == SetGradient::How::poke ? Category::poke : Category::hand;
+  if (!with(category) || !is_optimizer(op.unit) || !is_fp32(op.unit) || now.behind != 0)
+    return false;
+  for (std::size_t i = 0; i < now.trainable.size(); ++i) {
+    const bool usable = now.trainable[i] && now.requires_grad[i];
+    if (has(op.parameters, static_cast<int>(i)) && !usable) return false;
+  }
+  // The gradients of the other ranks must be known, and so must the values before an addition.
+  const bool assigned = op.how == SetGradient::How::assign || op.how == SetGradient::How::compute;
+  return !now.unnoticed || (assigned && op.ranks == first_bits(program_.ranks));
+}
+
+bool Rules::allow(const Freeze& op) const {
+  const auto& now = unit(op.unit);
+  const auto parameter = static_cast<std::size_t>(op.parameter);
+  if (!between_steps(op.unit) || now.requires_grad[parameter] != op.frozen) return false;
+  return op.frozen || now.trainable[parameter];
+}
+
+bool Rules::allow(const Save& op) const {
+  return unit(op.unit).behind == 0 && unit(op.unit).buffers_known;
+}
+
+bool Rules::allow(const Load& op) const {
+  return with(Category::hooks) && unit(op.unit).saved && between_steps(op.unit) &&
+         !spec(op.unit).shared;
+}
+
+bool Rules::allow(const Convert& op) const { return allow_conversion(op.unit); }
+
+bool Rules::allow_conversion(int index) const {
+  if (!with(Category::hooks) || !between_steps(index) || spec(index).shared) return false;
+  // Rounding comes before or after a mean.
+  return unit(index).buffers_known || spec(index).buffers != Buffers::average;
+}
+
+bool Rules::allow(const SaveCheckpoint& op) const {
+  return !anyone_behind() && between_steps(op.unit) && unit(op.unit).buffers_known;
+}
+
+bool Rules::allow(const LoadCheckpoint& op) const {
+  return unit(op.unit).has_checkpoint && !anyone_behind() && between_steps(op.unit);
+}
+
+bool Rules::allow(const Synchronize& op) const {
+  return is_optimizer(op.unit) && !anyone_behind() && between_steps(op.unit);
+}
+
+bool Rules::allow(const Rewrap& op) const {
+  const auto& now = unit(op.unit);
+  if (anyone_behind() || !between_steps(op.unit)) return false;
+  if (spec(op.unit).buffers == Buffers::average && !now.buffers_known) return false;
+  // A shared update leaves out what was frozen before, even if it has a gradient.
+  if (spec(op.unit).shared && now.requires_grad != now.trainable) return false;
+  const bool any = std::find(now.requires_grad.begin(), now.requires_grad.end(), true) !=
+                   now.requires_grad.end();
+  if (!any || !now.changed) return any;
+  const bool all = std::find(now.requires_grad.begin(), now.requires_grad.end(), false) ==
+                   now.requires_grad.end();
+  // The new wrapper has not seen how the gradients came to be.
+  return all && is_optimizer(op.unit) && with(Category::hand);
+}
+
+bool Rules::allow(const Evaluate&) const { return !anyone_behind(); }
+
+bool Rules::allow(const Refuse& op) const {
+  using What = Refuse::What;
+  const auto& now = unit(op.unit);
+  if (anyone_behind() || !between_steps(op.unit)) return false;
+  switch (op.what) {
+    case What::negative_weight:
+      // It ends with zero_grad(), and leaves no gradient that could be wrong.
+      return is_fp32(op.unit) && !is_replaced(op.unit) && reaches(op.unit, ~0U);
+    case What::wrapped_twice:
+      return !is_replaced(op.unit);
+    case What::thawed:
+      return !now.trainable[static_cast<std::size_t>(op.number)];
+    case What::other_dtype:
+      return allow_conversion(op.unit);
+    case What::other_layout:
+      return true;
+    case What::opaque:
+      return with(Category::outputs);
+  }
+  return false;
+}
+
+void Rules::apply(const Backward& op) {
+  for (const int index : units_of(op)) {
+    auto& now = state(index);
+    if (op.without_loss != first_bits(program_.ranks)) now.buffers_may_differ = true;
+    if (!is_optimizer(index)) notice(index);
+    if (!has(op.local, index)) {
+      apply_synchronised(index, op);
+    } else if (any_reaches(index, op)) {
+      now.changed = now.local = true;
+    }
+  }
+  if (op.update) {
+    const int index = op.paths[0][0];
+    apply(Step{.unit = index});
+    // Where ranks share the update, none need have seen the means.
+    if (spec(index).shared) state(index).changed = state(index).unnoticed = true;
+    apply(ZeroGrad{.unit = index, .by = ZeroGrad::By::optimizer, .set_to_none = true});
+  }
+  if (op.swapped >= 0) ended_ = true;
+}
+
+void Rules::apply_synchronised(int index, const Backward& op) {
+  auto& now = state(index);
+  if (!is_optimizer(index)) {
+    now.changed = now.local = false;
+    now.exchanged = now.holds_mean = true;
+    now.buffers_may_differ = false;
+    now.buffers_known = true;
+    return;
+  }
+  if (!any_reaches(index, op)) return;
+  if (is_replaced(index)) {
+    // Whether this backward is noticed already is the front end's choice.
+    now.behind = op.without_loss;
+    now.changed = now.unnoticed = now.holds_mean = true;
+    now.exchanged = now.exchanged || !is_fp32(index);
+    now.local = now.buffers_known = false;
+    return;
+  }
+  now.behind = op.without_loss;
+  now.exchanged = now.holds_mean = true;
+  now.changed = now.unnoticed;
+  now.local = false;
+  // Other strategies need not exchange anything in this step.
+  if (is_fp32(index)) now.buffers_known = true;
+  if (now.behind != 0) now.buffers_known = false;
+  if (!is_fp32(index)) return;
+  now.buffers_may_differ = false;
+}
+
+void Rules::apply(const ZeroGrad& op) {
+  auto& now = state(op.unit);
+  now.local = false;
+  now.dropped = now.behind != 0;
+  const bool all = op.by == ZeroGrad::By::module || spec(op.unit).all_parameters;
+  if (!all) return;
+  now.holds_mean = false;
+  if (op.set_to_none) now.changed = now.unnoticed = false;
+}
+
+void Rules::apply(const Step& op) {
+  auto& now = state(op.unit);
+  const bool exchanged = std::exchange(now.exchanged, false);
+  if (!is_optimizer(op.unit)) return;
+  if (now.local && is_fp32(op.unit)) {
+    now.buffers_known = true;
+    now.buffers_may_differ = false;
+  } else if (now.behind != 0) {
+    // Otherwise no front end need have noticed the exchange.
+    now.buffers_known = !(now.dropped && is_replaced(op.unit));
+  } else if (now.buffers_may_differ && (is_fp32(op.unit) || !(now.local || exchanged))) {
+    now.buffers_known = false;  // without a local gradient there need be no exchange
+  }
+  now.holds_mean = true;
+  // Where ranks share the update, gradients that it has averaged stay local.
+  now.changed = now.unnoticed = spec(op.unit).shared && now.changed;
+  notice(op.unit);
+  now.local = now.dropped = false;
+  now.behind = 0;
+}
+
+void Rules::apply(const Clip& op) {
+  if (unit(op.unit).changed) state(op.unit).unnoticed = true;
+}
+
+void Rules::apply(const SetGradient& op) {
+  auto& now = state(op.unit);
+  now.changed = now.unnoticed = true;
+  if (op.how == SetGradient::How::compute) now.buffers_may_differ = true;
+}
+
+void Rules::apply(const Freeze& op) {
+  state(op.unit).requires_grad[static_cast<std::size_t>(op.parameter)] = !op.frozen;
+}
+
+void Rules::replace(int index) {
+  auto& replaced = state(index).replaced;
+  replaced.assign(replaced.size(), true);
+}
+
+void Rules::notice(int index) {
+  auto& now = state(index);
+  for (std::size_t i = 0; i < now.replaced.size(); ++i) {
+    if (now.requires_grad[i]) now.replaced[i] = false;
+  }
+}
+
+bool Rules::is_replaced(int index) const {
+  const auto& now = unit(index);
+  for (std::size_t i = 0; i < now.replaced.size(); ++i) {
+    if (now.requires_grad[i] && now.replaced[i]) return true;
+  }
+  return false;
+}
+
+void Rules::apply(const Save& op) { state(op.unit).saved = true; }
+
+void Rules::apply(const Load& op) {
+  replace(op.unit);
+  state(op.unit).buffers_known = state(op.unit).buffers_may_differ = true;
+}
+
+void Rules::apply(const Convert& op) { replace(op.unit); }
+void Rules::apply(const SaveCheckpoint& op) { state(op.unit).has_checkpoint = true; }
+void Rules::apply(const LoadCheckpoint& op) { state(op.unit).buffers_known = true; }
+void Rules::apply(const Synchronize&) {}
+
+void Rules::apply(const Rewrap& op) {
+  auto& now = state(op.unit);
+  now.trainable = now.requires_grad;
+  notice(op.unit);
+  now.exchanged = now.local = false;
+  now.unnoticed = now.changed;
+  now.buffers_known = true;  // rank 0's was, where it is not a mean
+  now.buffers_may_differ = false;
+}
+
+void Rules::apply(const Evaluate& op) {
+  if (!op.with_graph) return;
+  auto& now = state(op.unit);
+  now.buffers_may_differ = true;
+  if (!is_optimizer(op.unit)) notice(op.unit);
+}
+
+void Rules::apply(const Refuse& op) {
+  auto& now = state(op.unit);
+  if (op.what == Refuse::What::negative_weight) {
+    apply(ZeroGrad{.unit = op.unit, .by = ZeroGrad::By::module, .set_to_none = true});
+    now.buffers_known = false;
+    now.buffers_may_differ = true;
+  }
+  if (op.what == Refuse::What::other_dtype) replace(op.unit);
+}
+
+bool is_legal(const Program& program, const std::vector<Category>& without) {
+  Rules rules(program, without);
+  if (!rules.allow_units()) return false;
+  for (const auto& operation : program.operations) {
+    if (!rules.allow(operation)) return false;
+    rules.apply(operation);
+  }
+  return rules.is_complete();
+}
+
+}  // namespace lockstep::random_programs
