@@ -58,7 +58,7 @@ class Trainer {
         sampler_(std::move(sampler)),
         optimizer_(optimizer),
         log_(world, program::log_options(settings.log, settings.strategy, again())) {
-    lockstep::together(world_, [&] {
+    lockstep::all_or_none(world_, [&] {
       if (world_.rank() == 0) metrics_.emplace(settings_.metrics, again());
     });
     if (snapshot_exists()) load_snapshot();
@@ -116,10 +116,10 @@ class Trainer {
   void run_epoch(std::int64_t epoch) {
     tally_ = {};
     sampler_.set_epoch(static_cast<std::uint64_t>(epoch));
-    log_.begin_lap(steps_);
+    log_.begin_interval(steps_);
     for (const Batch& batch : train_data_) run_batch(batch);
     const lockstep::Score score = tally_.score(world_);
-    log_.end_lap(steps_);
+    log_.end_interval(steps_);
     program::record(metrics_, log_, steps_, {{"epoch", epoch}, {"train_loss", score.loss}});
     if (!loud()) return;
     std::cout << "epoch " << epoch << " | batch size " << settings_.batch_size << " | samples "
@@ -149,7 +149,7 @@ class Trainer {
 
 void train(const Settings& settings, const lockstep::Group& world) {
   std::optional<lockstep::Mnist> dataset;
-  lockstep::together(world, [&] { dataset.emplace(settings.data); });
+  lockstep::all_or_none(world, [&] { dataset.emplace(settings.data); });
   torch::manual_seed(0);
   auto model = std::make_shared<Model>();
   torch::optim::SGD optimizer(model->parameters(), 0.01);

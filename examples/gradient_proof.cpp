@@ -88,7 +88,7 @@ void prove(const Settings& settings, const lockstep::Group& world) {
                                     std::to_string(world.size()) + " ranks of unequal parts");
   std::optional<program::MetricsFile> metrics;
   Batch batch;
-  lockstep::together(world, [&] {
+  lockstep::all_or_none(world, [&] {
     lockstep::Mnist digits(settings.data);
     std::vector<std::size_t> first(static_cast<std::size_t>(count));
     std::iota(first.begin(), first.end(), std::size_t{0});
@@ -124,12 +124,12 @@ void prove(const Settings& settings, const lockstep::Group& world) {
     const auto sizes = sizes_of_parts(count, world.size(), unequal);
     const auto own = sizes.begin() + world.rank();
     const std::int64_t begin = std::accumulate(sizes.begin(), own, std::int64_t{0});
-    log.begin_lap(steps);
+    log.begin_interval(steps);
     wrapped->zero_grad();
     if (weighted) ddp.weight(static_cast<double>(*own));
     cross_entropy(ddp(images.narrow(0, begin, *own)), batch.target.narrow(0, begin, *own))
         .backward();
-    log.end_lap(++steps);
+    log.end_interval(++steps);
     const double apart = difference(wrapped, whole, world);
     if (weighted || !unequal) worst = std::max(worst, apart);
     program::record(metrics, log, steps,

@@ -52,7 +52,7 @@ nn::Sequential make_model() {
 void train(const Settings& settings, const lockstep::Group& world) {
   std::optional<lockstep::Mnist> data;
   std::optional<program::MetricsFile> metrics;
-  lockstep::together(world, [&] {
+  lockstep::all_or_none(world, [&] {
     data.emplace(settings.data);
     if (world.rank() == 0) metrics.emplace(settings.metrics);
   });
@@ -100,7 +100,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
     const auto begin = program::Clock::now();
     lockstep::Progress progress(std::cout, style, title, steps * global_batch, "images");
     lockstep::Tally tally;
-    log.begin_lap(rate.steps());
+    log.begin_interval(rate.steps());
     auto batch = loader->begin();
     for (std::int64_t step = 0; step < steps; ++step) {
       for (std::int64_t part = 1; part <= settings.accumulate; ++part, ++batch) {
@@ -126,7 +126,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
 
     const lockstep::Score score = tally.score(world);
     const double seconds = program::seconds_since(begin);
-    log.end_lap(rate.steps());
+    log.end_interval(rate.steps());
     program::record(metrics, log, rate.steps(),
                     {{"epoch", epoch},
                      {"train_loss", score.loss},

@@ -205,7 +205,7 @@ void train(Settings settings, const lockstep::Group& world) {
   std::optional<program::MetricsFile> metrics;
   program::CheckpointDir folder(settings.checkpoint_dir);
   bool added = false;  // rank 0's: what is recorded goes on
-  lockstep::together(world, [&] {
+  lockstep::all_or_none(world, [&] {
     train_data.emplace(settings.data, lockstep::Mnist::Split::train);
     test_data.emplace(settings.data, lockstep::Mnist::Split::test);
     if (world.rank() != 0) return;
@@ -247,8 +247,8 @@ void train(Settings settings, const lockstep::Group& world) {
   auto drawn_from = settings.contiguous ? lockstep::partition_dataset(varied, world)
                                         : lockstep::DatasetPart(varied, {.first = 0, .last = size});
   auto sampler = settings.contiguous
-                     ? lockstep::DistributedSampler(drawn_from.size().value(), lockstep::Replica{},
-                                                    {.seed = seed})
+                     ? lockstep::DistributedSampler(drawn_from.size().value(),
+                                                    lockstep::ShardSpec{}, {.seed = seed})
                      : lockstep::DistributedSampler(size, world, {.seed = seed});
   sampler.set_epoch(static_cast<std::uint64_t>(done));
   // Varying the images takes a while: it is done while the step before runs.
@@ -267,7 +267,7 @@ void train(Settings settings, const lockstep::Group& world) {
     lockstep::Tally tally;
     const auto begin = Clock::now();
     varied.set_epoch(static_cast<std::uint64_t>(epoch));
-    log.begin_lap(steps);
+    log.begin_interval(steps);
     for (const Batch& batch : loader) {
       step(*model, optimizer, batch, tally);
       ++steps;
@@ -276,7 +276,7 @@ void train(Settings settings, const lockstep::Group& world) {
     const lockstep::Score trained = tally.score(world);
     const double seconds = seconds_since(begin);
     const double rate = lockstep::throughput(tally.score().samples, seconds, world);
-    log.end_lap(steps);
+    log.end_interval(steps);
     // SINGA prints the sum of all batches' losses.
     const double loss_sum = trained.loss * static_cast<double>(trained.samples) /
                             static_cast<double>(settings.batch_size);

@@ -159,7 +159,7 @@ class CheckpointDir {
   /// other job writes to it.
   void prepare(const lockstep::Group& world) {
     if (!folder_) return;
-    lockstep::together(world, [&] {
+    lockstep::all_or_none(world, [&] {
       std::error_code error;
       if (world.rank() == 0) std::filesystem::create_directories(path_, error);
       if (error)

@@ -212,7 +212,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
   std::optional<program::MetricsFile> metrics;
   program::CheckpointDir folder(settings.checkpoint_dir);
   std::optional<Images> images;
-  lockstep::together(world, [&] {
+  lockstep::all_or_none(world, [&] {
     if (reads) images.emplace(load(settings));
     if (first) metrics.emplace(settings.metrics, folder.newest().has_value());
   });
@@ -237,7 +237,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
   });
   if (!settings.weights.empty()) {
     bool whole = true;
-    lockstep::together(world, [&] {
+    lockstep::all_or_none(world, [&] {
       // The others are given rank 0's, unless they are to have loaded the same.
       if (first || settings.parameters == "same_seed")
         whole = load_weights(*model, settings.weights);
@@ -269,7 +269,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
   const bool deals = settings.split == "rank0";
   const std::size_t batch_read = settings.batch_size * (deals ? ranks : 1);
   lockstep::DistributedSampler sampler(
-      samples, deals ? lockstep::Replica{} : lockstep::Replica{world.rank(), world.size()},
+      samples, deals ? lockstep::ShardSpec{} : lockstep::ShardSpec{world.rank(), world.size()},
       {.seed = settings.seed, .tail = deals ? lockstep::Tail::pad : lockstep::Tail::drop});
   sampler.set_epoch(static_cast<std::uint64_t>(done));
   using Loader = lockstep::PrefetchLoader<Images, lockstep::DistributedSampler>;
@@ -287,7 +287,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
   const auto run_epoch = [&](std::int64_t epoch, auto&& batches) {
     lockstep::Tally tally(5);
     int number = 0;
-    log.begin_lap(steps);
+    log.begin_interval(steps);
     for (const Batch& batch : batches) {
       const at::Tensor outputs = ddp(batch.data);
       const at::Tensor loss = cross_entropy(outputs, batch.target);
@@ -310,7 +310,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
                 << fixed(score.loss, 5) << ", acc1 " << fixed(score.accuracy, 5) << ", acc5 "
                 << fixed(score.top, 5) << std::endl;
     }
-    log.end_lap(steps);
+    log.end_interval(steps);
   };
 
   for (std::int64_t epoch = done; epoch < settings.epochs; ++epoch) {

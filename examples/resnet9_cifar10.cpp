@@ -106,7 +106,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
   std::optional<lockstep::Cifar10> test_data;
   std::optional<program::MetricsFile> metrics;
   program::CheckpointDir folder(settings.checkpoint_dir);
-  lockstep::together(world, [&] {
+  lockstep::all_or_none(world, [&] {
     train_data.emplace(load(settings, lockstep::Cifar10::Split::train));
     test_data.emplace(load(settings, lockstep::Cifar10::Split::test));
     if (world.rank() == 0) metrics.emplace(settings.metrics, folder.newest().has_value());
@@ -127,7 +127,8 @@ void train(const Settings& settings, const lockstep::Group& world) {
   auto part = lockstep::partition_dataset(augmented, world);
   const std::size_t images = part.size().value();
   const auto rank = static_cast<std::uint64_t>(world.rank());
-  lockstep::DistributedSampler sampler(images, lockstep::Replica{}, {.seed = settings.seed + rank});
+  lockstep::DistributedSampler sampler(images, lockstep::ShardSpec{},
+                                       {.seed = settings.seed + rank});
   const bool drop_last = images % batch_size == 1;  // as above
   const std::size_t batches_an_epoch = images / batch_size + (images % batch_size > 1 ? 1 : 0);
   if (batches_an_epoch == 0)
@@ -182,7 +183,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
   for (std::int64_t epoch = done + 1; epoch <= settings.epochs; ++epoch) {
     augmented.set_epoch(static_cast<std::uint64_t>(epoch));
     auto idle = program::Clock::now();
-    log.begin_lap(batches);
+    log.begin_interval(batches);
     for (const Batch& batch : loader) {
       waited += program::seconds_since(idle);
       optimizer.zero_grad();
@@ -196,7 +197,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
       idle = program::Clock::now();
     }
     report(epoch);
-    log.end_lap(batches);
+    log.end_interval(batches);
     if (!folder) continue;
     optimizer.synchronize();
     folder.save(checkpoint, {.epoch = epoch});

@@ -12,7 +12,7 @@
 #include "kernels/select_largest.h"
 
 // Compare with read_pass of the same size: a sum that is as fast as memory. Selections take 1 %.
-namespace lockstep::kernels {
+namespace lockstep::inline v0_2::kernels {
 namespace {
 
 using bench::selection_data;

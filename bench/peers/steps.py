@@ -37,7 +37,7 @@ def ways_of(model, options):
     }
     if model == HOOK_MODEL:
         ways["Lockstep, PowerSGD of rank 4"] = (
-            [*ours, "--strategy", f"powersgd:rank={HOOK_RANK}"], {}, "together_ms")
+            [*ours, "--strategy", f"power_sgd:rank={HOOK_RANK}"], {}, "together_ms")
         ways["PyTorch DDP, PowerSGD hook of rank 4"] = (
             [*theirs, "--powersgd", HOOK_RANK], {}, "step_ms")
     return ways

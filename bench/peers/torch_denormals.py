@@ -4,7 +4,7 @@
     torch_denormals.py             denormals kept, as PyTorch does by default
     torch_denormals.py --flush     denormals flushed
 
-The model, data and rates of bench/train/denormals.cpp; ranks are started by itself.
+The model, data, rates and fresh runs of bench/train/denormals.cpp; ranks are started by itself.
 """
 
 import argparse
@@ -22,20 +22,27 @@ from torch_step import join, start
 PIXELS, PICTURES, BATCH = 784, 2000, 64
 
 
+def ends_of(values):
+    """The medians of the first five and of the last five."""
+    return statistics.median(values[:5]), statistics.median(values[-5:])
+
+
 def train(rank, options, port, results):
     torch.set_num_threads(1)
     torch.set_flush_denormal(options.flush)  # first: threads start with it
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(PIXELS, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(),
-                          nn.Linear(256, 10))
     join(rank, options.ranks, port)
-    ddp = nn.parallel.DistributedDataParallel(model)
-    adam = torch.optim.Adam(model.parameters(), lr=0.001, betas=(0.9, 0.95), weight_decay=1e-4)
     torch.manual_seed(1 + rank)
     inputs = torch.rand(PICTURES, PIXELS) * (torch.arange(PIXELS) % 4 == 0)
     targets = torch.randint(10, (PICTURES,))
 
-    def step():
+    def begin_run():
+        model = nn.Sequential(nn.Linear(PIXELS, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(),
+                              nn.Linear(256, 10))
+        adam = torch.optim.Adam(model.parameters(), lr=0.001, betas=(0.9, 0.95), weight_decay=1e-4)
+        return nn.parallel.DistributedDataParallel(model), adam
+
+    def step(ddp, adam):
         chosen = torch.randint(PICTURES, (BATCH,))
         begin, processor = time.perf_counter(), time.thread_time()
         adam.zero_grad()
@@ -43,9 +50,11 @@ def train(rank, options, port, results):
         adam.step()
         return 1000 * (time.perf_counter() - begin), 1000 * (time.thread_time() - processor)
 
+    run = begin_run()
     epochs = []
     for _ in range(options.epochs):
-        times = zip(*(step() for _ in range(options.steps)))
+        fresh = begin_run()
+        times = zip(*((*step(*run), *step(*fresh)) for _ in range(options.steps)))
         slowest = torch.tensor([statistics.median(one) for one in times])
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
         epochs.append(slowest.tolist())
@@ -66,10 +75,15 @@ def main():
     results = torch.multiprocessing.get_context("spawn").SimpleQueue()
     start(train, options, results)
     found = {"ranks": options.ranks, "denormals": "flushed" if options.flush else "kept"}
-    for prefix, epochs in zip(("", "cpu_"), zip(*results.get())):
-        first, last = statistics.median(epochs[:5]), statistics.median(epochs[-5:])
+    wall, cpu, fresh_wall, fresh_cpu = zip(*results.get())
+    for prefix, epochs, fresh in (("", wall, fresh_wall), ("cpu_", cpu, fresh_cpu)):
+        ratios = [one / other for one, other in zip(epochs, fresh)]
+        (first, last), (fresh_first, fresh_last), (first_ratio, last_ratio) = map(
+            ends_of, (epochs, fresh, ratios))
         found |= {f"{prefix}first_ms": first, f"{prefix}last_ms": last,
-                  f"{prefix}growth": last / first, f"{prefix}epochs_ms": epochs}
+                  f"{prefix}fresh_first_ms": fresh_first, f"{prefix}fresh_last_ms": fresh_last,
+                  f"{prefix}growth": last_ratio / first_ratio,
+                  f"{prefix}epochs_ms": epochs, f"{prefix}fresh_epochs_ms": fresh}
     print(json.dumps(found))
 
 

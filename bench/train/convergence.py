@@ -15,8 +15,8 @@ import subprocess
 import sys
 import tempfile
 
-STRATEGIES = ["fp32", "fp16", "bf16", "partialUpdate", "topk:0.01", "threshold:0.02", "int8",
-              "powersgd:rank=4", "local_sgd:period=8", "post_local_sgd:start=500,period=8", "adasum"]
+STRATEGIES = ["fp32", "fp16", "bf16", "partial_update", "topk:0.01", "threshold:0.02", "int8",
+              "power_sgd:rank=4", "local_sgd:period=8", "post_local_sgd:start=500,period=8", "adasum"]
 BATCH = 64
 
 

@@ -1,7 +1,9 @@
 // A long run whose idle weights decay into denormals: Adam with weight decay trains an MLP on
 // made-up pictures, three quarters of whose pixels are always zero, as borders are. Weight decay
 // shrinks the weights that read those pixels, and with them Adam's averages of their gradients.
-// Prints how long a step takes in each epoch as one JSON object. Compare
+// Each step is followed by the same step of a run that began anew with this epoch, so that a change
+// of the machine's speed slows both. Prints as one JSON object how long a step of each run takes in
+// each epoch. Compare
 //   lockstep run -n 2 --denormals flush bench_denormals
 //   lockstep run -n 2 --denormals keep bench_denormals
 
@@ -14,10 +16,13 @@
 #include <algorithm>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "bench/clock.h"
@@ -54,6 +59,7 @@ constexpr std::int64_t pixels = 784;
 constexpr std::int64_t pictures = 2000;
 
 std::shared_ptr<Layers> make_model() {
+  torch::manual_seed(0);
   return std::make_shared<Layers>(nn::Sequential(
       nn::Linear(pixels, 256), nn::ReLU(), nn::Linear(256, 256), nn::ReLU(), nn::Linear(256, 10)));
 }
@@ -79,22 +85,26 @@ class Run {
     targets_ = torch::randint(10, {pictures}, torch::kLong);
   }
 
-  /// Of an epoch's steps, on the slowest rank: the median time, and the least processor time.
+  void step() {
+    const auto chosen = torch::randint(pictures, {settings_.batch_size}, torch::kLong);
+    const Time begin = now();
+    adam_.zero_grad();
+    const auto outputs = ddp_(inputs_.index_select(0, chosen));
+    nn::functional::cross_entropy(outputs, targets_.index_select(0, chosen)).backward();
+    adam_.step();
+    const Time end = now();
+    wall_.push_back(end.wall - begin.wall);
+    processor_.push_back(end.processor - begin.processor);
+  }
+
+  /// Of the steps since the last call, on the slowest rank: the median time, and the least
+  /// processor time.
   Time epoch() {
-    std::vector<double> wall;
-    std::vector<double> processor;
-    for (int i = 0; i < settings_.steps; ++i) {
-      const auto chosen = torch::randint(pictures, {settings_.batch_size}, torch::kLong);
-      const Time begin = now();
-      adam_.zero_grad();
-      const auto outputs = ddp_(inputs_.index_select(0, chosen));
-      nn::functional::cross_entropy(outputs, targets_.index_select(0, chosen)).backward();
-      adam_.step();
-      const Time end = now();
-      wall.push_back(end.wall - begin.wall);
-      processor.push_back(end.processor - begin.processor);
-    }
-    return {largest(median(wall), world_), largest(*std::ranges::min_element(processor), world_)};
+    const Time time{.wall = largest(median(wall_), world_),
+                    .processor = largest(*std::ranges::min_element(processor_), world_)};
+    wall_.clear();
+    processor_.clear();
+    return time;
   }
 
   /// Of the weights that read pixels, and of Adam's averages of their gradients and of the squares.
@@ -115,37 +125,56 @@ class Run {
   lockstep::DistributedDataParallel<Layers> ddp_;
   at::Tensor inputs_;
   at::Tensor targets_;
+  std::vector<double> wall_;
+  std::vector<double> processor_;
 };
 
-/// The medians of the first five epochs and of the last five.
+/// The medians of the first five values and of the last five.
+std::pair<double, double> ends_of(const std::vector<double>& values) {
+  const auto some = static_cast<std::ptrdiff_t>(std::min<std::size_t>(5, values.size()));
+  return {median({values.begin(), values.begin() + some}),
+          median({values.end() - some, values.end()})};
+}
+
+/// growth is that of a step beside one of the run that began anew with the epoch.
 void add_growth(nlohmann::ordered_json& result, const std::string& prefix,
-                const std::vector<double>& epochs) {
-  const auto some = static_cast<std::ptrdiff_t>(std::min<std::size_t>(5, epochs.size()));
-  const double first = median({epochs.begin(), epochs.begin() + some});
-  const double last = median({epochs.end() - some, epochs.end()});
-  result[prefix + "first_ms"] = first;
-  result[prefix + "last_ms"] = last;
+                const std::vector<double>& epochs, const std::vector<double>& fresh) {
+  std::vector<double> ratios(epochs.size());
+  std::ranges::transform(epochs, fresh, ratios.begin(), std::divides());
+  std::tie(result[prefix + "first_ms"], result[prefix + "last_ms"]) = ends_of(epochs);
+  std::tie(result[prefix + "fresh_first_ms"], result[prefix + "fresh_last_ms"]) = ends_of(fresh);
+  const auto [first, last] = ends_of(ratios);
   result[prefix + "growth"] = last / first;
   result[prefix + "epochs_ms"] = epochs;
+  result[prefix + "fresh_epochs_ms"] = fresh;
 }
 
 void measure(const Settings& settings, const lockstep::Group& world) {
-  torch::manual_seed(0);
   Run run(settings, world);
   std::vector<double> wall;
   std::vector<double> processor;
+  std::vector<double> fresh_wall;
+  std::vector<double> fresh_processor;
   for (int epoch = 0; epoch < settings.epochs; ++epoch) {
+    Run fresh(settings, world);
+    for (int i = 0; i < settings.steps; ++i) {
+      run.step();
+      fresh.step();
+    }
     const Time step = run.epoch();
     wall.push_back(step.wall);
     processor.push_back(step.processor);
+    const Time fresh_step = fresh.epoch();
+    fresh_wall.push_back(fresh_step.wall);
+    fresh_processor.push_back(fresh_step.processor);
   }
   if (world.rank() != 0) return;
   nlohmann::ordered_json result = {
       {"ranks", world.size()},
       {"denormals", lockstep::detail::denormals_text(lockstep::flushes_denormals())},
       {"share_of_denormals", run.denormals()}};
-  add_growth(result, "", wall);
-  add_growth(result, "cpu_", processor);
+  add_growth(result, "", wall, fresh_wall);
+  add_growth(result, "cpu_", processor, fresh_processor);
   std::cout << result.dump() << std::endl;
 }
 

@@ -43,7 +43,7 @@ def sent(model, what):
     count = sum(rows * columns for rows, columns in shapes) + vectors
     factors = sum((rows + columns) * POWER_RANK for rows, columns in shapes) + vectors
     return {"fp32": 4 * count, "fp16": 2 * count, "topk": 8 * -(-count // 100),
-            "powersgd": 4 * factors}[what]
+            "power_sgd": 4 * factors}[what]
 
 
 def collectives(options):
@@ -70,7 +70,7 @@ def steps(options, model, steps_a_round, strategies):
     length = ["--model", model, "--batch-size", 64, "--steps", steps_a_round, "--rounds"]
     ours = [options.build / "bin" / "bench_train_step", "--no-faults", "--fused", *length]
     theirs = [options.python, PEERS / "torch_step.py", "--address", ADDRESS, *length, 3]
-    hooks = {"fp32": [], "fp16": ["--fp16"], "powersgd": ["--powersgd", POWER_RANK, *ONE_BUCKET]}
+    hooks = {"fp32": [], "fp16": ["--fp16"], "power_sgd": ["--powersgd", POWER_RANK, *ONE_BUCKET]}
     ways = {"no exchange": ([*ours, 1], {}, "at_once_ms", 1, 0)}
     for strategy in strategies:
         what = strategy.split(":")[0]
@@ -86,7 +86,7 @@ def steps(options, model, steps_a_round, strategies):
 
 def works(options):
     """Title, the link's rate in bit/s and as tc writes it, and the ways to do it."""
-    power = f"powersgd:rank={POWER_RANK}"
+    power = f"power_sgd:rank={POWER_RANK}"
     return {
         "all_reduce": ("all_reduce of 25 MiB, 1 Gbit/s", 1e9, "1gbit", collectives(options)),
         "mlp": ("MLP, batch 64 a rank, 1 Gbit/s", 1e9, "1gbit",

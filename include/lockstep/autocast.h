@@ -3,7 +3,7 @@
 #include <c10/core/DeviceType.h>
 #include <c10/core/ScalarType.h>
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 /// Python's torch.autocast, of which LibTorch offers only the parts. While an Autocast lives,
 /// operators of the calling thread that gain from a lower precision compute in it. Operators that

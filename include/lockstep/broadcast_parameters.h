@@ -6,7 +6,7 @@ namespace torch::nn {
 class Module;
 }
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 /// Every rank's parameters and buffers of the module = root's. Autograd does not notice.
 /// Ranks: all of the group.

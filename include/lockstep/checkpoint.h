@@ -21,7 +21,7 @@
 #include "lockstep/learning_rate.h"
 #include "lockstep/model_files.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 /// Refers to anything that can give its state and take it back: wrappers, samplers, what a program
 /// makes itself. Empty, it refers to nothing. Must not outlive what it refers to.
@@ -63,7 +63,7 @@ namespace torch::optim {
 class Optimizer;
 }
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 /// Progress and notes that a checkpoint stores with its tensors.
 struct CheckpointMeta {

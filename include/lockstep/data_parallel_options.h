@@ -7,7 +7,7 @@
 #include "lockstep/strategy.h"
 #include "lockstep/types.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 /// How the ranks come to equal parameters and buffers at the start.
 enum class InitialSync {

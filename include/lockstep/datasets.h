@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 /// The handwritten digits of MNIST, held in memory, from its four IDX files, each plain or
 /// compressed (.gz). A dataset of LibTorch's data loader that gives whole batches, so no Stack is

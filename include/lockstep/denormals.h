@@ -1,6 +1,6 @@
 #pragma once
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 /// Whether the calling thread flushes denormals: numbers nearer to zero than the least normal one
 /// (1.18e-38 in float32, 2.23e-308 in float64). Its arithmetic then takes them for zero, and gives

@@ -24,7 +24,7 @@ namespace c10 {
 struct IValue;
 }
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// Accepts any tensor; stands for the callable that visit_tensors() is given.
 struct TensorVisitor {
@@ -149,7 +149,7 @@ namespace torch::nn {
 class Module;
 }
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 namespace detail {
 

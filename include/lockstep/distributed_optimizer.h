@@ -9,7 +9,7 @@
 #include "lockstep/group.h"
 #include "lockstep/strategy.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 class ReplicatedModel;
 class SharedUpdate;
 enum class UpdateGradients : bool;
@@ -21,7 +21,7 @@ namespace torch::optim {
 class Optimizer;
 }
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 /// Data-parallel training around an optimizer, whatever the model's forward looks like, by any
 /// strategy:

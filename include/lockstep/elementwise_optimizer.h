@@ -2,7 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 /// Interface of an optimizer whose update ranks can share. It updates each element independently of
 /// all others, from the state of that element.

@@ -3,7 +3,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 /// Base of everything Lockstep throws. The message says who, where, what was got, what was
 /// expected.

@@ -16,7 +16,7 @@
 #include "lockstep/group.h"
 #include "lockstep/work.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 /// Parameters whose gradients are exchanged together: one flat tensor in the group's memory, in
 /// which each parameter has a slice.

@@ -7,7 +7,7 @@
 
 #include "lockstep/elementwise_optimizer.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 /// torch::optim::SGD whose step reads and writes each parameter once, by the kernel that PyTorch's
 /// `SGD(…, fused=True)` uses. The same options, state and checkpoints as SGD; results differ by

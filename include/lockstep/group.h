@@ -14,7 +14,7 @@
 #include "lockstep/types.h"
 #include "lockstep/work.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 class Communicator;
 
@@ -95,6 +95,6 @@ class Group {
 /// the first such rank. For work that can fail on one rank only, such as reading files; the group
 /// stays usable.
 /// Ranks: all; fn itself must not communicate.
-void together(const Group& group, const std::function<void()>& fn);
+void all_or_none(const Group& group, const std::function<void()>& fn);
 
 }  // namespace lockstep

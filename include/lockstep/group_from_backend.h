@@ -12,9 +12,9 @@ namespace c10d {
 class Backend;
 }  // namespace c10d
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
-struct OverOptions {
+struct GroupFromBackendOptions {
   /// The store through which ranks report a failure that ended the world. The backend's own store
   /// will do if it has compareSet(), as TCPStore, FileStore and HashStore have. Without a store the
   /// others notice a failure as their backend does, or by their timeout.
@@ -31,6 +31,7 @@ struct OverOptions {
 /// Ranks: called by all of them. Throws: InvalidArgument without a backend, or when ranks treat
 /// denormals differently; CommError and TimeoutError as a collective does, as when a backend cannot
 /// send or ranks run other versions of Lockstep.
-Group over(c10::intrusive_ptr<c10d::Backend> backend, const OverOptions& options = {});
+Group group_from_backend(c10::intrusive_ptr<c10d::Backend> backend,
+                         const GroupFromBackendOptions& options = {});
 
 }  // namespace lockstep

@@ -8,7 +8,7 @@
 #include "lockstep/group.h"
 #include "lockstep/types.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 struct InitOptions {
   std::optional<Backend> backend = {};  ///< default LOCKSTEP_BACKEND, else automatic

@@ -10,7 +10,7 @@ class LRScheduler;
 class Optimizer;
 }  // namespace torch::optim
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 /// The factor of an optimizer's learning rate after so many steps: a pure function, so that a
 /// resumed run needs to know nothing but the number. Steps are whatever the program counts: batches

@@ -6,7 +6,7 @@
 
 #include "lockstep/group.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 /// How well a model did on a number of samples.
 struct Score {

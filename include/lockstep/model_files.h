@@ -15,7 +15,7 @@ namespace torch::optim {
 class Optimizer;
 }
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 /// Python's state_dict() of the same model or optimizer, as a GenericDict, and its
 /// load_state_dict(). With read_torch_file and write_torch_file training moves from one language to
@@ -61,7 +61,7 @@ void write_torch_file(const std::filesystem::path& path, const c10::IValue& valu
 /// values, all little-endian. Values f64 f32 f16 bf16 i64 i32 i16 i8 u8 bool. Lockstep writes
 /// digests of the header and of every tensor into its files, and verifies them when it reads.
 /// Source: https://github.com/huggingface/safetensors (the format)
-namespace lockstep::safetensors {
+namespace lockstep::inline v0_2::safetensors {
 
 /// Content of one file.
 struct Content {

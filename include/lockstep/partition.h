@@ -14,7 +14,7 @@
 #include "lockstep/group.h"
 #include "lockstep/samplers.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 /// The indices from first up to, without, last.
 struct IndexRange {
@@ -28,7 +28,7 @@ struct IndexRange {
 /// size mod N samples belong to no rank.
 /// Throws: InvalidArgument for a rank outside the group.
 /// Source: data_partition of SINGA's distributed examples
-IndexRange partition_contiguous(std::size_t size, Replica replica);
+IndexRange partition_contiguous(std::size_t size, ShardSpec shard);
 IndexRange partition_contiguous(std::size_t size, const Group& group);
 
 namespace detail {
@@ -60,7 +60,7 @@ class DatasetPart
 };
 
 /// This rank's contiguous part of a dataset that every rank can read. To shuffle within the part,
-/// as SINGA does, draw from it with DistributedSampler(part.size().value(), Replica{}, {.seed =
+/// as SINGA does, draw from it with DistributedSampler(part.size().value(), ShardSpec{}, {.seed =
 /// …}). Ranks: all with the same dataset; no communication. Throws: InvalidArgument for a dataset
 /// that does not know its size. Source: partition_dataset of Needle's distributed extension
 template <class D>

@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// Threads that begin jobs in the order in which these were added. A job flushes denormals if the
 /// thread that added it does.
@@ -56,7 +56,7 @@ class ReaderThreads {
 
 }  // namespace lockstep::detail
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 struct PrefetchOptions {
   std::size_t batch_size = 1;

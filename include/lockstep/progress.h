@@ -8,7 +8,7 @@
 
 #include "lockstep/group.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 enum class ProgressStyle : std::uint8_t {
   silent,

@@ -10,7 +10,7 @@
 
 #include "lockstep/group.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 /// Options of a RunLog.
 struct RunLogOptions {
@@ -21,7 +21,7 @@ struct RunLogOptions {
   std::size_t spans = 65536;  ///< most that a rank keeps of a trace, the newest; 32 bytes each
 };
 
-/// Records a run in a folder: metrics.jsonl and a TensorBoard file, `laps.jsonl`, trace.json,
+/// Records a run in a folder: metrics.jsonl and a TensorBoard file, `intervals.jsonl`, trace.json,
 /// environment.json. docs/run-log.md describes them; `lockstep report` makes a page of them. Rank 0
 /// writes; a rank's log is used and destroyed by the thread that made it.
 ///
@@ -49,12 +49,12 @@ class RunLog {
     scalars(step, {{name, value}});
   }
 
-  /// Delimit an interval of training steps. A line of `laps.jsonl` divides each rank's time in it
-  /// into computing, waiting and communication. step is the number of steps that have been taken by
-  /// then.
-  void begin_lap(std::int64_t step);
+  /// Delimit an interval of training steps. A line of `intervals.jsonl` divides each rank's time in
+  /// it into computing, waiting and communication. step is the number of steps that have been taken
+  /// by then.
+  void begin_interval(std::int64_t step);
   /// Ranks: all.
-  void end_lap(std::int64_t step);
+  void end_interval(std::int64_t step);
 
   /// Writes trace.json, of all ranks' spans.
   /// Ranks: all. Without it there is no trace.

@@ -5,7 +5,7 @@
 #include "lockstep/group.h"
 #include "lockstep/init.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 /// How run_main() makes its ranks.
 struct RunOptions {

@@ -13,10 +13,10 @@
 
 #include "lockstep/group.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 /// Which of how many ranks a sampler draws for.
-struct Replica {
+struct ShardSpec {
   int rank = 0;
   int ranks = 1;
 };
@@ -42,7 +42,7 @@ struct SamplerOptions {
 class DistributedSampler : public torch::data::samplers::Sampler<> {
  public:
   /// Throws: InvalidArgument for a rank outside the group.
-  DistributedSampler(std::size_t size, Replica replica, SamplerOptions options = {});
+  DistributedSampler(std::size_t size, ShardSpec shard, SamplerOptions options = {});
   DistributedSampler(std::size_t size, const Group& group, SamplerOptions options = {});
 
   /// Makes this the epoch of the next pass; the passes after it count on from there. Another epoch
@@ -60,7 +60,7 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   std::optional<std::vector<std::size_t>> next(std::size_t batch_size) override;
 
   /// Counts samples of the running pass that this rank's program is done with. torch::data's loader
-  /// with workers and in_step() draw ahead of the program, so they need this call. Without them
+  /// with workers and join_uneven() draw ahead of the program, so they need this call. Without them
   /// drawn samples count as used. PrefetchLoader calls it.
   void used(std::size_t samples);
 
@@ -93,7 +93,7 @@ std::vector<std::size_t> epoch_order(std::size_t size, std::uint64_t seed, std::
 class EvaluationSampler : public torch::data::samplers::Sampler<> {
  public:
   /// Throws: InvalidArgument for a rank outside the group.
-  EvaluationSampler(std::size_t size, Replica replica);
+  EvaluationSampler(std::size_t size, ShardSpec shard);
   EvaluationSampler(std::size_t size, const Group& group);
 
   /// Begins a new pass, over new_size samples if given.
@@ -105,7 +105,7 @@ class EvaluationSampler : public torch::data::samplers::Sampler<> {
   void load(torch::serialize::InputArchive&) override {}
 
  private:
-  Replica replica_;
+  ShardSpec shard_;
   std::size_t next_ = 0;
   std::size_t end_ = 0;
   std::size_t size_;

@@ -8,7 +8,7 @@
 
 #include "lockstep/types.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 /// Cost of one kind of collective on this rank so far.
 struct CollectiveStatistics {

@@ -9,7 +9,7 @@
 #include "lockstep/exchange.h"
 #include "lockstep/strategy.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 /// The mean over ranks at full precision, "fp32": one all_reduce a bucket, in the gradients' own
 /// dtype. values[i] = (1/N) Σ_r values_r[i], summed in rank order.
@@ -102,7 +102,7 @@ struct Threshold {
   std::unique_ptr<Exchange> exchange(const Bucket& bucket) const;
 };
 
-/// Gradients of matrices are sent as two thin factors, "powersgd:rank=4". Of M = gradient +
+/// Gradients of matrices are sent as two thin factors, "power_sgd:rank=4". Of M = gradient +
 /// residual, P = mean of M·Q with orthogonal columns, then Q = mean of Mᵀ·P, and the result is
 /// P·Qᵀ. A parameter of more dimensions counts as the matrix of its first dimension and all others.
 /// Matrices whose factors would not be smaller, (rows + columns)·rank ≥ rows·columns, are averaged
@@ -122,7 +122,7 @@ struct PowerSgd {
   std::unique_ptr<Exchange> exchange(const Bucket& bucket) const;
 };
 
-/// One bucket a step is averaged, in turn, "partialUpdate" or "partialUpdate:of=gradients"; every
+/// One bucket a step is averaged, in turn, "partial_update" or "partial_update:of=gradients"; every
 /// rank goes its own way with the others. After as many steps as there are buckets each has been
 /// averaged once. Before evaluation or a checkpoint, synchronize() the parameters.
 /// Source: Apache SINGA's partial update, of parameters in version 3, of gradients before.

@@ -11,7 +11,7 @@
 
 #include "lockstep/exchange.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 namespace detail {
 
@@ -102,7 +102,7 @@ class Strategy {
 
 /// The strategy of a text form, a name with options: "fp32", "topk:0.01", "fp16:clip=100",
 /// "local_sgd:period=8", "warmup:100:topk:0.01". SINGA's names are understood too: plain, half,
-/// sparseTopK, sparseThreshold, partialUpdate.
+/// sparseTopK, sparseThreshold, partialUpdate. So is powersgd, the name before version 0.2.
 /// Throws: InvalidArgument listing the valid names or fields, or for a value out of its range.
 Strategy parse_strategy(std::string_view text);
 

@@ -12,7 +12,7 @@
 
 #include "lockstep/group.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// A layer whose batch is spread over ranks. Autograd's graph shares it with the module.
 struct SyncLayer : torch::CustomClassHolder {
@@ -29,7 +29,7 @@ struct SyncLayer : torch::CustomClassHolder {
 
 }  // namespace lockstep::detail
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 /// Batch normalisation over the samples of all ranks, as if one process had the whole batch:
 /// torch::nn::BatchNorm1d, 2d and 3d in one, with their options, parameters and buffers.
@@ -85,7 +85,7 @@ namespace torch::nn {
 class Module;
 }
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 /// Every torch::nn::BatchNorm1d, 2d and 3d of the model, and every SyncBatchNorm, normalises over
 /// the samples of all ranks from now on when it trains, as SyncBatchNorm says. Returns how many.

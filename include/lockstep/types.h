@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 /// Element types that collectives carry. f16 is IEEE binary16, bf16 the upper half of an f32.
 enum class DType : std::uint8_t { f32, f64, f16, bf16, i8, u8, i32, i64 };

@@ -11,9 +11,9 @@
 #include "lockstep/group.h"
 #include "lockstep/work.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
-/// Asks in_step to go on until the last rank has run out.
+/// Asks join_uneven to go on until the last rank has run out.
 struct UntilLast {};
 inline constexpr UntilLast until_last{};
 
@@ -40,9 +40,9 @@ class NextTurn {
   Work work_;
 };
 
-/// Result of in_step: a range to be iterated once.
+/// Result of join_uneven: a range to be iterated once.
 template <class Loader, bool to_the_last>
-class InStep {
+class JoinUneven {
   using Position = decltype(std::begin(std::declval<Loader&>()));
   using End = decltype(std::end(std::declval<Loader&>()));
   using Batch = std::remove_cvref_t<decltype(*std::declval<Position&>())>;
@@ -57,7 +57,7 @@ class InStep {
     using pointer = Shown*;
     using iterator_category = std::input_iterator_tag;
 
-    explicit Iterator(InStep& range) : range_(&range) {}
+    explicit Iterator(JoinUneven& range) : range_(&range) {}
     Shown& operator*() const {
       if constexpr (to_the_last) {
         return range_->current_;
@@ -74,10 +74,10 @@ class InStep {
     bool operator==(std::default_sentinel_t) const { return range_->ended_; }
 
    private:
-    InStep* range_;
+    JoinUneven* range_;
   };
 
-  InStep(Loader& loader, const Group& group)
+  JoinUneven(Loader& loader, const Group& group)
       : loader_(loader), turn_(group, to_the_last ? ReduceOp::max : ReduceOp::min) {}
 
   Iterator begin() {
@@ -142,14 +142,14 @@ class InStep {
 /// The batches of a loader, ending on all ranks together: as soon as one rank has no batch left,
 /// the others leave theirs. For ranks that may hold unequal numbers of batches.
 ///
-///     for (auto& batch : lockstep::in_step(*loader, world)) …
+///     for (auto& batch : lockstep::join_uneven(*loader, world)) …
 ///
 /// Costs a collective of one byte a batch, which runs while the ranks compute: the loader is read
 /// one batch ahead. An exception in one rank's loop fails the other ranks as it would without
-/// in_step.
+/// join_uneven.
 /// Ranks: all, each over a range of its own; they leave the loop early all at the same batch.
 template <class Loader>
-detail::InStep<Loader, false> in_step(Loader& loader, const Group& group) {
+detail::JoinUneven<Loader, false> join_uneven(Loader& loader, const Group& group) {
   return {loader, group};
 }
 
@@ -157,12 +157,12 @@ detail::InStep<Loader, false> in_step(Loader& loader, const Group& group) {
 /// a rank that has run out. Such a rank takes part in the others' exchanges without contributing to
 /// them.
 ///
-///     for (auto& batch : lockstep::in_step(*loader, world, lockstep::until_last)) {
+///     for (auto& batch : lockstep::join_uneven(*loader, world, lockstep::until_last)) {
 ///       optimizer.weight(batch ? batch->target.size(0) : 0);
 ///       optimizer.backward_and_update(batch ? loss_of(*batch) : at::Tensor());
 ///     }
 template <class Loader>
-detail::InStep<Loader, true> in_step(Loader& loader, const Group& group, UntilLast) {
+detail::JoinUneven<Loader, true> join_uneven(Loader& loader, const Group& group, UntilLast) {
   return {loader, group};
 }
 

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 struct CollectiveStatistics;
 

@@ -17,7 +17,7 @@
 #include "lockstep/denormals.h"
 #include "lockstep/error.h"
 
-namespace lockstep::adapter {
+namespace lockstep::inline v0_2::adapter {
 namespace {
 
 using detail::concat;
@@ -141,7 +141,8 @@ void AdaptedCommunicator::meet(const std::string& host,
     try {
       own.world = store->add("lockstep/worlds", 1);
     } catch (const std::exception& error) {
-      throw CommError(concat(where("over"), ": the store does not answer: ", error.what()));
+      throw CommError(
+          concat(where("group_from_backend"), ": the store does not answer: ", error.what()));
     }
   }
   std::vector<Card> all(static_cast<std::size_t>(size()));
@@ -153,9 +154,10 @@ void AdaptedCommunicator::meet(const std::string& host,
       .wait();
   std::vector<std::uint64_t> known_by;
   for (const auto& card : all) {
-    detail::expect_version(where("over"), known_by.size(), card.version, all.front().version);
-    detail::expect_same_denormals(where("over"), known_by.size(), card.flushes_denormals != 0,
-                                  all.front().flushes_denormals != 0);
+    detail::expect_version(where("group_from_backend"), known_by.size(), card.version,
+                           all.front().version);
+    detail::expect_same_denormals(where("group_from_backend"), known_by.size(),
+                                  card.flushes_denormals != 0, all.front().flushes_denormals != 0);
     known_by.push_back(card.host);
   }
   set_hosts(detail::numbered_hosts(known_by));

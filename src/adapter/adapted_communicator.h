@@ -12,7 +12,7 @@
 #include "adapter/request_thread.h"
 #include "comm/communicator.h"
 
-namespace lockstep::adapter {
+namespace lockstep::inline v0_2::adapter {
 
 /// One rank's view of one group of the ranks of a c10d::Backend.
 class AdaptedCommunicator final : public Communicator,

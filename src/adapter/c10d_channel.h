@@ -8,7 +8,7 @@
 
 #include "adapter/c10d_rank_context.h"
 
-namespace lockstep::adapter {
+namespace lockstep::inline v0_2::adapter {
 
 /// The purpose of a group's message. Messages of one kind between two ranks arrive in order.
 enum class Kind : int {

@@ -18,7 +18,7 @@
 #include "comm/waiting.h"
 #include "core/deadline.h"
 
-namespace lockstep::adapter {
+namespace lockstep::inline v0_2::adapter {
 
 /// Bytes that go to another rank, or come from it.
 struct Message {

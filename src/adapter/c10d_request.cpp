@@ -20,7 +20,7 @@
 // other ranks find a mismatch by themselves, with the same text. The store passes any other failure
 // on, if there is one.
 
-namespace lockstep::adapter {
+namespace lockstep::inline v0_2::adapter {
 namespace {
 
 using detail::concat;

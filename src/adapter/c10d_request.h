@@ -9,7 +9,7 @@
 #include "comm/operation.h"
 #include "lockstep/types.h"
 
-namespace lockstep::adapter {
+namespace lockstep::inline v0_2::adapter {
 
 /// An operation of this rank between begin and its end. Its thread runs it, in a thread of its own,
 /// while the rank's thread waits or does something else.

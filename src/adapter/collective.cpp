@@ -12,7 +12,7 @@
 #include "lockstep/error.h"
 #include "lockstep/statistics.h"
 
-namespace lockstep::adapter {
+namespace lockstep::inline v0_2::adapter {
 namespace {
 
 using detail::Announcement;

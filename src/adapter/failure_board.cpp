@@ -7,7 +7,7 @@
 #include "core/log.h"
 #include "core/text.h"
 
-namespace lockstep::adapter {
+namespace lockstep::inline v0_2::adapter {
 namespace {
 
 using detail::concat;

@@ -14,7 +14,7 @@
 #include "comm/control/failure.h"
 #include "core/fork_guard.h"
 
-namespace lockstep::adapter {
+namespace lockstep::inline v0_2::adapter {
 
 /// Where the ranks of a world write the first cause of its failure, and look for it: a key of a
 /// c10d::Store. A thread of its own asks the store, which may take its time.

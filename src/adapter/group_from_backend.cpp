@@ -13,15 +13,16 @@
 #include "lockstep/error.h"
 #include "lockstep/init.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
-Group over(c10::intrusive_ptr<c10d::Backend> backend, const OverOptions& options) {
-  if (!backend) throw InvalidArgument("over: got no backend");
+Group group_from_backend(c10::intrusive_ptr<c10d::Backend> backend,
+                         const GroupFromBackendOptions& options) {
+  if (!backend) throw InvalidArgument("group_from_backend: got no backend");
   const auto& environment = Environment::get();
   const auto timeout = options.timeout.value_or(environment.timeout);
   if (timeout.count() <= 0) {
-    throw InvalidArgument(
-        detail::concat("over: got a timeout of ", timeout.count(), " ms, expected more than 0"));
+    throw InvalidArgument(detail::concat("group_from_backend: got a timeout of ", timeout.count(),
+                                         " ms, expected more than 0"));
   }
   const bool is_set = detail::has_joined() || detail::inside_spawn();
   if (options.flush_denormals || !is_set) {

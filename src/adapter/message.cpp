@@ -5,7 +5,7 @@
 #include "comm/message_terms.h"
 #include "lockstep/error.h"
 
-namespace lockstep::adapter {
+namespace lockstep::inline v0_2::adapter {
 namespace {
 
 using detail::MessageTerms;

@@ -3,7 +3,7 @@
 #include <tuple>
 #include <utility>
 
-namespace lockstep::adapter {
+namespace lockstep::inline v0_2::adapter {
 
 RequestThread::~RequestThread() {
   if (process_.in_child()) {

@@ -9,7 +9,7 @@
 #include "adapter/c10d_request.h"
 #include "core/fork_guard.h"
 
-namespace lockstep::adapter {
+namespace lockstep::inline v0_2::adapter {
 
 /// A thread that runs requests one after another, in the order in which they were added.
 class RequestThread {

@@ -8,7 +8,7 @@
 #include "lockstep/group.h"
 #include "lockstep/model_files.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 using detail::Restoration;
 
@@ -35,7 +35,7 @@ void Checkpoint::save(const std::filesystem::path& path, const CheckpointMeta& m
 void Checkpoint::save(const std::filesystem::path& path, const CheckpointMeta& meta,
                       const Group& group) const {
   safetensors::Content own;
-  together(group, [&] {
+  all_or_none(group, [&] {
     own = detail::named(
         path, [&] { return detail::content_of(*this, meta, group.rank(), group.size()); });
   });
@@ -56,14 +56,14 @@ Resumed Checkpoint::load(const std::filesystem::path& path) const {
 Resumed Checkpoint::load(const std::filesystem::path& path, const Group& group) const {
   safetensors::Content content = detail::read_together(path, group);
   Restoration restoration;
-  together(group, [&] {
+  all_or_none(group, [&] {
     restoration = detail::named(
         path, [&] { return Restoration(*this, std::move(content), group.rank(), group.size()); });
   });
   load_states(
       restoration,
       [&] {
-        together(group, [&] { detail::named(path, [&] { restoration.load_states(*this); }); });
+        all_or_none(group, [&] { detail::named(path, [&] { restoration.load_states(*this); }); });
       },
       *this);
   restoration.apply(*this);
@@ -92,7 +92,7 @@ CheckpointMeta load_checkpoint(const std::filesystem::path& path, torch::nn::Mod
 }
 
 void check_checkpoint_path(const std::filesystem::path& path, const Group& group) {
-  together(group, [&] {
+  all_or_none(group, [&] {
     if (group.rank() == 0) detail::AtomicFile writable(path);
   });
 }

@@ -18,7 +18,7 @@
 #include "lockstep/exchange.h"
 #include "lockstep/model_files.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// Adds the file's name to what goes wrong in fn.
 template <class Function>

@@ -22,7 +22,7 @@
 #include "group/gather_texts.h"
 #include "lockstep/group.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 namespace {
 
@@ -101,7 +101,7 @@ void write_together(const std::filesystem::path& path, const safetensors::Conten
   const bool writes = group.rank() == 0;
   std::vector<Piece> pieces;
   std::string description;
-  together(group, [&] {
+  all_or_none(group, [&] {
     pieces = safetensors::pieces_of(own, path.string());
     description = describe(pieces, path.string());
   });
@@ -109,7 +109,7 @@ void write_together(const std::filesystem::path& path, const safetensors::Conten
 
   std::optional<AtomicFile> file;
   const at::Tensor chunk = empty_bytes(chunk_bytes);
-  together(group, [&] {
+  all_or_none(group, [&] {
     if (!writes) return;
     Header header{.entries = {}, .metadata = own.metadata};
     for (const Place& place : places) header.entries.push_back(place.entry);
@@ -140,7 +140,7 @@ void write_together(const std::filesystem::path& path, const safetensors::Conten
       }
     }
   }
-  together(group, [&] {
+  all_or_none(group, [&] {
     attempt.rethrow();
     if (writes) file->commit();
   });
@@ -151,13 +151,13 @@ safetensors::Content collect(const std::filesystem::path& path, safetensors::Con
   const bool collects = group.rank() == 0;
   std::vector<Piece> pieces;
   std::string description;
-  together(group, [&] {
+  all_or_none(group, [&] {
     if (!collects) pieces = safetensors::pieces_of(own, path.string());
     description = describe(pieces, path.string());
   });
   const std::vector<Place> places = places_of(gather(description, group), path.string());
   std::vector<at::Tensor> received;
-  together(group, [&] {
+  all_or_none(group, [&] {
     for (const Place& place : places)
       received.push_back(collects ? safetensors::empty_for(place.entry, path.string())
                                   : at::Tensor());
@@ -182,7 +182,7 @@ safetensors::Content read_together(const std::filesystem::path& path, const Grou
   std::unique_ptr<safetensors::Reader> reader;
   const at::Tensor sizes = at::empty({2}, at::kLong);
   auto* const size = sizes.mutable_data_ptr<std::int64_t>();
-  together(group, [&] {
+  all_or_none(group, [&] {
     if (!reads) return;
     reader = std::make_unique<safetensors::Reader>(path);
     size[0] = static_cast<std::int64_t>(reader->text().size());
@@ -190,7 +190,7 @@ safetensors::Content read_together(const std::filesystem::path& path, const Grou
   });
   group.broadcast(sizes).wait();
   std::string text;
-  together(group, [&] {
+  all_or_none(group, [&] {
     if (reads)
       text = reader->text();
     else
@@ -205,7 +205,7 @@ safetensors::Content read_together(const std::filesystem::path& path, const Grou
   };
   std::vector<at::Tensor> own;  // for each entry, undefined for what others take
   at::Tensor others;
-  together(group, [&] {
+  all_or_none(group, [&] {
     header = safetensors::parse_header(text, static_cast<std::uint64_t>(size[1]), path.string());
     saved_by = ranks_of(header.metadata);
     std::int64_t largest = 0;
@@ -241,7 +241,7 @@ safetensors::Content read_together(const std::filesystem::path& path, const Grou
     else if (!reads)
       group.recv(bytes, 0).wait();
   }
-  together(group, [&] { attempt.rethrow(); });
+  all_or_none(group, [&] { attempt.rethrow(); });
   return content;
 }
 

@@ -5,7 +5,7 @@
 #include "lockstep/group.h"
 #include "lockstep/model_files.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// One file of all ranks' contents; names must differ between ranks, the metadata is rank 0's.
 /// Rank 0 writes what the others send, tensor by tensor, and never holds more of it than a chunk.

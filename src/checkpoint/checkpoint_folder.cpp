@@ -15,7 +15,7 @@
 #include "lockstep/error.h"
 #include "lockstep/group.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 namespace {
 
@@ -117,14 +117,14 @@ void CheckpointFolder::lock_here() {
 }
 
 void CheckpointFolder::lock(const Group& group) {
-  together(group, [&] {
+  all_or_none(group, [&] {
     if (group.rank() == 0) lock_here();
   });
 }
 
 std::filesystem::path CheckpointFolder::next_path(const Group& group) {
   std::string number;
-  together(group, [&] {
+  all_or_none(group, [&] {
     if (group.rank() != 0) return;
     lock_here();
     const std::set<std::int64_t> all = numbers();
@@ -137,7 +137,7 @@ std::filesystem::path CheckpointFolder::save(const Checkpoint& checkpoint,
                                              const CheckpointMeta& meta, const Group& group) {
   const std::filesystem::path path = next_path(group);
   checkpoint.save(path, meta, group);
-  together(group, [&] {
+  all_or_none(group, [&] {
     if (group.rank() == 0) prune();
   });
   return path;
@@ -156,7 +156,7 @@ std::optional<Resumed> CheckpointFolder::load_newest(const Checkpoint& checkpoin
                                                      const Group& group) {
   std::string chosen;
   std::string skipped;
-  together(group, [&] {
+  all_or_none(group, [&] {
     if (group.rank() != 0) return;
     const std::set<std::int64_t> all = numbers();
     for (auto number = all.rbegin(); number != all.rend() && chosen.empty(); ++number) {

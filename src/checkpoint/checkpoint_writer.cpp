@@ -15,7 +15,7 @@
 #include "lockstep/checkpoint.h"
 #include "lockstep/group.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 namespace {
 
@@ -53,7 +53,7 @@ CheckpointWriter::~CheckpointWriter() {
 }
 
 void CheckpointWriter::prepare(const Checkpoint& checkpoint) {
-  together(group_, [&] {
+  all_or_none(group_, [&] {
     if (group_.rank() != 0 || write_.valid() || !copy_.tensors.empty()) return;
     for (const auto& [name, tensor] : detail::tensors_to_come(checkpoint, group_.size()))
       copy_.tensors[name] = at::empty(tensor.sizes(), tensor.scalar_type());
@@ -69,7 +69,7 @@ void CheckpointWriter::save(const Checkpoint& checkpoint, const std::filesystem:
                             const CheckpointMeta& meta, std::function<void()> afterwards) {
   wait();
   safetensors::Content own;
-  together(group_, [&] {
+  all_or_none(group_, [&] {
     own = detail::named(
         path, [&] { return detail::content_of(checkpoint, meta, group_.rank(), group_.size()); });
     if (group_.rank() == 0) own = copy_ = copy_of(own, copy_);
@@ -83,7 +83,7 @@ void CheckpointWriter::save(const Checkpoint& checkpoint, const std::filesystem:
 }
 
 void CheckpointWriter::wait() {
-  together(group_, [&] {
+  all_or_none(group_, [&] {
     if (write_.valid()) write_.get();
   });
 }

@@ -20,7 +20,7 @@
 #include "formats/optimizer_fields.h"
 #include "lockstep/error.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 namespace {
 

@@ -8,7 +8,7 @@
 #include <type_traits>
 #include <utility>
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// A parameter's name by its TensorImpl, which is what an optimizer knows it by.
 using ParameterNames = std::map<const void*, std::string>;

@@ -5,7 +5,7 @@
 
 #include "core/text.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 namespace {
 
 /// One round of splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators,

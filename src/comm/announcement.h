@@ -10,7 +10,7 @@
 #include "comm/source.h"
 #include "lockstep/types.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// One member's description of a collective: enough to verify that all members issue the same one,
 /// and to report a difference. It lies in shared memory and is sent over networks as it is.

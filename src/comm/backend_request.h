@@ -13,7 +13,7 @@
 #include "lockstep/types.h"
 #include "lockstep/work.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// One operation of this rank between begin and completion, in a backend whose communicator has an
 /// context() that polls and waits. Where the context has a thread, that may advance and complete

@@ -7,7 +7,7 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 namespace {
 
 using detail::concat;

@@ -19,7 +19,7 @@
 #include "lockstep/types.h"
 #include "lockstep/work.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 /// How a collective is issued; the buffer's owner and shape serve lifetime and error text.
 struct Issue {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 namespace {
 
 // A message within a host goes through memory that both sides map: it is copied in and out.

@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <span>
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 /// Where the ranks of a group are, as far as an exchange between them depends on it.
 struct Placement {

@@ -11,7 +11,7 @@
 #include "comm/progress_thread.h"
 #include "comm/waiting.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// Serialises access to a rank's groups: one thread of the program at a time holds a Use. While
 /// none does, the rank's progress thread, if it was started, advances operations.

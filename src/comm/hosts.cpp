@@ -9,7 +9,7 @@
 #include "comm/split.h"
 #include "core/host_name.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 namespace {
 
 /// Numbers, in the order in which they come first, in place of keys.

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// Identifies this host by the kernel's boot and the network namespace. Processes with the same
 /// value can share memory and connect to one another.

@@ -5,7 +5,7 @@
 
 #include "comm/trace.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 namespace {
 
 thread_local std::chrono::nanoseconds done{};

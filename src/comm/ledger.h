@@ -7,7 +7,7 @@
 #include "comm/source.h"
 #include "lockstep/statistics.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// The rows of one group on one rank.
 class Ledger {

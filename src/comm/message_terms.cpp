@@ -2,7 +2,7 @@
 
 #include "core/text.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 namespace {
 
 std::string describe(const MessageTerms& terms) {

@@ -6,7 +6,7 @@
 #include "comm/operation.h"
 #include "lockstep/types.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// The properties in which a send and the recv that takes it must agree.
 struct MessageTerms {

@@ -2,7 +2,7 @@
 
 #include "core/text.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 std::string MetFailure::text(std::string_view where, std::string_view cause) {
   if (met()) {

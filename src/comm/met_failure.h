@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// The texts that one rank raises after its world has failed.
 class MetFailure {

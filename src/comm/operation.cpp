@@ -5,7 +5,7 @@
 #include "core/text.h"
 #include "lockstep/types.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 std::string_view name(Collective collective) {
   switch (collective) {

@@ -12,7 +12,7 @@
 #include "comm/source.h"
 #include "lockstep/types.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 /// One collective as a value: what is checked, compared between ranks, logged and executed.
 struct Operation {

@@ -8,7 +8,7 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 std::shared_ptr<std::byte> take_private_memory(std::size_t bytes, std::string_view backend) {
   constexpr std::size_t alignment = 64;

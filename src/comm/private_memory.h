@@ -4,7 +4,7 @@
 #include <memory>
 #include <string_view>
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// Memory of this process alone, 64-byte aligned and zeroed, for a backend whose ranks share none.
 /// Throws: CommError naming the backend when the machine has not that much.

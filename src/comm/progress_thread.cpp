@@ -29,7 +29,7 @@
 // Beside a thread that computes on the same core it takes short turns. Only the rank's own thread
 // releases operations and groups, so no destructor of the program runs in the progress thread.
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 namespace {
 
 using std::chrono::microseconds;

@@ -7,7 +7,7 @@
 #include <mutex>
 #include <thread>
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// A thread that advances a rank's operations between the rank's own calls. Note [How the progress
 /// thread keeps out of the way] is in progress_thread.cpp.

@@ -3,7 +3,7 @@
 #include "kernels/reduce.h"
 #include "kernels/reduce_rounded.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 void reduce(const Operation& operation, std::span<const std::byte* const> inputs,
             std::span<std::byte* const> outputs, std::size_t count) {

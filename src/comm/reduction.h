@@ -6,7 +6,7 @@
 #include "comm/operation.h"
 #include "lockstep/types.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// Reduces count elements of each rank's input as the operation says, in rank order. All backends
 /// get the same bits. outputs may be among inputs.

@@ -1,6 +1,6 @@
 #include "comm/reissue.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 Work reissue(Communicator& group, const Operation& operation) {
   const auto& [collective, reduce, dtype, wire, input, output, count, counts, peer, tag, timeout,

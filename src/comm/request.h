@@ -3,7 +3,7 @@
 #include <chrono>
 #include <vector>
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// The times at which an operation began and was complete, where a progress thread advances it;
 /// else both are zero.

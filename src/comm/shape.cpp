@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 Range slice_of(std::size_t length, std::size_t element, int member, int members) {
   constexpr std::size_t cache_line = 64;

@@ -5,7 +5,7 @@
 #include "comm/operation.h"
 #include "lockstep/types.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// A run of elements within a part.
 struct Range {

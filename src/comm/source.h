@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string>
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 /// Which part of a program issues an operation. Ranks compare it together with the operation, so
 /// that operations of equal size that different parts issue are not mistaken for one another.

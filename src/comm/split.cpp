@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 std::vector<SplitChoice> exchange_choices(Communicator& group, const SplitChoice& mine) {
   constexpr std::size_t words = sizeof(SplitChoice) / sizeof(std::int64_t);

@@ -6,7 +6,7 @@
 
 #include "comm/communicator.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// The values that a rank sends to the others in a split().
 struct SplitChoice {

@@ -3,7 +3,7 @@
 #include <iomanip>
 #include <sstream>
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 namespace {
 
 double milliseconds(std::chrono::nanoseconds time) {

@@ -2,7 +2,7 @@
 
 #include "lockstep/error.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 namespace {
 
 /// Work in pieces, as a staged collective's, is one span while no more lies between two of them.

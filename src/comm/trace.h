@@ -8,7 +8,7 @@
 #include "comm/operation.h"
 #include "lockstep/types.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 /// Something that a rank's thread did or had under way. Units: nanoseconds of the steady clock,
 /// which all processes of a host share.

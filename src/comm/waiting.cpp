@@ -8,7 +8,7 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 bool fit_cores(int ranks, int threads_per_rank, int cores) {
   const int known = cores > 0 ? cores : static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));

@@ -14,7 +14,7 @@
 #include "core/fork_guard.h"
 #include "lockstep/types.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// Tells the core that this thread spins.
 inline void relax() {

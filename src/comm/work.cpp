@@ -8,7 +8,7 @@
 #include "comm/trace.h"
 #include "lockstep/error.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 Work& Work::operator=(Work&& other) noexcept {
   if (this != &other) {

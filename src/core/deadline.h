@@ -4,7 +4,7 @@
 #include <chrono>
 #include <utility>
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// The end of a wait that looks again and again. Time in which this process is stopped does not
 /// count. A SIGSTOP, a frozen cgroup or a paused machine makes the interval between two looks far

@@ -9,7 +9,7 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 #ifdef __x86_64__
 

@@ -5,7 +5,7 @@
 
 #include "lockstep/denormals.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// Whether this build can flush denormals.
 inline constexpr bool can_flush_denormals =

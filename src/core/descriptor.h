@@ -4,7 +4,7 @@
 
 #include <utility>
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// An open file descriptor, closed with its owner.
 class Descriptor {

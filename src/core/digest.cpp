@@ -3,7 +3,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 std::uint64_t digest(std::span<const std::byte> bytes) {
   return XXH3_64bits(bytes.data(), bytes.size());

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <span>
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// 64 bits that differ, but for bad luck, when the bytes do. No defence against intent. The same on
 /// every machine.

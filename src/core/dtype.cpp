@@ -4,7 +4,7 @@
 #include "lockstep/error.h"
 #include "lockstep/types.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 namespace {
 
 struct Names {

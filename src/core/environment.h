@@ -9,7 +9,7 @@
 #include "core/progress_mode.h"
 #include "lockstep/types.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 /// Whether its ranks must be processes that MPI knows.
 bool needs_mpi(Backend backend);

@@ -14,7 +14,7 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 namespace {
 
 /// One rank's part of the file. Zeros where the rank left nothing.

@@ -5,7 +5,7 @@
 
 #include "core/descriptor.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// The error that a rank's program ended with, as the rank leaves it for `lockstep run`.
 struct ErrorRecord {

@@ -24,7 +24,7 @@
 #include "core/utc_text.h"
 #include "lockstep/error.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 namespace {
 
 namespace fs = std::filesystem;

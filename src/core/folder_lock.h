@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// A random name for a job, of 16 hexadecimal digits.
 std::string new_run_id();

@@ -2,7 +2,7 @@
 
 #include <pthread.h>
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 std::atomic<unsigned> ForkGuard::forks_{0};
 

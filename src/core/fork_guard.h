@@ -2,7 +2,7 @@
 
 #include <atomic>
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// Tells the process that made it from children that were forked off since. A rank's place in its
 /// world belongs to the process that joined: a child shares the memory and the sockets, not the

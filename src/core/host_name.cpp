@@ -4,7 +4,7 @@
 
 #include <array>
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 std::string host_name() {
   std::array<char, 256> name{};

@@ -5,7 +5,7 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 bool json_is_too_deep(std::string_view text) {
   int depth = 0;

@@ -2,7 +2,7 @@
 
 #include <string_view>
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// Most levels of nesting in any JSON text that Lockstep reads. Deeper ones would fill the stack
 /// when they are parsed, written or destroyed.

@@ -3,7 +3,7 @@
 #include <optional>
 #include <string>
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 /// A process's place in its world, as a launcher other than `lockstep run` states it.
 struct Launcher {

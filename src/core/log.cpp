@@ -7,7 +7,7 @@
 
 #include "core/environment.h"
 
-namespace lockstep::log {
+namespace lockstep::inline v0_2::log {
 namespace {
 
 spdlog::level::level_enum translate(Level level) {

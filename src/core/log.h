@@ -2,7 +2,7 @@
 
 #include <string_view>
 
-namespace lockstep::log {
+namespace lockstep::inline v0_2::log {
 
 /// Messages go to stderr, and only if LOCKSTEP_LOG is debug, info, warn or error.
 enum class Level { debug, info, warn, error };

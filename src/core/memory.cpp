@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <limits>
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 void keep_freed_memory(bool one_arena) {
 #ifdef __GLIBC__

@@ -2,7 +2,7 @@
 
 #include <cstddef>
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 /// Makes glibc keep freed memory in this process instead of returning it to the kernel. Otherwise a
 /// training step would page-fault thousands of times. With one_arena all threads share one arena;

@@ -9,7 +9,7 @@
 #include "core/text.h"
 #include "core/variable.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 namespace {
 
 using detail::parse_number;

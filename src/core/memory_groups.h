@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 /// The control groups that limit this process's memory: its own and all above it, of version 1 or 2
 /// of the kernel's interface, wherever they are mounted.

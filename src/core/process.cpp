@@ -9,7 +9,7 @@
 
 #include "core/text.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 Process read_process(long pid) {
   std::ifstream in(concat("/proc/", pid, "/stat"));
   std::string line;

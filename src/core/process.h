@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// An entry of /proc.
 struct Process {

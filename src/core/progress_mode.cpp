@@ -3,7 +3,7 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 std::string_view name(ProgressMode progress) {
   switch (progress) {

@@ -2,7 +2,7 @@
 
 #include <string_view>
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 /// How operations over MPI advance between a rank's calls.
 enum class ProgressMode {

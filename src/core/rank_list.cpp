@@ -4,7 +4,7 @@
 
 #include "core/text.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 std::string rank_list(std::span<const int> ranks,
                       const std::function<std::string_view(int)>& note) {

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// "rank 1", "ranks 0, 2", "ranks 0, 1, … and 5 more" beyond sixteen, each with what note says of
 /// it; "no rank" of none.

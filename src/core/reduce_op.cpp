@@ -2,7 +2,7 @@
 #include "lockstep/error.h"
 #include "lockstep/types.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 std::string_view name(ReduceOp op) {
   switch (op) {

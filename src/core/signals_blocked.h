@@ -2,7 +2,7 @@
 
 #include <signal.h>
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// No signal reaches threads that begin in its scope: they are for the program's own.
 class SignalsBlocked {

@@ -3,7 +3,7 @@
 #include <sstream>
 #include <string>
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// All arguments as one string, each by its operator<<. For messages, never for hot paths.
 template <class... Args>

@@ -13,7 +13,7 @@
 
 #include "core/text.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 namespace {
 
 using std::filesystem::path;

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 /// The processors that a process may use, as physical cores in the order (NUMA node, package, first
 /// CPU).

@@ -3,7 +3,7 @@
 #include <array>
 #include <ctime>
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 std::string utc_text(const char* format) {
   const auto now = std::time(nullptr);

@@ -5,7 +5,7 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 std::optional<std::string_view> variable(const char* name) {
   const char* value = std::getenv(name);

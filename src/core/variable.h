@@ -4,7 +4,7 @@
 #include <optional>
 #include <string_view>
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// The value of the environment variable; an empty one counts as unset.
 std::optional<std::string_view> variable(const char* name);

@@ -4,7 +4,7 @@
 
 #include "core/text.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 std::string_view version() {
   static const std::string text = detail::concat(

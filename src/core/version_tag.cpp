@@ -4,7 +4,7 @@
 #include "lockstep/error.h"
 #include "lockstep/version.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 VersionTag version_tag() {
   VersionTag tag{};

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <string_view>
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// This library's version as ranks tell it to one another.
 using VersionTag = std::array<char, 32>;

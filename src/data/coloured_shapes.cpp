@@ -9,7 +9,7 @@
 
 #include "lockstep/datasets.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 namespace {
 

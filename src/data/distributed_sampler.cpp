@@ -12,7 +12,7 @@
 #include "lockstep/error.h"
 #include "lockstep/samplers.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 namespace {
 
@@ -51,7 +51,7 @@ std::vector<std::size_t> epoch_order(std::size_t size, std::uint64_t seed, std::
 
 struct DistributedSampler::State {
   std::size_t size;
-  Replica replica;
+  ShardSpec shard;
   SamplerOptions options;
 
   std::uint64_t next_epoch = 0;
@@ -65,7 +65,7 @@ struct DistributedSampler::State {
   std::size_t next_done = 0;  ///< positions of the order that are done before the next pass
   std::size_t done = 0;       ///< and before the running one
 
-  std::size_t ranks() const { return static_cast<std::size_t>(replica.ranks); }
+  std::size_t ranks() const { return static_cast<std::size_t>(shard.ranks); }
   /// Samples of a rank, when so many positions of the order are done already.
   std::size_t rows(std::size_t before) const {
     const std::size_t left = size - std::min(size, before);
@@ -73,15 +73,15 @@ struct DistributedSampler::State {
   }
 };
 
-DistributedSampler::DistributedSampler(std::size_t size, Replica replica, SamplerOptions options) {
-  if (replica.ranks < 1 || replica.rank < 0 || replica.rank >= replica.ranks)
-    throw InvalidArgument(detail::concat("DistributedSampler: got rank ", replica.rank, " of ",
-                                         replica.ranks, ", expected 0 <= rank < ranks"));
-  state_ = std::make_shared<State>(State{.size = size, .replica = replica, .options = options});
+DistributedSampler::DistributedSampler(std::size_t size, ShardSpec shard, SamplerOptions options) {
+  if (shard.ranks < 1 || shard.rank < 0 || shard.rank >= shard.ranks)
+    throw InvalidArgument(detail::concat("DistributedSampler: got rank ", shard.rank, " of ",
+                                         shard.ranks, ", expected 0 <= rank < ranks"));
+  state_ = std::make_shared<State>(State{.size = size, .shard = shard, .options = options});
 }
 
 DistributedSampler::DistributedSampler(std::size_t size, const Group& group, SamplerOptions options)
-    : DistributedSampler(size, Replica{.rank = group.rank(), .ranks = group.size()}, options) {}
+    : DistributedSampler(size, ShardSpec{.rank = group.rank(), .ranks = group.size()}, options) {}
 
 void DistributedSampler::set_epoch(std::uint64_t epoch) {
   if (epoch != state_->next_epoch) state_->next_done = 0;
@@ -106,7 +106,7 @@ void DistributedSampler::reset(std::optional<std::size_t> new_size) {
   state.order.resize(state.size);
   std::iota(state.order.begin(), state.order.end(), std::size_t{0});
   if (state.options.shuffle) shuffle(state.order, state.options.seed, state.epoch);
-  const auto rank = static_cast<std::size_t>(state.replica.rank);
+  const auto rank = static_cast<std::size_t>(state.shard.rank);
   state.own.resize(state.rows(state.done));
   for (std::size_t row = 0; row < state.own.size(); ++row)
     state.own[row] = state.order[(state.done + row * state.ranks() + rank) % state.size];

@@ -5,23 +5,23 @@
 #include "lockstep/error.h"
 #include "lockstep/samplers.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
-EvaluationSampler::EvaluationSampler(std::size_t size, Replica replica)
-    : replica_(replica), size_(size) {
-  if (replica.ranks < 1 || replica.rank < 0 || replica.rank >= replica.ranks)
-    throw InvalidArgument(detail::concat("EvaluationSampler: got rank ", replica.rank, " of ",
-                                         replica.ranks, ", expected 0 <= rank < ranks"));
+EvaluationSampler::EvaluationSampler(std::size_t size, ShardSpec shard)
+    : shard_(shard), size_(size) {
+  if (shard.ranks < 1 || shard.rank < 0 || shard.rank >= shard.ranks)
+    throw InvalidArgument(detail::concat("EvaluationSampler: got rank ", shard.rank, " of ",
+                                         shard.ranks, ", expected 0 <= rank < ranks"));
   reset();
 }
 
 EvaluationSampler::EvaluationSampler(std::size_t size, const Group& group)
-    : EvaluationSampler(size, Replica{.rank = group.rank(), .ranks = group.size()}) {}
+    : EvaluationSampler(size, ShardSpec{.rank = group.rank(), .ranks = group.size()}) {}
 
 void EvaluationSampler::reset(std::optional<std::size_t> new_size) {
   size_ = new_size.value_or(size_);
-  const auto rank = static_cast<std::size_t>(replica_.rank);
-  const auto ranks = static_cast<std::size_t>(replica_.ranks);
+  const auto rank = static_cast<std::size_t>(shard_.rank);
+  const auto ranks = static_cast<std::size_t>(shard_.ranks);
   next_ = size_ * rank / ranks;
   end_ = size_ * (rank + 1) / ranks;
 }

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// The array of unsigned bytes that one IDX file holds.
 struct IdxArray {

@@ -5,7 +5,7 @@
 
 #include "data/random_bits.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 namespace {
 

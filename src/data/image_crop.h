@@ -4,7 +4,7 @@
 
 #include "data/images/image.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// A part of an image, in its pixels.
 struct Crop {

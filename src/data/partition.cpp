@@ -3,19 +3,19 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
-IndexRange partition_contiguous(std::size_t size, Replica replica) {
-  if (replica.ranks < 1 || replica.rank < 0 || replica.rank >= replica.ranks)
-    throw InvalidArgument(detail::concat("partition_contiguous: got rank ", replica.rank, " of ",
-                                         replica.ranks, ", expected 0 <= rank < ranks"));
-  const std::size_t each = size / static_cast<std::size_t>(replica.ranks);
-  const std::size_t first = each * static_cast<std::size_t>(replica.rank);
+IndexRange partition_contiguous(std::size_t size, ShardSpec shard) {
+  if (shard.ranks < 1 || shard.rank < 0 || shard.rank >= shard.ranks)
+    throw InvalidArgument(detail::concat("partition_contiguous: got rank ", shard.rank, " of ",
+                                         shard.ranks, ", expected 0 <= rank < ranks"));
+  const std::size_t each = size / static_cast<std::size_t>(shard.ranks);
+  const std::size_t first = each * static_cast<std::size_t>(shard.rank);
   return {.first = first, .last = first + each};
 }
 
 IndexRange partition_contiguous(std::size_t size, const Group& group) {
-  return partition_contiguous(size, Replica{.rank = group.rank(), .ranks = group.size()});
+  return partition_contiguous(size, ShardSpec{.rank = group.rank(), .ranks = group.size()});
 }
 
 namespace detail {

@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// Source: splitmix64, as docs/algorithms.md names it
 inline std::uint64_t mix(std::uint64_t value) {

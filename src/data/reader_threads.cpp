@@ -3,7 +3,7 @@
 #include "lockstep/denormals.h"
 #include "lockstep/prefetch_loader.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 ReaderThreads::ReaderThreads(std::size_t count) {
   threads_.reserve(count);

@@ -11,7 +11,7 @@
 #include "lockstep/error.h"
 #include "lockstep/partition.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 namespace {
 

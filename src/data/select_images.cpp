@@ -7,7 +7,7 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 torch::data::Example<> select(const at::Tensor& images, const at::Tensor& targets,
                               c10::ArrayRef<std::size_t> indices, std::string_view dataset) {

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <string_view>
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// The images of these indices as floats in 0 … 1, and their targets.
 /// Shapes: images [size, …] of uint8, targets [size].

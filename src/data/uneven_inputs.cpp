@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <exception>
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 NextTurn::NextTurn(Group group, ReduceOp op)
     : group_(std::move(group)), op_(op), flag_(group_.empty({1}, at::kByte)) {}

@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <span>
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// A file that appears under its name only when it is complete and on disk. Until commit() it lies
 /// beside it as ".<name>.partial", and is removed if commit() is never reached. A file that was

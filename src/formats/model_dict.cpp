@@ -11,7 +11,7 @@
 #include "lockstep/error.h"
 #include "lockstep/model_files.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 namespace {
 

@@ -18,7 +18,7 @@
 #include "lockstep/error.h"
 #include "lockstep/model_files.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 namespace {
 

@@ -14,7 +14,7 @@
 
 /// The fields of LibTorch's optimizers: visit calls field(name, value) for each, under the names
 /// that LibTorch and Python share.
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// LibTorch's class whose options and memory an optimizer has: FusedSgd steps differently only.
 inline const std::type_info& class_of(const torch::optim::Optimizer& optimizer) {

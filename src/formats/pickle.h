@@ -12,7 +12,7 @@
 /// The part of Python's pickle that torch.save needs for tensors, dicts, lists, tuples, numbers and
 /// texts. It makes nothing else, and calls nothing.
 /// Source: https://docs.python.org/3/library/pickletools.html (protocol 2)
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// The elements of a storage, by its key, in memory that begins with them.
 /// Shapes: [count].

@@ -4,7 +4,7 @@
 
 #include <string_view>
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// Deeper values than any state dict would fill the stack.
 inline constexpr int deepest_value = 64;

@@ -11,7 +11,7 @@
 #include "formats/safetensors_reader.h"
 #include "lockstep/model_files.h"
 
-namespace lockstep::safetensors {
+namespace lockstep::inline v0_2::safetensors {
 
 void write(const std::filesystem::path& path, const Content& content) {
   const std::vector<Piece> pieces = pieces_of(content, path.string());

@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-namespace lockstep::safetensors {
+namespace lockstep::inline v0_2::safetensors {
 
 static_assert(std::endian::native == std::endian::little,
               "values are copied as they lie in memory");

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-namespace lockstep::safetensors {
+namespace lockstep::inline v0_2::safetensors {
 
 /// One tensor as a header describes it.
 struct Entry {

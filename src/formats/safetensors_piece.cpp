@@ -8,7 +8,7 @@
 #include "formats/safetensors_format.h"
 #include "lockstep/error.h"
 
-namespace lockstep::safetensors {
+namespace lockstep::inline v0_2::safetensors {
 
 std::vector<Piece> pieces_of(const Content& content, std::string_view file) {
   std::vector<Piece> pieces;

@@ -10,7 +10,7 @@
 #include "formats/safetensors_header.h"
 #include "lockstep/model_files.h"
 
-namespace lockstep::safetensors {
+namespace lockstep::inline v0_2::safetensors {
 
 /// A tensor on its way into a file.
 struct Piece {

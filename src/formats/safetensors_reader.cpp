@@ -13,7 +13,7 @@
 #include "formats/safetensors_format.h"
 #include "lockstep/error.h"
 
-namespace lockstep::safetensors {
+namespace lockstep::inline v0_2::safetensors {
 
 using detail::concat;
 

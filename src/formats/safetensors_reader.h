@@ -6,7 +6,7 @@
 
 #include "formats/safetensors_header.h"
 
-namespace lockstep::safetensors {
+namespace lockstep::inline v0_2::safetensors {
 
 /// A file of which one tensor after the other is read.
 /// Throws: CheckpointError naming file, tensor and cause, from every function.

@@ -10,7 +10,7 @@
 #include "formats/safetensors_header.h"
 #include "lockstep/error.h"
 
-namespace lockstep::safetensors {
+namespace lockstep::inline v0_2::safetensors {
 
 namespace {
 

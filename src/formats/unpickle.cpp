@@ -15,7 +15,7 @@
 #include "formats/pickle_format.h"
 #include "lockstep/error.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 namespace {
 

@@ -12,7 +12,7 @@
 #include "lockstep/error.h"
 #include "lockstep/group.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 namespace {
 
@@ -40,7 +40,7 @@ at::Tensor bytes_of(std::int64_t count) { return at::empty({count}, at::kByte); 
 
 }  // namespace
 
-void together(const Group& group, const std::function<void()>& fn) {
+void all_or_none(const Group& group, const std::function<void()>& fn) {
   std::exception_ptr error;
   std::string text;
   Notice own;

@@ -7,7 +7,7 @@
 #include "core/environment.h"
 #include "lockstep/denormals.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 bool flush_denormals_setting(const std::optional<bool>& option) {
   return option.value_or(Environment::get().flush_denormals);

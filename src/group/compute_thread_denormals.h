@@ -4,7 +4,7 @@
 
 #include "lockstep/denormals.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// Whether ranks flush denormals: the caller's option, else LOCKSTEP_FLUSH_DENORMALS.
 bool flush_denormals_setting(const std::optional<bool>& option);

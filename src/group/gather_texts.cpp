@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 std::vector<std::string> gather(const std::string& own, const Group& group) {
   const at::Tensor length = at::empty({1}, at::kLong);

@@ -5,7 +5,7 @@
 
 #include "lockstep/group.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// Every rank's text, on all of them.
 /// Ranks: all.

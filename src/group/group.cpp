@@ -14,7 +14,7 @@
 #include "group/tensor_dtype.h"
 #include "lockstep/error.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 using detail::concat;
 

@@ -24,7 +24,7 @@
 #include "lockstep/denormals.h"
 #include "lockstep/error.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 namespace {
 
 using detail::concat;

@@ -1,6 +1,6 @@
 #pragma once
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// Whether init() has joined a world in this process.
 bool has_joined();

@@ -7,7 +7,7 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 int usable_cores() {
   cpu_set_t set;

@@ -21,7 +21,7 @@
 #include "lockstep/error.h"
 #include "lockstep/init.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 namespace {
 
 std::atomic<bool> recorded{false};

@@ -5,7 +5,7 @@
 #include "comm/host/world.h"
 #include "lockstep/init.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// Records uncaught errors from here on.
 void record_uncaught_errors();

@@ -16,7 +16,7 @@
 #include "core/variable.h"
 #include "lockstep/error.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 namespace {
 
 using detail::concat;

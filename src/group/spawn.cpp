@@ -28,7 +28,7 @@
 #include "lockstep/error.h"
 #include "lockstep/init.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 namespace {
 
 using detail::concat;

@@ -6,7 +6,7 @@
 
 #include "lockstep/types.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// How collectives carry a tensor's elements. Throws: InvalidArgument where they do not.
 DType dtype_of(at::ScalarType type, std::string_view where);

@@ -7,7 +7,7 @@
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
-namespace lockstep::kernels {
+namespace lockstep::inline v0_2::kernels {
 namespace {
 
 // Any processor's vectors keep up with memory: no need to dispatch.

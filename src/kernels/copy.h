@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <span>
 
-namespace lockstep::kernels {
+namespace lockstep::inline v0_2::kernels {
 
 /// So many bytes and more are copied past the caches.
 inline constexpr std::size_t copied_past_caches = 4 << 20;

@@ -4,7 +4,7 @@
 
 #include "lockstep/types.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// How a dtype lies in memory (Stored) and what kernels compute with (Value).
 template <DType kDtype>

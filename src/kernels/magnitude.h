@@ -6,7 +6,7 @@
 #include <limits>
 #include <type_traits>
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// Holds magnitudes of T as integers.
 template <class T>

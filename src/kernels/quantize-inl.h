@@ -15,7 +15,7 @@
 #include "kernels/quantize.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace lockstep::kernels::HWY_NAMESPACE {
+namespace lockstep::inline v0_2::kernels::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 

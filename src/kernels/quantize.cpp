@@ -15,7 +15,7 @@
 #include "kernels/quantize-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace lockstep::kernels::HWY_NAMESPACE {
+namespace lockstep::inline v0_2::kernels::HWY_NAMESPACE {
 
 /// Writes values' codes; with feedback also what they do not say of values, to rest.
 template <bool kFeedback>
@@ -87,7 +87,7 @@ void add_share(const QuantizedChunk& chunk, float share, bool first, float* sum)
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace lockstep::kernels {
+namespace lockstep::inline v0_2::kernels {
 
 HWY_EXPORT(quantize_chunk);
 HWY_EXPORT(quantize_chunk_with_feedback);

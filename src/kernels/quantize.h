@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <span>
 
-namespace lockstep::kernels {
+namespace lockstep::inline v0_2::kernels {
 
 /// Elements that share a scale.
 inline constexpr std::size_t quantized_chunk = 512;

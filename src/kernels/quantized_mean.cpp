@@ -13,7 +13,7 @@
 #include "kernels/quantize-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace lockstep::kernels::HWY_NAMESPACE {
+namespace lockstep::inline v0_2::kernels::HWY_NAMESPACE {
 namespace {
 
 /// The same places of a few ranks' elements.
@@ -202,7 +202,7 @@ std::optional<NotFinite> mean_without(std::span<const QuantizedPart> ranks, std:
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace lockstep::kernels {
+namespace lockstep::inline v0_2::kernels {
 
 HWY_EXPORT(mean_with_feedback);
 HWY_EXPORT(mean_without);

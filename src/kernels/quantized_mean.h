@@ -5,7 +5,7 @@
 #include <optional>
 #include <span>
 
-namespace lockstep::kernels {
+namespace lockstep::inline v0_2::kernels {
 
 /// One rank's elements, and what of them has not been said yet.
 struct QuantizedPart {

@@ -16,7 +16,7 @@
 #include "kernels/half-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace lockstep::kernels::HWY_NAMESPACE {
+namespace lockstep::inline v0_2::kernels::HWY_NAMESPACE {
 
 using Inputs = std::span<const std::byte* const>;
 using Outputs = std::span<std::byte* const>;
@@ -231,7 +231,7 @@ void reduce(DType dtype, ReduceOp op, Inputs inputs, Outputs outputs, std::size_
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace lockstep::kernels {
+namespace lockstep::inline v0_2::kernels {
 
 HWY_EXPORT(reduce);
 

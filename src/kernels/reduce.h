@@ -5,7 +5,7 @@
 
 #include "lockstep/types.h"
 
-namespace lockstep::kernels {
+namespace lockstep::inline v0_2::kernels {
 
 /// outputs[j][i] = ((inputs[0][i] op inputs[1][i]) op inputs[2][i]) …, for every output j and every
 /// i below count. The order is that of inputs, so all callers get the same bits. Halves are

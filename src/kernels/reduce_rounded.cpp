@@ -16,7 +16,7 @@
 
 #ifndef LOCKSTEP_KERNELS_ROUNDING
 #define LOCKSTEP_KERNELS_ROUNDING
-namespace lockstep::kernels {
+namespace lockstep::inline v0_2::kernels {
 namespace {
 
 /// Clip limit and factor for each element before the addition, and the factor for the sum.
@@ -31,7 +31,7 @@ struct Rounding {
 #endif
 
 HWY_BEFORE_NAMESPACE();
-namespace lockstep::kernels::HWY_NAMESPACE {
+namespace lockstep::inline v0_2::kernels::HWY_NAMESPACE {
 
 /// Clipped and divided.
 template <class D>
@@ -178,7 +178,7 @@ void widen_bf16(const std::byte* halves, std::byte* values, std::size_t count) {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace lockstep::kernels {
+namespace lockstep::inline v0_2::kernels {
 
 HWY_EXPORT(reduce_f16);
 HWY_EXPORT(reduce_bf16);

@@ -5,7 +5,7 @@
 
 #include "lockstep/types.h"
 
-namespace lockstep::kernels {
+namespace lockstep::inline v0_2::kernels {
 
 /// outputs[j][i] = the half nearest to ((r(inputs[0][i]) + r(inputs[1][i])) + …), where r is what
 /// wire makes of an element; all float32. The op is sum or avg; avg multiplies by 1/inputs.size(),

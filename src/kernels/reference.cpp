@@ -12,7 +12,7 @@
 #include "kernels/element.h"
 #include "lockstep/denormals.h"
 
-namespace lockstep::kernels::reference {
+namespace lockstep::inline v0_2::kernels::reference {
 
 namespace {
 

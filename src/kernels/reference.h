@@ -8,7 +8,7 @@
 #include "kernels/quantize.h"
 #include "lockstep/types.h"
 
-namespace lockstep::kernels::reference {
+namespace lockstep::inline v0_2::kernels::reference {
 
 /// The result of kernels::reduce, one element at a time in plain code. For tests and checks, not
 /// for speed. Arithmetic flushes denormals where the calling thread does, as it does in kernels.

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <span>
 
-namespace lockstep::kernels {
+namespace lockstep::inline v0_2::kernels {
 
 /// data[indices[i]] += scale · values[i], one after another. Every index must lie within data.
 template <class T>

@@ -25,7 +25,7 @@
 
 #ifndef LOCKSTEP_KERNELS_SELECT_SCAN
 #define LOCKSTEP_KERNELS_SELECT_SCAN
-namespace lockstep::kernels {
+namespace lockstep::inline v0_2::kernels {
 namespace {
 
 /// Candidates collected so far.
@@ -92,7 +92,7 @@ constexpr LaneLists lane_lists;
 #endif
 
 HWY_BEFORE_NAMESPACE();
-namespace lockstep::kernels::HWY_NAMESPACE {
+namespace lockstep::inline v0_2::kernels::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
@@ -189,7 +189,7 @@ std::size_t scan_floats(const Source<float>& source, std::size_t from, std::int3
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace lockstep::kernels {
+namespace lockstep::inline v0_2::kernels {
 
 HWY_EXPORT(scan_floats);
 

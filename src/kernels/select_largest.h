@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-namespace lockstep::kernels {
+namespace lockstep::inline v0_2::kernels {
 
 /// Elements of a vector by their places. Shapes: both spans of one length.
 template <class T>

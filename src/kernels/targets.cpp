@@ -2,7 +2,7 @@
 
 #include <hwy/targets.h>
 
-namespace lockstep::kernels {
+namespace lockstep::inline v0_2::kernels {
 
 std::vector<std::string> cpu_targets() {
   std::vector<std::string> names;

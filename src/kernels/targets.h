@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-namespace lockstep::kernels {
+namespace lockstep::inline v0_2::kernels {
 
 /// The instruction sets that kernels were built for and this CPU has, best first; kernels use the
 /// first.

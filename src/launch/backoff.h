@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <chrono>
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 
 /// The time between a failure and the next attempt. It doubles from one failure to the next, up to
 /// a minute, and begins anew after an attempt that lasted that long.

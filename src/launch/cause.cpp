@@ -5,10 +5,10 @@
 
 #include "core/text.h"
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 namespace {
 
-/// Whether the rank's error is another rank's that it repeats, as together() raises it on all
+/// Whether the rank's error is another rank's that it repeats, as all_or_none() raises it on all
 /// ranks: "rank 0: cannot write …".
 bool repeats(std::span<const Account> ranks, std::size_t rank) {
   const auto& text = ranks[rank].error->text;

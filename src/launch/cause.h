@@ -6,7 +6,7 @@
 
 #include "core/error_record.h"
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 
 /// All that is known of one rank of a failed job.
 struct Account {

@@ -14,7 +14,7 @@
 #include "core/descriptor.h"
 #include "core/process.h"
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 namespace {
 
 /// Whether there is any child, without looking through all processes of the machine.

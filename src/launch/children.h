@@ -5,7 +5,7 @@
 #include <chrono>
 #include <set>
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 
 /// A process's children, ended ones that it has not reaped included.
 std::set<pid_t> children(pid_t parent);

@@ -7,7 +7,7 @@
 #include <climits>
 #include <csignal>
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 
 Console::~Console() { drain(short_patience); }
 

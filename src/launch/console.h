@@ -7,7 +7,7 @@
 #include "launch/output.h"
 #include "launch/signal_watch.h"
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 
 /// The launcher's state through all attempts of a job: its outputs, their losses, and the signals
 /// that it receives.

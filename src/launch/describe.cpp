@@ -7,7 +7,7 @@
 #include "launch/table.h"
 #include "lockstep/denormals.h"
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 namespace {
 
 using detail::concat;

@@ -3,7 +3,7 @@
 
 #include "launch/plan.h"
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 namespace {
 
 /// The units that ranks get: physical cores, or single logical CPUs when ranks outnumber them.

@@ -6,7 +6,7 @@
 
 #include "core/text.h"
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 
 using detail::concat;
 

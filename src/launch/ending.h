@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 
 /// How a process ended.
 struct Ending {

@@ -9,7 +9,7 @@
 #include "launch/plain_line.h"
 #include "launch/process_state.h"
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 namespace {
 
 using detail::concat;

@@ -10,7 +10,7 @@
 #include "comm/host/world.h"
 #include "launch/rank_process.h"
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 
 /// The known facts about the rank that ended a job.
 struct FirstCause {

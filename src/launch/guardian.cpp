@@ -10,7 +10,7 @@
 
 #include "launch/system.h"
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 namespace {
 
 constexpr int registry_descriptor = 3;

@@ -7,7 +7,7 @@
 #include "launch/ending.h"
 #include "launch/pipe.h"
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 
 /// A small process that outlives the launcher by a moment when the launcher dies without a chance
 /// to clean up: it then kills every rank's process group. The kernel's own parent-death signal

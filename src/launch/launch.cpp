@@ -10,7 +10,7 @@
 #include "launch/logs.h"
 #include "launch/supervisor.h"
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 namespace {
 
 using detail::concat;

@@ -2,7 +2,7 @@
 
 #include "launch/plan.h"
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 
 /// Starts every rank of the plan as a process, supervises them, and returns when none of them and
 /// none of their children is left. As often as the plan allows, a world that failed is started

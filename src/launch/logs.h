@@ -8,7 +8,7 @@
 #include "core/folder_lock.h"
 #include "launch/pipe.h"
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 
 /// The log file of one stream of a rank, or none. Output that cannot be written is lost, since a
 /// full disk must not end the job. The first error is kept.

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 
 /// The output of a job that could not be written, and the causes.
 class Losses {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 
 /// How mpirun is supervised.
 struct MpirunOptions {

@@ -2,7 +2,7 @@
 
 #include "core/text.h"
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 
 void OomWatch::look(Clock::time_point now) {
   constexpr auto between_looks = std::chrono::seconds(10);

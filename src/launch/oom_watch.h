@@ -6,7 +6,7 @@
 
 #include "core/memory_groups.h"
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 
 /// Tells whether the kernel has ended a process lately because memory was short.
 class OomWatch {

@@ -16,7 +16,7 @@
 // SIGALRM while a write lasts. SignalWatch has a handler for it without SA_RESTART: the write
 // returns what it has written, or EINTR.
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 namespace {
 
 bool same_file(int a, int b) {

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 
 /// Whether the last thing shown in one place left a line unfinished. Shared by outputs that go to
 /// the same place.

@@ -2,7 +2,7 @@
 
 #include "core/descriptor.h"
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 
 using detail::Descriptor;
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <optional>
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 namespace {
 
 constexpr char escape = '\x1b';

@@ -3,7 +3,7 @@
 #include <string>
 #include <string_view>
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 
 /// A rank's line as it is shown beside those of other ranks. Tabs and colours (SGR sequences) stay,
 /// all other control characters and escape sequences are left out: they would move the cursor,

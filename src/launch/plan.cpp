@@ -15,7 +15,7 @@
 #include "lockstep/denormals.h"
 #include "lockstep/error.h"
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 namespace {
 
 using detail::concat;

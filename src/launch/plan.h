@@ -9,7 +9,7 @@
 
 #include "core/topology.h"
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 
 /// Whether each rank is kept to its own cores.
 enum class Bind { none, cores };

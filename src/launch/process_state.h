@@ -4,7 +4,7 @@
 
 #include <string>
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 
 /// What a detail::Process::state means: "running", "sleeping", "stopped by a signal", …
 const char* state_text(char state);

@@ -8,7 +8,7 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 namespace {
 
 using detail::concat;

@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 
 /// The file that a program's name stands for: itself if it has a slash, else the first match in the
 /// folders of search_path. Throws: InvalidArgument naming the program and why it cannot be

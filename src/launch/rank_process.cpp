@@ -19,7 +19,7 @@
 #include "launch/words.h"
 #include "lockstep/error.h"
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 namespace {
 
 using detail::concat;

@@ -11,7 +11,7 @@
 #include "launch/signal_watch.h"
 #include "launch/system.h"
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 
 /// The resources that every rank gets from the launcher beside its plan.
 struct Inheritance {

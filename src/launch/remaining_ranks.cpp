@@ -6,7 +6,7 @@
 #include "core/text.h"
 #include "launch/process_state.h"
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 namespace {
 
 using detail::concat;

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 
 /// Why a rank that runs is worth a line.
 enum class Remains {

@@ -2,7 +2,7 @@
 
 #include "launch/system.h"
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 
 SignalWatch::SignalWatch() {
   struct sigaction standard {};

@@ -7,7 +7,7 @@
 
 #include "launch/pipe.h"
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 
 /// The signals that the launcher handles, read as events from a descriptor. A signal that the
 /// launcher inherited as ignored (nohup) stays ignored, except SIGCHLD: the kernel would reap ranks

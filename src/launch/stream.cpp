@@ -9,7 +9,7 @@
 
 #include "launch/plain_line.h"
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 namespace {
 
 /// A line longer than this is shown in pieces.

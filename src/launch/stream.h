@@ -9,7 +9,7 @@
 #include "launch/output.h"
 #include "launch/pipe.h"
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 
 /// The last lines that went by.
 class Tail {

@@ -14,7 +14,7 @@
 #include "launch/terminal.h"
 #include "lockstep/error.h"
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 namespace {
 
 using detail::concat;

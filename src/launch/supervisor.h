@@ -20,7 +20,7 @@
 #include "launch/stream.h"
 #include "launch/system.h"
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 
 /// One attempt to run a job, from its first process to its last: a single loop over the ranks'
 /// output and the launcher's signals. World, guardian and processes are this attempt's own.

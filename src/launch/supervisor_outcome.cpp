@@ -7,7 +7,7 @@
 
 // The rank that has the cause of a failed job, and the report about it.
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 namespace {
 
 using detail::concat;

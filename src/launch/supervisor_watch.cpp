@@ -7,7 +7,7 @@
 
 // How the launcher notices ends and states of its ranks and of its guardian while a job runs.
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 namespace {
 
 using detail::concat;

@@ -10,7 +10,7 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 
 void throw_system(std::string_view what) {
   const int error = errno;

@@ -4,7 +4,7 @@
 
 #include "launch/pipe.h"
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 
 /// Throws CommError: what the launcher could not do, and errno's text.
 [[noreturn]] void throw_system(std::string_view what);

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 
 std::string table(const std::string& title, const std::vector<Row>& rows) {
   std::vector<std::size_t> widths;

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 
 using Row = std::vector<std::string>;
 

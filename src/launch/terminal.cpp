@@ -7,7 +7,7 @@
 #include <array>
 #include <cstdlib>
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 
 Terminal make_terminal(int model) {
   Descriptor master(posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));

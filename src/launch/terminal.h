@@ -2,7 +2,7 @@
 
 #include "launch/pipe.h"
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 
 /// A terminal of the launcher's making: what a rank writes to slave is read unchanged from master.
 /// A program asks whether its output is a terminal to decide on progress bars and buffering; rank

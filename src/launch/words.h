@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 
 /// Strings in the form that execv() and execve() take.
 class Words {

@@ -10,7 +10,7 @@
 
 #include "core/text.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 namespace {
 

@@ -23,11 +23,11 @@
 #include "lockstep/statistics.h"
 #include "record/append_file.h"
 #include "record/folder.h"
-#include "record/lap.h"
+#include "record/interval.h"
 #include "record/scalar.h"
 #include "record/trace_file.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 namespace {
 
 using record::AppendFile;
@@ -63,7 +63,7 @@ struct RunLog::Counters {
     }
   }
 
-  record::RankLap until(const Counters& end) const {
+  record::RankInterval until(const Counters& end) const {
     return {.seconds = seconds(end.time - time),
             .waiting = seconds(end.waiting - waiting),
             .working = seconds(end.working - working),
@@ -86,10 +86,10 @@ struct RunLog::State {
   std::optional<detail::FolderLock> lock;  // rank 0's
   AppendFile metrics;                      // these three are rank 0's
   AppendFile events;
-  AppendFile laps;
+  AppendFile intervals;
   Clock::time_point begin = Clock::now();
-  std::int64_t lap_step = 0;
-  std::optional<Counters> lap;
+  std::int64_t first_step = 0;
+  std::optional<Counters> interval;
   std::optional<detail::Trace> trace;
   std::int64_t ahead = 0;  ///< how much this rank's clock is ahead of rank 0's, in nanoseconds
   std::string trace_problem;
@@ -108,7 +108,7 @@ void RunLog::State::open_files() {
       std::filesystem::remove(folder / name, ignored);
   }
   metrics = AppendFile(folder / record::metrics_name, options.kept);
-  laps = AppendFile(folder / record::laps_name, options.kept);
+  intervals = AppendFile(folder / record::intervals_name, options.kept);
   names.push_back(record::new_event_file_name());
   events = AppendFile(folder / names.back(), false);
   events.add(record::first_event_record(wall_time()));
@@ -183,7 +183,7 @@ RunLog::RunLog(const Group& world, RunLogOptions options) {
   }
   auto state = std::make_unique<State>(world, std::move(options));
   state->hosts = detail::gather(detail::host_name(), world);
-  together(world, [&] {
+  all_or_none(world, [&] {
     if (world.rank() == 0) state->open_files();
     if (state->options.trace) state->trace.emplace(state->options.spans);
   });
@@ -203,25 +203,25 @@ void RunLog::scalars(std::int64_t step,
   state_->events.add(record::event_record(wall_time(), step, all));
 }
 
-void RunLog::begin_lap(std::int64_t step) {
+void RunLog::begin_interval(std::int64_t step) {
   if (state_ == nullptr) return;
-  state_->lap_step = step;
-  state_->lap.emplace(state_->world);
+  state_->first_step = step;
+  state_->interval.emplace(state_->world);
 }
 
-void RunLog::end_lap(std::int64_t step) {
+void RunLog::end_interval(std::int64_t step) {
   if (state_ == nullptr) return;
   const auto& world = state_->world;
-  if (!state_->lap) throw InvalidArgument("run log: end_lap() without begin_lap()");
-  std::vector<record::RankLap> own{state_->lap->until(Counters(world))};
-  std::vector<record::RankLap> all(static_cast<std::size_t>(world.size()));
-  state_->lap.reset();
+  if (!state_->interval) throw InvalidArgument("run log: end_interval() without begin_interval()");
+  std::vector<record::RankInterval> own{state_->interval->until(Counters(world))};
+  std::vector<record::RankInterval> all(static_cast<std::size_t>(world.size()));
+  state_->interval.reset();
   world.all_gather(bytes_over(all), bytes_over(own)).wait();
   if (world.rank() != 0) return;
-  state_->laps.add(record::lap_line({.step = step,
-                                     .steps = step - state_->lap_step,
-                                     .elapsed = seconds(Clock::now() - state_->begin),
-                                     .ranks = std::move(all)}));
+  state_->intervals.add(record::interval_line({.step = step,
+                                               .steps = step - state_->first_step,
+                                               .elapsed = seconds(Clock::now() - state_->begin),
+                                               .ranks = std::move(all)}));
 }
 
 void RunLog::close() {
@@ -238,7 +238,7 @@ std::string RunLog::lost() const {
     if (!problem.empty()) text += detail::concat(text.empty() ? "" : "; ", problem);
   };
   if (state_ == nullptr) return text;
-  for (const auto* file : {&state_->metrics, &state_->events, &state_->laps}) {
+  for (const auto* file : {&state_->metrics, &state_->events, &state_->intervals}) {
     if (file->error() != 0) {
       add(detail::concat(file->path().string(), ": ", std::strerror(file->error())));
     }

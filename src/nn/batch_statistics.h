@@ -7,7 +7,7 @@
 
 #include "lockstep/sync_batch_norm.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// Statistics that normalise a batch of all ranks: the same bits on every rank.
 struct BatchStatistics {

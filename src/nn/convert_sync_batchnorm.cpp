@@ -37,7 +37,7 @@
 // AutogradCPU that this one would replace. Other libraries put theirs in the same place, and the
 // last one is called: whether that is this one is tried out before a model is converted.
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 namespace {
 
 using detail::concat;

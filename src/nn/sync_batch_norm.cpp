@@ -4,7 +4,7 @@
 #include "lockstep/error.h"
 #include "nn/sync_batch_norm_function.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 std::string detail::SyncLayer::who() const {
   return concat("SyncBatchNorm ", name, name.empty() ? "" : " ", "rank ", group.rank(), " of ",

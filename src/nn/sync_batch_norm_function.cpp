@@ -19,7 +19,7 @@
 #include "lockstep/error.h"
 #include "nn/batch_statistics.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 namespace {
 
 using torch::autograd::AutogradContext;

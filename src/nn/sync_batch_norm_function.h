@@ -5,7 +5,7 @@
 
 #include "lockstep/sync_batch_norm.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// A batch norm's tensors, undefined where it has none.
 struct NormTensors {

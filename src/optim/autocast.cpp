@@ -5,7 +5,7 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 Autocast::Autocast(at::ScalarType dtype, at::DeviceType device)
     : device_(device),

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 namespace {
 
 using torch::optim::SGDOptions;

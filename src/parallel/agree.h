@@ -7,7 +7,7 @@
 
 #include "lockstep/group.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// The first line in which the ranks differ, and who holds which; nothing when all pass the same
 /// lines, which costs one small collective.

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 namespace {
 
 std::size_t round_up(std::size_t value, std::size_t multiple) {

@@ -9,7 +9,7 @@
 
 #include "lockstep/types.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 /// Properties of a parameter that decide its bucket.
 struct ParameterSpec {

@@ -12,7 +12,7 @@
 #include "lockstep/error.h"
 #include "sync/between_hosts.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 namespace {
 
 /// The residual of each slice; undefined where the exchange keeps none of one.

@@ -17,7 +17,7 @@
 #include "parallel/model_state.h"
 #include "sync/host_groups.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// A gradient bucket with its strategy's running state.
 struct BucketReducer {

@@ -3,7 +3,7 @@
 #include <map>
 #include <utility>
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 BufferSync::BufferSync(const std::vector<NamedTensor>& buffers, BufferPolicy policy,
                        const Group& group) {

@@ -8,7 +8,7 @@
 #include "parallel/bundle.h"
 #include "parallel/model_state.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// Keeps the buffers of replicas together, by a policy.
 class BufferSync {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <utility>
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 namespace {
 
 /// Enough for every dtype, and a cache line.

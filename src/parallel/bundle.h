@@ -7,7 +7,7 @@
 #include "lockstep/group.h"
 #include "lockstep/work.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 /// Tensors of any dtypes and strides that are exchanged as one, through a buffer in the group's
 /// memory. Autograd does not notice that they change.

@@ -11,7 +11,7 @@
 #include "parallel/agree.h"
 #include "parallel/tensor_checksum.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 namespace {
 
 std::uint64_t checksum_of(const Bucket& bucket) {

@@ -9,7 +9,7 @@
 #include "lockstep/group.h"
 #include "parallel/bucket_reducers.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// Compares one bucket's parameters between ranks at each exchange, each bucket in turn. It issues
 /// no collective: its bytes are reduced to their maximum together with the participation flags.

@@ -3,7 +3,7 @@
 #include "parallel/reducer.h"
 #include "parallel/replicated_model.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 DataParallelModel::DataParallelModel(std::shared_ptr<torch::nn::Module> module, const Group& group,
                                      const DataParallelOptions& options)

@@ -18,7 +18,7 @@
 #include "parallel/replicated_model.h"
 #include "parallel/shared_update.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 namespace {
 
 std::unordered_set<const void*> parameters_of(const torch::optim::Optimizer& optimizer) {
@@ -34,7 +34,7 @@ void check_parameters(const torch::optim::Optimizer& optimizer, const torch::nn:
                       const Group& group) {
   std::unordered_set<const void*> known;
   for (const auto& parameter : model.parameters()) known.insert(parameter.unsafeGetTensorImpl());
-  together(group, [&] {
+  all_or_none(group, [&] {
     std::size_t index = 0;
     for (const auto& group_of : optimizer.param_groups()) {
       for (const auto& parameter : group_of.params()) {
@@ -52,7 +52,7 @@ void check_parameters(const torch::optim::Optimizer& optimizer, const torch::nn:
 /// Whether it can do its update in parts, which share_memory asks for.
 void check_elementwise(const torch::optim::Optimizer& optimizer, const Group& group,
                        const DataParallelOptions& options) {
-  together(group, [&] {
+  all_or_none(group, [&] {
     if (!options.share_memory) return;
     if (dynamic_cast<const ElementwiseOptimizer*>(&optimizer) != nullptr) return;
     throw InvalidArgument(

@@ -3,7 +3,7 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 void refuse(const std::string& name, std::string_view why) {
   throw InvalidArgument(concat("parameter ", name, ": ", why));

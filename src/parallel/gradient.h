@@ -7,7 +7,7 @@
 
 #include "lockstep/exchange.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// Throws InvalidArgument about a parameter.
 [[noreturn]] void refuse(const std::string& name, std::string_view why);

@@ -9,7 +9,7 @@
 #include "core/digest.h"
 #include "parallel/gradient.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 namespace {
 
 /// Elements that the digest of a mean covers at most.

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// How a parameter's gradient stands to the last exchange.
 enum class GradientState {

@@ -15,7 +15,7 @@
 #include "parallel/tensor_checksum.h"
 #include "parallel/without_graph.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 GradientSet::GradientSet(BucketReducers& reducers, const Group& group) : reducers_(reducers) {
   for (std::size_t bucket = 0; bucket < reducers.size(); ++bucket) {

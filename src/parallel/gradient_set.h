@@ -18,7 +18,7 @@
 #include "parallel/model_state.h"
 #include "parallel/step_agreement.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// The gradients of all parameters, bucket after bucket: what this rank contributes to an exchange,
 /// and what becomes of .grad() when it is over.

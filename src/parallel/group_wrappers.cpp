@@ -5,7 +5,7 @@
 
 #include "comm/communicator.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 std::shared_ptr<GroupWrappers> GroupWrappers::of(const Group& group) {
   // Never destroyed: wrappers may outlive any static object.

@@ -4,7 +4,7 @@
 
 #include "lockstep/group.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// The wrappers (DistributedDataParallel, DistributedOptimizer) of one group on this rank. Their
 /// collectives share the group's order. In a backward that reaches several wrappers, the first one

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <limits>
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 namespace {
 
 template <class T>

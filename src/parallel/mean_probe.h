@@ -5,7 +5,7 @@
 #include <array>
 #include <cstdint>
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// Tells whether an incoming gradient was added to a mean, or to a multiple of it as clipping
 /// leaves. It looks at two elements of the mean that are not zero: (gradient − incoming) / mean

@@ -10,7 +10,7 @@
 #include "parallel/bundle.h"
 #include "parallel/tensor_checksum.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 namespace detail {
 namespace {
 

@@ -12,7 +12,7 @@ namespace torch::nn {
 class Module;
 }
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 struct NamedTensor {
   std::string name;

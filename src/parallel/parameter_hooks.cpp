@@ -7,7 +7,7 @@
 
 #include "parallel/gradient.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 using torch::autograd::variable_list;
 

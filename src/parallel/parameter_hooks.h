@@ -14,7 +14,7 @@
 #include "lockstep/broadcast_parameters.h"
 #include "parallel/model_state.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// Hooks on the gradient accumulators of parameters. Each calls back after a backward has added to
 /// the parameter's gradient, with what it added; LibTorch calls it with an undefined tensor, too.

@@ -16,7 +16,7 @@
 #include "lockstep/error.h"
 #include "parallel/gradient.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 namespace {
 
 /// Where a state keeps the count of exchanges, beside what is under parameter names.

@@ -25,7 +25,7 @@
 #include "parallel/step_agreement.h"
 #include "parallel/weights.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// Exchanges gradients while a backward runs. Hooks on the parameters move each gradient into its
 /// bucket. Buckets are exchanged in an order that all ranks share. A callback at the end of the

@@ -14,7 +14,7 @@
 #include "parallel/reducer.h"
 #include "parallel/shared_memory.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 NoSync::NoSync(std::shared_ptr<detail::Reducer> reducer) : reducer_(std::move(reducer)) {
   reducer_->pause();

@@ -11,7 +11,7 @@
 #include "lockstep/group.h"
 #include "parallel/model_state.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 class Reducer;
 

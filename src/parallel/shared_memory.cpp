@@ -11,7 +11,7 @@
 
 #include "comm/communicator.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 namespace {
 
 /// Lies in front of the bytes.

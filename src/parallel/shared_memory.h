@@ -6,7 +6,7 @@
 
 #include "lockstep/group.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// Whether all ranks of the group can use one rank's memory.
 bool shares_memory(const Group& group);

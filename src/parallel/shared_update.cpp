@@ -20,7 +20,7 @@
 #include "parallel/shared_memory.h"
 #include "sync/sparse.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 namespace {
 
 /// Gradients that are averaged, then updated with, while they stay in the second-level cache.

@@ -10,7 +10,7 @@
 #include "lockstep/group.h"
 #include "parallel/reducer.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// Which gradients a shared update uses.
 enum class UpdateGradients : bool {

@@ -5,7 +5,7 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 namespace {
 
 /// An integer whose bytes are largest over ranks, and the same of its complement. They belong

@@ -7,7 +7,7 @@
 #include "lockstep/group.h"
 #include "lockstep/work.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// One rank's intent for the gradients of a DistributedOptimizer.
 struct StepIntent {

@@ -4,7 +4,7 @@
 
 #include "core/digest.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 std::uint64_t checksum(const at::Tensor& tensor) {
   const auto values = tensor.detach();

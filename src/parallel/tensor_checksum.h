@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// A digest of a tensor's elements as they lie in memory: tensors of the same sizes, strides and
 /// values have the same. Bytes between the elements do not count.

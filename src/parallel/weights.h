@@ -5,7 +5,7 @@
 #include "lockstep/group.h"
 #include "lockstep/work.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// How much each rank's gradients count at the next exchange.
 class Weights {

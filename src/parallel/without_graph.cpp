@@ -3,7 +3,7 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 at::Tensor without_graph(const at::Tensor& values, const std::string& parameter) {
   auto mean = values.detach();

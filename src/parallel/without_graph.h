@@ -4,7 +4,7 @@
 
 #include <string>
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// The parameter's mean gradient as it is when it was computed with create_graph. The mean has no
 /// graph: a backward that comes to it raises InvalidArgument, where it would otherwise take the

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace lockstep::plan {
+namespace lockstep::inline v0_2::plan {
 namespace {
 
 constexpr double element = 4;       // float32
@@ -108,7 +108,7 @@ Exchange exchange(const Strategy& strategy, std::span<const Layer> layers,
       return between_hosts(elements, placement, [&](double parts, const Placement& among) {
         return int8(elements / parts, among);
       });
-    case Strategy::Kind::powersgd:
+    case Strategy::Kind::power_sgd:
       return between_hosts(elements, placement, [&](double parts, const Placement& among) {
         return power_sgd(strategy.value, layers, parts, among);
       });

@@ -6,7 +6,7 @@
 #include "plan/model.h"
 #include "plan/planned_strategy.h"
 
-namespace lockstep::plan {
+namespace lockstep::inline v0_2::plan {
 
 /// The cost of a bucket's exchange, in all ranks at once.
 struct Exchange {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <optional>
 
-namespace lockstep::plan {
+namespace lockstep::inline v0_2::plan {
 namespace {
 
 /// How often a measurement pays each of two unknown costs, and what it took beyond the known ones.

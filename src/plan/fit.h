@@ -5,7 +5,7 @@
 
 #include "comm/cost.h"
 
-namespace lockstep::plan {
+namespace lockstep::inline v0_2::plan {
 
 /// A measured all_reduce of float32 in group memory.
 struct Measurement {

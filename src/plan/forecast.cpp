@@ -7,7 +7,7 @@
 #include "lockstep/types.h"
 #include "plan/exchange_cost.h"
 
-namespace lockstep::plan {
+namespace lockstep::inline v0_2::plan {
 namespace {
 
 constexpr double forward = 1.0 / 3;

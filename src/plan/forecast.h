@@ -6,7 +6,7 @@
 #include "plan/model.h"
 #include "plan/planned_strategy.h"
 
-namespace lockstep::plan {
+namespace lockstep::inline v0_2::plan {
 
 /// A training step to be foretold.
 struct Setting {

@@ -7,7 +7,7 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 
-namespace lockstep::plan {
+namespace lockstep::inline v0_2::plan {
 namespace {
 
 /// A fully connected layer with bias.

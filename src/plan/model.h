@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-namespace lockstep::plan {
+namespace lockstep::inline v0_2::plan {
 
 /// A layer's parameters, in the order of backward: a matrix, and vectors such as a bias. The matrix
 /// of a convolution has a row for each output channel and a column for each weight of one output

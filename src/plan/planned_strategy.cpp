@@ -7,7 +7,7 @@
 #include "core/variable.h"
 #include "lockstep/error.h"
 
-namespace lockstep::plan {
+namespace lockstep::inline v0_2::plan {
 namespace {
 
 using Kind = Strategy::Kind;
@@ -15,19 +15,20 @@ using Kind = Strategy::Kind;
 struct Named {
   Kind kind;
   std::string_view name;
+  std::string_view alias;  ///< as lockstep::parse_strategy() takes it
   std::string_view field;  ///< empty where there is none
   double least;
   double most;
   std::string_view usual;
 };
 
-constexpr Named strategies[] = {{Kind::fp32, "fp32", "", 0, 0, ""},
-                                {Kind::fp16, "fp16", "", 0, 0, ""},
-                                {Kind::bf16, "bf16", "", 0, 0, ""},
-                                {Kind::topk, "topk", "ratio", 1e-9, 1, "0.01"},
-                                {Kind::int8, "int8", "", 0, 0, ""},
-                                {Kind::powersgd, "powersgd", "rank", 1, 1e6, "4"},
-                                {Kind::local_sgd, "local_sgd", "period", 1, 1e9, "8"}};
+constexpr Named strategies[] = {{Kind::fp32, "fp32", "plain", "", 0, 0, ""},
+                                {Kind::fp16, "fp16", "half", "", 0, 0, ""},
+                                {Kind::bf16, "bf16", "", "", 0, 0, ""},
+                                {Kind::topk, "topk", "sparseTopK", "ratio", 1e-9, 1, "0.01"},
+                                {Kind::int8, "int8", "", "", 0, 0, ""},
+                                {Kind::power_sgd, "power_sgd", "powersgd", "rank", 1, 1e6, "4"},
+                                {Kind::local_sgd, "local_sgd", "", "period", 1, 1e9, "8"}};
 
 double value_of(const Named& named, std::string_view text, std::string_view given) {
   if (given.starts_with(named.field) && given.substr(named.field.size()).starts_with('=')) {
@@ -53,7 +54,7 @@ Strategy parse_strategy(std::string_view text) {
   std::string names;
   for (const auto& named : strategies) {
     names += detail::concat(names.empty() ? "" : ", ", named.name);
-    if (name != named.name) continue;
+    if (name.empty() || (name != named.name && name != named.alias)) continue;
     Strategy strategy{.kind = named.kind, .text = std::string(text)};
     const bool given = colon != std::string_view::npos;
     if (named.field.empty()) {

@@ -12,7 +12,7 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 
-namespace lockstep::record {
+namespace lockstep::inline v0_2::record {
 namespace {
 
 /// Whether the file ends within a line, as that of a run that was killed may.

@@ -3,7 +3,7 @@
 #include <filesystem>
 #include <string_view>
 
-namespace lockstep::record {
+namespace lockstep::inline v0_2::record {
 
 /// A file that receives records during a run. A failed write throws nothing, because training
 /// matters more than its log. From then on the file ends with its last whole record, and error()

@@ -9,7 +9,7 @@
 
 #include "record/markup.h"
 
-namespace lockstep::record {
+namespace lockstep::inline v0_2::record {
 namespace {
 
 // Units: those of the drawing, which the page scales.
@@ -172,7 +172,7 @@ std::string line_chart(const std::string& title,
   return out.str();
 }
 
-std::string stacked_bar(const RankLap& parts, double longest, const std::string& description) {
+std::string stacked_bar(const RankInterval& parts, double longest, const std::string& description) {
   constexpr double bar = 600;
   std::ostringstream out;
   out << "<svg class=\"bar\" viewBox=\"0 0 " << bar << " 18\" preserveAspectRatio=\"none\" "

@@ -7,7 +7,7 @@
 
 #include "record/run.h"
 
-namespace lockstep::record {
+namespace lockstep::inline v0_2::record {
 
 /// Lines over steps, as inline SVG with a legend; a gap where a value is no number. Colours are the
 /// page's --line-0, --line-1, …
@@ -16,7 +16,7 @@ std::string line_chart(const std::string& title,
 
 /// A row of parts of a whole, as inline SVG. Colours are the page's classes compute, waiting and
 /// communication.
-std::string stacked_bar(const RankLap& parts, double longest, const std::string& description);
+std::string stacked_bar(const RankInterval& parts, double longest, const std::string& description);
 
 /// About five round numbers from one to the other. lowest < highest.
 std::vector<double> ticks(double lowest, double highest);

@@ -2,7 +2,7 @@
 
 #include <array>
 
-namespace lockstep::record {
+namespace lockstep::inline v0_2::record {
 namespace {
 
 constexpr std::array<std::uint32_t, 256> make_table() {

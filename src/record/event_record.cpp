@@ -8,7 +8,7 @@
 // A TensorBoard file is a row of framed messages: length, its checksum, message, its checksum. The
 // messages are protocol buffers of a few fields, which are written here by hand.
 
-namespace lockstep::record {
+namespace lockstep::inline v0_2::record {
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "fields are written as they lie here");

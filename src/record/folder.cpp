@@ -21,7 +21,7 @@
 #include "record/json_text.h"
 #include "record/whole_file.h"
 
-namespace lockstep::record {
+namespace lockstep::inline v0_2::record {
 namespace {
 
 using detail::concat;

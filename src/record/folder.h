@@ -4,11 +4,11 @@
 #include <string>
 #include <vector>
 
-namespace lockstep::record {
+namespace lockstep::inline v0_2::record {
 
 /// File names in a run's folder.
 inline constexpr const char* metrics_name = "metrics.jsonl";
-inline constexpr const char* laps_name = "laps.jsonl";
+inline constexpr const char* intervals_name = "intervals.jsonl";
 inline constexpr const char* trace_name = "trace.json";
 inline constexpr const char* environment_name = "environment.json";
 inline constexpr const char* report_name = "report.html";

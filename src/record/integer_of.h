@@ -5,7 +5,7 @@
 #include <optional>
 #include <utility>
 
-namespace lockstep::record {
+namespace lockstep::inline v0_2::record {
 
 /// The integral part of a number of the JSON library, or nothing if it is no number or beyond the
 /// range of Integer, where a conversion would be undefined.

@@ -8,7 +8,7 @@
 
 #include "core/json_depth.h"
 
-namespace lockstep::record {
+namespace lockstep::inline v0_2::record {
 namespace {
 
 using nlohmann::json;

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-namespace lockstep::record {
+namespace lockstep::inline v0_2::record {
 
 /// A value of a flat JSON object: a number, or null, which stands for what is no number.
 struct JsonNumber {

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstdio>
 
-namespace lockstep::record {
+namespace lockstep::inline v0_2::record {
 namespace {
 
 /// How many bytes the character that the text begins with takes, or 0 if it is none.

@@ -3,7 +3,7 @@
 #include <string>
 #include <string_view>
 
-namespace lockstep::record {
+namespace lockstep::inline v0_2::record {
 
 /// Text escaped for use between tags and in attributes. A question mark replaces invalid UTF-8 and
 /// control characters.

@@ -2,7 +2,7 @@
 
 #include "record/scalar.h"
 
-namespace lockstep::record {
+namespace lockstep::inline v0_2::record {
 
 std::string metrics_line(std::int64_t step, double elapsed, std::span<const Scalar> scalars) {
   nlohmann::ordered_json line = {{"step", step}, {"elapsed", elapsed}};

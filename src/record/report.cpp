@@ -11,7 +11,7 @@
 #include "record/report_style.h"
 #include "record/whole_file.h"
 
-namespace lockstep::record {
+namespace lockstep::inline v0_2::record {
 namespace {
 
 using detail::concat;
@@ -46,8 +46,8 @@ void facts(std::ostream& out, const Run& run) {
   out << "<dl class=\"facts\">\n";
   last_and_best(out, run, "train_loss", false);
   last_and_best(out, run, "test_accuracy", true);
-  if (!run.laps.empty()) {
-    const auto all = totals(run.laps);
+  if (!run.intervals.empty()) {
+    const auto all = totals(run.intervals);
     const auto& slowest = all.ranks[all.slowest];
     const auto steps = static_cast<double>(std::max<std::int64_t>(all.steps, 1));
     fact(out, "step", number_text(1000 * slowest.seconds / steps) + " ms",
@@ -111,32 +111,33 @@ void single_values(std::ostream& out, const Run& run) {
 
 /// Time of a step in each interval: of the slowest rank, and on average over ranks.
 void step_times(std::ostream& out, const Run& run) {
-  if (run.laps.size() < 2) return;
+  if (run.intervals.size() < 2) return;
   Curves curves{{"longest", {}}, {"compute", {}}, {"communication", {}}, {"waiting", {}}};
-  for (const auto& lap : run.laps) {
-    if (lap.steps < 1) continue;
+  for (const auto& interval : run.intervals) {
+    if (interval.steps < 1) continue;
     const auto milliseconds = [&](const auto& part) {
       double sum = 0;
-      for (const auto& rank : lap.ranks) sum += std::invoke(part, rank);
-      return 1000 * sum / static_cast<double>(lap.ranks.size()) / static_cast<double>(lap.steps);
+      for (const auto& rank : interval.ranks) sum += std::invoke(part, rank);
+      return 1000 * sum / static_cast<double>(interval.ranks.size()) /
+             static_cast<double>(interval.steps);
     };
     double longest = 0;
-    for (const auto& rank : lap.ranks) longest = std::max(longest, rank.seconds);
-    curves[0].second[lap.step] = 1000 * longest / static_cast<double>(lap.steps);
-    curves[1].second[lap.step] = milliseconds(&RankLap::computing);
-    curves[2].second[lap.step] = milliseconds(&RankLap::working);
-    curves[3].second[lap.step] = milliseconds(&RankLap::waiting);
+    for (const auto& rank : interval.ranks) longest = std::max(longest, rank.seconds);
+    curves[0].second[interval.step] = 1000 * longest / static_cast<double>(interval.steps);
+    curves[1].second[interval.step] = milliseconds(&RankInterval::computing);
+    curves[2].second[interval.step] = milliseconds(&RankInterval::working);
+    curves[3].second[interval.step] = milliseconds(&RankInterval::waiting);
   }
   out << "<div class=\"charts\">"
-      << line_chart("Milliseconds a step, lap by lap, ranks' mean", curves) << "</div>\n";
+      << line_chart("Milliseconds a step, interval by interval, ranks' mean", curves) << "</div>\n";
 }
 
 void ranks(std::ostream& out, const Run& run) {
-  if (run.laps.empty()) {
-    out << "<p>The run has ended no lap yet.</p>\n";
+  if (run.intervals.empty()) {
+    out << "<p>The run has ended no interval yet.</p>\n";
     return;
   }
-  const auto all = totals(run.laps);
+  const auto all = totals(run.intervals);
   const auto steps = static_cast<double>(std::max<std::int64_t>(all.steps, 1));
   double longest = 0;
   for (const auto& rank : all.ranks) longest = std::max(longest, rank.seconds);
@@ -179,16 +180,16 @@ void environment(std::ostream& out, const Run& run) {
 
 }  // namespace
 
-Totals totals(const std::vector<Lap>& laps) {
-  Totals all{.ranks = std::vector<RankLap>(laps.front().ranks.size())};
-  for (const auto& lap : laps) {
-    all.steps += lap.steps;
+Totals totals(const std::vector<Interval>& intervals) {
+  Totals all{.ranks = std::vector<RankInterval>(intervals.front().ranks.size())};
+  for (const auto& interval : intervals) {
+    all.steps += interval.steps;
     for (std::size_t i = 0; i < all.ranks.size(); ++i) {
-      all.ranks[i].seconds += lap.ranks[i].seconds;
-      all.ranks[i].waiting += lap.ranks[i].waiting;
-      all.ranks[i].working += lap.ranks[i].working;
-      all.ranks[i].bytes += lap.ranks[i].bytes;
-      all.ranks[i].dense_bytes += lap.ranks[i].dense_bytes;
+      all.ranks[i].seconds += interval.ranks[i].seconds;
+      all.ranks[i].waiting += interval.ranks[i].waiting;
+      all.ranks[i].working += interval.ranks[i].working;
+      all.ranks[i].bytes += interval.ranks[i].bytes;
+      all.ranks[i].dense_bytes += interval.ranks[i].dense_bytes;
     }
   }
   double computing = 0;
@@ -199,7 +200,7 @@ Totals totals(const std::vector<Lap>& laps) {
   }
   all.efficiency = seconds > 0 ? computing / seconds : 0;
   all.slowest = static_cast<std::size_t>(
-      std::ranges::max_element(all.ranks, {}, &RankLap::computing) - all.ranks.begin());
+      std::ranges::max_element(all.ranks, {}, &RankInterval::computing) - all.ranks.begin());
   return all;
 }
 

@@ -8,17 +8,17 @@
 
 #include "record/run.h"
 
-namespace lockstep::record {
+namespace lockstep::inline v0_2::record {
 
 /// Sums over all intervals.
 struct Totals {
-  std::vector<RankLap> ranks;
+  std::vector<RankInterval> ranks;
   std::int64_t steps = 0;
   double efficiency = 0;    ///< computing's share of all ranks' time
   std::size_t slowest = 0;  ///< the rank that computed longest, for which the others wait
 };
-/// `laps`: at least one, all with the same number of ranks.
-Totals totals(const std::vector<Lap>& laps);
+/// `intervals`: at least one, all with the same number of ranks.
+Totals totals(const std::vector<Interval>& intervals);
 
 /// One HTML page about a run that needs nothing else: no other file, no script.
 std::string report_page(const Run& run, const std::string& title);

@@ -1,6 +1,6 @@
 #pragma once
 
-namespace lockstep::record {
+namespace lockstep::inline v0_2::record {
 
 /// How the report looks, by day and by night.
 inline constexpr const char* report_style = R"(

@@ -17,7 +17,7 @@
 #include "record/folder.h"
 #include "record/json_text.h"
 
-namespace lockstep::record {
+namespace lockstep::inline v0_2::record {
 namespace {
 
 using detail::concat;
@@ -88,16 +88,17 @@ void read_metrics(const std::filesystem::path& path, Run& run) {
 
 void read_laps(const std::filesystem::path& path, Run& run) {
   read_lines(path, run, [&](const std::string& text) {
-    auto lap = parse_lap(text);
-    if (lap) run.laps.push_back(std::move(*lap));
-    return lap.has_value();
+    auto interval = parse_interval(text);
+    if (interval) run.intervals.push_back(std::move(*interval));
+    return interval.has_value();
   });
-  if (run.laps.empty()) return;
-  const auto ranks = run.laps.back().ranks.size();
-  const auto others =
-      std::erase_if(run.laps, [&](const Lap& lap) { return lap.ranks.size() != ranks; });
+  if (run.intervals.empty()) return;
+  const auto ranks = run.intervals.back().ranks.size();
+  const auto others = std::erase_if(
+      run.intervals, [&](const Interval& interval) { return interval.ranks.size() != ranks; });
   if (others > 0) {
-    run.remarks.push_back(concat("laps.jsonl: ", others, others == 1 ? " lap" : " laps",
+    run.remarks.push_back(concat("intervals.jsonl: ", others,
+                                 others == 1 ? " interval" : " intervals",
                                  " of another number of ranks than the last are left out"));
   }
 }
@@ -181,7 +182,7 @@ Run read_run(const std::filesystem::path& folder) {
   }
   Run run;
   read_metrics(metrics, run);
-  read_laps(folder / laps_name, run);
+  read_laps(folder / intervals_name, run);
   read_environment(folder / environment_name, run);
   run.has_several_hosts = std::ranges::any_of(
       run.hosts, [&](const std::string& host) { return host != run.hosts.front(); });

@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "record/lap.h"
+#include "record/interval.h"
 
-namespace lockstep::record {
+namespace lockstep::inline v0_2::record {
 
 /// The values of one name by step; of a step that was taken again after a restart the later one.
 using Curve = std::map<std::int64_t, double>;
@@ -18,7 +18,7 @@ using Curve = std::map<std::int64_t, double>;
 /// The content of a run's folder.
 struct Run {
   std::vector<std::pair<std::string, Curve>> curves;  ///< in the order of their first values
-  std::vector<Lap> laps;                              ///< of as many ranks as the last one
+  std::vector<Interval> intervals;                    ///< of as many ranks as the last one
   std::vector<std::pair<std::string, std::string>> environment;  ///< for people
   std::vector<std::string> hosts;                                ///< of each rank, where known
   bool has_several_hosts = false;

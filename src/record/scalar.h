@@ -4,7 +4,7 @@
 #include <span>
 #include <string>
 
-namespace lockstep::record {
+namespace lockstep::inline v0_2::record {
 
 /// One value of a run that is worth a curve.
 struct Scalar {

@@ -2,7 +2,7 @@
 
 #include "record/trace_file.h"
 
-namespace lockstep::record {
+namespace lockstep::inline v0_2::record {
 namespace {
 
 using Kind = TraceSpan::Kind;

@@ -8,7 +8,7 @@
 
 #include "core/text.h"
 
-namespace lockstep::record {
+namespace lockstep::inline v0_2::record {
 namespace {
 
 using Kind = TraceSpan::Kind;

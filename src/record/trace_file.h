@@ -9,7 +9,7 @@
 #include "comm/trace.h"
 #include "record/whole_file.h"
 
-namespace lockstep::record {
+namespace lockstep::inline v0_2::record {
 
 /// A stretch of time. Units: nanoseconds.
 struct Stretch {

@@ -8,7 +8,7 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 
-namespace lockstep::record {
+namespace lockstep::inline v0_2::record {
 
 WholeFile::WholeFile(std::filesystem::path path)
     : path_(std::move(path)), partial_(path_.string() + ".partial") {

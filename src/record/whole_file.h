@@ -3,7 +3,7 @@
 #include <filesystem>
 #include <fstream>
 
-namespace lockstep::record {
+namespace lockstep::inline v0_2::record {
 
 /// A file that appears under its name only when commit() has written all of it. Until then it is
 /// beside it as "<name>.partial". Without commit(), the destructor removes it. The file is not

@@ -9,7 +9,7 @@
 #include "lockstep/strategies.h"
 #include "sync/bucket_layout.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 namespace {
 
 /// The joint change takes the left one's place.

@@ -1,6 +1,6 @@
 #include "lockstep/strategies.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 namespace {
 
 class Mean final : public Exchange {

@@ -21,7 +21,7 @@
 // one of its ranks does. All hosts cut a bucket alike, and the shard leaders of a part go on alike,
 // so hosts do too.
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 namespace {
 
 /// Two operations that end together.

@@ -6,7 +6,7 @@
 #include "lockstep/strategy.h"
 #include "sync/host_groups.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// The strategy's exchange of a bucket where hosts hold several ranks. Ranks of a host sum in
 /// memory. The shard leaders of each part of the bucket exchange the sums by the strategy, as one

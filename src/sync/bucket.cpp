@@ -6,7 +6,7 @@
 
 #include "lockstep/exchange.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 at::Tensor detail::alias(const at::Tensor& flat, std::size_t offset, const at::Tensor& parameter) {
   const c10::DimVector strides = parameter.is_non_overlapping_and_dense()

@@ -3,7 +3,7 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 Layout::Layout(const Bucket& bucket) {
   for (const auto& slice : bucket.slices()) {

@@ -10,7 +10,7 @@
 
 #include "lockstep/exchange.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// Where parameters lie in a bucket, for what an exchange keeps beside it.
 class Layout {

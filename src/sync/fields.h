@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// The options of a strategy's text: "0.01,feedback=off" behind "topk:". The first may lack a name.
 /// Every question names a field; finish() refuses what was not asked for.

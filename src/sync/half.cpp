@@ -5,7 +5,7 @@
 #include "sync/bucket_layout.h"
 #include "sync/fields.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 namespace {
 
 class RoundedMean final : public Exchange {

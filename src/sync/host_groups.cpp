@@ -5,7 +5,7 @@
 
 #include "comm/communicator.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 HostGroups::HostGroups(Group local, std::optional<Group> across, int carriers, double ranks_a_host)
     : local_(std::move(local)),

@@ -8,7 +8,7 @@
 
 #include "lockstep/group.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// The groups that a group is composed of where a host holds several of its ranks. They are the
 /// ranks of each host, and the shard leaders of each part that hosts exchange, one of every host.

@@ -1,7 +1,7 @@
 #include "lockstep/strategies.h"
 #include "sync/fields.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 std::string LocalSgd::text() const { return "local_sgd:period=" + std::to_string(period); }
 

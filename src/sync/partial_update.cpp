@@ -1,16 +1,16 @@
 #include "lockstep/error.h"
 #include "lockstep/strategies.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 std::string PartialUpdate::text() const {
-  return of == SyncTarget::gradients ? "partialUpdate:of=gradients" : "partialUpdate";
+  return of == SyncTarget::gradients ? "partial_update:of=gradients" : "partial_update";
 }
 
 void PartialUpdate::check() const {
   if (of == SyncTarget::none) {
     throw InvalidArgument(
-        "partialUpdate: got nothing to exchange, expected parameters or gradients");
+        "partial_update: got nothing to exchange, expected parameters or gradients");
   }
 }
 

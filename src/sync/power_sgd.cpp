@@ -13,7 +13,7 @@
 #include "sync/residual.h"
 #include "sync/sparse.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 namespace {
 
 /// A parameter's part of the bucket as a matrix: rows along its outermost dimension.
@@ -182,7 +182,7 @@ class LowRankMean final : public Exchange {
       const auto place = static_cast<std::size_t>(said - 1);
       const auto* part =
           place < matrices_.size() ? matrices_[place].part : whole_[place - matrices_.size()].part;
-      detail::refuse_not_finite("powersgd", part->name, rank);
+      detail::refuse_not_finite("power_sgd", part->name, rank);
     }
   }
 
@@ -219,7 +219,7 @@ class LowRankMean final : public Exchange {
 }  // namespace
 
 std::string PowerSgd::text() const {
-  std::string text = "powersgd:rank=" + std::to_string(rank);
+  std::string text = "power_sgd:rank=" + std::to_string(rank);
   if (!error_feedback) text += ",feedback=off";
   if (!warm_start) text += ",warm_start=off";
   return text;
@@ -227,13 +227,13 @@ std::string PowerSgd::text() const {
 
 void PowerSgd::check() const {
   constexpr std::int64_t most = 1 << 20;
-  detail::expect(rank >= 1 && rank <= most, "powersgd", "rank", static_cast<double>(rank),
+  detail::expect(rank >= 1 && rank <= most, "power_sgd", "rank", static_cast<double>(rank),
                  "1 to 2^20");
 }
 
 std::unique_ptr<Exchange> PowerSgd::exchange(const Bucket& bucket) const {
   check();
-  detail::expect_dtype("powersgd", bucket, {at::kFloat, at::kDouble});
+  detail::expect_dtype("power_sgd", bucket, {at::kFloat, at::kDouble});
   return std::make_unique<LowRankMean>(*this, bucket);
 }
 

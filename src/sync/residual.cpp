@@ -1,6 +1,6 @@
 #include "sync/residual.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 Residual::Residual(bool kept, const Bucket& bucket) {
   if (!kept) return;

@@ -7,7 +7,7 @@
 #include "lockstep/exchange.h"
 #include "sync/bucket_layout.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// Error feedback: what of a bucket's gradients has not been sent yet, one element for each of the
 /// bucket's, in the group's memory. An exchange without error feedback keeps none.

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 template <class T>
 std::optional<std::size_t> first_not_finite(std::span<const T> values) {

@@ -11,7 +11,7 @@
 #include "lockstep/exchange.h"
 #include "lockstep/group.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// Picked elements as they are sent: first all values, then all indices, then zeros up to a
 /// multiple of eight bytes.

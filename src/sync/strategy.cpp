@@ -7,7 +7,7 @@
 #include "lockstep/strategies.h"
 #include "sync/fields.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 namespace {
 
 using detail::Fields;
@@ -83,7 +83,7 @@ Strategy adasum(Fields& fields) { return checked(Adasum{}, fields); }
 
 struct Named {
   std::string_view name;
-  std::string_view alias;  ///< SINGA's name
+  std::string_view alias;  ///< SINGA's name, or the one before version 0.2
   Strategy (*parse)(Fields&);
 };
 
@@ -93,8 +93,8 @@ constexpr Named strategies[] = {{"fp32", "plain", fp32},
                                 {"topk", "sparseTopK", top_k},
                                 {"threshold", "sparseThreshold", threshold},
                                 {"int8", "", int8},
-                                {"powersgd", "", power_sgd},
-                                {"partialUpdate", "", partial_update},
+                                {"power_sgd", "powersgd", power_sgd},
+                                {"partial_update", "partialUpdate", partial_update},
                                 {"local_sgd", "", local_sgd},
                                 {"post_local_sgd", "", post_local_sgd},
                                 {"adasum", "", adasum}};

@@ -14,7 +14,7 @@
 #include "sync/residual.h"
 #include "sync/sparse.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 namespace {
 
 template <class T>

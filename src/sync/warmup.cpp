@@ -4,7 +4,7 @@
 #include "lockstep/strategies.h"
 #include "sync/fields.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 namespace {
 
 class FirstWhole final : public Exchange {

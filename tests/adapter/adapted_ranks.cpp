@@ -20,9 +20,9 @@ std::vector<std::string> what_adapted_ranks_threw(int n, const std::function<voi
     threads.emplace_back([&, rank] {
       at::set_num_threads(1);
       try {
-        OverOptions own{.store = options.store, .timeout = options.timeout};
+        GroupFromBackendOptions own{.store = options.store, .timeout = options.timeout};
         if (options.flush_denormals) own.flush_denormals = options.flush_denormals(rank);
-        fn(over(c10::make_intrusive<MemoryBackend>(boxes, rank, n), own));
+        fn(group_from_backend(c10::make_intrusive<MemoryBackend>(boxes, rank, n), own));
       } catch (const std::exception& error) {
         texts[static_cast<std::size_t>(rank)] = error.what();
       }

@@ -14,7 +14,7 @@ struct AdaptedOptions {
   /// By which ranks tell one another of failures; one of their own unless said.
   c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
   std::chrono::milliseconds timeout = std::chrono::seconds(20);
-  /// The option of each rank; the default of over() if empty.
+  /// The option of each rank; the default of group_from_backend() if empty.
   std::function<bool(int rank)> flush_denormals = {};
 };
 

@@ -45,7 +45,8 @@ TEST(AdapterDenormals, StayAsSpawnSetThem) {
   const auto boxes = std::make_shared<Mailboxes>();
   spawn(2,
         [&](const Group& world) {
-          const auto group = over(c10::make_intrusive<MemoryBackend>(boxes, world.rank(), 2));
+          const auto group =
+              group_from_backend(c10::make_intrusive<MemoryBackend>(boxes, world.rank(), 2));
           EXPECT_FALSE(flushes_denormals());
           check_denormals(group.communicator());
         },

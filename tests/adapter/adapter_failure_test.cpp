@@ -206,9 +206,10 @@ TEST(AdapterFailure, ABackendThatCannotSendSaysSo) {
     using Backend::Backend;
     const std::string getBackendName() const override { return "dumb"; }
   };
-  EXPECT_EQ(over(c10::make_intrusive<Dumb>(0, 1)).size(), 1) << "one rank needs nobody";
+  EXPECT_EQ(group_from_backend(c10::make_intrusive<Dumb>(0, 1)).size(), 1)
+      << "one rank needs nobody";
   try {
-    over(c10::make_intrusive<Dumb>(0, 2));
+    group_from_backend(c10::make_intrusive<Dumb>(0, 2));
     FAIL();
   } catch (const CommError& error) {
     EXPECT_THAT(error.what(), AllOf(HasSubstr("(c10d/dumb) rank 0 of 2"),
@@ -242,7 +243,9 @@ TEST(AdapterFailure, AForkedChildLeavesTheWorldAlone) {
   EXPECT_THAT(texts, Each(""));
 }
 
-TEST(AdapterFailure, NoBackendIsAnInvalidArgument) { EXPECT_THROW(over({}), InvalidArgument); }
+TEST(AdapterFailure, NoBackendIsAnInvalidArgument) {
+  EXPECT_THROW(group_from_backend({}), InvalidArgument);
+}
 
 }  // namespace
 }  // namespace lockstep::testing

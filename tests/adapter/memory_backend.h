@@ -55,7 +55,7 @@ class MemoryWork final : public c10d::Work {
   bool aborted_ = false;
 };
 
-/// The least that a c10d::Backend of one's own must do for lockstep::over().
+/// The least that a c10d::Backend of one's own must do for lockstep::group_from_backend().
 class MemoryBackend final : public c10d::Backend {
  public:
   MemoryBackend(std::shared_ptr<Mailboxes> boxes, int rank, int size)

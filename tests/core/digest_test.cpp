@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 namespace {
 
 TEST(Digest, OfNothingIsWhatXxh3Publishes) { EXPECT_EQ(digest({}), 0x2d06800538d394c2); }

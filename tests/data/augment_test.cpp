@@ -117,7 +117,7 @@ class Images : public torch::data::datasets::BatchDataset<Images, torch::data::E
 /// The batches of two epochs.
 at::Tensor two_epochs(std::size_t workers) {
   Augmented<Images> data(Images(), {.seed = 2});
-  DistributedSampler sampler(data.size().value(), Replica{}, {.seed = 1});
+  DistributedSampler sampler(data.size().value(), ShardSpec{}, {.seed = 1});
   auto loader = torch::data::make_data_loader(data, sampler,
                                               torch::data::DataLoaderOptions(7).workers(workers));
   std::vector<at::Tensor> all;

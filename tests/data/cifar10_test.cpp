@@ -79,7 +79,7 @@ TEST_F(Cifar10Files, FeedsADataLoader) {
   write("data_batch_1.bin", records({0, 1, 2, 3, 4}));
   Cifar10 data(folder.path());
   auto loader = torch::data::make_data_loader(
-      data, DistributedSampler(5, Replica{.rank = 0, .ranks = 2}, {.shuffle = false}), 2);
+      data, DistributedSampler(5, ShardSpec{.rank = 0, .ranks = 2}, {.shuffle = false}), 2);
   std::vector<std::int64_t> targets;
   for (auto& batch : *loader)
     for (int i = 0; i < batch.target.size(0); ++i)

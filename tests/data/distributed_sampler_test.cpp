@@ -61,7 +61,7 @@ TEST_P(Partition, DealsTheSharedOrderToTheRanks) {
       if (shuffle) order = epoch_order(size, 11, epoch);
       const std::vector<Indices> expected = deal(order, ranks, tail);
       for (int rank = 0; rank < ranks; ++rank) {
-        DistributedSampler sampler(size, Replica{.rank = rank, .ranks = ranks},
+        DistributedSampler sampler(size, ShardSpec{.rank = rank, .ranks = ranks},
                                    {.seed = 11, .shuffle = shuffle, .tail = tail});
         sampler.set_epoch(epoch);
         const Indices got = one_pass(sampler);
@@ -76,7 +76,7 @@ TEST_P(Partition, CoversEachSampleAsOftenAsTheTailAllows) {
   const auto [size, ranks, tail] = GetParam();
   std::vector<int> times(size, 0);
   for (int rank = 0; rank < ranks; ++rank) {
-    DistributedSampler sampler(size, Replica{.rank = rank, .ranks = ranks}, {.tail = tail});
+    DistributedSampler sampler(size, ShardSpec{.rank = rank, .ranks = ranks}, {.tail = tail});
     for (const std::size_t index : one_pass(sampler)) {
       ASSERT_LT(index, size);
       ++times[index];
@@ -145,7 +145,7 @@ TEST(EpochOrder, PutsEachSampleEverywhereEquallyOften) {
 }
 
 TEST(DistributedSampler, CountsEpochsItself) {
-  DistributedSampler sampler(100, Replica{.rank = 1, .ranks = 2}, {.seed = 5});
+  DistributedSampler sampler(100, ShardSpec{.rank = 1, .ranks = 2}, {.seed = 5});
   EXPECT_EQ(sampler.epoch(), 0u);
   const Indices first = one_pass(sampler);
   EXPECT_EQ(sampler.epoch(), 0u);
@@ -159,7 +159,7 @@ TEST(DistributedSampler, CountsEpochsItself) {
 }
 
 TEST(DistributedSampler, SetEpochLeavesARunningPassAlone) {
-  DistributedSampler sampler(10, Replica{}, {.seed = 5});
+  DistributedSampler sampler(10, ShardSpec{}, {.seed = 5});
   const Indices order = epoch_order(10, 5, 0);
   Indices got = *sampler.next(4);
   sampler.set_epoch(9);
@@ -170,14 +170,14 @@ TEST(DistributedSampler, SetEpochLeavesARunningPassAlone) {
 }
 
 TEST(DistributedSampler, TakesANewSize) {
-  DistributedSampler sampler(10, Replica{.rank = 0, .ranks = 3});
+  DistributedSampler sampler(10, ShardSpec{.rank = 0, .ranks = 3});
   sampler.reset(4);
   EXPECT_EQ(sampler.next(100)->size(), 2u);
   EXPECT_EQ(sampler.samples_per_rank(), 2u);
 }
 
 TEST(DistributedSampler, KeepsTheNextEpochInAnArchive) {
-  DistributedSampler sampler(30, Replica{}, {.seed = 5});
+  DistributedSampler sampler(30, ShardSpec{}, {.seed = 5});
   one_pass(sampler);
   torch::serialize::OutputArchive out;
   sampler.save(out);
@@ -186,15 +186,15 @@ TEST(DistributedSampler, KeepsTheNextEpochInAnArchive) {
 
   torch::serialize::InputArchive in;
   in.load_from(stream);
-  DistributedSampler fresh(30, Replica{}, {.seed = 5});
+  DistributedSampler fresh(30, ShardSpec{}, {.seed = 5});
   fresh.load(in);
   EXPECT_EQ(one_pass(fresh), epoch_order(30, 5, 1));
 }
 
 TEST(DistributedSampler, RefusesARankOutsideTheGroup) {
-  EXPECT_THROW(DistributedSampler(10, Replica{.rank = 2, .ranks = 2}), InvalidArgument);
-  EXPECT_THROW(DistributedSampler(10, Replica{.rank = -1, .ranks = 2}), InvalidArgument);
-  EXPECT_THROW(DistributedSampler(10, Replica{.rank = 0, .ranks = 0}), InvalidArgument);
+  EXPECT_THROW(DistributedSampler(10, ShardSpec{.rank = 2, .ranks = 2}), InvalidArgument);
+  EXPECT_THROW(DistributedSampler(10, ShardSpec{.rank = -1, .ranks = 2}), InvalidArgument);
+  EXPECT_THROW(DistributedSampler(10, ShardSpec{.rank = 0, .ranks = 0}), InvalidArgument);
 }
 
 class ThroughALoader : public ::testing::TestWithParam<std::size_t> {};
@@ -209,7 +209,7 @@ Indices loaded(auto& loader) {
 
 TEST_P(ThroughALoader, EpochsAdvanceAndCanBeSet) {
   auto numbers = torch::data::datasets::TensorDataset(torch::arange(25));
-  DistributedSampler sampler(25, Replica{.rank = 1, .ranks = 2}, {.seed = 8});
+  DistributedSampler sampler(25, ShardSpec{.rank = 1, .ranks = 2}, {.seed = 8});
   auto loader = torch::data::make_data_loader(
       numbers, sampler, torch::data::DataLoaderOptions(4).workers(GetParam()));
 
@@ -227,7 +227,7 @@ TEST_P(ThroughALoader, EpochsAdvanceAndCanBeSet) {
 INSTANTIATE_TEST_SUITE_P(Workers, ThroughALoader, ::testing::Values(0, 2));
 
 TEST(DistributedSampler, AnEmptyDatasetHasNoBatches) {
-  DistributedSampler sampler(0, Replica{.rank = 0, .ranks = 2});
+  DistributedSampler sampler(0, ShardSpec{.rank = 0, .ranks = 2});
   auto numbers = torch::data::datasets::TensorDataset(torch::arange(0));
   auto loader = torch::data::make_data_loader(numbers, sampler, 4);
   EXPECT_TRUE(loaded(*loader).empty());

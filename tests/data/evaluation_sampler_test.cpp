@@ -15,7 +15,7 @@ TEST(EvaluationSampler, DrawsEachIndexOnceOverAllRanks) {
       std::size_t fewest = size + 1;
       std::size_t most = 0;
       for (int rank = 0; rank < ranks; ++rank) {
-        EvaluationSampler sampler(size, Replica{.rank = rank, .ranks = ranks});
+        EvaluationSampler sampler(size, ShardSpec{.rank = rank, .ranks = ranks});
         std::size_t drawn = 0;
         while (const auto batch = sampler.next(3)) {
           EXPECT_FALSE(batch->empty());
@@ -33,7 +33,7 @@ TEST(EvaluationSampler, DrawsEachIndexOnceOverAllRanks) {
 }
 
 TEST(EvaluationSampler, EveryPassIsTheSame) {
-  EvaluationSampler sampler(10, Replica{.rank = 1, .ranks = 3});
+  EvaluationSampler sampler(10, ShardSpec{.rank = 1, .ranks = 3});
   const auto first = sampler.next(100);
   EXPECT_EQ(first, (std::vector<std::size_t>{3, 4, 5}));
   EXPECT_EQ(sampler.next(100), std::nullopt);
@@ -44,7 +44,7 @@ TEST(EvaluationSampler, EveryPassIsTheSame) {
 }
 
 TEST(EvaluationSampler, RefusesARankOutsideTheGroup) {
-  EXPECT_THROW(EvaluationSampler(10, Replica{.rank = 3, .ranks = 3}), InvalidArgument);
+  EXPECT_THROW(EvaluationSampler(10, ShardSpec{.rank = 3, .ranks = 3}), InvalidArgument);
 }
 
 }  // namespace

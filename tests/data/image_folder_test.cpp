@@ -172,7 +172,7 @@ TEST_F(ImageFolders, RandomPartsDependOnSeedEpochAndIndexAlone) {
   std::vector<at::Tensor> by_workers;
   for (const std::size_t workers : {0, 1, 3}) {
     ImageFolder data(folder.path(), options);
-    PrefetchLoader loader(data, DistributedSampler(9, Replica{}, {.shuffle = false}),
+    PrefetchLoader loader(data, DistributedSampler(9, ShardSpec{}, {.shuffle = false}),
                           {.batch_size = workers + 2, .workers = workers});
     std::vector<at::Tensor> all;
     for (const std::uint64_t epoch : {0, 1}) {

@@ -116,7 +116,7 @@ TEST_F(MnistFiles, GivesOneDigit) {
 
 TEST_F(MnistFiles, FeedsADataLoader) {
   Mnist data(folder.path());
-  DistributedSampler sampler(data.size().value(), Replica{.rank = 0, .ranks = 2},
+  DistributedSampler sampler(data.size().value(), ShardSpec{.rank = 0, .ranks = 2},
                              {.shuffle = false});
   auto loader = torch::data::make_data_loader(data, sampler, 2);
   std::vector<std::int64_t> targets;

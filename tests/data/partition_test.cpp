@@ -38,7 +38,7 @@ TEST(PartitionContiguous, CutsEqualPartsInTheOrderOfRanksAndDropsTheTail) {
       const std::size_t each = size / static_cast<std::size_t>(ranks);
       std::size_t next = 0;
       for (int rank = 0; rank < ranks; ++rank) {
-        const IndexRange part = partition_contiguous(size, Replica{.rank = rank, .ranks = ranks});
+        const IndexRange part = partition_contiguous(size, ShardSpec{.rank = rank, .ranks = ranks});
         EXPECT_EQ(part.first, next);
         EXPECT_EQ(part.size(), each);
         next = part.last;
@@ -49,8 +49,8 @@ TEST(PartitionContiguous, CutsEqualPartsInTheOrderOfRanksAndDropsTheTail) {
 }
 
 TEST(PartitionContiguous, RefusesARankOutsideTheGroup) {
-  EXPECT_THROW(partition_contiguous(10, Replica{.rank = 2, .ranks = 2}), InvalidArgument);
-  EXPECT_THROW(partition_contiguous(10, Replica{.rank = 0, .ranks = 0}), InvalidArgument);
+  EXPECT_THROW(partition_contiguous(10, ShardSpec{.rank = 2, .ranks = 2}), InvalidArgument);
+  EXPECT_THROW(partition_contiguous(10, ShardSpec{.rank = 0, .ranks = 0}), InvalidArgument);
 }
 
 TEST(PartitionDataset, GivesEachRankItsRun) {
@@ -68,7 +68,7 @@ TEST(PartitionDataset, GivesEachRankItsRun) {
 TEST(PartitionDataset, IsDrawnFromInAnyOrder) {
   testing::run_ranks(1, [](std::shared_ptr<Communicator> communicator) {
     auto part = partition_dataset(Numbers(20), Group(std::move(communicator)));
-    DistributedSampler sampler(part.size().value(), Replica{}, {.seed = 4});
+    DistributedSampler sampler(part.size().value(), ShardSpec{}, {.seed = 4});
     auto loader = torch::data::make_data_loader(part, sampler, 6);
     std::vector<std::size_t> drawn;
     for (auto& batch : *loader) drawn.insert(drawn.end(), batch.begin(), batch.end());

@@ -51,7 +51,7 @@ class OwnIndices : public torch::data::datasets::BatchDataset<OwnIndices, Indice
 };
 
 DistributedSampler sampler_of(std::size_t size, Tail tail = Tail::pad) {
-  return {size, Replica{}, {.seed = 3, .tail = tail}};
+  return {size, ShardSpec{}, {.seed = 3, .tail = tail}};
 }
 
 /// The batches that a sampler's order is cut into.
@@ -227,7 +227,7 @@ TEST_P(Prefetch, RanksEndInStepWithTrueSamplerStates) {
     PrefetchLoader loader(OwnIndices(size), sampler, {.batch_size = 4, .workers = GetParam()});
     for (const std::uint64_t epoch : {0, 1}) {
       std::size_t taken = 0;
-      for (const Indices& batch : in_step(loader, group)) {
+      for (const Indices& batch : join_uneven(loader, group)) {
         EXPECT_EQ(batch, expected_batches(size, epoch, 4)[taken]);
         ++taken;
         const at::Tensor position = sampler.state().at("position");
@@ -281,7 +281,7 @@ TEST(PrefetchDepth, SoManyBatchesAreReadAheadAndNoMore) {
 }
 
 TEST(PrefetchOptions, OtherSamplersWorkAndNoBatchSizeIsRefused) {
-  PrefetchLoader loader(OwnIndices(10), EvaluationSampler(10, Replica{.rank = 1, .ranks = 2}),
+  PrefetchLoader loader(OwnIndices(10), EvaluationSampler(10, ShardSpec{.rank = 1, .ranks = 2}),
                         {.batch_size = 3, .workers = 2});
   EXPECT_EQ(all_of(loader), (std::vector<Indices>{{5, 6, 7}, {8, 9}}));
   PrefetchLoader sequential(OwnIndices(3), torch::data::samplers::SequentialSampler(3),

@@ -27,12 +27,12 @@ TEST_P(Position, AStoppedPassGoesOnWithTheSameSamples) {
     for (const std::size_t size : {0, 1, 20, 21, 23}) {
       const SamplerOptions options{.seed = 5, .tail = tail};
       for (int rank = 0; rank < GetParam(); ++rank) {
-        const Replica replica{.rank = rank, .ranks = GetParam()};
-        DistributedSampler whole(size, replica, options);
+        const ShardSpec shard{.rank = rank, .ranks = GetParam()};
+        DistributedSampler whole(size, shard, options);
         whole.set_epoch(3);
         whole.reset();
         whole.next(2);
-        DistributedSampler fresh(size, replica, options);
+        DistributedSampler fresh(size, shard, options);
         fresh.load_state(whole.state());
         const bool ended = whole.samples_per_rank() <= 2;
         const Indices expected = rest_of(whole);
@@ -55,7 +55,7 @@ TEST_P(Position, AnotherNumberOfRanksDrawsWhatIsLeft) {
   Indices drawn;
   std::map<std::string, at::Tensor> state;
   for (int rank = 0; rank < before; ++rank) {
-    DistributedSampler sampler(size, Replica{.rank = rank, .ranks = before});
+    DistributedSampler sampler(size, ShardSpec{.rank = rank, .ranks = before});
     sampler.reset();
     const Indices batch = sampler.next(4).value();
     drawn.insert(drawn.end(), batch.begin(), batch.end());
@@ -64,7 +64,8 @@ TEST_P(Position, AnotherNumberOfRanksDrawsWhatIsLeft) {
   for (const int after : {1, 2, 5}) {
     Indices all = drawn;
     for (int rank = 0; rank < after; ++rank) {
-      DistributedSampler sampler(size, Replica{.rank = rank, .ranks = after}, {.tail = Tail::drop});
+      DistributedSampler sampler(size, ShardSpec{.rank = rank, .ranks = after},
+                                 {.tail = Tail::drop});
       sampler.load_state(state);
       sampler.reset();
       const Indices rest = rest_of(sampler);
@@ -81,12 +82,12 @@ TEST_P(Position, AnotherNumberOfRanksDrawsWhatIsLeft) {
 INSTANTIATE_TEST_SUITE_P(Ranks, Position, ::testing::Values(1, 2, 3, 4, 7));
 
 TEST(SamplerState, WhatIsUsedCountsAndNotWhatWasDrawnAhead) {
-  DistributedSampler sampler(20, Replica{});
+  DistributedSampler sampler(20, ShardSpec{});
   sampler.reset();
   sampler.next(5);
   sampler.next(5);
   sampler.used(5);
-  DistributedSampler fresh(20, Replica{});
+  DistributedSampler fresh(20, ShardSpec{});
   fresh.load_state(sampler.state());
   fresh.reset();
   EXPECT_EQ(rest_of(fresh).size(), 15u);
@@ -98,25 +99,25 @@ TEST(SamplerState, WhatIsUsedCountsAndNotWhatWasDrawnAhead) {
 }
 
 TEST(SamplerState, AResumedPassCanBeStoppedAgain) {
-  DistributedSampler first(30, Replica{.rank = 1, .ranks = 2});
+  DistributedSampler first(30, ShardSpec{.rank = 1, .ranks = 2});
   first.reset();
   first.next(4);
-  DistributedSampler second(30, Replica{.rank = 1, .ranks = 2});
+  DistributedSampler second(30, ShardSpec{.rank = 1, .ranks = 2});
   second.load_state(first.state());
   EXPECT_TRUE(second.state().at("position").equal(first.state().at("position")));
   second.reset();
   EXPECT_EQ(second.next(3), first.next(3));
-  DistributedSampler third(30, Replica{.rank = 1, .ranks = 2});
+  DistributedSampler third(30, ShardSpec{.rank = 1, .ranks = 2});
   third.load_state(second.state());
   third.reset();
   EXPECT_EQ(rest_of(third), rest_of(first));
 }
 
 TEST(SamplerState, AnotherEpochBeginsAtItsBeginning) {
-  DistributedSampler first(30, Replica{});
+  DistributedSampler first(30, ShardSpec{});
   first.reset();
   first.next(4);
-  DistributedSampler second(30, Replica{});
+  DistributedSampler second(30, ShardSpec{});
   second.load_state(first.state());
   second.set_epoch(0);
   second.reset();
@@ -128,7 +129,7 @@ TEST(SamplerState, AnotherEpochBeginsAtItsBeginning) {
 }
 
 TEST(SamplerState, WhatItDidNotReturnIsAnError) {
-  DistributedSampler sampler(30, Replica{});
+  DistributedSampler sampler(30, ShardSpec{});
   EXPECT_THROW(sampler.load_state({}), InvalidArgument);
   EXPECT_THROW(sampler.load_state({{"position", torch::zeros({2})}}), InvalidArgument);
   EXPECT_THROW(sampler.load_state({{"position", torch::zeros({3}, torch::kLong)}}),

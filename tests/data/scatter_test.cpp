@@ -127,7 +127,7 @@ TEST_P(Scatter, ALoadersErrorIsSaidOnEveryRank) {
   run_ranks(GetParam(), [](std::shared_ptr<Communicator> communicator) {
     const Group group(std::move(communicator));
     auto loader = torch::data::make_data_loader(
-        Broken(), DistributedSampler(8, Replica{}, {.shuffle = false}), 2);
+        Broken(), DistributedSampler(8, ShardSpec{}, {.shuffle = false}), 2);
     int turns = 0;
     try {
       for ([[maybe_unused]] const Batch& batch : scatter_from_rank0(loader.get(), group)) ++turns;

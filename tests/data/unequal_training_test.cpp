@@ -76,7 +76,7 @@ TEST_P(UnequalTraining, EqualsOneProcessWithAllRows) {
     auto sgd = make_sgd(*model);
     DistributedOptimizer optimizer(sgd, *model, world);
     const auto loader = batches_of(world.rank());
-    for (const auto& batch : in_step(loader, world, until_last)) {
+    for (const auto& batch : join_uneven(loader, world, until_last)) {
       optimizer.weight(batch ? static_cast<double>(batch->data.size(0)) : 0);
       optimizer.backward_and_update(
           batch ? torch::mse_loss(model->forward(batch->data), batch->target) : at::Tensor());

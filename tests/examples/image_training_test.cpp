@@ -62,7 +62,7 @@ TEST_F(ImageTraining, StepsRiseOverARunsParts) {
     }
     EXPECT_EQ(testing::count(result.out, "run: 3 epochs are done"), 1) << result.out;
     EXPECT_EQ(testing::count(result.out, done), 1) << result.out;
-    for (const char* file : {"log/metrics.jsonl", "log/laps.jsonl"}) {
+    for (const char* file : {"log/metrics.jsonl", "log/intervals.jsonl"}) {
       double before = 0;
       for (const auto& line : json_lines(file)) {
         EXPECT_GE(line["step"], before) << program << ' ' << file;

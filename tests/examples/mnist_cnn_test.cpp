@@ -54,9 +54,9 @@ class MnistCnn : public testing::ProgramRun {
       EXPECT_EQ(lines[i]["step"], 7 * (i + 1)) << "of 102 digits a rank, by 16";
       for (const auto& [name, value] : expected[i].items()) EXPECT_EQ(lines[i][name], value);
     }
-    const auto laps = json_lines("log/laps.jsonl");
-    ASSERT_EQ(laps.size(), 3u);
-    for (const auto& rank : laps[2]["ranks"]) EXPECT_GT(rank["seconds"], rank["waiting"]);
+    const auto intervals = json_lines("log/intervals.jsonl");
+    ASSERT_EQ(intervals.size(), 3u);
+    for (const auto& rank : intervals[2]["ranks"]) EXPECT_GT(rank["seconds"], rank["waiting"]);
     // Each backward of each rank, and in it every bucket's last gradient and its exchange.
     std::map<std::pair<int, std::string>, int> count;
     const auto trace = nlohmann::json::parse(content(folder / "log/trace.json"));

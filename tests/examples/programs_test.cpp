@@ -189,7 +189,7 @@ TEST_F(Programs, LogsAreWrittenOnRequestAndQuietMeansNothing) {
     EXPECT_EQ(result.code, 0);
     EXPECT_THAT(result.out + result.err, IsEmpty()) << program;
     EXPECT_FALSE(json_lines("log/metrics.jsonl").empty()) << program;
-    EXPECT_FALSE(json_lines("log/laps.jsonl").empty()) << program;
+    EXPECT_FALSE(json_lines("log/intervals.jsonl").empty()) << program;
     EXPECT_THAT(testing::content(folder / "log/trace.json"), HasSubstr("\"all_reduce\""));
     std::filesystem::remove_all(folder / "log");
   }
@@ -235,7 +235,7 @@ TEST_F(Programs, ResNet50TrainsWithBothWaysToSplitData) {
     const auto losses = values("train_loss");
     ASSERT_EQ(losses.size(), 4u);
     EXPECT_LT(losses[3], losses[0]);
-    EXPECT_EQ(json_lines("log/laps.jsonl").size(), 4u) << "its log is in log/ by itself";
+    EXPECT_EQ(json_lines("log/intervals.jsonl").size(), 4u) << "its log is in log/ by itself";
     EXPECT_EQ(json_lines("log/metrics.jsonl").size(), metrics().size());
   }
   expect_one_complaint("resnet50 --samples 8", 1, "resnet50: --samples 8: expected a batch");

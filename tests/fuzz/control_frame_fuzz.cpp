@@ -6,7 +6,7 @@
 #include "lockstep/error.h"
 #include "tests/fuzz/fuzz.h"
 
-namespace lockstep::control {
+namespace lockstep::inline v0_2::control {
 namespace {
 
 using fuzzing::require;

@@ -3,7 +3,7 @@
 #include "tests/fuzz/fuzz.h"
 #include "tests/png_file.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 namespace {
 
 using fuzzing::require;

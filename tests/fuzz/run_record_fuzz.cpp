@@ -15,7 +15,7 @@
 #include "tests/record/page_fault.h"
 #include "tests/temporary_folder.h"
 
-namespace lockstep::record {
+namespace lockstep::inline v0_2::record {
 namespace {
 
 using fuzzing::require;
@@ -56,14 +56,17 @@ class Source {
 // --- files that are read ---------------------------------------------------------------------
 
 void read(const std::filesystem::path& folder, const char* name, std::string_view bytes) {
-  for (const char* file : {metrics_name, laps_name, environment_name}) write(folder / file, "");
+  for (const char* file : {metrics_name, intervals_name, environment_name})
+    write(folder / file, "");
   write(folder / name, bytes);
   const fuzzing::MemoryLimit memory(4096 * bytes.size() + (4 << 20));
   const Run run = read_run(folder);
-  for (const Lap& lap : run.laps) {
-    require(lap.ranks.size() == run.laps.back().ranks.size(), "all laps have the same ranks");
-    const auto again = parse_lap(lap_line(lap));
-    require(again && lap_line(*again) == lap_line(lap), "a lap written and read again is equal");
+  for (const Interval& interval : run.intervals) {
+    require(interval.ranks.size() == run.intervals.back().ranks.size(),
+            "all intervals have the same ranks");
+    const auto again = parse_interval(interval_line(interval));
+    require(again && interval_line(*again) == interval_line(interval),
+            "a interval written and read again is equal");
   }
   for (const std::string& file : event_files_of(folder))
     require(file.find('/') == std::string::npos, "an event file lies in the folder");
@@ -160,7 +163,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       read(folder.path(), metrics_name, rest);
       break;
     case 'l':
-      read(folder.path(), laps_name, rest);
+      read(folder.path(), intervals_name, rest);
       break;
     case 'e':
       read(folder.path(), environment_name, rest);

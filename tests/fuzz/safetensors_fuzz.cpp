@@ -10,7 +10,7 @@
 #include "tests/fuzz/values.h"
 #include "tests/temporary_folder.h"
 
-namespace lockstep::safetensors {
+namespace lockstep::inline v0_2::safetensors {
 namespace {
 
 using fuzzing::require;

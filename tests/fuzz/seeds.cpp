@@ -18,7 +18,7 @@
 #include "formats/pickle.h"
 #include "lockstep/datasets.h"
 #include "lockstep/model_files.h"
-#include "record/lap.h"
+#include "record/interval.h"
 #include "record/scalar.h"
 #include "tests/jpeg_file.h"
 #include "tests/png_file.h"
@@ -218,10 +218,11 @@ void run_records(const Corpus& corpus) {
   corpus.add("markup", "m" + metrics_line(1, 1, std::vector<Scalar>{{"a<b>&\"c'\"_loss", 1}}) +
                            metrics_line(2, 2, std::vector<Scalar>{{"a<b>&\"c'\"_loss", 2}}) +
                            metrics_line(2, 2, std::vector<Scalar>{{"<i>", 2}}));
-  const RankLap rank{.seconds = 2, .waiting = 0.5, .working = 0.25, .bytes = 10, .dense_bytes = 99};
-  corpus.add("laps", "l" +
-                         lap_line({.step = 10, .steps = 10, .elapsed = 1, .ranks = {rank, rank}}) +
-                         lap_line({.step = 20, .steps = 10, .elapsed = 2, .ranks = {rank, rank}}));
+  const RankInterval rank{
+      .seconds = 2, .waiting = 0.5, .working = 0.25, .bytes = 10, .dense_bytes = 99};
+  corpus.add("intervals",
+             "l" + interval_line({.step = 10, .steps = 10, .elapsed = 1, .ranks = {rank, rank}}) +
+                 interval_line({.step = 20, .steps = 10, .elapsed = 2, .ranks = {rank, rank}}));
   corpus.add("environment",
              R"(e{"lockstep":"0.1.0","ranks":2,"hosts":["a","b"],"backend":"host",)"
              R"("command":["./train","--name","two words"],"variables":{"LOCKSTEP_LOG":"debug"},)"

@@ -9,7 +9,7 @@
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/values.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 namespace {
 
 using fuzzing::require;

@@ -10,7 +10,7 @@
 
 #include "tests/kernels/guarded.h"
 
-namespace lockstep::kernels {
+namespace lockstep::inline v0_2::kernels {
 namespace {
 
 /// No two cache lines of the same bytes.

@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-namespace lockstep::kernels {
+namespace lockstep::inline v0_2::kernels {
 
 inline constexpr std::size_t guard_bytes = 64;
 inline constexpr std::byte guard{0xa5};

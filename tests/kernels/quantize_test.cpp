@@ -13,7 +13,7 @@
 #include "lockstep/error.h"
 #include "tests/kernels/guarded.h"
 
-namespace lockstep::kernels {
+namespace lockstep::inline v0_2::kernels {
 namespace {
 
 constexpr std::size_t quantize_counts[] = {0, 1, 2, 63, 64, 65, 511, 512, 513, 1024, 3000};

@@ -15,7 +15,7 @@
 #include "kernels/reference.h"
 #include "tests/kernels/guarded.h"
 
-namespace lockstep::kernels {
+namespace lockstep::inline v0_2::kernels {
 namespace {
 
 using RankVectors = std::vector<std::vector<float>>;  ///< one for each rank

@@ -17,7 +17,7 @@
 #include "lockstep/error.h"
 #include "tests/kernels/guarded.h"
 
-namespace lockstep::kernels {
+namespace lockstep::inline v0_2::kernels {
 namespace {
 
 /// Values of every size that halves have, some beyond, some not finite.

@@ -15,7 +15,7 @@
 #include "lockstep/error.h"
 #include "tests/kernels/guarded.h"
 
-namespace lockstep::kernels {
+namespace lockstep::inline v0_2::kernels {
 namespace {
 
 constexpr std::size_t reduce_counts[] = {0,  1,  2,  3,  7,  15,  16,   17,

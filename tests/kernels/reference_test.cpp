@@ -9,7 +9,7 @@
 #include <random>
 
 // The oracle itself is checked against facts of the formats, not against another conversion.
-namespace lockstep::kernels::reference {
+namespace lockstep::inline v0_2::kernels::reference {
 namespace {
 
 TEST(Reference, KnowsTheHalvesOfIeee754) {

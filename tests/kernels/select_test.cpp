@@ -13,7 +13,7 @@
 #include "lockstep/error.h"
 #include "tests/kernels/guarded.h"
 
-namespace lockstep::kernels {
+namespace lockstep::inline v0_2::kernels {
 namespace {
 
 enum class Kind { normal, zeros, ties, ascending, descending, sparse, tiny, huge, not_finite };

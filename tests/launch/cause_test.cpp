@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <vector>
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 namespace {
 
 using detail::ErrorRecord;

@@ -8,7 +8,7 @@
 
 #include "tests/launch/launched.h"
 
-namespace lockstep::launch {
+namespace lockstep::inline v0_2::launch {
 namespace {
 
 using namespace std::string_literals;

@@ -131,7 +131,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, SyncTraining, ::testing::Values(1, 2, 3, 4, 7));
 /// Multi-round strategies have outstanding collectives on the group of gradients while a layer
 /// waits on its own group.
 TEST(SyncTraining, TakesEveryStrategy) {
-  for (const std::string strategy : {"fp16", "int8", "topk:0.3", "powersgd"}) {
+  for (const std::string strategy : {"fp16", "int8", "topk:0.3", "power_sgd"}) {
     on_ranks(3, [&](const Group& world) {
       SCOPED_TRACE(strategy);
       auto model = std::make_shared<NormNet>(at::kFloat);

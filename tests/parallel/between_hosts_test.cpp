@@ -75,7 +75,7 @@ TEST(TrainingBetweenHosts, LosesNoGradient) {
   constexpr float of_codes = steps * 0.5f / 127;
   const std::pair<const char*, float> allowed[] = {{"topk:0.1", 1e-4f},
                                                    {"threshold:0.6", 1e-4f},
-                                                   {"powersgd:rank=2", 1e-4f},
+                                                   {"power_sgd:rank=2", 1e-4f},
                                                    {"int8", of_codes}};
   for (const auto& [text, most] : allowed) {
     std::vector<std::vector<at::Tensor>> replicas(two_hosts.size());

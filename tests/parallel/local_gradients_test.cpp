@@ -407,7 +407,7 @@ TEST(LocalGradient, ChangedInPlaceIsRefusedUnderErrorFeedback) {
 }
 
 TEST(LocalGradient, OfAParameterOutsideTheOptimizerMayAccumulate) {
-  for (const char* strategy : {"topk:0.5", "int8", "powersgd:rank=1", "fp32"}) {
+  for (const char* strategy : {"topk:0.5", "int8", "power_sgd:rank=1", "fp32"}) {
     on_ranks(2, [&](const Group& world) {
       Terms model(two_shapes);
       SGD sgd({model.p[0]}, SGDOptions(1));

@@ -92,7 +92,7 @@ TEST(PlanCommand, NamesWhatIsWrongWithItsArguments) {
       {"--parameters 10", "--step-ms"},
       {"--parameters 0 --step-ms 1", "--parameters"},
       {"--parameters -5 --step-ms 1", "--parameters"},
-      {"--parameters 10 --step-ms 1 --strategy powersgd", "shapes"},
+      {"--parameters 10 --step-ms 1 --strategy power_sgd", "shapes"},
       {"--model cnn --nodes 0", "--nodes"},
       {"--model cnn --nodes 100001", "1 to 100000"},
       {"--model cnn --ranks-per-node many", "--ranks-per-node"},

@@ -133,9 +133,9 @@ TEST(PlanExchange, CountsWhatStrategiesSend) {
   EXPECT_DOUBLE_EQ(sent("topk:1e-6", layers, pair), 8);  // one at least
   // Half of the codes to the other, and the mean of the other half back.
   EXPECT_DOUBLE_EQ(sent("int8", layers, pair), 5100 * (1 + 1.0 / 128));
-  EXPECT_DOUBLE_EQ(sent("powersgd:rank=2", layers, pair), 4 * (2 * 150 + 100));
+  EXPECT_DOUBLE_EQ(sent("power_sgd:rank=2", layers, pair), 4 * (2 * 150 + 100));
   // A rank of 40 saves nothing: the matrices are sent uncompressed.
-  EXPECT_DOUBLE_EQ(sent("powersgd:rank=40", layers, pair), 4 * 5100);
+  EXPECT_DOUBLE_EQ(sent("power_sgd:rank=40", layers, pair), 4 * 5100);
   EXPECT_DOUBLE_EQ(sent("local_sgd:4", layers, pair), 5100);
   // Both ranks of a host carry the picks of half of the host's sums to the other.
   EXPECT_DOUBLE_EQ(sent("topk:0.01", layers, Placement::uniform(2, 2)), 2 * 8 * 26);
@@ -144,14 +144,15 @@ TEST(PlanExchange, CountsWhatStrategiesSend) {
 
 TEST(PlanStrategy, RefusesWhatItCannotForetell) {
   for (const char* text :
-       {"adasum", "threshold:0.1", "topk:2", "topk:0", "topk:nan", "topk:", "powersgd:rank=0",
-        "powersgd:rank=1.5", "local_sgd:rank=4", "fp32:1", ""}) {
+       {"adasum", "threshold:0.1", "topk:2", "topk:0", "topk:nan", "topk:", "power_sgd:rank=0",
+        "power_sgd:rank=1.5", "local_sgd:rank=4", "fp32:1", ""}) {
     EXPECT_THROW(plan::parse_strategy(text), InvalidArgument) << text;
   }
   EXPECT_EQ(plan::parse_strategy("topk").value, 0.01);
-  EXPECT_EQ(plan::parse_strategy("powersgd:rank=2").value, 2);
+  EXPECT_EQ(plan::parse_strategy("power_sgd:rank=2").value, 2);
+  EXPECT_EQ(plan::parse_strategy("powersgd:rank=2").value, 2) << "the name before version 0.2";
   const Setting unknown{.nodes = 2, .model = plan::model_of(1000), .compute = 1};
-  EXPECT_THROW(plan::forecast(unknown, plan::parse_strategy("powersgd")), InvalidArgument);
+  EXPECT_THROW(plan::forecast(unknown, plan::parse_strategy("power_sgd")), InvalidArgument);
 }
 
 }  // namespace

@@ -25,7 +25,7 @@ Synchronisation random_lossy(Random& random, FrontEnd front_end) {
   return {.kind = Kind::lossy,
           .lossy = adasum ? "adasum"
                           : random.pick<std::string>({"fp16", "bf16", "int8", "topk:ratio=0.3",
-                                                      "threshold:value=0.01", "powersgd",
+                                                      "threshold:value=0.01", "power_sgd",
                                                       "warmup:2:topk:ratio=0.3"})};
 }
 

@@ -152,9 +152,9 @@ std::string Synchronisation::text() const {
     case Kind::post_local_sgd:
       return concat("post_local_sgd:start=", start, ",period=", period);
     case Kind::partial_parameters:
-      return "partialUpdate";
+      return "partial_update";
     case Kind::partial_gradients:
-      return "partialUpdate:of=gradients";
+      return "partial_update:of=gradients";
     case Kind::lossy:
       return lossy;
   }

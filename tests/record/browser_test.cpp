@@ -10,12 +10,12 @@
 #include <string>
 #include <vector>
 
-#include "record/lap.h"
+#include "record/interval.h"
 #include "record/report.h"
 #include "record/scalar.h"
 #include "tests/temporary_folder.h"
 
-namespace lockstep::record {
+namespace lockstep::inline v0_2::record {
 namespace {
 
 using ::testing::Contains;
@@ -61,11 +61,11 @@ TEST_F(Browser, ShowsTheReport) {
     metrics += metrics_line(step, t, scalars);
   }
   write("metrics.jsonl", metrics);
-  const Lap lap{.step = 10,
-                .steps = 10,
-                .elapsed = 2,
-                .ranks = {{.seconds = 2, .waiting = 1}, {.seconds = 2}}};
-  write("laps.jsonl", lap_line(lap));
+  const Interval interval{.step = 10,
+                          .steps = 10,
+                          .elapsed = 2,
+                          .ranks = {{.seconds = 2, .waiting = 1}, {.seconds = 2}}};
+  write("intervals.jsonl", interval_line(interval));
   write_report(folder.path(), folder / "report.html");
 
   const auto sight = look("report.html");

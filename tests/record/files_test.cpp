@@ -17,7 +17,7 @@
 #include "record/whole_file.h"
 #include "tests/temporary_folder.h"
 
-namespace lockstep::record {
+namespace lockstep::inline v0_2::record {
 namespace {
 
 using testing::TemporaryFolder;

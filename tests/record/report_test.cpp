@@ -18,7 +18,7 @@
 #include "tests/record/page_fault.h"
 #include "tests/temporary_folder.h"
 
-namespace lockstep::record {
+namespace lockstep::inline v0_2::record {
 namespace {
 
 using ::testing::ElementsAre;
@@ -46,7 +46,7 @@ class Report : public ::testing::Test {
   mutable std::vector<std::string> remarks_;
 };
 
-Lap lap_of(std::int64_t step, std::vector<RankLap> ranks) {
+Interval interval_of(std::int64_t step, std::vector<RankInterval> ranks) {
   return {.step = step, .steps = 10, .elapsed = 1, .ranks = std::move(ranks)};
 }
 
@@ -61,10 +61,11 @@ TEST_F(Report, ShowsAllThatARunRecorded) {
   }
   write("metrics.jsonl",
         metrics + metrics_line(30, 31, std::vector<Scalar>{{"efficiency", 0.875}}));
-  const RankLap fast{
+  const RankInterval fast{
       .seconds = 2, .waiting = 1, .working = 0.5, .bytes = 1000, .dense_bytes = 50000};
-  const RankLap slow{.seconds = 2, .waiting = 0.2, .working = 0.3, .bytes = 3000};
-  write("laps.jsonl", lap_line(lap_of(10, {fast, slow})) + lap_line(lap_of(20, {fast, slow})));
+  const RankInterval slow{.seconds = 2, .waiting = 0.2, .working = 0.3, .bytes = 3000};
+  write("intervals.jsonl", interval_line(interval_of(10, {fast, slow})) +
+                               interval_line(interval_of(20, {fast, slow})));
   write_environment(folder.path(), {.ranks = 2,
                                     .hosts = {"one", "one"},
                                     .backend = "host",
@@ -99,10 +100,10 @@ TEST_F(Report, ShowsTheLaterValueOfAStepThatWasTakenAgain) {
 
 TEST_F(Report, TellsHostsApart) {
   write("metrics.jsonl", "");
-  write("laps.jsonl", lap_line(lap_of(10, {{.seconds = 2, .waiting = 1},
-                                           {.seconds = 2},
-                                           {.seconds = 2, .waiting = 1},
-                                           {.seconds = 2, .waiting = 1}})));
+  write("intervals.jsonl", interval_line(interval_of(10, {{.seconds = 2, .waiting = 1},
+                                                          {.seconds = 2},
+                                                          {.seconds = 2, .waiting = 1},
+                                                          {.seconds = 2, .waiting = 1}})));
   write_environment(folder.path(), {.ranks = 4, .hosts = {"one", "two&", "one", "three"}});
   const auto text = page();
   for (const char* part :
@@ -122,16 +123,19 @@ TEST_F(Report, ShowsTheCommandWordForWord) {
 TEST_F(Report, ToleratesATornLastLineAndSaysSo) {
   write("metrics.jsonl",
         "{\"step\": 1, \"train_loss\": 0.5}\nnonsense\n[1]\n{\"step\": 2, \"train");
-  write("laps.jsonl", lap_line(lap_of(1, {{.seconds = 1}})) +
-                          lap_line(lap_of(2, {{.seconds = 1}, {.seconds = 1}})) + "{\"st");
+  write("intervals.jsonl", interval_line(interval_of(1, {{.seconds = 1}})) +
+                               interval_line(interval_of(2, {{.seconds = 1}, {.seconds = 1}})) +
+                               "{\"st");
   write("environment.json", "{\"torn");
   const auto text = page();
-  EXPECT_THAT(remarks_,
-              ElementsAre("metrics.jsonl: 2 lines are no record, and left out",
-                          "metrics.jsonl: the last line is torn, and left out",
-                          "laps.jsonl: the last line is torn, and left out",
-                          "laps.jsonl: 1 lap of another number of ranks than the last are left out",
-                          "environment.json: is no JSON object, and left out"));
+  EXPECT_THAT(
+      remarks_,
+      ElementsAre(
+          "metrics.jsonl: 2 lines are no record, and left out",
+          "metrics.jsonl: the last line is torn, and left out",
+          "intervals.jsonl: the last line is torn, and left out",
+          "intervals.jsonl: 1 interval of another number of ranks than the last are left out",
+          "environment.json: is no JSON object, and left out"));
   for (const auto& remark : remarks_) EXPECT_THAT(text, HasSubstr(remark));
   EXPECT_THAT(text, HasSubstr("train_loss at step 1: 0.5<"));
 }
@@ -143,7 +147,7 @@ TEST_F(Report, IsMadeOfARunThatHasHardlyBegunOrBrokenDown) {
   // without steps.
   write("metrics.jsonl",
         "{\"epoch\": 1, \"train_loss\": null}\n{\"epoch\": 2, \"train_loss\": null}\n");
-  write("laps.jsonl", lap_line({.ranks = {{}}}) + lap_line({.ranks = {{}}}));
+  write("intervals.jsonl", interval_line({.ranks = {{}}}) + interval_line({.ranks = {{}}}));
   EXPECT_THAT(page(), HasSubstr("no number"));
   write("metrics.jsonl", "{\"loss\": 3}\n{\"loss\": 3}\n{\"loss\": null}\n{\"loss\": 1e308}\n");
   EXPECT_THAT(page(), HasSubstr("loss at step 2: 3<"));
@@ -155,13 +159,13 @@ TEST_F(Report, LeavesOutNumbersThatAreOutOfRange) {
         "{\"step\": 1e300, \"loss\": 3}\n{\"step\": 18446744073709551615, \"loss\": 4}\n"
         "{\"step\": 2.5, \"acc\": 1}\n{\"step\": 7, \"acc\": -1e308}\n"
         "{\"step\": 8, \"acc\": 1e308}\n");
-  const auto laps = [&](const std::string& steps, const std::string& seconds) {
-    write("laps.jsonl", "{\"step\": 1, \"steps\": " + steps +
-                            ", \"elapsed\": 1, \"ranks\": [{\"seconds\": " + seconds +
-                            ", \"waiting\": 0, \"working\": 0, \"bytes\": 1, "
-                            "\"dense_bytes\": 1}]}\n");
+  const auto intervals = [&](const std::string& steps, const std::string& seconds) {
+    write("intervals.jsonl", "{\"step\": 1, \"steps\": " + steps +
+                                 ", \"elapsed\": 1, \"ranks\": [{\"seconds\": " + seconds +
+                                 ", \"waiting\": 0, \"working\": 0, \"bytes\": 1, "
+                                 "\"dense_bytes\": 1}]}\n");
   };
-  laps("1", "2");
+  intervals("1", "2");
   auto text = page();
   EXPECT_TRUE(remarks_.empty());
   for (const char* part : {"loss at step 1: 3<", "loss at step 2: 4<", "acc at step 2: 1<"}) {
@@ -173,9 +177,9 @@ TEST_F(Report, LeavesOutNumbersThatAreOutOfRange) {
   for (const auto& [steps, seconds] :
        {std::pair("1e300", "2"), std::pair("9223372036854775807", "2"), std::pair("-1", "2"),
         std::pair("1", "1e308"), std::pair("1", "-1e308")}) {
-    laps(steps, seconds);
-    EXPECT_THAT(page(), HasSubstr("The run has ended no lap yet")) << steps << ' ' << seconds;
-    EXPECT_THAT(remarks_, ElementsAre("laps.jsonl: 1 line is no record, and left out"));
+    intervals(steps, seconds);
+    EXPECT_THAT(page(), HasSubstr("The run has ended no interval yet")) << steps << ' ' << seconds;
+    EXPECT_THAT(remarks_, ElementsAre("intervals.jsonl: 1 line is no record, and left out"));
   }
 }
 
@@ -190,12 +194,12 @@ TEST_F(Report, LeavesOutWhatIsNestedTooDeeply) {
   for (const char open : {'[', '{'}) {
     const auto text = deep(open, 1'000'000);
     write("metrics.jsonl", text + "\n{\"step\": 1, \"loss\": 2}\n");
-    write("laps.jsonl", text + "\n");
+    write("intervals.jsonl", text + "\n");
     write("environment.json", text);
     EXPECT_THAT(page(), HasSubstr("loss at step 1: 2<"));
     EXPECT_THAT(remarks_,
                 ElementsAre("metrics.jsonl: 1 line is no record, and left out",
-                            "laps.jsonl: 1 line is no record, and left out",
+                            "intervals.jsonl: 1 line is no record, and left out",
                             "environment.json: has more than 32 levels of nesting, and is left "
                             "out"));
     EXPECT_TRUE(event_files_of(folder.path()).empty());
@@ -217,7 +221,8 @@ TEST_F(Report, ReadsManyNames) {
     hosts += (i > 0 ? ", \"h" : "\"h") + name + "\"";
   }
   write("metrics.jsonl", metrics + "}\n");
-  write("laps.jsonl", lap_line(lap_of(1, std::vector<RankLap>(20'000, {.seconds = 1}))));
+  write("intervals.jsonl",
+        interval_line(interval_of(1, std::vector<RankInterval>(20'000, {.seconds = 1}))));
   write("environment.json",
         "{\"hosts\": [" + hosts + "], \"variables\": {" + variables + "}, " + variables + "}");
   const auto run = read_run(folder.path());
@@ -230,12 +235,12 @@ TEST_F(Report, ReadsManyNames) {
 }
 
 TEST_F(Report, OpensNothingButRegularFiles) {
-  for (const char* name : {"laps.jsonl", "environment.json", "report.html.partial"}) {
+  for (const char* name : {"intervals.jsonl", "environment.json", "report.html.partial"}) {
     ASSERT_EQ(::mkfifo((folder / name).c_str(), 0600), 0);
   }
   write("metrics.jsonl", "{\"step\": 1, \"loss\": 2}\n");
   EXPECT_THAT(page(), HasSubstr("loss at step 1: 2<"));
-  EXPECT_THAT(remarks_, ElementsAre("laps.jsonl: is no regular file, and left out",
+  EXPECT_THAT(remarks_, ElementsAre("intervals.jsonl: is no regular file, and left out",
                                     "environment.json: is no regular file, and left out"));
   EXPECT_TRUE(event_files_of(folder.path()).empty());
   std::filesystem::remove(folder / "metrics.jsonl");

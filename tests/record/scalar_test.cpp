@@ -7,9 +7,9 @@
 #include <nlohmann/json.hpp>
 
 #include "record/crc32c.h"
-#include "record/lap.h"
+#include "record/interval.h"
 
-namespace lockstep::record {
+namespace lockstep::inline v0_2::record {
 namespace {
 
 TEST(Crc32c, IsThatOfTheStandard) {
@@ -60,13 +60,14 @@ TEST(MetricsLine, IsOneObject) {
   EXPECT_NO_THROW(nlohmann::json::parse(metrics_line(0, 0, std::vector<Scalar>{{"\xff", 1}})));
 }
 
-TEST(LapLine, IsReadAsItWasWritten) {
-  const Lap lap{.step = 20,
-                .steps = 10,
-                .elapsed = 3.5,
-                .ranks = {{.seconds = 2, .waiting = 0.5, .working = 0.25, .bytes = 1ULL << 40},
-                          {.seconds = 2.5, .dense_bytes = 9}}};
-  const auto read = parse_lap(lap_line(lap));
+TEST(IntervalLine, IsReadAsItWasWritten) {
+  const Interval interval{
+      .step = 20,
+      .steps = 10,
+      .elapsed = 3.5,
+      .ranks = {{.seconds = 2, .waiting = 0.5, .working = 0.25, .bytes = 1ULL << 40},
+                {.seconds = 2.5, .dense_bytes = 9}}};
+  const auto read = parse_interval(interval_line(interval));
   ASSERT_TRUE(read);
   EXPECT_EQ(read->step, 20);
   EXPECT_EQ(read->steps, 10);
@@ -76,7 +77,7 @@ TEST(LapLine, IsReadAsItWasWritten) {
   EXPECT_EQ(read->ranks[0].computing(), 1.25);
   EXPECT_EQ(read->ranks[1].dense_bytes, 9U);
   for (const char* text : {"", "{", "[]", "{\"step\": 1}", "{\"step\": \"x\", \"steps\": 1}"}) {
-    EXPECT_FALSE(parse_lap(text)) << text;
+    EXPECT_FALSE(parse_interval(text)) << text;
   }
 }
 

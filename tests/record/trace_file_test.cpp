@@ -10,7 +10,7 @@
 
 #include "tests/temporary_folder.h"
 
-namespace lockstep::record {
+namespace lockstep::inline v0_2::record {
 namespace {
 
 using testing::TemporaryFolder;

@@ -138,7 +138,7 @@ const World worlds[] = {{{0, 0, 1, 1}, {656, 400}},
 TEST(BetweenHosts, GivesWhatTheStrategyMakesOfTheHostsMeans) {
   constexpr int steps = 3;
   for (const char* text : {"topk:0.1", "topk:0.05,feedback=off", "threshold:0.8", "int8",
-                           "powersgd:rank=2", "warmup:1:topk:0.1"}) {
+                           "power_sgd:rank=2", "warmup:1:topk:0.1"}) {
     const auto strategy = parse_strategy(text);
     for (const auto& [hosts, lengths] : worlds) {
       const auto wanted = expected(strategy, hosts, lengths, steps);
@@ -168,7 +168,7 @@ TEST(BetweenHosts, GivesWhatTheStrategyMakesOfTheHostsMeans) {
 
 TEST(BetweenHosts, GoesOnFromASavedState) {
   const auto& hosts = worlds[0].hosts;
-  for (const char* text : {"topk:0.1", "powersgd:rank=2", "int8"}) {
+  for (const char* text : {"topk:0.1", "power_sgd:rank=2", "int8"}) {
     const auto strategy = parse_strategy(text);
     spawn(static_cast<int>(hosts.size()), [&](const Group& threads) {
       const auto group = on_hosts(threads, hosts);
@@ -215,7 +215,7 @@ TEST(BetweenHosts, SendsWhatOtherRanksHadKept) {
 }
 
 TEST(BetweenHosts, RefusesOnAllRanksWhatOnePartRefuses) {
-  for (const char* text : {"topk:0.1", "threshold:0.5", "int8", "powersgd:rank=2"}) {
+  for (const char* text : {"topk:0.1", "threshold:0.5", "int8", "power_sgd:rank=2"}) {
     spawn(4, [&](const Group& threads) {
       const auto group = on_hosts(threads, {0, 0, 1, 1});
       Bucket bucket(0, bucket_numel, at::kFloat, parameters(), group);

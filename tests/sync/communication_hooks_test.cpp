@@ -115,7 +115,7 @@ TEST(CommunicationHooks, AreMatched) {
   // Their halves are added as halves, ours in float32.
   expect_near("fp16", parse_strategy("fp16"), 1e-4);
   expect_near("bf16", parse_strategy("bf16"), 1e-3);
-  expect_near("powersgd", WithFirstFactors{parse_strategy("warmup:2:powersgd:rank=2")}, 1e-4);
+  expect_near("powersgd", WithFirstFactors{parse_strategy("warmup:2:power_sgd:rank=2")}, 1e-4);
 }
 
 }  // namespace

@@ -157,7 +157,7 @@ at::Tensor gradients_of(const char* strategy, int ranks, std::uint32_t seed) {
 }
 
 TEST(Order, OfStagesIsTheSameHoweverLateRanksAndHooksAre) {
-  expect_the_same(gradients_of, {"fp32", "topk:0.1", "threshold:0.9", "int8", "powersgd:rank=2"});
+  expect_the_same(gradients_of, {"fp32", "topk:0.1", "threshold:0.9", "int8", "power_sgd:rank=2"});
 }
 
 /// The parameters after some steps, of which ranks exchange some; the same on all ranks.
@@ -187,7 +187,7 @@ at::Tensor parameters_of(const char* strategy, int ranks, std::uint32_t seed) {
 }
 
 TEST(Order, OfParametersIsTheSameHoweverLateRanksAre) {
-  expect_the_same(parameters_of, {"partialUpdate", "local_sgd:period=3", "adasum"});
+  expect_the_same(parameters_of, {"partial_update", "local_sgd:period=3", "adasum"});
 }
 
 }  // namespace

@@ -55,10 +55,10 @@ TEST(Strategy, ParsesItsOwnText) {
                            "threshold:0,feedback=off",
                            "int8",
                            "int8:feedback=off",
-                           "powersgd:rank=4",
-                           "powersgd:rank=2,feedback=off,warm_start=off",
-                           "partialUpdate",
-                           "partialUpdate:of=gradients",
+                           "power_sgd:rank=4",
+                           "power_sgd:rank=2,feedback=off,warm_start=off",
+                           "partial_update",
+                           "partial_update:of=gradients",
                            "local_sgd:period=8",
                            "post_local_sgd:start=100,period=8",
                            "adasum",
@@ -75,8 +75,14 @@ TEST(Strategy, FillsInWhatTheTextDoesNotSay) {
   EXPECT_EQ(parsed("fp16:100"), "fp16:clip=100");
   EXPECT_EQ(parsed("local_sgd"), "local_sgd:period=8");
   EXPECT_EQ(parsed("local_sgd:4"), "local_sgd:period=4");
-  EXPECT_EQ(parsed("partialUpdate:of=parameters"), "partialUpdate");
+  EXPECT_EQ(parsed("partial_update:of=parameters"), "partial_update");
   EXPECT_EQ(parsed("fp32:"), "fp32");
+}
+
+TEST(Strategy, KnowsTheNamesBeforeVersion02) {
+  EXPECT_EQ(parsed("powersgd:rank=2"), "power_sgd:rank=2");
+  EXPECT_EQ(parsed("warmup:2:powersgd:rank=2"), "warmup:2:power_sgd:rank=2");
+  EXPECT_EQ(parsed("partialUpdate:of=gradients"), "partial_update:of=gradients");
 }
 
 TEST(Strategy, KnowsSingasNames) {
@@ -108,15 +114,15 @@ TEST(Strategy, RefusesOptionsThatAreWrong) {
   expect_refused("topk:ramp=1.5", "expected a whole number");
   expect_refused("threshold:-1", "got a value of -1, expected 0 or more");
   expect_refused("fp16:clip=-1", "got a clip of -1");
-  expect_refused("powersgd:rank=0", "got a rank of 0, expected 1 to 2^20");
-  expect_refused("powersgd:rank=1000000000000000000", "expected 1 to 2^20");
+  expect_refused("power_sgd:rank=0", "got a rank of 0, expected 1 to 2^20");
+  expect_refused("power_sgd:rank=1000000000000000000", "expected 1 to 2^20");
   expect_refused("fp16:clip=1e-300", "as float32 can hold it");
   std::string nested;
   for (int i = 0; i < 100'000; ++i) nested += "warmup:1:";
   expect_refused((nested + "fp32").c_str(), "expected at most 4096");
   expect_refused("local_sgd:period=0", "got a period of 0");
   expect_refused("post_local_sgd:start=-1", "got a start of -1");
-  expect_refused("partialUpdate:of=buffers", "expected parameters or gradients");
+  expect_refused("partial_update:of=buffers", "expected parameters or gradients");
   expect_refused("warmup:10", "expected warmup:STEPS:STRATEGY");
   expect_refused("warmup:x:fp16", "expected warmup:STEPS:STRATEGY");
   expect_refused("warmup:-1:fp16", "got a number of steps of -1");

@@ -80,7 +80,7 @@ TEST(Training, LocalSgdAveragesWhatRanksDidAlone) {
 }
 
 TEST(Training, PartialUpdateBecomesEqualBySynchronize) {
-  for (const auto* text : {"partialUpdate", "partialUpdate:of=gradients"}) {
+  for (const auto* text : {"partial_update", "partial_update:of=gradients"}) {
     spawn(2, [&](const Group& group) {
       at::set_num_threads(1);
       Linear linear;
@@ -97,8 +97,8 @@ TEST(Training, PartialUpdateBecomesEqualBySynchronize) {
 
 TEST(Training, EveryStrategyLearns) {
   for (const auto* text :
-       {"fp32", "topk:0.2", "topk:0.2,feedback=off", "threshold:0.001", "powersgd:rank=1",
-        "warmup:2:topk:0.2", "adasum", "local_sgd:period=2", "partialUpdate"}) {
+       {"fp32", "topk:0.2", "topk:0.2,feedback=off", "threshold:0.001", "power_sgd:rank=1",
+        "warmup:2:topk:0.2", "adasum", "local_sgd:period=2", "partial_update"}) {
     spawn(2, [&](const Group& group) {
       at::set_num_threads(1);
       Linear linear;
@@ -112,7 +112,7 @@ TEST(Training, EveryStrategyLearns) {
 }
 
 TEST(Training, AGradientThatIsNotFiniteLeavesTheGroupUsable) {
-  for (const auto* text : {"topk:0.1", "threshold:0.001", "powersgd:rank=1"}) {
+  for (const auto* text : {"topk:0.1", "threshold:0.001", "power_sgd:rank=1"}) {
     spawn(3, [&](const Group& group) {
       at::set_num_threads(1);
       Linear linear;
@@ -136,7 +136,7 @@ TEST(Training, AGradientThatIsNotFiniteLeavesTheGroupUsable) {
 }
 
 TEST(Training, ASecondBackwardMayNotAddToAMeanWithErrorFeedback) {
-  for (const auto* text : {"topk:0.2", "threshold:0.001", "int8", "powersgd:rank=1"}) {
+  for (const auto* text : {"topk:0.2", "threshold:0.001", "int8", "power_sgd:rank=1"}) {
     spawn(2, [&](const Group& group) {
       at::set_num_threads(1);
       torch::nn::Linear model(width, width);
@@ -241,7 +241,7 @@ TEST(Training, WeightsAreRefusedWhereParametersAreAveraged) {
 // Elements that a strategy omits at a step count as compression.
 TEST(Training, StatisticsCountTurnsThatWereLeftOut) {
   for (const auto& [text, said] : {std::pair{"local_sgd:period=4", "compressed 4.0 times"},
-                                   {"partialUpdate", "compressed 2.0 times"},
+                                   {"partial_update", "compressed 2.0 times"},
                                    {"adasum", "1.6 times as much"}}) {
     spawn(2, [&, said = said, text = text](const Group& group) {
       at::set_num_threads(1);
@@ -274,7 +274,7 @@ TEST(Training, WhatIsNotAddedToAMeanIsTaken) {
 // The residual of a parameter that no rank uses is kept until the parameter is used. (int8 rounds
 // means, too, and keeps no residual of that.)
 TEST(Training, UnusedParametersKeepTheirResiduals) {
-  for (const auto* text : {"topk:0.3", "threshold:0.4", "powersgd:rank=1"}) {
+  for (const auto* text : {"topk:0.3", "threshold:0.4", "power_sgd:rank=1"}) {
     for (const bool zeroed : {true, false}) {
       spawn(3, [&](const Group& group) {
         at::set_num_threads(1);

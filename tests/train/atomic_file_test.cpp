@@ -16,7 +16,7 @@
 #include "tests/temporary_folder.h"
 #include "tests/train/checkpoint_failure.h"
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 namespace {
 
 using lockstep::testing::failure;

@@ -16,8 +16,10 @@
 #include "tests/train/checkpoint_failure.h"
 #include "tests/train/training.h"
 
-namespace lockstep::detail {
+namespace lockstep::testing {
 namespace {
+
+using namespace detail;
 
 using lockstep::testing::failure;
 using ::testing::HasSubstr;
@@ -239,4 +241,4 @@ TEST(TorchFile, AFileThatCannotBeWrittenIsNamed) {
 }
 
 }  // namespace
-}  // namespace lockstep::detail
+}  // namespace lockstep::testing

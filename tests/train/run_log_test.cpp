@@ -46,15 +46,15 @@ std::vector<std::string> event_files(const std::filesystem::path& folder) {
 void take_steps(const Group& world, RunLog& log) {
   const at::Tensor values = at::ones({1000});
   for (int step = 0; step < 6; ++step) {
-    if (step % 3 == 0) log.begin_lap(step);
+    if (step % 3 == 0) log.begin_interval(step);
     world.all_reduce(values).wait();
     log.scalars(step + 1, {{"loss", 1.0 / (step + 1)}, {"rank", world.rank()}});
-    if (step % 3 == 2) log.end_lap(step + 1);
+    if (step % 3 == 2) log.end_interval(step + 1);
   }
   log.close();
 }
 
-TEST(RunLog, HasEveryRanksShareOfEveryLap) {
+TEST(RunLog, HasEveryRanksShareOfEveryInterval) {
   for (const int ranks : {1, 3, 7}) {
     const TemporaryFolder folder;
     const auto place = folder / "a/log";
@@ -69,12 +69,12 @@ TEST(RunLog, HasEveryRanksShareOfEveryLap) {
     ASSERT_EQ(metrics.size(), 6U);
     EXPECT_EQ(metrics[5]["step"], 6);
     EXPECT_EQ(metrics[5]["rank"], 0) << "rank 0 alone writes";
-    const auto laps = json_lines(place / "laps.jsonl");
-    ASSERT_EQ(laps.size(), 2U);
-    EXPECT_EQ(laps[1]["step"], 6);
-    EXPECT_EQ(laps[1]["steps"], 3);
-    ASSERT_EQ(laps[1]["ranks"].size(), static_cast<std::size_t>(ranks));
-    for (const auto& rank : laps[1]["ranks"]) {
+    const auto intervals = json_lines(place / "intervals.jsonl");
+    ASSERT_EQ(intervals.size(), 2U);
+    EXPECT_EQ(intervals[1]["step"], 6);
+    EXPECT_EQ(intervals[1]["steps"], 3);
+    ASSERT_EQ(intervals[1]["ranks"].size(), static_cast<std::size_t>(ranks));
+    for (const auto& rank : intervals[1]["ranks"]) {
       EXPECT_EQ(rank["bytes"], 3 * 4000);
       EXPECT_GE(rank["seconds"], rank["waiting"].get<double>() + rank["working"].get<double>());
     }
@@ -113,7 +113,7 @@ TEST(RunLog, ANewRunReplacesAnOldOneAndAResumedOneGoesOn) {
   EXPECT_EQ(event_files(folder.path()).size(), 2U) << "the new one, and what is not ours";
   steps(true);
   EXPECT_EQ(json_lines(folder / "metrics.jsonl").size(), 12U);
-  EXPECT_EQ(json_lines(folder / "laps.jsonl").size(), 4U);
+  EXPECT_EQ(json_lines(folder / "intervals.jsonl").size(), 4U);
   EXPECT_TRUE(std::filesystem::exists(folder / "trace.json"));
 }
 
@@ -123,8 +123,8 @@ TEST(RunLog, WithoutAFolderNothingHappens) {
     RunLog log(world, {});
     EXPECT_FALSE(log.on());
     log.scalar("x", 1, 1);
-    log.begin_lap(0);
-    log.end_lap(1);
+    log.begin_interval(0);
+    log.end_interval(1);
     log.close();
     EXPECT_THAT(world.statistics(), IsEmpty()) << "nor is anything sent";
     EXPECT_THROW(RunLog(world, {.trace = true}), InvalidArgument);
@@ -197,7 +197,7 @@ TEST(RunLog, SaysWhatWasLost) {
       EXPECT_EQ(lost, "");
     }
   });
-  EXPECT_EQ(json_lines(place / "laps.jsonl").size(), 2U) << "the rest is written";
+  EXPECT_EQ(json_lines(place / "intervals.jsonl").size(), 2U) << "the rest is written";
 }
 
 TEST(RunLog, TensorBoardReadsItsCurves) {

@@ -15,11 +15,11 @@
 #include "tests/temporary_folder.h"
 #include "tests/train/checkpoint_failure.h"
 
-namespace lockstep::safetensors {
+namespace lockstep::testing {
 namespace {
 
-using lockstep::testing::failure;
-using lockstep::testing::TemporaryFolder;
+using namespace safetensors;
+
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
@@ -239,4 +239,4 @@ TEST(Safetensors, AFileThatCannotBeReadIsNamed) {
 }
 
 }  // namespace
-}  // namespace lockstep::safetensors
+}  // namespace lockstep::testing

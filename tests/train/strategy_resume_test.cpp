@@ -61,8 +61,8 @@ struct Trainee {
 
 constexpr const char* all_strategies[] = {"fp32",           "fp16",
                                           "topk:0.1",       "threshold:0.01",
-                                          "int8",           "powersgd:rank=2",
-                                          "partialUpdate",  "local_sgd:period=2",
+                                          "int8",           "power_sgd:rank=2",
+                                          "partial_update", "local_sgd:period=2",
                                           "adasum",         "warmup:2:topk:0.1,ramp=4",
                                           "warmup:6:adasum"};
 
@@ -147,7 +147,7 @@ TEST(StrategyResume, SaysWhatBeginsAnew) {
   const std::string anew = "what the strategy remembers begins anew: the file has that of another";
   EXPECT_EQ(changes("fp32", "topk:0.1"), anew);
   EXPECT_EQ(changes("topk:0.1,feedback=off", "topk:0.1"), anew);
-  EXPECT_EQ(changes("powersgd:rank=1", "powersgd:rank=2"), anew);
+  EXPECT_EQ(changes("power_sgd:rank=1", "power_sgd:rank=2"), anew);
   EXPECT_EQ(changes("topk:0.1", "threshold:0.1"), "");
 }
 
@@ -171,7 +171,7 @@ TEST(StrategyResume, OptimizersOfOtherNumbersOfRanksGoOnFromRank0) {
 }
 
 TEST(StrategyResume, ByAnotherNumberOfRanksKeepsTheSumOfWhatWasNotSent) {
-  for (const auto* strategy : {"topk:0.1", "threshold:1", "int8", "powersgd:rank=2"}) {
+  for (const auto* strategy : {"topk:0.1", "threshold:1", "int8", "power_sgd:rank=2"}) {
     for (const auto& [before, after] : {std::pair{4, 2}, {7, 3}, {2, 3}, {1, 4}, {3, 1}}) {
       const TemporaryFolder folder;
       at::Tensor unsent;

@@ -7,7 +7,7 @@
 
 #include "core/text.h"
 
-namespace lockstep::control {
+namespace lockstep::inline v0_2::control {
 namespace {
 
 Address asked(int socket, int (*ask)(int, sockaddr*, socklen_t*)) {

@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-namespace lockstep::control {
+namespace lockstep::inline v0_2::control {
 
 /// An IPv4 or IPv6 address with a port. It may be copied as bytes.
 class Address {

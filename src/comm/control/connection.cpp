@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <utility>
 
-namespace lockstep::control {
+namespace lockstep::inline v0_2::control {
 
 Connection::Connection(detail::Descriptor socket)
     : socket_(std::move(socket)), peer_(Address::peer(socket_.get())) {

@@ -7,7 +7,7 @@
 #include "comm/control/frame.h"
 #include "core/descriptor.h"
 
-namespace lockstep::control {
+namespace lockstep::inline v0_2::control {
 
 /// One TCP connection that carries frames; nothing blocks. For one thread.
 class Connection {

@@ -28,7 +28,7 @@
 // stopped. A rank that continues after a stop therefore reads its connections before it gives up
 // any host. After the first cause nothing is watched any more.
 
-namespace lockstep::control {
+namespace lockstep::inline v0_2::control {
 namespace {
 
 using detail::concat;

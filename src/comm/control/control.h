@@ -14,7 +14,7 @@
 #include "comm/control/member.h"
 #include "core/descriptor.h"
 
-namespace lockstep::control {
+namespace lockstep::inline v0_2::control {
 
 /// This rank's part in the watch that ranks of several hosts keep over one another. A thread sends
 /// heartbeats, expects those of others, and forwards the first cause of a failure. Note [How ranks

@@ -3,7 +3,7 @@
 #include <exception>
 #include <string>
 
-namespace lockstep::control {
+namespace lockstep::inline v0_2::control {
 
 /// Why a world ended.
 struct Failure {

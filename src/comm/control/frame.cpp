@@ -6,7 +6,7 @@
 
 #include "lockstep/error.h"
 
-namespace lockstep::control {
+namespace lockstep::inline v0_2::control {
 namespace {
 
 constexpr std::string_view opening = "LSc1";

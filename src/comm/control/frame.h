@@ -7,7 +7,7 @@
 
 #include "comm/control/failure.h"
 
-namespace lockstep::control {
+namespace lockstep::inline v0_2::control {
 
 /// Kinds of messages on a control connection.
 enum class Kind : std::uint16_t {

@@ -15,7 +15,7 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 
-namespace lockstep::control {
+namespace lockstep::inline v0_2::control {
 namespace {
 
 using detail::concat;

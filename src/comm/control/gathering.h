@@ -11,7 +11,7 @@
 #include "comm/control/settings.h"
 #include "core/deadline.h"
 
-namespace lockstep::control {
+namespace lockstep::inline v0_2::control {
 
 /// Rank 0's side of the rendezvous: it listens from its construction until all ranks have joined.
 /// It refuses a connection without the token, and otherwise ignores it. A rank with the token but

@@ -6,7 +6,7 @@
 
 #include "comm/control/address.h"
 
-namespace lockstep::control {
+namespace lockstep::inline v0_2::control {
 
 /// A network interface that is up, with those of its addresses that mean the same on every host.
 struct Interface {

@@ -4,7 +4,7 @@
 #include "comm/control/offer.h"
 #include "comm/control/settings.h"
 
-namespace lockstep::control {
+namespace lockstep::inline v0_2::control {
 
 /// The side of every rank but 0 of the ranks' meeting: connects to rank 0 by the first of its
 /// addresses that answers, and returns when all ranks are here. Throws: TimeoutError naming rank

@@ -5,7 +5,7 @@
 
 #include "comm/control/connection.h"
 
-namespace lockstep::control {
+namespace lockstep::inline v0_2::control {
 
 /// Another rank that this one has a connection to.
 struct Member {

@@ -9,7 +9,7 @@
 
 #include "comm/control/address.h"
 
-namespace lockstep::control {
+namespace lockstep::inline v0_2::control {
 
 /// The secret of a world, which only its ranks have.
 using Token = std::array<char, 32>;

@@ -7,7 +7,7 @@
 
 #include "lockstep/version.h"
 
-namespace lockstep::control {
+namespace lockstep::inline v0_2::control {
 
 /// Of a rank that has gone silent for so long the host is given up.
 inline constexpr std::chrono::milliseconds default_heartbeat = std::chrono::seconds(2);

@@ -11,7 +11,7 @@
 #include "comm/waiting.h"
 #include "core/text.h"
 
-namespace lockstep::hierarchical {
+namespace lockstep::inline v0_2::hierarchical {
 
 std::shared_ptr<Communicator> create(const Options& options) {
   const bool with_thread = mpi::by_thread(options.between_hosts);

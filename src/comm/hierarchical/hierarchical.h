@@ -6,7 +6,7 @@
 #include "comm/host/host.h"
 #include "comm/mpi/mpi.h"
 
-namespace lockstep::hierarchical {
+namespace lockstep::inline v0_2::hierarchical {
 
 struct Options {
   mpi::Options between_hosts = {};

@@ -8,7 +8,7 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 
-namespace lockstep::hierarchical {
+namespace lockstep::inline v0_2::hierarchical {
 
 std::shared_ptr<HierarchicalCommunicator> HierarchicalCommunicator::compose(
     std::shared_ptr<RankContext> context, std::shared_ptr<Communicator> flat,

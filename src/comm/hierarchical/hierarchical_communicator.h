@@ -10,7 +10,7 @@
 #include "comm/hierarchical/hierarchical_rank_context.h"
 #include "comm/hierarchical/staged_request.h"
 
-namespace lockstep::hierarchical {
+namespace lockstep::inline v0_2::hierarchical {
 
 /// The groups that a hierarchical one is composed of.
 struct Parts {

@@ -11,7 +11,7 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 
-namespace lockstep::hierarchical {
+namespace lockstep::inline v0_2::hierarchical {
 namespace {
 
 using detail::awake;

@@ -16,7 +16,7 @@
 #include "comm/met_failure.h"
 #include "lockstep/error.h"
 
-namespace lockstep::hierarchical {
+namespace lockstep::inline v0_2::hierarchical {
 
 /// This process's place in a hierarchy, shared by all its groups. It waits for operations, and
 /// makes a failure of the host's world one of all hosts' and vice versa. Both worlds are used only

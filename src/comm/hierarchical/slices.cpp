@@ -4,7 +4,7 @@
 
 #include "comm/shape.h"
 
-namespace lockstep::hierarchical {
+namespace lockstep::inline v0_2::hierarchical {
 namespace {
 
 template <class Value>

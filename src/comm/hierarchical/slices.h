@@ -6,7 +6,7 @@
 #include "comm/operation.h"
 #include "lockstep/types.h"
 
-namespace lockstep::hierarchical {
+namespace lockstep::inline v0_2::hierarchical {
 
 /// Elements that one rank of a host carries to the other hosts.
 struct Slice {

@@ -12,7 +12,7 @@
 // A wait for one operation advances all of them, so that it does not hold up a rank that waits for
 // another.
 
-namespace lockstep::hierarchical {
+namespace lockstep::inline v0_2::hierarchical {
 
 StagedRequest::StagedRequest(HierarchicalCommunicator& group, Operation&& operation)
     : HierarchicalRequest(group, std::move(operation)), stages_(group.stages(this->operation())) {}

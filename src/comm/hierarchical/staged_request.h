@@ -7,7 +7,7 @@
 
 #include "comm/hierarchical/hierarchical_request.h"
 
-namespace lockstep::hierarchical {
+namespace lockstep::inline v0_2::hierarchical {
 
 /// The groups that a hierarchical group is composed of, each with an order of its own.
 enum class StageGroup {

@@ -19,7 +19,7 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 
-namespace lockstep::host {
+namespace lockstep::inline v0_2::host {
 namespace {
 
 using detail::concat;

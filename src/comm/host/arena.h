@@ -7,7 +7,7 @@
 #include "comm/host/block.h"
 #include "comm/host/world_layout.h"
 
-namespace lockstep::host {
+namespace lockstep::inline v0_2::host {
 
 /// A world's memory, mapped: header, rank states, the world group's block, then one heap a rank.
 /// The file behind it is sparse; what is used is populated first, so that a shortage is an error

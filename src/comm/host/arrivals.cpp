@@ -10,7 +10,7 @@
 #include "core/log.h"
 #include "core/text.h"
 
-namespace lockstep::host {
+namespace lockstep::inline v0_2::host {
 namespace {
 
 using detail::concat;

@@ -15,7 +15,7 @@
 #include "core/deadline.h"
 #include "core/descriptor.h"
 
-namespace lockstep::host {
+namespace lockstep::inline v0_2::host {
 
 /// The first message of a rank to rank 0.
 struct Hello {

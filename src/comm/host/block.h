@@ -5,7 +5,7 @@
 
 #include "comm/host/world_layout.h"
 
-namespace lockstep::host {
+namespace lockstep::inline v0_2::host {
 
 /// The shared memory of one group: for each member its announcements, counters, mailboxes and
 /// staging areas.

@@ -18,7 +18,7 @@
 // the cycle counts only if no turn in it has changed while its edges were read. A rank that
 // computes, or that polls, waits in nothing, and is in no cycle however slow it is.
 
-namespace lockstep::host {
+namespace lockstep::inline v0_2::host {
 namespace {
 
 constexpr auto relaxed = std::memory_order_relaxed;

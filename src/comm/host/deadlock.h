@@ -11,7 +11,7 @@
 #include "comm/operation.h"
 #include "lockstep/types.h"
 
-namespace lockstep::host {
+namespace lockstep::inline v0_2::host {
 
 /// The operation that a rank waits in, and the group that it belongs to.
 struct Waited {

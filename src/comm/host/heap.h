@@ -6,7 +6,7 @@
 
 #include "comm/host/arena.h"
 
-namespace lockstep::host {
+namespace lockstep::inline v0_2::host {
 
 /// The exchangeable memory of one rank: first fit over its part of the arena. Only its rank takes
 /// and gives back.

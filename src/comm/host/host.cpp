@@ -17,7 +17,7 @@
 #include "lockstep/denormals.h"
 #include "lockstep/error.h"
 
-namespace lockstep::host {
+namespace lockstep::inline v0_2::host {
 
 std::string available() {
   const int fd = ::memfd_create("lockstep-probe", MFD_CLOEXEC);

@@ -10,7 +10,7 @@
 #include "comm/communicator.h"
 #include "comm/host/world.h"
 
-namespace lockstep::host {
+namespace lockstep::inline v0_2::host {
 
 /// How ranks wait for one another.
 struct Options {

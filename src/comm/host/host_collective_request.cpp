@@ -22,7 +22,7 @@
 // No member works for another, so ranks may poll at any time. The order of a sum is always the
 // order of ranks.
 
-namespace lockstep::host {
+namespace lockstep::inline v0_2::host {
 
 CollectiveRequest::CollectiveRequest(HostCommunicator& group, Operation&& operation)
     : HostRequest(group, std::move(operation)), shape_(this->operation(), group.size()) {}

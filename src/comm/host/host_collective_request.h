@@ -10,7 +10,7 @@
 #include "comm/host/host_request.h"
 #include "comm/shape.h"
 
-namespace lockstep::host {
+namespace lockstep::inline v0_2::host {
 
 /// State that one group's collectives on this rank share. They advance strictly in their order.
 struct Progress {

@@ -9,7 +9,7 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 
-namespace lockstep::host {
+namespace lockstep::inline v0_2::host {
 
 HostCommunicator::HostCommunicator(std::shared_ptr<RankContext> context, std::vector<int> members,
                                    int rank, Block block, bool owns_block, int number)

@@ -15,7 +15,7 @@
 #include "comm/host/host_message_request.h"
 #include "comm/host/host_rank_context.h"
 
-namespace lockstep::host {
+namespace lockstep::inline v0_2::host {
 
 /// One rank's view of one group of a host world.
 class HostCommunicator final : public Communicator,

@@ -6,7 +6,7 @@
 #include "comm/message_terms.h"
 #include "core/text.h"
 
-namespace lockstep::host {
+namespace lockstep::inline v0_2::host {
 namespace {
 
 Mailbox& mailbox_of(const HostCommunicator& group, const Operation& operation) {

@@ -5,7 +5,7 @@
 #include "comm/host/host_request.h"
 #include "comm/host/world_layout.h"
 
-namespace lockstep::host {
+namespace lockstep::inline v0_2::host {
 
 class RankContext;
 

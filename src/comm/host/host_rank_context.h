@@ -21,7 +21,7 @@
 #include "comm/waiting.h"
 #include "core/deadline.h"
 
-namespace lockstep::host {
+namespace lockstep::inline v0_2::host {
 
 /// Something of this rank that advances when polled: a group's operations.
 class Pollable {

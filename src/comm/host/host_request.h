@@ -2,7 +2,7 @@
 
 #include "comm/backend_request.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 
 namespace host {
 class HostCommunicator;

@@ -16,7 +16,7 @@
 // A stopped launcher is no reason to end. `lockstep run` stops its ranks when Ctrl-Z stops it, and
 // all of them continue together.
 
-namespace lockstep::host {
+namespace lockstep::inline v0_2::host {
 namespace {
 
 using Clock = std::chrono::steady_clock;

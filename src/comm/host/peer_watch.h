@@ -12,7 +12,7 @@
 #include "comm/host/process_watch.h"
 #include "comm/host/world.h"
 
-namespace lockstep::host {
+namespace lockstep::inline v0_2::host {
 
 /// One rank's watch over the processes of the other ranks and of the launcher. Note [How ranks
 /// watch processes] is in peer_watch.cpp.

@@ -9,7 +9,7 @@
 
 #include "core/text.h"
 
-namespace lockstep::host {
+namespace lockstep::inline v0_2::host {
 
 ProcessWatch::ProcessWatch(pid_t pid) : fd_(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))) {
   ended_ = fd_ < 0 && errno == ESRCH;

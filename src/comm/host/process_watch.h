@@ -9,7 +9,7 @@
 
 #include "comm/host/world_layout.h"
 
-namespace lockstep::host {
+namespace lockstep::inline v0_2::host {
 
 /// Another rank's process, held so that its end shows and its number cannot mislead.
 class ProcessWatch {

@@ -41,7 +41,7 @@
 // memory, where rank 0 writes them. Rank 0 watches the ranks that it let in, and they watch it and
 // one another. All watch the launcher, which may end before it has started every rank.
 
-namespace lockstep::host {
+namespace lockstep::inline v0_2::host {
 namespace {
 
 using detail::concat;

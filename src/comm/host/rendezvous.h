@@ -7,7 +7,7 @@
 #include "comm/host/process_watch.h"
 #include "comm/host/world.h"
 
-namespace lockstep::host {
+namespace lockstep::inline v0_2::host {
 
 /// The world of ranks that `lockstep run` did not start. Rank 0 makes it, and the others, which
 /// name the same job, get its descriptor from rank 0. Every rank calls it; only processes of the

@@ -9,7 +9,7 @@
 #include "core/process.h"
 #include "core/text.h"
 
-namespace lockstep::host {
+namespace lockstep::inline v0_2::host {
 namespace {
 
 using detail::concat;

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace lockstep::host {
+namespace lockstep::inline v0_2::host {
 
 /// The process at the other end of a connected unix socket, as the kernel knows it; pid 0 where it
 /// is of another pid namespace.

@@ -8,7 +8,7 @@
 #include <climits>
 #include <ctime>
 
-namespace lockstep::host {
+namespace lockstep::inline v0_2::host {
 
 void wake(RankState& state) noexcept {
   if (state.asleep.load(std::memory_order_relaxed) == 0) return;

@@ -10,7 +10,7 @@
 // does so first, then looks for sleepers. A full fence on both sides makes sure that one of the two
 // sees the other.
 
-namespace lockstep::host {
+namespace lockstep::inline v0_2::host {
 
 /// Wakes the rank if it sleeps. Call after a full fence behind what was published.
 void wake(RankState& state) noexcept;

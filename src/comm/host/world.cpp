@@ -8,7 +8,7 @@
 #include "comm/host/arena.h"
 #include "comm/host/wake_flag.h"
 
-namespace lockstep::host {
+namespace lockstep::inline v0_2::host {
 namespace {
 
 void copy_text(char* to, std::size_t capacity, std::string_view text) {

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace lockstep::host {
+namespace lockstep::inline v0_2::host {
 
 class Arena;
 

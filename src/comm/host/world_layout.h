@@ -9,7 +9,7 @@
 // The layout of a world's shared memory. Everything here is zero in a new world, and has the same
 // meaning in every process: numbers and offsets, never addresses.
 
-namespace lockstep::host {
+namespace lockstep::inline v0_2::host {
 
 inline constexpr std::size_t cache_line = 64;
 inline constexpr std::size_t page = 4096;

@@ -5,7 +5,7 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 
-namespace lockstep::mpi {
+namespace lockstep::inline v0_2::mpi {
 namespace {
 
 constexpr std::array all_algorithms{Algorithm::automatic, Algorithm::direct, Algorithm::ring};

@@ -2,7 +2,7 @@
 
 #include "comm/mpi/transfer.h"
 
-namespace lockstep::mpi {
+namespace lockstep::inline v0_2::mpi {
 namespace {
 
 /// The members but root, numbered from 0, each have a slice of their own: they get it from root

@@ -13,7 +13,7 @@
 #include "core/host_name.h"
 #include "lockstep/error.h"
 
-namespace lockstep::mpi {
+namespace lockstep::inline v0_2::mpi {
 namespace {
 
 control::Settings settings_of(MpiCommunicator& world) {

@@ -2,7 +2,7 @@
 
 #include "comm/mpi/mpi_communicator.h"
 
-namespace lockstep::mpi {
+namespace lockstep::inline v0_2::mpi {
 
 /// Lets the ranks of a world of several hosts watch one another from here on, over connections of
 /// their own to rank 0. Every rank calls it, once. Throws: on every rank, CommError and

@@ -12,7 +12,7 @@
 // half, and are widened over the whole place from its front. The owner's own sums also lie in the
 // second half, until they have been sent to all.
 
-namespace lockstep::mpi {
+namespace lockstep::inline v0_2::mpi {
 namespace {
 
 /// Every member owns a slice: of all_reduce a share, of reduce_scatter its part. All slices are

@@ -8,7 +8,7 @@
 #include "lockstep/denormals.h"
 #include "lockstep/error.h"
 
-namespace lockstep::mpi {
+namespace lockstep::inline v0_2::mpi {
 
 JoinRecord join_record_of(const std::string& host, Algorithm algorithm) {
   return {.host = detail::digest(std::as_bytes(std::span(host))),

@@ -7,7 +7,7 @@
 #include "comm/mpi/mpi.h"
 #include "core/version_tag.h"
 
-namespace lockstep::mpi {
+namespace lockstep::inline v0_2::mpi {
 
 /// A rank's message to all others when it joins.
 struct JoinRecord {

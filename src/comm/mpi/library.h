@@ -4,7 +4,7 @@
 #include <functional>
 #include <string>
 
-namespace lockstep::mpi {
+namespace lockstep::inline v0_2::mpi {
 
 /// MPI of this process: begun by the program, which then also ends it, or by Lockstep, and then
 /// ended when the process exits with code 0.

@@ -2,7 +2,7 @@
 
 #include "comm/mpi/transfer.h"
 
-namespace lockstep::mpi {
+namespace lockstep::inline v0_2::mpi {
 namespace {
 
 class Moves final : public Transfer {

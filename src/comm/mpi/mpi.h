@@ -10,11 +10,11 @@
 #include "comm/control/settings.h"
 #include "core/progress_mode.h"
 
-namespace lockstep {
+namespace lockstep::inline v0_2 {
 struct Placement;
 }
 
-namespace lockstep::mpi {
+namespace lockstep::inline v0_2::mpi {
 
 /// How an all_reduce moves its bytes. docs/algorithms.md has steps and bytes of both.
 enum class Algorithm {

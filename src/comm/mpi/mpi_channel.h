@@ -1,6 +1,6 @@
 #pragma once
 
-namespace lockstep::mpi {
+namespace lockstep::inline v0_2::mpi {
 
 /// The purpose of a message of a group. Group and channel identify a stream of messages between two
 /// ranks; within it messages arrive in order.

@@ -19,7 +19,7 @@
 // ranks therefore need no numbers. Lockstep computes sums in the order of ranks. MPI only moves
 // bytes, so the order in which messages arrive never changes a bit.
 
-namespace lockstep::mpi {
+namespace lockstep::inline v0_2::mpi {
 namespace {
 
 using detail::Announcement;

@@ -9,7 +9,7 @@
 #include "comm/mpi/transfer.h"
 #include "comm/shape.h"
 
-namespace lockstep::mpi {
+namespace lockstep::inline v0_2::mpi {
 
 /// The bytes of an announcement, followed by the sender's short input or the receiver's part of it.
 using Parcel = std::vector<std::byte>;

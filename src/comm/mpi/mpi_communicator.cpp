@@ -10,7 +10,7 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 
-namespace lockstep::mpi {
+namespace lockstep::inline v0_2::mpi {
 
 MpiCommunicator::MpiCommunicator(std::shared_ptr<RankContext> context, std::vector<int> members,
                                  int rank, int number)

@@ -16,7 +16,7 @@
 #include "comm/mpi/mpi_message_request.h"
 #include "comm/mpi/mpi_rank_context.h"
 
-namespace lockstep::mpi {
+namespace lockstep::inline v0_2::mpi {
 
 /// One rank's view of one group of the processes of its MPI.
 class MpiCommunicator final : public Communicator,

@@ -4,7 +4,7 @@
 #include "comm/mpi/mpi_communicator.h"
 #include "core/text.h"
 
-namespace lockstep::mpi {
+namespace lockstep::inline v0_2::mpi {
 MessageRequest::MessageRequest(MpiCommunicator& group, Operation&& operation)
     : MpiRequest(group, std::move(operation)) {}
 

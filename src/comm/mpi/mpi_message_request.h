@@ -5,7 +5,7 @@
 
 #include "comm/mpi/mpi_request.h"
 
-namespace lockstep::mpi {
+namespace lockstep::inline v0_2::mpi {
 
 /// A send or recv on this rank. The sender's offer says what comes; its payload follows, once the
 /// receiver has compared the offer with what it expects.

@@ -28,7 +28,7 @@
 // control connection beside MPI, which detects them. It also carries failures in MPI's place. Its
 // thread only records failures; the next thread that polls calls MPI.
 
-namespace lockstep::mpi {
+namespace lockstep::inline v0_2::mpi {
 namespace {
 
 using detail::awake;

@@ -19,7 +19,7 @@
 #include "comm/mpi/transport.h"
 #include "core/deadline.h"
 
-namespace lockstep::mpi {
+namespace lockstep::inline v0_2::mpi {
 
 /// Something of this rank that advances when polled: a group's operations.
 class Pollable {

@@ -3,7 +3,7 @@
 
 // A build without MPI links these functions instead of the backend.
 
-namespace lockstep::mpi {
+namespace lockstep::inline v0_2::mpi {
 
 std::string available() { return "built without MPI: configure with -DLOCKSTEP_WITH_MPI=ON"; }
 

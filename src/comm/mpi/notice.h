@@ -4,7 +4,7 @@
 
 #include "comm/control/failure.h"
 
-namespace lockstep::mpi {
+namespace lockstep::inline v0_2::mpi {
 
 using control::Failure;
 

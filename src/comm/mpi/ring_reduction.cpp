@@ -17,7 +17,7 @@
 // is that of slice rank - 1 - turn, its turn-th result that of slice rank - turn. The contents of
 // message m are sent on as message m + pieces, once this rank has added its own input.
 
-namespace lockstep::mpi {
+namespace lockstep::inline v0_2::mpi {
 namespace {
 
 class RingReduction final : public Transfer {

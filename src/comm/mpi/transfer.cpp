@@ -13,7 +13,7 @@
 // such short pieces. Eager messages to a member that is late wait in its MPI: in a ring, up to a
 // slice.
 
-namespace lockstep::mpi {
+namespace lockstep::inline v0_2::mpi {
 
 Transfer::Pieces Transfer::pieces() const {
   const bool between_hosts = group_.placement().hosts > 1;

@@ -11,7 +11,7 @@
 #include "comm/shape.h"
 #include "lockstep/types.h"
 
-namespace lockstep::mpi {
+namespace lockstep::inline v0_2::mpi {
 
 class MpiCommunicator;
 

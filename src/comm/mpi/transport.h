@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-namespace lockstep::mpi {
+namespace lockstep::inline v0_2::mpi {
 
 /// Non-blocking messages of bytes between the processes of an MPI. Messages of one pair of ranks
 /// and one tag are received in the order in which they were sent. Each must have the expected

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 /// Height and width, in pixels.
 struct ImageSize {

@@ -17,7 +17,7 @@
 // each function here that calls it jumps back to itself, and has no object that needs a destructor
 // between there and the call.
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 namespace {
 

@@ -3,7 +3,7 @@
 
 // A build without libjpeg and libpng links this file instead of the decoders.
 
-namespace lockstep::detail {
+namespace lockstep::inline v0_2::detail {
 
 std::string images_available() {
   return "built without libjpeg and libpng: configure with -DLOCKSTEP_WITH_IMAGES=ON";

@@ -69,7 +69,7 @@ at::Tensor pids_of(const lockstep::Group& world) {
 int meet_error_of_rank_0(const lockstep::Group& world) {
   const auto pids = pids_of(world);
   try {
-    lockstep::together(world, [&] {
+    lockstep::all_or_none(world, [&] {
       if (world.rank() == 0) throw lockstep::CheckpointError("No space left on device");
     });
   } catch (const lockstep::Error& error) {

@@ -1,4 +1,4 @@
-#include "record/lap.h"
+#include "record/interval.h"
 
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -6,7 +6,7 @@
 #include "core/json_depth.h"
 #include "record/integer_of.h"
 
-namespace lockstep::record {
+namespace lockstep::inline v0_2::record {
 namespace {
 
 // More than any run has, and few enough that sums over records and ranks stay in range.
@@ -27,39 +27,39 @@ double duration(const nlohmann::json& value) {
 
 }  // namespace
 
-std::string lap_line(const Lap& lap) {
+std::string interval_line(const Interval& interval) {
   auto ranks = nlohmann::ordered_json::array();
-  for (const auto& rank : lap.ranks) {
+  for (const auto& rank : interval.ranks) {
     ranks.push_back({{"seconds", rank.seconds},
                      {"waiting", rank.waiting},
                      {"working", rank.working},
                      {"bytes", rank.bytes},
                      {"dense_bytes", rank.dense_bytes}});
   }
-  const nlohmann::ordered_json line = {{"step", lap.step},
-                                       {"steps", lap.steps},
-                                       {"elapsed", lap.elapsed},
+  const nlohmann::ordered_json line = {{"step", interval.step},
+                                       {"steps", interval.steps},
+                                       {"elapsed", interval.elapsed},
                                        {"ranks", std::move(ranks)}};
   return line.dump() + '\n';
 }
 
-std::optional<Lap> parse_lap(std::string_view text) {
+std::optional<Interval> parse_interval(std::string_view text) {
   if (detail::json_is_too_deep(text)) return std::nullopt;
   try {
     const auto line = nlohmann::json::parse(text);
-    Lap lap{.step = integer<std::int64_t>(line.at("step")),
-            .steps = integer<std::int64_t>(line.at("steps")),
-            .elapsed = line.at("elapsed")};
-    if (lap.steps < 0 || lap.steps > most_steps) return std::nullopt;
+    Interval interval{.step = integer<std::int64_t>(line.at("step")),
+                      .steps = integer<std::int64_t>(line.at("steps")),
+                      .elapsed = line.at("elapsed")};
+    if (interval.steps < 0 || interval.steps > most_steps) return std::nullopt;
     for (const auto& rank : line.at("ranks")) {
-      lap.ranks.push_back({.seconds = duration(rank.at("seconds")),
-                           .waiting = duration(rank.at("waiting")),
-                           .working = duration(rank.at("working")),
-                           .bytes = integer<std::uint64_t>(rank.at("bytes")),
-                           .dense_bytes = integer<std::uint64_t>(rank.at("dense_bytes"))});
+      interval.ranks.push_back({.seconds = duration(rank.at("seconds")),
+                                .waiting = duration(rank.at("waiting")),
+                                .working = duration(rank.at("working")),
+                                .bytes = integer<std::uint64_t>(rank.at("bytes")),
+                                .dense_bytes = integer<std::uint64_t>(rank.at("dense_bytes"))});
     }
-    if (lap.ranks.empty()) return std::nullopt;
-    return lap;
+    if (interval.ranks.empty()) return std::nullopt;
+    return interval;
   } catch (const nlohmann::json::exception&) {
     return std::nullopt;
   } catch (const std::bad_optional_access&) {

@@ -13,11 +13,11 @@
 namespace lockstep {
 namespace {
 
-/// The error that together() raises on this rank when the last rank throws.
+/// The error that all_or_none() raises on this rank when the last rank throws.
 template <class Thrown>
 std::string raised(const Group& group, bool& same_type) {
   try {
-    together(group, [&] {
+    all_or_none(group, [&] {
       if (group.rank() == group.size() - 1) throw Thrown("the cause");
     });
   } catch (const std::exception& error) {
@@ -41,7 +41,7 @@ void expect_from_last_rank(int ranks) {
   });
 }
 
-TEST(Together, AnErrorOfOneRankReachesAll) {
+TEST(AllOrNone, AnErrorOfOneRankReachesAll) {
   for (const int ranks : {1, 2, 3, 7}) {
     expect_from_last_rank<DataError>(ranks);
     expect_from_last_rank<CheckpointError>(ranks);
@@ -50,11 +50,11 @@ TEST(Together, AnErrorOfOneRankReachesAll) {
   }
 }
 
-TEST(Together, TheFirstOfSeveralErrorsIsToldToTheOthers) {
+TEST(AllOrNone, TheFirstOfSeveralErrorsIsToldToTheOthers) {
   testing::run_ranks(3, [](std::shared_ptr<Communicator> communicator) {
     const Group group(std::move(communicator));
     try {
-      together(group, [&] {
+      all_or_none(group, [&] {
         if (group.rank() > 0) throw DataError("of rank " + std::to_string(group.rank()));
       });
       ADD_FAILURE();
@@ -66,10 +66,10 @@ TEST(Together, TheFirstOfSeveralErrorsIsToldToTheOthers) {
   });
 }
 
-TEST(Together, WithoutAnErrorItOnlyRuns) {
+TEST(AllOrNone, WithoutAnErrorItOnlyRuns) {
   testing::run_ranks(2, [](std::shared_ptr<Communicator> communicator) {
     int runs = 0;
-    together(Group(std::move(communicator)), [&] { ++runs; });
+    all_or_none(Group(std::move(communicator)), [&] { ++runs; });
     EXPECT_EQ(runs, 1);
   });
 }

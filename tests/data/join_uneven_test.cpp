@@ -37,15 +37,15 @@ int some_batches_of(int rank) { return 3 + 2 * rank % 3; }
 /// Stands for a training step: one collective over all ranks.
 void step(const Group& group) { group.all_reduce(torch::ones({3})).wait(); }
 
-class InStep : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, InStep, ::testing::Values(1, 2, 3, 4, 7));
+class JoinUneven : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, JoinUneven, ::testing::Values(1, 2, 3, 4, 7));
 
 void end_with_the_first(const Group& group) {
   int fewest = some_batches_of(0);
   for (int rank = 0; rank < group.size(); ++rank) fewest = std::min(fewest, some_batches_of(rank));
   const auto loader = batches(group.rank(), some_batches_of(group.rank()));
   std::vector<int> seen;
-  for (const int& batch : in_step(loader, group)) {
+  for (const int& batch : join_uneven(loader, group)) {
     seen.push_back(batch);
     step(group);
   }
@@ -53,22 +53,22 @@ void end_with_the_first(const Group& group) {
   group.barrier().wait();
 }
 
-TEST_P(InStep, EndsWithTheFirstRankThatRunsOut) {
+TEST_P(JoinUneven, EndsWithTheFirstRankThatRunsOut) {
   run_ranks(GetParam(), [](std::shared_ptr<Communicator> communicator) {
     end_with_the_first(Group(std::move(communicator)));
   });
 }
 
-TEST_P(InStep, ARankWithoutBatchesLetsNobodyBegin) {
+TEST_P(JoinUneven, ARankWithoutBatchesLetsNobodyBegin) {
   run_ranks(GetParam(), [](std::shared_ptr<Communicator> communicator) {
     const Group group(std::move(communicator));
     const auto loader = batches(0, group.rank() == group.size() - 1 ? 0 : 3);
-    for ([[maybe_unused]] const int& batch : in_step(loader, group)) ADD_FAILURE();
+    for ([[maybe_unused]] const int& batch : join_uneven(loader, group)) ADD_FAILURE();
     group.barrier().wait();
   });
 }
 
-TEST_P(InStep, UntilLastGoesOnWithoutTheRanksThatRanOut) {
+TEST_P(JoinUneven, UntilLastGoesOnWithoutTheRanksThatRanOut) {
   const int ranks = GetParam();
   run_ranks(ranks, [&](std::shared_ptr<Communicator> communicator) {
     const Group group(std::move(communicator));
@@ -78,7 +78,7 @@ TEST_P(InStep, UntilLastGoesOnWithoutTheRanksThatRanOut) {
     const auto loader = batches(group.rank(), own);
     std::vector<int> seen;
     int turns = 0;
-    for (const auto& batch : in_step(loader, group, until_last)) {
+    for (const auto& batch : join_uneven(loader, group, until_last)) {
       EXPECT_EQ(batch.has_value(), turns < own);
       if (batch) seen.push_back(*batch);
       step(group);
@@ -90,16 +90,17 @@ TEST_P(InStep, UntilLastGoesOnWithoutTheRanksThatRanOut) {
   });
 }
 
-TEST_P(InStep, UntilLastOfNothingIsNothing) {
+TEST_P(JoinUneven, UntilLastOfNothingIsNothing) {
   run_ranks(GetParam(), [](std::shared_ptr<Communicator> communicator) {
     const Group group(std::move(communicator));
     const std::vector<int> nothing;
-    for ([[maybe_unused]] const auto& batch : in_step(nothing, group, until_last)) ADD_FAILURE();
+    for ([[maybe_unused]] const auto& batch : join_uneven(nothing, group, until_last))
+      ADD_FAILURE();
     group.barrier().wait();
   });
 }
 
-TEST_P(InStep, ARankThatThrowsFailsTheOthersWithItsOwnError) {
+TEST_P(JoinUneven, ARankThatThrowsFailsTheOthersWithItsOwnError) {
   const int ranks = GetParam();
   try {
     run_ranks(ranks, [&](std::shared_ptr<Communicator> communicator) {
@@ -107,7 +108,7 @@ TEST_P(InStep, ARankThatThrowsFailsTheOthersWithItsOwnError) {
       const auto loader = batches(group.rank(), 5);
       int turn = 0;
       try {
-        for ([[maybe_unused]] const int& batch : in_step(loader, group)) {
+        for ([[maybe_unused]] const int& batch : join_uneven(loader, group)) {
           if (turn++ == 2 && group.rank() == ranks - 1) throw std::runtime_error("the cause");
           step(group);
         }
@@ -124,15 +125,15 @@ TEST_P(InStep, ARankThatThrowsFailsTheOthersWithItsOwnError) {
   }
 }
 
-TEST_P(InStep, LeavingTogetherLeavesTheGroupUsable) {
+TEST_P(JoinUneven, LeavingTogetherLeavesTheGroupUsable) {
   run_ranks(GetParam(), [](std::shared_ptr<Communicator> communicator) {
     const Group group(std::move(communicator));
     const auto loader = batches(group.rank(), 5);
-    for (const int& batch : in_step(loader, group)) {
+    for (const int& batch : join_uneven(loader, group)) {
       if (batch % 100 == 1) break;
     }
     try {
-      for ([[maybe_unused]] const int& batch : in_step(loader, group))
+      for ([[maybe_unused]] const int& batch : join_uneven(loader, group))
         throw InvalidArgument("on every rank");
       ADD_FAILURE();
     } catch (const InvalidArgument&) {
@@ -162,11 +163,11 @@ TEST(InStepOverDataLoaders, EveryPassOfUnequalLoadersWorks) {
       const Group group(std::move(communicator));
       const std::size_t size = group.rank() == 0 ? 7 : 19;
       auto loader = torch::data::make_data_loader(
-          SizedNumbers(size), DistributedSampler(size, Replica{}, {.shuffle = false}),
+          SizedNumbers(size), DistributedSampler(size, ShardSpec{}, {.shuffle = false}),
           torch::data::DataLoaderOptions(2).workers(workers));
       for (int pass = 0; pass < 3; ++pass) {
         std::vector<std::size_t> seen;
-        for (auto& batch : in_step(*loader, group)) {
+        for (auto& batch : join_uneven(*loader, group)) {
           seen.insert(seen.end(), batch.begin(), batch.end());
           step(group);
         }
@@ -178,20 +179,20 @@ TEST(InStepOverDataLoaders, EveryPassOfUnequalLoadersWorks) {
   }
 }
 
-const testing::ProcessBody unequal("in_step", [](std::shared_ptr<Communicator> communicator) {
+const testing::ProcessBody unequal("join_uneven", [](std::shared_ptr<Communicator> communicator) {
   end_with_the_first(Group(std::move(communicator)));
   if (::testing::Test::HasFailure()) throw std::runtime_error("wrong batches");
 });
 
 TEST(InStepOfProcesses, EndsWithTheFirstRankThatRunsOut) {
-  testing::expect_processes(3, "in_step");
+  testing::expect_processes(3, "join_uneven");
 }
 
 const testing::ProcessBody throwing("in_step_throws",
                                     [](std::shared_ptr<Communicator> communicator) {
                                       const Group group(std::move(communicator));
                                       const auto loader = batches(group.rank(), 4);
-                                      for (const int& batch : in_step(loader, group)) {
+                                      for (const int& batch : join_uneven(loader, group)) {
                                         if (batch == 102) throw std::runtime_error("the cause");
                                         step(group);
                                       }

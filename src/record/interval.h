@@ -6,10 +6,10 @@
 #include <string_view>
 #include <vector>
 
-namespace lockstep::record {
+namespace lockstep::inline v0_2::record {
 
 /// How one rank spent its time in an interval. Units: seconds.
-struct RankLap {
+struct RankInterval {
   double seconds = 0;
   double waiting = 0;             ///< for other ranks
   double working = 0;             ///< on collectives: reducing and copying
@@ -20,16 +20,16 @@ struct RankLap {
 };
 
 /// A stretch of training, as an epoch.
-struct Lap {
+struct Interval {
   std::int64_t step = 0;   ///< how many have been taken at its end
   std::int64_t steps = 0;  ///< how many of them in it
   double elapsed = 0;      ///< seconds since the log was opened
-  std::vector<RankLap> ranks = {};
+  std::vector<RankInterval> ranks = {};
 };
 
-/// One line of `laps.jsonl`.
-std::string lap_line(const Lap& lap);
+/// One line of `intervals.jsonl`.
+std::string interval_line(const Interval& interval);
 /// The interval that a line holds, or nothing if the line is invalid.
-std::optional<Lap> parse_lap(std::string_view line);
+std::optional<Interval> parse_interval(std::string_view line);
 
 }  // namespace lockstep::record
