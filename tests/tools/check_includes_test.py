@@ -43,6 +43,8 @@ class CheckIncludes(unittest.TestCase):
         self.expect_offence("src/comm/control/a.h", '"src/comm/operation.h"', "comm/control may not use comm")
         self.expect_offence("src/comm/control/a.h", "<torch/nn/module.h>", "built without LibTorch")
         self.expect_offence("src/comm/a.cpp", '"src/comm/host/arena.h"', "comm may not use comm/host")
+        self.expect_offence("src/comm/messages/a.cpp", '"src/comm/mpi/mpi.h"', "comm/messages may not use comm/mpi")
+        self.expect_offence("src/comm/messages/a.h", "<torch/nn/module.h>", "built without LibTorch")
         self.expect_offence("src/comm/mpi/a.cpp", '"src/comm/host/arena.h"', "comm/mpi may not use comm/host")
 
     def test_sideways(self):

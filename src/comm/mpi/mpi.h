@@ -4,35 +4,18 @@
 #include <cstddef>
 #include <memory>
 #include <string>
-#include <string_view>
 
 #include "comm/communicator.h"
 #include "comm/control/settings.h"
+#include "comm/messages/algorithm.h"
 #include "core/progress_mode.h"
-
-namespace lockstep::inline v0_2 {
-struct Placement;
-}
 
 namespace lockstep::inline v0_2::mpi {
 
-/// How an all_reduce moves its bytes. docs/algorithms.md has steps and bytes of both.
-enum class Algorithm {
-  automatic,
-  direct,  ///< each rank sums a slice that it hears from all: fewest steps
-  ring     ///< partial sums pass from rank to rank: two partners however many ranks there are, but
-           ///< each slice's sum begins at another rank
-};
-
-std::string_view name(Algorithm algorithm);
-
-/// The algorithm of a name: "auto", "direct" or "ring".
-/// Throws: InvalidArgument listing the valid names.
-Algorithm parse_algorithm(std::string_view text);
-
-/// The algorithm that `automatic` selects for an all_reduce between ranks of this placement, by
-/// lockstep/comm/cost.h. Equal arguments give equal results.
-Algorithm cheapest(const Placement& placement, std::size_t bytes);
+using messages::Algorithm;
+using messages::cheapest;
+using messages::name;
+using messages::parse_algorithm;
 
 struct Options {
   std::chrono::milliseconds timeout = std::chrono::minutes(10);  ///< longest wait of one operation

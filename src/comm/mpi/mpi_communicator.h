@@ -10,8 +10,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "comm/cost.h"
-#include "comm/mpi/mpi_channel.h"
+#include "comm/messages/message_group.h"
 #include "comm/mpi/mpi_collective_request.h"
 #include "comm/mpi/mpi_message_request.h"
 #include "comm/mpi/mpi_rank_context.h"
@@ -30,7 +29,7 @@ class MpiCommunicator final : public Communicator,
   ~MpiCommunicator() override;
 
   std::string_view backend() const override { return "mpi"; }
-  int world_rank(int rank) const override { return members_[static_cast<std::size_t>(rank)]; }
+  int world_rank(int rank) const override { return group_.world_rank(rank); }
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override;
   std::shared_ptr<Communicator> split(int color, int key) override;
   void fail(std::string_view cause) noexcept override;
@@ -56,33 +55,15 @@ class MpiCommunicator final : public Communicator,
   // For pending operations.
   using Use = RankContext::Use;
   RankContext& context() const { return *context_; }
-  std::span<const int> members() const { return members_; }
   std::string where(std::string_view label) const;
 
-  void send(const std::byte* data, std::size_t bytes, int member, Channel channel,
-            Transport::Done done) const;
-  void send_synchronously(const std::byte* data, std::size_t bytes, int member, Channel channel,
-                          Transport::Done done) const;
-  void receive(std::byte* data, std::size_t bytes, int member, Channel channel,
-               Transport::Done done) const;
-
-  /// The announcements of a member that no operation has taken yet.
-  std::deque<Parcel>& announced(int member) {
-    return inboxes_[static_cast<std::size_t>(member)].waiting;
-  }
-  /// Messages of a member whose payload this rank has asked for.
+  messages::GroupTransport transport() const { return {group_, context_->transport()}; }
+  /// Messages of a member that its receivers have accepted.
   std::uint64_t& received(int member) { return received_[static_cast<std::size_t>(member)]; }
-  const Placement& placement() const { return placement_; }
   /// World ranks that the first pending collective waits for.
   std::vector<int> holding_up() const;
 
  private:
-  /// Announcements from one other member.
-  struct Inbox {
-    std::vector<std::byte> room;  ///< for the next
-    std::deque<Parcel> waiting;
-  };
-
   Work begin(Operation&& operation) override;
   void place(std::vector<int> hosts);
   void fail_as(bool timeout, std::string_view cause) noexcept;
@@ -91,13 +72,9 @@ class MpiCommunicator final : public Communicator,
   Work start(Operation&& operation);
   /// A collective of the library's own, from begin to end.
   void unnumbered(Operation&& operation);
-  void listen(int member);
 
   std::shared_ptr<RankContext> context_;
-  std::vector<int> members_;
-  int number_;
-  Placement placement_;  ///< what hosts() says
-  std::vector<Inbox> inboxes_;
+  messages::MessageGroup group_;
   std::vector<std::uint64_t> received_;
   std::deque<std::shared_ptr<CollectiveRequest>>
       collectives_;  ///< in order; those in front may be moving bytes

@@ -9,7 +9,6 @@
 #include <thread>
 
 #include "comm/mpi/library.h"
-#include "comm/mpi/mpi_channel.h"
 #include "comm/mpi/mpi_request.h"
 #include "comm/waiting.h"
 #include "core/log.h"
@@ -71,7 +70,7 @@ RankContext& RankContext::Use::checked(RankContext& context) {
 }
 
 void RankContext::listen() {
-  transport_.receive(reinterpret_cast<std::byte*>(&heard_), sizeof heard_, Transport::anyone,
+  transport_.receive(reinterpret_cast<std::byte*>(&heard_), sizeof heard_, MpiTransport::anyone,
                      notice_tag, [this](std::size_t) { hear(); });
 }
 

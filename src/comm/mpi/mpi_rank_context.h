@@ -15,8 +15,8 @@
 #include "comm/met_failure.h"
 #include "comm/mpi/mpi.h"
 #include "comm/mpi/mpi_request.h"
+#include "comm/mpi/mpi_transport.h"
 #include "comm/mpi/notice.h"
-#include "comm/mpi/transport.h"
 #include "core/deadline.h"
 
 namespace lockstep::inline v0_2::mpi {
@@ -46,7 +46,7 @@ class RankContext : public detail::Entrance {
 
   int rank() const { return transport_.rank(); }
   int size() const { return transport_.size(); }
-  Transport& transport() { return transport_; }
+  MpiTransport& transport() { return transport_; }
   const Options& options() const { return options_; }
 
   void add(Pollable& group) { groups_.push_back(&group); }
@@ -120,7 +120,7 @@ class RankContext : public detail::Entrance {
                   std::chrono::milliseconds limit);
 
   Options options_;
-  Transport transport_;
+  MpiTransport transport_;
   bool fits_;              ///< every rank of this host has cores of its own
   bool main_thread_only_;  ///< and others must not call MPI
   std::vector<Pollable*> groups_;

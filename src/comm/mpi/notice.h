@@ -8,6 +8,9 @@ namespace lockstep::inline v0_2::mpi {
 
 using control::Failure;
 
+/// A tag that belongs to no group.
+inline constexpr int notice_tag = 0;
+
 /// A rank's message to all others that it has left or failed.
 struct Notice {
   enum class Kind : std::int32_t { left, failed, timed_out };

@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "comm/ledger.h"
-#include "comm/mpi/transfer.h"
+#include "comm/messages/transfer.h"
 #include "kernels/reduce.h"
 #include "lockstep/statistics.h"
 
@@ -17,12 +17,12 @@
 // is that of slice rank - 1 - turn, its turn-th result that of slice rank - turn. The contents of
 // message m are sent on as message m + pieces, once this rank has added its own input.
 
-namespace lockstep::inline v0_2::mpi {
+namespace lockstep::inline v0_2::messages {
 namespace {
 
 class RingReduction final : public Transfer {
  public:
-  RingReduction(const MpiCommunicator& group, const Operation& operation);
+  RingReduction(GroupTransport transport, const Operation& operation);
 
   void advance() override;
   bool begun() const override {
@@ -33,10 +33,8 @@ class RingReduction final : public Transfer {
   int next() const { return (rank() + 1) % size(); }
   int before() const { return (rank() + size() - 1) % size(); }
   /// The message's piece, of the slice that is so many ranks back when its turn is the first.
-  detail::Range piece(std::size_t message, int back) const;
-  std::byte* own(const detail::Range& range) const {
-    return operation().output + range.begin * element();
-  }
+  Range piece(std::size_t message, int back) const;
+  std::byte* own(const Range& range) const { return operation().output + range.begin * element(); }
   std::byte* staged(std::size_t message) const {
     return staging_.get() + message % window_ * piece_elements_ * element();
   }
@@ -64,8 +62,8 @@ class RingReduction final : public Transfer {
   std::vector<std::uint8_t> result_left_;
 };
 
-RingReduction::RingReduction(const MpiCommunicator& group, const Operation& operation)
-    : Transfer(group, operation), window_(pieces().window) {
+RingReduction::RingReduction(GroupTransport transport, const Operation& operation)
+    : Transfer(transport, operation), window_(pieces().window) {
   constexpr std::size_t shortest = 32 << 10;
   constexpr std::size_t at_least = 4;  // so that a rank adds one while the next is on its way
   const auto members = static_cast<std::size_t>(size());
@@ -89,7 +87,7 @@ RingReduction::RingReduction(const MpiCommunicator& group, const Operation& oper
   }
 }
 
-detail::Range RingReduction::piece(std::size_t message, int back) const {
+Range RingReduction::piece(std::size_t message, int back) const {
   const int turn = static_cast<int>(message / pieces_);
   const int owner = (rank() - back - turn + 2 * size()) % size();
   const auto slice = slice_of(operation().count, element(), owner, size());
@@ -182,9 +180,9 @@ bool sums_in_parts(const Operation& operation) {
   }
 }
 
-std::unique_ptr<Transfer> make_ring_reduction(const MpiCommunicator& group,
+std::unique_ptr<Transfer> make_ring_reduction(GroupTransport transport,
                                               const Operation& operation) {
-  return std::make_unique<RingReduction>(group, operation);
+  return std::make_unique<RingReduction>(transport, operation);
 }
 
-}  // namespace lockstep::mpi
+}  // namespace lockstep::messages

@@ -1,11 +1,12 @@
+#include "comm/messages/algorithm.h"
+
 #include <array>
 
 #include "comm/cost.h"
-#include "comm/mpi/mpi.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 
-namespace lockstep::inline v0_2::mpi {
+namespace lockstep::inline v0_2::messages {
 namespace {
 
 constexpr std::array all_algorithms{Algorithm::automatic, Algorithm::direct, Algorithm::ring};
@@ -41,4 +42,4 @@ Algorithm cheapest(const Placement& placement, std::size_t bytes) {
              : Algorithm::direct;
 }
 
-}  // namespace lockstep::mpi
+}  // namespace lockstep::messages

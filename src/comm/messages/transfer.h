@@ -6,14 +6,12 @@
 #include <memory>
 #include <vector>
 
-#include "comm/mpi/mpi_channel.h"
+#include "comm/messages/message_group.h"
 #include "comm/operation.h"
 #include "comm/shape.h"
 #include "lockstep/types.h"
 
-namespace lockstep::inline v0_2::mpi {
-
-class MpiCommunicator;
+namespace lockstep::inline v0_2::messages {
 
 /// The bytes of one collective on their way, once all members have agreed on it.
 class Transfer {
@@ -35,21 +33,16 @@ class Transfer {
   std::chrono::nanoseconds worked() const { return worked_; }
 
  protected:
-  Transfer(const MpiCommunicator& group, const Operation& operation);
+  Transfer(GroupTransport transport, const Operation& operation);
 
   const Operation& operation() const { return operation_; }
-  int rank() const { return rank_; }
-  int size() const { return size_; }
+  int rank() const { return transport_.group().rank; }
+  int size() const { return transport_.group().size(); }
   std::size_t element() const { return size_of(operation_.dtype); }
-  /// Bytes of an element on its way.
-  std::size_t travelling_element() const { return size_of(operation_.travels_as()); }
+  /// Bytes of an element as it is sent.
+  std::size_t wire_element() const { return size_of(operation_.travels_as()); }
 
-  /// How a reduction cuts its slices. Note [How long a piece is] is in transfer.cpp.
-  struct Pieces {
-    std::size_t bytes;   ///< of the longest
-    std::size_t window;  ///< how many of a slice are under way at once
-  };
-  Pieces pieces() const;
+  const Pieces& pieces() const { return transport_.group().pieces; }
 
   /// Messages of no bytes are over at once. *flag, if given, becomes 1 when the message is over.
   void send(const std::byte* data, std::size_t bytes, int member, Channel channel,
@@ -62,30 +55,28 @@ class Transfer {
  private:
   void ended(int member, std::uint8_t* flag);
 
-  const MpiCommunicator& group_;
+  GroupTransport transport_;
   const Operation& operation_;
-  int rank_;
-  int size_;
   std::size_t under_way_ = 0;
   std::vector<std::uint32_t> with_;  ///< messages under way with each member
 };
 
 /// The transfer of an operation whose inputs were not sent with the announcements.
-std::unique_ptr<Transfer> make_transfer(const MpiCommunicator& group, const Operation& operation);
+std::unique_ptr<Transfer> make_transfer(GroupTransport transport, const Operation& operation);
 
 /// Parts that go from member to member as they are: all_gather, gather, scatter, all_to_all.
-std::unique_ptr<Transfer> make_moves(const MpiCommunicator& group, const Operation& operation);
+std::unique_ptr<Transfer> make_moves(GroupTransport transport, const Operation& operation);
 /// Root gives each other member a slice, and all of them give theirs to one another.
-std::unique_ptr<Transfer> make_broadcast(const MpiCommunicator& group, const Operation& operation);
-/// all_reduce and reduce_scatter: each member hears all others' parts of its slice and sums them.
-std::unique_ptr<Transfer> make_direct_reduction(const MpiCommunicator& group,
+std::unique_ptr<Transfer> make_broadcast(GroupTransport transport, const Operation& operation);
+/// all_reduce and reduce_scatter: each member receives all parts of its slice and sums them.
+std::unique_ptr<Transfer> make_direct_reduction(GroupTransport transport,
                                                 const Operation& operation);
 /// all_reduce: each slice's sum passes around from rank to rank, and so does its result.
-std::unique_ptr<Transfer> make_ring_reduction(const MpiCommunicator& group,
-                                              const Operation& operation);
+std::unique_ptr<Transfer> make_ring_reduction(GroupTransport transport, const Operation& operation);
 /// Whether partial sums lose nothing that one sum keeps, so that a ring may make them.
 bool sums_in_parts(const Operation& operation);
 
+using detail::Range;
 using detail::slice_of;
 
-}  // namespace lockstep::mpi
+}  // namespace lockstep::messages

@@ -1,4 +1,4 @@
-#include "comm/mpi/transport.h"
+#include "comm/mpi/mpi_transport.h"
 
 #include <mpi.h>
 
@@ -31,7 +31,7 @@ void check(int code, const char* function) {
 }  // namespace
 
 /// The messages under way, as MPI wants them: one array of requests, and beside it what each is.
-struct Transport::Requests {
+struct MpiTransport::Requests {
   MPI_Comm world = MPI_COMM_NULL;
   std::vector<MPI_Request> requests;
   std::vector<std::shared_ptr<Message>> messages;
@@ -53,7 +53,7 @@ struct Transport::Requests {
   }
 };
 
-Transport::Transport() : requests_(std::make_unique<Requests>()) {
+MpiTransport::MpiTransport() : requests_(std::make_unique<Requests>()) {
   auto& world = requests_->world;
   check(MPI_Comm_dup(MPI_COMM_WORLD, &world), "MPI_Comm_dup");
   check(MPI_Comm_set_errhandler(world, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
@@ -75,9 +75,9 @@ Transport::Transport() : requests_(std::make_unique<Requests>()) {
 }
 
 // The communicator is not freed: that may wait for ranks that are gone.
-Transport::~Transport() { stop(); }
+MpiTransport::~MpiTransport() { stop(); }
 
-void Transport::stop() noexcept {
+void MpiTransport::stop() noexcept {
   auto& all = *requests_;
   for (std::size_t i = 0; Library::running() && i < all.requests.size(); ++i) {
     if (all.messages[i]->receiving) MPI_Cancel(&all.requests[i]);
@@ -88,7 +88,7 @@ void Transport::stop() noexcept {
 }
 
 template <class Begin>
-void Transport::begin(std::size_t bytes, Message message, const Begin& begin_part) {
+void MpiTransport::begin(std::size_t bytes, Message message, const Begin& begin_part) {
   message.parts = std::max<std::size_t>((bytes + longest_part - 1) / longest_part, 1);
   const auto shared = std::make_shared<Message>(std::move(message));
   for (std::size_t part = 0; part < shared->parts; ++part) {
@@ -100,47 +100,24 @@ void Transport::begin(std::size_t bytes, Message message, const Begin& begin_par
   }
 }
 
-void Transport::send(const std::byte* data, std::size_t bytes, int to, int tag, Done done) {
-  begin(bytes, {.tag = tag, .receiving = false, .parts = 0, .done = std::move(done)},
+void MpiTransport::send(const std::byte* data, std::size_t bytes, int to, int tag, Done done) {
+  begin(bytes, {.receiving = false, .parts = 0, .done = std::move(done)},
         [&](std::size_t at, int count, MPI_Request* request) {
           check(MPI_Isend(data + at, count, MPI_BYTE, to, tag, requests_->world, request),
                 "MPI_Isend");
         });
 }
 
-void Transport::send_synchronously(const std::byte* data, std::size_t bytes, int to, int tag,
-                                   Done done) {
-  begin(bytes, {.tag = tag, .receiving = false, .parts = 0, .done = std::move(done)},
-        [&](std::size_t at, int count, MPI_Request* request) {
-          check(MPI_Issend(data + at, count, MPI_BYTE, to, tag, requests_->world, request),
-                "MPI_Issend");
-        });
-}
-
-void Transport::receive(std::byte* data, std::size_t bytes, int from, int tag, Done done) {
+void MpiTransport::receive(std::byte* data, std::size_t bytes, int from, int tag, Done done) {
   const int source = from == anyone ? MPI_ANY_SOURCE : from;
-  begin(bytes, {.tag = tag, .receiving = true, .parts = 0, .done = std::move(done)},
+  begin(bytes, {.receiving = true, .parts = 0, .done = std::move(done)},
         [&](std::size_t at, int count, MPI_Request* request) {
           check(MPI_Irecv(data + at, count, MPI_BYTE, source, tag, requests_->world, request),
                 "MPI_Irecv");
         });
 }
 
-void Transport::cancel(int tag) {
-  auto& all = *requests_;
-  all.indices.clear();
-  for (std::size_t i = 0; i < all.requests.size(); ++i) {
-    if (all.messages[i]->tag != tag || !all.messages[i]->receiving) continue;
-    if (Library::running()) {
-      check(MPI_Cancel(&all.requests[i]), "MPI_Cancel");
-      check(MPI_Request_free(&all.requests[i]), "MPI_Request_free");
-    }
-    all.indices.push_back(static_cast<int>(i));
-  }
-  all.remove(all.indices.size());
-}
-
-bool Transport::progress() {
+bool MpiTransport::progress() {
   auto& all = *requests_;
   if (all.requests.empty()) return false;
   const auto count = static_cast<int>(all.requests.size());

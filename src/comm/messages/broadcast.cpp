@@ -1,15 +1,15 @@
 #include <algorithm>
 
-#include "comm/mpi/transfer.h"
+#include "comm/messages/transfer.h"
 
-namespace lockstep::inline v0_2::mpi {
+namespace lockstep::inline v0_2::messages {
 namespace {
 
 /// The members but root, numbered from 0, each have a slice of their own: they get it from root
 /// piece by piece and pass each piece on to the others.
 class Broadcast final : public Transfer {
  public:
-  Broadcast(const MpiCommunicator& group, const Operation& operation);
+  Broadcast(GroupTransport transport, const Operation& operation);
 
   void advance() override;
   bool begun() const override { return passed_on_ == pieces_; }
@@ -19,9 +19,9 @@ class Broadcast final : public Transfer {
   int member_of(int number) const { return number < operation().peer ? number : number + 1; }
   int number() const { return rank() < operation().peer ? rank() : rank() - 1; }
   /// Of the number's slice.
-  detail::Range piece(int number, std::size_t index) const;
+  Range piece(int number, std::size_t index) const;
   std::size_t pieces(int number) const;
-  std::byte* at(detail::Range piece) const { return operation().output + piece.begin * element(); }
+  std::byte* at(Range piece) const { return operation().output + piece.begin * element(); }
 
   std::size_t piece_elements_;
   std::size_t pieces_ = 0;          ///< of this rank's slice
@@ -33,8 +33,8 @@ class Broadcast final : public Transfer {
 constexpr std::size_t piece_bytes = 1 << 20;
 constexpr std::size_t most_pieces = 256;
 
-Broadcast::Broadcast(const MpiCommunicator& group, const Operation& operation)
-    : Transfer(group, operation) {
+Broadcast::Broadcast(GroupTransport transport, const Operation& operation)
+    : Transfer(transport, operation) {
   const std::size_t slice = slice_of(operation.count, element(), 0, others()).length;
   piece_elements_ = std::max({piece_bytes / element(), (slice + most_pieces - 1) / most_pieces});
   const auto each_piece = [&](int of, const auto& begin) {
@@ -42,7 +42,7 @@ Broadcast::Broadcast(const MpiCommunicator& group, const Operation& operation)
   };
   if (rank() == operation.peer) {
     for (int other = 0; other < others(); ++other) {
-      each_piece(other, [&](std::size_t, detail::Range range) {
+      each_piece(other, [&](std::size_t, Range range) {
         send(at(range), range.length * element(), member_of(other), Channel::parts);
       });
     }
@@ -50,12 +50,12 @@ Broadcast::Broadcast(const MpiCommunicator& group, const Operation& operation)
   }
   pieces_ = pieces(number());
   here_.resize(pieces_);
-  each_piece(number(), [&](std::size_t i, detail::Range range) {
+  each_piece(number(), [&](std::size_t i, Range range) {
     receive(at(range), range.length * element(), operation.peer, Channel::parts, &here_[i]);
   });
   for (int other = 0; other < others(); ++other) {
     if (other == number()) continue;
-    each_piece(other, [&](std::size_t, detail::Range range) {
+    each_piece(other, [&](std::size_t, Range range) {
       receive(at(range), range.length * element(), member_of(other), Channel::results);
     });
   }
@@ -66,7 +66,7 @@ std::size_t Broadcast::pieces(int number) const {
   return (length + piece_elements_ - 1) / piece_elements_;
 }
 
-detail::Range Broadcast::piece(int number, std::size_t index) const {
+Range Broadcast::piece(int number, std::size_t index) const {
   const auto slice = slice_of(operation().count, element(), number, others());
   const std::size_t begin = index * piece_elements_;
   return {.begin = slice.begin + begin, .length = std::min(piece_elements_, slice.length - begin)};
@@ -84,8 +84,8 @@ void Broadcast::advance() {
 
 }  // namespace
 
-std::unique_ptr<Transfer> make_broadcast(const MpiCommunicator& group, const Operation& operation) {
-  return std::make_unique<Broadcast>(group, operation);
+std::unique_ptr<Transfer> make_broadcast(GroupTransport transport, const Operation& operation) {
+  return std::make_unique<Broadcast>(transport, operation);
 }
 
-}  // namespace lockstep::mpi
+}  // namespace lockstep::messages

@@ -1,13 +1,13 @@
 #include <cstring>
 
-#include "comm/mpi/transfer.h"
+#include "comm/messages/transfer.h"
 
-namespace lockstep::inline v0_2::mpi {
+namespace lockstep::inline v0_2::messages {
 namespace {
 
 class Moves final : public Transfer {
  public:
-  Moves(const MpiCommunicator& group, const Operation& operation);
+  Moves(GroupTransport transport, const Operation& operation);
 
   void advance() override {}
   bool begun() const override { return true; }
@@ -20,8 +20,8 @@ class Moves final : public Transfer {
   detail::Shape shape_;
 };
 
-Moves::Moves(const MpiCommunicator& group, const Operation& operation)
-    : Transfer(group, operation), shape_(this->operation(), size()) {
+Moves::Moves(GroupTransport transport, const Operation& operation)
+    : Transfer(transport, operation), shape_(this->operation(), size()) {
   const std::byte* input = operation.input;
   const bool parted = shape_.parts() > 1;
   // Each begins with its neighbours, so that not all speak to the same member at once.
@@ -62,8 +62,8 @@ std::byte* Moves::place_of(int source) const {
 
 }  // namespace
 
-std::unique_ptr<Transfer> make_moves(const MpiCommunicator& group, const Operation& operation) {
-  return std::make_unique<Moves>(group, operation);
+std::unique_ptr<Transfer> make_moves(GroupTransport transport, const Operation& operation) {
+  return std::make_unique<Moves>(transport, operation);
 }
 
-}  // namespace lockstep::mpi
+}  // namespace lockstep::messages

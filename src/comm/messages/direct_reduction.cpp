@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "comm/ledger.h"
-#include "comm/mpi/transfer.h"
+#include "comm/messages/transfer.h"
 #include "comm/reduction.h"
 #include "kernels/reduce_rounded.h"
 #include "lockstep/statistics.h"
@@ -12,7 +12,7 @@
 // half, and are widened over the whole place from its front. The owner's own sums also lie in the
 // second half, until they have been sent to all.
 
-namespace lockstep::inline v0_2::mpi {
+namespace lockstep::inline v0_2::messages {
 namespace {
 
 /// Every member owns a slice: of all_reduce a share, of reduce_scatter its part. All slices are
@@ -20,7 +20,7 @@ namespace {
 /// all_reduce sends the sum to all. A few rounds are under way at once.
 class DirectReduction final : public Transfer {
  public:
-  DirectReduction(const MpiCommunicator& group, const Operation& operation);
+  DirectReduction(GroupTransport transport, const Operation& operation);
 
   void advance() override;
   bool begun() const override;
@@ -29,15 +29,15 @@ class DirectReduction final : public Transfer {
  private:
   bool as_halves() const { return operation().wire.has_value(); }
   bool everywhere() const { return operation().collective == Collective::all_reduce; }
-  detail::Range slice(int member) const;
+  Range slice(int member) const;
   /// Member's piece of one round, as elements of the input.
-  detail::Range piece(int member, std::size_t round) const;
-  std::byte* place_of(const detail::Range& piece) const {
+  Range piece(int member, std::size_t round) const;
+  std::byte* place_of(const Range& piece) const {
     return operation().output + piece.begin * element();
   }
   /// The place that an owner sends its reduced piece from, and that others receive it into.
-  std::byte* result(const detail::Range& piece) const {
-    return place_of(piece) + (as_halves() ? piece.length * travelling_element() : 0);
+  std::byte* result(const Range& piece) const {
+    return place_of(piece) + (as_halves() ? piece.length * wire_element() : 0);
   }
   std::byte* staged(int source, std::size_t round) const;
   std::size_t flag(int member, std::size_t round) const {
@@ -69,15 +69,15 @@ class DirectReduction final : public Transfer {
   std::size_t to_widen_ = 0;                ///< pieces
 };
 
-DirectReduction::DirectReduction(const MpiCommunicator& group, const Operation& operation)
-    : Transfer(group, operation) {
+DirectReduction::DirectReduction(GroupTransport transport, const Operation& operation)
+    : Transfer(transport, operation) {
   constexpr std::size_t shortest = 32 << 10;
   constexpr std::size_t most_staging = 32 << 20;
   const auto members = static_cast<std::size_t>(size());
   const auto [longest, most] = pieces();
   window_ = std::clamp<std::size_t>(most_staging / longest / members, 4, most);
   const std::size_t bytes = std::clamp(most_staging / window_ / members, shortest, longest);
-  piece_elements_ = bytes / travelling_element();
+  piece_elements_ = bytes / wire_element();
   std::size_t longest_slice = 0;
   for (int member = 0; member < size(); ++member) {
     longest_slice = std::max(longest_slice, slice(member).length);
@@ -85,7 +85,7 @@ DirectReduction::DirectReduction(const MpiCommunicator& group, const Operation& 
   piece_elements_ = std::min(piece_elements_, longest_slice);
   rounds_ = (longest_slice + piece_elements_ - 1) / piece_elements_;
   staging_ = std::make_unique_for_overwrite<std::byte[]>(window_ * members * piece_elements_ *
-                                                         travelling_element());
+                                                         wire_element());
   here_.resize(window_ * members);
   if (everywhere()) sent_.resize(rounds_ * members);
   results_begun_.resize(members);
@@ -96,12 +96,12 @@ DirectReduction::DirectReduction(const MpiCommunicator& group, const Operation& 
   to_widen_ = rounds_ * members;
 }
 
-detail::Range DirectReduction::slice(int member) const {
+Range DirectReduction::slice(int member) const {
   if (everywhere()) return slice_of(operation().count, element(), member, size());
   return {.begin = operation().part_begin(member), .length = operation().part(member)};
 }
 
-detail::Range DirectReduction::piece(int member, std::size_t round) const {
+Range DirectReduction::piece(int member, std::size_t round) const {
   const auto whole = slice(member);
   const std::size_t begin = std::min(round * piece_elements_, whole.length);
   return {.begin = whole.begin + begin, .length = std::min(piece_elements_, whole.length - begin)};
@@ -110,7 +110,7 @@ detail::Range DirectReduction::piece(int member, std::size_t round) const {
 std::byte* DirectReduction::staged(int source, std::size_t round) const {
   const std::size_t place =
       round % window_ * static_cast<std::size_t>(size()) + static_cast<std::size_t>(source);
-  return staging_.get() + place * piece_elements_ * travelling_element();
+  return staging_.get() + place * piece_elements_ * wire_element();
 }
 
 bool DirectReduction::all_here(std::size_t round) const {
@@ -141,7 +141,7 @@ void DirectReduction::advance() {
 }
 
 void DirectReduction::begin_round(std::size_t round) {
-  const std::size_t mine = piece(rank(), round).length * travelling_element();
+  const std::size_t mine = piece(rank(), round).length * wire_element();
   std::uint8_t* here = &here_[round % window_ * static_cast<std::size_t>(size())];
   std::fill_n(here, size(), std::uint8_t{0});
   here[rank()] = 1;
@@ -156,7 +156,7 @@ void DirectReduction::begin_round(std::size_t round) {
                                static_cast<std::size_t>(size()), place_of(theirs), place_of(theirs),
                                theirs.length);
     }
-    send(operation().input + theirs.begin * element(), theirs.length * travelling_element(), owner,
+    send(operation().input + theirs.begin * element(), theirs.length * wire_element(), owner,
          Channel::parts, everywhere() ? &sent_[flag(owner, round)] : nullptr);
   }
 }
@@ -168,7 +168,7 @@ void DirectReduction::begin_results() {
     auto& round = results_begun_[static_cast<std::size_t>(owner)];
     for (; round < begun_rounds_ && sent_[flag(owner, round)] != 0; ++round) {
       const auto theirs = piece(owner, round);
-      receive(result(theirs), theirs.length * travelling_element(), owner, Channel::results,
+      receive(result(theirs), theirs.length * wire_element(), owner, Channel::results,
               as_halves() ? &results_here_[flag(owner, round)] : nullptr);
     }
   }
@@ -184,7 +184,7 @@ void DirectReduction::reduce(std::size_t round) {
   if (!everywhere()) return;
   for (int step = 1; step < size(); ++step) {
     const int member = (rank() + step) % size();
-    send(output, mine.length * travelling_element(), member, Channel::results,
+    send(output, mine.length * wire_element(), member, Channel::results,
          as_halves() ? &results_left_[flag(member, round)] : nullptr);
   }
 }
@@ -230,9 +230,9 @@ void DirectReduction::widen() {
 
 }  // namespace
 
-std::unique_ptr<Transfer> make_direct_reduction(const MpiCommunicator& group,
+std::unique_ptr<Transfer> make_direct_reduction(GroupTransport transport,
                                                 const Operation& operation) {
-  return std::make_unique<DirectReduction>(group, operation);
+  return std::make_unique<DirectReduction>(transport, operation);
 }
 
-}  // namespace lockstep::mpi
+}  // namespace lockstep::messages

@@ -1,0 +1,214 @@
+#include "comm/messages/collective_protocol.h"
+
+#include <cstring>
+
+#include "comm/ledger.h"
+#include "comm/messages/mismatch.h"
+#include "comm/reduction.h"
+#include "kernels/reduce_rounded.h"
+#include "lockstep/statistics.h"
+
+// Note [How a collective over messages runs]
+// Every member sends every other an announcement (in a parcel), which includes its input if that is
+// short. Once a member has all announcements, it compares them. Short inputs have then arrived, and
+// each member computes its result from them. Long inputs follow in a Transfer, which derives from
+// the operation alone which bytes each member sends to each other.
+// Announcements are sent at once, whichever operations are pending. Transfers of one group begin in
+// order: each begins when all messages of the one before have begun. The messages of a pair of
+// ranks therefore need no numbers. Lockstep computes sums in the order of ranks. The transport only
+// moves bytes, so the order in which messages arrive never changes a bit.
+// A member compares only after its own announcements have left. Another member that waits for one
+// of them finds the same mismatch itself, even where a failure cancels what is still to be sent.
+
+namespace lockstep::inline v0_2::messages {
+
+using detail::Announcement;
+
+CollectiveProtocol::CollectiveProtocol(GroupTransport transport, const Operation& operation)
+    : transport_(transport),
+      operation_(operation),
+      shape_(operation, transport.group().size()),
+      absent_(transport.group().size() - 1) {
+  const std::size_t bytes = shape_.longest_part() * size_of(operation.travels_as());
+  eager_ = group().size() == 1 || bytes <= group().eager_bytes;
+}
+
+std::size_t CollectiveProtocol::parcel_bytes() const {
+  return sizeof(Announcement) + group().eager_bytes;
+}
+
+std::byte* CollectiveProtocol::parcel_of(int member) const {
+  // Announcements are read in place, so each parcel is aligned as one.
+  constexpr std::size_t alignment = alignof(Announcement);
+  const std::size_t stride = (parcel_bytes() + alignment - 1) / alignment * alignment;
+  return received_.get() + static_cast<std::size_t>(member) * stride;
+}
+
+/// Bytes of the own input that are sent to the member with the announcement.
+std::size_t CollectiveProtocol::payload_bytes(int member) const {
+  const int rank = group().rank;
+  if (!eager_ || !shape_.is_source(rank)) return 0;
+  if (operation_.collective == Collective::gather && member != operation_.peer) return 0;
+  return shape_.length(rank, member) * size_of(operation_.travels_as());
+}
+
+/// Writes the own input, or the member's part of it, in the dtype in which it is sent.
+void CollectiveProtocol::fill(std::byte* payload, std::size_t bytes, int member) const {
+  if (operation_.wire) {
+    const auto& wire = *operation_.wire;
+    kernels::round_to_halves(wire, operation_.reduce, static_cast<std::size_t>(group().size()),
+                             operation_.input, payload, bytes / size_of(wire.dtype));
+    return;
+  }
+  const std::size_t begin = shape_.begin(member) * size_of(operation_.dtype);
+  std::memcpy(payload, operation_.input + begin, bytes);
+}
+
+void CollectiveProtocol::announce() {
+  const int rank = group().rank;
+  const int size = group().size();
+  if (size == 1) return;
+  constexpr std::size_t alignment = alignof(Announcement);
+  received_ = std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(size) *
+                                                          (parcel_bytes() + alignment));
+  here_.resize(static_cast<std::size_t>(size));
+  for (int step = 1; step < size; ++step) {
+    const int member = (rank + size - step) % size;
+    transport_.receive(parcel_of(member), parcel_bytes(), member, Channel::announcements,
+                       [this, member](std::size_t) {
+                         here_[static_cast<std::size_t>(member)] = true;
+                         --absent_;
+                       });
+  }
+  const bool parted = shape_.parts() > 1;
+  const bool to_root = operation_.collective == Collective::gather;
+  for (int step = 1; step < size; ++step) {
+    const int member = (rank + step) % size;
+    if (sent_.empty() || parted || to_root) {
+      const std::size_t payload = payload_bytes(member);
+      auto& parcel = sent_.emplace_back(sizeof(Announcement) + payload);
+      detail::announce(*reinterpret_cast<Announcement*>(parcel.data()), operation_);
+      if (payload > 0) fill(parcel.data() + sizeof(Announcement), payload, member);
+    }
+    ++sending_;
+    const auto& parcel = sent_.back();
+    transport_.send(parcel.data(), parcel.size(), member, Channel::announcements,
+                    [this](std::size_t) { --sending_; });
+  }
+}
+
+void CollectiveProtocol::compare() {
+  if (agreed_ || absent_ > 0 || sending_ > 0) return;
+  agree();
+  agreed_ = true;
+  if (eager_) finish_from_parcels();
+  received_.reset();
+  sent_.clear();
+}
+
+void CollectiveProtocol::agree() const {
+  Announcement own{};
+  detail::announce(own, operation_);
+  std::vector<const Announcement*> announcements;
+  for (int member = 0; member < group().size(); ++member) {
+    announcements.push_back(
+        member == group().rank ? &own : reinterpret_cast<const Announcement*>(parcel_of(member)));
+  }
+  const auto different = detail::difference(announcements, group().members, operation_.sequence);
+  if (different) throw Mismatch(different->text);
+}
+
+bool CollectiveProtocol::lets_next_begin() const {
+  if (complete_) return true;
+  return agreed_ && (eager_ || (transfer_ != nullptr && transfer_->begun()));
+}
+
+void CollectiveProtocol::advance() {
+  if (!agreed_ || complete_) return;
+  if (!eager_) {
+    if (transfer_ == nullptr) transfer_ = make_transfer(transport_, operation_);
+    transfer_->advance();
+    if (!transfer_->over()) return;
+    worked_ = transfer_->worked();
+    transfer_.reset();
+  }
+  complete_ = true;
+}
+
+const std::byte* CollectiveProtocol::payload_of(int member) const {
+  if (member != group().rank) return parcel_of(member) + sizeof(Announcement);
+  return operation_.input + shape_.begin(group().rank) * size_of(operation_.dtype);
+}
+
+void CollectiveProtocol::finish_from_parcels() {
+  const int rank = group().rank;
+  const std::size_t element = size_of(operation_.dtype);
+  const auto pull = [&](int source, std::size_t begin) {
+    const std::size_t bytes = shape_.length(source, rank) * element;
+    // In place, a rank's own part may already lie where it belongs.
+    if (bytes > 0) {
+      std::memmove(operation_.output + begin * element, payload_of(source), bytes);
+    }
+  };
+  switch (operation_.collective) {
+    case Collective::all_reduce:
+    case Collective::reduce_scatter: {
+      const std::size_t count = shape_.length(rank, rank);
+      if (count == 0) return;
+      if (operation_.wire) return finish_halves();
+      std::vector<const std::byte*> inputs;
+      for (int member = 0; member < group().size(); ++member) inputs.push_back(payload_of(member));
+      std::byte* output = operation_.output;
+      const detail::Working working(worked_);
+      detail::reduce(operation_, inputs, {&output, 1}, count);
+      return;
+    }
+    case Collective::broadcast:
+    case Collective::scatter:
+      if (operation_.collective == Collective::scatter || rank != operation_.peer) {
+        pull(operation_.peer, 0);
+      }
+      return;
+    case Collective::gather:
+      if (rank != operation_.peer) return;
+      [[fallthrough]];
+    case Collective::all_gather:
+    case Collective::all_to_all:
+      for (int source = 0; source < group().size(); ++source) {
+        pull(source, operation_.part_begin(source));
+      }
+      return;
+    case Collective::barrier:
+    case Collective::send:
+    case Collective::recv:
+      return;
+  }
+}
+
+void CollectiveProtocol::finish_halves() {
+  const detail::Working working(worked_);
+  const auto& wire = *operation_.wire;
+  const std::size_t count = operation_.count;
+  std::vector<std::byte> own(count * size_of(wire.dtype));
+  fill(own.data(), own.size(), group().rank);
+  std::vector<const std::byte*> inputs;
+  for (int member = 0; member < group().size(); ++member) {
+    inputs.push_back(member == group().rank ? own.data() : payload_of(member));
+  }
+  std::byte* result = own.data();
+  kernels::reduce_halves(wire, operation_.reduce, inputs, {&result, 1}, count);
+  kernels::widen_halves(wire, result, operation_.output, count);
+}
+
+std::vector<int> CollectiveProtocol::missing() const {
+  if (transfer_ != nullptr) return transfer_->partners();
+  std::vector<int> members;
+  if (agreed_) return members;
+  for (int member = 0; member < group().size(); ++member) {
+    const bool is_waited_for = absent_ == 0 || !here_[static_cast<std::size_t>(member)];
+    if (member != group().rank && is_waited_for) members.push_back(member);
+  }
+  return members;
+}
+
+}  // namespace lockstep::messages

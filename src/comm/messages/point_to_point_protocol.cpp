@@ -1,0 +1,69 @@
+#include "comm/messages/point_to_point_protocol.h"
+
+#include "comm/messages/mismatch.h"
+
+// Note [How send() and recv() agree]
+// The sender sends its terms (an offer) and its payload. The receiver sends its own terms (a reply)
+// when recv() begins, and receives the payload once the offer agrees with them. The reply shows the
+// sender that its message is being received, so the transport needs no synchronous sends. Each end
+// compares the terms by itself, after its own terms have left: both raise the same mismatch.
+// Messages of a pair of ranks are accepted in the order of their numbers, since payloads arrive in
+// the order of their offers.
+
+namespace lockstep::inline v0_2::messages {
+
+PointToPointProtocol::PointToPointProtocol(GroupTransport transport, const Operation& operation,
+                                           std::uint64_t& received)
+    : transport_(transport),
+      operation_(operation),
+      received_(received),
+      own_(detail::terms_of(operation)) {}
+
+std::size_t PointToPointProtocol::bytes() const {
+  return operation_.count * size_of(operation_.dtype);
+}
+
+void PointToPointProtocol::begin() {
+  const int peer = operation_.peer;
+  terms_pending_ = 2;
+  const auto terms_done = [this](std::size_t) { --terms_pending_; };
+  transport_.receive(reinterpret_cast<std::byte*>(&theirs_), sizeof theirs_, peer,
+                     sends() ? Channel::replies : Channel::offers, terms_done);
+  transport_.send(reinterpret_cast<const std::byte*>(&own_), sizeof own_, peer,
+                  sends() ? Channel::offers : Channel::replies, terms_done);
+  if (!sends() || bytes() == 0) return;
+  ++payloads_pending_;
+  transport_.send(operation_.input, bytes(), peer, Channel::payloads,
+                  [this](std::size_t) { --payloads_pending_; });
+}
+
+void PointToPointProtocol::advance() {
+  if (complete_ || terms_pending_ > 0) return;
+  if (!agreed_) {
+    if (!sends() && received_ + 1 != operation_.sequence) return;
+    agree();
+    agreed_ = true;
+    if (!sends()) {
+      ++received_;
+      if (bytes() > 0) {
+        ++payloads_pending_;
+        transport_.receive(operation_.output, bytes(), operation_.peer, Channel::payloads,
+                           [this](std::size_t) { --payloads_pending_; });
+      }
+    }
+  }
+  complete_ = payloads_pending_ == 0;
+}
+
+void PointToPointProtocol::agree() const {
+  const auto& got = sends() ? own_ : theirs_;
+  const auto& expected = sends() ? theirs_ : own_;
+  if (got == expected) return;
+  const auto& group = transport_.group();
+  const int here = group.world_rank(group.rank);
+  const int there = group.world_rank(operation_.peer);
+  throw Mismatch(detail::describe_difference(operation_.sequence, sends() ? here : there,
+                                             sends() ? there : here, expected, got));
+}
+
+}  // namespace lockstep::messages
