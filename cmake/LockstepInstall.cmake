@@ -3,7 +3,7 @@ include(CMakePackageConfigHelpers)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/Lockstep)
 set(libraries lockstep_core lockstep_kernels lockstep_control lockstep_comm lockstep_launch
-              lockstep_plan lockstep_record)
+              lockstep_plan lockstep_profile lockstep_record)
 if(LOCKSTEP_WITH_TORCH)
   list(APPEND libraries lockstep)
 endif()

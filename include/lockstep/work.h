@@ -1,18 +1,16 @@
 #pragma once
 
 #include <chrono>
-#include <cstdint>
 #include <memory>
 #include <utility>
 #include <vector>
 
 namespace lockstep::inline v0_2 {
 
-struct CollectiveStatistics;
+class Communicator;
 
 namespace detail {
 class Request;
-struct RequestInterval;
 }  // namespace detail
 
 /// A collective that has been issued. The buffers belong to it until wait() returns.
@@ -51,25 +49,12 @@ class [[nodiscard]] Work {
   /// False once waited for, or if there was never anything to wait for.
   bool pending() const { return request_ != nullptr; }
 
-  /// Counts what waiting for it and working on it cost in this row; and in the thread's sums and
-  /// trace, unless it is a part of another group's operation.
-  void count_in(std::shared_ptr<CollectiveStatistics> row, std::uint64_t bytes, bool is_part);
-
  private:
-  /// Counts a wait that began at begin, during which so much work was done.
-  void count(std::chrono::steady_clock::time_point begin, std::chrono::nanoseconds work,
-             const detail::Request& request);
-  /// Counts how long it was under way, and how much of that before the wait.
-  void count_overlap(std::chrono::steady_clock::time_point begin,
-                     std::chrono::steady_clock::time_point end,
-                     const detail::RequestInterval& interval);
+  friend class Communicator;
+
   void finish() noexcept;
 
   std::shared_ptr<detail::Request> request_;
-  std::shared_ptr<CollectiveStatistics> row_;
-  std::uint64_t bytes_ = 0;
-  std::int64_t begun_ = 0;  ///< by the trace's clock, where there is a trace
-  bool is_part_ = false;
 };
 
 }  // namespace lockstep

@@ -6,11 +6,10 @@
 
 #include "adapter/c10d_request.h"
 #include "comm/announcement.h"
-#include "comm/ledger.h"
 #include "comm/reduction.h"
 #include "comm/shape.h"
+#include "comm/working.h"
 #include "lockstep/error.h"
-#include "lockstep/statistics.h"
 
 namespace lockstep::inline v0_2::adapter {
 namespace {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "comm/request.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 
@@ -61,15 +62,21 @@ std::size_t share(const Operation& operation, int rank, int size) {
 Work Communicator::issue(Operation&& operation, Issue&& issue) {
   operation.timeout = issue.timeout;
   operation.shape = std::move(issue.shape);
-  operation.source = issue.source == Source{} ? ledger_->source() : issue.source;
+  operation.source = issue.source == Source{} ? source_ : issue.source;
   operation.owner = std::move(issue.owner);
   operation.part_of = std::move(issue.part_of);
   check(operation);
-  const auto collective = operation.collective;
-  const bool is_part = operation.part_of != nullptr;
-  const std::size_t bytes = share(operation, rank_, size_) * size_of(travels_as(operation));
+  if (observer_ == nullptr) return begin(std::move(operation));
+  detail::ObservedOperation observed{
+      .collective = operation.collective,
+      .source = operation.source,
+      .bytes = share(operation, rank_, size_) * size_of(travels_as(operation))};
   Work work = begin(std::move(operation));
-  work.count_in({ledger_, &ledger_->count(collective, bytes)}, bytes, is_part);
+  if (work.request_ != nullptr) {
+    work.request_->observe(observer_, observed);
+  } else {
+    observer_->began(observed);
+  }
   return work;
 }
 

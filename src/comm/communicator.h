@@ -12,10 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "comm/ledger.h"
 #include "comm/operation.h"
+#include "comm/operation_observer.h"
 #include "comm/source.h"
-#include "lockstep/statistics.h"
 #include "lockstep/types.h"
 #include "lockstep/work.h"
 
@@ -104,32 +103,20 @@ class Communicator {
   /// A negative color joins none and returns null.
   virtual std::shared_ptr<Communicator> split(int color, int key) = 0;
 
-  /// The costs of this group's collectives for this rank so far. A collective that was issued and
-  /// not waited for is counted, without its time.
-  Statistics statistics() const { return ledger_->rows(); }
-  /// Collectives come from this source from now on: ranks compare it, and statistics count them as
-  /// its bucket's. The next one stands for dense_bytes of the bucket, others for nothing.
-  void attribute_to(const Source& source, std::uint64_t dense_bytes = 0) {
-    ledger_->attribute_to(source, dense_bytes);
-  }
+  /// Collectives come from this source from now on: ranks compare it.
+  void set_source(const Source& source) { source_ = source; }
   /// The source that collectives come from at present.
-  const Source& source() const { return ledger_->source(); }
+  const Source& source() const { return source_; }
   /// Numbers the owners of sources in this group: 1, 2, … Ranks that construct them in the same
   /// order get the same numbers.
   std::uint16_t number_owner() { return ++owners_; }
 
-  /// Collectives of this group come from the other's sources from now on, and are counted as the
-  /// other's: of one that it was split off, say.
-  void count_as_of(const Communicator& other) { ledger_ = other.ledger_; }
-
-  /// Counts what this rank is about to do with all ranks' memory as if it were a collective. Time
-  /// is added to the row by the caller.
-  CollectiveStatistics& count_as(Collective collective, std::uint64_t bytes) {
-    return ledger_->count(collective, bytes);
+  /// Reports the begin and the end of operations that are issued from now on; null reports to
+  /// nobody. Operations of other groups that an operation is composed of are not reported.
+  void set_observer(std::shared_ptr<detail::OperationObserver> observer) {
+    observer_ = std::move(observer);
   }
-
-  /// Counts work between a bucket's collectives.
-  void count_work(int bucket, std::chrono::nanoseconds time) { ledger_->count_work(bucket, time); }
+  const std::shared_ptr<detail::OperationObserver>& observer() const { return observer_; }
 
   /// Ends the world for every rank, with this text as the first cause. Any thread.
   virtual void fail(std::string_view cause) noexcept = 0;
@@ -144,7 +131,7 @@ class Communicator {
       : rank_(rank), size_(size), hosts_(static_cast<std::size_t>(size)) {}
   void set_hosts(std::vector<int> hosts) { hosts_ = std::move(hosts); }
 
-  /// In which form an operation's elements leave this rank, for the statistics.
+  /// In which form an operation's elements leave this rank, for the observer.
   virtual DType travels_as(const Operation& operation) const { return operation.travels_as(); }
 
   /// Starts a checked operation, numbered by number() once nothing can refuse it any more. Never
@@ -164,18 +151,17 @@ class Communicator {
   std::uint64_t sequence_ = 0;
   std::uint16_t owners_ = 0;
   std::map<std::pair<Collective, int>, std::uint64_t> messages_;
-  std::shared_ptr<detail::Ledger> ledger_ = std::make_shared<detail::Ledger>();
+  Source source_;
+  std::shared_ptr<detail::OperationObserver> observer_;
 };
 
 /// Collectives that a group issues while it lives come from a source.
 class SourceScope {
  public:
-  /// The first of them stands for dense_bytes of the source's bucket.
-  SourceScope(Communicator& group, const Source& source, std::uint64_t dense_bytes = 0)
-      : group_(group), before_(group.source()) {
-    group_.attribute_to(source, dense_bytes);
+  SourceScope(Communicator& group, const Source& source) : group_(group), before_(group.source()) {
+    group_.set_source(source);
   }
-  ~SourceScope() { group_.attribute_to(before_); }
+  ~SourceScope() { group_.set_source(before_); }
   SourceScope(const SourceScope&) = delete;
   SourceScope& operator=(const SourceScope&) = delete;
 

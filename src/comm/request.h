@@ -1,16 +1,13 @@
 #pragma once
 
 #include <chrono>
+#include <memory>
+#include <utility>
 #include <vector>
 
-namespace lockstep::inline v0_2::detail {
+#include "comm/operation_observer.h"
 
-/// The times at which an operation began and was complete, where a progress thread advances it;
-/// else both are zero.
-struct RequestInterval {
-  std::chrono::steady_clock::time_point begun{};
-  std::chrono::steady_clock::time_point complete{};
-};
+namespace lockstep::inline v0_2::detail {
 
 /// The backend's side of a Work: one operation that has begun.
 class Request {
@@ -34,9 +31,24 @@ class Request {
   std::chrono::nanoseconds worked() const { return worked_; }
   const RequestInterval& interval() const { return interval_; }
 
+  /// Reports the begin of the operation to the observer, and its end when a wait_observed()
+  /// returns.
+  void observe(std::shared_ptr<OperationObserver> observer, const ObservedOperation& operation) {
+    observer_ = std::move(observer);
+    observed_ = operation;
+    observer_->began(observed_);
+  }
+  bool is_observed() const { return observer_ != nullptr; }
+  /// wait(), and the end of the operation for its observer.
+  void wait_observed();
+
  protected:
   std::chrono::nanoseconds worked_{};
   RequestInterval interval_;
+
+ private:
+  std::shared_ptr<OperationObserver> observer_;
+  ObservedOperation observed_;
 };
 
 }  // namespace lockstep::detail

@@ -13,6 +13,7 @@
 #include "core/text.h"
 #include "group/tensor_dtype.h"
 #include "lockstep/error.h"
+#include "profile/group_statistics.h"
 
 namespace lockstep::inline v0_2 {
 
@@ -109,13 +110,14 @@ void expect_divided(std::size_t whole, std::size_t part, const std::vector<std::
 
 Group::Group(std::shared_ptr<Communicator> communicator) : communicator_(std::move(communicator)) {
   if (communicator_ == nullptr) throw InvalidArgument("Group: got no communicator");
+  detail::GroupStatistics::of(*communicator_);  // observes the group from here on
 }
 
 int Group::rank() const { return communicator_->rank(); }
 
 int Group::size() const { return communicator_->size(); }
 
-Statistics Group::statistics() const { return communicator_->statistics(); }
+Statistics Group::statistics() const { return detail::GroupStatistics::of(*communicator_).rows(); }
 
 int Group::node() const { return communicator_->hosts()[static_cast<std::size_t>(rank())]; }
 

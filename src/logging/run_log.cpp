@@ -12,8 +12,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "comm/ledger.h"
-#include "comm/trace.h"
+#include "comm/working.h"
 #include "core/folder_lock.h"
 #include "core/host_name.h"
 #include "core/text.h"
@@ -21,6 +20,8 @@
 #include "lockstep/error.h"
 #include "lockstep/group.h"
 #include "lockstep/statistics.h"
+#include "profile/group_statistics.h"
+#include "profile/trace.h"
 #include "record/append_file.h"
 #include "record/folder.h"
 #include "record/interval.h"

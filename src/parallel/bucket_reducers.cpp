@@ -8,8 +8,9 @@
 #include <utility>
 
 #include "comm/communicator.h"
-#include "comm/ledger.h"
+#include "comm/working.h"
 #include "lockstep/error.h"
+#include "profile/group_statistics.h"
 #include "sync/between_hosts.h"
 
 namespace lockstep::inline v0_2::detail {
@@ -201,13 +202,15 @@ Work BucketReducers::advance(std::size_t index, SyncTarget target, ExchangeTask&
   const bool sends = stage == reducer.sends_from;
   const auto dense_bytes = sends ? reducer.bucket.values().nbytes() + reducer.not_sent : 0;
   if (sends) reducer.not_sent = 0;
-  const SourceScope of_bucket(group_.communicator(), source(index, target), dense_bytes);
+  auto& statistics = GroupStatistics::of(group_.communicator());
+  const SourceScope of_bucket(group_.communicator(), source(index, target));
+  const DenseBytesScope stands_for(statistics, dense_bytes);
   // Collectives, and exchanges that work where the buckets lie, count their own work.
   const auto counted = work_done();
   const auto begin = std::chrono::steady_clock::now();
   Work work = task.advance();
   const auto time = std::chrono::steady_clock::now() - begin - (work_done() - counted);
-  group_.communicator().count_work(static_cast<int>(index), time);
+  statistics.count_work(static_cast<int>(index), time);
   return work;
 }
 

@@ -11,10 +11,10 @@
 #include <utility>
 
 #include "comm/communicator.h"
-#include "comm/trace.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "parallel/gradient.h"
+#include "profile/trace.h"
 
 namespace lockstep::inline v0_2::detail {
 namespace {

@@ -11,13 +11,14 @@
 #include <cstring>
 #include <utility>
 
-#include "comm/communicator.h"
+#include "comm/working.h"
 #include "core/text.h"
 #include "group/tensor_dtype.h"
 #include "kernels/reduce.h"
 #include "lockstep/error.h"
 #include "parallel/gradient.h"
 #include "parallel/shared_memory.h"
+#include "profile/group_statistics.h"
 #include "sync/sparse.h"
 
 namespace lockstep::inline v0_2::detail {
@@ -295,11 +296,12 @@ void SharedUpdate::update(Shelf& shelf) {
 
 /// As if the bucket had been exchanged by an all_reduce.
 void SharedUpdate::average_and_update(Shelf& shelf) {
-  auto& communicator = group_.communicator();
+  auto& statistics = GroupStatistics::of(group_.communicator());
   const auto bytes = shelf.gradients->values().nbytes();
-  const SourceScope of_bucket(
-      communicator, {.bucket = static_cast<std::int32_t>(shelf.gradients->index())}, bytes);
-  const Working working(communicator.count_as(Collective::all_reduce, bytes).working);
+  const DenseBytesScope stands_for(statistics, bytes);
+  const Working working(
+      statistics.count(Collective::all_reduce, static_cast<int>(shelf.gradients->index()), bytes)
+          .working);
   update(shelf);
 }
 

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "comm/trace.h"
+#include "profile/trace.h"
 #include "record/whole_file.h"
 
 namespace lockstep::inline v0_2::record {

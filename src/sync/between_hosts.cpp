@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/communicator.h"
 #include "comm/request.h"
 #include "core/text.h"
 #include "lockstep/error.h"
@@ -73,14 +74,14 @@ class BetweenHosts final : public Exchange {
     inner_ = strategy.exchange(*part_);
   }
 
-  ExchangeTask exchange(std::int64_t step, Bucket& bucket, const Group&) override {
+  ExchangeTask exchange(std::int64_t step, Bucket& bucket, const Group& group) override {
     take_over(bucket);
     co_await hosts_.local().reduce_scatter(mine_, bucket.values(), counts_);
     mine_.mul_(1 / hosts_.ranks_a_host());
     ExchangeTask inner;
     if (inner_ != nullptr) inner = inner_->exchange(step, *part_, *hosts_.across());
     while (true) {
-      auto [collective, word] = advance(inner);
+      auto [collective, word] = advance(inner, group);
       *word_.data_ptr<std::uint8_t>() = static_cast<std::uint8_t>(word);
       auto agreement = hosts_.local().all_reduce(word_, ReduceOp::max);
       co_await Work(std::make_shared<Both>(std::move(collective), std::move(agreement)));
@@ -150,7 +151,9 @@ class BetweenHosts final : public Exchange {
   }
 
   /// The next collective of this rank's part, if there is one, and what the rank says of it.
-  std::pair<Work, Word> advance(ExchangeTask& inner) {
+  std::pair<Work, Word> advance(ExchangeTask& inner, const Group& group) {
+    if (!hosts_.across()) return {};
+    const SourceScope of_bucket(hosts_.across()->communicator(), group.communicator().source());
     try {
       auto collective = inner.advance();
       const bool goes_on = collective.pending();

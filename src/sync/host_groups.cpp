@@ -26,7 +26,7 @@ std::optional<HostGroups> HostGroups::of(const Group& group) {
   std::optional<Group> across;
   if (carrying != nullptr) {
     // This communicator sends the data, so the group's statistics count it.
-    carrying->count_as_of(group.communicator());
+    carrying->set_observer(group.communicator().observer());
     across.emplace(std::move(carrying));
   }
   return HostGroups(std::move(local), std::move(across), carriers,

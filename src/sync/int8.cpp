@@ -5,10 +5,11 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "comm/ledger.h"
+#include "comm/working.h"
 #include "kernels/quantize.h"
 #include "kernels/quantized_mean.h"
 #include "lockstep/strategies.h"
+#include "profile/group_statistics.h"
 #include "sync/bucket_layout.h"
 #include "sync/residual.h"
 #include "sync/sparse.h"
@@ -125,9 +126,10 @@ class MeanInPlace final : public Exchange {
     }
     // As if codes had gone to the ranks that average them, and their means to all.
     const auto chunks = kernels::quantized_chunks(detail::elements<float>(bucket.values()).size());
-    row_ = &group.communicator().count_as(
-        Collective::all_reduce,
-        (chunks + ranks - 1) / ranks * (ranks + 1) * sizeof(QuantizedChunk));
+    auto& communicator = group.communicator();
+    row_ = &detail::GroupStatistics::of(communicator)
+                .count(Collective::all_reduce, communicator.source().bucket,
+                       (chunks + ranks - 1) / ranks * (ranks + 1) * sizeof(QuantizedChunk));
     const auto place = [&](const at::Tensor& values) {
       return static_cast<std::int64_t>(*group.communicator().place_of(values.data_ptr()));
     };

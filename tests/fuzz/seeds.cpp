@@ -14,10 +14,10 @@
 
 #include "comm/control/frame.h"
 #include "comm/control/offer.h"
-#include "comm/trace.h"
 #include "formats/pickle.h"
 #include "lockstep/datasets.h"
 #include "lockstep/model_files.h"
+#include "profile/trace.h"
 #include "record/interval.h"
 #include "record/scalar.h"
 #include "tests/jpeg_file.h"

@@ -2,11 +2,10 @@
 
 #include <cstring>
 
-#include "comm/ledger.h"
 #include "comm/messages/mismatch.h"
 #include "comm/reduction.h"
+#include "comm/working.h"
 #include "kernels/reduce_rounded.h"
-#include "lockstep/statistics.h"
 
 // Note [How a collective over messages runs]
 // Every member sends every other an announcement (in a parcel), which includes its input if that is

@@ -1,10 +1,9 @@
 #include <algorithm>
 
-#include "comm/ledger.h"
 #include "comm/messages/transfer.h"
 #include "comm/reduction.h"
+#include "comm/working.h"
 #include "kernels/reduce_rounded.h"
-#include "lockstep/statistics.h"
 
 // Note [Where halves lie]
 // Floats that are sent as 16-bit halves need no memory beside the buffer. On the way to the owner,

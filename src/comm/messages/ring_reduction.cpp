@@ -2,10 +2,9 @@
 #include <array>
 #include <cstring>
 
-#include "comm/ledger.h"
 #include "comm/messages/transfer.h"
+#include "comm/working.h"
 #include "kernels/reduce.h"
-#include "lockstep/statistics.h"
 
 // Note [How a ring sums]
 // Slice s belongs to rank s. Its partial sum begins at rank s + 1 and passes around the ring: each

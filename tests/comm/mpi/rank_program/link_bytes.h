@@ -8,6 +8,7 @@
 
 #include "comm/communicator.h"
 #include "core/text.h"
+#include "profile/group_statistics.h"
 
 namespace lockstep::testing {
 
@@ -36,12 +37,13 @@ inline std::string halves_over_the_link(Communicator& group) {
   constexpr std::uint64_t expected = 2 * count;
   std::vector<float> values(count, 1);
   group.barrier().wait();
+  const auto& statistics = lockstep::detail::GroupStatistics::of(group);
   const auto before = bytes_over_link();
   group.all_reduce(values.data(), count, ReduceOp::sum, Wire{.dtype = DType::f16}).wait();
   group.barrier().wait();
   const auto sent = bytes_over_link() - before;
   std::uint64_t counted = 0;
-  for (const auto& row : group.statistics()) counted += row.bytes;
+  for (const auto& row : statistics.rows()) counted += row.bytes;
   for (const float value : values) {
     if (value != static_cast<float>(group.size())) throw std::runtime_error("a sum is wrong");
   }

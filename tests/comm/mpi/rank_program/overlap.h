@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "profile/group_statistics.h"
 
 namespace lockstep::testing {
 
@@ -26,6 +27,7 @@ inline void check_overlap(Communicator& group) {
   const auto n = static_cast<std::size_t>(group.size());
   const auto rank = static_cast<float>(group.rank());
   const auto other = group.split(0, 0);
+  const auto& statistics = lockstep::detail::GroupStatistics::of(group);
   for (int repeat = 0; repeat < 3; ++repeat) {
     std::vector<float> sums(large, rank + 1), more(large, rank), short_sums(7, rank);
     std::vector<float> gathered(3 * n), own(3, rank), message(100'000, rank);
@@ -54,7 +56,7 @@ inline void check_overlap(Communicator& group) {
       throw std::runtime_error("a result is wrong");
     }
   }
-  for (const auto& row : group.statistics()) {
+  for (const auto& row : statistics.rows()) {
     if (row.collective != Collective::all_reduce) continue;
     if (row.communicating.count() == 0 || row.hidden != row.communicating) {
       throw std::runtime_error(
@@ -67,13 +69,14 @@ inline void check_overlap(Communicator& group) {
 /// hidden time that the statistics count for it.
 inline std::chrono::nanoseconds check_no_overlap(Communicator& group) {
   std::vector<float> values(1'000'000, 1);
+  const auto& statistics = lockstep::detail::GroupStatistics::of(group);
   group.barrier().wait();
   auto sum = group.all_reduce(values.data(), values.size(), DType::f32, ReduceOp::sum);
   if (complete_while_computing(sum, std::chrono::seconds(1))) {
     throw std::runtime_error("an operation is complete, and nobody waited");
   }
   sum.wait();
-  return group.statistics().back().hidden;
+  return statistics.rows().back().hidden;
 }
 
 }  // namespace lockstep::testing

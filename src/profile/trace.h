@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "comm/operation.h"
+#include "comm/working.h"
 #include "lockstep/types.h"
 
 namespace lockstep::inline v0_2 {
@@ -32,7 +32,7 @@ namespace detail {
 
 /// The newest spans of the thread that made it, from then on, in memory that is allocated at the
 /// start. Used and destroyed by that thread only.
-class Trace {
+class Trace final : public WorkObserver {
  public:
   /// Throws: InvalidArgument if this thread keeps a trace already, or if most is 0.
   explicit Trace(std::size_t most);
@@ -41,6 +41,8 @@ class Trace {
   Trace& operator=(const Trace&) = delete;
 
   void add(const TraceSpan& span) noexcept;
+  void worked(std::chrono::steady_clock::time_point begin,
+              std::chrono::steady_clock::time_point end) noexcept override;
   /// In the order in which they ended.
   std::vector<TraceSpan> spans() const;
   /// How many there were that newer ones have taken the place of.

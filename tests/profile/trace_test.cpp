@@ -1,4 +1,4 @@
-#include "comm/trace.h"
+#include "profile/trace.h"
 
 #include <gtest/gtest.h>
 
@@ -7,9 +7,10 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "comm/ledger.h"
+#include "comm/working.h"
 #include "lockstep/error.h"
 #include "lockstep/statistics.h"
+#include "profile/group_statistics.h"
 #include "tests/ranks.h"
 
 namespace lockstep::testing {
@@ -66,8 +67,9 @@ TEST(Trace, IsOneAThreadAndNobodyElses) {
 TEST(Trace, HasEachCollectiveOfEachRank) {
   run_ranks(3, [](std::shared_ptr<Communicator> group) {
     std::vector<float> values(300000, 1);
+    detail::GroupStatistics::of(*group);
     const auto all_reduce = [&](int bucket) {
-      group->attribute_to({.bucket = bucket});
+      const SourceScope of_bucket(*group, {.bucket = bucket});
       return group->all_reduce(values.data(), values.size(), DType::f32, ReduceOp::sum);
     };
     all_reduce(0).wait();  // before the trace
@@ -79,22 +81,22 @@ TEST(Trace, HasEachCollectiveOfEachRank) {
       all_reduce(2).wait();
       group->barrier().wait();
       const auto after = detail::trace_clock();
-      std::vector<TraceSpan> flights;
+      std::vector<TraceSpan> requests;
       std::int64_t worked = 0;
       for (const auto& span : trace.spans()) {
         EXPECT_GE(span.begin, before);
         EXPECT_GE(span.end, span.begin);
         EXPECT_LE(span.end, after);
-        if (span.kind == Kind::request) flights.push_back(span);
+        if (span.kind == Kind::request) requests.push_back(span);
         if (span.kind == Kind::working) worked += span.end - span.begin;
       }
-      ASSERT_EQ(flights.size(), 3U);
+      ASSERT_EQ(requests.size(), 3U);
       for (const int i : {0, 1}) {
-        EXPECT_EQ(flights[static_cast<std::size_t>(i)].bucket, i + 1);
-        EXPECT_EQ(flights[static_cast<std::size_t>(i)].bytes, 1200000U);
-        EXPECT_EQ(flights[static_cast<std::size_t>(i)].collective, Collective::all_reduce);
+        EXPECT_EQ(requests[static_cast<std::size_t>(i)].bucket, i + 1);
+        EXPECT_EQ(requests[static_cast<std::size_t>(i)].bytes, 1200000U);
+        EXPECT_EQ(requests[static_cast<std::size_t>(i)].collective, Collective::all_reduce);
       }
-      EXPECT_EQ(flights[2].collective, Collective::barrier);
+      EXPECT_EQ(requests[2].collective, Collective::barrier);
       // Pieces of work that were joined hold what lay between them, too.
       EXPECT_GE(worked, (detail::work_done() - work_before).count());
       EXPECT_GT(worked, 0);
@@ -105,9 +107,10 @@ TEST(Trace, HasEachCollectiveOfEachRank) {
 
 TEST(Trace, WaitingIsCountedForTheThread) {
   run_ranks(2, [](std::shared_ptr<Communicator> group) {
+    const auto& statistics = detail::GroupStatistics::of(*group);
     const auto before = detail::waited();
     for (int i = 0; i < 10; ++i) group->barrier().wait();
-    EXPECT_EQ((detail::waited() - before).count(), group->statistics().at(0).waiting.count());
+    EXPECT_EQ((detail::waited() - before).count(), statistics.rows().at(0).waiting.count());
   });
 }
 

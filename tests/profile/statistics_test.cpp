@@ -10,13 +10,15 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "comm/ledger.h"
 #include "comm/request.h"
+#include "profile/group_statistics.h"
 #include "tests/ranks.h"
 
 namespace lockstep::testing {
 namespace {
 
+using detail::DenseBytesScope;
+using detail::GroupStatistics;
 using std::chrono::nanoseconds;
 using ::testing::HasSubstr;
 
@@ -24,17 +26,17 @@ TEST(Statistics, CountCollectivesAndBytesByBucket) {
   run_ranks(3, [](std::shared_ptr<Communicator> group) {
     std::vector<float> values(100000, 1);
     std::vector<float> gathered(9);
+    const auto& statistics = GroupStatistics::of(*group);
     for (int i = 0; i < 2; ++i) {
-      group->attribute_to({.bucket = i});
+      const SourceScope of_bucket(*group, {.bucket = i});
       for (int repeat = 0; repeat <= i; ++repeat) {
         group->all_reduce(values.data(), values.size(), DType::f32, ReduceOp::avg).wait();
       }
     }
-    group->attribute_to({});
     group->all_gather(values.data(), gathered.data(), 3, DType::f32).wait();
     group->barrier().wait();
 
-    const auto rows = group->statistics();
+    const auto rows = statistics.rows();
     ASSERT_EQ(rows.size(), 4U);
     const auto expect = [&](std::size_t i, Collective collective, int bucket, std::uint64_t count,
                             std::uint64_t bytes) {
@@ -57,8 +59,9 @@ TEST(Statistics, CountCollectivesAndBytesByBucket) {
 TEST(Statistics, LeaveOutWhatWasRefused) {
   run_ranks(1, [](std::shared_ptr<Communicator> group) {
     float value = 0;
+    const auto& statistics = GroupStatistics::of(*group);
     EXPECT_ANY_THROW(group->broadcast(&value, 1, DType::f32, 5).wait());
-    EXPECT_TRUE(group->statistics().empty());
+    EXPECT_TRUE(statistics.rows().empty());
   });
 }
 
@@ -79,14 +82,14 @@ class Past : public detail::Request {
 TEST(Statistics, CountOverlappingCommunicationOnce) {
   // A thread of its own: communication is counted by thread.
   std::thread([] {
-    const auto row = std::make_shared<CollectiveStatistics>();
-    const auto count = [&](int begun, int complete) {
-      *row = {};
-      Work work(std::make_shared<Past>(begun, complete));
-      work.count_in(row, 0, false);
-      work.wait();
-      EXPECT_EQ(row->hidden, row->communicating) << "complete before it was waited for";
-      return std::chrono::round<std::chrono::milliseconds>(row->communicating).count();
+    const auto count = [](int begun, int complete) {
+      const auto statistics = std::make_shared<GroupStatistics>();
+      const auto request = std::make_shared<Past>(begun, complete);
+      request->observe(statistics, {});
+      Work(request).wait();
+      const auto row = statistics->rows().at(0);
+      EXPECT_EQ(row.hidden, row.communicating) << "complete before it was waited for";
+      return std::chrono::round<std::chrono::milliseconds>(row.communicating).count();
     };
     EXPECT_EQ(count(0, 100), 100);
     EXPECT_EQ(count(50, 300), 200);
@@ -98,10 +101,60 @@ TEST(Statistics, CountOverlappingCommunicationOnce) {
 TEST(Statistics, HideNothingWhereOnlyAWaitMakesProgress) {
   run_ranks(2, [](std::shared_ptr<Communicator> group) {
     std::vector<float> values(100000, 1);
+    const auto& statistics = GroupStatistics::of(*group);
     group->all_reduce(values.data(), values.size(), DType::f32, ReduceOp::sum).wait();
-    const auto row = group->statistics().at(0);
+    const auto row = statistics.rows().at(0);
     EXPECT_GT(row.communicating, nanoseconds(0));
     EXPECT_EQ(row.hidden, nanoseconds(0));
+  });
+}
+
+TEST(Statistics, CountFromTheFirstUseOn) {
+  run_ranks(2, [](std::shared_ptr<Communicator> group) {
+    group->barrier().wait();
+    EXPECT_EQ(group->observer(), nullptr);
+    auto begun_before = group->barrier();
+    const auto& statistics = GroupStatistics::of(*group);
+    begun_before.wait();
+    EXPECT_TRUE(statistics.rows().empty());
+    EXPECT_EQ(&GroupStatistics::of(*group), &statistics);
+    auto counted = group->barrier();
+    group->set_observer(nullptr);  // the operation keeps its observer
+    counted.wait();
+    group->barrier().wait();
+    EXPECT_TRUE(GroupStatistics::of(*group).rows().empty());
+  });
+}
+
+TEST(Statistics, SayForWhatCompressedBytesStand) {
+  run_ranks(2, [](std::shared_ptr<Communicator> group) {
+    std::vector<float> values(10, 1);
+    auto& statistics = GroupStatistics::of(*group);
+    const auto all_reduce = [&] {
+      group->all_reduce(values.data(), 10, ReduceOp::sum, Wire{.dtype = DType::f16}).wait();
+    };
+    {
+      const SourceScope of_bucket(*group, {.bucket = 3});
+      const DenseBytesScope stands_for(statistics, 400);
+      all_reduce();
+      EXPECT_EQ(statistics.rows().at(0).dense_bytes, 400U);
+      all_reduce();  // a later collective of the same bucket
+    }
+    all_reduce();
+    const auto rows = statistics.rows();
+    ASSERT_EQ(rows.size(), 2U);
+    EXPECT_EQ(rows[0].bytes, 40U);
+    EXPECT_EQ(rows[0].dense_bytes, 400U);
+    EXPECT_EQ(rows[1].dense_bytes, 20U);
+  });
+}
+
+TEST(Statistics, CountEveryPartOfAnAllToAll) {
+  run_ranks(3, [](std::shared_ptr<Communicator> group) {
+    std::vector<float> input(6, 1), output(6);
+    const auto& statistics = GroupStatistics::of(*group);
+    group->all_to_all(input.data(), output.data(), 2, DType::f32).wait();
+    EXPECT_EQ(statistics.rows().at(0).bytes, 24U);
   });
 }
 

@@ -1,4 +1,4 @@
-#include "comm/trace.h"
+#include "profile/trace.h"
 
 #include "lockstep/error.h"
 
@@ -17,10 +17,13 @@ Trace::Trace(std::size_t most) : spans_(most) {
     throw InvalidArgument("trace: this thread keeps one already, expected one at a time");
   }
   this_threads_trace = this;
+  this_threads_work_observer = this;
 }
 
 Trace::~Trace() {
-  if (this_threads_trace == this) this_threads_trace = nullptr;
+  if (this_threads_trace != this) return;
+  this_threads_trace = nullptr;
+  this_threads_work_observer = nullptr;
 }
 
 void Trace::add(const TraceSpan& span) noexcept {
@@ -32,6 +35,12 @@ void Trace::add(const TraceSpan& span) noexcept {
     }
   }
   spans_[added_++ % spans_.size()] = span;
+}
+
+void Trace::worked(std::chrono::steady_clock::time_point begin,
+                   std::chrono::steady_clock::time_point end) noexcept {
+  add({.begin = begin.time_since_epoch() / std::chrono::nanoseconds(1),
+       .end = end.time_since_epoch() / std::chrono::nanoseconds(1)});
 }
 
 std::vector<TraceSpan> Trace::spans() const {

@@ -1,0 +1,107 @@
+#include "profile/group_statistics.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "profile/trace.h"
+
+namespace lockstep::inline v0_2::detail {
+namespace {
+
+using Time = std::chrono::steady_clock::time_point;
+
+thread_local std::chrono::nanoseconds idle{};
+// Nothing yet: not the clock's zero, which is when the machine was started.
+thread_local auto communicated_until = Time::min();
+
+/// Counts a time in which an operation of this thread was under way. Returns from when on nothing
+/// was counted yet.
+Time count_communication(Time begin, Time end) {
+  const auto from = std::max(begin, communicated_until);
+  communicated_until = std::max(communicated_until, end);
+  return from;
+}
+
+/// Counts how long an operation was under way, and how much of that before the wait.
+void count_overlap(CollectiveStatistics& row, const ObservedEnd& end) {
+  const bool alone = end.interval.complete.time_since_epoch().count() != 0;
+  const auto [begun, complete] =
+      alone ? end.interval : RequestInterval{end.wait_began, end.wait_ended};
+  const auto from = count_communication(begun, complete);
+  const auto until = std::max(complete, from);
+  row.communicating += until - from;
+  row.hidden += std::clamp(end.wait_began, from, until) - from;
+}
+
+void trace(const ObservedOperation& operation, const ObservedEnd& end) noexcept {
+  TraceSpan span{.begin = end.wait_began.time_since_epoch() / std::chrono::nanoseconds(1),
+                 .end = end.wait_ended.time_since_epoch() / std::chrono::nanoseconds(1),
+                 .bytes = operation.bytes,
+                 .bucket = operation.source.bucket,
+                 .kind = TraceSpan::Kind::waiting,
+                 .collective = operation.collective};
+  constexpr std::int64_t least = 1000;  // ns: what was there already was not waited for
+  if (span.end - span.begin >= least) this_threads_trace->add(span);
+  span.begin = operation.begun;
+  span.kind = TraceSpan::Kind::request;
+  this_threads_trace->add(span);
+}
+
+}  // namespace
+
+GroupStatistics& GroupStatistics::of(Communicator& group) {
+  if (auto* const statistics = dynamic_cast<GroupStatistics*>(group.observer().get())) {
+    return *statistics;
+  }
+  const auto statistics = std::make_shared<GroupStatistics>();
+  group.set_observer(statistics);
+  return *statistics;
+}
+
+CollectiveStatistics& GroupStatistics::row(Collective collective, int bucket) {
+  const auto same = [&](const CollectiveStatistics& row) {
+    return row.collective == collective && row.bucket == bucket;
+  };
+  if (last_ != nullptr && same(*last_)) return *last_;
+  auto found = std::ranges::find_if(rows_, same);
+  if (found == rows_.end()) {
+    found = rows_.insert(rows_.end(), {.collective = collective, .bucket = bucket});
+  }
+  last_ = &*found;
+  return *last_;
+}
+
+CollectiveStatistics& GroupStatistics::count(Collective collective, int bucket,
+                                             std::uint64_t bytes) {
+  auto& counted = row(collective, bucket);
+  ++counted.count;
+  counted.bytes += bytes;
+  counted.dense_bytes += bucket < 0 ? bytes : std::exchange(dense_bytes_, 0);
+  return counted;
+}
+
+void GroupStatistics::count_work(int bucket, std::chrono::nanoseconds time) {
+  const auto last = std::find_if(rows_.rbegin(), rows_.rend(),
+                                 [&](const auto& row) { return row.bucket == bucket; });
+  if (last != rows_.rend()) last->working += time;
+}
+
+void GroupStatistics::began(ObservedOperation& operation) {
+  operation.record = &count(operation.collective, operation.source.bucket, operation.bytes);
+  operation.begun = this_threads_trace != nullptr ? trace_clock() : 0;
+}
+
+void GroupStatistics::ended(const ObservedOperation& operation, const ObservedEnd& end) noexcept {
+  auto& counted = *static_cast<CollectiveStatistics*>(operation.record);
+  const auto waited = end.wait_ended - end.wait_began - end.worked_in_wait;
+  counted.waiting += waited;
+  counted.working += end.worked;
+  idle += waited;
+  count_overlap(counted, end);
+  if (operation.begun != 0 && this_threads_trace != nullptr) trace(operation, end);
+}
+
+std::chrono::nanoseconds waited() { return idle; }
+
+}  // namespace lockstep::detail
