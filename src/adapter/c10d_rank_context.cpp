@@ -9,7 +9,6 @@
 
 #include "core/log.h"
 #include "core/text.h"
-#include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::adapter {
 
@@ -123,12 +122,7 @@ void RankContext::abort(c10d::Work& work) noexcept {
 }
 
 void RankContext::throw_failure(std::string_view where) {
-  control::Failure failure;
-  look([&] { failure = *failure_; });
-  const std::string text = met_failure_.text(where, failure.text);
-  log::warn(text);
-  if (failure.timeout) throw TimeoutError(text);
-  throw CommError(text);
+  raised_failure_.raise(where, look([&] { return *failure_; }));
 }
 
 }  // namespace lockstep::adapter

@@ -14,7 +14,7 @@
 
 #include "adapter/failure_board.h"
 #include "comm/control/failure.h"
-#include "comm/met_failure.h"
+#include "comm/rank_failure.h"
 #include "comm/waiting.h"
 #include "core/deadline.h"
 
@@ -101,7 +101,7 @@ class RankContext {
   /// Throws what ended the world, as it was met here.
   [[noreturn]] void throw_failure(std::string_view where);
   /// The program of this rank has ended the world: its next error is a later one.
-  void set_failure_met() noexcept { met_failure_.set_met(); }
+  void set_failure_met() noexcept { raised_failure_.set_raised(); }
 
   /// Entered by every call that touches this rank's groups.
   class Use : detail::OneThread {
@@ -129,7 +129,7 @@ class RankContext {
   Works under_way_;
   std::atomic<bool> failed_{false};
   std::optional<control::Failure> failure_;
-  detail::MetFailure met_failure_;
+  detail::RaisedFailure raised_failure_;
   std::optional<FailureBoard> board_;
 };
 

@@ -45,10 +45,10 @@ std::shared_ptr<Communicator> create(const Options& options) {
     if (local_size == flat->size()) return local;
 
     const bool fits = detail::fit_cores(local_size, inside.threads_per_rank, inside.cores);
-    const auto context = std::make_shared<RankContext>(flat, local, std::move(names),
-                                                       options.between_hosts.timeout, fits);
+    const auto context = std::make_shared<HierarchicalRankContext>(
+        flat, local, std::move(names), options.between_hosts.timeout, fits);
     const auto composed = HierarchicalCommunicator::compose(context, flat, local);
-    if (with_thread) context->make_progress_alone();
+    if (with_thread) context->start_progress_thread();
     return composed;
   } catch (const std::exception& error) {
     flat->fail(error.what());  // the other hosts' ranks wait for this one

@@ -11,7 +11,7 @@
 namespace lockstep::inline v0_2::hierarchical {
 
 std::shared_ptr<HierarchicalCommunicator> HierarchicalCommunicator::compose(
-    std::shared_ptr<RankContext> context, std::shared_ptr<Communicator> flat,
+    std::shared_ptr<HierarchicalRankContext> context, std::shared_ptr<Communicator> flat,
     std::shared_ptr<Communicator> inside) {
   const auto& hosts = flat->hosts();
   const int host = hosts[static_cast<std::size_t>(flat->rank())];
@@ -29,9 +29,9 @@ std::shared_ptr<HierarchicalCommunicator> HierarchicalCommunicator::compose(
   return std::make_shared<HierarchicalCommunicator>(std::move(context), std::move(parts));
 }
 
-HierarchicalCommunicator::HierarchicalCommunicator(std::shared_ptr<RankContext> context,
+HierarchicalCommunicator::HierarchicalCommunicator(std::shared_ptr<HierarchicalRankContext> context,
                                                    Parts parts)
-    : Communicator(parts.flat->rank(), parts.flat->size()),
+    : BackendCommunicator(parts.flat->rank(), parts.flat->size()),
       context_(std::move(context)),
       parts_(std::move(parts)) {
   set_hosts(parts_.flat->hosts());
@@ -52,31 +52,13 @@ std::shared_ptr<Communicator> HierarchicalCommunicator::split(int color, int key
   // Splitting the parts advances nothing else; from here on it depends on members only, and all of
   // them are here.
   barrier().wait();
-  const Use use(*context_);
+  const HierarchicalRankContext::Use use(*context_);
   return context_->or_fail([&]() -> std::shared_ptr<Communicator> {
     const auto flat = parts_.flat->split(color, key);
     const auto inside = parts_.down->split(color, key);
     if (flat == nullptr) return nullptr;
     return compose(context_, flat, inside);
   });
-}
-
-void HierarchicalCommunicator::fail(std::string_view cause) noexcept {
-  context_->set_failure_met();
-  context_->fail(false, cause);
-}
-
-void HierarchicalCommunicator::abandon(std::string_view cause) noexcept {
-  if (context_->in_child()) return;
-  fail(cause);
-  std::deque<std::shared_ptr<StagedRequest>>
-      requests;  // outlives the lock: with the last a group may end
-  const auto lock = context_->hold();
-  requests.swap(requests_);
-}
-
-std::string HierarchicalCommunicator::where(std::string_view label) const {
-  return detail::concat(label, " (hierarchical) rank ", rank(), " of ", size());
 }
 
 std::vector<int> HierarchicalCommunicator::holding_up() const {
@@ -94,7 +76,7 @@ std::vector<int> HierarchicalCommunicator::named(StageGroup stage_group,
 }
 
 Work HierarchicalCommunicator::begin(Operation&& operation) {
-  const Use use(*context_);
+  const HierarchicalRankContext::Use use(*context_);
   number(operation);
   if (context_->failed()) context_->throw_failure(where(operation.label()));
   auto request = std::make_shared<StagedRequest>(*this, std::move(operation));
@@ -109,13 +91,13 @@ void HierarchicalCommunicator::poll() {
   for (const auto& request : requests_) request->advance_unless(taken);
 }
 
-std::size_t HierarchicalCommunicator::stages_left() const {
+std::size_t HierarchicalCommunicator::pending() const {
   std::size_t stages = 0;
   for (const auto& request : requests_) stages += request->stages_left();
   return stages;
 }
 
-void HierarchicalCommunicator::let_go(std::vector<std::shared_ptr<void>>& complete) {
+void HierarchicalCommunicator::release(std::vector<std::shared_ptr<void>>& complete) {
   std::erase_if(requests_, [&](auto& request) {
     if (!request->complete()) return false;
     complete.push_back(std::move(request));
@@ -123,15 +105,9 @@ void HierarchicalCommunicator::let_go(std::vector<std::shared_ptr<void>>& comple
   });
 }
 
-void HierarchicalCommunicator::drop(std::vector<std::shared_ptr<void>>& requests) {
-  requests.insert(requests.end(), requests_.begin(), requests_.end());
+void HierarchicalCommunicator::drop(std::vector<std::shared_ptr<void>>& pending) {
+  pending.insert(pending.end(), requests_.begin(), requests_.end());
   requests_.clear();
-}
-
-void HierarchicalCommunicator::look() {
-  const Use use(*context_);
-  context_->poll();
-  if (context_->failed()) context_->throw_failure(where("world"));
 }
 
 void HierarchicalCommunicator::check() {

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "comm/communicator.h"
+#include "comm/backend_communicator.h"
 #include "comm/hierarchical/hierarchical_rank_context.h"
 #include "comm/hierarchical/staged_request.h"
 
@@ -23,41 +23,31 @@ struct Parts {
 };
 
 /// One rank's view of one group whose ranks are on several hosts.
-class HierarchicalCommunicator final
-    : public Communicator,
-      public std::enable_shared_from_this<HierarchicalCommunicator> {
+class HierarchicalCommunicator final : public detail::BackendCommunicator {
  public:
   /// The group of flat's ranks, of which inside are those on this host. Collective over flat.
-  static std::shared_ptr<HierarchicalCommunicator> compose(std::shared_ptr<RankContext> context,
-                                                           std::shared_ptr<Communicator> flat,
-                                                           std::shared_ptr<Communicator> inside);
-  HierarchicalCommunicator(std::shared_ptr<RankContext> context, Parts parts);
+  static std::shared_ptr<HierarchicalCommunicator> compose(
+      std::shared_ptr<HierarchicalRankContext> context, std::shared_ptr<Communicator> flat,
+      std::shared_ptr<Communicator> inside);
+  HierarchicalCommunicator(std::shared_ptr<HierarchicalRankContext> context, Parts parts);
   ~HierarchicalCommunicator() override;
 
   std::string_view backend() const override { return "hierarchical"; }
   int world_rank(int rank) const override { return parts_.flat->world_rank(rank); }
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override;
   std::shared_ptr<Communicator> split(int color, int key) override;
-  void fail(std::string_view cause) noexcept override;
-  void look() override;
-  /// fail() for an operation that will never be waited for.
-  void abandon(std::string_view cause) noexcept;
 
   // For the context.
-  void poll();
+  void poll() override;
   /// Throws when a rank that an operation waits for has left or ended.
   void check();
   /// Stages of all operations that are not over.
-  std::size_t stages_left() const;
-  /// Hands over the operations that are complete.
-  void let_go(std::vector<std::shared_ptr<void>>& complete);
-  /// Hands over the pending operations, after the world has failed.
-  void drop(std::vector<std::shared_ptr<void>>& requests);
+  std::size_t pending() const override;
+  void release(std::vector<std::shared_ptr<void>>& complete) override;
+  void drop(std::vector<std::shared_ptr<void>>& pending) override;
 
   // For pending operations.
-  using Use = RankContext::Use;
-  RankContext& context() const { return *context_; }
-  std::string where(std::string_view label) const;
+  HierarchicalRankContext& context() const override { return *context_; }
   /// The stages of an operation.
   std::vector<Stage> stages(const Operation& operation) const;
   /// MPI's numbers of ranks that the first operation under way waits for.
@@ -69,7 +59,7 @@ class HierarchicalCommunicator final
   Work begin(Operation&& operation) override;
   std::vector<Stage> in_slices(const Operation& operation) const;
 
-  std::shared_ptr<RankContext> context_;
+  std::shared_ptr<HierarchicalRankContext> context_;
   Parts parts_;
   std::deque<std::shared_ptr<StagedRequest>> requests_;  ///< in order
 };

@@ -2,13 +2,9 @@
 
 #include "comm/backend_request.h"
 
-namespace lockstep::inline v0_2 {
+namespace lockstep::inline v0_2::hierarchical {
 
-namespace hierarchical {
 class HierarchicalCommunicator;
-using HierarchicalRequest = detail::BackendRequest<HierarchicalCommunicator>;
-}  // namespace hierarchical
+using HierarchicalRequest = detail::GroupRequest<HierarchicalCommunicator>;
 
-extern template class detail::BackendRequest<hierarchical::HierarchicalCommunicator>;
-
-}  // namespace lockstep
+}  // namespace lockstep::hierarchical

@@ -1,11 +1,13 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <vector>
 
 #include "comm/hierarchical/hierarchical_request.h"
+#include "lockstep/work.h"
 
 namespace lockstep::inline v0_2::hierarchical {
 
@@ -40,11 +42,15 @@ class StagedRequest final : public HierarchicalRequest {
   void check_stage() { work_.check(); }
   /// Whether a stage of it has begun and not ended.
   bool under_way() const { return work_.pending(); }
-  std::size_t stages_begun() const { return next_; }
   std::size_t stages_left() const { return stages_.size() - next_ + (under_way() ? 1 : 0); }
 
   void advance() override {}  // its group advances it, with those before it
   std::vector<int> missing() const override;
+  /// An operation in a later stage may wait for a rank that itself waits in an earlier stage. Only
+  /// the earlier stage knows the rank at fault, so its wait times out first.
+  std::chrono::milliseconds grace() const override {
+    return next_ * std::chrono::milliseconds(200);
+  }
 
  private:
   std::vector<Stage> stages_;

@@ -54,7 +54,7 @@ std::shared_ptr<Communicator> create(std::shared_ptr<World> world, int rank,
   if (!state.status.compare_exchange_strong(absent, RankStatus::joined)) {
     throw InvalidArgument(detail::concat("host: rank ", rank, " has joined this world already"));
   }
-  auto context = std::make_shared<RankContext>(std::move(world), rank, options);
+  auto context = std::make_shared<HostRankContext>(std::move(world), rank, options);
   const Block block = arena.world_block();
   arena.populate(arena.offset_of(block.member_base(rank)), Block::member_bytes(size));
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <new>
 
 #include "comm/split.h"
 #include "core/log.h"
@@ -11,9 +10,10 @@
 
 namespace lockstep::inline v0_2::host {
 
-HostCommunicator::HostCommunicator(std::shared_ptr<RankContext> context, std::vector<int> members,
-                                   int rank, Block block, bool owns_block, int number)
-    : Communicator(rank, static_cast<int>(members.size())),
+HostCommunicator::HostCommunicator(std::shared_ptr<HostRankContext> context,
+                                   std::vector<int> members, int rank, Block block, bool owns_block,
+                                   int number)
+    : BackendCommunicator(rank, static_cast<int>(members.size())),
       context_(std::move(context)),
       members_(std::move(members)),
       block_(block),
@@ -47,10 +47,6 @@ std::byte* HostCommunicator::at_place(std::uint64_t place) const {
   return context_->arena().at(place);
 }
 
-std::string HostCommunicator::where(std::string_view label) const {
-  return detail::concat(label, " (host) rank ", rank(), " of ", size());
-}
-
 Waited HostCommunicator::waited(const Operation& operation) const {
   return {.group = context_->arena().offset_of(block_.base()),
           .members = size(),
@@ -62,53 +58,21 @@ Waited HostCommunicator::waited(const Operation& operation) const {
           .source = operation.source};
 }
 
-void HostCommunicator::fail(std::string_view cause) noexcept {
-  fail_as(Failure::Kind::error, cause);
-}
-
-void HostCommunicator::fail_by_timeout(std::string_view cause) noexcept {
-  fail_as(Failure::Kind::timeout, cause);
-}
-
-void HostCommunicator::fail_as(Failure::Kind kind, std::string_view cause) noexcept {
-  if (context_->in_child()) return;
-  context_->set_failure_met();
-  const int rank = context_->rank();
-  try {
-    context_->world().fail({.kind = kind,
-                            .rank = rank,
-                            .text = detail::concat("rank ", context_->named(rank), ": ", cause)});
-  } catch (const std::bad_alloc&) {
-    context_->world().fail({.kind = kind, .rank = rank});
-  }
-}
-
-void HostCommunicator::look() {
-  const Use use(*context_);
-  context_->poll();
-  if (context_->failed()) context_->throw_failure(where("world"));
-}
-
-void HostCommunicator::abandon(std::string_view cause) noexcept {
-  fail_as(Failure::Kind::abandoned, cause);
-  drop();
-}
-
 void HostCommunicator::join() {
   const auto meet = [&] {
-    const RankContext::Use use(*context_);
+    const HostRankContext::Use use(*context_);
     return start(Operation{.collective = Collective::barrier});
   };
   meet().wait();
 }
 
-void HostCommunicator::drop() noexcept {
+void HostCommunicator::drop(std::vector<std::shared_ptr<void>>& /*pending*/) {
   collectives_.clear();
   messages_.clear();
 }
 
 Work HostCommunicator::begin(Operation&& operation) {
-  const RankContext::Use use(*context_);
+  const HostRankContext::Use use(*context_);
   context_->look_at_launcher();
   if (context_->failed()) {
     number(operation);

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "comm/communicator.h"
+#include "comm/backend_communicator.h"
 #include "comm/host/block.h"
 #include "comm/host/deadlock.h"
 #include "comm/host/host_collective_request.h"
@@ -18,13 +18,11 @@
 namespace lockstep::inline v0_2::host {
 
 /// One rank's view of one group of a host world.
-class HostCommunicator final : public Communicator,
-                               public Pollable,
-                               public std::enable_shared_from_this<HostCommunicator> {
+class HostCommunicator final : public detail::BackendCommunicator {
  public:
   /// members are world ranks in the order of the group; one of them may own the block's memory.
   /// Each group of a rank has a number of its own; 0 is the world.
-  HostCommunicator(std::shared_ptr<RankContext> context, std::vector<int> members, int rank,
+  HostCommunicator(std::shared_ptr<HostRankContext> context, std::vector<int> members, int rank,
                    Block block, bool owns_block, int number);
   ~HostCommunicator() override;
 
@@ -34,29 +32,22 @@ class HostCommunicator final : public Communicator,
   std::optional<std::uint64_t> place_of(const void* memory) const override;
   std::byte* at_place(std::uint64_t place) const override;
   std::shared_ptr<Communicator> split(int color, int key) override;
-  void fail(std::string_view cause) noexcept override;
-  void fail_by_timeout(std::string_view cause) noexcept override;
-  void look() override;
-  /// fail() for an operation that will never be waited for.
-  void abandon(std::string_view cause) noexcept;
 
   void poll() override;
-  void drop() noexcept override;
+  void drop(std::vector<std::shared_ptr<void>>& pending) override;
 
   /// Meets all members in the collective that numbers 0. Called once, by who made this
   /// communicator.
   void join();
 
   // For pending operations.
-  using Use = RankContext::Use;
-  RankContext& context() const { return *context_; }
+  HostRankContext& context() const override { return *context_; }
   const Block& block() const { return block_; }
   std::span<const int> members() const { return members_; }
   /// The record that other ranks read while this rank waits for the operation.
   Waited waited(const Operation& operation) const;
   /// The members' numbers in messages.
   std::span<const int> names() const { return names_; }
-  std::string where(std::string_view label) const;
   Progress& progress() { return progress_; }
   void wake(int member) const {
     context_->wake(std::span(&members_[static_cast<std::size_t>(member)], 1));
@@ -65,12 +56,11 @@ class HostCommunicator final : public Communicator,
 
  private:
   Work begin(Operation&& operation) override;
-  void fail_as(Failure::Kind kind, std::string_view cause) noexcept;
   Work begin_message(Operation&& operation);
   /// Begins a numbered collective.
   Work start(Operation&& operation);
 
-  std::shared_ptr<RankContext> context_;
+  std::shared_ptr<HostRankContext> context_;
   std::vector<int> members_;
   std::vector<int> names_;
   Block block_;

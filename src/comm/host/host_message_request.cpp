@@ -17,7 +17,7 @@ Mailbox& mailbox_of(const HostCommunicator& group, const Operation& operation) {
 
 }  // namespace
 
-std::shared_ptr<std::byte> MessageRequest::copy_for(RankContext& context,
+std::shared_ptr<std::byte> MessageRequest::copy_for(HostRankContext& context,
                                                     const Operation& operation) {
   const std::size_t bytes = operation.count * size_of(operation.dtype);
   if (operation.collective != Collective::send || bytes == 0 ||

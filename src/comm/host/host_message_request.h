@@ -7,7 +7,7 @@
 
 namespace lockstep::inline v0_2::host {
 
-class RankContext;
+class HostRankContext;
 
 /// A send or recv on this rank. Messages of one ordered pair of members pass through its mailbox
 /// one after the other. The sender offers an offset in the arena: of its input if that lies there,
@@ -17,7 +17,7 @@ class MessageRequest final : public HostRequest {
   /// The copy in the arena that a send offers when its input is not there; null where none is
   /// needed.
   /// Throws: CommError when there is not enough memory.
-  static std::shared_ptr<std::byte> copy_for(RankContext& context, const Operation& operation);
+  static std::shared_ptr<std::byte> copy_for(HostRankContext& context, const Operation& operation);
 
   MessageRequest(HostCommunicator& group, Operation&& operation, std::shared_ptr<std::byte> copy);
 

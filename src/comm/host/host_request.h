@@ -2,13 +2,9 @@
 
 #include "comm/backend_request.h"
 
-namespace lockstep::inline v0_2 {
+namespace lockstep::inline v0_2::host {
 
-namespace host {
 class HostCommunicator;
-using HostRequest = detail::BackendRequest<HostCommunicator>;
-}  // namespace host
+using HostRequest = detail::GroupRequest<HostCommunicator>;
 
-extern template class detail::BackendRequest<host::HostCommunicator>;
-
-}  // namespace lockstep
+}  // namespace lockstep::host

@@ -6,6 +6,8 @@
 #include <string>
 #include <string_view>
 
+#include "comm/failure_kind.h"
+
 namespace lockstep::inline v0_2::host {
 
 class Arena;
@@ -15,13 +17,7 @@ inline constexpr int max_ranks = 512;
 
 /// Why a world ended: written once, the first cause wins.
 struct Failure {
-  enum class Kind {
-    error,
-    timeout,
-    left,
-    mismatch,
-    abandoned  ///< an exception left the scope of an operation
-  };
+  using Kind = detail::FailureKind;
   Kind kind = Kind::error;
   int rank = -1;  ///< the rank at fault, or -1
   std::string text = {};

@@ -34,12 +34,12 @@ bool by_thread(const Options& options) {
 
 void start_thread(Communicator& world) {
   // Alone there is nothing to be overlapped with.
-  if (world.size() > 1) dynamic_cast<MpiCommunicator&>(world).context().make_progress_alone();
+  if (world.size() > 1) dynamic_cast<MpiCommunicator&>(world).context().start_progress_thread();
 }
 
 std::shared_ptr<Communicator> create(const Options& options) {
   const bool with_thread = by_thread(options);
-  const auto context = std::make_shared<RankContext>(options);
+  const auto context = std::make_shared<MpiRankContext>(options);
   const int size = context->size();
   if (options.expected_size > 0 && options.expected_size != size) {
     throw BackendUnavailable(detail::concat(

@@ -37,9 +37,9 @@ messages::Pieces pieces(int hosts) {
 
 }  // namespace
 
-MpiCommunicator::MpiCommunicator(std::shared_ptr<RankContext> context, std::vector<int> members,
+MpiCommunicator::MpiCommunicator(std::shared_ptr<MpiRankContext> context, std::vector<int> members,
                                  int rank, int number)
-    : Communicator(rank, static_cast<int>(members.size())), context_(std::move(context)) {
+    : BackendCommunicator(rank, static_cast<int>(members.size())), context_(std::move(context)) {
   group_ = {.rank = rank,
             .members = std::move(members),
             .number = number,
@@ -59,33 +59,6 @@ MpiCommunicator::~MpiCommunicator() {
 std::shared_ptr<std::byte> MpiCommunicator::allocate(std::size_t bytes) {
   return detail::take_private_memory(bytes, backend());
 }
-
-std::string MpiCommunicator::where(std::string_view label) const {
-  return detail::concat(label, " (mpi) rank ", rank(), " of ", size());
-}
-
-void MpiCommunicator::fail(std::string_view cause) noexcept { fail_as(false, cause); }
-
-void MpiCommunicator::fail_by_timeout(std::string_view cause) noexcept { fail_as(true, cause); }
-
-void MpiCommunicator::fail_as(bool timeout, std::string_view cause) noexcept {
-  if (context_->in_child()) return;
-  context_->set_failure_met();
-  try {
-    context_->fail(
-        {.timeout = timeout, .text = detail::concat("rank ", context_->rank(), ": ", cause)});
-  } catch (const std::bad_alloc&) {
-    context_->fail({.timeout = timeout, .text = "a rank failed"});
-  }
-}
-
-void MpiCommunicator::look() {
-  const Use use(*context_);
-  context_->poll();
-  if (context_->failed()) context_->throw_failure(where("world"));
-}
-
-void MpiCommunicator::abandon(std::string_view cause) noexcept { fail(cause); }
 
 void MpiCommunicator::join() { unnumbered({.collective = Collective::barrier}); }
 
@@ -120,14 +93,14 @@ void MpiCommunicator::share(std::span<std::byte> bytes) {
 
 void MpiCommunicator::unnumbered(Operation&& operation) {
   const auto begin = [&] {
-    const RankContext::Use use(*context_);
+    const MpiRankContext::Use use(*context_);
     return start(std::move(operation));
   };
   begin().wait();
 }
 
 Work MpiCommunicator::begin(Operation&& operation) {
-  const RankContext::Use use(*context_);
+  const MpiRankContext::Use use(*context_);
   number(operation);
   if (context_->failed()) context_->throw_failure(where(operation.label()));
   if (operation.is_message()) return begin_message(std::move(operation));
@@ -165,13 +138,13 @@ void MpiCommunicator::poll() {
   }
 }
 
-bool MpiCommunicator::under_way() const {
+std::size_t MpiCommunicator::pending() const {
   const auto incomplete = [](const auto& request) { return !request->complete(); };
-  return std::ranges::any_of(collectives_, incomplete) ||
-         std::ranges::any_of(messages_, incomplete);
+  return static_cast<std::size_t>(std::ranges::count_if(collectives_, incomplete) +
+                                  std::ranges::count_if(messages_, incomplete));
 }
 
-void MpiCommunicator::let_go(std::vector<std::shared_ptr<void>>& complete) {
+void MpiCommunicator::release(std::vector<std::shared_ptr<void>>& complete) {
   while (!collectives_.empty() && collectives_.front()->complete()) {
     complete.push_back(std::move(collectives_.front()));
     collectives_.pop_front();

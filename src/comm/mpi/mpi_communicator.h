@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "comm/communicator.h"
+#include "comm/backend_communicator.h"
 #include "comm/messages/message_group.h"
 #include "comm/mpi/mpi_collective_request.h"
 #include "comm/mpi/mpi_message_request.h"
@@ -18,13 +18,11 @@
 namespace lockstep::inline v0_2::mpi {
 
 /// One rank's view of one group of the processes of its MPI.
-class MpiCommunicator final : public Communicator,
-                              public Pollable,
-                              public std::enable_shared_from_this<MpiCommunicator> {
+class MpiCommunicator final : public detail::BackendCommunicator {
  public:
   /// members are world ranks in the order of the group; number tells its messages from those of
   /// other groups with the same members.
-  MpiCommunicator(std::shared_ptr<RankContext> context, std::vector<int> members, int rank,
+  MpiCommunicator(std::shared_ptr<MpiRankContext> context, std::vector<int> members, int rank,
                   int number);
   ~MpiCommunicator() override;
 
@@ -32,15 +30,10 @@ class MpiCommunicator final : public Communicator,
   int world_rank(int rank) const override { return group_.world_rank(rank); }
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override;
   std::shared_ptr<Communicator> split(int color, int key) override;
-  void fail(std::string_view cause) noexcept override;
-  void fail_by_timeout(std::string_view cause) noexcept override;
-  void look() override;
-  /// fail() for an operation that will never be waited for.
-  void abandon(std::string_view cause) noexcept;
 
   void poll() override;
-  bool under_way() const override;
-  void let_go(std::vector<std::shared_ptr<void>>& complete) override;
+  std::size_t pending() const override;
+  void release(std::vector<std::shared_ptr<void>>& complete) override;
 
   /// Meets all members in the collective that numbers 0. Called once, by who made this
   /// communicator.
@@ -53,9 +46,7 @@ class MpiCommunicator final : public Communicator,
   void share(std::span<std::byte> bytes);
 
   // For pending operations.
-  using Use = RankContext::Use;
-  RankContext& context() const { return *context_; }
-  std::string where(std::string_view label) const;
+  MpiRankContext& context() const override { return *context_; }
 
   messages::GroupTransport transport() const { return {group_, context_->transport()}; }
   /// Messages of a member that its receivers have accepted.
@@ -66,14 +57,13 @@ class MpiCommunicator final : public Communicator,
  private:
   Work begin(Operation&& operation) override;
   void place(std::vector<int> hosts);
-  void fail_as(bool timeout, std::string_view cause) noexcept;
   Work begin_message(Operation&& operation);
   /// Begins a numbered collective.
   Work start(Operation&& operation);
   /// A collective of the library's own, from begin to end.
   void unnumbered(Operation&& operation);
 
-  std::shared_ptr<RankContext> context_;
+  std::shared_ptr<MpiRankContext> context_;
   messages::MessageGroup group_;
   std::vector<std::uint64_t> received_;
   std::deque<std::shared_ptr<CollectiveRequest>>

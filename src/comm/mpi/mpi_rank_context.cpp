@@ -1,16 +1,17 @@
 #include "comm/mpi/mpi_rank_context.h"
 
 #include <sched.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <new>
+#include <string>
 #include <thread>
+#include <utility>
 
 #include "comm/mpi/library.h"
 #include "comm/mpi/mpi_request.h"
-#include "comm/waiting.h"
 #include "core/log.h"
 #include "core/text.h"
 #include "lockstep/error.h"
@@ -30,7 +31,6 @@
 namespace lockstep::inline v0_2::mpi {
 namespace {
 
-using detail::awake;
 using detail::concat;
 using detail::nap;
 using Clock = std::chrono::steady_clock;
@@ -38,118 +38,77 @@ using Clock = std::chrono::steady_clock;
 /// How long a last message may take to leave.
 constexpr auto patience = std::chrono::seconds(1);
 
+/// A rank spins only while every rank of this host has a core of its own.
+int spins(int local_size, const Options& options) {
+  return detail::fit_cores(local_size, options.threads_per_rank, options.cores) ? 1000 : 0;
+}
+
 }  // namespace
 
-RankContext::RankContext(const Options& options) : options_(options) {
-  fits_ = detail::fit_cores(transport_.local_size(), options.threads_per_rank, options.cores);
+MpiRankContext::MpiRankContext(const Options& options)
+    : MpiRankContext(options, std::make_unique<MpiTransport>()) {}
+
+MpiRankContext::MpiRankContext(const Options& options, std::unique_ptr<MpiTransport> transport)
+    : RankContext({.backend = "mpi",
+                   .rank = transport->rank(),
+                   .timeout = options.timeout,
+                   .policy = {.spins = spins(transport->local_size(), options)},
+                   .has_mutex = true}),
+      options_(options),
+      transport_(std::move(transport)) {
   main_thread_only_ = Library::main_thread_only();
   left_.resize(static_cast<std::size_t>(size()));
   listen();
 }
 
-void RankContext::remove(Pollable& group) {
-  std::erase(groups_, &group);
-  if (groups_.empty()) leave();
+void MpiRankContext::remove(detail::BackendCommunicator& group) {
+  RankContext::remove(group);
+  if (groups().empty()) leave();
 }
 
-RankContext::Use::Use(RankContext& context)
-    : Entrance::Use(checked(context), "mpi", context.rank()), context_(context) {}
-
-RankContext::Use::~Use() {
-  // Another thread that failed meanwhile has left it to this one.
-  if (context_.failed()) context_.spread();
+void MpiRankContext::expect_usable_thread() const {
+  if (!main_thread_only_ || Library::on_main_thread()) return;
+  throw InvalidArgument(concat("mpi: rank ", rank(),
+                               " is used outside the main thread; the program initialised MPI with "
+                               "MPI_THREAD_FUNNELED"));
 }
 
-RankContext& RankContext::Use::checked(RankContext& context) {
-  if (context.main_thread_only_ && !Library::on_main_thread()) {
-    throw InvalidArgument(concat("mpi: rank ", context.rank(),
-                                 " is used outside the main thread; the program initialised MPI "
-                                 "with MPI_THREAD_FUNNELED"));
-  }
-  return context;
+void MpiRankContext::listen() {
+  transport_->receive(reinterpret_cast<std::byte*>(&heard_), sizeof heard_, MpiTransport::anyone,
+                      notice_tag, [this](std::size_t) { hear(); });
 }
 
-void RankContext::listen() {
-  transport_.receive(reinterpret_cast<std::byte*>(&heard_), sizeof heard_, MpiTransport::anyone,
-                     notice_tag, [this](std::size_t) { hear(); });
-}
-
-void RankContext::hear() {
+void MpiRankContext::hear() {
   if (heard_.kind == Notice::Kind::left) {
     left_[static_cast<std::size_t>(heard_.rank)] = true;
   } else {
-    record({.timeout = heard_.kind == Notice::Kind::timed_out, .text = heard_.text}, Origin::heard);
+    record({.timeout = heard_.kind == Notice::Kind::timed_out, .text = heard_.text}, true);
   }
   listen();
 }
 
-void RankContext::attempt(const std::function<void()>& call) noexcept {
+void MpiRankContext::attempt(const std::function<void()>& call) noexcept {
   try {
     call();
   } catch (const std::exception& error) {
-    record({.text = concat("rank ", rank(), ": ", error.what())});
+    fail_within({.text = concat("rank ", rank(), ": ", error.what())});
   }
 }
 
-bool RankContext::advance() {
+bool MpiRankContext::advance() {
   bool news = false;
   if (!failed()) {
     attempt([&] {
       if (!Library::running()) throw CommError("MPI was ended while the world was in use");
-      news = transport_.progress();
-      for (std::size_t i = 0; i < groups_.size() && !failed(); ++i) groups_[i]->poll();
+      news = transport_->progress();
+      for (std::size_t i = 0; i < groups().size() && !failed(); ++i) groups()[i]->poll();
     });
   }
   if (failed()) spread();
   return news;
 }
 
-bool RankContext::poll() {
-  const bool news = advance();
-  for (auto* group : groups_) group->let_go(complete());
-  return news;
-}
-
-detail::ProgressThread::Outcome RankContext::advance_alone() {
-  // Without an operation MPI is not called: the program may be about to end it.
-  const auto under_way = [&] {
-    return !failed() &&
-           std::ranges::any_of(groups_, [](const auto* group) { return group->under_way(); });
-  };
-  if (!under_way()) {
-    if (failed()) spread();
-    return {.news = false, .under_way = false};
-  }
-  const bool news = advance();
-  return {.news = news, .under_way = under_way()};
-}
-
-void RankContext::wait(const MpiRequest& operation) {
-  constexpr int spins = 1000;
-  const auto limit = detail::wait_limit(operation.operation(), options_.timeout);
-  detail::Deadline deadline(limit);
-  auto last_news = Clock::now();
-  for (int idle = 0;;) {
-    idle = poll() ? 0 : idle + 1;
-    if (operation.complete()) return;
-    if (failed()) throw_failure(operation.where());
-    if (fits_ && idle % spins != 0) {
-      detail::relax();
-      continue;
-    }
-    const auto now = Clock::now();
-    if (idle == 0) last_news = now;
-    check(operation);
-    check_time(operation, deadline, limit);
-    if (now - last_news > awake) {
-      std::this_thread::sleep_for(nap);
-    } else {
-      ::sched_yield();
-    }
-  }
-}
-
-void RankContext::check(const MpiRequest& operation) {
+void MpiRankContext::check(const detail::BackendRequest& operation) {
   const auto gone = [&] {
     const auto missing = operation.missing();
     const auto found = std::find_if(missing.begin(), missing.end(), [&](int rank) {
@@ -162,40 +121,44 @@ void RankContext::check(const MpiRequest& operation) {
   poll();
   const int rank = gone();
   if (operation.complete() || failed() || rank < 0) return;
-  record({.text = concat("rank ", rank, " left the world before ", operation.operation().label())});
+  fail_within(
+      {.text = concat("rank ", rank, " left the world before ", operation.operation().label())});
   spread();
   throw_failure(operation.where());
 }
 
-void RankContext::check_time(const MpiRequest& operation, detail::Deadline& deadline,
-                             std::chrono::milliseconds limit) {
-  if (!deadline.passed()) return;
-  record({.timeout = true,
-          .text = concat(operation.operation().label(), " waited ", limit.count() / 1000.0,
-                         " s for ", detail::awaited(operation.missing()))});
-  spread();
-  throw_failure(operation.where());
-}
-
-void RankContext::record(const Failure& failure, Origin origin) noexcept {
-  {
-    const std::lock_guard lock(failure_mutex_);
-    if (failure_) return;
-    failure_ = failure;
-    origin_ = origin;
-  }
-  failed_.store(true, std::memory_order_release);
+void MpiRankContext::record(const Failure& failure, bool of_others) noexcept {
+  if (!failure_.record(failure.timeout, failure.text, of_others)) return;
   Library::abandon();
-  if (origin == Origin::here && control_) control_->fail(failure);
+  if (!of_others && control_) control_->fail(failure);
 }
 
-void RankContext::watch(std::vector<control::Member> others) {
-  control_.emplace(std::move(others),
-                   [this](const Failure& failure) { record(failure, Origin::heard); });
+void MpiRankContext::record(detail::FailureKind kind, int /*rank*/,
+                            std::string_view text) noexcept {
+  const bool timeout = kind == detail::FailureKind::timeout;
+  try {
+    record({.timeout = timeout, .text = std::string(text)}, false);
+  } catch (const std::bad_alloc&) {
+    record({.timeout = timeout}, false);
+  }
 }
 
-void RankContext::fail(const Failure& failure) noexcept {
-  record(failure);
+void MpiRankContext::watch(std::vector<control::Member> others) {
+  control_.emplace(std::move(others), [this](const Failure& failure) { record(failure, true); });
+}
+
+void MpiRankContext::fail(detail::FailureKind kind, std::string_view cause) noexcept {
+  if (in_child()) return;
+  RankContext::fail(kind, cause);
+  spread_unless_in_use();
+}
+
+void MpiRankContext::fail(const Failure& failure) noexcept {
+  record(failure, false);
+  spread_unless_in_use();
+}
+
+void MpiRankContext::spread_unless_in_use() noexcept {
   // A thread that is inside tells the others when it polls next; one that advances lets this in.
   try {
     const Use use(*this);
@@ -204,24 +167,22 @@ void RankContext::fail(const Failure& failure) noexcept {
   }
 }
 
-void RankContext::spread() noexcept {
+void MpiRankContext::spread() noexcept {
   if (std::exchange(stopped_, true)) return;
   // With the control connection all ranks have the cause already: MPI may wait long for a dead
   // rank.
-  if (origin_ == Origin::here && !control_) {
+  if (!failure_.of_others() && !control_) {
+    const auto failure = failure_.failure();
     Notice notice{};
-    {
-      const std::lock_guard lock(failure_mutex_);
-      notice.kind = failure_->timeout ? Notice::Kind::timed_out : Notice::Kind::failed;
-      failure_->text.copy(notice.text, sizeof notice.text - 1);
-    }
+    notice.kind = failure.timeout ? Notice::Kind::timed_out : Notice::Kind::failed;
+    failure.text.copy(notice.text, sizeof notice.text - 1);
     notice.rank = rank();
     tell_all(notice);
   }
-  transport_.stop();
+  transport_->stop();
 }
 
-void RankContext::leave() noexcept {
+void MpiRankContext::leave() noexcept {
   if (std::exchange(gone_, true) || failed()) return;
   Notice notice{};
   notice.kind = Notice::Kind::left;
@@ -229,7 +190,7 @@ void RankContext::leave() noexcept {
   tell_all(notice);
 }
 
-void RankContext::part() noexcept {
+void MpiRankContext::part() noexcept {
   stop_thread();
   const auto lock = hold();
   leave();
@@ -237,14 +198,14 @@ void RankContext::part() noexcept {
   const auto present = [&] { return std::find(left_.begin(), left_.end(), false) != left_.end(); };
   attempt([&] {
     while (present() && !failed()) {
-      if (!transport_.progress()) std::this_thread::sleep_for(nap);
+      if (!transport_->progress()) std::this_thread::sleep_for(nap);
     }
   });
-  transport_.stop();
+  transport_->stop();
   if (control_ && !failed()) control_->leave();
 }
 
-void RankContext::tell_all(const Notice& notice) noexcept {
+void MpiRankContext::tell_all(const Notice& notice) noexcept {
   try {
     if (!Library::running()) return;
     // Kept after the last look: MPI may still read it.
@@ -253,28 +214,16 @@ void RankContext::tell_all(const Notice& notice) noexcept {
     for (int other = 0; other < size(); ++other) {
       if (other == rank()) continue;
       ++*waiting;
-      transport_.send(reinterpret_cast<const std::byte*>(kept.get()), sizeof *kept, other,
-                      notice_tag, [kept, waiting](std::size_t) { --*waiting; });
+      transport_->send(reinterpret_cast<const std::byte*>(kept.get()), sizeof *kept, other,
+                       notice_tag, [kept, waiting](std::size_t) { --*waiting; });
     }
     const auto until = Clock::now() + patience;
     while (*waiting > 0 && Clock::now() < until) {
-      if (!transport_.progress()) ::sched_yield();
+      if (!transport_->progress()) ::sched_yield();
     }
   } catch (const std::exception& error) {
     log::warn(concat("mpi: rank ", rank(), " could not tell the others: ", error.what()));
   }
-}
-
-void RankContext::throw_failure(std::string_view where) {
-  Failure failure;
-  {
-    const std::lock_guard lock(failure_mutex_);
-    failure = *failure_;
-  }
-  const std::string text = met_failure_.text(where, failure.text);
-  log::warn(text);
-  if (failure.timeout) throw TimeoutError(text);
-  throw CommError(text);
 }
 
 }  // namespace lockstep::mpi

@@ -2,8 +2,6 @@
 
 #include "comm/mpi/mpi_communicator.h"
 
-template class lockstep::detail::BackendRequest<lockstep::mpi::MpiCommunicator>;
-
 namespace lockstep::inline v0_2::mpi {
 
 CollectiveRequest::CollectiveRequest(MpiCommunicator& group, Operation&& operation)

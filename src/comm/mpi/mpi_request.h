@@ -2,13 +2,9 @@
 
 #include "comm/backend_request.h"
 
-namespace lockstep::inline v0_2 {
+namespace lockstep::inline v0_2::mpi {
 
-namespace mpi {
 class MpiCommunicator;
-using MpiRequest = detail::BackendRequest<MpiCommunicator>;
-}  // namespace mpi
+using MpiRequest = detail::GroupRequest<MpiCommunicator>;
 
-extern template class detail::BackendRequest<mpi::MpiCommunicator>;
-
-}  // namespace lockstep
+}  // namespace lockstep::mpi

@@ -1,0 +1,52 @@
+#include "comm/rank_failure.h"
+
+#include <new>
+
+#include "core/log.h"
+#include "core/text.h"
+#include "lockstep/error.h"
+
+namespace lockstep::inline v0_2::detail {
+
+bool FailureRecord::record(bool timeout, std::string_view text, bool of_others) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (recorded_.load(std::memory_order_relaxed)) return false;
+  failure_.timeout = timeout;
+  try {
+    failure_.text = text;
+  } catch (const std::bad_alloc&) {
+    // The failure has no text then.
+  }
+  of_others_ = of_others;
+  recorded_.store(true, std::memory_order_release);
+  return true;
+}
+
+bool FailureRecord::of_others() const {
+  const std::lock_guard lock(mutex_);
+  return of_others_;
+}
+
+control::Failure FailureRecord::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+void RaisedFailure::raise(std::string_view where, const control::Failure& failure) {
+  const auto error = text(where, failure.text);
+  log::warn(error);
+  if (failure.timeout) throw TimeoutError(error);
+  throw CommError(error);
+}
+
+std::string RaisedFailure::text(std::string_view where, std::string_view cause) {
+  if (raised()) {
+    return concat(where, ": the world failed earlier", first_.empty() ? "" : ", in ", first_, ": ",
+                  cause, "; a failed world cannot be used again: start all ranks anew");
+  }
+  first_ = where.substr(0, where.find(" ("));
+  set_raised();
+  return concat(where, ": ", cause);
+}
+
+}  // namespace lockstep::detail
