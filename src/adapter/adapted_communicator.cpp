@@ -98,13 +98,26 @@ struct Card {
   std::int64_t flushes_denormals;  ///< 0 or 1
 };
 
+/// All messages of a c10d::Backend have the lengths that the receiver expects, so announcements
+/// include no input. A message costs switches between threads, so pieces are long. Note [Why
+/// receives are waited for first] in c10d_transport.cpp tells why no ring is used.
+messages::MessageGroup message_group(std::vector<int> members, int rank, int number) {
+  return {.rank = rank,
+          .members = std::move(members),
+          .number = number,
+          .algorithm = messages::Algorithm::direct,
+          .eager_bytes = 0,
+          .pieces = {.bytes = 4 << 20, .window = 4}};
+}
+
 }  // namespace
 
 AdaptedCommunicator::AdaptedCommunicator(std::shared_ptr<RankContext> context,
                                          std::vector<int> members, int rank, int number)
     : Communicator(rank, static_cast<int>(members.size())),
       context_(std::move(context)),
-      channel_(std::make_shared<const Channel>(context_, std::move(members), rank, number)) {}
+      group_(std::make_shared<const messages::MessageGroup>(
+          message_group(std::move(members), rank, number))) {}
 
 AdaptedCommunicator::~AdaptedCommunicator() = default;
 
@@ -174,9 +187,7 @@ Work AdaptedCommunicator::begin(Operation&& operation) {
 Work AdaptedCommunicator::start(Operation&& operation) {
   const bool message = operation.is_message();
   const bool alone = message ? operation.peer == rank() : size() == 1;
-  const std::shared_ptr<C10dRequest> request =
-      message ? make_message(channel_, std::move(operation))
-              : make_collective(channel_, std::move(operation));
+  const auto request = std::make_shared<C10dRequest>(context_, group_, std::move(operation));
   if (alone && message) {
     begin_to_self(request);
   } else if (alone) {
@@ -211,7 +222,7 @@ void AdaptedCommunicator::begin_to_self(const std::shared_ptr<C10dRequest>& requ
   const bool alike = expected == got;
   if (alike && to.count > 0) std::memcpy(to.output, from.input, to.count * size_of(to.dtype));
   if (!alike) {
-    const int here = channel_->world_rank(rank());
+    const int here = world_rank(rank());
     context_->fail({.text = detail::describe_difference(mine.sequence, here, here, expected, got)});
   }
   request->end(alike);
@@ -222,9 +233,9 @@ std::shared_ptr<Communicator> AdaptedCommunicator::split(int color, int key) {
   const auto part = detail::split_numbered(*this, color, key, context_->last_group());
   context_->set_last_group(static_cast<int>(part.number));
   if (part.ranks.empty()) return nullptr;
-  const auto made = std::make_shared<AdaptedCommunicator>(
-      context_, detail::picked(channel_->members(), part.ranks), part.rank,
-      static_cast<int>(part.number));
+  const auto made =
+      std::make_shared<AdaptedCommunicator>(context_, detail::picked(group_->members, part.ranks),
+                                            part.rank, static_cast<int>(part.number));
   made->set_hosts(detail::hosts_of(part.ranks, hosts()));
   return made;
 }

@@ -25,7 +25,7 @@ class AdaptedCommunicator final : public Communicator,
   ~AdaptedCommunicator() override;
 
   std::string_view backend() const override { return context_->name(); }
-  int world_rank(int rank) const override { return channel_->world_rank(rank); }
+  int world_rank(int rank) const override { return group_->world_rank(rank); }
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override;
   std::shared_ptr<Communicator> split(int color, int key) override;
   void fail(std::string_view cause) noexcept override;
@@ -44,15 +44,13 @@ class AdaptedCommunicator final : public Communicator,
 
  private:
   Work begin(Operation&& operation) override;
-  /// The rank that owns a slice rounds it, so all others send the operation's dtype.
-  DType travels_as(const Operation& operation) const override { return operation.dtype; }
   /// Begins a numbered operation.
   Work start(Operation&& operation);
   void begin_to_self(const std::shared_ptr<C10dRequest>& request);
   RequestThread& thread_of(const Operation& operation);
 
   std::shared_ptr<RankContext> context_;
-  std::shared_ptr<const Channel> channel_;
+  std::shared_ptr<const messages::MessageGroup> group_;
   /// Of collectives, then of messages by kind and peer: made when first needed.
   std::map<std::optional<std::pair<Collective, int>>, std::unique_ptr<RequestThread>> threads_;
   std::deque<std::shared_ptr<C10dRequest>> to_self_;  ///< all sends, or all recvs

@@ -7,7 +7,6 @@
 #include <list>
 #include <mutex>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -19,16 +18,6 @@
 #include "core/deadline.h"
 
 namespace lockstep::inline v0_2::adapter {
-
-/// Bytes that go to another rank, or come from it.
-struct Message {
-  enum class Way { receive, send };
-  Way way;
-  int rank;
-  int tag;
-  std::byte* data;
-  std::size_t bytes;
-};
 
 /// This rank's end of a backend, shared by all its groups: what is under way in it, and what ended
 /// the world. Note [How a group over a c10d::Backend runs] is in c10d_request.cpp.
@@ -51,12 +40,15 @@ class RankContext {
   /// Tells the others through the store what ends the world, and hears it from them. Called once.
   void watch(c10::intrusive_ptr<c10d::Store> store, std::int64_t world);
 
-  /// Sends and receives all messages, those of no bytes left out. Blocks until all have been sent
-  /// and received, each for no longer than longest. awaited becomes the rank whose message is
-  /// missing.
-  /// Throws: what the backend throws; std::runtime_error when the world has ended.
-  void exchange(std::span<const Message> messages, std::chrono::milliseconds longest,
-                std::optional<int>& awaited);
+  /// A message that the backend sends or receives.
+  using Posted = std::list<c10::intrusive_ptr<c10d::Work>>::iterator;
+  enum class Way { receive, send };
+  /// Begins a message, which is aborted when the world ends. Throws: what the backend throws.
+  Posted post(Way way, std::byte* data, std::size_t bytes, int rank, int tag);
+  /// Forgets a message that has ended.
+  void release(Posted posted);
+  /// Ends a message that is not needed any more. The backend no longer uses its memory.
+  void abort(Posted posted) noexcept;
 
   /// Changes what await() may wait for.
   template <class Change>
@@ -111,10 +103,6 @@ class RankContext {
   };
 
  private:
-  using Works = std::list<c10::intrusive_ptr<c10d::Work>>;
-  class UnderWay;
-
-  c10::intrusive_ptr<c10d::Work> post(const Message& message);
   void record(const control::Failure& failure) noexcept;
   void abort(c10d::Work& work) noexcept;
 
@@ -126,7 +114,7 @@ class RankContext {
   std::mutex posting_;  ///< a backend is asked for one thing at a time
   std::mutex mutex_;
   std::condition_variable changed_;
-  Works under_way_;
+  std::list<c10::intrusive_ptr<c10d::Work>> under_way_;
   std::atomic<bool> failed_{false};
   std::optional<control::Failure> failure_;
   detail::RaisedFailure raised_failure_;

@@ -1,9 +1,14 @@
 #include "adapter/c10d_request.h"
 
+#include <cstdint>
 #include <exception>
+#include <stdexcept>
 
+#include "adapter/c10d_transport.h"
+#include "comm/messages/collective_protocol.h"
+#include "comm/messages/mismatch.h"
+#include "comm/messages/point_to_point_protocol.h"
 #include "core/text.h"
-#include "lockstep/error.h"
 
 // Note [How a group over a c10d::Backend runs]
 // Of a backend only send() and recv() with tags are used. Every group, split ones too, can be made
@@ -33,39 +38,80 @@ std::string text_of(const std::exception& error) {
   return of_torch != nullptr ? of_torch->what_without_backtrace() : error.what();
 }
 
+/// Stops the transport before the protocol, whose memory its messages use, is destroyed.
+class StopAtEnd {
+ public:
+  explicit StopAtEnd(messages::Transport& transport) : transport_(transport) {}
+  ~StopAtEnd() { transport_.stop(); }
+  StopAtEnd(const StopAtEnd&) = delete;
+  StopAtEnd& operator=(const StopAtEnd&) = delete;
+
+ private:
+  messages::Transport& transport_;
+};
+
+/// Calls advance(), which returns whether it is complete, whenever a message has ended.
+template <class Advance>
+void drive(messages::Transport& transport, const Advance& advance) {
+  while (!advance()) {
+    if (!transport.progress()) throw std::logic_error("the operation waits for no message");
+  }
+}
+
 }  // namespace
 
+void C10dRequest::move_bytes() {
+  C10dTransport transport(*context_,
+                          patience_of_threads * detail::wait_limit(operation_, context_->timeout()),
+                          awaited_);
+  const messages::GroupTransport group(*group_, transport);
+  if (operation_.is_message()) {
+    // The thread of this peer receives one message after another, so this is the next.
+    std::uint64_t received = operation_.sequence - 1;
+    messages::PointToPointProtocol protocol(group, operation_, received);
+    const StopAtEnd stop(transport);
+    protocol.begin();
+    drive(transport, [&] {
+      protocol.advance();
+      return protocol.complete();
+    });
+    return;
+  }
+  messages::CollectiveProtocol protocol(group, operation_);
+  const StopAtEnd stop(transport);
+  protocol.announce();
+  drive(transport, [&] {
+    protocol.compare();
+    protocol.advance();
+    return protocol.complete();
+  });
+  worked_ = protocol.worked();
+}
+
 void C10dRequest::run() noexcept {
-  auto& context = channel_->context();
-  if (context.failed()) return end(false);
+  if (context_->failed()) return end(false);
   try {
-    fly();
+    move_bytes();
     end(true);
     return;
-  } catch (const CommError& difference) {
-    context.fail({.text = difference.what()});
+  } catch (const messages::Mismatch& mismatch) {
+    context_->fail({.text = mismatch.what()});
   } catch (const std::exception& error) {
     // A failed rank publishes the cause before its connections close, so it is asked for first.
-    if (!context.failed()) context.ask();
-    const auto other = context.look([&] { return awaited_; });
-    context.fail(
-        {.text = concat("rank ", context.rank(), other ? concat(", waiting for rank ", *other) : "",
-                        ": ", text_of(error))});
+    if (!context_->failed()) context_->ask();
+    const auto other = context_->look([&] { return awaited_; });
+    context_->fail(
+        {.text = concat("rank ", context_->rank(),
+                        other ? concat(", waiting for rank ", *other) : "", ": ", text_of(error))});
   }
   end(false);
 }
 
 void C10dRequest::end(bool complete) noexcept {
-  channel_->context().change([&] {
+  context_->change([&] {
     complete_ = complete;
     over_ = true;
   });
-}
-
-void C10dRequest::exchange(std::span<const Message> messages) {
-  auto& context = channel_->context();
-  context.exchange(
-      messages, patience_of_threads * detail::wait_limit(operation_, context.timeout()), awaited_);
 }
 
 }  // namespace lockstep::adapter

@@ -1,23 +1,22 @@
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <optional>
-#include <span>
-#include <vector>
 
-#include "adapter/c10d_channel.h"
+#include "adapter/c10d_rank_context.h"
+#include "comm/messages/message_group.h"
 #include "comm/operation.h"
-#include "lockstep/types.h"
 
 namespace lockstep::inline v0_2::adapter {
 
-/// An operation of this rank between begin and its end. Its thread runs it, in a thread of its own,
-/// while the rank's thread waits or does something else.
+/// An operation of this rank between begin and its end. A thread runs it, while the rank's thread
+/// waits or does something else.
 class C10dRequest {
  public:
-  C10dRequest(std::shared_ptr<const Channel> channel, Operation&& operation)
-      : channel_(std::move(channel)), operation_(std::move(operation)) {}
-  virtual ~C10dRequest() = default;
+  C10dRequest(std::shared_ptr<RankContext> context,
+              std::shared_ptr<const messages::MessageGroup> group, Operation&& operation)
+      : context_(std::move(context)), group_(std::move(group)), operation_(std::move(operation)) {}
   C10dRequest(const C10dRequest&) = delete;
   C10dRequest& operator=(const C10dRequest&) = delete;
 
@@ -35,30 +34,18 @@ class C10dRequest {
   const Operation& operation() const { return operation_; }
   std::chrono::nanoseconds worked() const { return worked_; }
 
- protected:
-  /// Moves its bytes, blocking. Throws: CommError when ranks do not mean the same, in words that
-  /// are the same on all; else what the backend throws.
-  virtual void fly() = 0;
-
-  const Channel& channel() const { return *channel_; }
-  std::size_t element() const { return size_of(operation_.dtype); }
-  void exchange(std::span<const Message> messages);
-  std::chrono::nanoseconds& work() { return worked_; }
-
  private:
-  std::shared_ptr<const Channel> channel_;
+  /// Moves its bytes, blocking. Throws: Mismatch when ranks issued different operations; else what
+  /// the backend throws.
+  void move_bytes();
+
+  std::shared_ptr<RankContext> context_;
+  std::shared_ptr<const messages::MessageGroup> group_;
   Operation operation_;
   std::chrono::nanoseconds worked_{};
   std::optional<int> awaited_;
   bool over_ = false;
   bool complete_ = false;
 };
-
-/// A collective. Its members exchange announcements, compare them, and then move their bytes.
-std::unique_ptr<C10dRequest> make_collective(std::shared_ptr<const Channel> channel,
-                                             Operation&& operation);
-/// A send or recv. Both ends exchange their terms, compare them, and then the payload follows.
-std::unique_ptr<C10dRequest> make_message(std::shared_ptr<const Channel> channel,
-                                          Operation&& operation);
 
 }  // namespace lockstep::adapter

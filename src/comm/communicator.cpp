@@ -70,7 +70,7 @@ Work Communicator::issue(Operation&& operation, Issue&& issue) {
   detail::ObservedOperation observed{
       .collective = operation.collective,
       .source = operation.source,
-      .bytes = share(operation, rank_, size_) * size_of(travels_as(operation))};
+      .bytes = share(operation, rank_, size_) * size_of(operation.travels_as())};
   Work work = begin(std::move(operation));
   if (work.request_ != nullptr) {
     work.request_->observe(observer_, observed);

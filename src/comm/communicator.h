@@ -131,9 +131,6 @@ class Communicator {
       : rank_(rank), size_(size), hosts_(static_cast<std::size_t>(size)) {}
   void set_hosts(std::vector<int> hosts) { hosts_ = std::move(hosts); }
 
-  /// In which form an operation's elements leave this rank, for the observer.
-  virtual DType travels_as(const Operation& operation) const { return operation.travels_as(); }
-
   /// Starts a checked operation, numbered by number() once nothing can refuse it any more. Never
   /// blocks.
   virtual Work begin(Operation&& operation) = 0;

@@ -1,13 +1,12 @@
 #pragma once
 
 #include <cstddef>
-#include <span>
 #include <utility>
 #include <vector>
 
-#include "comm/cost.h"
 #include "comm/messages/algorithm.h"
 #include "comm/messages/transport.h"
+#include "comm/placement.h"
 
 namespace lockstep::inline v0_2::messages {
 
