@@ -13,8 +13,9 @@
 // other rank. It spins while every rank has a core of its own, since a system call costs more than
 // most waits last. After that it pauses between polls. Before each pause it checks other ranks and
 // the timeout, which cost system calls and clock readings.
-// A rank that other ranks wake says that it is about to sleep, polls once more, then sleeps. Ranks
-// that only polling advances yield their core while something comes, and sleep briefly after that.
+// A rank that other ranks wake publishes that it is about to sleep, polls once more, then sleeps. A
+// rank whose own polls move the bytes yields its core while something comes. After 20 ms without
+// news it sleeps briefly between polls, and spins after each sleep.
 // The first clock reading comes after the first spins: a wait that is soon over reads no clock. So
 // the timeout begins then, too.
 

@@ -37,7 +37,7 @@ class MpiRankContext final : public detail::RankContext {
   bool failed() const override { return failure_.recorded(); }
   /// Also tells all ranks.
   void fail(detail::FailureKind kind, std::string_view cause) noexcept override;
-  /// The same with another text, for an error that this rank raises later.
+  /// Ends the world and tells all ranks. The caller raises the error itself.
   void fail(const Failure& failure) noexcept;
   /// Ends the world within poll(), which tells all ranks at its end.
   void fail_within(const Failure& failure) noexcept { record(failure, false); }
