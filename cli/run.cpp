@@ -78,12 +78,13 @@ void add_run(CLI::App& app, int& exit_code) {
       ->type_name("WHAT");
   command
       ->add_option_function<std::string>(
-          "--malloc",
+          "--freed-memory",
           [arguments](const std::string& what) {
-            arguments->options.keep_freed_memory = what == "tuned";
+            arguments->options.keep_freed_memory = what == "keep";
           },
-          "Freed memory: tuned (stays with the process, the default) or keep (as glibc does)")
-      ->check(CLI::IsMember({"tuned", "keep"}).description(""))
+          "Memory that a rank frees: keep (stays with the process, the default) or return (to the "
+          "kernel, as glibc decides)")
+      ->check(CLI::IsMember({"keep", "return"}).description(""))
       ->type_name("WHAT");
   command
       ->add_option_function<std::string>(

@@ -81,7 +81,7 @@ class Trainer {
   static bool again() { return lockstep::restart_count() > 0; }
 
   lockstep::Checkpoint checkpoint() {
-    return {.model = *model_, .optimizer = &optimizer_, .strategy = ddp_};
+    return {.model = *model_, .optimizer = optimizer_, .strategy = ddp_};
   }
 
   /// As rank 0 sees it: the others may be on another machine.

@@ -225,7 +225,7 @@ void train(Settings settings, const lockstep::Group& world) {
   torch::optim::SGD sgd = make_sgd(*model, settings.lr.value_or(0.005));
   const lockstep::Strategy strategy = lockstep::parse_strategy(strategy_of(settings));
   lockstep::DistributedOptimizer optimizer(sgd, *model, world, strategy);
-  const lockstep::Checkpoint checkpoint{.model = *model, .optimizer = &sgd, .strategy = optimizer};
+  const lockstep::Checkpoint checkpoint{.model = *model, .optimizer = sgd, .strategy = optimizer};
   const auto style = lockstep::progress_style(world, STDOUT_FILENO, settings.quiet);
   const bool loud = style != lockstep::ProgressStyle::silent;
   std::int64_t done = 0;

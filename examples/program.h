@@ -260,11 +260,6 @@ inline void parse(CLI::App& app, int argc, char** argv) {
   }
 }
 
-/// Prints the help that was asked for, or what is wrong. Returns main's exit code.
-inline int answer(const CLI::App& app, const CLI::ParseError& asked) {
-  return app.exit(asked) == 0 ? 0 : 2;
-}
-
 /// The value of --backend, if the program has this option.
 inline std::optional<lockstep::Backend> backend_of(const CLI::App& app) {
   const auto* option = app.get_option_no_throw("--backend");
@@ -276,6 +271,7 @@ inline std::optional<lockstep::Backend> backend_of(const CLI::App& app) {
 /// above 0 by then. Returns main's exit code.
 inline int run(CLI::App& app, int argc, char** argv,
                const std::function<void(const lockstep::Group&)>& fn, const int& threads = 0) {
+  lockstep::RunOptions options{.init = {.keep_freed_memory = true}};
   try {
     parse(app, argc, argv);
     const auto backend = backend_of(app);
@@ -285,15 +281,16 @@ inline int run(CLI::App& app, int argc, char** argv,
                                  "got " + std::string(lockstep::name(*backend)) +
                                      ", expected auto or host for threads of one process");
     }
-    return lockstep::run_main(
-        argc, argv, fn,
-        {.init = {.backend = backend, .timeout = {}, .keep_pages = true}, .threads = threads});
+    options.init.backend = backend;
+    options.threads = threads;
   } catch (const CLI::ParseError& error) {
-    const bool help = error.get_exit_code() == 0;
-    if (help && !lockstep::is_startup_reporter()) return 0;
-    if (!help) lockstep::wait_for_startup_reporter();
-    return answer(app, error);
+    const bool is_help = error.get_exit_code() == 0;
+    if (is_help) return lockstep::is_startup_reporter() ? app.exit(error) : 0;
+    std::ostringstream text;
+    app.exit(error, text, text);
+    options.usage_error = text.str();
   }
+  return lockstep::run_main(argc, argv, fn, options);
 }
 
 }  // namespace program

@@ -257,7 +257,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
       {.strategy = lockstep::parse_strategy(settings.strategy), .initial_sync = initial_sync});
   torch::optim::SGD momentum(
       model->parameters(), torch::optim::SGDOptions(settings.lr).momentum(0.9).weight_decay(1e-4));
-  const lockstep::Checkpoint checkpoint{.model = *model, .optimizer = &momentum, .strategy = ddp};
+  const lockstep::Checkpoint checkpoint{.model = *model, .optimizer = momentum, .strategy = ddp};
   std::int64_t done = 0;
   if (const auto found = folder.load_newest(checkpoint, world, loud)) done = found->meta.epoch;
   if (loud)

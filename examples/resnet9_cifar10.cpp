@@ -155,7 +155,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
       torch::optim::AdamOptions(settings.lr).weight_decay(settings.weight_decay));
   lockstep::DistributedOptimizer optimizer(adam, *model, world,
                                            lockstep::parse_strategy(settings.strategy));
-  const lockstep::Checkpoint checkpoint{.model = *model, .optimizer = &adam, .strategy = optimizer};
+  const lockstep::Checkpoint checkpoint{.model = *model, .optimizer = adam, .strategy = optimizer};
   std::int64_t done = 0;
   if (const auto found = folder.load_newest(checkpoint, world, loud)) done = found->meta.epoch;
   sampler.set_epoch(static_cast<std::uint64_t>(done));

@@ -132,7 +132,7 @@ int main(int argc, char** argv) {
     train(settings);
     return 0;
   } catch (const CLI::ParseError& error) {
-    return program::answer(app, error);
+    return app.exit(error) == 0 ? 0 : 2;
   } catch (const std::exception& error) {
     std::cerr << "single_trainer: " << error.what() << std::endl;
     return 1;

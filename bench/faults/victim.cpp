@@ -128,7 +128,7 @@ std::uint64_t train(const Settings& settings, const lockstep::Group& world) {
   lockstep::DistributedOptimizer optimizer(sgd, *model, world,
                                            {.buckets = {.first = 1'000, .rest = 8'000},
                                             .strategy = lockstep::parse_strategy("topk:0.1")});
-  const lockstep::Checkpoint checkpoint{.model = *model, .optimizer = &sgd, .strategy = optimizer};
+  const lockstep::Checkpoint checkpoint{.model = *model, .optimizer = sgd, .strategy = optimizer};
   lockstep::CheckpointFolder folder(settings.checkpoints);
   int step = 0;
   if (!settings.checkpoints.empty()) {

@@ -67,7 +67,7 @@ void run(const Settings& settings, const lockstep::Group& world) {
   torch::nn::Sequential model = model_of(settings.parameters);
   torch::optim::SGD sgd(model->parameters(),
                         torch::optim::SGDOptions(0.01).momentum(settings.momentum ? 0.9 : 0));
-  const lockstep::Checkpoint checkpoint{.model = *model, .optimizer = &sgd};
+  const lockstep::Checkpoint checkpoint{.model = *model, .optimizer = sgd};
   lockstep::CheckpointWriter writer(world);
   double preparing = 0;
   double taking = 0;

@@ -194,7 +194,7 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   try {
     torch::manual_seed(0);
-    measure(settings, lockstep::init({.timeout = {}, .keep_pages = true}));
+    measure(settings, lockstep::init({.timeout = {}, .keep_freed_memory = true}));
     return 0;
   } catch (const std::exception& error) {
     std::cerr << "bench_overlap: " << error.what() << std::endl;

@@ -263,9 +263,9 @@ int main(int argc, char** argv) {
     if (settings.threads > 0) {
       lockstep::spawn(settings.threads,
                       [&](const lockstep::Group& world) { measure(settings, world); },
-                      {.timeout = {}, .keep_pages = true});
+                      {.timeout = {}, .keep_freed_memory = true});
     } else {
-      measure(settings, lockstep::init({.timeout = {}, .keep_pages = true}));
+      measure(settings, lockstep::init({.timeout = {}, .keep_freed_memory = true}));
     }
     return 0;
   } catch (const std::exception& error) {

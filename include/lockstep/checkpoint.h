@@ -23,6 +23,22 @@
 
 namespace lockstep::inline v0_2 {
 
+/// A reference that may be empty. Must not outlive what it refers to.
+template <class T>
+class OptionalReference {
+ public:
+  OptionalReference() = default;
+  OptionalReference(T& object)  // NOLINT(google-explicit-constructor): it is a reference
+      : object_(&object) {}
+
+  explicit operator bool() const { return object_ != nullptr; }
+  T& operator*() const { return *object_; }
+  T* operator->() const { return object_; }
+
+ private:
+  T* object_ = nullptr;
+};
+
 /// Refers to anything that can give its state and take it back: wrappers, samplers, what a program
 /// makes itself. Empty, it refers to nothing. Must not outlive what it refers to.
 class Stateful {
@@ -78,9 +94,10 @@ struct Resumed {
   std::string changes;  ///< in words, what could not be as it was; empty when all is
 };
 
-/// All that a training program needs to go on where it stopped, by reference.
+/// All that a training program needs to go on where it stopped. Every member refers to an object of
+/// the program; only the model is required.
 ///
-///     lockstep::Checkpoint checkpoint{.model = *model, .optimizer = &sgd, .rate = &rate};
+///     lockstep::Checkpoint checkpoint{.model = *model, .optimizer = sgd, .rate = rate};
 ///     checkpoint.save("run.safetensors", {.epoch = 3}, world);
 ///     const auto [meta, changes] = checkpoint.load("run.safetensors", world);
 ///
@@ -93,8 +110,8 @@ struct Resumed {
 /// LibTorch itself cannot write after its first step.
 struct Checkpoint {
   torch::nn::Module& model;
-  torch::optim::Optimizer* optimizer = nullptr;
-  LearningRate* rate = nullptr;
+  OptionalReference<torch::optim::Optimizer> optimizer{};
+  OptionalReference<LearningRate> rate{};
   Stateful sampler{};         ///< the same on every rank
   Stateful strategy{};        ///< of each rank: the wrapper whose exchanges remember something
   at::Generator generator{};  ///< of each rank, as at::detail::getDefaultCPUGenerator()

@@ -1,29 +1,101 @@
 #pragma once
 
+#include <cstdint>
+#include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace lockstep::inline v0_2 {
 
-/// Base of everything Lockstep throws. The message says who, where, what was got, what was
-/// expected.
+/// What kind of error an Error is, one value for each type below.
+enum class ErrorKind : std::uint8_t {
+  general,  ///< Error itself; as a cause: any exception of a rank's program
+  invalid_argument,
+  communication,
+  timeout,
+  backend_unavailable,
+  checkpoint,
+  data,
+  replica
+};
+
+/// The name of the enumerator, such as "invalid_argument".
+constexpr const char* name(ErrorKind kind) noexcept {
+  switch (kind) {
+    case ErrorKind::general:
+      return "general";
+    case ErrorKind::invalid_argument:
+      return "invalid_argument";
+    case ErrorKind::communication:
+      return "communication";
+    case ErrorKind::timeout:
+      return "timeout";
+    case ErrorKind::backend_unavailable:
+      return "backend_unavailable";
+    case ErrorKind::checkpoint:
+      return "checkpoint";
+    case ErrorKind::data:
+      return "data";
+    case ErrorKind::replica:
+      return "replica";
+  }
+  return "unknown";
+}
+
+/// The facts about an error that a program can use without reading its text.
+struct ErrorDetails {
+  int rank = -1;                              ///< Error::rank()
+  std::string operation = {};                 ///< Error::operation()
+  std::string cause = {};                     ///< Error::cause()
+  ErrorKind cause_kind = ErrorKind::general;  ///< Error::cause_kind(), where there is a cause
+};
+
+/// Base of everything that Lockstep throws. The text names the operation and the rank, the value
+/// got, the value expected and the remedy. The accessors give the same facts as values.
 class Error : public std::runtime_error {
  public:
-  using std::runtime_error::runtime_error;
-  /// An error that repeats what another rank of the world has met.
-  Error(const std::string& text, int origin) : std::runtime_error(text), origin_(origin) {}
+  explicit Error(const std::string& text, ErrorDetails details = {})
+      : std::runtime_error(text),
+        details_(std::make_shared<const ErrorDetails>(std::move(details))) {}
 
-  /// The rank of the world that met the error first; -1 where it is this rank's own.
-  int origin() const noexcept { return origin_; }
+  virtual ErrorKind kind() const noexcept { return ErrorKind::general; }
+
+  /// The world rank at fault, the lowest of several. -1 if no rank is at fault, if it is unknown,
+  /// and for an error of this rank's own.
+  int rank() const noexcept { return details_->rank; }
+
+  /// The operation of this rank that raised the error, such as "all_reduce #17" or "init"; empty
+  /// if none did.
+  const std::string& operation() const noexcept { return details_->operation; }
+
+  /// The text of the error that caused this one: the world's first failure, or the error of
+  /// another rank that all_or_none() repeats. Empty if this error is the cause.
+  const std::string& cause() const noexcept { return details_->cause; }
+
+  /// The kind of the cause; kind() if this error is the cause. `general` if an exception of a
+  /// rank's program ended the world.
+  ErrorKind cause_kind() const noexcept {
+    return details_->cause.empty() ? kind() : details_->cause_kind;
+  }
+
+  /// Names the operation of an error that has none yet. For code that passes an error on.
+  void set_operation(std::string operation) {
+    if (!details_->operation.empty()) return;
+    auto details = *details_;
+    details.operation = std::move(operation);
+    details_ = std::make_shared<const ErrorDetails>(std::move(details));
+  }
 
  private:
-  int origin_ = -1;
+  std::shared_ptr<const ErrorDetails> details_;  ///< shared, so that a copy does not throw
 };
 
 /// The caller passed something unusable. Nothing was sent; the group stays usable.
 class InvalidArgument : public Error {
  public:
   using Error::Error;
+  ErrorKind kind() const noexcept override { return ErrorKind::invalid_argument; }
 };
 
 /// A collective or the world it runs in failed. Every later call on any group of that world raises
@@ -31,30 +103,35 @@ class InvalidArgument : public Error {
 class CommError : public Error {
  public:
   using Error::Error;
+  ErrorKind kind() const noexcept override { return ErrorKind::communication; }
 };
 
 /// A rank did not arrive in time. The message names the operation and the ranks that are missing.
 class TimeoutError : public CommError {
  public:
   using CommError::CommError;
+  ErrorKind kind() const noexcept override { return ErrorKind::timeout; }
 };
 
 /// A backend is not part of this build or cannot work on this machine.
 class BackendUnavailable : public Error {
  public:
   using Error::Error;
+  ErrorKind kind() const noexcept override { return ErrorKind::backend_unavailable; }
 };
 
 /// A checkpoint cannot be written, read, or does not fit the model.
 class CheckpointError : public Error {
  public:
   using Error::Error;
+  ErrorKind kind() const noexcept override { return ErrorKind::checkpoint; }
 };
 
 /// A data file is missing, short or corrupt. The message names file, offset, expected and found.
 class DataError : public Error {
  public:
   using Error::Error;
+  ErrorKind kind() const noexcept override { return ErrorKind::data; }
 };
 
 /// Parameters that must be equal on all ranks differ. The message names bucket, parameter, ranks
@@ -62,6 +139,7 @@ class DataError : public Error {
 class ReplicaError : public Error {
  public:
   using Error::Error;
+  ErrorKind kind() const noexcept override { return ErrorKind::replica; }
 };
 
 }  // namespace lockstep

@@ -14,8 +14,9 @@ struct InitOptions {
   std::optional<Backend> backend = {};  ///< default LOCKSTEP_BACKEND, else automatic
   std::optional<std::chrono::milliseconds> timeout =
       {};  ///< longest wait; default LOCKSTEP_TIMEOUT, else 10 minutes
-  bool keep_pages =
-      false;  ///< keep freed memory in this process instead of returning it to the kernel
+  /// Keep freed memory in this process instead of returning it to the kernel, as `lockstep run
+  /// --freed-memory keep` does for its ranks.
+  bool keep_freed_memory = false;
   /// Whether ranks flush denormals, the same on all; default LOCKSTEP_FLUSH_DENORMALS, else true.
   /// It holds for the calling thread, or spawn()'s, for OpenMP's threads that compute for it, and
   /// for all threads that these create later. docs/environment.md says what it changes.

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <string>
 
 #include "lockstep/group.h"
 #include "lockstep/init.h"
@@ -11,11 +12,17 @@ namespace lockstep::inline v0_2 {
 struct RunOptions {
   InitOptions init = {};
   int threads = 0;  ///< thread ranks of this process, by spawn(); 0 joins the launcher's world
+  /// What is wrong with the command line; empty if nothing is. The startup reporter prints the text
+  /// to stderr as it is, and run_main() returns 2 on every rank without a call of fn. No rank
+  /// returns before the text is printed, because some launchers end all ranks with the first that
+  /// fails.
+  std::string usage_error = {};
 };
 
-/// The body of main(): joins the world, runs fn on every rank, and returns the exit code, 0 or 1.
-/// An error of fn is recorded by record_error() and ends the world. One rank prints it to stderr as
-/// "program: text", where program is the last part of argv[0].
+/// The body of main(): joins the world, runs fn on every rank, and returns the exit code: 0, 1
+/// after an error, or 2 after a usage error. An error of fn is recorded by record_error() and ends
+/// the world. One rank prints it to stderr as "program: text", where program is the last part of
+/// argv[0].
 ///
 ///     int main(int argc, char** argv) { return lockstep::run_main(argc, argv, train); }
 ///
@@ -27,9 +34,5 @@ int run_main(int argc, char** argv, const std::function<void(const Group&)>& fn,
 /// about the command line. True on rank 0 by the launcher's variables, and in a process without a
 /// launcher.
 bool is_startup_reporter();
-
-/// Leaves the startup reporter time to print its message: some launchers end all ranks with the
-/// first that fails. Returns at once in the reporter, else after 5 s.
-void wait_for_startup_reporter();
 
 }  // namespace lockstep

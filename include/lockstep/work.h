@@ -15,9 +15,9 @@ class Request;
 
 /// A collective that has been issued. The buffers belong to it until wait() returns.
 ///
-/// The destructor of an unfinished Work waits, at most for the timeout. An error of that wait has
-/// ended the world, and the group's next call raises it. While an exception unwinds the stack the
-/// destructor does not wait: it ends the world.
+/// The destructor of an unfinished Work does one of two things. Normally it waits as wait() does;
+/// an error has ended the world, and the group's next call raises it. While an exception unwinds
+/// the stack it does not wait and ends the world, because other ranks may wait for this one.
 class [[nodiscard]] Work {
  public:
   Work() = default;  ///< nothing in flight: complete

@@ -45,7 +45,8 @@ class RequestHold final : public detail::Request {
     if (!context().await(limit, [&] { return request_->over() || context().failed(); })) {
       context().fail({.timeout = true,
                       .text = concat(request_->operation().label(), " waited ",
-                                     limit.count() / 1000.0, " s for ", whom())});
+                                     limit.count() / 1000.0, " s for ", whom()),
+                      .rank = detail::lowest(missing())});
     }
     finish();
   }
@@ -130,13 +131,12 @@ std::shared_ptr<std::byte> AdaptedCommunicator::allocate(std::size_t bytes) {
 }
 
 void AdaptedCommunicator::fail(std::string_view cause) noexcept {
-  context_->set_failure_met();
-  context_->fail({.text = std::string(cause)});
+  fail_with(control::failure_of_program(world_rank(rank()), cause));
 }
 
-void AdaptedCommunicator::fail_by_timeout(std::string_view cause) noexcept {
+void AdaptedCommunicator::fail_with(const control::Failure& failure) noexcept {
   context_->set_failure_met();
-  context_->fail({.timeout = true, .text = std::string(cause)});
+  context_->fail(failure);
 }
 
 void AdaptedCommunicator::look() {
@@ -155,7 +155,8 @@ void AdaptedCommunicator::meet(const std::string& host,
       own.world = store->add("lockstep/worlds", 1);
     } catch (const std::exception& error) {
       throw CommError(
-          concat(where("group_from_backend"), ": the store does not answer: ", error.what()));
+          concat(where("group_from_backend"), ": the store does not answer: ", error.what()),
+          {.operation = "group_from_backend"});
     }
   }
   std::vector<Card> all(static_cast<std::size_t>(size()));
@@ -223,7 +224,8 @@ void AdaptedCommunicator::begin_to_self(const std::shared_ptr<C10dRequest>& requ
   if (alike && to.count > 0) std::memcpy(to.output, from.input, to.count * size_of(to.dtype));
   if (!alike) {
     const int here = world_rank(rank());
-    context_->fail({.text = detail::describe_difference(mine.sequence, here, here, expected, got)});
+    context_->fail({.text = detail::describe_difference(mine.sequence, here, here, expected, got),
+                    .rank = here});
   }
   request->end(alike);
   other->end(alike);

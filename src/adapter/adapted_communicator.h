@@ -29,7 +29,7 @@ class AdaptedCommunicator final : public Communicator,
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override;
   std::shared_ptr<Communicator> split(int color, int key) override;
   void fail(std::string_view cause) noexcept override;
-  void fail_by_timeout(std::string_view cause) noexcept override;
+  void fail_with(const control::Failure& failure) noexcept override;
   void look() override;
 
   /// Finds the host of each rank in a collective that has the number 0. Watches the store for

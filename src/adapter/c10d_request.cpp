@@ -95,14 +95,15 @@ void C10dRequest::run() noexcept {
     end(true);
     return;
   } catch (const messages::Mismatch& mismatch) {
-    context_->fail({.text = mismatch.what()});
+    context_->fail({.text = mismatch.what(), .rank = mismatch.rank()});
   } catch (const std::exception& error) {
     // A failed rank publishes the cause before its connections close, so it is asked for first.
     if (!context_->failed()) context_->ask();
     const auto other = context_->look([&] { return awaited_; });
     context_->fail(
         {.text = concat("rank ", context_->rank(),
-                        other ? concat(", waiting for rank ", *other) : "", ": ", text_of(error))});
+                        other ? concat(", waiting for rank ", *other) : "", ": ", text_of(error)),
+         .rank = other.value_or(context_->rank())});
   }
   end(false);
 }

@@ -1,5 +1,7 @@
 #include "adapter/failure_board.h"
 
+#include <algorithm>
+#include <charconv>
 #include <exception>
 #include <tuple>
 #include <utility>
@@ -15,10 +17,22 @@ using detail::concat;
 constexpr auto between_looks = std::chrono::milliseconds(100);
 constexpr auto patience = std::chrono::seconds(1);
 constexpr char timed_out = 't';
-constexpr char failed_otherwise = 'f';
+constexpr char by_program = 'p';
+constexpr char otherwise = 'f';
 
+/// What the store holds: a letter for the kind, the rank at fault, a space, the text.
 std::string text_of(const control::Failure& failure) {
-  return concat(failure.timeout ? timed_out : failed_otherwise, failure.text);
+  const char kind = failure.timeout ? timed_out : failure.by_program ? by_program : otherwise;
+  return concat(kind, failure.rank, ' ', failure.text);
+}
+
+control::Failure failure_in(const std::string& text) {
+  control::Failure failure{.timeout = text.front() == timed_out,
+                           .by_program = text.front() == by_program};
+  const auto end = std::min(text.find(' '), text.size());
+  std::from_chars(text.data() + 1, text.data() + end, failure.rank);
+  failure.text = text.substr(std::min(end + 1, text.size()));
+  return failure;
 }
 
 }  // namespace
@@ -88,7 +102,7 @@ bool FailureBoard::look() {
     text = store_->get_to_str(key_);
   }
   if (text.empty()) return !told;
-  heard_({.timeout = text.front() == timed_out, .text = text.substr(1)});
+  heard_(failure_in(text));
   return false;
 }
 

@@ -190,12 +190,12 @@ safetensors::Content content_of(const Checkpoint& checkpoint, const CheckpointMe
   };
   if (rank == 0) {
     for (const auto& [name, tensor] : tensors_of(checkpoint.model)) add(name, tensor);
-    if (checkpoint.optimizer != nullptr) {
+    if (checkpoint.optimizer) {
       OptimizerState state = optimizer_state(*checkpoint.optimizer, names_of(checkpoint.model));
       for (const auto& [name, tensor] : state.tensors) add(name, tensor);
       content.metadata[optimizer_key] = std::move(state.description);
     }
-    if (checkpoint.rate != nullptr) content.metadata[rate_key] = checkpoint.rate->state();
+    if (checkpoint.rate) content.metadata[rate_key] = checkpoint.rate->state();
     for (const auto& [name, tensor] : checkpoint.sampler.state())
       add(concat(sampler_prefix, name), tensor);
     for (const auto& [key, text] : meta.notes) content.metadata[concat(note_prefix, key)] = text;
@@ -204,7 +204,7 @@ safetensors::Content content_of(const Checkpoint& checkpoint, const CheckpointMe
     content.metadata[ranks_key] = std::to_string(ranks);
     content.metadata[denormals_key] = denormals_text(flushes_denormals());
     if (meta.score) content.metadata[score_key] = text_of(*meta.score);
-  } else if (checkpoint.optimizer != nullptr && checkpoint.strategy.replicas_may_differ()) {
+  } else if (checkpoint.optimizer && checkpoint.strategy.replicas_may_differ()) {
     const auto state = optimizer_state(*checkpoint.optimizer, names_of(checkpoint.model));
     for (const auto& [name, tensor] : state.tensors) add(prefix_of(rank) + name, tensor);
     add(prefix_of(rank) + optimizer_key, tensor_of(state.description));
@@ -221,7 +221,7 @@ safetensors::Content content_of(const Checkpoint& checkpoint, const CheckpointMe
 
 std::map<std::string, at::Tensor> tensors_to_come(const Checkpoint& checkpoint, int ranks) {
   auto tensors = content_of(checkpoint, {}, 0, ranks).tensors;
-  if (checkpoint.optimizer != nullptr)
+  if (checkpoint.optimizer)
     tensors.merge(memory_to_come(*checkpoint.optimizer, names_of(checkpoint.model)));
   return tensors;
 }
@@ -271,7 +271,7 @@ Restoration::Restoration(const Checkpoint& checkpoint, safetensors::Content cont
   take_denormals(content);
   take_model(checkpoint, content);
   take_optimizer(checkpoint, content);
-  if (checkpoint.rate != nullptr) {
+  if (checkpoint.rate) {
     rate_ = note(content, rate_key);
     checkpoint.rate->check_state(rate_);
   }
@@ -311,7 +311,7 @@ void Restoration::take_model(const Checkpoint& checkpoint, safetensors::Content&
 
 void Restoration::take_optimizer(const Checkpoint& checkpoint,
                                  const safetensors::Content& content) {
-  if (checkpoint.optimizer == nullptr) return;
+  if (!checkpoint.optimizer) return;
   const bool of_each_rank = checkpoint.strategy.replicas_may_differ();
   OptimizerState state{.description = note(content, optimizer_key), .tensors = {}};
   for (const auto& [name, tensor] : content.tensors)
@@ -400,8 +400,8 @@ void Restoration::restore_states(const Checkpoint& checkpoint) const {
 }
 
 void Restoration::apply(const Checkpoint& checkpoint) {
-  if (checkpoint.optimizer != nullptr) optimizer_.apply(*checkpoint.optimizer);
-  if (checkpoint.rate != nullptr) checkpoint.rate->load_state(rate_);
+  if (checkpoint.optimizer) optimizer_.apply(*checkpoint.optimizer);
+  if (checkpoint.rate) checkpoint.rate->load_state(rate_);
   if (random_.defined()) {
     at::Generator generator = checkpoint.generator;
     const std::lock_guard lock(generator.mutex());

@@ -6,11 +6,14 @@
 namespace lockstep::inline v0_2::detail {
 
 void BackendCommunicator::fail(std::string_view cause) noexcept {
-  context().fail(FailureKind::error, cause);
+  context().fail(FailureKind::error, context().failure_of_program(cause));
 }
 
-void BackendCommunicator::fail_by_timeout(std::string_view cause) noexcept {
-  context().fail(FailureKind::timeout, cause);
+void BackendCommunicator::fail_with(const control::Failure& failure) noexcept {
+  const auto kind = failure.timeout      ? FailureKind::timeout
+                    : failure.by_program ? FailureKind::error
+                                         : FailureKind::elsewhere;
+  context().fail(kind, failure);
 }
 
 void BackendCommunicator::look() {

@@ -18,7 +18,7 @@ class BackendCommunicator : public Communicator,
                             public std::enable_shared_from_this<BackendCommunicator> {
  public:
   void fail(std::string_view cause) noexcept final;
-  void fail_by_timeout(std::string_view cause) noexcept final;
+  void fail_with(const control::Failure& failure) noexcept final;
   void look() final;
 
   virtual RankContext& context() const = 0;

@@ -90,20 +90,24 @@ std::string Communicator::where(const Operation& operation) const {
   return concat(name(operation.collective), " (", backend(), ") rank ", rank_, " of ", size_, ": ");
 }
 
+template <class... Parts>
+void Communicator::refuse(const Operation& operation, const Parts&... what) const {
+  throw InvalidArgument(concat(where(operation), what...),
+                        {.operation = std::string(name(operation.collective))});
+}
+
 void Communicator::check_wire(const Operation& operation) const {
   if (!operation.wire) return;
   const auto& wire = *operation.wire;
   if (wire.dtype != DType::f16 && wire.dtype != DType::bf16) {
-    throw InvalidArgument(concat(where(operation), "got a wire of ", name(wire.dtype),
-                                 ", expected float16 or bfloat16"));
+    refuse(operation, "got a wire of ", name(wire.dtype), ", expected float16 or bfloat16");
   }
   if (operation.reduce != ReduceOp::sum && operation.reduce != ReduceOp::avg) {
-    throw InvalidArgument(concat(where(operation), "got ", name(operation.reduce),
-                                 " over a wire of ", name(wire.dtype), ", expected sum or avg"));
+    refuse(operation, "got ", name(operation.reduce), " over a wire of ", name(wire.dtype),
+           ", expected sum or avg");
   }
   if (!(wire.clip >= 0) || std::isinf(wire.clip)) {
-    throw InvalidArgument(
-        concat(where(operation), "got a clip of ", wire.clip, ", expected 0 or more"));
+    refuse(operation, "got a clip of ", wire.clip, ", expected 0 or more");
   }
 }
 
@@ -111,29 +115,26 @@ void Communicator::check(const Operation& operation) const {
   check_wire(operation);
   const bool needs_peer = operation.has_root() || operation.is_message();
   if (needs_peer && (operation.peer < 0 || operation.peer >= size_)) {
-    throw InvalidArgument(concat(where(operation), "got ", operation.has_root() ? "root " : "rank ",
-                                 operation.peer, ", expected 0 to ", size_ - 1));
+    refuse(operation, "got ", operation.has_root() ? "root " : "rank ", operation.peer,
+           ", expected 0 to ", size_ - 1);
   }
   if (!operation.counts.empty() && operation.counts.size() != static_cast<std::size_t>(size_)) {
-    throw InvalidArgument(concat(where(operation), "got ", operation.counts.size(),
-                                 " counts, expected one for each of ", size_, " ranks"));
+    refuse(operation, "got ", operation.counts.size(), " counts, expected one for each of ", size_,
+           " ranks");
   }
   const auto [input, output] = ends(operation, rank_);
   std::ptrdiff_t bytes = 0;
   const std::size_t longest = std::max({operation.count, input, output});
   if (__builtin_mul_overflow(longest, size_of(operation.dtype) * static_cast<std::size_t>(size_),
                              &bytes)) {
-    throw InvalidArgument(concat(where(operation), "got ", longest,
-                                 " elements, expected no more than memory can hold"));
+    refuse(operation, "got ", longest, " elements, expected no more than memory can hold");
   }
   if (operation.timeout.count() < 0) {
-    throw InvalidArgument(concat(where(operation), "got a timeout of ", operation.timeout.count(),
-                                 " ms, expected 0 or more"));
+    refuse(operation, "got a timeout of ", operation.timeout.count(), " ms, expected 0 or more");
   }
   if ((input > 0 && operation.input == nullptr) || (output > 0 && operation.output == nullptr)) {
-    throw InvalidArgument(
-        concat(where(operation), "got no memory, expected ",
-               input > 0 && operation.input == nullptr ? "an input" : "an output"));
+    refuse(operation, "got no memory, expected ",
+           input > 0 && operation.input == nullptr ? "an input" : "an output");
   }
 }
 

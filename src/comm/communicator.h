@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/control/failure.h"
 #include "comm/operation.h"
 #include "comm/operation_observer.h"
 #include "comm/source.h"
@@ -118,10 +119,12 @@ class Communicator {
   }
   const std::shared_ptr<detail::OperationObserver>& observer() const { return observer_; }
 
-  /// Ends the world for every rank, with this text as the first cause. Any thread.
+  /// Ends the world for every rank: this text of an error of this rank's program is the first
+  /// cause. Any thread.
   virtual void fail(std::string_view cause) noexcept = 0;
-  /// fail(), because a wait for a rank lasted too long: ranks raise TimeoutError.
-  virtual void fail_by_timeout(std::string_view cause) noexcept { fail(cause); }
+  /// fail() with a failure that this rank has detected, which may be another rank's fault. Ranks
+  /// raise TimeoutError for a timeout.
+  virtual void fail_with(const control::Failure& failure) noexcept { fail(failure.text); }
   /// Moves what is under way without blocking. Throws what ended the world, if it has ended.
   virtual void look() {}
 
@@ -139,6 +142,8 @@ class Communicator {
  private:
   Work issue(Operation&& operation, Issue&& issue);
   std::string where(const Operation& operation) const;
+  template <class... Parts>
+  [[noreturn]] void refuse(const Operation& operation, const Parts&... what) const;
   void check(const Operation& operation) const;
   void check_wire(const Operation& operation) const;
 

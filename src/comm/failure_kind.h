@@ -8,7 +8,8 @@ enum class FailureKind {
   timeout,
   left,  ///< a rank left the world while another waited for it
   mismatch,
-  abandoned  ///< an exception left the scope of an operation
+  abandoned,  ///< an exception left the scope of an operation
+  elsewhere   ///< met outside of this host's memory, such as over the network
 };
 
 }  // namespace lockstep::detail

@@ -184,9 +184,11 @@ void RankContext::check_time(LongWait& wait) {
   const auto& operation = wait.operation;
   if (wait.deadline.elapsed() < wait.limit + operation.grace()) return;
   const auto missing = operation.missing();
-  record(FailureKind::timeout, missing.empty() ? -1 : missing.front(),
-         concat(operation.operation().label(), " waited ", wait.limit.count() / 1000.0, " s for ",
-                awaited(missing)));
+  record(FailureKind::timeout,
+         {.timeout = true,
+          .text = concat(operation.operation().label(), " waited ", wait.limit.count() / 1000.0,
+                         " s for ", awaited(missing)),
+          .rank = missing.empty() ? -1 : named(lowest(missing))});
   spread();
   throw_failure(operation.where());
 }
@@ -200,19 +202,22 @@ void RankContext::throw_failure(std::string_view where) {
   raised_failure_.raise(where, failure());
 }
 
-void RankContext::fail(FailureKind kind, std::string_view cause) noexcept {
+void RankContext::fail(FailureKind kind, const control::Failure& failure) noexcept {
   if (in_child()) return;
   raised_failure_.set_raised();
+  control::Failure by_this_rank{
+      .timeout = failure.timeout, .rank = failure.rank, .by_program = failure.by_program};
   try {
-    record(kind, rank_, concat("rank ", named(rank_), ": ", cause));
+    by_this_rank.text = concat("rank ", named(rank_), ": ", failure.text);
   } catch (const std::bad_alloc&) {
-    record(kind, rank_, "a rank failed");
+    by_this_rank.text = "a rank failed";  // short enough to need no memory
   }
+  record(kind, by_this_rank);
 }
 
 void RankContext::abandon(BackendCommunicator& group, std::string_view cause) noexcept {
   if (in_child()) return;
-  fail(FailureKind::abandoned, cause);
+  fail(FailureKind::abandoned, failure_of_program(cause));
   std::vector<std::shared_ptr<void>> pending;  // outlives the lock: with the last a group may end
   const auto lock = hold();
   try {

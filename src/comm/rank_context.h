@@ -100,8 +100,12 @@ class RankContext {
   /// Use.
   [[noreturn]] void throw_failure(std::string_view where);
   /// Ends the world for the program of this rank, unless it has ended: its next error is a later
-  /// one. Any thread.
-  virtual void fail(FailureKind kind, std::string_view cause) noexcept;
+  /// one. The rank of the failure is a world rank. Any thread.
+  virtual void fail(FailureKind kind, const control::Failure& failure) noexcept;
+  /// The failure by an exception in the program of this rank.
+  control::Failure failure_of_program(std::string_view text) const noexcept {
+    return control::failure_of_program(named(rank_), text);
+  }
   /// The same for an operation of the group that will never be waited for.
   void abandon(BackendCommunicator& group, std::string_view cause) noexcept;
 
@@ -132,14 +136,14 @@ class RankContext {
   /// Advances all groups without blocking; true if something has come. Called by the progress
   /// thread, too.
   virtual bool advance() = 0;
-  /// Ends the world unless it has ended. rank is the one at fault, or -1. Any thread.
-  virtual void record(FailureKind kind, int rank, std::string_view text) noexcept = 0;
+  /// Ends the world unless it has ended. The rank of the failure is a world rank. Any thread.
+  virtual void record(FailureKind kind, const control::Failure& failure) noexcept = 0;
   /// Tells other ranks of a recorded failure, where record() cannot. Under a Use; any number of
   /// times.
   virtual void spread() noexcept {}
   /// Why the world ended.
   virtual control::Failure failure() = 0;
-  /// What the rank is called in messages.
+  /// The world rank, which messages name.
   virtual int named(int rank) const { return rank; }
   /// The ranks that an operation misses, for its timeout.
   virtual std::string awaited(std::span<const int> ranks) const;

@@ -7,13 +7,21 @@
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::detail {
+namespace {
 
-bool FailureRecord::record(bool timeout, std::string_view text, bool of_others) noexcept {
+/// The label of a call that belongs to no operation.
+constexpr std::string_view no_operation = "world";
+
+}  // namespace
+
+bool FailureRecord::record(const control::Failure& failure, bool of_others) noexcept {
   const std::lock_guard lock(mutex_);
   if (recorded_.load(std::memory_order_relaxed)) return false;
-  failure_.timeout = timeout;
+  failure_.timeout = failure.timeout;
+  failure_.rank = failure.rank;
+  failure_.by_program = failure.by_program;
   try {
-    failure_.text = text;
+    failure_.text = failure.text;
   } catch (const std::bad_alloc&) {
     // The failure has no text then.
   }
@@ -33,10 +41,18 @@ control::Failure FailureRecord::failure() const {
 }
 
 void RaisedFailure::raise(std::string_view where, const control::Failure& failure) {
+  const auto operation = where.substr(0, where.find(" ("));
+  const auto kind = failure.timeout      ? ErrorKind::timeout
+                    : failure.by_program ? ErrorKind::general
+                                         : ErrorKind::communication;
+  const ErrorDetails details{.rank = failure.rank,
+                             .operation = std::string(operation == no_operation ? "" : operation),
+                             .cause = failure.text,
+                             .cause_kind = kind};
   const auto error = text(where, failure.text);
   log::warn(error);
-  if (failure.timeout) throw TimeoutError(error);
-  throw CommError(error);
+  if (failure.timeout) throw TimeoutError(error, details);
+  throw CommError(error, details);
 }
 
 std::string RaisedFailure::text(std::string_view where, std::string_view cause) {

@@ -14,7 +14,7 @@ class FailureRecord {
  public:
   /// Records the failure unless there is one; whether there was none. A failure of other ranks is
   /// one that they have announced.
-  bool record(bool timeout, std::string_view text, bool of_others = false) noexcept;
+  bool record(const control::Failure& failure, bool of_others = false) noexcept;
   bool recorded() const noexcept { return recorded_.load(std::memory_order_acquire); }
   bool of_others() const;
   control::Failure failure() const;
@@ -29,9 +29,9 @@ class FailureRecord {
 /// The errors that one rank raises after its world has failed.
 class RaisedFailure {
  public:
-  /// Throws: the failure as CommError or TimeoutError. where is "all_reduce #17 (host) rank 2 of
-  /// 4". The first operation gets the cause; a later one also gets where the rank raised the
-  /// failure before, and the remedy.
+  /// Throws: the failure with its fields, as CommError or TimeoutError. where is "all_reduce #17
+  /// (host) rank 2 of 4". The first operation gets the cause; a later one also gets where the rank
+  /// raised the failure before, and the remedy.
   [[noreturn]] void raise(std::string_view where, const control::Failure& failure);
 
   /// The program of this rank raises the error that fails the world itself, so every operation

@@ -25,6 +25,10 @@ std::string awaited(std::span<const int> ranks, const std::function<std::string_
   return ranks.empty() ? "the bytes of ranks that have come" : rank_list(ranks, note);
 }
 
+int lowest(std::span<const int> ranks) {
+  return ranks.empty() ? -1 : *std::ranges::min_element(ranks);
+}
+
 void Usage::expect_own_process(std::string_view backend, int rank) const {
   if (!in_child()) return;
   throw InvalidArgument(

@@ -42,6 +42,9 @@ std::chrono::milliseconds wait_limit(const Operation& operation, std::chrono::mi
 std::string awaited(std::span<const int> ranks,
                     const std::function<std::string_view(int)>& note = {});
 
+/// The lowest rank; -1 if there is none.
+int lowest(std::span<const int> ranks);
+
 /// The right to use the groups of one rank: one thread at a time has it, in the process that
 /// joined.
 class Usage {

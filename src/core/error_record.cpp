@@ -20,8 +20,12 @@ namespace {
 /// One rank's part of the file. Zeros where the rank left nothing.
 struct Slot {
   std::uint32_t length;  ///< of the text, written last
-  std::uint32_t of_world;
-  std::array<char, 4088> text;
+  std::uint32_t operation_length;
+  std::int32_t rank;
+  ErrorKind kind;
+  bool repeats;
+  std::array<char, 82> operation;
+  std::array<char, 4000> text;
 };
 static_assert(sizeof(Slot) == 4096);
 
@@ -44,6 +48,17 @@ off_t place_of(int rank) { return static_cast<off_t>(rank) * static_cast<off_t>(
 
 }  // namespace
 
+ErrorRecord record_of(const std::exception& error) {
+  ErrorRecord record{.text = error.what()};
+  if (const auto* known = dynamic_cast<const Error*>(&error)) {
+    record.kind = known->kind();
+    record.rank = known->rank();
+    record.repeats = !known->cause().empty();
+    record.operation = known->operation();
+  }
+  return record;
+}
+
 ErrorRecords::ErrorRecords() : file_(::memfd_create("lockstep-errors", MFD_CLOEXEC)) {
   if (!file_) {
     throw CommError(concat("the launcher cannot make a memory file for the ranks' errors: ",
@@ -55,7 +70,12 @@ std::optional<ErrorRecord> ErrorRecords::of(int rank) const {
   Slot slot{};
   if (::pread(file_.get(), &slot, sizeof slot, place_of(rank)) < 0 || slot.length == 0) return {};
   const auto length = std::min<std::size_t>(slot.length, slot.text.size());
-  return ErrorRecord{.of_world = slot.of_world != 0, .text = {slot.text.data(), length}};
+  const auto operation_length = std::min<std::size_t>(slot.operation_length, slot.operation.size());
+  return ErrorRecord{.kind = slot.kind,
+                     .rank = slot.rank,
+                     .repeats = slot.repeats,
+                     .text = {slot.text.data(), length},
+                     .operation = {slot.operation.data(), operation_length}};
 }
 
 void leave_error_record(const ErrorRecord& record) noexcept {
@@ -63,7 +83,11 @@ void leave_error_record(const ErrorRecord& record) noexcept {
   if (fd < 0) return;
   Slot slot{};
   const auto length = std::min(record.text.size(), slot.text.size());
-  slot.of_world = record.of_world ? 1 : 0;
+  slot.kind = record.kind;
+  slot.rank = record.rank;
+  slot.repeats = record.repeats;
+  slot.operation_length = static_cast<std::uint32_t>(
+      record.operation.copy(slot.operation.data(), slot.operation.size()));
   std::memcpy(slot.text.data(), record.text.data(), length);
   if (::pwrite(fd, &slot, sizeof slot, place_of(rank)) != sizeof slot) return;
   slot.length = static_cast<std::uint32_t>(length);

@@ -1,17 +1,28 @@
 #pragma once
 
+#include <exception>
 #include <optional>
 #include <string>
 
 #include "core/descriptor.h"
+#include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::detail {
 
 /// The error that a rank's program ended with, as the rank leaves it for `lockstep run`.
 struct ErrorRecord {
-  bool of_world = false;  ///< a failure of the world, which another rank may have caused
+  ErrorKind kind = ErrorKind::general;
+  int rank = -1;         ///< Error::rank()
+  bool repeats = false;  ///< another error caused it: Error::cause() is not empty
   std::string text = {};
+  std::string operation = {};  ///< Error::operation()
+
+  /// A failure of the world, which another rank may have caused.
+  bool of_world() const { return kind == ErrorKind::communication || kind == ErrorKind::timeout; }
 };
+
+/// The record of an error.
+ErrorRecord record_of(const std::exception& error);
 
 /// A memory file with one record of each rank. The launcher makes it, ranks inherit its descriptor
 /// (LOCKSTEP_ERROR_FD), and the launcher reads it when a job has failed.

@@ -5,9 +5,13 @@
 namespace lockstep::inline v0_2 {
 
 /// Makes glibc keep freed memory in this process instead of returning it to the kernel. Otherwise a
-/// training step would page-fault thousands of times. With one_arena all threads share one arena;
-/// for that, call before they are created. Memory held grows to the largest need there was.
-void keep_freed_memory(bool one_arena);
+/// training step would page-fault thousands of times. Memory held grows to the largest need there
+/// was.
+void keep_freed_memory();
+
+/// Makes all threads that are created later share one arena of glibc. Other arenas return every
+/// block over 64 MiB to the kernel, also after keep_freed_memory().
+void use_one_arena();
 
 /// Gives the heap pages for so many bytes, which are free to be allocated afterwards; fewer when
 /// the machine has not as many. Where threads share an arena their needs meet in ever new ways, and

@@ -16,7 +16,8 @@ void expect_version(std::string_view where, std::size_t rank, const VersionTag& 
                     const VersionTag& of_rank_0) {
   if (found == of_rank_0) return;
   throw CommError(concat(where, ": rank ", rank, " runs Lockstep ", found.data(), ", expected ",
-                         of_rank_0.data(), " as on rank 0"));
+                         of_rank_0.data(), " as on rank 0"),
+                  {.rank = static_cast<int>(rank)});
 }
 
 }  // namespace lockstep::detail

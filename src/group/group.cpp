@@ -19,6 +19,15 @@ namespace lockstep::inline v0_2 {
 
 using detail::concat;
 
+namespace {
+
+template <class... Parts>
+[[noreturn]] void refuse(std::string_view where, const Parts&... what) {
+  throw InvalidArgument(concat(where, ": ", what...), {.operation = std::string(where)});
+}
+
+}  // namespace
+
 DType detail::dtype_of(at::ScalarType type, std::string_view where) {
   switch (type) {
     case at::kFloat:
@@ -38,9 +47,8 @@ DType detail::dtype_of(at::ScalarType type, std::string_view where) {
     case at::kLong:
       return DType::i64;
     default:
-      throw InvalidArgument(
-          concat(where, ": got a tensor of ", toString(type),
-                 ", expected Float, Double, Half, BFloat16, Char, Byte, Int or Long"));
+      refuse(where, "got a tensor of ", toString(type),
+             ", expected Float, Double, Half, BFloat16, Char, Byte, Int or Long");
   }
 }
 
@@ -55,16 +63,15 @@ struct Checked {
 
 Checked check(const at::Tensor& tensor, std::string_view where) {
   if (!tensor.defined()) {
-    throw InvalidArgument(concat(where, ": got an undefined tensor, expected a defined one"));
+    refuse(where, "got an undefined tensor, expected a defined one");
   }
   if (tensor.layout() != at::kStrided || !tensor.device().is_cpu()) {
-    throw InvalidArgument(concat(where, ": got a tensor of layout ", tensor.layout(), " on ",
-                                 tensor.device(), ", expected a dense one on cpu"));
+    refuse(where, "got a tensor of layout ", tensor.layout(), " on ", tensor.device(),
+           ", expected a dense one on cpu");
   }
   if (!tensor.is_contiguous()) {
-    throw InvalidArgument(concat(where, ": got a tensor of sizes ", tensor.sizes(), " and strides ",
-                                 tensor.strides(),
-                                 ", expected a contiguous one: call .contiguous()"));
+    refuse(where, "got a tensor of sizes ", tensor.sizes(), " and strides ", tensor.strides(),
+           ", expected a contiguous one: call .contiguous()");
   }
   const DType dtype = detail::dtype_of(tensor.scalar_type(), where);
   return {
@@ -80,15 +87,14 @@ Issue issue_of(const at::Tensor& tensor, const at::Tensor& other = {}, bool comp
 
 void expect_same_dtype(const Checked& input, const Checked& output, std::string_view where) {
   if (input.dtype == output.dtype) return;
-  throw InvalidArgument(concat(where, ": got an output of ", name(output.dtype), ", expected ",
-                               name(input.dtype), " as the input"));
+  refuse(where, "got an output of ", name(output.dtype), ", expected ", name(input.dtype),
+         " as the input");
 }
 
 void expect_count(std::size_t got, std::size_t expected, std::string_view what,
                   std::string_view where) {
   if (got == expected) return;
-  throw InvalidArgument(
-      concat(where, ": got an ", what, " of ", got, " elements, expected ", expected));
+  refuse(where, "got an ", what, " of ", got, " elements, expected ", expected);
 }
 
 /// Which is which for a collective.
@@ -109,7 +115,9 @@ void expect_divided(std::size_t whole, std::size_t part, const std::vector<std::
 }  // namespace
 
 Group::Group(std::shared_ptr<Communicator> communicator) : communicator_(std::move(communicator)) {
-  if (communicator_ == nullptr) throw InvalidArgument("Group: got no communicator");
+  if (communicator_ == nullptr) {
+    throw InvalidArgument("Group: got no communicator", {.operation = "Group"});
+  }
   detail::GroupStatistics::of(*communicator_);  // observes the group from here on
 }
 
@@ -141,7 +149,8 @@ Work Group::all_reduce(const at::Tensor& tensor, ReduceOp op, const Wire& wire) 
   const auto [data, count, dtype] = check(tensor, "all_reduce");
   if (dtype != DType::f32) {
     throw InvalidArgument(concat("all_reduce as ", name(wire.dtype), ": got a tensor of ",
-                                 name(dtype), ", expected float32"));
+                                 name(dtype), ", expected float32"),
+                          {.operation = "all_reduce"});
   }
   return communicator_->all_reduce(data, count, op, wire, issue_of(tensor));
 }
@@ -271,7 +280,8 @@ Group Group::split(int color, int key) const {
   auto made = communicator_->split(color, key);
   if (made == nullptr) {
     throw InvalidArgument(
-        concat("split: got color ", color, " on rank ", rank(), ", expected 0 or more"));
+        concat("split: got color ", color, " on rank ", rank(), ", expected 0 or more"),
+        {.operation = "split"});
   }
   return Group(std::move(made));
 }

@@ -133,12 +133,14 @@ int restart_count() { return Environment::get().restart_count; }
 
 Group init(const InitOptions& options) {
   if (detail::inside_spawn()) {
-    throw InvalidArgument("init: called inside spawn(); use the Group that spawn() passed");
+    throw InvalidArgument("init: called inside spawn(); use the Group that spawn() passed",
+                          {.operation = "init"});
   }
   if (joined.exchange(true)) {
     throw InvalidArgument(
         "init: called a second time in this process; keep the Group that the first call returned, "
-        "or start new processes for a new world");
+        "or start new processes for a new world",
+        {.operation = "init"});
   }
   const bool flushed_before = flushes_denormals();
   const auto take_back = [&] {
@@ -154,7 +156,7 @@ Group init(const InitOptions& options) {
     const bool launched = environment.rank || environment.world_size || environment.arena_fd;
     const auto backend = options.backend.value_or(environment.backend);
     if (!environment.launcher_problem.empty()) throw InvalidArgument(environment.launcher_problem);
-    if (options.keep_pages) keep_freed_memory(false);
+    if (options.keep_freed_memory) keep_freed_memory();
     const auto& launcher = environment.launcher;
     const bool foreign = launcher && launcher->size > 1;
     if (foreign) share_cores(*launcher);
@@ -184,11 +186,11 @@ Group init(const InitOptions& options) {
     if (launched) return join_launched(environment, ranks);
     if (needs_mpi(backend)) return join_mpi(backend, ranks, environment, launcher ? 1 : 0);
     return Group(host::create(host::World::create(1), 0, ranks));
-  } catch (const InvalidArgument&) {
-    take_back();
-    throw;
-  } catch (const BackendUnavailable&) {
-    take_back();
+  } catch (Error& error) {
+    error.set_operation("init");
+    const bool refused = error.kind() == ErrorKind::invalid_argument ||
+                         error.kind() == ErrorKind::backend_unavailable;
+    if (refused) take_back();
     throw;
   }
 }

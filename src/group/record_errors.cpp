@@ -58,12 +58,12 @@ void record_in_world(const std::exception& error) {
   if (world == nullptr) return;
   // A rank that raises the failure of the world repeats the cause that is recorded there.
   if (dynamic_cast<const CommError*>(&error) != nullptr && world->failure()) return;
-  const auto* known = dynamic_cast<const Error*>(&error);
-  const bool repeats = known != nullptr && known->origin() >= 0;
+  const auto record = detail::record_of(error);
+  const bool repeats = record.repeats && !record.of_world() && record.rank >= 0;
   world->record_error(
       of_world.rank,
-      repeats ? error.what() : detail::concat("rank ", of_world.rank, ": ", error.what()),
-      repeats ? known->origin() : of_world.rank);
+      repeats ? record.text : detail::concat("rank ", of_world.rank, ": ", record.text),
+      repeats ? record.rank : of_world.rank);
 }
 
 void write(const std::string& path, const std::exception& error) {
@@ -99,8 +99,7 @@ void record_error(const std::exception& error) noexcept {
   try {
     if (recorded.exchange(true)) return;
     record_in_world(error);
-    const bool of_world = dynamic_cast<const CommError*>(&error) != nullptr;
-    detail::leave_error_record({.of_world = of_world, .text = error.what()});
+    detail::leave_error_record(detail::record_of(error));
     const auto& path = Environment::get().error_file;
     if (!path.empty()) write(path, error);
   } catch (const std::exception&) {

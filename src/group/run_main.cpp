@@ -12,47 +12,68 @@
 #include "comm/communicator.h"
 #include "core/environment.h"
 #include "core/launcher.h"
-#include "core/text.h"
 #include "core/variable.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2 {
 namespace {
 
-using detail::concat;
-
-/// Whether the text of a world's failure names a rank's own error, which that rank prints.
-bool names_a_rank(std::string_view failure) {
-  constexpr std::string_view mark = ": rank ";
-  for (auto at = failure.find(mark); at != failure.npos; at = failure.find(mark, at + 1)) {
-    const auto end = failure.find_first_not_of("0123456789", at + mark.size());
-    if (end > at + mark.size() && failure.substr(end, 2) == ": ") return true;
-  }
-  return false;
-}
-
 /// Whether this rank prints the error, so that it is printed once.
 bool is_reporter(const std::exception& error, const Group& world) {
   const bool first = world.rank() == 0;
+  const auto* known = dynamic_cast<const Error*>(&error);
   if (dynamic_cast<const CommError*>(&error) != nullptr) {
-    // `lockstep run` itself reports why a world failed.
-    return first && !names_a_rank(error.what()) && !Environment::get().rank;
+    // A rank prints the error of its own program, and `lockstep run` reports why a world failed.
+    const bool printed = known->cause_kind() == ErrorKind::general;
+    return first && !printed && !Environment::get().rank;
   }
   const bool nested = dynamic_cast<const std::nested_exception*>(&error) != nullptr;
   // Other errors of Lockstep are raised on all ranks, except one that a loader's thread met, which
   // is nested.
-  if (dynamic_cast<const Error*>(&error) != nullptr && !nested) return first;
+  if (known != nullptr && !nested) return first;
   // Any other error is this rank's own. The world ends with the first of those. A rank that met the
   // same error later does not print it again.
   world.communicator().fail(error.what());
   try {
     world.communicator().look();
   } catch (const CommError& failure) {
-    const std::string_view text = failure.what();
-    return text.find(concat(": rank ", world.rank(), ": ")) != text.npos ||
-           text.find(error.what()) == text.npos;
+    return failure.rank() == world.communicator().world_rank(world.rank()) ||
+           !failure.cause().ends_with(error.what());
   }
   return true;
+}
+
+/// Whether a launcher has started other ranks besides this one.
+bool has_other_ranks() {
+  try {
+    if (detail::variable("LOCKSTEP_RANK")) return true;
+    const auto launcher = Launcher::read();
+    return launcher && launcher->size > 1;
+  } catch (const InvalidArgument&) {
+    return true;
+  }
+}
+
+/// For ranks that cannot meet the startup reporter in a world: leaves it time to print.
+void wait_for_startup_reporter() {
+  if (!is_startup_reporter()) std::this_thread::sleep_for(std::chrono::seconds(5));
+}
+
+/// Prints the text once. The ranks join the world and meet in a barrier, which the startup reporter
+/// enters when it has printed.
+void report_usage_error(const std::string& text, const InitOptions& options) {
+  const auto print = [&] { std::cerr << text << (text.ends_with('\n') ? "" : "\n") << std::flush; };
+  const bool reporter = is_startup_reporter();
+  if (reporter) print();
+  if (!has_other_ranks()) return;
+  try {
+    init(options).barrier().wait();
+  } catch (const CommError&) {
+    // The startup reporter does something else: its command line is another.
+    if (!reporter) print();
+  } catch (const std::exception&) {
+    wait_for_startup_reporter();
+  }
 }
 
 }  // namespace
@@ -68,12 +89,12 @@ bool is_startup_reporter() {
   }
 }
 
-void wait_for_startup_reporter() {
-  if (!is_startup_reporter()) std::this_thread::sleep_for(std::chrono::seconds(5));
-}
-
 int run_main(int argc, char** argv, const std::function<void(const Group&)>& fn,
              const RunOptions& options) {
+  if (!options.usage_error.empty()) {
+    report_usage_error(options.usage_error, options.init);
+    return 2;
+  }
   std::optional<Group> world;
   try {
     if (options.threads > 0) {

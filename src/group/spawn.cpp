@@ -115,10 +115,14 @@ class RunningRanks {
 bool detail::inside_spawn() { return inside; }
 
 void spawn(int n, const std::function<void(Group)>& fn, const InitOptions& options) {
-  if (inside) throw InvalidArgument("spawn: called inside spawn(); ranks cannot have ranks");
+  if (inside) {
+    throw InvalidArgument("spawn: called inside spawn(); ranks cannot have ranks",
+                          {.operation = "spawn"});
+  }
   const auto world = host::World::create(n);
-  if (options.keep_pages) {
-    keep_freed_memory(true);
+  if (options.keep_freed_memory) {
+    use_one_arena();
+    keep_freed_memory();
     populate_heap(static_cast<std::size_t>(n) * heap_of_a_rank);
   }
   const bool told = std::getenv("OMP_NUM_THREADS") != nullptr;
@@ -159,7 +163,7 @@ void spawn(int n, const std::function<void(Group)>& fn, const InitOptions& optio
     const auto text = concat("spawn: cannot start the thread of rank ", running.size(), " of ", n,
                              ": ", error.what());
     world->fail({.rank = -1, .text = text});
-    refused = std::make_exception_ptr(CommError(text));
+    refused = std::make_exception_ptr(CommError(text, {.operation = "spawn"}));
     for (int rank = static_cast<int>(running.size()); rank < n; ++rank) waiting_for.end(rank);
   }
   waiting_for.await(*world, ranks.timeout);

@@ -3,34 +3,22 @@
 #include <algorithm>
 #include <tuple>
 
-#include "core/text.h"
-
 namespace lockstep::inline v0_2::launch {
 namespace {
 
 /// Whether the rank's error is another rank's that it repeats, as all_or_none() raises it on all
-/// ranks: "rank 0: cannot write …".
+/// ranks.
 bool repeats(std::span<const Account> ranks, std::size_t rank) {
-  const auto& text = ranks[rank].error->text;
-  for (std::size_t other = 0; other < ranks.size(); ++other) {
-    if (other == rank || !ranks[other].error) continue;
-    const auto& origin = ranks[other].error->text;
-    const auto at = text.find(": " + origin);
-    if (at == std::string::npos || origin.empty()) continue;
-    // The number before it is the rank's in the group that failed.
-    const auto word = text.rfind("rank ", at);
-    if (word != std::string::npos && word + 5 < at &&
-        text.find_first_not_of("0123456789", word + 5) == at) {
-      return true;
-    }
-  }
-  return false;
+  const auto& error = *ranks[rank].error;
+  const auto first = static_cast<std::size_t>(error.rank);
+  return error.repeats && error.rank >= 0 && first != rank && first < ranks.size() &&
+         ranks[first].error;
 }
 
 /// How likely the rank has the cause.
 int weight(std::span<const Account> ranks, std::size_t rank) {
   const auto& account = ranks[rank];
-  const bool own = account.error && !account.error->of_world && !account.raised_failure;
+  const bool own = account.error && !account.error->of_world() && !account.raised_failure;
   if (own && repeats(ranks, rank)) return 1;
   if (account.failed && (own || (account.crashed && !account.raised_failure))) return 5;
   if (own) return 4;  // it has not ended by itself

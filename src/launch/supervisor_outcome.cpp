@@ -110,7 +110,7 @@ FirstCause Supervisor::describe(int cause) const {
     const auto failure = world_->failure();
     found.kind = failure->kind;
     found.reason = failure->text;
-  } else if (const auto error = errors_.of(cause); error && !error->of_world) {
+  } else if (const auto error = errors_.of(cause); error && !error->of_world()) {
     found.kind = Failure::Kind::error;
     const bool shown = std::ranges::any_of(found.last_lines, [&](const std::string& line) {
       return line.find(error->text) != std::string::npos;

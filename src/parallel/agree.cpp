@@ -49,37 +49,45 @@ std::vector<Lines> gather(const Group& group, const std::string& mine,
   return all;
 }
 
-std::string describe_difference(const std::vector<Lines>& all) {
+LineDifference describe_difference(const std::vector<Lines>& all) {
   std::size_t longest = 0;
   for (const auto& lines : all) longest = std::max(longest, lines.size());
   for (std::size_t i = 0; i < longest; ++i) {
     const auto line = [&](std::size_t rank) -> std::string {
       return i < all[rank].size() ? all[rank][i] : "nothing";
     };
-    std::vector<std::pair<std::string, std::string>> variants;  // line, ranks
+    struct Variant {
+      std::string line;
+      std::string ranks;
+      int count = 1;
+      int first;
+    };
+    std::vector<Variant> variants;
     for (std::size_t rank = 0; rank < all.size(); ++rank) {
-      auto known = std::find_if(variants.begin(), variants.end(),
-                                [&](const auto& variant) { return variant.first == line(rank); });
+      auto known = std::ranges::find(variants, line(rank), &Variant::line);
       if (known == variants.end()) {
-        variants.emplace_back(line(rank), concat(rank));
+        variants.push_back({line(rank), concat(rank), 1, static_cast<int>(rank)});
       } else {
-        known->second += concat(", ", rank);
+        known->ranks += concat(", ", rank);
+        ++known->count;
       }
     }
     if (variants.size() == 1) continue;
     std::string text;
-    for (const auto& [what, ranks] : variants) {
-      text += concat(text.empty() ? "" : "; ", what, " on rank",
-                     ranks.find(',') == ranks.npos ? " " : "s ", ranks);
+    for (const auto& variant : variants) {
+      text += concat(text.empty() ? "" : "; ", variant.line, " on rank",
+                     variant.count == 1 ? " " : "s ", variant.ranks);
     }
-    return text;
+    const auto expected = std::ranges::max_element(variants, {}, &Variant::count);
+    const auto odd = expected == variants.begin() ? expected + 1 : variants.begin();
+    return {.text = text, .rank = odd->first};
   }
-  return "equal lines of different digests";
+  return {.text = "equal lines of different digests"};
 }
 
 }  // namespace
 
-std::optional<std::string> difference(const Group& group, std::span<const std::string> lines) {
+std::optional<LineDifference> difference(const Group& group, std::span<const std::string> lines) {
   const auto text = join(lines);
   const auto ranks = static_cast<std::int64_t>(group.size());
   auto mine = at::empty({2}, at::kLong);
@@ -103,8 +111,11 @@ std::optional<std::string> difference(const Group& group, std::span<const std::s
 void agree(const Group& group, std::string_view where, std::span<const std::string> lines) {
   const auto found = difference(group, lines);
   if (!found) return;
-  throw InvalidArgument(concat(where, " rank ", group.rank(), " of ", group.size(),
-                               ": ranks must hold the same model: ", *found));
+  throw InvalidArgument(
+      concat(where, " rank ", group.rank(), " of ", group.size(),
+             ": ranks must hold the same model: ", found->text),
+      {.rank = found->rank < 0 ? -1 : group.communicator().world_rank(found->rank),
+       .operation = std::string(where)});
 }
 
 }  // namespace lockstep::detail

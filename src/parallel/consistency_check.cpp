@@ -50,16 +50,19 @@ void ConsistencyCheck::check(std::int64_t step,
     lines.push_back(
         concat("parameter ", slice.name, " of checksum ", std::hex, checksum(slice.parameter)));
   }
+  const auto found = difference(group_, lines);
   throw ReplicaError(
       concat("consistency check rank ", group_.rank(), " of ", group_.size(),
              ": parameters differ between ranks at step ", step, ", in bucket ", bucket_->index(),
-             ": ", difference(group_, lines).value_or("no single parameter differs"),
+             ": ", found ? found->text : "no single parameter differs",
              ". Likely causes: a step with gradients that were not averaged (the model was called "
              "without its wrapper after torch::load() or to(), or gradients were changed on one "
              "rank), wrappers used in another order, parameters that a rank changes by itself "
              "(Embedding with max_norm, sharpness-aware minimisation), a line search over a loss "
              "that is not averaged. Make the change on every rank, average what it depends on, or "
-             "call broadcast_parameters() after it"));
+             "call broadcast_parameters() after it"),
+      {.rank = found && found->rank >= 0 ? group_.communicator().world_rank(found->rank) : -1,
+       .operation = "consistency check"});
 }
 
 }  // namespace lockstep::detail

@@ -23,6 +23,10 @@ struct AdaptedOptions {
 std::vector<std::string> what_adapted_ranks_threw(int n, const std::function<void(Group)>& fn,
                                                   const AdaptedOptions& options = {});
 
+/// fields_of() the error that fn threw on each rank.
+std::vector<std::string> fields_adapted_ranks_threw(int n, const std::function<void(Group)>& fn,
+                                                    const AdaptedOptions& options = {});
+
 /// The same, expecting that none throws.
 void expect_adapted_ranks(int n, const std::function<void(Group)>& fn);
 

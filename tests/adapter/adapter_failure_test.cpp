@@ -126,6 +126,25 @@ TEST(AdapterFailure, ARankThatDoesNotComeIsNamed) {
               Each(HasSubstr("all_reduce #1 waited 0.3 s for rank 1")));
 }
 
+TEST(AdapterFailure, HasFields) {
+  const auto waits = [](const Group& world) {
+    while (world.rank() == 1) world.communicator().look();
+    world.barrier().wait();
+  };
+  EXPECT_THAT(fields_adapted_ranks_threw(2, waits, {.timeout = short_wait}),
+              ElementsAre("timeout by rank 1 in barrier #1, cause timeout",
+                          "timeout by rank 1 in , cause timeout"));
+  const auto differs = [](const Group& world) { sum_of(world, 8 + world.rank()).wait(); };
+  EXPECT_THAT(fields_adapted_ranks_threw(2, differs),
+              Each("communication by rank 1 in all_reduce #1, cause communication"));
+  const auto fails = [](const Group& world) {
+    if (world.rank() == 1) world.communicator().fail("no such file");
+    world.barrier().wait();
+  };
+  EXPECT_THAT(fields_adapted_ranks_threw(2, fails),
+              Each("communication by rank 1 in barrier #1, cause general"));
+}
+
 TEST(AdapterFailure, ATimeoutIsATimeoutError) {
   std::latch over(2);
   const auto waits = [&](const Group& world) {

@@ -9,14 +9,18 @@
 
 #include "comm/host/host.h"
 #include "tests/comm/failures.h"
+#include "tests/error_fields.h"
 
 namespace lockstep::testing {
 namespace {
 
 using namespace std::chrono_literals;
 using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::testing::StartsWith;
 
 TEST(Failure, TimeoutNamesOperationAndMissingRanks) {
   std::promise<void> given_up;
@@ -33,6 +37,83 @@ TEST(Failure, TimeoutNamesOperationAndMissingRanks) {
     group->barrier().wait();
   });
   EXPECT_THAT(texts, Each(HasSubstr("all_reduce #1 waited 0.2 s for ranks 1, 2")));
+}
+
+TEST(ErrorFields, OfATimeout) {
+  const auto waits = [](const auto& group) {
+    // Rank 1 issues nothing, and learns from the world's memory that the other has given up.
+    while (group->rank() == 1) group->look();
+    group->barrier({.timeout = 200ms}).wait();
+  };
+  EXPECT_THAT(errors_of_ranks(2, waits, fields_of),
+              ElementsAre("timeout by rank 1 in barrier #1, cause timeout",
+                          "timeout by rank 1 in , cause timeout"));
+}
+
+TEST(ErrorFields, OfARankThatLeft) {
+  const auto leaves = [](const auto& group) {
+    if (group->rank() != 2) group->barrier().wait();
+  };
+  const std::string fields = "communication by rank 2 in barrier #1, cause communication";
+  EXPECT_THAT(errors_of_ranks(3, leaves, fields_of), ElementsAre(fields, fields, ""));
+}
+
+TEST(ErrorFields, OfAMismatch) {
+  const auto differs = [](const auto& group) {
+    const auto dtype = group->rank() == 1 ? DType::f64 : DType::f32;
+    group->all_reduce(floats + 32 * group->rank(), 8, dtype, ReduceOp::sum).wait();
+  };
+  EXPECT_THAT(errors_of_ranks(3, differs, fields_of),
+              Each("communication by rank 1 in all_reduce #1, cause communication"));
+  EXPECT_THAT(errors_of_ranks(3, differs, [](const Error& error) { return error.cause(); }),
+              Each(StartsWith("collective #1 differs between ranks: rank 1 got all_reduce")));
+}
+
+TEST(ErrorFields, OfADeadlock) {
+  const auto waits = [](const auto& group) {
+    const auto other = group->split(0, 0);
+    (group->rank() == 0 ? *group : *other).barrier().wait();
+  };
+  EXPECT_THAT(errors_of_ranks(2, waits, fields_of),
+              Each(AllOf(StartsWith("communication by rank 1 in barrier #"),
+                         EndsWith(", cause communication"))));
+}
+
+TEST(ErrorFields, OfAProgramsError) {
+  const auto fails = [](const auto& group) {
+    if (group->rank() == 1) group->fail("disk full");
+    group->barrier().wait();
+  };
+  const std::string fields = "communication by rank 1 in barrier #1, cause general";
+  EXPECT_THAT(errors_of_ranks(3, fails, fields_of), Each(fields));
+  EXPECT_THAT(errors_of_ranks(3, fails, [](const Error& error) { return error.cause(); }),
+              Each("rank 1: disk full"));
+}
+
+TEST(ErrorFields, OfARefusedArgument) {
+  const auto refused = [](const auto& group) { group->broadcast(floats, 8, DType::f32, 9).wait(); };
+  EXPECT_THAT(errors_of_ranks(2, refused, fields_of),
+              Each("invalid_argument by rank -1 in broadcast, cause invalid_argument"));
+}
+
+TEST(ErrorFields, OfInit) {
+  const auto world = host::World::create(2);
+  try {
+    host::create(world, 0, {.timeout = 50ms});
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_EQ(fields_of(error), "timeout by rank 1 in init, cause timeout");
+  }
+}
+
+TEST(ErrorFields, StayInACopyAndTakeOneOperation) {
+  DataError error("short file", {.rank = 3, .cause = "eof", .cause_kind = ErrorKind::timeout});
+  const DataError copy = error;
+  error.set_operation("load");
+  error.set_operation("init");
+  EXPECT_EQ(fields_of(error), "data by rank 3 in load, cause timeout");
+  EXPECT_EQ(fields_of(copy), "data by rank 3 in , cause timeout");
+  EXPECT_EQ(copy.cause(), "eof");
 }
 
 TEST(Failure, SilentRankIsNamedAfterTheTimeout) {

@@ -38,7 +38,8 @@ TEST(Memory, IsPopulatedAndKept) {
   GTEST_SKIP() << "sanitizers have a malloc of their own";
 #endif
   EXPECT_GT(faults_of_using(16 * megabyte), 1000) << "as glibc does";
-  keep_freed_memory(true);
+  use_one_arena();
+  keep_freed_memory();
   populate_heap(48 * megabyte);
   EXPECT_LT(faults_of_using(40 * megabyte), 100) << "populated";
   std::thread([] { EXPECT_LT(faults_of_using(40 * megabyte), 100) << "of all threads"; }).join();

@@ -66,6 +66,29 @@ TEST(AllOrNone, TheFirstOfSeveralErrorsIsToldToTheOthers) {
   });
 }
 
+TEST(AllOrNone, RepeatedErrorsHaveTheFieldsOfTheFirst) {
+  testing::run_ranks(3, [](std::shared_ptr<Communicator> communicator) {
+    const Group world(std::move(communicator));
+    const Group last_two = world.split(world.rank() == 0 ? 0 : 1);
+    try {
+      all_or_none(world, [&] {
+        if (world.rank() == 0) return;
+        all_or_none(last_two, [&] {
+          if (world.rank() == 2) throw DataError("short file", {.operation = "read"});
+        });
+      });
+      ADD_FAILURE();
+    } catch (const DataError& error) {
+      const bool own = world.rank() == 2;
+      EXPECT_EQ(error.kind(), ErrorKind::data);
+      EXPECT_EQ(error.rank(), own ? -1 : 2);
+      EXPECT_EQ(error.operation(), "read");
+      EXPECT_EQ(error.cause(), own ? "" : "short file");
+      EXPECT_EQ(error.cause_kind(), ErrorKind::data);
+    }
+  });
+}
+
 TEST(AllOrNone, WithoutAnErrorItOnlyRuns) {
   testing::run_ranks(2, [](std::shared_ptr<Communicator> communicator) {
     int runs = 0;

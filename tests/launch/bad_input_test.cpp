@@ -56,7 +56,8 @@ INSTANTIATE_TEST_SUITE_P(
         Refused{"UnknownOption", {"run", "-n", "2", "--rnaks", "3", "true"}, {"--rnaks"}},
         Refused{"UnknownShortOption", {"run", "-x", "-n", "2", "true"}, {"-x"}},
         Refused{"UnknownBinding", {"run", "-n", "2", "--bind", "sockets", "true"}, {"sockets"}},
-        Refused{"UnknownMalloc", {"run", "-n", "2", "--malloc", "jemalloc", "true"}, {"jemalloc"}},
+        Refused{
+            "UnknownFreedMemory", {"run", "-n", "2", "--freed-memory", "tuned", "true"}, {"tuned"}},
         Refused{
             "TimeoutOfZero", {"run", "-n", "2", "--timeout", "0", "true"}, {"timeout", "got 0"}},
         Refused{"TimeoutNotANumber", {"run", "-n", "2", "--timeout", "nan", "true"}, {"timeout"}},

@@ -17,8 +17,16 @@ const Account wordy{.failed = true, .wrote_error = true};
 const Account crashed{.failed = true, .crashed = true};
 const Account raised{.failed = true, .raised_failure = true, .wrote_error = true};
 
-Account with_error(const std::string& text, bool of_world = false) {
-  return {.failed = true, .wrote_error = true, .error = ErrorRecord{of_world, text}};
+Account with_error(const std::string& text, ErrorKind kind = ErrorKind::general) {
+  return {.failed = true, .wrote_error = true, .error = ErrorRecord{.kind = kind, .text = text}};
+}
+
+/// With the error of that rank.
+Account repeating(int rank, const std::string& text) {
+  auto account = with_error(text, ErrorKind::data);
+  account.error->rank = rank;
+  account.error->repeats = true;
+  return account;
 }
 
 /// The rank at fault, whichever rank has which account.
@@ -48,15 +56,25 @@ TEST(RankAtFault, IsNoneWhereNoneFailed) {
 
 TEST(RankAtFault, HasAnErrorOfItsOwn) {
   expect_named(with_error("disk full"), {raised, silent, late});
-  expect_named(with_error("disk full"), {with_error("all_reduce #3: rank 7: disk full", true)});
+  expect_named(with_error("disk full"),
+               {with_error("all_reduce #3: rank 7: disk full", ErrorKind::communication)});
   auto still_running = with_error("disk full");
   still_running.failed = false;
   expect_named(still_running, {silent, raised});
 }
 
 TEST(RankAtFault, IsNotOneThatRepeatsAnError) {
-  expect_named(with_error("out: disk full"),
-               {with_error("rank 0: out: disk full"), with_error("save: rank 12: out: disk full")});
+  const auto own = with_error("disk full", ErrorKind::data);
+  EXPECT_EQ(rank_at_fault(std::vector{own, repeating(0, "rank 0: disk full")}, {}), 0);
+  EXPECT_EQ(rank_at_fault(
+                std::vector{repeating(2, "save: disk full"), repeating(2, "disk full"), own}, {}),
+            2);
+  // An error about another rank is the rank's own.
+  auto about = with_error("rank 1 differs", ErrorKind::replica);
+  about.error->rank = 1;
+  EXPECT_EQ(rank_at_fault(std::vector{about, raised}, {}), 0);
+  // The rank at fault left no error that could be reported.
+  EXPECT_EQ(rank_at_fault(std::vector{well, repeating(0, "rank 0: disk full")}, {}), 1);
 }
 
 TEST(RankAtFault, MayHaveCrashed) {

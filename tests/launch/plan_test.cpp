@@ -150,7 +150,7 @@ TEST(Plan, ReplacesThePlaceOfAnOuterJob) {
   EXPECT_EQ(variables_of(plan, 0).at("LOCKSTEP_WORLD_SIZE"), "1");
 }
 
-TEST(Plan, MallocAndTimeoutAsAsked) {
+TEST(Plan, FreedMemoryAndTimeoutAsAsked) {
   auto options = options_for(1);
   options.keep_freed_memory = false;
   options.timeout = 2.5;

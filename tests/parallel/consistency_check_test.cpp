@@ -34,6 +34,7 @@ void flip(const at::Tensor& parameter, std::int64_t element, int bit) {
 struct Found {
   int steps = 0;
   std::string text;
+  int rank = -1;
 };
 
 Found train_until_found(DistributedDataParallel<Terms>& ddp, Terms& model, int rank, int at_most) {
@@ -42,7 +43,9 @@ Found train_until_found(DistributedDataParallel<Terms>& ddp, Terms& model, int r
     try {
       ddp(coefficients(rank, model)).backward();
     } catch (const ReplicaError& error) {
-      return {step, error.what()};
+      EXPECT_EQ(error.kind(), ErrorKind::replica);
+      EXPECT_EQ(error.operation(), "consistency check");
+      return {step, error.what(), error.rank()};
     }
   }
   return {};
@@ -59,8 +62,9 @@ TEST_P(PlantedBit, IsNamedWithinOneRotation) {
       EXPECT_EQ(train_until_found(ddp, *model, world.rank(), 2 * 4).steps, 0);
       const int wrong = ranks - 1;
       if (world.rank() == wrong) flip(model->p[i], 0, static_cast<int>(i));
-      const auto [steps, text] = train_until_found(ddp, *model, world.rank(), 4);
+      const auto [steps, text, rank] = train_until_found(ddp, *model, world.rank(), 4);
       EXPECT_GT(steps, 0) << "not found";
+      EXPECT_EQ(rank, wrong);
       EXPECT_THAT(text, AllOf(HasSubstr("parameter p" + std::to_string(i) + " of checksum"),
                               HasSubstr("on rank " + std::to_string(wrong)),
                               HasSubstr("in bucket " + std::to_string(some_shapes.size() - 1 - i)),

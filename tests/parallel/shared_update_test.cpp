@@ -198,10 +198,10 @@ TEST_P(SharedUpdate, GoesOnFromACheckpoint) {
     Trained undisturbed(world, options, shared);
     for (int step = 0; step < 3; ++step) undisturbed.step(world, step);
     const auto file = folder.path() / "half";
-    Checkpoint{.model = undisturbed.model, .optimizer = &undisturbed.sgd}.save(file, {}, world);
+    Checkpoint{.model = undisturbed.model, .optimizer = undisturbed.sgd}.save(file, {}, world);
     Trained resumed(world, options, shared);
     resumed.step(world, 7);  // it remembers something else
-    Checkpoint{.model = resumed.model, .optimizer = &resumed.sgd}.load(file, world);
+    Checkpoint{.model = resumed.model, .optimizer = resumed.sgd}.load(file, world);
     for (int step = 3; step < 6; ++step) {
       undisturbed.step(world, step);
       resumed.step(world, step);

@@ -175,7 +175,7 @@ class Interpreter {
 
   Checkpoint checkpoint(int index) {
     return {.model = *rank_[index].model,
-            .optimizer = rank_[index].optimizer.get(),
+            .optimizer = *rank_[index].optimizer,
             .strategy = wrapper(index)->stateful()};
   }
   std::filesystem::path file(int index) const { return folder_ / concat("unit", index); }

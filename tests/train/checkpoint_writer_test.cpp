@@ -30,8 +30,7 @@ struct Rank {
   explicit Rank(int rank)
       : generator(at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(rank))) {}
   Checkpoint checkpoint() {
-    return {
-        .model = *training.model, .optimizer = training.optimizer.get(), .generator = generator};
+    return {.model = *training.model, .optimizer = *training.optimizer, .generator = generator};
   }
   Training training;
   at::Generator generator;
@@ -91,10 +90,9 @@ TEST_P(Behind, PreparingRefusesWhatCannotBeSavedOnAllRanks) {
     Rank rank(group.rank());
     torch::nn::Linear other(2, 2);
     CheckpointWriter writer(group);
-    EXPECT_THAT(failure([&] {
-                  writer.prepare({.model = *other, .optimizer = rank.training.optimizer.get()});
-                }),
-                HasSubstr("that is not in the model"));
+    EXPECT_THAT(
+        failure([&] { writer.prepare({.model = *other, .optimizer = *rank.training.optimizer}); }),
+        HasSubstr("that is not in the model"));
     group.barrier().wait();
   });
 }
@@ -104,7 +102,7 @@ class Prepared : public ::testing::TestWithParam<testing::OptimizerKind> {};
 TEST_P(Prepared, IsWhatTheFirstStepBrings) {
   Training training(GetParam());
   training.model->unused.set_requires_grad(false);
-  const Checkpoint checkpoint{.model = *training.model, .optimizer = training.optimizer.get()};
+  const Checkpoint checkpoint{.model = *training.model, .optimizer = *training.optimizer};
   const auto foretold = detail::tensors_to_come(checkpoint, 1);
   training.step(0);
   const auto found = detail::content_of(checkpoint, {}, 0, 1).tensors;
@@ -132,7 +130,7 @@ TEST(PreparedMemory, ServesTheFirstSave) {
     const Group group(std::move(communicator));
     torch::nn::Linear model(2048, 2048);
     torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
-    const Checkpoint checkpoint{.model = *model, .optimizer = &sgd};
+    const Checkpoint checkpoint{.model = *model, .optimizer = sgd};
     CheckpointWriter writer(group);
     writer.prepare(checkpoint);
     for (const auto& parameter : model->parameters())

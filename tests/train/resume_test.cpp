@@ -58,8 +58,8 @@ struct Trainer {
   }
   Checkpoint checkpoint() {
     return {.model = model,
-            .optimizer = &optimizer,
-            .rate = &rate,
+            .optimizer = optimizer,
+            .rate = rate,
             .strategy = residuals,
             .generator = generator};
   }
@@ -193,7 +193,7 @@ TEST(Resume, WhatTheFileLacksIsAnErrorOrSaid) {
               HasSubstr("found no 'learning_rate'"));
   run.step();
   Checkpoint without = run.checkpoint();
-  without.rate = nullptr;
+  without.rate = {};
   EXPECT_EQ(without.load(folder / "short").changes,
             "the strategy begins anew: the file has nothing that it remembered; the random state "
             "stays: the file has none");

@@ -35,7 +35,7 @@ struct Trainee {
     const auto x = at::sin(at::arange(4 * 12, at::kFloat) * 0.7 + 10 * group.rank() + number++);
     optimizer.backward_and_update(model(x.view({4, 12})).square().mean());
   }
-  Checkpoint checkpoint() { return {.model = *model, .optimizer = &sgd, .strategy = optimizer}; }
+  Checkpoint checkpoint() { return {.model = *model, .optimizer = sgd, .strategy = optimizer}; }
 
   at::Tensor parameters() const {
     const torch::NoGradGuard no_grad;
@@ -106,9 +106,7 @@ TEST(StrategyResume, KeepsTheOptimizerOfEachRankWhereRanksUseOtherParameters) {
         if (second) loss = loss + model.second.square().sum();
         optimizer.backward_and_update(loss);
       }
-      Checkpoint checkpoint() {
-        return {.model = model, .optimizer = &adam, .strategy = optimizer};
-      }
+      Checkpoint checkpoint() { return {.model = model, .optimizer = adam, .strategy = optimizer}; }
       Experts model;
       torch::optim::Adam adam{model.parameters(), torch::optim::AdamOptions(0.1)};
       DistributedOptimizer optimizer;

@@ -231,7 +231,7 @@ TEST_F(TorchInterop, CheckpointsAreReadBySafetensors) {
   Training training;
   training.step(0);
   Checkpoint{.model = *training.model,
-             .optimizer = training.optimizer.get(),
+             .optimizer = *training.optimizer,
              .generator = at::detail::getDefaultCPUGenerator()}
       .save(*folder / "checkpoint.safetensors", {.epoch = 3, .notes = {{"seed", "7"}}});
   write_torch_file(*folder / "expected.pt", state_dict(*training.model));

@@ -102,6 +102,8 @@ void Control::give(Order order, const Failure& failure) noexcept {
     const std::lock_guard lock(mutex_);
     if (order_ != Order::none) return;
     failure_.timeout = failure.timeout;
+    failure_.rank = failure.rank;
+    failure_.by_program = failure.by_program;
     order_ = order;
     failure_.text = failure.text;
   } catch (const std::bad_alloc&) {
@@ -181,7 +183,7 @@ void Control::hear(Peer& peer) {
   const int code = peer.member.connection.error();
   found(code == 0 ? concat(who(peer), " has ended")
                   : concat("the connection to ", who(peer), " broke: ", std::strerror(code)),
-        &peer);
+        peer.member.rank, &peer);
 }
 
 void Control::take(Peer& peer) {
@@ -190,17 +192,14 @@ void Control::take(Peer& peer) {
     try {
       return peer.member.connection.next();
     } catch (const CommError& error) {
-      end({.text = concat(who(peer), ": ", error.what())}, &peer, false);
+      end({.text = concat(who(peer), ": ", error.what()), .rank = peer.member.rank}, &peer, false);
       return std::nullopt;
     }
   };
   while (const auto frame = next()) {
     peer.heard = running_;
-    const bool timeout = frame->kind == Kind::timed_out;
     if (frame->kind == Kind::left) peer.here = false;
-    if (timeout || frame->kind == Kind::failed) {
-      end({.timeout = timeout, .text = frame->payload}, &peer, false);
-    }
+    if (const auto failure = failure_in(*frame)) end(*failure, &peer, false);
   }
 }
 
@@ -212,7 +211,7 @@ void Control::beat() {
   }
   const auto silent = std::ranges::find_if(
       peers_, [&](const Peer& peer) { return peer.here && running_ - peer.heard > limit_; });
-  if (silent != peers_.end()) found(silence(*silent), nullptr);
+  if (silent != peers_.end()) found(silence(*silent), silent->member.rank, nullptr);
 }
 
 std::string Control::silence(const Peer& silent) const {
@@ -232,11 +231,11 @@ std::string Control::silence(const Peer& silent) const {
   return concat("no heartbeat from host ", host, " (", detail::rank_list(quiet), ")", how_long);
 }
 
-void Control::found(const std::string& cause, const Peer* from) {
+void Control::found(const std::string& cause, int rank, const Peer* from) {
   // The launcher may end this rank before its own thread has come to say it.
   const auto line = concat("lockstep: ", cause, '\n');
   [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
-  end({.text = cause}, from, false);
+  end({.text = cause, .rank = rank}, from, false);
 }
 
 void Control::end(const Failure& failure, const Peer* from, bool own) {

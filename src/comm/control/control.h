@@ -66,7 +66,7 @@ class Control {
   /// that time does not count.
   bool look_at_clock(std::chrono::milliseconds interval);
   /// Ends the watch for what this rank is the first to see, and says it on stderr.
-  void found(const std::string& cause, const Peer* from);
+  void found(const std::string& cause, int rank, const Peer* from);
   /// Ends the watch and sends the failure to all but from. An own failure is recorded here already.
   void end(const Failure& failure, const Peer* from, bool own);
   void tell_all(const Frame& frame, const Peer* but = nullptr);

@@ -17,10 +17,31 @@ struct Header {
   std::uint16_t bytes;
 };
 
+/// Precedes the text of a failure.
+struct Fault {
+  std::int32_t rank;
+  std::uint32_t by_program;
+};
+
 }  // namespace
 
 Frame told(const Failure& failure) {
-  return {.kind = failure.timeout ? Kind::timed_out : Kind::failed, .payload = failure.text};
+  const Fault fault{.rank = failure.rank, .by_program = failure.by_program ? 1U : 0U};
+  std::string payload(reinterpret_cast<const char*>(&fault), sizeof fault);
+  return {.kind = failure.timeout ? Kind::timed_out : Kind::failed,
+          .payload = payload += failure.text};
+}
+
+std::optional<Failure> failure_in(const Frame& frame) {
+  if (frame.kind != Kind::failed && frame.kind != Kind::timed_out) return std::nullopt;
+  Failure failure{.timeout = frame.kind == Kind::timed_out};
+  Fault fault;
+  if (frame.payload.size() < sizeof fault) return failure;
+  std::memcpy(&fault, frame.payload.data(), sizeof fault);
+  failure.rank = std::max(fault.rank, -1);
+  failure.by_program = fault.by_program != 0;
+  failure.text = frame.payload.substr(sizeof fault);
+  return failure;
 }
 
 std::string encode(const Frame& frame) {

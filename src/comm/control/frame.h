@@ -29,6 +29,9 @@ struct Frame {
 /// The message that carries the first cause.
 Frame told(const Failure& failure);
 
+/// The failure of a message that told() made; empty for a message of another kind.
+std::optional<Failure> failure_in(const Frame& frame);
+
 /// The longest payload that is sent or taken.
 inline constexpr std::size_t longest_payload = 4096;
 

@@ -79,8 +79,10 @@ std::vector<Member> Gathering::wait() {
   while (static_cast<int>(members_.size()) < settings_.size - 1) {
     look();
     if (until.passed()) {
-      end(true, of_rank_0(settings_, concat("waited ", settings_.timeout.count() / 1000.0,
-                                            " s for ", missing(), refused_)));
+      end({.timeout = true,
+           .text = of_rank_0(settings_, concat("waited ", settings_.timeout.count() / 1000.0,
+                                               " s for ", missing(), refused_)),
+           .rank = missing_ranks().front()});
     }
     await_news(until);
   }
@@ -148,9 +150,9 @@ void Gathering::let_come(int listening) {
     } else if (strangers_.empty()) {
       rlimit limit{};
       ::getrlimit(RLIMIT_NOFILE, &limit);
-      end(false, of_rank_0(settings_, concat("may open no file more for the connections of ",
-                                             missing(), ": raise ulimit -n, now ", limit.rlim_cur,
-                                             ", by the number of ranks")));
+      end({.text = of_rank_0(settings_, concat("may open no file more for the connections of ",
+                                               missing(), ": raise ulimit -n, now ", limit.rlim_cur,
+                                               ", by the number of ranks"))});
     }
     refuse(strangers_.front(), "too many have come and said nothing");
     strangers_.pop_front();
@@ -203,7 +205,7 @@ void Gathering::take(Stranger& stranger, const std::string& bytes) {
   }
   if (!wrong.empty()) {
     members_.push_back(std::move(member));  // hears it as well
-    end(false, wrong);
+    end({.text = wrong, .rank = hello.rank});
   }
   Greeting greeting{.token = offer_.token, .heartbeat = settings_.heartbeat.count()};
   set_text(greeting.host, settings_.host);
@@ -215,12 +217,12 @@ void Gathering::take(Stranger& stranger, const std::string& bytes) {
 void Gathering::watch(Member& member) {
   const bool open = member.connection.receive();
   while (const auto frame = member.connection.next()) {
-    const bool timeout = frame->kind == Kind::timed_out;
-    if (timeout || frame->kind == Kind::failed) end(timeout, frame->payload);
+    if (const auto failure = failure_in(*frame)) end(*failure);
   }
   if (open) return;
-  end(false, concat("control: rank ", member.rank, " on host ", member.host, " has ended while ",
-                    missing(), " had still to come"));
+  end({.text = concat("control: rank ", member.rank, " on host ", member.host, " has ended while ",
+                      missing(), " had still to come"),
+       .rank = member.rank});
 }
 
 void Gathering::refuse(Stranger& stranger, const std::string& why) {
@@ -231,18 +233,17 @@ void Gathering::refuse(Stranger& stranger, const std::string& why) {
       {.kind = Kind::refused, .payload = of_rank_0(settings_, concat("refuses: ", why))});
 }
 
-void Gathering::end(bool timeout, const std::string& text) {
+void Gathering::end(const Failure& failure) {
   listening_.clear();
-  tell_all(told({.timeout = timeout, .text = text}));
-  if (timeout) throw TimeoutError(text);
-  throw CommError(text);
+  tell_all(told(failure));
+  raise(failure);
 }
 
 void Gathering::tell_all(const Frame& frame) {
   for (auto& member : members_) member.connection.send(frame);
 }
 
-std::string Gathering::missing() const {
+std::vector<int> Gathering::missing_ranks() const {
   std::vector<bool> here(static_cast<std::size_t>(settings_.size));
   for (const auto& member : members_) {
     if (member.rank > 0 && member.rank < settings_.size) {
@@ -253,7 +254,9 @@ std::string Gathering::missing() const {
   for (int rank = 1; rank < settings_.size; ++rank) {
     if (!here[static_cast<std::size_t>(rank)]) ranks.push_back(rank);
   }
-  return detail::rank_list(ranks);
+  return ranks;
 }
+
+std::string Gathering::missing() const { return detail::rank_list(missing_ranks()); }
 
 }  // namespace lockstep::control

@@ -50,8 +50,9 @@ class Gathering {
   void watch(Member& member);
   void refuse(Stranger& stranger, const std::string& why);
   /// Ends the meeting for all who have come. Throws.
-  [[noreturn]] void end(bool timeout, const std::string& text);
+  [[noreturn]] void end(const Failure& failure);
   void tell_all(const Frame& frame);
+  std::vector<int> missing_ranks() const;
   std::string missing() const;
 
   Settings settings_;

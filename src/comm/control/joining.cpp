@@ -51,7 +51,8 @@ class Joining {
         if (auto member = try_way(way)) return await_all(std::move(*member));
         look();
       }
-      if (std::ranges::all_of(ways_, &Way::closed)) throw CommError(unreachable("cannot reach"));
+      if (std::ranges::all_of(ways_, &Way::closed))
+        throw CommError(unreachable("cannot reach"), {.rank = 0});
       std::this_thread::sleep_for(between_looks);
     }
   }
@@ -75,7 +76,8 @@ class Joining {
     settings_.look();
     if (until_.passed()) {
       throw TimeoutError(
-          unreachable(concat("tried for ", settings_.timeout.count() / 1000.0, " s to reach")));
+          unreachable(concat("tried for ", settings_.timeout.count() / 1000.0, " s to reach")),
+          {.rank = 0});
     }
   }
 
@@ -182,10 +184,12 @@ class Joining {
           raise_failure(*frame);
           if (frame->kind == Kind::all_here) return member;
         }
-        if (!open) throw CommError(concat(still, "rank 0 on host ", member.host, " has ended"));
+        if (!open)
+          throw CommError(concat(still, "rank 0 on host ", member.host, " has ended"), {.rank = 0});
         if (!await(member.connection.fd(), POLLIN, until_)) {
           throw TimeoutError(concat(still, "rank 0 on host ", member.host, " was silent for ",
-                                    settings_.timeout.count() / 1000.0, " s"));
+                                    settings_.timeout.count() / 1000.0, " s"),
+                             {.rank = 0});
         }
       }
     } catch (const CommError& error) {
@@ -195,8 +199,7 @@ class Joining {
   }
 
   static void raise_failure(const Frame& frame) {
-    if (frame.kind == Kind::timed_out) throw TimeoutError(frame.payload);
-    if (frame.kind == Kind::failed) throw CommError(frame.payload);
+    if (const auto failure = failure_in(frame)) raise(*failure);
   }
 
   /// Whether the socket is ready before that time.

@@ -56,23 +56,20 @@ void HierarchicalRankContext::check(const detail::BackendRequest& /*operation*/)
   });
 }
 
-void HierarchicalRankContext::fail(detail::FailureKind kind, std::string_view cause) noexcept {
+void HierarchicalRankContext::fail(detail::FailureKind kind,
+                                   const control::Failure& failure) noexcept {
   set_failure_raised();
-  record(kind, rank(), cause);
+  record(kind, failure);
 }
 
 void HierarchicalRankContext::record(const std::exception& error) noexcept {
-  const bool timeout = dynamic_cast<const TimeoutError*>(&error) != nullptr;
-  record(timeout ? detail::FailureKind::timeout : detail::FailureKind::error, -1, error.what());
+  record(detail::FailureKind::elsewhere, control::failure_of(error));
 }
 
-void HierarchicalRankContext::record(detail::FailureKind kind, int /*rank*/,
-                                     std::string_view text) noexcept {
-  const bool timeout = kind == detail::FailureKind::timeout;
-  if (in_child() || !failure_.record(timeout, text)) return;
-  for (auto* world : {of_host_.get(), over_mpi_.get()}) {
-    timeout ? world->fail_by_timeout(text) : world->fail(text);
-  }
+void HierarchicalRankContext::record(detail::FailureKind /*kind*/,
+                                     const control::Failure& failure) noexcept {
+  if (in_child() || !failure_.record(failure)) return;
+  for (auto* world : {of_host_.get(), over_mpi_.get()}) world->fail_with(failure);
 }
 
 }  // namespace lockstep::hierarchical

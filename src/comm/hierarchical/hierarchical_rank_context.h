@@ -30,7 +30,7 @@ class HierarchicalRankContext final : public detail::RankContext {
 
   bool failed() const override { return failure_.recorded(); }
   /// Both worlds name this rank in the text.
-  void fail(detail::FailureKind kind, std::string_view cause) noexcept override;
+  void fail(detail::FailureKind kind, const control::Failure& failure) noexcept override;
   /// Ends both worlds with what fn throws, and throws it again.
   template <class Fn>
   auto or_fail(const Fn& fn) {
@@ -44,7 +44,7 @@ class HierarchicalRankContext final : public detail::RankContext {
 
  private:
   bool advance() override;
-  void record(detail::FailureKind kind, int rank, std::string_view text) noexcept override;
+  void record(detail::FailureKind kind, const control::Failure& failure) noexcept override;
   control::Failure failure() override { return failure_.failure(); }
 
   void record(const std::exception& error) noexcept;

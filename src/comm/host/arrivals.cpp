@@ -31,6 +31,11 @@ bool Arrivals::may_be(int rank) const {
          !here_[static_cast<std::size_t>(rank)];
 }
 
+int Arrivals::lowest_missing() const {
+  const auto missing = std::ranges::find(here_, false);
+  return missing == here_.end() ? -1 : static_cast<int>(missing - here_.begin());
+}
+
 void Arrivals::add(int rank, pid_t pid) {
   here_[static_cast<std::size_t>(rank)] = true;
   // A process of another pid namespace has no number here.

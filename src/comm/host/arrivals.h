@@ -35,6 +35,8 @@ class Arrivals {
   bool may_be(int rank) const;
   void add(int rank, pid_t pid);
   std::string missing() const;
+  /// -1 if all are here.
+  int lowest_missing() const;
   /// A rank that came and whose process has ended since.
   std::optional<int> ended() const;
   /// Adds what becomes readable when one of them ends.

@@ -107,8 +107,10 @@ bool CollectiveRequest::agree() {
   const auto different = detail::difference(std::span(announcements).first(size), group().names(),
                                             operation().sequence);
   if (!different) return true;
-  group().context().world().fail(
-      {.kind = Failure::Kind::mismatch, .rank = different->rank, .text = different->text});
+  auto& context = group().context();
+  context.world().fail({.kind = Failure::Kind::mismatch,
+                        .rank = context.local_rank(different->rank),
+                        .text = different->text});
   return false;
 }
 

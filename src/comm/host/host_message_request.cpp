@@ -91,7 +91,7 @@ bool MessageRequest::agree() {
   const int to = members[static_cast<std::size_t>(group().rank())];
   group().context().world().fail(
       {.kind = Failure::Kind::mismatch,
-       .rank = to,
+       .rank = group().context().rank(),
        .text = detail::describe_difference(number_, from, to, expected, got)});
   return false;
 }

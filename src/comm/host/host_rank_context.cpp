@@ -134,12 +134,15 @@ bool HostRankContext::is_ending(const Failure& failure) const {
   return (failure.kind == Kind::left && !left_well) || (by_error && options_.supervised);
 }
 
-void HostRankContext::record(detail::FailureKind kind, int rank, std::string_view text) noexcept {
+void HostRankContext::record(detail::FailureKind kind, const control::Failure& failure) noexcept {
+  Failure recorded{
+      .kind = kind, .rank = local_rank(failure.rank), .text = {}, .world_rank = failure.rank};
   try {
-    world_->fail({.kind = kind, .rank = rank, .text = std::string(text)});
+    recorded.text = failure.text;
   } catch (const std::bad_alloc&) {
-    world_->fail({.kind = kind, .rank = rank});
+    // The failure has no text then.
   }
+  world_->fail(recorded);
 }
 
 control::Failure HostRankContext::failure() {
@@ -153,7 +156,10 @@ control::Failure HostRankContext::failure() {
     failure = world_->failure();
   }
   if (!failure) return {.text = "the world failed; its cause was lost"};
-  return {.timeout = failure->kind == Failure::Kind::timeout, .text = failure->text};
+  return {.timeout = failure->kind == Failure::Kind::timeout,
+          .text = failure->text,
+          .rank = failure->rank >= 0 ? named(failure->rank) : failure->world_rank,
+          .by_program = failure->by_program()};
 }
 
 std::shared_ptr<std::byte> HostRankContext::allocate(std::size_t bytes) {

@@ -34,6 +34,13 @@ class HostRankContext final : public detail::RankContext,
   int named(int rank) const override {
     return options_.names.empty() ? rank : options_.names[static_cast<std::size_t>(rank)];
   }
+  /// The rank of this world that named() calls so; -1 if there is none.
+  int local_rank(int name) const {
+    for (int rank = 0; rank < world_->size(); ++rank) {
+      if (named(rank) == name) return rank;
+    }
+    return -1;
+  }
   World& world() const { return *world_; }
   Arena& arena() const { return world_->arena(); }
 
@@ -63,7 +70,7 @@ class HostRankContext final : public detail::RankContext,
     for (auto* group : groups()) group->poll();
     return false;
   }
-  void record(detail::FailureKind kind, int rank, std::string_view text) noexcept override;
+  void record(detail::FailureKind kind, const control::Failure& failure) noexcept override;
   control::Failure failure() override;
   std::string awaited(std::span<const int> ranks) const override;
   bool sleep_unless(const std::function<bool()>& over, std::chrono::nanoseconds longest) override;

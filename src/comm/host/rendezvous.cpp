@@ -145,8 +145,9 @@ std::shared_ptr<World> receive_all(const Address& address, int size, Deadline& u
   PendingConnections pending(size);
   const auto fail = [&](Failure failure) {
     world->fail(failure);
-    if (failure.kind == Failure::Kind::timeout) throw TimeoutError(failure.text);
-    throw CommError(failure.text);
+    const ErrorDetails details{.rank = failure.rank, .operation = "init"};
+    if (failure.kind == Failure::Kind::timeout) throw TimeoutError(failure.text, details);
+    throw CommError(failure.text, details);
   };
   const auto hear = [&](int peer, pid_t pid, const Hello& hello) {
     std::string refusal;
@@ -185,6 +186,7 @@ std::shared_ptr<World> receive_all(const Address& address, int size, Deadline& u
     }
     if (!arrivals.complete() && until.passed()) {
       fail({.kind = Failure::Kind::timeout,
+            .rank = arrivals.lowest_missing(),
             .text =
                 concat("init: rank 0 of ", size, " waited ", timeout.count() / 1000.0,
                        " s for ranks ", arrivals.missing(), " to call init", pending.dropped())});
@@ -198,7 +200,8 @@ std::shared_ptr<World> come(const Address& address, int rank, int size, Deadline
   constexpr auto longest_nap = std::chrono::milliseconds(20);
   const auto late = [&](std::string_view what) {
     return TimeoutError(concat("init: rank ", rank, " of ", size, " waited ",
-                               timeout.count() / 1000.0, " s for rank 0 ", what));
+                               timeout.count() / 1000.0, " s for rank 0 ", what),
+                        {.rank = 0, .operation = "init"});
   };
   auto nap = std::chrono::microseconds(500);
   const auto check_launcher = [&] {
@@ -249,9 +252,12 @@ std::shared_ptr<World> come(const Address& address, int rank, int size, Deadline
     message.msg_controllen = control.size();
     if (::recvmsg(socket.get(), &message, MSG_CMSG_CLOEXEC) != sizeof content) {
       throw CommError(concat("init: rank 0 of ", size, " ended while rank ", rank,
-                             " joined: ", peer, " held its address"));
+                             " joined: ", peer, " held its address"),
+                      {.rank = 0, .operation = "init"});
     }
-    if (content.refusal[0] != '\0') throw CommError(content.refusal);
+    if (content.refusal[0] != '\0') {
+      throw CommError(content.refusal, {.rank = rank, .operation = "init"});
+    }
     const cmsghdr* header = CMSG_FIRSTHDR(&message);
     if (header == nullptr || header->cmsg_type != SCM_RIGHTS) {
       throw CommError(concat("init: rank ", rank, " of ", size, " got no memory from rank 0"));

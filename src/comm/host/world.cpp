@@ -38,6 +38,7 @@ void World::fail(const Failure& failure) noexcept {
   std::uint32_t none = 0;
   if (!header.failed.compare_exchange_strong(none, 1)) return;
   header.failed_rank = failure.rank;
+  header.failed_world_rank = failure.world_rank;
   header.failure_kind = static_cast<std::int32_t>(failure.kind);
   copy_text(header.failure_text, sizeof header.failure_text, failure.text);
   header.failed.store(2);
@@ -49,7 +50,8 @@ std::optional<Failure> World::failure() const {
   if (header.failed.load(std::memory_order_acquire) != 2) return std::nullopt;
   Failure failure{.kind = static_cast<Failure::Kind>(header.failure_kind),
                   .rank = header.failed_rank,
-                  .text = header.failure_text};
+                  .text = header.failure_text,
+                  .world_rank = header.failed_world_rank};
   using Kind = Failure::Kind;
   const bool explained =
       failure.kind == Kind::error || failure.kind == Kind::left || failure.kind == Kind::abandoned;

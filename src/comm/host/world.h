@@ -21,6 +21,11 @@ struct Failure {
   Kind kind = Kind::error;
   int rank = -1;  ///< the rank at fault, or -1
   std::string text = {};
+  int world_rank =
+      -1;  ///< the rank at fault among all hosts' ranks, where it is not in this memory
+
+  /// Whether an exception of a rank's program is the cause.
+  bool by_program() const { return rank >= 0 && (kind == Kind::error || kind == Kind::abandoned); }
 };
 
 /// The memory that the ranks of one machine share, and the status of each rank: joined, left,

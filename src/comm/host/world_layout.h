@@ -21,7 +21,7 @@ constexpr std::size_t round_up(std::size_t value, std::size_t multiple) {
 /// The world's first bytes.
 struct Header {
   static constexpr std::uint64_t expected_magic = 0x70657473'6b636f6c;  // "lockstep"
-  static constexpr std::uint32_t expected_version = 5;
+  static constexpr std::uint32_t expected_version = 6;
 
   std::uint64_t magic;
   std::uint32_t version;
@@ -32,6 +32,7 @@ struct Header {
   alignas(cache_line) std::atomic<std::uint32_t> failed;
   std::int32_t failed_rank;
   std::int32_t failure_kind;
+  std::int32_t failed_world_rank;
   char failure_text[2048];
 
   /// Ranks asleep, so that who publishes something need not look at each.

@@ -114,7 +114,7 @@ void CollectiveProtocol::agree() const {
         member == group().rank ? &own : reinterpret_cast<const Announcement*>(parcel_of(member)));
   }
   const auto different = detail::difference(announcements, group().members, operation_.sequence);
-  if (different) throw Mismatch(different->text);
+  if (different) throw Mismatch(different->text, {.rank = different->rank});
 }
 
 bool CollectiveProtocol::lets_next_begin() const {

@@ -62,8 +62,10 @@ void PointToPointProtocol::agree() const {
   const auto& group = transport_.group();
   const int here = group.world_rank(group.rank);
   const int there = group.world_rank(operation_.peer);
-  throw Mismatch(detail::describe_difference(operation_.sequence, sends() ? here : there,
-                                             sends() ? there : here, expected, got));
+  const int from = sends() ? here : there;
+  const int to = sends() ? there : here;
+  throw Mismatch(detail::describe_difference(operation_.sequence, from, to, expected, got),
+                 {.rank = to});
 }
 
 }  // namespace lockstep::messages

@@ -134,7 +134,7 @@ void MpiCommunicator::poll() {
     }
     for (const auto& request : messages_) request->advance();
   } catch (const messages::Mismatch& mismatch) {
-    context_->fail_within({.text = mismatch.what()});
+    context_->fail_within({.text = mismatch.what(), .rank = mismatch.rank()});
   }
 }
 

@@ -82,7 +82,11 @@ void MpiRankContext::hear() {
   if (heard_.kind == Notice::Kind::left) {
     left_[static_cast<std::size_t>(heard_.rank)] = true;
   } else {
-    record({.timeout = heard_.kind == Notice::Kind::timed_out, .text = heard_.text}, true);
+    record({.timeout = heard_.kind == Notice::Kind::timed_out,
+            .text = heard_.text,
+            .rank = heard_.rank_at_fault,
+            .by_program = heard_.by_program},
+           true);
   }
   listen();
 }
@@ -91,7 +95,7 @@ void MpiRankContext::attempt(const std::function<void()>& call) noexcept {
   try {
     call();
   } catch (const std::exception& error) {
-    fail_within({.text = concat("rank ", rank(), ": ", error.what())});
+    fail_within({.text = concat("rank ", rank(), ": ", error.what()), .rank = rank()});
   }
 }
 
@@ -122,34 +126,29 @@ void MpiRankContext::check(const detail::BackendRequest& operation) {
   const int rank = gone();
   if (operation.complete() || failed() || rank < 0) return;
   fail_within(
-      {.text = concat("rank ", rank, " left the world before ", operation.operation().label())});
+      {.text = concat("rank ", rank, " left the world before ", operation.operation().label()),
+       .rank = rank});
   spread();
   throw_failure(operation.where());
 }
 
 void MpiRankContext::record(const Failure& failure, bool of_others) noexcept {
-  if (!failure_.record(failure.timeout, failure.text, of_others)) return;
+  if (!failure_.record(failure, of_others)) return;
   Library::abandon();
   if (!of_others && control_) control_->fail(failure);
 }
 
-void MpiRankContext::record(detail::FailureKind kind, int /*rank*/,
-                            std::string_view text) noexcept {
-  const bool timeout = kind == detail::FailureKind::timeout;
-  try {
-    record({.timeout = timeout, .text = std::string(text)}, false);
-  } catch (const std::bad_alloc&) {
-    record({.timeout = timeout}, false);
-  }
+void MpiRankContext::record(detail::FailureKind /*kind*/, const Failure& failure) noexcept {
+  record(failure, false);
 }
 
 void MpiRankContext::watch(std::vector<control::Member> others) {
   control_.emplace(std::move(others), [this](const Failure& failure) { record(failure, true); });
 }
 
-void MpiRankContext::fail(detail::FailureKind kind, std::string_view cause) noexcept {
+void MpiRankContext::fail(detail::FailureKind kind, const Failure& failure) noexcept {
   if (in_child()) return;
-  RankContext::fail(kind, cause);
+  RankContext::fail(kind, failure);
   spread_unless_in_use();
 }
 
@@ -175,6 +174,8 @@ void MpiRankContext::spread() noexcept {
     const auto failure = failure_.failure();
     Notice notice{};
     notice.kind = failure.timeout ? Notice::Kind::timed_out : Notice::Kind::failed;
+    notice.rank_at_fault = failure.rank;
+    notice.by_program = failure.by_program;
     failure.text.copy(notice.text, sizeof notice.text - 1);
     notice.rank = rank();
     tell_all(notice);

@@ -36,7 +36,7 @@ class MpiRankContext final : public detail::RankContext {
 
   bool failed() const override { return failure_.recorded(); }
   /// Also tells all ranks.
-  void fail(detail::FailureKind kind, std::string_view cause) noexcept override;
+  void fail(detail::FailureKind kind, const Failure& failure) noexcept override;
   /// Ends the world and tells all ranks. The caller raises the error itself.
   void fail(const Failure& failure) noexcept;
   /// Ends the world within poll(), which tells all ranks at its end.
@@ -54,7 +54,7 @@ class MpiRankContext final : public detail::RankContext {
   MpiRankContext(const Options& options, std::unique_ptr<MpiTransport> transport);
 
   bool advance() override;
-  void record(detail::FailureKind kind, int rank, std::string_view text) noexcept override;
+  void record(detail::FailureKind kind, const Failure& failure) noexcept override;
   void spread() noexcept override;
   Failure failure() override { return failure_.failure(); }
   void expect_usable_thread() const override;

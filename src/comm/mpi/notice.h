@@ -16,7 +16,9 @@ struct Notice {
   enum class Kind : std::int32_t { left, failed, timed_out };
   Kind kind;
   std::int32_t rank;
-  char text[2048];  ///< of a failure, ending with a zero
+  std::int32_t rank_at_fault;  ///< of a failure, or -1
+  bool by_program;             ///< Failure::by_program
+  char text[2048];             ///< of a failure, ending with a zero
 };
 
 }  // namespace lockstep::mpi

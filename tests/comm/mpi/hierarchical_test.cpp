@@ -66,6 +66,8 @@ TEST_F(Hierarchical, MismatchReachesEveryHost) {
             4)
       << text;
   EXPECT_THAT(text, HasSubstr("all_reduce #2 (hierarchical) rank 3 of 4: "));
+  EXPECT_EQ(count(text, "{communication by rank 3 in "), 4) << text;
+  EXPECT_EQ(count(text, " in all_reduce #2, cause communication}"), 2) << text;
 }
 
 TEST_F(Hierarchical, BucketsOfTwoWrappersAreNamedOnEveryRank) {
@@ -83,12 +85,15 @@ TEST_F(Hierarchical, TimeoutNamesRanksByTheirNumberInTheWorld) {
               HasSubstr("all_reduce #1 (hierarchical) rank 0 of 4: all_reduce #1 waited 0.2 s "
                         "for rank 2"));
   EXPECT_EQ(count(text, "TimeoutError "), 4) << text;
+  EXPECT_EQ(count(text, "{timeout by rank 2 in all_reduce #1, cause timeout}"), 1) << text;
+  EXPECT_EQ(count(text, "{timeout by rank 2 in barrier #1, cause timeout}"), 3) << text;
 }
 
 TEST_F(Hierarchical, RankThatLeavesIsNamedOnEveryHost) {
   const auto text = said(4, "leave", "abab", 3);
   EXPECT_EQ(count(text, "barrier #1 (hierarchical) rank "), 3) << text;
   EXPECT_EQ(count(text, ": rank 1 left the world before "), 3) << text;
+  EXPECT_EQ(count(text, "{communication by rank 1 in barrier #1, cause communication}"), 3) << text;
 }
 
 TEST_F(Hierarchical, AnotherReductionIsNamed) {
@@ -122,6 +127,8 @@ TEST_F(Hierarchical, FirstCauseReachesEveryRank) {
   EXPECT_EQ(count(text, "this rank gives up"), 4) << text;
   EXPECT_EQ(count(text, ": rank 1: this rank gives up"), 3) << text;
   EXPECT_EQ(count(text, ": the world failed earlier: this rank gives up"), 1) << text;
+  EXPECT_EQ(count(text, "{communication by rank 1 in "), 4) << text;
+  EXPECT_EQ(count(text, ", cause general}"), 4) << text;
 }
 
 TEST_F(Hierarchical, InterfaceThatIsNotThereIsNamedOnEveryRank) {

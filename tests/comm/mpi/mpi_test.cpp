@@ -86,6 +86,8 @@ TEST_F(Mpi, MismatchIsNamedOnEveryRank) {
             3)
       << text;
   EXPECT_THAT(text, HasSubstr("all_reduce #2 (mpi) rank 2 of 3: "));
+  EXPECT_EQ(count(text, "{communication by rank 1 in all_reduce #2, cause communication}"), 3)
+      << text;
 }
 
 TEST_F(Mpi, BucketsOfTwoWrappersAreNamedOnEveryRank) {
@@ -110,12 +112,15 @@ TEST_F(Mpi, MessageMismatchIsNamedOnBothSides) {
                   "float64 with tag 7, got 4 elements of float32 with tag 7"),
             2)
       << text;
+  EXPECT_EQ(count(text, "{communication by rank 1 in "), 2) << text;
 }
 
 TEST_F(Mpi, TimeoutNamesOperationAndMissingRanks) {
-  EXPECT_THAT(said(3, "late"),
-              HasSubstr("all_reduce #1 (mpi) rank 0 of 3: all_reduce #1 waited 0.2 s "
-                        "for ranks 1, 2"));
+  const auto text = said(3, "late");
+  EXPECT_THAT(text, HasSubstr("all_reduce #1 (mpi) rank 0 of 3: all_reduce #1 waited 0.2 s "
+                              "for ranks 1, 2"));
+  EXPECT_EQ(count(text, "{timeout by rank 1 in all_reduce #1, cause timeout}"), 1) << text;
+  EXPECT_EQ(count(text, "{timeout by rank 1 in barrier #1, cause timeout}"), 2) << text;
 }
 
 TEST_F(Mpi, AStoppedJobGoesOnThoughTheTimeoutHasPassed) {
@@ -126,12 +131,15 @@ TEST_F(Mpi, AStoppedJobGoesOnThoughTheTimeoutHasPassed) {
 TEST_F(Mpi, RankThatLeavesIsNamed) {
   const auto text = said(3, "leave", {}, 2);
   EXPECT_EQ(count(text, "rank 1 left the world before barrier #1"), 2) << text;
+  EXPECT_EQ(count(text, "{communication by rank 1 in barrier #1, cause communication}"), 2) << text;
 }
 
 TEST_F(Mpi, FirstCauseReachesEveryRank) {
   const auto text = said(3, "give-up");
   EXPECT_EQ(count(text, ": rank 1: this rank gives up"), 3) << text;
   EXPECT_EQ(count(text, ": the world failed earlier: rank 1: "), 1) << text;
+  EXPECT_EQ(count(text, "{communication by rank 1 in "), 3) << text;
+  EXPECT_EQ(count(text, ", cause general}"), 3) << text;
 }
 
 TEST_F(Mpi, LauncherEndsTheOthersOfARankThatEnds) {

@@ -214,7 +214,7 @@ const std::map<std::string, FailingTogether, std::less<>> failing_together{
       .others =
           [](int chosen) {
             const auto text = "rank " + std::to_string(chosen) + ": disk full";
-            lockstep::detail::leave_error_record({.text = text});
+            lockstep::detail::leave_error_record({.rank = chosen, .repeats = true, .text = text});
             return fail_silently(chosen);
           }}},
     {"never-ends-with-own-error",

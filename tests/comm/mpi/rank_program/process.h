@@ -16,6 +16,7 @@
 #include "comm/mpi/mpi.h"
 #include "core/environment.h"
 #include "lockstep/error.h"
+#include "tests/error_fields.h"
 
 namespace lockstep::testing {
 
@@ -62,9 +63,9 @@ inline int expect_failure(const Group& group, const std::function<void()>& fn) {
     fn();
     say("rank " + std::to_string(group->rank()) + " noticed nothing");
   } catch (const TimeoutError& error) {
-    say("TimeoutError " + std::string(error.what()));
+    say("TimeoutError " + std::string(error.what()) + " {" + fields_of(error) + '}');
   } catch (const Error& error) {
-    say("Error " + std::string(error.what()));
+    say("Error " + std::string(error.what()) + " {" + fields_of(error) + '}');
   }
   await_release();
   return 1;
