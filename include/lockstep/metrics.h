@@ -2,11 +2,147 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <concepts>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
 
+#include "lockstep/exact_sum.h"
 #include "lockstep/group.h"
 
 namespace lockstep::inline v0_2 {
+
+/// Combines the state of metrics over ranks. compute() passes one to a metric's combine(), which
+/// calls sum(), min() or max() for each part of its state. After the call, the part has the value
+/// over all ranks.
+/// Shapes: every rank has the same parts in the same order, also a rank that has no samples.
+/// Throws: InvalidArgument, on every rank, if the parts differ between ranks but have equal sizes.
+class MetricCombiner {
+ public:
+  void sum(double& value);  ///< added in the same order in every run
+  void sum(std::int64_t& value);
+  void sum(ExactSum& value);
+  void min(double& value);
+  void min(std::int64_t& value);
+  void max(double& value);
+  void max(std::int64_t& value);
+
+  /// Tensors are combined element by element. The handle is replaced, so copies keep their values.
+  /// Throws: InvalidArgument unless the tensor is dense and of float64 or int64.
+  void sum(at::Tensor& values);
+  void min(at::Tensor& values);
+  void max(at::Tensor& values);
+
+ private:
+  friend void combine_over_ranks(const Group& group,
+                                 const std::function<void(MetricCombiner&)>& visit);
+  enum class Extreme : std::uint8_t { min, max };
+
+  MetricCombiner(int rank, int size) : rank_(rank), size_(size) {}
+  void part(std::string_view kind, at::IntArrayRef sizes);
+  void exchange(double& value);
+  void exchange(std::int64_t& value);
+  template <class T>
+  void pick(T& value, Extreme extreme);
+  template <class Combine>
+  void each(at::Tensor& values, std::string_view kind, const Combine& combine);
+
+  int rank_;
+  int size_;
+  bool combined_ = false;  ///< values_ holds the sums over ranks, and is read
+  std::uint64_t layout_ = 0;
+  std::size_t next_ = 0;  ///< of values_, while it is read
+  std::vector<double> values_;
+};
+
+/// A metric is a copyable type with
+///
+///     void add(…);                              // adds what this rank saw, in any form
+///     V value() const;                          // the result, from the state
+///     void combine(MetricCombiner& combiner);   // names the parts of the state
+///
+/// docs/metrics.md has examples.
+template <class T>
+concept Metric = std::copy_constructible<T> &&
+    requires(T metric, const T& seen, MetricCombiner& c) {
+  seen.value();
+  metric.combine(c);
+};
+
+/// Calls visit twice, around one all_reduce: its MetricCombiner reads this rank's state first and
+/// writes the state of all ranks afterwards. For a number of metrics that is known at run time
+/// only; compute() serves otherwise. It changes the metrics that visit passes: pass copies.
+/// Ranks: all.
+void combine_over_ranks(const Group& group, const std::function<void(MetricCombiner&)>& visit);
+
+/// The value of a metric over all ranks, or a std::tuple of the values of several, with one
+/// all_reduce for all of them. The metrics themselves stay as they are, and can be added to.
+/// Ranks: all, with the same metrics in the same order; every rank has the same result.
+template <Metric... M>
+requires(sizeof...(M) > 0) auto compute(const Group& group, const M&... metrics) {
+  std::tuple<M...> copies(metrics...);
+  combine_over_ranks(group, [&](MetricCombiner& combiner) {
+    std::apply([&](M&... copy) { (copy.combine(combiner), ...); }, copies);
+  });
+  if constexpr (sizeof...(M) == 1) {
+    return std::get<0>(copies).value();
+  } else {
+    return std::apply([](const M&... copy) { return std::make_tuple(copy.value()...); }, copies);
+  }
+}
+
+/// The sum of numbers. Units: float64, without rounding errors (ExactSum). Tensors are of any real
+/// dtype and any shape, and each element is added; integers are exact.
+class Sum {
+ public:
+  void add(std::floating_point auto value) { sum_.add(static_cast<double>(value)); }
+  void add(std::signed_integral auto value) { sum_.add(static_cast<std::int64_t>(value)); }
+  void add(std::unsigned_integral auto value) {
+    const auto half = static_cast<std::int64_t>(value / 2);
+    sum_.add(half);
+    sum_.add(half);
+    sum_.add(static_cast<std::int64_t>(value % 2));
+  }
+  /// Throws: InvalidArgument for a tensor that is undefined or not real.
+  void add(const at::Tensor& values);
+
+  /// 0 if nothing was added.
+  double value() const { return sum_.value(); }
+  void combine(MetricCombiner& combiner) { combiner.sum(sum_); }
+
+ private:
+  ExactSum sum_;
+};
+
+/// The mean of numbers with weights, Σ weight · value / Σ weight, so that batches and ranks of any
+/// sizes count by their samples. Both sums are ExactSum: the result has the same bits for every
+/// order of samples and every number of ranks.
+class Mean {
+ public:
+  /// weight: of the value, as the number of samples that it is the mean of. A value of weight 0 is
+  /// not used, even if it is NaN.
+  /// Throws: InvalidArgument unless the weight is finite and at least 0.
+  void add(double value, double weight = 1);
+  /// The same for each element of a tensor of a real dtype.
+  void add(const at::Tensor& values, double weight = 1);
+  /// The same with a weight for each element. Shapes: weights can be expanded to values.
+  void add(const at::Tensor& values, const at::Tensor& weights);
+
+  /// NaN if the sum of weights is 0: nothing was added, on no rank of those combined.
+  double value() const;
+  /// The sum of weights.
+  double weight() const { return weight_.value(); }
+  void combine(MetricCombiner& combiner);
+
+ private:
+  ExactSum sum_;
+  ExactSum weight_;
+};
 
 /// How well a model did on a number of samples.
 struct Score {
@@ -16,8 +152,8 @@ struct Score {
   std::int64_t samples = 0;
 };
 
-/// Sums of losses and of right answers, so that means over batches and ranks of any sizes are
-/// exact.
+/// The metric of classification. Sums of losses and of right answers, so that means over batches
+/// and ranks of any sizes are exact.
 class Tally {
  public:
   Tally() = default;
@@ -35,11 +171,14 @@ class Tally {
   Score score() const;
   /// Over all ranks' samples, the same on every rank.
   /// Ranks: all.
-  Score score(const Group& group) const;
+  Score score(const Group& group) const { return compute(group, *this); }
+
+  Score value() const { return score(); }
+  void combine(MetricCombiner& combiner);
 
  private:
   std::int64_t k_ = 1;
-  double loss_ = 0;
+  ExactSum loss_;
   std::int64_t right_ = 0;
   std::int64_t among_top_ = 0;
   std::int64_t samples_ = 0;

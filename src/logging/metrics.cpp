@@ -1,8 +1,12 @@
 #include "lockstep/metrics.h"
 
+#include <ATen/ExpandUtils.h>
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
+#include <span>
 #include <tuple>
 
 #include "core/text.h"
@@ -12,12 +16,30 @@ namespace lockstep::inline v0_2 {
 
 namespace {
 
-Score mean(double loss, double right, double among_top, double samples) {
-  if (samples == 0) return {};
-  return {.loss = loss / samples,
-          .accuracy = right / samples,
-          .top = among_top / samples,
-          .samples = static_cast<std::int64_t>(samples)};
+/// The elements in a row, as int64 or float64.
+at::Tensor real_numbers(const at::Tensor& values, const char* metric) {
+  const bool usable = values.defined() && values.layout() == at::kStrided;
+  const bool whole = usable && at::isIntegralType(values.scalar_type(), /*includeBool=*/true);
+  if (!usable || !(whole || at::isFloatingType(values.scalar_type()))) {
+    throw InvalidArgument(detail::concat(
+        metric, ": got ",
+        values.defined()
+            ? detail::concat("a tensor of ", values.scalar_type(), usable ? "" : ", not dense")
+            : "an undefined tensor",
+        ", expected a dense tensor of real numbers"));
+  }
+  return values.detach().to(at::kCPU, whole ? at::kLong : at::kDouble).contiguous();
+}
+
+template <class T>
+std::span<const T> span_of(const at::Tensor& values) {
+  return {values.const_data_ptr<T>(), static_cast<std::size_t>(values.numel())};
+}
+
+void expect_weight(double weight) {
+  if (std::isfinite(weight) && weight >= 0) return;
+  throw InvalidArgument(
+      detail::concat("Mean: got a weight of ", weight, ", expected a finite number of at least 0"));
 }
 
 std::int64_t count_among_top(const at::Tensor& outputs, const at::Tensor& targets, std::int64_t k) {
@@ -26,6 +48,53 @@ std::int64_t count_among_top(const at::Tensor& outputs, const at::Tensor& target
 }
 
 }  // namespace
+
+void Sum::add(const at::Tensor& values) {
+  const at::Tensor all = real_numbers(values, "Sum");
+  if (all.scalar_type() == at::kLong) {
+    for (const auto value : span_of<std::int64_t>(all)) sum_.add(value);
+  } else {
+    for (const auto value : span_of<double>(all)) sum_.add(value);
+  }
+}
+
+void Mean::add(double value, double weight) {
+  expect_weight(weight);
+  if (weight == 0) return;
+  sum_.add_product(value, weight);
+  weight_.add(weight);
+}
+
+void Mean::add(const at::Tensor& values, double weight) {
+  expect_weight(weight);
+  const at::Tensor all = real_numbers(values, "Mean").to(at::kDouble);
+  for (const auto value : span_of<double>(all)) add(value, weight);
+}
+
+void Mean::add(const at::Tensor& values, const at::Tensor& weights) {
+  const at::Tensor all = real_numbers(values, "Mean").to(at::kDouble);
+  const at::Tensor factors = real_numbers(weights, "Mean").to(at::kDouble);
+  if (!at::is_expandable_to(factors.sizes(), all.sizes())) {
+    throw InvalidArgument(detail::concat("Mean: got weights ", factors.sizes(), " for values ",
+                                         all.sizes(),
+                                         ", expected weights that can be expanded to the values"));
+  }
+  const at::Tensor expanded = factors.expand(all.sizes()).contiguous();
+  const auto each_weight = span_of<double>(expanded);
+  for (const auto weight : each_weight) expect_weight(weight);
+  const auto each_value = span_of<double>(all);
+  for (std::size_t i = 0; i < each_value.size(); ++i) add(each_value[i], each_weight[i]);
+}
+
+double Mean::value() const {
+  const double weight = weight_.value();
+  return weight == 0 ? std::numeric_limits<double>::quiet_NaN() : sum_.value() / weight;
+}
+
+void Mean::combine(MetricCombiner& combiner) {
+  combiner.sum(sum_);
+  combiner.sum(weight_);
+}
 
 Tally::Tally(std::int64_t k) : k_(k) {
   if (k < 1) throw InvalidArgument(detail::concat("Tally: got k ", k, ", expected at least 1"));
@@ -44,37 +113,33 @@ void Tally::add(const at::Tensor& mean_loss, const at::Tensor& outputs, const at
 
 void Tally::add(double mean_loss, std::int64_t right, std::int64_t samples) {
   among_top_ += right;
-  loss_ += mean_loss * static_cast<double>(samples);
+  loss_.add_product(mean_loss, static_cast<double>(samples));
   right_ += right;
   samples_ += samples;
 }
 
 Score Tally::score() const {
-  return mean(loss_, static_cast<double>(right_), static_cast<double>(among_top_),
-              static_cast<double>(samples_));
+  if (samples_ == 0) return {};
+  const auto samples = static_cast<double>(samples_);
+  return {.loss = loss_.value() / samples,
+          .accuracy = static_cast<double>(right_) / samples,
+          .top = static_cast<double>(among_top_) / samples,
+          .samples = samples_};
 }
 
-Score Tally::score(const Group& group) const {
-  // Counts in doubles: exact up to 2^53 samples.
-  const at::Tensor sums = group.empty({4}, at::kDouble);
-  double* const sum = sums.mutable_data_ptr<double>();
-  sum[0] = loss_;
-  sum[1] = static_cast<double>(right_);
-  sum[2] = static_cast<double>(among_top_);
-  sum[3] = static_cast<double>(samples_);
-  group.all_reduce(sums).wait();
-  return mean(sum[0], sum[1], sum[2], sum[3]);
+void Tally::combine(MetricCombiner& combiner) {
+  combiner.sum(loss_);
+  combiner.sum(right_);
+  combiner.sum(among_top_);
+  combiner.sum(samples_);
 }
 
 double throughput(std::int64_t samples, double seconds, const Group& group) {
-  const at::Tensor sum = group.empty({1}, at::kDouble);
-  const at::Tensor slowest = group.empty({1}, at::kDouble);
-  *sum.mutable_data_ptr<double>() = static_cast<double>(samples);
-  *slowest.mutable_data_ptr<double>() = seconds;
-  group.all_reduce(sum).wait();
-  group.all_reduce(slowest, ReduceOp::max).wait();
-  const double total = *sum.const_data_ptr<double>();
-  return total == 0 ? 0 : total / *slowest.const_data_ptr<double>();
+  combine_over_ranks(group, [&](MetricCombiner& combiner) {
+    combiner.sum(samples);
+    combiner.max(seconds);
+  });
+  return samples == 0 ? 0 : static_cast<double>(samples) / seconds;
 }
 
 }  // namespace lockstep

@@ -40,7 +40,8 @@ class UnderMpirun : public testing::ProgramRun {
                     "\n1 steps took "),
           std::pair("gradient_proof", "  unequal parts, not weighted, 20 40: largest difference "),
           std::pair("large_batch --images 1024 --epochs 1", "epoch 1  loss "),
-          std::pair("custom_strategy", "\nstep 500: loss ")}) {
+          std::pair("custom_strategy", "\nstep 500: loss "),
+          std::pair("regression", "\nepoch 4: loss ")}) {
       const Result result = mpirun(program, "", backend);
       EXPECT_EQ(result.code, 0) << program << '\n' << result.err;
       EXPECT_EQ(testing::count(result.out, summary), 1) << program << '\n' << result.out;

@@ -151,6 +151,22 @@ TEST_F(Programs, AStrategyOfOnesOwnLearns) {
   EXPECT_THAT(result.out, HasSubstr("compressed 4.0 times"));
 }
 
+TEST_F(Programs, RegressionPrintsItsMetrics) {
+  const Result result = run(quoted_launcher + " run -n 3 " + quoted_bin + "regression");
+  ASSERT_EQ(result.code, 0) << result.err;
+  const auto last = result.out.find("epoch 4: ");
+  ASSERT_NE(last, std::string::npos) << result.out;
+  const auto value_of = [&](const std::string& what, std::size_t from) {
+    const auto at = result.out.find(what, from);
+    EXPECT_NE(at, std::string::npos) << result.out;
+    return std::stod(result.out.substr(at + what.size()));
+  };
+  EXPECT_LT(value_of("loss ", last), 0.1 * value_of("loss ", 0));
+  // The noise has a standard deviation of 0.1: its mean absolute value is 0.1 sqrt(2 / pi).
+  EXPECT_NEAR(value_of("absolute error ", last), 0.08, 0.02);
+  EXPECT_GT(value_of("R2 ", last), 0.999);
+}
+
 TEST_F(Programs, TrainersSaveAndGoOn) {
   const std::string flags = " --metrics metrics.jsonl --batch_size 500";
   for (const std::string program : {"single_trainer", "ddp_trainer"}) {
@@ -242,7 +258,7 @@ TEST_F(Programs, ResNet50TrainsWithBothWaysToSplitData) {
 }
 
 TEST_F(Programs, HelpIsCompleteAndWrongFlagsAreNamed) {
-  const std::array<std::pair<std::string, std::vector<const char*>>, 7> programs{{
+  const std::array<std::pair<std::string, std::vector<const char*>>, 8> programs{{
       {"resnet9_cifar10",
        {"--epochs", "--batch-size", "--lr", "--weight-decay", "--seed", "--data", "--augment",
         "--workers", "--sync-batchnorm", "--checkpoint-dir"}},
@@ -257,6 +273,7 @@ TEST_F(Programs, HelpIsCompleteAndWrongFlagsAreNamed) {
        {"--epochs", "--batch-size", "--samples", "--lr", "--workers", "--split", "--parameters",
         "--sync-batchnorm", "--data", "--weights", "--checkpoint-dir"}},
       {"custom_strategy", {"Start it with: lockstep run"}},
+      {"regression", {"Start it with: lockstep run"}},
   }};
   for (const auto& [program, flags] : programs) {
     const Result help = two_ranks(program + " --help");
@@ -264,7 +281,7 @@ TEST_F(Programs, HelpIsCompleteAndWrongFlagsAreNamed) {
     for (const char* flag : flags) EXPECT_THAT(help.out, HasSubstr(flag)) << program;
     const bool alone_only = program == "single_trainer";
     EXPECT_EQ(count(help.out, "Usage: "), alone_only ? 2 : 1) << help.out;
-    if (!alone_only && program != "custom_strategy") {
+    if (!alone_only && program != "custom_strategy" && program != "regression") {
       for (const char* flag :
            {"--strategy", "docs/algorithms.md", "--metrics", "--log-dir", "--trace", "--quiet"})
         EXPECT_THAT(help.out, HasSubstr(flag)) << program;

@@ -30,7 +30,7 @@ c10::IValue unpickled(const std::string& bytes) {
                                                 std::int64_t) { return torch::arange(6, dtype); });
 }
 
-std::string error_of(const std::string& bytes) {
+std::string pickle_error(const std::string& bytes) {
   return failure([&] { unpickled(bytes); });
 }
 
@@ -64,66 +64,72 @@ TEST(Unpickle, ViewsStayWithinTheirStorage) {
   EXPECT_TRUE(view.equal(torch::tensor({{1.F, 2.F}, {4.F, 5.F}})));
   const char* const expected = "expected a tensor within its storage of 6 elements";
   const std::string huge = "\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x7f"s;
-  EXPECT_THAT(error_of(tensor("K\x02", "K\x02K\x02\x86", "K\x03K\x01\x86")), HasSubstr(expected));
-  EXPECT_THAT(error_of(tensor("J\xff\xff\xff\xff", "K\x01\x85", "K\x01\x85")), HasSubstr(expected));
-  EXPECT_THAT(error_of(tensor("K\0"s, huge + "\x85", "K\x01\x85")), HasSubstr(expected));
-  EXPECT_THAT(error_of(tensor("K\0"s, "K\x03\x85", huge + "\x85")), HasSubstr(expected));
-  EXPECT_THAT(error_of(tensor("K\0"s, huge + huge + "\x86", "K\0K\0\x86"s)), HasSubstr(expected));
-  EXPECT_THAT(error_of(tensor("K\0"s, "K\x03\x85", ")")), HasSubstr(expected));
-  EXPECT_THAT(error_of(tensor("K\0"s, "J\xff\xff\xff\xff\x85", "K\x01\x85")),
+  EXPECT_THAT(pickle_error(tensor("K\x02", "K\x02K\x02\x86", "K\x03K\x01\x86")),
+              HasSubstr(expected));
+  EXPECT_THAT(pickle_error(tensor("J\xff\xff\xff\xff", "K\x01\x85", "K\x01\x85")),
+              HasSubstr(expected));
+  EXPECT_THAT(pickle_error(tensor("K\0"s, huge + "\x85", "K\x01\x85")), HasSubstr(expected));
+  EXPECT_THAT(pickle_error(tensor("K\0"s, "K\x03\x85", huge + "\x85")), HasSubstr(expected));
+  EXPECT_THAT(pickle_error(tensor("K\0"s, huge + huge + "\x86", "K\0K\0\x86"s)),
+              HasSubstr(expected));
+  EXPECT_THAT(pickle_error(tensor("K\0"s, "K\x03\x85", ")")), HasSubstr(expected));
+  EXPECT_THAT(pickle_error(tensor("K\0"s, "J\xff\xff\xff\xff\x85", "K\x01\x85")),
               HasSubstr("expected sizes"));
 }
 
 TEST(Unpickle, NothingElseIsNamedOrCalled) {
-  EXPECT_THAT(error_of("cos\nsystem\n" + text("true") + "\x85R"),
+  EXPECT_THAT(pickle_error("cos\nsystem\n" + text("true") + "\x85R"),
               HasSubstr("found the global 'os.system'"));
-  EXPECT_THAT(error_of("cbuiltins\neval\n"), HasSubstr("found the global 'builtins.eval'"));
-  EXPECT_THAT(error_of("ctorch\nload\n"), HasSubstr("found the global 'torch.load'"));
-  EXPECT_THAT(error_of("K\x01)R"), HasSubstr("expected a call"));
-  EXPECT_THAT(error_of("ctorch\nFloatStorage\n)R"), HasSubstr("other arguments of"));
-  EXPECT_THAT(error_of("ccollections\nOrderedDict\nK\x01\x85R"), HasSubstr("other arguments of"));
-  EXPECT_THAT(error_of("ctorch._utils\n_rebuild_tensor_v2\n)R"), HasSubstr("other arguments of"));
-  EXPECT_THAT(error_of("ctorch\nFloatStorage\n"), HasSubstr("found the global 'torch.FloatStor"));
-  EXPECT_THAT(error_of("]ctorch\nSize\na"), HasSubstr("found the global 'torch.Size'"));
-  EXPECT_THAT(error_of("]ctorch\nSize\n\x85"
-                       "a"),
+  EXPECT_THAT(pickle_error("cbuiltins\neval\n"), HasSubstr("found the global 'builtins.eval'"));
+  EXPECT_THAT(pickle_error("ctorch\nload\n"), HasSubstr("found the global 'torch.load'"));
+  EXPECT_THAT(pickle_error("K\x01)R"), HasSubstr("expected a call"));
+  EXPECT_THAT(pickle_error("ctorch\nFloatStorage\n)R"), HasSubstr("other arguments of"));
+  EXPECT_THAT(pickle_error("ccollections\nOrderedDict\nK\x01\x85R"),
+              HasSubstr("other arguments of"));
+  EXPECT_THAT(pickle_error("ctorch._utils\n_rebuild_tensor_v2\n)R"),
+              HasSubstr("other arguments of"));
+  EXPECT_THAT(pickle_error("ctorch\nFloatStorage\n"),
+              HasSubstr("found the global 'torch.FloatStor"));
+  EXPECT_THAT(pickle_error("]ctorch\nSize\na"), HasSubstr("found the global 'torch.Size'"));
+  EXPECT_THAT(pickle_error("]ctorch\nSize\n\x85"
+                           "a"),
               HasSubstr("found the global 'torch.Size'"));
-  EXPECT_THAT(error_of("ctorch\nSize\n\x85\x85"), HasSubstr("found the global 'torch.Size'"));
-  EXPECT_THAT(error_of("K\x01}b"), HasSubstr("expected a state of a dict"));
+  EXPECT_THAT(pickle_error("ctorch\nSize\n\x85\x85"), HasSubstr("found the global 'torch.Size'"));
+  EXPECT_THAT(pickle_error("K\x01}b"), HasSubstr("expected a state of a dict"));
   for (const char* opcode : {"i", "o", "\x81", "\x92", "\x82", "P", "\x93", "B", "S'x'\n"})
-    EXPECT_THAT(error_of(opcode), HasSubstr("which no state dict needs")) << opcode;
+    EXPECT_THAT(pickle_error(opcode), HasSubstr("which no state dict needs")) << opcode;
 }
 
 TEST(Unpickle, WhatIsBrokenIsAnError) {
   EXPECT_THAT(failure([] { unpickle("", {}); }), HasSubstr("expected 1 more bytes, found 0"));
   EXPECT_THAT(failure([] { unpickle("\x80\x04.", {}); }), HasSubstr("found 4"));
-  EXPECT_THAT(error_of("X\xff\xff\xff\xff"), HasSubstr("expected 4294967295 more bytes"));
-  EXPECT_THAT(error_of("\x8a\x09"
-                       "123456789"),
+  EXPECT_THAT(pickle_error("X\xff\xff\xff\xff"), HasSubstr("expected 4294967295 more bytes"));
+  EXPECT_THAT(pickle_error("\x8a\x09"
+                           "123456789"),
               HasSubstr("an integer of 9 bytes"));
-  EXPECT_THAT(error_of("cno end"), HasSubstr("expected a line"));
-  EXPECT_THAT(error_of(""), HasSubstr("expected a value, found none"));
+  EXPECT_THAT(pickle_error("cno end"), HasSubstr("expected a line"));
+  EXPECT_THAT(pickle_error(""), HasSubstr("expected a value, found none"));
   for (const char* bytes : {"a", "s", "u", "e", "t", "R", "b", "Q", "q\x01", "\x85", "K\x01\x86",
                             "(K\x01u", "K\x01(\x85", "K\x01(R"})
-    EXPECT_THAT(error_of(bytes), HasSubstr("of data.pkl: ")) << bytes;
-  EXPECT_THAT(error_of("h\x05"), HasSubstr("expected value 5 before"));
-  EXPECT_THAT(error_of("}K\x01\x85K\x01s"), HasSubstr("expected a text or integer as key"));
-  EXPECT_THAT(error_of("}(K\x01u"), HasSubstr("an odd number"));
-  EXPECT_THAT(error_of("K\x01K\x02"
-                       "a"),
+    EXPECT_THAT(pickle_error(bytes), HasSubstr("of data.pkl: ")) << bytes;
+  EXPECT_THAT(pickle_error("h\x05"), HasSubstr("expected value 5 before"));
+  EXPECT_THAT(pickle_error("}K\x01\x85K\x01s"), HasSubstr("expected a text or integer as key"));
+  EXPECT_THAT(pickle_error("}(K\x01u"), HasSubstr("an odd number"));
+  EXPECT_THAT(pickle_error("K\x01K\x02"
+                           "a"),
               HasSubstr("expected a list or dict to add to"));
 }
 
 TEST(Unpickle, NothingHoldsItselfOrFillsTheStack) {
   const char* const expected = "part of another value already";
-  EXPECT_THAT(error_of("]q\x01h\x01"
-                       "a"),
+  EXPECT_THAT(pickle_error("]q\x01h\x01"
+                           "a"),
               HasSubstr(expected));
-  EXPECT_THAT(error_of("]q\x01]q\x02h\x01"
-                       "ah\x01h\x02"
-                       "a"),
+  EXPECT_THAT(pickle_error("]q\x01]q\x02h\x01"
+                           "ah\x01h\x02"
+                           "a"),
               HasSubstr(expected));
-  EXPECT_THAT(error_of("}q\x01K\x01h\x01\x85s"), HasSubstr(expected));
+  EXPECT_THAT(pickle_error("}q\x01K\x01h\x01\x85s"), HasSubstr(expected));
   // The same list twice in another is no harm.
   EXPECT_EQ(unpickled("]]q\x01"
                       "ah\x01"
@@ -134,8 +140,9 @@ TEST(Unpickle, NothingHoldsItselfOrFillsTheStack) {
 
   std::string deep(100'000, ']');
   EXPECT_EQ(unpickled(deep).toListRef().size(), 0u);
-  EXPECT_THAT(error_of(deep + std::string(deep.size(), 'a')), HasSubstr("64 levels of nesting"));
-  EXPECT_THAT(error_of("K\x01" + std::string(100'000, '\x85')), HasSubstr("64 levels"));
+  EXPECT_THAT(pickle_error(deep + std::string(deep.size(), 'a')),
+              HasSubstr("64 levels of nesting"));
+  EXPECT_THAT(pickle_error("K\x01" + std::string(100'000, '\x85')), HasSubstr("64 levels"));
 }
 
 TEST(Pickle, WhatHasNoFormIsAnError) {

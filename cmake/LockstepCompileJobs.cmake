@@ -1,0 +1,28 @@
+# Bounds the number of compilers that Ninja runs at a time by the machine's memory: LibTorch's headers
+# take up to 1.7 GB a compiler, and a compiler that gets no memory is killed without an error message.
+# A container's limit counts where it is smaller. LOCKSTEP_COMPILE_JOBS sets another number.
+set(LOCKSTEP_COMPILE_JOBS "" CACHE STRING
+    "Most compilers at a time, with Ninja (default: a compiler for each 1.7 GB of memory)")
+set(lockstep_jobs "${LOCKSTEP_COMPILE_JOBS}")
+if(NOT lockstep_jobs)
+  cmake_host_system_information(RESULT lockstep_memory QUERY TOTAL_PHYSICAL_MEMORY)  # MiB
+  foreach(limit /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory/memory.limit_in_bytes)
+    if(EXISTS ${limit})
+      file(READ ${limit} lockstep_limit)
+      string(STRIP "${lockstep_limit}" lockstep_limit)
+      # A file without a limit has "max", or a number near 2^63.
+      if(lockstep_limit MATCHES "^[0-9]+$")
+        math(EXPR lockstep_limit "${lockstep_limit} / 1048576")
+        if(lockstep_limit LESS lockstep_memory)
+          set(lockstep_memory ${lockstep_limit})
+        endif()
+      endif()
+    endif()
+  endforeach()
+  math(EXPR lockstep_jobs "${lockstep_memory} / 1620")  # 1.7 GB in MiB
+  if(lockstep_jobs LESS 1)
+    set(lockstep_jobs 1)
+  endif()
+endif()
+set_property(GLOBAL APPEND PROPERTY JOB_POOLS lockstep_compile=${lockstep_jobs})
+set(CMAKE_JOB_POOL_COMPILE lockstep_compile)

@@ -1,0 +1,442 @@
+#include "lockstep/metrics.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/types.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <limits>
+#include <random>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "lockstep/error.h"
+#include "tests/ranks.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr double infinity = std::numeric_limits<double>::infinity();
+constexpr double largest = std::numeric_limits<double>::max();
+
+void on_each(const std::function<void(const Group&, int)>& fn) {
+  for (const int ranks : {1, 2, 3, 7}) {
+    testing::run_ranks(ranks, [&](std::shared_ptr<Communicator> communicator) {
+      fn(Group(std::move(communicator)), ranks);
+    });
+  }
+}
+
+/// Sums in units of 2^-40, in 128 bits: exact, and rounded once by the compiler's conversion.
+__extension__ using Wide = __int128;
+
+struct Sample {
+  std::int64_t units;  ///< of 2^-40
+  int weight;
+
+  double value() const { return std::ldexp(static_cast<double>(units), -40); }
+};
+
+double in_ones(Wide units) { return std::ldexp(static_cast<double>(units), -40); }
+
+/// Of very different sizes, with both signs: a plain sum of float64 rounds nearly every addition.
+std::vector<Sample> make_samples(std::size_t count) {
+  std::mt19937_64 random(5);
+  std::vector<Sample> samples(count);
+  for (auto& [units, weight] : samples) {
+    units = static_cast<std::int64_t>(random() >> 11 >> random() % 50);
+    if (random() % 2 == 0) units = -units;
+    weight = static_cast<int>(random() % 5);
+  }
+  return samples;
+}
+
+double sum_of(std::vector<double> values) {
+  ExactSum sum;
+  for (const double value : values) sum.add(value);
+  return sum.value();
+}
+
+TEST(ExactSum, RoundsOnce) {
+  EXPECT_EQ(sum_of({}), 0);
+  EXPECT_EQ(sum_of({largest, 1, -largest}), 1);
+  EXPECT_EQ(sum_of({1, 0x1p-53}), 1) << "a tie goes to the even number";
+  EXPECT_EQ(sum_of({1, 0x1p-53, 0x1p-1074}), 1 + 0x1p-52);
+  EXPECT_EQ(sum_of({1, 0x1p-52, 0x1p-53}), 1 + 0x1p-51);
+  EXPECT_EQ(sum_of({-1, -0x1p-53, -0x1p-1074}), -1 - 0x1p-52);
+  EXPECT_EQ(sum_of({0x1p-1074, 0x1p-1074}), 0x1p-1073);
+  EXPECT_EQ(sum_of({0x1p-1022, -0x1p-1074}), 0x1p-1022 - 0x1p-1074);
+  EXPECT_EQ(sum_of({largest, largest}), infinity);
+  EXPECT_EQ(sum_of({largest, largest, -largest}), largest);
+  EXPECT_EQ(sum_of({-largest, -largest}), -infinity);
+  EXPECT_EQ(sum_of({infinity, 1}), infinity);
+  EXPECT_EQ(sum_of({-infinity, largest}), -infinity);
+  EXPECT_TRUE(std::isnan(sum_of({infinity, -infinity})));
+  EXPECT_TRUE(std::isnan(sum_of({1, std::nan("")})));
+}
+
+TEST(ExactSum, IsThatOfWideIntegers) {
+  const auto samples = make_samples(20000);
+  ExactSum sum;
+  ExactSum products;
+  Wide expected = 0;
+  Wide expected_products = 0;
+  double plain = 0;
+  for (std::size_t i = 0; i < samples.size(); ++i) {
+    sum.add(samples[i].value());
+    plain += samples[i].value();
+    expected += samples[i].units;
+    // Of 53 bits and 40: a float64 does not hold the product.
+    const std::int64_t factor = samples[i].units >> 13;
+    products.add_product(samples[i].value(), static_cast<double>(factor));
+    expected_products += Wide{samples[i].units} * factor;
+    if (i % 1000 != 0) continue;
+    ASSERT_EQ(sum.value(), in_ones(expected)) << i;
+    ASSERT_EQ(products.value(), in_ones(expected_products)) << i;
+  }
+  EXPECT_NE(plain, in_ones(expected)) << "the samples are too simple";
+}
+
+TEST(ExactSum, LosesNothingInTheWholeRange) {
+  std::mt19937_64 random(7);
+  std::vector<double> values;
+  while (values.size() < 4000) {
+    const auto value = std::bit_cast<double>(static_cast<std::uint64_t>(random()));
+    if (!std::isfinite(value)) continue;
+    values.push_back(value);
+    values.push_back(-value);
+  }
+  for (const double rest : {0.0, 3.0, 0x1p-1074, -1e-310, 1e300}) {
+    std::shuffle(values.begin(), values.end(), random);
+    values.push_back(rest);
+    EXPECT_EQ(sum_of(values), rest);
+    values.pop_back();
+  }
+}
+
+TEST(ExactSum, TakesEveryInteger) {
+  ExactSum sum;
+  constexpr auto most = std::numeric_limits<std::int64_t>::max();
+  constexpr auto least = std::numeric_limits<std::int64_t>::min();
+  for (const std::int64_t value : {most, least, std::int64_t{-5}, most, -most}) sum.add(value);
+  EXPECT_EQ(sum.value(), -6);
+  Sum unsigned_sum;
+  unsigned_sum.add(std::numeric_limits<std::uint64_t>::max());
+  unsigned_sum.add(1);
+  unsigned_sum.add(0.5F);
+  EXPECT_EQ(unsigned_sum.value(), 0x1p64);
+}
+
+TEST(Metrics, MeanAndSumAreThoseOfOneProcess) {
+  const auto samples = make_samples(1000);
+  Wide sum = 0;
+  Wide weighted = 0;
+  std::int64_t weights = 0;
+  for (const auto& [units, weight] : samples) {
+    sum += units;
+    weighted += Wide{units} * weight;
+    weights += weight;
+  }
+  const double mean = in_ones(weighted) / static_cast<double>(weights);
+  for (const bool backwards : {false, true}) {
+    on_each([&](const Group& group, int ranks) {
+      // Rank r owns r samples of every few; rank 0 has none, unless it is alone.
+      std::vector<int> owners;
+      for (int rank = 1; rank < ranks; ++rank) owners.insert(owners.end(), rank, rank);
+      if (owners.empty()) owners = {0};
+      Mean own_mean;
+      Sum own_sum;
+      for (std::size_t i = 0; i < samples.size(); ++i) {
+        const auto& sample = samples[backwards ? samples.size() - 1 - i : i];
+        if (owners[i % owners.size()] != group.rank()) continue;
+        own_mean.add(sample.value(), sample.weight);
+        own_sum.add(sample.value());
+      }
+      const double before = own_sum.value();
+      const auto [all_mean, all_sum] = compute(group, own_mean, own_sum);
+      EXPECT_EQ(all_mean, mean) << "the same bits, on " << ranks << " ranks";
+      EXPECT_EQ(all_sum, in_ones(sum)) << "the same bits, on " << ranks << " ranks";
+      EXPECT_EQ(own_sum.value(), before) << "compute() changes no metric";
+      EXPECT_EQ(compute(group, own_mean), mean);
+    });
+  }
+}
+
+TEST(Metrics, TensorsOfAnyRealType) {
+  on_each([&](const Group& group, int ranks) {
+    Mean mean;
+    Sum sum;
+    for (const auto dtype : {torch::kFloat, torch::kDouble, torch::kHalf, torch::kBFloat16,
+                             torch::kInt, torch::kLong, torch::kByte, torch::kBool}) {
+      const at::Tensor values = torch::tensor({{1, 0, 1}, {0, 0, 1}}).to(dtype);
+      mean.add(values.t());  // not contiguous
+      mean.add(values, 2);
+      sum.add(values);
+    }
+    mean.add(torch::tensor(4.0, torch::requires_grad()), 16);
+    const auto [all_mean, all_sum] = compute(group, mean, sum);
+    EXPECT_DOUBLE_EQ(all_mean, (8 * 3 * 3 + 4 * 16) / (8 * 6 * 3 + 16.0));
+    EXPECT_EQ(all_sum, 8 * 3 * ranks);
+  });
+  Sum large;
+  large.add(torch::tensor({(std::int64_t{1} << 60) + 1, -(std::int64_t{1} << 60)}));
+  EXPECT_EQ(large.value(), 1) << "no float64 holds the first";
+}
+
+TEST(Metrics, WeightsOfElements) {
+  Mean mean;
+  const double nan = std::nan("");
+  mean.add(torch::tensor({{1.0, 2.0}, {nan, 8.0}}), torch::tensor({{1, 1}, {0, 2}}));
+  EXPECT_EQ(mean.value(), (1.0 + 2 + 16) / 4) << "a padded element has the weight 0";
+  EXPECT_EQ(mean.weight(), 4);
+  Mean rows;
+  rows.add(torch::tensor({{1.0, 2.0}, {5.0, 8.0}}), torch::tensor({{3.0}, {1.0}}));
+  EXPECT_EQ(rows.value(), (3 * 3.0 + 13) / 8);
+  rows.add(nan);
+  EXPECT_TRUE(std::isnan(rows.value()));
+}
+
+TEST(Metrics, NoSamples) {
+  on_each([&](const Group& group, int ranks) {
+    Mean mean;
+    mean.add(torch::empty({0}));
+    mean.add(3, 0);
+    const auto [no_mean, no_sum] = compute(group, mean, Sum());
+    EXPECT_TRUE(std::isnan(no_mean));
+    EXPECT_EQ(no_sum, 0);
+    if (group.rank() == ranks - 1) mean.add(7);
+    EXPECT_EQ(compute(group, mean), 7);
+  });
+}
+
+TEST(Metrics, WhatIsRefused) {
+  Mean mean;
+  Sum sum;
+  for (const double weight : {-1.0, infinity, std::nan("")})
+    EXPECT_THROW(mean.add(1, weight), InvalidArgument);
+  EXPECT_THROW(mean.add(torch::ones(2), torch::tensor({1, -1})), InvalidArgument);
+  EXPECT_THROW(mean.add(torch::ones(2), torch::ones(3)), InvalidArgument);
+  EXPECT_THROW(mean.add(at::Tensor()), InvalidArgument);
+  EXPECT_THROW(sum.add(at::Tensor()), InvalidArgument);
+  EXPECT_THROW(sum.add(torch::ones(2, torch::kComplexFloat)), InvalidArgument);
+  EXPECT_THROW(sum.add(torch::ones(2).to_sparse()), InvalidArgument);
+  EXPECT_EQ(mean.weight(), 0) << "nothing was added before the refusal";
+}
+
+/// Every kind of state, but no ExactSum.
+struct States {
+  double sum = 0;
+  std::int64_t count = 0;
+  double lowest = infinity, highest = -infinity;
+  std::int64_t first = std::numeric_limits<std::int64_t>::max();
+  std::int64_t last = std::numeric_limits<std::int64_t>::min();
+  at::Tensor counts = torch::zeros({2, 2}, torch::kLong);
+  at::Tensor sums = torch::zeros({2}, torch::kDouble);
+  at::Tensor lows = torch::full({3}, infinity, torch::kDouble);
+  at::Tensor highs = torch::full({3}, -100, torch::kLong);
+
+  States value() const { return *this; }
+  void combine(MetricCombiner& combiner) {
+    combiner.sum(sum);
+    combiner.sum(count);
+    combiner.min(lowest);
+    combiner.max(highest);
+    combiner.min(first);
+    combiner.max(last);
+    combiner.sum(counts);
+    combiner.sum(sums);
+    combiner.min(lows);
+    combiner.max(highs);
+  }
+};
+
+TEST(Metrics, CustomStatesOfEveryKind) {
+  constexpr std::int64_t large = (std::int64_t{1} << 59) + 1;  // a float64 rounds it
+  on_each([&](const Group& group, int ranks) {
+    States own;
+    const int rank = group.rank();
+    own.sum = rank + 0.5;
+    own.count = rank % 2 == 0 ? large + rank : -rank;
+    own.lowest = 10.0 - rank;
+    own.highest = -10.0 - rank;
+    own.first = large + rank;
+    own.last = -large - rank;
+    own.counts[0][1] = rank;
+    own.counts[1][0] = -large;
+    own.sums[1] = 0.25 * rank;
+    own.lows[rank % 3] = rank;
+    own.highs[0] = -rank - 1;
+    const at::Tensor kept = own.counts.clone();
+    const States all = compute(group, own);
+    const int rank_sum = ranks * (ranks - 1) / 2;
+    std::int64_t count = 0;
+    for (int other = 0; other < ranks; ++other) count += other % 2 == 0 ? large + other : -other;
+    EXPECT_DOUBLE_EQ(all.sum, rank_sum + 0.5 * ranks);
+    EXPECT_EQ(all.count, count);
+    EXPECT_EQ(all.lowest, 11.0 - ranks);
+    EXPECT_EQ(all.highest, -10);
+    EXPECT_EQ(all.first, large);
+    EXPECT_EQ(all.last, -large);
+    EXPECT_TRUE(all.counts.equal(
+        torch::tensor({std::int64_t{0}, std::int64_t{rank_sum}, -large * ranks, std::int64_t{0}})
+            .view({2, 2})));
+    EXPECT_TRUE(all.sums.equal(torch::tensor({0.0, 0.25 * rank_sum}, torch::kDouble)));
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(all.lows[i].item<double>(), i < ranks ? i : infinity);
+    EXPECT_TRUE(all.highs.equal(torch::tensor({-1, -100, -100}, torch::kLong)));
+    EXPECT_TRUE(own.counts.equal(kept)) << "compute() changes no metric";
+  });
+}
+
+TEST(Metrics, MinimumAndMaximumPassNanOn) {
+  on_each([&](const Group& group, int ranks) {
+    States own;
+    own.lowest = own.highest = group.rank() == ranks / 2 ? std::nan("") : group.rank();
+    const States all = compute(group, own);
+    EXPECT_TRUE(std::isnan(all.lowest));
+    EXPECT_TRUE(std::isnan(all.highest));
+  });
+}
+
+TEST(Metrics, ASumBeyondInt64IsAnErrorOnEveryRank) {
+  testing::run_ranks(3, [](std::shared_ptr<Communicator> communicator) {
+    const Group group(std::move(communicator));
+    States own;
+    own.count = std::int64_t{1} << 62;
+    EXPECT_THROW(compute(group, own), InvalidArgument);
+    own.count = 0;
+    EXPECT_EQ(compute(group, own).count, 0) << "the group stays usable";
+  });
+}
+
+struct Extremes {
+  bool swapped = false;
+  double lowest = 0, highest = 0;
+
+  double value() const { return highest - lowest; }
+  void combine(MetricCombiner& combiner) {
+    if (swapped) combiner.max(highest);
+    combiner.min(lowest);
+    if (!swapped) combiner.max(highest);
+  }
+};
+
+TEST(Metrics, DifferentStatesAreAnErrorOnEveryRank) {
+  testing::run_ranks(3, [](std::shared_ptr<Communicator> communicator) {
+    const Group group(std::move(communicator));
+    try {
+      compute(group, Extremes{.swapped = group.rank() == 1});
+      ADD_FAILURE() << "took different states";
+    } catch (const InvalidArgument& error) {
+      EXPECT_THAT(error.what(), HasSubstr("differ between ranks"));
+    }
+    EXPECT_EQ(compute(group, Extremes{.highest = 1.0 + group.rank()}), 3);
+  });
+}
+
+struct Floats {
+  at::Tensor values;
+
+  int value() const { return 0; }
+  void combine(MetricCombiner& combiner) { combiner.sum(values); }
+};
+
+TEST(Metrics, StatesAreFloat64OrInt64) {
+  testing::run_ranks(1, [](std::shared_ptr<Communicator> communicator) {
+    const Group group(std::move(communicator));
+    for (const at::Tensor& values : {at::Tensor(), torch::zeros(2), torch::zeros(2, torch::kInt),
+                                     torch::zeros({2, 2}, torch::kDouble).to_sparse()}) {
+      EXPECT_THROW(compute(group, Floats{values}), InvalidArgument);
+    }
+  });
+}
+
+// The two classes of docs/metrics.md. SamplesOfTheDocs compares their text.
+
+class RootMeanSquareError {
+ public:
+  void add(const at::Tensor& prediction, const at::Tensor& target) {
+    squares_.add((prediction - target).square());
+  }
+  double value() const { return std::sqrt(squares_.value()); }
+  void combine(lockstep::MetricCombiner& combiner) { squares_.combine(combiner); }
+
+ private:
+  lockstep::Mean squares_;
+};
+
+class ConfusionMatrix {
+ public:
+  explicit ConfusionMatrix(std::int64_t classes)
+      : classes_(classes), counts_(at::zeros({classes, classes}, at::kLong)) {}
+  void add(const at::Tensor& predicted, const at::Tensor& target) {
+    const auto places = target * classes_ + predicted;
+    counts_ += places.bincount({}, classes_ * classes_).view_as(counts_);
+  }
+  at::Tensor value() const { return counts_; }
+  void combine(lockstep::MetricCombiner& combiner) { combiner.sum(counts_); }
+
+ private:
+  std::int64_t classes_;
+  at::Tensor counts_;
+};
+
+std::string text_of(const std::string& path) {
+  std::ifstream in(LOCKSTEP_SOURCE_DIR + ("/" + path));
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
+
+TEST(Metrics, SamplesOfTheDocs) {
+  std::istringstream docs(text_of("docs/metrics.md"));
+  std::string samples;
+  bool inside = false;
+  for (std::string line; std::getline(docs, line);) {
+    if (line.starts_with("    class ")) inside = true;
+    if (inside) samples += (line.empty() ? "" : line.substr(4)) + '\n';
+    if (line != "    };") continue;
+    EXPECT_THAT(text_of("tests/train/metrics_test.cpp"), HasSubstr(samples));
+    samples.clear();
+    inside = false;
+  }
+  on_each([&](const Group& group, int ranks) {
+    RootMeanSquareError error;
+    ConfusionMatrix confusion(3);
+    for (int i = 0; i < group.rank(); ++i) {
+      error.add(torch::tensor({1.0F, 2.0F}), torch::tensor({4.0F, 6.0F}));
+      confusion.add(torch::tensor({1, 1, 2}), torch::tensor({0, 1, 2}));
+    }
+    const auto [all_error, all_counts] = compute(group, error, confusion);
+    const int samples_of_all = ranks * (ranks - 1) / 2;
+    if (ranks > 1) {
+      EXPECT_DOUBLE_EQ(all_error, std::sqrt(12.5));
+    }
+    const at::Tensor expected = torch::tensor({{0, 1, 0}, {0, 1, 0}, {0, 0, 1}}) * samples_of_all;
+    EXPECT_TRUE(all_counts.equal(expected)) << all_counts;
+  });
+}
+
+TEST(Metrics, TallyIsAMetric) {
+  on_each([&](const Group& group, int ranks) {
+    Tally tally;
+    Mean mean;
+    tally.add(2.0 + group.rank(), 1, 2);
+    mean.add(group.rank());
+    const auto [score, rank] = compute(group, tally, mean);
+    EXPECT_EQ(score.samples, 2 * ranks);
+    EXPECT_DOUBLE_EQ(score.loss, 2 + rank);
+    EXPECT_DOUBLE_EQ(rank, (ranks - 1) / 2.0);
+    EXPECT_EQ(score.accuracy, 0.5);
+  });
+}
+
+}  // namespace
+}  // namespace lockstep
