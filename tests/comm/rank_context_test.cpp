@@ -26,7 +26,7 @@ class FakeContext final : public detail::RankContext {
 
   void check(const detail::BackendRequest& /*operation*/) override { ++checks; }
   bool failed() const override { return failure_.recorded(); }
-  void end(std::string_view text) { failure_.record(false, text); }
+  void end(std::string_view text) { failure_.record({.text = std::string(text)}); }
 
   std::function<void(int poll)> at_poll = [](int) {};
   bool usable_thread = true;
@@ -42,8 +42,8 @@ class FakeContext final : public detail::RankContext {
     for (auto* group : groups()) group->poll();
     return false;
   }
-  void record(detail::FailureKind kind, int /*rank*/, std::string_view text) noexcept override {
-    failure_.record(kind == detail::FailureKind::timeout, text);
+  void record(detail::FailureKind /*kind*/, const control::Failure& failure) noexcept override {
+    failure_.record(failure);
   }
   void spread() noexcept override { ++spread_calls; }
   control::Failure failure() override { return failure_.failure(); }
