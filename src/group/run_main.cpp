@@ -59,15 +59,20 @@ void wait_for_startup_reporter() {
   if (!is_startup_reporter()) std::this_thread::sleep_for(std::chrono::seconds(5));
 }
 
-/// Prints the text once. The ranks join the world and meet in a barrier, which the startup reporter
-/// enters when it has printed.
+/// Prints the text once. The ranks join the world and meet in an all_reduce, which the startup
+/// reporter enters when it has printed.
 void report_usage_error(const std::string& text, const InitOptions& options) {
   const auto print = [&] { std::cerr << text << (text.ends_with('\n') ? "" : "\n") << std::flush; };
   const bool reporter = is_startup_reporter();
   if (reporter) print();
   if (!has_other_ranks()) return;
   try {
-    init(options).barrier().wait();
+    // A rank whose command line is right begins with another operation, which is a mismatch.
+    std::string met = "usage error";
+    init(options)
+        .communicator()
+        .all_reduce(met.data(), met.size(), DType::u8, ReduceOp::max)
+        .wait();
   } catch (const CommError&) {
     // The startup reporter does something else: its command line is another.
     if (!reporter) print();
