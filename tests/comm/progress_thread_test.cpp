@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <cstddef>
+#include <filesystem>
+#include <iterator>
 #include <mutex>
 #include <thread>
 
@@ -79,9 +83,26 @@ TEST(ProgressThread, StopsWhileSomebodyElseHoldsTheMutex) {
   EXPECT_EQ(steps.left, 5);
 }
 
+/// Threads of this process, as the kernel counts them.
+std::ptrdiff_t thread_count() {
+  return std::distance(std::filesystem::directory_iterator("/proc/self/task"), {});
+}
+
 TEST(ProgressThread, EndsUnused) {
   Steps steps;
-  const detail::ProgressThread thread(steps.mutex, [&] { return steps.advance(); });
+  const auto before = thread_count();
+  std::atomic<int> calls = 0;
+  {
+    const detail::ProgressThread thread(steps.mutex, [&] {
+      ++calls;
+      return steps.advance();
+    });
+    EXPECT_EQ(thread_count(), before + 1);
+  }
+  EXPECT_EQ(calls, 0) << "nothing was begun";
+  // The kernel lists a thread for a moment after it was joined.
+  while (thread_count() > before) std::this_thread::yield();
+  EXPECT_EQ(thread_count(), before);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "core/memory.h"
 
 #include <gtest/gtest.h>
+#include <malloc.h>
 #include <sys/resource.h>
 
 #include <cstdint>
@@ -29,6 +30,16 @@ std::int64_t faults_of_using(std::size_t bytes) {
   return page_faults() - before;
 }
 
+/// Of the heap, by the allocator's own account.
+std::size_t bytes_in_use() {
+#if defined(__GLIBC__) && __GLIBC_PREREQ(2, 33)
+  const auto info = mallinfo2();
+  return info.uordblks + info.hblkhd;
+#else
+  return 0;
+#endif
+}
+
 constexpr std::size_t megabyte = std::size_t{1} << 20;
 
 // Both settings are the process's for good, so this is one test: as on a thread, so that the arena
@@ -50,9 +61,15 @@ TEST(Memory, PopulatesWhatThereIs) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "sanitizers have a malloc of their own";
 #endif
+  const auto before = page_faults();
+  const auto bytes_before = bytes_in_use();
   populate_heap(0);
   populate_heap(1);
   populate_heap(std::numeric_limits<std::size_t>::max() / 2);  // malloc refuses
+  EXPECT_LT(page_faults() - before, 100) << "nothing was populated";
+  populate_heap(16 * megabyte);
+  // The allocator keeps a few small blocks for later.
+  EXPECT_LT(bytes_in_use(), bytes_before + megabyte) << "everything was given back";
 }
 
 }  // namespace

@@ -128,11 +128,24 @@ TEST_P(SyncTraining, IsOneProcessWithoutBufferSync) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, SyncTraining, ::testing::Values(1, 2, 3, 4, 7));
 
+/// The parameters, in a row.
+at::Tensor flattened(const nn::Module& model) {
+  std::vector<at::Tensor> all;
+  for (const auto& tensor : model.parameters()) all.push_back(tensor.detach().flatten());
+  return at::cat(all);
+}
+
 /// Multi-round strategies have outstanding collectives on the group of gradients while a layer
-/// waits on its own group.
+/// waits on its own group. A strategy's parameters are near those of exact averages: nearer than
+/// the given part of the way that these have gone.
 TEST(SyncTraining, TakesEveryStrategy) {
-  for (const std::string strategy : {"fp16", "int8", "topk:0.3", "power_sgd"}) {
-    on_ranks(3, [&](const Group& world) {
+  at::Tensor exact;
+  for (const auto& [strategy, nearer] : {std::pair<std::string, double>("fp32", 0),
+                                         {"fp16", 0.01},
+                                         {"int8", 0.1},
+                                         {"topk:0.3", 0.5},
+                                         {"power_sgd", 0.5}}) {
+    on_ranks(3, [&, &strategy = strategy, &nearer = nearer](const Group& world) {
       SCOPED_TRACE(strategy);
       auto model = std::make_shared<NormNet>(at::kFloat);
       convert_sync_batchnorm(*model, world);
@@ -148,6 +161,13 @@ TEST(SyncTraining, TakesEveryStrategy) {
       }
       for (const auto& tensor : model->parameters()) expect_same_bits(tensor, world);
       for (const auto& tensor : model->buffers()) expect_same_bits(tensor, world);
+      if (world.rank() > 0) return;
+      const at::Tensor got = flattened(*model);
+      if (!exact.defined()) exact = got.clone();
+      const at::Tensor start = flattened(NormNet(at::kFloat));
+      const double way = (exact - start).norm().item<double>();
+      EXPECT_GT(way, 1e-3);
+      EXPECT_LE((got - exact).norm().item<double>(), nearer * way);
     });
   }
 }

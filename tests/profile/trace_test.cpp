@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
 #include <thread>
 #include <vector>
 
@@ -105,12 +108,43 @@ TEST(Trace, HasEachCollectiveOfEachRank) {
   });
 }
 
+/// Rank 1 joins the barrier only a certain time after rank 0 began to wait, by the clock of the
+/// test. A rank 0 that is not scheduled meanwhile waits for less, so one try of many must do.
 TEST(Trace, WaitingIsCountedForTheThread) {
-  run_ranks(2, [](std::shared_ptr<Communicator> group) {
+  using Clock = std::chrono::steady_clock;
+  constexpr int tries = 100;
+  constexpr auto delay = std::chrono::milliseconds(2);
+  std::array<std::atomic<Clock::rep>, tries> begins{};
+  run_ranks(2, [&](std::shared_ptr<Communicator> group) {
     const auto& statistics = detail::GroupStatistics::of(*group);
-    const auto before = detail::waited();
-    for (int i = 0; i < 10; ++i) group->barrier().wait();
-    EXPECT_EQ((detail::waited() - before).count(), statistics.rows().at(0).waiting.count());
+    std::chrono::nanoseconds longest{};
+    std::chrono::nanoseconds all{};
+    const auto before_all = detail::waited();
+    for (auto& begin : begins) {
+      auto work = group->barrier();
+      const auto now = Clock::now();
+      if (group->rank() == 0) {
+        begin = now.time_since_epoch().count();
+      } else {
+        while (begin == 0) std::this_thread::yield();
+        const auto until = Clock::time_point(Clock::duration(begin)) + delay;
+        while (Clock::now() < until) std::this_thread::yield();
+      }
+      const auto waited_before = detail::waited();
+      const auto call = Clock::now();
+      work.wait();
+      const auto most = Clock::now() - call;
+      const auto waited = detail::waited() - waited_before;
+      EXPECT_LE(waited.count(), most.count()) << "no more than the call took";
+      longest = std::max(longest, waited);
+      all += waited;
+    }
+    if (group->rank() == 0) {
+      EXPECT_GE(longest.count(), std::chrono::nanoseconds(delay).count() / 2);
+    }
+    EXPECT_EQ((detail::waited() - before_all).count(), all.count()) << "only wait() waits";
+    EXPECT_EQ(statistics.rows().at(0).waiting.count(), all.count());
+    std::thread([] { EXPECT_EQ(detail::waited().count(), 0) << "another thread"; }).join();
   });
 }
 

@@ -51,8 +51,16 @@ Reference<T> sparse_mean(int ranks, std::size_t n, bool feedback, const Choice<T
 template <class T>
 constexpr double tolerance = sizeof(T) == 4 ? 1e-6 : 1e-14;
 
+/// ⌈ratio·n⌉ with exact integers, and at least one.
+std::size_t exact_k(std::size_t hundredths, std::size_t n) {
+  return std::max<std::size_t>(1, (hundredths * n + 99) / 100);
+}
+
+/// How many elements of n a strategy selects at a step.
+using Count = std::function<std::size_t(std::size_t n, int step)>;
+
 template <class T>
-void check_top_k(const TopK& strategy) {
+void check_top_k(const TopK& strategy, const Count& k) {
   for (const int ranks : rank_counts) {
     compare<T>(
         ranks, strategy, all_cases(ranks),
@@ -60,7 +68,7 @@ void check_top_k(const TopK& strategy) {
           return sparse_mean<T>(
               ranks, n, strategy.error_feedback,
               [&](const std::vector<T>& sum, int step) {
-                return kernels::reference::largest<T>(sum, strategy.k_at(step, sum.size()));
+                return kernels::reference::largest<T>(sum, k(sum.size(), step));
               },
               [](std::size_t, std::size_t) { return false; });
         },
@@ -68,18 +76,29 @@ void check_top_k(const TopK& strategy) {
   }
 }
 
+Count percent(std::size_t hundredths) {
+  return [=](std::size_t n, int) { return exact_k(hundredths, n); };
+}
+
 TEST(TopK, SendsTheLargest) {
-  check_top_k<float>({.ratio = 0.01});
-  check_top_k<double>({.ratio = 0.01});
+  check_top_k<float>({.ratio = 0.01}, percent(1));
+  check_top_k<double>({.ratio = 0.01}, percent(1));
 }
 
 TEST(TopK, SendsTheLargestWithoutFeedback) {
-  check_top_k<float>({.ratio = 0.3, .error_feedback = false});
+  check_top_k<float>({.ratio = 0.3, .error_feedback = false}, percent(30));
 }
 
-TEST(TopK, SendsFewerFromStepToStepOfARamp) { check_top_k<float>({.ratio = 0.01, .ramp = 3}); }
+TEST(TopK, SendsFewerFromStepToStepOfARamp) {
+  // A quarter, a sixteenth and a sixty-fourth in the quarters of the ramp that steps 0, 1, 2 are
+  // in.
+  check_top_k<float>({.ratio = 0.01, .ramp = 3}, [](std::size_t n, int step) {
+    const std::size_t share = std::size_t{4} << (2 * step);
+    return (n + share - 1) / share;
+  });
+}
 
-TEST(TopK, SendsAllAtARatioOfOne) { check_top_k<double>({.ratio = 1}); }
+TEST(TopK, SendsAllAtARatioOfOne) { check_top_k<double>({.ratio = 1}, percent(100)); }
 
 // The ramp of arXiv 1712.01887, section 3.3: the sparsity rises over four epochs and then stays at
 // 99.9 %.
@@ -187,11 +206,6 @@ TEST(TopK, CountsNoPadding) {
     EXPECT_EQ(bucket.values().count_nonzero().item<std::int64_t>(), 10);
     EXPECT_EQ(bytes_sent(group), 80U);
   });
-}
-
-/// ⌈ratio·n⌉ with exact integers, and at least one.
-std::size_t exact_k(std::size_t hundredths, std::size_t n) {
-  return std::max<std::size_t>(1, (hundredths * n + 99) / 100);
 }
 
 TEST(TopK, SendsAsManyAsTheRatioSays) {
