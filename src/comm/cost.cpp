@@ -130,7 +130,7 @@ Traffic mpi_ring(const Placement& placement, double bytes) {
                                         .moved = moved_by_message * within * slices + summed};
 }
 
-Traffic hierarchical(const Placement& placement, double bytes) {
+Traffic hierarchical_all_reduce(const Placement& placement, double bytes) {
   if (placement.hosts < 2) return host_direct(placement.ranks, bytes);
   const double lanes = placement.least_on_host;
   const auto inside = host_direct(placement.most_on_host, bytes);

@@ -48,7 +48,7 @@ Traffic mpi_direct(const Placement& placement, double bytes);
 Traffic mpi_ring(const Placement& placement, double bytes);
 
 /// An all_reduce in slices: memory inside hosts, MPI between them.
-Traffic hierarchical(const Placement& placement, double bytes);
+Traffic hierarchical_all_reduce(const Placement& placement, double bytes);
 
 /// Every rank gives bytes, and gets those of all others.
 Traffic mpi_all_gather(const Placement& placement, double bytes);

@@ -28,7 +28,7 @@ bool in_memory(const Placement& placement) { return placement.hosts == 1; }
 
 /// Floats, of which each is so many bytes between hosts.
 Exchange dense(double elements, double travelling, const Placement& placement) {
-  auto traffic = hierarchical(placement, element * elements);
+  auto traffic = hierarchical_all_reduce(placement, element * elements);
   traffic.sent *= travelling / element;
   return {.traffic = traffic};
 }
@@ -69,8 +69,8 @@ Exchange power_sgd(double rank, std::span<const Layer> layers, double parts,
     operations += 3 * 2 * rows * columns * rank;  // M·Q, Mᵀ·P, P·Qᵀ
   }
   Exchange exchange{.coding = multiply * operations / parts};
-  exchange.traffic = hierarchical(placement, element * (whole + left) / parts);
-  if (right > 0) exchange.traffic += hierarchical(placement, element * right / parts);
+  exchange.traffic = hierarchical_all_reduce(placement, element * (whole + left) / parts);
+  if (right > 0) exchange.traffic += hierarchical_all_reduce(placement, element * right / parts);
   return exchange;
 }
 

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -16,11 +15,11 @@
 #include "lockstep/error.h"
 
 // Note [How a strategy runs between hosts]
-// The ranks of a host go through the same stages. The exchanges of their parts may end after
+// The ranks of a host go through the same stages. The exchanges of their shards may end after
 // different numbers of stages, and one may refuse values that another takes. So in each stage the
 // ranks of a host exchange a byte that says whether their exchange goes on. The host goes on while
-// one of its ranks does. All hosts cut a bucket alike, and the shard leaders of a part go on alike,
-// so hosts do too.
+// one of its ranks does. All hosts cut a bucket alike, and the leaders of a shard go on alike, so
+// hosts do too.
 
 namespace lockstep::inline v0_2::detail {
 namespace {
@@ -58,45 +57,41 @@ class BetweenHosts final : public Exchange {
  public:
   BetweenHosts(const Strategy& strategy, const Bucket& bucket, const HostGroups& hosts)
       : hosts_(hosts),
-        counts_(lengths(bucket, hosts)),
+        shards_(shards_of(bucket, hosts.topology)),
         mine_(at::empty({0}, bucket.values().options())) {
-    counts_.resize(static_cast<std::size_t>(hosts.local().size()));
-    const auto rank = static_cast<std::size_t>(hosts.local().rank());
-    begin_ = std::accumulate(counts_.begin(), counts_.begin() + hosts.local().rank(), begin_);
-    word_ = hosts.local().empty({1}, at::kByte);
+    word_ = hosts.intra_node.empty({1}, at::kByte);
     for (const auto& slice : bucket.slices()) {
-      const bool mine = slice.offset >= begin_ && slice.offset < begin_ + counts_[rank];
-      if (!mine) of_others_.push_back(slice.name + ".residual");
+      if (!is_mine(slice)) of_others_.push_back(slice.name + ".residual");
     }
-    if (counts_[rank] == 0) return;
-    part_.emplace(part_of(bucket, counts_[rank]));
-    mine_ = part_->values();
-    inner_ = strategy.exchange(*part_);
+    if (shards_.own().length == 0) return;
+    shard_.emplace(shard_of(bucket));
+    mine_ = shard_->values();
+    inner_ = strategy.exchange(*shard_);
   }
 
   ExchangeTask exchange(std::int64_t step, Bucket& bucket, const Group& group) override {
     take_over(bucket);
-    co_await hosts_.local().reduce_scatter(mine_, bucket.values(), counts_);
-    mine_.mul_(1 / hosts_.ranks_a_host());
+    co_await hosts_.intra_node.reduce_scatter(mine_, bucket.values(), shards_.counts());
+    mine_.mul_(1 / hosts_.topology.ranks_per_host());
     ExchangeTask inner;
-    if (inner_ != nullptr) inner = inner_->exchange(step, *part_, *hosts_.across());
+    if (inner_ != nullptr) inner = inner_->exchange(step, *shard_, *hosts_.inter_node);
     while (true) {
       auto [collective, word] = advance(inner, group);
       *word_.data_ptr<std::uint8_t>() = static_cast<std::uint8_t>(word);
-      auto agreement = hosts_.local().all_reduce(word_, ReduceOp::max);
+      auto agreement = hosts_.intra_node.all_reduce(word_, ReduceOp::max);
       co_await Work(std::make_shared<Both>(std::move(collective), std::move(agreement)));
       const auto agreed = Word{*word_.const_data_ptr<std::uint8_t>()};
       if (agreed == Word::has_ended) break;
       if (agreed == Word::goes_on) continue;
       write_reason();
-      co_await hosts_.local().all_gather(reasons_, own_reason_);
+      co_await hosts_.intra_node.all_gather(reasons_, own_reason_);
       refuse();
     }
-    co_await hosts_.local().all_gather(bucket.values(), mine_, counts_);
+    co_await hosts_.intra_node.all_gather(bucket.values(), mine_, shards_.counts());
   }
 
   void before_update(std::int64_t step, const Bucket&) override {
-    if (inner_ != nullptr) inner_->before_update(step, *part_);
+    if (inner_ != nullptr) inner_->before_update(step, *shard_);
   }
 
   State state() const override {
@@ -115,27 +110,35 @@ class BetweenHosts final : public Exchange {
   }
 
  private:
-  /// A rank's report of its part to the ranks of its host: the largest one counts.
+  /// A rank's report of its shard to the ranks of its host: the largest one counts.
   enum class Word : std::uint8_t { has_ended, goes_on, refuses };
 
   static constexpr std::int64_t longest_reason = 1024;
 
-  static std::vector<std::size_t> lengths(const Bucket& bucket, const HostGroups& hosts) {
+  static hierarchical::Shards shards_of(const Bucket& bucket,
+                                        const hierarchical::HostTopology& topology) {
     std::vector<std::size_t> offsets;
     for (const auto& slice : bucket.slices()) offsets.push_back(slice.offset);
-    return cut_at_parameters(offsets, static_cast<std::size_t>(bucket.values().numel()),
-                             static_cast<std::size_t>(hosts.carriers()), bucket.index());
+    return hierarchical::Shards::at_offsets(
+        topology, offsets, static_cast<std::size_t>(bucket.values().numel()), bucket.index());
   }
 
-  Bucket part_of(const Bucket& bucket, std::size_t numel) const {
+  /// Whether this rank leads the shard that holds the parameter.
+  bool is_mine(const Bucket::Slice& slice) const {
+    const auto& [begin, length] = shards_.own();
+    return slice.offset >= begin && slice.offset < begin + length;
+  }
+
+  Bucket shard_of(const Bucket& bucket) const {
+    const auto& [begin, length] = shards_.own();
     std::vector<Bucket::Slice> slices;
     for (const auto& slice : bucket.slices()) {
-      if (slice.offset < begin_ || slice.offset >= begin_ + numel) continue;
+      if (!is_mine(slice)) continue;
       slices.push_back(
-          {.name = slice.name, .parameter = slice.parameter, .offset = slice.offset - begin_});
+          {.name = slice.name, .parameter = slice.parameter, .offset = slice.offset - begin});
     }
-    return {bucket.index(), numel, bucket.values().scalar_type(), std::move(slices),
-            *hosts_.across()};
+    return {bucket.index(), length, bucket.values().scalar_type(), std::move(slices),
+            *hosts_.inter_node};
   }
 
   /// Adds loaded residuals to this rank's gradient, for parameters whose shard leader is another
@@ -145,15 +148,15 @@ class BetweenHosts final : public Exchange {
     for (const auto& slice : bucket.slices()) {
       const auto found = taken_over_.find(slice.name + ".residual");
       if (found == taken_over_.end() || found->second.sizes() != slice.values.sizes()) continue;
-      slice.values.add_(found->second, hosts_.ranks_a_host());
+      slice.values.add_(found->second, hosts_.topology.ranks_per_host());
     }
     taken_over_.clear();
   }
 
-  /// The next collective of this rank's part, if there is one, and what the rank says of it.
+  /// The next collective of this rank's shard, if there is one, and what the rank says of it.
   std::pair<Work, Word> advance(ExchangeTask& inner, const Group& group) {
-    if (!hosts_.across()) return {};
-    const SourceScope of_bucket(hosts_.across()->communicator(), group.communicator().source());
+    if (!hosts_.inter_node) return {};
+    const SourceScope of_bucket(hosts_.inter_node->communicator(), group.communicator().source());
     try {
       auto collective = inner.advance();
       const bool goes_on = collective.pending();
@@ -166,8 +169,8 @@ class BetweenHosts final : public Exchange {
 
   void write_reason() {
     if (!reasons_.defined()) {
-      reasons_ = hosts_.local().empty({longest_reason * hosts_.local().size()}, at::kChar);
-      own_reason_ = hosts_.local().empty({longest_reason}, at::kChar);
+      reasons_ = hosts_.intra_node.empty({longest_reason * hosts_.intra_node.size()}, at::kChar);
+      own_reason_ = hosts_.intra_node.empty({longest_reason}, at::kChar);
     }
     own_reason_.zero_();
     const auto length = std::min<std::size_t>(reason_.size(), longest_reason - 1);
@@ -177,18 +180,17 @@ class BetweenHosts final : public Exchange {
 
   [[noreturn]] void refuse() const {
     std::string first;
-    for (int rank = 0; rank < hosts_.local().size() && first.empty(); ++rank) {
+    for (int rank = 0; rank < hosts_.intra_node.size() && first.empty(); ++rank) {
       first = static_cast<const char*>(reasons_.const_data_ptr()) + longest_reason * rank;
     }
     throw InvalidArgument(concat("between hosts, which count as a rank each: ", first));
   }
 
   HostGroups hosts_;
-  std::vector<std::size_t> counts_;  ///< elements of each local rank's part
-  std::size_t begin_ = 0;            ///< of this rank's part
-  at::Tensor mine_;                  ///< the part's values, maybe none
-  std::optional<Bucket> part_;
-  std::unique_ptr<Exchange> inner_;     ///< of the part
+  hierarchical::Shards shards_;  ///< of the bucket
+  at::Tensor mine_;              ///< the values of this rank's shard, maybe none
+  std::optional<Bucket> shard_;
+  std::unique_ptr<Exchange> inner_;     ///< of the shard
   std::vector<std::string> of_others_;  ///< residuals that other ranks of this host keep
   State taken_over_;                    ///< such ones, from a state of other ranks
   at::Tensor word_;

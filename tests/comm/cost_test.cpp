@@ -68,11 +68,11 @@ TEST(Traffic, OfHostsWithSeveralRanksIsLessByRingAndLeastInSlices) {
   EXPECT_DOUBLE_EQ(mpi_direct(blocks, S).sent, 2 * S);  // 2 ranks send 2(N−L)/N·S
   EXPECT_DOUBLE_EQ(mpi_ring(blocks, S).sent, 1.5 * S);  // one of them 2(N−1)/N·S
   EXPECT_DOUBLE_EQ(mpi_ring(placed("abab"), S).sent, 3 * S);
-  EXPECT_DOUBLE_EQ(hierarchical(blocks, S).sent, S);  // 2(H−1)/H·S
+  EXPECT_DOUBLE_EQ(hierarchical_all_reduce(blocks, S).sent, S);  // 2(H−1)/H·S
   // Six steps, of which two of four ranks' go elsewhere.
   EXPECT_EQ(mpi_ring(blocks, S).remote_messages, 1 + 3);
   EXPECT_EQ(mpi_ring(blocks, S).local_messages, 3);
-  EXPECT_EQ(hierarchical(placed("aaa"), S).moved, host_direct(3, S).moved);
+  EXPECT_EQ(hierarchical_all_reduce(placed("aaa"), S).moved, host_direct(3, S).moved);
 }
 
 TEST(Traffic, OfOtherCollectives) {

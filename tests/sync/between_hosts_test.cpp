@@ -22,27 +22,9 @@ namespace lockstep::testing {
 namespace {
 
 using lockstep::detail::between_hosts;
-using lockstep::detail::cut_at_parameters;
 using lockstep::detail::HostGroups;
 using Lengths = std::vector<std::size_t>;
 using Values = std::map<std::string, at::Tensor>;
-
-TEST(CutAtParameters, MakesEqualPartsOfWholeParameters) {
-  const Lengths offsets{0, 300, 400, 700};
-  EXPECT_EQ(cut_at_parameters(offsets, 800, 1, 0), (Lengths{800}));
-  EXPECT_EQ(cut_at_parameters(offsets, 800, 2, 0), (Lengths{400, 400}));
-  EXPECT_EQ(cut_at_parameters(offsets, 800, 3, 0), (Lengths{300, 100, 400}));
-  EXPECT_EQ(cut_at_parameters(offsets, 800, 8, 4), (Lengths{0, 0, 0, 0, 300, 100, 300, 100}));
-}
-
-TEST(CutAtParameters, LetsCarriersTakeTurnsWithWhatCannotBeCut) {
-  const Lengths whole{0};
-  EXPECT_EQ(cut_at_parameters(whole, 50, 3, 0), (Lengths{50, 0, 0}));
-  EXPECT_EQ(cut_at_parameters(whole, 50, 3, 1), (Lengths{0, 50, 0}));
-  EXPECT_EQ(cut_at_parameters(whole, 50, 3, 5), (Lengths{0, 0, 50}));
-  EXPECT_EQ(cut_at_parameters({}, 50, 2, 0), (Lengths{50, 0}));
-  EXPECT_EQ(cut_at_parameters(whole, 0, 2, 0), (Lengths{0, 0}));
-}
 
 constexpr std::size_t bucket_numel = 1056;
 
@@ -127,7 +109,7 @@ void expect_same(const Values& got, const Values& wanted, const std::string& wha
 
 struct World {
   std::vector<int> hosts;
-  Lengths lengths;  ///< of the carriers' parts
+  Lengths lengths;  ///< of the leaders' shards
 };
 
 const World worlds[] = {{{0, 0, 1, 1}, {656, 400}},
@@ -243,9 +225,9 @@ TEST(HostGroups, AreForHostsThatHoldSeveralRanks) {
     EXPECT_FALSE(HostGroups::of(on_hosts(threads, {0, 1, 2})));
     const auto groups = HostGroups::of(on_hosts(threads, {0, 1, 0}));
     ASSERT_TRUE(groups);
-    EXPECT_EQ(groups->carriers(), 1);
-    EXPECT_EQ(groups->local().size(), threads.rank() == 1 ? 1 : 2);
-    EXPECT_EQ(groups->across().has_value(), threads.rank() != 2);
+    EXPECT_EQ(groups->topology.shards, 1);
+    EXPECT_EQ(groups->intra_node.size(), threads.rank() == 1 ? 1 : 2);
+    EXPECT_EQ(groups->inter_node.has_value(), threads.rank() != 2);
   });
 }
 

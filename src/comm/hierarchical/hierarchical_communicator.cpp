@@ -1,40 +1,77 @@
 #include "comm/hierarchical/hierarchical_communicator.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
-#include "comm/hierarchical/slices.h"
 #include "comm/reissue.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::hierarchical {
+namespace {
+
+/// Elements of the operation's buffer.
+struct Values {
+  std::byte* data = nullptr;
+  std::size_t count = 0;
+};
+
+struct Ratio {
+  int above = 1;
+  int below = 1;
+};
+
+/// Takes every element, a float32, to the nearest of at most that magnitude; 0 leaves them alone.
+void clamp(const Values& floats, float most) {
+  if (most == 0) return;
+  auto* values = reinterpret_cast<float*>(floats.data);
+  for (std::size_t i = 0; i < floats.count; ++i) {
+    // NaN stays.
+    values[i] = std::fabs(values[i]) > most ? std::copysign(most, values[i]) : values[i];
+  }
+}
+
+template <class Value>
+void scale_all(const Values& all, Ratio ratio) {
+  const Value factor = static_cast<Value>(ratio.above) / static_cast<Value>(ratio.below);
+  auto* values = reinterpret_cast<Value*>(all.data);
+  for (std::size_t i = 0; i < all.count; ++i) values[i] *= factor;
+}
+
+/// Multiplies every element, float32 or float64, by the ratio in that type.
+void scale(const Values& all, DType dtype, Ratio ratio) {
+  if (ratio.above == ratio.below) return;
+  if (dtype == DType::f32) {
+    scale_all<float>(all, ratio);
+  } else {
+    scale_all<double>(all, ratio);
+  }
+}
+
+}  // namespace
 
 std::shared_ptr<HierarchicalCommunicator> HierarchicalCommunicator::compose(
     std::shared_ptr<HierarchicalRankContext> context, std::shared_ptr<Communicator> flat,
     std::shared_ptr<Communicator> inside) {
-  const auto& hosts = flat->hosts();
-  const int host = hosts[static_cast<std::size_t>(flat->rank())];
-  std::vector<int> ranks(static_cast<std::size_t>(std::ranges::max(hosts) + 1));
-  for (const int one : hosts) ++ranks[static_cast<std::size_t>(one)];
-
-  Parts parts;
-  parts.flat = std::move(flat);
-  parts.down = std::move(inside);
-  parts.hosts = static_cast<int>(ranks.size());
-  parts.carriers = std::ranges::min(ranks);
-  parts.up = parts.down->split(0, parts.down->rank());
-  const int slice = parts.down->rank();
-  parts.across = parts.flat->split(slice < parts.carriers ? slice : -1, host);
-  return std::make_shared<HierarchicalCommunicator>(std::move(context), std::move(parts));
+  const auto topology = HostTopology::of(*flat);
+  StageCommunicators groups;
+  groups.intra_node_gather = inside->split(0, inside->rank());
+  groups.inter_node = topology.inter_node(*flat);
+  groups.intra_node_reduce = std::move(inside);
+  groups.all_ranks = std::move(flat);
+  return std::make_shared<HierarchicalCommunicator>(std::move(context), topology,
+                                                    std::move(groups));
 }
 
 HierarchicalCommunicator::HierarchicalCommunicator(std::shared_ptr<HierarchicalRankContext> context,
-                                                   Parts parts)
-    : BackendCommunicator(parts.flat->rank(), parts.flat->size()),
+                                                   const HostTopology& topology,
+                                                   StageCommunicators groups)
+    : BackendCommunicator(groups.all_ranks->rank(), groups.all_ranks->size()),
       context_(std::move(context)),
-      parts_(std::move(parts)) {
-  set_hosts(parts_.flat->hosts());
+      topology_(topology),
+      groups_(std::move(groups)) {
+  set_hosts(groups_.all_ranks->hosts());
   context_->add(*this);
 }
 
@@ -45,17 +82,17 @@ HierarchicalCommunicator::~HierarchicalCommunicator() {
 }
 
 std::shared_ptr<std::byte> HierarchicalCommunicator::allocate(std::size_t bytes) {
-  return parts_.down->allocate(bytes);
+  return groups_.intra_node_reduce->allocate(bytes);
 }
 
 std::shared_ptr<Communicator> HierarchicalCommunicator::split(int color, int key) {
-  // Splitting the parts advances nothing else; from here on it depends on members only, and all of
-  // them are here.
+  // Splitting the stage groups advances nothing else; from here on it depends on members only, and
+  // all of them are here.
   barrier().wait();
   const HierarchicalRankContext::Use use(*context_);
   return context_->or_fail([&]() -> std::shared_ptr<Communicator> {
-    const auto flat = parts_.flat->split(color, key);
-    const auto inside = parts_.down->split(color, key);
+    const auto flat = groups_.all_ranks->split(color, key);
+    const auto inside = groups_.intra_node_reduce->split(color, key);
     if (flat == nullptr) return nullptr;
     return compose(context_, flat, inside);
   });
@@ -116,53 +153,57 @@ void HierarchicalCommunicator::check() {
 
 std::vector<Stage> HierarchicalCommunicator::stages(const Operation& operation) const {
   const bool floats = operation.dtype == DType::f32 || operation.dtype == DType::f64;
-  if (operation.collective == Collective::all_reduce && floats && parts_.hosts > 1) {
-    return in_slices(operation);
+  if (operation.collective == Collective::all_reduce && floats && topology_.hosts > 1) {
+    return in_shards(operation);
   }
-  const bool here = parts_.hosts == 1;
-  const auto& whole = here ? parts_.down : parts_.flat;
+  const bool here = topology_.hosts == 1;
+  const auto& whole = here ? groups_.intra_node_reduce : groups_.all_ranks;
   return {{.stage_group = here ? StageGroup::intra_node_reduce : StageGroup::all_ranks,
            .begin = [whole, &operation] { return detail::reissue(*whole, operation); }}};
 }
 
-std::vector<Stage> HierarchicalCommunicator::in_slices(const Operation& operation) const {
-  const Slices slices(operation, parts_.carriers, parts_.down->size());
-  const auto mine = slices.of(parts_.down->rank());
-  const auto counts = slices.counts();
+std::vector<Stage> HierarchicalCommunicator::in_shards(const Operation& operation) const {
+  const auto element = size_of(operation.dtype);
+  const auto shards = Shards::of_cache_lines(topology_, operation.count, element);
+  const Values mine{.data = operation.output + shards.own().begin * element,
+                    .count = shards.own().length};
+  const auto& counts = shards.counts();
   const Issue issue{.timeout = operation.timeout,
                     .part_of = std::make_shared<const Operation>(operation)};
   const auto dtype = operation.dtype;
   const bool average = operation.reduce == ReduceOp::avg;
   const auto op = average ? ReduceOp::sum : operation.reduce;
   std::byte* data = operation.output;
-  const Slice whole{.data = data, .count = operation.count};
+  const Values whole{.data = data, .count = operation.count};
 
   // Only the exchange between hosts uses the wire dtype. It sends each host's part of the mean.
   auto wire = operation.wire;
   const float clip = wire ? std::exchange(wire->clip, 0.0f) : 0;
-  const Ratio to_mean_of_host = wire ? Ratio{parts_.hosts, size()} : Ratio{};
-  const Ratio from_mean_of_host = wire && !average ? Ratio{size(), parts_.hosts} : Ratio{};
+  const Ratio to_mean_of_host = wire ? Ratio{topology_.hosts, size()} : Ratio{};
+  const Ratio from_mean_of_host = wire && !average ? Ratio{size(), topology_.hosts} : Ratio{};
   const Ratio to_mean = average && !wire ? Ratio{1, size()} : Ratio{};
 
   std::vector<Stage> stages;
   stages.push_back({StageGroup::intra_node_reduce, [=, this] {
                       clamp(whole, clip);
-                      return parts_.down->reduce_scatter(data, mine.data, counts, dtype, op, issue);
+                      return groups_.intra_node_reduce->reduce_scatter(data, mine.data, counts,
+                                                                       dtype, op, issue);
                     }});
-  if (parts_.across != nullptr) {
-    stages.push_back({StageGroup::inter_node, [=, this, reduce = operation.reduce] {
-                        scale(mine, dtype, to_mean_of_host);
-                        if (wire) {
-                          return parts_.across->all_reduce(mine.data, mine.count, reduce, *wire,
-                                                           issue);
-                        }
-                        return parts_.across->all_reduce(mine.data, mine.count, dtype, op, issue);
-                      }});
+  if (groups_.inter_node != nullptr) {
+    stages.push_back(
+        {StageGroup::inter_node, [=, this, reduce = operation.reduce] {
+           scale(mine, dtype, to_mean_of_host);
+           if (wire) {
+             return groups_.inter_node->all_reduce(mine.data, mine.count, reduce, *wire, issue);
+           }
+           return groups_.inter_node->all_reduce(mine.data, mine.count, dtype, op, issue);
+         }});
   }
   stages.push_back({StageGroup::intra_node_gather, [=, this] {
                       scale(mine, dtype, from_mean_of_host);
                       scale(mine, dtype, to_mean);
-                      return parts_.up->all_gather(mine.data, data, counts, dtype, issue);
+                      return groups_.intra_node_gather->all_gather(mine.data, data, counts, dtype,
+                                                                   issue);
                     }});
   return stages;
 }

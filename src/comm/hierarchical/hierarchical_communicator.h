@@ -8,18 +8,18 @@
 
 #include "comm/backend_communicator.h"
 #include "comm/hierarchical/hierarchical_rank_context.h"
+#include "comm/hierarchical/host_topology.h"
 #include "comm/hierarchical/staged_request.h"
 
 namespace lockstep::inline v0_2::hierarchical {
 
-/// The groups that a hierarchical one is composed of.
-struct Parts {
-  std::shared_ptr<Communicator> flat;    ///< all its ranks, over MPI
-  std::shared_ptr<Communicator> down;    ///< those of this host
-  std::shared_ptr<Communicator> up;      ///< the same again
-  std::shared_ptr<Communicator> across;  ///< carriers of one slice; null on ranks that carry none
-  int hosts = 1;
-  int carriers = 1;  ///< slices, each carried by one rank of every host
+/// The groups that a hierarchical one is composed of, one for each StageGroup.
+struct StageCommunicators {
+  std::shared_ptr<Communicator> intra_node_reduce;  ///< the ranks of this host
+  /// The leaders of this rank's shard; null on a rank that leads none.
+  std::shared_ptr<Communicator> inter_node;
+  std::shared_ptr<Communicator> intra_node_gather;  ///< the ranks of this host again
+  std::shared_ptr<Communicator> all_ranks;          ///< over MPI
 };
 
 /// One rank's view of one group whose ranks are on several hosts.
@@ -29,11 +29,12 @@ class HierarchicalCommunicator final : public detail::BackendCommunicator {
   static std::shared_ptr<HierarchicalCommunicator> compose(
       std::shared_ptr<HierarchicalRankContext> context, std::shared_ptr<Communicator> flat,
       std::shared_ptr<Communicator> inside);
-  HierarchicalCommunicator(std::shared_ptr<HierarchicalRankContext> context, Parts parts);
+  HierarchicalCommunicator(std::shared_ptr<HierarchicalRankContext> context,
+                           const HostTopology& topology, StageCommunicators groups);
   ~HierarchicalCommunicator() override;
 
   std::string_view backend() const override { return "hierarchical"; }
-  int world_rank(int rank) const override { return parts_.flat->world_rank(rank); }
+  int world_rank(int rank) const override { return groups_.all_ranks->world_rank(rank); }
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override;
   std::shared_ptr<Communicator> split(int color, int key) override;
 
@@ -57,10 +58,11 @@ class HierarchicalCommunicator final : public detail::BackendCommunicator {
 
  private:
   Work begin(Operation&& operation) override;
-  std::vector<Stage> in_slices(const Operation& operation) const;
+  std::vector<Stage> in_shards(const Operation& operation) const;
 
   std::shared_ptr<HierarchicalRankContext> context_;
-  Parts parts_;
+  HostTopology topology_;
+  StageCommunicators groups_;
   std::deque<std::shared_ptr<StagedRequest>> requests_;  ///< in order
 };
 

@@ -11,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "comm/hierarchical/slices.h"
 #include "tests/comm/mpi/mpi_job.h"
 
 // The ranks of these tests are on one machine, and say that they are on several. Letters stand for
@@ -224,18 +223,6 @@ TEST_F(TwoHosts, RankThatIsKilledIsNamedOnTheOther) {
   }
   EXPECT_LT(until_known(3), 2s);
   EXPECT_THAT(ended.err, ContainsRegex("lockstep: rank 3 on host lockstep[0-9]+-2 has ended"));
-}
-
-TEST(Slices, AreWholeCacheLinesOfTheFirstRanks) {
-  std::vector<float> data(100);
-  Operation operation{.dtype = DType::f32,
-                      .output = reinterpret_cast<std::byte*>(data.data()),
-                      .count = data.size()};
-  const hierarchical::Slices slices(operation, 3, 5);
-  EXPECT_EQ(slices.counts(), (std::vector<std::size_t>{48, 48, 4, 0, 0}));
-  EXPECT_EQ(slices.of(2).data, reinterpret_cast<std::byte*>(&data[96]));
-  operation.count = 0;
-  EXPECT_EQ(hierarchical::Slices(operation, 2, 2).counts(), (std::vector<std::size_t>{0, 0}));
 }
 
 }  // namespace

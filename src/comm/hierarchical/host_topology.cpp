@@ -1,0 +1,68 @@
+#include "comm/hierarchical/host_topology.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+namespace lockstep::inline v0_2::hierarchical {
+
+HostTopology HostTopology::of(const Communicator& group) {
+  const auto& hosts = group.hosts();
+  const auto rank = static_cast<std::size_t>(group.rank());
+  std::vector<int> ranks(static_cast<std::size_t>(std::ranges::max(hosts) + 1));
+  for (const int host : hosts) ++ranks[static_cast<std::size_t>(host)];
+  const int host = hosts[rank];
+  return {
+      .size = group.size(),
+      .hosts = static_cast<int>(ranks.size()),
+      .host = host,
+      .local_rank = static_cast<int>(std::count(hosts.begin(), hosts.begin() + group.rank(), host)),
+      .local_size = ranks[static_cast<std::size_t>(host)],
+      .shards = std::ranges::min(ranks)};
+}
+
+std::shared_ptr<Communicator> HostTopology::inter_node(Communicator& group) const {
+  return group.split(local_rank < shards ? local_rank : -1, host);
+}
+
+Shards::Shards(const HostTopology& topology, std::vector<std::size_t> counts)
+    : counts_(std::move(counts)) {
+  counts_.resize(static_cast<std::size_t>(topology.local_size));
+  const auto own = counts_.begin() + topology.local_rank;
+  own_ = {.begin = std::accumulate(counts_.begin(), own, std::size_t{0}), .length = *own};
+}
+
+Shards Shards::of_cache_lines(const HostTopology& topology, std::size_t count,
+                              std::size_t element) {
+  std::vector<std::size_t> counts;
+  for (int leader = 0; leader < topology.shards; ++leader) {
+    counts.push_back(detail::slice_of(count, element, leader, topology.shards).length);
+  }
+  return {topology, std::move(counts)};
+}
+
+Shards Shards::at_offsets(const HostTopology& topology, std::span<const std::size_t> offsets,
+                          std::size_t count, std::size_t turn) {
+  const auto leaders = static_cast<std::size_t>(topology.shards);
+  std::vector<std::size_t> counts;
+  std::size_t begin = 0;
+  const auto cut = [&](std::size_t end) {
+    if (end > begin) counts.push_back(end - begin);
+    begin = std::max(begin, end);
+  };
+  for (std::size_t leader = 1; leader < leaders; ++leader) {
+    const std::size_t wanted = count / leaders * leader;
+    const auto distance = [&](std::size_t offset) {
+      return offset > wanted ? offset - wanted : wanted - offset;
+    };
+    const auto nearest = std::ranges::min_element(offsets, {}, distance);
+    if (nearest != offsets.end()) cut(*nearest);
+  }
+  cut(count);
+  const auto idle = leaders - counts.size();
+  counts.insert(counts.begin(), turn % (idle + 1), 0);
+  counts.resize(leaders);
+  return {topology, std::move(counts)};
+}
+
+}  // namespace lockstep::hierarchical

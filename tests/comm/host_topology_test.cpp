@@ -1,0 +1,130 @@
+#include "comm/hierarchical/host_topology.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "comm/reissue.h"
+#include "tests/ranks.h"
+
+// Values are worked out by hand.
+
+namespace lockstep::testing {
+namespace {
+
+using hierarchical::HostTopology;
+using hierarchical::Shards;
+using Counts = std::vector<std::size_t>;
+
+/// Ranks of one host that are said to be on several.
+class Placed final : public Communicator {
+ public:
+  Placed(Communicator& ranks, std::vector<int> hosts)
+      : Communicator(ranks.rank(), ranks.size()), ranks_(ranks) {
+    set_hosts(std::move(hosts));
+  }
+  std::string_view backend() const override { return "placed"; }
+  std::shared_ptr<std::byte> allocate(std::size_t bytes) override { return ranks_.allocate(bytes); }
+  std::shared_ptr<Communicator> split(int color, int key) override {
+    return ranks_.split(color, key);
+  }
+  void fail(std::string_view cause) noexcept override { ranks_.fail(cause); }
+
+ private:
+  Work begin(Operation&& operation) override { return detail::reissue(ranks_, operation); }
+
+  Communicator& ranks_;
+};
+
+TEST(HostTopology, CountsHostsAndTheirRanks) {
+  run_ranks(5, [](std::shared_ptr<Communicator> ranks) {
+    Placed group(*ranks, {0, 1, 1, 0, 0});
+    const auto topology = HostTopology::of(group);
+    const bool first = ranks->rank() == 0 || ranks->rank() > 2;
+    EXPECT_EQ(topology.size, 5);
+    EXPECT_EQ(topology.hosts, 2);
+    EXPECT_EQ(topology.host, first ? 0 : 1);
+    EXPECT_EQ(topology.local_rank,
+              (std::vector{0, 0, 1, 1, 2}[static_cast<std::size_t>(ranks->rank())]));
+    EXPECT_EQ(topology.local_size, first ? 3 : 2);
+    EXPECT_EQ(topology.shards, 2);
+    EXPECT_DOUBLE_EQ(topology.ranks_per_host(), 2.5);
+    EXPECT_FALSE(topology.has_one_level());
+
+    const auto leaders = topology.inter_node(group);
+    EXPECT_EQ(leaders == nullptr, ranks->rank() == 4) << "the third rank of its host";
+    if (leaders == nullptr) return;
+    EXPECT_EQ(leaders->size(), 2);
+    EXPECT_EQ(leaders->rank(), topology.host);
+    int shard = topology.local_rank;
+    leaders->broadcast(&shard, 1, DType::i32, 0).wait();
+    EXPECT_EQ(shard, topology.local_rank) << "leaders of one shard";
+  });
+}
+
+TEST(HostTopology, HasOneLevelOnOneHostAndOnOneHostEach) {
+  run_ranks(3, [](std::shared_ptr<Communicator> ranks) {
+    EXPECT_TRUE(HostTopology::of(Placed(*ranks, {0, 0, 0})).has_one_level());
+    EXPECT_TRUE(HostTopology::of(Placed(*ranks, {0, 1, 2})).has_one_level());
+    EXPECT_FALSE(HostTopology::of(Placed(*ranks, {0, 1, 0})).has_one_level());
+  });
+}
+
+HostTopology rank_of(int local_rank, int local_size, int shards) {
+  return {.size = 2 * local_size,
+          .hosts = 2,
+          .local_rank = local_rank,
+          .local_size = local_size,
+          .shards = shards};
+}
+
+TEST(Shards, AreWholeCacheLines) {
+  const auto shards = [](int rank, std::size_t count, std::size_t element) {
+    return Shards::of_cache_lines(rank_of(rank, 4, 3), count, element);
+  };
+  // 7 lines of 16 floats among 3 leaders.
+  EXPECT_EQ(shards(0, 100, 4).counts(), (Counts{48, 48, 4, 0}));
+  EXPECT_EQ(shards(0, 16, 4).counts(), (Counts{16, 0, 0, 0}));
+  EXPECT_EQ(shards(0, 0, 4).counts(), (Counts{0, 0, 0, 0}));
+  EXPECT_EQ(Shards::of_cache_lines(rank_of(0, 5, 3), 100, 4).counts(), (Counts{48, 48, 4, 0, 0}));
+  EXPECT_EQ(shards(0, 24, 8).counts(), (Counts{8, 8, 8, 0}));
+  const std::vector<std::pair<std::size_t, std::size_t>> own{{0, 48}, {48, 48}, {96, 4}, {100, 0}};
+  for (int rank = 0; rank < 4; ++rank) {
+    const auto& [begin, length] = own[static_cast<std::size_t>(rank)];
+    EXPECT_EQ(shards(rank, 100, 4).own().begin, begin);
+    EXPECT_EQ(shards(rank, 100, 4).own().length, length);
+  }
+}
+
+Counts at_offsets(const Counts& offsets, std::size_t count, int leaders, std::size_t turn) {
+  return Shards::at_offsets(rank_of(0, leaders, leaders), offsets, count, turn).counts();
+}
+
+TEST(Shards, HoldWholeParameters) {
+  const Counts offsets{0, 300, 400, 700};
+  EXPECT_EQ(at_offsets(offsets, 800, 1, 0), (Counts{800}));
+  EXPECT_EQ(at_offsets(offsets, 800, 2, 0), (Counts{400, 400}));
+  EXPECT_EQ(at_offsets(offsets, 800, 3, 0), (Counts{300, 100, 400}));
+  EXPECT_EQ(at_offsets(offsets, 800, 8, 4), (Counts{0, 0, 0, 0, 300, 100, 300, 100}));
+}
+
+TEST(Shards, GoToLeadersInTurnWhereTheyCannotBeCut) {
+  const Counts whole{0};
+  EXPECT_EQ(at_offsets(whole, 50, 3, 0), (Counts{50, 0, 0}));
+  EXPECT_EQ(at_offsets(whole, 50, 3, 1), (Counts{0, 50, 0}));
+  EXPECT_EQ(at_offsets(whole, 50, 3, 5), (Counts{0, 0, 50}));
+  EXPECT_EQ(at_offsets({}, 50, 2, 0), (Counts{50, 0}));
+  EXPECT_EQ(at_offsets(whole, 0, 2, 0), (Counts{0, 0}));
+}
+
+TEST(Shards, OfRanksThatLeadNoneAreEmpty) {
+  const auto shards = Shards::at_offsets(rank_of(3, 5, 2), Counts{0, 30}, 60, 0);
+  EXPECT_EQ(shards.counts(), (Counts{30, 30, 0, 0, 0}));
+  EXPECT_EQ(shards.own().begin, 60U);
+  EXPECT_EQ(shards.own().length, 0U);
+}
+
+}  // namespace
+}  // namespace lockstep::testing
