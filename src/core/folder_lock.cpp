@@ -14,7 +14,6 @@
 #include <iomanip>
 #include <map>
 #include <mutex>
-#include <sstream>
 
 #include "core/descriptor.h"
 #include "core/environment.h"
@@ -111,7 +110,7 @@ std::string new_run_id() {
     number = static_cast<std::uint64_t>(std::time(nullptr)) << 32 |
              static_cast<std::uint32_t>(::getpid());
   }
-  std::ostringstream out;
+  TextStream out;
   out << std::hex << std::setfill('0') << std::setw(16) << number;
   return out.str();
 }

@@ -15,6 +15,7 @@
 #include <fstream>
 #include <iostream>
 #include <iterator>
+#include <locale>
 #include <optional>
 #include <set>
 #include <utility>
@@ -59,6 +60,7 @@ bool is_rank(pid_t pid) {
 std::set<pid_t> listed_children(pid_t parent) {
   std::ifstream in(concat("/proc/", parent, "/task/", parent, "/children"));
   if (!in) return children(parent);
+  in.imbue(std::locale::classic());
   return {std::istream_iterator<pid_t>(in), {}};
 }
 

@@ -12,6 +12,7 @@
 #include <csignal>
 #include <cstring>
 #include <fstream>
+#include <locale>
 
 #include "core/process.h"
 #include "core/text.h"
@@ -61,7 +62,9 @@ std::string oom_score() {
   constexpr int raise = 300;  // as if it used so many thousandths of the memory more
   constexpr int most = 1000;
   int own = 0;
-  std::ifstream("/proc/self/oom_score_adj") >> own;
+  std::ifstream in("/proc/self/oom_score_adj");
+  in.imbue(std::locale::classic());
+  in >> own;
   return std::to_string(std::min(own + raise, most));
 }
 

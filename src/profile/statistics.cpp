@@ -1,7 +1,8 @@
 #include "lockstep/statistics.h"
 
 #include <iomanip>
-#include <sstream>
+
+#include "core/text.h"
 
 namespace lockstep::inline v0_2 {
 namespace {
@@ -13,7 +14,7 @@ double milliseconds(std::chrono::nanoseconds time) {
 }  // namespace
 
 std::string to_text(std::span<const CollectiveStatistics> rows) {
-  std::ostringstream out;
+  detail::TextStream out;
   out << std::fixed;
   const auto line = [&](std::string_view what, const CollectiveStatistics& row) {
     out << std::left << std::setw(28) << what << std::right << std::setw(9) << row.count

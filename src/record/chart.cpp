@@ -5,8 +5,8 @@
 #include <iomanip>
 #include <iterator>
 #include <limits>
-#include <sstream>
 
+#include "core/text.h"
 #include "record/markup.h"
 
 namespace lockstep::inline v0_2::record {
@@ -94,7 +94,7 @@ void draw_curve(std::ostream& out, const Frame& frame, const Curve& curve, int c
       end_line();
       continue;
     }
-    std::ostringstream point;
+    detail::TextStream point;
     point << std::fixed << std::setprecision(1) << (points.empty() ? "" : " ")
           << frame.x(static_cast<double>(step)) << ',' << frame.y(value);
     points += point.str();
@@ -152,7 +152,7 @@ std::string line_chart(const std::string& title,
   Frame frame;
   for (const auto& [name, curve] : curves) frame.include(curve);
   frame.widen();
-  std::ostringstream out;
+  detail::TextStream out;
   out << "<figure><figcaption>" << escaped(title) << "</figcaption>\n<svg viewBox=\"0 0 " << width
       << ' ' << height << "\" role=\"img\" aria-label=\"" << escaped(title) << "\">\n";
   draw_axes(out, frame);
@@ -174,7 +174,7 @@ std::string line_chart(const std::string& title,
 
 std::string stacked_bar(const RankInterval& parts, double longest, const std::string& description) {
   constexpr double bar = 600;
-  std::ostringstream out;
+  detail::TextStream out;
   out << "<svg class=\"bar\" viewBox=\"0 0 " << bar << " 18\" preserveAspectRatio=\"none\" "
       << "role=\"img\" aria-label=\"" << escaped(description) << "\"><title>"
       << escaped(description) << "</title>";

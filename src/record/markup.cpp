@@ -1,10 +1,10 @@
 #include "record/markup.h"
 
 #include <array>
+#include <charconv>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 
 namespace lockstep::inline v0_2::record {
 namespace {
@@ -25,6 +25,13 @@ std::size_t character_at(std::string_view text) {
   const bool needs_fewer = (size == 3 && code < 0x800) || (size == 4 && code < 0x10000);
   const bool surrogate = code >= 0xd800 && code < 0xe000;
   return needs_fewer || surrogate || code > 0x10ffff || (code & 0xfffe) == 0xfffe ? 0 : size;
+}
+
+/// As printf's %f and %g under the "C" locale.
+std::string text_of(double value, std::chars_format format, int digits) {
+  std::array<char, 32> text;
+  const auto end = std::to_chars(text.data(), text.data() + text.size(), value, format, digits).ptr;
+  return {text.data(), end};
 }
 
 }  // namespace
@@ -56,19 +63,16 @@ std::string escaped(std::string_view text) {
 
 std::string number_text(double value) {
   if (!std::isfinite(value)) return "no number";
-  char text[32];
   const bool whole = std::abs(value) >= 1000 && std::abs(value) < 1e9;
-  std::snprintf(text, sizeof text, whole ? "%.0f" : "%.4g", value);
-  return text;
+  return whole ? text_of(value, std::chars_format::fixed, 0)
+               : text_of(value, std::chars_format::general, 4);
 }
 
 std::string bytes_text(double bytes) {
   constexpr std::array<const char*, 6> units{"B", "kB", "MB", "GB", "TB", "PB"};
   std::size_t unit = 0;
   for (; bytes >= 1000 && unit + 1 < units.size(); ++unit) bytes /= 1000;
-  char text[32];
-  std::snprintf(text, sizeof text, "%.3g %s", bytes, units[unit]);
-  return text;
+  return text_of(bytes, std::chars_format::general, 3) + ' ' + units[unit];
 }
 
 }  // namespace lockstep::record

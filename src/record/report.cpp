@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <sstream>
 
 #include "core/text.h"
 #include "record/chart.h"
@@ -99,7 +98,7 @@ void charts(std::ostream& out, const Run& run) {
 }
 
 void single_values(std::ostream& out, const Run& run) {
-  std::ostringstream rows;
+  detail::TextStream rows;
   for (const auto& [name, curve] : run.curves) {
     if (curve.size() != 1) continue;
     rows << "<tr><td>" << escaped(name) << "</td><td>" << number_text(curve.begin()->second)
@@ -205,7 +204,7 @@ Totals totals(const std::vector<Interval>& intervals) {
 }
 
 std::string report_page(const Run& run, const std::string& title) {
-  std::ostringstream out;
+  detail::TextStream out;
   out << "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"/>\n<meta "
          "name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n<title>"
       << escaped(title) << "</title>\n<style>" << report_style << "</style></head>\n<body>\n<h1>"

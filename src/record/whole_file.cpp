@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <locale>
 #include <system_error>
 #include <utility>
 
@@ -15,6 +16,7 @@ WholeFile::WholeFile(std::filesystem::path path)
   // A fifo left there would wait for its reader, a link would lead elsewhere.
   std::error_code ignored;
   std::filesystem::remove(partial_, ignored);
+  out_.imbue(std::locale::classic());
   errno = 0;
   out_.open(partial_, std::ios::binary | std::ios::trunc);
   if (!out_) fail();

@@ -15,6 +15,8 @@
 #include "record/folder.h"
 #include "record/markup.h"
 #include "record/scalar.h"
+#include "record/trace_file.h"
+#include "tests/other_numbers.h"
 #include "tests/record/page_fault.h"
 #include "tests/temporary_folder.h"
 
@@ -86,6 +88,47 @@ TEST_F(Report, ShowsAllThatARunRecorded) {
     EXPECT_THAT(text, HasSubstr(part));
   }
   EXPECT_THAT(text, Not(HasSubstr("Remarks")));
+}
+
+TEST_F(Report, IsTheSameUnderEveryLocale) {
+  write_environment(folder.path(), {.ranks = 2000,
+                                    .hosts = {"one", "one"},
+                                    .backend = "host",
+                                    .strategy = "topk:0.01",
+                                    .threads = 3000});
+  const auto write_run = [&] {
+    std::string metrics;
+    for (std::int64_t step = 1000; step <= 30000; step += 1000) {
+      const auto t = static_cast<double>(step);
+      metrics += metrics_line(step, t, std::vector<Scalar>{{"train_loss", 1 / t}, {"rate", t / 8}});
+    }
+    write("metrics.jsonl", metrics + metrics_line(30000, 31, std::vector<Scalar>{{"e", 0.875}}));
+    const RankInterval rank{
+        .seconds = 2000.5, .waiting = 1.25, .working = 0.5, .bytes = 123456789, .dense_bytes = 1};
+    write("intervals.jsonl", interval_line(interval_of(10000, {rank, rank})) +
+                                 interval_line(interval_of(20000, {rank, rank})));
+    TraceFile trace(folder / "trace.json", 0);
+    trace.add(1000, "one", {{.begin = 1234567, .end = 98765432, .bytes = 1 << 20, .bucket = 2000}},
+              12345);
+    trace.commit();
+  };
+  const auto text_of = [&](const char* name) {
+    std::ifstream in(folder / name);
+    return std::string{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+  };
+  const auto all = [&] {
+    write_run();
+    return std::vector<std::string>{text_of("metrics.jsonl"), text_of("intervals.jsonl"),
+                                    text_of("trace.json"), page()};
+  };
+  const auto expected = all();
+  const testing::OtherNumbers other;
+  const auto got = all();
+  for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_EQ(got[i], expected[i]) << i;
+  EXPECT_THAT(got[2], HasSubstr("\"ts\": 1234.567"));
+  EXPECT_EQ(number_text(1234567), "1234567");
+  EXPECT_EQ(number_text(0.5), "0.5");
+  EXPECT_EQ(bytes_text(1724500), "1.72 MB");
 }
 
 TEST_F(Report, ShowsTheLaterValueOfAStepThatWasTakenAgain) {

@@ -6,6 +6,7 @@
 #include "lockstep/error.h"
 #include "lockstep/init.h"
 #include "lockstep/strategies.h"
+#include "tests/other_numbers.h"
 
 namespace {
 
@@ -65,6 +66,21 @@ TEST(Strategy, ParsesItsOwnText) {
                            "warmup:100:topk:0.01",
                            "warmup:1:warmup:2:fp16:clip=1"}) {
     EXPECT_EQ(parsed(text), text);
+  }
+}
+
+TEST(Strategy, HasTheSameTextUnderEveryLocale) {
+  const lockstep::testing::OtherNumbers other;
+  for (const auto* text :
+       {"warmup:100000:topk:0.001,ramp=40000", "threshold:1e-05", "fp16:clip=1234.5",
+        "post_local_sgd:start=10000,period=8000", "power_sgd:rank=1000", "local_sgd:period=4000"}) {
+    EXPECT_EQ(parsed(text), text);
+  }
+  try {
+    lockstep::Strategy(lockstep::TopK{.ratio = 1234.5});
+    ADD_FAILURE() << "took a ratio above 1";
+  } catch (const lockstep::InvalidArgument& error) {
+    EXPECT_THAT(error.what(), testing::HasSubstr("got a ratio of 1234.5,"));
   }
 }
 

@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "lockstep/model_files.h"
+#include "tests/other_numbers.h"
 #include "tests/temporary_folder.h"
 #include "tests/train/checkpoint_failure.h"
 #include "tests/train/training.h"
@@ -44,6 +45,27 @@ TEST_P(EachOptimizer, GoesOnAsIfItHadNeverStopped) {
     fresh.step(number);
   }
   expect_same(fresh.values(), whole.values());
+}
+
+TEST_P(EachOptimizer, GoesOnUnderEveryLocale) {
+  const TemporaryFolder folder;
+  Training whole(GetParam());
+  for (int number = 0; number < 2; ++number) whole.step(number);
+  whole.save(folder / "c", {.epoch = 123456, .score = 0.625});
+  {
+    const testing::OtherNumbers other;
+    Training fresh(GetParam());
+    const CheckpointMeta meta = fresh.load(folder / "c");
+    EXPECT_EQ(meta.epoch, 123456);
+    EXPECT_EQ(meta.score, 0.625);
+    expect_same(fresh.values(), whole.values());
+    fresh.save(folder / "other", meta);
+  }
+  Training last(GetParam());
+  EXPECT_EQ(last.load(folder / "other").score, 0.625);
+  whole.step(2);
+  last.step(2);
+  expect_same(last.values(), whole.values());
 }
 
 TEST_P(EachOptimizer, ASecondCopyOfACheckpointIsTheSameFile) {

@@ -13,7 +13,6 @@
 #include <cstring>
 #include <functional>
 #include <optional>
-#include <sstream>
 #include <string_view>
 #include <thread>
 #include <utility>
@@ -65,7 +64,7 @@ Address address_of(const std::string& job) {
   for (const char letter : job) {
     hash = (hash ^ static_cast<unsigned char>(letter)) * 0x100000001b3;
   }
-  std::ostringstream name;
+  detail::TextStream name;
   name << "lockstep-" << ::geteuid() << '-' << std::hex << hash;
   Address address;
   address.socket.sun_family = AF_UNIX;

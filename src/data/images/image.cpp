@@ -6,7 +6,6 @@
 #include <cstring>
 #include <fstream>
 #include <iomanip>
-#include <sstream>
 
 #include "core/text.h"
 #include "lockstep/error.h"
@@ -57,7 +56,7 @@ Image read_image(const std::filesystem::path& path, const WantedSize& wanted) {
   const std::vector<std::byte> bytes = bytes_of(path);
   if (begins_with(bytes, jpeg_magic)) return decode_jpeg(bytes, file, wanted);
   if (begins_with(bytes, png_magic)) return decode_png(bytes, file, wanted);
-  std::ostringstream found;
+  TextStream found;
   for (std::size_t i = 0; i < std::min<std::size_t>(4, bytes.size()); ++i)
     found << (i > 0 ? " " : "") << std::hex << std::setw(2) << std::setfill('0')
           << std::to_integer<int>(bytes[i]);

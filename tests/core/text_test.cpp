@@ -1,0 +1,33 @@
+#include "core/text.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <sstream>
+
+#include "core/folder_lock.h"
+#include "tests/other_numbers.h"
+
+namespace lockstep::detail {
+namespace {
+
+TEST(Text, HasTheSameNumbersUnderEveryLocale) {
+  const testing::OtherNumbers other;
+  std::ostringstream plain;
+  plain << 1234567;
+  ASSERT_EQ(plain.str(), "1.234.567") << "the test's own locale";
+  EXPECT_EQ(concat("rank ", 1234567, ' ', 0.5, ' ', -12345.25, ' ', 1e-7, ' ', std::size_t{4096}),
+            "rank 1234567 0.5 -12345.2 1e-07 4096");
+  TextStream text;
+  text << std::hex << 0x12345678;
+  EXPECT_EQ(text.str(), "12345678");
+}
+
+TEST(Text, RunsHaveTheSameIdsUnderEveryLocale) {
+  const testing::OtherNumbers other;
+  EXPECT_THAT(new_run_id(), ::testing::MatchesRegex("[0-9a-f]+"));
+  EXPECT_EQ(new_run_id().size(), 16U);
+}
+
+}  // namespace
+}  // namespace lockstep::detail
