@@ -22,6 +22,7 @@ struct Fault {
   std::int32_t rank;
   std::uint32_t by_program;
 };
+static_assert(longest_failure_text + sizeof(Fault) == longest_payload);
 
 }  // namespace
 

@@ -35,6 +35,9 @@ std::optional<Failure> failure_in(const Frame& frame);
 /// The longest payload that is sent or taken.
 inline constexpr std::size_t longest_payload = 4096;
 
+/// The longest text of a failure that told() sends whole.
+inline constexpr std::size_t longest_failure_text = longest_payload - 8;
+
 /// The bytes of a frame; of a longer payload as much as is taken.
 std::string encode(const Frame& frame);
 

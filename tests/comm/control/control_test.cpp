@@ -86,7 +86,7 @@ TEST(Control, FirstCauseReachesEveryRank) {
 TEST(Control, LongCausesAreCut) {
   auto world = watch("ab");
   world.watchers[1]->control().fail({.text = std::string(100'000, 'x')});
-  EXPECT_EQ(world.watchers[0]->failure().text, std::string(control::longest_payload, 'x'));
+  EXPECT_EQ(world.watchers[0]->failure().text, std::string(control::longest_failure_text, 'x'));
 }
 
 TEST(Control, RankThatEndsIsNamedToAll) {
