@@ -1,0 +1,101 @@
+#!/usr/bin/env python3
+"""Compares the speed of two builds of Lockstep: collectives of one host and of MPI, and training steps.
+
+    bench/compare_builds.py --before OTHER/build --after build
+
+The builds take turns within one run, and which of them is first alternates. The table has the
+median of each build's times, the ratio of these medians, and the ratio of the least times, which a
+busy machine disturbs less. Strategy names and options are those that every version understands.
+"""
+
+import argparse
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+
+KIB, MIB = 1 << 10, 1 << 20
+SIZES = {"1 KiB": KIB, "64 KiB": 64 * KIB, "1 MiB": MIB, "25 MiB": 25 * MIB}
+STEPS = {
+    "CNN": ["--model", "cnn", "--steps", 20],
+    "CNN, FusedSgd": ["--model", "cnn", "--steps", 20, "--fused"],
+    "MLP": ["--model", "mlp", "--steps", 5],
+    "MLP, FusedSgd": ["--model", "mlp", "--steps", 5, "--fused"],
+    "ResNet9": ["--model", "resnet9", "--steps", 3],
+    "MLP, PowerSGD of rank 4": ["--model", "mlp", "--steps", 3, "--strategy", "powersgd:rank=4"],
+    "MLP, int8": ["--model", "mlp", "--steps", 3, "--strategy", "int8"],
+    "CNN, PowerSGD of rank 4": ["--model", "cnn", "--steps", 20, "--strategy", "powersgd:rank=4"],
+    "CNN, int8": ["--model", "cnn", "--steps", 20, "--strategy", "int8"],
+}
+MPIRUN = ["mpirun", "--allow-run-as-root", "-n", 2, "-x", "OMP_NUM_THREADS=1"]
+
+
+def run(command):
+    """The JSON objects that a command prints."""
+    words = [str(word) for word in command]
+    done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(words)}\nended with {done.returncode}:\n{done.stderr}")
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def collective(launch, *flags):
+    """A measurement in µs of a build's binaries."""
+    def measure(binaries):
+        found = run([*launch, binaries / "lockstep", "bench", *flags,
+                     "--json"])
+        return found[0]["time_us"]
+    return measure
+
+
+def step(flags):
+    """A measurement in ms of a build's binaries."""
+    def measure(binaries):
+        return run([binaries / "lockstep", "run", "-n", 2, binaries / "bench_train_step", *flags,
+                    "--rounds", 3, "--no-alone", "--no-faults"])[-1]["together_ms"]
+    return measure
+
+
+def figures():
+    """(name, unit, measurement) of each figure."""
+    for memory in ("group", "private"):
+        for name, size in SIZES.items():
+            flags = ["all_reduce", "-n", 2, "--memory", memory, "--min", size, "--max", size]
+            yield f"all_reduce of {name}, {memory} memory", "µs", collective([], *flags)
+    for kind in ("broadcast", "all_gather", "reduce_scatter"):
+        flags = [kind, "-n", 2, "--memory", "group", "--min", 25 * MIB, "--max", 25 * MIB]
+        yield f"{kind} of 25 MiB, group memory", "µs", collective([], *flags)
+    for name, size in SIZES.items():
+        flags = ["all_reduce", "--backend", "mpi", "--memory", "private", "--min", size, "--max", size]
+        yield f"all_reduce of {name} over MPI", "µs", collective(MPIRUN, *flags)
+    for name, flags in STEPS.items():
+        yield f"step of {name}", "ms", step(flags)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--before", required=True, type=pathlib.Path, help="build folder")
+    parser.add_argument("--after", required=True, type=pathlib.Path, help="build folder")
+    parser.add_argument("--rounds", default=7, type=int, help="turns of both builds for each figure [7]")
+    parser.add_argument("--only", default="", help="figures whose name contains this text")
+    options = parser.parse_args()
+
+    builds = {"before": options.before / "bin", "after": options.after / "bin"}
+    print(f"| figure | before | after | after/before, medians | after/before, least of {options.rounds} |")
+    print("|---|---|---|---|---|")
+    for name, unit, measure in figures():
+        if options.only not in name:
+            continue
+        times = {build: [] for build in builds}
+        for turn in range(options.rounds):
+            for build in list(builds)[:: 1 if turn % 2 == 0 else -1]:
+                times[build].append(measure(builds[build]))
+        before, after = (statistics.median(times[build]) for build in builds)
+        least = min(times["after"]) / min(times["before"])
+        print(f"| {name} | {before:.4g} {unit} | {after:.4g} {unit} | {after / before:.3f} | {least:.3f} |",
+              flush=True)
+
+
+if __name__ == "__main__":
+    main()
