@@ -21,7 +21,6 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -141,12 +140,16 @@ void add_growth(nlohmann::ordered_json& result, const std::string& prefix,
                 const std::vector<double>& epochs, const std::vector<double>& fresh) {
   std::vector<double> ratios(epochs.size());
   std::ranges::transform(epochs, fresh, ratios.begin(), std::divides());
-  std::tie(result[prefix + "first_ms"], result[prefix + "last_ms"]) = ends_of(epochs);
-  std::tie(result[prefix + "fresh_first_ms"], result[prefix + "fresh_last_ms"]) = ends_of(fresh);
-  const auto [first, last] = ends_of(ratios);
-  result[prefix + "growth"] = last / first;
-  result[prefix + "epochs_ms"] = epochs;
-  result[prefix + "fresh_epochs_ms"] = fresh;
+  const auto [first, last] = ends_of(epochs);
+  const auto [fresh_first, fresh_last] = ends_of(fresh);
+  const auto [first_ratio, last_ratio] = ends_of(ratios);
+  result.update({{prefix + "first_ms", first},
+                 {prefix + "last_ms", last},
+                 {prefix + "fresh_first_ms", fresh_first},
+                 {prefix + "fresh_last_ms", fresh_last},
+                 {prefix + "growth", last_ratio / first_ratio},
+                 {prefix + "epochs_ms", epochs},
+                 {prefix + "fresh_epochs_ms", fresh}});
 }
 
 void measure(const Settings& settings, const lockstep::Group& world) {

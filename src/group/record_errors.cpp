@@ -11,6 +11,7 @@
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <typeinfo>
 
 #include "core/environment.h"
@@ -66,11 +67,20 @@ void record_in_world(const std::exception& error) {
       repeats ? record.rank : of_world.rank);
 }
 
+/// The type of the error as programs write it, without the inline namespace.
+std::string type_name(const std::exception& error) {
+  constexpr std::string_view inline_namespace = "v0_2::";
+  std::string name = c10::demangle(typeid(error).name());
+  if (const auto at = name.find(inline_namespace); at != name.npos) {
+    name.erase(at, inline_namespace.size());
+  }
+  return name;
+}
+
 void write(const std::string& path, const std::exception& error) {
-  const nlohmann::json content{
-      {"message",
-       {{"message", detail::concat(c10::demangle(typeid(error).name()), ": ", error.what())},
-        {"extraInfo", {{"timestamp", time_of(error)}}}}}};
+  const nlohmann::json content{{"message",
+                                {{"message", detail::concat(type_name(error), ": ", error.what())},
+                                 {"extraInfo", {{"timestamp", time_of(error)}}}}}};
   // Whole or not at all: torchrun ends with an error of its own over half a file.
   const std::string part = path + ".part";
   std::ofstream out(part);

@@ -77,7 +77,7 @@ TEST(Strategy, HasTheSameTextUnderEveryLocale) {
     EXPECT_EQ(parsed(text), text);
   }
   try {
-    lockstep::Strategy(lockstep::TopK{.ratio = 1234.5});
+    lockstep::parse_strategy("topk:1234.5");
     ADD_FAILURE() << "took a ratio above 1";
   } catch (const lockstep::InvalidArgument& error) {
     EXPECT_THAT(error.what(), testing::HasSubstr("got a ratio of 1234.5,"));

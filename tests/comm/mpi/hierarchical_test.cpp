@@ -66,7 +66,8 @@ TEST_F(Hierarchical, MismatchReachesEveryHost) {
       << text;
   EXPECT_THAT(text, HasSubstr("all_reduce #2 (hierarchical) rank 3 of 4: "));
   EXPECT_EQ(count(text, "{communication by rank 3 in "), 4) << text;
-  EXPECT_EQ(count(text, " in all_reduce #2, cause communication}"), 2) << text;
+  // Ranks whose all_reduce is complete on their host meet it in their next operation.
+  EXPECT_GE(count(text, " in all_reduce #2, cause communication}"), 2) << text;
 }
 
 TEST_F(Hierarchical, BucketsOfTwoWrappersAreNamedOnEveryRank) {
