@@ -173,7 +173,7 @@ class CheckpointWriter {
  public:
   /// Ranks: all.
   explicit CheckpointWriter(Group group) : group_(std::move(group)) {}
-  /// Waits for what was begun. An error of it is logged only: who must know calls wait() before.
+  /// Waits for what was begun. An error of it is only logged: call wait() first to get it.
   ~CheckpointWriter();
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
@@ -205,8 +205,6 @@ class CheckpointWriter {
   safetensors::Content copy_;
   std::future<void> write_;  ///< of copy_, or its preparation, on rank 0; its destructor waits
 };
-
-class CheckpointWriter;
 
 namespace detail {
 class FolderLock;

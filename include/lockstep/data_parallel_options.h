@@ -22,7 +22,7 @@ enum class BufferPolicy {
   none,        ///< every rank keeps its own
 };
 
-/// The same on every rank.
+/// Options of both front ends. Ranks: the same on all.
 struct DataParallelOptions {
   BucketCaps buckets = {};
   Strategy strategy = AllReduce{};
@@ -35,7 +35,7 @@ struct DataParallelOptions {
   std::int64_t verify_every = 1;
   /// All ranks use one copy of the parameters and of the optimizer's state, and each rank updates a
   /// part. This needs less memory, and for large models less time. Requires a DistributedOptimizer
-  /// around a FusedSgd (or another ElementwiseOptimizer), the strategy fp32, and ranks of one host.
+  /// around a FusedSgd (or another ElementwiseOptimizer), the strategy fp32, and the host backend.
   /// A value that one rank writes into a parameter changes it on all ranks. After
   /// backward_and_update() no rank holds the mean of the gradients.
   bool share_memory = false;

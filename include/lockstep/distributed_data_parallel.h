@@ -187,8 +187,8 @@ class DataParallelModel {
 /// autograd::grad() is not synchronised. With create_graph means have no graph either: a backward
 /// that comes to one raises InvalidArgument.
 /// An exception within backward() that comes after buckets were sent ends the world. Replicas whose
-/// parameters turn out to differ make backward() throw ReplicaError on every rank, within as many
-/// steps as there are buckets.
+/// parameters turn out to differ make backward() throw ReplicaError on every rank, within
+/// verify_every times as many exchanges as there are buckets.
 ///
 /// Ranks: all must construct it, and run as many backwards. It may end before or after the model.
 template <class M>
@@ -196,7 +196,8 @@ class DistributedDataParallel {
  public:
   /// Checks that all ranks hold the same parameters and buffers, and gives them rank 0's.
   /// Throws: InvalidArgument, on every rank, when they do not, naming the first difference and the
-  /// ranks, or when the model cannot be wrapped; the group stays usable.
+  /// ranks, when the model cannot be wrapped, or when the strategy does not average every gradient
+  /// (DistributedOptimizer takes those); the group stays usable.
   DistributedDataParallel(std::shared_ptr<M> model, const Group& group,
                           const DataParallelOptions& options = {})
       : model_(std::move(model)), data_parallel_(model_, group, options) {}

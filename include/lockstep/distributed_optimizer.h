@@ -57,7 +57,8 @@ class DistributedOptimizer {
   /// are exchanged where the strategy asks for it. Ranks: all.
   /// Throws: InvalidArgument, on every rank, when a rank has made another number of steps. The same
   /// when a strategy with error feedback would have to average a mean again, because a rank has
-  /// changed it in place.
+  /// changed it in place. ReplicaError as a backward of DistributedDataParallel; CommError and
+  /// TimeoutError as a collective does.
   void step();
 
   /// The optimizer's zero_grad.

@@ -69,11 +69,12 @@ class Error : public std::runtime_error {
   /// if none did.
   const std::string& operation() const noexcept { return details_->operation; }
 
-  /// The text of the error that caused this one: the world's first failure, or the error of
-  /// another rank that all_or_none() repeats. Empty if this error is the cause.
+  /// Of the error of a collective, the text of the world's first failure, also on the rank that
+  /// detected it. Of an error of another rank that all_or_none() repeats, the text of that error.
+  /// Empty for an error that no other error caused.
   const std::string& cause() const noexcept { return details_->cause; }
 
-  /// The kind of the cause; kind() if this error is the cause. `general` if an exception of a
+  /// The kind of the cause; kind() if cause() is empty. `general` if an exception of a
   /// rank's program ended the world.
   ErrorKind cause_kind() const noexcept {
     return details_->cause.empty() ? kind() : details_->cause_kind;

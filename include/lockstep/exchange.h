@@ -163,15 +163,17 @@ class Exchange {
   /// exchanged right afterwards, as part of the same step. Not called for gradients.
   virtual void before_update(std::int64_t /*step*/, const Bucket&) {}
 
-  /// Whether all it ever does is one all_reduce. Where hosts hold several ranks, the group then
-  /// divides it among them. Any other is asked to exchange the sums of each host's ranks: its group
-  /// has one rank of every host, its bucket some of the parameters: docs/design/gradients.md,
-  /// "Strategies between hosts".
+  /// Whether exchange() issues exactly one all_reduce. Where hosts hold several ranks, the group
+  /// then divides the all_reduce among them. Any other exchange runs between hosts: its group has
+  /// one rank of every host, and its bucket holds some of the parameters, as the sum of the host's
+  /// ranks times hosts ÷ ranks: docs/design/gradients.md, "Strategies between hosts".
   virtual bool is_all_reduce() const { return false; }
 
   /// Asked before the first exchange and between steps. Residuals share memory with what it
   /// remembers, so that what is added to them is.
   virtual State state() const { return {}; }
+  /// Takes over a state that state() of the same recipe returned, as from a checkpoint. Called
+  /// before the first exchange or between steps. Names that the exchange does not know are ignored.
   virtual void load(const State&) {}
 };
 

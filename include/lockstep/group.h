@@ -56,8 +56,10 @@ class Group {
   Work gather(const at::Tensor& output, const at::Tensor& input, int root = 0) const;
   /// output = this rank's part of root's input; input may be undefined elsewhere.
   Work scatter(const at::Tensor& output, const at::Tensor& input, int root = 0) const;
-  /// output part r = rank r's input part for this rank.
+  /// output part r = rank r's input part for this rank. Shapes: both hold size() parts of one
+  /// length.
   Work all_to_all(const at::Tensor& output, const at::Tensor& input) const;
+  /// Messages between two ranks match in order, and must agree on elements, dtype and tag.
   Work send(const at::Tensor& tensor, int dst, std::uint32_t tag = 0) const;
   Work recv(const at::Tensor& tensor, int src, std::uint32_t tag = 0) const;
   Work barrier() const;
@@ -91,10 +93,12 @@ class Group {
 };
 
 /// Runs fn on every rank and fails on all ranks if it failed on one, so that no rank goes on alone.
-/// A rank where fn failed raises its own error. The others raise one of the same type that names
-/// the first such rank. For work that can fail on one rank only, such as reading files; the group
+/// A rank where fn failed raises its own error. The others raise an error that names the first such
+/// rank: InvalidArgument, CheckpointError or DataError where that rank raised it, else Error. For
+/// work that can fail on one rank only, such as reading files; the group
 /// stays usable.
-/// Ranks: all; fn itself must not communicate.
+/// Ranks: all. fn itself must not communicate, and throws nothing but what derives from
+/// std::exception.
 void all_or_none(const Group& group, const std::function<void()>& fn);
 
 }  // namespace lockstep

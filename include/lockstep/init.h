@@ -29,9 +29,9 @@ struct InitOptions {
 /// started them; those of several over MPI between hosts. Ranks of other launchers than `lockstep
 /// run` that are not bound to cores take their share of them as compute threads, unless
 /// OMP_NUM_THREADS says otherwise. Throws: InvalidArgument when called again, inside spawn(), when
-/// the environment contradicts itself, or when ranks treat denormals differently;
-/// BackendUnavailable when this build cannot join the world; CommError and TimeoutError as a
-/// collective does.
+/// the environment contradicts itself, when ranks treat denormals differently, or for a timeout
+/// that is not positive; BackendUnavailable when this build cannot join the world; CommError and
+/// TimeoutError as a collective does.
 Group init(const InitOptions& options = {});
 
 /// How often the launcher has started this world again after a failure: LOCKSTEP_RESTART_COUNT.
@@ -43,7 +43,9 @@ int restart_count();
 /// that have not returned. It reports ten seconds after the world failed or, without a failure, a
 /// timeout after the first rank returned. The ranks' denormal mode changes nothing in the calling
 /// thread.
-/// Throws: what the first failing rank threw.
+/// The options' backend is not used: threads of one process exchange through its memory.
+/// Throws: what the first failing rank threw; InvalidArgument inside another spawn() and for a
+/// timeout that is not positive; CommError when the process may start no more threads.
 void spawn(int n, const std::function<void(Group)>& fn, const InitOptions& options = {});
 
 /// Records the error that ends this process, so that the launcher and the other ranks name it as

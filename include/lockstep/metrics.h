@@ -184,8 +184,8 @@ class Tally {
   std::int64_t samples_ = 0;
 };
 
-/// Samples a second of all ranks: theirs together, each rank passing its own, over the seconds of
-/// the slowest; the same on every rank.
+/// Samples a second of all ranks: the sum of every rank's samples, divided by the seconds of the
+/// slowest rank. Each rank passes its own numbers; the result is the same on every rank.
 /// Ranks: all.
 double throughput(std::int64_t samples, double seconds, const Group& group);
 

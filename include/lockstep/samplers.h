@@ -23,7 +23,7 @@ struct ShardSpec {
 
 /// How a pass treats the remaining samples when they are fewer than one per rank.
 enum class Tail : std::uint8_t {
-  pad,  ///< the row is completed from the beginning of the order: every sample is drawn, some twice
+  pad,  ///< filled up from the beginning of the order: every sample is drawn, some twice
   drop  ///< they are left out of this pass
 };
 

@@ -18,13 +18,14 @@ struct CollectiveStatistics {
   std::uint64_t bytes = 0;             ///< of this rank's part, in the form in which it travels
   std::uint64_t dense_bytes = 0;       ///< of what they stand for: more, where it is compressed
   std::chrono::nanoseconds waiting{};  ///< for other ranks, within wait()
-  /// Reducing and copying this rank's share; of a bucket's last row also what its strategy does
-  /// between collectives.
+  /// Time in which this rank reduced and copied its share. The last row of a bucket also counts
+  /// what its strategy does between collectives.
   std::chrono::nanoseconds working{};
-  /// In which it was under way, and nothing that was counted before: over MPI, where a thread makes
-  /// progress, from its begin until it was complete; else within wait().
+  /// Time in which the operation was under way, without time that another operation has counted
+  /// already. Over MPI, where a thread makes progress, it lasts from the begin of the operation until
+  /// it is complete; else it is the time within wait().
   std::chrono::nanoseconds communicating{};
-  std::chrono::nanoseconds hidden{};  ///< of that, what lay before the wait for it
+  std::chrono::nanoseconds hidden{};  ///< the part of communicating before wait() began
 };
 
 /// One row for each collective and bucket that was issued, in the order of their first.

@@ -39,7 +39,7 @@ concept Recipe = std::copy_constructible<R> && requires(const R& recipe, const B
 /// `SyncTarget target(std::int64_t step, std::size_t bucket, std::size_t buckets) const`, a pure
 /// function that says when and what; without it, gradients are exchanged at every step. One that
 /// may still exchange every gradient at every step says so by `bool exchanges_every_gradient()
-/// const`.
+/// const`. `void check() const` throws InvalidArgument for options that are out of range.
 class Strategy {
  public:
   template <class R>

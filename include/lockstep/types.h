@@ -79,7 +79,7 @@ struct Wire {
   bool operator==(const Wire&) const = default;
 };
 
-/// The transport of a world's collectives.
+/// Where the collectives of a world exchange data.
 enum class Backend {
   automatic,    ///< host while all ranks are on one, else hierarchical
   host,         ///< one host's memory

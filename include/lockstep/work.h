@@ -28,22 +28,26 @@ class [[nodiscard]] Work {
   Work& operator=(const Work&) = delete;
   ~Work() { finish(); }
 
-  /// Blocks until the result is there.
+  /// Blocks until the result is there. Afterwards, and after an error of the world, pending() is
+  /// false and wait() returns at once.
   /// Throws: CommError or TimeoutError naming operation, sequence number, rank and missing ranks.
+  /// InvalidArgument when another thread uses the rank's groups at the same time, and in a child
+  /// that was forked off; the Work stays pending.
   void wait();
 
-  /// Advances what can be advanced and says whether wait() would return at once.
+  /// Advances what can be advanced and says whether wait() would return at once. Throws: as wait().
   bool ready();
 
   /// The same, but advances nothing. For a caller that computes meanwhile while a thread makes
   /// progress.
   bool complete() const;
 
-  /// Throws when a rank that the operation waits for has gone. For a caller that polls ready().
+  /// For a caller that polls ready(). Throws: CommError when a rank that the operation waits for
+  /// has left the world or has ended.
   void check();
-  /// Time that this rank has spent on its share so far.
+  /// Time that this rank has spent on its share so far; 0 once waited for.
   std::chrono::nanoseconds worked() const;
-  /// World ranks that it waits for.
+  /// World ranks that it waits for; none once waited for.
   std::vector<int> missing() const;
 
   /// False once waited for, or if there was never anything to wait for.

@@ -88,7 +88,8 @@ void Supervisor::note_end(std::size_t rank, const Ending& ending) {
   // A shell says 128 + SIGKILL of a program that it ran.
   if (!told && ending.exit_code() == 128 + SIGKILL) member.out_of_memory = oom_.text();
   if (ending.failed() && !told) {
-    world_->fail({.kind = host::Failure::Kind::error,
+    using Kind = host::Failure::Kind;
+    world_->fail({.kind = ending.by_signal ? Kind::left : Kind::error,
                   .rank = static_cast<int>(rank),
                   .text = own_words(rank)});
     fail(rank);

@@ -90,6 +90,17 @@ TEST(ErrorFields, OfAProgramsError) {
               Each("rank 1: disk full"));
 }
 
+TEST(ErrorFields, OfAProgramsErrorOnAnotherHost) {
+  const auto fails = [](const auto& group) {
+    if (group->rank() == 0) {
+      group->fail_with({.text = "rank 7: disk full", .rank = 7, .by_program = true});
+    }
+    group->barrier().wait();
+  };
+  EXPECT_THAT(errors_of_ranks(2, fails, fields_of),
+              Each("communication by rank 7 in barrier #1, cause general"));
+}
+
 TEST(ErrorFields, OfARefusedArgument) {
   const auto refused = [](const auto& group) { group->broadcast(floats, 8, DType::f32, 9).wait(); };
   EXPECT_THAT(errors_of_ranks(2, refused, fields_of),

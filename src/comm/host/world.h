@@ -25,7 +25,10 @@ struct Failure {
       -1;  ///< the rank at fault among all hosts' ranks, where it is not in this memory
 
   /// Whether an exception of a rank's program is the cause.
-  bool by_program() const { return rank >= 0 && (kind == Kind::error || kind == Kind::abandoned); }
+  bool by_program() const {
+    const bool known = rank >= 0 || world_rank >= 0;
+    return known && (kind == Kind::error || kind == Kind::abandoned);
+  }
 };
 
 /// The memory that the ranks of one machine share, and the status of each rank: joined, left,
