@@ -11,7 +11,7 @@
 #include "bench/session.h"
 #include "bench/settings.h"
 #include "cli/commands.h"
-#include "comm/control/interfaces.h"
+#include "comm/control/address.h"
 #include "core/environment.h"
 #include "lockstep/error.h"
 

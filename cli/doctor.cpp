@@ -18,16 +18,15 @@
 #include <vector>
 
 #include "cli/commands.h"
-#include "comm/control/interfaces.h"
+#include "comm/control/address.h"
 #include "comm/host/host.h"
 #include "comm/mpi/mpi.h"
 #include "core/environment.h"
-#include "core/memory_groups.h"
+#include "core/memory.h"
 #include "core/text.h"
 #include "core/topology.h"
-#include "core/variable.h"
 #include "kernels/targets.h"
-#include "launch/table.h"
+#include "launch/describe.h"
 #include "lockstep/error.h"
 #include "lockstep/version.h"
 

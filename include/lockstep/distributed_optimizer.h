@@ -9,11 +9,6 @@
 #include "lockstep/group.h"
 #include "lockstep/strategy.h"
 
-namespace lockstep::inline v0_2::detail {
-class ReplicatedModel;
-class SharedUpdate;
-enum class UpdateGradients : bool;
-}  // namespace lockstep::detail
 namespace torch::nn {
 class Module;
 }
@@ -21,7 +16,44 @@ namespace torch::optim {
 class Optimizer;
 }
 
+namespace lockstep::inline v0_2::detail {
+class ReplicatedModel;
+class SharedUpdate;
+enum class UpdateGradients : bool;
+}  // namespace lockstep::detail
+
 namespace lockstep::inline v0_2 {
+
+/// Interface of an optimizer whose update ranks can share. It updates each element independently of
+/// all others, from the state of that element.
+class ElementwiseOptimizer {
+ public:
+  /// Some elements of one parameter. Shapes: flat, of the same number of elements.
+  struct Elements {
+    at::Tensor values;
+    at::Tensor gradient;
+    at::Tensor memory;      ///< undefined where nothing is remembered
+    bool is_first = false;  ///< the parameter was never updated: memory is to be filled
+  };
+
+  virtual ~ElementwiseOptimizer() = default;
+
+  /// Whether the parameter is one of the optimizer's.
+  virtual bool has(const at::Tensor& parameter) const = 0;
+
+  /// The state of one of its parameters: a tensor of the parameter's sizes and strides, undefined
+  /// before the first update. Null while the optimizer keeps no state.
+  virtual at::Tensor* memory_of(const at::Tensor& parameter) = 0;
+
+  /// Updates some elements of one of its parameters, in place, by the options of this moment.
+  virtual void update(const at::Tensor& parameter, const Elements& elements) = 0;
+};
+
+/// Every rank's parameters and buffers of the module = root's. Autograd does not notice.
+/// Ranks: all of the group.
+/// Throws: InvalidArgument, on every rank, when the modules' names, shapes, strides or dtypes
+/// differ, naming the first difference and the ranks; the group stays usable.
+void broadcast_parameters(const torch::nn::Module& module, const Group& group, int root = 0);
 
 /// Data-parallel training around an optimizer, whatever the model's forward looks like, by any
 /// strategy:

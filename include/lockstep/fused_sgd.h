@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <unordered_map>
 
-#include "lockstep/elementwise_optimizer.h"
+#include "lockstep/distributed_optimizer.h"
 
 namespace lockstep::inline v0_2 {
 

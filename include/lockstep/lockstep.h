@@ -3,7 +3,6 @@
 // All that a training program needs. It includes torch/torch.h nowhere: a program chooses itself.
 
 #include "lockstep/autocast.h"
-#include "lockstep/broadcast_parameters.h"
 #include "lockstep/checkpoint.h"
 #include "lockstep/datasets.h"
 #include "lockstep/denormals.h"
@@ -19,9 +18,7 @@
 #include "lockstep/model_files.h"
 #include "lockstep/partition.h"
 #include "lockstep/prefetch_loader.h"
-#include "lockstep/progress.h"
 #include "lockstep/run_log.h"
-#include "lockstep/run_main.h"
 #include "lockstep/samplers.h"
 #include "lockstep/strategies.h"
 #include "lockstep/strategy.h"

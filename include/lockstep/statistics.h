@@ -22,8 +22,8 @@ struct CollectiveStatistics {
   /// what its strategy does between collectives.
   std::chrono::nanoseconds working{};
   /// Time in which the operation was under way, without time that another operation has counted
-  /// already. Over MPI, where a thread makes progress, it lasts from the begin of the operation until
-  /// it is complete; else it is the time within wait().
+  /// already. Over MPI, where a thread makes progress, it lasts from the begin of the operation
+  /// until it is complete; else it is the time within wait().
   std::chrono::nanoseconds communicating{};
   std::chrono::nanoseconds hidden{};  ///< the part of communicating before wait() began
 };

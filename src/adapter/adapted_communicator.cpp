@@ -3,15 +3,14 @@
 #include <algorithm>
 #include <cstring>
 
-#include "comm/hosts.h"
-#include "comm/message_terms.h"
+#include "comm/announcement.h"
+#include "comm/placement.h"
 #include "comm/private_memory.h"
 #include "comm/request.h"
 #include "comm/split.h"
 #include "core/denormals_guard.h"
 #include "core/digest.h"
 #include "core/log.h"
-#include "core/rank_list.h"
 #include "core/text.h"
 #include "core/version_tag.h"
 #include "lockstep/denormals.h"

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "adapter/request_thread.h"
+#include "adapter/c10d_transport.h"
 #include "comm/communicator.h"
 
 namespace lockstep::inline v0_2::adapter {

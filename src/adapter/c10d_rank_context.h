@@ -20,7 +20,7 @@
 namespace lockstep::inline v0_2::adapter {
 
 /// This rank's end of a backend, shared by all its groups: what is under way in it, and what ended
-/// the world. Note [How a group over a c10d::Backend runs] is in c10d_request.cpp.
+/// the world. Note [How a group over a c10d::Backend runs] is in c10d_transport.cpp.
 class RankContext {
  public:
   RankContext(c10::intrusive_ptr<c10d::Backend> backend, std::chrono::milliseconds timeout);

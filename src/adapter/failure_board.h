@@ -12,7 +12,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "comm/control/failure.h"
-#include "core/fork_guard.h"
+#include "core/process.h"
 
 namespace lockstep::inline v0_2::adapter {
 

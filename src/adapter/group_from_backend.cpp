@@ -4,11 +4,10 @@
 #include <vector>
 
 #include "adapter/adapted_communicator.h"
-#include "comm/hosts.h"
+#include "comm/placement.h"
 #include "core/environment.h"
 #include "core/text.h"
-#include "group/compute_thread_denormals.h"
-#include "group/joined.h"
+#include "group/rank_options.h"
 #include "lockstep/denormals.h"
 #include "lockstep/error.h"
 #include "lockstep/init.h"

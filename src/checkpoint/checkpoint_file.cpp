@@ -16,8 +16,7 @@
 
 #include "checkpoint/checkpoint_content.h"
 #include "formats/atomic_file.h"
-#include "formats/safetensors_format.h"
-#include "formats/safetensors_piece.h"
+#include "formats/safetensors_header.h"
 #include "formats/safetensors_reader.h"
 #include "group/gather_texts.h"
 #include "lockstep/group.h"

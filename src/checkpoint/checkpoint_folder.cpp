@@ -8,7 +8,6 @@
 #include "checkpoint/checkpoint_content.h"
 #include "core/folder_lock.h"
 #include "core/text.h"
-#include "formats/safetensors_piece.h"
 #include "formats/safetensors_reader.h"
 #include "group/gather_texts.h"
 #include "lockstep/checkpoint.h"

@@ -11,7 +11,7 @@
 #include "checkpoint/checkpoint_content.h"
 #include "checkpoint/checkpoint_file.h"
 #include "core/log.h"
-#include "formats/safetensors_piece.h"
+#include "formats/safetensors_reader.h"
 #include "lockstep/checkpoint.h"
 #include "lockstep/group.h"
 

@@ -7,10 +7,25 @@
 #include <string>
 
 #include "comm/operation.h"
-#include "comm/source.h"
 #include "lockstep/types.h"
 
 namespace lockstep::inline v0_2::detail {
+
+/// The properties in which a send and the recv that takes it must agree.
+struct MessageTerms {
+  DType dtype;
+  std::uint64_t count;
+  std::uint32_t tag;
+  bool operator==(const MessageTerms&) const = default;
+};
+
+inline MessageTerms terms_of(const Operation& operation) {
+  return {.dtype = operation.dtype, .count = operation.count, .tag = operation.tag};
+}
+
+/// The sentence about a message, between world ranks, whose two ends do not agree.
+std::string describe_difference(std::uint64_t number, int from, int to,
+                                const MessageTerms& expected, const MessageTerms& got);
 
 /// One member's description of a collective: enough to verify that all members issue the same one,
 /// and to report a difference. It lies in shared memory and is sent over networks as it is.

@@ -5,6 +5,51 @@
 
 namespace lockstep::inline v0_2::detail {
 
+BackendRequest::BackendRequest(std::shared_ptr<BackendCommunicator> group, RankContext& context,
+                               Operation&& operation)
+    : group_(std::move(group)), context_(context), operation_(std::move(operation)) {
+  if (context_.has_thread()) interval_.begun = std::chrono::steady_clock::now();
+}
+
+BackendRequest::~BackendRequest() = default;
+
+std::string BackendRequest::where() const { return group_->where(operation_.label()); }
+
+void BackendRequest::set_complete() {
+  if (context_.has_thread()) interval_.complete = std::chrono::steady_clock::now();
+  complete_.store(true, std::memory_order_release);
+}
+
+bool BackendRequest::test() {
+  if (complete()) return true;
+  const RankContext::Use use(context_);
+  return context_.finished(*this);
+}
+
+void BackendRequest::wait() {
+  // The next call that enters the context releases the operations that the progress thread
+  // completed.
+  if (complete() && !context_.has_thread()) return;
+  const RankContext::Use use(context_);
+  context_.wait(*this);
+}
+
+void BackendRequest::check() {
+  if (complete()) return;
+  const RankContext::Use use(context_);
+  context_.check(*this);
+}
+
+void BackendRequest::abandon() noexcept {
+  if (complete()) return;
+  try {
+    context_.abandon(*group_, concat(operation_.label(),
+                                     " was abandoned: an exception left the scope of its Work"));
+  } catch (...) {
+    context_.abandon(*group_, "an operation was abandoned");
+  }
+}
+
 void BackendCommunicator::fail(std::string_view cause) noexcept {
   context().fail(FailureKind::error, context().failure_of_program(cause));
 }

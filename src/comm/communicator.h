@@ -15,7 +15,6 @@
 #include "comm/control/failure.h"
 #include "comm/operation.h"
 #include "comm/operation_observer.h"
-#include "comm/source.h"
 #include "lockstep/types.h"
 #include "lockstep/work.h"
 
@@ -173,3 +172,10 @@ class SourceScope {
 };
 
 }  // namespace lockstep
+
+namespace lockstep::inline v0_2::detail {
+
+/// Issues the operation in another group of the same ranks, with the same buffers.
+Work reissue(Communicator& group, const Operation& operation);
+
+}  // namespace lockstep::detail

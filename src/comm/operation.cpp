@@ -1,9 +1,110 @@
 #include "comm/operation.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "core/text.h"
+#include "kernels/reduce.h"
+#include "kernels/reduce_rounded.h"
 #include "lockstep/types.h"
+
+namespace lockstep::inline v0_2 {
+namespace {
+
+using detail::concat;
+
+const char* name(Source::Owner owner) {
+  switch (owner) {
+    case Source::Owner::none:
+      return "";
+    case Source::Owner::distributed_data_parallel:
+      return "DistributedDataParallel";
+    case Source::Owner::distributed_optimizer:
+      return "DistributedOptimizer";
+  }
+  return "unknown owner";
+}
+
+const char* name(Source::Content content) {
+  switch (content) {
+    case Source::Content::unspecified:
+      return "";
+    case Source::Content::gradients:
+      return "the gradients";
+    case Source::Content::parameters:
+      return "the parameters";
+    case Source::Content::buffers:
+      return "the buffers";
+    case Source::Content::step_agreement:
+      return "the step agreement";
+    case Source::Content::bucket_order:
+      return "the bucket order";
+    case Source::Content::participation:
+      return "the participation flags";
+    case Source::Content::weights:
+      return "the weights";
+    case Source::Content::model:
+      return "the construction";
+  }
+  return "unknown content";
+}
+
+}  // namespace
+
+std::string to_text(const Source& source) {
+  std::string text;
+  const auto add = [&](const std::string& part) {
+    if (!part.empty()) text += (text.empty() ? "" : " of ") + part;
+  };
+  if (source.bucket >= 0) add(concat("bucket ", source.bucket));
+  add(name(source.content));
+  if (source.owner != Source::Owner::none) add(concat(name(source.owner), " #", source.number));
+  return text;
+}
+
+}  // namespace lockstep
+
+namespace lockstep::inline v0_2::detail {
+
+Range slice_of(std::size_t length, std::size_t element, int member, int members) {
+  constexpr std::size_t cache_line = 64;
+  const std::size_t per_line = cache_line / element;
+  const std::size_t lines = (length + per_line - 1) / per_line;
+  const auto count = static_cast<std::size_t>(members);
+  const std::size_t share = (lines + count - 1) / count * per_line;
+  const std::size_t begin = std::min(length, share * static_cast<std::size_t>(member));
+  return {.begin = begin, .length = std::min(share, length - begin)};
+}
+
+Shape::Shape(const Operation& operation, int size)
+    : operation_(operation),
+      size_(size),
+      parted_(operation.collective == Collective::reduce_scatter ||
+              operation.collective == Collective::scatter ||
+              operation.collective == Collective::all_to_all) {}
+
+bool Shape::is_source(int member) const {
+  const bool rooted = operation_.collective == Collective::broadcast ||
+                      operation_.collective == Collective::scatter;
+  return has_sources() && (!rooted || member == operation_.peer);
+}
+
+std::size_t Shape::length(int source, int part) const {
+  return operation_.part(parted_ ? part : source);
+}
+
+std::size_t Shape::total(int source) const {
+  return parted_ ? operation_.part_begin(size_) : operation_.part(source);
+}
+
+std::size_t Shape::longest_total() const { return parted_ ? total(0) : longest_part(); }
+
+std::size_t Shape::longest_part() const {
+  if (operation_.counts.empty()) return operation_.count;
+  return *std::max_element(operation_.counts.begin(), operation_.counts.end());
+}
+
+}  // namespace lockstep::detail
 
 namespace lockstep::inline v0_2 {
 
@@ -47,3 +148,16 @@ std::string Operation::label() const {
 }
 
 }  // namespace lockstep
+
+namespace lockstep::inline v0_2::detail {
+
+void reduce(const Operation& operation, std::span<const std::byte* const> inputs,
+            std::span<std::byte* const> outputs, std::size_t count) {
+  if (operation.wire) {
+    kernels::reduce_rounded(*operation.wire, operation.reduce, inputs, outputs, count);
+  } else {
+    kernels::reduce(operation.dtype, operation.reduce, inputs, outputs, count);
+  }
+}
+
+}  // namespace lockstep::detail

@@ -9,10 +9,36 @@
 #include <string>
 #include <vector>
 
-#include "comm/source.h"
 #include "lockstep/types.h"
 
 namespace lockstep::inline v0_2 {
+
+/// Which part of a program issues an operation. Ranks compare it together with the operation, so
+/// that operations of equal size that different parts issue are not mistaken for one another.
+struct Source {
+  enum class Owner : std::uint8_t { none, distributed_data_parallel, distributed_optimizer };
+  enum class Content : std::uint8_t {
+    unspecified,
+    gradients,
+    parameters,
+    buffers,
+    step_agreement,  ///< whether gradients are exchanged before a step
+    participation,   ///< which parameters took part in a backward
+    bucket_order,    ///< in which buckets are exchanged from now on
+    weights,         ///< of ranks with unequal parts
+    model            ///< the check and the broadcast at construction
+  };
+
+  Owner owner = Owner::none;
+  Content content = Content::unspecified;
+  std::uint16_t number = 0;  ///< of the owner in its group: Communicator::number_owner()
+  std::int32_t bucket = -1;  ///< of gradients or parameters; -1 for none
+
+  bool operator==(const Source&) const = default;
+};
+
+/// "bucket 0 of the gradients of DistributedDataParallel #2"; empty for no source.
+std::string to_text(const Source& source);
 
 /// One collective as a value: what is checked, compared between ranks, logged and executed.
 struct Operation {
@@ -67,3 +93,45 @@ struct Operation {
 };
 
 }  // namespace lockstep
+
+namespace lockstep::inline v0_2::detail {
+
+/// A run of elements within a part.
+struct Range {
+  std::size_t begin = 0;
+  std::size_t length = 0;
+};
+
+/// Member's slice of length elements that are divided among members, whole cache lines.
+Range slice_of(std::size_t length, std::size_t element, int member, int members);
+
+/// How a collective's data lie: which members' inputs are read by others (sources), and into how
+/// many parts each is cut.
+class Shape {
+ public:
+  Shape(const Operation& operation, int size);
+
+  bool is_source(int member) const;
+  bool has_sources() const { return operation_.collective != Collective::barrier; }
+  /// Parts of each source's input: one, or one for every member.
+  int parts() const { return parted_ ? size_ : 1; }
+  /// Elements of a source's part, and how many elements of that source lie before it.
+  std::size_t length(int source, int part) const;
+  std::size_t begin(int part) const { return parted_ ? operation_.part_begin(part) : 0; }
+  /// Elements of a source's whole input, and the longest of all sources.
+  std::size_t total(int source) const;
+  std::size_t longest_total() const;
+  std::size_t longest_part() const;
+
+ private:
+  const Operation& operation_;
+  int size_;
+  bool parted_;
+};
+
+/// Reduces count elements of each rank's input as the operation says, in rank order. All backends
+/// get the same bits. outputs may be among inputs.
+void reduce(const Operation& operation, std::span<const std::byte* const> inputs,
+            std::span<std::byte* const> outputs, std::size_t count);
+
+}  // namespace lockstep::detail

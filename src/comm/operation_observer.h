@@ -3,7 +3,7 @@
 #include <chrono>
 #include <cstdint>
 
-#include "comm/source.h"
+#include "comm/operation.h"
 #include "lockstep/types.h"
 
 namespace lockstep::inline v0_2::detail {

@@ -13,7 +13,7 @@
 #include <system_error>
 #include <vector>
 
-#include "core/signals_blocked.h"
+#include "core/process.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 

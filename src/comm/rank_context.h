@@ -12,9 +12,7 @@
 #include <vector>
 
 #include "comm/backend_communicator.h"
-#include "comm/backend_request.h"
 #include "comm/control/failure.h"
-#include "comm/failure_kind.h"
 #include "comm/progress_thread.h"
 #include "comm/rank_failure.h"
 #include "comm/waiting.h"

@@ -9,6 +9,16 @@
 
 namespace lockstep::inline v0_2::detail {
 
+/// Why a world ended. The values are part of the layout of a host world's memory.
+enum class FailureKind {
+  error,
+  timeout,
+  left,  ///< a rank left the world while another waited for it
+  mismatch,
+  abandoned,  ///< an exception left the scope of an operation
+  elsewhere   ///< met outside of this host's memory, such as over the network
+};
+
 /// The first failure of a world that no memory joins, as one rank has recorded it. Any thread.
 class FailureRecord {
  public:

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "core/rank_list.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 
@@ -43,6 +42,24 @@ OneThread::OneThread(Usage& usage, std::string_view backend, int rank) : usage_(
                                  " is used by two threads at once; its groups belong to one thread "
                                  "at a time"));
   }
+}
+
+namespace {
+
+thread_local std::chrono::nanoseconds done{};
+
+}  // namespace
+
+std::chrono::nanoseconds work_done() { return done; }
+
+Working::Working(std::chrono::nanoseconds& of_operation)
+    : of_operation_(of_operation), begin_(std::chrono::steady_clock::now()) {}
+
+Working::~Working() {
+  const auto end = std::chrono::steady_clock::now();
+  of_operation_ += end - begin_;
+  done += end - begin_;
+  if (this_threads_work_observer != nullptr) this_threads_work_observer->worked(begin_, end);
 }
 
 }  // namespace lockstep::detail

@@ -3,7 +3,7 @@
 #include <exception>
 
 #include "comm/request.h"
-#include "comm/working.h"
+#include "comm/waiting.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2 {

@@ -1,13 +1,55 @@
 #include "core/environment.h"
 
 #include <cmath>
+#include <cstdlib>
 #include <string_view>
 
 #include "core/text.h"
-#include "core/variable.h"
 #include "lockstep/error.h"
 
+namespace lockstep::inline v0_2::detail {
+
+std::optional<std::string_view> variable(const char* name) {
+  const char* value = std::getenv(name);
+  if (value == nullptr || *value == '\0') return std::nullopt;
+  return value;
+}
+
+std::optional<int> integer_variable(const char* name, int least) {
+  const auto text = variable(name);
+  if (!text) return std::nullopt;
+  const auto number = parse_number<int>(*text);
+  if (!number || *number < least) {
+    throw InvalidArgument(
+        concat(name, ": got '", *text, "', expected a whole number of at least ", least));
+  }
+  return number;
+}
+
+}  // namespace lockstep::detail
+
 namespace lockstep::inline v0_2 {
+
+std::string_view name(ProgressMode progress) {
+  switch (progress) {
+    case ProgressMode::automatic:
+      return "auto";
+    case ProgressMode::thread:
+      return "thread";
+    case ProgressMode::wait:
+      return "wait";
+  }
+  return "unknown";
+}
+
+ProgressMode parse_progress_mode(std::string_view text) {
+  for (const auto one : {ProgressMode::automatic, ProgressMode::thread, ProgressMode::wait}) {
+    if (text == name(one)) return one;
+  }
+  throw InvalidArgument(
+      detail::concat("progress: got '", text, "', expected auto, thread or wait"));
+}
+
 namespace {
 
 using detail::concat;

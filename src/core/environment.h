@@ -1,15 +1,48 @@
 #pragma once
 
+#include <charconv>
 #include <chrono>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "core/denormals_guard.h"
 #include "core/launcher.h"
-#include "core/progress_mode.h"
 #include "lockstep/types.h"
 
+namespace lockstep::inline v0_2::detail {
+
+/// The value of the environment variable; an empty one counts as unset.
+std::optional<std::string_view> variable(const char* name);
+
+/// The number that all of the text is, if it is one.
+template <class Number>
+std::optional<Number> parse_number(std::string_view text) {
+  Number number{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc{} || end != text.data() + text.size()) return std::nullopt;
+  return number;
+}
+
+/// The variable's whole number. Throws: InvalidArgument when it holds anything else or less.
+std::optional<int> integer_variable(const char* name, int least);
+
+}  // namespace lockstep::detail
+
 namespace lockstep::inline v0_2 {
+
+/// How operations over MPI advance between a rank's calls.
+enum class ProgressMode {
+  automatic,  ///< a thread, where MPI allows one
+  thread,     ///< a thread, or an error
+  wait        ///< no thread: a rank advances them when it begins or waits for one
+};
+
+/// "auto", "thread" or "wait".
+std::string_view name(ProgressMode progress);
+
+/// The progress of a name. Throws: InvalidArgument listing the valid names.
+ProgressMode parse_progress_mode(std::string_view text);
 
 /// Whether its ranks must be processes that MPI knows.
 bool needs_mpi(Backend backend);

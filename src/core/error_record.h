@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "core/descriptor.h"
+#include "core/process.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::detail {

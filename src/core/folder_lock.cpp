@@ -15,12 +15,11 @@
 #include <map>
 #include <mutex>
 
-#include "core/descriptor.h"
 #include "core/environment.h"
-#include "core/host_name.h"
 #include "core/log.h"
+#include "core/process.h"
 #include "core/text.h"
-#include "core/utc_text.h"
+#include "core/topology.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::detail {

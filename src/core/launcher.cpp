@@ -5,9 +5,9 @@
 #include <initializer_list>
 #include <string_view>
 
+#include "core/environment.h"
 #include "core/process.h"
 #include "core/text.h"
-#include "core/variable.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2 {

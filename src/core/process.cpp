@@ -1,5 +1,6 @@
 #include "core/process.h"
 
+#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +11,15 @@
 #include "core/text.h"
 
 namespace lockstep::inline v0_2::detail {
+
+std::atomic<unsigned> ForkGuard::forks_{0};
+
+ForkGuard::ForkGuard() {
+  [[maybe_unused]] static const int registered =
+      ::pthread_atfork(nullptr, nullptr, [] { forks_.fetch_add(1, std::memory_order_relaxed); });
+  made_at_ = forks_.load(std::memory_order_relaxed);
+}
+
 Process read_process(long pid) {
   std::ifstream in(concat("/proc/", pid, "/stat"));
   std::string line;

@@ -1,11 +1,72 @@
 #pragma once
 
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
 #include <chrono>
 #include <initializer_list>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace lockstep::inline v0_2::detail {
+
+/// An open file descriptor, closed with its owner.
+class Descriptor {
+ public:
+  Descriptor() = default;
+  explicit Descriptor(int fd) : fd_(fd) {}
+  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    if (this != &other) {
+      reset();
+      fd_ = std::exchange(other.fd_, -1);
+    }
+    return *this;
+  }
+  ~Descriptor() { reset(); }
+
+  int get() const { return fd_; }
+  explicit operator bool() const { return fd_ >= 0; }
+  void reset() {
+    if (fd_ >= 0) close(std::exchange(fd_, -1));
+  }
+
+ private:
+  int fd_ = -1;
+};
+
+/// No signal reaches threads that begin in its scope: they are for the program's own.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~SignalsBlocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+
+ private:
+  sigset_t before_{};
+};
+
+/// Tells the process that made it from children that were forked off since. A rank's place in its
+/// world belongs to the process that joined: a child shares the memory and the sockets, not the
+/// place.
+class ForkGuard {
+ public:
+  ForkGuard();
+  /// Costs one load.
+  bool in_child() const noexcept { return forks_.load(std::memory_order_relaxed) != made_at_; }
+
+ private:
+  /// Forks between this process and the first process of the program.
+  static std::atomic<unsigned> forks_;
+  unsigned made_at_;
+};
 
 /// An entry of /proc.
 struct Process {

@@ -1,8 +1,10 @@
 #include "core/topology.h"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <charconv>
 #include <fstream>
@@ -12,6 +14,15 @@
 #include <tuple>
 
 #include "core/text.h"
+
+namespace lockstep::inline v0_2::detail {
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
+}
+
+}  // namespace lockstep::detail
 
 namespace lockstep::inline v0_2 {
 namespace {

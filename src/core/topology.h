@@ -6,6 +6,13 @@
 #include <string_view>
 #include <vector>
 
+namespace lockstep::inline v0_2::detail {
+
+/// This machine's host name, for messages and names; "unknown" if it has none.
+std::string host_name();
+
+}  // namespace lockstep::detail
+
 namespace lockstep::inline v0_2 {
 
 /// The processors that a process may use, as physical cores in the order (NUMA node, package, first

@@ -1,5 +1,7 @@
 #include "core/version_tag.h"
 
+#include <string>
+
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "lockstep/version.h"
@@ -21,3 +23,13 @@ void expect_version(std::string_view where, std::size_t rank, const VersionTag& 
 }
 
 }  // namespace lockstep::detail
+
+namespace lockstep::inline v0_2 {
+
+std::string_view version() {
+  static const std::string text = detail::concat(
+      LOCKSTEP_VERSION_MAJOR, '.', LOCKSTEP_VERSION_MINOR, '.', LOCKSTEP_VERSION_PATCH);
+  return text;
+}
+
+}  // namespace lockstep

@@ -1,5 +1,14 @@
 #include "lockstep/partition.h"
 
+#include <ATen/ops/empty.h>
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <string>
+#include <string_view>
+
 #include "core/text.h"
 #include "lockstep/error.h"
 
@@ -39,3 +48,149 @@ std::vector<std::size_t> shift(c10::ArrayRef<std::size_t> indices, IndexRange ra
 }  // namespace detail
 
 }  // namespace lockstep
+
+namespace lockstep::inline v0_2::detail {
+
+namespace {
+
+using Example = torch::data::Example<>;
+
+constexpr std::size_t most_dims = 8;
+
+/// Dtype and sizes of a batch's tensor, as the other ranks receive them.
+struct Shape {
+  std::int64_t dtype = 0;
+  std::int64_t dims = 0;
+  std::array<std::int64_t, most_dims> sizes{};
+
+  std::int64_t rows() const { return sizes[0]; }
+  at::ScalarType type() const { return static_cast<at::ScalarType>(dtype); }
+  std::vector<std::int64_t> with_rows(std::int64_t rows) const {
+    std::vector<std::int64_t> all(sizes.begin(), sizes.begin() + dims);
+    all[0] = rows;
+    return all;
+  }
+};
+
+enum class Kind : std::int64_t { batch, end, failure };
+
+/// The message that precedes a batch.
+struct Announcement {
+  Kind kind = Kind::end;
+  std::int64_t letters = 0;  ///< of the text that tells of a failure
+  Shape data = {};
+  Shape target = {};
+};
+
+Shape shape_of(const at::Tensor& tensor, const char* name) {
+  if (!tensor.defined() || tensor.dim() < 1 || tensor.dim() > static_cast<int>(most_dims))
+    throw InvalidArgument(concat("scatter_from_rank0: got ", name, " of ",
+                                 tensor.defined() ? tensor.dim() : 0, " dimensions, expected 1 to ",
+                                 most_dims));
+  Shape shape{
+      .dtype = static_cast<std::int64_t>(tensor.scalar_type()), .dims = tensor.dim(), .sizes = {}};
+  std::copy(tensor.sizes().begin(), tensor.sizes().end(), shape.sizes.begin());
+  return shape;
+}
+
+Announcement announcement_of(const Example& batch) {
+  Announcement announcement{.kind = Kind::batch,
+                            .letters = 0,
+                            .data = shape_of(batch.data, "data"),
+                            .target = shape_of(batch.target, "target")};
+  if (announcement.data.rows() != announcement.target.rows())
+    throw InvalidArgument(concat("scatter_from_rank0: got ", announcement.data.rows(),
+                                 " rows of data and ", announcement.target.rows(),
+                                 " of target, expected as many"));
+  return announcement;
+}
+
+std::int64_t first_row(std::int64_t rows, int rank, int ranks) { return rows * rank / ranks; }
+
+/// One tensor's rows, dealt to all. Parts are as long as the longest, so that they can be
+/// scattered.
+class Deal {
+ public:
+  Deal(const Shape& shape, const at::Tensor& whole, const Group& group) {
+    const int ranks = group.size();
+    const std::int64_t longest = (shape.rows() + ranks - 1) / ranks;
+    if (group.rank() == 0) {
+      all_ = group.empty(shape.with_rows(longest * ranks), shape.type());
+      for (int rank = 0; rank < ranks; ++rank) {
+        const std::int64_t first = first_row(shape.rows(), rank, ranks);
+        const std::int64_t count = first_row(shape.rows(), rank + 1, ranks) - first;
+        all_.narrow(0, rank * longest, count).copy_(whole.narrow(0, first, count));
+        all_.narrow(0, rank * longest + count, longest - count).zero_();
+      }
+    }
+    part_ = at::empty(shape.with_rows(longest), shape.type());
+    own_ = first_row(shape.rows(), group.rank() + 1, ranks) -
+           first_row(shape.rows(), group.rank(), ranks);
+    work_ = group.scatter(bytes(part_), all_.defined() ? bytes(all_) : all_, 0);
+  }
+
+  at::Tensor wait() {
+    work_.wait();
+    return part_.narrow(0, 0, own_);
+  }
+
+ private:
+  // Groups carry fewer dtypes than datasets have: bool, for one.
+  static at::Tensor bytes(const at::Tensor& tensor) { return tensor.flatten().view(at::kByte); }
+
+  at::Tensor all_;
+  at::Tensor part_;
+  std::int64_t own_;
+  Work work_;
+};
+
+at::Tensor as_bytes(std::size_t size) {
+  return at::empty({static_cast<std::int64_t>(size)}, at::kByte);
+}
+
+}  // namespace
+
+void refuse_no_loader() {
+  throw InvalidArgument("scatter_from_rank0: got no loader on rank 0, expected one");
+}
+
+void ScatteredBatches::advance() {
+  std::optional<Example> whole;
+  Announcement announcement;
+  std::exception_ptr error;
+  std::string text;
+  if (group_.rank() == 0) {
+    try {
+      whole = source_();
+      if (whole) announcement = announcement_of(*whole);
+    } catch (const std::exception& caught) {
+      error = std::current_exception();
+      text = caught.what();
+      announcement.kind = Kind::failure;
+      announcement.letters = static_cast<std::int64_t>(text.size());
+    }
+  }
+  const at::Tensor told = as_bytes(sizeof announcement);
+  std::memcpy(told.mutable_data_ptr(), &announcement, sizeof announcement);
+  group_.broadcast(told, 0).wait();
+  std::memcpy(&announcement, told.const_data_ptr(), sizeof announcement);
+
+  current_.reset();
+  if (announcement.kind == Kind::failure) {
+    const at::Tensor letters = as_bytes(static_cast<std::size_t>(announcement.letters));
+    if (error) std::memcpy(letters.mutable_data_ptr(), text.data(), text.size());
+    group_.broadcast(letters, 0).wait();
+    if (error) std::rethrow_exception(error);
+    throw DataError(concat(
+        "rank 0: ",
+        std::string_view(static_cast<const char*>(letters.const_data_ptr()), letters.nbytes())));
+  }
+  if (announcement.kind == Kind::end) return;
+  if (!whole) whole.emplace();
+  Deal data(announcement.data, whole->data, group_);
+  Deal target(announcement.target, whole->target, group_);
+  at::Tensor own_data = data.wait();
+  current_.emplace(std::move(own_data), target.wait());
+}
+
+}  // namespace lockstep::detail

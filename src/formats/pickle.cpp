@@ -10,7 +10,6 @@
 #include <tuple>
 
 #include "core/text.h"
-#include "formats/pickle_format.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::detail {

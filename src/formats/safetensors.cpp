@@ -1,14 +1,18 @@
 #include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <nlohmann/json.hpp>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "core/digest.h"
+#include "core/text.h"
 #include "formats/atomic_file.h"
-#include "formats/safetensors_format.h"
 #include "formats/safetensors_header.h"
-#include "formats/safetensors_piece.h"
 #include "formats/safetensors_reader.h"
+#include "lockstep/error.h"
 #include "lockstep/model_files.h"
 
 namespace lockstep::inline v0_2::safetensors {
@@ -53,6 +57,72 @@ Content read(const std::filesystem::path& path) {
     content.tensors.emplace(entry.name, tensor);
   }
   return content;
+}
+
+namespace {
+
+using detail::concat;
+
+std::string_view dtype_name(std::string_view file, const Entry& entry) {
+  for (const DTypeName& known : dtype_names)
+    if (known.type == entry.dtype) return known.name;
+  throw CheckpointError(
+      concat(file, ": tensor '", entry.name, "': cannot store dtype ", c10::toString(entry.dtype)));
+}
+
+std::uint64_t bytes_of(const Entry& entry) {
+  std::uint64_t bytes = c10::elementSize(entry.dtype);
+  for (const std::int64_t size : entry.shape) bytes *= static_cast<std::uint64_t>(size);
+  return bytes;
+}
+
+std::string digests_of(const std::vector<Entry>& entries) {
+  std::string digests;
+  for (const Entry& entry : entries) {
+    if (!digests.empty()) digests += ' ';
+    digests += digits_of(entry.digest.value());
+  }
+  return digests;
+}
+
+}  // namespace
+
+std::string write_header(Header& header, std::string_view file) {
+  // Put together by hand: the JSON library would look every name up in all that came before it.
+  nlohmann::ordered_json notes = {{header_digest_key, std::string(digest_digits, '0')},
+                                  {value_digests_key, digests_of(header.entries)}};
+  for (const auto& [key, text] : header.metadata) {
+    if (notes.contains(key))
+      throw CheckpointError(concat(file, ": note '", key, "': the name is reserved"));
+    notes[key] = text;
+  }
+  std::string text;
+  try {
+    text = concat("{\"", metadata_key, "\":", notes.dump());
+    std::uint64_t offset = 0;
+    for (Entry& entry : header.entries) {
+      entry.begin = offset;
+      entry.end = offset += bytes_of(entry);
+      const nlohmann::json described = {{"dtype", dtype_name(file, entry)},
+                                        {"shape", entry.shape},
+                                        {"data_offsets", {entry.begin, entry.end}}};
+      text += ',' + nlohmann::json(entry.name).dump() + ':' + described.dump();
+    }
+    text += '}';
+  } catch (const nlohmann::json::exception& error) {
+    throw CheckpointError(concat(file, ": a name or note is not UTF-8: ", error.what()));
+  }
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  if (text.size() > longest_header)
+    throw CheckpointError(concat(file, ": the header has ", text.size(),
+                                 " bytes, expected at most ", longest_header));
+  text.replace(checked_header.size(), digest_digits,
+               digits_of(detail::digest(std::as_bytes(std::span(text)))));
+
+  const std::uint64_t length = text.size();
+  std::string bytes(length_bytes, '\0');
+  std::memcpy(bytes.data(), &length, length_bytes);
+  return bytes + text;
 }
 
 }  // namespace lockstep::safetensors

@@ -12,7 +12,6 @@
 
 #include "core/text.h"
 #include "formats/pickle.h"
-#include "formats/pickle_format.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::detail {

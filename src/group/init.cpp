@@ -10,15 +10,13 @@
 #include <string>
 #include <tuple>
 
-#include "comm/hierarchical/hierarchical.h"
+#include "comm/hierarchical/hierarchical_communicator.h"
 #include "comm/host/host.h"
 #include "comm/host/rendezvous.h"
 #include "comm/mpi/mpi.h"
 #include "core/environment.h"
 #include "core/memory.h"
 #include "core/text.h"
-#include "core/variable.h"
-#include "group/joined.h"
 #include "group/rank_options.h"
 #include "group/record_errors.h"
 #include "lockstep/denormals.h"

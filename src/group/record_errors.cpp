@@ -16,8 +16,8 @@
 
 #include "core/environment.h"
 #include "core/error_record.h"
-#include "core/fork_guard.h"
 #include "core/log.h"
+#include "core/process.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "lockstep/init.h"

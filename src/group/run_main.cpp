@@ -1,5 +1,3 @@
-#include "lockstep/run_main.h"
-
 #include <chrono>
 #include <exception>
 #include <filesystem>
@@ -12,8 +10,8 @@
 #include "comm/communicator.h"
 #include "core/environment.h"
 #include "core/launcher.h"
-#include "core/variable.h"
 #include "lockstep/error.h"
+#include "lockstep/init.h"
 
 namespace lockstep::inline v0_2 {
 namespace {

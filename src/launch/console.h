@@ -3,11 +3,26 @@
 #include <chrono>
 #include <optional>
 
-#include "launch/losses.h"
+#include "launch/logs.h"
 #include "launch/output.h"
 #include "launch/signal_watch.h"
+#include "launch/system.h"
 
 namespace lockstep::inline v0_2::launch {
+
+/// A terminal of the launcher's making: what a rank writes to slave is read unchanged from master.
+/// A program asks whether its output is a terminal to decide on progress bars and buffering; rank
+/// 0's answer should be the launcher's.
+struct Terminal {
+  Descriptor master;
+  Descriptor slave;
+};
+
+/// Empty descriptors when the machine has no terminals to give: a pipe does then.
+Terminal make_terminal(int model);
+
+/// Gives the terminal the size of model, a descriptor of the real one.
+void copy_window_size(int model, int master) noexcept;
 
 /// The launcher's state through all attempts of a job: its outputs, their losses, and the signals
 /// that it receives.

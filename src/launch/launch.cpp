@@ -4,7 +4,6 @@
 #include <csignal>
 
 #include "core/text.h"
-#include "launch/backoff.h"
 #include "launch/console.h"
 #include "launch/failure_report.h"
 #include "launch/logs.h"

@@ -1,14 +1,33 @@
 #pragma once
 
+#include <cstddef>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/folder_lock.h"
-#include "launch/pipe.h"
+#include "launch/system.h"
 
 namespace lockstep::inline v0_2::launch {
+
+/// The output of a job that could not be written, and the causes.
+class Losses {
+ public:
+  /// Of each place the first error counts, as errno.
+  void add(const std::string& place, int error);
+  /// Bytes that no reader took.
+  void add_unread(const std::string& place, std::size_t bytes);
+
+  bool empty() const { return places_.empty(); }
+  /// "stdout, logs/rank-0.out: No space left on device; stderr: its reader did not take 80 bytes".
+  std::string text() const;
+
+ private:
+  std::map<std::string, std::vector<std::string>> places_;  ///< by reason
+};
 
 /// The log file of one stream of a rank, or none. Output that cannot be written is lost, since a
 /// full disk must not end the job. The first error is kept.

@@ -24,10 +24,9 @@
 #include "core/text.h"
 #include "launch/children.h"
 #include "launch/ending.h"
-#include "launch/program.h"
+#include "launch/output.h"
 #include "launch/signal_watch.h"
 #include "launch/system.h"
-#include "launch/words.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::launch {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "core/memory_groups.h"
+#include "core/memory.h"
 
 namespace lockstep::inline v0_2::launch {
 

@@ -2,11 +2,39 @@
 
 #include <sys/types.h>
 
+#include <deque>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
+
+#include "launch/logs.h"
+#include "launch/system.h"
 
 namespace lockstep::inline v0_2::launch {
+
+/// Strings in the form that execv() and execve() take.
+class Words {
+ public:
+  void add(std::string word) { words_.push_back(std::move(word)); }
+  char* const* get() {
+    pointers_.clear();
+    for (auto& word : words_) pointers_.push_back(word.data());
+    pointers_.push_back(nullptr);
+    return pointers_.data();
+  }
+
+ private:
+  std::vector<std::string> words_;
+  std::vector<char*> pointers_;
+};
+
+/// A rank's line as it is shown beside those of other ranks. Tabs and colours (SGR sequences) stay,
+/// all other control characters and escape sequences are left out: they would move the cursor,
+/// clear the screen, or set the terminal's title. A colour that the line leaves on is reset.
+/// Source: ECMA-48, and xterm's control sequences.
+std::string plain_line(std::string_view line);
 
 /// Whether the last thing shown in one place left a line unfinished. Shared by outputs that go to
 /// the same place.
@@ -71,6 +99,57 @@ struct Outputs {
 
  private:
   explicit Outputs(const std::shared_ptr<Place>& out_place);
+};
+
+/// The last lines that went by.
+class Tail {
+ public:
+  void add(std::string_view bytes);
+  bool empty() const { return bytes_.empty(); }
+  /// At most count lines, oldest first, without their ends; of very long ones only the end.
+  std::vector<std::string> lines(std::size_t count) const;
+
+ private:
+  std::string bytes_;
+};
+
+/// How a stream of a rank is shown.
+enum class Show {
+  nothing,  ///< --quiet
+  bytes,    ///< at once and unchanged, as on a terminal
+  lines,    ///< unchanged, but other ranks' lines come between lines only
+  prefixed  ///< line by line, each after "[rank] " and as plain_line() leaves it
+};
+
+/// One rank's stdout or stderr on its way to the launcher's own, to a log file and to the last
+/// lines of a report.
+class Stream {
+ public:
+  Stream(Descriptor source, Show show, std::string prefix, Output& output, Log log);
+
+  int fd() const { return source_.get(); }
+  bool open() const { return static_cast<bool>(source_); }
+  const Output& output() const { return output_; }
+  const Tail& tail() const { return tail_; }
+  const Log& log() const { return log_; }
+
+  /// Takes what is there; closes the stream at its end. False when nothing was there.
+  bool read_ready();
+  /// Takes the remaining bytes without waiting for writers that still live, and closes.
+  void close();
+
+ private:
+  void take(std::string_view bytes);
+  void show_lines(std::string_view bytes);
+  void show_rest();
+
+  Descriptor source_;
+  Show show_;
+  std::string prefix_;
+  Output& output_;
+  Log log_;
+  std::string partial_;  ///< of a line whose end has not come
+  Tail tail_;
 };
 
 }  // namespace lockstep::launch

@@ -17,7 +17,7 @@
 #include "core/process.h"
 #include "core/text.h"
 #include "launch/children.h"
-#include "launch/words.h"
+#include "launch/output.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::launch {

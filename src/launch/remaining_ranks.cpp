@@ -4,7 +4,7 @@
 
 #include "core/process.h"
 #include "core/text.h"
-#include "launch/process_state.h"
+#include "launch/children.h"
 
 namespace lockstep::inline v0_2::launch {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <optional>
 
-#include "launch/pipe.h"
+#include "launch/system.h"
 
 namespace lockstep::inline v0_2::launch {
 

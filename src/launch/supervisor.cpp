@@ -11,7 +11,7 @@
 
 #include "core/text.h"
 #include "launch/children.h"
-#include "launch/terminal.h"
+#include "launch/console.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::launch {

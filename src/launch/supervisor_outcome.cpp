@@ -2,7 +2,7 @@
 #include <csignal>
 
 #include "core/text.h"
-#include "launch/cause.h"
+#include "launch/failure_report.h"
 #include "launch/supervisor.h"
 
 // The rank that has the cause of a failed job, and the report about it.

@@ -1,10 +1,23 @@
 #pragma once
 
+#include <filesystem>
+#include <string>
 #include <string_view>
 
-#include "launch/pipe.h"
+#include "core/process.h"
 
 namespace lockstep::inline v0_2::launch {
+
+using detail::Descriptor;
+
+/// The two ends of a pipe, both close-on-exec.
+struct Pipe {
+  Descriptor read;
+  Descriptor write;
+};
+
+/// Throws: CommError when the process may open no more files.
+Pipe make_pipe();
 
 /// Throws CommError: what the launcher could not do, and errno's text.
 [[noreturn]] void throw_system(std::string_view what);
@@ -42,5 +55,10 @@ class Subreaper {
 
 /// Makes sure that descriptors 0, 1 and 2 are open, so that no pipe takes their numbers.
 void open_standard_descriptors();
+
+/// The file that a program's name stands for: itself if it has a slash, else the first match in the
+/// folders of search_path. Throws: InvalidArgument naming the program and why it cannot be
+/// executed.
+std::filesystem::path find_program(const std::string& name, std::string_view search_path);
 
 }  // namespace lockstep::launch

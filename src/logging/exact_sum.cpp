@@ -1,8 +1,8 @@
-#include "lockstep/exact_sum.h"
-
 #include <bit>
 #include <cmath>
 #include <limits>
+
+#include "lockstep/metrics.h"
 
 namespace lockstep::inline v0_2 {
 

@@ -1,5 +1,3 @@
-#include "lockstep/progress.h"
-
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -9,6 +7,7 @@
 #include <utility>
 
 #include "core/text.h"
+#include "lockstep/run_log.h"
 
 namespace lockstep::inline v0_2 {
 

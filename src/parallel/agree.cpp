@@ -7,6 +7,7 @@
 #include <cstring>
 #include <vector>
 
+#include "comm/communicator.h"
 #include "core/digest.h"
 #include "core/text.h"
 #include "lockstep/error.h"

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "comm/communicator.h"
-#include "comm/working.h"
+#include "comm/waiting.h"
 #include "lockstep/error.h"
 #include "profile/group_statistics.h"
 #include "sync/between_hosts.h"

@@ -8,14 +8,14 @@
 #include <span>
 #include <vector>
 
-#include "comm/source.h"
-#include "lockstep/broadcast_parameters.h"
+#include "comm/operation.h"
+#include "lockstep/distributed_optimizer.h"
 #include "lockstep/exchange.h"
 #include "lockstep/group.h"
 #include "lockstep/strategy.h"
 #include "parallel/bucket_plan.h"
-#include "parallel/model_state.h"
-#include "sync/host_groups.h"
+#include "parallel/replicated_model.h"
+#include "sync/between_hosts.h"
 
 namespace lockstep::inline v0_2::detail {
 

@@ -1,7 +1,66 @@
 #include "parallel/buffer_sync.h"
 
+#include <ATen/core/grad_mode.h>
+
+#include <cstdint>
 #include <map>
 #include <utility>
+
+namespace lockstep::inline v0_2 {
+namespace {
+
+/// Enough for every dtype, and a cache line.
+constexpr std::int64_t alignment = 64;
+
+std::int64_t padded_bytes(const at::Tensor& tensor) {
+  const auto bytes = static_cast<std::int64_t>(tensor.numel() * tensor.element_size());
+  return (bytes + alignment - 1) / alignment * alignment;
+}
+
+}  // namespace
+
+Bundle::Bundle(std::vector<at::Tensor> tensors, const Group& group)
+    : tensors_(std::move(tensors)), group_(group) {
+  std::int64_t total = 0;
+  for (const auto& tensor : tensors_) total += padded_bytes(tensor);
+  buffer_ = group.empty({total}, at::kByte);
+  buffer_.zero_();
+  std::int64_t begin = 0;
+  for (const auto& tensor : tensors_) {
+    const auto bytes = static_cast<std::int64_t>(tensor.numel() * tensor.element_size());
+    packed_.push_back(
+        buffer_.narrow(0, begin, bytes).view(tensor.scalar_type()).view(tensor.sizes()));
+    begin += padded_bytes(tensor);
+  }
+}
+
+void Bundle::pack() {
+  const at::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < tensors_.size(); ++i) packed_[i].copy_(tensors_[i]);
+}
+
+void Bundle::begin_broadcast(int root) {
+  changes_ = group_.rank() != root;
+  if (!changes_) pack();
+  work_ = group_.broadcast(buffer_, root);
+}
+
+void Bundle::begin_average() {
+  changes_ = true;
+  pack();
+  work_ = group_.all_reduce(buffer_.view(tensors_.front().scalar_type()), ReduceOp::avg);
+}
+
+void Bundle::end() {
+  work_.wait();
+  if (!changes_) return;
+  const at::NoGradGuard no_grad;
+  // A graph that saved one of the tensors may still be needed: variable_data() has its own version
+  // counter.
+  for (std::size_t i = 0; i < tensors_.size(); ++i) tensors_[i].variable_data().copy_(packed_[i]);
+}
+
+}  // namespace lockstep
 
 namespace lockstep::inline v0_2::detail {
 

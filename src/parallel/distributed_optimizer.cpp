@@ -11,7 +11,6 @@
 
 #include "comm/communicator.h"
 #include "core/text.h"
-#include "lockstep/elementwise_optimizer.h"
 #include "lockstep/error.h"
 #include "lockstep/group.h"
 #include "parallel/reducer.h"

@@ -1,9 +1,29 @@
 #include "parallel/gradient.h"
 
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstring>
+#include <span>
+
+#include "core/digest.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::detail {
+
+at::Tensor without_graph(const at::Tensor& values, const std::string& parameter) {
+  auto mean = values.detach();
+  mean.set_requires_grad(true);
+  mean.register_hook([parameter](const at::Tensor&) {
+    throw InvalidArgument(concat(
+        "parameter ", parameter,
+        ": a backward reached its averaged gradient, which has no graph even with create_graph: "
+        "take what is to be differentiated again from autograd::grad(), which averages nothing, "
+        "and average once, by the backward() of the whole loss"));
+  });
+  return mean;
+}
 
 void refuse(const std::string& name, std::string_view why) {
   throw InvalidArgument(concat("parameter ", name, ": ", why));
@@ -25,6 +45,64 @@ void expect_like(const at::Tensor& gradient, const Bucket::Slice& slice) {
          concat("got a gradient of layout ", gradient.layout(), ", ",
                 toString(gradient.scalar_type()), ' ', gradient.sizes(),
                 ", expected a dense one of ", toString(values.scalar_type()), ' ', values.sizes()));
+}
+
+namespace {
+
+/// Elements that the digest of a mean covers at most.
+constexpr std::int64_t most_samples = 4;
+
+std::uint32_t version_of(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->version_counter().current_version();
+}
+
+}  // namespace
+
+void GradientRecord::add_backward(const at::Tensor& gradient, const at::Tensor& values) {
+  // Autograd adds to a gradient in place, by one operation.
+  if (!changed_) lost_mean_ = averaged_ && !is_untouched(gradient, values, 1);
+  changed_ = true;
+}
+
+void GradientRecord::set_averaged(const at::Tensor& values) {
+  changed_ = false;
+  averaged_ = true;
+  version_ = version_of(values);
+}
+
+void GradientRecord::set_unchanged(const at::Tensor& gradient, const at::Tensor& values) {
+  changed_ = false;
+  averaged_ = averaged_ && is_untouched(gradient, values);
+}
+
+bool GradientRecord::is_untouched(const at::Tensor& gradient, const at::Tensor& values,
+                                  std::uint32_t additions) const {
+  return lies_in(gradient, values) && version_of(gradient) == version_ + additions;
+}
+
+bool GradientRecord::has_lost_mean(const at::Tensor& gradient, const at::Tensor& values) const {
+  return averaged_ && (changed_ ? lost_mean_ : !is_untouched(gradient, values));
+}
+
+GradientState GradientRecord::state(const at::Tensor& gradient, const at::Tensor& values) const {
+  if (!gradient.defined()) return GradientState::none;
+  if (changed_) return GradientState::local;
+  return averaged_ && is_untouched(gradient, values) ? GradientState::averaged
+                                                     : GradientState::edited;
+}
+
+std::uint64_t digest_of_mean(const at::Tensor& mean) {
+  const auto size = static_cast<std::size_t>(mean.element_size());
+  const auto* const bytes = static_cast<const std::byte*>(mean.const_data_ptr());
+  const std::int64_t count = std::min(mean.numel(), most_samples);
+  std::array<std::byte, most_samples * sizeof(double)> sample;
+  for (std::int64_t i = 0; i < count; ++i) {
+    // The first, the last, and some between them, in the order of memory: the slice is dense.
+    const auto element = count > 1 ? i * (mean.numel() - 1) / (count - 1) : 0;
+    std::memcpy(sample.data() + static_cast<std::size_t>(i) * size,
+                bytes + static_cast<std::size_t>(element) * size, size);
+  }
+  return digest(std::span(sample).first(static_cast<std::size_t>(count) * size));
 }
 
 }  // namespace lockstep::detail

@@ -11,9 +11,8 @@
 #include "core/digest.h"
 #include "core/text.h"
 #include "lockstep/error.h"
+#include "parallel/consistency_check.h"
 #include "parallel/gradient.h"
-#include "parallel/tensor_checksum.h"
-#include "parallel/without_graph.h"
 
 namespace lockstep::inline v0_2::detail {
 

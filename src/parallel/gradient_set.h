@@ -9,13 +9,12 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/broadcast_parameters.h"
+#include "lockstep/distributed_optimizer.h"
 #include "lockstep/group.h"
 #include "parallel/bucket_reducers.h"
 #include "parallel/consistency_check.h"
-#include "parallel/gradient_record.h"
-#include "parallel/mean_probe.h"
-#include "parallel/model_state.h"
+#include "parallel/gradient.h"
+#include "parallel/replicated_model.h"
 #include "parallel/step_agreement.h"
 
 namespace lockstep::inline v0_2::detail {

@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/broadcast_parameters.h"
-#include "parallel/model_state.h"
+#include "lockstep/distributed_optimizer.h"
+#include "parallel/replicated_model.h"
 
 namespace lockstep::inline v0_2::detail {
 

@@ -10,9 +10,9 @@
 #include <span>
 #include <vector>
 
-#include "comm/source.h"
-#include "lockstep/broadcast_parameters.h"
+#include "comm/operation.h"
 #include "lockstep/data_parallel_options.h"
+#include "lockstep/distributed_optimizer.h"
 #include "lockstep/exchange.h"
 #include "lockstep/group.h"
 #include "parallel/bucket_reducers.h"
@@ -20,8 +20,8 @@
 #include "parallel/consistency_check.h"
 #include "parallel/gradient_set.h"
 #include "parallel/group_wrappers.h"
-#include "parallel/model_state.h"
 #include "parallel/parameter_hooks.h"
+#include "parallel/replicated_model.h"
 #include "parallel/step_agreement.h"
 #include "parallel/weights.h"
 

@@ -1,17 +1,43 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <memory>
+#include <string>
 #include <typeinfo>
 #include <utility>
 #include <vector>
 
-#include "comm/source.h"
-#include "lockstep/broadcast_parameters.h"
+#include "comm/operation.h"
 #include "lockstep/data_parallel_options.h"
+#include "lockstep/distributed_optimizer.h"
 #include "lockstep/group.h"
-#include "parallel/model_state.h"
+
+namespace torch::nn {
+class Module;
+}
 
 namespace lockstep::inline v0_2::detail {
+
+struct NamedTensor {
+  std::string name;
+  at::Tensor tensor;
+};
+
+/// A module's tensors in order of registration. A tensor with several names is listed once, under
+/// the first.
+struct ModelState {
+  explicit ModelState(const torch::nn::Module& module);
+
+  std::vector<NamedTensor> parameters;
+  std::vector<NamedTensor> buffers;
+};
+
+/// A line for each tensor, as ranks must agree on. with_values adds a checksum.
+std::vector<std::string> describe(const ModelState& state, bool with_values);
+
+/// broadcast_parameters without the check.
+void broadcast(const ModelState& state, const Group& group, int root);
 
 class Reducer;
 

@@ -11,7 +11,7 @@
 #include <cstring>
 #include <utility>
 
-#include "comm/working.h"
+#include "comm/waiting.h"
 #include "core/text.h"
 #include "group/tensor_dtype.h"
 #include "kernels/reduce.h"

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "lockstep/elementwise_optimizer.h"
+#include "lockstep/distributed_optimizer.h"
 #include "lockstep/group.h"
 #include "parallel/reducer.h"
 

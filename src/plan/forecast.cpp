@@ -1,13 +1,127 @@
 #include "plan/forecast.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "lockstep/types.h"
-#include "plan/exchange_cost.h"
 
 namespace lockstep::inline v0_2::plan {
+namespace {
+
+constexpr double element = 4;       // float32
+constexpr double half = 2;          // between hosts
+constexpr double pick = 8;          // of a value and an index
+constexpr double code = 1.0078125;  // a byte, and four of scale for each 512
+
+// Seconds of a rank's processor, from docs/results.md, "Strategies: time of one bucket".
+constexpr double select = 1.4e-9;     // an element: topk without what its picks cost
+constexpr double put = 5e-9;          // a pick of any rank, at a place of its own
+constexpr double in_place = 0.73e-9;  // an element: int8 where ranks share memory
+constexpr double encode = 1.1e-9;     // an element: int8 where they do not, coding and decoding
+constexpr double multiply = 2e-11;    // an operation of a product of matrices
+
+double parameters(std::span<const Layer> layers) {
+  double sum = 0;
+  for (const auto& layer : layers) sum += static_cast<double>(layer.parameters());
+  return sum;
+}
+
+bool in_memory(const Placement& placement) { return placement.hosts == 1; }
+
+/// Floats, of which each is so many bytes between hosts.
+Exchange dense(double elements, double travelling, const Placement& placement) {
+  auto traffic = hierarchical_all_reduce(placement, element * elements);
+  traffic.sent *= travelling / element;
+  return {.traffic = traffic};
+}
+
+Exchange top_k(double ratio, double elements, const Placement& placement) {
+  const double picks = std::max(1.0, std::ceil(ratio * elements));
+  const double ranks = placement.ranks;
+  Exchange exchange{.coding = select * elements + put * ranks * picks};
+  exchange.traffic = in_memory(placement)
+                         ? Traffic{.meetings = 2, .moved = 2 * ranks * ranks * pick * picks}
+                         : mpi_all_gather(placement, pick * picks);
+  return exchange;
+}
+
+Exchange int8(double elements, const Placement& placement) {
+  // In place a rank reads and writes no more than its part of all buckets, which coding counts.
+  if (in_memory(placement)) return {.traffic = {.meetings = 2}, .coding = in_place * elements};
+  const double bytes = code * elements;
+  return {.traffic =
+              mpi_all_to_all(placement, bytes) + mpi_all_gather(placement, bytes / placement.ranks),
+          .coding = encode * elements};
+}
+
+/// Of the layers, or of one of so many equal parts of them.
+Exchange power_sgd(double rank, std::span<const Layer> layers, double parts,
+                   const Placement& placement) {
+  double whole = 0, left = 0, right = 0, operations = 0;
+  for (const auto& layer : layers) {
+    const auto rows = static_cast<double>(layer.rows);
+    const auto columns = static_cast<double>(layer.columns);
+    whole += static_cast<double>(layer.vectors);
+    if ((rows + columns) * rank >= rows * columns) {
+      whole += rows * columns;
+      continue;
+    }
+    left += rows * rank;
+    right += columns * rank;
+    operations += 3 * 2 * rows * columns * rank;  // M·Q, Mᵀ·P, P·Qᵀ
+  }
+  Exchange exchange{.coding = multiply * operations / parts};
+  exchange.traffic = hierarchical_all_reduce(placement, element * (whole + left) / parts);
+  if (right > 0) exchange.traffic += hierarchical_all_reduce(placement, element * right / parts);
+  return exchange;
+}
+
+/// Cost of an exchange in parts, where of(parts, placement) is the cost of one part. Ranks of a
+/// host sum the elements and share the results in memory. If hosts hold several ranks, there are as
+/// many parts as ranks on the smallest host. One rank of each host exchanges each part.
+template <class Of>
+Exchange between_hosts(double elements, const Placement& placement, const Of& of) {
+  if (placement.hosts < 2 || placement.most_on_host < 2) return of(1.0, placement);
+  const double parts = placement.least_on_host;
+  Exchange exchange = of(parts, Placement::uniform(placement.hosts, 1));
+  exchange.traffic.sent *= parts;
+  exchange.traffic.moved *= parts;
+  exchange.traffic += host_direct(placement.most_on_host, element * elements);
+  return exchange;
+}
+
+}  // namespace
+
+Exchange exchange(const Strategy& strategy, std::span<const Layer> layers,
+                  const Placement& placement) {
+  if (placement.ranks < 2) return {};
+  const double elements = parameters(layers);
+  switch (strategy.kind) {
+    case Strategy::Kind::fp32:
+      return dense(elements, element, placement);
+    case Strategy::Kind::fp16:
+    case Strategy::Kind::bf16:
+      return dense(elements, half, placement);
+    case Strategy::Kind::topk:
+      return between_hosts(elements, placement, [&](double parts, const Placement& among) {
+        return top_k(strategy.value, elements / parts, among);
+      });
+    case Strategy::Kind::int8:
+      return between_hosts(elements, placement, [&](double parts, const Placement& among) {
+        return int8(elements / parts, among);
+      });
+    case Strategy::Kind::power_sgd:
+      return between_hosts(elements, placement, [&](double parts, const Placement& among) {
+        return power_sgd(strategy.value, layers, parts, among);
+      });
+    case Strategy::Kind::local_sgd:
+      return {.traffic = 1 / strategy.value * dense(elements, element, placement).traffic};
+  }
+  return {};
+}
+
 namespace {
 
 constexpr double forward = 1.0 / 3;

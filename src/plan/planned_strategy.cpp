@@ -3,8 +3,8 @@
 #include <charconv>
 #include <cmath>
 
+#include "core/environment.h"
 #include "core/text.h"
-#include "core/variable.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::plan {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "comm/working.h"
+#include "comm/waiting.h"
 #include "lockstep/types.h"
 
 namespace lockstep::inline v0_2 {

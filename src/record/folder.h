@@ -1,10 +1,60 @@
 #pragma once
 
 #include <filesystem>
+#include <fstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace lockstep::inline v0_2::record {
+
+/// A file that receives records during a run. A failed write throws nothing, because training
+/// matters more than its log. From then on the file ends with its last whole record, and error()
+/// returns the cause.
+class AppendFile {
+ public:
+  AppendFile() = default;  ///< no file: nothing is written
+  /// An empty file, or what it holds, if kept, with an unfinished last line ended.
+  /// Throws: Error naming the file and the reason.
+  AppendFile(std::filesystem::path path, bool kept);
+  AppendFile(AppendFile&& other) noexcept;
+  AppendFile& operator=(AppendFile&& other) noexcept;
+  ~AppendFile();
+
+  void add(std::string_view record) noexcept;
+
+  const std::filesystem::path& path() const { return path_; }
+  /// As errno, or 0: all records are in the file.
+  int error() const { return error_; }
+
+ private:
+  std::filesystem::path path_;
+  int fd_ = -1;
+  int error_ = 0;
+};
+
+/// A file that appears under its name only when commit() has written all of it. Until then it is
+/// beside it as "<name>.partial". Without commit(), the destructor removes it. The file is not
+/// synced to disk, because its content can be made again or is not essential.
+/// Throws: Error naming the file and the reason.
+class WholeFile {
+ public:
+  explicit WholeFile(std::filesystem::path path);
+  ~WholeFile();
+  WholeFile(const WholeFile&) = delete;
+  WholeFile& operator=(const WholeFile&) = delete;
+
+  std::ostream& out() { return out_; }
+  void commit();
+
+ private:
+  [[noreturn]] void fail() const;
+
+  std::filesystem::path path_;
+  std::filesystem::path partial_;
+  std::ofstream out_;
+  bool committed_ = false;
+};
 
 /// File names in a run's folder.
 inline constexpr const char* metrics_name = "metrics.jsonl";

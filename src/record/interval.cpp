@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/json_depth.h"
-#include "record/integer_of.h"
+#include "record/json_text.h"
 
 namespace lockstep::inline v0_2::record {
 namespace {

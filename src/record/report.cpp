@@ -6,9 +6,6 @@
 #include "core/text.h"
 #include "record/chart.h"
 #include "record/folder.h"
-#include "record/markup.h"
-#include "record/report_style.h"
-#include "record/whole_file.h"
 
 namespace lockstep::inline v0_2::record {
 namespace {

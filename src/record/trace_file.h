@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "profile/trace.h"
-#include "record/whole_file.h"
+#include "record/folder.h"
 
 namespace lockstep::inline v0_2::record {
 

@@ -14,6 +14,21 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 
+namespace lockstep::inline v0_2::detail {
+
+std::optional<HostGroups> HostGroups::of(const Group& group) {
+  auto& all = group.communicator();
+  const auto topology = hierarchical::HostTopology::of(all);
+  if (topology.has_one_level()) return std::nullopt;
+  HostGroups groups{.topology = topology, .intra_node = group.local(), .inter_node = {}};
+  if (auto leaders = topology.inter_node(all)) {
+    // The leaders send the data, so the group's statistics count their operations.
+    leaders->set_observer(all.observer());
+    groups.inter_node.emplace(std::move(leaders));
+  }
+  return groups;
+}
+
 // Note [How a strategy runs between hosts]
 // The ranks of a host go through the same stages. The exchanges of their shards may end after
 // different numbers of stages, and one may refuse values that another takes. So in each stage the
@@ -21,7 +36,6 @@
 // one of its ranks does. All hosts cut a bucket alike, and the leaders of a shard go on alike, so
 // hosts do too.
 
-namespace lockstep::inline v0_2::detail {
 namespace {
 
 /// Two operations that end together.

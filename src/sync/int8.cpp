@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "comm/working.h"
+#include "comm/waiting.h"
 #include "kernels/quantize.h"
 #include "kernels/quantized_mean.h"
 #include "lockstep/strategies.h"

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/reissue.h"
+#include "comm/communicator.h"
 #include "tests/ranks.h"
 
 // Values are worked out by hand.

@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "comm/message_terms.h"
-#include "comm/messages/mismatch.h"
+#include "comm/announcement.h"
 #include "comm/messages/point_to_point_protocol.h"
+#include "comm/messages/transport.h"
 
 // send() and recv() over a transport whose messages end in the order that a test chooses.
 

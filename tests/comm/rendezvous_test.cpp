@@ -19,7 +19,7 @@
 
 #include "comm/host/arrivals.h"
 #include "comm/host/host.h"
-#include "core/descriptor.h"
+#include "core/process.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 

@@ -13,8 +13,8 @@
 #include <optional>
 #include <string>
 
-#include "core/host_name.h"
 #include "core/text.h"
+#include "core/topology.h"
 #include "lockstep/error.h"
 #include "tests/temporary_folder.h"
 

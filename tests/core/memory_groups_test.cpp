@@ -1,5 +1,3 @@
-#include "core/memory_groups.h"
-
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -7,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "core/memory.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep {

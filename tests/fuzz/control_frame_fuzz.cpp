@@ -2,7 +2,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/control/frame.h"
+#include "comm/control/connection.h"
 #include "lockstep/error.h"
 #include "tests/fuzz/fuzz.h"
 

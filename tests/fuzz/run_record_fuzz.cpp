@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "lockstep/error.h"
-#include "record/crc32c.h"
 #include "record/folder.h"
 #include "record/report.h"
 #include "record/scalar.h"

@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "core/digest.h"
-#include "formats/safetensors_format.h"
+#include "formats/safetensors_header.h"
 #include "lockstep/error.h"
 #include "lockstep/model_files.h"
 #include "tests/fuzz/fuzz.h"

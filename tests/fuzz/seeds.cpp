@@ -12,7 +12,7 @@
 #include <iterator>
 #include <string>
 
-#include "comm/control/frame.h"
+#include "comm/control/connection.h"
 #include "comm/control/offer.h"
 #include "formats/pickle.h"
 #include "lockstep/datasets.h"

@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "formats/pickle.h"
-#include "formats/pickle_format.h"
 #include "lockstep/error.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/values.h"

@@ -1,9 +1,9 @@
-#include "launch/cause.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <vector>
+
+#include "launch/failure_report.h"
 
 namespace lockstep::inline v0_2::launch {
 namespace {

@@ -1,3 +1,5 @@
+#include "core/memory.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -8,7 +10,6 @@
 #include <fstream>
 #include <string>
 
-#include "core/memory_groups.h"
 #include "core/text.h"
 #include "tests/launch/launched.h"
 

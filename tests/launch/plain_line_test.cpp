@@ -1,11 +1,10 @@
-#include "launch/plain_line.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
 #include <string_view>
 
+#include "launch/output.h"
 #include "tests/launch/launched.h"
 
 namespace lockstep::inline v0_2::launch {

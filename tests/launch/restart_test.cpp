@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "core/text.h"
-#include "launch/backoff.h"
+#include "launch/supervisor.h"
 #include "tests/launch/launched.h"
 #include "tests/temporary_folder.h"
 

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include "lockstep/error.h"
-#include "plan/exchange_cost.h"
 
 // Everything expected here is worked out by hand.
 

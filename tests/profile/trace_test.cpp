@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "comm/working.h"
+#include "comm/waiting.h"
 #include "lockstep/error.h"
 #include "lockstep/statistics.h"
 #include "profile/group_statistics.h"

@@ -12,9 +12,7 @@
 #include "core/denormals_guard.h"
 #include "lockstep/denormals.h"
 #include "lockstep/error.h"
-#include "record/append_file.h"
 #include "record/folder.h"
-#include "record/whole_file.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::inline v0_2::record {

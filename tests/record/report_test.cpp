@@ -13,7 +13,6 @@
 #include "lockstep/error.h"
 #include "record/chart.h"
 #include "record/folder.h"
-#include "record/markup.h"
 #include "record/scalar.h"
 #include "record/trace_file.h"
 #include "tests/other_numbers.h"

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "record/crc32c.h"
 #include "record/interval.h"
 
 namespace lockstep::inline v0_2::record {

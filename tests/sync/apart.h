@@ -5,7 +5,6 @@
 #include <string_view>
 
 #include "comm/communicator.h"
-#include "comm/reissue.h"
 
 namespace lockstep::testing {
 

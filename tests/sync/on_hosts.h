@@ -8,8 +8,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "comm/hosts.h"
-#include "comm/reissue.h"
+#include "comm/placement.h"
 #include "lockstep/group.h"
 
 namespace lockstep::testing {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "core/descriptor.h"
+#include "core/process.h"
 #include "lockstep/checkpoint.h"
 #include "tests/ranks.h"
 #include "tests/temporary_folder.h"

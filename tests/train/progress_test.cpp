@@ -1,5 +1,3 @@
-#include "lockstep/progress.h"
-
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,6 +9,7 @@
 
 #include "comm/communicator.h"
 #include "core/text.h"
+#include "lockstep/run_log.h"
 #include "tests/ranks.h"
 
 namespace lockstep {

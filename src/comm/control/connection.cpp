@@ -3,11 +3,77 @@
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstring>
 #include <utility>
 
+#include "lockstep/error.h"
+
 namespace lockstep::inline v0_2::control {
+namespace {
+
+constexpr std::string_view opening = "LSc1";
+
+struct Header {
+  std::array<char, opening.size()> magic;
+  Kind kind;
+  std::uint16_t bytes;
+};
+
+/// Precedes the text of a failure.
+struct Fault {
+  std::int32_t rank;
+  std::uint32_t by_program;
+};
+static_assert(longest_failure_text + sizeof(Fault) == longest_payload);
+
+}  // namespace
+
+Frame told(const Failure& failure) {
+  const Fault fault{.rank = failure.rank, .by_program = failure.by_program ? 1U : 0U};
+  std::string payload(reinterpret_cast<const char*>(&fault), sizeof fault);
+  return {.kind = failure.timeout ? Kind::timed_out : Kind::failed,
+          .payload = payload += failure.text};
+}
+
+std::optional<Failure> failure_in(const Frame& frame) {
+  if (frame.kind != Kind::failed && frame.kind != Kind::timed_out) return std::nullopt;
+  Failure failure{.timeout = frame.kind == Kind::timed_out};
+  Fault fault;
+  if (frame.payload.size() < sizeof fault) return failure;
+  std::memcpy(&fault, frame.payload.data(), sizeof fault);
+  failure.rank = std::max(fault.rank, -1);
+  failure.by_program = fault.by_program != 0;
+  failure.text = frame.payload.substr(sizeof fault);
+  return failure;
+}
+
+std::string encode(const Frame& frame) {
+  const auto payload = std::string_view(frame.payload).substr(0, longest_payload);
+  Header header{
+      .magic = {}, .kind = frame.kind, .bytes = static_cast<std::uint16_t>(payload.size())};
+  std::ranges::copy(opening, header.magic.begin());
+  std::string bytes(reinterpret_cast<const char*>(&header), sizeof header);
+  return bytes += payload;
+}
+
+std::optional<Frame> FrameReader::next() {
+  const auto begins = std::string_view(bytes_).substr(0, opening.size());
+  if (begins != opening.substr(0, begins.size())) throw CommError("not the words of Lockstep");
+  if (bytes_.size() < sizeof(Header)) return std::nullopt;
+  Header header;
+  std::memcpy(&header, bytes_.data(), sizeof header);
+  if (header.kind > Kind::left || header.bytes > longest_payload) {
+    throw CommError("not the words of this Lockstep");
+  }
+  const std::size_t whole = sizeof header + header.bytes;
+  if (bytes_.size() < whole) return std::nullopt;
+  Frame frame{.kind = header.kind, .payload = bytes_.substr(sizeof header, header.bytes)};
+  bytes_.erase(0, whole);
+  return frame;
+}
 
 Connection::Connection(detail::Descriptor socket)
     : socket_(std::move(socket)), peer_(Address::peer(socket_.get())) {

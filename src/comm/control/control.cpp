@@ -14,8 +14,7 @@
 #include <utility>
 
 #include "core/log.h"
-#include "core/rank_list.h"
-#include "core/signals_blocked.h"
+#include "core/process.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "comm/control/failure.h"
-#include "comm/control/member.h"
-#include "core/descriptor.h"
+#include "comm/control/offer.h"
+#include "core/process.h"
 
 namespace lockstep::inline v0_2::control {
 

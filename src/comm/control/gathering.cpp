@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "core/log.h"
-#include "core/rank_list.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 

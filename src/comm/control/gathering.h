@@ -5,10 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "comm/control/interfaces.h"
-#include "comm/control/member.h"
+#include "comm/control/address.h"
 #include "comm/control/offer.h"
-#include "comm/control/settings.h"
 #include "core/deadline.h"
 
 namespace lockstep::inline v0_2::control {

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/control/interfaces.h"
+#include "comm/control/address.h"
 #include "core/deadline.h"
 #include "core/log.h"
 #include "core/text.h"

@@ -1,8 +1,6 @@
 #pragma once
 
-#include "comm/control/member.h"
 #include "comm/control/offer.h"
-#include "comm/control/settings.h"
 
 namespace lockstep::inline v0_2::control {
 

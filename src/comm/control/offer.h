@@ -1,15 +1,45 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <type_traits>
 
 #include "comm/control/address.h"
+#include "comm/control/connection.h"
+#include "lockstep/version.h"
 
 namespace lockstep::inline v0_2::control {
+
+/// Another rank that this one has a connection to.
+struct Member {
+  Connection connection;
+  int rank = 0;
+  std::string host = {};                  ///< as it is called in messages
+  std::chrono::milliseconds heartbeat{};  ///< longest silence that is agreed on
+};
+
+/// Of a rank that has gone silent for so long the host is given up.
+inline constexpr std::chrono::milliseconds default_heartbeat = std::chrono::seconds(2);
+
+/// How one rank connects to the others.
+struct Settings {
+  int rank = 0;
+  int size = 1;
+  std::string host = {};  ///< what this rank's host is called in messages
+  /// Equal for processes that reach one another's loopback.
+  std::uint64_t network = 0;
+  std::string interface = {};  ///< the only one to be used; empty leaves that to the routes
+  std::chrono::milliseconds timeout = std::chrono::minutes(10);  ///< until all have come
+  std::chrono::milliseconds heartbeat = default_heartbeat;  ///< longest silence; rank 0's counts
+  std::string version = std::string(lockstep::version());   ///< both ends are of the same
+  /// Called every few milliseconds of waiting. An exception from it ends the wait.
+  std::function<void()> look = [] {};
+};
 
 /// The secret of a world, which only its ranks have.
 using Token = std::array<char, 32>;

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "comm/shape.h"
+#include "comm/operation.h"
 
 namespace lockstep::inline v0_2::hierarchical {
 

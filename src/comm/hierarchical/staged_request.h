@@ -6,10 +6,13 @@
 #include <functional>
 #include <vector>
 
-#include "comm/hierarchical/hierarchical_request.h"
+#include "comm/backend_communicator.h"
 #include "lockstep/work.h"
 
 namespace lockstep::inline v0_2::hierarchical {
+
+class HierarchicalCommunicator;
+using HierarchicalRequest = detail::GroupRequest<HierarchicalCommunicator>;
 
 /// The groups that a hierarchical group is composed of, each with an order of its own.
 enum class StageGroup {

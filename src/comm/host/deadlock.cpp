@@ -4,7 +4,6 @@
 #include <bit>
 #include <utility>
 
-#include "core/rank_list.h"
 #include "core/text.h"
 
 // Note [How ranks find a deadlock]

@@ -9,7 +9,7 @@
 #include "comm/host/arena.h"
 #include "comm/host/host_communicator.h"
 #include "comm/host/host_rank_context.h"
-#include "comm/host/process_watch.h"
+#include "comm/host/peer_watch.h"
 #include "comm/host/wake_flag.h"
 #include "core/denormals_guard.h"
 #include "core/log.h"

@@ -5,8 +5,8 @@
 #include <cstring>
 
 #include "comm/host/host_communicator.h"
-#include "comm/reduction.h"
-#include "comm/working.h"
+#include "comm/operation.h"
+#include "comm/waiting.h"
 #include "core/text.h"
 #include "kernels/copy.h"
 

@@ -8,7 +8,7 @@
 
 #include "comm/host/block.h"
 #include "comm/host/host_request.h"
-#include "comm/shape.h"
+#include "comm/operation.h"
 
 namespace lockstep::inline v0_2::host {
 

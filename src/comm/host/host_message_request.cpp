@@ -2,8 +2,8 @@
 
 #include <cstring>
 
+#include "comm/announcement.h"
 #include "comm/host/host_communicator.h"
-#include "comm/message_terms.h"
 #include "core/text.h"
 
 namespace lockstep::inline v0_2::host {

@@ -13,8 +13,8 @@
 #include <string_view>
 #include <vector>
 
+#include "comm/host/arena.h"
 #include "comm/host/deadlock.h"
-#include "comm/host/heap.h"
 #include "comm/host/host.h"
 #include "comm/host/peer_watch.h"
 #include "comm/host/world.h"

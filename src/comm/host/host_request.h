@@ -1,6 +1,6 @@
 #pragma once
 
-#include "comm/backend_request.h"
+#include "comm/backend_communicator.h"
 
 namespace lockstep::inline v0_2::host {
 

@@ -20,8 +20,7 @@
 
 #include "comm/host/arena.h"
 #include "comm/host/arrivals.h"
-#include "comm/host/process_watch.h"
-#include "comm/host/socket_holder.h"
+#include "comm/host/peer_watch.h"
 #include "core/deadline.h"
 #include "core/log.h"
 #include "core/process.h"

@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "comm/host/process_watch.h"
+#include "comm/host/peer_watch.h"
 #include "comm/host/world.h"
 
 namespace lockstep::inline v0_2::host {

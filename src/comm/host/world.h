@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "comm/failure_kind.h"
+#include "comm/rank_failure.h"
 
 namespace lockstep::inline v0_2::host {
 

@@ -2,9 +2,9 @@
 
 #include <cstring>
 
-#include "comm/messages/mismatch.h"
-#include "comm/reduction.h"
-#include "comm/working.h"
+#include "comm/messages/transport.h"
+#include "comm/operation.h"
+#include "comm/waiting.h"
 #include "kernels/reduce_rounded.h"
 
 // Note [How a collective over messages runs]

@@ -7,10 +7,9 @@
 #include <vector>
 
 #include "comm/announcement.h"
-#include "comm/messages/message_group.h"
 #include "comm/messages/transfer.h"
+#include "comm/messages/transport.h"
 #include "comm/operation.h"
-#include "comm/shape.h"
 
 namespace lockstep::inline v0_2::messages {
 

@@ -1,8 +1,8 @@
 #include <algorithm>
 
 #include "comm/messages/transfer.h"
-#include "comm/reduction.h"
-#include "comm/working.h"
+#include "comm/operation.h"
+#include "comm/waiting.h"
 #include "kernels/reduce_rounded.h"
 
 // Note [Where halves lie]

@@ -1,6 +1,6 @@
 #include "comm/messages/point_to_point_protocol.h"
 
-#include "comm/messages/mismatch.h"
+#include "comm/messages/transport.h"
 
 // Note [How send() and recv() agree]
 // The sender sends its terms (an offer) and its payload. The receiver sends its own terms (a reply)

@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
-#include "comm/message_terms.h"
-#include "comm/messages/message_group.h"
+#include "comm/announcement.h"
+#include "comm/messages/transport.h"
 #include "comm/operation.h"
 
 namespace lockstep::inline v0_2::messages {

@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "comm/messages/transfer.h"
-#include "comm/working.h"
+#include "comm/waiting.h"
 #include "kernels/reduce.h"
 
 // Note [How a ring sums]

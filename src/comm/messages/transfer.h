@@ -6,9 +6,8 @@
 #include <memory>
 #include <vector>
 
-#include "comm/messages/message_group.h"
+#include "comm/messages/transport.h"
 #include "comm/operation.h"
-#include "comm/shape.h"
 #include "lockstep/types.h"
 
 namespace lockstep::inline v0_2::messages {

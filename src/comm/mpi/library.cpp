@@ -16,9 +16,8 @@
 #include <utility>
 
 #include "core/deadline.h"
-#include "core/fork_guard.h"
 #include "core/log.h"
-#include "core/signals_blocked.h"
+#include "core/process.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 

@@ -4,11 +4,10 @@
 #include <numeric>
 #include <vector>
 
-#include "comm/hosts.h"
-#include "comm/mpi/connect.h"
 #include "comm/mpi/library.h"
 #include "comm/mpi/mpi_communicator.h"
 #include "comm/mpi/mpi_rank_context.h"
+#include "comm/placement.h"
 #include "core/log.h"
 #include "core/text.h"
 #include "lockstep/error.h"

@@ -6,9 +6,9 @@
 #include <string>
 
 #include "comm/communicator.h"
-#include "comm/control/settings.h"
+#include "comm/control/offer.h"
 #include "comm/messages/algorithm.h"
-#include "core/progress_mode.h"
+#include "core/environment.h"
 
 namespace lockstep::inline v0_2::mpi {
 

@@ -10,10 +10,9 @@
 #include <vector>
 
 #include "comm/backend_communicator.h"
-#include "comm/messages/message_group.h"
-#include "comm/mpi/mpi_collective_request.h"
-#include "comm/mpi/mpi_message_request.h"
+#include "comm/messages/transport.h"
 #include "comm/mpi/mpi_rank_context.h"
+#include "comm/mpi/mpi_request.h"
 
 namespace lockstep::inline v0_2::mpi {
 
@@ -70,5 +69,10 @@ class MpiCommunicator final : public detail::BackendCommunicator {
       collectives_;  ///< in order; those in front may be moving bytes
   std::deque<std::shared_ptr<MessageRequest>> messages_;
 };
+
+/// Lets the ranks of a world of several hosts watch one another from here on, over connections of
+/// their own to rank 0. Every rank calls it, once. Throws: on every rank, CommError and
+/// TimeoutError of what kept them from meeting.
+void connect_hosts(MpiCommunicator& world);
 
 }  // namespace lockstep::mpi

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -7,12 +8,27 @@
 #include <vector>
 
 #include "comm/control/control.h"
+#include "comm/control/failure.h"
 #include "comm/mpi/mpi.h"
 #include "comm/mpi/mpi_transport.h"
-#include "comm/mpi/notice.h"
 #include "comm/rank_context.h"
 
 namespace lockstep::inline v0_2::mpi {
+
+using control::Failure;
+
+/// A tag that belongs to no group.
+inline constexpr int notice_tag = 0;
+
+/// A rank's message to all others that it has left or failed.
+struct Notice {
+  enum class Kind : std::int32_t { left, failed, timed_out };
+  Kind kind;
+  std::int32_t rank;
+  std::int32_t rank_at_fault;  ///< of a failure, or -1
+  bool by_program;             ///< Failure::by_program
+  char text[2048];             ///< of a failure, ending with a zero
+};
 
 /// This rank's state among the processes of its MPI. It detects failures and ranks that leave, and
 /// lives until MPI ends. Messages and groups are used only under a Use, or under the same lock

@@ -10,7 +10,7 @@
 #include <filesystem>
 #include <set>
 
-#include "comm/control/interfaces.h"
+#include "comm/control/address.h"
 
 namespace lockstep::testing {
 namespace {

@@ -1,5 +1,3 @@
-#include "comm/hierarchical/hierarchical.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -11,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/hierarchical/hierarchical_communicator.h"
 #include "tests/comm/mpi/mpi_job.h"
 
 // The ranks of these tests are on one machine, and say that they are on several. Letters stand for

@@ -19,7 +19,7 @@
 #include "comm/communicator.h"
 #include "comm/host/arena.h"
 #include "comm/host/host.h"
-#include "comm/host/process_watch.h"
+#include "comm/host/peer_watch.h"
 #include "core/environment.h"
 #include "core/error_record.h"
 

@@ -1,14 +1,39 @@
+#include "record/scalar.h"
+
+#include <array>
 #include <bit>
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <string_view>
 
-#include "record/crc32c.h"
-#include "record/scalar.h"
+namespace lockstep::inline v0_2::record {
+namespace {
+
+constexpr std::array<std::uint32_t, 256> make_table() {
+  constexpr std::uint32_t polynomial = 0x82f63b78;  // bits in reverse
+  std::array<std::uint32_t, 256> table{};
+  for (std::uint32_t byte = 0; byte < table.size(); ++byte) {
+    std::uint32_t rest = byte;
+    for (int bit = 0; bit < 8; ++bit) rest = rest >> 1 ^ ((rest & 1) != 0 ? polynomial : 0);
+    table[byte] = rest;
+  }
+  return table;
+}
+
+constexpr auto table = make_table();
+
+}  // namespace
+
+std::uint32_t crc32c(std::string_view bytes) {
+  std::uint32_t sum = ~0U;
+  for (const char byte : bytes)
+    sum = table[(sum ^ static_cast<unsigned char>(byte)) & 255] ^ sum >> 8;
+  return ~sum;
+}
 
 // A TensorBoard file is a row of framed messages: length, its checksum, message, its checksum. The
 // messages are protocol buffers of a few fields, which are written here by hand.
 
-namespace lockstep::inline v0_2::record {
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "fields are written as they lie here");
@@ -84,6 +109,13 @@ std::string event_record(double wall_time, std::int64_t step, std::span<const Sc
   }
   put_text(event, event_summary, summary);
   return framed(event);
+}
+
+std::string metrics_line(std::int64_t step, double elapsed, std::span<const Scalar> scalars) {
+  nlohmann::ordered_json line = {{"step", step}, {"elapsed", elapsed}};
+  for (const auto& [name, value] : scalars) line[name] = value;
+  // A name may hold bytes that are not UTF-8. `replace` keeps the line valid JSON.
+  return line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + '\n';
 }
 
 }  // namespace lockstep::record

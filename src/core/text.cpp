@@ -1,8 +1,8 @@
-#include "core/rank_list.h"
+#include "core/text.h"
 
 #include <algorithm>
-
-#include "core/text.h"
+#include <array>
+#include <ctime>
 
 namespace lockstep::inline v0_2::detail {
 
@@ -16,6 +16,14 @@ std::string rank_list(std::span<const int> ranks,
   }
   if (ranks.size() > most) text += concat(" and ", ranks.size() - most, " more");
   return text;
+}
+
+std::string utc_text(const char* format) {
+  const auto now = std::time(nullptr);
+  tm parts{};
+  std::array<char, 64> text{};
+  std::strftime(text.data(), text.size(), format, gmtime_r(&now, &parts));
+  return text.data();
 }
 
 }  // namespace lockstep::detail

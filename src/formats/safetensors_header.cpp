@@ -1,3 +1,5 @@
+#include "formats/safetensors_header.h"
+
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -10,8 +12,6 @@
 
 #include "core/digest.h"
 #include "core/text.h"
-#include "formats/safetensors_format.h"
-#include "formats/safetensors_header.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::safetensors {

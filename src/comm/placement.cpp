@@ -1,4 +1,4 @@
-#include "comm/hosts.h"
+#include "comm/placement.h"
 
 #include <unistd.h>
 
@@ -7,7 +7,7 @@
 #include <fstream>
 
 #include "comm/split.h"
-#include "core/host_name.h"
+#include "core/topology.h"
 
 namespace lockstep::inline v0_2::detail {
 namespace {
