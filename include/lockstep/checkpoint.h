@@ -255,7 +255,8 @@ class CheckpointFolder {
   /// another model.
   std::optional<Resumed> load_newest(const Checkpoint& checkpoint, const Group& group);
 
-  /// The newest, and the one of the highest score; damaged ones count. Local, not collective.
+  /// The newest, and the one of the highest score. newest() counts damaged ones, best() does not;
+  /// it ignores a score that is NaN. Local, not collective.
   std::optional<std::filesystem::path> newest() const;
   std::optional<std::filesystem::path> best() const;
 

@@ -87,7 +87,8 @@ class DistributedOptimizer {
   /// The optimizer's step. Before it, gradients that some rank has not averaged yet are averaged:
   /// accumulated under no_sync(), set by hand, or of another rank's backward. After it, parameters
   /// are exchanged where the strategy asks for it. Ranks: all.
-  /// Throws: InvalidArgument, on every rank, when a rank has made another number of steps. The same
+  /// Throws: InvalidArgument, on every rank, when a rank has made another number of steps, for
+  /// strategies that average gradients. The same
   /// when a strategy with error feedback would have to average a mean again, because a rank has
   /// changed it in place. ReplicaError as a backward of DistributedDataParallel; CommError and
   /// TimeoutError as a collective does.

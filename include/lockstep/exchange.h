@@ -165,8 +165,9 @@ class Exchange {
 
   /// Whether exchange() issues exactly one all_reduce. Where hosts hold several ranks, the group
   /// then divides the all_reduce among them. Any other exchange runs between hosts: its group has
-  /// one rank of every host, and its bucket holds some of the parameters, as the sum of the host's
-  /// ranks times hosts ÷ ranks: docs/design/gradients.md, "Strategies between hosts".
+  /// one rank of every host, and its bucket holds some of the parameters. Gradients come as the sum
+  /// of the host's ranks times hosts ÷ ranks, parameters as the mean of the host's ranks:
+  /// docs/design/gradients.md, "Strategies between hosts".
   virtual bool is_all_reduce() const { return false; }
 
   /// Asked before the first exchange and between steps. Residuals share memory with what it

@@ -4,6 +4,7 @@
 
 #include "checkpoint/checkpoint_content.h"
 #include "checkpoint/checkpoint_file.h"
+#include "core/error_record.h"
 #include "formats/atomic_file.h"
 #include "lockstep/group.h"
 #include "lockstep/model_files.h"
@@ -28,46 +29,54 @@ void load_states(const Restoration& restoration, const Load& load, const Checkpo
 }  // namespace
 
 void Checkpoint::save(const std::filesystem::path& path, const CheckpointMeta& meta) const {
-  safetensors::write(path,
-                     detail::named(path, [&] { return detail::content_of(*this, meta, 0, 1); }));
+  detail::as_operation("save", [&] {
+    safetensors::write(path,
+                       detail::named(path, [&] { return detail::content_of(*this, meta, 0, 1); }));
+  });
 }
 
 void Checkpoint::save(const std::filesystem::path& path, const CheckpointMeta& meta,
                       const Group& group) const {
-  safetensors::Content own;
-  all_or_none(group, [&] {
-    own = detail::named(
-        path, [&] { return detail::content_of(*this, meta, group.rank(), group.size()); });
+  detail::as_operation("save", [&] {
+    safetensors::Content own;
+    all_or_none(group, [&] {
+      own = detail::named(
+          path, [&] { return detail::content_of(*this, meta, group.rank(), group.size()); });
+    });
+    detail::write_together(path, own, group);
   });
-  detail::write_together(path, own, group);
 }
 
 Resumed Checkpoint::load(const std::filesystem::path& path) const {
-  safetensors::Content content = safetensors::read(path);
-  return detail::named(path, [&] {
-    Restoration restoration(*this, std::move(content), 0, 1);
-    load_states(
-        restoration, [&] { restoration.load_states(*this); }, *this);
-    restoration.apply(*this);
-    return restoration.resumed();
+  return detail::as_operation("load", [&] {
+    safetensors::Content content = safetensors::read(path);
+    return detail::named(path, [&] {
+      Restoration restoration(*this, std::move(content), 0, 1);
+      load_states(
+          restoration, [&] { restoration.load_states(*this); }, *this);
+      restoration.apply(*this);
+      return restoration.resumed();
+    });
   });
 }
 
 Resumed Checkpoint::load(const std::filesystem::path& path, const Group& group) const {
-  safetensors::Content content = detail::read_together(path, group);
-  Restoration restoration;
-  all_or_none(group, [&] {
-    restoration = detail::named(
-        path, [&] { return Restoration(*this, std::move(content), group.rank(), group.size()); });
+  return detail::as_operation("load", [&] {
+    safetensors::Content content = detail::read_together(path, group);
+    Restoration restoration;
+    all_or_none(group, [&] {
+      restoration = detail::named(
+          path, [&] { return Restoration(*this, std::move(content), group.rank(), group.size()); });
+    });
+    load_states(
+        restoration,
+        [&] {
+          all_or_none(group, [&] { detail::named(path, [&] { restoration.load_states(*this); }); });
+        },
+        *this);
+    restoration.apply(*this);
+    return restoration.resumed();
   });
-  load_states(
-      restoration,
-      [&] {
-        all_or_none(group, [&] { detail::named(path, [&] { restoration.load_states(*this); }); });
-      },
-      *this);
-  restoration.apply(*this);
-  return restoration.resumed();
 }
 
 void save_checkpoint(const std::filesystem::path& path, torch::nn::Module& model,

@@ -26,7 +26,11 @@ auto named(const std::filesystem::path& path, const Function& fn) {
   try {
     return fn();
   } catch (const CheckpointError& error) {
-    throw CheckpointError(concat(path.string(), ": ", error.what()));
+    throw CheckpointError(concat(path.string(), ": ", error.what()),
+                          {.rank = error.rank(),
+                           .operation = error.operation(),
+                           .cause = error.cause(),
+                           .cause_kind = error.cause_kind()});
   }
 }
 

@@ -1,4 +1,5 @@
 #include <charconv>
+#include <cmath>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -50,18 +51,20 @@ std::filesystem::path CheckpointFolder::path_of(std::int64_t number) const {
 
 std::set<std::int64_t> CheckpointFolder::numbers() const {
   std::set<std::int64_t> found;
-  if (!std::filesystem::exists(folder_)) return found;
   std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(folder_, error)) {
-    const std::string name = entry.path().filename().string();
+  if (!std::filesystem::exists(folder_, error) && !error) return found;
+  // A loop over the range would advance without an error code.
+  for (std::filesystem::directory_iterator entry(folder_, error);
+       !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
     if (!name.starts_with(name_prefix) || !name.ends_with(name_suffix)) continue;
     const char* const first = name.data() + name_prefix.size();
     const char* const last = name.data() + name.size() - name_suffix.size();
     std::int64_t number = 0;
-    const auto [end, problem] = std::from_chars(first, last, number);
+    const auto [rest, problem] = std::from_chars(first, last, number);
     // This class did not write files of other names.
-    if (problem == std::errc() && end == last && number > 0 &&
-        path_of(number).filename() == entry.path().filename())
+    if (problem == std::errc() && rest == last && number > 0 &&
+        path_of(number).filename() == entry->path().filename())
       found.insert(number);
   }
   if (error) throw CheckpointError(concat(folder_.string(), ": cannot list: ", error.message()));
@@ -75,7 +78,7 @@ std::optional<std::int64_t> CheckpointFolder::best_of(const std::set<std::int64_
     if (damaged_.contains(number)) continue;
     try {
       const auto score = detail::score_of(safetensors::Reader(path_of(number)).header().metadata);
-      if (score && (!highest || *score > *highest)) {
+      if (score && !std::isnan(*score) && (!highest || *score > *highest)) {
         best = number;
         highest = score;
       }

@@ -6,11 +6,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <exception>
+#include <system_error>
 #include <utility>
 
 #include "checkpoint/checkpoint_content.h"
 #include "checkpoint/checkpoint_file.h"
 #include "core/log.h"
+#include "core/text.h"
 #include "formats/safetensors_reader.h"
 #include "lockstep/checkpoint.h"
 #include "lockstep/group.h"
@@ -75,11 +77,18 @@ void CheckpointWriter::save(const Checkpoint& checkpoint, const std::filesystem:
     if (group_.rank() == 0) own = copy_ = copy_of(own, copy_);
   });
   const safetensors::Content all = detail::collect(path, own, group_);
-  if (group_.rank() == 0)
-    write_ = std::async(std::launch::async, [path, all, afterwards = std::move(afterwards)] {
-      safetensors::write(path, all);
-      if (afterwards) afterwards();
-    });
+  all_or_none(group_, [&] {
+    if (group_.rank() != 0) return;
+    try {
+      write_ = std::async(std::launch::async, [path, all, afterwards = std::move(afterwards)] {
+        safetensors::write(path, all);
+        if (afterwards) afterwards();
+      });
+    } catch (const std::system_error& error) {
+      throw CheckpointError(
+          concat(path.string(), ": cannot start the thread that writes it: ", error.what()));
+    }
+  });
 }
 
 void CheckpointWriter::wait() {

@@ -208,7 +208,9 @@ void RankContext::fail(FailureKind kind, const control::Failure& failure) noexce
   control::Failure by_this_rank{
       .timeout = failure.timeout, .rank = failure.rank, .by_program = failure.by_program};
   try {
-    by_this_rank.text = concat("rank ", named(rank_), ": ", failure.text);
+    // The text of another rank's failure names that rank.
+    const bool is_own = failure.rank < 0 || failure.rank == named(rank_);
+    by_this_rank.text = is_own ? concat("rank ", named(rank_), ": ", failure.text) : failure.text;
   } catch (const std::bad_alloc&) {
     by_this_rank.text = "a rank failed";  // short enough to need no memory
   }
@@ -223,7 +225,7 @@ void RankContext::abandon(BackendCommunicator& group, std::string_view cause) no
   try {
     group.drop(pending);
   } catch (const std::bad_alloc&) {
-    // They stay until the group ends.
+    // They stay until the group ends; over MPI, which may still write to their memory, for ever.
   }
 }
 

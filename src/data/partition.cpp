@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 
+#include "comm/communicator.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 
@@ -181,9 +182,11 @@ void ScatteredBatches::advance() {
     if (error) std::memcpy(letters.mutable_data_ptr(), text.data(), text.size());
     group_.broadcast(letters, 0).wait();
     if (error) std::rethrow_exception(error);
-    throw DataError(concat(
-        "rank 0: ",
-        std::string_view(static_cast<const char*>(letters.const_data_ptr()), letters.nbytes())));
+    const std::string cause(static_cast<const char*>(letters.const_data_ptr()), letters.nbytes());
+    throw DataError(concat("rank 0: ", cause), {.rank = group_.communicator().world_rank(0),
+                                                .operation = "scatter_from_rank0",
+                                                .cause = cause,
+                                                .cause_kind = ErrorKind::data});
   }
   if (announcement.kind == Kind::end) return;
   if (!whole) whole.emplace();

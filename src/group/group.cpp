@@ -23,7 +23,9 @@ namespace {
 
 template <class... Parts>
 [[noreturn]] void refuse(std::string_view where, const Parts&... what) {
-  throw InvalidArgument(concat(where, ": ", what...), {.operation = std::string(where)});
+  // where may go on: "all_gather input".
+  throw InvalidArgument(concat(where, ": ", what...),
+                        {.operation = std::string(where.substr(0, where.find(' ')))});
 }
 
 }  // namespace

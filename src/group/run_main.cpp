@@ -20,15 +20,22 @@ namespace {
 bool is_reporter(const std::exception& error, const Group& world) {
   const bool first = world.rank() == 0;
   const auto* known = dynamic_cast<const Error*>(&error);
-  if (dynamic_cast<const CommError*>(&error) != nullptr) {
+  const bool by_launcher = Environment::get().rank.has_value();  // `lockstep run` reports errors
+  if (dynamic_cast<const CommError*>(&error) != nullptr && !known->cause().empty()) {
     // A rank prints the error of its own program, and `lockstep run` reports why a world failed.
     const bool printed = known->cause_kind() == ErrorKind::general;
-    return first && !printed && !Environment::get().rank;
+    return first && !printed && !by_launcher;
   }
   const bool nested = dynamic_cast<const std::nested_exception*>(&error) != nullptr;
-  // Other errors of Lockstep are raised on all ranks, except one that a loader's thread met, which
-  // is nested.
-  if (known != nullptr && !nested) return first;
+  // Most other errors of Lockstep are raised on all ranks, except one that a loader's thread met,
+  // which is nested. If this rank alone raised it, rank 0 meets it as the failure of the world.
+  if (known != nullptr && !nested) {
+    const int rank = world.communicator().world_rank(world.rank());
+    if (!first && !by_launcher) {
+      world.communicator().fail_with({.text = error.what(), .rank = rank});
+    }
+    return first;
+  }
   // Any other error is this rank's own. The world ends with the first of those. A rank that met the
   // same error later does not print it again.
   world.communicator().fail(error.what());

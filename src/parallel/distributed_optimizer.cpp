@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "comm/communicator.h"
+#include "core/error_record.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "lockstep/group.h"
@@ -40,7 +41,8 @@ void check_parameters(const torch::optim::Optimizer& optimizer, const torch::nn:
         if (!known.contains(parameter.unsafeGetTensorImpl())) {
           throw InvalidArgument(detail::concat("DistributedOptimizer: parameter #", index,
                                                " of the optimizer, of sizes ", parameter.sizes(),
-                                               ", is none of the model's"));
+                                               ", is none of the model's"),
+                                {.operation = "DistributedOptimizer"});
         }
         ++index;
       }
@@ -56,7 +58,8 @@ void check_elementwise(const torch::optim::Optimizer& optimizer, const Group& gr
     if (dynamic_cast<const ElementwiseOptimizer*>(&optimizer) != nullptr) return;
     throw InvalidArgument(
         "DistributedOptimizer: share_memory: got an optimizer that updates whole tensors, expected "
-        "an ElementwiseOptimizer, as FusedSgd");
+        "an ElementwiseOptimizer, as FusedSgd",
+        {.operation = "DistributedOptimizer"});
   });
 }
 
@@ -108,9 +111,11 @@ void DistributedOptimizer::backward_and_update(const at::Tensor& loss) {
     loss.backward();
   }
   if (shared_ != nullptr) {
-    model_->check_unchanged();
-    model_->reducer().follow_accumulators();
-    update(detail::UpdateGradients::local);
+    detail::as_operation("DistributedOptimizer", [&] {
+      model_->check_unchanged();
+      model_->reducer().follow_accumulators();
+      update(detail::UpdateGradients::local);
+    });
   } else {
     step();
   }
@@ -118,9 +123,11 @@ void DistributedOptimizer::backward_and_update(const at::Tensor& loss) {
 }
 
 void DistributedOptimizer::step() {
-  model_->check_unchanged();
-  model_->reducer().average_local_gradients();
-  update(detail::UpdateGradients::averaged);
+  detail::as_operation("DistributedOptimizer", [&] {
+    model_->check_unchanged();
+    model_->reducer().average_local_gradients();
+    update(detail::UpdateGradients::averaged);
+  });
 }
 
 void DistributedOptimizer::update(detail::UpdateGradients gradients) {
@@ -146,16 +153,19 @@ bool DistributedOptimizer::replicas_may_differ() const {
 
 void DistributedOptimizer::weight(double samples) {
   if (replicas_may_differ()) {
-    throw InvalidArgument(detail::concat(
-        "DistributedOptimizer: got a weight of ", samples,
-        " with a strategy that does not average every gradient, expected none: parameters are "
-        "averaged without weights"));
+    throw InvalidArgument(
+        detail::concat("DistributedOptimizer: got a weight of ", samples,
+                       " with a strategy that does not average every gradient, expected none: "
+                       "parameters are averaged without weights"),
+        {.operation = "weight"});
   }
   model_->reducer().set_weight(samples);
 }
 
 State DistributedOptimizer::state() const { return model_->reducer().state(); }
 
-void DistributedOptimizer::load_state(const State& state) { model_->reducer().load(state); }
+void DistributedOptimizer::load_state(const State& state) {
+  detail::as_operation("load_state", [&] { model_->reducer().load(state); });
+}
 
 }  // namespace lockstep

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "comm/communicator.h"
+#include "core/error_record.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "parallel/gradient.h"
@@ -198,13 +199,19 @@ std::shared_ptr<Reducer::Backward> Reducer::join_backward() {
   auto backward = new_backward(task);
   torch::autograd::Engine::get_default_engine().queue_callback(
       [reducer = weak_from_this(), backward] {
-        if (const auto self = reducer.lock()) self->finish(*backward);
+        if (const auto self = reducer.lock()) {
+          as_operation("backward", [&] { self->finish(*backward); });
+        }
       });
   backward_ = backward;
   return backward;
 }
 
 void Reducer::on_gradient(std::size_t parameter, const at::Tensor& incoming) {
+  as_operation("backward", [&] { take_gradient(parameter, incoming); });
+}
+
+void Reducer::take_gradient(std::size_t parameter, const at::Tensor& incoming) {
   // Autograd calls hooks with undefined gradients too.
   if (incoming.defined()) gradients_.take(parameter, incoming);
   if (paused_ > 0) return;
@@ -304,6 +311,7 @@ void Reducer::average_local_gradients() {
   const at::NoGradGuard no_grad;
   follow_accumulators();
   if (!reducers_.exchanges(SyncTarget::gradients, step_)) return;
+  weights_.check();  // a backward checks them before it meets other ranks, too
   bool has_joined = false;
   while (true) {
     const auto plan = agree(has_joined);

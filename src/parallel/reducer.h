@@ -109,6 +109,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool is_new_leaf(const at::Tensor& leaf);
 
   void on_gradient(std::size_t parameter, const at::Tensor& incoming);
+  void take_gradient(std::size_t parameter, const at::Tensor& incoming);
   std::shared_ptr<Backward> new_backward(int task);
   std::shared_ptr<Backward> join_backward();
   void begin_next(Backward& backward);

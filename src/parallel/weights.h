@@ -18,14 +18,19 @@ class Weights {
 
   /// This rank's factor for its gradients, so that their mean over ranks is weighted: w_r · N ÷ Σ
   /// w. It is exactly 1 when all weights are equal or none were set. Forgets the weights.
-  /// Throws: InvalidArgument, on every rank, when one is negative or not finite, or all are zero.
+  /// Throws: as check().
   double take_factor();
+
+  /// Throws: InvalidArgument, on every rank, when a weight is negative or not finite, or all are
+  /// zero. Forgets the weights then.
+  void check();
 
  private:
   Group group_;
   at::Tensor mine_;
   at::Tensor all_;
   Work work_;
+  bool are_set_ = false;
 };
 
 }  // namespace lockstep::detail

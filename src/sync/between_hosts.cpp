@@ -86,7 +86,11 @@ class BetweenHosts final : public Exchange {
   ExchangeTask exchange(std::int64_t step, Bucket& bucket, const Group& group) override {
     take_over(bucket);
     co_await hosts_.intra_node.reduce_scatter(mine_, bucket.values(), shards_.counts());
-    mine_.mul_(1 / hosts_.topology.ranks_per_host());
+    // Gradients become the host's part of the mean over all ranks; parameters, the host's mean.
+    const bool are_parameters = update_step_ == step;
+    const double ranks =
+        are_parameters ? hosts_.topology.local_size : hosts_.topology.ranks_per_host();
+    mine_.mul_(1 / ranks);
     ExchangeTask inner;
     if (inner_ != nullptr) inner = inner_->exchange(step, *shard_, *hosts_.inter_node);
     while (true) {
@@ -105,6 +109,7 @@ class BetweenHosts final : public Exchange {
   }
 
   void before_update(std::int64_t step, const Bucket&) override {
+    update_step_ = step;
     if (inner_ != nullptr) inner_->before_update(step, *shard_);
   }
 
@@ -206,6 +211,7 @@ class BetweenHosts final : public Exchange {
   std::optional<Bucket> shard_;
   std::unique_ptr<Exchange> inner_;     ///< of the shard
   std::vector<std::string> of_others_;  ///< residuals that other ranks of this host keep
+  std::int64_t update_step_ = -1;       ///< the last step whose parameters it was told to expect
   State taken_over_;                    ///< such ones, from a state of other ranks
   at::Tensor word_;
   at::Tensor own_reason_;

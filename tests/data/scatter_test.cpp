@@ -135,6 +135,8 @@ TEST_P(Scatter, ALoadersErrorIsSaidOnEveryRank) {
     } catch (const DataError& error) {
       EXPECT_STREQ(error.what(),
                    group.rank() == 0 ? "broken: offset 4" : "rank 0: broken: offset 4");
+      EXPECT_EQ(error.rank(), group.rank() == 0 ? -1 : 0);
+      EXPECT_EQ(error.cause(), group.rank() == 0 ? "" : "broken: offset 4");
     }
     EXPECT_EQ(turns, 2);
     group.barrier().wait();

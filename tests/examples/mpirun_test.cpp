@@ -1,5 +1,6 @@
 #include "tests/mpirun.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -69,6 +70,13 @@ TEST_F(UnderMpirun, TheRankThatFailsComplainsAndNobodyElse) {
   const Result thrown = mpirun("failing_program 1");
   EXPECT_NE(thrown.code, 0);
   EXPECT_EQ(testing::count("\n" + thrown.err, "\nfailing_program: "), 1) << thrown.err;
+  // Most errors of Lockstep are raised on all ranks. This one is not.
+  for (const std::string backend : {"host", "mpi"}) {
+    const Result data = mpirun("failing_program data", "", backend);
+    EXPECT_NE(data.code, 0);
+    EXPECT_EQ(testing::count("\n" + data.err, "\nfailing_program: "), 1) << data.err;
+    EXPECT_THAT(data.err, ::testing::HasSubstr("rank 1: images: missing")) << backend;
+  }
 }
 
 TEST_F(UnderMpirun, MnistCnnTakesAHostfile) {

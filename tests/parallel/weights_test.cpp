@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "lockstep/distributed_data_parallel.h"
+#include "lockstep/distributed_optimizer.h"
 #include "lockstep/error.h"
 #include "tests/parallel/models.h"
 
@@ -111,6 +112,27 @@ TEST(Weight, OfZeroKeepsNaNsOut) {
     ddp.weight(world.rank());
     ddp(terms).backward();
     EXPECT_TRUE(near(model->p[0].grad(), coefficient(1, 0, model->p[0])));
+  });
+}
+
+// A rank without a batch has no backward, in which the others meet the weights.
+TEST(Weight, ThatIsUnusableIsRefusedOnARankWithoutALoss) {
+  on_ranks(3, [](const Group& world) {
+    auto model = std::make_shared<Terms>(some_shapes);
+    torch::optim::SGD sgd(model->parameters(), 0.1);
+    DistributedOptimizer optimizer(sgd, *model, world);
+    const auto loss = [&] { return model->forward(coefficients(world.rank(), *model)); };
+    optimizer.weight(world.rank() == 0 ? std::nan("") : 0);
+    try {
+      optimizer.backward_and_update(world.rank() == 0 ? loss() : at::Tensor());
+      ADD_FAILURE() << "took the weights";
+    } catch (const InvalidArgument& error) {
+      EXPECT_THAT(error.what(), HasSubstr("got nan on rank 0, expected 0 or more"));
+      EXPECT_EQ(error.rank(), 0);
+      EXPECT_EQ(error.operation(), "weight");
+    }
+    optimizer.zero_grad();
+    optimizer.backward_and_update(loss());
   });
 }
 

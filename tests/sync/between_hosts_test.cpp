@@ -148,6 +148,24 @@ TEST(BetweenHosts, GivesWhatTheStrategyMakesOfTheHostsMeans) {
   }
 }
 
+// Of parameters a host brings its ranks' mean, however many ranks it has.
+TEST(BetweenHosts, JoinsTheChangesOfHostsOfUnequalSize) {
+  for (const auto& [hosts, lengths] : worlds) {
+    spawn(static_cast<int>(hosts.size()), [&](const Group& threads) {
+      const auto group = on_hosts(threads, hosts);
+      Bucket bucket(0, bucket_numel, at::kFloat, parameters(), group);
+      const auto exchange = between_hosts(Adasum{}, bucket, *HostGroups::of(group));
+      exchange->before_update(0, bucket);  // all parameters are 0
+      for (const auto& slice : bucket.slices()) slice.values.fill_(3);
+      advance(*exchange, 0, bucket, group);
+      for (const auto& slice : bucket.slices()) {
+        EXPECT_TRUE(at::allclose(slice.values, at::full_like(slice.values, 3)))
+            << slice.name << " of " << hosts.size() << ": changes that are alike join to the same";
+      }
+    });
+  }
+}
+
 TEST(BetweenHosts, GoesOnFromASavedState) {
   const auto& hosts = worlds[0].hosts;
   for (const char* text : {"topk:0.1", "power_sgd:rank=2", "int8"}) {

@@ -5,6 +5,7 @@
 #include <torch/nn.h>
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <optional>
 #include <string>
@@ -78,6 +79,21 @@ TEST(CheckpointFolder, KeepsTheLastAndTheBest) {
   const CheckpointFolder found(folder / "run");
   EXPECT_EQ(found.newest().value().string(), (folder / "run" / name_of(6)).string());
   EXPECT_EQ(found.best().value().string(), (folder / "run" / name_of(2)).string());
+}
+
+TEST(CheckpointFolder, NoScoreIsWorseThanOneThatIsNaN) {
+  const TemporaryFolder folder;
+  save_all(folder / "run", {.last = 1}, {std::nan(""), 0.9, 0.5});
+  EXPECT_THAT(names_in(folder / "run"), ElementsAre(name_of(2), name_of(3)));
+}
+
+TEST(CheckpointFolder, ThatCannotBeListedIsAnErrorOnEveryRank) {
+  const std::filesystem::path path(std::string(300, 'x'));  // longer than a name may be
+  EXPECT_THROW(CheckpointFolder(path).newest(), CheckpointError);
+  over_group(2, [&](const Group& group) {
+    Model model;
+    EXPECT_THROW(CheckpointFolder(path).load_newest(model.checkpoint(), group), CheckpointError);
+  });
 }
 
 TEST(CheckpointFolder, WithoutTheBestOnlyTheLastStay) {

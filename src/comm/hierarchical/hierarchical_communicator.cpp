@@ -85,6 +85,7 @@ HierarchicalCommunicator::~HierarchicalCommunicator() {
   if (context_->in_child()) return;
   const auto lock = context_->hold();
   context_->remove(*this);
+  groups_ = {};  // here, since the progress thread uses their contexts under the same lock
 }
 
 std::shared_ptr<std::byte> HierarchicalCommunicator::allocate(std::size_t bytes) {
@@ -214,6 +215,32 @@ std::vector<Stage> HierarchicalCommunicator::in_shards(const Operation& operatio
   return stages;
 }
 
+namespace {
+
+/// Runs fn, whose errors count the ranks of this host from 0, and says which ranks of the world
+/// these are.
+template <class Fn>
+auto with_world_ranks(const std::vector<int>& names, const Fn& fn) {
+  const auto text = [&](const CommError& error) {
+    return detail::concat(detail::rank_list(names),
+                          " of the world, numbered from 0 on their host: ", error.what());
+  };
+  const auto details = [&](const CommError& error) {
+    const int rank = error.rank();
+    return ErrorDetails{.rank = rank < 0 ? rank : names.at(static_cast<std::size_t>(rank)),
+                        .operation = error.operation()};
+  };
+  try {
+    return fn();
+  } catch (const TimeoutError& error) {
+    throw TimeoutError(text(error), details(error));
+  } catch (const CommError& error) {
+    throw CommError(text(error), details(error));
+  }
+}
+
+}  // namespace
+
 std::shared_ptr<Communicator> create(const Options& options) {
   const bool with_thread = mpi::by_thread(options.between_hosts);
   auto between_hosts = options.between_hosts;
@@ -239,9 +266,10 @@ std::shared_ptr<Communicator> create(const Options& options) {
     auto inside = options.inside;
     inside.watch = true;
     inside.names = names;
-    const auto world =
-        host::meet(detail::concat("hierarchy ", token, " of host ", host), local_rank, local_size,
-                   inside.timeout, {inside.launcher, inside.launcher_name});
+    const auto world = with_world_ranks(names, [&] {
+      return host::meet(detail::concat("hierarchy ", token, " of host ", host), local_rank,
+                        local_size, inside.timeout, {inside.launcher, inside.launcher_name});
+    });
     const auto local = host::create(world, local_rank, inside);
     if (local_size == flat->size()) return local;
 
@@ -252,7 +280,9 @@ std::shared_ptr<Communicator> create(const Options& options) {
     if (with_thread) context->start_progress_thread();
     return composed;
   } catch (const std::exception& error) {
-    flat->fail(error.what());  // the other hosts' ranks wait for this one
+    auto failure = control::failure_of(error);
+    if (failure.rank < 0) failure.rank = flat->rank();
+    flat->fail_with(failure);  // the other hosts' ranks wait for this one
     throw;
   }
 }

@@ -63,13 +63,22 @@ void HierarchicalRankContext::fail(detail::FailureKind kind,
 }
 
 void HierarchicalRankContext::record(const std::exception& error) noexcept {
-  record(detail::FailureKind::elsewhere, control::failure_of(error));
+  auto failure = control::failure_of(error);
+  const auto* known = dynamic_cast<const Error*>(&error);
+  // All ranks raise the text of the first failure, not that of the error that this rank met.
+  if (known != nullptr && !known->cause().empty()) failure.text = known->cause();
+  record(detail::FailureKind::elsewhere, failure);
 }
 
 void HierarchicalRankContext::record(detail::FailureKind /*kind*/,
                                      const control::Failure& failure) noexcept {
-  if (in_child() || !failure_.record(failure)) return;
+  if (in_child()) return;
+  // The worlds fail first: once the failure is on record here, this rank's operations are
+  // abandoned, which would be the first failure of a world that has none.
+  const std::lock_guard lock(record_mutex_);
+  if (failure_.recorded()) return;
   for (auto* world : {of_host_.get(), over_mpi_.get()}) world->fail_with(failure);
+  failure_.record(failure);
 }
 
 }  // namespace lockstep::hierarchical

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <exception>
 #include <memory>
+#include <mutex>
 #include <string_view>
 #include <vector>
 
@@ -55,6 +56,7 @@ class HierarchicalRankContext final : public detail::RankContext {
   std::shared_ptr<Communicator> of_host_;
   std::vector<int> names_;
   unsigned polls_ = 0;
+  std::mutex record_mutex_;
   detail::FailureRecord failure_;
 };
 

@@ -30,16 +30,17 @@ std::size_t size_class(std::size_t bytes) {
 
 }  // namespace
 
-Heap::Heap(const Arena& arena, int rank)
-    : arena_(arena), rank_(rank), populated_(arena.heap_begin(rank)) {
+Heap::Heap(const Arena& arena, int rank, int name)
+    : arena_(arena), name_(name), populated_(arena.heap_begin(rank)) {
   free_[populated_] = arena.heap_bytes();
 }
 
 std::uint64_t Heap::take(std::size_t bytes) {
   const auto refuse = [&] {
-    throw CommError(detail::concat("host: rank ", rank_, " cannot take ", bytes,
+    throw CommError(detail::concat("host: rank ", name_, " cannot take ", bytes,
                                    " bytes of exchangeable memory: its part of the world holds ",
-                                   arena_.heap_bytes(), " bytes, some of them in use"));
+                                   arena_.heap_bytes(), " bytes, some of them in use"),
+                    {.rank = name_});
   };
   if (bytes > arena_.heap_bytes()) refuse();
   const std::size_t wanted = size_class(bytes);

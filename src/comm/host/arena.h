@@ -52,7 +52,8 @@ class Arena {
 /// and gives back.
 class Heap {
  public:
-  Heap(const Arena& arena, int rank);
+  /// name: the number by which messages name the rank.
+  Heap(const Arena& arena, int rank, int name);
 
   /// The offset of bytes of memory, aligned to a cache line.
   /// Throws: CommError when the part or the machine has not that much left.
@@ -61,7 +62,7 @@ class Heap {
 
  private:
   const Arena& arena_;
-  int rank_;
+  int name_;
   std::uint64_t populated_;  ///< everything below belongs to the world already
   std::map<std::uint64_t, std::size_t> free_;
 };

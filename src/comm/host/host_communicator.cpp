@@ -142,8 +142,10 @@ std::shared_ptr<Communicator> HostCommunicator::split(int color, int key) {
 
   const auto offset = choices[static_cast<std::size_t>(group_ranks.front())].own;
   if (offset == none) {
-    throw CommError(detail::concat(where("split"), ": rank ", group_ranks.front(),
-                                   " has not enough exchangeable memory for the new group"));
+    const int short_of_memory = world_rank(group_ranks.front());
+    throw CommError(detail::concat(where("split"), ": rank ", short_of_memory,
+                                   " has not enough exchangeable memory for the new group"),
+                    {.rank = short_of_memory, .operation = "split"});
   }
   auto made = std::make_shared<HostCommunicator>(
       context_, detail::picked(members_, group_ranks), part.rank,

@@ -35,7 +35,7 @@ HostRankContext::HostRankContext(std::shared_ptr<World> world, int rank, const O
                    .has_mutex = false}),
       world_(std::move(world)),
       options_(options),
-      heap_(world_->arena(), rank),
+      heap_(world_->arena(), rank, HostRankContext::named(rank)),
       peers_(*world_, options) {}
 
 HostRankContext::~HostRankContext() {

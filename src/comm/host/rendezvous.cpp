@@ -159,7 +159,8 @@ std::shared_ptr<World> receive_all(const Address& address, int size, Deadline& u
       tell_pid(world->arena().rank(hello.rank), pid);
     }
     answer(peer, refusal, world->fd());
-    if (!refusal.empty()) fail({.rank = hello.rank, .text = refusal});
+    if (!refusal.empty())
+      fail({.kind = Failure::Kind::mismatch, .rank = hello.rank, .text = refusal});
     arrivals.add(hello.rank, pid);
   };
   while (!arrivals.complete()) {

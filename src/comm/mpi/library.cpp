@@ -128,7 +128,7 @@ void Library::join(std::chrono::milliseconds timeout) {
   log::debug(concat("mpi: ", version(), ", ", level_name(thread_level())));
 }
 
-bool Library::running() { return initialized() && !finalized(); }
+bool Library::running() { return initialized() && !finalized() && !process().in_child(); }
 
 bool Library::main_thread_only() { return thread_level() < MPI_THREAD_SERIALIZED; }
 

@@ -67,7 +67,7 @@ void MpiRankContext::remove(detail::BackendCommunicator& group) {
 }
 
 void MpiRankContext::expect_usable_thread() const {
-  if (!main_thread_only_ || Library::on_main_thread()) return;
+  if (!main_thread_only_ || !Library::running() || Library::on_main_thread()) return;
   throw InvalidArgument(concat("mpi: rank ", rank(),
                                " is used outside the main thread; the program initialised MPI with "
                                "MPI_THREAD_FUNNELED"));
@@ -121,8 +121,9 @@ void MpiRankContext::check(const detail::BackendRequest& operation) {
     return found == missing.end() ? -1 : *found;
   };
   if (gone() < 0) return;
-  // All that the rank sent before it left is here now.
-  poll();
+  // What the rank sent before it left is here now, and may need several polls to be used.
+  while (gone() >= 0 && !operation.complete() && !failed() && poll()) {
+  }
   const int rank = gone();
   if (operation.complete() || failed() || rank < 0) return;
   fail_within(

@@ -78,9 +78,16 @@ MpiTransport::MpiTransport() : requests_(std::make_unique<Requests>()) {
 MpiTransport::~MpiTransport() { stop(); }
 
 void MpiTransport::stop() noexcept {
+  // Messages that MPI may still send. Their memory is never freed.
+  static auto& unsent = *new std::vector<std::shared_ptr<Message>>;
   auto& all = *requests_;
   for (std::size_t i = 0; Library::running() && i < all.requests.size(); ++i) {
-    if (all.messages[i]->receiving) MPI_Cancel(&all.requests[i]);
+    if (all.requests[i] == MPI_REQUEST_NULL) continue;
+    if (all.messages[i]->receiving) {
+      MPI_Cancel(&all.requests[i]);
+    } else {
+      unsent.push_back(all.messages[i]);
+    }
     MPI_Request_free(&all.requests[i]);
   }
   all.requests.clear();

@@ -161,16 +161,19 @@ class TwoHosts : public Mpi {
     return words;
   }
 
-  /// How long after the link was cut, or a rank killed, the last of them had heard of it.
+  /// How long after the link was cut, or a rank killed, the last of those that left words had heard
+  /// of it.
   std::chrono::duration<double> until_known(int ranks) const {
     const auto moment = [&](const std::string& name) {
       return std::filesystem::last_write_time(folder_.path() / name);
     };
-    auto last = moment("rank0");
-    for (int rank = 1; rank < ranks; ++rank) {
-      last = std::max(last, moment("rank" + std::to_string(rank)));
+    const auto cut = moment("cut");
+    auto last = cut;
+    for (int rank = 0; rank < ranks; ++rank) {
+      const auto name = "rank" + std::to_string(rank);
+      if (std::filesystem::exists(folder_.path() / name)) last = std::max(last, moment(name));
     }
-    return last - moment("cut");
+    return last - cut;
   }
 };
 
@@ -218,8 +221,15 @@ TEST_F(TwoHosts, JobEndsAfterALinkIsCutForGood) {
 TEST_F(TwoHosts, RankThatIsKilledIsNamedOnTheOther) {
   const auto ended = run("kill-the-last");
   if (ended.code == 77) GTEST_SKIP() << ended.err;
-  for (const auto& words : last_words(3)) {
-    EXPECT_THAT(words, ContainsRegex("rank 3 on host lockstep[0-9]+-2 has ended")) << ended.err;
+  const auto words = last_words(3);
+  for (const int rank : {0, 1, 2}) {
+    const auto& of_rank = words[static_cast<std::size_t>(rank)];
+    // OpenMPI ends a rank of the other host that calls it in the moment in which it finds the
+    // connection closed, before the rank can say anything.
+    const bool by_mpi = rank != 2 && of_rank.empty() &&
+                        ended.err.find("has unexpectedly disconnected") != std::string::npos;
+    if (by_mpi) continue;
+    EXPECT_THAT(of_rank, ContainsRegex("rank 3 on host lockstep[0-9]+-2 has ended")) << ended.err;
   }
   EXPECT_LT(until_known(3), 2s);
   EXPECT_THAT(ended.err, ContainsRegex("lockstep: rank 3 on host lockstep[0-9]+-2 has ended"));

@@ -1,5 +1,5 @@
 // Ends as the examples do when something fails on one rank, on all, or between them:
-// failing_program all, failing_program 1, failing_program mismatch
+// failing_program all, failing_program 1, failing_program mismatch, failing_program data
 #include <stdexcept>
 #include <string>
 
@@ -12,6 +12,7 @@ int main(int argc, char** argv) {
   return program::run(app, argc, argv, [&](const lockstep::Group& world) {
     if (who == "all" || who == std::to_string(world.rank()))
       throw std::runtime_error("something else failed");
+    if (who == "data" && world.rank() == 1) throw lockstep::DataError("images: missing");
     if (who != "mismatch" || world.rank() > 0) world.barrier().wait();
     world.all_reduce(world.empty({1})).wait();
   });
