@@ -79,6 +79,23 @@ TEST_F(UnderMpirun, TheRankThatFailsComplainsAndNobodyElse) {
   }
 }
 
+TEST_F(UnderMpirun, AWrongFlagOfOneRankIsPrintedOnce) {
+  if (!mpi::version().starts_with("Open MPI")) GTEST_SKIP() << "two programs of one mpirun";
+  const std::string program = quoted_bin + "failing_program";
+  const std::pair<std::string, std::string> cases[] = {{" all --nosuch", " all"},
+                                                       {" all", " all --nosuch"}};
+  for (const auto& [first, second] : cases) {
+    for (const std::string backend : {"host", "mpi"}) {
+      std::string command = "LOCKSTEP_BACKEND=" + backend;
+      for (const auto& word : testing::mpirun(1)) command += " '" + word + "'";
+      const Result result = run(command + ' ' + program + first + " : -n 1 " + program + second);
+      EXPECT_NE(result.code, 0);
+      EXPECT_EQ(testing::count(result.err, "--nosuch"), 1) << backend << first << '\n'
+                                                           << result.err;
+    }
+  }
+}
+
 TEST_F(UnderMpirun, MnistCnnTakesAHostfile) {
   if (!mpi::version().starts_with("Open MPI")) GTEST_SKIP() << "a hostfile of Open MPI's form";
   std::ofstream(folder / "hosts") << "localhost slots=2\n";

@@ -43,7 +43,10 @@ class Mpi : public ::testing::Test {
     const int released = ::open(fifo_.c_str(), O_RDWR | O_CLOEXEC);
     const auto ended = job.wait();
     ::close(released);
-    EXPECT_NE(ended.code, 0);
+    // MPICH's mpiexec returns 0 in one run of ten when a rank ends with 0, without MPI_Finalize, in
+    // the moment in which the others end with 1: seen of a program without Lockstep, too.
+    const bool one_ends_well = speakers > 0 && speakers < n;
+    if (!one_ends_well || mpi::version().starts_with("Open MPI")) EXPECT_NE(ended.code, 0);
     return ended.out;
   }
 
