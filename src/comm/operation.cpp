@@ -4,8 +4,6 @@
 #include <numeric>
 
 #include "core/text.h"
-#include "kernels/reduce.h"
-#include "kernels/reduce_rounded.h"
 #include "lockstep/types.h"
 
 namespace lockstep::inline v0_2 {
@@ -148,16 +146,3 @@ std::string Operation::label() const {
 }
 
 }  // namespace lockstep
-
-namespace lockstep::inline v0_2::detail {
-
-void reduce(const Operation& operation, std::span<const std::byte* const> inputs,
-            std::span<std::byte* const> outputs, std::size_t count) {
-  if (operation.wire) {
-    kernels::reduce_rounded(*operation.wire, operation.reduce, inputs, outputs, count);
-  } else {
-    kernels::reduce(operation.dtype, operation.reduce, inputs, outputs, count);
-  }
-}
-
-}  // namespace lockstep::detail

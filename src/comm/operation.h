@@ -129,9 +129,4 @@ class Shape {
   bool parted_;
 };
 
-/// Reduces count elements of each rank's input as the operation says, in rank order. All backends
-/// get the same bits. outputs may be among inputs.
-void reduce(const Operation& operation, std::span<const std::byte* const> inputs,
-            std::span<std::byte* const> outputs, std::size_t count);
-
 }  // namespace lockstep::detail
