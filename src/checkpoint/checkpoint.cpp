@@ -4,7 +4,7 @@
 
 #include "checkpoint/checkpoint_content.h"
 #include "checkpoint/checkpoint_file.h"
-#include "core/error_record.h"
+#include "core/operation_error.h"
 #include "formats/atomic_file.h"
 #include "lockstep/group.h"
 #include "lockstep/model_files.h"

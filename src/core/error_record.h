@@ -21,17 +21,6 @@ struct ErrorRecord {
   bool of_world() const { return kind == ErrorKind::communication || kind == ErrorKind::timeout; }
 };
 
-/// Runs fn, and names the operation in an Error of it that names none.
-template <class Fn>
-auto as_operation(const char* operation, const Fn& fn) {
-  try {
-    return fn();
-  } catch (Error& error) {
-    error.set_operation(operation);
-    throw;
-  }
-}
-
 /// The record of an error.
 ErrorRecord record_of(const std::exception& error);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "core/operation_error.h"
 #include "core/text.h"
 #include "data/random_bits.h"
 #include "lockstep/datasets.h"
@@ -42,15 +43,15 @@ at::Tensor augment(const at::Tensor& images, c10::ArrayRef<std::size_t> indices,
                    std::uint64_t epoch, const AugmentOptions& options) {
   if (images.dim() != 4 || images.scalar_type() != at::kFloat ||
       images.size(0) != static_cast<std::int64_t>(indices.size()))
-    throw InvalidArgument(detail::concat("augment: got images ", images.sizes(), " of ",
-                                         toString(images.scalar_type()), " and ", indices.size(),
-                                         " indices, expected [B, C, H, W] of Float and B"));
+    detail::throw_invalid("augment", "got images ", images.sizes(), " of ",
+                          toString(images.scalar_type()), " and ", indices.size(),
+                          " indices, expected [B, C, H, W] of Float and B");
   const std::int64_t channels = images.size(1);
   const std::int64_t height = images.size(2);
   const std::int64_t width = images.size(3);
   if (options.pad < 0 || options.pad > std::min(height, width))
-    throw InvalidArgument(detail::concat("augment: got a pad of ", options.pad, ", expected 0 to ",
-                                         std::min(height, width)));
+    detail::throw_invalid("augment", "got a pad of ", options.pad, ", expected 0 to ",
+                          std::min(height, width));
 
   if (options.pad == 0 && !options.flip) return images;
 

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/operation_error.h"
 #include "core/text.h"
 #include "data/select_images.h"
 #include "lockstep/datasets.h"
@@ -73,7 +74,9 @@ void append(const std::filesystem::path& path, std::vector<char>& records) {
 
 Cifar10::Cifar10(const std::filesystem::path& root, Split split) {
   std::vector<char> records;
-  for (const auto& file : files_of(root, split)) append(file, records);
+  detail::as_operation("Cifar10", [&] {
+    for (const auto& file : files_of(root, split)) append(file, records);
+  });
   const auto count = static_cast<std::int64_t>(records.size() / record_bytes);
   images_ = at::empty({count, 3, image_side, image_side}, at::kByte);
   targets_ = at::empty({count}, at::kLong);
@@ -90,14 +93,13 @@ Cifar10::Cifar10(at::Tensor images, at::Tensor targets)
     : images_(std::move(images)), targets_(std::move(targets)) {
   const auto count = images_.dim() == 4 ? images_.size(0) : 0;
   if (images_.scalar_type() != at::kByte || images_.sizes() != at::IntArrayRef({count, 3, 32, 32}))
-    throw InvalidArgument(detail::concat("Cifar10: got images ", images_.sizes(), " of ",
-                                         toString(images_.scalar_type()),
-                                         ", expected [size, 3, 32, 32] of Byte"));
+    detail::throw_invalid("Cifar10", "got images ", images_.sizes(), " of ",
+                          toString(images_.scalar_type()), ", expected [size, 3, 32, 32] of Byte");
   if (targets_.scalar_type() != at::kLong || targets_.sizes() != at::IntArrayRef({count}) ||
       targets_.lt(0).logical_or(targets_.ge(image_classes)).any().item<bool>())
-    throw InvalidArgument(detail::concat("Cifar10: got targets ", targets_.sizes(), " of ",
-                                         toString(targets_.scalar_type()), ", expected [", count,
-                                         "] of Long from 0 to ", image_classes - 1));
+    detail::throw_invalid("Cifar10", "got targets ", targets_.sizes(), " of ",
+                          toString(targets_.scalar_type()), ", expected [", count,
+                          "] of Long from 0 to ", image_classes - 1);
 }
 
 torch::data::Example<> Cifar10::get_batch(c10::ArrayRef<std::size_t> indices) {

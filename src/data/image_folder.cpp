@@ -9,6 +9,7 @@
 #include <system_error>
 #include <utility>
 
+#include "core/operation_error.h"
 #include "core/text.h"
 #include "data/images/image.h"
 #include "data/random_bits.h"
@@ -100,17 +101,18 @@ std::shared_ptr<ImageFolder::Listing> ImageFolder::list(const fs::path& root) {
 ImageFolder::ImageFolder(const fs::path& root, ImageFolderOptions options) : options_(options) {
   if (options.size < 0 || options.size > 1 << 14 || !(options.centre > 0 && options.centre <= 1) ||
       (options.size == 0 && options.crop == ImageCrop::random))
-    throw InvalidArgument(concat("ImageFolder: got size ", options.size, ", centre ",
-                                 options.centre,
-                                 options.crop == ImageCrop::random ? " and random crops" : "",
-                                 ", expected a size of 1 to 16384, or 0 with centre crops, and a "
-                                 "centre above 0 and at most 1"));
+    detail::throw_invalid("ImageFolder", "got size ", options.size, ", centre ", options.centre,
+                          options.crop == ImageCrop::random ? " and random crops" : "",
+                          ", expected a size of 1 to 16384, or 0 with centre crops, and a "
+                          "centre above 0 and at most 1");
   if (const std::string why = detail::images_available(); !why.empty())
-    throw BackendUnavailable("ImageFolder: " + why);
-  const auto listing = list(root);
-  if (options.size == 0)
-    listing->stored = detail::read_image(listing->files.front(), std::identity()).size;
-  listing_ = listing;
+    throw BackendUnavailable("ImageFolder: " + why, {.operation = "ImageFolder"});
+  detail::as_operation("ImageFolder", [&] {
+    const auto listing = list(root);
+    if (options.size == 0)
+      listing->stored = detail::read_image(listing->files.front(), std::identity()).size;
+    listing_ = listing;
+  });
 }
 
 at::Tensor ImageFolder::read(std::size_t index) const {
@@ -149,7 +151,7 @@ torch::data::Example<> ImageFolder::get_batch(c10::ArrayRef<std::size_t> indices
   const at::Tensor targets = at::empty({count}, at::kLong);
   for (std::int64_t i = 0; i < count; ++i) {
     const std::size_t index = indices[static_cast<std::size_t>(i)];
-    images[i].copy_(read(index));
+    images[i].copy_(detail::as_operation("ImageFolder", [&] { return read(index); }));
     targets.mutable_data_ptr<std::int64_t>()[i] = listing_->targets[index];
   }
   return {images, targets};
@@ -162,7 +164,8 @@ std::optional<std::size_t> ImageFolder::size() const { return listing_->files.si
 const fs::path& ImageFolder::file(std::size_t index) const {
   if (index >= listing_->files.size())
     throw DataError(
-        concat("ImageFolder: got index ", index, ", expected one below ", listing_->files.size()));
+        concat("ImageFolder: got index ", index, ", expected one below ", listing_->files.size()),
+        {.operation = "ImageFolder"});
   return listing_->files[index];
 }
 

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <string>
 
+#include "core/operation_error.h"
 #include "core/text.h"
 #include "data/idx.h"
 #include "data/select_images.h"
@@ -39,16 +40,18 @@ at::Tensor as_images(const detail::IdxArray& images) {
 }  // namespace
 
 Mnist::Mnist(const std::filesystem::path& root, Split split) {
-  const std::string prefix = split == Split::train ? "train" : "t10k";
-  constexpr std::uint32_t image[] = {digit_side, digit_side};
-  const detail::IdxArray images = detail::read_idx(root, prefix + "-images-idx3-ubyte", image);
-  const detail::IdxArray labels = detail::read_idx(root, prefix + "-labels-idx1-ubyte", {});
-  if (images.sizes[0] != labels.sizes[0])
-    throw DataError(detail::concat(labels.file.string(), ": offset 4: expected ", images.sizes[0],
-                                   " labels as ", images.file.string(), " has images, found ",
-                                   labels.sizes[0]));
-  images_ = as_images(images);
-  targets_ = as_targets(labels);
+  detail::as_operation("Mnist", [&] {
+    const std::string prefix = split == Split::train ? "train" : "t10k";
+    constexpr std::uint32_t image[] = {digit_side, digit_side};
+    const detail::IdxArray images = detail::read_idx(root, prefix + "-images-idx3-ubyte", image);
+    const detail::IdxArray labels = detail::read_idx(root, prefix + "-labels-idx1-ubyte", {});
+    if (images.sizes[0] != labels.sizes[0])
+      throw DataError(detail::concat(labels.file.string(), ": offset 4: expected ", images.sizes[0],
+                                     " labels as ", images.file.string(), " has images, found ",
+                                     labels.sizes[0]));
+    images_ = as_images(images);
+    targets_ = as_targets(labels);
+  });
 }
 
 torch::data::Example<> Mnist::get_batch(c10::ArrayRef<std::size_t> indices) {

@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "comm/communicator.h"
+#include "core/operation_error.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 
@@ -17,8 +18,8 @@ namespace lockstep::inline v0_2 {
 
 IndexRange partition_contiguous(std::size_t size, ShardSpec shard) {
   if (shard.ranks < 1 || shard.rank < 0 || shard.rank >= shard.ranks)
-    throw InvalidArgument(detail::concat("partition_contiguous: got rank ", shard.rank, " of ",
-                                         shard.ranks, ", expected 0 <= rank < ranks"));
+    detail::throw_invalid("partition_contiguous", "got rank ", shard.rank, " of ", shard.ranks,
+                          ", expected 0 <= rank < ranks");
   const std::size_t each = size / static_cast<std::size_t>(shard.ranks);
   const std::size_t first = each * static_cast<std::size_t>(shard.rank);
   return {.first = first, .last = first + each};
@@ -31,7 +32,8 @@ IndexRange partition_contiguous(std::size_t size, const Group& group) {
 namespace detail {
 
 std::size_t size_to_partition(std::optional<std::size_t> size) {
-  if (!size) throw InvalidArgument("partition_dataset: got a dataset that does not know its size");
+  if (!size)
+    detail::throw_invalid("partition_dataset", "got a dataset that does not know its size");
   return *size;
 }
 
@@ -39,8 +41,8 @@ std::vector<std::size_t> shift(c10::ArrayRef<std::size_t> indices, IndexRange ra
   std::vector<std::size_t> shifted(indices.begin(), indices.end());
   for (std::size_t& index : shifted) {
     if (index >= range.size())
-      throw InvalidArgument(
-          concat("DatasetPart: got index ", index, ", expected one below ", range.size()));
+      detail::throw_invalid("DatasetPart", "got index ", index, ", expected one below ",
+                            range.size());
     index += range.first;
   }
   return shifted;
@@ -85,9 +87,8 @@ struct Announcement {
 
 Shape shape_of(const at::Tensor& tensor, const char* name) {
   if (!tensor.defined() || tensor.dim() < 1 || tensor.dim() > static_cast<int>(most_dims))
-    throw InvalidArgument(concat("scatter_from_rank0: got ", name, " of ",
-                                 tensor.defined() ? tensor.dim() : 0, " dimensions, expected 1 to ",
-                                 most_dims));
+    throw_invalid("scatter_from_rank0", "got ", name, " of ", tensor.defined() ? tensor.dim() : 0,
+                  " dimensions, expected 1 to ", most_dims);
   Shape shape{
       .dtype = static_cast<std::int64_t>(tensor.scalar_type()), .dims = tensor.dim(), .sizes = {}};
   std::copy(tensor.sizes().begin(), tensor.sizes().end(), shape.sizes.begin());
@@ -100,9 +101,8 @@ Announcement announcement_of(const Example& batch) {
                             .data = shape_of(batch.data, "data"),
                             .target = shape_of(batch.target, "target")};
   if (announcement.data.rows() != announcement.target.rows())
-    throw InvalidArgument(concat("scatter_from_rank0: got ", announcement.data.rows(),
-                                 " rows of data and ", announcement.target.rows(),
-                                 " of target, expected as many"));
+    throw_invalid("scatter_from_rank0", "got ", announcement.data.rows(), " rows of data and ",
+                  announcement.target.rows(), " of target, expected as many");
   return announcement;
 }
 
@@ -152,7 +152,7 @@ at::Tensor as_bytes(std::size_t size) {
 }  // namespace
 
 void refuse_no_loader() {
-  throw InvalidArgument("scatter_from_rank0: got no loader on rank 0, expected one");
+  throw_invalid("scatter_from_rank0", "got no loader on rank 0, expected one");
 }
 
 void ScatteredBatches::advance() {

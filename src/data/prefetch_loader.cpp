@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "core/operation_error.h"
 #include "core/text.h"
 #include "lockstep/denormals.h"
 #include "lockstep/error.h"
@@ -14,7 +15,7 @@ namespace lockstep::inline v0_2::detail {
 
 PrefetchOptions checked(PrefetchOptions options) {
   if (options.batch_size == 0)
-    throw InvalidArgument("PrefetchLoader: got a batch size of 0, expected at least 1");
+    throw_invalid("PrefetchLoader", "got a batch size of 0, expected at least 1");
   return options;
 }
 
@@ -22,14 +23,17 @@ namespace {
 
 /// Throws what is being handled, named.
 [[noreturn]] void throw_as_data_error(const std::string& where) {
+  const ErrorDetails of_loader{.operation = "PrefetchLoader"};
   try {
     throw;
   } catch (const c10::Error& error) {
-    std::throw_with_nested(DataError(concat(where, ": ", error.what_without_backtrace())));
+    std::throw_with_nested(
+        DataError(concat(where, ": ", error.what_without_backtrace()), of_loader));
   } catch (const std::exception& error) {
-    std::throw_with_nested(DataError(concat(where, ": ", error.what())));
+    std::throw_with_nested(DataError(concat(where, ": ", error.what()), of_loader));
   } catch (...) {
-    std::throw_with_nested(DataError(concat(where, ": an exception that is no std::exception")));
+    std::throw_with_nested(
+        DataError(concat(where, ": an exception that is no std::exception"), of_loader));
   }
 }
 

@@ -10,6 +10,7 @@
 #include <span>
 #include <utility>
 
+#include "core/operation_error.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 
@@ -76,8 +77,8 @@ struct DistributedSampler::State {
 
 DistributedSampler::DistributedSampler(std::size_t size, ShardSpec shard, SamplerOptions options) {
   if (shard.ranks < 1 || shard.rank < 0 || shard.rank >= shard.ranks)
-    throw InvalidArgument(detail::concat("DistributedSampler: got rank ", shard.rank, " of ",
-                                         shard.ranks, ", expected 0 <= rank < ranks"));
+    detail::throw_invalid("DistributedSampler", "got rank ", shard.rank, " of ", shard.ranks,
+                          ", expected 0 <= rank < ranks");
   state_ = std::make_shared<State>(State{.size = size, .shard = shard, .options = options});
 }
 
@@ -146,7 +147,7 @@ void DistributedSampler::load_state(const std::map<std::string, at::Tensor>& sta
   const auto found = state.find(position_name);
   if (state.size() != 1 || found == state.end() || found->second.scalar_type() != at::kLong ||
       found->second.sizes() != at::IntArrayRef{2} || found->second.lt(0).any().item<bool>())
-    throw InvalidArgument("DistributedSampler: got a state that state() did not return");
+    detail::throw_invalid("DistributedSampler", "got a state that state() did not return");
   state_->next_epoch = static_cast<std::uint64_t>(found->second[0].item<std::int64_t>());
   state_->next_done = static_cast<std::size_t>(found->second[1].item<std::int64_t>());
   state_->begun = false;
@@ -166,8 +167,8 @@ void DistributedSampler::load(torch::serialize::InputArchive& archive) {
 EvaluationSampler::EvaluationSampler(std::size_t size, ShardSpec shard)
     : shard_(shard), size_(size) {
   if (shard.ranks < 1 || shard.rank < 0 || shard.rank >= shard.ranks)
-    throw InvalidArgument(detail::concat("EvaluationSampler: got rank ", shard.rank, " of ",
-                                         shard.ranks, ", expected 0 <= rank < ranks"));
+    detail::throw_invalid("EvaluationSampler", "got rank ", shard.rank, " of ", shard.ranks,
+                          ", expected 0 <= rank < ranks");
   reset();
 }
 

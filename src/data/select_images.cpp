@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 
 #include <cstdint>
+#include <string>
 
 #include "core/text.h"
 #include "lockstep/error.h"
@@ -16,7 +17,8 @@ torch::data::Example<> select(const at::Tensor& images, const at::Tensor& target
   std::int64_t* const out = wanted.mutable_data_ptr<std::int64_t>();
   for (std::size_t i = 0; i < indices.size(); ++i) {
     if (indices[i] >= size)
-      throw DataError(concat(dataset, ": got index ", indices[i], ", expected one below ", size));
+      throw DataError(concat(dataset, ": got index ", indices[i], ", expected one below ", size),
+                      {.operation = std::string(dataset)});
     out[i] = static_cast<std::int64_t>(indices[i]);
   }
   return {images.index_select(0, wanted).to(at::kFloat).div_(255), targets.index_select(0, wanted)};

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "core/environment.h"
+#include "core/operation_error.h"
 #include "core/text.h"
 #include "lockstep/denormals.h"
 #include "lockstep/error.h"
@@ -44,8 +45,7 @@ host::Options rank_options(const InitOptions& options, int threads_per_rank) {
   const auto& environment = Environment::get();
   const auto timeout = options.timeout.value_or(environment.timeout);
   if (timeout.count() <= 0) {
-    throw InvalidArgument(
-        concat("init: got a timeout of ", timeout.count(), " ms, expected more than 0"));
+    throw_invalid("init", "got a timeout of ", timeout.count(), " ms, expected more than 0");
   }
   return {.timeout = timeout,
           .threads_per_rank = threads_per_rank,

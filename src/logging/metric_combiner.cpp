@@ -5,6 +5,7 @@
 #include <limits>
 #include <span>
 
+#include "core/operation_error.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "lockstep/metrics.h"
@@ -34,8 +35,9 @@ std::uint64_t hash(std::uint64_t before, std::uint64_t value) {
 
 void expect_same_layout(std::span<const double> sums, int ranks) {
   if (ranks * sums[1] == sums[0] * sums[0]) return;
-  throw InvalidArgument(
-      "compute: got metrics whose states differ between ranks, expected the same metrics in the "
+  detail::throw_invalid(
+      "compute",
+      "got metrics whose states differ between ranks, expected the same metrics in the "
       "same order on every rank. Construct states with their final shapes.");
 }
 
@@ -59,8 +61,9 @@ void MetricCombiner::exchange(double& value) {
     return;
   }
   if (next_ == values_.size()) {
-    throw InvalidArgument(
-        "compute: a metric's combine() named more parts of its state on the second call. Name the "
+    detail::throw_invalid(
+        "compute",
+        "a metric's combine() named more parts of its state on the second call. Name the "
         "same parts on every call.");
   }
   value = values_[next_++];
@@ -76,8 +79,8 @@ void MetricCombiner::exchange(std::int64_t& value) {
   const auto whole_high = static_cast<std::int64_t>(high) + (whole_low >> half_bits);
   constexpr std::int64_t limit = std::int64_t{1} << (half_bits - 1);
   if (whole_high < -limit || whole_high >= limit) {
-    throw InvalidArgument(
-        "compute: got a sum over ranks that no int64 holds. Use a Sum, or a float64 state.");
+    detail::throw_invalid(
+        "compute", "got a sum over ranks that no int64 holds. Use a Sum, or a float64 state.");
   }
   value = whole_high * (half_mask + 1) + (whole_low & half_mask);
 }
@@ -103,12 +106,12 @@ template <class Combine>
 void MetricCombiner::each(at::Tensor& values, std::string_view kind, const Combine& combine) {
   if (!values.defined() || values.layout() != at::kStrided ||
       (values.scalar_type() != at::kDouble && values.scalar_type() != at::kLong)) {
-    throw InvalidArgument(detail::concat(
-        "compute: got a state that is ",
-        values.defined() ? detail::concat("a tensor of ", values.scalar_type(),
-                                          values.layout() == at::kStrided ? "" : ", not dense")
-                         : "an undefined tensor",
-        ", expected a dense tensor of float64 (Double) or int64 (Long)"));
+    detail::throw_invalid("compute", "got a state that is ",
+                          values.defined()
+                              ? detail::concat("a tensor of ", values.scalar_type(),
+                                               values.layout() == at::kStrided ? "" : ", not dense")
+                              : "an undefined tensor",
+                          ", expected a dense tensor of float64 (Double) or int64 (Long)");
   }
   const bool floats = values.scalar_type() == at::kDouble;
   part(kind, values.sizes());
@@ -202,8 +205,9 @@ void combine_over_ranks(const Group& group, const std::function<void(MetricCombi
   combiner.next_ = header;
   visit(combiner);
   if (combiner.next_ != values.size()) {
-    throw InvalidArgument(
-        "compute: a metric's combine() named fewer parts of its state on the second call. Name the "
+    detail::throw_invalid(
+        "compute",
+        "a metric's combine() named fewer parts of its state on the second call. Name the "
         "same parts on every call.");
   }
 }

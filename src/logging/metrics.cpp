@@ -9,6 +9,7 @@
 #include <span>
 #include <tuple>
 
+#include "core/operation_error.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 
@@ -21,12 +22,11 @@ at::Tensor real_numbers(const at::Tensor& values, const char* metric) {
   const bool usable = values.defined() && values.layout() == at::kStrided;
   const bool whole = usable && at::isIntegralType(values.scalar_type(), /*includeBool=*/true);
   if (!usable || !(whole || at::isFloatingType(values.scalar_type()))) {
-    throw InvalidArgument(detail::concat(
-        metric, ": got ",
-        values.defined()
-            ? detail::concat("a tensor of ", values.scalar_type(), usable ? "" : ", not dense")
-            : "an undefined tensor",
-        ", expected a dense tensor of real numbers"));
+    detail::throw_invalid(metric, "got ",
+                          values.defined() ? detail::concat("a tensor of ", values.scalar_type(),
+                                                            usable ? "" : ", not dense")
+                                           : "an undefined tensor",
+                          ", expected a dense tensor of real numbers");
   }
   return values.detach().to(at::kCPU, whole ? at::kLong : at::kDouble).contiguous();
 }
@@ -38,8 +38,8 @@ std::span<const T> span_of(const at::Tensor& values) {
 
 void expect_weight(double weight) {
   if (std::isfinite(weight) && weight >= 0) return;
-  throw InvalidArgument(
-      detail::concat("Mean: got a weight of ", weight, ", expected a finite number of at least 0"));
+  detail::throw_invalid("Mean", "got a weight of ", weight,
+                        ", expected a finite number of at least 0");
 }
 
 std::int64_t count_among_top(const at::Tensor& outputs, const at::Tensor& targets, std::int64_t k) {
@@ -75,9 +75,8 @@ void Mean::add(const at::Tensor& values, const at::Tensor& weights) {
   const at::Tensor all = real_numbers(values, "Mean").to(at::kDouble);
   const at::Tensor factors = real_numbers(weights, "Mean").to(at::kDouble);
   if (!at::is_expandable_to(factors.sizes(), all.sizes())) {
-    throw InvalidArgument(detail::concat("Mean: got weights ", factors.sizes(), " for values ",
-                                         all.sizes(),
-                                         ", expected weights that can be expanded to the values"));
+    detail::throw_invalid("Mean", "got weights ", factors.sizes(), " for values ", all.sizes(),
+                          ", expected weights that can be expanded to the values");
   }
   const at::Tensor expanded = factors.expand(all.sizes()).contiguous();
   const auto each_weight = span_of<double>(expanded);
@@ -97,13 +96,13 @@ void Mean::combine(MetricCombiner& combiner) {
 }
 
 Tally::Tally(std::int64_t k) : k_(k) {
-  if (k < 1) throw InvalidArgument(detail::concat("Tally: got k ", k, ", expected at least 1"));
+  if (k < 1) detail::throw_invalid("Tally", "got k ", k, ", expected at least 1");
 }
 
 void Tally::add(const at::Tensor& mean_loss, const at::Tensor& outputs, const at::Tensor& targets) {
   if (outputs.dim() != 2 || targets.dim() != 1 || outputs.size(0) != targets.size(0))
-    throw InvalidArgument(detail::concat("Tally: got outputs ", outputs.sizes(), " and targets ",
-                                         targets.sizes(), ", expected [B, classes] and [B]"));
+    detail::throw_invalid("Tally", "got outputs ", outputs.sizes(), " and targets ",
+                          targets.sizes(), ", expected [B, classes] and [B]");
   const at::NoGradGuard no_grad;
   if (targets.size(0) == 0) return;  // the mean of nothing is no number
   const auto right = outputs.argmax(1).eq(targets).sum().item<std::int64_t>();

@@ -14,6 +14,7 @@
 #include "comm/communicator.h"
 #include "comm/waiting.h"
 #include "core/folder_lock.h"
+#include "core/operation_error.h"
 #include "core/text.h"
 #include "core/topology.h"
 #include "group/gather_texts.h"
@@ -177,7 +178,7 @@ void RunLog::State::write_trace(std::vector<TraceSpan> spans, std::uint64_t olde
 RunLog::RunLog(const Group& world, RunLogOptions options) {
   if (options.folder.empty()) {
     if (options.trace) {
-      throw InvalidArgument("run log: got a trace without a folder, expected one to put it into");
+      detail::throw_invalid("run log", "got a trace without a folder, expected one to put it into");
     }
     return;
   }
@@ -212,7 +213,8 @@ void RunLog::begin_interval(std::int64_t step) {
 void RunLog::end_interval(std::int64_t step) {
   if (state_ == nullptr) return;
   const auto& world = state_->world;
-  if (!state_->interval) throw InvalidArgument("run log: end_interval() without begin_interval()");
+  if (!state_->interval)
+    detail::throw_invalid("run log", "end_interval() without begin_interval()");
   std::vector<record::RankInterval> own{state_->interval->until(Counters(world))};
   std::vector<record::RankInterval> all(static_cast<std::size_t>(world.size()));
   state_->interval.reset();

@@ -2,6 +2,7 @@
 
 #include <ATen/autocast_mode.h>
 
+#include "core/operation_error.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 
@@ -12,8 +13,8 @@ Autocast::Autocast(at::ScalarType dtype, at::DeviceType device)
       enabled_before_(at::autocast::is_autocast_enabled(device)),
       dtype_before_(at::autocast::get_autocast_dtype(device)) {
   if (dtype != at::kBFloat16 && dtype != at::kHalf && dtype != at::kFloat) {
-    throw InvalidArgument(detail::concat("Autocast: got ", c10::toString(dtype),
-                                         ", expected BFloat16, Half or Float"));
+    detail::throw_invalid("Autocast", "got ", c10::toString(dtype),
+                          ", expected BFloat16, Half or Float");
   }
   at::autocast::increment_nesting();
   at::autocast::set_autocast_enabled(device_, dtype != at::kFloat);

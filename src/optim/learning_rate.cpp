@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/json_depth.h"
+#include "core/operation_error.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 
@@ -19,7 +20,7 @@ using detail::concat;
 
 double StepDecay::operator()(std::int64_t step) const {
   if (every < 1)
-    throw InvalidArgument(concat("StepDecay: got every ", every, " steps, expected at least 1"));
+    detail::throw_invalid("StepDecay", "got every ", every, " steps, expected at least 1");
   return std::pow(factor, static_cast<double>(step / every));
 }
 
@@ -37,8 +38,8 @@ double WarmUp::operator()(std::int64_t step) const {
 
 double scaled_rate(double rate, std::int64_t reference_batch, std::int64_t global_batch) {
   if (reference_batch < 1 || global_batch < 1)
-    throw InvalidArgument(concat("scaled_rate: got batches of ", reference_batch, " and ",
-                                 global_batch, ", expected at least 1"));
+    detail::throw_invalid("scaled_rate", "got batches of ", reference_batch, " and ", global_batch,
+                          ", expected at least 1");
   return rate * static_cast<double>(global_batch) / static_cast<double>(reference_batch);
 }
 

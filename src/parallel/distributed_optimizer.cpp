@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "comm/communicator.h"
-#include "core/error_record.h"
+#include "core/operation_error.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "lockstep/group.h"

@@ -53,7 +53,7 @@ SharedUpdate::SharedUpdate(Reducer& reducer, const Group& group, ElementwiseOpti
     const auto numel = static_cast<std::size_t>(bucket.values().numel());
     const auto part = part_of(bucket.values(), group_.size());
     const auto begin = std::min(numel, part * static_cast<std::size_t>(group_.rank()));
-    shelves_.push_back({.gradients = &bucket,
+    buckets_.push_back({.gradients = &bucket,
                         .own = {.begin = begin, .end = std::min(numel, begin + part)},
                         .found = std::vector<Gradient>(bucket.slices().size())});
     bytes_ += padded(bucket.values().nbytes());
@@ -61,26 +61,26 @@ SharedUpdate::SharedUpdate(Reducer& reducer, const Group& group, ElementwiseOpti
   find_buckets();
   const auto memory = shared_memory(group_, bytes_);
   std::size_t offset = 0;
-  for (auto& shelf : shelves_) {
-    shelf.values = lay_out(shelf, memory, offset);
-    for (std::size_t i = 0; i < shelf.values.size(); ++i) {
-      if (group_.rank() == 0) shelf.values[i].copy_(shelf.gradients->slices()[i].parameter);
+  for (auto& bucket : buckets_) {
+    bucket.values = lay_out(bucket, memory, offset);
+    for (std::size_t i = 0; i < bucket.values.size(); ++i) {
+      if (group_.rank() == 0) bucket.values[i].copy_(bucket.gradients->slices()[i].parameter);
     }
   }
   group_.barrier().wait();
-  for (auto& shelf : shelves_) {
-    for (std::size_t i = 0; i < shelf.values.size(); ++i) {
-      at::Tensor parameter = shelf.gradients->slices()[i].parameter;
-      parameter.set_data(shelf.values[i]);
+  for (auto& bucket : buckets_) {
+    for (std::size_t i = 0; i < bucket.values.size(); ++i) {
+      at::Tensor parameter = bucket.gradients->slices()[i].parameter;
+      parameter.set_data(bucket.values[i]);
     }
   }
 }
 
 SharedUpdate::~SharedUpdate() {
   const at::NoGradGuard no_grad;
-  for (auto& shelf : shelves_) {
-    for (std::size_t i = 0; i < shelf.values.size(); ++i) {
-      at::Tensor parameter = shelf.gradients->slices()[i].parameter;
+  for (auto& bucket : buckets_) {
+    for (std::size_t i = 0; i < bucket.values.size(); ++i) {
+      at::Tensor parameter = bucket.gradients->slices()[i].parameter;
       const auto move_out = [](const at::Tensor& shared, const at::Tensor& user, auto&& move) {
         if (!user.defined() || user.const_data_ptr() != shared.const_data_ptr()) return;
         try {
@@ -89,10 +89,11 @@ SharedUpdate::~SharedUpdate() {
           // Short of memory: it stays where it is, and keeps that alive.
         }
       };
-      move_out(shelf.values[i], parameter, [&](const at::Tensor& own) { parameter.set_data(own); });
-      if (shelf.memory.empty() || !optimizer_.has(parameter)) continue;
+      move_out(bucket.values[i], parameter,
+               [&](const at::Tensor& own) { parameter.set_data(own); });
+      if (bucket.memory.empty() || !optimizer_.has(parameter)) continue;
       if (auto* memory = optimizer_.memory_of(parameter)) {
-        move_out(shelf.memory[i], *memory, [&](const at::Tensor& own) { *memory = own; });
+        move_out(bucket.memory[i], *memory, [&](const at::Tensor& own) { *memory = own; });
       }
     }
   }
@@ -111,28 +112,28 @@ SharedUpdate::Part SharedUpdate::within(const Part& own, const Bucket::Slice& sl
 void SharedUpdate::find_buckets() {
   auto& communicator = group_.communicator();
   std::vector<std::int64_t> places;
-  for (const auto& shelf : shelves_) {
-    const auto place = communicator.place_of(shelf.gradients->values().const_data_ptr());
+  for (const auto& bucket : buckets_) {
+    const auto place = communicator.place_of(bucket.gradients->values().const_data_ptr());
     places.push_back(static_cast<std::int64_t>(place.value_or(0)));  // none of no element
   }
   std::vector<std::int64_t> all(places.size() * static_cast<std::size_t>(group_.size()));
   communicator.all_gather(places.data(), all.data(), places.size(), DType::i64).wait();
   for (std::size_t i = 0; i < all.size(); ++i) {
-    shelves_[i % places.size()].buckets.push_back(
+    buckets_[i % places.size()].of_ranks.push_back(
         communicator.at_place(static_cast<std::uint64_t>(all[i])));
   }
 }
 
 /// A tensor for each slice, over the memory from the offset on, which it passes.
-std::vector<at::Tensor> SharedUpdate::lay_out(Shelf& shelf, const at::Tensor& bytes,
+std::vector<at::Tensor> SharedUpdate::lay_out(SharedBucket& bucket, const at::Tensor& bytes,
                                               std::size_t& offset) const {
-  const auto& like = shelf.gradients->values();
+  const auto& like = bucket.gradients->values();
   auto flat = at::empty({0}, like.options());
   flat.set_(bytes.storage(), static_cast<std::int64_t>(offset / like.element_size()), like.sizes(),
             like.strides());
   offset += padded(like.nbytes());
   std::vector<at::Tensor> tensors;
-  for (const auto& slice : shelf.gradients->slices()) {
+  for (const auto& slice : bucket.gradients->slices()) {
     tensors.push_back(alias(flat, static_cast<std::size_t>(flat.storage_offset()) + slice.offset,
                             slice.parameter));
   }
@@ -140,10 +141,10 @@ std::vector<at::Tensor> SharedUpdate::lay_out(Shelf& shelf, const at::Tensor& by
 }
 
 void SharedUpdate::check_in_place() const {
-  for (const auto& shelf : shelves_) {
-    for (std::size_t i = 0; i < shelf.values.size(); ++i) {
-      const auto& [name, parameter, offset, values] = shelf.gradients->slices()[i];
-      if (parameter.const_data_ptr() == shelf.values[i].const_data_ptr()) continue;
+  for (const auto& bucket : buckets_) {
+    for (std::size_t i = 0; i < bucket.values.size(); ++i) {
+      const auto& [name, parameter, offset, values] = bucket.gradients->slices()[i];
+      if (parameter.const_data_ptr() == bucket.values[i].const_data_ptr()) continue;
       throw InvalidArgument(concat("DistributedOptimizer: parameter ", name,
                                    " has been given other memory, expected the one that all ranks "
                                    "share: change its values in place"));
@@ -153,30 +154,30 @@ void SharedUpdate::check_in_place() const {
 
 /// Allocates shared memory for the optimizer's state, once there is one.
 void SharedUpdate::make_memory() {
-  if (!shelves_.front().memory.empty()) return;
-  const bool remembers = std::ranges::any_of(shelves_, [&](const Shelf& shelf) {
-    return std::ranges::any_of(shelf.gradients->slices(), [&](const Bucket::Slice& slice) {
+  if (!buckets_.front().memory.empty()) return;
+  const bool remembers = std::ranges::any_of(buckets_, [&](const SharedBucket& bucket) {
+    return std::ranges::any_of(bucket.gradients->slices(), [&](const Bucket::Slice& slice) {
       return optimizer_.has(slice.parameter) && optimizer_.memory_of(slice.parameter) != nullptr;
     });
   });
   if (!remembers) return;
   const auto memory = shared_memory(group_, bytes_);
   std::size_t offset = 0;
-  for (auto& shelf : shelves_) shelf.memory = lay_out(shelf, memory, offset);
+  for (auto& bucket : buckets_) bucket.memory = lay_out(bucket, memory, offset);
 }
 
 /// Sees to it that what is remembered of a parameter lies in shared memory. Returns whether nothing
 /// was yet.
-bool SharedUpdate::prepare_memory(Shelf& shelf, std::size_t slice) {
-  const auto& of = shelf.gradients->slices()[slice];
+bool SharedUpdate::prepare_memory(SharedBucket& bucket, std::size_t slice) {
+  const auto& of = bucket.gradients->slices()[slice];
   auto* memory = optimizer_.memory_of(of.parameter);
   if (memory == nullptr) return false;
-  const auto& shared = shelf.memory[slice];
+  const auto& shared = bucket.memory[slice];
   const bool is_first = !memory->defined();
   if (!is_first && memory->const_data_ptr() != shared.const_data_ptr()) {
     // It was loaded: every rank has all of it, and brings its part.
     const auto loaded = at::empty_like(shared).copy_(*memory);
-    const auto [begin, end] = within(shelf.own, of);
+    const auto [begin, end] = within(bucket.own, of);
     const auto size = static_cast<std::size_t>(shared.element_size());
     std::memcpy(memory_of(shared) + begin * size, memory_of(loaded) + begin * size,
                 (end - begin) * size);
@@ -236,38 +237,38 @@ void SharedUpdate::find_gradients(UpdateGradients gradients) {
   // Writes into the bucket must not count as changes of a gradient.
   const at::AutoDispatchBelowADInplaceOrView no_versions;
   const double factor = exchanged ? 1 : reducer_.take_factor();
-  for (auto& shelf : shelves_) {
-    for (std::size_t i = 0; i < shelf.found.size(); ++i) {
-      const auto& slice = shelf.gradients->slices()[i];
-      shelf.found[i] = exchanged ? mean_of(slice) : bring(slice, shelf.own, factor);
+  for (auto& bucket : buckets_) {
+    for (std::size_t i = 0; i < bucket.found.size(); ++i) {
+      const auto& slice = bucket.gradients->slices()[i];
+      bucket.found[i] = exchanged ? mean_of(slice) : bring(slice, bucket.own, factor);
     }
   }
   if (exchanged) return group_.barrier().wait();
   auto changed = reducer_.end_without_exchange();
-  for (auto& shelf : shelves_) {
-    for (std::size_t i = 0; i < shelf.found.size(); ++i) {
+  for (auto& bucket : buckets_) {
+    for (std::size_t i = 0; i < bucket.found.size(); ++i) {
       if (changed[i] != 0) continue;
       // A gradient that no rank has changed stays as it was.
-      const auto& slice = shelf.gradients->slices()[i];
-      if (const auto& kept = shelf.found[i].kept; kept.defined()) slice.values.copy_(kept);
-      shelf.found[i] = mean_of(slice);
+      const auto& slice = bucket.gradients->slices()[i];
+      if (const auto& kept = bucket.found[i].kept; kept.defined()) slice.values.copy_(kept);
+      bucket.found[i] = mean_of(slice);
     }
-    changed = changed.subspan(shelf.found.size());
+    changed = changed.subspan(bucket.found.size());
   }
 }
 
-void SharedUpdate::update(Shelf& shelf, std::size_t slice) {
-  const auto& of = shelf.gradients->slices()[slice];
-  const auto& found = shelf.found[slice];
+void SharedUpdate::update(SharedBucket& bucket, std::size_t slice) {
+  const auto& of = bucket.gradients->slices()[slice];
+  const auto& found = bucket.found[slice];
   if (found.values == nullptr || !optimizer_.has(of.parameter)) return;
-  const bool is_first = prepare_memory(shelf, slice);
+  const bool is_first = prepare_memory(bucket, slice);
   const bool remembers = optimizer_.memory_of(of.parameter) != nullptr;
   const auto dtype = of.parameter.scalar_type();
   const auto size = static_cast<std::size_t>(of.parameter.element_size());
   const auto rank = static_cast<std::size_t>(group_.rank());
-  std::vector<const std::byte*> inputs(shelf.buckets.size());
+  std::vector<const std::byte*> inputs(bucket.of_ranks.size());
   auto* mean = memory_of(mean_);
-  const auto part = within(shelf.own, of);
+  const auto part = within(bucket.own, of);
   for (auto begin = part.begin; begin < part.end; begin += chunk_bytes / size) {
     const auto count = std::min(part.end - begin, chunk_bytes / size);
     const auto in = [&](const at::Tensor& tensor) {
@@ -276,33 +277,33 @@ void SharedUpdate::update(Shelf& shelf, std::size_t slice) {
     const std::byte* gradient = found.values + begin * size;
     if (!found.is_mean) {
       for (std::size_t r = 0; r < inputs.size(); ++r) {
-        inputs[r] = r == rank ? gradient : shelf.buckets[r] + (of.offset + begin) * size;
+        inputs[r] = r == rank ? gradient : bucket.of_ranks[r] + (of.offset + begin) * size;
       }
       kernels::reduce(dtype_of(dtype, "update"), ReduceOp::avg, inputs, {{mean}}, count);
       gradient = mean;
     }
-    optimizer_.update(of.parameter, {.values = in(shelf.values[slice]),
+    optimizer_.update(of.parameter, {.values = in(bucket.values[slice]),
                                      .gradient = flat_at(gradient, count, dtype),
-                                     .memory = remembers ? in(shelf.memory[slice]) : at::Tensor(),
+                                     .memory = remembers ? in(bucket.memory[slice]) : at::Tensor(),
                                      .is_first = is_first});
   }
   // Autograd is to notice on every rank, whoever has written.
   of.parameter.unsafeGetTensorImpl()->bump_version();
 }
 
-void SharedUpdate::update(Shelf& shelf) {
-  for (std::size_t i = 0; i < shelf.found.size(); ++i) update(shelf, i);
+void SharedUpdate::update(SharedBucket& bucket) {
+  for (std::size_t i = 0; i < bucket.found.size(); ++i) update(bucket, i);
 }
 
 /// As if the bucket had been exchanged by an all_reduce.
-void SharedUpdate::average_and_update(Shelf& shelf) {
+void SharedUpdate::average_and_update(SharedBucket& bucket) {
   auto& statistics = GroupStatistics::of(group_.communicator());
-  const auto bytes = shelf.gradients->values().nbytes();
+  const auto bytes = bucket.gradients->values().nbytes();
   const DenseBytesScope stands_for(statistics, bytes);
   const Working working(
-      statistics.count(Collective::all_reduce, static_cast<int>(shelf.gradients->index()), bytes)
+      statistics.count(Collective::all_reduce, static_cast<int>(bucket.gradients->index()), bytes)
           .working);
-  update(shelf);
+  update(bucket);
 }
 
 void SharedUpdate::step(UpdateGradients gradients) {
@@ -312,7 +313,7 @@ void SharedUpdate::step(UpdateGradients gradients) {
   const bool exchanged = gradients == UpdateGradients::averaged;
   find_gradients(gradients);
   make_memory();
-  for (auto& shelf : shelves_) exchanged ? update(shelf) : average_and_update(shelf);
+  for (auto& bucket : buckets_) exchanged ? update(bucket) : average_and_update(bucket);
   // No rank computes with parameters that are not updated, or changes gradients that others read.
   group_.barrier().wait();
 }

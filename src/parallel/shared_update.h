@@ -52,33 +52,34 @@ class SharedUpdate {
   };
 
   /// One bucket's worth of parameters, laid out as its gradients are.
-  struct Shelf {
+  struct SharedBucket {
     const Bucket* gradients;
-    Part own;                              ///< what this rank updates
-    std::vector<Gradient> found;           ///< of each slice, by this rank
-    std::vector<std::byte*> buckets = {};  ///< of each rank, its gradients
-    std::vector<at::Tensor> values = {};   ///< of each slice, over shared memory
-    std::vector<at::Tensor> memory = {};   ///< the same; empty until something is remembered
+    Part own;                               ///< what this rank updates
+    std::vector<Gradient> found;            ///< of each slice, by this rank
+    std::vector<std::byte*> of_ranks = {};  ///< of each rank, its gradients
+    std::vector<at::Tensor> values = {};    ///< of each slice, over shared memory
+    std::vector<at::Tensor> memory = {};    ///< the same; empty until something is remembered
   };
 
   static Part within(const Part& own, const Bucket::Slice& slice);
   void find_buckets();
-  std::vector<at::Tensor> lay_out(Shelf& shelf, const at::Tensor& bytes, std::size_t& offset) const;
+  std::vector<at::Tensor> lay_out(SharedBucket& bucket, const at::Tensor& bytes,
+                                  std::size_t& offset) const;
   void check_in_place() const;
   void make_memory();
-  bool prepare_memory(Shelf& shelf, std::size_t slice);
+  bool prepare_memory(SharedBucket& bucket, std::size_t slice);
   void find_gradients(UpdateGradients gradients);
   static Gradient mean_of(const Bucket::Slice& slice);
   static Gradient bring(const Bucket::Slice& slice, const Part& own, double factor);
-  void average_and_update(Shelf& shelf);
-  void update(Shelf& shelf);
-  void update(Shelf& shelf, std::size_t slice);
+  void average_and_update(SharedBucket& bucket);
+  void update(SharedBucket& bucket);
+  void update(SharedBucket& bucket, std::size_t slice);
 
   Reducer& reducer_;
   Group group_;
   ElementwiseOptimizer& optimizer_;
-  std::vector<Shelf> shelves_;
-  std::size_t bytes_ = 0;  ///< of all shelves
+  std::vector<SharedBucket> buckets_;
+  std::size_t bytes_ = 0;  ///< of all buckets
   at::Tensor mean_;        ///< a chunk's, on its way from the gradients to the update
 };
 

@@ -1,5 +1,6 @@
 #include "profile/trace.h"
 
+#include "core/operation_error.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::detail {
@@ -12,9 +13,9 @@ constexpr std::int64_t same_work = 2000;
 }  // namespace
 
 Trace::Trace(std::size_t most) : spans_(most) {
-  if (most == 0) throw InvalidArgument("trace: got room for 0 spans, expected at least 1");
+  if (most == 0) throw_invalid("trace", "got room for 0 spans, expected at least 1");
   if (this_threads_trace != nullptr) {
-    throw InvalidArgument("trace: this thread keeps one already, expected one at a time");
+    throw_invalid("trace", "this thread keeps one already, expected one at a time");
   }
   this_threads_trace = this;
   this_threads_work_observer = this;

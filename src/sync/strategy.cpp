@@ -2,6 +2,7 @@
 
 #include <charconv>
 
+#include "core/operation_error.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "lockstep/strategies.h"
@@ -107,8 +108,7 @@ Strategy parse_warmup(std::string_view text, std::string_view options) {
   const auto* end = number.data() + number.size();
   const auto [stopped, error] = std::from_chars(number.data(), end, steps);
   if (colon == std::string_view::npos || error != std::errc() || stopped != end) {
-    throw InvalidArgument(
-        detail::concat("strategy: got \"", text, "\", expected warmup:STEPS:STRATEGY"));
+    detail::throw_invalid("strategy", "got \"", text, "\", expected warmup:STEPS:STRATEGY");
   }
   const Warmup recipe{.strategy = parse_strategy(options.substr(colon + 1)), .steps = steps};
   recipe.check();
@@ -121,8 +121,8 @@ Strategy parse_strategy(std::string_view text) {
   // Warm-ups within warm-ups are read one within another.
   constexpr std::size_t longest = 4096;
   if (text.size() > longest) {
-    throw InvalidArgument(
-        detail::concat("strategy: got ", text.size(), " characters, expected at most ", longest));
+    detail::throw_invalid("strategy", "got ", text.size(), " characters, expected at most ",
+                          longest);
   }
   const auto colon = text.find(':');
   const auto name = text.substr(0, colon);
@@ -136,8 +136,7 @@ Strategy parse_strategy(std::string_view text) {
     }
     valid += detail::concat(valid.empty() ? "" : ", ", known.name);
   }
-  throw InvalidArgument(
-      detail::concat("strategy: got \"", text, "\", expected one of: ", valid, ", warmup"));
+  detail::throw_invalid("strategy", "got \"", text, "\", expected one of: ", valid, ", warmup");
 }
 
 }  // namespace lockstep

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "core/text.h"
+#include "lockstep/error.h"
+
+namespace lockstep::inline v0_2::detail {
+
+/// Throws InvalidArgument of an operation. The text is "OPERATION: " and the parts.
+template <class... Parts>
+[[noreturn]] void throw_invalid(std::string_view operation, const Parts&... parts) {
+  throw InvalidArgument(concat(operation, ": ", parts...), {.operation = std::string(operation)});
+}
+
+/// Runs fn, and names the operation in an Error of it that names none.
+template <class Fn>
+auto as_operation(const char* operation, const Fn& fn) {
+  try {
+    return fn();
+  } catch (Error& error) {
+    error.set_operation(operation);
+    throw;
+  }
+}
+
+}  // namespace lockstep::detail
