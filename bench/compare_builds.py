@@ -2,6 +2,10 @@
 """Compares the speed of two builds of Lockstep: collectives of one host and of MPI, and training steps.
 
     bench/compare_builds.py --before OTHER/build --after build
+    bench/compare_builds.py --before OTHER/build --after build --simulated-hosts    as root
+
+With --simulated-hosts it takes steps of strategies with several stages instead: a rank with one thread
+and a progress thread on each of the two hosts that tools/two-hosts simulates.
 
 The builds take turns within one run, and which of them is first alternates. The table has the
 median of each build's times, the ratio of these medians, and the ratio of the least times, which a
@@ -28,6 +32,16 @@ STEPS = {
     "CNN, PowerSGD of rank 4": ["--model", "cnn", "--steps", 20, "--strategy", "powersgd:rank=4"],
     "CNN, int8": ["--model", "cnn", "--steps", 20, "--strategy", "int8"],
 }
+# Link, and flags of the step.
+STEPS_OVER_A_LINK = {
+    "MLP, PowerSGD of rank 4, 1 Gbit/s": ("1gbit", ["--model", "mlp", "--steps", 3, "--strategy", "powersgd:rank=4"]),
+    "MLP, PowerSGD of rank 32, 100 Mbit/s":
+        ("100mbit", ["--model", "mlp", "--steps", 3, "--strategy", "powersgd:rank=32"]),
+    "CNN, PowerSGD of rank 4, 100 Mbit/s": ("100mbit", ["--model", "cnn", "--steps", 20, "--strategy", "powersgd:rank=4"]),
+    "MLP, int8, 1 Gbit/s": ("1gbit", ["--model", "mlp", "--steps", 3, "--strategy", "int8"]),
+    "CNN, int8, 100 Mbit/s": ("100mbit", ["--model", "cnn", "--steps", 20, "--strategy", "int8"]),
+}
+TWO_HOSTS = pathlib.Path(__file__).resolve().parent.parent / "tools" / "two-hosts"
 MPIRUN = ["mpirun", "--allow-run-as-root", "-n", 2, "-x", "OMP_NUM_THREADS=1"]
 
 
@@ -57,6 +71,21 @@ def step(flags):
     return measure
 
 
+def step_over_a_link(rate, flags):
+    """A measurement in ms of a build's binaries."""
+    def measure(binaries):
+        return run([TWO_HOSTS, "--rate", rate, "--per-host", 1, "env", "OMP_NUM_THREADS=1",
+                    "LOCKSTEP_PROGRESS=thread", binaries / "bench_train_step", *flags,
+                    "--rounds", 2, "--no-alone", "--no-faults"])[-1]["together_ms"]
+    return measure
+
+
+def figures_over_a_link():
+    """(name, unit, measurement) of each figure between simulated hosts."""
+    for name, (rate, flags) in STEPS_OVER_A_LINK.items():
+        yield f"step of {name}", "ms", step_over_a_link(rate, flags)
+
+
 def figures():
     """(name, unit, measurement) of each figure."""
     for memory in ("group", "private"):
@@ -79,12 +108,13 @@ def main():
     parser.add_argument("--after", required=True, type=pathlib.Path, help="build folder")
     parser.add_argument("--rounds", default=7, type=int, help="turns of both builds for each figure [7]")
     parser.add_argument("--only", default="", help="figures whose name contains this text")
+    parser.add_argument("--simulated-hosts", action="store_true", help="steps over a limited link; needs root")
     options = parser.parse_args()
 
     builds = {"before": options.before / "bin", "after": options.after / "bin"}
     print(f"| figure | before | after | after/before, medians | after/before, least of {options.rounds} |")
     print("|---|---|---|---|---|")
-    for name, unit, measure in figures():
+    for name, unit, measure in figures_over_a_link() if options.simulated_hosts else figures():
         if options.only not in name:
             continue
         times = {build: [] for build in builds}

@@ -27,6 +27,9 @@ class Votes : public lockstep::Exchange {
     gradient.copy_(votes_.sign());
   }
 
+  /// On several hosts every rank votes, too: without this, each host would vote once, on its sum.
+  bool is_all_reduce() const override { return true; }
+
  private:
   at::Tensor votes_;
 };
