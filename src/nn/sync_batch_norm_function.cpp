@@ -27,7 +27,7 @@ namespace lockstep::inline v0_2::detail {
 namespace {
 
 template <class... Parts>
-[[noreturn]] void refuse(const SyncLayer& layer, const Parts&... what) {
+[[noreturn]] void throw_in_layer(const SyncLayer& layer, const Parts&... what) {
   throw InvalidArgument(concat(layer.who(), ": ", what...), {.operation = "SyncBatchNorm"});
 }
 
@@ -57,13 +57,14 @@ void expect_same_layer(const double* rows, std::int64_t length, const SyncLayer&
     const auto* theirs = rows + rank * length;
     const auto differs = [&](Place place) { return theirs[place] != rows[place]; };
     if (differs(place_of_layer)) {
-      refuse(layer, "ranks must run the same layers in one order: ", "layer ", rows[place_of_layer],
-             " of the model on rank 0; layer ", theirs[place_of_layer], " on rank ", rank);
+      throw_in_layer(layer, "ranks must run the same layers in one order: ", "layer ",
+                     rows[place_of_layer], " of the model on rank 0; layer ",
+                     theirs[place_of_layer], " on rank ", rank);
     }
     if (differs(place_of_dtype)) {
       const auto name = [](double dtype) { return toString(static_cast<at::ScalarType>(dtype)); };
-      refuse(layer, "ranks must have inputs of one dtype: ", name(rows[place_of_dtype]),
-             " on rank 0; ", name(theirs[place_of_dtype]), " on rank ", rank);
+      throw_in_layer(layer, "ranks must have inputs of one dtype: ", name(rows[place_of_dtype]),
+                     " on rank 0; ", name(theirs[place_of_dtype]), " on rank ", rank);
     }
   }
 }
@@ -112,9 +113,9 @@ std::pair<at::Tensor, at::Tensor> sum_over_ranks(const at::Tensor& a, const at::
   // Numbers are all equal if, and only if, their variance is zero; these are exact.
   const auto* last = sums.data_ptr<double>() + a.numel() + b.numel();
   if (last[0] * last[0] != last[1] * layer.group.size()) {
-    refuse(layer,
-           "ranks must run the same layers in one order: another rank is in "
-           "another layer's backward");
+    throw_in_layer(layer,
+                   "ranks must run the same layers in one order: another rank is in "
+                   "another layer's backward");
   }
   return {sums.narrow(0, 0, a.numel()), sums.narrow(0, a.numel(), b.numel())};
 }
@@ -142,23 +143,23 @@ at::Tensor converted(const at::Tensor& tensor, at::ScalarType dtype) {
 
 void check(const at::Tensor& input, const NormTensors& tensors, const SyncLayer& layer) {
   if (!input.device().is_cpu() || input.layout() != at::kStrided) {
-    refuse(layer, "got an input of layout ", input.layout(), " on ", input.device(),
-           ", expected a dense one on cpu");
+    throw_in_layer(layer, "got an input of layout ", input.layout(), " on ", input.device(),
+                   ", expected a dense one on cpu");
   }
   if (!input.is_floating_point()) {
-    refuse(layer, "got an input of ", input.dtype(), ", expected floating point");
+    throw_in_layer(layer, "got an input of ", input.dtype(), ", expected floating point");
   }
   const auto check_one = [&](std::string_view name, const at::Tensor& tensor) {
     if (!tensor.defined()) return;
     if (tensor.numel() != input.size(1)) {
-      refuse(layer, "got an input of sizes ", input.sizes(), ", expected ", tensor.numel(),
-             " channels, as ", name, " has");
+      throw_in_layer(layer, "got an input of sizes ", input.sizes(), ", expected ", tensor.numel(),
+                     " channels, as ", name, " has");
     }
     const bool reduced = input.scalar_type() == at::kHalf || input.scalar_type() == at::kBFloat16;
     if (tensor.scalar_type() != input.scalar_type() &&
         !(reduced && tensor.scalar_type() == at::kFloat)) {
-      refuse(layer, "got an input of ", input.dtype(), ", expected ", tensor.dtype(), " as ", name,
-             " has");
+      throw_in_layer(layer, "got an input of ", input.dtype(), ", expected ", tensor.dtype(),
+                     " as ", name, " has");
     }
   };
   check_one("running_mean", tensors.running_mean);
@@ -188,8 +189,8 @@ class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunc
                             const c10::intrusive_ptr<SyncLayer>& layer) {
     const auto batch = batch_statistics(input, *layer);
     if (batch.count == 1) {
-      refuse(*layer, "got one value a channel over all ranks, in an input of sizes ", input.sizes(),
-             " here, expected more when training");
+      throw_in_layer(*layer, "got one value a channel over all ranks, in an input of sizes ",
+                     input.sizes(), " here, expected more when training");
     }
     if (batch.count > 0) move_running_statistics(tensors, batch, momentum);
 
@@ -216,7 +217,7 @@ class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunc
     const auto capsule = context->saved_data["layer"].toCapsule();
     const auto& layer = static_cast<const SyncLayer&>(*capsule);
     if (at::GradMode::is_enabled()) {
-      refuse(layer, "got create_graph, but a gradient of its gradient is not known");
+      throw_in_layer(layer, "got create_graph, but a gradient of its gradient is not known");
     }
 
     const auto& gradient = gradients[0];
@@ -311,9 +312,9 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
 void SyncBatchNormImpl::_check_input_dim(const at::Tensor& input) {
   const bool fits = input.dim() >= 2 && input.dim() <= 5;
   if (!fits || input.size(1) != options.num_features()) {
-    detail::refuse(*layer_, "got an input of sizes ", input.sizes(),
-                   ", expected 2 to 5 dimensions, the second of ", options.num_features(),
-                   " channels");
+    detail::throw_in_layer(*layer_, "got an input of sizes ", input.sizes(),
+                           ", expected 2 to 5 dimensions, the second of ", options.num_features(),
+                           " channels");
   }
 }
 

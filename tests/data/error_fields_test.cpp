@@ -41,7 +41,7 @@ TEST(DataErrorFields, OfArguments) {
   EXPECT_EQ(fields([&] { DistributedSampler(5, bad); }), invalid("DistributedSampler"));
   EXPECT_EQ(fields([&] { EvaluationSampler(5, bad); }), invalid("EvaluationSampler"));
   EXPECT_EQ(fields([&] { partition_contiguous(5, bad); }), invalid("partition_contiguous"));
-  EXPECT_EQ(fields([] { augment(at::zeros({3}), {}, 0); }), invalid("augment"));
+  EXPECT_EQ(fields([] { augment(at::zeros({3}), {}, 0, {}); }), invalid("augment"));
   EXPECT_EQ(fields([] { Autocast autocast(at::kLong); }), invalid("Autocast"));
   EXPECT_EQ(fields([] { scaled_rate(0.1, 0, 1); }), invalid("scaled_rate"));
   EXPECT_EQ(fields([] { Tally tally(0); }), invalid("Tally"));
