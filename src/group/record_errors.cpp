@@ -53,18 +53,19 @@ struct JoinedWorld {
 };
 
 void record_in_world(const std::exception& error) {
-  auto& joined = JoinedWorld::get();
-  if (joined.process.in_child()) return;
-  const std::lock_guard lock(joined.mutex);
-  const auto world = joined.world.lock();
+  auto& joined_world = JoinedWorld::get();
+  if (joined_world.process.in_child()) return;
+  const std::lock_guard lock(joined_world.mutex);
+  const auto world = joined_world.world.lock();
   if (world == nullptr) return;
   // The failure of the world is already recorded there.
   if (dynamic_cast<const CommError*>(&error) != nullptr && world->failure()) return;
   const auto record = detail::record_of(error);
   const bool repeats = record.repeats && !record.of_world() && record.rank >= 0;
   world->record_error(
-      joined.rank, repeats ? record.text : detail::concat("rank ", joined.rank, ": ", record.text),
-      repeats ? record.rank : joined.rank);
+      joined_world.rank,
+      repeats ? record.text : detail::concat("rank ", joined_world.rank, ": ", record.text),
+      repeats ? record.rank : joined_world.rank);
 }
 
 /// The type of the error as programs write it, without the inline namespace.
@@ -125,10 +126,10 @@ void detail::record_uncaught_errors() {
 }
 
 void detail::record_errors_in(const std::shared_ptr<host::World>& world, int rank) {
-  auto& joined = JoinedWorld::get();
-  const std::lock_guard lock(joined.mutex);
-  joined.world = world;
-  joined.rank = rank;
+  auto& joined_world = JoinedWorld::get();
+  const std::lock_guard lock(joined_world.mutex);
+  joined_world.world = world;
+  joined_world.rank = rank;
 }
 
 }  // namespace lockstep

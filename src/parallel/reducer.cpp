@@ -381,7 +381,7 @@ void Reducer::before_update() {
 
 void Reducer::exchange_parameters() {
   const auto step = step_++;
-  if (parameters_may_differ_) reducers_.count_left_out(step);
+  if (parameters_may_differ_) reducers_.count_skipped(step);
   if (!reducers_.exchanges(SyncTarget::parameters, step)) return;
   begin_buffers();
   reducers_.exchange_parameters(step);

@@ -228,8 +228,8 @@ std::string PowerSgd::text() const {
 }
 
 void PowerSgd::check() const {
-  constexpr std::int64_t most = 1 << 20;
-  detail::expect(rank >= 1 && rank <= most, "power_sgd", "rank", static_cast<double>(rank),
+  constexpr std::int64_t max_rank = 1 << 20;
+  detail::expect(rank >= 1 && rank <= max_rank, "power_sgd", "rank", static_cast<double>(rank),
                  "1 to 2^20");
 }
 
