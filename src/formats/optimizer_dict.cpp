@@ -5,7 +5,7 @@
 #include <c10/util/Type.h>
 
 #include <map>
-#include <new_states>
+#include <memory>
 #include <optional>
 #include <string>
 #include <tuple>

@@ -27,7 +27,7 @@ namespace lockstep::inline v0_2::detail {
 namespace {
 
 template <class... Parts>
-[[noreturn]] void refuse(const SyncLayer& layer, const Parts&... what) {
+[[noreturn]] void refuse_in_layer(const SyncLayer& layer, const Parts&... what) {
   throw InvalidArgument(concat(layer.prefix(), ": ", what...), {.operation = "SyncBatchNorm"});
 }
 
@@ -58,14 +58,14 @@ void expect_same_layer(const double* rows, std::int64_t length, const SyncLayer&
     const auto* theirs = rows + rank * length;
     const auto differs = [&](Field field) { return theirs[field] != rows[field]; };
     if (differs(field_layer)) {
-      refuse(layer, "ranks must run the same layers in the same order: ", "layer ",
-             rows[field_layer], " of the model on rank 0; layer ", theirs[field_layer], " on rank ",
-             rank);
+      refuse_in_layer(layer, "ranks must run the same layers in the same order: ", "layer ",
+                      rows[field_layer], " of the model on rank 0; layer ", theirs[field_layer],
+                      " on rank ", rank);
     }
     if (differs(field_dtype)) {
       const auto name = [](double dtype) { return toString(static_cast<at::ScalarType>(dtype)); };
-      refuse(layer, "ranks must have inputs of the same dtype: ", name(rows[field_dtype]),
-             " on rank 0; ", name(theirs[field_dtype]), " on rank ", rank);
+      refuse_in_layer(layer, "ranks must have inputs of the same dtype: ", name(rows[field_dtype]),
+                      " on rank 0; ", name(theirs[field_dtype]), " on rank ", rank);
     }
   }
 }
@@ -115,9 +115,9 @@ std::pair<at::Tensor, at::Tensor> sum_over_ranks(const at::Tensor& a, const at::
   // these sums exactly.
   const auto* last = sums.data_ptr<double>() + a.numel() + b.numel();
   if (last[0] * last[0] != last[1] * layer.group.size()) {
-    refuse(layer,
-           "ranks must run the same layers in the same order: another rank is in "
-           "another layer's backward");
+    refuse_in_layer(layer,
+                    "ranks must run the same layers in the same order: another rank is in "
+                    "another layer's backward");
   }
   return {sums.narrow(0, 0, a.numel()), sums.narrow(0, a.numel(), b.numel())};
 }
@@ -145,23 +145,23 @@ at::Tensor converted(const at::Tensor& tensor, at::ScalarType dtype) {
 
 void check(const at::Tensor& input, const NormTensors& tensors, const SyncLayer& layer) {
   if (!input.device().is_cpu() || input.layout() != at::kStrided) {
-    refuse(layer, "got an input of layout ", input.layout(), " on ", input.device(),
-           ", expected a dense one on cpu");
+    refuse_in_layer(layer, "got an input of layout ", input.layout(), " on ", input.device(),
+                    ", expected a dense one on cpu");
   }
   if (!input.is_floating_point()) {
-    refuse(layer, "got an input of ", input.dtype(), ", expected a floating point dtype");
+    refuse_in_layer(layer, "got an input of ", input.dtype(), ", expected a floating point dtype");
   }
   const auto check_one = [&](std::string_view name, const at::Tensor& tensor) {
     if (!tensor.defined()) return;
     if (tensor.numel() != input.size(1)) {
-      refuse(layer, "got an input of sizes ", input.sizes(), ", expected ", tensor.numel(),
-             " channels, as ", name, " has");
+      refuse_in_layer(layer, "got an input of sizes ", input.sizes(), ", expected ", tensor.numel(),
+                      " channels, as ", name, " has");
     }
     const bool reduced = input.scalar_type() == at::kHalf || input.scalar_type() == at::kBFloat16;
     if (tensor.scalar_type() != input.scalar_type() &&
         !(reduced && tensor.scalar_type() == at::kFloat)) {
-      refuse(layer, "got an input of ", input.dtype(), ", expected ", tensor.dtype(), " as ", name,
-             " has");
+      refuse_in_layer(layer, "got an input of ", input.dtype(), ", expected ", tensor.dtype(),
+                      " as ", name, " has");
     }
   };
   check_one("running_mean", tensors.running_mean);
@@ -191,8 +191,8 @@ class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunc
                             const c10::intrusive_ptr<SyncLayer>& layer) {
     const auto batch = batch_statistics(input, *layer);
     if (batch.count == 1) {
-      refuse(*layer, "got one value per channel over all ranks, in an input of sizes ",
-             input.sizes(), " on this rank, expected at least two when training");
+      refuse_in_layer(*layer, "got one value per channel over all ranks, in an input of sizes ",
+                      input.sizes(), " on this rank, expected at least two when training");
     }
     if (batch.count > 0) update_running_statistics(tensors, batch, momentum);
 
@@ -219,7 +219,7 @@ class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunc
     const auto capsule = context->saved_data["layer"].toCapsule();
     const auto& layer = static_cast<const SyncLayer&>(*capsule);
     if (at::GradMode::is_enabled()) {
-      refuse(layer, "got create_graph, but the second derivative is not implemented");
+      refuse_in_layer(layer, "got create_graph, but the second derivative is not implemented");
     }
 
     const auto& gradient = gradients[0];
@@ -316,9 +316,9 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
 void SyncBatchNormImpl::_check_input_dim(const at::Tensor& input) {
   const bool fits = input.dim() >= 2 && input.dim() <= 5;
   if (!fits || input.size(1) != options.num_features()) {
-    detail::refuse(*layer_, "got an input of sizes ", input.sizes(),
-                   ", expected 2 to 5 dimensions, the second of ", options.num_features(),
-                   " channels");
+    detail::refuse_in_layer(*layer_, "got an input of sizes ", input.sizes(),
+                            ", expected 2 to 5 dimensions, the second of ", options.num_features(),
+                            " channels");
   }
 }
 
