@@ -1,4 +1,4 @@
-// A way of synchronising of one's own: ranks vote on the sign of every gradient, a byte each.
+// A custom strategy: the ranks vote on the sign of every gradient element, with one byte each.
 //
 //   lockstep run -n 3 custom_strategy
 //
@@ -13,17 +13,17 @@
 
 #include "program.h"
 
-/// The running side: one for every bucket of gradients.
+/// The state of the strategy for one bucket of gradients.
 class Votes : public lockstep::Exchange {
  public:
-  /// A coroutine: the backward goes on while the collective that it awaits is under way.
+  /// A coroutine: the backward continues while it awaits its collective.
   lockstep::ExchangeTask exchange(std::int64_t /*step*/, lockstep::Bucket& bucket,
                                   const lockstep::Group& group) override {
     const auto& gradient = bucket.values();
-    // Made once, in memory that the group exchanges without copying.
+    // Allocated once, in group memory, which collectives do not copy.
     if (!votes_.defined()) votes_ = group.empty(gradient.sizes(), at::kChar);
     votes_.copy_(gradient.sign());
-    co_await group.all_reduce(votes_);  // a byte holds the votes of 127 ranks
+    co_await group.all_reduce(votes_);  // the sum of up to 127 votes fits into a byte
     gradient.copy_(votes_.sign());
   }
 
@@ -34,7 +34,7 @@ class Votes : public lockstep::Exchange {
   at::Tensor votes_;
 };
 
-/// The strategy is a plain value, without a base class.
+/// The strategy is a value without a base class.
 struct SignVote {
   std::string text() const { return "sign_vote"; }
   std::unique_ptr<lockstep::Exchange> exchange(const lockstep::Bucket&) const {
@@ -42,7 +42,7 @@ struct SignVote {
   }
 };
 
-/// Learns y = x · (1, 2, …, 8) from noisy samples, others on every rank.
+/// Learns y = x · (1, 2, …, 8) from noisy samples, which differ between ranks.
 void train(const lockstep::Group& world) {
   torch::nn::Linear model(torch::nn::LinearOptions(8, 1).bias(false));
   lockstep::DistributedDataParallel ddp(model, world, {.strategy = SignVote{}});

@@ -1,5 +1,5 @@
-// PyTorch's tutorial program for several processes. single_trainer.cpp is what it was before:
-// compare the two to see what it takes.
+// PyTorch's tutorial program for several processes. single_trainer.cpp is the same program for one
+// process: the difference is the port to Lockstep.
 //
 //   lockstep run -n 2 ddp_trainer 10 2
 //   lockstep run -n 2 --max-restarts 3 ddp_trainer 10 2
@@ -84,7 +84,7 @@ class Trainer {
     return {.model = *model_, .optimizer = optimizer_, .strategy = ddp_};
   }
 
-  /// As rank 0 sees it: the others may be on another machine.
+  /// Whether rank 0 finds the snapshot. Other ranks may be on another machine.
   bool snapshot_exists() const {
     const at::Tensor exists = torch::zeros({1});
     if (world_.rank() == 0 && std::filesystem::exists(settings_.snapshot)) exists.fill_(1);
@@ -138,13 +138,13 @@ class Trainer {
   std::shared_ptr<Model> model_;
   lockstep::DistributedDataParallel<Model> ddp_;
   Loader& train_data_;
-  lockstep::DistributedSampler sampler_;  // the loader's copy shares its epoch
+  lockstep::DistributedSampler sampler_;  // shares its state with the loader's copy
   torch::optim::Optimizer& optimizer_;
   lockstep::RunLog log_;
-  std::optional<program::MetricsFile> metrics_;  // rank 0's
+  std::optional<program::MetricsFile> metrics_;  // on rank 0 only
   lockstep::Tally tally_;
   std::int64_t epochs_run_ = 0;
-  std::int64_t steps_ = 0;  // of this run and those it goes on from
+  std::int64_t steps_ = 0;  // including those of the run that it resumes
 };
 
 void train(const Settings& settings, const lockstep::Group& world) {

@@ -1,5 +1,5 @@
-// Shows that the mean of the ranks' gradients is the gradient of the whole batch: Needle's
-// derivation in numbers. With parts of unequal size it is so for the mean weighted by those sizes.
+// Shows numerically that the mean of the ranks' gradients is the gradient of the whole batch, which
+// Needle derives. For parts of unequal sizes, the mean must be weighted by those sizes.
 //
 //   lockstep run -n 3 gradient_proof
 //   gradient_proof --threads 7
@@ -39,8 +39,8 @@ struct Settings {
   bool quiet = false;
 };
 
-/// No layer looks at several images at once, as BatchNorm would. So the loss of a batch is the mean
-/// of its images' losses, and the derivation rests on this.
+/// No layer combines several images, as BatchNorm would. So the loss of a batch is the mean of its
+/// images' losses, which the derivation assumes.
 nn::Sequential make_model() {
   nn::Sequential model(nn::Conv2d(1, 8, 5), nn::Tanh(), nn::MaxPool2d(4), nn::Flatten(),
                        nn::Linear(288, 32), nn::Tanh(), nn::Linear(32, 10));
@@ -48,7 +48,7 @@ nn::Sequential make_model() {
   return model;
 }
 
-/// How many images each rank has. unequal: rank r has about r + 1 shares.
+/// Number of images per rank. unequal: proportional to r + 1 for rank r.
 std::vector<std::int64_t> sizes_of_parts(std::int64_t images, int ranks, bool unequal) {
   const std::int64_t shares = unequal ? std::int64_t{ranks} * (ranks + 1) / 2 : ranks;
   std::vector<std::int64_t> sizes;
@@ -67,7 +67,7 @@ std::string listed(const std::vector<std::int64_t>& sizes) {
   return out.str();
 }
 
-/// The largest difference of any element from the whole batch's gradient, over all ranks.
+/// The largest difference of an element from that of the whole batch's gradient, over all ranks.
 double difference(const nn::Sequential& wrapped, const nn::Sequential& whole,
                   const lockstep::Group& world) {
   at::Tensor largest = torch::zeros({1}, at::kDouble);

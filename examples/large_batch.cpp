@@ -1,7 +1,6 @@
-// Training with large batches. A step has several forward and backward passes, whose gradients are
-// exchanged once. The learning rate is scaled to the batch and warms up, as in Goyal et al.,
-// https://arxiv.org/abs/1706.02677. --autocast computes in bfloat16 the operations that gain from
-// it.
+// Training with large batches. A step has several forward and backward passes and one exchange of
+// gradients. The learning rate is scaled to the batch size and warms up, as in Goyal et al.,
+// https://arxiv.org/abs/1706.02677. --autocast computes in bfloat16 where that is faster.
 //
 //   lockstep run -n 2 large_batch --accumulate 4 --autocast
 //
@@ -32,7 +31,7 @@ struct Settings {
   std::int64_t epochs = 5;
   std::int64_t batch_size = 32;
   std::int64_t accumulate = 4;
-  double lr = 0.02;  // for 64 images a step
+  double lr = 0.02;  // for 64 images per step
   std::int64_t warm_up = 20;
   bool autocast = false;
   std::uint64_t seed = 0;
@@ -104,7 +103,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
     auto batch = loader->begin();
     for (std::int64_t step = 0; step < steps; ++step) {
       for (std::int64_t part = 1; part <= settings.accumulate; ++part, ++batch) {
-        // Gradients stay here until the last part of the step.
+        // Gradients accumulate on this rank until the last batch of the step.
         std::optional<lockstep::NoSync> not_yet;
         if (part < settings.accumulate) not_yet.emplace(ddp.no_sync());
         at::Tensor outputs;
@@ -122,7 +121,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
       rate.step();
       progress.advance(global_batch);
     }
-    while (batch != loader->end()) ++batch;  // too few for a step
+    while (batch != loader->end()) ++batch;  // skips batches that do not fill a step
 
     const lockstep::Score score = tally.score(world);
     const double seconds = program::seconds_since(begin);

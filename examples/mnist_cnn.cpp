@@ -1,12 +1,12 @@
-// Trains SINGA's convolutional network on MNIST, on as many ranks as it is started with:
+// Trains SINGA's convolutional network on MNIST, on any number of ranks:
 //
 //   lockstep run -n 2 mnist_cnn --epochs 10
 //   lockstep run -n 2 mnist_cnn --dist-option sparseTopK --spars 0.05
 //   lockstep run -n 2 --max-restarts 3 mnist_cnn --checkpoint-dir run
 //   mnist_cnn --threads 2
 //
-// Under the name of mnist_multithread, as SINGA calls its form for one process, it takes the number
-// of threads by itself: mnist_multithread 2.
+// SINGA's program for several threads of one process is called mnist_multithread. Under that name,
+// this program takes the number of threads as its argument: mnist_multithread 2.
 #include <lockstep/lockstep.h>
 #include <torch/data/dataloader.h>
 #include <torch/nn.h>
@@ -42,8 +42,8 @@ struct Cnn : nn::Module {
     register_module("linear1", linear1);
     register_module("linear2", linear2);
     const torch::NoGradGuard no_grad;
-    // As SINGA starts: normal weights whose variance is 2 over a unit's inputs plus the layer's
-    // outputs, no bias.
+    // SINGA's initial values: normal weights of variance 2 / (inputs of a unit + outputs of the
+    // layer), biases 0.
     for (const auto& parameter : parameters()) {
       const double fan_in_and_out = parameter.numel() / parameter.size(0) + parameter.size(0);
       parameter.dim() > 1 ? parameter.normal_(0, std::sqrt(2 / fan_in_and_out)) : parameter.zero_();
@@ -65,8 +65,8 @@ struct Cnn : nn::Module {
 struct Settings {
   std::int64_t epochs = 10;
   std::int64_t batch_size = 64;
-  std::optional<double> lr;           // else the resumed checkpoint's, else 0.005
-  std::optional<std::uint64_t> seed;  // else the resumed checkpoint's, else 0
+  std::optional<double> lr;           // default: the resumed checkpoint's, or 0.005
+  std::optional<std::uint64_t> seed;  // default: the resumed checkpoint's, or 0
   std::string data = MNIST_SAMPLE;
   std::string checkpoint = "mnist_cnn.safetensors";
   std::string checkpoint_dir;
@@ -98,7 +98,7 @@ torch::optim::SGD make_sgd(Cnn& model, double lr) {
                            torch::optim::SGDOptions(lr).momentum(0.9).weight_decay(1e-5));
 }
 
-/// One training step, by LibTorch's optimizer or by that of all ranks.
+/// One training step, with LibTorch's optimizer or a DistributedOptimizer.
 void step(Cnn& model, auto& optimizer, const Batch& batch, lockstep::Tally& tally) {
   optimizer.zero_grad();
   const at::Tensor outputs = model.forward(batch.data);
@@ -120,7 +120,7 @@ lockstep::Score evaluate(Cnn& model, auto& loader, const lockstep::Group& world)
   return tally.score(world);
 }
 
-/// The gradients that this rank has sent so far, or parameters instead. Units: 10^6 bytes.
+/// Size of the gradients, or parameters, that this rank has exchanged so far. Units: 10^6 bytes.
 double gradient_megabytes(const lockstep::Group& world) {
   double bytes = 0;
   for (const auto& row : world.statistics()) {
@@ -129,14 +129,14 @@ double gradient_megabytes(const lockstep::Group& world) {
   return bytes / 1e6;
 }
 
-/// Seconds a step takes one rank alone, and all of them together.
+/// Duration of a step on one rank, and on all ranks. Units: seconds.
 struct StepTimes {
   double alone;
   double together;
 };
 
-/// Rank 0 steps alone while the others wait, then all step together, in turns; the medians count.
-/// Works on copies of the model, with one batch over and over.
+/// Measures alternately steps of rank 0 alone, while the others wait, and steps of all ranks.
+/// Returns the medians. Uses copies of the model and the same batch for all steps.
 StepTimes step_times(const Cnn& trained, double lr, const Batch& batch,
                      const lockstep::Strategy& strategy, const lockstep::Group& world) {
   constexpr int rounds = 5;
@@ -159,9 +159,9 @@ StepTimes step_times(const Cnn& trained, double lr, const Batch& batch,
     for (int i = 0; i < steps; ++i) step(model, stepping, batch, ignored);
     return seconds_since(begin) / steps;
   };
-  time(*replica, optimizer, 2);  // warms up
+  time(*replica, optimizer, 2);  // warm-up
   const at::Tensor steps = torch::tensor(std::clamp(0.2 / time(*replica, optimizer, 2), 1.0, 20.0));
-  world.broadcast(steps).wait();  // about a fifth of a second each time, as rank 0 sees it
+  world.broadcast(steps).wait();  // rank 0's estimate of the steps in 0.2 s
   const int count = steps.item<int>();
   if (world.rank() == 0) time(*single, single_sgd, 2);
 
@@ -178,7 +178,7 @@ StepTimes step_times(const Cnn& trained, double lr, const Batch& batch,
   return {.alone = alone[rounds / 2], .together = together[rounds / 2]};
 }
 
-/// The newest undamaged checkpoint of the run's own folder, else that of --resume, if any.
+/// The newest undamaged checkpoint in --checkpoint-dir, or else the one of --resume, if any.
 std::optional<lockstep::Resumed> resume(const Settings& settings,
                                         const lockstep::Checkpoint& checkpoint,
                                         program::CheckpointDir& folder,
@@ -199,12 +199,12 @@ std::optional<lockstep::Resumed> resume(const Settings& settings,
 }
 
 void train(Settings settings, const lockstep::Group& world) {
-  // All that can go wrong is found out before the first step, and on all ranks alike.
+  // Checks everything before the first step, so that all ranks raise the same error.
   std::optional<lockstep::Mnist> train_data;
   std::optional<lockstep::Mnist> test_data;
   std::optional<program::MetricsFile> metrics;
   program::CheckpointDir folder(settings.checkpoint_dir);
-  bool added = false;  // rank 0's: what is recorded goes on
+  bool added = false;  // rank 0's: the run continues an existing log
   lockstep::all_or_none(world, [&] {
     train_data.emplace(settings.data, lockstep::Mnist::Split::train);
     test_data.emplace(settings.data, lockstep::Mnist::Split::test);
@@ -218,7 +218,7 @@ void train(Settings settings, const lockstep::Group& world) {
   lockstep::RunLog log(world, program::log_options(settings.log, strategy_of(settings), added));
 
   std::shared_ptr<Cnn> model;
-  world.in_turn([&] {  // thread ranks share one random generator
+  world.in_turn([&] {  // ranks that are threads share one random generator
     torch::manual_seed(settings.seed.value_or(0));
     model = std::make_shared<Cnn>();
   });
@@ -242,7 +242,7 @@ void train(Settings settings, const lockstep::Group& world) {
   lockstep::Augmented varied(
       *train_data, settings.augment ? lockstep::AugmentOptions{.seed = seed}
                                     : lockstep::AugmentOptions{.seed = 0, .pad = 0, .flip = false});
-  // Each rank draws from its own part, or its share of a drawing from all.
+  // Each rank samples its own contiguous part, or its share of a permutation of all images.
   const std::size_t size = train_data->size().value();
   auto drawn_from = settings.contiguous ? lockstep::partition_dataset(varied, world)
                                         : lockstep::DatasetPart(varied, {.first = 0, .last = size});
@@ -251,7 +251,7 @@ void train(Settings settings, const lockstep::Group& world) {
                                                     lockstep::ShardSpec{}, {.seed = seed})
                      : lockstep::DistributedSampler(size, world, {.seed = seed});
   sampler.set_epoch(static_cast<std::uint64_t>(done));
-  // Varying the images takes a while: it is done while the step before runs.
+  // Loader threads augment images while the previous step runs.
   lockstep::PrefetchLoader loader(
       drawn_from, sampler,
       {.batch_size = batch_size, .workers = settings.augment ? std::size_t{1} : std::size_t{0}});
@@ -277,7 +277,7 @@ void train(Settings settings, const lockstep::Group& world) {
     const double seconds = seconds_since(begin);
     const double rate = lockstep::throughput(tally.score().samples, seconds, world);
     log.end_interval(steps);
-    // SINGA prints the sum of all batches' losses.
+    // SINGA prints the sum of the losses of all batches.
     const double loss_sum = trained.loss * static_cast<double>(trained.samples) /
                             static_cast<double>(settings.batch_size);
     optimizer.synchronize();

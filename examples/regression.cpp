@@ -1,5 +1,5 @@
-// Regression: the model is evaluated by metrics over the samples of all ranks. One of them is the
-// program's own.
+// Trains a regression and evaluates it with metrics over the samples of all ranks. One metric is a
+// custom one.
 //
 //   lockstep run -n 3 regression
 #include <lockstep/lockstep.h>
@@ -19,7 +19,7 @@ class RSquared {
     squares_.add(y.to(at::kDouble).square());
   }
 
-  /// NaN without samples, as lockstep::Mean.
+  /// NaN without samples, like lockstep::Mean.
   double value() const {
     const double mean = values_.value();
     return 1 - errors_.value() / (squares_.value() - mean * mean);
@@ -67,7 +67,8 @@ void train(const lockstep::Group& world) {
     const torch::NoGradGuard no_grad;
     lockstep::Mean absolute_error;
     RSquared r_squared;
-    const auto [x, y] = make_samples(100 + 50 * world.rank());  // ranks may have unequal numbers
+    const auto [x, y] =
+        make_samples(100 + 50 * world.rank());  // ranks may have different numbers of samples
     const auto prediction = model->forward(x);
     absolute_error.add((prediction - y).abs());
     r_squared.add(prediction, y);

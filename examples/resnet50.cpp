@@ -1,5 +1,5 @@
-// Trains ResNet-50 on random images, as Paddle's tutorial of data-parallel training does, or on
-// a folder of images with a folder for each class:
+// Trains ResNet-50 on random images, as Paddle's tutorial of data-parallel training does, or on a
+// folder with one subfolder of images per class:
 //
 //   lockstep run -n 2 resnet50
 //   lockstep run -n 2 resnet50 --data flowers --weights resnet50.pt
@@ -63,7 +63,7 @@ struct BottleneckImpl : nn::Module {
 };
 TORCH_MODULE(Bottleneck);
 
-/// Parameters have the names that they have in torchvision's.
+/// Parameters have the same names as in torchvision's model.
 struct ResNet50 : nn::Module {
   explicit ResNet50(int classes) : fc(2048, classes) {
     register_module("conv1", conv1);
@@ -97,7 +97,7 @@ struct ResNet50 : nn::Module {
   nn::Linear fc;
 };
 
-/// Noise with labels from 0 to 100; an index always gives the same.
+/// Random images with labels from 0 to 100, which depend only on the index.
 class RandomImages : public torch::data::datasets::BatchDataset<RandomImages, Batch> {
  public:
   RandomImages(std::size_t count, std::int64_t side, std::uint64_t seed)
@@ -109,7 +109,7 @@ class RandomImages : public torch::data::datasets::BatchDataset<RandomImages, Ba
     const at::Tensor labels = torch::empty({count}, torch::kLong);
     for (std::int64_t i = 0; i < count; ++i) {
       const std::size_t index = indices[static_cast<std::size_t>(i)];
-      std::seed_seq mixed{seed_, seed_ >> 32, std::uint64_t{index}};  // takes 32 bits of each
+      std::seed_seq mixed{seed_, seed_ >> 32, std::uint64_t{index}};  // uses 32 bits of each
       std::array<std::uint64_t, 2> bits{};
       mixed.generate(bits.begin(), bits.end());
       auto generator = at::make_generator<at::CPUGeneratorImpl>(bits[0] << 32 | bits[1]);
@@ -126,7 +126,7 @@ class RandomImages : public torch::data::datasets::BatchDataset<RandomImages, Ba
   std::uint64_t seed_;
 };
 
-/// A folder's images, or random ones.
+/// The images of a folder, or random images.
 class Images : public torch::data::datasets::BatchDataset<Images, Batch> {
  public:
   explicit Images(RandomImages images) : random_(std::move(images)) {}
@@ -178,8 +178,8 @@ Images load(const Settings& settings) {
       {.size = settings.image_size, .crop = lockstep::ImageCrop::random, .seed = settings.seed}));
 }
 
-/// Takes over what Python saved of torchvision's model. Its last layer stays as it is where it has
-/// other classes: then false is returned.
+/// Loads a state dict of torchvision's model that Python has saved. If the number of classes
+/// differs, keeps the last layer's values and returns false.
 bool load_weights(ResNet50& model, const std::string& path) {
   auto weights = lockstep::read_torch_file(path);
   if (!weights.isGenericDict())
@@ -218,7 +218,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
   });
   const at::Tensor sizes = torch::tensor({first ? static_cast<std::int64_t>(*images->size()) : 0,
                                           first ? std::int64_t{images->classes()} : 0});
-  world.broadcast(sizes).wait();  // who does not read needs them too
+  world.broadcast(sizes).wait();  // ranks that do not read need the sizes, too
   const auto samples = static_cast<std::size_t>(sizes[0].item<std::int64_t>());
   if (samples / ranks < settings.batch_size)
     throw lockstep::InvalidArgument(
@@ -238,7 +238,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
   if (!settings.weights.empty()) {
     bool whole = true;
     lockstep::all_or_none(world, [&] {
-      // The others are given rank 0's, unless they are to have loaded the same.
+      // The other ranks receive rank 0's weights, unless all ranks must load the same file.
       if (first || settings.parameters == "same_seed")
         whole = load_weights(*model, settings.weights);
     });
@@ -265,7 +265,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
               << " images of " << settings.image_size << "x" << settings.image_size << ", " << ranks
               << " ranks of batch " << settings.batch_size << std::endl;
 
-  // Every rank reads its own share, or rank 0 reads for all and deals its batches.
+  // Every rank reads its own share, or rank 0 reads and scatters its batches.
   const bool deals = settings.split == "rank0";
   const std::size_t batch_read = settings.batch_size * (deals ? ranks : 1);
   lockstep::DistributedSampler sampler(
@@ -279,7 +279,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
                    lockstep::PrefetchOptions{
                        .batch_size = batch_read, .workers = settings.workers, .drop_last = true});
 
-  constexpr int lines = 5;  // batches between two
+  constexpr int lines = 5;  // batches between two lines of output
   const auto begin = program::Clock::now();
   const std::int64_t steps_before =
       done * static_cast<std::int64_t>(sampler.samples_per_rank() / batch_read);

@@ -1,4 +1,4 @@
-// Trains Needle's ResNet9 on CIFAR-10, with each part of data-parallel training spelled out:
+// Trains Needle's ResNet9 on CIFAR-10, with each part of data-parallel training as explicit code:
 //
 //   lockstep run -n 2 resnet9_cifar10 --data cifar-10-batches-bin
 //   mpiexec -np 2 resnet9_cifar10 --data cifar-10-batches-bin
@@ -78,7 +78,7 @@ lockstep::Cifar10 load(const Settings& settings, lockstep::Cifar10::Split split)
                                    settings.seed + (train ? 0 : 1));
 }
 
-/// Over all ranks, each image once.
+/// Evaluates every image once, over all ranks.
 lockstep::Score evaluate_cifar10(ResNet9& model, const lockstep::Cifar10& data,
                                  const lockstep::Group& world) {
   const torch::NoGradGuard no_grad;
@@ -98,7 +98,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
   const bool loud = world.rank() == 0 && !settings.quiet;
   const auto ranks = static_cast<std::size_t>(world.size());
   const std::size_t batch_size = settings.batch_size / ranks;
-  if (batch_size < 2)  // a batch norm needs several
+  if (batch_size < 2)  // a batch norm needs at least two images
     throw lockstep::InvalidArgument("--batch-size " + std::to_string(settings.batch_size) +
                                     ": expected two images or more for each of " +
                                     std::to_string(ranks) + " ranks");
@@ -120,7 +120,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
               << ": " << *train_data->size() << " images to train, " << *test_data->size()
               << " to test; " << ranks << " ranks of batch " << batch_size << std::endl;
 
-  // Each rank has a part of the images, and the same ones in every epoch.
+  // Each rank has the same part of the images in every epoch.
   lockstep::Augmented augmented(
       *train_data, settings.augment ? lockstep::AugmentOptions{.seed = settings.seed}
                                     : lockstep::AugmentOptions{.seed = 0, .pad = 0, .flip = false});
@@ -160,7 +160,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
   if (const auto found = folder.load_newest(checkpoint, world, loud)) done = found->meta.epoch;
   sampler.set_epoch(static_cast<std::uint64_t>(done));
 
-  constexpr int lines = 100;  // batches between two
+  constexpr int lines = 100;  // batches between two lines of output
   const auto begin = program::Clock::now();
   double waited = 0;
   std::int64_t trained_images = 0;

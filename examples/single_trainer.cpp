@@ -1,5 +1,5 @@
-// PyTorch's tutorial program for one process, as ddp_trainer.cpp starts from: compare the two.
-// It has none of Lockstep's flags, on purpose: strategies, logs and restarts come with the port.
+// PyTorch's tutorial program for one process. ddp_trainer.cpp is its port to Lockstep, which adds
+// the flags for strategies, logs and restarts.
 //
 //   single_trainer 10 2
 //

@@ -20,7 +20,7 @@ struct SyncLayer : torch::CustomClassHolder {
       : group(std::move(ranks)), name(std::move(called)), number(place) {}
 
   /// How messages begin.
-  std::string who() const;
+  std::string prefix() const;
 
   Group group;
   std::string name;     ///< within the converted model; empty for a layer of its own

@@ -21,15 +21,16 @@ namespace {
 
 using detail::concat;
 
-/// The rank's hold on an operation. It keeps the group, and with it the thread.
-class RequestHold final : public detail::Request {
+/// The Request of a C10dRequest. Keeps the group and its threads alive.
+class C10dRequestHandle final : public detail::Request {
  public:
-  RequestHold(std::shared_ptr<AdaptedCommunicator> group, std::shared_ptr<C10dRequest> request)
+  C10dRequestHandle(std::shared_ptr<AdaptedCommunicator> group,
+                    std::shared_ptr<C10dRequest> request)
       : group_(std::move(group)), request_(std::move(request)) {}
 
   bool test() override {
     const RankContext::Use use(context());
-    if (!over() && !context().failed()) return false;
+    if (!ended() && !context().failed()) return false;
     finish();
     return true;
   }
@@ -41,20 +42,20 @@ class RequestHold final : public detail::Request {
   void wait() override {
     const RankContext::Use use(context());
     const auto limit = detail::wait_limit(request_->operation(), context().timeout());
-    if (!context().await(limit, [&] { return request_->over() || context().failed(); })) {
+    if (!context().await(limit, [&] { return request_->ended() || context().failed(); })) {
       context().fail({.timeout = true,
                       .text = concat(request_->operation().label(), " waited ",
-                                     limit.count() / 1000.0, " s for ", whom()),
+                                     limit.count() / 1000.0, " s for ", missing_text()),
                       .rank = detail::lowest(missing())});
     }
     finish();
   }
 
   void abandon() noexcept override {
-    if (context().in_child() || over()) return;
+    if (context().in_child() || ended()) return;
     group_->fail(concat(request_->operation().label(),
                         " was abandoned: an exception left the scope of its Work"));
-    let_go();
+    wait_for_buffers();
   }
 
   std::vector<int> missing() const override {
@@ -64,24 +65,24 @@ class RequestHold final : public detail::Request {
 
  private:
   RankContext& context() const { return group_->context(); }
-  bool over() const {
-    return context().look([&] { return request_->over(); });
+  bool ended() const {
+    return context().look([&] { return request_->ended(); });
   }
-  /// Until the request has let go of the caller's buffers.
-  void let_go() {
+  /// Waits until the request's thread does not use the caller's buffers any more.
+  void wait_for_buffers() {
     const auto& operation = request_->operation();
     const bool to_self = operation.is_message() && operation.peer == group_->rank();
-    if (to_self && !over()) request_->end(false);  // no thread does it
-    context().await([&] { return request_->over(); });
+    if (to_self && !ended()) request_->end(false);  // no thread runs it
+    context().await([&] { return request_->ended(); });
     worked_ = request_->worked();
   }
   void finish() {
-    let_go();
+    wait_for_buffers();
     if (!complete()) {
       context().throw_failure(group_->where(request_->operation().label()));
     }
   }
-  std::string whom() const {
+  std::string missing_text() const {
     const auto ranks = missing();
     return ranks.empty() ? "the operations before it" : detail::rank_list(ranks);
   }
@@ -90,17 +91,17 @@ class RequestHold final : public detail::Request {
   std::shared_ptr<C10dRequest> request_;
 };
 
-/// A rank's message to the others when a world begins.
-struct Card {
+/// The message that all ranks exchange when a world begins.
+struct RankInfo {
   detail::VersionTag version;
   std::uint64_t host;
   std::int64_t world;
   std::int64_t flushes_denormals;  ///< 0 or 1
 };
 
-/// All messages of a c10d::Backend have the lengths that the receiver expects, so announcements
-/// include no input. A message costs switches between threads, so pieces are long. Note [Why
-/// receives are waited for first] in c10d_transport.cpp tells why no ring is used.
+/// A c10d::Backend requires that the receiver passes the length of each message, so announcements
+/// have no eager data. Each message costs switches between threads, so pieces are large. Note [Why
+/// receives are waited for first] in c10d_transport.cpp explains why the algorithm is not the ring.
 messages::MessageGroup message_group(std::vector<int> members, int rank, int number) {
   return {.rank = rank,
           .members = std::move(members),
@@ -134,7 +135,7 @@ void AdaptedCommunicator::fail(std::string_view cause) noexcept {
 }
 
 void AdaptedCommunicator::fail_with(const control::Failure& failure) noexcept {
-  context_->set_failure_met();
+  context_->set_failure_raised();
   context_->fail(failure);
 }
 
@@ -143,12 +144,12 @@ void AdaptedCommunicator::look() {
   if (context_->failed()) context_->throw_failure(where("world"));
 }
 
-void AdaptedCommunicator::meet(const std::string& host,
-                               const c10::intrusive_ptr<c10d::Store>& store) {
-  Card own{.version = detail::version_tag(),
-           .host = detail::digest(std::as_bytes(std::span(host))),
-           .world = 0,
-           .flushes_denormals = flushes_denormals() ? 1 : 0};
+void AdaptedCommunicator::exchange_hosts(const std::string& host,
+                                         const c10::intrusive_ptr<c10d::Store>& store) {
+  RankInfo own{.version = detail::version_tag(),
+               .host = detail::digest(std::as_bytes(std::span(host))),
+               .world = 0,
+               .flushes_denormals = flushes_denormals() ? 1 : 0};
   if (store && rank() == 0) {
     try {
       own.world = store->add("lockstep/worlds", 1);
@@ -158,22 +159,22 @@ void AdaptedCommunicator::meet(const std::string& host,
           {.operation = "group_from_backend"});
     }
   }
-  std::vector<Card> all(static_cast<std::size_t>(size()));
+  std::vector<RankInfo> all(static_cast<std::size_t>(size()));
   start({.collective = Collective::all_gather,
          .dtype = DType::u8,
          .input = reinterpret_cast<const std::byte*>(&own),
          .output = reinterpret_cast<std::byte*>(all.data()),
          .count = sizeof own})
       .wait();
-  std::vector<std::uint64_t> known_by;
-  for (const auto& card : all) {
-    detail::expect_version(where("group_from_backend"), known_by.size(), card.version,
+  std::vector<std::uint64_t> host_digests;
+  for (const auto& info : all) {
+    detail::expect_version(where("group_from_backend"), host_digests.size(), info.version,
                            all.front().version);
-    detail::expect_same_denormals(where("group_from_backend"), known_by.size(),
-                                  card.flushes_denormals != 0, all.front().flushes_denormals != 0);
-    known_by.push_back(card.host);
+    detail::expect_same_denormals(where("group_from_backend"), host_digests.size(),
+                                  info.flushes_denormals != 0, all.front().flushes_denormals != 0);
+    host_digests.push_back(info.host);
   }
-  set_hosts(detail::numbered_hosts(known_by));
+  set_hosts(detail::numbered_hosts(host_digests));
   if (store && size() > 1) context_->watch(store, all.front().world);
 }
 
@@ -189,13 +190,13 @@ Work AdaptedCommunicator::start(Operation&& operation) {
   const bool alone = message ? operation.peer == rank() : size() == 1;
   const auto request = std::make_shared<C10dRequest>(context_, group_, std::move(operation));
   if (alone && message) {
-    begin_to_self(request);
+    begin_self_message(request);
   } else if (alone) {
     request->run();
   } else {
     thread_of(request->operation()).add(request);
   }
-  return Work(std::make_shared<RequestHold>(shared_from_this(), request));
+  return Work(std::make_shared<C10dRequestHandle>(shared_from_this(), request));
 }
 
 RequestThread& AdaptedCommunicator::thread_of(const Operation& operation) {
@@ -206,14 +207,14 @@ RequestThread& AdaptedCommunicator::thread_of(const Operation& operation) {
   return *thread;
 }
 
-void AdaptedCommunicator::begin_to_self(const std::shared_ptr<C10dRequest>& request) {
+void AdaptedCommunicator::begin_self_message(const std::shared_ptr<C10dRequest>& request) {
   const auto& mine = request->operation();
-  if (to_self_.empty() || to_self_.front()->operation().collective == mine.collective) {
-    to_self_.push_back(request);
+  if (self_messages_.empty() || self_messages_.front()->operation().collective == mine.collective) {
+    self_messages_.push_back(request);
     return;
   }
-  const auto other = std::move(to_self_.front());
-  to_self_.pop_front();
+  const auto other = std::move(self_messages_.front());
+  self_messages_.pop_front();
   const bool sends = mine.collective == Collective::send;
   const auto& from = sends ? mine : other->operation();
   const auto& to = sends ? other->operation() : mine;
@@ -234,11 +235,11 @@ std::shared_ptr<Communicator> AdaptedCommunicator::split(int color, int key) {
   const auto part = detail::split_numbered(*this, color, key, context_->last_group());
   context_->set_last_group(static_cast<int>(part.number));
   if (part.ranks.empty()) return nullptr;
-  const auto made =
+  const auto part_communicator =
       std::make_shared<AdaptedCommunicator>(context_, detail::picked(group_->members, part.ranks),
                                             part.rank, static_cast<int>(part.number));
-  made->set_hosts(detail::hosts_of(part.ranks, hosts()));
-  return made;
+  part_communicator->set_hosts(detail::hosts_of(part.ranks, hosts()));
+  return part_communicator;
 }
 
 }  // namespace lockstep::adapter

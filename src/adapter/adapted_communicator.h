@@ -14,12 +14,12 @@
 
 namespace lockstep::inline v0_2::adapter {
 
-/// One rank's view of one group of the ranks of a c10d::Backend.
+/// A Communicator of one rank over some ranks of a c10d::Backend.
 class AdaptedCommunicator final : public Communicator,
                                   public std::enable_shared_from_this<AdaptedCommunicator> {
  public:
-  /// members are ranks of the backend in the order of the group; number tells its messages from
-  /// those of other groups with the same members.
+  /// members: ranks of the backend in the order of the group. number: distinguishes messages of
+  /// groups with the same members.
   AdaptedCommunicator(std::shared_ptr<RankContext> context, std::vector<int> members, int rank,
                       int number);
   ~AdaptedCommunicator() override;
@@ -32,11 +32,11 @@ class AdaptedCommunicator final : public Communicator,
   void fail_with(const control::Failure& failure) noexcept override;
   void look() override;
 
-  /// Finds the host of each rank in a collective that has the number 0. Watches the store for
-  /// failures if there is one. The argument host names this rank's host. Called once for the world.
-  /// Throws: CommError when ranks run other versions of Lockstep; InvalidArgument when they treat
-  /// denormals differently.
-  void meet(const std::string& host, const c10::intrusive_ptr<c10d::Store>& store);
+  /// Exchanges the hosts of all ranks, in a collective with the number 0. Begins to watch the store
+  /// for failures, if there is one. host: the name of this rank's host. Called once for the world.
+  /// Throws: CommError when ranks run different versions of Lockstep. InvalidArgument when some
+  /// ranks flush denormals and others keep them.
+  void exchange_hosts(const std::string& host, const c10::intrusive_ptr<c10d::Store>& store);
 
   RankContext& context() const { return *context_; }
   /// "all_reduce #17 (c10d/gloo) rank 2 of 4".
@@ -46,14 +46,16 @@ class AdaptedCommunicator final : public Communicator,
   Work begin(Operation&& operation) override;
   /// Begins a numbered operation.
   Work start(Operation&& operation);
-  void begin_to_self(const std::shared_ptr<C10dRequest>& request);
+  void begin_self_message(const std::shared_ptr<C10dRequest>& request);
   RequestThread& thread_of(const Operation& operation);
 
   std::shared_ptr<RankContext> context_;
   std::shared_ptr<const messages::MessageGroup> group_;
-  /// Of collectives, then of messages by kind and peer: made when first needed.
+  /// One thread for collectives (key nullopt), and one for each direction and peer of messages.
+  /// Created on first use.
   std::map<std::optional<std::pair<Collective, int>>, std::unique_ptr<RequestThread>> threads_;
-  std::deque<std::shared_ptr<C10dRequest>> to_self_;  ///< all sends, or all recvs
+  /// Unmatched messages to this rank itself: all sends, or all recvs.
+  std::deque<std::shared_ptr<C10dRequest>> self_messages_;
 };
 
 }  // namespace lockstep::adapter

@@ -21,41 +21,43 @@ RankContext::RankContext(c10::intrusive_ptr<c10d::Backend> backend,
       timeout_(timeout) {}
 
 void RankContext::watch(c10::intrusive_ptr<c10d::Store> store, std::int64_t world) {
-  board_.emplace(std::move(store), world, [this](const control::Failure& heard) { record(heard); });
+  failure_store_.emplace(std::move(store), world,
+                         [this](const control::Failure& failure) { record(failure); });
 }
 
-RankContext::Posted RankContext::post(Way way, std::byte* data, std::size_t bytes, int rank,
-                                      int tag) {
+RankContext::Posted RankContext::post(Direction direction, std::byte* data, std::size_t bytes,
+                                      int rank, int tag) {
   std::vector<at::Tensor> tensors{
       at::from_blob(data, {static_cast<std::int64_t>(bytes)}, at::kByte)};
   c10::intrusive_ptr<c10d::Work> work;
   {
-    const std::lock_guard lock(posting_);
-    work =
-        way == Way::send ? backend_->send(tensors, rank, tag) : backend_->recv(tensors, rank, tag);
+    const std::lock_guard lock(backend_mutex_);
+    work = direction == Direction::send ? backend_->send(tensors, rank, tag)
+                                        : backend_->recv(tensors, rank, tag);
   }
-  if (!work) throw std::runtime_error("the backend gave nothing to wait for");
+  if (!work) throw std::runtime_error("the backend returned no Work");
   const std::lock_guard lock(mutex_);
   if (failed()) abort(*work);
-  return under_way_.insert(under_way_.end(), std::move(work));
+  return in_flight_.insert(in_flight_.end(), std::move(work));
 }
 
 void RankContext::release(Posted posted) {
   const std::lock_guard lock(mutex_);
-  under_way_.erase(posted);
+  in_flight_.erase(posted);
 }
 
 void RankContext::abort(Posted posted) noexcept {
   const std::lock_guard lock(mutex_);
   abort(**posted);
-  // Released under the lock, where no other thread can abort it: it may refer to the memory.
-  under_way_.erase(posted);
+  // Destroyed under the lock, so that no other thread aborts it. It may refer to the memory.
+  in_flight_.erase(posted);
 }
 
 void RankContext::fail(const control::Failure& failure) noexcept {
   if (in_child()) return;
-  // The others know why before what ends here looks to them like a failure of its own.
-  if (!failed() && board_) board_->tell(failure);
+  // Publishes the cause first. Otherwise other ranks would report the aborted messages as the
+  // cause.
+  if (!failed() && failure_store_) failure_store_->publish(failure);
   record(failure);
 }
 
@@ -65,7 +67,7 @@ void RankContext::record(const control::Failure& failure) noexcept {
     if (failure_) return;
     failure_ = failure;
     failed_.store(true, std::memory_order_release);
-    for (const auto& work : under_way_) abort(*work);
+    for (const auto& work : in_flight_) abort(*work);
   }
   changed_.notify_all();
 }
@@ -75,7 +77,7 @@ void RankContext::abort(c10d::Work& work) noexcept {
     work.abort();
     return;
   } catch (const std::exception&) {
-    // Not every backend can end one message.
+    // Not every backend can abort a single message.
   }
   try {
     backend_->abort();

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include "adapter/failure_board.h"
+#include "adapter/failure_store.h"
 #include "comm/control/failure.h"
 #include "comm/rank_failure.h"
 #include "comm/waiting.h"
@@ -19,8 +19,8 @@
 
 namespace lockstep::inline v0_2::adapter {
 
-/// This rank's end of a backend, shared by all its groups: what is under way in it, and what ended
-/// the world. Note [How a group over a c10d::Backend runs] is in c10d_transport.cpp.
+/// One rank's state of a c10d::Backend, which all its groups share: messages in flight, and the
+/// failure of the world. Note [How a group over a c10d::Backend runs] is in c10d_transport.cpp.
 class RankContext {
  public:
   RankContext(c10::intrusive_ptr<c10d::Backend> backend, std::chrono::milliseconds timeout);
@@ -37,20 +37,21 @@ class RankContext {
   int last_group() const { return last_group_; }
   void set_last_group(int number) { last_group_ = number; }
 
-  /// Tells the others through the store what ends the world, and hears it from them. Called once.
+  /// Publishes failures of the world in the store, and polls it for those of other ranks. Called
+  /// once.
   void watch(c10::intrusive_ptr<c10d::Store> store, std::int64_t world);
 
-  /// A message that the backend sends or receives.
+  /// A message in flight.
   using Posted = std::list<c10::intrusive_ptr<c10d::Work>>::iterator;
-  enum class Way { receive, send };
-  /// Begins a message, which is aborted when the world ends. Throws: what the backend throws.
-  Posted post(Way way, std::byte* data, std::size_t bytes, int rank, int tag);
-  /// Forgets a message that has ended.
+  enum class Direction { receive, send };
+  /// Begins a message, which is aborted when the world fails. Throws: what the backend throws.
+  Posted post(Direction direction, std::byte* data, std::size_t bytes, int rank, int tag);
+  /// Releases a message that has ended.
   void release(Posted posted);
-  /// Ends a message that is not needed any more. The backend no longer uses its memory.
+  /// Aborts and releases a message. The backend does not use its memory afterwards.
   void abort(Posted posted) noexcept;
 
-  /// Changes what await() may wait for.
+  /// Calls change under the lock, and wakes threads in await().
   template <class Change>
   void change(const Change& change) {
     {
@@ -59,43 +60,43 @@ class RankContext {
     }
     changed_.notify_all();
   }
-  /// Calls fn under the lock, so that the state it reads does not change meanwhile.
+  /// Calls fn under the lock.
   template <class Fn>
   auto look(const Fn& fn) {
     const std::lock_guard lock(mutex_);
     return fn();
   }
-  /// Blocks until over() holds, for at most limit; whether it does.
-  template <class Over>
-  bool await(std::chrono::milliseconds limit, const Over& over) {
+  /// Blocks until ended() returns true, for at most limit. Returns whether it did.
+  template <class Ended>
+  bool await(std::chrono::milliseconds limit, const Ended& ended) {
     std::unique_lock lock(mutex_);
     for (detail::Deadline deadline(limit); !deadline.passed();) {
-      if (changed_.wait_for(lock, deadline.nap(), over)) return true;
+      if (changed_.wait_for(lock, deadline.nap(), ended)) return true;
     }
-    return over();
+    return ended();
   }
-  template <class Over>
-  void await(const Over& over) {
+  template <class Ended>
+  void await(const Ended& ended) {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, over);
+    changed_.wait(lock, ended);
   }
 
-  /// Whether this is a child that the rank's process forked off. The threads are the parent's.
+  /// Whether this process is a forked child of the rank's process, which has none of its threads.
   bool in_child() const noexcept { return usage_.in_child(); }
 
-  /// Ends the world unless it has ended: what is under way is aborted. Any thread.
+  /// Records the first failure of the world, and aborts all messages in flight. Any thread.
   void fail(const control::Failure& failure) noexcept;
-  /// Hears from the store at once what it may know.
-  void ask() {
-    if (board_) board_->ask();
+  /// Polls the store for a failure immediately.
+  void poll_failure() {
+    if (failure_store_) failure_store_->poll_now();
   }
   bool failed() const { return failed_.load(std::memory_order_acquire); }
-  /// Throws what ended the world, as it was met here.
+  /// Throws the failure of the world, with the operation in which this rank gets it.
   [[noreturn]] void throw_failure(std::string_view where);
-  /// The program of this rank has ended the world: its next error is a later one.
-  void set_failure_met() noexcept { raised_failure_.set_raised(); }
+  /// Call when this rank's program failed the world: its later errors say "failed earlier".
+  void set_failure_raised() noexcept { raised_failure_.set_raised(); }
 
-  /// Entered by every call that touches this rank's groups.
+  /// Guard of every call that uses this rank's groups: one thread at a time.
   class Use : detail::OneThread {
    public:
     explicit Use(RankContext& context)
@@ -111,14 +112,14 @@ class RankContext {
   std::chrono::milliseconds timeout_;
   int last_group_ = 0;
   detail::Usage usage_;
-  std::mutex posting_;  ///< a backend is asked for one thing at a time
+  std::mutex backend_mutex_;  ///< serialises calls of the backend
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::list<c10::intrusive_ptr<c10d::Work>> under_way_;
+  std::list<c10::intrusive_ptr<c10d::Work>> in_flight_;
   std::atomic<bool> failed_{false};
   std::optional<control::Failure> failure_;
   detail::RaisedFailure raised_failure_;
-  std::optional<FailureBoard> board_;
+  std::optional<FailureStore> failure_store_;
 };
 
 }  // namespace lockstep::adapter

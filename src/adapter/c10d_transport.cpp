@@ -15,7 +15,7 @@ namespace lockstep::inline v0_2::adapter {
 
 RequestThread::~RequestThread() {
   if (process_.in_child()) {
-    thread_.detach();  // it runs in the parent only
+    thread_.detach();  // the thread exists only in the parent
     std::ignore = added_.release();
     return;
   }
@@ -50,45 +50,45 @@ void RequestThread::run() {
 }
 
 // Note [How a group over a c10d::Backend runs]
-// Of a backend only send() and recv() with tags are used. Every group, split ones too, can be made
-// of them, and a sum in the order of ranks needs them. Few backends say without blocking whether a
-// message has been sent; Gloo does not. So operations run in threads that block, one operation
-// after another in each thread. A group has a thread for its collectives, and one for the messages
-// from or to each member.
+// Lockstep uses only send() and recv() of a backend, with tags. They suffice for every group,
+// including split ones, and for sums in rank order. Few backends can report without blocking
+// whether a message has been sent; Gloo cannot. So operations run in threads that block. A thread
+// runs one operation after another. A group has one thread for its collectives, one for sends to
+// each member, and one for receives from each member.
 //
-// Groups have threads of their own, so that their operations need no common order. The rank's own
-// thread waits for a thread, never for the backend, and can give up.
+// Each group has its own threads, so operations of different groups need no common order. The
+// rank's own thread waits for a request thread, never for the backend, so it can time out.
 //
-// A wait that lasts too long, a mismatch and a failed message end the world. This rank then aborts
-// its running operations. No wait returns before its thread has let go of the caller's buffers. The
-// other ranks find a mismatch by themselves, with the same text. The store passes any other failure
-// on, if there is one.
+// A timeout, a mismatch or a failed message fails the world. This rank then aborts its operations.
+// No wait() returns before its thread has stopped using the caller's buffers. Every rank detects a
+// mismatch by itself, with the same text. The store, if there is one, passes on all other failures.
 
 namespace {
 
 using detail::concat;
 
-/// A thread waits for longer than the rank's own thread, which knows what to say.
-constexpr int patience_of_threads = 2;
+/// A request thread waits longer than the rank's own thread, whose timeout has the better error.
+constexpr int thread_timeout_factor = 2;
 
 std::string text_of(const std::exception& error) {
   const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
   return of_torch != nullptr ? of_torch->what_without_backtrace() : error.what();
 }
 
-/// Stops the transport before the protocol, whose memory its messages use, is destroyed.
-class StopAtEnd {
+/// Stops the transport before the protocol is destroyed, because messages use the protocol's
+/// memory.
+class StopGuard {
  public:
-  explicit StopAtEnd(messages::Transport& transport) : transport_(transport) {}
-  ~StopAtEnd() { transport_.stop(); }
-  StopAtEnd(const StopAtEnd&) = delete;
-  StopAtEnd& operator=(const StopAtEnd&) = delete;
+  explicit StopGuard(messages::Transport& transport) : transport_(transport) {}
+  ~StopGuard() { transport_.stop(); }
+  StopGuard(const StopGuard&) = delete;
+  StopGuard& operator=(const StopGuard&) = delete;
 
  private:
   messages::Transport& transport_;
 };
 
-/// Calls advance(), which returns whether it is complete, whenever a message has ended.
+/// Calls advance() after each message that ends, until it returns true.
 template <class Advance>
 void drive(messages::Transport& transport, const Advance& advance) {
   while (!advance()) {
@@ -98,16 +98,16 @@ void drive(messages::Transport& transport, const Advance& advance) {
 
 }  // namespace
 
-void C10dRequest::move_bytes() {
-  C10dTransport transport(*context_,
-                          patience_of_threads * detail::wait_limit(operation_, context_->timeout()),
-                          awaited_);
+void C10dRequest::run_protocol() {
+  C10dTransport transport(
+      *context_, thread_timeout_factor * detail::wait_limit(operation_, context_->timeout()),
+      awaited_);
   const messages::GroupTransport group(*group_, transport);
   if (operation_.is_message()) {
-    // The thread of this peer receives one message after another, so this is the next.
+    // This thread receives all messages of this peer in order, so all earlier ones were received.
     std::uint64_t received = operation_.sequence - 1;
     messages::PointToPointProtocol protocol(group, operation_, received);
-    const StopAtEnd stop(transport);
+    const StopGuard stop(transport);
     protocol.begin();
     drive(transport, [&] {
       protocol.advance();
@@ -116,7 +116,7 @@ void C10dRequest::move_bytes() {
     return;
   }
   messages::CollectiveProtocol protocol(group, operation_);
-  const StopAtEnd stop(transport);
+  const StopGuard stop(transport);
   protocol.announce();
   drive(transport, [&] {
     protocol.compare();
@@ -129,14 +129,14 @@ void C10dRequest::move_bytes() {
 void C10dRequest::run() noexcept {
   if (context_->failed()) return end(false);
   try {
-    move_bytes();
+    run_protocol();
     end(true);
     return;
   } catch (const messages::Mismatch& mismatch) {
     context_->fail({.text = mismatch.what(), .rank = mismatch.rank()});
   } catch (const std::exception& error) {
-    // A failed rank publishes the cause before its connections close, so it is asked for first.
-    if (!context_->failed()) context_->ask();
+    // A failed rank publishes the cause before its connections close, so the store may have it.
+    if (!context_->failed()) context_->poll_failure();
     const auto other = context_->look([&] { return awaited_; });
     context_->fail(
         {.text = concat("rank ", context_->rank(),
@@ -149,28 +149,28 @@ void C10dRequest::run() noexcept {
 void C10dRequest::end(bool complete) noexcept {
   context_->change([&] {
     complete_ = complete;
-    over_ = true;
+    ended_ = true;
   });
 }
 
 // Note [Why receives are waited for first]
-// A backend may move the bytes of a receive only while a thread waits for it, and a send then ends
-// only once its receiver waits. Two ranks that both waited for their sends would wait forever. So a
+// A backend may transfer the bytes of a receive only while a thread waits for it. A send then ends
+// only when its receiver waits. Two ranks that both waited for their sends would deadlock. So a
 // thread waits for its receives first, in the order in which they began. The direct reduction, the
-// broadcast and the moves allow this: their messages begin after certain receives have ended. Only
-// the receives of results also follow sends, and those begin once no other receive is pending. In a
-// ring each sum begins after an earlier send, so two ranks could wait for each other's next sum.
-// Groups over a c10d::Backend therefore use the direct algorithm.
+// broadcast and the moves allow this: their messages depend only on earlier receives. The receives
+// of results also depend on sends, but they begin when no other receive is pending. In a ring each
+// sum depends on an earlier send, so two ranks could wait for each other's next sum. Groups over a
+// c10d::Backend therefore use the direct algorithm.
 
 void C10dTransport::send(const std::byte* data, std::size_t bytes, int to, int tag, Done done) {
-  // c10d has no tensors of const memory. The backend only reads what it sends.
+  // c10d has no tensors over const memory. The backend only reads the memory of a send.
   const auto posted =
-      context_.post(RankContext::Way::send, const_cast<std::byte*>(data), bytes, to, tag);
+      context_.post(RankContext::Direction::send, const_cast<std::byte*>(data), bytes, to, tag);
   sends_.push_back({.posted = posted, .rank = to, .bytes = bytes, .done = std::move(done)});
 }
 
 void C10dTransport::receive(std::byte* data, std::size_t bytes, int from, int tag, Done done) {
-  const auto posted = context_.post(RankContext::Way::receive, data, bytes, from, tag);
+  const auto posted = context_.post(RankContext::Direction::receive, data, bytes, from, tag);
   receives_.push_back({.posted = posted, .rank = from, .bytes = bytes, .done = std::move(done)});
 }
 
@@ -179,7 +179,7 @@ bool C10dTransport::progress() {
   if (messages.empty()) return false;
   const auto& first = messages.front();
   context_.look([&] { awaited_ = first.rank; });
-  if (context_.failed()) throw std::runtime_error("the world has ended");
+  if (context_.failed()) throw std::runtime_error("the world has failed");
   if (!(*first.posted)->wait(longest_)) throw std::runtime_error("the message was aborted");
   context_.release(first.posted);
   context_.look([&] { awaited_.reset(); });

@@ -15,8 +15,7 @@
 
 namespace lockstep::inline v0_2::adapter {
 
-/// An operation of this rank between begin and its end. A thread runs it, while the rank's thread
-/// waits or does something else.
+/// An operation of this rank, which a RequestThread runs.
 class C10dRequest {
  public:
   C10dRequest(std::shared_ptr<RankContext> context,
@@ -25,31 +24,32 @@ class C10dRequest {
   C10dRequest(const C10dRequest&) = delete;
   C10dRequest& operator=(const C10dRequest&) = delete;
 
-  /// Runs it to its end; what goes wrong ends the world. Its buffers are the caller's again.
+  /// Runs the operation to its end; an error fails the world. Does not use the caller's buffers
+  /// afterwards.
   void run() noexcept;
-  /// The same without doing anything, for one that was done otherwise, or is not to be done.
+  /// Marks the operation as ended without running it. complete: its result is valid.
   void end(bool complete) noexcept;
 
-  /// Under the context's look() and await().
-  bool over() const { return over_; }
+  /// Call these three under the context's lock, in look() or await().
+  bool ended() const { return ended_; }
   bool complete() const { return complete_; }
-  /// The rank of the backend whose message it waits for.
+  /// The rank of the backend whose message the operation waits for.
   std::optional<int> awaited() const { return awaited_; }
 
   const Operation& operation() const { return operation_; }
   std::chrono::nanoseconds worked() const { return worked_; }
 
  private:
-  /// Moves its bytes, blocking. Throws: Mismatch when ranks issued different operations; else what
-  /// the backend throws.
-  void move_bytes();
+  /// Runs the protocol of the operation, and blocks until it is complete.
+  /// Throws: Mismatch when ranks issued different operations; otherwise what the backend throws.
+  void run_protocol();
 
   std::shared_ptr<RankContext> context_;
   std::shared_ptr<const messages::MessageGroup> group_;
   Operation operation_;
   std::chrono::nanoseconds worked_{};
   std::optional<int> awaited_;
-  bool over_ = false;
+  bool ended_ = false;
   bool complete_ = false;
 };
 
@@ -57,7 +57,7 @@ class C10dRequest {
 class RequestThread {
  public:
   RequestThread() : thread_([this] { run(); }) {}
-  /// Waits for those that are there.
+  /// Waits for all added requests.
   ~RequestThread();
   RequestThread(const RequestThread&) = delete;
   RequestThread& operator=(const RequestThread&) = delete;
@@ -68,7 +68,7 @@ class RequestThread {
   void run();
 
   std::mutex mutex_;
-  /// A forked child leaves it: to destroy it would wait for the parent's thread.
+  /// A forked child does not destroy it: the destructor would wait for the parent's thread.
   std::unique_ptr<std::condition_variable> added_ = std::make_unique<std::condition_variable>();
   std::deque<std::shared_ptr<C10dRequest>> requests_;
   bool ending_ = false;
@@ -76,9 +76,9 @@ class RequestThread {
   std::thread thread_;
 };
 
-/// The messages of one thread over a c10d::Backend. progress() blocks until the first receive has
-/// ended, or the first send where there is no receive. Throws: what the backend throws;
-/// std::runtime_error when the world has ended.
+/// The messages of one request thread over a c10d::Backend. progress() blocks until the first
+/// receive has ended, or the first send if there is no receive.
+/// Throws: what the backend throws; std::runtime_error when the world has failed.
 class C10dTransport final : public messages::Transport {
  public:
   /// longest is the longest wait for one message. While progress() waits, awaited is the rank of
@@ -91,7 +91,7 @@ class C10dTransport final : public messages::Transport {
   void send(const std::byte* data, std::size_t bytes, int to, int tag, Done done) override;
   void receive(std::byte* data, std::size_t bytes, int from, int tag, Done done) override;
   bool progress() override;
-  /// Aborts the messages that have not ended, since their memory belongs to the caller again.
+  /// Aborts the messages that have not ended. The backend does not use their memory afterwards.
   void stop() noexcept override;
 
  private:

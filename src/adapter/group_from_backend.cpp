@@ -33,7 +33,8 @@ Group group_from_backend(c10::intrusive_ptr<c10d::Backend> backend,
   std::iota(ranks.begin(), ranks.end(), 0);
   const auto world =
       std::make_shared<adapter::AdaptedCommunicator>(context, std::move(ranks), context->rank(), 0);
-  world->meet(environment.host.empty() ? detail::this_host() : environment.host, options.store);
+  world->exchange_hosts(environment.host.empty() ? detail::this_host() : environment.host,
+                        options.store);
   return Group(world);
 }
 

@@ -15,7 +15,7 @@ using detail::Restoration;
 
 namespace {
 
-/// Loads, and undoes it if that fails, on whichever rank.
+/// Runs load, and restores the previous states if it throws.
 template <class Load>
 void load_states(const Restoration& restoration, const Load& load, const Checkpoint& checkpoint) {
   try {
@@ -30,8 +30,8 @@ void load_states(const Restoration& restoration, const Load& load, const Checkpo
 
 void Checkpoint::save(const std::filesystem::path& path, const CheckpointMeta& meta) const {
   detail::as_operation("save", [&] {
-    safetensors::write(path,
-                       detail::named(path, [&] { return detail::content_of(*this, meta, 0, 1); }));
+    safetensors::write(
+        path, detail::with_file_name(path, [&] { return detail::content_of(*this, meta, 0, 1); }));
   });
 }
 
@@ -40,17 +40,17 @@ void Checkpoint::save(const std::filesystem::path& path, const CheckpointMeta& m
   detail::as_operation("save", [&] {
     safetensors::Content own;
     all_or_none(group, [&] {
-      own = detail::named(
+      own = detail::with_file_name(
           path, [&] { return detail::content_of(*this, meta, group.rank(), group.size()); });
     });
-    detail::write_together(path, own, group);
+    detail::write_from_all_ranks(path, own, group);
   });
 }
 
 Resumed Checkpoint::load(const std::filesystem::path& path) const {
   return detail::as_operation("load", [&] {
     safetensors::Content content = safetensors::read(path);
-    return detail::named(path, [&] {
+    return detail::with_file_name(path, [&] {
       Restoration restoration(*this, std::move(content), 0, 1);
       load_states(
           restoration, [&] { restoration.load_states(*this); }, *this);
@@ -62,16 +62,18 @@ Resumed Checkpoint::load(const std::filesystem::path& path) const {
 
 Resumed Checkpoint::load(const std::filesystem::path& path, const Group& group) const {
   return detail::as_operation("load", [&] {
-    safetensors::Content content = detail::read_together(path, group);
+    safetensors::Content content = detail::read_on_all_ranks(path, group);
     Restoration restoration;
     all_or_none(group, [&] {
-      restoration = detail::named(
+      restoration = detail::with_file_name(
           path, [&] { return Restoration(*this, std::move(content), group.rank(), group.size()); });
     });
     load_states(
         restoration,
         [&] {
-          all_or_none(group, [&] { detail::named(path, [&] { restoration.load_states(*this); }); });
+          all_or_none(group, [&] {
+            detail::with_file_name(path, [&] { restoration.load_states(*this); });
+          });
         },
         *this);
     restoration.apply(*this);
@@ -102,7 +104,8 @@ CheckpointMeta load_checkpoint(const std::filesystem::path& path, torch::nn::Mod
 
 void check_checkpoint_path(const std::filesystem::path& path, const Group& group) {
   all_or_none(group, [&] {
-    if (group.rank() == 0) detail::AtomicFile writable(path);
+    // The constructor throws if the file cannot be written.
+    if (group.rank() == 0) detail::AtomicFile file(path);
   });
 }
 

@@ -53,8 +53,8 @@ ParameterNames names_of(const torch::nn::Module& model) {
 
 std::string prefix_of(int rank) { return concat(rank_prefix, rank, '/'); }
 
-/// The tensors whose names begin with prefix, without it.
-State under(const safetensors::Content& content, std::string_view prefix) {
+/// The tensors whose names begin with prefix. Removes the prefix from the names.
+State with_prefix(const safetensors::Content& content, std::string_view prefix) {
   State state;
   for (auto entry = content.tensors.lower_bound(std::string(prefix));
        entry != content.tensors.end() && entry->first.starts_with(prefix); ++entry)
@@ -62,7 +62,7 @@ State under(const safetensors::Content& content, std::string_view prefix) {
   return state;
 }
 
-const std::string& note(const safetensors::Content& content, const char* key) {
+const std::string& metadata_of(const safetensors::Content& content, const char* key) {
   const auto found = content.metadata.find(key);
   if (found == content.metadata.end())
     throw CheckpointError(
@@ -78,14 +78,14 @@ std::optional<std::int64_t> number_in(const std::string& text) {
 }
 
 std::int64_t number(const safetensors::Content& content, const char* key) {
-  const std::string& text = note(content, key);
+  const std::string& text = metadata_of(content, key);
   const auto value = number_in(text);
   if (!value) throw CheckpointError(concat(key, ": expected a number, found '", text, "'"));
   return *value;
 }
 
 CheckpointMeta meta_of(const safetensors::Content& content) {
-  if (const std::string& found = note(content, version_key); found != version)
+  if (const std::string& found = metadata_of(content, version_key); found != version)
     throw CheckpointError(concat("expected format version ", version, ", found '", found, "'"));
   if (!content.checked) throw CheckpointError("header: expected digests, found none");
   CheckpointMeta meta{
@@ -95,8 +95,8 @@ CheckpointMeta meta_of(const safetensors::Content& content) {
   return meta;
 }
 
-/// Whether the ranks that saved a file flushed denormals. Those of versions that did not say so had
-/// no way to.
+/// Whether the ranks that saved a file flushed denormals. Versions that did not store this could
+/// not flush them.
 bool saved_flushed(const safetensors::Content& content) {
   const auto found = content.metadata.find(denormals_key);
   if (found == content.metadata.end()) return false;
@@ -108,14 +108,14 @@ bool saved_flushed(const safetensors::Content& content) {
       concat(denormals_key, ": expected 'flushed' or 'kept', found '", text, "'"));
 }
 
-/// So that it is read as the same number.
+/// The shortest text that is read as the same number.
 std::string text_of(double value) {
   std::array<char, 32> digits{};
   const auto [end, error] = std::to_chars(digits.data(), digits.data() + digits.size(), value);
   return {digits.data(), end};
 }
 
-/// Its characters as bytes: metadata is rank 0's alone.
+/// A text as a tensor of bytes. Ranks other than 0 need it, because only rank 0 writes metadata.
 at::Tensor tensor_of(const std::string& text) {
   auto bytes = at::empty({static_cast<std::int64_t>(text.size())}, at::kByte);
   std::ranges::copy(text, bytes.data_ptr<std::uint8_t>());
@@ -129,7 +129,7 @@ std::string text_in(const at::Tensor& bytes) {
   return {begin, begin + bytes.numel()};
 }
 
-/// One that does not change with what it was taken from.
+/// A copy that does not share memory with the state.
 State copy_of(const State& state) {
   State copy;
   for (const auto& [name, tensor] : state) copy.emplace(name, tensor.clone());
@@ -140,39 +140,39 @@ bool has_residual(const State& state) {
   return std::ranges::any_of(state, [](const auto& named) { return is_residual(named.first); });
 }
 
-/// A strategy's state for another number of ranks. All ranks get the values that are no residuals.
-/// Each rank sums the residuals of the saved ranks that it takes over. The sum over all ranks is
-/// thus kept. The argument own is the strategy's present state, which has every name.
-State shared_out(const safetensors::Content& content, const State& own) {
-  State state = under(content, concat(prefix_of(0), strategy_prefix));
+/// A strategy's state for another number of ranks. Each rank gets the sum of the residuals that it
+/// received, so that their sum over all ranks does not change. All other values are the same on
+/// every rank. own: the strategy's current state, which has every name.
+State redistributed(const safetensors::Content& content, const State& own) {
+  State state = with_prefix(content, concat(prefix_of(0), strategy_prefix));
   std::erase_if(state, [](const auto& named) { return is_residual(named.first); });
   if (state.empty()) return state;
   for (const auto& [name, tensor] : own) {
     if (is_residual(name)) state.emplace(name, at::zeros_like(tensor));
   }
-  // Those of other ranks that are here are this rank's to take over.
+  // read_on_all_ranks() has sent this rank only the residuals that it must add.
   for (const auto& [name, tensor] : content.tensors) {
     const auto owner = owner_of(name);
     if (!owner || !is_residual(name)) continue;
     const auto own_name = name.substr(prefix_of(*owner).size() + strategy_prefix.size());
     auto& sum = state[own_name];
-    // Of other sizes, it is refused by whom it is given to.
+    // A residual of another size replaces the sum, so that the strategy rejects it.
     sum = sum.defined() && sum.sizes() == tensor.sizes() ? sum + tensor : tensor;
   }
   return state;
 }
 
-/// Gives a saved state what a strategy has of its own and the saved one lacks, or has in other
-/// sizes. Whether there was nothing of the kind.
-bool complete(State& saved, const State& own) {
-  bool whole = true;
+/// Adds the strategy's current values that a saved state does not have, or has in other sizes.
+/// Returns whether there were none.
+bool fill_missing(State& saved, const State& own) {
+  bool was_complete = true;
   for (const auto& [name, tensor] : own) {
     const auto found = saved.find(name);
     if (found != saved.end() && found->second.sizes() == tensor.sizes()) continue;
     saved.insert_or_assign(name, tensor);
-    whole = false;
+    was_complete = false;
   }
-  return whole;
+  return was_complete;
 }
 
 std::string ranks_text(std::int64_t first, std::int64_t last) {
@@ -219,10 +219,10 @@ safetensors::Content content_of(const Checkpoint& checkpoint, const CheckpointMe
   return content;
 }
 
-std::map<std::string, at::Tensor> tensors_to_come(const Checkpoint& checkpoint, int ranks) {
+std::map<std::string, at::Tensor> future_tensors(const Checkpoint& checkpoint, int ranks) {
   auto tensors = content_of(checkpoint, {}, 0, ranks).tensors;
   if (checkpoint.optimizer)
-    tensors.merge(memory_to_come(*checkpoint.optimizer, names_of(checkpoint.model)));
+    tensors.merge(future_state(*checkpoint.optimizer, names_of(checkpoint.model)));
   return tensors;
 }
 
@@ -252,13 +252,13 @@ std::optional<std::int64_t> ranks_of(const std::map<std::string, std::string>& m
   return found == metadata.end() ? std::nullopt : number_in(found->second);
 }
 
-std::optional<int> taker_of(std::string_view tensor, std::optional<std::int64_t> saved_by,
-                            int ranks) {
+std::optional<int> receiver_of(std::string_view tensor, std::optional<std::int64_t> saved_by,
+                               int ranks) {
   const auto owner = owner_of(tensor);
   if (!owner) return std::nullopt;
-  const bool of_all = owner == 0 && !is_residual(tensor) &&
-                      tensor.substr(prefix_of(0).size()).starts_with(strategy_prefix);
-  if (of_all && saved_by != ranks) return std::nullopt;
+  const bool is_shared = owner == 0 && !is_residual(tensor) &&
+                         tensor.substr(prefix_of(0).size()).starts_with(strategy_prefix);
+  if (is_shared && saved_by != ranks) return std::nullopt;
   return *owner % ranks;
 }
 
@@ -268,34 +268,34 @@ Restoration::Restoration(const Checkpoint& checkpoint, safetensors::Content cont
       ranks_(ranks),
       saved_by_(number(content, ranks_key)),
       resumed_{.meta = meta_of(content), .changes = {}} {
-  take_denormals(content);
-  take_model(checkpoint, content);
-  take_optimizer(checkpoint, content);
+  compare_denormals(content);
+  prepare_model(checkpoint, content);
+  prepare_optimizer_state(checkpoint, content);
   if (checkpoint.rate) {
-    rate_ = note(content, rate_key);
+    rate_ = metadata_of(content, rate_key);
     checkpoint.rate->check_state(rate_);
   }
   if (checkpoint.sampler) {
-    sampler_ = under(content, sampler_prefix);
-    if (sampler_.empty()) throw CheckpointError("sampler: the program has one, the file has not");
+    sampler_ = with_prefix(content, sampler_prefix);
+    if (sampler_.empty()) throw CheckpointError("sampler: is in the program, but not in the file");
   }
-  take_rank(checkpoint, content);
+  prepare_rank_state(checkpoint, content);
 }
 
-void Restoration::take_denormals(const safetensors::Content& content) {
+void Restoration::compare_denormals(const safetensors::Content& content) {
   const bool saved = saved_flushed(content);
   const bool resumed = flushes_denormals();
   if (saved == resumed) return;
-  note_change(concat("saved with denormals ", denormals_text(saved), ", resumed with denormals ",
-                     denormals_text(resumed), ": results may differ in their last bits"));
+  add_change(concat("saved with denormals ", denormals_text(saved), ", resumed with denormals ",
+                    denormals_text(resumed), ": results may differ in their last bits"));
   if (rank_ == 0) log::warn(concat("checkpoint: ", resumed_.changes));
 }
 
-void Restoration::take_model(const Checkpoint& checkpoint, safetensors::Content& content) {
+void Restoration::prepare_model(const Checkpoint& checkpoint, safetensors::Content& content) {
   for (const auto& [name, tensor] : tensors_of(checkpoint.model)) {
     auto found = content.tensors.extract(name);
     if (!found)
-      throw CheckpointError(concat("tensor '", name, "': the model has it, the file has not"));
+      throw CheckpointError(concat("tensor '", name, "': is in the model, but not in the file"));
     const at::Tensor& stored = found.mapped();
     if (stored.sizes() != tensor.sizes() || stored.scalar_type() != tensor.scalar_type())
       throw CheckpointError(concat("tensor '", name, "': expected ", tensor.scalar_type(), ' ',
@@ -306,48 +306,52 @@ void Restoration::take_model(const Checkpoint& checkpoint, safetensors::Content&
   for (const auto& [name, tensor] : content.tensors)
     if (!name.starts_with(optimizer_prefix) && !name.starts_with(sampler_prefix) &&
         !name.starts_with(rank_prefix))
-      throw CheckpointError(concat("tensor '", name, "': the file has it, the model has not"));
+      throw CheckpointError(concat("tensor '", name, "': is in the file, but not in the model"));
 }
 
-void Restoration::take_optimizer(const Checkpoint& checkpoint,
-                                 const safetensors::Content& content) {
+void Restoration::prepare_optimizer_state(const Checkpoint& checkpoint,
+                                          const safetensors::Content& content) {
   if (!checkpoint.optimizer) return;
-  const bool of_each_rank = checkpoint.strategy.replicas_may_differ();
-  OptimizerState state{.description = note(content, optimizer_key), .tensors = {}};
+  const bool differs_by_rank = checkpoint.strategy.replicas_may_differ();
+  OptimizerState state{.description = metadata_of(content, optimizer_key), .tensors = {}};
   for (const auto& [name, tensor] : content.tensors)
     if (name.starts_with(optimizer_prefix)) state.tensors.emplace(name, tensor);
-  if (of_each_rank && saved_by_ == ranks_) {
-    const auto own = under(content, prefix_of(rank_));
+  if (differs_by_rank && saved_by_ == ranks_) {
+    const auto own = with_prefix(content, prefix_of(rank_));
     if (const auto found = own.find(optimizer_key); found != own.end()) {
-      // This rank may remember other parameters than rank 0, and other numbers of them.
+      // This rank's optimizer may have state of other parameters than rank 0's.
       state = {.description = text_in(found->second), .tensors = {}};
     }
     for (const auto& [name, tensor] : own)
       if (name.starts_with(optimizer_prefix)) state.tensors.insert_or_assign(name, tensor);
-  } else if (of_each_rank) {
-    note_change("every rank's optimizer goes on from rank 0's state");
+  } else if (differs_by_rank) {
+    add_change("every rank's optimizer continues from rank 0's state");
   }
   optimizer_ = prepare_optimizer(state, *checkpoint.optimizer, names_of(checkpoint.model));
 }
 
-void Restoration::take_rank(const Checkpoint& checkpoint, const safetensors::Content& content) {
+void Restoration::prepare_rank_state(const Checkpoint& checkpoint,
+                                     const safetensors::Content& content) {
   if (saved_by_ != ranks_)
-    note_change(concat("saved by ", saved_by_, saved_by_ == 1 ? " rank" : " ranks", ", resumed by ",
-                       ranks_));
+    add_change(concat("saved by ", saved_by_, saved_by_ == 1 ? " rank" : " ranks", ", resumed by ",
+                      ranks_));
   if (checkpoint.strategy) {
     const State own = checkpoint.strategy.state();
-    State state = saved_by_ == ranks_ ? under(content, concat(prefix_of(rank_), strategy_prefix))
-                                      : shared_out(content, own);
+    State state = saved_by_ == ranks_
+                      ? with_prefix(content, concat(prefix_of(rank_), strategy_prefix))
+                      : redistributed(content, own);
     if (!state.empty()) {
       if (!has_residual(own) && has_residual(state))
-        note_change("what the strategy of the file had not sent is left out");
+        add_change("the residuals of the file's strategy are not used");
       else if (has_residual(own) && saved_by_ != ranks_)
-        note_change("what the strategy had not sent is shared out anew");
-      if (!complete(state, own))
-        note_change("what the strategy remembers begins anew: the file has that of another");
+        add_change("the residuals of the strategy are redistributed over the ranks");
+      if (!fill_missing(state, own))
+        add_change(
+            "the strategy starts with its initial state: the file has the state of another "
+            "strategy");
       strategy_ = std::move(state);
     } else if (!own.empty()) {
-      note_change("the strategy begins anew: the file has nothing that it remembered");
+      add_change("the strategy starts with its initial state: the file has none");
     }
   }
   if (checkpoint.generator.defined()) {
@@ -362,23 +366,24 @@ void Restoration::take_rank(const Checkpoint& checkpoint, const safetensors::Con
       }
     }
     if (saved_by_ < ranks_)
-      note_change(concat("the random state of ", ranks_text(saved_by_, ranks_ - 1), " is its own"));
+      add_change(concat("the random state of ", ranks_text(saved_by_, ranks_ - 1),
+                        " does not change: the file has none"));
     else if (saved_by_ > ranks_)
-      note_change(
-          concat("the random state of ", ranks_text(ranks_, saved_by_ - 1), " is left out"));
+      add_change(
+          concat("the file's random state of ", ranks_text(ranks_, saved_by_ - 1), " is not used"));
     else if (!random_.defined())
-      note_change("the random state stays: the file has none");
+      add_change("the random state does not change: the file has none");
   }
 }
 
-void Restoration::note_change(const std::string& text) {
+void Restoration::add_change(const std::string& text) {
   if (!resumed_.changes.empty()) resumed_.changes += "; ";
   resumed_.changes += text;
 }
 
 void Restoration::load_states(const Checkpoint& checkpoint) {
-  if (strategy_) former_strategy_ = copy_of(checkpoint.strategy.state());
-  if (checkpoint.sampler) former_sampler_ = copy_of(checkpoint.sampler.state());
+  if (strategy_) previous_strategy_ = copy_of(checkpoint.strategy.state());
+  if (checkpoint.sampler) previous_sampler_ = copy_of(checkpoint.sampler.state());
   try {
     if (strategy_) checkpoint.strategy.load_state(*strategy_);
     if (checkpoint.sampler) checkpoint.sampler.load_state(sampler_);
@@ -388,15 +393,15 @@ void Restoration::load_states(const Checkpoint& checkpoint) {
 }
 
 void Restoration::restore_states(const Checkpoint& checkpoint) const {
-  const auto give_back = [](const Stateful& taker, const std::optional<State>& former) {
+  const auto restore = [](const Stateful& object, const std::optional<State>& previous) {
     try {
-      if (former) taker.load_state(*former);
+      if (previous) object.load_state(*previous);
     } catch (const std::exception&) {
-      // It refuses what it gave itself; the first error is the one to raise.
+      // The caller rethrows the first error.
     }
   };
-  give_back(checkpoint.strategy, former_strategy_);
-  give_back(checkpoint.sampler, former_sampler_);
+  restore(checkpoint.strategy, previous_strategy_);
+  restore(checkpoint.sampler, previous_sampler_);
 }
 
 void Restoration::apply(const Checkpoint& checkpoint) {

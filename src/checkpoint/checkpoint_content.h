@@ -20,9 +20,9 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// Adds the file's name to what goes wrong in fn.
+/// Runs fn, and adds the name of the file to its CheckpointError.
 template <class Function>
-auto named(const std::filesystem::path& path, const Function& fn) {
+auto with_file_name(const std::filesystem::path& path, const Function& fn) {
   try {
     return fn();
   } catch (const CheckpointError& error) {
@@ -34,64 +34,67 @@ auto named(const std::filesystem::path& path, const Function& fn) {
   }
 }
 
-/// The tensors that one of so many ranks writes: rank 0 the shared ones, and each rank its own.
-/// Throws: CheckpointError naming the tensor.
+/// The content that a rank writes: its own tensors, and on rank 0 also the shared ones and the
+/// metadata.
+/// Throws: CheckpointError with the name of the tensor.
 safetensors::Content content_of(const Checkpoint& checkpoint, const CheckpointMeta& meta, int rank,
                                 int ranks);
 
-/// The tensors that rank 0 of so many will write, with the optimizer's state from its first step
-/// on. Only names, sizes and dtypes are valid, for the values will be others.
-/// Throws: CheckpointError naming the tensor.
-std::map<std::string, at::Tensor> tensors_to_come(const Checkpoint& checkpoint, int ranks);
+/// The tensors that rank 0 will write after the optimizer's first step. Only names, sizes and
+/// dtypes are valid.
+/// Throws: CheckpointError with the name of the tensor.
+std::map<std::string, at::Tensor> future_tensors(const Checkpoint& checkpoint, int ranks);
 
-/// The rank whose tensor this is; nothing for a shared one.
+/// The rank that wrote a tensor; nullopt for a shared tensor. From its name.
 std::optional<int> owner_of(std::string_view tensor);
 
-/// How many ranks wrote a file, as its metadata says; nothing when it does not.
+/// The number of ranks that wrote a file, from its metadata; nullopt if that has none.
 std::optional<std::int64_t> ranks_of(const std::map<std::string, std::string>& metadata);
 
-/// The rank, of so many, that is given a tensor of a file that saved_by ranks wrote; nothing for
-/// what all are given. Of another number of ranks, what one had not sent goes to another, and of
-/// what all remembered alike rank 0's is everybody's.
-std::optional<int> taker_of(std::string_view tensor, std::optional<std::int64_t> saved_by,
-                            int ranks);
+/// The rank that receives a tensor when ranks load a file that saved_by ranks wrote; nullopt if all
+/// receive it. If the numbers differ, rank r receives the residuals of the old ranks r, r + ranks,
+/// … All ranks receive the rest of the strategy's state from rank 0's.
+std::optional<int> receiver_of(std::string_view tensor, std::optional<std::int64_t> saved_by,
+                               int ranks);
 
-/// Of a file's metadata; nothing when it was saved without.
-/// Throws: CheckpointError for what is no number.
+/// The score in a file's metadata; nullopt if it has none.
+/// Throws: CheckpointError if it is not a number.
 std::optional<double> score_of(const std::map<std::string, std::string>& metadata);
 
-/// A file's content, compared with all that it goes into, and only waiting to be put there.
+/// The content of a file, checked against the objects of a Checkpoint and ready to be loaded into
+/// them.
 class Restoration {
  public:
   Restoration() = default;
-  /// Throws: CheckpointError saying what does not fit; nothing was changed.
+  /// Throws: CheckpointError when content and objects do not match. Changes no object.
   Restoration(const Checkpoint& checkpoint, safetensors::Content content, int rank, int ranks);
 
-  /// The part that belongs to others, who may refuse it; and takes it back, if a rank's did.
+  /// Loads the states of strategy and sampler, which may throw. restore_states() reverts that, for
+  /// when it has thrown on some rank.
   void load_states(const Checkpoint& checkpoint);
   void restore_states(const Checkpoint& checkpoint) const;
-  /// The rest, which cannot fail.
+  /// Loads everything else. Does not throw.
   void apply(const Checkpoint& checkpoint);
 
   const Resumed& resumed() const { return resumed_; }
 
  private:
-  void take_denormals(const safetensors::Content& content);
-  void take_model(const Checkpoint& checkpoint, safetensors::Content& content);
-  void take_optimizer(const Checkpoint& checkpoint, const safetensors::Content& content);
-  void take_rank(const Checkpoint& checkpoint, const safetensors::Content& content);
-  void note_change(const std::string& text);
+  void compare_denormals(const safetensors::Content& content);
+  void prepare_model(const Checkpoint& checkpoint, safetensors::Content& content);
+  void prepare_optimizer_state(const Checkpoint& checkpoint, const safetensors::Content& content);
+  void prepare_rank_state(const Checkpoint& checkpoint, const safetensors::Content& content);
+  void add_change(const std::string& text);
 
   int rank_ = 0;
   int ranks_ = 1;
-  std::int64_t saved_by_ = 1;                              ///< ranks
+  std::int64_t saved_by_ = 1;                              ///< number of ranks
   std::vector<std::pair<at::Tensor, at::Tensor>> copies_;  ///< to, from
   PreparedOptimizer optimizer_;
   std::string rate_;
   State sampler_;
   std::optional<State> strategy_;
-  std::optional<State> former_strategy_;  ///< what load_states() replaces
-  std::optional<State> former_sampler_;
+  std::optional<State> previous_strategy_;  ///< the state before load_states()
+  std::optional<State> previous_sampler_;
   at::Tensor random_;
   Resumed resumed_;
 };

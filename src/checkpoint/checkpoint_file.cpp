@@ -33,19 +33,19 @@ constexpr std::int64_t chunk_bytes = std::int64_t{1} << 20;
 
 at::Tensor empty_bytes(std::int64_t count) { return at::empty({count}, at::kByte); }
 
-/// The bytes of a tensor as a tensor that shares them.
+/// A byte tensor that shares the memory of a tensor.
 at::Tensor as_bytes(const at::Tensor& tensor) {
   return at::from_blob(tensor.mutable_data_ptr(), {static_cast<std::int64_t>(tensor.nbytes())},
                        at::kByte);
 }
 
-/// A tensor of the file, and who has it.
-struct Place {
+/// A tensor of the file, and the rank that has it.
+struct RankEntry {
   int rank;
   Entry entry;
 };
 
-/// A rank's message about its tensors: how many bytes they have, then their header.
+/// A rank's message about its tensors: their number of bytes, then their header.
 std::string describe(const std::vector<Piece>& pieces, const std::string& file) {
   Header header;
   for (const Piece& piece : pieces) header.entries.push_back(piece.entry);
@@ -56,25 +56,26 @@ std::string describe(const std::vector<Piece>& pieces, const std::string& file) 
 }
 
 /// All ranks' tensors in the order of the file, the same on every rank.
-std::vector<Place> places_of(const std::vector<std::string>& descriptions,
-                             const std::string& file) {
-  std::vector<Place> places;
+std::vector<RankEntry> all_entries(const std::vector<std::string>& descriptions,
+                                   const std::string& file) {
+  std::vector<RankEntry> entries;
   for (std::size_t rank = 0; rank < descriptions.size(); ++rank) {
     std::uint64_t bytes = 0;
     std::memcpy(&bytes, descriptions[rank].data(), safetensors::length_bytes);
     Header header = safetensors::parse_header(
         std::string_view(descriptions[rank]).substr(safetensors::length_bytes), bytes, file);
     for (Entry& entry : header.entries)
-      places.push_back({.rank = static_cast<int>(rank), .entry = std::move(entry)});
+      entries.push_back({.rank = static_cast<int>(rank), .entry = std::move(entry)});
   }
-  std::stable_sort(places.begin(), places.end(), [](const Place& a, const Place& b) {
+  std::stable_sort(entries.begin(), entries.end(), [](const RankEntry& a, const RankEntry& b) {
     return safetensors::before_in_file(a.entry, b.entry);
   });
-  return places;
+  return entries;
 }
 
-/// Keeps the first error of what only rank 0 does while others wait for it to go on.
-class Attempts {
+/// Runs functions until one throws, and keeps that exception. Rank 0 can thus continue with its
+/// sends and receives, for which other ranks wait, and throw at the end.
+class FirstError {
  public:
   template <class Function>
   void operator()(const Function& fn) {
@@ -95,8 +96,8 @@ class Attempts {
 
 }  // namespace
 
-void write_together(const std::filesystem::path& path, const safetensors::Content& own,
-                    const Group& group) {
+void write_from_all_ranks(const std::filesystem::path& path, const safetensors::Content& own,
+                          const Group& group) {
   const bool writes = group.rank() == 0;
   std::vector<Piece> pieces;
   std::string description;
@@ -104,49 +105,49 @@ void write_together(const std::filesystem::path& path, const safetensors::Conten
     pieces = safetensors::pieces_of(own, path.string());
     description = describe(pieces, path.string());
   });
-  const std::vector<Place> places = places_of(gather(description, group), path.string());
+  const std::vector<RankEntry> entries = all_entries(gather(description, group), path.string());
 
   std::optional<AtomicFile> file;
   const at::Tensor chunk = empty_bytes(chunk_bytes);
   all_or_none(group, [&] {
     if (!writes) return;
     Header header{.entries = {}, .metadata = own.metadata};
-    for (const Place& place : places) header.entries.push_back(place.entry);
+    for (const RankEntry& item : entries) header.entries.push_back(item.entry);
     const std::string first = safetensors::write_header(header, path.string());
     file.emplace(path);
     file->write(std::as_bytes(std::span(first)));
   });
 
-  Attempts attempt;
+  FirstError first_error;
   auto next = pieces.begin();
-  for (const Place& place : places) {
-    const bool mine = place.rank == group.rank();
-    const at::Tensor values = mine ? next++->values : at::Tensor();
-    if (place.rank == 0) {
-      if (writes) attempt([&] { file->write(safetensors::bytes_of(values)); });
+  for (const RankEntry& item : entries) {
+    const bool is_own = item.rank == group.rank();
+    const at::Tensor values = is_own ? next++->values : at::Tensor();
+    if (item.rank == 0) {
+      if (writes) first_error([&] { file->write(safetensors::bytes_of(values)); });
       continue;
     }
-    if (!mine && !writes) continue;
-    const auto size = static_cast<std::int64_t>(place.entry.end - place.entry.begin);
+    if (!is_own && !writes) continue;
+    const auto size = static_cast<std::int64_t>(item.entry.end - item.entry.begin);
     for (std::int64_t begin = 0; begin < size; begin += chunk_bytes) {
       const std::int64_t count = std::min(chunk_bytes, size - begin);
-      if (mine) {
+      if (is_own) {
         group.send(as_bytes(values).narrow(0, begin, count), 0).wait();
       } else {
         const at::Tensor received = chunk.narrow(0, 0, count);
-        group.recv(received, place.rank).wait();
-        attempt([&] { file->write(safetensors::bytes_of(received)); });
+        group.recv(received, item.rank).wait();
+        first_error([&] { file->write(safetensors::bytes_of(received)); });
       }
     }
   }
   all_or_none(group, [&] {
-    attempt.rethrow();
+    first_error.rethrow();
     if (writes) file->commit();
   });
 }
 
-safetensors::Content collect(const std::filesystem::path& path, safetensors::Content own,
-                             const Group& group) {
+safetensors::Content gather_content(const std::filesystem::path& path, safetensors::Content own,
+                                    const Group& group) {
   const bool collects = group.rank() == 0;
   std::vector<Piece> pieces;
   std::string description;
@@ -154,29 +155,29 @@ safetensors::Content collect(const std::filesystem::path& path, safetensors::Con
     if (!collects) pieces = safetensors::pieces_of(own, path.string());
     description = describe(pieces, path.string());
   });
-  const std::vector<Place> places = places_of(gather(description, group), path.string());
+  const std::vector<RankEntry> entries = all_entries(gather(description, group), path.string());
   std::vector<at::Tensor> received;
   all_or_none(group, [&] {
-    for (const Place& place : places)
-      received.push_back(collects ? safetensors::empty_for(place.entry, path.string())
+    for (const RankEntry& item : entries)
+      received.push_back(collects ? safetensors::empty_for(item.entry, path.string())
                                   : at::Tensor());
   });
 
   auto next = pieces.begin();
-  for (std::size_t i = 0; i < places.size(); ++i) {
-    const bool mine = places[i].rank == group.rank();
-    const at::Tensor values = mine ? next++->values : received[i];
-    if (collects) own.tensors.emplace(places[i].entry.name, values);
-    if (places[i].entry.begin == places[i].entry.end) continue;
-    if (mine)
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    const bool is_own = entries[i].rank == group.rank();
+    const at::Tensor values = is_own ? next++->values : received[i];
+    if (collects) own.tensors.emplace(entries[i].entry.name, values);
+    if (entries[i].entry.begin == entries[i].entry.end) continue;
+    if (is_own)
       group.send(as_bytes(values), 0).wait();
     else if (collects)
-      group.recv(as_bytes(values), places[i].rank).wait();
+      group.recv(as_bytes(values), entries[i].rank).wait();
   }
   return own;
 }
 
-safetensors::Content read_together(const std::filesystem::path& path, const Group& group) {
+safetensors::Content read_on_all_ranks(const std::filesystem::path& path, const Group& group) {
   const bool reads = group.rank() == 0;
   std::unique_ptr<safetensors::Reader> reader;
   const at::Tensor sizes = at::empty({2}, at::kLong);
@@ -199,40 +200,41 @@ safetensors::Content read_together(const std::filesystem::path& path, const Grou
 
   Header header;
   std::optional<std::int64_t> saved_by;
-  const auto taker = [&](const Entry& entry) {
-    return taker_of(entry.name, saved_by, group.size());
+  const auto receiver = [&](const Entry& entry) {
+    return receiver_of(entry.name, saved_by, group.size());
   };
-  std::vector<at::Tensor> own;  // for each entry, undefined for what others take
+  std::vector<at::Tensor> own;  // per entry; undefined if another rank receives it
   at::Tensor others;
   all_or_none(group, [&] {
     header = safetensors::parse_header(text, static_cast<std::uint64_t>(size[1]), path.string());
     saved_by = ranks_of(header.metadata);
-    std::int64_t largest = 0;
+    std::int64_t max_bytes = 0;
     for (const Entry& entry : header.entries) {
-      const bool mine = taker(entry).value_or(group.rank()) == group.rank();
-      own.push_back(mine ? safetensors::empty_for(entry, path.string()) : at::Tensor());
-      if (!mine) largest = std::max(largest, static_cast<std::int64_t>(entry.end - entry.begin));
+      const bool is_own = receiver(entry).value_or(group.rank()) == group.rank();
+      own.push_back(is_own ? safetensors::empty_for(entry, path.string()) : at::Tensor());
+      if (!is_own)
+        max_bytes = std::max(max_bytes, static_cast<std::int64_t>(entry.end - entry.begin));
     }
     if (reads)
       others = safetensors::empty_for({.name = "of another rank",
                                        .dtype = at::kByte,
-                                       .shape = {largest},
-                                       .end = static_cast<std::uint64_t>(largest)},
+                                       .shape = {max_bytes},
+                                       .end = static_cast<std::uint64_t>(max_bytes)},
                                       path.string());
   });
 
   safetensors::Content content{
       .tensors = {}, .metadata = std::move(header.metadata), .checked = header.checked};
-  Attempts attempt;
+  FirstError first_error;
   for (std::size_t i = 0; i < own.size(); ++i) {
     const Entry& entry = header.entries[i];
-    const std::optional<int> to = taker(entry);
-    const bool mine = own[i].defined();
-    if (mine) content.tensors.emplace(entry.name, own[i]);
+    const std::optional<int> to = receiver(entry);
+    const bool is_own = own[i].defined();
+    if (is_own) content.tensors.emplace(entry.name, own[i]);
     const auto count = static_cast<std::int64_t>(entry.end - entry.begin);
-    if (count == 0 || (!mine && !reads)) continue;
-    const at::Tensor bytes = mine ? as_bytes(own[i]) : others.narrow(0, 0, count);
-    if (reads) attempt([&] { reader->read(entry, safetensors::writable_bytes_of(bytes)); });
+    if (count == 0 || (!is_own && !reads)) continue;
+    const at::Tensor bytes = is_own ? as_bytes(own[i]) : others.narrow(0, 0, count);
+    if (reads) first_error([&] { reader->read(entry, safetensors::writable_bytes_of(bytes)); });
     if (!to)
       group.broadcast(bytes).wait();
     else if (reads && *to > 0)
@@ -240,7 +242,7 @@ safetensors::Content read_together(const std::filesystem::path& path, const Grou
     else if (!reads)
       group.recv(bytes, 0).wait();
   }
-  all_or_none(group, [&] { attempt.rethrow(); });
+  all_or_none(group, [&] { first_error.rethrow(); });
   return content;
 }
 

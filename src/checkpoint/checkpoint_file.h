@@ -7,22 +7,22 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// One file of all ranks' contents; names must differ between ranks, the metadata is rank 0's.
-/// Rank 0 writes what the others send, tensor by tensor, and never holds more of it than a chunk.
+/// Writes all ranks' tensors and rank 0's metadata into one file. Tensor names must differ between
+/// ranks. Rank 0 writes what the others send, one chunk at a time.
 /// Ranks: all.
-/// Throws: CheckpointError on every rank, naming file and tensor.
-void write_together(const std::filesystem::path& path, const safetensors::Content& own,
-                    const Group& group);
+/// Throws: CheckpointError, on every rank, with file and tensor.
+void write_from_all_ranks(const std::filesystem::path& path, const safetensors::Content& own,
+                          const Group& group);
 
-/// All ranks' contents on rank 0, and on the others their own; what is sent is no part of rank 0's.
+/// Gathers all ranks' tensors on rank 0. Other ranks return their own content.
 /// Ranks: all.
-/// Throws: CheckpointError on every rank, naming file and tensor.
-safetensors::Content collect(const std::filesystem::path& path, safetensors::Content own,
-                             const Group& group);
+/// Throws: CheckpointError, on every rank, with file and tensor.
+safetensors::Content gather_content(const std::filesystem::path& path, safetensors::Content own,
+                                    const Group& group);
 
-/// The content of a file for each rank: the shared tensors, and its own. Rank 0 reads.
+/// Reads a file on rank 0 and sends each rank the shared tensors and its own.
 /// Ranks: all.
-/// Throws: CheckpointError on every rank, naming file and tensor.
-safetensors::Content read_together(const std::filesystem::path& path, const Group& group);
+/// Throws: CheckpointError, on every rank, with file and tensor.
+safetensors::Content read_on_all_ranks(const std::filesystem::path& path, const Group& group);
 
 }  // namespace lockstep::detail

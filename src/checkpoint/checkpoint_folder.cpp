@@ -25,7 +25,7 @@ constexpr std::string_view name_prefix = "checkpoint-";
 constexpr std::string_view name_suffix = ".safetensors";
 constexpr std::size_t name_digits = 6;
 
-/// Reads all of a file, for its digests alone.
+/// Reads a file and compares its digests.
 void verify(const std::filesystem::path& path) {
   const safetensors::Reader reader(path);
   if (!reader.header().checked)
@@ -53,7 +53,7 @@ std::set<std::int64_t> CheckpointFolder::numbers() const {
   std::set<std::int64_t> found;
   std::error_code error;
   if (!std::filesystem::exists(folder_, error) && !error) return found;
-  // A loop over the range would advance without an error code.
+  // A range-based loop would throw instead of setting the error code.
   for (std::filesystem::directory_iterator entry(folder_, error);
        !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
     const std::string name = entry->path().filename().string();
@@ -62,7 +62,7 @@ std::set<std::int64_t> CheckpointFolder::numbers() const {
     const char* const last = name.data() + name.size() - name_suffix.size();
     std::int64_t number = 0;
     const auto [rest, problem] = std::from_chars(first, last, number);
-    // This class did not write files of other names.
+    // Ignores names that this class does not write, such as those with other digits.
     if (problem == std::errc() && rest == last && number > 0 &&
         path_of(number).filename() == entry->path().filename())
       found.insert(number);
@@ -83,7 +83,7 @@ std::optional<std::int64_t> CheckpointFolder::best_of(const std::set<std::int64_
         highest = score;
       }
     } catch (const CheckpointError&) {
-      // Damaged since: it is not the best, and load_newest() will say what is wrong with it.
+      // A damaged file is not the best. load_newest() reports the error.
     }
   }
   return best;
@@ -109,12 +109,12 @@ void CheckpointFolder::prune() const {
 void CheckpointFolder::lock_here() {
   std::error_code error;
   std::filesystem::create_directories(folder_, error);
-  if (error) throw CheckpointError(concat(folder_.string(), ": cannot make: ", error.message()));
+  if (error) throw CheckpointError(concat(folder_.string(), ": cannot create: ", error.message()));
   if (lock_ != nullptr) return;
   try {
     lock_ = std::make_shared<detail::FolderLock>(folder_, "checkpoints");
-  } catch (const Error& refused) {
-    throw CheckpointError(refused.what());
+  } catch (const Error& lock_error) {
+    throw CheckpointError(lock_error.what());
   }
 }
 
@@ -148,7 +148,7 @@ std::filesystem::path CheckpointFolder::save(const Checkpoint& checkpoint,
 std::filesystem::path CheckpointFolder::save_behind(CheckpointWriter& writer,
                                                     const Checkpoint& checkpoint,
                                                     const CheckpointMeta& meta) {
-  writer.wait();  // else the number of a file that is being written would be given again
+  writer.wait();  // next_path() must see the file of the previous save
   const std::filesystem::path path = next_path(writer.group());
   writer.save(checkpoint, path, meta, [folder = *this] { folder.prune(); });
   return path;

@@ -21,22 +21,24 @@ namespace lockstep::inline v0_2 {
 
 namespace {
 
-/// A copy of from, in the memory of a former copy where a tensor of the same name fits.
-safetensors::Content copy_of(const safetensors::Content& from, const safetensors::Content& former) {
+/// A copy of from. Reuses the memory of previous for tensors of the same name, sizes and dtype.
+safetensors::Content copy_of(const safetensors::Content& from,
+                             const safetensors::Content& previous) {
   const at::NoGradGuard no_grad;
   safetensors::Content copy{.tensors = {}, .metadata = from.metadata};
   for (const auto& [name, tensor] : from.tensors) {
-    const auto found = former.tensors.find(name);
-    const bool fits = found != former.tensors.end() && found->second.sizes() == tensor.sizes() &&
-                      found->second.scalar_type() == tensor.scalar_type();
-    // Not at::copy_, which wakes threads for each tensor: on busy cores that takes far longer.
+    const auto found = previous.tensors.find(name);
+    const bool reuses = found != previous.tensors.end() &&
+                        found->second.sizes() == tensor.sizes() &&
+                        found->second.scalar_type() == tensor.scalar_type();
+    // Not at::copy_, which wakes threads for each tensor. That is much slower on busy cores.
     const bool plain = tensor.layout() == at::kStrided && tensor.is_cpu() && tensor.is_contiguous();
-    at::Tensor to = fits    ? found->second
+    at::Tensor to = reuses  ? found->second
                     : plain ? at::empty_like(tensor.detach())
                             : tensor.detach().cpu().clone(at::MemoryFormat::Contiguous);
     if (plain)
       std::ranges::copy(safetensors::bytes_of(tensor), safetensors::writable_bytes_of(to).begin());
-    else if (fits)
+    else if (reuses)
       to.copy_(tensor);
     copy.tensors[name] = std::move(to);
   }
@@ -57,10 +59,10 @@ CheckpointWriter::~CheckpointWriter() {
 void CheckpointWriter::prepare(const Checkpoint& checkpoint) {
   all_or_none(group_, [&] {
     if (group_.rank() != 0 || write_.valid() || !copy_.tensors.empty()) return;
-    for (const auto& [name, tensor] : detail::tensors_to_come(checkpoint, group_.size()))
+    for (const auto& [name, tensor] : detail::future_tensors(checkpoint, group_.size()))
       copy_.tensors[name] = at::empty(tensor.sizes(), tensor.scalar_type());
     write_ = std::async(std::launch::async, [memory = copy_] {
-      setpriority(PRIO_PROCESS, 0, 19);  // of this thread: it has time until the first save
+      setpriority(PRIO_PROCESS, 0, 19);  // lowers the priority of this thread only
       for (const auto& [name, tensor] : memory.tensors)
         std::ranges::fill(safetensors::writable_bytes_of(tensor), std::byte{0});
     });
@@ -72,11 +74,11 @@ void CheckpointWriter::save(const Checkpoint& checkpoint, const std::filesystem:
   wait();
   safetensors::Content own;
   all_or_none(group_, [&] {
-    own = detail::named(
+    own = detail::with_file_name(
         path, [&] { return detail::content_of(checkpoint, meta, group_.rank(), group_.size()); });
     if (group_.rank() == 0) own = copy_ = copy_of(own, copy_);
   });
-  const safetensors::Content all = detail::collect(path, own, group_);
+  const safetensors::Content all = detail::gather_content(path, own, group_);
   all_or_none(group_, [&] {
     if (group_.rank() != 0) return;
     try {

@@ -29,8 +29,8 @@ using torch::serialize::InputArchive;
 using torch::serialize::OutputArchive;
 using Tensors = std::map<std::string, at::Tensor>;
 
-// Every optimizer can write itself into an archive, and read itself from one; the archives' values
-// are what is translated to and from a checkpoint here.
+// Every optimizer can serialize itself to an archive and load itself from one. This file converts
+// the values of archives to and from a checkpoint.
 
 std::string kind_of(const torch::optim::Optimizer& optimizer) {
   return c10::demangle(class_of(optimizer).name());
@@ -104,7 +104,7 @@ OutputArchive decode_all(const json& fields, const Tensors& tensors, const Outpu
   return archive;
 }
 
-// LibTorch reads an archive again only through its file form.
+// LibTorch can read an archive only from its file format.
 std::string bytes_of(OutputArchive& archive) {
   std::ostringstream stream;
   archive.save_to(stream);
@@ -118,8 +118,7 @@ InputArchive reopen(const std::string& bytes) {
   return read;
 }
 
-/// The archive that the optimizer's own load() understands, with the parameters known by their
-/// present addresses.
+/// An archive for the optimizer's load(), with the current addresses of the parameters as keys.
 std::string archive_for(const json& description, const Tensors& tensors,
                         const torch::optim::Optimizer& optimizer, const ParameterNames& names) {
   const auto count = [](std::size_t size) { return at::tensor(static_cast<std::int64_t>(size)); };
@@ -173,7 +172,7 @@ void check_fields(const json& fields, const std::string& name, const at::Tensor&
   }
 }
 
-/// A part of an optimizer, as it writes itself.
+/// The fields that a part of an optimizer serializes.
 template <class Part>
 json archived(const Part& part, const std::string& where, Tensors& tensors) {
   OutputArchive written;
@@ -182,7 +181,7 @@ json archived(const Part& part, const std::string& where, Tensors& tensors) {
   return encode_all(archive, where, tensors);
 }
 
-/// Writes each field of a known state without the copies that an archive makes.
+/// Visitor that stores the fields of a parameter's state without the copies of an archive.
 struct Fields {
   json& fields;
   const std::string& where;
@@ -197,7 +196,7 @@ struct Fields {
 };
 
 template <class Known>
-bool took_as(torch::optim::OptimizerParamState& state, const Fields& fields) {
+bool visit_as(torch::optim::OptimizerParamState& state, const Fields& fields) {
   auto* const known = dynamic_cast<Known*>(&state);
   if (known != nullptr) visit(*known, fields);
   return known != nullptr;
@@ -207,11 +206,11 @@ json fields_of(torch::optim::OptimizerParamState& state, const std::string& wher
                Tensors& tensors) {
   json result = json::object();
   const Fields fields{.fields = result, .where = where, .tensors = tensors};
-  const bool known = took_as<torch::optim::SGDParamState>(state, fields) ||
-                     took_as<torch::optim::AdamParamState>(state, fields) ||
-                     took_as<torch::optim::AdamWParamState>(state, fields) ||
-                     took_as<torch::optim::RMSpropParamState>(state, fields) ||
-                     took_as<torch::optim::AdagradParamState>(state, fields);
+  const bool known = visit_as<torch::optim::SGDParamState>(state, fields) ||
+                     visit_as<torch::optim::AdamParamState>(state, fields) ||
+                     visit_as<torch::optim::AdamWParamState>(state, fields) ||
+                     visit_as<torch::optim::RMSpropParamState>(state, fields) ||
+                     visit_as<torch::optim::AdagradParamState>(state, fields);
   return known ? result : archived(state, where, tensors);
 }
 
@@ -221,20 +220,20 @@ std::string_view kind_of(const json& value) {
   return value.type_name();
 }
 
-/// Options are compared before the optimizer reads them, so that the error can name them.
+/// Compares options before the optimizer loads them, so that the error has their name.
 void check_options(const json& found, const json& own, std::size_t g) {
   const auto fail = [&](const std::string& key, const auto&... parts) {
     throw CheckpointError(concat("optimizer: group ", g, ": option '", key, "': ", parts...));
   };
   for (const auto& [key, value] : own.items()) {
-    if (!found.contains(key)) fail(key, "the optimizer has it, the file has not");
+    if (!found.contains(key)) fail(key, "is in the optimizer, but not in the file");
     const json& other = found.at(key);
-    // An option that may be absent is null then.
+    // An optional option without a value is null.
     if (kind_of(other) != kind_of(value) && !other.is_null() && !value.is_null())
       fail(key, "expected ", kind_of(value), ", found ", other.dump());
   }
   for (const auto& [key, value] : found.items())
-    if (!own.contains(key)) fail(key, "the file has it, the optimizer has not");
+    if (!own.contains(key)) fail(key, "is in the file, but not in the optimizer");
 }
 
 json check_description(const OptimizerState& state, const torch::optim::Optimizer& optimizer,
@@ -267,12 +266,11 @@ json check_description(const OptimizerState& state, const torch::optim::Optimize
 
 OptimizerState optimizer_state(const torch::optim::Optimizer& optimizer,
                                const ParameterNames& names) {
-  // LibTorch's own archive of LBFGS raises an internal error after its first step.
+  // LibTorch raises an internal error when it serializes LBFGS after its first step.
   if (dynamic_cast<const torch::optim::LBFGS*>(&optimizer) != nullptr) {
     throw CheckpointError(
         "optimizer: got LBFGS, expected SGD, Adam, AdamW, RMSprop or Adagrad: LibTorch cannot "
-        "write "
-        "what LBFGS remembers; save the model without its optimizer");
+        "serialize the state of LBFGS; save the model without its optimizer");
   }
   return as_checkpoint_errors([&] {
     OptimizerState result;
@@ -298,19 +296,19 @@ OptimizerState optimizer_state(const torch::optim::Optimizer& optimizer,
   });
 }
 
-std::map<std::string, at::Tensor> memory_to_come(const torch::optim::Optimizer& optimizer,
-                                                 const ParameterNames& names) {
-  std::map<std::string, at::Tensor> memory;
+std::map<std::string, at::Tensor> future_state(const torch::optim::Optimizer& optimizer,
+                                               const ParameterNames& names) {
+  std::map<std::string, at::Tensor> state;
   for (const auto& group : optimizer.param_groups()) {
-    const std::vector<const char*> fields = fields_to_come(group.options());
+    const std::vector<const char*> fields = future_fields(group.options());
     for (const at::Tensor& parameter : group.params()) {
       if (!parameter.requires_grad()) continue;
       if (optimizer.state().count(parameter.unsafeGetTensorImpl()) > 0) continue;
       for (const char* field : fields)
-        memory.emplace(concat(optimizer_prefix, name_of(parameter, names), '/', field), parameter);
+        state.emplace(concat(optimizer_prefix, name_of(parameter, names), '/', field), parameter);
     }
   }
-  return memory;
+  return state;
 }
 
 PreparedOptimizer prepare_optimizer(const OptimizerState& state, torch::optim::Optimizer& optimizer,
@@ -318,9 +316,9 @@ PreparedOptimizer prepare_optimizer(const OptimizerState& state, torch::optim::O
   return as_checkpoint_errors([&] {
     json description = check_description(state, optimizer, names);
     const std::string archive = archive_for(description, state.tensors, optimizer, names);
-    // The optimizer's memory is set aside first, so that the archive holds only its options.
+    // Moves the optimizer's state away, so that the archive has only its options.
     PreparedOptimizer own;
-    std::swap(own.memory_, optimizer.state());
+    std::swap(own.state_, optimizer.state());
     try {
       json own_description = {{"state", json::object()}, {"groups", json::array()}};
       Tensors none;
@@ -334,13 +332,13 @@ PreparedOptimizer prepare_optimizer(const OptimizerState& state, torch::optim::O
       InputArchive all = reopen(archive);
       optimizer.load(all);
     } catch (...) {
-      std::swap(own.memory_, optimizer.state());
+      std::swap(own.state_, optimizer.state());
       throw;
     }
     description["state"] = json::object();
     PreparedOptimizer prepared;
     prepared.options_ = archive_for(description, state.tensors, optimizer, names);
-    std::swap(prepared.memory_, optimizer.state());
+    std::swap(prepared.state_, optimizer.state());
     own.apply(optimizer);
     return prepared;
   });
@@ -348,10 +346,11 @@ PreparedOptimizer prepare_optimizer(const OptimizerState& state, torch::optim::O
 
 void PreparedOptimizer::apply(torch::optim::Optimizer& optimizer) {
   optimizer.state().clear();
-  // Through the archive, since options are assigned to and not replaced: programs hold references.
+  // load() assigns to the options objects. Replacing them would invalidate the program's
+  // references.
   InputArchive archive = reopen(options_);
   optimizer.load(archive);
-  optimizer.state() = std::move(memory_);
+  optimizer.state() = std::move(state_);
 }
 
 }  // namespace lockstep::detail

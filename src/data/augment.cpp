@@ -13,14 +13,14 @@ namespace lockstep::inline v0_2 {
 
 namespace {
 
-/// The variation of one image.
-struct Change {
+/// The random shift and flip of one image. Units: pixels.
+struct Variation {
   std::int64_t down;
   std::int64_t right;
   bool flipped;
 };
 
-Change change_of(std::size_t index, std::uint64_t epoch, const AugmentOptions& options) {
+Variation variation_of(std::size_t index, std::uint64_t epoch, const AugmentOptions& options) {
   const std::uint64_t bits = detail::bits_of(options.seed, epoch, index);
   const auto choices = static_cast<std::uint64_t>(2 * options.pad + 1);
   const auto offset = [&](int shift) {
@@ -30,11 +30,11 @@ Change change_of(std::size_t index, std::uint64_t epoch, const AugmentOptions& o
   return {.down = offset(0), .right = offset(24), .flipped = options.flip && bits >> 63 != 0};
 }
 
-/// Where a place of the padded image comes from: beyond an edge the image is mirrored, edge
-/// included.
-std::int64_t mirrored(std::int64_t place, std::int64_t size) {
-  if (place < 0) return -place - 1;
-  return place < size ? place : 2 * size - 1 - place;
+/// Maps a coordinate of the padded image to the image, which is mirrored beyond its edges. The
+/// pixels at an edge occur twice.
+std::int64_t mirrored(std::int64_t position, std::int64_t size) {
+  if (position < 0) return -position - 1;
+  return position < size ? position : 2 * size - 1 - position;
 }
 
 }  // namespace
@@ -61,7 +61,7 @@ at::Tensor augment(const at::Tensor& images, c10::ArrayRef<std::size_t> indices,
   float* to = result.mutable_data_ptr<float>();
   std::vector<std::int64_t> column(static_cast<std::size_t>(width));
   for (const std::size_t index : indices) {
-    const auto [down, right, flipped] = change_of(index, epoch, options);
+    const auto [down, right, flipped] = variation_of(index, epoch, options);
     for (std::int64_t x = 0; x < width; ++x)
       column[static_cast<std::size_t>(x)] = mirrored((flipped ? width - 1 - x : x) + right, width);
     for (std::int64_t channel = 0; channel < channels; ++channel) {

@@ -23,7 +23,7 @@ constexpr std::size_t image_side = 32;
 constexpr std::size_t image_bytes = 3 * image_side * image_side;
 constexpr std::size_t record_bytes = 1 + image_bytes;
 constexpr std::uint8_t image_classes = 10;
-constexpr int most_batches = 5;
+constexpr int max_batches = 5;
 
 std::filesystem::path batch_file(const std::filesystem::path& root, int number) {
   return root / detail::concat("data_batch_", number, ".bin");
@@ -34,12 +34,12 @@ std::vector<std::filesystem::path> files_of(const std::filesystem::path& root,
   if (split == Cifar10::Split::test) return {root / "test_batch.bin"};
   std::vector<std::filesystem::path> files{batch_file(root, 1)};
   std::error_code ignored;
-  for (int number = 2; number <= most_batches; ++number) {
+  for (int number = 2; number <= max_batches; ++number) {
     const auto file = batch_file(root, number);
     if (!std::filesystem::exists(file, ignored)) continue;
     const auto before = batch_file(root, number - 1);
     if (files.back() != before)
-      throw DataError(detail::concat("found ", file.string(), ", but no ", before.string()));
+      throw DataError(detail::concat("found ", file.string(), ", but not ", before.string()));
     files.push_back(file);
   }
   return files;

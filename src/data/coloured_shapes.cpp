@@ -16,10 +16,11 @@ namespace {
 constexpr std::size_t shape_side = 32;
 constexpr std::int64_t shape_classes = 10;
 
-/// Whether a point belongs to the shape of a class; x and y run from -1 to 1 over its size.
+/// Whether a point is inside the shape of a class. x and y are from -1 to 1 within its bounding
+/// box.
 bool covers(std::int64_t shape, double x, double y) {
-  const double across = std::max(std::abs(x), std::abs(y));
-  if (across > 1) return false;
+  const double distance = std::max(std::abs(x), std::abs(y));
+  if (distance > 1) return false;
   const double radius = std::hypot(x, y);
   const auto stripe = [](double place) { return static_cast<int>((place + 1) * 2.5) % 2 == 0; };
   switch (shape) {
@@ -30,18 +31,18 @@ bool covers(std::int64_t shape, double x, double y) {
     case 2:  // ring
       return radius < 1 && radius > 0.6;
     case 3:  // frame
-      return across > 0.65;
+      return distance > 0.65;
     case 4:  // cross
       return std::min(std::abs(x), std::abs(y)) < 0.3;
     case 5:  // diagonal cross
       return std::abs(std::abs(x) - std::abs(y)) < 0.35;
     case 6:  // triangle
       return std::abs(x) < (y + 1) / 2;
-    case 7:  // lying stripes
+    case 7:  // horizontal stripes
       return stripe(y);
-    case 8:  // standing stripes
+    case 8:  // vertical stripes
       return stripe(x);
-    default:  // chessboard
+    default:  // checkerboard
       return stripe(x) == stripe(y);
   }
 }
@@ -50,8 +51,7 @@ bool covers(std::int64_t shape, double x, double y) {
 
 Cifar10 coloured_shapes(std::size_t count, std::uint64_t seed) {
   std::mt19937_64 generator(seed);
-  // Not std::uniform_real_distribution: what it makes of the generator's numbers differs between
-  // libraries.
+  // Not std::uniform_real_distribution, whose results differ between standard libraries.
   const auto between = [&](double low, double high) {
     return low + (high - low) * static_cast<double>(generator() >> 11) * 0x1p-53;
   };
@@ -66,15 +66,16 @@ Cifar10 coloured_shapes(std::size_t count, std::uint64_t seed) {
     const double size = between(7, 13);
     const double column = between(size, shape_side - size);
     const double row = between(size, shape_side - size);
-    const double bright = between(0, 1) < 0.5 ? 0 : 120;  // against the background, or the reverse
+    // The shape is darker or brighter than the background.
+    const double brightness = between(0, 1) < 0.5 ? 0 : 120;
     std::array<double, 3> colour{};
-    for (double& value : colour) value = bright + between(0, 110);
+    for (double& value : colour) value = brightness + between(0, 110);
     for (const double value : colour) {
       for (std::size_t y = 0; y < shape_side; ++y) {
         for (std::size_t x = 0; x < shape_side; ++x) {
           const bool shown = covers(shape, (static_cast<double>(x) + 0.5 - column) / size,
                                     (static_cast<double>(y) + 0.5 - row) / size);
-          const double base = shown ? value : 150 - bright;
+          const double base = shown ? value : 150 - brightness;
           *pixel++ = static_cast<std::uint8_t>(std::clamp(base + between(-25, 25), 0.0, 255.0));
         }
       }

@@ -26,7 +26,7 @@ std::filesystem::path find(const std::filesystem::path& folder, const std::strin
   throw DataError(concat("found neither ", plain.string(), " nor ", packed.string()));
 }
 
-/// One file read from front to back; zlib passes on what is not compressed as it is.
+/// Reads a file sequentially. zlib returns the bytes of uncompressed files unchanged.
 class ByteReader {
  public:
   explicit ByteReader(const std::filesystem::path& path)
@@ -35,7 +35,7 @@ class ByteReader {
     gzbuffer(file_.get(), 1 << 17);
   }
 
-  /// Fills the span as far as the file goes, and returns how far.
+  /// Fills the span, or less at the end of the file. Returns the number of bytes.
   std::size_t read(std::span<std::uint8_t> bytes) {
     std::size_t got = 0;
     while (got < bytes.size()) {
@@ -76,7 +76,7 @@ class ByteReader {
 
   std::string path_;
   std::unique_ptr<gzFile_s, int (*)(gzFile)> file_;
-  std::size_t offset_ = 0;  ///< of what is read next, uncompressed
+  std::size_t offset_ = 0;  ///< of the next byte, in the uncompressed content
 };
 
 std::string hex(std::uint32_t value) {
@@ -111,7 +111,7 @@ IdxArray read_idx(const std::filesystem::path& folder, const std::string& name,
     item_bytes *= found;
   }
 
-  // Grown as data comes in: the count is not to be believed before that.
+  // Grows with the data: the count of a damaged file may be huge.
   const std::size_t expected_bytes = array.sizes.front() * item_bytes;
   constexpr std::size_t piece = 1 << 22;
   while (array.values.size() < expected_bytes) {

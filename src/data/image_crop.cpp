@@ -9,21 +9,21 @@ namespace lockstep::inline v0_2::detail {
 
 namespace {
 
-constexpr double smallest_area = 0.08;
-constexpr double widest = 4.0 / 3.0;
+constexpr double min_area = 0.08;
+constexpr double max_ratio = 4.0 / 3.0;
 constexpr int attempts = 10;
 
-/// Numbers from 0 up to, without, 1: as many as wanted of the same bits.
-class Draws {
+/// A sequence of random numbers in [0, 1), which depends only on the bits.
+class RandomNumbers {
  public:
-  explicit Draws(std::uint64_t bits) : bits_(bits) {}
+  explicit RandomNumbers(std::uint64_t bits) : bits_(bits) {}
   double operator()() {
     bits_ = mix(bits_);
     return static_cast<double>(bits_ >> 11) * 0x1p-53;
   }
-  /// 0 to most.
-  std::int64_t up_to(std::int64_t most) {
-    return static_cast<std::int64_t>((*this)() * static_cast<double>(most + 1));
+  /// An integer in [0, max].
+  std::int64_t up_to(std::int64_t max) {
+    return static_cast<std::int64_t>((*this)() * static_cast<double>(max + 1));
   }
 
  private:
@@ -40,31 +40,31 @@ std::int64_t rounded(double value) { return std::max<std::int64_t>(1, std::llrou
 
 }  // namespace
 
-Crop centre_crop(ImageSize image, double part) {
+Crop centre_crop(ImageSize image, double fraction) {
   const std::int64_t side =
-      rounded(part * static_cast<double>(std::min(image.height, image.width)));
+      rounded(fraction * static_cast<double>(std::min(image.height, image.width)));
   return middle(image, {.height = side, .width = side});
 }
 
 Crop random_crop(ImageSize image, std::uint64_t bits) {
-  Draws draw(bits);
-  const bool flipped = draw() < 0.5;
+  RandomNumbers random(bits);
+  const bool flipped = random() < 0.5;
   const auto height = static_cast<double>(image.height);
   const auto width = static_cast<double>(image.width);
   for (int attempt = 0; attempt < attempts; ++attempt) {
-    const double area = height * width * (smallest_area + draw() * (1 - smallest_area));
-    const double ratio = std::exp((2 * draw() - 1) * std::log(widest));  // width over height
+    const double area = height * width * (min_area + random() * (1 - min_area));
+    const double ratio = std::exp((2 * random() - 1) * std::log(max_ratio));  // width over height
     const ImageSize part{.height = rounded(std::sqrt(area / ratio)),
                          .width = rounded(std::sqrt(area * ratio))};
     if (part.height > image.height || part.width > image.width) continue;
-    return {.top = draw.up_to(image.height - part.height),
-            .left = draw.up_to(image.width - part.width),
+    return {.top = random.up_to(image.height - part.height),
+            .left = random.up_to(image.width - part.width),
             .size = part,
             .flipped = flipped};
   }
-  // A long image: as much of its middle as the widest or highest part holds.
-  const ImageSize part{.height = std::min(image.height, rounded(width * widest)),
-                       .width = std::min(image.width, rounded(height * widest))};
+  // No attempt fits a very long image: takes the largest centred part of an allowed ratio.
+  const ImageSize part{.height = std::min(image.height, rounded(width * max_ratio)),
+                       .width = std::min(image.width, rounded(height * max_ratio))};
   Crop crop = middle(image, part);
   crop.flipped = flipped;
   return crop;

@@ -6,7 +6,7 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// A part of an image, in its pixels.
+/// A part of an image. Units: pixels.
 struct Crop {
   std::int64_t top = 0;
   std::int64_t left = 0;
@@ -15,10 +15,10 @@ struct Crop {
   bool operator==(const Crop&) const = default;
 };
 
-/// The square in the middle whose side is this part of the shorter side, at least one pixel.
-Crop centre_crop(ImageSize image, double part);
+/// The centred square whose side is a fraction of the shorter side, at least one pixel.
+Crop centre_crop(ImageSize image, double fraction);
 
-/// A part that these bits choose.
+/// A random part and flip, which depend only on the bits.
 /// Source: RandomResizedCrop and RandomHorizontalFlip of torchvision, with their defaults
 Crop random_crop(ImageSize image, std::uint64_t bits);
 

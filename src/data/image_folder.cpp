@@ -26,7 +26,7 @@ using detail::Image;
 using detail::ImageSize;
 namespace fs = std::filesystem;
 
-/// The names in a folder that are wanted, in order.
+/// The sorted names of the entries of a folder that satisfy wanted. Skips hidden ones.
 template <class Wanted>
 std::set<std::string> names_in(const fs::path& folder, const Wanted& wanted) {
   std::set<std::string> names;
@@ -48,15 +48,15 @@ bool is_class(const fs::directory_entry& entry) {
 bool is_image(const fs::directory_entry& entry) {
   std::string extension = entry.path().extension().string();
   std::ranges::transform(extension, extension.begin(),
-                         [](unsigned char letter) { return std::tolower(letter); });
+                         [](unsigned char character) { return std::tolower(character); });
   return (extension == ".jpg" || extension == ".jpeg" || extension == ".png") && !is_class(entry);
 }
 
 std::string text_of(ImageSize size) { return concat(size.width, 'x', size.height); }
 
-/// The crop of an image in the size wanted, as floats in 0 … 1.
+/// Crops an image and scales the crop to size x size. Values: 0 … 1.
 /// Shapes: [3, size, size], or [3, height, width] of the crop for size 0.
-at::Tensor cut(Image& image, const Crop& crop, std::int64_t size) {
+at::Tensor crop_and_scale(Image& image, const Crop& crop, std::int64_t size) {
   at::Tensor part =
       at::from_blob(image.values.data(), {image.size.height, image.size.width, 3}, at::kByte)
           .narrow(0, crop.top, crop.size.height)
@@ -64,7 +64,7 @@ at::Tensor cut(Image& image, const Crop& crop, std::int64_t size) {
   if (crop.flipped) part = part.flip(1);
   part = part.permute({2, 0, 1}).to(at::kFloat, false, false, at::MemoryFormat::Contiguous);
   if (size > 0 && crop.size != ImageSize{.height = size, .width = size}) {
-    // The part that torch::nn::functional::interpolate would call with antialias.
+    // The operator that torch::nn::functional::interpolate calls with antialias.
     part = at::_upsample_bilinear2d_aa(part.unsqueeze(0), at::IntArrayRef({size, size}), false)
                .squeeze(0);
   }
@@ -77,7 +77,7 @@ struct ImageFolder::Listing {
   std::vector<std::string> classes;
   std::vector<fs::path> files;
   std::vector<std::int64_t> targets;
-  ImageSize stored;  ///< of the first image, where no size was given
+  ImageSize stored;  ///< size of the first image, if the options have no size
 };
 
 std::shared_ptr<ImageFolder::Listing> ImageFolder::list(const fs::path& root) {
@@ -122,8 +122,8 @@ at::Tensor ImageFolder::read(std::size_t index) const {
     if (image.size != listing_->stored)
       throw DataError(concat(path.string(), ": is ", text_of(image.size), ", expected ",
                              text_of(listing_->stored), " as ", file(0).string(),
-                             ", or a size to bring all to"));
-    return cut(image, {.size = listing_->stored}, 0);
+                             "; set ImageFolderOptions::size to scale all images to one size"));
+    return crop_and_scale(image, {.size = listing_->stored}, 0);
   }
   ImageSize stored;
   Crop crop;
@@ -132,14 +132,14 @@ at::Tensor ImageFolder::read(std::size_t index) const {
     crop = options_.crop == ImageCrop::random
                ? detail::random_crop(size, detail::bits_of(options_.seed, *epoch_, index))
                : detail::centre_crop(size, options_.centre);
-    // As much larger than the size as the image is than its crop.
-    const auto enough = [&](std::int64_t whole, std::int64_t part) {
+    // The decoded image must be large enough for its crop to have the size of the options.
+    const auto min_side = [&](std::int64_t whole, std::int64_t part) {
       return std::min(whole, (whole * options_.size + part - 1) / part);
     };
-    return ImageSize{.height = enough(size.height, crop.size.height),
-                     .width = enough(size.width, crop.size.width)};
+    return ImageSize{.height = min_side(size.height, crop.size.height),
+                     .width = min_side(size.width, crop.size.width)};
   });
-  return cut(image, detail::scaled(crop, stored, image.size), options_.size);
+  return crop_and_scale(image, detail::scaled(crop, stored, image.size), options_.size);
 }
 
 torch::data::Example<> ImageFolder::get_batch(c10::ArrayRef<std::size_t> indices) {

@@ -33,7 +33,9 @@ namespace detail {
 
 std::size_t size_to_partition(std::optional<std::size_t> size) {
   if (!size)
-    detail::throw_invalid("partition_dataset", "got a dataset that does not know its size");
+    detail::throw_invalid(
+        "partition_dataset",
+        "got a dataset without a size, expected one whose size() returns a number");
   return *size;
 }
 
@@ -58,13 +60,13 @@ namespace {
 
 using Example = torch::data::Example<>;
 
-constexpr std::size_t most_dims = 8;
+constexpr std::size_t max_dims = 8;
 
-/// Dtype and sizes of a batch's tensor, as the other ranks receive them.
+/// Dtype and sizes of a batch's tensor, in the form that rank 0 broadcasts.
 struct Shape {
   std::int64_t dtype = 0;
   std::int64_t dims = 0;
-  std::array<std::int64_t, most_dims> sizes{};
+  std::array<std::int64_t, max_dims> sizes{};
 
   std::int64_t rows() const { return sizes[0]; }
   at::ScalarType type() const { return static_cast<at::ScalarType>(dtype); }
@@ -77,18 +79,18 @@ struct Shape {
 
 enum class Kind : std::int64_t { batch, end, failure };
 
-/// The message that precedes a batch.
+/// The broadcast before each batch.
 struct Announcement {
   Kind kind = Kind::end;
-  std::int64_t letters = 0;  ///< of the text that tells of a failure
+  std::int64_t error_length = 0;  ///< bytes of the error message of a failure
   Shape data = {};
   Shape target = {};
 };
 
 Shape shape_of(const at::Tensor& tensor, const char* name) {
-  if (!tensor.defined() || tensor.dim() < 1 || tensor.dim() > static_cast<int>(most_dims))
+  if (!tensor.defined() || tensor.dim() < 1 || tensor.dim() > static_cast<int>(max_dims))
     throw_invalid("scatter_from_rank0", "got ", name, " of ", tensor.defined() ? tensor.dim() : 0,
-                  " dimensions, expected 1 to ", most_dims);
+                  " dimensions, expected 1 to ", max_dims);
   Shape shape{
       .dtype = static_cast<std::int64_t>(tensor.scalar_type()), .dims = tensor.dim(), .sizes = {}};
   std::copy(tensor.sizes().begin(), tensor.sizes().end(), shape.sizes.begin());
@@ -97,22 +99,22 @@ Shape shape_of(const at::Tensor& tensor, const char* name) {
 
 Announcement announcement_of(const Example& batch) {
   Announcement announcement{.kind = Kind::batch,
-                            .letters = 0,
+                            .error_length = 0,
                             .data = shape_of(batch.data, "data"),
                             .target = shape_of(batch.target, "target")};
   if (announcement.data.rows() != announcement.target.rows())
     throw_invalid("scatter_from_rank0", "got ", announcement.data.rows(), " rows of data and ",
-                  announcement.target.rows(), " of target, expected as many");
+                  announcement.target.rows(), " of target, expected the same number");
   return announcement;
 }
 
 std::int64_t first_row(std::int64_t rows, int rank, int ranks) { return rows * rank / ranks; }
 
-/// One tensor's rows, dealt to all. Parts are as long as the longest, so that they can be
-/// scattered.
-class Deal {
+/// Scatters the rows of one tensor from rank 0. All ranks receive as many rows as the longest part
+/// has, because scatter needs parts of equal size; wait() removes the padding.
+class RowScatter {
  public:
-  Deal(const Shape& shape, const at::Tensor& whole, const Group& group) {
+  RowScatter(const Shape& shape, const at::Tensor& whole, const Group& group) {
     const int ranks = group.size();
     const std::int64_t longest = (shape.rows() + ranks - 1) / ranks;
     if (group.rank() == 0) {
@@ -136,7 +138,7 @@ class Deal {
   }
 
  private:
-  // Groups carry fewer dtypes than datasets have: bool, for one.
+  // Sent as bytes, because collectives support fewer dtypes than datasets have: not bool.
   static at::Tensor bytes(const at::Tensor& tensor) { return tensor.flatten().view(at::kByte); }
 
   at::Tensor all_;
@@ -145,7 +147,7 @@ class Deal {
   Work work_;
 };
 
-at::Tensor as_bytes(std::size_t size) {
+at::Tensor byte_tensor(std::size_t size) {
   return at::empty({static_cast<std::int64_t>(size)}, at::kByte);
 }
 
@@ -168,21 +170,22 @@ void ScatteredBatches::advance() {
       error = std::current_exception();
       text = caught.what();
       announcement.kind = Kind::failure;
-      announcement.letters = static_cast<std::int64_t>(text.size());
+      announcement.error_length = static_cast<std::int64_t>(text.size());
     }
   }
-  const at::Tensor told = as_bytes(sizeof announcement);
-  std::memcpy(told.mutable_data_ptr(), &announcement, sizeof announcement);
-  group_.broadcast(told, 0).wait();
-  std::memcpy(&announcement, told.const_data_ptr(), sizeof announcement);
+  const at::Tensor message = byte_tensor(sizeof announcement);
+  std::memcpy(message.mutable_data_ptr(), &announcement, sizeof announcement);
+  group_.broadcast(message, 0).wait();
+  std::memcpy(&announcement, message.const_data_ptr(), sizeof announcement);
 
   current_.reset();
   if (announcement.kind == Kind::failure) {
-    const at::Tensor letters = as_bytes(static_cast<std::size_t>(announcement.letters));
-    if (error) std::memcpy(letters.mutable_data_ptr(), text.data(), text.size());
-    group_.broadcast(letters, 0).wait();
+    const at::Tensor error_text = byte_tensor(static_cast<std::size_t>(announcement.error_length));
+    if (error) std::memcpy(error_text.mutable_data_ptr(), text.data(), text.size());
+    group_.broadcast(error_text, 0).wait();
     if (error) std::rethrow_exception(error);
-    const std::string cause(static_cast<const char*>(letters.const_data_ptr()), letters.nbytes());
+    const std::string cause(static_cast<const char*>(error_text.const_data_ptr()),
+                            error_text.nbytes());
     throw DataError(concat("rank 0: ", cause), {.rank = group_.communicator().world_rank(0),
                                                 .operation = "scatter_from_rank0",
                                                 .cause = cause,
@@ -190,8 +193,8 @@ void ScatteredBatches::advance() {
   }
   if (announcement.kind == Kind::end) return;
   if (!whole) whole.emplace();
-  Deal data(announcement.data, whole->data, group_);
-  Deal target(announcement.target, whole->target, group_);
+  RowScatter data(announcement.data, whole->data, group_);
+  RowScatter target(announcement.target, whole->target, group_);
   at::Tensor own_data = data.wait();
   current_.emplace(std::move(own_data), target.wait());
 }

@@ -21,7 +21,7 @@ PrefetchOptions checked(PrefetchOptions options) {
 
 namespace {
 
-/// Throws what is being handled, named.
+/// Rethrows the current exception, nested in a DataError.
 [[noreturn]] void throw_as_data_error(const std::string& where) {
   const ErrorDetails of_loader{.operation = "PrefetchLoader"};
   try {
@@ -33,7 +33,7 @@ namespace {
     std::throw_with_nested(DataError(concat(where, ": ", error.what()), of_loader));
   } catch (...) {
     std::throw_with_nested(
-        DataError(concat(where, ": an exception that is no std::exception"), of_loader));
+        DataError(concat(where, ": an exception that is not a std::exception"), of_loader));
   }
 }
 
@@ -92,7 +92,7 @@ void ReaderThreads::run(const std::stop_token& stop, std::size_t thread) {
       lock.unlock();
       flush_denormals(added.flushes_denormals);
       added.job(thread);
-    }  // what the job holds is released by its thread, and before it counts as done
+    }  // destroys the job in this thread, before it counts as done
     lock.lock();
     if (--running_ == 0) idle_.notify_all();
   }

@@ -20,8 +20,7 @@ namespace {
 
 constexpr const char* position_name = "position";
 
-// Not std::uniform_int_distribution: what it makes of the generator's numbers differs between
-// libraries.
+// Not std::uniform_int_distribution, whose results differ between standard libraries.
 std::uint64_t draw_below(std::uint64_t bound, std::mt19937_64& generator) {
   constexpr auto largest = std::numeric_limits<std::uint64_t>::max();
   const std::uint64_t unbiased = largest - largest % bound;
@@ -59,18 +58,18 @@ struct DistributedSampler::State {
   std::uint64_t next_epoch = 0;
   std::uint64_t epoch = 0;
   bool begun = false;
-  std::vector<std::size_t> order{};  ///< kept, so that a new pass takes no memory
-  std::vector<std::size_t> own{};    ///< this rank's indices of the running pass, in order
+  std::vector<std::size_t> order{};  ///< reused, so that a new pass allocates no memory
+  std::vector<std::size_t> own{};    ///< this rank's indices of the current pass, in order
   std::size_t drawn = 0;
-  std::optional<std::size_t> used{};  ///< where the program counts for itself
+  std::optional<std::size_t> used{};  ///< samples that the program has reported by used()
 
-  std::size_t next_done = 0;  ///< positions of the order that are done before the next pass
-  std::size_t done = 0;       ///< and before the running one
+  std::size_t next_done = 0;  ///< positions of the order that the next pass skips
+  std::size_t done = 0;       ///< positions of the order that the current pass skips
 
   std::size_t ranks() const { return static_cast<std::size_t>(shard.ranks); }
-  /// Samples of a rank, when so many positions of the order are done already.
-  std::size_t rows(std::size_t before) const {
-    const std::size_t left = size - std::min(size, before);
+  /// Samples of each rank in a pass that skips the first positions of the order.
+  std::size_t rows(std::size_t skipped) const {
+    const std::size_t left = size - std::min(size, skipped);
     return options.tail == Tail::drop ? left / ranks() : (left + ranks() - 1) / ranks();
   }
 };

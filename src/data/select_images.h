@@ -9,9 +9,9 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// The images of these indices as floats in 0 … 1, and their targets.
+/// The images at the indices, with values 0 … 1, and their targets.
 /// Shapes: images [size, …] of uint8, targets [size].
-/// Throws: DataError in the name of the dataset for an index that is not below size.
+/// Throws: DataError, with the name of the dataset, for an index that is not below size.
 torch::data::Example<> select(const at::Tensor& images, const at::Tensor& targets,
                               c10::ArrayRef<std::size_t> indices, std::string_view dataset);
 

@@ -12,7 +12,7 @@ NextTurn::~NextTurn() {
   try {
     work_.wait();
   } catch (const std::exception&) {
-    // It has ended the world, which raises the cause at the group's next call.
+    // The world has failed; the group's next call raises the cause.
   }
 }
 

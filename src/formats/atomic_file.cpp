@@ -24,15 +24,15 @@ bool same_file(int fd, const std::filesystem::path& path) {
          opened.st_ino == named.st_ino && opened.st_dev == named.st_dev;
 }
 
-// Renaming over a link would replace the link, and leave what it points to as it was.
+// The target of a symbolic link, since rename() would replace the link itself.
 std::filesystem::path target_of(const std::filesystem::path& path) {
   std::error_code error;
   if (!std::filesystem::is_symlink(std::filesystem::symlink_status(path, error))) return path;
   std::filesystem::path target = std::filesystem::canonical(path, error);
   if (error)
-    throw CheckpointError(concat(path.string(), ": is a link to ",
+    throw CheckpointError(concat(path.string(), ": is a symbolic link to ",
                                  std::filesystem::read_symlink(path).string(),
-                                 ", which leads nowhere: ", error.message()));
+                                 ", which cannot be resolved: ", error.message()));
   return target;
 }
 
@@ -40,12 +40,12 @@ std::filesystem::path target_of(const std::filesystem::path& path) {
 
 AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)) {
   if (path_.filename().empty())
-    throw CheckpointError(concat("'", path_.string(), "' names no file"));
+    throw CheckpointError(concat("'", path_.string(), "' is not the name of a file"));
   target_ = target_of(path_);
   folder_ = target_.parent_path().empty() ? "." : target_.parent_path();
   std::error_code ignored;
   const std::filesystem::file_status status = std::filesystem::status(path_, ignored);
-  // Renaming over a device or a folder would replace it, if it works at all.
+  // rename() could replace a device.
   if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
     throw CheckpointError(concat(path_.string(), ": exists and is not a regular file"));
   partial_ = folder_ / concat(".", target_.filename().string(), ".partial");
@@ -70,7 +70,7 @@ void AtomicFile::open_partial() {
             concat(path_.string(), ": another process is writing this checkpoint"));
       fail("lock", error);
     }
-    // Another writer may have renamed or removed the file between our open and our lock.
+    // Another process may have renamed or removed the file between open() and flock().
     if (same_file(fd, partial_)) {
       fd_ = fd;
       break;
@@ -87,8 +87,8 @@ void AtomicFile::open_partial() {
 
 void AtomicFile::write(std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
-    constexpr std::size_t most = std::size_t{1} << 30;
-    const ssize_t count = ::write(fd_, bytes.data(), std::min(bytes.size(), most));
+    constexpr std::size_t max_bytes = std::size_t{1} << 30;
+    const ssize_t count = ::write(fd_, bytes.data(), std::min(bytes.size(), max_bytes));
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) fail("write", errno);
     bytes = bytes.subspan(static_cast<std::size_t>(count));
@@ -104,12 +104,12 @@ void AtomicFile::commit() {
   if (folder < 0) fail("open the folder of", errno);
   const int error = fsync(folder) == 0 ? 0 : errno;
   close(folder);
-  // Some file systems cannot sync a folder, and say so.
+  // Some file systems cannot sync a folder and return these errors.
   if (error != 0 && error != EINVAL && error != ENOTSUP) fail("sync the folder of", error);
 }
 
-void AtomicFile::fail(const char* doing, int error) const {
-  throw CheckpointError(concat(path_.string(), ": cannot ", doing,
+void AtomicFile::fail(const char* action, int error) const {
+  throw CheckpointError(concat(path_.string(), ": cannot ", action,
                                " the file: ", std::generic_category().message(error)));
 }
 

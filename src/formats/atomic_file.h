@@ -6,10 +6,10 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// A file that appears under its name only when it is complete and on disk. Until commit() it lies
-/// beside it as ".<name>.partial", and is removed if commit() is never reached. A file that was
-/// there before stays as it was until then. A link stays a link: its target is replaced.
-/// Throws: CheckpointError naming the file and what the system answered, from every function.
+/// Writes a file that appears under its name only when it is complete and on disk. Until commit()
+/// the file is ".<name>.partial" in the same folder; the destructor removes that if commit() was
+/// not called. commit() replaces an existing file. It replaces the target of a symbolic link.
+/// Throws: CheckpointError, from every function, with the file and the system's error.
 class AtomicFile {
  public:
   explicit AtomicFile(std::filesystem::path path);
@@ -22,10 +22,10 @@ class AtomicFile {
 
  private:
   void open_partial();
-  [[noreturn]] void fail(const char* doing, int error) const;
+  [[noreturn]] void fail(const char* action, int error) const;
 
-  std::filesystem::path path_;    ///< as the caller wrote it, for messages
-  std::filesystem::path target_;  ///< where it leads
+  std::filesystem::path path_;    ///< the caller's path, for messages
+  std::filesystem::path target_;  ///< path_ with symbolic links resolved
   std::filesystem::path folder_;
   std::filesystem::path partial_;
   int fd_ = -1;

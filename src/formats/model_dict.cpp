@@ -41,7 +41,7 @@ void load_state_dict(torch::nn::Module& model, const c10::IValue& dict) {
     const auto found = stored.find(name);
     if (found == stored.end())
       throw CheckpointError(
-          concat("tensor '", name, "': the model has it, the state dict has not"));
+          concat("tensor '", name, "': is in the model, but not in the state dict"));
     if (!found->value().isTensor())
       throw CheckpointError(
           concat("tensor '", name, "': expected a tensor, found ", found->value().tagKind()));
@@ -53,12 +53,13 @@ void load_state_dict(torch::nn::Module& model, const c10::IValue& dict) {
     copies.emplace_back(tensor, value);
   }
   for (const auto& item : stored) {
-    const std::string name = item.key().isString() ? item.key().toStringRef() : "of no name";
-    bool known = false;
-    for (const auto& [own, tensor] : tensors_of(model)) known = known || own == name;
-    if (!known)
+    const std::string name =
+        item.key().isString() ? item.key().toStringRef() : "(key is not a string)";
+    bool in_model = false;
+    for (const auto& [own, tensor] : tensors_of(model)) in_model = in_model || own == name;
+    if (!in_model)
       throw CheckpointError(
-          concat("tensor '", name, "': the state dict has it, the model has not"));
+          concat("tensor '", name, "': is in the state dict, but not in the model"));
   }
   const at::NoGradGuard no_grad;
   for (const auto& [to, from] : copies) to.copy_(from);

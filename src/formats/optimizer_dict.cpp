@@ -32,7 +32,7 @@ c10::impl::GenericList empty_list() { return c10::impl::GenericList(c10::AnyType
 
 // --- to Python -----------------------------------------------------------------------------------
 
-/// Writes each field in Python's form.
+/// Visitor that writes each field in Python's format.
 struct Writer {
   GenericDict& dict;
 
@@ -51,11 +51,11 @@ struct Writer {
 
 // --- from Python ---------------------------------------------------------------------------------
 
-/// Reads each field from Python's form.
+/// Visitor that reads each field from Python's format.
 struct Reader {
   const GenericDict& dict;
   std::string where;
-  at::Tensor parameter{};  ///< whose shape and dtype tensors must have
+  at::Tensor parameter{};  ///< tensors must have its shape and dtype
 
   IValue at(const char* name) const {
     const auto found = dict.find(name);
@@ -89,7 +89,7 @@ struct Reader {
     const auto& parts = found.toTupleRef().elements();
     value = {number(name, parts[0]), number(name, parts[1])};
   }
-  /// Absent and None alike say that there is none yet.
+  /// An absent field and None both mean that the tensor is undefined.
   void operator()(const char* name, at::Tensor& value) const {
     const auto found = dict.find(name);
     if (found == dict.end() || found->value().isNone()) return;
@@ -103,10 +103,10 @@ struct Reader {
   }
 };
 
-/// Whether anything but the number of steps is remembered.
-bool remembers(torch::optim::SGDParamState& state) { return state.momentum_buffer().defined(); }
+/// Whether a state has tensors, not only the number of steps.
+bool has_state(torch::optim::SGDParamState& state) { return state.momentum_buffer().defined(); }
 template <detail::AdamLikeState ParamState>
-bool remembers(ParamState& state) {
+bool has_state(ParamState& state) {
   return state.exp_avg().defined();
 }
 
@@ -115,12 +115,12 @@ void check_complete(const torch::optim::SGDOptions&, torch::optim::SGDParamState
 template <detail::AdamLikeOptions Options, detail::AdamLikeState ParamState>
 void check_complete(const Options& options, ParamState& state, const std::string& where) {
   if (!state.exp_avg_sq().defined() || (options.amsgrad() && !state.max_exp_avg_sq().defined()))
-    throw CheckpointError(concat(where, ": found only a part of what Adam remembers"));
+    throw CheckpointError(concat(where, ": found only a part of Adam's state"));
 }
 
 template <class Options, class ParamState>
 struct Kind {
-  bool decoupled_weight_decay;  ///< how Python tells AdamW from Adam
+  bool decoupled_weight_decay;  ///< distinguishes AdamW from Adam in Python's format
 
   IValue write(const Optimizer& optimizer) const {
     GenericDict states = empty_dict();
@@ -154,7 +154,7 @@ struct Kind {
   void load(Optimizer& optimizer, const GenericDict& states,
             const c10::impl::GenericList& groups) const {
     std::vector<Options> options;
-    std::map<void*, std::unique_ptr<ParamState>> memory;
+    std::map<void*, std::unique_ptr<ParamState>> new_states;
     for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
       const std::string where = concat("optimizer: group ", g);
       const IValue found = groups.get(g);
@@ -164,10 +164,10 @@ struct Kind {
       detail::visit(options.back(), Reader{.dict = group, .where = where});
       check_same_rule(group, where);
       load_states(optimizer.param_groups()[g].params(), group, states, options.back(), where,
-                  memory);
+                  new_states);
     }
     optimizer.state().clear();
-    for (auto& [parameter, state] : memory) optimizer.state()[parameter] = std::move(state);
+    for (auto& [parameter, state] : new_states) optimizer.state()[parameter] = std::move(state);
     for (std::size_t g = 0; g < options.size(); ++g)
       static_cast<Options&>(optimizer.param_groups()[g].options()) = options[g];
   }
@@ -181,7 +181,7 @@ struct Kind {
   void check_same_rule(const GenericDict& group, const std::string& where) const {
     if (flag(group, "maximize"))
       throw CheckpointError(
-          concat(where, ": 'maximize' is set, which LibTorch's C++ side has not"));
+          concat(where, ": 'maximize' is set, which LibTorch's C++ optimizers do not support"));
     if (group.find("decoupled_weight_decay") != group.end() &&
         flag(group, "decoupled_weight_decay") != decoupled_weight_decay)
       throw CheckpointError(concat(where, ": expected ", decoupled_weight_decay ? "AdamW" : "Adam",
@@ -191,7 +191,7 @@ struct Kind {
   static void load_states(const std::vector<at::Tensor>& parameters, const GenericDict& group,
                           const GenericDict& states, const Options& options,
                           const std::string& where,
-                          std::map<void*, std::unique_ptr<ParamState>>& memory) {
+                          std::map<void*, std::unique_ptr<ParamState>>& new_states) {
     const auto list = group.find("params");
     if (list == group.end() || !list->value().isList() ||
         list->value().toListRef().size() != parameters.size())
@@ -207,9 +207,9 @@ struct Kind {
       auto state = std::make_unique<ParamState>();
       const GenericDict fields = found->value().toGenericDict();
       detail::visit(*state, Reader{.dict = fields, .where = here, .parameter = parameters[p]});
-      if (!remembers(*state)) continue;
+      if (!has_state(*state)) continue;
       check_complete(options, *state, here);
-      memory[parameters[p].unsafeGetTensorImpl()] = std::move(state);
+      new_states[parameters[p].unsafeGetTensorImpl()] = std::move(state);
     }
   }
 };
@@ -249,7 +249,8 @@ void load_state_dict(Optimizer& optimizer, const c10::IValue& dict) {
     if (!states.isGenericDict() || !groups.isList() ||
         groups.toListRef().size() != optimizer.param_groups().size())
       throw CheckpointError(concat("optimizer: expected a state and ",
-                                   optimizer.param_groups().size(), " param_groups, found others"));
+                                   optimizer.param_groups().size(),
+                                   " param_groups, found other values"));
     kind.load(optimizer, states.toGenericDict(), groups.toList());
     return 0;
   });

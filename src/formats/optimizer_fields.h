@@ -12,11 +12,11 @@
 
 #include "lockstep/fused_sgd.h"
 
-/// The fields of LibTorch's optimizers: visit calls field(name, value) for each, under the names
-/// that LibTorch and Python share.
+/// The fields of LibTorch's optimizers. visit() calls field(name, value) for each. LibTorch and
+/// Python use the same names.
 namespace lockstep::inline v0_2::detail {
 
-/// LibTorch's class whose options and memory an optimizer has: FusedSgd steps differently only.
+/// The LibTorch class whose options and state an optimizer has. For FusedSgd it is SGD.
 inline const std::type_info& class_of(const torch::optim::Optimizer& optimizer) {
   const auto& own = typeid(optimizer);
   return own == typeid(FusedSgd) ? typeid(torch::optim::SGD) : own;
@@ -29,8 +29,9 @@ template <class T>
 concept AdamLikeState =
     std::same_as<T, torch::optim::AdamParamState> || std::same_as<T, torch::optim::AdamWParamState>;
 
-/// The tensors that an optimizer of such options makes for a parameter in its first step.
-inline std::vector<const char*> fields_to_come(const torch::optim::OptimizerOptions& options) {
+/// The names of the tensors that an optimizer with these options adds for a parameter in its first
+/// step.
+inline std::vector<const char*> future_fields(const torch::optim::OptimizerOptions& options) {
   std::vector<const char*> fields;
   const auto add = [&](const char* name, bool wanted = true) {
     if (wanted) fields.push_back(name);

@@ -37,9 +37,8 @@ class Pickler {
   }
 
   void put(const c10::IValue& value, int depth) {
-    if (depth > deepest_value)
-      throw CheckpointError(
-          concat("expected at most ", deepest_value, " levels of nesting, got more"));
+    if (depth > max_depth)
+      throw CheckpointError(concat("expected at most ", max_depth, " levels of nesting, got more"));
     if (value.isNone())
       put(Opcode::none);
     else if (value.isBool())
@@ -153,10 +152,10 @@ class Pickler {
 
   std::size_t key_of(const at::Tensor& tensor) {
     const at::Tensor contiguous = tensor.detach().cpu().contiguous();
-    const auto place =
+    const auto memory =
         std::tuple(contiguous.const_data_ptr(), contiguous.nbytes(), contiguous.scalar_type());
-    const auto [entry, is_new] = keys_.emplace(place, storages_.size());
-    // A kept tensor keeps its memory, so that no other tensor can come to lie at its place.
+    const auto [entry, is_new] = keys_.emplace(memory, storages_.size());
+    // storages_ keeps the memory alive, so that no later tensor can have the same address.
     if (is_new) storages_.push_back(contiguous);
     return entry->second;
   }

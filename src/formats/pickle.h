@@ -12,8 +12,8 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// Deeper values than any state dict would fill the stack.
-inline constexpr int deepest_value = 64;
+/// Most levels of nested values. Deeper ones could overflow the stack; state dicts have fewer.
+inline constexpr int max_depth = 64;
 
 enum class Opcode : unsigned char {
   protocol = 0x80,
@@ -66,22 +66,23 @@ inline constexpr StorageName storage_names[] = {
     {"torch.ByteStorage", c10::ScalarType::Byte},
     {"torch.BoolStorage", c10::ScalarType::Bool}};
 
-/// The part of Python's pickle that torch.save needs for tensors, dicts, lists, tuples, numbers and
-/// texts. It makes nothing else, and calls nothing.
-/// Source: https://docs.python.org/3/library/pickletools.html (protocol 2)
+// Note [Pickles]
+// The part of Python's pickle format that torch.save needs for tensors, dicts, lists, tuples,
+// numbers and strings. unpickle() constructs no other objects and calls no functions of the file.
+// Source: https://docs.python.org/3/library/pickletools.html (protocol 2)
 
-/// The elements of a storage, by its key, in memory that begins with them.
+/// Returns the elements of the storage with a key, at the beginning of their memory.
 /// Shapes: [count].
 using StorageSource =
     std::function<at::Tensor(const std::string& key, at::ScalarType dtype, std::int64_t count)>;
 
-/// Dicts become GenericDict, lists GenericList.
-/// Throws: CheckpointError saying what was found where, for anything else than the above.
+/// Parses a pickle. Dicts become GenericDict, lists GenericList.
+/// Throws: CheckpointError, with offset and what was found, for anything else.
 c10::IValue unpickle(std::string_view bytes, const StorageSource& storages);
 
-/// The opposite; storages gets what the file must hold under the keys "0", "1", …, contiguous, each
-/// once even when several tensors share it.
-/// Throws: CheckpointError for a value that it has no form for.
+/// Writes a pickle. Appends to storages the contiguous tensors that the file must have under the
+/// keys "0", "1", … A storage that several tensors share is appended once.
+/// Throws: CheckpointError for a value of an unsupported type.
 std::string pickle(const c10::IValue& value, std::vector<at::Tensor>& storages);
 
 }  // namespace lockstep::detail

@@ -88,7 +88,7 @@ std::string digests_of(const std::vector<Entry>& entries) {
 }  // namespace
 
 std::string write_header(Header& header, std::string_view file) {
-  // Put together by hand: the JSON library would look every name up in all that came before it.
+  // Concatenates JSON texts: an ordered_json would search all earlier names for every new one.
   nlohmann::ordered_json notes = {{header_digest_key, std::string(digest_digits, '0')},
                                   {value_digests_key, digests_of(header.entries)}};
   for (const auto& [key, text] : header.metadata) {
@@ -113,9 +113,9 @@ std::string write_header(Header& header, std::string_view file) {
     throw CheckpointError(concat(file, ": a name or note is not UTF-8: ", error.what()));
   }
   text.resize((text.size() + 7) / 8 * 8, ' ');
-  if (text.size() > longest_header)
+  if (text.size() > max_header_bytes)
     throw CheckpointError(concat(file, ": the header has ", text.size(),
-                                 " bytes, expected at most ", longest_header));
+                                 " bytes, expected at most ", max_header_bytes));
   text.replace(checked_header.size(), digest_digits,
                digits_of(detail::digest(std::as_bytes(std::span(text)))));
 

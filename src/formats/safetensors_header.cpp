@@ -36,8 +36,8 @@ class Parser {
       else
         header.entries.push_back(entry(name, value));
     }
-    check_tiling(header.entries);
-    take_digests(header);
+    check_ranges(header.entries);
+    read_digests(header);
     return header;
   }
 
@@ -47,7 +47,7 @@ class Parser {
     throw CheckpointError(concat(file_, ": ", parts...));
   }
 
-  // Before anything else is believed. Only Lockstep's headers begin so.
+  // Runs before the header is parsed. Only Lockstep's headers begin with a digest.
   bool check_digest() const {
     if (!text_.starts_with(checked_header)) return false;
     std::string text(text_);
@@ -59,7 +59,7 @@ class Parser {
     return true;
   }
 
-  void take_digests(Header& header) const {
+  void read_digests(Header& header) const {
     header.metadata.erase(header_digest_key);
     const auto digests = header.metadata.extract(value_digests_key);
     if (!digests) {
@@ -81,7 +81,7 @@ class Parser {
 
   json parse_header() const {
     try {
-      json header = json::parse(text_, refuse_misuse());
+      json header = json::parse(text_, reject_duplicates_and_depth());
       if (!header.is_object()) fail("header: expected an object, found ", header.type_name());
       return header;
     } catch (const json::exception& error) {
@@ -89,13 +89,13 @@ class Parser {
     }
   }
 
-  // The JSON library would keep the last of two equal names and say nothing, and would follow any
-  // depth until the stack is full.
-  json::parser_callback_t refuse_misuse() const {
+  // The JSON library would silently keep the last of two equal names, and would overflow the stack
+  // at a great depth.
+  json::parser_callback_t reject_duplicates_and_depth() const {
     return [this, open = std::vector<std::set<std::string>>()](int depth, json::parse_event_t event,
                                                                json& parsed) mutable {
-      constexpr int deepest = 4;
-      if (depth > deepest) fail("header: expected at most ", deepest, " levels, found more");
+      constexpr int max_levels = 4;
+      if (depth > max_levels) fail("header: expected at most ", max_levels, " levels, found more");
       if (event == json::parse_event_t::object_start) open.emplace_back();
       if (event == json::parse_event_t::object_end) open.pop_back();
       if (event == json::parse_event_t::key &&
@@ -163,7 +163,7 @@ class Parser {
     std::int64_t bytes = static_cast<std::int64_t>(c10::elementSize(entry.dtype));
     bool empty = false;
     for (const std::uint64_t size : sizes) {
-      // Sizes beside a zero count too: LibTorch multiplies them for the strides.
+      // Also checks sizes beside a size of 0: LibTorch multiplies them for the strides.
       const auto factor = static_cast<std::int64_t>(std::max<std::uint64_t>(size, 1));
       if (__builtin_mul_overflow(bytes, factor, &bytes))
         fail("tensor '", entry.name, "': expected at most ", value_bytes_,
@@ -173,8 +173,8 @@ class Parser {
     return empty ? 0 : static_cast<std::uint64_t>(bytes);
   }
 
-  // No overlap, no hole, nothing behind the last tensor: every byte of the file is accounted for.
-  void check_tiling(std::vector<Entry>& entries) const {
+  // Every byte after the header must belong to exactly one tensor.
+  void check_ranges(std::vector<Entry>& entries) const {
     std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
       return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
     });
@@ -207,9 +207,10 @@ std::uint64_t header_length(std::span<const std::byte> first, std::uint64_t file
         concat(file, ": expected at least ", length_bytes, " bytes, found ", first.size()));
   std::uint64_t length = 0;
   std::memcpy(&length, first.data(), length_bytes);
-  const std::uint64_t most = std::min<std::uint64_t>(file_bytes - length_bytes, longest_header);
-  if (length > most)
-    throw CheckpointError(concat(file, ": offset 0: expected a header of at most ", most,
+  const std::uint64_t max_length =
+      std::min<std::uint64_t>(file_bytes - length_bytes, max_header_bytes);
+  if (length > max_length)
+    throw CheckpointError(concat(file, ": offset 0: expected a header of at most ", max_length,
                                  " bytes, found a length of ", length));
   return length;
 }

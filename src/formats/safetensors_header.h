@@ -16,14 +16,14 @@
 namespace lockstep::inline v0_2::safetensors {
 
 static_assert(std::endian::native == std::endian::little,
-              "values are copied as they lie in memory");
+              "values are copied from memory without a conversion");
 
-/// No header of a real model comes near; a longer one is a corrupt length. The format's own limit.
-inline constexpr std::uint64_t longest_header = 100'000'000;
+/// The format's limit. A longer header is a sign of a damaged length.
+inline constexpr std::uint64_t max_header_bytes = 100'000'000;
 inline constexpr std::uint64_t length_bytes = 8;
 inline constexpr const char* metadata_key = "__metadata__";
 
-/// Digests stand as 16 hexadecimal digits; the header's own is taken with zeros in its place.
+/// Digests are 16 hexadecimal digits. The header's digest is computed with zeros in its own place.
 inline constexpr const char* header_digest_key = "xxh3";
 inline constexpr const char* value_digests_key = "xxh3.tensors";
 inline constexpr std::string_view checked_header = R"({"__metadata__":{"xxh3":")";
@@ -48,42 +48,42 @@ inline constexpr DTypeName dtype_names[] = {
     {"I16", c10::ScalarType::Short},  {"I8", c10::ScalarType::Char},
     {"U8", c10::ScalarType::Byte},    {"BOOL", c10::ScalarType::Bool}};
 
-/// One tensor as a header describes it.
+/// The header's description of one tensor.
 struct Entry {
   std::string name;
   c10::ScalarType dtype;
   std::vector<std::int64_t> shape;
-  std::uint64_t begin = 0;  ///< of its values, from the end of the header
+  std::uint64_t begin = 0;  ///< offset of its values after the header. Units: bytes
   std::uint64_t end = 0;
-  std::optional<std::uint64_t> digest{};  ///< of its values; absent in other programs' files
+  std::optional<std::uint64_t> digest{};  ///< of its values; absent in files of other programs
 };
 
-/// The first part of a file. Lockstep begins the metadata with digests, as two more notes: of the
-/// header itself, and of every tensor's values in file order.
+/// The header of a file. In Lockstep's files the metadata begins with two digests: that of the
+/// header, and those of every tensor's values in file order.
 struct Header {
-  std::vector<Entry> entries;  ///< in file order: no overlap, no hole
+  std::vector<Entry> entries;  ///< in file order, without gaps or overlaps
   std::map<std::string, std::string> metadata;
-  bool checked = false;  ///< whether it had digests, of itself and of all values
+  bool checked = false;  ///< whether the header has digests of itself and of all values
 };
 
-/// The bytes that a file begins with, the length included. Begins and ends are the header's to set.
-/// Throws: CheckpointError naming file and tensor.
+/// The first bytes of a file: length and header. Sets begin and end of the entries.
+/// Throws: CheckpointError with file and tensor.
 std::string write_header(Header& header, std::string_view file);
 
-/// Reads what follows the length, and compares it with its digest if it has one.
-/// Throws: CheckpointError naming file, tensor, what was found and what was expected.
+/// Parses the text after the length, and compares its digest if it has one.
+/// Throws: CheckpointError with file, tensor, and what was found and expected.
 Header parse_header(std::string_view text, std::uint64_t value_bytes, std::string_view file);
 
-/// The length that the first bytes of a file tell.
-/// Throws: CheckpointError when the file cannot hold so many.
+/// The length of the header, from the first bytes of a file.
+/// Throws: CheckpointError when the file is shorter than that.
 std::uint64_t header_length(std::span<const std::byte> first, std::uint64_t file_bytes,
                             std::string_view file);
 
-/// A tensor for the values of an entry, uninitialised.
-/// Throws: CheckpointError when there is no memory for it.
+/// An uninitialised tensor for the values of an entry.
+/// Throws: CheckpointError when memory is short.
 at::Tensor empty_for(const Entry& entry, std::string_view file);
 
-/// Throws: CheckpointError when the values are not those that were written.
+/// Throws: CheckpointError when the values do not match the entry's digest.
 void check_values(const Entry& entry, std::span<const std::byte> values, std::string_view file);
 
 }  // namespace lockstep::safetensors

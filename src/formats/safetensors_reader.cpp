@@ -92,9 +92,9 @@ void Reader::read_at(std::uint64_t offset, std::span<std::byte> bytes) const {
   }
 }
 
-void Reader::fail(const char* doing, int error) const {
+void Reader::fail(const char* action, int error) const {
   throw CheckpointError(
-      concat(path_, ": cannot ", doing, ": ", std::generic_category().message(error)));
+      concat(path_, ": cannot ", action, ": ", std::generic_category().message(error)));
 }
 
 }  // namespace lockstep::safetensors

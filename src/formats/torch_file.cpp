@@ -28,7 +28,7 @@ constexpr const char* byte_order_record = "byteorder";
 std::string storage_record(const std::string& key) { return "data/" + key; }
 
 template <class Function>
-auto naming(const std::filesystem::path& path, const Function& fn) {
+auto with_path(const std::filesystem::path& path, const Function& fn) {
   try {
     return fn();
   } catch (const CheckpointError& error) {
@@ -50,7 +50,7 @@ void check_is_zip(const std::filesystem::path& path) {
   file.read(first.data(), static_cast<std::streamsize>(first.size()));
   if (!first.starts_with("PK"))
     throw CheckpointError(
-        "is not a zip file as torch.save writes; one of before PyTorch 1.6 has to be saved again");
+        "is not a zip file of torch.save; save files of PyTorch before 1.6 again");
 }
 
 class TorchFile {
@@ -62,9 +62,9 @@ class TorchFile {
     if (reader_.hasRecord("constants.pkl"))
       throw CheckpointError("is a TorchScript archive, expected a state dict of torch.save");
     if (!reader_.hasRecord(pickle_record))
-      throw CheckpointError(concat("found no ", pickle_record, ": is no file of torch.save"));
+      throw CheckpointError(concat("found no ", pickle_record, ": is not a file of torch.save"));
     if (reader_.hasRecord(byte_order_record) && text(byte_order_record) != "little")
-      throw CheckpointError("expected values in little-endian order, found others");
+      throw CheckpointError("expected values in little-endian order, found another byte order");
     return detail::unpickle(text(pickle_record),
                             [&](const std::string& key, at::ScalarType dtype, std::int64_t count) {
                               return storage(key, dtype, count);
@@ -78,7 +78,7 @@ class TorchFile {
     return bytes;
   }
 
-  /// torch.save does not compress, so no part can be larger than the file.
+  /// torch.save does not compress, so no record can be larger than the file.
   std::size_t size_of(const std::string& record) {
     const std::size_t size = reader_.getRecordSize(record);
     if (size > bytes_)
@@ -89,7 +89,7 @@ class TorchFile {
   at::Tensor storage(const std::string& key, at::ScalarType dtype, std::int64_t count) {
     if (const auto found = storages_.find(key); found != storages_.end()) {
       if (found->second.scalar_type() != dtype || found->second.numel() != count)
-        throw CheckpointError(concat("storage '", key, "': is described in two ways"));
+        throw CheckpointError(concat("storage '", key, "': has two different dtypes or sizes"));
       return found->second;
     }
     const std::string record = storage_record(key);
@@ -99,7 +99,7 @@ class TorchFile {
     if (count < 0 || size % width != 0 || size / width != static_cast<std::size_t>(count))
       throw CheckpointError(concat("storage '", key, "': expected ", count, ' ', dtype,
                                    " elements, found ", size, " bytes"));
-    // Entries of a zip file may share its bytes, which torch.save does not do.
+    // Entries of a malicious zip file may share bytes. Those of torch.save do not.
     if (size > bytes_ - stored_)
       throw CheckpointError(concat("storage '", key, "': expected at most ", bytes_,
                                    " bytes for all storages, found more"));
@@ -110,7 +110,7 @@ class TorchFile {
   }
 
   std::size_t bytes_;       ///< of the file
-  std::size_t stored_ = 0;  ///< of the storages that were read
+  std::size_t stored_ = 0;  ///< of the storages read so far
   PyTorchStreamReader reader_;
   std::map<std::string, at::Tensor> storages_;
 };
@@ -118,7 +118,7 @@ class TorchFile {
 }  // namespace
 
 c10::IValue read_torch_file(const std::filesystem::path& path) {
-  return naming(path, [&] {
+  return with_path(path, [&] {
     check_is_zip(path);
     return TorchFile(path).read();
   });
@@ -126,9 +126,10 @@ c10::IValue read_torch_file(const std::filesystem::path& path) {
 
 void write_torch_file(const std::filesystem::path& path, const c10::IValue& value) {
   std::vector<at::Tensor> storages;
-  const std::string description = naming(path, [&] { return detail::pickle(value, storages); });
+  const std::string description = with_path(path, [&] { return detail::pickle(value, storages); });
   detail::AtomicFile file(path);
-  // LibTorch's writer must not see an error: it is C in part, and its destructor would write on.
+  // An exception must not pass through LibTorch's writer: parts of it are C, and its destructor
+  // would continue to write.
   std::exception_ptr error;
   PyTorchStreamWriter writer([&](const void* bytes, std::size_t count) {
     try {

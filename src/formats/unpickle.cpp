@@ -18,7 +18,7 @@ namespace lockstep::inline v0_2::detail {
 
 namespace {
 
-/// A global that a pickle may name: a class of storages, or one of four functions.
+/// A global that a pickle may refer to: a class of storages, or one of four callables.
 struct Global : torch::CustomClassHolder {
   enum class Kind { storage, ordered_dict, size, rebuild_tensor, rebuild_parameter };
   Global(std::string global, Kind of, at::ScalarType element = at::kByte)
@@ -37,17 +37,18 @@ class Unpickler {
   c10::IValue run() {
     for (;;) {
       const auto opcode = static_cast<Opcode>(take(1)[0]);
-      if (opcode == Opcode::stop) return plain(pop());
+      if (opcode == Opcode::stop) return without_global(pop());
       step(opcode);
     }
   }
 
  private:
-  /// State of a list, dict or tuple beside its elements.
+  /// Nesting of a list, dict or tuple.
   struct Container {
     int depth = 1;
-    bool sealed =
-        false;  ///< in another one: nothing is added any more, so that none can hold itself
+    /// The container is an element of another one. Nothing may be added to it, so that no container
+    /// can contain itself.
+    bool sealed = false;
   };
 
   template <class... Parts>
@@ -71,9 +72,9 @@ class Unpickler {
         memo_[number<std::uint32_t>()] = top();
         return;
       case Opcode::get:
-        return push(remembered(number<std::uint8_t>()));
+        return push(memo_value(number<std::uint8_t>()));
       case Opcode::long_get:
-        return push(remembered(number<std::uint32_t>()));
+        return push(memo_value(number<std::uint32_t>()));
       case Opcode::none:
         return push({});
       case Opcode::true_:
@@ -103,7 +104,7 @@ class Unpickler {
       case Opcode::tuple3:
         return push(tuple(pop_last(3)));
       case Opcode::empty_list:
-        return push(opened(c10::impl::GenericList(c10::AnyType::get())));
+        return push(new_container(c10::impl::GenericList(c10::AnyType::get())));
       case Opcode::append:
         return append(pop_last(1));
       case Opcode::appends:
@@ -121,12 +122,13 @@ class Unpickler {
       case Opcode::reduce:
         return reduce();
       case Opcode::build:
-        // torch.save adds the versions of a state dict's modules; nothing here depends on them.
+        // The state that torch.save adds to a state dict has the versions of modules. Ignores it.
         pop();
-        if (!top().isGenericDict()) fail("expected a state of a dict, found that of ", kind(top()));
+        if (!top().isGenericDict())
+          fail("expected the state of a dict, found the state of ", kind(top()));
         return;
       default:
-        fail("found opcode ", static_cast<int>(opcode), ", which no state dict needs");
+        fail("found opcode ", static_cast<int>(opcode), ", which state dicts do not use");
     }
   }
 
@@ -199,9 +201,9 @@ class Unpickler {
     return values;
   }
 
-  const c10::IValue& remembered(std::uint32_t place) const {
-    const auto found = memo_.find(place);
-    if (found == memo_.end()) fail("expected value ", place, " before, found none");
+  const c10::IValue& memo_value(std::uint32_t index) const {
+    const auto found = memo_.find(index);
+    if (found == memo_.end()) fail("expected memo ", index, " to be defined before, found none");
     return found->second;
   }
 
@@ -218,17 +220,17 @@ class Unpickler {
     return value.isCapsule() ? dynamic_cast<const Global*>(value.toCapsule().get()) : nullptr;
   }
 
-  c10::IValue opened(c10::IValue container) {
+  c10::IValue new_container(c10::IValue container) {
     containers_[container.internalToPointer()] = {};
     return container;
   }
 
   c10::IValue empty_dict() {
-    return opened(c10::impl::GenericDict(c10::AnyType::get(), c10::AnyType::get()));
+    return new_container(c10::impl::GenericDict(c10::AnyType::get(), c10::AnyType::get()));
   }
 
-  /// A value that may leave this unpickler: without a global, which is legal within a tuple only.
-  const c10::IValue& plain(const c10::IValue& value) const {
+  /// Checks that a value has no global. Only arguments of calls, which are tuples, may have them.
+  const c10::IValue& without_global(const c10::IValue& value) const {
     const auto check = [&](const c10::IValue& part) {
       if (part.isCapsule()) fail("expected a value, found ", kind(part));
     };
@@ -238,20 +240,20 @@ class Unpickler {
     return value;
   }
 
-  void contain(Container& container, const c10::IValue& value) {
+  void add_part(Container& container, const c10::IValue& value) {
     if (!is_container(value)) return;
     Container& part = containers_.at(value.internalToPointer());
     part.sealed = true;
     container.depth = std::max(container.depth, part.depth + 1);
-    if (container.depth > deepest_value)
-      fail("expected at most ", deepest_value, " levels of nesting, found more");
+    if (container.depth > max_depth)
+      fail("expected at most ", max_depth, " levels of nesting, found more");
   }
 
   c10::IValue tuple(std::vector<c10::IValue> values) {
     Container container{.depth = 1, .sealed = true};
     for (const c10::IValue& value : values) {
-      if (!value.isCapsule()) plain(value);
-      contain(container, value);
+      if (!value.isCapsule()) without_global(value);
+      add_part(container, value);
     }
     c10::IValue result = c10::ivalue::Tuple::create(std::move(values));
     containers_[result.internalToPointer()] = container;
@@ -261,16 +263,17 @@ class Unpickler {
   Container& open_container(bool wanted) {
     if (!wanted) fail("expected a list or dict to add to, found ", kind(top()));
     Container& container = containers_.at(top().internalToPointer());
-    if (container.sealed) fail("found an addition to what is part of another value already");
+    if (container.sealed)
+      fail("found an addition to a list or dict that is already part of another value");
     return container;
   }
 
   void append(const std::vector<c10::IValue>& values) {
     for (const c10::IValue& value : values) {
-      Container grown;
-      contain(grown, plain(value));
+      Container extended;
+      add_part(extended, without_global(value));
       Container& container = open_container(top().isList());
-      container.depth = std::max(container.depth, grown.depth);
+      container.depth = std::max(container.depth, extended.depth);
       top().toList().push_back(value);
     }
   }
@@ -279,11 +282,11 @@ class Unpickler {
     if (values.size() % 2 != 0) fail("expected pairs of key and value, found an odd number");
     for (std::size_t i = 0; i < values.size(); i += 2) {
       if (!values[i].isString() && !values[i].isInt())
-        fail("expected a text or integer as key, found ", kind(values[i]));
-      Container grown;
-      contain(grown, plain(values[i + 1]));
+        fail("expected a string or integer as key, found ", kind(values[i]));
+      Container extended;
+      add_part(extended, without_global(values[i + 1]));
       Container& container = open_container(top().isGenericDict());
-      container.depth = std::max(container.depth, grown.depth);
+      container.depth = std::max(container.depth, extended.depth);
       top().toGenericDict().insert_or_assign(values[i], values[i + 1]);
     }
   }
@@ -291,19 +294,19 @@ class Unpickler {
   c10::IValue global() {
     const std::string module(line());
     const std::string name = concat(module, '.', line());
-    const auto made = [&](Global::Kind kind, at::ScalarType dtype = at::kByte) {
+    const auto make = [&](Global::Kind kind, at::ScalarType dtype = at::kByte) {
       return c10::IValue::make_capsule(c10::make_intrusive<Global>(name, kind, dtype));
     };
-    if (name == "collections.OrderedDict") return made(Global::Kind::ordered_dict);
-    if (name == "torch.Size") return made(Global::Kind::size);
-    if (name == "torch._utils._rebuild_tensor_v2") return made(Global::Kind::rebuild_tensor);
-    if (name == "torch._utils._rebuild_parameter") return made(Global::Kind::rebuild_parameter);
+    if (name == "collections.OrderedDict") return make(Global::Kind::ordered_dict);
+    if (name == "torch.Size") return make(Global::Kind::size);
+    if (name == "torch._utils._rebuild_tensor_v2") return make(Global::Kind::rebuild_tensor);
+    if (name == "torch._utils._rebuild_parameter") return make(Global::Kind::rebuild_parameter);
     for (const StorageName& known : storage_names)
-      if (known.name == name) return made(Global::Kind::storage, known.dtype);
-    fail(
-        "found the global '", name,
-        "': only tensors, dicts, lists, tuples, numbers and texts are read; save state_dict(), not "
-        "the object");
+      if (known.name == name) return make(Global::Kind::storage, known.dtype);
+    fail("found the global '", name,
+         "': only tensors, dicts, lists, tuples, numbers and strings are supported; save "
+         "state_dict(), not "
+         "the object");
   }
 
   c10::IValue storage(const c10::IValue& id) {
@@ -366,9 +369,9 @@ class Unpickler {
     std::int64_t end = offset;
     std::int64_t count = 1;
     for (std::size_t i = 0; fits && i < size.size(); ++i) {
-      std::int64_t reach = 0;
-      fits = !__builtin_mul_overflow(std::max<std::int64_t>(size[i] - 1, 0), stride[i], &reach) &&
-             !__builtin_add_overflow(end, reach, &end) &&
+      std::int64_t extent = 0;
+      fits = !__builtin_mul_overflow(std::max<std::int64_t>(size[i] - 1, 0), stride[i], &extent) &&
+             !__builtin_add_overflow(end, extent, &end) &&
              !__builtin_mul_overflow(count, std::max<std::int64_t>(size[i], 1), &count);
     }
     const bool empty = std::find(size.begin(), size.end(), 0) != size.end();

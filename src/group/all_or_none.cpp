@@ -16,9 +16,9 @@ namespace lockstep::inline v0_2 {
 
 namespace {
 
-/// A rank's message to the others: the lengths of the texts of its error, and its other fields.
-struct Notice {
-  std::int64_t length = 0;  ///< of the text; 0 if there is no error
+/// The message that all ranks exchange: the fields of a rank's error, and the lengths of its texts.
+struct ErrorHeader {
+  std::int64_t length = 0;  ///< of what(); 0 if there is no error
   std::int64_t operation_length = 0;
   std::int64_t cause_length = 0;  ///< 0 if the error is the cause
   std::int32_t rank = -1;         ///< Error::rank()
@@ -28,27 +28,27 @@ struct Notice {
   std::int64_t total() const { return length + operation_length + cause_length; }
 };
 
-/// What one rank has to say of its error.
-struct Report {
-  Notice notice;
-  std::string texts;  ///< the text, the operation and the cause, without separators
+/// The error of a rank in the form that is sent.
+struct ErrorMessage {
+  ErrorHeader header;
+  std::string texts;  ///< what(), operation() and cause(), concatenated
 
-  Report() = default;
-  explicit Report(const std::exception& error) {
+  ErrorMessage() = default;
+  explicit ErrorMessage(const std::exception& error) {
     texts = *error.what() != '\0' ? error.what() : "unknown error";
-    notice.length = static_cast<std::int64_t>(texts.size());
+    header.length = static_cast<std::int64_t>(texts.size());
     const auto* known = dynamic_cast<const Error*>(&error);
     if (known == nullptr) return;
-    notice.operation_length = static_cast<std::int64_t>(known->operation().size());
-    notice.cause_length = static_cast<std::int64_t>(known->cause().size());
-    notice.rank = known->rank();
-    notice.kind = known->kind();
-    notice.cause_kind = known->cause_kind();
+    header.operation_length = static_cast<std::int64_t>(known->operation().size());
+    header.cause_length = static_cast<std::int64_t>(known->cause().size());
+    header.rank = known->rank();
+    header.kind = known->kind();
+    header.cause_kind = known->cause_kind();
     texts += known->operation() + known->cause();
   }
 };
 
-/// Repeats the error of another rank. text begins with that rank.
+/// Throws the error of another rank. text begins with that rank.
 [[noreturn]] void raise(ErrorKind kind, const std::string& text, const ErrorDetails& details) {
   if (kind == ErrorKind::invalid_argument) throw InvalidArgument(text, details);
   if (kind == ErrorKind::checkpoint) throw CheckpointError(text, details);
@@ -56,44 +56,44 @@ struct Report {
   throw Error(text, details);
 }
 
-at::Tensor bytes_of(std::int64_t count) { return at::empty({count}, at::kByte); }
+at::Tensor byte_tensor(std::int64_t count) { return at::empty({count}, at::kByte); }
 
 }  // namespace
 
 void all_or_none(const Group& group, const std::function<void()>& fn) {
   std::exception_ptr error;
-  Report own;
+  ErrorMessage own;
   try {
     fn();
   } catch (const std::exception& caught) {
     error = std::current_exception();
-    own = Report(caught);
+    own = ErrorMessage(caught);
   }
 
-  const at::Tensor mine = bytes_of(sizeof(Notice));
-  std::memcpy(mine.mutable_data_ptr(), &own.notice, sizeof(Notice));
-  const at::Tensor all = bytes_of(group.size() * static_cast<std::int64_t>(sizeof(Notice)));
-  group.all_gather(all, mine).wait();
-  const auto* const begin = static_cast<const Notice*>(all.const_data_ptr());
+  const at::Tensor own_header = byte_tensor(sizeof(ErrorHeader));
+  std::memcpy(own_header.mutable_data_ptr(), &own.header, sizeof(ErrorHeader));
+  const at::Tensor all = byte_tensor(group.size() * static_cast<std::int64_t>(sizeof(ErrorHeader)));
+  group.all_gather(all, own_header).wait();
+  const auto* const begin = static_cast<const ErrorHeader*>(all.const_data_ptr());
   const auto* const end = begin + group.size();
   const auto* const first =
-      std::find_if(begin, end, [](const Notice& notice) { return notice.length > 0; });
+      std::find_if(begin, end, [](const ErrorHeader& header) { return header.length > 0; });
   if (first == end) return;
 
   const int rank = static_cast<int>(first - begin);
-  const at::Tensor letters = bytes_of(first->total());
+  const at::Tensor error_bytes = byte_tensor(first->total());
   if (rank == group.rank()) {
-    std::memcpy(letters.mutable_data_ptr(), own.texts.data(), own.texts.size());
+    std::memcpy(error_bytes.mutable_data_ptr(), own.texts.data(), own.texts.size());
   }
-  group.broadcast(letters, rank).wait();
+  group.broadcast(error_bytes, rank).wait();
   if (error) std::rethrow_exception(error);
-  const std::string_view texts(static_cast<const char*>(letters.const_data_ptr()),
+  const std::string_view texts(static_cast<const char*>(error_bytes.const_data_ptr()),
                                static_cast<std::size_t>(first->total()));
   const auto text = texts.substr(0, static_cast<std::size_t>(first->length));
   const auto operation =
       texts.substr(text.size(), static_cast<std::size_t>(first->operation_length));
   const auto cause = texts.substr(text.size() + operation.size());
-  // An error that itself repeats another names the rank and the cause of that one.
+  // If the error itself repeats another one, the rank and the cause are those of the first.
   const bool repeats = !cause.empty() && first->rank >= 0;
   raise(first->kind, detail::concat("rank ", rank, ": ", text),
         {.rank = repeats ? first->rank : group.communicator().world_rank(rank),

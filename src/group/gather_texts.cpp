@@ -15,12 +15,12 @@ std::vector<std::string> gather(const std::string& own, const Group& group) {
   const auto* const counts = lengths.const_data_ptr<std::int64_t>();
   const std::vector<std::size_t> sizes(counts, counts + group.size());
 
-  const at::Tensor mine = at::empty({static_cast<std::int64_t>(own.size())}, at::kByte);
-  std::ranges::copy(own, static_cast<char*>(mine.mutable_data_ptr()));
+  const at::Tensor input = at::empty({static_cast<std::int64_t>(own.size())}, at::kByte);
+  std::ranges::copy(own, static_cast<char*>(input.mutable_data_ptr()));
   std::int64_t sum = 0;
   for (const std::size_t size : sizes) sum += static_cast<std::int64_t>(size);
   const at::Tensor all = at::empty({sum}, at::kByte);
-  group.all_gather(all, mine, sizes).wait();
+  group.all_gather(all, input, sizes).wait();
   std::vector<std::string> texts;
   const auto* next = static_cast<const char*>(all.const_data_ptr());
   for (const std::size_t size : sizes) {

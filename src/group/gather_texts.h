@@ -7,7 +7,7 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// Every rank's text, on all of them.
+/// Gathers the texts of all ranks on every rank.
 /// Ranks: all.
 std::vector<std::string> gather(const std::string& own, const Group& group);
 

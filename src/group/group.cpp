@@ -22,10 +22,10 @@ using detail::concat;
 namespace {
 
 template <class... Parts>
-[[noreturn]] void refuse(std::string_view where, const Parts&... what) {
-  // where may go on: "all_gather input".
-  throw InvalidArgument(concat(where, ": ", what...),
-                        {.operation = std::string(where.substr(0, where.find(' ')))});
+[[noreturn]] void refuse(std::string_view operation, const Parts&... what) {
+  // The operation may have the name of a tensor after it: "all_gather input".
+  throw InvalidArgument(concat(operation, ": ", what...),
+                        {.operation = std::string(operation.substr(0, operation.find(' ')))});
 }
 
 }  // namespace
@@ -56,14 +56,14 @@ DType detail::dtype_of(at::ScalarType type, std::string_view where) {
 
 namespace {
 
-/// A tensor that collectives can use as it lies, checked.
-struct Checked {
+/// The memory of a dense, contiguous CPU tensor.
+struct CheckedTensor {
   void* data;
   std::size_t count;
   DType dtype;
 };
 
-Checked check(const at::Tensor& tensor, std::string_view where) {
+CheckedTensor check(const at::Tensor& tensor, std::string_view where) {
   if (!tensor.defined()) {
     refuse(where, "got an undefined tensor, expected a defined one");
   }
@@ -87,7 +87,8 @@ Issue issue_of(const at::Tensor& tensor, const at::Tensor& other = {}, bool comp
   return issue;
 }
 
-void expect_same_dtype(const Checked& input, const Checked& output, std::string_view where) {
+void expect_same_dtype(const CheckedTensor& input, const CheckedTensor& output,
+                       std::string_view where) {
   if (input.dtype == output.dtype) return;
   refuse(where, "got an output of ", name(output.dtype), ", expected ", name(input.dtype),
          " as the input");
@@ -99,15 +100,17 @@ void expect_count(std::size_t got, std::size_t expected, std::string_view what,
   refuse(where, "got an ", what, " of ", got, " elements, expected ", expected);
 }
 
-/// Which is which for a collective.
-struct Ends {
+/// Names of the two tensors of a collective in error messages: the one with all ranks' parts, and
+/// the one with this rank's part.
+struct TensorNames {
   std::string_view whole;
   std::string_view part;
 };
 
-/// The whole of what counts say, at one end, and this rank's part at the other.
+/// Checks the numbers of elements: counts has one per rank, part is this rank's, whole is their
+/// sum.
 void expect_divided(std::size_t whole, std::size_t part, const std::vector<std::size_t>& counts,
-                    const Ends& names, const Group& group, std::string_view where) {
+                    const TensorNames& names, const Group& group, std::string_view where) {
   expect_count(counts.size(), static_cast<std::size_t>(group.size()), "array of counts", where);
   expect_count(part, counts[static_cast<std::size_t>(group.rank())], names.part, where);
   expect_count(whole, std::accumulate(counts.begin(), counts.end(), std::size_t{0}), names.whole,
@@ -120,7 +123,7 @@ Group::Group(std::shared_ptr<Communicator> communicator) : communicator_(std::mo
   if (communicator_ == nullptr) {
     throw InvalidArgument("Group: got no communicator", {.operation = "Group"});
   }
-  detail::GroupStatistics::of(*communicator_);  // observes the group from here on
+  detail::GroupStatistics::of(*communicator_);  // begins to count the group's operations
 }
 
 int Group::rank() const { return communicator_->rank(); }
@@ -269,7 +272,7 @@ void Group::in_turn(const std::function<void()>& fn) const {
         communicator_->fail(concat("in_turn: ", error.what()));
         throw;
       } catch (...) {
-        communicator_->fail("in_turn: an exception that is no std::exception");
+        communicator_->fail("in_turn: an exception that is not a std::exception");
         throw;
       }
     }
@@ -278,14 +281,15 @@ void Group::in_turn(const std::function<void()>& fn) const {
 }
 
 Group Group::split(int color, int key) const {
-  // Checked after the collective, so that ranks of valid colors are not left waiting.
-  auto made = communicator_->split(color, key);
-  if (made == nullptr) {
+  // Checks the color after the collective, so that ranks with valid colors do not wait for this
+  // one.
+  auto part = communicator_->split(color, key);
+  if (part == nullptr) {
     throw InvalidArgument(
         concat("split: got color ", color, " on rank ", rank(), ", expected 0 or more"),
         {.operation = "split"});
   }
-  return Group(std::move(made));
+  return Group(std::move(part));
 }
 
 }  // namespace lockstep

@@ -27,43 +27,43 @@ namespace {
 
 using detail::concat;
 
-/// Set by the first init() that found its world; never cleared, since a world cannot be joined
-/// twice.
+/// Set by init(). Cleared only when init() threw before it joined a world, since a process can join
+/// only one.
 std::atomic<bool> joined{false};
 
-std::string shown(const char* name, const std::optional<int>& value) {
+std::string variable_text(const char* name, const std::optional<int>& value) {
   return concat(name, value ? concat("=", *value) : " unset");
 }
 
-std::string shown(const char* name) {
+std::string variable_text(const char* name) {
   const auto value = detail::variable(name);
   return concat(name, value ? concat("=", *value) : " unset");
 }
 
-/// A world whose launcher, or whose other ranks, are to see the error that ends this process.
+/// Joins a world in shared memory, and records uncaught errors of this process there.
 Group join(const std::shared_ptr<host::World>& world, int rank, host::Options options) {
   options.keep_world = true;
   detail::record_errors_in(world, rank);
   return Group(host::create(world, rank, options));
 }
 
-/// The world that `lockstep run` made.
+/// Joins the world of `lockstep run`.
 Group join_launched(const Environment& environment, host::Options options) {
   const auto& [rank, size, fd] =
       std::tie(environment.rank, environment.world_size, environment.arena_fd);
   if (!rank || !size || !fd || *rank >= *size) {
-    throw InvalidArgument(concat("init: contradictory environment: ", shown("LOCKSTEP_RANK", rank),
-                                 ", ", shown("LOCKSTEP_WORLD_SIZE", size), ", ",
-                                 shown("LOCKSTEP_ARENA_FD", fd),
-                                 "; expected all three from `lockstep run`, or none"));
+    throw InvalidArgument(concat(
+        "init: contradictory environment: ", variable_text("LOCKSTEP_RANK", rank), ", ",
+        variable_text("LOCKSTEP_WORLD_SIZE", size), ", ", variable_text("LOCKSTEP_ARENA_FD", fd),
+        "; expected all three from `lockstep run`, or none"));
   }
   options.watch = true;
   options.supervised = true;
   return join(host::World::attach(*fd, *size), *rank, options);
 }
 
-/// Memory that the ranks of this host, started by another launcher, meet in.
-Group meet(const Launcher& launcher, host::Options options) {
+/// Joins a world whose ranks are all on this host and were started by another launcher.
+Group join_host_world(const Launcher& launcher, host::Options options) {
   if (const auto why = host::available(); !why.empty()) {
     throw BackendUnavailable(concat("init: backend host does not work here: ", why));
   }
@@ -91,31 +91,34 @@ Group join_mpi(Backend backend, const host::Options& options, const Environment&
   return Group(hierarchical::create({.between_hosts = between_hosts, .inside = options}));
 }
 
-/// A world of several ranks that another launcher started.
-Group join_foreign(const Launcher& launcher, Backend backend, const host::Options& options,
-                   const Environment& environment) {
-  const auto who = concat("init: started by ", launcher.name(), " as rank ", launcher.rank, " of ",
-                          launcher.size);
-  if (launcher.one_host() && !needs_mpi(backend)) return meet(launcher, options);
+/// Joins a world of several ranks that another launcher has started.
+Group join_by_launcher(const Launcher& launcher, Backend backend, const host::Options& options,
+                       const Environment& environment) {
+  const auto prefix = concat("init: started by ", launcher.name(), " as rank ", launcher.rank,
+                             " of ", launcher.size);
+  if (launcher.one_host() && !needs_mpi(backend)) return join_host_world(launcher, options);
   if (backend == Backend::host) {
-    throw InvalidArgument(concat(who, ", not all on this host; backend host cannot reach them"));
+    throw InvalidArgument(concat(prefix,
+                                 ", not all on this host, which backend host does not support; use "
+                                 "backend mpi or hierarchical"));
   }
   if (!launcher.starts_mpi()) {
     throw BackendUnavailable(
-        concat(who,
-               needs_mpi(backend) ? ", whose processes no MPI knows"
-                                  : concat(", not all on this host as far as told by ",
-                                           shown("LOCAL_WORLD_SIZE"), ", ", shown("MASTER_ADDR")),
+        concat(prefix,
+               needs_mpi(backend)
+                   ? ", which does not start MPI processes"
+                   : concat(", not all on this host according to ",
+                            variable_text("LOCAL_WORLD_SIZE"), ", ", variable_text("MASTER_ADDR")),
                "; start worlds of several hosts with mpirun or srun"));
   }
   if (const auto why = mpi::available(); !why.empty()) {
-    throw BackendUnavailable(concat(who, "; ", why));
+    throw BackendUnavailable(concat(prefix, "; ", why));
   }
   return join_mpi(backend, options, environment, launcher.size);
 }
 
-/// As many compute threads as are this rank's share of the cores. OMP_NUM_THREADS or a restricted
-/// set of cores takes precedence.
+/// Sets the number of compute threads to this rank's share of the cores, unless OMP_NUM_THREADS or
+/// a restricted set of cores determines it.
 void share_cores(const Launcher& launcher) {
   const auto online = static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
   const bool bound = detail::usable_cores() < online;
@@ -141,8 +144,8 @@ Group init(const InitOptions& options) {
         {.operation = "init"});
   }
   const bool flushed_before = flushes_denormals();
-  const auto take_back = [&] {
-    // Nothing was joined: the caller may mend it and try again.
+  const auto undo = [&] {
+    // No world was joined, so the caller may call init() again.
     joined = false;
     if (flushes_denormals() != flushed_before) {
       detail::flush_denormals_in_compute_threads(flushed_before);
@@ -156,13 +159,13 @@ Group init(const InitOptions& options) {
     if (!environment.launcher_problem.empty()) throw InvalidArgument(environment.launcher_problem);
     if (options.keep_freed_memory) keep_freed_memory();
     const auto& launcher = environment.launcher;
-    const bool foreign = launcher && launcher->size > 1;
-    if (foreign) share_cores(*launcher);
-    // Before any of the library's threads is created: they start with this thread's setting.
+    const bool by_launcher = launcher && launcher->size > 1;
+    if (by_launcher) share_cores(*launcher);
+    // Before the library creates threads, which inherit the setting of this thread.
     detail::flush_denormals_in_compute_threads(
         detail::flush_denormals_setting(options.flush_denormals));
     auto ranks = detail::rank_options(options, at::get_num_threads());
-    if (foreign && launcher->has_ended()) {
+    if (by_launcher && launcher->has_ended()) {
       throw CommError(concat("init rank ", launcher->rank, " of ", launcher->size,
                              ": the launcher of the ranks, ", launcher->name(), ", has ended"));
     }
@@ -170,15 +173,15 @@ Group init(const InitOptions& options) {
       ranks.launcher = static_cast<pid_t>(launcher->process());
       ranks.launcher_name = concat(launcher->name(), ", process ", ranks.launcher);
     }
-    if (foreign) {
-      // Bound ranks see their own cores only.
+    if (by_launcher) {
+      // A rank that is bound to cores sees only those.
       ranks.cores = std::min(ranks.cores * launcher->local_size.value_or(1),
                              static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)));
-      return join_foreign(*launcher, backend, ranks, environment);
+      return join_by_launcher(*launcher, backend, ranks, environment);
     }
     if (launched && needs_mpi(backend)) {
       throw InvalidArgument(
-          concat("init: started by lockstep run, whose processes no MPI knows, with backend ",
+          concat("init: started by lockstep run, which does not start MPI processes, with backend ",
                  name(backend), "; start the program with mpirun"));
     }
     if (launched) return join_launched(environment, ranks);
@@ -188,7 +191,7 @@ Group init(const InitOptions& options) {
     error.set_operation("init");
     const bool refused = error.kind() == ErrorKind::invalid_argument ||
                          error.kind() == ErrorKind::backend_unavailable;
-    if (refused) take_back();
+    if (refused) undo();
     throw;
   }
 }

@@ -24,9 +24,9 @@ void flush_denormals_in_compute_threads(bool flush) {
   flush_denormals(flush);
   const int threads = at::get_num_threads();
   if (threads == 1) return;
-  // One element a thread. at::parallel_for is a template: compiled here, without OpenMP, it would
-  // stay in the calling thread. An OpenMP of this library's own could have other threads than
-  // LibTorch's.
+  // TensorIterator runs in LibTorch's own OpenMP threads, with one element per thread here.
+  // at::parallel_for is a template: compiled here, without OpenMP, it would use only the calling
+  // thread.
   const auto elements = at::empty({threads}, at::kByte);
   auto each = at::TensorIterator::borrowing_nullary_op(elements);
   const auto set = [flush](char**, const std::int64_t*, std::int64_t, std::int64_t) {
@@ -49,8 +49,7 @@ host::Options rank_options(const InitOptions& options, int threads_per_rank) {
   }
   return {.timeout = timeout,
           .threads_per_rank = threads_per_rank,
-          // A rank that is bound to its own core sees only that one; who bound it says how many
-          // there are.
+          // A rank that is bound to one core sees only that one. Its launcher sets LOCKSTEP_CORES.
           .cores = environment.cores.value_or(usable_cores())};
 }
 

@@ -17,11 +17,11 @@ bool inside_spawn();
 /// Whether ranks flush denormals: the caller's option, else LOCKSTEP_FLUSH_DENORMALS.
 bool flush_denormals_setting(const std::optional<bool>& option);
 
-/// Flushes denormals, or keeps them, in the calling thread and in OpenMP's threads that compute for
-/// it, which may have been created before.
+/// Flushes or keeps denormals in the calling thread and in its OpenMP threads, which may already
+/// exist.
 void flush_denormals_in_compute_threads(bool flush);
 
-/// How a rank of so many compute threads waits, from the caller's options and the environment.
+/// The options of a rank in shared memory, from the caller's options and the environment.
 host::Options rank_options(const InitOptions& options, int threads_per_rank);
 
 /// Cores that this process may use.

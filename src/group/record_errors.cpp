@@ -26,45 +26,46 @@ namespace lockstep::inline v0_2 {
 namespace {
 
 std::atomic<bool> recorded{false};
-std::terminate_handler handler_before = nullptr;
+std::terminate_handler previous_handler = nullptr;
 
-/// torchrun takes the earliest error for the root cause, in whole seconds. A world's failure is an
-/// effect on most ranks, so its time is rounded up to come after the cause's.
+/// The timestamp of an error in whole seconds. torchrun reports the earliest error as the root
+/// cause. A CommError is an effect of another rank's error on most ranks, so its time is rounded
+/// up.
 std::string time_of(const std::exception& error) {
   using Seconds = std::chrono::seconds;
   const auto now = std::chrono::system_clock::now().time_since_epoch();
-  const bool heard = dynamic_cast<const CommError*>(&error) != nullptr;
+  const bool is_effect = dynamic_cast<const CommError*>(&error) != nullptr;
   return std::to_string(
-      (heard ? std::chrono::ceil<Seconds>(now) : std::chrono::floor<Seconds>(now)).count());
+      (is_effect ? std::chrono::ceil<Seconds>(now) : std::chrono::floor<Seconds>(now)).count());
 }
 
 /// The world that this process joined.
-struct Joined {
+struct JoinedWorld {
   std::mutex mutex;
   std::weak_ptr<host::World> world;
   int rank = -1;
   detail::ForkGuard process;
 
-  static Joined& get() {
-    static Joined world;
+  static JoinedWorld& get() {
+    static JoinedWorld world;
     return world;
   }
 };
 
 void record_in_world(const std::exception& error) {
-  auto& of_world = Joined::get();
-  if (of_world.process.in_child()) return;
-  const std::lock_guard lock(of_world.mutex);
-  const auto world = of_world.world.lock();
+  auto& joined_world = JoinedWorld::get();
+  if (joined_world.process.in_child()) return;
+  const std::lock_guard lock(joined_world.mutex);
+  const auto world = joined_world.world.lock();
   if (world == nullptr) return;
-  // A rank that raises the failure of the world repeats the cause that is recorded there.
+  // The failure of the world is already recorded there.
   if (dynamic_cast<const CommError*>(&error) != nullptr && world->failure()) return;
   const auto record = detail::record_of(error);
   const bool repeats = record.repeats && !record.of_world() && record.rank >= 0;
   world->record_error(
-      of_world.rank,
-      repeats ? record.text : detail::concat("rank ", of_world.rank, ": ", record.text),
-      repeats ? record.rank : of_world.rank);
+      joined_world.rank,
+      repeats ? record.text : detail::concat("rank ", joined_world.rank, ": ", record.text),
+      repeats ? record.rank : joined_world.rank);
 }
 
 /// The type of the error as programs write it, without the inline namespace.
@@ -81,12 +82,12 @@ void write(const std::string& path, const std::exception& error) {
   const nlohmann::json content{{"message",
                                 {{"message", detail::concat(type_name(error), ": ", error.what())},
                                  {"extraInfo", {{"timestamp", time_of(error)}}}}}};
-  // Whole or not at all: torchrun ends with an error of its own over half a file.
-  const std::string part = path + ".part";
-  std::ofstream out(part);
+  // Renames a complete file, because torchrun fails on a partial one.
+  const std::string partial = path + ".part";
+  std::ofstream out(partial);
   out << content.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   out.close();
-  if (!out || std::rename(part.c_str(), path.c_str()) != 0) {
+  if (!out || std::rename(partial.c_str(), path.c_str()) != 0) {
     log::warn(detail::concat("TORCHELASTIC_ERROR_FILE: cannot write ", path));
   }
 }
@@ -97,9 +98,9 @@ void write(const std::string& path, const std::exception& error) {
   } catch (const std::exception& error) {
     record_error(error);
   } catch (...) {
-    // Of no words.
+    // Not a std::exception: it has no text to record.
   }
-  if (handler_before != nullptr) handler_before();
+  if (previous_handler != nullptr) previous_handler();
   std::abort();
 }
 
@@ -113,7 +114,7 @@ void record_error(const std::exception& error) noexcept {
     const auto& path = Environment::get().error_file;
     if (!path.empty()) write(path, error);
   } catch (const std::exception&) {
-    // The error that ended the program is reported in other ways too.
+    // The program reports its error in other ways, too.
   }
 }
 
@@ -121,14 +122,14 @@ void detail::record_uncaught_errors() {
   static std::atomic<bool> installed{false};
   if (installed.exchange(true)) return;
   detail::keep_error_file();
-  handler_before = std::set_terminate(record_and_terminate);
+  previous_handler = std::set_terminate(record_and_terminate);
 }
 
 void detail::record_errors_in(const std::shared_ptr<host::World>& world, int rank) {
-  auto& of_world = Joined::get();
-  const std::lock_guard lock(of_world.mutex);
-  of_world.world = world;
-  of_world.rank = rank;
+  auto& joined_world = JoinedWorld::get();
+  const std::lock_guard lock(joined_world.mutex);
+  joined_world.world = world;
+  joined_world.rank = rank;
 }
 
 }  // namespace lockstep

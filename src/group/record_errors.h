@@ -7,10 +7,10 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// Records uncaught errors from here on.
+/// Installs a terminate handler that records uncaught errors.
 void record_uncaught_errors();
 
-/// Records errors in this world, too, from here on, as those of the rank.
+/// From now on also records errors in this world, as errors of the rank.
 void record_errors_in(const std::shared_ptr<host::World>& world, int rank);
 
 }  // namespace lockstep::detail

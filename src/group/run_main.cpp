@@ -16,19 +16,20 @@
 namespace lockstep::inline v0_2 {
 namespace {
 
-/// Whether this rank prints the error, so that it is printed once.
-bool is_reporter(const std::exception& error, const Group& world) {
+/// Whether this rank prints the error, so that all ranks together print it at most once.
+bool prints_error(const std::exception& error, const Group& world) {
   const bool first = world.rank() == 0;
   const auto* known = dynamic_cast<const Error*>(&error);
   const bool by_launcher = Environment::get().rank.has_value();  // `lockstep run` reports errors
   if (dynamic_cast<const CommError*>(&error) != nullptr && !known->cause().empty()) {
-    // A rank prints the error of its own program, and `lockstep run` reports why a world failed.
+    // The rank whose program threw prints its error. `lockstep run` reports all other failures.
     const bool printed = known->cause_kind() == ErrorKind::general;
     return first && !printed && !by_launcher;
   }
   const bool nested = dynamic_cast<const std::nested_exception*>(&error) != nullptr;
-  // Most other errors of Lockstep are raised on all ranks, except one that a loader's thread met,
-  // which is nested. If this rank alone raised it, rank 0 meets it as the failure of the world.
+  // All ranks raise most other errors of Lockstep, so rank 0 prints them. Errors of a loader's
+  // thread are nested, and only one rank has them. If this rank alone has an error, rank 0 gets it
+  // as the failure of the world.
   if (known != nullptr && !nested) {
     const int rank = world.communicator().world_rank(world.rank());
     if (!first && !by_launcher) {
@@ -36,8 +37,8 @@ bool is_reporter(const std::exception& error, const Group& world) {
     }
     return first;
   }
-  // Any other error is this rank's own. The world ends with the first of those. A rank that met the
-  // same error later does not print it again.
+  // Any other error is this rank's own. The first one becomes the failure of the world. A rank with
+  // the same error text does not print it again.
   world.communicator().fail(error.what());
   try {
     world.communicator().look();
@@ -59,27 +60,27 @@ bool has_other_ranks() {
   }
 }
 
-/// For ranks that cannot meet the startup reporter in a world: leaves it time to print.
+/// For ranks that cannot join a world with the startup reporter: gives that rank time to print.
 void wait_for_startup_reporter() {
   if (!is_startup_reporter()) std::this_thread::sleep_for(std::chrono::seconds(5));
 }
 
-/// Prints the text once. The ranks join the world and meet in an all_reduce, which the startup
-/// reporter enters when it has printed.
+/// Prints the text once. All ranks join the world and call an all_reduce. The startup reporter
+/// prints before it does.
 void report_usage_error(const std::string& text, const InitOptions& options) {
   const auto print = [&] { std::cerr << text << (text.ends_with('\n') ? "" : "\n") << std::flush; };
   const bool reporter = is_startup_reporter();
   if (reporter) print();
   if (!has_other_ranks()) return;
   try {
-    // A rank whose command line is right begins with another operation, which is a mismatch.
-    std::string met = "usage error";
+    // A rank with a valid command line issues another operation, which is a mismatch.
+    std::string operation_tag = "usage error";
     init(options)
         .communicator()
-        .all_reduce(met.data(), met.size(), DType::u8, ReduceOp::max)
+        .all_reduce(operation_tag.data(), operation_tag.size(), DType::u8, ReduceOp::max)
         .wait();
   } catch (const CommError&) {
-    // The startup reporter does something else: its command line is another.
+    // The command line of the startup reporter is valid, so it does not print.
     if (!reporter) print();
   } catch (const std::exception&) {
     wait_for_startup_reporter();
@@ -90,7 +91,7 @@ void report_usage_error(const std::string& text, const InitOptions& options) {
 
 bool is_startup_reporter() {
   try {
-    // Not by Environment: another of its variables may be what is wrong.
+    // Does not use Environment, which throws if any of its variables is invalid.
     if (const auto rank = detail::variable("LOCKSTEP_RANK")) return *rank == "0";
     const auto launcher = Launcher::read();
     return !launcher || launcher->rank == 0;
@@ -117,7 +118,7 @@ int run_main(int argc, char** argv, const std::function<void(const Group&)>& fn,
   } catch (const std::exception& error) {
     record_error(error);
     if (!world) wait_for_startup_reporter();
-    if (!world || is_reporter(error, *world)) {
+    if (!world || prints_error(error, *world)) {
       const auto program = argc > 0 ? std::filesystem::path(argv[0]).filename().string() : "";
       std::cerr << program << ": " << error.what() << std::endl;
     }

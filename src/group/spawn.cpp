@@ -34,11 +34,11 @@ using namespace std::chrono_literals;
 
 thread_local bool inside = false;
 
-/// A rank that returns later than this after a failure is reported.
-constexpr auto longest_end = 10s;
+/// Longest time that a rank may take to return after a failure before it is reported.
+constexpr auto max_return_time = 10s;
 
-/// Bytes of the heap that are populated for each thread rank that keeps its pages.
-constexpr std::size_t heap_of_a_rank = std::size_t{64} << 20;
+/// Bytes of heap that are populated in advance for each thread rank.
+constexpr std::size_t heap_bytes_per_rank = std::size_t{64} << 20;
 
 std::string text_of(const std::exception_ptr& error) {
   try {
@@ -46,7 +46,7 @@ std::string text_of(const std::exception_ptr& error) {
   } catch (const std::exception& known) {
     return known.what();
   } catch (...) {
-    return "an exception that is no std::exception";
+    return "an exception that is not a std::exception";
   }
 }
 
@@ -63,27 +63,27 @@ class RunningRanks {
     ended_.notify_all();
   }
 
-  /// Waits until all have returned. A thread cannot be ended, and fn's references are the caller's,
-  /// so there is nothing else to do; but a rank that holds up the others is reported once.
+  /// Waits until all ranks have returned. A thread cannot be ended, and fn refers to objects of the
+  /// caller, so spawn() cannot return earlier. Reports once which ranks it waits for.
   void await(const host::World& world, std::chrono::milliseconds timeout) {
     std::optional<detail::Deadline> failed, returned;
     std::unique_lock lock(mutex_);
-    const auto none = [this] { return which(true).empty(); };
+    const auto none = [this] { return ranks_that_run(true).empty(); };
     while (!ended_.wait_for(lock, detail::Deadline::longest_nap, none)) {
       const auto failure = world.failure();
       if (failure && !failed)
-        failed.emplace(std::min<std::chrono::milliseconds>(timeout, longest_end));
-      if (!which(false).empty() && !returned) returned.emplace(timeout);
+        failed.emplace(std::min<std::chrono::milliseconds>(timeout, max_return_time));
+      if (!ranks_that_run(false).empty() && !returned) returned.emplace(timeout);
       if (failure && failed->passed())
         return report(lock, concat("the world failed: ", failure->text));
       if (returned && returned->passed()) {
-        return report(lock, concat(detail::rank_list(which(false)), " returned"));
+        return report(lock, concat(detail::rank_list(ranks_that_run(false)), " returned"));
       }
     }
   }
 
  private:
-  std::vector<int> which(bool running) const {
+  std::vector<int> ranks_that_run(bool running) const {
     std::vector<int> ranks;
     for (std::size_t rank = 0; rank < running_.size(); ++rank) {
       if (running_[rank] == running) ranks.push_back(static_cast<int>(rank));
@@ -92,15 +92,15 @@ class RunningRanks {
   }
 
   void report(std::unique_lock<std::mutex>& lock, const std::string& what) {
-    const auto ranks = which(true);
+    const auto ranks = ranks_that_run(true);
     const auto text =
         concat("spawn: ", what, "; spawn() still waits for ", detail::rank_list(ranks), " of ",
                running_.size(), ", which ", ranks.size() == 1 ? "has" : "have", " not returned");
     log::warn(text);
-    // Without this line the program would hang in silence.
+    // Otherwise the program would hang without any message.
     const auto line = concat("lockstep: ", text, '\n');
     [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
-    ended_.wait(lock, [this] { return which(true).empty(); });
+    ended_.wait(lock, [this] { return ranks_that_run(true).empty(); });
   }
 
   std::mutex mutex_;
@@ -114,28 +114,31 @@ bool detail::inside_spawn() { return inside; }
 
 void spawn(int n, const std::function<void(Group)>& fn, const InitOptions& options) {
   if (inside) {
-    throw InvalidArgument("spawn: called inside spawn(); ranks cannot have ranks",
-                          {.operation = "spawn"});
+    throw InvalidArgument(
+        "spawn: got a call inside spawn(), expected one outside: a rank cannot spawn ranks",
+        {.operation = "spawn"});
   }
   const auto world = host::World::create(n);
   if (options.keep_freed_memory) {
     use_one_arena();
     keep_freed_memory();
-    populate_heap(static_cast<std::size_t>(n) * heap_of_a_rank);
+    populate_heap(static_cast<std::size_t>(n) * heap_bytes_per_rank);
   }
-  const bool told = std::getenv("OMP_NUM_THREADS") != nullptr;
-  const int threads = told ? at::get_num_threads() : std::max(1, detail::usable_cores() / n);
+  const bool threads_are_set = std::getenv("OMP_NUM_THREADS") != nullptr;
+  const int threads =
+      threads_are_set ? at::get_num_threads() : std::max(1, detail::usable_cores() / n);
   const auto ranks = detail::rank_options(options, threads);
   const bool flush = detail::flush_denormals_setting(options.flush_denormals);
 
   std::vector<std::exception_ptr> errors(static_cast<std::size_t>(n));
-  RunningRanks waiting_for(n);
+  RunningRanks running_ranks(n);
   const auto run_rank = [&](int rank) {
     inside = true;
     const detail::ForkGuard process;
-    at::set_num_threads(threads);          // of this thread's parallel regions
-    flush_denormals(flush);                // in this thread and those that it creates
-    std::shared_ptr<Communicator> member;  // until the others can tell why it leaves
+    at::set_num_threads(threads);  // of this thread's parallel regions
+    flush_denormals(flush);        // in this thread and those that it creates
+    // Destroyed only after the failure is recorded, so that other ranks report that cause.
+    std::shared_ptr<Communicator> member;
     try {
       member = host::create(world, rank, ranks);
       fn(Group(member));
@@ -145,30 +148,30 @@ void spawn(int n, const std::function<void(Group)>& fn, const InitOptions& optio
       error = std::current_exception();
       world->fail({.rank = rank, .text = concat("rank ", rank, ": ", text_of(error))});
     }
-    if (process.in_child()) return;  // fn has forked; the rank is the parent's
-    // Tensors of the group's memory may outlive the rank; whoever waits for it must not.
+    if (process.in_child()) return;  // fn has forked, and this process is not the rank
+    // Ends the waits of other ranks. Tensors may keep the rank's group alive for longer.
     world->mark_gone(rank, "returned");
-    waiting_for.end(rank);
+    running_ranks.end(rank);
   };
 
   const int threads_before = at::get_num_threads();
   std::vector<std::thread> running;
-  std::exception_ptr refused;
+  std::exception_ptr start_error;
   try {
     for (int rank = 0; rank < n; ++rank) running.emplace_back(run_rank, rank);
   } catch (const std::system_error& error) {
-    // Those that run already wait for ranks that will never come.
+    // Ranks that already run would wait forever for ranks that were not started.
     const auto text = concat("spawn: cannot start the thread of rank ", running.size(), " of ", n,
                              ": ", error.what());
     world->fail({.rank = -1, .text = text});
-    refused = std::make_exception_ptr(CommError(text, {.operation = "spawn"}));
-    for (int rank = static_cast<int>(running.size()); rank < n; ++rank) waiting_for.end(rank);
+    start_error = std::make_exception_ptr(CommError(text, {.operation = "spawn"}));
+    for (int rank = static_cast<int>(running.size()); rank < n; ++rank) running_ranks.end(rank);
   }
-  waiting_for.await(*world, ranks.timeout);
+  running_ranks.await(*world, ranks.timeout);
   for (auto& thread : running) thread.join();
   at::set_num_threads(threads_before);
 
-  if (refused != nullptr) std::rethrow_exception(refused);
+  if (start_error != nullptr) std::rethrow_exception(start_error);
   const auto failure = world->failure();
   if (failure && failure->rank >= 0 && errors[static_cast<std::size_t>(failure->rank)] != nullptr) {
     std::rethrow_exception(errors[static_cast<std::size_t>(failure->rank)]);

@@ -8,7 +8,8 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// How collectives carry a tensor's elements. Throws: InvalidArgument where they do not.
-DType dtype_of(at::ScalarType type, std::string_view where);
+/// The dtype of collectives for a tensor's dtype. operation: the prefix of the error.
+/// Throws: InvalidArgument when collectives do not support it.
+DType dtype_of(at::ScalarType type, std::string_view operation);
 
 }  // namespace lockstep::detail

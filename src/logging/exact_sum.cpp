@@ -27,12 +27,12 @@ void ExactSum::add(double value) {
     return;
   }
   if (exponent != 0) mantissa |= std::uint64_t{1} << mantissa_bits;
-  const unsigned place = exponent == 0 ? 0 : exponent - 1;
-  const unsigned shift = place % digit_bits;
+  const unsigned position = exponent == 0 ? 0 : exponent - 1;
+  const unsigned shift = position % digit_bits;
   const std::uint64_t low = (mantissa & digit_mask) << shift;
   const std::uint64_t high = ((mantissa >> digit_bits) << shift) + (low >> digit_bits);
   const std::int64_t sign = negative ? -1 : 1;
-  std::int64_t* const digit = digits_.data() + place / digit_bits;
+  std::int64_t* const digit = digits_.data() + position / digit_bits;
   digit[0] += sign * static_cast<std::int64_t>(low & digit_mask);
   digit[1] += sign * static_cast<std::int64_t>(high & digit_mask);
   digit[2] += sign * static_cast<std::int64_t>(high >> digit_bits);
@@ -53,9 +53,9 @@ void ExactSum::add_product(double value, double weight) {
 
 void ExactSum::carry() {
   for (std::size_t i = 0; i + 1 < digits_.size(); ++i) {
-    const std::int64_t over = digits_[i] >> digit_bits;
+    const std::int64_t excess = digits_[i] >> digit_bits;
     digits_[i] &= static_cast<std::int64_t>(digit_mask);
-    digits_[i + 1] += over;
+    digits_[i + 1] += excess;
   }
   additions_ = 0;
 }
@@ -80,8 +80,8 @@ double ExactSum::value() const {
   while (top > 0 && digit(top) == 0) --top;
   if (digit(top) == 0) return 0;
 
-  // The highest 64 bits. Their lowest one stands for all bits below them, so that the conversion
-  // rounds as all bits together would.
+  // The highest 64 bits. The lowest of them is also set if any lower bit is set (a sticky bit), so
+  // that the conversion to double rounds correctly.
   const int highest = static_cast<int>(top) * digit_bits + std::bit_width(digit(top)) - 1;
   const int lowest = highest < 63 ? 0 : highest - 63;
   const auto first = static_cast<std::size_t>(lowest / digit_bits);

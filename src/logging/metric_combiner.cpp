@@ -10,9 +10,9 @@
 #include "lockstep/error.h"
 #include "lockstep/metrics.h"
 
-// Everything is sent as float64 by one sum over ranks. A sum of float64 values is sent as it is, an
-// int64 as two halves, an ExactSum as its digits. A minimum has an element for each rank, which is
-// zero on all other ranks. All sums but those of plain float64 values are exact.
+// One all_reduce with the sum of float64 elements combines all states. A float64 is one element, an
+// int64 two halves, an ExactSum its digits. A minimum or maximum has one element per rank, which is
+// zero on all other ranks. All sums are exact, except those of float64 values.
 
 namespace lockstep::inline v0_2 {
 
@@ -21,16 +21,16 @@ namespace {
 constexpr int half_bits = 32;
 constexpr std::int64_t half_mask = 0xffffffff;
 
-/// The first two values are the hash of the layout and its square: N · Σ h² = (Σ h)² holds only if
-/// all ranks have the same hash. The hash is short enough for the squares to be exact.
+/// The first two elements are the hash h of the layout and h². N · Σ h² = (Σ h)² holds only if all
+/// ranks have the same hash. The hash is short enough for exact squares.
 constexpr std::size_t header = 2;
 constexpr std::uint64_t hash_mask = (1 << 16) - 1;
 
 constexpr std::uint64_t hash_start = 14695981039346656037U;
 
-/// FNV-1a.
-std::uint64_t hash(std::uint64_t before, std::uint64_t value) {
-  return (before ^ value) * 1099511628211U;
+/// One step of FNV-1a.
+std::uint64_t hash(std::uint64_t previous, std::uint64_t value) {
+  return (previous ^ value) * 1099511628211U;
 }
 
 void expect_same_layout(std::span<const double> sums, int ranks) {
@@ -63,8 +63,8 @@ void MetricCombiner::exchange(double& value) {
   if (next_ == values_.size()) {
     detail::throw_invalid(
         "compute",
-        "a metric's combine() named more parts of its state on the second call. Name the "
-        "same parts on every call.");
+        "a metric's combine() passed more values on its second call than on its first. Pass the "
+        "same values on every call.");
   }
   value = values_[next_++];
 }
@@ -80,7 +80,8 @@ void MetricCombiner::exchange(std::int64_t& value) {
   constexpr std::int64_t limit = std::int64_t{1} << (half_bits - 1);
   if (whole_high < -limit || whole_high >= limit) {
     detail::throw_invalid(
-        "compute", "got a sum over ranks that no int64 holds. Use a Sum, or a float64 state.");
+        "compute",
+        "got a sum over ranks outside the range of int64. Use a Sum, or a float64 state.");
   }
   value = whole_high * (half_mask + 1) + (whole_low & half_mask);
 }
@@ -116,7 +117,7 @@ void MetricCombiner::each(at::Tensor& values, std::string_view kind, const Combi
   const bool floats = values.scalar_type() == at::kDouble;
   part(kind, values.sizes());
   part(floats ? "float64" : "int64", {});
-  // A copy: the caller's tensor may be shared with the metric that this one was copied from.
+  // A copy, because a copied metric shares its tensors with the original.
   at::Tensor result = at::empty(values.sizes(), values.options().device(at::kCPU));
   result.copy_(values.detach());
   if (floats) {
@@ -207,8 +208,8 @@ void combine_over_ranks(const Group& group, const std::function<void(MetricCombi
   if (combiner.next_ != values.size()) {
     detail::throw_invalid(
         "compute",
-        "a metric's combine() named fewer parts of its state on the second call. Name the "
-        "same parts on every call.");
+        "a metric's combine() passed fewer values on its second call than on its first. Pass the "
+        "same values on every call.");
   }
 }
 

@@ -17,7 +17,7 @@ namespace lockstep::inline v0_2 {
 
 namespace {
 
-/// The elements in a row, as int64 or float64.
+/// The values as a contiguous CPU tensor of int64 or float64.
 at::Tensor real_numbers(const at::Tensor& values, const char* metric) {
   const bool usable = values.defined() && values.layout() == at::kStrided;
   const bool whole = usable && at::isIntegralType(values.scalar_type(), /*includeBool=*/true);
@@ -104,7 +104,7 @@ void Tally::add(const at::Tensor& mean_loss, const at::Tensor& outputs, const at
     detail::throw_invalid("Tally", "got outputs ", outputs.sizes(), " and targets ",
                           targets.sizes(), ", expected [B, classes] and [B]");
   const at::NoGradGuard no_grad;
-  if (targets.size(0) == 0) return;  // the mean of nothing is no number
+  if (targets.size(0) == 0) return;  // the mean loss of an empty batch is NaN
   const auto right = outputs.argmax(1).eq(targets).sum().item<std::int64_t>();
   add(mean_loss.item<double>(), right, targets.size(0));
   if (k_ > 1) among_top_ += count_among_top(outputs, targets, k_) - right;

@@ -22,9 +22,9 @@ std::string duration_text(double seconds) {
   return detail::concat(whole / 3600, ':', two(whole / 60 % 60), ':', two(whole % 60));
 }
 
-/// OpenMPI's mpirun gives a rank a terminal of its own even where it writes to a file itself, then
-/// without a width.
-bool is_screen(int fd) {
+/// Whether fd is a terminal with a width. Open MPI's mpirun gives ranks a pseudo-terminal without a
+/// width even if its own output is a file.
+bool is_terminal(int fd) {
   winsize size{};
   return isatty(fd) != 0 && ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
 }
@@ -33,7 +33,7 @@ bool is_screen(int fd) {
 
 ProgressStyle progress_style(const Group& group, int fd, bool quiet) {
   if (quiet || group.rank() != 0) return ProgressStyle::silent;
-  return is_screen(fd) ? ProgressStyle::bar : ProgressStyle::lines;
+  return is_terminal(fd) ? ProgressStyle::bar : ProgressStyle::lines;
 }
 
 std::string progress_text(std::string_view title, std::int64_t done, std::int64_t total,

@@ -40,7 +40,7 @@ double seconds(std::chrono::nanoseconds time) {
 
 double wall_time() { return seconds(std::chrono::system_clock::now().time_since_epoch()); }
 
-/// The values' memory as a tensor of bytes, which lives no longer than they do.
+/// A byte tensor over the memory of the values, which must outlive it.
 template <class Value>
 at::Tensor bytes_over(std::vector<Value>& values) {
   return at::from_blob(values.data(), {static_cast<std::int64_t>(values.size() * sizeof(Value))},
@@ -49,7 +49,7 @@ at::Tensor bytes_over(std::vector<Value>& values) {
 
 }  // namespace
 
-/// Where a rank's counters stood.
+/// A rank's counters at one time.
 struct RunLog::Counters {
   Clock::time_point time = Clock::now();
   std::chrono::nanoseconds waiting = detail::waited();
@@ -64,7 +64,7 @@ struct RunLog::Counters {
     }
   }
 
-  record::RankInterval until(const Counters& end) const {
+  record::RankInterval interval_until(const Counters& end) const {
     return {.seconds = seconds(end.time - time),
             .waiting = seconds(end.waiting - waiting),
             .working = seconds(end.working - working),
@@ -78,31 +78,31 @@ struct RunLog::State {
 
   void open_files();
   void compare_clocks();
-  std::int64_t first_moment(const std::vector<TraceSpan>& spans) const;
-  void write_trace(std::vector<TraceSpan> spans, std::uint64_t older);
+  std::int64_t first_begin(const std::vector<TraceSpan>& spans) const;
+  void write_trace(std::vector<TraceSpan> spans, std::uint64_t lost_spans);
 
   Group world;
   RunLogOptions options;
   std::vector<std::string> hosts;
-  std::optional<detail::FolderLock> lock;  // rank 0's
-  AppendFile metrics;                      // these three are rank 0's
+  std::optional<detail::FolderLock> lock;  // this and the three files: on rank 0 only
+  AppendFile metrics;
   AppendFile events;
   AppendFile intervals;
   Clock::time_point begin = Clock::now();
   std::int64_t first_step = 0;
   std::optional<Counters> interval;
   std::optional<detail::Trace> trace;
-  std::int64_t ahead = 0;  ///< how much this rank's clock is ahead of rank 0's, in nanoseconds
-  std::string trace_problem;
+  std::int64_t clock_offset = 0;  ///< this rank's clock − rank 0's clock. Units: nanoseconds
+  std::string trace_error;
 };
 
 void RunLog::State::open_files() {
   const std::filesystem::path folder = options.folder;
   record::make_folder(folder);
-  lock.emplace(folder, "log");  // before anything in it is removed
+  lock.emplace(folder, "log");  // before any file is removed
   auto names = record::event_files_of(folder);
   if (!options.kept) {
-    // TensorBoard would show a run that has been replaced together with this one.
+    // Otherwise TensorBoard would show the events of the replaced run, too.
     names.emplace_back(record::trace_name);
     std::error_code ignored;
     for (const auto& name : std::exchange(names, {}))
@@ -121,44 +121,44 @@ void RunLog::State::open_files() {
                                      .event_files = std::move(names)});
 }
 
-/// Clocks of one host are one. Others are compared at a moment that a barrier makes the same, to
-/// within the time that its end takes to come through.
+/// Ranks of one host share a clock. Clocks of other hosts are compared right after a barrier, so
+/// the error of the offset is the latency of the barrier.
 void RunLog::State::compare_clocks() {
   world.barrier().wait();
   std::vector<std::int64_t> now{detail::trace_clock()};
   const auto own = now[0];
   world.broadcast(bytes_over(now)).wait();
-  if (world.node() != 0) ahead = own - now[0];
+  if (world.node() != 0) clock_offset = own - now[0];
 }
 
-/// When the first span of any rank began.
-std::int64_t RunLog::State::first_moment(const std::vector<TraceSpan>& spans) const {
-  constexpr auto never = std::numeric_limits<std::int64_t>::max();
-  std::vector<std::int64_t> first(1, never);
+/// The begin of the first span of all ranks.
+std::int64_t RunLog::State::first_begin(const std::vector<TraceSpan>& spans) const {
+  constexpr auto no_span = std::numeric_limits<std::int64_t>::max();
+  std::vector<std::int64_t> first(1, no_span);
   for (const auto& span : spans) first[0] = std::min(first[0], span.begin);
   const auto tensor = at::from_blob(first.data(), {1}, at::kLong);
   world.all_reduce(tensor, ReduceOp::min).wait();
-  return first[0] == never ? 0 : first[0];
+  return first[0] == no_span ? 0 : first[0];
 }
 
-void RunLog::State::write_trace(std::vector<TraceSpan> spans, std::uint64_t older) {
+void RunLog::State::write_trace(std::vector<TraceSpan> spans, std::uint64_t lost_spans) {
   for (auto& span : spans) {
-    span.begin -= ahead;
-    span.end -= ahead;
+    span.begin -= clock_offset;
+    span.end -= clock_offset;
   }
-  const auto origin = first_moment(spans);
-  std::vector<std::uint64_t> sizes{spans.size(), older};
+  const auto origin = first_begin(spans);
+  std::vector<std::uint64_t> sizes{spans.size(), lost_spans};
   if (world.rank() != 0) {
     world.send(bytes_over(sizes), 0).wait();
     world.send(bytes_over(spans), 0).wait();
     return;
   }
-  // The other ranks send, whether or not there is a file to put it into.
+  // The other ranks send in any case, so rank 0 receives even if it cannot open the file.
   std::optional<record::TraceFile> file;
   try {
     file.emplace(std::filesystem::path(options.folder) / record::trace_name, origin);
   } catch (const Error& error) {
-    trace_problem = error.what();
+    trace_error = error.what();
   }
   for (int rank = 0; rank < world.size(); ++rank) {
     if (rank > 0) {
@@ -171,14 +171,15 @@ void RunLog::State::write_trace(std::vector<TraceSpan> spans, std::uint64_t olde
   try {
     if (file) file->commit();
   } catch (const Error& error) {
-    trace_problem = error.what();
+    trace_error = error.what();
   }
 }
 
 RunLog::RunLog(const Group& world, RunLogOptions options) {
   if (options.folder.empty()) {
     if (options.trace) {
-      detail::throw_invalid("run log", "got a trace without a folder, expected one to put it into");
+      detail::throw_invalid("run log",
+                            "got a trace without a folder, expected a folder for the trace");
     }
     return;
   }
@@ -214,8 +215,8 @@ void RunLog::end_interval(std::int64_t step) {
   if (state_ == nullptr) return;
   const auto& world = state_->world;
   if (!state_->interval)
-    detail::throw_invalid("run log", "end_interval() without begin_interval()");
-  std::vector<record::RankInterval> own{state_->interval->until(Counters(world))};
+    detail::throw_invalid("run log", "got end_interval() without begin_interval(), expected both");
+  std::vector<record::RankInterval> own{state_->interval->interval_until(Counters(world))};
   std::vector<record::RankInterval> all(static_cast<std::size_t>(world.size()));
   state_->interval.reset();
   world.all_gather(bytes_over(all), bytes_over(own)).wait();
@@ -229,15 +230,15 @@ void RunLog::end_interval(std::int64_t step) {
 void RunLog::close() {
   if (state_ == nullptr || !state_->trace) return;
   auto spans = state_->trace->spans();
-  const auto older = state_->trace->lost();
+  const auto lost_spans = state_->trace->lost();
   state_->trace.reset();
-  state_->write_trace(std::move(spans), older);
+  state_->write_trace(std::move(spans), lost_spans);
 }
 
 std::string RunLog::lost() const {
   std::string text;
-  const auto add = [&](const std::string& problem) {
-    if (!problem.empty()) text += detail::concat(text.empty() ? "" : "; ", problem);
+  const auto add = [&](const std::string& error_text) {
+    if (!error_text.empty()) text += detail::concat(text.empty() ? "" : "; ", error_text);
   };
   if (state_ == nullptr) return text;
   for (const auto* file : {&state_->metrics, &state_->events, &state_->intervals}) {
@@ -245,7 +246,7 @@ std::string RunLog::lost() const {
       add(detail::concat(file->path().string(), ": ", std::strerror(file->error())));
     }
   }
-  add(state_->trace_problem);
+  add(state_->trace_error);
   return text;
 }
 

@@ -27,44 +27,45 @@ namespace lockstep::inline v0_2::detail {
 namespace {
 
 template <class... Parts>
-[[noreturn]] void throw_in_layer(const SyncLayer& layer, const Parts&... what) {
-  throw InvalidArgument(concat(layer.who(), ": ", what...), {.operation = "SyncBatchNorm"});
+[[noreturn]] void refuse_in_layer(const SyncLayer& layer, const Parts&... what) {
+  throw InvalidArgument(concat(layer.prefix(), ": ", what...), {.operation = "SyncBatchNorm"});
 }
 
-/// A rank's message: these, then C means, then C sums of squared deviations; all as doubles.
-enum Place : std::int64_t { place_of_count, place_of_layer, place_of_dtype, place_of_values };
+/// Fields of a rank's message of doubles. C means and C sums of squared deviations follow at
+/// field_values.
+enum Field : std::int64_t { field_count, field_layer, field_dtype, field_values };
 
 at::Tensor local_statistics(const at::Tensor& input, const SyncLayer& layer) {
   const auto channels = input.size(1);
-  auto row = at::zeros({place_of_values + 2 * channels}, at::kDouble);
+  auto row = at::zeros({field_values + 2 * channels}, at::kDouble);
   auto* values = row.data_ptr<double>();
   const auto count = channels > 0 ? input.numel() / channels : 0;
-  values[place_of_count] = static_cast<double>(count);
-  values[place_of_layer] = static_cast<double>(layer.number);
-  values[place_of_dtype] = static_cast<double>(input.scalar_type());
+  values[field_count] = static_cast<double>(count);
+  values[field_layer] = static_cast<double>(layer.number);
+  values[field_dtype] = static_cast<double>(input.scalar_type());
   if (count == 0) return row;
-  // LibTorch's own: the mean first, then the deviations from it, accumulated in double. It rounds
-  // both to the input's dtype.
+  // Computes the mean and then the deviations from it, in double, and rounds both to the input's
+  // dtype.
   const auto dtype = input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const auto [mean, variance] = at::batch_norm_update_stats(input.to(dtype), {}, {}, 0);
-  row.narrow(0, place_of_values, channels).copy_(mean);
-  row.narrow(0, place_of_values + channels, channels).copy_(variance).mul_(count);
+  row.narrow(0, field_values, channels).copy_(mean);
+  row.narrow(0, field_values + channels, channels).copy_(variance).mul_(count);
   return row;
 }
 
 void expect_same_layer(const double* rows, std::int64_t length, const SyncLayer& layer) {
   for (int rank = 1; rank < layer.group.size(); ++rank) {
     const auto* theirs = rows + rank * length;
-    const auto differs = [&](Place place) { return theirs[place] != rows[place]; };
-    if (differs(place_of_layer)) {
-      throw_in_layer(layer, "ranks must run the same layers in one order: ", "layer ",
-                     rows[place_of_layer], " of the model on rank 0; layer ",
-                     theirs[place_of_layer], " on rank ", rank);
+    const auto differs = [&](Field field) { return theirs[field] != rows[field]; };
+    if (differs(field_layer)) {
+      refuse_in_layer(layer, "ranks must run the same layers in the same order: ", "layer ",
+                      rows[field_layer], " of the model on rank 0; layer ", theirs[field_layer],
+                      " on rank ", rank);
     }
-    if (differs(place_of_dtype)) {
+    if (differs(field_dtype)) {
       const auto name = [](double dtype) { return toString(static_cast<at::ScalarType>(dtype)); };
-      throw_in_layer(layer, "ranks must have inputs of one dtype: ", name(rows[place_of_dtype]),
-                     " on rank 0; ", name(theirs[place_of_dtype]), " on rank ", rank);
+      refuse_in_layer(layer, "ranks must have inputs of the same dtype: ", name(rows[field_dtype]),
+                      " on rank 0; ", name(theirs[field_dtype]), " on rank ", rank);
     }
   }
 }
@@ -88,16 +89,16 @@ BatchStatistics batch_statistics(const at::Tensor& input, const SyncLayer& layer
   double count = 0;
   for (int rank = 0; rank < layer.group.size(); ++rank) {
     const auto* theirs = rows + rank * length;
-    const double more = theirs[place_of_count];
-    if (more == 0) continue;
-    const double share = more / (count + more);
+    const double rank_count = theirs[field_count];
+    if (rank_count == 0) continue;
+    const double share = rank_count / (count + rank_count);
     for (std::int64_t channel = 0; channel < channels; ++channel) {
-      const double distance = theirs[place_of_values + channel] - mean[channel];
+      const double distance = theirs[field_values + channel] - mean[channel];
       mean[channel] += distance * share;
       deviations[channel] +=
-          theirs[place_of_values + channels + channel] + distance * distance * count * share;
+          theirs[field_values + channels + channel] + distance * distance * count * share;
     }
-    count += more;
+    count += rank_count;
   }
   batch.count = static_cast<std::int64_t>(count);
   if (batch.count > 0) batch.variance.div_(count);
@@ -110,12 +111,13 @@ std::pair<at::Tensor, at::Tensor> sum_over_ranks(const at::Tensor& a, const at::
   const auto sums = at::cat(
       {a, b, at::full({1}, number, at::kDouble), at::full({1}, number * number, at::kDouble)});
   layer.group.all_reduce(sums).wait();
-  // Numbers are all equal if, and only if, their variance is zero; these are exact.
+  // The numbers are equal on all ranks if, and only if, their variance is zero. Doubles represent
+  // these sums exactly.
   const auto* last = sums.data_ptr<double>() + a.numel() + b.numel();
   if (last[0] * last[0] != last[1] * layer.group.size()) {
-    throw_in_layer(layer,
-                   "ranks must run the same layers in one order: another rank is in "
-                   "another layer's backward");
+    refuse_in_layer(layer,
+                    "ranks must run the same layers in the same order: another rank is in "
+                    "another layer's backward");
   }
   return {sums.narrow(0, 0, a.numel()), sums.narrow(0, a.numel(), b.numel())};
 }
@@ -130,7 +132,7 @@ at::ScalarType compute_dtype(const at::Tensor& input) {
   return input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-/// [C] as [1, C, 1, …].
+/// Reshapes [C] to [1, C, 1, …].
 at::Tensor along_channels(const at::Tensor& values, const at::Tensor& input) {
   std::vector<std::int64_t> shape(static_cast<std::size_t>(input.dim()), 1);
   shape[1] = values.numel();
@@ -143,23 +145,23 @@ at::Tensor converted(const at::Tensor& tensor, at::ScalarType dtype) {
 
 void check(const at::Tensor& input, const NormTensors& tensors, const SyncLayer& layer) {
   if (!input.device().is_cpu() || input.layout() != at::kStrided) {
-    throw_in_layer(layer, "got an input of layout ", input.layout(), " on ", input.device(),
-                   ", expected a dense one on cpu");
+    refuse_in_layer(layer, "got an input of layout ", input.layout(), " on ", input.device(),
+                    ", expected a dense one on cpu");
   }
   if (!input.is_floating_point()) {
-    throw_in_layer(layer, "got an input of ", input.dtype(), ", expected floating point");
+    refuse_in_layer(layer, "got an input of ", input.dtype(), ", expected a floating point dtype");
   }
   const auto check_one = [&](std::string_view name, const at::Tensor& tensor) {
     if (!tensor.defined()) return;
     if (tensor.numel() != input.size(1)) {
-      throw_in_layer(layer, "got an input of sizes ", input.sizes(), ", expected ", tensor.numel(),
-                     " channels, as ", name, " has");
+      refuse_in_layer(layer, "got an input of sizes ", input.sizes(), ", expected ", tensor.numel(),
+                      " channels, as ", name, " has");
     }
     const bool reduced = input.scalar_type() == at::kHalf || input.scalar_type() == at::kBFloat16;
     if (tensor.scalar_type() != input.scalar_type() &&
         !(reduced && tensor.scalar_type() == at::kFloat)) {
-      throw_in_layer(layer, "got an input of ", input.dtype(), ", expected ", tensor.dtype(),
-                     " as ", name, " has");
+      refuse_in_layer(layer, "got an input of ", input.dtype(), ", expected ", tensor.dtype(),
+                      " as ", name, " has");
     }
   };
   check_one("running_mean", tensors.running_mean);
@@ -168,16 +170,16 @@ void check(const at::Tensor& input, const NormTensors& tensors, const SyncLayer&
   check_one("bias", tensors.bias);
 }
 
-void move_running_statistics(const NormTensors& tensors, const BatchStatistics& batch,
-                             double momentum) {
-  const auto move = [&](const at::Tensor& running, const at::Tensor& now) {
+void update_running_statistics(const NormTensors& tensors, const BatchStatistics& batch,
+                               double momentum) {
+  const auto update = [&](const at::Tensor& running, const at::Tensor& of_batch) {
     if (running.defined()) {
-      running.copy_(running.to(at::kDouble).mul_(1 - momentum).add_(now, momentum));
+      running.copy_(running.to(at::kDouble).mul_(1 - momentum).add_(of_batch, momentum));
     }
   };
   const auto count = static_cast<double>(batch.count);
-  move(tensors.running_mean, batch.mean);
-  move(tensors.running_var, batch.variance * (count / (count - 1)));
+  update(tensors.running_mean, batch.mean);
+  update(tensors.running_var, batch.variance * (count / (count - 1)));
 }
 
 class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunction> {
@@ -189,10 +191,10 @@ class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunc
                             const c10::intrusive_ptr<SyncLayer>& layer) {
     const auto batch = batch_statistics(input, *layer);
     if (batch.count == 1) {
-      throw_in_layer(*layer, "got one value a channel over all ranks, in an input of sizes ",
-                     input.sizes(), " here, expected more when training");
+      refuse_in_layer(*layer, "got one value per channel over all ranks, in an input of sizes ",
+                      input.sizes(), " on this rank, expected at least two when training");
     }
-    if (batch.count > 0) move_running_statistics(tensors, batch, momentum);
+    if (batch.count > 0) update_running_statistics(tensors, batch, momentum);
 
     context->save_for_backward({input, tensors.weight, batch.mean, batch.variance});
     context->saved_data["biased"] = bias.has_value();
@@ -200,7 +202,7 @@ class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunc
     context->saved_data["eps"] = eps;
     context->saved_data["layer"] = c10::IValue::make_capsule(layer);
     if (input.numel() == 0) return at::empty_like(input);
-    // With the batch's statistics given, all that is left is what evaluation does.
+    // Evaluation mode normalises with the given statistics.
     const auto dtype = compute_dtype(input);
     return std::get<0>(at::native_batch_norm(
         input, converted(tensors.weight, dtype), converted(tensors.bias, dtype),
@@ -217,25 +219,26 @@ class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunc
     const auto capsule = context->saved_data["layer"].toCapsule();
     const auto& layer = static_cast<const SyncLayer&>(*capsule);
     if (at::GradMode::is_enabled()) {
-      throw_in_layer(layer, "got create_graph, but a gradient of its gradient is not known");
+      refuse_in_layer(layer, "got create_graph, but the second derivative is not implemented");
     }
 
     const auto& gradient = gradients[0];
-    const auto [weighted, plain] = local_sums(gradient, input, batch, eps);
+    const auto [product_sum, gradient_sum] = local_sums(gradient, input, batch, eps);
     variable_list results(7);
     if (context->needs_input_grad(0)) {
-      results[0] = batch.count == 0 ? at::zeros_like(input)
-                                    : input_gradient(gradient, input, weight, batch, eps,
-                                                     sum_over_ranks(weighted.to(at::kDouble),
-                                                                    plain.to(at::kDouble), layer));
+      results[0] = batch.count == 0
+                       ? at::zeros_like(input)
+                       : input_gradient(gradient, input, weight, batch, eps,
+                                        sum_over_ranks(product_sum.to(at::kDouble),
+                                                       gradient_sum.to(at::kDouble), layer));
     }
-    if (weight.defined()) results[1] = weighted;
-    if (context->saved_data["biased"].toBool()) results[2] = plain;
+    if (weight.defined()) results[1] = product_sum;
+    if (context->saved_data["biased"].toBool()) results[2] = gradient_sum;
     return results;
   }
 
  private:
-  /// Over this rank's samples: of gradient · normalised input, and of the gradient.
+  /// Σ (gradient · normalised input) and Σ gradient over this rank's samples.
   static std::pair<at::Tensor, at::Tensor> local_sums(const at::Tensor& gradient,
                                                       const at::Tensor& input,
                                                       const BatchStatistics& batch, double eps) {
@@ -244,11 +247,11 @@ class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunc
       const auto none = at::zeros({input.size(1)}, input.options().dtype(dtype));
       return {none, none};
     }
-    // An evaluation's backward: its parameters' gradients are these sums.
-    auto [unused, weighted, plain] = at::native_batch_norm_backward(
+    // The parameter gradients of evaluation mode are these sums.
+    auto [unused, product_sum, gradient_sum] = at::native_batch_norm_backward(
         gradient, input, {}, batch.mean.to(dtype), batch.variance.to(dtype), {}, {},
         /*train=*/false, eps, {false, true, true});
-    return {weighted, plain};
+    return {product_sum, gradient_sum};
   }
 
   /// weight · k · (dy − Σ dy / count − x̂ · Σ (dy · x̂) / count), both sums over all ranks. Here x̂
@@ -256,15 +259,16 @@ class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunc
   static at::Tensor input_gradient(const at::Tensor& gradient, const at::Tensor& input,
                                    const at::Tensor& weight, const BatchStatistics& batch,
                                    double eps, const std::pair<at::Tensor, at::Tensor>& sums) {
-    const auto& [weighted, plain] = sums;
+    const auto& [product_sum, gradient_sum] = sums;
     const auto count = static_cast<double>(batch.count);
     const auto k = (batch.variance + eps).rsqrt();
     const auto scale = weight.defined() ? weight.to(at::kDouble) * k : k;
     const auto dtype = compute_dtype(input);
     const auto factor = [&](const at::Tensor& values) { return along_channels(values, input); };
     const auto centred = input.to(dtype) - factor(batch.mean);
-    auto result = at::addcmul(factor(scale * plain / -count), gradient.to(dtype), factor(scale));
-    result.addcmul_(centred, factor(scale * k * weighted / -count));
+    auto result =
+        at::addcmul(factor(scale * gradient_sum / -count), gradient.to(dtype), factor(scale));
+    result.addcmul_(centred, factor(scale * k * product_sum / -count));
     return result.to(input.scalar_type());
   }
 };
@@ -274,18 +278,18 @@ class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunc
 at::Tensor sync_batch_norm(const at::Tensor& input, const NormTensors& tensors, double momentum,
                            double eps, const c10::intrusive_ptr<SyncLayer>& layer) {
   check(input, tensors, *layer);
-  const auto if_any = [](const at::Tensor& tensor) {
+  const auto optional_of = [](const at::Tensor& tensor) {
     return tensor.defined() ? std::optional(tensor) : std::nullopt;
   };
-  return SyncBatchNormFunction::apply(input, if_any(tensors.weight), if_any(tensors.bias), tensors,
-                                      momentum, eps, layer);
+  return SyncBatchNormFunction::apply(input, optional_of(tensors.weight), optional_of(tensors.bias),
+                                      tensors, momentum, eps, layer);
 }
 
 }  // namespace lockstep::detail
 
 namespace lockstep::inline v0_2 {
 
-std::string detail::SyncLayer::who() const {
+std::string detail::SyncLayer::prefix() const {
   return concat("SyncBatchNorm ", name, name.empty() ? "" : " ", "rank ", group.rank(), " of ",
                 group.size());
 }
@@ -295,7 +299,7 @@ SyncBatchNormImpl::SyncBatchNormImpl(const torch::nn::BatchNormOptions& options_
     : BatchNormImplBase(options_), layer_(c10::make_intrusive<detail::SyncLayer>(group)) {}
 
 at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
-  // Without running statistics an evaluation uses its own batch's, without a collective.
+  // Without running statistics, evaluation uses those of this rank's batch, without a collective.
   if (!is_training()) return BatchNormImplBase::forward(input);
   _check_input_dim(input);
   double momentum = options.momentum().value_or(0);
@@ -312,9 +316,9 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
 void SyncBatchNormImpl::_check_input_dim(const at::Tensor& input) {
   const bool fits = input.dim() >= 2 && input.dim() <= 5;
   if (!fits || input.size(1) != options.num_features()) {
-    detail::throw_in_layer(*layer_, "got an input of sizes ", input.sizes(),
-                           ", expected 2 to 5 dimensions, the second of ", options.num_features(),
-                           " channels");
+    detail::refuse_in_layer(*layer_, "got an input of sizes ", input.sizes(),
+                            ", expected 2 to 5 dimensions, the second of ", options.num_features(),
+                            " channels");
   }
 }
 

@@ -10,15 +10,15 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// Statistics that normalise a batch of all ranks: the same bits on every rank.
+/// Statistics of a batch over all ranks. Bitwise equal on every rank.
 struct BatchStatistics {
   at::Tensor mean;      ///< double [C]
   at::Tensor variance;  ///< double [C], divided by count
-  std::int64_t count;   ///< values a channel; of all ranks
+  std::int64_t count;   ///< values per channel over all ranks
 };
 
-/// Of an input [N, C, …] of which every rank has a part, which may be empty. Each rank's count,
-/// mean and sum of squared deviations are gathered and combined in rank order.
+/// Statistics of an input [N, C, …] over all ranks. A rank's part may be empty. Gathers each rank's
+/// count, mean and sum of squared deviations, and combines them in rank order.
 ///
 /// Ranks: all of the layer's group.
 /// Throws: InvalidArgument, on every rank, when ranks are in different layers, or have inputs of
@@ -27,24 +27,24 @@ struct BatchStatistics {
 /// variances, 1979.
 BatchStatistics batch_statistics(const at::Tensor& input, const SyncLayer& layer);
 
-/// The two tensors of doubles [C], summed over ranks in rank order.
+/// Sums two tensors of doubles [C] over ranks, in rank order.
 /// Ranks: all of the layer's group.
 /// Throws: InvalidArgument, on every rank, when ranks are in different layers.
 std::pair<at::Tensor, at::Tensor> sum_over_ranks(const at::Tensor& a, const at::Tensor& b,
                                                  const SyncLayer& layer);
 
-/// A batch norm's tensors, undefined where it has none.
+/// The tensors of a batch norm. Those that it does not have are undefined.
 struct NormTensors {
   at::Tensor weight, bias;
   at::Tensor running_mean, running_var;
 };
 
-/// The input [N, C, …] normalised by mean and variance over all ranks' samples; moves the running
-/// statistics. The backward sums over ranks for the input's gradient, and gives weight and bias the
-/// gradient of this rank's samples.
+/// Normalises the input [N, C, …] by mean and variance over all ranks' samples, and updates the
+/// running statistics. The backward sums over ranks for the gradient of the input. The gradients of
+/// weight and bias are those of this rank's samples.
 /// Ranks: all of the layer's group, in forward and in backward.
-/// Throws: InvalidArgument, before anything is sent, for an input that does not fit; on every rank
-/// when there is one value a channel in all, or ranks are in different layers.
+/// Throws: InvalidArgument, before any collective, for an input of wrong sizes or dtype. The same
+/// on every rank when there is only one value per channel, or ranks are in different layers.
 at::Tensor sync_batch_norm(const at::Tensor& input, const NormTensors& tensors, double momentum,
                            double eps, const c10::intrusive_ptr<SyncLayer>& layer);
 

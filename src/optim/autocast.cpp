@@ -22,7 +22,8 @@ Autocast::Autocast(at::ScalarType dtype, at::DeviceType device)
 }
 
 Autocast::~Autocast() {
-  // Parameters are cast once for all forwards within the outermost; the next may find others.
+  // Clears the cache of cast parameters, because parameters may change outside the outermost
+  // Autocast.
   if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
   at::autocast::set_autocast_enabled(device_, enabled_before_);
   at::autocast::set_autocast_dtype(device_, dtype_before_);

@@ -16,39 +16,40 @@ using torch::optim::SGDOptions;
 using torch::optim::SGDParamState;
 
 /// Arguments of one call of the kernel.
-struct Lists {
+struct KernelArguments {
   std::vector<at::Tensor> parameters;
   std::vector<at::Tensor> gradients;
   std::vector<at::Tensor> momenta;
 };
 
-void run(const Lists& lists, const SGDOptions& options, bool is_first) {
+void run(const KernelArguments& lists, const SGDOptions& options, bool is_first) {
   at::_fused_sgd_(lists.parameters, lists.gradients, lists.momenta, options.weight_decay(),
                   options.momentum(), options.lr(), options.dampening(), options.nesterov(), false,
                   is_first);
 }
 
-bool is_alike(const at::Tensor& parameter, const at::Tensor& other) {
+bool has_same_layout(const at::Tensor& parameter, const at::Tensor& other) {
   return other.layout() == at::kStrided && other.scalar_type() == parameter.scalar_type() &&
          other.device() == parameter.device() && other.strides() == parameter.strides();
 }
 
 }  // namespace
 
-/// Whether the kernel, which goes over memory element by element, can take everything.
+/// Whether the kernel supports all tensors. It reads and writes memory in order, so layouts must be
+/// equal.
 bool FusedSgd::fits() const {
   for (const auto& group : param_groups()) {
     for (const auto& parameter : group.params()) {
       const auto& gradient = parameter.grad();
       if (!gradient.defined()) continue;
       if (!parameter.is_cpu() || !parameter.is_non_overlapping_and_dense() ||
-          !parameter.is_floating_point() || !is_alike(parameter, gradient)) {
+          !parameter.is_floating_point() || !has_same_layout(parameter, gradient)) {
         return false;
       }
-      const auto known = state().find(parameter.unsafeGetTensorImpl());
-      if (known == state().end()) continue;
-      const auto& momentum = static_cast<const SGDParamState&>(*known->second).momentum_buffer();
-      if (momentum.defined() && !is_alike(parameter, momentum)) return false;
+      const auto entry = state().find(parameter.unsafeGetTensorImpl());
+      if (entry == state().end()) continue;
+      const auto& momentum = static_cast<const SGDParamState&>(*entry->second).momentum_buffer();
+      if (momentum.defined() && !has_same_layout(parameter, momentum)) return false;
     }
   }
   return true;
@@ -56,17 +57,17 @@ bool FusedSgd::fits() const {
 
 void FusedSgd::step_group(torch::optim::OptimizerParamGroup& group) {
   const auto& options = static_cast<const SGDOptions&>(group.options());
-  // The first step of a parameter starts its momentum; each call takes one dtype.
-  std::map<std::pair<bool, at::ScalarType>, Lists> calls;
+  // One call per dtype, and separate calls for parameters whose momentum this step initialises.
+  std::map<std::pair<bool, at::ScalarType>, KernelArguments> calls;
   for (auto& parameter : group.params()) {
     if (!parameter.grad().defined()) continue;
     bool is_first = false;
     at::Tensor momentum;
     if (options.momentum() != 0) {
-      auto& kept = state_of(parameter);
-      is_first = !kept.momentum_buffer().defined();
-      if (is_first) kept.momentum_buffer(at::empty_like(parameter));
-      momentum = kept.momentum_buffer();
+      auto& param_state = state_of(parameter);
+      is_first = !param_state.momentum_buffer().defined();
+      if (is_first) param_state.momentum_buffer(at::empty_like(parameter));
+      momentum = param_state.momentum_buffer();
     }
     auto& lists = calls[{is_first, parameter.scalar_type()}];
     lists.parameters.push_back(parameter);
@@ -85,8 +86,8 @@ const SGDOptions* FusedSgd::options_of(const at::Tensor& parameter) const {
   const auto options = [&](const Place& place) {
     return &static_cast<const SGDOptions&>(groups[place.group].options());
   };
-  const auto known = places_.find(parameter.unsafeGetTensorImpl());
-  if (known != places_.end() && is_at(known->second)) return options(known->second);
+  const auto entry = places_.find(parameter.unsafeGetTensorImpl());
+  if (entry != places_.end() && is_at(entry->second)) return options(entry->second);
   Place place;
   for (; place.group < groups.size(); ++place.group) {
     for (place.index = 0; place.index < groups[place.group].params().size(); ++place.index) {
@@ -99,9 +100,9 @@ const SGDOptions* FusedSgd::options_of(const at::Tensor& parameter) const {
 }
 
 SGDParamState& FusedSgd::state_of(const at::Tensor& parameter) {
-  auto& known = state_[parameter.unsafeGetTensorImpl()];
-  if (!known) known = std::make_unique<SGDParamState>();
-  return static_cast<SGDParamState&>(*known);
+  auto& entry = state_[parameter.unsafeGetTensorImpl()];
+  if (!entry) entry = std::make_unique<SGDParamState>();
+  return static_cast<SGDParamState&>(*entry);
 }
 
 bool FusedSgd::has(const at::Tensor& parameter) const { return options_of(parameter) != nullptr; }
@@ -111,7 +112,8 @@ at::Tensor* FusedSgd::memory_of(const at::Tensor& parameter) {
 }
 
 void FusedSgd::update(const at::Tensor& parameter, const Elements& elements) {
-  Lists lists{.parameters = {elements.values}, .gradients = {elements.gradient}, .momenta = {}};
+  KernelArguments lists{
+      .parameters = {elements.values}, .gradients = {elements.gradient}, .momenta = {}};
   if (elements.memory.defined()) lists.momenta.push_back(elements.memory);
   run(lists, *options_of(parameter), elements.is_first);
 }
@@ -124,13 +126,13 @@ at::Tensor FusedSgd::step(LossClosure closure) {
     loss = closure();
   }
   if (!fits()) {
-    // SGD would take an entry that memory_of() has made and no update has filled for a momentum.
+    // memory_of() may have created entries with an undefined momentum, which SGD would use.
     for (auto& group : param_groups_) {
       for (auto& parameter : group.params()) {
-        const auto known = state_.find(parameter.unsafeGetTensorImpl());
-        if (known == state_.end()) continue;
-        const auto& kept = static_cast<const SGDParamState&>(*known->second);
-        if (!kept.momentum_buffer().defined()) state_.erase(known);
+        const auto entry = state_.find(parameter.unsafeGetTensorImpl());
+        if (entry == state_.end()) continue;
+        const auto& param_state = static_cast<const SGDParamState&>(*entry->second);
+        if (!param_state.momentum_buffer().defined()) state_.erase(entry);
       }
     }
     SGD::step();

@@ -92,8 +92,8 @@ LearningRate::Saved LearningRate::parse(const std::string& state) const {
                                    " parameter groups, found ", saved.first_rates.size()));
     if (scheduler_ != nullptr && steps_ > 0)
       throw CheckpointError(
-          concat("learning rate: a schedule of LibTorch cannot go back: expected a "
-                 "new one, found one that has made ",
+          concat("learning rate: a scheduler of LibTorch cannot be reset: expected a "
+                 "new one, found one after ",
                  steps_, " steps"));
     return saved;
   } catch (const nlohmann::json::exception& error) {

@@ -31,7 +31,7 @@ Lines split(std::string_view text) {
   return lines;
 }
 
-/// Every rank's text, when they may differ in length.
+/// The lines of every rank. Texts may differ in length.
 std::vector<Lines> gather(const Group& group, const std::string& mine,
                           const std::vector<std::size_t>& lengths) {
   std::size_t total = 0;
@@ -65,12 +65,12 @@ LineDifference describe_difference(const std::vector<Lines>& all) {
     };
     std::vector<Variant> variants;
     for (std::size_t rank = 0; rank < all.size(); ++rank) {
-      auto known = std::ranges::find(variants, line(rank), &Variant::line);
-      if (known == variants.end()) {
+      auto variant = std::ranges::find(variants, line(rank), &Variant::line);
+      if (variant == variants.end()) {
         variants.push_back({line(rank), concat(rank), 1, static_cast<int>(rank)});
       } else {
-        known->ranks += concat(", ", rank);
-        ++known->count;
+        variant->ranks += concat(", ", rank);
+        ++variant->count;
       }
     }
     if (variants.size() == 1) continue;
@@ -79,11 +79,11 @@ LineDifference describe_difference(const std::vector<Lines>& all) {
       text += concat(text.empty() ? "" : "; ", variant.line, " on rank",
                      variant.count == 1 ? " " : "s ", variant.ranks);
     }
-    const auto expected = std::ranges::max_element(variants, {}, &Variant::count);
-    const auto odd = expected == variants.begin() ? expected + 1 : variants.begin();
-    return {.text = text, .rank = odd->first};
+    const auto majority = std::ranges::max_element(variants, {}, &Variant::count);
+    const auto differing = majority == variants.begin() ? majority + 1 : variants.begin();
+    return {.text = text, .rank = differing->first};
   }
-  return {.text = "equal lines of different digests"};
+  return {.text = "the lines are equal, but their digests differ"};
 }
 
 }  // namespace
@@ -109,14 +109,14 @@ std::optional<LineDifference> difference(const Group& group, std::span<const std
   return describe_difference(gather(group, text, lengths));
 }
 
-void agree(const Group& group, std::string_view where, std::span<const std::string> lines) {
-  const auto found = difference(group, lines);
-  if (!found) return;
+void agree(const Group& group, std::string_view operation, std::span<const std::string> lines) {
+  const auto different = difference(group, lines);
+  if (!different) return;
   throw InvalidArgument(
-      concat(where, " rank ", group.rank(), " of ", group.size(),
-             ": ranks must hold the same model: ", found->text),
-      {.rank = found->rank < 0 ? -1 : group.communicator().world_rank(found->rank),
-       .operation = std::string(where)});
+      concat(operation, " rank ", group.rank(), " of ", group.size(),
+             ": ranks must hold the same model: ", different->text),
+      {.rank = different->rank < 0 ? -1 : group.communicator().world_rank(different->rank),
+       .operation = std::string(operation)});
 }
 
 }  // namespace lockstep::detail

@@ -18,27 +18,27 @@ struct ParameterSpec {
   at::Device device = at::kCPU;
 };
 
-/// One bucket to be made: which parameters, where.
+/// The layout of a bucket that is not allocated yet.
 struct PlannedBucket {
-  struct Place {
-    std::size_t parameter;  ///< index in the list that was planned
+  struct Slice {
+    std::size_t parameter;  ///< index in the list passed to bucket_plan()
     std::size_t offset;     ///< Units: elements
-    bool operator==(const Place&) const = default;
+    bool operator==(const Slice&) const = default;
   };
 
   at::ScalarType dtype = at::kFloat;
   at::Device device = at::kCPU;
-  std::size_t numel = 0;  ///< elements of all places and the padding between them
-  std::vector<Place> places = {};
+  std::size_t numel = 0;  ///< elements of all slices and the padding between them
+  std::vector<Slice> slices = {};
 };
 
-/// Every place begins at a multiple of this. Units: bytes.
-inline constexpr std::size_t place_alignment = 64;
+/// Every slice begins at a multiple of this. Units: bytes.
+inline constexpr std::size_t slice_alignment = 64;
 
-/// Distributes parameters over buckets: in reverse order of registration, about the order in which
-/// backward finishes their gradients, never mixing dtypes or devices. Small parameters at the end
-/// of a full bucket go to the next one. The buckets come in the order in which their last gradient
-/// is expected. A pure function: equal lists give equal plans.
+/// Distributes parameters over buckets in reverse order of registration, which is roughly the order
+/// in which a backward computes their gradients. A bucket has one dtype and one device. Small
+/// parameters at the end of a full bucket move to the next one. Buckets are sorted by the expected
+/// time of their last gradient. Equal arguments give equal plans.
 std::vector<PlannedBucket> bucket_plan(std::span<const ParameterSpec> parameters, BucketCaps caps);
 
 }  // namespace lockstep

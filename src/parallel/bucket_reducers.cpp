@@ -16,20 +16,20 @@
 namespace lockstep::inline v0_2::detail {
 namespace {
 
-/// The residual of each slice; undefined where the exchange keeps none of one.
+/// The residual of each slice; undefined where the exchange has none.
 std::vector<at::Tensor> residuals_of(const Exchange& exchange, const Bucket& bucket) {
   const auto state = exchange.state();
   std::vector<at::Tensor> residuals;
   for (const auto& slice : bucket.slices()) {
     const auto found = state.find(slice.name + ".residual");
-    const bool kept = found != state.end() && found->second.sizes() == slice.values.sizes();
-    residuals.push_back(kept ? found->second : at::Tensor());
+    const bool has_residual = found != state.end() && found->second.sizes() == slice.values.sizes();
+    residuals.push_back(has_residual ? found->second : at::Tensor());
   }
   return residuals;
 }
 
-/// Whether the exchange keeps a residual of every slice.
-bool keeps_residuals(const std::vector<at::Tensor>& residuals, const Bucket& bucket) {
+/// Whether every slice has a residual.
+bool have_residuals(const std::vector<at::Tensor>& residuals, const Bucket& bucket) {
   const auto dtype = bucket.values().scalar_type();
   return (dtype == at::kFloat || dtype == at::kDouble) &&
          std::ranges::all_of(residuals, [](const auto& residual) { return residual.defined(); });
@@ -51,46 +51,46 @@ void ExchangeRound::begin_next() {
   const auto position = entries_.size();
   const auto index = reducers_.at(position);
   entries_.emplace_back();
-  resumed_ = 0;
+  next_in_slot_ = 0;
   if (reducers_.target(index, step_) != target_) return;
   auto& reducer = reducers_[index];
   auto& bucket = target_ == SyncTarget::gradients ? reducer.bucket : *reducer.parameters;
   entries_.back().task = reducer.exchange->exchange(step_, bucket, reducers_.group_);
   ++begun_;
-  resume(position);
+  advance(position);
 }
 
-/// Whether the exchange at a position goes on in a slot. A slot has the number of the bucket that
-/// begins in it; in slots behind the last bucket all exchanges go on.
-bool ExchangeRound::goes_on(std::size_t position, std::size_t slot) const {
+/// Whether a slot advances the exchange at a position. Slots after the last bucket advance all.
+bool ExchangeRound::advances_in(std::size_t slot, std::size_t position) const {
   constexpr std::size_t lag = 2;
   const auto& entry = entries_[position];
   if (entry.task.finished() && !entry.work.pending()) return false;
   if (slot >= reducers_.size()) return true;
   return slot > position && (slot - position) % lag == 0 &&
-         !reducers_[reducers_.at(position)].is_single;
+         !reducers_[reducers_.at(position)].is_all_reduce;
 }
 
-/// Lets exchanges go on after the bucket that has begun last. False when one would have to wait.
+/// Advances the exchanges of the current slot. Returns false when one would block.
 bool ExchangeRound::run_slot(Blocking blocking) {
   if (entries_.empty()) return true;
   const auto slot = entries_.size() - 1;
-  for (; resumed_ < slot; ++resumed_) {
-    if (!goes_on(resumed_, slot)) continue;
-    if (blocking == Blocking::no && !entries_[resumed_].work.ready()) return false;
-    entries_[resumed_].work.wait();
-    resume(resumed_);
+  for (; next_in_slot_ < slot; ++next_in_slot_) {
+    if (!advances_in(slot, next_in_slot_)) continue;
+    if (blocking == Blocking::no && !entries_[next_in_slot_].work.ready()) return false;
+    entries_[next_in_slot_].work.wait();
+    advance(next_in_slot_);
   }
   return true;
 }
 
-void ExchangeRound::resume(std::size_t position) {
+void ExchangeRound::advance(std::size_t position) {
   auto& entry = entries_[position];
   try {
     entry.work = reducers_.advance(reducers_.at(position), target_, entry.task, entry.stage++);
   } catch (const InvalidArgument&) {
-    // Every rank refuses it here, so the others can be completed, and the group stays usable.
-    if (refused_ == nullptr) refused_ = std::current_exception();
+    // Every rank has this error here, so the other exchanges can be completed, and the group stays
+    // usable.
+    if (error_ == nullptr) error_ = std::current_exception();
   }
 }
 
@@ -103,13 +103,13 @@ std::exception_ptr ExchangeRound::complete() {
   for (bool some = true; some;) {
     some = false;
     for (std::size_t position = 0; position < entries_.size(); ++position) {
-      if (!goes_on(position, reducers_.size())) continue;
+      if (!advances_in(reducers_.size(), position)) continue;
       entries_[position].work.wait();
-      resume(position);
+      advance(position);
       some = true;
     }
   }
-  return refused_;
+  return error_;
 }
 
 BucketReducers::BucketReducers(std::span<const NamedTensor> parameters, const Group& group,
@@ -125,7 +125,7 @@ BucketReducers::BucketReducers(std::span<const NamedTensor> parameters, const Gr
   reducers_.reserve(plan.size());
   for (const auto& planned : plan) {
     std::vector<Bucket::Slice> slices;
-    for (const auto& [parameter, offset] : planned.places) {
+    for (const auto& [parameter, offset] : planned.slices) {
       slices.push_back({.name = parameters[parameter].name,
                         .parameter = parameters[parameter].tensor,
                         .offset = offset});
@@ -141,31 +141,31 @@ BucketReducers::BucketReducers(std::span<const NamedTensor> parameters, const Gr
 BucketReducer BucketReducers::make(Bucket bucket) {
   auto exchange = strategy_.exchange(bucket);
   auto residuals = residuals_of(*exchange, bucket);
-  const bool kept = keeps_residuals(residuals, bucket);
-  const bool by_parts = !exchange->is_all_reduce();
-  if (by_parts && !hosts_) hosts_ = HostGroups::of(group_);
-  int sends_from = 0;
-  if (by_parts && hosts_) {
+  const bool has_residuals = have_residuals(residuals, bucket);
+  // The group itself divides a single all_reduce between the hosts.
+  const bool is_divided = !exchange->is_all_reduce();
+  if (is_divided && !hosts_) hosts_ = HostGroups::of(group_);
+  int counted_stage = 0;
+  if (is_divided && hosts_) {
     exchange.reset();
     exchange = between_hosts(strategy_, bucket, *hosts_);
     residuals = residuals_of(*exchange, bucket);
-    sends_from = 1;
+    counted_stage = 1;  // stage 0 is a reduce-scatter inside the host
   }
-  const bool is_single = exchange->is_all_reduce();
-  if (!kept) residuals.clear();
+  const bool is_all_reduce = exchange->is_all_reduce();
+  if (!has_residuals) residuals.clear();
   return {.bucket = std::move(bucket),
           .exchange = std::move(exchange),
           .residuals = std::move(residuals),
-          .is_single = is_single,
-          .sends_from = sends_from};
+          .is_all_reduce = is_all_reduce,
+          .counted_stage = counted_stage};
 }
 
-void BucketReducers::learn_order(std::span<const std::size_t> ready) {
-  if (order_known_) return;
-  order_known_ = true;
+void BucketReducers::set_order_once(std::span<const std::size_t> ready) {
+  if (order_is_set_) return;
+  order_is_set_ = true;
   if (size() < 2) return;
-  // Buckets keep the order in which they became ready; those that never did follow in their old
-  // order.
+  // Buckets that never became ready follow in their old order.
   std::vector<std::int64_t> observed(ready.begin(), ready.end());
   for (const auto index : order_) {
     if (std::ranges::find(ready, index) == ready.end()) {
@@ -179,9 +179,9 @@ void BucketReducers::learn_order(std::span<const std::size_t> ready) {
   }
 }
 
-bool BucketReducers::exchanges(SyncTarget what, std::int64_t step) const {
+bool BucketReducers::exchanges(SyncTarget wanted, std::int64_t step) const {
   for (std::size_t i = 0; i < size(); ++i) {
-    if (target(i, step) == what) return true;
+    if (target(i, step) == wanted) return true;
   }
   return false;
 }
@@ -195,17 +195,18 @@ Source BucketReducers::source(std::size_t index, SyncTarget target) const {
   return source;
 }
 
-/// Runs a bucket's exchange to its next collective, and counts what it sends and how long it works.
+/// Runs a bucket's exchange to its next collective. Counts its bytes and its computing time.
 Work BucketReducers::advance(std::size_t index, SyncTarget target, ExchangeTask& task, int stage) {
   auto& reducer = reducers_[index];
-  // This exchange also stands for the steps that sent nothing, so their dense bytes count here.
-  const bool sends = stage == reducer.sends_from;
-  const auto dense_bytes = sends ? reducer.bucket.values().nbytes() + reducer.not_sent : 0;
-  if (sends) reducer.not_sent = 0;
+  // Dense bytes include those of the steps that skipped this bucket, so that the compression ratio
+  // covers them.
+  const bool counts = stage == reducer.counted_stage;
+  const auto dense_bytes = counts ? reducer.bucket.values().nbytes() + reducer.skipped_bytes : 0;
+  if (counts) reducer.skipped_bytes = 0;
   auto& statistics = GroupStatistics::of(group_.communicator());
   const SourceScope of_bucket(group_.communicator(), source(index, target));
-  const DenseBytesScope stands_for(statistics, dense_bytes);
-  // Collectives, and exchanges that work where the buckets lie, count their own work.
+  const DenseBytesScope dense_bytes_scope(statistics, dense_bytes);
+  // Collectives, and exchanges that compute in shared memory, count their own computing time.
   const auto counted = work_done();
   const auto begin = std::chrono::steady_clock::now();
   Work work = task.advance();
@@ -233,10 +234,10 @@ void BucketReducers::before_update(std::int64_t step) {
   }
 }
 
-void BucketReducers::count_left_out(std::int64_t step) {
+void BucketReducers::count_skipped(std::int64_t step) {
   for (std::size_t i = 0; i < size(); ++i) {
     if (target(i, step) == SyncTarget::none) {
-      reducers_[i].not_sent += reducers_[i].bucket.values().nbytes();
+      reducers_[i].skipped_bytes += reducers_[i].bucket.values().nbytes();
     }
   }
 }
@@ -247,7 +248,7 @@ void BucketReducers::exchange_parameters(std::int64_t step) {
     if (target(i, step) == SyncTarget::parameters) pack_parameters(reducers_[i]);
   }
   ExchangeRound round(*this, SyncTarget::parameters, step);
-  if (const auto refused = round.complete()) std::rethrow_exception(refused);
+  if (const auto error = round.complete()) std::rethrow_exception(error);
   for (std::size_t i = 0; i < size(); ++i) {
     if (target(i, step) == SyncTarget::parameters) unpack_parameters(*reducers_[i].parameters);
   }

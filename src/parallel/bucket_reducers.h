@@ -23,43 +23,46 @@ namespace lockstep::inline v0_2::detail {
 struct BucketReducer {
   Bucket bucket;
   std::unique_ptr<Exchange> exchange;
-  std::unique_ptr<Bucket> parameters = {};  ///< made when parameters are first exchanged
-  /// One tensor a slice, where the exchange keeps residuals; undefined where another rank keeps it.
+  std::unique_ptr<Bucket> parameters = {};  ///< allocated when parameters are first exchanged
+  /// One residual per slice; undefined where another rank keeps it. Empty without error feedback.
   std::vector<at::Tensor> residuals = {};
-  bool is_single = false;      ///< the exchange is one all_reduce
-  int sends_from = 0;          ///< the stage that sends the values of a step first
-  std::uint64_t not_sent = 0;  ///< bytes of the steps that exchanged nothing
+  bool is_all_reduce = false;       ///< the exchange is one all_reduce
+  int counted_stage = 0;            ///< stage whose collective counts the step's dense bytes
+  std::uint64_t skipped_bytes = 0;  ///< dense bytes of the steps since the last exchange
 
   bool has_residual() const { return !residuals.empty(); }
 };
 
 class BucketReducers;
 
-/// The exchanges of all buckets in one step. Every rank issues their collectives in one order,
-/// which depends on positions only, never on readiness. The bucket at position p begins, then each
-/// exchange at p − 2, p − 4, … that has not ended goes on by one collective. Then the bucket at p +
-/// 1 begins. After the last bucket all exchanges go on in turn.
-/// Later stages thus run during the backward, and while a rank waits for one stage, two buckets are
-/// under way.
+/// The exchanges of all buckets in one step. Every rank issues their collectives in the same order,
+/// which depends only on the positions of the buckets, never on their readiness:
+///
+///     slot p (0 ≤ p < buckets)   begin the exchange of the bucket at position p;
+///                                advance the unfinished exchanges at p − 2, p − 4, …
+///     after the last slot        advance all unfinished exchanges in turn
+///
+/// To advance an exchange is to issue its next collective. Later stages thus overlap with the
+/// backward, and two buckets are in flight while a rank waits for a stage.
 class ExchangeRound {
  public:
-  /// gradients or parameters: what of the buckets is exchanged, where the strategy exchanges it.
+  /// Exchanges the buckets whose target at this step is target: gradients or parameters.
   ExchangeRound(BucketReducers& reducers, SyncTarget target, std::int64_t step);
 
-  /// The position of the bucket that begins next; the number of buckets when all have begun.
+  /// The position of the next bucket to begin; the number of buckets when all have begun.
   std::size_t next() const { return entries_.size(); }
-  /// Whether that bucket may begin now: all that comes before it has been issued. Issues what it
-  /// can without waiting.
+  /// Whether that bucket may begin: all collectives before it have been issued. Issues those that
+  /// need no waiting.
   bool may_begin() { return run_slot(Blocking::no); }
-  /// Issues all that comes before that bucket, and waits where it must.
+  /// Issues all collectives before that bucket, and waits for earlier stages.
   void wait_to_begin() { run_slot(Blocking::yes); }
-  /// Begins it, if the strategy exchanges it in this step.
+  /// Begins that bucket's exchange, if this step has one.
   void begin_next();
-  /// Collectives of buckets that were begun.
+  /// Number of buckets whose exchange has begun.
   int begun() const { return begun_; }
 
-  /// Begins the remaining exchanges and completes all. Returns the error of an exchange that
-  /// refused, if one did: the same on every rank, and all other exchanges are complete.
+  /// Begins the remaining exchanges and completes all. Returns the first InvalidArgument of an
+  /// exchange, which is the same on every rank, or null.
   std::exception_ptr complete();
 
  private:
@@ -72,24 +75,24 @@ class ExchangeRound {
   };
 
   bool run_slot(Blocking blocking);
-  void resume(std::size_t position);
-  bool goes_on(std::size_t position, std::size_t slot) const;
+  void advance(std::size_t position);
+  bool advances_in(std::size_t slot, std::size_t position) const;
 
   BucketReducers& reducers_;
   SyncTarget target_;
   std::int64_t step_;
-  std::vector<Entry> entries_;  ///< by position
-  std::size_t resumed_ = 0;     ///< positions that the present slot has passed
+  std::vector<Entry> entries_;    ///< by position
+  std::size_t next_in_slot_ = 0;  ///< position that the current slot advances next
   int begun_ = 0;
-  std::exception_ptr refused_;
+  std::exception_ptr error_;
 };
 
-/// The buckets of a model, in an order that all ranks share.
+/// The buckets of a model and the order of their exchanges, which is the same on all ranks.
 class BucketReducers {
  public:
-  /// Parameters: dense, and the same on every rank. owner says whose collectives these are.
+  /// Parameters: dense, and the same on every rank. owner is the source of the collectives.
   /// Ranks: all of the group.
-  /// Throws: CommError when the machine has not the memory.
+  /// Throws: CommError when memory is short.
   BucketReducers(std::span<const NamedTensor> parameters, const Group& group, BucketCaps caps,
                  const Strategy& strategy, const Source& owner = {});
 
@@ -97,26 +100,25 @@ class BucketReducers {
   BucketReducer& operator[](std::size_t index) { return reducers_[index]; }
   std::span<const BucketReducer> all() const { return reducers_; }
 
-  /// The bucket at a position of the order, and a bucket's position.
+  /// The index of the bucket at a position of the exchange order, and the position of an index.
   std::size_t at(std::size_t position) const { return order_[position]; }
   std::size_t position(std::size_t index) const { return positions_[index]; }
 
-  /// Takes the order in which rank 0's buckets became ready, once: indices, maybe not all.
-  /// Ranks: all of the group.
-  void learn_order(std::span<const std::size_t> ready);
+  /// Sets the exchange order to the order in which rank 0's buckets became ready. Only the first
+  /// call has an effect. ready: indices, maybe not all. Ranks: all of the group.
+  void set_order_once(std::span<const std::size_t> ready);
 
-  /// The values of a bucket that a step exchanges, and whether a step exchanges those of any
-  /// bucket.
+  /// The target of a bucket at a step, and whether a step has that target for any bucket.
   SyncTarget target(std::size_t index, std::int64_t step) const {
     return strategy_.target(step, index, size());
   }
   bool exchanges(SyncTarget target, std::int64_t step) const;
 
-  /// Before the optimizer's step: informs the exchanges whose parameters come next.
+  /// Calls before_update() of the exchanges that exchange parameters at this step.
   void before_update(std::int64_t step);
-  /// Counts the buckets of which the step has exchanged nothing.
-  void count_left_out(std::int64_t step);
-  /// Exchanges the parameters of those buckets whose turn it is.
+  /// Adds the bytes of the buckets that the step did not exchange to their skipped_bytes.
+  void count_skipped(std::int64_t step);
+  /// Exchanges the parameters of the buckets whose target at this step is parameters.
   /// Ranks: all of the group.
   void exchange_parameters(std::int64_t step);
   /// Every rank's parameters = their mean over ranks.
@@ -138,11 +140,11 @@ class BucketReducers {
   Group group_;
   Source owner_;
   Strategy strategy_;
-  std::optional<HostGroups> hosts_;  ///< once a bucket is exchanged between them
+  std::optional<HostGroups> hosts_;  ///< set once an exchange runs between hosts
   std::vector<BucketReducer> reducers_;
   std::vector<std::size_t> order_;      ///< buckets by position
   std::vector<std::size_t> positions_;  ///< positions by bucket
-  bool order_known_ = false;
+  bool order_is_set_ = false;
 };
 
 }  // namespace lockstep::detail

@@ -9,7 +9,7 @@
 namespace lockstep::inline v0_2 {
 namespace {
 
-/// Enough for every dtype, and a cache line.
+/// A cache line, which is a multiple of every dtype's alignment.
 constexpr std::int64_t alignment = 64;
 
 std::int64_t padded_bytes(const at::Tensor& tensor) {
@@ -19,7 +19,7 @@ std::int64_t padded_bytes(const at::Tensor& tensor) {
 
 }  // namespace
 
-Bundle::Bundle(std::vector<at::Tensor> tensors, const Group& group)
+CoalescedTensors::CoalescedTensors(std::vector<at::Tensor> tensors, const Group& group)
     : tensors_(std::move(tensors)), group_(group) {
   std::int64_t total = 0;
   for (const auto& tensor : tensors_) total += padded_bytes(tensor);
@@ -34,29 +34,29 @@ Bundle::Bundle(std::vector<at::Tensor> tensors, const Group& group)
   }
 }
 
-void Bundle::pack() {
+void CoalescedTensors::pack() {
   const at::NoGradGuard no_grad;
   for (std::size_t i = 0; i < tensors_.size(); ++i) packed_[i].copy_(tensors_[i]);
 }
 
-void Bundle::begin_broadcast(int root) {
-  changes_ = group_.rank() != root;
-  if (!changes_) pack();
+void CoalescedTensors::begin_broadcast(int root) {
+  is_written_ = group_.rank() != root;
+  if (!is_written_) pack();
   work_ = group_.broadcast(buffer_, root);
 }
 
-void Bundle::begin_average() {
-  changes_ = true;
+void CoalescedTensors::begin_average() {
+  is_written_ = true;
   pack();
   work_ = group_.all_reduce(buffer_.view(tensors_.front().scalar_type()), ReduceOp::avg);
 }
 
-void Bundle::end() {
+void CoalescedTensors::end() {
   work_.wait();
-  if (!changes_) return;
+  if (!is_written_) return;
   const at::NoGradGuard no_grad;
-  // A graph that saved one of the tensors may still be needed: variable_data() has its own version
-  // counter.
+  // A graph may have saved one of the tensors and check its version. variable_data() has a version
+  // counter of its own.
   for (std::size_t i = 0; i < tensors_.size(); ++i) tensors_[i].variable_data().copy_(packed_[i]);
 }
 
@@ -67,24 +67,24 @@ namespace lockstep::inline v0_2::detail {
 BufferSync::BufferSync(const std::vector<NamedTensor>& buffers, BufferPolicy policy,
                        const Group& group) {
   if (policy == BufferPolicy::none) return;
-  std::map<at::ScalarType, std::vector<at::Tensor>> fractions;
+  std::map<at::ScalarType, std::vector<at::Tensor>> averaged;
   std::vector<at::Tensor> others;
   for (const auto& [name, tensor] : buffers) {
     const bool average = policy == BufferPolicy::average && tensor.is_floating_point();
-    (average ? fractions[tensor.scalar_type()] : others).push_back(tensor);
+    (average ? averaged[tensor.scalar_type()] : others).push_back(tensor);
   }
-  for (auto& [dtype, tensors] : fractions) averaged_.emplace_back(std::move(tensors), group);
+  for (auto& [dtype, tensors] : averaged) averaged_.emplace_back(std::move(tensors), group);
   if (!others.empty()) from_rank0_.emplace_back(std::move(others), group);
 }
 
 void BufferSync::begin() {
-  for (auto& bundle : averaged_) bundle.begin_average();
-  for (auto& bundle : from_rank0_) bundle.begin_broadcast(0);
+  for (auto& tensors : averaged_) tensors.begin_average();
+  for (auto& tensors : from_rank0_) tensors.begin_broadcast(0);
 }
 
 void BufferSync::end() {
-  for (auto& bundle : averaged_) bundle.end();
-  for (auto& bundle : from_rank0_) bundle.end();
+  for (auto& tensors : averaged_) tensors.end();
+  for (auto& tensors : from_rank0_) tensors.end();
 }
 
 }  // namespace lockstep::detail

@@ -12,18 +12,18 @@
 
 namespace lockstep::inline v0_2 {
 
-/// Tensors of any dtypes and strides that are exchanged as one, through a buffer in the group's
-/// memory. Autograd does not notice that they change.
-class Bundle {
+/// Tensors of any dtypes and strides that one collective exchanges, through a buffer in the group's
+/// memory. Autograd does not track their changes.
+class CoalescedTensors {
  public:
   /// The tensors must have the same sizes and dtypes on every rank.
-  Bundle(std::vector<at::Tensor> tensors, const Group& group);
+  CoalescedTensors(std::vector<at::Tensor> tensors, const Group& group);
 
-  /// Begins to copy root's tensors to all ranks.
+  /// Begins a broadcast of root's tensors.
   void begin_broadcast(int root);
-  /// Begins to give all ranks the mean. The tensors must be of one floating dtype.
+  /// Begins to average the tensors over ranks. They must be of one floating dtype.
   void begin_average();
-  /// Completes what was begun.
+  /// Completes the broadcast or the average.
   void end();
 
  private:
@@ -32,8 +32,8 @@ class Bundle {
   std::vector<at::Tensor> tensors_;
   Group group_;
   at::Tensor buffer_;               ///< bytes
-  std::vector<at::Tensor> packed_;  ///< parts of the buffer, as the tensors are
-  bool changes_ = false;            ///< whether what was begun changes this rank's tensors
+  std::vector<at::Tensor> packed_;  ///< parts of the buffer with the tensors' dtypes and sizes
+  bool is_written_ = false;         ///< end() writes this rank's tensors
   Work work_;
 };
 
@@ -41,19 +41,19 @@ class Bundle {
 
 namespace lockstep::inline v0_2::detail {
 
-/// Keeps the buffers of replicas together, by a policy.
+/// Synchronises the buffers of a replicated model by a policy.
 class BufferSync {
  public:
-  /// Throws: CommError when the machine has not the memory.
+  /// Throws: CommError when memory is short.
   BufferSync(const std::vector<NamedTensor>& buffers, BufferPolicy policy, const Group& group);
 
-  /// Ranks: all of the group. end() completes what begin() began.
+  /// end() waits for the collectives that begin() has issued. Ranks: all of the group.
   void begin();
   void end();
 
  private:
-  std::vector<Bundle> averaged_;    ///< one for each dtype
-  std::vector<Bundle> from_rank0_;  ///< one, or none
+  std::vector<CoalescedTensors> averaged_;    ///< one for each dtype
+  std::vector<CoalescedTensors> from_rank0_;  ///< one, or none
 };
 
 }  // namespace lockstep::detail

@@ -28,21 +28,21 @@ const T* first_not_zero(const T* begin, const T* end) {
   return std::find_if(begin, end, [](T value) { return value != 0; });
 }
 
-/// The element that lies so many elements behind the first.
+/// The element at an offset in memory from the first. Units: elements.
 double at_offset(const at::Tensor& tensor, std::int64_t offset) {
   return tensor.scalar_type() == at::kDouble ? tensor.const_data_ptr<double>()[offset]
                                              : tensor.const_data_ptr<float>()[offset];
 }
 
-/// The offset in a tensor of the element that lies at an offset in another, dense one of its sizes.
-std::int64_t same_place(const at::Tensor& dense, std::int64_t offset, const at::Tensor& tensor) {
-  std::int64_t there = 0;
+/// Converts the memory offset of an element of a dense tensor to that in a tensor of equal sizes.
+std::int64_t offset_in(const at::Tensor& tensor, const at::Tensor& dense, std::int64_t offset) {
+  std::int64_t result = 0;
   for (std::int64_t dim = 0; dim < dense.dim(); ++dim) {
     if (dense.size(dim) > 1) {
-      there += offset / dense.stride(dim) % dense.size(dim) * tensor.stride(dim);
+      result += offset / dense.stride(dim) % dense.size(dim) * tensor.stride(dim);
     }
   }
-  return there;
+  return result;
 }
 
 bool is_like(const at::Tensor& mean, const at::Tensor& other) {
@@ -56,9 +56,9 @@ void MeanProbe::set(const at::Tensor& mean) {
   reset();
   const auto find = [&]<class T>(const T* values) {
     const T* const end = values + mean.numel();
-    for (const T* at = first_not_zero(values, end); at != end && known_ < 2;
+    for (const T* at = first_not_zero(values, end); at != end && count_ < 2;
          at = first_not_zero(at + 1, end)) {
-      elements_[static_cast<std::size_t>(known_++)] = {.offset = at - values, .value = *at};
+      elements_[static_cast<std::size_t>(count_++)] = {.offset = at - values, .value = *at};
     }
   };
   if (mean.scalar_type() == at::kDouble) {
@@ -70,22 +70,22 @@ void MeanProbe::set(const at::Tensor& mean) {
 
 bool MeanProbe::was_added_to(const at::Tensor& mean, const at::Tensor& gradient,
                              const at::Tensor& incoming) const {
-  if (known_ < 2 || !is_like(mean, gradient) || !is_like(mean, incoming)) return false;
+  if (count_ < 2 || !is_like(mean, gradient) || !is_like(mean, incoming)) return false;
   const double rounding = 4 * (mean.scalar_type() == at::kDouble
                                    ? std::numeric_limits<double>::epsilon()
                                    : static_cast<double>(std::numeric_limits<float>::epsilon()));
-  std::array<double, 2> times{};
+  std::array<double, 2> factors{};
   std::array<double, 2> uncertainty{};
   for (std::size_t i = 0; i < elements_.size(); ++i) {
     const auto [offset, value] = elements_[i];
-    const double now = at_offset(gradient, same_place(mean, offset, gradient));
-    const double came = at_offset(incoming, same_place(mean, offset, incoming));
-    times[i] = (now - came) / value;
-    uncertainty[i] = rounding * (std::abs(now) + std::abs(came)) / std::abs(value);
-    // NaN, too, compares false.
-    if (!(times[i] > uncertainty[i] && times[i] <= 1 + uncertainty[i] + rounding)) return false;
+    const double now = at_offset(gradient, offset_in(gradient, mean, offset));
+    const double added = at_offset(incoming, offset_in(incoming, mean, offset));
+    factors[i] = (now - added) / value;
+    uncertainty[i] = rounding * (std::abs(now) + std::abs(added)) / std::abs(value);
+    // NaN compares false and must return false.
+    if (!(factors[i] > uncertainty[i] && factors[i] <= 1 + uncertainty[i] + rounding)) return false;
   }
-  return std::abs(times[0] - times[1]) <= uncertainty[0] + uncertainty[1] + rounding;
+  return std::abs(factors[0] - factors[1]) <= uncertainty[0] + uncertainty[1] + rounding;
 }
 
 namespace {
@@ -112,19 +112,18 @@ void ConsistencyCheck::write(std::int64_t step, const BucketReducers& reducers,
   std::memcpy(own.data() + sizeof sum, &complement, sizeof complement);
 }
 
-void ConsistencyCheck::check(std::int64_t step,
-                             std::span<const std::uint8_t, bytes> largest) const {
+void ConsistencyCheck::check(std::int64_t step, std::span<const std::uint8_t, bytes> maxima) const {
   if (bucket_ == nullptr) return;
   constexpr std::size_t half = bytes / 2;
   bool equal = true;
   for (std::size_t i = 0; i < half; ++i) {
-    equal = equal && static_cast<std::uint8_t>(~largest[half + i]) == largest[i];
+    equal = equal && static_cast<std::uint8_t>(~maxima[half + i]) == maxima[i];
   }
   if (equal) return;
   std::vector<std::string> lines;
   for (const auto& slice : bucket_->slices()) {
     lines.push_back(
-        concat("parameter ", slice.name, " of checksum ", std::hex, checksum(slice.parameter)));
+        concat("parameter ", slice.name, " with checksum ", std::hex, checksum(slice.parameter)));
   }
   const auto found = difference(group_, lines);
   throw ReplicaError(

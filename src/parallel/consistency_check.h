@@ -13,22 +13,21 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// A digest of a tensor's elements as they lie in memory: tensors of the same sizes, strides and
-/// values have the same. Bytes between the elements do not count.
+/// A digest of a tensor's elements in memory order, without the bytes between them. Tensors of
+/// equal sizes, strides and values have equal digests.
 std::uint64_t checksum(const at::Tensor& tensor);
 
-/// Tells whether an incoming gradient was added to a mean, or to a multiple of it as clipping
-/// leaves. It looks at two elements of the mean that are not zero: (gradient − incoming) / mean
-/// must be the same for both. A mean with a single such element is not watched, since any value is
-/// a multiple of it.
+/// Detects whether an incoming gradient was added to a mean, or to a multiple of it, as clipping
+/// makes. It compares (gradient − incoming) / mean of two non-zero elements of the mean, which must
+/// be equal. A mean with a single non-zero element is not checked: any value is a multiple of it.
 class MeanProbe {
  public:
-  /// Remembers a mean. Dense, Float or Double.
+  /// Saves two elements of a mean, which is dense, Float or Double.
   void set(const at::Tensor& mean);
-  void reset() { known_ = 0; }
+  void reset() { count_ = 0; }
 
-  /// Whether gradient is what has come in and the mean. Shapes: all three alike, mean as it was
-  /// set, whatever it holds now.
+  /// Whether gradient = incoming + a multiple of the mean. Shapes: all of the mean's; the current
+  /// values of mean are not read.
   bool was_added_to(const at::Tensor& mean, const at::Tensor& gradient,
                     const at::Tensor& incoming) const;
 
@@ -38,31 +37,31 @@ class MeanProbe {
     double value = 0;
   };
   std::array<Element, 2> elements_;
-  int known_ = 0;  ///< how many of them; fewer than two tell nothing
+  int count_ = 0;  ///< elements saved; with fewer than two, was_added_to() returns false
 };
 
-/// Compares one bucket's parameters between ranks at each exchange, each bucket in turn. It issues
-/// no collective: its bytes are reduced to their maximum together with the participation flags.
+/// Compares the parameters of one bucket between ranks at each exchange, each bucket in turn. It
+/// issues no collective of its own: the all_reduce of the participation flags includes its bytes.
 class ConsistencyCheck {
  public:
-  /// A checksum and its complement. Their largest bytes over ranks are complements of one another
+  /// A checksum and its complement. Their bytewise maxima over ranks are complements of each other
   /// if, and only if, all checksums are equal.
   static constexpr std::size_t bytes = 16;
 
-  /// Compares at every so many exchanges; 0 never does.
+  /// every: exchanges between two comparisons; 0 disables the check.
   ConsistencyCheck(const Group& group, std::int64_t every) : group_(group), every_(every) {}
 
-  /// Fills this rank's bytes. check() takes their maximum over ranks.
+  /// Writes this rank's bytes. The caller reduces them to their maximum over ranks for check().
   void write(std::int64_t step, const BucketReducers& reducers, std::span<std::uint8_t, bytes> own);
 
-  /// Ranks: all of the group, with the same bytes.
-  /// Throws: ReplicaError, on every rank, that names bucket, parameter and ranks.
-  void check(std::int64_t step, std::span<const std::uint8_t, bytes> largest) const;
+  /// Ranks: all of the group, with the same maxima.
+  /// Throws: ReplicaError, on every rank, with bucket, parameter and ranks.
+  void check(std::int64_t step, std::span<const std::uint8_t, bytes> maxima) const;
 
  private:
   Group group_;
   std::int64_t every_;
-  const Bucket* bucket_ = nullptr;  ///< the one that this step compares, if any
+  const Bucket* bucket_ = nullptr;  ///< the bucket that this step compares, or null
 };
 
 }  // namespace lockstep::detail

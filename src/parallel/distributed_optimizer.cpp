@@ -29,19 +29,20 @@ std::unordered_set<const void*> parameters_of(const torch::optim::Optimizer& opt
   return parameters;
 }
 
-/// A parameter outside the model would be updated by each rank's own gradient.
+/// Checks that the model has all parameters of the optimizer. Others would be updated by each
+/// rank's own gradient.
 void check_parameters(const torch::optim::Optimizer& optimizer, const torch::nn::Module& model,
                       const Group& group) {
-  std::unordered_set<const void*> known;
-  for (const auto& parameter : model.parameters()) known.insert(parameter.unsafeGetTensorImpl());
+  std::unordered_set<const void*> of_model;
+  for (const auto& parameter : model.parameters()) of_model.insert(parameter.unsafeGetTensorImpl());
   all_or_none(group, [&] {
     std::size_t index = 0;
     for (const auto& group_of : optimizer.param_groups()) {
       for (const auto& parameter : group_of.params()) {
-        if (!known.contains(parameter.unsafeGetTensorImpl())) {
+        if (!of_model.contains(parameter.unsafeGetTensorImpl())) {
           throw InvalidArgument(detail::concat("DistributedOptimizer: parameter #", index,
                                                " of the optimizer, of sizes ", parameter.sizes(),
-                                               ", is none of the model's"),
+                                               ", is not a parameter of the model"),
                                 {.operation = "DistributedOptimizer"});
         }
         ++index;
@@ -50,7 +51,7 @@ void check_parameters(const torch::optim::Optimizer& optimizer, const torch::nn:
   });
 }
 
-/// Whether it can do its update in parts, which share_memory asks for.
+/// Checks that the optimizer can update parts of tensors, if share_memory is set.
 void check_elementwise(const torch::optim::Optimizer& optimizer, const Group& group,
                        const DataParallelOptions& options) {
   all_or_none(group, [&] {
@@ -58,13 +59,13 @@ void check_elementwise(const torch::optim::Optimizer& optimizer, const Group& gr
     if (dynamic_cast<const ElementwiseOptimizer*>(&optimizer) != nullptr) return;
     throw InvalidArgument(
         "DistributedOptimizer: share_memory: got an optimizer that updates whole tensors, expected "
-        "an ElementwiseOptimizer, as FusedSgd",
+        "an ElementwiseOptimizer such as FusedSgd",
         {.operation = "DistributedOptimizer"});
   });
 }
 
-/// The model without a share in it.
-std::shared_ptr<torch::nn::Module> borrow(torch::nn::Module& model) {
+/// A pointer to the model without ownership.
+std::shared_ptr<torch::nn::Module> non_owning(torch::nn::Module& model) {
   return {std::shared_ptr<void>(), &model};
 }
 
@@ -82,11 +83,12 @@ DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
     : optimizer_(optimizer),
       model_((check_parameters(optimizer, model, group),
               check_elementwise(optimizer, group, options),
-              std::make_unique<detail::ReplicatedModel>(borrow(model), group, options,
+              std::make_unique<detail::ReplicatedModel>(non_owning(model), group, options,
                                                         Source::Owner::distributed_optimizer))) {
-  model_->reducer().let_accumulate([parameters = parameters_of(optimizer)](const auto& parameter) {
-    return parameters.contains(parameter.unsafeGetTensorImpl());
-  });
+  model_->reducer().allow_accumulation(
+      [parameters = parameters_of(optimizer)](const auto& parameter) {
+        return parameters.contains(parameter.unsafeGetTensorImpl());
+      });
   if (!options.share_memory) return;
   try {
     shared_ = std::make_unique<detail::SharedUpdate>(
@@ -106,14 +108,14 @@ DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
 
 void DistributedOptimizer::backward_and_update(const at::Tensor& loss) {
   if (loss.defined() && loss.requires_grad()) {
-    // An update that ranks share averages gradients on the way.
+    // A shared update averages the gradients itself.
     const auto local = shared_ != nullptr ? std::optional(no_sync()) : std::nullopt;
     loss.backward();
   }
   if (shared_ != nullptr) {
     detail::as_operation("DistributedOptimizer", [&] {
       model_->check_unchanged();
-      model_->reducer().follow_accumulators();
+      model_->reducer().hook_new_accumulators();
       update(detail::UpdateGradients::local);
     });
   } else {

@@ -19,8 +19,8 @@ at::Tensor without_graph(const at::Tensor& values, const std::string& parameter)
     throw InvalidArgument(concat(
         "parameter ", parameter,
         ": a backward reached its averaged gradient, which has no graph even with create_graph: "
-        "take what is to be differentiated again from autograd::grad(), which averages nothing, "
-        "and average once, by the backward() of the whole loss"));
+        "differentiate gradients of autograd::grad(), which are not averaged, and call backward() "
+        "once, on the whole loss"));
   });
   return mean;
 }
@@ -29,13 +29,13 @@ void refuse(const std::string& name, std::string_view why) {
   throw InvalidArgument(concat("parameter ", name, ": ", why));
 }
 
-bool lies_in(const at::Tensor& gradient, const at::Tensor& values) {
+bool is_stored_in(const at::Tensor& gradient, const at::Tensor& values) {
   return gradient.is_same(values) ||
          (gradient.defined() && gradient.layout() == at::kStrided &&
           gradient.data_ptr() == values.data_ptr() && gradient.strides() == values.strides());
 }
 
-void expect_like(const at::Tensor& gradient, const Bucket::Slice& slice) {
+void expect_copyable(const at::Tensor& gradient, const Bucket::Slice& slice) {
   const auto& values = slice.values;
   if (gradient.layout() == at::kStrided && gradient.scalar_type() == values.scalar_type() &&
       gradient.sizes() == values.sizes()) {
@@ -49,8 +49,8 @@ void expect_like(const at::Tensor& gradient, const Bucket::Slice& slice) {
 
 namespace {
 
-/// Elements that the digest of a mean covers at most.
-constexpr std::int64_t most_samples = 4;
+/// Most elements that the digest of a mean covers.
+constexpr std::int64_t max_samples = 4;
 
 std::uint32_t version_of(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->version_counter().current_version();
@@ -59,7 +59,7 @@ std::uint32_t version_of(const at::Tensor& tensor) {
 }  // namespace
 
 void GradientRecord::add_backward(const at::Tensor& gradient, const at::Tensor& values) {
-  // Autograd adds to a gradient in place, by one operation.
+  // Autograd accumulates by one in-place operation, which increments the version by one.
   if (!changed_) lost_mean_ = averaged_ && !is_untouched(gradient, values, 1);
   changed_ = true;
 }
@@ -77,7 +77,7 @@ void GradientRecord::set_unchanged(const at::Tensor& gradient, const at::Tensor&
 
 bool GradientRecord::is_untouched(const at::Tensor& gradient, const at::Tensor& values,
                                   std::uint32_t additions) const {
-  return lies_in(gradient, values) && version_of(gradient) == version_ + additions;
+  return is_stored_in(gradient, values) && version_of(gradient) == version_ + additions;
 }
 
 bool GradientRecord::has_lost_mean(const at::Tensor& gradient, const at::Tensor& values) const {
@@ -94,10 +94,10 @@ GradientState GradientRecord::state(const at::Tensor& gradient, const at::Tensor
 std::uint64_t digest_of_mean(const at::Tensor& mean) {
   const auto size = static_cast<std::size_t>(mean.element_size());
   const auto* const bytes = static_cast<const std::byte*>(mean.const_data_ptr());
-  const std::int64_t count = std::min(mean.numel(), most_samples);
-  std::array<std::byte, most_samples * sizeof(double)> sample;
+  const std::int64_t count = std::min(mean.numel(), max_samples);
+  std::array<std::byte, max_samples * sizeof(double)> sample;
   for (std::int64_t i = 0; i < count; ++i) {
-    // The first, the last, and some between them, in the order of memory: the slice is dense.
+    // The first, the last and evenly spaced elements between them, in memory order.
     const auto element = count > 1 ? i * (mean.numel() - 1) / (count - 1) : 0;
     std::memcpy(sample.data() + static_cast<std::size_t>(i) * size,
                 bytes + static_cast<std::size_t>(element) * size, size);

@@ -26,17 +26,17 @@ GradientSet::GradientSet(BucketReducers& reducers, const Group& group) : reducer
   first_.push_back(members_.size());
   flags_ = group.empty({static_cast<std::int64_t>(members_.size() + ConsistencyCheck::bytes)},
                        at::kByte);
-  flags_of_ = flags_.data_ptr<std::uint8_t>();
+  flag_bytes_ = flags_.data_ptr<std::uint8_t>();
 }
 
 GradientSet::~GradientSet() {
   for (const auto& member : members_) {
     auto& gradient = member.slice->parameter.mutable_grad();
-    if (!lies_in(gradient, member.slice->values)) continue;
+    if (!is_stored_in(gradient, member.slice->values)) continue;
     try {
       gradient = gradient.clone();
     } catch (const std::exception&) {
-      // Short of memory: the gradient stays in the bucket, which it keeps alive.
+      // Memory is short: the gradient stays in the bucket and keeps its memory alive.
     }
   }
 }
@@ -49,26 +49,26 @@ std::vector<NamedTensor> GradientSet::parameters() const {
   return parameters;
 }
 
-void GradientSet::let_accumulate(const std::function<bool(const at::Tensor&)>& is_stepped) {
-  for (auto& member : members_) member.may_accumulate = !is_stepped(member.slice->parameter);
+void GradientSet::allow_accumulation(const std::function<bool(const at::Tensor&)>& is_optimized) {
+  for (auto& member : members_) member.may_accumulate = !is_optimized(member.slice->parameter);
 }
 
-void GradientSet::take(std::size_t index, const at::Tensor& incoming) {
+void GradientSet::add_backward(std::size_t index, const at::Tensor& incoming) {
   auto& member = members_[index];
   const auto& [name, parameter, offset, values] = *member.slice;
-  // A mean with error feedback differs from the mean of the gradients. Sent again as a part of a
-  // sum, the difference would count twice.
+  // A mean with error feedback differs from the mean of the gradients, and the residual holds the
+  // difference. Averaging the mean again would count the difference twice.
   if (!member.may_accumulate && member.mean.was_added_to(values, parameter.grad(), incoming)) {
     refuse(name,
-           "a second backward adds to a mean that was exchanged with error feedback: call "
-           "zero_grad() between the two, or put all but the last under no_sync()");
+           "a second backward added to a mean that was exchanged with error feedback: call "
+           "zero_grad() between the two, or run all but the last under no_sync()");
   }
   member.mean.reset();
   member.record.add_backward(parameter.grad(), values);
-  member.in_graph = member.in_graph || incoming.requires_grad();
+  member.has_graph = member.has_graph || incoming.requires_grad();
 }
 
-void GradientSet::take_unreported(std::size_t index) {
+void GradientSet::add_unreported_backwards(std::size_t index) {
   auto& member = members_[index];
   if (state_of(member) == GradientState::edited) member.record.set_changed();
 }
@@ -80,10 +80,10 @@ void GradientSet::move_into_bucket(std::size_t index) {
   if (!gradient.defined()) {
     refuse(name,
            "got no gradient from a backward that reached it: freeze parameters before the "
-           "forward, not between it and the backward");
+           "forward, not between forward and backward");
   }
-  expect_like(gradient, *members_[index].slice);
-  if (!lies_in(gradient, values)) {
+  expect_copyable(gradient, *members_[index].slice);
+  if (!is_stored_in(gradient, values)) {
     const at::NoGradGuard no_grad;
     if (values.numel() > 0 && gradient.strides() == values.strides()) {
       std::memcpy(values.data_ptr(), gradient.data_ptr(), values.nbytes());
@@ -95,7 +95,7 @@ void GradientSet::move_into_bucket(std::size_t index) {
 }
 
 void GradientSet::begin_backward() {
-  for (auto& member : members_) member.kept.reset();
+  for (auto& member : members_) member.saved.reset();
 }
 
 void GradientSet::prepare(std::size_t bucket) {
@@ -109,20 +109,20 @@ void GradientSet::prepare_one(std::size_t index) {
   const auto& values = member.slice->values;
   const auto& gradient = member.slice->parameter.grad();
   const bool changed = member.record.changed() && gradient.defined();
-  flags_of_[index] = changed ? 1 : 0;
+  flag_bytes_[index] = changed ? 1 : 0;
   if (changed) return move_into_bucket(index);
-  if (lies_in(gradient, values)) {
-    member.kept = gradient.clone();  // a mean of equal values may differ in the last bit
+  if (is_stored_in(gradient, values)) {
+    member.saved = gradient.clone();  // the mean of N equal values may differ from them by rounding
   }
-  // With a residual, what was sent before is not sent again: only the residual goes.
+  // With a residual, the unchanged mean is not sent again, only the residual.
   if (!gradient.defined() || reducers_[member.bucket].has_residual()) {
     values.zero_();
-  } else if (!member.kept.defined()) {
+  } else if (!member.saved.defined()) {
     values.copy_(gradient);
   }
 }
 
-void GradientSet::settle(std::int64_t step, bool joined) {
+void GradientSet::finish_exchange(std::int64_t step, bool joined) {
   const at::AutoDispatchBelowADInplaceOrView no_versions;
   for (std::size_t i = 0; i < members_.size(); ++i) {
     auto& member = members_[i];
@@ -130,29 +130,30 @@ void GradientSet::settle(std::int64_t step, bool joined) {
     const auto& values = member.slice->values;
     if (reducers_.target(member.bucket, step) != SyncTarget::gradients) {
       member.record.set_unchanged(member.slice->parameter.grad(), values);
-    } else if (flags_of_[i] != 0) {
+    } else if (flag_bytes_[i] != 0) {
       auto& gradient = member.slice->parameter.mutable_grad();
       if (!gradient.is_same(values)) gradient = values;
-      if (member.in_graph) gradient = without_graph(values, member.slice->name);
+      if (member.has_graph) gradient = without_graph(values, member.slice->name);
       if (reducer.has_residual()) member.mean.set(values);
       member.record.set_averaged(values);
       member.joined = member.joined || joined;
     } else {
-      // No optimizer looks at a gradient that no rank computed: the residual keeps its share.
+      // No optimizer applies a gradient that no rank computed, so the values return to the
+      // residual.
       if (reducer.has_residual()) {
         const auto& residual = reducer.residuals[i - first_[member.bucket]];
         if (residual.defined()) residual.add_(values);
       }
-      if (member.kept.defined()) values.copy_(member.kept);
+      if (member.saved.defined()) values.copy_(member.saved);
       member.record.set_unchanged(member.slice->parameter.grad(), values);
     }
-    member.in_graph = false;
-    member.kept.reset();
+    member.has_graph = false;
+    member.saved.reset();
   }
 }
 
 std::span<std::uint8_t, ConsistencyCheck::bytes> GradientSet::check_bytes() const {
-  return std::span<std::uint8_t, ConsistencyCheck::bytes>(flags_of_ + members_.size(),
+  return std::span<std::uint8_t, ConsistencyCheck::bytes>(flag_bytes_ + members_.size(),
                                                           ConsistencyCheck::bytes);
 }
 
@@ -160,10 +161,10 @@ GradientState GradientSet::state_of(const Member& member) const {
   return member.record.state(member.slice->parameter.grad(), member.slice->values);
 }
 
-/// Whether it lies in place of a mean that must not be averaged again.
+/// Whether the gradient is in the memory of a mean that must not be averaged again.
 bool GradientSet::is_final_mean(const Member& member) const {
   return reducers_[member.bucket].has_residual() && !member.may_accumulate &&
-         lies_in(member.slice->parameter.grad(), member.slice->values);
+         is_stored_in(member.slice->parameter.grad(), member.slice->values);
 }
 
 bool GradientSet::has_lost_mean() const {
@@ -174,10 +175,10 @@ bool GradientSet::has_lost_mean() const {
 
 StepIntent GradientSet::intent(std::int64_t step) const {
   StepIntent own{.has_lost_mean = has_lost_mean(), .step = static_cast<std::uint32_t>(step)};
-  // A chain: each digest covers the one before.
-  const auto add = [](std::uint64_t& chain, std::size_t index, std::uint64_t next) {
-    const std::array<std::uint64_t, 3> link{chain, index, next};
-    chain = digest(std::as_bytes(std::span(link)));
+  // Each digest covers the one before.
+  const auto add = [](std::uint64_t& total, std::size_t index, std::uint64_t next) {
+    const std::array<std::uint64_t, 3> input{total, index, next};
+    total = digest(std::as_bytes(std::span(input)));
   };
   for (std::size_t i = 0; i < members_.size(); ++i) {
     const auto& member = members_[i];
@@ -194,7 +195,7 @@ StepIntent GradientSet::intent(std::int64_t step) const {
         own.has_final_mean = own.has_final_mean || is_final_mean(member);
         break;
       case GradientState::edited:
-        expect_like(gradient, *member.slice);
+        expect_copyable(gradient, *member.slice);
         add(own.edited, i, checksum(gradient));
         own.has_edited_mean = own.has_edited_mean || is_final_mean(member);
         break;
@@ -203,60 +204,60 @@ StepIntent GradientSet::intent(std::int64_t step) const {
   return own;
 }
 
-void GradientSet::take_differing(const StepPlan& plan, const Group& group) {
-  const bool refused = (!plan.means_alike && plan.some_have_final_mean) ||
-                       (!plan.edited_alike && plan.some_have_edited_mean);
-  std::string own_means;
+void GradientSet::mark_differing_as_local(const StepPlan& plan, const Group& group) {
+  const bool not_allowed = (!plan.means_alike && plan.some_have_final_mean) ||
+                           (!plan.edited_alike && plan.some_have_edited_mean);
+  std::string names;
   for (auto& member : members_) {
     const auto state = state_of(member);
     const bool differs = (!plan.means_alike && state == GradientState::averaged) ||
                          (!plan.edited_alike && state == GradientState::edited);
     if (!differs) continue;
-    if (!refused) {
+    if (!not_allowed) {
       member.record.set_changed();
     } else if (is_final_mean(member)) {
-      own_means += concat(own_means.empty() ? "" : ", ", member.slice->name);
+      names += concat(names.empty() ? "" : ", ", member.slice->name);
     }
   }
-  if (!refused) return;
+  if (!not_allowed) return;
   throw InvalidArgument(concat(
       "DistributedOptimizer rank ", group.rank(), " of ", group.size(),
-      ": the averaged gradient of ", own_means.empty() ? "a parameter" : "parameter ", own_means,
-      " was changed in place", own_means.empty() ? " on another rank" : "",
+      ": the averaged gradient of ", names.empty() ? "a parameter" : "parameter ", names,
+      " was changed in place", names.empty() ? " on another rank" : "",
       ", to other values than on another rank, expected the same change on every rank: the "
-      "strategy keeps a residual and cannot average the mean again; call zero_grad() before you "
+      "strategy keeps a residual and cannot average the mean again: call zero_grad() before you "
       "set gradients by hand, clip by a norm that is the same on all ranks, or use a strategy "
       "without error feedback"));
 }
 
-void GradientSet::follow(double factor) {
+void GradientSet::rescale_joined(double factor) {
   for (auto& member : members_) {
     auto& gradient = member.slice->parameter.mutable_grad();
     if (!member.joined || !gradient.defined()) continue;
     if (factor == 0) {
       gradient = at::Tensor();
     } else {
-      gradient = gradient.mul(factor);  // the tensor may be a user's
+      gradient = gradient.mul(factor);  // not in place: the program may hold the tensor
       member.record.set_changed();
     }
   }
 }
 
-void GradientSet::forget_joined() {
+void GradientSet::clear_joined() {
   for (auto& member : members_) member.joined = false;
 }
 
-void GradientSet::flag_local() {
+void GradientSet::set_flags() {
   for (std::size_t i = 0; i < members_.size(); ++i) {
     const auto state = state_of(members_[i]);
-    flags_of_[i] = state == GradientState::local || state == GradientState::edited ? 1 : 0;
+    flag_bytes_[i] = state == GradientState::local || state == GradientState::edited ? 1 : 0;
   }
 }
 
 void GradientSet::end_without_exchange() {
   for (std::size_t i = 0; i < members_.size(); ++i) {
-    members_[i].in_graph = false;
-    if (flags_of_[i] != 0) members_[i].record.set_not_averaged();
+    members_[i].has_graph = false;
+    if (flag_bytes_[i] != 0) members_[i].record.set_not_averaged();
   }
 }
 

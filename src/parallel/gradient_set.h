@@ -19,13 +19,13 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// The gradients of all parameters, bucket after bucket: what this rank contributes to an exchange,
-/// and what becomes of .grad() when it is over.
+/// The gradients of all parameters, bucket after bucket. It writes this rank's contribution to an
+/// exchange into the buckets, and sets .grad() after the exchange.
 class GradientSet {
  public:
   /// The reducers must outlive it.
   GradientSet(BucketReducers& reducers, const Group& group);
-  /// Gives the gradients that lie in buckets memory of their own.
+  /// Copies gradients out of the buckets, so that they outlive them.
   ~GradientSet();
   GradientSet(const GradientSet&) = delete;
   GradientSet& operator=(const GradientSet&) = delete;
@@ -34,51 +34,50 @@ class GradientSet {
   std::vector<NamedTensor> parameters() const;
   const std::string& name_of(std::size_t index) const { return members_[index].slice->name; }
   std::size_t bucket_of(std::size_t index) const { return members_[index].bucket; }
-  /// Parameters of a bucket.
+  /// Number of parameters in a bucket.
   std::size_t count_in(std::size_t bucket) const { return first_[bucket + 1] - first_[bucket]; }
 
-  /// Parameters that no optimizer steps, and whose gradients may therefore add up.
-  void let_accumulate(const std::function<bool(const at::Tensor&)>& is_stepped);
+  /// Lets backwards add to the means of all parameters that no optimizer updates.
+  void allow_accumulation(const std::function<bool(const at::Tensor&)>& is_optimized);
 
-  /// A backward has added incoming to the parameter's gradient.
+  /// Call after a backward has added incoming to the parameter's gradient.
   /// Throws: InvalidArgument when it was added to a mean that must not be averaged again.
-  void take(std::size_t index, const at::Tensor& incoming);
-  /// The parameter's accumulator was replaced, so that no hook has reported its backwards.
-  void take_unreported(std::size_t index);
+  void add_backward(std::size_t index, const at::Tensor& incoming);
+  /// Call when the parameter's accumulator was replaced: no hook has reported its backwards.
+  void add_unreported_backwards(std::size_t index);
   /// Moves the gradient into the parameter's slice, and sets .grad() to the slice.
   /// Throws: InvalidArgument for a gradient that the slice cannot hold.
   void move_into_bucket(std::size_t index);
 
   void begin_backward();
-  /// Puts this rank's contribution to an exchange into a bucket.
+  /// Writes this rank's contribution to an exchange into a bucket.
   void prepare(std::size_t bucket);
-  /// Sets .grad() of every parameter that some rank has changed to its mean, and leaves the others
-  /// as they were. After the exchange of a step and the maximum of the participation flags.
+  /// Sets .grad() to the mean for every parameter whose gradient some rank has changed, and
+  /// restores the others. Call after the exchange of a step and the all_reduce of the flags.
   /// joined: some ranks have joined the exchange in step().
-  void settle(std::int64_t step, bool joined);
+  void finish_exchange(std::int64_t step, bool joined);
 
-  /// A byte a parameter, "this rank has changed its gradient", then the bytes of the consistency
-  /// check: to be reduced to the maximum over ranks.
+  /// The participation flags: one byte per parameter, whether this rank has changed its gradient.
+  /// Then the bytes of the consistency check. The Reducer takes their maximum over ranks.
   const at::Tensor& flags() const { return flags_; }
   std::span<std::uint8_t, ConsistencyCheck::bytes> check_bytes() const;
-  std::span<const std::uint8_t> changed() const { return {flags_of_, members_.size()}; }
+  std::span<const std::uint8_t> changed() const { return {flag_bytes_, members_.size()}; }
 
-  /// This rank's intent for a step, which follows from its gradients.
+  /// This rank's intent for a step, derived from its gradients.
   StepIntent intent(std::int64_t step) const;
-  /// Whether some gradient has lost the mean of the last exchange.
+  /// Whether some gradient no longer contains the mean of the last exchange.
   bool has_lost_mean() const;
-  /// Ranks hold different means, or have edited gradients in different ways: takes these for local
-  /// ones.
+  /// Marks gradients that differ between ranks as local, so that they are averaged again.
   /// Throws: InvalidArgument, on every rank, when one is a mean that must not be averaged again.
-  void take_differing(const StepPlan& plan, const Group& group);
-  /// For a step after exchanges that some ranks have joined in step(): those drop the means, for
-  /// which factor is 0. The others take theirs for local gradients, times the factor.
-  void follow(double factor);
-  void forget_joined();
+  void mark_differing_as_local(const StepPlan& plan, const Group& group);
+  /// For a step after exchanges that some ranks have joined in step(). Ranks that joined pass the
+  /// factor 0 and drop the means. The others multiply theirs by the factor and mark them as local.
+  void rescale_joined(double factor);
+  void clear_joined();
 
-  /// The same as prepare() and settle() for an update that ranks share, which leaves the gradients
-  /// this rank's own.
-  void flag_local();
+  /// The counterparts of prepare() and finish_exchange() for SharedUpdate, which does not change
+  /// .grad().
+  void set_flags();
   void end_without_exchange();
 
  private:
@@ -86,11 +85,11 @@ class GradientSet {
     std::size_t bucket;
     const Bucket::Slice* slice;
     GradientRecord record = {};
-    bool in_graph = false;        ///< what its gradient was made of could be differentiated again
+    bool has_graph = false;       ///< the gradient was computed with create_graph
     bool joined = false;          ///< averaged by an exchange that some ranks joined in step()
-    bool may_accumulate = false;  ///< no optimizer steps it: means may be added to
-    at::Tensor kept = {};  ///< the gradient as it was, should it turn out that no rank changed it
-    MeanProbe mean = {};   ///< of the last mean, where an exchange keeps a residual
+    bool may_accumulate = false;  ///< no optimizer updates it: backwards may add to its mean
+    at::Tensor saved = {};  ///< the gradient before the exchange, restored if no rank changed it
+    MeanProbe mean = {};    ///< of the last mean, if the exchange has a residual
   };
 
   void prepare_one(std::size_t index);
@@ -99,9 +98,9 @@ class GradientSet {
 
   BucketReducers& reducers_;
   std::vector<Member> members_;     ///< bucket after bucket
-  std::vector<std::size_t> first_;  ///< of each bucket; the last is their number
+  std::vector<std::size_t> first_;  ///< index of each bucket's first member, then members_.size()
   at::Tensor flags_;
-  std::uint8_t* flags_of_ = nullptr;  ///< its memory
+  std::uint8_t* flag_bytes_ = nullptr;  ///< the memory of flags_
 };
 
 }  // namespace lockstep::detail

@@ -11,7 +11,7 @@ namespace lockstep::inline v0_2::detail {
 
 using torch::autograd::variable_list;
 
-/// It may outlive the ParameterHooks: a replaced accumulator lives on in its graphs.
+/// May outlive the ParameterHooks: graphs keep replaced accumulators alive.
 class ParameterHooks::Hook final : public torch::autograd::FunctionPostHook {
  public:
   Hook(std::weak_ptr<const Callback> callback, std::size_t parameter)
@@ -41,12 +41,12 @@ ParameterHooks::~ParameterHooks() {
 
 void ParameterHooks::add(std::size_t index) {
   auto& hooked = hooked_[index];
-  // The parameter holds its accumulator weakly, and the hook with it.
+  // The parameter has only a weak reference to its accumulator and so to the hook.
   hooked.accumulator = torch::autograd::impl::grad_accumulator(hooked.parameter.tensor);
   hooked.key = hooked.accumulator->add_post_hook(std::make_unique<Hook>(callback_, index));
 }
 
-std::vector<std::size_t> ParameterHooks::follow() {
+std::vector<std::size_t> ParameterHooks::hook_new_accumulators() {
   std::vector<std::size_t> replaced;
   for (std::size_t i = 0; i < hooked_.size(); ++i) {
     const auto& [name, tensor] = hooked_[i].parameter;
@@ -75,8 +75,8 @@ void ParameterHooks::check_unhooked(const std::string& name, const at::Tensor& p
   for (const auto& hook : std::as_const(*accumulator).post_hooks()) {
     if (dynamic_cast<const Hook*>(hook.get()) == nullptr) continue;
     refuse(name,
-           "is synchronised by another wrapper already, and would be averaged twice: wrap a "
-           "model once, or destroy the first wrapper before");
+           "another wrapper already synchronises it, so it would be averaged twice: wrap a model "
+           "once, or destroy the first wrapper before");
   }
 }
 

@@ -16,8 +16,8 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// Hooks on the gradient accumulators of parameters. Each calls back after a backward has added to
-/// the parameter's gradient, with what it added; LibTorch calls it with an undefined tensor, too.
+/// Hooks on the gradient accumulators of parameters. A hook calls the callback after a backward has
+/// added a gradient to the parameter's. LibTorch also calls it with undefined gradients.
 class ParameterHooks {
  public:
   using Callback = std::function<void(std::size_t parameter, const at::Tensor& incoming)>;
@@ -28,13 +28,13 @@ class ParameterHooks {
   ParameterHooks(const ParameterHooks&) = delete;
   ParameterHooks& operator=(const ParameterHooks&) = delete;
 
-  /// LibTorch makes a new accumulator when a parameter's data is replaced, as torch::load() and
-  /// Module::to() do. Hooks the new ones, and returns the indices of their parameters. The old ones
-  /// keep their hooks, for the graphs that still hold them.
+  /// Hooks new accumulators, and returns the indices of their parameters. LibTorch makes a new one
+  /// when a parameter's data is replaced, as torch::load() and Module::to() do. Old accumulators
+  /// keep their hooks for the graphs that still refer to them.
   /// Throws: InvalidArgument when another wrapper has hooked one.
-  std::vector<std::size_t> follow();
+  std::vector<std::size_t> hook_new_accumulators();
 
-  /// Whether the backward that runs now changes the gradient of one of the parameters. False in
+  /// Whether the current backward accumulates into the gradient of a parameter. False in
   /// autograd::grad() and in a backward() with other inputs.
   bool accumulates_here() const;
 

@@ -20,7 +20,7 @@
 namespace lockstep::inline v0_2::detail {
 namespace {
 
-/// Where a state keeps the count of exchanges, beside what is under parameter names.
+/// Name of the count of exchanges in a state. All other names are of parameters.
 constexpr const char* step_name = "lockstep/step";
 
 bool is_reducible(at::ScalarType dtype) {
@@ -28,7 +28,7 @@ bool is_reducible(at::ScalarType dtype) {
          dtype == at::kBFloat16;
 }
 
-/// Whether values can be copied into the tensor.
+/// Checks that values can be copied into the tensor.
 void check_copyable(std::string_view kind, const std::string& name, const at::Tensor& tensor,
                     const Group& group) {
   const auto fail = [&](const auto&... what) {
@@ -41,7 +41,7 @@ void check_copyable(std::string_view kind, const std::string& name, const at::Te
   if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
     fail("got an expanded tensor, whose elements share memory (sizes ", tensor.sizes(),
          ", strides ", tensor.strides(),
-         "), expected memory of its own for every element: register "
+         "), expected a tensor whose elements do not share memory: register "
          "its contiguous() copy");
   }
 }
@@ -56,8 +56,8 @@ std::vector<NamedTensor> trainable(const ModelState& model) {
 
 }  // namespace
 
-/// One run of autograd's engine. The engine owns it, through the callback, and drops it at the end,
-/// whether or not the callback ran.
+/// One run of autograd's engine. The engine's callback owns it, so it is destroyed at the end of
+/// the run even if the callback was not called.
 class Reducer::Backward {
  public:
   Backward(Reducer& reducer, int id)
@@ -82,16 +82,16 @@ class Reducer::Backward {
                                       " of its gradient buckets were sent"));
   }
 
-  int task;                    ///< autograd's id of this run
-  double factor;               ///< what this rank's gradients are multiplied by
-  bool begins_at_once = true;  ///< buckets begin as they become ready
-  bool announced = false;      ///< the ranks have agreed on this exchange, or begun to
-  bool nested = false;         ///< another backward ran within: hooks may yet run again
+  int task;                      ///< autograd's id of this run
+  double factor;                 ///< weight factor of this rank's gradients
+  bool begins_at_once = true;    ///< buckets begin as they become ready, not at the end
+  bool agreement_begun = false;  ///< the step agreement of this exchange has begun
+  bool nested = false;           ///< a nested backward ran: hooks may run a second time
   bool finished = false;
   ExchangeRound round;
-  std::vector<char> ready;           ///< of each parameter: its hook has run
-  std::vector<std::size_t> missing;  ///< of each bucket, parameters whose hook has not run
-  std::vector<std::size_t> order;    ///< buckets, as their last hook ran
+  std::vector<char> ready;           ///< per parameter: its hook has run
+  std::vector<std::size_t> missing;  ///< per bucket: parameters whose hook has not run
+  std::vector<std::size_t> order;    ///< buckets in the order in which they became ready
   TraceBackward span = {};
 
  private:
@@ -116,7 +116,7 @@ void Reducer::check(const ModelState& model, const Group& group) {
   if (parameters.empty()) {
     throw InvalidArgument("the model has no parameter that requires a gradient");
   }
-  // Frozen parameters and buffers are copied from rank to rank, too.
+  // Frozen parameters and buffers are broadcast, too.
   for (const auto& [name, tensor] : model.parameters)
     check_copyable("parameter", name, tensor, group);
   for (const auto& [name, tensor] : model.buffers) check_copyable("buffer", name, tensor, group);
@@ -157,13 +157,15 @@ void Reducer::set_weight(double samples) {
   weights_.set(samples);
 }
 
-void Reducer::follow_accumulators() {
-  for (const auto parameter : hooks_->follow()) gradients_.take_unreported(parameter);
+void Reducer::hook_new_accumulators() {
+  for (const auto parameter : hooks_->hook_new_accumulators())
+    gradients_.add_unreported_backwards(parameter);
 }
 
 void Reducer::watch(const at::Tensor& output) {
   if (!output.defined() || !output.requires_grad()) return;
-  // A view that is changed in place leaves its node, and the hook on it, behind; its base does not.
+  // An in-place change of a view replaces its autograd node, which has the hook. The base keeps its
+  // hook.
   const bool has_base = output.is_view() && output._base().requires_grad();
   const at::Tensor watched = has_base ? at::Tensor(output._base()) : output;
   if (watched.is_leaf() && !is_new_leaf(watched)) return;
@@ -173,7 +175,7 @@ void Reducer::watch(const at::Tensor& output) {
   });
 }
 
-/// Whether this leaf is watched for the first time: a leaf keeps its hooks from step to step.
+/// Whether the leaf has no hook yet. Leaves keep their hooks from step to step.
 bool Reducer::is_new_leaf(const at::Tensor& leaf) {
   std::erase_if(watched_leaves_, [](const auto& watched) { return watched.expired(); });
   const auto is_leaf = [&](const auto& watched) {
@@ -189,7 +191,7 @@ std::shared_ptr<Reducer::Backward> Reducer::new_backward(int task) {
   return std::make_shared<Backward>(*this, task);
 }
 
-/// The backward that runs now, or the outermost of those that run within one another.
+/// The current backward; of nested backwards, the outermost.
 std::shared_ptr<Reducer::Backward> Reducer::join_backward() {
   const int task = torch::autograd::get_current_graph_task_id();
   if (auto running = backward_.lock()) {
@@ -208,27 +210,26 @@ std::shared_ptr<Reducer::Backward> Reducer::join_backward() {
 }
 
 void Reducer::on_gradient(std::size_t parameter, const at::Tensor& incoming) {
-  as_operation("backward", [&] { take_gradient(parameter, incoming); });
+  as_operation("backward", [&] { handle_gradient(parameter, incoming); });
 }
 
-void Reducer::take_gradient(std::size_t parameter, const at::Tensor& incoming) {
+void Reducer::handle_gradient(std::size_t parameter, const at::Tensor& incoming) {
   // Autograd calls hooks with undefined gradients too.
-  if (incoming.defined()) gradients_.take(parameter, incoming);
+  if (incoming.defined()) gradients_.add_backward(parameter, incoming);
   if (paused_ > 0) return;
   const auto backward = join_backward();
   auto& round = backward->round;
   const auto bucket = gradients_.bucket_of(parameter);
   if (reducers_.position(bucket) < round.next()) {
     refuse(gradients_.name_of(parameter),
-           "its gradient changed after it was sent: a backward ran within a backward and reached "
-           "it again");
+           "its gradient changed after it was sent: a nested backward reached the parameter again");
   }
   if (incoming.defined()) gradients_.move_into_bucket(parameter);
   if (backward->ready[parameter] != 0) return;
   backward->ready[parameter] = 1;
   if (--backward->missing[bucket] == 0) backward->order.push_back(trace_ready(bucket));
   if (backward->nested || !backward->begins_at_once) return;
-  // Later stages go on at every hook, buckets begin when they are ready.
+  // Every hook also advances later stages of earlier buckets.
   while (round.may_begin() && round.next() < reducers_.size() &&
          backward->missing[reducers_.at(round.next())] == 0) {
     begin_next(*backward);
@@ -240,17 +241,17 @@ void Reducer::begin_next(Backward& backward) {
   const at::NoGradGuard no_grad;
   const auto bucket = reducers_.at(backward.round.next());
   if (reducers_.target(bucket, step_) == SyncTarget::gradients) {
-    if (!backward.announced && steps_by_optimizer()) {
+    if (!backward.agreement_begun && has_optimizer()) {
       const SourceScope scope(group_.communicator(), source(Source::Content::step_agreement));
       agreement_.begin({.in_backward = true,
-                        .has_lost_mean = others_in_step_ && gradients_.has_lost_mean(),
+                        .has_lost_mean = joined_in_step_ && gradients_.has_lost_mean(),
                         .step = static_cast<std::uint32_t>(step_)});
     }
-    backward.announced = true;
+    backward.agreement_begun = true;
     gradients_.prepare(bucket);
     const auto& values = reducers_[bucket].bucket.values();
     if (backward.factor == 0) {
-      values.zero_();  // whatever this rank computed, were it NaN
+      values.zero_();  // a factor of 0 must also remove NaN
     } else if (backward.factor != 1) {
       values.mul_(backward.factor);
     }
@@ -261,40 +262,42 @@ void Reducer::begin_next(Backward& backward) {
 void Reducer::finish(Backward& backward) {
   const at::NoGradGuard no_grad;
   const bool exchanges = reducers_.exchanges(SyncTarget::gradients, step_);
-  const auto refused = exchanges ? exchange(backward) : nullptr;
-  gradients_.settle(step_, others_in_step_);
+  const auto error = exchanges ? exchange(backward) : nullptr;
+  gradients_.finish_exchange(step_, joined_in_step_);
   const auto step = step_;
-  if (!steps_by_optimizer()) ++step_;
+  if (!has_optimizer()) ++step_;
   backward.finished = true;
   backward_.reset();
-  if (refused) std::rethrow_exception(refused);
+  if (error) std::rethrow_exception(error);
   if (exchanges) check_.check(step, gradients_.check_bytes());
 }
 
-/// Completes the exchange of a step. Returns what a strategy refused, the same on every rank.
+/// Completes the exchange of a step. Returns the error of a strategy, the same on every rank, or
+/// null.
 std::exception_ptr Reducer::exchange(Backward& backward) {
   auto& round = backward.round;
   while (round.next() < reducers_.size()) {
     round.wait_to_begin();
     begin_next(backward);
   }
-  // The flags have one place in the order of collectives, whatever has run at the last hook.
+  // All collectives before the flags are issued first, so that the flags have the same position in
+  // the order of collectives on every rank.
   round.wait_to_begin();
-  const auto plan = steps_by_optimizer() ? agreement_.end() : StepPlan{};
-  others_in_step_ = plan.some_in_backward && plan.some_in_step;
-  // Averaging keeps only those parameters equal whose every gradient is averaged.
+  const auto plan = has_optimizer() ? agreement_.end() : StepPlan{};
+  joined_in_step_ = plan.some_in_backward && plan.some_in_step;
+  // Parameters stay equal only under strategies that average every gradient.
   if (!parameters_may_differ_) check_.write(step_, reducers_, gradients_.check_bytes());
   auto flags = begin_flags();
   begin_buffers();
-  auto refused = round.complete();
-  if (!refused && others_in_step_ && plan.some_have_joined && plan.some_have_lost_mean) {
-    refused = dropped_mean();
+  auto error = round.complete();
+  if (!error && joined_in_step_ && plan.some_have_joined && plan.some_have_lost_mean) {
+    error = dropped_mean_error();
   }
   flags.wait();
   buffers_.end();
   const SourceScope scope(group_.communicator(), source(Source::Content::bucket_order));
-  reducers_.learn_order(backward.order);
-  return refused;
+  reducers_.set_order_once(backward.order);
+  return error;
 }
 
 Work Reducer::begin_flags() {
@@ -309,48 +312,49 @@ void Reducer::begin_buffers() {
 
 void Reducer::average_local_gradients() {
   const at::NoGradGuard no_grad;
-  follow_accumulators();
+  hook_new_accumulators();
   if (!reducers_.exchanges(SyncTarget::gradients, step_)) return;
-  weights_.check();  // a backward checks them before it meets other ranks, too
+  weights_.check();  // before any collective, as in a backward
   bool has_joined = false;
   while (true) {
     const auto plan = agree(has_joined);
     if (!plan.some_in_backward) {
-      others_in_step_ = false;
+      joined_in_step_ = false;
       const bool exchanges = prepare_step(plan, has_joined);
-      gradients_.forget_joined();
+      gradients_.clear_joined();
       if (!exchanges) return;
     }
     const auto backward = new_backward(-1);
-    backward->announced = true;
+    backward->agreement_begun = true;
     finish(*backward);
     if (!plan.some_in_backward) return;
     has_joined = true;
   }
 }
 
-/// All ranks are in step(). Returns whether they exchange their gradients.
+/// Call when all ranks are in step(). Returns whether they exchange their gradients.
 bool Reducer::prepare_step(const StepPlan& plan, bool has_joined) {
   if (!plan.some_have_local && plan.means_alike && plan.edited_alike) return false;
   if (plan.some_have_joined && plan.some_have_local && plan.some_have_lost_mean) {
-    std::rethrow_exception(dropped_mean());
+    std::rethrow_exception(dropped_mean_error());
   }
-  if (!plan.means_alike || !plan.edited_alike) gradients_.take_differing(plan, group_);
+  if (!plan.means_alike || !plan.edited_alike) gradients_.mark_differing_as_local(plan, group_);
   if (plan.some_have_joined && !plan.some_have_local) {
-    // On a rank that joined, zero_grad() or clipping ran before it had the means.
+    // A rank that joined ran zero_grad() or clipping before it had the means. The others' gradients
+    // count instead of its own.
     set_weight(has_joined ? 0 : 1);
-    gradients_.follow(weights_.take_factor());
+    gradients_.rescale_joined(weights_.take_factor());
   }
   return true;
 }
 
-/// The refusal of a gradient that some ranks have added to a dropped mean, others to the mean.
-std::exception_ptr Reducer::dropped_mean() const {
+/// The error for local gradients that contain the last mean on some ranks only.
+std::exception_ptr Reducer::dropped_mean_error() const {
   return std::make_exception_ptr(InvalidArgument(concat(
       "DistributedOptimizer rank ", group_.rank(), " of ", group_.size(),
       ": got a backward after the mean of the one before was dropped or changed, while another "
       "rank is in step() and holds that mean, expected step() on all ranks after a backward that "
-      "some ranks leave out: call step() before zero_grad(), or run a backward on every rank")));
+      "some ranks omit: call step() before zero_grad(), or run a backward on every rank")));
 }
 
 StepPlan Reducer::agree(bool has_joined) {
@@ -362,7 +366,7 @@ StepPlan Reducer::agree(bool has_joined) {
 }
 
 std::span<const std::uint8_t> Reducer::end_without_exchange() {
-  gradients_.flag_local();
+  gradients_.set_flags();
   auto flags = begin_flags();
   begin_buffers();
   flags.wait();
@@ -377,7 +381,7 @@ void Reducer::before_update() {
 
 void Reducer::exchange_parameters() {
   const auto step = step_++;
-  if (parameters_may_differ_) reducers_.count_left_out(step);
+  if (parameters_may_differ_) reducers_.count_skipped(step);
   if (!reducers_.exchanges(SyncTarget::parameters, step)) return;
   begin_buffers();
   reducers_.exchange_parameters(step);

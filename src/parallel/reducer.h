@@ -28,67 +28,67 @@
 namespace lockstep::inline v0_2::detail {
 
 /// Exchanges gradients while a backward runs. Hooks on the parameters move each gradient into its
-/// bucket. Buckets are exchanged in an order that all ranks share. A callback at the end of the
-/// backward waits for them, so that gradients are final when backward() returns. Strategies that
+/// bucket. All ranks exchange buckets in the same order. A callback at the end of the backward
+/// waits for the exchanges, so that gradients are final when backward() returns. Strategies that
 /// exchange parameters do so after the optimizer's step.
 class Reducer : public std::enable_shared_from_this<Reducer> {
  public:
-  /// Parameters without requires_grad are left alone. owner says whose collectives these are.
+  /// Ignores parameters without requires_grad. owner is the source of the collectives.
   /// Ranks: all of the group.
-  /// Throws: InvalidArgument when a parameter cannot be reduced; nothing was exchanged then.
+  /// Throws: InvalidArgument when a parameter cannot be reduced, before any exchange.
   static std::shared_ptr<Reducer> create(const ModelState& model, const Group& group,
                                          const DataParallelOptions& options, const Source& owner);
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
   ~Reducer();
 
-  /// Throws: InvalidArgument when create() would, for a reason that lies in the parameters.
+  /// Throws: InvalidArgument when create() would reject the model's parameters or buffers.
   static void check(const ModelState& model, const Group& group);
 
-  /// A backward through this tensor takes part even if it reaches no parameter.
+  /// Makes every backward through this tensor exchange gradients, even if it reaches no parameter.
   void watch(const at::Tensor& output);
 
-  /// Follows the gradient accumulators that LibTorch has made since. Before a forward, and before
-  /// the optimizer's step.
-  void follow_accumulators();
+  /// Hooks gradient accumulators that LibTorch has made since the last call. Call before a forward
+  /// and before the optimizer's step.
+  void hook_new_accumulators();
 
-  /// Parameters that no optimizer steps, and whose gradients may therefore add up.
-  void let_accumulate(const std::function<bool(const at::Tensor&)>& is_stepped) {
-    gradients_.let_accumulate(is_stepped);
+  /// Lets backwards add to the means of all parameters that no optimizer updates.
+  void allow_accumulation(const std::function<bool(const at::Tensor&)>& is_optimized) {
+    gradients_.allow_accumulation(is_optimized);
   }
 
-  /// While paused, gradients only accumulate.
+  /// While paused, gradients accumulate and are not exchanged. Calls nest.
   void pause() { ++paused_; }
   void resume() { --paused_; }
 
-  /// This rank's weight at the next exchange. Ranks: all, or none.
+  /// Sets this rank's weight at the next exchange. Ranks: all, or none.
   void set_weight(double samples);
 
-  /// Averages the gradients that this step exchanges and some rank has not averaged yet. They were
-  /// accumulated under no_sync(), set by hand, or belong to a rank that ran no backward. Joins the
-  /// backwards that other ranks run meanwhile. Before the optimizer's step. Ranks: all.
-  /// A rank that joins a backward takes over the others' later changes of its mean, such as
-  /// clipping.
+  /// Averages the gradients of this step that are local on some rank: accumulated under no_sync(),
+  /// assigned by the program, or of a rank that ran no backward. Joins the exchanges of backwards
+  /// that other ranks run meanwhile. Call before the optimizer's step. Ranks: all.
+  /// A rank that joined a backward's exchange receives the other ranks' later changes of the mean,
+  /// such as clipping.
   /// Throws: InvalidArgument, on every rank, when a strategy with error feedback would have to
-  /// average a mean that a rank has changed in place. InvalidArgument also when other ranks have
-  /// added to gradients after they dropped a mean that this rank has joined.
+  /// average a mean that a rank has changed in place. The same when other ranks dropped a mean
+  /// whose exchange this rank had joined, and accumulated gradients after that.
   void average_local_gradients();
 
-  /// For an update that ranks share, instead of an exchange. take_factor() returns this rank's
-  /// factor. Call end_without_exchange() once all ranks can read this rank's gradients. It returns
-  /// a byte for each parameter, bucket after bucket: whether some rank has changed its gradient.
-  /// Then every rank's gradients can be read, and no rank computes any more. Ranks: all.
+  /// For SharedUpdate, instead of an exchange. take_factor() returns this rank's weight factor.
+  /// Call end_without_exchange() once other ranks can read this rank's gradients. It returns one
+  /// byte per parameter, bucket after bucket: whether some rank has changed its gradient. After it,
+  /// all ranks have ended their backward and their gradients can be read. Ranks: all.
   double take_factor() { return weights_.take_factor(); }
   std::span<const std::uint8_t> end_without_exchange();
   std::span<const BucketReducer> bucket_reducers() const { return reducers_.all(); }
 
-  /// Before the optimizer's step.
+  /// Call before the optimizer's step.
   void before_update();
-  /// Exchanges the parameters of those buckets whose turn it is, and ends the step. After the
-  /// optimizer's step. Ranks: all.
+  /// Exchanges the parameters of the buckets that the strategy selects for this step, and ends the
+  /// step. Call after the optimizer's step. Ranks: all.
   void exchange_parameters();
 
-  /// Whether parameters, and what the optimizer remembers of them, may differ between ranks.
+  /// Whether parameters and optimizer state may differ between ranks.
   bool parameters_may_differ() const { return parameters_may_differ_; }
 
   /// Every rank's parameters = their mean over ranks, if they may differ. Ranks: all.
@@ -105,11 +105,11 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   Reducer(const ModelState& model, const Group& group, const DataParallelOptions& options,
           const Source& owner);
   Source source(Source::Content content) const;
-  bool steps_by_optimizer() const { return owner_.owner == Source::Owner::distributed_optimizer; }
+  bool has_optimizer() const { return owner_.owner == Source::Owner::distributed_optimizer; }
   bool is_new_leaf(const at::Tensor& leaf);
 
   void on_gradient(std::size_t parameter, const at::Tensor& incoming);
-  void take_gradient(std::size_t parameter, const at::Tensor& incoming);
+  void handle_gradient(std::size_t parameter, const at::Tensor& incoming);
   std::shared_ptr<Backward> new_backward(int task);
   std::shared_ptr<Backward> join_backward();
   void begin_next(Backward& backward);
@@ -119,7 +119,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void begin_buffers();
   StepPlan agree(bool has_joined);
   bool prepare_step(const StepPlan& plan, bool has_joined);
-  std::exception_ptr dropped_mean() const;
+  std::exception_ptr dropped_mean_error() const;
 
   Group group_;
   Source owner_;
@@ -134,8 +134,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::optional<ParameterHooks> hooks_;
   std::weak_ptr<Backward> backward_;
   std::vector<c10::weak_intrusive_ptr<at::TensorImpl>> watched_leaves_;
-  std::int64_t step_ = 0;        ///< exchanges so far; of a DistributedOptimizer, its steps
-  bool others_in_step_ = false;  ///< some rank has joined the last exchange in step()
+  std::int64_t step_ = 0;        ///< exchanges so far; steps of a DistributedOptimizer
+  bool joined_in_step_ = false;  ///< some rank has joined the last exchange in step()
   int paused_ = 0;
 };
 

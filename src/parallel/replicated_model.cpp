@@ -22,14 +22,14 @@ namespace lockstep::inline v0_2 {
 namespace detail {
 namespace {
 
-/// Units: bytes. Bounds the memory that a broadcast takes beside the model.
-constexpr std::size_t most_at_once = std::size_t{32} << 20;
+/// Most bytes that one broadcast copies, unless a single tensor is larger.
+constexpr std::size_t max_broadcast_bytes = std::size_t{32} << 20;
 
 std::vector<NamedTensor> unique(const torch::OrderedDict<std::string, at::Tensor>& named) {
   std::vector<NamedTensor> tensors;
-  std::unordered_set<const void*> seen;
+  std::unordered_set<const void*> listed;
   for (const auto& entry : named) {
-    if (seen.insert(entry.value().unsafeGetTensorImpl()).second) {
+    if (listed.insert(entry.value().unsafeGetTensorImpl()).second) {
       tensors.push_back({.name = entry.key(), .tensor = entry.value()});
     }
   }
@@ -40,7 +40,7 @@ std::string line(std::string_view kind, const NamedTensor& named, bool with_valu
   const auto& tensor = named.tensor;
   auto text =
       concat(kind, ' ', named.name, ' ', toString(tensor.scalar_type()), ' ', tensor.sizes());
-  // Gradients lie in memory as their parameters do.
+  // A gradient has its parameter's strides, so they must be equal on all ranks.
   if (!tensor.is_contiguous()) text += concat(" strides ", tensor.strides());
   if (kind == "parameter" && !tensor.requires_grad()) text += " frozen";
   if (with_values) text += concat(" values ", std::hex, checksum(tensor));
@@ -60,23 +60,23 @@ std::vector<std::string> describe(const ModelState& state, bool with_values) {
 }
 
 void broadcast(const ModelState& state, const Group& group, int root) {
-  std::vector<at::Tensor> together;
+  std::vector<at::Tensor> batch;
   std::size_t bytes = 0;
   const auto send = [&] {
-    Bundle bundle(std::move(together), group);
-    bundle.begin_broadcast(root);
-    bundle.end();
-    together.clear();
+    CoalescedTensors tensors(std::move(batch), group);
+    tensors.begin_broadcast(root);
+    tensors.end();
+    batch.clear();
     bytes = 0;
   };
   for (const auto* tensors : {&state.parameters, &state.buffers}) {
     for (const auto& [name, tensor] : *tensors) {
-      if (bytes > 0 && bytes + tensor.nbytes() > most_at_once) send();
-      together.push_back(tensor);
+      if (bytes > 0 && bytes + tensor.nbytes() > max_broadcast_bytes) send();
+      batch.push_back(tensor);
       bytes += tensor.nbytes();
     }
   }
-  if (!together.empty()) send();
+  if (!batch.empty()) send();
 }
 
 }  // namespace detail
@@ -121,13 +121,13 @@ const char* name(BufferPolicy policy) {
   return "unknown";
 }
 
-/// Whether there can be one copy of the parameters for all ranks.
+/// Checks that share_memory is possible.
 void check_shareable(const ModelState& model, const Group& group,
                      const DataParallelOptions& options, Source::Owner front_end) {
   if (front_end == Source::Owner::distributed_data_parallel) {
     throw InvalidArgument(
-        "share_memory: every rank would update the one copy: use DistributedOptimizer, which has "
-        "each update a part");
+        "share_memory: got DistributedDataParallel, where every rank updates all parameters, "
+        "expected DistributedOptimizer, where each rank updates a part of them");
   }
   if (options.strategy.text() != AllReduce{}.text()) {
     throw InvalidArgument(concat("share_memory: got strategy ", options.strategy.text(),
@@ -140,8 +140,8 @@ void check_shareable(const ModelState& model, const Group& group,
   for (const auto& [name, tensor] : model.parameters) {
     if (!tensor.requires_grad() || tensor.storage().use_count() == 1) continue;
     throw InvalidArgument(concat("share_memory: parameter ", name,
-                                 " has its memory in common with another tensor, expected it to "
-                                 "have it for itself: it is to be moved"));
+                                 " shares its memory with another tensor, expected memory of its "
+                                 "own, because share_memory moves every parameter: clone() it"));
   }
 }
 
@@ -163,8 +163,8 @@ void check(const torch::nn::Module* module, const Group& group, const DataParall
   if (options.share_memory) check_shareable(model, group, options, front_end);
 }
 
-/// The properties that must be equal on all ranks. A rank that cannot go on puts its error there,
-/// so that all ranks learn of it and none waits for it.
+/// The properties that must be equal on all ranks. A rank whose check fails returns its error
+/// instead, so that all ranks report it and none waits for that rank.
 std::vector<std::string> describe_all(const torch::nn::Module* module, const Group& group,
                                       const DataParallelOptions& options, Source::Owner front_end) {
   try {
@@ -182,8 +182,8 @@ std::vector<std::string> describe_all(const torch::nn::Module* module, const Gro
   return lines;
 }
 
-/// Gives access to the parameters that a module itself holds. Module::parameters() joins names on
-/// the way, which takes longer than everything else in check_unchanged().
+/// Access to a module's own parameters. Module::parameters() also builds their names, which would
+/// take most of the time of check_unchanged().
 struct OwnParameters : torch::nn::Module {
   static const auto& of(const torch::nn::Module& module) {
     return module.*(&OwnParameters::parameters_);
@@ -205,65 +205,67 @@ ReplicatedModel::ReplicatedModel(std::shared_ptr<torch::nn::Module> module, cons
                                  const DataParallelOptions& options, Source::Owner front_end)
     : module_(std::move(module)),
       group_(group),
-      where_(name(front_end)),
+      operation_(name(front_end)),
       source_(new_source(group, front_end)) {
   const SourceScope scope(group.communicator(), source_);
-  agree(group, where_, describe_all(module_.get(), group, options, front_end));
+  agree(group, operation_, describe_all(module_.get(), group, options, front_end));
   try {
     check(module_.get(), group, options, front_end);
     const ModelState model(*module_);
-    // Before the exchanges are made: they may remember the parameters.
+    // Before the exchanges are constructed: they may copy the parameters.
     if (options.initial_sync == InitialSync::broadcast) broadcast(model, group, 0);
     reducer_ = Reducer::create(model, group, options, source_);
     for (const auto& named : model.parameters) {
-      known_.push_back({.named = named,
-                        .dtype = named.tensor.scalar_type(),
-                        .trainable = named.tensor.requires_grad()});
+      wrapped_.push_back({.named = named,
+                          .dtype = named.tensor.scalar_type(),
+                          .trainable = named.tensor.requires_grad()});
     }
   } catch (const InvalidArgument& error) {
     throw InvalidArgument(
-        concat(where_, " rank ", group.rank(), " of ", group.size(), ": ", error.what()),
-        {.rank = error.rank(), .operation = where_});
+        concat(operation_, " rank ", group.rank(), " of ", group.size(), ": ", error.what()),
+        {.rank = error.rank(), .operation = operation_});
   } catch (const std::exception& error) {
-    group.communicator().fail(concat(where_, ": ", error.what()));
+    group.communicator().fail(concat(operation_, ": ", error.what()));
     throw;
   }
 }
 
 void ReplicatedModel::check_unchanged() const {
   const auto fail = [this](const auto&... what) {
-    throw InvalidArgument(concat(where_, ": ", what...,
+    throw InvalidArgument(concat(operation_, ": ", what...,
                                  " since the model was wrapped: wrap it again after changing it"),
-                          {.operation = where_});
+                          {.operation = operation_});
   };
-  auto known = known_.begin();
+  auto wrapped = wrapped_.begin();
   for_each_parameter(*module_, [&](const at::Tensor& parameter) {
-    // A tensor that is listed again under a second name.
-    const auto same = [&](const Known& other) { return other.named.tensor.is_same(parameter); };
-    if (known == known_.end() || !same(*known)) {
-      if (std::any_of(known_.begin(), known, same)) return;
-      fail("the list of parameters has changed at #", known - known_.begin());
+    // A tensor that the module lists again under a second name is skipped.
+    const auto same = [&](const Wrapped& other) { return other.named.tensor.is_same(parameter); };
+    if (wrapped == wrapped_.end() || !same(*wrapped)) {
+      if (std::any_of(wrapped_.begin(), wrapped, same)) return;
+      fail("the list of parameters has changed at #", wrapped - wrapped_.begin());
     }
-    if (parameter.scalar_type() != known->dtype) {
-      fail("parameter ", known->named.name, " has become ", toString(parameter.scalar_type()));
+    if (parameter.scalar_type() != wrapped->dtype) {
+      fail("parameter ", wrapped->named.name, " was converted to ",
+           toString(parameter.scalar_type()));
     }
-    if (parameter.requires_grad() && !known->trainable) {
-      fail("parameter ", known->named.name, " was frozen, and has come to require a gradient");
+    if (parameter.requires_grad() && !wrapped->trainable) {
+      fail("parameter ", wrapped->named.name, " was frozen and now requires a gradient");
     }
-    ++known;
+    ++wrapped;
   });
-  if (known != known_.end()) fail("parameter ", known->named.name, " has gone");
+  if (wrapped != wrapped_.end()) fail("parameter ", wrapped->named.name, " was removed");
 }
 
 void ReplicatedModel::begin_forward() const {
   check_unchanged();
-  reducer_->follow_accumulators();
+  reducer_->hook_new_accumulators();
 }
 
 void ReplicatedModel::refuse_output(const std::type_info& type) const {
   const auto name = c10::demangle(type.name());
   throw InvalidArgument(
-      concat(where_, " rank ", group_.rank(), " of ", group_.size(), ": forward returned ", name,
+      concat(operation_, " rank ", group_.rank(), " of ", group_.size(), ": forward returned ",
+             name,
              ", expected a tensor, or tuples, ranges, dictionaries, optionals, pointers or "
              "variants of "
              "tensors: declare `void visit_tensors(const ",
@@ -271,7 +273,7 @@ void ReplicatedModel::refuse_output(const std::type_info& type) const {
              "& output, const auto& visit)` in its namespace, which calls visit with every tensor "
              "of the "
              "output, or train with DistributedOptimizer, which needs no output"),
-      {.operation = where_});
+      {.operation = operation_});
 }
 
 void ReplicatedModel::watch(const at::Tensor& output) const { reducer_->watch(output); }

@@ -33,36 +33,38 @@ struct ModelState {
   std::vector<NamedTensor> buffers;
 };
 
-/// A line for each tensor, as ranks must agree on. with_values adds a checksum.
+/// One line per tensor, for a comparison between ranks. with_values adds a checksum.
 std::vector<std::string> describe(const ModelState& state, bool with_values);
 
-/// broadcast_parameters without the check.
+/// broadcast_parameters() without the comparison of models.
 void broadcast(const ModelState& state, const Group& group, int root);
 
 class Reducer;
 
-/// A model that all ranks hold, as both front ends use it: checked and made equal at the start, its
-/// gradients exchanged by a Reducer.
+/// A model that all ranks hold. Both front ends use it. It compares the ranks' models, makes them
+/// equal at the start, and has the Reducer that exchanges gradients.
 class ReplicatedModel {
  public:
-  /// Ranks: all of the group. Throws: InvalidArgument, on every rank; the group stays usable.
-  /// Another error, as a shortage of memory on one rank, ends the world.
+  /// Ranks: all of the group.
+  /// Throws: InvalidArgument, on every rank; the group stays usable. Any other error, such as a
+  /// shortage of memory on one rank, ends the world.
   ReplicatedModel(std::shared_ptr<torch::nn::Module> module, const Group& group,
                   const DataParallelOptions& options, Source::Owner front_end);
 
   /// Throws: InvalidArgument when the module's parameters are not those it was wrapped with.
   void check_unchanged() const;
-  /// Before a forward that a backward may follow.
+  /// Call before a forward that a backward may follow.
   /// Throws: InvalidArgument when check_unchanged() does.
   void begin_forward() const;
   void watch(const at::Tensor& output) const;
-  /// Throws: InvalidArgument that says what a forward may return.
+  /// Throws: InvalidArgument with the types that a forward may return.
   [[noreturn]] void refuse_output(const std::type_info& type) const;
   NoSync no_sync() const { return NoSync(reducer_); }
   Reducer& reducer() const { return *reducer_; }
 
  private:
-  struct Known {
+  /// A parameter as it was when the model was wrapped.
+  struct Wrapped {
     NamedTensor named;
     at::ScalarType dtype;
     bool trainable;
@@ -70,9 +72,9 @@ class ReplicatedModel {
 
   std::shared_ptr<torch::nn::Module> module_;
   Group group_;
-  const char* where_;
-  Source source_;  ///< of this wrapper's collectives
-  std::vector<Known> known_;
+  const char* operation_;  ///< name of the front end
+  Source source_;          ///< of this wrapper's collectives
+  std::vector<Wrapped> wrapped_;
   std::shared_ptr<Reducer> reducer_;
 };
 

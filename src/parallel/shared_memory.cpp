@@ -14,55 +14,56 @@
 namespace lockstep::inline v0_2::detail {
 namespace {
 
-/// Lies in front of the bytes.
+/// Precedes the bytes of a block.
 struct alignas(64) Header {
-  std::atomic<int> users;  ///< ranks that have not let go of it
+  std::atomic<int> references;  ///< ranks that still have a tensor over the block
 };
 
-struct Owned {
+struct OwnedBlock {
   std::shared_ptr<std::byte> memory;
   const Header* header;
 };
 
-/// Memory that ranks of this process own and others still use; sweep() frees it after its last use.
-/// Never destroyed, since tensors may outlive any static object.
-struct LetGo {
+/// Blocks in this process's heap that this process has released and other ranks still use. Never
+/// destroyed, since tensors may outlive any static object.
+struct ReleasedMemory {
   std::mutex mutex;
-  std::vector<Owned> memory;
+  std::vector<OwnedBlock> memory;
 
-  static LetGo& get() {
-    static auto* all = new LetGo;
+  static ReleasedMemory& get() {
+    static auto* all = new ReleasedMemory;
     return *all;
   }
-  void add(Owned owned) {
+  void add(OwnedBlock block) {
     const std::lock_guard lock(mutex);
-    memory.push_back(std::move(owned));
+    memory.push_back(std::move(block));
   }
-  void sweep() {
+  void free_unused() {
     const std::lock_guard lock(mutex);
-    std::erase_if(memory, [](const Owned& owned) { return owned.header->users.load() == 0; });
+    std::erase_if(memory,
+                  [](const OwnedBlock& block) { return block.header->references.load() == 0; });
   }
 };
 
-/// One rank's hold on it.
-class Hold {
+/// One rank's reference to a block. On rank 0 it owns the block.
+class BlockReference {
  public:
-  Hold(const Group& group, Header& header, std::shared_ptr<std::byte> owned)
+  BlockReference(const Group& group, Header& header, std::shared_ptr<std::byte> owned)
       : group_(group), header_(header), owned_(std::move(owned)) {}
-  Hold(const Hold&) = delete;
-  Hold& operator=(const Hold&) = delete;
+  BlockReference(const BlockReference&) = delete;
+  BlockReference& operator=(const BlockReference&) = delete;
 
-  ~Hold() {
-    const bool is_last = header_.users.fetch_sub(1) == 1;
+  ~BlockReference() {
+    const bool is_last = header_.references.fetch_sub(1) == 1;
     if (owned_ && !is_last) {
-      LetGo::get().add({std::move(owned_), &header_});
+      ReleasedMemory::get().add({std::move(owned_), &header_});
     }
   }
 
  private:
-  Group group_;  ///< keeps the world's memory
+  Group group_;  ///< keeps the world's memory mapped
   Header& header_;
-  std::shared_ptr<std::byte> owned_;  ///< rank 0's
+  std::shared_ptr<std::byte> owned_;  ///< on rank 0 only
 };
 
 }  // namespace
@@ -73,21 +74,22 @@ bool shares_memory(const Group& group) {
 }
 
 at::Tensor shared_memory(const Group& group, std::size_t bytes) {
-  LetGo::get().sweep();
+  ReleasedMemory::get().free_unused();
   auto& communicator = group.communicator();
   std::shared_ptr<std::byte> owned;
-  std::int64_t place = 0;
+  std::int64_t address = 0;
   if (group.rank() == 0) {
     owned = communicator.allocate(sizeof(Header) + bytes);
-    new (owned.get()) Header{.users = group.size()};
-    place = static_cast<std::int64_t>(*communicator.place_of(owned.get()));
+    new (owned.get()) Header{.references = group.size()};
+    address = static_cast<std::int64_t>(*communicator.place_of(owned.get()));
   }
-  communicator.broadcast(&place, 1, DType::i64, 0).wait();
-  auto* memory = communicator.at_place(static_cast<std::uint64_t>(place));
-  auto hold = std::make_shared<Hold>(group, *reinterpret_cast<Header*>(memory), std::move(owned));
+  communicator.broadcast(&address, 1, DType::i64, 0).wait();
+  auto* memory = communicator.at_place(static_cast<std::uint64_t>(address));
+  auto reference =
+      std::make_shared<BlockReference>(group, *reinterpret_cast<Header*>(memory), std::move(owned));
   return at::from_blob(
       memory + sizeof(Header), {static_cast<std::int64_t>(bytes)},
-      [hold = std::move(hold)](void*) mutable { hold.reset(); }, at::kByte);
+      [reference = std::move(reference)](void*) mutable { reference.reset(); }, at::kByte);
 }
 
 }  // namespace lockstep::detail

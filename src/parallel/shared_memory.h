@@ -8,13 +8,13 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// Whether all ranks of the group can use one rank's memory.
+/// Whether the ranks of the group can access each other's heaps.
 bool shares_memory(const Group& group);
 
-/// Memory that is the same on every rank: flat bytes, 64-byte aligned, uninitialised. It lies in
-/// rank 0's heap, for as long as some rank has a tensor over it.
+/// A block of memory that all ranks access: flat bytes, 64-byte aligned, uninitialised. The block
+/// is in rank 0's heap and lives until no rank has a tensor over it.
 /// Ranks: all of the group, with the same bytes; shares_memory() must hold.
-/// Throws: CommError on rank 0 when the machine has not that much memory.
+/// Throws: CommError on rank 0 when memory is short.
 at::Tensor shared_memory(const Group& group, std::size_t bytes);
 
 }  // namespace lockstep::detail

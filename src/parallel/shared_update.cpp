@@ -24,23 +24,23 @@
 namespace lockstep::inline v0_2::detail {
 namespace {
 
-/// Gradients that are averaged, then updated with, while they stay in the second-level cache.
+/// Bytes that are averaged and then used for the update while they are in the second-level cache.
 constexpr std::size_t chunk_bytes = 128 << 10;
 
 at::Tensor flat_at(const void* data, std::size_t count, at::ScalarType dtype) {
   return at::from_blob(const_cast<void*>(data), {static_cast<std::int64_t>(count)}, dtype);
 }
 
-/// Elements of a bucket that one of several ranks updates.
-std::size_t part_of(const at::Tensor& values, int ranks) {
+/// Elements of a bucket that each rank updates, rounded up to cache lines.
+std::size_t range_length(const at::Tensor& values, int ranks) {
   const auto numel = static_cast<std::size_t>(values.numel());
-  const auto line = place_alignment / static_cast<std::size_t>(values.element_size());
+  const auto line = slice_alignment / static_cast<std::size_t>(values.element_size());
   const auto stride = line * static_cast<std::size_t>(ranks);
   return (numel + stride - 1) / stride * line;
 }
 
 std::size_t padded(std::size_t bytes) {
-  return (bytes + place_alignment - 1) / place_alignment * place_alignment;
+  return (bytes + slice_alignment - 1) / slice_alignment * slice_alignment;
 }
 
 }  // namespace
@@ -51,14 +51,14 @@ SharedUpdate::SharedUpdate(Reducer& reducer, const Group& group, ElementwiseOpti
   for (const auto& of_bucket : reducer_.bucket_reducers()) {
     const auto& bucket = of_bucket.bucket;
     const auto numel = static_cast<std::size_t>(bucket.values().numel());
-    const auto part = part_of(bucket.values(), group_.size());
+    const auto part = range_length(bucket.values(), group_.size());
     const auto begin = std::min(numel, part * static_cast<std::size_t>(group_.rank()));
     buckets_.push_back({.gradients = &bucket,
                         .own = {.begin = begin, .end = std::min(numel, begin + part)},
-                        .found = std::vector<Gradient>(bucket.slices().size())});
+                        .own_gradients = std::vector<Gradient>(bucket.slices().size())});
     bytes_ += padded(bucket.values().nbytes());
   }
-  find_buckets();
+  exchange_addresses();
   const auto memory = shared_memory(group_, bytes_);
   std::size_t offset = 0;
   for (auto& bucket : buckets_) {
@@ -86,21 +86,21 @@ SharedUpdate::~SharedUpdate() {
         try {
           move(user.detach().clone());
         } catch (const std::exception&) {
-          // Short of memory: it stays where it is, and keeps that alive.
+          // Memory is short: the tensor stays in shared memory and keeps it alive.
         }
       };
       move_out(bucket.values[i], parameter,
                [&](const at::Tensor& own) { parameter.set_data(own); });
-      if (bucket.memory.empty() || !optimizer_.has(parameter)) continue;
+      if (bucket.state.empty() || !optimizer_.has(parameter)) continue;
       if (auto* memory = optimizer_.memory_of(parameter)) {
-        move_out(bucket.memory[i], *memory, [&](const at::Tensor& own) { *memory = own; });
+        move_out(bucket.state[i], *memory, [&](const at::Tensor& own) { *memory = own; });
       }
     }
   }
 }
 
-/// The elements of a slice that are a rank's to update, counted from the slice's first.
-SharedUpdate::Part SharedUpdate::within(const Part& own, const Bucket::Slice& slice) {
+/// The elements of a slice that are in a range of its bucket, relative to the slice.
+SharedUpdate::Range SharedUpdate::intersection(const Range& own, const Bucket::Slice& slice) {
   const auto numel = static_cast<std::size_t>(slice.values.numel());
   const auto clamp = [&](std::size_t place) {
     return std::clamp(place, slice.offset, slice.offset + numel) - slice.offset;
@@ -108,23 +108,24 @@ SharedUpdate::Part SharedUpdate::within(const Part& own, const Bucket::Slice& sl
   return {.begin = clamp(own.begin), .end = clamp(own.end)};
 }
 
-/// Where each rank's gradients lie.
-void SharedUpdate::find_buckets() {
+/// Exchanges the addresses of all ranks' buckets.
+void SharedUpdate::exchange_addresses() {
   auto& communicator = group_.communicator();
   std::vector<std::int64_t> places;
   for (const auto& bucket : buckets_) {
     const auto place = communicator.place_of(bucket.gradients->values().const_data_ptr());
-    places.push_back(static_cast<std::int64_t>(place.value_or(0)));  // none of no element
+    // An empty bucket has no memory.
+    places.push_back(static_cast<std::int64_t>(place.value_or(0)));
   }
   std::vector<std::int64_t> all(places.size() * static_cast<std::size_t>(group_.size()));
   communicator.all_gather(places.data(), all.data(), places.size(), DType::i64).wait();
   for (std::size_t i = 0; i < all.size(); ++i) {
-    buckets_[i % places.size()].of_ranks.push_back(
+    buckets_[i % places.size()].rank_gradients.push_back(
         communicator.at_place(static_cast<std::uint64_t>(all[i])));
   }
 }
 
-/// A tensor for each slice, over the memory from the offset on, which it passes.
+/// Makes a tensor for each slice, over bytes from the offset on. Advances the offset.
 std::vector<at::Tensor> SharedUpdate::lay_out(SharedBucket& bucket, const at::Tensor& bytes,
                                               std::size_t& offset) const {
   const auto& like = bucket.gradients->values();
@@ -146,38 +147,37 @@ void SharedUpdate::check_in_place() const {
       const auto& [name, parameter, offset, values] = bucket.gradients->slices()[i];
       if (parameter.const_data_ptr() == bucket.values[i].const_data_ptr()) continue;
       throw InvalidArgument(concat("DistributedOptimizer: parameter ", name,
-                                   " has been given other memory, expected the one that all ranks "
+                                   " was moved to other memory, expected the memory that all ranks "
                                    "share: change its values in place"));
     }
   }
 }
 
-/// Allocates shared memory for the optimizer's state, once there is one.
-void SharedUpdate::make_memory() {
-  if (!buckets_.front().memory.empty()) return;
-  const bool remembers = std::ranges::any_of(buckets_, [&](const SharedBucket& bucket) {
+/// Allocates shared memory for the optimizer state, if the optimizer has any.
+void SharedUpdate::allocate_state() {
+  if (!buckets_.front().state.empty()) return;
+  const bool has_state = std::ranges::any_of(buckets_, [&](const SharedBucket& bucket) {
     return std::ranges::any_of(bucket.gradients->slices(), [&](const Bucket::Slice& slice) {
       return optimizer_.has(slice.parameter) && optimizer_.memory_of(slice.parameter) != nullptr;
     });
   });
-  if (!remembers) return;
+  if (!has_state) return;
   const auto memory = shared_memory(group_, bytes_);
   std::size_t offset = 0;
-  for (auto& bucket : buckets_) bucket.memory = lay_out(bucket, memory, offset);
+  for (auto& bucket : buckets_) bucket.state = lay_out(bucket, memory, offset);
 }
 
-/// Sees to it that what is remembered of a parameter lies in shared memory. Returns whether nothing
-/// was yet.
-bool SharedUpdate::prepare_memory(SharedBucket& bucket, std::size_t slice) {
+/// Moves a parameter's optimizer state into shared memory. Returns whether there was no state yet.
+bool SharedUpdate::prepare_state(SharedBucket& bucket, std::size_t slice) {
   const auto& of = bucket.gradients->slices()[slice];
   auto* memory = optimizer_.memory_of(of.parameter);
   if (memory == nullptr) return false;
-  const auto& shared = bucket.memory[slice];
+  const auto& shared = bucket.state[slice];
   const bool is_first = !memory->defined();
   if (!is_first && memory->const_data_ptr() != shared.const_data_ptr()) {
-    // It was loaded: every rank has all of it, and brings its part.
+    // A loaded state: every rank has all of it and copies its own range.
     const auto loaded = at::empty_like(shared).copy_(*memory);
-    const auto [begin, end] = within(bucket.own, of);
+    const auto [begin, end] = intersection(bucket.own, of);
     const auto size = static_cast<std::size_t>(shared.element_size());
     std::memcpy(memory_of(shared) + begin * size, memory_of(loaded) + begin * size,
                 (end - begin) * size);
@@ -186,11 +186,11 @@ bool SharedUpdate::prepare_memory(SharedBucket& bucket, std::size_t slice) {
   return is_first;
 }
 
-/// A gradient that every rank has.
-SharedUpdate::Gradient SharedUpdate::mean_of(const Bucket::Slice& slice) {
+/// A gradient that is equal on every rank.
+SharedUpdate::Gradient SharedUpdate::mean_gradient(const Bucket::Slice& slice) {
   const auto& gradient = slice.parameter.grad();
   if (!gradient.defined()) return {};
-  expect_like(gradient, slice);
+  expect_copyable(gradient, slice);
   if (gradient.strides() == slice.values.strides()) {
     return {.values = memory_of(gradient), .is_mean = true};
   }
@@ -198,31 +198,31 @@ SharedUpdate::Gradient SharedUpdate::mean_of(const Bucket::Slice& slice) {
   return {.values = memory_of(slice.values), .is_mean = true};
 }
 
-/// Puts this rank's gradient where all can read it, but for the rank's own part, if it can stay
-/// where it is.
-SharedUpdate::Gradient SharedUpdate::bring(const Bucket::Slice& slice, const Part& own,
-                                           double factor) {
+/// Copies this rank's gradient into its bucket, where all ranks can read it. This rank's own range
+/// is not copied if it can be read from .grad().
+SharedUpdate::Gradient SharedUpdate::publish_gradient(const Bucket::Slice& slice, const Range& own,
+                                                      double factor) {
   const auto& values = slice.values;
   const auto& gradient = slice.parameter.grad();
   if (!gradient.defined()) {
     values.zero_();
     return {.values = memory_of(values)};
   }
-  expect_like(gradient, slice);
+  expect_copyable(gradient, slice);
   if (factor != 1 || values.numel() == 0 || gradient.strides() != values.strides()) {
-    const bool in_bucket = lies_in(gradient, values);
-    Gradient found{.values = memory_of(values),
-                   .kept = in_bucket ? gradient.clone() : at::Tensor()};
+    const bool in_bucket = is_stored_in(gradient, values);
+    Gradient published{.values = memory_of(values),
+                       .saved = in_bucket ? gradient.clone() : at::Tensor()};
     if (!in_bucket) values.copy_(gradient);
     if (factor == 0) {
-      values.zero_();  // whatever this rank computed, were it NaN
+      values.zero_();  // a factor of 0 must also remove NaN
     } else if (factor != 1) {
       values.mul_(factor);
     }
-    return found;
+    return published;
   }
-  if (!lies_in(gradient, values)) {
-    const auto [begin, end] = within(own, slice);
+  if (!is_stored_in(gradient, values)) {
+    const auto [begin, end] = intersection(own, slice);
     const auto size = static_cast<std::size_t>(values.element_size());
     auto* to = memory_of(values);
     std::memcpy(to, memory_of(gradient), begin * size);
@@ -231,75 +231,77 @@ SharedUpdate::Gradient SharedUpdate::bring(const Bucket::Slice& slice, const Par
   return {.values = memory_of(gradient)};
 }
 
-/// Every rank's gradients can be read, and no rank computes any more, when it returns.
-void SharedUpdate::find_gradients(UpdateGradients gradients) {
+/// On return, all ranks have ended their backward and their gradients can be read.
+void SharedUpdate::publish_gradients(UpdateGradients gradients) {
   const bool exchanged = gradients == UpdateGradients::averaged;
   // Writes into the bucket must not count as changes of a gradient.
   const at::AutoDispatchBelowADInplaceOrView no_versions;
   const double factor = exchanged ? 1 : reducer_.take_factor();
   for (auto& bucket : buckets_) {
-    for (std::size_t i = 0; i < bucket.found.size(); ++i) {
+    for (std::size_t i = 0; i < bucket.own_gradients.size(); ++i) {
       const auto& slice = bucket.gradients->slices()[i];
-      bucket.found[i] = exchanged ? mean_of(slice) : bring(slice, bucket.own, factor);
+      bucket.own_gradients[i] =
+          exchanged ? mean_gradient(slice) : publish_gradient(slice, bucket.own, factor);
     }
   }
   if (exchanged) return group_.barrier().wait();
   auto changed = reducer_.end_without_exchange();
   for (auto& bucket : buckets_) {
-    for (std::size_t i = 0; i < bucket.found.size(); ++i) {
+    for (std::size_t i = 0; i < bucket.own_gradients.size(); ++i) {
       if (changed[i] != 0) continue;
-      // A gradient that no rank has changed stays as it was.
+      // No rank has changed this gradient, so it is used without averaging.
       const auto& slice = bucket.gradients->slices()[i];
-      if (const auto& kept = bucket.found[i].kept; kept.defined()) slice.values.copy_(kept);
-      bucket.found[i] = mean_of(slice);
+      if (const auto& saved = bucket.own_gradients[i].saved; saved.defined())
+        slice.values.copy_(saved);
+      bucket.own_gradients[i] = mean_gradient(slice);
     }
-    changed = changed.subspan(bucket.found.size());
+    changed = changed.subspan(bucket.own_gradients.size());
   }
 }
 
 void SharedUpdate::update(SharedBucket& bucket, std::size_t slice) {
   const auto& of = bucket.gradients->slices()[slice];
-  const auto& found = bucket.found[slice];
-  if (found.values == nullptr || !optimizer_.has(of.parameter)) return;
-  const bool is_first = prepare_memory(bucket, slice);
-  const bool remembers = optimizer_.memory_of(of.parameter) != nullptr;
+  const auto& own_gradient = bucket.own_gradients[slice];
+  if (own_gradient.values == nullptr || !optimizer_.has(of.parameter)) return;
+  const bool is_first = prepare_state(bucket, slice);
+  const bool has_state = optimizer_.memory_of(of.parameter) != nullptr;
   const auto dtype = of.parameter.scalar_type();
   const auto size = static_cast<std::size_t>(of.parameter.element_size());
   const auto rank = static_cast<std::size_t>(group_.rank());
-  std::vector<const std::byte*> inputs(bucket.of_ranks.size());
+  std::vector<const std::byte*> inputs(bucket.rank_gradients.size());
   auto* mean = memory_of(mean_);
-  const auto part = within(bucket.own, of);
+  const auto part = intersection(bucket.own, of);
   for (auto begin = part.begin; begin < part.end; begin += chunk_bytes / size) {
     const auto count = std::min(part.end - begin, chunk_bytes / size);
     const auto in = [&](const at::Tensor& tensor) {
       return flat_at(memory_of(tensor) + begin * size, count, dtype);
     };
-    const std::byte* gradient = found.values + begin * size;
-    if (!found.is_mean) {
+    const std::byte* gradient = own_gradient.values + begin * size;
+    if (!own_gradient.is_mean) {
       for (std::size_t r = 0; r < inputs.size(); ++r) {
-        inputs[r] = r == rank ? gradient : bucket.of_ranks[r] + (of.offset + begin) * size;
+        inputs[r] = r == rank ? gradient : bucket.rank_gradients[r] + (of.offset + begin) * size;
       }
       kernels::reduce(dtype_of(dtype, "update"), ReduceOp::avg, inputs, {{mean}}, count);
       gradient = mean;
     }
     optimizer_.update(of.parameter, {.values = in(bucket.values[slice]),
                                      .gradient = flat_at(gradient, count, dtype),
-                                     .memory = remembers ? in(bucket.memory[slice]) : at::Tensor(),
+                                     .memory = has_state ? in(bucket.state[slice]) : at::Tensor(),
                                      .is_first = is_first});
   }
-  // Autograd is to notice on every rank, whoever has written.
+  // Autograd must detect the change on every rank, also of ranges that other ranks wrote.
   of.parameter.unsafeGetTensorImpl()->bump_version();
 }
 
 void SharedUpdate::update(SharedBucket& bucket) {
-  for (std::size_t i = 0; i < bucket.found.size(); ++i) update(bucket, i);
+  for (std::size_t i = 0; i < bucket.own_gradients.size(); ++i) update(bucket, i);
 }
 
-/// As if the bucket had been exchanged by an all_reduce.
+/// Counts in the statistics as an all_reduce of the bucket.
 void SharedUpdate::average_and_update(SharedBucket& bucket) {
   auto& statistics = GroupStatistics::of(group_.communicator());
   const auto bytes = bucket.gradients->values().nbytes();
-  const DenseBytesScope stands_for(statistics, bytes);
+  const DenseBytesScope dense_bytes_scope(statistics, bytes);
   const Working working(
       statistics.count(Collective::all_reduce, static_cast<int>(bucket.gradients->index()), bytes)
           .working);
@@ -311,10 +313,10 @@ void SharedUpdate::step(UpdateGradients gradients) {
   check_in_place();
   if (!mean_.defined()) mean_ = at::empty({static_cast<std::int64_t>(chunk_bytes)}, at::kByte);
   const bool exchanged = gradients == UpdateGradients::averaged;
-  find_gradients(gradients);
-  make_memory();
+  publish_gradients(gradients);
+  allocate_state();
   for (auto& bucket : buckets_) exchanged ? update(bucket) : average_and_update(bucket);
-  // No rank computes with parameters that are not updated, or changes gradients that others read.
+  // Before this barrier, other ranks read this rank's gradients and write its parameters.
   group_.barrier().wait();
 }
 

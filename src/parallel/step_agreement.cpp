@@ -8,8 +8,8 @@
 namespace lockstep::inline v0_2::detail {
 namespace {
 
-/// An integer whose bytes are largest over ranks, and the same of its complement. They belong
-/// together if, and only if, all ranks gave the same integer.
+/// An integer and its complement. Their bytewise maxima over ranks are complements of each other
+/// if, and only if, all ranks have the same integer.
 template <class Integer>
 struct Compared {
   explicit Compared(Integer own) : value(own), complement(static_cast<Integer>(~own)) {}
@@ -19,7 +19,7 @@ struct Compared {
   Integer complement;
 };
 
-/// The message of an agreement; an all_reduce takes the largest of each byte.
+/// The content of the all_reduce, which takes the maximum of each byte.
 struct Message {
   explicit Message(const StepIntent& intent)
       : means(intent.means),
@@ -66,7 +66,8 @@ StepPlan StepAgreement::end() {
   if (!all.step.is_equal()) {
     throw InvalidArgument(concat("DistributedOptimizer rank ", group_.rank(), " of ", group_.size(),
                                  ": got ", step_,
-                                 " steps so far on this rank, and another number on another rank: "
+                                 " steps so far on this rank, and another number on another rank, "
+                                 "expected the same number on all ranks: "
                                  "call step() on all ranks or on none"));
   }
   return {.some_in_backward = all.in_backward != 0,

@@ -18,7 +18,7 @@ Weights::Weights(const Group& group)
       all_(group.empty({group.size()}, at::kDouble)) {}
 
 void Weights::set(double weight) {
-  work_.wait();  // set twice: the later one counts
+  work_.wait();  // of an earlier set(), which this one replaces
   *mine_.data_ptr<double>() = weight;
   work_ = group_.all_gather(all_, mine_);
   are_set_ = true;

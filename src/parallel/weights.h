@@ -7,22 +7,22 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// How much each rank's gradients count at the next exchange.
+/// The weights of all ranks' gradients at the next exchange.
 class Weights {
  public:
   explicit Weights(const Group& group);
 
-  /// Tells the others this rank's weight; does not block.
+  /// Begins the all_gather of the weights; does not block.
   /// Ranks: all of the group.
   void set(double weight);
 
-  /// This rank's factor for its gradients, so that their mean over ranks is weighted: w_r · N ÷ Σ
-  /// w. It is exactly 1 when all weights are equal or none were set. Forgets the weights.
+  /// The factor w_r · N ÷ Σ w of this rank's gradients, which makes their mean over ranks a
+  /// weighted mean. Exactly 1 when all weights are equal or none were set. Clears the weights.
   /// Throws: as check().
   double take_factor();
 
   /// Throws: InvalidArgument, on every rank, when a weight is negative or not finite, or all are
-  /// zero. Forgets the weights then.
+  /// zero. Clears the weights then.
   void check();
 
  private:

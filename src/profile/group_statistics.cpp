@@ -11,23 +11,23 @@ namespace {
 
 using Time = std::chrono::steady_clock::time_point;
 
-thread_local std::chrono::nanoseconds idle{};
-// Nothing yet: not the clock's zero, which is when the machine was started.
+thread_local std::chrono::nanoseconds total_wait{};
+// Not zero, which is a valid time of the clock.
 thread_local auto communicated_until = Time::min();
 
-/// Counts a time in which an operation of this thread was under way. Returns from when on nothing
-/// was counted yet.
+/// Counts a time in which an operation of this thread was in flight. Operations may overlap:
+/// returns the begin of the part that was not counted yet.
 Time count_communication(Time begin, Time end) {
   const auto from = std::max(begin, communicated_until);
   communicated_until = std::max(communicated_until, end);
   return from;
 }
 
-/// Counts how long an operation was under way, and how much of that before the wait.
+/// Counts how long an operation was in flight, and how much of that was before the wait.
 void count_overlap(CollectiveStatistics& row, const ObservedEnd& end) {
-  const bool alone = end.interval.complete.time_since_epoch().count() != 0;
+  const bool has_progress_thread = end.interval.complete.time_since_epoch().count() != 0;
   const auto [begun, complete] =
-      alone ? end.interval : RequestInterval{end.wait_began, end.wait_ended};
+      has_progress_thread ? end.interval : RequestInterval{end.wait_began, end.wait_ended};
   const auto from = count_communication(begun, complete);
   const auto until = std::max(complete, from);
   row.communicating += until - from;
@@ -41,8 +41,9 @@ void trace(const ObservedOperation& operation, const ObservedEnd& end) noexcept 
                  .bucket = operation.source.bucket,
                  .kind = TraceSpan::Kind::waiting,
                  .collective = operation.collective};
-  constexpr std::int64_t least = 1000;  // ns: what was there already was not waited for
-  if (span.end - span.begin >= least) this_threads_trace->add(span);
+  // A shorter wait was for an operation that was already complete. Units: nanoseconds.
+  constexpr std::int64_t min_wait = 1000;
+  if (span.end - span.begin >= min_wait) this_threads_trace->add(span);
   span.begin = operation.begun;
   span.kind = TraceSpan::Kind::request;
   this_threads_trace->add(span);
@@ -97,11 +98,11 @@ void GroupStatistics::ended(const ObservedOperation& operation, const ObservedEn
   const auto waited = end.wait_ended - end.wait_began - end.worked_in_wait;
   counted.waiting += waited;
   counted.working += end.worked;
-  idle += waited;
+  total_wait += waited;
   count_overlap(counted, end);
   if (operation.begun != 0 && this_threads_trace != nullptr) trace(operation, end);
 }
 
-std::chrono::nanoseconds waited() { return idle; }
+std::chrono::nanoseconds waited() { return total_wait; }
 
 }  // namespace lockstep::detail

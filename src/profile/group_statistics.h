@@ -15,19 +15,19 @@ namespace lockstep::inline v0_2::detail {
 /// operations to the sums of the thread that uses the group, and to that thread's trace.
 class GroupStatistics final : public OperationObserver {
  public:
-  /// The statistics that observe the group's operations: from now on, unless they did already.
+  /// The statistics of the group. The first call makes them the observer of its operations.
   static GroupStatistics& of(Communicator& group);
 
   void began(ObservedOperation& operation) override;
   void ended(const ObservedOperation& operation, const ObservedEnd& end) noexcept override;
 
-  /// Counts a collective, or what a rank does with all ranks' memory in its place, into its row.
+  /// Adds a collective to its row. Also for work in shared memory that replaces a collective.
   CollectiveStatistics& count(Collective collective, int bucket, std::uint64_t bytes);
-  /// Counts work between a bucket's collectives into its last row, if it has one.
+  /// Adds computing time between a bucket's collectives to the bucket's last row, if any.
   void count_work(int bucket, std::chrono::nanoseconds time);
 
-  /// One row for each collective and bucket so far. A collective that was issued and not waited for
-  /// is counted, without its time.
+  /// One row per collective and bucket. Includes collectives that were issued and not waited for,
+  /// without their time.
   Statistics rows() const { return {rows_.begin(), rows_.end()}; }
 
  private:
@@ -41,8 +41,8 @@ class GroupStatistics final : public OperationObserver {
   std::uint64_t dense_bytes_ = 0;
 };
 
-/// While it lives, the group's next collective of a bucket stands for so many bytes of the bucket;
-/// others stand for none.
+/// During its lifetime, the group's next collective of a bucket counts the given dense bytes.
+/// Further collectives count none.
 class DenseBytesScope {
  public:
   DenseBytesScope(GroupStatistics& statistics, std::uint64_t bytes) : statistics_(statistics) {
@@ -56,7 +56,7 @@ class DenseBytesScope {
   GroupStatistics& statistics_;
 };
 
-/// The time that this thread has waited for other ranks, in all observed groups.
+/// Total time that this thread has waited for other ranks, in all observed groups.
 std::chrono::nanoseconds waited();
 
 }  // namespace lockstep::detail

@@ -26,7 +26,7 @@ std::string to_text(std::span<const CollectiveStatistics> rows) {
       << std::setw(11) << "MB" << std::setw(13) << "working ms" << std::setw(13) << "waiting ms"
       << '\n';
   CollectiveStatistics sum;
-  CollectiveStatistics of_buckets;
+  CollectiveStatistics bucket_sum;
   for (const auto& row : rows) {
     std::string what(name(row.collective));
     if (row.bucket >= 0) what += " of bucket " + std::to_string(row.bucket);
@@ -34,8 +34,8 @@ std::string to_text(std::span<const CollectiveStatistics> rows) {
     sum.count += row.count;
     sum.bytes += row.bytes;
     if (row.bucket >= 0) {
-      of_buckets.bytes += row.bytes;
-      of_buckets.dense_bytes += row.dense_bytes;
+      bucket_sum.bytes += row.bytes;
+      bucket_sum.dense_bytes += row.dense_bytes;
     }
     sum.working += row.working;
     sum.waiting += row.waiting;
@@ -43,8 +43,8 @@ std::string to_text(std::span<const CollectiveStatistics> rows) {
     sum.hidden += row.hidden;
   }
   line("all", sum);
-  const auto dense = static_cast<double>(of_buckets.dense_bytes);
-  const auto sent = static_cast<double>(of_buckets.bytes);
+  const auto dense = static_cast<double>(bucket_sum.dense_bytes);
+  const auto sent = static_cast<double>(bucket_sum.bytes);
   if (dense > 0 && dense != sent) {
     out << "buckets of " << std::setprecision(2) << dense / 1e6 << " MB were sent as " << sent / 1e6
         << " MB: " << std::setprecision(1);
@@ -55,9 +55,9 @@ std::string to_text(std::span<const CollectiveStatistics> rows) {
     }
   }
   if (sum.hidden.count() > 0) {
-    out << std::setprecision(2) << "of " << milliseconds(sum.communicating)
-        << " ms of communication " << milliseconds(sum.hidden)
-        << " ms were hidden: " << std::setprecision(0)
+    out << std::setprecision(2) << "communication took " << milliseconds(sum.communicating)
+        << " ms, of which " << milliseconds(sum.hidden)
+        << " ms overlapped with other work: " << std::setprecision(0)
         << 100 * milliseconds(sum.hidden) / milliseconds(sum.communicating) << " %\n";
   }
   return out.str();

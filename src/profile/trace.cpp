@@ -6,16 +6,16 @@
 namespace lockstep::inline v0_2::detail {
 namespace {
 
-/// Work in pieces, as a staged collective's, is one span while no more lies between two of them.
-/// Units: nanoseconds.
-constexpr std::int64_t same_work = 2000;
+/// Spans of work with a smaller gap are merged, such as those of a staged collective. Units:
+/// nanoseconds.
+constexpr std::int64_t max_merged_gap = 2000;
 
 }  // namespace
 
-Trace::Trace(std::size_t most) : spans_(most) {
-  if (most == 0) throw_invalid("trace", "got room for 0 spans, expected at least 1");
+Trace::Trace(std::size_t capacity) : spans_(capacity) {
+  if (capacity == 0) throw_invalid("trace", "got a capacity of 0 spans, expected at least 1");
   if (this_threads_trace != nullptr) {
-    throw_invalid("trace", "this thread keeps one already, expected one at a time");
+    throw_invalid("trace", "got a second trace in this thread, expected at most one at a time");
   }
   this_threads_trace = this;
   this_threads_work_observer = this;
@@ -30,7 +30,7 @@ Trace::~Trace() {
 void Trace::add(const TraceSpan& span) noexcept {
   if (added_ > 0 && span.kind == TraceSpan::Kind::working) {
     auto& last = spans_[(added_ - 1) % spans_.size()];
-    if (last.kind == TraceSpan::Kind::working && span.begin - last.end < same_work) {
+    if (last.kind == TraceSpan::Kind::working && span.begin - last.end < max_merged_gap) {
       last.end = span.end;
       return;
     }

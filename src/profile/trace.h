@@ -10,15 +10,15 @@
 
 namespace lockstep::inline v0_2 {
 
-/// Something that a rank's thread did or had under way. Units: nanoseconds of the steady clock,
-/// which all processes of a host share.
+/// An activity of a rank's thread, or an operation in flight. Units: nanoseconds of the steady
+/// clock, which all processes of a host share.
 struct TraceSpan {
   enum class Kind : std::uint8_t {
-    request,  ///< a collective, from its issue until it was waited for
-    waiting,  ///< within wait(), for that collective; work that was done there lies within
+    request,  ///< a collective, from its issue to the end of its wait()
+    waiting,  ///< in wait() for that collective; may contain spans of work
     working,  ///< reducing and copying
-    ready,    ///< a moment: a bucket's last gradient has come in
-    backward  ///< from the first gradient of a backward until all of them were exchanged
+    ready,    ///< the time of a bucket's last gradient; begin == end
+    backward  ///< from the first gradient of a backward to the end of all exchanges
   };
   std::int64_t begin = 0;
   std::int64_t end = 0;
@@ -30,12 +30,12 @@ struct TraceSpan {
 
 namespace detail {
 
-/// The newest spans of the thread that made it, from then on, in memory that is allocated at the
-/// start. Used and destroyed by that thread only.
+/// Records spans of the thread that constructs it. Keeps the newest in memory that is allocated at
+/// the start. Only that thread may use and destroy it.
 class Trace final : public WorkObserver {
  public:
-  /// Throws: InvalidArgument if this thread keeps a trace already, or if most is 0.
-  explicit Trace(std::size_t most);
+  /// Throws: InvalidArgument if this thread already has a trace, or if capacity is 0.
+  explicit Trace(std::size_t capacity);
   ~Trace();
   Trace(const Trace&) = delete;
   Trace& operator=(const Trace&) = delete;
@@ -43,9 +43,9 @@ class Trace final : public WorkObserver {
   void add(const TraceSpan& span) noexcept;
   void worked(std::chrono::steady_clock::time_point begin,
               std::chrono::steady_clock::time_point end) noexcept override;
-  /// In the order in which they ended.
+  /// The recorded spans in order of their end.
   std::vector<TraceSpan> spans() const;
-  /// How many there were that newer ones have taken the place of.
+  /// Number of spans that newer ones have overwritten.
   std::uint64_t lost() const { return added_ > spans_.size() ? added_ - spans_.size() : 0; }
 
  private:
@@ -53,14 +53,14 @@ class Trace final : public WorkObserver {
   std::uint64_t added_ = 0;
 };
 
-/// This thread's trace, if it keeps one.
+/// This thread's trace, or null.
 inline constinit thread_local Trace* this_threads_trace = nullptr;
 
 inline std::int64_t trace_clock() {
   return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
 }
 
-/// Notes that all gradients of a bucket have come in. Returns the bucket.
+/// Records that all gradients of a bucket are ready. Returns the bucket.
 inline std::size_t trace_ready(std::size_t bucket) {
   if (this_threads_trace == nullptr) return bucket;
   const auto now = trace_clock();
@@ -71,7 +71,7 @@ inline std::size_t trace_ready(std::size_t bucket) {
   return bucket;
 }
 
-/// Lives as long as a backward.
+/// Records a backward from its construction to its destruction.
 class TraceBackward {
  public:
   TraceBackward() = default;

@@ -12,71 +12,72 @@
 namespace lockstep::inline v0_2 {
 namespace {
 
-/// The joint change takes the left one's place.
-struct Join {
+/// Two ranks whose changes are combined. The result replaces the left one's.
+struct Pair {
   int left;
   int right;
 };
 
-/// Adds the joins of ranks [first, first + count) to levels, from the lowest up; returns how many
-/// levels they need.
-std::size_t plan_joins(int first, int count, std::vector<std::vector<Join>>& levels) {
+/// Appends the pairs of a binary tree over ranks [first, first + count) to levels, leaves first.
+/// Returns the height of the tree.
+std::size_t plan_pairs(int first, int count, std::vector<std::vector<Pair>>& levels) {
   if (count < 2) return 0;
   const int left = (count + 1) / 2;
   const auto level =
-      std::max(plan_joins(first, left, levels), plan_joins(first + left, count - left, levels));
+      std::max(plan_pairs(first, left, levels), plan_pairs(first + left, count - left, levels));
   if (levels.size() <= level) levels.resize(level + 1);
   levels[level].push_back({.left = first, .right = first + left});
   return level + 1;
 }
 
+/// Scalar products of two changes a and b.
 struct Products {
   double ab = 0;
   double aa = 0;
   double bb = 0;
 };
 
-/// Every rank holds one segment of all ranks' changes, so that a level of the tree costs the scalar
-/// products only.
+/// Every rank has one segment of all ranks' changes, so that each level of the tree exchanges only
+/// scalar products.
 template <class T>
-class JoinedChange final : public Exchange {
+class AdasumExchange final : public Exchange {
  public:
-  explicit JoinedChange(const Bucket& bucket)
-      : layout_(bucket), agreed_(at::zeros_like(bucket.values())) {
-    remember(bucket);
+  explicit AdasumExchange(const Bucket& bucket)
+      : layout_(bucket), saved_parameters_(at::zeros_like(bucket.values())) {
+    save_parameters(bucket);
   }
 
-  void before_update(std::int64_t, const Bucket& bucket) override { remember(bucket); }
+  void before_update(std::int64_t, const Bucket& bucket) override { save_parameters(bucket); }
 
   ExchangeTask exchange(std::int64_t, Bucket& bucket, const Group& group) override {
     if (group.size() == 1) co_return;
     const auto& values = bucket.values();
-    make_room(bucket, group);
+    allocate_buffers(bucket, group);
     auto change = changes_.narrow(0, 0, values.numel());
-    at::sub_out(change, values, agreed_);
+    at::sub_out(change, values, saved_parameters_);
     co_await group.all_to_all(segments_, changes_);
     for (const auto& level : levels_) {
-      multiply(level);
+      compute_products(level);
       co_await group.all_reduce(products_, ReduceOp::sum);
-      join(level);
+      combine(level);
     }
     co_await group.all_gather(changes_, segments_.narrow(0, 0, segment_));
-    agreed_.add_(change);
-    values.copy_(agreed_);
+    saved_parameters_.add_(change);
+    values.copy_(saved_parameters_);
   }
 
  private:
-  void remember(const Bucket& bucket) {
+  void save_parameters(const Bucket& bucket) {
     const at::NoGradGuard no_grad;
     for (const auto& slice : bucket.slices()) {
-      agreed_
+      saved_parameters_
           .as_strided(slice.values.sizes(), slice.values.strides(),
                       static_cast<std::int64_t>(slice.offset))
           .copy_(slice.parameter);
     }
   }
 
-  void make_room(const Bucket& bucket, const Group& group) {
+  void allocate_buffers(const Bucket& bucket, const Group& group) {
     if (changes_.defined()) return;
     const auto ranks = static_cast<std::int64_t>(group.size());
     segment_ = (bucket.values().numel() + ranks - 1) / ranks;
@@ -84,10 +85,10 @@ class JoinedChange final : public Exchange {
     changes_ = group.empty({segment_ * ranks}, bucket.values().scalar_type());
     segments_ = group.empty({segment_ * ranks}, bucket.values().scalar_type());
     changes_.zero_();
-    plan_joins(0, group.size(), levels_);
-    std::size_t most = 0;
-    for (const auto& level : levels_) most = std::max(most, level.size());
-    products_ = group.empty({static_cast<std::int64_t>(most * layout_.parts().size() *
+    plan_pairs(0, group.size(), levels_);
+    std::size_t max_pairs = 0;
+    for (const auto& level : levels_) max_pairs = std::max(max_pairs, level.size());
+    products_ = group.empty({static_cast<std::int64_t>(max_pairs * layout_.parts().size() *
                                                        sizeof(Products) / sizeof(double))},
                             at::kDouble);
   }
@@ -97,7 +98,7 @@ class JoinedChange final : public Exchange {
                                                   static_cast<std::size_t>(segment_));
   }
 
-  /// Calls fn(part's number, first, length) for what this rank's segment has of each part.
+  /// Calls fn(index of the part, first, length) for each part in this rank's segment.
   template <class Fn>
   void for_each_part(const Fn& fn) const {
     const auto begin = static_cast<std::size_t>(segment_ * rank_);
@@ -110,11 +111,11 @@ class JoinedChange final : public Exchange {
     }
   }
 
-  Products* products_of(std::size_t join) const {
-    return static_cast<Products*>(products_.data_ptr()) + join * layout_.parts().size();
+  Products* products_of(std::size_t pair) const {
+    return static_cast<Products*>(products_.data_ptr()) + pair * layout_.parts().size();
   }
 
-  void multiply(const std::vector<Join>& level) {
+  void compute_products(const std::vector<Pair>& level) {
     products_.zero_();
     for (std::size_t j = 0; j < level.size(); ++j) {
       const auto a = segment_of(level[j].left);
@@ -132,7 +133,7 @@ class JoinedChange final : public Exchange {
     }
   }
 
-  void join(const std::vector<Join>& level) {
+  void combine(const std::vector<Pair>& level) {
     const auto factor = [](double ab, double square) {
       return static_cast<T>(square > 0 ? 1 - ab / (2 * square) : 1);
     };
@@ -149,11 +150,11 @@ class JoinedChange final : public Exchange {
   }
 
   detail::Layout layout_;
-  at::Tensor agreed_;    ///< parameters before the update, the same on every rank
-  at::Tensor changes_;   ///< own ones, then the joined ones
-  at::Tensor segments_;  ///< this rank's part of every rank's change
-  at::Tensor products_;  ///< of a level's joins and all parts
-  std::vector<std::vector<Join>> levels_;
+  at::Tensor saved_parameters_;  ///< before the update; the same on every rank
+  at::Tensor changes_;           ///< this rank's change, then the combined change
+  at::Tensor segments_;          ///< this rank's part of every rank's change
+  at::Tensor products_;          ///< per pair of a level and part
+  std::vector<std::vector<Pair>> levels_;
   std::int64_t segment_ = 0;
   int rank_ = 0;
 };
@@ -163,9 +164,9 @@ class JoinedChange final : public Exchange {
 std::unique_ptr<Exchange> Adasum::exchange(const Bucket& bucket) const {
   detail::expect_dtype("adasum", bucket, {at::kFloat, at::kDouble});
   if (bucket.values().scalar_type() == at::kDouble) {
-    return std::make_unique<JoinedChange<double>>(bucket);
+    return std::make_unique<AdasumExchange<double>>(bucket);
   }
-  return std::make_unique<JoinedChange<float>>(bucket);
+  return std::make_unique<AdasumExchange<float>>(bucket);
 }
 
 }  // namespace lockstep

@@ -8,7 +8,7 @@
 namespace lockstep::inline v0_2 {
 namespace {
 
-class Mean final : public Exchange {
+class AllReduceExchange final : public Exchange {
  public:
   ExchangeTask exchange(std::int64_t, Bucket& bucket, const Group& group) override {
     co_await group.all_reduce(bucket.values(), ReduceOp::avg);
@@ -19,14 +19,14 @@ class Mean final : public Exchange {
 }  // namespace
 
 std::unique_ptr<Exchange> AllReduce::exchange(const Bucket&) const {
-  return std::make_unique<Mean>();
+  return std::make_unique<AllReduceExchange>();
 }
 
 namespace {
 
-class RoundedMean final : public Exchange {
+class ReducedPrecisionExchange final : public Exchange {
  public:
-  explicit RoundedMean(const Wire& wire) : wire_(wire) {}
+  explicit ReducedPrecisionExchange(const Wire& wire) : wire_(wire) {}
 
   ExchangeTask exchange(std::int64_t, Bucket& bucket, const Group& group) override {
     co_await group.all_reduce(bucket.values(), ReduceOp::avg, wire_);
@@ -47,22 +47,23 @@ std::string Fp16::text() const {
 }
 
 void Fp16::check() const {
-  // A clip that float32 turns into 0 would clip nothing. A comparison could flush the clip itself.
-  const bool small = detail::magnitude(clip) > 0 && static_cast<float>(clip) == 0;
-  detail::expect(clip >= 0 && clip <= std::numeric_limits<float>::max() && !small, "fp16", "clip",
-                 clip, "0 for none, or the largest magnitude, as float32 can hold it");
+  // A clip that rounds to 0 in float32 would disable clipping. magnitude() compares denormals even
+  // where they are flushed.
+  const bool rounds_to_zero = detail::magnitude(clip) > 0 && static_cast<float>(clip) == 0;
+  detail::expect(clip >= 0 && clip <= std::numeric_limits<float>::max() && !rounds_to_zero, "fp16",
+                 "clip", clip, "0 for no clipping, or a positive float32 number");
 }
 
 std::unique_ptr<Exchange> Fp16::exchange(const Bucket& bucket) const {
   check();
   detail::expect_dtype("fp16", bucket, {at::kFloat});
-  return std::make_unique<RoundedMean>(
+  return std::make_unique<ReducedPrecisionExchange>(
       Wire{.dtype = DType::f16, .clip = static_cast<float>(clip), .predivide = predivide});
 }
 
 std::unique_ptr<Exchange> Bf16::exchange(const Bucket& bucket) const {
   detail::expect_dtype("bf16", bucket, {at::kFloat});
-  return std::make_unique<RoundedMean>(Wire{.dtype = DType::bf16, .predivide = true});
+  return std::make_unique<ReducedPrecisionExchange>(Wire{.dtype = DType::bf16, .predivide = true});
 }
 
 }  // namespace lockstep

@@ -30,18 +30,18 @@ std::optional<HostGroups> HostGroups::of(const Group& group) {
 }
 
 // Note [How a strategy runs between hosts]
-// The ranks of a host go through the same stages. The exchanges of their shards may end after
-// different numbers of stages, and one may refuse values that another takes. So in each stage the
-// ranks of a host exchange a byte that says whether their exchange goes on. The host goes on while
-// one of its ranks does. All hosts cut a bucket alike, and the leaders of a shard go on alike, so
-// hosts do too.
+// All ranks of a host must issue the same intra-node collectives. The exchanges of their shards may
+// have different numbers of stages, and one may reject values that another accepts. So in each
+// stage the ranks of a host take the maximum of their Status. The host continues while one of its
+// ranks does. All hosts divide a bucket in the same way, and the leaders of a shard run the same
+// stages. So all hosts run the same number of stages.
 
 namespace {
 
-/// Two operations that end together.
-class Both final : public Request {
+/// Completes when two operations are complete.
+class CombinedRequest final : public Request {
  public:
-  Both(Work first, Work second) : first_(std::move(first)), second_(std::move(second)) {}
+  CombinedRequest(Work first, Work second) : first_(std::move(first)), second_(std::move(second)) {}
 
   bool complete() const override { return first_.complete() && second_.complete(); }
   bool test() override {
@@ -52,7 +52,7 @@ class Both final : public Request {
     first_.wait();
     second_.wait();
   }
-  // They do so themselves, as they are destroyed.
+  // The destructors of both Works abandon them.
   void abandon() noexcept override {}
   void check() override {
     first_.check();
@@ -72,40 +72,41 @@ class BetweenHosts final : public Exchange {
   BetweenHosts(const Strategy& strategy, const Bucket& bucket, const HostGroups& hosts)
       : hosts_(hosts),
         shards_(shards_of(bucket, hosts.topology)),
-        mine_(at::empty({0}, bucket.values().options())) {
-    word_ = hosts.intra_node.empty({1}, at::kByte);
+        shard_values_(at::empty({0}, bucket.values().options())) {
+    status_ = hosts.intra_node.empty({1}, at::kByte);
     for (const auto& slice : bucket.slices()) {
-      if (!is_mine(slice)) of_others_.push_back(slice.name + ".residual");
+      if (!is_in_shard(slice)) other_residuals_.push_back(slice.name + ".residual");
     }
     if (shards_.own().length == 0) return;
     shard_.emplace(shard_of(bucket));
-    mine_ = shard_->values();
+    shard_values_ = shard_->values();
     inner_ = strategy.exchange(*shard_);
   }
 
   ExchangeTask exchange(std::int64_t step, Bucket& bucket, const Group& group) override {
-    take_over(bucket);
-    co_await hosts_.intra_node.reduce_scatter(mine_, bucket.values(), shards_.counts());
-    // Gradients become the host's part of the mean over all ranks; parameters, the host's mean.
+    add_loaded_residuals(bucket);
+    co_await hosts_.intra_node.reduce_scatter(shard_values_, bucket.values(), shards_.counts());
+    // Scales gradients to the host's part of the mean over all ranks, parameters to the host's
+    // mean.
     const bool are_parameters = update_step_ == step;
     const double ranks =
         are_parameters ? hosts_.topology.local_size : hosts_.topology.ranks_per_host();
-    mine_.mul_(1 / ranks);
+    shard_values_.mul_(1 / ranks);
     ExchangeTask inner;
     if (inner_ != nullptr) inner = inner_->exchange(step, *shard_, *hosts_.inter_node);
     while (true) {
-      auto [collective, word] = advance(inner, group);
-      *word_.data_ptr<std::uint8_t>() = static_cast<std::uint8_t>(word);
-      auto agreement = hosts_.intra_node.all_reduce(word_, ReduceOp::max);
-      co_await Work(std::make_shared<Both>(std::move(collective), std::move(agreement)));
-      const auto agreed = Word{*word_.const_data_ptr<std::uint8_t>()};
-      if (agreed == Word::has_ended) break;
-      if (agreed == Word::goes_on) continue;
-      write_reason();
-      co_await hosts_.intra_node.all_gather(reasons_, own_reason_);
-      refuse();
+      auto [collective, status] = advance(inner, group);
+      *status_.data_ptr<std::uint8_t>() = static_cast<std::uint8_t>(status);
+      auto agreement = hosts_.intra_node.all_reduce(status_, ReduceOp::max);
+      co_await Work(std::make_shared<CombinedRequest>(std::move(collective), std::move(agreement)));
+      const auto agreed = Status{*status_.const_data_ptr<std::uint8_t>()};
+      if (agreed == Status::finished) break;
+      if (agreed == Status::continues) continue;
+      write_error();
+      co_await hosts_.intra_node.all_gather(errors_, own_error_);
+      throw_error();
     }
-    co_await hosts_.intra_node.all_gather(bucket.values(), mine_, shards_.counts());
+    co_await hosts_.intra_node.all_gather(bucket.values(), shard_values_, shards_.counts());
   }
 
   void before_update(std::int64_t step, const Bucket&) override {
@@ -115,24 +116,24 @@ class BetweenHosts final : public Exchange {
 
   State state() const override {
     State state = inner_ != nullptr ? inner_->state() : State();
-    for (const auto& [name, residual] : taken_over_) state.emplace(name, residual);
+    for (const auto& [name, residual] : loaded_residuals_) state.emplace(name, residual);
     return state;
   }
 
   void load(const State& state) override {
     if (inner_ != nullptr) inner_->load(state);
-    taken_over_.clear();
-    for (const auto& name : of_others_) {
+    loaded_residuals_.clear();
+    for (const auto& name : other_residuals_) {
       const auto found = state.find(name);
-      if (found != state.end()) taken_over_.emplace(name, found->second.clone());
+      if (found != state.end()) loaded_residuals_.emplace(name, found->second.clone());
     }
   }
 
  private:
-  /// A rank's report of its shard to the ranks of its host: the largest one counts.
-  enum class Word : std::uint8_t { has_ended, goes_on, refuses };
+  /// Status of a shard's exchange. A host's status is the maximum over its ranks.
+  enum class Status : std::uint8_t { finished, continues, failed };
 
-  static constexpr std::int64_t longest_reason = 1024;
+  static constexpr std::int64_t max_error_length = 1024;
 
   static hierarchical::Shards shards_of(const Bucket& bucket,
                                         const hierarchical::HostTopology& topology) {
@@ -142,8 +143,8 @@ class BetweenHosts final : public Exchange {
         topology, offsets, static_cast<std::size_t>(bucket.values().numel()), bucket.index());
   }
 
-  /// Whether this rank leads the shard that holds the parameter.
-  bool is_mine(const Bucket::Slice& slice) const {
+  /// Whether the parameter is in the shard that this rank leads.
+  bool is_in_shard(const Bucket::Slice& slice) const {
     const auto& [begin, length] = shards_.own();
     return slice.offset >= begin && slice.offset < begin + length;
   }
@@ -152,7 +153,7 @@ class BetweenHosts final : public Exchange {
     const auto& [begin, length] = shards_.own();
     std::vector<Bucket::Slice> slices;
     for (const auto& slice : bucket.slices()) {
-      if (!is_mine(slice)) continue;
+      if (!is_in_shard(slice)) continue;
       slices.push_back(
           {.name = slice.name, .parameter = slice.parameter, .offset = slice.offset - begin});
     }
@@ -160,63 +161,64 @@ class BetweenHosts final : public Exchange {
             *hosts_.inter_node};
   }
 
-  /// Adds loaded residuals to this rank's gradient, for parameters whose shard leader is another
-  /// rank of this host. Scaled, they weigh as much as if their shard leader had them.
-  void take_over(Bucket& bucket) {
-    if (taken_over_.empty()) return;
+  /// Adds loaded residuals to this rank's gradients, for parameters whose shard leader is another
+  /// rank of this host. The scale undoes the division after the reduce-scatter.
+  void add_loaded_residuals(Bucket& bucket) {
+    if (loaded_residuals_.empty()) return;
     for (const auto& slice : bucket.slices()) {
-      const auto found = taken_over_.find(slice.name + ".residual");
-      if (found == taken_over_.end() || found->second.sizes() != slice.values.sizes()) continue;
+      const auto found = loaded_residuals_.find(slice.name + ".residual");
+      if (found == loaded_residuals_.end() || found->second.sizes() != slice.values.sizes())
+        continue;
       slice.values.add_(found->second, hosts_.topology.ranks_per_host());
     }
-    taken_over_.clear();
+    loaded_residuals_.clear();
   }
 
-  /// The next collective of this rank's shard, if there is one, and what the rank says of it.
-  std::pair<Work, Word> advance(ExchangeTask& inner, const Group& group) {
+  /// The next collective of this rank's shard, if any, and the status after it.
+  std::pair<Work, Status> advance(ExchangeTask& inner, const Group& group) {
     if (!hosts_.inter_node) return {};
     const SourceScope of_bucket(hosts_.inter_node->communicator(), group.communicator().source());
     try {
       auto collective = inner.advance();
-      const bool goes_on = collective.pending();
-      return {std::move(collective), goes_on ? Word::goes_on : Word::has_ended};
+      const bool continues = collective.pending();
+      return {std::move(collective), continues ? Status::continues : Status::finished};
     } catch (const InvalidArgument& error) {
-      reason_ = error.what();
-      return {Work(), Word::refuses};
+      error_ = error.what();
+      return {Work(), Status::failed};
     }
   }
 
-  void write_reason() {
-    if (!reasons_.defined()) {
-      reasons_ = hosts_.intra_node.empty({longest_reason * hosts_.intra_node.size()}, at::kChar);
-      own_reason_ = hosts_.intra_node.empty({longest_reason}, at::kChar);
+  void write_error() {
+    if (!errors_.defined()) {
+      errors_ = hosts_.intra_node.empty({max_error_length * hosts_.intra_node.size()}, at::kChar);
+      own_error_ = hosts_.intra_node.empty({max_error_length}, at::kChar);
     }
-    own_reason_.zero_();
-    const auto length = std::min<std::size_t>(reason_.size(), longest_reason - 1);
-    std::memcpy(own_reason_.data_ptr(), reason_.data(), length);
-    reason_.clear();
+    own_error_.zero_();
+    const auto length = std::min<std::size_t>(error_.size(), max_error_length - 1);
+    std::memcpy(own_error_.data_ptr(), error_.data(), length);
+    error_.clear();
   }
 
-  [[noreturn]] void refuse() const {
+  [[noreturn]] void throw_error() const {
     std::string first;
     for (int rank = 0; rank < hosts_.intra_node.size() && first.empty(); ++rank) {
-      first = static_cast<const char*>(reasons_.const_data_ptr()) + longest_reason * rank;
+      first = static_cast<const char*>(errors_.const_data_ptr()) + max_error_length * rank;
     }
-    throw InvalidArgument(concat("between hosts, which count as a rank each: ", first));
+    throw InvalidArgument(concat("between hosts, where rank is the index of a host: ", first));
   }
 
   HostGroups hosts_;
   hierarchical::Shards shards_;  ///< of the bucket
-  at::Tensor mine_;              ///< the values of this rank's shard, maybe none
+  at::Tensor shard_values_;      ///< values of this rank's shard, maybe empty
   std::optional<Bucket> shard_;
-  std::unique_ptr<Exchange> inner_;     ///< of the shard
-  std::vector<std::string> of_others_;  ///< residuals that other ranks of this host keep
-  std::int64_t update_step_ = -1;       ///< the last step whose parameters it was told to expect
-  State taken_over_;                    ///< such ones, from a state of other ranks
-  at::Tensor word_;
-  at::Tensor own_reason_;
-  at::Tensor reasons_;
-  std::string reason_;  ///< of this rank's exchange, which has refused
+  std::unique_ptr<Exchange> inner_;           ///< the shard's exchange between hosts
+  std::vector<std::string> other_residuals_;  ///< names of the residuals that other ranks keep
+  std::int64_t update_step_ = -1;             ///< step of the last before_update()
+  State loaded_residuals_;                    ///< loaded values of other_residuals_
+  at::Tensor status_;
+  at::Tensor own_error_;
+  at::Tensor errors_;
+  std::string error_;  ///< message of this rank's exchange, if it has failed
 };
 
 }  // namespace

@@ -10,24 +10,27 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// The stage groups of a strategy that runs between hosts, where a host holds several ranks.
+/// The stage groups of a strategy that runs between hosts with several ranks each.
 struct HostGroups {
   hierarchical::HostTopology topology;
   Group intra_node;  ///< the ranks of this host
-  /// The leaders of this rank's shard, by host; none on a rank that leads none.
+  /// The leaders of this rank's shard on all hosts; nullopt on a rank that leads no shard.
   std::optional<Group> inter_node;
 
-  /// None where all ranks are on one host, or each on one of its own.
+  /// nullopt if all ranks are on one host, or each is alone on its host.
   /// Ranks: all of the group.
   static std::optional<HostGroups> of(const Group& group);
 };
 
-/// The strategy's exchange of a bucket where hosts hold several ranks. Ranks of a host sum in
-/// memory. The leaders of each shard of the bucket exchange the sums by the strategy, as one rank a
-/// host. Then the ranks of a host share the result. values[i] is the mean over all ranks as the
-/// strategy makes it of the hosts' parts of the mean.
-/// A shard leader keeps the residuals of the parameters in its shard. Throws: InvalidArgument as
-/// the strategy does.
+/// Makes the strategy's exchange of a bucket between hosts with several ranks each:
+///
+/// 1. The ranks of a host reduce-scatter the bucket in shared memory.
+/// 2. The leaders of each shard, one rank per host, exchange the shard with the strategy.
+/// 3. The ranks of a host all-gather the results in shared memory.
+///
+/// The result is the strategy's mean over hosts, each of which contributes its part of the mean. A
+/// shard leader keeps the residuals of the parameters in its shard.
+/// Throws: InvalidArgument as the strategy does.
 std::unique_ptr<Exchange> between_hosts(const Strategy& strategy, const Bucket& bucket,
                                         const HostGroups& hosts);
 

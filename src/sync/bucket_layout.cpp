@@ -103,15 +103,15 @@ void refuse_not_finite(std::string_view strategy, const std::string& parameter, 
 }
 
 void expect_dtype(std::string_view strategy, const Bucket& bucket,
-                  std::initializer_list<at::ScalarType> carried) {
+                  std::initializer_list<at::ScalarType> supported) {
   const auto got = bucket.values().scalar_type();
   std::string expected;
-  for (const auto dtype : carried) {
+  for (const auto dtype : supported) {
     if (dtype == got) return;
     expected += concat(expected.empty() ? "" : " or ", toString(dtype));
   }
   throw InvalidArgument(concat("strategy ", strategy, ": got parameters of ", toString(got),
-                               bucket.slices().empty() ? "" : ", as ",
+                               bucket.slices().empty() ? "" : ", such as ",
                                bucket.slices().empty() ? "" : bucket.slices().front().name,
                                ", expected ", expected));
 }

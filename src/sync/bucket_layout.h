@@ -12,7 +12,7 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// Where parameters lie in a bucket, for what an exchange keeps beside it.
+/// The parts of a bucket that its parameters use. Exchanges split their state by it.
 class Layout {
  public:
   struct Part {
@@ -25,7 +25,7 @@ class Layout {
 
   explicit Layout(const Bucket& bucket);
 
-  /// In the order of the bucket. A bucket without slices is one part.
+  /// One part per slice, in order. A bucket without slices has one part.
   std::span<const Part> parts() const { return parts_; }
 
   /// Elements of all parts, without the padding between them.
@@ -34,7 +34,7 @@ class Layout {
   /// The slices of a flat tensor of the bucket's length, as "<parameter>.<what>". They share its
   /// memory.
   State split(const at::Tensor& flat, std::string_view what) const;
-  /// Copies it back from a state.
+  /// Copies the slices from a state into the flat tensor.
   /// Throws: InvalidArgument when a part is missing or has other sizes.
   void join(const State& state, std::string_view what, const at::Tensor& flat) const;
 
@@ -45,19 +45,19 @@ class Layout {
   std::vector<Part> parts_;
 };
 
-/// "<parameter>.<what>" of a state.
+/// The entry "<parameter>.<what>" of a state.
 /// Throws: InvalidArgument when it is missing or has other sizes.
 const at::Tensor& find(const State& state, const std::string& parameter, std::string_view what,
                        at::IntArrayRef sizes);
 
-/// Throws: InvalidArgument, the same on every rank, for a gradient that is not finite. The group
-/// stays usable.
+/// Throws InvalidArgument about a gradient that is not finite. Every rank must call it with the
+/// same arguments; the group stays usable then.
 [[noreturn]] void refuse_not_finite(std::string_view strategy, const std::string& parameter,
                                     int rank);
 
-/// Throws: InvalidArgument when the bucket's dtype is none of those.
+/// Throws: InvalidArgument when the bucket's dtype is not among the supported ones.
 void expect_dtype(std::string_view strategy, const Bucket& bucket,
-                  std::initializer_list<at::ScalarType> carried);
+                  std::initializer_list<at::ScalarType> supported);
 
 /// A flat tensor's elements.
 template <class T>

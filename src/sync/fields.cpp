@@ -35,15 +35,15 @@ Fields::Fields(std::string_view strategy, std::string_view options) : strategy_(
 }
 
 const std::string* Fields::take(std::string_view field) {
-  // The first field that is asked for is the one that may go without its name.
-  const bool may_lack_name = asked_.empty();
-  asked_.emplace_back(field);
+  // Only the field that is read first may omit its name.
+  const bool may_omit_name = known_.empty();
+  known_.emplace_back(field);
   const std::string* found = nullptr;
   for (std::size_t i = 0; i < given_.size(); ++i) {
     auto& [name, value] = given_[i];
-    if (name.empty() && i == 0 && may_lack_name) name = field;
+    if (name.empty() && i == 0 && may_omit_name) name = field;
     if (name != field) continue;
-    if (found != nullptr) refuse(field, "it once");
+    if (found != nullptr) refuse(field, "the field only once");
     found = &value;
   }
   return found;
@@ -75,25 +75,25 @@ std::int64_t Fields::whole(std::string_view field, std::int64_t fallback) {
 }
 
 bool Fields::flag(std::string_view field, bool fallback) {
-  return word(field, {"off", "on"}, fallback ? 1 : 0) == 1;
+  return choice(field, {"off", "on"}, fallback ? 1 : 0) == 1;
 }
 
-std::size_t Fields::word(std::string_view field, std::initializer_list<std::string_view> choices,
-                         std::size_t fallback) {
+std::size_t Fields::choice(std::string_view field, std::initializer_list<std::string_view> choices,
+                           std::size_t fallback) {
   const auto* text = take(field);
   if (text == nullptr) return fallback;
   const auto* found = std::find(choices.begin(), choices.end(), *text);
   if (found != choices.end()) return static_cast<std::size_t>(found - choices.begin());
   std::string expected;
-  for (const auto choice : choices) expected += concat(expected.empty() ? "" : " or ", choice);
+  for (const auto valid : choices) expected += concat(expected.empty() ? "" : " or ", valid);
   refuse(field, expected);
 }
 
 void Fields::finish() const {
   for (const auto& [name, value] : given_) {
-    if (std::find(asked_.begin(), asked_.end(), name) != asked_.end()) continue;
+    if (std::find(known_.begin(), known_.end(), name) != known_.end()) continue;
     std::string valid;
-    for (const auto& field : asked_) valid += concat(valid.empty() ? "" : ", ", field);
+    for (const auto& field : known_) valid += concat(valid.empty() ? "" : ", ", field);
     throw InvalidArgument(concat("strategy ", strategy_, ": got field \"",
                                  name.empty() ? value : name, "\", expected ",
                                  valid.empty() ? "no options" : "one of: " + valid));

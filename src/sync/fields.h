@@ -10,9 +10,10 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// The options of a strategy's text: "0.01,feedback=off" behind "topk:". The first may lack a name.
-/// Every question names a field; finish() refuses what was not asked for.
-/// Throws: InvalidArgument naming strategy and field, what it held and what was expected.
+/// Parses the options of a strategy's text, such as "0.01,feedback=off" of
+/// "topk:0.01,feedback=off". The first option may omit its name. The caller reads each field by
+/// name, then calls finish(), which rejects unknown fields.
+/// Throws: InvalidArgument with strategy, field, value and what was expected.
 class Fields {
  public:
   Fields(std::string_view strategy, std::string_view options);
@@ -21,9 +22,9 @@ class Fields {
   std::int64_t whole(std::string_view field, std::int64_t fallback);
   /// "on" or "off".
   bool flag(std::string_view field, bool fallback);
-  /// The place of the word among choices.
-  std::size_t word(std::string_view field, std::initializer_list<std::string_view> choices,
-                   std::size_t fallback);
+  /// The index of the value among choices.
+  std::size_t choice(std::string_view field, std::initializer_list<std::string_view> choices,
+                     std::size_t fallback);
   void finish() const;
 
  private:
@@ -32,13 +33,13 @@ class Fields {
 
   std::string strategy_;
   std::vector<std::pair<std::string, std::string>> given_;
-  std::vector<std::string> asked_;
+  std::vector<std::string> known_;  ///< names that were read
 };
 
 /// The shortest text that reads back as the same number.
 std::string shortest(double value);
 
-/// "topk: got a ratio of 2, expected …" as InvalidArgument, unless holds.
+/// Throws: InvalidArgument such as "topk: got a ratio of 2, expected …", unless holds.
 void expect(bool holds, std::string_view strategy, std::string_view field, double got,
             std::string_view expected);
 

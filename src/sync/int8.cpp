@@ -19,17 +19,17 @@ namespace {
 
 using kernels::QuantizedChunk;
 
-/// Ranks send codes to the rank that averages them, which sends the mean as codes to all.
-class MeanOfCodes final : public Exchange {
+/// Ranks send codes to the rank that averages them, which sends the mean to all ranks as codes.
+class Int8Exchange final : public Exchange {
  public:
-  MeanOfCodes(bool error_feedback, const Bucket& bucket)
+  Int8Exchange(bool error_feedback, const Bucket& bucket)
       : layout_(bucket),
         chunks_(kernels::quantized_chunks(static_cast<std::size_t>(bucket.values().numel()))),
         residual_(error_feedback, bucket) {}
 
   ExchangeTask exchange(std::int64_t, Bucket& bucket, const Group& group) override {
     const auto gradient = detail::elements<float>(bucket.values());
-    make_room(group);
+    allocate_buffers(group);
     encode(gradient);
     co_await group.all_to_all(received_, codes_);
     kernels::quantize_mean(chunks_in(received_), static_cast<std::size_t>(group.size()),
@@ -48,9 +48,9 @@ class MeanOfCodes final : public Exchange {
             static_cast<std::size_t>(bytes.nbytes()) / sizeof(QuantizedChunk)};
   }
 
-  void make_room(const Group& group) {
+  void allocate_buffers(const Group& group) {
     if (codes_.defined()) return;
-    // As many chunks for each rank; those behind the bucket's are zeros.
+    // All ranks average the same number of chunks; those after the bucket's last are zero.
     const auto ranks = static_cast<std::size_t>(group.size());
     const std::size_t part = (chunks_ + ranks - 1) / ranks * sizeof(QuantizedChunk);
     codes_ = detail::bytes_in(group, part * ranks);
@@ -81,24 +81,24 @@ class MeanOfCodes final : public Exchange {
   detail::Layout layout_;
   std::size_t chunks_;
   detail::Residual residual_;
-  at::Tensor codes_;     ///< of the own gradient, then of the mean
-  at::Tensor received_;  ///< every rank's codes of this rank's part
-  at::Tensor mean_;      ///< of this rank's part
+  at::Tensor codes_;     ///< codes of this rank's gradient, then of the mean
+  at::Tensor received_;  ///< every rank's codes of the part that this rank averages
+  at::Tensor mean_;      ///< codes of the mean of that part
 };
 
-/// Ranks share their memory: each averages its chunks of all ranks' gradients where they lie, with
-/// their residuals, and writes them to all. Nothing is copied, and codes stay in the processor.
-class MeanInPlace final : public Exchange {
+/// For ranks that share memory. Each rank averages its chunks of all ranks' gradients and residuals
+/// in place, and writes the mean into all gradients. Codes exist only in registers.
+class InPlaceInt8Exchange final : public Exchange {
  public:
-  MeanInPlace(bool error_feedback, const Bucket& bucket)
+  InPlaceInt8Exchange(bool error_feedback, const Bucket& bucket)
       : layout_(bucket), residual_(error_feedback, bucket) {}
 
   ExchangeTask exchange(std::int64_t, Bucket& bucket, const Group& group) override {
-    name_places(bucket, group);
-    co_await group.all_gather(words_, word_);
+    write_addresses(bucket, group);
+    co_await group.all_gather(messages_, message_);
     average(static_cast<std::size_t>(bucket.values().numel()), group);
-    // No rank goes on before all ranks are through with its memory.
-    co_await group.all_gather(words_, word_);
+    // Every rank waits until no other rank accesses its memory.
+    co_await group.all_gather(messages_, message_);
     refuse_not_finite();
   }
 
@@ -106,35 +106,43 @@ class MeanInPlace final : public Exchange {
   void load(const State& state) override { residual_.load(layout_, state); }
 
  private:
-  /// A rank's message to the others: first the places of its memory, then the findings in its
-  /// chunks.
-  struct Word {
-    std::int64_t values_place;    ///< or the first element that is not finite, -1 for none
-    std::int64_t residual_place;  ///< or whose element that is
+  /// The content of the first all_gather: the addresses of a rank's memory.
+  struct Addresses {
+    std::int64_t values;
+    std::int64_t residual;  ///< -1 without error feedback
   };
 
-  static std::span<Word> words_in(const at::Tensor& words) {
-    return {static_cast<Word*>(words.data_ptr()), words.nbytes() / sizeof(Word)};
+  /// The content of the second all_gather: the first element of a rank's chunks that is not finite.
+  struct NotFinite {
+    std::int64_t element;  ///< -1 for none
+    std::int64_t rank;     ///< the rank whose gradient has it
+  };
+  static_assert(sizeof(NotFinite) == sizeof(Addresses));
+
+  template <class Message>
+  static std::span<Message> messages_in(const at::Tensor& memory) {
+    return {static_cast<Message*>(memory.data_ptr()), memory.nbytes() / sizeof(Message)};
   }
 
-  void name_places(const Bucket& bucket, const Group& group) {
+  void write_addresses(const Bucket& bucket, const Group& group) {
     const auto ranks = static_cast<std::size_t>(group.size());
-    if (!word_.defined()) {
-      word_ = group.empty({2}, at::kLong);
-      words_ = group.empty({2 * group.size()}, at::kLong);
+    if (!message_.defined()) {
+      message_ = group.empty({2}, at::kLong);
+      messages_ = group.empty({2 * group.size()}, at::kLong);
       parts_.resize(ranks);
     }
-    // As if codes had gone to the ranks that average them, and their means to all.
+    // Counts the bytes that Int8Exchange would send.
     const auto chunks = kernels::quantized_chunks(detail::elements<float>(bucket.values()).size());
     auto& communicator = group.communicator();
     row_ = &detail::GroupStatistics::of(communicator)
                 .count(Collective::all_reduce, communicator.source().bucket,
                        (chunks + ranks - 1) / ranks * (ranks + 1) * sizeof(QuantizedChunk));
-    const auto place = [&](const at::Tensor& values) {
+    const auto address = [&](const at::Tensor& values) {
       return static_cast<std::int64_t>(*group.communicator().place_of(values.data_ptr()));
     };
-    words_in(word_)[0] = {.values_place = place(bucket.values()),
-                          .residual_place = residual_.kept() ? place(residual_.values()) : -1};
+    messages_in<Addresses>(message_)[0] = {
+        .values = address(bucket.values()),
+        .residual = residual_.kept() ? address(residual_.values()) : -1};
   }
 
   void average(std::size_t elements, const Group& group) {
@@ -143,22 +151,22 @@ class MeanInPlace final : public Exchange {
     const std::size_t part =
         (kernels::quantized_chunks(elements) + ranks - 1) / ranks * kernels::quantized_chunk;
     const std::size_t begin = std::min(elements, part * static_cast<std::size_t>(group.rank()));
-    const auto memory = [&](std::int64_t place) {
-      auto* all = group.communicator().at_place(static_cast<std::uint64_t>(place));
+    const auto memory = [&](std::int64_t address) {
+      auto* all = group.communicator().at_place(static_cast<std::uint64_t>(address));
       return reinterpret_cast<float*>(all) + begin;
     };
     for (std::size_t rank = 0; rank < ranks; ++rank) {
-      const auto& word = words_in(words_)[rank];
-      parts_[rank] = {.values = memory(word.values_place),
-                      .residual = residual_.kept() ? memory(word.residual_place) : nullptr};
+      const auto& addresses = messages_in<Addresses>(messages_)[rank];
+      parts_[rank] = {.values = memory(addresses.values),
+                      .residual = residual_.kept() ? memory(addresses.residual) : nullptr};
     }
     const auto bad = kernels::quantized_mean(parts_, std::min(part, elements - begin));
-    const auto place = bad ? static_cast<std::int64_t>(begin + bad->element) : -1;
-    words_in(word_)[0] = {.values_place = place, .residual_place = bad ? bad->rank : -1};
+    const auto element = bad ? static_cast<std::int64_t>(begin + bad->element) : -1;
+    messages_in<NotFinite>(message_)[0] = {.element = element, .rank = bad ? bad->rank : -1};
   }
 
   void refuse_not_finite() const {
-    for (const auto& [element, rank] : words_in(words_)) {
+    for (const auto& [element, rank] : messages_in<NotFinite>(messages_)) {
       if (element < 0) continue;
       detail::refuse_not_finite("int8", layout_.name_at(static_cast<std::size_t>(element)),
                                 static_cast<int>(rank));
@@ -167,9 +175,9 @@ class MeanInPlace final : public Exchange {
 
   detail::Layout layout_;
   detail::Residual residual_;
-  std::vector<kernels::QuantizedPart> parts_;  ///< of each rank, this rank's chunks
-  at::Tensor word_;
-  at::Tensor words_;
+  std::vector<kernels::QuantizedPart> parts_;  ///< per rank, the chunks that this rank averages
+  at::Tensor message_;
+  at::Tensor messages_;
   CollectiveStatistics* row_ = nullptr;
 };
 
@@ -179,9 +187,9 @@ std::unique_ptr<Exchange> Int8::exchange(const Bucket& bucket) const {
   detail::expect_dtype("int8", bucket, {at::kFloat});
   const auto* memory = bucket.values().const_data_ptr();
   if (bucket.group().communicator().place_of(memory)) {
-    return std::make_unique<MeanInPlace>(error_feedback, bucket);
+    return std::make_unique<InPlaceInt8Exchange>(error_feedback, bucket);
   }
-  return std::make_unique<MeanOfCodes>(error_feedback, bucket);
+  return std::make_unique<Int8Exchange>(error_feedback, bucket);
 }
 
 }  // namespace lockstep

@@ -16,7 +16,7 @@
 namespace lockstep::inline v0_2 {
 namespace {
 
-/// A parameter's part of the bucket as a matrix: rows along its outermost dimension.
+/// The matrix shape of a parameter's part of the bucket. The rows are its outermost dimension.
 struct MatrixShape {
   std::int64_t rows = 1;
   std::int64_t columns = 1;
@@ -30,16 +30,16 @@ MatrixShape matrix_shape(const detail::Layout::Part& part) {
   return {.rows = rows, .columns = numel / rows};
 }
 
-class LowRankMean final : public Exchange {
+class PowerSgdExchange final : public Exchange {
  public:
-  LowRankMean(const PowerSgd& recipe, const Bucket& bucket)
+  PowerSgdExchange(const PowerSgd& recipe, const Bucket& bucket)
       : recipe_(recipe), layout_(bucket), residual_(recipe.error_feedback, bucket) {
     for (const auto& part : layout_.parts()) {
       const auto [rows, columns] = matrix_shape(part);
       if ((rows + columns) * recipe.rank < rows * columns) {
         matrices_.push_back({.part = &part, .rows = rows, .columns = columns});
       } else {
-        whole_.push_back({.part = &part});
+        uncompressed_.push_back({.part = &part});
       }
     }
     gradient_options_ = bucket.values().options();
@@ -51,12 +51,12 @@ class LowRankMean final : public Exchange {
 
   ExchangeTask exchange(std::int64_t step, Bucket& bucket, const Group& group) override {
     const auto& gradient = bucket.values();
-    make_room(group);
+    allocate_buffers(group);
     encode_p(step, gradient, group);
-    co_await group.all_reduce(first_, ReduceOp::avg);
+    co_await group.all_reduce(p_buffer_, ReduceOp::avg);
     refuse_not_finite(group.size());
     encode_q(gradient);
-    co_await group.all_reduce(second_, ReduceOp::avg);
+    co_await group.all_reduce(q_buffer_, ReduceOp::avg);
     decode(gradient);
   }
 
@@ -78,15 +78,15 @@ class LowRankMean final : public Exchange {
     const detail::Layout::Part* part;
     std::int64_t rows;
     std::int64_t columns;
-    at::Tensor q = {};       ///< columns × rank, of the step before
-    at::Tensor sent_p = {};  ///< rows × rank, in what is summed first
-    at::Tensor sent_q = {};  ///< columns × rank, in what is summed next
+    at::Tensor q = {};       ///< columns × rank, of the previous step
+    at::Tensor sent_p = {};  ///< rows × rank, in p_buffer_
+    at::Tensor sent_q = {};  ///< columns × rank, in q_buffer_
   };
 
-  /// A parameter that is averaged as it is.
-  struct Whole {
+  /// A parameter that is averaged without compression, because it is no matrix or a small one.
+  struct Uncompressed {
     const detail::Layout::Part* part;
-    at::Tensor sent = {};  ///< in what is summed first
+    at::Tensor sent = {};  ///< in p_buffer_
   };
 
   static at::Tensor flat_of(const at::Tensor& flat, const detail::Layout::Part& part) {
@@ -97,44 +97,45 @@ class LowRankMean final : public Exchange {
     return flat_of(flat, *matrix.part).view({matrix.rows, matrix.columns});
   }
 
-  /// The values that are compressed: the gradient with the residual where there is one.
+  /// The values that are compressed: gradient plus residual, or the gradient alone.
   const at::Tensor& source(const at::Tensor& gradient) const {
     return residual_.kept() ? residual_.values() : gradient;
   }
 
-  /// The same on every rank, and another for every matrix and step.
+  /// Fills Q with normal random numbers: the same on every rank, others for each matrix and step.
   static void randomize(Matrix& matrix, std::int64_t step) {
     const auto seed = static_cast<std::uint64_t>(step) * 1'000'003 + matrix.part->offset + 1;
     matrix.q.normal_(0, 1, at::make_generator<at::CPUGeneratorImpl>(seed));
   }
 
-  void make_room(const Group& group) {
-    if (first_.defined()) return;
-    std::int64_t first = group.size();
-    std::int64_t second = 0;
+  void allocate_buffers(const Group& group) {
+    if (p_buffer_.defined()) return;
+    std::int64_t p_elements = group.size();
+    std::int64_t q_elements = 0;
     for (const auto& matrix : matrices_) {
-      first += matrix.rows * recipe_.rank;
-      second += matrix.columns * recipe_.rank;
+      p_elements += matrix.rows * recipe_.rank;
+      q_elements += matrix.columns * recipe_.rank;
     }
-    for (const auto& whole : whole_) first += static_cast<std::int64_t>(whole.part->numel);
+    for (const auto& parameter : uncompressed_)
+      p_elements += static_cast<std::int64_t>(parameter.part->numel);
     const auto dtype = gradient_options_.dtype().toScalarType();
-    first_ = group.empty({first}, dtype);
-    second_ = group.empty({second}, dtype);
+    p_buffer_ = group.empty({p_elements}, dtype);
+    q_buffer_ = group.empty({q_elements}, dtype);
 
-    std::int64_t at = group.size();
-    std::int64_t at_q = 0;
+    std::int64_t offset_p = group.size();
+    std::int64_t offset_q = 0;
     for (auto& matrix : matrices_) {
       const auto p = matrix.rows * recipe_.rank;
       const auto q = matrix.columns * recipe_.rank;
-      matrix.sent_p = first_.narrow(0, at, p).view({matrix.rows, recipe_.rank});
-      matrix.sent_q = second_.narrow(0, at_q, q).view({matrix.columns, recipe_.rank});
-      at += p;
-      at_q += q;
+      matrix.sent_p = p_buffer_.narrow(0, offset_p, p).view({matrix.rows, recipe_.rank});
+      matrix.sent_q = q_buffer_.narrow(0, offset_q, q).view({matrix.columns, recipe_.rank});
+      offset_p += p;
+      offset_q += q;
     }
-    for (auto& whole : whole_) {
-      const auto numel = static_cast<std::int64_t>(whole.part->numel);
-      whole.sent = first_.narrow(0, at, numel);
-      at += numel;
+    for (auto& parameter : uncompressed_) {
+      const auto numel = static_cast<std::int64_t>(parameter.part->numel);
+      parameter.sent = p_buffer_.narrow(0, offset_p, numel);
+      offset_p += numel;
     }
   }
 
@@ -145,19 +146,19 @@ class LowRankMean final : public Exchange {
       matrix.q.copy_(orthogonal(matrix.q));
       at::mm_out(matrix.sent_p, matrix_of(source(gradient), matrix), matrix.q);
     }
-    for (auto& whole : whole_) whole.sent.copy_(flat_of(gradient, *whole.part));
-    // Each rank's own place in front says which parameter is not finite.
-    first_.narrow(0, 0, group.size()).zero_();
-    first_[group.rank()].fill_(first_not_finite());
+    for (auto& parameter : uncompressed_) parameter.sent.copy_(flat_of(gradient, *parameter.part));
+    // Each rank has one element at the front for its result of first_not_finite().
+    p_buffer_.narrow(0, 0, group.size()).zero_();
+    p_buffer_[group.rank()].fill_(first_not_finite());
   }
 
-  /// Columns that span the same space.
+  /// An orthonormal basis of the space that the columns span.
   static at::Tensor orthogonal(const at::Tensor& factor) {
     return std::get<0>(at::linalg_qr(factor, "reduced"));
   }
 
-  /// 1 + the place of the first parameter, matrices before others, with a number that is not
-  /// finite, or 0. It shows in a matrix's P.
+  /// 1 + the index of the first parameter with a number that is not finite, or 0. Matrices come
+  /// before uncompressed parameters. P of a matrix is not finite if the matrix is not.
   std::int64_t first_not_finite() const {
     const auto finite = [](const at::Tensor& values) {
       const auto flat = values.view(-1);
@@ -168,20 +169,21 @@ class LowRankMean final : public Exchange {
     for (std::size_t i = 0; i < matrices_.size(); ++i) {
       if (!finite(matrices_[i].sent_p)) return static_cast<std::int64_t>(i) + 1;
     }
-    for (std::size_t i = 0; i < whole_.size(); ++i) {
-      if (!finite(whole_[i].sent)) return static_cast<std::int64_t>(matrices_.size() + i) + 1;
+    for (std::size_t i = 0; i < uncompressed_.size(); ++i) {
+      if (!finite(uncompressed_[i].sent))
+        return static_cast<std::int64_t>(matrices_.size() + i) + 1;
     }
     return 0;
   }
 
   void refuse_not_finite(int ranks) {
     for (int rank = 0; rank < ranks; ++rank) {
-      const auto said = std::lround(first_[rank].item<double>() * ranks);
-      if (said == 0) continue;
+      const auto reported = std::lround(p_buffer_[rank].item<double>() * ranks);
+      if (reported == 0) continue;
       residual_.drop_not_finite();
-      const auto place = static_cast<std::size_t>(said - 1);
-      const auto* part =
-          place < matrices_.size() ? matrices_[place].part : whole_[place - matrices_.size()].part;
+      const auto index = static_cast<std::size_t>(reported - 1);
+      const auto* part = index < matrices_.size() ? matrices_[index].part
+                                                  : uncompressed_[index - matrices_.size()].part;
       detail::refuse_not_finite("power_sgd", part->name, rank);
     }
   }
@@ -200,9 +202,9 @@ class LowRankMean final : public Exchange {
       at::mm_out(result, matrix.sent_p, matrix.sent_q.t());
       if (residual_.kept()) matrix_of(residual_.values(), matrix).sub_(result);
     }
-    for (auto& whole : whole_) {
-      flat_of(gradient, *whole.part).copy_(whole.sent);
-      if (residual_.kept()) flat_of(residual_.values(), *whole.part).zero_();
+    for (auto& parameter : uncompressed_) {
+      flat_of(gradient, *parameter.part).copy_(parameter.sent);
+      if (residual_.kept()) flat_of(residual_.values(), *parameter.part).zero_();
     }
   }
 
@@ -210,10 +212,10 @@ class LowRankMean final : public Exchange {
   detail::Layout layout_;
   at::TensorOptions gradient_options_;
   std::vector<Matrix> matrices_;
-  std::vector<Whole> whole_;
+  std::vector<Uncompressed> uncompressed_;
   detail::Residual residual_;
-  at::Tensor first_;   ///< a place for each rank, all P, what is averaged whole
-  at::Tensor second_;  ///< all Q
+  at::Tensor p_buffer_;  ///< one element per rank, all P, uncompressed parameters
+  at::Tensor q_buffer_;  ///< all Q
 };
 
 }  // namespace
@@ -226,15 +228,15 @@ std::string PowerSgd::text() const {
 }
 
 void PowerSgd::check() const {
-  constexpr std::int64_t most = 1 << 20;
-  detail::expect(rank >= 1 && rank <= most, "power_sgd", "rank", static_cast<double>(rank),
+  constexpr std::int64_t max_rank = 1 << 20;
+  detail::expect(rank >= 1 && rank <= max_rank, "power_sgd", "rank", static_cast<double>(rank),
                  "1 to 2^20");
 }
 
 std::unique_ptr<Exchange> PowerSgd::exchange(const Bucket& bucket) const {
   check();
   detail::expect_dtype("power_sgd", bucket, {at::kFloat, at::kDouble});
-  return std::make_unique<LowRankMean>(*this, bucket);
+  return std::make_unique<PowerSgdExchange>(*this, bucket);
 }
 
 }  // namespace lockstep

@@ -9,26 +9,26 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// Error feedback: what of a bucket's gradients has not been sent yet, one element for each of the
-/// bucket's, in the group's memory. An exchange without error feedback keeps none.
+/// Error feedback: the part of a bucket's gradients that has not been sent yet. It has the bucket's
+/// size and is in the group's memory. An exchange without error feedback has an empty Residual.
 class Residual {
  public:
   Residual(bool kept, const Bucket& bucket);
 
   bool kept() const { return values_.defined(); }
 
-  /// Flat, in the order of the bucket. Undefined where none is kept.
+  /// Flat, in the order of the bucket. Undefined without error feedback.
   const at::Tensor& values() const { return values_; }
   template <class T>
   std::span<T> elements() const {
     return detail::elements<T>(values_);
   }
 
-  /// Zeroes elements that are not finite. A refused gradient left them, and they would come back at
-  /// the next step.
+  /// Sets elements that are not finite to zero. Otherwise a rejected gradient would be sent at the
+  /// next step.
   void drop_not_finite();
 
-  /// Under "<parameter>.residual".
+  /// Names are "<parameter>.residual".
   State state(const Layout& layout) const;
   void load(const Layout& layout, const State& state);
 

@@ -13,8 +13,8 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// Picked elements as they are sent: first all values, then all indices, then zeros up to a
-/// multiple of eight bytes.
+/// Message layout of selected elements: all values, all indices, zeros up to a multiple of eight
+/// bytes.
 template <class T>
 class SparseRecord {
  public:
@@ -30,7 +30,7 @@ class SparseRecord {
   }
 };
 
-/// The place of the first value that is not finite.
+/// The index of the first value that is not finite.
 template <class T>
 std::optional<std::size_t> first_not_finite(std::span<const T> values);
 

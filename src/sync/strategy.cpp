@@ -13,7 +13,7 @@ namespace {
 
 using detail::Fields;
 
-/// A recipe whose fields have all been read, as a strategy.
+/// Checks that all fields have been read and that their values are valid.
 template <class R>
 Strategy checked(const R& recipe, const Fields& fields) {
   fields.finish();
@@ -62,7 +62,7 @@ Strategy power_sgd(Fields& fields) {
 }
 
 Strategy partial_update(Fields& fields) {
-  const bool gradients = fields.word("of", {"parameters", "gradients"}, 0) == 1;
+  const bool gradients = fields.choice("of", {"parameters", "gradients"}, 0) == 1;
   return checked(PartialUpdate{.of = gradients ? SyncTarget::gradients : SyncTarget::parameters},
                  fields);
 }
@@ -84,7 +84,7 @@ Strategy adasum(Fields& fields) { return checked(Adasum{}, fields); }
 
 struct Named {
   std::string_view name;
-  std::string_view alias;  ///< SINGA's name, or the one before version 0.2
+  std::string_view alias;  ///< SINGA's name, or the name before version 0.2
   Strategy (*parse)(Fields&);
 };
 
@@ -100,7 +100,7 @@ constexpr Named strategies[] = {{"fp32", "plain", fp32},
                                 {"post_local_sgd", "", post_local_sgd},
                                 {"adasum", "", adasum}};
 
-/// "100:topk:0.01" behind "warmup:".
+/// text: "warmup:100:topk:0.01"; options: "100:topk:0.01".
 Strategy parse_warmup(std::string_view text, std::string_view options) {
   const auto colon = options.find(':');
   const auto number = options.substr(0, colon);
@@ -118,11 +118,11 @@ Strategy parse_warmup(std::string_view text, std::string_view options) {
 }  // namespace
 
 Strategy parse_strategy(std::string_view text) {
-  // Warm-ups within warm-ups are read one within another.
-  constexpr std::size_t longest = 4096;
-  if (text.size() > longest) {
+  // Limits the recursion of nested warm-ups.
+  constexpr std::size_t max_length = 4096;
+  if (text.size() > max_length) {
     detail::throw_invalid("strategy", "got ", text.size(), " characters, expected at most ",
-                          longest);
+                          max_length);
   }
   const auto colon = text.find(':');
   const auto name = text.substr(0, colon);

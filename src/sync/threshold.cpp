@@ -18,20 +18,20 @@ namespace lockstep::inline v0_2 {
 namespace {
 
 template <class T>
-class AboveMean final : public Exchange {
+class ThresholdExchange final : public Exchange {
  public:
-  AboveMean(const Threshold& recipe, const Bucket& bucket)
+  ThresholdExchange(const Threshold& recipe, const Bucket& bucket)
       : threshold_(static_cast<T>(recipe.value)),
         layout_(bucket),
-        most_(bucket.values().nbytes() / Record::element_bytes),
+        max_picks_(bucket.values().nbytes() / Record::element_bytes),
         residual_(recipe.error_feedback, bucket) {}
 
   ExchangeTask exchange(std::int64_t, Bucket& bucket, const Group& group) override {
-    make_room(group);
+    allocate_buffers(group);
     select(bucket);
-    co_await group.all_gather(counts_, count_);
+    co_await group.all_gather(reports_, report_);
     refuse_not_finite(group.size());
-    if (goes_dense(group.size())) {
+    if (sends_dense(group.size())) {
       if (residual_.kept()) {
         bucket.values().copy_(residual_.values());
         residual_.values().zero_();
@@ -53,60 +53,60 @@ class AboveMean final : public Exchange {
  private:
   using Record = detail::SparseRecord<T>;
 
-  /// A rank's message about its picks.
-  struct Count {
+  /// A rank's message before its picks.
+  struct Report {
     std::int64_t picks;
-    std::int64_t not_finite;  ///< 1 + the index of the first element that is not, or 0
+    std::int64_t not_finite;  ///< 1 + the index of the first element that is not finite, or 0
   };
 
-  void make_room(const Group& group) {
-    if (counts_.defined()) return;
+  void allocate_buffers(const Group& group) {
+    if (reports_.defined()) return;
     const auto ranks = static_cast<std::size_t>(group.size());
-    const std::size_t room = most_ + kernels::select_slack;
-    indices_.resize(room);
-    sent_ = detail::bytes_in(group, Record::bytes(room));
+    const std::size_t capacity = max_picks_ + kernels::select_slack;
+    indices_.resize(capacity);
+    sent_ = detail::bytes_in(group, Record::bytes(capacity));
     // Every rank's record may be padded by less than eight bytes.
-    gathered_ = detail::bytes_in(group, Record::bytes(most_) + 8 * ranks);
-    count_ = group.empty({2}, at::kLong);
-    counts_ = group.empty({2 * group.size()}, at::kLong);
+    gathered_ = detail::bytes_in(group, Record::bytes(max_picks_) + 8 * ranks);
+    report_ = group.empty({2}, at::kLong);
+    reports_ = group.empty({2 * group.size()}, at::kLong);
     record_bytes_.resize(ranks);
   }
 
   void select(Bucket& bucket) {
     const auto gradient = detail::elements<T>(bucket.values());
-    const auto picks = room();
+    const auto picks = pick_buffers();
     const auto found = residual_.kept()
                            ? kernels::move_and_select_above(
                                  gradient, residual_.template elements<T>(), threshold_, picks)
                            : kernels::select_above<T>(gradient, threshold_, picks);
-    auto& count = *static_cast<Count*>(count_.data_ptr());
-    count.picks = static_cast<std::int64_t>(found);
-    count.not_finite = 0;
-    if (found <= most_) {
+    auto& report = *static_cast<Report*>(report_.data_ptr());
+    report.picks = static_cast<std::int64_t>(found);
+    report.not_finite = 0;
+    if (found <= max_picks_) {
       if (const auto bad = detail::first_not_finite<T>(picks.values.first(found))) {
-        count.not_finite = 1 + static_cast<std::int64_t>(picks.indices[*bad]);
+        report.not_finite = 1 + static_cast<std::int64_t>(picks.indices[*bad]);
       }
     } else if (const auto bad = detail::first_not_finite<T>(source(gradient))) {
-      count.not_finite = 1 + static_cast<std::int64_t>(*bad);
+      report.not_finite = 1 + static_cast<std::int64_t>(*bad);
     }
   }
 
-  /// The values that elements are picked from.
+  /// The values that elements are selected from.
   std::span<const T> source(std::span<const T> gradient) const {
     return residual_.kept() ? residual_.template elements<T>() : gradient;
   }
 
-  kernels::Picks<T> room() {
+  kernels::Picks<T> pick_buffers() {
     return {.indices = indices_,
             .values = {reinterpret_cast<T*>(detail::memory_of(sent_)), indices_.size()}};
   }
 
-  std::span<const Count> counts(int ranks) const {
-    return {static_cast<const Count*>(counts_.data_ptr()), static_cast<std::size_t>(ranks)};
+  std::span<const Report> reports(int ranks) const {
+    return {static_cast<const Report*>(reports_.data_ptr()), static_cast<std::size_t>(ranks)};
   }
 
   void refuse_not_finite(int ranks) {
-    const auto all = counts(ranks);
+    const auto all = reports(ranks);
     for (int rank = 0; rank < ranks; ++rank) {
       const auto bad = all[static_cast<std::size_t>(rank)].not_finite;
       if (bad == 0) continue;
@@ -116,16 +116,16 @@ class AboveMean final : public Exchange {
     }
   }
 
-  bool goes_dense(int ranks) const {
+  bool sends_dense(int ranks) const {
     std::size_t total = 0;
-    for (const auto& count : counts(ranks)) total += static_cast<std::size_t>(count.picks);
-    return total > most_;
+    for (const auto& report : reports(ranks)) total += static_cast<std::size_t>(report.picks);
+    return total > max_picks_;
   }
 
-  /// Lays this rank's picks out as they are sent. Returns the bytes of all ranks' picks.
+  /// Writes this rank's record. Returns the bytes of all ranks' records.
   std::int64_t pack_picks(Bucket& bucket, const Group& group) {
     std::size_t total = 0;
-    const auto all = counts(group.size());
+    const auto all = reports(group.size());
     for (std::size_t rank = 0; rank < all.size(); ++rank) {
       record_bytes_[rank] = Record::bytes(static_cast<std::size_t>(all[rank].picks));
       total += record_bytes_[rank];
@@ -147,8 +147,8 @@ class AboveMean final : public Exchange {
     const auto gradient = detail::elements<T>(bucket.values());
     const T share = T{1} / static_cast<T>(ranks);
     auto* record = detail::memory_of(gathered_);
-    for (const auto& count : counts(ranks)) {
-      const auto number = static_cast<std::size_t>(count.picks);
+    for (const auto& report : reports(ranks)) {
+      const auto number = static_cast<std::size_t>(report.picks);
       const auto picks = Record::at(record, number);
       kernels::scatter_add<T>(gradient, picks.indices, picks.values, share);
       record += Record::bytes(number);
@@ -157,13 +157,13 @@ class AboveMean final : public Exchange {
 
   T threshold_;
   detail::Layout layout_;
-  std::size_t most_;  ///< picks of all ranks together that are not more than the bucket
+  std::size_t max_picks_;  ///< with more picks on all ranks, the dense bucket is smaller
   detail::Residual residual_;
   std::vector<std::uint32_t> indices_;
   at::Tensor sent_;
   at::Tensor gathered_;
-  at::Tensor count_;
-  at::Tensor counts_;
+  at::Tensor report_;
+  at::Tensor reports_;
   std::vector<std::size_t> record_bytes_;
 };
 
@@ -181,14 +181,14 @@ std::unique_ptr<Exchange> Threshold::exchange(const Bucket& bucket) const {
   check();
   detail::expect_dtype("threshold", bucket, {at::kFloat, at::kDouble});
   if (bucket.values().scalar_type() == at::kDouble) {
-    return std::make_unique<AboveMean<double>>(*this, bucket);
+    return std::make_unique<ThresholdExchange<double>>(*this, bucket);
   }
-  // 0 would send everything.
+  // A threshold that rounds to 0 would send every element.
   const bool is_zero = detail::magnitude(value) == 0;
   detail::expect(is_zero || static_cast<float>(value) > 0, "threshold", "value", value,
-                 flushes_denormals() ? "0, or 1.18e-38 or more, as denormals are flushed"
-                                     : "0, or what float32 can hold");
-  return std::make_unique<AboveMean<float>>(*this, bucket);
+                 flushes_denormals() ? "0, or 1.18e-38 or more, because denormals are flushed"
+                                     : "0, or a positive float32 number");
+  return std::make_unique<ThresholdExchange<float>>(*this, bucket);
 }
 
 }  // namespace lockstep

@@ -14,14 +14,14 @@ namespace lockstep::inline v0_2 {
 namespace {
 
 template <class T>
-class LargestMean final : public Exchange {
+class TopKExchange final : public Exchange {
  public:
-  LargestMean(const TopK& recipe, const Bucket& bucket)
+  TopKExchange(const TopK& recipe, const Bucket& bucket)
       : recipe_(recipe), layout_(bucket), residual_(recipe.error_feedback, bucket) {}
 
   ExchangeTask exchange(std::int64_t step, Bucket& bucket, const Group& group) override {
     const auto gradient = detail::elements<T>(bucket.values());
-    make_room(recipe_.k_at(step, layout_.numel()), group);
+    allocate_buffers(recipe_.k_at(step, layout_.numel()), group);
     select(gradient);
     co_await group.all_gather(gathered_, sent_);
     add_picks(gradient, group.size());
@@ -33,8 +33,8 @@ class LargestMean final : public Exchange {
  private:
   using Record = detail::SparseRecord<T>;
 
-  /// Allocates memory for k picks of every rank. Most steps need as many as the one before.
-  void make_room(std::size_t k, const Group& group) {
+  /// Allocates memory for k picks of every rank, unless the previous step had the same k.
+  void allocate_buffers(std::size_t k, const Group& group) {
     if (space_ && space_->largest_k() == k) return;
     space_.emplace(k);
     sent_ = detail::bytes_in(group, Record::bytes(k));
@@ -98,7 +98,7 @@ double TopK::ratio_at(std::int64_t step) const {
 }
 
 std::size_t TopK::k_at(std::int64_t step, std::size_t n) const {
-  // 0.07 of 100 is 7, and not the 8 that the product's rounding would give.
+  // 0.07 · 100 is rounded to a little more than 7; its ceiling must still be 7.
   constexpr double rounding = 4 * std::numeric_limits<double>::epsilon();
   const double exact = ratio_at(step) * static_cast<double>(n);
   const auto k = static_cast<std::size_t>(std::ceil(exact * (1 - rounding)));
@@ -114,9 +114,9 @@ std::unique_ptr<Exchange> TopK::exchange(const Bucket& bucket) const {
   check();
   detail::expect_dtype("topk", bucket, {at::kFloat, at::kDouble});
   if (bucket.values().scalar_type() == at::kDouble) {
-    return std::make_unique<LargestMean<double>>(*this, bucket);
+    return std::make_unique<TopKExchange<double>>(*this, bucket);
   }
-  return std::make_unique<LargestMean<float>>(*this, bucket);
+  return std::make_unique<TopKExchange<float>>(*this, bucket);
 }
 
 }  // namespace lockstep

@@ -7,9 +7,10 @@
 namespace lockstep::inline v0_2 {
 namespace {
 
-class FirstWhole final : public Exchange {
+class WarmupExchange final : public Exchange {
  public:
-  FirstWhole(std::int64_t steps, std::unique_ptr<Exchange> first, std::unique_ptr<Exchange> then)
+  WarmupExchange(std::int64_t steps, std::unique_ptr<Exchange> first,
+                 std::unique_ptr<Exchange> then)
       : steps_(steps), first_(std::move(first)), then_(std::move(then)) {}
 
   ExchangeTask exchange(std::int64_t step, Bucket& bucket, const Group& group) override {
@@ -39,8 +40,8 @@ void Warmup::check() const {
 
 std::unique_ptr<Exchange> Warmup::exchange(const Bucket& bucket) const {
   check();
-  return std::make_unique<FirstWhole>(steps, AllReduce{}.exchange(bucket),
-                                      strategy.exchange(bucket));
+  return std::make_unique<WarmupExchange>(steps, AllReduce{}.exchange(bucket),
+                                          strategy.exchange(bucket));
 }
 
 SyncTarget Warmup::target(std::int64_t step, std::size_t bucket, std::size_t buckets) const {

@@ -90,7 +90,7 @@ TEST_F(Cifar10Files, FeedsADataLoader) {
 TEST_F(Cifar10Files, AGapIsAnError) {
   write("data_batch_1.bin", records({1}));
   write("data_batch_3.bin", records({1}));
-  EXPECT_EQ(error(), "found " + path("data_batch_3.bin") + ", but no " + path("data_batch_2.bin"));
+  EXPECT_EQ(error(), "found " + path("data_batch_3.bin") + ", but not " + path("data_batch_2.bin"));
 }
 
 TEST_F(Cifar10Files, MissingFilesAreNamed) {

@@ -241,7 +241,8 @@ TEST_F(ImageFolders, ImagesOfSeveralSizesNeedASize) {
   write("c/0.png", png_of(ramp(30, 20)));
   write("c/1.png", png_of(ramp(30, 21)));
   EXPECT_EQ(error(), (folder / "c/1.png").string() + ": is 21x30, expected 20x30 as " +
-                         (folder / "c/0.png").string() + ", or a size to bring all to");
+                         (folder / "c/0.png").string() +
+                         "; set ImageFolderOptions::size to scale all images to one size");
   EXPECT_EQ(error({.size = 16}), "no DataError");
 }
 

@@ -234,8 +234,9 @@ TEST_F(Programs, RanksWithoutAWorldComplainOnce) {
     return run("LOCKSTEP_BACKEND=" + backend + " " + quoted_launcher + " run -n 3 " + quoted_bin +
                "large_batch");
   };
-  expect_one_complaint(started("mpi"), 1,
-                       "large_batch: init: started by lockstep run, whose processes no MPI knows");
+  expect_one_complaint(
+      started("mpi"), 1,
+      "large_batch: init: started by lockstep run, which does not start MPI processes");
   expect_one_complaint(started("nccl"), 1, "large_batch: backend: got 'nccl', expected auto");
 }
 

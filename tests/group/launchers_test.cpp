@@ -236,7 +236,7 @@ TEST(Launchers, ContradictionsAreShown) {
 
 TEST(Launchers, LockstepRunStartsNoMpi) {
   const auto ended = run_lockstep({"-n", "1", init_program}, {{"LOCKSTEP_BACKEND", "mpi"}});
-  EXPECT_THAT(ended.out, HasSubstr("started by lockstep run, whose processes no MPI knows"));
+  EXPECT_THAT(ended.out, HasSubstr("started by lockstep run, which does not start MPI processes"));
 }
 
 }  // namespace

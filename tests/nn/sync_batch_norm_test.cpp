@@ -107,7 +107,7 @@ TEST_P(SyncNorm, WithEachOptionIsOneProcess) {
 
 TEST_P(SyncNorm, OfOneSampleARankIsOneProcess) {
   std::vector<std::int64_t> parts(static_cast<std::size_t>(GetParam()), 1);
-  parts[0] = GetParam() == 1 ? 2 : 1;  // one value a channel in all is refused
+  parts[0] = GetParam() == 1 ? 2 : 1;  // one value per channel over all ranks is rejected
   expect_equal_to_one_process(GetParam(), parts, {});
 }
 
@@ -305,7 +305,7 @@ TEST(SyncNormRefuses, OneValueAChannelInAllOnEveryRank) {
       EXPECT_THAT(refusal([&] {
                     norm(at::ones({mine, channels, 1}, at::kDouble));
                   }),
-                  HasSubstr("got one value a channel over all ranks"));
+                  HasSubstr("got one value per channel over all ranks"));
       EXPECT_TRUE(at::equal(norm->running_mean, at::zeros({channels}, at::kDouble)));
       expect_usable(world);
     });
@@ -318,7 +318,7 @@ TEST(SyncNormRefuses, InputsOfDifferentDtypesOnEveryRank) {
     EXPECT_THAT(refusal([&] {
                   norm(at::ones({2, channels}, norm->weight.scalar_type()));
                 }),
-                HasSubstr("inputs of one dtype: Double on rank 0; Float on rank 2"));
+                HasSubstr("inputs of the same dtype: Double on rank 0; Float on rank 2"));
     expect_usable(world);
   });
 }

@@ -14,7 +14,7 @@ using lockstep::BucketCaps;
 using lockstep::ParameterSpec;
 using lockstep::PlannedBucket;
 
-using Places = std::vector<PlannedBucket::Place>;
+using Slices = std::vector<PlannedBucket::Slice>;
 
 TEST(BucketPlan, OfNothingIsEmpty) { EXPECT_TRUE(bucket_plan({}, {}).empty()); }
 
@@ -22,7 +22,7 @@ TEST(BucketPlan, GoesBackwardsAndAligns) {
   const std::vector<ParameterSpec> parameters{{.numel = 5}, {.numel = 16}, {.numel = 17}};
   const auto plan = bucket_plan(parameters, {});
   ASSERT_EQ(plan.size(), 1U);
-  EXPECT_EQ(plan[0].places, (Places{{2, 0}, {1, 32}, {0, 48}}));
+  EXPECT_EQ(plan[0].slices, (Slices{{2, 0}, {1, 32}, {0, 48}}));
   EXPECT_EQ(plan[0].numel, 53U);
 }
 
@@ -30,9 +30,9 @@ TEST(BucketPlan, HasASmallerFirstBucket) {
   const std::vector<ParameterSpec> parameters(12, {.numel = 16});  // 64 bytes each
   const auto plan = bucket_plan(parameters, {.first = 128, .rest = 320});
   ASSERT_EQ(plan.size(), 3U);
-  EXPECT_EQ(plan[0].places.size(), 2U);
-  EXPECT_EQ(plan[1].places.size(), 5U);
-  EXPECT_EQ(plan[2].places.size(), 5U);
+  EXPECT_EQ(plan[0].slices.size(), 2U);
+  EXPECT_EQ(plan[1].slices.size(), 5U);
+  EXPECT_EQ(plan[2].slices.size(), 5U);
 }
 
 // The large one is ready soon after: behind it the rest of the backward still runs.
@@ -42,8 +42,8 @@ TEST(BucketPlan, SendsTheFirstBucketOnceItHasEnough) {
                                        {.numel = 5000}, {.numel = 10}};
   const auto plan = bucket_plan(cnn, {});
   ASSERT_EQ(plan.size(), 2U);
-  EXPECT_EQ(plan[0].places.back().parameter, 4U);
-  EXPECT_EQ(plan[1].places.front().parameter, 3U);
+  EXPECT_EQ(plan[0].slices.back().parameter, 4U);
+  EXPECT_EQ(plan[1].slices.front().parameter, 3U);
 
   const std::vector<ParameterSpec> larger_than_any{{.numel = 10'000'000}, {.numel = 10}};
   EXPECT_EQ(bucket_plan(larger_than_any, {}).size(), 2U);
@@ -54,9 +54,9 @@ TEST(BucketPlan, GivesALargeParameterItsOwnBucket) {
       {.numel = 4}, {.numel = 1000}, {.numel = 4}, {.numel = 4}};
   const auto plan = bucket_plan(parameters, {.first = 256, .rest = 256});
   ASSERT_EQ(plan.size(), 3U);
-  EXPECT_EQ(plan[0].places, (Places{{3, 0}, {2, 16}}));
-  EXPECT_EQ(plan[1].places, (Places{{1, 0}}));
-  EXPECT_EQ(plan[2].places, (Places{{0, 0}}));
+  EXPECT_EQ(plan[0].slices, (Slices{{3, 0}, {2, 16}}));
+  EXPECT_EQ(plan[1].slices, (Slices{{1, 0}}));
+  EXPECT_EQ(plan[2].slices, (Slices{{0, 0}}));
 }
 
 // A layer's bias is ready when its weight is: it would hold up the large weight before it.
@@ -65,16 +65,16 @@ TEST(BucketPlan, LeavesSmallParametersBehindALargeOneToTheNextBucket) {
       {.numel = 800}, {.numel = 16}, {.numel = 100}, {.numel = 8}, {.numel = 900}};
   const auto plan = bucket_plan(layers, {.first = 4000, .rest = 4000});
   ASSERT_EQ(plan.size(), 2U);
-  EXPECT_EQ(plan[0].places, (Places{{4, 0}}));
+  EXPECT_EQ(plan[0].slices, (Slices{{4, 0}}));
   EXPECT_EQ(plan[0].numel, 900U);
-  EXPECT_EQ(plan[1].places, (Places{{3, 0}, {2, 16}, {1, 128}, {0, 144}}));
+  EXPECT_EQ(plan[1].slices, (Slices{{3, 0}, {2, 16}, {1, 128}, {0, 144}}));
 
   const std::vector<ParameterSpec> too_large{{.numel = 2000}, {.numel = 16}, {.numel = 900}};
   const auto apart = bucket_plan(too_large, {.first = 4000, .rest = 4000});
   ASSERT_EQ(apart.size(), 3U);
-  EXPECT_EQ(apart[0].places, (Places{{2, 0}}));
-  EXPECT_EQ(apart[1].places, (Places{{1, 0}}));
-  EXPECT_EQ(apart[2].places, (Places{{0, 0}}));
+  EXPECT_EQ(apart[0].slices, (Slices{{2, 0}}));
+  EXPECT_EQ(apart[1].slices, (Slices{{1, 0}}));
+  EXPECT_EQ(apart[2].slices, (Slices{{0, 0}}));
 }
 
 TEST(BucketPlan, CapOfZeroIsABucketAParameter) {
@@ -92,20 +92,20 @@ TEST(BucketPlan, KeepsDtypesAndDevicesApart) {
   const auto plan = bucket_plan(parameters, {});
   ASSERT_EQ(plan.size(), 4U);
   // In the order in which the last gradient of each is expected.
-  EXPECT_EQ(plan[0].places, (Places{{4, 0}}));
+  EXPECT_EQ(plan[0].slices, (Slices{{4, 0}}));
   EXPECT_EQ(plan[0].dtype, at::kHalf);
-  EXPECT_EQ(plan[1].places, (Places{{3, 0}}));
+  EXPECT_EQ(plan[1].slices, (Slices{{3, 0}}));
   EXPECT_EQ(plan[1].device, at::kMeta);
-  EXPECT_EQ(plan[2].places, (Places{{1, 0}}));
+  EXPECT_EQ(plan[2].slices, (Slices{{1, 0}}));
   EXPECT_EQ(plan[2].dtype, at::kDouble);
-  EXPECT_EQ(plan[3].places, (Places{{2, 0}, {0, 16}}));
+  EXPECT_EQ(plan[3].slices, (Slices{{2, 0}, {0, 16}}));
 }
 
 TEST(BucketPlan, TakesEmptyParameters) {
   const std::vector<ParameterSpec> parameters{{.numel = 0}, {.numel = 3}, {.numel = 0}};
   const auto plan = bucket_plan(parameters, {});
   ASSERT_EQ(plan.size(), 1U);
-  EXPECT_EQ(plan[0].places, (Places{{2, 0}, {1, 0}, {0, 16}}));
+  EXPECT_EQ(plan[0].slices, (Slices{{2, 0}, {1, 0}, {0, 16}}));
   EXPECT_EQ(bucket_plan(std::vector<ParameterSpec>{{.numel = 0}}, {})[0].numel, 0U);
 }
 
@@ -122,9 +122,9 @@ TEST(BucketPlan, HoldsItsPromisesForRandomLists) {
     std::set<std::size_t> seen;
     std::size_t previous_last = parameters.size();
     for (const auto& bucket : plan) {
-      ASSERT_FALSE(bucket.places.empty());
+      ASSERT_FALSE(bucket.slices.empty());
       std::size_t end = 0;
-      for (const auto& place : bucket.places) {
+      for (const auto& place : bucket.slices) {
         EXPECT_TRUE(seen.insert(place.parameter).second);
         EXPECT_EQ(parameters[place.parameter].dtype, bucket.dtype);
         EXPECT_GE(place.offset, end);
@@ -132,11 +132,11 @@ TEST(BucketPlan, HoldsItsPromisesForRandomLists) {
         end = place.offset + parameters[place.parameter].numel;
       }
       EXPECT_EQ(bucket.numel, end);
-      if (bucket.places.size() > 1) {
+      if (bucket.slices.size() > 1) {
         EXPECT_LE(end * c10::elementSize(bucket.dtype), std::max(caps.first, caps.rest));
       }
-      EXPECT_LT(bucket.places.back().parameter, previous_last);
-      previous_last = bucket.places.back().parameter;
+      EXPECT_LT(bucket.slices.back().parameter, previous_last);
+      previous_last = bucket.slices.back().parameter;
     }
     EXPECT_EQ(seen.size(), parameters.size());
   }

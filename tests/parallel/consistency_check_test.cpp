@@ -65,7 +65,7 @@ TEST_P(PlantedBit, IsNamedWithinOneRotation) {
       const auto [steps, text, rank] = train_until_found(ddp, *model, world.rank(), 4);
       EXPECT_GT(steps, 0) << "not found";
       EXPECT_EQ(rank, wrong);
-      EXPECT_THAT(text, AllOf(HasSubstr("parameter p" + std::to_string(i) + " of checksum"),
+      EXPECT_THAT(text, AllOf(HasSubstr("parameter p" + std::to_string(i) + " with checksum"),
                               HasSubstr("on rank " + std::to_string(wrong)),
                               HasSubstr("in bucket " + std::to_string(some_shapes.size() - 1 - i)),
                               HasSubstr("Likely causes"), HasSubstr("torch::load")));
@@ -112,7 +112,7 @@ TEST(ConsistencyCheck, SeesEveryLayoutOfParameters) {
     EXPECT_EQ(train_until_found(ddp, *model, world.rank(), 6).steps, 0);
     if (world.rank() == 1) flip(model->p[1], 2, 7);
     EXPECT_THAT(train_until_found(ddp, *model, world.rank(), 3).text,
-                HasSubstr("parameter p1 of checksum"));
+                HasSubstr("parameter p1 with checksum"));
   });
 }
 

@@ -255,7 +255,7 @@ TEST(Model, MayNotChangeItsParametersAfterwards) {
     DistributedDataParallel of_other(other, world);
     other->to(torch::kDouble);
     EXPECT_THAT(refusal([&] { of_other(Mlp::batch(1, 1)); }),
-                HasSubstr("layer0.weight has become Double"));
+                HasSubstr("layer0.weight was converted to Double"));
   });
 }
 

@@ -233,7 +233,7 @@ TEST(SharedUpdateStart, RefusesWhatItCannotDo) {
     {
       const auto alias = model.layers[1]->weight.detach();
       says([&] { DistributedOptimizer(fused, model, world, shared); },
-           "parameter layer1.weight has its memory in common with another tensor");
+           "parameter layer1.weight shares its memory with another tensor");
     }
     DataParallelOptions by_one = shared;
     by_one.share_memory = world.rank() == 0;
@@ -251,7 +251,7 @@ TEST(SharedUpdateStep, RefusesAParameterWithOtherMemory) {
     EXPECT_THAT(refusal([&] {
                   optimizer.backward_and_update(model.forward(at::ones({1, 7})).sum());
                 }),
-                HasSubstr("parameter layer2.bias has been given other memory"));
+                HasSubstr("parameter layer2.bias was moved to other memory"));
     expect_usable(world);
   });
 }

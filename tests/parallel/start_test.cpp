@@ -193,10 +193,10 @@ TEST(Start, RefusesModelsThatCannotBeWrapped) {
                 HasSubstr("p0: got ComplexFloat"));
     {
       DistributedDataParallel ddp(model, world);
-      EXPECT_THAT(refused(model), HasSubstr("p0: is synchronised by another wrapper"));
+      EXPECT_THAT(refused(model), HasSubstr("p0: another wrapper already synchronises it"));
       auto outer = std::make_shared<Terms>(std::vector<std::vector<std::int64_t>>{{2}});
       outer->register_module("inner", model);
-      EXPECT_THAT(refused(outer), HasSubstr("inner.p0: is synchronised by another wrapper"));
+      EXPECT_THAT(refused(outer), HasSubstr("inner.p0: another wrapper already synchronises it"));
     }
     const auto with_buffer = [&](const at::Tensor& buffer) {
       const auto built = std::make_shared<Terms>(std::vector<std::vector<std::int64_t>>{{3}});

@@ -163,8 +163,10 @@ TEST(Statistics, SayWhatPartWasHidden) {
   EXPECT_THAT(to_text({&row, 1}), ::testing::Not(HasSubstr("hidden")));
   row.communicating = std::chrono::milliseconds(200);
   row.hidden = std::chrono::milliseconds(150);
-  EXPECT_THAT(to_text({&row, 1}),
-              HasSubstr("of 200.00 ms of communication 150.00 ms were hidden: 75 %\n"));
+  EXPECT_THAT(
+      to_text({&row, 1}),
+      HasSubstr(
+          "communication took 200.00 ms, of which 150.00 ms overlapped with other work: 75 %\n"));
 }
 
 TEST(Statistics, AreATableWithTheirSum) {

@@ -121,7 +121,7 @@ TEST(Strategy, RefusesOptionsThatAreWrong) {
   expect_refused("fp32:clip=1", "strategy fp32: got field \"clip\", expected no options");
   expect_refused("topk:k=3", "got field \"k\", expected one of: ratio, feedback, ramp");
   expect_refused("topk:0.1,0.2", "got field \"0.2\"");
-  expect_refused("topk:0.1,ratio=0.2", "expected it once");
+  expect_refused("topk:0.1,ratio=0.2", "expected the field only once");
   expect_refused("topk:abc", "got ratio=abc, expected a number");
   expect_refused("topk:nan", "expected a number");
   expect_refused("topk:0", "got a ratio of 0, expected more than 0 and at most 1");

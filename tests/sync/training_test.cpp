@@ -162,7 +162,7 @@ TEST(Training, ASecondBackwardMayNotAddToAMeanWithErrorFeedback) {
         loss(0).backward();
         ADD_FAILURE() << text << " went on";
       } catch (const InvalidArgument& error) {
-        EXPECT_THAT(error.what(), ::testing::HasSubstr("a second backward adds to a mean"));
+        EXPECT_THAT(error.what(), ::testing::HasSubstr("a second backward added to a mean"));
       } catch (const CommError& error) {
         EXPECT_THAT(error.what(), ::testing::HasSubstr("a backward ended by an exception"));
       }

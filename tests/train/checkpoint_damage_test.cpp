@@ -63,12 +63,12 @@ TEST_F(Spoilt, AWrongDtypeNamesTheTensor) {
 
 TEST_F(Spoilt, AMissingTensorIsNamed) {
   content.tensors.erase("first.bias");
-  EXPECT_THAT(error(), HasSubstr("tensor 'first.bias': the model has it, the file has not"));
+  EXPECT_THAT(error(), HasSubstr("tensor 'first.bias': is in the model, but not in the file"));
 }
 
 TEST_F(Spoilt, AnUnknownTensorIsNamed) {
   content.tensors["third.weight"] = torch::zeros({1});
-  EXPECT_THAT(error(), HasSubstr("tensor 'third.weight': the file has it, the model has not"));
+  EXPECT_THAT(error(), HasSubstr("tensor 'third.weight': is in the file, but not in the model"));
 }
 
 TEST_F(Spoilt, AWrongOptimizerTensorIsNamed) {
@@ -106,11 +106,11 @@ TEST_F(Spoilt, AnOptionOfAnotherNameOrKindIsNamed) {
   EXPECT_THAT(with("lr", 1), HasSubstr("option 'lr': expected a real number, found 1"));
   EXPECT_THAT(with("nesterov", 0.5), HasSubstr("option 'nesterov': expected boolean, found 0.5"));
   EXPECT_THAT(with("lr", nullptr), HasSubstr("optimizer: "));
-  EXPECT_THAT(with("rl", 0.1), HasSubstr("option 'rl': the file has it, the optimizer has not"));
+  EXPECT_THAT(with("rl", 0.1), HasSubstr("option 'rl': is in the file, but not in the optimizer"));
   auto without = good;
   without["groups"][0]["options"].erase("lr");
   content.metadata["optimizer"] = without.dump();
-  EXPECT_THAT(error(), HasSubstr("option 'lr': the optimizer has it, the file has not"));
+  EXPECT_THAT(error(), HasSubstr("option 'lr': is in the optimizer, but not in the file"));
 }
 
 TEST_F(Spoilt, AFieldOfAnotherKindIsAnError) {

@@ -130,7 +130,7 @@ TEST(LearningRate, AScheduleOfLibTorchIsWalkedAgain) {
     resumed.step();
   }
   EXPECT_THAT(failure([&] { resumed.load_state(rate.state()); }),
-              HasSubstr("cannot go back: expected a new one, found one that has made 9 steps"));
+              HasSubstr("cannot be reset: expected a new one, found one after 9 steps"));
 }
 
 TEST(LearningRate, WhatItDidNotWriteIsAnError) {

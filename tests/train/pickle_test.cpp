@@ -95,9 +95,9 @@ TEST(Unpickle, NothingElseIsNamedOrCalled) {
                            "a"),
               HasSubstr("found the global 'torch.Size'"));
   EXPECT_THAT(pickle_error("ctorch\nSize\n\x85\x85"), HasSubstr("found the global 'torch.Size'"));
-  EXPECT_THAT(pickle_error("K\x01}b"), HasSubstr("expected a state of a dict"));
+  EXPECT_THAT(pickle_error("K\x01}b"), HasSubstr("expected the state of a dict"));
   for (const char* opcode : {"i", "o", "\x81", "\x92", "\x82", "P", "\x93", "B", "S'x'\n"})
-    EXPECT_THAT(pickle_error(opcode), HasSubstr("which no state dict needs")) << opcode;
+    EXPECT_THAT(pickle_error(opcode), HasSubstr("which state dicts do not use")) << opcode;
 }
 
 TEST(Unpickle, WhatIsBrokenIsAnError) {
@@ -112,8 +112,8 @@ TEST(Unpickle, WhatIsBrokenIsAnError) {
   for (const char* bytes : {"a", "s", "u", "e", "t", "R", "b", "Q", "q\x01", "\x85", "K\x01\x86",
                             "(K\x01u", "K\x01(\x85", "K\x01(R"})
     EXPECT_THAT(pickle_error(bytes), HasSubstr("of data.pkl: ")) << bytes;
-  EXPECT_THAT(pickle_error("h\x05"), HasSubstr("expected value 5 before"));
-  EXPECT_THAT(pickle_error("}K\x01\x85K\x01s"), HasSubstr("expected a text or integer as key"));
+  EXPECT_THAT(pickle_error("h\x05"), HasSubstr("expected memo 5 to be defined before"));
+  EXPECT_THAT(pickle_error("}K\x01\x85K\x01s"), HasSubstr("expected a string or integer as key"));
   EXPECT_THAT(pickle_error("}(K\x01u"), HasSubstr("an odd number"));
   EXPECT_THAT(pickle_error("K\x01K\x02"
                            "a"),
@@ -121,7 +121,7 @@ TEST(Unpickle, WhatIsBrokenIsAnError) {
 }
 
 TEST(Unpickle, NothingHoldsItselfOrFillsTheStack) {
-  const char* const expected = "part of another value already";
+  const char* const expected = "already part of another value";
   EXPECT_THAT(pickle_error("]q\x01h\x01"
                            "a"),
               HasSubstr(expected));

@@ -150,8 +150,8 @@ TEST(Resume, FewerRanksSayWhatTheyLeaveOut) {
   for (auto& run : two) run->step();
   EXPECT_EQ(
       load(two, folder / "c").changes,
-      "saved by 4 ranks, resumed by 2; what the strategy had not sent is shared out anew; the "
-      "random state of ranks 2 to 3 is left out");
+      "saved by 4 ranks, resumed by 2; the residuals of the strategy are redistributed over the "
+      "ranks; the file's random state of ranks 2 to 3 is not used");
   for (std::size_t rank = 0; rank < 2; ++rank) {
     const auto of = [&](std::size_t from) {
       return four[from]->residuals.tensors.at("first.weight.residual");
@@ -170,9 +170,10 @@ TEST(Resume, MoreRanksSayWhatIsTheirOwn) {
   auto three = runs_of(3);
   for (auto& run : three) run->step();
   const at::Tensor own = three[2]->generator.get_state();
-  EXPECT_EQ(load(three, folder / "c").changes,
-            "saved by 1 rank, resumed by 3; what the strategy had not sent is shared out anew; the "
-            "random state of ranks 1 to 2 is its own");
+  EXPECT_EQ(
+      load(three, folder / "c").changes,
+      "saved by 1 rank, resumed by 3; the residuals of the strategy are redistributed over the "
+      "ranks; the random state of ranks 1 to 2 does not change: the file has none");
   EXPECT_TRUE(three[0]
                   ->residuals.tensors.at("first.weight.residual")
                   .equal(one[0]->residuals.tensors.at("first.weight.residual")));
@@ -195,11 +196,11 @@ TEST(Resume, WhatTheFileLacksIsAnErrorOrSaid) {
   Checkpoint without = run.checkpoint();
   without.rate = {};
   EXPECT_EQ(without.load(folder / "short").changes,
-            "the strategy begins anew: the file has nothing that it remembered; the random state "
-            "stays: the file has none");
+            "the strategy starts with its initial state: the file has none; the random state does "
+            "not change: the file has none");
   Checkpoint with_sampler{.model = run.model, .sampler = run.residuals};
   EXPECT_THAT(failure([&] { with_sampler.load(folder / "short"); }),
-              HasSubstr("sampler: the program has one, the file has not"));
+              HasSubstr("sampler: is in the program, but not in the file"));
 }
 
 TEST(Resume, AnotherTreatmentOfDenormalsIsSaid) {

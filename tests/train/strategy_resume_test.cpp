@@ -142,7 +142,8 @@ TEST(StrategyResume, SaysWhatBeginsAnew) {
     });
     return said;
   };
-  const std::string anew = "what the strategy remembers begins anew: the file has that of another";
+  const std::string anew =
+      "the strategy starts with its initial state: the file has the state of another strategy";
   EXPECT_EQ(changes("fp32", "topk:0.1"), anew);
   EXPECT_EQ(changes("topk:0.1,feedback=off", "topk:0.1"), anew);
   EXPECT_EQ(changes("power_sgd:rank=1", "power_sgd:rank=2"), anew);
@@ -162,7 +163,7 @@ TEST(StrategyResume, OptimizersOfOtherNumbersOfRanksGoOnFromRank0) {
     Trainee run(group, "local_sgd:period=2");
     EXPECT_NE(run.checkpoint()
                   .load(folder / "c", group)
-                  .changes.find("every rank's optimizer goes on from rank 0's state"),
+                  .changes.find("every rank's optimizer continues from rank 0's state"),
               std::string::npos);
     for (int i = 0; i < 2; ++i) run.step();
   });
@@ -186,7 +187,7 @@ TEST(StrategyResume, ByAnotherNumberOfRanksKeepsTheSumOfWhatWasNotSent) {
         at::set_num_threads(1);
         Trainee run(group, strategy);
         const auto changes = run.checkpoint().load(folder / "c", group).changes;
-        EXPECT_NE(changes.find("what the strategy had not sent is shared out anew"),
+        EXPECT_NE(changes.find("the residuals of the strategy are redistributed over the ranks"),
                   std::string::npos)
             << changes;
         EXPECT_TRUE(run.unsent().allclose(unsent, 1e-5, 1e-7))

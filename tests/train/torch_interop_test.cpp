@@ -162,7 +162,7 @@ TEST_F(TorchInterop, WhatIsNoStateDictIsNamed) {
   EXPECT_THAT(error("whole.pt"), AllOf(HasSubstr((*folder / "whole.pt").string()),
                                        HasSubstr("found the global '__main__.Net'")));
   EXPECT_THAT(error("function.pt"), HasSubstr("found the global '__builtin__.print'"));
-  EXPECT_THAT(error("legacy.pt"), HasSubstr("is not a zip file as torch.save writes"));
+  EXPECT_THAT(error("legacy.pt"), HasSubstr("is not a zip file of torch.save"));
   EXPECT_THAT(error("protocol4.pt"), HasSubstr("expected pickle protocol 2, found 4"));
   EXPECT_THAT(error("script.pt"), HasSubstr("TorchScript"));
   EXPECT_THAT(error("none.pt"), HasSubstr("cannot open: No such file"));

@@ -25,7 +25,7 @@ std::vector<std::byte> bytes_of(const std::filesystem::path& path) {
   const std::string file = path.string();
   std::error_code ignored;
   const auto status = std::filesystem::status(path, ignored);
-  // Opening a pipe would wait for a process that writes to it.
+  // Opening a named pipe would block until a process writes to it.
   if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
     throw DataError(concat(file, ": is not a regular file"));
   std::ifstream in(path, std::ios::binary | std::ios::ate);
@@ -43,12 +43,12 @@ std::vector<std::byte> bytes_of(const std::filesystem::path& path) {
 
 void check_size(ImageSize size, std::size_t bytes, std::int64_t pixels_per_byte,
                 const std::string& file) {
-  const auto most_bytes = static_cast<std::size_t>(most_pixels / pixels_per_byte);
-  const std::int64_t most =
-      bytes > most_bytes ? most_pixels : static_cast<std::int64_t>(bytes) * pixels_per_byte;
-  if (size.height < 1 || size.width < 1 || size.height > most / size.width)
-    throw DataError(concat(file, ": is ", size.width, 'x', size.height, ", expected at most ", most,
-                           " pixels in ", bytes, " bytes"));
+  const auto max_bytes = static_cast<std::size_t>(max_pixels / pixels_per_byte);
+  const std::int64_t allowed =
+      bytes > max_bytes ? max_pixels : static_cast<std::int64_t>(bytes) * pixels_per_byte;
+  if (size.height < 1 || size.width < 1 || size.height > allowed / size.width)
+    throw DataError(concat(file, ": is ", size.width, 'x', size.height, ", expected at most ",
+                           allowed, " pixels in ", bytes, " bytes"));
 }
 
 Image read_image(const std::filesystem::path& path, const WantedSize& wanted) {

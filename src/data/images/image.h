@@ -23,24 +23,25 @@ struct Image {
   std::vector<std::uint8_t> values;
 };
 
-/// Told the size of the stored image, returns what size will do: the decoder may give a smaller one
-/// than is stored, but none smaller than this in either direction.
+/// Returns the smallest height and width that the caller can use, from the size of the stored
+/// image. The decoder may reduce the image, but not below these.
 using WantedSize = std::function<ImageSize(ImageSize stored)>;
 
-/// Empty when images can be decoded, else why not.
+/// Why images cannot be decoded; empty if they can.
 std::string images_available();
 
-/// Reads a JPEG or PNG file, which its first bytes tell apart. Gray and palettes become colours,
-/// CMYK too; transparency is left out, 16 bits become 8.
-/// Throws: DataError naming the file, what was expected and what was found. BackendUnavailable in a
-/// build without libjpeg and libpng.
+/// Reads a JPEG or PNG file; its first bytes determine the format. Converts gray, palette and CMYK
+/// to RGB and 16 bits to 8. Ignores transparency.
+/// Throws: DataError with the file, and what was expected and found. BackendUnavailable in a build
+/// without libjpeg and libpng.
 Image read_image(const std::filesystem::path& path, const WantedSize& wanted);
 
-/// More pixels than this are refused: a damaged header could ask for all memory.
-inline constexpr std::int64_t most_pixels = std::int64_t{1} << 28;
+/// Larger images are rejected: a damaged header could require all memory.
+inline constexpr std::int64_t max_pixels = std::int64_t{1} << 28;
 
-/// Throws: DataError naming the file if it has more than most_pixels, or more than its bytes can
-/// hold at pixels_per_byte, which is the most that the format packs into a byte.
+/// pixels_per_byte: the most pixels that the format can compress into a byte.
+/// Throws: DataError, with the file, if the image has more than max_pixels, or more pixels than its
+/// bytes can hold.
 void check_size(ImageSize size, std::size_t bytes, std::int64_t pixels_per_byte,
                 const std::string& file);
 

@@ -1,4 +1,4 @@
-// jpeglib.h needs what it does not include.
+// jpeglib.h needs <cstdio> and does not include it.
 // clang-format off
 #include <cstdio>
 #include <jpeglib.h>
@@ -13,15 +13,15 @@
 #include "lockstep/error.h"
 
 // Note [How libjpeg fails]
-// It calls error_exit, which may not return, and its frames must not be unwound by an exception. So
-// each function here that calls it jumps back to itself, and has no object that needs a destructor
-// between there and the call.
+// libjpeg reports an error by error_exit(), which must not return. An exception must not unwind the
+// C frames of libjpeg. So each function that calls libjpeg calls setjmp() first, and error_exit()
+// calls longjmp(). No object with a destructor may be between the two.
 
 namespace lockstep::inline v0_2::detail {
 
 namespace {
 
-constexpr int eighths = 8;  // libjpeg decodes at so many eighths of the stored size
+constexpr int eighths = 8;  // libjpeg can decode at 1/8 to 8/8 of the stored size
 
 class Decoder {
  public:
@@ -29,7 +29,7 @@ class Decoder {
     jpeg_std_error(&errors_);
     errors_.error_exit = [](j_common_ptr info) { longjmp(of(info).failed_, 1); };
     errors_.emit_message = [](j_common_ptr info, int level) {
-      // A missing end would be gray; other warnings are of harmless extra bytes, too.
+      // libjpeg fills missing data with gray. Other warnings may be harmless, such as extra bytes.
       if (level < 0 && info->err->msg_code == JWRN_JPEG_EOF) longjmp(of(info).failed_, 1);
     };
     errors_.output_message = [](j_common_ptr) {};
@@ -52,10 +52,10 @@ class Decoder {
 
   ImageSize stored() const { return {.height = info_.image_height, .width = info_.image_width}; }
 
-  /// Huffman codes take a bit or more for each block of 8x8. Arithmetic coding has no such bound.
-  std::int64_t pixels_per_byte() const { return info_.arith_code ? most_pixels : 8 * 64; }
+  /// A Huffman code needs at least one bit per block of 8x8 pixels. Arithmetic coding has no bound.
+  std::int64_t pixels_per_byte() const { return info_.arith_code ? max_pixels : 8 * 64; }
 
-  /// The smallest size that libjpeg can decode at without falling below the wanted one.
+  /// Selects the smallest scale at which the image is not smaller than wanted.
   void scale_to(ImageSize wanted) {
     info_.scale_denom = eighths;
     for (info_.scale_num = 1; info_.scale_num < eighths; ++info_.scale_num) {
@@ -64,7 +64,7 @@ class Decoder {
     }
   }
 
-  /// Begins decoding. The size and the values of a pixel.
+  /// Begins decoding. Returns the scaled size and the number of values per pixel.
   std::pair<ImageSize, int> start() {
     if (setjmp(failed_) != 0) fail();
     jpeg_start_decompress(&info_);
@@ -81,7 +81,7 @@ class Decoder {
     jpeg_finish_decompress(&info_);
   }
 
-  /// Adobe's programs write CMYK the other way round.
+  /// Adobe's programs store inverted CMYK values.
   bool inverted() const { return info_.saw_Adobe_marker != 0; }
 
  private:
@@ -99,7 +99,7 @@ class Decoder {
   jmp_buf failed_{};
 };
 
-/// In place.
+/// Converts in place; values shrinks to 3/4.
 void cmyk_to_rgb(std::vector<std::uint8_t>& values, bool inverted) {
   auto to = values.begin();
   for (auto from = values.begin(); from != values.end(); from += 4) {

@@ -10,10 +10,10 @@ namespace lockstep::inline v0_2::detail {
 
 namespace {
 
-/// deflate packs at most 1032 bytes into one, and a byte holds at most 8 pixels.
+/// deflate compresses at most 1032 bytes into one, and a byte has at most 8 pixels.
 constexpr std::int64_t pixels_per_byte = 8 * 1032;
 
-/// libpng's own handle on an image, which it fills by itself.
+/// Owns the decoder state of libpng's simplified API.
 struct Handle {
   Handle() { image.version = PNG_IMAGE_VERSION; }
   ~Handle() { png_image_free(&image); }
@@ -34,11 +34,11 @@ Image decode_png(std::span<const std::byte> bytes, const std::string& file,
   if (png_image_begin_read_from_memory(&image, bytes.data(), bytes.size()) == 0) fail();
   const ImageSize size{.height = image.height, .width = image.width};
   check_size(size, bytes.size(), pixels_per_byte, file);
-  wanted(size);  // PNG images are decoded as they are
-  // Transparency is decoded and then left out: without it libpng would blend with a background.
+  wanted(size);  // the caller records the size; PNG cannot be decoded at a smaller size
+  // Decodes alpha and drops it below: without alpha, libpng would blend with a background.
   const bool transparent = (image.format & PNG_FORMAT_FLAG_ALPHA) != 0;
   image.format = transparent ? PNG_FORMAT_RGBA : PNG_FORMAT_RGB;
-  image.flags |= PNG_IMAGE_FLAG_16BIT_sRGB;  // else 16 bits would be taken for linear intensities
+  image.flags |= PNG_IMAGE_FLAG_16BIT_sRGB;  // otherwise 16 bits mean linear intensities
   Image result{.size = size, .values = std::vector<std::uint8_t>(PNG_IMAGE_SIZE(image))};
   if (png_image_finish_read(&image, nullptr, result.values.data(), 0, nullptr) == 0) fail();
   if (transparent) {
