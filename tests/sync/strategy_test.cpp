@@ -132,7 +132,7 @@ TEST(Strategy, RefusesOptionsThatAreWrong) {
   expect_refused("fp16:clip=-1", "got a clip of -1");
   expect_refused("power_sgd:rank=0", "got a rank of 0, expected 1 to 2^20");
   expect_refused("power_sgd:rank=1000000000000000000", "expected 1 to 2^20");
-  expect_refused("fp16:clip=1e-300", "as float32 can hold it");
+  expect_refused("fp16:clip=1e-300", "positive float32 number");
   std::string nested;
   for (int i = 0; i < 100'000; ++i) nested += "warmup:1:";
   expect_refused((nested + "fp32").c_str(), "expected at most 4096");
