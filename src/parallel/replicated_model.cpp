@@ -126,8 +126,8 @@ void check_shareable(const ModelState& model, const Group& group,
                      const DataParallelOptions& options, Source::Owner front_end) {
   if (front_end == Source::Owner::distributed_data_parallel) {
     throw InvalidArgument(
-        "share_memory: got DistributedDataParallel, where every rank updates all parameters, "
-        "expected DistributedOptimizer, where each rank updates a part of them");
+        "share_memory: got DistributedDataParallel, where every rank updates all parameters: "
+        "use DistributedOptimizer, where each rank updates a part of them");
   }
   if (options.strategy.text() != AllReduce{}.text()) {
     throw InvalidArgument(concat("share_memory: got strategy ", options.strategy.text(),

@@ -286,7 +286,7 @@ TEST(SyncNormRefuses, BeforeAnythingIsSent) {
     EXPECT_THAT(said({1, 6, 1, 1, 1, 1}), HasSubstr("expected 2 to 5 dimensions"));
     EXPECT_THAT(said({4, 6}, at::kFloat),
                 AllOf(HasSubstr(who + "float"), HasSubstr("expected double as running_mean has")));
-    EXPECT_THAT(said({4, 6}, at::kLong), HasSubstr("expected floating point"));
+    EXPECT_THAT(said({4, 6}, at::kLong), HasSubstr("expected a floating point dtype"));
     // On one rank only: nothing was begun there, so the other's layer finds its partner.
     if (world.rank() == 1) {
       EXPECT_NE(said({4, 5}), "");

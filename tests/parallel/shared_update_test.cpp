@@ -224,7 +224,7 @@ TEST(SharedUpdateStart, RefusesWhatItCannotDo) {
     torch::optim::SGD plain(model.parameters(), SGDOptions(0.1));
     says([&] { DistributedOptimizer(plain, model, world, shared); },
          "share_memory: got an optimizer that updates whole tensors, expected an "
-         "ElementwiseOptimizer, as FusedSgd");
+         "ElementwiseOptimizer such as FusedSgd");
     const DataParallelOptions halves{.strategy = parse_strategy("fp16"), .share_memory = true};
     says([&] { DistributedOptimizer(fused, model, world, halves); },
          "share_memory: got strategy fp16, expected fp32");

@@ -256,7 +256,7 @@ TEST(CheckpointFolder, AFolderThatCannotBeMadeIsAnErrorOnAll) {
     Model model;
     CheckpointFolder run(folder / "file/run");
     EXPECT_THAT(failure([&] { run.save(model.checkpoint(), {}, group); }),
-                HasSubstr("cannot make"));
+                HasSubstr("cannot create"));
   });
 }
 

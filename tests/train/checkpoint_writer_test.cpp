@@ -209,7 +209,7 @@ TEST_P(Behind, AFolderThatIsGoneIsAnErrorOfTheNextCallOnAllRanks) {
     std::ofstream(folder / "file") << "x";
     CheckpointFolder run(folder / "file/run");
     EXPECT_THAT(failure([&] { run.save_behind(writer, rank.checkpoint(), {}); }),
-                HasSubstr("cannot make"));
+                HasSubstr("cannot create"));
     writer.wait();
   });
 }
