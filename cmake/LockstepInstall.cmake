@@ -29,8 +29,11 @@ add_custom_target(lockstep_pages ALL DEPENDS ${pages}/lockstep.bash)
 install(DIRECTORY ${pages}/man1 DESTINATION ${CMAKE_INSTALL_MANDIR} COMPONENT runtime)
 install(FILES ${pages}/lockstep.bash RENAME lockstep COMPONENT runtime
         DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/bash-completion/completions)
-install(FILES ${pages}/lockstep.zsh RENAME _lockstep COMPONENT runtime
-        DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/zsh/site-functions)
+# zsh looks into the first folder below /usr/local, Debian's zsh into the second below /usr.
+foreach(folder site-functions vendor-completions)
+  install(FILES ${pages}/lockstep.zsh RENAME _lockstep COMPONENT runtime
+          DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/zsh/${folder})
+endforeach()
 install(FILES ${pages}/lockstep.fish COMPONENT runtime
         DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/fish/vendor_completions.d)
 
