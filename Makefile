@@ -3,6 +3,7 @@
 #   make train                       train the MNIST CNN on two local ranks
 #   make test                        build everything, run every test
 #   make build | lint                programs only | style checks
+#   make deb                         Debian packages of the launcher and the library, in build/
 #   make bench | bench-peers         collectives of this machine | everything beside other libraries
 #   make clean | distclean           remove build/ | and .venv, .venv-peers
 #
@@ -18,7 +19,7 @@ configure = torch=$$(tools/bootstrap $(1)) && \
 programs = -DLOCKSTEP_BUILD_TESTS=OFF
 everything = -DLOCKSTEP_BUILD_TESTS=ON
 
-.PHONY: help build train test bench bench-peers lint clean distclean
+.PHONY: help build train test deb bench bench-peers lint clean distclean
 
 help:
 	@sed -n '/^#   make/s/^#   /  /p; /^# RANKS/,/^$$/s/^# /  /p' Makefile
@@ -36,6 +37,11 @@ test:
 	@$(call configure,test,$(everything))
 	@cmake --build '$(BUILD)'
 	@ctest --test-dir '$(BUILD)' --output-on-failure --parallel 2
+
+deb:
+	@$(call configure,build,$(programs))
+	@cmake --build '$(BUILD)' --target lockstep lockstep_pages
+	@cpack --config '$(BUILD)/CPackConfig.cmake' -B '$(BUILD)'
 
 bench:
 	@$(call configure,build,$(programs))

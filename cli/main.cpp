@@ -24,6 +24,8 @@ int run(int argc, char** argv) {
   lockstep::cli::add_plan(app, exit_code);
   lockstep::cli::add_doctor(app, exit_code);
   lockstep::cli::add_report(app, exit_code);
+  lockstep::cli::add_completion(app, exit_code);
+  lockstep::cli::add_man(app, exit_code);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -1,18 +1,47 @@
-# The package that find_package(Lockstep) finds: libraries, headers, and the lockstep program.
+# What `cmake --install` installs, in two components.
+#   runtime: the program lockstep, its man pages and shell completions, the licence
+#   dev:     libraries, headers, the packages that find_package and pkg-config find, docs, examples
 include(CMakePackageConfigHelpers)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/Lockstep)
+set(doc_dir ${CMAKE_INSTALL_DATAROOTDIR}/doc/lockstep)
 set(libraries lockstep_core lockstep_kernels lockstep_control lockstep_comm lockstep_launch
-              lockstep_plan lockstep_profile lockstep_record)
+              lockstep_profile lockstep_record)
 if(LOCKSTEP_WITH_TORCH)
   list(APPEND libraries lockstep)
 endif()
 
-install(TARGETS ${libraries} EXPORT LockstepTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
-install(TARGETS lockstep_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/lockstep DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-install(EXPORT LockstepTargets NAMESPACE Lockstep:: DESTINATION ${package_dir})
+install(TARGETS lockstep_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT runtime)
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${doc_dir} COMPONENT runtime)
 
+# The program itself prints its man pages and completions, so they have all commands and options.
+set(pages ${PROJECT_BINARY_DIR}/share)
+add_custom_command(
+  OUTPUT ${pages}/lockstep.bash ${pages}/lockstep.zsh ${pages}/lockstep.fish ${pages}/man1/lockstep.1
+  COMMAND ${CMAKE_COMMAND} -E rm -rf ${pages}
+  COMMAND lockstep_cli man --output ${pages}/man1
+  COMMAND lockstep_cli completion bash > ${pages}/lockstep.bash
+  COMMAND lockstep_cli completion zsh > ${pages}/lockstep.zsh
+  COMMAND lockstep_cli completion fish > ${pages}/lockstep.fish
+  DEPENDS lockstep_cli
+  VERBATIM)
+add_custom_target(lockstep_pages ALL DEPENDS ${pages}/lockstep.bash)
+install(DIRECTORY ${pages}/man1 DESTINATION ${CMAKE_INSTALL_MANDIR} COMPONENT runtime)
+install(FILES ${pages}/lockstep.bash RENAME lockstep COMPONENT runtime
+        DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/bash-completion/completions)
+# zsh looks into the first folder below /usr/local, Debian's zsh into the second below /usr.
+foreach(folder site-functions vendor-completions)
+  install(FILES ${pages}/lockstep.zsh RENAME _lockstep COMPONENT runtime
+          DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/zsh/${folder})
+endforeach()
+install(FILES ${pages}/lockstep.fish COMPONENT runtime
+        DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/fish/vendor_completions.d)
+
+install(TARGETS ${libraries} EXPORT LockstepTargets
+        ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT dev)
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/lockstep DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
+        COMPONENT dev)
+install(EXPORT LockstepTargets NAMESPACE Lockstep:: DESTINATION ${package_dir} COMPONENT dev)
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/LockstepConfig.cmake.in
                               ${PROJECT_BINARY_DIR}/LockstepConfig.cmake
                               INSTALL_DESTINATION ${package_dir})
@@ -20,4 +49,26 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/LockstepConfigVersion.cma
                                  COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/LockstepConfig.cmake
               ${PROJECT_BINARY_DIR}/LockstepConfigVersion.cmake
-              ${PROJECT_SOURCE_DIR}/cmake/LockstepTorch.cmake DESTINATION ${package_dir})
+              ${PROJECT_SOURCE_DIR}/cmake/LockstepTorch.cmake
+        DESTINATION ${package_dir} COMPONENT dev)
+install(FILES ${PROJECT_SOURCE_DIR}/README.md ${PROJECT_SOURCE_DIR}/CHANGELOG.md DESTINATION ${doc_dir}
+        COMPONENT dev)
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/docs ${PROJECT_SOURCE_DIR}/examples DESTINATION ${doc_dir}
+        COMPONENT dev)
+
+if(LOCKSTEP_WITH_TORCH)
+  # lockstep.pc finds its prefix from its own place, so an installation may be moved. A program links
+  # the shared libraries of the static ones itself.
+  file(RELATIVE_PATH LOCKSTEP_PC_PREFIX "/${CMAKE_INSTALL_LIBDIR}/pkgconfig" /)
+  set(LOCKSTEP_PC_LIBS)
+  if(LOCKSTEP_IMAGES)
+    string(APPEND LOCKSTEP_PC_LIBS " -ljpeg -lpng")
+  endif()
+  if(LOCKSTEP_MPI)
+    list(JOIN MPI_CXX_LIBRARIES " " mpi_libraries)
+    string(APPEND LOCKSTEP_PC_LIBS " ${mpi_libraries}")
+  endif()
+  configure_file(${PROJECT_SOURCE_DIR}/cmake/lockstep.pc.in ${PROJECT_BINARY_DIR}/lockstep.pc @ONLY)
+  install(FILES ${PROJECT_BINARY_DIR}/lockstep.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig
+          COMPONENT dev)
+endif()

@@ -9,6 +9,10 @@ elseif(LOCKSTEP_WITH_MPI)
 endif()
 if(LOCKSTEP_WITH_MPI AND MPI_CXX_FOUND)
   set(LOCKSTEP_MPI ON)
-  # Its C++ interface is gone from the standard, and its headers warn.
-  target_compile_definitions(MPI::MPI_CXX INTERFACE OMPI_SKIP_MPICXX MPICH_SKIP_MPICXX)
 endif()
+
+function(lockstep_link_mpi target)
+  target_link_libraries(${target} PRIVATE MPI::MPI_CXX)
+  # MPI's C++ interface is gone from the standard, and its headers warn.
+  target_compile_definitions(${target} PRIVATE OMPI_SKIP_MPICXX MPICH_SKIP_MPICXX)
+endfunction()

@@ -1,8 +1,49 @@
-# Finds LibTorch as the target torch. Included by the build and by the installed package.
+# Finds LibTorch as the target torch, and sets Torch_VERSION and TORCH_INSTALL_PREFIX. Included by the
+# build and by the installed package. Where LibTorch cannot be used, sets LOCKSTEP_TORCH_PROBLEM to the
+# reason. LOCKSTEP_TORCH_EXPECTED is the version that is required, if there is one.
 #
+# The containing project may have found LibTorch already. Else LibTorch is that of Torch_DIR, of
+# CMAKE_PREFIX_PATH, or of python3, in this order.
+
+set(LOCKSTEP_TORCH_PROBLEM)
+
+if(NOT Torch_DIR)
+  find_path(Torch_DIR TorchConfig.cmake HINTS ENV Torch_DIR ${CMAKE_PREFIX_PATH} ENV CMAKE_PREFIX_PATH
+            PATH_SUFFIXES share/cmake/Torch Torch DOC "The folder of TorchConfig.cmake")
+endif()
+if(NOT Torch_DIR AND NOT TARGET torch)
+  find_program(LOCKSTEP_PYTHON NAMES python3 python)
+  if(LOCKSTEP_PYTHON)
+    # The package is located, not imported: importing it takes more than a second.
+    execute_process(
+      COMMAND ${LOCKSTEP_PYTHON} -c "from importlib.util import find_spec
+from os.path import dirname
+spec = find_spec('torch')
+print(dirname(spec.origin) if spec and spec.origin else '')"
+      OUTPUT_VARIABLE lockstep_torch_folder OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+    if(EXISTS "${lockstep_torch_folder}/share/cmake/Torch/TorchConfig.cmake")
+      set(Torch_DIR "${lockstep_torch_folder}/share/cmake/Torch"
+          CACHE PATH "The folder of TorchConfig.cmake" FORCE)
+    endif()
+  endif()
+endif()
+
+if(EXISTS "${Torch_DIR}/TorchConfigVersion.cmake")
+  file(STRINGS "${Torch_DIR}/TorchConfigVersion.cmake" Torch_VERSION REGEX "^set\\(PACKAGE_VERSION \"")
+  string(REGEX REPLACE ".*\"([0-9.]+).*" "\\1" Torch_VERSION "${Torch_VERSION}")
+  get_filename_component(TORCH_INSTALL_PREFIX "${Torch_DIR}/../../.." ABSOLUTE)
+endif()
+# LibTorch's C++ interface differs between versions, so objects of two versions must not be linked.
+if(LOCKSTEP_TORCH_EXPECTED AND Torch_VERSION AND NOT Torch_VERSION VERSION_EQUAL LOCKSTEP_TORCH_EXPECTED)
+  set(LOCKSTEP_TORCH_PROBLEM
+      "got LibTorch ${Torch_VERSION} (${Torch_DIR}), expected ${LOCKSTEP_TORCH_EXPECTED}, the version \
+that this Lockstep was built with. Set Torch_DIR to the folder of a LibTorch ${LOCKSTEP_TORCH_EXPECTED} \
+that has TorchConfig.cmake, or build Lockstep with LibTorch ${Torch_VERSION}.")
+  return()
+endif()
+
 # TorchConfig.cmake stops without CUDA's compiler when its LibTorch has CUDA, as the usual wheel has.
 # Lockstep compiles no CUDA code: there, the two libraries that it links are named by hand.
-
 set(lockstep_torch_cuda)
 if(EXISTS "${Torch_DIR}/../Caffe2/Caffe2Config.cmake")
   file(STRINGS "${Torch_DIR}/../Caffe2/Caffe2Config.cmake" lockstep_torch_cuda
@@ -13,10 +54,6 @@ find_program(LOCKSTEP_NVCC nvcc HINTS $ENV{CUDA_HOME}/bin /usr/local/cuda/bin)
 if(TARGET torch)
   # Found before, by the project that includes this.
 elseif(lockstep_torch_cuda AND NOT LOCKSTEP_NVCC)
-  # As TorchConfig.cmake and its version file would set them.
-  get_filename_component(TORCH_INSTALL_PREFIX "${Torch_DIR}/../../.." ABSOLUTE)
-  include("${Torch_DIR}/TorchConfigVersion.cmake")
-  set(Torch_VERSION ${PACKAGE_VERSION})
   add_library(torch SHARED IMPORTED)
   set_target_properties(torch PROPERTIES
     IMPORTED_LOCATION "${TORCH_INSTALL_PREFIX}/lib/libtorch_cpu.so"
@@ -27,6 +64,12 @@ else()
   # Its warnings are about parts of LibTorch that nobody here asks for.
   set(lockstep_log_level "${CMAKE_MESSAGE_LOG_LEVEL}")
   set(CMAKE_MESSAGE_LOG_LEVEL ERROR)
-  find_package(Torch REQUIRED)
+  find_package(Torch QUIET)
   set(CMAKE_MESSAGE_LOG_LEVEL "${lockstep_log_level}")
+  if(NOT Torch_FOUND)
+    set(LOCKSTEP_TORCH_PROBLEM
+        "got no LibTorch from Torch_DIR, CMAKE_PREFIX_PATH or python3, expected LibTorch \
+${LOCKSTEP_TORCH_EXPECTED}. Install it as Python's package torch, or set Torch_DIR to the folder that has \
+TorchConfig.cmake. tools/bootstrap of Lockstep's sources installs it and prints that folder.")
+  endif()
 endif()

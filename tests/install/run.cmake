@@ -1,25 +1,29 @@
 # Installs Lockstep into an empty prefix, builds the outside project against it, and runs that on two
 # ranks with the installed launcher.
 # Takes: BUILD_DIR, SOURCE_DIR, WORK_DIR, BUILD_TYPE, CXX_COMPILER.
+include("${CMAKE_CURRENT_LIST_DIR}/step.cmake")
 
 file(REMOVE_RECURSE "${WORK_DIR}")
 set(prefix "${WORK_DIR}/a prefix")
-
-function(step)
-  execute_process(COMMAND ${ARGN} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
-  if(NOT result EQUAL 0)
-    message(FATAL_ERROR "${ARGN}\nended with ${result}:\n${output}")
-  endif()
-  set(output "${output}" PARENT_SCOPE)
-endfunction()
+set(configure ${CMAKE_COMMAND} -S "${SOURCE_DIR}" -G Ninja "-DCMAKE_PREFIX_PATH=${prefix}"
+              -DCMAKE_BUILD_TYPE=${BUILD_TYPE} "-DCMAKE_CXX_COMPILER=${CXX_COMPILER}")
 
 step(${CMAKE_COMMAND} --install "${BUILD_DIR}" --prefix "${prefix}")
-step(${CMAKE_COMMAND} -S "${SOURCE_DIR}" -B "${WORK_DIR}/build" -G Ninja
-     "-DCMAKE_PREFIX_PATH=${prefix}" -DCMAKE_BUILD_TYPE=${BUILD_TYPE}
-     -DCMAKE_CXX_COMPILER=${CXX_COMPILER})
+step(${configure} -B "${WORK_DIR}/build")
 step(${CMAKE_COMMAND} --build "${WORK_DIR}/build")
 step("${prefix}/bin/lockstep" run -n 2 "${WORK_DIR}/build/outside")
-if(NOT output MATCHES "2 ranks agree on 3")
-  message(FATAL_ERROR "lockstep run -n 2 outside: got '${output}', expected '2 ranks agree on 3'")
+expect("${output}" "2 ranks agree on 3")
+
+# Another LibTorch than the one that Lockstep was built with.
+set(other "${WORK_DIR}/torch/share/cmake/Torch")
+file(WRITE "${other}/TorchConfig.cmake" "")
+file(WRITE "${other}/TorchConfigVersion.cmake" "set(PACKAGE_VERSION \"2.1.0\")\n")
+execute_process(COMMAND ${configure} -B "${WORK_DIR}/refused" "-DTorch_DIR=${other}"
+                RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
+if(result EQUAL 0)
+  message(FATAL_ERROR "got a configured project with LibTorch 2.1.0, expected an error:\n${output}")
 endif()
+string(REGEX REPLACE "[ \n]+" " " output "${output}")  # CMake breaks lines
+expect("${output}" "Lockstep: got LibTorch 2.1.0")
+expect("${output}" "expected ${TORCH_VERSION}, the version that this Lockstep was built with. Set Torch_DIR")
 file(REMOVE_RECURSE "${WORK_DIR}")
