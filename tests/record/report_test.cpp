@@ -4,15 +4,22 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
+#include <map>
+#include <regex>
+#include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "lockstep/error.h"
 #include "record/chart.h"
 #include "record/folder.h"
+#include "record/page.h"
+#include "record/palette.h"
 #include "record/scalar.h"
 #include "record/trace_file.h"
 #include "tests/other_numbers.h"
@@ -335,6 +342,30 @@ TEST_F(Report, CommandNamesThePage) {
   EXPECT_EQ(run(". -o elsewhere.html"), 0);
   EXPECT_THAT(text("elsewhere.html"), HasSubstr("loss at step 1: 2<"));
   EXPECT_EQ(run(". -o no/such/page"), 1);
+  std::filesystem::create_directory(folder / "other");
+  write("other/metrics.jsonl", "{\"step\": 1, \"loss\": 3}\n");
+  EXPECT_EQ(run(". other"), 0);
+  EXPECT_EQ(text("out"), "comparison.html\n");
+  EXPECT_EQ(run(". --export csv run.csv"), 0);
+  EXPECT_EQ(text("out"), "run.csv\n");
+  EXPECT_THAT(text("run.csv"), HasSubstr("step,elapsed,wall_time,loss\r\n1,0,,2\r\n"));
+  for (const auto& [arguments, complaint] :
+       {std::pair(". other --export csv run.csv", "lockstep: report: got two folders"),
+        std::pair(". other --serve", "lockstep: report: got two folders"),
+        std::pair(". --export yaml x",
+                  "lockstep: report: --export: got the format 'yaml', expected csv"),
+        std::pair(". --export prometheus x.txt", "x.txt, expected a name that ends with .prom"),
+        std::pair(". --export wandb x.txt", "x.txt, expected a name that ends with .wandb"),
+        std::pair("nowhere --serve", "lockstep: report: nowhere: no such folder")}) {
+    EXPECT_EQ(run(arguments), 2) << arguments;
+    const auto error = text("err");
+    EXPECT_THAT(error, HasSubstr(complaint));
+    EXPECT_EQ(std::ranges::count(error, '\n'), 1) << error;
+  }
+  for (const char* arguments :
+       {". --export csv", ". --port 80", ". --serve --export csv x", ". other third"}) {
+    EXPECT_EQ(run(arguments), 2) << arguments;
+  }
 }
 
 TEST(Ticks, AreRoundAndFew) {
@@ -350,6 +381,138 @@ TEST(Ticks, AreRoundAndFew) {
       EXPECT_LE(tick, high + 1e-9 * (high - low));
     }
   }
+}
+
+TEST_F(Report, ShowsEachMetricWhateverItsName) {
+  std::string metrics;
+  for (std::int64_t step = 1; step <= 4; ++step) {
+    const auto t = static_cast<double>(step);
+    metrics += metrics_line(
+        step, t, std::vector<Scalar>{{"my own/metric", t}, {"ranks", 2}, {"steps", t}}, 1.7e9 + t);
+  }
+  write("metrics.jsonl", metrics);
+  const auto text = page();
+  for (const char* part :
+       {"my own/metric at step 3: 3<", "steps at step 3: 3<", "<td>ranks</td><td>2</td>"}) {
+    EXPECT_THAT(text, HasSubstr(part));
+  }
+  EXPECT_THAT(text, Not(HasSubstr("wall_time")));
+}
+
+/// The colour of each line of the page's legends, by its name.
+std::multimap<std::string, std::string> legend_colours(const std::string& page) {
+  std::multimap<std::string, std::string> found;
+  const std::regex entry("<i style=\"background: ([^;\"]+)[^>]*></i>([^<0-9]*)");
+  for (std::sregex_iterator one(page.begin(), page.end(), entry), end; one != end; ++one) {
+    auto name = (*one)[2].str();
+    while (name.ends_with(' ')) name.pop_back();
+    found.emplace(name, (*one)[1]);
+  }
+  return found;
+}
+
+TEST_F(Report, GivesAQuantityOneColourOnTheWholePage) {
+  std::string metrics;
+  for (std::int64_t step = 1; step <= 3; ++step) {
+    std::vector<Scalar> scalars{{"train_loss", 1.0 / static_cast<double>(step)}};
+    for (char name = 'a'; name <= 'z'; ++name) {
+      scalars.push_back({std::string(1, name), static_cast<double>(step)});
+    }
+    metrics += metrics_line(step, 1, scalars);
+  }
+  write("metrics.jsonl", metrics);
+  const RankInterval rank{
+      .seconds = 2, .waiting = 0.5, .working = 0.5, .loading = 0.25, .bytes = 9, .samples = 100};
+  write("intervals.jsonl", interval_line(interval_of(10, {rank, rank})) +
+                               interval_line(interval_of(20, {rank, rank})));
+  std::map<std::string, std::string> quantities;  // by colour
+  for (const auto& [label, colour] : legend_colours(page())) {
+    const std::string name = label == "loading data"               ? "loading"
+                             : label == "step of the slowest rank" ? "step"
+                                                                   : label;
+    const auto [known, added] = quantities.emplace(colour, name);
+    EXPECT_EQ(known->second, name) << colour << " stands for two quantities";
+  }
+  // train_loss, a to z, samples/s, the step and its four parts
+  EXPECT_EQ(quantities.size(), 1U + 26 + 1 + 5);
+}
+
+TEST_F(Report, ShowsSamplesASecond) {
+  write("metrics.jsonl", metrics_line(10, 1, std::vector<Scalar>{{"images_per_second", 77}}));
+  EXPECT_THAT(page(), HasSubstr("<dt>images_per_second</dt><dd>77<small>the last"));
+  // 20 steps of 300 samples of both ranks in 10 s of the slower one.
+  const RankInterval fast{.seconds = 4, .samples = 1000};
+  const RankInterval slow{.seconds = 5, .samples = 2000};
+  write("intervals.jsonl", interval_line(interval_of(10, {fast, slow})) +
+                               interval_line(interval_of(20, {fast, slow})));
+  EXPECT_THAT(page(), HasSubstr("<dt>samples/s</dt><dd>600<small>of all ranks"));
+}
+
+TEST_F(Report, SaysHowBytesTravel) {
+  write("metrics.jsonl", "");
+  const RankInterval rank{.seconds = 2, .bytes = 1000};
+  write("intervals.jsonl", interval_line(interval_of(10, {rank, rank})));
+  for (const auto& [backend, other_host, through_memory] :
+       {std::tuple("host", "one", true), std::tuple("mpi", "one", false),
+        std::tuple("hierarchical", "two", false)}) {
+    write_environment(folder.path(),
+                      {.ranks = 2, .hosts = {"one", other_host}, .backend = backend});
+    const auto text = page();
+    EXPECT_THAT(text, HasSubstr("<dt>exchanged</dt><dd>100 B<small>a rank and step"));
+    EXPECT_EQ(text.find("through shared memory") != text.npos, through_memory) << backend;
+    EXPECT_THAT(text, Not(HasSubstr("wire")));
+  }
+}
+
+TEST_F(Report, TellsOfStepsThatWereComputedAgain) {
+  write("metrics.jsonl", "{\"step\": 1, \"loss\": 2}\n");
+  write("discarded.jsonl",
+        "{\"discarded_from\":\"metrics.jsonl\",\"continued_at_step\":1}\n"
+        "{\"step\": 2, \"loss\": 2}\n{\"step\": 3, \"loss\": 2}\n");
+  EXPECT_THAT(page(), HasSubstr("discarded.jsonl has 2 records of steps"));
+}
+
+TEST_F(Report, DrawsManyPointsRawAndSmoothed) {
+  std::string metrics;
+  for (std::int64_t step = 1; step <= 500; ++step) {
+    const double noise = step % 2 == 0 ? 1 : -1;
+    metrics += metrics_line(step, 1, std::vector<Scalar>{{"loss", 10 + noise}});
+  }
+  write("metrics.jsonl", metrics);
+  const auto text = page();
+  EXPECT_THAT(text, HasSubstr("class=\"curve raw\""));
+  EXPECT_THAT(text, HasSubstr("class=\"curve\""));
+  EXPECT_THAT(text, HasSubstr("strong: mean of about 20 values"));
+}
+
+TEST(Smoothed, IsAMeanOfTheValuesAround) {
+  Curve curve;
+  for (int i = 0; i < 1000; ++i) curve[i] = 5 + (i % 2 == 0 ? 1 : -1);
+  const auto mean = smoothed(curve, 50);
+  ASSERT_EQ(mean.size(), curve.size());
+  for (int i = 0; i < 1000; ++i) EXPECT_NEAR(mean.at(i), 5, 0.05) << i;
+  Curve line;
+  for (int i = 0; i < 1000; ++i) line[i] = i;
+  EXPECT_NEAR(smoothed(line, 50).at(500), 500, 1e-6) << "lags";
+  const auto level = smoothed({{0, 3}, {1, 3}, {2, 3}}, 10);
+  for (const auto& [step, value] : level) EXPECT_NEAR(value, 3, 1e-12) << step;
+  const auto gap = smoothed({{0, 1}, {1, NAN}, {2, 7}}, 10);
+  EXPECT_TRUE(std::isnan(gap.at(1)));
+  EXPECT_EQ(gap.at(0), 1) << "nothing from behind the gap";
+  EXPECT_EQ(gap.at(2), 7) << "nothing from before the gap";
+  EXPECT_EQ(smoothing_of(gap), 0U);
+  EXPECT_EQ(smoothing_of(curve), 40U);
+  Curve steady;
+  for (int i = 0; i < 1000; ++i) steady[i] = std::cos(i / 1000.0);
+  EXPECT_EQ(smoothing_of(steady), 0U) << "there is no noise";
+}
+
+TEST(Palette, HasAColourForEachOfMany) {
+  Palette palette;
+  std::set<std::string> colours;
+  for (int i = 0; i < 200; ++i) colours.insert(palette.colour(std::to_string(i)));
+  EXPECT_EQ(colours.size(), 200U);
+  EXPECT_EQ(palette.colour("3"), palette.colour("3"));
 }
 
 TEST(Thinned, KeepsPeaksGapsAndEnds) {
