@@ -15,7 +15,7 @@ struct Advice {
 
 std::vector<Advice> advice_of(const Run& run);
 
-/// What stands out between two runs.
+/// The numbers that stand out in a comparison of two runs.
 std::vector<Advice> advice_of(const Run& first, const Run& second);
 
 /// A list; nothing where there is no advice.

@@ -20,7 +20,7 @@ namespace {
 
 using detail::concat;
 
-/// What the page calls the runs, also if their folders have one name.
+/// The names of the runs on the page. They differ, also if the folders have one name.
 struct RunNames {
   std::string first;
   std::string second;

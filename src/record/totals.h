@@ -37,9 +37,9 @@ struct Totals {
 /// `intervals`: at least one, all with the same number of ranks.
 Totals totals(const std::vector<Interval>& intervals);
 
-/// What the intervals say of each step, by name: step_seconds, compute_seconds, loading_seconds,
-/// communication_seconds, waiting_seconds (means over ranks), samples_per_second. Without those
-/// that are 0 throughout.
+/// Curves of the intervals, by name: step_seconds, samples_per_second, and as means over ranks
+/// compute_seconds, loading_seconds, communication_seconds and waiting_seconds. A curve that is 0
+/// throughout is left out.
 std::vector<std::pair<std::string, Curve>> interval_curves(const std::vector<Interval>& intervals);
 
 }  // namespace lockstep::record
