@@ -102,9 +102,8 @@ class RunLog {
   }
 
   /// Delimit an interval of training steps. A line of `intervals.jsonl` divides each rank's time in
-  /// it into computing, waiting and communication. step is the number of steps that have been taken
-  /// by then, also before the checkpoint that a run resumes from. samples: of this rank in the
-  /// interval, for samples a second.
+  /// it into computing, waiting and communication. step: the number of steps taken by then, before
+  /// the checkpoint of a resumed run too. samples: those of this rank in the interval.
   void begin_interval(std::int64_t step);
   /// Ranks: all.
   void end_interval(std::int64_t step, std::int64_t samples = 0);
