@@ -120,7 +120,7 @@ table { border-collapse: collapse; width: 100%; } .scroll { overflow-x: auto; }
 th, td { text-align: right; padding: .25rem .6rem; border-bottom: 1px solid var(--rule);
   font-variant-numeric: tabular-nums; white-space: nowrap; }
 th { color: var(--quiet); font-weight: 500; } th:first-child, td:first-child { text-align: left; }
-table.plain td { text-align: left; white-space: normal; overflow-wrap: anywhere;
+table.plain th, table.plain td { text-align: left; white-space: normal; overflow-wrap: anywhere;
   vertical-align: top; }
 table.plain td:first-child { min-width: 6rem; width: 30%; }
 td.wide { width: 40%; }
