@@ -1,38 +1,97 @@
 #include "record/report.h"
 
 #include <CLI/CLI.hpp>
+#include <chrono>
+#include <cstdint>
 #include <filesystem>
 #include <iostream>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cli/commands.h"
+#include "lockstep/error.h"
+#include "record/comparison.h"
+#include "record/export.h"
 #include "record/folder.h"
+#include "record/live_report.h"
 
 namespace lockstep::cli {
 namespace {
 
 struct ReportArguments {
-  std::string folder;
+  std::vector<std::string> folders;
   std::string page;
+  std::vector<std::string> exported;  ///< format and file
+  bool serves = false;
+  std::uint16_t port = 0;
 };
+
+void print(const std::vector<std::string>& remarks) {
+  for (const auto& remark : remarks) std::cerr << "lockstep: report: " << remark << '\n';
+}
+
+[[noreturn]] void serve(const std::filesystem::path& folder, std::uint16_t port) {
+  record::LiveReport report(folder, port);
+  std::cout << report.address() << " follows " << folder.string() << "; Ctrl-C ends it"
+            << std::endl;
+  for (;;) report.answer(std::chrono::hours(1));
+}
+
+void make_report(const ReportArguments& arguments) {
+  const std::filesystem::path folder = arguments.folders.front();
+  if (arguments.folders.size() > 1 && (arguments.serves || !arguments.exported.empty())) {
+    throw InvalidArgument(
+        "report: got two folders, expected one with --serve and --export. Name one run.");
+  }
+  if (arguments.serves) serve(folder, arguments.port);
+  std::filesystem::path file = arguments.page;
+  if (!arguments.exported.empty()) {
+    file = arguments.exported[1];
+    const auto format = record::parse_export_format(arguments.exported[0]);
+    print(record::write_export(record::read_run(folder), format, file));
+  } else if (arguments.folders.size() > 1) {
+    if (file.empty()) file = "comparison.html";
+    print(record::write_comparison(folder, arguments.folders[1], file));
+  } else {
+    if (file.empty()) file = folder / record::report_name;
+    print(record::write_report(folder, file));
+  }
+  std::cout << file.string() << '\n';
+}
 
 }  // namespace
 
 void add_report(CLI::App& app, int& exit_code) {
   const auto arguments = std::make_shared<ReportArguments>();
   auto* command =
-      app.add_subcommand("report", "Make a page of a run: curves, times of the ranks, bytes");
-  command->add_option("DIR", arguments->folder, "What the run was given as --log-dir")->required();
-  command->add_option("-o,--output", arguments->page, "The page [DIR/report.html]");
+      app.add_subcommand("report", "Show a run as a page, compare two runs, or export the metrics");
+  command
+      ->add_option("DIR", arguments->folders,
+                   "The folder of a run's --log-dir. Two folders: compares the runs")
+      ->required()
+      ->expected(1, 2);
+  auto* output = command->add_option(
+      "-o,--output", arguments->page,
+      "The page to write (default: DIR/report.html; of two runs comparison.html)");
+  auto* exported =
+      command
+          ->add_option(
+              "--export", arguments->exported,
+              "Write the metrics for another program instead: csv, prometheus (FILE.prom), "
+              "wandb (FILE.wandb) or mlflow")
+          ->expected(2)
+          ->type_name("FORMAT FILE");
+  auto* serves = command->add_flag("--serve", arguments->serves,
+                                   "Show the page of a run in progress at an address of this "
+                                   "machine, until Ctrl-C");
+  command->add_option("--port", arguments->port, "Port of --serve (default: a free one)")
+      ->needs(serves);
+  exported->excludes(output);
+  serves->excludes(output);
+  serves->excludes(exported);
   command->callback([arguments, &exit_code] {
-    const std::filesystem::path folder = arguments->folder;
-    std::filesystem::path page = arguments->page;
-    if (page.empty()) page = folder / record::report_name;
-    for (const auto& remark : record::write_report(folder, page)) {
-      std::cerr << "lockstep: report: " << remark << '\n';
-    }
-    std::cout << page.string() << '\n';
+    make_report(*arguments);
     exit_code = 0;
   });
 }

@@ -57,7 +57,7 @@ class Trainer {
         train_data_(train_data),
         sampler_(std::move(sampler)),
         optimizer_(optimizer),
-        log_(world, program::log_options(settings.log, settings.strategy, again())) {
+        log_(world, program::log_options(settings.log, settings.strategy)) {
     lockstep::all_or_none(world_, [&] {
       if (world_.rank() == 0) metrics_.emplace(settings_.metrics, again());
     });
@@ -119,7 +119,7 @@ class Trainer {
     log_.begin_interval(steps_);
     for (const Batch& batch : train_data_) run_batch(batch);
     const lockstep::Score score = tally_.score(world_);
-    log_.end_interval(steps_);
+    log_.end_interval(steps_, tally_.score().samples);
     program::record(metrics_, log_, steps_, {{"epoch", epoch}, {"train_loss", score.loss}});
     if (!loud()) return;
     std::cout << "epoch " << epoch << " | batch size " << settings_.batch_size << " | samples "

@@ -125,7 +125,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
 
     const lockstep::Score score = tally.score(world);
     const double seconds = program::seconds_since(begin);
-    log.end_interval(rate.steps());
+    log.end_interval(rate.steps(), tally.score().samples);
     program::record(metrics, log, rate.steps(),
                     {{"epoch", epoch},
                      {"train_loss", score.loss},

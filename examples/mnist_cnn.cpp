@@ -215,7 +215,7 @@ void train(Settings settings, const lockstep::Group& world) {
   folder.prepare(world);
   if (!folder && !settings.checkpoint.empty())
     lockstep::check_checkpoint_path(settings.checkpoint, world);
-  lockstep::RunLog log(world, program::log_options(settings.log, strategy_of(settings), added));
+  lockstep::RunLog log(world, program::log_options(settings.log, strategy_of(settings)));
 
   std::shared_ptr<Cnn> model;
   world.in_turn([&] {  // ranks that are threads share one random generator
@@ -276,7 +276,7 @@ void train(Settings settings, const lockstep::Group& world) {
     const lockstep::Score trained = tally.score(world);
     const double seconds = seconds_since(begin);
     const double rate = lockstep::throughput(tally.score().samples, seconds, world);
-    log.end_interval(steps);
+    log.end_interval(steps, tally.score().samples);
     // SINGA prints the sum of the losses of all batches.
     const double loss_sum = trained.loss * static_cast<double>(trained.samples) /
                             static_cast<double>(settings.batch_size);

@@ -223,9 +223,8 @@ inline void add_log_options(CLI::App& app, LogFlags& flags) {
   if (!always) trace->needs(folder);
 }
 
-inline lockstep::RunLogOptions log_options(const LogFlags& flags, const std::string& strategy,
-                                           bool kept = false) {
-  return {.folder = flags.folder, .trace = flags.trace, .kept = kept, .strategy = strategy};
+inline lockstep::RunLogOptions log_options(const LogFlags& flags, const std::string& strategy) {
+  return {.folder = flags.folder, .trace = flags.trace, .strategy = strategy};
 }
 
 /// Values of one moment, to --metrics and to --log-dir.

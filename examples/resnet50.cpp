@@ -228,8 +228,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
         ": expected a batch of " + std::to_string(settings.batch_size) + " or more for each of " +
         std::to_string(ranks) + " ranks");
   folder.prepare(world);
-  lockstep::RunLog log(
-      world, program::log_options(settings.log, settings.strategy, folder.newest().has_value()));
+  lockstep::RunLog log(world, program::log_options(settings.log, settings.strategy));
   std::shared_ptr<ResNet50> model;
   world.in_turn([&] {
     torch::manual_seed(settings.seed);
@@ -310,7 +309,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
                 << fixed(score.loss, 5) << ", acc1 " << fixed(score.accuracy, 5) << ", acc5 "
                 << fixed(score.top, 5) << std::endl;
     }
-    log.end_interval(steps);
+    log.end_interval(steps, number * static_cast<std::int64_t>(settings.batch_size));
   };
 
   for (std::int64_t epoch = done; epoch < settings.epochs; ++epoch) {

@@ -112,8 +112,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
     if (world.rank() == 0) metrics.emplace(settings.metrics, folder.newest().has_value());
   });
   folder.prepare(world);
-  lockstep::RunLog log(
-      world, program::log_options(settings.log, settings.strategy, folder.newest().has_value()));
+  lockstep::RunLog log(world, program::log_options(settings.log, settings.strategy));
   if (loud)
     std::cout << (settings.data.empty() ? "coloured shapes, as --data names no folder"
                                         : "data " + settings.data)
@@ -183,6 +182,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
   for (std::int64_t epoch = done + 1; epoch <= settings.epochs; ++epoch) {
     augmented.set_epoch(static_cast<std::uint64_t>(epoch));
     auto idle = program::Clock::now();
+    const std::int64_t images_before = trained_images;
     log.begin_interval(batches);
     for (const Batch& batch : loader) {
       waited += program::seconds_since(idle);
@@ -197,7 +197,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
       idle = program::Clock::now();
     }
     report(epoch);
-    log.end_interval(batches);
+    log.end_interval(batches, trained_images - images_before);
     if (!folder) continue;
     optimizer.synchronize();
     folder.save(checkpoint, {.epoch = epoch});

@@ -3,6 +3,7 @@
 #include <c10/util/ArrayRef.h>
 
 #include <algorithm>
+#include <chrono>
 #include <concepts>
 #include <condition_variable>
 #include <cstddef>
@@ -69,6 +70,21 @@ namespace detail {
 
 /// Throws: InvalidArgument for a batch size of 0.
 PrefetchOptions checked(PrefetchOptions options);
+
+/// How long this thread has waited for batches of a PrefetchLoader, or read them itself.
+std::chrono::nanoseconds loading_time();
+
+/// Counts the time of its life in it.
+class Loading {
+ public:
+  Loading() : begin_(std::chrono::steady_clock::now()) {}
+  ~Loading();
+  Loading(const Loading&) = delete;
+  Loading& operator=(const Loading&) = delete;
+
+ private:
+  std::chrono::steady_clock::time_point begin_;
+};
 
 /// Throws the exception being handled as a DataError that names the batch and, if reading it alone
 /// fails as well, the index.
@@ -189,6 +205,7 @@ class PrefetchLoader {
   }
 
   void advance() {
+    const detail::Loading counted;
     count();
     current_.reset();
     if (pending_.empty() && !begin_next()) return;

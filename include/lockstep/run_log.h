@@ -64,7 +64,7 @@ std::string progress_text(std::string_view title, std::int64_t done, std::int64_
 struct RunLogOptions {
   std::string folder = {};    ///< made if it is not there; none: nothing is recorded
   bool trace = false;         ///< trace.json: what each rank computed, waited for and exchanged
-  bool kept = false;          ///< the folder holds an earlier part of this run, which goes on
+  bool overwrite = false;     ///< removes an earlier log in the folder, which else is continued
   std::string strategy = {};  ///< as environment.json is to name it
   std::size_t spans = 65536;  ///< most that a rank keeps of a trace, the newest; 32 bytes each
 };
@@ -73,8 +73,12 @@ struct RunLogOptions {
 /// environment.json. docs/run-log.md describes them; `lockstep report` makes a page of them. Rank 0
 /// writes; a rank's log is used and destroyed by the thread that made it.
 ///
-/// One log at a time may use a folder: as long as this lives, another job's is refused. `kept` is
-/// for a job that goes on after the one before has ended.
+/// A folder that holds a log is continued. The first record says where: begin_interval(step), or
+/// scalars() for a program without intervals. Records of later steps, which an earlier part of the
+/// run computed after its checkpoint, move to `discarded.jsonl`. A run that begins at step 0 keeps
+/// none of the earlier records. `overwrite` removes an earlier log when this one is opened.
+///
+/// One log at a time may use a folder: as long as this lives, another job's is refused.
 ///
 /// A later write that fails, as on a full disk, ends no training: see lost().
 class RunLog {
@@ -98,11 +102,11 @@ class RunLog {
   }
 
   /// Delimit an interval of training steps. A line of `intervals.jsonl` divides each rank's time in
-  /// it into computing, waiting and communication. step is the number of steps that have been taken
-  /// by then.
+  /// it into computing, waiting and communication. step: the number of steps taken by then, before
+  /// the checkpoint of a resumed run too. samples: those of this rank in the interval.
   void begin_interval(std::int64_t step);
   /// Ranks: all.
-  void end_interval(std::int64_t step);
+  void end_interval(std::int64_t step, std::int64_t samples = 0);
 
   /// Writes trace.json, of all ranks' spans.
   /// Ranks: all. Without it there is no trace.

@@ -13,6 +13,16 @@
 
 namespace lockstep::inline v0_2::detail {
 
+namespace {
+
+thread_local std::chrono::nanoseconds loading{};
+
+}  // namespace
+
+std::chrono::nanoseconds loading_time() { return loading; }
+
+Loading::~Loading() { loading += std::chrono::steady_clock::now() - begin_; }
+
 PrefetchOptions checked(PrefetchOptions options) {
   if (options.batch_size == 0)
     throw_invalid("PrefetchLoader", "got a batch size of 0, expected at least 1");

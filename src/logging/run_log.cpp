@@ -9,6 +9,7 @@
 #include <limits>
 #include <optional>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -20,9 +21,11 @@
 #include "group/gather_texts.h"
 #include "lockstep/error.h"
 #include "lockstep/group.h"
+#include "lockstep/prefetch_loader.h"
 #include "lockstep/statistics.h"
 #include "profile/group_statistics.h"
 #include "profile/trace.h"
+#include "record/continuation.h"
 #include "record/folder.h"
 #include "record/interval.h"
 #include "record/scalar.h"
@@ -54,6 +57,7 @@ struct RunLog::Counters {
   Clock::time_point time = Clock::now();
   std::chrono::nanoseconds waiting = detail::waited();
   std::chrono::nanoseconds working = detail::work_done();
+  std::chrono::nanoseconds loading = detail::loading_time();
   std::uint64_t bytes = 0;
   std::uint64_t dense_bytes = 0;
 
@@ -68,6 +72,7 @@ struct RunLog::Counters {
     return {.seconds = seconds(end.time - time),
             .waiting = seconds(end.waiting - waiting),
             .working = seconds(end.working - working),
+            .loading = seconds(end.loading - loading),
             .bytes = end.bytes - bytes,
             .dense_bytes = end.dense_bytes - dense_bytes};
   }
@@ -77,6 +82,9 @@ struct RunLog::State {
   State(const Group& group, RunLogOptions given) : world(group), options(std::move(given)) {}
 
   void open_files();
+  void continue_metrics(const record::Continuation& from);
+  void continue_intervals(std::int64_t step);
+  double elapsed() const { return elapsed_before + seconds(Clock::now() - begin); }
   void compare_clocks();
   std::int64_t first_begin(const std::vector<TraceSpan>& spans) const;
   void write_trace(std::vector<TraceSpan> spans, std::uint64_t lost_spans);
@@ -88,12 +96,17 @@ struct RunLog::State {
   AppendFile metrics;
   AppendFile events;
   AppendFile intervals;
+  std::vector<std::string> older_event_files;  ///< of the log that this one continues
+  bool has_metrics = false;                    ///< of this run, after those it continues
+  bool has_intervals = false;
   Clock::time_point begin = Clock::now();
+  double elapsed_before = 0;  ///< seconds, of the log that this one continues
   std::int64_t first_step = 0;
   std::optional<Counters> interval;
   std::optional<detail::Trace> trace;
   std::int64_t clock_offset = 0;  ///< this rank's clock − rank 0's clock. Units: nanoseconds
   std::string trace_error;
+  std::string continuation_error;
 };
 
 void RunLog::State::open_files() {
@@ -101,16 +114,18 @@ void RunLog::State::open_files() {
   record::make_folder(folder);
   lock.emplace(folder, "log");  // before any file is removed
   auto names = record::event_files_of(folder);
-  if (!options.kept) {
+  if (options.overwrite) {
     // Otherwise TensorBoard would show the events of the replaced run, too.
     names.emplace_back(record::trace_name);
     std::error_code ignored;
+    names.emplace_back(record::discarded_name);
     for (const auto& name : std::exchange(names, {}))
       std::filesystem::remove(folder / name, ignored);
   }
-  metrics = AppendFile(folder / record::metrics_name, options.kept);
-  intervals = AppendFile(folder / record::intervals_name, options.kept);
-  names.push_back(record::new_event_file_name());
+  older_event_files = names;
+  metrics = AppendFile(folder / record::metrics_name, !options.overwrite);
+  intervals = AppendFile(folder / record::intervals_name, !options.overwrite);
+  names.push_back(record::new_event_file_name(folder));
   events = AppendFile(folder / names.back(), false);
   events.add(record::first_event_record(wall_time()));
   record::write_environment(folder, {.ranks = world.size(),
@@ -119,6 +134,40 @@ void RunLog::State::open_files() {
                                      .strategy = options.strategy,
                                      .threads = at::get_num_threads(),
                                      .event_files = std::move(names)});
+}
+
+/// Runs once, before the first record of this run.
+void RunLog::State::continue_metrics(const record::Continuation& from) {
+  if (std::exchange(has_metrics, true)) return;
+  const std::filesystem::path folder = options.folder;
+  try {
+    const auto before = record::discard_repeated(folder, record::metrics_name, from);
+    elapsed_before = std::max(elapsed_before, before.elapsed);
+    // The file may have been replaced.
+    if (before.records > 0) metrics = AppendFile(folder / record::metrics_name, true);
+  } catch (const Error& error) {
+    continuation_error = error.what();
+  }
+  if (from.step < 0) {
+    std::error_code ignored;
+    for (const auto& name : older_event_files) std::filesystem::remove(folder / name, ignored);
+  } else if (!older_event_files.empty()) {
+    const auto first = from.names.empty() ? from.step + 1 : from.step;
+    events.add(record::restart_event_record(wall_time(), first));
+  }
+}
+
+/// The same for the intervals.
+void RunLog::State::continue_intervals(std::int64_t step) {
+  if (std::exchange(has_intervals, true)) return;
+  const std::filesystem::path folder = options.folder;
+  try {
+    const auto before = record::discard_repeated(folder, record::intervals_name, {.step = step});
+    elapsed_before = std::max(elapsed_before, before.elapsed);
+    if (before.records > 0) intervals = AppendFile(folder / record::intervals_name, true);
+  } catch (const Error& error) {
+    continuation_error = error.what();
+  }
 }
 
 /// Ranks of one host share a clock. Clocks of other hosts are compared right after a barrier, so
@@ -200,30 +249,42 @@ void RunLog::scalars(std::int64_t step,
   if (state_ == nullptr || state_->world.rank() != 0) return;
   std::vector<record::Scalar> all;
   for (const auto& [name, value] : values) all.push_back({std::string(name), value});
-  const auto elapsed = seconds(Clock::now() - state_->begin);
-  state_->metrics.add(record::metrics_line(step, elapsed, all));
-  state_->events.add(record::event_record(wall_time(), step, all));
+  if (!state_->has_metrics) {
+    record::Continuation from{.step = step};
+    for (const auto& scalar : all) from.names.push_back(scalar.name);
+    state_->continue_metrics(from);
+  }
+  const auto now = wall_time();
+  state_->metrics.add(record::metrics_line(step, state_->elapsed(), all, now));
+  state_->events.add(record::event_record(now, step, all));
 }
 
 void RunLog::begin_interval(std::int64_t step) {
   if (state_ == nullptr) return;
+  if (state_->world.rank() == 0) {
+    // Before its first step a run has computed nothing that a log could be continued from.
+    const std::int64_t kept = step > 0 ? step : -1;
+    state_->continue_metrics({.step = kept});
+    state_->continue_intervals(kept);
+  }
   state_->first_step = step;
   state_->interval.emplace(state_->world);
 }
 
-void RunLog::end_interval(std::int64_t step) {
+void RunLog::end_interval(std::int64_t step, std::int64_t samples) {
   if (state_ == nullptr) return;
   const auto& world = state_->world;
   if (!state_->interval)
     detail::throw_invalid("run log", "got end_interval() without begin_interval(), expected both");
   std::vector<record::RankInterval> own{state_->interval->interval_until(Counters(world))};
+  own[0].samples = samples;
   std::vector<record::RankInterval> all(static_cast<std::size_t>(world.size()));
   state_->interval.reset();
   world.all_gather(bytes_over(all), bytes_over(own)).wait();
   if (world.rank() != 0) return;
   state_->intervals.add(record::interval_line({.step = step,
                                                .steps = step - state_->first_step,
-                                               .elapsed = seconds(Clock::now() - state_->begin),
+                                               .elapsed = state_->elapsed(),
                                                .ranks = std::move(all)}));
 }
 
@@ -246,6 +307,7 @@ std::string RunLog::lost() const {
       add(detail::concat(file->path().string(), ": ", std::strerror(file->error())));
     }
   }
+  add(state_->continuation_error);
   add(state_->trace_error);
   return text;
 }

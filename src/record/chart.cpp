@@ -1,98 +1,30 @@
 #include "record/chart.h"
 
 #include <algorithm>
-#include <array>
-#include <charconv>
 #include <cmath>
 #include <cstddef>
-#include <cstdint>
 #include <iomanip>
 #include <iterator>
 #include <limits>
 
 #include "core/text.h"
+#include "record/page.h"
+#include "record/palette.h"
 
 namespace lockstep::inline v0_2::record {
-namespace {
-
-/// How many bytes the character that the text begins with takes, or 0 if it is none.
-std::size_t character_at(std::string_view text) {
-  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
-  const auto first = byte(0);
-  if (first < 0x20) return first == '\n' || first == '\t' ? 1 : 0;
-  if (first < 0x7f) return 1;
-  const std::size_t size = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
-  if (first < 0xc2 || first > 0xf4 || text.size() < size) return 0;
-  std::uint32_t code = first & (0xffU >> (size + 1));
-  for (std::size_t i = 1; i < size; ++i) {
-    if ((byte(i) & 0xc0) != 0x80) return 0;
-    code = code << 6 | (byte(i) & 0x3fU);
-  }
-  const bool needs_fewer = (size == 3 && code < 0x800) || (size == 4 && code < 0x10000);
-  const bool surrogate = code >= 0xd800 && code < 0xe000;
-  return needs_fewer || surrogate || code > 0x10ffff || (code & 0xfffe) == 0xfffe ? 0 : size;
-}
-
-/// As printf's %f and %g under the "C" locale.
-std::string text_of(double value, std::chars_format format, int digits) {
-  std::array<char, 32> text;
-  const auto end = std::to_chars(text.data(), text.data() + text.size(), value, format, digits).ptr;
-  return {text.data(), end};
-}
-
-}  // namespace
-
-std::string escaped(std::string_view text) {
-  std::string out;
-  while (!text.empty()) {
-    const auto size = character_at(text);
-    switch (size == 1 ? text[0] : '\0') {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      default:
-        out += size == 0 ? std::string_view("?") : text.substr(0, size);
-    }
-    text.remove_prefix(size == 0 ? 1 : size);
-  }
-  return out;
-}
-
-std::string number_text(double value) {
-  if (!std::isfinite(value)) return "no number";
-  const bool whole = std::abs(value) >= 1000 && std::abs(value) < 1e9;
-  return whole ? text_of(value, std::chars_format::fixed, 0)
-               : text_of(value, std::chars_format::general, 4);
-}
-
-std::string bytes_text(double bytes) {
-  constexpr std::array<const char*, 6> units{"B", "kB", "MB", "GB", "TB", "PB"};
-  std::size_t unit = 0;
-  for (; bytes >= 1000 && unit + 1 < units.size(); ++unit) bytes /= 1000;
-  return text_of(bytes, std::chars_format::general, 3) + ' ' + units[unit];
-}
-
 namespace {
 
 // Units: those of the drawing, which the page scales.
 constexpr double width = 640;
 constexpr double height = 280;
-constexpr double left = 64;
-constexpr double right = 16;
+constexpr double left = 72;
+constexpr double right = 28;
 constexpr double top = 12;
-constexpr double bottom = 36;
+constexpr double bottom = 44;
 constexpr std::size_t most_points = 800;
 constexpr std::size_t marked_points = 60;  // more of them would hide the line
-constexpr int colours = 6;
+constexpr std::size_t fewest_smoothed = 30;
+constexpr double least_variation = 3;  // a smoothed curve would lag behind a steadier one
 
 /// Whether it is a number. The difference of two such values is one, too.
 bool drawable(double value) { return std::abs(value) <= 1e307; }
@@ -150,13 +82,13 @@ void draw_axes(std::ostream& out, const Frame& frame) {
       << "\">step</text>\n";
 }
 
-void draw_curve(std::ostream& out, const Frame& frame, const Curve& curve, int colour,
-                const std::string& name) {
-  const std::string stroke = " style=\"stroke: var(--line-" + std::to_string(colour) + ")\"";
+void draw_curve(std::ostream& out, const Frame& frame, const Curve& curve, const Line& line,
+                bool raw) {
   std::string points;
   const auto end_line = [&] {
     if (!points.empty()) {
-      out << "<polyline class=\"curve\"" << stroke << " points=\"" << points << "\"/>\n";
+      out << "<polyline class=\"curve" << (raw ? " raw" : "") << (line.second ? " second" : "")
+          << "\" style=\"stroke: " << line.colour << "\" points=\"" << points << "\"/>\n";
     }
     points.clear();
   };
@@ -171,14 +103,25 @@ void draw_curve(std::ostream& out, const Frame& frame, const Curve& curve, int c
     points += point.str();
   }
   end_line();
-  if (curve.size() > marked_points) return;
-  for (const auto& [step, value] : curve) {
+}
+
+void draw_points(std::ostream& out, const Frame& frame, const Line& line) {
+  for (const auto& [step, value] : line.curve) {
     if (!drawable(value)) continue;
-    out << "<circle class=\"point\" style=\"fill: var(--line-" << colour << ")\" r=\"3\" cx=\""
+    out << "<circle class=\"point\" style=\"fill: " << line.colour << "\" r=\"3\" cx=\""
         << frame.x(static_cast<double>(step)) << "\" cy=\"" << frame.y(value) << "\"><title>"
-        << escaped(name) << " at step " << step << ": " << number_text(value)
+        << escaped(line.name) << " at step " << step << ": " << number_text(value)
         << "</title></circle>\n";
   }
+}
+
+void draw_line(std::ostream& out, const Frame& frame, const Line& line) {
+  const auto smoothing = smoothing_of(line.curve);
+  draw_curve(out, frame, thinned(line.curve, most_points), line, smoothing > 0);
+  if (smoothing > 0) {
+    draw_curve(out, frame, thinned(smoothed(line.curve, smoothing), most_points), line, false);
+  }
+  if (line.curve.size() <= marked_points) draw_points(out, frame, line);
 }
 
 }  // namespace
@@ -193,7 +136,8 @@ std::vector<double> ticks(double lowest, double highest) {
   std::vector<double> found;
   const double first = std::ceil(lowest / distance);
   const double last = std::floor(highest / distance);
-  for (double i = first; i <= last && found.size() < 20; ++i) found.push_back(i * distance);
+  for (double i = first; i <= last && found.size() < 20; ++i)
+    found.push_back(i * distance + 0.0);  // no -0
   return found;
 }
 
@@ -218,25 +162,88 @@ Curve thinned(const Curve& curve, std::size_t most) {
   return kept;
 }
 
-std::string line_chart(const std::string& title,
-                       const std::vector<std::pair<std::string, Curve>>& curves) {
+std::size_t smoothing_of(const Curve& curve) {
+  const std::size_t points = curve.size();
+  if (points < fewest_smoothed) return 0;
   Frame frame;
-  for (const auto& [name, curve] : curves) frame.include(curve);
+  frame.include(curve);
+  double variation = 0;
+  double before = std::nan("");
+  for (const auto& [step, value] : curve) {
+    if (!drawable(value)) continue;
+    if (drawable(before)) variation += std::abs(value - before) / 2;
+    before = value;
+  }
+  const bool is_steady = variation / least_variation <= (frame.highest / 2 - frame.lowest / 2);
+  return is_steady ? 0 : std::clamp<std::size_t>(points / 25, 3, 200);
+}
+
+namespace {
+
+/// A weighted sum of values and the sum of their weights.
+struct WeightedSum {
+  double sum = 0;
+  double weight = 0;
+};
+
+/// Of each value and those before it in the range, up to the last that is no number. Weights fall
+/// by the same share from value to value.
+template <class Iterator>
+std::vector<WeightedSum> running_sums(Iterator begin, Iterator end, double share) {
+  std::vector<WeightedSum> sums;
+  WeightedSum last;
+  for (; begin != end; ++begin) {
+    const double value = begin->second;
+    last = drawable(value) ? WeightedSum{.sum = last.sum + share * (value - last.sum),
+                                         .weight = last.weight + share * (1 - last.weight)}
+                           : WeightedSum();
+    sums.push_back(last);
+  }
+  return sums;
+}
+
+}  // namespace
+
+Curve smoothed(const Curve& curve, std::size_t points) {
+  const double share = 2 / static_cast<double>(std::max<std::size_t>(points, 2));
+  const auto before = running_sums(curve.begin(), curve.end(), share);
+  auto after = running_sums(curve.rbegin(), curve.rend(), share);
+  std::ranges::reverse(after);
+  Curve result;
+  std::size_t i = 0;
+  for (const auto& [step, value] : curve) {
+    // Both sums have the value itself.
+    const double sum = before[i].sum + (after[i].sum - share * value);
+    const double weight = before[i].weight + after[i].weight - share;
+    result.emplace_hint(result.end(), step, drawable(value) ? sum / weight : value);
+    ++i;
+  }
+  return result;
+}
+
+std::string line_chart(const std::string& title, const std::vector<Line>& lines) {
+  Frame frame;
+  std::size_t smoothing = 0;
+  for (const auto& line : lines) {
+    frame.include(line.curve);
+    smoothing = std::max(smoothing, smoothing_of(line.curve));
+  }
   frame.widen();
   detail::TextStream out;
-  out << "<figure><figcaption>" << escaped(title) << "</figcaption>\n<svg viewBox=\"0 0 " << width
-      << ' ' << height << "\" role=\"img\" aria-label=\"" << escaped(title) << "\">\n";
-  draw_axes(out, frame);
-  int colour = 0;
-  for (const auto& [name, curve] : curves) {
-    draw_curve(out, frame, thinned(curve, most_points), colour++ % colours, name);
+  out << "<figure><figcaption>" << escaped(title);
+  if (smoothing > 0) {
+    out << " <small>faint: as recorded; strong: mean of about " << smoothing << " values</small>";
   }
+  out << "</figcaption>\n<svg viewBox=\"0 0 " << width << ' ' << height
+      << "\" role=\"img\" aria-label=\"" << escaped(title) << "\">\n";
+  draw_axes(out, frame);
+  for (const auto& line : lines) draw_line(out, frame, line);
   out << "</svg>\n<p class=\"legend\">";
-  colour = 0;
-  for (const auto& [name, curve] : curves) {
-    out << "<span><i style=\"background: var(--line-" << colour++ % colours << ")\"></i>"
-        << escaped(name);
-    if (!curve.empty()) out << ' ' << number_text(curve.rbegin()->second);
+  for (const auto& line : lines) {
+    out << "<span><i" << (line.second ? " class=\"second\"" : "")
+        << " style=\"background: " << line.colour << "; color: " << line.colour << "\"></i>"
+        << escaped(line.name);
+    if (!line.curve.empty()) out << ' ' << number_text(line.curve.rbegin()->second);
     out << "</span> ";
   }
   out << "</p></figure>\n";
@@ -250,15 +257,16 @@ std::string stacked_bar(const RankInterval& parts, double longest, const std::st
       << "role=\"img\" aria-label=\"" << escaped(description) << "\"><title>"
       << escaped(description) << "</title>";
   double x = 0;
-  const auto part = [&](const char* name, double seconds) {
+  const auto part = [&](const char* colour, double seconds) {
     const double size = longest > 0 ? bar * std::max(seconds, 0.0) / longest : 0;
-    out << "<rect class=\"" << name << "\" x=\"" << x << "\" y=\"0\" width=\"" << size
+    out << "<rect style=\"fill: " << colour << "\" x=\"" << x << "\" y=\"0\" width=\"" << size
         << "\" height=\"18\"/>";
     x += size;
   };
-  part("compute", parts.computing());
-  part("communication", parts.working);
-  part("waiting", parts.waiting);
+  part(compute_colour, parts.computing() - parts.loading);
+  part(loading_colour, parts.loading);
+  part(communication_colour, parts.working);
+  part(waiting_colour, parts.waiting);
   out << "</svg>";
   return out.str();
 }

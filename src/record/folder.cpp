@@ -169,8 +169,16 @@ std::vector<std::string> event_files_of(const std::filesystem::path& folder) {
   return names;
 }
 
-std::string new_event_file_name() {
-  return concat(event_prefix, std::time(nullptr), '.', detail::host_name(), '.', getpid());
+std::string new_event_file_name(const std::filesystem::path& folder) {
+  const auto name =
+      concat(event_prefix, std::time(nullptr), '.', detail::host_name(), '.', getpid());
+  // A process may open the log twice within a second.
+  auto free_name = name;
+  std::error_code ignored;
+  for (int number = 1; std::filesystem::exists(folder / free_name, ignored); ++number) {
+    free_name = concat(name, '.', number);
+  }
+  return free_name;
 }
 
 void make_folder(const std::filesystem::path& folder) {

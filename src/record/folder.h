@@ -59,6 +59,7 @@ class WholeFile {
 /// File names in a run's folder.
 inline constexpr const char* metrics_name = "metrics.jsonl";
 inline constexpr const char* intervals_name = "intervals.jsonl";
+inline constexpr const char* discarded_name = "discarded.jsonl";
 inline constexpr const char* trace_name = "trace.json";
 inline constexpr const char* environment_name = "environment.json";
 inline constexpr const char* report_name = "report.html";
@@ -82,8 +83,8 @@ void write_environment(const std::filesystem::path& folder, const RunEnvironment
 /// TensorBoard files that environment.json names as this run's; none where it cannot be read.
 std::vector<std::string> event_files_of(const std::filesystem::path& folder);
 
-/// The name of a new TensorBoard file: time, host and process.
-std::string new_event_file_name();
+/// A name that no file in the folder has, for a new TensorBoard file: time, host and process.
+std::string new_event_file_name(const std::filesystem::path& folder);
 
 /// Makes the folder. Throws: Error naming it and the reason.
 void make_folder(const std::filesystem::path& folder);

@@ -12,6 +12,7 @@ namespace {
 // More than any run has, and few enough that sums over records and ranks stay in range.
 constexpr std::int64_t most_steps = 1'000'000'000'000;
 constexpr double most_seconds = 1e12;
+constexpr std::int64_t most_samples = 1'000'000'000'000;
 
 // These throw std::bad_optional_access.
 
@@ -35,6 +36,8 @@ std::string interval_line(const Interval& interval) {
                      {"working", rank.working},
                      {"bytes", rank.bytes},
                      {"dense_bytes", rank.dense_bytes}});
+    if (rank.loading > 0) ranks.back()["loading"] = rank.loading;
+    if (rank.samples > 0) ranks.back()["samples"] = rank.samples;
   }
   const nlohmann::ordered_json line = {{"step", interval.step},
                                        {"steps", interval.steps},
@@ -52,11 +55,15 @@ std::optional<Interval> parse_interval(std::string_view text) {
                       .elapsed = line.at("elapsed")};
     if (interval.steps < 0 || interval.steps > most_steps) return std::nullopt;
     for (const auto& rank : line.at("ranks")) {
+      const auto samples = rank.contains("samples") ? integer<std::int64_t>(rank["samples"]) : 0;
+      if (samples < 0 || samples > most_samples) return std::nullopt;
       interval.ranks.push_back({.seconds = duration(rank.at("seconds")),
                                 .waiting = duration(rank.at("waiting")),
                                 .working = duration(rank.at("working")),
+                                .loading = rank.contains("loading") ? duration(rank["loading"]) : 0,
                                 .bytes = integer<std::uint64_t>(rank.at("bytes")),
-                                .dense_bytes = integer<std::uint64_t>(rank.at("dense_bytes"))});
+                                .dense_bytes = integer<std::uint64_t>(rank.at("dense_bytes")),
+                                .samples = samples});
     }
     if (interval.ranks.empty()) return std::nullopt;
     return interval;

@@ -13,8 +13,10 @@ struct RankInterval {
   double seconds = 0;
   double waiting = 0;             ///< for other ranks
   double working = 0;             ///< on collectives: reducing and copying
+  double loading = 0;             ///< of the rest: waiting for a PrefetchLoader
   std::uint64_t bytes = 0;        ///< of collectives, in the form in which they travel
   std::uint64_t dense_bytes = 0;  ///< of what they stand for
+  std::int64_t samples = 0;       ///< that it trained on; 0 where the program does not say
 
   double computing() const { return seconds - waiting - working; }
 };
@@ -23,7 +25,7 @@ struct RankInterval {
 struct Interval {
   std::int64_t step = 0;   ///< how many have been taken at its end
   std::int64_t steps = 0;  ///< how many of them in it
-  double elapsed = 0;      ///< seconds since the log was opened
+  double elapsed = 0;      ///< seconds that the log covers so far
   std::vector<RankInterval> ranks = {};
 };
 

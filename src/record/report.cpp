@@ -1,17 +1,20 @@
 #include "record/report.h"
 
 #include <algorithm>
-#include <functional>
+#include <string_view>
+#include <utility>
 
 #include "core/text.h"
+#include "record/advice.h"
 #include "record/chart.h"
 #include "record/folder.h"
+#include "record/page.h"
+#include "record/palette.h"
 
 namespace lockstep::inline v0_2::record {
 namespace {
 
 using detail::concat;
-using Curves = std::vector<std::pair<std::string, Curve>>;
 
 /// "on <host>" between two texts, for a rank where there are several hosts; else nothing.
 std::string place_text(const Run& run, std::size_t rank, const char* before, const char* after) {
@@ -19,14 +22,25 @@ std::string place_text(const Run& run, std::size_t rank, const char* before, con
   return concat(before, "on ", run.hosts[rank], after);
 }
 
-std::string percent(double share) { return number_text(100 * share) + " %"; }
-
 void fact(std::ostream& out, const std::string& name, const std::string& value,
           const std::string& remark = "") {
   out << "<div><dt>" << escaped(name) << "</dt><dd>" << escaped(value);
   if (!remark.empty()) out << "<small>" << escaped(remark) << "</small>";
   out << "</dd></div>\n";
 }
+
+/// The name of the curve that stands for a quantity: this one, else the first that is taken.
+template <class Takes>
+std::string headline(const Run& run, const std::string& name, const Takes& takes) {
+  if (run.curve(name) != nullptr) return name;
+  const auto found = std::ranges::find_if(
+      run.curves, [&](const auto& named) { return takes(std::string_view(named.first)); });
+  return found == run.curves.end() ? "" : found->first;
+}
+
+bool is_loss(std::string_view name) { return name.ends_with("loss"); }
+bool is_accuracy(std::string_view name) { return name.find("acc") != name.npos; }
+bool is_rate(std::string_view name) { return name.ends_with("_per_second"); }
 
 void last_and_best(std::ostream& out, const Run& run, const std::string& name, bool most) {
   const Curve* curve = run.curve(name);
@@ -38,94 +52,119 @@ void last_and_best(std::ostream& out, const Run& run, const std::string& name, b
        concat("best ", number_text(best->second), " at step ", best->first));
 }
 
+/// Samples a second, of the intervals, else as the program records them.
+void throughput(std::ostream& out, const Run& run) {
+  const double rate = run.intervals.empty() ? 0 : totals(run.intervals).samples_per_second();
+  if (rate > 0) {
+    fact(out, "samples/s", number_text(rate), "of all ranks, in the intervals");
+    return;
+  }
+  const auto name = headline(run, "samples_per_second", is_rate);
+  if (!name.empty()) fact(out, name, number_text(run.curve(name)->rbegin()->second), "the last");
+}
+
+void ranks_facts(std::ostream& out, const Run& run) {
+  const auto all = totals(run.intervals);
+  fact(out, "step", number_text(1000 * all.step_seconds()) + " ms",
+       concat(all.steps, " steps measured"));
+  throughput(out, run);
+  fact(out, "efficiency", percent_text(all.efficiency), "of the ranks' time was compute");
+  if (all.ranks.size() < 2) return;
+  const auto& slowest = all.ranks[all.slowest];
+  double mean = 0;
+  for (const auto& rank : all.ranks) {
+    mean += rank.computing() / static_cast<double>(all.ranks.size());
+  }
+  fact(
+      out, "slowest rank", concat(all.slowest),
+      concat(place_text(run, all.slowest, "", ", "), "computes ",
+             percent_text(mean > 0 ? slowest.computing() / mean - 1 : 0), " longer than the mean"));
+  fact(out, "exchanged", bytes_text(all.mean(&RankInterval::bytes)),
+       concat("a rank and step", run.shares_memory() ? ", through shared memory" : ""));
+}
+
 void facts(std::ostream& out, const Run& run) {
   out << "<dl class=\"facts\">\n";
-  last_and_best(out, run, "train_loss", false);
-  last_and_best(out, run, "test_accuracy", true);
-  if (!run.intervals.empty()) {
-    const auto all = totals(run.intervals);
-    const auto& slowest = all.ranks[all.slowest];
-    const auto steps = static_cast<double>(std::max<std::int64_t>(all.steps, 1));
-    fact(out, "step", number_text(1000 * slowest.seconds / steps) + " ms",
-         concat(all.steps, " steps measured"));
-    fact(out, "efficiency", percent(all.efficiency), "of the ranks' time was compute");
-    if (all.ranks.size() > 1) {
-      double mean = 0;
-      double bytes = 0;
-      for (const auto& rank : all.ranks) {
-        mean += rank.computing() / static_cast<double>(all.ranks.size());
-        bytes += static_cast<double>(rank.bytes);
-      }
-      fact(out, "slowest rank", concat(all.slowest),
-           concat(place_text(run, all.slowest, "", ", "), "computes ",
-                  percent(mean > 0 ? slowest.computing() / mean - 1 : 0), " longer than the mean"));
-      fact(out, "on the wire", bytes_text(bytes / static_cast<double>(all.ranks.size()) / steps),
-           "a rank and step");
-    }
+  last_and_best(out, run, headline(run, "train_loss", is_loss), false);
+  last_and_best(out, run, headline(run, "test_accuracy", is_accuracy), true);
+  if (run.intervals.empty()) {
+    throughput(out, run);
+  } else {
+    ranks_facts(out, run);
   }
   const Curve* measured = run.curve("efficiency");
   if (measured != nullptr && !measured->empty()) {
-    fact(out, "against one rank", percent(measured->rbegin()->second),
+    fact(out, "against one rank", percent_text(measured->rbegin()->second),
          "one rank's step alone over all ranks' step");
   }
   out << "</dl>\n";
 }
 
-void charts(std::ostream& out, const Run& run) {
-  Curves losses;
-  Curves accuracies;
-  Curves others;
-  for (const auto& named : run.curves) {
-    const auto& name = named.first;
-    if (name.ends_with("loss")) {
-      losses.push_back(named);
-    } else if (name.find("acc") != name.npos) {
-      accuracies.push_back(named);
-    } else if (named.second.size() > 1) {
-      others.push_back(named);
-    }
+/// Whether a chart of it would show one value only.
+bool is_constant(const Curve& curve) {
+  return curve.size() < 2 || std::ranges::all_of(curve, [&](const auto& point) {
+           return point.second == curve.begin()->second;
+         });
+}
+
+void charts(std::ostream& out, const Run& run, Palette& palette) {
+  std::vector<Line> losses;
+  std::vector<Line> accuracies;
+  std::vector<Line> others;
+  for (const auto& [name, curve] : run.curves) {
+    const bool grouped = is_loss(name) || is_accuracy(name);
+    if (!grouped && is_constant(curve)) continue;
+    Line line{.name = name, .curve = curve, .colour = palette.colour(name)};
+    (is_loss(name) ? losses : is_accuracy(name) ? accuracies : others).push_back(std::move(line));
+  }
+  for (auto& [name, curve] : interval_curves(run.intervals)) {
+    if (name != "samples_per_second" || curve.size() < 2) continue;
+    others.push_back({.name = "samples/s", .curve = curve, .colour = palette.colour("samples/s")});
   }
   out << "<h2>Curves</h2>\n";
   if (run.curves.empty()) out << "<p>The run has recorded no values yet.</p>\n";
   out << "<div class=\"charts\">\n";
   if (!losses.empty()) out << line_chart("Loss", losses);
   if (!accuracies.empty()) out << line_chart("Accuracy", accuracies);
-  for (const auto& other : others) out << line_chart(other.first, {other});
+  for (const auto& other : others) out << line_chart(other.name, {other});
   out << "</div>\n";
 }
 
-void single_values(std::ostream& out, const Run& run) {
+void constant_values(std::ostream& out, const Run& run) {
   detail::TextStream rows;
   for (const auto& [name, curve] : run.curves) {
-    if (curve.size() != 1) continue;
+    const bool grouped = is_loss(name) || is_accuracy(name);
+    if (!is_constant(curve) || (grouped && curve.size() > 1)) continue;
     rows << "<tr><td>" << escaped(name) << "</td><td>" << number_text(curve.begin()->second)
          << "</td></tr>\n";
   }
   if (rows.str().empty()) return;
-  out << "<h2>Values recorded once</h2>\n<table class=\"plain\">" << rows.str() << "</table>\n";
+  out << "<h2>Values that did not change</h2>\n<table class=\"plain\">" << rows.str()
+      << "</table>\n";
 }
 
 /// Time of a step in each interval: of the slowest rank, and on average over ranks.
 void step_times(std::ostream& out, const Run& run) {
   if (run.intervals.size() < 2) return;
-  Curves curves{{"longest", {}}, {"compute", {}}, {"communication", {}}, {"waiting", {}}};
-  for (const auto& interval : run.intervals) {
-    if (interval.steps < 1) continue;
-    const auto milliseconds = [&](const auto& part) {
-      double sum = 0;
-      for (const auto& rank : interval.ranks) sum += std::invoke(part, rank);
-      return 1000 * sum / static_cast<double>(interval.ranks.size()) /
-             static_cast<double>(interval.steps);
-    };
-    double longest = 0;
-    for (const auto& rank : interval.ranks) longest = std::max(longest, rank.seconds);
-    curves[0].second[interval.step] = 1000 * longest / static_cast<double>(interval.steps);
-    curves[1].second[interval.step] = milliseconds(&RankInterval::computing);
-    curves[2].second[interval.step] = milliseconds(&RankInterval::working);
-    curves[3].second[interval.step] = milliseconds(&RankInterval::waiting);
+  std::vector<Line> lines;
+  for (const auto& [name, curve] : interval_curves(run.intervals)) {
+    const auto quantity = name.substr(0, name.find("_seconds"));
+    const char* colour = quantity == "step"            ? step_colour
+                         : quantity == "compute"       ? compute_colour
+                         : quantity == "loading"       ? loading_colour
+                         : quantity == "communication" ? communication_colour
+                         : quantity == "waiting"       ? waiting_colour
+                                                       : nullptr;
+    if (colour == nullptr) continue;
+    Curve milliseconds;
+    for (const auto& [step, seconds] : curve) milliseconds[step] = 1000 * seconds;
+    lines.push_back({.name = quantity == "step" ? "step of the slowest rank" : quantity,
+                     .curve = std::move(milliseconds),
+                     .colour = colour});
   }
+  if (lines.empty()) return;
   out << "<div class=\"charts\">"
-      << line_chart("Milliseconds a step, interval by interval, ranks' mean", curves) << "</div>\n";
+      << line_chart("Milliseconds a step, interval by interval, ranks' mean", lines) << "</div>\n";
 }
 
 void ranks(std::ostream& out, const Run& run) {
@@ -135,25 +174,38 @@ void ranks(std::ostream& out, const Run& run) {
   }
   const auto all = totals(run.intervals);
   const auto steps = static_cast<double>(std::max<std::int64_t>(all.steps, 1));
+  const bool loads =
+      std::ranges::any_of(all.ranks, [](const RankInterval& rank) { return rank.loading > 0; });
   double longest = 0;
   for (const auto& rank : all.ranks) longest = std::max(longest, rank.seconds);
-  out << "<p class=\"legend\"><span><i class=\"compute\"></i>compute</span> <span><i "
-         "class=\"communication\"></i>communication</span> <span><i class=\"waiting\"></i>waiting"
-         "</span></p>\n<div class=\"scroll\"><table><tr><th>rank</th><th></th><th>compute ms</th>"
-         "<th>communication ms</th><th>waiting ms</th><th>step ms</th><th>sent</th>"
+  const auto key = [&](const char* name, const char* colour) {
+    out << "<span><i style=\"background: " << colour << "\"></i>" << name << "</span> ";
+  };
+  out << "<p class=\"legend\">";
+  key("compute", compute_colour);
+  if (loads) key("loading data", loading_colour);
+  key("communication", communication_colour);
+  key("waiting", waiting_colour);
+  out << "</p>\n<div class=\"scroll\"><table><tr><th>rank</th><th></th><th>compute ms</th>"
+      << (loads ? "<th>loading ms</th>" : "")
+      << "<th>communication ms</th><th>waiting ms</th><th>step ms</th><th>exchanged</th>"
          "<th>compressed</th></tr>\n";
   for (std::size_t i = 0; i < all.ranks.size(); ++i) {
     const auto& rank = all.ranks[i];
     const auto milliseconds = [&](double seconds) { return number_text(1000 * seconds / steps); };
+    const auto computing = milliseconds(rank.computing() - rank.loading);
     const bool slowest = all.ranks.size() > 1 && i == all.slowest;
+    const auto loading =
+        loads ? concat("loading ", milliseconds(rank.loading), " ms, ") : std::string();
     out << "<tr><td>" << i << escaped(place_text(run, i, " ", "")) << (slowest ? " (slowest)" : "")
         << "</td><td class=\"wide\">"
         << stacked_bar(rank, longest,
-                       concat("rank ", i, ": compute ", milliseconds(rank.computing()),
-                              " ms, communication ", milliseconds(rank.working), " ms, waiting ",
+                       concat("rank ", i, ": compute ", computing, " ms, ", loading,
+                              "communication ", milliseconds(rank.working), " ms, waiting ",
                               milliseconds(rank.waiting), " ms a step"))
-        << "</td><td>" << milliseconds(rank.computing()) << "</td><td>"
-        << milliseconds(rank.working) << "</td><td>" << milliseconds(rank.waiting) << "</td><td>"
+        << "</td><td>" << computing << "</td><td>";
+    if (loads) out << milliseconds(rank.loading) << "</td><td>";
+    out << milliseconds(rank.working) << "</td><td>" << milliseconds(rank.waiting) << "</td><td>"
         << milliseconds(rank.seconds) << "</td><td>" << bytes_text(static_cast<double>(rank.bytes))
         << "</td><td>";
     if (rank.bytes > 0 && rank.dense_bytes > rank.bytes) {
@@ -176,62 +228,39 @@ void environment(std::ostream& out, const Run& run) {
 
 }  // namespace
 
-Totals totals(const std::vector<Interval>& intervals) {
-  Totals all{.ranks = std::vector<RankInterval>(intervals.front().ranks.size())};
-  for (const auto& interval : intervals) {
-    all.steps += interval.steps;
-    for (std::size_t i = 0; i < all.ranks.size(); ++i) {
-      all.ranks[i].seconds += interval.ranks[i].seconds;
-      all.ranks[i].waiting += interval.ranks[i].waiting;
-      all.ranks[i].working += interval.ranks[i].working;
-      all.ranks[i].bytes += interval.ranks[i].bytes;
-      all.ranks[i].dense_bytes += interval.ranks[i].dense_bytes;
-    }
-  }
-  double computing = 0;
-  double seconds = 0;
-  for (const auto& rank : all.ranks) {
-    computing += rank.computing();
-    seconds += rank.seconds;
-  }
-  all.efficiency = seconds > 0 ? computing / seconds : 0;
-  all.slowest = static_cast<std::size_t>(
-      std::ranges::max_element(all.ranks, {}, &RankInterval::computing) - all.ranks.begin());
-  return all;
-}
-
-std::string report_page(const Run& run, const std::string& title) {
+std::string report_page(const Run& run, const std::string& title, int refresh_seconds) {
   detail::TextStream out;
-  out << "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"/>\n<meta "
-         "name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n<title>"
-      << escaped(title) << "</title>\n<style>" << report_style << "</style></head>\n<body>\n<h1>"
-      << escaped(title) << "</h1>\n";
-  for (const auto& [name, text] : run.environment) {
-    if (name == "command") out << "<p class=\"quiet\">" << escaped(text) << "</p>\n";
+  if (const auto command = run.setting("command"); !command.empty()) {
+    out << "<p class=\"quiet\">" << escaped(command) << "</p>\n";
   }
+  Palette palette;
   facts(out, run);
-  charts(out, run);
+  out << advice_html(advice_of(run));
+  charts(out, run, palette);
   out << "<h2>Where the time of a step went</h2>\n";
   ranks(out, run);
   step_times(out, run);
-  single_values(out, run);
+  constant_values(out, run);
   environment(out, run);
   if (run.has_trace) {
     out << "<p class=\"quiet\">trace.json beside this page shows each rank's time, collective by "
            "collective: open it in Perfetto, or in chrome://tracing.</p>\n";
   }
+  if (run.discarded > 0) {
+    out << "<p class=\"quiet\">The run was continued from a checkpoint. discarded.jsonl has "
+        << run.discarded << (run.discarded == 1 ? " record" : " records")
+        << " of steps that it computed again.</p>\n";
+  }
   if (!run.remarks.empty()) out << "<h2>Remarks</h2>\n";
   for (const auto& remark : run.remarks) out << "<p>" << escaped(remark) << "</p>\n";
-  out << "</body></html>\n";
-  return out.str();
+  return html_page(title, out.str(), refresh_seconds);
 }
 
 std::vector<std::string> write_report(const std::filesystem::path& folder,
                                       const std::filesystem::path& page) {
   const Run run = read_run(folder);
-  const auto name = std::filesystem::canonical(folder);  // "." is called by its own name
   WholeFile file(page);
-  file.out() << report_page(run, concat("Run ", name.filename().string()));
+  file.out() << report_page(run, concat("Run ", run.name));
   file.commit();
   return run.remarks;
 }

@@ -1,7 +1,6 @@
 #include "record/run.h"
 
 #include <algorithm>
-#include <array>
 #include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -16,6 +15,7 @@
 #include "lockstep/error.h"
 #include "record/folder.h"
 #include "record/json_text.h"
+#include "record/scalar.h"
 
 namespace lockstep::inline v0_2::record {
 namespace {
@@ -23,9 +23,8 @@ namespace {
 using detail::concat;
 using nlohmann::json;
 
-/// Where a line stands, not what came of it.
-constexpr std::array<std::string_view, 6> positions{"step",  "elapsed", "epoch",
-                                                    "batch", "ranks",   "steps"};
+/// These count what a step counts as well.
+bool is_count(std::string_view name) { return name == "epoch" || name == "batch"; }
 
 /// Whether the path is there and no regular file, which is remarked on. A fifo would wait for its
 /// writer.
@@ -76,8 +75,11 @@ void read_metrics(const std::filesystem::path& path, Run& run) {
     const auto line = flat_numbers(text);
     if (!line) return false;
     const auto position = position_of(*line, ++number);
+    auto& moment = run.moments[position];
     for (const auto& [name, value] : *line) {
-      if (std::ranges::find(positions, name) != positions.end()) continue;
+      if (name == "elapsed") moment.elapsed = value.value;
+      if (name == "wall_time") moment.wall_time = value.value;
+      if (is_position(name) || is_count(name)) continue;
       const auto [place, added] = places.try_emplace(name, run.curves.size());
       if (added) run.curves.emplace_back(name, Curve());
       run.curves[place->second].second[position] = value.value;
@@ -101,6 +103,18 @@ void read_laps(const std::filesystem::path& path, Run& run) {
                                  others == 1 ? " interval" : " intervals",
                                  " of another number of ranks than the last are left out"));
   }
+}
+
+/// Without the headings.
+std::size_t count_discarded(const std::filesystem::path& path) {
+  std::error_code none;
+  if (!std::filesystem::is_regular_file(path, none)) return 0;
+  std::ifstream in(path, std::ios::binary);
+  std::size_t records = 0;
+  for (std::string line; std::getline(in, line);) {
+    if (!line.empty() && !line.starts_with("{\"discarded_from\"")) ++records;
+  }
+  return records;
 }
 
 std::string text_of(const json& value) {
@@ -166,10 +180,18 @@ void read_environment(const std::filesystem::path& path, Run& run) {
 
 }  // namespace
 
-const Curve* Run::curve(const std::string& name) const {
-  const auto found = std::ranges::find(curves, name, &std::pair<std::string, Curve>::first);
+const Curve* Run::curve(const std::string& metric) const {
+  const auto found = std::ranges::find(curves, metric, &std::pair<std::string, Curve>::first);
   return found == curves.end() ? nullptr : &found->second;
 }
+
+std::string Run::setting(const std::string& variable) const {
+  const auto found =
+      std::ranges::find(environment, variable, &std::pair<std::string, std::string>::first);
+  return found == environment.end() ? "" : found->second;
+}
+
+bool Run::shares_memory() const { return !has_several_hosts && setting("backend") == "host"; }
 
 Run read_run(const std::filesystem::path& folder) {
   if (!std::filesystem::is_directory(folder)) {
@@ -184,6 +206,8 @@ Run read_run(const std::filesystem::path& folder) {
   read_metrics(metrics, run);
   read_laps(folder / intervals_name, run);
   read_environment(folder / environment_name, run);
+  run.discarded = count_discarded(folder / discarded_name);
+  run.name = std::filesystem::canonical(folder).filename().string();  // "." has a name, too
   run.has_several_hosts = std::ranges::any_of(
       run.hosts, [&](const std::string& host) { return host != run.hosts.front(); });
   run.has_trace = std::filesystem::is_regular_file(folder / trace_name);

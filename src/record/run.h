@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,17 +16,31 @@ namespace lockstep::inline v0_2::record {
 /// The values of one name by step; of a step that was taken again after a restart the later one.
 using Curve = std::map<std::int64_t, double>;
 
+/// When a step was recorded.
+struct Moment {
+  double elapsed = 0;               ///< seconds that the log covers by then
+  std::optional<double> wall_time;  ///< seconds since 1970
+};
+
 /// The content of a run's folder.
 struct Run {
+  std::string name;                                   ///< the folder's
   std::vector<std::pair<std::string, Curve>> curves;  ///< in the order of their first values
   std::vector<Interval> intervals;                    ///< of as many ranks as the last one
   std::vector<std::pair<std::string, std::string>> environment;  ///< for people
   std::vector<std::string> hosts;                                ///< of each rank, where known
+  std::map<std::int64_t, Moment> moments;                        ///< of the steps of the curves
+  std::size_t discarded = 0;  ///< records that a continued run has computed again
   bool has_several_hosts = false;
   bool has_trace = false;
   std::vector<std::string> remarks;  ///< what could not be read, or was left out
 
-  const Curve* curve(const std::string& name) const;
+  /// Nothing where the run has no such curve.
+  const Curve* curve(const std::string& metric) const;
+  /// Of environment.json, as text; empty where it is not there.
+  std::string setting(const std::string& variable) const;
+  /// Whether all bytes go through the memory of one host.
+  bool shares_memory() const;
 };
 
 /// Reads a run that has ended, or not yet.

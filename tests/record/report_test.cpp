@@ -4,20 +4,26 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
+#include <map>
+#include <regex>
+#include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "lockstep/error.h"
 #include "record/chart.h"
 #include "record/folder.h"
+#include "record/page.h"
+#include "record/palette.h"
 #include "record/scalar.h"
 #include "record/trace_file.h"
 #include "tests/other_numbers.h"
-#include "tests/record/page_fault.h"
-#include "tests/temporary_folder.h"
+#include "tests/record/report_fixture.h"
 
 namespace lockstep::inline v0_2::record {
 namespace {
@@ -25,31 +31,6 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
-using testing::TemporaryFolder;
-
-class Report : public ::testing::Test {
- protected:
-  void write(const std::string& name, const std::string& text) const {
-    std::ofstream(folder / name, std::ios::binary) << text;
-  }
-  std::string page() const {
-    remarks_ = write_report(folder.path(), folder / "report.html");
-    std::ifstream in(folder / "report.html");
-    std::string text{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-    EXPECT_EQ(testing::page_fault(text), "");
-    for (const char* outside : {"http:", "https:", "<script", "<link", "url(", "@import", "src="}) {
-      EXPECT_THAT(text, Not(HasSubstr(outside))) << "the page is to need nothing else";
-    }
-    return text;
-  }
-
-  const TemporaryFolder folder;
-  mutable std::vector<std::string> remarks_;
-};
-
-Interval interval_of(std::int64_t step, std::vector<RankInterval> ranks) {
-  return {.step = step, .steps = 10, .elapsed = 1, .ranks = std::move(ranks)};
-}
 
 TEST_F(Report, ShowsAllThatARunRecorded) {
   std::string metrics;
@@ -335,50 +316,30 @@ TEST_F(Report, CommandNamesThePage) {
   EXPECT_EQ(run(". -o elsewhere.html"), 0);
   EXPECT_THAT(text("elsewhere.html"), HasSubstr("loss at step 1: 2<"));
   EXPECT_EQ(run(". -o no/such/page"), 1);
-}
-
-TEST(Ticks, AreRoundAndFew) {
-  EXPECT_THAT(ticks(0, 10), ElementsAre(0, 2, 4, 6, 8, 10));
-  EXPECT_THAT(ticks(-3, 1), ElementsAre(-3, -2, -1, 0, 1));
-  for (const auto& [low, high] :
-       {std::pair(0.0, 1e-30), std::pair(-1e30, 1e30), std::pair(0.9, 0.95)}) {
-    const auto found = ticks(low, high);
-    EXPECT_GE(found.size(), 3U);
-    EXPECT_LE(found.size(), 7U);
-    for (const double tick : found) {
-      EXPECT_GE(tick, low - 1e-9 * (high - low));
-      EXPECT_LE(tick, high + 1e-9 * (high - low));
-    }
+  std::filesystem::create_directory(folder / "other");
+  write("other/metrics.jsonl", "{\"step\": 1, \"loss\": 3}\n");
+  EXPECT_EQ(run(". other"), 0);
+  EXPECT_EQ(text("out"), "comparison.html\n");
+  EXPECT_EQ(run(". --export csv run.csv"), 0);
+  EXPECT_EQ(text("out"), "run.csv\n");
+  EXPECT_THAT(text("run.csv"), HasSubstr("step,elapsed,wall_time,loss\r\n1,0,,2\r\n"));
+  for (const auto& [arguments, complaint] :
+       {std::pair(". other --export csv run.csv", "lockstep: report: got two folders"),
+        std::pair(". other --serve", "lockstep: report: got two folders"),
+        std::pair(". --export yaml x",
+                  "lockstep: report: --export: got the format 'yaml', expected csv"),
+        std::pair(". --export prometheus x.txt", "x.txt, expected a name that ends with .prom"),
+        std::pair(". --export wandb x.txt", "x.txt, expected a name that ends with .wandb"),
+        std::pair("nowhere --serve", "lockstep: report: nowhere: no such folder")}) {
+    EXPECT_EQ(run(arguments), 2) << arguments;
+    const auto error = text("err");
+    EXPECT_THAT(error, HasSubstr(complaint));
+    EXPECT_EQ(std::ranges::count(error, '\n'), 1) << error;
   }
-}
-
-TEST(Thinned, KeepsPeaksGapsAndEnds) {
-  Curve curve;
-  for (int i = 0; i < 100000; ++i) curve[i] = std::sin(i);
-  curve[31415] = 50;
-  curve[27182] = -50;
-  curve[5007] = NAN;
-  const auto kept = thinned(curve, 800);
-  EXPECT_LE(kept.size(), 801U);
-  EXPECT_EQ(kept.at(31415), 50);
-  EXPECT_EQ(kept.at(27182), -50);
-  EXPECT_TRUE(std::isnan(kept.at(5007)));
-  EXPECT_EQ(kept.begin()->first, 0);
-  EXPECT_EQ(kept.rbegin()->first, 99999);
-  EXPECT_EQ(thinned(kept, 1000).size(), kept.size()) << "few enough already";
-}
-
-TEST(Markup, IsSafe) {
-  EXPECT_EQ(escaped("a<b & \"c\">"), "a&lt;b &amp; &quot;c&quot;&gt;");
-  EXPECT_EQ(escaped("µ → 𝄞"), "µ → 𝄞");
-  EXPECT_EQ(escaped("\x01\xff\xc3(\xe2\x82\xed\xa0\x80"
-                    "x"),
-            "??"
-            "?(?????x");
-  EXPECT_EQ(number_text(0.012345), "0.01235");
-  EXPECT_EQ(number_text(123456), "123456");
-  EXPECT_EQ(bytes_text(1724500), "1.72 MB");
-  EXPECT_EQ(bytes_text(0), "0 B");
+  for (const char* arguments :
+       {". --export csv", ". --port 80", ". --serve --export csv x", ". other third"}) {
+    EXPECT_EQ(run(arguments), 2) << arguments;
+  }
 }
 
 }  // namespace

@@ -10,17 +10,21 @@
 #include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "comm/communicator.h"
 #include "lockstep/error.h"
+#include "lockstep/prefetch_loader.h"
+#include "lockstep/samplers.h"
 #include "tests/ranks.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using testing::run_ranks;
@@ -97,24 +101,151 @@ TEST(RunLog, HasEveryRanksShareOfEveryInterval) {
   }
 }
 
-TEST(RunLog, ANewRunReplacesAnOldOneAndAResumedOneGoesOn) {
+/// Runs a part of a program: opens the log, and records steps first + 1 to last in intervals of two
+/// steps. Every loss is 100 * part + step.
+void record_part(const std::filesystem::path& folder, int part, int first, int last,
+                 bool with_intervals = true, bool overwrite = false) {
+  run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    const Group world(std::move(communicator));
+    RunLog log(world, {.folder = folder.string(), .overwrite = overwrite});
+    for (int step = first; step < last; ++step) {
+      if (with_intervals && (step - first) % 2 == 0) log.begin_interval(step);
+      log.scalar("loss", step + 1, 100.0 * part + step + 1);
+      if (with_intervals && (step - first) % 2 == 1) log.end_interval(step + 1, 32);
+    }
+    EXPECT_EQ(log.lost(), "");
+  });
+}
+
+std::vector<int> values_of(const std::filesystem::path& file, const char* name) {
+  std::vector<int> values;
+  for (const auto& line : json_lines(file)) {
+    if (line.contains(name)) values.push_back(line[name]);
+  }
+  return values;
+}
+
+// The program of docs/run-log.md, killed and started again: the log of its first part was erased.
+TEST(RunLog, IsContinuedWithoutBeingAsked) {
+  const TemporaryFolder folder;
+  record_part(folder.path(), 1, 0, 4);
+  record_part(folder.path(), 2, 4, 8);
+  EXPECT_THAT(values_of(folder / "metrics.jsonl", "loss"),
+              ElementsAre(101, 102, 103, 104, 205, 206, 207, 208));
+  EXPECT_THAT(values_of(folder / "intervals.jsonl", "step"), ElementsAre(2, 4, 6, 8));
+  EXPECT_FALSE(std::filesystem::exists(folder / "discarded.jsonl"));
+  double before = 0;
+  for (const auto& line : json_lines(folder / "metrics.jsonl")) {
+    EXPECT_GT(line["elapsed"], before) << "time goes on";
+    EXPECT_GT(line["wall_time"], 1.7e9);
+    before = line["elapsed"];
+  }
+  const auto interval = json_lines(folder / "intervals.jsonl").back();
+  EXPECT_EQ(interval["ranks"][1]["samples"], 32);
+  EXPECT_EQ(event_files(folder.path()).size(), 2U) << "a part of one process and second, too";
+}
+
+TEST(RunLog, DiscardsTheStepsAfterTheCheckpointOfARestart) {
+  for (const bool with_intervals : {true, false}) {
+    const TemporaryFolder folder;
+    record_part(folder.path(), 1, 0, 6, with_intervals);
+    record_part(folder.path(), 2, 4, 8, with_intervals);  // its checkpoint was that of step 4
+    EXPECT_THAT(values_of(folder / "metrics.jsonl", "loss"),
+                ElementsAre(101, 102, 103, 104, 205, 206, 207, 208));
+    EXPECT_THAT(values_of(folder / "discarded.jsonl", "loss"), ElementsAre(105, 106));
+    if (!with_intervals) continue;
+    EXPECT_THAT(values_of(folder / "intervals.jsonl", "step"), ElementsAre(2, 4, 6, 8));
+    const auto discarded = json_lines(folder / "discarded.jsonl");
+    ASSERT_EQ(discarded.size(), 5U) << "a heading for each of the two files";
+    EXPECT_EQ(discarded[0]["discarded_from"], "metrics.jsonl");
+    EXPECT_EQ(discarded[0]["continued_at_step"], 4);
+    EXPECT_EQ(discarded[3]["discarded_from"], "intervals.jsonl");
+  }
+}
+
+TEST(RunLog, ARunFromTheFirstStepOnKeepsNothing) {
   const TemporaryFolder folder;
   std::ofstream(folder / "events.out.tfevents.1.somebody.else") << "another program's";
-  const auto steps = [&](bool kept) {
-    run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
-      const Group world(std::move(communicator));
-      RunLog log(world, {.folder = folder.path().string(), .trace = !kept, .kept = kept});
-      take_steps(world, log);
-    });
-  };
-  steps(false);
-  steps(false);
-  EXPECT_EQ(json_lines(folder / "metrics.jsonl").size(), 6U);
+  record_part(folder.path(), 1, 0, 4);
+  record_part(folder.path(), 2, 0, 2);
+  EXPECT_THAT(values_of(folder / "metrics.jsonl", "loss"), ElementsAre(201, 202));
+  EXPECT_THAT(values_of(folder / "intervals.jsonl", "step"), ElementsAre(2));
+  EXPECT_THAT(values_of(folder / "discarded.jsonl", "loss"), ElementsAre(101, 102, 103, 104));
   EXPECT_EQ(event_files(folder.path()).size(), 2U) << "the new one, and what is not ours";
-  steps(true);
-  EXPECT_EQ(json_lines(folder / "metrics.jsonl").size(), 12U);
-  EXPECT_EQ(json_lines(folder / "intervals.jsonl").size(), 4U);
-  EXPECT_TRUE(std::filesystem::exists(folder / "trace.json"));
+}
+
+TEST(RunLog, OverwriteRemovesAnEarlierLog) {
+  const TemporaryFolder folder;
+  std::ofstream(folder / "events.out.tfevents.1.somebody.else") << "another program's";
+  std::ofstream(folder / "trace.json") << "old";
+  record_part(folder.path(), 1, 0, 6);
+  record_part(folder.path(), 2, 4, 6);
+  record_part(folder.path(), 3, 4, 6, true, true);
+  EXPECT_THAT(values_of(folder / "metrics.jsonl", "loss"), ElementsAre(305, 306));
+  EXPECT_THAT(values_of(folder / "intervals.jsonl", "step"), ElementsAre(6));
+  EXPECT_EQ(event_files(folder.path()).size(), 2U) << "the new one, and what is not ours";
+  for (const char* name : {"discarded.jsonl", "trace.json"}) {
+    EXPECT_FALSE(std::filesystem::exists(folder / name)) << name;
+  }
+}
+
+TEST(RunLog, ValuesOfTheCheckpointsStepStay) {
+  const TemporaryFolder folder;
+  record_part(folder.path(), 1, 0, 6);
+  run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
+    const Group world(std::move(communicator));
+    RunLog log(world, {.folder = folder.path().string()});
+    log.scalar("test_loss", 4, 204);  // the model is evaluated before the training goes on
+    log.begin_interval(4);
+    log.scalar("loss", 5, 205);
+    log.end_interval(5);
+  });
+  EXPECT_THAT(values_of(folder / "metrics.jsonl", "loss"), ElementsAre(101, 102, 103, 104, 205));
+  EXPECT_THAT(values_of(folder / "metrics.jsonl", "test_loss"), ElementsAre(204));
+  EXPECT_THAT(values_of(folder / "intervals.jsonl", "step"), ElementsAre(2, 4, 5));
+}
+
+/// A dataset that is quick to read.
+struct Numbers {
+  using BatchType = std::size_t;
+  BatchType get_batch(c10::ArrayRef<std::size_t> indices) const { return indices.size(); }
+};
+
+TEST(RunLog, CountsTheTimeOfALoader) {
+  const TemporaryFolder folder;
+  run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    const Group world(std::move(communicator));
+    RunLog log(world, {.folder = folder.path().string()});
+    DistributedSampler sampler(64, world);
+    PrefetchLoader loader(Numbers(), sampler, {.batch_size = 4, .workers = 1});
+    log.begin_interval(0);
+    std::int64_t samples = 0;
+    // Rank 1 does not read.
+    if (world.rank() == 0) {
+      for (const auto& batch : loader) samples += static_cast<std::int64_t>(batch);
+    }
+    log.end_interval(8, samples);
+  });
+  const auto interval = json_lines(folder / "intervals.jsonl").at(0);
+  EXPECT_EQ(interval["ranks"][0]["samples"], 32);
+  EXPECT_GT(interval["ranks"][0]["loading"], 0.0);
+  EXPECT_LT(interval["ranks"][0]["loading"], interval["ranks"][0]["seconds"].get<double>());
+  EXPECT_FALSE(interval["ranks"][1].contains("loading"));
+  EXPECT_FALSE(interval["ranks"][1].contains("samples"));
+}
+
+// Training goes on where the lines of an earlier part cannot be moved, and nothing of them is lost.
+TEST(RunLog, KeepsWhatItCannotMove) {
+  const TemporaryFolder folder;
+  record_part(folder.path(), 1, 0, 4);
+  std::filesystem::create_symlink("/dev/full", folder / "discarded.jsonl");
+  run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
+    const Group world(std::move(communicator));
+    RunLog log(world, {.folder = folder.path().string()});
+    log.scalar("loss", 3, 203);
+    EXPECT_THAT(log.lost(), HasSubstr("discarded.jsonl: cannot write: No space left on device"));
+  });
+  EXPECT_THAT(values_of(folder / "metrics.jsonl", "loss"), ElementsAre(101, 102, 103, 104, 203));
 }
 
 TEST(RunLog, WithoutAFolderNothingHappens) {
@@ -160,9 +291,9 @@ TEST(RunLog, AFolderIsOneJobsAtATime) {
   ASSERT_EQ(::flock(other, LOCK_EX | LOCK_NB), 0);
   run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
     const Group world(std::move(communicator));
-    for (const bool kept : {false, true}) {
+    for (const bool overwrite : {false, true}) {
       try {
-        RunLog(world, {.folder = place, .kept = kept});
+        RunLog(world, {.folder = place, .overwrite = overwrite});
         ADD_FAILURE();
       } catch (const Error& error) {
         EXPECT_THAT(error.what(), HasSubstr(place + ": another job writes to this folder: run 5f3a "
@@ -200,6 +331,20 @@ TEST(RunLog, SaysWhatWasLost) {
   EXPECT_EQ(json_lines(place / "intervals.jsonl").size(), 2U) << "the rest is written";
 }
 
+/// The curves that TensorBoard finds in a folder: {name: [[step, value], …]}. Nothing where there
+/// is no TensorBoard.
+std::optional<nlohmann::json> tensorboard_curves(const TemporaryFolder& folder) {
+  const auto out = folder / "curves.json";
+  const int status = std::system(("'" LOCKSTEP_TORCH_PYTHON "' -B '" LOCKSTEP_SOURCE_DIR
+                                  "/tests/train/run_log_curves.py' '" +
+                                  folder.path().string() + "' >'" + out.string() + "'")
+                                     .c_str());
+  if (WEXITSTATUS(status) == 77) return std::nullopt;
+  EXPECT_EQ(status, 0);
+  std::ifstream in(out);
+  return nlohmann::json::parse(in);
+}
+
 TEST(RunLog, TensorBoardReadsItsCurves) {
   const TemporaryFolder folder;
   run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
@@ -208,22 +353,26 @@ TEST(RunLog, TensorBoardReadsItsCurves) {
     for (int step = 1; step <= 300; ++step) log.scalar("train/loss", 7 * step, 0.5 / step);
     log.scalar("größe", 1, 1e-3);
   });
-  const auto out = folder / "curves.json";
-  const int status = std::system(("'" LOCKSTEP_TORCH_PYTHON "' -B '" LOCKSTEP_SOURCE_DIR
-                                  "/tests/train/run_log_curves.py' '" +
-                                  folder.path().string() + "' >'" + out.string() + "'")
-                                     .c_str());
-  if (WEXITSTATUS(status) == 77) GTEST_SKIP() << "no tensorboard in " LOCKSTEP_TORCH_PYTHON;
-  ASSERT_EQ(status, 0);
-  std::ifstream in(out);
-  const auto curves = nlohmann::json::parse(in);
-  const auto& losses = curves.at("train/loss");
+  const auto curves = tensorboard_curves(folder);
+  if (!curves) GTEST_SKIP() << "no tensorboard in " LOCKSTEP_TORCH_PYTHON;
+  const auto& losses = curves->at("train/loss");
   ASSERT_EQ(losses.size(), 300U);
   for (std::size_t i = 0; i < losses.size(); ++i) {
     EXPECT_EQ(losses[i][0], 7 * (i + 1));
     EXPECT_FLOAT_EQ(losses[i][1], 0.5 / static_cast<double>(i + 1));
   }
-  EXPECT_EQ(curves.at("größe").size(), 1U);
+  EXPECT_EQ(curves->at("größe").size(), 1U);
+}
+
+TEST(RunLog, TensorBoardShowsEachStepOfAContinuedRunOnce) {
+  const TemporaryFolder folder;
+  record_part(folder.path(), 1, 0, 6);
+  record_part(folder.path(), 2, 4, 8);
+  const auto curves = tensorboard_curves(folder);
+  if (!curves) GTEST_SKIP() << "no tensorboard in " LOCKSTEP_TORCH_PYTHON;
+  std::vector<int> values;
+  for (const auto& point : curves->at("loss")) values.push_back(point[1]);
+  EXPECT_THAT(values, ElementsAre(101, 102, 103, 104, 205, 206, 207, 208));
 }
 
 }  // namespace

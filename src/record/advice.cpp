@@ -1,0 +1,217 @@
+#include "record/advice.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <optional>
+
+#include "core/text.h"
+#include "record/page.h"
+#include "record/totals.h"
+
+namespace lockstep::inline v0_2::record {
+namespace {
+
+using detail::concat;
+
+// A figure beyond these stands out.
+constexpr double loading_share = 0.1;     // of a step
+constexpr double slower_rank = 1.15;      // its computing, over that of the other ranks
+constexpr double exchange_share = 0.35;   // communication and waiting, of all ranks' time
+constexpr double slower_interval = 1.3;   // the last third of the intervals, over the first
+constexpr double worse_test_loss = 1.1;   // the last one, over the least
+constexpr double compression = 1.5;       // bytes that a strategy saves
+constexpr double memory_rate = 1e9;       // bytes a second: memory that ranks share moves more
+constexpr double longer_step = 1.05;      // of one run, over the other's
+constexpr double least_seconds = 0.0005;  // of a step; less is noise
+
+std::string milliseconds(double seconds) { return number_text(1000 * seconds) + " ms"; }
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::ranges::sort(values);
+  const auto half = values.size() / 2;
+  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
+}
+
+/// A value a step of each rank but one.
+template <class Value>
+std::vector<double> others(const Totals& all, std::size_t rank, const Value& value) {
+  std::vector<double> found;
+  for (std::size_t i = 0; i < all.ranks.size(); ++i) {
+    if (i != rank) found.push_back(value(all.ranks[i]));
+  }
+  return found;
+}
+
+std::string name_of(const Run& run, std::size_t rank) {
+  const bool is_named = run.has_several_hosts && rank < run.hosts.size();
+  return is_named ? concat("Rank ", rank, " on ", run.hosts[rank]) : concat("Rank ", rank);
+}
+
+void add_loading(std::vector<Advice>& found, const Run& run, const Totals& all, double steps) {
+  const auto slowest = static_cast<std::size_t>(
+      std::ranges::max_element(all.ranks, {}, &RankInterval::loading) - all.ranks.begin());
+  const double step = all.step_seconds();
+  const double longest = all.ranks[slowest].loading / steps;
+  if (longest < least_seconds || longest < loading_share * step) return;
+  const auto loading = [&](const RankInterval& rank) { return rank.loading / steps; };
+  const double usual = median(others(all, slowest, loading));
+  if (all.ranks.size() > 1 && usual < longest / 2) {
+    found.push_back(
+        {concat(name_of(run, slowest), " waits ", milliseconds(longest), " of a step of ",
+                milliseconds(step), " for its data loader; the other ranks wait ",
+                milliseconds(usual), "."),
+         "Give this rank's loader more workers, or its data a faster disk."});
+    return;
+  }
+  found.push_back({concat("Ranks wait up to ", milliseconds(longest), " of a step of ",
+                          milliseconds(step), " for their data loaders."),
+                   "Raise PrefetchOptions::workers, or make a sample cheaper to read."});
+}
+
+/// Whether one rank holds up the others.
+bool add_slow_rank(std::vector<Advice>& found, const Run& run, const Totals& all, double steps) {
+  if (all.ranks.size() < 2) return false;
+  const auto computing = [&](const RankInterval& rank) {
+    return (rank.computing() - rank.loading) / steps;
+  };
+  std::size_t slowest = 0;
+  for (std::size_t i = 0; i < all.ranks.size(); ++i) {
+    if (computing(all.ranks[i]) > computing(all.ranks[slowest])) slowest = i;
+  }
+  const double longest = computing(all.ranks[slowest]);
+  const double usual = median(others(all, slowest, computing));
+  if (usual <= 0 || longest - usual < least_seconds || longest < slower_rank * usual) return false;
+  const bool knows_loading =
+      std::ranges::any_of(all.ranks, [](const RankInterval& rank) { return rank.loading > 0; });
+  found.push_back(
+      {concat(name_of(run, slowest), " computes ", milliseconds(longest),
+              " a step; the other ranks compute ", milliseconds(usual), " and wait for it."),
+       concat("Give it as many cores as the others, or a smaller share of the samples.",
+              knows_loading ? "" : " Check its data loader: reading data counts as computing.")});
+  return true;
+}
+
+void add_exchange(std::vector<Advice>& found, const Totals& all) {
+  if (all.ranks.size() < 2 || all.efficiency > 1 - exchange_share) return;
+  const double exchanged = all.mean(&RankInterval::working) + all.mean(&RankInterval::waiting);
+  if (exchanged < least_seconds) return;
+  found.push_back(
+      {concat("Communication and waiting take ", percent_text(1 - all.efficiency),
+              " of the ranks' time: ", milliseconds(exchanged), " of a step of ",
+              milliseconds(all.step_seconds()), "."),
+       "Use larger batches, or sum several batches before an exchange (no_sync). Compare with one "
+       "process that has all threads."});
+}
+
+void add_strategy(std::vector<Advice>& found, const Run& run, const Totals& all) {
+  const auto strategy = run.setting("strategy");
+  const double bytes = all.mean(&RankInterval::bytes);
+  const double dense = all.mean(&RankInterval::dense_bytes);
+  const double working = all.mean(&RankInterval::working);
+  if (strategy.empty() || !run.shares_memory() || all.ranks.size() < 2) return;
+  if (bytes <= 0 || dense < compression * bytes || working < least_seconds) return;
+  if (dense / working > memory_rate) return;
+  found.push_back(
+      {concat("Strategy ", strategy, " works ", milliseconds(working), " a step to exchange ",
+              bytes_text(bytes), " in place of ", bytes_text(dense), ": ",
+              bytes_text(dense / working), " of gradients a second."),
+       "Memory that ranks share moves more than 1 GB a second, so the strategy can cost more time "
+       "than it saves. Run once with --strategy fp32, and compare: lockstep report FP32 THIS."});
+}
+
+void add_losses(std::vector<Advice>& found, const Run& run) {
+  for (const auto& [name, curve] : run.curves) {
+    if (!name.ends_with("loss")) continue;
+    const auto lost =
+        std::ranges::find_if(curve, [](const auto& point) { return !std::isfinite(point.second); });
+    if (lost == curve.end()) continue;
+    found.push_back({concat(name, " is no number at step ", lost->first, "."),
+                     "Lower the learning rate, clip the gradients, or look for bad samples before "
+                     "this step."});
+  }
+  const Curve* train = run.curve("train_loss");
+  const Curve* test = run.curve("test_loss");
+  if (train == nullptr || test == nullptr || test->size() < 3 || train->empty()) return;
+  const auto least = std::ranges::min_element(
+      *test, [](const auto& a, const auto& b) { return a.second < b.second; });
+  const double last = test->rbegin()->second;
+  const auto then = train->lower_bound(least->first);
+  if (least->second <= 0 || !(last > worse_test_loss * least->second)) return;
+  if (then == train->end() || !(train->rbegin()->second < then->second)) return;
+  found.push_back({concat("test_loss ends at ", number_text(last), "; its least was ",
+                          number_text(least->second), " at step ", least->first,
+                          ", while train_loss still falls."),
+                   "Stop the training earlier, or use a checkpoint of about that step."});
+}
+
+void add_slowing(std::vector<Advice>& found, const Run& run) {
+  std::vector<double> steps;
+  for (const auto& [name, curve] : interval_curves(run.intervals)) {
+    if (name != "step_seconds") continue;
+    for (const auto& point : curve) steps.push_back(point.second);
+  }
+  const auto third = static_cast<std::ptrdiff_t>(steps.size() / 3);
+  if (third == 0) return;
+  const double first = median({steps.begin(), steps.begin() + third});
+  const double last = median({steps.end() - third, steps.end()});
+  if (last - first < least_seconds || last < slower_interval * first) return;
+  found.push_back(
+      {concat("A step takes ", milliseconds(last), " in the last third of the intervals, and took ",
+              milliseconds(first), " in the first."),
+       "Look for another program on the machine, for heat, and for memory that grows."});
+}
+
+}  // namespace
+
+std::vector<Advice> advice_of(const Run& run) {
+  std::vector<Advice> found;
+  if (!run.intervals.empty()) {
+    const auto all = totals(run.intervals);
+    const auto steps = static_cast<double>(std::max<std::int64_t>(all.steps, 1));
+    add_loading(found, run, all, steps);
+    if (!add_slow_rank(found, run, all, steps)) add_exchange(found, all);
+    add_strategy(found, run, all);
+    add_slowing(found, run);
+  }
+  add_losses(found, run);
+  return found;
+}
+
+std::vector<Advice> advice_of(const Run& first, const Run& second) {
+  std::vector<Advice> found;
+  if (first.intervals.empty() || second.intervals.empty()) return found;
+  const auto compare = [&](const Run& run, const Run& other) {
+    const auto all = totals(run.intervals);
+    const auto of_other = totals(other.intervals);
+    const double bytes = all.mean(&RankInterval::bytes);
+    const double more = of_other.mean(&RankInterval::bytes);
+    if (all.ranks.size() != of_other.ranks.size() || bytes <= 0 || more < compression * bytes)
+      return;
+    if (all.step_seconds() < longer_step * of_other.step_seconds()) return;
+    found.push_back(
+        {concat("Strategy ", run.setting("strategy"), " exchanges ", bytes_text(bytes),
+                " a rank and step, ", other.setting("strategy"), " ", bytes_text(more),
+                ". A step takes ", milliseconds(all.step_seconds()), " with the former, ",
+                milliseconds(of_other.step_seconds()), " with the latter."),
+         concat("Use ", other.setting("strategy"),
+                " here: the bytes that the other strategy saves cost more time than they take.")});
+  };
+  if (first.setting("strategy") != second.setting("strategy")) {
+    compare(first, second);
+    compare(second, first);
+  }
+  return found;
+}
+
+std::string advice_html(const std::vector<Advice>& advice) {
+  if (advice.empty()) return "";
+  std::string text = "<h2>What stands out</h2>\n<ul class=\"advice\">\n";
+  for (const auto& [finding, remedy] : advice) {
+    text += "<li><b>" + escaped(finding) + "</b>" + escaped(remedy) + "</li>\n";
+  }
+  return text + "</ul>\n";
+}
+
+}  // namespace lockstep::record

@@ -1,0 +1,265 @@
+#include "record/comparison.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "core/text.h"
+#include "record/advice.h"
+#include "record/chart.h"
+#include "record/folder.h"
+#include "record/page.h"
+#include "record/palette.h"
+#include "record/totals.h"
+
+namespace lockstep::inline v0_2::record {
+namespace {
+
+using detail::concat;
+
+/// The names of the runs on the page. They differ, also if the folders have one name.
+struct RunNames {
+  std::string first;
+  std::string second;
+};
+
+RunNames names_of(const Run& first, const Run& second) {
+  if (first.name != second.name) return {first.name, second.name};
+  return {first.name + " (A)", second.name + " (B)"};
+}
+
+/// The names of both lists, each once, in their order.
+template <class Value>
+std::vector<std::string> united(const std::vector<std::pair<std::string, Value>>& first,
+                                const std::vector<std::pair<std::string, Value>>& second) {
+  std::vector<std::string> names;
+  std::set<std::string> seen;
+  for (const auto* values : {&first, &second}) {
+    for (const auto& [name, value] : *values) {
+      if (seen.insert(name).second) names.push_back(name);
+    }
+  }
+  return names;
+}
+
+/// Curves or settings of a run by name. A run may have many.
+template <class Value>
+class Index {
+ public:
+  explicit Index(const std::vector<std::pair<std::string, Value>>& values) {
+    for (const auto& [name, value] : values) places_.emplace(name, &value);
+  }
+  /// Nothing where there is none of this name.
+  const Value* find(const std::string& name) const {
+    const auto found = places_.find(name);
+    return found == places_.end() ? nullptr : found->second;
+  }
+
+ private:
+  std::map<std::string, const Value*> places_;
+};
+
+/// Rows of the table of differences.
+class Differences {
+ public:
+  using Value = std::optional<double>;
+
+  void add(const std::string& name, Value first, Value second,
+           std::string (*text)(double) = number_text) {
+    rows_ << "<tr><td>" << escaped(name) << "</td>";
+    for (const auto& value : {first, second}) {
+      rows_ << "<td>" << (value ? escaped(text(*value)) : "") << "</td>";
+    }
+    rows_ << "<td>";
+    if (first && second && std::isfinite(*first) && std::isfinite(*second)) {
+      const double difference = *second - *first;
+      rows_ << (difference > 0   ? "+"
+                : difference < 0 ? "−"
+                                 : "")
+            << text(std::abs(difference)) << "</td><td>";
+      if (*first != 0) {
+        const double share = difference / std::abs(*first);
+        rows_ << (share > 0 ? "+" : share < 0 ? "−" : "") << percent_text(std::abs(share));
+      }
+    } else {
+      rows_ << "</td><td>";
+    }
+    rows_ << "</td></tr>\n";
+  }
+  std::string rows() const { return rows_.str(); }
+
+ private:
+  detail::TextStream rows_;
+};
+
+std::string milliseconds_text(double seconds) { return number_text(1000 * seconds) + " ms"; }
+
+void add_times(Differences& differences, const Run& first, const Run& second) {
+  if (first.intervals.empty() || second.intervals.empty()) return;
+  const auto a = totals(first.intervals);
+  const auto b = totals(second.intervals);
+  const auto mean = [&](const char* name, const auto& part, std::string (*text)(double)) {
+    differences.add(name, a.mean(part), b.mean(part), text);
+  };
+  differences.add("ranks", static_cast<double>(a.ranks.size()),
+                  static_cast<double>(b.ranks.size()));
+  differences.add("step of the slowest rank", a.step_seconds(), b.step_seconds(),
+                  milliseconds_text);
+  mean("compute, with loading", &RankInterval::computing, milliseconds_text);
+  if (a.mean(&RankInterval::loading) + b.mean(&RankInterval::loading) > 0) {
+    mean("loading data", &RankInterval::loading, milliseconds_text);
+  }
+  mean("communication", &RankInterval::working, milliseconds_text);
+  mean("waiting", &RankInterval::waiting, milliseconds_text);
+  differences.add("efficiency", a.efficiency, b.efficiency, percent_text);
+  if (a.samples_per_second() > 0 && b.samples_per_second() > 0) {
+    differences.add("samples/s", a.samples_per_second(), b.samples_per_second());
+  }
+  mean("exchanged, a rank and step", &RankInterval::bytes, bytes_text);
+}
+
+void table(std::ostream& out, const Run& first, const Run& second, const RunNames& names) {
+  Differences differences;
+  add_times(differences, first, second);
+  const auto last = [](const Curve* curve) {
+    return curve == nullptr || curve->empty() ? std::nullopt
+                                              : std::optional(curve->rbegin()->second);
+  };
+  const Index a(first.curves);
+  const Index b(second.curves);
+  for (const auto& name : united(first.curves, second.curves)) {
+    differences.add(name + ", last", last(a.find(name)), last(b.find(name)));
+  }
+  if (differences.rows().empty()) return;
+  out << "<h2>Differences</h2>\n<div class=\"scroll\"><table><tr><th>quantity</th><th>"
+      << escaped(names.first) << "</th><th>" << escaped(names.second)
+      << "</th><th>difference</th><th></th></tr>\n"
+      << differences.rows() << "</table></div>\n";
+}
+
+void charts(std::ostream& out, const Run& first, const Run& second, const RunNames& names) {
+  Palette palette;
+  detail::TextStream all;
+  const auto chart = [&](const std::string& name, const Curve* a, const Curve* b,
+                         const std::string& colour) {
+    std::vector<Line> lines;
+    if (a != nullptr) lines.push_back({.name = names.first, .curve = *a, .colour = colour});
+    if (b != nullptr)
+      lines.push_back({.name = names.second, .curve = *b, .colour = colour, .second = true});
+    // A line of one value in both runs says nothing.
+    bool has_line = false;
+    for (const auto& line : lines) {
+      has_line = has_line || std::ranges::any_of(line.curve, [&](const auto& point) {
+                   return point.second != lines.front().curve.begin()->second;
+                 });
+    }
+    if (has_line) all << line_chart(name, lines);
+  };
+  const Index metrics_of_first(first.curves);
+  const Index metrics_of_second(second.curves);
+  for (const auto& name : united(first.curves, second.curves)) {
+    chart(name, metrics_of_first.find(name), metrics_of_second.find(name), palette.colour(name));
+  }
+  const auto of_first = interval_curves(first.intervals);
+  const auto of_second = interval_curves(second.intervals);
+  const Index a(of_first);
+  const Index b(of_second);
+  chart("Seconds a step, of the slowest rank", a.find("step_seconds"), b.find("step_seconds"),
+        step_colour);
+  chart("samples/s", a.find("samples_per_second"), b.find("samples_per_second"),
+        palette.colour("samples/s"));
+  if (all.str().empty()) return;
+  out << "<h2>Curves</h2>\n<div class=\"charts\">\n" << all.str() << "</div>\n";
+}
+
+/// The parts of a step, as the mean of the ranks.
+void bars(std::ostream& out, const Run& first, const Run& second, const RunNames& names) {
+  if (first.intervals.empty() || second.intervals.empty()) return;
+  const auto mean_of = [](const Run& run) {
+    const auto all = totals(run.intervals);
+    return RankInterval{.seconds = all.mean(&RankInterval::seconds),
+                        .waiting = all.mean(&RankInterval::waiting),
+                        .working = all.mean(&RankInterval::working),
+                        .loading = all.mean(&RankInterval::loading)};
+  };
+  const auto a = mean_of(first);
+  const auto b = mean_of(second);
+  const double longest = std::max(a.seconds, b.seconds);
+  out << "<h2>Where the time of a step went</h2>\n<p class=\"legend\">";
+  const bool loads = a.loading + b.loading > 0;
+  const auto key = [&](const char* name, const char* colour) {
+    out << "<span><i style=\"background: " << colour << "\"></i>" << name << "</span> ";
+  };
+  key("compute", compute_colour);
+  if (loads) key("loading data", loading_colour);
+  key("communication", communication_colour);
+  key("waiting", waiting_colour);
+  out << "</p>\n<div class=\"scroll\"><table>\n";
+  for (const auto& [name, parts] : {std::pair(names.first, a), std::pair(names.second, b)}) {
+    out << "<tr><td>" << escaped(name) << "</td><td class=\"wide\">"
+        << stacked_bar(parts, longest,
+                       concat(name, ": a step of ", milliseconds_text(parts.seconds)))
+        << "</td><td>" << milliseconds_text(parts.seconds) << "</td></tr>\n";
+  }
+  out << "</table></div>\n";
+}
+
+void environment(std::ostream& out, const Run& first, const Run& second, const RunNames& names) {
+  detail::TextStream rows;
+  const Index of_first(first.environment);
+  const Index of_second(second.environment);
+  for (const auto& name : united(first.environment, second.environment)) {
+    const auto* a_text = of_first.find(name);
+    const auto* b_text = of_second.find(name);
+    const std::string a = a_text == nullptr ? "" : *a_text;
+    const std::string b = b_text == nullptr ? "" : *b_text;
+    if (a == b) continue;
+    rows << "<tr><td>" << escaped(name) << "</td><td>" << escaped(a) << "</td><td>" << escaped(b)
+         << "</td></tr>\n";
+  }
+  if (rows.str().empty()) return;
+  out << "<h2>Differences of the environment</h2>\n<table class=\"plain\"><tr><th></th><th>"
+      << escaped(names.first) << "</th><th>" << escaped(names.second) << "</th></tr>\n"
+      << rows.str() << "</table>\n";
+}
+
+}  // namespace
+
+std::string comparison_page(const Run& first, const Run& second) {
+  const auto names = names_of(first, second);
+  detail::TextStream out;
+  out << "<p class=\"quiet\">Curves of " << escaped(names.first) << " are solid, those of "
+      << escaped(names.second) << " dashed. A difference is the second run's value less the "
+      << "first's.</p>\n"
+      << advice_html(advice_of(first, second));
+  table(out, first, second, names);
+  charts(out, first, second, names);
+  bars(out, first, second, names);
+  environment(out, first, second, names);
+  const bool remarked = !first.remarks.empty() || !second.remarks.empty();
+  if (remarked) out << "<h2>Remarks</h2>\n";
+  for (const auto& remark : first.remarks)
+    out << "<p>" << escaped(concat(names.first, ": ", remark)) << "</p>\n";
+  for (const auto& remark : second.remarks)
+    out << "<p>" << escaped(concat(names.second, ": ", remark)) << "</p>\n";
+  return html_page(concat("Runs ", names.first, " and ", names.second), out.str());
+}
+
+std::vector<std::string> write_comparison(const std::filesystem::path& first,
+                                          const std::filesystem::path& second,
+                                          const std::filesystem::path& page) {
+  const Run a = read_run(first);
+  const Run b = read_run(second);
+  WholeFile file(page);
+  file.out() << comparison_page(a, b);
+  file.commit();
+  std::vector<std::string> remarks;
+  for (const auto& remark : a.remarks) remarks.push_back(concat(first.string(), ": ", remark));
+  for (const auto& remark : b.remarks) remarks.push_back(concat(second.string(), ": ", remark));
+  return remarks;
+}
+
+}  // namespace lockstep::record

@@ -1,0 +1,94 @@
+#include "record/chart.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "record/page.h"
+#include "record/palette.h"
+
+namespace lockstep::inline v0_2::record {
+namespace {
+
+using ::testing::ElementsAre;
+
+TEST(Ticks, AreRoundAndFew) {
+  EXPECT_THAT(ticks(0, 10), ElementsAre(0, 2, 4, 6, 8, 10));
+  EXPECT_THAT(ticks(-3, 1), ElementsAre(-3, -2, -1, 0, 1));
+  for (const auto& [low, high] :
+       {std::pair(0.0, 1e-30), std::pair(-1e30, 1e30), std::pair(0.9, 0.95)}) {
+    const auto found = ticks(low, high);
+    EXPECT_GE(found.size(), 3U);
+    EXPECT_LE(found.size(), 7U);
+    for (const double tick : found) {
+      EXPECT_GE(tick, low - 1e-9 * (high - low));
+      EXPECT_LE(tick, high + 1e-9 * (high - low));
+    }
+  }
+}
+
+TEST(Smoothed, IsAMeanOfTheValuesAround) {
+  Curve curve;
+  for (int i = 0; i < 1000; ++i) curve[i] = 5 + (i % 2 == 0 ? 1 : -1);
+  const auto mean = smoothed(curve, 50);
+  ASSERT_EQ(mean.size(), curve.size());
+  for (int i = 0; i < 1000; ++i) EXPECT_NEAR(mean.at(i), 5, 0.05) << i;
+  Curve line;
+  for (int i = 0; i < 1000; ++i) line[i] = i;
+  EXPECT_NEAR(smoothed(line, 50).at(500), 500, 1e-6) << "lags";
+  const auto level = smoothed({{0, 3}, {1, 3}, {2, 3}}, 10);
+  for (const auto& [step, value] : level) EXPECT_NEAR(value, 3, 1e-12) << step;
+  const auto gap = smoothed({{0, 1}, {1, NAN}, {2, 7}}, 10);
+  EXPECT_TRUE(std::isnan(gap.at(1)));
+  EXPECT_EQ(gap.at(0), 1) << "nothing from behind the gap";
+  EXPECT_EQ(gap.at(2), 7) << "nothing from before the gap";
+  EXPECT_EQ(smoothing_of(gap), 0U);
+  EXPECT_EQ(smoothing_of(curve), 40U);
+  Curve steady;
+  for (int i = 0; i < 1000; ++i) steady[i] = std::cos(i / 1000.0);
+  EXPECT_EQ(smoothing_of(steady), 0U) << "there is no noise";
+}
+
+TEST(Palette, HasAColourForEachOfMany) {
+  Palette palette;
+  std::set<std::string> colours;
+  for (int i = 0; i < 200; ++i) colours.insert(palette.colour(std::to_string(i)));
+  EXPECT_EQ(colours.size(), 200U);
+  EXPECT_EQ(palette.colour("3"), palette.colour("3"));
+}
+
+TEST(Thinned, KeepsPeaksGapsAndEnds) {
+  Curve curve;
+  for (int i = 0; i < 100000; ++i) curve[i] = std::sin(i);
+  curve[31415] = 50;
+  curve[27182] = -50;
+  curve[5007] = NAN;
+  const auto kept = thinned(curve, 800);
+  EXPECT_LE(kept.size(), 801U);
+  EXPECT_EQ(kept.at(31415), 50);
+  EXPECT_EQ(kept.at(27182), -50);
+  EXPECT_TRUE(std::isnan(kept.at(5007)));
+  EXPECT_EQ(kept.begin()->first, 0);
+  EXPECT_EQ(kept.rbegin()->first, 99999);
+  EXPECT_EQ(thinned(kept, 1000).size(), kept.size()) << "few enough already";
+}
+
+TEST(Markup, IsSafe) {
+  EXPECT_EQ(escaped("a<b & \"c\">"), "a&lt;b &amp; &quot;c&quot;&gt;");
+  EXPECT_EQ(escaped("µ → 𝄞"), "µ → 𝄞");
+  EXPECT_EQ(escaped("\x01\xff\xc3(\xe2\x82\xed\xa0\x80"
+                    "x"),
+            "??"
+            "?(?????x");
+  EXPECT_EQ(number_text(0.012345), "0.01235");
+  EXPECT_EQ(number_text(123456), "123456");
+  EXPECT_EQ(bytes_text(1724500), "1.72 MB");
+  EXPECT_EQ(bytes_text(0), "0 B");
+}
+
+}  // namespace
+}  // namespace lockstep::record

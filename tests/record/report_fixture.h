@@ -1,0 +1,47 @@
+#pragma once
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "record/interval.h"
+#include "record/report.h"
+#include "tests/record/page_fault.h"
+#include "tests/temporary_folder.h"
+
+namespace lockstep::inline v0_2::record {
+
+/// A run's folder, and the page of it.
+class Report : public ::testing::Test {
+ protected:
+  void write(const std::string& name, const std::string& text) const {
+    std::ofstream(folder / name, std::ios::binary) << text;
+  }
+  std::string page() const {
+    remarks_ = write_report(folder.path(), folder / "report.html");
+    std::ifstream in(folder / "report.html");
+    std::string text{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+    EXPECT_EQ(lockstep::testing::page_fault(text), "");
+    for (const char* outside : {"http:", "https:", "<script", "<link", "url(", "@import", "src="}) {
+      EXPECT_THAT(text, ::testing::Not(::testing::HasSubstr(outside)))
+          << "the page is to need nothing else";
+    }
+    return text;
+  }
+
+  const lockstep::testing::TemporaryFolder folder;
+  mutable std::vector<std::string> remarks_;
+};
+
+/// Of ten steps.
+inline Interval interval_of(std::int64_t step, std::vector<RankInterval> ranks) {
+  return {.step = step, .steps = 10, .elapsed = 1, .ranks = std::move(ranks)};
+}
+
+}  // namespace lockstep::record

@@ -1,0 +1,123 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <regex>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "record/folder.h"
+#include "record/scalar.h"
+#include "tests/record/report_fixture.h"
+
+namespace lockstep::inline v0_2::record {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+TEST_F(Report, ShowsEachMetricWhateverItsName) {
+  std::string metrics;
+  for (std::int64_t step = 1; step <= 4; ++step) {
+    const auto t = static_cast<double>(step);
+    metrics += metrics_line(
+        step, t, std::vector<Scalar>{{"my own/metric", t}, {"ranks", 2}, {"steps", t}}, 1.7e9 + t);
+  }
+  write("metrics.jsonl", metrics);
+  const auto text = page();
+  for (const char* part :
+       {"my own/metric at step 3: 3<", "steps at step 3: 3<", "<td>ranks</td><td>2</td>"}) {
+    EXPECT_THAT(text, HasSubstr(part));
+  }
+  EXPECT_THAT(text, Not(HasSubstr("wall_time")));
+}
+
+/// The colour of each line of the page's legends, by its name.
+std::multimap<std::string, std::string> legend_colours(const std::string& page) {
+  std::multimap<std::string, std::string> found;
+  const std::regex entry("<i style=\"background: ([^;\"]+)[^>]*></i>([^<0-9]*)");
+  for (std::sregex_iterator one(page.begin(), page.end(), entry), end; one != end; ++one) {
+    auto name = (*one)[2].str();
+    while (name.ends_with(' ')) name.pop_back();
+    found.emplace(name, (*one)[1]);
+  }
+  return found;
+}
+
+TEST_F(Report, GivesAQuantityOneColourOnTheWholePage) {
+  std::string metrics;
+  for (std::int64_t step = 1; step <= 3; ++step) {
+    std::vector<Scalar> scalars{{"train_loss", 1.0 / static_cast<double>(step)}};
+    for (char name = 'a'; name <= 'z'; ++name) {
+      scalars.push_back({std::string(1, name), static_cast<double>(step)});
+    }
+    metrics += metrics_line(step, 1, scalars);
+  }
+  write("metrics.jsonl", metrics);
+  const RankInterval rank{
+      .seconds = 2, .waiting = 0.5, .working = 0.5, .loading = 0.25, .bytes = 9, .samples = 100};
+  write("intervals.jsonl", interval_line(interval_of(10, {rank, rank})) +
+                               interval_line(interval_of(20, {rank, rank})));
+  std::map<std::string, std::string> quantities;  // by colour
+  for (const auto& [label, colour] : legend_colours(page())) {
+    const std::string name = label == "loading data"               ? "loading"
+                             : label == "step of the slowest rank" ? "step"
+                                                                   : label;
+    const auto [known, added] = quantities.emplace(colour, name);
+    EXPECT_EQ(known->second, name) << colour << " stands for two quantities";
+  }
+  // train_loss, a to z, samples/s, the step and its four parts
+  EXPECT_EQ(quantities.size(), 1U + 26 + 1 + 5);
+}
+
+TEST_F(Report, ShowsSamplesASecond) {
+  write("metrics.jsonl", metrics_line(10, 1, std::vector<Scalar>{{"images_per_second", 77}}));
+  EXPECT_THAT(page(), HasSubstr("<dt>images_per_second</dt><dd>77<small>the last"));
+  // 20 steps of 300 samples of both ranks in 10 s of the slower one.
+  const RankInterval fast{.seconds = 4, .samples = 1000};
+  const RankInterval slow{.seconds = 5, .samples = 2000};
+  write("intervals.jsonl", interval_line(interval_of(10, {fast, slow})) +
+                               interval_line(interval_of(20, {fast, slow})));
+  EXPECT_THAT(page(), HasSubstr("<dt>samples/s</dt><dd>600<small>of all ranks"));
+}
+
+TEST_F(Report, SaysHowBytesTravel) {
+  write("metrics.jsonl", "");
+  const RankInterval rank{.seconds = 2, .bytes = 1000};
+  write("intervals.jsonl", interval_line(interval_of(10, {rank, rank})));
+  for (const auto& [backend, other_host, through_memory] :
+       {std::tuple("host", "one", true), std::tuple("mpi", "one", false),
+        std::tuple("hierarchical", "two", false)}) {
+    write_environment(folder.path(),
+                      {.ranks = 2, .hosts = {"one", other_host}, .backend = backend});
+    const auto text = page();
+    EXPECT_THAT(text, HasSubstr("<dt>exchanged</dt><dd>100 B<small>a rank and step"));
+    EXPECT_EQ(text.find("through shared memory") != text.npos, through_memory) << backend;
+    EXPECT_THAT(text, Not(HasSubstr("wire")));
+  }
+}
+
+TEST_F(Report, TellsOfStepsThatWereComputedAgain) {
+  write("metrics.jsonl", "{\"step\": 1, \"loss\": 2}\n");
+  write("discarded.jsonl",
+        "{\"discarded_from\":\"metrics.jsonl\",\"continued_at_step\":1}\n"
+        "{\"step\": 2, \"loss\": 2}\n{\"step\": 3, \"loss\": 2}\n");
+  EXPECT_THAT(page(), HasSubstr("discarded.jsonl has 2 records of steps"));
+}
+
+TEST_F(Report, DrawsManyPointsRawAndSmoothed) {
+  std::string metrics;
+  for (std::int64_t step = 1; step <= 500; ++step) {
+    const double noise = step % 2 == 0 ? 1 : -1;
+    metrics += metrics_line(step, 1, std::vector<Scalar>{{"loss", 10 + noise}});
+  }
+  write("metrics.jsonl", metrics);
+  const auto text = page();
+  EXPECT_THAT(text, HasSubstr("class=\"curve raw\""));
+  EXPECT_THAT(text, HasSubstr("class=\"curve\""));
+  EXPECT_THAT(text, HasSubstr("strong: mean of about 20 values"));
+}
+
+}  // namespace
+}  // namespace lockstep::record
