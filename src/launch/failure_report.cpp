@@ -40,13 +40,13 @@ std::optional<int> rank_at_fault(std::span<const Account> ranks, std::optional<i
   constexpr int own_error = 4;  // and above
   if (recorded && weight(ranks, static_cast<std::size_t>(*recorded)) < own_error) return recorded;
   std::optional<int> found;
-  std::tuple<int, bool, bool> best{0, false, false};
+  std::tuple<int, bool, bool, bool> best{0, false, false, false};
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     const bool is_recorded = recorded == static_cast<int>(rank);
     int likely = weight(ranks, rank);
     // Of ranks with errors of their own the world recorded the one that left first, by chance.
     if (recorded && likely >= own_error) likely = own_error;
-    const std::tuple here{likely, ranks[rank].wrote_error, is_recorded};
+    const std::tuple here{likely, ranks[rank].shows_error, ranks[rank].wrote_error, is_recorded};
     if (likely == 0 || here <= best) continue;
     best = here;
     found = static_cast<int>(rank);

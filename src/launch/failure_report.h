@@ -21,6 +21,7 @@ struct Account {
   bool late = false;     ///< others had failed a while before
   bool raised_failure = false;  ///< the world's failure was raised in it, which another rank caused
   bool wrote_error = false;     ///< something to stderr
+  bool shows_error = false;     ///< the text of its own error is among that
   std::optional<detail::ErrorRecord> error = {};
 };
 
@@ -31,8 +32,8 @@ struct Account {
 ///
 /// Ranks that fail together end in any order, so the order decides nothing by itself. A rank with
 /// an error of its own comes before one that failed without a word, and both before ranks that
-/// repeat or raise what another rank caused. Among equals, one that wrote to stderr comes first,
-/// then the lowest number.
+/// repeat or raise what another rank caused. Among equals, one whose stderr shows its error comes
+/// first, then one that wrote anything to stderr, then the lowest number.
 std::optional<int> rank_at_fault(std::span<const Account> ranks, std::optional<int> recorded);
 
 /// The known facts about the rank that ended a job.

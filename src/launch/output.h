@@ -106,6 +106,7 @@ class Tail {
  public:
   void add(std::string_view bytes);
   bool empty() const { return bytes_.empty(); }
+  bool contains(std::string_view text) const { return bytes_.find(text) != std::string::npos; }
   /// At most count lines, oldest first, without their ends; of very long ones only the end.
   std::vector<std::string> lines(std::size_t count) const;
 

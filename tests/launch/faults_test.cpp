@@ -70,6 +70,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Fault{"stop", 1, "was stopped (SIGSTOP)", {"--timeout", "1"}},
                       Fault{"throw-and-end-late", 1, "raised an error and had not ended yet"},
                       Fault{"last-with-own-error", 1, "ended with exit code 1"},
+                      Fault{"last-with-printed-error", 1, "ended with exit code 1"},
                       Fault{"never-ends-with-own-error", 1,
                             "raised an error and had not ended yet"},
                       Fault{"last-with-stderr", 1, "ended with exit code 1"},

@@ -217,6 +217,20 @@ const std::map<std::string, FailingTogether, std::less<>> failing_together{
             lockstep::detail::leave_error_record({.rank = chosen, .repeats = true, .text = text});
             return fail_silently(chosen);
           }}},
+    {"last-with-printed-error",
+     {.chosen =
+          [] {
+            lockstep::detail::leave_error_record({.text = "disk full"});
+            std::cerr << "program: disk full" << std::endl;
+            become_known();
+            return fail_after_others();
+          },
+      .others =
+          [](int chosen) {
+            lockstep::detail::leave_error_record({.text = "disk full"});
+            std::cerr << "a warning" << std::endl;
+            return fail_silently(chosen);
+          }}},
     {"never-ends-with-own-error",
      {.chosen = []() -> int {
         lockstep::detail::leave_error_record({.text = "disk full"});
