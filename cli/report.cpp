@@ -22,9 +22,9 @@ struct ReportArguments {
 void add_report(CLI::App& app, int& exit_code) {
   const auto arguments = std::make_shared<ReportArguments>();
   auto* command =
-      app.add_subcommand("report", "Make a page of a run: curves, times of the ranks, bytes");
-  command->add_option("DIR", arguments->folder, "What the run was given as --log-dir")->required();
-  command->add_option("-o,--output", arguments->page, "The page [DIR/report.html]");
+      app.add_subcommand("report", "Write a page about a run: curves, times of the ranks, bytes");
+  command->add_option("DIR", arguments->folder, "Folder that the run got as --log-dir")->required();
+  command->add_option("-o,--output", arguments->page, "Page to write (default: DIR/report.html)");
   command->callback([arguments, &exit_code] {
     const std::filesystem::path folder = arguments->folder;
     std::filesystem::path page = arguments->page;

@@ -81,7 +81,7 @@ void Supervisor::tell_cause() {
   const auto cause = first_cause();
   if (!cause || told_ || interrupted_by_) return;
   told_ = true;
-  outputs_.err.line("", report(describe(*cause)));
+  outputs_.err.line("", report(describe(*cause), outputs_.err.colour()));
 }
 
 Outcome Supervisor::outcome() const {
@@ -113,17 +113,25 @@ FirstCause Supervisor::describe(int cause) const {
                    .joined = member.joined || world_->joined(cause),
                    .last_lines = member.err->tail().lines(reported_lines)};
   if (member.lingered) found.lingered = plan_.options.linger;
-  if (recorded_cause() == cause) {
+  found.lines_shown_last = member.err->shown_last(found.last_lines.size());
+  const auto error = errors_.of(cause);
+  const bool own_error = error && !error->of_world() && !error->text.empty();
+  const bool recorded = recorded_cause() == cause;
+  if (recorded) {
     const auto failure = world_->failure();
     found.kind = failure->kind;
     found.reason = failure->text;
-  } else if (const auto error = errors_.of(cause); error && !error->of_world()) {
+  } else if (own_error) {
     found.kind = Failure::Kind::error;
-    const bool shown = std::ranges::any_of(found.last_lines, [&](const std::string& line) {
-      return line.find(error->text) != std::string::npos;
-    });
-    if (!shown) found.reason = error->text;
+    found.reason = error->text;
   }
+  // The text of an uncaught error is hidden among other words, so the recorded reason is printed.
+  const bool by_signal = !member.ending || member.ending->by_signal;
+  std::string printed;
+  for (const auto& line : found.last_lines) printed += line + '\n';
+  found.lines_hold_reason = !(recorded && by_signal) && own_error &&
+                            found.reason.ends_with(error->text) &&
+                            printed.find(error->text) != std::string::npos;
   return found;
 }
 
