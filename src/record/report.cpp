@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <functional>
+#include <optional>
 
+#include "core/plural.h"
 #include "core/text.h"
 #include "record/chart.h"
 #include "record/folder.h"
@@ -11,6 +13,7 @@ namespace lockstep::inline v0_2::record {
 namespace {
 
 using detail::concat;
+using detail::plural;
 using Curves = std::vector<std::pair<std::string, Curve>>;
 
 /// "on <host>" between two texts, for a rank where there are several hosts; else nothing.
@@ -38,6 +41,12 @@ void last_and_best(std::ostream& out, const Run& run, const std::string& name, b
        concat("best ", number_text(best->second), " at step ", best->first));
 }
 
+std::optional<double> last_value(const Run& run, const std::string& name) {
+  const Curve* curve = run.curve(name);
+  if (curve == nullptr || curve->empty()) return std::nullopt;
+  return curve->rbegin()->second;
+}
+
 void facts(std::ostream& out, const Run& run) {
   out << "<dl class=\"facts\">\n";
   last_and_best(out, run, "train_loss", false);
@@ -47,8 +56,8 @@ void facts(std::ostream& out, const Run& run) {
     const auto& slowest = all.ranks[all.slowest];
     const auto steps = static_cast<double>(std::max<std::int64_t>(all.steps, 1));
     fact(out, "step", number_text(1000 * slowest.seconds / steps) + " ms",
-         concat(all.steps, " steps measured"));
-    fact(out, "efficiency", percent(all.efficiency), "of the ranks' time was compute");
+         concat(plural(all.steps, "step"), " measured"));
+    fact(out, "computing", percent(all.computing), "of the ranks' time");
     if (all.ranks.size() > 1) {
       double mean = 0;
       double bytes = 0;
@@ -63,10 +72,12 @@ void facts(std::ostream& out, const Run& run) {
            "a rank and step");
     }
   }
-  const Curve* measured = run.curve("efficiency");
-  if (measured != nullptr && !measured->empty()) {
-    fact(out, "against one rank", percent(measured->rbegin()->second),
-         "one rank's step alone over all ranks' step");
+  if (const auto measured = last_value(run, "efficiency")) {
+    const auto least = last_value(run, "efficiency_least");
+    const auto most = last_value(run, "efficiency_most");
+    fact(out, "efficiency", percent(*measured),
+         concat("one rank's step alone over all ranks' step",
+                least && most ? concat(", ", percent(*least), " to ", percent(*most)) : ""));
   }
   out << "</dl>\n";
 }
@@ -194,7 +205,7 @@ Totals totals(const std::vector<Interval>& intervals) {
     computing += rank.computing();
     seconds += rank.seconds;
   }
-  all.efficiency = seconds > 0 ? computing / seconds : 0;
+  all.computing = seconds > 0 ? computing / seconds : 0;
   all.slowest = static_cast<std::size_t>(
       std::ranges::max_element(all.ranks, {}, &RankInterval::computing) - all.ranks.begin());
   return all;
