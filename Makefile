@@ -19,7 +19,10 @@ configure = torch=$$(tools/bootstrap $(1)) && \
 programs = -DLOCKSTEP_BUILD_TESTS=OFF
 everything = -DLOCKSTEP_BUILD_TESTS=ON
 
-.PHONY: help build train test deb bench bench-peers lint clean distclean
+# ninja's progress: commands done of all, and the time since the build began.
+export NINJA_STATUS ?= [%f/%t, %es] 
+
+.PHONY: help build train next test deb bench bench-peers lint clean distclean
 
 help:
 	@sed -n '/^#   make/s/^#   /  /p; /^# RANKS/,/^$$/s/^# /  /p' Makefile
@@ -29,9 +32,18 @@ build:
 	@cmake --build '$(BUILD)'
 
 train:
-	@$(call configure,build,$(programs))
+	@$(call configure,build,$(programs) --log-level=NOTICE)
+	@echo 'building lockstep and mnist_cnn in $(BUILD); the first time takes some minutes'
 	@cmake --build '$(BUILD)' --target lockstep_cli mnist_cnn
 	@'$(BUILD)'/bin/lockstep run -n $(RANKS) '$(BUILD)'/bin/mnist_cnn $(ARGS)
+	@$(MAKE) --no-print-directory next
+
+# What `make train` ends with.
+next:
+	@printf '%s\n' '' 'Next:' \
+	  "  make train RANKS=4 ARGS='--epochs 3 --strategy topk:0.01'" \
+	  "  $(BUILD)/bin/lockstep run -n 2 $(BUILD)/bin/mnist_cnn --log-dir log && $(BUILD)/bin/lockstep report log" \
+	  "  $(BUILD)/bin/mnist_cnn --help"
 
 test:
 	@$(call configure,test,$(everything))

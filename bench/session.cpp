@@ -8,6 +8,7 @@
 #include "bench/collective_bench.h"
 #include "bench/probe.h"
 #include "bench/row.h"
+#include "core/plural.h"
 #include "core/text.h"
 #include "lockstep/version.h"
 
@@ -29,8 +30,10 @@ void write_surroundings(std::ostream& out, const Transport& transport, const Set
                         std::optional<double> stream_gbs) {
   out << "# lockstep " << version() << ", " << name(settings.collective)
       << (settings.wire ? lockstep::detail::concat(" as ", name(*settings.wire)) : "") << ", "
-      << transport.size() << (settings.threads ? " threads" : " processes") << " as ranks on "
-      << std::thread::hardware_concurrency() << " cores, backend " << transport.backend() << "\n";
+      << lockstep::detail::plural(transport.size(), "rank")
+      << (settings.threads ? " as threads on " : " as processes on ")
+      << lockstep::detail::plural(std::thread::hardware_concurrency(), "logical CPU")
+      << ", backend " << transport.backend() << "\n";
   if (stream_gbs) {
     out << "# a += b in all ranks at once: " << std::fixed << std::setprecision(1) << *stream_gbs
         << " GB/s\n";

@@ -112,53 +112,58 @@ void add_bench(CLI::App& app, int& exit_code) {
   auto arguments = std::make_shared<Arguments>();
   bench::Settings& settings = arguments->settings;
   CLI::App* bench = app.add_subcommand(
-      "bench", "Measure collectives between ranks of this machine, or under mpirun of several");
+      "bench", "Measure collectives between ranks of this machine, or of several under mpirun");
   std::vector<std::string> collectives;
   for (const Collective collective : bench::measured) collectives.emplace_back(name(collective));
-  bench->add_option("collective", arguments->collective, "What to measure")
+  bench->add_option("collective", arguments->collective, "Collective to measure")
       ->required()
       ->check(CLI::IsMember(collectives));
   const CLI::Option* ranks =
       bench->add_option("-n,--ranks", settings.ranks, "Number of ranks")->capture_default_str();
-  bench->add_flag("--threads", settings.threads, "Ranks are threads instead of processes");
-  bench->add_option("--min", settings.min_bytes, "Smallest size, as in 1KiB or 1000")
+  bench->add_flag("--threads", settings.threads, "Use threads as ranks instead of processes");
+  bench->add_option("--min", settings.min_bytes, "Smallest size in bytes, such as 1000 or 1KiB")
       ->transform(CLI::AsSizeValue(true))
       ->default_str("1KiB");
-  bench->add_option("--max", settings.max_bytes, "Largest size")
+  bench->add_option("--max", settings.max_bytes, "Largest size in bytes")
       ->transform(CLI::AsSizeValue(true))
       ->default_str("64MiB");
-  bench->add_option("--factor", settings.factor, "From each size to the next")
+  bench->add_option("--factor", settings.factor, "Ratio of each size to the one before")
       ->check(CLI::Range(2, 1 << 30))
       ->capture_default_str();
-  bench->add_option("--dtype", arguments->dtype, "Type of the elements")->capture_default_str();
+  bench->add_option("--dtype", arguments->dtype, "Type of the elements, such as float32")
+      ->capture_default_str();
   bench->add_option("--op", arguments->op, "Reduction: sum, avg, min, max or product")
       ->capture_default_str();
-  bench->add_option("--wire", arguments->wire,
-                    "What the floats of an all_reduce travel as: float16 or bfloat16");
-  bench->add_option("--memory", arguments->memory, "Whose memory: group, private or both")
+  bench->add_option(
+      "--wire", arguments->wire,
+      "Wire dtype of an all_reduce of float32: float16 or bfloat16 (default: float32)");
+  bench->add_option("--memory", arguments->memory, "Memory of the data: group, private or both")
       ->check(CLI::IsMember({"group", "private", "both"}))
       ->capture_default_str();
   bench
       ->add_option("--backend", arguments->backend,
-                   "What carries them: auto, host, or under mpirun also mpi or hierarchical")
+                   "Backend of the ranks: auto or host, and under mpirun also mpi or hierarchical")
       ->check(CLI::IsMember({"auto", "host", "mpi", "hierarchical"}))
       ->capture_default_str();
   bench
       ->add_option("--algorithm", settings.algorithm,
-                   "Of an all_reduce over MPI: auto, direct or ring [LOCKSTEP_ALGORITHM's]")
+                   "Algorithm of an all_reduce over MPI: auto, direct or ring (default: "
+                   "LOCKSTEP_ALGORITHM, else auto)")
       ->check(CLI::IsMember({"auto", "direct", "ring"}).description(""));
   bench
-      ->add_option("--interface", settings.interface,
-                   "Network interface by which hosts watch one another [LOCKSTEP_INTERFACE's]")
+      ->add_option(
+          "--interface", settings.interface,
+          "Network interface by which hosts watch one another (default: LOCKSTEP_INTERFACE, "
+          "else all)")
       ->type_name("NAME");
   bench
       ->add_option("--repeats", settings.repeats,
-                   "Measured repetitions of each size; 0 fills a quarter of a second")
+                   "Measured repetitions of each size; 0: as many as fill 0.25 s")
       ->check(CLI::Range(std::int64_t{0}, most_repeats))
       ->capture_default_str();
   bench->add_flag("--check", settings.check, "Compare every result with the expected one");
-  bench->add_flag("--stream", settings.stream, "Measure the memory's bandwidth, too");
-  bench->add_flag("--json", settings.json, "One JSON object a line instead of a table");
+  bench->add_flag("--stream", settings.stream, "Also measure the bandwidth of the memory");
+  bench->add_flag("--json", settings.json, "Print one JSON object a line instead of a table");
   bench->callback([arguments, ranks, &exit_code] {
     // Under `lockstep run` the world is as large as it is.
     if (ranks->count() == 0 && bench::is_rank()) arguments->settings.ranks = bench::world_size();

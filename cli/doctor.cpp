@@ -23,6 +23,7 @@
 #include "comm/mpi/mpi.h"
 #include "core/environment.h"
 #include "core/memory.h"
+#include "core/plural.h"
 #include "core/text.h"
 #include "core/topology.h"
 #include "kernels/targets.h"
@@ -34,6 +35,7 @@ namespace lockstep::cli {
 namespace {
 
 using detail::concat;
+using detail::plural;
 using launch::Row;
 using Rows = std::vector<Row>;
 
@@ -155,8 +157,9 @@ Rows processors() {
   const auto model = fields("/proc/cpuinfo");
   const auto name = model.find("model name");
   Rows rows{{"processor", name == model.end() ? "unknown" : name->second},
-            {"cores", concat(topology.cores.size(), " cores, ", topology.cpus().size(),
-                             " logical CPUs allowed of ", sysconf(_SC_NPROCESSORS_ONLN))}};
+            {"cores", concat(plural(topology.cores.size(), "core"), ", ",
+                             plural(topology.cpus().size(), "logical CPU"), " allowed of ",
+                             sysconf(_SC_NPROCESSORS_ONLN))}};
   for (const int node : topology.nodes()) {
     std::vector<int> cpus;
     for (const auto& core : topology.cores) {
@@ -260,7 +263,7 @@ void doctor() {
 }  // namespace
 
 void add_doctor(CLI::App& app, int& exit_code) {
-  app.add_subcommand("doctor", "Show what a bug report needs: versions, backends, machine")
+  app.add_subcommand("doctor", "Print what a bug report needs: versions, backends, machine")
       ->callback([&exit_code] {
         doctor();
         exit_code = host::available().empty() ? 0 : 1;

@@ -1,10 +1,15 @@
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <cerrno>
 #include <cstring>
 #include <exception>
 #include <iostream>
+#include <string_view>
 
+#include "cli/command_line.h"
 #include "cli/commands.h"
+#include "core/terminal.h"
 #include "lockstep/error.h"
 #include "lockstep/version.h"
 
@@ -12,6 +17,23 @@ namespace {
 
 /// Exit code for bad input, as in most programs. The ranks' own exit codes pass through.
 constexpr int usage_error = 2;
+
+void print_error(std::string_view text) {
+  const bool colour = lockstep::detail::shows_colour(STDERR_FILENO);
+  std::cerr << lockstep::detail::in_tone("lockstep:", lockstep::detail::Tone::error, colour) << ' '
+            << text << '\n';
+}
+
+/// Prints a help text or a version, or what is wrong with the command line. Returns the exit code.
+int end_parsing(const CLI::App& app, const CLI::ParseError& error) {
+  if (error.get_exit_code() == 0) return app.exit(error);
+  const bool extra = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;
+  print_error(extra ? lockstep::cli::unexpected_words(app) : error.what());
+  const auto chosen = app.get_subcommands();
+  std::cerr << "Run lockstep " << (chosen.empty() ? "" : chosen.front()->get_name() + ' ')
+            << "--help for more information.\n";
+  return usage_error;
+}
 
 int run(int argc, char** argv) {
   CLI::App app{"Lockstep: data-parallel training, replicas that step together", "lockstep"};
@@ -29,12 +51,12 @@ int run(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : usage_error;
+    return end_parsing(app, error);
   } catch (const lockstep::InvalidArgument& error) {
-    std::cerr << "lockstep: " << error.what() << '\n';
+    print_error(error.what());
     return usage_error;
   } catch (const std::exception& error) {
-    std::cerr << "lockstep: " << error.what() << '\n';
+    print_error(error.what());
     return 1;
   }
   if (app.get_subcommands().empty()) {
@@ -52,6 +74,6 @@ int main(int argc, char** argv) {
   std::cout.flush();
   if (std::cout) return exit_code;
   const int error = errno != 0 ? errno : EIO;  // of a write before this one
-  std::cerr << "lockstep: output was lost: stdout: " << std::strerror(error) << '\n';
+  print_error(std::string("output was lost: stdout: ") + std::strerror(error));
   return exit_code != 0 ? exit_code : 1;
 }

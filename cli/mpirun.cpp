@@ -20,18 +20,20 @@ struct MpirunArguments {
 
 void add_mpirun(CLI::App& app, int& exit_code) {
   auto* command = app.add_subcommand(
-      "mpirun", "Run OpenMPI's mpirun, and end it when it does not return after a lost host");
+      "mpirun", "Run OpenMPI's mpirun, and end it if it does not return after a host is lost");
   const auto arguments = std::make_shared<MpirunArguments>();
   command->footer("As in: lockstep mpirun --host a:2,b:2 -np 4 ./program --its-option");
   command
       ->add_option("--linger", arguments->linger,
-                   "Longest time that mpirun may go on after the last rank of this host ended")
+                   "Longest time from the end of this host's last rank to the end of mpirun")
       ->type_name("SECONDS")
       ->capture_default_str();
   // The first word that is not ours is mpirun's, and so is all that follows.
   command->prefix_command();
   command->validate_positionals();
-  command->add_option("ARGUMENTS", arguments->placeholder, "Of mpirun, the program's included")
+  command
+      ->add_option("ARGUMENTS", arguments->placeholder,
+                   "Arguments of mpirun, the program and its own included (required)")
       ->check([](const std::string&) { return std::string("left to mpirun"); }, "", "");
   command->callback([arguments, command, &exit_code] {
     launch::MpirunOptions options{.arguments = command->remaining(),

@@ -1,4 +1,7 @@
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstddef>
 #include <fstream>
 #include <iomanip>
@@ -12,6 +15,8 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "core/plural.h"
+#include "core/terminal.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "plan/fit.h"
@@ -145,10 +150,17 @@ void print_table(const plan::Setting& setting, bool assumed,
                  const std::vector<plan::Forecast>& forecasts) {
   const int ranks = setting.nodes * setting.ranks_per_node;
   if (setting.model.shapes_known) std::cout << setting.model.name << ", ";
-  std::cout << setting.model.parameters() << " parameters, batch " << setting.batch << " a rank; "
-            << setting.nodes << " × " << setting.ranks_per_node << " = " << ranks << " ranks\n"
+  std::cout << detail::plural(setting.model.parameters(), "parameter") << ", batch "
+            << setting.batch << " a rank; " << setting.nodes << " × " << setting.ranks_per_node
+            << " = " << detail::plural(ranks, "rank") << '\n'
             << "a rank's step alone: " << number(setting.compute * 1e3, 1) << " ms"
-            << (assumed ? ", assumed; measured ones by --step-ms" : "") << "\n\n";
+            << (assumed ? ", assumed; measured ones by --step-ms" : "") << '\n';
+  if (std::ranges::any_of(forecasts, [](const auto& one) { return one.strategy.text != "fp32"; })) {
+    std::cout << "The forecast is of a step's time and knows nothing of convergence: strategies "
+                 "other than fp32\nmay need more steps or reach a lower accuracy. Train with one "
+                 "before you choose it.\n";
+  }
+  std::cout << '\n';
   std::cout << std::left << std::setw(20) << "strategy" << std::right << std::setw(12) << "step ms"
             << std::setw(12) << "efficiency" << std::setw(14) << "samples/s" << std::setw(12)
             << "coding ms" << std::setw(12) << "memory ms" << std::setw(12) << "network ms"
@@ -162,7 +174,10 @@ void print_table(const plan::Setting& setting, bool assumed,
               << number(one.hidden * 1e3, 2) << std::setw(14) << number(one.sent * 1e-6, 2) << '\n';
   }
   if (forecasts.size() > 1) {
-    std::cout << "\nfastest: " << forecasts.front().strategy.text << '\n';
+    const bool colour = detail::shows_colour(STDOUT_FILENO);
+    const std::string& fastest = forecasts.front().strategy.text;
+    std::cout << "\nfastest: " << detail::in_tone(fastest, detail::Tone::strong, colour)
+              << " (time of a step only)\n";
   }
 }
 
@@ -210,16 +225,16 @@ void plan_main(const PlanArguments& arguments) {
 void add_plan(CLI::App& app, int& exit_code) {
   const auto arguments = std::make_shared<PlanArguments>();
   auto* command = app.add_subcommand(
-      "plan", "Foretell a training step on hosts that need not be there, by a cost model");
+      "plan", "Forecast the time of a training step on any number of hosts by a cost model");
   command->footer(
       "As in: lockstep plan --nodes 64 --ranks-per-node 32 --link 100gbit --model resnet50");
-  command->add_option("--nodes", arguments->nodes, "Hosts")->capture_default_str();
-  command->add_option("--ranks-per-node", arguments->ranks_per_node, "Ranks of each")
+  command->add_option("--nodes", arguments->nodes, "Number of hosts")->capture_default_str();
+  command->add_option("--ranks-per-node", arguments->ranks_per_node, "Number of ranks on each host")
       ->capture_default_str();
   const std::map<std::string, double> units{
       {"bit", 1}, {"kbit", 1e3}, {"mbit", 1e6}, {"gbit", 1e9}, {"tbit", 1e12}};
   auto* link =
-      command->add_option("--link", arguments->link, "Each host's rate, as in 10mbit or 100gbit")
+      command->add_option("--link", arguments->link, "Rate of each host's network, such as 10mbit")
           ->transform(CLI::AsNumberWithUnit(units, CLI::AsNumberWithUnit::Options(
                                                        CLI::AsNumberWithUnit::UNIT_REQUIRED |
                                                        CLI::AsNumberWithUnit::CASE_INSENSITIVE))
@@ -227,35 +242,48 @@ void add_plan(CLI::App& app, int& exit_code) {
           ->type_name("RATE")
           ->default_str("1gbit");
   auto* latency =
-      command->add_option("--latency", arguments->latency_us, "Of a message between hosts")
+      command->add_option("--latency", arguments->latency_us, "Time of a message between hosts")
           ->type_name("MICROSECONDS")
           ->capture_default_str();
   auto* memory =
       command
-          ->add_option(
-              "--memory", arguments->memory,
-              "What a host's ranks read and write together: 2N times an all_reduce's algbw")
+          ->add_option("--memory", arguments->memory,
+                       "Memory bandwidth of the N ranks of a host: 2N times an all_reduce's algbw")
           ->type_name("GB/S")
           ->capture_default_str();
-  command->add_option("--model", arguments->model, "cnn, mlp, resnet9, resnet18 or resnet50");
-  command->add_option("--parameters", arguments->parameters, "Or any model of so many float32")
+  command->add_option(
+      "--model", arguments->model,
+      "Model: cnn, mlp, resnet9, resnet18 or resnet50 (this or --parameters is required)");
+  command
+      ->add_option("--parameters", arguments->parameters,
+                   "Number of float32 parameters of another model (this or --model is required)")
       ->check(CLI::Range(std::size_t{1}, std::size_t{1'000'000'000'000}).description(""));
-  command->add_option("--batch", arguments->batch, "Samples of a rank's step [the model's usual]")
+  command
+      ->add_option("--batch", arguments->batch,
+                   "Samples in a rank's step (default: the model's usual)")
       ->check(CLI::Range(1, 100'000'000).description(""));
-  command->add_option("--step-ms", arguments->step_ms, "A rank's step when it exchanges nothing")
+  command
+      ->add_option(
+          "--step-ms", arguments->step_ms,
+          "Time of a rank's step without exchange (required with --parameters; default: by "
+          "the model's operations, at 47 GFLOP/s)")
       ->type_name("MILLISECONDS");
   command
       ->add_option("--overlap", arguments->overlap,
-                   "Share of backward in which the network carries on")
+                   "Share of the backward in which the network transfers data, from 0 to 1")
       ->type_name("SHARE")
       ->capture_default_str();
-  command->add_option("--strategy", arguments->strategies,
-                      "As in topk:0.01; several are compared [all that can be foretold]");
-  command->add_flag("--json", arguments->json, "One JSON object a strategy instead of a table");
+  command->add_option(
+      "--strategy", arguments->strategies,
+      "Strategy to forecast, such as topk:0.01; may be repeated (default: all that the "
+      "model covers)");
+  command->add_flag("--json", arguments->json,
+                    "Print one JSON object a strategy instead of a table");
   command
-      ->add_option("--measured", arguments->measured,
-                   "Lines of lockstep bench all_reduce --json, to fit costs to: of one host, and "
-                   "over MPI of hosts with a rank each")
+      ->add_option(
+          "--measured", arguments->measured,
+          "File with lines of lockstep bench all_reduce --json, to fit the costs to: from one "
+          "host, and over MPI from hosts with one rank each")
       ->type_name("FILE");
   command->callback([arguments, link, latency, memory, &exit_code] {
     arguments->link_given = link->count() > 0;

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/command_line.h"
 #include "cli/commands.h"
 #include "core/text.h"
 #include "launch/launch.h"
@@ -22,12 +23,15 @@ struct RunArguments {
 };
 
 /// Splits what follows our own options into program and arguments.
-void take_command(std::vector<std::string> words, launch::Options& options) {
+void take_command(const CLI::App& command, std::vector<std::string> words,
+                  launch::Options& options) {
   if (!words.empty() && words.front() == "--") {
     words.erase(words.begin());
   } else if (!words.empty() && words.front().starts_with('-')) {
-    throw InvalidArgument(detail::concat("run: unknown option '", words.front(),
-                                         "' (the program's own come after its name)"));
+    const auto match = meant_option(command, words.front());
+    throw InvalidArgument(
+        detail::concat("run: unknown option '", words.front(), "'",
+                       match.empty() ? " (the program's own come after its name)" : match));
   }
   if (words.empty()) {
     throw InvalidArgument("run: no program given; as in: lockstep run -n 2 ./program --its-option");
@@ -44,9 +48,9 @@ std::chrono::milliseconds milliseconds(const char* option, double seconds) {
   return std::chrono::milliseconds(static_cast<long>(seconds * 1000));
 }
 
-int run(RunArguments& arguments, bool ranks_given, const std::vector<std::string>& words) {
+int run(RunArguments& arguments, const CLI::App& command, bool ranks_given) {
   auto& options = arguments.options;
-  take_command(words, options);
+  take_command(command, command.remaining(), options);
   if (!ranks_given) throw InvalidArgument("run: how many ranks? as in: lockstep run -n 2 …");
   options.grace = milliseconds("--grace", arguments.grace);
   options.restart_delay = milliseconds("--restart-delay", arguments.restart_delay);
@@ -66,14 +70,15 @@ void add_run(CLI::App& app, int& exit_code) {
   const auto arguments = std::make_shared<RunArguments>();
   auto& options = arguments->options;
   command->footer("As in: lockstep run -n 2 --log-dir logs ./program --its-option");
-  auto* ranks = command->add_option("-n,--ranks", options.ranks, "Number of ranks");
+  auto* ranks = command->add_option("-n,--ranks", options.ranks, "Number of ranks (required)");
   command
       ->add_option_function<std::string>(
           "--bind",
           [arguments](const std::string& what) {
             arguments->options.bind = what == "cores" ? launch::Bind::cores : launch::Bind::none;
           },
-          "Keep each rank to its own cores, or not: cores, none")
+          "Bind each rank to its own cores, or not: cores or none (default: cores, if there are "
+          "as many logical CPUs as ranks)")
       ->check(CLI::IsMember({"cores", "none"}).description(""))
       ->type_name("WHAT");
   command
@@ -82,8 +87,8 @@ void add_run(CLI::App& app, int& exit_code) {
           [arguments](const std::string& what) {
             arguments->options.keep_freed_memory = what == "keep";
           },
-          "Memory that a rank frees: keep (stays with the process, the default) or return (to the "
-          "kernel, as glibc decides)")
+          "Keep memory that a rank frees in its process, or return it to the kernel as glibc "
+          "decides: keep or return (default: keep)")
       ->check(CLI::IsMember({"keep", "return"}).description(""))
       ->type_name("WHAT");
   command
@@ -92,16 +97,21 @@ void add_run(CLI::App& app, int& exit_code) {
           [arguments](const std::string& what) {
             arguments->options.flush_denormals = what == "flush";
           },
-          "Floats below 1.2e-38: flush (become 0, the default) or keep (as IEEE 754 says)")
+          "Replace floats below 1.2e-38 by 0, or keep them as IEEE 754 says: flush or keep "
+          "(default: flush)")
       ->check(CLI::IsMember({"keep", "flush"}).description(""))
       ->type_name("WHAT");
-  command->add_option("--timeout", options.timeout, "Longest wait of a rank for others")
+  command
+      ->add_option("--timeout", options.timeout,
+                   "Longest wait of a rank for other ranks (default: LOCKSTEP_TIMEOUT, else 600)")
       ->type_name("SECONDS");
   command
-      ->add_option("--interface", options.interface,
-                   "Network interface by which hosts watch one another [LOCKSTEP_INTERFACE's]")
+      ->add_option(
+          "--interface", options.interface,
+          "Network interface by which hosts watch one another (default: LOCKSTEP_INTERFACE, "
+          "else all)")
       ->type_name("NAME");
-  command->add_option("--grace", arguments->grace, "From SIGTERM to SIGKILL after a failure")
+  command->add_option("--grace", arguments->grace, "Time from SIGTERM to SIGKILL after a failure")
       ->type_name("SECONDS")
       ->capture_default_str();
   command
@@ -115,7 +125,7 @@ void add_run(CLI::App& app, int& exit_code) {
       ->type_name("SECONDS");
   command
       ->add_option("--max-restarts", options.max_restarts,
-                   "Start all ranks again after a failure, at most so often")
+                   "Largest number of times that all ranks are started again after a failure")
       ->type_name("TIMES")
       ->capture_default_str();
   command
@@ -125,23 +135,27 @@ void add_run(CLI::App& app, int& exit_code) {
           "begins anew after an attempt that lasted 60")
       ->type_name("SECONDS")
       ->capture_default_str();
-  command->add_flag("-q,--quiet", options.quiet, "Show rank 0's output only");
+  command->add_flag("-q,--quiet", options.quiet, "Print rank 0's output only");
   command
-      ->add_option("--log-dir", options.log_directory,
-                   "Write rank-0.out, rank-0.err, … there, in attempt-0, … if there are restarts")
+      ->add_option(
+          "--log-dir", options.log_directory,
+          "Folder for the output of each rank: rank-0.out, rank-0.err, …; in attempt-0, … with "
+          "--max-restarts (default: none)")
       ->type_name("DIR");
   command->add_flag("-v,--verbose", arguments->verbose,
-                    "Show the configuration and each rank's environment first");
-  command->add_flag("--dry-run", arguments->dry_run, "Show the same and stop there");
+                    "Print the configuration and each rank's environment before the start");
+  command->add_flag("--dry-run", arguments->dry_run, "Print the same and start nothing");
 
   // The first word that is not ours ends the parsing, and everything from there on is left as it
   // is. A positional that takes nothing makes "--" stop there too.
   command->prefix_command();
   command->validate_positionals();
-  command->add_option("PROGRAM", arguments->placeholder, "What to run, and its own arguments")
+  command
+      ->add_option("PROGRAM", arguments->placeholder,
+                   "Program to run, and its own arguments (required)")
       ->check([](const std::string&) { return std::string("left to the program"); }, "", "");
   command->callback([arguments, ranks, command, &exit_code] {
-    exit_code = run(*arguments, ranks->count() > 0, command->remaining());
+    exit_code = run(*arguments, *command, ranks->count() > 0);
   });
 }
 

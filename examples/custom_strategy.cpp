@@ -43,7 +43,7 @@ struct SignVote {
 };
 
 /// Learns y = x · (1, 2, …, 8) from noisy samples, which differ between ranks.
-void train(const lockstep::Group& world) {
+void train(const lockstep::Group& world, bool verbose) {
   torch::nn::Linear model(torch::nn::LinearOptions(8, 1).bias(false));
   lockstep::DistributedDataParallel ddp(model, world, {.strategy = SignVote{}});
   torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.02));
@@ -60,13 +60,16 @@ void train(const lockstep::Group& world) {
       std::cout << "step " << step << ": loss " << loss.item<float>() << std::endl;
     }
   }
-  if (world.rank() == 0) std::cout << '\n' << lockstep::to_text(world.statistics());
+  if (verbose) program::print_statistics(world);
 }
 
 int main(int argc, char** argv) {
   CLI::App app(
       "Trains with a strategy of its own. Start it with: lockstep run -n 3 custom_strategy",
       "custom_strategy");
+  bool verbose = false;
   program::add_world(app);
-  return program::run(app, argc, argv, train);
+  program::add_verbose(app, verbose);
+  return program::run(app, argc, argv,
+                      [&](const lockstep::Group& world) { train(world, verbose); });
 }

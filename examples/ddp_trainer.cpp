@@ -36,6 +36,7 @@ struct Settings {
   program::LogFlags log;
   std::string strategy = "fp32";
   bool quiet = false;
+  bool verbose = false;
 };
 
 struct Model : torch::nn::Module {
@@ -71,9 +72,9 @@ class Trainer {
     }
     program::finish(log_, "ddp_trainer");
     if (!loud()) return;
-    program::print_statistics(world_);
-    std::cout << "trained " << settings_.total_epochs << " epochs on " << world_.size() << " ranks"
-              << std::endl;
+    if (settings_.verbose) program::print_statistics(world_);
+    std::cout << "trained " << program::plural(settings_.total_epochs, "epoch") << " on "
+              << program::plural(world_.size(), "rank") << std::endl;
   }
 
  private:
@@ -180,7 +181,7 @@ int main(int argc, char** argv) {
   program::add_log_options(app, settings.log);
   program::add_strategy(app, settings.strategy);
   program::add_world(app);
-  program::add_quiet(app, settings.quiet);
+  program::add_output(app, settings.quiet, settings.verbose);
   return program::run(app, argc, argv,
                       [&](const lockstep::Group& world) { train(settings, world); });
 }

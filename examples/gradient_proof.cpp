@@ -85,7 +85,7 @@ void prove(const Settings& settings, const lockstep::Group& world) {
   if (count < fewest)
     throw lockstep::InvalidArgument("--images " + std::to_string(settings.images) +
                                     ": expected at least " + std::to_string(fewest) + " for " +
-                                    std::to_string(world.size()) + " ranks of unequal parts");
+                                    program::plural(world.size(), "rank") + " of unequal parts");
   std::optional<program::MetricsFile> metrics;
   Batch batch;
   lockstep::all_or_none(world, [&] {
@@ -112,8 +112,8 @@ void prove(const Settings& settings, const lockstep::Group& world) {
   for (const at::Tensor& parameter : whole->parameters())
     scale = std::max(scale, parameter.grad().abs().max().item<double>());
   if (loud)
-    std::cout << "gradient of " << count << " digits against that of " << world.size()
-              << (world.size() == 1 ? " rank" : " ranks") << ", float64, " << settings.strategy
+    std::cout << "gradient of " << program::plural(count, "digit") << " against that of "
+              << program::plural(world.size(), "rank") << ", float64, " << settings.strategy
               << "; largest element " << scale << std::endl;
 
   lockstep::DistributedDataParallel ddp(wrapped, world,

@@ -41,6 +41,7 @@ struct Settings {
   std::string metrics;
   program::LogFlags log;
   bool quiet = false;
+  bool verbose = false;
 };
 
 nn::Sequential make_model() {
@@ -90,9 +91,10 @@ void train(const Settings& settings, const lockstep::Group& world) {
 
   const auto style = lockstep::progress_style(world, STDOUT_FILENO, settings.quiet);
   if (style != lockstep::ProgressStyle::silent)
-    std::cout << global_batch << " images a step: " << settings.batch_size << " on each of "
-              << world.size() << " ranks, " << settings.accumulate << " times; learning rate " << lr
-              << " after " << settings.warm_up << " steps" << std::endl;
+    std::cout << program::plural(global_batch, "image") << " a step: " << settings.batch_size
+              << " on each of " << program::plural(world.size(), "rank") << ", "
+              << program::plural(settings.accumulate, "time") << "; learning rate " << lr
+              << " after " << program::plural(settings.warm_up, "step") << std::endl;
 
   for (std::int64_t epoch = 1; epoch <= settings.epochs; ++epoch) {
     const std::string title = "epoch " + std::to_string(epoch);
@@ -119,7 +121,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
       sgd.step();
       sgd.zero_grad();
       rate.step();
-      progress.advance(global_batch);
+      progress.advance(global_batch, [&] { return "loss " + fixed(tally.score().loss, 4); });
     }
     while (batch != loader->end()) ++batch;  // skips batches that do not fill a step
 
@@ -136,7 +138,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
                     fixed(100 * score.accuracy, 2) + " %  " + fixed(seconds, 1) + " s");
   }
   program::finish(log, "large_batch");
-  if (!settings.quiet) program::print_statistics(world);
+  if (settings.verbose) program::print_statistics(world);
 }
 
 int main(int argc, char** argv) {
@@ -172,7 +174,7 @@ int main(int argc, char** argv) {
   app.add_option("--metrics", settings.metrics, "File for one JSON object an epoch");
   program::add_log_options(app, settings.log);
   program::add_world(app);
-  program::add_quiet(app, settings.quiet);
+  program::add_output(app, settings.quiet, settings.verbose);
   return program::run(app, argc, argv,
                       [&](const lockstep::Group& world) { train(settings, world); });
 }

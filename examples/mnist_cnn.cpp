@@ -80,6 +80,7 @@ struct Settings {
   bool augment = false;
   int threads = 0;
   bool quiet = false;
+  bool verbose = false;
   bool no_efficiency = false;
 };
 
@@ -129,17 +130,10 @@ double gradient_megabytes(const lockstep::Group& world) {
   return bytes / 1e6;
 }
 
-/// Duration of a step on one rank, and on all ranks. Units: seconds.
-struct StepTimes {
-  double alone;
-  double together;
-};
-
-/// Measures alternately steps of rank 0 alone, while the others wait, and steps of all ranks.
-/// Returns the medians. Uses copies of the model and the same batch for all steps.
-StepTimes step_times(const Cnn& trained, double lr, const Batch& batch,
-                     const lockstep::Strategy& strategy, const lockstep::Group& world) {
-  constexpr int rounds = 5;
+/// Measures with copies of the model and one batch over and over.
+lockstep::Efficiency measure_efficiency(const Cnn& trained, double lr, const Batch& batch,
+                                        const lockstep::Strategy& strategy,
+                                        const lockstep::Group& world) {
   const auto copy_of_trained = [&] {
     const torch::NoGradGuard no_grad;
     auto copy = std::make_shared<Cnn>();
@@ -152,30 +146,10 @@ StepTimes step_times(const Cnn& trained, double lr, const Batch& batch,
   auto single_sgd = make_sgd(*single, lr);
   auto replica_sgd = make_sgd(*replica, lr);
   lockstep::DistributedOptimizer optimizer(replica_sgd, *replica, world, strategy);
-
   lockstep::Tally ignored;
-  const auto time = [&](Cnn& model, auto& stepping, int steps) {
-    const auto begin = Clock::now();
-    for (int i = 0; i < steps; ++i) step(model, stepping, batch, ignored);
-    return seconds_since(begin) / steps;
-  };
-  time(*replica, optimizer, 2);  // warm-up
-  const at::Tensor steps = torch::tensor(std::clamp(0.2 / time(*replica, optimizer, 2), 1.0, 20.0));
-  world.broadcast(steps).wait();  // rank 0's estimate of the steps in 0.2 s
-  const int count = steps.item<int>();
-  if (world.rank() == 0) time(*single, single_sgd, 2);
-
-  std::vector<double> alone;
-  std::vector<double> together;
-  for (int round = 0; round < rounds; ++round) {
-    world.barrier().wait();
-    alone.push_back(world.rank() == 0 ? time(*single, single_sgd, count) : 0);
-    world.barrier().wait();
-    together.push_back(time(*replica, optimizer, count));
-  }
-  std::ranges::sort(alone);
-  std::ranges::sort(together);
-  return {.alone = alone[rounds / 2], .together = together[rounds / 2]};
+  return lockstep::measure_efficiency(
+      world, [&] { step(*single, single_sgd, batch, ignored); },
+      [&] { step(*replica, optimizer, batch, ignored); });
 }
 
 /// The newest undamaged checkpoint in --checkpoint-dir, or else the one of --resume, if any.
@@ -188,13 +162,13 @@ std::optional<lockstep::Resumed> resume(const Settings& settings,
   lockstep::Resumed found = checkpoint.load(settings.resume, world);
   const std::int64_t done = found.meta.epoch;
   if (done >= settings.epochs)
-    throw lockstep::InvalidArgument(settings.resume + ": " + std::to_string(done) +
-                                    " epochs are done, expected fewer than --epochs " +
+    throw lockstep::InvalidArgument(settings.resume + ": " + program::epochs_done(done) +
+                                    ", expected fewer than --epochs " +
                                     std::to_string(settings.epochs));
   if (loud && !found.changes.empty())
     std::cout << settings.resume << ": " << found.changes << std::endl;
   if (loud && folder)
-    std::cout << settings.resume << ": " << done << " epochs are done" << std::endl;
+    std::cout << settings.resume << ": " << program::epochs_done(done) << std::endl;
   return found;
 }
 
@@ -271,7 +245,8 @@ void train(Settings settings, const lockstep::Group& world) {
     for (const Batch& batch : loader) {
       step(*model, optimizer, batch, tally);
       ++steps;
-      progress.advance(batch.target.size(0) * world.size());
+      progress.advance(batch.target.size(0) * world.size(),
+                       [&] { return "loss " + fixed(tally.score().loss, 4); });
     }
     const lockstep::Score trained = tally.score(world);
     const double seconds = seconds_since(begin);
@@ -307,14 +282,11 @@ void train(Settings settings, const lockstep::Group& world) {
 
   folder.finish();
   log.close();
-  if (loud) program::print_statistics(world);
+  if (settings.verbose) program::print_statistics(world);
   if (!settings.no_efficiency && !settings.quiet && world.size() > 1) {
-    const auto [alone, together] = step_times(*model, lr, *loader.begin(), strategy, world);
-    log.scalar("efficiency", steps, alone / together);
-    if (loud)
-      std::cout << "efficiency " << fixed(100 * alone / together, 1) << " %: a step takes one rank "
-                << fixed(1000 * alone, 1) << " ms, " << world.size() << " ranks together "
-                << fixed(1000 * together, 1) << " ms" << std::endl;
+    const auto measured = measure_efficiency(*model, lr, *loader.begin(), strategy, world);
+    program::record(log, steps, measured);
+    if (loud) std::cout << lockstep::to_text(measured, world.size()) << std::endl;
   }
   program::finish(log, "mnist_cnn");
   if (folder) settings.checkpoint = folder.newest().value_or("").string();
@@ -360,9 +332,9 @@ void add_options(CLI::App& app, Settings& settings) {
                "Each rank trains with a part of the images in a row, and with no others");
   app.add_flag("--augment", settings.augment, "Pad, crop and flip the images at random");
   program::add_world(app);
-  program::add_quiet(app, settings.quiet);
+  program::add_output(app, settings.quiet, settings.verbose);
   app.add_flag("--no-efficiency", settings.no_efficiency,
-               "Do not measure one rank against all at the end");
+               "Do not measure one rank against all ranks at the end");
 }
 
 int main(int argc, char** argv) {

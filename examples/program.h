@@ -26,6 +26,7 @@
 #include <string_view>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 namespace program {
 
@@ -39,6 +40,12 @@ inline std::string fixed(double value, int digits) {
   std::ostringstream out;
   out << std::fixed << std::setprecision(digits) << value;
   return out.str();
+}
+
+/// "1 rank", "2 ranks".
+template <class Count>
+std::string plural(Count count, const std::string& thing) {
+  return std::to_string(count) + ' ' + thing + (count == 1 ? "" : "s");
 }
 
 /// For options that take a number above zero.
@@ -98,8 +105,17 @@ inline void add_world(CLI::App& app) {
       ->default_str("cpu");
 }
 
-inline void add_quiet(CLI::App& app, bool& quiet) {
-  app.add_flag("--quiet", quiet, "Print nothing but errors");
+inline CLI::Option* add_quiet(CLI::App& app, bool& quiet) {
+  return app.add_flag("--quiet", quiet, "Print nothing but errors");
+}
+
+inline CLI::Option* add_verbose(CLI::App& app, bool& verbose) {
+  return app.add_flag("-v,--verbose", verbose,
+                      "Print the number, bytes and time of each collective at the end");
+}
+
+inline void add_output(CLI::App& app, bool& quiet, bool& verbose) {
+  add_verbose(app, verbose)->excludes(add_quiet(app, quiet));
 }
 
 inline CLI::Option* add_mnist_folder(CLI::App& app, std::string& path) {
@@ -142,6 +158,10 @@ class MetricsFile {
   std::ofstream out_;
 };
 
+inline std::string epochs_done(std::int64_t epochs) {
+  return plural(epochs, "epoch") + (epochs == 1 ? " is done" : " are done");
+}
+
 /// The folder of --checkpoint-dir, if it is named: a run that is started again goes on from its
 /// newest undamaged checkpoint, and files are written behind the training.
 class CheckpointDir {
@@ -179,7 +199,7 @@ class CheckpointDir {
     writer_->prepare(checkpoint);
     if (found && told) {
       if (!found->changes.empty()) std::cout << path_ << ": " << found->changes << '\n';
-      std::cout << path_ << ": " << found->meta.epoch << " epochs are done" << std::endl;
+      std::cout << path_ << ": " << epochs_done(found->meta.epoch) << std::endl;
     }
     return found;
   }
@@ -234,10 +254,19 @@ inline void record(std::optional<MetricsFile>& metrics, lockstep::RunLog& log, s
   log.scalars(step, values);
 }
 
-/// The cost of each collective on this rank, which rank 0 prints at the end.
+/// Prints the cost of each collective on rank 0.
 inline void print_statistics(const lockstep::Group& world) {
   if (world.rank() == 0 && world.size() > 1)
     std::cout << '\n' << lockstep::to_text(world.statistics()) << std::endl;
+}
+
+/// Records a measured efficiency, unless it is not reliable.
+inline void record(lockstep::RunLog& log, std::int64_t step,
+                   const lockstep::Efficiency& efficiency) {
+  if (!efficiency.reliable()) return;
+  log.scalars(step, {{"efficiency", efficiency.median},
+                     {"efficiency_least", efficiency.least},
+                     {"efficiency_most", efficiency.most}});
 }
 
 /// Completes the log. Reports lost records without failing, because the training is done.
@@ -248,14 +277,29 @@ inline void finish(lockstep::RunLog& log, const char* program) {
   if (!lost.empty()) std::cerr << program << ": the run's log was lost: " << lost << std::endl;
 }
 
+/// The error about the first word of the command line that is none of the program's.
+inline CLI::ValidationError unexpected(const CLI::App& app) {
+  const std::string word = app.remaining().front();
+  if (!word.starts_with('-')) return CLI::ValidationError(word, "unexpected argument");
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options())
+    for (const auto& name : option->get_lnames()) names.push_back("--" + name);
+  const std::string name = word.substr(0, word.find('='));
+  const std::string meant = lockstep::closest_match(name, names);
+  return CLI::ValidationError(
+      name, "unknown option" + (meant.empty() ? "" : ", did you mean " + meant + "?"));
+}
+
 /// Parses the command line. An unknown flag is named even where something is missing besides.
 /// Throws: CLI::ParseError.
 inline void parse(CLI::App& app, int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::RequiredError&) {
-    if (app.remaining_size() > 0) throw CLI::ExtrasError(app.get_name(), app.remaining());
+    if (app.remaining_size() > 0) throw unexpected(app);
     throw;
+  } catch (const CLI::ExtrasError&) {
+    throw unexpected(app);
   }
 }
 

@@ -168,6 +168,7 @@ struct Settings {
   std::string metrics;
   program::LogFlags log{.folder = "log"};
   bool quiet = false;
+  bool verbose = false;
 };
 
 Images load(const Settings& settings) {
@@ -224,9 +225,9 @@ void train(const Settings& settings, const lockstep::Group& world) {
     throw lockstep::InvalidArgument(
         (settings.data.empty()
              ? "--samples " + std::to_string(samples)
-             : "--data " + settings.data + ": " + std::to_string(samples) + " images") +
+             : "--data " + settings.data + ": " + program::plural(samples, "image")) +
         ": expected a batch of " + std::to_string(settings.batch_size) + " or more for each of " +
-        std::to_string(ranks) + " ranks");
+        program::plural(ranks, "rank"));
   folder.prepare(world);
   lockstep::RunLog log(world, program::log_options(settings.log, settings.strategy));
   std::shared_ptr<ResNet50> model;
@@ -247,7 +248,9 @@ void train(const Settings& settings, const lockstep::Group& world) {
   }
   if (settings.sync_batchnorm) {
     const auto layers = lockstep::convert_sync_batchnorm(*model, world);
-    if (loud) std::cout << layers << " batch norms use the images of all ranks" << std::endl;
+    if (loud)
+      std::cout << program::plural(layers, "batch norm") << " synchronised over all ranks"
+                << std::endl;
   }
   const auto initial_sync = settings.parameters == "same_seed" ? lockstep::InitialSync::same_seed
                                                                : lockstep::InitialSync::broadcast;
@@ -261,8 +264,8 @@ void train(const Settings& settings, const lockstep::Group& world) {
   if (const auto found = folder.load_newest(checkpoint, world, loud)) done = found->meta.epoch;
   if (loud)
     std::cout << "ResNet-50, " << samples << (settings.data.empty() ? " random" : "")
-              << " images of " << settings.image_size << "x" << settings.image_size << ", " << ranks
-              << " ranks of batch " << settings.batch_size << std::endl;
+              << " images of " << settings.image_size << "x" << settings.image_size << ", "
+              << program::plural(ranks, "rank") << " of batch " << settings.batch_size << std::endl;
 
   // Every rank reads its own share, or rank 0 reads and scatters its batches.
   const bool deals = settings.split == "rank0";
@@ -329,9 +332,9 @@ void train(const Settings& settings, const lockstep::Group& world) {
                   {{"steps", taken}, {"seconds", seconds}, {"images_per_second", rate}});
   program::finish(log, "resnet50");
   if (!loud) return;
-  program::print_statistics(world);
-  std::cout << taken << " steps took " << fixed(seconds, 1) << " s: " << fixed(rate, 2)
-            << " images/s" << std::endl;
+  if (settings.verbose) program::print_statistics(world);
+  std::cout << program::plural(taken, "step") << " took " << fixed(seconds, 1)
+            << " s: " << fixed(rate, 2) << " images/s" << std::endl;
 }
 
 int main(int argc, char** argv) {
@@ -376,7 +379,7 @@ int main(int argc, char** argv) {
   program::add_checkpoint_dir(app, settings.checkpoint_dir);
   app.add_option("--metrics", settings.metrics, "File for one JSON object a line");
   program::add_log_options(app, settings.log);
-  program::add_quiet(app, settings.quiet);
+  program::add_output(app, settings.quiet, settings.verbose);
   return program::run(app, argc, argv,
                       [&](const lockstep::Group& world) { train(settings, world); });
 }

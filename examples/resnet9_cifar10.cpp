@@ -69,6 +69,7 @@ struct Settings {
   std::string metrics;
   program::LogFlags log;
   bool quiet = false;
+  bool verbose = false;
 };
 
 lockstep::Cifar10 load(const Settings& settings, lockstep::Cifar10::Split split) {
@@ -101,7 +102,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
   if (batch_size < 2)  // a batch norm needs at least two images
     throw lockstep::InvalidArgument("--batch-size " + std::to_string(settings.batch_size) +
                                     ": expected two images or more for each of " +
-                                    std::to_string(ranks) + " ranks");
+                                    program::plural(ranks, "rank"));
   std::optional<lockstep::Cifar10> train_data;
   std::optional<lockstep::Cifar10> test_data;
   std::optional<program::MetricsFile> metrics;
@@ -117,7 +118,8 @@ void train(const Settings& settings, const lockstep::Group& world) {
     std::cout << (settings.data.empty() ? "coloured shapes, as --data names no folder"
                                         : "data " + settings.data)
               << ": " << *train_data->size() << " images to train, " << *test_data->size()
-              << " to test; " << ranks << " ranks of batch " << batch_size << std::endl;
+              << " to test; " << program::plural(ranks, "rank") << " of batch " << batch_size
+              << std::endl;
 
   // Each rank has the same part of the images in every epoch.
   lockstep::Augmented augmented(
@@ -134,7 +136,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
     throw lockstep::InvalidArgument(
         (settings.data.empty() ? "--images " + std::to_string(settings.images)
                                : "--data " + settings.data) +
-        ": expected two images or more for each of " + std::to_string(ranks) + " ranks");
+        ": expected two images or more for each of " + program::plural(ranks, "rank"));
   lockstep::PrefetchLoader loader(
       part, sampler,
       {.batch_size = batch_size, .workers = settings.workers, .drop_last = drop_last});
@@ -147,7 +149,9 @@ void train(const Settings& settings, const lockstep::Group& world) {
   lockstep::broadcast_parameters(*model, world);
   if (settings.sync_batchnorm) {
     const auto layers = lockstep::convert_sync_batchnorm(*model, world);
-    if (loud) std::cout << layers << " batch norms use the images of all ranks" << std::endl;
+    if (loud)
+      std::cout << program::plural(layers, "batch norm") << " synchronised over all ranks"
+                << std::endl;
   }
   torch::optim::Adam adam(
       model->parameters(),
@@ -216,7 +220,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
                    {"waiting_for_data", waited / seconds},
                    {"ranks", world.size()}});
   program::finish(log, "resnet9_cifar10");
-  if (!settings.quiet) program::print_statistics(world);
+  if (settings.verbose) program::print_statistics(world);
   if (loud)
     std::cout << "training took " << fixed(seconds, 1) << " s, " << fixed(100 * waited / seconds, 1)
               << " % of it waiting for data, " << fixed(rate, 0) << " images/s\ntest loss "
@@ -260,7 +264,7 @@ int main(int argc, char** argv) {
   program::add_checkpoint_dir(app, settings.checkpoint_dir);
   app.add_option("--metrics", settings.metrics, "File for one JSON object a line");
   program::add_log_options(app, settings.log);
-  program::add_quiet(app, settings.quiet);
+  program::add_output(app, settings.quiet, settings.verbose);
   return program::run(app, argc, argv,
                       [&](const lockstep::Group& world) { train(settings, world); });
 }

@@ -58,7 +58,7 @@ class Trainer {
       run_epoch(epoch);
       if ((epoch + 1) % settings_.save_every == 0) save_snapshot(epoch);
     }
-    std::cout << "trained " << settings_.total_epochs << " epochs" << std::endl;
+    std::cout << "trained " << program::plural(settings_.total_epochs, "epoch") << std::endl;
   }
 
  private:

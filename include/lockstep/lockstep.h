@@ -4,10 +4,12 @@
 
 #include "lockstep/autocast.h"
 #include "lockstep/checkpoint.h"
+#include "lockstep/closest_match.h"
 #include "lockstep/datasets.h"
 #include "lockstep/denormals.h"
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
+#include "lockstep/efficiency.h"
 #include "lockstep/error.h"
 #include "lockstep/fused_sgd.h"
 #include "lockstep/group.h"

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <iosfwd>
 #include <memory>
@@ -19,8 +20,8 @@ enum class ProgressStyle : std::uint8_t {
   bar     ///< one line, drawn over and over, for terminals
 };
 
-/// The style for this rank's stream: silence on all ranks but 0 and where quiet, a bar if fd is a
-/// terminal that has a width, else lines.
+/// The style for this rank's stream. Silence on all ranks but 0 and where quiet; a bar if fd is a
+/// terminal with a width and a TERM other than "dumb"; else lines.
 ProgressStyle progress_style(const Group& group, int fd, bool quiet = false);
 
 /// Shows how far a pass over the data is, on the stream it is given.
@@ -37,12 +38,15 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
 
   /// So much more is done. Cheap: draws at most ten times a second.
-  void advance(std::int64_t count);
+  void advance(std::int64_t count) { advance(count, {}); }
+  /// The same with a short text to show, such as "loss 0.1234". note is called when the bar is
+  /// drawn, and not otherwise.
+  void advance(std::int64_t count, const std::function<std::string()>& note);
   /// Removes the bar and writes a line in its place, unless silent.
   void finish(std::string_view line);
 
  private:
-  void draw(Clock::time_point now);
+  void draw(Clock::time_point now, const std::function<std::string()>& note);
   void erase();
 
   std::ostream& out_;
@@ -53,12 +57,12 @@ class Progress {
   std::int64_t done_ = 0;
   Clock::time_point begin_;
   Clock::time_point next_draw_;
-  std::size_t drawn_ = 0;  ///< width of the bar on the screen
+  bool drawn_ = false;  ///< the bar is on the screen
 };
 
-/// How a bar looks: title, bar, share, count, rate and time left. elapsed in seconds.
+/// How a bar looks: title, bar, share, count or note, rate and time left. elapsed in seconds.
 std::string progress_text(std::string_view title, std::int64_t done, std::int64_t total,
-                          double elapsed, std::string_view units);
+                          double elapsed, std::string_view units, std::string_view note = {});
 
 /// Options of a RunLog.
 struct RunLogOptions {

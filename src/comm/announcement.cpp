@@ -3,13 +3,14 @@
 #include <algorithm>
 #include <bit>
 
+#include "core/plural.h"
 #include "core/text.h"
 
 namespace lockstep::inline v0_2::detail {
 namespace {
 
 std::string describe(const MessageTerms& terms) {
-  return concat(terms.count, " elements of ", name(terms.dtype), " with tag ", terms.tag);
+  return concat(plural(terms.count, "element"), " of ", name(terms.dtype), " with tag ", terms.tag);
 }
 
 }  // namespace
@@ -68,7 +69,7 @@ std::string operation_text(const Announcement& announcement) {
   }
   if (announcement.peer >= 0) text += concat(" root ", announcement.peer);
   const std::size_t dimensions = announcement.dimensions;
-  if (dimensions == 0) return text + concat(" of ", announcement.count, " elements");
+  if (dimensions == 0) return text + concat(" of ", plural(announcement.count, "element"));
   text += " [";
   for (std::size_t i = 0; i < std::min(dimensions, Announcement::most_dimensions); ++i) {
     text += concat(i == 0 ? "" : ", ", announcement.shape[i]);

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "comm/request.h"
+#include "core/plural.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 
@@ -12,6 +13,7 @@ namespace lockstep::inline v0_2 {
 namespace {
 
 using detail::concat;
+using detail::plural;
 
 const std::byte* bytes(const void* data) { return static_cast<const std::byte*>(data); }
 std::byte* bytes(void* data) { return static_cast<std::byte*>(data); }
@@ -119,8 +121,8 @@ void Communicator::check(const Operation& operation) const {
            ", expected 0 to ", size_ - 1);
   }
   if (!operation.counts.empty() && operation.counts.size() != static_cast<std::size_t>(size_)) {
-    refuse(operation, "got ", operation.counts.size(), " counts, expected one for each of ", size_,
-           " ranks");
+    refuse(operation, "got ", operation.counts.size(), " counts, expected one for each of ",
+           plural(size_, "rank"));
   }
   const auto [input, output] = ends(operation, rank_);
   std::ptrdiff_t bytes = 0;

@@ -1,3 +1,5 @@
+#include <unistd.h>
+
 #include <chrono>
 #include <exception>
 #include <filesystem>
@@ -10,6 +12,7 @@
 #include "comm/communicator.h"
 #include "core/environment.h"
 #include "core/launcher.h"
+#include "core/terminal.h"
 #include "lockstep/error.h"
 #include "lockstep/init.h"
 
@@ -120,7 +123,9 @@ int run_main(int argc, char** argv, const std::function<void(const Group&)>& fn,
     if (!world) wait_for_startup_reporter();
     if (!world || prints_error(error, *world)) {
       const auto program = argc > 0 ? std::filesystem::path(argv[0]).filename().string() : "";
-      std::cerr << program << ": " << error.what() << std::endl;
+      const bool colour = detail::shows_colour(STDERR_FILENO);
+      std::cerr << detail::in_tone(program + ":", detail::Tone::error, colour) << ' '
+                << error.what() << std::endl;
     }
     return 1;
   }

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "core/denormals_guard.h"
+#include "core/plural.h"
 #include "core/text.h"
 #include "launch/plan.h"
 #include "lockstep/denormals.h"
@@ -32,10 +33,7 @@ std::string table(const std::string& title, const std::vector<Row>& rows) {
 namespace {
 
 using detail::concat;
-
-std::string plural(std::size_t count, std::string_view thing) {
-  return concat(count, ' ', thing, count == 1 ? "" : "s");
-}
+using detail::plural;
 
 /// As one would type it in a shell.
 std::string quoted(const std::string& word) {
@@ -82,8 +80,7 @@ std::vector<Row> configuration(const Plan& plan) {
       {"grace", concat(static_cast<double>(options.grace.count()) / 1000, " s")},
       {"restart", options.max_restarts == 0
                       ? "never"
-                      : concat("after a failure, up to ",
-                               plural(static_cast<std::size_t>(options.max_restarts), "time"),
+                      : concat("after a failure, up to ", plural(options.max_restarts, "time"),
                                ", the first after ",
                                static_cast<double>(options.restart_delay.count()) / 1000, " s")},
       {"linger", options.linger ? concat(options.linger->count(), " s") : "no limit"},

@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "core/process.h"
+#include "core/terminal.h"
 #include "core/text.h"
 #include "core/topology.h"
 #include "launch/children.h"
@@ -40,13 +41,13 @@ std::optional<int> rank_at_fault(std::span<const Account> ranks, std::optional<i
   constexpr int own_error = 4;  // and above
   if (recorded && weight(ranks, static_cast<std::size_t>(*recorded)) < own_error) return recorded;
   std::optional<int> found;
-  std::tuple<int, bool, bool> best{0, false, false};
+  std::tuple<int, bool, bool, bool> best{0, false, false, false};
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     const bool is_recorded = recorded == static_cast<int>(rank);
     int likely = weight(ranks, rank);
     // Of ranks with errors of their own the world recorded the one that left first, by chance.
     if (recorded && likely >= own_error) likely = own_error;
-    const std::tuple here{likely, ranks[rank].wrote_error, is_recorded};
+    const std::tuple here{likely, ranks[rank].shows_error, ranks[rank].wrote_error, is_recorded};
     if (likely == 0 || here <= best) continue;
     best = here;
     found = static_cast<int>(rank);
@@ -57,6 +58,8 @@ std::optional<int> rank_at_fault(std::span<const Account> ranks, std::optional<i
 namespace {
 
 using detail::concat;
+using detail::in_tone;
+using detail::Tone;
 
 /// The fault of a rank that had not ended when the launcher stopped the job.
 std::string what_went_on(const FirstCause& cause) {
@@ -95,6 +98,8 @@ std::string who_failed(const FirstCause& cause) {
                 what_happened(cause), " (host ", detail::host_name(), ", pid ", cause.pid, ")");
 }
 
+std::string label(bool colour) { return in_tone("lockstep:", Tone::error, colour); }
+
 std::string one_line(std::string text) {
   std::replace(text.begin(), text.end(), '\n', ' ');
   return plain_line(text);
@@ -112,10 +117,18 @@ std::string indented(const std::string& text) {
 
 }  // namespace
 
-std::string report(const FirstCause& cause) {
-  auto text = concat("lockstep: ", who_failed(cause), ".");
-  if (!cause.reason.empty()) text += concat("\n  Reason: ", indented(cause.reason));
+std::string report(const FirstCause& cause, bool colour) {
+  auto text = concat(label(colour), ' ', in_tone(who_failed(cause), Tone::strong, colour), '.');
+  if (!cause.reason.empty() && !cause.lines_hold_reason) {
+    text += concat("\n  Reason: ", indented(cause.reason));
+  }
   if (cause.last_lines.empty()) return text + "\n  It wrote nothing to stderr.";
+  if (cause.lines_shown_last) {
+    const bool one = cause.last_lines.size() == 1;
+    return text + (cause.lines_hold_reason ? "\n  Its error is printed above."
+                   : one                   ? "\n  Its last line of stderr is above."
+                                           : "\n  Its last lines of stderr are above.");
+  }
   text += concat("\n  Its last ",
                  cause.last_lines.size() == 1 ? "line" : concat(cause.last_lines.size(), " lines"),
                  " of stderr:");
@@ -124,8 +137,8 @@ std::string report(const FirstCause& cause) {
 }
 
 std::string restart_line(const FirstCause& cause, int restart, int most,
-                         std::chrono::milliseconds delay) {
-  return concat("lockstep: restart ", restart, " of ", most, ": ", who_failed(cause),
+                         std::chrono::milliseconds delay, bool colour) {
+  return concat(label(colour), " restart ", restart, " of ", most, ": ", who_failed(cause),
                 cause.reason.empty() ? "" : concat("; reason: ", one_line(cause.reason)),
                 "; all ranks start again",
                 delay.count() == 0 ? "" : concat(" in ", delay.count() / 1000.0, " s"));

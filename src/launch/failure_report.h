@@ -21,6 +21,7 @@ struct Account {
   bool late = false;     ///< others had failed a while before
   bool raised_failure = false;  ///< the world's failure was raised in it, which another rank caused
   bool wrote_error = false;     ///< something to stderr
+  bool shows_error = false;     ///< the text of its own error is among that
   std::optional<detail::ErrorRecord> error = {};
 };
 
@@ -31,8 +32,8 @@ struct Account {
 ///
 /// Ranks that fail together end in any order, so the order decides nothing by itself. A rank with
 /// an error of its own comes before one that failed without a word, and both before ranks that
-/// repeat or raise what another rank caused. Among equals, one that wrote to stderr comes first,
-/// then the lowest number.
+/// repeat or raise what another rank caused. Among equals, one whose stderr shows its error comes
+/// first, then one that wrote anything to stderr, then the lowest number.
 std::optional<int> rank_at_fault(std::span<const Account> ranks, std::optional<int> recorded);
 
 /// The known facts about the rank that ended a job.
@@ -49,7 +50,9 @@ struct FirstCause {
   std::optional<std::chrono::duration<double>> lingered = {};
   std::optional<host::Failure::Kind> kind = {};  ///< of what was recorded of it
   std::string reason = {};                       ///< the same in words
-  std::vector<std::string> last_lines = {};
+  std::vector<std::string> last_lines = {};      ///< of its stderr
+  bool lines_hold_reason = false;                ///< it printed the reason itself
+  bool lines_shown_last = false;                 ///< the user sees them, and nothing after them
 };
 
 /// How one attempt to run a job ended.
@@ -61,12 +64,12 @@ struct Outcome {
   std::vector<std::string> staying = {};  ///< processes that SIGKILL did not end, from staying()
 };
 
-/// The paragraph that a failed job ends with.
-std::string report(const FirstCause& cause);
+/// The paragraph that a failed job ends with. It does not repeat lines that the user has just read.
+std::string report(const FirstCause& cause, bool colour = false);
 
 /// The line that a failed job goes on with: restart 1 of 3, and so on, after this delay.
 std::string restart_line(const FirstCause& cause, int restart, int most,
-                         std::chrono::milliseconds delay);
+                         std::chrono::milliseconds delay, bool colour = false);
 
 /// "rank 1 (pid 77, in an uninterruptible wait of the kernel)".
 std::string staying(const std::string& what, pid_t pid);

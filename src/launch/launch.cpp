@@ -19,7 +19,7 @@ void conclude(const Outcome& outcome, int most, Output& err) {
   const auto ended_by = [&](int signal) {
     return concat("lockstep: ended by ", signal_name(signal));
   };
-  if (outcome.cause && !outcome.told) err.line("", report(*outcome.cause));
+  if (outcome.cause && !outcome.told) err.line("", report(*outcome.cause, err.colour()));
   if (!outcome.staying.empty()) {
     std::string processes;
     for (const auto& one : outcome.staying) processes += (processes.empty() ? "" : ", ") + one;
@@ -40,8 +40,9 @@ void conclude(const Outcome& outcome, int most, Output& err) {
   } else if (!outcome.staying.empty()) {
     err.line("", "lockstep: not started again, as a process of this attempt still runs");
   } else {
-    err.line("", concat("lockstep: not started again: all ", most,
-                        most == 1 ? " restart" : " restarts", " were used"));
+    err.line("", most == 1
+                     ? std::string("lockstep: not started again: the one restart was used")
+                     : concat("lockstep: not started again: all ", most, " restarts were used"));
   }
 }
 
@@ -92,7 +93,7 @@ int run(const Plan& plan) {
       const auto lasted =
           std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begin);
       const auto delay = backoff.after(lasted);
-      err.line("", restart_line(*outcome.cause, restarts + 1, most, delay));
+      err.line("", restart_line(*outcome.cause, restarts + 1, most, delay, err.colour()));
       outcome.asked = console.pause(delay);
       if (!outcome.asked) continue;
     }

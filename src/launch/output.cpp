@@ -12,6 +12,8 @@
 #include <climits>
 #include <optional>
 
+#include "core/terminal.h"
+
 namespace lockstep::inline v0_2::launch {
 namespace {
 
@@ -175,7 +177,7 @@ void Stream::take(std::string_view bytes) {
   tail_.add(bytes);
   if (show_ == Show::nothing) return;
   if (show_ == Show::bytes) {
-    output_.pass(bytes);
+    output_.pass(bytes, this);
   } else {
     show_lines(bytes);
   }
@@ -186,13 +188,14 @@ void Stream::show_lines(std::string_view bytes) {
   std::string_view rest(partial_);
   if (show_ == Show::lines) {
     const auto end = rest.size() > longest_line ? rest.size() : rest.rfind('\n') + 1;
-    output_.pass(rest.substr(0, end));
+    output_.pass(rest.substr(0, end), this);
     rest.remove_prefix(end);
   } else {
     for (auto end = rest.find('\n'); end != std::string_view::npos || rest.size() > longest_line;
          end = rest.find('\n')) {
       const bool piece = end == std::string_view::npos;
-      output_.line(prefix_, plain_line(last_drawn(rest.substr(0, piece ? longest_line : end))));
+      output_.line(prefix_, plain_line(last_drawn(rest.substr(0, piece ? longest_line : end))),
+                   this);
       rest.remove_prefix(piece ? longest_line : end + 1);
     }
   }
@@ -202,9 +205,9 @@ void Stream::show_lines(std::string_view bytes) {
 void Stream::show_rest() {
   if (partial_.empty()) return;
   if (show_ == Show::lines) {
-    output_.pass(partial_);
+    output_.pass(partial_, this);
   } else {
-    output_.line(prefix_, plain_line(last_drawn(partial_)));
+    output_.line(prefix_, plain_line(last_drawn(partial_)), this);
   }
   partial_.clear();
 }
@@ -253,16 +256,32 @@ ssize_t write_for_a_moment(int fd, const char* data, std::size_t length) {
 }  // namespace
 
 Output::Output(int fd, std::shared_ptr<Place> place)
-    : fd_(fd), place_(std::move(place)), may_block_(!is_regular_file(fd)) {}
+    : fd_(fd),
+      place_(std::move(place)),
+      may_block_(!is_regular_file(fd)),
+      colour_(detail::shows_colour(fd)) {}
 
-void Output::pass(std::string_view bytes) {
+void Output::note(const void* source, std::size_t lines) {
+  if (place_->source != source) place_->lines = 0;
+  place_->source = source;
+  place_->lines += lines;
+}
+
+std::size_t Output::lines_shown_last(const void* source) const {
+  if (broken_ || unread_ > 0 || place_->source != source) return 0;
+  return place_->lines + (place_->line_open ? 1 : 0);
+}
+
+void Output::pass(std::string_view bytes, const void* source) {
   if (broken_ || unread_ > 0 || bytes.empty()) return;
+  note(source, static_cast<std::size_t>(std::ranges::count(bytes, '\n')));
   queue_ += bytes;
   place_->line_open = bytes.back() != '\n';
 }
 
-void Output::line(std::string_view prefix, std::string_view text) {
+void Output::line(std::string_view prefix, std::string_view text, const void* source) {
   if (broken_ || unread_ > 0) return;
+  note(source, 1);
   if (place_->line_open) queue_ += '\n';
   queue_ += prefix;
   queue_ += text;

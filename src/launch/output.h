@@ -36,10 +36,11 @@ class Words {
 /// Source: ECMA-48, and xterm's control sequences.
 std::string plain_line(std::string_view line);
 
-/// Whether the last thing shown in one place left a line unfinished. Shared by outputs that go to
-/// the same place.
+/// The last lines that were shown in one place. Outputs that go to the same place share it.
 struct Place {
-  bool line_open = false;
+  bool line_open = false;        ///< the last line is unfinished
+  const void* source = nullptr;  ///< the stream that it came from; null for the launcher's lines
+  std::size_t lines = 0;         ///< of that source since another was shown, finished ones
 };
 
 /// One of the launcher's own outputs. Bytes are queued and written as the reader takes them. No
@@ -50,11 +51,15 @@ class Output {
   Output(int fd, std::shared_ptr<Place> place);
 
   int fd() const { return fd_; }
+  /// Whether launcher and ranks may colour what they write here.
+  bool colour() const { return colour_; }
 
   /// Bytes as they are.
-  void pass(std::string_view bytes);
+  void pass(std::string_view bytes, const void* source);
   /// A line of its own, after any unfinished one.
-  void line(std::string_view prefix, std::string_view text);
+  void line(std::string_view prefix, std::string_view text, const void* source = nullptr);
+  /// How many lines the source has shown since another one was shown.
+  std::size_t lines_shown_last(const void* source) const;
 
   bool waiting() const { return !queue_.empty(); }
   /// Too much is waiting: sources should be left alone until the reader has caught up.
@@ -79,10 +84,12 @@ class Output {
 
   /// False when nothing more can be written now.
   bool write_some() noexcept;
+  void note(const void* source, std::size_t lines);
 
   int fd_;
   std::shared_ptr<Place> place_;
   bool may_block_;
+  bool colour_;
   std::string queue_;
   std::size_t written_ = 0;  ///< of the queue
   std::size_t taken_ = 0;
@@ -106,6 +113,7 @@ class Tail {
  public:
   void add(std::string_view bytes);
   bool empty() const { return bytes_.empty(); }
+  bool contains(std::string_view text) const { return bytes_.find(text) != std::string::npos; }
   /// At most count lines, oldest first, without their ends; of very long ones only the end.
   std::vector<std::string> lines(std::size_t count) const;
 
@@ -132,6 +140,10 @@ class Stream {
   const Output& output() const { return output_; }
   const Tail& tail() const { return tail_; }
   const Log& log() const { return log_; }
+  /// Whether the user sees the stream's last lines, so many, and nothing after them.
+  bool shown_last(std::size_t lines) const {
+    return show_ != Show::nothing && output_.lines_shown_last(this) >= lines;
+  }
 
   /// Takes what is there; closes the stream at its end. False when nothing was there.
   bool read_ready();

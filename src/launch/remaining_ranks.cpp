@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/plural.h"
 #include "core/process.h"
 #include "core/text.h"
 #include "launch/children.h"
@@ -10,6 +11,7 @@ namespace lockstep::inline v0_2::launch {
 namespace {
 
 using detail::concat;
+using detail::plural;
 using namespace std::chrono_literals;
 using std::chrono::duration_cast;
 using std::chrono::milliseconds;
@@ -49,8 +51,7 @@ std::vector<std::string> RemainingRanks::look(Clock::time_point now,
     }
   }
   if (unsaid > 0) {
-    lines.push_back(
-        concat("lockstep: the same of ", unsaid, unsaid == 1 ? " rank" : " ranks", " more"));
+    lines.push_back(concat("lockstep: the same of ", plural(unsaid, "rank"), " more"));
   }
   return lines;
 }

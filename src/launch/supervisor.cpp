@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <csignal>
 
+#include "core/terminal.h"
 #include "core/text.h"
 #include "launch/children.h"
 #include "launch/console.h"
@@ -105,8 +106,9 @@ Descriptor Supervisor::add_stream(int rank, Output& output, Log log) {
                     : plan_.options.quiet ? Show::nothing
                                           : Show::prefixed;
   auto pipe = make_pipe();
-  streams_.emplace_back(std::move(pipe.read), show, rank == 0 ? "" : concat('[', rank, "] "),
-                        output, std::move(log));
+  const auto prefix = in_tone(concat('[', rank, ']'), detail::Tone::label, output.colour()) + ' ';
+  streams_.emplace_back(std::move(pipe.read), show, rank == 0 ? "" : prefix, output,
+                        std::move(log));
   return std::move(pipe.write);
 }
 

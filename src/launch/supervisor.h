@@ -127,6 +127,7 @@ class Supervisor {
   std::optional<int> first_cause() const;
   std::optional<int> end_asked() const;
   void tell_cause();
+  void read_errors();
   Outcome outcome() const;
   FirstCause describe(int cause) const;
 

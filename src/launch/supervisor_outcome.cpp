@@ -49,12 +49,15 @@ std::optional<int> Supervisor::first_cause() const {
   for (std::size_t rank = 0; rank < members_.size(); ++rank) {
     const auto& member = members_[rank];
     const bool failed = member.ending && member.ending->failed() && !member.ended_by_launcher;
+    const auto error = errors_.of(static_cast<int>(rank));
     accounts.push_back({.failed = failed || member.lingered,
                         .crashed = failed && member.ending->by_signal,
                         .late = member.end_time > failed_at_ + same_moment,
                         .raised_failure = world_->raised_failure(static_cast<int>(rank)),
                         .wrote_error = !member.err->tail().empty(),
-                        .error = errors_.of(static_cast<int>(rank))});
+                        .shows_error = error && !error->of_world() && !error->text.empty() &&
+                                       member.err->tail().contains(error->text),
+                        .error = error});
   }
   return rank_at_fault(accounts, recorded_cause()).value_or(*first_failed_);
 }
@@ -65,16 +68,20 @@ std::optional<int> Supervisor::end_asked() const {
   return signals_.end_asked();
 }
 
+void Supervisor::read_errors() {
+  for (auto& member : members_) {
+    for (int reads = 0; reads < 64 && member.err->open() && member.err->read_ready(); ++reads) {
+    }
+  }
+}
+
 void Supervisor::tell_cause() {
   tell_at_.reset();
+  read_errors();  // what a rank has printed decides which rank has the cause
   const auto cause = first_cause();
   if (!cause || told_ || interrupted_by_) return;
   told_ = true;
-  // The last output of an ended rank may not have been read yet.
-  auto& err = *members_[static_cast<std::size_t>(*cause)].err;
-  for (int reads = 0; reads < 64 && err.open() && err.read_ready(); ++reads) {
-  }
-  outputs_.err.line("", report(describe(*cause)));
+  outputs_.err.line("", report(describe(*cause), outputs_.err.colour()));
 }
 
 Outcome Supervisor::outcome() const {
@@ -106,17 +113,25 @@ FirstCause Supervisor::describe(int cause) const {
                    .joined = member.joined || world_->joined(cause),
                    .last_lines = member.err->tail().lines(reported_lines)};
   if (member.lingered) found.lingered = plan_.options.linger;
-  if (recorded_cause() == cause) {
+  found.lines_shown_last = member.err->shown_last(found.last_lines.size());
+  const auto error = errors_.of(cause);
+  const bool own_error = error && !error->of_world() && !error->text.empty();
+  const bool recorded = recorded_cause() == cause;
+  if (recorded) {
     const auto failure = world_->failure();
     found.kind = failure->kind;
     found.reason = failure->text;
-  } else if (const auto error = errors_.of(cause); error && !error->of_world()) {
+  } else if (own_error) {
     found.kind = Failure::Kind::error;
-    const bool shown = std::ranges::any_of(found.last_lines, [&](const std::string& line) {
-      return line.find(error->text) != std::string::npos;
-    });
-    if (!shown) found.reason = error->text;
+    found.reason = error->text;
   }
+  // The text of an uncaught error is hidden among other words, so the recorded reason is printed.
+  const bool by_signal = !member.ending || member.ending->by_signal;
+  std::string printed;
+  for (const auto& line : found.last_lines) printed += line + '\n';
+  found.lines_hold_reason = !(recorded && by_signal) && own_error &&
+                            found.reason.ends_with(error->text) &&
+                            printed.find(error->text) != std::string::npos;
   return found;
 }
 

@@ -6,6 +6,7 @@
 #include <ostream>
 #include <utility>
 
+#include "core/terminal.h"
 #include "core/text.h"
 #include "lockstep/run_log.h"
 
@@ -14,6 +15,12 @@ namespace lockstep::inline v0_2 {
 namespace {
 
 constexpr int bar_width = 16;
+
+/// A bar that is wider than the terminal is cut at its edge: the next one is drawn over it.
+/// Source: VT100 user guide, DECAWM; ECMA-48, EL
+constexpr std::string_view without_wrapping = "\x1b[?7l";
+constexpr std::string_view with_wrapping = "\x1b[?7h";
+constexpr std::string_view erase_to_end = "\x1b[K";
 
 std::string duration_text(double seconds) {
   const auto whole = static_cast<std::int64_t>(std::llround(std::min(seconds, 359999.0)));
@@ -26,7 +33,7 @@ std::string duration_text(double seconds) {
 /// width even if its own output is a file.
 bool is_terminal(int fd) {
   winsize size{};
-  return isatty(fd) != 0 && ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+  return detail::is_capable_terminal(fd) && ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
 }
 
 }  // namespace
@@ -37,18 +44,18 @@ ProgressStyle progress_style(const Group& group, int fd, bool quiet) {
 }
 
 std::string progress_text(std::string_view title, std::int64_t done, std::int64_t total,
-                          double elapsed, std::string_view units) {
+                          double elapsed, std::string_view units, std::string_view note) {
   const double share =
       total > 0 ? std::clamp(static_cast<double>(done) / static_cast<double>(total), 0.0, 1.0)
                 : 1.0;
   const auto filled = static_cast<std::size_t>(share * bar_width);
   const auto percent = static_cast<int>(share * 100);
-  std::string text = detail::concat(title, " [", std::string(filled, '#'),
-                                    std::string(bar_width - filled, '.'), ']',
-                                    percent < 10    ? "   "
-                                    : percent < 100 ? "  "
-                                                    : " ",
-                                    percent, "%  ", done, '/', total);
+  std::string text = detail::concat(
+      title, " [", std::string(filled, '#'), std::string(bar_width - filled, '.'), ']',
+      percent < 10    ? "   "
+      : percent < 100 ? "  "
+                      : " ",
+      percent, "%  ", note.empty() ? detail::concat(done, '/', total) : std::string(note));
   if (done > 0 && elapsed > 0) {
     const double rate = static_cast<double>(done) / elapsed;
     const double left = static_cast<double>(std::max<std::int64_t>(total - done, 0)) / rate;
@@ -70,22 +77,27 @@ Progress::Progress(std::ostream& out, ProgressStyle style, std::string title, st
 
 Progress::~Progress() { erase(); }
 
-void Progress::advance(std::int64_t count) {
+void Progress::advance(std::int64_t count, const std::function<std::string()>& note) {
   done_ += count;
   if (style_ != ProgressStyle::bar) return;
-  if (const auto now = Clock::now(); now >= next_draw_) draw(now);
+  if (const auto now = Clock::now(); now >= next_draw_) draw(now, note);
 }
 
-void Progress::draw(Clock::time_point now) {
+void Progress::draw(Clock::time_point now, const std::function<std::string()>& note) {
   const double elapsed = std::chrono::duration<double>(now - begin_).count();
-  const std::string text = progress_text(title_, done_, total_, elapsed, units_);
-  const std::size_t before = std::exchange(drawn_, text.size());
-  out_ << '\r' << text << std::string(before > drawn_ ? before - drawn_ : 0, ' ') << std::flush;
+  std::string text = progress_text(title_, done_, total_, elapsed, units_, note ? note() : "");
+  const std::size_t bar = title_.size() + std::string_view(" [").size();
+  const std::size_t filled = text.find_first_not_of('#', bar) - bar;
+  text.replace(bar, filled,
+               detail::in_tone(text.substr(bar, filled), detail::Tone::label,
+                               filled > 0 && !detail::is_colour_refused()));
+  drawn_ = true;
+  out_ << without_wrapping << '\r' << text << erase_to_end << with_wrapping << std::flush;
   next_draw_ = now + std::chrono::milliseconds(100);
 }
 
 void Progress::erase() {
-  if (drawn_ > 0) out_ << '\r' << std::string(std::exchange(drawn_, 0), ' ') << '\r' << std::flush;
+  if (std::exchange(drawn_, false)) out_ << '\r' << erase_to_end << std::flush;
 }
 
 void Progress::finish(std::string_view line) {

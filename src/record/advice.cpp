@@ -94,11 +94,11 @@ bool add_slow_rank(std::vector<Advice>& found, const Run& run, const Totals& all
 }
 
 void add_exchange(std::vector<Advice>& found, const Totals& all) {
-  if (all.ranks.size() < 2 || all.efficiency > 1 - exchange_share) return;
+  if (all.ranks.size() < 2 || all.computing > 1 - exchange_share) return;
   const double exchanged = all.mean(&RankInterval::working) + all.mean(&RankInterval::waiting);
   if (exchanged < least_seconds) return;
   found.push_back(
-      {concat("Communication and waiting take ", percent_text(1 - all.efficiency),
+      {concat("Communication and waiting take ", percent_text(1 - all.computing),
               " of the ranks' time: ", milliseconds(exchanged), " of a step of ",
               milliseconds(all.step_seconds()), "."),
        "Use larger batches, or sum several batches before an exchange (no_sync). Compare with one "

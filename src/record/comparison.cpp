@@ -114,7 +114,7 @@ void add_times(Differences& differences, const Run& first, const Run& second) {
   }
   mean("communication", &RankInterval::working, milliseconds_text);
   mean("waiting", &RankInterval::waiting, milliseconds_text);
-  differences.add("efficiency", a.efficiency, b.efficiency, percent_text);
+  differences.add("computing", a.computing, b.computing, percent_text);
   if (a.samples_per_second() > 0 && b.samples_per_second() > 0) {
     differences.add("samples/s", a.samples_per_second(), b.samples_per_second());
   }

@@ -120,8 +120,8 @@ void write_prometheus(std::ostream& out, const Run& run) {
             [](const RankInterval& rank) { return static_cast<double>(rank.samples); });
   head("lockstep_step_seconds", "gauge", "Mean time of a step of the slowest rank.");
   out << "lockstep_step_seconds{" << of_run << "} " << number(all.step_seconds()) << '\n';
-  head("lockstep_efficiency_ratio", "gauge", "Share of the ranks' time that was compute.");
-  out << "lockstep_efficiency_ratio{" << of_run << "} " << number(all.efficiency) << '\n';
+  head("lockstep_computing_ratio", "gauge", "Share of the ranks' time that was compute.");
+  out << "lockstep_computing_ratio{" << of_run << "} " << number(all.computing) << '\n';
 }
 
 // --- MLflow ----------------------------------------------------------------------------------

@@ -1,9 +1,11 @@
 #include "record/report.h"
 
 #include <algorithm>
+#include <optional>
 #include <string_view>
 #include <utility>
 
+#include "core/plural.h"
 #include "core/text.h"
 #include "record/advice.h"
 #include "record/chart.h"
@@ -15,6 +17,7 @@ namespace lockstep::inline v0_2::record {
 namespace {
 
 using detail::concat;
+using detail::plural;
 
 /// "on <host>" between two texts, for a rank where there are several hosts; else nothing.
 std::string place_text(const Run& run, std::size_t rank, const char* before, const char* after) {
@@ -66,9 +69,9 @@ void throughput(std::ostream& out, const Run& run) {
 void ranks_facts(std::ostream& out, const Run& run) {
   const auto all = totals(run.intervals);
   fact(out, "step", number_text(1000 * all.step_seconds()) + " ms",
-       concat(all.steps, " steps measured"));
+       concat(plural(all.steps, "step"), " measured"));
   throughput(out, run);
-  fact(out, "efficiency", percent_text(all.efficiency), "of the ranks' time was compute");
+  fact(out, "computing", percent_text(all.computing), "of the ranks' time");
   if (all.ranks.size() < 2) return;
   const auto& slowest = all.ranks[all.slowest];
   double mean = 0;
@@ -83,6 +86,22 @@ void ranks_facts(std::ostream& out, const Run& run) {
        concat("a rank and step", run.shares_memory() ? ", through shared memory" : ""));
 }
 
+/// What `measure_efficiency()` recorded, if anything.
+void measured_efficiency(std::ostream& out, const Run& run) {
+  const auto last = [&run](const char* name) -> std::optional<double> {
+    const Curve* curve = run.curve(name);
+    if (curve == nullptr || curve->empty()) return std::nullopt;
+    return curve->rbegin()->second;
+  };
+  const auto median = last("efficiency");
+  if (!median) return;
+  const auto least = last("efficiency_least");
+  const auto most = last("efficiency_most");
+  fact(out, "efficiency", percent_text(*median),
+       concat("one rank's step alone over all ranks' step",
+              least && most ? concat(", ", percent_text(*least), " to ", percent_text(*most)) : ""));
+}
+
 void facts(std::ostream& out, const Run& run) {
   out << "<dl class=\"facts\">\n";
   last_and_best(out, run, headline(run, "train_loss", is_loss), false);
@@ -92,11 +111,7 @@ void facts(std::ostream& out, const Run& run) {
   } else {
     ranks_facts(out, run);
   }
-  const Curve* measured = run.curve("efficiency");
-  if (measured != nullptr && !measured->empty()) {
-    fact(out, "against one rank", percent_text(measured->rbegin()->second),
-         "one rank's step alone over all ranks' step");
-  }
+  measured_efficiency(out, run);
   out << "</dl>\n";
 }
 

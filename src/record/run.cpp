@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "core/json_depth.h"
+#include "core/plural.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "record/folder.h"
@@ -21,6 +22,7 @@ namespace lockstep::inline v0_2::record {
 namespace {
 
 using detail::concat;
+using detail::plural;
 using nlohmann::json;
 
 /// These count what a step counts as well.
@@ -139,7 +141,7 @@ std::string hosts_text(const std::vector<std::string>& hosts) {
     const int count = std::exchange(counts[host], 0);
     if (count == 0) continue;
     if (!text.empty()) text += ", ";
-    text += concat(host, " (", count, count == 1 ? " rank)" : " ranks)");
+    text += concat(host, " (", plural(count, "rank"), ")");
   }
   return text;
 }

@@ -24,7 +24,7 @@ Totals totals(const std::vector<Interval>& intervals) {
     computing += rank.computing();
     seconds += rank.seconds;
   }
-  all.efficiency = seconds > 0 ? computing / seconds : 0;
+  all.computing = seconds > 0 ? computing / seconds : 0;
   all.slowest = static_cast<std::size_t>(
       std::ranges::max_element(all.ranks, {}, &RankInterval::computing) - all.ranks.begin());
   return all;

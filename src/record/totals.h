@@ -15,7 +15,7 @@ namespace lockstep::inline v0_2::record {
 struct Totals {
   std::vector<RankInterval> ranks;
   std::int64_t steps = 0;
-  double efficiency = 0;    ///< computing's share of all ranks' time
+  double computing = 0;     ///< computing's share of all ranks' time
   std::size_t slowest = 0;  ///< the rank that computed longest, for which the others wait
 
   /// Of the rank that took longest. Units: seconds.

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "core/folder_lock.h"
+#include "core/plural.h"
 #include "tests/other_numbers.h"
 
 namespace lockstep::detail {
@@ -21,6 +22,12 @@ TEST(Text, HasTheSameNumbersUnderEveryLocale) {
   TextStream text;
   text << std::hex << 0x12345678;
   EXPECT_EQ(text.str(), "12345678");
+}
+
+TEST(Text, CountsOneThingAndSeveral) {
+  EXPECT_EQ(plural(0, "rank"), "0 ranks");
+  EXPECT_EQ(plural(1, "rank"), "1 rank");
+  EXPECT_EQ(plural(std::size_t{2}, "NUMA node"), "2 NUMA nodes");
 }
 
 TEST(Text, RunsHaveTheSameIdsUnderEveryLocale) {

@@ -38,7 +38,7 @@ class UnderMpirun : public testing::ProgramRun {
           std::pair("ddp_trainer 1 1 --batch_size 500", "\ntrained 1 epochs on 2 ranks\n"),
           std::pair("resnet9_cifar10 --images 64 --batch-size 32 --epochs 1", "\ntest loss "),
           std::pair("resnet50 --samples 8 --batch-size 4 --image-size 32 --epochs 1",
-                    "\n1 steps took "),
+                    "\n1 step took "),
           std::pair("gradient_proof", "  unequal parts, not weighted, 20 40: largest difference "),
           std::pair("large_batch --images 1024 --epochs 1", "epoch 1  loss "),
           std::pair("custom_strategy", "\nstep 500: loss "),

@@ -137,7 +137,7 @@ TEST_F(Programs, LargeBatchesInParts) {
 }
 
 TEST_F(Programs, AStrategyOfOnesOwnLearns) {
-  const Result result = run(quoted_launcher + " run -n 3 " + quoted_bin + "custom_strategy");
+  const Result result = run(quoted_launcher + " run -n 3 " + quoted_bin + "custom_strategy -v");
   ASSERT_EQ(result.code, 0) << result.err;
   const auto loss_after = [&](const std::string& step) {
     const std::string what = "step " + step + ": loss ";
@@ -149,6 +149,49 @@ TEST_F(Programs, AStrategyOfOnesOwnLearns) {
   EXPECT_GT(loss_after("100"), 2 * loss_after("500"));
   // A byte for each float.
   EXPECT_THAT(result.out, HasSubstr("compressed 4.0 times"));
+}
+
+TEST_F(Programs, CountRanksInTheRightNumber) {
+  const std::string program = "gradient_proof --images 8";
+  EXPECT_THAT(alone(program).out, HasSubstr("gradient of 8 digits against that of 1 rank, "));
+  EXPECT_THAT(two_ranks(program).out, HasSubstr("gradient of 8 digits against that of 2 ranks, "));
+}
+
+TEST_F(Programs, SuggestTheOptionThatWasMeant) {
+  const std::pair<std::string, std::string> cases[] = {
+      {"gradient_proof --imgaes 8", "--imgaes: unknown option, did you mean --images?\n"},
+      {"large_batch --epohcs=2", "--epohcs: unknown option, did you mean --epochs?\n"},
+      {"resnet50 --nonsense", "--nonsense: unknown option\n"},
+      {"resnet9_cifar10 two", "two: unexpected argument\n"},
+      {"single_trainer --batchsize 3", "--batchsize: unknown option, did you mean --batch_size?\n"},
+      {"custom_strategy --verbsoe", "--verbsoe: unknown option, did you mean --verbose?\n"}};
+  for (const auto& [command, message] : cases) {
+    const Result result = alone(command);
+    EXPECT_EQ(result.code, 2) << command;
+    EXPECT_THAT(result.err, ::testing::StartsWith(message)) << command;
+    EXPECT_THAT(result.out, IsEmpty()) << command;
+  }
+  EXPECT_THAT(alone("ddp_trainer --help").out,
+              HasSubstr("total_epochs INT:INT in [1 - 1000000] REQUIRED"));
+}
+
+TEST_F(Programs, PrintCollectivesOnRequestOnly) {
+  const std::string program = "ddp_trainer 1 1";
+  EXPECT_THAT(two_ranks(program).out, Not(HasSubstr("waiting ms")));
+  std::filesystem::remove_all(folder / "snapshot.safetensors");
+  EXPECT_THAT(two_ranks(program + " -v").out, HasSubstr("waiting ms"));
+  const Result both = alone(program + " -v --quiet");
+  EXPECT_EQ(both.code, 2);
+  EXPECT_THAT(both.err, HasSubstr("--quiet"));
+}
+
+TEST_F(Programs, MakeTrainEndsWithCommandsThatExist) {
+  const Result result =
+      run("make -s -C '" LOCKSTEP_SOURCE_DIR "' next BUILD='" LOCKSTEP_BINARY_DIR "/..'");
+  ASSERT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(count(result.out, "\n  "), 3) << result.out;
+  const auto help = result.out.substr(result.out.rfind("\n  ") + 3);
+  EXPECT_EQ(run(help.substr(0, help.find('\n'))).code, 0) << help;
 }
 
 TEST_F(Programs, RegressionPrintsItsMetrics) {

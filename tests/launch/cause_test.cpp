@@ -50,6 +50,15 @@ TEST(RankAtFault, IsTheOneWhoseErrorCanBeReadWhereSeveralHaveErrors) {
   EXPECT_EQ(rank_at_fault(std::vector{raised, unread}, 1), 1);
 }
 
+TEST(RankAtFault, IsTheOneThatPrintedTheErrorWhereAllWroteToStderr) {
+  auto shown = with_error("no data");
+  shown.shows_error = true;
+  const auto warned = with_error("no data");
+  expect_named(shown, {warned, warned});
+  EXPECT_EQ(rank_at_fault(std::vector{shown, warned}, 1), 0);
+  EXPECT_EQ(rank_at_fault(std::vector{warned, shown}, 0), 1);
+}
+
 TEST(RankAtFault, IsNoneWhereNoneFailed) {
   EXPECT_EQ(rank_at_fault(std::vector{well, well}, std::nullopt), std::nullopt);
 }

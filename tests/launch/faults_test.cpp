@@ -70,6 +70,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Fault{"stop", 1, "was stopped (SIGSTOP)", {"--timeout", "1"}},
                       Fault{"throw-and-end-late", 1, "raised an error and had not ended yet"},
                       Fault{"last-with-own-error", 1, "ended with exit code 1"},
+                      Fault{"last-with-printed-error", 1, "ended with exit code 1"},
                       Fault{"never-ends-with-own-error", 1,
                             "raised an error and had not ended yet"},
                       Fault{"last-with-stderr", 1, "ended with exit code 1"},
@@ -94,11 +95,37 @@ TEST(Run, AWorldOfOne) {
 }
 
 TEST(Report, HoldsTheLastTwentyLines) {
-  const auto ended = run_lockstep({"-n", "2", rank_program(), "many-lines", "1"});
+  const auto ended = run_lockstep({"-n", "2", "--quiet", rank_program(), "many-lines", "1"});
   EXPECT_EQ(ended.code, 5);
   EXPECT_THAT(ended.err, HasSubstr("  | line 20\n"));
   EXPECT_THAT(ended.err, HasSubstr("  | line 39\n"));
   EXPECT_THAT(ended.err, Not(HasSubstr("  | line 19\n")));
+}
+
+TEST(Report, DoesNotRepeatLinesThatTheUserHasJustSeen) {
+  const auto shown =
+      run_lockstep({"-n", "2", "sh", "-c", "[ $LOCKSTEP_RANK = 0 ] || { seq 5 >&2; exit 3; }"});
+  EXPECT_THAT(shown.err, AllOf(HasSubstr("[1] 5\n"), Not(HasSubstr("  | ")),
+                               HasSubstr("Its last lines of stderr are above.")));
+  const auto interrupted =
+      run_lockstep({"-n", "2", "sh", "-c",
+                    "if [ $LOCKSTEP_RANK = 1 ]; then echo one >&2; kill -9 $$; "
+                    "else trap 'echo other >&2; exit 1' TERM; sleep 1000 & wait; fi"});
+  EXPECT_THAT(interrupted.err, AllOf(HasSubstr("other\n"), HasSubstr("  | one\n")));
+}
+
+TEST(Report, HasAnErrorThatTheRankPrintedOnce) {
+  for (const bool quiet : {false, true}) {
+    std::vector<std::string> words{"-n", "2", rank_program(), "printed-error", "1"};
+    if (quiet) words.insert(words.begin(), "--quiet");
+    const auto ended = run_lockstep(words);
+    EXPECT_THAT(ended.err, HasSubstr("rank 1 of 2 failed first: it ended with exit code 1"));
+    const auto found = ended.err.find("disk full");
+    EXPECT_NE(found, std::string::npos);
+    EXPECT_EQ(found, ended.err.rfind("disk full")) << ended.err;
+    EXPECT_THAT(ended.err, HasSubstr(quiet ? "  | program: disk full\n"
+                                           : "\n  Its error is printed above.\n"));
+  }
 }
 
 TEST(Report, HasTheErrorThatTheRankRecorded) {

@@ -105,11 +105,14 @@ TEST(Input, GoesToRankZeroOnly) {
   EXPECT_EQ(job.wait().out, "hello\n");
 }
 
-/// The output of a program on a terminal of its own.
-std::string on_terminal(const std::vector<std::string>& command) {
+/// The output of a program on a terminal of its own, of this type.
+std::string on_terminal(const std::vector<std::string>& command, const char* type = "dumb",
+                        const char* no_color = "") {
   int master = -1;
   const pid_t pid = forkpty(&master, nullptr, nullptr, nullptr);
   if (pid == 0) {
+    ::setenv("TERM", type, 1);
+    ::setenv("NO_COLOR", no_color, 1);
     std::vector<std::string> words = command;
     std::vector<char*> arguments;
     for (auto& word : words) arguments.push_back(word.data());
@@ -133,6 +136,25 @@ TEST(Terminal, IsSeenByRankZeroOnly) {
   EXPECT_THAT(text, HasSubstr("terminal\r\n"));
   EXPECT_THAT(text, HasSubstr("[1] pipe\r\n"));
   EXPECT_THAT(text, Not(HasSubstr("[1] terminal")));
+}
+
+TEST(Terminal, HasColoursUnlessTheUserRefusesThem) {
+  const std::vector<std::string> failing{lockstep_program(),
+                                         "run",
+                                         "-n",
+                                         "2",
+                                         "sh",
+                                         "-c",
+                                         "[ $LOCKSTEP_RANK = 0 ] || { echo last; exit 3; }"};
+  const auto coloured = on_terminal(failing, "xterm");
+  EXPECT_THAT(coloured, HasSubstr("\x1b[36m[1]\x1b[0m last\r\n"));
+  EXPECT_THAT(coloured, HasSubstr("\x1b[1;31mlockstep:\x1b[0m \x1b[1mrank 1 of 2 failed first"));
+  for (const auto& plain : {on_terminal(failing, "dumb"), on_terminal(failing, "xterm", "1")}) {
+    EXPECT_THAT(plain, HasSubstr("[1] last\r\nlockstep: rank 1 of 2 failed first"));
+    EXPECT_THAT(plain, Not(HasSubstr("\x1b")));
+  }
+  const auto misused = on_terminal({lockstep_program(), "run", "true"}, "xterm");
+  EXPECT_THAT(misused, HasSubstr("\x1b[1;31mlockstep:\x1b[0m run: "));
 }
 
 TEST(Terminal, ShowsAnUnfinishedLineAtOnce) {

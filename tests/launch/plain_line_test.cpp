@@ -74,13 +74,14 @@ TEST(PlainLine, KeepsBytesThatAreNoText) {
 }
 
 TEST(Output, OfPrefixedLinesMovesNoCursor) {
-  const auto ended = testing::run_lockstep(
-      {"-n", "2", "sh", "-c",
-       "[ $LOCKSTEP_RANK = 0 ] && exit; printf 'a\\033[2Jb\\033[31mred\\033[0m\\n'; "
-       "printf '\\033]0;owned\\007last words\\033[H\\n' >&2; exit 3"});
+  const std::string script =
+      "[ $LOCKSTEP_RANK = 0 ] && exit; printf 'a\\033[2Jb\\033[31mred\\033[0m\\n'; "
+      "printf '\\033]0;owned\\007last words\\033[H\\n' >&2; exit 3";
+  const auto ended = testing::run_lockstep({"-n", "2", "sh", "-c", script});
   EXPECT_EQ(ended.out, "[1] ab\x1b[31mred\x1b[0m\n");
   EXPECT_THAT(ended.err, HasSubstr("[1] last words\n"));
-  EXPECT_THAT(ended.err, HasSubstr("  | last words\n"));
+  const auto quiet = testing::run_lockstep({"-n", "2", "--quiet", "sh", "-c", script});
+  EXPECT_THAT(quiet.err, HasSubstr("  | last words\n"));
 }
 
 TEST(Output, OfRankZeroAndLogFilesKeepControlSequences) {

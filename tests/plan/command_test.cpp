@@ -16,6 +16,7 @@ namespace lockstep::testing {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 Ended plan(const std::string& arguments) {
   std::vector<std::string> words{LOCKSTEP_BINARY_DIR "/lockstep", "plan"};
@@ -31,6 +32,19 @@ TEST(PlanCommand, ComparesStrategiesInATable) {
   EXPECT_THAT(ended.out, HasSubstr("resnet50, 25557032 parameters"));
   EXPECT_THAT(ended.out, HasSubstr("2048 ranks"));
   EXPECT_THAT(ended.out, HasSubstr("fastest: "));
+}
+
+TEST(PlanCommand, SaysThatItKnowsNothingOfConvergenceBeforeItRanks) {
+  const std::string setting = "--nodes 2 --model cnn --step-ms 10 --strategy ";
+  const std::string caution = "knows nothing of convergence";
+  const auto several = plan(setting + "fp32 --strategy local_sgd:8");
+  const auto at = several.out.find(caution);
+  ASSERT_NE(at, std::string::npos) << several.out;
+  EXPECT_LT(at, several.out.find("local_sgd:8"));
+  EXPECT_THAT(plan(setting + "local_sgd:8").out, HasSubstr(caution));
+  EXPECT_THAT(plan(setting + "fp32").out, Not(HasSubstr(caution)));
+  EXPECT_THAT(plan("--ranks-per-node 1 --model cnn --step-ms 10 --strategy fp32").out,
+              HasSubstr("= 1 rank\n"));
 }
 
 TEST(PlanCommand, WritesOneObjectALine) {
@@ -112,6 +126,8 @@ TEST(PlanCommand, NamesWhatIsWrongWithItsArguments) {
       {"--model cnn --strategy adasum", "depends on the data"},
       {"--model cnn --strategy topk:2", "at most 1"},
       {"--model cnn --no-such-flag", "no-such-flag"},
+      {"--modle cnn", "plan: unknown option '--modle', did you mean --model?"},
+      {"--model cnn --overlpa=1", "'--overlpa=1', did you mean --overlap?"},
   };
   for (const auto& c : cases) {
     const auto ended = plan(c.arguments);

@@ -41,8 +41,10 @@ TEST_F(Report, ShowsAllThatARunRecorded) {
                                       {"images <a> second", t}, {"ranks", 2}};
     metrics += metrics_line(step, t, scalars);
   }
-  write("metrics.jsonl",
-        metrics + metrics_line(30, 31, std::vector<Scalar>{{"efficiency", 0.875}}));
+  write("metrics.jsonl", metrics + metrics_line(30, 31,
+                                                std::vector<Scalar>{{"efficiency", 0.875},
+                                                                    {"efficiency_least", 0.85},
+                                                                    {"efficiency_most", 0.9}}));
   const RankInterval fast{
       .seconds = 2, .waiting = 1, .working = 0.5, .bytes = 1000, .dense_bytes = 50000};
   const RankInterval slow{.seconds = 2, .waiting = 0.2, .working = 0.3, .bytes = 3000};
@@ -58,7 +60,8 @@ TEST_F(Report, ShowsAllThatARunRecorded) {
   EXPECT_TRUE(remarks_.empty());
   for (const char* part :
        {"Loss</figcaption>", "Accuracy</figcaption>", "train_loss at step 20: 0.05<",
-        "test_loss at step 30: 0.06667<", "images &lt;a&gt; second", "87.5 %",
+        "test_loss at step 30: 0.06667<", "images &lt;a&gt; second",
+        "<dd>87.5 %<small>one rank's step alone over all ranks' step, 85 % to 90 %<",
         // 20 steps: 2 s computing and 1 s working of 4 s are 50 ms, 50 ms, 100 ms a step for rank
         // 0.
         "rank 0: compute 50 ms, communication 50 ms, waiting 100 ms a step",

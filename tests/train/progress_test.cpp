@@ -5,10 +5,12 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <sstream>
+#include <string>
 
 #include "comm/communicator.h"
-#include "core/text.h"
+#include "lockstep/error.h"
 #include "lockstep/run_log.h"
 #include "tests/ranks.h"
 
@@ -37,6 +39,12 @@ TEST(ProgressText, StaysWithinItsBarWhenThereIsMoreThanExpected) {
 
 TEST(ProgressText, FitsATerminalOfEightyColumns) {
   EXPECT_LT(progress_text("epoch 100/100", 59999, 60000, 3, "images").size(), 80u);
+  EXPECT_LT(progress_text("epoch 100/100", 59999, 60000, 3, "images", "loss 0.1234").size(), 80u);
+}
+
+TEST(ProgressText, ShowsANoteInPlaceOfTheCount) {
+  EXPECT_EQ(progress_text("epoch 1", 2500, 10000, 5, "images", "loss 0.1234"),
+            "epoch 1 [####............]  25%  loss 0.1234  500 images/s  0:15 left");
 }
 
 TEST(Progress, ABarIsDrawnOverItselfAndGivesWayToALine) {
@@ -46,7 +54,7 @@ TEST(Progress, ABarIsDrawnOverItselfAndGivesWayToALine) {
   EXPECT_THAT(out.str(), HasSubstr("\repoch 1 ["));
   EXPECT_THAT(out.str(), Not(HasSubstr("\n")));
   progress.finish("done");
-  EXPECT_TRUE(out.str().ends_with("\rdone\n")) << out.str();
+  EXPECT_TRUE(out.str().ends_with("\r\x1b[Kdone\n")) << out.str();
   const std::size_t size = out.str().size();
   progress.advance(3);
   EXPECT_EQ(out.str().size(), size) << "nothing comes after the line";
@@ -55,9 +63,41 @@ TEST(Progress, ABarIsDrawnOverItselfAndGivesWayToALine) {
 TEST(Progress, AnAbandonedBarIsRemoved) {
   std::ostringstream out;
   { Progress(out, ProgressStyle::bar, "x", 4, "images").advance(1); }
-  const std::string text = out.str();
-  const std::size_t width = text.find('\r', 1) - 1;
-  EXPECT_TRUE(text.ends_with(detail::concat('\r', std::string(width, ' '), '\r'))) << text;
+  EXPECT_TRUE(out.str().ends_with("\r\x1b[K")) << out.str();
+}
+
+TEST(Progress, ABarThatIsTooWideIsCutByTheTerminal) {
+  std::ostringstream out;
+  Progress progress(out, ProgressStyle::bar, "x", 4, "images");
+  progress.advance(1);
+  EXPECT_TRUE(out.str().starts_with("\x1b[?7l\rx [")) << out.str();
+  EXPECT_TRUE(out.str().ends_with("\x1b[K\x1b[?7h")) << out.str();
+}
+
+TEST(Progress, ABarShowsTheNoteAndIsDrawnTenTimesASecondAtMost) {
+  std::ostringstream out;
+  int asked = 0;
+  const auto note = [&] { return "loss " + std::to_string(++asked); };
+  Progress progress(out, ProgressStyle::bar, "x", 1000, "images");
+  const auto begin = Progress::Clock::now();
+  for (int i = 0; i < 1000; ++i) progress.advance(1, note);
+  const std::chrono::duration<double> seconds = Progress::Clock::now() - begin;
+  EXPECT_THAT(out.str(), HasSubstr("%  loss 1"));
+  EXPECT_LE(asked, 2 + 10 * seconds.count());
+  Progress lines(out, ProgressStyle::lines, "x", 4, "images");
+  lines.advance(1, [&]() -> std::string { throw Error("nobody sees this note"); });
+}
+
+TEST(Progress, ABarIsColouredUnlessTheUserRefusesColours) {
+  for (const bool refused : {false, true}) {
+    refused ? ::setenv("NO_COLOR", "1", 1) : ::unsetenv("NO_COLOR");
+    std::ostringstream out;
+    Progress progress(out, ProgressStyle::bar, "x", 4, "images");
+    progress.advance(2);
+    EXPECT_THAT(out.str(), HasSubstr(refused ? "x [########........]"
+                                             : "x [\x1b[36m########\x1b[0m........]"));
+  }
+  ::unsetenv("NO_COLOR");
 }
 
 TEST(Progress, WithoutATerminalAPassIsOneLine) {
@@ -88,6 +128,7 @@ TEST(ProgressStyle, SuitsRankAndStream) {
   ASSERT_GE(of_mpirun, 0);
   int ends[2];
   ASSERT_EQ(pipe(ends), 0);
+  ::setenv("TERM", "xterm", 1);
   testing::run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
     const Group group(std::move(communicator));
     const bool first = group.rank() == 0;
@@ -96,6 +137,10 @@ TEST(ProgressStyle, SuitsRankAndStream) {
               first ? ProgressStyle::lines : ProgressStyle::silent);
     EXPECT_EQ(progress_style(group, ends[1]), first ? ProgressStyle::lines : ProgressStyle::silent);
     EXPECT_EQ(progress_style(group, terminal, true), ProgressStyle::silent);
+  });
+  ::setenv("TERM", "dumb", 1);
+  testing::run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
+    EXPECT_EQ(progress_style(Group(std::move(communicator)), terminal), ProgressStyle::lines);
   });
   close(terminal);
   close(of_mpirun);

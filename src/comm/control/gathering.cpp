@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "core/log.h"
+#include "core/plural.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 
@@ -194,8 +195,8 @@ void Gathering::take(Stranger& stranger, const std::string& bytes) {
     wrong = concat("control: ", who, " is of Lockstep ", version, ", rank 0 on host ",
                    settings_.host, " of ", settings_.version);
   } else if (hello.size != settings_.size) {
-    wrong = concat("control: ", who, " expects a world of ", hello.size, " ranks, rank 0 on host ",
-                   settings_.host, " one of ", settings_.size);
+    wrong = concat("control: ", who, " expects a world of ", detail::plural(hello.size, "rank"),
+                   ", rank 0 on host ", settings_.host, " one of ", settings_.size);
   } else if (hello.rank < 1 || hello.rank >= settings_.size) {
     wrong = concat("control: ", who, " came, expected ranks 1 to ", settings_.size - 1);
   } else if (same != members_.end()) {

@@ -17,6 +17,7 @@
 
 #include "comm/host/world.h"
 #include "core/memory.h"
+#include "core/plural.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 
@@ -76,6 +77,7 @@ void Heap::give_back(std::uint64_t offset, std::size_t bytes) {
 namespace {
 
 using detail::concat;
+using detail::plural;
 
 constexpr double mib = 1024.0 * 1024.0;
 
@@ -216,8 +218,8 @@ std::unique_ptr<Arena> Arena::attach(int fd, int size) {
                            ": the launcher and the program are of different Lockstep versions"));
   }
   if (header.size != size || total_bytes(header.size, header.heap_bytes) != bytes) {
-    throw CommError(concat("host: descriptor ", fd, " holds a world of ", header.size,
-                           " ranks, expected ", size));
+    throw CommError(concat("host: descriptor ", fd, " holds a world of ",
+                           plural(header.size, "rank"), ", expected ", size));
   }
   return arena;
 }

@@ -23,6 +23,7 @@
 #include "comm/host/peer_watch.h"
 #include "core/deadline.h"
 #include "core/log.h"
+#include "core/plural.h"
 #include "core/process.h"
 #include "core/text.h"
 #include "lockstep/error.h"
@@ -45,6 +46,7 @@ namespace {
 using detail::concat;
 using detail::Deadline;
 using detail::Descriptor;
+using detail::plural;
 
 /// Rank 0's answer, with the descriptor if it agrees.
 struct Answer {
@@ -150,8 +152,8 @@ std::shared_ptr<World> receive_all(const Address& address, int size, Deadline& u
   const auto hear = [&](int peer, pid_t pid, const Hello& hello) {
     std::string refusal;
     if (hello.size != size) {
-      refusal = concat("init: rank ", hello.rank, " expects a world of ", hello.size,
-                       " ranks, rank 0 one of ", size);
+      refusal = concat("init: rank ", hello.rank, " expects a world of ",
+                       plural(hello.size, "rank"), ", rank 0 one of ", size);
     } else if (!arrivals.may_be(hello.rank)) {
       refusal = concat("init: two processes say that they are rank ", hello.rank, " of ", size,
                        "; one is ", process_text(pid));

@@ -9,6 +9,7 @@
 #include "comm/mpi/mpi_rank_context.h"
 #include "comm/placement.h"
 #include "core/log.h"
+#include "core/plural.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 
@@ -42,8 +43,8 @@ std::shared_ptr<Communicator> create(const Options& options) {
   const int size = context->size();
   if (options.expected_size > 0 && options.expected_size != size) {
     throw BackendUnavailable(detail::concat(
-        "mpi: the launcher started ", options.expected_size, " ranks, but this program's MPI (",
-        version(), ") knows of ", size,
+        "mpi: the launcher started ", detail::plural(options.expected_size, "rank"),
+        ", but this program's MPI (", version(), ") knows of ", size,
         ": launcher and program use different MPIs; start it with the mpirun of the program's"));
   }
   Library::at_end([context] { context->part(); });

@@ -217,6 +217,31 @@ const std::map<std::string, FailingTogether, std::less<>> failing_together{
             lockstep::detail::leave_error_record({.rank = chosen, .repeats = true, .text = text});
             return fail_silently(chosen);
           }}},
+    {"printed-error",
+     {.chosen =
+          [] {
+            const int rank = Environment::get().rank.value();
+            world()->record_error(rank, "rank " + std::to_string(rank) + ": disk full", rank);
+            lockstep::detail::leave_error_record({.text = "disk full"});
+            std::cerr << "program: disk full" << std::endl;
+            become_known();
+            return 1;
+          },
+      .others = fail_silently}},
+    {"last-with-printed-error",
+     {.chosen =
+          [] {
+            lockstep::detail::leave_error_record({.text = "disk full"});
+            std::cerr << "program: disk full" << std::endl;
+            become_known();
+            return fail_after_others();
+          },
+      .others =
+          [](int chosen) {
+            lockstep::detail::leave_error_record({.text = "disk full"});
+            std::cerr << "a warning" << std::endl;
+            return fail_silently(chosen);
+          }}},
     {"never-ends-with-own-error",
      {.chosen = []() -> int {
         lockstep::detail::leave_error_record({.text = "disk full"});

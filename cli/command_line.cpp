@@ -1,0 +1,49 @@
+#include "cli/command_line.h"
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+#include "core/text.h"
+#include "lockstep/closest_match.h"
+
+namespace lockstep::cli {
+namespace {
+
+std::string meant(const std::string& word, const std::vector<std::string>& candidates) {
+  const std::string match = closest_match(word, candidates);
+  return match.empty() ? "" : ", did you mean " + match + "?";
+}
+
+}  // namespace
+
+std::string meant_option(const CLI::App& command, const std::string& word) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : command.get_options()) {
+    for (const auto& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  return meant(word.substr(0, word.find('=')), names);
+}
+
+std::string unexpected_words(const CLI::App& app) {
+  const auto chosen = app.get_subcommands();
+  const CLI::App& command = chosen.empty() ? app : *chosen.front();
+  const auto words = app.remaining(true);
+  const std::string word = words.empty() ? "" : words.front();
+  const std::string prefix = chosen.empty() ? "" : command.get_name() + ": ";
+  if (word.starts_with('-')) {
+    return detail::concat(prefix, "unknown option '", word, "'", meant_option(command, word));
+  }
+  if (!chosen.empty()) return detail::concat(prefix, "unexpected argument '", word, "'");
+  std::vector<std::string> names;
+  std::string all;
+  for (const CLI::App* one : app.get_subcommands([](const CLI::App*) { return true; })) {
+    names.push_back(one->get_name());
+    all += (all.empty() ? "" : ", ") + one->get_name();
+  }
+  const std::string match = meant(word, names);
+  return detail::concat("unknown command '", word, "'",
+                        match.empty() ? ", expected one of: " + all : match);
+}
+
+}  // namespace lockstep::cli

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace lockstep::inline v0_2::detail {
+
+/// Whether the descriptor is a terminal that can move its cursor: TERM is set and is not "dumb".
+bool is_capable_terminal(int fd);
+
+/// Whether the user wants no colours: NO_COLOR is set and not empty.
+/// Source: no-color.org
+bool is_colour_refused();
+
+/// Whether text for the descriptor may have colours: a capable terminal of a user who does not
+/// refuse them.
+bool shows_colour(int fd);
+
+enum class Tone : std::uint8_t {
+  error,   ///< bold red
+  strong,  ///< bold
+  label    ///< cyan
+};
+
+/// The text in the tone where colour is true, else the text alone.
+std::string in_tone(std::string_view text, Tone tone, bool colour);
+
+}  // namespace lockstep::detail

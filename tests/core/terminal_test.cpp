@@ -1,0 +1,68 @@
+#include "core/terminal.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <optional>
+#include <string>
+
+namespace lockstep::detail {
+namespace {
+
+/// An environment variable with another value, or unset, while this lives.
+class Variable {
+ public:
+  Variable(const char* name, const char* value) : name_(name) {
+    if (const char* before = ::getenv(name)) before_ = before;
+    value != nullptr ? ::setenv(name, value, 1) : ::unsetenv(name);
+  }
+  ~Variable() { before_ ? ::setenv(name_, before_->c_str(), 1) : ::unsetenv(name_); }
+  Variable(const Variable&) = delete;
+  Variable& operator=(const Variable&) = delete;
+
+ private:
+  const char* name_;
+  std::optional<std::string> before_;
+};
+
+struct Ends {
+  int terminal = ::posix_openpt(O_RDWR | O_NOCTTY);
+  int file = ::open("/dev/null", O_WRONLY);
+  ~Ends() {
+    ::close(terminal);
+    ::close(file);
+  }
+};
+
+TEST(Terminal, ShowsColourWhereTheUserWantsIt) {
+  const Ends ends;
+  ASSERT_GE(ends.terminal, 0);
+  const struct {
+    const char* term;
+    const char* no_color;
+    bool capable;
+    bool colour;
+  } cases[] = {{"xterm", nullptr, true, true},   {"xterm", "", true, true},
+               {"xterm", "1", true, false},      {"dumb", nullptr, false, false},
+               {nullptr, nullptr, false, false}, {"", nullptr, false, false}};
+  for (const auto& one : cases) {
+    const Variable term("TERM", one.term);
+    const Variable no_color("NO_COLOR", one.no_color);
+    SCOPED_TRACE(std::string(one.term != nullptr ? one.term : "no TERM") + ", NO_COLOR " +
+                 (one.no_color != nullptr ? one.no_color : "unset"));
+    EXPECT_EQ(is_capable_terminal(ends.terminal), one.capable);
+    EXPECT_EQ(shows_colour(ends.terminal), one.colour);
+    EXPECT_FALSE(is_capable_terminal(ends.file));
+    EXPECT_FALSE(shows_colour(ends.file));
+  }
+}
+
+TEST(Terminal, ToneIsResetAtItsEnd) {
+  EXPECT_EQ(in_tone("lockstep:", Tone::error, true), "\x1b[1;31mlockstep:\x1b[0m");
+  EXPECT_EQ(in_tone("lockstep:", Tone::error, false), "lockstep:");
+}
+
+}  // namespace
+}  // namespace lockstep::detail
