@@ -4,7 +4,8 @@
 #   make test                        build everything, run every test
 #   make build | lint                programs only | style checks
 #   make bench | bench-peers         collectives of this machine | everything beside other libraries
-#   make clean | distclean           remove build/ | and .venv, .venv-peers
+#   make docs                        the documentation as a site: build/docs/site/index.html
+#   make clean | distclean           remove build/ | and .venv, .venv-peers, .venv-docs
 #
 # RANKS=4 and ARGS='--epochs 10 --data DIR' change what `make train` runs; MNIST=DIR gives bench-peers
 # the whole of MNIST.
@@ -18,7 +19,7 @@ configure = torch=$$(tools/bootstrap $(1)) && \
 programs = -DLOCKSTEP_BUILD_TESTS=OFF
 everything = -DLOCKSTEP_BUILD_TESTS=ON
 
-.PHONY: help build train test bench bench-peers lint clean distclean
+.PHONY: help build train test bench bench-peers docs lint clean distclean
 
 help:
 	@sed -n '/^#   make/s/^#   /  /p; /^# RANKS/,/^$$/s/^# /  /p' Makefile
@@ -48,7 +49,11 @@ bench-peers:
 	  cmake --build '$(BUILD)' && \
 	  "$$torch/../../../../../../../bin/python3" bench/peers/run.py --build '$(BUILD)' \
 	    $${intel:+--intel "$$intel"} $(if $(MNIST),--data '$(MNIST)') \
-	    --jsonl bench/peers/baseline.jsonl --docs docs/results.md $(ARGS)
+	    --jsonl bench/peers/baseline.jsonl --docs docs/results.md $(ARGS) && \
+	  bench/peers/chart.py
+
+docs:
+	@tools/docs
 
 lint:
 	@tools/bootstrap test >/dev/null
@@ -58,4 +63,4 @@ clean:
 	rm -rf '$(BUILD)'
 
 distclean: clean
-	rm -rf .venv .venv-peers
+	rm -rf .venv .venv-peers .venv-docs
