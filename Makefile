@@ -5,7 +5,8 @@
 #   make build | lint                programs only | style checks
 #   make deb                         Debian packages of the launcher and the library, in build/
 #   make bench | bench-peers         collectives of this machine | everything beside other libraries
-#   make clean | distclean           remove build/ | and .venv, .venv-peers
+#   make docs                        the documentation as a site: build/docs/site/index.html
+#   make clean | distclean           remove build/ | and .venv, .venv-peers, .venv-docs
 #
 # RANKS=4 and ARGS='--epochs 10 --data DIR' change what `make train` runs; MNIST=DIR gives bench-peers
 # the whole of MNIST.
@@ -22,7 +23,7 @@ everything = -DLOCKSTEP_BUILD_TESTS=ON
 # ninja's progress: commands done of all, and the time since the build began.
 export NINJA_STATUS ?= [%f/%t, %es] 
 
-.PHONY: help build train next test deb bench bench-peers lint clean distclean
+.PHONY: help build train next test deb bench bench-peers docs lint clean distclean
 
 help:
 	@sed -n '/^#   make/s/^#   /  /p; /^# RANKS/,/^$$/s/^# /  /p' Makefile
@@ -66,7 +67,11 @@ bench-peers:
 	  cmake --build '$(BUILD)' && \
 	  "$$torch/../../../../../../../bin/python3" bench/peers/run.py --build '$(BUILD)' \
 	    $${intel:+--intel "$$intel"} $(if $(MNIST),--data '$(MNIST)') \
-	    --jsonl bench/peers/baseline.jsonl --docs docs/results.md $(ARGS)
+	    --jsonl bench/peers/baseline.jsonl --docs docs/results.md $(ARGS) && \
+	  bench/peers/chart.py
+
+docs:
+	@tools/docs
 
 lint:
 	@tools/bootstrap test >/dev/null
@@ -76,4 +81,4 @@ clean:
 	rm -rf '$(BUILD)'
 
 distclean: clean
-	rm -rf .venv .venv-peers
+	rm -rf .venv .venv-peers .venv-docs

@@ -1,0 +1,75 @@
+"""Checks what tests/docs/samples.py and docs/site make of small pages and headers."""
+
+import pathlib
+import runpy
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT / "docs" / "site"))
+API = runpy.run_path(str(ROOT / "docs" / "site" / "api.py"))
+STAGE = runpy.run_path(str(ROOT / "docs" / "site" / "stage.py"))
+SAMPLES = runpy.run_path(str(ROOT / "tests" / "docs" / "samples.py"))
+
+
+class Samples(unittest.TestCase):
+    def source_of(self, page):
+        with tempfile.TemporaryDirectory() as root:
+            root = pathlib.Path(root)
+            (root / "docs").mkdir()
+            (root / "README.md").write_text(page, encoding="utf-8")
+            return SAMPLES["source"](root)
+
+    def test_a_sample_is_a_function_at_its_line(self):
+        source = self.source_of("# A\n\n```cpp\nint a = 1;\n```\n\n```sh\nnot a sample\n```\n")
+        self.assertIn('static void sample_0() {\n#line 4 "README.md"\nint a = 1;\n}', source)
+        self.assertNotIn("not a sample", source)
+
+    def test_a_program_can_be_called_by_its_name(self):
+        source = self.source_of("<!-- program: hello -->\n```cpp\n#include <cstdio>\n\nint main(int, char**) { return 0; }\n```\n")
+        self.assertIn('if (name == "hello") return program_hello::main(argc - 1, argv + 1);', source)
+        self.assertLess(source.index("#include <cstdio>"), source.index("namespace program_hello"))
+        self.assertIn('#line 3 "README.md"\n\n\nint main', source)
+
+
+class Api(unittest.TestCase):
+    def page_of(self, header):
+        with tempfile.TemporaryDirectory() as folder:
+            pathlib.Path(folder, "a.h").write_text(header, encoding="utf-8")
+            return API["pages"](pathlib.Path(folder))["a.md"]
+
+    def test_declarations_and_their_comments(self):
+        page = self.page_of("#pragma once\n\nnamespace lockstep::inline v0_2 {\n\n/// A class. Throws: nothing.\nclass A {\n public:\n"
+                            "  /// Gets <b>.\n  int b() const { return b_; }\n\n private:\n  int b_ = 0;\n};\n\n"
+                            "namespace detail {\nint hidden();\n}  // namespace detail\n\n"
+                            "/// Some facts.\nstruct Facts {\n  int c = 0;  ///< the first\n};\n\n"
+                            "/// Works:\n///\n///     f(1);\n///\ntemplate <class T>\nvoid f(T value);\n\n}  // namespace lockstep\n")
+        for text in ("## A\n\n```cpp\nclass A;\n```\n\nA class.", "**Throws:** nothing.", "### b\n\n```cpp\nint b() const;\n```\n\nGets &lt;b&gt;.",
+                     "struct Facts {\n  int c = 0;  ///< the first\n};", "## f\n\n```cpp\ntemplate <class T>\nvoid f(T value);",
+                     "```cpp\nf(1);\n```"):
+            self.assertIn(text, page)
+        self.assertNotIn("hidden", page)
+        self.assertNotIn("b_", page)
+
+    def test_every_public_header_has_a_page(self):
+        pages = API["pages"](ROOT / "include" / "lockstep")
+        for header in (ROOT / "include" / "lockstep").glob("*.h"):
+            if header.name != "lockstep.h":  # includes the others
+                self.assertIn(f"]({header.stem}.md)", pages["README.md"])
+
+
+class Stage(unittest.TestCase):
+    def test_lists_are_indented_by_four(self):
+        self.assertEqual(STAGE["indent_lists"]("- a\n  b\n\n  | c |\n\ntext\n  d"), "- a\n    b\n\n    | c |\n\ntext\n  d")
+        self.assertEqual(STAGE["indent_lists"]("1. a\n\n       code"), "1. a\n\n        code")
+
+    def test_links_to_sources_lead_to_pages(self):
+        stage = STAGE["Stage"](pathlib.Path("/nowhere"))
+        page = ROOT / "docs" / "metrics.md"
+        self.assertEqual(stage.rewritten(page, "[a](../examples/regression.cpp) [b](../examples) [c](errors.md#x) `[d](../LICENSE)`"),
+                         "[a](../examples/regression.cpp.md) [b](../examples/README.md) [c](errors.md#x) `[d](../LICENSE)`")
+
+
+if __name__ == "__main__":
+    unittest.main()
