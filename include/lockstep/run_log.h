@@ -15,20 +15,20 @@ namespace lockstep::inline v0_2 {
 
 enum class ProgressStyle : std::uint8_t {
   silent,
-  lines,  ///< a line when a pass ends, for files and pipes
-  bar     ///< one line, drawn over and over, for terminals
+  lines,  ///< one line at the end of a pass, for files and pipes
+  bar     ///< a progress bar that is redrawn, for terminals
 };
 
-/// The style for this rank's stream: silence on all ranks but 0 and where quiet, a bar if fd is a
-/// terminal that has a width, else lines.
+/// The style for a stream of this rank: silent if quiet and on all ranks except 0, bar if fd is a
+/// terminal with a known width, else lines.
 ProgressStyle progress_style(const Group& group, int fd, bool quiet = false);
 
-/// Shows how far a pass over the data is, on the stream it is given.
+/// Shows the progress of a pass over the data on a stream.
 class Progress {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// total is what advance() adds up to; units names what is counted, as "images".
+  /// total is the sum of all counts of advance(); units names what is counted, such as "images".
   Progress(std::ostream& out, ProgressStyle style, std::string title, std::int64_t total,
            std::string units);
   /// Removes an unfinished bar.
@@ -36,7 +36,7 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// So much more is done. Cheap: draws at most ten times a second.
+  /// Adds count to the progress. Cheap: draws at most ten times per second.
   void advance(std::int64_t count);
   /// Removes the bar and writes a line in its place, unless silent.
   void finish(std::string_view line);
@@ -56,32 +56,33 @@ class Progress {
   std::size_t drawn_ = 0;  ///< width of the bar on the screen
 };
 
-/// How a bar looks: title, bar, share, count, rate and time left. elapsed in seconds.
+/// The text of a bar: title, bar, percentage, count, rate and remaining time.
+/// Units: elapsed in seconds.
 std::string progress_text(std::string_view title, std::int64_t done, std::int64_t total,
                           double elapsed, std::string_view units);
 
 /// Options of a RunLog.
 struct RunLogOptions {
-  std::string folder = {};    ///< made if it is not there; none: nothing is recorded
-  bool trace = false;         ///< trace.json: what each rank computed, waited for and exchanged
-  bool kept = false;          ///< the folder holds an earlier part of this run, which goes on
-  std::string strategy = {};  ///< as environment.json is to name it
-  std::size_t spans = 65536;  ///< most that a rank keeps of a trace, the newest; 32 bytes each
+  std::string folder = {};  ///< created if it does not exist; empty: nothing is recorded
+  bool trace = false;  ///< also write trace.json: computation, waits and exchanges of each rank
+  bool kept = false;   ///< the folder has an earlier part of this run: append to it
+  std::string strategy = {};  ///< name of the strategy in environment.json
+  std::size_t spans = 65536;  ///< most trace spans per rank; older ones are dropped; 32 bytes each
 };
 
 /// Records a run in a folder: metrics.jsonl and a TensorBoard file, `intervals.jsonl`, trace.json,
-/// environment.json. docs/run-log.md describes them; `lockstep report` makes a page of them. Rank 0
-/// writes; a rank's log is used and destroyed by the thread that made it.
+/// environment.json. docs/run-log.md describes them; `lockstep report` creates a page from them.
+/// Rank 0 writes the files. The thread that constructed a RunLog must also use and destroy it.
 ///
-/// One log at a time may use a folder: as long as this lives, another job's is refused. `kept` is
-/// for a job that goes on after the one before has ended.
+/// Only one job at a time may use a folder: while a RunLog exists, the constructor of another job's
+/// throws. `kept` is for a job that continues a run after the previous job has ended.
 ///
-/// A later write that fails, as on a full disk, ends no training: see lost().
+/// If a later write fails, for example on a full disk, training continues: see lost().
 class RunLog {
  public:
   /// Ranks: all, with the same options.
-  /// Throws: Error on every rank if the folder cannot be written, or naming the job that writes to
-  /// it; InvalidArgument for a trace without a folder.
+  /// Throws: Error, on every rank, if the folder cannot be written or another job uses it, which
+  /// the message names. InvalidArgument for a trace without a folder.
   RunLog(const Group& world, RunLogOptions options);
   ~RunLog();
   RunLog(const RunLog&) = delete;
@@ -89,26 +90,26 @@ class RunLog {
 
   bool on() const { return state_ != nullptr; }
 
-  /// Records values of one moment: a line of metrics.jsonl, a point in each one's TensorBoard
-  /// curve. step says how many steps have been taken. On other ranks than 0 it does nothing.
+  /// Records values after `step` steps: a line of metrics.jsonl, and a point of a TensorBoard curve
+  /// for each value. Does nothing on ranks other than 0.
   void scalars(std::int64_t step,
                std::initializer_list<std::pair<std::string_view, double>> values);
   void scalar(std::string_view name, std::int64_t step, double value) {
     scalars(step, {{name, value}});
   }
 
-  /// Delimit an interval of training steps. A line of `intervals.jsonl` divides each rank's time in
-  /// it into computing, waiting and communication. step is the number of steps that have been taken
-  /// by then.
+  /// Begins an interval of training steps after `step` steps. intervals.jsonl has a line for each
+  /// interval, which divides each rank's time into computing, waiting and communication.
   void begin_interval(std::int64_t step);
-  /// Ranks: all.
-  void end_interval(std::int64_t step);
+  /// Ends the interval after `step` steps, and writes its line.
+  /// /// Ranks: all.
+  /// void end_interval(std::int64_t step);
 
-  /// Writes trace.json, of all ranks' spans.
-  /// Ranks: all. Without it there is no trace.
+  /// Writes trace.json with the spans of all ranks. Without this call there is no trace.
+  /// Ranks: all.
   void close();
 
-  /// Which files are not complete and why, on rank 0; empty if all are.
+  /// Names the files that are incomplete, with the reasons; empty if all are complete. On rank 0.
   std::string lost() const;
 
  private:
