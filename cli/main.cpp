@@ -10,7 +10,7 @@
 
 namespace {
 
-/// Exit code for bad input, as in most programs. The ranks' own exit codes pass through.
+/// Exit code for invalid input. Exit codes of ranks are passed on unchanged.
 constexpr int usage_error = 2;
 
 int run(int argc, char** argv) {
@@ -49,7 +49,7 @@ int main(int argc, char** argv) {
   errno = 0;
   std::cout.flush();
   if (std::cout) return exit_code;
-  const int error = errno != 0 ? errno : EIO;  // of a write before this one
+  const int error = errno != 0 ? errno : EIO;  // the error of an earlier write
   std::cerr << "lockstep: output was lost: stdout: " << std::strerror(error) << '\n';
   return exit_code != 0 ? exit_code : 1;
 }

@@ -28,7 +28,7 @@ void add_mpirun(CLI::App& app, int& exit_code) {
                    "Longest time that mpirun may go on after the last rank of this host ended")
       ->type_name("SECONDS")
       ->capture_default_str();
-  // The first word that is not ours is mpirun's, and so is all that follows.
+  // The first word that is not an option of this command, and all following words, are mpirun's.
   command->prefix_command();
   command->validate_positionals();
   command->add_option("ARGUMENTS", arguments->placeholder, "Of mpirun, the program's included")

@@ -21,7 +21,7 @@ struct RunArguments {
   std::string placeholder;
 };
 
-/// Splits what follows our own options into program and arguments.
+/// Splits the words after this command's options into program and arguments.
 void take_command(std::vector<std::string> words, launch::Options& options) {
   if (!words.empty() && words.front() == "--") {
     words.erase(words.begin());
@@ -134,8 +134,8 @@ void add_run(CLI::App& app, int& exit_code) {
                     "Show the configuration and each rank's environment first");
   command->add_flag("--dry-run", arguments->dry_run, "Show the same and stop there");
 
-  // The first word that is not ours ends the parsing, and everything from there on is left as it
-  // is. A positional that takes nothing makes "--" stop there too.
+  // The first word that is not an option of this command ends the parsing; the remaining words are
+  // not parsed. A positional that accepts no value makes "--" end the parsing, too.
   command->prefix_command();
   command->validate_positionals();
   command->add_option("PROGRAM", arguments->placeholder, "What to run, and its own arguments")
