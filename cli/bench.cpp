@@ -19,7 +19,7 @@ namespace lockstep::cli {
 
 namespace {
 
-/// Options of the command line, before names are looked up.
+/// Options of the command line, before names are converted to enumerators.
 struct Arguments {
   std::string collective;
   std::string dtype = "float32";
@@ -46,7 +46,7 @@ bench::Settings settings_of(const Arguments& arguments) {
   return settings;
 }
 
-/// The same command line again, for the ranks.
+/// The command line for the ranks.
 std::vector<std::string> command_line(const Arguments& arguments) {
   const bench::Settings& settings = arguments.settings;
   std::vector<std::string> words = {"bench",    arguments.collective,
@@ -73,7 +73,7 @@ int bench_main(const Arguments& arguments) {
     try {
       bench::run_session(transport, settings, std::cout);
     } catch (const std::bad_alloc&) {
-      throw Error("bench: this machine has not the memory for --max " +
+      throw Error("bench: this machine has too little memory for --max " +
                   std::to_string(settings.max_bytes) + " bytes on " +
                   std::to_string(settings.ranks) + " ranks");
     }
@@ -84,15 +84,17 @@ int bench_main(const Arguments& arguments) {
   const Backend backend = parse_backend(arguments.backend);
   if (bench::mpi_world_size() > 0) {
     if (settings.threads) {
-      throw InvalidArgument("bench: got --threads under MPI's launcher, whose processes are ranks");
+      throw InvalidArgument(
+          "bench: got --threads under MPI's launcher, which starts a process for each rank; omit "
+          "it");
     }
     bench::run_over_mpi(settings, backend, run);
   } else if (!settings.interface.empty()) {
     throw InvalidArgument("bench: got --interface " + settings.interface +
-                          " without MPI's launcher, whose ranks alone may be on several hosts");
+                          " without MPI's launcher; start it as: mpirun -n N lockstep bench …");
   } else if (!settings.algorithm.empty()) {
     throw InvalidArgument("bench: got --algorithm " + settings.algorithm +
-                          " without MPI's launcher, whose ranks alone have a choice");
+                          " without MPI's launcher; start it as: mpirun -n N lockstep bench …");
   } else if (needs_mpi(backend)) {
     throw InvalidArgument("bench: got --backend " + arguments.backend +
                           " without MPI's launcher; start it as: mpirun -n N lockstep bench …");
@@ -165,7 +167,7 @@ void add_bench(CLI::App& app, int& exit_code) {
   bench->add_flag("--stream", settings.stream, "Also measure the bandwidth of the memory");
   bench->add_flag("--json", settings.json, "Print one JSON object a line instead of a table");
   bench->callback([arguments, ranks, &exit_code] {
-    // Under `lockstep run` the world is as large as it is.
+    // Under a launcher, the default number of ranks is the world size.
     if (ranks->count() == 0 && bench::is_rank()) arguments->settings.ranks = bench::world_size();
     const int of_mpi = bench::mpi_world_size();
     if (ranks->count() == 0 && of_mpi > 0) arguments->settings.ranks = of_mpi;

@@ -6,10 +6,10 @@ class App;
 
 namespace lockstep::cli {
 
-/// Each adds one subcommand to app. When the user chose it, its callback does the work and leaves
-/// the program's exit code in exit_code, which outlives the parsing. A callback reports bad input
-/// by throwing InvalidArgument or CLI::ParseError: main prints it and exits with 2, and with 1
-/// after any other exception.
+/// Each function adds one subcommand to app. The subcommand's callback runs it and stores the
+/// program's exit code in exit_code, which must outlive the parsing. For invalid input, a callback
+/// throws InvalidArgument or CLI::ParseError: main() prints it and exits with 2. After any other
+/// exception, main() exits with 1.
 void add_run(CLI::App& app, int& exit_code);
 void add_mpirun(CLI::App& app, int& exit_code);
 void add_bench(CLI::App& app, int& exit_code);

@@ -45,7 +45,7 @@ std::string first_line(const std::filesystem::path& file) {
   return std::getline(in, line) ? line : "unknown";
 }
 
-/// The lines "Name: value" of a file in /proc, without the spaces around the value.
+/// Parses the lines "Name: value" of a file in /proc, without spaces around the value.
 std::map<std::string, std::string> fields(const std::filesystem::path& file) {
   std::map<std::string, std::string> found;
   std::ifstream in(file);
@@ -114,7 +114,7 @@ std::string libtorch() {
                 found ? "" : " is MISSING (it was there when Lockstep was built)");
 }
 
-/// By which interfaces other hosts reach this one.
+/// The network interfaces for connections between hosts.
 std::string interfaces() {
   try {
     return control::describe(control::usable_interfaces(
@@ -124,7 +124,7 @@ std::string interfaces() {
   }
 }
 
-/// Says whether a thread or only a waiting rank advances operations over MPI.
+/// The text about progress of operations over MPI: by a thread, or by waiting ranks only.
 std::string progress() {
   try {
     if (Environment::read().progress == ProgressMode::wait) {
@@ -180,7 +180,7 @@ Rows processors() {
   return rows;
 }
 
-/// Whether shared memory can really be taken, as the host backend takes it.
+/// Checks whether shared memory can be allocated as by the host backend.
 std::string memfd() {
   const int fd = memfd_create("lockstep-doctor", MFD_CLOEXEC);
   if (fd < 0) return concat("refused: ", std::strerror(errno));
@@ -220,7 +220,7 @@ Rows limits() {
           {"locked memory", limit(RLIMIT_MEMLOCK)}, {"core dumps", limit(RLIMIT_CORE)}};
 }
 
-/// Variables that change what Lockstep or LibTorch do.
+/// Environment variables that affect Lockstep or LibTorch.
 Rows environment() {
   Rows rows;
   for (const char* name : {"LOCKSTEP_RANK",          "LOCKSTEP_WORLD_SIZE",

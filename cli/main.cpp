@@ -15,7 +15,7 @@
 
 namespace {
 
-/// Exit code for bad input, as in most programs. The ranks' own exit codes pass through.
+/// Exit code for invalid input. Exit codes of ranks are passed on unchanged.
 constexpr int usage_error = 2;
 
 void print_error(std::string_view text) {
@@ -73,7 +73,7 @@ int main(int argc, char** argv) {
   errno = 0;
   std::cout.flush();
   if (std::cout) return exit_code;
-  const int error = errno != 0 ? errno : EIO;  // of a write before this one
+  const int error = errno != 0 ? errno : EIO;  // the error of an earlier write
   print_error(std::string("output was lost: stdout: ") + std::strerror(error));
   return exit_code != 0 ? exit_code : 1;
 }

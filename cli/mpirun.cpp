@@ -28,7 +28,7 @@ void add_mpirun(CLI::App& app, int& exit_code) {
                    "Longest time from the end of this host's last rank to the end of mpirun")
       ->type_name("SECONDS")
       ->capture_default_str();
-  // The first word that is not ours is mpirun's, and so is all that follows.
+  // The first word that is not an option of this command, and all following words, are mpirun's.
   command->prefix_command();
   command->validate_positionals();
   command

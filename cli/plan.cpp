@@ -25,9 +25,11 @@
 namespace lockstep::cli {
 namespace {
 
-/// Of ResNet9's step in docs/results.md. Units: operations a second of one rank.
+/// Default speed of one rank, from ResNet9's step in docs/results.md.
+/// Units: floating-point operations per second.
 constexpr double usual_rate = 47e9;
-/// How much of a link's rate arrives: 25 MiB between two hosts in docs/results.md.
+/// Fraction of a link's rate that is reached: 25 MiB between two simulated hosts in
+/// docs/results.md.
 constexpr double reached = 0.95;
 
 struct PlanArguments {
@@ -55,8 +57,8 @@ void expect(bool holds, std::string_view what, double got, std::string_view expe
   }
 }
 
-/// Lines of `lockstep bench all_reduce --json`: those of float32 in group memory that are long
-/// enough to be fitted to.
+/// Reads lines of `lockstep bench all_reduce --json`. Uses those with float32 in group memory and
+/// more than plan::shortest_fitted bytes.
 std::vector<plan::Measurement> read_measured(const std::string& path) {
   std::ifstream in(path);
   if (!in) throw InvalidArgument(detail::concat("plan: --measured ", path, ": cannot be read"));
@@ -91,7 +93,7 @@ std::vector<plan::Measurement> read_measured(const std::string& path) {
   return measurements;
 }
 
-/// Measured ones where there are any, and said ones before those.
+/// The costs: given options first, then fitted to measurements, then the defaults.
 Costs costs_of(const PlanArguments& arguments) {
   Costs costs;
   if (!arguments.measured.empty()) costs = plan::fit(costs, read_measured(arguments.measured));

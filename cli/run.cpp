@@ -22,7 +22,7 @@ struct RunArguments {
   std::string placeholder;
 };
 
-/// Splits what follows our own options into program and arguments.
+/// Splits the words after this command's options into program and arguments.
 void take_command(const CLI::App& command, std::vector<std::string> words,
                   launch::Options& options) {
   if (!words.empty() && words.front() == "--") {
@@ -146,8 +146,8 @@ void add_run(CLI::App& app, int& exit_code) {
                     "Print the configuration and each rank's environment before the start");
   command->add_flag("--dry-run", arguments->dry_run, "Print the same and start nothing");
 
-  // The first word that is not ours ends the parsing, and everything from there on is left as it
-  // is. A positional that takes nothing makes "--" stop there too.
+  // The first word that is not an option of this command ends the parsing; the remaining words are
+  // not parsed. A positional that accepts no value makes "--" end the parsing, too.
   command->prefix_command();
   command->validate_positionals();
   command

@@ -162,8 +162,8 @@ std::vector<Outcome> run_processes(int n, const std::string& name,
       if (children[i].pid != pid) continue;
       outcomes[i].exited = WIFEXITED(status);
       outcomes[i].code = WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status);
-      world->mark_gone(static_cast<int>(i),
-                       concat(WIFEXITED(status) ? "exit code " : "signal ", outcomes[i].code));
+      world->mark_ended(static_cast<int>(i),
+                        concat(WIFEXITED(status) ? "exit code " : "signal ", outcomes[i].code));
     }
   }
   for (auto& reader : readers) reader.join();

@@ -104,7 +104,7 @@ def _named_by_ranks(job, victims, code):
     noticed = re.findall(r"process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)", job.err)
     named = any(int(rank) in ranks and int(by) == number for rank, by in noticed)
     # mpirun may miss it when all ranks of both hosts end at once. No rank is left that could say it.
-    silent = len(ranks) == kill.ranks and "Ranks that said nothing may have been ended by a signal" in job.err
+    silent = len(ranks) == kill.ranks and "Ranks without output may have been ended by a signal" in job.err
     if not named and not silent and not ERROR.search(job.err):
         return f"nobody names ranks {sorted(ranks)}"
     return _errors_name(job, ranks)

@@ -5,11 +5,11 @@
 
 namespace lockstep::inline v0_2 {
 
-/// Python's torch.autocast, of which LibTorch offers only the parts. While an Autocast lives,
-/// operators of the calling thread that gain from a lower precision compute in it. Operators that
-/// need float32 compute in float32. Use it for the forward and the loss; call backward() outside:
-/// it takes each operator's precision by itself. Parameters and their gradients stay float32, so
-/// nothing changes for any strategy.
+/// Mixed precision like Python's torch.autocast. While an Autocast exists, the calling thread runs
+/// operators that benefit from lower precision in that precision, and operators that need float32
+/// in float32. Use it for the forward and the loss, and call backward() outside: autograd uses each
+/// operator's precision. Parameters and their gradients stay float32, so strategies are not
+/// affected.
 ///
 ///     at::Tensor loss;
 ///     {
@@ -18,11 +18,11 @@ namespace lockstep::inline v0_2 {
 ///     }
 ///     loss.backward();
 ///
-/// May be nested; ends in the reverse order of beginning, on the same thread.
+/// May be nested. Must be destroyed in reverse order of construction, on the same thread.
 class Autocast {
  public:
-  /// dtype: kBFloat16 or kHalf; kFloat switches off what is around it.
-  /// Throws: InvalidArgument for any other.
+  /// dtype: kBFloat16 or kHalf; kFloat disables an enclosing Autocast.
+  /// Throws: InvalidArgument for any other dtype.
   explicit Autocast(at::ScalarType dtype = at::kBFloat16, at::DeviceType device = at::kCPU);
   ~Autocast();
   Autocast(const Autocast&) = delete;

@@ -23,7 +23,7 @@
 
 namespace lockstep::inline v0_2 {
 
-/// A reference that may be empty. Must not outlive what it refers to.
+/// A reference that may be empty. Must not outlive the object.
 template <class T>
 class OptionalReference {
  public:
@@ -39,8 +39,9 @@ class OptionalReference {
   T* object_ = nullptr;
 };
 
-/// Refers to anything that can give its state and take it back: wrappers, samplers, what a program
-/// makes itself. Empty, it refers to nothing. Must not outlive what it refers to.
+/// A reference to any object with state() and load_state(): DistributedDataParallel,
+/// DistributedOptimizer, samplers, a program's own types. May be empty. Must not outlive the
+/// object.
 class Stateful {
  public:
   Stateful() = default;
@@ -61,7 +62,7 @@ class Stateful {
   explicit operator bool() const { return state_ != nullptr; }
   State state() const { return state_ ? state_() : State(); }
   void load_state(const State& state) const { load_(state); }
-  /// Of a wrapper: whether what the optimizer remembers is each rank's own.
+  /// Whether the object is a DistributedOptimizer whose ranks have different optimizer states.
   bool replicas_may_differ() const { return replicas_may_differ_; }
 
  private:
@@ -81,63 +82,65 @@ class Optimizer;
 
 namespace lockstep::inline v0_2 {
 
-/// Progress and notes that a checkpoint stores with its tensors.
+/// Values that a checkpoint stores beside its tensors.
 struct CheckpointMeta {
-  std::int64_t epoch = 0;                      ///< epochs that are done
-  std::map<std::string, std::string> notes{};  ///< whatever else the program wants back
-  std::optional<double> score{};               ///< how good the model is, higher being better
+  std::int64_t epoch = 0;                      ///< number of finished epochs
+  std::map<std::string, std::string> notes{};  ///< other values of the program, by name
+  std::optional<double> score{};               ///< quality of the model; higher is better
 };
 
 /// Result of load().
 struct Resumed {
   CheckpointMeta meta;
-  std::string changes;  ///< in words, what could not be as it was; empty when all is
+  std::string changes;  ///< lists what could not be restored exactly; else empty
 };
 
-/// All that a training program needs to go on where it stopped. Every member refers to an object of
-/// the program; only the model is required.
+/// Saves and restores the state of a training program. Every member refers to an object of the
+/// program; only the model is required.
 ///
 ///     lockstep::Checkpoint checkpoint{.model = *model, .optimizer = sgd, .rate = rate};
 ///     checkpoint.save("run.safetensors", {.epoch = 3}, world);
 ///     const auto [meta, changes] = checkpoint.load("run.safetensors", world);
 ///
-/// One safetensors file. Parameters and buffers have their own names, the optimizer's state of a
-/// parameter "optimizer/<parameter>/<field>". Tensors that belong to one rank are under
-/// "rank/<rank>/". The file has digests of all. It is replaced at once when all of it is on disk;
-/// on an error the one that was there stays.
-/// Loading compares everything before anything is changed; parameters keep their memory, so it may
-/// come before or after wrapping the model. Serves every torch::optim optimizer but LBFGS, which
-/// LibTorch itself cannot write after its first step.
+/// A checkpoint is one safetensors file. Parameters and buffers have their names in the module; the
+/// optimizer's state of a parameter is named "optimizer/<parameter>/<field>". Tensors of a single
+/// rank are named "rank/<rank>/…". The file contains digests of all tensors. A complete new file
+/// replaces the old one atomically; on an error the old file stays.
+/// Loading checks the whole file before it changes anything. Parameters keep their memory, so the
+/// model may be wrapped before or after loading. Supports every torch::optim optimizer except
+/// LBFGS, which LibTorch cannot serialise after its first step.
 struct Checkpoint {
   torch::nn::Module& model;
   OptionalReference<torch::optim::Optimizer> optimizer{};
   OptionalReference<LearningRate> rate{};
-  Stateful sampler{};         ///< the same on every rank
-  Stateful strategy{};        ///< of each rank: the wrapper whose exchanges remember something
-  at::Generator generator{};  ///< of each rank, as at::detail::getDefaultCPUGenerator()
+  Stateful sampler{};   ///< with the same state on every rank
+  Stateful strategy{};  ///< DistributedDataParallel or DistributedOptimizer; saved for each rank
+  at::Generator generator{};  ///< such as at::detail::getDefaultCPUGenerator(); saved for each rank
 
-  /// Throws: CheckpointError naming file, tensor and cause.
+  /// Saves without a group, for a single process.
+  /// Throws: CheckpointError naming the file, the tensor and the cause.
   void save(const std::filesystem::path& path, const CheckpointMeta& meta = {}) const;
-  /// The same for a group: rank 0 writes what all share, then every rank's own, one rank at a time.
+  /// Saves for a group. Rank 0 writes the common state, then the state of each rank, one rank at a
+  /// time.
   /// Ranks: all.
   /// Throws: CheckpointError on every rank.
   void save(const std::filesystem::path& path, const CheckpointMeta& meta,
             const Group& group) const;
 
-  /// Restores the saved values, including the optimizer's options (as its learning rate). The file
-  /// must hold everything that this refers to, except a strategy's state. It may hold more, which
-  /// is ignored.
-  /// Throws: CheckpointError naming file, tensor, what was found and what was expected.
+  /// Restores the saved values, including the optimizer's options such as the learning rate. The
+  /// file must contain the state of every object that this refers to, except that of the strategy.
+  /// Other contents are ignored.
+  /// Throws: CheckpointError naming the file, the tensor, the value found and the value expected.
   Resumed load(const std::filesystem::path& path) const;
-  /// The same for a group, of as many ranks as saved the file or another number. Rank 0 reads and
-  /// sends, so only its host needs to have the file.
+  /// The same for a group, whose size may differ from that of the group that saved the file. Rank 0
+  /// reads the file and sends its contents, so only rank 0's host needs the file.
   /// Ranks: all.
   /// Throws: CheckpointError on every rank, and no rank's model is changed.
   Resumed load(const std::filesystem::path& path, const Group& group) const;
 };
 
-/// Saves model and optimizer.
-/// Ranks: all, when there is a group.
+/// Saves model and optimizer, as Checkpoint::save() does.
+/// Ranks: all, with a group.
 /// Throws: CheckpointError on every rank.
 void save_checkpoint(const std::filesystem::path& path, torch::nn::Module& model,
                      torch::optim::Optimizer& optimizer, const CheckpointMeta& meta = {});
@@ -145,23 +148,23 @@ void save_checkpoint(const std::filesystem::path& path, torch::nn::Module& model
                      torch::optim::Optimizer& optimizer, const CheckpointMeta& meta,
                      const Group& group);
 
-/// Restores model and optimizer.
-/// Ranks: all, when there is a group.
+/// Restores model and optimizer, as Checkpoint::load() does.
+/// Ranks: all, with a group.
 /// Throws: CheckpointError on every rank, and no rank's model is changed.
 CheckpointMeta load_checkpoint(const std::filesystem::path& path, torch::nn::Module& model,
                                torch::optim::Optimizer& optimizer);
 CheckpointMeta load_checkpoint(const std::filesystem::path& path, torch::nn::Module& model,
                                torch::optim::Optimizer& optimizer, const Group& group);
 
-/// Finds out at the start of a long run whether a checkpoint could be written here, and leaves
-/// nothing behind.
+/// Checks at the start of a run whether a checkpoint can be written to this path. Leaves no file
+/// behind.
 /// Ranks: all.
 /// Throws: CheckpointError on every rank.
 void check_checkpoint_path(const std::filesystem::path& path, const Group& group);
 
-/// Writes checkpoints while training goes on. After save() has copied the tensors into memory of
-/// rank 0, it returns, and a thread of rank 0 writes the file. The copy's memory is kept for the
-/// next, and prepare() has it ready for the first.
+/// Writes checkpoints while training continues. save() copies the tensors into memory of rank 0 and
+/// returns; a thread of rank 0 writes the file. The memory of the copy is reused, and prepare()
+/// allocates it before the first save().
 ///
 ///     lockstep::CheckpointWriter writer(world);
 ///     writer.prepare(checkpoint);
@@ -173,27 +176,27 @@ class CheckpointWriter {
  public:
   /// Ranks: all.
   explicit CheckpointWriter(Group group) : group_(std::move(group)) {}
-  /// Waits for what was begun. An error of it is only logged: call wait() first to get it.
+  /// Waits for the file that is being written, and only logs its error: call wait() first to get an
+  /// exception.
   ~CheckpointWriter();
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
-  /// Lets a thread of rank 0 allocate memory for the first copy while training begins and its core
-  /// is idle. The allocation costs several times as much as the copy. Does nothing after the first
-  /// save().
+  /// Allocates memory for the first copy in a thread of rank 0, while training begins. The
+  /// allocation takes several times as long as the copy. Does nothing after the first save().
   /// Ranks: all.
-  /// Throws: CheckpointError on every rank, for what save() would not store either.
+  /// Throws: CheckpointError on every rank if save() could not store the checkpoint.
   void prepare(const Checkpoint& checkpoint);
 
-  /// Waits for the write before, then takes the copy. When the file is on disk, rank 0's thread
-  /// calls afterwards, whose errors are the write's.
+  /// Waits until the previous file is written, then copies the tensors. When the new file is on
+  /// disk, rank 0's thread calls `afterwards`; its errors count as errors of the write.
   /// Ranks: all.
-  /// Throws: CheckpointError on every rank, also what went wrong with the write before; nothing is
-  /// begun then.
+  /// Throws: CheckpointError on every rank, also for an error of the previous write; no new write
+  /// begins then.
   void save(const Checkpoint& checkpoint, const std::filesystem::path& path,
             const CheckpointMeta& meta = {}, std::function<void()> afterwards = {});
 
-  /// Returns when all that was begun is on disk.
+  /// Waits until the file is on disk.
   /// Ranks: all.
   /// Throws: CheckpointError on every rank.
   void wait();
@@ -203,7 +206,7 @@ class CheckpointWriter {
  private:
   Group group_;
   safetensors::Content copy_;
-  std::future<void> write_;  ///< of copy_, or its preparation, on rank 0; its destructor waits
+  std::future<void> write_;  ///< write of copy_, or its allocation, on rank 0; its destructor waits
 };
 
 namespace detail {
@@ -212,14 +215,14 @@ class FolderLock;
 
 /// Which files a CheckpointFolder keeps.
 struct Keep {
-  std::size_t last = 3;  ///< so many of the newest, at least one
-  bool best = true;      ///< and the one of the highest score
+  std::size_t last = 3;  ///< number of newest checkpoints that are kept, at least 1
+  bool best = true;      ///< also keep the one with the highest score
 };
 
-/// A run's checkpoints, in a folder of their own: checkpoint-000001.safetensors and so on. The
-/// files are the only state, so a run that was killed at any moment finds them as they are. One job
-/// at a time may write. From the first save() or lock() on, while this object or a copy of it
-/// lives, another job's is refused. Loading needs no lock.
+/// The numbered checkpoints of a run in a folder of their own: checkpoint-000001.safetensors and so
+/// on. There is no state besides these files, so a run can be killed at any time and resumed. Only
+/// one job at a time may write to the folder. This object or a copy of it holds the lock from the
+/// first save() or lock() on; another job's save() or lock() then throws. Loading needs no lock.
 ///
 ///     lockstep::CheckpointFolder folder("run");
 ///     if (const auto resumed = folder.load_newest(checkpoint, world)) epoch = resumed->meta.epoch;
@@ -229,34 +232,36 @@ class CheckpointFolder {
   /// Throws: InvalidArgument for last = 0.
   explicit CheckpointFolder(std::filesystem::path folder, Keep keep = {});
 
-  /// Makes the folder if need be, and keeps other jobs from writing to it: before the training
-  /// rather than at its first save().
+  /// Creates the folder if necessary, and locks it against other jobs. Call it before training, so
+  /// that a conflict is detected before the first save().
   /// Ranks: all, each with the same folder.
   /// Throws: CheckpointError on every rank, naming the job that writes to the folder.
   void lock(const Group& group);
 
-  /// Writes the next checkpoint, makes the folder if need be, then removes what is not to be kept.
+  /// Writes the next checkpoint, creates the folder if necessary, then removes the checkpoints that
+  /// Keep does not select.
   /// Ranks: all, each with the same folder.
   /// Throws: CheckpointError on every rank.
   std::filesystem::path save(const Checkpoint& checkpoint, const CheckpointMeta& meta,
                              const Group& group);
-  /// The same behind the training: returns when the writer has its copy, whose thread then writes
-  /// and removes.
-  /// Ranks: all, as a group that is the writer's.
-  /// Throws: CheckpointError on every rank, also what went wrong with the write before; nothing is
-  /// begun then.
+  /// The same while training continues: returns when the writer has copied the tensors. The
+  /// writer's thread then writes the file and removes old ones.
+  /// Ranks: all of the writer's group.
+  /// Throws: CheckpointError on every rank, also for an error of the previous write; no new write
+  /// begins then.
   std::filesystem::path save_behind(CheckpointWriter& writer, const Checkpoint& checkpoint,
                                     const CheckpointMeta& meta);
 
-  /// Loads the newest that is undamaged; those that were skipped, and why, stand in its changes.
-  /// Nothing when the folder has none or is none.
+  /// Loads the newest undamaged checkpoint. Resumed::changes lists skipped checkpoints with the
+  /// reasons. Returns nullopt if the folder has no checkpoint or does not exist.
   /// Ranks: all.
-  /// Throws: CheckpointError on every rank, when there are but damaged ones, or the newest is of
-  /// another model.
+  /// Throws: CheckpointError on every rank if all checkpoints are damaged, or if the newest
+  /// undamaged one belongs to another model.
   std::optional<Resumed> load_newest(const Checkpoint& checkpoint, const Group& group);
 
-  /// The newest, and the one of the highest score. newest() counts damaged ones, best() does not;
-  /// it ignores a score that is NaN. Local, not collective.
+  /// The paths of the newest checkpoint and of the one with the highest score. newest() includes
+  /// damaged files. best() ignores damaged files and scores that are NaN.
+  /// Ranks: any; not collective.
   std::optional<std::filesystem::path> newest() const;
   std::optional<std::filesystem::path> best() const;
 
@@ -271,7 +276,7 @@ class CheckpointFolder {
   std::filesystem::path folder_;
   Keep keep_;
   std::set<std::int64_t> damaged_;
-  std::shared_ptr<detail::FolderLock> lock_;  ///< rank 0's
+  std::shared_ptr<detail::FolderLock> lock_;  ///< on rank 0
 };
 
 }  // namespace lockstep

@@ -9,17 +9,17 @@
 
 namespace lockstep::inline v0_2 {
 
-/// How the ranks come to equal parameters and buffers at the start.
+/// How ranks get equal parameters and buffers at construction.
 enum class InitialSync {
-  broadcast,  ///< all take rank 0's
-  same_seed,  ///< they are equal already; verified by a checksum
+  broadcast,  ///< all ranks receive rank 0's values
+  same_seed,  ///< the values are equal already; a checksum verifies this
 };
 
 /// How ranks synchronise buffers (BatchNorm's statistics) at the end of each synchronised backward.
 enum class BufferPolicy {
-  from_rank0,  ///< all take rank 0's
-  average,     ///< all take the mean over ranks; those that hold no fractions, rank 0's
-  none,        ///< every rank keeps its own
+  from_rank0,  ///< all ranks receive rank 0's values
+  average,     ///< floating-point buffers become the mean over ranks, others rank 0's values
+  none,        ///< every rank keeps its own values
 };
 
 /// Options of both front ends. Ranks: the same on all.
@@ -28,16 +28,16 @@ struct DataParallelOptions {
   Strategy strategy = AllReduce{};
   InitialSync initial_sync = InitialSync::broadcast;
   BufferPolicy buffer_policy = BufferPolicy::from_rank0;
-  /// Interval of the consistency check, in exchanges; 0 disables it. Each check compares one
-  /// bucket's parameters between ranks, each bucket in turn, by a checksum that is sent with the
-  /// exchange. Nothing is compared where a strategy lets replicas differ, or where
-  /// backward_and_update() averages into one copy of the parameters.
+  /// Interval of the consistency check in exchanges; 0 disables the check. Each check compares the
+  /// parameters of one bucket between ranks, by a checksum that is sent with the exchange. Buckets
+  /// are checked in turn. There is no check if the strategy lets replicas differ, or if
+  /// backward_and_update() updates a shared copy of the parameters.
   std::int64_t verify_every = 1;
-  /// All ranks use one copy of the parameters and of the optimizer's state, and each rank updates a
-  /// part. This needs less memory, and for large models less time. Requires a DistributedOptimizer
-  /// around a FusedSgd (or another ElementwiseOptimizer), the strategy fp32, and the host backend.
-  /// A value that one rank writes into a parameter changes it on all ranks. After
-  /// backward_and_update() no rank holds the mean of the gradients.
+  /// All ranks share one copy of the parameters and of the optimizer's state, and each rank updates
+  /// a part of it. This needs less memory and, for large models, less time. Requires a
+  /// DistributedOptimizer with a FusedSgd (or another ElementwiseOptimizer), the strategy fp32 and
+  /// the host backend. A value that one rank writes into a parameter changes on all ranks. After
+  /// backward_and_update() .grad() is not the mean over ranks.
   bool share_memory = false;
 };
 
@@ -45,11 +45,12 @@ namespace detail {
 class Reducer;
 }
 
-/// While it lives, backward() only accumulates gradients on this rank; the next synchronised
-/// backward averages the sum. The moment of the backward counts, not that of the forward.
-/// Without it a second backward before zero_grad() adds to the mean of the first, and the sum is
-/// averaged. This is exact at full precision. Strategies with error feedback refuse it; other
-/// strategies round or select the sum anew. Ranks: all alike.
+/// While a NoSync exists, backward() only accumulates gradients on this rank. The next synchronised
+/// backward averages the accumulated sum. The time of the backward matters, not that of the
+/// forward. Without NoSync, a second backward before zero_grad() adds to the mean of the first, and
+/// the sum is averaged again. That is exact at full precision. Strategies with error feedback raise
+/// InvalidArgument for it; other strategies round or select the sum again.
+/// Ranks: all must use NoSync for the same backwards.
 class [[nodiscard]] NoSync {
  public:
   explicit NoSync(std::shared_ptr<detail::Reducer> reducer);

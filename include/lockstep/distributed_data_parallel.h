@@ -26,13 +26,13 @@ struct IValue;
 
 namespace lockstep::inline v0_2::detail {
 
-/// Accepts any tensor; stands for the callable that visit_tensors() is given.
+/// Accepts any tensor. A stand-in for the callable that visit_tensors() receives, used in concepts.
 struct TensorVisitor {
   void operator()(const at::Tensor&) const {}
 };
 
-/// A user's type with `void visit_tensors(const T& output, const auto& visit)` beside it, which
-/// calls visit with every tensor of the output.
+/// A user's type with a function `void visit_tensors(const T& output, const auto& visit)` in the
+/// same namespace, which calls visit with every tensor of the output.
 template <class T>
 concept HasVisitTensors = requires(const T& value, const TensorVisitor& visit) {
   visit_tensors(value, visit);
@@ -57,7 +57,7 @@ concept IsEntry = requires(const T& entry) {
   entry.value();
 };
 
-/// std::optional, std::unique_ptr, std::shared_ptr: something, or nothing.
+/// std::optional, std::unique_ptr, std::shared_ptr and the like, which may be empty.
 template <class T>
 concept IsHandle = !std::is_array_v<T> && requires(const T& handle) {
   static_cast<bool>(handle);
@@ -69,11 +69,11 @@ struct IsVariant : std::false_type {};
 template <class... Alternatives>
 struct IsVariant<std::variant<Alternatives...>> : std::true_type {};
 
-/// A tensor owns memory, so a type without a destructor of its own holds none.
+/// A tensor has a destructor, so trivially copyable types contain no tensor.
 template <class T>
 concept HoldsNoTensor = std::is_trivially_copyable_v<T> || std::convertible_to<T, std::string_view>;
 
-/// Which of a type's values for_each_tensor() can find the tensors of.
+/// Whether for_each_tensor() can find the tensors in a value of type T.
 template <class T>
 constexpr bool can_visit();
 
@@ -112,11 +112,11 @@ constexpr bool can_visit() {
   }
 }
 
-/// Whether backward can reach a model through a value of this type.
+/// Types that may contain tensors which for_each_tensor() can find.
 template <class T>
 concept Watchable = !HoldsNoTensor<T> && can_visit<T>();
 
-/// Calls visit with every tensor in a value for which can_visit() holds.
+/// Calls visit with every tensor in the value. Requires can_visit<T>().
 template <class T, class Visit>
 void for_each_tensor(const T& value, const Visit& visit) {
   if constexpr (HasVisitTensors<T>) {
@@ -175,29 +175,30 @@ class DataParallelModel {
 
 }  // namespace detail
 
-/// Data-parallel training of a model that every rank holds. Call it instead of the model: when
+/// Data-parallel training of a replicated model. Call this object instead of the model: when
 /// backward() returns, .grad() of every parameter is the mean over ranks.
 ///
 ///     lockstep::DistributedDataParallel ddp(model, world);
 ///     loss_of(ddp(batch.data), batch.target).backward();
 ///
-/// Parameters that no rank's backward reached keep their gradient, or have none. Parameters that
-/// some ranks' backward reached get the mean over all ranks, zero counting for the others.
-/// Gradients lie in buckets: they are overwritten by the next backward after zero_grad().
-/// autograd::grad() is not synchronised. With create_graph means have no graph either: a backward
-/// that comes to one raises InvalidArgument.
-/// An exception within backward() that comes after buckets were sent ends the world. Replicas whose
-/// parameters turn out to differ make backward() throw ReplicaError on every rank, within
-/// verify_every times as many exchanges as there are buckets.
+/// A parameter that no rank's backward reached keeps its gradient, or has none. A parameter that
+/// only some ranks' backward reached gets the mean over all ranks; the other ranks count as zero.
+/// Gradients share memory with buckets: the next backward after zero_grad() overwrites them.
+/// autograd::grad() is not synchronised. Averaged gradients have no graph, also with create_graph:
+/// a backward through one raises InvalidArgument. An exception within backward() after buckets were
+/// sent ends the world. If parameters differ between replicas, backward() throws ReplicaError on
+/// every rank, after at most verify_every · (number of buckets) exchanges.
 ///
-/// Ranks: all must construct it, and run as many backwards. It may end before or after the model.
+/// Ranks: all must construct it, and run the same number of backwards. It may be destroyed before
+/// or after the model.
 template <class M>
 class DistributedDataParallel {
  public:
-  /// Checks that all ranks hold the same parameters and buffers, and gives them rank 0's.
-  /// Throws: InvalidArgument, on every rank, when they do not, naming the first difference and the
-  /// ranks, when the model cannot be wrapped, or when the strategy does not average every gradient
-  /// (DistributedOptimizer takes those); the group stays usable.
+  /// Checks that the models of all ranks have the same parameters and buffers, and copies rank 0's
+  /// values to all ranks (initial_sync).
+  /// Throws: InvalidArgument, on every rank, if the models differ, naming the first difference and
+  /// the ranks; if the model cannot be wrapped; or if the strategy does not average every gradient
+  /// (use DistributedOptimizer). The group stays usable.
   DistributedDataParallel(std::shared_ptr<M> model, const Group& group,
                           const DataParallelOptions& options = {})
       : model_(std::move(model)), data_parallel_(model_, group, options) {}
@@ -212,9 +213,9 @@ class DistributedDataParallel {
   ///
   ///     void visit_tensors(const Output& output, const auto& visit);  // calls visit(tensor)
   ///
-  /// so that a rank whose loss reaches no parameter takes part in the exchange nevertheless.
-  /// Throws: InvalidArgument when the model's list of parameters has changed, or when the output is
-  /// of another type and gradients are enabled.
+  /// so that a rank whose loss reaches no parameter still takes part in the exchange.
+  /// Throws: InvalidArgument if the model's list of parameters has changed, or if gradients are
+  /// enabled and the output is of another type.
   template <class... Args>
   auto operator()(Args&&... args) {
     using Output = std::remove_cvref_t<decltype(model_->forward(std::forward<Args>(args)...))>;
@@ -234,20 +235,20 @@ class DistributedDataParallel {
 
   const std::shared_ptr<M>& module() const { return model_; }
 
-  /// Holds synchronisation back for as long as the guard lives.
+  /// Disables synchronisation of backward() until the returned guard is destroyed.
   NoSync no_sync() const { return data_parallel_.no_sync(); }
 
-  /// Before a backward: how much this rank's gradients count in it, as the samples of its batch do.
-  /// .grad() is then Σ w_r·g_r ÷ Σ w_r. A rank of weight 0 takes part without having a say. Without
-  /// it all count alike. Does not block.
-  /// Ranks: all, or none. That backward throws InvalidArgument, on every rank, when a weight is
-  /// negative or not finite, or all are zero; the group stays usable.
+  /// Sets the weight w_r of this rank's gradients g_r in the next backward, such as the samples of
+  /// its batch. .grad() is then Σ w_r·g_r ÷ Σ w_r; without weights it is the mean. The gradients of
+  /// a rank with weight 0 have no effect. Does not block.
+  /// Ranks: all, or none. The backward throws InvalidArgument, on every rank, if a weight is
+  /// negative or not finite, or if all are zero; the group stays usable.
   void weight(double samples) { data_parallel_.set_weight(samples); }
 
-  /// The strategy's state on this rank, by parameter names. Save it, and load it again on the same
-  /// rank.
+  /// The strategy's state on this rank, by parameter names. Each rank has its own state: load it on
+  /// the rank that saved it.
   State state() const { return data_parallel_.state(); }
-  /// Throws: InvalidArgument when it is not a state of this model and strategy.
+  /// Throws: InvalidArgument if the state does not fit this model and strategy.
   void load_state(const State& state) { data_parallel_.load_state(state); }
 
  private:

@@ -18,31 +18,34 @@
 
 namespace lockstep::inline v0_2 {
 
-/// Parameters whose gradients are exchanged together: one flat tensor in the group's memory, in
-/// which each parameter has a slice.
+/// Parameters whose gradients are exchanged together. A flat tensor in the group's memory has a
+/// slice for each parameter.
 class Bucket {
  public:
   /// One parameter's part of the flat tensor.
   struct Slice {
-    std::string name;      ///< of the parameter, as the module names it
+    std::string name;      ///< of the parameter in the module
     at::Tensor parameter;  ///< the parameter itself
     std::size_t offset;    ///< first element within the flat tensor
-    /// The slice in the parameter's sizes. Dense parameters keep their strides, others are row
-    /// major. It shares the flat tensor's memory, but is no view for autograd.
+    /// The slice as a tensor of the parameter's sizes. It has the parameter's strides if these are
+    /// dense, else it is row major. It shares the flat tensor's memory, but is not a view for
+    /// autograd.
     at::Tensor values = {};
   };
 
-  /// A bucket of numel elements, all zero. Every slice must lie within it; values are made here.
-  /// Throws: CommError when the machine has not that much memory.
+  /// A bucket of numel elements, all zero. Every slice must lie within it; the constructor sets the
+  /// slices' values.
+  /// Throws: CommError if memory is short.
   Bucket(std::size_t index, std::size_t numel, at::ScalarType dtype, std::vector<Slice> slices,
          const Group& group);
 
-  /// Position of this bucket in the order in which buckets are exchanged.
+  /// Index of this bucket in the order in which buckets are exchanged.
   std::size_t index() const { return index_; }
-  /// All slices and the zeros between them. Shapes: flat.
+  /// All slices and the zeros between them.
+  /// Shapes: [numel].
   const at::Tensor& values() const { return values_; }
   std::span<const Slice> slices() const { return slices_; }
-  /// Whose memory it lies in, and whose ranks have one like it.
+  /// The group whose ranks exchange this bucket and in whose memory it lies.
   const Group& group() const { return group_; }
 
  private:
@@ -53,13 +56,14 @@ class Bucket {
 };
 
 namespace detail {
-/// A tensor of the parameter's sizes over flat's memory from an element on: its strides where it is
-/// dense, else row major. Made from the storage: a view that autograd knows of could be neither a
-/// parameter nor a gradient, as zero_grad() detaches in place.
+/// A tensor of the parameter's sizes over flat's memory, from element `offset` on. It has the
+/// parameter's strides if these are dense, else it is row major. It is made from the storage,
+/// because an autograd view can be neither a parameter nor a gradient: zero_grad() detaches in
+/// place.
 at::Tensor alias(const at::Tensor& flat, std::size_t offset, const at::Tensor& parameter);
 }  // namespace detail
 
-/// One exchange of one bucket, under way: a coroutine that awaits each of its collectives.
+/// One exchange of one bucket: a coroutine that awaits each of its collectives.
 ///
 ///     ExchangeTask exchange(std::int64_t step, Bucket& bucket, const Group& group) override {
 ///       encode(bucket.values());
@@ -67,8 +71,8 @@ at::Tensor alias(const at::Tensor& flat, std::size_t offset, const at::Tensor& p
 ///       decode(bucket.values());
 ///     }
 ///
-/// It runs up to its first collective when it is first advanced, and from each collective to the
-/// next as soon as the one before is complete. It must not block.
+/// The first advance() runs the coroutine to its first collective. Each later advance() runs it
+/// from a complete collective to the next one. The coroutine must not block.
 class [[nodiscard]] ExchangeTask {
  public:
   class promise_type;
@@ -85,12 +89,12 @@ class [[nodiscard]] ExchangeTask {
     if (handle_) handle_.destroy();
   }
 
-  /// Whether it has ended, or was never begun.
+  /// Whether the coroutine has ended, or there is none.
   bool finished() const { return !handle_ || handle_.done(); }
 
-  /// Runs to the next collective, which it returns, or to the end: the Work is then not pending.
-  /// The collective that it returned before must be complete.
-  /// Throws: what the exchange throws; it is finished then.
+  /// Runs the coroutine to its next collective and returns that Work; at the end of the coroutine,
+  /// returns a Work that is not pending. The Work that the previous call returned must be complete.
+  /// Throws: the exception of the coroutine, which is finished then.
   Work advance();
 
  private:
@@ -135,46 +139,46 @@ inline Work ExchangeTask::advance() {
   return std::move(promise.work_);
 }
 
-/// The values of a bucket that an exchange synchronises at a step.
+/// The values of a bucket that a strategy synchronises at a step.
 enum class SyncTarget { none, gradients, parameters };
 
-/// State of an exchange between steps, under parameter names. A name that ends in ".residual" holds
-/// the values that one rank has not sent yet. Resuming with another number of ranks keeps their sum
-/// over the ranks. All other values (factors, counts, agreements) must be the same on every rank.
+/// State of an exchange between steps, by parameter names. A tensor whose name ends in ".residual"
+/// has the values that this rank has not sent yet. Resuming with another number of ranks keeps the
+/// sum of these residuals over the ranks. All other values must be the same on every rank.
 using State = std::map<std::string, at::Tensor>;
 
 namespace detail {
-/// Whether it is, by its name in a State, what one rank has not sent yet.
+/// Whether the tensor with this name in a State is a residual.
 inline bool is_residual(std::string_view name) { return name.ends_with(".residual"); }
 }  // namespace detail
 
-/// How one bucket is exchanged, and what that remembers from step to step.
+/// The exchange of one bucket, with the state that it keeps between steps.
 class Exchange {
  public:
   virtual ~Exchange() = default;
 
   /// The exchange of a step, as a coroutine. It begins when the bucket is ready. When it ends,
-  /// bucket.values() holds the result on every rank. step is the number of exchanges before this
-  /// one; for a DistributedOptimizer, of its steps. Bucket and group outlive the coroutine.
-  /// Ranks: all of the group. All must issue the same collectives, or throw, alike.
+  /// bucket.values() has the result on every rank. step is the number of earlier exchanges; with a
+  /// DistributedOptimizer, the number of its earlier steps. Bucket and group outlive the coroutine.
+  /// Ranks: all. All ranks must issue the same collectives, and throw on all ranks or on none.
   virtual ExchangeTask exchange(std::int64_t step, Bucket& bucket, const Group& group) = 0;
 
-  /// The optimizer is about to update the parameters of this bucket of gradients, which will be
-  /// exchanged right afterwards, as part of the same step. Not called for gradients.
+  /// Called before the optimizer updates the parameters of this bucket, if the strategy exchanges
+  /// parameters in the same step. Not called if it exchanges gradients.
   virtual void before_update(std::int64_t /*step*/, const Bucket&) {}
 
-  /// Whether exchange() issues exactly one all_reduce. Where hosts hold several ranks, the group
-  /// then divides the all_reduce among them. Any other exchange runs between hosts: its group has
-  /// one rank of every host, and its bucket holds some of the parameters. Gradients come as the sum
-  /// of the host's ranks times hosts ÷ ranks, parameters as the mean of the host's ranks:
-  /// docs/design/gradients.md, "Strategies between hosts".
+  /// Whether exchange() issues exactly one all_reduce. It matters on several hosts with several
+  /// ranks each: a single all_reduce uses all ranks of each host. Any other exchange runs between
+  /// hosts. Its group then has one rank of every host, and its bucket has some of the parameters.
+  /// The gradients in it are the sum over the host's ranks times hosts ÷ ranks, the parameters the
+  /// mean over the host's ranks. See docs/design/gradients.md, "Strategies between hosts".
   virtual bool is_all_reduce() const { return false; }
 
-  /// Asked before the first exchange and between steps. Residuals share memory with what it
-  /// remembers, so that what is added to them is.
+  /// The state between steps. Called before the first exchange or between steps. The returned
+  /// residuals share memory with the exchange, so the caller can add to them in place.
   virtual State state() const { return {}; }
-  /// Takes over a state that state() of the same recipe returned, as from a checkpoint. Called
-  /// before the first exchange or between steps. Names that the exchange does not know are ignored.
+  /// Loads a state that state() of the same strategy returned, such as one from a checkpoint.
+  /// Called before the first exchange or between steps. Unknown names are ignored.
   virtual void load(const State&) {}
 };
 

@@ -9,11 +9,11 @@
 
 namespace lockstep::inline v0_2 {
 
-/// torch::optim::SGD whose step reads and writes each parameter once, by the kernel that PyTorch's
-/// `SGD(…, fused=True)` uses. The same options, state and checkpoints as SGD; results differ by
-/// rounding only. Ranks can share its update (DataParallelOptions::share_memory).
-/// Parameters or gradients that the kernel cannot take (sparse, with holes, of unlike strides) are
-/// stepped as SGD does.
+/// torch::optim::SGD whose step reads and writes each parameter once, with the kernel of PyTorch's
+/// `SGD(…, fused=True)`. Options, state and checkpoints are those of SGD; results differ by
+/// rounding only. Ranks can share its update (DataParallelOptions::share_memory). If the kernel
+/// does not support a parameter or its gradient (sparse, not dense in memory, different strides),
+/// the step is that of SGD.
 class FusedSgd : public torch::optim::SGD, public ElementwiseOptimizer {
  public:
   using torch::optim::SGD::SGD;
@@ -34,7 +34,7 @@ class FusedSgd : public torch::optim::SGD, public ElementwiseOptimizer {
     std::size_t group = 0;  ///< in param_groups()
     std::size_t index = 0;  ///< in the group's params()
   };
-  /// Where parameters were found last; a search through all of them would take their square a step.
+  /// Cache of the parameters' places: without it, a step would take quadratic time in their number.
   mutable std::unordered_map<const void*, Place> places_;
 };
 

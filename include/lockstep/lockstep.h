@@ -1,6 +1,7 @@
 #pragma once
 
-// All that a training program needs. It includes torch/torch.h nowhere: a program chooses itself.
+// All public headers that a training program needs. None includes torch/torch.h, so the program
+// chooses which LibTorch headers it pays for.
 
 #include "lockstep/autocast.h"
 #include "lockstep/checkpoint.h"

@@ -18,8 +18,8 @@
 namespace lockstep::inline v0_2 {
 
 /// A sum of float64 numbers that is rounded once, when value() is called. The result has the same
-/// bits for every order of the additions and for every distribution of the numbers over ranks.
-/// Units: about 600 bytes.
+/// bits for every order of the additions and for every distribution of the numbers over ranks. An
+/// object has about 600 bytes.
 /// Source: Kulisch, "Computer Arithmetic and Validity", 2013 (the long accumulator).
 class ExactSum {
  public:
@@ -28,18 +28,18 @@ class ExactSum {
   /// Adds value · weight without rounding the product.
   void add_product(double value, double weight);
 
-  /// The sum, rounded to nearest. Infinity beyond the range of float64. NaN if a NaN was added, or
-  /// infinities of both signs.
+  /// The sum, rounded to nearest. Infinity if it exceeds the range of float64. NaN if a NaN or
+  /// infinities of both signs were added.
   double value() const;
 
  private:
   friend class MetricCombiner;
 
-  /// Brings every digit but the last into [0, 2^32).
+  /// Normalises every digit except the last to [0, 2^32).
   void carry();
 
-  /// Digit i counts units of 2^(32 i - 1074), the smallest float64 being 2^-1074. The last digit
-  /// has the sign.
+  /// Digit i counts units of 2^(32 i - 1074), the smallest float64 being 2^-1074. The last digit is
+  /// signed.
   std::array<std::int64_t, 68> digits_{};
   std::uint32_t additions_ = 0;  ///< since the last carry()
   std::int64_t nans_ = 0;
@@ -47,11 +47,12 @@ class ExactSum {
   std::int64_t negative_infinities_ = 0;
 };
 
-/// Combines the state of metrics over ranks. compute() passes one to a metric's combine(), which
-/// calls sum(), min() or max() for each part of its state. After the call, the part has the value
-/// over all ranks.
-/// Shapes: every rank has the same parts in the same order, also a rank that has no samples.
-/// Throws: InvalidArgument, on every rank, if the parts differ between ranks but have equal sizes.
+/// Combines the state of metrics over ranks. compute() passes a MetricCombiner to a metric's
+/// combine(), which calls sum(), min() or max() for each part of the metric's state. combine() then
+/// runs a second time and receives the values over all ranks.
+/// Shapes: the same parts in the same order on every rank, also on a rank without samples.
+/// Throws: InvalidArgument, on every rank, if the parts differ between ranks but have equal total
+/// sizes.
 class MetricCombiner {
  public:
   void sum(double& value);  ///< added in the same order in every run
@@ -84,15 +85,15 @@ class MetricCombiner {
 
   int rank_;
   int size_;
-  bool combined_ = false;  ///< values_ holds the sums over ranks, and is read
+  bool combined_ = false;  ///< values_ has the combined values, and is read
   std::uint64_t layout_ = 0;
-  std::size_t next_ = 0;  ///< of values_, while it is read
+  std::size_t next_ = 0;  ///< index of the next value to be read from values_
   std::vector<double> values_;
 };
 
 /// A metric is a copyable type with
 ///
-///     void add(…);                              // adds what this rank saw, in any form
+///     void add(…);                              // adds samples of this rank; any arguments
 ///     V value() const;                          // the result, from the state
 ///     void combine(MetricCombiner& combiner);   // names the parts of the state
 ///
@@ -104,15 +105,17 @@ concept Metric = std::copy_constructible<T> &&
   metric.combine(c);
 };
 
-/// Calls visit twice, around one all_reduce: its MetricCombiner reads this rank's state first and
-/// writes the state of all ranks afterwards. For a number of metrics that is known at run time
-/// only; compute() serves otherwise. It changes the metrics that visit passes: pass copies.
+/// Calls visit twice, before and after one all_reduce. In the first call the MetricCombiner reads
+/// this rank's state, in the second it writes the state over all ranks. For a number of metrics
+/// that is known only at run time; else use compute(). It changes the metrics that visit passes:
+/// pass copies.
 /// Ranks: all.
 void combine_over_ranks(const Group& group, const std::function<void(MetricCombiner&)>& visit);
 
-/// The value of a metric over all ranks, or a std::tuple of the values of several, with one
-/// all_reduce for all of them. The metrics themselves stay as they are, and can be added to.
-/// Ranks: all, with the same metrics in the same order; every rank has the same result.
+/// The value of a metric over all ranks, or a std::tuple of the values of several metrics, with one
+/// all_reduce. The metrics do not change, and samples can still be added to them. The result is the
+/// same on every rank.
+/// Ranks: all, with the same metrics in the same order.
 template <Metric... M>
 requires(sizeof...(M) > 0) auto compute(const Group& group, const M&... metrics) {
   std::tuple<M...> copies(metrics...);
@@ -126,8 +129,8 @@ requires(sizeof...(M) > 0) auto compute(const Group& group, const M&... metrics)
   }
 }
 
-/// The sum of numbers. Units: float64, without rounding errors (ExactSum). Tensors are of any real
-/// dtype and any shape, and each element is added; integers are exact.
+/// The sum of numbers in float64, rounded once (ExactSum). Integers are added exactly. Tensors may
+/// have any real dtype and any shape; each element is added.
 class Sum {
  public:
   void add(std::floating_point auto value) { sum_.add(static_cast<double>(value)); }
@@ -149,21 +152,22 @@ class Sum {
   ExactSum sum_;
 };
 
-/// The mean of numbers with weights, Σ weight · value / Σ weight, so that batches and ranks of any
-/// sizes count by their samples. Both sums are ExactSum: the result has the same bits for every
-/// order of samples and every number of ranks.
+/// The weighted mean of numbers, Σ weight · value / Σ weight. With the number of samples as weight,
+/// batches and ranks may have different sizes. Both sums are ExactSum, so the result has the same
+/// bits for every order of samples and every number of ranks.
 class Mean {
  public:
-  /// weight: of the value, as the number of samples that it is the mean of. A value of weight 0 is
-  /// not used, even if it is NaN.
+  /// weight is typically the number of samples that value is the mean of. A value with weight 0 is
+  /// ignored, even if it is NaN.
   /// Throws: InvalidArgument unless the weight is finite and at least 0.
   void add(double value, double weight = 1);
   /// The same for each element of a tensor of a real dtype.
   void add(const at::Tensor& values, double weight = 1);
-  /// The same with a weight for each element. Shapes: weights can be expanded to values.
+  /// The same with a weight for each element.
+  /// Shapes: weights can be expanded to the shape of values.
   void add(const at::Tensor& values, const at::Tensor& weights);
 
-  /// NaN if the sum of weights is 0: nothing was added, on no rank of those combined.
+  /// The mean; NaN if the sum of weights is 0.
   double value() const;
   /// The sum of weights.
   double weight() const { return weight_.value(); }
@@ -174,32 +178,32 @@ class Mean {
   ExactSum weight_;
 };
 
-/// How well a model did on a number of samples.
+/// Quality of a classifier on a number of samples.
 struct Score {
   double loss = 0;      ///< mean over the samples
-  double accuracy = 0;  ///< right answers per sample
-  double top = 0;       ///< the same, where one of the tally's k best answers has to be right
+  double accuracy = 0;  ///< fraction of samples whose best class is correct
+  double top = 0;       ///< fraction of samples with the correct class among the k best
   std::int64_t samples = 0;
 };
 
-/// The metric of classification. Sums of losses and of right answers, so that means over batches
-/// and ranks of any sizes are exact.
+/// Loss and accuracy of a classifier. It sums losses and correct answers, so means over batches and
+/// ranks of different sizes are exact.
 class Tally {
  public:
   Tally() = default;
-  /// k: how many answers a sample has for Score::top, else 1.
+  /// k: number of best classes that Score::top considers.
   /// Throws: InvalidArgument if k is not positive.
   explicit Tally(std::int64_t k);
 
   /// Counts one batch.
   /// Shapes: mean_loss [], outputs [B, classes], targets [B] of int64.
   void add(const at::Tensor& mean_loss, const at::Tensor& outputs, const at::Tensor& targets);
-  /// The same from numbers, for k = 1.
+  /// The same from numbers, for k = 1; right is the number of correct answers.
   void add(double mean_loss, std::int64_t right, std::int64_t samples);
 
-  /// Over this rank's samples; all zero if there were none.
+  /// The score over this rank's samples; all fields are 0 if there are none.
   Score score() const;
-  /// Over all ranks' samples, the same on every rank.
+  /// The score over all ranks' samples, the same on every rank.
   /// Ranks: all.
   Score score(const Group& group) const { return compute(group, *this); }
 
@@ -214,8 +218,8 @@ class Tally {
   std::int64_t samples_ = 0;
 };
 
-/// Samples a second of all ranks: the sum of every rank's samples, divided by the seconds of the
-/// slowest rank. Each rank passes its own numbers; the result is the same on every rank.
+/// Samples per second of all ranks: the sum of the ranks' samples divided by the time of the
+/// slowest rank in seconds. Each rank passes its own values; the result is the same on every rank.
 /// Ranks: all.
 double throughput(std::int64_t samples, double seconds, const Group& group);
 

@@ -17,49 +17,51 @@ class Optimizer;
 
 namespace lockstep::inline v0_2 {
 
-/// Python's state_dict() of the same model or optimizer, as a GenericDict, and its
-/// load_state_dict(). With read_torch_file and write_torch_file training moves from one language to
-/// the other:
+/// The C++ versions of Python's state_dict() and load_state_dict(), with a GenericDict. Together
+/// with read_torch_file() and write_torch_file(), they move training between Python and C++:
 ///
 ///     const auto file = lockstep::read_torch_file("resnet18.pt").toGenericDict();
 ///     lockstep::load_state_dict(*model, file.at("model"));
 ///     lockstep::load_state_dict(sgd, file.at("optimizer"));
 ///
-/// Tensors of a state dict are the model's own, not copies.
+/// The tensors in the dict share memory with the model; they are not copies.
 c10::IValue state_dict(const torch::nn::Module& model);
 
-/// Parameters and buffers by name, which must be the same on both sides, with equal shapes and
-/// dtypes. All is compared before anything is changed; parameters keep their memory.
+/// Copies parameters and buffers into the model. Names, shapes and dtypes must be those of the
+/// model. Everything is checked before anything is changed; parameters keep their memory.
 /// Throws: CheckpointError naming the tensor.
 void load_state_dict(torch::nn::Module& model, const c10::IValue& dict);
 
-/// SGD, Adam and AdamW. Parameters are known by their order in the groups, as in Python.
+/// The state of an SGD, Adam or AdamW optimizer. Parameters are identified by their position in the
+/// parameter groups, as in Python.
 /// Throws: InvalidArgument for any other optimizer.
 c10::IValue state_dict(const torch::optim::Optimizer& optimizer);
 
-/// Options and what is remembered of each parameter; options that LibTorch's C++ side does not have
-/// (foreach, fused, …) are left out, maximize is refused.
-/// Throws: CheckpointError saying what does not fit; nothing is changed then. InvalidArgument as
-/// above.
+/// Loads the options and the state of each parameter. Options that LibTorch lacks in C++ (foreach,
+/// fused, …) are ignored.
+/// Throws: CheckpointError for a dict that does not fit, and for maximize=True; nothing is changed
+/// then. InvalidArgument for an optimizer other than SGD, Adam and AdamW.
 void load_state_dict(torch::optim::Optimizer& optimizer, const c10::IValue& dict);
 
 /// Reads a file that Python's torch.save wrote: tensors, dicts (as GenericDict), lists, tuples,
-/// numbers and texts, nested in any way. Tensors that shared memory share it again; parameters come
-/// back as plain tensors. Nothing else is made, and nothing of the file is ever executed.
-/// Throws: CheckpointError for a file that cannot be read, one of before PyTorch 1.6, and one that
-/// holds a whole module or any other object, which is named.
+/// numbers and strings, nested in any way. Tensors that shared memory when they were saved share it
+/// again. Parameters become plain tensors. No code in the file is executed.
+/// Throws: CheckpointError for a file that cannot be read, for a file of a PyTorch before 1.6, and
+/// for a file with a whole module or any other object, which the message names.
 c10::IValue read_torch_file(const std::filesystem::path& path);
 
-/// Writes such a value as Python's torch.load(path, weights_only=True) reads it. The file is
-/// replaced at once when all of it is on disk.
-/// Throws: CheckpointError naming the file, and what the system answered or what cannot be stored.
+/// Writes such a value in the format that Python's torch.load(path, weights_only=True) reads. The
+/// complete new file replaces an old one atomically.
+/// Throws: CheckpointError naming the file, and the system error or the value that cannot be
+/// stored.
 void write_torch_file(const std::filesystem::path& path, const c10::IValue& value);
 
 }  // namespace lockstep
 
 /// The safetensors format: the length of a JSON header (8 bytes), the header, then the tensors'
-/// values, all little-endian. Values f64 f32 f16 bf16 i64 i32 i16 i8 u8 bool. Lockstep writes
-/// digests of the header and of every tensor into its files, and verifies them when it reads.
+/// values, all little-endian. Supported dtypes: f64 f32 f16 bf16 i64 i32 i16 i8 u8 bool. Lockstep
+/// writes digests of the header and of every tensor into its files, and verifies them when it
+/// reads.
 /// Source: https://github.com/huggingface/safetensors (the format)
 namespace lockstep::inline v0_2::safetensors {
 
@@ -67,19 +69,21 @@ namespace lockstep::inline v0_2::safetensors {
 struct Content {
   std::map<std::string, at::Tensor> tensors;
   std::map<std::string, std::string> metadata;
-  bool checked = false;  ///< whether the file had digests, and they were right
+  bool checked = false;  ///< whether the file had digests; wrong digests are an error
 };
 
-/// Replaces the file at once, when all of it is on disk; on an error the file that was there stays.
-/// Throws: CheckpointError naming the file, and what the system answered or which tensor cannot be
+/// Writes a file. The complete new file replaces an old one atomically; on an error the old file
+/// stays.
+/// Throws: CheckpointError naming the file, and the system error or the tensor that cannot be
 /// stored.
 void write(const std::filesystem::path& path, const Content& content);
 
-/// Throws: CheckpointError naming file, tensor, what was found and what was expected.
+/// Reads a file.
+/// Throws: CheckpointError naming the file, the tensor, the value found and the value expected.
 Content read(const std::filesystem::path& path);
 
-/// Parses the bytes of a file; error messages name it as file. The tensors have memory of their
-/// own.
+/// Parses the bytes of a file; `file` is its name in error messages. The tensors do not share
+/// memory with bytes.
 /// Shapes: bytes [size] of uint8.
 Content parse(const at::Tensor& bytes, std::string_view file);
 

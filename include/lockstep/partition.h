@@ -16,7 +16,7 @@
 
 namespace lockstep::inline v0_2 {
 
-/// The indices from first up to, without, last.
+/// The indices first, …, last − 1.
 struct IndexRange {
   std::size_t first = 0;
   std::size_t last = 0;
@@ -24,8 +24,8 @@ struct IndexRange {
   bool operator==(const IndexRange&) const = default;
 };
 
-/// One rank's part of size samples, cut in the order of ranks into parts of floor(size/N). The last
-/// size mod N samples belong to no rank.
+/// The part of one rank of N: size samples are divided in rank order into parts of floor(size/N).
+/// The last size mod N samples belong to no rank.
 /// Throws: InvalidArgument for a rank outside the group.
 /// Source: data_partition of SINGA's distributed examples
 IndexRange partition_contiguous(std::size_t size, ShardSpec shard);
@@ -33,14 +33,17 @@ IndexRange partition_contiguous(std::size_t size, const Group& group);
 
 namespace detail {
 
-/// A dataset's size. Throws: InvalidArgument if it has none.
+/// The size of a dataset.
+/// Throws: InvalidArgument if it is unknown.
 std::size_t size_to_partition(std::optional<std::size_t> size);
-/// The indices in the whole dataset. Throws: InvalidArgument for one beyond the range.
+/// Converts indices in the range to indices in the whole dataset.
+/// Throws: InvalidArgument for an index outside the range.
 std::vector<std::size_t> shift(c10::ArrayRef<std::size_t> indices, IndexRange range);
 
 }  // namespace detail
 
-/// A run of another dataset's samples, as a dataset: index 0 is the run's first.
+/// A contiguous range of another dataset's samples, as a dataset. Index 0 is the first sample of
+/// the range.
 template <class D>
 class DatasetPart
     : public torch::data::datasets::BatchDataset<DatasetPart<D>, typename D::BatchType> {
@@ -60,9 +63,10 @@ class DatasetPart
 };
 
 /// This rank's contiguous part of a dataset that every rank can read. To shuffle within the part,
-/// as SINGA does, draw from it with DistributedSampler(part.size().value(), ShardSpec{}, {.seed =
-/// …}). Ranks: all with the same dataset; no communication. Throws: InvalidArgument for a dataset
-/// that does not know its size. Source: partition_dataset of Needle's distributed extension
+/// as SINGA does, use DistributedSampler(part.size().value(), ShardSpec{}, {.seed = …}).
+/// Ranks: all, with the same dataset; no communication.
+/// Throws: InvalidArgument for a dataset of unknown size.
+/// Source: partition_dataset of Needle's distributed extension
 template <class D>
 DatasetPart<D> partition_dataset(D dataset, const Group& group) {
   const IndexRange range = partition_contiguous(detail::size_to_partition(dataset.size()), group);
@@ -71,7 +75,7 @@ DatasetPart<D> partition_dataset(D dataset, const Group& group) {
 
 namespace detail {
 
-/// Gives rank 0's next batch, or nothing at the end.
+/// Returns rank 0's next batch, or nullopt at the end.
 using BatchSource = std::function<std::optional<torch::data::Example<>>()>;
 
 [[noreturn]] void refuse_no_loader();
@@ -120,16 +124,16 @@ class ScatteredBatches {
 
 }  // namespace detail
 
-/// Deals the batches of rank 0's loader to all ranks, where rank 0 alone can read the data. Of B
-/// rows, rank r gets those from floor(r·B/N) up to floor((r+1)·B/N), perhaps none. loader is that
-/// of rank 0; the other ranks' loader is not used.
+/// Scatters the batches of rank 0's loader over all ranks, for data that only rank 0 can read. Of a
+/// batch with B rows, rank r of N gets the rows floor(r·B/N) to floor((r+1)·B/N) − 1, which may be
+/// none. Only rank 0's loader is used; other ranks may pass null.
 ///
 ///     for (auto& batch : lockstep::scatter_from_rank0(loader.get(), world)) …
 ///
-/// Shapes: data and target of rank 0's batches have equal first dimensions, and at most 8.
-/// Ranks: all; they leave the loop early all at the same batch.
-/// Throws: what rank 0's loader threw, on rank 0; a DataError that says it, on the others. The
-/// group stays usable.
+/// Shapes: data and target of a batch have the same first dimension, and at most 8 dimensions.
+/// Ranks: all. If they leave the loop early, all must leave at the same batch.
+/// Throws: the exception of rank 0's loader on rank 0, a DataError with its text on the other
+/// ranks; the group stays usable.
 template <class Loader>
 detail::ScatteredBatches scatter_from_rank0(Loader* loader, const Group& group) {
   detail::BatchSource source;

@@ -22,21 +22,21 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// Threads that begin jobs in the order in which these were added. A job flushes denormals if the
-/// thread that added it does.
+/// A pool of threads that begins jobs in the order in which they were added. A job flushes
+/// denormals if the thread that added it does.
 class ReaderThreads {
  public:
-  /// Gets the number of the thread that runs it, from 0 on; must not throw.
+  /// Receives the index of the thread that runs it, from 0; must not throw.
   using Job = std::function<void(std::size_t thread)>;
 
   explicit ReaderThreads(std::size_t count);
-  /// Forgets what was not begun, waits for what was.
+  /// Discards jobs that have not begun, and waits for the others.
   ~ReaderThreads();
   ReaderThreads(const ReaderThreads&) = delete;
   ReaderThreads& operator=(const ReaderThreads&) = delete;
 
   void add(Job job);
-  /// Forgets what was not begun, and returns when no job runs.
+  /// Discards jobs that have not begun, and returns when no job runs.
   void clear();
 
  private:
@@ -52,7 +52,7 @@ class ReaderThreads {
   std::condition_variable idle_;
   std::deque<Added> jobs_;
   std::size_t running_ = 0;
-  std::vector<std::jthread> threads_;  ///< the last member: they use the others
+  std::vector<std::jthread> threads_;  ///< last: the threads use the other members
 };
 
 }  // namespace lockstep::detail
@@ -61,9 +61,10 @@ namespace lockstep::inline v0_2 {
 
 struct PrefetchOptions {
   std::size_t batch_size = 1;
-  std::size_t workers = 1;  ///< threads that read; with 0 a batch is read when it is asked for
-  std::size_t depth = 0;    ///< batches read ahead of the program, at most; 0 for two a worker
-  bool drop_last = false;   ///< leaves out a last batch of fewer samples
+  std::size_t workers =
+      1;                  ///< number of reading threads; 0 reads each batch in the iterating thread
+  std::size_t depth = 0;  ///< most batches that are read ahead; 0 for two per worker
+  bool drop_last = false;  ///< skip a last batch with fewer than batch_size samples
 };
 
 namespace detail {
@@ -71,10 +72,10 @@ namespace detail {
 /// Throws: InvalidArgument for a batch size of 0.
 PrefetchOptions checked(PrefetchOptions options);
 
-/// How long this thread has waited for batches of a PrefetchLoader, or read them itself.
+/// The time that this thread has spent waiting for batches of a PrefetchLoader, or reading them.
 std::chrono::nanoseconds loading_time();
 
-/// Counts the time of its life in it.
+/// Adds its lifetime to loading_time().
 class Loading {
  public:
   Loading() : begin_(std::chrono::steady_clock::now()) {}
@@ -86,28 +87,28 @@ class Loading {
   std::chrono::steady_clock::time_point begin_;
 };
 
-/// Throws the exception being handled as a DataError that names the batch and, if reading it alone
-/// fails as well, the index.
+/// Rethrows the current exception nested in a DataError that names the batch. If reading a single
+/// index of it fails, too, the error also names the index.
 [[noreturn]] void rethrow_named(std::size_t batch, c10::ArrayRef<std::size_t> indices,
                                 const std::function<void(std::size_t index)>& read_alone);
 
 }  // namespace detail
 
-/// The batches of a dataset in a sampler's order, read ahead by worker threads, each from its own
-/// copy of the dataset. They are the same for any number of workers, if what the dataset gives for
-/// an index depends on nothing that reading changes.
+/// The batches of a dataset in a sampler's order, read ahead by worker threads. Each thread has its
+/// own copy of the dataset. The batches are the same for any number of workers, provided that
+/// reading does not change what the dataset returns for an index.
 ///
 ///     lockstep::PrefetchLoader loader(data, sampler, {.batch_size = 64, .workers = 2});
 ///     for (int epoch = 0; epoch < 10; ++epoch)
 ///       for (auto& batch : loader) …
 ///
-/// Each begin() starts a new pass and ends the one before, also one that was left early or failed.
-/// In contrast, torch::data's loader throws if the pass before was left early, and its sampler
-/// counts samples that workers drew ahead as used. The iterating thread draws from the sampler. It
-/// calls used() with the samples that the program was given, so the sampler's state() is that of
-/// the program.
-/// Throws: what the sampler throws; a DataError naming batch and index, with the cause nested in
-/// it, when it is that batch's turn to be given.
+/// Each begin() ends the previous pass, also one that was left early or failed, and starts a new
+/// one. In contrast, torch::data's loader throws if the previous pass was left early, and its
+/// sampler counts samples that workers have drawn ahead as used. The iterating thread draws from
+/// the sampler. It calls used() with the samples that the program has received, so the sampler's
+/// state() is the progress of the program.
+/// Throws: the exceptions of the sampler. A DataError that names the batch and the index, with the
+/// cause nested in it, when the iteration reaches that batch.
 template <class Dataset, class Sampler>
 requires std::same_as<typename Sampler::BatchRequestType, std::vector<std::size_t>>
 class PrefetchLoader {
@@ -123,13 +124,13 @@ class PrefetchLoader {
     using iterator_category = std::input_iterator_tag;
 
     explicit Iterator(PrefetchLoader& loader) : loader_(&loader) {}
-    /// The program has this batch from now on.
+    /// Returns the batch and counts its samples as used.
     Batch& operator*() const {
       loader_->count();
       return peek();
     }
     Batch* operator->() const { return &**this; }
-    /// The batch, which the program may yet be given.
+    /// Returns the batch without counting its samples as used.
     Batch& peek() const { return *loader_->current_; }
     Iterator& operator++() {
       loader_->advance();
@@ -172,7 +173,7 @@ class PrefetchLoader {
   struct Pending {
     std::shared_ptr<Task> task;
     std::future<Batch> batch;
-    std::size_t samples;  ///< that are used when this has been given
+    std::size_t samples;  ///< that count as used with this batch
   };
 
   static Batch read(Dataset& dataset, const Indices& indices, std::size_t number) {
@@ -187,12 +188,12 @@ class PrefetchLoader {
     return options_.drop_last && indices.size() < options_.batch_size;
   }
 
-  /// Begins the next batch. False at the end of the pass.
+  /// Begins to read the next batch. False at the end of the pass.
   bool begin_next() {
     std::optional<Indices> indices = std::exchange(drawn_, std::nullopt);
     if (!indices || is_dropped(*indices)) return false;
     drawn_ = sampler_.next(options_.batch_size);
-    // The last whole batch completes the pass, so it also counts the dropped samples behind it.
+    // The last whole batch ends the pass, so it also counts the dropped samples after it.
     const std::size_t samples =
         indices->size() + (drawn_ && is_dropped(*drawn_) ? drawn_->size() : 0);
     const auto task =
@@ -228,13 +229,13 @@ class PrefetchLoader {
 
   PrefetchOptions options_;
   Sampler sampler_;
-  std::vector<Dataset> datasets_;  ///< each thread's own
-  std::optional<Indices> drawn_;   ///< the batch after those that are pending
-  std::size_t number_ = 0;         ///< and its place in the pass
-  std::deque<Pending> pending_;    ///< in the order in which they are given
+  std::vector<Dataset> datasets_;  ///< one copy for each thread
+  std::optional<Indices> drawn_;   ///< indices of the batch after the pending ones
+  std::size_t number_ = 0;         ///< its index in the pass
+  std::deque<Pending> pending_;    ///< batches being read, in order
   std::optional<Batch> current_;
-  std::optional<std::size_t> uncounted_;  ///< samples of current_, until the program has it
-  detail::ReaderThreads threads_;         ///< the last member: they use the others
+  std::optional<std::size_t> uncounted_;  ///< samples of current_ that are not counted yet
+  detail::ReaderThreads threads_;         ///< last: the threads use the other members
 };
 
 }  // namespace lockstep

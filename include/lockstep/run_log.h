@@ -16,20 +16,20 @@ namespace lockstep::inline v0_2 {
 
 enum class ProgressStyle : std::uint8_t {
   silent,
-  lines,  ///< a line when a pass ends, for files and pipes
-  bar     ///< one line, drawn over and over, for terminals
+  lines,  ///< one line at the end of a pass, for files and pipes
+  bar     ///< a progress bar that is redrawn, for terminals
 };
 
-/// The style for this rank's stream. Silence on all ranks but 0 and where quiet; a bar if fd is a
-/// terminal with a width and a TERM other than "dumb"; else lines.
+/// The style for a stream of this rank: silent if quiet and on all ranks except 0, bar if fd is a
+/// terminal with a known width and a TERM other than "dumb", else lines.
 ProgressStyle progress_style(const Group& group, int fd, bool quiet = false);
 
-/// Shows how far a pass over the data is, on the stream it is given.
+/// Shows the progress of a pass over the data on a stream.
 class Progress {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// total is what advance() adds up to; units names what is counted, as "images".
+  /// total is the sum of all counts of advance(); units names what is counted, such as "images".
   Progress(std::ostream& out, ProgressStyle style, std::string title, std::int64_t total,
            std::string units);
   /// Removes an unfinished bar.
@@ -37,10 +37,10 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// So much more is done. Cheap: draws at most ten times a second.
+  /// Adds count to the progress. Cheap: draws at most ten times per second.
   void advance(std::int64_t count) { advance(count, {}); }
-  /// The same with a short text to show, such as "loss 0.1234". note is called when the bar is
-  /// drawn, and not otherwise.
+  /// The same with a short text to show, for example "loss 0.1234". note is called only when the
+  /// bar is drawn.
   void advance(std::int64_t count, const std::function<std::string()>& note);
   /// Removes the bar and writes a line in its place, unless silent.
   void finish(std::string_view line);
@@ -60,36 +60,38 @@ class Progress {
   bool drawn_ = false;  ///< the bar is on the screen
 };
 
-/// How a bar looks: title, bar, share, count or note, rate and time left. elapsed in seconds.
+/// The text of a bar: title, bar, percentage, count or note, rate and remaining time.
+/// Units: elapsed in seconds.
 std::string progress_text(std::string_view title, std::int64_t done, std::int64_t total,
                           double elapsed, std::string_view units, std::string_view note = {});
 
 /// Options of a RunLog.
 struct RunLogOptions {
-  std::string folder = {};    ///< made if it is not there; none: nothing is recorded
-  bool trace = false;         ///< trace.json: what each rank computed, waited for and exchanged
-  bool overwrite = false;     ///< removes an earlier log in the folder, which else is continued
-  std::string strategy = {};  ///< as environment.json is to name it
-  std::size_t spans = 65536;  ///< most that a rank keeps of a trace, the newest; 32 bytes each
+  std::string folder = {};  ///< created if it does not exist; empty: nothing is recorded
+  bool trace = false;      ///< also write trace.json: computation, waits and exchanges of each rank
+  bool overwrite = false;  ///< remove an earlier log in the folder instead of continuing it
+  std::string strategy = {};  ///< name of the strategy in environment.json
+  std::size_t spans = 65536;  ///< most trace spans per rank; older ones are dropped; 32 bytes each
 };
 
 /// Records a run in a folder: metrics.jsonl and a TensorBoard file, `intervals.jsonl`, trace.json,
-/// environment.json. docs/run-log.md describes them; `lockstep report` makes a page of them. Rank 0
-/// writes; a rank's log is used and destroyed by the thread that made it.
+/// environment.json. docs/run-log.md describes them; `lockstep report` creates a page from them.
+/// Rank 0 writes the files. The thread that constructed a RunLog must also use and destroy it.
 ///
-/// A folder that holds a log is continued. The first record says where: begin_interval(step), or
-/// scalars() for a program without intervals. Records of later steps, which an earlier part of the
-/// run computed after its checkpoint, move to `discarded.jsonl`. A run that begins at step 0 keeps
-/// none of the earlier records. `overwrite` removes an earlier log when this one is opened.
+/// A folder that holds a log is continued. The first record gives the step at which it continues:
+/// begin_interval(step), or scalars() for a program without intervals. Records of later steps,
+/// which an earlier part of the run computed after its checkpoint, move to `discarded.jsonl`. A run
+/// that begins at step 0 keeps none of the earlier records.
 ///
-/// One log at a time may use a folder: as long as this lives, another job's is refused.
+/// Only one job at a time may use a folder: while a RunLog exists, the constructor of another job's
+/// throws.
 ///
-/// A later write that fails, as on a full disk, ends no training: see lost().
+/// If a later write fails, for example on a full disk, training continues: see lost().
 class RunLog {
  public:
   /// Ranks: all, with the same options.
-  /// Throws: Error on every rank if the folder cannot be written, or naming the job that writes to
-  /// it; InvalidArgument for a trace without a folder.
+  /// Throws: Error, on every rank, if the folder cannot be written or another job uses it, which
+  /// the message names. InvalidArgument for a trace without a folder.
   RunLog(const Group& world, RunLogOptions options);
   ~RunLog();
   RunLog(const RunLog&) = delete;
@@ -97,26 +99,28 @@ class RunLog {
 
   bool on() const { return state_ != nullptr; }
 
-  /// Records values of one moment: a line of metrics.jsonl, a point in each one's TensorBoard
-  /// curve. step says how many steps have been taken. On other ranks than 0 it does nothing.
+  /// Records values after `step` steps: a line of metrics.jsonl, and a point of a TensorBoard curve
+  /// for each value. Does nothing on ranks other than 0.
   void scalars(std::int64_t step,
                std::initializer_list<std::pair<std::string_view, double>> values);
   void scalar(std::string_view name, std::int64_t step, double value) {
     scalars(step, {{name, value}});
   }
 
-  /// Delimit an interval of training steps. A line of `intervals.jsonl` divides each rank's time in
-  /// it into computing, waiting and communication. step: the number of steps taken by then, before
-  /// the checkpoint of a resumed run too. samples: those of this rank in the interval.
+  /// Begins an interval of training steps after `step` steps, those before the checkpoint of a
+  /// resumed run included. intervals.jsonl has a line for each interval, which divides each rank's
+  /// time into computing, waiting and communication.
   void begin_interval(std::int64_t step);
+  /// Ends the interval after `step` steps, and writes its line. samples: the number of samples that
+  /// this rank trained on in the interval; 0 if unknown.
   /// Ranks: all.
   void end_interval(std::int64_t step, std::int64_t samples = 0);
 
-  /// Writes trace.json, of all ranks' spans.
-  /// Ranks: all. Without it there is no trace.
+  /// Writes trace.json with the spans of all ranks. Without this call there is no trace.
+  /// Ranks: all.
   void close();
 
-  /// Which files are not complete and why, on rank 0; empty if all are.
+  /// Names the files that are incomplete, with the reasons; empty if all are complete. On rank 0.
   std::string lost() const;
 
  private:

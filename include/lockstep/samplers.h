@@ -15,29 +15,30 @@
 
 namespace lockstep::inline v0_2 {
 
-/// Which of how many ranks a sampler draws for.
+/// The rank for which a sampler draws, and the number of ranks.
 struct ShardSpec {
   int rank = 0;
   int ranks = 1;
 };
 
-/// How a pass treats the remaining samples when they are fewer than one per rank.
+/// How a pass treats the last samples if there are fewer than one per rank.
 enum class Tail : std::uint8_t {
-  pad,  ///< filled up from the beginning of the order: every sample is drawn, some twice
-  drop  ///< they are left out of this pass
+  pad,  ///< the order is padded from its beginning: every sample is drawn, some twice
+  drop  ///< the pass leaves them out
 };
 
 struct SamplerOptions {
-  std::uint64_t seed = 0;  ///< with the epoch, decides the order
+  std::uint64_t seed = 0;  ///< seed and epoch determine the order
   bool shuffle = true;     ///< a new order every epoch; otherwise 0, 1, 2, …
   Tail tail = Tail::pad;
 };
 
-/// Deals a dataset's samples to the ranks, equally many to each. Rank r of N draws positions r,
-/// r+N, r+2N, … of an order that all ranks share. Each pass is a new epoch, counted from 0.
+/// Distributes a dataset over the ranks, with the same number of samples for each. Rank r of N
+/// draws positions r, r+N, r+2N, … of an order that is the same on all ranks. Each pass is a new
+/// epoch, counted from 0.
 ///
-/// Copies share their state, since LibTorch's data loader works on a copy: set_epoch() reaches the
-/// loader's. Two loaders need two samplers.
+/// Copies share their state, because LibTorch's data loader uses a copy: set_epoch() also affects
+/// the loader's copy. Two loaders need two samplers.
 /// Ranks: all construct it with the same size and options; no communication.
 class DistributedSampler : public torch::data::samplers::Sampler<> {
  public:
@@ -45,33 +46,34 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   DistributedSampler(std::size_t size, ShardSpec shard, SamplerOptions options = {});
   DistributedSampler(std::size_t size, const Group& group, SamplerOptions options = {});
 
-  /// Makes this the epoch of the next pass; the passes after it count on from there. Another epoch
-  /// than load_state() found begins at its beginning.
+  /// Sets the epoch of the next pass; later passes count on from it. If it differs from the epoch
+  /// that load_state() restored, the next pass is a whole one.
   void set_epoch(std::uint64_t epoch);
-  /// The epoch of the pass that began last; before the first, the one that it will have.
+  /// The epoch of the current or last pass; before the first pass, the epoch of that one.
   std::uint64_t epoch() const;
 
   /// Samples that each rank draws in one pass.
   std::size_t samples_per_rank() const;
 
-  /// Begins a new pass, over new_size samples if given. A data loader's begin() calls it.
+  /// Begins a new pass, over new_size samples if given. begin() of a data loader calls it.
   void reset(std::optional<std::size_t> new_size = std::nullopt) override;
-  /// Up to batch_size more indices of this rank, or nothing at the end of the pass.
+  /// The next indices of this rank, at most batch_size; nullopt at the end of the pass.
   std::optional<std::vector<std::size_t>> next(std::size_t batch_size) override;
 
-  /// Counts samples of the running pass that this rank's program is done with. torch::data's loader
-  /// with workers and join_uneven() draw ahead of the program, so they need this call. Without them
-  /// drawn samples count as used. PrefetchLoader calls it.
+  /// Counts samples of the current pass that this rank's program has used. Call it with
+  /// torch::data's loader with workers or with join_uneven(), which draw samples ahead of the
+  /// program. PrefetchLoader calls it itself. If it is never called, drawn samples count as used.
   void used(std::size_t samples);
 
-  /// How far all ranks have come, for a checkpoint: epoch, and positions of its order that are
-  /// done. The same on every rank that has used as many samples.
+  /// The progress of all ranks, for a checkpoint: the epoch, and the number of used positions in
+  /// its order. Equal on all ranks that have used the same number of samples.
   std::map<std::string, at::Tensor> state() const;
-  /// The next pass is the remainder of the stopped pass, on as many ranks as there are now.
-  /// Throws: InvalidArgument for what state() did not return.
+  /// Restores the progress: the next pass is the remainder of the interrupted pass, distributed
+  /// over the current ranks.
+  /// Throws: InvalidArgument for a state that state() did not return.
   void load_state(const std::map<std::string, at::Tensor>& state);
 
-  /// Keeps the epoch that the next pass will have.
+  /// Saves and loads the epoch of the next pass.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
@@ -80,15 +82,15 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   std::shared_ptr<State> state_;
 };
 
-/// The order of size samples in one epoch, by Fisher-Yates from the last place down. Each place is
-/// swapped with one drawn without bias from those up to it. The generator is a std::mt19937_64,
-/// seeded through std::seed_seq with the two halves, low first, of seed and of epoch. The same on
-/// every platform.
+/// The order of size samples in one epoch, the same on every platform. A Fisher-Yates shuffle from
+/// the last position down: each position is swapped with an unbiased random one among those up to
+/// it. The generator is a std::mt19937_64, seeded by a std::seed_seq of the low and high 32 bits of
+/// seed, then those of epoch.
 std::vector<std::size_t> epoch_order(std::size_t size, std::uint64_t seed, std::uint64_t epoch);
 
-/// Deals a dataset to the ranks so that each sample is drawn exactly once over all of them. Rank r
-/// of N draws the indices from floor(r·size/N) up to floor((r+1)·size/N), in order. Ranks may
-/// differ by one sample, so reduce results as sums and counts, as Tally does.
+/// Distributes a dataset over the ranks such that each sample is drawn exactly once. Rank r of N
+/// draws the indices floor(r·size/N) to floor((r+1)·size/N) − 1, in order. Ranks may differ by one
+/// sample, so combine results as sums and counts, as Tally does.
 /// Ranks: all construct it with the same size; no communication.
 class EvaluationSampler : public torch::data::samplers::Sampler<> {
  public:
@@ -100,7 +102,7 @@ class EvaluationSampler : public torch::data::samplers::Sampler<> {
   void reset(std::optional<std::size_t> new_size = std::nullopt) override;
   std::optional<std::vector<std::size_t>> next(std::size_t batch_size) override;
 
-  /// There is nothing to keep: every pass is the same.
+  /// Do nothing: the sampler has no state between passes.
   void save(torch::serialize::OutputArchive&) const override {}
   void load(torch::serialize::InputArchive&) override {}
 

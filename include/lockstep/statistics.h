@@ -10,30 +10,30 @@
 
 namespace lockstep::inline v0_2 {
 
-/// Cost of one kind of collective on this rank so far.
+/// Cost of the collectives of one kind and bucket on this rank so far.
 struct CollectiveStatistics {
   Collective collective = Collective::barrier;
-  int bucket = -1;  ///< the gradient bucket that it was issued for, or -1
+  int bucket = -1;  ///< index of the gradient bucket; -1 for no bucket
   std::uint64_t count = 0;
-  std::uint64_t bytes = 0;             ///< of this rank's part, in the form in which it travels
-  std::uint64_t dense_bytes = 0;       ///< of what they stand for: more, where it is compressed
-  std::chrono::nanoseconds waiting{};  ///< for other ranks, within wait()
-  /// Time in which this rank reduced and copied its share. The last row of a bucket also counts
-  /// what its strategy does between collectives.
+  std::uint64_t bytes = 0;             ///< of this rank's part, in the wire dtype
+  std::uint64_t dense_bytes = 0;       ///< the same part without compression
+  std::chrono::nanoseconds waiting{};  ///< time within wait() in which other ranks were waited for
+  /// Time in which this rank reduced and copied its share. The last row of a bucket also includes
+  /// the strategy's computation between collectives.
   std::chrono::nanoseconds working{};
-  /// Time in which the operation was under way, without time that another operation has counted
-  /// already. Over MPI, where a thread makes progress, it lasts from the begin of the operation
-  /// until it is complete; else it is the time within wait().
+  /// Time in which the operations were in progress. Overlapping operations count an instant once.
+  /// If a progress thread advances operations (MPI), an operation is in progress from its begin
+  /// until it is complete, else within wait() only.
   std::chrono::nanoseconds communicating{};
-  std::chrono::nanoseconds hidden{};  ///< the part of communicating before wait() began
+  std::chrono::nanoseconds hidden{};  ///< the part of `communicating` before wait() began
 };
 
-/// One row for each collective and bucket that was issued, in the order of their first.
+/// One row for each pair of collective and bucket, in the order in which they were first issued.
 using Statistics = std::vector<CollectiveStatistics>;
 
-/// A table of the rows and their sum, for people. Where a strategy sent less than the buckets hold,
-/// or more, a last line says by how much; where exchanges were hidden behind other work, another
-/// says what part.
+/// Formats the rows and their sum as a table. If a strategy sent fewer or more bytes than the
+/// buckets have, a last line gives the ratio. If communication overlapped with other work, another
+/// line gives the overlapped share.
 std::string to_text(std::span<const CollectiveStatistics> rows);
 
 }  // namespace lockstep

@@ -12,18 +12,18 @@
 namespace lockstep::inline v0_2 {
 
 /// The mean over ranks at full precision, "fp32": one all_reduce a bucket, in the gradients' own
-/// dtype. values[i] = (1/N) Σ_r values_r[i], summed in rank order.
+/// dtype. values[i] = (1/N) Σ_r values_r[i], summed in rank order over N ranks.
 struct AllReduce {
   std::string text() const { return "fp32"; }
   std::unique_ptr<Exchange> exchange(const Bucket& bucket) const;
 };
 
 /// The mean over ranks of gradients that are sent as float16 before and after the sum, "fp16" or
-/// "fp16:clip=100". It is values[i] = f16(Σ_r f16(clamp(values_r[i], -clip, clip) / N)), summed in
+/// "fp16:clip=100". values[i] = f16(Σ_r f16(clamp(values_r[i], -clip, clip) / N)), summed in
 /// float32 in rank order. NaN and Inf are passed on. For float32 parameters.
 struct Fp16 {
-  double clip = 0;        ///< largest magnitude of a gradient; 0 leaves all as they are
-  bool predivide = true;  ///< divide by N before rounding; else after the sum
+  double clip = 0;        ///< largest magnitude of a gradient element; 0 disables clipping
+  bool predivide = true;  ///< divide by the number of ranks before rounding, else after the sum
 
   std::string text() const;
   /// Throws: InvalidArgument for a value out of its range.
@@ -32,20 +32,20 @@ struct Fp16 {
   std::unique_ptr<Exchange> exchange(const Bucket& bucket) const;
 };
 
-/// The same in bfloat16, "bf16", which has float32's range: values[i] =
-/// bf16(Σ_r bf16(values_r[i] / N)).
+/// The mean over ranks of gradients that are sent as bfloat16, "bf16", which has the range of
+/// float32. values[i] = bf16(Σ_r bf16(values_r[i] / N)). For float32 parameters.
 struct Bf16 {
   std::string text() const { return "bf16"; }
   std::unique_ptr<Exchange> exchange(const Bucket& bucket) const;
 };
 
 /// The mean over ranks of gradients that are sent as 8-bit codes, "int8", with a scale for every
-/// 512 elements. Each rank sums a part of all ranks' decoded gradients in rank order, and sends its
-/// mean as codes again. Ranks that share memory compute the same bits in place. Their codes stay in
-/// the processor, and are counted as if they were sent. With error feedback the rounding error of a
-/// rank's own codes is added to its next gradient: residual ← (gradient + residual) − decoded.
-/// NaN and Inf make every rank raise the same InvalidArgument; of gradients that are refused, parts
-/// may be averaged already. For float32 parameters.
+/// 512 elements. Each rank sums its part of all ranks' decoded gradients in rank order, and sends
+/// the mean of that part as codes again. Ranks that share memory compute the same bits in place and
+/// store no codes; statistics count the codes as if they were sent. With error feedback, the
+/// rounding error of a rank's own codes is added to its next gradient: residual ← (gradient +
+/// residual) − decoded. If a gradient has NaN or Inf, every rank raises the same InvalidArgument;
+/// parts of the gradients may be averaged by then. For float32 parameters.
 /// Source: Dettmers, "8-Bit Approximations for Parallelism in Deep Learning", 2016; error feedback
 /// as in Karimireddy, Rebjock, Stich, Jaggi, "Error Feedback Fixes SignSGD", 2019.
 struct Int8 {
@@ -56,18 +56,18 @@ struct Int8 {
   std::unique_ptr<Exchange> exchange(const Bucket& bucket) const;
 };
 
-/// Only the largest elements are sent, "topk:0.01", as values with their indices. Of a bucket whose
-/// parameters have n elements, they are the k = max(1, ⌈ratio·n⌉) of largest magnitude, ties broken
-/// by lower index. values[i] = Σ_r (1/N)·sent_r[i], in rank order. With error feedback elements
-/// that were not sent are added to the next step's gradient: residual ← (gradient + residual) −
-/// sent. NaN and Inf, always among the largest, make every rank raise the same InvalidArgument. For
-/// float32 and float64 parameters.
+/// Only the largest elements are sent, "topk:0.01", as values with their indices. A bucket with n
+/// elements sends the k = max(1, ⌈ratio·n⌉) elements of largest magnitude, and of equal ones those
+/// with the lower index. values[i] = Σ_r (1/N)·sent_r[i], in rank order. With error feedback,
+/// elements that were not sent are added to the next step's gradient: residual ← (gradient +
+/// residual) − sent. NaN and Inf count as the largest; they make every rank raise the same
+/// InvalidArgument. For float32 and float64 parameters.
 /// Source: Lin, Han, Mao, Wang, Dally, "Deep Gradient Compression", 2018, arXiv 1712.01887.
 struct TopK {
-  double ratio = 0.01;  ///< part of the elements that is sent, in (0, 1]
+  double ratio = 0.01;  ///< fraction of the elements that is sent, in (0, 1]
   bool error_feedback = true;
-  /// Steps of Deep Gradient Compression's warm-up; 0 for none. It has four parts of equal length
-  /// that send 25 %, 6.25 %, 1.5625 % and 0.390625 %, but never less than ratio.
+  /// Steps of Deep Gradient Compression's warm-up; 0 disables it. Its four parts of equal length
+  /// send 25 %, 6.25 %, 1.5625 % and 0.390625 % of the elements, but never less than ratio.
   std::int64_t ramp = 0;
 
   std::string text() const;
@@ -76,23 +76,23 @@ struct TopK {
   /// Throws: InvalidArgument as check() does, or for a bucket of another dtype.
   std::unique_ptr<Exchange> exchange(const Bucket& bucket) const;
 
-  /// The part that is sent at a step.
+  /// The fraction of the elements that is sent at a step.
   double ratio_at(std::int64_t step) const;
-  /// The number of elements, of n, that are sent at a step.
+  /// The number of elements, out of n, that are sent at a step.
   std::size_t k_at(std::int64_t step, std::size_t n) const;
 };
 
-/// All elements of some magnitude are sent, "threshold:0.001": those of |gradient + residual| ≥
-/// value, as values with their indices. Their number may differ from rank to rank. values[i] = Σ_r
-/// (1/N)·sent_r[i], in rank order. When the ranks' picks together are not smaller than the bucket,
-/// that step's bucket is averaged whole, on all ranks. With error feedback elements that were not
-/// sent are added to the next step's gradient: residual ← (gradient + residual) − sent. NaN and
-/// Inf, always picked, make every rank raise the same InvalidArgument. For float32 and float64
-/// parameters.
+/// All elements with |gradient + residual| ≥ value are sent, "threshold:0.001", as values with
+/// their indices. Their number may differ between ranks. values[i] = Σ_r (1/N)·sent_r[i], in rank
+/// order. If the selected elements of all ranks together need as many bytes as the bucket or more,
+/// all ranks average the whole bucket in that step. With error feedback, elements that were not
+/// sent are added to the next step's gradient: residual ← (gradient + residual) − sent. NaN and Inf
+/// are always selected; they make every rank raise the same InvalidArgument. For float32 and
+/// float64 parameters.
 /// Source: Strom, "Scalable Distributed DNN Training Using Commodity GPU Cloud Computing", 2015,
 /// with values instead of signs.
 struct Threshold {
-  double value = 0.001;  ///< least magnitude that is sent, 0 or more
+  double value = 0.001;  ///< smallest magnitude that is sent, 0 or more
   bool error_feedback = true;
 
   std::string text() const;
@@ -102,18 +102,19 @@ struct Threshold {
   std::unique_ptr<Exchange> exchange(const Bucket& bucket) const;
 };
 
-/// Gradients of matrices are sent as two thin factors, "power_sgd:rank=4". Of M = gradient +
-/// residual, P = mean of M·Q with orthogonal columns, then Q = mean of Mᵀ·P, and the result is
-/// P·Qᵀ. A parameter of more dimensions counts as the matrix of its first dimension and all others.
-/// Matrices whose factors would not be smaller, (rows + columns)·rank ≥ rows·columns, are averaged
-/// whole. With error feedback, residual ← M − P·Qᵀ.
+/// Gradients of matrices are sent as two thin factors, "power_sgd:rank=4". With M = gradient +
+/// residual: P = mean of M·Q, orthogonalised; Q = mean of Mᵀ·P; result = P·Qᵀ. A parameter with
+/// more than two dimensions counts as a matrix with one row for each index of its first dimension.
+/// A matrix is averaged whole if its factors would not be smaller: (rows + columns)·rank ≥
+/// rows·columns. With error feedback, residual ← M − P·Qᵀ.
 /// NaN and Inf make every rank raise the same InvalidArgument. For float32 and float64 parameters.
-/// Ranks: equal bits need equal processors, as every rank orthogonalises for itself.
-/// Source: Vogels, Karimireddy, Jaggi, "PowerSGD", 2019; orthogonal by QR.
+/// Every rank orthogonalises P itself, so ranks have the same bits only on processors of the same
+/// type.
+/// Source: Vogels, Karimireddy, Jaggi, "PowerSGD", 2019; orthogonalised by QR.
 struct PowerSgd {
   std::int64_t rank = 4;  ///< columns of the factors, 1 or more
   bool error_feedback = true;
-  bool warm_start = true;  ///< begin with the last step's Q, else with a random one
+  bool warm_start = true;  ///< start from the last step's Q, else from a random one
 
   std::string text() const;
   /// Throws: InvalidArgument for a value out of its range.
@@ -122,12 +123,12 @@ struct PowerSgd {
   std::unique_ptr<Exchange> exchange(const Bucket& bucket) const;
 };
 
-/// One bucket a step is averaged, in turn, "partial_update" or "partial_update:of=gradients"; every
-/// rank goes its own way with the others. After as many steps as there are buckets each has been
-/// averaged once. Before evaluation or a checkpoint, synchronize() the parameters.
+/// Each step averages one bucket, in turn, "partial_update" or "partial_update:of=gradients". The
+/// other buckets are not exchanged, so replicas differ. After as many steps as there are buckets,
+/// each bucket has been averaged once. Call synchronize() before evaluation or a checkpoint.
 /// Source: Apache SINGA's partial update, of parameters in version 3, of gradients before.
 struct PartialUpdate {
-  SyncTarget of = SyncTarget::parameters;  ///< parameters or gradients
+  SyncTarget of = SyncTarget::parameters;  ///< what is averaged: parameters or gradients
 
   std::string text() const;
   /// Throws: InvalidArgument for a value out of its range.
@@ -136,11 +137,11 @@ struct PartialUpdate {
   SyncTarget target(std::int64_t step, std::size_t bucket, std::size_t buckets) const;
 };
 
-/// Every rank trains alone, and parameters are averaged after every period-th step,
-/// "local_sgd:period=8". Before evaluation or a checkpoint, synchronize() the parameters.
+/// Ranks train independently, and their parameters are averaged after every period-th step,
+/// "local_sgd:period=8". Call synchronize() before evaluation or a checkpoint.
 /// Source: Stich, "Local SGD Converges Fast and Communicates Little", 2019.
 struct LocalSgd {
-  std::int64_t period = 8;  ///< steps from one averaging to the next, 1 or more
+  std::int64_t period = 8;  ///< steps between two averagings, 1 or more
 
   std::string text() const;
   /// Throws: InvalidArgument for a value out of its range.
@@ -149,12 +150,12 @@ struct LocalSgd {
   SyncTarget target(std::int64_t step, std::size_t bucket, std::size_t buckets) const;
 };
 
-/// Gradients are averaged in the first steps, then it is local SGD,
+/// Gradients are averaged in the first `start` steps. After that it is LocalSgd,
 /// "post_local_sgd:start=100,period=8".
 /// Source: Lin, Stich, Patel, Jaggi, "Don't Use Large Mini-Batches, Use Local SGD", 2020.
 struct PostLocalSgd {
-  std::int64_t start = 100;  ///< the first step that is local
-  std::int64_t period = 8;   ///< from then on
+  std::int64_t start = 100;  ///< index of the first step without averaged gradients
+  std::int64_t period = 8;   ///< of LocalSgd
 
   std::string text() const;
   /// Throws: InvalidArgument for a value out of its range.
@@ -163,24 +164,26 @@ struct PostLocalSgd {
   SyncTarget target(std::int64_t step, std::size_t bucket, std::size_t buckets) const;
 };
 
-/// The changes that the ranks' optimizers made are combined instead of averaged, "adasum":
-/// orthogonal changes add up, and equal ones count once. Two ranks' changes a and b of a parameter
-/// become (1 − a·b / 2|a|²) a + (1 − a·b / 2|b|²) b. The changes of n ranks are combined in a tree
-/// whose left side has ⌈n/2⌉ ranks. For powers of two, the only sizes that Horovod takes, it is
-/// Horovod's tree. A change of zero leaves the other as it is. Parameters = those before the step +
-/// the combined change. NaN and Inf are passed on. For float32 and float64 parameters.
+/// The updates that the ranks' optimizers made are combined instead of averaged, "adasum":
+/// orthogonal updates add up, and equal updates count once. The updates a and b of a parameter on
+/// two ranks become (1 − a·b / 2|a|²) a + (1 − a·b / 2|b|²) b; if one is zero, the result is the
+/// other. The updates of n ranks are combined in a binary tree whose left side has ⌈n/2⌉ ranks. For
+/// powers of two, the only sizes that Horovod supports, this is Horovod's tree. Parameters =
+/// parameters before the step + combined update. NaN and Inf are passed on. For float32 and float64
+/// parameters.
 /// Source: Maleki et al., "Scaling Distributed Training with Adaptive Summation", 2021, arXiv
-/// 2006.02924. Horovod adds squares below 10⁻⁸ plainly; here the formula holds for them too.
+/// 2006.02924. Horovod adds the updates if a square is below 10⁻⁸; Lockstep uses the formula for
+/// all updates.
 struct Adasum {
   std::string text() const { return "adasum"; }
-  /// Remembers the bucket's parameters, which must be equal on all ranks by now.
+  /// Stores a copy of the bucket's parameters, which must be equal on all ranks at this time.
   /// Throws: InvalidArgument for a bucket of another dtype.
   std::unique_ptr<Exchange> exchange(const Bucket& bucket) const;
   SyncTarget target(std::int64_t, std::size_t, std::size_t) const { return SyncTarget::parameters; }
 };
 
-/// Gradients are averaged at full precision in the first steps, then by another strategy, which
-/// counts its own steps from there: "warmup:100:topk:0.01".
+/// Gradients are averaged at full precision in the first `steps` steps, then by `strategy`, which
+/// counts its own steps from 0: "warmup:100:topk:0.01".
 struct Warmup {
   Strategy strategy;
   std::int64_t steps;
@@ -188,7 +191,7 @@ struct Warmup {
   std::string text() const;
   /// Throws: InvalidArgument for a value out of its range.
   void check() const;
-  /// Throws: InvalidArgument as check() does, or what the strategy throws.
+  /// Throws: InvalidArgument as check() does; the exceptions of the strategy.
   std::unique_ptr<Exchange> exchange(const Bucket& bucket) const;
   SyncTarget target(std::int64_t step, std::size_t bucket, std::size_t buckets) const;
   bool exchanges_every_gradient() const { return strategy.exchanges_every_gradient(); }

@@ -20,7 +20,7 @@ concept HasTarget = requires(const R& recipe, std::int64_t step, std::size_t buc
   { recipe.target(step, bucket, bucket) } -> std::same_as<SyncTarget>;
 };
 
-/// A recipe around another, whose content is the other's to say.
+/// A recipe that wraps a Strategy and forwards this question to it.
 template <class R>
 concept HoldsStrategy = requires(const R& recipe) {
   { recipe.exchanges_every_gradient() } -> std::same_as<bool>;
@@ -28,18 +28,21 @@ concept HoldsStrategy = requires(const R& recipe) {
 
 }  // namespace detail
 
-/// The value that a strategy is made from: copyable, with a text form, and able to make exchanges.
+/// The options of a strategy: a copyable value with a text form, which creates the Exchange of a
+/// bucket.
 template <class R>
 concept Recipe = std::copy_constructible<R> && requires(const R& recipe, const Bucket& bucket) {
   { recipe.text() } -> std::convertible_to<std::string>;
   { recipe.exchange(bucket) } -> std::convertible_to<std::unique_ptr<Exchange>>;
 };
 
-/// How the ranks synchronise: a value that holds any Recipe. A recipe may also have
-/// `SyncTarget target(std::int64_t step, std::size_t bucket, std::size_t buckets) const`, a pure
-/// function that says when and what; without it, gradients are exchanged at every step. One that
-/// may still exchange every gradient at every step says so by `bool exchanges_every_gradient()
-/// const`. `void check() const` throws InvalidArgument for options that are out of range.
+/// How ranks synchronise: a value that holds any Recipe. A recipe may have three more functions:
+/// - `SyncTarget target(std::int64_t step, std::size_t bucket, std::size_t buckets) const`, a pure
+/// function, selects what a bucket synchronises at a step. Without it, gradients are exchanged at
+/// every step.
+/// - `bool exchanges_every_gradient() const` is for a recipe with target() that may exchange every
+/// gradient at every step.
+/// - `void check() const` throws InvalidArgument for options that are out of range.
 class Strategy {
  public:
   template <class R>
@@ -47,18 +50,18 @@ class Strategy {
       Strategy(R&& recipe)  // NOLINT(google-explicit-constructor): a recipe is a strategy
       : held_(std::make_shared<Held<std::remove_cvref_t<R>>>(std::forward<R>(recipe))) {}
 
-  /// The form that command lines and logs use, as in "fp32". parse_strategy reads it.
+  /// The text form for command lines and logs, such as "fp32". parse_strategy() parses it.
   std::string text() const { return held_->text(); }
 
-  /// The running side of this strategy for one bucket.
+  /// Creates the Exchange of this strategy for one bucket.
   std::unique_ptr<Exchange> exchange(const Bucket& bucket) const { return held_->exchange(bucket); }
 
-  /// The values that a bucket synchronises at a step; buckets is the number of all buckets.
+  /// What the bucket with this index synchronises at a step; buckets is the number of buckets.
   SyncTarget target(std::int64_t step, std::size_t bucket, std::size_t buckets) const {
     return held_->target(step, bucket, buckets);
   }
 
-  /// Whether every step exchanges the gradients of every bucket, and never parameters.
+  /// Whether every step exchanges the gradients of every bucket, and no step exchanges parameters.
   bool exchanges_every_gradient() const { return held_->exchanges_every_gradient(); }
 
  private:
@@ -100,9 +103,10 @@ class Strategy {
   std::shared_ptr<const Holder> held_;
 };
 
-/// The strategy of a text form, a name with options: "fp32", "topk:0.01", "fp16:clip=100",
-/// "local_sgd:period=8", "warmup:100:topk:0.01". SINGA's names are understood too: plain, half,
-/// sparseTopK, sparseThreshold, partialUpdate. So is powersgd, the name before version 0.2.
+/// Parses the text form of a strategy, a name with options: "fp32", "topk:0.01", "fp16:clip=100",
+/// "local_sgd:period=8", "warmup:100:topk:0.01". Also accepts SINGA's names (plain, half,
+/// sparseTopK, sparseThreshold, partialUpdate) and powersgd, the name of power_sgd before version
+/// 0.2.
 /// Throws: InvalidArgument listing the valid names or fields, or for a value out of its range.
 Strategy parse_strategy(std::string_view text);
 

@@ -14,49 +14,51 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// A layer whose batch is spread over ranks. Autograd's graph shares it with the module.
+/// The group and the name of a layer whose batch is distributed over ranks. Shared by the module
+/// and autograd's graph.
 struct SyncLayer : torch::CustomClassHolder {
   SyncLayer(Group ranks, std::string called = {}, std::int64_t place = 0)
       : group(std::move(ranks)), name(std::move(called)), number(place) {}
 
-  /// How messages begin.
+  /// The text with which error messages about this layer begin.
   std::string prefix() const;
 
   Group group;
-  std::string name;     ///< within the converted model; empty for a layer of its own
-  std::int64_t number;  ///< from 1, in the converted model's order: the same on all ranks
+  std::string name;     ///< name in the converted model; empty for a layer that was not converted
+  std::int64_t number;  ///< index in the converted model, from 1: the same on all ranks
 };
 
 }  // namespace lockstep::detail
 
 namespace lockstep::inline v0_2 {
 
-/// Batch normalisation over the samples of all ranks, as if one process had the whole batch:
-/// torch::nn::BatchNorm1d, 2d and 3d in one, with their options, parameters and buffers.
+/// Batch normalisation over the samples of all ranks, as if one process had the whole batch.
+/// Replaces torch::nn::BatchNorm1d, 2d and 3d, with the same options, parameters and buffers.
 ///
-///     const auto norm_group = world.split(0);  // one for all such layers
+///     const auto norm_group = world.split(0);  // one group for all such layers
 ///     lockstep::SyncBatchNorm norm(64, norm_group);
 ///
-/// When training, outputs, input gradients and running statistics are those of the whole batch.
-/// The gradients of weight and bias are those of the rank's own samples: DistributedDataParallel
-/// and DistributedOptimizer average them, as they do all others. In evaluation it is a plain batch
-/// norm. Half and bfloat16 inputs are computed in float32.
+/// In training mode, outputs, input gradients and running statistics are those of the whole batch.
+/// The gradients of weight and bias are those of the rank's own samples; DistributedDataParallel
+/// and DistributedOptimizer average them like all other gradients. In evaluation mode the layer is
+/// a plain batch norm. float16 and bfloat16 inputs are computed in float32.
 ///
-/// Counts of samples may differ between ranks, and be zero on some. A rank without samples runs an
-/// input [0, C, …], and a backward too, of outputs.sum(), say. Sums over ranks are taken in the
-/// middle of the backward, before weight()'s factor. Where parts are unequal, weigh the loss
-/// instead: take the sum over the rank's own samples, times ranks, divided by the samples of all.
+/// Ranks may have different numbers of samples, and some may have none. A rank without samples must
+/// run forward with an input [0, C, …], and a backward, such as that of outputs.sum(). The layer
+/// sums over ranks during the backward, before the factor of weight() is applied. With different
+/// numbers of samples, therefore weight the loss instead: (sum of the rank's losses) · ranks /
+/// (samples of all ranks).
 ///
-/// Shapes: [N, C], or [N, C, …] of up to five dimensions; ranks must agree on C only.
+/// Shapes: [N, C] or [N, C, …] with up to five dimensions; only C must be equal on all ranks.
 ///
-/// Ranks: all of the group must run the same such layers in the same order, forward and backward.
-/// Collectives are issued by the thread that calls forward() or backward(), and waited for there;
-/// the group is the layers' own, so that they stay apart from the gradients'.
+/// Ranks: all must run the same SyncBatchNorm layers in the same order, forward and backward. The
+/// thread that calls forward() or backward() issues the collectives and waits for them. Use a group
+/// of the layers' own, so that their collectives do not mix with those of the gradients.
 ///
-/// Throws: InvalidArgument for an input of other dimensions, channels or dtype, before anything is
-/// sent, and in a backward with create_graph. InvalidArgument on every rank, with the group still
-/// usable, when all ranks together have one value a channel or their inputs' dtypes differ. The
-/// same when ranks run different layers of a converted model.
+/// Throws: InvalidArgument, before anything is sent, for an input of unsupported dimensions,
+/// channels or dtype, and in a backward with create_graph. InvalidArgument, on every rank, if all
+/// ranks together have one value per channel, if the dtypes of the inputs differ, or if ranks run
+/// different layers of a converted model; the group stays usable.
 ///
 /// Source: Ioffe, Szegedy: Batch normalization, 2015; gradients as in PyTorch's SyncBatchNorm.
 class SyncBatchNormImpl : public torch::nn::BatchNormImplBase<0, SyncBatchNormImpl> {
@@ -67,7 +69,7 @@ class SyncBatchNormImpl : public torch::nn::BatchNormImplBase<0, SyncBatchNormIm
   void pretty_print(std::ostream& stream) const override;
 
   const Group& group() const { return layer_->group; }
-  /// Works among that layer's ranks from now on. Called by convert_sync_batchnorm().
+  /// Replaces the group and the name. Called by convert_sync_batchnorm().
   void regroup(c10::intrusive_ptr<detail::SyncLayer> layer) { layer_ = std::move(layer); }
 
  protected:
@@ -87,24 +89,27 @@ class Module;
 
 namespace lockstep::inline v0_2 {
 
-/// Every torch::nn::BatchNorm1d, 2d and 3d of the model, and every SyncBatchNorm, normalises over
-/// the samples of all ranks from now on when it trains, as SyncBatchNorm says. Returns how many.
+/// Converts every torch::nn::BatchNorm1d, 2d and 3d and every SyncBatchNorm of the model: in
+/// training mode they normalise over the samples of all ranks, as described at SyncBatchNorm.
+/// Returns the number of converted layers.
 ///
 ///     lockstep::convert_sync_batchnorm(*model, world);
 ///     lockstep::DistributedDataParallel ddp(model, world);
 ///
-/// Modules stay what and where they are, whoever holds them: a member, a Sequential, a list. So do
-/// parameters, buffers, names, options and the training flag; optimizers and checkpoints made
-/// before hold. The layers share one group, split from this one.
+/// The module objects stay the same, so members, Sequentials and lists that refer to them stay
+/// valid. Parameters, buffers, names, options and the training flag do not change, so existing
+/// optimizers and checkpoints stay valid. The layers share one group, which is split from this one.
 ///
-/// A converted torch::nn::BatchNorm still refuses a rank's batch of one value a channel when
-/// training, which a SyncBatchNorm takes. A clone() of a converted model is a plain model until it
-/// is converted too. A layer becomes plain when its running mean (its weight, where it has none) is
-/// assigned anew instead of written. Note [How a batch norm is converted] says how.
+/// Unlike a SyncBatchNorm, a converted torch::nn::BatchNorm throws in training mode if a rank's own
+/// batch has one value per channel. A clone() of a converted model is not converted. A layer is no
+/// longer converted after a new tensor was assigned to its running_mean (or to its weight, if it
+/// has no running_mean); writing into the tensor is safe. Note [How a batch norm is converted] is
+/// in src/nn/convert_sync_batchnorm.cpp.
 ///
-/// Ranks: all of the group, with the same model.
-/// Throws: InvalidArgument, on every rank, when the ranks' layers differ; the group stays usable.
-/// BackendUnavailable when another library has taken batch_norm over in this process.
+/// Ranks: all, with the same model.
+/// Throws: InvalidArgument, on every rank, if the layers differ between ranks; the group stays
+/// usable. BackendUnavailable if another library has replaced the operator batch_norm in this
+/// process.
 std::size_t convert_sync_batchnorm(torch::nn::Module& model, const Group& group);
 
 }  // namespace lockstep

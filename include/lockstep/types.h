@@ -6,7 +6,7 @@
 
 namespace lockstep::inline v0_2 {
 
-/// Element types that collectives carry. f16 is IEEE binary16, bf16 the upper half of an f32.
+/// Element types of collectives. f16 is IEEE binary16; bf16 has the upper 16 bits of an f32.
 enum class DType : std::uint8_t { f32, f64, f16, bf16, i8, u8, i32, i64 };
 
 inline constexpr DType all_dtypes[] = {DType::f32, DType::f64, DType::f16, DType::bf16,
@@ -31,15 +31,15 @@ constexpr std::size_t size_of(DType dtype) {
   return 0;
 }
 
-/// "float32", "bfloat16", … as LibTorch users know them.
+/// The name as LibTorch users know it: "float32", "bfloat16", and so on.
 std::string_view name(DType dtype);
 
-/// The dtype of a name: "float32" or "f32", and so on.
+/// The dtype with this name: "float32" or "f32", and so on.
 /// Throws: InvalidArgument listing the valid names.
 DType parse_dtype(std::string_view text);
 
-/// avg is sum, then one multiplication by 1/N; for integers it is the sum divided by N, rounded
-/// toward zero. min and max pass NaN on.
+/// Reductions over N ranks. avg multiplies the sum by 1/N; for integers it divides the sum by N and
+/// rounds toward zero. min and max return NaN if an input is NaN.
 enum class ReduceOp : std::uint8_t { sum, avg, min, max, product };
 
 inline constexpr ReduceOp all_reduce_ops[] = {ReduceOp::sum, ReduceOp::avg, ReduceOp::min,
@@ -47,11 +47,11 @@ inline constexpr ReduceOp all_reduce_ops[] = {ReduceOp::sum, ReduceOp::avg, Redu
 
 std::string_view name(ReduceOp op);
 
-/// The reduce operation of a name, "sum" and so on.
+/// The reduce operation with this name: "sum", "avg", "min", "max" or "product".
 /// Throws: InvalidArgument listing the valid names.
 ReduceOp parse_reduce_op(std::string_view text);
 
-/// The operations that ranks issue together.
+/// The kinds of operations that a group issues.
 enum class Collective : std::uint8_t {
   all_reduce,
   broadcast,
@@ -68,35 +68,38 @@ enum class Collective : std::uint8_t {
 std::string_view name(Collective collective);
 
 /// The reduced precision in which float32 elements are sent in a reduction: f16 or bf16. The sum is
-/// computed in float32. Ranks of one host round elements as they read them and write no copy.
+/// computed in float32 over N ranks. Ranks of one host round elements when they read them and write
+/// no copy.
 /// contribution = round(clamp(x, -clip, clip) · (predivide ? 1/N : 1)); NaN stays NaN.
-/// result = round((contribution of rank 0 + …) · (predivide ? 1 : 1/N)), without 1/N for a sum.
+/// result = round((contribution of rank 0 + …) · (predivide ? 1 : 1/N)), without the factor 1/N for
+/// a sum.
 struct Wire {
   DType dtype = DType::f16;
-  float clip = 0;          ///< largest magnitude; zero leaves all as they are
-  bool predivide = false;  ///< for avg: divide before rounding, so that sums stay in range
+  float clip = 0;          ///< largest magnitude of an element; 0 disables clipping
+  bool predivide = false;  ///< for avg: divide before rounding, so that sums do not overflow
 
   bool operator==(const Wire&) const = default;
 };
 
 /// Where the collectives of a world exchange data.
 enum class Backend {
-  automatic,    ///< host while all ranks are on one, else hierarchical
-  host,         ///< one host's memory
-  mpi,          ///< MPI alone, also between ranks of one host
-  hierarchical  ///< memory inside each host, MPI between them
+  automatic,    ///< host if all ranks are on one host, else hierarchical
+  host,         ///< shared memory of one host
+  mpi,          ///< MPI only, also between ranks of one host
+  hierarchical  ///< shared memory inside each host, MPI between hosts
 };
 
-/// "auto", "host", "mpi" or "hierarchical".
+/// The name: "auto", "host", "mpi" or "hierarchical".
 std::string_view name(Backend backend);
 
-/// The backend of a name. Throws: InvalidArgument listing the valid names.
+/// The backend with this name.
+/// Throws: InvalidArgument listing the valid names.
 Backend parse_backend(std::string_view text);
 
-/// How large gradient buckets may become. Units: bytes. A parameter larger than rest has a bucket
-/// of its own.
+/// Largest sizes of gradient buckets. A parameter larger than `rest` has a bucket of its own.
+/// Units: bytes.
 struct BucketCaps {
-  std::size_t first = std::size_t{1} << 20;  ///< of the bucket that is ready first
+  std::size_t first = std::size_t{1} << 20;  ///< of the bucket that backward fills first
   std::size_t rest = std::size_t{25} << 20;  ///< of each other bucket
 };
 

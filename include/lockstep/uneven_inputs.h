@@ -13,19 +13,21 @@
 
 namespace lockstep::inline v0_2 {
 
-/// Asks join_uneven to go on until the last rank has run out.
+/// Tag for join_uneven(): iterate until the last rank has no batch left.
 struct UntilLast {};
 inline constexpr UntilLast until_last{};
 
 namespace detail {
 
-/// One question to all ranks at a time, answered while they compute: whether there is a next turn.
+/// Agrees between all ranks whether there is a next iteration. The collective runs while the ranks
+/// compute.
 class NextTurn {
  public:
-  /// min: as long as all ranks have a batch. max: as long as any has.
+  /// op: min for iterations as long as all ranks have a batch, max as long as any rank has one.
   NextTurn(Group group, ReduceOp op);
-  /// Waits even while an exception unwinds the stack. All ranks issue this collective before they
-  /// compute. A rank that did not wait for it would fail with its error instead of the rank's own.
+  /// Waits for the collective even while an exception unwinds the stack. All ranks have issued it,
+  /// so the wait is short. Without it, the abandoned collective would end the world before the
+  /// rank's own error does.
   ~NextTurn();
   NextTurn(const NextTurn&) = delete;
   NextTurn& operator=(const NextTurn&) = delete;
@@ -90,7 +92,7 @@ class JoinUneven {
   std::default_sentinel_t end() const { return {}; }
 
  private:
-  /// Goes to the batch that was looked at, if there is another turn.
+  /// Moves to the batch that look_ahead() has read, if there is another iteration.
   void advance() {
     if (!turn_.answer()) {
       ended_ = true;
@@ -109,7 +111,7 @@ class JoinUneven {
     turn_.ask(next_.has_value());
   }
 
-  /// Of a loader that counts what it has given, without its counting.
+  /// Reads the batch without counting it as used, for loaders that count used samples.
   decltype(auto) peek() {
     if constexpr (requires { position_->peek(); }) {
       return position_->peek();
@@ -118,7 +120,8 @@ class JoinUneven {
     }
   }
 
-  /// A loader with workers that is left before its end cannot begin another pass.
+  /// Reads the rest of the pass: torch::data's loader with workers cannot begin another pass before
+  /// the end of this one.
   void drain() {
     if constexpr (requires {
                     { loader_.options().workers } -> std::convertible_to<std::size_t>;
@@ -139,23 +142,24 @@ class JoinUneven {
 
 }  // namespace detail
 
-/// The batches of a loader, ending on all ranks together: as soon as one rank has no batch left,
-/// the others leave theirs. For ranks that may hold unequal numbers of batches.
+/// The batches of a loader, for ranks with unequal numbers of batches. Iteration ends on all ranks
+/// together, as soon as one rank has no batch left; the other ranks skip their remaining batches.
 ///
 ///     for (auto& batch : lockstep::join_uneven(*loader, world)) …
 ///
-/// Costs a collective of one byte a batch, which runs while the ranks compute: the loader is read
-/// one batch ahead. An exception in one rank's loop fails the other ranks as it would without
-/// join_uneven.
-/// Ranks: all, each over a range of its own; they leave the loop early all at the same batch.
+/// Costs one collective of one byte per batch. It runs while the ranks compute, because the loader
+/// is read one batch ahead. An exception in one rank's loop fails the other ranks as it would
+/// without join_uneven().
+/// Ranks: all, each with its own loader. If they leave the loop early, all must leave at the same
+/// batch.
 template <class Loader>
 detail::JoinUneven<Loader, false> join_uneven(Loader& loader, const Group& group) {
   return {loader, group};
 }
 
-/// The same, going on until the last rank has no batch left. Yields std::optional<Batch>, empty on
-/// a rank that has run out. Such a rank takes part in the others' exchanges without contributing to
-/// them.
+/// The same, until the last rank has no batch left. Yields std::optional<Batch>, which is empty on
+/// a rank without batches left. In the example, such a rank takes part in the exchange with weight
+/// 0.
 ///
 ///     for (auto& batch : lockstep::join_uneven(*loader, world, lockstep::until_last)) {
 ///       optimizer.weight(batch ? batch->target.size(0) : 0);

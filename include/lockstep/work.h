@@ -13,14 +13,15 @@ namespace detail {
 class Request;
 }  // namespace detail
 
-/// A collective that has been issued. The buffers belong to it until wait() returns.
+/// An operation that has been issued. Do not use its tensors until wait() has returned.
 ///
-/// The destructor of an unfinished Work does one of two things. Normally it waits as wait() does;
-/// an error has ended the world, and the group's next call raises it. While an exception unwinds
-/// the stack it does not wait and ends the world, because other ranks may wait for this one.
+/// The destructor of an unfinished Work normally waits as wait() does and discards an error: the
+/// error has ended the world, and the group's next call raises it. While an exception unwinds the
+/// stack, the destructor does not wait. It ends the world, because other ranks may wait for this
+/// one.
 class [[nodiscard]] Work {
  public:
-  Work() = default;  ///< nothing in flight: complete
+  Work() = default;  ///< holds no operation; complete
   explicit Work(std::shared_ptr<detail::Request> request) : request_(std::move(request)) {}
   Work(Work&&) noexcept = default;
   Work& operator=(Work&& other) noexcept;
@@ -28,29 +29,30 @@ class [[nodiscard]] Work {
   Work& operator=(const Work&) = delete;
   ~Work() { finish(); }
 
-  /// Blocks until the result is there. Afterwards, and after an error of the world, pending() is
-  /// false and wait() returns at once.
-  /// Throws: CommError or TimeoutError naming operation, sequence number, rank and missing ranks.
-  /// InvalidArgument when another thread uses the rank's groups at the same time, and in a child
-  /// that was forked off; the Work stays pending.
+  /// Blocks until the operation is complete. Afterwards, also after a CommError, pending() is false
+  /// and wait() returns at once.
+  /// Throws: CommError or TimeoutError naming the operation, its sequence number, the rank and the
+  /// missing ranks. InvalidArgument if another thread uses the rank's groups at the same time, and
+  /// in a forked child process; the Work then stays pending.
   void wait();
 
-  /// Advances what can be advanced and says whether wait() would return at once. Throws: as wait().
+  /// Advances the operation without blocking. Returns whether wait() would return at once.
+  /// Throws: as wait().
   bool ready();
 
-  /// The same, but advances nothing. For a caller that computes meanwhile while a thread makes
-  /// progress.
+  /// Returns whether wait() would return at once, without advancing the operation. For a caller
+  /// that computes while a progress thread advances the operation.
   bool complete() const;
 
-  /// For a caller that polls ready(). Throws: CommError when a rank that the operation waits for
-  /// has left the world or has ended.
+  /// Checks that the ranks that the operation waits for still run. For a caller that polls ready().
+  /// Throws: CommError if such a rank has left the world or its process has ended.
   void check();
-  /// Time that this rank has spent on its share so far; 0 once waited for.
+  /// Time in which this rank has reduced and copied data for the operation; 0 after wait().
   std::chrono::nanoseconds worked() const;
-  /// World ranks that it waits for; none once waited for.
+  /// World ranks that the operation waits for; empty after wait().
   std::vector<int> missing() const;
 
-  /// False once waited for, or if there was never anything to wait for.
+  /// Whether this Work holds an operation. False after wait().
   bool pending() const { return request_ != nullptr; }
 
  private:

@@ -139,7 +139,7 @@ void AdaptedCommunicator::fail_with(const control::Failure& failure) noexcept {
   context_->fail(failure);
 }
 
-void AdaptedCommunicator::look() {
+void AdaptedCommunicator::make_progress() {
   const RankContext::Use use(*context_);
   if (context_->failed()) context_->throw_failure(where("world"));
 }
@@ -236,7 +236,7 @@ std::shared_ptr<Communicator> AdaptedCommunicator::split(int color, int key) {
   context_->set_last_group(static_cast<int>(part.number));
   if (part.ranks.empty()) return nullptr;
   const auto part_communicator =
-      std::make_shared<AdaptedCommunicator>(context_, detail::picked(group_->members, part.ranks),
+      std::make_shared<AdaptedCommunicator>(context_, detail::at_ranks(group_->members, part.ranks),
                                             part.rank, static_cast<int>(part.number));
   part_communicator->set_hosts(detail::hosts_of(part.ranks, hosts()));
   return part_communicator;

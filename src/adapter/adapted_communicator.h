@@ -30,7 +30,7 @@ class AdaptedCommunicator final : public Communicator,
   std::shared_ptr<Communicator> split(int color, int key) override;
   void fail(std::string_view cause) noexcept override;
   void fail_with(const control::Failure& failure) noexcept override;
-  void look() override;
+  void make_progress() override;
 
   /// Exchanges the hosts of all ranks, in a collective with the number 0. Begins to watch the store
   /// for failures, if there is one. host: the name of this rank's host. Called once for the world.

@@ -32,14 +32,14 @@ std::uint64_t mix(std::uint64_t state, std::uint64_t value) {
   return z ^ (z >> 31);
 }
 
-/// Equal for operations that belong together, different for others with all likelihood.
+/// Equal for equal operations, different for others except for hash collisions.
 std::uint64_t fingerprint(const Operation& operation) {
   const std::uint64_t kind = static_cast<std::uint64_t>(operation.collective) |
                              static_cast<std::uint64_t>(operation.reduce) << 8 |
                              static_cast<std::uint64_t>(operation.dtype) << 16 |
                              static_cast<std::uint64_t>(static_cast<std::uint32_t>(operation.peer))
                                  << 24;
-  // mix() adds: without the factors a difference of one field could make up for another's.
+  // mix() adds its arguments: without the factors, differences of two fields could cancel.
   const std::uint64_t scattered =
       kind * 0xd6e8feb86659fd93 +
       std::bit_cast<std::uint64_t>(operation.source) * 0xa0761d6478bd642f;
@@ -55,7 +55,7 @@ std::uint64_t fingerprint(const Operation& operation) {
   return state;
 }
 
-/// "all_reduce sum float32 [20, 1, 5, 5]", for messages.
+/// "all_reduce sum float32 [20, 1, 5, 5]", for error texts.
 std::string operation_text(const Announcement& announcement) {
   const auto collective = static_cast<Collective>(announcement.collective);
   std::string text(name(collective));
@@ -77,13 +77,13 @@ std::string operation_text(const Announcement& announcement) {
   return text + (dimensions > Announcement::most_dimensions ? ", …]" : "]");
 }
 
-/// The same, followed by the part of the program that issues it.
+/// operation_text(), followed by the source of the operation.
 std::string describe(const Announcement& announcement) {
   const auto source = to_text(announcement.source);
   return concat(operation_text(announcement), source.empty() ? "" : " for ", source);
 }
 
-/// The sentence that tells the user how to correct operations that differ.
+/// The remedy for operations that differ.
 const char* remedy(const Source& got, const Source& expected) {
   const bool of_wrappers =
       got.owner != Source::Owner::none && expected.owner != Source::Owner::none;

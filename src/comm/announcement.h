@@ -11,7 +11,7 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// The properties in which a send and the recv that takes it must agree.
+/// The properties that must be equal for a send and its matching recv.
 struct MessageTerms {
   DType dtype;
   std::uint64_t count;
@@ -23,12 +23,13 @@ inline MessageTerms terms_of(const Operation& operation) {
   return {.dtype = operation.dtype, .count = operation.count, .tag = operation.tag};
 }
 
-/// The sentence about a message, between world ranks, whose two ends do not agree.
+/// The error text about message `number` between world ranks from and to, whose terms differ.
 std::string describe_difference(std::uint64_t number, int from, int to,
                                 const MessageTerms& expected, const MessageTerms& got);
 
-/// One member's description of a collective: enough to verify that all members issue the same one,
-/// and to report a difference. It lies in shared memory and is sent over networks as it is.
+/// One member's description of a collective. Members compare their announcements to verify that all
+/// issue the same collective, and to report a difference. It is stored in shared memory and sent
+/// over networks as raw bytes.
 struct Announcement {
   static constexpr std::size_t most_dimensions = 8;
 
@@ -39,22 +40,24 @@ struct Announcement {
   std::uint8_t collective : 4;
   std::uint8_t reduce : 4;
   std::uint8_t dtype;
-  std::uint8_t dimensions;  ///< of shape; most_dimensions + 1 for "more"
-  std::uint8_t wire;        ///< 1 + the wire dtype, 0 for the elements' own
+  std::uint8_t dimensions;  ///< of shape; most_dimensions + 1 if it has more
+  std::uint8_t wire;        ///< 1 + the wire dtype; 0 for none
   std::int64_t shape[most_dimensions];
 };
 
-/// Writes the operation's announcement; of shape no more than it has.
+/// Writes the operation's announcement. Only as many entries of `shape` are written as there are
+/// dimensions.
 void announce(Announcement& announcement, const Operation& operation);
 
-/// The member at fault when members do not mean the same, and the sentence that names both sides.
+/// The member whose announcement differs from the others', and the error text that names both
+/// sides.
 struct Difference {
   int rank;
   std::string text;
 };
 
-/// The difference between the members' announcements of the group's collective with that sequence
-/// number; none if all are alike. ranks names the members. Every member gets the same result.
+/// Compares the members' announcements of the collective with this sequence number; nullopt if all
+/// are equal. ranks are the members' world ranks. Every member gets the same result.
 std::optional<Difference> difference(std::span<const Announcement* const> announcements,
                                      std::span<const int> ranks, std::uint64_t sequence);
 

@@ -22,21 +22,21 @@ void BackendRequest::set_complete() {
 
 bool BackendRequest::test() {
   if (complete()) return true;
-  const RankContext::Use use(context_);
+  const RankContext::CallGuard guard(context_);
   return context_.finished(*this);
 }
 
 void BackendRequest::wait() {
-  // The next call that enters the context releases the operations that the progress thread
-  // completed.
+  // With a progress thread, this call also enters the context, which releases the operations that
+  // the thread completed.
   if (complete() && !context_.has_thread()) return;
-  const RankContext::Use use(context_);
+  const RankContext::CallGuard guard(context_);
   context_.wait(*this);
 }
 
 void BackendRequest::check() {
   if (complete()) return;
-  const RankContext::Use use(context_);
+  const RankContext::CallGuard guard(context_);
   context_.check(*this);
 }
 
@@ -61,9 +61,9 @@ void BackendCommunicator::fail_with(const control::Failure& failure) noexcept {
   context().fail(kind, failure);
 }
 
-void BackendCommunicator::look() {
+void BackendCommunicator::make_progress() {
   auto& context = this->context();
-  const RankContext::Use use(context);
+  const RankContext::CallGuard guard(context);
   context.poll();
   if (context.failed()) context.throw_failure(where("world"));
 }

@@ -18,17 +18,17 @@ namespace lockstep::inline v0_2::detail {
 class BackendCommunicator;
 class RankContext;
 
-/// One operation of this rank between begin and completion, in a backend whose RankContext polls
-/// and waits. A progress thread may advance and complete it, too.
+/// One operation of this rank, in a backend whose RankContext polls and waits. A progress thread
+/// may also advance and complete it.
 class BackendRequest : public Request {
  public:
   ~BackendRequest() override;
 
-  /// Does what can be done without blocking.
+  /// Advances the operation without blocking.
   virtual void advance() = 0;
   std::vector<int> missing() const override = 0;
-  /// How long after its timeout the operation is still waited for, so that a rank that knows more
-  /// about the cause raises it first.
+  /// Time that is added to the operation's timeout, so that a rank that has more information about
+  /// the cause times out first.
   virtual std::chrono::milliseconds grace() const { return {}; }
 
   bool complete() const final { return complete_.load(std::memory_order_acquire); }
@@ -49,12 +49,13 @@ class BackendRequest : public Request {
 
  private:
   std::shared_ptr<BackendCommunicator> group_;
-  RankContext& context_;  ///< of the group, which keeps it
+  RankContext& context_;  ///< owned by the group
   Operation operation_;
   std::atomic<bool> complete_{false};
 };
 
-/// A BackendRequest of one backend's communicators, complete where it is instantiated.
+/// A BackendRequest whose group is of type Group, which must be complete where this is
+/// instantiated.
 template <class Group>
 class GroupRequest : public BackendRequest {
  public:
@@ -66,29 +67,29 @@ class GroupRequest : public BackendRequest {
 
 class RankContext;
 
-/// A rank's view of a group whose operations its RankContext polls and waits for. A backend derives
-/// its communicator from it.
+/// Base of the communicators of backends whose RankContext polls and waits for operations.
 class BackendCommunicator : public Communicator,
                             public std::enable_shared_from_this<BackendCommunicator> {
  public:
   void fail(std::string_view cause) noexcept final;
   void fail_with(const control::Failure& failure) noexcept final;
-  void look() final;
+  void make_progress() final;
 
   virtual RankContext& context() const = 0;
   /// "all_reduce #17 (host) rank 2 of 4".
   std::string where(std::string_view label) const;
 
-  // For the context, under a Use or the same lock.
-  /// Does what can be done without blocking.
+  // Called by the context, under a CallGuard or its lock.
+  /// Advances all operations without blocking.
   virtual void poll() = 0;
-  /// How much is still to be done: operations, or parts of them. Only a context with a progress
-  /// thread asks.
+  /// Number of operations, or stages of them, that are not complete. Called only if there is a
+  /// progress thread.
   virtual std::size_t pending() const { return 0; }
-  /// Hands over complete operations. Only a context that may have a progress thread asks; without
-  /// one, poll() releases them.
+  /// Moves complete operations to the argument. Called only if the context has a mutex; otherwise
+  /// poll() releases them.
   virtual void release(std::vector<std::shared_ptr<void>>& /*complete*/) {}
-  /// Releases or hands over the pending operations, after the world has failed.
+  /// Removes the pending operations after the world has failed: releases them, or moves them to the
+  /// argument.
   virtual void drop(std::vector<std::shared_ptr<void>>& /*pending*/) {}
 
  protected:

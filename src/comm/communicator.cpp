@@ -18,13 +18,13 @@ using detail::plural;
 const std::byte* bytes(const void* data) { return static_cast<const std::byte*>(data); }
 std::byte* bytes(void* data) { return static_cast<std::byte*>(data); }
 
-/// Elements that this rank must have in memory at each end.
-struct Ends {
+/// Elements that this rank's buffers must have.
+struct BufferSizes {
   std::size_t input = 0;
   std::size_t output = 0;
 };
 
-Ends ends(const Operation& operation, int rank) {
+BufferSizes buffer_sizes(const Operation& operation, int rank) {
   const std::size_t part = operation.part(rank);
   const std::size_t whole = operation.counts.empty() ? operation.count
                                                      : *std::max_element(operation.counts.begin(),
@@ -53,8 +53,8 @@ Ends ends(const Operation& operation, int rank) {
   return {};
 }
 
-/// Elements that a rank takes part with.
-std::size_t share(const Operation& operation, int rank, int size) {
+/// Elements that a rank contributes.
+std::size_t contributed(const Operation& operation, int rank, int size) {
   const bool of_every_rank = operation.collective == Collective::all_to_all;
   return operation.part(rank) * static_cast<std::size_t>(of_every_rank ? size : 1);
 }
@@ -72,7 +72,7 @@ Work Communicator::issue(Operation&& operation, Issue&& issue) {
   detail::ObservedOperation observed{
       .collective = operation.collective,
       .source = operation.source,
-      .bytes = share(operation, rank_, size_) * size_of(operation.travels_as())};
+      .bytes = contributed(operation, rank_, size_) * size_of(operation.wire_dtype())};
   Work work = begin(std::move(operation));
   if (work.request_ != nullptr) {
     work.request_->observe(observer_, observed);
@@ -83,7 +83,7 @@ Work Communicator::issue(Operation&& operation, Issue&& issue) {
 }
 
 void Communicator::number(Operation& operation) {
-  // Messages are numbered by pair, so that both ends count alike.
+  // Messages are numbered for each pair of ranks, so that sender and receiver get the same number.
   operation.sequence =
       operation.is_message() ? ++messages_[{operation.collective, operation.peer}] : ++sequence_;
 }
@@ -124,7 +124,7 @@ void Communicator::check(const Operation& operation) const {
     refuse(operation, "got ", operation.counts.size(), " counts, expected one for each of ",
            plural(size_, "rank"));
   }
-  const auto [input, output] = ends(operation, rank_);
+  const auto [input, output] = buffer_sizes(operation, rank_);
   std::ptrdiff_t bytes = 0;
   const std::size_t longest = std::max({operation.count, input, output});
   if (__builtin_mul_overflow(longest, size_of(operation.dtype) * static_cast<std::size_t>(size_),

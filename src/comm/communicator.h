@@ -20,23 +20,24 @@
 
 namespace lockstep::inline v0_2 {
 
-/// How a collective is issued; the buffer's owner and shape serve lifetime and error text.
+/// Optional arguments of every operation.
 struct Issue {
-  std::chrono::milliseconds timeout{};  ///< zero takes the world's
+  std::chrono::milliseconds timeout{};  ///< longest wait; 0 for the world's timeout
   std::vector<std::int64_t> shape = {};
-  Source source = {};  ///< which part of the program issues it; none takes the group's
+  Source source = {};  ///< part of the program that issues it; default: source()
   std::shared_ptr<const void> owner = {};
-  /// The operation of another group that this one is a part of. Members announce that operation.
+  /// The operation of another group that this one is a stage of. Members announce that operation
+  /// instead of this one.
   std::shared_ptr<const Operation> part_of = {};
 };
 
 /// A group of ranks that exchange raw memory. Every rank of the group issues the same collectives
-/// in the same order; one rank's groups are used by one thread at a time. Results are the same bits
-/// on every rank.
+/// in the same order. Only one thread at a time may use the groups of a rank. Results have the same
+/// bits on every rank.
 ///
-/// Every collective checks its arguments (InvalidArgument consumes no sequence number), returns at
-/// once and is complete when the Work's wait() returns. Counts are elements of dtype. Buffers may
-/// be null when they hold no element.
+/// Every collective checks its arguments, returns at once and is complete when the Work's wait()
+/// returns. An InvalidArgument consumes no sequence number. Counts are in elements of dtype.
+/// Buffers without elements may be null.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -46,86 +47,94 @@ class Communicator {
   int rank() const { return rank_; }
   int size() const { return size_; }
   virtual std::string_view backend() const = 0;
-  /// The number that a rank of this group has in the world.
+  /// The world rank of a rank of this group.
   virtual int world_rank(int rank) const { return rank; }
-  /// Which host each rank is on, numbered in the order of their first ranks.
+  /// The host index of each rank; hosts are numbered in the order of their first ranks.
   const std::vector<int>& hosts() const { return hosts_; }
 
-  /// data[i] = reduction over ranks of data[i], in place. Shapes: count elements, the same on all
-  /// ranks.
+  /// data[i] = reduction over ranks of data[i], in place.
+  /// Shapes: count elements, the same on all ranks.
   Work all_reduce(void* data, std::size_t count, DType dtype, ReduceOp op, Issue issue = {});
   /// The same sum or avg of float32 elements, sent in the wire dtype; the result is rounded to it.
   Work all_reduce(void* data, std::size_t count, ReduceOp op, const Wire& wire, Issue issue = {});
   /// Every rank's data = root's data.
   Work broadcast(void* data, std::size_t count, DType dtype, int root, Issue issue = {});
-  /// output = rank 0's input, then rank 1's, … Shapes: input count, output size()·count.
+  /// output = all ranks' inputs in rank order.
+  /// Shapes: input count, output size()·count.
   Work all_gather(const void* input, void* output, std::size_t count, DType dtype,
                   Issue issue = {});
   /// The same with counts[r] elements from rank r. Every rank passes the same counts.
   Work all_gather(const void* input, void* output, std::span<const std::size_t> counts, DType dtype,
                   Issue issue = {});
-  /// output = this rank's part of the reduction of input. Shapes: input size()·count, output count.
+  /// output = this rank's part of the reduction of input over ranks.
+  /// Shapes: input size()·count, output count.
   Work reduce_scatter(const void* input, void* output, std::size_t count, DType dtype, ReduceOp op,
                       Issue issue = {});
   /// The same with counts[r] elements for rank r.
   Work reduce_scatter(const void* input, void* output, std::span<const std::size_t> counts,
                       DType dtype, ReduceOp op, Issue issue = {});
-  /// Root's output = rank 0's input, then rank 1's, … output is used on root only.
+  /// Root's output = all ranks' inputs in rank order. output is used on root only.
+  /// Shapes: input count, root's output size()·count.
   Work gather(const void* input, void* output, std::size_t count, DType dtype, int root,
               Issue issue = {});
-  /// output = this rank's part of root's input (size()·count elements, used on root only).
+  /// output = this rank's part of root's input. input is used on root only.
+  /// Shapes: root's input size()·count, output count.
   Work scatter(const void* input, void* output, std::size_t count, DType dtype, int root,
                Issue issue = {});
-  /// output part r = rank r's input part for this rank. Shapes: both size()·count. Not in place.
+  /// Part r of output = the part of rank r's input for this rank. Not in place.
+  /// Shapes: both size()·count.
   Work all_to_all(const void* input, void* output, std::size_t count, DType dtype,
                   Issue issue = {});
-  /// Complete once dst has received. Messages between two ranks match in order and must agree on
-  /// count, dtype and tag.
+  /// Complete when dst has received the message. Messages between two ranks are matched in order.
+  /// Both sides must pass the same count, dtype and tag.
   Work send(const void* input, std::size_t count, DType dtype, int dst, std::uint32_t tag = 0,
             Issue issue = {});
   Work recv(void* output, std::size_t count, DType dtype, int src, std::uint32_t tag = 0,
             Issue issue = {});
   Work barrier(Issue issue = {});
 
-  /// Memory that this communicator exchanges without copying, 64-byte aligned, zeroed when first
-  /// taken; local, not collective. It lives as long as the handle, and keeps the world's memory
-  /// alive. Throws: CommError when the machine has not that much memory.
+  /// Memory that this communicator exchanges without a copy, 64-byte aligned. It is zero when it is
+  /// first allocated, not when it is reused. The handle also keeps the world's memory alive. Not
+  /// collective.
+  /// Throws: CommError if memory is short.
   virtual std::shared_ptr<std::byte> allocate(std::size_t bytes) = 0;
 
-  /// A name for memory of allocate(), by which every rank of the group finds it with at_place();
-  /// none where ranks do not share memory, and for other memory.
+  /// The place of memory from allocate(), from which every rank of the group gets the same memory
+  /// by at_place(). nullopt for other memory, and if ranks do not share memory.
   virtual std::optional<std::uint64_t> place_of(const void* memory) const;
-  /// The memory at a place that any rank named. Collectives settle which rank may access it when.
-  /// Throws: CommError where ranks do not share memory.
+  /// The memory at a place that place_of() returned on any rank. Callers order accesses of several
+  /// ranks by collectives.
+  /// Throws: CommError if ranks do not share memory.
   virtual std::byte* at_place(std::uint64_t place) const;
 
-  /// Ranks of equal color form a group, ordered by (key, rank). Collective over this group.
-  /// A negative color joins none and returns null.
+  /// The new group of the ranks that pass the same color, ordered by (key, rank). Null for a
+  /// negative color. Collective.
   virtual std::shared_ptr<Communicator> split(int color, int key) = 0;
 
-  /// Collectives come from this source from now on: ranks compare it.
+  /// Sets the source of the following operations, which ranks compare.
   void set_source(const Source& source) { source_ = source; }
-  /// The source that collectives come from at present.
+  /// The current source of operations.
   const Source& source() const { return source_; }
-  /// Numbers the owners of sources in this group: 1, 2, … Ranks that construct them in the same
-  /// order get the same numbers.
+  /// Returns a new number for an owner of sources in this group: 1, 2, … Ranks that construct
+  /// owners in the same order get the same numbers.
   std::uint16_t number_owner() { return ++owners_; }
 
-  /// Reports the begin and the end of operations that are issued from now on; null reports to
-  /// nobody. Operations of other groups that an operation is composed of are not reported.
+  /// Sets the observer of the begin and the end of the following operations; null for none. Stages
+  /// of an operation in other groups are not reported.
   void set_observer(std::shared_ptr<detail::OperationObserver> observer) {
     observer_ = std::move(observer);
   }
   const std::shared_ptr<detail::OperationObserver>& observer() const { return observer_; }
 
-  /// Ends the world for every rank: this text of an error of this rank's program is the first
-  /// cause. Any thread.
+  /// Ends the world for every rank. cause is the text of an error of this rank's program. Any
+  /// thread.
   virtual void fail(std::string_view cause) noexcept = 0;
-  /// fail() with a failure that this rank has detected, which may be another rank's fault. Ranks
-  /// raise TimeoutError for a timeout.
+  /// Ends the world with a failure that this rank has detected; another rank may be at fault. If
+  /// the failure is a timeout, ranks raise TimeoutError. Any thread.
   virtual void fail_with(const control::Failure& failure) noexcept { fail(failure.text); }
-  /// Moves what is under way without blocking. Throws what ended the world, if it has ended.
-  virtual void look() {}
+  /// Advances pending operations without blocking.
+  /// Throws: the failure of the world, if it has failed.
+  virtual void make_progress() {}
 
  protected:
   /// All ranks are on one host until set_hosts() says otherwise.
@@ -133,8 +142,8 @@ class Communicator {
       : rank_(rank), size_(size), hosts_(static_cast<std::size_t>(size)) {}
   void set_hosts(std::vector<int> hosts) { hosts_ = std::move(hosts); }
 
-  /// Starts a checked operation, numbered by number() once nothing can refuse it any more. Never
-  /// blocks.
+  /// Begins an operation whose arguments are checked, without blocking. Calls number() when no
+  /// exception can be thrown any more.
   virtual Work begin(Operation&& operation) = 0;
   void number(Operation& operation);
 
@@ -156,7 +165,7 @@ class Communicator {
   std::shared_ptr<detail::OperationObserver> observer_;
 };
 
-/// Collectives that a group issues while it lives come from a source.
+/// Sets the source of a group's operations until the end of the scope.
 class SourceScope {
  public:
   SourceScope(Communicator& group, const Source& source) : group_(group), before_(group.source()) {

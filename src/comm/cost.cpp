@@ -6,10 +6,11 @@
 namespace lockstep::inline v0_2 {
 namespace {
 
-// A message within a host goes through memory that both sides map: it is copied in and out.
+// A message within a host is copied into shared memory and out of it: two reads and two writes per
+// byte.
 constexpr double moved_by_message = 4;
 
-/// Parcels of all to all, which begin every collective over MPI.
+/// The exchange of announcements, with which every collective over MPI begins.
 Traffic announced(const Placement& placement) {
   const bool remote = placement.hosts > 1;
   return {.local_messages = remote ? 0.0 : 1.0,
@@ -17,7 +18,7 @@ Traffic announced(const Placement& placement) {
           .messages = placement.ranks - 1.0};
 }
 
-/// Every rank sends every other so many bytes, all at once.
+/// Every rank sends `bytes` to every other rank, concurrently.
 Traffic to_all(const Placement& placement, double bytes) {
   const double most = placement.most_on_host;
   const double others = placement.ranks - 1.0;
@@ -59,7 +60,7 @@ Placement Placement::uniform(int hosts, int ranks_per_host) {
 }
 
 Traffic& Traffic::operator+=(const Traffic& other) {
-  meetings += other.meetings;
+  synchronizations += other.synchronizations;
   local_messages += other.local_messages;
   remote_messages += other.remote_messages;
   messages += other.messages;
@@ -69,7 +70,7 @@ Traffic& Traffic::operator+=(const Traffic& other) {
 }
 
 Traffic operator*(double times, const Traffic& one) {
-  return {.meetings = times * one.meetings,
+  return {.synchronizations = times * one.synchronizations,
           .local_messages = times * one.local_messages,
           .remote_messages = times * one.remote_messages,
           .messages = times * one.messages,
@@ -86,30 +87,30 @@ double Costs::between_hosts(const Traffic& traffic) const {
 }
 
 double Costs::of_processor(const Traffic& traffic, const Placement& placement) const {
-  const double of_meeting = meeting + meeting_rank * std::max(0, placement.most_on_host - 2);
-  return traffic.meetings * of_meeting + traffic.local_messages * local_message +
+  const double of_synchronization =
+      synchronization + synchronization_rank * std::max(0, placement.most_on_host - 2);
+  return traffic.synchronizations * of_synchronization + traffic.local_messages * local_message +
          traffic.messages * message + traffic.moved * moved_byte;
 }
 
 Traffic host_direct(int ranks, double bytes) {
   if (ranks < 2) return {};
-  return {.meetings = 2, .moved = 2 * ranks * bytes};
+  return {.synchronizations = 2, .moved = 2 * ranks * bytes};
 }
 
 Traffic host_staged(int ranks, double bytes) {
   if (ranks < 2) return {};
   constexpr double chunk = 256 << 10;
-  // Of each rank all but its own segment goes into a chunk, which stays in the cache, and comes out
-  // of it.
+  // Each rank copies all but its own segment into a chunk and out of it. Chunks stay in the cache.
   const double copied = (ranks - 1) * bytes;
-  return {.meetings = 1 + 2 * std::max(1.0, bytes / chunk),
+  return {.synchronizations = 1 + 2 * std::max(1.0, bytes / chunk),
           .moved = 2 * ranks * bytes + 2 * copied};
 }
 
 Traffic mpi_direct(const Placement& placement, double bytes) {
   const double ranks = placement.ranks;
   if (placement.ranks < 2) return {};
-  // Each sums N inputs of a slice into one.
+  // Each rank reads N inputs of its slice and writes one result.
   const Traffic sums{.moved = placement.most_on_host * (ranks + 1) / ranks * bytes};
   return announced(placement) + 2 * to_all(placement, bytes / ranks) + sums;
 }
@@ -119,9 +120,9 @@ Traffic mpi_ring(const Placement& placement, double bytes) {
   if (placement.ranks < 2) return {};
   const double steps = 2 * (ranks - 1);
   const double remote = placement.crossings / ranks;
-  const double slices = steps / ranks * bytes;  // that a rank sends
+  const double slices = steps / ranks * bytes;  // bytes that a rank sends
   const double within = placement.most_on_host - placement.exits;
-  // Each step adds one input to another.
+  // Each step reads two inputs and writes their sum.
   const double summed = 3 * placement.most_on_host * (ranks - 1) / ranks * bytes;
   return announced(placement) + Traffic{.local_messages = steps * (1 - remote),
                                         .remote_messages = steps * remote,
@@ -132,13 +133,13 @@ Traffic mpi_ring(const Placement& placement, double bytes) {
 
 Traffic hierarchical_all_reduce(const Placement& placement, double bytes) {
   if (placement.hosts < 2) return host_direct(placement.ranks, bytes);
-  const double lanes = placement.least_on_host;
+  const double shards = placement.least_on_host;
   const auto inside = host_direct(placement.most_on_host, bytes);
-  const auto between = mpi_direct(Placement::uniform(placement.hosts, 1), bytes / lanes);
+  const auto between = mpi_direct(Placement::uniform(placement.hosts, 1), bytes / shards);
   Traffic traffic = inside + between;
-  // All shard leaders of a host share its network and memory.
-  traffic.sent = lanes * between.sent;
-  traffic.moved = inside.moved + lanes * between.moved;
+  // All shard leaders of a host share its network and memory bandwidth.
+  traffic.sent = shards * between.sent;
+  traffic.moved = inside.moved + shards * between.moved;
   return traffic;
 }
 

@@ -13,8 +13,8 @@
 
 namespace lockstep::inline v0_2 {
 
-/// Which part of a program issues an operation. Ranks compare it together with the operation, so
-/// that operations of equal size that different parts issue are not mistaken for one another.
+/// The part of a program that issues an operation. Ranks compare it together with the operation, so
+/// that operations of equal size from different parts are not matched.
 struct Source {
   enum class Owner : std::uint8_t { none, distributed_data_parallel, distributed_optimizer };
   enum class Content : std::uint8_t {
@@ -24,14 +24,14 @@ struct Source {
     buffers,
     step_agreement,  ///< whether gradients are exchanged before a step
     participation,   ///< which parameters took part in a backward
-    bucket_order,    ///< in which buckets are exchanged from now on
-    weights,         ///< of ranks with unequal parts
-    model            ///< the check and the broadcast at construction
+    bucket_order,    ///< the new order in which buckets are exchanged
+    weights,         ///< of the ranks' gradients
+    model            ///< check and broadcast at construction
   };
 
   Owner owner = Owner::none;
   Content content = Content::unspecified;
-  std::uint16_t number = 0;  ///< of the owner in its group: Communicator::number_owner()
+  std::uint16_t number = 0;  ///< of the owner, from Communicator::number_owner()
   std::int32_t bucket = -1;  ///< of gradients or parameters; -1 for none
 
   bool operator==(const Source&) const = default;
@@ -40,41 +40,41 @@ struct Source {
 /// "bucket 0 of the gradients of DistributedDataParallel #2"; empty for no source.
 std::string to_text(const Source& source);
 
-/// One collective as a value: what is checked, compared between ranks, logged and executed.
+/// The arguments of one collective or message.
 struct Operation {
   Collective collective = Collective::barrier;
   ReduceOp reduce = ReduceOp::sum;
   DType dtype = DType::u8;
-  std::optional<Wire> wire = {};  ///< wire dtype of an all_reduce; none: its own
+  std::optional<Wire> wire = {};  ///< of an all_reduce; none: elements are sent in dtype
 
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
 
-  /// Elements of one part: of the whole buffer for all_reduce, broadcast, send and recv; of one
-  /// rank's part else.
+  /// Elements of the whole buffer for all_reduce, broadcast, send and recv; else of one rank's
+  /// part.
   std::size_t count = 0;
-  /// Elements of each rank's part where they differ (all_gather, reduce_scatter, gather, scatter),
+  /// Elements of each rank's part if they differ (all_gather, reduce_scatter, gather, scatter);
   /// else empty.
   std::vector<std::size_t> counts = {};
 
   int peer = -1;  ///< root of broadcast, gather and scatter; the other rank of send and recv
   std::uint32_t tag = 0;
-  std::chrono::milliseconds timeout{};  ///< longest wait; zero takes the world's
-  std::uint64_t sequence = 0;           ///< number in its group, from 1, given when it is issued
+  std::chrono::milliseconds timeout{};  ///< longest wait; 0 for the world's timeout
+  std::uint64_t sequence = 0;           ///< number in its group, from 1; set by begin()
 
   /// The shape of the caller's tensor, for the comparison between ranks; empty for raw memory.
   std::vector<std::int64_t> shape = {};
-  /// Which part of the program issues it, for the comparison between ranks.
+  /// The part of the program that issues the operation, for the comparison between ranks.
   Source source = {};
-  /// Kept until the operation is complete, so that the buffers outlive it.
+  /// Owner of the buffers, kept until the operation is complete.
   std::shared_ptr<const void> owner = {};
-  /// The operation that this is a part of: what members announce to one another in its place.
+  /// The operation of another group that this one is a stage of. Members announce it instead.
   std::shared_ptr<const Operation> part_of = {};
 
-  /// The form in which its elements leave a rank.
-  DType travels_as() const { return wire ? wire->dtype : dtype; }
+  /// The dtype in which elements are sent.
+  DType wire_dtype() const { return wire ? wire->dtype : dtype; }
 
-  /// Between two ranks, not all: send and recv.
+  /// Whether it is a send or recv.
   bool is_message() const {
     return collective == Collective::send || collective == Collective::recv;
   }
@@ -82,13 +82,13 @@ struct Operation {
     return collective == Collective::broadcast || collective == Collective::gather ||
            collective == Collective::scatter;
   }
-  /// Elements of rank's part, and how many elements lie before it.
+  /// Elements of a rank's part, and the number of elements before it.
   std::size_t part(int rank) const {
     return counts.empty() ? count : counts[static_cast<std::size_t>(rank)];
   }
   std::size_t part_begin(int rank) const;
 
-  /// "all_reduce #17", for messages.
+  /// "all_reduce #17", for error texts.
   std::string label() const;
 };
 
@@ -96,29 +96,30 @@ struct Operation {
 
 namespace lockstep::inline v0_2::detail {
 
-/// A run of elements within a part.
+/// A contiguous range of elements.
 struct Range {
   std::size_t begin = 0;
   std::size_t length = 0;
 };
 
-/// Member's slice of length elements that are divided among members, whole cache lines.
+/// The slice of one member when `length` elements of `element` bytes are divided among members.
+/// Slices begin at multiples of a cache line; the last ones may be shorter or empty.
 Range slice_of(std::size_t length, std::size_t element, int member, int members);
 
-/// How a collective's data lie: which members' inputs are read by others (sources), and into how
-/// many parts each is cut.
+/// The parts of a collective's data: which members' inputs other members read (sources), and into
+/// how many parts each input is divided. Refers to the operation.
 class Shape {
  public:
   Shape(const Operation& operation, int size);
 
   bool is_source(int member) const;
   bool has_sources() const { return operation_.collective != Collective::barrier; }
-  /// Parts of each source's input: one, or one for every member.
+  /// Number of parts of each source's input: 1, or one for every member.
   int parts() const { return parted_ ? size_ : 1; }
-  /// Elements of a source's part, and how many elements of that source lie before it.
+  /// Elements of a part of a source's input, and the number of elements before it.
   std::size_t length(int source, int part) const;
   std::size_t begin(int part) const { return parted_ ? operation_.part_begin(part) : 0; }
-  /// Elements of a source's whole input, and the longest of all sources.
+  /// Elements of a source's whole input, and the largest number over all sources.
   std::size_t total(int source) const;
   std::size_t longest_total() const;
   std::size_t longest_part() const;

@@ -8,14 +8,13 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// The times at which an operation began and was complete, where a progress thread advances it;
-/// else both are zero.
+/// The times at which an operation began and was complete. Both are zero without a progress thread.
 struct RequestInterval {
   std::chrono::steady_clock::time_point begun{};
   std::chrono::steady_clock::time_point complete{};
 };
 
-/// An operation that a group has issued, from begin to end.
+/// An operation that a group has issued.
 struct ObservedOperation {
   Collective collective = Collective::barrier;
   Source source = {};
@@ -26,18 +25,18 @@ struct ObservedOperation {
   std::int64_t begun = 0;
 };
 
-/// The end of an operation: a wait() that returned.
+/// The end of an operation: its wait() has returned.
 struct ObservedEnd {
   std::chrono::steady_clock::time_point wait_began;
   std::chrono::steady_clock::time_point wait_ended;
-  /// Of the wait, the time that the thread reduced and copied, for this operation or others.
+  /// Time during the wait in which the thread reduced and copied, for any operation.
   std::chrono::nanoseconds worked_in_wait;
-  std::chrono::nanoseconds worked;  ///< time that this rank spent on its share, since the begin
+  std::chrono::nanoseconds worked;  ///< time that this rank reduced and copied for the operation
   RequestInterval interval;
 };
 
-/// Receives the events of one group's operations on one rank, in the threads that use the group.
-/// An operation that fails, or is never waited for, begins and does not end.
+/// Receives the begin and end of one group's operations on one rank, in the threads that use the
+/// group. An operation that fails, or is never waited for, has no end event.
 class OperationObserver {
  public:
   virtual ~OperationObserver() = default;

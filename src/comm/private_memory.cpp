@@ -21,7 +21,7 @@ std::shared_ptr<std::byte> take_private_memory(std::size_t bytes, std::string_vi
     memory = std::aligned_alloc(alignment, whole);
   }
   if (memory == nullptr) {
-    throw CommError(concat(backend, ": cannot take ", static_cast<double>(bytes) / mib,
+    throw CommError(concat(backend, ": cannot allocate ", static_cast<double>(bytes) / mib,
                            " MiB of memory; this machine has ", static_cast<double>(machine) / mib,
                            " MiB"));
   }

@@ -17,33 +17,33 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 
-// Note [How the progress thread keeps out of the way]
-// The thread that holds the mutex advances operations. Every call of the rank's own thread holds
-// it, and a wait holds it from beginning to end. A rank that waits therefore polls by itself, at
-// full speed. The progress thread never waits for the mutex.
-// Between polls the progress thread sleeps, longer each time that nothing has come. It sleeps
-// longest while the rank's own thread polls, or has polled since the last time. Once nothing has
-// been pending for a few milliseconds, it sleeps until it is woken. Only then does the next
-// operation pay for a system call that wakes it. An operation that is begun and waited for at once
-// therefore hardly ever meets the progress thread.
-// Beside a thread that computes on the same core it takes short turns. Only the rank's own thread
-// releases operations and groups, so no destructor of the program runs in the progress thread.
+// Note [When the progress thread polls]
+// A thread advances operations only while it holds the mutex. Every call of the rank's own thread
+// holds the mutex, and a wait holds it from beginning to end. A waiting rank therefore polls in its
+// own thread at full speed. The progress thread never blocks on the mutex.
+// The progress thread sleeps between polls, longer after each poll without progress. The pause is
+// longest while the rank's own thread polls, or has polled since the last poll. When nothing has
+// been pending for a few milliseconds, the thread sleeps until it is woken. Only then does the next
+// operation cost a system call. An operation that is waited for at once therefore rarely competes
+// with the progress thread.
+// The thread asks the scheduler for short time slices, for cores that it shares with a computing
+// thread. Only the rank's own thread releases operations and groups, so no destructor of the
+// program runs in the progress thread.
 
 namespace lockstep::inline v0_2::detail {
 namespace {
 
 using std::chrono::microseconds;
 
-constexpr auto shortest = microseconds(50);
-/// While something is under way.
-constexpr auto longest_of_busy = microseconds(200);
-/// While nothing is, or the rank's own thread polls.
-constexpr auto longest = microseconds(1000);
+constexpr auto shortest_pause = microseconds(50);
+/// While operations are pending.
+constexpr auto longest_busy_pause = microseconds(200);
+/// While none is pending, or the rank's own thread polls.
+constexpr auto longest_pause = microseconds(1000);
 
-/// Where the kernel lets a thread ask for short turns (Linux 6.12), it is scheduled sooner beside a
-/// thread that computes, for no more time in all. Otherwise it would wait for the end of the
-/// other's turn.
-void ask_for_short_turns() {
+/// Requests a short time slice from the scheduler (Linux 6.12). The thread then preempts a
+/// computing thread on the same core sooner, and gets no more time in total.
+void request_short_slices() {
   if (::sched_getscheduler(0) != SCHED_OTHER) return;  // the user chose another policy
   // The kernel's struct sched_attr, which the C library's headers lack.
   struct {
@@ -52,7 +52,7 @@ void ask_for_short_turns() {
     std::uint64_t flags = 0;
     std::int32_t nice = 0;
     std::uint32_t priority = 0;
-    std::uint64_t runtime = 100'000;  // ns of a turn
+    std::uint64_t runtime = 100'000;  // slice in ns
     std::uint64_t deadline = 0;
     std::uint64_t period = 0;
   } attributes;
@@ -61,8 +61,8 @@ void ask_for_short_turns() {
   ::syscall(SYS_sched_setattr, 0, &attributes, 0);
 }
 
-/// The threads that run, to be stopped before what they use is gone. Never destroyed, since threads
-/// may be stopped after any static object's end.
+/// All running progress threads. They are stopped at exit, before static objects that they use are
+/// destroyed. This object itself is never destroyed.
 struct Running {
   std::mutex mutex;
   std::vector<ProgressThread*> threads;
@@ -95,7 +95,7 @@ ProgressThread::ProgressThread(std::mutex& mutex, std::function<Outcome()> advan
     thread_ = std::thread([this] { run(); });
   } catch (const std::system_error& error) {
     running.threads.pop_back();
-    throw CommError(concat("progress: no thread to advance operations with: ", error.what()));
+    throw CommError(concat("progress: cannot start the progress thread: ", error.what()));
   }
   ::pthread_setname_np(thread_.native_handle(), "lockstep");
 }
@@ -114,7 +114,7 @@ void ProgressThread::wake() noexcept {
 
 void ProgressThread::stop() noexcept {
   if (!thread_.joinable()) return;
-  // In a child that was forked there is no such thread; and MPI may end the process in it.
+  // A forked child process has no such thread. MPI may call exit() in the progress thread itself.
   if (::getpid() != process_ || thread_.get_id() == std::this_thread::get_id()) {
     thread_.detach();
     return;
@@ -125,26 +125,27 @@ void ProgressThread::stop() noexcept {
 }
 
 void ProgressThread::run() noexcept {
-  ask_for_short_turns();
-  auto nap = shortest;
+  request_short_slices();
+  auto pause = shortest_pause;
   for (;;) {
     state_.wait(State::asleep);
     if (state_ == State::stopping) return;
-    std::this_thread::sleep_for(nap);
+    std::this_thread::sleep_for(pause);
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock.owns_lock()) {
-      nap = std::min(2 * nap, longest);
+      pause = std::min(2 * pause, longest_pause);
       continue;
     }
-    const auto [news, under_way, attended] = advance_();
-    if (attended) {
-      nap = std::min(2 * nap, longest);
-    } else if (!under_way && nap == longest) {
+    const auto [progressed, pending, own_thread_polled] = advance_();
+    if (own_thread_polled) {
+      pause = std::min(2 * pause, longest_pause);
+    } else if (!pending && pause == longest_pause) {
       auto awake = State::awake;
       state_.compare_exchange_strong(awake, State::asleep);
-      nap = shortest;
+      pause = shortest_pause;
     } else {
-      nap = news ? shortest : std::min(2 * nap, under_way ? longest_of_busy : longest);
+      pause = progressed ? shortest_pause
+                         : std::min(2 * pause, pending ? longest_busy_pause : longest_pause);
     }
   }
 }

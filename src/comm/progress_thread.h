@@ -9,27 +9,28 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// A thread that advances a rank's operations between the rank's own calls. Note [How the progress
-/// thread keeps out of the way] is in progress_thread.cpp.
+/// A thread that advances a rank's operations between the rank's own calls. Note [When the progress
+/// thread polls] is in progress_thread.cpp.
 class ProgressThread {
  public:
   struct Outcome {
-    bool news;              ///< something has come
-    bool under_way;         ///< something is still to come
-    bool attended = false;  ///< the rank's own thread polled since the last call: nothing was done
+    bool progressed;                 ///< a message has arrived or was sent
+    bool pending;                    ///< operations are not complete
+    bool own_thread_polled = false;  ///< since the last call; advance() did nothing
   };
 
-  /// advance() is called with the mutex held, as all other code that advances operations does, and
-  /// throws nothing. Throws: CommError when the process may start no more threads.
+  /// advance() is called with the mutex held, and must not throw. All code that advances operations
+  /// must hold the mutex.
+  /// Throws: CommError if the process cannot start another thread.
   ProgressThread(std::mutex& mutex, std::function<Outcome()> advance);
   ~ProgressThread();
   ProgressThread(const ProgressThread&) = delete;
   ProgressThread& operator=(const ProgressThread&) = delete;
 
-  /// Something is under way from now on. Call it with the mutex held.
+  /// Wakes the thread, after an operation has begun. Call it with the mutex held.
   void wake() noexcept;
-  /// Returns once the thread advances nothing any more. Call it without the mutex; any number of
-  /// times. It is called for all such threads when the process exits.
+  /// Stops the thread and waits for its end. Call it without the mutex, any number of times. At
+  /// exit of the process, it is called for all progress threads.
   void stop() noexcept;
 
  private:

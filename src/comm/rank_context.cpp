@@ -9,22 +9,22 @@
 #include "core/text.h"
 
 // Note [How a rank waits]
-// A waiting rank polls all its groups, so that an operation that it does not wait for holds up no
-// other rank. It spins while every rank has a core of its own, since a system call costs more than
-// most waits last. After that it pauses between polls. Before each pause it checks other ranks and
-// the timeout, which cost system calls and clock readings.
-// A rank that other ranks wake publishes that it is about to sleep, polls once more, then sleeps. A
-// rank whose own polls move the bytes yields its core while something comes. After 20 ms without
-// news it sleeps briefly between polls, and spins after each sleep.
-// The first clock reading comes after the first spins: a wait that is soon over reads no clock. So
-// the timeout begins then, too.
+// A waiting rank polls all its groups, because other ranks may wait for its share of other
+// operations. It spins if every rank has a core of its own, because a system call takes longer than
+// most waits. After that it pauses between polls. Before each pause it checks other ranks and the
+// timeout, which costs system calls and clock readings.
+// If other ranks wake this rank, it publishes that it is about to sleep, polls once more, then
+// sleeps. If only the rank's own polls move bytes, it yields its core while there is progress.
+// After 20 ms without progress it sleeps 50 µs between polls, and spins after each sleep. The clock
+// is first read after spinning, so that short waits do not read it. The timeout begins at that
+// time.
 
 namespace lockstep::inline v0_2::detail {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// After so long a wait a rank looks for a deadlock.
+/// Duration of a wait after which a rank searches for a deadlock.
 constexpr auto long_wait = std::chrono::seconds(1);
 
 }  // namespace
@@ -43,8 +43,8 @@ struct RankContext::LongWait {
   const BackendRequest& operation;
   std::chrono::milliseconds limit;
   Deadline deadline;
-  Clock::time_point last_news = Clock::now();
-  Clock::time_point checked = last_news;
+  Clock::time_point last_progress = Clock::now();
+  Clock::time_point checked = last_progress;
 };
 
 RankContext::RankContext(const Settings& settings)
@@ -56,41 +56,42 @@ RankContext::RankContext(const Settings& settings)
 
 RankContext::~RankContext() = default;
 
-RankContext& RankContext::Use::admitted(RankContext& context) {
+RankContext& RankContext::CallGuard::admitted(RankContext& context) {
   if (context.has_mutex_) context.expect_usable_thread();
   return context;
 }
 
-RankContext::Use::Use(RankContext& context)
+RankContext::CallGuard::CallGuard(RankContext& context)
     : context_(admitted(context)),
       one_(context.usage_, context.backend_, context.rank_),
-      lock_(context.hold()) {
+      lock_(context.lock()) {
   context.entered_ = true;
 }
 
-RankContext::Use::~Use() {
+RankContext::CallGuard::~CallGuard() {
   if (!lock_.owns_lock()) return;
-  // A thread that recorded a failure meanwhile has left it to this one to tell the others.
-  if (context_.failed()) context_.spread();
-  // With its last operation a group may end, which takes the mutex.
+  // Another thread that recorded a failure meanwhile could not send it to the other ranks.
+  if (context_.failed()) context_.propagate_failure();
+  // Destroying the last operation of a group may destroy the group, which locks the mutex: release
+  // operations after unlocking.
   const auto complete = std::exchange(context_.complete_, {});
   lock_.unlock();
 }
 
-std::unique_lock<std::mutex> RankContext::hold() {
+std::unique_lock<std::mutex> RankContext::lock() {
   return has_mutex_ ? std::unique_lock(mutex_) : std::unique_lock<std::mutex>();
 }
 
 void RankContext::start_progress_thread() {
-  thread_.emplace(mutex_, [this] { return advance_alone(); });
+  thread_.emplace(mutex_, [this] { return advance_in_progress_thread(); });
 }
 
 bool RankContext::poll() {
-  const bool news = advance();
+  const bool progressed = advance();
   if (has_mutex_) {
     for (auto* group : groups_) group->release(complete_);
   }
-  return news;
+  return progressed;
 }
 
 std::size_t RankContext::pending() const {
@@ -100,26 +101,26 @@ std::size_t RankContext::pending() const {
   return pending;
 }
 
-ProgressThread::Outcome RankContext::advance_alone() {
+ProgressThread::Outcome RankContext::advance_in_progress_thread() {
   if (std::exchange(entered_, false)) {
-    return {.news = false, .under_way = true, .attended = true};
+    return {.progressed = false, .pending = true, .own_thread_polled = true};
   }
-  // Without an operation the backend is not called: the program may be about to end it.
+  // Without pending operations, do not call the backend: the program may be finalising it (MPI).
   const auto before = pending();
   if (before == 0) {
-    if (failed()) spread();
-    return {.news = false, .under_way = false};
+    if (failed()) propagate_failure();
+    return {.progressed = false, .pending = false};
   }
-  const bool news = advance();
+  const bool progressed = advance();
   const auto after = pending();
-  return {.news = news || after<before, .under_way = after> 0};
+  return {.progressed = progressed || before > after, .pending = after != 0};
 }
 
 bool RankContext::finished(const BackendRequest& operation) {
-  if (poll()) news_ = true;
+  if (poll()) progressed_ = true;
   if (operation.complete()) return true;
   if (!failed()) return false;
-  // All that other ranks wrote before the failure is visible now.
+  // Data that other ranks wrote before the failure are visible now.
   poll();
   if (operation.complete()) return true;
   throw_failure(operation.where());
@@ -146,13 +147,13 @@ void RankContext::wait_long(const BackendRequest& operation) {
   LongWait wait(*this, operation);
   const auto over = [&] {
     if (finished(operation)) return true;
-    look(wait);
+    check_long_wait(wait);
     return operation.complete();
   };
   for (;;) {
     const auto now = Clock::now();
-    if (std::exchange(news_, false)) wait.last_news = now;
-    if (policy_.must_poll && now - wait.last_news <= awake) {
+    if (std::exchange(progressed_, false)) wait.last_progress = now;
+    if (policy_.must_poll && now - wait.last_progress <= yield_time) {
       if (over()) return;
       ::sched_yield();
     } else if (sleep_unless(over, wait.deadline.nap())) {
@@ -165,11 +166,11 @@ void RankContext::wait_long(const BackendRequest& operation) {
 bool RankContext::sleep_unless(const std::function<bool()>& over,
                                std::chrono::nanoseconds /*longest*/) {
   if (over()) return true;
-  std::this_thread::sleep_for(nap);
+  std::this_thread::sleep_for(poll_pause);
   return false;
 }
 
-void RankContext::look(LongWait& wait) {
+void RankContext::check_long_wait(LongWait& wait) {
   const auto now = Clock::now();
   if (now - wait.checked >= policy_.between_checks) {
     wait.checked = now;
@@ -188,8 +189,8 @@ void RankContext::check_time(LongWait& wait) {
          {.timeout = true,
           .text = concat(operation.operation().label(), " waited ", wait.limit.count() / 1000.0,
                          " s for ", awaited(missing)),
-          .rank = missing.empty() ? -1 : named(lowest(missing))});
-  spread();
+          .rank = missing.empty() ? -1 : world_rank(lowest(missing))});
+  propagate_failure();
   throw_failure(operation.where());
 }
 
@@ -208,11 +209,12 @@ void RankContext::fail(FailureKind kind, const control::Failure& failure) noexce
   control::Failure by_this_rank{
       .timeout = failure.timeout, .rank = failure.rank, .by_program = failure.by_program};
   try {
-    // The text of another rank's failure names that rank.
-    const bool is_own = failure.rank < 0 || failure.rank == named(rank_);
-    by_this_rank.text = is_own ? concat("rank ", named(rank_), ": ", failure.text) : failure.text;
+    // If another rank is at fault, the text names it already.
+    const bool is_own = failure.rank < 0 || failure.rank == world_rank(rank_);
+    by_this_rank.text =
+        is_own ? concat("rank ", world_rank(rank_), ": ", failure.text) : failure.text;
   } catch (const std::bad_alloc&) {
-    by_this_rank.text = "a rank failed";  // short enough to need no memory
+    by_this_rank.text = "a rank failed";  // short enough not to allocate memory
   }
   record(kind, by_this_rank);
 }
@@ -220,12 +222,14 @@ void RankContext::fail(FailureKind kind, const control::Failure& failure) noexce
 void RankContext::abandon(BackendCommunicator& group, std::string_view cause) noexcept {
   if (in_child()) return;
   fail(FailureKind::abandoned, failure_of_program(cause));
-  std::vector<std::shared_ptr<void>> pending;  // outlives the lock: with the last a group may end
-  const auto lock = hold();
+  std::vector<std::shared_ptr<void>>
+      pending;  // destroyed after the lock: the last operation may destroy its group
+  const auto guard = lock();
   try {
     group.drop(pending);
   } catch (const std::bad_alloc&) {
-    // They stay until the group ends; over MPI, which may still write to their memory, for ever.
+    // The operations stay until the group is destroyed; over MPI for ever, because MPI may still
+    // write to their memory.
   }
 }
 

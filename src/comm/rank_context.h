@@ -20,58 +20,60 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// How a rank waits in a backend.
+/// How a rank waits for an operation in a backend.
 struct WaitPolicy {
-  int spins;       ///< polls before the rank gives up its core
-  int yields = 0;  ///< polls after those; the rank yields its core after each
-  /// Only polls of this rank move bytes: it spins again after each pause, and yields its core
-  /// instead of sleeping while something has come in the last 20 ms. Otherwise another rank wakes
-  /// this one.
+  int spins;       ///< polls without yielding the core
+  int yields = 0;  ///< polls after those, each followed by sched_yield()
+  /// Whether only polls of this rank move bytes. It then spins again after each pause, and yields
+  /// its core instead of sleeping while there was progress in the last 20 ms. If false, another
+  /// rank wakes this one.
   bool must_poll = true;
   /// Least time between two checks of other ranks in one wait.
   std::chrono::milliseconds between_checks{};
 };
 
-/// One rank's state in a backend, shared by all its groups. It waits for operations and keeps their
-/// timeouts, raises failures, admits one thread of the program at a time, and runs the progress
-/// thread. A backend derives from it and supplies the private functions. Note [How a rank waits] is
-/// in rank_context.cpp.
+/// One rank's state in a backend, shared by all its groups. It waits for operations, enforces
+/// timeouts, raises failures, admits one thread of the program at a time, and owns the progress
+/// thread. A backend derives from it and implements the private functions. Note [How a rank waits]
+/// is in rank_context.cpp.
 class RankContext {
  public:
   RankContext(const RankContext&) = delete;
   RankContext& operator=(const RankContext&) = delete;
 
   int rank() const { return rank_; }
-  /// Whether this is a child that the rank's process forked off. The rank is the parent's.
+  /// Whether this is a forked child of the rank's process. The child is not a rank.
   bool in_child() const noexcept { return usage_.in_child(); }
 
-  /// The highest number of a group that this rank is or was in.
+  /// The highest number of all groups that this rank is or was a member of.
   int last_group() const { return last_group_; }
   void set_last_group(int number) { last_group_ = number; }
 
   void add(BackendCommunicator& group) { groups_.push_back(&group); }
   void remove(BackendCommunicator& group) { std::erase(groups_, &group); }
-  /// Locks the mutex that a Use holds, if there is one, for callers that are not operations.
-  std::unique_lock<std::mutex> hold();
+  /// Locks the mutex of CallGuard, if the context has one. For calls that are not operations, such
+  /// as destructors of groups.
+  std::unique_lock<std::mutex> lock();
 
-  /// Starts the progress thread, which advances operations between calls. Called once. Throws:
-  /// CommError when the process may start no more threads.
+  /// Starts the progress thread, which advances operations between calls. Called once.
+  /// Throws: CommError if the process cannot start another thread.
   void start_progress_thread();
   bool has_thread() const { return thread_.has_value(); }
-  /// To be called in a Use that leaves an operation under way.
+  /// Call it under a CallGuard after beginning an operation that is not complete yet.
   void wake_thread() {
     if (thread_) thread_->wake();
   }
 
-  /// Held by every call that touches this rank's groups. Keeps the progress thread out.
-  class Use {
+  /// The guard of every call that uses this rank's groups. Excludes other threads, including the
+  /// progress thread.
+  class CallGuard {
    public:
-    /// Throws: InvalidArgument naming backend and rank when another thread of the program is
-    /// inside, where the backend admits the main thread only, and in a child that was forked off.
-    explicit Use(RankContext& context);
-    ~Use();
-    Use(const Use&) = delete;
-    Use& operator=(const Use&) = delete;
+    /// Throws: InvalidArgument naming backend and rank if another thread of the program holds a
+    /// guard, if the backend admits the main thread only, and in a forked child process.
+    explicit CallGuard(RankContext& context);
+    ~CallGuard();
+    CallGuard(const CallGuard&) = delete;
+    CallGuard& operator=(const CallGuard&) = delete;
 
    private:
     static RankContext& admitted(RankContext& context);
@@ -81,30 +83,31 @@ class RankContext {
     std::unique_lock<std::mutex> lock_;
   };
 
-  // Under a Use.
-  /// Advances all groups of this rank; true if the backend has seen something come.
+  // Under a CallGuard.
+  /// Advances all groups of this rank. True if the backend made progress.
   bool poll();
-  /// Polls; whether the operation is complete. Throws what ended the world.
+  /// Polls, and returns whether the operation is complete.
+  /// Throws: the failure of the world.
   bool finished(const BackendRequest& operation);
-  /// Polls until the operation is complete, spinning, yielding, then sleeping. Throws what ended
-  /// the world.
+  /// Polls until the operation is complete: first spinning, then yielding, then sleeping.
+  /// Throws: the failure of the world.
   void wait(const BackendRequest& operation);
-  /// Ends the world when a rank that the operation waits for has left. May throw what ended the
-  /// world.
+  /// Ends the world if a rank that the operation waits for has left it. May throw the failure of
+  /// the world.
   virtual void check(const BackendRequest& operation) = 0;
 
   virtual bool failed() const = 0;
-  /// Throws what ended the world, as this rank raises it, and releases pending operations. Under a
-  /// Use.
+  /// Releases pending operations and throws the failure of the world. Under a CallGuard.
   [[noreturn]] void throw_failure(std::string_view where);
-  /// Ends the world for the program of this rank, unless it has ended: its next error is a later
-  /// one. The rank of the failure is a world rank. Any thread.
+  /// Ends the world by a failure in this rank's program, unless the world has failed before. The
+  /// next error of this rank then says that the world failed earlier. failure.rank is a world rank.
+  /// Any thread.
   virtual void fail(FailureKind kind, const control::Failure& failure) noexcept;
-  /// The failure by an exception in the program of this rank.
+  /// The failure for an exception in this rank's program.
   control::Failure failure_of_program(std::string_view text) const noexcept {
-    return control::failure_of_program(named(rank_), text);
+    return control::failure_of_program(world_rank(rank_), text);
   }
-  /// The same for an operation of the group that will never be waited for.
+  /// fail() for an operation whose Work was destroyed by an exception.
   void abandon(BackendCommunicator& group, std::string_view cause) noexcept;
 
  protected:
@@ -113,8 +116,8 @@ class RankContext {
     int rank;
     std::chrono::milliseconds timeout;  ///< longest wait of one operation
     WaitPolicy policy;
-    /// A mutex guards operations, so that a progress thread may advance them and any thread may
-    /// destroy groups.
+    /// Whether a mutex guards operations: required for a progress thread, and for groups that other
+    /// threads may destroy.
     bool has_mutex;
   };
   explicit RankContext(const Settings& settings);
@@ -122,46 +125,49 @@ class RankContext {
 
   std::span<BackendCommunicator* const> groups() const { return groups_; }
   bool failure_raised() const noexcept { return raised_failure_.raised(); }
-  /// The program of this rank raises the error that ends the world itself.
+  /// This rank's program raises the first error of the world itself.
   void set_failure_raised() noexcept { raised_failure_.set_raised(); }
   void expect_own_process() const { usage_.expect_own_process(backend_, rank_); }
-  /// A derived class stops the thread before it destroys anything that advance() uses.
+  /// Derived classes must call it before they destroy anything that advance() uses.
   void stop_thread() noexcept {
     if (thread_) thread_->stop();
   }
 
  private:
-  /// Advances all groups without blocking; true if something has come. Called by the progress
-  /// thread, too.
+  /// Advances all groups without blocking; true if there was progress. Also called by the progress
+  /// thread.
   virtual bool advance() = 0;
-  /// Ends the world unless it has ended. The rank of the failure is a world rank. Any thread.
+  /// Records the failure that ends the world, unless there is one. failure.rank is a world rank.
+  /// Any thread.
   virtual void record(FailureKind kind, const control::Failure& failure) noexcept = 0;
-  /// Tells other ranks of a recorded failure, where record() cannot. Under a Use; any number of
-  /// times.
-  virtual void spread() noexcept {}
-  /// Why the world ended.
+  /// Sends a recorded failure to other ranks, for backends whose record() does not. Under a
+  /// CallGuard; any number of times.
+  virtual void propagate_failure() noexcept {}
+  /// The recorded failure of the world.
   virtual control::Failure failure() = 0;
-  /// The world rank, which messages name.
-  virtual int named(int rank) const { return rank; }
-  /// The ranks that an operation misses, for its timeout.
+  /// The world rank of a rank of this backend's world, for error texts.
+  virtual int world_rank(int rank) const { return rank; }
+  /// The text of a timeout error for the ranks that an operation waits for.
   virtual std::string awaited(std::span<const int> ranks) const;
-  /// Sleeps until something may have come, for at most longest, unless over() holds; whether it
-  /// does. over() is called after other ranks can see that this rank is about to sleep.
+  /// Calls over() and, unless it returns true, sleeps until another rank wakes this one, for at
+  /// most `longest`. Returns the result of over(). Other ranks must see that this rank is about to
+  /// sleep before over() is called.
   virtual bool sleep_unless(const std::function<bool()>& over, std::chrono::nanoseconds longest);
-  /// Called in a wait that has lasted for a second, again and again. Throws what ended the world.
+  /// Called repeatedly during a wait of more than a second.
+  /// Throws: the failure of the world.
   virtual void check_deadlock(const BackendRequest& /*operation*/) {}
-  /// A wait that was not over at once has ended.
+  /// Called at the end of a wait that did not end by spinning.
   virtual void end_long_wait() noexcept {}
-  /// Throws: InvalidArgument where this thread may not call the backend.
+  /// Throws: InvalidArgument if this thread may not call the backend.
   virtual void expect_usable_thread() const {}
 
   struct LongWait;
   bool spin(const BackendRequest& operation);
   void wait_long(const BackendRequest& operation);
-  void look(LongWait& wait);
+  void check_long_wait(LongWait& wait);
   void check_time(LongWait& wait);
   std::size_t pending() const;
-  ProgressThread::Outcome advance_alone();
+  ProgressThread::Outcome advance_in_progress_thread();
 
   std::string_view backend_;
   int rank_;
@@ -173,9 +179,10 @@ class RankContext {
   RaisedFailure raised_failure_;
   std::vector<BackendCommunicator*> groups_;
   int last_group_ = 0;
-  std::vector<std::shared_ptr<void>> complete_;  ///< operations that a Use releases
-  bool news_ = false;                            ///< something has come, since a wait looked last
-  bool entered_ = false;                         ///< by a Use, since the thread looked last
+  std::vector<std::shared_ptr<void>>
+      complete_;             ///< operations that the end of a CallGuard releases
+  bool progressed_ = false;  ///< progress since a wait read this last
+  bool entered_ = false;     ///< a CallGuard began since the progress thread read this last
   std::optional<ProgressThread> thread_;
 };
 

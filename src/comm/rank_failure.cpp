@@ -9,7 +9,7 @@
 namespace lockstep::inline v0_2::detail {
 namespace {
 
-/// The label of a call that belongs to no operation.
+/// The label of calls that are not operations.
 constexpr std::string_view no_operation = "world";
 
 }  // namespace
@@ -23,7 +23,7 @@ bool FailureRecord::record(const control::Failure& failure, bool of_others) noex
   try {
     failure_.text = failure.text;
   } catch (const std::bad_alloc&) {
-    // The failure has no text then.
+    // Out of memory: the failure has no text.
   }
   of_others_ = of_others;
   recorded_.store(true, std::memory_order_release);

@@ -9,21 +9,22 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// Why a world ended. The values are part of the layout of a host world's memory.
+/// The kind of failure that ended a world. The values are part of the layout of a host world's
+/// shared memory.
 enum class FailureKind {
   error,
   timeout,
   left,  ///< a rank left the world while another waited for it
   mismatch,
   abandoned,  ///< an exception left the scope of an operation
-  elsewhere   ///< met outside of this host's memory, such as over the network
+  elsewhere   ///< detected outside this host's shared memory, such as by MPI
 };
 
-/// The first failure of a world that no memory joins, as one rank has recorded it. Any thread.
+/// The first failure of a world without shared memory, as recorded by one rank. Any thread.
 class FailureRecord {
  public:
-  /// Records the failure unless there is one; whether there was none. A failure of other ranks is
-  /// one that they have announced.
+  /// Records the failure, unless one is recorded. Returns whether it was recorded. of_others:
+  /// another rank has sent this failure.
   bool record(const control::Failure& failure, bool of_others = false) noexcept;
   bool recorded() const noexcept { return recorded_.load(std::memory_order_acquire); }
   bool of_others() const;
@@ -39,13 +40,13 @@ class FailureRecord {
 /// The errors that one rank raises after its world has failed.
 class RaisedFailure {
  public:
-  /// Throws: the failure with its fields, as CommError or TimeoutError. where is "all_reduce #17
-  /// (host) rank 2 of 4". The first operation gets the cause; a later one also gets where the rank
-  /// raised the failure before, and the remedy.
+  /// Throws the failure as CommError or TimeoutError. where is "all_reduce #17 (host) rank 2 of 4".
+  /// The text of the first error is the cause. The text of a later error also names the operation
+  /// that raised the failure first, and the remedy.
   [[noreturn]] void raise(std::string_view where, const control::Failure& failure);
 
-  /// The program of this rank raises the error that fails the world itself, so every operation
-  /// from here on is a later one. Any thread.
+  /// The program of this rank raises the first error itself, so every following error is a later
+  /// one. Any thread.
   void set_raised() noexcept { raised_.store(true, std::memory_order_relaxed); }
   bool raised() const noexcept { return raised_.load(std::memory_order_relaxed); }
 
@@ -53,7 +54,7 @@ class RaisedFailure {
   std::string text(std::string_view where, std::string_view cause);
 
   std::atomic<bool> raised_{false};
-  std::string first_;  ///< the operation; empty where the program raised the error itself
+  std::string first_;  ///< first operation; empty if the program raised the error
 };
 
 }  // namespace lockstep::detail

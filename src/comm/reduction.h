@@ -8,8 +8,8 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// Reduces count elements of each rank's input as the operation says, in rank order. All backends
-/// get the same bits. outputs may be among inputs.
+/// Reduces count elements of each rank's input in rank order, with the operation's reduction, dtype
+/// and wire. All backends use it and get the same bits. An output may be one of the inputs.
 void reduce(const Operation& operation, std::span<const std::byte* const> inputs,
             std::span<std::byte* const> outputs, std::size_t count);
 

@@ -9,37 +9,40 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// The backend's side of a Work: one operation that has begun.
+/// The implementation of a Work in a backend: one operation that has begun.
 class Request {
  public:
   virtual ~Request() = default;
-  /// Advances nothing. Any thread.
+  /// Whether the operation is complete. Does not advance it. Any thread.
   virtual bool complete() const = 0;
-  /// Advances without blocking; true once complete. Throws what went wrong.
+  /// Advances the operation without blocking; true when it is complete.
+  /// Throws: the failure of the world.
   virtual bool test() = 0;
-  /// Blocks until complete. Throws what went wrong.
+  /// Blocks until the operation is complete.
+  /// Throws: the failure of the world.
   virtual void wait() = 0;
-  /// The owner is unwinding and will not wait: ends the world, naming this operation.
+  /// Ends the world, naming this operation: an exception destroys its Work, so nothing will wait
+  /// for it.
   virtual void abandon() noexcept = 0;
-  /// Checks that every rank that it waits for still runs; costs a system call or more. Throws what
-  /// went wrong.
+  /// Checks that every rank that the operation waits for still runs. Costs one or more system
+  /// calls.
+  /// Throws: the failure of the world.
   virtual void check() {}
-  /// World ranks that have not done what this waits for.
+  /// World ranks that the operation waits for.
   virtual std::vector<int> missing() const { return {}; }
 
-  /// Time that this rank has spent on its share of the operation.
+  /// Time in which this rank has reduced and copied data for the operation.
   std::chrono::nanoseconds worked() const { return worked_; }
   const RequestInterval& interval() const { return interval_; }
 
-  /// Reports the begin of the operation to the observer, and its end when a wait_observed()
-  /// returns.
+  /// Reports the begin of the operation to the observer. wait_observed() reports its end.
   void observe(std::shared_ptr<OperationObserver> observer, const ObservedOperation& operation) {
     observer_ = std::move(observer);
     observed_ = operation;
     observer_->began(observed_);
   }
   bool is_observed() const { return observer_ != nullptr; }
-  /// wait(), and the end of the operation for its observer.
+  /// Calls wait(), then reports the end of the operation to the observer.
   void wait_observed();
 
  protected:

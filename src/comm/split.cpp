@@ -31,7 +31,7 @@ NumberedSplit split_numbered(Communicator& group, int color, int key, std::int64
   return part;
 }
 
-std::vector<int> picked(std::span<const int> members, std::span<const int> ranks) {
+std::vector<int> at_ranks(std::span<const int> members, std::span<const int> ranks) {
   std::vector<int> found;
   for (const int rank : ranks) found.push_back(members[static_cast<std::size_t>(rank)]);
   return found;

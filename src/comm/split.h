@@ -8,31 +8,32 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// The values that a rank sends to the others in a split().
+/// The values that ranks exchange in a split().
 struct SplitChoice {
   std::int64_t color;
   std::int64_t key;
-  std::int64_t own;  ///< whatever else the backend wants known
+  std::int64_t own;  ///< a value of the backend
 };
 
-/// Every rank's choice, by rank. Collective.
+/// The choices of all ranks, in rank order. Collective.
 std::vector<SplitChoice> exchange_choices(Communicator& group, const SplitChoice& mine);
 
-/// The ranks of that color, ordered by (key, rank); none of a negative one.
+/// The ranks with that color, ordered by (key, rank); empty for a negative color.
 std::vector<int> ranks_of_color(std::int64_t color, std::span<const SplitChoice> choices);
 
-/// One rank's part in a split() whose groups have numbers.
+/// The result of a split() into numbered groups on one rank.
 struct NumberedSplit {
-  /// Higher than that of any group that a rank is in, so no two groups of a rank have the same.
+  /// Number of the new group. Higher than the number of any group of its ranks, so a rank's groups
+  /// have different numbers.
   std::int64_t number;
-  std::vector<int> ranks;  ///< of the new group; none of a negative color
-  int rank;                ///< this one's place among them
+  std::vector<int> ranks;  ///< of the new group; empty for a negative color
+  int rank;                ///< this rank's index in ranks
 };
 
-/// last_number: of the groups that this rank is or was in, the highest. Collective.
+/// last_number: the highest number of the groups that this rank is or was a member of. Collective.
 NumberedSplit split_numbered(Communicator& group, int color, int key, std::int64_t last_number);
 
-/// Those members that the ranks are.
-std::vector<int> picked(std::span<const int> members, std::span<const int> ranks);
+/// members[rank] for each of the ranks.
+std::vector<int> at_ranks(std::span<const int> members, std::span<const int> ranks);
 
 }  // namespace lockstep::detail

@@ -15,13 +15,13 @@ bool fit_cores(int ranks, int threads_per_rank, int cores) {
 }
 
 std::chrono::milliseconds wait_limit(const Operation& operation, std::chrono::milliseconds world) {
-  // Longer than this is for ever.
+  // The limit that waiting.h names.
   constexpr std::chrono::milliseconds longest = std::chrono::hours(24 * 365);
   return std::min(operation.timeout.count() > 0 ? operation.timeout : world, longest);
 }
 
 std::string awaited(std::span<const int> ranks, const std::function<std::string_view(int)>& note) {
-  return ranks.empty() ? "the bytes of ranks that have come" : rank_list(ranks, note);
+  return ranks.empty() ? "data that other ranks have sent" : rank_list(ranks, note);
 }
 
 int lowest(std::span<const int> ranks) {
@@ -52,10 +52,10 @@ thread_local std::chrono::nanoseconds done{};
 
 std::chrono::nanoseconds work_done() { return done; }
 
-Working::Working(std::chrono::nanoseconds& of_operation)
+WorkTimer::WorkTimer(std::chrono::nanoseconds& of_operation)
     : of_operation_(of_operation), begin_(std::chrono::steady_clock::now()) {}
 
-Working::~Working() {
+WorkTimer::~WorkTimer() {
   const auto end = std::chrono::steady_clock::now();
   of_operation_ += end - begin_;
   done += end - begin_;

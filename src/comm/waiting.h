@@ -16,7 +16,7 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// Tells the core that this thread spins.
+/// The processor's instruction for spin loops.
 inline void relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -25,32 +25,33 @@ inline void relax() {
 #endif
 }
 
-/// After so long without news a rank that polls sleeps between its looks, for so long each.
-inline constexpr auto awake = std::chrono::milliseconds(20);
-inline constexpr auto nap = std::chrono::microseconds(50);
+/// Time without progress after which a rank that must poll sleeps between polls.
+inline constexpr auto yield_time = std::chrono::milliseconds(20);
+/// Duration of each such sleep.
+inline constexpr auto poll_pause = std::chrono::microseconds(50);
 
-/// Whether so many ranks of a host have cores of their own, and may spin: else they would take them
-/// from one another. Of no known number of cores the machine's are meant.
+/// Whether each rank of a host has cores of its own and may spin. cores: number of cores that the
+/// ranks share; 0 for all cores of the machine.
 bool fit_cores(int ranks, int threads_per_rank, int cores);
 
-/// How long the operation may be waited for: its own timeout, else the world's, of which sums do
-/// not overflow.
+/// Longest wait for the operation: its timeout, else that of the world. Limited to a year, so that
+/// sums do not overflow.
 std::chrono::milliseconds wait_limit(const Operation& operation, std::chrono::milliseconds world);
 
-/// A message's words for the ranks that an operation misses (rank_list()); for none, the bytes of
-/// the others.
+/// The text of an error about the ranks that an operation waits for, as rank_list(). If no rank is
+/// missing, the operation waits for data in transit.
 std::string awaited(std::span<const int> ranks,
                     const std::function<std::string_view(int)>& note = {});
 
 /// The lowest rank; -1 if there is none.
 int lowest(std::span<const int> ranks);
 
-/// The right to use the groups of one rank: one thread at a time has it, in the process that
-/// joined.
+/// State of one rank by which OneThread admits one thread at a time, in the process that joined the
+/// world.
 class Usage {
  public:
   bool in_child() const noexcept { return process_.in_child(); }
-  /// Throws: InvalidArgument naming backend and rank in a child that was forked off.
+  /// Throws: InvalidArgument naming backend and rank in a forked child process.
   void expect_own_process(std::string_view backend, int rank) const;
 
  private:
@@ -60,11 +61,11 @@ class Usage {
   std::atomic<bool> used_{false};
 };
 
-/// Entered by every call that touches one rank's groups.
+/// A guard of every call that uses one rank's groups.
 class OneThread {
  public:
-  /// Throws: InvalidArgument naming backend and rank when another thread is inside, and in a child
-  /// that was forked off.
+  /// Throws: InvalidArgument naming backend and rank if another thread holds the guard, and in a
+  /// forked child process.
   OneThread(Usage& usage, std::string_view backend, int rank);
   ~OneThread() { usage_.used_.store(false, std::memory_order_release); }
   OneThread(const OneThread&) = delete;
@@ -74,7 +75,7 @@ class OneThread {
   Usage& usage_;
 };
 
-/// Receives the times in which one thread reduced and copied, for operations of any group.
+/// Receives the intervals in which one thread reduced and copied, for operations of any group.
 class WorkObserver {
  public:
   virtual void worked(std::chrono::steady_clock::time_point begin,
@@ -84,19 +85,19 @@ class WorkObserver {
   ~WorkObserver() = default;
 };
 
-/// The calling thread's observer; null reports to nobody.
+/// The calling thread's observer; null for none.
 inline constinit thread_local WorkObserver* this_threads_work_observer = nullptr;
 
-/// The time that this thread has spent on reducing and copying, in all groups.
+/// Total time in which this thread has reduced and copied, for all groups.
 std::chrono::nanoseconds work_done();
 
-/// Counts the time that it lives as work, of one operation and of this thread.
-class Working {
+/// Adds the time of its scope to the work of one operation and of this thread.
+class WorkTimer {
  public:
-  explicit Working(std::chrono::nanoseconds& of_operation);
-  ~Working();
-  Working(const Working&) = delete;
-  Working& operator=(const Working&) = delete;
+  explicit WorkTimer(std::chrono::nanoseconds& of_operation);
+  ~WorkTimer();
+  WorkTimer(const WorkTimer&) = delete;
+  WorkTimer& operator=(const WorkTimer&) = delete;
 
  private:
   std::chrono::nanoseconds& of_operation_;

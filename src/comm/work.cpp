@@ -29,7 +29,8 @@ Work& Work::operator=(Work&& other) noexcept {
 }
 
 void Work::wait() {
-  // An operation that failed is not waited for again; one that another thread waits for still is.
+  // After a CommError the Work is empty. After an InvalidArgument (another thread uses the group)
+  // it stays pending.
   const auto request = std::move(request_);
   if (request == nullptr) return;
   try {
@@ -65,7 +66,7 @@ void Work::finish() noexcept {
   try {
     wait();
   } catch (...) {
-    // A failed wait has ended the world, which raises the cause at the group's next call.
+    // The failed wait has ended the world. The group's next call raises the cause.
   }
 }
 

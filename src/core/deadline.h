@@ -6,33 +6,33 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// The end of a wait that looks again and again. Time in which this process is stopped does not
-/// count. A SIGSTOP, a frozen cgroup or a paused machine makes the interval between two looks far
-/// longer than the wait sleeps.
+/// The deadline of a wait that polls. Time in which this process is stopped (by SIGSTOP, a frozen
+/// cgroup or a paused machine) does not count: such a stop makes the interval between two polls
+/// much longer than the sleep.
 class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// Longest sleep between two looks. Of an interval twice as much counts at most.
+  /// Longest sleep between two polls. At most twice this time of an interval is counted.
   static constexpr auto longest_nap = std::chrono::milliseconds(200);
 
   explicit Deadline(Clock::duration limit) : limit_(limit) {}
 
-  /// Time that has counted so far.
+  /// Time that was counted so far.
   Clock::duration elapsed() {
     const auto now = Clock::now();
-    elapsed_ += std::min<Clock::duration>(now - std::exchange(looked_, now), 2 * longest_nap);
+    elapsed_ += std::min<Clock::duration>(now - std::exchange(polled_, now), 2 * longest_nap);
     return elapsed_;
   }
   Clock::duration left() { return std::max(limit_ - elapsed(), Clock::duration::zero()); }
   bool passed() { return elapsed() >= limit_; }
-  /// How long to sleep before the next look.
+  /// Time to sleep before the next poll.
   Clock::duration nap() { return std::min<Clock::duration>(left(), longest_nap); }
 
  private:
   Clock::duration limit_;
   Clock::duration elapsed_{};
-  Clock::time_point looked_ = Clock::now();
+  Clock::time_point polled_ = Clock::now();
 };
 
 }  // namespace lockstep::detail

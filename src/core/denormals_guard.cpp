@@ -15,7 +15,7 @@ namespace lockstep::inline v0_2 {
 
 namespace {
 
-/// Of MXCSR: results are flushed (FTZ), and operands are (DAZ).
+/// Bits of MXCSR: flush denormal results (FTZ) and operands (DAZ).
 constexpr unsigned flush_bits = 1U << 15 | 1U << 6;
 
 }  // namespace

@@ -18,11 +18,12 @@ inline constexpr bool can_flush_denormals =
 /// "flushed" or "kept".
 std::string_view denormals_text(bool flushed);
 
-/// Throws: InvalidArgument when a rank has another setting than rank 0, naming both and what to do.
+/// Throws: InvalidArgument if a rank has another setting than rank 0, naming both settings and the
+/// remedy.
 void expect_same_denormals(std::string_view where, std::size_t rank, bool flushed,
                            bool flushed_on_rank_0);
 
-/// The calling thread flushes denormals, or keeps them, until the end of the scope.
+/// Makes the calling thread flush or keep denormals until the end of the scope.
 class DenormalsGuard {
  public:
   explicit DenormalsGuard(bool flush) : before_(flushes_denormals()) { flush_denormals(flush); }

@@ -135,13 +135,13 @@ Environment Environment::read() {
   environment.algorithm = variable("LOCKSTEP_ALGORITHM").value_or("auto");
   environment.error_file = variable("TORCHELASTIC_ERROR_FILE").value_or("");
   environment.progress = parse_progress_mode(variable("LOCKSTEP_PROGRESS").value_or("auto"));
-  // The variables of `lockstep run` take precedence over another launcher's, which may be outdated
-  // or those of an outer launcher.
+  // The variables of `lockstep run` take precedence over those of another launcher, which may
+  // belong to an outer launcher.
   if (!environment.rank && !environment.world_size && !environment.arena_fd) {
     try {
       environment.launcher = Launcher::read();
     } catch (const InvalidArgument& problem) {
-      environment.launcher_problem = problem.what();  // of no account unless init() is called
+      environment.launcher_problem = problem.what();  // an error only if init() is called
     }
   }
   return environment;

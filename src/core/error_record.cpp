@@ -17,7 +17,7 @@
 namespace lockstep::inline v0_2::detail {
 namespace {
 
-/// One rank's part of the file. Zeros where the rank left nothing.
+/// One rank's part of the memfd; zeros if the rank wrote no record.
 struct Slot {
   std::uint32_t length;  ///< of the text, written last
   std::uint32_t operation_length;
@@ -40,7 +40,7 @@ InheritedFile inherited_file() noexcept {
     if (!environment.error_fd || !environment.rank) return {};
     return {.fd = *environment.error_fd, .rank = *environment.rank};
   } catch (const Error&) {
-    return {};  // of variables that cannot be used: init() says which
+    return {};  // invalid variables: init() reports them
   }
 }
 
@@ -61,8 +61,8 @@ ErrorRecord record_of(const std::exception& error) {
 
 ErrorRecords::ErrorRecords() : file_(::memfd_create("lockstep-errors", MFD_CLOEXEC)) {
   if (!file_) {
-    throw CommError(concat("the launcher cannot make a memory file for the ranks' errors: ",
-                           std::strerror(errno)));
+    throw CommError(
+        concat("the launcher cannot create a memfd for the ranks' errors: ", std::strerror(errno)));
   }
 }
 

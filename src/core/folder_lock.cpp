@@ -37,7 +37,8 @@ struct Held {
 std::mutex mutex;
 
 std::map<fs::path, Held>& held() {
-  static auto* const all = new std::map<fs::path, Held>();  // locks of static objects end later
+  static auto* const all =
+      new std::map<fs::path, Held>();  // never destroyed: static objects may release locks at exit
   return *all;
 }
 
@@ -48,7 +49,7 @@ bool same_file(int fd, const fs::path& path) {
          opened.st_ino == named.st_ino && opened.st_dev == named.st_dev;
 }
 
-/// The line in which the holder has named itself.
+/// The line in which the job that has the lock describes itself.
 std::string holder(int fd) {
   std::array<char, 512> text{};
   const auto length = ::pread(fd, text.data(), text.size(), 0);
@@ -60,7 +61,7 @@ std::string holder(int fd) {
   return line.empty() ? "it has not said which" : line;
 }
 
-/// Says in a locked file who holds it.
+/// Writes the description of this job into the locked file.
 void sign(int fd, std::string_view run) {
   const auto line = concat("run ", run, " on host ", host_name(), ", pid ", ::getpid(), ", since ",
                            utc_text("%Y-%m-%d %H:%M:%S UTC"), '\n');
@@ -77,7 +78,7 @@ Descriptor open_file(const fs::path& path) {
   return file;
 }
 
-/// The locked file; none where the file system has no locks.
+/// Creates and locks the file; an empty descriptor if the file system does not support locks.
 Descriptor lock(const fs::path& folder, const fs::path& path) {
   for (;;) {
     auto file = open_file(path);
@@ -86,7 +87,7 @@ Descriptor lock(const fs::path& folder, const fs::path& path) {
                          ": ", std::strerror(errno)));
     }
     if (::flock(file.get(), LOCK_EX | LOCK_NB) == 0) {
-      // The holder before may have removed the file between open() and flock().
+      // The previous owner may have removed the file between open() and flock().
       if (same_file(file.get(), path)) return file;
     } else if (errno == EWOULDBLOCK) {
       throw Error(concat(folder.string(),
@@ -129,7 +130,7 @@ FolderLock::FolderLock(const fs::path& folder, std::string_view purpose, std::st
   const auto file = real / concat(".lockstep-", purpose, ".lock");
   const std::lock_guard guard(mutex);
   auto& mine = held()[file];
-  // Not in a forked child, nor after the folder was removed and made again.
+  // False in a forked child process, and if the folder was removed and created again.
   const bool locked = mine.users > 0 && mine.process == ::getpid() &&
                       (!mine.file || same_file(mine.file.get(), file));
   if (!locked) {

@@ -11,12 +11,12 @@ bool json_is_too_deep(std::string_view text) {
   int depth = 0;
   bool quoted = false;
   for (std::size_t i = 0; i < text.size(); ++i) {
-    const char letter = text[i];
-    if (letter == '"') quoted = !quoted;
-    if (quoted && letter == '\\') ++i;
+    const char c = text[i];
+    if (c == '"') quoted = !quoted;
+    if (quoted && c == '\\') ++i;
     if (quoted) continue;
-    if (letter == ']' || letter == '}') --depth;
-    if ((letter == '[' || letter == '{') && ++depth > deepest_json) return true;
+    if (c == ']' || c == '}') --depth;
+    if ((c == '[' || c == '{') && ++depth > deepest_json) return true;
   }
   return false;
 }

@@ -4,14 +4,14 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// Most levels of nesting in any JSON text that Lockstep reads. Deeper ones would fill the stack
-/// when they are parsed, written or destroyed.
+/// Largest nesting depth of JSON texts that Lockstep reads. Parsing, writing and destroying deeper
+/// ones could overflow the stack.
 inline constexpr int deepest_json = 32;
 
-/// Whether the text has more levels.
+/// Whether the text exceeds deepest_json.
 bool json_is_too_deep(std::string_view text);
 
-/// Throws: CheckpointError that begins with where, for such a text.
+/// Throws: CheckpointError if the text exceeds deepest_json. The error text begins with `where`.
 void check_json_depth(std::string_view text, std::string_view where);
 
 }  // namespace lockstep::detail

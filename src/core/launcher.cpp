@@ -18,16 +18,17 @@ using detail::integer_variable;
 using detail::variable;
 using Kind = Launcher::Kind;
 
-/// Where a launcher says what.
+/// The names of a launcher's variables.
 struct Names {
   Kind kind;
   const char* rank;
   const char* size;
   const char* local_size;
-  std::array<const char*, 4> job;  ///< null where there are fewer
+  std::array<const char*, 4>
+      job;  ///< names of variables that identify the job; null for unused entries
 };
 
-// From the innermost out: torchrun and mpirun are started under srun, not the other way round.
+// Innermost first: torchrun and mpirun are started under srun, not the other way round.
 constexpr std::array launchers{
     Names{Kind::torchrun,
           "RANK",
@@ -68,7 +69,7 @@ bool set(const Names& names) {
     case Kind::by_hand:
       return variable(names.size).has_value();
     case Kind::srun:
-      // A batch script has a SLURM_PROCID too, but is no step of several tasks.
+      // A batch script also has SLURM_PROCID, but is not a step of several tasks.
       return variable(names.size) && variable(names.rank);
     default:
       return variable(names.size) || variable(names.rank);
@@ -81,9 +82,9 @@ std::optional<int> local_size(const Names& names, int size) {
     if (nodes == 1) return size;
     return std::nullopt;
   }
-  const auto told = integer_variable(names.local_size, 1);
-  if (told) return told;
-  // Where the meeting place is this host's own, all ranks are here.
+  const auto given = integer_variable(names.local_size, 1);
+  if (given) return given;
+  // If MASTER_ADDR is a loopback address, all ranks are on this host.
   const auto address = variable("MASTER_ADDR");
   const bool here = names.kind == Kind::by_hand && address && is_loopback(*address);
   return here ? std::optional(size) : std::nullopt;
@@ -151,7 +152,7 @@ long Launcher::process() const {
 }
 
 bool Launcher::has_ended() const {
-  // In a container mpirun itself may be the first process.
+  // In a container, mpirun itself may be process 1.
   constexpr std::array<std::string_view, 8> of_openmpi{"mpirun",  "mpiexec", "orterun", "orted",
                                                        "prterun", "prte",    "prted",   "lockstep"};
   if (kind != Kind::openmpi || detail::ancestor_without("OMPI_COMM_WORLD_RANK") != 1) return false;
@@ -169,12 +170,14 @@ std::optional<Launcher> Launcher::read() {
       found = launcher;
       continue;
     }
-    // Others may be set as well, as SLURM's around an mpirun; what speaks of the same must agree.
+    // Variables of several launchers may be set, such as SLURM's and those of an mpirun inside. If
+    // they describe the same world, they must agree.
     const bool about_same = launcher.kind != Kind::srun && found->kind != Kind::torchrun;
     if (about_same && (launcher.rank != found->rank || launcher.size != found->size)) {
       throw InvalidArgument(concat("init: contradictory environment: rank ", found->rank, " of ",
                                    found->size, " by ", found->name(), ", but ",
-                                   shown({names.rank, names.size}), "; unset what is left over"));
+                                   shown({names.rank, names.size}),
+                                   "; unset the outdated variables"));
     }
   }
   return found;

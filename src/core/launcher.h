@@ -5,38 +5,40 @@
 
 namespace lockstep::inline v0_2 {
 
-/// A process's place in its world, as a launcher other than `lockstep run` states it.
+/// Rank and world size of a process, from the environment variables of a launcher other than
+/// `lockstep run`.
 struct Launcher {
   enum class Kind {
     openmpi,   ///< OpenMPI's mpirun
-    hydra,     ///< MPICH's mpiexec, and others that speak PMI
-    torchrun,  ///< PyTorch's
-    by_hand,   ///< RANK, WORLD_SIZE and the like, set by whomever
+    hydra,     ///< MPICH's mpiexec, and others with PMI variables
+    torchrun,  ///< PyTorch's torchrun
+    by_hand,   ///< RANK, WORLD_SIZE and so on, set by the user
     srun       ///< SLURM's
   };
 
   Kind kind;
   int rank = 0;
   int size = 1;
-  std::optional<int> local_size = {};  ///< ranks on this host, where it is told
-  /// Identifies this world among others on this host; empty where only the process tree does.
+  std::optional<int> local_size = {};  ///< number of ranks on this host, if known
+  /// Identifies this world among others on this host; empty if only the process tree does.
   std::string job = {};
 
-  /// The process of this host that started the ranks; 0 where that cannot be known. A script that
-  /// sets the variables by hand may end before its ranks.
+  /// The pid of the launcher's process on this host; 0 if unknown. It is unknown for variables that
+  /// a user sets, because the script that starts the ranks may end before them.
   long process() const;
-  /// Whether OpenMPI's launcher ended before this process looked for it: the process has been
-  /// handed to the system's first process, which is none of OpenMPI's.
+  /// Whether OpenMPI's launcher has ended already: this process is then a child of process 1, which
+  /// is not a launcher.
   bool has_ended() const;
-  /// "OpenMPI's mpirun", for messages.
+  /// "OpenMPI's mpirun", for error texts.
   const char* name() const;
-  /// Whether MPI knows the processes that it starts.
+  /// Whether the processes that it starts are MPI processes.
   bool starts_mpi() const { return kind != Kind::torchrun && kind != Kind::by_hand; }
   /// Whether all ranks are on this host.
   bool one_host() const { return local_size == size; }
 
-  /// The launcher whose variables are set, the innermost of several. Throws: InvalidArgument when
-  /// they are incomplete or contradict one another, showing them.
+  /// The launcher whose variables are set; of several nested ones, the innermost.
+  /// Throws: InvalidArgument if variables are incomplete or contradict one another. The text shows
+  /// them.
   static std::optional<Launcher> read();
 };
 

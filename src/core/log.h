@@ -4,7 +4,8 @@
 
 namespace lockstep::inline v0_2::log {
 
-/// Messages go to stderr, and only if LOCKSTEP_LOG is debug, info, warn or error.
+/// Writes log messages to stderr if LOCKSTEP_LOG is set. It is the lowest level that is written:
+/// debug, info, warn or error.
 enum class Level { debug, info, warn, error };
 
 void write(Level level, std::string_view text);

@@ -43,7 +43,7 @@ void populate_heap(std::size_t bytes) {
   const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
   const auto begin = (reinterpret_cast<std::uintptr_t>(block) + page - 1) / page * page;
   const auto end = (reinterpret_cast<std::uintptr_t>(block) + bytes) / page * page;
-  // An older kernel refuses: then pages come as they are touched.
+  // An older kernel returns an error; pages are then populated on first use.
   if (end > begin) ::madvise(reinterpret_cast<void*>(begin), end - begin, populate_write);
   std::free(block);
 }
@@ -53,7 +53,7 @@ namespace {
 using detail::parse_number;
 namespace fs = std::filesystem;
 
-/// A version 1 group without a limit has this one or more.
+/// The limit of a version 1 group without a limit is this or more.
 constexpr std::size_t unlimited = std::size_t{1} << 62;
 
 std::string first_line(const fs::path& file) {
@@ -63,7 +63,7 @@ std::string first_line(const fs::path& file) {
   return line;
 }
 
-/// The number behind "key " in a file of such lines.
+/// The number after "key " in a file with one key per line.
 std::optional<std::uint64_t> field(const fs::path& file, std::string_view key) {
   std::ifstream in(file);
   for (std::string line; std::getline(in, line);) {
@@ -84,7 +84,7 @@ bool lists(std::string_view commas, std::string_view word) {
   return false;
 }
 
-/// A path of mountinfo, which writes spaces and the like as \040.
+/// A path in mountinfo, without its escapes (\040 for a space).
 std::string unescaped(std::string_view text) {
   std::string path;
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -99,8 +99,7 @@ std::string unescaped(std::string_view text) {
   return path;
 }
 
-/// This process's groups by the name that mounts have: "memory" for that controller of version 1,
-/// "" for version 2.
+/// This process's groups: by "memory" for that controller of version 1, by "" for version 2.
 std::map<std::string, std::string> own_groups(const fs::path& file) {
   std::map<std::string, std::string> found;
   std::ifstream in(file);
@@ -116,7 +115,7 @@ std::map<std::string, std::string> own_groups(const fs::path& file) {
 }
 
 struct Mount {
-  std::string root;   ///< which group is mounted
+  std::string root;   ///< path of the mounted group
   std::string point;  ///< where
   bool unified;
 };
@@ -140,8 +139,8 @@ std::vector<Mount> mounts(const fs::path& file) {
   return found;
 }
 
-/// The part of a group's path below the mounted one: "/a/b" of "/x/a/b" where "/x" is mounted. A
-/// group that is not below it cannot be seen: then the mounted one is the nearest.
+/// A group's path relative to the mounted group: "/a/b" for "/x/a/b" if "/x" is mounted. Empty if
+/// the group is outside the mounted one, which is then the nearest visible group.
 std::string below(const std::string& group, const std::string& root) {
   if (root == "/") return group;
   const bool inside =
@@ -177,7 +176,7 @@ MemoryGroups::MemoryGroups(const fs::path& root) : vmstat_(root / "proc/vmstat")
 
 std::optional<std::size_t> MemoryGroups::Group::limit() const {
   const auto text = first_line(folder / (unified ? "memory.max" : "memory.limit_in_bytes"));
-  const auto value = parse_number<std::uint64_t>(text);  // none of "max"
+  const auto value = parse_number<std::uint64_t>(text);  // nullopt for "max"
   return value && *value < unlimited ? std::optional<std::size_t>(*value) : std::nullopt;
 }
 

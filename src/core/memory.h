@@ -9,22 +9,22 @@
 
 namespace lockstep::inline v0_2 {
 
-/// Makes glibc keep freed memory in this process instead of returning it to the kernel. Otherwise a
-/// training step would page-fault thousands of times. Memory held grows to the largest need there
-/// was.
+/// Makes glibc keep freed memory in this process instead of returning it to the kernel. Without
+/// this, a training step has thousands of page faults. The process keeps the largest amount of
+/// memory that it has used.
 void keep_freed_memory();
 
-/// Makes all threads that are created later share one arena of glibc. Other arenas return every
-/// block over 64 MiB to the kernel, also after keep_freed_memory().
+/// Makes all threads that are created later share glibc's main arena. Other arenas return blocks of
+/// more than 64 MiB to the kernel, also after keep_freed_memory().
 void use_one_arena();
 
-/// Gives the heap pages for so many bytes, which are free to be allocated afterwards; fewer when
-/// the machine has not as many. Where threads share an arena their needs meet in ever new ways, and
-/// the most is reached late: page by page, a fault each.
+/// Populates pages for `bytes` of heap memory, which are free for allocation afterwards; fewer if
+/// memory is short. If threads share an arena, their peak demand grows slowly over many steps.
+/// Without this call, every new page would be a page fault.
 void populate_heap(std::size_t bytes);
 
-/// The control groups that limit this process's memory: its own and all above it, of version 1 or 2
-/// of the kernel's interface, wherever they are mounted.
+/// The control groups that limit this process's memory: its own and all ancestors, with cgroup
+/// version 1 or 2.
 class MemoryGroups {
  public:
   struct Limit {
@@ -32,23 +32,23 @@ class MemoryGroups {
     std::filesystem::path group;
   };
 
-  /// Finds them. root is what /proc and /sys are looked for in.
+  /// root is the folder that contains /proc and /sys, for tests.
   explicit MemoryGroups(const std::filesystem::path& root = "/");
 
-  /// The least limit of all groups; none where no group has one.
+  /// The lowest limit of all groups; nullopt if no group has one.
   std::optional<Limit> limit() const;
-  /// The memory that can be taken before a group reaches its limit; none where no group has one.
-  /// File pages that the kernel can drop count as free.
+  /// The memory that can be allocated before a group reaches its limit; nullopt if no group has
+  /// one. File pages that the kernel can drop count as free.
   std::optional<Limit> available() const;
 
-  /// How many processes the kernel has ended so far because memory was short: in this process's
-  /// group, or on this host where the group does not count them.
+  /// The number of processes that the kernel has killed because memory was short: in this process's
+  /// group, or on this host if the group does not count them.
   std::uint64_t oom_kills() const;
-  /// "control group /sys/fs/cgroup/job, limit 512 MiB", or "this host": where oom_kills() counts.
+  /// The scope of oom_kills(): "control group /sys/fs/cgroup/job, limit 512 MiB", or "this host".
   std::string oom_scope() const;
 
  private:
-  /// One group's folder, by the names of its interface.
+  /// One group's folder, and its version of the interface.
   struct Group {
     std::filesystem::path folder;
     bool unified;  ///< version 2
@@ -57,11 +57,12 @@ class MemoryGroups {
     std::optional<std::uint64_t> oom_kills() const;
   };
 
-  /// The least of bytes_of(group, its limit) over the groups with a limit.
+  /// The minimum of bytes_of(group, limit) over the groups with a limit.
   template <class BytesOf>
   std::optional<Limit> least(const BytesOf& bytes_of) const;
 
-  std::vector<Group> groups_;  ///< from the process's own up, version 1 before version 2
+  std::vector<Group>
+      groups_;  ///< the process's own group, then its ancestors; version 1 before version 2
   std::filesystem::path vmstat_;
 };
 

@@ -8,13 +8,13 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// Throws InvalidArgument of an operation. The text is "OPERATION: " and the parts.
+/// Throws an InvalidArgument of this operation. Its text is "OPERATION: " and the parts.
 template <class... Parts>
 [[noreturn]] void throw_invalid(std::string_view operation, const Parts&... parts) {
   throw InvalidArgument(concat(operation, ": ", parts...), {.operation = std::string(operation)});
 }
 
-/// Runs fn, and names the operation in an Error of it that names none.
+/// Runs fn, and sets the operation of its Error if that has none.
 template <class Fn>
 auto as_operation(const char* operation, const Fn& fn) {
   try {

@@ -24,7 +24,8 @@ Process read_process(long pid) {
   std::ifstream in(concat("/proc/", pid, "/stat"));
   std::string line;
   std::getline(in, line);
-  // The name in brackets may hold spaces; the start is the 22nd field, counted from before it.
+  // The name in brackets may contain spaces. Fields are numbered from 1; the start time is field
+  // 22.
   const auto behind_name = line.rfind(')');
   Process process;
   if (behind_name == std::string::npos) return process;

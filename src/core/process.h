@@ -12,7 +12,7 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// An open file descriptor, closed with its owner.
+/// An owned file descriptor.
 class Descriptor {
  public:
   Descriptor() = default;
@@ -37,7 +37,8 @@ class Descriptor {
   int fd_ = -1;
 };
 
-/// No signal reaches threads that begin in its scope: they are for the program's own.
+/// Blocks all signals for threads that are created in its scope, so that the program's own threads
+/// handle them.
 class SignalsBlocked {
  public:
   SignalsBlocked() {
@@ -53,9 +54,8 @@ class SignalsBlocked {
   sigset_t before_{};
 };
 
-/// Tells the process that made it from children that were forked off since. A rank's place in its
-/// world belongs to the process that joined: a child shares the memory and the sockets, not the
-/// place.
+/// Distinguishes the process that constructed it from its forked children. Only the process that
+/// joined a world is a rank; a child shares its memory and sockets but is not a rank.
 class ForkGuard {
  public:
   ForkGuard();
@@ -68,14 +68,14 @@ class ForkGuard {
   unsigned made_at_;
 };
 
-/// An entry of /proc.
+/// A process, as described in /proc.
 struct Process {
   char state = 0;    ///< 'R', 'S', 'T' for stopped, …; 0 if there is no such process
-  std::string name;  ///< of its program, at most 15 bytes
+  std::string name;  ///< name of its program, at most 15 bytes
   long parent = 0;   ///< its pid
   long group = 0;    ///< its process group
-  std::chrono::milliseconds processor_time{};  ///< of all its threads
-  std::string start;                           ///< when it started, in the kernel's ticks
+  std::chrono::milliseconds processor_time{};  ///< user and system time of all its threads
+  std::string start;                           ///< start time in clock ticks since boot
 
   bool exists() const { return state != 0; }
   /// Stopped by a signal or by a debugger.
@@ -87,8 +87,8 @@ Process read_process(long pid);
 /// Whether the process was started with one of the environment variables.
 bool has_variable(long pid, std::initializer_list<std::string_view> names);
 
-/// The nearest ancestor of this process that was started without the environment variable; 1 or
-/// less where there is none.
+/// The pid of the nearest ancestor of this process that was started without the environment
+/// variable; 1 or less if there is none.
 long ancestor_without(const std::string& variable);
 
 }  // namespace lockstep::detail

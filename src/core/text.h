@@ -9,14 +9,14 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// A stream of text in which numbers have the same form under every global locale: without
-/// separators of thousands and with a decimal point.
+/// A text stream that formats numbers independently of the global locale: with a decimal point and
+/// without thousands separators.
 class TextStream : public std::ostringstream {
  public:
   TextStream() { imbue(std::locale::classic()); }
 };
 
-/// All arguments as one string, each by its operator<<. For messages, never for hot paths.
+/// Concatenates the arguments, each by its operator<<. For error texts, not for hot paths.
 template <class... Args>
 std::string concat(const Args&... args) {
   TextStream out;
@@ -24,12 +24,12 @@ std::string concat(const Args&... args) {
   return out.str();
 }
 
-/// "rank 1", "ranks 0, 2", "ranks 0, 1, … and 5 more" beyond sixteen, each with what note says of
-/// it; "no rank" of none.
+/// "rank 1", "ranks 0, 2", or "ranks 0, 1, … and 5 more" for more than sixteen. note returns a text
+/// that follows a rank. "no rank" for an empty list.
 std::string rank_list(std::span<const int> ranks,
                       const std::function<std::string_view(int)>& note = {});
 
-/// The time now, in UTC, in a format of strftime().
+/// The current time in UTC, formatted by strftime().
 std::string utc_text(const char* format);
 
 }  // namespace lockstep::detail

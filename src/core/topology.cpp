@@ -94,7 +94,7 @@ Topology Topology::read() {
 
 Topology Topology::read(const path& tree, std::span<const int> allowed) {
   const auto nodes = node_of_cpu(tree);
-  // SMT siblings share the first CPU of their sibling list, whether or not that one is allowed.
+  // SMT siblings have the same first CPU in their sibling lists, also if that CPU is not allowed.
   std::map<std::tuple<int, int, int>, Core> cores;
   for (const int cpu : allowed) {
     const auto folder = tree / "cpu" / detail::concat("cpu", cpu) / "topology";

@@ -8,7 +8,7 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// This machine's host name, for messages and names; "unknown" if it has none.
+/// This machine's host name; "unknown" if it has none.
 std::string host_name();
 
 }  // namespace lockstep::detail
@@ -22,7 +22,7 @@ struct Topology {
   struct Core {
     int node = 0;           ///< NUMA node
     int package = 0;        ///< socket
-    std::vector<int> cpus;  ///< its allowed logical CPUs, SMT siblings together, ascending
+    std::vector<int> cpus;  ///< its allowed logical CPUs (SMT siblings), ascending
 
     bool operator==(const Core&) const = default;
   };
@@ -31,22 +31,22 @@ struct Topology {
 
   /// The logical CPUs of all cores.
   std::vector<int> cpus() const;
-  /// The NUMA nodes that have a core here, ascending.
+  /// The NUMA nodes of all cores, ascending.
   std::vector<int> nodes() const;
 
-  /// The CPUs that this process may use: its affinity mask, arranged by /sys.
+  /// The CPUs of this process's affinity mask, with their topology from /sys.
   static Topology read();
 
-  /// The same for the given logical CPUs, from a tree like /sys/devices/system. Where the tree
-  /// lacks information, as in a container without /sys, they are one node where each CPU is a core.
+  /// The same for the given logical CPUs, from a folder like /sys/devices/system. If it lacks
+  /// information, as in a container without /sys, every CPU is a core of one node.
   static Topology read(const std::filesystem::path& tree, std::span<const int> allowed);
 };
 
-/// The numbers of a list as the kernel writes it: "0-3,8" is 0, 1, 2, 3, 8. Parts that are not
-/// numbers are skipped.
+/// Parses a CPU list in the kernel's format: "0-3,8" is 0, 1, 2, 3, 8. Skips parts that are not
+/// numbers.
 std::vector<int> parse_cpu_list(std::string_view text);
 
-/// The list that the kernel would write: "0-3,8".
+/// Formats a CPU list in the kernel's format: "0-3,8".
 std::string format_cpu_list(std::span<const int> cpus);
 
 }  // namespace lockstep

@@ -6,12 +6,12 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// This library's version as ranks tell it to one another.
+/// This library's version, in the form in which ranks exchange it.
 using VersionTag = std::array<char, 32>;
 
 VersionTag version_tag();
 
-/// Throws: CommError when a rank runs another version than rank 0, naming both.
+/// Throws: CommError if a rank runs another version than rank 0, naming both.
 void expect_version(std::string_view where, std::size_t rank, const VersionTag& found,
                     const VersionTag& of_rank_0);
 

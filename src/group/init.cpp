@@ -71,8 +71,8 @@ Group join_host_world(const Launcher& launcher, host::Options options) {
   if (job.empty()) job = host::job_by_ancestor("PMI_RANK");
   job += concat(" by ", launcher.name());
   options.watch = true;
-  const auto world = host::meet(job, launcher.rank, launcher.size, options.timeout,
-                                {options.launcher, options.launcher_name});
+  const auto world = host::rendezvous(job, launcher.rank, launcher.size, options.timeout,
+                                      {options.launcher, options.launcher_name});
   return join(world, launcher.rank, options);
 }
 

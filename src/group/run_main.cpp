@@ -44,7 +44,7 @@ bool prints_error(const std::exception& error, const Group& world) {
   // the same error text does not print it again.
   world.communicator().fail(error.what());
   try {
-    world.communicator().look();
+    world.communicator().make_progress();
   } catch (const CommError& failure) {
     return failure.rank() == world.communicator().world_rank(world.rank()) ||
            !failure.cause().ends_with(error.what());

@@ -150,7 +150,7 @@ void spawn(int n, const std::function<void(Group)>& fn, const InitOptions& optio
     }
     if (process.in_child()) return;  // fn has forked, and this process is not the rank
     // Ends the waits of other ranks. Tensors may keep the rank's group alive for longer.
-    world->mark_gone(rank, "returned");
+    world->mark_ended(rank, "returned");
     running_ranks.end(rank);
   };
 

@@ -10,7 +10,7 @@
 namespace lockstep::inline v0_2::kernels {
 namespace {
 
-// Any processor's vectors keep up with memory: no need to dispatch.
+// Memory limits the speed with vectors of any size, so there is no dispatch.
 namespace hn = hwy::HWY_NAMESPACE;
 
 void copy_past_caches(std::byte* to, const std::byte* from, std::size_t bytes) {
@@ -37,7 +37,7 @@ void copy_past_caches(std::byte* to, const std::byte* from, std::size_t bytes) {
   std::memcpy(to + at, from + at, bytes - at);
 }
 
-/// Bytes of one block: it stays in the first-level cache until it is written to all destinations.
+/// Bytes of one block, which stays in the L1 cache until it is written to all destinations.
 constexpr std::size_t read_at_once = 16 << 10;
 
 }  // namespace

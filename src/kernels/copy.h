@@ -5,15 +5,14 @@
 
 namespace lockstep::inline v0_2::kernels {
 
-/// So many bytes and more are copied past the caches.
+/// Copies of at least this many bytes use non-temporal stores, which bypass the caches.
 inline constexpr std::size_t copied_past_caches = 4 << 20;
 
-/// Copies bytes between ranges that are equal or do not overlap; equal ranges need no copy. A long
-/// copy bypasses the caches with whole-line stores. Threads that acquire a later release store of
-/// the caller see the copied bytes.
+/// Copies bytes between ranges that are equal or do not overlap. Long copies use non-temporal
+/// stores. Threads that acquire a later release store of the caller see the copied bytes.
 void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes);
 
-/// The same to several places, by reading once. One of them may be where the bytes are.
+/// The same to several destinations, with one read. A destination may be the source.
 void copy_bytes(std::span<std::byte* const> to, const std::byte* from, std::size_t bytes);
 
 }  // namespace lockstep::kernels

@@ -6,7 +6,7 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// How a dtype lies in memory (Stored) and what kernels compute with (Value).
+/// The types by which elements of a dtype are stored in memory (Stored) and computed with (Value).
 template <DType kDtype>
 struct Element;
 

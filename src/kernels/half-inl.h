@@ -1,4 +1,5 @@
-// Halves to and from f32 vectors, bit-exact on every target. Included once for each Highway target.
+// Conversion between vectors of 16-bit floats ("halves": f16 or bf16) and f32, bit-exact on every
+// target. Included once for each Highway target.
 #if defined(LOCKSTEP_KERNELS_HALF_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LOCKSTEP_KERNELS_HALF_INL_H
 #undef LOCKSTEP_KERNELS_HALF_INL_H
@@ -32,7 +33,8 @@ HWY_INLINE hn::Vec<DF> bf16_to_f32(DF d, hn::Vec<HalfTag<DF>> halves) {
 
 /// The nearest bf16 of each value, ties to even, in the upper half of each 32-bit element. The
 /// lower half is undefined.
-// Highway 1.0.3 truncates, and the instruction for it flushes denormals: rounded here, in integers.
+// Highway 1.0.3 truncates, and the processor's instruction flushes denormals. Therefore this rounds
+// with integers.
 template <class DF>
 HWY_INLINE hn::Vec<BitsTag<DF>> round_to_bf16(DF d, hn::Vec<DF> values) {
   const BitsTag<DF> u;
@@ -49,7 +51,7 @@ HWY_INLINE hn::Vec<HalfTag<DF>> f32_to_bf16(DF d, hn::Vec<DF> values) {
   return low_halves(d, hn::ShiftRight<16>(round_to_bf16(d, values)));
 }
 
-/// Loads twice a vector's count of bf16, even and odd elements apart. This needs no shuffle.
+/// Loads two vectors of bf16 and separates even and odd elements, which needs no shuffle.
 template <class DF>
 HWY_INLINE void load_bf16_pair(DF d, const std::uint16_t* from, hn::Vec<DF>& even,
                                hn::Vec<DF>& odd) {
@@ -71,7 +73,7 @@ HWY_INLINE void store_bf16_pair(DF d, hn::Vec<DF> even, hn::Vec<DF> odd, std::ui
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || \
     HWY_TARGET == HWY_NEON
 
-// These targets convert in hardware: exact, to nearest even, denormals, Inf and NaN kept.
+// These targets convert in hardware: to nearest even; denormals, Inf and NaN are kept.
 template <class DF>
 HWY_INLINE hn::Vec<DF> f16_to_f32(DF d, hn::Vec<HalfTag<DF>> halves) {
   return hn::PromoteTo(d, hn::BitCast(hn::Rebind<hwy::float16_t, DF>(), halves));
@@ -90,11 +92,12 @@ HWY_INLINE hn::Vec<DF> f16_to_f32(DF d, hn::Vec<HalfTag<DF>> halves) {
   const BitsTag<DF> u;
   const auto bits = hn::PromoteTo(u, halves);
   const auto magnitude = hn::And(bits, hn::Set(u, 0x7fff));
-  // In f32's place, exponent and mantissa lack the difference of the biases, 127 - 15.
+  // After the shift, the exponent lacks the difference of the biases, 127 - 15.
   const auto shifted = hn::ShiftLeft<13>(magnitude);
   const auto normal = hn::Add(shifted, hn::Set(u, 112U << 23));
-  // A denormal half's last bit stands for 2^-24, as does that of 2^-14: their sum has the mantissa,
-  // and the difference is exact. No operand is a denormal f32, which the thread may flush.
+  // The last bit of a denormal half is 2^-24, like the last bit of a half in [2^-14, 2^-13). The
+  // mantissa added to 2^-14 is therefore a normal f32, and subtracting 2^-14 is exact. No operand
+  // is a denormal f32, which the thread might flush.
   const auto least_normal = hn::Set(u, 113U << 23);
   const auto denormal = hn::BitCast(
       u, hn::Sub(hn::BitCast(d, hn::Add(shifted, least_normal)), hn::BitCast(d, least_normal)));
@@ -117,7 +120,8 @@ HWY_INLINE hn::Vec<HalfTag<DF>> f32_to_f16(DF d, hn::Vec<DF> values) {
   const auto rebias = hn::Set(u, 0xfffU - (112U << 23));
   const auto normal = hn::ShiftRight<13>(hn::Add(magnitude, hn::Add(rebias, is_odd)));
 
-  // Adding 1/2 aligns a denormal half's last bit with the sum's, so that the addition rounds.
+  // Adding 1/2 aligns the last bit of a denormal half with that of the sum, so that the addition
+  // rounds.
   const auto half = hn::Set(d, 0.5f);
   const auto denormal =
       hn::Sub(hn::BitCast(u, hn::Add(hn::BitCast(d, magnitude), half)), hn::BitCast(u, half));

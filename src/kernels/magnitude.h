@@ -8,7 +8,7 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// Holds magnitudes of T as integers.
+/// The integer type of magnitudes of T.
 template <class T>
 using Magnitude = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
 
@@ -16,8 +16,8 @@ template <class T>
 inline constexpr auto infinite_magnitude =
     std::bit_cast<Magnitude<T>>(std::numeric_limits<T>::infinity());
 
-/// An integer that orders values by magnitude: denormals as they are, Inf above all numbers, NaN
-/// above Inf and equal to every other NaN.
+/// An integer that orders values by magnitude. Denormals are not flushed, Inf is above all numbers,
+/// and all NaN are equal and above Inf.
 template <class T>
 constexpr Magnitude<T> magnitude(T value) {
   const auto bits = std::bit_cast<Magnitude<T>>(value);

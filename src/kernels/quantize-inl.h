@@ -31,11 +31,11 @@ struct Scale {
   bool is_finite() const { return !std::isnan(scale); }
 };
 
-/// Of a chunk whose largest magnitude has these bits. As integers, those of Inf and NaN are larger
-/// than those of any number.
+/// The scale of a chunk, from the bits of its largest magnitude. As integers, the bits of Inf and
+/// NaN are larger than those of any number.
 HWY_INLINE Scale scale_of(std::int32_t largest_bits) {
   constexpr float largest_code = 127;
-  // Below it the inverse would not be a number.
+  // Below this, the inverse would overflow.
   constexpr float least_largest = 0x1p-119f;
   const auto largest = std::bit_cast<float>(largest_bits);
   if (!std::isfinite(largest)) {
@@ -65,8 +65,8 @@ HWY_INLINE Scale measure(const float* values) {
   return scale_of(largest_of(most));
 }
 
-/// residual += values; the scale of that.
-HWY_INLINE Scale move_and_measure(const float* values, float* residual) {
+/// residual += values; returns the scale of residual.
+HWY_INLINE Scale add_and_measure(const float* values, float* residual) {
   const Floats d;
   auto most = hn::Zero(Whole());
   for (std::size_t i = 0; i < quantized_chunk; i += hn::Lanes(d)) {
@@ -77,19 +77,19 @@ HWY_INLINE Scale move_and_measure(const float* values, float* residual) {
   return scale_of(largest_of(most));
 }
 
-/// The place of the first that is not finite, in a chunk that has one.
+/// The index of the first element that is not finite, in a chunk that has one.
 inline std::size_t first_not_finite(const float* values) {
   const auto* end = values + quantized_chunk;
   return static_cast<std::size_t>(
       std::find_if(values, end, [](float v) { return !std::isfinite(v); }) - values);
 }
 
-/// values' codes, as whole numbers: the nearest, of two equally near the even.
-// Where the last bit of a sum stands for one, the addition rounds; what is rounded to zero has no
-// sign then, as the codes have none.
+/// The codes of values, as floats with integral values: rounded to nearest, ties to even.
+// The last bit of the sum is 1, so the addition rounds to an integer. Values that round to zero
+// become +0, like their codes.
 HWY_INLINE hn::Vec<Floats> codes_of(hn::Vec<Floats> values, hn::Vec<Floats> inverse) {
-  const auto coarse = hn::Set(Floats(), 0x1.8p23f);
-  return hn::Sub(hn::Add(hn::Mul(values, inverse), coarse), coarse);
+  const auto magic = hn::Set(Floats(), 0x1.8p23f);
+  return hn::Sub(hn::Add(hn::Mul(values, inverse), magic), magic);
 }
 
 }  // namespace lockstep::kernels::HWY_NAMESPACE

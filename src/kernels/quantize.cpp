@@ -17,7 +17,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace lockstep::inline v0_2::kernels::HWY_NAMESPACE {
 
-/// Writes values' codes; with feedback also what they do not say of values, to rest.
+/// Writes the codes of values. With feedback, also writes the rounding errors to rest.
 template <bool kFeedback>
 HWY_INLINE void write_codes(float* rest, const float* values, const Scale& scale,
                             std::int8_t* codes) {
@@ -28,13 +28,13 @@ HWY_INLINE void write_codes(float* rest, const float* values, const Scale& scale
   const auto whole = hn::Set(d, scale.scale);
   for (std::size_t i = 0; i < quantized_chunk; i += hn::Lanes(d)) {
     const auto v = hn::LoadU(d, values + i);
-    const auto said = codes_of(v, inverse);
-    hn::StoreU(hn::DemoteTo(i8, hn::DemoteTo(i16, hn::ConvertTo(Whole(), said))), i8, codes + i);
-    if constexpr (kFeedback) hn::StoreU(hn::Sub(v, hn::Mul(said, whole)), d, rest + i);
+    const auto rounded = codes_of(v, inverse);
+    hn::StoreU(hn::DemoteTo(i8, hn::DemoteTo(i16, hn::ConvertTo(Whole(), rounded))), i8, codes + i);
+    if constexpr (kFeedback) hn::StoreU(hn::Sub(v, hn::Mul(rounded, whole)), d, rest + i);
   }
 }
 
-void write_complaint(std::size_t place, QuantizedChunk& chunk) {
+void mark_not_finite(std::size_t place, QuantizedChunk& chunk) {
   const auto number = static_cast<std::uint16_t>(place);
   chunk.scale = std::numeric_limits<float>::quiet_NaN();
   std::fill_n(chunk.codes, quantized_chunk, std::int8_t{0});
@@ -43,15 +43,15 @@ void write_complaint(std::size_t place, QuantizedChunk& chunk) {
 
 void quantize_chunk(const float* values, QuantizedChunk& chunk) {
   const auto scale = measure(values);
-  if (!scale.is_finite()) return write_complaint(first_not_finite(values), chunk);
+  if (!scale.is_finite()) return mark_not_finite(first_not_finite(values), chunk);
   chunk.scale = scale.scale;
   write_codes<false>(nullptr, values, scale, chunk.codes);
 }
 
 void quantize_chunk_with_feedback(const float* values, float* residual, QuantizedChunk& chunk) {
-  const auto scale = move_and_measure(values, residual);
+  const auto scale = add_and_measure(values, residual);
   if (!scale.is_finite()) {
-    write_complaint(first_not_finite(residual), chunk);
+    mark_not_finite(first_not_finite(residual), chunk);
     std::fill_n(residual, quantized_chunk, 0.0f);
     return;
   }
@@ -66,8 +66,8 @@ HWY_INLINE void read_codes(const std::int8_t* codes, float scale, float* values)
   const hn::Rebind<std::int8_t, Floats> i8;
   const auto factor = hn::Set(d, scale);
   for (std::size_t i = 0; i < quantized_chunk; i += hn::Lanes(d)) {
-    const auto said = hn::ConvertTo(d, hn::PromoteTo(Whole(), hn::LoadU(i8, codes + i)));
-    auto v = hn::Mul(said, factor);
+    const auto rounded = hn::ConvertTo(d, hn::PromoteTo(Whole(), hn::LoadU(i8, codes + i)));
+    auto v = hn::Mul(rounded, factor);
     if constexpr (kAdd) v = hn::Add(hn::LoadU(d, values + i), v);
     hn::StoreU(v, d, values + i);
   }
@@ -77,7 +77,7 @@ void dequantize_chunk(const QuantizedChunk& chunk, float* values) {
   read_codes<false>(chunk.codes, chunk.scale, values);
 }
 
-/// sum (+)= share of what the chunk says
+/// sum (+)= share · decoded chunk
 void add_share(const QuantizedChunk& chunk, float share, bool first, float* sum) {
   if (first) return read_codes<false>(chunk.codes, chunk.scale * share, sum);
   read_codes<true>(chunk.codes, chunk.scale * share, sum);
@@ -118,7 +118,7 @@ std::size_t first_not_finite(const QuantizedChunk& chunk) {
   return place;
 }
 
-std::int32_t complaining_rank(const QuantizedChunk& chunk) {
+std::int32_t rank_not_finite(const QuantizedChunk& chunk) {
   std::int32_t rank;
   std::memcpy(&rank, chunk.codes + sizeof(std::uint16_t), sizeof rank);
   return rank;
@@ -169,9 +169,9 @@ void quantize_mean(std::span<const QuantizedChunk> inputs, std::size_t ranks,
       HWY_DYNAMIC_DISPATCH(add_share)(input, share, rank == 0, sum);
     }
     if (rank < ranks) {
-      const auto complaint = static_cast<std::int32_t>(rank);
+      const auto first_rank = static_cast<std::int32_t>(rank);
       chunks[c] = inputs[rank * chunks.size() + c];
-      std::memcpy(chunks[c].codes + sizeof(std::uint16_t), &complaint, sizeof complaint);
+      std::memcpy(chunks[c].codes + sizeof(std::uint16_t), &first_rank, sizeof first_rank);
       continue;
     }
     HWY_DYNAMIC_DISPATCH(quantize_chunk)(sum, chunks[c]);

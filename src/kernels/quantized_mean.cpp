@@ -16,7 +16,7 @@ HWY_BEFORE_NAMESPACE();
 namespace lockstep::inline v0_2::kernels::HWY_NAMESPACE {
 namespace {
 
-/// The same places of a few ranks' elements.
+/// The elements and residuals of some ranks at the same index.
 template <std::size_t kRanks>
 struct Places {
   float* values[kRanks];
@@ -40,12 +40,11 @@ struct Sum {
   std::int32_t largest_bits = 0;
 };
 
-/// sum (+)= ranks' shares of what their chunks' codes say; residuals -= what they say. The chunks
-/// that will be read next are asked for meanwhile: a chunk's loops are too long for the processor
-/// to look beyond them by itself.
+/// sum (+)= share · decoded chunk, for each rank; residuals -= decoded chunk. Prefetches the next
+/// chunks, because the loops over a chunk are too long for the processor's own prefetching.
 template <bool kFeedback, bool kFirst, std::size_t kRanks>
-HWY_INLINE void add_said(const Places<kRanks>& chunks, const Places<kRanks>& next,
-                         const Scale (&scales)[kRanks], float share, Sum& sum) {
+HWY_INLINE void add_decoded(const Places<kRanks>& chunks, const Places<kRanks>& next,
+                            const Scale (&scales)[kRanks], float share, Sum& sum) {
   const Floats d;
   const std::size_t lanes = hn::Lanes(d);
   const std::size_t line = std::max(64 / sizeof(float), lanes);
@@ -64,8 +63,8 @@ HWY_INLINE void add_said(const Places<kRanks>& chunks, const Places<kRanks>& nex
         if constexpr (kFeedback) {
           hn::StoreU(hn::Sub(v, hn::Mul(codes, hn::Set(d, scale))), d, chunks.residuals[r] + i);
         }
-        const auto said = hn::Mul(codes, hn::Set(d, scale * share));
-        total = kFirst && r == 0 ? said : hn::Add(total, said);
+        const auto decoded = hn::Mul(codes, hn::Set(d, scale * share));
+        total = kFirst && r == 0 ? decoded : hn::Add(total, decoded);
       }
       hn::StoreU(total, d, sum.values + i);
       most = hn::Max(most, magnitude_bits(total));
@@ -74,67 +73,68 @@ HWY_INLINE void add_said(const Places<kRanks>& chunks, const Places<kRanks>& nex
   sum.largest_bits = largest_of(most);
 }
 
-/// Where ranks' chunks are not finite: of the lowest rank, the first element.
-struct Complaint {
+/// The first element that is not finite, of the lowest rank that has one.
+struct FirstNotFinite {
   std::size_t rank;
   std::size_t place;
 };
 
-/// Adds ranks' chunks to the sum; to one that has not begun, if they are the first.
+/// Adds the ranks' chunks to the sum. first: begins a new sum.
 template <bool kFeedback, std::size_t kRanks>
-HWY_INLINE std::optional<Complaint> add_chunks(const Places<kRanks>& chunks,
-                                               const Places<kRanks>& next, bool first, float share,
-                                               Sum& sum) {
+HWY_INLINE std::optional<FirstNotFinite> add_chunks(const Places<kRanks>& chunks,
+                                                    const Places<kRanks>& next, bool first,
+                                                    float share, Sum& sum) {
   Scale scales[kRanks];
-  std::optional<Complaint> complaint;
+  std::optional<FirstNotFinite> not_finite;
   for (std::size_t r = 0; r < kRanks; ++r) {
-    scales[r] = kFeedback ? move_and_measure(chunks.values[r], chunks.residuals[r])
+    scales[r] = kFeedback ? add_and_measure(chunks.values[r], chunks.residuals[r])
                           : measure(chunks.values[r]);
     if (scales[r].is_finite()) continue;
-    if (!complaint) {
-      complaint = {r, first_not_finite(kFeedback ? chunks.residuals[r] : chunks.values[r])};
+    if (!not_finite) {
+      not_finite = {r, first_not_finite(kFeedback ? chunks.residuals[r] : chunks.values[r])};
     }
-    // It says nothing, and the sum is of no use any more.
+    // The sum is not used any more. Count this chunk as zeros.
     if (kFeedback) std::fill_n(chunks.residuals[r], quantized_chunk, 0.0f);
     scales[r] = {};
   }
-  if (!kFeedback && complaint) return complaint;
+  if (!kFeedback && not_finite) return not_finite;
   if (first) {
-    add_said<kFeedback, true>(chunks, next, scales, share, sum);
+    add_decoded<kFeedback, true>(chunks, next, scales, share, sum);
   } else {
-    add_said<kFeedback, false>(chunks, next, scales, share, sum);
+    add_decoded<kFeedback, false>(chunks, next, scales, share, sum);
   }
-  return complaint;
+  return not_finite;
 }
 
-/// The same for one rank's chunk that is cut short, as if zeros stood behind it.
+/// The same for one rank's last, shorter chunk, padded by zeros.
 template <bool kFeedback>
-std::optional<Complaint> add_short_chunk(const QuantizedPart& rank, std::size_t at,
-                                         std::size_t length, bool first, float share, Sum& sum) {
+std::optional<FirstNotFinite> add_short_chunk(const QuantizedPart& rank, std::size_t at,
+                                              std::size_t length, bool first, float share,
+                                              Sum& sum) {
   float values[quantized_chunk] = {};
   float residual[quantized_chunk] = {};
   std::copy_n(rank.values + at, length, values);
   if (kFeedback) std::copy_n(rank.residual + at, length, residual);
   const Places<1> chunk{.values = {values}, .residuals = {residual}};
-  const auto complaint = add_chunks<kFeedback>(chunk, chunk, first, share, sum);
+  const auto not_finite = add_chunks<kFeedback>(chunk, chunk, first, share, sum);
   if (kFeedback) std::copy_n(residual, length, rank.residual + at);
-  return complaint;
+  return not_finite;
 }
 
-/// Chunks' values = what the mean's codes say.
+/// The values of all ranks' chunks = the decoded codes of the mean.
 template <std::size_t kRanks>
-HWY_INLINE void store_said(const float* mean, const Scale& scale, const Places<kRanks>& chunks) {
+HWY_INLINE void store_decoded(const float* mean, const Scale& scale, const Places<kRanks>& chunks) {
   const Floats d;
   const auto inverse = hn::Set(d, scale.inverse);
   const auto whole = hn::Set(d, scale.scale);
   for (std::size_t i = 0; i < quantized_chunk; i += hn::Lanes(d)) {
-    const auto said = hn::Mul(codes_of(hn::LoadU(d, mean + i), inverse), whole);
-    for (std::size_t r = 0; r < kRanks; ++r) hn::StoreU(said, d, chunks.values[r] + i);
+    const auto decoded = hn::Mul(codes_of(hn::LoadU(d, mean + i), inverse), whole);
+    for (std::size_t r = 0; r < kRanks; ++r) hn::StoreU(decoded, d, chunks.values[r] + i);
   }
 }
 
-/// Calls fn(number, first rank) with an integral constant for two ranks at once, and for the last
-/// of an odd number.
+/// Calls fn(number, first rank) for pairs of ranks, and for a single last rank. number is an
+/// integral constant, 2 or 1.
 template <class Fn>
 HWY_INLINE void for_each_pair(std::size_t ranks, const Fn& fn) {
   std::size_t r = 0;
@@ -145,46 +145,46 @@ HWY_INLINE void for_each_pair(std::size_t ranks, const Fn& fn) {
 template <bool kFeedback>
 std::optional<NotFinite> mean_of_all(std::span<const QuantizedPart> ranks, std::size_t count) {
   const float share = 1.0f / static_cast<float>(ranks.size());
-  std::optional<NotFinite> first_complaint;
+  std::optional<NotFinite> result;
   Sum sum;
   for (std::size_t at = 0; at < count; at += quantized_chunk) {
     const std::size_t length = std::min(quantized_chunk, count - at);
     const bool whole = length == quantized_chunk;
     const std::size_t next = count - at >= 2 * quantized_chunk ? at + quantized_chunk : at;
     bool finite = true;
-    const auto look_at = [&](const std::optional<Complaint>& complaint, std::size_t r) {
-      if (!complaint) return;
+    const auto note = [&](const std::optional<FirstNotFinite>& not_finite, std::size_t r) {
+      if (!not_finite) return;
       finite = false;
-      if (first_complaint) return;
-      first_complaint = {at + complaint->place, static_cast<std::int32_t>(r + complaint->rank)};
+      if (result) return;
+      result = {at + not_finite->place, static_cast<std::int32_t>(r + not_finite->rank)};
     };
     if (whole) {
       for_each_pair(ranks.size(), [&](auto number, std::size_t r) {
         const auto some = ranks.subspan(r);
-        look_at(add_chunks<kFeedback>(places_of<number>(some, at), places_of<number>(some, next),
-                                      r == 0, share, sum),
-                r);
+        note(add_chunks<kFeedback>(places_of<number>(some, at), places_of<number>(some, next),
+                                   r == 0, share, sum),
+             r);
       });
     } else {
       for (std::size_t r = 0; r < ranks.size(); ++r) {
-        look_at(add_short_chunk<kFeedback>(ranks[r], at, length, r == 0, share, sum), r);
+        note(add_short_chunk<kFeedback>(ranks[r], at, length, r == 0, share, sum), r);
       }
     }
     if (!finite) continue;
     const auto scale = scale_of(sum.largest_bits);
     if (!scale.is_finite()) {
-      look_at(Complaint{.rank = 0, .place = first_not_finite(sum.values)}, 0);
+      note(FirstNotFinite{.rank = 0, .place = first_not_finite(sum.values)}, 0);
     } else if (whole) {
       for_each_pair(ranks.size(), [&](auto number, std::size_t r) {
-        store_said(sum.values, scale, places_of<number>(ranks.subspan(r), at));
+        store_decoded(sum.values, scale, places_of<number>(ranks.subspan(r), at));
       });
     } else {
-      float said[quantized_chunk];
-      store_said<1>(sum.values, scale, {.values = {said}, .residuals = {}});
-      for (const auto& rank : ranks) std::copy_n(said, length, rank.values + at);
+      float decoded[quantized_chunk];
+      store_decoded<1>(sum.values, scale, {.values = {decoded}, .residuals = {}});
+      for (const auto& rank : ranks) std::copy_n(decoded, length, rank.values + at);
     }
   }
-  return first_complaint;
+  return result;
 }
 
 }  // namespace

@@ -47,8 +47,8 @@ HWY_INLINE void store(D d, hn::Vec<D> values, std::byte* to) {
   }
 }
 
-/// Two vectors of consecutive elements, in whichever order is cheap: elements do not meet one
-/// another.
+/// Loads two vectors of consecutive elements in the cheapest order. The order does not matter,
+/// because elements are independent.
 template <DType kDtype, class D>
 HWY_INLINE void load_pair(D d, const std::byte* from, hn::Vec<D>& a, hn::Vec<D>& b) {
 #if HWY_TARGET != HWY_SCALAR
@@ -71,8 +71,8 @@ HWY_INLINE void store_pair(D d, hn::Vec<D> a, hn::Vec<D> b, std::byte* to) {
   store<kDtype>(d, b, to + hn::Lanes(d) * size_of(kDtype));
 }
 
-/// The product modulo 2^8: Highway has no multiplication of bytes, so odd and even ones apart in 16
-/// bits.
+/// The product modulo 2^8. Highway has no multiplication of bytes: multiplies even and odd bytes
+/// separately in 16 bits.
 template <class D>
 HWY_INLINE hn::Vec<D> multiply_bytes(D d, hn::Vec<D> a, hn::Vec<D> b) {
 #if HWY_TARGET == HWY_SCALAR
@@ -87,7 +87,7 @@ HWY_INLINE hn::Vec<D> multiply_bytes(D d, hn::Vec<D> a, hn::Vec<D> b) {
 #endif
 }
 
-/// The smaller (or larger) of a and b; of equal ones a, and NaN if either is.
+/// The smaller (or larger) of a and b; a if they are equal; NaN if either is NaN.
 template <bool kSmaller, class D>
 HWY_INLINE hn::Vec<D> extreme(D, hn::Vec<D> a, hn::Vec<D> b) {
   if constexpr (hwy::IsFloat<hn::TFromD<D>>()) {
@@ -113,7 +113,7 @@ HWY_INLINE hn::Vec<D> combine(D d, hn::Vec<D> a, hn::Vec<D> b) {
   }
 }
 
-/// Divides the sum by the number of ranks for avg. Every other reduction is final.
+/// For avg, divides the sum by the number of ranks. Other reductions need no last step.
 template <ReduceOp kOp, class D>
 HWY_INLINE hn::Vec<D> finish(D d, hn::Vec<D> values, std::size_t ranks) {
   using Value = hn::TFromD<D>;
@@ -131,8 +131,8 @@ HWY_INLINE hn::Vec<D> finish(D d, hn::Vec<D> values, std::size_t ranks) {
   }
 }
 
-/// The buffers' addresses in registers when their number is known, else wherever the caller has
-/// them.
+/// The addresses of buffers: copied to an array, so that the compiler can use registers, if their
+/// number is known; else the caller's span.
 template <class Pointer, std::size_t kCount>
 struct Addresses {
   explicit Addresses(std::span<const Pointer> from) {
@@ -151,7 +151,7 @@ struct Addresses<Pointer, 0> : std::span<const Pointer> {
   explicit Addresses(std::span<const Pointer> from) : std::span<const Pointer>(from) {}
 };
 
-/// Zero kRanks stands for any number of inputs and outputs, else there are kRanks of both.
+/// kRanks is the number of inputs and of outputs; 0 for any numbers.
 template <DType kDtype, ReduceOp kOp, std::size_t kRanks>
 void reduce_vectors(Inputs input_span, Outputs output_span, std::size_t count) {
   const hn::ScalableTag<typename detail::Element<kDtype>::Value> d;
@@ -185,7 +185,7 @@ void reduce_vectors(Inputs input_span, Outputs output_span, std::size_t count) {
     }
   }
 
-  // The rest vector by vector, the last perhaps short: through a buffer of one vector.
+  // The remaining elements, in a buffer of one vector; the last one may be partial.
   HWY_ALIGN std::byte lanes[HWY_MAX_BYTES] = {};
   for (; at < end; at += step) {
     const std::size_t bytes = end - at < step ? end - at : step;

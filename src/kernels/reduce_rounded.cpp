@@ -19,7 +19,7 @@
 namespace lockstep::inline v0_2::kernels {
 namespace {
 
-/// Clip limit and factor for each element before the addition, and the factor for the sum.
+/// Clip limit and factor for each element, and factor for the sum.
 struct Rounding {
   float limit;
   float before;
@@ -33,12 +33,12 @@ struct Rounding {
 HWY_BEFORE_NAMESPACE();
 namespace lockstep::inline v0_2::kernels::HWY_NAMESPACE {
 
-/// Clipped and divided.
+/// Clips and divides elements.
 template <class D>
 HWY_INLINE hn::Vec<D> prepared(D d, hn::Vec<D> values, const Rounding& rounding) {
   const auto limit = hn::Set(d, rounding.limit);
   const auto magnitude = hn::Abs(values);
-  // Not Min: NaN shall stay.
+  // Not Min(), which would replace NaN.
   const auto over = hn::Gt(magnitude, limit);
   values = hn::IfThenElse(over, hn::CopySign(limit, values), values);
   return hn::Mul(values, hn::Set(d, rounding.before));
@@ -84,7 +84,7 @@ void reduce_vectors(const Rounding& rounding, std::span<const std::byte* const> 
     }
   }
 
-  // The rest through a buffer of one vector, the last perhaps short.
+  // The remaining elements, in a buffer of one vector; the last one may be partial.
   HWY_ALIGN std::byte lanes[HWY_MAX_BYTES] = {};
   for (; at < end; at += step) {
     const std::size_t bytes = end - at < step ? end - at : step;
@@ -98,9 +98,9 @@ void reduce_vectors(const Rounding& rounding, std::span<const std::byte* const> 
   }
 }
 
-/// Calls convert(from, to) for every vector of count elements, from the first on; the last, if it
-/// is short, in a buffer. Elements are read before any at the same place of their buffer is
-/// written.
+/// Calls convert(from, to) for every vector of count elements, in order. Uses buffers for a partial
+/// last vector. Each vector is read before the result is written, so the buffers may overlap as in
+/// the header.
 template <class From, class To, class Convert>
 void convert_vectors(const std::byte* from, std::byte* to, std::size_t count,
                      const Convert& convert) {

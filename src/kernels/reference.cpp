@@ -16,8 +16,9 @@ namespace lockstep::inline v0_2::kernels::reference {
 
 namespace {
 
-/// The value as arithmetic sees it: zero for a denormal where the calling thread flushes them. For
-/// what compilers make no arithmetic of: multiplications by 1, and the less of two.
+/// The value as an operand of arithmetic: zero for a denormal if the calling thread flushes
+/// denormals. For operations for which compilers emit no arithmetic: multiplication by 1, minimum
+/// and maximum.
 template <class T>
 T as_operand(T value) {
   if constexpr (std::is_integral_v<T>) {
@@ -33,7 +34,7 @@ T as_operand(T value) {
 
 template <class T>
 T wrapping(ReduceOp op, T a, T b) {
-  // In 64 unsigned bits nothing overflows, and the low bits are those of the wrapped result.
+  // Unsigned 64-bit arithmetic does not overflow, and its low bits are those of the wrapped result.
   const auto x = static_cast<std::uint64_t>(a);
   const auto y = static_cast<std::uint64_t>(b);
   return static_cast<T>(op == ReduceOp::product ? x * y : x + y);
@@ -95,7 +96,7 @@ void reduce_elements(ReduceOp op, std::span<const std::byte* const> inputs,
     for (const std::byte* input : inputs.subspan(1)) {
       result = combine(op, result, value_at<kDtype>(input, i));
     }
-    // A reduction of one input is that input, even where multiplying by 1 would flush it.
+    // A reduction of one input returns it unchanged; a multiplication by 1 could flush it.
     if (op == ReduceOp::avg && inputs.size() > 1) result = average(result, inputs.size());
     const auto stored = stored_form<kDtype>(result);
     for (std::byte* output : outputs) {
@@ -126,13 +127,13 @@ std::uint16_t to_f16(float value) {
   if (std::isnan(value)) return sign | 0x7e00;
   if (std::isinf(value)) return sign | 0x7c00;
   if (value == 0) return sign;
-  // The distance between neighbouring halves at this magnitude is a power of two; count them from
-  // zero.
+  // The distance between neighbouring halves at this magnitude is a power of two: count in units of
+  // it.
   const int exponent = std::max(std::ilogb(value), -14);
   const double units =
       std::nearbyint(std::ldexp(std::fabs(static_cast<double>(value)), 10 - exponent));
-  // Each exponent above the denormals' adds 1024 to the number of the half; rounding up may carry
-  // into it.
+  // Each exponent above that of denormals adds 1024 to the bits; rounding up may carry into the
+  // exponent.
   const double number = units + 1024.0 * (exponent + 14);
   return static_cast<std::uint16_t>(sign | static_cast<int>(std::min(number, double{0x7c00})));
 }
@@ -184,7 +185,7 @@ float contribution(const Wire& wire, float value, float divisor) {
   return rounded(wire, as_operand(value));
 }
 
-/// NaN before Inf before numbers.
+/// Order: NaN, then Inf, then numbers by magnitude.
 template <class T>
 bool is_larger(T a, T b) {
   if (std::isnan(a) || std::isnan(b)) return std::isnan(a) && !std::isnan(b);

@@ -10,14 +10,14 @@
 
 namespace lockstep::inline v0_2::kernels::reference {
 
-/// The result of kernels::reduce, one element at a time in plain code. For tests and checks, not
-/// for speed. Arithmetic flushes denormals where the calling thread does, as it does in kernels.
+/// The result of kernels::reduce, computed by scalar code. For tests. Arithmetic flushes denormals
+/// if the calling thread does, as in kernels.
 void reduce(DType dtype, ReduceOp op, std::span<const std::byte* const> inputs,
             std::span<std::byte* const> outputs, std::size_t count);
 
 float from_f16(std::uint16_t half);
 float from_bf16(std::uint16_t half);
-/// The nearest half, of two equally near ones the even; NaN stays NaN.
+/// Round to nearest, ties to even; NaN stays NaN.
 std::uint16_t to_f16(float value);
 std::uint16_t to_bf16(float value);
 
@@ -25,8 +25,8 @@ std::uint16_t to_bf16(float value);
 void reduce_rounded(const Wire& wire, ReduceOp op, std::span<const std::span<const float>> inputs,
                     std::span<float> output);
 
-/// The indices that kernels::select_top and kernels::select_above pick. They compare denormals as
-/// IEEE 754 says, whether or not the calling thread flushes them.
+/// The indices that kernels::select_top and kernels::select_above select. Denormals are compared as
+/// in IEEE 754, also if the calling thread flushes them.
 template <class T>
 std::vector<std::uint32_t> largest(std::span<const T> data, std::size_t k);
 template <class T>

@@ -15,13 +15,13 @@
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 
-// Note [How the largest are found]
-// A sample gives an estimate of the k-th largest magnitude, a little too low. One pass collects all
-// elements above this bar. When the candidate buffer is full, the pass drops all but the k largest
-// so far. The bar then rises to the least of these k: a later element of equal magnitude loses by
-// its index. So many ties or zeros need no further pass. If fewer than k elements pass the bar, the
-// next pass uses a lower bar. A digit-by-digit selection finds the k-th among the candidates, a few
-// times k.
+// Note [How the largest elements are found]
+// A sample gives an estimate of the k-th largest magnitude, slightly too low. One pass collects all
+// elements above this threshold. When the candidate buffer is full, the pass drops all but the k
+// largest so far. The threshold then rises to the smallest of these k, because a later element of
+// equal magnitude has a higher index and is not selected. Many ties or zeros therefore need no
+// further pass. If fewer than k elements exceed the threshold, the next pass uses a lower one. A
+// radix selection finds the k-th largest of the candidates.
 
 #ifndef LOCKSTEP_KERNELS_SELECT_SCAN
 #define LOCKSTEP_KERNELS_SELECT_SCAN
@@ -30,7 +30,7 @@ namespace {
 
 /// Candidates collected so far.
 template <class T>
-struct Found {
+struct Candidates {
   std::uint32_t* indices;
   T* values;
   std::size_t capacity;
@@ -53,13 +53,14 @@ struct Source {
   }
 };
 
-/// One element at a time from `from` on; returns where found became full, else the end.
+/// Appends elements above the threshold, one at a time from index `from`. Returns the index at
+/// which found became full, else the end.
 template <class T>
 std::size_t scan(const Source<T>& source, std::size_t from, std::size_t end,
-                 std::make_signed_t<detail::Magnitude<T>> bar, Found<T>& found) {
+                 std::make_signed_t<detail::Magnitude<T>> limit, Candidates<T>& found) {
   for (std::size_t i = from; i < end; ++i) {
     const T value = source.value(i);
-    if (static_cast<std::make_signed_t<detail::Magnitude<T>>>(detail::magnitude(value)) > bar) {
+    if (static_cast<std::make_signed_t<detail::Magnitude<T>>>(detail::magnitude(value)) > limit) {
       if (found.count == found.capacity) return i;
       found.indices[found.count] = static_cast<std::uint32_t>(i);
       found.values[found.count] = value;
@@ -73,7 +74,7 @@ std::size_t scan(const Source<T>& source, std::size_t from, std::size_t end,
   return end;
 }
 
-/// For each 8-bit mask: the indices of its set bits, ascending, in four bits each.
+/// For each 8-bit mask: the indices of its set bits in ascending order, with four bits each.
 struct LaneLists {
   constexpr LaneLists() {
     for (std::uint32_t set = 0; set < 256; ++set) {
@@ -106,7 +107,7 @@ HWY_INLINE std::size_t store_lanes(DF d, hn::Mask<hn::RebindToSigned<DF>> set, h
   const hn::RebindToSigned<DF> i32;
   const hn::RebindToUnsigned<DF> u32;
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_SSE4 || HWY_TARGET == HWY_SSSE3
-  // Highway 1.0.3's Compress has its table copied to the stack at every call by GCC.
+  // With Highway 1.0.3's Compress, GCC copies a table to the stack in every call.
   std::uint8_t bits;
   hn::StoreMaskBits(i32, set, &bits);
   const auto list = hn::Set(u32, lane_lists.of[bits]);
@@ -123,14 +124,14 @@ HWY_INLINE std::size_t store_lanes(DF d, hn::Mask<hn::RebindToSigned<DF>> set, h
 }
 
 template <bool kMove>
-std::size_t scan_vectors(const Source<float>& source, std::size_t from, std::int32_t bar,
-                         Found<float>& found) {
+std::size_t scan_vectors(const Source<float>& source, std::size_t from, std::int32_t limit,
+                         Candidates<float>& found) {
   const hn::ScalableTag<float> d;
   const hn::RebindToSigned<decltype(d)> i32;
   const hn::RebindToUnsigned<decltype(d)> u32;
   const std::size_t lanes = hn::Lanes(d);
   const auto without_sign = hn::Set(i32, 0x7fffffff);
-  const auto bar_lanes = hn::Set(i32, bar);
+  const auto threshold_lanes = hn::Set(i32, limit);
   const auto places = hn::Iota(u32, 0);
   float* const gradient = source.gradient;
   float* const residual = source.residual;
@@ -140,14 +141,14 @@ std::size_t scan_vectors(const Source<float>& source, std::size_t from, std::int
     if constexpr (kMove) return hn::Add(values, hn::LoadU(d, residual + i));
     return values;
   };
-  const auto over_bar = [&](hn::Vec<decltype(d)> values) {
-    return hn::Gt(hn::And(hn::BitCast(i32, values), without_sign), bar_lanes);
+  const auto above_threshold = [&](hn::Vec<decltype(d)> values) {
+    return hn::Gt(hn::And(hn::BitCast(i32, values), without_sign), threshold_lanes);
   };
   std::size_t count = found.count;
   const auto append = [&](std::size_t i, hn::Vec<decltype(d)> values) {
     const auto all = hn::Add(places, hn::Set(u32, static_cast<std::uint32_t>(i)));
-    count +=
-        store_lanes(d, over_bar(values), values, found.values + count, all, found.indices + count);
+    count += store_lanes(d, above_threshold(values), values, found.values + count, all,
+                         found.indices + count);
   };
   const auto move = [&](std::size_t i, hn::Vec<decltype(d)> values) {
     if constexpr (kMove) {
@@ -162,7 +163,8 @@ std::size_t scan_vectors(const Source<float>& source, std::size_t from, std::int
     const auto v1 = load(i + lanes);
     const auto v2 = load(i + 2 * lanes);
     const auto v3 = load(i + 3 * lanes);
-    const auto any = hn::Or(hn::Or(over_bar(v0), over_bar(v1)), hn::Or(over_bar(v2), over_bar(v3)));
+    const auto any = hn::Or(hn::Or(above_threshold(v0), above_threshold(v1)),
+                            hn::Or(above_threshold(v2), above_threshold(v3)));
     if (!hn::AllFalse(i32, any)) {
       if (found.capacity - count < 4 * lanes) break;
       append(i, v0);
@@ -176,13 +178,13 @@ std::size_t scan_vectors(const Source<float>& source, std::size_t from, std::int
     move(i + 3 * lanes, v3);
   }
   found.count = count;
-  return source.count - i >= 4 * lanes ? i : scan(source, i, source.count, bar, found);
+  return source.count - i >= 4 * lanes ? i : scan(source, i, source.count, limit, found);
 }
 
-std::size_t scan_floats(const Source<float>& source, std::size_t from, std::int32_t bar,
-                        Found<float>& found) {
-  return source.residual != nullptr ? scan_vectors<true>(source, from, bar, found)
-                                    : scan_vectors<false>(source, from, bar, found);
+std::size_t scan_floats(const Source<float>& source, std::size_t from, std::int32_t limit,
+                        Candidates<float>& found) {
+  return source.residual != nullptr ? scan_vectors<true>(source, from, limit, found)
+                                    : scan_vectors<false>(source, from, limit, found);
 }
 
 }  // namespace lockstep::kernels::HWY_NAMESPACE
@@ -196,23 +198,24 @@ HWY_EXPORT(scan_floats);
 namespace {
 
 constexpr std::size_t largest_sample = 16384;
-/// Fewer elements than this are collected without a bar.
+/// Vectors of at most this many elements need no threshold.
 constexpr std::size_t least_capacity = 16384;
 
 template <class T>
-using Bar = std::make_signed_t<detail::Magnitude<T>>;
+using Limit = std::make_signed_t<detail::Magnitude<T>>;
 
-/// Appends what lies above the bar; returns where it stopped because found was full, else the end.
+/// Appends elements above the threshold. Returns the index at which found became full, else the
+/// end.
 template <class T>
-std::size_t pass(const Source<T>& source, std::size_t from, Bar<T> bar, Found<T>& found) {
+std::size_t pass(const Source<T>& source, std::size_t from, Limit<T> limit, Candidates<T>& found) {
   if constexpr (std::is_same_v<T, float>) {
-    return HWY_DYNAMIC_DISPATCH(scan_floats)(source, from, bar, found);
+    return HWY_DYNAMIC_DISPATCH(scan_floats)(source, from, limit, found);
   } else {
-    return scan(source, from, source.count, bar, found);
+    return scan(source, from, source.count, limit, found);
   }
 }
 
-/// The least of the k largest magnitudes, and how many of them are above it.
+/// The smallest of the k largest magnitudes, and how many of the k are above it.
 template <class T>
 struct Least {
   detail::Magnitude<T> magnitude = 0;
@@ -232,7 +235,7 @@ Least<T> least_of_largest(std::span<const T> values, std::size_t k) {
       const auto magnitude = detail::magnitude(value);
       if ((magnitude & known) == least.magnitude) ++histogram[(magnitude >> shift) & (digits - 1)];
     }
-    // Digits of the last round overlap those that are known; those known are equal in all counted.
+    // The digits of the last round may overlap known ones, which are equal in all counted values.
     auto digit = digits - 1;
     while (least.above + histogram[digit] < k) least.above += histogram[digit--];
     least.magnitude |= digit << shift;
@@ -241,9 +244,10 @@ Least<T> least_of_largest(std::span<const T> values, std::size_t k) {
   return least;
 }
 
-/// Copies the k largest, in their order, to picks, which may be where they are found.
+/// Copies the k largest elements to picks in ascending order of index. picks may be the memory of
+/// found.
 template <class T>
-Least<T> keep_largest(const Found<T>& found, Picks<T> picks) {
+Least<T> keep_largest(const Candidates<T>& found, Picks<T> picks) {
   const std::size_t k = picks.indices.size();
   const auto least = least_of_largest(std::span<const T>(found.values, found.count), k);
   std::size_t equal = k - least.above;
@@ -262,16 +266,16 @@ Least<T> keep_largest(const Found<T>& found, Picks<T> picks) {
   return least;
 }
 
-/// A bar that somewhat more than k elements will pass, lower from try to try.
+/// A threshold that slightly more than k elements should exceed. Each next() returns a lower one.
 template <class T>
-class SampledBar {
+class SampledThreshold {
  public:
-  SampledBar(const Source<T>& source, std::size_t k, SelectSpace<T>& space) {
+  SampledThreshold(const Source<T>& source, std::size_t k, SelectSpace<T>& space) {
     if (source.count <= space.capacity()) return;
     sample_ = std::span(space.sample());
     for (std::size_t i = 0; i < sample_.size(); ++i) {
-      // Places as if by chance, and the same in every run: the fractions of multiples of the golden
-      // ratio, which leave no gap and follow no period of the data.
+      // Pseudo-random indices, the same in every run: fractions of multiples of the golden ratio,
+      // which have no large gaps and follow no period of the data.
       const std::uint64_t fraction = (i + 1) * 0x9e3779b97f4a7c15 >> 32;
       sample_[i] = source.value(fraction * source.count >> 32);
     }
@@ -280,11 +284,11 @@ class SampledBar {
     rank_ = static_cast<std::size_t>(expected + 4 * std::sqrt(expected) + 4);
   }
 
-  Bar<T> next() {
+  Limit<T> next() {
     if (rank_ >= sample_.size()) return -1;
     const auto least = least_of_largest(std::span<const T>(sample_), rank_);
     rank_ *= 4;
-    return static_cast<Bar<T>>(least.magnitude) - 1;
+    return static_cast<Limit<T>>(least.magnitude) - 1;
   }
 
  private:
@@ -303,18 +307,18 @@ void select(Source<T> source, SelectSpace<T>& space, Picks<T> picks) {
     throw InvalidArgument(detail::concat("select_top: got ", k, " of ", source.count,
                                          " elements to pick in space for ", space.largest_k()));
   }
-  Found<T> found{
+  Candidates<T> found{
       .indices = space.indices(), .values = space.values(), .capacity = space.capacity()};
-  SampledBar<T> bars(source, k, space);
+  SampledThreshold<T> thresholds(source, k, space);
   do {
-    auto bar = bars.next();
+    auto limit = thresholds.next();
     found.count = 0;
     for (std::size_t at = 0; at < source.count;) {
-      at = pass(source, at, bar, found);
+      at = pass(source, at, limit, found);
       if (at == source.count) continue;
       const auto least = keep_largest(found, {{found.indices, k}, {found.values, k}});
       found.count = k;
-      bar = static_cast<Bar<T>>(least.magnitude);
+      limit = static_cast<Limit<T>>(least.magnitude);
     }
     source = source.moved();
   } while (found.count < k);
@@ -324,16 +328,16 @@ void select(Source<T> source, SelectSpace<T>& space, Picks<T> picks) {
 template <class T>
 std::size_t select(const Source<T>& source, T threshold, Picks<T> picks) {
   if (picks.indices.size() < select_slack) {
-    throw InvalidArgument(detail::concat("select_above: got room for ", picks.indices.size(),
-                                         " picks, expected ", select_slack, " or more"));
+    throw InvalidArgument(detail::concat("select_above: got picks of ", picks.indices.size(),
+                                         " elements, expected at least ", select_slack));
   }
-  const auto bar = static_cast<Bar<T>>(detail::magnitude(threshold)) - 1;
-  Found<T> found{.indices = picks.indices.data(),
-                 .values = picks.values.data(),
-                 .capacity = picks.indices.size()};
+  const auto limit = static_cast<Limit<T>>(detail::magnitude(threshold)) - 1;
+  Candidates<T> found{.indices = picks.indices.data(),
+                      .values = picks.values.data(),
+                      .capacity = picks.indices.size()};
   std::size_t total = 0;
   for (std::size_t at = 0; at < source.count;) {
-    at = pass(source, at, bar, found);
+    at = pass(source, at, limit, found);
     total += found.count;
     found.count = 0;
   }
@@ -342,7 +346,7 @@ std::size_t select(const Source<T>& source, T threshold, Picks<T> picks) {
 
 template <class T>
 Source<T> reading(std::span<const T> data) {
-  // Only what is moved is written.
+  // Without a residual, the pass only reads.
   return {.gradient = const_cast<T*>(data.data()), .count = data.size()};
 }
 

@@ -7,14 +7,15 @@
 
 namespace lockstep::inline v0_2::kernels {
 
-/// Elements of a vector by their places. Shapes: both spans of one length.
+/// Selected elements of a vector: indices and values.
+/// Shapes: both spans have the same length.
 template <class T>
 struct Picks {
   std::span<std::uint32_t> indices;
   std::span<T> values;
 };
 
-/// Buffers of a selection. The caller keeps them between calls, so that no call allocates.
+/// Buffers of select_top(). The caller reuses them, so that calls do not allocate.
 template <class T>
 class SelectSpace {
  public:
@@ -22,7 +23,7 @@ class SelectSpace {
   explicit SelectSpace(std::size_t k);
 
   std::size_t largest_k() const { return k_; }
-  /// Candidates held before those that cannot be among the k are thrown out.
+  /// Largest number of candidates before the selection drops all but the k largest.
   std::size_t capacity() const { return capacity_; }
   std::uint32_t* indices() { return indices_.data(); }
   T* values() { return values_.data(); }
@@ -36,29 +37,29 @@ class SelectSpace {
   std::vector<T> sample_;
 };
 
-/// Picks the picks.indices.size() elements of largest magnitude, of equal ones those of lower
-/// index, in ascending order of index. NaN ranks above Inf. As many picks as data has elements at
-/// the most, and no more than space was made for.
+/// Selects the k = picks.indices.size() elements of largest magnitude, in ascending order of index.
+/// Of equal ones, those with lower index; NaN is above Inf. k must not exceed the size of data or
+/// space.largest_k().
 /// Source: a threshold estimated from a sample, as in Lin, Han, Mao, Wang, Dally, "Deep Gradient
 /// Compression", 2018; made exact by selecting among the candidates that pass it.
 template <class T>
 void select_top(std::span<const T> data, SelectSpace<T>& space, Picks<T> picks);
 
-/// The same of the sum: residual += gradient, gradient = 0, and residual is what is picked from.
+/// residual += gradient; gradient = 0; then selects from residual.
 template <class T>
 void move_and_select_top(std::span<T> gradient, std::span<T> residual, SelectSpace<T>& space,
                          Picks<T> picks);
 
-/// How far picks must reach behind what they are to hold.
+/// Number of elements by which the spans of Picks must be longer than the selection.
 inline constexpr std::size_t select_slack = 64;
 
-/// Picks the elements whose magnitude is at least threshold, in ascending order of index, and
-/// returns how many there are. When they are more than picks.indices.size() - select_slack, what
-/// picks then hold is of no use.
+/// Selects the elements whose magnitude is at least threshold, in ascending order of index, and
+/// returns their number. If it exceeds picks.indices.size() - select_slack, the contents of picks
+/// are not valid.
 template <class T>
 std::size_t select_above(std::span<const T> data, T threshold, Picks<T> picks);
 
-/// The same of the sum: residual += gradient, gradient = 0, and residual is what is picked from.
+/// residual += gradient; gradient = 0; then selects from residual.
 template <class T>
 std::size_t move_and_select_above(std::span<T> gradient, std::span<T> residual, T threshold,
                                   Picks<T> picks);

@@ -5,8 +5,8 @@
 
 namespace lockstep::inline v0_2::kernels {
 
-/// The instruction sets that kernels were built for and this CPU has, best first; kernels use the
-/// first.
+/// The instruction sets for which kernels were built and which this CPU supports, best first.
+/// Kernels use the first.
 std::vector<std::string> cpu_targets();
 
 }  // namespace lockstep::kernels

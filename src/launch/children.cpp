@@ -18,7 +18,7 @@
 namespace lockstep::inline v0_2::launch {
 namespace {
 
-/// Whether there is any child, without looking through all processes of the machine.
+/// Whether this process has a child. Cheaper than reading all of /proc.
 bool have_children() {
   siginfo_t info{};
   return waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0;
@@ -48,7 +48,7 @@ bool await_end(pid_t child, std::chrono::steady_clock::time_point until) noexcep
     if ((found == 0 && info.si_pid == child) || (found != 0 && errno == ECHILD)) return true;
     const auto left = until - std::chrono::steady_clock::now();
     if (left <= left.zero()) return false;
-    // Where there are no pidfds, an ended child is found a little later.
+    // Without pidfds, the child's end is detected by polling.
     constexpr auto longest_nap = std::chrono::milliseconds(20);
     const auto nap = std::chrono::ceil<std::chrono::milliseconds>(left);
     pollfd ended{.fd = process.get(), .events = POLLIN, .revents = 0};
@@ -59,21 +59,21 @@ bool await_end(pid_t child, std::chrono::steady_clock::time_point until) noexcep
 std::set<pid_t> end_children(const std::set<pid_t>& spared,
                              std::chrono::milliseconds time) noexcept {
   const auto until = std::chrono::steady_clock::now() + time;
-  std::set<pid_t> staying;
+  std::set<pid_t> surviving;
   for (bool any = true; any;) {
     any = false;
     for (const auto pid : children(getpid())) {
-      if (spared.contains(pid) || staying.contains(pid)) continue;
+      if (spared.contains(pid) || surviving.contains(pid)) continue;
       kill(pid, SIGKILL);
       if (await_end(pid, until)) {
         waitpid(pid, nullptr, 0);
         any = true;
       } else {
-        staying.insert(pid);
+        surviving.insert(pid);
       }
     }
   }
-  return staying;
+  return surviving;
 }
 
 using detail::concat;

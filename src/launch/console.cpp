@@ -23,7 +23,7 @@ Terminal make_terminal(int model) {
   Descriptor slave(open(name.data(), O_RDWR | O_NOCTTY | O_CLOEXEC));
   termios settings{};
   if (!slave || tcgetattr(slave.get(), &settings) != 0) return {};
-  // Raw: the real terminal at the end of the way does what terminals do to line ends.
+  // Raw mode: the real terminal translates line ends.
   cfmakeraw(&settings);
   tcsetattr(slave.get(), TCSANOW, &settings);
   copy_window_size(model, master.get());
@@ -40,13 +40,13 @@ Console::~Console() { drain(short_patience); }
 std::optional<int> Console::drain(Patience patience) noexcept {
   const auto taken = [&] { return outputs.out.taken() + outputs.err.taken(); };
   auto progress = Clock::now();
-  std::optional<int> asked;
+  std::optional<int> end_signal;
   outputs.out.write_ready();
   outputs.err.write_ready();
-  while (waiting() && !asked) {
+  while (has_queued() && !end_signal) {
     const auto before = taken();
     const auto until = patience ? std::optional(progress + *patience) : std::nullopt;
-    asked = turn(until);
+    end_signal = poll_once(until);
     if (taken() != before) {
       progress = Clock::now();
     } else if (until && Clock::now() >= *until) {
@@ -55,28 +55,28 @@ std::optional<int> Console::drain(Patience patience) noexcept {
   }
   outputs.out.give_up();
   outputs.err.give_up();
-  return asked;
+  return end_signal;
 }
 
 std::optional<int> Console::pause(std::chrono::milliseconds duration) noexcept {
   const auto until = Clock::now() + duration;
-  std::optional<int> asked;
-  while (!asked && Clock::now() < until) asked = turn(until);
-  return asked;
+  std::optional<int> end_signal;
+  while (!end_signal && Clock::now() < until) end_signal = poll_once(until);
+  return end_signal;
 }
 
-std::optional<int> Console::turn(std::optional<Clock::time_point> until) noexcept {
-  std::array<pollfd, 3> news{{{.fd = signals.fd(), .events = POLLIN, .revents = 0},
-                              {.fd = -1, .events = POLLOUT, .revents = 0},
-                              {.fd = -1, .events = POLLOUT, .revents = 0}}};
-  if (outputs.out.waiting()) news[1].fd = outputs.out.fd();
-  if (outputs.err.waiting()) news[2].fd = outputs.err.fd();
+std::optional<int> Console::poll_once(std::optional<Clock::time_point> until) noexcept {
+  std::array<pollfd, 3> ready{{{.fd = signals.fd(), .events = POLLIN, .revents = 0},
+                               {.fd = -1, .events = POLLOUT, .revents = 0},
+                               {.fd = -1, .events = POLLOUT, .revents = 0}}};
+  if (outputs.out.has_queued()) ready[1].fd = outputs.out.fd();
+  if (outputs.err.has_queued()) ready[2].fd = outputs.err.fd();
   long long timeout = -1;
   if (until) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(*until - Clock::now());
     timeout = std::clamp<long long>(left.count(), 0, INT_MAX);
   }
-  poll(news.data(), news.size(), static_cast<int>(timeout));
+  poll(ready.data(), ready.size(), static_cast<int>(timeout));
   outputs.out.write_ready();
   outputs.err.write_ready();
   while (const auto event = signals.next()) {

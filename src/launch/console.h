@@ -10,40 +10,41 @@
 
 namespace lockstep::inline v0_2::launch {
 
-/// A terminal of the launcher's making: what a rank writes to slave is read unchanged from master.
-/// A program asks whether its output is a terminal to decide on progress bars and buffering; rank
-/// 0's answer should be the launcher's.
+/// A pseudo-terminal: bytes that a rank writes to slave are read unchanged from master. Programs
+/// check whether their output is a terminal to select progress bars and buffering. With it, rank 0
+/// gets the same answer as the launcher.
 struct Terminal {
   Descriptor master;
   Descriptor slave;
 };
 
-/// Empty descriptors when the machine has no terminals to give: a pipe does then.
+/// Creates a pseudo-terminal with the window size of model, the descriptor of a terminal. Empty
+/// descriptors if that fails; the caller then uses a pipe.
 Terminal make_terminal(int model);
 
-/// Gives the terminal the size of model, a descriptor of the real one.
+/// Copies the window size of model to the pseudo-terminal.
 void copy_window_size(int model, int master) noexcept;
 
-/// The launcher's state through all attempts of a job: its outputs, their losses, and the signals
-/// that it receives.
+/// The launcher's state that persists through all attempts of a job: its outputs, lost output, and
+/// signals.
 class Console {
  public:
-  /// Longest time without progress of a reader, after which queued output is given up.
+  /// Time without progress of a reader after which queued output is discarded; none: never.
   using Patience = std::optional<std::chrono::milliseconds>;
   static constexpr std::chrono::milliseconds short_patience{2000};
 
   Console() = default;
-  /// Writes what is queued, with short_patience.
+  /// Writes queued output, with short_patience.
   ~Console();
   Console(const Console&) = delete;
   Console& operator=(const Console&) = delete;
 
-  /// Writes all that is queued, and gives up what a reader does not take: after patience without
-  /// progress (none: never), or when a signal asks the launcher to end. Returns that signal.
+  /// Writes all queued output. Discards the rest after `patience` without progress of the reader,
+  /// or when a signal asks the launcher to end. Returns that signal.
   std::optional<int> drain(Patience patience) noexcept;
 
-  /// Waits and writes what is queued meanwhile. Returns early with the signal that asks the
-  /// launcher to end.
+  /// Waits for `duration` and writes queued output. Returns early if a signal asks the launcher to
+  /// end, with that signal.
   std::optional<int> pause(std::chrono::milliseconds duration) noexcept;
 
   Outputs outputs;
@@ -53,9 +54,10 @@ class Console {
  private:
   using Clock = std::chrono::steady_clock;
 
-  bool waiting() const { return outputs.out.waiting() || outputs.err.waiting(); }
-  /// Waits for a signal or a reader until then, and writes. Returns a signal that asks to end.
-  std::optional<int> turn(std::optional<Clock::time_point> until) noexcept;
+  bool has_queued() const { return outputs.out.has_queued() || outputs.err.has_queued(); }
+  /// Waits for a signal or a reader, at most until `until`, and writes queued output. Returns a
+  /// signal that asks the launcher to end.
+  std::optional<int> poll_once(std::optional<Clock::time_point> until) noexcept;
 };
 
 }  // namespace lockstep::launch

@@ -15,7 +15,7 @@ std::string table(const std::string& title, const std::vector<Row>& rows) {
   std::vector<std::size_t> widths;
   for (const auto& row : rows) {
     widths.resize(std::max(widths.size(), row.size()));
-    // The last cell of a row is not padded, and a long one pushes nothing aside.
+    // The last cell of a row is not padded and does not affect the widths.
     for (std::size_t i = 0; i + 1 < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
   }
   std::string text = title + '\n';
@@ -35,7 +35,7 @@ namespace {
 using detail::concat;
 using detail::plural;
 
-/// As one would type it in a shell.
+/// Quotes a word for a shell.
 std::string quoted(const std::string& word) {
   constexpr std::string_view plain =
       "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=+:,./@%^";
@@ -99,7 +99,7 @@ bool same_everywhere(const Plan& plan, std::size_t variable) {
 std::string describe(const Plan& plan) {
   const auto& first = plan.ranks.front().variables;
   std::vector<Row> common;
-  std::vector<std::size_t> own;  // variables that tell ranks apart
+  std::vector<std::size_t> own;  // indices of variables that differ between ranks
   for (std::size_t i = 0; i < first.size(); ++i) {
     if (first[i].first != "LOCKSTEP_RANK" && same_everywhere(plan, i)) {
       common.push_back({first[i].first, first[i].second});
@@ -108,7 +108,7 @@ std::string describe(const Plan& plan) {
     }
   }
   for (const auto& [name, value] : plan.inherited) {
-    // Settings of the user's that are left as they are, though Lockstep has an opinion.
+    // Settings of the user that replace a default of Lockstep.
     const bool settled = name == "OMP_NUM_THREADS" || name.starts_with("MALLOC_") ||
                          name == "LOCKSTEP_FLUSH_DENORMALS" || name == "LOCKSTEP_TIMEOUT" ||
                          name == "LOCKSTEP_LOG";

@@ -7,7 +7,7 @@ namespace lockstep::inline v0_2::launch {
 
 using Row = std::vector<std::string>;
 
-/// A title, and the rows below it with each column as wide as its widest cell.
+/// Formats a title and rows, with each column as wide as its widest cell.
 std::string table(const std::string& title, const std::vector<Row>& rows);
 
 }  // namespace lockstep::launch

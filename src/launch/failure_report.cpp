@@ -14,30 +14,29 @@
 namespace lockstep::inline v0_2::launch {
 namespace {
 
-/// Whether the rank's error is another rank's that it repeats, as all_or_none() raises it on all
-/// ranks.
-bool repeats(std::span<const Account> ranks, std::size_t rank) {
+/// Whether the rank's error repeats another rank's error, as all_or_none() does.
+bool repeats(std::span<const RankFacts> ranks, std::size_t rank) {
   const auto& error = *ranks[rank].error;
   const auto first = static_cast<std::size_t>(error.rank);
   return error.repeats && error.rank >= 0 && first != rank && first < ranks.size() &&
          ranks[first].error;
 }
 
-/// How likely the rank has the cause.
-int weight(std::span<const Account> ranks, std::size_t rank) {
-  const auto& account = ranks[rank];
-  const bool own = account.error && !account.error->of_world() && !account.raised_failure;
+/// The likelihood that the rank caused the failure; higher is more likely.
+int weight(std::span<const RankFacts> ranks, std::size_t rank) {
+  const auto& facts = ranks[rank];
+  const bool own = facts.error && !facts.error->of_world() && !facts.raised_failure;
   if (own && repeats(ranks, rank)) return 1;
-  if (account.failed && (own || (account.crashed && !account.raised_failure))) return 5;
-  if (own) return 4;  // it has not ended by itself
-  if (!account.failed) return 0;
-  if (account.raised_failure || account.error) return 1;
-  return account.late ? 2 : 3;
+  if (facts.failed && (own || (facts.crashed && !facts.raised_failure))) return 5;
+  if (own) return 4;  // it was ended by the launcher
+  if (!facts.failed) return 0;
+  if (facts.raised_failure || facts.error) return 1;
+  return facts.late ? 2 : 3;
 }
 
 }  // namespace
 
-std::optional<int> rank_at_fault(std::span<const Account> ranks, std::optional<int> recorded) {
+std::optional<int> rank_at_fault(std::span<const RankFacts> ranks, std::optional<int> recorded) {
   constexpr int own_error = 4;  // and above
   if (recorded && weight(ranks, static_cast<std::size_t>(*recorded)) < own_error) return recorded;
   std::optional<int> found;
@@ -45,7 +44,8 @@ std::optional<int> rank_at_fault(std::span<const Account> ranks, std::optional<i
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     const bool is_recorded = recorded == static_cast<int>(rank);
     int likely = weight(ranks, rank);
-    // Of ranks with errors of their own the world recorded the one that left first, by chance.
+    // Of several ranks with errors of their own, the world records the one that left first, which
+    // is random.
     if (recorded && likely >= own_error) likely = own_error;
     const std::tuple here{likely, ranks[rank].shows_error, ranks[rank].wrote_error, is_recorded};
     if (likely == 0 || here <= best) continue;
@@ -61,8 +61,8 @@ using detail::concat;
 using detail::in_tone;
 using detail::Tone;
 
-/// The fault of a rank that had not ended when the launcher stopped the job.
-std::string what_went_on(const FirstCause& cause) {
+/// The fault of a rank that had not ended when the launcher ended the job.
+std::string fault_of_running_rank(const FirstCause& cause) {
   using Kind = host::Failure::Kind;
   if (cause.lingered) {
     return concat("went on for ", cause.lingered->count(), " s ",
@@ -77,12 +77,12 @@ std::string what_went_on(const FirstCause& cause) {
   return "did not take part in an operation that others waited for";
 }
 
-std::string what_happened(const FirstCause& cause) {
+std::string event_text(const FirstCause& cause) {
   if (!cause.ending) {
-    return what_went_on(cause) +
+    return fault_of_running_rank(cause) +
            (cause.ended_by_launcher ? "; the launcher could not end it" : "; the launcher ends it");
   }
-  if (cause.ended_by_launcher) return what_went_on(cause) + "; the launcher ended it";
+  if (cause.ended_by_launcher) return fault_of_running_rank(cause) + "; the launcher ended it";
   if (!cause.ending->failed()) {
     return concat("left early with exit code 0",
                   cause.joined ? "" : ", without calling lockstep::init(),",
@@ -94,8 +94,8 @@ std::string what_happened(const FirstCause& cause) {
 }
 
 std::string who_failed(const FirstCause& cause) {
-  return concat("rank ", cause.rank, " of ", cause.ranks, " failed first: it ",
-                what_happened(cause), " (host ", detail::host_name(), ", pid ", cause.pid, ")");
+  return concat("rank ", cause.rank, " of ", cause.ranks, " failed first: it ", event_text(cause),
+                " (host ", detail::host_name(), ", pid ", cause.pid, ")");
 }
 
 std::string label(bool colour) { return in_tone("lockstep:", Tone::error, colour); }
@@ -105,7 +105,7 @@ std::string one_line(std::string text) {
   return plain_line(text);
 }
 
-/// A text of several lines, each indented.
+/// Indents each line of a text.
 std::string indented(const std::string& text) {
   std::istringstream lines(text);
   std::string all;
@@ -144,7 +144,7 @@ std::string restart_line(const FirstCause& cause, int restart, int most,
                 delay.count() == 0 ? "" : concat(" in ", delay.count() / 1000.0, " s"));
 }
 
-std::string staying(const std::string& what, pid_t pid) {
+std::string survivor_text(const std::string& what, pid_t pid) {
   const auto process = detail::read_process(pid);
   const auto wait = kernel_wait_of(pid);
   return concat(what, " (pid ", pid,

@@ -14,64 +14,66 @@
 
 namespace lockstep::inline v0_2::launch {
 
-/// All that is known of one rank of a failed job.
-struct Account {
+/// The facts about one rank of a failed job.
+struct RankFacts {
   bool failed = false;   ///< it ended with an error, or by a signal that the launcher did not send
-  bool crashed = false;  ///< that was a signal
-  bool late = false;     ///< others had failed a while before
-  bool raised_failure = false;  ///< the world's failure was raised in it, which another rank caused
-  bool wrote_error = false;     ///< something to stderr
-  bool shows_error = false;     ///< the text of its own error is among that
+  bool crashed = false;  ///< it ended by such a signal
+  bool late = false;     ///< it ended more than 100 ms after the first failure
+  bool raised_failure = false;  ///< it raised the world's failure, which another rank caused
+  bool wrote_error = false;     ///< it wrote to stderr
+  bool shows_error = false;     ///< what it wrote contains the text of its own error
   std::optional<detail::ErrorRecord> error = {};
 };
 
-/// The rank that has the cause of a failed job; none when no rank failed. recorded is the rank that
-/// the ranks themselves recorded in their world. Of several ranks with errors of their own the
-/// world records the one that leaves first. A rank whose error can be read then takes precedence
-/// over it.
+/// The rank that caused the failure of a job; nullopt if no rank failed. recorded is the rank at
+/// fault according to the world's failure record. If several ranks have errors of their own, the
+/// world records the one that leaves first; a rank with an error text then takes precedence over
+/// it.
 ///
-/// Ranks that fail together end in any order, so the order decides nothing by itself. A rank with
-/// an error of its own comes before one that failed without a word, and both before ranks that
-/// repeat or raise what another rank caused. Among equals, one whose stderr shows its error comes
-/// first, then one that wrote anything to stderr, then the lowest number.
-std::optional<int> rank_at_fault(std::span<const Account> ranks, std::optional<int> recorded);
+/// Ranks that fail at nearly the same time end in any order, so the order is not used. Priority:
+/// ranks with an error of their own, then ranks that failed without an error text, then ranks that
+/// raise or repeat another rank's failure. Among equal ranks, one whose stderr contains its error
+/// comes first, then one that wrote anything to stderr, then the lowest rank.
+std::optional<int> rank_at_fault(std::span<const RankFacts> ranks, std::optional<int> recorded);
 
-/// The known facts about the rank that ended a job.
+/// The facts about the rank that caused the failure of a job.
 struct FirstCause {
   int rank = 0;
   int ranks = 1;
   pid_t pid = 0;
-  std::optional<Ending> ending = {};  ///< none while it has not ended
-  std::string out_of_memory = {};     ///< why SIGKILL may have ended it
-  bool ended_by_launcher = false;     ///< it was at fault without ending
-  bool stopped = false;               ///< by SIGSTOP, when the launcher stopped the job
-  bool joined = false;                ///< whether it ever reached init()
-  /// It went on for longer than this after it had left the world or all others had ended.
+  std::optional<Ending> ending = {};  ///< nullopt if it had not ended
+  std::string out_of_memory = {};     ///< text about an out-of-memory kill, if SIGKILL ended it
+  bool ended_by_launcher = false;     ///< it was at fault and had not ended by itself
+  bool stopped = false;               ///< it was stopped by SIGSTOP when the launcher ended the job
+  bool joined = false;                ///< whether it had joined the world by init()
+  /// The --linger limit, if the rank ran longer than this after it had left the world or all other
+  /// ranks had ended.
   std::optional<std::chrono::duration<double>> lingered = {};
-  std::optional<host::Failure::Kind> kind = {};  ///< of what was recorded of it
-  std::string reason = {};                       ///< the same in words
+  std::optional<host::Failure::Kind> kind = {};  ///< kind of its recorded failure
+  std::string reason = {};                       ///< text of its recorded failure
   std::vector<std::string> last_lines = {};      ///< of its stderr
-  bool lines_hold_reason = false;                ///< it printed the reason itself
-  bool lines_shown_last = false;                 ///< the user sees them, and nothing after them
+  bool lines_hold_reason = false;                ///< last_lines contain the reason
+  bool lines_shown_last = false;  ///< last_lines are the last output that the launcher has shown
 };
 
-/// How one attempt to run a job ended.
+/// The result of one attempt to run a job.
 struct Outcome {
-  int code = 0;                           ///< as a shell counts: 128 + signal
-  std::optional<FirstCause> cause = {};   ///< of a failure
-  bool told = false;                      ///< report(cause) has been written
-  std::optional<int> asked = {};          ///< the signal by which the launcher was asked to end
-  std::vector<std::string> staying = {};  ///< processes that SIGKILL did not end, from staying()
+  int code = 0;                          ///< exit code of the job; 128 + signal for a signal
+  std::optional<FirstCause> cause = {};  ///< of a failure
+  bool reported = false;                 ///< whether report(cause) was written
+  std::optional<int> end_signal = {};    ///< the signal that asked the launcher to end
+  std::vector<std::string> survivors =
+      {};  ///< processes that SIGKILL did not end, as survivor_text()
 };
 
-/// The paragraph that a failed job ends with. It does not repeat lines that the user has just read.
+/// The last paragraph of a failed job. It leaves out lines that are the last output shown.
 std::string report(const FirstCause& cause, bool colour = false);
 
-/// The line that a failed job goes on with: restart 1 of 3, and so on, after this delay.
+/// The line before a restart: "restart 1 of 3: …".
 std::string restart_line(const FirstCause& cause, int restart, int most,
                          std::chrono::milliseconds delay, bool colour = false);
 
 /// "rank 1 (pid 77, in an uninterruptible wait of the kernel)".
-std::string staying(const std::string& what, pid_t pid);
+std::string survivor_text(const std::string& what, pid_t pid);
 
 }  // namespace lockstep::launch

@@ -15,9 +15,9 @@ namespace {
 
 constexpr int registry_descriptor = 3;
 
-/// Keeps nothing of the launcher's open but the registry: neither its output nor the world's
+/// Closes all descriptors except the registry, such as the launcher's output and the world's
 /// memory.
-void leave_behind(int registry) {
+void close_all_except(int registry) {
   if (dup2(registry, registry_descriptor) < 0) _exit(1);
   close_range(registry_descriptor + 1, ~0U, 0);
   const int null = open("/dev/null", O_RDWR);
@@ -27,10 +27,10 @@ void leave_behind(int registry) {
 }
 
 [[noreturn]] void guard(int registry) {
-  // A session of its own is out of reach of the terminal's Ctrl-C and of its closing.
+  // A session of its own does not receive signals of the terminal (Ctrl-C, hangup).
   setsid();
   prctl(PR_SET_NAME, "lockstep-guard");
-  leave_behind(registry);
+  close_all_except(registry);
   sigset_t all;
   sigfillset(&all);
   sigprocmask(SIG_SETMASK, &all, nullptr);
@@ -60,7 +60,7 @@ Guardian::Guardian() {
 }
 
 Guardian::~Guardian() {
-  // Killed rather than asked: it must not be left running whatever state it is in.
+  // SIGKILL, so that it ends in any state, also if it is stopped.
   kill(pid_, SIGKILL);
   while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
   }

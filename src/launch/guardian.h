@@ -9,25 +9,26 @@
 
 namespace lockstep::inline v0_2::launch {
 
-/// A small process that outlives the launcher by a moment when the launcher dies without a chance
-/// to clean up: it then kills every rank's process group. The kernel's own parent-death signal
-/// reaches direct children only, and a rank may be a shell.
+/// A process that kills every rank's process group if the launcher is killed. The kernel's
+/// parent-death signal is sent to direct children only, and a rank may be a shell.
 class Guardian {
  public:
-  /// Throws: CommError when no process can be started.
+  /// Starts the process.
+  /// Throws: CommError if it cannot be started.
   Guardian();
-  /// Ends it. Nothing else is killed.
+  /// Ends the guardian process only.
   ~Guardian();
   Guardian(const Guardian&) = delete;
   Guardian& operator=(const Guardian&) = delete;
 
-  /// Where a rank, before it executes anything, writes its process group (one pid_t).
+  /// The descriptor to which a rank writes its process group (one pid_t) before it executes its
+  /// program.
   int registry() const { return registry_.get(); }
-  /// The same, of a rank that has been started before this guardian.
+  /// Registers the process group of a rank that was started before this guardian.
   void add(pid_t group) const noexcept;
 
   pid_t pid() const { return pid_; }
-  /// How it ended, which is none of its own doing, or empty while it runs.
+  /// How the process has ended; nullopt if it runs. It never ends by itself.
   std::optional<Ending> ending() const;
 
  private:

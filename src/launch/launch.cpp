@@ -14,30 +14,31 @@ namespace {
 
 using detail::concat;
 
-/// The last lines about a job that is not started again, before those about its output.
+/// Writes the last lines about a job that is not restarted.
 void conclude(const Outcome& outcome, int most, Output& err) {
   const auto ended_by = [&](int signal) {
     return concat("lockstep: ended by ", signal_name(signal));
   };
-  if (outcome.cause && !outcome.told) err.line("", report(*outcome.cause, err.colour()));
-  if (!outcome.staying.empty()) {
+  if (outcome.cause && !outcome.reported) err.line("", report(*outcome.cause, err.colour()));
+  if (!outcome.survivors.empty()) {
     std::string processes;
-    for (const auto& one : outcome.staying) processes += (processes.empty() ? "" : ", ") + one;
+    for (const auto& one : outcome.survivors) processes += (processes.empty() ? "" : ", ") + one;
     err.line("", concat("lockstep: SIGKILL did not end ", processes,
                         " within 2 s. The launcher ends without waiting any longer; the kernel "
                         "ends such a process when it can."));
   }
   if (!outcome.cause) {
-    if (outcome.asked && *outcome.asked != SIGPIPE) {
-      err.line("", ended_by(*outcome.asked) + (outcome.staying.empty() ? ", no rank is left" : ""));
+    if (outcome.end_signal && *outcome.end_signal != SIGPIPE) {
+      err.line("", ended_by(*outcome.end_signal) +
+                       (outcome.survivors.empty() ? ", no rank is left" : ""));
     }
     return;
   }
-  if (most == 0 || outcome.asked == SIGPIPE) return;
-  if (outcome.asked) {
-    err.line("", concat("lockstep: not started again, as ", signal_name(*outcome.asked),
+  if (most == 0 || outcome.end_signal == SIGPIPE) return;
+  if (outcome.end_signal) {
+    err.line("", concat("lockstep: not started again, as ", signal_name(*outcome.end_signal),
                         " asked it to end"));
-  } else if (!outcome.staying.empty()) {
+  } else if (!outcome.survivors.empty()) {
     err.line("", "lockstep: not started again, as a process of this attempt still runs");
   } else {
     err.line("", most == 1
@@ -46,19 +47,19 @@ void conclude(const Outcome& outcome, int most, Output& err) {
   }
 }
 
-/// How long the readers of a finished job may take nothing. A job that went well waits for its
-/// reader like any other program.
+/// How long the readers of a finished job may read nothing. A successful job waits for its reader
+/// without a limit, as any program does.
 Console::Patience patience_after(const Outcome& outcome) {
   constexpr auto after_failure = std::chrono::seconds(60);
-  if (outcome.asked) return Console::short_patience;
+  if (outcome.end_signal) return Console::short_patience;
   return outcome.cause ? Console::Patience(after_failure) : std::nullopt;
 }
 
-/// Reports output that could not be written. That alone is an error too, as with GNU's tools. Its
-/// exit code is 1, or 128 + SIGPIPE where the reader has gone, or 128 + the signal that ended the
-/// wait.
+/// Writes the remaining output, reports lost output, and returns the exit code. Lost output is an
+/// error: 1, or 128 + SIGPIPE if the reader has closed the output, or 128 + the signal that ended
+/// the wait.
 int settle(const Outcome& outcome, Console& console) {
-  const auto asked = console.drain(patience_after(outcome));
+  const auto end_signal = console.drain(patience_after(outcome));
   auto& [out, err] = console.outputs;
   if (out.error() != 0) console.losses.add("stdout", out.error());
   if (err.error() != 0) console.losses.add("stderr", err.error());
@@ -66,12 +67,13 @@ int settle(const Outcome& outcome, Console& console) {
   if (err.unread() > 0) console.losses.add_unread("stderr", err.unread());
   if (console.losses.empty()) return outcome.code;
   const bool gone = out.broken() || err.broken();
-  auto& told = err.unread() > 0 && !err.same_place(out) ? out : err;
-  told.line("", concat("lockstep: ", gone ? "nobody reads its output" : "output was lost", ": ",
-                       console.losses.text()));
+  auto& output = err.unread() > 0 && !err.same_place(out) ? out : err;
+  output.line(
+      "", concat("lockstep: ", gone ? "the reader of its output has closed it" : "output was lost",
+                 ": ", console.losses.text()));
   console.drain(Console::short_patience);
   if (outcome.code != 0) return outcome.code;
-  return asked ? 128 + *asked : gone ? 128 + SIGPIPE : 1;
+  return end_signal ? 128 + *end_signal : gone ? 128 + SIGPIPE : 1;
 }
 
 }  // namespace
@@ -88,14 +90,14 @@ int run(const Plan& plan) {
     const Plan attempt = attempt_of(plan, restarts);
     Outcome outcome = Supervisor(attempt, console).run();
     auto& err = console.outputs.err;
-    const bool over = !outcome.cause || outcome.asked || !outcome.staying.empty();
+    const bool over = !outcome.cause || outcome.end_signal || !outcome.survivors.empty();
     if (!over && restarts < most) {
       const auto lasted =
           std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begin);
       const auto delay = backoff.after(lasted);
       err.line("", restart_line(*outcome.cause, restarts + 1, most, delay, err.colour()));
-      outcome.asked = console.pause(delay);
-      if (!outcome.asked) continue;
+      outcome.end_signal = console.pause(delay);
+      if (!outcome.end_signal) continue;
     }
     conclude(outcome, most, err);
     return settle(outcome, console);

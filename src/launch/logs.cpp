@@ -46,7 +46,7 @@ void make_folder(const std::filesystem::path& folder) {
   std::filesystem::create_directories(folder, error);
   if (error) {
     throw InvalidArgument(
-        concat("cannot make the log directory '", folder.string(), "': ", error.message()));
+        concat("cannot create the log directory '", folder.string(), "': ", error.message()));
   }
 }
 
@@ -82,7 +82,7 @@ Log open_log(const std::filesystem::path& folder, int rank, std::string_view end
   const auto refuse = [&](const std::string& why) {
     throw InvalidArgument(concat("cannot write the log file '", file.string(), "': ", why));
   };
-  // Without O_NONBLOCK a fifo would wait for its reader.
+  // Without O_NONBLOCK, opening a FIFO would wait for its reader.
   Descriptor log(
       open(file.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644));
   const int error = errno;

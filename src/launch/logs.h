@@ -13,12 +13,12 @@
 
 namespace lockstep::inline v0_2::launch {
 
-/// The output of a job that could not be written, and the causes.
+/// The places of a job's output that could not be written, and the causes.
 class Losses {
  public:
-  /// Of each place the first error counts, as errno.
+  /// Adds a place and its first error (errno).
   void add(const std::string& place, int error);
-  /// Bytes that no reader took.
+  /// Adds a place whose reader did not read this many bytes.
   void add_unread(const std::string& place, std::size_t bytes);
 
   bool empty() const { return places_.empty(); }
@@ -26,11 +26,11 @@ class Losses {
   std::string text() const;
 
  private:
-  std::map<std::string, std::vector<std::string>> places_;  ///< by reason
+  std::map<std::string, std::vector<std::string>> places_;  ///< by cause
 };
 
-/// The log file of one stream of a rank, or none. Output that cannot be written is lost, since a
-/// full disk must not end the job. The first error is kept.
+/// The log file of one stream of a rank, or none. Output that cannot be written is lost, because a
+/// full disk must not end the job. error() is the first error.
 class Log {
  public:
   Log() = default;
@@ -48,13 +48,13 @@ class Log {
   int error_ = 0;
 };
 
-/// Makes the folder and keeps other jobs out of it. None when folder is empty.
+/// Creates the folder and locks it against other jobs. Null if folder is empty.
 /// Throws: InvalidArgument naming the folder, and the job that writes to it.
 std::unique_ptr<detail::FolderLock> lock_logs(const std::filesystem::path& folder,
                                               std::string_view run_id);
 
-/// Makes the folder and opens "rank-<rank>.<ending>" in it, empty. None when folder is empty. A
-/// symbolic link is not followed: in a folder that others write to it may lead to any file.
+/// Creates the folder, and creates or truncates "rank-<rank>.<ending>" in it. No file if folder is
+/// empty. Does not follow a symbolic link, which another user could point to any file.
 /// Throws: InvalidArgument naming the file and why it cannot be written.
 Log open_log(const std::filesystem::path& folder, int rank, std::string_view ending);
 

@@ -36,26 +36,26 @@ using detail::concat;
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-/// Until a rank was seen, so that one that ends at once is not missed, and from then on.
-constexpr auto between_first_looks = 50ms;
-constexpr auto between_looks = 500ms;
-/// OpenMPI's mpirun ends in order at the first signal that asks it to, at once at a second one.
+/// Poll interval until a rank was found, short so that a rank that ends soon is not missed; and
+/// after that.
+constexpr auto first_poll_interval = 50ms;
+constexpr auto poll_interval = 500ms;
+/// OpenMPI's mpirun ends gracefully at a first signal, at once at a second one.
 constexpr auto between_signals = 1s;
 constexpr auto kill_time = 2s;
 
-/// Seconds without traffic, then between probes, and probes without an answer.
+/// Seconds without traffic before the first probe, seconds between probes, and number of probes
+/// without an answer.
 constexpr std::array keep_alive{std::pair("OMPI_MCA_oob_tcp_keepalive_time", "10"),
                                 std::pair("OMPI_MCA_oob_tcp_keepalive_intvl", "2"),
                                 std::pair("OMPI_MCA_oob_tcp_keepalive_probes", "5")};
 
-/// Whether the process was started as a rank: its environment has one of the variables in which an
-/// MPI tells a process its number.
+/// Whether the process is a rank: its environment has a variable in which an MPI passes the rank.
 bool is_rank(pid_t pid) {
   return detail::has_variable(pid, {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"});
 }
 
-/// The kernel lists a process's children, mostly. A child that it leaves out now is there next
-/// time.
+/// The children of a process. The kernel's list may omit some; the next read then has them.
 std::set<pid_t> listed_children(pid_t parent) {
   std::ifstream in(concat("/proc/", parent, "/task/", parent, "/children"));
   if (!in) return children(parent);
@@ -69,7 +69,7 @@ class Supervision {
 
   int run() {
     start();
-    while (!ending_of(pid_)) turn();
+    while (!ending_of(pid_)) poll_once();
     const auto ending = *ending_of(pid_);
     waitpid(pid_, nullptr, 0);
     end_descendants();
@@ -77,8 +77,8 @@ class Supervision {
   }
 
  private:
-  /// Processes that mpirun leaves behind have become this process's children. OpenMPI's daemons
-  /// remove their files at SIGTERM.
+  /// Ends processes that mpirun has left, which have become this process's children. SIGTERM first,
+  /// so that OpenMPI's daemons remove their files.
   void end_descendants() {
     const auto until = Clock::now() + kill_time;
     for (const auto pid : children(getpid())) {
@@ -95,11 +95,11 @@ class Supervision {
     const auto program =
         find_program(options_.program, path != nullptr ? path : "/usr/local/bin:/usr/bin:/bin");
     for (const auto& [name, value] : keep_alive) setenv(name, value, 0);
-    Words words;
+    StringArray words;
     words.add(options_.program);
     for (const auto& argument : options_.arguments) words.add(argument);
     char* const* const argv = words.get();
-    auto obstacle = make_pipe();
+    auto exec_error = make_pipe();
     const pid_t supervisor = getpid();
     pid_ = fork();
     if (pid_ < 0) throw_system("start mpirun");
@@ -109,29 +109,29 @@ class Supervision {
       signals_.restore();
       execv(program.c_str(), argv);
       const int error = errno;
-      [[maybe_unused]] const auto written = write(obstacle.write.get(), &error, sizeof error);
+      [[maybe_unused]] const auto written = write(exec_error.write.get(), &error, sizeof error);
       _exit(127);
     }
-    obstacle.write.reset();
+    exec_error.write.reset();
     int error = 0;
-    while (read(obstacle.read.get(), &error, sizeof error) < 0 && errno == EINTR) {
+    while (read(exec_error.read.get(), &error, sizeof error) < 0 && errno == EINTR) {
     }
     if (error == 0) return;
     waitpid(pid_, nullptr, 0);
     throw InvalidArgument(concat("cannot run '", program.string(), "': ", std::strerror(error)));
   }
 
-  void turn() {
-    pollfd news{.fd = signals_.fd(), .events = POLLIN, .revents = 0};
-    const auto nap = seen_ ? between_looks : between_first_looks;
-    poll(&news, 1, static_cast<int>(nap.count()));
+  void poll_once() {
+    pollfd ready{.fd = signals_.fd(), .events = POLLIN, .revents = 0};
+    const auto nap = seen_ ? poll_interval : first_poll_interval;
+    poll(&ready, 1, static_cast<int>(nap.count()));
     while (const auto event = signals_.next()) handle(*event);
     const auto now = Clock::now();
     if (deadline_) {
       if (now >= *deadline_) escalate();
       return;
     }
-    look_at_ranks(now);
+    check_ranks(now);
   }
 
   void handle(const signalfd_siginfo& event) {
@@ -141,13 +141,13 @@ class Supervision {
       return;
     }
     if (signal != SIGINT && signal != SIGTERM && signal != SIGHUP) return;
-    // A terminal's signal reaches mpirun by itself: it is in the same process group.
+    // mpirun gets a signal of the terminal itself, because it is in the same process group.
     const bool of_terminal = event.ssi_code == SI_KERNEL;
     if (!of_terminal) kill(pid_, signal);
-    if (std::exchange(asked_, true)) deadline_ = Clock::now() + between_signals;
+    if (std::exchange(signalled_, true)) deadline_ = Clock::now() + between_signals;
   }
 
-  void look_at_ranks(Clock::time_point now) {
+  void check_ranks(Clock::time_point now) {
     const auto ranks = listed_children(pid_);
     if (std::ranges::any_of(ranks, is_rank)) {
       seen_ = true;
@@ -158,9 +158,9 @@ class Supervision {
     if (!since_) since_ = now;
     if (now - *since_ < options_.linger) return;
     std::cerr << "lockstep: mpirun (pid " << pid_ << ") still runs " << options_.linger.count()
-              << " s after the last rank of this host ended, and is ended now. See what the ranks "
-                 "said: the link to another host may be cut. Ranks that said nothing may have been "
-                 "ended by a signal."
+              << " s after the last rank of this host ended, and is ended now. Read the ranks' "
+                 "output: the link to another host may have failed. Ranks without output may have "
+                 "been ended by a signal."
               << std::endl;
     ended_by_us_ = true;
     escalate();
@@ -178,11 +178,11 @@ class Supervision {
   Subreaper subreaper_;
   std::set<pid_t> before_ = children(getpid());
   pid_t pid_ = -1;
-  bool seen_ = false;  ///< a rank
+  bool seen_ = false;  ///< a rank was found
   std::optional<Clock::time_point> since_;
   std::optional<Clock::time_point> deadline_;
   int signals_sent_ = 0;
-  bool asked_ = false;
+  bool signalled_ = false;
   bool ended_by_us_ = false;
 };
 

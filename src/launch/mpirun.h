@@ -6,25 +6,25 @@
 
 namespace lockstep::inline v0_2::launch {
 
-/// How mpirun is supervised.
+/// Options of run_mpirun().
 struct MpirunOptions {
   std::string program = "mpirun";  ///< a path, or a name that is looked up in PATH
   std::vector<std::string> arguments = {};
-  /// How long mpirun may go on after the last rank of this host has ended.
+  /// Longest time that mpirun may run after the last rank of this host has ended.
   std::chrono::duration<double> linger{30};
 };
 
-/// Runs mpirun, and ends it when it does not return by itself. OpenMPI's mpirun waits for the
-/// daemons of all hosts to confirm that the job is over, and for ever where the link to one of them
-/// is cut. Which ranks this host has is read from /proc; without any there is no limit.
+/// Runs mpirun, and ends it if it does not end by itself. OpenMPI's mpirun waits until the daemons
+/// of all hosts confirm the end of the job, for ever if the link to one of them fails. The ranks of
+/// this host are found in /proc; without ranks there is no limit.
 ///
-/// Standard streams are mpirun's. A signal that asks to end is passed on, a second one kills.
-/// Where the environment does not set them, OpenMPI's keep-alive settings are lowered, so that its
-/// daemons notice a cut link within 20 s while they have nothing to send.
+/// mpirun inherits the standard streams. A signal that asks to end is sent to mpirun; a second one
+/// kills it. Unless the environment sets them, OpenMPI's keep-alive settings are lowered, so that
+/// its daemons detect a failed link within 20 s.
 ///
-/// Returns mpirun's exit code (128 + signal for a signal), or 1 when it had to be ended.
-/// Throws: InvalidArgument for a program that cannot be executed or a bad option; CommError when
-/// the machine refuses a process.
+/// Returns mpirun's exit code (128 + signal for a signal), or 1 if it was ended here.
+/// Throws: InvalidArgument for a program that cannot be executed or an invalid option. CommError if
+/// the process cannot be started.
 int run_mpirun(const MpirunOptions& options);
 
 }  // namespace lockstep::launch

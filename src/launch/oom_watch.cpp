@@ -4,10 +4,10 @@
 
 namespace lockstep::inline v0_2::launch {
 
-void OomWatch::look(Clock::time_point now) {
-  constexpr auto between_looks = std::chrono::seconds(10);
-  if (now - looked_ < between_looks) return;
-  looked_ = now;
+void OomWatch::update(Clock::time_point now) {
+  constexpr auto interval = std::chrono::seconds(10);
+  if (now - updated_ < interval) return;
+  updated_ = now;
   before_ = last_;
   last_ = groups_.oom_kills();
 }

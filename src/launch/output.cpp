@@ -25,7 +25,8 @@ bool between(char c, unsigned first, unsigned last) {
   return code >= first && code <= last;
 }
 
-/// How many bytes the valid UTF-8 character at the front has, or 0.
+/// The length of the valid UTF-8 character at the beginning; 0 for none.
+/// Units: bytes.
 std::size_t utf8_length(std::string_view text) {
   const std::size_t length = between(text[0], 0xc2, 0xdf)   ? 2
                              : between(text[0], 0xe0, 0xef) ? 3
@@ -36,8 +37,8 @@ std::size_t utf8_length(std::string_view text) {
   return std::ranges::all_of(rest, [](char c) { return between(c, 0x80, 0xbf); }) ? length : 0;
 }
 
-/// The control character of eight bits that begins the text, as UTF-8 or as one byte, by the letter
-/// that follows ESC in its other form.
+/// A C1 control character at the beginning of a text: ESC and a character, UTF-8, or one byte.
+/// `letter` is the character after ESC in the first form.
 struct Control {
   char letter;
   std::size_t length;
@@ -52,8 +53,9 @@ std::optional<Control> control_at(std::string_view text) {
   return std::nullopt;
 }
 
-/// The length of a sequence that begins with this control character. One that is cut ends with the
-/// line.
+/// The length of the escape sequence that begins with this control character. An incomplete
+/// sequence ends with the line.
+/// Units: bytes.
 std::size_t sequence_length(std::string_view text, const Control& control) {
   auto at = control.length;
   const auto skip = [&](unsigned first, unsigned last) {
@@ -63,7 +65,7 @@ std::size_t sequence_length(std::string_view text, const Control& control) {
     skip(0x30, 0x3f);
     skip(0x20, 0x2f);
   } else if (std::string_view("]PX^_").find(control.letter) != std::string_view::npos) {
-    // A string, up to BEL or ST.
+    // A control string, which ends with BEL or ST.
     while (at < text.size() && text[at] != '\a') {
       const auto inner = control_at(text.substr(at));
       if (inner && inner->letter == '\\') return at + inner->length;
@@ -112,10 +114,10 @@ std::string plain_line(std::string_view line) {
 
 namespace {
 
-/// A line longer than this is shown in pieces.
+/// Longer lines are displayed in pieces.
 constexpr std::size_t longest_line = std::size_t{64} << 10;
 
-/// The part of a line that a terminal would still show after redraws by carriage returns.
+/// The part of a line that is visible after a terminal has processed its carriage returns.
 std::string_view last_drawn(std::string_view line) {
   if (line.ends_with('\r')) line.remove_suffix(1);
   return line.substr(line.rfind('\r') + 1);
@@ -156,7 +158,7 @@ bool Stream::read_ready() {
   static std::array<char, 1 << 16> buffer;  // the stack may be smaller
   const auto count = read(fd(), buffer.data(), buffer.size());
   if (count < 0 && (errno == EAGAIN || errno == EINTR)) return false;
-  if (count <= 0) {  // a terminal's master says EIO when the last writer has gone
+  if (count <= 0) {  // a pseudo-terminal returns EIO after its last writer has closed it
     show_rest();
     source_.reset();
     return false;
@@ -213,11 +215,11 @@ void Stream::show_rest() {
 }
 
 // Note [How a write is kept from blocking]
-// A terminal that poll() calls writable takes fewer bytes than are written, and write() then waits
-// for the reader. O_NONBLOCK belongs to the open file description, which the launcher shares with
-// its shell and other programs; to open the terminal again may be forbidden. So a timer sends
-// SIGALRM while a write lasts. SignalWatch has a handler for it without SA_RESTART: the write
-// returns what it has written, or EINTR.
+// A terminal that poll() reports as writable may accept fewer bytes than are written, and write()
+// then blocks until the reader reads. O_NONBLOCK belongs to the open file description, which the
+// launcher shares with its shell and other programs, and the terminal may not be opened again.
+// Therefore a timer sends SIGALRM during a write. SignalWatch handles it without SA_RESTART, so
+// write() returns the number of bytes that it has written, or EINTR.
 
 namespace {
 
@@ -239,7 +241,7 @@ void set_timer(suseconds_t microseconds) {
   setitimer(ITIMER_REAL, &timer, nullptr);
 }
 
-/// Interrupts each system call that lasts longer than a hundredth of a second, while this lives.
+/// Interrupts each system call that lasts longer than 10 ms, until the end of the scope.
 class Interruption {
  public:
   Interruption() { set_timer(10'000); }
@@ -248,7 +250,7 @@ class Interruption {
   Interruption& operator=(const Interruption&) = delete;
 };
 
-ssize_t write_for_a_moment(int fd, const char* data, std::size_t length) {
+ssize_t write_interruptibly(int fd, const char* data, std::size_t length) {
   const Interruption interruption;
   return write(fd, data, length);
 }
@@ -294,11 +296,11 @@ bool Output::write_some() noexcept {
   if (poll(&ready, 1, 0) <= 0) return false;
   const auto* data = queue_.data() + written_;
   const auto length = std::min<std::size_t>(queue_.size() - written_, PIPE_BUF);
-  const auto count = may_block_ ? write_for_a_moment(fd_, data, length) : write(fd_, data, length);
+  const auto count = may_block_ ? write_interruptibly(fd_, data, length) : write(fd_, data, length);
   const int error = count < 0 ? errno : 0;
   if (error == EINTR || error == EAGAIN) return false;
   if (error != 0) {
-    // A reader that has gone ends the job; a full disk only loses output.
+    // A closed output ends the job; on a full disk, output is only lost.
     if (error_ == 0) error_ = error;
     broken_ = error == EPIPE || error == EIO;
     queue_.clear();
@@ -316,9 +318,9 @@ bool Output::write_some() noexcept {
 }
 
 void Output::write_ready() noexcept {
-  while (waiting() && write_some()) {
+  while (has_queued() && write_some()) {
   }
-  if (written_ > most_waiting / 2) {
+  if (written_ > most_queued / 2) {
     queue_.erase(0, written_);
     written_ = 0;
   }

@@ -14,8 +14,8 @@
 
 namespace lockstep::inline v0_2::launch {
 
-/// Strings in the form that execv() and execve() take.
-class Words {
+/// Strings in the form that execv() and execve() require: a null-terminated array of pointers.
+class StringArray {
  public:
   void add(std::string word) { words_.push_back(std::move(word)); }
   char* const* get() {
@@ -30,22 +30,21 @@ class Words {
   std::vector<char*> pointers_;
 };
 
-/// A rank's line as it is shown beside those of other ranks. Tabs and colours (SGR sequences) stay,
-/// all other control characters and escape sequences are left out: they would move the cursor,
-/// clear the screen, or set the terminal's title. A colour that the line leaves on is reset.
+/// A rank's line for display between lines of other ranks. Keeps tabs and colours (SGR sequences).
+/// Removes all other control characters and escape sequences, which could move the cursor, clear
+/// the screen, or set the terminal's title. Resets a colour at the end of the line.
 /// Source: ECMA-48, and xterm's control sequences.
 std::string plain_line(std::string_view line);
 
-/// The last lines that were shown in one place. Outputs that go to the same place share it.
+/// State of a file or terminal, shared by outputs that write to it.
 struct Place {
-  bool line_open = false;        ///< the last line is unfinished
-  const void* source = nullptr;  ///< the stream that it came from; null for the launcher's lines
-  std::size_t lines = 0;         ///< of that source since another was shown, finished ones
+  bool line_open = false;        ///< the last output did not end its line
+  const void* source = nullptr;  ///< the stream of the last output; null for the launcher's lines
+  std::size_t lines = 0;         ///< finished lines of `source` since another source was shown
 };
 
-/// One of the launcher's own outputs. Bytes are queued and written as the reader takes them. No
-/// call blocks for longer than a hundredth of a second: a reader that takes nothing must not keep
-/// the launcher from its ranks and its signals.
+/// The launcher's stdout or stderr. Bytes are queued, and written when the reader reads. No call
+/// blocks for longer than 10 ms, so that a reader that does not read cannot block the launcher.
 class Output {
  public:
   Output(int fd, std::shared_ptr<Place> place);
@@ -54,35 +53,36 @@ class Output {
   /// Whether launcher and ranks may colour what they write here.
   bool colour() const { return colour_; }
 
-  /// Bytes as they are.
+  /// Queues bytes unchanged.
   void pass(std::string_view bytes, const void* source);
-  /// A line of its own, after any unfinished one.
+  /// Queues a line, after ending an unfinished one.
   void line(std::string_view prefix, std::string_view text, const void* source = nullptr);
   /// How many lines the source has shown since another one was shown.
   std::size_t lines_shown_last(const void* source) const;
 
-  bool waiting() const { return !queue_.empty(); }
-  /// Too much is waiting: sources should be left alone until the reader has caught up.
-  bool full() const { return queue_.size() >= most_waiting; }
-  /// Whether the reader has gone: nothing more is kept.
+  bool has_queued() const { return !queue_.empty(); }
+  /// Whether 1 MiB or more is queued: the caller should not read from ranks until the reader has
+  /// caught up.
+  bool full() const { return queue_.size() >= most_queued; }
+  /// Whether the reader has closed the output. Further bytes are discarded.
   bool broken() const { return broken_; }
-  /// The first error of writing, as errno, or 0: not everything has arrived.
+  /// The first error of writing (errno), after which output is incomplete; 0 for none.
   int error() const { return error_; }
-  /// Bytes that were given up because the reader did not take them.
+  /// Number of bytes that were discarded because the reader did not read them.
   std::size_t unread() const { return unread_; }
-  /// Bytes that the reader has taken so far.
+  /// Number of bytes that were written so far.
   std::size_t taken() const { return taken_; }
   bool same_place(const Output& other) const { return place_ == other.place_; }
 
-  /// Writes what the reader takes without blocking.
+  /// Writes queued bytes as far as possible without blocking.
   void write_ready() noexcept;
-  /// Drops what is queued, and all that comes later.
+  /// Discards queued bytes and all later ones.
   void give_up() noexcept;
 
  private:
-  static constexpr std::size_t most_waiting = std::size_t{1} << 20;
+  static constexpr std::size_t most_queued = std::size_t{1} << 20;
 
-  /// False when nothing more can be written now.
+  /// Writes a part of the queue. False if nothing more can be written now.
   bool write_some() noexcept;
   void note(const void* source, std::size_t lines);
 
@@ -91,7 +91,7 @@ class Output {
   bool may_block_;
   bool colour_;
   std::string queue_;
-  std::size_t written_ = 0;  ///< of the queue
+  std::size_t written_ = 0;  ///< bytes of the queue that are written
   std::size_t taken_ = 0;
   std::size_t unread_ = 0;
   bool broken_ = false;
@@ -108,29 +108,30 @@ struct Outputs {
   explicit Outputs(const std::shared_ptr<Place>& out_place);
 };
 
-/// The last lines that went by.
+/// The last lines of a stream.
 class Tail {
  public:
   void add(std::string_view bytes);
   bool empty() const { return bytes_.empty(); }
   bool contains(std::string_view text) const { return bytes_.find(text) != std::string::npos; }
-  /// At most count lines, oldest first, without their ends; of very long ones only the end.
+  /// The last `count` lines at most, oldest first, without line ends. Long lines are truncated at
+  /// their beginning.
   std::vector<std::string> lines(std::size_t count) const;
 
  private:
   std::string bytes_;
 };
 
-/// How a stream of a rank is shown.
+/// How a stream of a rank is displayed.
 enum class Show {
   nothing,  ///< --quiet
-  bytes,    ///< at once and unchanged, as on a terminal
-  lines,    ///< unchanged, but other ranks' lines come between lines only
-  prefixed  ///< line by line, each after "[rank] " and as plain_line() leaves it
+  bytes,    ///< unchanged and at once, for terminals
+  lines,    ///< unchanged, in whole lines, so that other ranks' lines come between lines
+  prefixed  ///< line by line, with the prefix "[rank] " and through plain_line()
 };
 
-/// One rank's stdout or stderr on its way to the launcher's own, to a log file and to the last
-/// lines of a report.
+/// Copies one rank's stdout or stderr to the launcher's output, to a log file and to the last lines
+/// for a report.
 class Stream {
  public:
   Stream(Descriptor source, Show show, std::string prefix, Output& output, Log log);
@@ -145,9 +146,10 @@ class Stream {
     return show_ != Show::nothing && output_.lines_shown_last(this) >= lines;
   }
 
-  /// Takes what is there; closes the stream at its end. False when nothing was there.
+  /// Reads and copies available bytes; closes the stream at its end. False if there were none.
   bool read_ready();
-  /// Takes the remaining bytes without waiting for writers that still live, and closes.
+  /// Copies the remaining available bytes and closes the stream, without waiting for processes that
+  /// could still write.
   void close();
 
  private:
@@ -160,7 +162,7 @@ class Stream {
   std::string prefix_;
   Output& output_;
   Log log_;
-  std::string partial_;  ///< of a line whose end has not come
+  std::string partial_;  ///< beginning of a line whose end has not arrived
   Tail tail_;
 };
 

@@ -21,9 +21,9 @@ namespace {
 
 using detail::concat;
 
-/// glibc's own variables: nothing by mmap, nothing trimmed, the heap grown 64 MiB at a time. A
-/// training step frees and takes the same memory again, and a page given back to the kernel is a
-/// page fault later.
+/// Variables of glibc: no mmap, no trimming, heap growth by 64 MiB. A training step frees and
+/// allocates the same memory again; every page that is returned to the kernel is a page fault
+/// later.
 const Variables keep_freed_memory{{"MALLOC_MMAP_MAX_", "0"},
                                   {"MALLOC_TRIM_THRESHOLD_", "1099511627776"},
                                   {"MALLOC_TOP_PAD_", "67108864"}};
@@ -144,7 +144,8 @@ Variables inherited_environment() {
 
 namespace {
 
-/// The units that ranks get: physical cores, or single logical CPUs when ranks outnumber them.
+/// The units that are divided among ranks: physical cores, or logical CPUs if there are more ranks
+/// than cores.
 using Units = std::vector<Topology::Core>;
 
 Units units_for(const Topology& topology, std::size_t ranks) {
@@ -156,7 +157,7 @@ Units units_for(const Topology& topology, std::size_t ranks) {
   return units;
 }
 
-/// Deals count ranks the units begin … end-1 in order.
+/// Divides the units begin … end-1 among count ranks, in order.
 void slice(const Units& units, std::size_t begin, std::size_t end, std::size_t count,
            std::vector<std::vector<int>>& cpus) {
   const std::size_t size = end - begin;
@@ -170,7 +171,7 @@ void slice(const Units& units, std::size_t begin, std::size_t end, std::size_t c
   }
 }
 
-/// Units of each node, in node order. Units are sorted by node already.
+/// Number of units of each node, in node order.
 std::vector<std::size_t> count_by_node(const Units& units) {
   std::map<int, std::size_t> counts;
   for (const auto& unit : units) ++counts[unit.node];
@@ -179,7 +180,7 @@ std::vector<std::size_t> count_by_node(const Units& units) {
   return sizes;
 }
 
-/// The largest slice of which the nodes hold at least ranks, none of them crossing a border.
+/// The largest number of units per rank for which no slice crosses a node.
 std::size_t slice_size(const std::vector<std::size_t>& nodes, std::size_t ranks) {
   std::size_t size = *std::max_element(nodes.begin(), nodes.end());
   for (; size > 1; --size) {
@@ -190,8 +191,7 @@ std::size_t slice_size(const std::vector<std::size_t>& nodes, std::size_t ranks)
   return size;
 }
 
-/// How many ranks each node takes: one after the other, each to the node that leaves it the most
-/// units.
+/// Number of ranks on each node. Each rank is assigned to the node where it gets the most units.
 std::vector<std::size_t> ranks_by_node(const std::vector<std::size_t>& nodes, std::size_t ranks) {
   std::vector<std::size_t> taken(nodes.size(), 0);
   for (std::size_t rank = 0; rank < ranks; ++rank) {

@@ -25,15 +25,15 @@ namespace {
 
 using detail::concat;
 
-Words arguments_of(const Plan& plan) {
-  Words words;
+StringArray arguments_of(const Plan& plan) {
+  StringArray words;
   words.add(plan.options.program);
   for (const auto& argument : plan.options.arguments) words.add(argument);
   return words;
 }
 
-Words environment_of(const Plan& plan, const Variables& own) {
-  Words words;
+StringArray environment_of(const Plan& plan, const Variables& own) {
+  StringArray words;
   for (const auto& [name, value] : plan.inherited) {
     const bool replaced = std::any_of(own.begin(), own.end(),
                                       [&](const auto& variable) { return variable.first == name; });
@@ -47,19 +47,19 @@ void bind_to(const std::vector<int>& cpus) noexcept {
   if (cpus.empty()) return;
   std::array<cpu_set_t, 64> mask{};
   for (const int cpu : cpus) CPU_SET_S(static_cast<std::size_t>(cpu), sizeof(mask), mask.data());
-  // CPUs may have been taken away since the plan was made: then the rank runs anywhere.
+  // This fails if CPUs were removed since the plan was made; the rank is then not bound.
   sched_setaffinity(0, sizeof(mask), mask.data());
 }
 
-/// Makes the file one of this number that an executed program inherits.
-bool hand_on(int file, int number) noexcept {
+/// Makes the descriptor available to the executed program under this number.
+bool inherit_as(int file, int number) noexcept {
   return file == number ? fcntl(number, F_SETFD, 0) == 0 : dup2(file, number) >= 0;
 }
 
-/// The text that a rank writes to /proc/self/oom_score_adj. The kernel is to end ranks before their
-/// launcher, which can say what happened.
+/// The text that a rank writes to /proc/self/oom_score_adj, so that the kernel kills ranks before
+/// the launcher, which can report it.
 std::string oom_score() {
-  constexpr int raise = 300;  // as if it used so many thousandths of the memory more
+  constexpr int raise = 300;  // as if the rank used 30 % of the memory more
   constexpr int most = 1000;
   int own = 0;
   std::ifstream in("/proc/self/oom_score_adj");
@@ -75,21 +75,21 @@ void write_file(const char* path, const char* text, std::size_t length) noexcept
   close(file);
 }
 
-/// Only what may be done between fork and exec: system calls. Leaves errno in report when it
-/// returns.
+/// Runs in the child between fork() and execve(): system calls only. Returns only on an error, with
+/// errno set.
 void become_rank(const char* program, char* const* arguments, char* const* environment,
                  const std::vector<int>& cpus, const StandardStreams& streams,
                  const Inheritance& inheritance, const std::string& score, pid_t launcher) {
   setpgid(0, 0);
   write_file("/proc/self/oom_score_adj", score.data(), score.size());
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != launcher) _exit(127);  // it died before the line above
-  // Where the guardian has just ended, the launcher adds this process to the next one.
+  if (getppid() != launcher) _exit(127);  // the launcher ended before prctl()
+  // If the guardian has just ended, the launcher registers this process with the next one.
   const pid_t self = getpid();
   [[maybe_unused]] const auto written = write(inheritance.registry, &self, sizeof(self));
   if (dup2(streams.in, 0) < 0 || dup2(streams.out, 1) < 0 || dup2(streams.err, 2) < 0) return;
-  if (!hand_on(inheritance.arena, arena_descriptor)) return;
-  if (!hand_on(inheritance.errors, error_descriptor)) return;
+  if (!inherit_as(inheritance.arena, arena_descriptor)) return;
+  if (!inherit_as(inheritance.errors, error_descriptor)) return;
   bind_to(cpus);
   inheritance.files.restore();
   inheritance.signals.restore();
@@ -107,27 +107,27 @@ RankProcess::RankProcess(const Plan& plan, int rank, const StandardStreams& stre
   char* const* argv = arguments.get();
   char* const* envp = environment.get();
   const auto score = oom_score();
-  auto obstacle = make_pipe();
+  auto exec_error = make_pipe();
   const pid_t launcher = getpid();
   pid_ = fork();
   if (pid_ < 0) throw_system(concat("start rank ", rank));
   if (pid_ == 0) {
     become_rank(program_.c_str(), argv, envp, own.cpus, streams, inheritance, score, launcher);
     const int error = errno;
-    const auto written = write(obstacle.write.get(), &error, sizeof(error));
+    const auto written = write(exec_error.write.get(), &error, sizeof(error));
     _exit(written == sizeof(error) ? 127 : 126);
   }
-  setpgid(pid_, pid_);  // here and in the child: signals must reach the group from here on
-  obstacle_ = std::move(obstacle.read);
-  fcntl(obstacle_.get(), F_SETFL, O_NONBLOCK);
+  setpgid(pid_, pid_);  // here and in the child, so that signals to the group work from now on
+  exec_error_ = std::move(exec_error.read);
+  fcntl(exec_error_.get(), F_SETFL, O_NONBLOCK);
 }
 
 bool RankProcess::started() {
-  if (!obstacle_) return true;
+  if (!exec_error_) return true;
   int error = 0;
-  const auto got = read(obstacle_.get(), &error, sizeof(error));
+  const auto got = read(exec_error_.get(), &error, sizeof(error));
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return false;
-  obstacle_.reset();
+  exec_error_.reset();
   if (got == sizeof(error)) {
     throw InvalidArgument(concat("cannot run '", program_, "': ", std::strerror(error)));
   }

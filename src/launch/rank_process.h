@@ -13,56 +13,55 @@
 
 namespace lockstep::inline v0_2::launch {
 
-/// The resources that every rank gets from the launcher beside its plan.
+/// The resources of the launcher that every rank inherits.
 struct Inheritance {
-  int arena;     ///< the world's memory
-  int errors;    ///< the file for the errors of ranks
-  int registry;  ///< the guardian's, or -1
+  int arena;     ///< descriptor of the world's memory
+  int errors;    ///< descriptor of the ErrorRecords
+  int registry;  ///< descriptor of the guardian's registry, or -1
   const SignalWatch& signals;
   const FileLimit& files;
 };
 
-/// A rank's standard streams.
+/// The descriptors of a rank's standard streams.
 struct StandardStreams {
   int in;
   int out;
   int err;
 };
 
-/// One rank's process, leader of a process group of its own. Until reaped, its number cannot be
-/// taken by another.
+/// One rank's process, the leader of its own process group. Its pid cannot be reused before it is
+/// reaped.
 class RankProcess {
  public:
-  /// Starts a process that is to execute the program.
-  /// Throws: CommError when there can be no more processes.
+  /// Starts the process, which executes the program asynchronously.
+  /// Throws: CommError if the process cannot be started.
   RankProcess(const Plan& plan, int rank, const StandardStreams& streams,
               const Inheritance& inheritance);
 
-  /// Whether the program is executing, or its process has ended: execve() on a file system that
-  /// hangs may take long.
-  /// Throws: InvalidArgument when it cannot be executed.
+  /// Whether execve() has returned: the program runs, or its process has ended. On a hanging file
+  /// system, execve() may take long.
+  /// Throws: InvalidArgument if the program cannot be executed.
   bool started();
   /// Readable when started() changes; -1 from then on.
-  int start_fd() const { return obstacle_.get(); }
+  int start_fd() const { return exec_error_.get(); }
 
   pid_t pid() const { return pid_; }
 
-  /// How it ended, or empty while it runs. Leaves it to be reaped.
+  /// How the process has ended; nullopt if it runs. Does not reap it.
   std::optional<Ending> ending() const;
-  /// Whether it is stopped, as by SIGSTOP.
+  /// Whether a signal such as SIGSTOP has stopped the process.
   bool stopped() const;
-  /// Sends to the rank and all its descendants that kept to its process group. False when there is
-  /// none.
+  /// Sends a signal to the rank's process group. False if the group has no process.
   bool signal_group(int signal) const noexcept;
-  /// Waits for its end until then. False when it still runs.
+  /// Waits until the process has ended or the time has come. False if it still runs.
   bool await_end(std::chrono::steady_clock::time_point until) const noexcept;
-  /// Takes the ended process, and ended orphans of its group, off the kernel's books.
+  /// Reaps the ended process, and ended orphans of its process group.
   void reap() noexcept;
 
  private:
   pid_t pid_ = -1;
   std::string program_;
-  Descriptor obstacle_;  ///< brings errno when execve fails, and ends when it succeeds
+  Descriptor exec_error_;  ///< pipe: receives errno if execve() fails, is closed if it succeeds
 };
 
 }  // namespace lockstep::launch

@@ -23,8 +23,8 @@ constexpr std::size_t most_lines = 4;
 
 }  // namespace
 
-std::vector<std::string> RemainingRanks::look(Clock::time_point now,
-                                              const std::vector<Rank>& remaining) {
+std::vector<std::string> RemainingRanks::update(Clock::time_point now,
+                                                const std::vector<Rank>& remaining) {
   forget_gap(now);
   std::erase_if(known_, [&](const auto& known) {
     return std::ranges::none_of(remaining, [&](const Rank& rank) {
@@ -57,8 +57,8 @@ std::vector<std::string> RemainingRanks::look(Clock::time_point now,
 }
 
 void RemainingRanks::forget_gap(Clock::time_point now) {
-  const auto gap = looked_ ? now - *looked_ : Clock::duration::zero();
-  looked_ = now;
+  const auto gap = updated_ ? now - *updated_ : Clock::duration::zero();
+  updated_ = now;
   if (gap < longest_gap) return;
   for (auto& [rank, known] : known_) {
     known.since += gap;
@@ -70,28 +70,28 @@ std::string RemainingRanks::line(Clock::time_point now, const Known& known) cons
   const auto& [rank, pid, why] = known.rank;
   const auto how_long = concat(duration_cast<seconds>(now - known.since).count(), " s");
   const auto who = concat("lockstep: rank ", rank, " of ", ranks_, " (pid ", pid, ") ");
-  if (why == Remains::stopped) {
+  if (why == RemainReason::stopped) {
     return concat(who, "has been stopped by a signal for ", how_long,
                   ". Continue it with kill -CONT ", pid, ", or end the job with Ctrl-C.");
   }
   const auto process = detail::read_process(pid);
   const auto program = program_of(pid);
   const auto used = process.exists() ? process.processor_time - known.processor_time : 0ms;
-  return concat(who,
-                why == Remains::left ? concat("left the world ", how_long, " ago and has not ended")
-                                     : concat("has not ended ", how_long, " after all other ranks"),
-                ": ", program.empty() ? "" : concat("program ", program, ", "),
-                process.exists() ? state_text(process.state) : "ending", ", ",
-                duration_cast<milliseconds>(used).count() / 100 / 10.0,
-                " s of processor time since then. ",
-                limit_ ? concat("It is ended after ", limit_->count(), " s (--linger).")
-                       : "End the job with Ctrl-C, or limit this time with --linger SECONDS.");
+  return concat(
+      who,
+      why == RemainReason::left ? concat("left the world ", how_long, " ago and has not ended")
+                                : concat("has not ended ", how_long, " after all other ranks"),
+      ": ", program.empty() ? "" : concat("program ", program, ", "),
+      process.exists() ? state_text(process.state) : "ending", ", ",
+      duration_cast<milliseconds>(used).count() / 100 / 10.0, " s of processor time since then. ",
+      limit_ ? concat("It is ended after ", limit_->count(), " s (--linger).")
+             : "End the job with Ctrl-C, or limit this time with --linger SECONDS.");
 }
 
 std::optional<int> RemainingRanks::overdue(Clock::time_point now) const {
   if (!limit_) return std::nullopt;
   for (const auto& [rank, known] : known_) {
-    if (known.rank.why != Remains::stopped && now - known.since >= *limit_) return rank;
+    if (known.rank.why != RemainReason::stopped && now - known.since >= *limit_) return rank;
   }
   return std::nullopt;
 }

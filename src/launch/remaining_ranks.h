@@ -10,34 +10,33 @@
 
 namespace lockstep::inline v0_2::launch {
 
-/// Why a rank that runs is worth a line.
-enum class Remains {
+/// Why a running rank is reported.
+enum class RemainReason {
   left,     ///< it has left the world
   last,     ///< all other ranks have ended
   stopped,  ///< a signal has stopped it
 };
 
-/// Ranks that still run although their part in the job may be over. They may compute alone, which
-/// is their right, or hang: the launcher says what they do, after 10 s and then each time that as
-/// long again has passed.
+/// Reports ranks that run although they may have finished their part of the job. They may compute,
+/// or hang. Each is reported after 10 s, 20 s, 40 s and so on.
 class RemainingRanks {
  public:
   using Clock = std::chrono::steady_clock;
   struct Rank {
     int rank;
     pid_t pid;
-    Remains why;
+    RemainReason why;
   };
 
-  /// Without a limit such ranks may go on for ever.
+  /// limit: longest time that such a rank may run; nullopt: no limit.
   RemainingRanks(int ranks, std::optional<std::chrono::duration<double>> limit)
       : ranks_(ranks), limit_(limit) {}
 
-  /// Called about once a second with those that remain now. Returns lines to show. Time in which it
-  /// was not called, as that of a suspended job, does not count.
-  std::vector<std::string> look(Clock::time_point now, const std::vector<Rank>& remaining);
+  /// Call it about once a second with the ranks that remain. Returns lines to display. Time without
+  /// calls, such as that of a suspended job, does not count.
+  std::vector<std::string> update(Clock::time_point now, const std::vector<Rank>& remaining);
 
-  /// A rank that has remained for longer than the limit. A stopped one has none.
+  /// A rank that has remained longer than the limit; stopped ranks have no limit.
   std::optional<int> overdue(Clock::time_point now) const;
 
  private:
@@ -45,7 +44,7 @@ class RemainingRanks {
     Rank rank;
     Clock::time_point since;
     Clock::time_point next_line;
-    std::chrono::milliseconds processor_time;  ///< until since
+    std::chrono::milliseconds processor_time;  ///< used before since
   };
 
   void forget_gap(Clock::time_point now);
@@ -53,7 +52,7 @@ class RemainingRanks {
 
   int ranks_;
   std::optional<std::chrono::duration<double>> limit_;
-  std::optional<Clock::time_point> looked_;
+  std::optional<Clock::time_point> updated_;
   std::map<int, Known> known_;
 };
 

@@ -17,7 +17,7 @@ SignalWatch::SignalWatch() {
     if (action.sa_handler != SIG_IGN) sigaddset(&watched, signal);
   }
   if (sigprocmask(SIG_SETMASK, &watched, nullptr) != 0) throw_system("block signals");
-  // A reader that goes away shows as EPIPE.
+  // Writes to a closed output return EPIPE instead of raising SIGPIPE.
   struct sigaction ignore {};
   ignore.sa_handler = SIG_IGN;
   sigaction(SIGPIPE, &ignore, &pipe_before_);
@@ -32,8 +32,8 @@ SignalWatch::SignalWatch() {
 }
 
 SignalWatch::~SignalWatch() {
-  // A signal that arrived after the last look was meant for a job that is over. A terminating
-  // signal still ends the launcher.
+  // A signal that is pending now was for a job that has ended. A terminating signal still ends the
+  // launcher.
   restore();
 }
 
@@ -43,7 +43,7 @@ std::optional<signalfd_siginfo> SignalWatch::next() {
   return event;
 }
 
-std::optional<int> SignalWatch::end_asked() const noexcept {
+std::optional<int> SignalWatch::pending_end_signal() const noexcept {
   sigset_t waiting;
   sigemptyset(&waiting);
   sigpending(&waiting);

@@ -10,9 +10,9 @@
 namespace lockstep::inline v0_2::launch {
 
 /// The signals that the launcher handles, read as events from a descriptor. A signal that the
-/// launcher inherited as ignored (nohup) stays ignored, except SIGCHLD: the kernel would reap ranks
-/// before their exit status is read. Signals that it inherited as blocked do not stay blocked.
-/// SIGALRM interrupts system calls and has no other effect.
+/// launcher inherited as ignored (nohup) stays ignored. SIGCHLD does not, because the kernel would
+/// then reap ranks before their exit status is read. Inherited blocked signals are unblocked.
+/// SIGALRM only interrupts system calls.
 class SignalWatch {
  public:
   SignalWatch();
@@ -22,11 +22,11 @@ class SignalWatch {
 
   int fd() const { return events_.get(); }
   std::optional<signalfd_siginfo> next();
-  /// A signal that waits to be taken and asks the launcher to end, as Ctrl-C does.
-  std::optional<int> end_asked() const noexcept;
+  /// A pending signal that asks the launcher to end, such as that of Ctrl-C.
+  std::optional<int> pending_end_signal() const noexcept;
 
-  /// Gives a forked child no blocked signal, and the dispositions that the launcher inherited,
-  /// except an ignored SIGCHLD.
+  /// For a forked child: unblocks all signals, and restores the dispositions that the launcher
+  /// inherited, except an ignored SIGCHLD.
   void restore() const noexcept;
 
  private:

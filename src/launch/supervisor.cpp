@@ -21,14 +21,15 @@ namespace {
 using detail::concat;
 using namespace std::chrono_literals;
 
-/// The longest settling time, while the rank that has the cause is ending by itself.
+/// The longest settling time, if the rank at fault is ending by itself.
 constexpr auto longest_settling_time = 2000ms;
-/// A Ctrl-C is often answered by saving a checkpoint.
+/// Programs often save a checkpoint after Ctrl-C.
 constexpr auto interrupt_grace = 5000ms;
-/// From SIGKILL until a process that has not ended is left behind.
+/// Time after SIGKILL until the launcher gives up waiting for a process.
 constexpr auto kill_time = 2000ms;
-/// The cause is shown at the end of the job, or this long after the others were asked to end.
-constexpr auto untold_time = 1000ms;
+/// The cause is reported at the end of the job, at the latest this time after ranks were sent
+/// SIGTERM.
+constexpr auto report_delay = 1000ms;
 
 unsigned long files_needed(int ranks) {
   constexpr unsigned long own = 64;
@@ -42,7 +43,7 @@ Supervisor::Supervisor(const Plan& plan, Console& console)
     : plan_(plan),
       world_(host::World::create(plan.options.ranks)),
       files_(files_needed(plan.options.ranks)),
-      // Before any other descriptor is opened, so that none of ours takes its number.
+      // Before other descriptors are opened, so that none gets this number.
       arena_(fcntl(world_->fd(), F_DUPFD_CLOEXEC, arena_descriptor)),
       errors_descriptor_(fcntl(errors_.fd(), F_DUPFD_CLOEXEC, error_descriptor)),
       children_before_(children(getpid())),
@@ -69,13 +70,13 @@ Supervisor::~Supervisor() {
 Outcome Supervisor::run() {
   const Descriptor null(open("/dev/null", O_RDONLY | O_CLOEXEC));
   if (!null) throw_system("open /dev/null");
-  std::vector<Ends> ends;
+  std::vector<WriteEnds> ends;
   for (int rank = 0; rank < plan_.options.ranks; ++rank) ends.push_back(add_streams(rank));
   for (int rank = 0; rank < plan_.options.ranks; ++rank) {
     start(rank, ends[static_cast<std::size_t>(rank)], null.get());
   }
-  ends.clear();  // what ranks write ends with them
-  while (!all_ended()) turn();
+  ends.clear();  // the streams end when the ranks have closed them
+  while (!all_ended()) poll_once();
   end_leftovers();
   guardian_.reset();
   end_orphans();
@@ -86,7 +87,7 @@ Outcome Supervisor::run() {
   return outcome();
 }
 
-Supervisor::Ends Supervisor::add_streams(int rank) {
+Supervisor::WriteEnds Supervisor::add_streams(int rank) {
   const auto& folder = plan_.options.log_directory;
   return {.out = add_stream(rank, outputs_.out, open_log(folder, rank, "out")),
           .err = add_stream(rank, outputs_.err, open_log(folder, rank, "err"))};
@@ -112,8 +113,8 @@ Descriptor Supervisor::add_stream(int rank, Output& output, Log log) {
   return std::move(pipe.write);
 }
 
-void Supervisor::start(int rank, const Ends& ends, int null) {
-  // A terminal's input stays with the launcher: ranks are not in its foreground process group.
+void Supervisor::start(int rank, const WriteEnds& ends, int null) {
+  // Ranks may not read from a terminal, because they are not in its foreground process group.
   const bool reads = rank == 0 && isatty(STDIN_FILENO) == 0;
   const StandardStreams streams{
       .in = reads ? STDIN_FILENO : null, .out = ends.out.get(), .err = ends.err.get()};
@@ -122,13 +123,13 @@ void Supervisor::start(int rank, const Ends& ends, int null) {
                                 .registry = guardian_ ? guardian_->registry() : -1,
                                 .signals = signals_,
                                 .files = files_};
-  // Streams come in pairs, stdout before stderr.
+  // There are two streams per rank, stdout before stderr.
   const auto err = std::next(streams_.begin(), 2 * rank + 1);
   members_.push_back(
       {.process = RankProcess(plan_, rank, streams, inheritance), .err = &*err, .ending = {}});
 }
 
-void Supervisor::turn() {
+void Supervisor::poll_once() {
   std::vector<pollfd> waiting{{.fd = signals_.fd(), .events = POLLIN, .revents = 0}};
   std::vector<Stream*> sources;
   for (auto& stream : streams_) {
@@ -137,7 +138,7 @@ void Supervisor::turn() {
     sources.push_back(&stream);
   }
   for (auto* output : {&outputs_.out, &outputs_.err}) {
-    if (output->waiting()) {
+    if (output->has_queued()) {
       waiting.push_back({.fd = output->fd(), .events = POLLOUT, .revents = 0});
     }
   }
@@ -146,7 +147,7 @@ void Supervisor::turn() {
       waiting.push_back({.fd = member.process.start_fd(), .events = POLLIN, .revents = 0});
     }
   }
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(next_look() - Clock::now());
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(next_check() - Clock::now());
   const auto timeout = static_cast<int>(std::max<long>(0, left.count()));
   if (poll(waiting.data(), waiting.size(), timeout) < 0 && errno != EINTR) {
     throw_system("wait for its ranks");
@@ -163,15 +164,15 @@ void Supervisor::turn() {
   if (waiting.front().revents != 0) handle_signals();
   const bool unread = outputs_.out.broken() || outputs_.err.broken();
   if (unread && phase_ < Phase::stopping) interrupt(SIGPIPE);
-  if (tell_at_ && Clock::now() >= *tell_at_) tell_cause();
-  look_at_remaining_ranks();
+  if (report_at_ && Clock::now() >= *report_at_) report_cause();
+  check_remaining_ranks();
   if (deadline_ && Clock::now() >= *deadline_) escalate();
 }
 
-Supervisor::Clock::time_point Supervisor::next_look() const {
-  auto next = looked_ + between_looks;
+Supervisor::Clock::time_point Supervisor::next_check() const {
+  auto next = checked_ + between_checks;
   if (deadline_) next = std::min(next, *deadline_);
-  if (tell_at_) next = std::min(next, *tell_at_);
+  if (report_at_) next = std::min(next, *report_at_);
   return next;
 }
 
@@ -198,13 +199,13 @@ void Supervisor::handle_signals() {
     }
   }
   if (!children_changed) return;
-  look_after_ranks();
-  look_after_guardian();
+  check_ranks();
+  check_guardian();
 }
 
 void Supervisor::interrupt(int signal) {
   const bool again = interrupted_by_.has_value() || phase_ == Phase::stopping;
-  if (!asked_) asked_ = signal;
+  if (!end_signal_) end_signal_ = signal;
   if (!interrupted_by_ && !first_failed_) interrupted_by_ = signal;
   if (again) {
     kill_all();
@@ -219,7 +220,7 @@ void Supervisor::stop(int signal, std::chrono::milliseconds grace) {
   for (auto& member : members_) {
     member.was_stopped = !member.ending && member.process.stopped();
   }
-  if (first_failed_) tell_at_ = Clock::now() + untold_time;
+  if (first_failed_) report_at_ = Clock::now() + report_delay;
   phase_ = Phase::stopping;
   signal_all(signal);
   signal_all(SIGCONT);
@@ -241,7 +242,7 @@ void Supervisor::give_up() {
     auto& member = members_[rank];
     if (member.gone || member.ending) continue;
     member.stays = true;
-    staying_.push_back(staying(concat("rank ", rank), member.process.pid()));
+    survivors_.push_back(survivor_text(concat("rank ", rank), member.process.pid()));
   }
 }
 
@@ -283,14 +284,14 @@ bool Supervisor::groups_left() {
 
 void Supervisor::end_leftovers() {
   if (!groups_left()) return;
-  // Descendants that outlived their rank, in its group still.
+  // Descendants that run after their rank has ended, in its process group.
   if (phase_ < Phase::stopping) stop(SIGTERM, plan_.options.grace);
-  while (phase_ < Phase::killing && groups_left()) turn();
-  // Those that another process must reap send no SIGCHLD here.
+  while (phase_ < Phase::killing && groups_left()) poll_once();
+  // Processes that another process must reap send no SIGCHLD to this one.
   const auto limit = Clock::now() + kill_time;
   while (groups_left() && Clock::now() < limit) {
     deadline_ = Clock::now() + 10ms;
-    turn();
+    poll_once();
   }
 }
 
@@ -300,7 +301,7 @@ void Supervisor::end_orphans() {
     if (member.stays) spared.insert(member.process.pid());
   }
   for (const auto pid : end_children(spared, kill_time)) {
-    staying_.push_back(staying("a descendant of a rank", pid));
+    survivors_.push_back(survivor_text("a descendant of a rank", pid));
   }
 }
 

@@ -23,8 +23,8 @@
 
 namespace lockstep::inline v0_2::launch {
 
-/// The time between a failure and the next attempt. It doubles from one failure to the next, up to
-/// a minute, and begins anew after an attempt that lasted that long.
+/// The delay between a failure and the next attempt. It doubles with each failure, up to a minute,
+/// and starts again after an attempt that lasted a minute.
 class Backoff {
  public:
   using Milliseconds = std::chrono::milliseconds;
@@ -32,7 +32,7 @@ class Backoff {
 
   explicit Backoff(Milliseconds first) : first_(first), next_(first) {}
 
-  /// After an attempt that failed after this time.
+  /// The delay after an attempt that lasted for this time.
   Milliseconds after(Milliseconds lasted) {
     if (lasted >= longest) next_ = first_;
     const auto delay = next_;
@@ -45,17 +45,17 @@ class Backoff {
   Milliseconds next_;
 };
 
-/// One attempt to run a job, from its first process to its last: a single loop over the ranks'
-/// output and the launcher's signals. World, guardian and processes are this attempt's own.
+/// One attempt to run a job: a single loop over the ranks' output and the launcher's signals. Each
+/// attempt has its own world, guardian and processes.
 class Supervisor {
  public:
-  /// Takes what the job needs from the system; starts no rank.
+  /// Allocates the resources of the attempt; starts no rank.
   Supervisor(const Plan& plan, Console& console);
   ~Supervisor();
   Supervisor(const Supervisor&) = delete;
   Supervisor& operator=(const Supervisor&) = delete;
 
-  /// Starts all ranks and waits for their end.
+  /// Starts all ranks and waits until they have ended.
   Outcome run();
 
  private:
@@ -65,47 +65,47 @@ class Supervisor {
     RankProcess process;
     Stream* err;
     std::optional<Ending> ending;
-    std::string out_of_memory = {};  ///< why SIGKILL may have ended it
+    std::string out_of_memory = {};  ///< text about an out-of-memory kill, if SIGKILL ended it
     Clock::time_point end_time = {};
-    bool joined = false;  ///< had called init() by its end
+    bool joined = false;  ///< it had called init() before its end
     bool ended_by_launcher = false;
     bool was_stopped = false;
-    bool lingered = false;  ///< it went on for longer than plan's linger
-    bool stays = false;     ///< SIGKILL did not end it in time
-    bool gone = false;      ///< it has been reaped, and so has its process group
+    bool lingered = false;  ///< it exceeded the plan's linger
+    bool stays = false;     ///< SIGKILL did not end it within 2 s
+    bool gone = false;      ///< it was reaped, and its process group is empty
 
     bool ended() const { return ending || stays; }
   };
 
-  static constexpr std::chrono::milliseconds between_looks{1000};  ///< at remaining ranks
-  /// For ranks that raise because another failed: to report that and end before they are stopped.
+  static constexpr std::chrono::milliseconds between_checks{
+      1000};  ///< interval of check_remaining_ranks()
+  /// Time for other ranks to raise the failure, report it and end by themselves.
   static constexpr std::chrono::milliseconds settling_time{500};
 
-  /// The descriptors that a rank writes to.
-  struct Ends {
+  /// The descriptors to which a rank writes.
+  struct WriteEnds {
     Descriptor out;
     Descriptor err;
   };
 
   enum class Phase {
     running,
-    settling,  ///< a rank has failed; the others get a moment to raise and report what that did to
-               ///< them
-    stopping,  ///< asked to end
-    killing,   ///< made to end
-    given_up   ///< SIGKILL did not end all of them in time
+    settling,  ///< a rank has failed; the others get time to report the failure and end
+    stopping,  ///< ranks were sent SIGTERM, or the signal that the launcher received
+    killing,   ///< ranks were sent SIGKILL
+    given_up   ///< SIGKILL did not end all ranks in time
   };
 
-  Ends add_streams(int rank);
+  WriteEnds add_streams(int rank);
   Descriptor add_stream(int rank, Output& output, Log log);
-  void start(int rank, const Ends& ends, int null);
+  void start(int rank, const WriteEnds& ends, int null);
 
-  void turn();
-  Clock::time_point next_look() const;
+  void poll_once();
+  Clock::time_point next_check() const;
   void handle_signals();
-  void look_after_ranks();
-  void look_after_guardian();
-  void look_at_remaining_ranks();
+  void check_ranks();
+  void check_guardian();
+  void check_remaining_ranks();
   void note_end(std::size_t rank, const Ending& ending);
   void fail(std::size_t rank);
   void interrupt(int signal);
@@ -121,12 +121,12 @@ class Supervisor {
   void end_orphans();
   void suspend();
 
-  std::string own_words(std::size_t rank) const;
+  std::string launcher_text(std::size_t rank) const;
   bool cause_is_ending() const;
   std::optional<int> recorded_cause() const;
   std::optional<int> first_cause() const;
-  std::optional<int> end_asked() const;
-  void tell_cause();
+  std::optional<int> pending_end_signal() const;
+  void report_cause();
   void read_errors();
   Outcome outcome() const;
   FirstCause describe(int cause) const;
@@ -142,7 +142,8 @@ class Supervisor {
   Losses& losses_;
   SignalWatch& signals_;
   std::list<Stream> streams_;
-  std::vector<std::pair<int, int>> terminals_;  ///< the launcher's own, and the one made after it
+  std::vector<std::pair<int, int>>
+      terminals_;  ///< the launcher's terminal, and the pseudo-terminal of rank 0
   Subreaper subreaper_;
   std::optional<Guardian> guardian_;
   int guardians_ = 1;
@@ -153,14 +154,15 @@ class Supervisor {
   bool started_ = false;  ///< all ranks execute their program
   Phase phase_ = Phase::running;
   std::optional<Clock::time_point> deadline_;
-  std::optional<Clock::time_point> tell_at_;  ///< when a cause is told though ranks still run
-  Clock::time_point looked_{};                ///< at remaining ranks
+  std::optional<Clock::time_point>
+      report_at_;                ///< time at which the cause is reported although ranks still run
+  Clock::time_point checked_{};  ///< at remaining ranks
   std::optional<int> first_failed_;
   Clock::time_point failed_at_{};
-  std::optional<int> interrupted_by_;  ///< before anything had failed
-  std::optional<int> asked_;           ///< the first signal that asked the launcher to end
-  bool told_ = false;                  ///< the cause
-  std::vector<std::string> staying_;   ///< processes that SIGKILL did not end
+  std::optional<int> interrupted_by_;   ///< signal that was received before any failure
+  std::optional<int> end_signal_;       ///< first signal that asked the launcher to end
+  bool reported_ = false;               ///< the cause
+  std::vector<std::string> survivors_;  ///< processes that SIGKILL did not end
 };
 
 }  // namespace lockstep::launch

@@ -5,7 +5,7 @@
 #include "launch/failure_report.h"
 #include "launch/supervisor.h"
 
-// The rank that has the cause of a failed job, and the report about it.
+// Determines the rank that caused the failure of a job, and reports it.
 
 namespace lockstep::inline v0_2::launch {
 namespace {
@@ -15,12 +15,12 @@ using host::Failure;
 using namespace std::chrono_literals;
 
 constexpr std::size_t reported_lines = 20;
-/// A rank that fails this much later than the first may have failed because of it.
+/// A rank that fails later than this after the first one may have failed because of it.
 constexpr auto same_moment = 100ms;
 
 }  // namespace
 
-std::string Supervisor::own_words(std::size_t rank) const {
+std::string Supervisor::launcher_text(std::size_t rank) const {
   const auto& member = members_[rank];
   return concat("rank ", rank, " (pid ", member.process.pid(), ") ended with ",
                 member.ending->text());
@@ -32,7 +32,7 @@ std::optional<int> Supervisor::recorded_cause() const {
     return std::nullopt;
   }
   const auto rank = static_cast<std::size_t>(failure->rank);
-  const bool by_launcher = members_[rank].ending && failure->text == own_words(rank);
+  const bool by_launcher = members_[rank].ending && failure->text == launcher_text(rank);
   return by_launcher ? std::nullopt : std::optional(failure->rank);
 }
 
@@ -45,27 +45,27 @@ bool Supervisor::cause_is_ending() const {
 
 std::optional<int> Supervisor::first_cause() const {
   if (!first_failed_) return std::nullopt;
-  std::vector<Account> accounts;
+  std::vector<RankFacts> facts;
   for (std::size_t rank = 0; rank < members_.size(); ++rank) {
     const auto& member = members_[rank];
     const bool failed = member.ending && member.ending->failed() && !member.ended_by_launcher;
     const auto error = errors_.of(static_cast<int>(rank));
-    accounts.push_back({.failed = failed || member.lingered,
-                        .crashed = failed && member.ending->by_signal,
-                        .late = member.end_time > failed_at_ + same_moment,
-                        .raised_failure = world_->raised_failure(static_cast<int>(rank)),
-                        .wrote_error = !member.err->tail().empty(),
-                        .shows_error = error && !error->of_world() && !error->text.empty() &&
-                                       member.err->tail().contains(error->text),
-                        .error = error});
+    facts.push_back({.failed = failed || member.lingered,
+                     .crashed = failed && member.ending->by_signal,
+                     .late = member.end_time > failed_at_ + same_moment,
+                     .raised_failure = world_->raised_failure(static_cast<int>(rank)),
+                     .wrote_error = !member.err->tail().empty(),
+                     .shows_error = error && !error->of_world() && !error->text.empty() &&
+                                    member.err->tail().contains(error->text),
+                     .error = error});
   }
-  return rank_at_fault(accounts, recorded_cause()).value_or(*first_failed_);
+  return rank_at_fault(facts, recorded_cause()).value_or(*first_failed_);
 }
 
-std::optional<int> Supervisor::end_asked() const {
-  if (asked_) return asked_;
+std::optional<int> Supervisor::pending_end_signal() const {
+  if (end_signal_) return end_signal_;
   if (outputs_.out.broken() || outputs_.err.broken()) return SIGPIPE;
-  return signals_.end_asked();
+  return signals_.pending_end_signal();
 }
 
 void Supervisor::read_errors() {
@@ -75,30 +75,30 @@ void Supervisor::read_errors() {
   }
 }
 
-void Supervisor::tell_cause() {
-  tell_at_.reset();
-  read_errors();  // what a rank has printed decides which rank has the cause
+void Supervisor::report_cause() {
+  report_at_.reset();
+  read_errors();  // the output of a rank decides which rank has the cause
   const auto cause = first_cause();
-  if (!cause || told_ || interrupted_by_) return;
-  told_ = true;
+  if (!cause || reported_ || interrupted_by_) return;
+  reported_ = true;
   outputs_.err.line("", report(describe(*cause), outputs_.err.colour()));
 }
 
 Outcome Supervisor::outcome() const {
   if (interrupted_by_) {
-    return {.code = 128 + *interrupted_by_, .asked = asked_, .staying = staying_};
+    return {.code = 128 + *interrupted_by_, .end_signal = end_signal_, .survivors = survivors_};
   }
   const auto cause = first_cause();
-  if (!cause) return {.staying = staying_};
+  if (!cause) return {.survivors = survivors_};
   const auto& member = members_[static_cast<std::size_t>(*cause)];
   const auto& first = members_[static_cast<std::size_t>(*first_failed_)];
   const auto& ending = member.ended_by_launcher || !member.ending ? first.ending : member.ending;
   const bool ended_late = member.lingered || !ending;
   return {.code = ended_late ? 1 : std::max(1, ending->exit_code()),
           .cause = describe(*cause),
-          .told = told_,
-          .asked = end_asked(),
-          .staying = staying_};
+          .reported = reported_,
+          .end_signal = pending_end_signal(),
+          .survivors = survivors_};
 }
 
 FirstCause Supervisor::describe(int cause) const {

@@ -5,19 +5,19 @@
 #include "launch/supervisor.h"
 #include "lockstep/error.h"
 
-// How the launcher notices ends and states of its ranks and of its guardian while a job runs.
+// Checks the states of the ranks and of the guardian while a job runs.
 
 namespace lockstep::inline v0_2::launch {
 namespace {
 
 using detail::concat;
 
-/// Guardians of one attempt: one that cannot live is not started for ever.
+/// Most guardians of one attempt, in case every guardian is killed at once.
 constexpr int most_guardians = 8;
 
 }  // namespace
 
-void Supervisor::look_after_ranks() {
+void Supervisor::check_ranks() {
   for (std::size_t rank = 0; rank < members_.size(); ++rank) {
     auto& member = members_[rank];
     if (member.ending) continue;
@@ -29,7 +29,7 @@ void Supervisor::look_after_ranks() {
   }
 }
 
-void Supervisor::look_after_guardian() {
+void Supervisor::check_guardian() {
   const auto ending = guardian_ ? guardian_->ending() : std::nullopt;
   if (!ending) return;
   const auto what =
@@ -49,11 +49,11 @@ void Supervisor::look_after_guardian() {
                     : concat(what, ". Ranks may outlive a killed launcher."));
 }
 
-void Supervisor::look_at_remaining_ranks() {
+void Supervisor::check_remaining_ranks() {
   const auto now = Clock::now();
-  if (now < looked_ + between_looks) return;
-  looked_ = now;
-  oom_.look(now);
+  if (now < checked_ + between_checks) return;
+  checked_ = now;
+  oom_.update(now);
   if (phase_ != Phase::running) return;
   const auto running = std::ranges::count_if(members_, [](const auto& m) { return !m.ending; });
   std::vector<RemainingRanks::Rank> remaining;
@@ -63,14 +63,14 @@ void Supervisor::look_at_remaining_ranks() {
     const auto number = static_cast<int>(rank);
     const auto pid = member.process.pid();
     if (world_->left(number)) {
-      remaining.push_back({number, pid, Remains::left});
+      remaining.push_back({number, pid, RemainReason::left});
     } else if (running == 1 && members_.size() > 1) {
-      remaining.push_back({number, pid, Remains::last});
+      remaining.push_back({number, pid, RemainReason::last});
     } else if (member.was_stopped && (member.was_stopped = member.process.stopped())) {
-      remaining.push_back({number, pid, Remains::stopped});
+      remaining.push_back({number, pid, RemainReason::stopped});
     }
   }
-  for (const auto& line : remaining_.look(now, remaining)) outputs_.err.line("", line);
+  for (const auto& line : remaining_.update(now, remaining)) outputs_.err.line("", line);
   if (const auto rank = remaining_.overdue(now)) {
     members_[static_cast<std::size_t>(*rank)].lingered = true;
     fail(static_cast<std::size_t>(*rank));
@@ -82,19 +82,19 @@ void Supervisor::note_end(std::size_t rank, const Ending& ending) {
   member.ending = ending;
   member.end_time = Clock::now();
   member.joined = world_->joined(static_cast<int>(rank));
-  const bool told = phase_ >= Phase::stopping;
+  const bool stopping = phase_ >= Phase::stopping;
   member.ended_by_launcher =
-      told && ending.by_signal && (ending.code == SIGTERM || ending.code == SIGKILL);
-  // A shell says 128 + SIGKILL of a program that it ran.
-  if (!told && ending.exit_code() == 128 + SIGKILL) member.out_of_memory = oom_.text();
-  if (ending.failed() && !told) {
+      stopping && ending.by_signal && (ending.code == SIGTERM || ending.code == SIGKILL);
+  // A shell returns 128 + SIGKILL if its program was killed.
+  if (!stopping && ending.exit_code() == 128 + SIGKILL) member.out_of_memory = oom_.text();
+  if (ending.failed() && !stopping) {
     using Kind = host::Failure::Kind;
     world_->fail({.kind = ending.by_signal ? Kind::left : Kind::error,
                   .rank = static_cast<int>(rank),
-                  .text = own_words(rank)});
+                  .text = launcher_text(rank)});
     fail(rank);
   }
-  world_->mark_gone(static_cast<int>(rank), ending.text());
+  world_->mark_ended(static_cast<int>(rank), ending.text());
 }
 
 void Supervisor::fail(std::size_t rank) {

@@ -68,7 +68,7 @@ namespace {
 using detail::concat;
 using std::filesystem::path;
 
-/// Empty if the file can be executed, else why it cannot.
+/// The reason why the file cannot be executed; empty if it can.
 std::string obstacle(const path& file) {
   std::error_code error;
   const auto status = std::filesystem::status(file, error);

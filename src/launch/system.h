@@ -16,23 +16,24 @@ struct Pipe {
   Descriptor write;
 };
 
-/// Throws: CommError when the process may open no more files.
+/// Creates a pipe.
+/// Throws: CommError if the process cannot open more files.
 Pipe make_pipe();
 
-/// Throws CommError: what the launcher could not do, and errno's text.
+/// Throws a CommError: "the launcher cannot WHAT: " and the text of errno.
 [[noreturn]] void throw_system(std::string_view what);
 
-/// Files this process may have open at once: raises the soft limit towards needed, and puts the old
-/// one back at the end.
+/// The limit of open files of this process: raises the soft limit to `needed`, and restores it on
+/// destruction.
 class FileLimit {
  public:
-  /// Throws: CommError when the hard limit is lower than needed.
+  /// Throws: CommError if the hard limit is below `needed`.
   explicit FileLimit(unsigned long needed);
   ~FileLimit();
   FileLimit(const FileLimit&) = delete;
   FileLimit& operator=(const FileLimit&) = delete;
 
-  /// Gives a forked child the limit that the launcher was started with.
+  /// For a forked child: restores the limit with which the launcher was started.
   void restore() const noexcept;
 
  private:
@@ -41,7 +42,7 @@ class FileLimit {
   bool raised_ = false;
 };
 
-/// Orphans among this process's descendants become its children, as long as this lives.
+/// Orphaned descendants of this process become its children until destruction.
 class Subreaper {
  public:
   Subreaper();
@@ -53,12 +54,13 @@ class Subreaper {
   int before_ = 0;
 };
 
-/// Makes sure that descriptors 0, 1 and 2 are open, so that no pipe takes their numbers.
+/// Opens /dev/null for each of the descriptors 0, 1 and 2 that is closed, so that no pipe gets its
+/// number.
 void open_standard_descriptors();
 
-/// The file that a program's name stands for: itself if it has a slash, else the first match in the
-/// folders of search_path. Throws: InvalidArgument naming the program and why it cannot be
-/// executed.
+/// The file of a program: the name itself if it contains a slash, else the first match in the
+/// folders of search_path.
+/// Throws: InvalidArgument naming the program and the reason why it cannot be executed.
 std::filesystem::path find_program(const std::string& name, std::string_view search_path);
 
 }  // namespace lockstep::launch

@@ -302,7 +302,7 @@ void SharedUpdate::average_and_update(SharedBucket& bucket) {
   auto& statistics = GroupStatistics::of(group_.communicator());
   const auto bytes = bucket.gradients->values().nbytes();
   const DenseBytesScope dense_bytes_scope(statistics, bytes);
-  const Working working(
+  const WorkTimer timer(
       statistics.count(Collective::all_reduce, static_cast<int>(bucket.gradients->index()), bytes)
           .working);
   update(bucket);

@@ -6,7 +6,8 @@
 namespace lockstep::inline v0_2::plan {
 namespace {
 
-/// How often a measurement pays each of two unknown costs, and what it took beyond the known ones.
+/// One measurement: how often it has each of two unknown costs, and its time without the known
+/// costs.
 struct Equation {
   double first;
   double second;
@@ -18,8 +19,8 @@ struct Pair {
   double second;
 };
 
-/// The pair of costs with the least squared relative errors; with one equation, or equations that
-/// are all alike, the second cost alone.
+/// The pair of costs with the smallest squared relative errors. With only one equation, or with
+/// linearly dependent ones, fits the second cost only.
 std::optional<Pair> least_squares(const std::vector<Equation>& equations, double first) {
   double aa = 0, ab = 0, bb = 0, a = 0, b = 0;
   for (const auto& [times_first, times_second, seconds] : equations) {
@@ -52,12 +53,13 @@ Costs fit(const Costs& costs, const std::vector<Measurement>& measurements) {
   for (const auto& one : measurements) {
     if (one.over != Measurement::Over::memory) continue;
     const auto traffic = host_direct(one.ranks, one.bytes);
-    const double further = traffic.meetings * costs.meeting_rank * std::max(0, one.ranks - 2);
+    const double further =
+        traffic.synchronizations * costs.synchronization_rank * std::max(0, one.ranks - 2);
     if (one.seconds <= further) continue;
-    in_memory.push_back({traffic.meetings, traffic.moved, one.seconds - further});
+    in_memory.push_back({traffic.synchronizations, traffic.moved, one.seconds - further});
   }
-  if (const auto found = least_squares(in_memory, costs.meeting)) {
-    fitted.meeting = found->first;
+  if (const auto found = least_squares(in_memory, costs.synchronization)) {
+    fitted.synchronization = found->first;
     fitted.moved_byte = found->second;
   }
   for (const auto& one : measurements) {

@@ -10,17 +10,18 @@
 namespace lockstep::inline v0_2::plan {
 namespace {
 
-constexpr double element = 4;       // float32
-constexpr double half = 2;          // between hosts
-constexpr double pick = 8;          // of a value and an index
-constexpr double code = 1.0078125;  // a byte, and four of scale for each 512
+// Bytes that are sent.
+constexpr double element_bytes = 4;       // a float32
+constexpr double half_bytes = 2;          // a float16 or bfloat16
+constexpr double pick_bytes = 8;          // a selected element: value and index
+constexpr double code_bytes = 1.0078125;  // an int8 code, and 4 bytes of scale for each 512 codes
 
 // Seconds of a rank's processor, from docs/results.md, "Strategies: time of one bucket".
-constexpr double select = 1.4e-9;     // an element: topk without what its picks cost
-constexpr double put = 5e-9;          // a pick of any rank, at a place of its own
-constexpr double in_place = 0.73e-9;  // an element: int8 where ranks share memory
-constexpr double encode = 1.1e-9;     // an element: int8 where they do not, coding and decoding
-constexpr double multiply = 2e-11;    // an operation of a product of matrices
+constexpr double select_time = 1.4e-9;     // for each element: topk without the next line
+constexpr double add_time = 5e-9;          // for each selected element of any rank
+constexpr double in_place_time = 0.73e-9;  // for each element: int8 in shared memory
+constexpr double encode_time = 1.1e-9;     // for each element: int8 over messages
+constexpr double multiply_time = 2e-11;    // for each operation of a matrix product
 
 double parameters(std::span<const Layer> layers) {
   double sum = 0;
@@ -30,33 +31,34 @@ double parameters(std::span<const Layer> layers) {
 
 bool in_memory(const Placement& placement) { return placement.hosts == 1; }
 
-/// Floats, of which each is so many bytes between hosts.
-Exchange dense(double elements, double travelling, const Placement& placement) {
-  auto traffic = hierarchical_all_reduce(placement, element * elements);
-  traffic.sent *= travelling / element;
+/// An all_reduce of floats, each of which is sent in wire_bytes between hosts.
+Exchange dense(double elements, double wire_bytes, const Placement& placement) {
+  auto traffic = hierarchical_all_reduce(placement, element_bytes * elements);
+  traffic.sent *= wire_bytes / element_bytes;
   return {.traffic = traffic};
 }
 
 Exchange top_k(double ratio, double elements, const Placement& placement) {
   const double picks = std::max(1.0, std::ceil(ratio * elements));
   const double ranks = placement.ranks;
-  Exchange exchange{.coding = select * elements + put * ranks * picks};
-  exchange.traffic = in_memory(placement)
-                         ? Traffic{.meetings = 2, .moved = 2 * ranks * ranks * pick * picks}
-                         : mpi_all_gather(placement, pick * picks);
+  Exchange exchange{.coding = select_time * elements + add_time * ranks * picks};
+  exchange.traffic = in_memory(placement) ? Traffic{.synchronizations = 2,
+                                                    .moved = 2 * ranks * ranks * pick_bytes * picks}
+                                          : mpi_all_gather(placement, pick_bytes * picks);
   return exchange;
 }
 
 Exchange int8(double elements, const Placement& placement) {
-  // In place a rank reads and writes no more than its part of all buckets, which coding counts.
-  if (in_memory(placement)) return {.traffic = {.meetings = 2}, .coding = in_place * elements};
-  const double bytes = code * elements;
+  // In place, a rank reads and writes its part of all ranks' buckets only, which coding includes.
+  if (in_memory(placement))
+    return {.traffic = {.synchronizations = 2}, .coding = in_place_time * elements};
+  const double bytes = code_bytes * elements;
   return {.traffic =
               mpi_all_to_all(placement, bytes) + mpi_all_gather(placement, bytes / placement.ranks),
-          .coding = encode * elements};
+          .coding = encode_time * elements};
 }
 
-/// Of the layers, or of one of so many equal parts of them.
+/// The exchange of one of `parts` equal parts of the layers.
 Exchange power_sgd(double rank, std::span<const Layer> layers, double parts,
                    const Placement& placement) {
   double whole = 0, left = 0, right = 0, operations = 0;
@@ -72,15 +74,17 @@ Exchange power_sgd(double rank, std::span<const Layer> layers, double parts,
     right += columns * rank;
     operations += 3 * 2 * rows * columns * rank;  // M·Q, Mᵀ·P, P·Qᵀ
   }
-  Exchange exchange{.coding = multiply * operations / parts};
-  exchange.traffic = hierarchical_all_reduce(placement, element * (whole + left) / parts);
-  if (right > 0) exchange.traffic += hierarchical_all_reduce(placement, element * right / parts);
+  Exchange exchange{.coding = multiply_time * operations / parts};
+  exchange.traffic = hierarchical_all_reduce(placement, element_bytes * (whole + left) / parts);
+  if (right > 0)
+    exchange.traffic += hierarchical_all_reduce(placement, element_bytes * right / parts);
   return exchange;
 }
 
 /// Cost of an exchange in parts, where of(parts, placement) is the cost of one part. Ranks of a
-/// host sum the elements and share the results in memory. If hosts hold several ranks, there are as
-/// many parts as ranks on the smallest host. One rank of each host exchanges each part.
+/// host sum the elements and share the results in memory. If hosts have several ranks, there are as
+/// many parts as the host with the fewest ranks has ranks. One rank of each host exchanges each
+/// part.
 template <class Of>
 Exchange between_hosts(double elements, const Placement& placement, const Of& of) {
   if (placement.hosts < 2 || placement.most_on_host < 2) return of(1.0, placement);
@@ -88,7 +92,7 @@ Exchange between_hosts(double elements, const Placement& placement, const Of& of
   Exchange exchange = of(parts, Placement::uniform(placement.hosts, 1));
   exchange.traffic.sent *= parts;
   exchange.traffic.moved *= parts;
-  exchange.traffic += host_direct(placement.most_on_host, element * elements);
+  exchange.traffic += host_direct(placement.most_on_host, element_bytes * elements);
   return exchange;
 }
 
@@ -100,10 +104,10 @@ Exchange exchange(const Strategy& strategy, std::span<const Layer> layers,
   const double elements = parameters(layers);
   switch (strategy.kind) {
     case Strategy::Kind::fp32:
-      return dense(elements, element, placement);
+      return dense(elements, element_bytes, placement);
     case Strategy::Kind::fp16:
     case Strategy::Kind::bf16:
-      return dense(elements, half, placement);
+      return dense(elements, half_bytes, placement);
     case Strategy::Kind::topk:
       return between_hosts(elements, placement, [&](double parts, const Placement& among) {
         return top_k(strategy.value, elements / parts, among);
@@ -117,7 +121,7 @@ Exchange exchange(const Strategy& strategy, std::span<const Layer> layers,
         return power_sgd(strategy.value, layers, parts, among);
       });
     case Strategy::Kind::local_sgd:
-      return {.traffic = 1 / strategy.value * dense(elements, element, placement).traffic};
+      return {.traffic = 1 / strategy.value * dense(elements, element_bytes, placement).traffic};
   }
   return {};
 }
@@ -126,15 +130,14 @@ namespace {
 
 constexpr double forward = 1.0 / 3;
 
-/// The network, which sends one bucket after another while the processor computes backward and
-/// afterwards.
+/// The network, which sends buckets in sequence during backward and after it.
 class Network {
  public:
   explicit Network(double overlap) : overlap_(overlap) {}
 
-  /// Something to carry for so many seconds, from now on.
+  /// Adds a bucket that takes this time to send.
   void add(double seconds) { waiting_ += seconds; }
-  /// The processor goes on for so many seconds.
+  /// The processor computes for this time, while the network sends.
   void compute(double seconds) {
     const double carried = std::min(waiting_, seconds * overlap_);
     waiting_ -= carried;
@@ -178,18 +181,18 @@ std::vector<std::vector<Layer>> buckets(const Model& model) {
 Forecast forecast(const Setting& setting, const Strategy& strategy) {
   if (strategy.needs_shapes() && !setting.model.shapes_known) {
     throw InvalidArgument(detail::concat("plan: got strategy ", strategy.text,
-                                         " with --parameters, whose shapes nobody knows; expected "
-                                         "--model"));
+                                         " with --parameters, which gives no parameter shapes; "
+                                         "expected --model"));
   }
   const auto placement = Placement::uniform(setting.nodes, setting.ranks_per_node);
   const double backward = (1 - forward) * setting.compute;
-  const auto leaving = buckets(setting.model);
+  const auto in_order = buckets(setting.model);
   double all_multiplications = 0;
-  for (const auto& bucket : leaving) all_multiplications += multiplications(bucket);
+  for (const auto& bucket : in_order) all_multiplications += multiplications(bucket);
 
   Forecast result{.strategy = strategy};
   Network network(setting.overlap);
-  for (const auto& bucket : leaving) {
+  for (const auto& bucket : in_order) {
     if (!strategy.after_step()) {
       network.compute(backward * multiplications(bucket) / all_multiplications);
     }

@@ -9,53 +9,54 @@
 
 namespace lockstep::inline v0_2::plan {
 
-/// The cost of a bucket's exchange, in all ranks at once.
+/// The cost of a bucket's exchange; all ranks exchange at the same time.
 struct Exchange {
   Traffic traffic = {};
-  double coding = 0;  ///< of a rank's processor: selecting, encoding, decoding. Units: seconds
+  double coding = 0;  ///< seconds in which a rank selects, encodes and decodes
 };
 
-/// The exchange of a bucket of these layers, for a mean over steps where not every step exchanges.
-/// docs/algorithms.md has the bytes. Throws: InvalidArgument when the strategy needs shapes that
-/// the model has not, or more ranks of a host than it can reckon with.
+/// The cost of exchanging a bucket of these layers; the mean over steps if not every step
+/// exchanges. docs/algorithms.md has the bytes.
+/// If strategy.needs_shapes(), the layers must have the shapes of the parameters.
 Exchange exchange(const Strategy& strategy, std::span<const Layer> layers,
                   const Placement& placement);
 
-/// A training step to be foretold.
+/// The description of a training step whose time is forecast.
 struct Setting {
   int nodes = 1;
   int ranks_per_node = 1;
   Costs costs = {};
   Model model = {};
-  int batch = 1;       ///< samples of a rank's step
-  double compute = 0;  ///< a rank's step without exchange, a third of it forward. Units: seconds
-  double overlap = 1;  ///< share of backward's time in which the network carries on
+  int batch = 1;       ///< samples per rank and step
+  double compute = 0;  ///< seconds of a rank's step without exchange; a third is forward
+  double overlap = 1;  ///< fraction of backward's time in which the network can send
 };
 
 /// Forecast of a training step. Units: seconds, bytes.
 struct Forecast {
   Strategy strategy = {};
-  double coding = 0;      ///< of the step: encoding and decoding
-  double memory = 0;      ///< of the step: exchange that takes the ranks' own processors
-  double network = 0;     ///< between hosts, during backward and after
-  double hidden = 0;      ///< of that: during backward
+  double coding = 0;      ///< encoding and decoding
+  double memory = 0;      ///< exchange by the ranks' processors, in shared memory
+  double network = 0;     ///< exchange between hosts
+  double hidden = 0;      ///< part of network that overlaps with backward
   double sent = 0;        ///< bytes that leave a host
-  double step = 0;        ///< all of it
-  double efficiency = 1;  ///< compute over step
-  double throughput = 0;  ///< samples a second of all ranks
+  double step = 0;        ///< the whole step
+  double efficiency = 1;  ///< compute ÷ step
+  double throughput = 0;  ///< samples per second of all ranks
 };
 
-/// How long a step takes: buckets of up to 25 MiB leave one after another, each when backward has
-/// come to its last layer, by multiplications. Work in memory adds to the compute; what passes
-/// between hosts goes on beside it. Throws: InvalidArgument when the strategy needs shapes that the
-/// model has not.
+/// Forecasts the time of a step. Buckets of up to 25 MiB are exchanged in sequence. Each exchange
+/// begins when backward has reached the bucket's last layer; backward's time is divided by
+/// multiplications. Exchange in memory adds to the compute time, exchange between hosts overlaps
+/// with it.
+/// Throws: InvalidArgument if the strategy needs parameter shapes that the model lacks.
 Forecast forecast(const Setting& setting, const Strategy& strategy);
 
-/// All of them, the fastest first.
+/// The forecasts for several strategies, the fastest first.
 std::vector<Forecast> forecasts(const Setting& setting, const std::vector<Strategy>& strategies);
 
-/// The layers of each bucket, in the order in which they leave: the first once it has 1 MiB, each
-/// of up to 25 MiB, and larger layers by themselves.
+/// The layers of each bucket, in the order of exchange. The first bucket ends at 1 MiB, others at
+/// 25 MiB; a larger layer has a bucket of its own.
 std::vector<std::vector<Layer>> buckets(const Model& model);
 
 }  // namespace lockstep::plan

@@ -23,7 +23,7 @@ Layer convolution(std::size_t inputs, std::size_t outputs, std::size_t kernel, s
           .positions = side * side};
 }
 
-/// The same without bias, behind it a batch norm of weight and bias.
+/// The same without bias, followed by a batch norm with weight and bias.
 Layer normed(std::size_t inputs, std::size_t outputs, std::size_t kernel, std::size_t side) {
   Layer layer = convolution(inputs, outputs, kernel, side);
   layer.vectors = 2 * outputs;
@@ -44,7 +44,8 @@ std::vector<Layer> resnet9() {
           normed(512, 512, 3, 4),  normed(512, 512, 3, 4),  linear(512, 10)};
 }
 
-/// Of 224 × 224 images: four stages of so many blocks, whose last convolution widens as told.
+/// A ResNet for 224 × 224 images: four stages with these numbers of blocks. A bottleneck block has
+/// three convolutions, the last with four times the channels.
 std::vector<Layer> resnet(const std::array<int, 4>& blocks, bool bottleneck) {
   std::vector<Layer> layers{normed(3, 64, 7, 112)};
   std::size_t inputs = 64;
@@ -53,7 +54,7 @@ std::vector<Layer> resnet(const std::array<int, 4>& blocks, bool bottleneck) {
     const std::size_t width = std::size_t{64} << stage;
     const std::size_t outputs = bottleneck ? 4 * width : width;
     for (int block = 0; block < blocks[stage]; ++block) {
-      const std::size_t before = side;  // the stride is the 3 × 3 convolution's
+      const std::size_t before = side;  // the 3 × 3 convolution has the stride
       if (stage > 0 && block == 0) side /= 2;
       if (bottleneck) {
         layers.push_back(normed(inputs, width, 1, before));

@@ -15,8 +15,8 @@ using Kind = Strategy::Kind;
 struct Named {
   Kind kind;
   std::string_view name;
-  std::string_view alias;  ///< as lockstep::parse_strategy() takes it
-  std::string_view field;  ///< empty where there is none
+  std::string_view alias;  ///< other name that lockstep::parse_strategy() accepts
+  std::string_view field;  ///< name of the option; empty for none
   double least;
   double most;
   std::string_view usual;

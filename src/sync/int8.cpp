@@ -74,7 +74,7 @@ class Int8Exchange final : public Exchange {
       if (!std::isnan(chunks[c].scale)) continue;
       const auto element = c * kernels::quantized_chunk + kernels::first_not_finite(chunks[c]);
       detail::refuse_not_finite("int8", layout_.name_at(element),
-                                kernels::complaining_rank(chunks[c]));
+                                kernels::rank_not_finite(chunks[c]));
     }
   }
 
@@ -146,7 +146,7 @@ class InPlaceInt8Exchange final : public Exchange {
   }
 
   void average(std::size_t elements, const Group& group) {
-    const detail::Working working(row_->working);
+    const detail::WorkTimer timer(row_->working);
     const auto ranks = static_cast<std::size_t>(group.size());
     const std::size_t part =
         (kernels::quantized_chunks(elements) + ranks - 1) / ranks * kernels::quantized_chunk;

@@ -119,7 +119,7 @@ TEST(AdapterFailure, RanksOfSplitGroupsAreNamedAsInTheWorld) {
 TEST(AdapterFailure, ARankThatDoesNotComeIsNamed) {
   const auto waits = [](const Group& world) {
     // Rank 1 begins nothing, and learns from the store that the others have given up.
-    while (world.rank() == 1) world.communicator().look();
+    while (world.rank() == 1) world.communicator().make_progress();
     world.all_reduce(at::zeros({100'000})).wait();
   };
   EXPECT_THAT(what_adapted_ranks_threw(3, waits, {.timeout = short_wait}),
@@ -128,7 +128,7 @@ TEST(AdapterFailure, ARankThatDoesNotComeIsNamed) {
 
 TEST(AdapterFailure, HasFields) {
   const auto waits = [](const Group& world) {
-    while (world.rank() == 1) world.communicator().look();
+    while (world.rank() == 1) world.communicator().make_progress();
     world.barrier().wait();
   };
   EXPECT_THAT(fields_adapted_ranks_threw(2, waits, {.timeout = short_wait}),

@@ -44,13 +44,13 @@ TEST(Placement, CountsHostsAndWhoseNextIsElsewhere) {
 }
 
 TEST(Traffic, OfMemoryIsWhatAlgorithmsSay) {
-  EXPECT_EQ(host_direct(3, S).meetings, 2);
+  EXPECT_EQ(host_direct(3, S).synchronizations, 2);
   EXPECT_EQ(host_direct(3, S).moved, 2 * 3 * S);  // N·S read, N·S written
   // Of each of three ranks two thirds go in and out.
   EXPECT_EQ(host_staged(3, S).moved, 2 * 3 * S + 2 * 2 * S);
-  EXPECT_EQ(host_staged(2, 4 * (256 << 10)).meetings, 1 + 2 * 4);
+  EXPECT_EQ(host_staged(2, 4 * (256 << 10)).synchronizations, 1 + 2 * 4);
   EXPECT_EQ(host_direct(1, S).moved, 0);
-  EXPECT_EQ(host_staged(1, S).meetings, 0);
+  EXPECT_EQ(host_staged(1, S).synchronizations, 0);
 }
 
 TEST(Traffic, OfBothAlgorithmsIsEqualWhereEachHostHasOneRank) {
@@ -84,14 +84,14 @@ TEST(Traffic, OfOtherCollectives) {
 }
 
 TEST(Costs, AreUnitsTimesWhatTheyCost) {
-  const Costs costs{.meeting = 1,
-                    .meeting_rank = 0.5,
+  const Costs costs{.synchronization = 1,
+                    .synchronization_rank = 0.5,
                     .local_message = 10,
                     .remote_message = 100,
                     .message = 1000,
                     .sent_byte = 1e4,
                     .moved_byte = 1e5};
-  const Traffic traffic{.meetings = 1,
+  const Traffic traffic{.synchronizations = 1,
                         .local_messages = 2,
                         .remote_messages = 3,
                         .messages = 4,

@@ -42,7 +42,7 @@ TEST(Failure, TimeoutNamesOperationAndMissingRanks) {
 TEST(ErrorFields, OfATimeout) {
   const auto waits = [](const auto& group) {
     // Rank 1 issues nothing, and learns from the world's memory that the other has given up.
-    while (group->rank() == 1) group->look();
+    while (group->rank() == 1) group->make_progress();
     group->barrier({.timeout = 200ms}).wait();
   };
   EXPECT_THAT(errors_of_ranks(2, waits, fields_of),

@@ -123,7 +123,7 @@ const ProcessBody uses("a child uses its group", [](Held group) {
       expect_refusal("ready", [&] { work.ready(); });
       expect_refusal("split", [&] { group->split(0, 0); });
       expect_refusal("allocate", [&] { group->allocate(1); });
-      expect_refusal("look", [&] { group->look(); });
+      expect_refusal("make_progress", [&] { group->make_progress(); });
       expect_refusal("send", [&] { group->send(floats, 1, DType::f32, 0).wait(); });
     });
     group->send(floats, 1, DType::f32, 0).wait();

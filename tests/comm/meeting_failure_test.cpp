@@ -79,8 +79,8 @@ const auto rank_zero_named =
 
 TEST(ProcessesMeeting, RankZeroThatEndsWhileOthersWaitIsNamed) {
   const auto name = job("zero ends late");
-  OtherRank zero([&] { host::meet(name, 0, 3, timeout); });
-  const auto world = host::meet(name, 1, 3, timeout);
+  OtherRank zero([&] { host::rendezvous(name, 0, 3, timeout); });
+  const auto world = host::rendezvous(name, 1, 3, timeout);
   std::string thrown;
   std::thread waiting([&] { thrown = what_joining_throws(world, 1); });
   while (!world->joined(1)) std::this_thread::yield();
@@ -91,18 +91,19 @@ TEST(ProcessesMeeting, RankZeroThatEndsWhileOthersWaitIsNamed) {
 
 TEST(ProcessesMeeting, RankZeroThatHasEndedIsNamed) {
   const auto name = job("zero ends early");
-  OtherRank zero([&] { host::meet(name, 0, 3, timeout); });
-  const auto world = host::meet(name, 1, 3, timeout);
+  OtherRank zero([&] { host::rendezvous(name, 0, 3, timeout); });
+  const auto world = host::rendezvous(name, 1, 3, timeout);
   zero.end();
   EXPECT_THAT(what_joining_throws(world, 1), rank_zero_named);
 }
 
 TEST(ProcessesMeeting, RankThatEndsBeforeTheLastComesIsNamedByRankZero) {
   const auto name = job("one ends");
-  auto zero = std::async(std::launch::deferred,
-                         [&] { return what_is_thrown([&] { host::meet(name, 0, 3, timeout); }); });
+  auto zero = std::async(std::launch::deferred, [&] {
+    return what_is_thrown([&] { host::rendezvous(name, 0, 3, timeout); });
+  });
   OtherRank one([&] {
-    host::meet(name, 1, 3, timeout);
+    host::rendezvous(name, 1, 3, timeout);
     ::raise(SIGKILL);
   });
   EXPECT_THAT(zero.get(),
@@ -112,14 +113,14 @@ TEST(ProcessesMeeting, RankThatEndsBeforeTheLastComesIsNamedByRankZero) {
 TEST(ProcessesMeeting, RankThatEndsAfterTheLastCameIsNamed) {
   const auto name = job("two ends");
   OtherRank one([&] {
-    const auto world = host::meet(name, 1, 3, timeout);
+    const auto world = host::rendezvous(name, 1, 3, timeout);
     ::raise(SIGKILL);  // before it joins
   });
   OtherRank two([&] {
-    host::create(host::meet(name, 2, 3, timeout), 2, {.timeout = timeout, .watch = true});
+    host::create(host::rendezvous(name, 2, 3, timeout), 2, {.timeout = timeout, .watch = true});
   });
   const auto thrown = what_is_thrown([&] {
-    host::create(host::meet(name, 0, 3, timeout), 0, {.timeout = timeout, .watch = true});
+    host::create(host::rendezvous(name, 0, 3, timeout), 0, {.timeout = timeout, .watch = true});
   });
   // Rank 0 may see the end before or after rank 2 has come.
   EXPECT_THAT(thrown, ::testing::AnyOf(HasSubstr("rank 1 left the world (its process ended)"),
@@ -133,7 +134,7 @@ TEST(ProcessesMeeting, LauncherThatEndsBeforeTheLastRankStartsIsNamed) {
   launcher.end();
   const std::vector<std::pair<int, std::string>> ranks{{0, name}, {1, job("nobody answers")}};
   for (const auto& [rank, meeting] : ranks) {
-    EXPECT_EQ(what_is_thrown([&] { host::meet(meeting, rank, 3, timeout, watch); }),
+    EXPECT_EQ(what_is_thrown([&] { host::rendezvous(meeting, rank, 3, timeout, watch); }),
               lockstep::detail::concat("init rank ", rank,
                                        " of 3: the launcher of the ranks, a launcher, has ended"));
   }
@@ -141,8 +142,8 @@ TEST(ProcessesMeeting, LauncherThatEndsBeforeTheLastRankStartsIsNamed) {
 
 TEST(ProcessesMeeting, WhatRankZeroGivesUpForIsHeardByThoseWhoCame) {
   const auto name = job("gives up");
-  OtherRank zero([&] { host::meet(name, 0, 3, 100ms); });
-  const auto world = host::meet(name, 1, 3, timeout);
+  OtherRank zero([&] { host::rendezvous(name, 0, 3, 100ms); });
+  const auto world = host::rendezvous(name, 1, 3, timeout);
   EXPECT_THAT(what_joining_throws(world, 1),
               HasSubstr("rank 0 of 3 waited 0.1 s for ranks 2 to call init"));
 }

@@ -31,7 +31,8 @@ TEST(Memory, ShortageIsAnErrorThatSaysHowMuch) {
     group->allocate(2 << 20);
     FAIL() << "took more than there is";
   } catch (const CommError& error) {
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("cannot take 2097152 bytes"), HasSubstr("1048576")));
+    EXPECT_THAT(error.what(),
+                AllOf(HasSubstr("cannot allocate 2097152 bytes"), HasSubstr("1048576")));
   }
   const auto big = host::create(host::World::create(1, std::size_t{1} << 44), 0, {});
   try {

@@ -19,10 +19,10 @@ struct Steps {
   int done = 0;  ///< likewise
 
   detail::ProgressThread::Outcome advance() {
-    if (left == 0) return {.news = false, .under_way = false};
+    if (left == 0) return {.progressed = false, .pending = false};
     --left;
     ++done;
-    return {.news = true, .under_way = left > 0};
+    return {.progressed = true, .pending = left > 0};
   }
   void begin(detail::ProgressThread& thread, int steps) {
     const std::lock_guard lock(mutex);

@@ -33,7 +33,7 @@ class FakeContext final : public detail::RankContext {
   int polls = 0;
   int checks = 0;
   int sleeps = 0;
-  int spread_calls = 0;
+  int propagate_calls = 0;
   int ended_waits = 0;
 
  private:
@@ -45,7 +45,7 @@ class FakeContext final : public detail::RankContext {
   void record(detail::FailureKind /*kind*/, const control::Failure& failure) noexcept override {
     failure_.record(failure);
   }
-  void spread() noexcept override { ++spread_calls; }
+  void propagate_failure() noexcept override { ++propagate_calls; }
   control::Failure failure() override { return failure_.failure(); }
   bool sleep_unless(const std::function<bool()>& over, std::chrono::nanoseconds longest) override {
     if (over()) return true;
@@ -99,7 +99,7 @@ class FakeCommunicator final : public detail::BackendCommunicator {
 
  private:
   Work begin(Operation&& operation) override {
-    const detail::RankContext::Use use(context_);
+    const detail::RankContext::CallGuard guard(context_);
     number(operation);
     if (context_.failed()) context_.throw_failure(where(operation.label()));
     requests.push_back(std::make_shared<FakeRequest>(*this, std::move(operation)));
@@ -158,7 +158,7 @@ TEST(RankContext, ATimeoutEndsTheWorldAndNamesTheMissingRanks) {
   auto work = group->barrier();
   const auto text = text_of<TimeoutError>([&] { work.wait(); });
   EXPECT_EQ(text, "barrier #1 (fake) rank 0 of 2: barrier #1 waited 0.02 s for rank 1");
-  EXPECT_GE(context.spread_calls, 1);
+  EXPECT_GE(context.propagate_calls, 1);
   EXPECT_EQ(context.ended_waits, 1);
   EXPECT_TRUE(group->requests.empty());
   EXPECT_EQ(text_of<TimeoutError>([&] { (void)group->barrier(); }),
@@ -187,7 +187,7 @@ TEST(RankContext, AnOperationThatAFailureCompletesIsComplete) {
   };
   work.wait();
   EXPECT_EQ(context.polls, 4);
-  EXPECT_THAT(text_of<CommError>([&] { group->look(); }),
+  EXPECT_THAT(text_of<CommError>([&] { group->make_progress(); }),
               HasSubstr("world (fake) rank 0 of 2: over"));
 }
 
@@ -201,7 +201,7 @@ TEST(RankContext, AnAbandonedOperationEndsTheWorldAndIsReleased) {
     } catch (const std::runtime_error&) {
     }
     EXPECT_TRUE(group->requests.empty());
-    EXPECT_THAT(text_of<CommError>([&] { group->look(); }),
+    EXPECT_THAT(text_of<CommError>([&] { group->make_progress(); }),
                 HasSubstr("the world failed earlier: rank 0: barrier #1 was abandoned"));
   }
 }

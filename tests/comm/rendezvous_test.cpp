@@ -58,7 +58,8 @@ TEST(Rendezvous, RanksMeetInOneWorld) {
     std::vector<std::function<void()>> ranks;
     for (int rank = size; rank-- > 0;) {
       ranks.emplace_back([=] {
-        const auto group = host::create(host::meet(own_job("meet"), rank, size, 20s), rank, {});
+        const auto group =
+            host::create(host::rendezvous(own_job("meet"), rank, size, 20s), rank, {});
         std::int64_t sum = rank;
         group->all_reduce(&sum, 1, DType::i64, ReduceOp::sum).wait();
         EXPECT_EQ(sum, size * (size - 1) / 2);
@@ -69,20 +70,20 @@ TEST(Rendezvous, RanksMeetInOneWorld) {
 }
 
 TEST(Rendezvous, OtherNumbersOfRanksAreNamedOnBothSides) {
-  const auto texts = what_calls_threw({[] { host::meet(own_job("sizes"), 0, 2, 20s); },
-                                       [] { host::meet(own_job("sizes"), 1, 3, 20s); }});
+  const auto texts = what_calls_threw({[] { host::rendezvous(own_job("sizes"), 0, 2, 20s); },
+                                       [] { host::rendezvous(own_job("sizes"), 1, 3, 20s); }});
   EXPECT_THAT(texts, Each(HasSubstr("rank 1 expects a world of 3 ranks, rank 0 one of 2")));
 }
 
 TEST(Rendezvous, TheSameRankTwiceIsNamed) {
-  const auto come = [] { host::meet(own_job("twice"), 1, 3, 2s); };
+  const auto come = [] { host::rendezvous(own_job("twice"), 1, 3, 2s); };
   const auto texts =
-      what_calls_threw({[] { host::meet(own_job("twice"), 0, 3, 20s); }, come, come});
+      what_calls_threw({[] { host::rendezvous(own_job("twice"), 0, 3, 20s); }, come, come});
   EXPECT_THAT(texts[0], HasSubstr("two processes say that they are rank 1 of 3"));
 }
 
 TEST(Rendezvous, SecondRankZeroIsRefused) {
-  const auto make = [] { host::meet(own_job("zero"), 0, 2, 500ms); };
+  const auto make = [] { host::rendezvous(own_job("zero"), 0, 2, 500ms); };
   EXPECT_THAT(
       what_calls_threw({make, make}),
       ::testing::UnorderedElementsAre(HasSubstr("does another process say that it is rank 0"),
@@ -91,8 +92,8 @@ TEST(Rendezvous, SecondRankZeroIsRefused) {
 
 TEST(Rendezvous, MissingRanksAreNamed) {
   EXPECT_THAT(
-      what_calls_threw({[] { host::meet(own_job("late"), 0, 3, 100ms); },
-                        [] { host::meet(own_job("later"), 2, 3, 100ms); }}),
+      what_calls_threw({[] { host::rendezvous(own_job("late"), 0, 3, 100ms); },
+                        [] { host::rendezvous(own_job("later"), 2, 3, 100ms); }}),
       ::testing::ElementsAre(HasSubstr("rank 0 of 3 waited 0.1 s for ranks 1, 2 to call init"),
                              HasSubstr("rank 2 of 3 waited 0.1 s for rank 0 to call init")));
 }
@@ -121,7 +122,7 @@ class Address {
   /// That of a job, as its rank 0 makes it.
   static Address of(const std::string& job) {
     std::string name;
-    std::thread rank_0([&] { EXPECT_THROW(host::meet(job, 0, 2, 200ms), TimeoutError); });
+    std::thread rank_0([&] { EXPECT_THROW(host::rendezvous(job, 0, 2, 200ms), TimeoutError); });
     while (name.empty()) name = own_address();
     rank_0.join();
     return Address(name);
@@ -174,10 +175,10 @@ TEST(Rendezvous, SilentConnectionsDelayNoRank) {
     for (int i = 0; i < 20; ++i) silent.push_back(address.connected());
     connected.set_value();
   };
-  const auto texts = what_calls_threw({[&] { host::meet(job, 0, 2, 10s); }, come,
+  const auto texts = what_calls_threw({[&] { host::rendezvous(job, 0, 2, 10s); }, come,
                                        [&] {
                                          connected.get_future().wait();
-                                         host::meet(job, 1, 2, 10s);
+                                         host::rendezvous(job, 1, 2, 10s);
                                        }});
   EXPECT_THAT(texts, Each(""));
 }
@@ -189,7 +190,7 @@ TEST(Rendezvous, SilentConnectionsAreNamed) {
   const auto come = [&] {
     for (int i = 0; i < 80; ++i) silent.push_back(address.connected());
   };
-  const auto texts = what_calls_threw({[&] { host::meet(job, 0, 2, 1s); }, come});
+  const auto texts = what_calls_threw({[&] { host::rendezvous(job, 0, 2, 1s); }, come});
   EXPECT_THAT(texts[0],
               AllOf(HasSubstr("rank 0 of 2 waited 1 s for ranks 1 to call init; " + this_process()),
                     HasSubstr(") connected and sent no hello, the last of ")));
@@ -200,7 +201,7 @@ TEST(Rendezvous, HolderOfItsAddressIsNamedOnBothSides) {
   const auto address = Address::of(job);
   const auto ranks = [&] {
     return what_calls_threw(
-        {[&] { host::meet(job, 0, 2, 300ms); }, [&] { host::meet(job, 1, 2, 300ms); }});
+        {[&] { host::rendezvous(job, 0, 2, 300ms); }, [&] { host::rendezvous(job, 1, 2, 300ms); }});
   };
   const auto held = address.bound();
   auto texts = ranks();
@@ -238,14 +239,14 @@ TEST(Rendezvous, AnotherUserIsNotLetIn) {
     ::close(fd);
   };
   std::promise<void> went;
-  const auto texts = what_calls_threw({[] { host::meet(own_job("stranger"), 0, 2, 20s); },
+  const auto texts = what_calls_threw({[] { host::rendezvous(own_job("stranger"), 0, 2, 20s); },
                                        [&] {
                                          stranger();
                                          went.set_value();
                                        },
                                        [&] {
                                          went.get_future().wait();
-                                         host::meet(own_job("stranger"), 1, 2, 20s);
+                                         host::rendezvous(own_job("stranger"), 1, 2, 20s);
                                        }});
   EXPECT_THAT(texts, Each(""));
   EXPECT_EQ(got, "nothing");

@@ -79,8 +79,9 @@ void control_frames(const Corpus& corpus) {
   const std::string heartbeat = encode({.kind = Kind::heartbeat});
   corpus.add("life", '\x07' + start + encode({.kind = Kind::all_here}) + heartbeat + heartbeat +
                          encode({.kind = Kind::left}));
-  corpus.add("failure", '\0' + encode(told({.text = "rank 1 on host b has ended"})));
-  corpus.add("timeout", '\xff' + heartbeat + encode(told({.timeout = true, .text = "waited"})));
+  corpus.add("failure", '\0' + encode(failure_frame({.text = "rank 1 on host b has ended"})));
+  corpus.add("timeout",
+             '\xff' + heartbeat + encode(failure_frame({.timeout = true, .text = "waited"})));
   corpus.add("refused", '\x03' + encode({.kind = Kind::refused, .payload = "another world"}));
   corpus.add("long", '\x80' + encode({.kind = Kind::failed, .payload = std::string(4096, 'x')}));
   std::string longer = encode({.kind = Kind::failed, .payload = std::string(4096, 'x')}) + 'x';

@@ -231,7 +231,7 @@ TEST(Launchers, ContradictionsAreShown) {
   variables["OMPI_COMM_WORLD_SIZE"] = "4";
   EXPECT_THAT(Launched({init_program}, variables).wait().out,
               HasSubstr("init: contradictory environment: rank 1 of 4 by OpenMPI's mpirun, but "
-                        "RANK=0, WORLD_SIZE=2; unset what is left over"));
+                        "RANK=0, WORLD_SIZE=2; unset the outdated variables"));
 }
 
 TEST(Launchers, LockstepRunStartsNoMpi) {

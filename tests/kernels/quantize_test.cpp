@@ -143,7 +143,7 @@ TEST(Quantize, SaysWhoseAndWhichElementIsNotFinite) {
     EXPECT_FALSE(std::isnan(mean[0].scale));
     ASSERT_TRUE(std::isnan(mean[1].scale));
     EXPECT_EQ(first_not_finite(mean[1]), 150U);
-    EXPECT_EQ(complaining_rank(mean[1]), 1);
+    EXPECT_EQ(rank_not_finite(mean[1]), 1);
   }
 }
 

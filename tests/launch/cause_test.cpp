@@ -10,27 +10,27 @@ namespace {
 
 using detail::ErrorRecord;
 
-const Account well{};
-const Account silent{.failed = true};
-const Account late{.failed = true, .late = true};
-const Account wordy{.failed = true, .wrote_error = true};
-const Account crashed{.failed = true, .crashed = true};
-const Account raised{.failed = true, .raised_failure = true, .wrote_error = true};
+const RankFacts well{};
+const RankFacts silent{.failed = true};
+const RankFacts late{.failed = true, .late = true};
+const RankFacts wordy{.failed = true, .wrote_error = true};
+const RankFacts crashed{.failed = true, .crashed = true};
+const RankFacts raised{.failed = true, .raised_failure = true, .wrote_error = true};
 
-Account with_error(const std::string& text, ErrorKind kind = ErrorKind::general) {
+RankFacts with_error(const std::string& text, ErrorKind kind = ErrorKind::general) {
   return {.failed = true, .wrote_error = true, .error = ErrorRecord{.kind = kind, .text = text}};
 }
 
 /// With the error of that rank.
-Account repeating(int rank, const std::string& text) {
-  auto account = with_error(text, ErrorKind::data);
-  account.error->rank = rank;
-  account.error->repeats = true;
-  return account;
+RankFacts repeating(int rank, const std::string& text) {
+  auto facts = with_error(text, ErrorKind::data);
+  facts.error->rank = rank;
+  facts.error->repeats = true;
+  return facts;
 }
 
-/// The rank at fault, whichever rank has which account.
-void expect_named(const Account& culprit, const std::vector<Account>& others) {
+/// The rank at fault, whichever rank has which facts.
+void expect_named(const RankFacts& culprit, const std::vector<RankFacts>& others) {
   for (std::size_t place = 0; place <= others.size(); ++place) {
     auto ranks = others;
     ranks.insert(ranks.begin() + static_cast<std::ptrdiff_t>(place), culprit);

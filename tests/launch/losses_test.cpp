@@ -125,7 +125,7 @@ TEST(Losses, OfAReaderThatHasGoneEndTheJobAndAreTold) {
   job.close_output();
   const auto ended = job.wait();
   EXPECT_EQ(ended.code, 128 + SIGPIPE);
-  EXPECT_EQ(ended.err, "lockstep: nobody reads its output: stdout: Broken pipe\n");
+  EXPECT_EQ(ended.err, "lockstep: the reader of its output has closed it: stdout: Broken pipe\n");
   EXPECT_FALSE(anything_left());
 }
 

@@ -87,7 +87,7 @@ TEST(OutOfMemory, LimitOfANestedGroupIsSeen) {
   const auto ended = group.run(concat("run -n 2 ", quoted(rank_program()), " share-memory 1"));
   EXPECT_EQ(ended.code, 1) << ended.err;
   EXPECT_THAT(ended.err,
-              AllOf(HasSubstr("host: cannot take 256 MiB of memory: not enough memory; "),
+              AllOf(HasSubstr("host: cannot allocate 256 MiB of memory: not enough memory; "),
                     HasSubstr(concat("available on this machine within control group ",
                                      group.folder().string()))));
 }

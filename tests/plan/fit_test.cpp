@@ -11,15 +11,15 @@ using Over = Measurement::Over;
 constexpr double MB = 1e6;
 
 TEST(PlanFit, FindsWhatMadeTheTimes) {
-  // Two meetings of 1 ms and 2·N·S bytes of 2 ns; 3 messages of 10 ms and S bytes of 5 ns, with the
-  // ranks' own work left out.
+  // Two synchronizations of 1 ms and 2·N·S bytes of 2 ns; 3 messages of 10 ms and S bytes of 5 ns,
+  // with the ranks' own work left out.
   Costs costs;
-  costs.meeting_rank = 0;
+  costs.synchronization_rank = 0;
   costs.message = 0;
   const auto fitted = plan::fit(costs, {{Over::memory, 2, 1 * MB, 0.002 + 0.008},
                                         {Over::memory, 2, 4 * MB, 0.002 + 0.032},
                                         {Over::memory, 3, 1 * MB, 0.002 + 0.012}});
-  EXPECT_NEAR(fitted.meeting, 1e-3, 1e-12);
+  EXPECT_NEAR(fitted.synchronization, 1e-3, 1e-12);
   EXPECT_NEAR(fitted.moved_byte, 2e-9, 1e-18);
   EXPECT_EQ(fitted.remote_message, costs.remote_message);
   EXPECT_EQ(fitted.sent_byte, costs.sent_byte);
@@ -30,21 +30,21 @@ TEST(PlanFit, FindsWhatMadeTheTimes) {
                                         {Over::network, 2, 8 * MB, 0.03 + 0.04 + 0.024}});
   EXPECT_NEAR(both.remote_message, 1e-2, 1e-12);
   EXPECT_NEAR(both.sent_byte, 5e-9, 1e-18);
-  EXPECT_EQ(both.meeting, fitted.meeting);
+  EXPECT_EQ(both.synchronization, fitted.synchronization);
 }
 
 TEST(PlanFit, KeepsWhatNothingIsKnownOf) {
   const Costs costs;
   EXPECT_EQ(plan::fit(costs, {}).moved_byte, costs.moved_byte);
-  // One size tells the byte, beside meetings as they were.
-  const double meetings = 2 * costs.meeting;
-  const auto one = plan::fit(costs, {{Over::memory, 2, 1 * MB, meetings + 4 * MB * 3e-9}});
-  EXPECT_EQ(one.meeting, costs.meeting);
+  // One size tells the byte, beside synchronizations as they were.
+  const double synchronizations = 2 * costs.synchronization;
+  const auto one = plan::fit(costs, {{Over::memory, 2, 1 * MB, synchronizations + 4 * MB * 3e-9}});
+  EXPECT_EQ(one.synchronization, costs.synchronization);
   EXPECT_NEAR(one.moved_byte, 3e-9, 1e-18);
   // A larger buffer in less time than a smaller one: no meeting takes less than nothing.
   const auto odd =
       plan::fit(costs, {{Over::memory, 2, 1 * MB, 0.001}, {Over::memory, 2, 9 * MB, 0.02}});
-  EXPECT_GE(odd.meeting, 0);
+  EXPECT_GE(odd.synchronization, 0);
   EXPECT_GT(odd.moved_byte, 0);
   // One rank exchanges nothing.
   EXPECT_EQ(plan::fit(costs, {{Over::memory, 1, 1 * MB, 0.001}}).moved_byte, costs.moved_byte);

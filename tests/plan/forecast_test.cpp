@@ -15,8 +15,8 @@ using plan::Setting;
 
 /// Nothing costs anything but bytes between hosts.
 Costs only_network(double seconds_per_byte) {
-  return {.meeting = 0,
-          .meeting_rank = 0,
+  return {.synchronization = 0,
+          .synchronization_rank = 0,
           .local_message = 0,
           .remote_message = 0,
           .message = 0,
@@ -91,8 +91,8 @@ TEST(Forecast, AddsWorkInMemoryToTheStep) {
   Setting setting{.nodes = 1, .ranks_per_node = 4, .model = two_layers(), .compute = 1};
   setting.costs = only_network(0);
   setting.costs.moved_byte = 1e-7;
-  setting.costs.meeting = 0.01;
-  // Two buckets of two meetings, and 2·N·S bytes of 1200000 each.
+  setting.costs.synchronization = 0.01;
+  // Two buckets of two synchronizations, and 2·N·S bytes of 1200000 each.
   EXPECT_DOUBLE_EQ(plan::forecast(setting, plan::parse_strategy("fp32")).step,
                    1 + 2 * (0.02 + 2 * 4 * 0.12));
 }

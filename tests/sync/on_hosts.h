@@ -32,9 +32,9 @@ class OnHosts final : public Communicator {
     auto made = ranks_.split(color, key);
     if (made == nullptr) return nullptr;
     const auto own = static_cast<std::int64_t>(hosts()[static_cast<std::size_t>(rank())]);
-    std::vector<std::uint64_t> known_by(static_cast<std::size_t>(made->size()));
-    made->all_gather(&own, known_by.data(), 1, DType::i64).wait();
-    return std::make_shared<OnHosts>(std::move(made), lockstep::detail::numbered_hosts(known_by));
+    std::vector<std::uint64_t> host_ids(static_cast<std::size_t>(made->size()));
+    made->all_gather(&own, host_ids.data(), 1, DType::i64).wait();
+    return std::make_shared<OnHosts>(std::move(made), lockstep::detail::numbered_hosts(host_ids));
   }
   void fail(std::string_view cause) noexcept override { ranks_.fail(cause); }
 

@@ -16,7 +16,7 @@
 namespace lockstep::inline v0_2::control {
 namespace {
 
-Address asked(int socket, int (*ask)(int, sockaddr*, socklen_t*)) {
+Address address_of(int socket, int (*ask)(int, sockaddr*, socklen_t*)) {
   sockaddr_storage found{};
   socklen_t length = sizeof found;
   if (ask(socket, reinterpret_cast<sockaddr*>(&found), &length) != 0) return {};
@@ -38,9 +38,9 @@ std::optional<Address> Address::of(const sockaddr* from) {
   return address;
 }
 
-Address Address::local(int socket) { return asked(socket, ::getsockname); }
+Address Address::local(int socket) { return address_of(socket, ::getsockname); }
 
-Address Address::peer(int socket) { return asked(socket, ::getpeername); }
+Address Address::peer(int socket) { return address_of(socket, ::getpeername); }
 
 bool Address::loopback() const {
   if (family() == AF_INET6) return IN6_IS_ADDR_LOOPBACK(&storage_.v6.sin6_addr);
@@ -152,7 +152,7 @@ std::string interface_of(const Address& local) {
       }
     }
   } catch (const CommError&) {
-    // Not a failure of the operation: the name is for a message only.
+    // Not an error: the name is used in a log text only.
   }
   return "an unknown interface";
 }

@@ -11,19 +11,19 @@
 
 namespace lockstep::inline v0_2::control {
 
-/// An IPv4 or IPv6 address with a port. It may be copied as bytes.
+/// An IPv4 or IPv6 address with a port. Trivially copyable.
 class Address {
  public:
   Address() = default;
-  /// None of another family.
+  /// The address; nullopt for another family.
   static std::optional<Address> of(const sockaddr* from);
-  /// This end of a socket, and the other.
+  /// The local and the remote address of a socket.
   static Address local(int socket);
   static Address peer(int socket);
 
   int family() const { return storage_.any.sa_family; }
   bool loopback() const;
-  /// Of one link only, where it means nothing without the interface's number on that host.
+  /// Whether it is a link-local address, which other hosts cannot use without an interface number.
   bool link_local() const;
   Address with_port(std::uint16_t port) const;
 
@@ -35,7 +35,7 @@ class Address {
   /// "10.0.0.1:4711" or "[fd00::1]:4711".
   std::string text() const;
 
-  /// Whether the hosts are the same, whatever the ports.
+  /// Whether the addresses are equal except for the port.
   bool same_host(const Address& other) const { return host() == other.host(); }
 
  private:
@@ -47,30 +47,31 @@ class Address {
   Storage storage_{};
 };
 
-/// A network interface that is up, with those of its addresses that mean the same on every host.
+/// A network interface that is up, with its addresses except link-local ones.
 struct Interface {
   std::string name;
   bool loopback = false;
   std::vector<Address> addresses = {};
 };
 
-/// All that are up, in the order in which the kernel lists them.
+/// All interfaces that are up, in the order of the kernel.
 std::vector<Interface> interfaces();
 
-/// The interfaces by which hosts may be reached: the one of that name, else all but loopback.
-/// Throws: CommError when there is none of that name, or it has no address or is not up, with who
-/// named it.
+/// The interfaces for connections between hosts: the one with this name; for an empty name, all
+/// except loopback. named_by is the option or variable with the name, for error texts.
+/// Throws: CommError if there is no interface with this name, if it is not up, or if it has no
+/// address.
 std::vector<Interface> usable_interfaces(const std::string& name,
                                          std::string_view named_by = "LOCKSTEP_INTERFACE");
 
-/// Checks an interface name that a user gave. Throws: InvalidArgument with the message of
-/// usable_interfaces().
+/// Checks an interface name of the user.
+/// Throws: InvalidArgument with the text of usable_interfaces().
 void check_interface(const std::string& name, std::string_view named_by);
 
-/// For people: "eth0 10.0.0.1 fd00::1, eth1 10.1.0.1".
+/// A text such as "eth0 10.0.0.1 fd00::1, eth1 10.1.0.1".
 std::string describe(const std::vector<Interface>& interfaces);
 
-/// The interface that an address of this host belongs to, for messages: "eth0".
+/// The name of the interface with this local address, such as "eth0", for log texts.
 std::string interface_of(const Address& local);
 
 }  // namespace lockstep::control

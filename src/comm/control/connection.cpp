@@ -22,7 +22,7 @@ struct Header {
   std::uint16_t bytes;
 };
 
-/// Precedes the text of a failure.
+/// Precedes the text in the payload of a failure.
 struct Fault {
   std::int32_t rank;
   std::uint32_t by_program;
@@ -31,7 +31,7 @@ static_assert(longest_failure_text + sizeof(Fault) == longest_payload);
 
 }  // namespace
 
-Frame told(const Failure& failure) {
+Frame failure_frame(const Failure& failure) {
   const Fault fault{.rank = failure.rank, .by_program = failure.by_program ? 1U : 0U};
   std::string payload(reinterpret_cast<const char*>(&fault), sizeof fault);
   return {.kind = failure.timeout ? Kind::timed_out : Kind::failed,
@@ -61,12 +61,13 @@ std::string encode(const Frame& frame) {
 
 std::optional<Frame> FrameReader::next() {
   const auto begins = std::string_view(bytes_).substr(0, opening.size());
-  if (begins != opening.substr(0, begins.size())) throw CommError("not the words of Lockstep");
+  if (begins != opening.substr(0, begins.size()))
+    throw CommError("the received bytes are not a Lockstep frame");
   if (bytes_.size() < sizeof(Header)) return std::nullopt;
   Header header;
   std::memcpy(&header, bytes_.data(), sizeof header);
   if (header.kind > Kind::left || header.bytes > longest_payload) {
-    throw CommError("not the words of this Lockstep");
+    throw CommError("the received frame is of another Lockstep version");
   }
   const std::size_t whole = sizeof header + header.bytes;
   if (bytes_.size() < whole) return std::nullopt;
@@ -82,16 +83,16 @@ Connection::Connection(detail::Descriptor socket)
 }
 
 bool Connection::receive() {
-  std::array<char, 2 * longest_payload> room;
+  std::array<char, 2 * longest_payload> buffer;
   for (;;) {
-    const auto got = ::recv(socket_.get(), room.data(), room.size(), 0);
+    const auto got = ::recv(socket_.get(), buffer.data(), buffer.size(), 0);
     if (got > 0) {
-      reader_.add({room.data(), static_cast<std::size_t>(got)});
+      reader_.add({buffer.data(), static_cast<std::size_t>(got)});
       return true;
     }
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return true;
-    // A process that ends with bytes unread resets the connection.
+    // A process that ends without reading all bytes resets the connection.
     error_ = got == 0 || errno == ECONNRESET || errno == EPIPE ? 0 : errno;
     return false;
   }
@@ -111,7 +112,7 @@ bool Connection::flush() {
     }
     if (errno == EINTR) continue;
     if (errno == EAGAIN || errno == EWOULDBLOCK) return false;
-    unsent_.clear();  // what broke it shows when reading
+    unsent_.clear();  // receive() reports the error
   }
   return true;
 }

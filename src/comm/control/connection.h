@@ -11,16 +11,16 @@
 
 namespace lockstep::inline v0_2::control {
 
-/// Kinds of messages on a control connection.
+/// Kinds of frames on a control connection.
 enum class Kind : std::uint16_t {
-  hello,      ///< a rank identifies itself: Hello
-  accepted,   ///< rank 0's answer, without a failure so far: Greeting
-  refused,    ///< rank 0's reason; the connection ends
-  all_here,   ///< heartbeats begin
-  heartbeat,  ///< nothing else
-  failed,     ///< the first cause; the world has ended
-  timed_out,  ///< the same, because a wait lasted too long
-  left        ///< this end takes part in nothing more; no failure
+  hello,      ///< a rank identifies itself; payload: Hello
+  accepted,   ///< rank 0 admits the rank; payload: Greeting
+  refused,    ///< rank 0 refuses the rank; payload: the reason
+  all_here,   ///< all ranks have joined; heartbeats begin
+  heartbeat,  ///< no payload
+  failed,     ///< the world has failed; payload: the first cause
+  timed_out,  ///< the same for a timeout
+  left        ///< the rank has left the world without a failure
 };
 
 struct Frame {
@@ -28,51 +28,57 @@ struct Frame {
   std::string payload = {};
 };
 
-/// The message that carries the first cause.
-Frame told(const Failure& failure);
+/// The frame for a failure.
+Frame failure_frame(const Failure& failure);
 
-/// The failure of a message that told() made; empty for a message of another kind.
+/// The failure in a frame of failure_frame(); nullopt for other frames.
 std::optional<Failure> failure_in(const Frame& frame);
 
-/// The longest payload that is sent or taken.
+/// The longest payload that is sent or accepted.
+/// Units: bytes.
 inline constexpr std::size_t longest_payload = 4096;
 
-/// The longest text of a failure that told() sends whole.
+/// The longest text of a failure that failure_frame() does not truncate.
+/// Units: bytes.
 inline constexpr std::size_t longest_failure_text = longest_payload - 8;
 
-/// The bytes of a frame; of a longer payload as much as is taken.
+/// The bytes of a frame. Truncates a payload that is too long.
 std::string encode(const Frame& frame);
 
-/// Cuts a stream of bytes, in whatever pieces they come, into frames.
+/// Parses frames from a stream of bytes, which may arrive in any pieces.
 class FrameReader {
  public:
   void add(std::string_view bytes) { bytes_ += bytes; }
-  /// The next whole frame, if it is here. Throws: CommError once bytes are no frame's.
+  /// The next complete frame, if it has arrived.
+  /// Throws: CommError for bytes that are not a frame.
   std::optional<Frame> next();
 
  private:
   std::string bytes_;
 };
 
-/// One TCP connection that carries frames; nothing blocks. For one thread.
+/// A TCP connection for frames. No call blocks. Used by one thread.
 class Connection {
  public:
-  /// A connected socket that does not block.
+  /// Takes a connected, non-blocking socket.
   explicit Connection(detail::Descriptor socket);
 
   int fd() const { return socket_.get(); }
   const Address& peer() const { return peer_; }
 
-  /// Takes in some of what has come. False once nothing more can.
+  /// Receives available bytes. False if the connection is closed or broken.
   bool receive();
-  /// Why nothing more can: errno of the network, or 0 where the other end closed.
+  /// After receive() returned false: errno of the network, or 0 if the other side has closed the
+  /// connection.
   int error() const { return error_; }
-  /// The next frame of what was received. Throws: CommError once bytes are no frame's.
+  /// The next frame that was received.
+  /// Throws: CommError for bytes that are not a frame.
   std::optional<Frame> next() { return reader_.next(); }
 
-  /// Sends, or keeps what does not fit the socket yet; nothing once the connection has broken.
+  /// Sends a frame. Queues bytes for which the socket has no space. Does nothing on a broken
+  /// connection.
   void send(const Frame& frame);
-  /// Sends what was kept. False while there is more.
+  /// Sends queued bytes. False if some remain.
   bool flush();
   bool flushed() const { return unsent_.empty(); }
 

@@ -16,75 +16,78 @@
 
 namespace lockstep::inline v0_2::control {
 
-/// This rank's part in the watch that ranks of several hosts keep over one another. A thread sends
-/// heartbeats, expects those of others, and forwards the first cause of a failure. Note [How ranks
-/// of several hosts watch one another] is in control.cpp.
+/// Detects failures of ranks and links between hosts, for one rank. A thread sends heartbeats,
+/// checks those of other ranks, and forwards the first failure. Note [How ranks of several hosts
+/// watch one another] is in control.cpp.
 class Control {
  public:
-  /// Called by the thread, once at most, with a failure that others told of or that shows in their
-  /// silence. It must not call this Control.
+  /// Called by the thread at most once, with a failure that another rank has sent or that the
+  /// thread has detected. It must not call this Control.
   using OnFailure = std::function<void(const Failure&)>;
 
-  /// The others are those that Gathering or join() has met. Throws: CommError when the process may
-  /// open no more files or start no more threads.
+  /// others are the connections from Gathering::wait() or join().
+  /// Throws: CommError if the process cannot open another file or start another thread.
   Control(std::vector<Member> others, OnFailure on_failure);
-  /// Unless it has left, the others learn that this rank has ended.
+  /// Closes the connections. Unless this rank has called leave(), the other ranks treat this as a
+  /// failure.
   ~Control();
   Control(const Control&) = delete;
   Control& operator=(const Control&) = delete;
 
-  /// Tells all other ranks what ended the world; returns when that is on its way, or after a fifth
-  /// of a second. Any thread.
+  /// Sends the failure that ended the world to all other ranks. Returns when it is sent, or after
+  /// 200 ms. Any thread.
   void fail(const Failure& failure) noexcept;
-  /// Tells the others that all is well and this rank takes part in nothing more. Any thread.
+  /// Tells the other ranks that this rank has left without a failure. Returns when this is sent, or
+  /// after 1 s. Any thread.
   void leave() noexcept;
 
  private:
   using Clock = std::chrono::steady_clock;
-  enum class Order { none, fail, leave, stop };
+  enum class Command { none, fail, leave, stop };
 
   struct Peer {
     Member member;
-    Clock::duration heard{};  ///< when, by running_
-    bool here = true;         ///< it has not left
+    Clock::duration last_frame{};  ///< time of the last frame, as running_ counts
+    bool present = true;           ///< the rank has not left
   };
 
   static std::string who(const Peer& peer);
-  void give(Order order, const Failure& failure = {}) noexcept;
+  void send_command(Command command, const Failure& failure = {}) noexcept;
   void await_done(std::chrono::milliseconds limit) noexcept;
 
-  // Run by the thread.
+  // Called by the thread.
   void run() noexcept;
   void watch();
-  void obey();
-  void hear(Peer& peer);
-  /// Takes the frames that have come.
-  void take(Peer& peer);
-  void beat();
+  void run_command();
+  void read_from(Peer& peer);
+  /// Processes the received frames.
+  void process_frames(Peer& peer);
+  void exchange_heartbeats();
   std::string silence(const Peer& silent) const;
-  /// Adds the time since the last call to running_. False if the process was stopped meanwhile:
-  /// that time does not count.
-  bool look_at_clock(std::chrono::milliseconds interval);
-  /// Ends the watch for what this rank is the first to see, and says it on stderr.
-  void found(const std::string& cause, int rank, const Peer* from);
-  /// Ends the watch and sends the failure to all but from. An own failure is recorded here already.
-  void end(const Failure& failure, const Peer* from, bool own);
-  void tell_all(const Frame& frame, const Peer* but = nullptr);
-  void send_rest();
+  /// Adds the time since the last call to running_. If the process was stopped meanwhile, does not
+  /// add it and returns false.
+  bool update_clock(std::chrono::milliseconds interval);
+  /// Ends the world by a failure that this rank has detected first, and prints it to stderr.
+  void report_failure(const std::string& cause, int rank, const Peer* from);
+  /// Ends the thread's work and sends the failure to all ranks except from. own: the failure came
+  /// from fail().
+  void end_by(const Failure& failure, const Peer* from, bool own);
+  void send_to_all(const Frame& frame, const Peer* but = nullptr);
+  void flush_all();
 
   OnFailure on_failure_;
   std::vector<Peer> peers_;
-  std::chrono::milliseconds limit_{};  ///< longest silence
+  std::chrono::milliseconds limit_{};  ///< longest time without a frame from a rank
   detail::Descriptor events_;
-  detail::Descriptor bell_;
-  bool over_ = false;           ///< the thread has nothing more to watch for
-  Clock::duration running_{};   ///< time that this thread has watched
-  Clock::time_point looked_{};  ///< at the clock, by this thread
+  detail::Descriptor wake_event_;
+  bool over_ = false;                 ///< the thread's work has ended
+  Clock::duration running_{};         ///< running time of this thread, without stops of the process
+  Clock::time_point last_reading_{};  ///< last clock reading of this thread
   pid_t process_;
 
   std::mutex mutex_;
-  std::condition_variable done_told_;
-  Order order_ = Order::none;
+  std::condition_variable done_changed_;
+  Command command_ = Command::none;
   Failure failure_;
   bool done_ = false;
 

@@ -21,7 +21,7 @@ Failure failure_of_program(int rank, std::string_view text) noexcept {
   try {
     failure.text = text;
   } catch (const std::bad_alloc&) {
-    // Nameless, then.
+    // Out of memory: the failure has no text.
   }
   return failure;
 }

@@ -22,9 +22,9 @@ using detail::concat;
 using detail::Descriptor;
 
 /// A connection that sends nothing for longer than this is refused.
-constexpr auto patience = std::chrono::seconds(5);
-constexpr auto between_looks = std::chrono::milliseconds(20);
-/// Strangers that may be in the way at a time, beyond the ranks themselves.
+constexpr auto hello_timeout = std::chrono::seconds(5);
+constexpr auto poll_interval = std::chrono::milliseconds(20);
+/// Connections without a Hello that are kept in addition to one for each rank.
 constexpr std::size_t spare = 64;
 
 std::string of_rank_0(const Settings& settings, std::string_view what) {
@@ -39,7 +39,7 @@ Gathering::Gathering(Settings settings) : settings_(std::move(settings)) {
     throw CommError(of_rank_0(settings_, concat("got no random token: ", std::strerror(errno))));
   }
   offer_.network = settings_.network;
-  // Ranks that share rank 0's network need no other way.
+  // Ranks on rank 0's host connect over loopback.
   for (const auto& interface : interfaces()) {
     if (interface.loopback) listen_on(interface);
   }
@@ -47,18 +47,18 @@ Gathering::Gathering(Settings settings) : settings_(std::move(settings)) {
   for (const auto& interface : usable_interfaces(settings_.interface)) {
     if (!interface.loopback) listen_on(interface);
   }
-  // An address may be of no use yet, or any more, where others are.
-  if (offer_.count == 0 || (offer_.count == on_loopback && !problem_.empty())) {
-    throw CommError(of_rank_0(
-        settings_, concat("has no address to listen on", problem_.empty() ? "" : ": ", problem_)));
+  // Some addresses may be unusable, as long as one between hosts can be listened on.
+  if (offer_.count == 0 || (offer_.count == on_loopback && !listen_error_.empty())) {
+    throw CommError(of_rank_0(settings_, concat("has no address to listen on",
+                                                listen_error_.empty() ? "" : ": ", listen_error_)));
   }
 }
 
 void Gathering::listen_on(const Interface& interface) {
   for (const auto& address : interface.addresses) {
     if (offer_.count == offer_.addresses.size() || listen_on(address)) continue;
-    problem_ = concat(interface.name, ' ', address.host(), ": ", std::strerror(errno));
-    log::warn(of_rank_0(settings_, concat("cannot listen on ", problem_)));
+    listen_error_ = concat(interface.name, ' ', address.host(), ": ", std::strerror(errno));
+    log::warn(of_rank_0(settings_, concat("cannot listen on ", listen_error_)));
   }
 }
 
@@ -77,140 +77,141 @@ bool Gathering::listen_on(const Address& address) {
 std::vector<Member> Gathering::wait() {
   detail::Deadline until(settings_.timeout);
   while (static_cast<int>(members_.size()) < settings_.size - 1) {
-    look();
+    check_world();
     if (until.passed()) {
       end({.timeout = true,
            .text = of_rank_0(settings_, concat("waited ", settings_.timeout.count() / 1000.0,
-                                               " s for ", missing(), refused_)),
+                                               " s for ", missing(), last_refusal_)),
            .rank = missing_ranks().front()});
     }
-    await_news(until);
+    process_connections(until);
   }
   listening_.clear();
-  for (auto& stranger : strangers_) refuse(stranger, "all ranks are here");
-  strangers_.clear();
-  tell_all({.kind = Kind::all_here});
+  for (auto& pending : pending_) refuse(pending, "all ranks have joined");
+  pending_.clear();
+  send_to_all({.kind = Kind::all_here});
   std::ranges::sort(members_, {}, &Member::rank);
   return std::move(members_);
 }
 
-void Gathering::look() {
+void Gathering::check_world() {
   try {
-    settings_.look();
+    settings_.on_wait();
   } catch (const CommError& error) {
-    tell_all(told(failure_of(error)));
+    send_to_all(failure_frame(failure_of(error)));
     throw;
   }
 }
 
-void Gathering::await_news(detail::Deadline& until) {
+void Gathering::process_connections(detail::Deadline& until) {
   std::vector<pollfd> waiting;
   const auto watch_fd = [&](int fd) {
     waiting.push_back({.fd = fd, .events = POLLIN, .revents = 0});
   };
   for (const auto& socket : listening_) watch_fd(socket.get());
-  for (const auto& stranger : strangers_) watch_fd(stranger.connection.fd());
+  for (const auto& pending : pending_) watch_fd(pending.connection.fd());
   for (const auto& member : members_) watch_fd(member.connection.fd());
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(until.left());
-  const auto nap = std::min<std::chrono::milliseconds>(left, between_looks);
+  const auto nap = std::min<std::chrono::milliseconds>(left, poll_interval);
   if (::poll(waiting.data(), waiting.size(), static_cast<int>(nap.count())) < 0) return;
 
-  auto news = waiting.begin();
-  const auto listening = news;
-  news += static_cast<std::ptrdiff_t>(listening_.size());
-  const auto heard = strangers_.size(), known = members_.size();
-  std::deque<Stranger> still;
-  for (std::size_t i = 0; i < heard; ++i, ++news) {
-    auto& stranger = strangers_[i];
-    if (news->revents != 0 && !hear(stranger)) continue;
-    if (Clock::now() - stranger.since > patience) {
-      refuse(stranger, "it said nothing");
+  auto ready = waiting.begin();
+  const auto listening = ready;
+  ready += static_cast<std::ptrdiff_t>(listening_.size());
+  const auto pending_count = pending_.size(), known = members_.size();
+  std::deque<PendingConnection> remaining;
+  for (std::size_t i = 0; i < pending_count; ++i, ++ready) {
+    auto& pending = pending_[i];
+    if (ready->revents != 0 && !read_hello(pending)) continue;
+    if (Clock::now() - pending.since > hello_timeout) {
+      refuse(pending, "it sent no hello");
       continue;
     }
-    still.push_back(std::move(stranger));
+    remaining.push_back(std::move(pending));
   }
-  strangers_ = std::move(still);
-  for (std::size_t i = 0; i < known; ++i, ++news) {
-    if (news->revents != 0) watch(members_[i]);
+  pending_ = std::move(remaining);
+  for (std::size_t i = 0; i < known; ++i, ++ready) {
+    if (ready->revents != 0) watch(members_[i]);
   }
   for (std::size_t i = 0; i < listening_.size(); ++i) {
-    if (listening[static_cast<std::ptrdiff_t>(i)].revents != 0) let_come(listening_[i].get());
+    if (listening[static_cast<std::ptrdiff_t>(i)].revents != 0)
+      accept_connections(listening_[i].get());
   }
 }
 
-void Gathering::let_come(int listening) {
+void Gathering::accept_connections(int listening) {
   for (;;) {
     Descriptor socket(::accept4(listening, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (socket) {
-      strangers_.push_back({.connection = Connection(std::move(socket))});
+      pending_.push_back({.connection = Connection(std::move(socket))});
       const auto most = static_cast<std::size_t>(settings_.size) + spare;
-      if (strangers_.size() <= most) continue;
+      if (pending_.size() <= most) continue;
     } else if (errno != EMFILE && errno != ENFILE) {
       return;  // no connection is waiting, or it has closed
-    } else if (strangers_.empty()) {
+    } else if (pending_.empty()) {
       rlimit limit{};
       ::getrlimit(RLIMIT_NOFILE, &limit);
-      end({.text = of_rank_0(settings_, concat("may open no file more for the connections of ",
+      end({.text = of_rank_0(settings_, concat("cannot open more files for the connections of ",
                                                missing(), ": raise ulimit -n, now ", limit.rlim_cur,
                                                ", by the number of ranks"))});
     }
-    refuse(strangers_.front(), "too many have come and said nothing");
-    strangers_.pop_front();
+    refuse(pending_.front(), "too many connections without a hello");
+    pending_.pop_front();
   }
 }
 
-bool Gathering::hear(Stranger& stranger) {
-  const bool open = stranger.connection.receive();
+bool Gathering::read_hello(PendingConnection& pending) {
+  const bool open = pending.connection.receive();
   std::optional<Frame> frame;
   try {
-    frame = stranger.connection.next();
+    frame = pending.connection.next();
   } catch (const CommError& error) {
-    refuse(stranger, error.what());
+    refuse(pending, error.what());
     return false;
   }
   if (frame && frame->kind == Kind::hello && frame->payload.size() == sizeof(Hello)) {
-    take(stranger, frame->payload);
+    admit(pending, frame->payload);
     return false;
   }
-  if (frame) refuse(stranger, "not how a rank of this Lockstep comes");
-  if (!frame && !open) refuse(stranger, "it has gone without saying who it is");
+  if (frame) refuse(pending, "its first frame is not a hello of this Lockstep version");
+  if (!frame && !open) refuse(pending, "it closed the connection without a hello");
   return !frame && open;
 }
 
-void Gathering::take(Stranger& stranger, const std::string& bytes) {
+void Gathering::admit(PendingConnection& pending, const std::string& bytes) {
   Hello hello;
   std::memcpy(&hello, bytes.data(), sizeof hello);
   if (hello.token != offer_.token) {
-    return refuse(stranger, "it is of another world: its token differs");
+    return refuse(pending, "it belongs to another world: its token differs");
   }
   const std::string host = text_of(hello.host), version = text_of(hello.version);
   const auto who = concat("rank ", hello.rank, " on host ", host);
-  Member member{.connection = std::move(stranger.connection),
+  Member member{.connection = std::move(pending.connection),
                 .rank = hello.rank,
                 .host = host,
                 .heartbeat = settings_.heartbeat};
   const auto same = std::ranges::find(members_, hello.rank, &Member::rank);
   std::string wrong;
   if (version != settings_.version) {
-    wrong = concat("control: ", who, " is of Lockstep ", version, ", rank 0 on host ",
-                   settings_.host, " of ", settings_.version);
+    wrong = concat("control: ", who, " runs Lockstep ", version, ", rank 0 on host ",
+                   settings_.host, " runs ", settings_.version);
   } else if (hello.size != settings_.size) {
     wrong = concat("control: ", who, " expects a world of ", detail::plural(hello.size, "rank"),
                    ", rank 0 on host ", settings_.host, " one of ", settings_.size);
   } else if (hello.rank < 1 || hello.rank >= settings_.size) {
-    wrong = concat("control: ", who, " came, expected ranks 1 to ", settings_.size - 1);
+    wrong = concat("control: ", who, " joined, expected ranks 1 to ", settings_.size - 1);
   } else if (same != members_.end()) {
     wrong = concat("control: two processes say that they are rank ", hello.rank, " of ",
                    settings_.size, ": on host ", same->host, " and on host ", host);
   }
   if (!wrong.empty()) {
-    members_.push_back(std::move(member));  // hears it as well
+    members_.push_back(std::move(member));  // so that it also receives the failure
     end({.text = wrong, .rank = hello.rank});
   }
   Greeting greeting{.token = offer_.token, .heartbeat = settings_.heartbeat.count()};
   set_text(greeting.host, settings_.host);
   member.connection.send({.kind = Kind::accepted, .payload = bytes_of(greeting)});
-  log::debug(concat("control: ", who, " came from ", member.connection.peer().text()));
+  log::debug(concat("control: ", who, " joined from ", member.connection.peer().text()));
   members_.push_back(std::move(member));
 }
 
@@ -221,25 +222,25 @@ void Gathering::watch(Member& member) {
   }
   if (open) return;
   end({.text = concat("control: rank ", member.rank, " on host ", member.host, " has ended while ",
-                      missing(), " had still to come"),
+                      missing(), " had not joined"),
        .rank = member.rank});
 }
 
-void Gathering::refuse(Stranger& stranger, const std::string& why) {
-  const auto who = stranger.connection.peer().text();
-  refused_ = concat("; refused ", who, ": ", why);
+void Gathering::refuse(PendingConnection& pending, const std::string& why) {
+  const auto who = pending.connection.peer().text();
+  last_refusal_ = concat("; refused ", who, ": ", why);
   log::warn(of_rank_0(settings_, concat("refused ", who, ": ", why)));
-  stranger.connection.send(
+  pending.connection.send(
       {.kind = Kind::refused, .payload = of_rank_0(settings_, concat("refuses: ", why))});
 }
 
 void Gathering::end(const Failure& failure) {
   listening_.clear();
-  tell_all(told(failure));
+  send_to_all(failure_frame(failure));
   raise(failure);
 }
 
-void Gathering::tell_all(const Frame& frame) {
+void Gathering::send_to_all(const Frame& frame) {
   for (auto& member : members_) member.connection.send(frame);
 }
 

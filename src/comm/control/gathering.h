@@ -11,55 +11,56 @@
 
 namespace lockstep::inline v0_2::control {
 
-/// Rank 0's side of the rendezvous: it listens from its construction until all ranks have joined.
-/// It refuses a connection without the token, and otherwise ignores it. A rank with the token but
-/// of another version or world ends the rendezvous for every rank.
+/// Rank 0's side of the rendezvous of control connections. It listens from construction until all
+/// ranks have joined. It refuses connections without the token, which have no other effect. A rank
+/// with the token but with another version or world size ends the rendezvous for all ranks.
 class Gathering {
  public:
-  /// Throws: CommError when the interface cannot be used or nothing can be listened on.
+  /// Throws: CommError if the interface cannot be used, or if no address can be listened on.
   explicit Gathering(Settings settings);
 
-  /// The offer that the other ranks need in order to connect.
+  /// The offer that the other ranks need to connect.
   const Offer& offer() const { return offer_; }
 
-  /// Waits for all others, and tells them that all are here. Throws: TimeoutError naming the ranks
-  /// that did not come; CommError when two say that they are the same rank, when versions or
-  /// numbers of ranks differ, and when one that came has gone. All who came raise the same.
+  /// Waits until all other ranks have joined, and notifies them.
+  /// Throws: TimeoutError naming the ranks that did not join. CommError if two processes claim the
+  /// same rank, if versions or world sizes differ, or if a joined rank has ended. All joined ranks
+  /// raise the same error.
   std::vector<Member> wait();
 
  private:
   using Clock = std::chrono::steady_clock;
 
-  /// A connection that has sent nothing yet.
-  struct Stranger {
+  /// A connection whose Hello has not arrived.
+  struct PendingConnection {
     Connection connection;
     Clock::time_point since = Clock::now();
   };
 
-  void look();
-  /// Listens on what can be listened on of these.
+  void check_world();
+  /// Listens on those of the interface's addresses on which it can.
   void listen_on(const Interface& interface);
   bool listen_on(const Address& address);
-  void await_news(detail::Deadline& until);
-  void let_come(int listening);
-  /// Hears who it is; false when it is a stranger no more.
-  bool hear(Stranger& stranger);
-  void take(Stranger& stranger, const std::string& hello);
+  void process_connections(detail::Deadline& until);
+  void accept_connections(int listening);
+  /// Reads its Hello. False when the connection was admitted or refused.
+  bool read_hello(PendingConnection& pending);
+  void admit(PendingConnection& pending, const std::string& hello);
   void watch(Member& member);
-  void refuse(Stranger& stranger, const std::string& why);
-  /// Ends the meeting for all who have come. Throws.
+  void refuse(PendingConnection& pending, const std::string& why);
+  /// Ends the rendezvous for all joined ranks, and throws the failure.
   [[noreturn]] void end(const Failure& failure);
-  void tell_all(const Frame& frame);
+  void send_to_all(const Frame& frame);
   std::vector<int> missing_ranks() const;
   std::string missing() const;
 
   Settings settings_;
   Offer offer_;
   std::vector<detail::Descriptor> listening_;
-  std::deque<Stranger> strangers_;  ///< in the order in which they came
+  std::deque<PendingConnection> pending_;  ///< in the order in which they were accepted
   std::vector<Member> members_;
-  std::string problem_;  ///< why an address could not be listened on
-  std::string refused_;  ///< the last refusal, for the message about missing ranks
+  std::string listen_error_;  ///< why the last address could not be listened on
+  std::string last_refusal_;  ///< the last refusal, for the error text about missing ranks
 };
 
 }  // namespace lockstep::control

@@ -24,18 +24,19 @@ using detail::concat;
 using detail::Deadline;
 using detail::Descriptor;
 
-/// An address that has not answered for so long may be another host's.
-constexpr auto patience = std::chrono::seconds(5);
-/// Rank 0 knows the missing ranks, so the ranks that wait for it time out later by this much.
+/// Time after which the next address is tried: the address may be that of another host.
+constexpr auto connect_timeout = std::chrono::seconds(5);
+/// Added to the timeout of ranks that wait for rank 0. Rank 0 times out first, because it can name
+/// the missing ranks.
 constexpr auto precedence = std::chrono::seconds(2);
-constexpr auto between_looks = std::chrono::milliseconds(20);
+constexpr auto poll_interval = std::chrono::milliseconds(20);
 
-/// An address of rank 0, and what became of it.
-struct Way {
+/// An address of rank 0, and the result of connecting to it.
+struct Route {
   Address to;
-  std::optional<Address> from = {};  ///< the named interface's own
-  std::string problem = "not tried yet";
-  bool closed = false;  ///< another program answers there
+  std::optional<Address> from = {};  ///< address of the user's interface
+  std::string result = "not tried yet";
+  bool closed = false;  ///< it refused this rank, or another program answered
 };
 
 class Joining {
@@ -44,16 +45,16 @@ class Joining {
       : offer_(offer), settings_(settings), until_(settings.timeout + precedence) {}
 
   Member run() {
-    find_ways();
+    find_routes();
     for (;;) {
-      for (auto& way : ways_) {
-        if (way.closed) continue;
-        if (auto member = try_way(way)) return await_all(std::move(*member));
-        look();
+      for (auto& route : routes_) {
+        if (route.closed) continue;
+        if (auto member = try_route(route)) return await_all(std::move(*member));
+        check_world();
       }
-      if (std::ranges::all_of(ways_, &Way::closed))
+      if (std::ranges::all_of(routes_, &Route::closed))
         throw CommError(unreachable("cannot reach"), {.rank = 0});
-      std::this_thread::sleep_for(between_looks);
+      std::this_thread::sleep_for(poll_interval);
     }
   }
 
@@ -65,15 +66,15 @@ class Joining {
 
   std::string unreachable(const std::string& how) const {
     std::string text = concat(who(), how, " rank 0");
-    for (const auto& way : ways_) {
-      text += concat(&way == &ways_.front() ? " at " : "; at ", way.to.text(),
-                     way.from ? concat(" from ", way.from->host()) : "", ": ", way.problem);
+    for (const auto& route : routes_) {
+      text += concat(&route == &routes_.front() ? " at " : "; at ", route.to.text(),
+                     route.from ? concat(" from ", route.from->host()) : "", ": ", route.result);
     }
     return text;
   }
 
-  void look() {
-    settings_.look();
+  void check_world() {
+    settings_.on_wait();
     if (until_.passed()) {
       throw TimeoutError(
           unreachable(concat("tried for ", settings_.timeout.count() / 1000.0, " s to reach")),
@@ -81,44 +82,45 @@ class Joining {
     }
   }
 
-  void find_ways() {
-    const bool together = offer_.network == settings_.network;
+  void find_routes() {
+    const bool same_host = offer_.network == settings_.network;
     std::vector<Address> own;
     if (!settings_.interface.empty()) {
       own = usable_interfaces(settings_.interface).front().addresses;
     }
     for (const auto& to : std::span(offer_.addresses).first(offer_.count)) {
-      if (to.loopback() && !together) continue;  // this host's own
+      if (to.loopback() && !same_host) continue;  // a loopback address of another host
       const auto from = std::ranges::find(own, to.family(), &Address::family);
       if (to.loopback() || own.empty()) {
-        ways_.push_back({.to = to});
+        routes_.push_back({.to = to});
       } else if (from != own.end()) {
-        ways_.push_back({.to = to, .from = *from});
+        routes_.push_back({.to = to, .from = *from});
       }
     }
-    if (ways_.empty()) {
-      throw CommError(concat(who(), "has no way to rank 0, which listens on ",
+    if (routes_.empty()) {
+      throw CommError(concat(who(), "cannot connect to rank 0, which listens on ",
                              offer_.count == 0 ? "nothing" : offer_.addresses[0].host(),
-                             own.empty() ? " only: its host has no interface that leads to others"
+                             own.empty() ? " only: its host has no network interface to other hosts"
                                          : concat(", from the addresses of LOCKSTEP_INTERFACE=",
                                                   settings_.interface)));
     }
   }
 
-  /// Connects and sends the Hello; empty when rank 0 does not answer there.
-  std::optional<Member> try_way(Way& way) {
-    Descriptor socket(::socket(way.to.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  /// Connects, sends the Hello and waits for the answer; nullopt if rank 0 did not admit this rank
+  /// there.
+  std::optional<Member> try_route(Route& route) {
+    Descriptor socket(::socket(route.to.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     const auto failed = [&](int code) {
-      way.problem = std::strerror(code);
+      route.result = std::strerror(code);
       return std::nullopt;
     };
     if (!socket) return failed(errno);
-    if (way.from) {
-      const auto from = way.from->with_port(0);
+    if (route.from) {
+      const auto from = route.from->with_port(0);
       if (::bind(socket.get(), from.get(), from.length()) != 0) return failed(errno);
     }
-    Deadline until(patience);
-    if (::connect(socket.get(), way.to.get(), way.to.length()) != 0) {
+    Deadline until(connect_timeout);
+    if (::connect(socket.get(), route.to.get(), route.to.length()) != 0) {
       if (errno != EINPROGRESS) return failed(errno);
       if (!await(socket.get(), POLLOUT, until)) return failed(ETIMEDOUT);
       int code = 0;
@@ -131,31 +133,31 @@ class Joining {
     set_text(hello.version, settings_.version);
     set_text(hello.host, settings_.host);
     connection.send({.kind = Kind::hello, .payload = bytes_of(hello)});
-    return answer(way, std::move(connection), until);
+    return await_answer(route, std::move(connection), until);
   }
 
-  std::optional<Member> answer(Way& way, Connection connection, Deadline& until) {
+  std::optional<Member> await_answer(Route& route, Connection connection, Deadline& until) {
     while (await(connection.fd(), POLLIN, until)) {
       const bool open = connection.receive();
       std::optional<Frame> frame;
       try {
         frame = connection.next();
       } catch (const CommError& error) {
-        way.problem = concat("who answers there says ", error.what());
-        way.closed = true;
+        route.result = concat("another program answered: ", error.what());
+        route.closed = true;
         return std::nullopt;
       }
-      if (frame) return judge(way, std::move(connection), *frame);
+      if (frame) return handle_answer(route, std::move(connection), *frame);
       if (!open) {
-        way.problem = "who listens there closed the connection";
+        route.result = "the listening program closed the connection";
         return std::nullopt;
       }
     }
-    way.problem = "who listens there does not answer";
+    route.result = "the listening program did not answer";
     return std::nullopt;
   }
 
-  std::optional<Member> judge(Way& way, Connection connection, const Frame& frame) {
+  std::optional<Member> handle_answer(Route& route, Connection connection, const Frame& frame) {
     raise_failure(frame);
     Greeting greeting;
     if (frame.kind == Kind::accepted && frame.payload.size() == sizeof greeting) {
@@ -163,21 +165,21 @@ class Joining {
     }
     if (greeting.token == offer_.token) {
       const auto local = Address::local(connection.fd());
-      log::debug(concat(who(), "reached rank 0 at ", way.to.text(), " by interface ",
+      log::debug(concat(who(), "reached rank 0 at ", route.to.text(), " by interface ",
                         interface_of(local), ", ", local.host()));
       return Member{.connection = std::move(connection),
                     .rank = 0,
                     .host = text_of(greeting.host),
                     .heartbeat = std::chrono::milliseconds(greeting.heartbeat)};
     }
-    way.problem = frame.kind == Kind::refused ? frame.payload : "another program answers there";
-    way.closed = true;
+    route.result = frame.kind == Kind::refused ? frame.payload : "another program answered";
+    route.closed = true;
     return std::nullopt;
   }
 
-  /// Until all are here.
+  /// Waits until all ranks have joined.
   Member await_all(Member member) {
-    const auto still = concat(who(), "waited for all ranks to come: ");
+    const auto prefix = concat(who(), "waited for all ranks to join: ");
     try {
       for (bool open = true;; open = member.connection.receive()) {
         while (const auto frame = member.connection.next()) {
@@ -185,15 +187,16 @@ class Joining {
           if (frame->kind == Kind::all_here) return member;
         }
         if (!open)
-          throw CommError(concat(still, "rank 0 on host ", member.host, " has ended"), {.rank = 0});
+          throw CommError(concat(prefix, "rank 0 on host ", member.host, " has ended"),
+                          {.rank = 0});
         if (!await(member.connection.fd(), POLLIN, until_)) {
-          throw TimeoutError(concat(still, "rank 0 on host ", member.host, " was silent for ",
+          throw TimeoutError(concat(prefix, "rank 0 on host ", member.host, " sent nothing for ",
                                     settings_.timeout.count() / 1000.0, " s"),
                              {.rank = 0});
         }
       }
     } catch (const CommError& error) {
-      member.connection.send(told(failure_of(error)));
+      member.connection.send(failure_frame(failure_of(error)));
       throw;
     }
   }
@@ -202,12 +205,12 @@ class Joining {
     if (const auto failure = failure_in(frame)) raise(*failure);
   }
 
-  /// Whether the socket is ready before that time.
+  /// Whether the socket becomes ready before the deadline.
   bool await(int fd, short events, Deadline& until) const {
     while (!until.passed()) {
-      settings_.look();
+      settings_.on_wait();
       pollfd socket{.fd = fd, .events = events, .revents = 0};
-      if (::poll(&socket, 1, static_cast<int>(between_looks.count())) > 0) return true;
+      if (::poll(&socket, 1, static_cast<int>(poll_interval.count())) > 0) return true;
     }
     return false;
   }
@@ -215,7 +218,7 @@ class Joining {
   const Offer& offer_;
   const Settings& settings_;
   Deadline until_;
-  std::vector<Way> ways_;
+  std::vector<Route> routes_;
 };
 
 }  // namespace

@@ -4,10 +4,11 @@
 
 namespace lockstep::inline v0_2::control {
 
-/// The side of every rank but 0 of the ranks' meeting: connects to rank 0 by the first of its
-/// addresses that answers, and returns when all ranks are here. Throws: TimeoutError naming rank
-/// 0's addresses and what became of each; CommError when all refuse, when the interface cannot be
-/// used, and with what ended the meeting for all.
+/// The side of all other ranks of the rendezvous of control connections. Connects to rank 0 by the
+/// first of its addresses that answers, and returns when all ranks have joined.
+/// Throws: TimeoutError naming rank 0's addresses and the error of each. CommError if all addresses
+/// refuse, if the interface cannot be used, and with the failure that ended the rendezvous for all
+/// ranks.
 Member join(const Offer& offer, const Settings& settings);
 
 }  // namespace lockstep::control

@@ -15,40 +15,41 @@
 
 namespace lockstep::inline v0_2::control {
 
-/// Another rank that this one has a connection to.
+/// Another rank, with the connection to it.
 struct Member {
   Connection connection;
   int rank = 0;
-  std::string host = {};                  ///< as it is called in messages
-  std::chrono::milliseconds heartbeat{};  ///< longest silence that is agreed on
+  std::string host = {};                  ///< name of its host in error texts
+  std::chrono::milliseconds heartbeat{};  ///< longest time without a heartbeat; rank 0's setting
 };
 
-/// Of a rank that has gone silent for so long the host is given up.
+/// Default of the longest time without a heartbeat.
 inline constexpr std::chrono::milliseconds default_heartbeat = std::chrono::seconds(2);
 
-/// How one rank connects to the others.
+/// Settings of one rank's control connections.
 struct Settings {
   int rank = 0;
   int size = 1;
-  std::string host = {};  ///< what this rank's host is called in messages
-  /// Equal for processes that reach one another's loopback.
+  std::string host = {};  ///< name of this rank's host in error texts
+  /// Network id, equal for processes that can connect over loopback.
   std::uint64_t network = 0;
-  std::string interface = {};  ///< the only one to be used; empty leaves that to the routes
-  std::chrono::milliseconds timeout = std::chrono::minutes(10);  ///< until all have come
-  std::chrono::milliseconds heartbeat = default_heartbeat;  ///< longest silence; rank 0's counts
-  std::string version = std::string(lockstep::version());   ///< both ends are of the same
-  /// Called every few milliseconds of waiting. An exception from it ends the wait.
-  std::function<void()> look = [] {};
+  std::string interface = {};  ///< network interface; empty: the system's routes select it
+  std::chrono::milliseconds timeout = std::chrono::minutes(10);  ///< until all ranks have joined
+  std::chrono::milliseconds heartbeat =
+      default_heartbeat;  ///< longest time without one; rank 0's value is used
+  std::string version = std::string(lockstep::version());  ///< must be the same on both sides
+  /// Called every 20 ms during a wait. An exception from it ends the wait.
+  std::function<void()> on_wait = [] {};
 };
 
-/// The secret of a world, which only its ranks have.
+/// A random secret of a world, which only its ranks have.
 using Token = std::array<char, 32>;
 
 /// The addresses at which rank 0 listens for the others. It is sent as raw bytes.
 struct Offer {
-  std::array<char, 512> refusal{};  ///< why it waits nowhere; empty if it does
+  std::array<char, 512> refusal{};  ///< why rank 0 does not listen; empty if it does
   Token token{};
-  std::uint64_t network = 0;  ///< rank 0's, as in Settings
+  std::uint64_t network = 0;  ///< rank 0's Settings::network
   std::uint32_t count = 0;
   std::array<Address, 16> addresses{};
 };
@@ -67,10 +68,10 @@ struct Hello {
 struct Greeting {
   Token token{};
   std::array<char, 64> host{};
-  std::int64_t heartbeat = 0;  ///< longest silence in milliseconds
+  std::int64_t heartbeat = 0;  ///< longest time without one, in milliseconds
 };
 
-/// The text that a field of fixed size holds, and the other way round: as much of it as fits.
+/// Convert between a text and a field of fixed size. set_text() truncates a text that is too long.
 template <std::size_t N>
 std::string text_of(const std::array<char, N>& field) {
   return {field.data(), ::strnlen(field.data(), N)};
@@ -81,7 +82,7 @@ void set_text(std::array<char, N>& field, std::string_view text) {
   text.copy(field.data(), N - 1);
 }
 
-/// A value as the payload of a frame.
+/// The bytes of a value, for the payload of a frame.
 template <class Value>
 std::string bytes_of(const Value& value) {
   static_assert(std::is_trivially_copyable_v<Value>);

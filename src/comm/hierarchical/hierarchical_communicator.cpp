@@ -17,18 +17,18 @@
 namespace lockstep::inline v0_2::hierarchical {
 namespace {
 
-/// Elements of the operation's buffer.
+/// A range of the operation's buffer.
 struct Values {
   std::byte* data = nullptr;
   std::size_t count = 0;
 };
 
 struct Ratio {
-  int above = 1;
-  int below = 1;
+  int numerator = 1;
+  int denominator = 1;
 };
 
-/// Takes every element, a float32, to the nearest of at most that magnitude; 0 leaves them alone.
+/// Clips every float32 element to magnitude `most`; 0 disables clipping. NaN stays NaN.
 void clamp(const Values& floats, float most) {
   if (most == 0) return;
   auto* values = reinterpret_cast<float*>(floats.data);
@@ -40,14 +40,14 @@ void clamp(const Values& floats, float most) {
 
 template <class Value>
 void scale_all(const Values& all, Ratio ratio) {
-  const Value factor = static_cast<Value>(ratio.above) / static_cast<Value>(ratio.below);
+  const Value factor = static_cast<Value>(ratio.numerator) / static_cast<Value>(ratio.denominator);
   auto* values = reinterpret_cast<Value*>(all.data);
   for (std::size_t i = 0; i < all.count; ++i) values[i] *= factor;
 }
 
-/// Multiplies every element, float32 or float64, by the ratio in that type.
+/// Multiplies every float32 or float64 element by the ratio.
 void scale(const Values& all, DType dtype, Ratio ratio) {
-  if (ratio.above == ratio.below) return;
+  if (ratio.numerator == ratio.denominator) return;
   if (dtype == DType::f32) {
     scale_all<float>(all, ratio);
   } else {
@@ -83,9 +83,9 @@ HierarchicalCommunicator::HierarchicalCommunicator(std::shared_ptr<HierarchicalR
 
 HierarchicalCommunicator::~HierarchicalCommunicator() {
   if (context_->in_child()) return;
-  const auto lock = context_->hold();
+  const auto lock = context_->lock();
   context_->remove(*this);
-  groups_ = {};  // here, since the progress thread uses their contexts under the same lock
+  groups_ = {};  // under the lock: the progress thread uses their contexts under it
 }
 
 std::shared_ptr<std::byte> HierarchicalCommunicator::allocate(std::size_t bytes) {
@@ -93,10 +93,10 @@ std::shared_ptr<std::byte> HierarchicalCommunicator::allocate(std::size_t bytes)
 }
 
 std::shared_ptr<Communicator> HierarchicalCommunicator::split(int color, int key) {
-  // Splitting the stage groups advances nothing else; from here on it depends on members only, and
-  // all of them are here.
+  // Splitting the stage groups blocks without advancing other operations. After this barrier all
+  // members are in split(), so it cannot deadlock.
   barrier().wait();
-  const HierarchicalRankContext::Use use(*context_);
+  const HierarchicalRankContext::CallGuard guard(*context_);
   return context_->or_fail([&]() -> std::shared_ptr<Communicator> {
     const auto flat = groups_.all_ranks->split(color, key);
     const auto inside = groups_.intra_node_reduce->split(color, key);
@@ -105,22 +105,22 @@ std::shared_ptr<Communicator> HierarchicalCommunicator::split(int color, int key
   });
 }
 
-std::vector<int> HierarchicalCommunicator::holding_up() const {
+std::vector<int> HierarchicalCommunicator::first_awaited() const {
   for (const auto& request : requests_) {
-    if (request->under_way()) return request->missing();
+    if (request->has_pending_stage()) return request->missing();
   }
   return {};
 }
 
-std::vector<int> HierarchicalCommunicator::named(StageGroup stage_group,
-                                                 std::vector<int> ranks) const {
+std::vector<int> HierarchicalCommunicator::world_ranks(StageGroup stage_group,
+                                                       std::vector<int> ranks) const {
   if (stage_group == StageGroup::all_ranks || stage_group == StageGroup::inter_node) return ranks;
-  for (int& rank : ranks) rank = context_->names()[static_cast<std::size_t>(rank)];
+  for (int& rank : ranks) rank = context_->world_ranks()[static_cast<std::size_t>(rank)];
   return ranks;
 }
 
 Work HierarchicalCommunicator::begin(Operation&& operation) {
-  const HierarchicalRankContext::Use use(*context_);
+  const HierarchicalRankContext::CallGuard guard(*context_);
   number(operation);
   if (context_->failed()) context_->throw_failure(where(operation.label()));
   auto request = std::make_shared<StagedRequest>(*this, std::move(operation));
@@ -131,8 +131,8 @@ Work HierarchicalCommunicator::begin(Operation&& operation) {
 }
 
 void HierarchicalCommunicator::poll() {
-  Taken taken{};
-  for (const auto& request : requests_) request->advance_unless(taken);
+  Occupied occupied{};
+  for (const auto& request : requests_) request->advance_unless(occupied);
 }
 
 std::size_t HierarchicalCommunicator::pending() const {
@@ -217,17 +217,17 @@ std::vector<Stage> HierarchicalCommunicator::in_shards(const Operation& operatio
 
 namespace {
 
-/// Runs fn, whose errors count the ranks of this host from 0, and says which ranks of the world
-/// these are.
+/// Runs fn. Its errors number the ranks of this host from 0; converts their rank to a world rank,
+/// and adds the world ranks of this host to the text.
 template <class Fn>
-auto with_world_ranks(const std::vector<int>& names, const Fn& fn) {
+auto with_world_ranks(const std::vector<int>& world_ranks, const Fn& fn) {
   const auto text = [&](const CommError& error) {
-    return detail::concat(detail::rank_list(names),
+    return detail::concat(detail::rank_list(world_ranks),
                           " of the world, numbered from 0 on their host: ", error.what());
   };
   const auto details = [&](const CommError& error) {
     const int rank = error.rank();
-    return ErrorDetails{.rank = rank < 0 ? rank : names.at(static_cast<std::size_t>(rank)),
+    return ErrorDetails{.rank = rank < 0 ? rank : world_ranks.at(static_cast<std::size_t>(rank)),
                         .operation = error.operation()};
   };
   try {
@@ -244,7 +244,7 @@ auto with_world_ranks(const std::vector<int>& names, const Fn& fn) {
 std::shared_ptr<Communicator> create(const Options& options) {
   const bool with_thread = mpi::by_thread(options.between_hosts);
   auto between_hosts = options.between_hosts;
-  between_hosts.progress = ProgressMode::wait;  // one thread, for both worlds
+  between_hosts.progress = ProgressMode::wait;  // one progress thread serves both worlds
   const auto flat = mpi::create(between_hosts);
   const auto& hosts = flat->hosts();
   if (std::ranges::max(hosts) + 1 == flat->size()) {
@@ -252,37 +252,38 @@ std::shared_ptr<Communicator> create(const Options& options) {
     return flat;
   }
   const int host = hosts[static_cast<std::size_t>(flat->rank())];
-  std::vector<int> names;
+  std::vector<int> world_ranks;
   for (int rank = 0; rank < flat->size(); ++rank) {
-    if (hosts[static_cast<std::size_t>(rank)] == host) names.push_back(rank);
+    if (hosts[static_cast<std::size_t>(rank)] == host) world_ranks.push_back(rank);
   }
-  const int local_size = static_cast<int>(names.size());
-  const auto local_rank = static_cast<int>(std::ranges::find(names, flat->rank()) - names.begin());
+  const int local_size = static_cast<int>(world_ranks.size());
+  const auto local_rank =
+      static_cast<int>(std::ranges::find(world_ranks, flat->rank()) - world_ranks.begin());
 
   try {
-    // Tells this world's memory from that of any other on this host.
+    // Distinguishes this world from other worlds on this host.
     std::uint64_t token = (std::uint64_t{std::random_device{}()} << 32) | std::random_device{}();
     flat->broadcast(&token, 1, DType::i64, 0).wait();
     auto inside = options.inside;
     inside.watch = true;
-    inside.names = names;
-    const auto world = with_world_ranks(names, [&] {
-      return host::meet(detail::concat("hierarchy ", token, " of host ", host), local_rank,
-                        local_size, inside.timeout, {inside.launcher, inside.launcher_name});
+    inside.world_ranks = world_ranks;
+    const auto world = with_world_ranks(world_ranks, [&] {
+      return host::rendezvous(detail::concat("hierarchy ", token, " of host ", host), local_rank,
+                              local_size, inside.timeout, {inside.launcher, inside.launcher_name});
     });
     const auto local = host::create(world, local_rank, inside);
     if (local_size == flat->size()) return local;
 
     const bool fits = detail::fit_cores(local_size, inside.threads_per_rank, inside.cores);
     const auto context = std::make_shared<HierarchicalRankContext>(
-        flat, local, std::move(names), options.between_hosts.timeout, fits);
+        flat, local, std::move(world_ranks), options.between_hosts.timeout, fits);
     const auto composed = HierarchicalCommunicator::compose(context, flat, local);
     if (with_thread) context->start_progress_thread();
     return composed;
   } catch (const std::exception& error) {
     auto failure = control::failure_of(error);
     if (failure.rank < 0) failure.rank = flat->rank();
-    flat->fail_with(failure);  // the other hosts' ranks wait for this one
+    flat->fail_with(failure);  // ranks of other hosts wait for this rank
     throw;
   }
 }

@@ -16,19 +16,20 @@
 
 namespace lockstep::inline v0_2::hierarchical {
 
-/// The groups that a hierarchical one is composed of, one for each StageGroup.
+/// The groups of which a hierarchical group is composed, one for each StageGroup.
 struct StageCommunicators {
   std::shared_ptr<Communicator> intra_node_reduce;  ///< the ranks of this host
-  /// The leaders of this rank's shard; null on a rank that leads none.
+  /// The leaders of this rank's shard; null on a rank that is not a leader.
   std::shared_ptr<Communicator> inter_node;
-  std::shared_ptr<Communicator> intra_node_gather;  ///< the ranks of this host again
+  std::shared_ptr<Communicator> intra_node_gather;  ///< the ranks of this host, as a second group
   std::shared_ptr<Communicator> all_ranks;          ///< over MPI
 };
 
-/// One rank's view of one group whose ranks are on several hosts.
+/// One rank's communicator of one group whose ranks are on several hosts.
 class HierarchicalCommunicator final : public detail::BackendCommunicator {
  public:
-  /// The group of flat's ranks, of which inside are those on this host. Collective over flat.
+  /// Creates the hierarchical group with the ranks of flat. inside is the group of its ranks on
+  /// this host. Collective over flat.
   static std::shared_ptr<HierarchicalCommunicator> compose(
       std::shared_ptr<HierarchicalRankContext> context, std::shared_ptr<Communicator> flat,
       std::shared_ptr<Communicator> inside);
@@ -41,11 +42,12 @@ class HierarchicalCommunicator final : public detail::BackendCommunicator {
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override;
   std::shared_ptr<Communicator> split(int color, int key) override;
 
-  // For the context.
+  // Called by the context.
   void poll() override;
-  /// Throws when a rank that an operation waits for has left or ended.
+  /// Checks all operations.
+  /// Throws: CommError if a rank that an operation waits for has left or ended.
   void check();
-  /// Stages of all operations that are not over.
+  /// Number of unfinished stages of all operations.
   std::size_t pending() const override;
   void release(std::vector<std::shared_ptr<void>>& complete) override;
   void drop(std::vector<std::shared_ptr<void>>& pending) override;
@@ -54,10 +56,11 @@ class HierarchicalCommunicator final : public detail::BackendCommunicator {
   HierarchicalRankContext& context() const override { return *context_; }
   /// The stages of an operation.
   std::vector<Stage> stages(const Operation& operation) const;
-  /// MPI's numbers of ranks that the first operation under way waits for.
-  std::vector<int> holding_up() const;
-  /// MPI's numbers of ranks that a stage_group's backend speaks of.
-  std::vector<int> named(StageGroup stage_group, std::vector<int> ranks) const;
+  /// World ranks that the first operation with a pending stage waits for.
+  std::vector<int> first_awaited() const;
+  /// Converts ranks from a stage group's backend, which may count the ranks of this host, to world
+  /// ranks.
+  std::vector<int> world_ranks(StageGroup stage_group, std::vector<int> ranks) const;
 
  private:
   Work begin(Operation&& operation) override;
@@ -74,13 +77,14 @@ struct Options {
   host::Options inside = {};
 };
 
-/// This process's communicator over all processes of its MPI. An all_reduce of float32 or float64
-/// is summed inside each host in shared memory. Then each shard leader exchanges its slice between
-/// hosts, and each host shares the result in memory. Sums are in the order of ranks inside a host,
-/// then in the order of hosts.
-/// All other operations go over MPI, or over the memory of one host. Where all ranks are on one
-/// host, or each on one of its own, this is that backend alone. Called once by every process;
-/// returns when all have. Throws: as mpi::create() and host::meet().
+/// This process's communicator over all processes of MPI_COMM_WORLD. An all_reduce of float32 or
+/// float64 has three stages: a reduce-scatter in the shared memory of each host, an all_reduce of
+/// each shard between hosts, and an all-gather inside each host. Sums are in rank order inside a
+/// host, then in the order of hosts.
+/// All other operations use MPI, or the shared memory if all members are on one host. If all ranks
+/// are on one host, or each is on a host of its own, the result is a communicator of that backend
+/// alone. Every process calls it once; returns when all have.
+/// Throws: as mpi::create() and host::rendezvous().
 std::shared_ptr<Communicator> create(const Options& options);
 
 }  // namespace lockstep::hierarchical

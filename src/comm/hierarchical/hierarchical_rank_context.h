@@ -13,26 +13,27 @@
 
 namespace lockstep::inline v0_2::hierarchical {
 
-/// This rank's state in a hierarchy. It makes a failure of the host's world one of all hosts' and
-/// vice versa. Both worlds are used only under a Use, or under the same lock (hold()).
+/// One rank's state in a hierarchical world. A failure of the host's world ends the world over MPI,
+/// and vice versa. Both worlds are used only under a CallGuard or its lock().
 class HierarchicalRankContext final : public detail::RankContext {
  public:
-  /// names: MPI's number of each rank of this host. The worlds are those of which all groups are
-  /// made: over MPI, and of this host. fits: every rank of this host has cores of its own.
+  /// over_mpi and of_host are the world over MPI and the world of this host, from which all groups
+  /// are split. world_ranks: the world rank of each rank of this host. fits: every rank of this
+  /// host has cores of its own.
   HierarchicalRankContext(std::shared_ptr<Communicator> over_mpi,
-                          std::shared_ptr<Communicator> of_host, std::vector<int> names,
+                          std::shared_ptr<Communicator> of_host, std::vector<int> world_ranks,
                           std::chrono::milliseconds timeout, bool fits);
   ~HierarchicalRankContext() { stop_thread(); }
 
-  const std::vector<int>& names() const { return names_; }
+  const std::vector<int>& world_ranks() const { return world_ranks_; }
 
-  /// Also checks the operations of all groups.
+  /// Checks the operations of all groups.
   void check(const detail::BackendRequest&) override;
 
   bool failed() const override { return failure_.recorded(); }
-  /// Both worlds name this rank in the text.
+  /// Both worlds add this rank to the text.
   void fail(detail::FailureKind kind, const control::Failure& failure) noexcept override;
-  /// Ends both worlds with what fn throws, and throws it again.
+  /// Runs fn. A CommError ends both worlds and is rethrown.
   template <class Fn>
   auto or_fail(const Fn& fn) {
     try {
@@ -54,7 +55,7 @@ class HierarchicalRankContext final : public detail::RankContext {
 
   std::shared_ptr<Communicator> over_mpi_;
   std::shared_ptr<Communicator> of_host_;
-  std::vector<int> names_;
+  std::vector<int> world_ranks_;
   unsigned polls_ = 0;
   std::mutex record_mutex_;
   detail::FailureRecord failure_;

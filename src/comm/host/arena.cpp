@@ -25,26 +25,26 @@ namespace lockstep::inline v0_2::host {
 
 namespace {
 
-std::size_t size_class(std::size_t bytes) {
+std::size_t whole_cache_lines(std::size_t bytes) {
   return round_up(std::max<std::size_t>(bytes, 1), cache_line);
 }
 
 }  // namespace
 
-Heap::Heap(const Arena& arena, int rank, int name)
-    : arena_(arena), name_(name), populated_(arena.heap_begin(rank)) {
+Heap::Heap(const Arena& arena, int rank, int world_rank)
+    : arena_(arena), world_rank_(world_rank), populated_(arena.heap_begin(rank)) {
   free_[populated_] = arena.heap_bytes();
 }
 
-std::uint64_t Heap::take(std::size_t bytes) {
+std::uint64_t Heap::allocate(std::size_t bytes) {
   const auto refuse = [&] {
-    throw CommError(detail::concat("host: rank ", name_, " cannot take ", bytes,
-                                   " bytes of exchangeable memory: its part of the world holds ",
-                                   arena_.heap_bytes(), " bytes, some of them in use"),
-                    {.rank = name_});
+    throw CommError(detail::concat("host: rank ", world_rank_, " cannot allocate ", bytes,
+                                   " bytes of shared memory: its heap has ", arena_.heap_bytes(),
+                                   " bytes, some of which are in use"),
+                    {.rank = world_rank_});
   };
   if (bytes > arena_.heap_bytes()) refuse();
-  const std::size_t wanted = size_class(bytes);
+  const std::size_t wanted = whole_cache_lines(bytes);
   const auto hole = std::find_if(free_.begin(), free_.end(),
                                  [&](const auto& entry) { return entry.second >= wanted; });
   if (hole == free_.end()) refuse();
@@ -58,8 +58,8 @@ std::uint64_t Heap::take(std::size_t bytes) {
   return offset;
 }
 
-void Heap::give_back(std::uint64_t offset, std::size_t bytes) {
-  auto hole = free_.emplace(offset, size_class(bytes)).first;
+void Heap::release(std::uint64_t offset, std::size_t bytes) {
+  auto hole = free_.emplace(offset, whole_cache_lines(bytes)).first;
   if (const auto next = std::next(hole);
       next != free_.end() && hole->first + hole->second == next->first) {
     hole->second += next->second;
@@ -91,8 +91,8 @@ std::size_t heaps_offset(int size) {
   return round_up(block_offset(size) + Block::bytes(size), page);
 }
 
-/// Heaps do not begin on equal places of a page: equal offsets in two heaps must not fall on one
-/// cache set.
+/// Heaps begin at different offsets within a page, so that equal offsets in two heaps do not map to
+/// the same cache set.
 std::size_t heap_stride(std::size_t heap_bytes) { return heap_bytes + page + 17 * cache_line; }
 
 std::size_t total_bytes(int size, std::size_t heap_bytes) {
@@ -105,7 +105,7 @@ std::size_t machine_bytes() {
          static_cast<std::size_t>(::sysconf(_SC_PAGE_SIZE));
 }
 
-/// The number behind "key:" of /proc/meminfo in bytes.
+/// The value of "key:" in /proc/meminfo, in bytes.
 std::size_t first_number(const char* file, const std::string& key) {
   std::ifstream in(file);
   for (std::string line; std::getline(in, line);) {
@@ -117,7 +117,7 @@ std::size_t first_number(const char* file, const std::string& key) {
   return std::numeric_limits<std::size_t>::max();
 }
 
-/// Memory that can be taken, and of what.
+/// Available memory, and the machine or control group that limits it.
 struct Available {
   std::size_t bytes;
   std::string where;
@@ -148,7 +148,7 @@ std::byte* map(int fd, std::size_t bytes) {
                            " MiB of address space for the world: ", std::strerror(errno),
                            "; limits: ", limits()));
   }
-  // A core dump would read every hole of the file, and the kernel would allocate each of them.
+  // Without this, a core dump would read all holes of the file, and the kernel would allocate them.
   ::madvise(base, bytes, MADV_DONTDUMP);
   return static_cast<std::byte*>(base);
 }
@@ -180,7 +180,7 @@ std::unique_ptr<Arena> Arena::create(int size, std::size_t heap_bytes) {
   }
   rlimit file_size{};
   ::getrlimit(RLIMIT_FSIZE, &file_size);
-  // Past this limit the kernel would end the process instead of refusing.
+  // Beyond this limit the kernel would send SIGXFSZ instead of returning an error.
   const bool refused = file_size.rlim_cur != RLIM_INFINITY && file_size.rlim_cur < bytes;
   if (refused || ::ftruncate(descriptor.fd, static_cast<off_t>(bytes)) != 0) {
     throw CommError(concat("host: cannot size the world's memory to ", bytes / mib, " MiB: ",
@@ -247,23 +247,22 @@ std::uint64_t Arena::offset_of(const std::byte* memory) const {
 }
 
 void Arena::populate(std::uint64_t offset, std::size_t bytes) const {
-  constexpr std::size_t worth_asking = 16 << 20;
+  constexpr std::size_t worth_checking = 16 << 20;
   const std::uint64_t begin = offset / page * page;
   const std::size_t length = round_up(offset + bytes, page) - begin;
   const auto refuse = [&](const char* why) {
     const auto available = available_memory();
-    throw CommError(concat("host: cannot take ", bytes / mib, " MiB of memory: ", why, "; ",
+    throw CommError(concat("host: cannot allocate ", bytes / mib, " MiB of memory: ", why, "; ",
                            available.bytes / mib, " MiB are available ", available.where));
   };
-  if (bytes >= worth_asking && available_memory().bytes < bytes) refuse("not enough memory");
+  if (bytes >= worth_checking && available_memory().bytes < bytes) refuse("not enough memory");
   int result = 0;
   do {
     result = ::fallocate(fd_, 0, static_cast<off_t>(begin), static_cast<off_t>(length));
   } while (result != 0 && errno == EINTR);
   if (result != 0) refuse(std::strerror(errno));
 #ifdef MADV_POPULATE_WRITE
-  // Enters the pages into this process's table at once; where the kernel does not know how, first
-  // use does.
+  // Maps the pages into this process now. An older kernel maps them on first use.
   ::madvise(base_ + begin, length, MADV_POPULATE_WRITE);
 #endif
 }

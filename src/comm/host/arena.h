@@ -10,9 +10,9 @@
 
 namespace lockstep::inline v0_2::host {
 
-/// A world's memory, mapped: header, rank states, the world group's block, then one heap a rank.
-/// The file behind it is sparse; what is used is populated first, so that a shortage is an error
-/// and never a SIGBUS.
+/// The mapped memory of a world: header, rank states, the block of the world's group, then one heap
+/// per rank. The file is sparse. Pages are populated before they are used, so that a shortage of
+/// memory is an error and never a SIGBUS.
 class Arena {
  public:
   static std::unique_ptr<Arena> create(int size, std::size_t heap_bytes);
@@ -28,16 +28,16 @@ class Arena {
   RankState& rank(int rank) const;
   Block world_block() const;
 
-  /// Where the rank's heap begins, and how long it is.
+  /// Offset of the rank's heap, and the bytes of each heap.
   std::uint64_t heap_begin(int rank) const;
   std::uint64_t heap_bytes() const { return header().heap_bytes; }
 
   std::byte* at(std::uint64_t offset) const { return base_ + offset; }
-  /// Where memory lies in the arena; no_offset for any other memory.
+  /// The offset of memory in the arena; no_offset for any other memory.
   std::uint64_t offset_of(const std::byte* memory) const;
 
-  /// Takes the memory behind [offset, offset + bytes) from the machine.
-  /// Throws: CommError saying how much was asked for and how much there is.
+  /// Allocates the pages of [offset, offset + bytes).
+  /// Throws: CommError naming the requested and the available memory.
   void populate(std::uint64_t offset, std::size_t bytes) const;
 
  private:
@@ -48,22 +48,22 @@ class Arena {
   std::size_t bytes_;
 };
 
-/// The exchangeable memory of one rank: first fit over its part of the arena. Only its rank takes
-/// and gives back.
+/// Allocator of one rank's part of the arena, from which it allocates memory that other ranks can
+/// read. First fit. Only its rank uses it.
 class Heap {
  public:
-  /// name: the number by which messages name the rank.
-  Heap(const Arena& arena, int rank, int name);
+  /// world_rank is used in error texts.
+  Heap(const Arena& arena, int rank, int world_rank);
 
-  /// The offset of bytes of memory, aligned to a cache line.
-  /// Throws: CommError when the part or the machine has not that much left.
-  std::uint64_t take(std::size_t bytes);
-  void give_back(std::uint64_t offset, std::size_t bytes);
+  /// Allocates bytes and returns their offset, aligned to a cache line.
+  /// Throws: CommError if the heap or the machine has too little memory.
+  std::uint64_t allocate(std::size_t bytes);
+  void release(std::uint64_t offset, std::size_t bytes);
 
  private:
   const Arena& arena_;
-  int name_;
-  std::uint64_t populated_;  ///< everything below belongs to the world already
+  int world_rank_;
+  std::uint64_t populated_;  ///< all memory below this offset is populated
   std::map<std::uint64_t, std::size_t> free_;
 };
 

@@ -26,8 +26,8 @@ std::uint64_t bound_inode(std::string_view name) {
   const auto path = concat('@', name);
   std::ifstream in("/proc/net/unix");
   for (std::string line; std::getline(in, line);) {
-    // Num RefCount Protocol Flags Type St Inode Path; connections of a listener have its name too,
-    // those that it has not taken yet without an inode.
+    // Fields: Num RefCount Protocol Flags Type St Inode Path. Accepted connections of a listener
+    // have its name, too; connections that it has not accepted have no inode.
     std::istringstream fields(line);
     std::string number, references, protocol, flags, type, state, found;
     std::uint64_t inode = 0;
@@ -81,49 +81,49 @@ namespace {
 
 using detail::concat;
 
-/// How long a connection may hold a place without a word.
-constexpr auto patience = std::chrono::seconds(5);
-/// Connections beyond one of each rank.
+/// Time until a connection without a Hello is closed.
+constexpr auto hello_timeout = std::chrono::seconds(5);
+/// Connections that are kept in addition to one for each rank.
 constexpr std::size_t spare = 64;
 
 }  // namespace
 
-bool Arrivals::complete() const {
-  return std::find(here_.begin(), here_.end(), false) == here_.end();
+bool JoinedRanks::complete() const {
+  return std::find(joined_.begin(), joined_.end(), false) == joined_.end();
 }
 
-bool Arrivals::may_be(int rank) const {
-  return rank > 0 && rank < static_cast<int>(here_.size()) &&
-         !here_[static_cast<std::size_t>(rank)];
+bool JoinedRanks::can_join(int rank) const {
+  return rank > 0 && rank < static_cast<int>(joined_.size()) &&
+         !joined_[static_cast<std::size_t>(rank)];
 }
 
-int Arrivals::lowest_missing() const {
-  const auto missing = std::ranges::find(here_, false);
-  return missing == here_.end() ? -1 : static_cast<int>(missing - here_.begin());
+int JoinedRanks::lowest_missing() const {
+  const auto missing = std::ranges::find(joined_, false);
+  return missing == joined_.end() ? -1 : static_cast<int>(missing - joined_.begin());
 }
 
-void Arrivals::add(int rank, pid_t pid) {
-  here_[static_cast<std::size_t>(rank)] = true;
-  // A process of another pid namespace has no number here.
+void JoinedRanks::add(int rank, pid_t pid) {
+  joined_[static_cast<std::size_t>(rank)] = true;
+  // A process of another pid namespace cannot be watched.
   if (pid != 0) processes_.emplace_back(rank, ProcessWatch(pid));
 }
 
-std::string Arrivals::missing() const {
+std::string JoinedRanks::missing() const {
   std::string text;
-  for (std::size_t rank = 0; rank < here_.size(); ++rank) {
-    if (!here_[rank]) text += concat(text.empty() ? "" : ", ", rank);
+  for (std::size_t rank = 0; rank < joined_.size(); ++rank) {
+    if (!joined_[rank]) text += concat(text.empty() ? "" : ", ", rank);
   }
   return text;
 }
 
-std::optional<int> Arrivals::ended() const {
+std::optional<int> JoinedRanks::ended() const {
   for (const auto& [rank, process] : processes_) {
     if (process.ended()) return rank;
   }
   return std::nullopt;
 }
 
-void Arrivals::watch(std::vector<pollfd>& waiting) const {
+void JoinedRanks::watch(std::vector<pollfd>& waiting) const {
   for (const auto& [rank, process] : processes_) {
     waiting.push_back({.fd = process.fd(), .events = POLLIN, .revents = 0});
   }
@@ -134,12 +134,14 @@ PendingConnections::PendingConnections(int size) : most_(static_cast<std::size_t
 void PendingConnections::add(detail::Descriptor socket) {
   const ucred who = peer_of(socket.get());
   if (who.uid != ::geteuid()) {
-    log::warn(concat("init: user ", who.uid, " came to the ranks' meeting place; not let in"));
+    log::warn(
+        concat("init: user ", who.uid,
+               " connected to the rendezvous socket of the ranks; the connection was refused"));
     return;
   }
   if (waiting_.size() == most_) drop(waiting_.begin());
   waiting_.push_back(
-      {.socket = std::move(socket), .pid = who.pid, .until = detail::Deadline(patience)});
+      {.socket = std::move(socket), .pid = who.pid, .until = detail::Deadline(hello_timeout)});
 }
 
 void PendingConnections::watch(std::vector<pollfd>& waiting) const {
@@ -148,7 +150,7 @@ void PendingConnections::watch(std::vector<pollfd>& waiting) const {
   }
 }
 
-void PendingConnections::look(const Hear& hear) {
+void PendingConnections::read_hellos(const OnHello& on_hello) {
   for (auto one = waiting_.begin(); one != waiting_.end();) {
     Hello hello{};
     const auto got = ::recv(one->socket.get(), &hello, sizeof hello, MSG_DONTWAIT);
@@ -156,7 +158,7 @@ void PendingConnections::look(const Hear& hear) {
     if (got == sizeof hello && hello.magic == Hello::expected_magic) {
       const Connection known = std::move(*one);
       one = waiting_.erase(one);
-      hear(known.socket.get(), known.pid, hello);
+      on_hello(known.socket.get(), known.pid, hello);
     } else if (nothing && !one->until.passed()) {
       ++one;
     } else {
@@ -171,7 +173,7 @@ std::string PendingConnections::dropped() const {
                 dropped_ == 1 ? "" : concat(", the last of ", dropped_, " such connections"));
 }
 
-PendingConnections::Place PendingConnections::drop(Place one) {
+PendingConnections::Position PendingConnections::drop(Position one) {
   last_dropped_ = process_text(one->pid);
   ++dropped_;
   log::warn(concat("init: ", last_dropped_, " connected and sent no hello"));

@@ -7,17 +7,17 @@
 
 namespace lockstep::inline v0_2::host {
 
-/// The shared memory of one group: for each member its announcements, counters, mailboxes and
-/// staging areas.
+/// The shared memory of one group. Each member has announcements with eager slots, counters,
+/// staging chunks and mailboxes.
 class Block {
  public:
-  /// Collectives a member may be ahead of another.
+  /// Number of collectives by which a member may be ahead of another: entries of its ring.
   static constexpr std::uint64_t ring = 16;
-  /// Inputs up to this size are sent with the announcement (eager). For inputs in the arena the
-  /// limit is slot_bytes_from_arena.
-  static constexpr std::size_t slot_bytes = 16 << 10;
-  static constexpr std::size_t slot_bytes_from_arena = 2 << 10;
-  /// Longer inputs outside the arena are staged by this much.
+  /// Inputs up to this size are copied beside the announcement (eager). For inputs in the arena the
+  /// limit is eager_bytes_from_arena.
+  static constexpr std::size_t eager_bytes = 16 << 10;
+  static constexpr std::size_t eager_bytes_from_arena = 2 << 10;
+  /// Longer inputs outside the arena are copied in chunks of this size (staged).
   static constexpr std::size_t chunk_bytes = 256 << 10;
   static constexpr std::size_t chunks = 2;
 
@@ -28,23 +28,24 @@ class Block {
   std::byte* member_base(int member) const { return at<std::byte>(member, 0); }
 
   static std::size_t bytes(int members);
-  /// Bytes of one member's area, of which the first lies behind head_bytes.
+  /// Bytes of one member's area. The first area begins at head_bytes.
   static std::size_t member_bytes(int members);
   static constexpr std::size_t head_bytes = cache_line;
 
-  /// Members that have not left yet.
+  /// Number of members that have not left the group.
   std::atomic<std::uint64_t>& attached() const {
     return *reinterpret_cast<std::atomic<std::uint64_t>*>(base_);
   }
-  /// Steps whose input the member has made available, and steps whose share of work it has done.
-  Counter& arrived(int member) const { return *at<Counter>(member, 0); }
-  Counter& worked(int member) const { return *at<Counter>(member, sizeof(Counter)); }
+  /// Number of steps whose input the member has staged, and number of steps whose share of the work
+  /// the member has finished.
+  Counter& staged(int member) const { return *at<Counter>(member, 0); }
+  Counter& finished(int member) const { return *at<Counter>(member, sizeof(Counter)); }
   Membership& membership(int member) const { return *at<Membership>(member, 2 * sizeof(Counter)); }
-  Post& post(int member, std::uint64_t sequence) const {
-    return *at<Post>(member, posts + sequence % ring * sizeof(Post));
+  AnnouncementEntry& entry(int member, std::uint64_t sequence) const {
+    return *at<AnnouncementEntry>(member, entries + sequence % ring * sizeof(AnnouncementEntry));
   }
   std::byte* slot(int member, std::uint64_t sequence) const {
-    return at<std::byte>(member, slots + sequence % ring * slot_bytes);
+    return at<std::byte>(member, slots + sequence % ring * eager_bytes);
   }
   std::byte* chunk(int member, std::uint64_t step) const {
     return at<std::byte>(member, staging + step % chunks * chunk_bytes);
@@ -54,9 +55,9 @@ class Block {
   }
 
  private:
-  static constexpr std::size_t posts = 2 * sizeof(Counter) + sizeof(Membership);
-  static constexpr std::size_t slots = posts + ring * sizeof(Post);
-  static constexpr std::size_t staging = slots + ring * slot_bytes;
+  static constexpr std::size_t entries = 2 * sizeof(Counter) + sizeof(Membership);
+  static constexpr std::size_t slots = entries + ring * sizeof(AnnouncementEntry);
+  static constexpr std::size_t staging = slots + ring * eager_bytes;
   static constexpr std::size_t mailboxes = staging + chunks * chunk_bytes;
 
   template <class T>
@@ -70,7 +71,8 @@ class Block {
 };
 
 inline std::size_t Block::member_bytes(int members) {
-  // Not a multiple of a page: equal places of two members must not fall on one cache set.
+  // Not a multiple of a page, so that equal offsets of two members do not map to the same cache
+  // set.
   return round_up(mailboxes + static_cast<std::size_t>(members) * sizeof(Mailbox), page) +
          17 * cache_line;
 }

@@ -7,15 +7,15 @@
 #include "core/text.h"
 
 // Note [How ranks find a deadlock]
-// A rank that has waited for a while publishes its operation and group in the world's memory. Every
-// member of a group counts the collectives that it has begun there, announced or not, and both ends
-// of a pair count their messages. So every rank can see whom a waiting rank waits for: the members
-// that have not begun its operation. A rank that waits begins nothing, because one thread at a time
-// uses its groups. Every operation needs all its members. A cycle of ranks that wait for one
-// another therefore never ends.
-// A rank may leave one wait and enter the next between two reads. Each wait has a turn of its own:
-// the cycle counts only if no turn in it has changed while its edges were read. A rank that
-// computes, or that polls, waits in nothing, and is in no cycle however slow it is.
+// A rank that has waited for a second publishes its operation and group in the world's memory.
+// Every member of a group publishes the number of collectives that it has begun. Sender and
+// receiver publish the numbers of their messages. Every rank can therefore see which ranks a
+// waiting rank waits for: the members that have not begun its operation. A waiting rank begins no
+// operation, because only one thread at a time uses its groups, and every operation needs all its
+// members. A cycle of waiting ranks therefore never ends.
+// A rank may end one wait and begin the next one while another rank reads. Each wait therefore has
+// its own turn, and a cycle is valid only if no turn in it has changed while its edges were read. A
+// rank that computes or polls publishes no wait, so it is never in a cycle.
 
 namespace lockstep::inline v0_2::host {
 namespace {
@@ -43,13 +43,14 @@ std::optional<Deadlock::Member> wait_of(const Arena& arena, int rank) {
   return member;
 }
 
-/// The member's number in the world; -1 where it has not joined the group, or the group is gone.
-int world_rank(const Arena& arena, const Block& block, int member) {
+/// The member's rank in the arena; -1 if it has not joined the group, or the group does not exist
+/// any more.
+int rank_of(const Arena& arena, const Block& block, int member) {
   const int rank = block.membership(member).rank.load(acquire) - 1;
   return rank >= 0 && rank < arena.size() ? rank : -1;
 }
 
-/// Whether the member has begun what a member of its group waits in.
+/// Whether the member has begun the operation that another member of its group waits for.
 bool has_begun(const Block& block, const Waited& waited, int member) {
   switch (waited.collective) {
     case Collective::send:
@@ -66,7 +67,7 @@ class Search {
   explicit Search(const Arena& arena)
       : arena_(arena), visited_(static_cast<std::size_t>(arena.size())) {}
 
-  /// Whether the rank is in a cycle or waits for one. path() is the cycle then.
+  /// Whether the rank is in a cycle, or waits for a rank in a cycle. path() is then the cycle.
   bool visit(int rank) {
     visited_[static_cast<std::size_t>(rank)] = true;
     auto member = wait_of(arena_, rank);
@@ -74,7 +75,7 @@ class Search {
     const auto waited = member->waited;
     const Block block(arena_.at(waited.group), waited.members);
     for (int i = 0; i < waited.members; ++i) {
-      member->group.push_back(world_rank(arena_, block, i));
+      member->group.push_back(rank_of(arena_, block, i));
     }
     const auto group = member->group;
     path_.push_back(std::move(*member));
@@ -126,19 +127,19 @@ Deadlock::Deadlock(std::vector<Member> cycle) : cycle_(std::move(cycle)) {
   std::ranges::rotate(cycle_, std::ranges::min_element(cycle_, {}, &Member::rank));
 }
 
-std::string Deadlock::text(const std::function<int(int)>& named) const {
+std::string Deadlock::text(const std::function<int(int)>& world_rank) const {
   std::string text = "deadlock: ";
   for (std::size_t i = 0; i < cycle_.size(); ++i) {
     const auto& [rank, turn, waited, group] = cycle_[i];
     const Operation operation{
         .collective = waited.collective, .peer = waited.peer, .sequence = waited.sequence};
     std::vector<int> names;
-    for (const int member : group) names.push_back(member < 0 ? member : named(member));
+    for (const int member : group) names.push_back(member < 0 ? member : world_rank(member));
     const auto source = to_text(waited.source);
-    text += detail::concat(i == 0 ? "" : ", ", "rank ", named(rank), " waits in ",
+    text += detail::concat(i == 0 ? "" : ", ", "rank ", world_rank(rank), " waits in ",
                            operation.label(), " of ", group_text(waited, names),
                            source.empty() ? "" : detail::concat(" (", source, ")"), " for rank ",
-                           named(cycle_[(i + 1) % cycle_.size()].rank));
+                           world_rank(cycle_[(i + 1) % cycle_.size()].rank));
   }
   return text +
          "; issue the operations of groups that share ranks in the same order on all of them";

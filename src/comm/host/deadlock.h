@@ -15,19 +15,19 @@ namespace lockstep::inline v0_2::host {
 
 /// The operation that a rank waits in, and the group that it belongs to.
 struct Waited {
-  std::uint64_t group = 0;  ///< where the group's block lies in the arena
-  int members = 0;          ///< of the group
-  int member = 0;           ///< this rank's number in the group
-  int number = 0;           ///< of the group: 0 is the world
+  std::uint64_t group = 0;  ///< offset of the group's block in the arena
+  int members = 0;          ///< number of members of the group
+  int member = 0;           ///< this rank's index in the group
+  int number = 0;           ///< number of the group; 0 is the world
   Collective collective = Collective::barrier;
-  int peer = -1;  ///< of a message
+  int peer = -1;  ///< other member of a send or recv; -1 for a collective
   std::uint64_t sequence = 0;
   Source source = {};
 
   bool operator==(const Waited&) const = default;
 };
 
-/// Publishes a wait of this rank while it lives.
+/// Publishes a wait of this rank until the end of the scope.
 class PublishedWait {
  public:
   PublishedWait(RankState& state, const Waited& waited);
@@ -39,35 +39,36 @@ class PublishedWait {
   WaitRecord& record_;
 };
 
-/// A cycle of ranks: each waits for an operation that the next has not begun. Note
+/// A cycle of ranks, in which each waits for an operation that the next one has not begun. Note
 /// [How ranks find a deadlock] is in deadlock.cpp.
 class Deadlock {
  public:
   /// One rank of the cycle.
   struct Member {
     int rank;
-    std::uint64_t turn;  ///< of the rank's waits: another wait has another turn
+    std::uint64_t turn;  ///< identifies the wait; every wait of a rank has another turn
     Waited waited;
-    std::vector<int> group;  ///< world ranks
+    std::vector<int> group;  ///< ranks of the group's members
 
     bool operator==(const Member&) const = default;
   };
 
-  /// Each rank waits for the next, the last for the first.
+  /// Each rank of the cycle waits for the next, the last for the first.
   explicit Deadlock(std::vector<Member> cycle);
 
   /// The rank that the first one waits for.
   int rank_at_fault() const { return cycle_[1 % cycle_.size()].rank; }
-  /// The sentence that names ranks, operations and groups; named says what a rank is called.
-  std::string text(const std::function<int(int)>& named) const;
+  /// The error text that names ranks, operations and groups. world_rank converts a rank of this
+  /// arena.
+  std::string text(const std::function<int(int)>& world_rank) const;
 
   bool operator==(const Deadlock&) const = default;
 
  private:
-  std::vector<Member> cycle_;  ///< from its lowest rank on
+  std::vector<Member> cycle_;  ///< begins with its lowest rank
 };
 
-/// The deadlock that the rank waits in or behind, if there is one. Any rank may ask.
+/// The deadlock that the rank is in, or that a rank that it waits for is in. Any rank may call it.
 std::optional<Deadlock> find_deadlock(const Arena& arena, int rank);
 
 }  // namespace lockstep::host

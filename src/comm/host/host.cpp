@@ -28,7 +28,7 @@ std::string available() {
 
 namespace {
 
-/// Sums would depend on which rank computes them.
+/// With different settings, a sum would depend on the rank that computes it.
 void expect_same_denormals(const Arena& arena, int own_rank) {
   for (int rank = 1; rank < arena.size(); ++rank) {
     detail::expect_same_denormals(detail::concat("init rank ", own_rank, " of ", arena.size()),
@@ -49,7 +49,7 @@ std::shared_ptr<Communicator> create(std::shared_ptr<World> world, int rank,
   auto& arena = world->arena();
   auto& state = arena.rank(rank);
   auto absent = RankStatus::absent;
-  if (state.pid == 0) tell_pid(state, ::getpid());
+  if (state.pid == 0) publish_pid(state, ::getpid());
   state.flushes_denormals = flushes_denormals();
   if (!state.status.compare_exchange_strong(absent, RankStatus::joined)) {
     throw InvalidArgument(detail::concat("host: rank ", rank, " has joined this world already"));

@@ -12,30 +12,32 @@
 
 namespace lockstep::inline v0_2::host {
 
-/// How ranks wait for one another.
+/// Options of a host world.
 struct Options {
   std::chrono::milliseconds timeout = std::chrono::minutes(10);  ///< longest wait of one operation
   int threads_per_rank =
-      1;  ///< compute threads of each rank; while all fit the cores, a waiting rank spins long
-  int cores = 0;  ///< cores that the world's ranks share; 0 takes the machine's
-  /// The ranks' numbers in messages, when their world is a part of another; empty for their own.
-  std::vector<int> names = {};
-  bool watch = false;       ///< look for ranks whose process ends while waiting, and mark them
-  bool supervised = false;  ///< a launcher marks them, too, and says how they ended
-  /// Keep the world of a rank that leaves by an exception, so that World::record_error() can
-  /// follow.
+      1;          ///< compute threads of each rank; a waiting rank spins if all threads have a core
+  int cores = 0;  ///< cores that the world's ranks share; 0 for all of the machine
+  /// World ranks for error texts, if this world is the part of another world on one host; else
+  /// empty.
+  std::vector<int> world_ranks = {};
+  bool watch = false;       ///< check during waits whether other ranks' processes have ended
+  bool supervised = false;  ///< a launcher records how ranks' processes end
+  /// Keep the world's memory when an exception destroys the communicator, so that
+  /// World::record_error() can be called later.
   bool keep_world = false;
-  pid_t launcher = 0;  ///< the process that started the ranks: the world ends with it; or 0
-  std::string launcher_name = {};  ///< what it is called in messages
+  pid_t launcher = 0;  ///< process that started the ranks, whose end ends the world; 0 for none
+  std::string launcher_name = {};  ///< name of the launcher in error texts
 };
 
-/// Empty where the backend works, else why it does not.
+/// Empty if the backend works on this machine, else the reason why it does not.
 std::string available();
 
-/// This rank's communicator over all ranks of the world. Called once by every rank, each from its
-/// own process or thread; returns when all have joined. Throws: TimeoutError naming the ranks that
-/// did not come, CommError when one of them is gone; InvalidArgument on every rank when the calling
-/// threads of some flush denormals and those of others keep them.
+/// Joins the world and returns this rank's communicator over all its ranks. Every rank calls it
+/// once, from its own process or thread; returns when all have joined.
+/// Throws: TimeoutError naming the ranks that did not join. CommError if a rank's process has
+/// ended. InvalidArgument, on every rank, if the calling threads of some ranks flush denormals and
+/// those of others keep them.
 std::shared_ptr<Communicator> create(std::shared_ptr<World> world, int rank,
                                      const Options& options);
 

@@ -12,75 +12,77 @@
 #include "kernels/copy.h"
 
 // Note [How a host collective runs]
-// Every member announces the collective in its ring of posts, and puts a short input into a slot
-// beside it. Once a member sees all announcements, it compares them. From them every member derives
-// the same plan: the place of each input, the path, and the number of steps. In a step every member
-// does its own share of the work. That is its segment of an all_reduce, written into all members'
-// buffers, or the parts that it copies to itself.
-// Each member has two counters, which count the steps of the whole group. `arrived` says that its
-// input of the step can be read (staged path only), `worked` that its share is done. A collective
-// is over when all members have worked its last step. On the slots path it is over at once, since a
-// slot is not written again before all have worked.
-// No member works for another, so ranks may poll at any time. The order of a sum is always the
-// order of ranks.
+// Every member announces the collective in its ring of announcements, and copies a short input into
+// the eager slot beside it. When a member sees all announcements, it compares them. From them every
+// member derives the same plan: the offset of each input, the path, and the number of steps. In a
+// step every member does its own share of the work: it reduces its segment of an all_reduce and
+// writes the result into all members' buffers, or it copies the parts for itself.
+// Each member has two counters of steps, which count over all collectives of the group. `staged`
+// counts the steps whose input it has copied into its chunks (staged path only), `finished` the
+// steps whose share it has done. A collective is complete when all members have finished its last
+// step. On the eager path it is complete at once, because a slot is not written again before all
+// members have finished.
+// No member does another's share, so a rank's polls affect no other rank. Sums are always in rank
+// order.
 
 namespace lockstep::inline v0_2::host {
 
 CollectiveRequest::CollectiveRequest(HostCommunicator& group, Operation&& operation)
     : HostRequest(group, std::move(operation)), shape_(this->operation(), group.size()) {}
 
-bool CollectiveRequest::post() {
+bool CollectiveRequest::announce() {
   const std::uint64_t sequence = operation().sequence;
   auto& progress = group().progress();
   if (sequence >= Block::ring) {
-    // The place still belongs to an earlier collective until all members are through with it.
+    // The ring's entry belongs to an earlier collective until all members have finished that one.
     if (progress.planned + Block::ring <= sequence) return false;
-    const auto over_at = progress.over_at[sequence % Block::ring];
-    if (!all_reached(progress.worked, &Block::worked, over_at)) return false;
+    const auto finished_at = progress.finished_at[sequence % Block::ring];
+    if (!all_reached(progress.finished, &Block::finished, finished_at)) return false;
   }
   const int rank = group().rank();
-  auto& post = group().block().post(rank, sequence);
+  auto& entry = group().block().entry(rank, sequence);
   const auto& arena = group().context().arena();
   const auto offset = arena.offset_of(operation().input);
-  detail::announce(post.announcement, operation());
-  post.offset = offset;
-  post.output_offset = arena.offset_of(operation().output);
-  // Decided by the longest input, so that members differ only where their memory does.
-  const std::size_t limit = offset == no_offset ? Block::slot_bytes : Block::slot_bytes_from_arena;
-  post.in_slot = shape_.longest_total() * size_of(operation().dtype) <= limit ? 1 : 0;
-  if (post.in_slot != 0 && shape_.is_source(rank)) {
+  detail::announce(entry.announcement, operation());
+  entry.offset = offset;
+  entry.output_offset = arena.offset_of(operation().output);
+  // Depends on the longest input, so that members decide differently only if their memory differs.
+  const std::size_t limit =
+      offset == no_offset ? Block::eager_bytes : Block::eager_bytes_from_arena;
+  entry.is_eager = shape_.longest_total() * size_of(operation().dtype) <= limit ? 1 : 0;
+  if (entry.is_eager != 0 && shape_.is_source(rank)) {
     if (const std::size_t bytes = shape_.total(rank) * size_of(operation().dtype); bytes > 0) {
       std::memcpy(group().block().slot(rank, sequence), operation().input, bytes);
     }
   }
-  post.number.store(sequence + 1, std::memory_order_release);
+  entry.number.store(sequence + 1, std::memory_order_release);
   group().wake();
-  stage_ = Stage::posted;
+  stage_ = Stage::announced;
   return true;
 }
 
 void CollectiveRequest::advance() {
-  if (stage_ == Stage::posted) {
-    if (!all_posted() || !agree()) return;
+  if (stage_ == Stage::announced) {
+    if (!all_announced() || !compare_announcements()) return;
     plan();
     stage_ = Stage::stepping;
-    arrive(0);
+    stage_input(0);
   }
   if (stage_ == Stage::stepping && !step()) return;
   if (stage_ == Stage::finishing) {
     auto& progress = group().progress();
-    const bool over =
-        path_ == Path::slots || all_reached(progress.worked, &Block::worked, first_step_ + steps_);
+    const bool over = path_ == Path::eager ||
+                      all_reached(progress.finished, &Block::finished, first_step_ + steps_);
     if (!over) return;
     copy_out(steps_ - 1);
     set_complete();
   }
 }
 
-bool CollectiveRequest::all_posted() const {
+bool CollectiveRequest::all_announced() const {
   const auto& block = group().block();
   for (int member = 0; member < group().size(); ++member) {
-    const auto& number = block.post(member, operation().sequence).number;
+    const auto& number = block.entry(member, operation().sequence).number;
     if (number.load(std::memory_order_acquire) != operation().sequence + 1) return false;
   }
   return true;
@@ -98,15 +100,15 @@ bool CollectiveRequest::all_reached(std::vector<std::uint64_t>& seen,
   return true;
 }
 
-bool CollectiveRequest::agree() {
+bool CollectiveRequest::compare_announcements() {
   std::array<const detail::Announcement*, max_ranks> announcements;
   const auto size = static_cast<std::size_t>(group().size());
   for (std::size_t member = 0; member < size; ++member) {
     announcements[member] =
-        &group().block().post(static_cast<int>(member), operation().sequence).announcement;
+        &group().block().entry(static_cast<int>(member), operation().sequence).announcement;
   }
-  const auto different = detail::difference(std::span(announcements).first(size), group().names(),
-                                            operation().sequence);
+  const auto different = detail::difference(std::span(announcements).first(size),
+                                            group().world_ranks(), operation().sequence);
   if (!different) return true;
   auto& context = group().context();
   context.world().fail({.kind = Failure::Kind::mismatch,
@@ -117,26 +119,26 @@ bool CollectiveRequest::agree() {
 
 void CollectiveRequest::plan() {
   auto& progress = group().progress();
-  bool all_in_slots = true;
+  bool all_eager = true;
   bool all_in_arena = true;
   for (int member = 0; member < group().size(); ++member) {
     if (!shape_.is_source(member)) continue;
-    const auto& post = group().block().post(member, operation().sequence);
-    all_in_slots = all_in_slots && post.in_slot != 0;
-    all_in_arena = all_in_arena && post.offset != no_offset;
+    const auto& entry = group().block().entry(member, operation().sequence);
+    all_eager = all_eager && entry.is_eager != 0;
+    all_in_arena = all_in_arena && entry.offset != no_offset;
   }
-  path_ = all_in_slots ? Path::slots : all_in_arena ? Path::direct : Path::staged;
-  if (path_ != Path::slots) {
+  path_ = all_eager ? Path::eager : all_in_arena ? Path::zero_copy : Path::staged;
+  if (path_ != Path::eager) {
     for (int member = 0; member < group().size(); ++member) {
-      const auto& post = group().block().post(member, operation().sequence);
-      offsets_.push_back(post.offset);
-      outputs_.push_back(post.output_offset);
+      const auto& entry = group().block().entry(member, operation().sequence);
+      offsets_.push_back(entry.offset);
+      outputs_.push_back(entry.output_offset);
     }
   }
   const std::size_t longest = shape_.longest_part();
   piece_elements_ = longest;
   if (path_ == Path::staged) {
-    // Every part's piece begins on a cache line of its own.
+    // Every part's piece begins on a cache line.
     const std::size_t piece_bytes =
         Block::chunk_bytes / static_cast<std::size_t>(shape_.parts()) / cache_line * cache_line;
     piece_elements_ = piece_bytes / size_of(operation().dtype);
@@ -144,19 +146,19 @@ void CollectiveRequest::plan() {
   }
   first_step_ = progress.next_step;
   progress.next_step += steps_;
-  progress.over_at[operation().sequence % Block::ring] = progress.next_step;
+  progress.finished_at[operation().sequence % Block::ring] = progress.next_step;
   ++progress.planned;
 }
 
-void CollectiveRequest::arrive(std::uint64_t step) {
+void CollectiveRequest::stage_input(std::uint64_t step) {
   if (path_ != Path::staged || step == steps_) return;
   {
-    const detail::Working working(worked_);
+    const detail::WorkTimer timer(worked_);
     copy_in(step);
   }
   group()
       .block()
-      .arrived(group().rank())
+      .staged(group().rank())
       .value.store(first_step_ + step + 1, std::memory_order_release);
   group().wake();
 }
@@ -165,28 +167,28 @@ bool CollectiveRequest::step() {
   auto& progress = group().progress();
   for (;;) {
     const std::uint64_t reached = first_step_ + step_ + 1;
-    if (!step_worked_) {
-      if (path_ == Path::staged && !all_reached(progress.arrived, &Block::arrived, reached))
+    if (!step_finished_) {
+      if (path_ == Path::staged && !all_reached(progress.staged, &Block::staged, reached))
         return false;
-      if (path_ == Path::slots) {
-        work(step_);  // over before a clock could be read
+      if (path_ == Path::eager) {
+        work(step_);  // takes less time than reading the clock
       } else {
-        const detail::Working working(worked_);
+        const detail::WorkTimer timer(worked_);
         work(step_);
       }
-      group().block().worked(group().rank()).value.store(reached, std::memory_order_release);
-      // On the slots path only a member whose ring is full waits for this; the next announcement
+      group().block().finished(group().rank()).value.store(reached, std::memory_order_release);
+      // On the eager path only a member whose ring is full waits for this; the next announcement
       // wakes it.
-      if (path_ != Path::slots) group().wake();
-      step_worked_ = true;
-      // The other chunk is free: all have worked the step before.
-      arrive(step_ + 1);
+      if (path_ != Path::eager) group().wake();
+      step_finished_ = true;
+      // The other chunk is free: all members have finished the previous step.
+      stage_input(step_ + 1);
     }
     if (step_ + 1 == steps_) break;
-    if (!all_reached(progress.worked, &Block::worked, reached)) return false;
+    if (!all_reached(progress.finished, &Block::finished, reached)) return false;
     copy_out(step_);
     ++step_;
-    step_worked_ = false;
+    step_finished_ = false;
   }
   stage_ = Stage::finishing;
   return true;
@@ -201,17 +203,18 @@ detail::Range CollectiveRequest::range(int source, int part, std::uint64_t step)
 std::byte* CollectiveRequest::piece(int source, int part, std::uint64_t step) const {
   const std::size_t element = size_of(operation().dtype);
   const std::size_t in_source = (shape_.begin(part) + step * piece_elements_) * element;
-  // The own input is read where it lies; only an all_reduce writes there, and there it is the
+  // This rank reads its own input in place. Only an all_reduce writes there, where it is the
   // output.
   if (source == group().rank()) return const_cast<std::byte*>(operation().input) + in_source;
-  if (path_ == Path::slots) return group().block().slot(source, operation().sequence) + in_source;
+  if (path_ == Path::eager) return group().block().slot(source, operation().sequence) + in_source;
   const auto offset = offsets_[static_cast<std::size_t>(source)];
   if (offset != no_offset) return group().context().arena().at(offset) + in_source;
   return group().block().chunk(source, step) +
          static_cast<std::size_t>(part) * piece_elements_ * element;
 }
 
-/// This rank's share of what all work on: whole cache lines, the last rank's may be shorter.
+/// This rank's segment of a piece that all members work on: whole cache lines; the last one may be
+/// shorter.
 detail::Range CollectiveRequest::my_segment(detail::Range piece) const {
   return detail::slice_of(piece.length, size_of(operation().dtype), group().rank(), group().size());
 }
@@ -225,7 +228,7 @@ void CollectiveRequest::copy_in(std::uint64_t step) {
     if (elements > 0) std::memcpy(to, from, elements * element);
   };
   if (operation().collective == Collective::all_reduce) {
-    // The own segment is reduced where it lies; the others read only the rest.
+    // This rank reduces its own segment in place; other members read only the rest.
     const detail::Range whole = range(rank, 0, step);
     const detail::Range mine = my_segment(whole);
     const std::byte* from = piece(rank, 0, step);
@@ -253,7 +256,7 @@ void CollectiveRequest::copy_out(std::uint64_t step) {
   const std::byte* from = group().block().chunk(rank, step);
   std::byte* to = piece(rank, 0, step);
   const std::size_t after = mine.begin + mine.length;
-  const detail::Working working(worked_);
+  const detail::WorkTimer timer(worked_);
   if (mine.begin > 0) std::memcpy(to, from, mine.begin * element);
   if (whole.length > after) {
     std::memcpy(to + after * element, from + after * element, (whole.length - after) * element);
@@ -270,8 +273,8 @@ void CollectiveRequest::work(std::uint64_t step) {
       reduce(step);
       return;
     case Collective::broadcast:
-      if (path_ == Path::direct && reaches(offsets_)) {
-        spread(step);
+      if (path_ == Path::zero_copy && reaches(offsets_)) {
+        write_share_of_root(step);
       } else if (rank != operation().peer) {
         pull(operation().peer, 0, output, step);
       }
@@ -283,7 +286,7 @@ void CollectiveRequest::work(std::uint64_t step) {
       if (rank == operation().peer) pull_all(step);
       return;
     case Collective::all_gather:
-      if (path_ == Path::direct && reaches(outputs_)) {
+      if (path_ == Path::zero_copy && reaches(outputs_)) {
         push(step);
       } else {
         pull_all(step);
@@ -305,7 +308,7 @@ void CollectiveRequest::pull(int source, int part, std::byte* output, std::uint6
   const detail::Range piece_range = range(source, part, step);
   if (piece_range.length == 0) return;
   const std::size_t element = size_of(operation().dtype);
-  // In place, a rank's own part may already lie where it belongs.
+  // In an in-place operation, a rank's own part may already be at its destination.
   kernels::copy_bytes(output + piece_range.begin * element, piece(source, part, step),
                       piece_range.length * element);
 }
@@ -334,7 +337,7 @@ void CollectiveRequest::push(std::uint64_t step) {
                       range(rank, 0, step).length * element);
 }
 
-void CollectiveRequest::spread(std::uint64_t step) {
+void CollectiveRequest::write_share_of_root(std::uint64_t step) {
   const int root = operation().peer;
   const std::size_t element = size_of(operation().dtype);
   const detail::Range mine = my_segment(range(root, 0, step));
@@ -351,8 +354,9 @@ void CollectiveRequest::reduce(std::uint64_t step) {
   const bool everywhere = operation().collective == Collective::all_reduce;
   const int part = everywhere ? 0 : rank;
   const detail::Range whole = range(rank, part, step);
-  // On the slots path every member sums all elements itself and needs no further synchronisation.
-  const detail::Range share = everywhere && path_ != Path::slots
+  // On the eager path every member reduces all elements itself, which needs no further
+  // synchronisation.
+  const detail::Range share = everywhere && path_ != Path::eager
                                   ? my_segment(whole)
                                   : detail::Range{.length = whole.length};
   if (share.length == 0 || (everywhere && size == 1 && !operation().wire)) return;
@@ -367,9 +371,10 @@ void CollectiveRequest::reduce(std::uint64_t step) {
   if (!everywhere) {
     outputs[0] = operation().output + whole.begin * element;
     output_count = 1;
-  } else if (path_ == Path::slots) {
-    // Of two members each has only the other's slot to read. Writing there too makes its line cheap
-    // to write again: a line that another only reads is taken back at a price.
+  } else if (path_ == Path::eager) {
+    // With two members, each reads only the other's slot. It also writes the result there, so that
+    // the other member's next write to its slot is fast: a cache line that another core has only
+    // read must first be invalidated.
     outputs[0] = operation().output;
     if (size == 2) outputs[1] = piece(1 - rank, part, step);
     output_count = size == 2 ? 2 : 1;
@@ -386,21 +391,21 @@ std::vector<int> CollectiveRequest::missing() const {
     bool late = false;
     switch (stage_) {
       case Stage::queued: {
-        // It waits behind earlier collectives: the ranks that hold up the next of them.
+        // It waits for earlier collectives: return the ranks that the first of these waits for.
         const auto& progress = group().progress();
-        late = block.worked(member).value.load() < progress.next_step ||
-               block.post(member, progress.planned).number.load() <= progress.planned;
+        late = block.finished(member).value.load() < progress.next_step ||
+               block.entry(member, progress.planned).number.load() <= progress.planned;
         break;
       }
-      case Stage::posted:
-        late = block.post(member, operation().sequence).number.load() != operation().sequence + 1;
+      case Stage::announced:
+        late = block.entry(member, operation().sequence).number.load() != operation().sequence + 1;
         break;
       case Stage::stepping:
       case Stage::finishing: {
         const std::uint64_t reached = first_step_ + step_ + 1;
-        late = block.worked(member).value.load() < reached;
-        if (stage_ == Stage::stepping && !step_worked_) {
-          late = block.arrived(member).value.load() < reached;
+        late = block.finished(member).value.load() < reached;
+        if (stage_ == Stage::stepping && !step_finished_) {
+          late = block.staged(member).value.load() < reached;
         }
         break;
       }

@@ -12,15 +12,19 @@
 
 namespace lockstep::inline v0_2::host {
 
-/// State that one group's collectives on this rank share. They advance strictly in their order.
+/// State that all collectives of one group share on this rank. Collectives advance strictly in
+/// order.
 struct Progress {
-  std::uint64_t next_step = 0;  ///< steps of all planned collectives; members count them alike
-  std::uint64_t planned = 0;    ///< collectives whose steps are counted
-  /// For each place of the ring: the count of worked steps at which its last collective is over.
-  std::array<std::uint64_t, Block::ring> over_at{};
-  /// The least that each member was seen to have published; the truth may be more.
-  std::vector<std::uint64_t> arrived;
-  std::vector<std::uint64_t> worked;
+  std::uint64_t next_step =
+      0;  ///< number of steps of all planned collectives; the same on all members
+  std::uint64_t planned = 0;  ///< number of planned collectives
+  /// For each entry of the ring: the number of finished steps at which its last collective is
+  /// complete.
+  std::array<std::uint64_t, Block::ring> finished_at{};
+  /// The last values that this rank has read of each member's counters. The counters may have
+  /// increased since.
+  std::vector<std::uint64_t> staged;
+  std::vector<std::uint64_t> finished;
 };
 
 /// A collective on this rank. Note [How a host collective runs] is in host_collective_request.cpp.
@@ -28,11 +32,12 @@ class CollectiveRequest final : public HostRequest {
  public:
   CollectiveRequest(HostCommunicator& group, Operation&& operation);
 
-  /// Announces it to the members, once the ring has a free entry; true if announced.
-  bool post();
-  bool posted() const { return stage_ != Stage::queued; }
-  /// The next collective may begin: this rank's share is done, and its chunks are free.
-  bool lets_next_begin() const {
+  /// Announces the collective to the members, if the ring has a free entry. True if announced.
+  bool announce();
+  bool announced() const { return stage_ != Stage::queued; }
+  /// Whether the next collective may begin: this rank's share is finished, and its staging chunks
+  /// are free.
+  bool next_may_begin() const {
     return complete() || (stage_ == Stage::finishing && path_ != Path::staged);
   }
 
@@ -40,19 +45,19 @@ class CollectiveRequest final : public HostRequest {
   std::vector<int> missing() const override;
 
  private:
-  enum class Stage { queued, posted, stepping, finishing };
+  enum class Stage { queued, announced, stepping, finishing };
   enum class Path {
-    slots,   ///< inputs came with the announcements: no further meeting
-    direct,  ///< all inputs lie in the arena: one step over the whole
-    staged   ///< some input is outside: copied through the arena chunk by chunk
+    eager,      ///< eager: inputs are beside the announcements; no further synchronisation
+    zero_copy,  ///< zero-copy: all inputs are in the arena; one step
+    staged      ///< some input is outside the arena and is copied through chunks
   };
 
-  bool all_posted() const;
+  bool all_announced() const;
   bool all_reached(std::vector<std::uint64_t>& seen, Counter& (Block::*counter)(int) const,
                    std::uint64_t value) const;
-  bool agree();
+  bool compare_announcements();
   void plan();
-  void arrive(std::uint64_t step);
+  void stage_input(std::uint64_t step);
   bool step();
 
   void copy_in(std::uint64_t step);
@@ -60,29 +65,29 @@ class CollectiveRequest final : public HostRequest {
   void copy_out(std::uint64_t step);
   void reduce(std::uint64_t step);
   void pull(int source, int part, std::byte* output, std::uint64_t step);
-  /// Every input to this rank's output.
+  /// Copies all members' inputs to this rank's output.
   void pull_all(std::uint64_t step);
   static bool reaches(std::span<const std::uint64_t> offsets);
-  /// This rank's input to all members' outputs.
+  /// Copies this rank's input to all members' outputs.
   void push(std::uint64_t step);
-  /// This rank's share of the root's buffer to all members.
-  void spread(std::uint64_t step);
+  /// Copies this rank's segment of the root's buffer to all members.
+  void write_share_of_root(std::uint64_t step);
 
-  /// Where this step's piece of a source's part can be read.
+  /// The address of this step's piece of a source's part.
   std::byte* piece(int source, int part, std::uint64_t step) const;
   detail::Range range(int source, int part, std::uint64_t step) const;
   detail::Range my_segment(detail::Range piece) const;
 
   detail::Shape shape_;
   Stage stage_ = Stage::queued;
-  Path path_ = Path::slots;
-  std::vector<std::uint64_t> offsets_;  ///< of each member's input, or no_offset
-  std::vector<std::uint64_t> outputs_;  ///< the same of the outputs
-  std::size_t piece_elements_ = 0;      ///< of one part in one step
+  Path path_ = Path::eager;
+  std::vector<std::uint64_t> offsets_;  ///< of each member's input in the arena, or no_offset
+  std::vector<std::uint64_t> outputs_;  ///< the same for the outputs
+  std::size_t piece_elements_ = 0;      ///< elements of one part in one step
   std::uint64_t first_step_ = 0;
   std::uint64_t steps_ = 1;
   std::uint64_t step_ = 0;
-  bool step_worked_ = false;
+  bool step_finished_ = false;
 };
 
 }  // namespace lockstep::host

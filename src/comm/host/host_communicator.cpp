@@ -19,9 +19,9 @@ HostCommunicator::HostCommunicator(std::shared_ptr<HostRankContext> context,
       block_(block),
       owns_block_(owns_block),
       number_(number) {
-  for (const int member : members_) names_.push_back(context_->named(member));
-  progress_.arrived.resize(members_.size());
-  progress_.worked.resize(members_.size());
+  for (const int member : members_) world_ranks_.push_back(context_->world_rank(member));
+  progress_.staged.resize(members_.size());
+  progress_.finished.resize(members_.size());
   block_.membership(rank).rank.store(context_->rank() + 1);
   context_->add(*this);
 }
@@ -59,11 +59,11 @@ Waited HostCommunicator::waited(const Operation& operation) const {
 }
 
 void HostCommunicator::join() {
-  const auto meet = [&] {
-    const HostRankContext::Use use(*context_);
+  const auto begin_barrier = [&] {
+    const HostRankContext::CallGuard guard(*context_);
     return start(Operation{.collective = Collective::barrier});
   };
-  meet().wait();
+  begin_barrier().wait();
 }
 
 void HostCommunicator::drop(std::vector<std::shared_ptr<void>>& /*pending*/) {
@@ -72,8 +72,8 @@ void HostCommunicator::drop(std::vector<std::shared_ptr<void>>& /*pending*/) {
 }
 
 Work HostCommunicator::begin(Operation&& operation) {
-  const HostRankContext::Use use(*context_);
-  context_->look_at_launcher();
+  const HostRankContext::CallGuard guard(*context_);
+  context_->check_launcher_regularly();
   if (context_->failed()) {
     number(operation);
     context_->throw_failure(where(operation.label()));
@@ -93,7 +93,7 @@ Work HostCommunicator::start(Operation&& operation) {
 }
 
 Work HostCommunicator::begin_message(Operation&& operation) {
-  // Short of memory this throws, before the message has a number.
+  // This throws if memory is short, before the message has a number.
   auto copy = MessageRequest::copy_for(*context_, operation);
   number(operation);
   auto request = std::make_shared<MessageRequest>(*this, std::move(operation), std::move(copy));
@@ -104,13 +104,13 @@ Work HostCommunicator::begin_message(Operation&& operation) {
 }
 
 void HostCommunicator::poll() {
-  // All that fit are announced, so that others can begin on them while this rank is behind.
+  // Announce all collectives that fit into the ring, so that members who are ahead can begin them.
   for (const auto& request : collectives_) {
-    if (!request->posted() && !request->post()) break;
+    if (!request->announced() && !request->announce()) break;
   }
   for (const auto& request : collectives_) {
     request->advance();
-    if (!request->lets_next_begin()) break;
+    if (!request->next_may_begin()) break;
   }
   while (!collectives_.empty() && collectives_.front()->complete()) collectives_.pop_front();
   if (messages_.empty()) return;
@@ -123,7 +123,7 @@ std::shared_ptr<Communicator> HostCommunicator::split(int color, int key) {
   context_->set_last_group(static_cast<int>(part.number));
   const auto& group_ranks = part.ranks;
 
-  // The first member gives the block, out of its own memory.
+  // The first member allocates the block in its own memory.
   const int members = static_cast<int>(group_ranks.size());
   const bool owner = !group_ranks.empty() && group_ranks.front() == rank();
   constexpr auto none = static_cast<std::int64_t>(no_offset);
@@ -131,7 +131,7 @@ std::shared_ptr<Communicator> HostCommunicator::split(int color, int key) {
   std::exception_ptr shortage;
   if (owner) {
     try {
-      mine.own = static_cast<std::int64_t>(context_->take_block(members));
+      mine.own = static_cast<std::int64_t>(context_->allocate_block(members));
     } catch (const CommError&) {
       shortage = std::current_exception();
     }
@@ -144,11 +144,11 @@ std::shared_ptr<Communicator> HostCommunicator::split(int color, int key) {
   if (offset == none) {
     const int short_of_memory = world_rank(group_ranks.front());
     throw CommError(detail::concat(where("split"), ": rank ", short_of_memory,
-                                   " has not enough exchangeable memory for the new group"),
+                                   " has too little shared memory for the new group"),
                     {.rank = short_of_memory, .operation = "split"});
   }
   auto made = std::make_shared<HostCommunicator>(
-      context_, detail::picked(members_, group_ranks), part.rank,
+      context_, detail::at_ranks(members_, group_ranks), part.rank,
       Block(context_->arena().at(static_cast<std::uint64_t>(offset)), members), owner,
       static_cast<int>(part.number));
   made->join();

@@ -17,17 +17,17 @@
 
 namespace lockstep::inline v0_2::host {
 
-/// One rank's view of one group of a host world.
+/// One rank's communicator of one group of a host world.
 class HostCommunicator final : public detail::BackendCommunicator {
  public:
-  /// members are world ranks in the order of the group; one of them may own the block's memory.
-  /// Each group of a rank has a number of its own; 0 is the world.
+  /// members are ranks of the host world in the order of the group. owns_block: this member owns
+  /// the block's memory. number identifies the group among the groups of a rank; 0 is the world.
   HostCommunicator(std::shared_ptr<HostRankContext> context, std::vector<int> members, int rank,
                    Block block, bool owns_block, int number);
   ~HostCommunicator() override;
 
   std::string_view backend() const override { return "host"; }
-  int world_rank(int rank) const override { return names_[static_cast<std::size_t>(rank)]; }
+  int world_rank(int rank) const override { return world_ranks_[static_cast<std::size_t>(rank)]; }
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override;
   std::optional<std::uint64_t> place_of(const void* memory) const override;
   std::byte* at_place(std::uint64_t place) const override;
@@ -36,18 +36,17 @@ class HostCommunicator final : public detail::BackendCommunicator {
   void poll() override;
   void drop(std::vector<std::shared_ptr<void>>& pending) override;
 
-  /// Meets all members in the collective that numbers 0. Called once, by who made this
-  /// communicator.
+  /// Synchronises all members by a barrier with sequence number 0. Called once after construction.
   void join();
 
   // For pending operations.
   HostRankContext& context() const override { return *context_; }
   const Block& block() const { return block_; }
   std::span<const int> members() const { return members_; }
-  /// The record that other ranks read while this rank waits for the operation.
+  /// The record that PublishedWait publishes while this rank waits for the operation.
   Waited waited(const Operation& operation) const;
-  /// The members' numbers in messages.
-  std::span<const int> names() const { return names_; }
+  /// The members' world ranks, for error texts.
+  std::span<const int> world_ranks() const { return world_ranks_; }
   Progress& progress() { return progress_; }
   void wake(int member) const {
     context_->wake(std::span(&members_[static_cast<std::size_t>(member)], 1));
@@ -57,18 +56,18 @@ class HostCommunicator final : public detail::BackendCommunicator {
  private:
   Work begin(Operation&& operation) override;
   Work begin_message(Operation&& operation);
-  /// Begins a numbered collective.
+  /// Begins a collective that has its sequence number.
   Work start(Operation&& operation);
 
   std::shared_ptr<HostRankContext> context_;
   std::vector<int> members_;
-  std::vector<int> names_;
+  std::vector<int> world_ranks_;
   Block block_;
   bool owns_block_;
   int number_;
   Progress progress_;
   std::deque<std::shared_ptr<CollectiveRequest>>
-      collectives_;  ///< in order; the first may be working
+      collectives_;  ///< in order; only the first advances through its steps
   std::vector<std::shared_ptr<MessageRequest>> messages_;
 };
 

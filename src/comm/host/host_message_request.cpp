@@ -53,7 +53,7 @@ void MessageRequest::advance() {
 void MessageRequest::advance_send() {
   const auto taken = mailbox_.taken.load(std::memory_order_acquire);
   if (!offered_) {
-    if (taken + 1 != number_) return;  // the mailbox still holds the message before
+    if (taken + 1 != number_) return;  // the mailbox still has the previous message
     const std::byte* from = copy_ != nullptr ? copy_.get() : operation().input;
     mailbox_.offset = group().context().arena().offset_of(from);
     mailbox_.count = operation().count;
@@ -71,7 +71,7 @@ void MessageRequest::advance_send() {
 }
 
 void MessageRequest::advance_recv() {
-  if (mailbox_.sent.load(std::memory_order_acquire) != number_ || !agree()) return;
+  if (mailbox_.sent.load(std::memory_order_acquire) != number_ || !compare_terms()) return;
   const std::size_t bytes = operation().count * size_of(operation().dtype);
   if (bytes > 0) {
     std::memcpy(operation().output, group().context().arena().at(mailbox_.offset), bytes);
@@ -81,12 +81,12 @@ void MessageRequest::advance_recv() {
   set_complete();
 }
 
-bool MessageRequest::agree() {
+bool MessageRequest::compare_terms() {
   const detail::MessageTerms got{
       .dtype = static_cast<DType>(mailbox_.dtype), .count = mailbox_.count, .tag = mailbox_.tag};
   const auto expected = detail::terms_of(operation());
   if (got == expected) return true;
-  const auto members = group().names();
+  const auto members = group().world_ranks();
   const int from = members[static_cast<std::size_t>(operation().peer)];
   const int to = members[static_cast<std::size_t>(group().rank())];
   group().context().world().fail(

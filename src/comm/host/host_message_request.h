@@ -9,19 +9,18 @@ namespace lockstep::inline v0_2::host {
 
 class HostRankContext;
 
-/// A send or recv on this rank. Messages of one ordered pair of members pass through its mailbox
-/// one after the other. The sender offers an offset in the arena: of its input if that lies there,
-/// else of a copy. The receiver copies from there and takes the message.
+/// A send or recv on this rank. Each ordered pair of members has a mailbox, which one message at a
+/// time uses. The sender writes the offset of its input in the arena, or of a copy of the input.
+/// The receiver copies the data and marks the message as received.
 class MessageRequest final : public HostRequest {
  public:
-  /// The copy in the arena that a send offers when its input is not there; null where none is
-  /// needed.
-  /// Throws: CommError when there is not enough memory.
+  /// The copy of a send's input in the arena; null if the input is in the arena, and for a recv.
+  /// Throws: CommError if memory is short.
   static std::shared_ptr<std::byte> copy_for(HostRankContext& context, const Operation& operation);
 
   MessageRequest(HostCommunicator& group, Operation&& operation, std::shared_ptr<std::byte> copy);
 
-  /// Tells the other ranks that this rank has begun it.
+  /// Publishes that this rank has begun the operation, for the detection of deadlocks.
   void count_as_begun();
   void advance() override;
   std::vector<int> missing() const override;
@@ -29,10 +28,10 @@ class MessageRequest final : public HostRequest {
  private:
   void advance_send();
   void advance_recv();
-  bool agree();
+  bool compare_terms();
 
   Mailbox& mailbox_;
-  std::uint64_t number_;  ///< of this message in its pair, from 1
+  std::uint64_t number_;  ///< of this message between the two members, from 1
   bool offered_ = false;
   std::shared_ptr<std::byte> copy_;
 };

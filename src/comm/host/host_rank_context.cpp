@@ -19,7 +19,7 @@ namespace {
 using detail::concat;
 using Clock = std::chrono::steady_clock;
 
-/// Spinning is free while every rank has a core of its own, and steals from the others when not.
+/// Spinning costs nothing if every rank has a core of its own; else it takes time from other ranks.
 detail::WaitPolicy policy(int ranks, const Options& options) {
   const bool fits = detail::fit_cores(ranks, options.threads_per_rank, options.cores);
   return {.spins = fits ? 10000 : 10, .yields = fits ? 0 : 50, .must_poll = false};
@@ -35,15 +35,15 @@ HostRankContext::HostRankContext(std::shared_ptr<World> world, int rank, const O
                    .has_mutex = false}),
       world_(std::move(world)),
       options_(options),
-      heap_(world_->arena(), rank, HostRankContext::named(rank)),
+      heap_(world_->arena(), rank, HostRankContext::world_rank(rank)),
       peers_(*world_, options) {}
 
 HostRankContext::~HostRankContext() {
   if (in_child()) return;
   auto& state = arena().rank(rank());
   const bool by_exception = std::uncaught_exceptions() > exceptions_;
-  auto joined = RankStatus::joined;  // else its end has been recorded already
-  if (by_exception && state.status.load() == joined) world_->say_how(rank(), "by an exception");
+  auto joined = RankStatus::joined;  // else its end is already recorded
+  if (by_exception && state.status.load() == joined) world_->record_end(rank(), "by an exception");
   state.status.compare_exchange_strong(joined, RankStatus::left);
   wake_all(arena());
   if (by_exception && options_.keep_world) World::keep(world_);
@@ -59,33 +59,33 @@ void HostRankContext::wake(std::span<const int> ranks) const {
 
 bool HostRankContext::sleep_unless(const std::function<bool()>& over,
                                    std::chrono::nanoseconds longest) {
-  const Nap nap(arena(), rank());
+  const FutexSleep futex(arena(), rank());
   if (over()) return true;
-  nap.sleep(longest);
+  futex.sleep(longest);
   return false;
 }
 
-bool HostRankContext::launcher_lives() {
+bool HostRankContext::launcher_runs() {
   const auto ended = peers_.launcher_ended();
   if (ended) world_->fail({.text = *ended});
   return !ended;
 }
 
 void HostRankContext::check(const detail::BackendRequest& operation) {
-  if (!launcher_lives()) throw_failure(operation.where());
+  if (!launcher_runs()) throw_failure(operation.where());
   for (const int rank : operation.missing()) {
     const auto& state = arena().rank(rank);
     const auto status = peers_.status_of(rank);
-    if (status != RankStatus::left && status != RankStatus::gone) continue;
-    // All that the rank published before it left is visible now.
+    if (status != RankStatus::left && status != RankStatus::ended) continue;
+    // Data that the rank published before it left are visible now.
     poll();
     const auto missing = operation.missing();
     if (operation.complete() || std::find(missing.begin(), missing.end(), rank) == missing.end())
       return;
-    const std::string how = state.how[0] != '\0' ? concat(" (", state.how, ")") : "";
+    const std::string how = state.end_text[0] != '\0' ? concat(" (", state.end_text, ")") : "";
     world_->fail({.kind = Failure::Kind::left,
                   .rank = rank,
-                  .text = concat("rank ", named(rank), " left the world", how, " before ",
+                  .text = concat("rank ", world_rank(rank), " left the world", how, " before ",
                                  operation.operation().label())});
     throw_failure(operation.where());
   }
@@ -97,7 +97,7 @@ std::string HostRankContext::awaited(std::span<const int> ranks) const {
   for (const int rank : ranks) {
     const auto& state = arena().rank(rank);
     const bool absent = state.status.load() == RankStatus::absent && state.pid.load() == 0;
-    names.push_back(named(rank));
+    names.push_back(world_rank(rank));
     notes[names.back()] = absent                    ? " (never called init)"
                           : peers_.is_stopped(rank) ? " (stopped)"
                                                     : "";
@@ -114,7 +114,7 @@ void HostRankContext::check_deadlock(const detail::BackendRequest& operation) {
   const bool same = again && again == deadlock_;
   deadlock_ = std::move(again);
   if (!same) return;
-  const auto name = [this](int rank) { return named(rank); };
+  const auto name = [this](int rank) { return world_rank(rank); };
   world_->fail({.kind = Failure::Kind::mismatch,
                 .rank = deadlock_->rank_at_fault(),
                 .text = deadlock_->text(name)});
@@ -129,7 +129,7 @@ void HostRankContext::end_long_wait() noexcept {
 bool HostRankContext::is_ending(const Failure& failure) const {
   using Kind = Failure::Kind;
   if (failure.rank < 0 || failure.rank == rank()) return false;
-  const bool left_well = arena().rank(failure.rank).how[0] == '\0';
+  const bool left_well = arena().rank(failure.rank).end_text[0] == '\0';
   const bool by_error = failure.kind == Kind::error || failure.kind == Kind::abandoned;
   return (failure.kind == Kind::left && !left_well) || (by_error && options_.supervised);
 }
@@ -140,17 +140,18 @@ void HostRankContext::record(detail::FailureKind kind, const control::Failure& f
   try {
     recorded.text = failure.text;
   } catch (const std::bad_alloc&) {
-    // The failure has no text then.
+    // Out of memory: the failure has no text.
   }
   world_->fail(recorded);
 }
 
 control::Failure HostRankContext::failure() {
   arena().rank(rank()).raised_failure.store(1);
-  // The rank that failed first is writing the record now, unless it was killed in that very moment.
-  const auto patience = Clock::now() + std::chrono::seconds(1);
+  // The rank that failed first may still be writing the record. It never completes if the rank was
+  // killed meanwhile.
+  const auto until = Clock::now() + std::chrono::seconds(1);
   std::optional<Failure> failure;
-  while (!(failure = world_->failure()) && Clock::now() < patience) ::sched_yield();
+  while (!(failure = world_->failure()) && Clock::now() < until) ::sched_yield();
   if (failure && !failure_raised() && is_ending(*failure)) {
     peers_.await_end(failure->rank);
     failure = world_->failure();
@@ -158,26 +159,26 @@ control::Failure HostRankContext::failure() {
   if (!failure) return {.text = "the world failed; its cause was lost"};
   return {.timeout = failure->kind == Failure::Kind::timeout,
           .text = failure->text,
-          .rank = failure->rank >= 0 ? named(failure->rank) : failure->world_rank,
+          .rank = failure->rank >= 0 ? world_rank(failure->rank) : failure->world_rank,
           .by_program = failure->by_program()};
 }
 
 std::shared_ptr<std::byte> HostRankContext::allocate(std::size_t bytes) {
   expect_own_process();
   const std::lock_guard lock(heap_mutex_);
-  sweep();
-  const auto offset = heap_.take(bytes);
+  release_retired_blocks();
+  const auto offset = heap_.allocate(bytes);
   return {arena().at(offset), [self = shared_from_this(), offset, bytes](std::byte*) {
             if (self->in_child()) return;
             const std::lock_guard inner(self->heap_mutex_);
-            self->heap_.give_back(offset, bytes);
+            self->heap_.release(offset, bytes);
           }};
 }
 
-std::uint64_t HostRankContext::take_block(int members) {
+std::uint64_t HostRankContext::allocate_block(int members) {
   const std::lock_guard lock(heap_mutex_);
-  sweep();
-  const auto offset = heap_.take(Block::bytes(members));
+  release_retired_blocks();
+  const auto offset = heap_.allocate(Block::bytes(members));
   std::memset(arena().at(offset), 0, Block::bytes(members));
   Block(arena().at(offset), members).attached().store(static_cast<std::uint64_t>(members));
   return offset;
@@ -186,13 +187,13 @@ std::uint64_t HostRankContext::take_block(int members) {
 void HostRankContext::retire(const Block& block) {
   const std::lock_guard lock(heap_mutex_);
   retired_.push_back(block);
-  sweep();
+  release_retired_blocks();
 }
 
-void HostRankContext::sweep() {
+void HostRankContext::release_retired_blocks() {
   std::erase_if(retired_, [&](const Block& block) {
     if (block.attached().load() != 0) return false;
-    heap_.give_back(arena().offset_of(block.base()), Block::bytes(block.members()));
+    heap_.release(arena().offset_of(block.base()), Block::bytes(block.members()));
     return true;
   });
 }

@@ -22,22 +22,23 @@
 
 namespace lockstep::inline v0_2::host {
 
-/// One rank's state in the world of a host: its memory, and its watch over the other ranks. There
-/// is no progress thread: a rank does its share only in its own calls.
+/// One rank's state in a host world: its memory and the checks of other ranks' processes. There is
+/// no progress thread: a rank advances operations only in its own calls.
 class HostRankContext final : public detail::RankContext,
                               public std::enable_shared_from_this<HostRankContext> {
  public:
   HostRankContext(std::shared_ptr<World> world, int rank, const Options& options);
-  /// Says that this rank has left, in the process that joined.
+  /// Records that this rank has left the world, except in a forked child process.
   ~HostRankContext();
 
-  int named(int rank) const override {
-    return options_.names.empty() ? rank : options_.names[static_cast<std::size_t>(rank)];
+  int world_rank(int rank) const override {
+    return options_.world_ranks.empty() ? rank
+                                        : options_.world_ranks[static_cast<std::size_t>(rank)];
   }
-  /// The rank of this world that named() calls so; -1 if there is none.
-  int local_rank(int name) const {
+  /// The rank in this host world with a world rank; -1 if there is none.
+  int local_rank(int global_rank) const {
     for (int rank = 0; rank < world_->size(); ++rank) {
-      if (named(rank) == name) return rank;
+      if (world_rank(rank) == global_rank) return rank;
     }
     return -1;
   }
@@ -45,24 +46,24 @@ class HostRankContext final : public detail::RankContext,
   Arena& arena() const { return world_->arena(); }
 
   void check(const detail::BackendRequest& operation) override;
-  /// To be called for every operation: ends the world once its launcher has ended, for ranks that
-  /// never wait for long.
-  void look_at_launcher() {
-    constexpr unsigned calls_between_looks = 256;
-    if (options_.launcher > 0 && ++calls_ % calls_between_looks == 0) launcher_lives();
+  /// Called for every operation. Every 256th call ends the world if the launcher has ended, because
+  /// a rank that never waits long makes no other check.
+  void check_launcher_regularly() {
+    constexpr unsigned calls_between_checks = 256;
+    if (options_.launcher > 0 && ++calls_ % calls_between_checks == 0) launcher_runs();
   }
   bool failed() const override {
     return arena().header().failed.load(std::memory_order_acquire) != 0;
   }
 
-  /// Wakes those of these world ranks that sleep, after something was published for them.
+  /// Wakes those of these ranks that sleep, after data were published for them.
   void wake(std::span<const int> ranks) const;
 
   std::shared_ptr<std::byte> allocate(std::size_t bytes);
 
-  /// Zeroed memory for the block of a group of so many members, to be given back by retire().
-  std::uint64_t take_block(int members);
-  /// Takes the block back once all its members are through with it.
+  /// Allocates the zeroed block of a group with this many members. retire() releases it.
+  std::uint64_t allocate_block(int members);
+  /// Releases the block when all its members have left the group.
   void retire(const Block& block);
 
  private:
@@ -77,23 +78,24 @@ class HostRankContext final : public detail::RankContext,
   void check_deadlock(const detail::BackendRequest& operation) override;
   void end_long_wait() noexcept override;
 
-  void sweep();
-  /// Ends the world if its launcher has ended.
-  bool launcher_lives();
-  /// Whether another rank is about to end by the error that failed the world. It has recorded the
-  /// error when it ends, and a launcher sees the cause before its effects if it ends first.
+  void release_retired_blocks();
+  /// Ends the world if its launcher has ended. Returns whether the launcher runs.
+  bool launcher_runs();
+  /// Whether another rank is about to end by the error that failed the world. If so, this rank
+  /// waits for that end: the other rank then has recorded its error, and the launcher sees the
+  /// cause before its effects.
   bool is_ending(const Failure& failure) const;
 
   std::shared_ptr<World> world_;
   Options options_;
   Heap heap_;
-  std::mutex heap_mutex_;  ///< tensors in this memory may be destroyed on any thread
+  std::mutex heap_mutex_;  ///< any thread may destroy tensors in this memory
   std::vector<Block> retired_;
-  unsigned calls_ = 0;  ///< of look_at_launcher()
+  unsigned calls_ = 0;  ///< calls of check_launcher_regularly()
   PeerWatch peers_;
-  std::optional<PublishedWait> published_;       ///< of the present wait
-  std::optional<Deadlock> deadlock_;             ///< that it found when it looked last
-  int exceptions_ = std::uncaught_exceptions();  ///< in flight when the rank joined
+  std::optional<PublishedWait> published_;       ///< the current wait
+  std::optional<Deadlock> deadlock_;             ///< result of the last search
+  int exceptions_ = std::uncaught_exceptions();  ///< uncaught exceptions when the rank joined
 };
 
 }  // namespace lockstep::host

@@ -35,33 +35,32 @@ std::optional<std::string> LauncherWatch::ended() const {
   return detail::concat("the launcher of the ranks, ", name_, ", has ended");
 }
 
-std::uint64_t pid_space() {
+std::uint64_t pid_namespace() {
   struct stat found {};
   return ::stat("/proc/self/ns/pid", &found) == 0 ? found.st_ino : 0;
 }
 
-void tell_pid(RankState& state, pid_t pid) {
-  state.pid_space = pid_space();
+void publish_pid(RankState& state, pid_t pid) {
+  state.pid_namespace = pid_namespace();
   state.pid.store(pid, std::memory_order_release);
 }
 
 // Note [How ranks watch processes]
-// A waiting rank looks at the processes that it waits for, by pidfd. A process that ends shows at
-// once, and a reused pid cannot mislead. `lockstep run` marks ranks that end and says how they
-// ended, so ranks leave that to it for a second. A stopped launcher marks no rank; the ranks then
-// do.
-// Ranks also watch the process that started them. Only `lockstep run` has a guardian: without this
-// watch, ranks would train on when mpirun or torchrun has been killed.
-// A stopped launcher is no reason to end. `lockstep run` stops its ranks when Ctrl-Z stops it, and
-// all of them continue together.
+// A waiting rank watches the processes of the ranks that it waits for, by pidfds. These detect an
+// end at once, also if the pid is reused. `lockstep run` records how ranks end, so other ranks wait
+// a second before they mark a rank as ended themselves. They must do so if the launcher is stopped.
+// Ranks also watch the launcher. Only `lockstep run` has a guardian process that ends ranks:
+// without the watch, ranks would continue to train after mpirun or torchrun was killed.
+// A stopped launcher does not end the world. When Ctrl-Z stops `lockstep run`, it stops its ranks,
+// and all of them continue together.
 
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// How long `lockstep run` may take to mark a rank whose process has ended, and a rank that fails
-/// to end its process.
-constexpr auto patience = std::chrono::seconds(1);
+/// Longest time that `lockstep run` needs to mark a rank whose process has ended, and that a
+/// failing rank needs to end.
+constexpr auto end_timeout = std::chrono::seconds(1);
 
 }  // namespace
 
@@ -69,24 +68,24 @@ PeerWatch::PeerWatch(World& world, const Options& options)
     : world_(world),
       watches_(options.watch),
       supervised_(options.supervised),
-      pid_space_(pid_space()),
+      pid_namespace_(pid_namespace()),
       peers_(static_cast<std::size_t>(world.size())),
       launcher_(options.launcher, options.launcher_name) {}
 
 pid_t PeerWatch::pid_of(int rank) const {
   const auto& state = world_.arena().rank(rank);
   const pid_t pid = state.pid.load(std::memory_order_acquire);
-  return pid != 0 && state.pid_space == pid_space_ ? pid : 0;
+  return pid != 0 && state.pid_namespace == pid_namespace_ ? pid : 0;
 }
 
 bool PeerWatch::has_ended(int rank) {
   auto& [process, ended] = peers_[static_cast<std::size_t>(rank)];
   const pid_t pid = pid_of(rank);
-  // The timeout finds a rank of another pid namespace.
+  // A rank in another pid namespace cannot be watched; the timeout detects its end.
   if (!process && pid != 0) process.emplace(pid);
   if (!process || !process->ended()) return false;
   if (!ended) ended = Clock::now();
-  return !supervised_ || Clock::now() - *ended >= patience;
+  return !supervised_ || Clock::now() - *ended >= end_timeout;
 }
 
 RankStatus PeerWatch::status_of(int rank) {
@@ -95,7 +94,7 @@ RankStatus PeerWatch::status_of(int rank) {
     const auto status = state.status.load();
     return status == RankStatus::absent || status == RankStatus::joined;
   };
-  if (watches_ && here() && has_ended(rank) && here()) world_.mark_gone(rank, "its process ended");
+  if (watches_ && here() && has_ended(rank) && here()) world_.mark_ended(rank, "its process ended");
   return state.status.load(std::memory_order_acquire);
 }
 
@@ -110,7 +109,7 @@ void PeerWatch::await_end(int rank) const {
   const ProcessWatch process(pid);
   pollfd end{.fd = process.fd(), .events = POLLIN, .revents = 0};
   if (process.ended() || end.fd < 0) return;
-  ::poll(&end, 1, static_cast<int>(std::chrono::milliseconds(patience).count()));
+  ::poll(&end, 1, static_cast<int>(std::chrono::milliseconds(end_timeout).count()));
 }
 
 }  // namespace lockstep::host

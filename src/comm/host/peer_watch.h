@@ -15,10 +15,10 @@
 
 namespace lockstep::inline v0_2::host {
 
-/// Another rank's process, held so that its end shows and its number cannot mislead.
+/// Watches the end of a process by a pidfd, which a reused pid does not affect.
 class ProcessWatch {
  public:
-  /// Watches a process of this process's pid namespace. One that is no longer there has ended.
+  /// The process must be in this process's pid namespace. If it does not exist, it has ended.
   explicit ProcessWatch(pid_t pid);
   ProcessWatch(ProcessWatch&& other) noexcept
       : fd_(std::exchange(other.fd_, -1)), ended_(other.ended_) {}
@@ -26,22 +26,22 @@ class ProcessWatch {
   ~ProcessWatch();
 
   bool ended() const;
-  /// Readable once the process has ended; -1 where it cannot be watched.
+  /// Readable when the process has ended; -1 if it cannot be watched.
   int fd() const { return fd_; }
 
  private:
   int fd_ = -1;
-  bool ended_ = false;  ///< before it was watched
+  bool ended_ = false;  ///< it had ended before construction
 };
 
-/// The process that started the ranks, whose end ends their world.
+/// Watches the launcher, the process that started the ranks. Its end ends their world.
 class LauncherWatch {
  public:
   LauncherWatch() = default;
-  /// pid 0 watches nothing.
+  /// A pid of 0 or 1 watches nothing.
   LauncherWatch(pid_t pid, std::string name);
 
-  /// The sentence about a launcher that has ended.
+  /// The error text if the launcher has ended.
   std::optional<std::string> ended() const;
 
  private:
@@ -49,42 +49,42 @@ class LauncherWatch {
   std::string name_;
 };
 
-/// Identifies this process's pid namespace: in another, the same numbers are other processes. 0
-/// where it cannot be known.
-std::uint64_t pid_space();
+/// Identifies this process's pid namespace; 0 if it is unknown. In another namespace, the same pid
+/// is another process.
+std::uint64_t pid_namespace();
 
-/// Tells the world which process the rank is, as this process knows it.
-void tell_pid(RankState& state, pid_t pid);
+/// Publishes the pid of a rank's process, with the pid namespace of this process.
+void publish_pid(RankState& state, pid_t pid);
 
-/// One rank's watch over the processes of the other ranks and of the launcher. Note [How ranks
+/// Watches the processes of the other ranks and of the launcher, for one rank. Note [How ranks
 /// watch processes] is in peer_watch.cpp.
 class PeerWatch {
  public:
   PeerWatch(World& world, const Options& options);
 
-  /// The rank's status. Marks a process that has ended as gone.
+  /// The rank's status. Sets it to ended if the rank's process has ended.
   RankStatus status_of(int rank);
   /// Whether a signal has stopped the rank's process.
   bool is_stopped(int rank) const;
-  /// The sentence about a launcher that has ended.
+  /// The error text if the launcher has ended.
   std::optional<std::string> launcher_ended() const { return launcher_.ended(); }
-  /// Waits until the rank's process has ended, if that is soon and it is not this process.
+  /// Waits for the end of the rank's process, at most 1 s. Does nothing for a rank of this process.
   void await_end(int rank) const;
 
  private:
   struct Peer {
     std::optional<ProcessWatch> process = {};
-    std::optional<std::chrono::steady_clock::time_point> ended = {};  ///< when that was seen
+    std::optional<std::chrono::steady_clock::time_point> ended = {};  ///< when its end was detected
   };
 
-  /// The rank's pid; 0 where it is unknown or of another pid namespace.
+  /// The rank's pid; 0 if it is unknown or in another pid namespace.
   pid_t pid_of(int rank) const;
   bool has_ended(int rank);
 
   World& world_;
   bool watches_;
   bool supervised_;
-  std::uint64_t pid_space_;
+  std::uint64_t pid_namespace_;
   std::vector<Peer> peers_;
   LauncherWatch launcher_;
 };

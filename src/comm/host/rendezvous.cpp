@@ -28,17 +28,17 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 
-// Note [How ranks of a foreign launcher meet]
-// No process can open the memory by a name, so its descriptor must be handed over. Rank 0 listens
-// on an abstract Unix socket, which vanishes with it and lies in no file system. The socket's name
-// is made from user and job, with the launcher's random token where it has one. Both sides ask the
-// kernel for the user at the other end, and refuse another user. A process of another user that
-// guesses the name can block the rendezvous, but cannot join or read a world.
-// A process of the same user could take the memory out of /proc anyway. Once all ranks are here the
-// socket is closed.
-// Until then any of the ranks that are here may end. Each finds the others' processes in the
-// memory, where rank 0 writes them. Rank 0 watches the ranks that it let in, and they watch it and
-// one another. All watch the launcher, which may end before it has started every rank.
+// Note [How ranks of another launcher join a world]
+// The world's memory has no name, so its descriptor must be passed from process to process. Rank 0
+// listens on an abstract Unix socket, which ends with its process and is in no file system. The
+// socket's name is derived from the user and the job, including the launcher's random token if it
+// has one. Both sides ask the kernel for the other side's user, and refuse another user. A process
+// of another user that guesses the name can block the rendezvous, but cannot join or read a world.
+// A process of the same user could read the memory through /proc anyway. When all ranks have
+// joined, the socket is closed.
+// A rank may end before all have joined. Rank 0 therefore writes the pids of joined ranks into the
+// world's memory. Rank 0 watches the joined ranks, and they watch rank 0 and one another. All watch
+// the launcher, which may end before it has started every rank.
 
 namespace lockstep::inline v0_2::host {
 namespace {
@@ -48,9 +48,9 @@ using detail::Deadline;
 using detail::Descriptor;
 using detail::plural;
 
-/// Rank 0's answer, with the descriptor if it agrees.
+/// Rank 0's answer. The descriptor is sent with it if the rank is admitted.
 struct Answer {
-  char refusal[256];  ///< empty if it agrees
+  char refusal[256];  ///< error text; empty if the rank is admitted
 };
 
 struct Address {
@@ -60,10 +60,10 @@ struct Address {
 };
 
 Address address_of(const std::string& job) {
-  // Jobs have names of any length; FNV-1a keeps the address short.
+  // Job names have any length, addresses do not: hash the name (FNV-1a).
   std::uint64_t hash = 0xcbf29ce484222325;
-  for (const char letter : job) {
-    hash = (hash ^ static_cast<unsigned char>(letter)) * 0x100000001b3;
+  for (const char c : job) {
+    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
   }
   detail::TextStream name;
   name << "lockstep-" << ::geteuid() << '-' << std::hex << hash;
@@ -76,23 +76,24 @@ Address address_of(const std::string& job) {
   return address;
 }
 
-/// One whose calls do not block.
+/// A non-blocking socket.
 Descriptor make_socket() {
   Descriptor made(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!made) throw CommError(concat("init: no unix socket: ", std::strerror(errno)));
   return made;
 }
 
-/// Sleeps until any of these can be read, for one nap at most. The result is that of poll().
+/// Waits until one of the descriptors is ready, at most for one nap of the deadline. Returns the
+/// result of poll().
 int sleep_once(std::vector<pollfd> waiting, Deadline& until) {
   const auto limit = std::chrono::ceil<std::chrono::milliseconds>(until.nap());
   return ::poll(waiting.data(), waiting.size(), static_cast<int>(limit.count()));
 }
 
-/// Whether it can be read before that time.
-bool await(int fd, Deadline& until, const std::function<void()>& look) {
+/// Whether the descriptor becomes readable before the deadline.
+bool await(int fd, Deadline& until, const std::function<void()>& check) {
   for (;;) {
-    look();
+    check();
     const int ready = sleep_once({{.fd = fd, .events = POLLIN, .revents = 0}}, until);
     if (ready > 0) return true;
     if (ready == 0 && until.passed()) return false;
@@ -117,7 +118,8 @@ void answer(int fd, const std::string& refusal, int descriptor) {
     header->cmsg_len = CMSG_LEN(sizeof descriptor);
     std::memcpy(CMSG_DATA(header), &descriptor, sizeof descriptor);
   }
-  ::sendmsg(fd, &message, MSG_NOSIGNAL);  // who is gone meanwhile is missed when the world meets
+  // If the peer has ended, the world's first barrier detects it.
+  ::sendmsg(fd, &message, MSG_NOSIGNAL);
 }
 
 Descriptor listen_at(const Address& address, int size) {
@@ -129,19 +131,19 @@ Descriptor listen_at(const Address& address, int size) {
   }
   const int error = errno;
   throw CommError(concat(
-      "init: rank 0 of ", size, " cannot open the ranks' meeting place: ", std::strerror(error),
+      "init: rank 0 of ", size, " cannot open the rendezvous socket: ", std::strerror(error),
       error != EADDRINUSE ? ""
                           : concat(": it is held by ", holder_of(address.name),
                                    "; does another process say that it is rank 0 of this job?")));
 }
 
-std::shared_ptr<World> receive_all(const Address& address, int size, Deadline& until,
+std::shared_ptr<World> admit_ranks(const Address& address, int size, Deadline& until,
                                    std::chrono::milliseconds timeout,
                                    const LauncherWatch& launcher) {
   auto world = World::create(size);
   const Descriptor listening = listen_at(address, size);
-  tell_pid(world->arena().rank(0), ::getpid());
-  Arrivals arrivals(size);
+  publish_pid(world->arena().rank(0), ::getpid());
+  JoinedRanks joined(size);
   PendingConnections pending(size);
   const auto fail = [&](Failure failure) {
     world->fail(failure);
@@ -149,55 +151,55 @@ std::shared_ptr<World> receive_all(const Address& address, int size, Deadline& u
     if (failure.kind == Failure::Kind::timeout) throw TimeoutError(failure.text, details);
     throw CommError(failure.text, details);
   };
-  const auto hear = [&](int peer, pid_t pid, const Hello& hello) {
+  const auto on_hello = [&](int peer, pid_t pid, const Hello& hello) {
     std::string refusal;
     if (hello.size != size) {
       refusal = concat("init: rank ", hello.rank, " expects a world of ",
                        plural(hello.size, "rank"), ", rank 0 one of ", size);
-    } else if (!arrivals.may_be(hello.rank)) {
+    } else if (!joined.can_join(hello.rank)) {
       refusal = concat("init: two processes say that they are rank ", hello.rank, " of ", size,
                        "; one is ", process_text(pid));
     } else if (pid != 0) {
-      tell_pid(world->arena().rank(hello.rank), pid);
+      publish_pid(world->arena().rank(hello.rank), pid);
     }
     answer(peer, refusal, world->fd());
     if (!refusal.empty())
       fail({.kind = Failure::Kind::mismatch, .rank = hello.rank, .text = refusal});
-    arrivals.add(hello.rank, pid);
+    joined.add(hello.rank, pid);
   };
-  while (!arrivals.complete()) {
+  while (!joined.complete()) {
     std::vector<pollfd> waiting{{.fd = listening.get(), .events = POLLIN, .revents = 0}};
     pending.watch(waiting);
-    arrivals.watch(waiting);
-    if (!arrivals.ended()) sleep_once(std::move(waiting), until);
+    joined.watch(waiting);
+    if (!joined.ended()) sleep_once(std::move(waiting), until);
     for (;;) {
       Descriptor peer(::accept4(listening.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (!peer) break;
       pending.add(std::move(peer));
     }
-    pending.look(hear);
-    if (const auto rank = arrivals.ended()) {
+    pending.read_hellos(on_hello);
+    if (const auto rank = joined.ended()) {
       fail({.kind = Failure::Kind::left,
             .rank = *rank,
             .text = concat("init: rank ", *rank, " of ", size, " ended while ranks ",
-                           arrivals.missing(), " had still to call init")});
+                           joined.missing(), " had still to call init")});
     }
     if (const auto why = launcher.ended()) {
       fail({.text = concat("init rank 0 of ", size, ": ", *why)});
     }
-    if (!arrivals.complete() && until.passed()) {
+    if (!joined.complete() && until.passed()) {
       fail({.kind = Failure::Kind::timeout,
-            .rank = arrivals.lowest_missing(),
-            .text =
-                concat("init: rank 0 of ", size, " waited ", timeout.count() / 1000.0,
-                       " s for ranks ", arrivals.missing(), " to call init", pending.dropped())});
+            .rank = joined.lowest_missing(),
+            .text = concat("init: rank 0 of ", size, " waited ", timeout.count() / 1000.0,
+                           " s for ranks ", joined.missing(), " to call init", pending.dropped())});
     }
   }
   return world;
 }
 
-std::shared_ptr<World> come(const Address& address, int rank, int size, Deadline& until,
-                            std::chrono::milliseconds timeout, const LauncherWatch& launcher) {
+std::shared_ptr<World> join_rank_0(const Address& address, int rank, int size, Deadline& until,
+                                   std::chrono::milliseconds timeout,
+                                   const LauncherWatch& launcher) {
   constexpr auto longest_nap = std::chrono::milliseconds(20);
   const auto late = [&](std::string_view what) {
     return TimeoutError(concat("init: rank ", rank, " of ", size, " waited ",
@@ -206,7 +208,7 @@ std::shared_ptr<World> come(const Address& address, int rank, int size, Deadline
   };
   auto nap = std::chrono::microseconds(500);
   const auto check_launcher = [&] {
-    // It may have started this rank only.
+    // The launcher may have started this rank only.
     if (const auto why = launcher.ended()) {
       throw CommError(concat("init rank ", rank, " of ", size, ": ", *why));
     }
@@ -220,8 +222,8 @@ std::shared_ptr<World> come(const Address& address, int rank, int size, Deadline
         throw CommError(concat("init: rank ", rank, " of ", size,
                                " cannot reach rank 0: ", std::strerror(errno)));
       }
-      // Rank 0 is not there yet, or no longer: nothing of it would be left to tell. Another process
-      // that has the address and takes no connection is still there.
+      // Rank 0 has not called init() yet, or has ended; the two cannot be distinguished. Or another
+      // process has bound the address and does not listen.
       if (until.passed()) {
         const auto holder = holder_of(address.name);
         throw late(holder.starts_with("process ")
@@ -233,8 +235,9 @@ std::shared_ptr<World> come(const Address& address, int rank, int size, Deadline
       continue;
     }
     if (const auto user = peer_of(socket.get()).uid; user != ::geteuid()) {
-      throw CommError(concat("init: user ", user, " holds the meeting place of rank ", rank, " of ",
-                             size, "; expected user ", ::geteuid()));
+      throw CommError(concat("init: rank ", rank, " of ", size,
+                             ": the rendezvous socket belongs to user ", user, ", expected user ",
+                             ::geteuid()));
     }
     const Hello hello{.magic = Hello::expected_magic, .rank = rank, .size = size};
     ::send(socket.get(), &hello, sizeof hello, MSG_NOSIGNAL);
@@ -271,14 +274,15 @@ std::shared_ptr<World> come(const Address& address, int rank, int size, Deadline
 
 }  // namespace
 
-std::shared_ptr<World> meet(const std::string& job, int rank, int size,
-                            std::chrono::milliseconds timeout, const LauncherWatch& launcher) {
-  // Longer than this is for ever, and sums of it must not overflow.
+std::shared_ptr<World> rendezvous(const std::string& job, int rank, int size,
+                                  std::chrono::milliseconds timeout,
+                                  const LauncherWatch& launcher) {
+  // Limited so that sums do not overflow.
   constexpr std::chrono::milliseconds longest = std::chrono::hours(24 * 365);
   Deadline until(std::min(timeout, longest));
   const auto address = address_of(job);
-  return rank == 0 ? receive_all(address, size, until, timeout, launcher)
-                   : come(address, rank, size, until, timeout, launcher);
+  return rank == 0 ? admit_ranks(address, size, until, timeout, launcher)
+                   : join_rank_0(address, rank, size, until, timeout, launcher);
 }
 
 std::string job_by_ancestor(const std::string& variable) {

@@ -9,17 +9,19 @@
 
 namespace lockstep::inline v0_2::host {
 
-/// The world of ranks that `lockstep run` did not start. Rank 0 makes it, and the others, which
-/// name the same job, get its descriptor from rank 0. Every rank calls it; only processes of the
-/// same user are let in. Note [How ranks of a foreign launcher meet] is in rendezvous.cpp.
-/// Throws: TimeoutError naming the ranks that did not come; CommError when two processes claim the
-/// same rank, or their world sizes differ; CommError when a rank that came or the launcher has
-/// ended before all were here; CommError naming another process that holds the socket's name.
-std::shared_ptr<World> meet(const std::string& job, int rank, int size,
-                            std::chrono::milliseconds timeout, const LauncherWatch& launcher = {});
+/// Creates or joins the world of ranks on this host that another launcher than `lockstep run` has
+/// started. Rank 0 creates the world's memory, and the other ranks of the same job get its
+/// descriptor from rank 0. Every rank calls it. Only processes of the same user can join. Note [How
+/// ranks of another launcher join a world] is in rendezvous.cpp.
+/// Throws: TimeoutError naming the ranks that did not join. CommError if two processes claim the
+/// same rank or the world sizes differ, if a joined rank or the launcher ends before all ranks have
+/// joined, and if another process has bound the socket's name.
+std::shared_ptr<World> rendezvous(const std::string& job, int rank, int size,
+                                  std::chrono::milliseconds timeout,
+                                  const LauncherWatch& launcher = {});
 
-/// Identifies the processes that one launcher started on this host. It is their nearest ancestor
-/// whose own environment lacks the variable, which the launcher sets for its ranks.
+/// A job name for the processes that one launcher has started on this host: it names their nearest
+/// ancestor that was started without the variable, which the launcher sets for its ranks.
 std::string job_by_ancestor(const std::string& variable);
 
 }  // namespace lockstep::host

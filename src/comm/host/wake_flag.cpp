@@ -21,19 +21,19 @@ void wake_all(const Arena& arena) noexcept {
   for (int rank = 0; rank < arena.size(); ++rank) wake(arena.rank(rank));
 }
 
-Nap::Nap(const Arena& arena, int rank)
+FutexSleep::FutexSleep(const Arena& arena, int rank)
     : header_(arena.header()), state_(arena.rank(rank)), wake_flag_(state_.wake_flag.load()) {
   state_.asleep.store(1);
   header_.sleepers.fetch_add(1);
   std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
-Nap::~Nap() {
+FutexSleep::~FutexSleep() {
   header_.sleepers.fetch_sub(1);
   state_.asleep.store(0);
 }
 
-void Nap::sleep(std::chrono::nanoseconds longest) const {
+void FutexSleep::sleep(std::chrono::nanoseconds longest) const {
   if (longest.count() <= 0) return;
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(longest);
   const timespec limit{.tv_sec = static_cast<std::time_t>(seconds.count()),

@@ -5,28 +5,29 @@
 
 #include "comm/host/arena.h"
 
-// How a rank sleeps until another has published something.
-// A sleeper says that it sleeps, then looks once more, then sleeps on its wake_flag; who publishes
-// does so first, then looks for sleepers. A full fence on both sides makes sure that one of the two
-// sees the other.
+// How a rank sleeps until another rank has published data. The sleeping rank sets `asleep`, then
+// polls once more, then sleeps on its wake_flag, a futex. The publishing rank first publishes, then
+// reads `asleep`. A full fence on both sides guarantees that at least one of the two sees the
+// other's write.
 
 namespace lockstep::inline v0_2::host {
 
-/// Wakes the rank if it sleeps. Call after a full fence behind what was published.
+/// Wakes the rank if it sleeps. Call it after publishing and a full fence.
 void wake(RankState& state) noexcept;
 
-/// Wakes every sleeping rank of the world, fence included.
+/// Executes the fence and wakes every sleeping rank of the world.
 void wake_all(const Arena& arena) noexcept;
 
-/// This rank as a sleeper, from construction to destruction.
-class Nap {
+/// Marks this rank as asleep until the end of the scope.
+class FutexSleep {
  public:
-  Nap(const Arena& arena, int rank);
-  ~Nap();
-  Nap(const Nap&) = delete;
-  Nap& operator=(const Nap&) = delete;
+  FutexSleep(const Arena& arena, int rank);
+  ~FutexSleep();
+  FutexSleep(const FutexSleep&) = delete;
+  FutexSleep& operator=(const FutexSleep&) = delete;
 
-  /// Sleeps until rung since construction, or for at most this long.
+  /// Sleeps until another rank wakes this one, at most this long. Returns at once if it was woken
+  /// since construction.
   void sleep(std::chrono::nanoseconds longest) const;
 
  private:

@@ -55,7 +55,7 @@ std::optional<Failure> World::failure() const {
   using Kind = Failure::Kind;
   const bool explained =
       failure.kind == Kind::error || failure.kind == Kind::left || failure.kind == Kind::abandoned;
-  // The second step leads from a rank that repeats another's error to that rank.
+  // The second step follows a rank that repeats another's error to that rank.
   for (int step = 0; step < 2 && explained && has_recorded_error(failure.rank); ++step) {
     const auto& state = arena_->rank(failure.rank);
     failure = {.kind = Kind::error, .rank = state.error_origin, .text = state.error_text};
@@ -84,14 +84,14 @@ void World::keep(std::shared_ptr<World> world) noexcept {
   kept = std::move(world);
 }
 
-void World::say_how(int rank, std::string_view how) noexcept {
+void World::record_end(int rank, std::string_view how) noexcept {
   auto& state = arena_->rank(rank);
-  copy_text(state.how, sizeof state.how, how);
+  copy_text(state.end_text, sizeof state.end_text, how);
 }
 
-void World::mark_gone(int rank, std::string_view how) noexcept {
-  say_how(rank, how);
-  arena_->rank(rank).status.store(RankStatus::gone);
+void World::mark_ended(int rank, std::string_view how) noexcept {
+  record_end(rank, how);
+  arena_->rank(rank).status.store(RankStatus::ended);
   wake_all(*arena_);
 }
 

@@ -12,37 +12,37 @@ namespace lockstep::inline v0_2::host {
 
 class Arena;
 
-/// Most ranks one host's world may have.
+/// Largest number of ranks of a host world.
 inline constexpr int max_ranks = 512;
 
-/// Why a world ended: written once, the first cause wins.
+/// Why a world ended. Only the first failure is recorded.
 struct Failure {
   using Kind = detail::FailureKind;
   Kind kind = Kind::error;
-  int rank = -1;  ///< the rank at fault, or -1
+  int rank = -1;  ///< the rank of this host world at fault, or -1
   std::string text = {};
-  int world_rank =
-      -1;  ///< the rank at fault among all hosts' ranks, where it is not in this memory
+  int world_rank = -1;  ///< the world rank at fault, if it is on another host; else -1
 
-  /// Whether an exception of a rank's program is the cause.
+  /// Whether the cause is an exception of a rank's program.
   bool by_program() const {
     const bool known = rank >= 0 || world_rank >= 0;
     return known && (kind == Kind::error || kind == Kind::abandoned);
   }
 };
 
-/// The memory that the ranks of one machine share, and the status of each rank: joined, left,
-/// failed. It is one sparse memfd without a name in any file system. Only a process that is given
-/// the descriptor has access.
+/// The shared memory of the ranks of one host, including the status of each rank. It is a sparse
+/// memfd without a name in any file system: only a process that has the descriptor can use it.
 class World {
  public:
-  /// A new world of size ranks, each of which may take heap_bytes of exchangeable memory (default:
-  /// the machine's memory). Throws: InvalidArgument for a size outside 1 … max_ranks, CommError
-  /// when the machine refuses the memory.
+  /// Creates a world of `size` ranks. Each rank can allocate heap_bytes of shared memory; default:
+  /// the size of the machine's memory.
+  /// Throws: InvalidArgument for a size outside 1 … max_ranks. CommError if the memory cannot be
+  /// created.
   static std::shared_ptr<World> create(int size, std::size_t heap_bytes = 0);
 
-  /// The world behind an inherited descriptor, which it takes over: no further child inherits it.
-  /// Throws: CommError when it is not a Lockstep world of this version and size.
+  /// The world of an inherited descriptor. Takes ownership of the descriptor and sets
+  /// close-on-exec.
+  /// Throws: CommError if it is not a Lockstep world of this version and size.
   static std::shared_ptr<World> attach(int fd, int size);
 
   ~World();
@@ -50,39 +50,39 @@ class World {
   World& operator=(const World&) = delete;
 
   int size() const;
-  /// The world's descriptor, close-on-exec: to be handed to a child process that is to be a rank.
+  /// The world's descriptor, close-on-exec, for passing to processes that become ranks.
   int fd() const;
 
-  /// Records why the world ended, unless a cause is recorded already, and wakes every waiting rank.
-  /// Any thread.
+  /// Records the failure that ends the world, unless there is one already, and wakes every waiting
+  /// rank. Any thread.
   void fail(const Failure& failure) noexcept;
-  /// The cause that ended the world: the recorded error of the rank at fault, where there is one.
+  /// The failure that ended the world. If the rank at fault has recorded an error, that error.
   std::optional<Failure> failure() const;
 
-  /// Records the error that a rank ends with, before it leaves. It fails nothing: the others fail
-  /// when they miss the rank. The first error of a rank counts. origin is the rank that met it
-  /// first: the rank itself, unless it repeats another's error.
+  /// Records the error by which a rank ends, before the rank leaves. The world does not fail by
+  /// this; other ranks fail when they wait for the rank. Only the first error of a rank is
+  /// recorded. origin is the rank that raised the error first, if this rank repeats another rank's
+  /// error; else the rank itself.
   void record_error(int rank, std::string_view text, int origin) noexcept;
   bool has_recorded_error(int rank) const;
 
-  /// Keeps a world until the process ends, or the next one is kept: its rank has left by an
+  /// Keeps a world until the process ends, or until the next call. For a rank that has left by an
   /// exception, which the program may still record.
   static void keep(std::shared_ptr<World> world) noexcept;
 
-  /// The rank's process is gone; how is "exit code 0", "SIGKILL", … Ranks that wait for it fail,
-  /// naming it and how. A rank that failed at its exit code or signal is a failure of the world at
-  /// once; the caller calls fail() for that.
-  void mark_gone(int rank, std::string_view how) noexcept;
-  /// How a rank that is about to leave does so.
-  void say_how(int rank, std::string_view how) noexcept;
-  /// Whether the rank ever joined, that is, reached init().
+  /// Records that the rank's process has ended; how is "exit code 0", "SIGKILL", … Ranks that wait
+  /// for it fail with both in the error text. If the rank has failed, the caller also calls fail().
+  void mark_ended(int rank, std::string_view how) noexcept;
+  /// Records how a rank leaves, before it leaves.
+  void record_end(int rank, std::string_view how) noexcept;
+  /// Whether the rank has joined the world by init(), also if it has left since.
   bool joined(int rank) const;
-  /// Whether the rank has left: it takes part in nothing more.
+  /// Whether the rank has left the world.
   bool left(int rank) const;
-  /// Whether the world's failure was raised in the rank.
+  /// Whether the rank has raised the world's failure.
   bool raised_failure(int rank) const;
 
-  /// For the backend's own files.
+  /// Used by the backend only.
   Arena& arena() const { return *arena_; }
 
  private:

@@ -9,22 +9,23 @@ struct Placement;
 
 namespace lockstep::inline v0_2::messages {
 
-/// How an all_reduce moves its bytes. docs/algorithms.md has steps and bytes of both.
+/// The algorithm of an all_reduce over messages. docs/algorithms.md has the steps and bytes of
+/// both.
 enum class Algorithm {
   automatic,
-  direct,  ///< each rank receives all inputs of its slice and sums them: fewest steps
-  ring     ///< partial sums pass from rank to rank: two partners however many ranks there are, but
-           ///< each slice's sum begins at another rank
+  direct,  ///< each rank receives all inputs of its slice and reduces them: fewest steps
+  ring     ///< partial results pass around a ring: each rank has two partners for any number of
+           ///< ranks, but the sums of different slices begin at different ranks
 };
 
 std::string_view name(Algorithm algorithm);
 
-/// The algorithm of a name: "auto", "direct" or "ring".
+/// The algorithm with this name: "auto", "direct" or "ring".
 /// Throws: InvalidArgument listing the valid names.
 Algorithm parse_algorithm(std::string_view text);
 
-/// The algorithm that `automatic` selects for an all_reduce between ranks of this placement, by
-/// comm/cost.h. Equal arguments give equal results.
+/// The faster algorithm for an all_reduce of `bytes` between ranks of this placement, by the cost
+/// model of comm/cost.h; `automatic` selects it. A pure function: all ranks get the same result.
 Algorithm cheapest(const Placement& placement, std::size_t bytes);
 
 }  // namespace lockstep::messages

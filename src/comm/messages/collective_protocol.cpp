@@ -9,16 +9,16 @@
 #include "kernels/reduce_rounded.h"
 
 // Note [How a collective over messages runs]
-// Every member sends every other an announcement (in a parcel), which includes its input if that is
-// short. Once a member has all announcements, it compares them. Short inputs have then arrived, and
-// each member computes its result from them. Long inputs follow in a Transfer, which derives from
-// the operation alone which bytes each member sends to each other.
-// Announcements are sent at once, whichever operations are pending. Transfers of one group begin in
-// order: each begins when all messages of the one before have begun. The messages of a pair of
-// ranks therefore need no numbers. Lockstep computes sums in the order of ranks. The transport only
-// moves bytes, so the order in which messages arrive never changes a bit.
-// A member compares only after its own announcements have left. Another member that waits for one
-// of them finds the same mismatch itself, even where a failure cancels what is still to be sent.
+// Every member sends every other member an announcement message, which includes the sender's input
+// if that is short (eager). When a member has received all announcements, it compares them. Short
+// inputs have then arrived, and each member computes its result from them. Long inputs follow in a
+// Transfer, which derives from the operation alone which bytes each member sends to each other.
+// Announcements are sent at once, also while other operations are pending. Transfers of one group
+// begin in order: each begins when all messages of the previous one have begun. Messages between
+// two ranks therefore need no numbers. Lockstep computes the sums itself. Their order does not
+// depend on the order in which messages arrive, so the bits of a result do not, either.
+// A member compares only after its own announcements have been sent. Another member that waits for
+// one of them then finds the same mismatch itself, even if a failure cancels unsent messages.
 
 namespace lockstep::inline v0_2::messages {
 
@@ -28,32 +28,32 @@ CollectiveProtocol::CollectiveProtocol(GroupTransport transport, const Operation
     : transport_(transport),
       operation_(operation),
       shape_(operation, transport.group().size()),
-      absent_(transport.group().size() - 1) {
-  const std::size_t bytes = shape_.longest_part() * size_of(operation.travels_as());
+      awaited_(transport.group().size() - 1) {
+  const std::size_t bytes = shape_.longest_part() * size_of(operation.wire_dtype());
   eager_ = group().size() == 1 || bytes <= group().eager_bytes;
 }
 
-std::size_t CollectiveProtocol::parcel_bytes() const {
+std::size_t CollectiveProtocol::message_bytes() const {
   return sizeof(Announcement) + group().eager_bytes;
 }
 
-std::byte* CollectiveProtocol::parcel_of(int member) const {
-  // Announcements are read in place, so each parcel is aligned as one.
+std::byte* CollectiveProtocol::message_of(int member) const {
+  // Announcements are read in place, so each message is aligned like one.
   constexpr std::size_t alignment = alignof(Announcement);
-  const std::size_t stride = (parcel_bytes() + alignment - 1) / alignment * alignment;
+  const std::size_t stride = (message_bytes() + alignment - 1) / alignment * alignment;
   return received_.get() + static_cast<std::size_t>(member) * stride;
 }
 
-/// Bytes of the own input that are sent to the member with the announcement.
+/// Bytes of this rank's input that are sent to the member with the announcement.
 std::size_t CollectiveProtocol::payload_bytes(int member) const {
   const int rank = group().rank;
   if (!eager_ || !shape_.is_source(rank)) return 0;
   if (operation_.collective == Collective::gather && member != operation_.peer) return 0;
-  return shape_.length(rank, member) * size_of(operation_.travels_as());
+  return shape_.length(rank, member) * size_of(operation_.wire_dtype());
 }
 
-/// Writes the own input, or the member's part of it, in the dtype in which it is sent.
-void CollectiveProtocol::fill(std::byte* payload, std::size_t bytes, int member) const {
+/// Writes this rank's input, or the member's part of it, in the wire dtype.
+void CollectiveProtocol::write_payload(std::byte* payload, std::size_t bytes, int member) const {
   if (operation_.wire) {
     const auto& wire = *operation_.wire;
     kernels::round_to_halves(wire, operation_.reduce, static_cast<std::size_t>(group().size()),
@@ -70,14 +70,14 @@ void CollectiveProtocol::announce() {
   if (size == 1) return;
   constexpr std::size_t alignment = alignof(Announcement);
   received_ = std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(size) *
-                                                          (parcel_bytes() + alignment));
-  here_.resize(static_cast<std::size_t>(size));
+                                                          (message_bytes() + alignment));
+  arrived_.resize(static_cast<std::size_t>(size));
   for (int step = 1; step < size; ++step) {
     const int member = (rank + size - step) % size;
-    transport_.receive(parcel_of(member), parcel_bytes(), member, Channel::announcements,
+    transport_.receive(message_of(member), message_bytes(), member, Channel::announcements,
                        [this, member](std::size_t) {
-                         here_[static_cast<std::size_t>(member)] = true;
-                         --absent_;
+                         arrived_[static_cast<std::size_t>(member)] = true;
+                         --awaited_;
                        });
   }
   const bool parted = shape_.parts() > 1;
@@ -86,49 +86,49 @@ void CollectiveProtocol::announce() {
     const int member = (rank + step) % size;
     if (sent_.empty() || parted || to_root) {
       const std::size_t payload = payload_bytes(member);
-      auto& parcel = sent_.emplace_back(sizeof(Announcement) + payload);
-      detail::announce(*reinterpret_cast<Announcement*>(parcel.data()), operation_);
-      if (payload > 0) fill(parcel.data() + sizeof(Announcement), payload, member);
+      auto& message = sent_.emplace_back(sizeof(Announcement) + payload);
+      detail::announce(*reinterpret_cast<Announcement*>(message.data()), operation_);
+      if (payload > 0) write_payload(message.data() + sizeof(Announcement), payload, member);
     }
-    ++sending_;
-    const auto& parcel = sent_.back();
-    transport_.send(parcel.data(), parcel.size(), member, Channel::announcements,
-                    [this](std::size_t) { --sending_; });
+    ++unsent_;
+    const auto& message = sent_.back();
+    transport_.send(message.data(), message.size(), member, Channel::announcements,
+                    [this](std::size_t) { --unsent_; });
   }
 }
 
 void CollectiveProtocol::compare() {
-  if (agreed_ || absent_ > 0 || sending_ > 0) return;
-  agree();
-  agreed_ = true;
-  if (eager_) finish_from_parcels();
+  if (compared_ || awaited_ > 0 || unsent_ > 0) return;
+  compare_announcements();
+  compared_ = true;
+  if (eager_) finish_eager();
   received_.reset();
   sent_.clear();
 }
 
-void CollectiveProtocol::agree() const {
+void CollectiveProtocol::compare_announcements() const {
   Announcement own{};
   detail::announce(own, operation_);
   std::vector<const Announcement*> announcements;
   for (int member = 0; member < group().size(); ++member) {
     announcements.push_back(
-        member == group().rank ? &own : reinterpret_cast<const Announcement*>(parcel_of(member)));
+        member == group().rank ? &own : reinterpret_cast<const Announcement*>(message_of(member)));
   }
   const auto different = detail::difference(announcements, group().members, operation_.sequence);
   if (different) throw Mismatch(different->text, {.rank = different->rank});
 }
 
-bool CollectiveProtocol::lets_next_begin() const {
+bool CollectiveProtocol::next_may_begin() const {
   if (complete_) return true;
-  return agreed_ && (eager_ || (transfer_ != nullptr && transfer_->begun()));
+  return compared_ && (eager_ || (transfer_ != nullptr && transfer_->begun()));
 }
 
 void CollectiveProtocol::advance() {
-  if (!agreed_ || complete_) return;
+  if (!compared_ || complete_) return;
   if (!eager_) {
     if (transfer_ == nullptr) transfer_ = make_transfer(transport_, operation_);
     transfer_->advance();
-    if (!transfer_->over()) return;
+    if (!transfer_->finished()) return;
     worked_ = transfer_->worked();
     transfer_.reset();
   }
@@ -136,16 +136,16 @@ void CollectiveProtocol::advance() {
 }
 
 const std::byte* CollectiveProtocol::payload_of(int member) const {
-  if (member != group().rank) return parcel_of(member) + sizeof(Announcement);
+  if (member != group().rank) return message_of(member) + sizeof(Announcement);
   return operation_.input + shape_.begin(group().rank) * size_of(operation_.dtype);
 }
 
-void CollectiveProtocol::finish_from_parcels() {
+void CollectiveProtocol::finish_eager() {
   const int rank = group().rank;
   const std::size_t element = size_of(operation_.dtype);
   const auto pull = [&](int source, std::size_t begin) {
     const std::size_t bytes = shape_.length(source, rank) * element;
-    // In place, a rank's own part may already lie where it belongs.
+    // In an in-place operation, a rank's own part may already be at its destination.
     if (bytes > 0) {
       std::memmove(operation_.output + begin * element, payload_of(source), bytes);
     }
@@ -155,11 +155,11 @@ void CollectiveProtocol::finish_from_parcels() {
     case Collective::reduce_scatter: {
       const std::size_t count = shape_.length(rank, rank);
       if (count == 0) return;
-      if (operation_.wire) return finish_halves();
+      if (operation_.wire) return finish_eager_rounded();
       std::vector<const std::byte*> inputs;
       for (int member = 0; member < group().size(); ++member) inputs.push_back(payload_of(member));
       std::byte* output = operation_.output;
-      const detail::Working working(worked_);
+      const detail::WorkTimer timer(worked_);
       detail::reduce(operation_, inputs, {&output, 1}, count);
       return;
     }
@@ -185,12 +185,12 @@ void CollectiveProtocol::finish_from_parcels() {
   }
 }
 
-void CollectiveProtocol::finish_halves() {
-  const detail::Working working(worked_);
+void CollectiveProtocol::finish_eager_rounded() {
+  const detail::WorkTimer timer(worked_);
   const auto& wire = *operation_.wire;
   const std::size_t count = operation_.count;
   std::vector<std::byte> own(count * size_of(wire.dtype));
-  fill(own.data(), own.size(), group().rank);
+  write_payload(own.data(), own.size(), group().rank);
   std::vector<const std::byte*> inputs;
   for (int member = 0; member < group().size(); ++member) {
     inputs.push_back(member == group().rank ? own.data() : payload_of(member));
@@ -203,9 +203,9 @@ void CollectiveProtocol::finish_halves() {
 std::vector<int> CollectiveProtocol::missing() const {
   if (transfer_ != nullptr) return transfer_->partners();
   std::vector<int> members;
-  if (agreed_) return members;
+  if (compared_) return members;
   for (int member = 0; member < group().size(); ++member) {
-    const bool is_waited_for = absent_ == 0 || !here_[static_cast<std::size_t>(member)];
+    const bool is_waited_for = awaited_ == 0 || !arrived_[static_cast<std::size_t>(member)];
     if (member != group().rank && is_waited_for) members.push_back(member);
   }
   return members;

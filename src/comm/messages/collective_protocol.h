@@ -14,7 +14,8 @@
 namespace lockstep::inline v0_2::messages {
 
 /// One collective on this rank, from its announcement to its result. Note [How a collective over
-/// messages runs] is in collective_protocol.cpp. It does not move and refers to the operation.
+/// messages runs] is in collective_protocol.cpp. Refers to the operation; must not be copied or
+/// moved.
 class CollectiveProtocol {
  public:
   CollectiveProtocol(GroupTransport transport, const Operation& operation);
@@ -23,47 +24,49 @@ class CollectiveProtocol {
 
   /// Sends the announcements and begins to receive those of the other members.
   void announce();
-  /// Compares the announcements once all have arrived, and reduces or copies inputs that came with
-  /// them. Throws: Mismatch when members issue different collectives.
+  /// Compares the announcements when all have arrived. If they include the inputs (eager), also
+  /// computes the result.
+  /// Throws: Mismatch if members issued different collectives.
   void compare();
-  /// After compare(): begins the transfer if there is one, and advances it.
+  /// Call it after compare(): begins the transfer, if the inputs are not eager, and advances it.
   void advance();
 
-  /// The transfer of the next collective may begin: all messages of this one have begun.
-  bool lets_next_begin() const;
+  /// Whether the transfer of the next collective may begin: all messages of this one have begun.
+  bool next_may_begin() const;
   bool complete() const { return complete_; }
 
-  /// It waits for the collectives before it, not for a member.
-  bool is_queued() const { return agreed_ && !eager_ && transfer_ == nullptr; }
-  /// Members that have not done what this waits for.
+  /// Whether it waits for earlier collectives and not for a member.
+  bool is_queued() const { return compared_ && !eager_ && transfer_ == nullptr; }
+  /// Members that the collective waits for.
   std::vector<int> missing() const;
-  /// Time that went into sums.
+  /// Time in which this rank has reduced.
   std::chrono::nanoseconds worked() const { return worked_; }
 
  private:
   const MessageGroup& group() const { return transport_.group(); }
-  /// Bytes of the longest parcel: an announcement, followed by the sender's short input or the
-  /// receiver's part of it.
-  std::size_t parcel_bytes() const;
-  std::byte* parcel_of(int member) const;
+  /// Bytes of the longest announcement message: an announcement, followed by the payload. The
+  /// payload is the sender's short input, or the receiver's part of it.
+  std::size_t message_bytes() const;
+  std::byte* message_of(int member) const;
   std::size_t payload_bytes(int member) const;
-  void fill(std::byte* payload, std::size_t bytes, int member) const;
-  void agree() const;
-  void finish_from_parcels();
-  void finish_halves();
+  void write_payload(std::byte* payload, std::size_t bytes, int member) const;
+  void compare_announcements() const;
+  void finish_eager();
+  void finish_eager_rounded();
   const std::byte* payload_of(int member) const;
 
   GroupTransport transport_;
   const Operation& operation_;
   detail::Shape shape_;
-  bool eager_;  ///< inputs are sent with the announcements
-  bool agreed_ = false;
+  bool eager_;  ///< whether inputs are sent with the announcements
+  bool compared_ = false;
   bool complete_ = false;
-  std::vector<std::vector<std::byte>> sent_;  ///< parcels to each member; one if all are the same
-  int sending_ = 0;
-  std::unique_ptr<std::byte[]> received_;  ///< a parcel of each member
-  std::vector<bool> here_;                 ///< members whose parcel has arrived
-  int absent_;                             ///< members whose parcel has not
+  std::vector<std::vector<std::byte>>
+      sent_;  ///< announcement messages to each member; one if all are equal
+  int unsent_ = 0;
+  std::unique_ptr<std::byte[]> received_;  ///< an announcement message of each member
+  std::vector<bool> arrived_;              ///< whether the member's announcement has arrived
+  int awaited_;                            ///< number of announcements that have not arrived
   std::unique_ptr<Transfer> transfer_;
   std::chrono::nanoseconds worked_{};
 };

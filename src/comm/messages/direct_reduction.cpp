@@ -6,67 +6,72 @@
 #include "comm/waiting.h"
 #include "kernels/reduce_rounded.h"
 
-// Note [Where halves lie]
-// Floats that are sent as 16-bit halves need no memory beside the buffer. On the way to the owner,
-// a piece's rounded halves lie in the first half of its place. Their sums come back into the second
-// half, and are widened over the whole place from its front. The owner's own sums also lie in the
-// second half, until they have been sent to all.
+// Note [Where 16-bit elements are stored]
+// An all_reduce with a wire dtype needs no memory beside the buffer for its 16-bit elements. A
+// piece that is sent to its owner is rounded into the first half of its place in the buffer. The
+// reduced piece is received into the second half, and is widened over the whole place from its
+// front. The owner also keeps its reduced piece in the second half until it has been sent to all
+// members.
 
 namespace lockstep::inline v0_2::messages {
 namespace {
 
-/// Every member owns a slice: of all_reduce a share, of reduce_scatter its part. All slices are
-/// exchanged in rounds of a piece each; an owner sums its piece when it is there from all, and for
-/// all_reduce sends the sum to all. A few rounds are under way at once.
+/// Every member owns a slice: a share of the buffer for all_reduce, its part for reduce_scatter. In
+/// each round, one piece of every slice is exchanged. The owner reduces its piece when it has
+/// received it from all members. For all_reduce it then sends the result to all. A few rounds are
+/// in progress at the same time.
 class DirectReduction final : public Transfer {
  public:
   DirectReduction(GroupTransport transport, const Operation& operation);
 
   void advance() override;
   bool begun() const override;
-  bool over() const override { return Transfer::over() && to_widen_ == 0; }
+  bool finished() const override { return Transfer::finished() && to_widen_ == 0; }
 
  private:
-  bool as_halves() const { return operation().wire.has_value(); }
-  bool everywhere() const { return operation().collective == Collective::all_reduce; }
+  bool has_wire() const { return operation().wire.has_value(); }
+  bool to_all_members() const { return operation().collective == Collective::all_reduce; }
   Range slice(int member) const;
-  /// Member's piece of one round, as elements of the input.
+  /// The piece of a member's slice in one round, as elements of the input.
   Range piece(int member, std::size_t round) const;
   std::byte* place_of(const Range& piece) const {
     return operation().output + piece.begin * element();
   }
-  /// The place that an owner sends its reduced piece from, and that others receive it into.
+  /// The address from which an owner sends its reduced piece, and to which others receive it.
   std::byte* result(const Range& piece) const {
-    return place_of(piece) + (as_halves() ? piece.length * wire_element() : 0);
+    return place_of(piece) + (has_wire() ? piece.length * wire_element() : 0);
   }
   std::byte* staged(int source, std::size_t round) const;
   std::size_t flag(int member, std::size_t round) const {
     return round * static_cast<std::size_t>(size()) + static_cast<std::size_t>(member);
   }
-  bool all_here(std::size_t round) const;
+  bool all_arrived(std::size_t round) const;
   bool can_be_widened(int owner, std::size_t round) const;
 
   void begin_round(std::size_t round);
   void begin_results();
   void reduce(std::size_t round);
-  /// This rank's piece of that round, over all ranks.
-  void add_up(std::size_t round, std::byte* output);
+  /// Reduces this rank's piece of that round over all ranks.
+  void reduce_piece(std::size_t round, std::byte* output);
   void widen();
 
-  std::size_t window_;  ///< rounds under way
+  std::size_t window_;  ///< rounds in progress at the same time
   std::size_t piece_elements_ = 0;
   std::size_t rounds_ = 0;
   std::size_t begun_rounds_ = 0;
-  std::size_t reduced_ = 0;                 ///< rounds
-  std::unique_ptr<std::byte[]> staging_;    ///< of every member, a piece a round of the window
-  std::vector<std::uint8_t> here_;          ///< the same of what has come
-  std::vector<std::uint8_t> sent_;          ///< pieces that have left, so that results may come
+  std::size_t reduced_ = 0;               ///< rounds
+  std::unique_ptr<std::byte[]> staging_;  ///< one piece for each member and round of the window
+  std::vector<std::uint8_t> arrived_;     ///< whether that piece has arrived
+  std::vector<std::uint8_t>
+      sent_;  ///< whether a piece was sent, so that its result may be received
   std::vector<std::size_t> results_begun_;  ///< rounds, of each member
-  // Used only where floats are sent as halves:
-  std::vector<std::uint8_t> results_here_;  ///< of every member
-  std::vector<std::uint8_t> results_left_;  ///< own ones, to every member
-  std::vector<std::size_t> widened_;        ///< rounds, of each member
-  std::size_t to_widen_ = 0;                ///< pieces
+  // Used only with a wire dtype:
+  std::vector<std::uint8_t>
+      results_arrived_;  ///< whether a member's result has arrived, for each round
+  std::vector<std::uint8_t>
+      results_sent_;  ///< whether this rank's result was sent to a member, for each round
+  std::vector<std::size_t> widened_;  ///< rounds, of each member
+  std::size_t to_widen_ = 0;          ///< pieces
 };
 
 DirectReduction::DirectReduction(GroupTransport transport, const Operation& operation)
@@ -86,18 +91,18 @@ DirectReduction::DirectReduction(GroupTransport transport, const Operation& oper
   rounds_ = (longest_slice + piece_elements_ - 1) / piece_elements_;
   staging_ = std::make_unique_for_overwrite<std::byte[]>(window_ * members * piece_elements_ *
                                                          wire_element());
-  here_.resize(window_ * members);
-  if (everywhere()) sent_.resize(rounds_ * members);
+  arrived_.resize(window_ * members);
+  if (to_all_members()) sent_.resize(rounds_ * members);
   results_begun_.resize(members);
-  if (!as_halves()) return;
-  results_here_.resize(rounds_ * members);
-  results_left_.resize(rounds_ * members);
+  if (!has_wire()) return;
+  results_arrived_.resize(rounds_ * members);
+  results_sent_.resize(rounds_ * members);
   widened_.resize(members);
   to_widen_ = rounds_ * members;
 }
 
 Range DirectReduction::slice(int member) const {
-  if (everywhere()) return slice_of(operation().count, element(), member, size());
+  if (to_all_members()) return slice_of(operation().count, element(), member, size());
   return {.begin = operation().part_begin(member), .length = operation().part(member)};
 }
 
@@ -113,14 +118,14 @@ std::byte* DirectReduction::staged(int source, std::size_t round) const {
   return staging_.get() + place * piece_elements_ * wire_element();
 }
 
-bool DirectReduction::all_here(std::size_t round) const {
-  const auto begin = here_.begin() + static_cast<std::ptrdiff_t>(round % window_) * size();
-  return std::all_of(begin, begin + size(), [](auto here) { return here != 0; });
+bool DirectReduction::all_arrived(std::size_t round) const {
+  const auto begin = arrived_.begin() + static_cast<std::ptrdiff_t>(round % window_) * size();
+  return std::all_of(begin, begin + size(), [](auto arrived) { return arrived != 0; });
 }
 
 bool DirectReduction::begun() const {
   if (reduced_ < rounds_) return false;
-  if (!everywhere()) return true;
+  if (!to_all_members()) return true;
   for (int member = 0; member < size(); ++member) {
     if (member != rank() && results_begun_[static_cast<std::size_t>(member)] < rounds_)
       return false;
@@ -133,35 +138,35 @@ void DirectReduction::advance() {
     while (begun_rounds_ < rounds_ && begun_rounds_ < reduced_ + window_) {
       begin_round(begun_rounds_++);
     }
-    if (everywhere()) begin_results();
-    if (as_halves()) widen();
-    if (reduced_ == begun_rounds_ || !all_here(reduced_)) return;
+    if (to_all_members()) begin_results();
+    if (has_wire()) widen();
+    if (reduced_ == begun_rounds_ || !all_arrived(reduced_)) return;
     reduce(reduced_++);
   }
 }
 
 void DirectReduction::begin_round(std::size_t round) {
   const std::size_t mine = piece(rank(), round).length * wire_element();
-  std::uint8_t* here = &here_[round % window_ * static_cast<std::size_t>(size())];
-  std::fill_n(here, size(), std::uint8_t{0});
-  here[rank()] = 1;
+  std::uint8_t* arrived = &arrived_[round % window_ * static_cast<std::size_t>(size())];
+  std::fill_n(arrived, size(), std::uint8_t{0});
+  arrived[rank()] = 1;
   for (int step = 1; step < size(); ++step) {
     const int source = (rank() + size() - step) % size();
     const int owner = (rank() + step) % size();
-    receive(staged(source, round), mine, source, Channel::parts, &here[source]);
+    receive(staged(source, round), mine, source, Channel::parts, &arrived[source]);
     const auto theirs = piece(owner, round);
-    if (as_halves()) {
-      const detail::Working working(worked_);
+    if (has_wire()) {
+      const detail::WorkTimer timer(worked_);
       kernels::round_to_halves(*operation().wire, operation().reduce,
                                static_cast<std::size_t>(size()), place_of(theirs), place_of(theirs),
                                theirs.length);
     }
     send(operation().input + theirs.begin * element(), theirs.length * wire_element(), owner,
-         Channel::parts, everywhere() ? &sent_[flag(owner, round)] : nullptr);
+         Channel::parts, to_all_members() ? &sent_[flag(owner, round)] : nullptr);
   }
 }
 
-/// A result comes to the place from which the part was sent.
+/// A result is received at the address from which the piece was sent.
 void DirectReduction::begin_results() {
   for (int owner = 0; owner < size(); ++owner) {
     if (owner == rank()) continue;
@@ -169,7 +174,7 @@ void DirectReduction::begin_results() {
     for (; round < begun_rounds_ && sent_[flag(owner, round)] != 0; ++round) {
       const auto theirs = piece(owner, round);
       receive(result(theirs), theirs.length * wire_element(), owner, Channel::results,
-              as_halves() ? &results_here_[flag(owner, round)] : nullptr);
+              has_wire() ? &results_arrived_[flag(owner, round)] : nullptr);
     }
   }
 }
@@ -177,27 +182,27 @@ void DirectReduction::begin_results() {
 void DirectReduction::reduce(std::size_t round) {
   const auto mine = piece(rank(), round);
   if (mine.length == 0) return;
-  std::byte* output = everywhere()
+  std::byte* output = to_all_members()
                           ? result(mine)
                           : operation().output + (mine.begin - slice(rank()).begin) * element();
-  add_up(round, output);
-  if (!everywhere()) return;
+  reduce_piece(round, output);
+  if (!to_all_members()) return;
   for (int step = 1; step < size(); ++step) {
     const int member = (rank() + step) % size();
     send(output, mine.length * wire_element(), member, Channel::results,
-         as_halves() ? &results_left_[flag(member, round)] : nullptr);
+         has_wire() ? &results_sent_[flag(member, round)] : nullptr);
   }
 }
 
-void DirectReduction::add_up(std::size_t round, std::byte* output) {
-  const detail::Working working(worked_);
+void DirectReduction::reduce_piece(std::size_t round, std::byte* output) {
+  const detail::WorkTimer timer(worked_);
   const auto mine = piece(rank(), round);
   std::vector<const std::byte*> inputs(static_cast<std::size_t>(size()));
   for (int source = 0; source < size(); ++source) {
     inputs[static_cast<std::size_t>(source)] = staged(source, round);
   }
   const std::byte* input = operation().input + mine.begin * element();
-  if (as_halves()) {
+  if (has_wire()) {
     kernels::round_to_halves(*operation().wire, operation().reduce, inputs.size(), input,
                              staged(rank(), round), mine.length);
     kernels::reduce_halves(*operation().wire, operation().reduce, inputs, {&output, 1},
@@ -209,18 +214,18 @@ void DirectReduction::add_up(std::size_t round, std::byte* output) {
 }
 
 bool DirectReduction::can_be_widened(int owner, std::size_t round) const {
-  if (owner != rank()) return results_here_[flag(owner, round)] != 0;
+  if (owner != rank()) return results_arrived_[flag(owner, round)] != 0;
   if (round == reduced_) return false;
   if (piece(owner, round).length == 0) return true;
-  const auto begin = results_left_.begin() + static_cast<std::ptrdiff_t>(round) * size();
-  return std::count(begin, begin + size(), 0) == 1;  // the flag of this rank itself
+  const auto begin = results_sent_.begin() + static_cast<std::ptrdiff_t>(round) * size();
+  return std::count(begin, begin + size(), 0) == 1;  // this rank's own flag
 }
 
 void DirectReduction::widen() {
   for (int owner = 0; owner < size(); ++owner) {
     auto& round = widened_[static_cast<std::size_t>(owner)];
     for (; round < rounds_ && can_be_widened(owner, round); ++round) {
-      const detail::Working working(worked_);
+      const detail::WorkTimer timer(worked_);
       const auto theirs = piece(owner, round);
       kernels::widen_halves(*operation().wire, result(theirs), place_of(theirs), theirs.length);
       --to_widen_;

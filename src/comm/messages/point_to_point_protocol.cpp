@@ -3,11 +3,11 @@
 #include "comm/messages/transport.h"
 
 // Note [How send() and recv() agree]
-// The sender sends its terms (an offer) and its payload. The receiver sends its own terms (a reply)
-// when recv() begins, and receives the payload once the offer agrees with them. The reply shows the
-// sender that its message is being received, so the transport needs no synchronous sends. Each end
-// compares the terms by itself, after its own terms have left: both raise the same mismatch.
-// Messages of a pair of ranks are accepted in the order of their numbers, since payloads arrive in
+// The sender sends its terms (an offer) and its payload. The receiver sends its terms (a reply)
+// when recv() begins, and receives the payload if the offer has the same terms. The reply tells the
+// sender that its message is being received, so the transport needs no synchronous sends. Each side
+// compares the terms itself, after its own terms have been sent: both raise the same mismatch.
+// Messages between two ranks are accepted in the order of their numbers, because payloads arrive in
 // the order of their offers.
 
 namespace lockstep::inline v0_2::messages {
@@ -39,10 +39,10 @@ void PointToPointProtocol::begin() {
 
 void PointToPointProtocol::advance() {
   if (complete_ || terms_pending_ > 0) return;
-  if (!agreed_) {
+  if (!compared_) {
     if (!sends() && received_ + 1 != operation_.sequence) return;
-    agree();
-    agreed_ = true;
+    compare_terms();
+    compared_ = true;
     if (!sends()) {
       ++received_;
       if (bytes() > 0) {
@@ -55,7 +55,7 @@ void PointToPointProtocol::advance() {
   complete_ = payloads_pending_ == 0;
 }
 
-void PointToPointProtocol::agree() const {
+void PointToPointProtocol::compare_terms() const {
   const auto& got = sends() ? own_ : theirs_;
   const auto& expected = sends() ? theirs_ : own_;
   if (got == expected) return;

@@ -9,25 +9,28 @@
 namespace lockstep::inline v0_2::messages {
 
 /// A send or recv on this rank. Note [How send() and recv() agree] is in
-/// point_to_point_protocol.cpp. It does not move and refers to the operation.
+/// point_to_point_protocol.cpp. Refers to the operation; must not be copied or moved.
 class PointToPointProtocol {
  public:
-  /// received counts the messages from the peer that its receivers have accepted. It outlives this.
+  /// received is the number of accepted messages from the peer, shared by all receives from it. It
+  /// must outlive this object.
   PointToPointProtocol(GroupTransport transport, const Operation& operation,
                        std::uint64_t& received);
   PointToPointProtocol(const PointToPointProtocol&) = delete;
   PointToPointProtocol& operator=(const PointToPointProtocol&) = delete;
 
-  /// Begins the messages that need not wait for anything.
+  /// Sends this rank's terms and, for a send, the payload; begins to receive the other side's
+  /// terms.
   void begin();
-  /// Throws: Mismatch when the two ends do not agree.
+  /// Compares the terms when both have been exchanged; a recv then receives the payload.
+  /// Throws: Mismatch if the terms differ.
   void advance();
   bool complete() const { return complete_; }
 
  private:
   bool sends() const { return operation_.collective == Collective::send; }
   std::size_t bytes() const;
-  void agree() const;
+  void compare_terms() const;
 
   GroupTransport transport_;
   const Operation& operation_;
@@ -36,7 +39,7 @@ class PointToPointProtocol {
   detail::MessageTerms theirs_{};
   int terms_pending_ = 0;
   int payloads_pending_ = 0;
-  bool agreed_ = false;
+  bool compared_ = false;
   bool complete_ = false;
 };
 

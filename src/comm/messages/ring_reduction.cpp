@@ -6,15 +6,15 @@
 #include "comm/waiting.h"
 #include "kernels/reduce.h"
 
-// Note [How a ring sums]
+// Note [How a ring reduces]
 // Slice s belongs to rank s. Its partial sum begins at rank s + 1 and passes around the ring: each
-// rank adds its own input, and rank s adds the last. Then the result passes around the same way.
-// Every rank therefore sends N - 1 slices twice, whatever its place. Every element is summed once,
-// by one rank at a time: all ranks get the same bits, though not those of one sum in the order of
-// ranks.
-// A slice is sent in pieces. Messages are numbered by (slice's turn, piece). A rank's turn-th sum
-// is that of slice rank - 1 - turn, its turn-th result that of slice rank - turn. The contents of
-// message m are sent on as message m + pieces, once this rank has added its own input.
+// rank adds its own input, rank s last. Then the result passes around the ring in the same
+// direction. Every rank therefore sends 2 (N - 1) slices. Every element is summed by one rank at a
+// time, so all ranks get the same bits. The order of summation differs between slices, so these are
+// not the bits of a sum in rank order.
+// A slice is sent in pieces. Message m of a rank is piece m % pieces of the slice of turn m /
+// pieces. Turn t of the sums is slice rank - 1 - t, turn t of the results slice rank - t. The
+// contents of message m are sent on as message m + pieces, after this rank has added its own input.
 
 namespace lockstep::inline v0_2::messages {
 namespace {
@@ -30,10 +30,12 @@ class RingReduction final : public Transfer {
 
  private:
   int next() const { return (rank() + 1) % size(); }
-  int before() const { return (rank() + size() - 1) % size(); }
-  /// The message's piece, of the slice that is so many ranks back when its turn is the first.
+  int previous() const { return (rank() + size() - 1) % size(); }
+  /// The piece that a message has. In turn 0 it belongs to the slice of rank - back.
   Range piece(std::size_t message, int back) const;
-  std::byte* own(const Range& range) const { return operation().output + range.begin * element(); }
+  std::byte* address_of(const Range& range) const {
+    return operation().output + range.begin * element();
+  }
   std::byte* staged(std::size_t message) const {
     return staging_.get() + message % window_ * piece_elements_ * element();
   }
@@ -44,27 +46,27 @@ class RingReduction final : public Transfer {
   void send_results();
   void add(std::size_t message);
 
-  std::size_t window_;  ///< messages under way, of sums and of results
+  std::size_t window_;  ///< messages in progress, of sums and of results each
   std::size_t piece_elements_ = 0;
-  std::size_t pieces_ = 0;                ///< of the longest slice
-  std::size_t messages_ = 0;              ///< of sums, and of results
-  std::unique_ptr<std::byte[]> staging_;  ///< sums that have come, of the window
+  std::size_t pieces_ = 0;                ///< pieces of the longest slice
+  std::size_t messages_ = 0;              ///< messages of sums; as many of results
+  std::unique_ptr<std::byte[]> staging_;  ///< received sums of the window
   std::vector<std::byte> factor_;         ///< 1/N for each element of a piece, for avg
   std::size_t sums_expected_ = 0;
   std::size_t sums_added_ = 0;
   std::size_t sums_begun_ = 0;
   std::size_t results_expected_ = 0;
   std::size_t results_begun_ = 0;
-  std::vector<std::uint8_t> sum_here_;
-  std::vector<std::uint8_t> sum_left_;
-  std::vector<std::uint8_t> result_here_;
-  std::vector<std::uint8_t> result_left_;
+  std::vector<std::uint8_t> sum_arrived_;
+  std::vector<std::uint8_t> sum_sent_;
+  std::vector<std::uint8_t> result_arrived_;
+  std::vector<std::uint8_t> result_sent_;
 };
 
 RingReduction::RingReduction(GroupTransport transport, const Operation& operation)
     : Transfer(transport, operation), window_(pieces().window) {
   constexpr std::size_t shortest = 32 << 10;
-  constexpr std::size_t at_least = 4;  // so that a rank adds one while the next is on its way
+  constexpr std::size_t at_least = 4;  // pieces, so that a rank adds one while it receives the next
   const auto members = static_cast<std::size_t>(size());
   const std::size_t slice = slice_of(operation.count, element(), 0, size()).length;
   const std::size_t bytes = std::clamp(slice * element() / at_least, shortest, pieces().bytes);
@@ -72,16 +74,16 @@ RingReduction::RingReduction(GroupTransport transport, const Operation& operatio
   pieces_ = (slice + piece_elements_ - 1) / piece_elements_;
   messages_ = (members - 1) * pieces_;
   staging_ = std::make_unique_for_overwrite<std::byte[]>(window_ * piece_elements_ * element());
-  for (auto* flags : {&sum_here_, &sum_left_, &result_here_, &result_left_}) {
+  for (auto* flags : {&sum_arrived_, &sum_sent_, &result_arrived_, &result_sent_}) {
     flags->resize(messages_);
   }
   if (operation.reduce != ReduceOp::avg) return;
   factor_.resize(piece_elements_ * element());
-  const float single = 1.0f / static_cast<float>(size());
-  const double twice = 1.0 / static_cast<double>(size());
+  const float as_float = 1.0f / static_cast<float>(size());
+  const double as_double = 1.0 / static_cast<double>(size());
   for (std::size_t i = 0; i < piece_elements_; ++i) {
-    const void* from = operation.dtype == DType::f32 ? static_cast<const void*>(&single)
-                                                     : static_cast<const void*>(&twice);
+    const void* from = operation.dtype == DType::f32 ? static_cast<const void*>(&as_float)
+                                                     : static_cast<const void*>(&as_double);
     std::memcpy(factor_.data() + i * element(), from, element());
   }
 }
@@ -104,12 +106,12 @@ void RingReduction::advance() {
 void RingReduction::add_sums() {
   const auto expect = [&] {
     for (; sums_expected_ < std::min(messages_, sums_added_ + window_); ++sums_expected_) {
-      receive(staged(sums_expected_), piece(sums_expected_, 2).length * element(), before(),
-              Channel::parts, &sum_here_[sums_expected_]);
+      receive(staged(sums_expected_), piece(sums_expected_, 2).length * element(), previous(),
+              Channel::parts, &sum_arrived_[sums_expected_]);
     }
   };
   expect();
-  while (sums_added_ < sums_expected_ && sum_here_[sums_added_] != 0) {
+  while (sums_added_ < sums_expected_ && sum_arrived_[sums_added_] != 0) {
     add(sums_added_++);
     expect();
   }
@@ -118,8 +120,8 @@ void RingReduction::add_sums() {
 void RingReduction::add(std::size_t message) {
   const auto range = piece(message, 2);
   if (range.length == 0) return;
-  const detail::Working working(worked_);
-  std::byte* sum = own(range);
+  const detail::WorkTimer timer(worked_);
+  std::byte* sum = address_of(range);
   const std::array<const std::byte*, 2> inputs{staged(message), sum};
   const bool average = operation().reduce == ReduceOp::avg;
   kernels::reduce(operation().dtype, average ? ReduceOp::sum : operation().reduce, inputs,
@@ -132,40 +134,42 @@ void RingReduction::add(std::size_t message) {
 
 void RingReduction::send_sums() {
   for (; sums_begun_ < std::min(messages_, sums_added_ + pieces_); ++sums_begun_) {
-    if (sums_begun_ >= window_ && sum_left_[sums_begun_ - window_] == 0) return;
+    if (sums_begun_ >= window_ && sum_sent_[sums_begun_ - window_] == 0) return;
     const auto range = piece(sums_begun_, 1);
-    send(own(range), range.length * element(), next(), Channel::parts, &sum_left_[sums_begun_]);
+    send(address_of(range), range.length * element(), next(), Channel::parts,
+         &sum_sent_[sums_begun_]);
   }
 }
 
-/// A result comes to the place from which the sum was sent.
+/// A result is received at the address from which the sum was sent.
 void RingReduction::receive_results() {
-  for (; results_expected_ < sums_begun_ && sum_left_[results_expected_] != 0;
+  for (; results_expected_ < sums_begun_ && sum_sent_[results_expected_] != 0;
        ++results_expected_) {
-    if (results_expected_ >= window_ && result_here_[results_expected_ - window_] == 0) return;
+    if (results_expected_ >= window_ && result_arrived_[results_expected_ - window_] == 0) return;
     const auto range = piece(results_expected_, 1);
-    receive(own(range), range.length * element(), before(), Channel::results,
-            &result_here_[results_expected_]);
+    receive(address_of(range), range.length * element(), previous(), Channel::results,
+            &result_arrived_[results_expected_]);
   }
 }
 
 void RingReduction::send_results() {
-  const auto here = [&](std::size_t message) {
+  const auto is_final = [&](std::size_t message) {
     return message < pieces_ ? sums_added_ > messages_ - pieces_ + message
-                             : result_here_[message - pieces_] != 0;
+                             : result_arrived_[message - pieces_] != 0;
   };
-  for (; results_begun_ < messages_ && here(results_begun_); ++results_begun_) {
-    if (results_begun_ >= window_ && result_left_[results_begun_ - window_] == 0) return;
+  for (; results_begun_ < messages_ && is_final(results_begun_); ++results_begun_) {
+    if (results_begun_ >= window_ && result_sent_[results_begun_ - window_] == 0) return;
     const auto range = piece(results_begun_, 0);
-    send(own(range), range.length * element(), next(), Channel::results,
-         &result_left_[results_begun_]);
+    send(address_of(range), range.length * element(), next(), Channel::results,
+         &result_sent_[results_begun_]);
   }
 }
 
 }  // namespace
 
-bool sums_in_parts(const Operation& operation) {
-  // Halves would be rounded at every rank, and the average of integers is no product.
+bool allows_partial_sums(const Operation& operation) {
+  // 16-bit partial sums would be rounded at every rank, and the average of integers is not a
+  // multiplication by 1/N.
   if (operation.wire) return false;
   switch (operation.dtype) {
     case DType::f16:

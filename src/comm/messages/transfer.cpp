@@ -7,46 +7,46 @@ namespace lockstep::inline v0_2::messages {
 
 Transfer::Transfer(GroupTransport transport, const Operation& operation)
     : transport_(transport), operation_(operation) {
-  with_.resize(static_cast<std::size_t>(size()));
+  pending_with_.resize(static_cast<std::size_t>(size()));
 }
 
 std::vector<int> Transfer::partners() const {
   std::vector<int> members;
   for (int member = 0; member < size(); ++member) {
-    if (with_[static_cast<std::size_t>(member)] > 0) members.push_back(member);
+    if (pending_with_[static_cast<std::size_t>(member)] > 0) members.push_back(member);
   }
   return members;
 }
 
-void Transfer::ended(int member, std::uint8_t* flag) {
-  --with_[static_cast<std::size_t>(member)];
-  --under_way_;
+void Transfer::on_complete(int member, std::uint8_t* flag) {
+  --pending_with_[static_cast<std::size_t>(member)];
+  --pending_;
   if (flag != nullptr) *flag = 1;
 }
 
 void Transfer::send(const std::byte* data, std::size_t bytes, int member, Channel channel,
                     std::uint8_t* flag) {
-  ++with_[static_cast<std::size_t>(member)];
-  ++under_way_;
-  if (bytes == 0) return ended(member, flag);
+  ++pending_with_[static_cast<std::size_t>(member)];
+  ++pending_;
+  if (bytes == 0) return on_complete(member, flag);
   transport_.send(data, bytes, member, channel,
-                  [this, member, flag](std::size_t) { ended(member, flag); });
+                  [this, member, flag](std::size_t) { on_complete(member, flag); });
 }
 
 void Transfer::receive(std::byte* data, std::size_t bytes, int member, Channel channel,
                        std::uint8_t* flag) {
-  ++with_[static_cast<std::size_t>(member)];
-  ++under_way_;
-  if (bytes == 0) return ended(member, flag);
+  ++pending_with_[static_cast<std::size_t>(member)];
+  ++pending_;
+  if (bytes == 0) return on_complete(member, flag);
   transport_.receive(data, bytes, member, channel,
-                     [this, member, flag](std::size_t) { ended(member, flag); });
+                     [this, member, flag](std::size_t) { on_complete(member, flag); });
 }
 
 namespace {
 
-/// From the operation and the placement of the ranks alone, which are the same on all members.
+/// Depends on the operation and the placement of the ranks only, which are the same on all members.
 Algorithm chosen(const MessageGroup& group, const Operation& operation) {
-  if (!sums_in_parts(operation)) return Algorithm::direct;
+  if (!allows_partial_sums(operation)) return Algorithm::direct;
   if (group.algorithm != Algorithm::automatic) return group.algorithm;
   return cheapest(group.placement, operation.count * size_of(operation.dtype));
 }
@@ -89,7 +89,8 @@ Moves::Moves(GroupTransport transport, const Operation& operation)
     : Transfer(transport, operation), shape_(this->operation(), size()) {
   const std::byte* input = operation.input;
   const bool parted = shape_.parts() > 1;
-  // Each begins with its neighbours, so that not all speak to the same member at once.
+  // Each rank begins with its neighbours, so that not all ranks send to the same member at the same
+  // time.
   for (int step = 1; step < size(); ++step) {
     const int source = (rank() + size() - step) % size();
     const int target = (rank() + step) % size();
@@ -103,7 +104,7 @@ Moves::Moves(GroupTransport transport, const Operation& operation)
     }
   }
   if (receives_from(rank())) {
-    // In place, a rank's own part may already lie where it belongs.
+    // In an in-place operation, a rank's own part may already be at its destination.
     const std::size_t begin = parted ? shape_.begin(rank()) : 0;
     const std::size_t bytes = shape_.length(rank(), rank()) * element();
     if (bytes > 0) std::memmove(place_of(rank()), input + begin * element(), bytes);
@@ -133,8 +134,8 @@ std::unique_ptr<Transfer> make_moves(GroupTransport transport, const Operation& 
 
 namespace {
 
-/// The members but root, numbered from 0, each have a slice of their own: they get it from root
-/// piece by piece and pass each piece on to the others.
+/// The members except root are numbered from 0, and each has a slice. It receives its slice from
+/// root in pieces, and sends each piece on to the others.
 class Broadcast final : public Transfer {
  public:
   Broadcast(GroupTransport transport, const Operation& operation);
@@ -146,18 +147,19 @@ class Broadcast final : public Transfer {
   int others() const { return size() - 1; }
   int member_of(int number) const { return number < operation().peer ? number : number + 1; }
   int number() const { return rank() < operation().peer ? rank() : rank() - 1; }
-  /// Of the number's slice.
+  /// A piece of the slice of member `number`.
   Range piece(int number, std::size_t index) const;
   std::size_t pieces(int number) const;
   std::byte* at(Range piece) const { return operation().output + piece.begin * element(); }
 
   std::size_t piece_elements_;
-  std::size_t pieces_ = 0;          ///< of this rank's slice
-  std::vector<std::uint8_t> here_;  ///< of these
+  std::size_t pieces_ = 0;             ///< pieces of this rank's slice
+  std::vector<std::uint8_t> arrived_;  ///< whether the piece has arrived
   std::size_t passed_on_ = 0;
 };
 
-/// Short enough to be passed on while the next comes, long enough not to be many.
+/// Short, so that a piece is sent on while the next one is received; long, so that there are few
+/// pieces.
 constexpr std::size_t piece_bytes = 1 << 20;
 constexpr std::size_t most_pieces = 256;
 
@@ -177,9 +179,9 @@ Broadcast::Broadcast(GroupTransport transport, const Operation& operation)
     return;
   }
   pieces_ = pieces(number());
-  here_.resize(pieces_);
+  arrived_.resize(pieces_);
   each_piece(number(), [&](std::size_t i, Range range) {
-    receive(at(range), range.length * element(), operation.peer, Channel::parts, &here_[i]);
+    receive(at(range), range.length * element(), operation.peer, Channel::parts, &arrived_[i]);
   });
   for (int other = 0; other < others(); ++other) {
     if (other == number()) continue;
@@ -201,7 +203,7 @@ Range Broadcast::piece(int number, std::size_t index) const {
 }
 
 void Broadcast::advance() {
-  for (; passed_on_ < pieces_ && here_[passed_on_] != 0; ++passed_on_) {
+  for (; passed_on_ < pieces_ && arrived_[passed_on_] != 0; ++passed_on_) {
     const auto range = piece(number(), passed_on_);
     for (int step = 1; step < others(); ++step) {
       const int other = (number() + step) % others();

@@ -12,23 +12,24 @@
 
 namespace lockstep::inline v0_2::messages {
 
-/// The bytes of one collective on their way, once all members have agreed on it.
+/// The exchange of a collective's long inputs and results, after all members have announced the
+/// same collective.
 class Transfer {
  public:
   virtual ~Transfer() = default;
   Transfer(const Transfer&) = delete;
   Transfer& operator=(const Transfer&) = delete;
 
-  /// Begins the messages that can begin, and works on what has come.
+  /// Begins the messages that can begin, and processes those that have arrived.
   virtual void advance() = 0;
-  /// All messages have begun, so that those of another transfer may follow.
+  /// Whether all messages have begun, so that another transfer may begin its own.
   virtual bool begun() const = 0;
 
-  /// After advance().
-  virtual bool over() const { return begun() && under_way_ == 0; }
-  /// Members with whom a message is under way.
+  /// Whether the transfer is complete. Call it after advance().
+  virtual bool finished() const { return begun() && pending_ == 0; }
+  /// Members with whom a message is pending.
   std::vector<int> partners() const;
-  /// Time that went into sums.
+  /// Time in which this rank has reduced.
   std::chrono::nanoseconds worked() const { return worked_; }
 
  protected:
@@ -38,12 +39,13 @@ class Transfer {
   int rank() const { return transport_.group().rank; }
   int size() const { return transport_.group().size(); }
   std::size_t element() const { return size_of(operation_.dtype); }
-  /// Bytes of an element as it is sent.
-  std::size_t wire_element() const { return size_of(operation_.travels_as()); }
+  /// Bytes of an element in the wire dtype.
+  std::size_t wire_element() const { return size_of(operation_.wire_dtype()); }
 
   const Pieces& pieces() const { return transport_.group().pieces; }
 
-  /// Messages of no bytes are over at once. *flag, if given, becomes 1 when the message is over.
+  /// Begins a message. A message of 0 bytes is complete at once. *flag, if given, becomes 1 when
+  /// the message is complete.
   void send(const std::byte* data, std::size_t bytes, int member, Channel channel,
             std::uint8_t* flag = nullptr);
   void receive(std::byte* data, std::size_t bytes, int member, Channel channel,
@@ -52,28 +54,32 @@ class Transfer {
   std::chrono::nanoseconds worked_{};
 
  private:
-  void ended(int member, std::uint8_t* flag);
+  void on_complete(int member, std::uint8_t* flag);
 
   GroupTransport transport_;
   const Operation& operation_;
-  std::size_t under_way_ = 0;
-  std::vector<std::uint32_t> with_;  ///< messages under way with each member
+  std::size_t pending_ = 0;
+  std::vector<std::uint32_t> pending_with_;  ///< pending messages with each member
 };
 
-/// The transfer of an operation whose inputs were not sent with the announcements.
+/// Creates the transfer of an operation whose inputs are not eager.
 std::unique_ptr<Transfer> make_transfer(GroupTransport transport, const Operation& operation);
 
-/// Parts that go from member to member as they are: all_gather, gather, scatter, all_to_all.
+/// Transfer of all_gather, gather, scatter and all_to_all: parts are sent to members without a
+/// reduction.
 std::unique_ptr<Transfer> make_moves(GroupTransport transport, const Operation& operation);
-/// Root gives each other member a slice, and all of them give theirs to one another.
+/// Transfer of broadcast: root sends each other member a slice, and these exchange their slices.
 std::unique_ptr<Transfer> make_broadcast(GroupTransport transport, const Operation& operation);
-/// all_reduce and reduce_scatter: each member receives all parts of its slice and sums them.
+/// Transfer of all_reduce and reduce_scatter: each member receives all inputs of its slice and
+/// reduces them.
 std::unique_ptr<Transfer> make_direct_reduction(GroupTransport transport,
                                                 const Operation& operation);
-/// all_reduce: each slice's sum passes around from rank to rank, and so does its result.
+/// Transfer of all_reduce: the partial sum of each slice passes around a ring, then the result
+/// does.
 std::unique_ptr<Transfer> make_ring_reduction(GroupTransport transport, const Operation& operation);
-/// Whether partial sums lose nothing that one sum keeps, so that a ring may make them.
-bool sums_in_parts(const Operation& operation);
+/// Whether the operation may be computed by partial sums, as a ring does, without additional
+/// rounding.
+bool allows_partial_sums(const Operation& operation);
 
 using detail::Range;
 using detail::slice_of;

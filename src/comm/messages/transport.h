@@ -11,23 +11,22 @@
 
 namespace lockstep::inline v0_2::messages {
 
-/// Members issued operations that do not belong together. Its text is the same on all members that
-/// compare them.
+/// Members issued different operations. The text is the same on all members.
 class Mismatch : public CommError {
  public:
   using CommError::CommError;
 };
 
-/// Non-blocking messages of bytes between ranks: all that the collectives of this folder need of a
-/// network. A transport has no groups and no collectives.
+/// Non-blocking messages of bytes between ranks: the interface that the collectives of this folder
+/// need from a network. A transport has no groups and no collectives.
 ///
-/// Messages of one pair of ranks and one tag are received in the order in which they were sent. The
-/// receiver offers a buffer of the message's length. Only an announcement may be shorter than its
-/// buffer, and only where MessageGroup::eager_bytes is not 0. No message has 0 bytes. Errors are
-/// thrown by any function.
+/// Messages with the same sender, receiver and tag are received in the order in which they were
+/// sent. The receiver's buffer has the length of the message. Only an announcement may be shorter
+/// than its buffer, and only if MessageGroup::eager_bytes is not 0. No message has 0 bytes. Every
+/// function may throw an error of the network.
 class Transport {
  public:
-  /// Called by progress() once a message is complete; bytes is the received length. It may begin
+  /// Called by progress() when a message is complete; bytes is the received length. It may begin
   /// other messages.
   using Done = std::function<void(std::size_t bytes)>;
 
@@ -35,30 +34,32 @@ class Transport {
   Transport(const Transport&) = delete;
   Transport& operator=(const Transport&) = delete;
 
-  /// Complete once the memory may be written again, which need not wait for the receiver.
+  /// Complete when the memory may be written again. This may be before the receiver has the
+  /// message.
   virtual void send(const std::byte* data, std::size_t bytes, int to, int tag, Done done) = 0;
   virtual void receive(std::byte* data, std::size_t bytes, int from, int tag, Done done) = 0;
 
-  /// Moves bytes, and calls the Done of messages that are complete. True if any was. A transport
-  /// that cannot poll blocks until a message is complete, and waits for receives before sends.
+  /// Advances messages, and calls Done for those that are complete. True if there were any. A
+  /// transport that cannot poll blocks until a message is complete, and waits for receives before
+  /// sends.
   virtual bool progress() = 0;
 
-  /// Stops waiting for any message, after a failure. No Done is called any more.
+  /// Abandons all messages after a failure. No Done is called any more.
   virtual void stop() noexcept = 0;
 
  protected:
   Transport() = default;
 };
 
-/// The purpose of a message of a group. Group and channel identify a stream of messages between two
-/// ranks; within it messages arrive in order.
+/// The purpose of a message of a group. Messages of the same group and channel between two ranks
+/// arrive in order.
 enum class Channel : int {
   announcements,  ///< of collectives, short inputs included
   parts,          ///< inputs of collectives, and partial sums
-  results,        ///< what became of them
+  results,        ///< results of collectives
   offers,         ///< the terms of send()
   replies,        ///< the terms of recv()
-  payloads        ///< what send() sends
+  payloads        ///< the data of send()
 };
 
 inline constexpr int channels = 6;
@@ -70,27 +71,29 @@ constexpr int tag_of(int group, Channel channel) {
 
 constexpr int most_groups(int last_tag) { return last_tag / channels - 1; }
 
-/// How a reduction cuts its slices.
+/// The pieces in which a reduction sends its slices.
 struct Pieces {
-  std::size_t bytes = 512 << 10;  ///< of the longest
-  std::size_t window = 4;         ///< how many of a slice are sent at once
+  std::size_t bytes = 512 << 10;  ///< bytes of the longest piece
+  std::size_t window = 4;         ///< number of pieces of a slice in transit at the same time
 };
 
-/// One rank's view of a group whose members exchange messages. All members have the same settings.
+/// One rank's description of a group whose members exchange messages. All fields except rank are
+/// the same on all members.
 struct MessageGroup {
   int rank = 0;
   std::vector<int> members = {};  ///< world ranks in the order of the group
-  int number = 0;                 ///< tells its messages from those of other groups
+  int number = 0;                 ///< distinguishes its messages from those of other groups
   Placement placement = {};       ///< of the members
   Algorithm algorithm = Algorithm::automatic;
-  std::size_t eager_bytes = 0;  ///< longest input that an announcement includes
+  std::size_t eager_bytes = 0;  ///< longest input that is sent with the announcement
   Pieces pieces = {};
 
   int size() const { return static_cast<int>(members.size()); }
   int world_rank(int member) const { return members[static_cast<std::size_t>(member)]; }
 };
 
-/// A transport as a group uses it: messages go to a member, over a channel. It refers to both.
+/// A transport with messages to members of a group, by channel. Refers to the group and the
+/// transport.
 class GroupTransport {
  public:
   GroupTransport(const MessageGroup& group, Transport& transport)

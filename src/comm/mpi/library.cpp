@@ -27,8 +27,8 @@ namespace {
 using detail::concat;
 
 std::atomic<bool> abandoned{false};
-/// Lockstep has initialised MPI, and no other code calls it.
-bool own = false;
+/// Whether Lockstep has initialised MPI. No other code calls it then.
+bool initialized_here = false;
 /// The process that joined MPI. A forked child shares its connections and must not use them.
 const detail::ForkGuard& process() {
   static const detail::ForkGuard joined;
@@ -69,10 +69,10 @@ void make_last_call() {
   if (const auto call = std::exchange(last_call(), {})) call();
 }
 
-/// Ends the process unless it is destroyed in time.
-class Limit {
+/// Ends the process unless the object is destroyed within the time limit.
+class InitTimeout {
  public:
-  explicit Limit(std::chrono::milliseconds longest) {
+  explicit InitTimeout(std::chrono::milliseconds longest) {
     const auto timeout = std::min(longest, std::chrono::milliseconds(std::chrono::hours(24 * 365)));
     const detail::SignalsBlocked blocked;
     thread_ = std::jthread([this, timeout](const std::stop_token& stop) {
@@ -83,7 +83,7 @@ class Limit {
       }
       const std::chrono::duration<double> waited = timeout;
       std::cerr << concat("init: MPI_Init waited ", waited.count(),
-                          " s for processes of this job that have not come to it; this one ends\n")
+                          " s for other processes of this job; this process ends\n")
                 << std::flush;
       std::_Exit(1);
     });
@@ -95,9 +95,9 @@ class Limit {
   std::jthread thread_;
 };
 
-/// A process that ends with another code must not wait for ranks that learn of it only when it is
-/// gone; its launcher tells them.
-void end(int exit_code, void*) {
+/// Finalises MPI at exit with code 0. With another code it does not wait for other ranks: the
+/// launcher notifies them after this process has ended.
+void finalize_at_exit(int exit_code, void*) {
   if (exit_code != 0 || abandoned || process().in_child() || finalized()) return;
   make_last_call();
   if (!abandoned) MPI_Finalize();
@@ -113,12 +113,12 @@ void Library::join(std::chrono::milliseconds timeout) {
   }
   if (!initialized()) {
     int level = 0;
-    const Limit limit(timeout);
+    const InitTimeout limit(timeout);
     if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level) != MPI_SUCCESS) {
       throw BackendUnavailable("mpi: MPI_Init_thread failed; what MPI wrote to stderr says why");
     }
-    ::on_exit(end, nullptr);
-    own = true;
+    ::on_exit(finalize_at_exit, nullptr);
+    initialized_here = true;
   }
   if (thread_level() == MPI_THREAD_SINGLE) {
     throw BackendUnavailable(
@@ -139,13 +139,13 @@ bool Library::on_main_thread() {
 }
 
 std::string Library::why_no_thread() {
-  // Of an MPI for one thread at a time a thread of Lockstep's could not tell when the program's own
-  // calls it.
-  const int least = own ? MPI_THREAD_SERIALIZED : MPI_THREAD_MULTIPLE;
+  // If the program initialised MPI for one thread at a time, a progress thread could call MPI at
+  // the same time as the program.
+  const int least = initialized_here ? MPI_THREAD_SERIALIZED : MPI_THREAD_MULTIPLE;
   const int level = thread_level();
   if (level >= least) return {};
-  return concat(own ? "MPI provides " : "the program initialised MPI with ", level_name(level),
-                ", and a thread needs ", level_name(least));
+  return concat(initialized_here ? "MPI provides " : "the program initialised MPI with ",
+                level_name(level), ", and a thread needs ", level_name(least));
 }
 
 void Library::at_end(std::function<void()> call) {

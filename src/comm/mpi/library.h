@@ -6,26 +6,28 @@
 
 namespace lockstep::inline v0_2::mpi {
 
-/// MPI of this process: begun by the program, which then also ends it, or by Lockstep, and then
-/// ended when the process exits with code 0.
+/// The MPI library of this process. Either the program initialises and finalises MPI, or Lockstep
+/// initialises it and finalises it when the process exits with code 0.
 class Library {
  public:
-  /// Begins MPI unless the program has. Throws: BackendUnavailable when MPI has ended already, or
-  /// does not allow what Lockstep needs. MPI waits there for every process of the job, and cannot
-  /// be told for how long: after the timeout the process ends, with a line on stderr.
+  /// Initialises MPI, unless the program has. MPI_Init waits for every process of the job and has
+  /// no timeout: after `timeout`, the process exits with a line on stderr.
+  /// Throws: BackendUnavailable if MPI is finalised, or if its thread level is too low.
   static void join(std::chrono::milliseconds timeout);
 
-  /// Whether MPI may be called.
+  /// Whether MPI is initialised and not finalised, in the process that initialised it.
   static bool running();
-  /// Whether only the thread that began MPI may call it.
+  /// Whether only the thread that initialised MPI may call it.
   static bool main_thread_only();
   static bool on_main_thread();
-  /// Why no thread beside the program's own may call MPI; empty where one may. Call after join().
+  /// The reason why a progress thread may not call MPI; empty if it may. Call it after join().
   static std::string why_no_thread();
 
-  /// To be called once before MPI ends, by Lockstep or the program. Call after join().
+  /// Registers a function that is called once before MPI is finalised, by Lockstep or by the
+  /// program. Call it after join().
   static void at_end(std::function<void()> last_call);
-  /// The world has failed: MPI is not ended, since that would wait for ranks that never come.
+  /// Prevents MPI_Finalize at exit, after the world has failed: it would wait for other ranks for
+  /// ever.
   static void abandon();
 
   static std::string version();

@@ -33,7 +33,7 @@ bool by_thread(const Options& options) {
 }
 
 void start_thread(Communicator& world) {
-  // Alone there is nothing to be overlapped with.
+  // A single rank has no communication to overlap.
   if (world.size() > 1) dynamic_cast<MpiCommunicator&>(world).context().start_progress_thread();
 }
 
@@ -47,12 +47,12 @@ std::shared_ptr<Communicator> create(const Options& options) {
         ", but this program's MPI (", version(), ") knows of ", size,
         ": launcher and program use different MPIs; start it with the mpirun of the program's"));
   }
-  Library::at_end([context] { context->part(); });
+  Library::at_end([context] { context->leave_and_wait(); });
   std::vector<int> members(static_cast<std::size_t>(size));
   std::iota(members.begin(), members.end(), 0);
   auto communicator = std::make_shared<MpiCommunicator>(context, members, context->rank(), 0);
   communicator->join();
-  communicator->meet_hosts(options.host.empty() ? detail::this_host() : options.host);
+  communicator->exchange_join_records(options.host.empty() ? detail::this_host() : options.host);
   if (std::ranges::max(communicator->hosts()) > 0) connect_hosts(*communicator);
   if (with_thread) start_thread(*communicator);
   log::debug(detail::concat("rank ", context->rank(), " of ", size, " joined its world; ",

@@ -33,10 +33,10 @@ control::Settings settings_of(MpiCommunicator& world) {
           .interface = options.interface,
           .timeout = options.timeout,
           .heartbeat = options.heartbeat,
-          .look = [&world] { world.look(); }};
+          .on_wait = [&world] { world.make_progress(); }};
 }
 
-std::vector<control::Member> meet(MpiCommunicator& world) {
+std::vector<control::Member> connect_members(MpiCommunicator& world) {
   const auto settings = settings_of(world);
   std::optional<control::Gathering> gathering;
   control::Offer offer;
@@ -44,10 +44,10 @@ std::vector<control::Member> meet(MpiCommunicator& world) {
     try {
       offer = gathering.emplace(settings).offer();
     } catch (const CommError& error) {
-      control::set_text(offer.refusal, error.what());  // the others wait for the offer
+      control::set_text(offer.refusal, error.what());  // other ranks wait for the offer
     }
   }
-  world.share(std::as_writable_bytes(std::span(&offer, 1)));
+  world.broadcast_from_rank_0(std::as_writable_bytes(std::span(&offer, 1)));
   if (const auto why = control::text_of(offer.refusal); !why.empty()) throw CommError(why);
   if (gathering) return gathering->wait();
   std::vector<control::Member> rank_0;
@@ -60,7 +60,7 @@ std::vector<control::Member> meet(MpiCommunicator& world) {
 void connect_hosts(MpiCommunicator& world) {
   auto& context = world.context();
   try {
-    context.watch(meet(world));
+    context.watch(connect_members(world));
   } catch (const CommError& error) {
     context.fail(control::failure_of(error));
     throw;
@@ -68,17 +68,18 @@ void connect_hosts(MpiCommunicator& world) {
 }
 
 // Note [How long a piece is]
-// MPI sends a message up to its eager limit at once (over TCP 64 KiB, its own header included). A
-// longer message first asks the receiver. Between hosts the request and its reply queue behind all
-// bytes that are on their way, and the link waits for them. At 1 Gbit/s, 25 MiB took 269 ms in
-// pieces of 64 KiB or more, and 219 ms in pieces of 60 KiB. The link alone takes 210 ms.
-// Within a host nothing queues, and each message costs: four ranks took a fifth to a half longer in
-// such short pieces. Eager messages to a member that is late wait in its MPI: in a ring, up to a
-// slice.
+// MPI sends a message up to its eager limit at once (over TCP 64 KiB, including its header). For a
+// longer message it first sends a request to the receiver. Between hosts, the request and its reply
+// queue behind all bytes in transit, and the link is idle meanwhile. At 1 Gbit/s between two
+// simulated hosts, 25 MiB took 269 ms in pieces of 64 KiB or more, and 219 ms in pieces of 60 KiB.
+// The link alone takes 210 ms.
+// Within a host nothing queues, and each message has a cost: four ranks took 20 to 50 % longer with
+// such short pieces. If a member is late, MPI buffers the eager messages to it: up to a slice in a
+// ring.
 
 namespace {
 
-/// With its announcement such an input stays below what MPIs send without asking the receiver.
+/// Longest eager input: with its announcement, it stays below the eager limits of MPI libraries.
 std::size_t eager_bytes(int members) {
   constexpr std::size_t most = 2 << 10;
   constexpr std::size_t to_all = 64 << 10;
@@ -101,13 +102,13 @@ MpiCommunicator::MpiCommunicator(std::shared_ptr<MpiRankContext> context, std::v
             .algorithm = context_->options().algorithm,
             .eager_bytes = eager_bytes(size())};
   received_.resize(group_.members.size());
-  const auto lock = context_->hold();
+  const auto lock = context_->lock();
   context_->add(*this);
 }
 
 MpiCommunicator::~MpiCommunicator() {
   if (context_->in_child()) return;
-  const auto lock = context_->hold();
+  const auto lock = context_->lock();
   context_->remove(*this);
 }
 
@@ -115,47 +116,47 @@ std::shared_ptr<std::byte> MpiCommunicator::allocate(std::size_t bytes) {
   return detail::take_private_memory(bytes, backend());
 }
 
-void MpiCommunicator::join() { unnumbered({.collective = Collective::barrier}); }
+void MpiCommunicator::join() { run_unnumbered({.collective = Collective::barrier}); }
 
-void MpiCommunicator::meet_hosts(const std::string& host) {
+void MpiCommunicator::exchange_join_records(const std::string& host) {
   const JoinRecord own = join_record_of(host, context_->options().algorithm);
   std::vector<JoinRecord> all(static_cast<std::size_t>(size()));
-  unnumbered({.collective = Collective::all_gather,
-              .dtype = DType::i64,
-              .input = reinterpret_cast<const std::byte*>(&own),
-              .output = reinterpret_cast<std::byte*>(all.data()),
-              .count = sizeof(JoinRecord) / sizeof(std::int64_t)});
+  run_unnumbered({.collective = Collective::all_gather,
+                  .dtype = DType::i64,
+                  .input = reinterpret_cast<const std::byte*>(&own),
+                  .output = reinterpret_cast<std::byte*>(all.data()),
+                  .count = sizeof(JoinRecord) / sizeof(std::int64_t)});
   expect_alike(all);
-  std::vector<std::uint64_t> known_by;
-  for (const auto& join_record : all) known_by.push_back(join_record.host);
-  place(detail::numbered_hosts(known_by));
+  std::vector<std::uint64_t> host_ids;
+  for (const auto& join_record : all) host_ids.push_back(join_record.host);
+  set_placement(detail::numbered_hosts(host_ids));
 }
 
-void MpiCommunicator::place(std::vector<int> hosts) {
+void MpiCommunicator::set_placement(std::vector<int> hosts) {
   group_.placement = Placement::of(hosts);
   group_.pieces = pieces(group_.placement.hosts);
   set_hosts(std::move(hosts));
 }
 
-void MpiCommunicator::share(std::span<std::byte> bytes) {
-  unnumbered({.collective = Collective::broadcast,
-              .dtype = DType::u8,
-              .input = bytes.data(),
-              .output = bytes.data(),
-              .count = bytes.size(),
-              .peer = 0});
+void MpiCommunicator::broadcast_from_rank_0(std::span<std::byte> bytes) {
+  run_unnumbered({.collective = Collective::broadcast,
+                  .dtype = DType::u8,
+                  .input = bytes.data(),
+                  .output = bytes.data(),
+                  .count = bytes.size(),
+                  .peer = 0});
 }
 
-void MpiCommunicator::unnumbered(Operation&& operation) {
+void MpiCommunicator::run_unnumbered(Operation&& operation) {
   const auto begin = [&] {
-    const MpiRankContext::Use use(*context_);
+    const MpiRankContext::CallGuard guard(*context_);
     return start(std::move(operation));
   };
   begin().wait();
 }
 
 Work MpiCommunicator::begin(Operation&& operation) {
-  const MpiRankContext::Use use(*context_);
+  const MpiRankContext::CallGuard guard(*context_);
   number(operation);
   if (context_->failed()) context_->throw_failure(where(operation.label()));
   if (operation.is_message()) return begin_message(std::move(operation));
@@ -185,7 +186,7 @@ void MpiCommunicator::poll() {
     for (const auto& request : collectives_) request->protocol().compare();
     for (const auto& request : collectives_) {
       request->advance();
-      if (!request->protocol().lets_next_begin()) break;
+      if (!request->protocol().next_may_begin()) break;
     }
     for (const auto& request : messages_) request->advance();
   } catch (const messages::Mismatch& mismatch) {
@@ -211,7 +212,7 @@ void MpiCommunicator::release(std::vector<std::shared_ptr<void>>& complete) {
   });
 }
 
-std::vector<int> MpiCommunicator::holding_up() const {
+std::vector<int> MpiCommunicator::first_awaited() const {
   const auto first =
       std::ranges::find_if(collectives_, [](const auto& request) { return !request->complete(); });
   return first == collectives_.end() ? std::vector<int>() : (*first)->missing();
@@ -227,9 +228,9 @@ std::shared_ptr<Communicator> MpiCommunicator::split(int color, int key) {
   context_->set_last_group(static_cast<int>(part.number));
   if (part.ranks.empty()) return nullptr;
   const auto made =
-      std::make_shared<MpiCommunicator>(context_, detail::picked(group_.members, part.ranks),
+      std::make_shared<MpiCommunicator>(context_, detail::at_ranks(group_.members, part.ranks),
                                         part.rank, static_cast<int>(part.number));
-  made->place(detail::hosts_of(part.ranks, hosts()));
+  made->set_placement(detail::hosts_of(part.ranks, hosts()));
   made->join();
   log::debug(detail::concat(made->where("split"), " joined its group"));
   return made;

@@ -16,11 +16,11 @@
 
 namespace lockstep::inline v0_2::mpi {
 
-/// One rank's view of one group of the processes of its MPI.
+/// One rank's communicator of one group of MPI processes.
 class MpiCommunicator final : public detail::BackendCommunicator {
  public:
-  /// members are world ranks in the order of the group; number tells its messages from those of
-  /// other groups with the same members.
+  /// members are world ranks in the order of the group. number distinguishes its messages from
+  /// those of other groups.
   MpiCommunicator(std::shared_ptr<MpiRankContext> context, std::vector<int> members, int rank,
                   int number);
   ~MpiCommunicator() override;
@@ -34,45 +34,44 @@ class MpiCommunicator final : public detail::BackendCommunicator {
   std::size_t pending() const override;
   void release(std::vector<std::shared_ptr<void>>& complete) override;
 
-  /// Meets all members in the collective that numbers 0. Called once, by who made this
-  /// communicator.
+  /// Synchronises all members by a barrier with sequence number 0. Called once after construction.
   void join();
-  /// Learns which host each rank is on, in another collective that numbers 0; host is what this
-  /// rank's is known by. Called once for the world. Throws: InvalidArgument on every rank when they
-  /// were told different algorithms.
-  void meet_hosts(const std::string& host);
-  /// Every rank's bytes = rank 0's, in a collective that numbers 0.
-  void share(std::span<std::byte> bytes);
+  /// Exchanges join records by a collective with sequence number 0, and sets the host index of each
+  /// rank. host is this rank's host id. Called once for the world.
+  /// Throws: as expect_alike(), on every rank.
+  void exchange_join_records(const std::string& host);
+  /// Every rank's bytes = rank 0's bytes, by a broadcast with sequence number 0.
+  void broadcast_from_rank_0(std::span<std::byte> bytes);
 
   // For pending operations.
   MpiRankContext& context() const override { return *context_; }
 
   messages::GroupTransport transport() const { return {group_, context_->transport()}; }
-  /// Messages of a member that its receivers have accepted.
+  /// Number of messages from a member that were accepted.
   std::uint64_t& received(int member) { return received_[static_cast<std::size_t>(member)]; }
-  /// World ranks that the first pending collective waits for.
-  std::vector<int> holding_up() const;
+  /// World ranks that the first pending collective waits for, and therefore all later ones.
+  std::vector<int> first_awaited() const;
 
  private:
   Work begin(Operation&& operation) override;
-  void place(std::vector<int> hosts);
+  void set_placement(std::vector<int> hosts);
   Work begin_message(Operation&& operation);
-  /// Begins a numbered collective.
+  /// Begins a collective that has its sequence number.
   Work start(Operation&& operation);
-  /// A collective of the library's own, from begin to end.
-  void unnumbered(Operation&& operation);
+  /// Runs a collective with sequence number 0 to its end.
+  void run_unnumbered(Operation&& operation);
 
   std::shared_ptr<MpiRankContext> context_;
   messages::MessageGroup group_;
   std::vector<std::uint64_t> received_;
   std::deque<std::shared_ptr<CollectiveRequest>>
-      collectives_;  ///< in order; those in front may be moving bytes
+      collectives_;  ///< in order; the transfers of the first ones may be in progress
   std::deque<std::shared_ptr<MessageRequest>> messages_;
 };
 
-/// Lets the ranks of a world of several hosts watch one another from here on, over connections of
-/// their own to rank 0. Every rank calls it, once. Throws: on every rank, CommError and
-/// TimeoutError of what kept them from meeting.
+/// Establishes the control connections of a world on several hosts, by which ranks detect failures
+/// of other hosts. Every rank calls it once.
+/// Throws: CommError and TimeoutError, on every rank, if a rank cannot connect.
 void connect_hosts(MpiCommunicator& world);
 
 }  // namespace lockstep::mpi

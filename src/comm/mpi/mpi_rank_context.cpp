@@ -17,28 +17,28 @@
 #include "lockstep/error.h"
 
 // Note [How a world over MPI fails]
-// No memory is visible to all ranks. A rank fails by an exception, a mismatch or a wait that lasted
-// too long. It then sends a notice to every other rank, which receives it when it polls. A rank
-// raises the first cause that reaches it. All members of a group find a mismatch by themselves,
-// with the same message.
+// No memory is visible to all ranks. A world fails by an exception, a mismatch or a timeout on one
+// rank. That rank sends a notice to every other rank, which receives it when it polls. A rank
+// raises the first cause that it receives. All members of a group detect a mismatch themselves,
+// with the same error text.
 // A rank that leaves also sends a notice, after all its other messages, so that a rank that still
-// waits for it finds out. After a failure and its notices a rank starts nothing more in MPI, which
-// may wait for ever.
-// MPI does not report ranks and links that die. Where there are several hosts, every rank has a
-// control connection beside MPI, which detects them. It also carries failures in MPI's place. Its
-// thread only records failures; the next thread that polls calls MPI.
+// waits for it detects this. After a failure and its notices, a rank starts nothing more in MPI,
+// which might block for ever.
+// MPI does not report ranks and links that fail. If there are several hosts, every rank therefore
+// has a control connection, which detects them. It also carries failures instead of MPI. Its thread
+// only records failures; the next thread that polls calls MPI.
 
 namespace lockstep::inline v0_2::mpi {
 namespace {
 
 using detail::concat;
-using detail::nap;
+using detail::poll_pause;
 using Clock = std::chrono::steady_clock;
 
-/// How long a last message may take to leave.
-constexpr auto patience = std::chrono::seconds(1);
+/// Longest time to send the last messages.
+constexpr auto send_timeout = std::chrono::seconds(1);
 
-/// A rank spins only while every rank of this host has a core of its own.
+/// A rank spins only if every rank of this host has a core of its own.
 int spins(int local_size, const Options& options) {
   return detail::fit_cores(local_size, options.threads_per_rank, options.cores) ? 1000 : 0;
 }
@@ -58,7 +58,7 @@ MpiRankContext::MpiRankContext(const Options& options, std::unique_ptr<MpiTransp
       transport_(std::move(transport)) {
   main_thread_only_ = Library::main_thread_only();
   left_.resize(static_cast<std::size_t>(size()));
-  listen();
+  receive_notice();
 }
 
 void MpiRankContext::remove(detail::BackendCommunicator& group) {
@@ -73,22 +73,22 @@ void MpiRankContext::expect_usable_thread() const {
                                "MPI_THREAD_FUNNELED"));
 }
 
-void MpiRankContext::listen() {
-  transport_->receive(reinterpret_cast<std::byte*>(&heard_), sizeof heard_, MpiTransport::anyone,
-                      notice_tag, [this](std::size_t) { hear(); });
+void MpiRankContext::receive_notice() {
+  transport_->receive(reinterpret_cast<std::byte*>(&notice_), sizeof notice_, MpiTransport::anyone,
+                      notice_tag, [this](std::size_t) { on_notice(); });
 }
 
-void MpiRankContext::hear() {
-  if (heard_.kind == Notice::Kind::left) {
-    left_[static_cast<std::size_t>(heard_.rank)] = true;
+void MpiRankContext::on_notice() {
+  if (notice_.kind == Notice::Kind::left) {
+    left_[static_cast<std::size_t>(notice_.rank)] = true;
   } else {
-    record({.timeout = heard_.kind == Notice::Kind::timed_out,
-            .text = heard_.text,
-            .rank = heard_.rank_at_fault,
-            .by_program = heard_.by_program},
+    record({.timeout = notice_.kind == Notice::Kind::timed_out,
+            .text = notice_.text,
+            .rank = notice_.rank_at_fault,
+            .by_program = notice_.by_program},
            true);
   }
-  listen();
+  receive_notice();
 }
 
 void MpiRankContext::attempt(const std::function<void()>& call) noexcept {
@@ -108,7 +108,7 @@ bool MpiRankContext::advance() {
       for (std::size_t i = 0; i < groups().size() && !failed(); ++i) groups()[i]->poll();
     });
   }
-  if (failed()) spread();
+  if (failed()) propagate_failure();
   return news;
 }
 
@@ -121,7 +121,8 @@ void MpiRankContext::check(const detail::BackendRequest& operation) {
     return found == missing.end() ? -1 : *found;
   };
   if (gone() < 0) return;
-  // What the rank sent before it left is here now, and may need several polls to be used.
+  // Messages that the rank sent before it left have arrived. Processing them may need several
+  // polls.
   while (gone() >= 0 && !operation.complete() && !failed() && poll()) {
   }
   const int rank = gone();
@@ -129,7 +130,7 @@ void MpiRankContext::check(const detail::BackendRequest& operation) {
   fail_within(
       {.text = concat("rank ", rank, " left the world before ", operation.operation().label()),
        .rank = rank});
-  spread();
+  propagate_failure();
   throw_failure(operation.where());
 }
 
@@ -150,27 +151,26 @@ void MpiRankContext::watch(std::vector<control::Member> others) {
 void MpiRankContext::fail(detail::FailureKind kind, const Failure& failure) noexcept {
   if (in_child()) return;
   RankContext::fail(kind, failure);
-  spread_unless_in_use();
+  propagate_unless_in_use();
 }
 
 void MpiRankContext::fail(const Failure& failure) noexcept {
   record(failure, false);
-  spread_unless_in_use();
+  propagate_unless_in_use();
 }
 
-void MpiRankContext::spread_unless_in_use() noexcept {
-  // A thread that is inside tells the others when it polls next; one that advances lets this in.
+void MpiRankContext::propagate_unless_in_use() noexcept {
+  // If another thread holds the guard, it sends the failure when it polls next.
   try {
-    const Use use(*this);
-    spread();
+    const CallGuard guard(*this);
+    propagate_failure();
   } catch (const InvalidArgument&) {
   }
 }
 
-void MpiRankContext::spread() noexcept {
+void MpiRankContext::propagate_failure() noexcept {
   if (std::exchange(stopped_, true)) return;
-  // With the control connection all ranks have the cause already: MPI may wait long for a dead
-  // rank.
+  // The control connections have sent the cause already. MPI might block for long on a dead rank.
   if (!failure_.of_others() && !control_) {
     const auto failure = failure_.failure();
     Notice notice{};
@@ -179,38 +179,38 @@ void MpiRankContext::spread() noexcept {
     notice.by_program = failure.by_program;
     failure.text.copy(notice.text, sizeof notice.text - 1);
     notice.rank = rank();
-    tell_all(notice);
+    send_to_all(notice);
   }
   transport_->stop();
 }
 
 void MpiRankContext::leave() noexcept {
-  if (std::exchange(gone_, true) || failed()) return;
+  if (std::exchange(has_left_, true) || failed()) return;
   Notice notice{};
   notice.kind = Notice::Kind::left;
   notice.rank = rank();
-  tell_all(notice);
+  send_to_all(notice);
 }
 
-void MpiRankContext::part() noexcept {
+void MpiRankContext::leave_and_wait() noexcept {
   stop_thread();
-  const auto lock = hold();
+  const auto guard = lock();
   leave();
   left_[static_cast<std::size_t>(rank())] = true;
   const auto present = [&] { return std::find(left_.begin(), left_.end(), false) != left_.end(); };
   attempt([&] {
     while (present() && !failed()) {
-      if (!transport_->progress()) std::this_thread::sleep_for(nap);
+      if (!transport_->progress()) std::this_thread::sleep_for(poll_pause);
     }
   });
   transport_->stop();
   if (control_ && !failed()) control_->leave();
 }
 
-void MpiRankContext::tell_all(const Notice& notice) noexcept {
+void MpiRankContext::send_to_all(const Notice& notice) noexcept {
   try {
     if (!Library::running()) return;
-    // Kept after the last look: MPI may still read it.
+    // Kept after this function: MPI may still read it.
     const auto kept = std::make_shared<Notice>(notice);
     const auto waiting = std::make_shared<int>(0);
     for (int other = 0; other < size(); ++other) {
@@ -219,12 +219,13 @@ void MpiRankContext::tell_all(const Notice& notice) noexcept {
       transport_->send(reinterpret_cast<const std::byte*>(kept.get()), sizeof *kept, other,
                        notice_tag, [kept, waiting](std::size_t) { --*waiting; });
     }
-    const auto until = Clock::now() + patience;
+    const auto until = Clock::now() + send_timeout;
     while (*waiting > 0 && Clock::now() < until) {
       if (!transport_->progress()) ::sched_yield();
     }
   } catch (const std::exception& error) {
-    log::warn(concat("mpi: rank ", rank(), " could not tell the others: ", error.what()));
+    log::warn(concat("mpi: rank ", rank(),
+                     " could not send a notice to the other ranks: ", error.what()));
   }
 }
 

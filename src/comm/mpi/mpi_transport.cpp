@@ -16,7 +16,7 @@ namespace {
 
 using detail::concat;
 
-/// Bytes of one MPI message, whose count is an int.
+/// Most bytes of one MPI message: its count is an int.
 constexpr std::size_t longest_part = std::size_t{1} << 30;
 
 void check(int code, const char* function) {
@@ -30,17 +30,17 @@ void check(int code, const char* function) {
 
 }  // namespace
 
-/// The messages under way, as MPI wants them: one array of requests, and beside it what each is.
+/// The pending messages: an array of MPI requests, and for each request its message.
 struct MpiTransport::Requests {
   MPI_Comm world = MPI_COMM_NULL;
   std::vector<MPI_Request> requests;
   std::vector<std::shared_ptr<Message>> messages;
-  // Of what progress() found, kept between calls.
+  // Results of progress(), kept to reuse their memory.
   std::vector<int> indices;
   std::vector<MPI_Status> statuses;
   std::vector<std::shared_ptr<Message>> over;
 
-  /// Takes the finished requests, whose indices are ascending, out of the arrays.
+  /// Removes the finished requests from the arrays.
   void remove(std::size_t finished) {
     std::sort(indices.begin(), indices.begin() + static_cast<std::ptrdiff_t>(finished));
     for (std::size_t i = finished; i-- > 0;) {
@@ -70,15 +70,15 @@ MpiTransport::MpiTransport() : requests_(std::make_unique<Requests>()) {
   int found = 0;
   check(MPI_Comm_get_attr(world, MPI_TAG_UB, static_cast<void*>(&bound), &found),
         "MPI_Comm_get_attr");
-  constexpr int least_bound = 32767;  // which the standard promises
+  constexpr int least_bound = 32767;  // guaranteed by the MPI standard
   last_tag_ = found != 0 ? *bound : least_bound;
 }
 
-// The communicator is not freed: that may wait for ranks that are gone.
+// The communicator is not freed: MPI_Comm_free may wait for ranks that have ended.
 MpiTransport::~MpiTransport() { stop(); }
 
 void MpiTransport::stop() noexcept {
-  // Messages that MPI may still send. Their memory is never freed.
+  // Messages that MPI may still send, whose memory must never be freed.
   static auto& unsent = *new std::vector<std::shared_ptr<Message>>;
   auto& all = *requests_;
   for (std::size_t i = 0; Library::running() && i < all.requests.size(); ++i) {

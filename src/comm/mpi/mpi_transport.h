@@ -8,13 +8,13 @@
 
 namespace lockstep::inline v0_2::mpi {
 
-/// Messages between the processes of an MPI. A message may be shorter than the receiver's buffer.
-/// Throws: CommError with MPI's own message.
+/// Messages between MPI processes. A message may be shorter than the receiver's buffer.
+/// Throws: CommError with MPI's error text, from any function.
 class MpiTransport final : public messages::Transport {
  public:
   static constexpr int anyone = -1;
 
-  /// Over all processes that MPI knows. Collective.
+  /// Over all processes of MPI_COMM_WORLD. Collective.
   MpiTransport();
   ~MpiTransport() override;
 
@@ -24,15 +24,15 @@ class MpiTransport final : public messages::Transport {
   int last_tag() const { return last_tag_; }
 
   void send(const std::byte* data, std::size_t bytes, int to, int tag, Done done) override;
-  /// from may be anyone.
+  /// from may be `anyone`: any rank.
   void receive(std::byte* data, std::size_t bytes, int from, int tag, Done done) override;
   bool progress() override;
-  /// MPI still sends the messages that it has accepted.
+  /// MPI may still send messages after this call.
   void stop() noexcept override;
 
  private:
   struct Requests;
-  /// A message, maybe cut into several because MPI counts with int.
+  /// A message, which is divided into several MPI messages if its bytes exceed an int.
   struct Message {
     bool receiving;
     std::size_t parts;

@@ -149,7 +149,8 @@ TEST(Control, NonsenseIsNamed) {
   ASSERT_EQ(
       ::send(met.of_others[0].connection.fd(), nonsense.data(), nonsense.size(), MSG_NOSIGNAL),
       static_cast<ssize_t>(nonsense.size()));
-  EXPECT_EQ(watcher.failure().text, "rank 1 on host b: not the words of Lockstep");
+  EXPECT_EQ(watcher.failure().text,
+            "rank 1 on host b: the received bytes are not a Lockstep frame");
 }
 
 TEST(Frames, AreWholeInWhateverPiecesTheyCome) {

@@ -54,15 +54,15 @@ std::string hello(const control::Offer& offer, const Settings& settings) {
 }
 
 /// The errors of rank 0 and of each other rank. A rank that has not joined by then gets rank 0's
-/// error from its look function.
+/// error from its on_wait function.
 std::vector<std::string> failures(Settings rank_0, std::vector<Settings> others) {
   Gathering gathering(std::move(rank_0));
   std::promise<std::string> promise;
   const auto ended = promise.get_future().share();
   std::vector<std::future<std::string>> coming;
   for (auto& settings : others) {
-    settings.look = [ended, look = settings.look] {
-      look();
+    settings.on_wait = [ended, on_wait = settings.on_wait] {
+      on_wait();
       if (ended.wait_for(0s) == std::future_status::ready) throw CommError(ended.get());
     };
     coming.push_back(std::async(
@@ -116,7 +116,7 @@ TEST(Meeting, TwoOfTheSameRankAreAnErrorOfAll) {
 
 TEST(Meeting, RankThatCannotBeIsAnErrorOfAll) {
   for (const auto& text : failures(rank_of(0, 2), {rank_of(2, 2, "b")})) {
-    EXPECT_EQ(text, "control: rank 2 on host b came, expected ranks 1 to 1");
+    EXPECT_EQ(text, "control: rank 2 on host b joined, expected ranks 1 to 1");
   }
 }
 
@@ -124,8 +124,8 @@ TEST(Meeting, AnotherVersionIsAnErrorOfAll) {
   auto other = rank_of(1, 3, "b");
   other.version = "0.0.9";
   for (const auto& text : failures(rank_of(0, 3), {other, rank_of(2, 3, "b")})) {
-    EXPECT_THAT(text, StartsWith("control: rank 1 on host b is of Lockstep 0.0.9, rank 0 on host "
-                                 "a of "));
+    EXPECT_THAT(text, StartsWith("control: rank 1 on host b runs Lockstep 0.0.9, rank 0 on host "
+                                 "a runs "));
   }
 }
 
@@ -140,19 +140,19 @@ TEST(Meeting, RankThatEndsBeforeAllHaveComeIsNamed) {
   Gathering gathering(rank_of(0, 4));
   say(stranger(gathering.offer().addresses[0]), hello(gathering.offer(), rank_of(1, 4, "b")));
   EXPECT_EQ(thrown([&] { gathering.wait(); }),
-            "control: rank 1 on host b has ended while ranks 2, 3 had still to come");
+            "control: rank 1 on host b has ended while ranks 2, 3 had not joined");
 }
 
 TEST(Meeting, WhatEndsOneRanksWaitReachesAll) {
   std::atomic<int> looks = 0;
   auto given_up = rank_of(1, 3, "b");
-  given_up.look = [&] {
+  given_up.on_wait = [&] {
     if (++looks > 3) throw CommError("rank 1 gives up");
   };
   EXPECT_EQ(failures(rank_of(0, 3), {given_up}),
             (std::vector<std::string>{"rank 1 gives up", "rank 1 gives up"}));
   auto rank_0 = rank_of(0, 3);
-  rank_0.look = [&] {
+  rank_0.on_wait = [&] {
     if (++looks > 20) throw TimeoutError("rank 0 gives up");
   };
   EXPECT_EQ(failures(rank_0, {rank_of(2, 3, "b")}),
@@ -174,23 +174,23 @@ TEST(Meeting, StrangersAreRefusedAndInNobodysWay) {
   }
   const auto browser = stranger(offer.addresses[0]);
   say(browser, "GET / HTTP/1.1\r\n\r\n");
-  EXPECT_THAT(heard(browser), HasSubstr("refuses: not the words of Lockstep"));
+  EXPECT_THAT(heard(browser), HasSubstr("refuses: the received bytes are not a Lockstep frame"));
   const auto liar = stranger(offer.addresses[0]);
   say(liar, std::string("LSc1\0\0\xff\xff", 8));
-  EXPECT_THAT(heard(liar), HasSubstr("refuses: not the words of this Lockstep"));
+  EXPECT_THAT(heard(liar), HasSubstr("refuses: the received frame is of another Lockstep version"));
   const auto other_kind = stranger(offer.addresses[0]);
   say(other_kind, control::encode({.kind = control::Kind::heartbeat}));
-  EXPECT_THAT(heard(other_kind), HasSubstr("refuses: not how a rank"));
+  EXPECT_THAT(heard(other_kind), HasSubstr("refuses: its first frame is not a hello"));
 
   auto wrong = offer;
   wrong.token[0] = static_cast<char>(wrong.token[0] + 1);
   EXPECT_THAT(thrown([&] { join(wrong, rank_of(1, 2, "b")); }),
               AllOf(HasSubstr("rank 1 of 2 on host b cannot reach rank 0 at "),
-                    HasSubstr("refuses: it is of another world: its token differs")));
+                    HasSubstr("refuses: it belongs to another world: its token differs")));
 
   EXPECT_EQ(join(offer, rank_of(1, 2)).rank, 0);
   EXPECT_EQ(waiting.get().size(), 1u);
-  EXPECT_THAT(heard(silent), HasSubstr("refuses: all ranks are here"));
+  EXPECT_THAT(heard(silent), HasSubstr("refuses: all ranks have joined"));
 }
 
 TEST(Meeting, PiecesOfAHelloAreOne) {
@@ -223,7 +223,7 @@ TEST(Meeting, AThousandSilentConnectionsAreInNobodysWay) {
   auto waiting = std::async(std::launch::async, [&] { return gathering.wait(); });
   std::vector<Descriptor> sockets;
   for (int i = 0; i < 1000; ++i) sockets.push_back(stranger(offer.addresses[0]));
-  EXPECT_THAT(heard(sockets.front()), HasSubstr("too many have come and said nothing"));
+  EXPECT_THAT(heard(sockets.front()), HasSubstr("too many connections without a hello"));
   EXPECT_EQ(join(offer, rank_of(1, 2)).rank, 0);
   EXPECT_EQ(waiting.get().size(), 1u);
 }
@@ -235,7 +235,7 @@ TEST(Meeting, ShortageOfFilesIsNamed) {
   const OpenFiles limit(static_cast<rlim_t>(comer.get()) + 1);
   EXPECT_EQ(::connect(comer.get(), to.get(), to.length()), 0);
   EXPECT_THAT(thrown([&] { gathering.wait(); }),
-              AllOf(HasSubstr("may open no file more for the connections of rank 1"),
+              AllOf(HasSubstr("cannot open more files for the connections of rank 1"),
                     HasSubstr("ulimit -n")));
 }
 
@@ -260,8 +260,8 @@ TEST(Meeting, LoopbackIsNoWayToAnotherHost) {
   auto elsewhere = rank_of(1, 2, "b");
   elsewhere.network = 1;
   EXPECT_THAT(thrown([&] { join(offer, elsewhere); }),
-              AllOf(HasSubstr("rank 1 of 2 on host b has no way to rank 0"),
-                    HasSubstr("no interface that leads to others")));
+              AllOf(HasSubstr("rank 1 of 2 on host b cannot connect to rank 0"),
+                    HasSubstr("no network interface to other hosts")));
 }
 
 TEST(Meeting, GoesOverIpv6) {

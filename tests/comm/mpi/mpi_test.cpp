@@ -166,7 +166,7 @@ TEST_F(Mpi, ForkedChildrenLeaveTheWorldAlone) {
 TEST_F(Mpi, ProcessThatNeverJoinsIsWaitedForUntilTheTimeout) {
   const auto ended = Launched(command(2, "late-to-join"), variables()).wait();
   EXPECT_NE(ended.code, 0);
-  EXPECT_THAT(ended.err, HasSubstr("init: MPI_Init waited 1 s for processes of this job"));
+  EXPECT_THAT(ended.err, HasSubstr("init: MPI_Init waited 1 s for other processes of this job"));
 }
 
 /// The available memory of the machine, in GiB.

@@ -195,7 +195,7 @@ int fail_silently(int chosen) {
 }
 
 void become_known() {
-  lockstep::host::tell_pid(world()->arena().rank(Environment::get().rank.value()), getpid());
+  lockstep::host::publish_pid(world()->arena().rank(Environment::get().rank.value()), getpid());
 }
 
 int fail_after_others() {
