@@ -97,9 +97,10 @@ void measured_efficiency(std::ostream& out, const Run& run) {
   if (!median) return;
   const auto least = last("efficiency_least");
   const auto most = last("efficiency_most");
-  fact(out, "efficiency", percent_text(*median),
-       concat("one rank's step alone over all ranks' step",
-              least && most ? concat(", ", percent_text(*least), " to ", percent_text(*most)) : ""));
+  fact(
+      out, "efficiency", percent_text(*median),
+      concat("one rank's step alone over all ranks' step",
+             least && most ? concat(", ", percent_text(*least), " to ", percent_text(*most)) : ""));
 }
 
 void facts(std::ostream& out, const Run& run) {
