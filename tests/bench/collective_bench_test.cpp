@@ -141,7 +141,7 @@ TEST(CollectiveBench, WritesATableOrAnObjectALine) {
   };
   const std::string table = text_of();
   EXPECT_NE(table.find("busbw"), std::string::npos);
-  EXPECT_NE(table.find("2 threads as ranks"), std::string::npos);
+  EXPECT_NE(table.find("2 ranks as threads"), std::string::npos);
   EXPECT_NE(table.find("# wrong elements: 0"), std::string::npos);
   settings.json = true;
   std::istringstream lines(text_of());

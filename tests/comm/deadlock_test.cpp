@@ -4,7 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <atomic>
+#include <chrono>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -193,6 +196,26 @@ TEST_F(Waits, OfTheSameRanksAreEqualUntilOneOfThemEnds) {
   EXPECT_NE(found, host::find_deadlock(arena_, 0));
   second.reset();
   EXPECT_FALSE(host::find_deadlock(arena_, 0));
+}
+
+/// Rank 0 and rank 1 wait for each other in turn, never at the same time.
+TEST_F(Waits, ThatFollowEachOtherAreNoDeadlock) {
+  begin(0, 2);
+  std::atomic<bool> over = false;
+  std::thread ranks([&] {
+    while (!over) {
+      { const auto first = wait(0, 2); }
+      { const host::PublishedWait second(arena_.rank(1), message_from_rank_0()); }
+    }
+  });
+  int found = 0;
+  const auto end = std::chrono::steady_clock::now() + 300ms;
+  while (std::chrono::steady_clock::now() < end) {
+    for (int i = 0; i < 100; ++i) found += host::find_deadlock(arena_, 0) ? 1 : 0;
+  }
+  over = true;
+  ranks.join();
+  EXPECT_EQ(found, 0);
 }
 
 }  // namespace

@@ -84,6 +84,15 @@ TEST(Mismatches, MessageMismatchIsNamedOnBothSides) {
                                 HasSubstr("4 elements of float64"))));
 }
 
+TEST(Mismatches, TagsThatDifferAreNamed) {
+  const auto texts = what_ranks_threw(2, [](const auto& group) {
+    if (group->rank() == 0) group->send(floats, 4, DType::f32, 1, 7).wait();
+    if (group->rank() == 1) group->recv(floats + 16, 4, DType::f32, 0, 8).wait();
+  });
+  EXPECT_THAT(texts, Each(AllOf(HasSubstr("message #1 from rank 0 to rank 1 differs"),
+                                HasSubstr("with tag 7"), HasSubstr("with tag 8"))));
+}
+
 TEST(Mismatches, TheOddOneOutIsNamedEvenIfItIsRank0) {
   const auto texts = what_ranks_threw(3, [](const auto& group) {
     const std::size_t count = group->rank() == 0 ? 9 : 8;

@@ -37,7 +37,7 @@ TEST_F(ImageTraining, ResNet9GoesOnInTheSameBits) {
   ASSERT_EQ(two_ranks(program + "--epochs 1 --checkpoint-dir parts").code, 0);
   const Result rest = two_ranks(program + "--epochs 3 --checkpoint-dir parts");
   ASSERT_EQ(rest.code, 0) << rest.err;
-  EXPECT_EQ(testing::count(rest.out, "parts: 1 epochs are done"), 1) << rest.out;
+  EXPECT_EQ(testing::count(rest.out, "parts: 1 epoch is done"), 1) << rest.out;
   EXPECT_THAT(rest.out, AllOf(Not(HasSubstr("epoch 1  ")), HasSubstr("epoch 2  ")));
   EXPECT_FALSE(newest("whole").empty());
   EXPECT_TRUE(newest("whole") == newest("parts"));
@@ -112,7 +112,7 @@ TEST_F(ImageTraining, ResNet50BeginsWithPythonsWeights) {
 
   const Result done = two_ranks(program);
   EXPECT_EQ(done.code, 0) << done.err;
-  EXPECT_EQ(testing::count(done.out, "run: 1 epochs are done"), 1) << done.out;
+  EXPECT_EQ(testing::count(done.out, "run: 1 epoch is done"), 1) << done.out;
   EXPECT_THAT(done.out, Not(HasSubstr("[epoch")));
 
   std::filesystem::resize_file(folder / "weights.pt", 100'000);

@@ -300,7 +300,7 @@ TEST_F(MnistCnn, ThereMustBeEpochsLeftToResume) {
   ASSERT_EQ(one_rank(" --epochs 1 --quiet").code, 0);
   const Result result = one_rank(" --epochs 1 --resume mnist_cnn.safetensors");
   EXPECT_EQ(result.code, 1);
-  EXPECT_THAT(result.err, AllOf(HasSubstr("mnist_cnn.safetensors: 1 epochs are done"),
+  EXPECT_THAT(result.err, AllOf(HasSubstr("mnist_cnn.safetensors: 1 epoch is done"),
                                 HasSubstr("expected fewer than --epochs 1")));
 }
 

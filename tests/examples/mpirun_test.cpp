@@ -35,7 +35,7 @@ class UnderMpirun : public testing::ProgramRun {
   void expect_all_programs_end(const std::string& backend) const {
     for (const auto& [program, summary] :
          {std::pair("mnist_cnn --epochs 1", "\ncheckpoint /"),
-          std::pair("ddp_trainer 1 1 --batch_size 500", "\ntrained 1 epochs on 2 ranks\n"),
+          std::pair("ddp_trainer 1 1 --batch_size 500", "\ntrained 1 epoch on 2 ranks\n"),
           std::pair("resnet9_cifar10 --images 64 --batch-size 32 --epochs 1", "\ntest loss "),
           std::pair("resnet50 --samples 8 --batch-size 4 --image-size 32 --epochs 1",
                     "\n1 step took "),

@@ -170,7 +170,7 @@ TEST_F(RestartedMnistCnn, SkipsACheckpointThatIsDamaged) {
   ASSERT_EQ(result.code, 0) << result.err;
   EXPECT_EQ(count(result.out, "skipped "), 1);
   EXPECT_THAT(result.out, HasSubstr("checkpoint-000002.safetensors: "));
-  EXPECT_THAT(result.out, HasSubstr("spoilt: 1 epochs are done"));
+  EXPECT_THAT(result.out, HasSubstr("spoilt: 1 epoch is done"));
   EXPECT_TRUE(newest("whole") == newest("spoilt"));
 
   // A run that was ended behind its last checkpoint has nothing left to do but to say so.
