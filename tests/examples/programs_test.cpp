@@ -63,14 +63,14 @@ TEST_F(Programs, NoBatchNormSeesOneImage) {
 TEST_F(Programs, ResNetsTrainWithBatchNormsOverAllRanks) {
   const Result small = two_ranks(resnet9 + "--epochs 4 --sync-batchnorm");
   ASSERT_EQ(small.code, 0) << small.err;
-  EXPECT_EQ(count(small.out, "8 batch norms use the images of all ranks"), 1) << small.out;
+  EXPECT_EQ(count(small.out, "8 batch norms synchronised over all ranks"), 1) << small.out;
   EXPECT_LT(values("train_loss").back(), values("train_loss").front());
 
   const Result large = two_ranks(
       "resnet50 --samples 8 --batch-size 4 --image-size 32 --lr 0.002 --metrics metrics.jsonl "
       "--epochs 2 --sync-batchnorm");
   ASSERT_EQ(large.code, 0) << large.err;
-  EXPECT_EQ(count(large.out, "53 batch norms use the images of all ranks"), 1) << large.out;
+  EXPECT_EQ(count(large.out, "53 batch norms synchronised over all ranks"), 1) << large.out;
   EXPECT_EQ(values("train_loss").size(), 2u);
 }
 
