@@ -9,9 +9,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
+#include <cstdint>
 #include <fstream>
 #include <iterator>
 #include <stdexcept>
@@ -83,9 +86,11 @@ void Launched::await_output(const std::string& text, int times) {
     for (auto at = out_.find(text); at != std::string::npos; at = out_.find(text, at + 1)) ++count;
     return count;
   };
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(3);
   while (occurrences() < times) {
-    if (!read_some(true)) {
-      FAIL() << "output ended before '" << text << "' came " << times << " times: " << out_ << err_;
+    if (!read_some(true, deadline)) {
+      FAIL() << "output ended, or 3 minutes passed, before '" << text << "' came " << times
+             << " times: " << out_ << err_;
     }
   }
 }
@@ -95,10 +100,17 @@ void Launched::close_output() {
   out_fd_ = -1;
 }
 
-bool Launched::read_some(bool stdout_only) {
+bool Launched::read_some(bool stdout_only,
+                         std::optional<std::chrono::steady_clock::time_point> deadline) {
+  int milliseconds = -1;
+  if (deadline) {
+    const auto left = *deadline - std::chrono::steady_clock::now();
+    milliseconds = static_cast<int>(
+        std::max<std::int64_t>(std::chrono::ceil<std::chrono::milliseconds>(left).count(), 0));
+  }
   std::array<pollfd, 2> waiting{{{.fd = out_fd_, .events = POLLIN, .revents = 0},
                                  {.fd = err_fd_, .events = POLLIN, .revents = 0}}};
-  if (poll(waiting.data(), waiting.size(), -1) < 0) return false;
+  if (poll(waiting.data(), waiting.size(), milliseconds) <= 0) return false;
   bool any = false;
   for (std::size_t i = 0; i < waiting.size(); ++i) {
     if (waiting[i].revents == 0) continue;

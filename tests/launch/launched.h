@@ -5,6 +5,7 @@
 #include <chrono>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -38,7 +39,8 @@ class Launched {
   Launched& operator=(const Launched&) = delete;
 
   pid_t pid() const { return pid_; }
-  /// Reads stdout until it holds text so many times. Fails the test when it ends before.
+  /// Reads stdout until it holds text so many times. Fails the test if it ends before, or after 3
+  /// minutes.
   void await_output(const std::string& text, int times = 1);
   const std::string& output() const { return out_; }
   /// Closes the read end of its stdout.
@@ -46,7 +48,8 @@ class Launched {
   Ended wait();
 
  private:
-  bool read_some(bool stdout_only);
+  bool read_some(bool stdout_only,
+                 std::optional<std::chrono::steady_clock::time_point> deadline = std::nullopt);
 
   std::chrono::steady_clock::time_point start_;
   pid_t pid_ = -1;

@@ -1,10 +1,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <chrono>
 #include <csignal>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "core/text.h"
+#include "launch/remaining_ranks.h"
 #include "tests/launch/launched.h"
 
 // Ranks that go on when their part in the job is over.
@@ -12,11 +17,28 @@
 namespace lockstep::testing {
 namespace {
 
+using namespace std::chrono_literals;
 using lockstep::detail::concat;
 using ::testing::AllOf;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::Not;
+using ::testing::SizeIs;
+
+TEST(Remaining, FourRanksAreNamedAtOnce) {
+  launch::RemainingRanks remaining(6, std::nullopt);
+  std::vector<launch::RemainingRanks::Rank> ranks;
+  for (int rank = 1; rank < 6; ++rank) {
+    ranks.push_back({.rank = rank, .pid = ::getpid(), .why = launch::RemainReason::left});
+  }
+  launch::RemainingRanks::Clock::time_point now{};
+  for (int i = 0; i < 10; ++i, now += 1s) EXPECT_THAT(remaining.update(now, ranks), IsEmpty());
+  const auto lines = remaining.update(now, ranks);
+  ASSERT_THAT(lines, SizeIs(5));
+  EXPECT_THAT(lines.front(), HasSubstr("rank 1 of 6"));
+  EXPECT_EQ(lines.back(), "lockstep: the same of 1 rank more");
+}
 
 TEST(Remaining, RanksAreNamedWithWhatTheyDoAndAreNotEnded) {
   const auto script =
@@ -26,9 +48,7 @@ TEST(Remaining, RanksAreNamedWithWhatTheyDoAndAreNotEnded) {
   Launched job({"/bin/sh", "-c",
                 concat("exec ", quoted(lockstep_program()), " run -n 6 sh -c '", script, "' ",
                        quoted(rank_program()), " 2>&1")});
-  // At most four ranks are named at once.
-  job.await_output(" of 6 (pid ", 4);
-  job.await_output("lockstep: the same of 1 rank more\n");
+  for (int rank = 1; rank <= 4; ++rank) job.await_output(concat("rank ", rank, " of 6 (pid "));
   const auto program = "left the world 1[0-9] s ago and has not ended: program ";
   EXPECT_THAT(job.output(),
               AllOf(ContainsRegex(concat("rank 1 of 6 \\(pid [0-9]+\\) ", program,
