@@ -39,7 +39,8 @@ class Bucket {
   Bucket(std::size_t index, std::size_t numel, at::ScalarType dtype, std::vector<Slice> slices,
          const Group& group);
 
-  /// Index of this bucket in the order in which buckets are exchanged.
+  /// Index of this bucket in the plan, which is the same on all ranks. Buckets may be exchanged in
+  /// another order.
   std::size_t index() const { return index_; }
   /// All slices and the zeros between them.
   /// Shapes: [numel].
@@ -160,6 +161,8 @@ class Exchange {
   /// The exchange of a step, as a coroutine. It begins when the bucket is ready. When it ends,
   /// bucket.values() has the result on every rank. step is the number of earlier exchanges; with a
   /// DistributedOptimizer, the number of its earlier steps. Bucket and group outlive the coroutine.
+  /// Issue all collectives in `group`, which is not the world on several hosts with several ranks
+  /// each.
   /// Ranks: all. All ranks must issue the same collectives, and throw on all ranks or on none.
   virtual ExchangeTask exchange(std::int64_t step, Bucket& bucket, const Group& group) = 0;
 

@@ -42,7 +42,9 @@ concept Recipe = std::copy_constructible<R> && requires(const R& recipe, const B
 /// every step.
 /// - `bool exchanges_every_gradient() const` is for a recipe with target() that may exchange every
 /// gradient at every step.
-/// - `void check() const` throws InvalidArgument for options that are out of range.
+/// - `void check() const` throws InvalidArgument for options that are out of range. Only
+/// parse_strategy() calls it, for the strategies that it knows. A recipe of your own checks its
+/// options in exchange().
 class Strategy {
  public:
   template <class R>
@@ -103,7 +105,7 @@ class Strategy {
   std::shared_ptr<const Holder> held_;
 };
 
-/// Parses the text form of a strategy, a name with options: "fp32", "topk:0.01", "fp16:clip=100",
+/// Parses the text form of one of Lockstep's strategies, a name with options: "fp32", "topk:0.01", "fp16:clip=100",
 /// "local_sgd:period=8", "warmup:100:topk:0.01". Also accepts SINGA's names (plain, half,
 /// sparseTopK, sparseThreshold, partialUpdate) and powersgd, the name of power_sgd before version
 /// 0.2.
