@@ -22,7 +22,7 @@ import uuid
 HERE = pathlib.Path(__file__).resolve().parent
 WAIT = 10  # s: the timeout for other ranks that every library is given that has one
 
-# What happens, and what the program is told for it. The first three are signals to a running job.
+# For each failure the argument of the program, and the process of the running job that gets a signal.
 FAULTS = {
     "rank 1 is killed by SIGKILL": ("none", "rank", signal.SIGKILL),
     "rank 1 is stopped by SIGSTOP": ("none", "rank", signal.SIGSTOP),
