@@ -61,9 +61,18 @@ Launched::Launched(const std::vector<std::string>& command, const Variables& var
   posix_spawn_file_actions_adddup2(&actions, err[1], STDERR_FILENO);
   auto words = command;
   auto environment = environment_with(variables);
-  const int error = posix_spawn(&pid_, words.front().c_str(), &actions, nullptr,
+  // A shell's background jobs ignore Ctrl-C, and lockstep would, too.
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  sigset_t interrupt;
+  sigemptyset(&interrupt);
+  sigaddset(&interrupt, SIGINT);
+  posix_spawnattr_setsigdefault(&attributes, &interrupt);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF);
+  const int error = posix_spawn(&pid_, words.front().c_str(), &actions, &attributes,
                                 pointers(words).data(), pointers(environment).data());
   posix_spawn_file_actions_destroy(&actions);
+  posix_spawnattr_destroy(&attributes);
   close(out[1]);
   close(err[1]);
   out_fd_ = out[0];
