@@ -108,8 +108,8 @@ class Strategy {
 /// Parses the text form of one of Lockstep's strategies, a name with options: "fp32", "topk:0.01",
 /// "fp16:clip=100", "local_sgd:period=8", "warmup:100:topk:0.01". Also accepts SINGA's names
 /// (plain, half, sparseTopK, sparseThreshold, partialUpdate) and powersgd, the name of power_sgd
-/// before version 0.2. Throws: InvalidArgument listing the valid names or fields, or for a value
-/// out of its range.
+/// before version 0.2.
+/// Throws: InvalidArgument listing the valid names or fields, or for a value out of its range.
 Strategy parse_strategy(std::string_view text);
 
 }  // namespace lockstep
