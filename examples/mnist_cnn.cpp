@@ -72,6 +72,8 @@ struct Settings {
   std::string checkpoint_dir;
   std::string resume;
   std::string metrics;
+  std::optional<double> ema;
+  std::optional<std::int64_t> patience;
   program::LogFlags log;
   std::string dist_option;
   std::optional<double> spars;
@@ -199,7 +201,18 @@ void train(Settings settings, const lockstep::Group& world) {
   torch::optim::SGD sgd = make_sgd(*model, settings.lr.value_or(0.005));
   const lockstep::Strategy strategy = lockstep::parse_strategy(strategy_of(settings));
   lockstep::DistributedOptimizer optimizer(sgd, *model, world, strategy);
-  const lockstep::Checkpoint checkpoint{.model = *model, .optimizer = sgd, .strategy = optimizer};
+  lockstep::Checkpoint checkpoint{.model = *model, .optimizer = sgd, .strategy = optimizer};
+  std::optional<lockstep::MovingAverage> average;
+  std::optional<lockstep::EarlyStopping> stopping;
+  if (settings.ema) {
+    average.emplace(*model, lockstep::MovingAverageOptions{.decay = *settings.ema});
+    checkpoint.extra.emplace("average", *average);
+  }
+  if (settings.patience) {
+    stopping.emplace(lockstep::EarlyStoppingOptions{.patience = *settings.patience,
+                                                    .mode = lockstep::Best::greatest});
+    checkpoint.extra.emplace("early_stopping", *stopping);
+  }
   const auto style = lockstep::progress_style(world, STDOUT_FILENO, settings.quiet);
   const bool loud = style != lockstep::ProgressStyle::silent;
   std::int64_t done = 0;
@@ -233,7 +246,8 @@ void train(Settings settings, const lockstep::Group& world) {
       *test_data, lockstep::EvaluationSampler(test_data->size().value(), world), batch_size);
 
   std::int64_t steps = done * ((sampler.samples_per_rank() + batch_size - 1) / batch_size);
-  for (std::int64_t epoch = done + 1; epoch <= settings.epochs; ++epoch) {
+  const auto stopped = [&] { return stopping && stopping->stopped(); };
+  for (std::int64_t epoch = done + 1; epoch <= settings.epochs && !stopped(); ++epoch) {
     const std::string title =
         "epoch " + std::to_string(epoch) + "/" + std::to_string(settings.epochs);
     const auto images = static_cast<std::int64_t>(sampler.samples_per_rank()) * world.size();
@@ -244,6 +258,7 @@ void train(Settings settings, const lockstep::Group& world) {
     log.begin_interval(steps);
     for (const Batch& batch : loader) {
       step(*model, optimizer, batch, tally);
+      if (average) average->update();
       ++steps;
       progress.advance(batch.target.size(0) * world.size(),
                        [&] { return "loss " + fixed(tally.score().loss, 4); });
@@ -256,7 +271,11 @@ void train(Settings settings, const lockstep::Group& world) {
     const double loss_sum = trained.loss * static_cast<double>(trained.samples) /
                             static_cast<double>(settings.batch_size);
     optimizer.synchronize();
+    std::optional<lockstep::AppliedAverage> averaged;
+    if (average) averaged.emplace(*average);
     const lockstep::Score tested = evaluate(*model, *test_loader, world);
+    averaged.reset();
+    if (stopping) stopping->update(tested.accuracy, world);
 
     const lockstep::CheckpointMeta meta{
         .epoch = epoch, .notes = {{"seed", std::to_string(seed)}}, .score = tested.accuracy};
@@ -280,6 +299,9 @@ void train(Settings settings, const lockstep::Group& world) {
                     fixed(seconds, 1) + " s");
   }
 
+  if (loud && stopped())
+    std::cout << "stopped: no better test accuracy in "
+              << program::plural(stopping->waited(), "epoch") << std::endl;
   folder.finish();
   log.close();
   if (settings.verbose) program::print_statistics(world);
@@ -316,6 +338,12 @@ void add_options(CLI::App& app, Settings& settings) {
   app.add_option("--resume", settings.resume,
                  "Checkpoint to go on from, unless --checkpoint-dir has one");
   app.add_option("--metrics", settings.metrics, "File for one JSON object an epoch");
+  app.add_option("--ema", settings.ema,
+                 "Test with the moving average of the parameters, of this decay, such as 0.999")
+      ->check(CLI::Range(0.0, 1.0));
+  app.add_option("--patience", settings.patience,
+                 "Stop after so many epochs without a better test accuracy")
+      ->check(CLI::Range(1, 1'000'000));
   program::add_log_options(app, settings.log);
   auto* strategy = program::add_strategy(app, settings.strategy);
   auto* dist_option =

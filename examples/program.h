@@ -20,6 +20,7 @@
 #include <iomanip>
 #include <iostream>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -27,6 +28,8 @@
 #include <system_error>
 #include <utility>
 #include <vector>
+
+#include "config_file.h"
 
 namespace program {
 
@@ -281,18 +284,18 @@ inline void finish(lockstep::RunLog& log, const char* program) {
 inline CLI::ValidationError unexpected(const CLI::App& app) {
   const std::string word = app.remaining().front();
   if (!word.starts_with('-')) return CLI::ValidationError(word, "unexpected argument");
-  std::vector<std::string> names;
-  for (const CLI::Option* option : app.get_options())
-    for (const auto& name : option->get_lnames()) names.push_back("--" + name);
-  const std::string name = word.substr(0, word.find('='));
-  const std::string meant = lockstep::closest_match(name, names);
-  return CLI::ValidationError(
-      name, "unknown option" + (meant.empty() ? "" : ", did you mean " + meant + "?"));
+  return unknown_option(app, "", word.substr(0, word.find('=')), "--");
 }
 
-/// Parses the command line. An unknown flag is named even where something is missing besides.
+/// Parses the command line and the file of --config. An unknown flag is named even where something
+/// is missing besides.
 /// Throws: CLI::ParseError.
-inline void parse(CLI::App& app, int argc, char** argv) {
+inline std::shared_ptr<const ConfigFile> parse(CLI::App& app, int argc, char** argv) {
+  const auto config = std::make_shared<ConfigFile>(app);
+  app.config_formatter(config);
+  app.set_config("--config", "",
+                 "File with lines NAME = VALUE for options that the command line does not set")
+      ->type_name("FILE");
   try {
     app.parse(argc, argv);
   } catch (const CLI::RequiredError&) {
@@ -300,7 +303,14 @@ inline void parse(CLI::App& app, int argc, char** argv) {
     throw;
   } catch (const CLI::ExtrasError&) {
     throw unexpected(app);
+  } catch (const CLI::FileError&) {
+    throw unreadable(*config);
+  } catch (const CLI::ExcludesError& error) {
+    // One of the two options may be in the file only.
+    if (config->was_read()) throw CLI::ValidationError(config->path(), error.what());
+    throw;
   }
+  return config;
 }
 
 /// The value of --backend, if the program has this option.
@@ -315,8 +325,9 @@ inline std::optional<lockstep::Backend> backend_of(const CLI::App& app) {
 inline int run(CLI::App& app, int argc, char** argv,
                const std::function<void(const lockstep::Group&)>& fn, const int& threads = 0) {
   lockstep::RunOptions options{.init = {.keep_freed_memory = true}};
+  std::shared_ptr<const ConfigFile> config;
   try {
-    parse(app, argc, argv);
+    config = parse(app, argc, argv);
     const auto backend = backend_of(app);
     if (threads > 0 && backend && *backend != lockstep::Backend::automatic &&
         *backend != lockstep::Backend::host) {
@@ -333,7 +344,11 @@ inline int run(CLI::App& app, int argc, char** argv,
     app.exit(error, text, text);
     options.usage_error = text.str();
   }
-  return lockstep::run_main(argc, argv, fn, options);
+  const auto checked = [&](const lockstep::Group& world) {
+    config->check_same(world);
+    fn(world);
+  };
+  return lockstep::run_main(argc, argv, checked, options);
 }
 
 }  // namespace program

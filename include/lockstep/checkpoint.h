@@ -116,6 +116,9 @@ struct Checkpoint {
   Stateful sampler{};   ///< with the same state on every rank
   Stateful strategy{};  ///< DistributedDataParallel or DistributedOptimizer; saved for each rank
   at::Generator generator{};  ///< such as at::detail::getDefaultCPUGenerator(); saved for each rank
+  /// Other objects with the same state on every rank, by names without '/': MovingAverage,
+  /// EarlyStopping, a program's own types.
+  std::map<std::string, Stateful> extra{};
 
   /// Saves without a group, for a single process.
   /// Throws: CheckpointError naming the file, the tensor and the cause.

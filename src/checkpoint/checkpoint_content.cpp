@@ -31,6 +31,7 @@ constexpr const char* optimizer_key = "optimizer";
 constexpr const char* rate_key = "learning_rate";
 constexpr std::string_view note_prefix = "note.";
 constexpr std::string_view sampler_prefix = "sampler/";
+constexpr std::string_view extra_prefix = "extra/";
 constexpr std::string_view rank_prefix = "rank/";
 constexpr std::string_view strategy_prefix = "strategy/";
 constexpr const char* random_name = "random";
@@ -136,6 +137,13 @@ State copy_of(const State& state) {
   return copy;
 }
 
+std::string prefix_of_extra(const std::string& name) {
+  // With '/' one name could be the prefix of another.
+  if (name.empty() || name.find('/') != std::string::npos)
+    throw CheckpointError(concat("extra '", name, "': expected a name without '/'"));
+  return concat(extra_prefix, name, '/');
+}
+
 bool has_residual(const State& state) {
   return std::ranges::any_of(state, [](const auto& named) { return is_residual(named.first); });
 }
@@ -198,6 +206,8 @@ safetensors::Content content_of(const Checkpoint& checkpoint, const CheckpointMe
     if (checkpoint.rate) content.metadata[rate_key] = checkpoint.rate->state();
     for (const auto& [name, tensor] : checkpoint.sampler.state())
       add(concat(sampler_prefix, name), tensor);
+    for (const auto& [name, object] : checkpoint.extra)
+      for (const auto& [field, tensor] : object.state()) add(prefix_of_extra(name) + field, tensor);
     for (const auto& [key, text] : meta.notes) content.metadata[concat(note_prefix, key)] = text;
     content.metadata[version_key] = version;
     content.metadata[epoch_key] = std::to_string(meta.epoch);
@@ -279,6 +289,12 @@ Restoration::Restoration(const Checkpoint& checkpoint, safetensors::Content cont
     sampler_ = with_prefix(content, sampler_prefix);
     if (sampler_.empty()) throw CheckpointError("sampler: is in the program, but not in the file");
   }
+  for (const auto& [name, object] : checkpoint.extra) {
+    State state = with_prefix(content, prefix_of_extra(name));
+    if (state.empty())
+      throw CheckpointError(concat("extra '", name, "': is in the program, but not in the file"));
+    extra_.emplace(name, std::move(state));
+  }
   prepare_rank_state(checkpoint, content);
 }
 
@@ -305,7 +321,7 @@ void Restoration::prepare_model(const Checkpoint& checkpoint, safetensors::Conte
   }
   for (const auto& [name, tensor] : content.tensors)
     if (!name.starts_with(optimizer_prefix) && !name.starts_with(sampler_prefix) &&
-        !name.starts_with(rank_prefix))
+        !name.starts_with(extra_prefix) && !name.starts_with(rank_prefix))
       throw CheckpointError(concat("tensor '", name, "': is in the file, but not in the model"));
 }
 
@@ -385,8 +401,11 @@ void Restoration::load_states(const Checkpoint& checkpoint) {
   if (strategy_) previous_strategy_ = copy_of(checkpoint.strategy.state());
   if (checkpoint.sampler) previous_sampler_ = copy_of(checkpoint.sampler.state());
   try {
+    for (const auto& [name, object] : checkpoint.extra)
+      previous_extra_.emplace(name, copy_of(object.state()));
     if (strategy_) checkpoint.strategy.load_state(*strategy_);
     if (checkpoint.sampler) checkpoint.sampler.load_state(sampler_);
+    for (const auto& [name, object] : checkpoint.extra) object.load_state(extra_.at(name));
   } catch (const InvalidArgument& error) {
     throw CheckpointError(error.what());
   }
@@ -402,6 +421,7 @@ void Restoration::restore_states(const Checkpoint& checkpoint) const {
   };
   restore(checkpoint.strategy, previous_strategy_);
   restore(checkpoint.sampler, previous_sampler_);
+  for (const auto& [name, previous] : previous_extra_) restore(checkpoint.extra.at(name), previous);
 }
 
 void Restoration::apply(const Checkpoint& checkpoint) {

@@ -69,8 +69,8 @@ class Restoration {
   /// Throws: CheckpointError when content and objects do not match. Changes no object.
   Restoration(const Checkpoint& checkpoint, safetensors::Content content, int rank, int ranks);
 
-  /// Loads the states of strategy and sampler, which may throw. restore_states() reverts that, for
-  /// when it has thrown on some rank.
+  /// Loads the states of strategy, sampler and extra objects, which may throw. restore_states()
+  /// reverts that, for when it has thrown on some rank.
   void load_states(const Checkpoint& checkpoint);
   void restore_states(const Checkpoint& checkpoint) const;
   /// Loads everything else. Does not throw.
@@ -95,6 +95,8 @@ class Restoration {
   std::optional<State> strategy_;
   std::optional<State> previous_strategy_;  ///< the state before load_states()
   std::optional<State> previous_sampler_;
+  std::map<std::string, State> extra_;
+  std::map<std::string, State> previous_extra_;
   at::Tensor random_;
   Resumed resumed_;
 };

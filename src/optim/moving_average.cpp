@@ -1,0 +1,172 @@
+#include "lockstep/moving_average.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/nn/module.h>
+
+#include <set>
+#include <utility>
+
+#include "core/operation_error.h"
+#include "core/text.h"
+#include "lockstep/error.h"
+#include "parallel/replicated_model.h"
+
+namespace lockstep::inline v0_2 {
+
+using detail::concat;
+using detail::throw_invalid;
+
+namespace {
+
+constexpr const char* updates_name = "updates";
+constexpr const char* weight_name = "weight";
+constexpr const char* values_prefix = "values/";
+constexpr std::int64_t grain = 1 << 15;  ///< elements that are worth a thread
+
+at::ScalarType dtype_of_average(const at::Tensor& tensor) {
+  const bool is_lower = tensor.is_floating_point() && tensor.scalar_type() != at::kDouble;
+  return is_lower ? at::kFloat : tensor.scalar_type();
+}
+
+/// Not at::lerp_, whose bits depend on the number of threads: its last elements of each thread take
+/// another path than vectors do.
+template <class T>
+void lerp(at::Tensor& average, const at::Tensor& value, double weight) {
+  T* const to = average.mutable_data_ptr<T>();
+  const T* const from = value.const_data_ptr<T>();
+  const T factor = static_cast<T>(weight);
+  at::parallel_for(0, average.numel(), grain, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) to[i] += factor * (from[i] - to[i]);
+  });
+}
+
+/// Reads the elements in the order of memory, so value needs the strides of average.
+void average_into(at::Tensor& average, const at::Tensor& value, double weight) {
+  const bool same_layout =
+      value.scalar_type() == average.scalar_type() && value.strides() == average.strides();
+  const at::Tensor values = same_layout ? value : at::empty_like(average).copy_(value);
+  if (average.scalar_type() == at::kDouble)
+    lerp<double>(average, values, weight);
+  else
+    lerp<float>(average, values, weight);
+}
+
+at::Tensor count_of(std::int64_t value) { return at::scalar_tensor(value, at::kLong); }
+
+}  // namespace
+
+MovingAverage::MovingAverage(torch::nn::Module& model, MovingAverageOptions options)
+    : options_(options) {
+  if (!(options.decay >= 0 && options.decay <= 1))
+    throw_invalid("MovingAverage", "got decay = ", options.decay, ", expected 0 to 1");
+  const at::NoGradGuard no_grad;
+  const auto add = [&](const detail::NamedTensor& named) {
+    const auto& [name, tensor] = named;
+    if (!tensor.defined()) return;
+    if (!tensor.is_cpu() || tensor.layout() != at::kStrided || tensor.is_complex())
+      throw_invalid("MovingAverage", "got '", name, "' of type ", tensor.toString(),
+                    ", expected a dense real tensor on the CPU");
+    const auto options_of_average = tensor.options().dtype(dtype_of_average(tensor));
+    at::Tensor average = at::empty_like(tensor.detach(), options_of_average);
+    average.copy_(tensor);
+    entries_.push_back({.name = name, .tensor = tensor, .average = average, .trained = {}});
+  };
+  const detail::ModelState state(model);
+  for (const auto& named : state.parameters) add(named);
+  if (options.average_buffers)
+    for (const auto& named : state.buffers) add(named);
+}
+
+void MovingAverage::check_not_applied(const char* operation) const {
+  if (applied_)
+    throw_invalid(operation,
+                  "the averaged parameters are applied: call it after the end of that scope");
+}
+
+void MovingAverage::update() {
+  check_not_applied("MovingAverage::update");
+  const at::NoGradGuard no_grad;
+  // Additions and multiplications only: std::pow may differ between machines.
+  weight_ = 1 + options_.decay * weight_;
+  const double weight = options_.bias_correction ? 1 / weight_ : 1 - options_.decay;
+  for (auto& [name, tensor, average, trained] : entries_) {
+    if (updates_ == 0 || !tensor.is_floating_point())
+      average.copy_(tensor);
+    else
+      average_into(average, tensor.detach(), weight);
+  }
+  ++updates_;
+}
+
+void MovingAverage::exchange() {
+  check_not_applied("MovingAverage::apply");
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> values;
+  if (updates_ > 0) {
+    for (const auto& entry : entries_)
+      values.push_back(entry.average.to(entry.tensor.scalar_type()));
+  }
+  applied_ = true;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    auto& entry = entries_[i];
+    entry.trained = entry.tensor.detach();
+    entry.tensor.set_data(values[i]);
+    // A backward of a forward before this scope raises an error instead of using the average.
+    torch::autograd::impl::bump_version(entry.tensor);
+  }
+}
+
+void MovingAverage::restore() {
+  for (auto& entry : entries_) {
+    if (entry.trained.defined()) entry.tensor.set_data(std::exchange(entry.trained, {}));
+  }
+  applied_ = false;
+}
+
+AppliedAverage::AppliedAverage(MovingAverage& average) : average_(average) { average_.exchange(); }
+
+AppliedAverage::~AppliedAverage() { average_.restore(); }
+
+State MovingAverage::state() const {
+  check_not_applied("MovingAverage::state");
+  State state{{updates_name, count_of(updates_)},
+              {weight_name, at::scalar_tensor(weight_, at::kDouble)}};
+  for (const auto& entry : entries_)
+    state.emplace(concat(values_prefix, entry.name), entry.average);
+  return state;
+}
+
+void MovingAverage::load_state(const State& state) {
+  constexpr const char* operation = "MovingAverage::load_state";
+  check_not_applied(operation);
+  std::set<std::string> expected;
+  const auto find = [&](const std::string& name, const at::Tensor& own) -> const at::Tensor& {
+    expected.insert(name);
+    const auto found = state.find(name);
+    if (found == state.end()) throw_invalid(operation, "got no '", name, "'");
+    const at::Tensor& tensor = found->second;
+    if (tensor.sizes() != own.sizes() || tensor.scalar_type() != own.scalar_type())
+      throw_invalid(operation, "got '", name, "' of ", tensor.scalar_type(), ' ', tensor.sizes(),
+                    ", expected ", own.scalar_type(), ' ', own.sizes());
+    return tensor;
+  };
+  const State own = this->state();
+  const auto updates = find(updates_name, own.at(updates_name)).item<std::int64_t>();
+  const auto weight = find(weight_name, own.at(weight_name)).item<double>();
+  if (updates < 0) throw_invalid(operation, "got ", updates, " updates, expected at least 0");
+  std::vector<at::Tensor> values;
+  for (const auto& entry : entries_)
+    values.push_back(find(concat(values_prefix, entry.name), entry.average));
+  for (const auto& [name, tensor] : state)
+    if (!expected.contains(name))
+      throw_invalid(operation, "got '", name, "', which this model does not average");
+  for (std::size_t i = 0; i < entries_.size(); ++i) entries_[i].average.copy_(values[i]);
+  updates_ = updates;
+  weight_ = weight;
+}
+
+}  // namespace lockstep

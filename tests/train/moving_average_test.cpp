@@ -1,0 +1,314 @@
+#include "lockstep/moving_average.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/nn.h>
+#include <torch/optim.h>
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "lockstep/error.h"
+#include "tests/parallel/refusal.h"
+#include "tests/train/average.h"
+#include "tests/train/training.h"
+
+namespace lockstep {
+namespace {
+
+using testing::expect_same;
+using ::testing::HasSubstr;
+using testing::refusal;
+using testing::Single;
+using testing::values_of;
+
+/// The average after each of the values.
+std::vector<double> averages(const MovingAverageOptions& options,
+                             const std::vector<double>& values) {
+  Single model;
+  MovingAverage average(model, options);
+  std::vector<double> result;
+  for (const double value : values) {
+    model.set(value);
+    average.update();
+    const auto averaged = average.apply();
+    result.push_back(model.value[2].item<double>());
+  }
+  return result;
+}
+
+TEST(MovingAverage, FollowsItsFormula) {
+  using ::testing::DoubleNear;
+  using ::testing::Pointwise;
+  const auto near_to = [](std::vector<double> values) {
+    return Pointwise(DoubleNear(1e-14), std::move(values));
+  };
+  // 0.75 · 8 + 0.25 · 4 = 7, and so on.
+  EXPECT_THAT(averages({.decay = 0.75}, {8, 4, 15, -9}), near_to({8, 7, 9, 4.5}));
+  EXPECT_THAT(averages({.decay = 0}, {8, 4, 15}), near_to({8, 4, 15}));
+  EXPECT_THAT(averages({.decay = 1}, {8, 4, 15}), near_to({8, 8, 8}));
+  // (0.5 · 8 + 4) / 1.5, (0.25 · 8 + 0.5 · 4 + 15) / 1.75
+  EXPECT_THAT(averages({.decay = 0.5, .bias_correction = true}, {8, 4, 15}),
+              near_to({8, 16.0 / 3, 76.0 / 7}));
+  // The mean of all values, as stochastic weight averaging computes it.
+  EXPECT_THAT(averages({.decay = 1, .bias_correction = true}, {8, 4, 15, -7}),
+              near_to({8, 6, 9, 5}));
+}
+
+TEST(MovingAverage, EqualsPyTorchsFormulaOnANetwork) {
+  testing::Training training;
+  MovingAverage average(*training.model, {.decay = 0.9});
+  std::vector<at::Tensor> expected;
+  for (int step = 0; step < 5; ++step) {
+    training.step(step);
+    average.update();
+    const auto now = training.values();
+    const std::size_t parameters = training.model->parameters().size();
+    for (std::size_t i = 0; i < now.size(); ++i) {
+      if (step == 0)
+        expected.push_back(now[i]);
+      else
+        expected[i] = i < parameters ? expected[i].lerp(now[i], 0.1) : now[i];
+    }
+  }
+  EXPECT_EQ(average.updates(), 5);
+  const auto values = values_of(average, *training.model);
+  ASSERT_EQ(values.size(), expected.size());
+  for (std::size_t i = 0; i < values.size(); ++i)
+    EXPECT_TRUE(values[i].allclose(expected[i], 1e-6, 1e-7)) << i;
+}
+
+TEST(MovingAverage, BuffersAreTheModelsOrAveraged) {
+  for (const bool averages_buffers : {false, true}) {
+    testing::Net model;
+    MovingAverage average(model, {.decay = 0.5, .average_buffers = averages_buffers});
+    for (const double value : {4.0, 8.0}) {
+      model.norm->running_mean.fill_(value);
+      model.norm->num_batches_tracked.fill_(value);
+      average.update();
+    }
+    {
+      const auto averaged = average.apply();
+      EXPECT_EQ(model.norm->running_mean[5].item<float>(), averages_buffers ? 6 : 8);
+      EXPECT_EQ(model.norm->num_batches_tracked.item<std::int64_t>(), 8);
+    }
+    EXPECT_EQ(model.norm->running_mean[5].item<float>(), 8);
+  }
+}
+
+TEST(MovingAverage, ApplyKeepsTheTrainedParametersAndTheirMemory) {
+  testing::Training training;
+  MovingAverage average(*training.model, {.decay = 0.5});
+  std::vector<const void*> memory;
+  for (const auto& parameter : training.model->parameters())
+    memory.push_back(parameter.const_data_ptr());
+  for (int step = 0; step < 3; ++step) {
+    training.step(step);
+    average.update();
+  }
+  const auto trained = training.values();
+  {
+    const auto averaged = average.apply();
+    EXPECT_FALSE(training.model->first->weight.equal(trained[0]));
+    EXPECT_TRUE(training.model->first->weight.requires_grad());
+  }
+  expect_same(training.values(), trained);
+  for (std::size_t i = 0; i < memory.size(); ++i)
+    EXPECT_EQ(training.model->parameters()[i].const_data_ptr(), memory[i]) << i;
+}
+
+TEST(MovingAverage, ATrainingThatEvaluatesHasTheBitsOfOneThatDoesNot) {
+  const auto trained = [](bool evaluates) {
+    torch::manual_seed(3);
+    testing::Training training(testing::kinds[2]);
+    MovingAverage average(*training.model, {.decay = 0.9});
+    for (int step = 0; step < 4; ++step) {
+      training.step(step);
+      average.update();
+      if (!evaluates) continue;
+      const torch::NoGradGuard no_grad;
+      const auto averaged = average.apply();
+      training.model->eval();
+      training.model->forward(torch::ones({2, 4}));
+      training.model->train();
+    }
+    auto values = training.values();
+    for (const auto& value : values_of(average, *training.model)) values.push_back(value);
+    return values;
+  };
+  expect_same(trained(true), trained(false));
+}
+
+TEST(MovingAverage, BeforeTheFirstUpdateTheParametersStay) {
+  Single model;
+  MovingAverage average(model);
+  model.set(5);
+  {
+    const auto averaged = average.apply();
+    EXPECT_EQ(model.value[0].item<double>(), 5);
+  }
+  EXPECT_EQ(model.value[0].item<double>(), 5);
+}
+
+TEST(MovingAverage, ABackwardAcrossTheScopeIsAnError) {
+  testing::Training training;
+  MovingAverage average(*training.model);
+  average.update();
+  const auto loss = training.model->forward(torch::ones({8, 4})).sum();
+  const auto averaged = average.apply();
+  EXPECT_THROW(loss.backward(), c10::Error);
+}
+
+TEST(MovingAverage, RefusesCallsWhileItIsApplied) {
+  Single model;
+  MovingAverage average(model);
+  average.update();
+  const State state = average.state();
+  {
+    const auto averaged = average.apply();
+    EXPECT_THAT(refusal([&] { const auto twice = average.apply(); }),
+                HasSubstr("MovingAverage::apply: the averaged parameters are applied"));
+    EXPECT_THAT(refusal([&] { average.update(); }), HasSubstr("MovingAverage::update"));
+    EXPECT_THAT(refusal([&] { average.state(); }), HasSubstr("MovingAverage::state"));
+    EXPECT_THAT(refusal([&] { average.load_state(state); }),
+                HasSubstr("MovingAverage::load_state"));
+  }
+  average.update();
+  EXPECT_EQ(average.updates(), 2);
+}
+
+TEST(MovingAverage, RefusesWrongOptionsAndTensors) {
+  Single model;
+  for (const double decay : {-0.001, 1.001, std::numeric_limits<double>::quiet_NaN()}) {
+    EXPECT_THAT(refusal([&] { MovingAverage(model, {.decay = decay}); }),
+                HasSubstr("MovingAverage: got decay = "));
+  }
+  Single complex(torch::zeros({2}, torch::kComplexFloat));
+  EXPECT_THAT(refusal([&] { const MovingAverage average(complex); }),
+              HasSubstr("got 'value' of type "));
+}
+
+TEST(MovingAverage, HoldsHalvesInFloat32) {
+  for (const auto dtype : {torch::kHalf, torch::kBFloat16}) {
+    Single model(torch::zeros({3}, dtype));
+    MovingAverage average(model, {.decay = 0.999});
+    model.set(0);
+    average.update();
+    model.set(1);
+    // Each update adds less than half a unit of the last place of bfloat16.
+    for (int i = 0; i < 2000; ++i) average.update();
+    const auto averaged = average.apply();
+    EXPECT_EQ(model.value.scalar_type(), dtype);
+    EXPECT_NEAR(model.value[1].item<float>(), 1 - std::pow(0.999, 2000), 4e-3);
+  }
+}
+
+TEST(MovingAverage, IntegersAreCopied) {
+  Single model(torch::zeros({3}, torch::kLong));
+  MovingAverage average(model, {.decay = 0.5});
+  for (const double value : {4, 9}) {
+    model.set(value);
+    average.update();
+  }
+  const auto averaged = average.apply();
+  EXPECT_EQ(model.value[0].item<std::int64_t>(), 9);
+}
+
+/// A weight with two names, a parameter without elements, one in other strides and a frozen one.
+struct Unusual : torch::nn::Module {
+  Unusual() {
+    register_module("first", first);
+    register_parameter("tied", first->weight);
+    register_parameter("empty", torch::zeros({0}));
+    turned = register_parameter("turned", torch::randn({5, 7}).t());
+    register_module("convolution", convolution);
+    convolution->weight.set_data(convolution->weight.contiguous(at::MemoryFormat::ChannelsLast));
+    register_parameter("frozen", torch::randn({3}), false);
+  }
+  torch::nn::Linear first{torch::nn::LinearOptions(3, 3).bias(false)};
+  torch::nn::Conv2d convolution{torch::nn::Conv2dOptions(3, 2, 3)};
+  at::Tensor turned;
+};
+
+TEST(MovingAverage, UnusualParametersAreAveraged) {
+  Unusual model;
+  MovingAverage average(model, {.decay = 0.5});
+  const auto frozen = model.named_parameters()["frozen"].clone();
+  std::vector<std::vector<at::Tensor>> steps;
+  for (int step = 0; step < 2; ++step) {
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : model.parameters())
+      if (parameter.requires_grad()) parameter.normal_();
+    average.update();
+    std::vector<at::Tensor> values;
+    for (const auto& parameter : model.parameters()) values.push_back(parameter.clone());
+    steps.push_back(values);
+  }
+  const auto live = steps[1];
+  {
+    const auto averaged = average.apply();
+    const auto parameters = model.parameters();
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      EXPECT_TRUE(parameters[i].allclose((steps[0][i] + steps[1][i]) / 2)) << i;
+      EXPECT_EQ(parameters[i].strides(), live[i].strides()) << i;
+    }
+    EXPECT_TRUE(model.named_parameters()["frozen"].equal(frozen));
+    EXPECT_TRUE(model.named_parameters()["tied"].is_same(model.first->weight));
+  }
+  for (std::size_t i = 0; i < live.size(); ++i) EXPECT_TRUE(model.parameters()[i].equal(live[i]));
+}
+
+TEST(MovingAverage, HasTheSameBitsWithAnyNumberOfThreads) {
+  const int before = at::get_num_threads();
+  std::vector<at::Tensor> first;
+  for (const int threads : {1, 2, 3, 5}) {
+    at::set_num_threads(threads);
+    torch::manual_seed(11);
+    Single model(torch::randn({200'003}));
+    MovingAverage average(model, {.decay = 0.97, .bias_correction = true});
+    for (int step = 0; step < 3; ++step) {
+      const torch::NoGradGuard no_grad;
+      model.value.normal_();
+      average.update();
+    }
+    const auto values = values_of(average, model);
+    if (first.empty()) first = values;
+    expect_same(values, first);
+  }
+  at::set_num_threads(before);
+}
+
+TEST(MovingAverage, RefusesTheStateOfAnotherModel) {
+  testing::Net small(5);
+  testing::Net large(6);
+  MovingAverage average(small);
+  MovingAverage other(large);
+  const State good = average.state();
+  const auto refused = [&](const State& state) {
+    return refusal([&] { average.load_state(state); });
+  };
+  EXPECT_THAT(refused(other.state()),
+              HasSubstr("MovingAverage::load_state: got 'values/first.weight' of Float [6, 4], "
+                        "expected Float [5, 4]"));
+  MovingAverage with_buffers(small, {.average_buffers = true});
+  EXPECT_THAT(refused(with_buffers.state()), HasSubstr("which this model does not average"));
+  EXPECT_THAT(refusal([&] { with_buffers.load_state(good); }), HasSubstr("got no 'values/norm."));
+  for (const char* name : {"updates", "weight", "values/second.weight"}) {
+    State missing = good;
+    missing.erase(name);
+    EXPECT_THAT(refused(missing), HasSubstr(std::string("got no '") + name));
+    State wrong = good;
+    wrong[name] = torch::ones({2});
+    EXPECT_THAT(refused(wrong), HasSubstr(std::string("got '") + name));
+  }
+  State negative = good;
+  negative["updates"] = torch::tensor(std::int64_t{-2});
+  EXPECT_THAT(refused(negative), HasSubstr("got -2 updates"));
+  EXPECT_EQ(average.updates(), 0);
+}
+
+}  // namespace
+}  // namespace lockstep
