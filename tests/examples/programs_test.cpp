@@ -302,7 +302,7 @@ TEST_F(Programs, ResNet50TrainsWithBothWaysToSplitData) {
 }
 
 TEST_F(Programs, HelpIsCompleteAndWrongFlagsAreNamed) {
-  const std::array<std::pair<std::string, std::vector<const char*>>, 8> programs{{
+  const std::array<std::pair<std::string, std::vector<const char*>>, 10> programs{{
       {"resnet9_cifar10",
        {"--epochs", "--batch-size", "--lr", "--weight-decay", "--seed", "--data", "--augment",
         "--workers", "--sync-batchnorm", "--checkpoint-dir"}},
@@ -316,6 +316,12 @@ TEST_F(Programs, HelpIsCompleteAndWrongFlagsAreNamed) {
       {"resnet50",
        {"--epochs", "--batch-size", "--samples", "--lr", "--workers", "--split", "--parameters",
         "--sync-batchnorm", "--data", "--weights", "--checkpoint-dir"}},
+      {"language_model",
+       {"--epochs", "--batch-size", "--lr", "--seed", "--data", "--context", "--layers", "--width",
+        "--heads", "--sample", "--prompt", "--threads", "--backend", "--checkpoint-dir"}},
+      {"forecast",
+       {"--epochs", "--batch-size", "--lr", "--seed", "--data", "--season", "--window", "--horizon",
+        "--channels", "--threads", "--backend", "--checkpoint-dir"}},
       {"custom_strategy", {"Start it with: lockstep run"}},
       {"regression", {"Start it with: lockstep run"}},
   }};
@@ -348,7 +354,7 @@ TEST_F(Programs, HelpIsCompleteAndWrongFlagsAreNamed) {
 
 TEST_F(Programs, AGpuIsRefused) {
   for (const char* program : {"mnist_cnn", "ddp_trainer 1 1", "resnet9_cifar10", "resnet50",
-                              "large_batch", "custom_strategy"}) {
+                              "large_batch", "custom_strategy", "language_model", "forecast"}) {
     expect_one_complaint(two_ranks(std::string(program) + " --device cuda"), 2,
                          "--device: this version trains on cpu only, got cuda");
     EXPECT_THAT(alone(std::string(program) + " --help").out, HasSubstr("--device")) << program;
