@@ -11,6 +11,7 @@
 
 #include "core/operation_error.h"
 #include "core/text.h"
+#include "data/image_crop.h"
 #include "data/images/image.h"
 #include "data/random_bits.h"
 #include "lockstep/datasets.h"
