@@ -88,7 +88,7 @@ void CheckpointWriter::save(const Checkpoint& checkpoint, const std::filesystem:
       });
     } catch (const std::system_error& error) {
       throw CheckpointError(
-          concat(path.string(), ": cannot start the thread that writes it: ", error.what()));
+          detail::concat(path.string(), ": cannot start the thread that writes it: ", error.what()));
     }
   });
 }
