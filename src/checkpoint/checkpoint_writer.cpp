@@ -87,8 +87,8 @@ void CheckpointWriter::save(const Checkpoint& checkpoint, const std::filesystem:
         if (afterwards) afterwards();
       });
     } catch (const std::system_error& error) {
-      throw CheckpointError(
-          detail::concat(path.string(), ": cannot start the thread that writes it: ", error.what()));
+      throw CheckpointError(detail::concat(
+          path.string(), ": cannot start the thread that writes it: ", error.what()));
     }
   });
 }
