@@ -110,8 +110,10 @@ std::string libtorch() {
   const std::string version = LOCKSTEP_TORCH_VERSION;
   const auto library = folder / "libtorch_cpu.so";
   const bool found = std::filesystem::exists(library);
-  return concat(version.empty() ? "unknown version" : version, ", ", library.string(),
-                found ? "" : " is MISSING (it was there when Lockstep was built)");
+  const std::string known = version.empty() ? "unknown version" : version;
+  // A package is installed on machines that did not build it, and the launcher needs no LibTorch.
+  return concat(known, ", ", library.string(),
+                found ? "" : ", which is not on this machine: programs are built with another one");
 }
 
 /// The network interfaces for connections between hosts.

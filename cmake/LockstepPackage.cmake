@@ -31,7 +31,7 @@ elseif(LOCKSTEP_MPI AND MPI_CXX_INCLUDE_DIRS MATCHES mpich)
   list(APPEND dependencies libmpich-dev)
 endif()
 list(JOIN dependencies ", " CPACK_DEBIAN_DEV_PACKAGE_DEPENDS)
-set(CPACK_DEBIAN_DEV_PACKAGE_RECOMMENDS "cmake, g++")
+set(CPACK_DEBIAN_DEV_PACKAGE_RECOMMENDS "cmake, g++, libcli11-dev")
 set(CPACK_COMPONENT_DEV_DESCRIPTION "Data-parallel distributed training for C++ on LibTorch
  Libraries and headers of Lockstep, its CMake and pkg-config packages,
  documentation and examples. LibTorch ${Torch_VERSION} is needed besides; the
