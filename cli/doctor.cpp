@@ -24,6 +24,7 @@
 #include "core/environment.h"
 #include "core/memory.h"
 #include "core/plural.h"
+#include "core/terminal.h"
 #include "core/text.h"
 #include "core/topology.h"
 #include "kernels/targets.h"
@@ -254,12 +255,15 @@ Rows environment() {
 }
 
 void doctor() {
-  std::cout << launch::table("Versions", versions()) << '\n'
-            << launch::table("Parts", parts()) << '\n'
-            << launch::table("Processors", processors()) << '\n'
-            << launch::table("Memory", memory()) << '\n'
-            << launch::table("Limits", limits()) << '\n'
-            << launch::table("Environment", environment());
+  const auto print = [width = detail::terminal_width(STDOUT_FILENO)](const std::string& table) {
+    std::cout << detail::wrapped(table, width);
+  };
+  print(launch::table("Versions", versions()) + '\n');
+  print(launch::table("Parts", parts()) + '\n');
+  print(launch::table("Processors", processors()) + '\n');
+  print(launch::table("Memory", memory()) + '\n');
+  print(launch::table("Limits", limits()) + '\n');
+  print(launch::table("Environment", environment()));
 }
 
 }  // namespace

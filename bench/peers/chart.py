@@ -3,8 +3,8 @@
 
     bench/peers/chart.py [--check]
 
---check writes nothing; it exits 1 if the chart is not that of the figures. The colours follow the reader's
-light or dark mode. Medians over the turns, as in docs/results.md.
+docs/images/peers-narrow.svg is the same for narrow screens. --check writes nothing; it exits 1 if a chart is
+not that of the figures. The colours follow the reader's light or dark mode. Medians over the turns, as in docs/results.md.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FIGURES = ROOT / "bench" / "peers" / "baseline.jsonl"
-CHART = ROOT / "docs" / "images" / "peers.svg"
+IMAGES = ROOT / "docs" / "images"
 
 # Left: steps. The optimizers are fused on both sides; "one process" keeps its memory, too.
 MODELS = {"cnn": "CNN", "mlp": "MLP", "resnet9": "ResNet9", "resnet50": "ResNet-50"}
@@ -42,7 +42,8 @@ STYLE = """
     .ccl { fill: #56d364 } .intel { fill: #bc8cff } .openmpi { fill: #e3b341 }
   }
   text { font: 12px system-ui, -apple-system, 'Segoe UI', sans-serif } .title { font-weight: 600; font-size: 14px }
-  .value { font-size: 11px }
+  .value { font-size: 11px; stroke: #ffffff; stroke-width: 3px; paint-order: stroke }
+  @media (prefers-color-scheme: dark) { .value { stroke: #151b23 } }
 """
 
 
@@ -70,7 +71,7 @@ def time(us):
 def legend(x, y, entries, width):
     lines, at = [], x
     for name, kind in entries:
-        wide = 22 + 7 * len(name)
+        wide = 24 + 7.2 * len(name)
         if at > x and at + wide > x + width:
             at, y = x, y + 17
         lines += [f'<rect x="{at:.1f}" y="{y - 9}" width="10" height="10" rx="2" class="{kind}"/>',
@@ -86,19 +87,19 @@ def draw_steps(steps, x, y, width):
     base, y = x + 66, y + 56
     ratios = {(model, way): steps[model, way] / steps[model, "Lockstep, FusedSgd"] for model in MODELS for way in STEP_WAYS}
     scale = (width - 66 - 44) / max(ratios.values())
-    top = y
+    one, end = base + scale, y + len(MODELS) * (13 * len(STEP_WAYS) + 12) - 8
+    mark = f'<line x1="{one:.1f}" y1="{y - 4}" x2="{one:.1f}" y2="{end}" class="line" stroke-dasharray="3 3"/>'
+    bars, labels = [], []
     for model, name in MODELS.items():
         lines.append(text(base - 8, y + 27, name, "text", "end"))
         for way, (_, kind) in STEP_WAYS.items():
             ratio = ratios[model, way]
             label = time(1000 * steps[model, way]) if kind == "ours" else f"{ratio:.2f}×"
-            lines += [f'<rect x="{base}" y="{y}" width="{scale * ratio:.1f}" height="11" class="{kind}"/>',
-                      text(base + scale * ratio + 4, y + 9.5, label, "soft value")]
+            bars.append(f'<rect x="{base}" y="{y}" width="{scale * ratio:.1f}" height="11" class="{kind}"/>')
+            labels.append(text(base + scale * ratio + 4, y + 9.5, label, "soft value"))
             y += 13
         y += 12
-    one = base + scale
-    lines.append(f'<line x1="{one:.1f}" y1="{top - 4}" x2="{one:.1f}" y2="{y - 8}" class="line" stroke-dasharray="3 3"/>')
-    return lines
+    return [*lines, *bars, mark, *labels]
 
 
 def draw_reductions(reductions, x, y, width):
@@ -130,25 +131,36 @@ def draw_reductions(reductions, x, y, width):
     return lines
 
 
-def chart():
+def chart(width, height, *parts):
+    return "\n".join([
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        'role="img" aria-label="Measured speed of Lockstep and of other libraries">',
+        f"<style>{STYLE}</style>", f'<rect width="{width}" height="{height}" rx="8" class="card"/>',
+        *(line for part in parts for line in part), "</svg>", ""])
+
+
+def charts():
+    """The text of each image. On a narrow screen one part stands below the other."""
     steps, reductions = read(FIGURES)
-    width, height = 880, 384
-    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-             'role="img" aria-label="Measured speed of Lockstep and of other libraries">',
-             f"<style>{STYLE}</style>", f'<rect width="{width}" height="{height}" rx="8" class="card"/>',
-             *draw_steps(steps, 20, 30, 400), *draw_reductions(reductions, 460, 30, 400),
-             text(20, height - 14, "Left: time over Lockstep's, shorter is faster. Right: time, further left is faster. 2 cores of an AMD EPYC, medians.", "soft value"), "</svg>", ""]
-    return "\n".join(lines)
+    how = ("time over Lockstep's, shorter is faster.", "time, further left is faster.", "2 cores of an AMD EPYC, medians.")
+    wide = chart(880, 384, draw_steps(steps, 20, 30, 400), draw_reductions(reductions, 460, 30, 400),
+                 [text(20, 370, f"Left: {how[0]} Right: {how[1]} {how[2]}", "soft value")])
+    narrow = chart(420, 760, draw_steps(steps, 10, 30, 400), draw_reductions(reductions, 10, 390, 400),
+                   [text(10, 360, f"Bars: {how[0]}", "soft value"), text(10, 732, f"Dots: {how[1]}", "soft value"),
+                    text(10, 749, how[2], "soft value")])
+    return {"peers.svg": wide, "peers-narrow.svg": narrow}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="only compare the chart with the figures")
-    drawn = chart()
-    if not parser.parse_args().check:
-        CHART.write_text(drawn, encoding="utf-8")
-    elif not CHART.exists() or CHART.read_text(encoding="utf-8") != drawn:
-        sys.exit(f"{CHART.relative_to(ROOT)}: is not the chart of bench/peers/baseline.jsonl: run bench/peers/chart.py")
+    parser.add_argument("--check", action="store_true", help="only compare the images with the figures")
+    check = parser.parse_args().check
+    for name, drawn in charts().items():
+        image = IMAGES / name
+        if not check:
+            image.write_text(drawn, encoding="utf-8")
+        elif not image.exists() or image.read_text(encoding="utf-8") != drawn:
+            sys.exit(f"{image.relative_to(ROOT)}: is not the chart of bench/peers/baseline.jsonl: run bench/peers/chart.py")
 
 
 if __name__ == "__main__":

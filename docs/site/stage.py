@@ -21,6 +21,7 @@ LINKS = runpy.run_path(str(ROOT / "tools" / "check-links"))
 LANGUAGES = {".h": "cpp", ".cpp": "cpp", ".py": "python", ".toml": "toml"}
 COPIED = {".svg", ".png", ".jsonl"}  # as they are
 TARGET = re.compile(r"(\]\(\s*)([^)\s]+)(\s*\))")
+IMAGE = re.compile(r'<(?:img|source)\s[^>]*\b(?:src|srcset)="([^":]+)"')  # of a page of the root folder
 
 
 def indent_lists(text):
@@ -75,6 +76,7 @@ class Stage:
         hidden = text
         for pattern in ("FENCE", "INDENTED", "CODE"):
             hidden = LINKS[pattern].sub(LINKS["blank"], hidden)
+        self.waiting += [(page.parent / image).resolve() for image in IMAGE.findall(hidden)]
         pieces, end = [], 0
         for match in TARGET.finditer(hidden):
             pieces += [text[end:match.start(2)], self.link(page, match[2])]
@@ -109,6 +111,7 @@ class Stage:
             if file not in self.done:
                 self.done.add(file)
                 self.add(file)
+        shutil.copy(ROOT / "docs" / "site" / "site.css", self.output)
         for name, text in api.pages(HEADERS).items():
             self.write(f"docs/api/{name}", text)
 

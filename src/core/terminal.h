@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -16,6 +17,14 @@ bool is_colour_refused();
 /// Whether text for the descriptor may have colours: a capable terminal of a user who does not
 /// refuse them.
 bool shows_colour(int fd);
+
+/// The columns of the terminal; 0 where the descriptor is none, or has no width.
+std::size_t terminal_width(int fd);
+
+/// The text with lines of at most width columns, broken at spaces; unchanged for width 0. What
+/// follows a break stands below the line's last column of text, as the explanation of an option
+/// does.
+std::string wrapped(std::string_view text, std::size_t width);
 
 enum class Tone : std::uint8_t {
   error,   ///< bold red

@@ -1,4 +1,3 @@
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -29,12 +28,9 @@ std::string duration_text(double seconds) {
   return detail::concat(whole / 3600, ':', two(whole / 60 % 60), ':', two(whole % 60));
 }
 
-/// Whether fd is a terminal with a width. Open MPI's mpirun gives ranks a pseudo-terminal without a
-/// width even if its own output is a file.
-bool is_terminal(int fd) {
-  winsize size{};
-  return detail::is_capable_terminal(fd) && ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
-}
+/// Open MPI's mpirun gives ranks a pseudo-terminal without a width even if its own output is a
+/// file.
+bool is_terminal(int fd) { return detail::terminal_width(fd) > 0; }
 
 }  // namespace
 

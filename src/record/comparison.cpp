@@ -136,19 +136,20 @@ void table(std::ostream& out, const Run& first, const Run& second, const RunName
   if (differences.rows().empty()) return;
   out << "<h2>Differences</h2>\n<div class=\"scroll\"><table><tr><th>quantity</th><th>"
       << escaped(names.first) << "</th><th>" << escaped(names.second)
-      << "</th><th>difference</th><th></th></tr>\n"
+      << "</th><th>difference</th><th>relative</th></tr>\n"
       << differences.rows() << "</table></div>\n";
 }
 
 void charts(std::ostream& out, const Run& first, const Run& second, const RunNames& names) {
   Palette palette;
   detail::TextStream all;
+  // Only a quantity with a chart takes a colour, as in the report of one run: they agree.
   const auto chart = [&](const std::string& name, const Curve* a, const Curve* b,
-                         const std::string& colour) {
+                         const std::string& fixed = "") {
     std::vector<Line> lines;
-    if (a != nullptr) lines.push_back({.name = names.first, .curve = *a, .colour = colour});
+    if (a != nullptr) lines.push_back({.name = names.first, .curve = *a, .colour = ""});
     if (b != nullptr)
-      lines.push_back({.name = names.second, .curve = *b, .colour = colour, .second = true});
+      lines.push_back({.name = names.second, .curve = *b, .colour = "", .second = true});
     // A line of one value in both runs says nothing.
     bool has_line = false;
     for (const auto& line : lines) {
@@ -156,12 +157,15 @@ void charts(std::ostream& out, const Run& first, const Run& second, const RunNam
                    return point.second != lines.front().curve.begin()->second;
                  });
     }
-    if (has_line) all << line_chart(name, lines);
+    if (!has_line) return;
+    const std::string colour = fixed.empty() ? palette.colour(name) : fixed;
+    for (auto& line : lines) line.colour = colour;
+    all << line_chart(name, lines);
   };
   const Index metrics_of_first(first.curves);
   const Index metrics_of_second(second.curves);
   for (const auto& name : united(first.curves, second.curves)) {
-    chart(name, metrics_of_first.find(name), metrics_of_second.find(name), palette.colour(name));
+    chart(name, metrics_of_first.find(name), metrics_of_second.find(name));
   }
   const auto of_first = interval_curves(first.intervals);
   const auto of_second = interval_curves(second.intervals);
@@ -169,8 +173,7 @@ void charts(std::ostream& out, const Run& first, const Run& second, const RunNam
   const Index b(of_second);
   chart("Seconds a step, of the slowest rank", a.find("step_seconds"), b.find("step_seconds"),
         step_colour);
-  chart("samples/s", a.find("samples_per_second"), b.find("samples_per_second"),
-        palette.colour("samples/s"));
+  chart("samples/s", a.find("samples_per_second"), b.find("samples_per_second"));
   if (all.str().empty()) return;
   out << "<h2>Curves</h2>\n<div class=\"charts\">\n" << all.str() << "</div>\n";
 }
@@ -217,8 +220,8 @@ void environment(std::ostream& out, const Run& first, const Run& second, const R
     const std::string a = a_text == nullptr ? "" : *a_text;
     const std::string b = b_text == nullptr ? "" : *b_text;
     if (a == b) continue;
-    rows << "<tr><td>" << escaped(name) << "</td><td>" << escaped(a) << "</td><td>" << escaped(b)
-         << "</td></tr>\n";
+    rows << "<tr><td>" << escaped_name(name) << "</td><td>" << escaped(a) << "</td><td>"
+         << escaped(b) << "</td></tr>\n";
   }
   if (rows.str().empty()) return;
   out << "<h2>Differences of the environment</h2>\n<table class=\"plain\"><tr><th></th><th>"

@@ -64,6 +64,15 @@ std::string escaped(std::string_view text) {
   return out;
 }
 
+std::string escaped_name(std::string_view name) {
+  std::string out;
+  for (const char c : escaped(name)) {
+    out += c;
+    if (c == '_') out += "<wbr/>";
+  }
+  return out;
+}
+
 std::string number_text(double value) {
   if (!std::isfinite(value)) return "no number";
   const bool whole = std::abs(value) >= 1000 && std::abs(value) < 1e9;
@@ -92,7 +101,7 @@ body { margin: 0 auto; max-width: 72rem; padding: 2rem 1.5rem 4rem; background: 
 h1 { font-size: 1.6rem; margin: 0; overflow-wrap: anywhere; }
 h2 { font-size: 1.1rem; margin: 2.5rem 0 .75rem; }
 p { margin: .4rem 0; } .quiet { color: var(--quiet); overflow-wrap: anywhere; }
-.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(10rem, 1fr)); gap: 1rem;
+.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(8.5rem, 1fr)); gap: 1rem;
   margin: 1.5rem 0 0; }
 .facts div { border-top: 2px solid var(--rule); padding-top: .4rem; min-width: 0; }
 .facts dt { color: var(--quiet); font-size: .85rem; overflow-wrap: anywhere; }
@@ -122,12 +131,11 @@ th, td { text-align: right; padding: .25rem .6rem; border-bottom: 1px solid var(
 th { color: var(--quiet); font-weight: 500; } th:first-child, td:first-child { text-align: left; }
 table.plain th, table.plain td { text-align: left; white-space: normal; overflow-wrap: anywhere;
   vertical-align: top; }
-table.plain td:first-child { min-width: 6rem; width: 30%; }
+table.plain td:first-child { min-width: 7.5rem; width: 30%; }
 td.wide { width: 40%; }
 @media (max-width: 40rem) {
   body { padding: 1.2rem 1rem 3rem; } .tick { font-size: 18px; } .curve { stroke-width: 3; }
-  .raw { stroke-width: 1.5; }
-  .facts { grid-template-columns: repeat(auto-fit, minmax(8rem, 1fr)); } }
+  .raw { stroke-width: 1.5; } svg.bar { min-width: 5rem; } th, td { padding: .25rem .4rem; } }
 )";
 
 }  // namespace

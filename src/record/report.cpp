@@ -237,7 +237,7 @@ void environment(std::ostream& out, const Run& run) {
   if (run.environment.empty()) return;
   out << "<h2>Environment</h2>\n<table class=\"plain\">\n";
   for (const auto& [name, text] : run.environment) {
-    out << "<tr><td>" << escaped(name) << "</td><td>" << escaped(text) << "</td></tr>\n";
+    out << "<tr><td>" << escaped_name(name) << "</td><td>" << escaped(text) << "</td></tr>\n";
   }
   out << "</table>\n";
 }

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <optional>
@@ -62,6 +63,32 @@ TEST(Terminal, ShowsColourWhereTheUserWantsIt) {
 TEST(Terminal, ToneIsResetAtItsEnd) {
   EXPECT_EQ(in_tone("lockstep:", Tone::error, true), "\x1b[1;31mlockstep:\x1b[0m");
   EXPECT_EQ(in_tone("lockstep:", Tone::error, false), "lockstep:");
+}
+
+TEST(Terminal, HasAWidthIfItsOwnerSetOne) {
+  const Ends ends;
+  ASSERT_GE(ends.terminal, 0);
+  const Variable term("TERM", "xterm");
+  EXPECT_EQ(terminal_width(ends.terminal), 0);
+  const winsize size{.ws_row = 24, .ws_col = 60, .ws_xpixel = 0, .ws_ypixel = 0};
+  ASSERT_EQ(::ioctl(ends.terminal, TIOCSWINSZ, &size), 0);
+  EXPECT_EQ(terminal_width(ends.terminal), 60);
+  EXPECT_EQ(terminal_width(ends.file), 0);
+}
+
+TEST(Terminal, LongLinesAreBrokenAtSpacesBelowTheirLastColumn) {
+  EXPECT_EQ(wrapped("Options:\n  -n INT    Number of ranks, at least one\n", 32),
+            "Options:\n  -n INT    Number of ranks, at\n            least one\n");
+  EXPECT_EQ(wrapped("alpha beta gamma delta", 20), "alpha beta gamma\ndelta");
+  EXPECT_EQ(wrapped("  … beta gamma delta x", 22), "  … beta gamma delta x")
+      << "a character is a column";
+}
+
+TEST(Terminal, ShortLinesAndLongWordsStayAsTheyAre) {
+  const std::string text = "  path    /a/long/path/that/does/not/fit/into/a/line\n\nend";
+  EXPECT_EQ(wrapped(text, 30), text);
+  EXPECT_EQ(wrapped("one two", 0), "one two");
+  EXPECT_EQ(wrapped("", 10), "");
 }
 
 }  // namespace

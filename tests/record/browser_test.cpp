@@ -46,7 +46,7 @@ class Browser : public ::testing::Test {
 /// As page.cpp and palette.cpp have them, by day.
 constexpr Pixel page_colour{0xfb, 0xfb, 0xfa};
 constexpr Pixel compute_pixel{0x25, 0x63, 0xeb};
-constexpr Pixel waiting_pixel{0xb3, 0xb9, 0xc1};
+constexpr Pixel waiting_pixel{0x8b, 0x93, 0x9d};
 
 /// Of the second quantity of a page, #4d7c0f, and what lies between it and the page's colour.
 bool is_second_curve(const Pixel& pixel) {

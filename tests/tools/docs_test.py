@@ -70,6 +70,12 @@ class Stage(unittest.TestCase):
         self.assertEqual(stage.rewritten(page, "[a](../examples/regression.cpp) [b](../examples) [c](errors.md#x) `[d](../LICENSE)`"),
                          "[a](../examples/regression.cpp.md) [b](../examples/README.md) [c](errors.md#x) `[d](../LICENSE)`")
 
+    def test_images_of_html_are_copied(self):
+        stage = STAGE["Stage"](pathlib.Path("/nowhere"))
+        text = '<source srcset="docs/images/peers-narrow.svg">\n<img alt="" src="docs/images/peers.svg">'
+        self.assertEqual(stage.rewritten(ROOT / "README.md", text), text)
+        self.assertLessEqual({ROOT / "docs" / "images" / name for name in ("peers.svg", "peers-narrow.svg")}, set(stage.waiting))
+
 
 if __name__ == "__main__":
     unittest.main()
