@@ -7,6 +7,7 @@
 #include <lockstep/lockstep.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
@@ -44,6 +45,7 @@ class ConfigFile : public CLI::ConfigTOML {
 
   std::vector<CLI::ConfigItem> from_config(std::istream& in) const override {
     text_.emplace(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
+    check_comments();
     std::istringstream lines(*text_);
     std::set<std::string> names;
     for (const CLI::ConfigItem& item : CLI::ConfigTOML::from_config(lines)) {
@@ -75,6 +77,19 @@ class ConfigFile : public CLI::ConfigTOML {
   }
 
  private:
+  /// CLI11 takes a # in quotes for a comment, too.
+  void check_comments() const {
+    std::istringstream lines(*text_);
+    int number = 1;
+    for (std::string line; std::getline(lines, line); ++number) {
+      const auto before = line.substr(0, line.find('#'));
+      if (before.size() < line.size() && std::count(before.begin(), before.end(), '"') % 2 != 0)
+        throw CLI::ValidationError(path() + ": line " + std::to_string(number),
+                                   "a value in this file cannot contain #; pass it on the command "
+                                   "line");
+    }
+  }
+
   void set(const CLI::ConfigItem& item) const {
     CLI::Option* option = app_->get_option_no_throw("--" + item.name);
     if (option == nullptr) option = app_->get_option_no_throw(item.name);  // a positional
@@ -82,10 +97,13 @@ class ConfigFile : public CLI::ConfigTOML {
       throw unknown_option(*app_, path() + ": ", item.name, "");
     if (!option->empty()) return;
     try {
-      if (option->get_expected_min() == 0)
-        option->add_result(option->get_flag_value(item.name, to_flag(item)));
-      else
+      if (option->get_expected_min() == 0) {
+        const std::string value = option->get_flag_value(item.name, to_flag(item));
+        if (value == "false") return;  // an option that is given may exclude another one
+        option->add_result(value);
+      } else {
         option->add_result(item.inputs);
+      }
       option->run_callback();
     } catch (const CLI::ParseError& error) {
       throw CLI::ValidationError(path(), error.what());

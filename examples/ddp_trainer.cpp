@@ -98,7 +98,7 @@ class Trainer {
     epochs_run_ = meta.epoch;
     const std::size_t batches =
         (sampler_.samples_per_rank() + settings_.batch_size - 1) / settings_.batch_size;
-    steps_ = epochs_run_ * static_cast<std::int64_t>(batches);
+    steps_ = program::steps_before(meta, epochs_run_ * static_cast<std::int64_t>(batches));
     if (loud())
       std::cout << "resuming training from snapshot at epoch " << epochs_run_
                 << (changes.empty() ? "" : ": " + changes) << std::endl;
@@ -128,7 +128,8 @@ class Trainer {
   }
 
   void save_snapshot(std::int64_t epoch) {
-    checkpoint().save(settings_.snapshot, {.epoch = epoch + 1}, world_);
+    checkpoint().save(settings_.snapshot,
+                      {.epoch = epoch + 1, .notes = program::steps_note(steps_)}, world_);
     if (loud())
       std::cout << "epoch " << epoch << " | training snapshot saved at " << settings_.snapshot
                 << std::endl;

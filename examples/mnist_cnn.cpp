@@ -205,6 +205,10 @@ void train(Settings settings, const lockstep::Group& world) {
   std::optional<lockstep::MovingAverage> average;
   std::optional<lockstep::EarlyStopping> stopping;
   if (settings.ema) {
+    if (world.size() > 1 && !strategy.exchanges_every_gradient())
+      throw lockstep::InvalidArgument("--ema: got --strategy " + strategy.text() +
+                                      ", with which the averages of the ranks differ, expected a "
+                                      "strategy that exchanges every gradient at every step");
     average.emplace(*model, lockstep::MovingAverageOptions{.decay = *settings.ema});
     checkpoint.extra.emplace("average", *average);
   }
@@ -216,8 +220,10 @@ void train(Settings settings, const lockstep::Group& world) {
   const auto style = lockstep::progress_style(world, STDOUT_FILENO, settings.quiet);
   const bool loud = style != lockstep::ProgressStyle::silent;
   std::int64_t done = 0;
+  std::optional<lockstep::CheckpointMeta> resumed;
   if (const auto found = resume(settings, checkpoint, folder, world, loud)) {
-    done = found->meta.epoch;
+    resumed = found->meta;
+    done = resumed->epoch;
     if (!settings.seed && found->meta.notes.contains("seed"))
       settings.seed = std::stoull(found->meta.notes.at("seed"));
     if (settings.lr) sgd.param_groups()[0].options().set_lr(*settings.lr);
@@ -246,6 +252,7 @@ void train(Settings settings, const lockstep::Group& world) {
       *test_data, lockstep::EvaluationSampler(test_data->size().value(), world), batch_size);
 
   std::int64_t steps = done * ((sampler.samples_per_rank() + batch_size - 1) / batch_size);
+  if (resumed) steps = program::steps_before(*resumed, steps);
   const auto stopped = [&] { return stopping && stopping->stopped(); };
   for (std::int64_t epoch = done + 1; epoch <= settings.epochs && !stopped(); ++epoch) {
     const std::string title =
@@ -277,12 +284,6 @@ void train(Settings settings, const lockstep::Group& world) {
     averaged.reset();
     if (stopping) stopping->update(tested.accuracy, world);
 
-    const lockstep::CheckpointMeta meta{
-        .epoch = epoch, .notes = {{"seed", std::to_string(seed)}}, .score = tested.accuracy};
-    if (folder)
-      folder.save(checkpoint, meta);
-    else if (!settings.checkpoint.empty())
-      checkpoint.save(settings.checkpoint, meta, world);
     program::record(metrics, log, steps,
                     {{"epoch", epoch},
                      {"train_loss", trained.loss},
@@ -293,6 +294,14 @@ void train(Settings settings, const lockstep::Group& world) {
                      {"images_per_second", rate},
                      {"gradient_megabytes", gradient_megabytes(world)},
                      {"ranks", world.size()}});
+    const lockstep::CheckpointMeta meta{
+        .epoch = epoch,
+        .notes = {{"seed", std::to_string(seed)}, {"steps", std::to_string(steps)}},
+        .score = tested.accuracy};
+    if (folder)
+      folder.save(checkpoint, meta);
+    else if (!settings.checkpoint.empty())
+      checkpoint.save(settings.checkpoint, meta, world);
     progress.finish(title + "  loss " + fixed(trained.loss, 4) + " (sum " + fixed(loss_sum, 1) +
                     ")  train " + fixed(100 * trained.accuracy, 2) + " %  test " +
                     fixed(100 * tested.accuracy, 2) + " %  " + fixed(rate, 0) + " images/s  " +

@@ -20,6 +20,7 @@
 #include <iomanip>
 #include <iostream>
 #include <limits>
+#include <map>
 #include <memory>
 #include <optional>
 #include <sstream>
@@ -160,6 +161,19 @@ class MetricsFile {
   std::string path_;
   std::ofstream out_;
 };
+
+/// Notes of a checkpoint from which steps_before() reads the number of steps.
+inline std::map<std::string, std::string> steps_note(std::int64_t steps) {
+  return {{"steps", std::to_string(steps)}};
+}
+
+/// The number of steps before a checkpoint, at which the run's log continues. It does not follow
+/// from the epochs if the batch size or the number of ranks has changed. estimate: for checkpoints
+/// of version 0.1, which have no such note.
+inline std::int64_t steps_before(const lockstep::CheckpointMeta& meta, std::int64_t estimate) {
+  const auto noted = meta.notes.find("steps");
+  return noted == meta.notes.end() ? estimate : std::stoll(noted->second);
+}
 
 inline std::string epochs_done(std::int64_t epochs) {
   return plural(epochs, "epoch") + (epochs == 1 ? " is done" : " are done");

@@ -261,7 +261,8 @@ void train(const Settings& settings, const lockstep::Group& world) {
       model->parameters(), torch::optim::SGDOptions(settings.lr).momentum(0.9).weight_decay(1e-4));
   const lockstep::Checkpoint checkpoint{.model = *model, .optimizer = momentum, .strategy = ddp};
   std::int64_t done = 0;
-  if (const auto found = folder.load_newest(checkpoint, world, loud)) done = found->meta.epoch;
+  const auto resumed = folder.load_newest(checkpoint, world, loud);
+  if (resumed) done = resumed->meta.epoch;
   if (loud)
     std::cout << "ResNet-50, " << samples << (settings.data.empty() ? " random" : "")
               << " images of " << settings.image_size << "x" << settings.image_size << ", "
@@ -283,8 +284,9 @@ void train(const Settings& settings, const lockstep::Group& world) {
 
   constexpr int lines = 5;  // batches between two lines of output
   const auto begin = program::Clock::now();
-  const std::int64_t steps_before =
+  std::int64_t steps_before =
       done * static_cast<std::int64_t>(sampler.samples_per_rank() / batch_read);
+  if (resumed) steps_before = program::steps_before(resumed->meta, steps_before);
   std::int64_t steps = steps_before;
   const auto run_epoch = [&](std::int64_t epoch, auto&& batches) {
     lockstep::Tally tally(5);
@@ -321,15 +323,16 @@ void train(const Settings& settings, const lockstep::Group& world) {
       run_epoch(epoch, lockstep::scatter_from_rank0(loader ? &*loader : nullptr, world));
     else
       run_epoch(epoch, *loader);
-    folder.save(checkpoint, {.epoch = epoch + 1});
+    folder.save(checkpoint, {.epoch = epoch + 1, .notes = program::steps_note(steps)});
   }
   folder.finish();
   const double seconds = program::seconds_since(begin);
   const std::int64_t taken = steps - steps_before;
   const double rate =
       lockstep::throughput(taken * static_cast<std::int64_t>(settings.batch_size), seconds, world);
-  program::record(metrics, log, steps,
-                  {{"steps", taken}, {"seconds", seconds}, {"images_per_second", rate}});
+  if (taken > 0)
+    program::record(metrics, log, steps,
+                    {{"steps", taken}, {"seconds", seconds}, {"images_per_second", rate}});
   program::finish(log, "resnet50");
   if (!loud) return;
   if (settings.verbose) program::print_statistics(world);

@@ -160,7 +160,8 @@ void train(const Settings& settings, const lockstep::Group& world) {
                                            lockstep::parse_strategy(settings.strategy));
   const lockstep::Checkpoint checkpoint{.model = *model, .optimizer = adam, .strategy = optimizer};
   std::int64_t done = 0;
-  if (const auto found = folder.load_newest(checkpoint, world, loud)) done = found->meta.epoch;
+  const auto resumed = folder.load_newest(checkpoint, world, loud);
+  if (resumed) done = resumed->meta.epoch;
   sampler.set_epoch(static_cast<std::uint64_t>(done));
 
   constexpr int lines = 100;  // batches between two lines of output
@@ -168,6 +169,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
   double waited = 0;
   std::int64_t trained_images = 0;
   std::int64_t batches = done * static_cast<std::int64_t>(batches_an_epoch);
+  if (resumed) batches = program::steps_before(resumed->meta, batches);
   lockstep::Tally tally;
   const auto report = [&](std::int64_t epoch) {
     const lockstep::Score score = tally.score(world);
@@ -204,7 +206,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
     log.end_interval(batches, trained_images - images_before);
     if (!folder) continue;
     optimizer.synchronize();
-    folder.save(checkpoint, {.epoch = epoch});
+    folder.save(checkpoint, {.epoch = epoch, .notes = program::steps_note(batches)});
   }
   folder.finish();
   const double seconds = program::seconds_since(begin);
@@ -212,13 +214,14 @@ void train(const Settings& settings, const lockstep::Group& world) {
   optimizer.synchronize();
   const double rate = lockstep::throughput(trained_images, seconds, world);
   const lockstep::Score score = evaluate_cifar10(*model, *test_data, world);
-  program::record(metrics, log, batches,
-                  {{"test_loss", score.loss},
-                   {"test_accuracy", score.accuracy},
-                   {"seconds", seconds},
-                   {"images_per_second", rate},
-                   {"waiting_for_data", waited / seconds},
-                   {"ranks", world.size()}});
+  if (done < settings.epochs)
+    program::record(metrics, log, batches,
+                    {{"test_loss", score.loss},
+                     {"test_accuracy", score.accuracy},
+                     {"seconds", seconds},
+                     {"images_per_second", rate},
+                     {"waiting_for_data", waited / seconds},
+                     {"ranks", world.size()}});
   program::finish(log, "resnet9_cifar10");
   if (settings.verbose) program::print_statistics(world);
   if (loud)

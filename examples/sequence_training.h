@@ -172,6 +172,7 @@ std::shared_ptr<typename Problem::Model> train(const Training& training, const P
   lockstep::PrefetchLoader loader(problem.training_windows(), sampler,
                                   {.batch_size = batch_size, .workers = 0, .drop_last = true});
   std::int64_t steps = done * batches_an_epoch;
+  if (found) steps = steps_before(found->meta, steps);
   const auto evaluate = [&](std::int64_t epoch) {
     optimizer.synchronize();
     const torch::NoGradGuard no_grad;
@@ -215,7 +216,8 @@ std::shared_ptr<typename Problem::Model> train(const Training& training, const P
             {"windows_per_second", rate},
             {"ranks", world.size()}});
     const Evaluation evaluation = evaluate(epoch);
-    folder.save(checkpoint, {.epoch = epoch, .score = -evaluation.error});
+    folder.save(checkpoint,
+                {.epoch = epoch, .notes = steps_note(steps), .score = -evaluation.error});
     progress.finish(title + "  loss " + fixed(train_loss, 4) + "  " + evaluation.text + "  " +
                     fixed(rate, 0) + " windows/s  " + fixed(seconds, 1) + " s");
   }

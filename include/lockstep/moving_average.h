@@ -54,7 +54,8 @@ class [[nodiscard]] AppliedAverage {
 ///     }
 ///
 /// No function communicates: ranks with equal parameters compute equal averages, bit for bit, also
-/// with different numbers of threads. Where a strategy lets replicas differ, averages differ too.
+/// with different numbers of threads. Where a strategy lets replicas differ, such as local_sgd,
+/// averages differ too, and a checkpoint keeps rank 0's.
 /// The average of a float16 or bfloat16 parameter is held in float32. Frozen parameters and several
 /// names of one tensor are supported. Must not outlive the model.
 class MovingAverage {

@@ -81,7 +81,7 @@ struct RunLogOptions {
 /// A folder that holds a log is continued. The first record gives the step at which it continues:
 /// begin_interval(step), or scalars() for a program without intervals. Records of later steps,
 /// which an earlier part of the run computed after its checkpoint, move to `discarded.jsonl`. A run
-/// that begins at step 0 keeps none of the earlier records.
+/// whose first record is begin_interval(0) keeps no record that has a step.
 ///
 /// Only one job at a time may use a folder: while a RunLog exists, the constructor of another job's
 /// throws.

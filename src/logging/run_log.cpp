@@ -140,19 +140,22 @@ void RunLog::State::open_files() {
 void RunLog::State::continue_metrics(const record::Continuation& from) {
   if (std::exchange(has_metrics, true)) return;
   const std::filesystem::path folder = options.folder;
+  bool keeps_step = from.names.empty();
   try {
     const auto before = record::discard_repeated(folder, record::metrics_name, from);
+    keeps_step = keeps_step || before.keeps_step;
     elapsed_before = std::max(elapsed_before, before.elapsed);
     // The file may have been replaced.
     if (before.records > 0) metrics = AppendFile(folder / record::metrics_name, true);
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     continuation_error = error.what();
   }
   if (from.step < 0) {
     std::error_code ignored;
     for (const auto& name : older_event_files) std::filesystem::remove(folder / name, ignored);
   } else if (!older_event_files.empty()) {
-    const auto first = from.names.empty() ? from.step + 1 : from.step;
+    // TensorBoard drops all points from this step on.
+    const auto first = keeps_step ? from.step + 1 : from.step;
     events.add(record::restart_event_record(wall_time(), first));
   }
 }
@@ -165,7 +168,7 @@ void RunLog::State::continue_intervals(std::int64_t step) {
     const auto before = record::discard_repeated(folder, record::intervals_name, {.step = step});
     elapsed_before = std::max(elapsed_before, before.elapsed);
     if (before.records > 0) intervals = AppendFile(folder / record::intervals_name, true);
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     continuation_error = error.what();
   }
 }

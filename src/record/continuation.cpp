@@ -64,6 +64,8 @@ Discarded discard_repeated(const std::filesystem::path& folder, const char* name
       continue;
     }
     kept += line;
+    const auto* step = numbers ? value_of(*numbers, "step") : nullptr;
+    if (step != nullptr && step->whole == from.step) result.keeps_step = true;
     const auto* elapsed = numbers ? value_of(*numbers, "elapsed") : nullptr;
     if (elapsed != nullptr && std::isfinite(elapsed->value)) {
       result.elapsed = std::max(result.elapsed, elapsed->value);

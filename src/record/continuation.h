@@ -19,7 +19,8 @@ struct Continuation {
 /// The result of discard_repeated().
 struct Discarded {
   std::size_t records = 0;
-  double elapsed = 0;  ///< largest of the records that are kept; 0 if there is none
+  double elapsed = 0;       ///< largest of the records that are kept; 0 if there is none
+  bool keeps_step = false;  ///< whether a record of Continuation::step is kept
 };
 
 /// Moves the records that the run computes again from a file of the log to discarded.jsonl. A line

@@ -260,12 +260,12 @@ std::string report_page(const Run& run, const std::string& title, int refresh_se
   environment(out, run);
   if (run.has_trace) {
     out << "<p class=\"quiet\">trace.json beside this page shows each rank's time, collective by "
-           "collective: open it in Perfetto, or in chrome://tracing.</p>\n";
+           "collective, in the part of the run that was traced last: open it in Perfetto, or in "
+           "chrome://tracing.</p>\n";
   }
   if (run.discarded > 0) {
-    out << "<p class=\"quiet\">The run was continued from a checkpoint. discarded.jsonl has "
-        << run.discarded << (run.discarded == 1 ? " record" : " records")
-        << " of steps that it computed again.</p>\n";
+    out << "<p class=\"quiet\">discarded.jsonl has " << plural(run.discarded, "record")
+        << " of steps that a later part of the run computed again.</p>\n";
   }
   if (!run.remarks.empty()) out << "<h2>Remarks</h2>\n";
   for (const auto& remark : run.remarks) out << "<p>" << escaped(remark) << "</p>\n";

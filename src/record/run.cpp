@@ -1,6 +1,8 @@
 #include "record/run.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -42,7 +44,12 @@ bool left_out(const std::filesystem::path& path, Run& run) {
 void read_lines(const std::filesystem::path& path, Run& run,
                 const std::function<bool(const std::string&)>& take) {
   if (left_out(path, run)) return;
+  errno = 0;
   std::ifstream in(path, std::ios::binary);
+  const auto cannot_read = [&] {
+    return Error(concat(path.string(), ": cannot read: ", std::strerror(errno != 0 ? errno : EIO)));
+  };
+  if (!in.is_open() && errno != ENOENT) throw cannot_read();
   std::int64_t unreadable = 0;
   bool torn = false;
   for (std::string line; in.is_open() && std::getline(in, line);) {
@@ -51,6 +58,7 @@ void read_lines(const std::filesystem::path& path, Run& run,
     torn = !taken && in.eof();
     if (!taken && !torn) ++unreadable;
   }
+  if (in.bad()) throw cannot_read();
   const auto name = path.filename().string();
   if (unreadable > 0) {
     run.remarks.push_back(concat(name, ": ", unreadable,

@@ -40,6 +40,7 @@ TEST_F(ConfigFiles, SetWhatTheCommandLineDoesNot) {
       "checkpoint = \"\"\n"
       "metrics = \"metrics.jsonl\"\n"
       "no-efficiency = true\n"
+      "trace = false  # of no \"use\"\n"
       "augment = false\n");
   const Result result = two_ranks("mnist_cnn --config settings.toml --epochs 2");
   ASSERT_EQ(result.code, 0) << result.err;
@@ -72,6 +73,7 @@ TEST_F(ConfigFiles, ErrorsHaveTheNamesOfFileAndKey) {
       {"epochs = two\n", "settings.toml: --epochs: Value two"},
       {"epochs = 2\nlr = 1\nepochs = 3\n", "settings.toml: epochs: occurs twice"},
       {"[train]\nepochs = 2\n", "settings.toml: [train]: expected no sections"},
+      {"data = \"run#2\"\n", "settings.toml: line 1: a value in this file cannot contain #"},
       {"augment = perhaps\n", "settings.toml: "}};
   for (const auto& [text, said] : cases) {
     write(text);
@@ -98,9 +100,9 @@ TEST_F(ConfigFiles, MustBeReadable) {
 
 TEST_F(ConfigFiles, EveryExampleHasThem) {
   write("nonsense = 1\n");
-  for (const char* program :
-       {"custom_strategy", "ddp_trainer", "gradient_proof", "large_batch", "mnist_cnn",
-        "regression", "resnet50", "resnet9_cifar10", "single_trainer"}) {
+  for (const char* program : {"custom_strategy", "ddp_trainer", "gradient_proof", "large_batch",
+                              "mnist_cnn", "regression", "resnet50", "resnet9_cifar10",
+                              "single_trainer", "language_model", "forecast"}) {
     expect_one_complaint(alone(std::string(program) + " --config settings.toml"), 2,
                          "settings.toml: nonsense: unknown option");
     EXPECT_THAT(alone(std::string(program) + " --help").out, HasSubstr("--config FILE"));
@@ -117,6 +119,14 @@ TEST_F(ConfigFiles, EveryRankMustReadTheSame) {
   expect_one_complaint(result, 1,
                        "regression: --config settings.toml: rank 2 read other contents than rank "
                        "0: copy the file to all hosts");
+}
+
+TEST_F(ConfigFiles, AverageNeedsEqualReplicas) {
+  const std::string program = "mnist_cnn --data data --ema 0.5 --strategy local_sgd:period=4";
+  expect_one_complaint(
+      two_ranks(program), 1,
+      "mnist_cnn: --ema: got --strategy local_sgd:period=4, with which the averages of the "
+      "ranks differ");
 }
 
 TEST_F(ConfigFiles, AverageAndPatienceAreResumed) {
@@ -139,6 +149,18 @@ TEST_F(ConfigFiles, AverageAndPatienceAreResumed) {
   const Result again = two_ranks(program + "parts");
   EXPECT_EQ(again.code, 0) << again.err;
   EXPECT_EQ(metrics().size(), 3u) << "a run that has stopped trains no more";
+}
+
+TEST_F(ConfigFiles, LogOfARunKeepsItsLinesOnAnotherNumberOfRanks) {
+  write(
+      "batch-size = 16\ndata = \"data\"\nno-efficiency = true\ncheckpoint-dir = \"run\"\n"
+      "log-dir = \"log\"\n");
+  ASSERT_EQ(alone("mnist_cnn --config settings.toml --epochs 2").code, 0);
+  const auto before = testing::content(folder / "log/metrics.jsonl");
+  ASSERT_EQ(two_ranks("mnist_cnn --config settings.toml --epochs 3").code, 0);
+  EXPECT_THAT(testing::content(folder / "log/metrics.jsonl"), ::testing::StartsWith(before));
+  EXPECT_EQ(count(testing::content(folder / "log/metrics.jsonl"), "train_loss_sum"), 3);
+  EXPECT_FALSE(std::filesystem::exists(folder / "log/discarded.jsonl"));
 }
 
 }  // namespace

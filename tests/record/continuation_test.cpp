@@ -39,6 +39,7 @@ TEST_F(Continued, MovesTheRecordsOfLaterSteps) {
   const auto result = discard_repeated(folder.path(), metrics_name, {.step = 2});
   EXPECT_EQ(result.records, 2U);
   EXPECT_EQ(result.elapsed, 4);
+  EXPECT_TRUE(result.keeps_step);
   EXPECT_EQ(text(metrics_name), kept);
   EXPECT_THAT(text(discarded_name), StartsWith("{\"discarded_from\":\"metrics.jsonl\","
                                                "\"continued_at_step\":2,\"time\":\""));
@@ -49,10 +50,17 @@ TEST_F(Continued, ReplacesARecordOfTheSameNames) {
   write(
       "{\"step\":5,\"elapsed\":1,\"loss\":1}\n{\"step\":5,\"loss\":1,\"rate\":2}\n{\"step\":5,"
       "\"rate\":2}\n");
-  EXPECT_EQ(
-      discard_repeated(folder.path(), metrics_name, {.step = 5, .names = {"loss", "x"}}).records,
-      1U);
+  const auto result =
+      discard_repeated(folder.path(), metrics_name, {.step = 5, .names = {"loss", "x"}});
+  EXPECT_EQ(result.records, 1U);
+  EXPECT_TRUE(result.keeps_step);
   EXPECT_EQ(text(metrics_name), "{\"step\":5,\"loss\":1,\"rate\":2}\n{\"step\":5,\"rate\":2}\n");
+}
+
+TEST_F(Continued, KeepsNoRecordOfItsStepIfAllAreReplaced) {
+  write("{\"step\":4,\"loss\":2}\n{\"step\":5,\"loss\":1}\n");
+  EXPECT_FALSE(
+      discard_repeated(folder.path(), metrics_name, {.step = 5, .names = {"loss"}}).keeps_step);
 }
 
 TEST_F(Continued, LeavesAFileAloneThatHasNothingLater) {

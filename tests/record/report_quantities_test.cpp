@@ -1,12 +1,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <map>
 #include <regex>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "lockstep/error.h"
 #include "record/folder.h"
 #include "record/scalar.h"
 #include "tests/record/report_fixture.h"
@@ -117,6 +119,16 @@ TEST_F(Report, DrawsManyPointsRawAndSmoothed) {
   EXPECT_THAT(text, HasSubstr("class=\"curve raw\""));
   EXPECT_THAT(text, HasSubstr("class=\"curve\""));
   EXPECT_THAT(text, HasSubstr("strong: mean of about 20 values"));
+}
+
+TEST_F(Report, AFileThatCannotBeReadIsAnError) {
+  std::filesystem::create_symlink("/proc/self/mem", folder / "metrics.jsonl");
+  try {
+    page();
+    FAIL() << "made a page of nothing";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("metrics.jsonl: cannot read: Input/output error"));
+  }
 }
 
 }  // namespace
