@@ -28,7 +28,7 @@ namespace {
 
 using detail::concat;
 
-constexpr int refresh_seconds = 3;
+constexpr int live_refresh_seconds = 3;
 constexpr std::size_t longest_request = 16384;
 constexpr std::chrono::seconds client_time(2);
 
@@ -139,11 +139,11 @@ std::string LiveReport::address() const { return concat("http://127.0.0.1:", por
 std::string LiveReport::page() const {
   try {
     const Run run = read_run(folder_);
-    return report_page(run, concat("Run ", run.name), refresh_seconds);
+    return report_page(run, concat("Run ", run.name), live_refresh_seconds);
   } catch (const std::exception& error) {
     return html_page("The run has recorded nothing yet",
                      concat("<p class=\"quiet\">", escaped(error.what()), "</p>\n"),
-                     refresh_seconds);
+                     live_refresh_seconds);
   }
 }
 
