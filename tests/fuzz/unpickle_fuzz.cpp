@@ -59,7 +59,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   constexpr std::size_t most = 1 << 16;
   if (!value || fuzzing::expanded_size(*value, most) == most) return 0;
   require(fuzzing::within_storage(*value), "every tensor lies within its storage");
-  require(depth_of(*value) <= deepest_value, "a value is at most as deep as is documented");
+  require(depth_of(*value) <= max_depth, "a value is at most as deep as is documented");
 
   std::vector<at::Tensor> written;
   const std::string bytes = pickle(*value, written);
