@@ -1,8 +1,8 @@
 #pragma once
 
-#include <algorithm>
 #include <chrono>
-#include <vector>
+
+#include "core/median.h"
 
 namespace lockstep::bench {
 
@@ -13,11 +13,6 @@ inline double now_us() {
       .count();
 }
 
-/// The middle of a non-empty list; of two middle ones their mean.
-inline double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const std::size_t half = values.size() / 2;
-  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
-}
+using detail::median;
 
 }  // namespace lockstep::bench

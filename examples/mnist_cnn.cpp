@@ -220,12 +220,11 @@ void train(Settings settings, const lockstep::Group& world) {
   const auto style = lockstep::progress_style(world, STDOUT_FILENO, settings.quiet);
   const bool loud = style != lockstep::ProgressStyle::silent;
   std::int64_t done = 0;
-  std::optional<lockstep::CheckpointMeta> resumed;
-  if (const auto found = resume(settings, checkpoint, folder, world, loud)) {
-    resumed = found->meta;
-    done = resumed->epoch;
-    if (!settings.seed && found->meta.notes.contains("seed"))
-      settings.seed = std::stoull(found->meta.notes.at("seed"));
+  const auto resumed = resume(settings, checkpoint, folder, world, loud);
+  if (resumed) {
+    done = resumed->meta.epoch;
+    if (!settings.seed && resumed->meta.notes.contains("seed"))
+      settings.seed = std::stoull(resumed->meta.notes.at("seed"));
     if (settings.lr) sgd.param_groups()[0].options().set_lr(*settings.lr);
   }
   const std::uint64_t seed = settings.seed.value_or(0);
@@ -252,7 +251,7 @@ void train(Settings settings, const lockstep::Group& world) {
       *test_data, lockstep::EvaluationSampler(test_data->size().value(), world), batch_size);
 
   std::int64_t steps = done * ((sampler.samples_per_rank() + batch_size - 1) / batch_size);
-  if (resumed) steps = program::steps_before(*resumed, steps);
+  if (resumed) steps = program::steps_before(resumed->meta, steps);
   const auto stopped = [&] { return stopping && stopping->stopped(); };
   for (std::int64_t epoch = done + 1; epoch <= settings.epochs && !stopped(); ++epoch) {
     const std::string title =
@@ -294,10 +293,9 @@ void train(Settings settings, const lockstep::Group& world) {
                      {"images_per_second", rate},
                      {"gradient_megabytes", gradient_megabytes(world)},
                      {"ranks", world.size()}});
-    const lockstep::CheckpointMeta meta{
-        .epoch = epoch,
-        .notes = {{"seed", std::to_string(seed)}, {"steps", std::to_string(steps)}},
-        .score = tested.accuracy};
+    lockstep::CheckpointMeta meta{
+        .epoch = epoch, .notes = program::steps_note(steps), .score = tested.accuracy};
+    meta.notes["seed"] = std::to_string(seed);
     if (folder)
       folder.save(checkpoint, meta);
     else if (!settings.checkpoint.empty())

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/median.h"
 #include "core/plural.h"
 #include "core/processor_load.h"
 #include "core/text.h"
@@ -31,13 +32,6 @@ constexpr double highest = 1.05;
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-double median_of(std::span<const double> values) {
-  std::vector<double> sorted(values.begin(), values.end());
-  std::ranges::sort(sorted);
-  const std::size_t middle = sorted.size() / 2;
-  return sorted.size() % 2 == 1 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
 }
 
 std::string percent(double share) {
@@ -116,9 +110,9 @@ Efficiency efficiency_of(std::span<const double> alone, std::span<const double> 
   }
   std::vector<double> each;
   for (std::size_t i = 0; i < alone.size(); ++i) each.push_back(alone[i] / together[i]);
-  Efficiency result{.alone = median_of(alone),
-                    .together = median_of(together),
-                    .median = median_of(each),
+  Efficiency result{.alone = detail::median({alone.begin(), alone.end()}),
+                    .together = detail::median({together.begin(), together.end()}),
+                    .median = detail::median(each),
                     .least = std::ranges::min(each),
                     .most = std::ranges::max(each),
                     .rounds = static_cast<int>(each.size())};

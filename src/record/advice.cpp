@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <optional>
 
+#include "core/median.h"
 #include "core/text.h"
 #include "record/page.h"
 #include "record/totals.h"
@@ -13,6 +14,7 @@ namespace lockstep::inline v0_2::record {
 namespace {
 
 using detail::concat;
+using detail::median;
 
 // A figure beyond these stands out.
 constexpr double loading_share = 0.1;     // of a step
@@ -26,13 +28,6 @@ constexpr double longer_step = 1.05;      // of one run, over the other's
 constexpr double least_seconds = 0.0005;  // of a step; less is noise
 
 std::string milliseconds(double seconds) { return number_text(1000 * seconds) + " ms"; }
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  std::ranges::sort(values);
-  const auto half = values.size() / 2;
-  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
-}
 
 /// A value a step of each rank but one.
 template <class Value>

@@ -61,9 +61,8 @@ void read_lines(const std::filesystem::path& path, Run& run,
   if (in.bad()) throw cannot_read();
   const auto name = path.filename().string();
   if (unreadable > 0) {
-    run.remarks.push_back(concat(name, ": ", unreadable,
-                                 unreadable == 1 ? " line is" : " lines are",
-                                 " no record, and left out"));
+    run.remarks.push_back(concat(name, ": ", plural(unreadable, "line"),
+                                 unreadable == 1 ? " is" : " are", " no record, and left out"));
   }
   if (torn) run.remarks.push_back(concat(name, ": the last line is torn, and left out"));
 }
