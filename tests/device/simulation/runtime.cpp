@@ -1,0 +1,585 @@
+#include "tests/device/simulation/runtime.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cfenv>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <deque>
+#include <exception>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <random>
+#include <set>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+
+namespace lockstep::simulation {
+namespace {
+
+constexpr std::size_t arena_bytes = std::size_t{4} << 30;  // of addresses; pages come when touched
+constexpr std::size_t alignment = 512;
+constexpr std::size_t most_races = 1000;
+constexpr int reclaim_stream = -1;
+
+/// How far each stream had come, by the index of the stream.
+using Clock = std::vector<std::uint64_t>;
+
+void join(Clock& into, const Clock& from) {
+  if (into.size() < from.size()) into.resize(from.size());
+  for (std::size_t i = 0; i < from.size(); ++i) into[i] = std::max(into[i], from[i]);
+}
+
+std::uint64_t entry(const Clock& clock, std::size_t index) {
+  return index < clock.size() ? clock[index] : 0;
+}
+
+/// An access that a later task may have to be ordered after.
+struct Touch {
+  std::size_t begin, end;  // offsets in the block
+  std::size_t stream;
+  std::uint64_t when;
+  bool writes;
+  const std::string* name;
+};
+
+struct Block {
+  std::size_t bytes;
+  std::vector<Touch> touches = {};
+};
+/// Blocks by their first address.
+using Blocks = std::map<std::uintptr_t, Block>;
+
+std::uintptr_t address(const void* memory) { return reinterpret_cast<std::uintptr_t>(memory); }
+
+/// One device's memory, which is mapped twice. Programs see the mapping that nobody may access.
+struct Arena {
+  int file = -1;
+  std::byte* device = nullptr;
+  std::byte* shadow = nullptr;
+  std::map<std::size_t, std::size_t> holes{{0, arena_bytes}};  // offset to bytes
+
+  Arena() : file(::memfd_create("lockstep-simulation", MFD_CLOEXEC)) {
+    if (file < 0 || ::ftruncate(file, arena_bytes) != 0) {
+      throw std::runtime_error("simulated device: no shared memory file");
+    }
+    device = map(PROT_NONE);
+    shadow = map(PROT_READ | PROT_WRITE);
+  }
+  std::byte* map(int protection) const {
+    void* at = ::mmap(nullptr, arena_bytes, protection, MAP_SHARED | MAP_NORESERVE, file, 0);
+    if (at == MAP_FAILED) throw std::runtime_error("simulated device: mmap failed");
+    return static_cast<std::byte*>(at);
+  }
+};
+
+struct Counters {
+  std::atomic<std::uint64_t> kernels, collectives, copies, host_synchronisations, allocations;
+};
+
+struct State {
+  std::mutex mutex;  // guards all below but the atomics
+  std::array<std::atomic<Arena*>, devices> arenas{};
+  Blocks blocks;
+  Blocks pinned;
+  Clock host;  // what the host has waited for
+  std::vector<std::string> races;
+  std::set<std::string> names;  // of tasks: touches point to them
+  std::vector<Stream*> streams;
+  std::map<std::pair<int, int>, Stream*> by_id;
+  std::array<Counters, devices> counters{};
+  std::array<bool, devices> recording{};
+  std::array<std::vector<std::string>, devices> recorded;
+  std::atomic<int> delay{0};
+  std::atomic<bool> exiting{false};
+  State();
+};
+
+/// Never destroyed, because streams outlive main().
+State& state() {
+  static State* const one = new State;
+  return *one;
+}
+
+thread_local int device_of_thread = 0;
+
+}  // namespace
+
+struct Stream {
+  const int device, id;
+  const std::size_t index;
+  Clock clock;  // of what was enqueued last; guarded by State::mutex
+  std::mutex mutex;
+  std::condition_variable changed;
+  struct Task {
+    std::function<void()> run;
+    bool pauses;
+    std::fenv_t environment;
+  };
+  std::deque<Task> queue;
+  std::uint64_t pushed = 0, finished = 0;
+  bool started = false, busy = false;
+  std::exception_ptr error;
+  std::atomic<int> pause{0};
+
+  Stream(int of_device, int stream_id, std::size_t stream_index)
+      : device(of_device), id(stream_id), index(stream_index) {}
+
+  std::string name() const {
+    if (id == reclaim_stream) return "the allocator of device " + std::to_string(device);
+    return "stream " + std::to_string(id) + " of device " + std::to_string(device);
+  }
+
+  void push(std::function<void()> run, bool pauses = false) {
+    Task task{std::move(run), pauses, {}};
+    std::fegetenv(&task.environment);  // whether the program flushes denormals
+    const std::lock_guard lock(mutex);
+    queue.push_back(std::move(task));
+    ++pushed;
+    if (!std::exchange(started, true)) std::thread([this] { loop(); }).detach();
+    changed.notify_all();
+  }
+
+  void loop() {
+    auto& all = state();
+    std::minstd_rand random(static_cast<unsigned>(index) + 1);
+    set_current_device(device);
+    std::unique_lock lock(mutex);
+    for (;;) {
+      changed.wait(lock, [&] { return !queue.empty() && !all.exiting; });
+      auto task = std::move(queue.front());
+      queue.pop_front();
+      busy = true;
+      lock.unlock();
+      if (task.pauses) sleep(pause);
+      if (const int limit = all.delay; task.pauses && limit > 0) {
+        sleep(static_cast<int>(random() % static_cast<unsigned>(limit)));
+      }
+      std::fesetenv(&task.environment);
+      std::exception_ptr caught;
+      try {
+        task.run();
+      } catch (...) {
+        caught = std::current_exception();
+      }
+      task.run = nullptr;
+      lock.lock();
+      if (caught && !error) error = caught;
+      busy = false;
+      ++finished;
+      changed.notify_all();
+    }
+  }
+  static void sleep(int microseconds) {
+    if (microseconds > 0) std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
+  }
+};
+
+namespace {
+
+/// One recording of an event. A later recording does not affect who waits for this one.
+struct Recording {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool done = false;
+  std::chrono::steady_clock::time_point when;
+  Clock clock;
+
+  bool is_done() {
+    const std::lock_guard lock(mutex);
+    return done;
+  }
+  void finish() {
+    const std::lock_guard lock(mutex);
+    done = true;
+    when = std::chrono::steady_clock::now();
+    changed.notify_all();
+  }
+  void wait() {
+    std::unique_lock lock(mutex);
+    while (!done && !state().exiting) changed.wait_for(lock, std::chrono::milliseconds(50));
+  }
+};
+
+/// Static objects of LibTorch end after this. Tasks that run now finish first, unless they hang.
+void stop_streams() {
+  auto& all = state();
+  all.exiting = true;
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+  std::vector<Stream*> streams;
+  {
+    const std::lock_guard lock(all.mutex);
+    streams = all.streams;
+  }
+  for (auto* each : streams) {
+    std::unique_lock lock(each->mutex);
+    each->changed.wait_until(lock, end, [&] { return !each->busy; });
+  }
+}
+
+State::State() { std::atexit(stop_streams); }
+
+Arena& arena(int device) {
+  auto& found = state().arenas[static_cast<std::size_t>(device)];
+  if (found == nullptr) throw std::logic_error("simulated device: no memory was allocated");
+  return *found;
+}
+
+std::pair<const std::uintptr_t, Block>* find_block(Blocks& blocks, std::uintptr_t at) {
+  auto found = blocks.upper_bound(at);
+  if (found == blocks.begin()) return nullptr;
+  --found;
+  return at < found->first + found->second.bytes ? &*found : nullptr;
+}
+
+void report(std::string race) {
+  if (state().races.size() < most_races) state().races.push_back(std::move(race));
+}
+
+/// Compares one access with those before it, and notes it. The caller holds State::mutex.
+void check(Stream* stream, const std::string* name, const Access& access) {
+  auto& all = state();
+  const auto at = address(access.begin);
+  const bool on_device = is_device_memory(access.begin);
+  auto* found = find_block(on_device ? all.blocks : all.pinned, at);
+  if (found == nullptr && !on_device) return;
+  if (found == nullptr || found->first + found->second.bytes < at + access.bytes) {
+    report(*name + " on " + stream->name() + " touches memory that is not allocated");
+    return;
+  }
+  const auto begin = at - found->first;
+  const auto end = begin + access.bytes;
+  auto& touches = found->second.touches;
+  std::erase_if(touches, [&](const Touch& old) {
+    if (old.end <= begin || old.begin >= end) return false;
+    const bool ordered = old.when <= entry(stream->clock, old.stream);
+    if (!ordered && (old.writes || access.writes)) {
+      report("race: " + *name + " on " + stream->name() + (access.writes ? " writes" : " reads") +
+             " memory that " + *old.name + " on " + all.streams[old.stream]->name() +
+             (old.writes ? " writes" : " reads") + ", and no event orders them");
+    }
+    // Whatever is ordered after this access is ordered after the old one too.
+    const bool covered = old.begin >= begin && old.end <= end;
+    const bool as_strong = access.writes || !old.writes;
+    return ordered && covered && as_strong && (access.writes || old.stream == stream->index);
+  });
+  if (touches.size() > 64) {
+    std::erase_if(touches,
+                  [&](const Touch& old) { return old.when <= entry(all.host, old.stream); });
+  }
+  touches.push_back(
+      {begin, end, stream->index, entry(stream->clock, stream->index), access.writes, name});
+}
+
+/// The order of the clocks is that of the queues, as both change under State::mutex.
+void enqueue_locked(Stream* stream, const std::string& name, const std::vector<Access>& accesses,
+                    std::function<void()> task, bool pauses) {
+  auto& all = state();
+  join(stream->clock, all.host);
+  if (stream->clock.size() <= stream->index) stream->clock.resize(stream->index + 1);
+  ++stream->clock[stream->index];
+  const auto* interned = &*all.names.insert(name).first;
+  for (const auto& access : accesses) {
+    if (access.bytes > 0) check(stream, interned, access);
+  }
+  stream->push(std::move(task), pauses);
+}
+
+Stream* stream_locked(int device, int id) {
+  auto& all = state();
+  auto& found = all.by_id[{device, id}];
+  if (found == nullptr) {
+    found = new Stream(device, id, all.streams.size());
+    all.streams.push_back(found);
+  }
+  return found;
+}
+
+Counters& counters(int device) { return state().counters[static_cast<std::size_t>(device)]; }
+
+void learn(const Clock& clock) {
+  const std::lock_guard lock(state().mutex);
+  join(state().host, clock);
+}
+
+void wait_for(Stream* stream) {
+  Clock seen;
+  std::uint64_t target = 0;
+  {
+    const std::lock_guard all(state().mutex);
+    const std::lock_guard lock(stream->mutex);
+    seen = stream->clock;
+    target = stream->pushed;
+  }
+  std::exception_ptr error;
+  {
+    std::unique_lock lock(stream->mutex);
+    stream->changed.wait(lock, [&] { return stream->finished >= target; });
+    error = std::exchange(stream->error, nullptr);
+  }
+  learn(seen);
+  if (error) std::rethrow_exception(error);
+}
+
+}  // namespace
+
+struct Event {
+  std::shared_ptr<Recording> last;
+};
+
+int current_device() { return device_of_thread; }
+void set_current_device(int device) { device_of_thread = device; }
+
+void* allocate(int device, std::size_t bytes) {
+  bytes = (std::max<std::size_t>(bytes, 1) + alignment - 1) / alignment * alignment;
+  auto& all = state();
+  const std::lock_guard lock(all.mutex);
+  auto& slot = all.arenas.at(static_cast<std::size_t>(device));
+  if (slot == nullptr) slot = new Arena;
+  ++counters(device).allocations;
+  Arena& memory = *slot;
+  for (auto hole = memory.holes.begin(); hole != memory.holes.end(); ++hole) {
+    const auto [offset, free] = *hole;
+    if (free < bytes) continue;
+    memory.holes.erase(hole);
+    if (free > bytes) memory.holes[offset + bytes] = free - bytes;
+    all.blocks[address(memory.device + offset)] = Block{bytes};
+    return memory.device + offset;
+  }
+  throw std::bad_alloc();
+}
+
+void release(void* block) {
+  int device = 0;
+  auto& all = state();
+  const std::lock_guard lock(all.mutex);
+  const auto found = all.blocks.find(address(block));
+  if (!is_device_memory(block, &device) || found == all.blocks.end()) {
+    report("memory is released that is not allocated");
+    return;
+  }
+  auto& holes = arena(device).holes;
+  auto offset = arena_offset(block);
+  auto bytes = found->second.bytes;
+  all.blocks.erase(found);
+  auto next = holes.upper_bound(offset);
+  if (next != holes.end() && next->first == offset + bytes) {
+    bytes += next->second;
+    next = holes.erase(next);
+  }
+  if (next != holes.begin()) {
+    if (auto before = std::prev(next); before->first + before->second == offset) {
+      offset = before->first;
+      bytes += before->second;
+    }
+  }
+  holes[offset] = bytes;
+}
+
+bool is_device_memory(const void* memory, int* device) {
+  for (int each = 0; each < devices; ++each) {
+    const auto* found = state().arenas[static_cast<std::size_t>(each)].load();
+    if (found == nullptr || address(memory) < address(found->device) ||
+        address(memory) >= address(found->device) + arena_bytes) {
+      continue;
+    }
+    if (device != nullptr) *device = each;
+    return true;
+  }
+  return false;
+}
+
+std::size_t arena_offset(const void* memory) {
+  int device = 0;
+  if (!is_device_memory(memory, &device)) {
+    throw std::invalid_argument("simulated device: an address of the host");
+  }
+  return static_cast<std::size_t>(static_cast<const std::byte*>(memory) - arena(device).device);
+}
+
+void* shadow(const void* memory) {
+  int device = 0;
+  const auto offset = arena_offset(memory);
+  is_device_memory(memory, &device);
+  return arena(device).shadow + offset;
+}
+
+ArenaFile arena_file(int device) { return {arena(device).file, arena_bytes}; }
+
+void add_pinned(void* memory, std::size_t bytes) {
+  const std::lock_guard lock(state().mutex);
+  state().pinned[address(memory)] = Block{bytes};
+}
+void remove_pinned(void* memory) {
+  const std::lock_guard lock(state().mutex);
+  state().pinned.erase(address(memory));
+}
+bool is_pinned(const void* memory) {
+  const std::lock_guard lock(state().mutex);
+  return find_block(state().pinned, address(memory)) != nullptr;
+}
+
+Stream* stream(int device, int id) {
+  const std::lock_guard lock(state().mutex);
+  return stream_locked(device, id);
+}
+int id_of(const Stream* stream) { return stream->id; }
+int device_of(const Stream* stream) { return stream->device; }
+
+void enqueue(Stream* stream, const std::string& name, Kind kind,
+             const std::vector<Access>& accesses, std::function<void()> task) {
+  auto& count = counters(stream->device);
+  if (kind == Kind::kernel) ++count.kernels;
+  if (kind == Kind::collective) ++count.collectives;
+  if (kind == Kind::copy) ++count.copies;
+  auto& all = state();
+  const std::lock_guard lock(all.mutex);
+  const auto device = static_cast<std::size_t>(stream->device);
+  if (kind != Kind::internal && all.recording[device]) all.recorded[device].push_back(name);
+  enqueue_locked(stream, name, accesses, std::move(task), kind != Kind::internal);
+}
+
+void synchronize(Stream* stream) {
+  ++counters(stream->device).host_synchronisations;
+  wait_for(stream);
+}
+
+void synchronize_device(int device) {
+  ++counters(device).host_synchronisations;
+  std::vector<Stream*> streams;
+  {
+    const std::lock_guard lock(state().mutex);
+    streams = state().streams;
+  }
+  for (auto* each : streams) {
+    if (each->device == device && each->id != reclaim_stream) wait_for(each);
+  }
+}
+
+void synchronize_all() {
+  for (int device = 0; device < devices; ++device) synchronize_device(device);
+}
+
+bool idle(Stream* stream) {
+  Clock seen;
+  {
+    const std::lock_guard all(state().mutex);
+    const std::lock_guard lock(stream->mutex);
+    if (stream->finished != stream->pushed) return false;
+    seen = stream->clock;
+  }
+  learn(seen);
+  return true;
+}
+
+Event* make_event() { return new Event; }
+void destroy(Event* event) { delete event; }
+
+void record(Event* event, Stream* stream) {
+  auto recording = std::make_shared<Recording>();
+  auto& all = state();
+  const std::lock_guard lock(all.mutex);
+  join(stream->clock, all.host);
+  recording->clock = stream->clock;
+  event->last = recording;
+  stream->push([recording] { recording->finish(); });
+}
+
+void wait(Stream* stream, Event* event) {
+  const auto recording = event->last;
+  if (!recording) return;
+  const std::lock_guard lock(state().mutex);
+  join(stream->clock, recording->clock);
+  stream->push([recording] { recording->wait(); });
+}
+
+bool done(Event* event) {
+  const auto recording = event->last;
+  if (!recording) return true;
+  if (!recording->is_done()) return false;
+  learn(recording->clock);
+  return true;
+}
+
+void synchronize(Event* event) {
+  const auto recording = event->last;
+  if (!recording) return;
+  ++counters(device_of_thread).host_synchronisations;
+  recording->wait();
+  learn(recording->clock);
+}
+
+double milliseconds(Event* from, Event* to) {
+  if (!from->last || !to->last)
+    throw std::logic_error("simulated device: an event without a record");
+  return std::chrono::duration<double, std::milli>(to->last->when - from->last->when).count();
+}
+
+void reclaim(int device, const std::vector<Stream*>& users, const std::string& name,
+             const std::vector<Access>& accesses, std::function<void()> task) {
+  const std::lock_guard lock(state().mutex);
+  auto* own = stream_locked(device, reclaim_stream);
+  for (auto* user : users) {
+    auto recording = std::make_shared<Recording>();
+    join(user->clock, state().host);
+    join(own->clock, user->clock);
+    user->push([recording] { recording->finish(); });
+    own->push([recording] { recording->wait(); });
+  }
+  enqueue_locked(own, name, accesses, std::move(task), false);
+}
+
+bool exiting() { return state().exiting; }
+
+std::vector<std::string> take_races() {
+  const std::lock_guard lock(state().mutex);
+  return std::exchange(state().races, {});
+}
+
+void set_delay(int microseconds) { state().delay = microseconds; }
+void slow_down(int device, int id, int microseconds) { stream(device, id)->pause = microseconds; }
+
+Counts counts(int device) {
+  const auto& of = counters(device);
+  return {of.kernels, of.collectives, of.copies, of.host_synchronisations, of.allocations};
+}
+
+Counts counts() {
+  Counts sum;
+  for (int device = 0; device < devices; ++device) {
+    const auto one = counts(device);
+    sum.kernels += one.kernels;
+    sum.collectives += one.collectives;
+    sum.copies += one.copies;
+    sum.host_synchronisations += one.host_synchronisations;
+    sum.allocations += one.allocations;
+  }
+  return sum;
+}
+
+Counts operator-(const Counts& after, const Counts& before) {
+  return {after.kernels - before.kernels, after.collectives - before.collectives,
+          after.copies - before.copies, after.host_synchronisations - before.host_synchronisations,
+          after.allocations - before.allocations};
+}
+
+void record_names(int device, bool on) {
+  const std::lock_guard lock(state().mutex);
+  state().recording.at(static_cast<std::size_t>(device)) = on;
+  if (on) state().recorded.at(static_cast<std::size_t>(device)).clear();
+}
+
+std::vector<std::string> recorded_names(int device) {
+  const std::lock_guard lock(state().mutex);
+  return state().recorded.at(static_cast<std::size_t>(device));
+}
+
+}  // namespace lockstep::simulation

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+/// A simulated accelerator: the LibTorch device "sim" (PrivateUse1), which a machine without a GPU
+/// has.
+///
+/// Its streams are threads, and each ATen operator runs the CPU's kernel later, on the thread of
+/// the current stream. The host cannot touch its memory: an access is a SIGSEGV. Results are the
+/// CPU's, bit for bit, if the program orders its streams correctly. A check reports every access
+/// that no event orders, also where the result happens to be right.
+namespace lockstep::simulation {
+
+/// Devices sim:0 to sim:7 of each process.
+constexpr int devices = 8;
+
+/// Registers the device. A second call does nothing. LibTorch then uses one thread an operator, as
+/// the streams are threads already.
+void install();
+
+/// Returns the unordered accesses that were found since the last call, and forgets them. The list
+/// is empty for a correct program.
+std::vector<std::string> take_races();
+
+/// Sets the longest random pause before each task of a stream, in microseconds (default: 0).
+void set_delay(int microseconds);
+
+/// Sets a pause before each task of one stream. A stream is named by c10::Stream::id().
+void slow_down(int device, int stream, int microseconds);
+
+/// What this process has given its devices since it started.
+struct Counts {
+  std::uint64_t kernels = 0;                ///< operators, among them copies within a device
+  std::uint64_t collectives = 0;            ///< kernels of the double of NCCL
+  std::uint64_t copies = 0;                 ///< copies between host and device, or of two devices
+  std::uint64_t host_synchronisations = 0;  ///< waits of the host for a stream, event or device
+  std::uint64_t allocations = 0;            ///< of device memory
+};
+Counts counts();
+Counts counts(int device);
+Counts operator-(const Counts& after, const Counts& before);
+
+/// The names of the kernels and copies of one device, in the order of their launch, while recording
+/// is on. Switching it on forgets earlier names.
+void record_names(int device, bool on);
+std::vector<std::string> recorded_names(int device);
+
+/// Waits until every stream of every device is idle. Throws the first exception of a task.
+void synchronize_all();
+
+}  // namespace lockstep::simulation
