@@ -35,8 +35,13 @@ DeviceCommunicator::DeviceCommunicator(std::shared_ptr<DeviceRankContext> contex
                                        std::shared_ptr<Communicator> host,
                                        std::shared_ptr<Communicator> host_memory)
     : SteppedCommunicator(std::move(context), std::move(host)),
-      host_memory_(SteppedCommunicator::handle(
-          std::make_shared<HostMemoryCommunicator>(shared_context(), std::move(host_memory)))) {}
+      host_memory_group_(
+          std::make_shared<HostMemoryCommunicator>(shared_context(), std::move(host_memory))) {}
+
+void DeviceCommunicator::begin_use() {
+  SteppedCommunicator::begin_use();
+  host_memory_ = handle(std::move(host_memory_group_));
+}
 
 std::shared_ptr<std::byte> DeviceCommunicator::allocate(std::size_t bytes) {
   auto memory = at::empty({static_cast<std::int64_t>(bytes)},

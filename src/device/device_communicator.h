@@ -39,6 +39,9 @@ class DeviceCommunicator : public SteppedCommunicator {
   virtual std::shared_ptr<DeviceCommunicator> make(
       std::shared_ptr<Communicator> part, std::shared_ptr<Communicator> host_memory) const = 0;
 
+  void begin_use() override;
+
+  std::shared_ptr<SteppedCommunicator> host_memory_group_;  ///< until begin_use()
   std::shared_ptr<Communicator> host_memory_;
 };
 

@@ -80,8 +80,12 @@ Work StagedCommunicator::begin_on_device(Operation&& operation) {
     const c10::StreamGuard guard(stream().stream());
     copy_to_host(request, *transfer);
     transfer->copied.record(stream().stream());
-    request.set_steps({[transfer] { return transfer->copied.query(); },
+    // The exchanges begin in the order of the operations, as on every rank.
+    request.set_steps({[this, number = begun_++, transfer] {
+                         return number == exchanged_ && transfer->copied.query();
+                       },
                        [this, &request, transfer] {
+                         ++exchanged_;
                          exchange(request, *transfer);
                          return true;
                        },

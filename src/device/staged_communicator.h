@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <deque>
 #include <memory>
 #include <utility>
@@ -34,6 +35,8 @@ class StagedCommunicator final : public DeviceCommunicator {
   void exchange(SteppedRequest& request, Transfer& transfer);
   void copy_to_device(const SteppedRequest& request, const std::shared_ptr<Transfer>& transfer);
 
+  std::uint64_t begun_ = 0;      ///< operations
+  std::uint64_t exchanged_ = 0;  ///< operations whose exchange has begun, in the same order
   /// Transfers whose last copy is on the stream and may not be complete.
   std::deque<std::shared_ptr<Transfer>> copying_;
 };

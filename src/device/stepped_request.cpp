@@ -49,21 +49,12 @@ SteppedCommunicator::SteppedCommunicator(std::shared_ptr<DeviceRankContext> cont
       context_(std::move(context)),
       host_(std::move(host)) {
   set_hosts(host_->hosts());
-  const auto lock = context_->lock();
-  context_->add(*this);
-}
-
-SteppedCommunicator::~SteppedCommunicator() {
-  if (context_->in_child()) return;
-  const auto lock = context_->lock();
-  context_->remove(*this);
-  requests_.clear();
-  host_.reset();  // under the lock: the progress thread uses the host world under it
 }
 
 std::shared_ptr<Communicator> SteppedCommunicator::handle(
     std::shared_ptr<SteppedCommunicator> group) {
   auto* const raw = group.get();
+  raw->begin_use();
   return {raw, [group = std::move(group)](Communicator*) mutable {
             group->finish();
             group.reset();
@@ -80,8 +71,9 @@ void SteppedCommunicator::finish() noexcept {
     if (!requests_.empty()) std::this_thread::sleep_for(detail::poll_pause);
   }
   drop(ended);
-  // The progress thread must not use a group that is being destroyed.
+  // The progress thread uses groups and the host world under the lock.
   context_->remove(*this);
+  host_.reset();
 }
 
 void SteppedCommunicator::poll() {

@@ -46,8 +46,6 @@ class SteppedRequest final : public detail::GroupRequest<SteppedCommunicator> {
 /// Base of the communicators of a DeviceRankContext. Its operations are SteppedRequests.
 class SteppedCommunicator : public detail::BackendCommunicator {
  public:
-  ~SteppedCommunicator() override;
-
   std::string_view backend() const override { return context_->backend(); }
   int world_rank(int rank) const override { return host_->world_rank(rank); }
   DeviceRankContext& context() const override { return *context_; }
@@ -65,8 +63,9 @@ class SteppedCommunicator : public detail::BackendCommunicator {
   /// times.
   virtual void abort() noexcept {}
 
-  /// A handle to the group for the program. Its destructor waits until the operations of the group
-  /// are complete, which hold the group.
+  /// Adds the group to its context and returns a handle to it for the program. The destructor of
+  /// the handle waits until the operations of the group are complete, which hold the group. Under a
+  /// CallGuard, or before the progress thread is started.
   static std::shared_ptr<Communicator> handle(std::shared_ptr<SteppedCommunicator> group);
 
  protected:
@@ -78,6 +77,9 @@ class SteppedCommunicator : public detail::BackendCommunicator {
   /// Numbers the operation and calls start(), which begins the operation and sets its steps.
   std::shared_ptr<SteppedRequest> begin_steps(Operation&& operation,
                                               const std::function<void(SteppedRequest&)>& start);
+
+  /// Called once, by handle().
+  virtual void begin_use() { context_->add(*this); }
 
  private:
   /// Throws: CommError if the device's communication library reports an error.
