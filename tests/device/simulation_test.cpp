@@ -232,7 +232,7 @@ TEST_F(Simulation, AMissingWaitIsARace) {
       EXPECT_EQ(sum, 1024);
       EXPECT_THAT(take_races(), IsEmpty());
     } else {
-      EXPECT_EQ(sum, 0);
+      // The sum may be right all the same.
       EXPECT_THAT(take_races(), Contains(HasSubstr("reads memory that aten::add.out")));
     }
   }
@@ -244,7 +244,7 @@ TEST_F(Simulation, MemoryThatIsFreedTooEarlyIsARace) {
     auto x = at::ones({1024}, device);
     auto sum = at::zeros({}, device);
     settle();
-    slow_down(0, static_cast<int>(stream.id()), 3000);
+    slow_down(0, static_cast<int>(stream.id()), 20000);
     {
       const c10::StreamGuard on(stream);
       sum.add_(x.sum());
@@ -290,7 +290,7 @@ TEST_F(Simulation, CopiesToPinnedMemoryAreAsynchronous) {
   EXPECT_FALSE(at::empty({10}).is_pinned());
   EXPECT_FALSE(x.is_pinned());
   settle();
-  slow_down(0, static_cast<int>(current().id()), 20000);
+  slow_down(0, static_cast<int>(current().id()), 100000);
   auto before = counts(0);
   pinned.copy_(x, true);
   c10::Event done(at::kPrivateUse1);

@@ -86,8 +86,8 @@ struct Counters {
 };
 
 struct State {
-  std::mutex mutex;  // guards all below but the atomics
-  std::array<std::atomic<Arena*>, devices> arenas{};
+  std::mutex mutex;                                   // guards all below but the atomics
+  std::array<std::atomic<Arena*>, devices> arenas{};  // null until used
   Blocks blocks;
   Blocks pinned;
   Clock host;  // what the host has waited for
@@ -228,8 +228,12 @@ void stop_streams() {
 State::State() { std::atexit(stop_streams); }
 
 Arena& arena(int device) {
-  auto& found = state().arenas[static_cast<std::size_t>(device)];
-  if (found == nullptr) throw std::logic_error("simulated device: no memory was allocated");
+  static std::mutex mutex;  // of the making
+  auto& found = state().arenas.at(static_cast<std::size_t>(device));
+  if (found == nullptr) {
+    const std::lock_guard lock(mutex);
+    if (found == nullptr) found = new Arena;
+  }
   return *found;
 }
 
@@ -342,10 +346,8 @@ void* allocate(int device, std::size_t bytes) {
   bytes = (std::max<std::size_t>(bytes, 1) + alignment - 1) / alignment * alignment;
   auto& all = state();
   const std::lock_guard lock(all.mutex);
-  auto& slot = all.arenas.at(static_cast<std::size_t>(device));
-  if (slot == nullptr) slot = new Arena;
   ++counters(device).allocations;
-  Arena& memory = *slot;
+  auto& memory = arena(device);
   for (auto hole = memory.holes.begin(); hole != memory.holes.end(); ++hole) {
     const auto [offset, free] = *hole;
     if (free < bytes) continue;
@@ -411,6 +413,8 @@ void* shadow(const void* memory) {
   is_device_memory(memory, &device);
   return arena(device).shadow + offset;
 }
+
+std::byte* shadow_memory(int device) { return arena(device).shadow; }
 
 ArenaFile arena_file(int device) { return {arena(device).file, arena_bytes}; }
 

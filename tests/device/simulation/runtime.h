@@ -42,6 +42,8 @@ struct ArenaFile {
 };
 ArenaFile arena_file(int device);
 std::size_t arena_offset(const void* memory);
+/// Where tasks find offset 0 of a device.
+std::byte* shadow_memory(int device);
 
 /// Pinned host memory. The check covers it like device memory.
 void add_pinned(void* memory, std::size_t bytes);

@@ -1,0 +1,173 @@
+#include "tests/device/simulation/nccl_compute.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "tests/device/simulation/nccl_api.h"
+
+namespace lockstep::simulation::nccl {
+namespace {
+
+struct Bfloat16 {
+  std::uint16_t bits = 0;
+  Bfloat16() = default;
+  explicit Bfloat16(float value) {
+    const auto all = std::bit_cast<std::uint32_t>(value);
+    const std::uint32_t even = (all >> 16) & 1;  // ties go to even
+    bits = static_cast<std::uint16_t>(std::isnan(value) ? 0x7fc0 : (all + 0x7fff + even) >> 16);
+  }
+  explicit operator float() const { return std::bit_cast<float>(std::uint32_t{bits} << 16); }
+};
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wpedantic"
+using Float16 = _Float16;
+#pragma GCC diagnostic pop
+
+template <class Value>
+Value combine(int op, Value a, Value b) {
+  switch (op) {
+    case ncclProd:
+      return static_cast<Value>(a * b);
+    case ncclMax:
+      return std::max(a, b);
+    case ncclMin:
+      return std::min(a, b);
+    default:
+      return static_cast<Value>(a + b);
+  }
+}
+
+/// Element is what memory holds, Value what is computed with.
+template <class Element, class Value>
+void reduce(const std::vector<const Announcement*>& ranks,
+            const std::vector<const std::byte*>& memory, std::size_t first, std::byte* out) {
+  const auto& call = *ranks[0];
+  const auto count = static_cast<std::size_t>(call.count);
+  std::vector<Value> sum(count);
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    const auto* in = reinterpret_cast<const Element*>(memory[r] + ranks[r]->in) + first;
+    const bool scaled = call.op >= ncclNumOps;
+    const auto factor = static_cast<Value>(scaled ? ranks[r]->factor : 1);
+    for (std::size_t i = 0; i < count; ++i) {
+      auto value = static_cast<Value>(in[i]);
+      if (scaled) value = static_cast<Value>(value * factor);
+      sum[i] = r == 0 ? value : combine(call.op, sum[i], value);
+    }
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    if (call.op == ncclAvg) sum[i] = static_cast<Value>(sum[i] / static_cast<Value>(ranks.size()));
+    const auto element = static_cast<Element>(sum[i]);
+    std::memcpy(out + i * sizeof(Element), &element, sizeof(Element));
+  }
+}
+
+using Reduce = void (*)(const std::vector<const Announcement*>&,
+                        const std::vector<const std::byte*>&, std::size_t, std::byte*);
+Reduce reduce_of(int dtype) {
+  switch (dtype) {
+    case ncclInt8:
+      return reduce<std::int8_t, std::int8_t>;
+    case ncclUint8:
+      return reduce<std::uint8_t, std::uint8_t>;
+    case ncclInt32:
+      return reduce<std::int32_t, std::int32_t>;
+    case ncclUint32:
+      return reduce<std::uint32_t, std::uint32_t>;
+    case ncclInt64:
+      return reduce<std::int64_t, std::int64_t>;
+    case ncclUint64:
+      return reduce<std::uint64_t, std::uint64_t>;
+    case ncclFloat16:
+      return reduce<Float16, float>;
+    case ncclBfloat16:
+      return reduce<Bfloat16, float>;
+    case ncclFloat32:
+      return reduce<float, float>;
+    default:
+      return reduce<double, double>;
+  }
+}
+
+}  // namespace
+
+std::size_t width(int dtype) {
+  switch (dtype) {
+    case ncclInt8:
+    case ncclUint8:
+      return 1;
+    case ncclFloat16:
+    case ncclBfloat16:
+      return 2;
+    case ncclInt32:
+    case ncclUint32:
+    case ncclFloat32:
+      return 4;
+    case ncclInt64:
+    case ncclUint64:
+    case ncclFloat64:
+      return 8;
+    default:
+      return 0;
+  }
+}
+
+double to_double(const void* scalar, int dtype) {
+  const auto read = [scalar]<class T>(T value) {
+    std::memcpy(static_cast<void*>(&value), scalar, sizeof value);
+    return value;
+  };
+  switch (dtype) {
+    case ncclFloat16:
+      return static_cast<double>(read(Float16{}));
+    case ncclBfloat16:
+      return static_cast<double>(static_cast<float>(read(Bfloat16{})));
+    case ncclFloat32:
+      return static_cast<double>(read(float{}));
+    case ncclFloat64:
+      return read(double{});
+    case ncclInt8:
+      return read(std::int8_t{});
+    case ncclUint8:
+      return read(std::uint8_t{});
+    case ncclInt32:
+      return read(std::int32_t{});
+    case ncclUint32:
+      return read(std::uint32_t{});
+    case ncclInt64:
+      return static_cast<double>(read(std::int64_t{}));
+    default:
+      return static_cast<double>(read(std::uint64_t{}));
+  }
+}
+
+std::vector<std::byte> compute(const std::vector<const Announcement*>& ranks,
+                               const std::vector<const std::byte*>& memory, int rank) {
+  const auto& call = *ranks[0];
+  const auto bytes = static_cast<std::size_t>(call.count) * width(call.dtype);
+  std::vector<std::byte> result(bytes *
+                                (call.operation == Operation::all_gather ? ranks.size() : 1));
+  if (bytes == 0) return result;
+  const auto copy = [&](std::size_t from, std::byte* to) {
+    std::memcpy(to, memory[from] + ranks[from]->in, bytes);
+  };
+  switch (call.operation) {
+    case Operation::all_gather:
+      for (std::size_t r = 0; r < ranks.size(); ++r) copy(r, result.data() + r * bytes);
+      break;
+    case Operation::broadcast:
+      copy(static_cast<std::size_t>(call.root), result.data());
+      break;
+    case Operation::reduce_scatter:
+      reduce_of(call.dtype)(ranks, memory, static_cast<std::size_t>(rank) * call.count,
+                            result.data());
+      break;
+    default:
+      reduce_of(call.dtype)(ranks, memory, 0, result.data());
+  }
+  return result;
+}
+
+}  // namespace lockstep::simulation::nccl
