@@ -135,6 +135,24 @@ TEST_F(GpuOptions, WithoutADriverIsAnError) {
                                HasSubstr("To train on the CPU")));
 }
 
+TEST_F(GpuOptions, InDoctor) {
+  auto variables = with_gpus({{"LOCKSTEP_NCCL", LOCKSTEP_FAKE_NCCL},
+                              {"FAKE_NCCL_VERSION", "22907"},
+                              {"CUDA_VISIBLE_DEVICES", "1"}});
+  const Words doctor{lockstep_program(), "doctor"};
+  const auto found = Launched(doctor, variables).wait();
+  EXPECT_EQ(found.code, 0);
+  EXPECT_THAT(found.out, AllOf(HasSubstr("\nGPUs\n"), HasSubstr("for CUDA 13.0"),
+                               HasSubstr("  GPU 1    NVIDIA B, 2.0 GiB\n"),
+                               HasSubstr("1 of 2 GPUs"), HasSubstr("  NCCL     2.29.7, ")));
+  variables["FAKE_NCCL_VERSION"] = "21000";
+  variables["FAKE_CUDA_NAMES"] = "";
+  const auto missing = Launched(doctor, variables).wait();
+  EXPECT_EQ(missing.code, 0) << "training on the CPU works";
+  EXPECT_THAT(missing.out, AllOf(HasSubstr("CUDA_VISIBLE_DEVICES=1 shows no GPU"),
+                                 HasSubstr("2.10.0, "), HasSubstr("too old, 2.19 or newer")));
+}
+
 // --- errors
 // ---------------------------------------------------------------------------------------
 
