@@ -15,6 +15,7 @@
 #include <string_view>
 
 #include "core/environment.h"
+#include "core/plural.h"
 #include "core/text.h"
 #include "launch/probe.h"
 
@@ -141,7 +142,7 @@ std::string version_text(int version) {  // 13000 is 13.0, 12080 is 12.8
   return concat(version / 1000, '.', version % 1000 / 10);
 }
 
-/// What the driver says with no GPU, as a user can act upon it.
+/// Returns the reason why there is no GPU, and the remedy. `said` is the driver's own text.
 std::string no_gpu_text(int code, const std::string& said,
                         const std::optional<std::string>& visible) {
   const auto known = remedies.find(code);
@@ -324,6 +325,11 @@ GpuList find_gpus(const GpuSources& sources, const std::optional<std::string>& v
       list.gpus.clear();
       list.problem = no_gpu_text(code, said, visible);
     }
+  }
+  if (list.problem.empty() && list.gpus.size() < ids.size()) {
+    list.problem = concat(visible_devices, "=", *visible, " shows ",
+                          detail::plural(list.gpus.size(), "GPU"), ": the list ends at '",
+                          ids[list.gpus.size()], "', which names no GPU, or a second MIG device");
   }
   return list;
 }

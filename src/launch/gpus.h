@@ -37,8 +37,8 @@ struct GpuSources {
 /// The GPUs of this host that a process can use.
 struct GpuList {
   std::vector<Gpu> gpus;  ///< in CUDA's order: cuda:0 is the first
-  /// Why there are none, and what to do. Of GPUs that were counted by their device files: why the
-  /// driver could not be asked.
+  /// Why there are none, and what to do. With GPUs: why CUDA_VISIBLE_DEVICES shows fewer than it
+  /// names, or why device files were counted instead of asking the driver.
   std::string problem;
   std::string driver;  ///< the version of CUDA that the driver supports, as "13.0"; empty: unknown
 };
@@ -49,9 +49,9 @@ struct GpuList {
 /// device files, in PCI order, and visible_gpus() selects from it.
 GpuList find_gpus(const GpuSources& sources, const std::optional<std::string>& visible);
 
-/// The GPUs of `all` that CUDA shows for this value of CUDA_VISIBLE_DEVICES, in its order, by
-/// CUDA's rules: the list ends at the first entry that names no GPU, a list that names a GPU twice
-/// shows none, a UUID may be abbreviated, and of MIG devices a process sees one.
+/// The GPUs of `all` that CUDA shows for this value of CUDA_VISIBLE_DEVICES, in its order. CUDA's
+/// rules are: The list ends at the first entry that names no GPU. A list that names a GPU twice
+/// shows none. A UUID may be abbreviated. A process sees one MIG device.
 std::vector<Gpu> visible_gpus(const std::vector<Gpu>& all, const std::string& visible);
 
 /// The index in `all` of the GPU that an entry of CUDA_VISIBLE_DEVICES names; nullopt if it names

@@ -58,7 +58,7 @@ struct RankPlan {
 struct RankGpus {
   std::vector<Gpu> gpus;  ///< empty: the options ask for none
   bool shared = false;
-  std::string note;     ///< how the GPUs were counted, if not by the driver; else empty
+  std::string note;     ///< GpuList::problem of these GPUs
   Variables variables;  ///< for every rank
 };
 

@@ -6,7 +6,7 @@
 
 namespace lockstep::inline v0_2::launch {
 
-/// What a function returned in a child process, or why there is no result.
+/// The result of a function in a child process, or the reason why there is none.
 struct Probed {
   std::string text;
   std::string problem;  ///< empty: the function returned

@@ -153,9 +153,6 @@ TEST_F(GpuOptions, InDoctor) {
                                  HasSubstr("2.10.0, "), HasSubstr("too old, 2.19 or newer")));
 }
 
-// --- errors
-// ---------------------------------------------------------------------------------------
-
 struct RefusedGpus {
   std::string name;
   Words arguments;

@@ -55,9 +55,6 @@ std::vector<std::string> names(const std::vector<Gpu>& gpus) {
   return found;
 }
 
-// --- probe
-// ----------------------------------------------------------------------------------------
-
 TEST(Probe, ReturnsTextOfAnotherProcess) {
   const auto pid = probe([] { return std::to_string(getpid()); }, 60s);
   EXPECT_EQ(pid.problem, "");
@@ -81,10 +78,7 @@ TEST(Probe, SaysWhyThereIsNoText) {
   EXPECT_FALSE(lockstep::testing::anything_left());
 }
 
-// --- CUDA_VISIBLE_DEVICES
-// -------------------------------------------------------------------------
-
-/// What the fake driver, which reads the variable as CUDA's documentation says, shows.
+/// The fake driver reads the variable as CUDA's documentation says.
 class VisibleGpus : public ::testing::Test {
  protected:
   std::vector<Gpu> shown(const std::string& visible) { return find_gpus(sources_, visible).gpus; }
@@ -153,8 +147,13 @@ TEST_F(VisibleGpus, AUuidThatBeginsSeveralNamesNone) {
   EXPECT_THAT(ids(visible_gpus(all, "GPU-AB2")), ElementsAre("GPU-AB2"));
 }
 
-// --- no GPU
-// ---------------------------------------------------------------------------------------
+TEST_F(VisibleGpus, FewerThanNamedAreExplained) {
+  EXPECT_EQ(
+      find_gpus(sources_, "2,7,0").problem,
+      "CUDA_VISIBLE_DEVICES=2,7,0 shows 1 GPU: the list ends at '7', which names no GPU, or a "
+      "second MIG device");
+  EXPECT_EQ(find_gpus(sources_, "2,0").problem, "");
+}
 
 TEST(NoGpu, IsExplained) {
   const GpuSources sources{.driver = LOCKSTEP_FAKE_CUDA};
@@ -199,9 +198,6 @@ TEST(Driver, IsNeverInitialisedInThisProcess) {
   EXPECT_NE(pids, "");
   EXPECT_NE(pids, std::to_string(getpid()) + "\n");
 }
-
-// --- device files
-// ---------------------------------------------------------------------------------
 
 class DeviceFiles : public ::testing::Test {
  protected:
@@ -248,9 +244,6 @@ TEST_F(DeviceFiles, AreDescribedByTheKernelModule) {
   EXPECT_THAT(names(found.gpus), ElementsAre("NVIDIA B", "NVIDIA A")) << "in PCI order";
   EXPECT_THAT(names(find_gpus(sources_, "GPU-00").gpus), ElementsAre("NVIDIA A"));
 }
-
-// --- NCCL
-// -----------------------------------------------------------------------------------------
 
 TEST(NcclVersion, IsRead) {
   EXPECT_EQ(nccl_version_text(2708), "2.7.8");
