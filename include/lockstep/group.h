@@ -21,6 +21,9 @@ class Communicator;
 /// A handle to a group of ranks, cheap to copy. The group lives as long as one of its handles or a
 /// tensor in its memory. Each collective returns a Work. Tensors must be dense, contiguous, on this
 /// group's device and of a type in DType. Tensors without elements are allowed.
+/// On another device than the CPU, a collective is in the order of the current stream: it begins
+/// after the work that the stream has, and Work::wait() makes the stream wait for it, not the
+/// program.
 /// Ranks: all ranks of the group issue its collectives in the same order.
 /// Throws: InvalidArgument for any other tensor, before anything is sent.
 class Group {
@@ -33,7 +36,10 @@ class Group {
   int local_size() const;  ///< ranks on this host
   int node() const;   ///< index of this host; hosts are numbered in the order of their first ranks
   int nodes() const;  ///< number of hosts
-  at::Device device() const { return at::kCPU; }
+  /// Where tensors must be: the CPU, or one device of each rank.
+  at::Device device() const { return device_; }
+  /// The group of the same ranks for tensors on the CPU; this group if that is its device.
+  Group host() const;
 
   /// tensor = reduction over ranks, in place.
   /// Shapes: the same on every rank.
@@ -68,9 +74,11 @@ class Group {
   /// pass the same number of elements, dtype and tag.
   Work send(const at::Tensor& tensor, int dst, std::uint32_t tag = 0) const;
   Work recv(const at::Tensor& tensor, int src, std::uint32_t tag = 0) const;
+  /// Complete when every rank has issued it. Ranks do not wait for their devices.
   Work barrier() const;
 
-  /// An uninitialised tensor in memory that the group exchanges without a copy.
+  /// An uninitialised tensor on the group's device, on the CPU in memory that the group exchanges
+  /// without a copy.
   /// Ranks: any; not collective.
   at::Tensor empty(at::IntArrayRef sizes, at::ScalarType dtype = at::kFloat) const;
 
@@ -101,6 +109,7 @@ class Group {
 
  private:
   std::shared_ptr<Communicator> communicator_;
+  at::Device device_ = at::kCPU;
 };
 
 /// Runs fn on every rank. If fn fails on one rank, the call fails on all ranks. A rank where fn

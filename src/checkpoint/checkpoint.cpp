@@ -43,7 +43,7 @@ void Checkpoint::save(const std::filesystem::path& path, const CheckpointMeta& m
       own = detail::with_file_name(
           path, [&] { return detail::content_of(*this, meta, group.rank(), group.size()); });
     });
-    detail::write_from_all_ranks(path, own, group);
+    detail::write_from_all_ranks(path, own, group.host());
   });
 }
 
@@ -62,7 +62,7 @@ Resumed Checkpoint::load(const std::filesystem::path& path) const {
 
 Resumed Checkpoint::load(const std::filesystem::path& path, const Group& group) const {
   return detail::as_operation("load", [&] {
-    safetensors::Content content = detail::read_on_all_ranks(path, group);
+    safetensors::Content content = detail::read_on_all_ranks(path, group.host());
     Restoration restoration;
     all_or_none(group, [&] {
       restoration = detail::with_file_name(

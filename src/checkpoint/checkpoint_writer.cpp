@@ -78,7 +78,7 @@ void CheckpointWriter::save(const Checkpoint& checkpoint, const std::filesystem:
         path, [&] { return detail::content_of(checkpoint, meta, group_.rank(), group_.size()); });
     if (group_.rank() == 0) own = copy_ = copy_of(own, copy_);
   });
-  const safetensors::Content all = detail::gather_content(path, own, group_);
+  const safetensors::Content all = detail::gather_content(path, own, group_.host());
   all_or_none(group_, [&] {
     if (group_.rank() != 0) return;
     try {

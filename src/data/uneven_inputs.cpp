@@ -6,7 +6,7 @@
 namespace lockstep::inline v0_2::detail {
 
 NextTurn::NextTurn(Group group, ReduceOp op)
-    : group_(std::move(group)), op_(op), flag_(group_.empty({1}, at::kByte)) {}
+    : group_(group.host()), op_(op), flag_(group_.empty({1}, at::kByte)) {}
 
 NextTurn::~NextTurn() {
   try {

@@ -73,7 +73,7 @@ void all_or_none(const Group& group, const std::function<void()>& fn) {
   const at::Tensor own_header = byte_tensor(sizeof(ErrorHeader));
   std::memcpy(own_header.mutable_data_ptr(), &own.header, sizeof(ErrorHeader));
   const at::Tensor all = byte_tensor(group.size() * static_cast<std::int64_t>(sizeof(ErrorHeader)));
-  group.all_gather(all, own_header).wait();
+  group.host().all_gather(all, own_header).wait();
   const auto* const begin = static_cast<const ErrorHeader*>(all.const_data_ptr());
   const auto* const end = begin + group.size();
   const auto* const first =
@@ -85,7 +85,7 @@ void all_or_none(const Group& group, const std::function<void()>& fn) {
   if (rank == group.rank()) {
     std::memcpy(error_bytes.mutable_data_ptr(), own.texts.data(), own.texts.size());
   }
-  group.broadcast(error_bytes, rank).wait();
+  group.host().broadcast(error_bytes, rank).wait();
   if (error) std::rethrow_exception(error);
   const std::string_view texts(static_cast<const char*>(error_bytes.const_data_ptr()),
                                static_cast<std::size_t>(first->total()));

@@ -11,7 +11,7 @@ std::vector<std::string> gather(const std::string& own, const Group& group) {
   const at::Tensor length = at::empty({1}, at::kLong);
   length.fill_(static_cast<std::int64_t>(own.size()));
   const at::Tensor lengths = at::empty({group.size()}, at::kLong);
-  group.all_gather(lengths, length).wait();
+  group.host().all_gather(lengths, length).wait();
   const auto* const counts = lengths.const_data_ptr<std::int64_t>();
   const std::vector<std::size_t> sizes(counts, counts + group.size());
 
@@ -20,7 +20,7 @@ std::vector<std::string> gather(const std::string& own, const Group& group) {
   std::int64_t sum = 0;
   for (const std::size_t size : sizes) sum += static_cast<std::int64_t>(size);
   const at::Tensor all = at::empty({sum}, at::kByte);
-  group.all_gather(all, input, sizes).wait();
+  group.host().all_gather(all, input, sizes).wait();
   std::vector<std::string> texts;
   const auto* next = static_cast<const char*>(all.const_data_ptr());
   for (const std::size_t size : sizes) {

@@ -1,5 +1,6 @@
 #include "lockstep/group.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/TensorOptions.h>
 #include <c10/util/accumulate.h>
@@ -11,6 +12,7 @@
 
 #include "comm/communicator.h"
 #include "core/text.h"
+#include "device/device_communicator.h"
 #include "group/tensor_dtype.h"
 #include "lockstep/error.h"
 #include "profile/group_statistics.h"
@@ -56,20 +58,22 @@ DType detail::dtype_of(at::ScalarType type, std::string_view where) {
 
 namespace {
 
-/// The memory of a dense, contiguous CPU tensor.
+/// The memory of a dense, contiguous tensor on the group's device.
 struct CheckedTensor {
   void* data;
   std::size_t count;
   DType dtype;
 };
 
-CheckedTensor check(const at::Tensor& tensor, std::string_view where) {
+CheckedTensor check(const Group& group, const at::Tensor& tensor, std::string_view where) {
   if (!tensor.defined()) {
     refuse(where, "got an undefined tensor, expected a defined one");
   }
-  if (tensor.layout() != at::kStrided || !tensor.device().is_cpu()) {
+  if (tensor.layout() != at::kStrided || tensor.device() != group.device()) {
+    const bool host = tensor.is_cpu() && !group.device().is_cpu();
     refuse(where, "got a tensor of layout ", tensor.layout(), " on ", tensor.device(),
-           ", expected a dense one on cpu");
+           ", expected a dense one on ", group.device(),
+           host ? ": move it with .to(group.device()), or use group.host()" : "");
   }
   if (!tensor.is_contiguous()) {
     refuse(where, "got a tensor of sizes ", tensor.sizes(), " and strides ", tensor.strides(),
@@ -124,6 +128,13 @@ Group::Group(std::shared_ptr<Communicator> communicator) : communicator_(std::mo
     throw InvalidArgument("Group: got no communicator", {.operation = "Group"});
   }
   detail::GroupStatistics::of(*communicator_);  // begins to count the group's operations
+  const auto* on_device = dynamic_cast<const device::DeviceCommunicator*>(communicator_.get());
+  if (on_device != nullptr) device_ = on_device->device();
+}
+
+Group Group::host() const {
+  const auto* on_device = dynamic_cast<const device::DeviceCommunicator*>(communicator_.get());
+  return on_device != nullptr ? Group(on_device->host_memory()) : *this;
 }
 
 int Group::rank() const { return communicator_->rank(); }
@@ -146,12 +157,12 @@ int Group::local_size() const {
 }
 
 Work Group::all_reduce(const at::Tensor& tensor, ReduceOp op) const {
-  const auto [data, count, dtype] = check(tensor, "all_reduce");
+  const auto [data, count, dtype] = check(*this, tensor, "all_reduce");
   return communicator_->all_reduce(data, count, dtype, op, issue_of(tensor));
 }
 
 Work Group::all_reduce(const at::Tensor& tensor, ReduceOp op, const Wire& wire) const {
-  const auto [data, count, dtype] = check(tensor, "all_reduce");
+  const auto [data, count, dtype] = check(*this, tensor, "all_reduce");
   if (dtype != DType::f32) {
     throw InvalidArgument(concat("all_reduce as ", name(wire.dtype), ": got a tensor of ",
                                  name(dtype), ", expected float32"),
@@ -161,13 +172,13 @@ Work Group::all_reduce(const at::Tensor& tensor, ReduceOp op, const Wire& wire) 
 }
 
 Work Group::broadcast(const at::Tensor& tensor, int root) const {
-  const auto [data, count, dtype] = check(tensor, "broadcast");
+  const auto [data, count, dtype] = check(*this, tensor, "broadcast");
   return communicator_->broadcast(data, count, dtype, root, issue_of(tensor));
 }
 
 Work Group::all_gather(const at::Tensor& output, const at::Tensor& input) const {
-  const auto from = check(input, "all_gather input");
-  const auto to = check(output, "all_gather output");
+  const auto from = check(*this, input, "all_gather input");
+  const auto to = check(*this, output, "all_gather output");
   expect_same_dtype(from, to, "all_gather");
   expect_count(to.count, from.count * static_cast<std::size_t>(size()), "output", "all_gather");
   return communicator_->all_gather(from.data, to.data, from.count, from.dtype,
@@ -176,8 +187,8 @@ Work Group::all_gather(const at::Tensor& output, const at::Tensor& input) const 
 
 Work Group::all_gather(const at::Tensor& output, const at::Tensor& input,
                        const std::vector<std::size_t>& counts) const {
-  const auto from = check(input, "all_gather input");
-  const auto to = check(output, "all_gather output");
+  const auto from = check(*this, input, "all_gather input");
+  const auto to = check(*this, output, "all_gather output");
   expect_same_dtype(from, to, "all_gather");
   expect_divided(to.count, from.count, counts, {.whole = "output", .part = "input"}, *this,
                  "all_gather");
@@ -186,8 +197,8 @@ Work Group::all_gather(const at::Tensor& output, const at::Tensor& input,
 }
 
 Work Group::reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op) const {
-  const auto from = check(input, "reduce_scatter input");
-  const auto to = check(output, "reduce_scatter output");
+  const auto from = check(*this, input, "reduce_scatter input");
+  const auto to = check(*this, output, "reduce_scatter output");
   expect_same_dtype(from, to, "reduce_scatter");
   expect_count(from.count, to.count * static_cast<std::size_t>(size()), "input", "reduce_scatter");
   return communicator_->reduce_scatter(from.data, to.data, to.count, from.dtype, op,
@@ -196,8 +207,8 @@ Work Group::reduce_scatter(const at::Tensor& output, const at::Tensor& input, Re
 
 Work Group::reduce_scatter(const at::Tensor& output, const at::Tensor& input,
                            const std::vector<std::size_t>& counts, ReduceOp op) const {
-  const auto from = check(input, "reduce_scatter input");
-  const auto to = check(output, "reduce_scatter output");
+  const auto from = check(*this, input, "reduce_scatter input");
+  const auto to = check(*this, output, "reduce_scatter output");
   expect_same_dtype(from, to, "reduce_scatter");
   expect_divided(from.count, to.count, counts, {.whole = "input", .part = "output"}, *this,
                  "reduce_scatter");
@@ -206,10 +217,10 @@ Work Group::reduce_scatter(const at::Tensor& output, const at::Tensor& input,
 }
 
 Work Group::gather(const at::Tensor& output, const at::Tensor& input, int root) const {
-  const auto from = check(input, "gather input");
+  const auto from = check(*this, input, "gather input");
   void* data = nullptr;
   if (rank() == root) {
-    const auto to = check(output, "gather output");
+    const auto to = check(*this, output, "gather output");
     expect_same_dtype(from, to, "gather");
     expect_count(to.count, from.count * static_cast<std::size_t>(size()), "output", "gather");
     data = to.data;
@@ -219,10 +230,10 @@ Work Group::gather(const at::Tensor& output, const at::Tensor& input, int root) 
 }
 
 Work Group::scatter(const at::Tensor& output, const at::Tensor& input, int root) const {
-  const auto to = check(output, "scatter output");
+  const auto to = check(*this, output, "scatter output");
   const void* data = nullptr;
   if (rank() == root) {
-    const auto from = check(input, "scatter input");
+    const auto from = check(*this, input, "scatter input");
     expect_same_dtype(from, to, "scatter");
     expect_count(from.count, to.count * static_cast<std::size_t>(size()), "input", "scatter");
     data = from.data;
@@ -231,8 +242,8 @@ Work Group::scatter(const at::Tensor& output, const at::Tensor& input, int root)
 }
 
 Work Group::all_to_all(const at::Tensor& output, const at::Tensor& input) const {
-  const auto from = check(input, "all_to_all input");
-  const auto to = check(output, "all_to_all output");
+  const auto from = check(*this, input, "all_to_all input");
+  const auto to = check(*this, output, "all_to_all output");
   expect_same_dtype(from, to, "all_to_all");
   expect_count(to.count, from.count, "output", "all_to_all");
   const std::size_t part = from.count / static_cast<std::size_t>(size());
@@ -242,18 +253,19 @@ Work Group::all_to_all(const at::Tensor& output, const at::Tensor& input) const 
 }
 
 Work Group::send(const at::Tensor& tensor, int dst, std::uint32_t tag) const {
-  const auto [data, count, dtype] = check(tensor, "send");
+  const auto [data, count, dtype] = check(*this, tensor, "send");
   return communicator_->send(data, count, dtype, dst, tag, issue_of(tensor));
 }
 
 Work Group::recv(const at::Tensor& tensor, int src, std::uint32_t tag) const {
-  const auto [data, count, dtype] = check(tensor, "recv");
+  const auto [data, count, dtype] = check(*this, tensor, "recv");
   return communicator_->recv(data, count, dtype, src, tag, issue_of(tensor));
 }
 
 Work Group::barrier() const { return communicator_->barrier(); }
 
 at::Tensor Group::empty(at::IntArrayRef sizes, at::ScalarType dtype) const {
+  if (!device_.is_cpu()) return at::empty(sizes, at::TensorOptions().dtype(dtype).device(device_));
   const auto elements = c10::multiply_integers(sizes);
   auto memory =
       communicator_->allocate(static_cast<std::size_t>(elements) * c10::elementSize(dtype));

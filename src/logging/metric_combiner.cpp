@@ -195,10 +195,11 @@ void combine_over_ranks(const Group& group, const std::function<void(MetricCombi
   values[0] = layout;
   values[1] = layout * layout;
 
-  const at::Tensor sums = group.empty({static_cast<std::int64_t>(values.size())}, at::kDouble);
+  const auto host = group.host();
+  const at::Tensor sums = host.empty({static_cast<std::int64_t>(values.size())}, at::kDouble);
   double* const sum = sums.mutable_data_ptr<double>();
   std::ranges::copy(values, sum);
-  group.all_reduce(sums).wait();
+  host.all_reduce(sums).wait();
   std::copy_n(sum, values.size(), values.begin());
 
   expect_same_layout(values, group.size());

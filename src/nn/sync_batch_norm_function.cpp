@@ -31,31 +31,68 @@ template <class... Parts>
   throw InvalidArgument(concat(layer.prefix(), ": ", what...), {.operation = "SyncBatchNorm"});
 }
 
-/// Fields of a rank's message of doubles. C means and C sums of squared deviations follow at
-/// field_values.
-enum Field : std::int64_t { field_count, field_layer, field_dtype, field_values };
+/// Fields of a rank's header, of doubles.
+enum Field : std::int64_t { field_count, field_layer, field_dtype, header_fields };
 
-at::Tensor local_statistics(const at::Tensor& input, const SyncLayer& layer) {
+/// Number of values of each channel in the input.
+std::int64_t count_of(const at::Tensor& input) {
   const auto channels = input.size(1);
-  auto row = at::zeros({field_values + 2 * channels}, at::kDouble);
-  auto* values = row.data_ptr<double>();
-  const auto count = channels > 0 ? input.numel() / channels : 0;
-  values[field_count] = static_cast<double>(count);
+  return channels > 0 ? input.numel() / channels : 0;
+}
+
+at::Tensor header_of(const at::Tensor& input, const SyncLayer& layer) {
+  auto header = at::empty({header_fields}, at::kDouble);
+  auto* values = header.data_ptr<double>();
+  values[field_count] = static_cast<double>(count_of(input));
   values[field_layer] = static_cast<double>(layer.number);
   values[field_dtype] = static_cast<double>(input.scalar_type());
+  return header;
+}
+
+/// C means and C sums of squared deviations, of this rank's values, in double.
+at::Tensor local_statistics(const at::Tensor& input) {
+  const auto channels = input.size(1);
+  auto row = at::zeros({2 * channels}, input.options().dtype(at::kDouble));
+  const auto count = count_of(input);
   if (count == 0) return row;
   // Computes the mean and then the deviations from it, in double, and rounds both to the input's
   // dtype.
   const auto dtype = input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const auto [mean, variance] = at::batch_norm_update_stats(input.to(dtype), {}, {}, 0);
-  row.narrow(0, field_values, channels).copy_(mean);
-  row.narrow(0, field_values + channels, channels).copy_(variance).mul_(count);
+  row.narrow(0, 0, channels).copy_(mean);
+  row.narrow(0, channels, channels).copy_(variance).mul_(count);
   return row;
 }
 
-void expect_same_layer(const double* rows, std::int64_t length, const SyncLayer& layer) {
+/// The headers of all ranks, on the host, and their statistics.
+/// Shapes: [ranks, header_fields] and [ranks, 2 C].
+struct RankStatistics {
+  at::Tensor headers;
+  at::Tensor values;
+};
+
+RankStatistics gather_statistics(const at::Tensor& input, const SyncLayer& layer) {
+  const auto header = header_of(input, layer);
+  const auto values = local_statistics(input);
+  const std::int64_t ranks = layer.group.size();
+  if (input.is_cpu()) {
+    const auto all = at::empty({ranks, header_fields + values.numel()}, at::kDouble);
+    layer.group.all_gather(all, at::cat({header, values})).wait();
+    return {.headers = all.narrow(1, 0, header_fields).contiguous(),
+            .values = all.narrow(1, header_fields, values.numel())};
+  }
+  // The host reads the headers, and does not wait for the device.
+  RankStatistics all{.headers = at::empty({ranks, header_fields}, at::kDouble),
+                     .values = at::empty({ranks, values.numel()}, values.options())};
+  auto work = layer.group.all_gather(all.values, values);
+  layer.group.host().all_gather(all.headers, header).wait();
+  work.wait();
+  return all;
+}
+
+void expect_same_layer(const double* rows, const SyncLayer& layer) {
   for (int rank = 1; rank < layer.group.size(); ++rank) {
-    const auto* theirs = rows + rank * length;
+    const auto* theirs = rows + rank * header_fields;
     const auto differs = [&](Field field) { return theirs[field] != rows[field]; };
     if (differs(field_layer)) {
       refuse_in_layer(layer, "ranks must run the same layers in the same order: ", "layer ",
@@ -74,30 +111,24 @@ void expect_same_layer(const double* rows, std::int64_t length, const SyncLayer&
 
 BatchStatistics batch_statistics(const at::Tensor& input, const SyncLayer& layer) {
   const auto channels = input.size(1);
-  const auto mine = local_statistics(input, layer);
-  const auto length = mine.numel();
-  const auto all = at::empty({layer.group.size() * length}, at::kDouble);
-  layer.group.all_gather(all, mine).wait();
-  const auto* rows = all.data_ptr<double>();
-  expect_same_layer(rows, length, layer);
+  const auto [headers, values] = gather_statistics(input, layer);
+  const auto* rows = headers.data_ptr<double>();
+  expect_same_layer(rows, layer);
 
-  BatchStatistics batch{.mean = at::zeros({channels}, at::kDouble),
-                        .variance = at::zeros({channels}, at::kDouble),
+  const auto options = input.options().dtype(at::kDouble);
+  BatchStatistics batch{.mean = at::zeros({channels}, options),
+                        .variance = at::zeros({channels}, options),
                         .count = 0};
-  auto* mean = batch.mean.data_ptr<double>();
-  auto* deviations = batch.variance.data_ptr<double>();
+  auto& deviations = batch.variance;
   double count = 0;
   for (int rank = 0; rank < layer.group.size(); ++rank) {
-    const auto* theirs = rows + rank * length;
-    const double rank_count = theirs[field_count];
+    const double rank_count = rows[rank * header_fields + field_count];
     if (rank_count == 0) continue;
     const double share = rank_count / (count + rank_count);
-    for (std::int64_t channel = 0; channel < channels; ++channel) {
-      const double distance = theirs[field_values + channel] - mean[channel];
-      mean[channel] += distance * share;
-      deviations[channel] +=
-          theirs[field_values + channels + channel] + distance * distance * count * share;
-    }
+    const auto theirs = values[rank];
+    const auto distance = theirs.narrow(0, 0, channels) - batch.mean;
+    batch.mean.add_(distance * share);
+    deviations.add_(theirs.narrow(0, channels, channels) + distance * distance * count * share);
     count += rank_count;
   }
   batch.count = static_cast<std::int64_t>(count);
@@ -109,8 +140,12 @@ std::pair<at::Tensor, at::Tensor> sum_over_ranks(const at::Tensor& a, const at::
                                                  const SyncLayer& layer) {
   const auto number = static_cast<double>(layer.number);
   const auto sums = at::cat(
-      {a, b, at::full({1}, number, at::kDouble), at::full({1}, number * number, at::kDouble)});
+      {a, b, at::full({1}, number, a.options()), at::full({1}, number * number, a.options())});
   layer.group.all_reduce(sums).wait();
+  if (!sums.is_cpu()) {
+    // To read the device's memory, every layer would wait for the device.
+    return {sums.narrow(0, 0, a.numel()), sums.narrow(0, a.numel(), b.numel())};
+  }
   // The numbers are equal on all ranks if, and only if, their variance is zero. Doubles represent
   // these sums exactly.
   const auto* last = sums.data_ptr<double>() + a.numel() + b.numel();
@@ -144,9 +179,9 @@ at::Tensor converted(const at::Tensor& tensor, at::ScalarType dtype) {
 }
 
 void check(const at::Tensor& input, const NormTensors& tensors, const SyncLayer& layer) {
-  if (!input.device().is_cpu() || input.layout() != at::kStrided) {
+  if (input.device() != layer.group.device() || input.layout() != at::kStrided) {
     refuse_in_layer(layer, "got an input of layout ", input.layout(), " on ", input.device(),
-                    ", expected a dense one on cpu");
+                    ", expected a dense one on ", layer.group.device());
   }
   if (!input.is_floating_point()) {
     refuse_in_layer(layer, "got an input of ", input.dtype(), ", expected a floating point dtype");

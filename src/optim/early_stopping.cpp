@@ -51,7 +51,7 @@ bool EarlyStopping::update(double value) {
 
 bool EarlyStopping::update(double value, const Group& group) {
   const at::Tensor shared = at::full({1}, value, at::kDouble);
-  group.broadcast(shared).wait();
+  group.host().broadcast(shared).wait();
   return update(shared.item<double>());
 }
 

@@ -49,7 +49,9 @@ void average_into(at::Tensor& average, const at::Tensor& value, double weight) {
   const bool same_layout =
       value.scalar_type() == average.scalar_type() && value.strides() == average.strides();
   const at::Tensor values = same_layout ? value : at::empty_like(average).copy_(value);
-  if (average.scalar_type() == at::kDouble)
+  if (!average.is_cpu())
+    average.add_((values - average).mul_(weight));
+  else if (average.scalar_type() == at::kDouble)
     lerp<double>(average, values, weight);
   else
     lerp<float>(average, values, weight);
@@ -67,9 +69,9 @@ MovingAverage::MovingAverage(torch::nn::Module& model, MovingAverageOptions opti
   const auto add = [&](const detail::NamedTensor& named) {
     const auto& [name, tensor] = named;
     if (!tensor.defined()) return;
-    if (!tensor.is_cpu() || tensor.layout() != at::kStrided || tensor.is_complex())
+    if (tensor.layout() != at::kStrided || tensor.is_complex())
       throw_invalid("MovingAverage", "got '", name, "' of type ", tensor.toString(),
-                    ", expected a dense real tensor on the CPU");
+                    ", expected a dense real tensor");
     const auto options_of_average = tensor.options().dtype(dtype_of_average(tensor));
     at::Tensor average = at::empty_like(tensor.detach(), options_of_average);
     average.copy_(tensor);

@@ -39,7 +39,7 @@ std::vector<Lines> gather(const Group& group, const std::string& mine,
   auto input = at::empty({static_cast<std::int64_t>(mine.size())}, at::kByte);
   auto output = at::empty({static_cast<std::int64_t>(total)}, at::kByte);
   if (!mine.empty()) std::memcpy(input.data_ptr(), mine.data(), mine.size());
-  group.all_gather(output, input, lengths).wait();
+  group.host().all_gather(output, input, lengths).wait();
 
   std::vector<Lines> all;
   std::string_view rest(static_cast<const char*>(output.data_ptr()), total);
@@ -96,7 +96,7 @@ std::optional<LineDifference> difference(const Group& group, std::span<const std
   auto* values = mine.data_ptr<std::int64_t>();
   values[0] = static_cast<std::int64_t>(digest(std::as_bytes(std::span(text))));
   values[1] = static_cast<std::int64_t>(text.size());
-  group.all_gather(all, mine).wait();
+  group.host().all_gather(all, mine).wait();
 
   bool equal = true;
   std::vector<std::size_t> lengths;

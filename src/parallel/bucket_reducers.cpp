@@ -48,6 +48,7 @@ ExchangeRound::ExchangeRound(BucketReducers& reducers, SyncTarget target, std::i
 }
 
 void ExchangeRound::begin_next() {
+  const CommStreamScope on_comm_stream(reducers_.comm_stream_);
   const auto position = entries_.size();
   const auto index = reducers_.at(position);
   entries_.emplace_back();
@@ -73,6 +74,7 @@ bool ExchangeRound::advances_in(std::size_t slot, std::size_t position) const {
 /// Advances the exchanges of the current slot. Returns false when one would block.
 bool ExchangeRound::run_slot(Blocking blocking) {
   if (entries_.empty()) return true;
+  const CommStreamScope on_comm_stream(reducers_.comm_stream_);
   const auto slot = entries_.size() - 1;
   for (; next_in_slot_ < slot; ++next_in_slot_) {
     if (!advances_in(slot, next_in_slot_)) continue;
@@ -95,6 +97,7 @@ void ExchangeRound::advance(std::size_t position) {
 }
 
 std::exception_ptr ExchangeRound::complete() {
+  const CommStreamScope on_comm_stream(reducers_.comm_stream_);
   while (entries_.size() < reducers_.size()) {
     wait_to_begin();
     begin_next();
@@ -114,7 +117,7 @@ std::exception_ptr ExchangeRound::complete() {
 
 BucketReducers::BucketReducers(std::span<const NamedTensor> parameters, const Group& group,
                                BucketCaps caps, const Strategy& strategy, const Source& owner)
-    : group_(group), owner_(owner), strategy_(strategy) {
+    : group_(group), comm_stream_(comm_stream_of(group)), owner_(owner), strategy_(strategy) {
   std::vector<ParameterSpec> specs;
   for (const auto& [name, tensor] : parameters) {
     specs.push_back({.numel = static_cast<std::size_t>(tensor.numel()),
@@ -142,8 +145,9 @@ BucketReducer BucketReducers::make(Bucket bucket) {
   auto exchange = strategy_.exchange(bucket);
   auto residuals = residuals_of(*exchange, bucket);
   const bool has_residuals = have_residuals(residuals, bucket);
-  // The group itself divides a single all_reduce between the hosts.
-  const bool is_divided = !exchange->is_all_reduce();
+  // The group itself divides a single all_reduce between the hosts. The backends of devices divide
+  // every operation themselves.
+  const bool is_divided = !exchange->is_all_reduce() && group_.device().is_cpu();
   if (is_divided && !hosts_) hosts_ = HostGroups::of(group_);
   int counted_stage = 0;
   if (is_divided && hosts_) {
@@ -172,7 +176,7 @@ void BucketReducers::set_order_once(std::span<const std::size_t> ready) {
       observed.push_back(static_cast<std::int64_t>(index));
     }
   }
-  group_.communicator().broadcast(observed.data(), observed.size(), DType::i64, 0).wait();
+  group_.host().communicator().broadcast(observed.data(), observed.size(), DType::i64, 0).wait();
   for (std::size_t i = 0; i < size(); ++i) {
     order_[i] = static_cast<std::size_t>(observed[i]);
     positions_[order_[i]] = i;
@@ -244,6 +248,7 @@ void BucketReducers::count_skipped(std::int64_t step) {
 
 void BucketReducers::exchange_parameters(std::int64_t step) {
   const at::NoGradGuard no_grad;
+  const CommStreamScope on_comm_stream(comm_stream_, {});
   for (std::size_t i = 0; i < size(); ++i) {
     if (target(i, step) == SyncTarget::parameters) pack_parameters(reducers_[i]);
   }
@@ -252,10 +257,12 @@ void BucketReducers::exchange_parameters(std::int64_t step) {
   for (std::size_t i = 0; i < size(); ++i) {
     if (target(i, step) == SyncTarget::parameters) unpack_parameters(*reducers_[i].parameters);
   }
+  on_comm_stream.block_caller();
 }
 
 void BucketReducers::average_parameters() {
   const at::NoGradGuard no_grad;
+  const CommStreamScope on_comm_stream(comm_stream_, {});
   std::vector<Work> works;
   for (auto& reducer : reducers_) {
     pack_parameters(reducer);
@@ -265,6 +272,7 @@ void BucketReducers::average_parameters() {
   }
   for (auto& work : works) work.wait();
   for (auto& reducer : reducers_) unpack_parameters(*reducer.parameters);
+  on_comm_stream.block_caller();
 }
 
 State BucketReducers::state() const {

@@ -14,6 +14,7 @@
 #include "lockstep/group.h"
 #include "lockstep/strategy.h"
 #include "parallel/bucket_plan.h"
+#include "parallel/comm_stream_scope.h"
 #include "parallel/replicated_model.h"
 #include "sync/between_hosts.h"
 
@@ -138,6 +139,7 @@ class BucketReducers {
   void pack_parameters(BucketReducer& reducer);
 
   Group group_;
+  std::optional<device::CommStream> comm_stream_;
   Source owner_;
   Strategy strategy_;
   std::optional<HostGroups> hosts_;  ///< set once an exchange runs between hosts

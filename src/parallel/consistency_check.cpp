@@ -16,7 +16,7 @@
 namespace lockstep::inline v0_2::detail {
 
 std::uint64_t checksum(const at::Tensor& tensor) {
-  const auto values = tensor.detach();
+  const auto values = tensor.detach().to(at::kCPU);
   const auto dense = values.is_non_overlapping_and_dense() ? values : values.contiguous();
   return digest({static_cast<const std::byte*>(dense.data_ptr()), dense.nbytes()});
 }
@@ -54,6 +54,7 @@ bool is_like(const at::Tensor& mean, const at::Tensor& other) {
 
 void MeanProbe::set(const at::Tensor& mean) {
   reset();
+  if (!mean.is_cpu()) return;  // to read a device's memory, every step would wait for the device
   const auto find = [&]<class T>(const T* values) {
     const T* const end = values + mean.numel();
     for (const T* at = first_not_zero(values, end); at != end && count_ < 2;

@@ -92,6 +92,8 @@ GradientState GradientRecord::state(const at::Tensor& gradient, const at::Tensor
 }
 
 std::uint64_t digest_of_mean(const at::Tensor& mean) {
+  // To read a device's memory, every step would wait for the device.
+  if (!mean.is_cpu()) return 0;
   const auto size = static_cast<std::size_t>(mean.element_size());
   const auto* const bytes = static_cast<const std::byte*>(mean.const_data_ptr());
   const std::int64_t count = std::min(mean.numel(), max_samples);

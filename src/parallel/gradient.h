@@ -66,7 +66,7 @@ class GradientRecord {
 };
 
 /// A digest of some elements of a mean. It detects clip_grad_norm_(), which scales all elements
-/// without a change of the gradient's version.
+/// without a change of the gradient's version. 0 for a mean on a device.
 std::uint64_t digest_of_mean(const at::Tensor& mean);
 
 }  // namespace lockstep::detail

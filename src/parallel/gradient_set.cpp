@@ -24,8 +24,8 @@ GradientSet::GradientSet(BucketReducers& reducers, const Group& group) : reducer
     }
   }
   first_.push_back(members_.size());
-  flags_ = group.empty({static_cast<std::int64_t>(members_.size() + ConsistencyCheck::bytes)},
-                       at::kByte);
+  flags_ = group.host().empty(
+      {static_cast<std::int64_t>(members_.size() + ConsistencyCheck::bytes)}, at::kByte);
   flag_bytes_ = flags_.data_ptr<std::uint8_t>();
 }
 
@@ -85,7 +85,7 @@ void GradientSet::move_into_bucket(std::size_t index) {
   expect_copyable(gradient, *members_[index].slice);
   if (!is_stored_in(gradient, values)) {
     const at::NoGradGuard no_grad;
-    if (values.numel() > 0 && gradient.strides() == values.strides()) {
+    if (values.is_cpu() && values.numel() > 0 && gradient.strides() == values.strides()) {
       std::memcpy(values.data_ptr(), gradient.data_ptr(), values.nbytes());
     } else {
       values.copy_(gradient);
@@ -142,7 +142,7 @@ void GradientSet::finish_exchange(std::int64_t step, bool joined) {
       // residual.
       if (reducer.has_residual()) {
         const auto& residual = reducer.residuals[i - first_[member.bucket]];
-        if (residual.defined()) residual.add_(values);
+        if (residual.defined()) residual.add_(values.to(residual.device()));
       }
       if (member.saved.defined()) values.copy_(member.saved);
       member.record.set_unchanged(member.slice->parameter.grad(), values);

@@ -93,6 +93,7 @@ class Reducer::Backward {
   std::vector<std::size_t> missing;  ///< per bucket: parameters whose hook has not run
   std::vector<std::size_t> order;    ///< buckets in the order in which they became ready
   TraceBackward span = {};
+  GradientStreams streams = {};  ///< of the gradients so far
 
  private:
   Group group_;
@@ -133,6 +134,8 @@ void Reducer::check(const ModelState& model, const Group& group) {
 Reducer::Reducer(const ModelState& model, const Group& group, const DataParallelOptions& options,
                  const Source& owner)
     : group_(group),
+      host_(group.host()),
+      comm_stream_(comm_stream_of(group)),
       owner_(owner),
       wrappers_(GroupWrappers::of(group)),
       reducers_(trainable(model), group, options.buckets, options.strategy, owner),
@@ -153,7 +156,7 @@ Source Reducer::source(Source::Content content) const {
 }
 
 void Reducer::set_weight(double samples) {
-  const SourceScope scope(group_.communicator(), source(Source::Content::weights));
+  const SourceScope scope(host_.communicator(), source(Source::Content::weights));
   weights_.set(samples);
 }
 
@@ -225,6 +228,7 @@ void Reducer::handle_gradient(std::size_t parameter, const at::Tensor& incoming)
            "its gradient changed after it was sent: a nested backward reached the parameter again");
   }
   if (incoming.defined()) gradients_.move_into_bucket(parameter);
+  backward->streams.add_current(comm_stream_);
   if (backward->ready[parameter] != 0) return;
   backward->ready[parameter] = 1;
   if (--backward->missing[bucket] == 0) backward->order.push_back(trace_ready(bucket));
@@ -240,9 +244,10 @@ void Reducer::handle_gradient(std::size_t parameter, const at::Tensor& incoming)
 void Reducer::begin_next(Backward& backward) {
   const at::NoGradGuard no_grad;
   const auto bucket = reducers_.at(backward.round.next());
+  const CommStreamScope on_comm_stream(comm_stream_, backward.streams);
   if (reducers_.target(bucket, step_) == SyncTarget::gradients) {
     if (!backward.agreement_begun && has_optimizer()) {
-      const SourceScope scope(group_.communicator(), source(Source::Content::step_agreement));
+      const SourceScope scope(host_.communicator(), source(Source::Content::step_agreement));
       agreement_.begin({.in_backward = true,
                         .has_lost_mean = joined_in_step_ && gradients_.has_lost_mean(),
                         .step = static_cast<std::uint32_t>(step_)});
@@ -261,6 +266,17 @@ void Reducer::begin_next(Backward& backward) {
 
 void Reducer::finish(Backward& backward) {
   const at::NoGradGuard no_grad;
+  const CommStreamScope on_comm_stream(comm_stream_, backward.streams);
+  try {
+    finish_on_stream(backward);
+  } catch (...) {
+    on_comm_stream.block_caller();
+    throw;
+  }
+  on_comm_stream.block_caller();
+}
+
+void Reducer::finish_on_stream(Backward& backward) {
   const bool exchanges = reducers_.exchanges(SyncTarget::gradients, step_);
   const auto error = exchanges ? exchange(backward) : nullptr;
   gradients_.finish_exchange(step_, joined_in_step_);
@@ -295,14 +311,14 @@ std::exception_ptr Reducer::exchange(Backward& backward) {
   }
   flags.wait();
   buffers_.end();
-  const SourceScope scope(group_.communicator(), source(Source::Content::bucket_order));
+  const SourceScope scope(host_.communicator(), source(Source::Content::bucket_order));
   reducers_.set_order_once(backward.order);
   return error;
 }
 
 Work Reducer::begin_flags() {
-  const SourceScope scope(group_.communicator(), source(Source::Content::participation));
-  return group_.all_reduce(gradients_.flags(), ReduceOp::max);
+  const SourceScope scope(host_.communicator(), source(Source::Content::participation));
+  return host_.all_reduce(gradients_.flags(), ReduceOp::max);
 }
 
 void Reducer::begin_buffers() {
@@ -360,7 +376,7 @@ std::exception_ptr Reducer::dropped_mean_error() const {
 StepPlan Reducer::agree(bool has_joined) {
   auto own = gradients_.intent(step_);
   own.has_joined = has_joined;
-  const SourceScope scope(group_.communicator(), source(Source::Content::step_agreement));
+  const SourceScope scope(host_.communicator(), source(Source::Content::step_agreement));
   agreement_.begin(own);
   return agreement_.end();
 }

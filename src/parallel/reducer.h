@@ -17,6 +17,7 @@
 #include "lockstep/group.h"
 #include "parallel/bucket_reducers.h"
 #include "parallel/buffer_sync.h"
+#include "parallel/comm_stream_scope.h"
 #include "parallel/consistency_check.h"
 #include "parallel/gradient_set.h"
 #include "parallel/group_wrappers.h"
@@ -114,6 +115,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::shared_ptr<Backward> join_backward();
   void begin_next(Backward& backward);
   void finish(Backward& backward);
+  void finish_on_stream(Backward& backward);
   std::exception_ptr exchange(Backward& backward);
   Work begin_flags();
   void begin_buffers();
@@ -122,6 +124,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::exception_ptr dropped_mean_error() const;
 
   Group group_;
+  Group host_;  ///< for flags and agreements
+  std::optional<device::CommStream> comm_stream_;
   Source owner_;
   std::shared_ptr<GroupWrappers> wrappers_;
   BucketReducers reducers_;

@@ -50,7 +50,7 @@ static_assert(sizeof(Message) == 48);
 }  // namespace
 
 StepAgreement::StepAgreement(const Group& group)
-    : group_(group), bytes_(group.empty({sizeof(Message)}, at::kByte)) {}
+    : group_(group.host()), bytes_(group_.empty({sizeof(Message)}, at::kByte)) {}
 
 void StepAgreement::begin(const StepIntent& own) {
   const Message message(own);

@@ -13,9 +13,9 @@
 namespace lockstep::inline v0_2::detail {
 
 Weights::Weights(const Group& group)
-    : group_(group),
-      mine_(group.empty({1}, at::kDouble)),
-      all_(group.empty({group.size()}, at::kDouble)) {}
+    : group_(group.host()),
+      mine_(group_.empty({1}, at::kDouble)),
+      all_(group_.empty({group.size()}, at::kDouble)) {}
 
 void Weights::set(double weight) {
   work_.wait();  // of an earlier set(), which this one replaces

@@ -8,6 +8,7 @@
 
 #include "lockstep/strategies.h"
 #include "sync/bucket_layout.h"
+#include "sync/host_exchange.h"
 
 namespace lockstep::inline v0_2 {
 namespace {
@@ -163,6 +164,9 @@ class AdasumExchange final : public Exchange {
 
 std::unique_ptr<Exchange> Adasum::exchange(const Bucket& bucket) const {
   detail::expect_dtype("adasum", bucket, {at::kFloat, at::kDouble});
+  if (detail::is_on_device(bucket)) {
+    return detail::exchange_on_host(bucket, [this](const Bucket& host) { return exchange(host); });
+  }
   if (bucket.values().scalar_type() == at::kDouble) {
     return std::make_unique<AdasumExchange<double>>(bucket);
   }

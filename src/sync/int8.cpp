@@ -11,6 +11,7 @@
 #include "lockstep/strategies.h"
 #include "profile/group_statistics.h"
 #include "sync/bucket_layout.h"
+#include "sync/host_exchange.h"
 #include "sync/residual.h"
 #include "sync/sparse.h"
 
@@ -185,6 +186,9 @@ class InPlaceInt8Exchange final : public Exchange {
 
 std::unique_ptr<Exchange> Int8::exchange(const Bucket& bucket) const {
   detail::expect_dtype("int8", bucket, {at::kFloat});
+  if (detail::is_on_device(bucket)) {
+    return detail::exchange_on_host(bucket, [this](const Bucket& host) { return exchange(host); });
+  }
   const auto* memory = bucket.values().const_data_ptr();
   if (bucket.group().communicator().place_of(memory)) {
     return std::make_unique<InPlaceInt8Exchange>(error_feedback, bucket);

@@ -105,7 +105,9 @@ class PowerSgdExchange final : public Exchange {
   /// Fills Q with normal random numbers: the same on every rank, others for each matrix and step.
   static void randomize(Matrix& matrix, std::int64_t step) {
     const auto seed = static_cast<std::uint64_t>(step) * 1'000'003 + matrix.part->offset + 1;
-    matrix.q.normal_(0, 1, at::make_generator<at::CPUGeneratorImpl>(seed));
+    // The numbers are the same on every device.
+    auto numbers = at::empty(matrix.q.sizes(), matrix.q.options().device(at::kCPU));
+    matrix.q.copy_(numbers.normal_(0, 1, at::make_generator<at::CPUGeneratorImpl>(seed)));
   }
 
   void allocate_buffers(const Group& group) {
@@ -149,7 +151,7 @@ class PowerSgdExchange final : public Exchange {
     for (auto& parameter : uncompressed_) parameter.sent.copy_(flat_of(gradient, *parameter.part));
     // Each rank has one element at the front for its result of first_not_finite().
     p_buffer_.narrow(0, 0, group.size()).zero_();
-    p_buffer_[group.rank()].fill_(first_not_finite());
+    if (p_buffer_.is_cpu()) p_buffer_[group.rank()].fill_(first_not_finite());
   }
 
   /// An orthonormal basis of the space that the columns span.
@@ -177,6 +179,7 @@ class PowerSgdExchange final : public Exchange {
   }
 
   void refuse_not_finite(int ranks) {
+    if (!p_buffer_.is_cpu()) return;  // to read a device's memory, every step would wait for it
     for (int rank = 0; rank < ranks; ++rank) {
       const auto reported = std::lround(p_buffer_[rank].item<double>() * ranks);
       if (reported == 0) continue;

@@ -11,6 +11,7 @@
 #include "lockstep/strategies.h"
 #include "sync/bucket_layout.h"
 #include "sync/fields.h"
+#include "sync/host_exchange.h"
 #include "sync/residual.h"
 #include "sync/sparse.h"
 
@@ -180,6 +181,9 @@ void Threshold::check() const {
 std::unique_ptr<Exchange> Threshold::exchange(const Bucket& bucket) const {
   check();
   detail::expect_dtype("threshold", bucket, {at::kFloat, at::kDouble});
+  if (detail::is_on_device(bucket)) {
+    return detail::exchange_on_host(bucket, [this](const Bucket& host) { return exchange(host); });
+  }
   if (bucket.values().scalar_type() == at::kDouble) {
     return std::make_unique<ThresholdExchange<double>>(*this, bucket);
   }

@@ -1,12 +1,17 @@
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <optional>
+#include <tuple>
 
 #include "kernels/scatter_add.h"
 #include "lockstep/strategies.h"
 #include "sync/bucket_layout.h"
 #include "sync/fields.h"
+#include "sync/host_exchange.h"
 #include "sync/residual.h"
 #include "sync/sparse.h"
 
@@ -82,6 +87,61 @@ class TopKExchange final : public Exchange {
   at::Tensor gathered_;
 };
 
+/// The same exchange by LibTorch's operators, for a bucket on a device. It never waits for the
+/// device, so it cannot refuse numbers that are not finite: they reach the mean.
+class TopKOnDevice final : public Exchange {
+ public:
+  TopKOnDevice(const TopK& recipe, const Bucket& bucket)
+      : recipe_(recipe), layout_(bucket), residual_(recipe.error_feedback, bucket) {}
+
+  ExchangeTask exchange(std::int64_t step, Bucket& bucket, const Group& group) override {
+    const auto& gradient = bucket.values();
+    const auto k = static_cast<std::int64_t>(recipe_.k_at(step, layout_.numel()));
+    const auto sent = select(gradient, k);
+    const auto gathered = group.empty({group.size(), sent.numel()}, at::kByte);
+    co_await group.all_gather(gathered, sent);
+    for (int rank = 0; rank < group.size(); ++rank) {
+      const auto [values, indices] = record_in(gathered[rank], k, gradient.scalar_type());
+      gradient.index_add_(0, indices.to(at::kLong), values.mul(1.0 / group.size()));
+    }
+  }
+
+  State state() const override { return residual_.state(layout_); }
+  void load(const State& state) override { residual_.load(layout_, state); }
+
+ private:
+  struct Record {
+    at::Tensor values;
+    at::Tensor indices;
+  };
+
+  /// The record of k picks in bytes: all values, all indices.
+  static Record record_in(const at::Tensor& bytes, std::int64_t k, at::ScalarType dtype) {
+    const auto of_values = k * static_cast<std::int64_t>(c10::elementSize(dtype));
+    return {.values = bytes.narrow(0, 0, of_values).view(dtype),
+            .indices = bytes.narrow(0, of_values, 4 * k).view(at::kInt)};
+  }
+
+  /// This rank's record. The gradient becomes zero.
+  at::Tensor select(const at::Tensor& gradient, std::int64_t k) const {
+    if (residual_.kept()) residual_.values().add_(gradient);
+    const auto& from = residual_.kept() ? residual_.values() : gradient;
+    const auto indices = std::get<1>(from.abs().topk(k, 0, true, false));
+    const auto element = static_cast<std::int64_t>(gradient.element_size());
+    auto sent = at::empty({k * (element + 4)}, gradient.options().dtype(at::kByte));
+    const auto record = record_in(sent, k, gradient.scalar_type());
+    record.values.copy_(from.index_select(0, indices));
+    record.indices.copy_(indices);
+    if (residual_.kept()) residual_.values().index_fill_(0, indices, 0);
+    gradient.zero_();
+    return sent;
+  }
+
+  TopK recipe_;
+  detail::Layout layout_;
+  detail::Residual residual_;
+};
+
 }  // namespace
 
 std::string TopK::text() const {
@@ -113,6 +173,7 @@ void TopK::check() const {
 std::unique_ptr<Exchange> TopK::exchange(const Bucket& bucket) const {
   check();
   detail::expect_dtype("topk", bucket, {at::kFloat, at::kDouble});
+  if (detail::is_on_device(bucket)) return std::make_unique<TopKOnDevice>(*this, bucket);
   if (bucket.values().scalar_type() == at::kDouble) {
     return std::make_unique<TopKExchange<double>>(*this, bucket);
   }

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <chrono>
+#include <optional>
+
+#include "lockstep/group.h"
+
+namespace lockstep::inline v0_2 {
+
+/// How ranks exchange tensors of a device.
+enum class DeviceBackend {
+  nccl,   ///< by NCCL; each rank needs a GPU of its own
+  staged  ///< through memory of the host; ranks that are processes may share a device
+};
+
+struct DeviceGroupOptions {
+  DeviceBackend backend = DeviceBackend::nccl;
+  std::optional<std::chrono::milliseconds> timeout =
+      {};  ///< longest wait for other ranks; default LOCKSTEP_TIMEOUT, else 10 minutes
+};
+
+/// The ranks of `group`, a group on the CPU, as a group for tensors of a device. device is this
+/// rank's, with an index; all ranks pass the same type. The program must not use `group`
+/// afterwards: host() of the result is its replacement. init() calls this function if the program
+/// asks for GPUs. Ranks: all. Throws: InvalidArgument, on every rank, if the device does not exist,
+/// ranks pass different types, thread ranks share a device or group is not on the CPU.
+/// BackendUnavailable, on every rank, if NCCL is missing, too old or refuses the devices.
+Group device_group(const Group& group, at::Device device, const DeviceGroupOptions& options = {});
+
+}  // namespace lockstep

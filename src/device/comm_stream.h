@@ -1,0 +1,37 @@
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+namespace lockstep::inline v0_2::device {
+
+/// The stream of one rank on which its device groups copy and exchange tensors. All members are for
+/// any thread.
+class CommStream {
+ public:
+  /// device: with an index.
+  explicit CommStream(c10::Device device);
+
+  c10::Device device() const { return device_; }
+  c10::Stream stream() const { return stream_; }
+  /// The calling thread's current stream of the device.
+  c10::Stream current() const { return guard_.getStream(device_); }
+
+  /// Makes later work of `later` wait for the work that `earlier` has now.
+  static void order(const c10::Stream& earlier, const c10::Stream& later);
+  /// Makes later work of this stream wait for the work that the current stream has now.
+  void wait_for_current() const;
+  /// Makes later work of the current stream wait for the work that this stream has now.
+  void block_current() const;
+  /// An event that completes with the work that this stream has now.
+  c10::Event record() const;
+
+ private:
+  c10::Device device_;
+  c10::impl::VirtualGuardImpl guard_;
+  c10::Stream stream_;
+};
+
+}  // namespace lockstep::device

@@ -1,0 +1,99 @@
+#include "device/device_communicator.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+
+#include <utility>
+
+#include "device/host_memory_communicator.h"
+
+namespace lockstep::inline v0_2::device {
+
+at::ScalarType scalar_type(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+      return at::kFloat;
+    case DType::f64:
+      return at::kDouble;
+    case DType::f16:
+      return at::kHalf;
+    case DType::bf16:
+      return at::kBFloat16;
+    case DType::i8:
+      return at::kChar;
+    case DType::u8:
+      return at::kByte;
+    case DType::i32:
+      return at::kInt;
+    case DType::i64:
+      return at::kLong;
+  }
+  return at::kByte;
+}
+
+DeviceCommunicator::DeviceCommunicator(std::shared_ptr<DeviceRankContext> context,
+                                       std::shared_ptr<Communicator> host,
+                                       std::shared_ptr<Communicator> host_memory)
+    : SteppedCommunicator(std::move(context), std::move(host)),
+      host_memory_group_(
+          std::make_shared<HostMemoryCommunicator>(shared_context(), std::move(host_memory))) {}
+
+void DeviceCommunicator::begin_use() {
+  SteppedCommunicator::begin_use();
+  host_memory_ = handle(std::move(host_memory_group_));
+}
+
+std::shared_ptr<std::byte> DeviceCommunicator::allocate(std::size_t bytes) {
+  auto memory = at::empty({static_cast<std::int64_t>(bytes)},
+                          at::TensorOptions().dtype(at::kByte).device(device()));
+  auto* const data = static_cast<std::byte*>(memory.mutable_data_ptr());
+  return {data, [memory = std::move(memory)](std::byte*) mutable { memory.reset(); }};
+}
+
+std::shared_ptr<Communicator> DeviceCommunicator::split(int color, int key) {
+  // A split of the host world blocks without advancing other operations. After this barrier all
+  // members are in split(), so it cannot deadlock.
+  host_memory_->barrier().wait();
+  const detail::RankContext::CallGuard guard(context());
+  auto part = context().or_fail([&] {
+    auto ranks = host().split(color, key);
+    auto memory = ranks == nullptr ? nullptr : ranks->split(0, ranks->rank());
+    return std::pair(std::move(ranks), std::move(memory));
+  });
+  if (part.first == nullptr) return nullptr;
+  return context().or_fail(
+      [&] { return handle(make(std::move(part.first), std::move(part.second))); });
+}
+
+at::Tensor DeviceCommunicator::on_device(const void* data, std::size_t count, DType dtype) const {
+  return at::for_blob(const_cast<void*>(data), {static_cast<std::int64_t>(count)})
+      .options(at::TensorOptions().dtype(scalar_type(dtype)).device(device()))
+      .target_device(device())
+      .make_tensor();
+}
+
+Work DeviceCommunicator::begin(Operation&& operation) {
+  if (operation.collective != Collective::barrier) return begin_on_device(std::move(operation));
+  // A barrier is between the ranks' programs, not between their devices.
+  return Work(begin_steps(std::move(operation), [this](SteppedRequest& request) {
+    request.set_work(detail::reissue(host(), request.operation()));
+    request.set_steps({[&request] { return request.work_is_complete(); }});
+  }));
+}
+
+bool DeviceRequest::test() {
+  const bool complete = request_->test();  // throws the failure of the world
+  return complete || wait_ == Wait::nothing;
+}
+
+void DeviceRequest::wait() {
+  if (wait_ == Wait::request) {
+    request_->wait();
+  } else {
+    request_->test();
+  }
+  const c10::Stream current = stream_.current();
+  if (current != stream_.stream()) done_->block(current);
+}
+
+}  // namespace lockstep::device

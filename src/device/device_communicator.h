@@ -1,0 +1,80 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <memory>
+
+#include "device/stepped_request.h"
+
+namespace lockstep::inline v0_2::device {
+
+/// One rank's communicator of a group that exchanges tensors of a device. Its operations run on the
+/// CommStream of the rank, after the work that the current stream has when they are issued. wait()
+/// makes the current stream wait for the operation; it does not wait for the device.
+class DeviceCommunicator : public SteppedCommunicator {
+ public:
+  c10::Device device() const { return context().stream().device(); }
+  /// The same ranks, exchanging memory of the host.
+  const std::shared_ptr<Communicator>& host_memory() const { return host_memory_; }
+
+  std::shared_ptr<std::byte> allocate(std::size_t bytes) final;
+  std::shared_ptr<Communicator> split(int color, int key) final;
+
+ protected:
+  /// host: the ranks of this group in the host world. host_memory: the same ranks, as a second
+  /// group.
+  DeviceCommunicator(std::shared_ptr<DeviceRankContext> context, std::shared_ptr<Communicator> host,
+                     std::shared_ptr<Communicator> host_memory);
+
+  const CommStream& stream() const { return context().stream(); }
+  /// The elements from data on, as a tensor without ownership. Memory of the device.
+  at::Tensor on_device(const void* data, std::size_t count, DType dtype) const;
+
+ private:
+  Work begin(Operation&& operation) final;
+  /// Begins an operation other than a barrier, in the order of the current stream.
+  virtual Work begin_on_device(Operation&& operation) = 0;
+  /// Creates the group of the same kind for part, the ranks of a new group in the host world.
+  virtual std::shared_ptr<DeviceCommunicator> make(
+      std::shared_ptr<Communicator> part, std::shared_ptr<Communicator> host_memory) const = 0;
+
+  void begin_use() override;
+
+  std::shared_ptr<SteppedCommunicator> host_memory_group_;  ///< until begin_use()
+  std::shared_ptr<Communicator> host_memory_;
+};
+
+/// The implementation of a Work in a device group. wait() blocks the current stream.
+class DeviceRequest final : public detail::Request {
+ public:
+  /// What wait() waits for before it blocks the current stream.
+  enum class Wait {
+    nothing,  ///< the operation is on the stream
+    request   ///< the request puts its last copy on the stream when it completes
+  };
+
+  /// done: the event that the current stream waits for; set when the operation, or its last copy,
+  /// is on the stream.
+  DeviceRequest(std::shared_ptr<SteppedRequest> request, std::shared_ptr<const c10::Event> done,
+                const CommStream& stream, Wait wait)
+      : request_(std::move(request)), done_(std::move(done)), stream_(stream), wait_(wait) {}
+
+  bool complete() const override { return wait_ == Wait::nothing || request_->complete(); }
+  bool test() override;
+  void wait() override;
+  void abandon() noexcept override { request_->abandon(); }
+  void check() override { request_->check(); }
+  std::vector<int> missing() const override { return request_->missing(); }
+
+ private:
+  std::shared_ptr<SteppedRequest> request_;
+  std::shared_ptr<const c10::Event> done_;
+  CommStream stream_;
+  Wait wait_;
+};
+
+/// The dtype of tensors with these elements.
+at::ScalarType scalar_type(DType dtype);
+
+}  // namespace lockstep::device

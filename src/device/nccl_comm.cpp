@@ -1,0 +1,156 @@
+#include "device/nccl_comm.h"
+
+#include <c10/core/DeviceGuard.h>
+
+#include <exception>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/waiting.h"
+#include "core/deadline.h"
+#include "core/text.h"
+#include "lockstep/error.h"
+
+namespace lockstep::inline v0_2::device {
+namespace {
+
+using detail::concat;
+
+/// Longest wait for other ranks when a communicator is destroyed.
+constexpr auto finalize_time = std::chrono::seconds(5);
+
+/// What rank 0 sends before the communicator is made.
+struct Invitation {
+  nccl::UniqueId id{};
+  std::uint8_t is_valid = 0;
+};
+
+/// Raises this rank's error, or the one of another rank. Ranks: all.
+void agree(Communicator& host, const std::exception_ptr& error, std::string_view what) {
+  std::uint8_t failed = error != nullptr ? 1 : 0;
+  host.all_reduce(&failed, 1, DType::u8, ReduceOp::max).wait();
+  if (error != nullptr) std::rethrow_exception(error);
+  if (failed != 0) throw BackendUnavailable(concat("nccl: ", what, " failed on another rank"));
+}
+
+const NcclLibrary& library_on_all(Communicator& host) {
+  const NcclLibrary* library = nullptr;
+  std::exception_ptr error;
+  try {
+    library = &NcclLibrary::get();
+  } catch (const BackendUnavailable&) {
+    error = std::current_exception();
+  }
+  agree(host, error, "loading NCCL");
+  return *library;
+}
+
+}  // namespace
+
+NcclComm::NcclComm(Communicator& host, const CommStream& stream, std::chrono::milliseconds timeout)
+    : library_(library_on_all(host)), stream_(stream), host_(host), timeout_(timeout) {
+  const c10::DeviceGuard on_device(stream_.device());
+  Invitation invitation;
+  if (host.rank() == 0) {
+    invitation.is_valid = library_.get_unique_id(&invitation.id) == nccl::Result::success ? 1 : 0;
+  }
+  host.broadcast(&invitation, sizeof invitation, DType::u8, 0).wait();
+  if (invitation.is_valid == 0) {
+    throw BackendUnavailable(concat(
+        "nccl: rank 0 cannot make an id: ",
+        host.rank() == 0 ? library_.get_last_error(nullptr) : "its own error has the reason"));
+  }
+  std::exception_ptr error;
+  try {
+    nccl::Config config;
+    config.blocking = 0;
+    const auto result = settle(
+        library_.comm_init_rank_config(&comm_, host.size(), invitation.id, host.rank(), &config));
+    if (result != nccl::Result::success) {
+      throw BackendUnavailable(concat(
+          "nccl: rank ", host.rank(), " of ", host.size(), " cannot join with ", stream_.device(),
+          ": ", library_.get_error_string(result), ": ", library_.get_last_error(comm_),
+          ". NCCL needs a GPU for each rank; ranks that share one exchange tensors through "
+          "host memory (lockstep run --share-gpus)"));
+    }
+  } catch (const BackendUnavailable&) {
+    error = std::current_exception();
+  }
+  try {
+    agree(host, error, "the start of NCCL");
+  } catch (...) {
+    abort();
+    throw;
+  }
+}
+
+NcclComm::~NcclComm() {
+  if (comm_ == nullptr) return;
+  const c10::DeviceGuard on_device(stream_.device());
+  auto result = library_.comm_finalize(comm_);
+  detail::Deadline deadline(finalize_time);
+  while (result == nccl::Result::in_progress && !deadline.passed()) {
+    std::this_thread::sleep_for(detail::poll_pause);
+    if (library_.comm_get_async_error(comm_, &result) != nccl::Result::success) break;
+  }
+  if (result == nccl::Result::success) {
+    library_.comm_destroy(comm_);
+  } else {
+    abort();
+  }
+}
+
+nccl::Result NcclComm::settle(nccl::Result result) {
+  detail::Deadline deadline(timeout_);
+  while (result == nccl::Result::in_progress) {
+    host_.make_progress();  // throws if the host world has failed
+    if (deadline.passed()) {
+      throw TimeoutError(
+          concat("nccl: a call has not returned after ", timeout_.count() / 1000.0, " s"));
+    }
+    std::this_thread::sleep_for(detail::poll_pause);
+    const auto asked = library_.comm_get_async_error(comm_, &result);
+    if (asked != nccl::Result::success) return asked;
+  }
+  return result;
+}
+
+void NcclComm::fail(std::string_view what, nccl::Result result) const {
+  throw CommError(concat(what, ": NCCL: ", library_.get_error_string(result), ": ",
+                         comm_ != nullptr ? library_.get_last_error(comm_) : "aborted"));
+}
+
+void NcclComm::issue(std::string_view what, const Calls& calls) {
+  if (comm_ == nullptr) fail(what, nccl::Result::invalid_usage);
+  const c10::DeviceGuard on_device(stream_.device());
+  auto* const stream = static_cast<nccl::Stream*>(stream_.stream().native_handle());
+  library_.group_start();
+  const auto called = calls(library_, comm_, stream);
+  const auto ended = settle(library_.group_end());
+  for (const auto result : {called, ended}) {
+    if (result != nccl::Result::success && result != nccl::Result::in_progress) fail(what, result);
+  }
+}
+
+void NcclComm::check() {
+  if (comm_ == nullptr) return;
+  auto result = nccl::Result::success;
+  const auto asked = library_.comm_get_async_error(comm_, &result);
+  if (asked != nccl::Result::success) result = asked;
+  if (result == nccl::Result::success || result == nccl::Result::in_progress) return;
+  fail("asynchronous error", result);
+}
+
+void NcclComm::abort() noexcept {
+  if (comm_ == nullptr) return;
+  auto* const comm = std::exchange(comm_, nullptr);
+  try {
+    const c10::DeviceGuard on_device(stream_.device());
+    library_.comm_abort(comm);
+  } catch (...) {
+    // The device cannot be selected: its kernels have ended.
+  }
+}
+
+}  // namespace lockstep::device

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <string_view>
+
+#include "comm/communicator.h"
+#include "device/comm_stream.h"
+#include "device/nccl_library.h"
+
+namespace lockstep::inline v0_2::device {
+
+/// One NCCL communicator. It is non-blocking: every call returns, also if another rank has ended.
+class NcclComm {
+ public:
+  /// Ranks: all of host, each with a device of its own.
+  /// Throws: BackendUnavailable on every rank if NCCL is missing, too old or refuses the devices.
+  /// CommError as a collective of host.
+  NcclComm(Communicator& host, const CommStream& stream, std::chrono::milliseconds timeout);
+  /// Waits for other ranks' use of this rank's memory, for a short time at most.
+  ~NcclComm();
+  NcclComm(const NcclComm&) = delete;
+  NcclComm& operator=(const NcclComm&) = delete;
+
+  /// Issues fn(library, comm, stream) as one group of NCCL calls. fn returns the first result that
+  /// is not success.
+  /// Throws: CommError if NCCL reports an error.
+  using Calls = std::function<nccl::Result(const NcclLibrary&, nccl::Comm*, nccl::Stream*)>;
+  void issue(std::string_view what, const Calls& calls);
+
+  /// Throws: CommError if NCCL has reported an asynchronous error.
+  void check();
+  /// Ends all kernels of this communicator. Any number of times.
+  void abort() noexcept;
+
+ private:
+  /// Polls until NCCL is no longer in progress. Returns the result.
+  nccl::Result settle(nccl::Result result);
+  [[noreturn]] void fail(std::string_view what, nccl::Result result) const;
+
+  const NcclLibrary& library_;
+  CommStream stream_;
+  Communicator& host_;
+  std::chrono::milliseconds timeout_;
+  nccl::Comm* comm_ = nullptr;  ///< null after abort()
+};
+
+}  // namespace lockstep::device

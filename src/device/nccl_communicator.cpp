@@ -1,0 +1,259 @@
+#include "device/nccl_communicator.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/clamp.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/StreamGuard.h>
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include "device/buffer_elements.h"
+
+namespace lockstep::inline v0_2::device {
+namespace {
+
+nccl::DataType data_type(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+      return nccl::DataType::float32;
+    case DType::f64:
+      return nccl::DataType::float64;
+    case DType::f16:
+      return nccl::DataType::float16;
+    case DType::bf16:
+      return nccl::DataType::bfloat16;
+    case DType::i8:
+      return nccl::DataType::int8;
+    case DType::u8:
+      return nccl::DataType::uint8;
+    case DType::i32:
+      return nccl::DataType::int32;
+    case DType::i64:
+      return nccl::DataType::int64;
+  }
+  return nccl::DataType::uint8;
+}
+
+bool is_floating(DType dtype) {
+  return dtype == DType::f32 || dtype == DType::f64 || dtype == DType::f16 || dtype == DType::bf16;
+}
+
+/// The reduction of NCCL. The mean of integers is a sum that is divided afterwards.
+nccl::RedOp reduction(ReduceOp op, DType dtype) {
+  switch (op) {
+    case ReduceOp::sum:
+      return nccl::RedOp::sum;
+    case ReduceOp::avg:
+      return is_floating(dtype) ? nccl::RedOp::avg : nccl::RedOp::sum;
+    case ReduceOp::min:
+      return nccl::RedOp::min;
+    case ReduceOp::max:
+      return nccl::RedOp::max;
+    case ReduceOp::product:
+      return nccl::RedOp::prod;
+  }
+  return nccl::RedOp::sum;
+}
+
+bool divides_integers(const Operation& operation) {
+  return operation.reduce == ReduceOp::avg && !is_floating(operation.dtype);
+}
+
+/// The first result that is not success.
+nccl::Result first_error(std::initializer_list<nccl::Result> results) {
+  for (const auto result : results) {
+    if (result != nccl::Result::success) return result;
+  }
+  return nccl::Result::success;
+}
+
+}  // namespace
+
+NcclCommunicator::NcclCommunicator(std::shared_ptr<DeviceRankContext> context,
+                                   std::shared_ptr<Communicator> host,
+                                   std::shared_ptr<Communicator> host_memory)
+    : DeviceCommunicator(std::move(context), std::move(host), std::move(host_memory)),
+      comm_(this->host(), stream(), this->context().timeout()) {}
+
+/// Ranks compare the operation in the host world, without its data.
+Work NcclCommunicator::announce(const SteppedRequest& request) {
+  const auto& operation = request.operation();
+  Issue issue{.timeout = operation.timeout,
+              .part_of = std::make_shared<const Operation>(operation)};
+  if (operation.collective == Collective::send) {
+    return host().send(nullptr, 0, operation.dtype, operation.peer, operation.tag,
+                       std::move(issue));
+  }
+  if (operation.collective == Collective::recv) {
+    return host().recv(nullptr, 0, operation.dtype, operation.peer, operation.tag,
+                       std::move(issue));
+  }
+  return host().barrier(std::move(issue));
+}
+
+Work NcclCommunicator::begin_on_device(Operation&& operation) {
+  const at::NoGradGuard no_grad;
+  auto done = std::make_shared<c10::Event>(device().type());
+  stream().wait_for_current();
+  auto begun = begin_steps(std::move(operation), [&](SteppedRequest& request) {
+    const c10::StreamGuard guard(stream().stream());
+    request.set_work(announce(request));
+    auto memory = enqueue(request.operation());
+    done->record(stream().stream());
+    request.set_steps({[&request] { return request.work_is_complete(); },
+                       [done, memory = std::move(memory)] { return done->query(); }});
+  });
+  return Work(std::make_shared<DeviceRequest>(std::move(begun), std::move(done), stream(),
+                                              DeviceRequest::Wait::nothing));
+}
+
+at::Tensor NcclCommunicator::enqueue(const Operation& operation) {
+  if (operation.wire) return all_reduce_as(operation);
+  const auto& [input, output, count] = std::tie(operation.input, operation.output, operation.count);
+  const auto type = data_type(operation.dtype);
+  const auto op = reduction(operation.reduce, operation.dtype);
+  const auto issue = [&](const NcclComm::Calls& calls) { comm_.issue(operation.label(), calls); };
+  switch (operation.collective) {
+    case Collective::all_reduce:
+      issue([&](const auto& library, auto* comm, auto* stream) {
+        return library.all_reduce(input, output, count, type, op, comm, stream);
+      });
+      if (divides_integers(operation))
+        on_device(output, count, operation.dtype).div_(size(), "trunc");
+      return {};
+    case Collective::broadcast:
+      issue([&](const auto& library, auto* comm, auto* stream) {
+        return library.broadcast(input, output, count, type, operation.peer, comm, stream);
+      });
+      return {};
+    case Collective::all_gather:
+      if (!operation.counts.empty()) break;
+      issue([&](const auto& library, auto* comm, auto* stream) {
+        return library.all_gather(input, output, count, type, comm, stream);
+      });
+      return {};
+    case Collective::reduce_scatter:
+      if (!operation.counts.empty()) return reduce_scatter_of_counts(operation);
+      issue([&](const auto& library, auto* comm, auto* stream) {
+        return library.reduce_scatter(input, output, count, type, op, comm, stream);
+      });
+      if (divides_integers(operation))
+        on_device(output, count, operation.dtype).div_(size(), "trunc");
+      return {};
+    default:
+      break;
+  }
+  move_parts(operation);
+  return {};
+}
+
+/// An all_reduce whose elements are sent in the wire dtype. NCCL adds them in that dtype, too, so
+/// the mean is computed by NCCL unless the elements are divided before.
+at::Tensor NcclCommunicator::all_reduce_as(const Operation& operation) {
+  const auto& wire = *operation.wire;
+  const auto values = on_device(operation.output, operation.count, DType::f32);
+  auto sent = values;
+  if (wire.clip > 0) sent = at::clamp(sent, -wire.clip, wire.clip);
+  const bool divides = operation.reduce == ReduceOp::avg && wire.predivide;
+  if (divides) sent = sent.mul(1.0 / size());
+  sent = sent.to(scalar_type(wire.dtype));
+  const auto op = divides ? nccl::RedOp::sum : reduction(operation.reduce, wire.dtype);
+  comm_.issue(operation.label(), [&](const auto& library, auto* comm, auto* stream) {
+    return library.all_reduce(sent.const_data_ptr(), sent.mutable_data_ptr(), operation.count,
+                              data_type(wire.dtype), op, comm, stream);
+  });
+  values.copy_(sent);
+  return sent;
+}
+
+/// NCCL has no reduce_scatter with parts of different lengths: each part is padded to the longest.
+at::Tensor NcclCommunicator::reduce_scatter_of_counts(const Operation& operation) {
+  const auto longest = static_cast<std::int64_t>(std::ranges::max(operation.counts));
+  const auto ranks = static_cast<std::int64_t>(size());
+  const auto all = on_device(operation.input, operation.part_begin(size()), operation.dtype);
+  auto memory = at::empty({ranks + 1, longest}, all.options());
+  const auto padded = memory.narrow(0, 0, ranks);
+  padded.zero_();
+  for (int rank = 0; rank < size(); ++rank) {
+    const auto part = static_cast<std::int64_t>(operation.part(rank));
+    padded[rank]
+        .narrow(0, 0, part)
+        .copy_(all.narrow(0, static_cast<std::int64_t>(operation.part_begin(rank)), part));
+  }
+  const auto own = memory[ranks];
+  comm_.issue(operation.label(), [&](const auto& library, auto* comm, auto* stream) {
+    return library.reduce_scatter(padded.const_data_ptr(), own.mutable_data_ptr(),
+                                  static_cast<std::size_t>(longest), data_type(operation.dtype),
+                                  reduction(operation.reduce, operation.dtype), comm, stream);
+  });
+  if (divides_integers(operation)) own.div_(size(), "trunc");
+  const auto count = operation.part(rank());
+  on_device(operation.output, count, operation.dtype)
+      .copy_(own.narrow(0, 0, static_cast<std::int64_t>(count)));
+  return memory;
+}
+
+/// Collectives that only move data, as messages between ranks.
+void NcclCommunicator::move_parts(const Operation& operation) {
+  const auto type = data_type(operation.dtype);
+  const auto bytes = size_of(operation.dtype);
+  const int own = rank();
+  const bool is_root = operation.peer == own;
+  // The parts that this rank sends to and receives from each rank.
+  comm_.issue(operation.label(), [&](const auto& library, auto* comm, auto* stream) {
+    auto result = nccl::Result::success;
+    const auto send = [&](const std::byte* data, std::size_t count, int to) {
+      if (count == 0) return;
+      result = first_error({result, library.send(data, count, type, to, comm, stream)});
+    };
+    const auto receive = [&](std::byte* data, std::size_t count, int from) {
+      if (count == 0) return;
+      result = first_error({result, library.recv(data, count, type, from, comm, stream)});
+    };
+    const auto at = [&](auto* data, int rank) { return data + operation.part_begin(rank) * bytes; };
+    const auto part = [&](int rank) { return operation.part(rank); };
+    switch (operation.collective) {
+      case Collective::send:
+        send(operation.input, operation.count, operation.peer);
+        break;
+      case Collective::recv:
+        receive(operation.output, operation.count, operation.peer);
+        break;
+      case Collective::gather:
+        send(operation.input, part(own), operation.peer);
+        for (int rank = 0; is_root && rank < size(); ++rank) {
+          receive(at(operation.output, rank), part(rank), rank);
+        }
+        break;
+      case Collective::scatter:
+        for (int rank = 0; is_root && rank < size(); ++rank) {
+          send(at(operation.input, rank), part(rank), rank);
+        }
+        receive(operation.output, part(own), operation.peer);
+        break;
+      case Collective::all_gather:
+      case Collective::all_to_all: {
+        const bool to_all = operation.collective == Collective::all_gather;
+        for (int rank = 0; rank < size(); ++rank) {
+          send(to_all ? operation.input : at(operation.input, rank), part(to_all ? own : rank),
+               rank);
+          receive(at(operation.output, rank), part(rank), rank);
+        }
+        break;
+      }
+      default:
+        break;
+    }
+    return result;
+  });
+}
+
+std::shared_ptr<DeviceCommunicator> NcclCommunicator::make(
+    std::shared_ptr<Communicator> part, std::shared_ptr<Communicator> host_memory) const {
+  return std::make_shared<NcclCommunicator>(shared_context(), std::move(part),
+                                            std::move(host_memory));
+}
+
+}  // namespace lockstep::device

@@ -1,0 +1,122 @@
+#include "device/staged_communicator.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/StreamGuard.h>
+
+#include <thread>
+
+#include "comm/waiting.h"
+#include "core/deadline.h"
+#include "device/buffer_elements.h"
+
+namespace lockstep::inline v0_2::device {
+
+/// The host's side of one operation. Input and output are the same tensor for an operation in
+/// place.
+struct StagedCommunicator::Transfer {
+  at::Tensor input;
+  at::Tensor output;
+  c10::Event copied;                 ///< the input is on the host
+  std::shared_ptr<c10::Event> done;  ///< the output is on the device
+};
+
+at::Tensor StagedCommunicator::pinned(std::size_t count, DType dtype) const {
+  return at::empty({static_cast<std::int64_t>(count)},
+                   at::TensorOptions().dtype(scalar_type(dtype)).pinned_memory(true));
+}
+
+void StagedCommunicator::copy_to_host(const SteppedRequest& request, Transfer& transfer) {
+  const auto& operation = request.operation();
+  const auto elements = buffer_elements(operation, rank(), size());
+  const bool in_place = operation.input == operation.output && elements.input == elements.output;
+  if (elements.input > 0) transfer.input = pinned(elements.input, operation.dtype);
+  if (elements.output > 0) {
+    transfer.output = in_place ? transfer.input : pinned(elements.output, operation.dtype);
+  }
+  const bool is_read = elements.input > 0 &&
+                       (operation.collective != Collective::broadcast || operation.peer == rank());
+  if (is_read) {
+    transfer.input.copy_(on_device(operation.input, elements.input, operation.dtype), true);
+  }
+}
+
+void StagedCommunicator::exchange(SteppedRequest& request, Transfer& transfer) {
+  Operation on_host = request.operation();
+  const auto data = [](const at::Tensor& tensor) {
+    return tensor.defined() ? static_cast<std::byte*>(tensor.mutable_data_ptr()) : nullptr;
+  };
+  on_host.input = data(transfer.input);
+  on_host.output = data(transfer.output);
+  on_host.owner = {};
+  request.set_work(detail::reissue(host(), on_host));
+}
+
+void StagedCommunicator::copy_to_device(const SteppedRequest& request,
+                                        const std::shared_ptr<Transfer>& transfer) {
+  const auto& operation = request.operation();
+  const bool is_written =
+      transfer->output.defined() &&
+      (operation.collective != Collective::broadcast || operation.peer != rank());
+  if (is_written) {
+    const at::NoGradGuard no_grad;
+    const c10::StreamGuard guard(stream().stream());
+    const auto count = static_cast<std::size_t>(transfer->output.numel());
+    on_device(operation.output, count, operation.dtype).copy_(transfer->output, true);
+  }
+  transfer->done->record(stream().stream());
+  copying_.push_back(transfer);
+}
+
+Work StagedCommunicator::begin_on_device(Operation&& operation) {
+  const at::NoGradGuard no_grad;
+  auto transfer =
+      std::make_shared<Transfer>(Transfer{.input = {},
+                                          .output = {},
+                                          .copied = c10::Event(device().type()),
+                                          .done = std::make_shared<c10::Event>(device().type())});
+  stream().wait_for_current();
+  auto begun = begin_steps(std::move(operation), [&](SteppedRequest& request) {
+    const c10::StreamGuard guard(stream().stream());
+    copy_to_host(request, *transfer);
+    transfer->copied.record(stream().stream());
+    // The exchanges begin in the order of the operations, as on every rank.
+    request.set_steps({[this, number = begun_++, transfer] {
+                         return number == exchanged_ && transfer->copied.query();
+                       },
+                       [this, &request, transfer] {
+                         ++exchanged_;
+                         exchange(request, *transfer);
+                         return true;
+                       },
+                       [&request] { return request.work_is_complete(); },
+                       [this, &request, transfer] {
+                         copy_to_device(request, transfer);
+                         return true;
+                       }});
+  });
+  return Work(std::make_shared<DeviceRequest>(std::move(begun), transfer->done, stream(),
+                                              DeviceRequest::Wait::request));
+}
+
+StagedCommunicator::~StagedCommunicator() {
+  // A device that does not complete its copies within this time has failed.
+  detail::Deadline deadline(std::chrono::seconds(10));
+  while (!context().in_child() && !deadline.passed()) {
+    check_device();
+    if (copying_.empty()) return;
+    std::this_thread::sleep_for(detail::poll_pause);
+  }
+}
+
+void StagedCommunicator::check_device() {
+  while (!copying_.empty() && copying_.front()->done->query()) copying_.pop_front();
+}
+
+std::shared_ptr<DeviceCommunicator> StagedCommunicator::make(
+    std::shared_ptr<Communicator> part, std::shared_ptr<Communicator> host_memory) const {
+  return std::make_shared<StagedCommunicator>(shared_context(), std::move(part),
+                                              std::move(host_memory));
+}
+
+}  // namespace lockstep::device

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <utility>
+
+#include "device/device_communicator.h"
+
+namespace lockstep::inline v0_2::device {
+
+/// A device group whose tensors are exchanged through memory of the host: it copies inputs to
+/// pinned memory, exchanges them in the host world, and copies the results back. Both copies are on
+/// the CommStream. Ranks may share a device. wait() blocks until the exchange between the hosts is
+/// complete.
+/// Results have the bits of the host world.
+class StagedCommunicator final : public DeviceCommunicator {
+ public:
+  StagedCommunicator(std::shared_ptr<DeviceRankContext> context, std::shared_ptr<Communicator> host,
+                     std::shared_ptr<Communicator> host_memory)
+      : DeviceCommunicator(std::move(context), std::move(host), std::move(host_memory)) {}
+  /// Waits for the last copies, which use memory of the host.
+  ~StagedCommunicator() override;
+
+ private:
+  struct Transfer;
+
+  Work begin_on_device(Operation&& operation) override;
+  void check_device() override;
+  std::shared_ptr<DeviceCommunicator> make(
+      std::shared_ptr<Communicator> part, std::shared_ptr<Communicator> host_memory) const override;
+
+  at::Tensor pinned(std::size_t count, DType dtype) const;
+  void copy_to_host(const SteppedRequest& request, Transfer& transfer);
+  void exchange(SteppedRequest& request, Transfer& transfer);
+  void copy_to_device(const SteppedRequest& request, const std::shared_ptr<Transfer>& transfer);
+
+  std::uint64_t begun_ = 0;      ///< operations
+  std::uint64_t exchanged_ = 0;  ///< operations whose exchange has begun, in the same order
+  /// Transfers whose last copy is on the stream and may not be complete.
+  std::deque<std::shared_ptr<Transfer>> copying_;
+};
+
+}  // namespace lockstep::device

@@ -1,0 +1,113 @@
+#include "lockstep/device_group.h"
+
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "core/environment.h"
+#include "core/text.h"
+#include "device/nccl_communicator.h"
+#include "device/staged_communicator.h"
+#include "lockstep/error.h"
+
+namespace lockstep::inline v0_2 {
+namespace {
+
+using detail::concat;
+
+constexpr const char* operation = "device_group";
+
+/// What ranks compare before they use their devices.
+struct Member {
+  std::int64_t type;
+  std::int64_t index;
+  std::int64_t process;
+  std::int64_t backend;
+};
+
+void check_device(const Group& group, at::Device device, const DeviceGroupOptions& options) {
+  const auto refuse = [](const auto&... what) {
+    throw InvalidArgument(concat(operation, ": ", what...), {.operation = operation});
+  };
+  if (!group.device().is_cpu()) refuse("got a group on ", group.device(), ", expected one on cpu");
+  if (device.is_cpu() || !device.has_index()) {
+    refuse("got device ", device, ", expected one other than the CPU, with an index, as cuda:0");
+  }
+  if (options.timeout && options.timeout->count() <= 0) {
+    refuse("got a timeout of ", options.timeout->count(), " ms, expected more than 0");
+  }
+  if (!c10::impl::hasDeviceGuardImpl(device.type())) {
+    refuse("got device ", device, ", which this build of LibTorch does not support");
+  }
+  const auto count = c10::impl::getDeviceGuardImpl(device.type())->deviceCount();
+  if (device.index() >= count) {
+    refuse("got device ", device, ", expected an index below ", static_cast<int>(count),
+           ", the number of devices that this process can use");
+  }
+}
+
+void check_members(const Group& group, std::span<const Member> members) {
+  const auto& own = members[static_cast<std::size_t>(group.rank())];
+  const auto refuse = [&](std::size_t rank, const auto&... what) {
+    throw InvalidArgument(
+        concat(operation, " rank ", group.rank(), " of ", group.size(), ": ", what...),
+        {.rank = group.communicator().world_rank(static_cast<int>(rank)), .operation = operation});
+  };
+  for (std::size_t rank = 0; rank < members.size(); ++rank) {
+    const auto& member = members[rank];
+    if (member.type != members[0].type || member.backend != members[0].backend) {
+      refuse(rank, "rank ", rank, " got another type of device or backend than rank 0");
+    }
+    for (std::size_t other = 0; other < rank; ++other) {
+      const bool threads = members[other].process == member.process;
+      if (!threads || members[other].index != member.index) continue;
+      // LibTorch runs the backwards of all threads for one device in one thread, so a rank that
+      // waits for another in a backward would wait for itself.
+      refuse(rank, "ranks ", other, " and ", rank, " are threads that share device ", own.index,
+             ", expected a device for each thread: start ranks that share a device as processes");
+    }
+  }
+}
+
+/// The members of all ranks. error: of this rank's arguments.
+std::vector<Member> exchange(const Group& group, const Member& own) {
+  std::vector<Member> members(static_cast<std::size_t>(group.size()));
+  constexpr std::size_t fields = sizeof(Member) / sizeof(std::int64_t);
+  group.communicator().all_gather(&own, members.data(), fields, DType::i64).wait();
+  return members;
+}
+
+}  // namespace
+
+Group device_group(const Group& group, at::Device device, const DeviceGroupOptions& options) {
+  all_or_none(group, [&] { check_device(group, device, options); });
+  // Two hosts may give the same number to different processes: the host is part of the number.
+  const auto process = (std::int64_t{group.node()} << 32) | ::getpid();
+  check_members(group, exchange(group, {.type = static_cast<std::int64_t>(device.type()),
+                                        .index = device.index(),
+                                        .process = process,
+                                        .backend = static_cast<std::int64_t>(options.backend)}));
+  const auto flat = group.communicator().split(0, group.rank());
+  const auto memory = group.communicator().split(0, group.rank());
+  const bool by_nccl = options.backend == DeviceBackend::nccl;
+  const auto context = std::make_shared<device::DeviceRankContext>(
+      by_nccl ? "nccl" : "staged", flat, device,
+      options.timeout.value_or(Environment::get().timeout));
+  std::shared_ptr<device::DeviceCommunicator> ranks;
+  if (by_nccl) {
+    ranks = std::make_shared<device::NcclCommunicator>(context, flat, memory);
+  } else {
+    ranks = std::make_shared<device::StagedCommunicator>(context, flat, memory);
+  }
+  context->start_progress_thread();
+  return Group(device::SteppedCommunicator::handle(std::move(ranks)));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,225 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <vector>
+
+#include "core/text.h"
+#include "lockstep/error.h"
+#include "tests/device/on_devices.h"
+
+// Collectives on devices, compared with the same collectives in host memory.
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr at::ScalarType dtypes[] = {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16,
+                                     at::kChar,  at::kByte,   at::kInt,  at::kLong};
+
+/// Small whole numbers, whose sums are exact in every dtype and order.
+at::Tensor values(const Group& group, std::int64_t count, at::ScalarType dtype) {
+  return at::arange(count, at::kLong).add(group.rank() + 1).remainder(5).to(dtype);
+}
+
+/// Runs a collective on the device and in host memory, and expects equal outputs.
+void expect_equal(const Group& group, const at::Tensor& output, const at::Tensor& input,
+                  const std::function<Work(const Group&, at::Tensor, at::Tensor)>& collective) {
+  const auto on_device = [&](const at::Tensor& tensor) {
+    return tensor.defined() ? tensor.to(group.device()) : tensor;
+  };
+  const auto device_output = on_device(output);
+  const auto device_input = output.is_same(input) ? device_output : on_device(input);
+  auto work = collective(group, device_output, device_input);
+  collective(group.host(), output, input).wait();
+  work.wait();
+  if (!output.defined()) return;
+  EXPECT_TRUE(at::equal(device_output.cpu(), output)) << output;
+}
+
+class Collectives : public OnDevices {};
+
+TEST_P(Collectives, Reductions) {
+  run([](const Group& group) {
+    for (const auto dtype : dtypes) {
+      for (const auto op : all_reduce_ops) {
+        SCOPED_TRACE(detail::concat(toString(dtype), ' ', lockstep::name(op)));
+        for (const std::int64_t count : {0, 1, 1000}) {
+          const auto tensor = values(group, count, dtype);
+          expect_equal(group, tensor, tensor, [&](const Group& on, at::Tensor out, at::Tensor) {
+            return on.all_reduce(out, op);
+          });
+          expect_equal(group, at::zeros({count}, dtype), values(group, count * group.size(), dtype),
+                       [&](const Group& on, at::Tensor out, at::Tensor in) {
+                         return on.reduce_scatter(out, in, op);
+                       });
+        }
+      }
+    }
+  });
+}
+
+TEST_P(Collectives, PartsOfDifferentLengths) {
+  run([](const Group& group) {
+    std::vector<std::size_t> counts;
+    std::int64_t total = 0;
+    for (int rank = 0; rank < group.size(); ++rank) {
+      counts.push_back(static_cast<std::size_t>(3 * rank % 7));
+      total += 3 * rank % 7;
+    }
+    const auto own = 3 * group.rank() % 7;
+    expect_equal(group, at::zeros({total}), values(group, own, at::kFloat),
+                 [&](const Group& on, at::Tensor out, at::Tensor in) {
+                   return on.all_gather(out, in, counts);
+                 });
+    for (const auto op : {ReduceOp::sum, ReduceOp::avg}) {
+      expect_equal(group, at::zeros({own}, at::kInt), values(group, total, at::kInt),
+                   [&](const Group& on, at::Tensor out, at::Tensor in) {
+                     return on.reduce_scatter(out, in, counts, op);
+                   });
+    }
+  });
+}
+
+TEST_P(Collectives, ThatMoveData) {
+  run([](const Group& group) {
+    const auto ranks = group.size();
+    for (const auto dtype : dtypes) {
+      for (const std::int64_t count : {0, 1, 300}) {
+        SCOPED_TRACE(detail::concat(toString(dtype), ' ', count));
+        const auto own = values(group, count, dtype);
+        const auto whole = values(group, count * ranks, dtype);
+        for (int root = 0; root < ranks; ++root) {
+          const auto tensor = own.clone();
+          expect_equal(group, tensor, tensor, [&](const Group& on, at::Tensor out, at::Tensor) {
+            return on.broadcast(out, root);
+          });
+          const bool is_root = group.rank() == root;
+          expect_equal(group, is_root ? at::zeros_like(whole) : at::Tensor(), own,
+                       [&](const Group& on, at::Tensor out, at::Tensor in) {
+                         return on.gather(out, in, root);
+                       });
+          expect_equal(group, at::zeros_like(own), is_root ? whole : at::Tensor(),
+                       [&](const Group& on, at::Tensor out, at::Tensor in) {
+                         return on.scatter(out, in, root);
+                       });
+        }
+        expect_equal(
+            group, at::zeros_like(whole), own,
+            [&](const Group& on, at::Tensor out, at::Tensor in) { return on.all_gather(out, in); });
+        expect_equal(
+            group, at::zeros_like(whole), whole,
+            [&](const Group& on, at::Tensor out, at::Tensor in) { return on.all_to_all(out, in); });
+      }
+    }
+  });
+}
+
+TEST_P(Collectives, Wires) {
+  run([](const Group& group) {
+    for (const auto dtype : {DType::f16, DType::bf16}) {
+      for (const bool predivide : {false, true}) {
+        for (const auto op : {ReduceOp::sum, ReduceOp::avg}) {
+          const Wire wire{.dtype = dtype, .clip = 3, .predivide = predivide};
+          const auto tensor = values(group, 100, at::kFloat).sub(2).mul(2);
+          // A mean is rounded in another order.
+          const auto expected = tensor.clone();
+          group.host().all_reduce(expected, op, wire).wait();
+          const auto on_device = tensor.to(group.device());
+          group.all_reduce(on_device, op, wire).wait();
+          const double rounding = dtype == DType::f16 ? 2e-3 : 2e-2;
+          EXPECT_TRUE(on_device.cpu().allclose(expected, rounding, rounding));
+        }
+      }
+    }
+  });
+}
+
+TEST_P(Collectives, Messages) {
+  run([](const Group& group) {
+    if (group.size() == 1) return;
+    const int next = (group.rank() + 1) % group.size();
+    const int previous = (group.rank() + group.size() - 1) % group.size();
+    const auto sent = values(group, 100, at::kFloat).to(group.device());
+    const auto received = at::zeros_like(sent);
+    // Messages are in the order of the device's stream: even ranks send first.
+    if (group.rank() % 2 == 0) {
+      group.send(sent, next, 5).wait();
+      group.recv(received, previous, 5).wait();
+    } else {
+      group.recv(received, previous, 5).wait();
+      group.send(sent, next, 5).wait();
+    }
+    const auto expected = at::arange(100, at::kLong).add(previous + 1).remainder(5).to(at::kFloat);
+    EXPECT_TRUE(at::equal(received.cpu(), expected));
+  });
+}
+
+// A collective comes after what the stream has, and before what follows wait().
+TEST_P(Collectives, AreInTheOrderOfTheStream) {
+  simulation::install();
+  simulation::set_delay(200);
+  run([](const Group& group) {
+    const auto tensor = at::zeros({1000}, at::TensorOptions().device(group.device()));
+    for (int i = 0; i < 10; ++i) {
+      tensor.add_(group.rank() + 1);
+      auto work = group.all_reduce(tensor, ReduceOp::avg);
+      const auto other = at::ones({1000}, tensor.options()).mul_(3);  // meanwhile
+      work.wait();
+      tensor.add_(other);
+    }
+    const double mean = (group.size() + 1) / 2.0;
+    EXPECT_TRUE(tensor.cpu().allclose(at::full({1000}, 10 * (mean + 3)), 1e-5, 1e-5));
+  });
+  simulation::set_delay(0);
+}
+
+TEST_P(Collectives, InParts) {
+  run([](const Group& group) {
+    const auto part = group.split(group.rank() % 2, -group.rank());
+    EXPECT_EQ(part.device(), group.device());
+    const auto tensor = at::full({10}, group.rank(), at::TensorOptions().device(group.device()));
+    part.all_reduce(tensor, ReduceOp::max).wait();
+    group.barrier().wait();
+    part.barrier().wait();
+    const int last = group.size() - 1;
+    EXPECT_EQ(tensor[0].item<int>(), last % 2 == group.rank() % 2 ? last : last - 1);
+    EXPECT_TRUE(part.host().device().is_cpu());
+  });
+}
+
+TEST_P(Collectives, RefuseOtherDevices) {
+  run([](const Group& group) {
+    const auto refusal = [](const auto& fn) -> std::string {
+      try {
+        fn();
+      } catch (const InvalidArgument& error) {
+        return error.what();
+      }
+      return "none";
+    };
+    EXPECT_THAT(
+        refusal([&] { (void)group.all_reduce(at::zeros({3})); }),
+        HasSubstr("all_reduce: got a tensor of layout Strided on cpu, expected a dense one on " +
+                  group.device().str() + ": move it with .to(group.device()), or use"));
+    const auto on_device = at::zeros({3}, at::TensorOptions().device(group.device()));
+    EXPECT_THAT(refusal([&] { (void)group.host().all_reduce(on_device); }),
+                HasSubstr("on " + group.device().str() + ", expected a dense one on cpu"));
+    const at::Device other(at::kPrivateUse1, static_cast<c10::DeviceIndex>(group.rank() + 1));
+    EXPECT_THAT(
+        refusal([&] { (void)group.all_reduce(at::zeros({3}, at::TensorOptions().device(other))); }),
+        HasSubstr("on " + other.str() + ", expected a dense one on " + group.device().str()));
+    EXPECT_THAT(refusal([&] { (void)device_group(group, other); }),
+                HasSubstr("expected one on cpu"));
+    group.barrier().wait();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Staged, Collectives,
+                         ::testing::Combine(::testing::Values(DeviceBackend::staged),
+                                            ::testing::Values(1, 2, 3, 4, 7)),
+                         name_of);
+
+}  // namespace
+}  // namespace lockstep::testing

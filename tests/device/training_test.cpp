@@ -1,0 +1,143 @@
+#include <ATen/CPUGeneratorImpl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <string>
+#include <vector>
+
+#include "lockstep/distributed_data_parallel.h"
+#include "lockstep/distributed_optimizer.h"
+#include "lockstep/strategy.h"
+#include "tests/device/on_devices.h"
+
+// Training on devices, compared with the same training on the CPU in the same world.
+
+namespace lockstep::testing {
+namespace {
+
+/// A bucket for every parameter, for the largest number of outstanding collectives.
+const BucketCaps one_each{.first = 0, .rest = 0};
+
+struct Net : torch::nn::Module {
+  Net() {
+    register_module("first", first);
+    register_module("norm", norm);
+    register_module("second", second);
+    register_module("last", last);
+    register_parameter("unused", torch::ones({5}));
+    std::uint64_t seed = 1;
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : parameters()) {
+      parameter.normal_(0, 0.2, at::make_generator<at::CPUGeneratorImpl>(seed++));
+    }
+  }
+  at::Tensor forward(const at::Tensor& input) {
+    auto x = norm(first(input)).relu();
+    x = second(x).relu();
+    return last(x.flatten(1));
+  }
+  torch::nn::Conv2d first{torch::nn::Conv2dOptions(1, 4, 3).padding(1)};
+  torch::nn::BatchNorm2d norm{4};
+  torch::nn::Conv2d second{torch::nn::Conv2dOptions(4, 6, 3).stride(2)};
+  torch::nn::Linear last{6 * 3 * 3, 10};
+};
+
+at::Tensor images(int rank, int step) {
+  const auto seed = static_cast<std::uint64_t>(100 * rank + step + 1);
+  return at::empty({6, 1, 8, 8}).normal_(0, 1, at::make_generator<at::CPUGeneratorImpl>(seed));
+}
+
+at::Tensor targets(int rank, int step) {
+  return at::arange(6, at::kLong).mul(7).add(rank + step).remainder(10);
+}
+
+/// Parameters and buffers after some steps, on the CPU.
+std::vector<at::Tensor> values(const torch::nn::Module& model) {
+  std::vector<at::Tensor> all;
+  for (const auto& tensor : model.parameters()) all.push_back(tensor.detach().cpu());
+  for (const auto& tensor : model.buffers()) all.push_back(tensor.cpu());
+  return all;
+}
+
+void expect_equal(const std::vector<at::Tensor>& got, const std::vector<at::Tensor>& expected) {
+  ASSERT_EQ(got.size(), expected.size());
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    EXPECT_TRUE(at::equal(got[i], expected[i]))
+        << "tensor " << i << " differs by "
+        << (got[i] - expected[i]).abs().max().to(at::kDouble).item<double>();
+  }
+}
+
+std::vector<at::Tensor> trained_by_wrapper(const Group& group, const std::string& strategy,
+                                           int steps) {
+  auto net = std::make_shared<Net>();
+  net->to(group.device());
+  torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+  DistributedDataParallel ddp(net, group,
+                              {.buckets = one_each, .strategy = parse_strategy(strategy)});
+  for (int step = 0; step < steps; ++step) {
+    sgd.zero_grad();
+    const auto output = ddp(images(group.rank(), step).to(group.device()));
+    at::cross_entropy_loss(output, targets(group.rank(), step).to(group.device())).backward();
+    sgd.step();
+  }
+  return values(*net);
+}
+
+std::vector<at::Tensor> trained_by_optimizer(const Group& group, const std::string& strategy,
+                                             int steps) {
+  Net net;
+  net.to(group.device());
+  torch::optim::SGD sgd(net.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+  DistributedOptimizer optimizer(
+      sgd, net, group,
+      DataParallelOptions{.buckets = one_each, .strategy = parse_strategy(strategy)});
+  for (int step = 0; step < steps; ++step) {
+    const auto output = net.forward(images(group.rank(), step).to(group.device()));
+    optimizer.backward_and_update(
+        at::cross_entropy_loss(output, targets(group.rank(), step).to(group.device())));
+  }
+  return values(net);
+}
+
+class TrainingOnDevices : public OnDevices {
+ protected:
+  void SetUp() override {
+    simulation::install();
+    simulation::set_delay(50);
+  }
+  void TearDown() override { simulation::set_delay(0); }
+};
+
+constexpr int steps = 4;
+
+TEST_P(TrainingOnDevices, ByTheWrapperHasTheBitsOfTheCpu) {
+  for (const auto* strategy : {"fp32", "fp16", "bf16", "topk:0.2", "threshold:0.01", "int8",
+                               "power_sgd:rank=1", "warmup:2:topk:0.2"}) {
+    SCOPED_TRACE(strategy);
+    run([&](const Group& group) {
+      const auto expected = trained_by_wrapper(group.host(), strategy, steps);
+      expect_equal(trained_by_wrapper(group, strategy, steps), expected);
+    });
+  }
+}
+
+TEST_P(TrainingOnDevices, ByTheOptimizerHasTheBitsOfTheCpu) {
+  for (const auto* strategy : {"fp32", "partial_update", "partial_update:of=gradients",
+                               "local_sgd:period=2", "post_local_sgd:start=1,period=2", "adasum"}) {
+    SCOPED_TRACE(strategy);
+    run([&](const Group& group) {
+      const auto expected = trained_by_optimizer(group.host(), strategy, steps);
+      expect_equal(trained_by_optimizer(group, strategy, steps), expected);
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Staged, TrainingOnDevices,
+                         ::testing::Combine(::testing::Values(DeviceBackend::staged),
+                                            ::testing::Values(1, 2, 3)),
+                         name_of);
+
+}  // namespace
+}  // namespace lockstep::testing
