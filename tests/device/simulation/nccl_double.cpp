@@ -315,7 +315,8 @@ void run_kernel(std::vector<Call>& calls) {
 void note_orders(std::vector<Call>& calls) {
   for (auto& c : calls) {
     for (const auto& [address, other] : communicators()) {
-      if (other->device != c.comm->device || other->is_destroyed || other->is_aborted) continue;
+      if (other->device != c.comm->device || !other->is_ready) continue;
+      if (other->is_destroyed || other->is_aborted) continue;
       const bool is_in_group =
           std::ranges::any_of(calls, [&, o = other](const Call& each) { return each.comm == o; });
       if (is_in_group || c.orders.size() == most_orders) continue;

@@ -11,7 +11,7 @@
 namespace lockstep::simulation::nccl {
 
 constexpr int most_ranks = 32;
-constexpr int most_orders = 16;
+constexpr int most_orders = 32;
 
 enum class Operation : int { all_reduce, broadcast, reduce_scatter, all_gather, send, recv };
 
