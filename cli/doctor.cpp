@@ -8,11 +8,14 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <map>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -29,6 +32,8 @@
 #include "core/topology.h"
 #include "kernels/targets.h"
 #include "launch/describe.h"
+#include "launch/gpus.h"
+#include "launch/nccl_version.h"
 #include "lockstep/error.h"
 #include "lockstep/version.h"
 
@@ -223,6 +228,44 @@ Rows limits() {
           {"locked memory", limit(RLIMIT_MEMLOCK)}, {"core dumps", limit(RLIMIT_CORE)}};
 }
 
+std::string gibibytes_of(std::uint64_t bytes) {
+  return bytes == 0 ? "unknown memory" : gibibytes(std::to_string(bytes >> 10));
+}
+
+std::string driver_text(const launch::GpuSources& sources, const launch::GpuList& found) {
+  const bool asked = !found.driver.empty();
+  // "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  …"
+  const auto modules = fields(sources.proc / "version");
+  const auto kernel_module = modules.find("NVRM version");
+  std::string text = asked ? concat("for CUDA ", found.driver) : "";
+  if (kernel_module != modules.end()) text += (asked ? ", " : "") + kernel_module->second;
+  if (!found.problem.empty()) text += (text.empty() ? "" : "; ") + found.problem;
+  return text;
+}
+
+/// The GPUs that a rank sees, the driver and NCCL, each with what to do if it is missing.
+Rows gpus() {
+  const launch::GpuSources sources;
+  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  const auto found = launch::find_gpus(
+      sources, visible != nullptr ? std::optional<std::string>(visible) : std::nullopt);
+  Rows rows{{"driver", driver_text(sources, found)}};
+  for (const auto& gpu : found.gpus) {
+    rows.push_back({concat("GPU ", gpu.id), concat(gpu.name.empty() ? "unknown name" : gpu.name,
+                                                   ", ", gibibytes_of(gpu.memory))});
+  }
+  if (visible != nullptr) {
+    const auto all = launch::find_gpus(sources, std::nullopt).gpus.size();
+    rows.push_back({"visible", concat(found.gpus.size(), " of ", plural(all, "GPU"),
+                                      ", as CUDA_VISIBLE_DEVICES says")});
+  }
+  const auto nccl = launch::find_nccl();
+  const auto version = nccl.version.empty() ? "" : concat(nccl.version, ", ", nccl.file);
+  rows.push_back(
+      {"NCCL", concat(version, version.empty() || nccl.problem.empty() ? "" : ": ", nccl.problem)});
+  return rows;
+}
+
 /// Environment variables that affect Lockstep or LibTorch.
 Rows environment() {
   Rows rows;
@@ -233,6 +276,9 @@ Rows environment() {
                            "LOCKSTEP_HOST",          "LOCKSTEP_INTERFACE",
                            "LOCKSTEP_HEARTBEAT",     "LOCKSTEP_ALGORITHM",
                            "LOCKSTEP_PROGRESS",      "LOCKSTEP_FLUSH_DENORMALS",
+                           "LOCKSTEP_DEVICE",        "LOCKSTEP_SHARE_GPUS",
+                           "LOCKSTEP_LIBCUDA",       "LOCKSTEP_NCCL",
+                           "CUDA_VISIBLE_DEVICES",   "CUDA_DEVICE_ORDER",
                            "OMP_NUM_THREADS",        "OMP_PROC_BIND",
                            "KMP_AFFINITY",           "GOMP_CPU_AFFINITY",
                            "MKL_NUM_THREADS",        "LD_PRELOAD",
@@ -261,6 +307,7 @@ void doctor() {
   print(launch::table("Versions", versions()) + '\n');
   print(launch::table("Parts", parts()) + '\n');
   print(launch::table("Processors", processors()) + '\n');
+  print(launch::table("GPUs", gpus()) + '\n');
   print(launch::table("Memory", memory()) + '\n');
   print(launch::table("Limits", limits()) + '\n');
   print(launch::table("Environment", environment()));

@@ -6,6 +6,7 @@
 
 #include "cli/command_line.h"
 #include "cli/commands.h"
+#include "core/environment.h"
 #include "core/text.h"
 #include "launch/launch.h"
 #include "lockstep/error.h"
@@ -48,10 +49,25 @@ std::chrono::milliseconds milliseconds(const char* option, double seconds) {
   return std::chrono::milliseconds(static_cast<long>(seconds * 1000));
 }
 
+/// The value of -n: a number, or "gpus".
+void take_ranks(const std::string& text, launch::Options& options) {
+  options.rank_per_gpu = text == "gpus";
+  if (options.rank_per_gpu) return;
+  const auto number = detail::parse_number<int>(text);
+  if (!number) {
+    throw InvalidArgument(detail::concat("run: --ranks: got '", text,
+                                         "', expected a number, or gpus for one rank on each GPU"));
+  }
+  options.ranks = *number;
+}
+
 int run(RunArguments& arguments, const CLI::App& command, bool ranks_given) {
   auto& options = arguments.options;
   take_command(command, command.remaining(), options);
-  if (!ranks_given) throw InvalidArgument("run: how many ranks? as in: lockstep run -n 2 …");
+  if (!ranks_given && !options.gpus) {
+    throw InvalidArgument("run: how many ranks? as in: lockstep run -n 2 …");
+  }
+  if (!ranks_given) options.rank_per_gpu = true;
   options.grace = milliseconds("--grace", arguments.grace);
   options.restart_delay = milliseconds("--restart-delay", arguments.restart_delay);
   const auto plan = launch::make_plan(options);
@@ -70,7 +86,28 @@ void add_run(CLI::App& app, int& exit_code) {
   const auto arguments = std::make_shared<RunArguments>();
   auto& options = arguments->options;
   command->footer("As in: lockstep run -n 2 --log-dir logs ./program --its-option");
-  auto* ranks = command->add_option("-n,--ranks", options.ranks, "Number of ranks (required)");
+  auto* ranks =
+      command
+          ->add_option_function<std::string>(
+              "-n,--ranks",
+              [arguments](const std::string& text) { take_ranks(text, arguments->options); },
+              "Number of ranks, or gpus: one rank for each GPU (required; default with --gpus: "
+              "gpus)")
+          ->type_name("RANKS");
+  command
+      ->add_option("--gpus", options.gpus,
+                   "GPUs of the ranks, as 0,1: for CUDA_VISIBLE_DEVICES. Rank 0 uses the first "
+                   "(default: CUDA_VISIBLE_DEVICES, else all)")
+      ->type_name("LIST");
+  command->add_flag("--share-gpus", options.share_gpus,
+                    "Allow more ranks than GPUs. Ranks share GPUs in turn and exchange through "
+                    "host memory");
+  command
+      ->add_option("--device", options.device,
+                   "Device on which ranks train, for programs that leave it to init(): auto, cpu "
+                   "or cuda (default: LOCKSTEP_DEVICE, else auto)")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}).description(""))
+      ->type_name("DEVICE");
   command
       ->add_option_function<std::string>(
           "--bind",

@@ -57,11 +57,16 @@ std::string command(const Plan& plan) {
   return text;
 }
 
+std::string gpu_text(const RankGpus& gpus) {
+  return concat(labels(gpus.gpus), gpus.shared ? ", shared by the ranks" : ", one a rank",
+                gpus.note.empty() ? "" : "; ", gpus.note);
+}
+
 std::vector<Row> configuration(const Plan& plan) {
   const auto& options = plan.options;
   const auto& topology = plan.topology;
   const bool bound = !plan.ranks.front().cpus.empty();
-  return {
+  std::vector<Row> rows{
       {"command", command(plan)},
       {"ranks", std::to_string(options.ranks)},
       {"cores", concat(plural(topology.cores.size(), "core"), ", ",
@@ -86,6 +91,8 @@ std::vector<Row> configuration(const Plan& plan) {
       {"linger", options.linger ? concat(options.linger->count(), " s") : "no limit"},
       {"output", options.quiet ? "rank 0 only" : "rank 0 as it is, others prefixed by [rank]"},
       {"logs", options.log_directory.empty() ? "none" : options.log_directory.string()}};
+  if (!plan.gpus.gpus.empty()) rows.push_back({"GPUs", gpu_text(plan.gpus)});
+  return rows;
 }
 
 bool same_everywhere(const Plan& plan, std::size_t variable) {
@@ -107,21 +114,26 @@ std::string describe(const Plan& plan) {
       own.push_back(i);
     }
   }
+  const auto& gpus = plan.gpus.gpus;
+  const bool with_gpus = !gpus.empty();
   for (const auto& [name, value] : plan.inherited) {
     // Settings of the user that replace a default of Lockstep.
     const bool settled = name == "OMP_NUM_THREADS" || name.starts_with("MALLOC_") ||
                          name == "LOCKSTEP_FLUSH_DENORMALS" || name == "LOCKSTEP_TIMEOUT" ||
-                         name == "LOCKSTEP_LOG";
+                         name == "LOCKSTEP_LOG" || (name == "LOCKSTEP_DEVICE" && !value.empty()) ||
+                         (with_gpus && name == "CUDA_VISIBLE_DEVICES");
     const bool replaced = std::any_of(first.begin(), first.end(),
                                       [&](const auto& variable) { return variable.first == name; });
     if (settled && !replaced) common.push_back({name, value, "(yours)"});
   }
 
   std::vector<Row> ranks{{"rank", "cpus"}};
+  if (with_gpus) ranks.front().push_back("GPU");
   for (const auto i : own) ranks.front().push_back(first[i].first);
   for (std::size_t rank = 0; rank < plan.ranks.size(); ++rank) {
     const auto& cpus = plan.ranks[rank].cpus;
     Row row{std::to_string(rank), cpus.empty() ? "any" : format_cpu_list(cpus)};
+    if (with_gpus) row.push_back(label(gpus[rank % gpus.size()]));
     for (const auto i : own) row.push_back(plan.ranks[rank].variables[i].second);
     ranks.push_back(std::move(row));
   }

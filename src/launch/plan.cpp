@@ -6,12 +6,14 @@
 #include <cmath>
 #include <map>
 #include <string_view>
+#include <utility>
 
 #include "comm/control/address.h"
 #include "comm/host/world.h"
 #include "core/denormals_guard.h"
 #include "core/folder_lock.h"
 #include "core/text.h"
+#include "launch/rank_gpus.h"
 #include "launch/system.h"
 #include "lockstep/denormals.h"
 #include "lockstep/error.h"
@@ -77,6 +79,7 @@ Variables variables_of(int rank, const Plan& plan, std::size_t cores) {
                       {std::string(restart_count), "0"}};
   if (options.timeout) variables.emplace_back("LOCKSTEP_TIMEOUT", concat(*options.timeout));
   if (!options.interface.empty()) variables.emplace_back("LOCKSTEP_INTERFACE", options.interface);
+  variables.insert(variables.end(), plan.gpus.variables.begin(), plan.gpus.variables.end());
   const auto add_unless_set = [&](const std::string& name, const std::string& value) {
     if (find(plan.inherited, name) == nullptr) variables.emplace_back(name, value);
   };
@@ -94,8 +97,13 @@ Variables variables_of(int rank, const Plan& plan, std::size_t cores) {
 
 }  // namespace
 
-Plan make_plan(const Options& options, const Topology& topology, const Variables& inherited) {
+Plan make_plan(const Options& given, const Topology& topology, const Variables& inherited,
+               const GpuSources& sources) {
+  auto gpus = choose_gpus(given, inherited, sources);
+  Options options = given;
+  if (options.rank_per_gpu) options.ranks = static_cast<int>(gpus.gpus.size());
   check(options);
+  check_ranks(gpus, options.ranks);
   const auto* search_path = find(inherited, "PATH");
   auto division = divide_cores(topology, options.ranks, options.bind);
   Plan plan{.options = options,
@@ -104,6 +112,7 @@ Plan make_plan(const Options& options, const Topology& topology, const Variables
                                     search_path ? *search_path : "/usr/local/bin:/usr/bin:/bin"),
             .topology = topology,
             .threads = division.threads,
+            .gpus = std::move(gpus),
             .ranks = {},
             .inherited = inherited};
   for (int rank = 0; rank < options.ranks; ++rank) {

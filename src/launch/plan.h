@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/topology.h"
+#include "launch/gpus.h"
 
 namespace lockstep::inline v0_2::launch {
 
@@ -16,7 +17,7 @@ enum class Bind { none, cores };
 
 /// The options of the launcher.
 struct Options {
-  int ranks = 0;        ///< 1 … host::max_ranks
+  int ranks = 0;        ///< 1 … host::max_ranks; not read with rank_per_gpu
   std::string program;  ///< a path, or a name that is looked up in PATH
   std::vector<std::string> arguments;
   Bind bind = Bind::cores;
@@ -31,11 +32,18 @@ struct Options {
   /// job fails. None: no limit.
   std::optional<std::chrono::duration<double>> linger;
   std::chrono::milliseconds restart_delay{
-      1000};             ///< before the first restart; later delays: Backoff
-  int max_restarts = 0;  ///< most restarts of the world after a failure
-  bool quiet = false;    ///< display the output of rank 0 only
+      1000};                        ///< before the first restart; later delays: Backoff
+  int max_restarts = 0;             ///< most restarts of the world after a failure
+  bool quiet = false;               ///< display the output of rank 0 only
+  bool rank_per_gpu = false;        ///< one rank for each GPU
+  std::optional<std::string> gpus;  ///< entries for CUDA_VISIBLE_DEVICES, as "0,1"
+  bool share_gpus = false;          ///< more ranks than GPUs are allowed, for LOCKSTEP_SHARE_GPUS
+  std::string device;               ///< auto, cpu or cuda, for LOCKSTEP_DEVICE; empty: not set
   std::filesystem::path
       log_directory;  ///< folder of rank-0.out, rank-0.err, …; empty: no log files
+
+  /// Whether the launcher looks for GPUs. `device` alone is only passed on to the ranks.
+  bool asks_for_gpus() const { return rank_per_gpu || gpus || share_gpus; }
 };
 
 using Variables = std::vector<std::pair<std::string, std::string>>;
@@ -46,6 +54,14 @@ struct RankPlan {
   Variables variables;    ///< set in addition to the inherited environment
 };
 
+/// The GPUs of the ranks: rank r uses gpus[r], or gpus[r mod gpus.size()] if they are shared.
+struct RankGpus {
+  std::vector<Gpu> gpus;  ///< empty: the options ask for none
+  bool shared = false;
+  std::string note;     ///< GpuList::problem of these GPUs
+  Variables variables;  ///< for every rank
+};
+
 /// All decisions that are made before the ranks are started.
 struct Plan {
   Options options;
@@ -53,6 +69,7 @@ struct Plan {
   std::filesystem::path program;  ///< the file that will be executed
   Topology topology;
   int threads = 1;  ///< cores per rank: OMP_NUM_THREADS, unless the user has set it
+  RankGpus gpus = {};
   std::vector<RankPlan> ranks;
   Variables inherited;  ///< the launcher's own environment
 };
@@ -62,9 +79,10 @@ struct Plan {
 inline constexpr int arena_descriptor = 200;
 inline constexpr int error_descriptor = 201;
 
-/// Checks the options, finds the program and divides the cores.
+/// Checks the options, finds the program and the GPUs, and divides the cores.
 /// Throws: InvalidArgument naming the option, or the program and why it cannot be executed.
-Plan make_plan(const Options& options, const Topology& topology, const Variables& inherited);
+Plan make_plan(const Options& options, const Topology& topology, const Variables& inherited,
+               const GpuSources& sources = {});
 
 /// The same with the cores and the environment of this process.
 Plan make_plan(const Options& options);

@@ -4,10 +4,12 @@
 #include <torch/torch.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <functional>
 
 #include "lockstep/device_group.h"
 #include "lockstep/init.h"
+#include "tests/device/simulation/nccl_double.h"
 #include "tests/device/simulation/simulation.h"
 
 namespace lockstep::testing {
@@ -18,6 +20,7 @@ inline void on_devices(int n, DeviceBackend backend, const std::function<void(Gr
                        std::chrono::milliseconds timeout = std::chrono::seconds(20)) {
   simulation::install();
   simulation::take_races();
+  ::setenv("LOCKSTEP_NCCL", LOCKSTEP_NCCL_DOUBLE, 1);
   const auto run = [&](const Group& world) {
     at::set_num_threads(1);
     const at::Device device(at::kPrivateUse1, static_cast<c10::DeviceIndex>(world.rank()));
@@ -27,6 +30,7 @@ inline void on_devices(int n, DeviceBackend backend, const std::function<void(Gr
   spawn(n, run, {.timeout = timeout});
   simulation::synchronize_all();
   for (const auto& race : simulation::take_races()) ADD_FAILURE() << race;
+  for (const auto& fault : simulation::take_nccl_faults()) ADD_FAILURE() << fault;
 }
 
 inline const char* name(DeviceBackend backend) {

@@ -60,12 +60,14 @@ std::vector<at::Tensor> values(const torch::nn::Module& model) {
   return all;
 }
 
-void expect_equal(const std::vector<at::Tensor>& got, const std::vector<at::Tensor>& expected) {
+/// tolerance: 0 for equal bits.
+void expect_equal(const std::vector<at::Tensor>& got, const std::vector<at::Tensor>& expected,
+                  double tolerance) {
   ASSERT_EQ(got.size(), expected.size());
   for (std::size_t i = 0; i < got.size(); ++i) {
-    EXPECT_TRUE(at::equal(got[i], expected[i]))
-        << "tensor " << i << " differs by "
-        << (got[i] - expected[i]).abs().max().to(at::kDouble).item<double>();
+    const double distance =
+        (got[i].to(at::kDouble) - expected[i].to(at::kDouble)).abs().max().item<double>();
+    EXPECT_LE(distance, tolerance) << "tensor " << i;
   }
 }
 
@@ -108,6 +110,15 @@ class TrainingOnDevices : public OnDevices {
     simulation::set_delay(50);
   }
   void TearDown() override { simulation::set_delay(0); }
+
+  /// Greatest distance from the CPU's parameters. NCCL adds in another order, divides the mean of
+  /// more than two ranks by another operation, and adds in the reduced precision.
+  double tolerance(const std::string& strategy) const {
+    if (backend() == DeviceBackend::staged) return 0;
+    if (strategy == "fp16") return 2e-3;
+    if (strategy == "bf16") return 2e-2;
+    return ranks() > 2 ? 1e-5 : 0;
+  }
 };
 
 constexpr int steps = 4;
@@ -118,7 +129,7 @@ TEST_P(TrainingOnDevices, ByTheWrapperHasTheBitsOfTheCpu) {
     SCOPED_TRACE(strategy);
     run([&](const Group& group) {
       const auto expected = trained_by_wrapper(group.host(), strategy, steps);
-      expect_equal(trained_by_wrapper(group, strategy, steps), expected);
+      expect_equal(trained_by_wrapper(group, strategy, steps), expected, tolerance(strategy));
     });
   }
 }
@@ -129,13 +140,14 @@ TEST_P(TrainingOnDevices, ByTheOptimizerHasTheBitsOfTheCpu) {
     SCOPED_TRACE(strategy);
     run([&](const Group& group) {
       const auto expected = trained_by_optimizer(group.host(), strategy, steps);
-      expect_equal(trained_by_optimizer(group, strategy, steps), expected);
+      expect_equal(trained_by_optimizer(group, strategy, steps), expected, tolerance(strategy));
     });
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Staged, TrainingOnDevices,
-                         ::testing::Combine(::testing::Values(DeviceBackend::staged),
+INSTANTIATE_TEST_SUITE_P(Devices, TrainingOnDevices,
+                         ::testing::Combine(::testing::Values(DeviceBackend::staged,
+                                                              DeviceBackend::nccl),
                                             ::testing::Values(1, 2, 3)),
                          name_of);
 

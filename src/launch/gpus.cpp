@@ -1,0 +1,337 @@
+#include "launch/gpus.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <charconv>
+#include <cstdlib>
+#include <fstream>
+#include <locale>
+#include <map>
+#include <sstream>
+#include <stdexcept>
+#include <string_view>
+
+#include "core/environment.h"
+#include "core/plural.h"
+#include "core/text.h"
+#include "launch/probe.h"
+
+namespace lockstep::inline v0_2::launch {
+namespace {
+
+using detail::concat;
+
+constexpr const char* visible_devices = "CUDA_VISIBLE_DEVICES";
+
+/// Results of the driver's functions that have a remedy.
+constexpr int no_device = 100;
+const std::map<int, const char*> remedies{
+    {34,
+     "the library is the stub of the CUDA toolkit, not the driver. Remove its folder from "
+     "LD_LIBRARY_PATH"},
+    {802, "on machines with NVSwitch start nvidia-fabricmanager"},
+    {803,
+     "the driver's library and its kernel module are of different versions. Restart the "
+     "machine, or install one version"},
+    {804,
+     "the package cuda-compat does not support this GPU. Remove its folder from "
+     "LD_LIBRARY_PATH"},
+    {999, "load the kernel module again: rmmod nvidia_uvm, modprobe nvidia_uvm"}};
+
+std::string hexadecimal(const std::array<unsigned char, 16>& bytes) {
+  constexpr std::string_view digits = "0123456789abcdef";
+  std::string text;
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
+    text += digits[bytes[i] >> 4];
+    text += digits[bytes[i] & 15];
+  }
+  return text;
+}
+
+/// The functions of the NVIDIA driver, which need no header of CUDA: their signatures are fixed.
+class Driver {
+ public:
+  /// Throws: std::runtime_error if the library is no CUDA driver.
+  explicit Driver(void* library) : library_(library) {
+    load(init_, "cuInit");
+    load(driver_version_, "cuDriverGetVersion");
+    load(count_, "cuDeviceGetCount");
+    load(device_, "cuDeviceGet");
+    load(name_, "cuDeviceGetName");
+    load(memory_, "cuDeviceTotalMem_v2");
+  }
+
+  /// Lines: "driver 13000", "gpu BYTES UUID NAME", or "none CODE TEXT" for an error.
+  std::string list() {
+    int version = 0;
+    std::string text;
+    if (driver_version_(&version) == 0) text += concat("driver ", version, '\n');
+    int number = 0;
+    if (const int error = init_(0)) return text + failure("cuInit", error);
+    if (const int error = count_(&number)) return text + failure("cuDeviceGetCount", error);
+    if (number == 0) return text + failure("cuDeviceGetCount", no_device);
+    for (int index = 0; index < number; ++index) {
+      int device = 0;
+      std::array<char, 256> name{};
+      std::size_t memory = 0;
+      if (const int error = device_(&device, index)) return text + failure("cuDeviceGet", error);
+      if (name_(name.data(), static_cast<int>(name.size()) - 1, device) != 0) name[0] = '\0';
+      if (memory_(&memory, device) != 0) memory = 0;
+      text += concat("gpu ", memory, ' ', uuid(device), ' ', name.data(), '\n');
+    }
+    return text;
+  }
+
+ private:
+  template <class Function>
+  void load(Function& function, const char* symbol) {
+    function = reinterpret_cast<Function>(dlsym(library_, symbol));
+    if (function == nullptr) throw std::runtime_error(concat("it has no function ", symbol));
+  }
+
+  std::string uuid(int device) const {
+    std::array<unsigned char, 16> bytes{};
+    for (const char* symbol : {"cuDeviceGetUuid_v2", "cuDeviceGetUuid"}) {
+      const auto get = reinterpret_cast<int (*)(unsigned char*, int)>(dlsym(library_, symbol));
+      if (get != nullptr && get(bytes.data(), device) == 0) return hexadecimal(bytes);
+    }
+    return "-";
+  }
+
+  std::string failure(const char* function, int error) const {
+    const auto describe = [&](const char* symbol) -> std::string {
+      const auto get = reinterpret_cast<int (*)(int, const char**)>(dlsym(library_, symbol));
+      const char* text = nullptr;
+      return get != nullptr && get(error, &text) == 0 && text != nullptr ? text : "";
+    };
+    const auto name = describe("cuGetErrorName");
+    const auto meaning = describe("cuGetErrorString");
+    return concat("none ", error, ' ', function, ": ", name.empty() ? "error" : name, " (", error,
+                  ")", meaning.empty() ? "" : ": ", meaning, '\n');
+  }
+
+  void* library_;
+  int (*init_)(unsigned) = nullptr;
+  int (*driver_version_)(int*) = nullptr;
+  int (*count_)(int*) = nullptr;
+  int (*device_)(int*, int) = nullptr;
+  int (*name_)(char*, int, int) = nullptr;
+  int (*memory_)(std::size_t*, int) = nullptr;
+};
+
+/// Runs in the child process. "missing TEXT" if the library cannot be loaded.
+std::string ask_driver(const std::string& library, const std::optional<std::string>& visible) {
+  if (visible) {
+    setenv(visible_devices, visible->c_str(), 1);
+  } else {
+    unsetenv(visible_devices);
+  }
+  void* const loaded = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (loaded == nullptr) {
+    const char* error = dlerror();
+    return concat("missing ", error != nullptr ? error : library, '\n');
+  }
+  return Driver(loaded).list();
+}
+
+std::string version_text(int version) {  // 13000 is 13.0, 12080 is 12.8
+  return concat(version / 1000, '.', version % 1000 / 10);
+}
+
+/// Returns the reason why there is no GPU, and the remedy. `said` is the driver's own text.
+std::string no_gpu_text(int code, const std::string& said,
+                        const std::optional<std::string>& visible) {
+  const auto known = remedies.find(code);
+  if (known != remedies.end()) return concat(said, "; ", known->second);
+  if (code != no_device) return concat(said, "; nvidia-smi may say more");
+  if (!visible) return "the NVIDIA driver finds no GPU; run nvidia-smi";
+  if (gpu_entries(*visible).empty()) {
+    return concat(visible_devices, " is empty, which hides every GPU; unset it");
+  }
+  return concat(visible_devices, "=", *visible,
+                " shows no GPU; name GPUs of nvidia-smi -L, each once, or unset it");
+}
+
+/// The GPUs that have a device file, in PCI order if the kernel module describes them.
+std::vector<Gpu> gpus_of_files(const GpuSources& sources) {
+  std::error_code none;
+  std::vector<Gpu> gpus;
+  std::vector<std::filesystem::path> described;
+  for (const auto& entry : std::filesystem::directory_iterator(sources.proc / "gpus", none)) {
+    described.push_back(entry.path());
+  }
+  std::sort(described.begin(), described.end());
+  for (const auto& folder : described) {
+    std::map<std::string, std::string> fields;
+    std::ifstream in(folder / "information");
+    for (std::string line; std::getline(in, line);) {
+      const auto colon = line.find(':');
+      const auto value = line.find_first_not_of(" \t", colon == line.npos ? colon : colon + 1);
+      if (value != line.npos) fields[line.substr(0, colon)] = line.substr(value);
+    }
+    // A container may have the device files of some GPUs only.
+    if (!std::filesystem::exists(sources.devices / ("nvidia" + fields["Device Minor"]), none) ||
+        fields["Device Minor"].empty()) {
+      continue;
+    }
+    auto& uuid = fields["GPU UUID"];
+    gpus.push_back({.id = std::to_string(gpus.size()),
+                    .name = fields["Model"],
+                    .uuid = uuid.starts_with("GPU-") ? uuid.substr(4) : ""});
+  }
+  if (!gpus.empty()) return gpus;
+  // Without descriptions, nvidia0, nvidia1, … are counted.
+  constexpr std::string_view prefix = "nvidia";
+  for (const auto& entry : std::filesystem::directory_iterator(sources.devices, none)) {
+    const auto name = entry.path().filename().string();
+    if (!name.starts_with(prefix)) continue;
+    if (detail::parse_number<unsigned>(std::string_view(name).substr(prefix.size()))) {
+      gpus.push_back({.id = std::to_string(gpus.size())});
+    }
+  }
+  return gpus;
+}
+
+GpuList gpus_without_driver(const GpuSources& sources, const std::optional<std::string>& visible,
+                            const std::string& error) {
+  GpuList list;
+  const auto all = gpus_of_files(sources);
+  if (all.empty()) {
+    list.problem = concat("no NVIDIA driver: ", error, ", and ", sources.devices.string(),
+                          " has no nvidia0; install the driver, or start the container with GPUs "
+                          "(docker run --gpus all)");
+    return list;
+  }
+  list.gpus = visible ? visible_gpus(all, *visible) : all;
+  list.problem = list.gpus.empty() ? no_gpu_text(no_device, "", visible)
+                                   : concat("counted by the files in ", sources.devices.string(),
+                                            ", as the NVIDIA driver's library is missing: ", error);
+  return list;
+}
+
+bool begins_with(const std::string& text, const std::string& prefix) {
+  return prefix.size() <= text.size() &&
+         std::equal(prefix.begin(), prefix.end(), text.begin(), [](char a, char b) {
+           return std::tolower(static_cast<unsigned char>(a)) ==
+                  std::tolower(static_cast<unsigned char>(b));
+         });
+}
+
+}  // namespace
+
+std::string label(const Gpu& gpu) {
+  return gpu.name.empty() ? gpu.id : concat(gpu.id, " (", gpu.name, ")");
+}
+
+std::string labels(const std::vector<Gpu>& gpus) {
+  std::string text;
+  for (const auto& gpu : gpus) text += (text.empty() ? "" : ", ") + label(gpu);
+  return text;
+}
+
+std::string cuda_driver_library() {
+  return std::string(detail::variable("LOCKSTEP_LIBCUDA").value_or("libcuda.so.1"));
+}
+
+std::vector<std::string> gpu_entries(const std::string& list) {
+  std::vector<std::string> entries;
+  if (list.find_first_not_of(" \t") == list.npos) return entries;
+  std::istringstream in(list + ',');
+  for (std::string entry; std::getline(in, entry, ',');) {
+    const auto begin = entry.find_first_not_of(" \t");
+    entries.push_back(
+        begin == entry.npos ? "" : entry.substr(begin, entry.find_last_not_of(" \t") + 1 - begin));
+  }
+  return entries;
+}
+
+std::optional<std::size_t> gpu_index(const std::vector<Gpu>& all, const std::string& entry) {
+  constexpr std::string_view uuid_prefix = "GPU-";
+  if (!entry.starts_with(uuid_prefix)) {
+    // CUDA reads the digits at the beginning.
+    std::size_t index = 0;
+    const auto [end, error] = std::from_chars(entry.data(), entry.data() + entry.size(), index);
+    return error == std::errc{} && index < all.size() ? std::optional(index) : std::nullopt;
+  }
+  const auto beginning = entry.substr(uuid_prefix.size());
+  std::optional<std::size_t> found;
+  for (std::size_t i = 0; i < all.size() && !beginning.empty(); ++i) {
+    if (!begins_with(all[i].uuid, beginning)) continue;
+    if (found) return std::nullopt;
+    found = i;
+  }
+  return found;
+}
+
+std::vector<Gpu> visible_gpus(const std::vector<Gpu>& all, const std::string& visible) {
+  std::vector<Gpu> gpus;
+  std::vector<std::size_t> taken;
+  const auto entries = gpu_entries(visible);
+  for (const auto& entry : entries) {
+    // The first entry decides whether the list has indices or UUIDs.
+    if (entry.starts_with("GPU-") != entries.front().starts_with("GPU-")) break;
+    if (entry.starts_with("MIG-")) {
+      if (!all.empty()) gpus.push_back({.id = entry});
+      break;
+    }
+    const auto index = gpu_index(all, entry);
+    if (!index) break;
+    if (std::find(taken.begin(), taken.end(), *index) != taken.end()) return {};
+    taken.push_back(*index);
+    gpus.push_back(all[*index]);
+    gpus.back().id = entry;
+  }
+  return gpus;
+}
+
+GpuList find_gpus(const GpuSources& sources, const std::optional<std::string>& visible) {
+  const auto answer = probe([&] { return ask_driver(sources.driver, visible); }, sources.limit);
+  GpuList list;
+  if (!answer.problem.empty()) {
+    list.problem = concat("the NVIDIA driver, ", sources.driver, ": ", answer.problem,
+                          "; nvidia-smi may say more");
+    return list;
+  }
+  const auto ids = visible ? gpu_entries(*visible) : std::vector<std::string>{};
+  std::istringstream lines(answer.text);
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream in(line);
+    in.imbue(std::locale::classic());
+    std::string kind;
+    in >> kind >> std::ws;
+    if (kind == "missing") {
+      return gpus_without_driver(sources, visible, line.substr(line.find(' ') + 1));
+    }
+    if (kind == "driver") {
+      int version = 0;
+      in >> version;
+      list.driver = version_text(version);
+    } else if (kind == "gpu") {
+      const auto index = list.gpus.size();
+      Gpu gpu{.id = index < ids.size() ? ids[index] : std::to_string(index)};
+      in >> gpu.memory >> gpu.uuid >> std::ws;
+      std::getline(in, gpu.name);
+      if (gpu.uuid == "-") gpu.uuid.clear();
+      list.gpus.push_back(std::move(gpu));
+    } else if (kind == "none") {
+      int code = 0;
+      std::string said;
+      in >> code >> std::ws;
+      std::getline(in, said);
+      list.gpus.clear();
+      list.problem = no_gpu_text(code, said, visible);
+    }
+  }
+  if (list.problem.empty() && list.gpus.size() < ids.size()) {
+    list.problem = concat(visible_devices, "=", *visible, " shows ",
+                          detail::plural(list.gpus.size(), "GPU"), ": the list ends at '",
+                          ids[list.gpus.size()], "', which names no GPU, or a second MIG device");
+  }
+  return list;
+}
+
+}  // namespace lockstep::launch

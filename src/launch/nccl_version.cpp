@@ -1,0 +1,72 @@
+#include "launch/nccl_version.h"
+
+#include <dlfcn.h>
+
+#include <chrono>
+#include <locale>
+#include <sstream>
+#include <stdexcept>
+
+#include "core/environment.h"
+#include "core/text.h"
+#include "launch/probe.h"
+
+namespace lockstep::inline v0_2::launch {
+namespace {
+
+using detail::concat;
+using namespace std::chrono_literals;
+
+constexpr int oldest = 21900;  // 2.19
+
+/// Runs in the child process: "VERSION FILE".
+std::string ask(const std::string& library) {
+  void* const loaded = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (loaded == nullptr) {
+    const char* error = dlerror();
+    throw std::runtime_error(error != nullptr ? error : library);
+  }
+  void* const symbol = dlsym(loaded, "ncclGetVersion");
+  if (symbol == nullptr) throw std::runtime_error(library + ": it has no function ncclGetVersion");
+  int version = 0;
+  const int error = reinterpret_cast<int (*)(int*)>(symbol)(&version);
+  if (error != 0) throw std::runtime_error(concat(library, ": ncclGetVersion: error ", error));
+  Dl_info info{};
+  const bool known = dladdr(symbol, &info) != 0 && info.dli_fname != nullptr;
+  return concat(version, ' ', known ? info.dli_fname : library.c_str());
+}
+
+}  // namespace
+
+std::string nccl_version_text(int version) {
+  const int major = version < 10000 ? 1000 : 10000;
+  return concat(version / major, '.', version % major / 100, '.', version % 100);
+}
+
+NcclLibrary find_nccl() {
+  const auto named = detail::variable("LOCKSTEP_NCCL");
+  const std::string library(named.value_or("libnccl.so.2"));
+  const auto answer = probe([&] { return ask(library); }, 60s);
+  NcclLibrary found;
+  if (!answer.problem.empty()) {
+    found.problem =
+        concat("not found: ", answer.problem,
+               named ? "; correct LOCKSTEP_NCCL, which names it"
+                     : "; install libnccl2, or set LOCKSTEP_NCCL to the file libnccl.so.2");
+    return found;
+  }
+  std::istringstream in(answer.text);
+  in.imbue(std::locale::classic());
+  int version = 0;
+  in >> version >> std::ws;
+  std::getline(in, found.file);
+  found.version = nccl_version_text(version);
+  if (version < oldest) {
+    found.problem =
+        "too old, 2.19 or newer is needed; install a newer libnccl2, or set LOCKSTEP_NCCL to the "
+        "file of a newer one";
+  }
+  return found;
+}
+
+}  // namespace lockstep::launch

@@ -1,0 +1,189 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <chrono>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "lockstep/distributed_data_parallel.h"
+#include "lockstep/error.h"
+#include "tests/device/on_devices.h"
+#include "tests/ranks.h"
+
+// Failures of device groups: every rank raises the first cause, and none hangs.
+
+namespace lockstep::testing {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using Clock = std::chrono::steady_clock;
+
+/// The error of each rank, in a world in which fn fails on some.
+std::vector<std::string> errors_of(int n, DeviceBackend backend,
+                                   const std::function<void(Group)>& fn,
+                                   std::chrono::milliseconds timeout = 20s) {
+  std::vector<std::string> errors(static_cast<std::size_t>(n));
+  std::mutex mutex;
+  try {
+    on_devices(
+        n, backend,
+        [&](const Group& group) {
+          try {
+            fn(group);
+          } catch (const std::exception& error) {
+            const std::lock_guard lock(mutex);
+            errors[static_cast<std::size_t>(group.rank())] = error.what();
+            throw;
+          }
+        },
+        timeout);
+  } catch (const std::exception&) {
+    // Recorded above.
+  }
+  return errors;
+}
+
+at::Tensor ones_on(const Group& group, std::int64_t count) {
+  return at::ones({count}, at::TensorOptions().device(group.device()));
+}
+
+class Failures : public ::testing::TestWithParam<DeviceBackend> {
+ protected:
+  void TearDown() override {
+    simulation::install();
+    simulation::take_nccl_faults();  // the double also reports what this program does on purpose
+    simulation::take_races();
+  }
+};
+
+TEST_P(Failures, OperationsThatDiffer) {
+  const auto begin = Clock::now();
+  const auto errors = errors_of(3, GetParam(), [](const Group& group) {
+    const auto tensor = ones_on(group, group.rank() == 1 ? 8 : 4);
+    group.all_reduce(tensor).wait();
+    EXPECT_NE(tensor.sum().item<float>(), 0);  // waits for the device
+    group.barrier().wait();
+  });
+  EXPECT_THAT(errors,
+              Each(AllOf(HasSubstr("differs between ranks: rank 1 got all_reduce sum float32 [8]"),
+                         HasSubstr("expected all_reduce sum float32 [4] as on rank 0"))));
+  EXPECT_LT(Clock::now() - begin, 3s);
+}
+
+TEST_P(Failures, ARankThatThrows) {
+  const auto begin = Clock::now();
+  const auto errors = errors_of(3, GetParam(), [](const Group& group) {
+    if (group.rank() == 2) throw std::runtime_error("the disk is full");
+    const auto tensor = ones_on(group, 1000);
+    group.all_reduce(tensor).wait();
+    EXPECT_NE(tensor.sum().item<float>(), 0);
+    group.barrier().wait();
+  });
+  EXPECT_THAT(errors, Each(HasSubstr("the disk is full")));
+  EXPECT_LT(Clock::now() - begin, 3s);
+}
+
+TEST_P(Failures, ARankThatDoesNotCome) {
+  const auto begin = Clock::now();
+  const auto errors = errors_of(
+      3, GetParam(),
+      [](const Group& group) {
+        if (group.rank() == 1) std::this_thread::sleep_for(1500ms);
+        const auto tensor = ones_on(group, 1000);
+        group.all_reduce(tensor).wait();
+        EXPECT_NE(tensor.sum().item<float>(), 0);
+        group.barrier().wait();
+      },
+      500ms);
+  EXPECT_THAT(errors, Each(HasSubstr("all_reduce #1 waited 0.5 s for rank 1")));
+  EXPECT_LT(Clock::now() - begin, 4s);
+}
+
+TEST_P(Failures, ARankThatLeaves) {
+  const auto errors = errors_of(2, GetParam(), [](const Group& group) {
+    if (group.rank() == 1) return;
+    const auto tensor = ones_on(group, 1000);
+    group.all_reduce(tensor).wait();
+    EXPECT_NE(tensor.sum().item<float>(), 0);
+    group.barrier().wait();
+  });
+  EXPECT_THAT(errors[0], HasSubstr("rank 1 left the world"));
+}
+
+TEST_P(Failures, DuringTraining) {
+  const auto begin = Clock::now();
+  const auto errors = errors_of(3, GetParam(), [](const Group& group) {
+    auto model = std::make_shared<torch::nn::Sequential>(torch::nn::Linear(20, 30),
+                                                         torch::nn::Linear(30, 5));
+    model->get()->to(group.device());
+    DistributedDataParallel ddp(*model, group, DataParallelOptions{.buckets = {0, 0}});
+    for (int step = 0; step < 5; ++step) {
+      if (group.rank() == 1 && step == 3) throw std::runtime_error("no more memory");
+      ddp(at::ones({4, 20}, at::TensorOptions().device(group.device()))).sum().backward();
+    }
+    group.barrier().wait();
+  });
+  EXPECT_THAT(errors, Each(HasSubstr("no more memory")));
+  EXPECT_LT(Clock::now() - begin, 3s);
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, Failures,
+                         ::testing::Values(DeviceBackend::staged, DeviceBackend::nccl),
+                         [](const auto& test) { return std::string(name(test.param)); });
+
+// An error of NCCL itself, at each of the operations of a run.
+TEST(NcclFailures, AsynchronousErrors) {
+  simulation::install();
+  for (int operation = 1; operation <= 6; ++operation) {
+    SCOPED_TRACE(operation);
+    constexpr int remote_error = 6;
+    const auto begin = Clock::now();
+    const auto errors = errors_of(2, DeviceBackend::nccl, [&](const Group& group) {
+      if (group.rank() == 1) nccl_double_fail_rank(1, operation, remote_error);
+      group.barrier().wait();
+      const auto tensor = ones_on(group, 100);
+      for (int i = 0; i < 6; ++i) group.all_reduce(tensor, ReduceOp::avg).wait();
+      EXPECT_EQ(tensor.sum().item<float>(), 100);
+      group.barrier().wait();
+    });
+    nccl_double_fail(0, 0);
+    EXPECT_THAT(errors, Each(HasSubstr("asynchronous error: NCCL: ")));
+    EXPECT_LT(Clock::now() - begin, 3s);
+    simulation::take_nccl_faults();
+  }
+}
+
+TEST(NcclFailures, SlowStart) {
+  simulation::install();
+  nccl_double_slow_init(50);
+  on_devices(3, DeviceBackend::nccl, [](const Group& group) {
+    const auto tensor = ones_on(group, 10);
+    group.all_reduce(tensor).wait();
+    EXPECT_EQ(tensor.sum().item<float>(), 30);
+  });
+  nccl_double_slow_init(0);
+}
+
+TEST(NcclFailures, ThreadsThatShareADevice) {
+  simulation::install();
+  for (const auto backend : {DeviceBackend::nccl, DeviceBackend::staged}) {
+    spawn(2, [&](const Group& world) {
+      try {
+        (void)device_group(world, at::Device(at::kPrivateUse1, 0), {.backend = backend});
+        ADD_FAILURE() << "accepted";
+      } catch (const InvalidArgument& error) {
+        EXPECT_THAT(error.what(), HasSubstr("ranks 0 and 1 are threads that share device 0"));
+      }
+      world.barrier().wait();
+    });
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::testing

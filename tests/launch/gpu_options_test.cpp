@@ -1,0 +1,232 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "core/text.h"
+#include "tests/launch/launched.h"
+#include "tests/temporary_folder.h"
+
+namespace lockstep::testing {
+namespace {
+
+using lockstep::detail::concat;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using Words = std::vector<std::string>;
+
+/// A machine with two GPUs and a MIG device. An empty value counts as unset for Lockstep's
+/// variables.
+Launched::Variables with_gpus(const Launched::Variables& more = {}) {
+  Launched::Variables variables{{"LOCKSTEP_LIBCUDA", LOCKSTEP_FAKE_CUDA},
+                                {"FAKE_CUDA_NAMES", "NVIDIA A|NVIDIA B"},
+                                {"LOCKSTEP_DEVICE", ""},
+                                {"LOCKSTEP_SHARE_GPUS", ""}};
+  for (const auto& [name, value] : more) variables[name] = value;
+  return variables;
+}
+
+/// Runs ranks that print their rank and what they got.
+std::string shown_by_ranks(Words options, const Launched::Variables& more = {}) {
+  const std::string script =
+      "echo $LOCKSTEP_RANK/$LOCKSTEP_WORLD_SIZE visible=${CUDA_VISIBLE_DEVICES-unset} "
+      "device=$LOCKSTEP_DEVICE share=$LOCKSTEP_SHARE_GPUS";
+  options.insert(options.end(), {"-q", "sh", "-c", script});
+  const auto ended = run_lockstep(options, with_gpus(more));
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  return ended.out;
+}
+
+class GpuOptions : public ::testing::Test {
+ protected:
+  // The test's own environment may have the variable.
+  void SetUp() override { unsetenv("CUDA_VISIBLE_DEVICES"); }
+};
+
+TEST_F(GpuOptions, ARankForEachGpu) {
+  EXPECT_EQ(shown_by_ranks({"-n", "gpus"}), "0/2 visible=unset device= share=\n");
+  EXPECT_EQ(shown_by_ranks({"-n", "gpus"}, {{"CUDA_VISIBLE_DEVICES", "1"}}),
+            "0/1 visible=1 device= share=\n");
+}
+
+TEST_F(GpuOptions, NamedGpus) {
+  EXPECT_EQ(shown_by_ranks({"--gpus", "1,0"}), "0/2 visible=1,0 device= share=\n");
+  EXPECT_EQ(shown_by_ranks({"-n", "gpus", "--gpus", "1"}), "0/1 visible=1 device= share=\n");
+  EXPECT_EQ(shown_by_ranks({"-n", "1", "--gpus", "0, 01"}), "0/1 visible=0,1 device= share=\n");
+  EXPECT_EQ(shown_by_ranks({"--gpus", "GPU-22222222-2222"}),
+            "0/1 visible=GPU-22222222-2222 device= share=\n");
+  EXPECT_EQ(shown_by_ranks({"--gpus", "MIG-1"}), "0/1 visible=MIG-1 device= share=\n");
+}
+
+TEST_F(GpuOptions, NamedGpusOfAnAllottedList) {
+  const Launched::Variables allotted{{"CUDA_VISIBLE_DEVICES", "1,0"}};
+  EXPECT_EQ(shown_by_ranks({"--gpus", "0"}, allotted), "0/1 visible=0 device= share=\n");
+  const Launched::Variables by_uuid{{"CUDA_VISIBLE_DEVICES", "GPU-22222222-2222"}};
+  EXPECT_EQ(shown_by_ranks({"--gpus", "1"}, by_uuid), "0/1 visible=1 device= share=\n");
+}
+
+TEST_F(GpuOptions, SharedGpus) {
+  EXPECT_EQ(shown_by_ranks({"-n", "5", "--share-gpus"}), "0/5 visible=unset device= share=1\n");
+  EXPECT_EQ(shown_by_ranks({"-n", "3", "--gpus", "1", "--share-gpus"}),
+            "0/3 visible=1 device= share=1\n");
+  EXPECT_EQ(shown_by_ranks({"-n", "3", "--gpus", "1"}, {{"LOCKSTEP_SHARE_GPUS", "1"}}),
+            "0/3 visible=1 device= share=1\n");
+}
+
+TEST_F(GpuOptions, TheDeviceIsPassedOn) {
+  for (const char* device : {"auto", "cpu", "cuda"}) {
+    EXPECT_EQ(shown_by_ranks({"-n", "3", "--device", device}),
+              concat("0/3 visible=unset device=", device, " share=\n"));
+  }
+  EXPECT_EQ(shown_by_ranks({"-n", "gpus", "--device", "cuda"}, {{"LOCKSTEP_DEVICE", "cpu"}}),
+            "0/2 visible=unset device=cuda share=\n");
+}
+
+/// Without these options nothing looks for a GPU, which takes seconds on some machines.
+TEST_F(GpuOptions, NoneLooksForNoGpu) {
+  const TemporaryFolder folder;
+  const auto log = folder / "pids";
+  const auto variables = with_gpus({{"FAKE_CUDA_LOG", log.string()}});
+  for (const Words& options :
+       {Words{"-n", "3"}, Words{"-n", "3", "--device", "cuda"}, Words{"-v", "-n", "1"}}) {
+    auto words = options;
+    words.push_back("true");
+    const auto ended = run_lockstep(words, variables);
+    EXPECT_EQ(ended.code, 0) << ended.err;
+    EXPECT_THAT(ended.err, Not(HasSubstr("GPU")));
+  }
+  EXPECT_FALSE(std::filesystem::exists(log));
+  EXPECT_EQ(run_lockstep({"-n", "gpus", "true"}, variables).code, 0);
+  EXPECT_TRUE(std::filesystem::exists(log));
+}
+
+TEST_F(GpuOptions, AreInTheTableOfRanks) {
+  const auto one_each =
+      run_lockstep({"--gpus", "1,0", "--dry-run", "--bind", "none", "true"}, with_gpus());
+  EXPECT_EQ(one_each.code, 0) << one_each.err;
+  EXPECT_THAT(one_each.out,
+              AllOf(HasSubstr("  ranks      2\n"),
+                    HasSubstr("  GPUs       1 (NVIDIA B), 0 (NVIDIA A), one a rank\n"),
+                    HasSubstr("  CUDA_VISIBLE_DEVICES      1,0\n"),
+                    HasSubstr("  rank  cpus  GPU           LOCKSTEP_RANK\n"
+                              "  0     any   1 (NVIDIA B)  0\n"
+                              "  1     any   0 (NVIDIA A)  1\n")));
+  const auto shared =
+      run_lockstep({"-n", "3", "--share-gpus", "--dry-run", "--bind", "none", "true"},
+                   with_gpus({{"CUDA_VISIBLE_DEVICES", "0,1"}}));
+  EXPECT_THAT(shared.out, AllOf(HasSubstr(", shared by the ranks\n"),
+                                HasSubstr("  CUDA_VISIBLE_DEVICES      0,1  (yours)\n"),
+                                HasSubstr("  LOCKSTEP_SHARE_GPUS       1\n"),
+                                HasSubstr("  2     any   0 (NVIDIA A)")));
+}
+
+TEST_F(GpuOptions, WithoutADriverIsAnError) {
+  if (std::filesystem::exists("/dev/nvidia0")) GTEST_SKIP() << "this machine has a GPU";
+  const auto ended = run_lockstep({"-n", "gpus", "echo", "started"},
+                                  {{"LOCKSTEP_LIBCUDA", "/nonexistent/libcuda.so.1"}});
+  EXPECT_EQ(ended.code, 2);
+  EXPECT_EQ(ended.out, "");
+  EXPECT_THAT(ended.err, AllOf(HasSubstr("-n gpus: found no GPU: no NVIDIA driver: /nonexistent"),
+                               HasSubstr("To train on the CPU")));
+}
+
+TEST_F(GpuOptions, InDoctor) {
+  auto variables = with_gpus({{"LOCKSTEP_NCCL", LOCKSTEP_FAKE_NCCL},
+                              {"FAKE_NCCL_VERSION", "22907"},
+                              {"CUDA_VISIBLE_DEVICES", "1"}});
+  const Words doctor{lockstep_program(), "doctor"};
+  const auto found = Launched(doctor, variables).wait();
+  EXPECT_EQ(found.code, 0);
+  EXPECT_THAT(found.out, AllOf(HasSubstr("\nGPUs\n"), HasSubstr("for CUDA 13.0"),
+                               HasSubstr("  GPU 1    NVIDIA B, 2.0 GiB\n"),
+                               HasSubstr("1 of 2 GPUs"), HasSubstr("  NCCL     2.29.7, ")));
+  variables["FAKE_NCCL_VERSION"] = "21000";
+  variables["FAKE_CUDA_NAMES"] = "";
+  const auto missing = Launched(doctor, variables).wait();
+  EXPECT_EQ(missing.code, 0) << "training on the CPU works";
+  EXPECT_THAT(missing.out, AllOf(HasSubstr("CUDA_VISIBLE_DEVICES=1 shows no GPU"),
+                                 HasSubstr("2.10.0, "), HasSubstr("too old, 2.19 or newer")));
+}
+
+struct RefusedGpus {
+  std::string name;
+  Words arguments;
+  Words said;
+  Launched::Variables variables = {};
+};
+
+void PrintTo(const RefusedGpus& refused, std::ostream* out) { *out << refused.name; }
+
+class BadGpuOptions : public ::testing::TestWithParam<RefusedGpus> {};
+
+TEST_P(BadGpuOptions, AreOneClearError) {
+  unsetenv("CUDA_VISIBLE_DEVICES");
+  auto words = GetParam().arguments;
+  words.insert(words.end(), {"echo", "started"});
+  const auto ended = run_lockstep(words, with_gpus(GetParam().variables));
+  EXPECT_EQ(ended.code, 2) << ended.err;
+  EXPECT_EQ(ended.out, "");
+  for (const auto& word : GetParam().said) EXPECT_THAT(ended.err, HasSubstr(word));
+  EXPECT_FALSE(anything_left());
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Run, BadGpuOptions,
+    ::testing::Values(
+        RefusedGpus{"MoreRanksThanNamedGpus",
+                    {"-n", "3", "--gpus", "0,1"},
+                    {"got 3 ranks for 2 GPUs: 0 (NVIDIA A), 1 (NVIDIA B)", "--share-gpus"}},
+        RefusedGpus{"MoreRanksThanOneGpu",
+                    {"-n", "2", "--gpus", "1"},
+                    {"got 2 ranks for 1 GPU: 1 (NVIDIA B)", "Start 1 rank (-n gpus)"}},
+        RefusedGpus{"EmptyList", {"--gpus", ""}, {"gpus: got an empty list"}},
+        RefusedGpus{"EmptyEntry", {"--gpus", "0,"}, {"gpus: got '' in '0,'"}},
+        RefusedGpus{"NoIndex", {"--gpus", "0,b"}, {"gpus: got 'b' in '0,b'", "nvidia-smi -L"}},
+        RefusedGpus{"ARange", {"--gpus", "0-1"}, {"got '0-1'", "expected indices such as 0,1"}},
+        RefusedGpus{"NegativeIndex", {"--gpus", "-1"}, {"gpu"}},
+        RefusedGpus{"UnknownIndex",
+                    {"--gpus", "0,2"},
+                    {"gpus: got 2, expected some of 2 GPUs of this host: 0 (NVIDIA A), 1"}},
+        RefusedGpus{"IndexBeyondAnyNumber",
+                    {"--gpus", "99999999999999999999"},
+                    {"got 99999999999999999999, expected some of 2 GPUs"}},
+        RefusedGpus{"UnknownUuid", {"--gpus", "GPU-77777777-7777"}, {"got GPU-77777777-7777"}},
+        RefusedGpus{"Duplicate", {"--gpus", "1,0,1"}, {"got GPU 1 twice", "--share-gpus"}},
+        RefusedGpus{"DuplicateWithZeros", {"--gpus", "1,01"}, {"got GPU 01 twice"}},
+        RefusedGpus{
+            "IndexAndUuid", {"--gpus", "0,GPU-22222222-2222"}, {"CUDA reads no list of both"}},
+        RefusedGpus{"SeveralMigDevices", {"--gpus", "MIG-1,MIG-2"}, {"got 2 MIG devices"}},
+        RefusedGpus{"NotAllotted",
+                    {"--gpus", "0"},
+                    {"gpus: got 0, expected some of CUDA_VISIBLE_DEVICES=1 of the environment"},
+                    {{"CUDA_VISIBLE_DEVICES", "1"}}},
+        RefusedGpus{"NoneVisible",
+                    {"-n", "gpus"},
+                    {"-n gpus: found no GPU: CUDA_VISIBLE_DEVICES is empty", "-n 2"},
+                    {{"CUDA_VISIBLE_DEVICES", ""}}},
+        RefusedGpus{"NoneToShare",
+                    {"-n", "2", "--share-gpus"},
+                    {"--share-gpus: found no GPU: the NVIDIA driver finds no GPU"},
+                    {{"FAKE_CUDA_NAMES", ""}}},
+        RefusedGpus{"DriverFails",
+                    {"--gpus", "0"},
+                    {"--gpus 0: found no GPU: cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803)"},
+                    {{"FAKE_CUDA_RESULT", "803"}}},
+        RefusedGpus{"GpusOnTheCpu",
+                    {"--gpus", "0", "--device", "cpu"},
+                    {"device: got cpu together with --gpus 0", "Leave one out"}},
+        RefusedGpus{"GpusOnTheCpuByVariable",
+                    {"-n", "gpus"},
+                    {"device: got LOCKSTEP_DEVICE=cpu together with -n gpus"},
+                    {{"LOCKSTEP_DEVICE", "cpu"}}},
+        RefusedGpus{"UnknownDevice", {"-n", "2", "--device", "tpu"}, {"--device", "tpu", "cuda"}},
+        RefusedGpus{"RanksInAnotherWord", {"-n", "gpu"}, {"--ranks: got 'gpu'", "or gpus"}}),
+    [](const ::testing::TestParamInfo<RefusedGpus>& test) { return test.param.name; });
+
+}  // namespace
+}  // namespace lockstep::testing
