@@ -25,6 +25,11 @@ void nccl_double_fail_rank(int rank, int operation, int result);
 /// Lets a communicator without blocking be in progress for so many calls of ncclCommGetAsyncError.
 void nccl_double_slow_init(int polls);
 
+/// Whether ncclCommAbort also waits for the device's kernels of other communicators, as it does
+/// where it frees device memory (default: 0). Who then aborts one communicator after the other
+/// hangs: after 10 s that is a fault.
+void nccl_double_abort_waits_for_device(int on);
+
 /// Sets the version that ncclGetVersion returns, as 21903 for 2.19.3. 0: the default.
 void nccl_double_set_version(int version);
 }
