@@ -15,7 +15,7 @@
 namespace lockstep::simulation {
 namespace {
 
-/// What programs do with models and losses, on the simulated device.
+/// Models and losses on the simulated device.
 class SimulatedModels : public ::testing::Test {
  protected:
   SimulatedModels() {

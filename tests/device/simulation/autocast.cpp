@@ -4,7 +4,7 @@
 
 namespace lockstep::simulation {
 
-/// What CUDA runs in the lower precision and in float32, as far as the tests need it.
+/// The operators that tests need of those that CUDA runs in the lower precision or in float32.
 void register_autocast() {
   using at::autocast::CastPolicy;
   constexpr auto key = c10::DispatchKey::AutocastPrivateUse1;
