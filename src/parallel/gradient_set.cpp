@@ -1,6 +1,7 @@
 #include "parallel/gradient_set.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <array>
@@ -15,6 +16,14 @@
 #include "parallel/gradient.h"
 
 namespace lockstep::inline v0_2::detail {
+
+namespace {
+
+c10::Stream current_stream_of(const at::Tensor& tensor) {
+  return c10::impl::VirtualGuardImpl(tensor.device().type()).getStream(tensor.device());
+}
+
+}  // namespace
 
 GradientSet::GradientSet(BucketReducers& reducers, const Group& group) : reducers_(reducers) {
   for (std::size_t bucket = 0; bucket < reducers.size(); ++bucket) {
@@ -89,6 +98,8 @@ void GradientSet::move_into_bucket(std::size_t index) {
       std::memcpy(values.data_ptr(), gradient.data_ptr(), values.nbytes());
     } else {
       values.copy_(gradient);
+      // Its memory may be of another stream than the copy.
+      if (!gradient.is_cpu()) gradient.record_stream(current_stream_of(gradient));
     }
   }
   gradient = values;
