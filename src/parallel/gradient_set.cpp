@@ -19,8 +19,12 @@ namespace lockstep::inline v0_2::detail {
 
 namespace {
 
-c10::Stream current_stream_of(const at::Tensor& tensor) {
-  return c10::impl::VirtualGuardImpl(tensor.device().type()).getStream(tensor.device());
+/// Copies a gradient that the program, or the caller, may drop before a device has copied it.
+void copy_into(const at::Tensor& values, const at::Tensor& gradient) {
+  values.copy_(gradient);
+  if (gradient.is_cpu()) return;
+  const c10::impl::VirtualGuardImpl guard(gradient.device().type());
+  gradient.record_stream(guard.getStream(gradient.device()));
 }
 
 }  // namespace
@@ -97,9 +101,7 @@ void GradientSet::move_into_bucket(std::size_t index) {
     if (values.is_cpu() && values.numel() > 0 && gradient.strides() == values.strides()) {
       std::memcpy(values.data_ptr(), gradient.data_ptr(), values.nbytes());
     } else {
-      values.copy_(gradient);
-      // Its memory may be of another stream than the copy.
-      if (!gradient.is_cpu()) gradient.record_stream(current_stream_of(gradient));
+      copy_into(values, gradient);
     }
   }
   gradient = values;
@@ -129,7 +131,7 @@ void GradientSet::prepare_one(std::size_t index) {
   if (!gradient.defined() || reducers_[member.bucket].has_residual()) {
     values.zero_();
   } else if (!member.saved.defined()) {
-    values.copy_(gradient);
+    copy_into(values, gradient);
   }
 }
 

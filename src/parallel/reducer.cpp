@@ -78,6 +78,7 @@ class Reducer::Backward {
   ~Backward() {
     wrappers_->end(this);
     if (finished || round.begun() == 0) return;
+    if (const auto comm = comm_stream_of(group_)) comm->block_current();
     group_.communicator().fail(concat("a backward ended by an exception after ", round.begun(),
                                       " of its gradient buckets were sent"));
   }
