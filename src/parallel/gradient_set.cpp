@@ -94,6 +94,14 @@ void GradientSet::move_into_bucket(std::size_t index) {
   gradient = values;
 }
 
+/// Keeps the gradient of a device alive if it is about to be replaced by the parameter's slice.
+void GradientSet::keep_replaced(std::size_t index) {
+  const auto& slice = *members_[index].slice;
+  const auto& gradient = slice.parameter.grad();
+  if (slice.values.is_cpu() || !gradient.defined() || is_stored_in(gradient, slice.values)) return;
+  replaced_.push_back(gradient);
+}
+
 void GradientSet::begin_backward() {
   for (auto& member : members_) member.saved.reset();
 }
@@ -110,7 +118,10 @@ void GradientSet::prepare_one(std::size_t index) {
   const auto& gradient = member.slice->parameter.grad();
   const bool changed = member.record.changed() && gradient.defined();
   flag_bytes_[index] = changed ? 1 : 0;
-  if (changed) return move_into_bucket(index);
+  if (changed) {
+    keep_replaced(index);
+    return move_into_bucket(index);
+  }
   if (is_stored_in(gradient, values)) {
     member.saved = gradient.clone();  // the mean of N equal values may differ from them by rounding
   }
@@ -132,6 +143,7 @@ void GradientSet::finish_exchange(std::int64_t step, bool joined) {
       member.record.set_unchanged(member.slice->parameter.grad(), values);
     } else if (flag_bytes_[i] != 0) {
       auto& gradient = member.slice->parameter.mutable_grad();
+      keep_replaced(i);
       if (!gradient.is_same(values)) gradient = values;
       if (member.has_graph) gradient = without_graph(values, member.slice->name);
       if (reducer.has_residual()) member.mean.set(values);

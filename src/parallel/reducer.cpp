@@ -271,9 +271,11 @@ void Reducer::finish(Backward& backward) {
     finish_on_stream(backward);
   } catch (...) {
     on_comm_stream.block_caller();
+    gradients_.free_replaced();
     throw;
   }
   on_comm_stream.block_caller();
+  gradients_.free_replaced();
 }
 
 void Reducer::finish_on_stream(Backward& backward) {
