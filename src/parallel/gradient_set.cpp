@@ -1,6 +1,7 @@
 #include "parallel/gradient_set.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <array>
@@ -15,6 +16,19 @@
 #include "parallel/gradient.h"
 
 namespace lockstep::inline v0_2::detail {
+
+namespace {
+
+/// values = gradient. The gradient's memory may be of another stream than the copy, and be freed
+/// before it.
+void copy_gradient(const at::Tensor& values, const at::Tensor& gradient) {
+  values.copy_(gradient);
+  if (gradient.is_cpu()) return;
+  gradient.record_stream(
+      c10::impl::VirtualGuardImpl(gradient.device().type()).getStream(gradient.device()));
+}
+
+}  // namespace
 
 GradientSet::GradientSet(BucketReducers& reducers, const Group& group) : reducers_(reducers) {
   for (std::size_t bucket = 0; bucket < reducers.size(); ++bucket) {
@@ -88,18 +102,10 @@ void GradientSet::move_into_bucket(std::size_t index) {
     if (values.is_cpu() && values.numel() > 0 && gradient.strides() == values.strides()) {
       std::memcpy(values.data_ptr(), gradient.data_ptr(), values.nbytes());
     } else {
-      values.copy_(gradient);
+      copy_gradient(values, gradient);
     }
   }
   gradient = values;
-}
-
-/// Keeps the gradient of a device alive if it is about to be replaced by the parameter's slice.
-void GradientSet::keep_replaced(std::size_t index) {
-  const auto& slice = *members_[index].slice;
-  const auto& gradient = slice.parameter.grad();
-  if (slice.values.is_cpu() || !gradient.defined() || is_stored_in(gradient, slice.values)) return;
-  replaced_.push_back(gradient);
 }
 
 void GradientSet::begin_backward() {
@@ -118,10 +124,7 @@ void GradientSet::prepare_one(std::size_t index) {
   const auto& gradient = member.slice->parameter.grad();
   const bool changed = member.record.changed() && gradient.defined();
   flag_bytes_[index] = changed ? 1 : 0;
-  if (changed) {
-    keep_replaced(index);
-    return move_into_bucket(index);
-  }
+  if (changed) return move_into_bucket(index);
   if (is_stored_in(gradient, values)) {
     member.saved = gradient.clone();  // the mean of N equal values may differ from them by rounding
   }
@@ -129,7 +132,7 @@ void GradientSet::prepare_one(std::size_t index) {
   if (!gradient.defined() || reducers_[member.bucket].has_residual()) {
     values.zero_();
   } else if (!member.saved.defined()) {
-    values.copy_(gradient);
+    copy_gradient(values, gradient);
   }
 }
 
@@ -143,7 +146,6 @@ void GradientSet::finish_exchange(std::int64_t step, bool joined) {
       member.record.set_unchanged(member.slice->parameter.grad(), values);
     } else if (flag_bytes_[i] != 0) {
       auto& gradient = member.slice->parameter.mutable_grad();
-      keep_replaced(i);
       if (!gradient.is_same(values)) gradient = values;
       if (member.has_graph) gradient = without_graph(values, member.slice->name);
       if (reducer.has_residual()) member.mean.set(values);

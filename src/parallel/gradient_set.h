@@ -57,10 +57,6 @@ class GradientSet {
   /// joined: some ranks have joined the exchange in step().
   void finish_exchange(std::int64_t step, bool joined);
 
-  /// Frees the gradients that prepare() and finish_exchange() have replaced. Call it when the
-  /// current stream waits for the communication stream, which copied them to the buckets.
-  void free_replaced() { replaced_.clear(); }
-
   /// The participation flags: one byte per parameter, whether this rank has changed its gradient.
   /// Then the bytes of the consistency check. The Reducer takes their maximum over ranks.
   const at::Tensor& flags() const { return flags_; }
@@ -97,14 +93,12 @@ class GradientSet {
   };
 
   void prepare_one(std::size_t index);
-  void keep_replaced(std::size_t index);
   GradientState state_of(const Member& member) const;
   bool is_final_mean(const Member& member) const;
 
   BucketReducers& reducers_;
-  std::vector<Member> members_;       ///< bucket after bucket
-  std::vector<std::size_t> first_;    ///< index of each bucket's first member, then members_.size()
-  std::vector<at::Tensor> replaced_;  ///< gradients of a device, until free_replaced()
+  std::vector<Member> members_;     ///< bucket after bucket
+  std::vector<std::size_t> first_;  ///< index of each bucket's first member, then members_.size()
   at::Tensor flags_;
   std::uint8_t* flag_bytes_ = nullptr;  ///< the memory of flags_
 };

@@ -263,7 +263,7 @@ TEST_P(AroundTrainingOnDevices, TheConsistencyCheckFindsADifferingParameter) {
     auto net = std::make_shared<Net>();
     net->to(group.device());
     torch::optim::SGD sgd(net->parameters(), 0.1);
-    DistributedDataParallel ddp(net, group);
+    DistributedDataParallel ddp(net, group, {.verify_every = 1});
     const auto train = [&](int step) {
       sgd.zero_grad();
       const auto output = ddp(images(group.rank(), step).to(group.device()));
@@ -321,6 +321,28 @@ TEST_P(AroundTrainingOnDevices, GradientsAccumulateUnderNoSync) {
         loss_of(net, group, 2 * step + 1).backward();
       } else {
         loss_of(net, group, 2 * step + 1).backward();
+      }
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    return values(net);
+  });
+}
+
+TEST_P(AroundTrainingOnDevices, AGradientThatTheProgramSetsIsAveraged) {
+  compare([](const Group& group) {
+    Net net;
+    net.to(group.device());
+    torch::optim::SGD sgd(net.parameters(), 0.1);
+    DistributedOptimizer optimizer(sgd, net, group);
+    for (int step = 0; step < 3; ++step) {
+      if (group.rank() == 0) {
+        for (auto& parameter : net.parameters()) {
+          parameter.mutable_grad() = at::full_like(parameter, 0.25);
+        }
+      } else {
+        const auto local = optimizer.no_sync();
+        loss_of(net, group, step).backward();
       }
       optimizer.step();
       optimizer.zero_grad();

@@ -71,7 +71,7 @@ std::unique_ptr<Wrapper> wrap(const Unit& unit, const Rank::Holding& holding, co
   DataParallelOptions options;
   options.strategy = parse_strategy(unit.synchronisation.text());
   options.verify_every = unit.verify_every;
-  options.share_memory = unit.shared;
+  options.share_memory = unit.shared && group.device().is_cpu();
   if (unit.bucket_each) options.buckets = {.first = 0, .rest = 0};
   if (unit.buffers == Buffers::average) options.buffer_policy = BufferPolicy::average;
   if (unit.buffers == Buffers::own) options.buffer_policy = BufferPolicy::none;
@@ -111,11 +111,14 @@ void fuse(std::unique_ptr<torch::optim::Optimizer>& optimizer) {
 class Interpreter {
  public:
   Interpreter(const Program& program, const Group& world, std::filesystem::path folder)
-      : program_(program), world_(world), folder_(std::move(folder)), rank_(program, world.rank()) {
+      : program_(program),
+        world_(world),
+        folder_(std::move(folder)),
+        rank_(program, world.rank(), world.device()) {
     for (std::size_t i = 0; i < program.units.size(); ++i) {
       groups_.push_back(program.units[i].own_group ? world.split(0) : world);
       const auto index = static_cast<int>(i);
-      if (program.units[i].shared) fuse(rank_[index].optimizer);
+      if (program.units[i].shared && world.device().is_cpu()) fuse(rank_[index].optimizer);
       wrappers_.push_back(wrap(program.units[i], rank_[index], groups_[i]));
     }
   }
@@ -231,7 +234,8 @@ class Interpreter {
         const Rank::Holding holds{
             .model = std::make_shared<Returning<Output::opaque>>(other, program_.width, 1),
             .optimizer = nullptr};
-        const auto x = at::ones({1, program_.width}, at::kDouble);
+        holds.model->to(world_.device());
+        const auto x = at::ones({1, program_.width}, at::kDouble).to(world_.device());
         return void(wrap(other, holds, group(op.unit))->forward(x, 1));
       }
     }
@@ -253,7 +257,7 @@ class Interpreter {
     if (auto* optimizer = wrapper(index)->optimizer()) return optimizer->step();
     const auto& model = *rank_[index].model;
     const auto dtype = model.unique_parameters()[0].scalar_type();
-    wrapper(index)->forward(at::ones({1, program_.width}, dtype), ~0U);
+    wrapper(index)->forward(at::ones({1, program_.width}, dtype).to(world_.device()), ~0U);
   }
 
   /// Operations without communication.

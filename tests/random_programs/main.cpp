@@ -3,12 +3,15 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <cstdlib>
 #include <exception>
 #include <filesystem>
 #include <iostream>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "tests/device/simulation/simulation.h"
 #include "tests/random_programs/search.h"
 
 namespace {
@@ -21,6 +24,7 @@ struct Arguments {
   std::string replay;
   std::string without;
   std::string ranks = "both";
+  std::string device;
   int timeout = 20;
   std::size_t failures = 5;
   std::string rank_of;
@@ -41,6 +45,10 @@ void add_options(CLI::App& app, Arguments& arguments) {
   app.add_option(
       "--without", arguments.without,
       "Categories to leave out, of: hooks, stale, order, hand, poke, clip, outputs, late");
+  app.add_option("--device", arguments.device,
+                 "The simulated device, sim-staged or sim-nccl: through host memory, or over the "
+                 "double of NCCL")
+      ->check(CLI::IsMember({"sim-staged", "sim-nccl"}));
   app.add_option("--timeout", arguments.timeout, "Longest wait for another rank, in seconds")
       ->capture_default_str();
   app.add_option("--failures", arguments.failures, "Failing programs to find before it gives up")
@@ -57,6 +65,7 @@ bool on_processes(const Arguments& arguments, std::uint64_t seed) {
 std::string command_of(const Arguments& arguments, const Source& source, bool processes) {
   std::string text = "random_programs --replay " + to_text(source);
   text += processes ? " --ranks processes" : " --ranks threads";
+  if (!arguments.device.empty()) text += " --device " + arguments.device;
   if (!arguments.without.empty()) text += " --without " + arguments.without;
   return text;
 }
@@ -65,7 +74,8 @@ Ranks ranks_of(const Arguments& arguments, bool processes) {
   return {.processes = processes,
           .timeout = std::chrono::seconds(arguments.timeout),
           .program = std::filesystem::read_symlink("/proc/self/exe"),
-          .without = arguments.without};
+          .without = arguments.without,
+          .device = arguments.device.empty() ? std::nullopt : std::optional(at::kPrivateUse1)};
 }
 
 int replay(const Arguments& arguments, const std::vector<Category>& without) {
@@ -113,19 +123,48 @@ int search(const Arguments& arguments, const std::vector<Category>& without) {
 
 }  // namespace
 
+/// Prints the accesses to simulated devices that no event orders. Returns whether there are none.
+bool streams_are_ordered() {
+#ifdef LOCKSTEP_NCCL_DOUBLE
+  const auto races = lockstep::simulation::take_races();
+  for (const auto& race : races) std::cout << race << '\n';
+  return races.empty();
+#else
+  return true;
+#endif
+}
+
+/// Gives this process, and the processes that it starts, simulated devices.
+void use_device(const std::string& device) {
+  if (!device.empty()) {
+    ::setenv("LOCKSTEP_DEVICE", "sim", 1);
+    ::setenv("LOCKSTEP_DEVICE_BACKEND", device == "sim-nccl" ? "nccl" : "staged", 1);
+#ifdef LOCKSTEP_NCCL_DOUBLE
+    ::setenv("LOCKSTEP_NCCL", LOCKSTEP_NCCL_DOUBLE, 1);
+#endif
+  }
+#ifdef LOCKSTEP_NCCL_DOUBLE
+  const char* const chosen = std::getenv("LOCKSTEP_DEVICE");
+  if (chosen != nullptr && std::string_view(chosen) == "sim") lockstep::simulation::install();
+#endif
+}
+
 int main(int argc, char** argv) {
   CLI::App app("Runs random training programs on Lockstep and on one process, and compares them.");
   Arguments arguments;
   add_options(app, arguments);
   CLI11_PARSE(app, argc, argv);
   at::set_num_threads(1);
+  use_device(arguments.device);
   try {
     const auto without = parse_categories(arguments.without);
     if (!arguments.rank_of.empty()) {
       run_as_rank(parse_sources(arguments.rank_of), without, arguments.folder);
       return 0;
     }
-    return arguments.replay.empty() ? search(arguments, without) : replay(arguments, without);
+    const int code =
+        arguments.replay.empty() ? search(arguments, without) : replay(arguments, without);
+    return streams_are_ordered() ? code : 1;
   } catch (const std::exception& error) {
     std::cerr << "random_programs: " << error.what() << '\n';
     return 2;

@@ -7,6 +7,7 @@
 #include <istream>
 #include <ostream>
 #include <sstream>
+#include <string_view>
 
 namespace lockstep::random_programs {
 namespace {
@@ -54,13 +55,16 @@ bool is_near(const Values& got, const Values& expected) {
   return norm(difference) <= 1e-12 * (norm(*expected) + 1e-2);
 }
 
-/// The message without numbers: ranks may name themselves in it.
-std::string without_numbers(const std::string& message) {
-  std::string kept;
-  for (const char character : message) {
-    if (std::isdigit(static_cast<unsigned char>(character)) == 0) kept += character;
+/// The message without numbers, in which ranks may name themselves, and without the backend of the
+/// operation in which the rank noticed a failure: a device group has two.
+std::string alike_on_ranks(std::string message) {
+  for (const std::string_view backend : {" (host)", " (nccl)", " (staged)"}) {
+    if (const auto at = message.find(backend); at != std::string::npos) {
+      message.erase(at, backend.size());
+    }
   }
-  return kept;
+  std::erase_if(message, [](unsigned char character) { return std::isdigit(character) != 0; });
+  return message;
 }
 
 std::string error_of(const Outcome& outcome) {
@@ -82,7 +86,7 @@ std::optional<std::string> difference_in_errors(const Expected& expected,
                   expected.mentions, "'");
     }
     if (got.error != ranks[0]->error ||
-        without_numbers(got.text) != without_numbers(ranks[0]->text)) {
+        alike_on_ranks(got.text) != alike_on_ranks(ranks[0]->text)) {
       return text("ranks raise different errors: rank 0 ", error_of(*ranks[0]), "; rank ", rank,
                   ' ', error_of(got));
     }

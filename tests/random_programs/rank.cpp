@@ -51,17 +51,19 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Unit& unit, const 
 
 Values values_of(const at::Tensor& tensor) {
   if (!tensor.defined()) return std::nullopt;
-  const auto flat = tensor.detach().to(at::kDouble).contiguous();
+  const auto flat = tensor.detach().cpu().to(at::kDouble).contiguous();
   const auto* data = flat.const_data_ptr<double>();
   return std::vector<double>(data, data + flat.numel());
 }
 
 }  // namespace
 
-Rank::Rank(const Program& program, int rank) : program_(program), rank_(rank) {
+Rank::Rank(const Program& program, int rank, at::Device device)
+    : program_(program), rank_(rank), device_(device) {
   for (std::size_t i = 0; i < program.units.size(); ++i) {
     const auto seed = program.seed * 1000 + i * 100 + static_cast<std::uint64_t>(rank) * 20;
     auto model = make_model(program.units[i], program.width, seed);
+    model->to(device);
     auto optimizer = make_optimizer(program.units[i], *model);
     holdings_.push_back({.model = std::move(model), .optimizer = std::move(optimizer)});
   }
@@ -69,7 +71,7 @@ Rank::Rank(const Program& program, int rank) : program_(program), rank_(rank) {
 
 at::Tensor Rank::input_of(std::uint64_t data, std::size_t path, at::ScalarType dtype) const {
   const auto seed = data * 64 + path * 8 + static_cast<std::uint64_t>(rank_);
-  return random_values({2, program_.width}, seed, dtype);
+  return random_values({2, program_.width}, seed, dtype).to(device_);
 }
 
 at::Tensor Rank::loss_of(const std::vector<int>& path, std::size_t number, const Backward& op,
@@ -80,7 +82,7 @@ at::Tensor Rank::loss_of(const std::vector<int>& path, std::size_t number, const
     const auto& layers = op.layers[static_cast<std::size_t>(rank_)];
     y = forward(unit, y, layers[static_cast<std::size_t>(unit)]);
   }
-  const auto factor = random_values(y.sizes(), op.data * 64 + number * 8 + 7, dtype);
+  const auto factor = random_values(y.sizes(), op.data * 64 + number * 8 + 7, dtype).to(device_);
   const auto loss = (y * factor).mean() + 0.1 * y.square().mean();
   losses_[number] = values_of(loss);
   return loss;
@@ -141,7 +143,7 @@ void Rank::run(const SetGradient& op) {
   } else {
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       const auto seed = op.data * 64 + i * 8 + static_cast<std::uint64_t>(rank_);
-      gradients.push_back(random_values(parameters[i].sizes(), seed, model->dtype()));
+      gradients.push_back(random_values(parameters[i].sizes(), seed, model->dtype()).to(device_));
       if (op.how == SetGradient::How::poke) {
         auto elements = gradients.back().view(-1);
         const auto kept = static_cast<std::int64_t>(op.data) % elements.numel();

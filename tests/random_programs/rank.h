@@ -34,7 +34,8 @@ class Rank {
   using Forward = std::function<at::Tensor(int unit, const at::Tensor& x, Mask layers)>;
   using RunBackward = std::function<void(const at::Tensor& loss)>;
 
-  Rank(const Program& program, int rank);
+  /// device: of the models and their inputs.
+  Rank(const Program& program, int rank, at::Device device = at::kCPU);
 
   Holding& operator[](int unit) { return holdings_[static_cast<std::size_t>(unit)]; }
 
@@ -65,6 +66,7 @@ class Rank {
 
   const Program& program_;
   int rank_;
+  at::Device device_;
   std::vector<Holding> holdings_;
   std::vector<Values> losses_;
 };

@@ -55,7 +55,7 @@ std::vector<int> parse_ranges(const std::string& text) {
 }
 
 std::vector<std::vector<Log>> run_on_threads(const std::vector<Program>& programs,
-                                             std::chrono::seconds timeout) {
+                                             const Ranks& ranks) {
   const lockstep::testing::TemporaryFolder folder;
   std::vector<std::vector<Log>> logs(static_cast<std::size_t>(programs[0].ranks));
   lockstep::spawn(programs[0].ranks,
@@ -67,7 +67,7 @@ std::vector<std::vector<Log>> run_on_threads(const std::vector<Program>& program
                       if (ends_world(mine.back())) return;
                     }
                   },
-                  {.timeout = timeout});
+                  {.device = ranks.device, .timeout = ranks.timeout});
   return logs;
 }
 
@@ -155,7 +155,7 @@ std::vector<std::vector<Log>> run_in_one_world(const std::vector<Source>& source
   std::vector<Program> programs;
   for (const auto& source : sources) programs.push_back(program_of(source, without));
   return ranks.processes ? run_on_processes(sources, programs[0].ranks, ranks)
-                         : run_on_threads(programs, ranks.timeout);
+                         : run_on_threads(programs, ranks);
 }
 
 void run_as_rank(const std::vector<Source>& sources, const std::vector<Category>& without,

@@ -1,7 +1,10 @@
 #pragma once
 
+#include <c10/core/DeviceType.h>
+
 #include <chrono>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,10 +16,11 @@ namespace lockstep::random_programs {
 
 /// How ranks run programs.
 struct Ranks {
-  bool processes = false;              ///< started by `lockstep run`, rather than threads
-  std::chrono::seconds timeout{20};    ///< longest wait for another rank
-  std::filesystem::path program = {};  ///< this executable, which rank processes run
-  std::string without = {};            ///< the categories that are left out, as text
+  bool processes = false;                     ///< started by `lockstep run`, rather than threads
+  std::chrono::seconds timeout{20};           ///< longest wait for another rank
+  std::filesystem::path program = {};         ///< this executable, which rank processes run
+  std::string without = {};                   ///< the categories that are left out, as text
+  std::optional<at::DeviceType> device = {};  ///< of the ranks; default: as init() chooses
 };
 
 /// A program that is generated from its seed, whole or some of its operations.
