@@ -38,8 +38,8 @@ struct DataParallelOptions {
   /// All ranks share one copy of the parameters and of the optimizer's state, and each rank updates
   /// a part of it. This needs less memory and, for large models, less time. Requires a
   /// DistributedOptimizer with a FusedSgd (or another ElementwiseOptimizer), the strategy fp32 and
-  /// the host backend. A value that one rank writes into a parameter changes on all ranks. After
-  /// backward_and_update() .grad() is not the mean over ranks.
+  /// the host backend; device groups are refused. A value that one rank writes into a parameter
+  /// changes on all ranks. After backward_and_update() .grad() is not the mean over ranks.
   bool share_memory = false;
 };
 

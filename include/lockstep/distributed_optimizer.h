@@ -99,6 +99,11 @@ class DistributedOptimizer {
   /// as a backward of DistributedDataParallel. CommError and TimeoutError as a collective does.
   void step();
 
+  /// Averages gradients that are not averaged yet, as step() does, without a step. Call it before
+  /// you read or clip gradients that were accumulated under no_sync(), or that some ranks got from
+  /// a backward that others did not run. GradScaler calls it. Ranks: all. Throws: as step().
+  void average_gradients();
+
   /// Calls the optimizer's zero_grad().
   void zero_grad(bool set_to_none = true);
 
@@ -118,6 +123,9 @@ class DistributedOptimizer {
   void weight(double samples);
   State state() const;
   void load_state(const State& state);
+
+  /// The optimizer that was passed to the constructor.
+  torch::optim::Optimizer& optimizer() const { return optimizer_; }
 
  private:
   void update(detail::UpdateGradients gradients);

@@ -12,8 +12,8 @@ namespace lockstep::inline v0_2 {
 /// torch::optim::SGD whose step reads and writes each parameter once, with the kernel of PyTorch's
 /// `SGD(…, fused=True)`. Options, state and checkpoints are those of SGD; results differ by
 /// rounding only. Ranks can share its update (DataParallelOptions::share_memory). If the kernel
-/// does not support a parameter or its gradient (sparse, not dense in memory, different strides),
-/// the step is that of SGD.
+/// does not support a parameter or its gradient (sparse, not dense in memory, different strides,
+/// not on the CPU), the step is that of SGD.
 class FusedSgd : public torch::optim::SGD, public ElementwiseOptimizer {
  public:
   using torch::optim::SGD::SGD;

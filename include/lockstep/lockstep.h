@@ -14,6 +14,7 @@
 #include "lockstep/efficiency.h"
 #include "lockstep/error.h"
 #include "lockstep/fused_sgd.h"
+#include "lockstep/grad_scaler.h"
 #include "lockstep/group.h"
 #include "lockstep/group_from_backend.h"
 #include "lockstep/init.h"

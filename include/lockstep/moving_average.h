@@ -62,7 +62,7 @@ class MovingAverage {
  public:
   /// Allocates memory as large as the parameters. Works with wrapped and unwrapped models.
   /// Throws: InvalidArgument for decay outside of 0 to 1, and for a parameter that is not a dense
-  /// real tensor on the CPU.
+  /// real tensor.
   explicit MovingAverage(torch::nn::Module& model, MovingAverageOptions options = {});
   MovingAverage(const MovingAverage&) = delete;
   MovingAverage& operator=(const MovingAverage&) = delete;

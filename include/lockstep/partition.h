@@ -105,8 +105,8 @@ class ScatteredBatches {
     ScatteredBatches* range_;
   };
 
-  ScatteredBatches(BatchSource source, Group group)
-      : source_(std::move(source)), group_(std::move(group)) {}
+  ScatteredBatches(BatchSource source, const Group& group)
+      : source_(std::move(source)), group_(group.host()) {}
 
   Iterator begin() {
     advance();

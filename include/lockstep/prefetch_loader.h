@@ -1,5 +1,7 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 #include <c10/util/ArrayRef.h>
 
 #include <algorithm>
@@ -8,14 +10,18 @@
 #include <condition_variable>
 #include <cstddef>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <future>
 #include <iterator>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <ranges>
 #include <stop_token>
+#include <string_view>
 #include <thread>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -65,12 +71,119 @@ struct PrefetchOptions {
       1;                  ///< number of reading threads; 0 reads each batch in the iterating thread
   std::size_t depth = 0;  ///< most batches that are read ahead; 0 for two per worker
   bool drop_last = false;  ///< skip a last batch with fewer than batch_size samples
+  /// The loader copies the tensors of each batch to this device, on a stream of its own, while the
+  /// program uses the batch before. Not set, or the CPU: batches stay as they are read.
+  std::optional<at::Device> device = {};
+  /// With a device: reading threads copy each batch to pinned memory. Otherwise the copy to the
+  /// device does not overlap with the program.
+  bool pin_memory = true;
 };
 
 namespace detail {
 
-/// Throws: InvalidArgument for a batch size of 0.
-PrefetchOptions checked(PrefetchOptions options);
+/// Throws: InvalidArgument for a batch size of 0, and for a device that does not exist.
+/// has_tensors: whether the loader can find the tensors of a batch.
+PrefetchOptions checked(PrefetchOptions options, bool has_tensors);
+
+/// Stands for the callable of change_tensors() in concepts.
+struct TensorChange {
+  void operator()(at::Tensor&) const {}
+};
+
+/// A batch of a user's type with a function `void change_tensors(T& batch, const auto& change)` in
+/// the same namespace, which calls change with every tensor of the batch.
+template <class T>
+concept HasChangeTensors = requires(T& batch, const TensorChange& change) {
+  change_tensors(batch, change);
+};
+
+/// torch::data::Example, with or without a target.
+template <class T>
+concept IsExample = requires(T& example) {
+  example.data;
+};
+
+template <class T>
+constexpr bool can_change();
+
+template <class T, std::size_t... I>
+constexpr bool can_change_elements(std::index_sequence<I...>) {
+  return (can_change<std::remove_cvref_t<std::tuple_element_t<I, T>>>() && ...);
+}
+
+/// Whether change_each() can find the tensors in a batch of type T.
+template <class T>
+constexpr bool can_change() {
+  if constexpr (std::same_as<T, at::Tensor> || HasChangeTensors<T> ||
+                std::is_trivially_copyable_v<T> || std::convertible_to<T, std::string_view>) {
+    return true;
+  } else if constexpr (IsExample<T>) {
+    if constexpr (requires(T & example) { example.target; }) {
+      return can_change<decltype(T::data)>() && can_change<decltype(T::target)>();
+    } else {
+      return can_change<decltype(T::data)>();
+    }
+  } else if constexpr (requires { std::tuple_size<T>::value; } && !std::ranges::range<T>) {
+    return can_change_elements<T>(std::make_index_sequence<std::tuple_size_v<T>>());
+  } else if constexpr (std::ranges::range<T>) {
+    return can_change<std::remove_cvref_t<std::ranges::range_reference_t<T>>>();
+  } else {
+    return false;
+  }
+}
+
+/// Calls change with every tensor of a batch. Requires can_change<T>().
+template <class T, class Change>
+void change_each(T& batch, const Change& change) {
+  if constexpr (std::same_as<T, at::Tensor>) {
+    change(batch);
+  } else if constexpr (HasChangeTensors<T>) {
+    change_tensors(batch, change);
+  } else if constexpr (std::is_trivially_copyable_v<T> ||
+                       std::convertible_to<T, std::string_view>) {
+    return;
+  } else if constexpr (IsExample<T>) {
+    change_each(batch.data, change);
+    if constexpr (requires { batch.target; }) change_each(batch.target, change);
+  } else if constexpr (requires { std::tuple_size<T>::value; } && !std::ranges::range<T>) {
+    std::apply([&](auto&... parts) { (change_each(parts, change), ...); }, batch);
+  } else {
+    for (auto&& part : batch) change_each(part, change);
+  }
+}
+
+/// The copy of one batch to a device.
+struct BatchCopy;
+
+/// Copies batches to a device on a stream of its own. The memory of the copies belongs to the
+/// stream that is current in begin(). The copy waits for that stream, whose earlier work may use
+/// the memory.
+class BatchCopier {
+ public:
+  /// Tensors of a batch, by their places in it.
+  using Tensors = std::vector<at::Tensor*>;
+
+  explicit BatchCopier(const PrefetchOptions& options);
+  /// Waits for copies that are not complete.
+  ~BatchCopier();
+  BatchCopier(const BatchCopier&) = delete;
+  BatchCopier& operator=(const BatchCopier&) = delete;
+
+  /// The tensor in pinned memory, for a reading thread.
+  at::Tensor pinned(const at::Tensor& tensor) const;
+  /// Begins the copy of a batch, and replaces its tensors.
+  std::shared_ptr<BatchCopy> begin(const Tensors& tensors);
+  /// Makes the current stream wait for the copy. The batch may then be used, or freed.
+  void finish(const std::shared_ptr<BatchCopy>& copy);
+
+ private:
+  struct Streams;
+  void forget_complete();
+
+  bool pin_memory_;
+  std::unique_ptr<Streams> streams_;
+  std::deque<std::shared_ptr<BatchCopy>> running_;  ///< their sources must outlive the copies
+};
 
 /// The time that this thread has spent waiting for batches of a PrefetchLoader, or reading them.
 std::chrono::nanoseconds loading_time();
@@ -107,6 +220,15 @@ class Loading {
 /// sampler counts samples that workers have drawn ahead as used. The iterating thread draws from
 /// the sampler. It calls used() with the samples that the program has received, so the sampler's
 /// state() is the progress of the program.
+///
+/// With PrefetchOptions::device, the next batch is copied to the device while the program uses the
+/// current one, provided that it has been read by then; that needs at least one worker. A batch is
+/// usable on the current stream when the iterator reaches it. The iterating thread does not wait
+/// for the device. Batches may be tensors, torch::data::Example, and tuples, vectors and maps of
+/// them. For another type declare, in the type's namespace,
+///
+///     void change_tensors(Batch& batch, const auto& change);  // calls change(tensor)
+///
 /// Throws: the exceptions of the sampler. A DataError that names the batch and the index, with the
 /// cause nested in it, when the iteration reaches that batch.
 template <class Dataset, class Sampler>
@@ -143,18 +265,24 @@ class PrefetchLoader {
     PrefetchLoader* loader_;
   };
 
-  /// Throws: InvalidArgument for a batch size of 0.
+  /// Throws: InvalidArgument for a batch size of 0, for a device that does not exist, and for a
+  /// device with batches of a type whose tensors the loader cannot find.
   PrefetchLoader(Dataset dataset, Sampler sampler, PrefetchOptions options = {})
-      : options_(detail::checked(options)),
+      : options_(detail::checked(options, detail::can_change<Batch>())),
         sampler_(std::move(sampler)),
         datasets_(std::max<std::size_t>(1, options.workers), std::move(dataset)),
-        threads_(options.workers) {}
+        threads_(options.workers) {
+    if (options_.device) copier_.emplace(options_);
+  }
+  /// Makes the current stream wait for copies to the device.
+  ~PrefetchLoader() { drop_next(); }
   PrefetchLoader(const PrefetchLoader&) = delete;
   PrefetchLoader& operator=(const PrefetchLoader&) = delete;
 
   Iterator begin() {
     threads_.clear();
     pending_.clear();
+    drop_next();
     current_.reset();
     uncounted_.reset();
     number_ = 0;
@@ -174,6 +302,14 @@ class PrefetchLoader {
     std::shared_ptr<Task> task;
     std::future<Batch> batch;
     std::size_t samples;  ///< that count as used with this batch
+  };
+
+  /// A batch that was read, and its copy to the device.
+  struct Taken {
+    std::optional<Batch> batch = {};
+    std::exception_ptr error = {};
+    std::size_t samples = 0;
+    std::shared_ptr<detail::BatchCopy> copy = {};
   };
 
   static Batch read(Dataset& dataset, const Indices& indices, std::size_t number) {
@@ -196,27 +332,70 @@ class PrefetchLoader {
     // The last whole batch ends the pass, so it also counts the dropped samples after it.
     const std::size_t samples =
         indices->size() + (drawn_ && is_dropped(*drawn_) ? drawn_->size() : 0);
-    const auto task =
-        std::make_shared<Task>([indices = std::move(*indices), number = number_++](
-                                   Dataset& dataset) { return read(dataset, indices, number); });
+    const auto task = std::make_shared<Task>(
+        [this, indices = std::move(*indices), number = number_++](Dataset& dataset) {
+          return pinned(read(dataset, indices, number));
+        });
     pending_.push_back({.task = task, .batch = task->get_future(), .samples = samples});
     if (options_.workers > 0)
       threads_.add([task, this](std::size_t thread) { (*task)(datasets_[thread]); });
     return true;
   }
 
+  Batch pinned(Batch batch) const {
+    if constexpr (detail::can_change<Batch>()) {
+      if (copier_) {
+        detail::change_each(batch, [&](at::Tensor& tensor) { tensor = copier_->pinned(tensor); });
+      }
+    }
+    return batch;
+  }
+
+  /// Waits until the next pending batch is read, and begins its copy to the device.
+  Taken take() {
+    Pending next = std::move(pending_.front());
+    pending_.pop_front();
+    Taken taken{.samples = next.samples};
+    try {
+      if (options_.workers == 0) (*next.task)(datasets_.front());
+      taken.batch = next.batch.get();
+      if constexpr (detail::can_change<Batch>()) {
+        if (copier_) {
+          detail::BatchCopier::Tensors tensors;
+          detail::change_each(*taken.batch,
+                              [&](at::Tensor& tensor) { tensors.push_back(&tensor); });
+          taken.copy = copier_->begin(tensors);
+        }
+      }
+    } catch (...) {
+      taken.error = std::current_exception();
+    }
+    return taken;
+  }
+
+  /// Discards the batch that is copied ahead. Its memory is freed after the copy.
+  void drop_next() {
+    if (next_ && next_->copy) copier_->finish(next_->copy);
+    next_.reset();
+  }
+
   void advance() {
     const detail::Loading counted;
     count();
     current_.reset();
-    if (pending_.empty() && !begin_next()) return;
-    Pending next = std::move(pending_.front());
-    pending_.pop_front();
+    if (!next_ && pending_.empty() && !begin_next()) return;
+    if (!next_) next_ = take();
+    Taken taken = std::move(*std::exchange(next_, std::nullopt));
     const std::size_t depth = options_.depth > 0 ? options_.depth : 2 * options_.workers;
     while (options_.workers > 0 && pending_.size() < depth && begin_next()) continue;
-    if (options_.workers == 0) (*next.task)(datasets_.front());
-    current_ = next.batch.get();
-    uncounted_ = next.samples;
+    if (taken.error) std::rethrow_exception(taken.error);
+    if (taken.copy) copier_->finish(taken.copy);
+    current_ = std::move(taken.batch);
+    uncounted_ = taken.samples;
+    const bool is_read =
+        copier_ && !pending_.empty() &&
+        pending_.front().batch.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+    if (is_read) next_ = take();
   }
 
   /// Counts the current batch as used, once.
@@ -229,10 +408,12 @@ class PrefetchLoader {
 
   PrefetchOptions options_;
   Sampler sampler_;
-  std::vector<Dataset> datasets_;  ///< one copy for each thread
-  std::optional<Indices> drawn_;   ///< indices of the batch after the pending ones
-  std::size_t number_ = 0;         ///< its index in the pass
-  std::deque<Pending> pending_;    ///< batches being read, in order
+  std::vector<Dataset> datasets_;              ///< one copy for each thread
+  std::optional<Indices> drawn_;               ///< indices of the batch after the pending ones
+  std::size_t number_ = 0;                     ///< its index in the pass
+  std::deque<Pending> pending_;                ///< batches being read, in order
+  std::optional<detail::BatchCopier> copier_;  ///< of options_.device
+  std::optional<Taken> next_;  ///< the batch after the current one, being copied to the device
   std::optional<Batch> current_;
   std::optional<std::size_t> uncounted_;  ///< samples of current_ that are not counted yet
   detail::ReaderThreads threads_;         ///< last: the threads use the other members

@@ -58,7 +58,8 @@ namespace lockstep::inline v0_2 {
 /// Throws: InvalidArgument, before anything is sent, for an input of unsupported dimensions,
 /// channels or dtype, and in a backward with create_graph. InvalidArgument, on every rank, if all
 /// ranks together have one value per channel, if the dtypes of the inputs differ, or if ranks run
-/// different layers of a converted model; the group stays usable.
+/// different layers of a converted model; the group stays usable. On a device, backwards are not
+/// compared, because every layer would wait for the device.
 ///
 /// Source: Ioffe, Szegedy: Batch normalization, 2015; gradients as in PyTorch's SyncBatchNorm.
 class SyncBatchNormImpl : public torch::nn::BatchNormImplBase<0, SyncBatchNormImpl> {

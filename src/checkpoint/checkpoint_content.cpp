@@ -156,7 +156,9 @@ State redistributed(const safetensors::Content& content, const State& own) {
   std::erase_if(state, [](const auto& named) { return is_residual(named.first); });
   if (state.empty()) return state;
   for (const auto& [name, tensor] : own) {
-    if (is_residual(name)) state.emplace(name, at::zeros_like(tensor));
+    if (is_residual(name)) {
+      state.emplace(name, at::zeros_like(tensor, tensor.options().device(at::kCPU)));
+    }
   }
   // read_on_all_ranks() has sent this rank only the residuals that it must add.
   for (const auto& [name, tensor] : content.tensors) {

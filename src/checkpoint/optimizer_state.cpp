@@ -214,6 +214,47 @@ json fields_of(torch::optim::OptimizerParamState& state, const std::string& wher
   return known ? result : archived(state, where, tensors);
 }
 
+/// Visitor that moves the tensors of a parameter's state to the parameter's device.
+struct MoveTo {
+  at::Device device;
+
+  void operator()(const char*, std::int64_t) const {}
+  void operator()(const char*, at::Tensor& value) const {
+    if (value.defined()) value = value.to(device);
+  }
+};
+
+template <class Known>
+bool move_as(torch::optim::OptimizerParamState& state, const MoveTo& move) {
+  auto* const known = dynamic_cast<Known*>(&state);
+  if (known != nullptr) visit(*known, move);
+  return known != nullptr;
+}
+
+/// Moves the state that an archive contained, which is on the CPU, to the parameters' devices.
+void move_to_parameters(torch::optim::Optimizer& optimizer) {
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      if (parameter.is_cpu()) continue;
+      const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
+      if (found == optimizer.state().end()) continue;
+      auto& state = *found->second;
+      const MoveTo move{parameter.device()};
+      const bool known = move_as<torch::optim::SGDParamState>(state, move) ||
+                         move_as<torch::optim::AdamParamState>(state, move) ||
+                         move_as<torch::optim::AdamWParamState>(state, move) ||
+                         move_as<torch::optim::RMSpropParamState>(state, move) ||
+                         move_as<torch::optim::AdagradParamState>(state, move);
+      if (!known) {
+        throw CheckpointError(concat("optimizer: got ", kind_of(optimizer), " with parameters on ",
+                                     parameter.device(),
+                                     ", expected SGD, Adam, AdamW, RMSprop or Adagrad: save the "
+                                     "model without its optimizer"));
+      }
+    }
+  }
+}
+
 std::string_view kind_of(const json& value) {
   if (value.is_number_integer()) return "an integer";
   if (value.is_number_float()) return "a real number";
@@ -331,6 +372,7 @@ PreparedOptimizer prepare_optimizer(const OptimizerState& state, torch::optim::O
       own.options_ = archive_for(own_description, none, optimizer, names);
       InputArchive all = reopen(archive);
       optimizer.load(all);
+      move_to_parameters(optimizer);
     } catch (...) {
       std::swap(own.state_, optimizer.state());
       throw;

@@ -12,8 +12,8 @@ namespace lockstep::inline v0_2::device {
 /// name their cause. wait() does not wait for the announcement.
 ///
 /// Operations run on the device in the order in which they are issued, also messages: two ranks
-/// that both send before they receive wait for each other until the timeout. Sums are in the order
-/// that NCCL chooses.
+/// that both send before they receive wait for each other until the timeout. So do ranks that issue
+/// operations of two groups in different orders. Sums are in the order that NCCL chooses.
 class NcclCommunicator final : public DeviceCommunicator {
  public:
   /// Ranks: all of host.

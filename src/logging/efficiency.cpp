@@ -2,6 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/Stream.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -32,6 +34,12 @@ constexpr double highest = 1.05;
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+/// Waits until the device has run the work of the current stream.
+void wait_for(at::Device device) {
+  if (device.is_cpu()) return;
+  c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();
 }
 
 std::string percent(double share) {
@@ -137,9 +145,11 @@ Efficiency measure_efficiency(const Group& world, const std::function<void()>& a
                        options.time.count(), " ms, expected at least 1 round and a time from 0 on"),
         {.operation = "measure_efficiency"});
   }
-  const auto time = [](const std::function<void()>& step, int steps) {
+  const Group host = world.host();
+  const auto time = [&](const std::function<void()>& step, int steps) {
     const auto begin = Clock::now();
     for (int i = 0; i < steps; ++i) step();
+    wait_for(world.device());
     return seconds_since(begin) / steps;
   };
   constexpr int warm_up = 2;
@@ -148,7 +158,7 @@ Efficiency measure_efficiency(const Group& world, const std::function<void()>& a
   const double wanted = std::chrono::duration<double>(options.time).count();
   const at::Tensor steps = at::empty({1}, at::kDouble);
   *steps.mutable_data_ptr<double>() = std::clamp(wanted / time(together, warm_up), 1.0, most_steps);
-  world.broadcast(steps).wait();  // rank 0's time decides for all
+  host.broadcast(steps).wait();  // rank 0's time decides for all
   const int count = static_cast<int>(*steps.const_data_ptr<double>());
   if (world.rank() == 0) time(alone, warm_up);
 
@@ -157,18 +167,18 @@ Efficiency measure_efficiency(const Group& world, const std::function<void()>& a
   auto* const of_alone = times.mutable_data_ptr<double>();
   auto* const of_together = of_alone + options.rounds;
   for (int round = 0; round < options.rounds; ++round) {
-    world.barrier().wait();
+    host.barrier().wait();
     of_alone[round] = world.rank() == 0 ? time(alone, count) : 0;
-    world.barrier().wait();
+    host.barrier().wait();
     of_together[round] = time(together, count);
   }
   const Load load = meter.read(world.node());
-  world.broadcast(times).wait();
+  host.broadcast(times).wait();
 
   const at::Tensor mine = at::empty({load_fields}, at::kDouble);
   std::memcpy(mine.mutable_data_ptr(), &load, sizeof load);
   const at::Tensor all = at::empty({world.size() * load_fields}, at::kDouble);
-  world.all_gather(all, mine).wait();
+  host.all_gather(all, mine).wait();
   std::vector<Load> loads(static_cast<std::size_t>(world.size()));
   std::memcpy(loads.data(), all.const_data_ptr(), loads.size() * sizeof(Load));
   const auto rounds = static_cast<std::size_t>(options.rounds);

@@ -79,7 +79,8 @@ struct RunLog::Counters {
 };
 
 struct RunLog::State {
-  State(const Group& group, RunLogOptions given) : world(group), options(std::move(given)) {}
+  State(const Group& group, RunLogOptions given)
+      : world(group), host_group(group.host()), options(std::move(given)) {}
 
   void open_files();
   void continue_metrics(const record::Continuation& from);
@@ -90,6 +91,7 @@ struct RunLog::State {
   void write_trace(std::vector<TraceSpan> spans, std::uint64_t lost_spans);
 
   Group world;
+  Group host_group;  ///< of the same ranks; exchanges what is recorded
   RunLogOptions options;
   std::vector<std::string> hosts;
   std::optional<detail::FolderLock> lock;  // this and the three files: on rank 0 only
@@ -176,10 +178,10 @@ void RunLog::State::continue_intervals(std::int64_t step) {
 /// Ranks of one host share a clock. Clocks of other hosts are compared right after a barrier, so
 /// the error of the offset is the latency of the barrier.
 void RunLog::State::compare_clocks() {
-  world.barrier().wait();
+  host_group.barrier().wait();
   std::vector<std::int64_t> now{detail::trace_clock()};
   const auto own = now[0];
-  world.broadcast(bytes_over(now)).wait();
+  host_group.broadcast(bytes_over(now)).wait();
   if (world.node() != 0) clock_offset = own - now[0];
 }
 
@@ -189,7 +191,7 @@ std::int64_t RunLog::State::first_begin(const std::vector<TraceSpan>& spans) con
   std::vector<std::int64_t> first(1, no_span);
   for (const auto& span : spans) first[0] = std::min(first[0], span.begin);
   const auto tensor = at::from_blob(first.data(), {1}, at::kLong);
-  world.all_reduce(tensor, ReduceOp::min).wait();
+  host_group.all_reduce(tensor, ReduceOp::min).wait();
   return first[0] == no_span ? 0 : first[0];
 }
 
@@ -201,8 +203,8 @@ void RunLog::State::write_trace(std::vector<TraceSpan> spans, std::uint64_t lost
   const auto origin = first_begin(spans);
   std::vector<std::uint64_t> sizes{spans.size(), lost_spans};
   if (world.rank() != 0) {
-    world.send(bytes_over(sizes), 0).wait();
-    world.send(bytes_over(spans), 0).wait();
+    host_group.send(bytes_over(sizes), 0).wait();
+    host_group.send(bytes_over(spans), 0).wait();
     return;
   }
   // The other ranks send in any case, so rank 0 receives even if it cannot open the file.
@@ -214,9 +216,9 @@ void RunLog::State::write_trace(std::vector<TraceSpan> spans, std::uint64_t lost
   }
   for (int rank = 0; rank < world.size(); ++rank) {
     if (rank > 0) {
-      world.recv(bytes_over(sizes), rank).wait();
+      host_group.recv(bytes_over(sizes), rank).wait();
       spans.resize(sizes[0]);
-      world.recv(bytes_over(spans), rank).wait();
+      host_group.recv(bytes_over(spans), rank).wait();
     }
     if (file) file->add(rank, hosts[static_cast<std::size_t>(rank)], spans, sizes[1]);
   }
@@ -283,7 +285,7 @@ void RunLog::end_interval(std::int64_t step, std::int64_t samples) {
   own[0].samples = samples;
   std::vector<record::RankInterval> all(static_cast<std::size_t>(world.size()));
   state_->interval.reset();
-  world.all_gather(bytes_over(all), bytes_over(own)).wait();
+  state_->host_group.all_gather(bytes_over(all), bytes_over(own)).wait();
   if (world.rank() != 0) return;
   state_->intervals.add(record::interval_line({.step = step,
                                                .steps = step - state_->first_step,

@@ -26,8 +26,8 @@
 // replacement for the member must be a BatchNorm2dImpl, and would run that same forward(). But
 // every forward() calls the operator aten::batch_norm with the layer's own tensors. So the layer is
 // kept, and one of its tensors refers to the SyncLayer. This file registers a kernel of the
-// operator for CPU tensors, which looks for the reference. It passes all other calls to LibTorch's
-// function.
+// operator for tensors of the CPU and of accelerators, which looks for the reference. It passes all
+// other calls to LibTorch's function.
 //
 // The reference is an autograd hook of the tensor. It survives writes into the tensor, also by to()
 // and load(), which would drop a c10::BackendMeta. It is destroyed with the tensor. Running
@@ -35,8 +35,8 @@
 // weight has the hook, which returns its gradients unchanged.
 //
 // aten::batch_norm is a composite operator: it has no kernel for CPU or AutogradCPU that this one
-// would replace. If another library registers a kernel later, that one is called instead. So
-// convert_sync_batchnorm() first checks that this kernel is called.
+// would replace, nor for the keys of an accelerator. If another library registers a kernel later,
+// that one is called instead. So convert_sync_batchnorm() first checks that this kernel is called.
 
 namespace lockstep::inline v0_2 {
 namespace {
@@ -119,13 +119,23 @@ at::Tensor batch_norm_kernel(const at::Tensor& input, const OptionalTensor& weig
 TORCH_LIBRARY_IMPL(aten, AutogradCPU, library) {
   library.impl("batch_norm", TORCH_FN(batch_norm_kernel));
 }
+TORCH_LIBRARY_IMPL(aten, AutogradCUDA, library) {
+  library.impl("batch_norm", TORCH_FN(batch_norm_kernel));
+}
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, library) {
+  library.impl("batch_norm", TORCH_FN(batch_norm_kernel));
+}
 // Called where autograd is disabled, as in inference mode.
 TORCH_LIBRARY_IMPL(aten, CPU, library) { library.impl("batch_norm", TORCH_FN(batch_norm_kernel)); }
+TORCH_LIBRARY_IMPL(aten, CUDA, library) { library.impl("batch_norm", TORCH_FN(batch_norm_kernel)); }
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
+  library.impl("batch_norm", TORCH_FN(batch_norm_kernel));
+}
 
-void expect_kernel_is_called() {
-  const auto weight = at::ones({1});
+void expect_kernel_is_called(at::Device device) {
+  const auto weight = at::ones({1}, device);
   torch::autograd::impl::add_hook(weight, std::make_unique<Probe>());
-  at::batch_norm(at::ones({2, 1}), weight, {}, {}, {}, true, 0, 1, false);
+  at::batch_norm(at::ones({2, 1}, device), weight, {}, {}, {}, true, 0, 1, false);
   if (!hook_of<Probe>(weight)->found) {
     throw BackendUnavailable(
         "convert_sync_batchnorm: another library has registered a kernel of aten::batch_norm; use "
@@ -144,7 +154,7 @@ struct ConvertibleLayer {
 template <class Norm>
 void convert(Norm& norm, const Group& group, const std::string& name, std::int64_t number) {
   const bool add_weight = !norm.options.affine() && !norm.options.track_running_stats();
-  if (add_weight) norm.weight = at::ones({norm.options.num_features()});
+  if (add_weight) norm.weight = at::ones({norm.options.num_features()}, group.device());
   const auto& hooked = norm.running_mean.defined() ? norm.running_mean : norm.weight;
   torch::autograd::impl::materialize_autograd_meta(hooked);
   std::erase_if(torch::autograd::impl::hooks(hooked), [](const auto& hook) {
@@ -191,7 +201,7 @@ std::vector<ConvertibleLayer> find_layers(torch::nn::Module& model) {
 }  // namespace
 
 std::size_t convert_sync_batchnorm(torch::nn::Module& model, const Group& group) {
-  expect_kernel_is_called();
+  expect_kernel_is_called(group.device());
   const auto layers = find_layers(model);
   std::vector<std::string> lines;
   for (const auto& layer : layers) lines.push_back(layer.line);

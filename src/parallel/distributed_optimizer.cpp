@@ -132,6 +132,13 @@ void DistributedOptimizer::step() {
   });
 }
 
+void DistributedOptimizer::average_gradients() {
+  detail::as_operation("DistributedOptimizer", [&] {
+    model_->check_unchanged();
+    model_->reducer().average_local_gradients();
+  });
+}
+
 void DistributedOptimizer::update(detail::UpdateGradients gradients) {
   auto& reducer = model_->reducer();
   if (shared_) {

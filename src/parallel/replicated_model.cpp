@@ -133,6 +133,12 @@ void check_shareable(const ModelState& model, const Group& group,
     throw InvalidArgument(concat("share_memory: got strategy ", options.strategy.text(),
                                  ", expected ", AllReduce{}.text()));
   }
+  if (!group.device().is_cpu()) {
+    throw InvalidArgument(
+        concat("share_memory: got a group of ", group.device().type(),
+               " devices, expected one on the CPU: ranks cannot update each other's "
+               "memory of a device; set share_memory = false"));
+  }
   if (!shares_memory(group)) {
     throw InvalidArgument(concat("share_memory: got ranks on the ", group.communicator().backend(),
                                  " backend, expected all on one host, on the host backend"));

@@ -1,0 +1,224 @@
+#include "lockstep/grad_scaler.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/TensorOptions.h>
+#include <torch/optim/optimizer.h>
+
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "core/operation_error.h"
+#include "core/text.h"
+#include "lockstep/distributed_optimizer.h"
+#include "lockstep/error.h"
+
+namespace lockstep::inline v0_2 {
+
+using detail::throw_invalid;
+
+namespace {
+
+constexpr const char* scale_name = "scale";
+constexpr const char* tracker_name = "growth_tracker";
+
+bool is_positive(double value) { return std::isfinite(value) && value > 0; }
+
+/// Whether the device has a kernel that unscales and checks a list of gradients.
+bool has_kernel(const at::Tensor& gradient) {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(
+      "aten::_amp_foreach_non_finite_check_and_unscale_", "");
+  return op.hasComputedKernelForDispatchKey(
+      c10::computeDispatchKey(gradient.scalar_type(), gradient.layout(), gradient.device()));
+}
+
+void expect_supported(const at::Tensor& gradient, const Group& group, const char* operation) {
+  if (gradient.layout() != at::kStrided || gradient.device() != group.device()) {
+    throw_invalid(operation, "got a gradient of layout ", gradient.layout(), " on ",
+                  gradient.device(), ", expected a dense one on ", group.device());
+  }
+  if (gradient.scalar_type() == at::kHalf) {
+    throw_invalid(operation,
+                  "got a gradient of float16, expected float32: keep parameters in float32 and run "
+                  "the forward under Autocast");
+  }
+}
+
+/// Divides gradients of one dtype by the scale. Sets found_inf to 1 if one of them is not finite.
+void unscale_all(std::vector<at::Tensor>& gradients, at::Tensor& found_inf, float scale) {
+  const float inverse = static_cast<float>(1 / static_cast<double>(scale));
+  if (has_kernel(gradients.front())) {
+    at::_amp_foreach_non_finite_check_and_unscale_(gradients, found_inf,
+                                                   at::full({}, inverse, found_inf.options()));
+    return;
+  }
+  for (auto& gradient : gradients) {
+    found_inf.add_(at::isfinite(gradient).all().logical_not());
+    gradient.mul_(inverse);
+  }
+  found_inf.clamp_max_(1);
+}
+
+}  // namespace
+
+GradScaler::GradScaler(Group group, GradScalerOptions options)
+    : group_(std::move(group)), options_(options), scale_(static_cast<float>(options.init_scale)) {
+  const auto& o = options_;
+  if (!is_positive(scale_)) {
+    throw_invalid("GradScaler", "got init_scale = ", o.init_scale,
+                  ", expected a positive number in the range of float32");
+  }
+  if (!is_positive(o.growth_factor) || o.growth_factor < 1) {
+    throw_invalid("GradScaler", "got growth_factor = ", o.growth_factor, ", expected at least 1");
+  }
+  if (!is_positive(o.backoff_factor) || o.backoff_factor >= 1) {
+    throw_invalid("GradScaler", "got backoff_factor = ", o.backoff_factor,
+                  ", expected a number between 0 and 1");
+  }
+  if (o.growth_interval < 1) {
+    throw_invalid("GradScaler", "got growth_interval = ", o.growth_interval,
+                  ", expected at least 1");
+  }
+}
+
+bool GradScaler::Unscaled::is_finite() {
+  if (!finite) finite = found_inf.item<float>() == 0;
+  return *finite;
+}
+
+at::Tensor GradScaler::scale(const at::Tensor& loss) const {
+  if (!options_.enabled) return loss;
+  const auto dtype = loss.scalar_type();
+  const bool lower = dtype == at::kHalf || dtype == at::kBFloat16;
+  return (lower ? loss.to(at::kFloat) : loss) * static_cast<double>(scale_);
+}
+
+void GradScaler::unscale(torch::optim::Optimizer& optimizer, const char* operation) {
+  std::map<at::ScalarType, std::vector<at::Tensor>> gradients;
+  for (const auto& parameters : optimizer.param_groups()) {
+    for (const auto& parameter : parameters.params()) {
+      const auto& gradient = parameter.grad();
+      if (!gradient.defined()) continue;
+      expect_supported(gradient, group_, operation);
+      gradients[gradient.scalar_type()].push_back(gradient);
+    }
+  }
+  const at::NoGradGuard no_grad;
+  auto found_inf = at::zeros({1}, at::TensorOptions(group_.device()).dtype(at::kFloat));
+  {
+    // The versions of the gradients do not change. A DistributedOptimizer therefore takes them as
+    // averaged, and does not compare their checksums between ranks.
+    const at::AutoDispatchBelowADInplaceOrView no_versions;
+    for (auto& [dtype, of_dtype] : gradients) unscale_all(of_dtype, found_inf, scale_);
+  }
+  group_.all_reduce(found_inf, ReduceOp::max).wait();
+  unscaled_.emplace(&optimizer, Unscaled{.found_inf = std::move(found_inf)});
+}
+
+void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
+  constexpr const char* operation = "GradScaler::unscale_";
+  if (!options_.enabled) return;
+  if (unscaled_.contains(&optimizer)) {
+    throw_invalid(operation, "got a second call for one optimizer, expected update() between them");
+  }
+  unscale(optimizer, operation);
+}
+
+void GradScaler::unscale_(DistributedOptimizer& optimizer) {
+  if (!options_.enabled) return;
+  if (!unscaled_.contains(&optimizer.optimizer())) optimizer.average_gradients();
+  unscale_(optimizer.optimizer());
+}
+
+template <class Step>
+bool GradScaler::step_unless_infinite(torch::optim::Optimizer& optimizer, const Step& step) {
+  auto& unscaled = unscaled_.at(&optimizer);
+  if (unscaled.stepped) {
+    throw_invalid("GradScaler::step",
+                  "got a second call for one optimizer, expected update() between them");
+  }
+  unscaled.stepped = true;
+  const bool is_finite = unscaled.is_finite();
+  if (is_finite) step();
+  return is_finite;
+}
+
+bool GradScaler::step(torch::optim::Optimizer& optimizer) {
+  const auto take = [&] { optimizer.step(); };
+  if (!options_.enabled) return take(), true;
+  if (!unscaled_.contains(&optimizer)) unscale_(optimizer);
+  return step_unless_infinite(optimizer, take);
+}
+
+bool GradScaler::step(DistributedOptimizer& optimizer) {
+  const auto take = [&] { optimizer.step(); };
+  if (!options_.enabled) return take(), true;
+  if (!unscaled_.contains(&optimizer.optimizer())) unscale_(optimizer);
+  return step_unless_infinite(optimizer.optimizer(), take);
+}
+
+void GradScaler::update() {
+  if (!options_.enabled) return;
+  if (unscaled_.empty()) {
+    throw_invalid("GradScaler::update",
+                  "got no step() or unscale_() since the last update(), expected one");
+  }
+  bool is_finite = true;
+  for (auto& [optimizer, unscaled] : unscaled_) is_finite = unscaled.is_finite() && is_finite;
+  unscaled_.clear();
+  if (!is_finite) {
+    scale_ = static_cast<float>(scale_ * options_.backoff_factor);
+    growth_tracker_ = 0;
+  } else if (++growth_tracker_ >= options_.growth_interval) {
+    const auto grown = static_cast<float>(scale_ * options_.growth_factor);
+    if (std::isfinite(grown)) scale_ = grown;
+    growth_tracker_ = 0;
+  }
+}
+
+void GradScaler::update(double new_scale) {
+  if (!is_positive(static_cast<float>(new_scale))) {
+    throw_invalid("GradScaler::update", "got a scale of ", new_scale,
+                  ", expected a positive number in the range of float32");
+  }
+  scale_ = static_cast<float>(new_scale);
+  unscaled_.clear();
+}
+
+State GradScaler::state() const {
+  if (!options_.enabled) return {};
+  return {{scale_name, at::scalar_tensor(scale_, at::kFloat)},
+          {tracker_name, at::scalar_tensor(growth_tracker_, at::kLong)}};
+}
+
+void GradScaler::load_state(const State& state) {
+  constexpr const char* operation = "GradScaler::load_state";
+  if (!options_.enabled) return;
+  const auto find = [&](const char* name, at::ScalarType dtype) {
+    const auto found = state.find(name);
+    if (found == state.end() || found->second.numel() != 1 ||
+        found->second.scalar_type() != dtype) {
+      throw_invalid(operation, "got no '", name, "' of one ", dtype, ", expected one");
+    }
+    return found->second;
+  };
+  const float scale = find(scale_name, at::kFloat).item<float>();
+  const auto tracker = find(tracker_name, at::kLong).item<std::int64_t>();
+  if (!is_positive(scale) || tracker < 0) {
+    throw_invalid(operation, "got a scale of ", scale, " and ", tracker,
+                  " steps, expected a positive scale and at least 0 steps");
+  }
+  scale_ = scale;
+  growth_tracker_ = tracker;
+  unscaled_.clear();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,432 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cmath>
+#include <fstream>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "lockstep/distributed_data_parallel.h"
+#include "lockstep/distributed_optimizer.h"
+#include "lockstep/early_stopping.h"
+#include "lockstep/efficiency.h"
+#include "lockstep/error.h"
+#include "lockstep/fused_sgd.h"
+#include "lockstep/metrics.h"
+#include "lockstep/partition.h"
+#include "lockstep/run_log.h"
+#include "lockstep/samplers.h"
+#include "lockstep/strategy.h"
+#include "lockstep/uneven_inputs.h"
+#include "tests/device/on_devices.h"
+#include "tests/device/training.h"
+#include "tests/temporary_folder.h"
+
+// What programs use around the wrappers, with a device group.
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class AroundTrainingOnDevices : public OnDevices {
+ protected:
+  void SetUp() override {
+    simulation::install();
+    simulation::set_delay(50);
+  }
+  void TearDown() override { simulation::set_delay(0); }
+
+  /// Expects that training on devices has the results of the CPU.
+  void compare(const std::function<std::vector<at::Tensor>(const Group&)>& train) const {
+    // NCCL adds the values of more than two ranks in another order.
+    const double tolerance = backend() == DeviceBackend::nccl && ranks() > 2 ? 1e-5 : 0;
+    run([&](const Group& group) {
+      const auto expected = train(group.host());
+      expect_equal(train(group), expected, tolerance);
+    });
+  }
+};
+
+at::Tensor loss_of(Net& net, const Group& group, int step) {
+  const auto output = net.forward(images(group.rank(), step).to(group.device()));
+  return at::cross_entropy_loss(output, targets(group.rank(), step).to(group.device()));
+}
+
+/// A metric with a state of its own on the device.
+struct Histogram {
+  at::Tensor counts;
+  at::Tensor value() const { return counts; }
+  void combine(MetricCombiner& combiner) { combiner.sum(counts); }
+};
+
+TEST_P(AroundTrainingOnDevices, MetricsTakeTensorsOfTheDevice) {
+  run([&](const Group& group) {
+    const auto results = [&](const Group& of) {
+      const auto device = of.device();
+      Tally tally(3);
+      Mean mean;
+      Sum sum;
+      Histogram histogram{at::zeros({3}, at::TensorOptions(device).dtype(at::kLong))};
+      for (int step = 0; step < 3; ++step) {
+        const auto outputs =
+            images(of.rank(), step).flatten(1).narrow(1, 0, 10).contiguous().to(device);
+        tally.add(outputs.mean(), outputs, targets(of.rank(), step).to(device));
+        mean.add(outputs, 2.0);
+        mean.add(outputs, outputs.abs());
+        sum.add(outputs.to(at::kHalf));
+        sum.add(targets(of.rank(), step).to(device));
+        histogram.counts[step] += of.rank() + 1;
+      }
+      const auto [score, average, total, counts] = compute(of, tally, mean, sum, histogram);
+      EXPECT_EQ(counts.device(), device);
+      return std::vector<at::Tensor>{
+          at::tensor({score.loss, score.accuracy, score.top, static_cast<double>(score.samples),
+                      average, total},
+                     at::kDouble),
+          counts.cpu()};
+    };
+    const auto expected = results(group.host());
+    EXPECT_EQ(expected[0][3].item<double>(), 18 * group.size());
+    expect_equal(results(group), expected, 0);
+    EXPECT_GT(throughput(5, 2.0, group), 0);
+  });
+}
+
+TEST_P(AroundTrainingOnDevices, EarlyStoppingTakesRank0sValue) {
+  run([&](const Group& group) {
+    EarlyStopping stopping({.patience = 2});
+    EXPECT_FALSE(stopping.update(1.0 + group.rank(), group));
+    EXPECT_EQ(stopping.best(), 1.0);
+    EXPECT_FALSE(stopping.update(2.0 - group.rank(), group));
+    EXPECT_TRUE(stopping.update(2.0 - group.rank(), group));
+  });
+}
+
+TEST_P(AroundTrainingOnDevices, TheRunLogHasEveryRanksIntervals) {
+  const TemporaryFolder folder;
+  run([&](const Group& group) {
+    RunLog log(group, {.folder = (folder / "log").string(), .trace = true});
+    Net net;
+    net.to(group.device());
+    torch::optim::SGD sgd(net.parameters(), 0.1);
+    DistributedOptimizer optimizer(sgd, net, group);
+    for (int step = 0; step < 4; ++step) {
+      if (step % 2 == 0) log.begin_interval(step);
+      optimizer.backward_and_update(loss_of(net, group, step));
+      log.scalars(step + 1, {{"loss", 1.0}});
+      if (step % 2 == 1) log.end_interval(step + 1, 6);
+    }
+    log.close();
+    EXPECT_EQ(log.lost(), "");
+  });
+  std::ifstream intervals(folder / "log" / "intervals.jsonl");
+  int lines = 0;
+  for (std::string line; std::getline(intervals, line);) ++lines;
+  EXPECT_EQ(lines, 2);
+  EXPECT_TRUE(std::filesystem::exists(folder / "log" / "trace.json"));
+}
+
+TEST_P(AroundTrainingOnDevices, EfficiencyIsMeasured) {
+  run([&](const Group& group) {
+    auto values = at::ones({16}, group.device());
+    const auto alone = [&] { values.mul_(1); };
+    const auto together = [&] { group.all_reduce(values, ReduceOp::avg).wait(); };
+    const auto efficiency = measure_efficiency(group, alone, together,
+                                               {.rounds = 2, .time = std::chrono::milliseconds(1)});
+    EXPECT_EQ(efficiency.rounds, 2);
+    EXPECT_GT(efficiency.together, 0);
+    EXPECT_TRUE(std::isfinite(efficiency.median));
+  });
+}
+
+TEST_P(AroundTrainingOnDevices, UnevenInputsEndTogether) {
+  compare([](const Group& group) {
+    Net net;
+    net.to(group.device());
+    torch::optim::SGD sgd(net.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    DistributedOptimizer optimizer(sgd, net, group);
+    std::vector<int> batches;
+    for (int step = 0; step <= group.rank(); ++step) batches.push_back(step);
+    int count = 0;
+    for (auto& batch : join_uneven(batches, group, until_last)) {
+      // Different numbers of samples are the weights.
+      const auto samples = batch ? 6 - group.rank() : 0;
+      optimizer.weight(samples);
+      at::Tensor loss;
+      if (batch) {
+        const auto device = group.device();
+        const auto input = images(group.rank(), *batch).narrow(0, 0, samples).to(device);
+        const auto target = targets(group.rank(), *batch).narrow(0, 0, samples).to(device);
+        loss = at::cross_entropy_loss(net.forward(input), target);
+      }
+      optimizer.backward_and_update(loss);
+      ++count;
+    }
+    EXPECT_EQ(count, group.size());
+    int common = 0;
+    for ([[maybe_unused]] auto& batch : join_uneven(batches, group)) ++common;
+    EXPECT_EQ(common, 1);
+    return values(net);
+  });
+}
+
+/// Its samples are rows of their indices.
+struct Rows : torch::data::datasets::BatchDataset<Rows, torch::data::Example<>> {
+  torch::data::Example<> get_batch(c10::ArrayRef<std::size_t> indices) override {
+    std::vector<std::int64_t> rows(indices.begin(), indices.end());
+    const auto data = at::tensor(rows, at::kLong);
+    return {data.to(at::kFloat).unsqueeze(1).expand({-1, 3}).contiguous(), data};
+  }
+  std::optional<std::size_t> size() const override { return 11; }
+};
+
+TEST_P(AroundTrainingOnDevices, DatasetsArePartitionedAndScattered) {
+  run([&](const Group& group) {
+    auto part = partition_dataset(Rows(), group);
+    const auto expected = partition_dataset(Rows(), group.host());
+    EXPECT_EQ(part.range(), expected.range());
+    DistributedSampler sampler(11, group);
+    DistributedSampler same(11, group.host());
+    sampler.reset();
+    same.reset();
+    EXPECT_EQ(sampler.next(4), same.next(4));
+
+    std::vector<torch::data::Example<>> batches;
+    for (const std::size_t first : {0, 6}) {
+      auto batch = Rows().get_batch(
+          std::vector<std::size_t>{first, first + 1, first + 2, first + 3, first + 4});
+      // Batches of the device are scattered, too.
+      if (first > 0) batch = {batch.data.to(group.device()), batch.target.to(group.device())};
+      batches.push_back(batch);
+    }
+    std::vector<at::Tensor> rows;
+    for (auto& batch : scatter_from_rank0(&batches, group)) {
+      EXPECT_TRUE(batch.target.is_cpu());
+      EXPECT_EQ(batch.data.size(0), batch.target.size(0));
+      rows.push_back(batch.target);
+    }
+    ASSERT_EQ(rows.size(), 2U);
+    const auto begin = 5 * group.rank() / group.size();
+    const auto end = 5 * (group.rank() + 1) / group.size();
+    EXPECT_TRUE(rows[0].equal(at::arange(begin, end, at::kLong)));
+    EXPECT_TRUE(rows[1].equal(at::arange(6 + begin, 6 + end, at::kLong)));
+  });
+}
+
+TEST_P(AroundTrainingOnDevices, AnErrorOfOneRankIsEveryRanksError) {
+  run([&](const Group& group) {
+    const auto read = [&] {
+      if (group.rank() == 1) throw DataError("cannot read it");
+    };
+    EXPECT_THROW(all_or_none(group, read), DataError);
+    // The group stays usable.
+    auto values = at::ones({4}, group.device());
+    group.all_reduce(values).wait();
+    EXPECT_EQ(values[0].item<float>(), static_cast<float>(group.size()));
+  });
+}
+
+TEST_P(AroundTrainingOnDevices, RanksTakeTurns) {
+  std::vector<int> turns;
+  run([&](const Group& group) {
+    if (group.rank() == 0) turns.clear();
+    group.barrier().wait();
+    group.in_turn([&] { turns.push_back(group.rank()); });
+    EXPECT_EQ(turns.size(), static_cast<std::size_t>(group.size()));
+  });
+  for (std::size_t i = 0; i < turns.size(); ++i) EXPECT_EQ(turns[i], static_cast<int>(i));
+}
+
+TEST_P(AroundTrainingOnDevices, ParametersAreBroadcastFromAnyRank) {
+  run([&](const Group& group) {
+    Net net;
+    net.to(group.device());
+    {
+      const torch::NoGradGuard no_grad;
+      for (auto& parameter : net.parameters()) parameter.add_(group.rank());
+    }
+    broadcast_parameters(net, group, 1);
+    Net expected;
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : expected.parameters()) parameter.add_(1);
+    expect_equal(values(net), values(expected), 0);
+  });
+}
+
+TEST_P(AroundTrainingOnDevices, TheConsistencyCheckFindsADifferingParameter) {
+  run([&](const Group& group) {
+    auto net = std::make_shared<Net>();
+    net->to(group.device());
+    torch::optim::SGD sgd(net->parameters(), 0.1);
+    DistributedDataParallel ddp(net, group, {.verify_every = 1});
+    const auto train = [&](int step) {
+      sgd.zero_grad();
+      const auto output = ddp(images(group.rank(), step).to(group.device()));
+      at::cross_entropy_loss(output, targets(group.rank(), step).to(group.device())).backward();
+      sgd.step();
+    };
+    train(0);
+    {
+      const torch::NoGradGuard no_grad;
+      if (group.rank() == 1) net->last->bias.add_(1e-3);
+    }
+    try {
+      train(1);
+      ADD_FAILURE() << "no error";
+    } catch (const ReplicaError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("parameter last.bias"));
+      EXPECT_EQ(error.rank(), 1);
+    }
+  });
+}
+
+TEST_P(AroundTrainingOnDevices, WeightsAreNumbersOfSamples) {
+  compare([](const Group& group) {
+    auto net = std::make_shared<Net>();
+    net->to(group.device());
+    torch::optim::SGD sgd(net->parameters(), 0.1);
+    DistributedDataParallel ddp(net, group);
+    for (int step = 0; step < 3; ++step) {
+      sgd.zero_grad();
+      const std::int64_t samples = group.rank() == step ? 6 : 2;
+      ddp.weight(static_cast<double>(samples));
+      const auto input = images(group.rank(), step).narrow(0, 0, samples).to(group.device());
+      const auto target = targets(group.rank(), step).narrow(0, 0, samples).to(group.device());
+      at::cross_entropy_loss(ddp(input), target).backward();
+      sgd.step();
+    }
+    return values(*net);
+  });
+}
+
+TEST_P(AroundTrainingOnDevices, GradientsAccumulateUnderNoSync) {
+  compare([](const Group& group) {
+    Net net;
+    net.to(group.device());
+    torch::optim::SGD sgd(net.parameters(), 0.1);
+    DistributedOptimizer optimizer(sgd, net, group);
+    for (int step = 0; step < 3; ++step) {
+      {
+        const auto local = optimizer.no_sync();
+        loss_of(net, group, 2 * step).backward();
+      }
+      // The last backward exchanges the sum. In step 1 it is also local: step() averages then.
+      if (step == 1) {
+        const auto local = optimizer.no_sync();
+        loss_of(net, group, 2 * step + 1).backward();
+      } else {
+        loss_of(net, group, 2 * step + 1).backward();
+      }
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    return values(net);
+  });
+}
+
+TEST_P(AroundTrainingOnDevices, AGradientThatTheProgramSetsIsAveraged) {
+  compare([](const Group& group) {
+    Net net;
+    net.to(group.device());
+    torch::optim::SGD sgd(net.parameters(), 0.1);
+    DistributedOptimizer optimizer(sgd, net, group);
+    for (int step = 0; step < 3; ++step) {
+      if (group.rank() == 0) {
+        for (auto& parameter : net.parameters()) {
+          parameter.mutable_grad() = at::full_like(parameter, 0.25);
+        }
+      } else {
+        const auto local = optimizer.no_sync();
+        loss_of(net, group, step).backward();
+      }
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    return values(net);
+  });
+}
+
+TEST_P(AroundTrainingOnDevices, ParametersMayBeUnusedOnSomeRanks) {
+  compare([](const Group& group) {
+    Net net;
+    net.to(group.device());
+    torch::optim::SGD sgd(net.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    DistributedOptimizer optimizer(sgd, net, group, DataParallelOptions{.verify_every = 1});
+    const auto unused = net.named_parameters()["unused"];
+    for (int step = 0; step < 3; ++step) {
+      auto loss = loss_of(net, group, step);
+      if (group.rank() == step) loss = loss + unused.square().sum();
+      optimizer.backward_and_update(loss);
+    }
+    // A rank without a loss.
+    optimizer.backward_and_update(group.rank() == 0 ? at::Tensor() : loss_of(net, group, 3));
+    return values(net);
+  });
+}
+
+TEST_P(AroundTrainingOnDevices, GradientsAreClipped) {
+  for (const auto* strategy : {"fp32", "topk:0.2"}) {
+    SCOPED_TRACE(strategy);
+    compare([&](const Group& group) {
+      Net net;
+      net.to(group.device());
+      torch::optim::SGD sgd(net.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+      DistributedOptimizer optimizer(sgd, net, group, parse_strategy(strategy));
+      for (int step = 0; step < 3; ++step) {
+        loss_of(net, group, step).backward();
+        EXPECT_GT(torch::nn::utils::clip_grad_norm_(net.parameters(), 0.05), 0.05);
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+      return values(net);
+    });
+  }
+}
+
+TEST_P(AroundTrainingOnDevices, FusedSgdHasTheBitsOfSgd) {
+  run([&](const Group& group) {
+    const auto train = [&]<class Sgd>(std::type_identity<Sgd>) {
+      Net net;
+      net.to(group.device());
+      Sgd sgd(net.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(1e-3));
+      DistributedOptimizer optimizer(sgd, net, group);
+      for (int step = 0; step < 3; ++step) {
+        optimizer.backward_and_update(loss_of(net, group, step));
+      }
+      return values(net);
+    };
+    expect_equal(train(std::type_identity<FusedSgd>()),
+                 train(std::type_identity<torch::optim::SGD>()), 0);
+  });
+}
+
+TEST_P(AroundTrainingOnDevices, SharedMemoryIsRefused) {
+  run([&](const Group& group) {
+    Net net;
+    net.to(group.device());
+    FusedSgd sgd(net.parameters(), torch::optim::SGDOptions(0.1));
+    try {
+      const DistributedOptimizer optimizer(sgd, net, group,
+                                           DataParallelOptions{.share_memory = true});
+      ADD_FAILURE() << "no error";
+    } catch (const InvalidArgument& error) {
+      EXPECT_THAT(error.what(), HasSubstr("share_memory: got a group of "));
+    }
+    // The group stays usable.
+    group.barrier().wait();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, AroundTrainingOnDevices,
+                         ::testing::Combine(::testing::Values(DeviceBackend::staged,
+                                                              DeviceBackend::nccl),
+                                            ::testing::Values(2, 3)),
+                         name_of);
+
+}  // namespace
+}  // namespace lockstep::testing

@@ -1,0 +1,172 @@
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <memory>
+#include <vector>
+
+#include "lockstep/distributed_data_parallel.h"
+#include "lockstep/error.h"
+#include "lockstep/sync_batch_norm.h"
+#include "tests/device/on_devices.h"
+#include "tests/device/training.h"
+
+// Batch norms over the samples of all ranks, on devices and on the CPU.
+
+namespace lockstep::testing {
+namespace {
+
+at::Tensor random_values(at::IntArrayRef sizes, std::uint64_t seed) {
+  return at::empty(sizes).normal_(0, 1, at::make_generator<at::CPUGeneratorImpl>(seed));
+}
+
+/// Ranks have 3, 0 and 2 samples.
+std::int64_t samples_of(int rank) { return rank == 0 ? 3 : rank == 1 ? 0 : 2; }
+
+/// Output, gradients and running statistics of one layer, on the CPU.
+std::vector<at::Tensor> results_of_layer(const Group& group, at::ScalarType dtype) {
+  const auto seed = static_cast<std::uint64_t>(group.rank());
+  SyncBatchNorm norm(torch::nn::BatchNormOptions(4), group.split(0));
+  {
+    const torch::NoGradGuard no_grad;
+    norm->weight.copy_(at::arange(1, 5, at::kFloat));
+    norm->bias.copy_(at::arange(4, at::kFloat));
+  }
+  norm->to(group.device());
+  std::vector<at::Tensor> results;
+  for (std::uint64_t step = 0; step < 2; ++step) {
+    const auto values = random_values({samples_of(group.rank()), 4, 3, 2}, 10 * seed + step) + 5;
+    const auto input = values.to(group.device(), dtype).requires_grad_();
+    const auto output = norm(input);
+    output.to(at::kFloat).square().sum().backward();
+    results.push_back(output.detach());
+    results.push_back(input.grad());
+  }
+  for (const auto& tensor : {norm->weight.grad(), norm->bias.grad(), norm->running_mean,
+                             norm->running_var, norm->num_batches_tracked}) {
+    results.push_back(tensor);
+  }
+  for (auto& tensor : results) tensor = tensor.cpu();
+  return results;
+}
+
+/// A model with plain batch norms, among them one without running statistics and parameters.
+struct NormNet : torch::nn::Module {
+  NormNet() {
+    register_module("conv", conv);
+    register_module("images", images_norm);
+    register_module("values", values_norm);
+    register_module("plain", plain_norm);
+    register_module("last", last);
+    std::uint64_t seed = 1;
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : parameters()) {
+      parameter.copy_(random_values(parameter.sizes(), seed++) * 0.3);
+    }
+  }
+  at::Tensor forward(const at::Tensor& input) {
+    auto x = images_norm(conv(input)).relu();
+    x = plain_norm(values_norm(x.flatten(1)));
+    return last(x);
+  }
+  torch::nn::Conv2d conv{torch::nn::Conv2dOptions(1, 3, 3)};
+  torch::nn::BatchNorm2d images_norm{3};
+  torch::nn::BatchNorm1d values_norm{12};
+  torch::nn::BatchNorm1d plain_norm{
+      torch::nn::BatchNorm1dOptions(12).affine(false).track_running_stats(false)};
+  torch::nn::Linear last{12, 2};
+};
+
+at::Tensor batch(int rank, int step) {
+  const auto seed = static_cast<std::uint64_t>(100 * rank + step + 1);
+  return random_values({2 + rank, 1, 4, 4}, seed) + rank;
+}
+
+std::vector<at::Tensor> trained_with_converted_norms(const Group& group) {
+  auto net = std::make_shared<NormNet>();
+  net->to(group.device());
+  EXPECT_EQ(convert_sync_batchnorm(*net, group), 3U);
+  torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+  DistributedDataParallel ddp(net, group);
+  for (int step = 0; step < 3; ++step) {
+    sgd.zero_grad();
+    ddp(batch(group.rank(), step).to(group.device())).square().mean().backward();
+    sgd.step();
+  }
+  auto results = values(*net);
+  net->eval();
+  const torch::NoGradGuard no_grad;
+  results.push_back(net->forward(batch(group.rank(), 9).to(group.device())).cpu());
+  return results;
+}
+
+class NormalisationOnDevices : public OnDevices {
+ protected:
+  void SetUp() override {
+    simulation::install();
+    simulation::set_delay(50);
+  }
+  void TearDown() override { simulation::set_delay(0); }
+
+  /// NCCL adds the values of more than two ranks in another order.
+  double tolerance() const { return backend() == DeviceBackend::nccl && ranks() > 2 ? 1e-6 : 0; }
+};
+
+TEST_P(NormalisationOnDevices, OfALayerHasTheResultsOfTheCpu) {
+  run([&](const Group& group) {
+    const auto expected = results_of_layer(group.host(), at::kFloat);
+    expect_equal(results_of_layer(group, at::kFloat), expected, tolerance());
+  });
+}
+
+TEST_P(NormalisationOnDevices, OfHalvesHasTheResultsOfTheCpu) {
+  run([&](const Group& group) {
+    const auto expected = results_of_layer(group.host(), at::kHalf);
+    // A half has 11 bits.
+    expect_equal(results_of_layer(group, at::kHalf), expected, tolerance() * 1e4);
+  });
+}
+
+TEST_P(NormalisationOnDevices, OfAConvertedModelHasTheResultsOfTheCpu) {
+  run([&](const Group& group) {
+    const auto expected = trained_with_converted_norms(group.host());
+    // Rounding errors grow from step to step.
+    expect_equal(trained_with_converted_norms(group), expected, 10 * tolerance());
+  });
+}
+
+TEST_P(NormalisationOnDevices, UsesTheSamplesOfAllRanks) {
+  run([&](const Group& group) {
+    auto norm = torch::nn::BatchNorm1d(4);
+    norm->to(group.device());
+    auto net = torch::nn::Sequential(norm);
+    convert_sync_batchnorm(*net, group);
+    std::vector<at::Tensor> parts;
+    for (int rank = 0; rank < group.size(); ++rank) {
+      parts.push_back(random_values({2 + rank, 4}, static_cast<std::uint64_t>(rank)) + rank);
+    }
+    const auto whole = at::cat(parts);
+    const at::Tensor own = parts[static_cast<std::size_t>(group.rank())];
+    const auto output = net->forward(own.to(group.device())).detach().cpu();
+    const auto mean = whole.mean(0);
+    const auto expected = (own - mean) / (whole.var(0, false) + 1e-5).sqrt();
+    EXPECT_TRUE(output.allclose(expected, 1e-4, 1e-5));
+    EXPECT_TRUE(norm->running_mean.cpu().allclose(mean * 0.1, 1e-4, 1e-5));
+    EXPECT_TRUE(norm->running_var.cpu().allclose(whole.var(0) * 0.1 + 0.9, 1e-4, 1e-5));
+  });
+}
+
+TEST_P(NormalisationOnDevices, RefusesAnInputOnTheCpu) {
+  run([&](const Group& group) {
+    SyncBatchNorm norm(torch::nn::BatchNormOptions(4), group.split(0));
+    EXPECT_THROW(norm(at::ones({2, 4})), InvalidArgument);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, NormalisationOnDevices,
+                         ::testing::Combine(::testing::Values(DeviceBackend::staged,
+                                                              DeviceBackend::nccl),
+                                            ::testing::Values(2, 3)),
+                         name_of);
+
+}  // namespace
+}  // namespace lockstep::testing

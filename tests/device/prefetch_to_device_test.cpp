@@ -1,0 +1,243 @@
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "lockstep/error.h"
+#include "lockstep/prefetch_loader.h"
+#include "lockstep/samplers.h"
+#include "tests/device/simulation/simulation.h"
+
+// A PrefetchLoader that copies batches to the simulated device.
+
+namespace lockstep::testing {
+namespace {
+
+const at::Device device(at::kPrivateUse1, 1);
+constexpr std::size_t size = 41;
+
+/// Sample i is [i, i, …]; its target is i. Each copy of the dataset returns the same memory again.
+class Rows : public torch::data::datasets::BatchDataset<Rows, torch::data::Example<>> {
+ public:
+  explicit Rows(std::vector<std::size_t> broken = {}) : broken_(std::move(broken)) {}
+  torch::data::Example<> get_batch(c10::ArrayRef<std::size_t> indices) override {
+    for (const auto index : indices) {
+      if (std::ranges::find(broken_, index) != broken_.end()) {
+        throw std::out_of_range("cannot read it");
+      }
+    }
+    const std::vector<std::int64_t> rows(indices.begin(), indices.end());
+    const auto target = at::tensor(rows, at::kLong);
+    return {target.to(at::kFloat).unsqueeze(1).expand({-1, 300}), target};
+  }
+  std::optional<std::size_t> size() const override { return testing::size; }
+
+ private:
+  std::vector<std::size_t> broken_;
+};
+
+DistributedSampler sampler() { return {size, ShardSpec{}, {.seed = 3}}; }
+
+struct PrefetchCase {
+  std::size_t workers;
+  bool pin_memory;
+};
+
+class PrefetchToDevice : public ::testing::TestWithParam<PrefetchCase> {
+ protected:
+  void SetUp() override {
+    simulation::install();
+    simulation::take_races();
+    simulation::set_delay(100);
+  }
+  void TearDown() override {
+    simulation::synchronize_all();
+    EXPECT_EQ(simulation::take_races(), std::vector<std::string>{});
+    simulation::set_delay(0);
+  }
+  PrefetchOptions options() const {
+    return {.batch_size = 4,
+            .workers = GetParam().workers,
+            .device = device,
+            .pin_memory = GetParam().pin_memory};
+  }
+  static PrefetchOptions on_cpu() { return {.batch_size = 4}; }
+
+  const c10::DeviceGuard on_device_{device};
+};
+
+TEST_P(PrefetchToDevice, BatchesAreTheSameAsOnTheCpu) {
+  PrefetchLoader loader(Rows(), sampler(), options());
+  PrefetchLoader expected(Rows(), sampler(), on_cpu());
+  for (int epoch = 0; epoch < 3; ++epoch) {
+    auto other = expected.begin();
+    std::vector<std::pair<at::Tensor, at::Tensor>> results;
+    for (auto& batch : loader) {
+      EXPECT_EQ(batch.data.device(), device);
+      EXPECT_EQ(batch.target.device(), device);
+      // Work that still uses the batch when the loader frees it.
+      results.emplace_back(batch.data.mul(2).sum(1) + batch.target,
+                           other->data.mul(2).sum(1) + other->target);
+      ++other;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    EXPECT_EQ(results.size(), 11U);
+    for (const auto& [got, right] : results) EXPECT_TRUE(got.cpu().equal(right));
+  }
+}
+
+TEST_P(PrefetchToDevice, ThePassMayBeLeftEarly) {
+  PrefetchLoader loader(Rows(), sampler(), options());
+  for (int pass = 0; pass < 6; ++pass) {
+    at::Tensor sum;
+    int count = 0;
+    for (auto& batch : loader) {
+      sum = sum.defined() ? sum + batch.data.sum() : batch.data.sum();
+      // The memory of a batch that is copied ahead may be used again.
+      if (++count > pass) break;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    const auto other = at::ones({4, 300}, device).add_(sum);
+    EXPECT_EQ(other[0][0].item<float>(), sum.item<float>() + 1);
+  }
+}
+
+TEST_P(PrefetchToDevice, EveryStreamMayUseABatch) {
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  PrefetchLoader loader(Rows(), sampler(), options());
+  std::vector<at::Tensor> sums;
+  at::Tensor targets;
+  for (auto batch = loader.begin(); batch != loader.end();) {
+    const c10::Stream stream = guard.getStreamFromGlobalPool(device);
+    const c10::StreamGuard on(stream);
+    ++batch;
+    if (batch == loader.end()) break;
+    sums.push_back((batch->data.sum() / 300 - batch->target.sum()).abs());
+    stream.synchronize();
+  }
+  for (const auto& sum : sums) EXPECT_EQ(sum.item<float>(), 0);
+}
+
+TEST_P(PrefetchToDevice, TheIteratingThreadDoesNotWaitForTheDevice) {
+  if (!GetParam().pin_memory) GTEST_SKIP() << "copies of other memory wait";
+  PrefetchLoader loader(Rows(), sampler(), options());
+  const auto before = simulation::counts(device.index());
+  int count = 0;
+  for (auto& batch : loader) count += static_cast<int>(batch.data.size(0));
+  const auto used = simulation::counts(device.index()) - before;
+  EXPECT_EQ(count, 41);
+  EXPECT_EQ(used.host_synchronisations, 0U);
+  EXPECT_EQ(used.copies, 22U);
+}
+
+TEST_P(PrefetchToDevice, TheSamplersStateIsThatOfTheProgram) {
+  DistributedSampler counting = sampler();
+  struct Shared {
+    DistributedSampler* of;
+    using BatchRequestType = std::vector<std::size_t>;
+    void reset() { of->reset(); }
+    std::optional<std::vector<std::size_t>> next(std::size_t count) { return of->next(count); }
+    void used(std::size_t samples) { of->used(samples); }
+  };
+  PrefetchLoader loader(Rows(), Shared{&counting}, options());
+  int batches = 0;
+  for ([[maybe_unused]] auto& batch : loader) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));  // the next batch is copied
+    if (++batches == 3) break;
+  }
+  DistributedSampler resumed = sampler();
+  resumed.load_state(counting.state());
+  resumed.reset();
+  DistributedSampler expected = sampler();
+  expected.reset();
+  for (int i = 0; i < 3; ++i) expected.next(4);
+  EXPECT_EQ(resumed.next(4), expected.next(4));
+}
+
+TEST_P(PrefetchToDevice, AnErrorIsRaisedInItsTurn) {
+  DistributedSampler order = sampler();
+  order.reset();
+  order.next(8);
+  PrefetchLoader loader(Rows({order.next(4)->at(1)}), sampler(), options());
+  int batches = 0;
+  const auto read_all = [&] {
+    for (auto& batch : loader) {
+      batches += batch.data.defined() ? 1 : 0;
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+  };
+  EXPECT_THROW(read_all(), DataError);
+  EXPECT_EQ(batches, 2);
+  EXPECT_THROW(read_all(), DataError) << "each pass reads the sample";
+}
+
+INSTANTIATE_TEST_SUITE_P(Workers, PrefetchToDevice,
+                         ::testing::Values(PrefetchCase{0, true}, PrefetchCase{1, true},
+                                           PrefetchCase{3, true}, PrefetchCase{2, false}),
+                         [](const auto& one) {
+                           return std::to_string(one.param.workers) +
+                                  (one.param.pin_memory ? "Pinned" : "Pageable");
+                         });
+
+using Maps = std::map<std::string, std::vector<at::Tensor>>;
+
+struct MapsOfTensors : torch::data::datasets::BatchDataset<MapsOfTensors, Maps> {
+  Maps get_batch(c10::ArrayRef<std::size_t> indices) override {
+    return {{"a", {at::ones({static_cast<std::int64_t>(indices.size())}), at::Tensor()}}};
+  }
+  std::optional<std::size_t> size() const override { return 8; }
+};
+
+struct Unknown {
+  std::shared_ptr<int> value;
+};
+struct UnknownBatches : torch::data::datasets::BatchDataset<UnknownBatches, Unknown> {
+  Unknown get_batch(c10::ArrayRef<std::size_t>) override { return {}; }
+  std::optional<std::size_t> size() const override { return 8; }
+};
+
+struct Own {
+  std::shared_ptr<at::Tensor> value;
+};
+void change_tensors(Own& batch, const auto& change) { change(*batch.value); }
+struct OwnBatches : torch::data::datasets::BatchDataset<OwnBatches, Own> {
+  Own get_batch(c10::ArrayRef<std::size_t> indices) override {
+    return {std::make_shared<at::Tensor>(at::ones({static_cast<std::int64_t>(indices.size())}))};
+  }
+  std::optional<std::size_t> size() const override { return 8; }
+};
+
+TEST(PrefetchToDeviceOptions, BatchesOfManyTypesAreCopied) {
+  simulation::install();
+  const PrefetchOptions options{.batch_size = 4, .device = device};
+  const DistributedSampler of_8(8, ShardSpec{});
+  PrefetchLoader maps(MapsOfTensors(), of_8, options);
+  for (auto& batch : maps) {
+    EXPECT_EQ(batch.at("a")[0].device(), device);
+    EXPECT_EQ(batch.at("a")[0].sum().item<float>(), 4);
+    EXPECT_FALSE(batch.at("a")[1].defined());
+  }
+  PrefetchLoader own(OwnBatches(), of_8, options);
+  for (auto& batch : own) EXPECT_EQ(batch.value->device(), device);
+  EXPECT_THROW(PrefetchLoader(UnknownBatches(), of_8, options), InvalidArgument);
+  PrefetchLoader unknown(UnknownBatches(), of_8, {.batch_size = 4, .device = at::kCPU});
+  EXPECT_THROW(PrefetchLoader(MapsOfTensors(), of_8,
+                              {.batch_size = 4, .device = at::Device(at::kPrivateUse1, 100)}),
+               InvalidArgument);
+  EXPECT_THROW(PrefetchLoader(MapsOfTensors(), of_8, {.batch_size = 4, .device = at::kXLA}),
+               InvalidArgument);
+  simulation::synchronize_all();
+  EXPECT_EQ(simulation::take_races(), std::vector<std::string>{});
+}
+
+}  // namespace
+}  // namespace lockstep::testing

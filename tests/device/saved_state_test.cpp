@@ -1,0 +1,232 @@
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/checkpoint.h"
+#include "lockstep/distributed_optimizer.h"
+#include "lockstep/error.h"
+#include "lockstep/moving_average.h"
+#include "lockstep/strategy.h"
+#include "tests/device/on_devices.h"
+#include "tests/device/training.h"
+#include "tests/temporary_folder.h"
+
+// Checkpoints of models on devices: runs on devices and on the CPU continue each other's files.
+
+namespace lockstep::testing {
+namespace {
+
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(const std::string& kind,
+                                                        std::vector<at::Tensor> parameters) {
+  if (kind == "adam") {
+    return std::make_unique<torch::optim::Adam>(std::move(parameters),
+                                                torch::optim::AdamOptions(0.01).amsgrad(true));
+  }
+  return std::make_unique<torch::optim::SGD>(std::move(parameters),
+                                             torch::optim::SGDOptions(0.1).momentum(0.9));
+}
+
+/// One rank's training, with all that a checkpoint refers to.
+struct TrainingRun {
+  explicit TrainingRun(const Group& of, const std::string& kind,
+                       const std::string& strategy = "topk:0.2")
+      : group(of) {
+    net.to(group.device());
+    inner = make_optimizer(kind, net.parameters());
+    optimizer.emplace(*inner, net, group, parse_strategy(strategy));
+    average.emplace(net, MovingAverageOptions{.decay = 0.8, .average_buffers = true});
+  }
+
+  void train(int first, int last) {
+    for (int step = first; step < last; ++step) {
+      const auto output = net.forward(images(group.rank(), step).to(group.device()));
+      optimizer->backward_and_update(
+          at::cross_entropy_loss(output, targets(group.rank(), step).to(group.device())));
+      average->update();
+    }
+  }
+  Checkpoint checkpoint() {
+    return {.model = net,
+            .optimizer = *inner,
+            .strategy = *optimizer,
+            .extra = {{"average", *average}}};
+  }
+  /// Parameters, buffers, averages and residuals, on the CPU.
+  std::vector<at::Tensor> state() {
+    auto all = values(net);
+    for (const auto& [name, tensor] : average->state()) all.push_back(tensor.cpu());
+    for (const auto& [name, tensor] : optimizer->state()) all.push_back(tensor.cpu());
+    return all;
+  }
+
+  Group group;
+  Net net;
+  std::unique_ptr<torch::optim::Optimizer> inner;
+  std::optional<DistributedOptimizer> optimizer;
+  std::optional<MovingAverage> average;
+};
+
+class SavedOnDevices : public OnDevices {
+ protected:
+  void SetUp() override {
+    simulation::install();
+    simulation::set_delay(50);
+  }
+  void TearDown() override { simulation::set_delay(0); }
+
+  /// NCCL adds the gradients of more than two ranks in another order.
+  double tolerance() const { return backend() == DeviceBackend::nccl && ranks() > 2 ? 1e-5 : 0; }
+};
+
+TEST_P(SavedOnDevices, AFileOfTheCpuOrOfADeviceContinuesOnEither) {
+  for (const auto* kind : {"sgd", "adam"}) {
+    SCOPED_TRACE(kind);
+    const TemporaryFolder folder;
+    run([&](const Group& group) {
+      TrainingRun reference(group.host(), kind);
+      reference.train(0, 4);
+      const auto expected = reference.state();
+      for (const bool saved_on_device : {false, true}) {
+        const auto path = folder / (saved_on_device ? "device" : "cpu");
+        TrainingRun first(saved_on_device ? group : group.host(), kind);
+        first.train(0, 2);
+        first.checkpoint().save(path, {.epoch = 2}, first.group);
+        for (const bool loaded_on_device : {false, true}) {
+          SCOPED_TRACE(::testing::Message() << saved_on_device << loaded_on_device);
+          TrainingRun second(loaded_on_device ? group : group.host(), kind);
+          const auto resumed = second.checkpoint().load(path, second.group);
+          EXPECT_EQ(resumed.changes, "");
+          EXPECT_EQ(resumed.meta.epoch, 2);
+          expect_equal(second.state(), first.state(), 0);
+          second.train(2, 4);
+          expect_equal(second.state(), expected, tolerance());
+        }
+      }
+    });
+  }
+}
+
+TEST_P(SavedOnDevices, TheOptimizersStateIsOnTheParametersDevice) {
+  for (const auto* kind : {"sgd", "adam"}) {
+    const TemporaryFolder folder;
+    run([&](const Group& group) {
+      TrainingRun first(group.host(), kind, "fp32");
+      first.train(0, 1);
+      first.checkpoint().save(folder / "run", {}, group);
+      TrainingRun second(group, kind, "fp32");
+      second.checkpoint().load(folder / "run", group);
+      std::size_t tensors = 0;
+      const auto expect_on_device = [&](const at::Tensor& tensor) {
+        if (!tensor.defined()) return;
+        ++tensors;
+        EXPECT_EQ(tensor.device(), group.device());
+      };
+      for (const auto& [key, state] : second.inner->state()) {
+        if (const auto* sgd = dynamic_cast<torch::optim::SGDParamState*>(state.get())) {
+          expect_on_device(sgd->momentum_buffer());
+        }
+        if (const auto* adam = dynamic_cast<torch::optim::AdamParamState*>(state.get())) {
+          expect_on_device(adam->exp_avg());
+          expect_on_device(adam->exp_avg_sq());
+          expect_on_device(adam->max_exp_avg_sq());
+        }
+      }
+      EXPECT_GE(tensors, 6U);
+    });
+  }
+}
+
+TEST_P(SavedOnDevices, TheWriterKeepsTheValuesOfTheCall) {
+  const TemporaryFolder folder;
+  run([&](const Group& group) {
+    TrainingRun first(group, "adam");
+    CheckpointWriter writer(group);
+    writer.prepare(first.checkpoint());
+    for (int step = 0; step < 3; ++step) {
+      first.train(step, step + 1);
+      const auto number = std::to_string(step);
+      first.checkpoint().save(folder / ("expected" + number), {.epoch = step}, group);
+      writer.save(first.checkpoint(), folder / ("behind" + number), {.epoch = step});
+    }
+    first.train(3, 4);  // while the file is being written
+    writer.wait();
+    if (group.rank() != 0) return;
+    for (const char* number : {"0", "1", "2"}) {
+      const auto expected = safetensors::read(folder / (std::string("expected") + number));
+      const auto found = safetensors::read(folder / (std::string("behind") + number));
+      EXPECT_EQ(found.metadata, expected.metadata);
+      ASSERT_EQ(found.tensors.size(), expected.tensors.size());
+      for (const auto& [name, tensor] : expected.tensors) {
+        EXPECT_TRUE(found.tensors.at(name).equal(tensor)) << name;
+      }
+    }
+  });
+}
+
+TEST_P(SavedOnDevices, AnotherNumberOfRanksGetsTheResiduals) {
+  const TemporaryFolder folder;
+  on_devices(4, DeviceBackend::staged, [&](const Group& group) {
+    TrainingRun first(group, "sgd");
+    first.train(0, 2);
+    first.checkpoint().save(folder / "run", {}, group);
+  });
+  run([&](const Group& group) {
+    TrainingRun on_cpu(group.host(), "sgd");
+    const auto expected = on_cpu.checkpoint().load(folder / "run", group.host());
+    TrainingRun on_device(group, "sgd");
+    const auto resumed = on_device.checkpoint().load(folder / "run", group);
+    EXPECT_NE(resumed.changes.find("redistributed"), std::string::npos) << resumed.changes;
+    EXPECT_EQ(resumed.changes, expected.changes);
+    expect_equal(on_device.state(), on_cpu.state(), 0);
+    on_cpu.train(2, 4);
+    on_device.train(2, 4);
+    expect_equal(on_device.state(), on_cpu.state(), tolerance());
+  });
+}
+
+TEST_P(SavedOnDevices, ADamagedFileChangesNothing) {
+  const TemporaryFolder folder;
+  run([&](const Group& group) {
+    TrainingRun first(group, "adam");
+    first.train(0, 1);
+    TrainingRun other(group, "sgd");
+    other.checkpoint().save(folder / "other", {}, group);
+    const auto before = first.state();
+    EXPECT_THROW(first.checkpoint().load(folder / "other", group), CheckpointError);
+    expect_equal(first.state(), before, 0);
+    first.train(1, 2);
+  });
+}
+
+TEST_P(SavedOnDevices, AnAverageIsAppliedAndTakenBack) {
+  run([&](const Group& group) {
+    TrainingRun on_cpu(group.host(), "sgd", "fp32");
+    TrainingRun on_device(group, "sgd", "fp32");
+    for (auto* of : {&on_cpu, &on_device}) of->train(0, 3);
+    const auto trained = values(on_device.net);
+    std::vector<at::Tensor> expected;
+    {
+      const auto averaged = on_cpu.average->apply();
+      expected = values(on_cpu.net);
+    }
+    {
+      const auto averaged = on_device.average->apply();
+      expect_equal(values(on_device.net), expected, tolerance());
+      EXPECT_EQ(on_device.net.parameters().front().device(), group.device());
+    }
+    expect_equal(values(on_device.net), trained, 0);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, SavedOnDevices,
+                         ::testing::Combine(::testing::Values(DeviceBackend::staged,
+                                                              DeviceBackend::nccl),
+                                            ::testing::Values(2, 3)),
+                         name_of);
+
+}  // namespace
+}  // namespace lockstep::testing

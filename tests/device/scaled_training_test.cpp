@@ -1,0 +1,211 @@
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lockstep/distributed_data_parallel.h"
+#include "lockstep/distributed_optimizer.h"
+#include "lockstep/error.h"
+#include "lockstep/grad_scaler.h"
+#include "lockstep/strategy.h"
+#include "tests/device/on_devices.h"
+#include "tests/device/training.h"
+
+// Training in float16 with a GradScaler, on devices and on the CPU.
+
+namespace lockstep::testing {
+namespace {
+
+/// Two layers whose forward is in float16.
+struct HalfNet : torch::nn::Module {
+  HalfNet() {
+    register_module("first", first);
+    register_module("second", second);
+    std::uint64_t seed = 1;
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : parameters()) {
+      parameter.normal_(0, 0.2, at::make_generator<at::CPUGeneratorImpl>(seed++));
+    }
+  }
+  at::Tensor forward(const at::Tensor& input) {
+    const auto apply = [](const torch::nn::Linear& layer, const at::Tensor& x) {
+      return at::linear(x, layer->weight.to(at::kHalf), layer->bias.to(at::kHalf));
+    };
+    return apply(second, apply(first, input.flatten(1).to(at::kHalf)).relu()).to(at::kFloat);
+  }
+  torch::nn::Linear first{64, 8};
+  torch::nn::Linear second{8, 10};
+};
+
+at::Tensor loss_of(const at::Tensor& outputs, const Group& group, int step) {
+  return at::cross_entropy_loss(outputs, targets(group.rank(), step).to(group.device()));
+}
+
+/// The images of a step. Those of step 2 are infinite on rank 1.
+at::Tensor inputs(const Group& group, int step) {
+  auto values = images(group.rank(), step);
+  if (step == 2 && group.rank() == 1) values.fill_(std::numeric_limits<float>::infinity());
+  return values.to(group.device());
+}
+
+constexpr int steps = 6;
+constexpr GradScalerOptions options{.init_scale = 1024, .growth_interval = 2};
+
+/// Adds the scale to the results. The second step completes a growth interval; the third is
+/// skipped.
+void expect_scale(const GradScaler& scaler, int step, bool stepped) {
+  const std::vector<double> scales{1024, 2048, 1024, 1024, 2048, 2048};
+  EXPECT_EQ(stepped, step != 2);
+  EXPECT_EQ(scaler.get_scale(), scales[static_cast<std::size_t>(step)]);
+}
+
+std::vector<at::Tensor> trained_by_wrapper(const Group& group) {
+  auto net = std::make_shared<HalfNet>();
+  net->to(group.device());
+  torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+  DistributedDataParallel ddp(net, group);
+  GradScaler scaler(group, options);
+  for (int step = 0; step < steps; ++step) {
+    sgd.zero_grad();
+    scaler.scale(loss_of(ddp(inputs(group, step)), group, step)).backward();
+    const bool stepped = scaler.step(sgd);
+    scaler.update();
+    expect_scale(scaler, step, stepped);
+  }
+  return values(*net);
+}
+
+std::vector<at::Tensor> trained_by_optimizer(const Group& group, const std::string& strategy,
+                                             bool clips) {
+  HalfNet net;
+  net.to(group.device());
+  torch::optim::SGD sgd(net.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+  DistributedOptimizer optimizer(sgd, net, group, parse_strategy(strategy));
+  GradScaler scaler(group, options);
+  for (int step = 0; step < steps; ++step) {
+    scaler.scale(loss_of(net.forward(inputs(group, step)), group, step)).backward();
+    if (clips) {
+      scaler.unscale_(optimizer);
+      torch::nn::utils::clip_grad_norm_(net.parameters(), 0.5);
+    }
+    const bool stepped = scaler.step(optimizer);
+    scaler.update();
+    expect_scale(scaler, step, stepped);
+    optimizer.zero_grad();
+  }
+  optimizer.synchronize();
+  return values(net);
+}
+
+class ScaledTrainingOnDevices : public OnDevices {
+ protected:
+  void SetUp() override {
+    simulation::install();
+    simulation::set_delay(50);
+  }
+  void TearDown() override { simulation::set_delay(0); }
+
+  void compare(const std::function<std::vector<at::Tensor>(const Group&)>& train) const {
+    // NCCL adds the values of more than two ranks in another order, which half precision enlarges.
+    const double tolerance = backend() == DeviceBackend::nccl && ranks() > 2 ? 2e-3 : 0;
+    run([&](const Group& group) {
+      const auto expected = train(group.host());
+      for (const auto& tensor : expected) EXPECT_TRUE(tensor.isfinite().all().item<bool>());
+      expect_equal(train(group), expected, tolerance);
+    });
+  }
+};
+
+TEST_P(ScaledTrainingOnDevices, ByTheWrapperHasTheBitsOfTheCpu) { compare(trained_by_wrapper); }
+
+TEST_P(ScaledTrainingOnDevices, ByTheOptimizerHasTheBitsOfTheCpu) {
+  // Under local_sgd only rank 1 has the infinite gradient, and all ranks skip the step.
+  for (const auto* strategy : {"fp32", "local_sgd:period=2"}) {
+    for (const bool clips : {false, true}) {
+      SCOPED_TRACE(::testing::Message() << strategy << clips);
+      compare([&](const Group& group) { return trained_by_optimizer(group, strategy, clips); });
+    }
+  }
+}
+
+TEST_P(ScaledTrainingOnDevices, HasTheResultsOfTrainingWithoutAScale) {
+  run([&](const Group& group) {
+    // A power of two changes no bit of a float32 gradient.
+    const auto train = [&](bool scaled) {
+      Net net;
+      net.to(group.device());
+      torch::optim::SGD sgd(net.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+      DistributedOptimizer optimizer(sgd, net, group);
+      GradScaler scaler(group, {.enabled = scaled});
+      for (int step = 0; step < 3; ++step) {
+        // Rank 0 accumulates two gradients, and has none in step 1.
+        if (step == 2) {
+          const auto local = optimizer.no_sync();
+          scaler.scale(loss_of(net.forward(inputs(group, 0)), group, 0)).backward();
+        }
+        if (step == 2 || step != 1 || group.rank() != 0) {
+          scaler.scale(loss_of(net.forward(inputs(group, 3 + step)), group, 3 + step)).backward();
+        }
+        scaler.unscale_(optimizer);
+        EXPECT_TRUE(scaler.step(optimizer));
+        scaler.update();
+        optimizer.zero_grad();
+      }
+      return values(net);
+    };
+    expect_equal(train(true), train(false), 0);
+  });
+}
+
+TEST_P(ScaledTrainingOnDevices, AStepReadsOneNumberOfTheDevice) {
+  if (backend() == DeviceBackend::staged) GTEST_SKIP() << "staged exchanges wait for the host";
+  run([&](const Group& group) {
+    HalfNet net;
+    net.to(group.device());
+    torch::optim::SGD sgd(net.parameters(), 0.1);
+    DistributedOptimizer optimizer(sgd, net, group, DataParallelOptions{.verify_every = 0});
+    const auto synchronisations = [&](bool scaled) {
+      GradScaler scaler(group, {.enabled = scaled});
+      const auto input = inputs(group, 0);
+      const auto target = targets(group.rank(), 0).to(group.device());
+      const auto train = [&] {
+        scaler.scale(at::cross_entropy_loss(net.forward(input), target)).backward();
+        scaler.step(optimizer);
+        scaler.update();
+        optimizer.zero_grad();
+      };
+      train();
+      const auto before = simulation::counts(group.rank());
+      for (int step = 0; step < 3; ++step) train();
+      return (simulation::counts(group.rank()) - before).host_synchronisations;
+    };
+    const auto without = synchronisations(false);
+    EXPECT_EQ(synchronisations(true), without + 3);
+  });
+}
+
+TEST_P(ScaledTrainingOnDevices, RefusesGradientsOfAnotherDevice) {
+  run([&](const Group& group) {
+    auto parameter = at::ones({2}).requires_grad_();
+    parameter.mutable_grad() = at::ones({2});
+    torch::optim::SGD sgd({parameter}, 0.1);
+    GradScaler scaler(group);
+    EXPECT_THROW(scaler.step(sgd), InvalidArgument);
+    auto half = at::ones({2}, at::TensorOptions(group.device()).dtype(at::kHalf)).requires_grad_();
+    half.mutable_grad() = at::ones_like(half);
+    torch::optim::SGD of_half({half}, 0.1);
+    EXPECT_THROW(scaler.step(of_half), InvalidArgument);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, ScaledTrainingOnDevices,
+                         ::testing::Combine(::testing::Values(DeviceBackend::staged,
+                                                              DeviceBackend::nccl),
+                                            ::testing::Values(2, 3)),
+                         name_of);
+
+}  // namespace
+}  // namespace lockstep::testing

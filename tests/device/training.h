@@ -1,0 +1,68 @@
+#pragma once
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <vector>
+
+// A model and data for training on devices and on the CPU, with equal values on both.
+
+namespace lockstep::testing {
+
+struct Net : torch::nn::Module {
+  Net() {
+    register_module("first", first);
+    register_module("norm", norm);
+    register_module("second", second);
+    register_module("last", last);
+    register_parameter("unused", torch::ones({5}));
+    std::uint64_t seed = 1;
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : parameters()) {
+      parameter.normal_(0, 0.2, at::make_generator<at::CPUGeneratorImpl>(seed++));
+    }
+  }
+  at::Tensor forward(const at::Tensor& input) {
+    auto x = norm(first(input)).relu();
+    x = second(x).relu();
+    return last(x.flatten(1));
+  }
+  torch::nn::Conv2d first{torch::nn::Conv2dOptions(1, 4, 3).padding(1)};
+  torch::nn::BatchNorm2d norm{4};
+  torch::nn::Conv2d second{torch::nn::Conv2dOptions(4, 6, 3).stride(2)};
+  torch::nn::Linear last{6 * 3 * 3, 10};
+};
+
+inline at::Tensor images(int rank, int step) {
+  const auto seed = static_cast<std::uint64_t>(100 * rank + step + 1);
+  return at::empty({6, 1, 8, 8}).normal_(0, 1, at::make_generator<at::CPUGeneratorImpl>(seed));
+}
+
+inline at::Tensor targets(int rank, int step) {
+  return at::arange(6, at::kLong).mul(7).add(rank + step).remainder(10);
+}
+
+/// Parameters and buffers after some steps, on the CPU.
+inline std::vector<at::Tensor> values(const torch::nn::Module& model) {
+  std::vector<at::Tensor> all;
+  for (const auto& tensor : model.parameters()) all.push_back(tensor.detach().cpu().clone());
+  for (const auto& tensor : model.buffers()) all.push_back(tensor.cpu().clone());
+  return all;
+}
+
+/// tolerance: 0 for equal bits.
+inline void expect_equal(const std::vector<at::Tensor>& got,
+                         const std::vector<at::Tensor>& expected, double tolerance) {
+  ASSERT_EQ(got.size(), expected.size());
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    ASSERT_EQ(got[i].sizes(), expected[i].sizes()) << "tensor " << i;
+    if (got[i].numel() == 0) continue;
+    const double distance =
+        (got[i].to(at::kDouble) - expected[i].to(at::kDouble)).abs().max().item<double>();
+    EXPECT_LE(distance, tolerance) << "tensor " << i;
+  }
+}
+
+}  // namespace lockstep::testing
