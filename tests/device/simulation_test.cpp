@@ -14,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "tests/device/on_devices.h"
+
 namespace lockstep::simulation {
 namespace {
 
@@ -41,6 +43,9 @@ class Simulation : public ::testing::Test {
     set_delay(0);
     settle();
     EXPECT_THAT(take_races(), IsEmpty());
+  }
+  void SetUp() override {
+    if (testing::on_gpus()) GTEST_SKIP() << "of the simulated device";
   }
   static void settle() { synchronize_all(); }
   static c10::Stream current() { return guard().getStream(device); }
