@@ -151,7 +151,6 @@ Rows parts() {
   Rows rows{{"LibTorch", libtorch()},
             {"backend host", host.empty() ? "works" : concat("does not work: ", host)},
             {"backend mpi", mpi.empty() ? concat(mpi::version(), "; ", progress()) : mpi},
-            {"backend nccl", "not part of this version"},
             {"between hosts", interfaces()}};
   std::string targets;
   for (const auto& target : kernels::cpu_targets())

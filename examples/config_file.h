@@ -67,7 +67,7 @@ class ConfigFile : public CLI::ConfigTOML {
     if (!text_) return;
     const auto digest = static_cast<std::int64_t>(std::hash<std::string>()(*text_));
     const at::Tensor all = at::empty({world.size()}, at::kLong);
-    world.all_gather(all, at::full({1}, digest, at::kLong)).wait();
+    world.host().all_gather(all, at::full({1}, digest, at::kLong)).wait();
     for (int rank = 1; rank < world.size(); ++rank) {
       if (all[rank].item<std::int64_t>() != all[0].item<std::int64_t>())
         throw lockstep::InvalidArgument("--config " + path() + ": rank " + std::to_string(rank) +

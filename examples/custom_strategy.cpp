@@ -45,6 +45,7 @@ struct SignVote {
 /// Learns y = x · (1, 2, …, 8) from noisy samples, which differ between ranks.
 void train(const lockstep::Group& world, bool verbose) {
   torch::nn::Linear model(torch::nn::LinearOptions(8, 1).bias(false));
+  model->to(world.device());
   lockstep::DistributedDataParallel ddp(model, world, {.strategy = SignVote{}});
   torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.02));
   const auto weights = at::arange(1, 9, at::kFloat).view({8, 1});
@@ -53,7 +54,7 @@ void train(const lockstep::Group& world, bool verbose) {
     const auto x = torch::randn({32, 8});
     const auto y = x.mm(weights) + 0.1 * torch::randn({32, 1});
     sgd.zero_grad();
-    const auto loss = torch::mse_loss(ddp(x), y);
+    const auto loss = torch::mse_loss(ddp(x.to(world.device())), y.to(world.device()));
     loss.backward();
     sgd.step();
     if (world.rank() == 0 && step % 100 == 0) {

@@ -89,7 +89,7 @@ class Trainer {
   bool snapshot_exists() const {
     const at::Tensor exists = torch::zeros({1});
     if (world_.rank() == 0 && std::filesystem::exists(settings_.snapshot)) exists.fill_(1);
-    world_.broadcast(exists).wait();
+    world_.host().broadcast(exists).wait();
     return exists.item<float>() != 0;
   }
 
@@ -118,7 +118,7 @@ class Trainer {
     tally_ = {};
     sampler_.set_epoch(static_cast<std::uint64_t>(epoch));
     log_.begin_interval(steps_);
-    for (const Batch& batch : train_data_) run_batch(batch);
+    for (const Batch& batch : train_data_) run_batch(program::on_device(batch, world_));
     const lockstep::Score score = tally_.score(world_);
     log_.end_interval(steps_, tally_.score().samples);
     program::record(metrics_, log_, steps_, {{"epoch", epoch}, {"train_loss", score.loss}});
@@ -154,6 +154,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
   lockstep::all_or_none(world, [&] { dataset.emplace(settings.data); });
   torch::manual_seed(0);
   auto model = std::make_shared<Model>();
+  model->to(world.device());
   torch::optim::SGD optimizer(model->parameters(), 0.01);
   const lockstep::DistributedSampler sampler(dataset->size().value(), world);
   auto train_data = torch::data::make_data_loader(*dataset, sampler, settings.batch_size);

@@ -168,7 +168,8 @@ class Forecast {
     lockstep::Mean season_error;
     lockstep::Mean growth_error;
     auto batches = program::evaluation_batches(test_, world);
-    for (const at::Tensor& batch : batches) {
+    for (const at::Tensor& loaded : batches) {
+      const at::Tensor batch = loaded.to(world.device());
       const at::Tensor target = future(batch);
       const at::Tensor forecast =
           model.forward(scaled(past(batch), batch)).to(at::kDouble) * scale_ + last(batch);

@@ -173,7 +173,7 @@ class LanguageModel {
     lockstep::Mean mean;
     auto batches = program::evaluation_batches(test_, world);
     for (const at::Tensor& batch : batches)
-      mean.add(loss(model, batch), static_cast<double>(batch.size(0)));
+      mean.add(loss(model, batch.to(world.device())), static_cast<double>(batch.size(0)));
     const double nats = lockstep::compute(world, mean);
     const double bits = nats / std::numbers::ln2;
     record({{"epoch", epoch}, {"test_loss", nats}, {"test_bits_per_byte", bits}});
@@ -198,12 +198,13 @@ std::string write(Transformer& model, std::string text, std::int64_t length, std
   constexpr double temperature = 0.8;  // below 1: likely bytes become likelier
   const torch::NoGradGuard no_grad;
   model.eval();
+  const at::Device device = model.parameters().front().device();
   auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
   for (std::int64_t i = 0; i < length; ++i) {
     const auto seen = std::min<std::int64_t>(model.context, static_cast<std::int64_t>(text.size()));
     const at::Tensor context =
         at::from_blob(text.data() + text.size() - seen, {1, seen}, at::kByte).to(at::kLong);
-    const at::Tensor logits = model.forward(context)[0][-1] / temperature;
+    const at::Tensor logits = model.forward(context.to(device))[0][-1].cpu() / temperature;
     text += static_cast<char>(
         at::multinomial(logits.softmax(0), 1, false, generator).item<std::int64_t>());
   }

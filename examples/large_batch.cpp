@@ -78,6 +78,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
     torch::manual_seed(settings.seed);
     model = make_model();
   });
+  model->to(world.device());
   constexpr std::int64_t reference_batch = 64;
   const std::int64_t global_batch = settings.batch_size * settings.accumulate * world.size();
   const double lr = lockstep::scaled_rate(settings.lr, reference_batch, global_batch);
@@ -108,15 +109,17 @@ void train(const Settings& settings, const lockstep::Group& world) {
         // Gradients accumulate on this rank until the last batch of the step.
         std::optional<lockstep::NoSync> not_yet;
         if (part < settings.accumulate) not_yet.emplace(ddp.no_sync());
+        const auto [data, target] = program::on_device(*batch, world);
         at::Tensor outputs;
         at::Tensor loss;
         {
-          const lockstep::Autocast lower(settings.autocast ? at::kBFloat16 : at::kFloat);
-          outputs = ddp(batch->data);
-          loss = cross_entropy(outputs, batch->target);
+          const lockstep::Autocast lower(settings.autocast ? at::kBFloat16 : at::kFloat,
+                                         world.device().type());
+          outputs = ddp(data);
+          loss = cross_entropy(outputs, target);
         }
         (loss / settings.accumulate).backward();
-        tally.add(loss, outputs, batch->target);
+        tally.add(loss, outputs, target);
       }
       sgd.step();
       sgd.zero_grad();

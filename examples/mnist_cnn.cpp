@@ -115,7 +115,8 @@ lockstep::Score evaluate(Cnn& model, auto& loader, const lockstep::Group& world)
   const torch::NoGradGuard no_grad;
   model.eval();
   lockstep::Tally tally;
-  for (const Batch& batch : loader) {
+  for (const Batch& loaded : loader) {
+    const Batch batch = program::on_device(loaded, world);
     const at::Tensor outputs = model.forward(batch.data);
     tally.add(cross_entropy(outputs, batch.target), outputs, batch.target);
   }
@@ -139,6 +140,7 @@ lockstep::Efficiency measure_efficiency(const Cnn& trained, double lr, const Bat
   const auto copy_of_trained = [&] {
     const torch::NoGradGuard no_grad;
     auto copy = std::make_shared<Cnn>();
+    copy->to(world.device());
     for (const auto& item : trained.named_parameters())
       copy->named_parameters()[item.key()].copy_(item.value());
     return copy;
@@ -198,6 +200,7 @@ void train(Settings settings, const lockstep::Group& world) {
     torch::manual_seed(settings.seed.value_or(0));
     model = std::make_shared<Cnn>();
   });
+  model->to(world.device());
   torch::optim::SGD sgd = make_sgd(*model, settings.lr.value_or(0.005));
   const lockstep::Strategy strategy = lockstep::parse_strategy(strategy_of(settings));
   lockstep::DistributedOptimizer optimizer(sgd, *model, world, strategy);
@@ -262,7 +265,8 @@ void train(Settings settings, const lockstep::Group& world) {
     const auto begin = Clock::now();
     varied.set_epoch(static_cast<std::uint64_t>(epoch));
     log.begin_interval(steps);
-    for (const Batch& batch : loader) {
+    for (const Batch& loaded : loader) {
+      const Batch batch = program::on_device(loaded, world);
       step(*model, optimizer, batch, tally);
       if (average) average->update();
       ++steps;
@@ -313,7 +317,8 @@ void train(Settings settings, const lockstep::Group& world) {
   log.close();
   if (settings.verbose) program::print_statistics(world);
   if (!settings.no_efficiency && !settings.quiet && world.size() > 1) {
-    const auto measured = measure_efficiency(*model, lr, *loader.begin(), strategy, world);
+    const auto measured =
+        measure_efficiency(*model, lr, program::on_device(*loader.begin(), world), strategy, world);
     program::record(log, steps, measured);
     if (loud) std::cout << lockstep::to_text(measured, world.size()) << std::endl;
   }

@@ -102,11 +102,25 @@ inline void add_world(CLI::App& app) {
         }
       })
       ->type_name("NAME");
-  app.add_option("--device", "What to train on: this version has cpu")
+  app.add_option("--device",
+                 "What each rank trains on: auto, cpu or cuda, the GPU with its local rank "
+                 "[LOCKSTEP_DEVICE's]")
       ->check([](const std::string& text) {
-        return text == "cpu" ? std::string() : "this version trains on cpu only, got " + text;
+        try {
+          if (text != "auto" && at::Device(text).has_index())
+            return "expected no index, got " + text;
+          return std::string();
+        } catch (const c10::Error&) {
+          return "expected auto, cpu or cuda, got " + text;
+        }
       })
-      ->default_str("cpu");
+      ->type_name("NAME");
+}
+
+/// The batch on the world's device.
+inline torch::data::Example<> on_device(const torch::data::Example<>& batch,
+                                        const lockstep::Group& world) {
+  return {batch.data.to(world.device()), batch.target.to(world.device())};
 }
 
 inline CLI::Option* add_quiet(CLI::App& app, bool& quiet) {
@@ -334,6 +348,14 @@ inline std::optional<lockstep::Backend> backend_of(const CLI::App& app) {
   return lockstep::parse_backend(option->as<std::string>());
 }
 
+/// The value of --device; none for auto. A program without this option trains on the CPU.
+inline std::optional<at::DeviceType> device_of(const CLI::App& app) {
+  const auto* option = app.get_option_no_throw("--device");
+  if (option == nullptr) return at::kCPU;
+  if (option->empty() || option->as<std::string>() == "auto") return std::nullopt;
+  return at::Device(option->as<std::string>()).type();
+}
+
 /// Parses the command line and runs fn on every rank; as threads of this process if threads is
 /// above 0 by then. Returns main's exit code.
 inline int run(CLI::App& app, int argc, char** argv,
@@ -350,6 +372,7 @@ inline int run(CLI::App& app, int argc, char** argv,
                                      ", expected auto or host for threads of one process");
     }
     options.init.backend = backend;
+    options.init.device = device_of(app);
     options.threads = threads;
   } catch (const CLI::ParseError& error) {
     const bool is_help = error.get_exit_code() == 0;

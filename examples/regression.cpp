@@ -42,21 +42,23 @@ struct Samples {
 };
 
 /// Noisy samples of y = x · (1, 2, …, 8).
-Samples make_samples(std::int64_t count) {
+Samples make_samples(std::int64_t count, at::Device device) {
   const auto weights = at::arange(1, 9, at::kFloat).view({8, 1});
   const auto x = torch::randn({count, 8});
-  return {x, x.mm(weights) + 0.1 * torch::randn({count, 1})};
+  const auto y = x.mm(weights) + 0.1 * torch::randn({count, 1});
+  return {x.to(device), y.to(device)};
 }
 
 void train(const lockstep::Group& world) {
   torch::nn::Linear model(torch::nn::LinearOptions(8, 1));
+  model->to(world.device());
   lockstep::DistributedDataParallel ddp(model, world);
   torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.05));
   torch::manual_seed(1 + world.rank());
   for (int epoch = 1; epoch <= 4; ++epoch) {
     lockstep::Mean train_loss;
     for (int step = 0; step < 25; ++step) {
-      const auto [x, y] = make_samples(32);
+      const auto [x, y] = make_samples(32, world.device());
       sgd.zero_grad();
       const auto loss = torch::mse_loss(ddp(x), y);
       loss.backward();
@@ -67,8 +69,8 @@ void train(const lockstep::Group& world) {
     const torch::NoGradGuard no_grad;
     lockstep::Mean absolute_error;
     RSquared r_squared;
-    const auto [x, y] =
-        make_samples(100 + 50 * world.rank());  // ranks may have different numbers of samples
+    const auto [x, y] = make_samples(
+        100 + 50 * world.rank(), world.device());  // ranks may have different numbers of samples
     const auto prediction = model->forward(x);
     absolute_error.add((prediction - y).abs());
     r_squared.add(prediction, y);

@@ -219,7 +219,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
   });
   const at::Tensor sizes = torch::tensor({first ? static_cast<std::int64_t>(*images->size()) : 0,
                                           first ? std::int64_t{images->classes()} : 0});
-  world.broadcast(sizes).wait();  // ranks that do not read need the sizes, too
+  world.host().broadcast(sizes).wait();  // ranks that do not read need the sizes, too
   const auto samples = static_cast<std::size_t>(sizes[0].item<std::int64_t>());
   if (samples / ranks < settings.batch_size)
     throw lockstep::InvalidArgument(
@@ -246,6 +246,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
       std::cout << settings.weights << (whole ? "" : ", but for its last layer,") << " is loaded"
                 << std::endl;
   }
+  model->to(world.device());
   if (settings.sync_batchnorm) {
     const auto layers = lockstep::convert_sync_batchnorm(*model, world);
     if (loud)
@@ -292,7 +293,8 @@ void train(const Settings& settings, const lockstep::Group& world) {
     lockstep::Tally tally(5);
     int number = 0;
     log.begin_interval(steps);
-    for (const Batch& batch : batches) {
+    for (const Batch& loaded : batches) {
+      const Batch batch = program::on_device(loaded, world);
       const at::Tensor outputs = ddp(batch.data);
       const at::Tensor loss = cross_entropy(outputs, batch.target);
       loss.backward();

@@ -87,7 +87,8 @@ lockstep::Score evaluate_cifar10(ResNet9& model, const lockstep::Cifar10& data,
   lockstep::Tally tally;
   auto loader = torch::data::make_data_loader(
       data, lockstep::EvaluationSampler(data.size().value(), world), 128);
-  for (const Batch& batch : *loader) {
+  for (const Batch& loaded : *loader) {
+    const Batch batch = program::on_device(loaded, world);
     const at::Tensor outputs = model.forward(batch.data);
     tally.add(cross_entropy(outputs, batch.target), outputs, batch.target);
   }
@@ -146,6 +147,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
     torch::manual_seed(settings.seed);
     model = std::make_shared<ResNet9>();
   });
+  model->to(world.device());
   lockstep::broadcast_parameters(*model, world);
   if (settings.sync_batchnorm) {
     const auto layers = lockstep::convert_sync_batchnorm(*model, world);
@@ -190,8 +192,9 @@ void train(const Settings& settings, const lockstep::Group& world) {
     auto idle = program::Clock::now();
     const std::int64_t images_before = trained_images;
     log.begin_interval(batches);
-    for (const Batch& batch : loader) {
+    for (const Batch& loaded : loader) {
       waited += program::seconds_since(idle);
+      const Batch batch = program::on_device(loaded, world);
       optimizer.zero_grad();
       const at::Tensor outputs = model->forward(batch.data);
       const at::Tensor loss = cross_entropy(outputs, batch.target);

@@ -155,6 +155,7 @@ std::shared_ptr<typename Problem::Model> train(const Training& training, const P
     torch::manual_seed(training.seed);
     model = problem.make_model();
   });
+  model->to(world.device());
   const torch::optim::AdamWOptions options(training.lr);
   const lockstep::Strategy strategy = lockstep::parse_strategy(training.strategy);
   torch::optim::AdamW adam(model->parameters(), options);
@@ -197,7 +198,7 @@ std::shared_ptr<typename Problem::Model> train(const Training& training, const P
     log.begin_interval(steps);
     for (const at::Tensor& batch : loader) {
       optimizer.zero_grad();
-      const at::Tensor loss = problem.loss(*model, batch);
+      const at::Tensor loss = problem.loss(*model, batch.to(world.device()));
       loss.backward();
       optimizer.step();
       loss_mean.add(loss, static_cast<double>(batch.size(0)));
@@ -226,9 +227,10 @@ std::shared_ptr<typename Problem::Model> train(const Training& training, const P
   log.close();
   if (training.verbose) print_statistics(world);
   if (!training.no_efficiency && !training.quiet && world.size() > 1) {
-    const at::Tensor batch = *loader.begin();
+    const at::Tensor batch = loader.begin()->to(world.device());
     const auto alone = problem.make_model();
     const auto replica = problem.make_model();
+    for (const auto& made : {alone, replica}) made->to(world.device());
     torch::optim::AdamW alone_adam(alone->parameters(), options);
     torch::optim::AdamW replica_adam(replica->parameters(), options);
     lockstep::DistributedOptimizer together(replica_adam, *replica, world, strategy);

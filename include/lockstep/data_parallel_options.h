@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "lockstep/strategies.h"
 #include "lockstep/strategy.h"
@@ -31,8 +32,9 @@ struct DataParallelOptions {
   /// Interval of the consistency check in exchanges; 0 disables the check. Each check compares the
   /// parameters of one bucket between ranks, by a checksum that is sent with the exchange. Buckets
   /// are checked in turn. There is no check if the strategy lets replicas differ, or if
-  /// backward_and_update() updates a shared copy of the parameters.
-  std::int64_t verify_every = 1;
+  /// backward_and_update() updates a shared copy of the parameters. Default: 1 on the CPU, 100 on a
+  /// device, for which the check waits.
+  std::optional<std::int64_t> verify_every = {};
   /// All ranks share one copy of the parameters and of the optimizer's state, and each rank updates
   /// a part of it. This needs less memory and, for large models, less time. Requires a
   /// DistributedOptimizer with a FusedSgd (or another ElementwiseOptimizer), the strategy fp32 and

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <c10/core/DeviceType.h>
+
 #include <chrono>
 #include <exception>
 #include <functional>
@@ -13,6 +15,11 @@ namespace lockstep::inline v0_2 {
 
 struct InitOptions {
   std::optional<Backend> backend = {};  ///< default LOCKSTEP_BACKEND, else automatic
+  /// The type of device that each rank trains on, with the index of its local rank. Default
+  /// LOCKSTEP_DEVICE; else CUDA if every rank has a GPU and LibTorch is built for it, the CPU if no
+  /// rank has one.
+  /// Ranks: the same value on all.
+  std::optional<at::DeviceType> device = {};
   std::optional<std::chrono::milliseconds> timeout =
       {};  ///< longest wait for other ranks; default LOCKSTEP_TIMEOUT, else 10 minutes
   /// Keep freed memory in this process instead of returning it to the kernel, as `lockstep run
@@ -34,7 +41,8 @@ struct InitOptions {
 /// OMP_NUM_THREADS is set.
 /// Ranks: all, once in each process.
 /// Throws: InvalidArgument for a second call, for a call inside spawn(), for contradictory
-/// environment variables, for a timeout that is not positive, or if ranks disagree on denormals.
+/// environment variables, for a timeout that is not positive, if ranks disagree on denormals or
+/// devices, or if a rank has no device of its own.
 /// BackendUnavailable if this build cannot join the world. CommError and TimeoutError as a
 /// collective does.
 Group init(const InitOptions& options = {});

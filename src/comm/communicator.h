@@ -135,6 +135,11 @@ class Communicator {
   /// Advances pending operations without blocking.
   /// Throws: the failure of the world, if it has failed.
   virtual void make_progress() {}
+  /// Checks that the process of every other rank still runs or has left without an error, for a
+  /// caller that waits for other ranks without an operation of this group. label: what it waits
+  /// for. Backends whose control connection detects ended processes need no check. Throws:
+  /// CommError if a process has ended.
+  virtual void check_processes(std::string_view /*label*/) {}
 
  protected:
   /// All ranks are on one host until set_hosts() says otherwise.

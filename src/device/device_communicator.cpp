@@ -3,9 +3,13 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
+#include <string>
 #include <utility>
 
+#include "core/text.h"
+#include "device/graph_capture.h"
 #include "device/host_memory_communicator.h"
+#include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::device {
 
@@ -73,7 +77,17 @@ at::Tensor DeviceCommunicator::on_device(const void* data, std::size_t count, DT
 }
 
 Work DeviceCommunicator::begin(Operation&& operation) {
-  if (operation.collective != Collective::barrier) return begin_on_device(std::move(operation));
+  if (operation.collective != Collective::barrier) {
+    if (is_capturing(stream().current())) {
+      throw InvalidArgument(
+          detail::concat(
+              name(operation.collective), " (", backend(), ") rank ", rank(), " of ", size(),
+              ": the current stream is being captured into a CUDA graph, expected a stream "
+              "that runs its work: end the capture before operations of a group"),
+          {.operation = std::string(name(operation.collective))});
+    }
+    return begin_on_device(std::move(operation));
+  }
   // A barrier is between the ranks' programs, not between their devices.
   return Work(begin_steps(std::move(operation), [this](SteppedRequest& request) {
     request.set_work(detail::reissue(host(), request.operation()));

@@ -32,9 +32,14 @@ void SteppedRequest::advance() {
 }
 
 void SteppedRequest::check_ranks() {
-  work_.check();
+  if (complete()) return;
+  if (work_.pending()) {
+    work_.check();
+  } else {
+    group().host().check_processes(operation().label());
+  }
   const auto limit = detail::wait_limit(operation(), group().context().timeout());
-  if (complete() || std::chrono::steady_clock::now() - begun_ < limit) return;
+  if (std::chrono::steady_clock::now() - begun_ < limit) return;
   const auto ranks = work_.missing();
   const auto what = work_.pending() ? detail::awaited(ranks)
                                     : std::string("the device, which has not completed it");

@@ -51,6 +51,9 @@ class SteppedCommunicator : public detail::BackendCommunicator {
   DeviceRankContext& context() const override { return *context_; }
   const std::shared_ptr<DeviceRankContext>& shared_context() const { return context_; }
 
+  /// The ranks of this group in the host world.
+  Communicator& host() const { return *host_; }
+
   // Called by the context.
   void poll() override;
   std::size_t pending() const override { return requests_.size(); }
@@ -73,7 +76,6 @@ class SteppedCommunicator : public detail::BackendCommunicator {
   SteppedCommunicator(std::shared_ptr<DeviceRankContext> context,
                       std::shared_ptr<Communicator> host);
 
-  Communicator& host() const { return *host_; }
   /// Numbers the operation and calls start(), which begins the operation and sets its steps.
   std::shared_ptr<SteppedRequest> begin_steps(Operation&& operation,
                                               const std::function<void(SteppedRequest&)>& start);

@@ -22,7 +22,7 @@ namespace {
 
 using detail::concat;
 
-constexpr const char* operation = "device_group";
+constexpr const char* this_operation = "device_group";
 
 /// What ranks compare before they use their devices.
 struct Member {
@@ -34,7 +34,7 @@ struct Member {
 
 void check_device(const Group& group, at::Device device, const DeviceGroupOptions& options) {
   const auto refuse = [](const auto&... what) {
-    throw InvalidArgument(concat(operation, ": ", what...), {.operation = operation});
+    throw InvalidArgument(concat(this_operation, ": ", what...), {.operation = this_operation});
   };
   if (!group.device().is_cpu()) refuse("got a group on ", group.device(), ", expected one on cpu");
   if (device.is_cpu() || !device.has_index()) {
@@ -61,8 +61,9 @@ void check_members(const Group& group, std::span<const Member> members) {
   const auto& own = members[static_cast<std::size_t>(group.rank())];
   const auto refuse = [&](std::size_t rank, const auto&... what) {
     throw InvalidArgument(
-        concat(operation, " rank ", group.rank(), " of ", group.size(), ": ", what...),
-        {.rank = group.communicator().world_rank(static_cast<int>(rank)), .operation = operation});
+        concat(this_operation, " rank ", group.rank(), " of ", group.size(), ": ", what...),
+        {.rank = group.communicator().world_rank(static_cast<int>(rank)),
+         .operation = this_operation});
   };
   for (std::size_t rank = 0; rank < members.size(); ++rank) {
     const auto& member = members[rank];

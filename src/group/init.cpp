@@ -19,6 +19,7 @@
 #include "core/text.h"
 #include "group/rank_options.h"
 #include "group/record_errors.h"
+#include "group/world_device.h"
 #include "lockstep/denormals.h"
 #include "lockstep/error.h"
 
@@ -126,23 +127,8 @@ void share_cores(const Launcher& launcher) {
   at::set_num_threads(std::max(1, online / launcher.local_size.value_or(1)));
 }
 
-}  // namespace
-
-bool detail::has_joined() { return joined; }
-
-int restart_count() { return Environment::get().restart_count; }
-
-Group init(const InitOptions& options) {
-  if (detail::inside_spawn()) {
-    throw InvalidArgument("init: called inside spawn(); use the Group that spawn() passed",
-                          {.operation = "init"});
-  }
-  if (joined.exchange(true)) {
-    throw InvalidArgument(
-        "init: called a second time in this process; keep the Group that the first call returned, "
-        "or start new processes for a new world",
-        {.operation = "init"});
-  }
+/// Joins the world that this process belongs to. Its ranks exchange memory of the host.
+Group join_world(const InitOptions& options) {
   const bool flushed_before = flushes_denormals();
   const auto undo = [&] {
     // No world was joined, so the caller may call init() again.
@@ -192,6 +178,32 @@ Group init(const InitOptions& options) {
     const bool refused = error.kind() == ErrorKind::invalid_argument ||
                          error.kind() == ErrorKind::backend_unavailable;
     if (refused) undo();
+    throw;
+  }
+}
+
+}  // namespace
+
+bool detail::has_joined() { return joined; }
+
+int restart_count() { return Environment::get().restart_count; }
+
+Group init(const InitOptions& options) {
+  if (detail::inside_spawn()) {
+    throw InvalidArgument("init: called inside spawn(); use the Group that spawn() passed",
+                          {.operation = "init"});
+  }
+  if (joined.exchange(true)) {
+    throw InvalidArgument(
+        "init: called a second time in this process; keep the Group that the first call returned, "
+        "or start new processes for a new world",
+        {.operation = "init"});
+  }
+  const Group host = join_world(options);
+  try {
+    return detail::on_device_of_world(host, options);
+  } catch (Error& error) {
+    error.set_operation("init");
     throw;
   }
 }

@@ -22,6 +22,7 @@
 #include "core/process.h"
 #include "core/text.h"
 #include "group/rank_options.h"
+#include "group/world_device.h"
 #include "lockstep/denormals.h"
 #include "lockstep/error.h"
 #include "lockstep/init.h"
@@ -141,7 +142,7 @@ void spawn(int n, const std::function<void(Group)>& fn, const InitOptions& optio
     std::shared_ptr<Communicator> member;
     try {
       member = host::create(world, rank, ranks);
-      fn(Group(member));
+      fn(detail::on_device_of_world(Group(member), options));
     } catch (...) {
       if (process.in_child()) throw;
       auto& error = errors[static_cast<std::size_t>(rank)];

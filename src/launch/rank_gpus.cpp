@@ -140,6 +140,11 @@ RankGpus choose_gpus(const Options& options, const Variables& inherited,
   RankGpus chosen;
   if (!options.device.empty()) chosen.variables.emplace_back("LOCKSTEP_DEVICE", options.device);
   if (!options.asks_for_gpus()) return chosen;
+  // A program that cannot use GPUs must fail, not train on the CPU.
+  const auto* device = find(inherited, "LOCKSTEP_DEVICE");
+  if (options.device.empty() && (device == nullptr || device->empty())) {
+    chosen.variables.emplace_back("LOCKSTEP_DEVICE", "cuda");
+  }
 
   const auto allotted = inherited_list(inherited);
   GpuList found;

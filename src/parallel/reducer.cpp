@@ -142,7 +142,7 @@ Reducer::Reducer(const ModelState& model, const Group& group, const DataParallel
       gradients_(reducers_, group),
       agreement_(group),
       weights_(group),
-      check_(group, options.verify_every),
+      check_(group, options.verify_every.value_or(group.device().is_cpu() ? 1 : 100)),
       buffers_(model.buffers, options.buffer_policy, group),
       parameters_may_differ_(!options.strategy.exchanges_every_gradient()) {}
 

@@ -154,9 +154,9 @@ void check(const torch::nn::Module* module, const Group& group, const DataParall
                                  " does not average every gradient at every step: use "
                                  "DistributedOptimizer, which also exchanges parameters"));
   }
-  if (options.verify_every < 0) {
+  if (options.verify_every && *options.verify_every < 0) {
     throw InvalidArgument(
-        concat("verify_every: got ", options.verify_every, ", expected 0 for never, or more"));
+        concat("verify_every: got ", *options.verify_every, ", expected 0 for never, or more"));
   }
   const ModelState model(*module);
   Reducer::check(model, group);
@@ -177,7 +177,8 @@ std::vector<std::string> describe_all(const torch::nn::Module* module, const Gro
   lines.push_back(concat("options strategy ", options.strategy.text(), ", buckets of ",
                          options.buckets.first, " and ", options.buckets.rest, " bytes, ",
                          same_seed ? "same_seed" : "broadcast", ", buffers ",
-                         name(options.buffer_policy), ", verify_every ", options.verify_every,
+                         name(options.buffer_policy), ", verify_every ",
+                         options.verify_every ? std::to_string(*options.verify_every) : "default",
                          options.share_memory ? ", share_memory" : ""));
   return lines;
 }

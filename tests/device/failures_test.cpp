@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <algorithm>
 #include <chrono>
 #include <mutex>
 #include <string>
@@ -55,9 +54,6 @@ at::Tensor ones_on(const Group& group, std::int64_t count) {
   return at::ones({count}, at::TensorOptions().device(group.device()));
 }
 
-/// Three ranks, or two on a machine with two GPUs.
-int some_ranks() { return std::clamp(device_count(), 2, 3); }
-
 /// GPUs take longer to start: the driver and NCCL take seconds.
 constexpr auto start_of_gpus = 30s;
 auto limit(std::chrono::seconds seconds) { return on_gpus() ? seconds + start_of_gpus : seconds; }
@@ -72,13 +68,7 @@ class Failures : public ::testing::TestWithParam<DeviceBackend> {
   void TearDown() override { take_reports(); }  // also of what this program does on purpose
 };
 
-class NcclFailures : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (on_gpus() || processes() > 0) GTEST_SKIP() << "of the double of NCCL, with thread ranks";
-    prepare_devices();
-  }
-};
+class NcclFailures : public OnSimulation {};
 
 TEST_P(Failures, OperationsThatDiffer) {
   const auto begin = Clock::now();

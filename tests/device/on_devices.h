@@ -33,6 +33,9 @@ inline at::Device device_of(int rank) {
   return {on_gpus() ? at::kCUDA : at::kPrivateUse1, static_cast<c10::DeviceIndex>(rank)};
 }
 
+/// Three ranks, or two on a machine with two GPUs.
+inline int some_ranks() { return std::clamp(device_count(), 2, 3); }
+
 /// The number of processes that `lockstep run` has started this program in, or 0: ranks are
 /// threads.
 inline int processes() { return Environment::get().world_size.value_or(0); }
@@ -85,10 +88,10 @@ inline void on_devices(int n, DeviceBackend backend, const std::function<void(Gr
     fn(device_group(world, device, {.backend = backend, .timeout = timeout}));
   };
   if (processes() > 0) {
-    static const Group world = init({.timeout = std::chrono::seconds(60)});
+    static const Group world = init({.device = at::kCPU, .timeout = std::chrono::seconds(60)});
     run(world.split(0, world.rank()));
   } else {
-    spawn(n, run, {.timeout = timeout});
+    spawn(n, run, {.device = at::kCPU, .timeout = timeout});
   }
   if (!on_gpus()) simulation::synchronize_all();
   for (const auto& report : take_reports()) ADD_FAILURE() << report;
@@ -97,6 +100,15 @@ inline void on_devices(int n, DeviceBackend backend, const std::function<void(Gr
 inline const char* name(DeviceBackend backend) {
   return backend == DeviceBackend::nccl ? "nccl" : "staged";
 }
+
+/// For tests of the simulated device or of the double of NCCL.
+class OnSimulation : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (on_gpus() || processes() > 0) GTEST_SKIP() << "of the simulated device, with thread ranks";
+    prepare_devices();
+  }
+};
 
 /// For tests of (backend, ranks).
 class OnDevices : public ::testing::TestWithParam<std::tuple<DeviceBackend, int>> {

@@ -32,7 +32,7 @@ const c10::impl::VirtualGuardImpl& guard() {
 }
 
 /// Each test begins and ends with idle streams, and no race but those that it asks for.
-class Simulation : public ::testing::Test {
+class Simulation : public testing::OnSimulation {
  protected:
   Simulation() {
     guard();
@@ -43,9 +43,6 @@ class Simulation : public ::testing::Test {
     set_delay(0);
     settle();
     EXPECT_THAT(take_races(), IsEmpty());
-  }
-  void SetUp() override {
-    if (testing::on_gpus()) GTEST_SKIP() << "of the simulated device";
   }
   static void settle() { synchronize_all(); }
   static c10::Stream current() { return guard().getStream(device); }

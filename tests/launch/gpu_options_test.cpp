@@ -49,33 +49,33 @@ class GpuOptions : public ::testing::Test {
 };
 
 TEST_F(GpuOptions, ARankForEachGpu) {
-  EXPECT_EQ(shown_by_ranks({"-n", "gpus"}), "0/2 visible=unset device= share=\n");
+  EXPECT_EQ(shown_by_ranks({"-n", "gpus"}), "0/2 visible=unset device=cuda share=\n");
   EXPECT_EQ(shown_by_ranks({"-n", "gpus"}, {{"CUDA_VISIBLE_DEVICES", "1"}}),
-            "0/1 visible=1 device= share=\n");
+            "0/1 visible=1 device=cuda share=\n");
 }
 
 TEST_F(GpuOptions, NamedGpus) {
-  EXPECT_EQ(shown_by_ranks({"--gpus", "1,0"}), "0/2 visible=1,0 device= share=\n");
-  EXPECT_EQ(shown_by_ranks({"-n", "gpus", "--gpus", "1"}), "0/1 visible=1 device= share=\n");
-  EXPECT_EQ(shown_by_ranks({"-n", "1", "--gpus", "0, 01"}), "0/1 visible=0,1 device= share=\n");
+  EXPECT_EQ(shown_by_ranks({"--gpus", "1,0"}), "0/2 visible=1,0 device=cuda share=\n");
+  EXPECT_EQ(shown_by_ranks({"-n", "gpus", "--gpus", "1"}), "0/1 visible=1 device=cuda share=\n");
+  EXPECT_EQ(shown_by_ranks({"-n", "1", "--gpus", "0, 01"}), "0/1 visible=0,1 device=cuda share=\n");
   EXPECT_EQ(shown_by_ranks({"--gpus", "GPU-22222222-2222"}),
-            "0/1 visible=GPU-22222222-2222 device= share=\n");
-  EXPECT_EQ(shown_by_ranks({"--gpus", "MIG-1"}), "0/1 visible=MIG-1 device= share=\n");
+            "0/1 visible=GPU-22222222-2222 device=cuda share=\n");
+  EXPECT_EQ(shown_by_ranks({"--gpus", "MIG-1"}), "0/1 visible=MIG-1 device=cuda share=\n");
 }
 
 TEST_F(GpuOptions, NamedGpusOfAnAllottedList) {
   const Launched::Variables allotted{{"CUDA_VISIBLE_DEVICES", "1,0"}};
-  EXPECT_EQ(shown_by_ranks({"--gpus", "0"}, allotted), "0/1 visible=0 device= share=\n");
+  EXPECT_EQ(shown_by_ranks({"--gpus", "0"}, allotted), "0/1 visible=0 device=cuda share=\n");
   const Launched::Variables by_uuid{{"CUDA_VISIBLE_DEVICES", "GPU-22222222-2222"}};
-  EXPECT_EQ(shown_by_ranks({"--gpus", "1"}, by_uuid), "0/1 visible=1 device= share=\n");
+  EXPECT_EQ(shown_by_ranks({"--gpus", "1"}, by_uuid), "0/1 visible=1 device=cuda share=\n");
 }
 
 TEST_F(GpuOptions, SharedGpus) {
-  EXPECT_EQ(shown_by_ranks({"-n", "5", "--share-gpus"}), "0/5 visible=unset device= share=1\n");
+  EXPECT_EQ(shown_by_ranks({"-n", "5", "--share-gpus"}), "0/5 visible=unset device=cuda share=1\n");
   EXPECT_EQ(shown_by_ranks({"-n", "3", "--gpus", "1", "--share-gpus"}),
-            "0/3 visible=1 device= share=1\n");
+            "0/3 visible=1 device=cuda share=1\n");
   EXPECT_EQ(shown_by_ranks({"-n", "3", "--gpus", "1"}, {{"LOCKSTEP_SHARE_GPUS", "1"}}),
-            "0/3 visible=1 device= share=1\n");
+            "0/3 visible=1 device=cuda share=1\n");
 }
 
 TEST_F(GpuOptions, TheDeviceIsPassedOn) {

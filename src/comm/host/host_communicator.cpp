@@ -103,6 +103,11 @@ Work HostCommunicator::begin_message(Operation&& operation) {
   return Work(std::move(request));
 }
 
+void HostCommunicator::check_processes(std::string_view label) {
+  const detail::RankContext::CallGuard guard(*context_);
+  context_->check_processes(members_, label, where(label));
+}
+
 void HostCommunicator::poll() {
   // Announce all collectives that fit into the ring, so that members who are ahead can begin them.
   for (const auto& request : collectives_) {

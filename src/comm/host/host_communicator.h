@@ -33,6 +33,8 @@ class HostCommunicator final : public detail::BackendCommunicator {
   std::byte* at_place(std::uint64_t place) const override;
   std::shared_ptr<Communicator> split(int color, int key) override;
 
+  void check_processes(std::string_view label) override;
+
   void poll() override;
   void drop(std::vector<std::shared_ptr<void>>& pending) override;
 

@@ -74,7 +74,6 @@ bool HostRankContext::launcher_runs() {
 void HostRankContext::check(const detail::BackendRequest& operation) {
   if (!launcher_runs()) throw_failure(operation.where());
   for (const int rank : operation.missing()) {
-    const auto& state = arena().rank(rank);
     const auto status = peers_.status_of(rank);
     if (status != RankStatus::left && status != RankStatus::ended) continue;
     // Data that the rank published before it left are visible now.
@@ -82,12 +81,30 @@ void HostRankContext::check(const detail::BackendRequest& operation) {
     const auto missing = operation.missing();
     if (operation.complete() || std::find(missing.begin(), missing.end(), rank) == missing.end())
       return;
-    const std::string how = state.end_text[0] != '\0' ? concat(" (", state.end_text, ")") : "";
-    world_->fail({.kind = Failure::Kind::left,
-                  .rank = rank,
-                  .text = concat("rank ", world_rank(rank), " left the world", how, " before ",
-                                 operation.operation().label())});
+    fail_by_end(rank, operation.operation().label());
     throw_failure(operation.where());
+  }
+}
+
+void HostRankContext::fail_by_end(int rank, std::string_view label) {
+  const auto& state = arena().rank(rank);
+  const std::string how = state.end_text[0] != '\0' ? concat(" (", state.end_text, ")") : "";
+  world_->fail(
+      {.kind = Failure::Kind::left,
+       .rank = rank,
+       .text = concat("rank ", world_rank(rank), " left the world", how, " before ", label)});
+}
+
+void HostRankContext::check_processes(std::span<const int> ranks, std::string_view label,
+                                      std::string_view where) {
+  if (!launcher_runs()) throw_failure(where);
+  for (const int rank : ranks) {
+    if (rank == this->rank()) continue;
+    const auto status = peers_.status_of(rank);
+    const bool by_error = status == RankStatus::left && arena().rank(rank).end_text[0] != '\0';
+    if (status != RankStatus::ended && !by_error) continue;
+    fail_by_end(rank, label);
+    throw_failure(where);
   }
 }
 

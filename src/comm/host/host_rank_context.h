@@ -46,6 +46,10 @@ class HostRankContext final : public detail::RankContext,
   Arena& arena() const { return world_->arena(); }
 
   void check(const detail::BackendRequest& operation) override;
+  /// Ends the world if one of the ranks has ended or has left by an error. label and where: of what
+  /// this rank waits for.
+  /// Throws: CommError then.
+  void check_processes(std::span<const int> ranks, std::string_view label, std::string_view where);
   /// Called for every operation. Every 256th call ends the world if the launcher has ended, because
   /// a rank that never waits long makes no other check.
   void check_launcher_regularly() {
@@ -67,6 +71,8 @@ class HostRankContext final : public detail::RankContext,
   void retire(const Block& block);
 
  private:
+  /// Ends the world because the rank has left it or ended.
+  void fail_by_end(int rank, std::string_view label);
   bool advance() override {
     for (auto* group : groups()) group->poll();
     return false;

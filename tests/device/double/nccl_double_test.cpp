@@ -128,6 +128,7 @@ class NcclDouble : public ::testing::Test {
     set_delay(0);
     nccl_double_fail(0, 0);
     nccl_double_slow_init(0);
+    nccl_double_abort_waits_for_device(0);
     nccl_double_set_version(0);
     EXPECT_THAT(take_races(), IsEmpty());
     EXPECT_THAT(take_nccl_faults(), IsEmpty());
@@ -136,7 +137,7 @@ class NcclDouble : public ::testing::Test {
 
 constexpr std::int64_t length = 1000;
 
-/// What a rank contributes, on the CPU.
+/// The contribution of a rank, on the CPU.
 at::Tensor values(int rank, at::ScalarType dtype, std::int64_t count = length) {
   return ((at::arange(count) * (rank + 3)) % 17 - 5).to(dtype);
 }
@@ -172,7 +173,7 @@ at::Tensor reduced(int ranks, at::ScalarType dtype, ncclRedOp_t op, std::int64_t
 class NcclDoubleRanks : public NcclDouble, public ::testing::WithParamInterface<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, NcclDoubleRanks, ::testing::Values(1, 2, 3, 4, 7));
 
-/// What every rank count and both kinds of ranks are tested with.
+/// Every collective with every dtype, for any number and kind of ranks.
 void check_collectives(Rank& self) {
   const int n = self.size();
   const auto count = static_cast<std::size_t>(length);
@@ -432,6 +433,24 @@ TEST_F(NcclDouble, AbortEndsAWait) {
     EXPECT_FALSE(done.query());
     self.abort();
     done.synchronize();
+  });
+}
+
+TEST_F(NcclDouble, AbortsOfTwoCommunicatorsAtATime) {
+  nccl_double_abort_waits_for_device(1);
+  on_threads(2, [](Rank& self) {
+    ncclComm_t second = nullptr;
+    check(ncclCommSplit(self.comm(), 0, 0, &second, nullptr));
+    auto x = at::ones({8}, self.device());
+    if (self.rank() == 0) {  // rank 1 comes to neither
+      self.run([&](ncclComm_t comm, ncclStream_t stream) {
+        return ncclAllReduce(x.data_ptr(), x.data_ptr(), 8, ncclFloat32, ncclSum, comm, stream);
+      });
+      check(ncclAllReduce(x.data_ptr(), x.data_ptr(), 8, ncclFloat32, ncclSum, second, nullptr));
+    }
+    std::thread other([&] { check(ncclCommAbort(second)); });
+    self.abort();
+    other.join();
   });
 }
 

@@ -310,6 +310,7 @@ void install() {
   std::call_once(once, [] {
     register_accelerator();
     register_operators();
+    register_autocast();
   });
 }
 

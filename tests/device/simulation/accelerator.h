@@ -34,5 +34,6 @@ at::Generator next_generator(at::Generator source);
 
 void register_accelerator();
 void register_operators();
+void register_autocast();
 
 }  // namespace lockstep::simulation

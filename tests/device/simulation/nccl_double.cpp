@@ -70,11 +70,11 @@ struct ncclComm {
   std::atomic<int> kernels{0};  // launched and not at their end
   std::mutex start_mutex;       // of join() and the start of a part
 
-  // What the host has issued; guarded by issue_mutex.
+  // Operations that the host has issued; guarded by issue_mutex.
   std::uint64_t collectives = 0, splits = 0;
   std::map<int, std::uint64_t> sends, receives;
   std::vector<std::optional<Factor>> factors;
-  // What kernels have finished.
+  // Operations that kernels have finished.
   std::atomic<std::uint64_t> collectives_done{0};
   std::array<std::atomic<std::uint64_t>, most_ranks> sends_done{}, receives_done{};
 };
@@ -99,6 +99,7 @@ Failure failure = [] {
 }();
 std::atomic<int> slow_init{0};
 std::atomic<int> version{default_version};
+std::atomic<bool> abort_waits_for_device{false};
 std::map<std::uint64_t, ncclComm*>& communicators() {  // by address; never deleted
   static auto& all = *new std::map<std::uint64_t, ncclComm*>;
   return all;
@@ -590,10 +591,20 @@ void add(ncclComm* comm) {
   communicators()[reinterpret_cast<std::uint64_t>(comm)] = comm;
 }
 
-/// Waits for the communicator's kernels. False: they still run after the time.
-bool wait_for_kernels(const ncclComm& comm, std::optional<std::chrono::seconds> longest) {
+bool has_kernels(const ncclComm& comm, bool of_device) {
+  if (comm.kernels > 0) return true;
+  const std::lock_guard lock(issue_mutex);
+  return of_device && std::ranges::any_of(communicators(), [&](const auto& each) {
+           return each.second->device == comm.device && each.second->kernels > 0;
+         });
+}
+
+/// Waits for the communicator's kernels, or all of its device. False: they still run after the
+/// time.
+bool wait_for_kernels(const ncclComm& comm, std::optional<std::chrono::seconds> longest,
+                      bool of_device = false) {
   const auto begin = std::chrono::steady_clock::now();
-  while (comm.kernels > 0 && !simulation::exiting()) {
+  while (has_kernels(comm, of_device) && !simulation::exiting()) {
     if (longest && std::chrono::steady_clock::now() - begin > *longest) return false;
     pause_briefly();
   }
@@ -617,6 +628,7 @@ void nccl_double_fail_rank(int rank, int operation, int result) {
 }
 void nccl_double_fail(int operation, int result) { nccl_double_fail_rank(-1, operation, result); }
 void nccl_double_slow_init(int polls) { slow_init = polls; }
+void nccl_double_abort_waits_for_device(int on) { abort_waits_for_device = on != 0; }
 void nccl_double_set_version(int number) { version = number == 0 ? default_version : number; }
 
 ncclResult_t ncclGetVersion(int* number) {
@@ -744,10 +756,10 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
   if (!is_known(comm) || comm->is_destroyed || comm->is_aborted.exchange(true)) {
     return fault(ncclInvalidArgument, "ncclCommAbort of a communicator that has ended");
   }
-  if (!wait_for_kernels(*comm, longest_abort)) {
+  if (!wait_for_kernels(*comm, longest_abort, abort_waits_for_device)) {
     return fault(ncclInternalError,
                  "ncclCommAbort by rank " + std::to_string(comm->rank) +
-                     ": a kernel is queued behind work of its stream that does not end");
+                     ": a kernel of another communicator, or work before a kernel, does not end");
   }
   return ncclSuccess;
 }

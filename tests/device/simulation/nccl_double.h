@@ -14,7 +14,7 @@ extern "C" {
 /// is valid until the next call of this thread.
 const char* nccl_double_take_faults();
 
-/// Makes the n-th operation of this process from now on (1: the next) fail asynchronously: its
+/// Makes the n-th operation of this process from now on (1: the next) fail asynchronously. Its
 /// kernel hangs until the communicator is aborted, and ncclCommGetAsyncError returns the result. 0
 /// switches it off. The environment variable LOCKSTEP_NCCL_DOUBLE_FAIL=N:RESULT does the same at
 /// the start.
@@ -24,6 +24,11 @@ void nccl_double_fail_rank(int rank, int operation, int result);
 
 /// Lets a communicator without blocking be in progress for so many calls of ncclCommGetAsyncError.
 void nccl_double_slow_init(int polls);
+
+/// Whether ncclCommAbort also waits for the device's kernels of other communicators, as it does
+/// where it frees device memory (default: 0). A thread that aborts one communicator after the
+/// other then hangs, which is a fault after 10 s.
+void nccl_double_abort_waits_for_device(int on);
 
 /// Sets the version that ncclGetVersion returns, as 21903 for 2.19.3. 0: the default.
 void nccl_double_set_version(int version);

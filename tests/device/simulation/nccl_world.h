@@ -21,7 +21,8 @@ struct Issued {
   std::uint64_t operations;
 };
 
-/// What one rank passed to a collective. Ranks compare it and read each other's memory by it.
+/// The arguments of one rank's collective. Ranks compare them, and find each other's memory by
+/// them.
 struct Announcement {
   Operation operation;
   std::uint64_t count;
@@ -59,8 +60,8 @@ struct Member {
   int arena;  // descriptor of the process
 };
 
-/// What the ranks of a communicator share. Zeros are the initial state. It has no lock: a process
-/// that is killed leaves its peers waiting, as with NCCL, and they can still abort.
+/// The state that the ranks of a communicator share. Zeros are the initial state. It has no lock: a
+/// process that is killed leaves its peers waiting, as with NCCL, and they can still abort.
 struct World {
   std::atomic<int> size;
   std::atomic<int> joined;

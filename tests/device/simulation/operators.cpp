@@ -56,9 +56,11 @@ at::Tensor on_meta(const at::Tensor& t) {
   if (!t.defined() || (!ours(t) && t.dim() == 0)) return t;
   return at::empty_strided(t.sizes(), t.strides(), t.options().device(at::kMeta));
 }
-at::Tensor zeros_on_cpu(const at::Tensor& t) {
+/// Values that most kernels take: indices that exist, and probabilities that are not all zero.
+at::Tensor sample_on_cpu(const at::Tensor& t) {
   if (!ours(t)) return t;
-  return at::empty_strided(t.sizes(), t.strides(), t.options().device(at::kCPU)).zero_();
+  const auto options = t.options().device(at::kCPU);
+  return at::empty_strided(t.sizes(), t.strides(), options).fill_(t.is_floating_point() ? 1 : 0);
 }
 
 /// A copy of the value with f applied to every tensor, and simulated devices replaced.
@@ -123,7 +125,7 @@ Shape shape_of(const at::Tensor& t) {
   return {t.sizes().vec(), t.strides().vec(), t.scalar_type(), true};
 }
 
-/// By the Meta kernel. Where there is none, by the CPU kernel over zeros, once a signature.
+/// By the Meta kernel. Where there is none, by the CPU kernel over other values, once a signature.
 Shapes result_shapes(const c10::OperatorHandle& op, const Stack& stack) {
   static std::mutex mutex;
   static auto& known = *new std::map<std::string, Shapes>;
@@ -145,7 +147,7 @@ Shapes result_shapes(const c10::OperatorHandle& op, const Stack& stack) {
       const std::lock_guard lock(mutex);
       if (const auto found = known.find(name); found != known.end()) return found->second;
     }
-    results = mapped(stack, c10::DeviceType::CPU, zeros_on_cpu);
+    results = mapped(stack, c10::DeviceType::CPU, sample_on_cpu);
     op.callBoxed(&results);
   }
   Shapes shapes;
@@ -336,33 +338,37 @@ class Call {
   }
 
   Stack run_later() {
-    const auto& overload = op_.schema().overload_name();
-    const bool may_resize = overload.find("out") != std::string::npos ||
-                            overload.find("grad_input") != std::string::npos;
-    bool complete = true;
+    const auto& schema = op_.schema();
+    // A kernel may resize what it is given to write to, and an alias of memory cannot be resized.
+    Stack given = given_;
+    bool has_out = false;
+    for (std::size_t i = 0; i < given.size(); ++i) {
+      if (!schema.arguments()[i].is_out() || !given[i].isTensor()) continue;
+      given[i] = at::empty({0}, given[i].toTensor().options().device(at::kCPU));
+      has_out = true;
+    }
+    bool complete = !has_out;
     for (const auto& result : results_) complete = complete && !result.isNone();
-    std::vector<std::pair<std::size_t, std::vector<at::Tensor>>> fresh;
-    if (!complete || may_resize) {
-      const auto shapes = result_shapes(kernel_, given_);
+    std::vector<std::pair<std::size_t, std::vector<at::Tensor>>> targets;  // to copy results to
+    if (!complete) {
+      const auto shapes = result_shapes(kernel_, given);
       for (std::size_t r = 0; r < results_.size(); ++r) {
-        if (results_[r].isTensor()) {
+        if (results_[r].isTensor() && has_out) {
           resize(results_[r].toTensor(), shapes[r][0]);
+          targets.emplace_back(r, std::vector{on_cpu(results_[r].toTensor())});
         } else if (results_[r].isNone()) {
-          fresh.emplace_back(r, make(shapes[r]));
-          if (op_.schema().returns()[r].type()->kind() == c10::TypeKind::TensorType) {
-            results_[r] = fresh.back().second[0];
+          const auto made = make(shapes[r]);
+          auto& [index, aliases] = targets.emplace_back(r, std::vector<at::Tensor>{});
+          for (const auto& t : made) aliases.push_back(on_cpu(t));
+          if (schema.returns()[r].type()->kind() == c10::TypeKind::TensorType) {
+            results_[r] = made[0];
           } else {
-            results_[r] = c10::List<at::Tensor>(fresh.back().second);
+            results_[r] = c10::List<at::Tensor>(made);
           }
         }
       }
     }
-    auto here = std::make_shared<Stack>(mapped(given_, c10::DeviceType::CPU, on_cpu));
-    std::vector<std::pair<std::size_t, std::vector<at::Tensor>>> targets;
-    for (const auto& [r, tensors] : fresh) {
-      auto& [result, aliases] = targets.emplace_back(r, std::vector<at::Tensor>{});
-      for (const auto& t : tensors) aliases.push_back(on_cpu(t));
-    }
+    auto here = std::make_shared<Stack>(mapped(given, c10::DeviceType::CPU, on_cpu));
     enqueue(stream_, name_, Kind::kernel, accesses_, [kernel = kernel_, here, targets] {
       const at::AutoDispatchBelowAutograd below;
       kernel.callBoxed(here.get());

@@ -60,7 +60,7 @@ using Blocks = std::map<std::uintptr_t, Block>;
 
 std::uintptr_t address(const void* memory) { return reinterpret_cast<std::uintptr_t>(memory); }
 
-/// One device's memory, which is mapped twice. Programs see the mapping that nobody may access.
+/// One device's memory, which is mapped twice. Programs see the mapping without access.
 struct Arena {
   int file = -1;
   std::byte* device = nullptr;
@@ -270,7 +270,7 @@ void check(Stream* stream, const std::string* name, const Access& access) {
              " memory that " + *old.name + " on " + all.streams[old.stream]->name() +
              (old.writes ? " writes" : " reads") + ", and no event orders them");
     }
-    // Whatever is ordered after this access is ordered after the old one too.
+    // An access that is ordered after this one is ordered after the old one too.
     const bool covered = old.begin >= begin && old.end <= end;
     const bool as_strong = access.writes || !old.writes;
     return ordered && covered && as_strong && (access.writes || old.stream == stream->index);

@@ -30,7 +30,7 @@ void set_delay(int microseconds);
 /// Sets a pause before each task of one stream. A stream is named by c10::Stream::id().
 void slow_down(int device, int stream, int microseconds);
 
-/// What this process has given its devices since it started.
+/// The work that this process has given its devices since it started.
 struct Counts {
   std::uint64_t kernels = 0;                ///< operators, among them copies within a device
   std::uint64_t collectives = 0;            ///< kernels of the double of NCCL

@@ -1,0 +1,19 @@
+#include "device/graph_capture.h"
+
+#include <dlfcn.h>
+
+namespace lockstep::inline v0_2::device {
+
+bool is_capturing(const c10::Stream& stream) {
+  if (stream.device_type() != c10::DeviceType::CUDA) return false;
+  // cudaStreamIsCapturing() of the CUDA runtime that LibTorch has loaded.
+  using Function = int (*)(void* stream, int* status);
+  static const auto ask =
+      reinterpret_cast<Function>(::dlsym(RTLD_DEFAULT, "cudaStreamIsCapturing"));
+  constexpr int success = 0;
+  constexpr int none = 0;
+  int status = none;
+  return ask != nullptr && ask(stream.native_handle(), &status) == success && status != none;
+}
+
+}  // namespace lockstep::device

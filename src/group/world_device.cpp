@@ -1,0 +1,138 @@
+#include "group/world_device.h"
+
+#include <c10/core/Device.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "core/environment.h"
+#include "core/operation_error.h"
+#include "core/text.h"
+#include "lockstep/device_group.h"
+#include "lockstep/error.h"
+
+namespace lockstep::inline v0_2::detail {
+namespace {
+
+/// Number of devices of a type that this process can use.
+std::int64_t count_of(at::DeviceType type) {
+  if (!c10::impl::hasDeviceGuardImpl(type)) return 0;
+  return c10::impl::getDeviceGuardImpl(type)->deviceCount();
+}
+
+/// The type that this rank asks for; none for automatic.
+std::optional<at::DeviceType> requested(const InitOptions& options) {
+  if (options.device) return options.device;
+  const auto text = variable("LOCKSTEP_DEVICE").value_or("");
+  if (text.empty() || text == "auto") return std::nullopt;
+  try {
+    const at::Device device{std::string(text)};
+    if (!device.has_index()) return device.type();
+  } catch (const std::exception&) {
+    // No device has this name.
+  }
+  throw_invalid("init", "got LOCKSTEP_DEVICE=", text,
+                ", expected auto, cpu, cuda, or the name of another device type of LibTorch");
+}
+
+DeviceBackend backend_of(at::DeviceType type) {
+  const bool share = variable("LOCKSTEP_SHARE_GPUS").value_or("") == "1";
+  const auto text = variable("LOCKSTEP_DEVICE_BACKEND").value_or("");
+  if (text == "nccl" && share) {
+    throw_invalid("init",
+                  "got LOCKSTEP_DEVICE_BACKEND=nccl and LOCKSTEP_SHARE_GPUS=1, expected one of "
+                  "them: ranks that share a GPU exchange tensors through host memory");
+  }
+  if (text == "nccl") return DeviceBackend::nccl;
+  if (text == "staged" || share) return DeviceBackend::staged;
+  if (!text.empty()) {
+    throw_invalid("init", "got LOCKSTEP_DEVICE_BACKEND=", text, ", expected nccl or staged");
+  }
+  return type == at::kCUDA ? DeviceBackend::nccl : DeviceBackend::staged;
+}
+
+/// What a rank asks for and has. All values are the same type, for one collective.
+struct Wish {
+  std::int64_t type = -1;  ///< -1 for automatic
+  std::int64_t devices = 0;
+};
+
+std::vector<Wish> exchange(const Group& host, const Wish& own) {
+  std::vector<Wish> wishes(static_cast<std::size_t>(host.size()));
+  host.communicator()
+      .all_gather(&own, wishes.data(), sizeof own / sizeof(std::int64_t), DType::i64)
+      .wait();
+  return wishes;
+}
+
+std::string name_of(std::int64_t type) {
+  return type < 0 ? "auto" : c10::DeviceTypeName(static_cast<at::DeviceType>(type), true);
+}
+
+/// The type that all ranks use, derived from all wishes alike on every rank.
+at::DeviceType agreed_type(const Group& host, const std::vector<Wish>& wishes) {
+  const auto prefix = concat("rank ", host.rank(), " of ", host.size(), ": ");
+  for (std::size_t rank = 1; rank < wishes.size(); ++rank) {
+    if (wishes[rank].type == wishes[0].type) continue;
+    throw_invalid("init", prefix, "got device ", name_of(wishes[0].type), " on rank 0 and ",
+                  name_of(wishes[rank].type), " on rank ", rank,
+                  ", expected the same on all ranks");
+  }
+  const bool is_automatic = wishes[0].type < 0;
+  const auto has_none = [](const Wish& wish) { return wish.devices == 0; };
+  if (is_automatic && std::ranges::all_of(wishes, has_none)) return at::kCPU;
+  const auto type = is_automatic ? at::kCUDA : static_cast<at::DeviceType>(wishes[0].type);
+  const auto without = std::ranges::find_if(wishes, has_none);
+  if (without != wishes.end()) {
+    throw_invalid("init", prefix, "got no ", c10::DeviceTypeName(type, true), " device on rank ",
+                  without - wishes.begin(),
+                  c10::impl::hasDeviceGuardImpl(type)
+                      ? ", expected one: see `lockstep doctor`, or set LOCKSTEP_DEVICE=cpu"
+                      : ", and this build of LibTorch does not support it, expected a build that "
+                        "does, or LOCKSTEP_DEVICE=cpu");
+  }
+  return type;
+}
+
+at::Device device_of_rank(const Group& host, at::DeviceType type) {
+  const auto devices = count_of(type);
+  const int local = host.local_rank();
+  const bool shares = variable("LOCKSTEP_SHARE_GPUS").value_or("") == "1";
+  // Some launchers show each rank one device only. NCCL detects if it is the same one.
+  if (local >= devices && !shares && devices > 1) {
+    throw_invalid("init", "got ", host.local_size(), " ranks and ", devices, ' ',
+                  c10::DeviceTypeName(type, true),
+                  " devices on this host, expected a device for each rank: start ", devices,
+                  " ranks for each host, share the devices (lockstep run --share-gpus or "
+                  "LOCKSTEP_SHARE_GPUS=1), or train on the CPU (LOCKSTEP_DEVICE=cpu)");
+  }
+  return {type, static_cast<c10::DeviceIndex>(local % devices)};
+}
+
+}  // namespace
+
+Group on_device_of_world(const Group& host, const InitOptions& options) {
+  const auto wish = requested(options);
+  if (wish == at::kCPU) return host;
+  // Ranks run the same build: without CUDA, none of them can get a GPU by default.
+  if (!wish && !c10::impl::hasDeviceGuardImpl(at::kCUDA)) return host;
+  const auto type =
+      agreed_type(host, exchange(host, {.type = wish ? static_cast<std::int64_t>(*wish) : -1,
+                                        .devices = count_of(wish.value_or(at::kCUDA))}));
+  if (type == at::kCPU) return host;
+  at::Device device = type;
+  DeviceGroupOptions device_options{.timeout = options.timeout};
+  all_or_none(host, [&] {
+    device_options.backend = backend_of(type);
+    device = device_of_rank(host, type);
+  });
+  c10::impl::getDeviceGuardImpl(type)->setDevice(device);
+  return device_group(host, device, device_options);
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,137 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <memory>
+#include <random>
+#include <string>
+
+#include "lockstep/distributed_data_parallel.h"
+#include "lockstep/error.h"
+#include "tests/device/on_devices.h"
+#include "tests/ranks.h"
+
+// Ranks that are processes, each with simulated devices of its own, and ranks that are killed.
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+
+Group device_world(const std::shared_ptr<Communicator>& ranks, DeviceBackend backend, int index) {
+  prepare_devices();
+  at::set_num_threads(1);
+  const auto device = device_of(index);
+  c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
+  return device_group(Group(ranks), device,
+                      {.backend = backend, .timeout = std::chrono::seconds(20)});
+}
+
+/// Trains for some steps. Before the step with this number, the rank ends as if by the kernel.
+void train(const Group& group, int steps, int end_before) {
+  auto model = std::make_shared<torch::nn::SequentialImpl>(torch::nn::Linear(20, 30),
+                                                           torch::nn::Linear(30, 5));
+  {
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : model->parameters()) parameter.fill_(0.01);
+  }
+  model->to(group.device());
+  torch::optim::SGD sgd(model->parameters(), 0.1);
+  DistributedDataParallel ddp(model, group, DataParallelOptions{.buckets = {0, 0}});
+  for (int step = 0; step < steps; ++step) {
+    if (step == end_before) ::kill(::getpid(), SIGKILL);
+    sgd.zero_grad();
+    const auto input = at::full({4, 20}, group.rank() + 1.0).to(group.device());
+    const auto loss = ddp(input).square().mean();
+    loss.backward();
+    sgd.step();
+    (void)loss.item<float>();  // waits for the device
+  }
+  const auto sum = model->parameters()[0].detach().sum().cpu();
+  const auto largest = sum.clone();
+  group.host().all_reduce(largest, ReduceOp::max).wait();
+  if (largest.item<float>() != sum.item<float>()) throw std::runtime_error("replicas differ");
+}
+
+const ProcessBody staged_training("device: staged, ranks share a device", [](auto ranks) {
+  train(device_world(ranks, DeviceBackend::staged, 0), 6, -1);
+});
+const ProcessBody nccl_training("device: nccl", [](auto ranks) {
+  train(device_world(ranks, DeviceBackend::nccl, ranks->rank()), 6, -1);
+});
+const ProcessBody same_device("device: nccl, ranks share a device", [](auto ranks) {
+  try {
+    (void)device_world(ranks, DeviceBackend::nccl, 0);
+  } catch (const BackendUnavailable& error) {
+    if (std::string(error.what()).find("NCCL needs a GPU for each rank") != std::string::npos)
+      return;
+    throw;
+  }
+  throw std::runtime_error("accepted");
+});
+
+/// LOCKSTEP_TEST_KILL=RANK,STEP
+void train_with_kill(const std::shared_ptr<Communicator>& ranks, DeviceBackend backend) {
+  const std::string kill = std::getenv("LOCKSTEP_TEST_KILL");
+  const int victim = std::stoi(kill);
+  const int step = std::stoi(kill.substr(kill.find(',') + 1));
+  const auto group = device_world(ranks, backend, ranks->rank());
+  train(group, 1000, group.rank() == victim ? step : -1);
+}
+const ProcessBody staged_kill("device: staged, a rank is killed",
+                              [](auto ranks) { train_with_kill(ranks, DeviceBackend::staged); });
+const ProcessBody nccl_kill("device: nccl, a rank is killed",
+                            [](auto ranks) { train_with_kill(ranks, DeviceBackend::nccl); });
+
+class DeviceProcesses : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (processes() > 0) GTEST_SKIP() << "starts processes itself";
+    if (device_count() < 2) GTEST_SKIP() << "needs 2 GPUs, has " << device_count();
+  }
+};
+
+TEST_F(DeviceProcesses, Train) {
+  expect_processes(3, "device: staged, ranks share a device");
+  expect_processes(some_ranks(), "device: nccl");
+  expect_processes(2, "device: nccl, ranks share a device");
+}
+
+// LOCKSTEP_TEST_REPEATS=100 is the long form.
+TEST_F(DeviceProcesses, NameARankThatWasKilled) {
+  const char* const text = std::getenv("LOCKSTEP_TEST_REPEATS");
+  const int ranks = some_ranks();
+  const int repeats = text != nullptr ? std::stoi(text) : 3;
+  std::minstd_rand random(17);
+  for (int repeat = 0; repeat < repeats; ++repeat) {
+    const int victim = static_cast<int>(random() % static_cast<unsigned>(ranks));
+    const auto kill = std::to_string(victim) + "," + std::to_string(random() % 12);
+    SCOPED_TRACE(kill);
+    ::setenv("LOCKSTEP_TEST_KILL", kill.c_str(), 1);
+    for (const auto* body :
+         {"device: staged, a rank is killed", "device: nccl, a rank is killed"}) {
+      SCOPED_TRACE(body);
+      const auto begin = std::chrono::steady_clock::now();
+      const auto outcomes = run_processes(ranks, body);
+      EXPECT_LT(std::chrono::steady_clock::now() - begin,
+                std::chrono::seconds(on_gpus() ? 60 : 15));
+      for (int rank = 0; rank < ranks; ++rank) {
+        const auto& outcome = outcomes[static_cast<std::size_t>(rank)];
+        if (rank == victim) {
+          EXPECT_FALSE(outcome.exited);
+          continue;
+        }
+        EXPECT_TRUE(outcome.exited) << outcome.code;
+        EXPECT_EQ(outcome.code, 1);
+        EXPECT_THAT(outcome.err, HasSubstr("rank " + std::to_string(victim) + " left the world"));
+      }
+    }
+  }
+  ::unsetenv("LOCKSTEP_TEST_KILL");
+}
+
+}  // namespace
+}  // namespace lockstep::testing

@@ -1,0 +1,214 @@
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/distributed_data_parallel.h"
+#include "lockstep/distributed_optimizer.h"
+#include "lockstep/strategy.h"
+#include "tests/device/on_devices.h"
+
+// The order of work on streams, the life of memory, and what a step costs the host. The simulated
+// device reports an access that no event orders, also where the result happens to be right.
+
+namespace lockstep::testing {
+namespace {
+
+at::TensorOptions options_of(const Group& group) {
+  return at::TensorOptions().device(group.device());
+}
+
+c10::Stream new_stream(const Group& group) {
+  return c10::impl::VirtualGuardImpl(group.device().type()).getStreamFromGlobalPool(group.device());
+}
+
+c10::Stream current_stream(const Group& group) {
+  return c10::impl::VirtualGuardImpl(group.device().type()).getStream(group.device());
+}
+
+void order(const c10::Stream& earlier, const c10::Stream& later) {
+  c10::Event event(earlier.device_type());
+  event.record(earlier);
+  event.block(later);
+}
+
+class Streams : public OnDevices {
+ protected:
+  void SetUp() override {
+    OnDevices::SetUp();
+    if (!IsSkipped()) delay_streams(200);
+  }
+  void TearDown() override { delay_streams(0); }
+};
+
+// The program may drop a tensor before its collective is complete.
+TEST_P(Streams, OperationsKeepTheirTensors) {
+  run([](const Group& group) {
+    for (int i = 0; i < 20; ++i) {
+      auto tensor = at::ones({5000}, options_of(group));
+      auto work = group.all_reduce(tensor);
+      tensor.reset();
+      const auto other = at::zeros({5000}, options_of(group)).add_(1);  // may get the same memory
+      work.wait();
+      EXPECT_EQ(other.sum().item<float>(), 5000);
+    }
+  });
+}
+
+// Inputs and outputs may be made on another stream than that of the collective's caller.
+TEST_P(Streams, WaitBlocksTheStreamThatIsCurrentThen) {
+  run([](const Group& group) {
+    const auto tensor = at::ones({5000}, options_of(group));
+    const auto other = new_stream(group);
+    auto work = group.all_reduce(tensor);
+    order(current_stream(group), other);
+    const c10::StreamGuard guard(other);
+    work.wait();
+    EXPECT_EQ(tensor[17].item<float>(), group.size());
+  });
+}
+
+TEST_P(Streams, AGroupEndsAfterItsOperations) {
+  run([](const Group& group) {
+    const auto tensor = at::ones({5000}, options_of(group));
+    {
+      const auto part = group.split(0, group.rank());
+      part.all_reduce(tensor).wait();
+    }
+    EXPECT_EQ(tensor[17].item<float>(), group.size());
+  });
+}
+
+/// Two layers whose forward, and so whose backward, is on different streams.
+struct Branches : torch::nn::Module {
+  explicit Branches(const Group& group) : stream(new_stream(group)) {
+    register_module("left", left);
+    register_module("right", right);
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : parameters()) parameter.fill_(0.01);
+    to(group.device());
+  }
+  at::Tensor forward(const at::Tensor& input) {
+    const auto main = c10::impl::VirtualGuardImpl(input.device().type()).getStream(input.device());
+    order(main, stream);
+    at::Tensor other;
+    {
+      const c10::StreamGuard guard(stream);
+      other = right(input).square();
+    }
+    const auto own = left(input).square();
+    order(stream, main);
+    other.record_stream(main);
+    return own + other;
+  }
+  torch::nn::Linear left{torch::nn::Linear(40, 40)};
+  torch::nn::Linear right{torch::nn::Linear(40, 40)};
+  c10::Stream stream;
+};
+
+TEST_P(Streams, GradientsOfSeveralStreams) {
+  run([](const Group& group) {
+    auto model = std::make_shared<Branches>(group);
+    DistributedDataParallel ddp(model, group);
+    for (int step = 0; step < 4; ++step) {
+      model->zero_grad();
+      ddp(at::full({8, 40}, group.rank() + 1.0, options_of(group))).sum().backward();
+    }
+    // d/dw of (w·x·40 + b)² summed over 8 samples, averaged over ranks.
+    double expected = 0;
+    for (int rank = 1; rank <= group.size(); ++rank) {
+      expected += 8 * 2 * (0.01 * 40 * rank + 0.01) * rank / group.size();
+    }
+    for (const auto& layer : {model->left, model->right}) {
+      EXPECT_NEAR(layer->weight.grad()[3][5].item<double>(), expected, 1e-4 * expected);
+    }
+  });
+}
+
+TEST_P(Streams, SynchronizeAndAverages) {
+  run([](const Group& group) {
+    torch::nn::Linear model(torch::nn::LinearOptions(30, 30));
+    {
+      const torch::NoGradGuard no_grad;
+      for (auto& parameter : model->parameters()) parameter.fill_(0.01);
+    }
+    model->to(group.device());
+    torch::optim::SGD sgd(model->parameters(), 0.1);
+    DistributedOptimizer optimizer(sgd, *model, group, parse_strategy("local_sgd:period=3"));
+    for (int step = 0; step < 5; ++step) {
+      const auto input = at::full({4, 30}, group.rank() + step + 1.0, options_of(group));
+      optimizer.backward_and_update(model->forward(input).mean());
+    }
+    optimizer.synchronize();
+    const auto mine = model->weight.detach().sum().cpu();
+    const auto largest = mine.clone();
+    group.host().all_reduce(largest, ReduceOp::max).wait();
+    EXPECT_EQ(mine.item<float>(), largest.item<float>());
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, Streams,
+                         ::testing::Combine(::testing::Values(DeviceBackend::staged,
+                                                              DeviceBackend::nccl),
+                                            ::testing::Values(1, 2, 3)),
+                         name_of);
+
+class CostOfAStep : public OnSimulation {};
+
+/// What one step costs, after some steps.
+struct Cost {
+  simulation::Counts of_step;
+  std::size_t parameters = 0;
+};
+
+Cost cost_of_step(const std::string& strategy, bool wrapped) {
+  Cost cost;
+  on_devices(1, DeviceBackend::nccl, [&](const Group& group) {
+    auto model = std::make_shared<torch::nn::SequentialImpl>(
+        torch::nn::Linear(20, 30), torch::nn::ReLU(), torch::nn::Linear(30, 30), torch::nn::ReLU(),
+        torch::nn::Linear(30, 5));
+    model->to(group.device());
+    cost.parameters = model->parameters().size();
+    std::optional<DistributedDataParallel<torch::nn::SequentialImpl>> ddp;
+    if (wrapped)
+      ddp.emplace(model, group, DataParallelOptions{.strategy = parse_strategy(strategy)});
+    const auto input = at::ones({4, 20}, options_of(group));
+    simulation::Counts before;
+    for (int step = 0; step < 4; ++step) {
+      simulation::synchronize_all();
+      before = simulation::counts();
+      model->zero_grad();
+      (wrapped ? (*ddp)(input) : model->forward(input)).sum().backward();
+      cost.of_step = simulation::counts() - before;
+    }
+  });
+  return cost;
+}
+
+TEST_F(CostOfAStep, OfFp32IsACopyForEachParameterAndACollectiveForEachBucket) {
+  const auto plain = cost_of_step("fp32", false);
+  const auto wrapped = cost_of_step("fp32", true);
+  EXPECT_LE(wrapped.of_step.kernels, plain.of_step.kernels + plain.parameters);
+  EXPECT_EQ(wrapped.of_step.collectives, 1u);
+  EXPECT_EQ(wrapped.of_step.copies, plain.of_step.copies);
+  EXPECT_EQ(wrapped.of_step.host_synchronisations, plain.of_step.host_synchronisations);
+}
+
+TEST_F(CostOfAStep, NoWaitOfTheHostForTheDevice) {
+  for (const auto* strategy : {"fp32", "fp16", "bf16", "topk:0.1", "power_sgd:rank=1"}) {
+    EXPECT_EQ(cost_of_step(strategy, true).of_step.host_synchronisations, 0u) << strategy;
+  }
+  // These run in memory of the host: the copies of the bucket to the host and back wait.
+  for (const auto* strategy : {"threshold:0.01", "int8"}) {
+    EXPECT_EQ(cost_of_step(strategy, true).of_step.host_synchronisations, 2u) << strategy;
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::testing

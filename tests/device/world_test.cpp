@@ -1,0 +1,130 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "comm/communicator.h"
+#include "lockstep/error.h"
+#include "lockstep/init.h"
+#include "tests/device/on_devices.h"
+
+// How a world gets its devices: options, environment, and worlds that cannot have them.
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+/// Sets an environment variable until the end of the scope.
+class Variable {
+ public:
+  Variable(const char* name, const char* value) : name_(name) { ::setenv(name, value, 1); }
+  ~Variable() { ::unsetenv(name_); }
+  Variable(const Variable&) = delete;
+  Variable& operator=(const Variable&) = delete;
+
+ private:
+  const char* name_;
+};
+
+/// The error of a world of n thread ranks; empty if there is none.
+std::string refusal(int n, const InitOptions& options = {}) {
+  try {
+    spawn(
+        n, [](const Group&) {}, options);
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+  return "";
+}
+
+class DeviceWorld : public OnSimulation {};
+
+TEST_F(DeviceWorld, GivesEachRankTheDeviceOfItsLocalRank) {
+  simulation::install();
+  const Variable library("LOCKSTEP_NCCL", LOCKSTEP_NCCL_DOUBLE);
+  for (const auto* backend : {"staged", "nccl"}) {
+    const Variable chosen("LOCKSTEP_DEVICE_BACKEND", backend);
+    const Variable device("LOCKSTEP_DEVICE", "sim");
+    spawn(3, [&](const Group& world) {
+      EXPECT_EQ(world.device(),
+                at::Device(at::kPrivateUse1, static_cast<c10::DeviceIndex>(world.rank())));
+      EXPECT_EQ(world.communicator().backend(), backend);
+      EXPECT_TRUE(world.host().device().is_cpu());
+      // The device of the rank is the current one.
+      const auto tensor = at::ones({10}, at::TensorOptions().device(at::kPrivateUse1));
+      world.all_reduce(tensor).wait();
+      EXPECT_EQ(tensor.sum().item<float>(), 30);
+    });
+  }
+}
+
+TEST_F(DeviceWorld, IsOnTheCpuByDefaultWithoutCuda) {
+  spawn(2, [](const Group& world) {
+    EXPECT_TRUE(world.device().is_cpu());
+    EXPECT_EQ(&world.host().communicator(), &world.communicator());
+  });
+  const Variable device("LOCKSTEP_DEVICE", "sim");
+  spawn(2, [](const Group& world) { EXPECT_TRUE(world.device().is_cpu()); }, {.device = at::kCPU});
+}
+
+TEST_F(DeviceWorld, NeedsADeviceForEachRank) {
+  simulation::install();
+  EXPECT_THAT(refusal(2, {.device = at::kCUDA}),
+              AllOf(HasSubstr("got no cuda device on rank 0, and this build of LibTorch"),
+                    HasSubstr("LOCKSTEP_DEVICE=cpu")));
+  EXPECT_THAT(
+      refusal(9, {.device = at::kPrivateUse1}),
+      AllOf(HasSubstr("got 9 ranks and 8 sim devices on this host"), HasSubstr("--share-gpus")));
+  const Variable share("LOCKSTEP_SHARE_GPUS", "1");
+  EXPECT_THAT(refusal(9, {.device = at::kPrivateUse1}),
+              HasSubstr("ranks 0 and 8 are threads that share device 0"));
+}
+
+TEST_F(DeviceWorld, RefusesUnknownSettings) {
+  simulation::install();
+  {
+    const Variable device("LOCKSTEP_DEVICE", "gpu");
+    EXPECT_THAT(refusal(2), HasSubstr("got LOCKSTEP_DEVICE=gpu, expected auto, cpu, cuda"));
+  }
+  {
+    const Variable device("LOCKSTEP_DEVICE", "sim:1");
+    EXPECT_THAT(refusal(2), HasSubstr("got LOCKSTEP_DEVICE=sim:1, expected"));
+  }
+  const InitOptions options{.device = at::kPrivateUse1};
+  const Variable backend("LOCKSTEP_DEVICE_BACKEND", "gloo");
+  EXPECT_THAT(refusal(2, options),
+              HasSubstr("LOCKSTEP_DEVICE_BACKEND=gloo, expected nccl or staged"));
+  const Variable nccl("LOCKSTEP_DEVICE_BACKEND", "nccl");
+  const Variable share("LOCKSTEP_SHARE_GPUS", "1");
+  EXPECT_THAT(refusal(2, options), HasSubstr("expected one of them"));
+}
+
+// A process loads NCCL once, so these are processes.
+TEST_F(DeviceWorld, NeedsNccl) {
+  simulation::install();
+  const auto exits_with = [](const char* library, int version) {
+    ::setenv("LOCKSTEP_NCCL", library, 1);
+    nccl_double_set_version(version);
+    try {
+      const Variable backend("LOCKSTEP_DEVICE_BACKEND", "nccl");
+      spawn(2, [](const Group&) {}, {.device = at::kPrivateUse1});
+    } catch (const BackendUnavailable& error) {
+      std::fprintf(stderr, "%s\n", error.what());
+      std::_Exit(3);
+    }
+    std::_Exit(0);
+  };
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(exits_with("/nonexistent/libnccl.so.2", 0), ::testing::ExitedWithCode(3),
+              "cannot load /nonexistent/libnccl.so.2.*expected NCCL 2.19.0 or newer");
+  EXPECT_EXIT(exits_with(LOCKSTEP_NCCL_DOUBLE, 21805), ::testing::ExitedWithCode(3),
+              "got NCCL 2.18.5 from .*expected NCCL 2.19.0 or newer");
+  EXPECT_EXIT(exits_with(LOCKSTEP_NCCL_DOUBLE, 21900), ::testing::ExitedWithCode(0), "");
+}
+
+}  // namespace
+}  // namespace lockstep::testing
