@@ -43,7 +43,8 @@ that has TorchConfig.cmake, or build Lockstep with LibTorch ${Torch_VERSION}.")
 endif()
 
 # TorchConfig.cmake stops without CUDA's compiler when its LibTorch has CUDA, as the usual wheel has.
-# Lockstep compiles no CUDA code: there, the two libraries that it links are named by hand.
+# Lockstep compiles no CUDA code: there, the libraries that it links are named by hand. A program calls
+# no function of libtorch_cuda, which registers its operators when it is loaded.
 set(lockstep_torch_cuda)
 if(EXISTS "${Torch_DIR}/../Caffe2/Caffe2Config.cmake")
   file(STRINGS "${Torch_DIR}/../Caffe2/Caffe2Config.cmake" lockstep_torch_cuda
@@ -59,7 +60,8 @@ elseif(lockstep_torch_cuda AND NOT LOCKSTEP_NVCC)
     IMPORTED_LOCATION "${TORCH_INSTALL_PREFIX}/lib/libtorch_cpu.so"
     INTERFACE_INCLUDE_DIRECTORIES
       "${TORCH_INSTALL_PREFIX}/include;${TORCH_INSTALL_PREFIX}/include/torch/csrc/api/include"
-    INTERFACE_LINK_LIBRARIES "${TORCH_INSTALL_PREFIX}/lib/libc10.so")
+    INTERFACE_LINK_LIBRARIES
+      "${TORCH_INSTALL_PREFIX}/lib/libc10.so;-Wl,--push-state,--no-as-needed,${TORCH_INSTALL_PREFIX}/lib/libtorch_cuda.so,--pop-state")
 else()
   # Its warnings are about parts of LibTorch that nobody here asks for.
   set(lockstep_log_level "${CMAKE_MESSAGE_LOG_LEVEL}")

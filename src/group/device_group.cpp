@@ -47,6 +47,10 @@ void check_device(const Group& group, at::Device device, const DeviceGroupOption
     refuse("got device ", device, ", which this build of LibTorch does not support");
   }
   const auto count = c10::impl::getDeviceGuardImpl(device.type())->deviceCount();
+  if (count == 0) {
+    refuse("got device ", device, ", but this process can use no device of this type: check the ",
+           "driver and CUDA_VISIBLE_DEVICES with `lockstep doctor`");
+  }
   if (device.index() >= count) {
     refuse("got device ", device, ", expected an index below ", static_cast<int>(count),
            ", the number of devices that this process can use");

@@ -1,45 +1,121 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <torch/cuda.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <functional>
+#include <stdexcept>
+#include <string>
+#include <tuple>
 
+#include "core/environment.h"
+#include "core/text.h"
 #include "lockstep/device_group.h"
 #include "lockstep/init.h"
 #include "tests/device/simulation/nccl_double.h"
 #include "tests/device/simulation/simulation.h"
+#include "tests/gpus.h"
 
+// Tests use the simulated device and the double of NCCL, or GPUs and the real NCCL, which have no
+// check of races and arguments: tests/gpus.h.
 namespace lockstep::testing {
 
-/// Runs fn on n thread ranks, rank r with the simulated device r. Afterwards every access to the
-/// devices must have been ordered.
-inline void on_devices(int n, DeviceBackend backend, const std::function<void(Group)>& fn,
-                       std::chrono::milliseconds timeout = std::chrono::seconds(20)) {
+/// The number of devices that a process can use.
+inline int device_count() {
+  return on_gpus() ? static_cast<int>(torch::cuda::device_count()) : simulation::devices;
+}
+
+inline at::Device device_of(int rank) {
+  return {on_gpus() ? at::kCUDA : at::kPrivateUse1, static_cast<c10::DeviceIndex>(rank)};
+}
+
+/// Three ranks, or two on a machine with two GPUs.
+inline int some_ranks() { return std::clamp(device_count(), 2, 3); }
+
+/// The number of processes that `lockstep run` has started this program in, or 0: ranks are
+/// threads.
+inline int processes() { return Environment::get().world_size.value_or(0); }
+
+/// Why n ranks cannot run here, or an empty text.
+inline std::string unable(int n, DeviceBackend backend) {
+  const int devices = device_count();
+  if (processes() > 0 && processes() != n) {
+    return detail::concat(n, " ranks, of ", processes(), " processes");
+  }
+  const bool may_share = processes() > 0 && backend == DeviceBackend::staged;
+  const int least = may_share ? 1 : n;
+  return devices >= least ? "" : detail::concat("needs ", least, " GPUs, has ", devices);
+}
+
+/// Sets the longest random pause before each task of a simulated stream, in microseconds.
+inline void delay_streams(int microseconds) {
+  if (on_gpus()) return;
+  simulation::install();
+  simulation::set_delay(microseconds);
+}
+
+/// Prepares this process.
+inline void prepare_devices() {
+  if (on_gpus()) return compute_exactly();
   simulation::install();
   simulation::take_races();
   ::setenv("LOCKSTEP_NCCL", LOCKSTEP_NCCL_DOUBLE, 1);
+}
+
+/// What the devices have reported since the last call, a line each; forgotten afterwards.
+inline std::vector<std::string> take_reports() {
+  if (on_gpus()) return {};
+  auto reports = simulation::take_races();
+  for (auto& fault : simulation::take_nccl_faults()) reports.push_back(std::move(fault));
+  return reports;
+}
+
+/// Runs fn on n ranks, rank r with device r. Ranks are threads, or the processes that `lockstep
+/// run` has started, which share the devices if there are fewer. Afterwards every access to
+/// simulated devices must have been ordered.
+inline void on_devices(int n, DeviceBackend backend, const std::function<void(Group)>& fn,
+                       std::chrono::milliseconds timeout = std::chrono::seconds(20)) {
+  if (const auto why = unable(n, backend); !why.empty()) throw std::runtime_error(why);
+  prepare_devices();
   const auto run = [&](const Group& world) {
     at::set_num_threads(1);
-    const at::Device device(at::kPrivateUse1, static_cast<c10::DeviceIndex>(world.rank()));
+    const auto device = device_of(world.local_rank() % device_count());
     const c10::DeviceGuard on_device(device);
     fn(device_group(world, device, {.backend = backend, .timeout = timeout}));
   };
-  spawn(n, run, {.timeout = timeout});
-  simulation::synchronize_all();
-  for (const auto& race : simulation::take_races()) ADD_FAILURE() << race;
-  for (const auto& fault : simulation::take_nccl_faults()) ADD_FAILURE() << fault;
+  if (processes() > 0) {
+    static const Group world = init({.device = at::kCPU, .timeout = std::chrono::seconds(60)});
+    run(world.split(0, world.rank()));
+  } else {
+    spawn(n, run, {.device = at::kCPU, .timeout = timeout});
+  }
+  if (!on_gpus()) simulation::synchronize_all();
+  for (const auto& report : take_reports()) ADD_FAILURE() << report;
 }
 
 inline const char* name(DeviceBackend backend) {
   return backend == DeviceBackend::nccl ? "nccl" : "staged";
 }
 
+/// For tests of the simulated device or of the double of NCCL.
+class OnSimulation : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (on_gpus() || processes() > 0) GTEST_SKIP() << "of the simulated device, with thread ranks";
+    prepare_devices();
+  }
+};
+
 /// For tests of (backend, ranks).
 class OnDevices : public ::testing::TestWithParam<std::tuple<DeviceBackend, int>> {
  protected:
+  void SetUp() override {
+    if (const auto why = unable(ranks(), backend()); !why.empty()) GTEST_SKIP() << why;
+  }
   DeviceBackend backend() const { return std::get<0>(GetParam()); }
   int ranks() const { return std::get<1>(GetParam()); }
   void run(const std::function<void(Group)>& fn) const { on_devices(ranks(), backend(), fn); }

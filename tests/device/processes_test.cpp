@@ -22,10 +22,9 @@ using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
 Group device_world(const std::shared_ptr<Communicator>& ranks, DeviceBackend backend, int index) {
-  simulation::install();
-  ::setenv("LOCKSTEP_NCCL", LOCKSTEP_NCCL_DOUBLE, 1);
+  prepare_devices();
   at::set_num_threads(1);
-  const at::Device device(at::kPrivateUse1, static_cast<c10::DeviceIndex>(index));
+  const auto device = device_of(index);
   c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
   return device_group(Group(ranks), device,
                       {.backend = backend, .timeout = std::chrono::seconds(20)});
@@ -87,19 +86,28 @@ const ProcessBody staged_kill("device: staged, a rank is killed",
 const ProcessBody nccl_kill("device: nccl, a rank is killed",
                             [](auto ranks) { train_with_kill(ranks, DeviceBackend::nccl); });
 
-TEST(DeviceProcesses, Train) {
+class DeviceProcesses : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (processes() > 0) GTEST_SKIP() << "starts processes itself";
+    if (device_count() < 2) GTEST_SKIP() << "needs 2 GPUs, has " << device_count();
+  }
+};
+
+TEST_F(DeviceProcesses, Train) {
   expect_processes(3, "device: staged, ranks share a device");
-  expect_processes(3, "device: nccl");
+  expect_processes(some_ranks(), "device: nccl");
   expect_processes(2, "device: nccl, ranks share a device");
 }
 
 // LOCKSTEP_TEST_REPEATS=100 is the long form.
-TEST(DeviceProcesses, NameARankThatWasKilled) {
+TEST_F(DeviceProcesses, NameARankThatWasKilled) {
   const char* const text = std::getenv("LOCKSTEP_TEST_REPEATS");
+  const int ranks = some_ranks();
   const int repeats = text != nullptr ? std::stoi(text) : 3;
   std::minstd_rand random(17);
   for (int repeat = 0; repeat < repeats; ++repeat) {
-    const int victim = static_cast<int>(random() % 3);
+    const int victim = static_cast<int>(random() % static_cast<unsigned>(ranks));
     const auto kill = std::to_string(victim) + "," + std::to_string(random() % 12);
     SCOPED_TRACE(kill);
     ::setenv("LOCKSTEP_TEST_KILL", kill.c_str(), 1);
@@ -107,9 +115,10 @@ TEST(DeviceProcesses, NameARankThatWasKilled) {
          {"device: staged, a rank is killed", "device: nccl, a rank is killed"}) {
       SCOPED_TRACE(body);
       const auto begin = std::chrono::steady_clock::now();
-      const auto outcomes = run_processes(3, body);
-      EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(15));
-      for (int rank = 0; rank < 3; ++rank) {
+      const auto outcomes = run_processes(ranks, body);
+      EXPECT_LT(std::chrono::steady_clock::now() - begin,
+                std::chrono::seconds(on_gpus() ? 60 : 15));
+      for (int rank = 0; rank < ranks; ++rank) {
         const auto& outcome = outcomes[static_cast<std::size_t>(rank)];
         if (rank == victim) {
           EXPECT_FALSE(outcome.exited);

@@ -10,13 +10,13 @@
 #include <vector>
 
 #include "lockstep/autocast.h"
-#include "tests/device/simulation/simulation.h"
+#include "tests/device/on_devices.h"
 
 namespace lockstep::simulation {
 namespace {
 
 /// Models and losses on the simulated device.
-class SimulatedModels : public ::testing::Test {
+class SimulatedModels : public testing::OnSimulation {
  protected:
   SimulatedModels() {
     install();

@@ -14,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "tests/device/on_devices.h"
+
 namespace lockstep::simulation {
 namespace {
 
@@ -30,7 +32,7 @@ const c10::impl::VirtualGuardImpl& guard() {
 }
 
 /// Each test begins and ends with idle streams, and no race but those that it asks for.
-class Simulation : public ::testing::Test {
+class Simulation : public testing::OnSimulation {
  protected:
   Simulation() {
     guard();

@@ -41,10 +41,10 @@ void order(const c10::Stream& earlier, const c10::Stream& later) {
 class Streams : public OnDevices {
  protected:
   void SetUp() override {
-    simulation::install();
-    simulation::set_delay(200);
+    OnDevices::SetUp();
+    if (!IsSkipped()) delay_streams(200);
   }
-  void TearDown() override { simulation::set_delay(0); }
+  void TearDown() override { delay_streams(0); }
 };
 
 // The program may drop a tensor before its collective is complete.
@@ -159,6 +159,8 @@ INSTANTIATE_TEST_SUITE_P(Devices, Streams,
                                             ::testing::Values(1, 2, 3)),
                          name_of);
 
+class CostOfAStep : public OnSimulation {};
+
 /// What one step costs, after some steps.
 struct Cost {
   simulation::Counts of_step;
@@ -189,7 +191,7 @@ Cost cost_of_step(const std::string& strategy, bool wrapped) {
   return cost;
 }
 
-TEST(CostOfAStep, OfFp32IsACopyForEachParameterAndACollectiveForEachBucket) {
+TEST_F(CostOfAStep, OfFp32IsACopyForEachParameterAndACollectiveForEachBucket) {
   const auto plain = cost_of_step("fp32", false);
   const auto wrapped = cost_of_step("fp32", true);
   EXPECT_LE(wrapped.of_step.kernels, plain.of_step.kernels + plain.parameters);
@@ -198,7 +200,7 @@ TEST(CostOfAStep, OfFp32IsACopyForEachParameterAndACollectiveForEachBucket) {
   EXPECT_EQ(wrapped.of_step.host_synchronisations, plain.of_step.host_synchronisations);
 }
 
-TEST(CostOfAStep, NoWaitOfTheHostForTheDevice) {
+TEST_F(CostOfAStep, NoWaitOfTheHostForTheDevice) {
   for (const auto* strategy : {"fp32", "fp16", "bf16", "topk:0.1", "power_sgd:rank=1"}) {
     EXPECT_EQ(cost_of_step(strategy, true).of_step.host_synchronisations, 0u) << strategy;
   }

@@ -41,7 +41,9 @@ std::string refusal(int n, const InitOptions& options = {}) {
   return "";
 }
 
-TEST(DeviceWorld, GivesEachRankTheDeviceOfItsLocalRank) {
+class DeviceWorld : public OnSimulation {};
+
+TEST_F(DeviceWorld, GivesEachRankTheDeviceOfItsLocalRank) {
   simulation::install();
   const Variable library("LOCKSTEP_NCCL", LOCKSTEP_NCCL_DOUBLE);
   for (const auto* backend : {"staged", "nccl"}) {
@@ -60,7 +62,7 @@ TEST(DeviceWorld, GivesEachRankTheDeviceOfItsLocalRank) {
   }
 }
 
-TEST(DeviceWorld, IsOnTheCpuByDefaultWithoutCuda) {
+TEST_F(DeviceWorld, IsOnTheCpuByDefaultWithoutCuda) {
   spawn(2, [](const Group& world) {
     EXPECT_TRUE(world.device().is_cpu());
     EXPECT_EQ(&world.host().communicator(), &world.communicator());
@@ -69,7 +71,7 @@ TEST(DeviceWorld, IsOnTheCpuByDefaultWithoutCuda) {
   spawn(2, [](const Group& world) { EXPECT_TRUE(world.device().is_cpu()); }, {.device = at::kCPU});
 }
 
-TEST(DeviceWorld, NeedsADeviceForEachRank) {
+TEST_F(DeviceWorld, NeedsADeviceForEachRank) {
   simulation::install();
   EXPECT_THAT(refusal(2, {.device = at::kCUDA}),
               AllOf(HasSubstr("got no cuda device on rank 0, and this build of LibTorch"),
@@ -82,7 +84,7 @@ TEST(DeviceWorld, NeedsADeviceForEachRank) {
               HasSubstr("ranks 0 and 8 are threads that share device 0"));
 }
 
-TEST(DeviceWorld, RefusesUnknownSettings) {
+TEST_F(DeviceWorld, RefusesUnknownSettings) {
   simulation::install();
   {
     const Variable device("LOCKSTEP_DEVICE", "gpu");
@@ -102,7 +104,7 @@ TEST(DeviceWorld, RefusesUnknownSettings) {
 }
 
 // A process loads NCCL once, so these are processes.
-TEST(DeviceWorld, NeedsNccl) {
+TEST_F(DeviceWorld, NeedsNccl) {
   simulation::install();
   const auto exits_with = [](const char* library, int version) {
     ::setenv("LOCKSTEP_NCCL", library, 1);
