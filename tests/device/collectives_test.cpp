@@ -19,7 +19,7 @@ constexpr at::ScalarType dtypes[] = {at::kFloat, at::kDouble, at::kHalf, at::kBF
                                      at::kChar,  at::kByte,   at::kInt,  at::kLong};
 
 /// Small whole numbers, whose sums are exact in every dtype and order.
-at::Tensor values(const Group& group, std::int64_t count, at::ScalarType dtype) {
+at::Tensor numbers(const Group& group, std::int64_t count, at::ScalarType dtype) {
   return at::arange(count, at::kLong).add(group.rank() + 1).remainder(5).to(dtype);
 }
 
@@ -32,8 +32,9 @@ bool are_alike(const at::Tensor& got, const at::Tensor& expected) {
 }
 
 /// Runs a collective on the device and in host memory, and expects like outputs.
-void expect_equal(const Group& group, const at::Tensor& output, const at::Tensor& input,
-                  const std::function<Work(const Group&, at::Tensor, at::Tensor)>& collective) {
+void expect_as_on_host(
+    const Group& group, const at::Tensor& output, const at::Tensor& input,
+    const std::function<Work(const Group&, at::Tensor, at::Tensor)>& collective) {
   const auto on_device = [&](const at::Tensor& tensor) {
     return tensor.defined() ? tensor.to(group.device()) : tensor;
   };
@@ -54,14 +55,15 @@ TEST_P(Collectives, Reductions) {
       for (const auto op : all_reduce_ops) {
         SCOPED_TRACE(detail::concat(toString(dtype), ' ', lockstep::name(op)));
         for (const std::int64_t count : {0, 1, 1000}) {
-          const auto tensor = values(group, count, dtype);
-          expect_equal(group, tensor, tensor, [&](const Group& on, at::Tensor out, at::Tensor) {
-            return on.all_reduce(out, op);
-          });
-          expect_equal(group, at::zeros({count}, dtype), values(group, count * group.size(), dtype),
-                       [&](const Group& on, at::Tensor out, at::Tensor in) {
-                         return on.reduce_scatter(out, in, op);
-                       });
+          const auto tensor = numbers(group, count, dtype);
+          expect_as_on_host(
+              group, tensor, tensor,
+              [&](const Group& on, at::Tensor out, at::Tensor) { return on.all_reduce(out, op); });
+          expect_as_on_host(group, at::zeros({count}, dtype),
+                            numbers(group, count * group.size(), dtype),
+                            [&](const Group& on, at::Tensor out, at::Tensor in) {
+                              return on.reduce_scatter(out, in, op);
+                            });
         }
       }
     }
@@ -77,15 +79,15 @@ TEST_P(Collectives, PartsOfDifferentLengths) {
       total += 3 * rank % 7;
     }
     const auto own = 3 * group.rank() % 7;
-    expect_equal(group, at::zeros({total}), values(group, own, at::kFloat),
-                 [&](const Group& on, at::Tensor out, at::Tensor in) {
-                   return on.all_gather(out, in, counts);
-                 });
+    expect_as_on_host(group, at::zeros({total}), numbers(group, own, at::kFloat),
+                      [&](const Group& on, at::Tensor out, at::Tensor in) {
+                        return on.all_gather(out, in, counts);
+                      });
     for (const auto op : {ReduceOp::sum, ReduceOp::avg}) {
-      expect_equal(group, at::zeros({own}, at::kInt), values(group, total, at::kInt),
-                   [&](const Group& on, at::Tensor out, at::Tensor in) {
-                     return on.reduce_scatter(out, in, counts, op);
-                   });
+      expect_as_on_host(group, at::zeros({own}, at::kInt), numbers(group, total, at::kInt),
+                        [&](const Group& on, at::Tensor out, at::Tensor in) {
+                          return on.reduce_scatter(out, in, counts, op);
+                        });
     }
   });
 }
@@ -96,27 +98,27 @@ TEST_P(Collectives, ThatMoveData) {
     for (const auto dtype : dtypes) {
       for (const std::int64_t count : {0, 1, 300}) {
         SCOPED_TRACE(detail::concat(toString(dtype), ' ', count));
-        const auto own = values(group, count, dtype);
-        const auto whole = values(group, count * ranks, dtype);
+        const auto own = numbers(group, count, dtype);
+        const auto whole = numbers(group, count * ranks, dtype);
         for (int root = 0; root < ranks; ++root) {
           const auto tensor = own.clone();
-          expect_equal(group, tensor, tensor, [&](const Group& on, at::Tensor out, at::Tensor) {
-            return on.broadcast(out, root);
-          });
+          expect_as_on_host(
+              group, tensor, tensor,
+              [&](const Group& on, at::Tensor out, at::Tensor) { return on.broadcast(out, root); });
           const bool is_root = group.rank() == root;
-          expect_equal(group, is_root ? at::zeros_like(whole) : at::Tensor(), own,
-                       [&](const Group& on, at::Tensor out, at::Tensor in) {
-                         return on.gather(out, in, root);
-                       });
-          expect_equal(group, at::zeros_like(own), is_root ? whole : at::Tensor(),
-                       [&](const Group& on, at::Tensor out, at::Tensor in) {
-                         return on.scatter(out, in, root);
-                       });
+          expect_as_on_host(group, is_root ? at::zeros_like(whole) : at::Tensor(), own,
+                            [&](const Group& on, at::Tensor out, at::Tensor in) {
+                              return on.gather(out, in, root);
+                            });
+          expect_as_on_host(group, at::zeros_like(own), is_root ? whole : at::Tensor(),
+                            [&](const Group& on, at::Tensor out, at::Tensor in) {
+                              return on.scatter(out, in, root);
+                            });
         }
-        expect_equal(
+        expect_as_on_host(
             group, at::zeros_like(whole), own,
             [&](const Group& on, at::Tensor out, at::Tensor in) { return on.all_gather(out, in); });
-        expect_equal(
+        expect_as_on_host(
             group, at::zeros_like(whole), whole,
             [&](const Group& on, at::Tensor out, at::Tensor in) { return on.all_to_all(out, in); });
       }
@@ -130,7 +132,7 @@ TEST_P(Collectives, Wires) {
       for (const bool predivide : {false, true}) {
         for (const auto op : {ReduceOp::sum, ReduceOp::avg}) {
           const Wire wire{.dtype = dtype, .clip = 3, .predivide = predivide};
-          const auto tensor = values(group, 100, at::kFloat).sub(2).mul(2);
+          const auto tensor = numbers(group, 100, at::kFloat).sub(2).mul(2);
           // A mean is rounded in another order.
           const auto expected = tensor.clone();
           group.host().all_reduce(expected, op, wire).wait();
@@ -149,7 +151,7 @@ TEST_P(Collectives, Messages) {
     if (group.size() == 1) return;
     const int next = (group.rank() + 1) % group.size();
     const int previous = (group.rank() + group.size() - 1) % group.size();
-    const auto sent = values(group, 100, at::kFloat).to(group.device());
+    const auto sent = numbers(group, 100, at::kFloat).to(group.device());
     const auto received = at::zeros_like(sent);
     // Messages are in the order of the device's stream: even ranks send first.
     if (group.rank() % 2 == 0) {

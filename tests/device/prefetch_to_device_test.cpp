@@ -26,9 +26,9 @@ const at::Device device(at::kPrivateUse1, 1);
 constexpr std::size_t size = 41;
 
 /// Sample i is [i, i, …]; its target is i. Each copy of the dataset returns the same memory again.
-class Rows : public torch::data::datasets::BatchDataset<Rows, torch::data::Example<>> {
+class DeviceRows : public torch::data::datasets::BatchDataset<DeviceRows, torch::data::Example<>> {
  public:
-  explicit Rows(std::vector<std::size_t> broken = {}) : broken_(std::move(broken)) {}
+  explicit DeviceRows(std::vector<std::size_t> broken = {}) : broken_(std::move(broken)) {}
   torch::data::Example<> get_batch(c10::ArrayRef<std::size_t> indices) override {
     for (const auto index : indices) {
       if (std::ranges::find(broken_, index) != broken_.end()) {
@@ -76,8 +76,8 @@ class PrefetchToDevice : public ::testing::TestWithParam<PrefetchCase> {
 };
 
 TEST_P(PrefetchToDevice, BatchesAreTheSameAsOnTheCpu) {
-  PrefetchLoader loader(Rows(), sampler(), options());
-  PrefetchLoader expected(Rows(), sampler(), on_cpu());
+  PrefetchLoader loader(DeviceRows(), sampler(), options());
+  PrefetchLoader expected(DeviceRows(), sampler(), on_cpu());
   for (int epoch = 0; epoch < 3; ++epoch) {
     auto other = expected.begin();
     std::vector<std::pair<at::Tensor, at::Tensor>> results;
@@ -96,7 +96,7 @@ TEST_P(PrefetchToDevice, BatchesAreTheSameAsOnTheCpu) {
 }
 
 TEST_P(PrefetchToDevice, ThePassMayBeLeftEarly) {
-  PrefetchLoader loader(Rows(), sampler(), options());
+  PrefetchLoader loader(DeviceRows(), sampler(), options());
   for (int pass = 0; pass < 6; ++pass) {
     at::Tensor sum;
     int count = 0;
@@ -113,7 +113,7 @@ TEST_P(PrefetchToDevice, ThePassMayBeLeftEarly) {
 
 TEST_P(PrefetchToDevice, EveryStreamMayUseABatch) {
   const c10::impl::VirtualGuardImpl guard(device.type());
-  PrefetchLoader loader(Rows(), sampler(), options());
+  PrefetchLoader loader(DeviceRows(), sampler(), options());
   std::vector<at::Tensor> sums;
   at::Tensor targets;
   for (auto batch = loader.begin(); batch != loader.end();) {
@@ -129,7 +129,7 @@ TEST_P(PrefetchToDevice, EveryStreamMayUseABatch) {
 
 TEST_P(PrefetchToDevice, TheIteratingThreadDoesNotWaitForTheDevice) {
   if (!GetParam().pin_memory) GTEST_SKIP() << "copies of other memory wait";
-  PrefetchLoader loader(Rows(), sampler(), options());
+  PrefetchLoader loader(DeviceRows(), sampler(), options());
   const auto before = simulation::counts(device.index());
   int count = 0;
   for (auto& batch : loader) count += static_cast<int>(batch.data.size(0));
@@ -148,7 +148,7 @@ TEST_P(PrefetchToDevice, TheSamplersStateIsThatOfTheProgram) {
     std::optional<std::vector<std::size_t>> next(std::size_t count) { return of->next(count); }
     void used(std::size_t samples) { of->used(samples); }
   };
-  PrefetchLoader loader(Rows(), Shared{&counting}, options());
+  PrefetchLoader loader(DeviceRows(), Shared{&counting}, options());
   int batches = 0;
   for ([[maybe_unused]] auto& batch : loader) {
     std::this_thread::sleep_for(std::chrono::milliseconds(2));  // the next batch is copied
@@ -167,7 +167,7 @@ TEST_P(PrefetchToDevice, AnErrorIsRaisedInItsTurn) {
   DistributedSampler order = sampler();
   order.reset();
   order.next(8);
-  PrefetchLoader loader(Rows({order.next(4)->at(1)}), sampler(), options());
+  PrefetchLoader loader(DeviceRows({order.next(4)->at(1)}), sampler(), options());
   int batches = 0;
   const auto read_all = [&] {
     for (auto& batch : loader) {

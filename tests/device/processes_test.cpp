@@ -24,10 +24,9 @@ using ::testing::HasSubstr;
 Group device_world(const std::shared_ptr<Communicator>& ranks, DeviceBackend backend, int index) {
   prepare_devices();
   at::set_num_threads(1);
-  const auto device = device_of(index);
-  c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
-  return device_group(Group(ranks), device,
-                      {.backend = backend, .timeout = std::chrono::seconds(20)});
+  const auto own = device_of(index);
+  c10::impl::VirtualGuardImpl(own.type()).setDevice(own);
+  return device_group(Group(ranks), own, {.backend = backend, .timeout = std::chrono::seconds(20)});
 }
 
 /// Trains for some steps. Before the step with this number, the rank ends as if by the kernel.
