@@ -75,7 +75,7 @@ void check_members(const Group& group, std::span<const Member> members) {
       if (!threads || members[other].index != member.index) continue;
       // LibTorch runs the backwards of all threads for one device in one thread, so a rank that
       // waits for another in a backward would wait for itself.
-      refuse(rank, "ranks ", other, " and ", rank, " are threads that share device ", own.index,
+      refuse(rank, "ranks ", other, " and ", rank, " are threads that share device ", member.index,
              ", expected a device for each thread: start ranks that share a device as processes");
     }
   }
