@@ -45,8 +45,8 @@ struct GradScalerOptions {
 ///
 /// Call backward() and step() separately: DistributedOptimizer::backward_and_update() does not
 /// unscale. Strategies exchange scaled gradients: use fp32, fp16 or bf16. The strategies topk,
-/// threshold, int8 and power_sgd raise InvalidArgument for infinite gradients before the scaler can
-/// skip the step. Their residuals keep the scale of their step.
+/// threshold, int8 and power_sgd do not support infinite gradients, which the scaler causes on
+/// purpose, and their residuals keep the scale of their step.
 /// The scale and the number of steps since its last change are part of a checkpoint if it refers to
 /// this object as Checkpoint::extra. One scaler serves several optimizers.
 class GradScaler {
