@@ -44,11 +44,11 @@ struct GradScalerOptions {
 ///     scaler.update();
 ///
 /// Call backward() and step() separately: DistributedOptimizer::backward_and_update() does not
-/// unscale. Strategies exchange scaled gradients. The strategies topk, threshold, int8 and
-/// power_sgd raise InvalidArgument for infinite gradients before the scaler can skip the step, and
-/// residuals keep the scale of their step: use fp32, fp16 or bf16. The scale and the number of
-/// steps since its last change are part of a checkpoint if it refers to this object as
-/// Checkpoint::extra. One scaler serves several optimizers.
+/// unscale. Strategies exchange scaled gradients: use fp32, fp16 or bf16. The strategies topk,
+/// threshold, int8 and power_sgd do not support infinite gradients, which the scaler causes on
+/// purpose, and their residuals keep the scale of their step.
+/// The scale and the number of steps since its last change are part of a checkpoint if it refers to
+/// this object as Checkpoint::extra. One scaler serves several optimizers.
 class GradScaler {
  public:
   /// group: of the wrapper. Gradients must be on its device.
@@ -97,7 +97,7 @@ class GradScaler {
   void load_state(const State& state);
 
  private:
-  /// What is known of an optimizer since the last update().
+  /// State of an optimizer since the last update().
   struct Unscaled {
     at::Tensor found_inf;  ///< 1 if a gradient of any rank is not finite, else 0; on the device
     std::optional<bool> finite{};  ///< the same, once the host has read it

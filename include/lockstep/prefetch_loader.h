@@ -222,7 +222,7 @@ class Loading {
 /// state() is the progress of the program.
 ///
 /// With PrefetchOptions::device, the next batch is copied to the device while the program uses the
-/// current one, provided that it has been read by then; that needs at least one worker. A batch is
+/// current one. It must have been read by then, so that needs at least one worker. A batch is
 /// usable on the current stream when the iterator reaches it. The iterating thread does not wait
 /// for the device. Batches may be tensors, torch::data::Example, and tuples, vectors and maps of
 /// them. For another type declare, in the type's namespace,

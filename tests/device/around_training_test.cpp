@@ -27,7 +27,7 @@
 
 // What programs use around the wrappers, with a device group.
 
-namespace lockstep::testing {
+namespace lockstep::testing::around_training {
 namespace {
 
 using ::testing::ElementsAre;
@@ -429,4 +429,4 @@ INSTANTIATE_TEST_SUITE_P(Devices, AroundTrainingOnDevices,
                          name_of);
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::around_training

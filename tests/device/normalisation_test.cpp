@@ -12,7 +12,7 @@
 
 // Batch norms over the samples of all ranks, on devices and on the CPU.
 
-namespace lockstep::testing {
+namespace lockstep::testing::normalisation {
 namespace {
 
 at::Tensor random_values(at::IntArrayRef sizes, std::uint64_t seed) {
@@ -169,4 +169,4 @@ INSTANTIATE_TEST_SUITE_P(Devices, NormalisationOnDevices,
                          name_of);
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::normalisation

@@ -19,7 +19,7 @@
 
 // A PrefetchLoader that copies batches to the simulated device.
 
-namespace lockstep::testing {
+namespace lockstep::testing::prefetch_to_device {
 namespace {
 
 const at::Device device(at::kPrivateUse1, 1);
@@ -39,7 +39,7 @@ class DeviceRows : public torch::data::datasets::BatchDataset<DeviceRows, torch:
     const auto target = at::tensor(rows, at::kLong);
     return {target.to(at::kFloat).unsqueeze(1).expand({-1, 300}), target};
   }
-  std::optional<std::size_t> size() const override { return testing::size; }
+  std::optional<std::size_t> size() const override { return prefetch_to_device::size; }
 
  private:
   std::vector<std::size_t> broken_;
@@ -240,4 +240,4 @@ TEST(PrefetchToDeviceOptions, BatchesOfManyTypesAreCopied) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::prefetch_to_device

@@ -17,7 +17,7 @@
 
 // Checkpoints of models on devices: runs on devices and on the CPU continue each other's files.
 
-namespace lockstep::testing {
+namespace lockstep::testing::saved_state {
 namespace {
 
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const std::string& kind,
@@ -229,4 +229,4 @@ INSTANTIATE_TEST_SUITE_P(Devices, SavedOnDevices,
                          name_of);
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::saved_state

@@ -16,7 +16,7 @@
 
 // Training in float16 with a GradScaler, on devices and on the CPU.
 
-namespace lockstep::testing {
+namespace lockstep::testing::scaled_training {
 namespace {
 
 /// Two layers whose forward is in float16.
@@ -208,4 +208,4 @@ INSTANTIATE_TEST_SUITE_P(Devices, ScaledTrainingOnDevices,
                          name_of);
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::scaled_training

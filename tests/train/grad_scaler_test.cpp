@@ -19,7 +19,7 @@
 #include "tests/ranks.h"
 #include "tests/temporary_folder.h"
 
-namespace lockstep {
+namespace lockstep::grad_scaler {
 namespace {
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
@@ -217,4 +217,4 @@ TEST(GradScaler, RefusesCallsInAnotherOrder) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::grad_scaler
