@@ -5,6 +5,7 @@
     torch_step.py --model cnn --ranks 2 --best     bucket views, static graph, fused optimizer, denormals flushed
     torch_step.py --model cnn --ranks 2 --powersgd 4     its PowerSGD hook of rank 4
     torch_step.py --model cnn --ranks 1 --threads 2 --batch-size 128     one process, two threads
+    torch_step.py --model transformer --ranks 2 --device cuda     over NCCL, on a GPU each
     mpirun -n 2 torch_step.py --model cnn --address 10.77.0.1 --fp16     ranks that OpenMPI has started
 """
 
@@ -61,6 +62,30 @@ def resnet50():
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, 102))
 
 
+class Block(nn.Module):
+    """A layer of a transformer, with the norms first."""
+
+    def __init__(self, width=512, heads=8):
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        batch, length, width = x.shape
+        parts = self.qkv(self.norm1(x)).reshape(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        attended = nn.functional.scaled_dot_product_attention(query, key, value)
+        x = x + self.proj(attended.transpose(1, 2).reshape_as(x))
+        return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
+
+
+class Mean(nn.Module):
+    def forward(self, x):
+        return x.mean(1)
+
+
 # As in bench/train/models.h: model, batch of a rank, sizes of one input.
 WORKS = {
     "cnn": (lambda: nn.Sequential(
@@ -77,14 +102,17 @@ WORKS = {
         nn.Linear(512, 10)),
         16, (3, 32, 32)),
     "resnet50": (resnet50, 8, (3, 224, 224)),
+    "transformer": (lambda: nn.Sequential(
+        nn.Linear(64, 512), *(Block() for _ in range(6)), nn.LayerNorm(512), Mean(), nn.Linear(512, 10)),
+        32, (128, 64)),
 }
 
 
-def join(rank, ranks, port, address=None):
-    """Joins a world over Gloo, on cores of this machine's ranks' own unless a launcher has begun it."""
-    if address is None:
+def join(rank, ranks, port, address=None, backend="gloo"):
+    """Joins a world. Over Gloo, ranks get cores of their own unless a launcher has started them."""
+    if address is None and backend == "gloo":
         os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank % os.cpu_count()]})
-    dist.init_process_group("gloo", init_method=f"tcp://{address or '127.0.0.1'}:{port}", rank=rank,
+    dist.init_process_group(backend, init_method=f"tcp://{address or '127.0.0.1'}:{port}", rank=rank,
                             world_size=ranks)
 
 
@@ -105,9 +133,14 @@ def train(rank, options, port, results):
     torch.manual_seed(rank)
     make, batch_size, sample = WORKS[options.model]
     batch_size = options.batch_size or batch_size
-    model = make()
-    if options.ranks > 1:
-        join(rank, options.ranks, port, options.address)
+    on_gpu = options.device == "cuda"
+    device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    model = make().to(device)
+    distributed = options.ranks > 1 or on_gpu
+    if distributed:
+        join(rank, options.ranks, port, options.address, "nccl" if on_gpu else "gloo")
         how = {"gradient_as_bucket_view": True, "static_graph": True} if options.best else {}
         if options.bucket_mb:
             how["bucket_cap_mb"] = options.bucket_mb
@@ -121,8 +154,8 @@ def train(rank, options, port, results):
             model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     sgd = torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.9, weight_decay=1e-5,
                           fused=True if options.best else None)
-    inputs = torch.rand(batch_size, *sample)
-    targets = torch.randint(10, (batch_size,))
+    inputs = torch.rand(batch_size, *sample).to(device)
+    targets = torch.randint(10, (batch_size,)).to(device)
 
     def steps(count):
         begin = time.perf_counter()
@@ -130,21 +163,23 @@ def train(rank, options, port, results):
             sgd.zero_grad()
             nn.functional.cross_entropy(model(inputs), targets).backward()
             sgd.step()
+        if on_gpu:
+            torch.cuda.synchronize()
         return 1000 * (time.perf_counter() - begin) / count
 
     steps(options.warmup)
     rounds = []
     for _ in range(options.rounds):
-        if options.ranks > 1:
+        if distributed:
             dist.barrier()
         rounds.append(steps(options.steps))
-    if options.ranks > 1:
-        slowest = torch.tensor(rounds)
+    if distributed:
+        slowest = torch.tensor(rounds, device=device)
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
         rounds = slowest.tolist()
     if rank == 0:
         results.put(rounds)
-    if options.ranks > 1:
+    if distributed:
         dist.barrier()
         if not options.address:
             os._exit(0)  # Gloo's threads now and then abort a process that takes them down
@@ -161,6 +196,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=WORKS, default="cnn")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: over NCCL [cpu]")
     parser.add_argument("--threads", type=int, default=1, help="compute threads a rank [1]")
     parser.add_argument("--batch-size", type=int, help="of a rank [the model's]")
     parser.add_argument("--best", action="store_true", help="bucket views, static graph, fused SGD, denormals flushed")
@@ -174,7 +210,7 @@ def main():
     options = parser.parse_args()
     context = torch.multiprocessing.get_context("spawn")
     results = context.SimpleQueue()
-    if options.ranks == 1 and not options.address:
+    if options.ranks == 1 and not options.address and options.device == "cpu":
         train(0, options, None, results)
     elif not start(train, options, results):
         return

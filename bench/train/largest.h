@@ -9,7 +9,7 @@ namespace lockstep::bench {
 /// The largest of all ranks' values. Ranks: all.
 inline double largest(double value, const Group& world) {
   const at::Tensor tensor = at::scalar_tensor(value, at::kDouble);
-  world.all_reduce(tensor, ReduceOp::max).wait();
+  world.host().all_reduce(tensor, ReduceOp::max).wait();
   return tensor.item<double>();
 }
 

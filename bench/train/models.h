@@ -107,6 +107,43 @@ inline nn::Sequential deep() {
   return all;
 }
 
+/// A layer of a transformer, with the norms first.
+struct BlockImpl : nn::Module {
+  static constexpr std::int64_t width = 512;
+  static constexpr std::int64_t heads = 8;
+
+  BlockImpl() {
+    register_module("norm1", norm1);
+    register_module("qkv", qkv);
+    register_module("proj", proj);
+    register_module("norm2", norm2);
+    register_module("up", up);
+    register_module("down", down);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const auto parts = qkv(norm1(x))
+                           .reshape({x.size(0), x.size(1), 3, heads, width / heads})
+                           .permute({2, 0, 3, 1, 4});
+    const auto attended = at::scaled_dot_product_attention(parts[0], parts[1], parts[2]);
+    const auto sum = x + proj(attended.transpose(1, 2).reshape_as(x));
+    return sum + down(torch::gelu(up(norm2(sum))));
+  }
+  nn::LayerNorm norm1{nn::LayerNormOptions({width})}, norm2{nn::LayerNormOptions({width})};
+  nn::Linear qkv{width, 3 * width}, proj{width, width}, up{width, 4 * width},
+      down{4 * width, width};
+};
+TORCH_MODULE(Block);
+
+/// A transformer of six layers, 18.9 million parameters, for sequences of 128 vectors.
+inline nn::Sequential transformer() {
+  nn::Sequential all(nn::Linear(64, BlockImpl::width));
+  for (int i = 0; i < 6; ++i) all->push_back(Block());
+  all->push_back(nn::LayerNorm(nn::LayerNormOptions({BlockImpl::width})));
+  all->push_back(nn::Functional([](const at::Tensor& x) { return x.mean(1); }));
+  all->push_back(nn::Linear(BlockImpl::width, 10));
+  return all;
+}
+
 /// The model and the data to train.
 struct Work {
   std::function<nn::Sequential()> model;
@@ -122,6 +159,7 @@ inline const std::map<std::string, Work>& works() {
       {"resnet9", {resnet9, 16, {3, 32, 32}}},
       {"resnet50", {resnet50, 8, {3, 224, 224}}},
       {"deep", {deep, 16, {8}}},
+      {"transformer", {transformer, 32, {128, 64}}},
   };
   return all;
 }

@@ -5,10 +5,13 @@
 // - all ranks with the exchange.
 // This separates the costs of shared cores, of waiting for the slower rank, and of Lockstep. Also
 // counts the page faults of a step and the part of it that loads data.
+// With --device cuda, ranks use GPUs and NCCL. Then batches are random numbers in the memory of the
+// GPU, and a step has no metrics, as with bench/peers/torch_step.py.
 // Rank 0 prints one JSON object. bench/train/compare.py runs all configurations.
 
 #include <lockstep/lockstep.h>
 #include <sys/resource.h>
+#include <torch/cuda.h>
 #include <torch/data/dataloader.h>
 #include <torch/nn.h>
 #include <torch/optim/sgd.h>
@@ -43,6 +46,7 @@ struct Settings {
   std::string strategy = "fp32";
   bool fused = false;
   bool share_memory = false;
+  std::string device = "cpu";
   int threads = 0;
   int rounds = 7;
   int steps = 20;
@@ -56,10 +60,11 @@ class Batches {
   Batches(const Settings& settings, const lockstep::Group& world) {
     const auto& work = works().at(settings.model);
     const auto size = settings.batch_size > 0 ? settings.batch_size : work.batch_size;
-    if (settings.model != "cnn") {
+    if (settings.model != "cnn" || !world.device().is_cpu()) {
       auto sizes = work.sample;
       sizes.insert(sizes.begin(), size);
-      batch_ = {torch::rand(sizes), torch::randint(10, {size}, torch::kLong)};
+      batch_ = {torch::rand(sizes).to(world.device()),
+                torch::randint(10, {size}, torch::kLong).to(world.device())};
       return;
     }
     const lockstep::Mnist data(settings.data);
@@ -92,7 +97,8 @@ class Training {
   Training(const Settings& settings, const lockstep::Group& world, bool alone)
       : model_(make_model(settings, world)),
         sgd_(make_sgd(settings, model_->parameters())),
-        batches_(settings, world) {
+        batches_(settings, world),
+        device_(world.device()) {
     if (alone) return;
     if (settings.share_memory) {
       optimizer_ = std::make_unique<lockstep::DistributedOptimizer>(
@@ -114,6 +120,7 @@ class Training {
       step();
       after();
     }
+    if (device_.is_cuda()) torch::cuda::synchronize();
     const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
     all_seconds_ += seconds;
     return seconds / steps;
@@ -127,6 +134,7 @@ class Training {
                                             const lockstep::Group& world) {
     std::shared_ptr<Layers> model;
     world.in_turn([&] { model = std::make_shared<Layers>(works().at(settings.model).model()); });
+    model->to(world.device());
     return model;
   }
 
@@ -151,12 +159,13 @@ class Training {
       loss.backward();
       sgd_->step();
     }
-    tally_.add(loss, outputs, batch.target);
+    if (device_.is_cpu()) tally_.add(loss, outputs, batch.target);
   }
 
   std::shared_ptr<Layers> model_;
   std::unique_ptr<torch::optim::Optimizer> sgd_;
   Batches batches_;
+  at::Device device_;
   std::unique_ptr<lockstep::DistributedDataParallel<Layers>> ddp_;
   std::unique_ptr<lockstep::DistributedOptimizer> optimizer_;
   lockstep::Tally tally_;
@@ -174,6 +183,7 @@ void measure(const Settings& settings, const lockstep::Group& world) {
   Training together(settings, world, false);
   nlohmann::ordered_json result = {{"model", settings.model},
                                    {"ranks", world.size()},
+                                   {"device", world.device().str()},
                                    {"as", settings.threads > 0 ? "threads" : "processes"}};
 
   const int first_steps = settings.model == "cnn" ? 50 : 3;
@@ -204,15 +214,15 @@ void measure(const Settings& settings, const lockstep::Group& world) {
     alone->time(first_steps);
   }
   for (int round = 0; round < settings.rounds; ++round) {
-    world.barrier().wait();
+    world.host().barrier().wait();
     if (alone && world.rank() == 0) alone_times.push_back(1000 * alone->time(settings.steps));
-    world.barrier().wait();
+    world.host().barrier().wait();
     if (alone) {
       at_once_times.push_back(1000 * largest(alone->time(settings.steps), world));
-      world.barrier().wait();
-      const auto pace = [&] { world.barrier().wait(); };
+      world.host().barrier().wait();
+      const auto pace = [&] { world.host().barrier().wait(); };
       paced_times.push_back(1000 * largest(alone->time(settings.steps, pace), world));
-      world.barrier().wait();
+      world.host().barrier().wait();
     }
     together_times.push_back(1000 * largest(together.time(settings.steps), world));
   }
@@ -238,18 +248,25 @@ void measure(const Settings& settings, const lockstep::Group& world) {
 int main(int argc, char** argv) {
   Settings settings;
   CLI::App app("Times the training step of SINGA's MNIST CNN, or of another model");
-  app.add_option("--model", settings.model, "cnn, mlp, resnet9, resnet50 or deep")
-      ->check(CLI::IsMember({"cnn", "mlp", "resnet9", "resnet50", "deep"}))
+  app.add_option("--model", settings.model, "cnn, mlp, resnet9, resnet50, transformer or deep")
+      ->check(CLI::IsMember({"cnn", "mlp", "resnet9", "resnet50", "transformer", "deep"}))
       ->capture_default_str();
-  app.add_option("--batch-size", settings.batch_size, "A rank's [cnn 64, resnet50 8, others 16]")
+  app.add_option("--batch-size", settings.batch_size,
+                 "A rank's [cnn 64, transformer 32, resnet50 8, others 16]")
       ->check(CLI::Range(1, 100000));
   app.add_option("--verify-every", settings.verify_every, "Exchanges between proofs; 0 for none")
       ->check(CLI::Range(0, 100000));
   app.add_option("--strategy", settings.strategy, "How gradients are exchanged")
       ->capture_default_str();
-  app.add_flag("--fused", settings.fused, "FusedSgd instead of torch::optim::SGD");
+  auto* const device =
+      app.add_option("--device", settings.device, "cpu, or cuda: rank r uses the GPU r")
+          ->check(CLI::IsMember({"cpu", "cuda"}))
+          ->capture_default_str();
+  app.add_flag("--fused", settings.fused, "FusedSgd instead of torch::optim::SGD")
+      ->excludes(device);
   app.add_flag("--share-memory", settings.share_memory,
-               "FusedSgd, and one copy of the parameters for all ranks");
+               "FusedSgd, and one copy of the parameters for all ranks")
+      ->excludes(device);
   app.add_option("--data", settings.data, "Folder of MNIST")->capture_default_str();
   app.add_option("--threads", settings.threads, "So many thread ranks")->check(CLI::Range(1, 512));
   app.add_option("--rounds", settings.rounds, "Rounds of alone and together")
@@ -260,12 +277,14 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   try {
     torch::manual_seed(0);
+    const lockstep::InitOptions options{.device = settings.device == "cuda" ? at::kCUDA : at::kCPU,
+                                        .keep_freed_memory = true};
     if (settings.threads > 0) {
-      lockstep::spawn(settings.threads,
-                      [&](const lockstep::Group& world) { measure(settings, world); },
-                      {.timeout = {}, .keep_freed_memory = true});
+      lockstep::spawn(
+          settings.threads, [&](const lockstep::Group& world) { measure(settings, world); },
+          options);
     } else {
-      measure(settings, lockstep::init({.timeout = {}, .keep_freed_memory = true}));
+      measure(settings, lockstep::init(options));
     }
     return 0;
   } catch (const std::exception& error) {

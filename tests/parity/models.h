@@ -123,7 +123,7 @@ struct Transformer : nn::Module {
   at::Tensor forward(const at::Tensor& words, int /*step*/) {
     at::Tensor x = embedding(words) + place->weight;
     const at::Tensor hidden =
-        torch::full({12, 12}, -std::numeric_limits<float>::infinity()).triu(1);
+        torch::full({12, 12}, -std::numeric_limits<float>::infinity(), x.options()).triu(1);
     for (auto& [norm1, qkv, proj, norm2, up, down] : blocks) {
       const auto parts = qkv(norm1(x)).reshape({-1, 12, 3, 4, 8}).permute({2, 0, 3, 1, 4});
       const at::Tensor query = parts[0], key = parts[1], value = parts[2];

@@ -1,12 +1,15 @@
 // Lockstep's ranks and those of PyTorch's own DistributedDataParallel in Python, from the same
-// start with the same data, end with the same parameters. reference.py is the other side.
+// start with the same data, end with the same parameters. reference.py is the other side. Both use
+// the CPU, or GPUs and NCCL: tests/gpus.h.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
+#include <torch/cuda.h>
 #include <torch/torch.h>
 
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -15,6 +18,7 @@
 #include "lockstep/denormals.h"
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/model_files.h"
+#include "tests/gpus.h"
 #include "tests/parallel/models.h"
 #include "tests/parity/models.h"
 #include "tests/temporary_folder.h"
@@ -25,11 +29,23 @@ namespace {
 constexpr int steps = 50;
 constexpr int ranks = 2;
 constexpr double tolerance = 1e-5;
+constexpr double tolerance_of_gpus = 1e-4;
+
+/// Runs fn on the ranks. On GPUs, each has one of its own.
+void on_parity_ranks(const std::function<void(Group)>& fn) {
+  if (!on_gpus()) return on_ranks(ranks, fn);
+  compute_exactly();
+  spawn(ranks, fn, {.device = at::kCUDA});
+}
 
 class Parity : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
     folder = std::make_unique<TemporaryFolder>();
+    if (on_gpus() && static_cast<int>(torch::cuda::device_count()) < ranks) {
+      missing = "needs 2 GPUs";
+      return;
+    }
     const std::string python = LOCKSTEP_TORCH_PYTHON;
     const auto said = *folder / "said";
     const std::string command =
@@ -74,7 +90,7 @@ std::map<std::string, at::Tensor> state_of(const torch::nn::Module& model) {
 template <class M>
 void expect_parity(const std::filesystem::path& file, double rate) {
   const auto kept = safetensors::read(file).tensors;
-  on_ranks(ranks, [&](const Group& world) {
+  on_parity_ranks([&](const Group& world) {
     ASSERT_EQ(flushes_denormals(), lockstep::detail::can_flush_denormals) << "reference.py does";
     const int rank = world.rank();
     auto model = std::make_shared<M>(rank);
@@ -83,11 +99,12 @@ void expect_parity(const std::filesystem::path& file, double rate) {
       // Only rank 0 begins where PyTorch did: it gives its start to the others.
       if (rank == 0) tensor.copy_(kept.at("start/" + name));
     }
+    model->to(world.device());
     DistributedDataParallel ddp(model, world);
     torch::optim::SGD sgd(model->parameters(),
                           torch::optim::SGDOptions(rate).momentum(0.9).weight_decay(1e-4));
-    const at::Tensor inputs = kept.at("input/" + std::to_string(rank));
-    const at::Tensor targets = kept.at("target/" + std::to_string(rank));
+    const at::Tensor inputs = kept.at("input/" + std::to_string(rank)).to(world.device());
+    const at::Tensor targets = kept.at("target/" + std::to_string(rank)).to(world.device());
     ASSERT_EQ(inputs.size(0), steps);
     for (int step = 0; step < steps; ++step) {
       sgd.zero_grad();
@@ -97,7 +114,8 @@ void expect_parity(const std::filesystem::path& file, double rate) {
     const auto end = state_of(*model);
     for (const auto& [name, tensor] : end) {
       const at::Tensor& expected = kept.at("end/" + name);
-      EXPECT_LT(distance(tensor.to(at::kDouble), expected.to(at::kDouble)), tolerance)
+      EXPECT_LT(distance(tensor.cpu().to(at::kDouble), expected.to(at::kDouble)),
+                on_gpus() ? tolerance_of_gpus : tolerance)
           << name << " of rank " << rank;
       if (model->named_parameters().contains(name)) {
         EXPECT_GT(distance(kept.at("start/" + name), expected), 100 * tolerance) << name;

@@ -3,10 +3,11 @@
 
     reference.py FOLDER
 
-Two ranks, each a process with one thread, over Gloo on the loopback interface. Rank 0 writes
+Two ranks, each a process with one thread, over Gloo on the loopback interface; with
+LOCKSTEP_TEST_DEVICE=cuda, each on a GPU of its own, over NCCL. Rank 0 writes
 FOLDER/<model>.safetensors: "start/…" and "end/…" are parameters and buffers before the first step
 and after the last, "input/<rank>" and "target/<rank>" what each rank trains with, step by step.
-Exits with 77 when there is no torch here with Gloo.
+Exits with 77 when there is no torch here with Gloo or NCCL.
 """
 
 import ctypes
@@ -23,6 +24,7 @@ RANKS = 2
 os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
 folder = pathlib.Path(sys.argv[1])
 rank = int(sys.argv[2]) if len(sys.argv) > 2 else 0
+on_gpus = os.environ.get("LOCKSTEP_TEST_DEVICE", "") == "cuda"
 
 try:
     import torch
@@ -30,8 +32,8 @@ try:
     from torch import nn
     from torch.nn import functional as F
 
-    if not dist.is_available() or not dist.is_gloo_available():
-        raise ImportError("torch was built without Gloo")
+    if not dist.is_available() or not (dist.is_nccl_available() if on_gpus else dist.is_gloo_available()):
+        raise ImportError(f"torch was built without {'NCCL' if on_gpus else 'Gloo'}")
 except ImportError as error:
     print(error, file=sys.stderr)
     sys.exit(77)
@@ -108,7 +110,7 @@ class Transformer(nn.Module):
 
     def forward(self, words, step):
         x = self.embedding(words) + self.place.weight
-        hidden = torch.full((12, 12), float("-inf")).triu(1)
+        hidden = torch.full((12, 12), float("-inf"), device=x.device).triu(1)
         for i in range(2):
             layer = lambda name: getattr(self, f"{name}_{i}")
             parts = layer("qkv")(layer("norm1")(x)).reshape(-1, 12, 3, 4, 8).permute(2, 0, 3, 1, 4)
@@ -171,7 +173,7 @@ def write(path, tensors):
 
 
 def snapshot(model, prefix):
-    return {prefix + name: tensor.detach().clone() for name, tensor in model.state_dict().items()
+    return {prefix + name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()
   }
 
 def train(name):
@@ -186,11 +188,13 @@ def train(name):
         kept[f"input/{r}"] = torch.stack([x for x, _ in batches[r]])
         kept[f"target/{r}"] = torch.stack([y for _, y in batches[r]])
 
+    device = torch.device("cuda", rank) if on_gpus else torch.device("cpu")
+    model.to(device)
     ddp = nn.parallel.DistributedDataParallel(model, find_unused_parameters=name == "branches")
     sgd = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9, weight_decay=1e-4)
     for step, (x, y) in enumerate(batches[rank]):
         sgd.zero_grad()
-        F.cross_entropy(ddp(x, step), y).backward()
+        F.cross_entropy(ddp(x.to(device), step), y.to(device)).backward()
         sgd.step()
     if rank == 0:
         write(folder / f"{name}.safetensors", kept | snapshot(model, "end/"))
@@ -199,11 +203,15 @@ def train(name):
 def main():
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)  # as Lockstep's ranks do; Gloo's threads start with it
+    if on_gpus:
+        torch.cuda.set_device(rank)
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cudnn.deterministic = True
     others = []
     if rank == 0:
         others = [subprocess.Popen([sys.executable, __file__, str(folder), str(r)])
                   for r in range(1, RANKS)]
-    dist.init_process_group("gloo", init_method=f"file://{folder.resolve()}/meeting", rank=rank,
+    dist.init_process_group("nccl" if on_gpus else "gloo", init_method=f"file://{folder.resolve()}/meeting", rank=rank,
                             world_size=RANKS)
     for name in CASES:
         train(name)

@@ -28,6 +28,7 @@ case "$*" in
     mkdir -p "$site/torch/share/cmake/Torch" "$site/torch-2.13.0.dist-info"
     echo "__version__ = '2.13.0'" >"$site/torch/version.py"
     echo >"$site/torch/share/cmake/Torch/TorchConfig.cmake"
+    if [[ "$*" == *torch===* ]]; then mkdir "$site/torch/lib" && echo >"$site/torch/lib/libtorch_cuda.so"; fi
     echo >"$site/torch-2.13.0.dist-info/RECORD"
     ;;
 esac
@@ -35,7 +36,7 @@ esac
 
 
 class Bootstrap(unittest.TestCase):
-    def bootstrap(self, would_install: str, **variables: str) -> tuple[str, list[str]]:
+    def bootstrap(self, would_install: str, needs: str = "build", **variables: str) -> tuple[str, list[str]]:
         """What it says, and the calls of pip."""
         with tempfile.TemporaryDirectory() as folder:
             programs = pathlib.Path(folder) / "bin"
@@ -47,7 +48,7 @@ class Bootstrap(unittest.TestCase):
             calls = pathlib.Path(folder) / "calls"
             environment = {"PATH": str(programs), "LOCKSTEP_VENV": f"{folder}/venv", "CALLS": str(calls),
                            "WOULD_INSTALL": would_install, **variables}
-            run = subprocess.run([ROOT / "tools" / "bootstrap", "build"], env=environment, capture_output=True, text=True)
+            run = subprocess.run([ROOT / "tools" / "bootstrap", needs], env=environment, capture_output=True, text=True)
             self.assertEqual(run.returncode, 0, run.stderr)
             self.assertEqual(run.stdout, f"{folder}/venv/lib/python3.11/site-packages/torch/share/cmake/Torch\n")
             return run.stderr, calls.read_text().splitlines()
@@ -63,6 +64,26 @@ class Bootstrap(unittest.TestCase):
     def test_a_build_for_cpu_is_not_announced(self):
         said, _ = self.bootstrap("networkx-3.6 torch-2.13.0+cpu")
         self.assertNotIn("CUDA", said)
+
+    def test_gpus_get_the_build_with_cuda(self):
+        said, calls = self.bootstrap("nvidia-cublas-13.0 torch-2.13.0", needs="cuda")
+        self.assertRegex(said, r"pip will download about \d+(\.\d)? GB")
+        self.assertIn("torch===2.13.0", calls[0])
+        self.assertEqual(len(calls), 1)
+
+    def test_gpus_refuse_a_libtorch_without_cuda(self):
+        with tempfile.TemporaryDirectory() as folder:
+            torch = pathlib.Path(folder) / "share" / "cmake" / "Torch"
+            torch.mkdir(parents=True)
+            (torch / "TorchConfig.cmake").touch()
+            programs = pathlib.Path(folder) / "bin"
+            programs.mkdir()
+            for tool in TOOLS:
+                (programs / tool).symlink_to(shutil.which(tool))
+            run = subprocess.run([ROOT / "tools" / "bootstrap", "cuda"], capture_output=True, text=True,
+                                 env={"PATH": str(programs), "Torch_DIR": str(torch)})
+            self.assertEqual(run.returncode, 1)
+            self.assertIn("got LibTorch without CUDA", run.stderr)
 
     def test_the_variable_names_another_index(self):
         _, calls = self.bootstrap("torch-2.13.0+cpu", LOCKSTEP_TORCH_INDEX="file:///some/index")
