@@ -58,7 +58,6 @@ void check_device(const Group& group, at::Device device, const DeviceGroupOption
 }
 
 void check_members(const Group& group, std::span<const Member> members) {
-  const auto& own = members[static_cast<std::size_t>(group.rank())];
   const auto refuse = [&](std::size_t rank, const auto&... what) {
     throw InvalidArgument(
         concat(this_operation, " rank ", group.rank(), " of ", group.size(), ": ", what...),
