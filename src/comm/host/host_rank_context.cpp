@@ -99,7 +99,8 @@ void HostRankContext::check_processes(std::span<const int> ranks, std::string_vi
                                       std::string_view where) {
   if (!launcher_runs()) throw_failure(where);
   for (const int rank : ranks) {
-    if (rank == this->rank()) continue;
+    // Threads of this process, and this rank: spawn() records the error of a thread rank.
+    if (arena().rank(rank).pid.load() == ::getpid()) continue;
     const auto status = peers_.status_of(rank);
     const bool by_error = status == RankStatus::left && arena().rank(rank).end_text[0] != '\0';
     if (status != RankStatus::ended && !by_error) continue;
