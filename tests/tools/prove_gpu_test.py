@@ -128,6 +128,13 @@ class ProveGpu(unittest.TestCase):
         self.assertNotIn("has not ended", text)
         self.assertEqual(report.status(), 1)
 
+    def test_early_failures_of_a_long_output_are_kept(self):
+        output = "\n".join(["one", "a_test.cpp:7: Failure", "the cause", *(f"line {i}" for i in range(200))])
+        text = self.tool.end_of(output)
+        self.assertTrue(text.startswith("a_test.cpp:7: Failure\nthe cause\n"))
+        self.assertTrue(text.endswith("…\n" + "\n".join(f"line {i}" for i in range(140, 200))))
+        self.assertEqual(self.tool.end_of("short\n"), "short")
+
     def test_tables_of_steps_are_relative_to_lockstep(self):
         report = self.tool.Report(self.folder / "report.md")
         for way, times in (("Lockstep", [2.0, 4.0, 3.0]), ("PyTorch", [6.0, 6.0, 9.0])):
