@@ -7,6 +7,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
 
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/error.h"
@@ -85,6 +86,25 @@ const ProcessBody staged_kill("device: staged, a rank is killed",
 const ProcessBody nccl_kill("device: nccl, a rank is killed",
                             [](auto ranks) { train_with_kill(ranks, DeviceBackend::nccl); });
 
+/// Rank 1 ends after it has announced collectives that its device has not completed.
+const ProcessBody killed_in_collective(
+    "device: nccl, a rank is killed in a collective", [](auto ranks) {
+      const auto group = device_world(ranks, DeviceBackend::nccl, ranks->rank());
+      const auto tensor = at::ones({100}, at::TensorOptions().device(group.device()));
+      group.barrier().wait();
+      if (group.rank() == 1) {
+        for (int stream = 0; stream < 100; ++stream) simulation::slow_down(1, stream, 5'000'000);
+      }
+      const auto first = group.all_reduce(tensor);
+      const auto second = group.all_reduce(tensor);
+      if (group.rank() == 1) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(300));  // for the announcements
+        ::kill(::getpid(), SIGKILL);
+      }
+      (void)tensor.sum().template item<float>();  // waits for the device
+      group.barrier().wait();
+    });
+
 class DeviceProcesses : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -97,6 +117,17 @@ TEST_F(DeviceProcesses, Train) {
   expect_processes(3, "device: staged, ranks share a device");
   expect_processes(some_ranks(), "device: nccl");
   expect_processes(2, "device: nccl, ranks share a device");
+}
+
+TEST_F(DeviceProcesses, NameARankThatWasKilledInACollective) {
+  if (on_gpus()) GTEST_SKIP() << "slows the simulated device down";
+  const auto begin = std::chrono::steady_clock::now();
+  const auto outcomes = run_processes(3, "device: nccl, a rank is killed in a collective");
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+  for (const std::size_t rank : {0, 2}) {
+    EXPECT_TRUE(outcomes[rank].exited) << outcomes[rank].code;
+    EXPECT_THAT(outcomes[rank].err, HasSubstr("rank 1 left the world"));
+  }
 }
 
 // LOCKSTEP_TEST_REPEATS=100 is the long form.
