@@ -109,13 +109,13 @@ void train(const Settings& settings, const lockstep::Group& world) {
         // Gradients accumulate on this rank until the last batch of the step.
         std::optional<lockstep::NoSync> not_yet;
         if (part < settings.accumulate) not_yet.emplace(ddp.no_sync());
-        const auto [data, target] = program::on_device(*batch, world);
+        const auto [images_of_part, target] = program::on_device(*batch, world);
         at::Tensor outputs;
         at::Tensor loss;
         {
           const lockstep::Autocast lower(settings.autocast ? at::kBFloat16 : at::kFloat,
                                          world.device().type());
-          outputs = ddp(data);
+          outputs = ddp(images_of_part);
           loss = cross_entropy(outputs, target);
         }
         (loss / settings.accumulate).backward();

@@ -93,6 +93,11 @@ struct Branches : torch::nn::Module {
     const torch::NoGradGuard no_grad;
     for (auto& parameter : parameters()) parameter.fill_(0.01);
     to(group.device());
+    // Autograd accumulates a gradient on the stream on which the accumulator was made.
+    const c10::StreamGuard guard(stream);
+    for (const auto& parameter : right->parameters()) {
+      accumulators.push_back(torch::autograd::impl::grad_accumulator(parameter));
+    }
   }
   at::Tensor forward(const at::Tensor& input) {
     const auto main = c10::impl::VirtualGuardImpl(input.device().type()).getStream(input.device());
@@ -110,6 +115,7 @@ struct Branches : torch::nn::Module {
   torch::nn::Linear left{torch::nn::Linear(40, 40)};
   torch::nn::Linear right{torch::nn::Linear(40, 40)};
   c10::Stream stream;
+  std::vector<decltype(torch::autograd::impl::grad_accumulator(at::Tensor()))> accumulators;
 };
 
 TEST_P(Streams, GradientsOfSeveralStreams) {
