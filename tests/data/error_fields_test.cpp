@@ -48,7 +48,7 @@ TEST(DataErrorFields, OfArguments) {
   EXPECT_EQ(fields([] { Mean().add(1, -1); }), invalid("Mean"));
   EXPECT_EQ(fields([] { parse_strategy("nosuch"); }), invalid("strategy"));
   EXPECT_EQ(fields([] { Cifar10(at::zeros({1}), at::zeros({1})); }), invalid("Cifar10"));
-  EXPECT_EQ(fields([] { detail::checked({.batch_size = 0}); }), invalid("PrefetchLoader"));
+  EXPECT_EQ(fields([] { detail::checked({.batch_size = 0}, true); }), invalid("PrefetchLoader"));
 }
 
 TEST(DataErrorFields, OfFiles) {
