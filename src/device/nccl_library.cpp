@@ -2,8 +2,7 @@
 
 #include <dlfcn.h>
 
-#include <cstdlib>
-
+#include "core/environment.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 
@@ -39,10 +38,10 @@ const NcclLibrary& NcclLibrary::get() {
 std::string NcclLibrary::version_text() const { return text_of(version_); }
 
 NcclLibrary::NcclLibrary() {
-  const char* const given = std::getenv("LOCKSTEP_NCCL");
-  path_ = given != nullptr ? given : default_name;
+  const std::string given(detail::variable("LOCKSTEP_NCCL").value_or(""));
+  path_ = given.empty() ? default_name : given;
   // A second copy of NCCL in a process would be loaded under the name of the first.
-  void* library = given == nullptr ? ::dlopen(default_name, RTLD_NOW | RTLD_NOLOAD) : nullptr;
+  void* library = given.empty() ? ::dlopen(default_name, RTLD_NOW | RTLD_NOLOAD) : nullptr;
   if (library == nullptr) library = ::dlopen(path_.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* const why = ::dlerror();
