@@ -355,14 +355,15 @@ TEST_F(Programs, HelpIsCompleteAndWrongFlagsAreNamed) {
 
 TEST_F(Programs, AGpuThatIsMissingIsRefused) {
   if (c10::impl::hasDeviceGuardImpl(at::kCUDA)) GTEST_SKIP() << "LibTorch is built with CUDA";
+  const auto result = two_ranks("mnist_cnn --device cuda");
+  EXPECT_EQ(result.code, 1);
+  const std::string said = ": got no cuda device on rank 0, and this build of LibTorch";
+  const auto first = result.err.find(said);
+  EXPECT_NE(first, std::string::npos) << result.err;
+  EXPECT_EQ(result.err.find(said, first + 1), std::string::npos) << result.err;  // once
   for (const char* program : {"mnist_cnn", "ddp_trainer 1 1", "resnet9_cifar10", "resnet50",
                               "large_batch", "custom_strategy", "language_model", "forecast"}) {
-    const auto result = two_ranks(std::string(program) + " --device cuda");
-    EXPECT_EQ(result.code, 1);
-    const std::string said = ": got no cuda device on rank 0, and this build of LibTorch";
-    const auto first = result.err.find(said);
-    EXPECT_NE(first, std::string::npos) << result.err;
-    EXPECT_EQ(result.err.find(said, first + 1), std::string::npos) << result.err;  // once
+    EXPECT_EQ(alone(std::string(program) + " --device cuda").code, 1) << program;
     EXPECT_THAT(alone(std::string(program) + " --help").out, HasSubstr("--device")) << program;
   }
   expect_one_complaint(two_ranks("mnist_cnn --device gpu"), 2,
