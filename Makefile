@@ -3,6 +3,7 @@
 #   make train                       train the MNIST CNN on two local ranks
 #   make test                        build everything, run every test
 #   make build | lint                programs only | style checks
+#   make wheel                       a wheel of the Python module lockstep_torch, in build/
 #   make deb                         Debian packages of the launcher and the library, in build/
 #   make bench | bench-peers         collectives of this machine | everything beside other libraries
 #   make docs                        the documentation as a site: build/docs/site/index.html
@@ -23,7 +24,7 @@ everything = -DLOCKSTEP_BUILD_TESTS=ON
 # ninja's progress: commands done of all, and the time since the build began.
 export NINJA_STATUS ?= [%f/%t, %es] 
 
-.PHONY: help build train next test deb bench bench-peers docs lint clean distclean
+.PHONY: help build train next test wheel deb bench bench-peers docs lint clean distclean
 
 help:
 	@sed -n '/^#   make/s/^#   /  /p; /^# RANKS/,/^$$/s/^# /  /p' Makefile
@@ -50,6 +51,10 @@ test:
 	@$(call configure,test,$(everything))
 	@cmake --build '$(BUILD)'
 	@ctest --test-dir '$(BUILD)' --output-on-failure --parallel 2
+
+wheel:
+	@$(call configure,build,$(programs) -DLOCKSTEP_BUILD_PYTHON=ON)
+	@cmake --build '$(BUILD)' --target wheel
 
 deb:
 	@$(call configure,build,$(programs))

@@ -2,7 +2,9 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <unistd.h>
 
+#include <cstdlib>
 #include <exception>
 #include <filesystem>
 #include <mutex>
@@ -141,6 +143,39 @@ int run_processes(const Settings& settings, const std::vector<std::string>& argu
   options.program = std::filesystem::read_symlink("/proc/self/exe");
   options.arguments = arguments;
   return launch::run(launch::make_plan(options));
+}
+
+std::filesystem::path device_program() {
+  const auto path = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "bench_device";
+  return std::filesystem::exists(path) ? path : std::filesystem::path();
+}
+
+int run_device_program(const Settings& settings, const std::string& device,
+                       const std::vector<std::string>& arguments) {
+  const auto program = device_program();
+  if (program.empty()) {
+    throw BackendUnavailable(
+        "bench: got --device " + device +
+        ", but the program bench_device, which measures tensors of devices, is not in the folder "
+        "of lockstep: build it in Lockstep's sources (cmake --build build --target bench_device) "
+        "and use the lockstep of that build");
+  }
+  if (!is_rank() && mpi_world_size() == 0) {
+    launch::Options options;
+    options.ranks = settings.ranks;
+    options.program = program;
+    options.arguments = arguments;
+    options.device = device;
+    return launch::run(launch::make_plan(options));
+  }
+  ::setenv("LOCKSTEP_DEVICE", device.c_str(), 1);
+  std::vector<std::string> words = {program};
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  std::vector<char*> pointers;
+  for (auto& word : words) pointers.push_back(word.data());
+  pointers.push_back(nullptr);
+  ::execv(program.c_str(), pointers.data());
+  throw Error(lockstep::detail::concat("bench: cannot start ", program.string()));
 }
 
 }  // namespace lockstep::bench

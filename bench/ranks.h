@@ -1,5 +1,6 @@
 #pragma once
 
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
@@ -39,5 +40,16 @@ void run_over_mpi(const Settings& settings, Backend backend, const RankFunction&
 /// Starts this program settings.ranks times with these arguments, as `lockstep run` would.
 /// Returns the job's exit code.
 int run_processes(const Settings& settings, const std::vector<std::string>& arguments);
+
+/// The program that measures tensors of devices, in the folder of this program. It is linked with
+/// LibTorch. Empty if it is not there.
+std::filesystem::path device_program();
+
+/// Starts device_program() with these arguments: settings.ranks times, with LOCKSTEP_DEVICE=device,
+/// or in place of this process if a launcher has started it as a rank.
+/// Returns the job's exit code.
+/// Throws: BackendUnavailable without device_program().
+int run_device_program(const Settings& settings, const std::string& device,
+                       const std::vector<std::string>& arguments);
 
 }  // namespace lockstep::bench

@@ -13,7 +13,17 @@ namespace lockstep::bench {
 
 using lockstep::detail::concat;
 
-std::string_view name(Memory memory) { return memory == Memory::group ? "group" : "private"; }
+std::string_view name(Memory memory) {
+  switch (memory) {
+    case Memory::group:
+      return "group";
+    case Memory::own:
+      return "private";
+    case Memory::device:
+      return "device";
+  }
+  return "";
+}
 
 namespace {
 

@@ -16,10 +16,11 @@ inline constexpr Collective measured[] = {Collective::all_reduce, Collective::br
                                           Collective::all_gather, Collective::reduce_scatter,
                                           Collective::barrier};
 
-/// Whose memory the buffers are: the group's, which is exchanged in place, or the rank's own.
-enum class Memory { group, own };
+/// Whose memory the buffers are: the group's, which is exchanged in place, the rank's own, or that
+/// of a device.
+enum class Memory { group, own, device };
 
-/// "group" or "private".
+/// "group", "private" or "device".
 std::string_view name(Memory memory);
 
 /// Settings of `lockstep bench`.

@@ -1,9 +1,11 @@
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
 #include <iostream>
 #include <memory>
 #include <new>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,6 +15,7 @@
 #include "cli/commands.h"
 #include "comm/control/address.h"
 #include "core/environment.h"
+#include "launch/gpus.h"
 #include "lockstep/error.h"
 
 namespace lockstep::cli {
@@ -27,6 +30,7 @@ struct Arguments {
   std::string wire = {};
   std::string memory = "both";
   std::string backend = "auto";
+  std::string device = "cpu";
   bench::Settings settings;
 };
 
@@ -67,8 +71,57 @@ std::vector<std::string> command_line(const Arguments& arguments) {
   return words;
 }
 
+/// Whether tensors of devices are measured. With auto: where there are GPUs and the program for it.
+bool measures_devices(const Arguments& arguments) {
+  if (arguments.device != "auto") return arguments.device != "cpu";
+  if (arguments.settings.collective == Collective::barrier) return false;
+  const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  return !bench::device_program().empty() &&
+         !launch::find_gpus({},
+                            visible != nullptr ? std::optional<std::string>(visible) : std::nullopt)
+              .gpus.empty();
+}
+
+/// Throws: InvalidArgument if an option holds for memory of the host only.
+int bench_devices(const Arguments& arguments) {
+  const auto& settings = arguments.settings;
+  const auto refuse = [](const std::string& option) {
+    throw InvalidArgument("bench: got " + option +
+                          " with tensors of devices, expected it with --device cpu only: omit it");
+  };
+  if (arguments.collective == name(Collective::barrier)) {
+    throw InvalidArgument(
+        "bench: got barrier with tensors of devices, expected a collective that moves data: a "
+        "barrier is between the ranks' programs, measure it with --device cpu");
+  }
+  if (settings.threads) refuse("--threads");
+  if (settings.stream) refuse("--stream");
+  if (arguments.memory != "both") refuse("--memory " + arguments.memory);
+  if (arguments.backend != "auto") refuse("--backend " + arguments.backend);
+  if (!settings.algorithm.empty()) refuse("--algorithm " + settings.algorithm);
+  if (!settings.interface.empty()) refuse("--interface " + settings.interface);
+  std::vector<std::string> words = {arguments.collective,
+                                    "--min",
+                                    std::to_string(settings.min_bytes),
+                                    "--max",
+                                    std::to_string(settings.max_bytes),
+                                    "--factor",
+                                    std::to_string(settings.factor),
+                                    "--dtype",
+                                    arguments.dtype,
+                                    "--op",
+                                    arguments.op,
+                                    "--repeats",
+                                    std::to_string(settings.repeats)};
+  if (!arguments.wire.empty()) words.insert(words.end(), {"--wire", arguments.wire});
+  if (settings.check) words.emplace_back("--check");
+  if (settings.json) words.emplace_back("--json");
+  return bench::run_device_program(settings, "cuda", words);
+}
+
 int bench_main(const Arguments& arguments) {
   const bench::Settings settings = settings_of(arguments);
+  if (measures_devices(arguments)) return bench_devices(arguments);
   const auto run = [&](bench::Transport& transport) {
     try {
       bench::run_session(transport, settings, std::cout);
@@ -141,6 +194,12 @@ void add_bench(CLI::App& app, int& exit_code) {
       "Wire dtype of an all_reduce of float32: float16 or bfloat16 (default: float32)");
   bench->add_option("--memory", arguments->memory, "Memory of the data: group, private or both")
       ->check(CLI::IsMember({"group", "private", "both"}))
+      ->capture_default_str();
+  bench
+      ->add_option("--device", arguments->device,
+                   "Memory of the data: cpu: of the host; cuda: tensors on GPUs, a GPU for each "
+                   "rank; auto: cuda where there are GPUs")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}).description(""))
       ->capture_default_str();
   bench
       ->add_option("--backend", arguments->backend,

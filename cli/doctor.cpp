@@ -32,8 +32,8 @@
 #include "core/topology.h"
 #include "kernels/targets.h"
 #include "launch/describe.h"
+#include "launch/find_nccl.h"
 #include "launch/gpus.h"
-#include "launch/nccl_version.h"
 #include "lockstep/error.h"
 #include "lockstep/version.h"
 

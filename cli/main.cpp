@@ -54,6 +54,8 @@ int run(int argc, char** argv) {
   lockstep::cli::add_plan(app, exit_code);
   lockstep::cli::add_doctor(app, exit_code);
   lockstep::cli::add_report(app, exit_code);
+  lockstep::cli::add_status(app, exit_code);
+  lockstep::cli::add_explain(app, exit_code);
   lockstep::cli::add_completion(app, exit_code);
   lockstep::cli::add_man(app, exit_code);
   try {

@@ -143,6 +143,11 @@ void add_run(CLI::App& app, int& exit_code) {
                    "Longest wait of a rank for other ranks (default: LOCKSTEP_TIMEOUT, else 600)")
       ->type_name("SECONDS");
   command
+      ->add_option("--stall-warning", options.stall_warning,
+                   "Time in one operation after which a rank reports who is missing; 0: never "
+                   "(default: LOCKSTEP_STALL_WARNING, else 30)")
+      ->type_name("SECONDS");
+  command
       ->add_option(
           "--interface", options.interface,
           "Network interface by which hosts watch one another (default: LOCKSTEP_INTERFACE, "

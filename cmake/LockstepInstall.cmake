@@ -5,7 +5,7 @@ include(CMakePackageConfigHelpers)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/Lockstep)
 set(doc_dir ${CMAKE_INSTALL_DATAROOTDIR}/doc/lockstep)
-set(libraries lockstep_core lockstep_kernels lockstep_control lockstep_comm lockstep_launch
+set(libraries lockstep_core lockstep_kernels lockstep_control lockstep_comm lockstep_join lockstep_launch
               lockstep_profile lockstep_record)
 if(LOCKSTEP_WITH_TORCH)
   list(APPEND libraries lockstep)
@@ -39,6 +39,10 @@ install(FILES ${pages}/lockstep.fish COMPONENT runtime
 
 install(TARGETS ${libraries} EXPORT LockstepTargets
         ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT dev)
+# Programs in C find lockstep_c.h and link liblockstep_c.so, without LibTorch.
+install(TARGETS lockstep_c LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT dev)
+install(FILES ${PROJECT_SOURCE_DIR}/include/lockstep_c.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
+        COMPONENT dev)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/lockstep DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
         COMPONENT dev)
 install(EXPORT LockstepTargets NAMESPACE Lockstep:: DESTINATION ${package_dir} COMPONENT dev)

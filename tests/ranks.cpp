@@ -153,13 +153,14 @@ std::vector<Outcome> run_processes(int n, const std::string& name,
   for (std::size_t i = 0; i < children.size(); ++i) {
     readers.emplace_back([&, i] { outcomes[i].err = read_all(children[i].err); });
   }
-  // As the launcher does: whoever waits for a rank that is gone must hear of it, in whatever order
-  // they end.
-  for (std::size_t ended = 0; ended < children.size(); ++ended) {
+  // As the launcher does, in whatever order they end. Other tests may have left children, too.
+  for (std::size_t ended = 0; ended < children.size();) {
     int status = 0;
     const pid_t pid = ::waitpid(-1, &status, 0);
+    if (pid < 0) throw std::runtime_error("waitpid failed");
     for (std::size_t i = 0; i < children.size(); ++i) {
       if (children[i].pid != pid) continue;
+      ++ended;
       outcomes[i].exited = WIFEXITED(status);
       outcomes[i].code = WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status);
       world->mark_ended(static_cast<int>(i),

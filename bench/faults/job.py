@@ -34,6 +34,8 @@ def as_usual():
 
 
 class Job:
+    timeout = 120  # seconds; that of Lockstep's waits
+
     def __init__(self, kill, options, folder, hosts=None):
         self.kill, self.options, self.hosts = kill, options, hosts
         self.folder = folder
@@ -45,7 +47,7 @@ class Job:
     # Starting and waiting
 
     def start(self):
-        environment = {**os.environ, MARKER: self.marker, "OMP_NUM_THREADS": "1", "LOCKSTEP_TIMEOUT": "120",
+        environment = {**os.environ, MARKER: self.marker, "OMP_NUM_THREADS": "1", "LOCKSTEP_TIMEOUT": str(self.timeout),
                        "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         with (self.folder / "out").open("wb") as out, (self.folder / "err").open("wb") as err:
             self._process = subprocess.Popen(
@@ -157,6 +159,11 @@ class Job:
         """Names that should not be there any more: Lockstep's, and OpenMPI's own."""
         names = sorted(f"{name}/{entry.name}" for name in ("tmp", "shm") for entry in (self.folder / name).iterdir())
         openmpi = [name for name in names if OF_OPENMPI.match(name.split("/")[1])]
+        # The flight record of a killed rank stays until `lockstep status` where Lockstep does not launch the ranks, and where the
+        # processes that would remove it are killed, too.
+        launched = "lockstep" in self.kill.launcher or self.kill.launcher == "run"
+        if not launched or self.kill.victim == "launcher and guardian":
+            openmpi += [name for name in names if name.endswith(".flight")]
         ours = [name for name in names if name not in openmpi]
         expected = {"checkpoints"} if self.kill.mode == "restart" else {"logs"} if self.kill.logs else set()
         ours += sorted(f"run/{entry.name}" for entry in (self.folder / "run").iterdir() if entry.name not in expected)

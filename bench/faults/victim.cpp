@@ -1,8 +1,10 @@
-// A rank for bench/faults/random_kills: collectives, or a small training, of known length. It
-// prints when it joins and when it is done, so that a kill can be aimed, and ends with the digest
-// of its result.
+// A rank for bench/faults/random_kills and bench/faults/fault_matrix: collectives, or a small
+// training, of known length. It prints when it joins and when it is done, so that a kill can be
+// aimed, and ends with the digest of its result. One rank can misbehave at a step of the
+// collectives, or before init().
 //
 //   bench_victim [--train] [--steps N] [--pause MS] [--child none|worker|stays] [--checkpoints DIR]
+//   bench_victim --fault NAME --fault-rank R [--fault-step S | --before-init]
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/empty.h>
@@ -27,8 +29,11 @@
 #include <vector>
 
 #include "core/digest.h"
+#include "misbehaviour.h"
 
 namespace {
+
+using lockstep::bench::misbehave;
 
 struct Settings {
   bool train = false;
@@ -36,6 +41,10 @@ struct Settings {
   double pause = 2;
   std::string child = "none";
   std::string checkpoints;
+  std::string fault;
+  int fault_rank = -1;
+  int fault_step = 5;
+  bool before_init = false;
 };
 
 /// One write() a line: lines of several ranks may share a pipe.
@@ -99,6 +108,11 @@ std::uint64_t run_collectives(const Settings& settings, const lockstep::Group& w
   constexpr std::array<std::int64_t, 3> sizes{10, 5'000, 200'000};
   std::vector<std::uint64_t> digests;
   for (int step = 0; step < settings.steps; ++step) {
+    const bool faulty = world.rank() == settings.fault_rank && step == settings.fault_step;
+    if (faulty && !settings.before_init) {
+      say(world, "fault " + std::to_string(::getpid()));
+      misbehave(settings.fault, &world);
+    }
     const auto size = sizes[static_cast<std::size_t>(step) % sizes.size()];
     const auto tensor = random({size}, 1'000 * step + world.rank());
     auto sum = world.all_reduce(tensor);
@@ -156,6 +170,8 @@ std::uint64_t train(const Settings& settings, const lockstep::Group& world) {
 
 void run(const Settings& settings) {
   at::set_num_threads(1);
+  if (settings.before_init && lockstep::bench::rank_before_init() == settings.fault_rank)
+    misbehave(settings.fault, nullptr);
   const auto world = lockstep::init();
   say(world, "pid " + std::to_string(::getpid()));
   const Child child(settings.child, world);
@@ -176,6 +192,12 @@ int main(int argc, char** argv) {
   app.add_option("--child", settings.child, "Forked child of each rank")
       ->check(CLI::IsMember({"none", "worker", "stays"}));
   app.add_option("--checkpoints", settings.checkpoints, "Folder to save to and to resume from");
+  auto* const fault = app.add_option("--fault", settings.fault, "What one rank does wrong")
+                          ->check(CLI::IsMember(lockstep::bench::misbehaviours()));
+  app.add_option("--fault-rank", settings.fault_rank, "The rank that does it")->needs(fault);
+  app.add_option("--fault-step", settings.fault_step, "The step in whose place it does it")
+      ->capture_default_str();
+  app.add_flag("--before-init", settings.before_init, "Before init() instead")->needs(fault);
   CLI11_PARSE(app, argc, argv);
   try {
     run(settings);

@@ -44,6 +44,7 @@ struct Settings {
   std::int64_t verify_every = 1;
   std::string data = MNIST_SAMPLE;
   std::string strategy = "fp32";
+  std::string optimizer = "sgd";
   bool fused = false;
   bool share_memory = false;
   std::string device = "cpu";
@@ -96,13 +97,13 @@ class Training {
  public:
   Training(const Settings& settings, const lockstep::Group& world, bool alone)
       : model_(make_model(settings, world)),
-        sgd_(make_sgd(settings, model_->parameters())),
+        base_(make_base(settings, model_->parameters())),
         batches_(settings, world),
         device_(world.device()) {
     if (alone) return;
     if (settings.share_memory) {
       optimizer_ = std::make_unique<lockstep::DistributedOptimizer>(
-          *sgd_, *model_, world, lockstep::DataParallelOptions{.share_memory = true});
+          *base_, *model_, world, lockstep::DataParallelOptions{.share_memory = true});
       return;
     }
     ddp_ = std::make_unique<lockstep::DistributedDataParallel<Layers>>(
@@ -138,11 +139,16 @@ class Training {
     return model;
   }
 
-  static std::unique_ptr<torch::optim::Optimizer> make_sgd(const Settings& settings,
-                                                           std::vector<at::Tensor> parameters) {
+  static std::unique_ptr<torch::optim::Optimizer> make_base(
+      const Settings& settings, const std::vector<at::Tensor>& parameters) {
+    const bool fused = settings.fused || settings.share_memory;
+    if (settings.optimizer == "adamw") {
+      const auto options = torch::optim::AdamWOptions(1e-4);
+      if (fused) return std::make_unique<lockstep::FusedAdamW>(parameters, options);
+      return std::make_unique<torch::optim::AdamW>(parameters, options);
+    }
     const auto options = torch::optim::SGDOptions(0.005).momentum(0.9).weight_decay(1e-5);
-    if (settings.fused || settings.share_memory)
-      return std::make_unique<lockstep::FusedSgd>(parameters, options);
+    if (fused) return std::make_unique<lockstep::FusedSgd>(parameters, options);
     return std::make_unique<torch::optim::SGD>(parameters, options);
   }
 
@@ -150,20 +156,20 @@ class Training {
     const auto begin = Clock::now();
     const auto batch = batches_.next();
     loader_seconds_ += std::chrono::duration<double>(Clock::now() - begin).count();
-    sgd_->zero_grad();
+    base_->zero_grad();
     const at::Tensor outputs = ddp_ ? (*ddp_)(batch.data) : model_->forward(batch.data);
     const at::Tensor loss = torch::nn::functional::cross_entropy(outputs, batch.target);
     if (optimizer_) {
       optimizer_->backward_and_update(loss);
     } else {
       loss.backward();
-      sgd_->step();
+      base_->step();
     }
     if (device_.is_cpu()) tally_.add(loss, outputs, batch.target);
   }
 
   std::shared_ptr<Layers> model_;
-  std::unique_ptr<torch::optim::Optimizer> sgd_;
+  std::unique_ptr<torch::optim::Optimizer> base_;
   Batches batches_;
   at::Device device_;
   std::unique_ptr<lockstep::DistributedDataParallel<Layers>> ddp_;
@@ -262,10 +268,14 @@ int main(int argc, char** argv) {
       app.add_option("--device", settings.device, "cpu, or cuda: rank r uses the GPU r")
           ->check(CLI::IsMember({"cpu", "cuda"}))
           ->capture_default_str();
-  app.add_flag("--fused", settings.fused, "FusedSgd instead of torch::optim::SGD")
+  app.add_option("--optimizer", settings.optimizer, "Optimizer")
+      ->check(CLI::IsMember({"sgd", "adamw"}))
+      ->capture_default_str();
+  app.add_flag("--fused", settings.fused,
+               "FusedSgd or FusedAdamW instead of the optimizer of torch::optim")
       ->excludes(device);
   app.add_flag("--share-memory", settings.share_memory,
-               "FusedSgd, and one copy of the parameters for all ranks")
+               "As --fused, and one copy of the parameters for all ranks")
       ->excludes(device);
   app.add_option("--data", settings.data, "Folder of MNIST")->capture_default_str();
   app.add_option("--threads", settings.threads, "So many thread ranks")->check(CLI::Range(1, 512));

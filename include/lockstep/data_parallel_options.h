@@ -37,9 +37,10 @@ struct DataParallelOptions {
   std::optional<std::int64_t> verify_every = {};
   /// All ranks share one copy of the parameters and of the optimizer's state, and each rank updates
   /// a part of it. This needs less memory and, for large models, less time. Requires a
-  /// DistributedOptimizer with a FusedSgd (or another ElementwiseOptimizer), the strategy fp32 and
-  /// the host backend; device groups are refused. A value that one rank writes into a parameter
-  /// changes on all ranks. After backward_and_update() .grad() is not the mean over ranks.
+  /// DistributedOptimizer with a FusedSgd, FusedAdam, FusedAdamW or another ElementwiseOptimizer,
+  /// the strategy fp32 and the host backend; device groups are refused. A value that one rank
+  /// writes into a parameter changes on all ranks. After backward_and_update() .grad() is not the
+  /// mean over ranks.
   bool share_memory = false;
 };
 

@@ -21,12 +21,15 @@ struct DeviceGroupOptions {
       {};  ///< longest wait for other ranks; default LOCKSTEP_TIMEOUT, else 10 minutes
 };
 
-/// The ranks of `group`, a group on the CPU, as a group for tensors of a device. device is this
-/// rank's, with an index; all ranks pass the same type. The program must not use `group`
-/// afterwards: host() of the result is its replacement. init() calls this function if the program
-/// asks for GPUs. Ranks: all. Throws: InvalidArgument, on every rank, if the device does not exist,
-/// ranks pass different types, thread ranks share a device or group is not on the CPU.
-/// BackendUnavailable, on every rank, if NCCL is missing, too old or refuses the devices.
+/// The ranks of `group`, a group on the CPU, as a group for tensors of a device.
+/// device: this rank's, with an index. All ranks pass the same type.
+///
+/// The program must not use `group` afterwards: host() of the result is its replacement. init()
+/// calls this function if the program asks for GPUs.
+/// Ranks: all.
+/// Throws, on every rank: InvalidArgument if the device does not exist, if ranks pass different
+/// types, if thread ranks share a device or if `group` is not on the CPU.
+/// BackendUnavailable if NCCL is missing, is too old or refuses the devices.
 Group device_group(const Group& group, at::Device device, const DeviceGroupOptions& options = {});
 
 }  // namespace lockstep

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <vector>
 
 #include "lockstep/data_parallel_options.h"
 #include "lockstep/exchange.h"
@@ -34,8 +35,8 @@ class ElementwiseOptimizer {
   struct Elements {
     at::Tensor values;
     at::Tensor gradient;
-    at::Tensor memory;      ///< state of these elements; undefined if the optimizer keeps none
-    bool is_first = false;  ///< the first update of the parameter: memory must be initialised
+    std::vector<at::Tensor> state;  ///< of these elements, in the order of state_of()
+    bool is_first = false;          ///< the first update of the parameter: the state is zero
   };
 
   virtual ~ElementwiseOptimizer() = default;
@@ -43,9 +44,13 @@ class ElementwiseOptimizer {
   /// Whether the optimizer updates this parameter.
   virtual bool has(const at::Tensor& parameter) const = 0;
 
-  /// The state of a parameter: a tensor with the parameter's sizes and strides, undefined before
-  /// the first update. Null if the optimizer keeps no state.
-  virtual at::Tensor* memory_of(const at::Tensor& parameter) = 0;
+  /// The tensors of a parameter's state that have the parameter's sizes and strides: momentum,
+  /// running means. They are undefined before the first update. Empty if the optimizer keeps none.
+  virtual std::vector<at::Tensor*> state_of(const at::Tensor& parameter) = 0;
+
+  /// Every rank calls it once before an update of the parameter, of which it may update no element.
+  /// An optimizer that counts its steps does so here.
+  virtual void begin_update(const at::Tensor& /*parameter*/) {}
 
   /// Updates some elements of a parameter in place, with the current options.
   virtual void update(const at::Tensor& parameter, const Elements& elements) = 0;
@@ -101,7 +106,9 @@ class DistributedOptimizer {
 
   /// Averages gradients that are not averaged yet, as step() does, without a step. Call it before
   /// you read or clip gradients that were accumulated under no_sync(), or that some ranks got from
-  /// a backward that others did not run. GradScaler calls it. Ranks: all. Throws: as step().
+  /// a backward that others did not run. GradScaler calls it.
+  /// Ranks: all.
+  /// Throws: as step().
   void average_gradients();
 
   /// Calls the optimizer's zero_grad().

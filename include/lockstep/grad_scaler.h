@@ -63,9 +63,10 @@ class GradScaler {
   /// Divides the gradients by the scale, for clipping or logging before step(), which otherwise
   /// does it. Averages local gradients of a DistributedOptimizer first. Does not wait for the
   /// device. The change does not count as an edit of the gradients: a DistributedOptimizer does not
-  /// compare them again between ranks. Ranks: all of the group. Throws: InvalidArgument for a
-  /// second call before update(), and for gradients that are sparse, on another device than the
-  /// group's, or in float16, which cannot hold unscaled gradients.
+  /// compare them again between ranks.
+  /// Ranks: all of the group.
+  /// Throws: InvalidArgument for a second call before update(), and for gradients that are sparse,
+  /// on another device than the group's, or in float16, which cannot hold unscaled gradients.
   void unscale_(torch::optim::Optimizer& optimizer);
   void unscale_(DistributedOptimizer& optimizer);
 
@@ -80,7 +81,8 @@ class GradScaler {
   /// Changes the scale for the next iteration. Multiplies it by backoff_factor if a step was
   /// skipped, and by growth_factor after growth_interval iterations without a skipped step. The
   /// scale does not grow beyond the range of float32.
-  /// Ranks: all. Throws: InvalidArgument unless step() or unscale_() was called before.
+  /// Ranks: all.
+  /// Throws: InvalidArgument unless step() or unscale_() was called before.
   void update();
   /// Sets the scale instead. The number of iterations since its last change stays.
   /// Ranks: all, with the same value.

@@ -13,7 +13,7 @@
 #include "lockstep/early_stopping.h"
 #include "lockstep/efficiency.h"
 #include "lockstep/error.h"
-#include "lockstep/fused_sgd.h"
+#include "lockstep/fused_optimizers.h"
 #include "lockstep/grad_scaler.h"
 #include "lockstep/group.h"
 #include "lockstep/group_from_backend.h"

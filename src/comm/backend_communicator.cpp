@@ -1,5 +1,8 @@
 #include "comm/backend_communicator.h"
 
+#include <vector>
+
+#include "comm/flight_recorder.h"
 #include "comm/rank_context.h"
 #include "core/text.h"
 
@@ -9,6 +12,21 @@ BackendRequest::BackendRequest(std::shared_ptr<BackendCommunicator> group, RankC
                                Operation&& operation)
     : group_(std::move(group)), context_(context), operation_(std::move(operation)) {
   if (context_.has_thread()) interval_.begun = std::chrono::steady_clock::now();
+  // Operations that create a group are not issued by issue(), which calls record().
+  if (operation_.sequence == 0) record();
+}
+
+void BackendRequest::record() noexcept {
+  auto* recorder = context_.recorder();
+  if (recorder == nullptr) return;
+  const int peer = operation_.peer < 0 ? -1 : group_->world_rank(operation_.peer);
+  const auto number =
+      recorder->issued(group_->recorded_group(), operation_, peer,
+                       operation_.part(group_->rank()) * size_of(operation_.wire_dtype()));
+  recorded_.store(number, std::memory_order_relaxed);
+  // The progress thread may complete the operation at this moment; one of both sees the other.
+  if (context_.has_thread()) std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (complete()) recorder->ended(number);
 }
 
 BackendRequest::~BackendRequest() = default;
@@ -18,6 +36,8 @@ std::string BackendRequest::where() const { return group_->where(operation_.labe
 void BackendRequest::set_complete() {
   if (context_.has_thread()) interval_.complete = std::chrono::steady_clock::now();
   complete_.store(true, std::memory_order_release);
+  if (context_.has_thread()) std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (const auto number = recorded(); number != 0) context_.recorder()->ended(number);
 }
 
 bool BackendRequest::test() {
@@ -50,15 +70,27 @@ void BackendRequest::abandon() noexcept {
   }
 }
 
+void BackendCommunicator::record_in(FlightRecorder& recorder) {
+  std::vector<int> members;
+  for (int rank = 0; rank < size(); ++rank) members.push_back(world_rank(rank));
+  recorded_group_ = recorder.add_group(members);
+}
+
 void BackendCommunicator::fail(std::string_view cause) noexcept {
-  context().fail(FailureKind::error, context().failure_of_program(cause));
+  fail_and_record(FailureKind::error, context().failure_of_program(cause));
 }
 
 void BackendCommunicator::fail_with(const control::Failure& failure) noexcept {
   const auto kind = failure.timeout      ? FailureKind::timeout
                     : failure.by_program ? FailureKind::error
                                          : FailureKind::elsewhere;
+  fail_and_record(kind, failure);
+}
+
+void BackendCommunicator::fail_and_record(FailureKind kind,
+                                          const control::Failure& failure) noexcept {
   context().fail(kind, failure);
+  if (auto* recorder = context().recorder()) recorder->fail(failure.text, failure.rank);
 }
 
 void BackendCommunicator::make_progress() {
@@ -66,6 +98,10 @@ void BackendCommunicator::make_progress() {
   const RankContext::CallGuard guard(context);
   context.poll();
   if (context.failed()) context.throw_failure(where("world"));
+}
+
+void BackendCommunicator::count_step() noexcept {
+  if (auto* recorder = context().recorder()) recorder->count_step();
 }
 
 std::string BackendCommunicator::where(std::string_view label) const {

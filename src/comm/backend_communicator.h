@@ -3,6 +3,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -11,11 +12,13 @@
 
 #include "comm/communicator.h"
 #include "comm/operation.h"
+#include "comm/rank_failure.h"
 #include "comm/request.h"
 
 namespace lockstep::inline v0_2::detail {
 
 class BackendCommunicator;
+class FlightRecorder;
 class RankContext;
 
 /// One operation of this rank, in a backend whose RankContext polls and waits. A progress thread
@@ -33,6 +36,8 @@ class BackendRequest : public Request {
 
   bool complete() const final { return complete_.load(std::memory_order_acquire); }
   const Operation& operation() const { return operation_; }
+  /// The number of the operation in the flight record of this rank; 0 if it is not recorded.
+  std::uint64_t recorded() const { return recorded_.load(std::memory_order_relaxed); }
   /// "all_reduce #17 (host) rank 2 of 4".
   std::string where() const;
 
@@ -40,6 +45,7 @@ class BackendRequest : public Request {
   void wait() final;
   void abandon() noexcept final;
   void check() final;
+  void record() noexcept final;
 
  protected:
   BackendRequest(std::shared_ptr<BackendCommunicator> group, RankContext& context,
@@ -52,6 +58,8 @@ class BackendRequest : public Request {
   RankContext& context_;  ///< owned by the group
   Operation operation_;
   std::atomic<bool> complete_{false};
+  std::atomic<std::uint64_t> recorded_{
+      0};  ///< number of the operation in the flight record; 0 for none
 };
 
 /// A BackendRequest whose group is of type Group, which must be complete where this is
@@ -74,10 +82,16 @@ class BackendCommunicator : public Communicator,
   void fail(std::string_view cause) noexcept final;
   void fail_with(const control::Failure& failure) noexcept final;
   void make_progress() final;
+  void count_step() noexcept final;
 
   virtual RankContext& context() const = 0;
   /// "all_reduce #17 (host) rank 2 of 4".
   std::string where(std::string_view label) const;
+
+  /// Begins to record the operations of this group. Called by the context.
+  void record_in(FlightRecorder& recorder);
+  /// The index of the group in the flight record.
+  std::uint16_t recorded_group() const { return recorded_group_; }
 
   // Called by the context, under a CallGuard or its lock.
   /// Advances all operations without blocking.
@@ -94,6 +108,11 @@ class BackendCommunicator : public Communicator,
 
  protected:
   using Communicator::Communicator;
+
+ private:
+  void fail_and_record(FailureKind kind, const control::Failure& failure) noexcept;
+
+  std::uint16_t recorded_group_ = 0;
 };
 
 }  // namespace lockstep::detail

@@ -68,13 +68,18 @@ Work Communicator::issue(Operation&& operation, Issue&& issue) {
   operation.owner = std::move(issue.owner);
   operation.part_of = std::move(issue.part_of);
   check(operation);
-  if (observer_ == nullptr) return begin(std::move(operation));
+  if (observer_ == nullptr) {
+    Work work = begin(std::move(operation));
+    if (work.request_ != nullptr) work.request_->record();
+    return work;
+  }
   detail::ObservedOperation observed{
       .collective = operation.collective,
       .source = operation.source,
       .bytes = contributed(operation, rank_, size_) * size_of(operation.wire_dtype())};
   Work work = begin(std::move(operation));
   if (work.request_ != nullptr) {
+    work.request_->record();
     work.request_->observe(observer_, observed);
   } else {
     observer_->began(observed);
@@ -138,6 +143,12 @@ void Communicator::check(const Operation& operation) const {
     refuse(operation, "got no memory, expected ",
            input > 0 && operation.input == nullptr ? "an input" : "an output");
   }
+}
+
+std::optional<PendingMessage> Communicator::pending_message(int /*src*/) {
+  throw BackendUnavailable(
+      detail::concat("pending_message: the ", backend(),
+                     " backend cannot look at messages before it receives them"));
 }
 
 std::optional<std::uint64_t> Communicator::place_of(const void*) const { return {}; }

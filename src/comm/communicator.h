@@ -31,6 +31,13 @@ struct Issue {
   std::shared_ptr<const Operation> part_of = {};
 };
 
+/// A message that another rank has sent and this rank has not begun to receive.
+struct PendingMessage {
+  std::size_t count = 0;  ///< elements of dtype
+  DType dtype = DType::u8;
+  std::uint32_t tag = 0;
+};
+
 /// A group of ranks that exchange raw memory. Every rank of the group issues the same collectives
 /// in the same order. Only one thread at a time may use the groups of a rank. Results have the same
 /// bits on every rank.
@@ -93,6 +100,11 @@ class Communicator {
             Issue issue = {});
   Work barrier(Issue issue = {});
 
+  /// The next message from src that recv() would receive, if src has sent it; a recv() with its
+  /// terms is then complete at once. nullopt while an earlier recv() from src is not complete.
+  /// Throws: BackendUnavailable if the backend cannot look at messages before it receives them.
+  virtual std::optional<PendingMessage> pending_message(int src);
+
   /// Memory that this communicator exchanges without a copy, 64-byte aligned. It is zero when it is
   /// first allocated, not when it is reused. The handle also keeps the world's memory alive. Not
   /// collective.
@@ -135,10 +147,13 @@ class Communicator {
   /// Advances pending operations without blocking.
   /// Throws: the failure of the world, if it has failed.
   virtual void make_progress() {}
+  /// Counts a training step of this rank, which `lockstep status` shows.
+  virtual void count_step() noexcept {}
   /// Checks that the process of every other rank still runs or has left without an error, for a
-  /// caller that waits for other ranks without an operation of this group. label: what it waits
-  /// for. Backends whose control connection detects ended processes need no check. Throws:
-  /// CommError if a process has ended.
+  /// caller that waits for other ranks without an operation of this group. Backends whose control
+  /// connection detects ended processes need no check.
+  /// label: what the caller waits for.
+  /// Throws: CommError if a process has ended.
   virtual void check_processes(std::string_view /*label*/) {}
 
  protected:

@@ -1,11 +1,13 @@
 #include "comm/rank_context.h"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <new>
 #include <thread>
 #include <utility>
 
+#include "comm/diagnosis.h"
 #include "core/text.h"
 
 // Note [How a rank waits]
@@ -26,6 +28,8 @@ using Clock = std::chrono::steady_clock;
 
 /// Duration of a wait after which a rank searches for a deadlock.
 constexpr auto long_wait = std::chrono::seconds(1);
+/// Time between two records of the ranks that a wait is for.
+constexpr auto between_records = std::chrono::milliseconds(100);
 
 }  // namespace
 
@@ -34,10 +38,17 @@ struct RankContext::LongWait {
       : context(in),
         operation(what),
         limit(wait_limit(what.operation(), in.timeout_)),
-        deadline(limit) {}
-  ~LongWait() { context.end_long_wait(); }
+        deadline(limit) {
+    if (is_recorded()) context.recorder_->begin_wait(operation.recorded());
+  }
+  ~LongWait() {
+    context.end_long_wait();
+    if (is_recorded()) context.recorder_->end_wait();
+  }
   LongWait(const LongWait&) = delete;
   LongWait& operator=(const LongWait&) = delete;
+
+  bool is_recorded() const { return operation.recorded() != 0; }
 
   RankContext& context;
   const BackendRequest& operation;
@@ -45,6 +56,10 @@ struct RankContext::LongWait {
   Deadline deadline;
   Clock::time_point last_progress = Clock::now();
   Clock::time_point checked = last_progress;
+  Clock::time_point recorded = last_progress;
+  /// Time in this wait after which the rank warns next. 0: never.
+  std::chrono::milliseconds warning =
+      is_recorded() ? context.recorder_->stall_warning() : std::chrono::milliseconds(0);
 };
 
 RankContext::RankContext(const Settings& settings)
@@ -55,6 +70,23 @@ RankContext::RankContext(const Settings& settings)
       has_mutex_(settings.has_mutex) {}
 
 RankContext::~RankContext() = default;
+
+void RankContext::add(BackendCommunicator& group) {
+  if (recorder_ != nullptr) group.record_in(*recorder_);
+  groups_.push_back(&group);
+}
+
+void RankContext::remove(BackendCommunicator& group) {
+  if (recorder_ != nullptr) recorder_->remove_group(group.recorded_group());
+  std::erase(groups_, &group);
+}
+
+void RankContext::set_recorder(std::shared_ptr<FlightRecorder> recorder) {
+  const auto guard = lock();
+  recorder_ = std::move(recorder);
+  if (recorder_ == nullptr) return;
+  for (auto* group : groups_) group->record_in(*recorder_);
+}
 
 RankContext& RankContext::CallGuard::admitted(RankContext& context) {
   if (context.has_mutex_) context.expect_usable_thread();
@@ -177,8 +209,35 @@ void RankContext::check_long_wait(LongWait& wait) {
     check(wait.operation);
     if (wait.operation.complete()) return;
   }
+  if (wait.is_recorded()) record_wait(wait, now);
   check_time(wait);
   if (wait.deadline.elapsed() >= long_wait) check_deadlock(wait.operation);
+}
+
+void RankContext::record_wait(LongWait& wait, Clock::time_point now) {
+  if (now - wait.recorded < between_records) return;
+  wait.recorded = now;
+  recorder_->poll_wait();
+  auto missing = wait.operation.missing();
+  for (int& rank : missing) rank = world_rank(rank);
+  recorder_->set_missing(missing);
+  if (wait.warning.count() > 0 && wait.deadline.elapsed() >= wait.warning) warn_of_stall(wait);
+}
+
+void RankContext::warn_of_stall(LongWait& wait) {
+  const auto least = std::chrono::duration<double>(wait.warning).count() / 2;
+  wait.warning *= 2;
+  std::vector<ObservedRank> ranks;
+  for (auto& record : read_flight_records(recorder_->job())) {
+    if (record->size() == recorder_->size()) ranks.push_back(observe(std::move(record)));
+  }
+  const auto found = diagnose(ranks, least);
+  // One rank of each host warns: the lowest that waits for a missing rank itself.
+  if (found.waiting.empty() || found.waiting.front() != recorder_->rank()) return;
+  std::string text = "lockstep: stalled: ";
+  for (const auto& sentence : found.text) text += concat(sentence, "; ");
+  text += concat("run `lockstep status ", recorder_->job(), "` on each host\n");
+  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, text.data(), text.size());
 }
 
 void RankContext::check_time(LongWait& wait) {
@@ -199,8 +258,10 @@ std::string RankContext::awaited(std::span<const int> ranks) const {
 }
 
 void RankContext::throw_failure(std::string_view where) {
+  const auto cause = failure();
+  if (recorder_ != nullptr) recorder_->fail(cause.text, cause.rank);
   for (auto* group : groups_) group->drop(complete_);
-  raised_failure_.raise(where, failure());
+  raised_failure_.raise(where, cause);
 }
 
 void RankContext::fail(FailureKind kind, const control::Failure& failure) noexcept {

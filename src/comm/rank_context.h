@@ -13,6 +13,7 @@
 
 #include "comm/backend_communicator.h"
 #include "comm/control/failure.h"
+#include "comm/flight_recorder.h"
 #include "comm/progress_thread.h"
 #include "comm/rank_failure.h"
 #include "comm/waiting.h"
@@ -49,8 +50,12 @@ class RankContext {
   int last_group() const { return last_group_; }
   void set_last_group(int number) { last_group_ = number; }
 
-  void add(BackendCommunicator& group) { groups_.push_back(&group); }
-  void remove(BackendCommunicator& group) { std::erase(groups_, &group); }
+  void add(BackendCommunicator& group);
+  void remove(BackendCommunicator& group);
+  /// Begins to record the operations of this rank. Called once, for the outermost context of a
+  /// rank. Null: operations are not recorded.
+  void set_recorder(std::shared_ptr<FlightRecorder> recorder);
+  FlightRecorder* recorder() const { return recorder_.get(); }
   /// Locks the mutex of CallGuard, if the context has one. For calls that are not operations, such
   /// as destructors of groups.
   std::unique_lock<std::mutex> lock();
@@ -166,6 +171,8 @@ class RankContext {
   void wait_long(const BackendRequest& operation);
   void check_long_wait(LongWait& wait);
   void check_time(LongWait& wait);
+  void record_wait(LongWait& wait, std::chrono::steady_clock::time_point now);
+  void warn_of_stall(LongWait& wait);
   std::size_t pending() const;
   ProgressThread::Outcome advance_in_progress_thread();
 
@@ -183,6 +190,7 @@ class RankContext {
       complete_;             ///< operations that the end of a CallGuard releases
   bool progressed_ = false;  ///< progress since a wait read this last
   bool entered_ = false;     ///< a CallGuard began since the progress thread read this last
+  std::shared_ptr<FlightRecorder> recorder_;
   std::optional<ProgressThread> thread_;
 };
 

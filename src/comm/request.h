@@ -31,6 +31,9 @@ class Request {
   /// World ranks that the operation waits for.
   virtual std::vector<int> missing() const { return {}; }
 
+  /// Called once when the operation has begun, for the flight record.
+  virtual void record() noexcept {}
+
   /// Time in which this rank has reduced and copied data for the operation.
   std::chrono::nanoseconds worked() const { return worked_; }
   const RequestInterval& interval() const { return interval_; }

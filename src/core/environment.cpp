@@ -127,6 +127,11 @@ Environment Environment::read() {
   environment.timeout = seconds_variable("LOCKSTEP_TIMEOUT", 600);
   environment.flush_denormals =
       flag_variable("LOCKSTEP_FLUSH_DENORMALS", detail::can_flush_denormals);
+  const bool warns = variable("LOCKSTEP_STALL_WARNING") != "0";
+  environment.stall_warning =
+      warns ? seconds_variable("LOCKSTEP_STALL_WARNING", 30) : std::chrono::milliseconds(0);
+  environment.flight_recorder = flag_variable("LOCKSTEP_FLIGHT_RECORDER", true);
+  environment.trace_folder = variable("LOCKSTEP_TRACE").value_or("");
   environment.log_level = ::lockstep::log_level();
   environment.backend = parse_backend(variable("LOCKSTEP_BACKEND").value_or("auto"));
   environment.host = variable("LOCKSTEP_HOST").value_or("");

@@ -62,7 +62,12 @@ struct Environment {
   std::chrono::milliseconds timeout;  ///< LOCKSTEP_TIMEOUT: longest wait in seconds, default 600
   /// LOCKSTEP_FLUSH_DENORMALS: 0 or 1; default 1 where supported
   bool flush_denormals = detail::can_flush_denormals;
-  std::string log_level;  ///< LOCKSTEP_LOG: debug, info, warn or error; silent if unset
+  /// LOCKSTEP_STALL_WARNING: time in one operation after which a rank reports who is missing, in
+  /// seconds; default 30, 0 for never.
+  std::chrono::milliseconds stall_warning;
+  bool flight_recorder = true;  ///< LOCKSTEP_FLIGHT_RECORDER: 0 or 1
+  std::string trace_folder;     ///< LOCKSTEP_TRACE: folder of flight records after a failure
+  std::string log_level;        ///< LOCKSTEP_LOG: debug, info, warn or error; silent if unset
   Backend backend = Backend::automatic;  ///< LOCKSTEP_BACKEND: auto, host, mpi or hierarchical
   std::string algorithm;  ///< LOCKSTEP_ALGORITHM: auto, direct or ring, for all_reduce over MPI
   /// LOCKSTEP_PROGRESS: auto, thread or wait, for operations over MPI.

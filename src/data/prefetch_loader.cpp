@@ -15,6 +15,7 @@
 
 #include "core/operation_error.h"
 #include "core/text.h"
+#include "device/comm_stream.h"
 #include "lockstep/denormals.h"
 #include "lockstep/error.h"
 
@@ -109,9 +110,7 @@ std::shared_ptr<BatchCopy> BatchCopier::begin(const Tensors& tensors) {
         at::empty_like(*tensor, tensor->options().device(streams_->device).pinned_memory(false));
     copy->copies.push_back(*tensor);
   }
-  c10::Event allocated(streams_->device.type());
-  allocated.record(copy->owner);
-  allocated.block(streams_->copies);
+  device::CommStream::order(copy->owner, streams_->copies);
   {
     const c10::StreamGuard on_stream(streams_->copies);
     for (std::size_t i = 0; i < copy->sources.size(); ++i) {

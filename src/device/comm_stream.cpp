@@ -21,10 +21,4 @@ void CommStream::wait_for_current() const { order(current(), stream_); }
 
 void CommStream::block_current() const { order(stream_, current()); }
 
-c10::Event CommStream::record() const {
-  c10::Event event(device_.type());
-  event.record(stream_);
-  return event;
-}
-
 }  // namespace lockstep::device

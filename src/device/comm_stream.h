@@ -25,8 +25,6 @@ class CommStream {
   void wait_for_current() const;
   /// Makes later work of the current stream wait for the work that this stream has now.
   void block_current() const;
-  /// An event that completes with the work that this stream has now.
-  c10::Event record() const;
 
  private:
   c10::Device device_;

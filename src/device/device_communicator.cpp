@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
+#include <exception>
 #include <string>
 #include <utility>
 
@@ -59,13 +60,13 @@ std::shared_ptr<Communicator> DeviceCommunicator::split(int color, int key) {
   // members are in split(), so it cannot deadlock.
   host_memory_->barrier().wait();
   const detail::RankContext::CallGuard guard(context());
-  auto part = context().or_fail([&] {
+  auto part = context().or_fail<std::exception>([&] {
     auto ranks = host().split(color, key);
     auto memory = ranks == nullptr ? nullptr : ranks->split(0, ranks->rank());
     return std::pair(std::move(ranks), std::move(memory));
   });
   if (part.first == nullptr) return nullptr;
-  return context().or_fail(
+  return context().or_fail<std::exception>(
       [&] { return handle(make(std::move(part.first), std::move(part.second))); });
 }
 
@@ -89,10 +90,7 @@ Work DeviceCommunicator::begin(Operation&& operation) {
     return begin_on_device(std::move(operation));
   }
   // A barrier is between the ranks' programs, not between their devices.
-  return Work(begin_steps(std::move(operation), [this](SteppedRequest& request) {
-    request.set_work(detail::reissue(host(), request.operation()));
-    request.set_steps({[&request] { return request.work_is_complete(); }});
-  }));
+  return forward(std::move(operation));
 }
 
 bool DeviceRequest::test() {

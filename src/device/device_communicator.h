@@ -9,9 +9,11 @@
 
 namespace lockstep::inline v0_2::device {
 
-/// One rank's communicator of a group that exchanges tensors of a device. Its operations run on the
-/// CommStream of the rank, after the work that the current stream has when they are issued. wait()
-/// makes the current stream wait for the operation; it does not wait for the device.
+/// One rank's communicator of a group that exchanges tensors of a device.
+///
+/// Operations run on the rank's CommStream, after the work that the current stream has when they
+/// are issued. Work::wait() makes the current stream wait for the operation. The host does not wait
+/// for the device.
 class DeviceCommunicator : public SteppedCommunicator {
  public:
   c10::Device device() const { return context().stream().device(); }
@@ -48,14 +50,14 @@ class DeviceCommunicator : public SteppedCommunicator {
 /// The implementation of a Work in a device group. wait() blocks the current stream.
 class DeviceRequest final : public detail::Request {
  public:
-  /// What wait() waits for before it blocks the current stream.
+  /// What the host waits for in wait(), before the current stream waits for the event.
   enum class Wait {
-    nothing,  ///< the operation is on the stream
-    request   ///< the request puts its last copy on the stream when it completes
+    nothing,  ///< the whole operation is on the CommStream already
+    request   ///< the request puts its last copy on the CommStream when it completes
   };
 
-  /// done: the event that the current stream waits for; set when the operation, or its last copy,
-  /// is on the stream.
+  /// done: the event that the current stream waits for. It is recorded once the whole operation is
+  /// on the CommStream.
   DeviceRequest(std::shared_ptr<SteppedRequest> request, std::shared_ptr<const c10::Event> done,
                 const CommStream& stream, Wait wait)
       : request_(std::move(request)), done_(std::move(done)), stream_(stream), wait_(wait) {}

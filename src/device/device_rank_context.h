@@ -1,26 +1,23 @@
 #pragma once
 
 #include <chrono>
-#include <exception>
 #include <memory>
-#include <mutex>
 
 #include "comm/communicator.h"
-#include "comm/rank_context.h"
+#include "comm/composed_rank_context.h"
 #include "device/comm_stream.h"
 
 namespace lockstep::inline v0_2::device {
 
 /// One rank's state in a world that exchanges tensors of a device. The ranks also form a host
-/// world, which exchanges memory of the host. The host world is used only under a CallGuard of this
-/// context or its lock(). A failure of the host world ends this world, and vice versa.
+/// world, which exchanges memory of the host.
 ///
 /// A progress thread advances operations while the program computes or waits for its device. It
 /// detects ranks that have ended, timeouts and errors of the device's communication library.
-class DeviceRankContext final : public detail::RankContext {
+class DeviceRankContext final : public detail::ComposedRankContext {
  public:
   /// backend: the name in error texts.
-  DeviceRankContext(std::string_view backend, std::shared_ptr<Communicator> host_world,
+  DeviceRankContext(std::string_view backend, const std::shared_ptr<Communicator>& host_world,
                     c10::Device device, std::chrono::milliseconds timeout);
   ~DeviceRankContext() { stop_thread(); }
 
@@ -32,36 +29,16 @@ class DeviceRankContext final : public detail::RankContext {
   /// false.
   bool advance() override;
   void check(const detail::BackendRequest&) override;
-  bool failed() const override { return failure_.recorded(); }
-  void fail(detail::FailureKind kind, const control::Failure& failure) noexcept override;
-  /// Runs fn. An Error other than InvalidArgument ends the world and is rethrown.
-  template <class Fn>
-  auto or_fail(const Fn& fn) {
-    try {
-      return fn();
-    } catch (const std::exception& error) {
-      record(error);
-      throw;
-    }
-  }
 
  private:
-  void record(detail::FailureKind kind, const control::Failure& failure) noexcept override;
   void propagate_failure() noexcept override;
-  control::Failure failure() override { return failure_.failure(); }
 
-  void record(const std::exception& error) noexcept;
   void check_all();
-  template <class Fn>
-  void attempt(const Fn& fn) noexcept;
 
   std::string_view backend_;
-  std::shared_ptr<Communicator> host_world_;
   CommStream stream_;
   std::chrono::milliseconds timeout_;
   std::chrono::steady_clock::time_point checked_;
-  std::mutex record_mutex_;
-  detail::FailureRecord failure_;
 };
 
 }  // namespace lockstep::device

@@ -1,22 +1,16 @@
 #include "device/host_memory_communicator.h"
 
+#include <exception>
 #include <utility>
 
 namespace lockstep::inline v0_2::device {
-
-Work HostMemoryCommunicator::begin(Operation&& operation) {
-  return Work(begin_steps(std::move(operation), [this](SteppedRequest& request) {
-    request.set_work(detail::reissue(host(), request.operation()));
-    request.set_steps({[&request] { return request.work_is_complete(); }});
-  }));
-}
 
 std::shared_ptr<Communicator> HostMemoryCommunicator::split(int color, int key) {
   // A split of the host world blocks without advancing other operations. After this barrier all
   // members are in split(), so it cannot deadlock.
   barrier().wait();
   const detail::RankContext::CallGuard guard(context());
-  auto part = context().or_fail([&] { return host().split(color, key); });
+  auto part = context().or_fail<std::exception>([&] { return host().split(color, key); });
   if (part == nullptr) return nullptr;
   return handle(std::make_shared<HostMemoryCommunicator>(shared_context(), std::move(part)));
 }

@@ -24,7 +24,7 @@ class HostMemoryCommunicator final : public SteppedCommunicator {
   std::shared_ptr<Communicator> split(int color, int key) override;
 
  private:
-  Work begin(Operation&& operation) override;
+  Work begin(Operation&& operation) override { return forward(std::move(operation)); }
 };
 
 }  // namespace lockstep::device

@@ -20,7 +20,7 @@ using detail::concat;
 /// Longest wait for other ranks when a communicator is destroyed.
 constexpr auto finalize_time = std::chrono::seconds(5);
 
-/// What rank 0 sends before the communicator is made.
+/// Rank 0 sends this to all ranks before they make the communicator.
 struct Invitation {
   nccl::UniqueId id{};
   std::uint8_t is_valid = 0;

@@ -7,9 +7,11 @@
 
 namespace lockstep::inline v0_2::device {
 
-/// A device group whose tensors are exchanged by NCCL. Each operation is also announced in the host
-/// world, so that operations that differ between ranks, missing ranks and timeouts are errors that
-/// name their cause. wait() does not wait for the announcement.
+/// A device group whose tensors are exchanged by NCCL.
+///
+/// The ranks also announce each operation in the host world. Operations that differ between ranks,
+/// missing ranks and timeouts are therefore errors that name their cause. Work::wait() does not
+/// wait for the announcement.
 ///
 /// Operations run on the device in the order in which they are issued, also messages: two ranks
 /// that both send before they receive wait for each other until the timeout. So do ranks that issue

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include "core/environment.h"
+#include "core/nccl_version.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 
@@ -11,15 +12,11 @@ namespace {
 
 constexpr const char* default_name = "libnccl.so.2";
 
-std::string text_of(int version) {
-  return detail::concat(version / 10000, '.', version / 100 % 100, '.', version % 100);
-}
-
 [[noreturn]] void refuse(const std::string& why) {
-  throw BackendUnavailable(
-      detail::concat("nccl: ", why, ", expected NCCL ", text_of(NcclLibrary::oldest_version),
-                     " or newer: install it, or set LOCKSTEP_NCCL to the path of libnccl.so.2, or "
-                     "exchange tensors through host memory (LOCKSTEP_SHARE_GPUS=1)"));
+  throw BackendUnavailable(detail::concat(
+      "nccl: ", why, ", expected NCCL ", detail::nccl_version_text(detail::oldest_nccl_version),
+      " or newer: install it, or set LOCKSTEP_NCCL to the path of libnccl.so.2, or "
+      "exchange tensors through host memory (LOCKSTEP_SHARE_GPUS=1)"));
 }
 
 template <class Function>
@@ -35,7 +32,7 @@ const NcclLibrary& NcclLibrary::get() {
   return library;
 }
 
-std::string NcclLibrary::version_text() const { return text_of(version_); }
+std::string NcclLibrary::version_text() const { return detail::nccl_version_text(version_); }
 
 NcclLibrary::NcclLibrary() {
   const std::string given(detail::variable("LOCKSTEP_NCCL").value_or(""));
@@ -49,7 +46,7 @@ NcclLibrary::NcclLibrary() {
                           why != nullptr ? why : ""));
   }
   find(library, path_, "ncclGetVersion", get_version);
-  if (get_version(&version_) != nccl::Result::success || version_ < oldest_version) {
+  if (get_version(&version_) != nccl::Result::success || version_ < detail::oldest_nccl_version) {
     refuse(detail::concat("got NCCL ", version_text(), " from ", path_));
   }
   find(library, path_, "ncclGetUniqueId", get_unique_id);

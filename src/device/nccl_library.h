@@ -7,15 +7,13 @@
 
 namespace lockstep::inline v0_2::device {
 
-/// The functions of NCCL, from a shared library that is loaded at run time: the one of
-/// LOCKSTEP_NCCL; else the one that this process has loaded already, as libtorch_cuda does; else
-/// libnccl.so.2.
+/// The functions of NCCL. The shared library is loaded at run time, from the first of these that
+/// applies: the path in LOCKSTEP_NCCL; the library that the process has already loaded, as
+/// libtorch_cuda does; libnccl.so.2.
 class NcclLibrary {
  public:
-  static constexpr int oldest_version = 21900;  ///< 2.19.0
-
   /// The library, loaded by the first call.
-  /// Throws: BackendUnavailable if there is none, or an older one than oldest_version.
+  /// Throws: BackendUnavailable if there is none, or one older than oldest_nccl_version.
   static const NcclLibrary& get();
 
   int version() const { return version_; }

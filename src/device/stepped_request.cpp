@@ -1,5 +1,6 @@
 #include "device/stepped_request.h"
 
+#include <exception>
 #include <thread>
 #include <utility>
 
@@ -109,11 +110,18 @@ std::shared_ptr<SteppedRequest> SteppedCommunicator::begin_steps(
   number(operation);
   if (context_->failed()) context_->throw_failure(where(operation.label()));
   auto request = std::make_shared<SteppedRequest>(*this, std::move(operation));
-  context_->or_fail([&] { start(*request); });
+  context_->or_fail<std::exception>([&] { start(*request); });
   requests_.push_back(request);
   context_->poll();
   if (!request->complete()) context_->wake_thread();
   return request;
+}
+
+Work SteppedCommunicator::forward(Operation&& operation) {
+  return Work(begin_steps(std::move(operation), [this](SteppedRequest& request) {
+    request.set_work(detail::reissue(host(), request.operation()));
+    request.set_steps({[&request] { return request.work_is_complete(); }});
+  }));
 }
 
 }  // namespace lockstep::device

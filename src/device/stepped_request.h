@@ -76,6 +76,8 @@ class SteppedCommunicator : public detail::BackendCommunicator {
   SteppedCommunicator(std::shared_ptr<DeviceRankContext> context,
                       std::shared_ptr<Communicator> host);
 
+  /// Runs the operation in the host world.
+  Work forward(Operation&& operation);
   /// Numbers the operation and calls start(), which begins the operation and sets its steps.
   std::shared_ptr<SteppedRequest> begin_steps(Operation&& operation,
                                               const std::function<void(SteppedRequest&)>& start);

@@ -10,16 +10,20 @@
 #include <typeinfo>
 #include <vector>
 
-#include "lockstep/fused_sgd.h"
+#include "lockstep/fused_optimizers.h"
 
 /// The fields of LibTorch's optimizers. visit() calls field(name, value) for each. LibTorch and
 /// Python use the same names.
 namespace lockstep::inline v0_2::detail {
 
-/// The LibTorch class whose options and state an optimizer has. For FusedSgd it is SGD.
+/// The LibTorch class whose options and state an optimizer has. For FusedSgd it is SGD, for
+/// FusedAdam Adam, for FusedAdamW AdamW.
 inline const std::type_info& class_of(const torch::optim::Optimizer& optimizer) {
   const auto& own = typeid(optimizer);
-  return own == typeid(FusedSgd) ? typeid(torch::optim::SGD) : own;
+  if (own == typeid(FusedSgd)) return typeid(torch::optim::SGD);
+  if (own == typeid(FusedAdam)) return typeid(torch::optim::Adam);
+  if (own == typeid(FusedAdamW)) return typeid(torch::optim::AdamW);
+  return own;
 }
 
 template <class T>

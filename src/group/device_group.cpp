@@ -24,7 +24,7 @@ using detail::concat;
 
 constexpr const char* this_operation = "device_group";
 
-/// What ranks compare before they use their devices.
+/// One rank's device. Ranks compare these before they use their devices.
 struct Member {
   std::int64_t type;
   std::int64_t index;

@@ -21,8 +21,9 @@
 #include "core/memory.h"
 #include "core/process.h"
 #include "core/text.h"
-#include "group/rank_options.h"
+#include "group/compute_threads.h"
 #include "group/world_device.h"
+#include "join/join_world.h"
 #include "lockstep/denormals.h"
 #include "lockstep/error.h"
 #include "lockstep/init.h"
@@ -128,7 +129,7 @@ void spawn(int n, const std::function<void(Group)>& fn, const InitOptions& optio
   const bool threads_are_set = std::getenv("OMP_NUM_THREADS") != nullptr;
   const int threads =
       threads_are_set ? at::get_num_threads() : std::max(1, detail::usable_cores() / n);
-  const auto ranks = detail::rank_options(options, threads);
+  const auto ranks = detail::rank_options(options.timeout, threads);
   const bool flush = detail::flush_denormals_setting(options.flush_denormals);
 
   std::vector<std::exception_ptr> errors(static_cast<std::size_t>(n));

@@ -40,16 +40,18 @@ std::optional<at::DeviceType> requested(const InitOptions& options) {
                 ", expected auto, cpu, cuda, or the name of another device type of LibTorch");
 }
 
+/// Whether several ranks may use one device.
+bool may_share() { return variable("LOCKSTEP_SHARE_GPUS").value_or("") == "1"; }
+
 DeviceBackend backend_of(at::DeviceType type) {
-  const bool share = variable("LOCKSTEP_SHARE_GPUS").value_or("") == "1";
   const auto text = variable("LOCKSTEP_DEVICE_BACKEND").value_or("");
-  if (text == "nccl" && share) {
+  if (text == "nccl" && may_share()) {
     throw_invalid("init",
                   "got LOCKSTEP_DEVICE_BACKEND=nccl and LOCKSTEP_SHARE_GPUS=1, expected one of "
                   "them: ranks that share a GPU exchange tensors through host memory");
   }
   if (text == "nccl") return DeviceBackend::nccl;
-  if (text == "staged" || share) return DeviceBackend::staged;
+  if (text == "staged" || may_share()) return DeviceBackend::staged;
   if (!text.empty()) {
     throw_invalid("init", "got LOCKSTEP_DEVICE_BACKEND=", text, ", expected nccl or staged");
   }
@@ -102,9 +104,8 @@ at::DeviceType agreed_type(const Group& host, const std::vector<Wish>& wishes) {
 at::Device device_of_rank(const Group& host, at::DeviceType type) {
   const auto devices = count_of(type);
   const int local = host.local_rank();
-  const bool shares = variable("LOCKSTEP_SHARE_GPUS").value_or("") == "1";
   // Some launchers show each rank one device only. NCCL detects if it is the same one.
-  if (local >= devices && !shares && devices > 1) {
+  if (local >= devices && !may_share() && devices > 1) {
     throw_invalid("init", "got ", host.local_size(), " ranks and ", devices, ' ',
                   c10::DeviceTypeName(type, true),
                   " devices on this host, expected a device for each rank: start ", devices,

@@ -8,6 +8,7 @@
 #include <csignal>
 #include <vector>
 
+#include "comm/flight_record.h"
 #include "launch/system.h"
 
 namespace lockstep::inline v0_2::launch {
@@ -46,6 +47,7 @@ void close_all_except(int registry) {
     }
   }
   for (const auto group : groups) killpg(group, SIGKILL);
+  detail::remove_flight_records_of(groups);  // a group has the number of its rank
   _exit(0);
 }
 

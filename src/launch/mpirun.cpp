@@ -20,6 +20,7 @@
 #include <set>
 #include <utility>
 
+#include "comm/flight_record.h"
 #include "core/process.h"
 #include "core/text.h"
 #include "launch/children.h"
@@ -194,7 +195,9 @@ int run_mpirun(const MpirunOptions& options) {
         concat("linger: got ", options.linger.count(), " s, expected 0 or more and at most 1e9"));
   }
   open_standard_descriptors();
-  return Supervision(options).run();
+  const int code = Supervision(options).run();
+  detail::remove_ended_flight_records();
+  return code;
 }
 
 }  // namespace lockstep::launch

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <map>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "comm/control/address.h"
@@ -31,6 +32,7 @@ const Variables keep_freed_memory{{"MALLOC_MMAP_MAX_", "0"},
                                   {"MALLOC_TOP_PAD_", "67108864"}};
 
 constexpr std::string_view restart_count = "LOCKSTEP_RESTART_COUNT";
+constexpr const char* trace_folder = "LOCKSTEP_TRACE";
 constexpr const char* flush_denormals = "LOCKSTEP_FLUSH_DENORMALS";
 
 const std::string* find(const Variables& variables, std::string_view name) {
@@ -62,10 +64,22 @@ void check(const Options& options) {
     throw InvalidArgument(
         concat("linger: got ", options.linger->count(), " s, expected 0 or more and at most 1e9"));
   }
+  if (options.stall_warning &&
+      !(*options.stall_warning >= 0 && *options.stall_warning <= longest)) {
+    throw InvalidArgument(concat("stall-warning: got ", *options.stall_warning,
+                                 " s, expected 0 or more and at most 1e9"));
+  }
   if (options.max_restarts < 0) {
     throw InvalidArgument(
         concat("max-restarts: got ", options.max_restarts, ", expected 0 or more"));
   }
+}
+
+/// Ranks may change their working directory.
+std::string absolute_text(const std::filesystem::path& path) {
+  std::error_code unknown;
+  const auto absolute = std::filesystem::absolute(path, unknown);
+  return (unknown ? path : absolute).string();
 }
 
 Variables variables_of(int rank, const Plan& plan, std::size_t cores) {
@@ -78,6 +92,9 @@ Variables variables_of(int rank, const Plan& plan, std::size_t cores) {
                       {"LOCKSTEP_RUN_ID", plan.run_id},
                       {std::string(restart_count), "0"}};
   if (options.timeout) variables.emplace_back("LOCKSTEP_TIMEOUT", concat(*options.timeout));
+  if (options.stall_warning) {
+    variables.emplace_back("LOCKSTEP_STALL_WARNING", concat(*options.stall_warning));
+  }
   if (!options.interface.empty()) variables.emplace_back("LOCKSTEP_INTERFACE", options.interface);
   variables.insert(variables.end(), plan.gpus.variables.begin(), plan.gpus.variables.end());
   const auto add_unless_set = [&](const std::string& name, const std::string& value) {
@@ -87,6 +104,9 @@ Variables variables_of(int rank, const Plan& plan, std::size_t cores) {
     variables.emplace_back(flush_denormals, *options.flush_denormals ? "1" : "0");
   } else {
     add_unless_set(flush_denormals, detail::can_flush_denormals ? "1" : "0");
+  }
+  if (!options.log_directory.empty()) {
+    add_unless_set(trace_folder, absolute_text(options.log_directory));
   }
   add_unless_set("OMP_NUM_THREADS", std::to_string(plan.threads));
   if (options.keep_freed_memory) {
@@ -135,6 +155,7 @@ Plan attempt_of(const Plan& plan, int restarts) {
   for (auto& rank : attempt.ranks) {
     for (auto& [name, value] : rank.variables) {
       if (name == restart_count) value = std::to_string(restarts);
+      if (name == trace_folder) value = absolute_text(folder);
     }
   }
   return attempt;

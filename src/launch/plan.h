@@ -25,8 +25,9 @@ struct Options {
       true;  ///< glibc keeps freed pages instead of returning them to the kernel
   std::optional<bool>
       flush_denormals;  ///< for LOCKSTEP_FLUSH_DENORMALS; default: the inherited value, else 1
-  std::optional<double> timeout;  ///< longest wait in seconds, for LOCKSTEP_TIMEOUT
-  std::string interface;          ///< network interface, for LOCKSTEP_INTERFACE; empty: not set
+  std::optional<double> timeout;        ///< longest wait in seconds, for LOCKSTEP_TIMEOUT
+  std::optional<double> stall_warning;  ///< in seconds, 0 for never; for LOCKSTEP_STALL_WARNING
+  std::string interface;  ///< network interface, for LOCKSTEP_INTERFACE; empty: not set
   std::chrono::milliseconds grace{500};  ///< between SIGTERM and SIGKILL after a failure
   /// Longest time that a rank may run after it left the world or all others ended; after that, the
   /// job fails. None: no limit.

@@ -8,7 +8,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <filesystem>
+#include <system_error>
 
+#include "comm/flight_record.h"
 #include "core/terminal.h"
 #include "core/text.h"
 #include "launch/children.h"
@@ -72,6 +75,7 @@ Outcome Supervisor::run() {
   if (!null) throw_system("open /dev/null");
   std::vector<WriteEnds> ends;
   for (int rank = 0; rank < plan_.options.ranks; ++rank) ends.push_back(add_streams(rank));
+  remove_earlier_flight_records();
   for (int rank = 0; rank < plan_.options.ranks; ++rank) {
     start(rank, ends[static_cast<std::size_t>(rank)], null.get());
   }
@@ -80,11 +84,24 @@ Outcome Supervisor::run() {
   end_leftovers();
   guardian_.reset();
   end_orphans();
+  // A copy of what a killed rank did last. It says nothing after success.
+  const bool failed = first_failed_ || interrupted_by_;
+  detail::remove_ended_flight_records(
+      plan_.run_id, failed ? plan_.options.log_directory : std::filesystem::path());
   for (auto& stream : streams_) {
     stream.close();
     if (stream.log().error() != 0) losses_.add(stream.log().path(), stream.log().error());
   }
   return outcome();
+}
+
+void Supervisor::remove_earlier_flight_records() const {
+  const auto& folder = plan_.options.log_directory;
+  if (folder.empty()) return;
+  for (int rank = 0; rank < plan_.options.ranks; ++rank) {
+    std::error_code absent;
+    std::filesystem::remove(folder / detail::flight_file_name(rank), absent);
+  }
 }
 
 Supervisor::WriteEnds Supervisor::add_streams(int rank) {

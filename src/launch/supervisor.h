@@ -96,6 +96,8 @@ class Supervisor {
     given_up   ///< SIGKILL did not end all ranks in time
   };
 
+  /// Removes the copies of an earlier job in the log folder.
+  void remove_earlier_flight_records() const;
   WriteEnds add_streams(int rank);
   Descriptor add_stream(int rank, Output& output, Log log);
   void start(int rank, const WriteEnds& ends, int null);

@@ -59,7 +59,7 @@ void check_elementwise(const torch::optim::Optimizer& optimizer, const Group& gr
     if (dynamic_cast<const ElementwiseOptimizer*>(&optimizer) != nullptr) return;
     throw InvalidArgument(
         "DistributedOptimizer: share_memory: got an optimizer that updates whole tensors, expected "
-        "an ElementwiseOptimizer such as FusedSgd",
+        "an ElementwiseOptimizer such as FusedSgd or FusedAdam",
         {.operation = "DistributedOptimizer"});
   });
 }

@@ -285,6 +285,7 @@ void Reducer::finish_on_stream(Backward& backward) {
   if (!has_optimizer()) ++step_;
   backward.finished = true;
   backward_.reset();
+  group_.communicator().count_step();
   if (error) std::rethrow_exception(error);
   if (exchanges) check_.check(step, gradients_.check_bytes());
 }

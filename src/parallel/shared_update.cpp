@@ -7,8 +7,10 @@
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <span>
 #include <utility>
 
 #include "comm/waiting.h"
@@ -92,8 +94,9 @@ SharedUpdate::~SharedUpdate() {
       move_out(bucket.values[i], parameter,
                [&](const at::Tensor& own) { parameter.set_data(own); });
       if (bucket.state.empty() || !optimizer_.has(parameter)) continue;
-      if (auto* memory = optimizer_.memory_of(parameter)) {
-        move_out(bucket.state[i], *memory, [&](const at::Tensor& own) { *memory = own; });
+      const auto state = optimizer_.state_of(parameter);
+      for (std::size_t k = 0; k < std::min(state.size(), bucket.state.size()); ++k) {
+        move_out(bucket.state[k][i], *state[k], [&](const at::Tensor& own) { *state[k] = own; });
       }
     }
   }
@@ -153,37 +156,46 @@ void SharedUpdate::check_in_place() const {
   }
 }
 
-/// Allocates shared memory for the optimizer state, if the optimizer has any.
+/// Allocates shared memory for the optimizer state, for as many tensors as a parameter has.
 void SharedUpdate::allocate_state() {
-  if (!buckets_.front().state.empty()) return;
-  const bool has_state = std::ranges::any_of(buckets_, [&](const SharedBucket& bucket) {
-    return std::ranges::any_of(bucket.gradients->slices(), [&](const Bucket::Slice& slice) {
-      return optimizer_.has(slice.parameter) && optimizer_.memory_of(slice.parameter) != nullptr;
-    });
-  });
-  if (!has_state) return;
-  const auto memory = shared_memory(group_, bytes_);
-  std::size_t offset = 0;
-  for (auto& bucket : buckets_) bucket.state = lay_out(bucket, memory, offset);
+  std::size_t needed = 0;
+  for (const auto& bucket : buckets_) {
+    for (const auto& slice : bucket.gradients->slices()) {
+      if (!optimizer_.has(slice.parameter)) continue;
+      needed = std::max(needed, optimizer_.state_of(slice.parameter).size());
+    }
+  }
+  while (buckets_.front().state.size() < needed) {
+    const auto memory = shared_memory(group_, bytes_);
+    std::size_t offset = 0;
+    for (auto& bucket : buckets_) bucket.state.push_back(lay_out(bucket, memory, offset));
+  }
 }
 
-/// Moves a parameter's optimizer state into shared memory. Returns whether there was no state yet.
-bool SharedUpdate::prepare_state(SharedBucket& bucket, std::size_t slice) {
+/// Moves a parameter's optimizer state into shared memory, and sets it to zero if there is none
+/// yet. Every rank writes its own range.
+SharedUpdate::State SharedUpdate::prepare_state(SharedBucket& bucket, std::size_t slice) {
   const auto& of = bucket.gradients->slices()[slice];
-  auto* memory = optimizer_.memory_of(of.parameter);
-  if (memory == nullptr) return false;
-  const auto& shared = bucket.state[slice];
-  const bool is_first = !memory->defined();
-  if (!is_first && memory->const_data_ptr() != shared.const_data_ptr()) {
-    // A loaded state: every rank has all of it and copies its own range.
-    const auto loaded = at::empty_like(shared).copy_(*memory);
-    const auto [begin, end] = intersection(bucket.own, of);
-    const auto size = static_cast<std::size_t>(shared.element_size());
-    std::memcpy(memory_of(shared) + begin * size, memory_of(loaded) + begin * size,
-                (end - begin) * size);
+  const auto [begin, end] = intersection(bucket.own, of);
+  const auto size = static_cast<std::size_t>(of.parameter.element_size());
+  State state;
+  for (at::Tensor* tensor : optimizer_.state_of(of.parameter)) {
+    const auto& shared = bucket.state[state.tensors.size()][slice];
+    const auto own = [&](const at::Tensor& of_parameter) {
+      return std::span(memory_of(of_parameter), of_parameter.nbytes())
+          .subspan(begin * size, (end - begin) * size);
+    };
+    if (!tensor->defined()) {
+      state.is_first |= state.tensors.empty();
+      std::ranges::fill(own(shared), std::byte{});
+    } else if (tensor->const_data_ptr() != shared.const_data_ptr()) {
+      // A loaded state: every rank has all of it and copies its own range.
+      std::ranges::copy(own(at::empty_like(shared).copy_(*tensor)), own(shared).begin());
+    }
+    *tensor = shared;
+    state.tensors.push_back(shared);
   }
-  *memory = shared;
-  return is_first;
+  return state;
 }
 
 /// A gradient that is equal on every rank.
@@ -263,8 +275,8 @@ void SharedUpdate::update(SharedBucket& bucket, std::size_t slice) {
   const auto& of = bucket.gradients->slices()[slice];
   const auto& own_gradient = bucket.own_gradients[slice];
   if (own_gradient.values == nullptr || !optimizer_.has(of.parameter)) return;
-  const bool is_first = prepare_state(bucket, slice);
-  const bool has_state = optimizer_.memory_of(of.parameter) != nullptr;
+  const auto state = prepare_state(bucket, slice);
+  optimizer_.begin_update(of.parameter);
   const auto dtype = of.parameter.scalar_type();
   const auto size = static_cast<std::size_t>(of.parameter.element_size());
   const auto rank = static_cast<std::size_t>(group_.rank());
@@ -284,10 +296,12 @@ void SharedUpdate::update(SharedBucket& bucket, std::size_t slice) {
       kernels::reduce(dtype_of(dtype, "update"), ReduceOp::avg, inputs, {{mean}}, count);
       gradient = mean;
     }
+    std::vector<at::Tensor> state_in;
+    for (const auto& tensor : state.tensors) state_in.push_back(in(tensor));
     optimizer_.update(of.parameter, {.values = in(bucket.values[slice]),
                                      .gradient = flat_at(gradient, count, dtype),
-                                     .memory = has_state ? in(bucket.state[slice]) : at::Tensor(),
-                                     .is_first = is_first});
+                                     .state = std::move(state_in),
+                                     .is_first = state.is_first});
   }
   // Autograd must detect the change on every rank, also of ranges that other ranks wrote.
   of.parameter.unsafeGetTensorImpl()->bump_version();

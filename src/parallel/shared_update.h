@@ -57,7 +57,14 @@ class SharedUpdate {
     std::vector<Gradient> own_gradients;          ///< per slice
     std::vector<std::byte*> rank_gradients = {};  ///< per rank, the memory of its bucket
     std::vector<at::Tensor> values = {};          ///< per slice, parameters in shared memory
-    std::vector<at::Tensor> state = {};           ///< per slice, optimizer state; empty if none
+    /// Per tensor of an optimizer's state and slice, that tensor in shared memory.
+    std::vector<std::vector<at::Tensor>> state = {};
+  };
+
+  /// A parameter's optimizer state in shared memory.
+  struct State {
+    std::vector<at::Tensor> tensors = {};
+    bool is_first = false;  ///< there was none before this update
   };
 
   static Range intersection(const Range& own, const Bucket::Slice& slice);
@@ -66,7 +73,7 @@ class SharedUpdate {
                                   std::size_t& offset) const;
   void check_in_place() const;
   void allocate_state();
-  bool prepare_state(SharedBucket& bucket, std::size_t slice);
+  State prepare_state(SharedBucket& bucket, std::size_t slice);
   void publish_gradients(UpdateGradients gradients);
   static Gradient mean_gradient(const Bucket::Slice& slice);
   static Gradient publish_gradient(const Bucket::Slice& slice, const Range& own, double factor);

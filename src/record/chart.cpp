@@ -58,11 +58,12 @@ struct Frame {
     apart(first, last);
     apart(lowest, highest);
   }
+  // The division comes first: the product of a large difference would be infinite.
   double x(double step) const {
-    return left + (width - left - right) * (step - first) / (last - first);
+    return left + (step - first) / (last - first) * (width - left - right);
   }
   double y(double value) const {
-    return top + (height - top - bottom) * (highest - value) / (highest - lowest);
+    return top + (highest - value) / (highest - lowest) * (height - top - bottom);
   }
 };
 

@@ -4,13 +4,18 @@
 
 #include <array>
 #include <cstdio>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
+#include <utility>
+
+#include "tests/temporary_folder.h"
 
 // The command line itself: `lockstep bench …`, as a user starts it.
 namespace {
 
+using ::lockstep::testing::TemporaryFolder;
 using ::testing::HasSubstr;
 
 struct Result {
@@ -93,6 +98,28 @@ TEST(BenchCommand, NamesWhatIsWrongWithItsArguments) {
     EXPECT_THAT(result.text, HasSubstr(c.expected)) << c.arguments;
     EXPECT_THAT(result.text, ::testing::Not(HasSubstr("bad_alloc"))) << c.arguments;
   }
+}
+
+TEST(BenchCommand, RefusesOptionsOfHostMemoryWithDevices) {
+  for (const auto& [arguments, got] :
+       {std::pair("all_reduce --threads", "got --threads with tensors of devices"),
+        std::pair("all_reduce --memory group", "got --memory group with tensors of devices"),
+        std::pair("all_reduce --stream", "got --stream with tensors of devices"),
+        std::pair("barrier", "got barrier with tensors of devices")}) {
+    const Result result = run_bench(std::string(arguments) + " --device cuda");
+    EXPECT_NE(result.exit_code, 0);
+    EXPECT_THAT(result.text, HasSubstr(got));
+  }
+}
+
+TEST(BenchCommand, NamesTheProgramForDevices) {
+  const TemporaryFolder folder;
+  std::filesystem::copy(LOCKSTEP_BINARY_DIR "/lockstep", folder.path() / "lockstep");
+  const Result result =
+      run("'" + (folder.path() / "lockstep").string() + "' bench all_reduce --device cuda");
+  EXPECT_NE(result.exit_code, 0);
+  EXPECT_THAT(result.text, HasSubstr("the program bench_device, which measures tensors of devices, "
+                                     "is not in the folder of lockstep"));
 }
 
 }  // namespace

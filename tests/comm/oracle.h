@@ -19,16 +19,13 @@ namespace lockstep::testing {
 
 using Bytes = std::vector<std::byte>;
 
-/// Elements that differ by rank, position and salt, small enough that no dtype overflows when seven
-/// are added.
-inline Bytes make_input(DType dtype, std::size_t count, int rank, int salt) {
-  Bytes bytes(count * size_of(dtype));
-  for (std::size_t i = 0; i < count; ++i) {
-    const auto mixed = (i * 2654435761u + static_cast<std::size_t>(rank) * 40503u +
-                        static_cast<std::size_t>(salt) * 9973u) >>
-                       7;
-    const int value = 1 + static_cast<int>(mixed % 3);
-    std::byte* at = bytes.data() + i * size_of(dtype);
+/// The bytes of 1, 2 and 3, and of a fraction more if the dtype has fractions.
+inline Bytes one_two_three(DType dtype) {
+  const std::size_t size = size_of(dtype);
+  Bytes bytes(3 * size);
+  for (int i = 0; i < 3; ++i) {
+    const int value = i + 1;
+    std::byte* at = bytes.data() + static_cast<std::size_t>(i) * size;
     const auto put = [&](auto number) { std::memcpy(at, &number, sizeof number); };
     switch (dtype) {
       case DType::f32:
@@ -56,6 +53,22 @@ inline Bytes make_input(DType dtype, std::size_t count, int rank, int salt) {
         put(static_cast<std::int64_t>(value));
         break;
     }
+  }
+  return bytes;
+}
+
+/// Elements that differ by rank, position and salt, small enough that no dtype overflows when seven
+/// are added.
+inline Bytes make_input(DType dtype, std::size_t count, int rank, int salt) {
+  const std::size_t size = size_of(dtype);
+  const Bytes elements = one_two_three(dtype);
+  Bytes bytes(count * size);
+  const std::size_t seed =
+      static_cast<std::size_t>(rank) * 40503u + static_cast<std::size_t>(salt) * 9973u;
+  std::byte* at = bytes.data();
+  for (std::size_t i = 0; i < count; ++i, at += size) {
+    const std::size_t mixed = (i * 2654435761u + seed) >> 7;
+    std::memcpy(at, elements.data() + mixed % 3 * size, size);
   }
   return bytes;
 }
@@ -136,16 +149,17 @@ class Buffer {
 
   void expect(const Bytes& expected, const std::string& what) const {
     if (expected.size() != size_) throw std::logic_error(what + ": the test expects another size");
-    for (std::size_t i = 0; i < size_; ++i) {
-      if (data()[i] != expected[i]) {
-        throw std::runtime_error(lockstep::detail::concat(
-            what, ": byte ", i, " of ", size_, " is ", static_cast<int>(data()[i]), ", expected ",
-            static_cast<int>(expected[i])));
-      }
+    const std::byte* got = data();
+    // Element by element only for the message: sanitizers make such a loop slow.
+    if (size_ > 0 && std::memcmp(got, expected.data(), size_) != 0) {
+      const auto at = static_cast<std::size_t>(
+          std::mismatch(expected.begin(), expected.end(), got).first - expected.begin());
+      throw std::runtime_error(lockstep::detail::concat(what, ": byte ", at, " of ", size_, " is ",
+                                                        static_cast<int>(got[at]), ", expected ",
+                                                        static_cast<int>(expected[at])));
     }
-    for (std::size_t i = size_; i < size_ + guard; ++i) {
-      if (data()[i] != std::byte{0x5a}) throw std::runtime_error(what + ": wrote past the end");
-    }
+    if (std::any_of(got + size_, got + size_ + guard, [](auto b) { return b != std::byte{0x5a}; }))
+      throw std::runtime_error(what + ": wrote past the end");
   }
 
  private:

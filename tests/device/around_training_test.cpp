@@ -14,7 +14,7 @@
 #include "lockstep/early_stopping.h"
 #include "lockstep/efficiency.h"
 #include "lockstep/error.h"
-#include "lockstep/fused_sgd.h"
+#include "lockstep/fused_optimizers.h"
 #include "lockstep/metrics.h"
 #include "lockstep/partition.h"
 #include "lockstep/run_log.h"
@@ -33,14 +33,8 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-class AroundTrainingOnDevices : public OnDevices {
+class AroundTrainingOnDevices : public OnDelayedDevices {
  protected:
-  void SetUp() override {
-    simulation::install();
-    simulation::set_delay(50);
-  }
-  void TearDown() override { simulation::set_delay(0); }
-
   /// Expects that training on devices has the results of the CPU.
   void compare(const std::function<std::vector<at::Tensor>(const Group&)>& train) const {
     // NCCL adds the values of more than two ranks in another order.
@@ -426,7 +420,7 @@ INSTANTIATE_TEST_SUITE_P(Devices, AroundTrainingOnDevices,
                          ::testing::Combine(::testing::Values(DeviceBackend::staged,
                                                               DeviceBackend::nccl),
                                             ::testing::Values(2, 3)),
-                         name_of);
+                         name_of_case);
 
 }  // namespace
 }  // namespace lockstep::testing::around_training

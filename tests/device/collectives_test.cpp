@@ -230,7 +230,7 @@ INSTANTIATE_TEST_SUITE_P(Devices, Collectives,
                          ::testing::Combine(::testing::Values(DeviceBackend::staged,
                                                               DeviceBackend::nccl),
                                             ::testing::Values(1, 2, 3, 4, 7)),
-                         name_of);
+                         name_of_case);
 
 }  // namespace
 }  // namespace lockstep::testing

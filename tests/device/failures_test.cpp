@@ -159,7 +159,7 @@ TEST_F(NcclFailures, AsynchronousErrors) {
       group.barrier().wait();
       const auto tensor = ones_on(group, 100);
       for (int i = 0; i < 6; ++i) group.all_reduce(tensor, ReduceOp::avg).wait();
-      EXPECT_EQ(tensor.sum().item<float>(), 100);
+      tensor.sum().item<float>();  // any value: wait() orders streams, the error may come after it
       group.barrier().wait();
     });
     nccl_double_fail(0, 0);
@@ -183,15 +183,17 @@ TEST(SharedDevices, ByThreadsAreRefused) {
   if (const auto why = unable(1, DeviceBackend::staged); !why.empty()) GTEST_SKIP() << why;
   prepare_devices();
   for (const auto backend : {DeviceBackend::nccl, DeviceBackend::staged}) {
-    spawn(2, [&](const Group& world) {
-      try {
-        (void)device_group(world, device_of(0), {.backend = backend});
-        ADD_FAILURE() << "accepted";
-      } catch (const InvalidArgument& error) {
-        EXPECT_THAT(error.what(), HasSubstr("ranks 0 and 1 are threads that share device 0"));
-      }
-      world.barrier().wait();
-    });
+    spawn(2,
+          [&](const Group& world) {
+            try {
+              (void)device_group(world, device_of(0), {.backend = backend});
+              ADD_FAILURE() << "accepted";
+            } catch (const InvalidArgument& error) {
+              EXPECT_THAT(error.what(), HasSubstr("ranks 0 and 1 are threads that share device 0"));
+            }
+            world.barrier().wait();
+          },
+          {.device = at::kCPU});
   }
 }
 

@@ -99,14 +99,8 @@ std::vector<at::Tensor> trained_with_converted_norms(const Group& group) {
   return results;
 }
 
-class NormalisationOnDevices : public OnDevices {
+class NormalisationOnDevices : public OnDelayedDevices {
  protected:
-  void SetUp() override {
-    simulation::install();
-    simulation::set_delay(50);
-  }
-  void TearDown() override { simulation::set_delay(0); }
-
   /// NCCL adds the values of more than two ranks in another order.
   double tolerance() const { return backend() == DeviceBackend::nccl && ranks() > 2 ? 1e-6 : 0; }
 };
@@ -166,7 +160,7 @@ INSTANTIATE_TEST_SUITE_P(Devices, NormalisationOnDevices,
                          ::testing::Combine(::testing::Values(DeviceBackend::staged,
                                                               DeviceBackend::nccl),
                                             ::testing::Values(2, 3)),
-                         name_of);
+                         name_of_case);
 
 }  // namespace
 }  // namespace lockstep::testing::normalisation

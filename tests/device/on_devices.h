@@ -30,15 +30,18 @@ inline int device_count() {
 }
 
 inline at::Device device_of(int rank) {
-  return {on_gpus() ? at::kCUDA : at::kPrivateUse1, static_cast<c10::DeviceIndex>(rank)};
+  return {on_gpus() ? at::kCUDA : simulation::device_type(), static_cast<c10::DeviceIndex>(rank)};
 }
 
 /// Three ranks, or two on a machine with two GPUs.
 inline int some_ranks() { return std::clamp(device_count(), 2, 3); }
 
-/// The number of processes that `lockstep run` has started this program in, or 0: ranks are
-/// threads.
-inline int processes() { return Environment::get().world_size.value_or(0); }
+/// The number of processes that a launcher has started this program in, or 0: ranks are threads.
+inline int processes() {
+  const auto& environment = Environment::get();
+  if (environment.world_size) return *environment.world_size;
+  return environment.launcher && environment.launcher->size > 1 ? environment.launcher->size : 0;
+}
 
 /// Why n ranks cannot run here, or an empty text.
 inline std::string unable(int n, DeviceBackend backend) {
@@ -62,7 +65,7 @@ inline void delay_streams(int microseconds) {
 inline void prepare_devices() {
   if (on_gpus()) return compute_exactly();
   simulation::install();
-  simulation::take_races();
+  simulation::reset();
   ::setenv("LOCKSTEP_NCCL", LOCKSTEP_NCCL_DOUBLE, 1);
 }
 
@@ -121,7 +124,17 @@ class OnDevices : public ::testing::TestWithParam<std::tuple<DeviceBackend, int>
   void run(const std::function<void(Group)>& fn) const { on_devices(ranks(), backend(), fn); }
 };
 
-inline std::string name_of(const ::testing::TestParamInfo<OnDevices::ParamType>& info) {
+/// The same, with random pauses of the simulated streams.
+class OnDelayedDevices : public OnDevices {
+ protected:
+  void SetUp() override {
+    OnDevices::SetUp();
+    if (!IsSkipped()) delay_streams(50);
+  }
+  void TearDown() override { delay_streams(0); }
+};
+
+inline std::string name_of_case(const ::testing::TestParamInfo<OnDevices::ParamType>& info) {
   return name(std::get<0>(info.param)) + std::to_string(std::get<1>(info.param));
 }
 

@@ -22,7 +22,7 @@
 namespace lockstep::testing::prefetch_to_device {
 namespace {
 
-const at::Device device(at::kPrivateUse1, 1);
+const at::Device device(simulation::device_type(), 1);
 constexpr std::size_t size = 41;
 
 /// Sample i is [i, i, …]; its target is i. Each copy of the dataset returns the same memory again.
@@ -230,9 +230,10 @@ TEST(PrefetchToDeviceOptions, BatchesOfManyTypesAreCopied) {
   for (auto& batch : own) EXPECT_EQ(batch.value->device(), device);
   EXPECT_THROW(PrefetchLoader(UnknownBatches(), of_8, options), InvalidArgument);
   PrefetchLoader unknown(UnknownBatches(), of_8, {.batch_size = 4, .device = at::kCPU});
-  EXPECT_THROW(PrefetchLoader(MapsOfTensors(), of_8,
-                              {.batch_size = 4, .device = at::Device(at::kPrivateUse1, 100)}),
-               InvalidArgument);
+  EXPECT_THROW(
+      PrefetchLoader(MapsOfTensors(), of_8,
+                     {.batch_size = 4, .device = at::Device(simulation::device_type(), 100)}),
+      InvalidArgument);
   EXPECT_THROW(PrefetchLoader(MapsOfTensors(), of_8, {.batch_size = 4, .device = at::kXLA}),
                InvalidArgument);
   simulation::synchronize_all();

@@ -70,14 +70,8 @@ struct TrainingRun {
   std::optional<MovingAverage> average;
 };
 
-class SavedOnDevices : public OnDevices {
+class SavedOnDevices : public OnDelayedDevices {
  protected:
-  void SetUp() override {
-    simulation::install();
-    simulation::set_delay(50);
-  }
-  void TearDown() override { simulation::set_delay(0); }
-
   /// NCCL adds the gradients of more than two ranks in another order.
   double tolerance() const { return backend() == DeviceBackend::nccl && ranks() > 2 ? 1e-5 : 0; }
 };
@@ -226,7 +220,7 @@ INSTANTIATE_TEST_SUITE_P(Devices, SavedOnDevices,
                          ::testing::Combine(::testing::Values(DeviceBackend::staged,
                                                               DeviceBackend::nccl),
                                             ::testing::Values(2, 3)),
-                         name_of);
+                         name_of_case);
 
 }  // namespace
 }  // namespace lockstep::testing::saved_state

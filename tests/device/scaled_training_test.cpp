@@ -100,14 +100,8 @@ std::vector<at::Tensor> trained_by_optimizer(const Group& group, const std::stri
   return values(net);
 }
 
-class ScaledTrainingOnDevices : public OnDevices {
+class ScaledTrainingOnDevices : public OnDelayedDevices {
  protected:
-  void SetUp() override {
-    simulation::install();
-    simulation::set_delay(50);
-  }
-  void TearDown() override { simulation::set_delay(0); }
-
   void compare(const std::function<std::vector<at::Tensor>(const Group&)>& train) const {
     // NCCL adds the values of more than two ranks in another order, which half precision enlarges.
     const double tolerance = backend() == DeviceBackend::nccl && ranks() > 2 ? 2e-3 : 0;
@@ -205,7 +199,7 @@ INSTANTIATE_TEST_SUITE_P(Devices, ScaledTrainingOnDevices,
                          ::testing::Combine(::testing::Values(DeviceBackend::staged,
                                                               DeviceBackend::nccl),
                                             ::testing::Values(2, 3)),
-                         name_of);
+                         name_of_case);
 
 }  // namespace
 }  // namespace lockstep::testing::scaled_training

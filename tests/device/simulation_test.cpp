@@ -23,11 +23,11 @@ using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-const at::Device device(at::kPrivateUse1, 0);
+const at::Device device(device_type(), 0);
 
 const c10::impl::VirtualGuardImpl& guard() {
   install();
-  static const c10::impl::VirtualGuardImpl impl(at::kPrivateUse1);
+  static const c10::impl::VirtualGuardImpl impl(device_type());
   return impl;
 }
 
@@ -48,7 +48,7 @@ class Simulation : public testing::OnSimulation {
   static c10::Stream current() { return guard().getStream(device); }
   static c10::Stream other() { return guard().getStreamFromGlobalPool(device); }
   static void order(const c10::Stream& first, const c10::Stream& second) {
-    c10::Event event(at::kPrivateUse1);
+    c10::Event event(device_type());
     event.record(first);
     event.block(second);
   }
@@ -99,7 +99,7 @@ std::vector<at::Tensor> train(at::Device where, int steps, Options options) {
 void expect_equal(const std::vector<at::Tensor>& cpu, const std::vector<at::Tensor>& sim) {
   ASSERT_EQ(cpu.size(), sim.size());
   for (std::size_t i = 0; i < cpu.size(); ++i) {
-    EXPECT_TRUE(sim[i].is_privateuseone());
+    EXPECT_EQ(sim[i].device().type(), device_type());
     EXPECT_TRUE(cpu[i].equal(sim[i].cpu())) << "tensor " << i;
   }
 }
@@ -221,7 +221,7 @@ TEST_F(Simulation, AMissingWaitIsARace) {
     auto x = at::zeros({1024}, device);
     settle();
     const auto stream = other();
-    slow_down(0, static_cast<int>(current().id()), 3000);
+    slow_down(0, current().native_handle(), 3000);
     x.add_(1);
     if (waits) order(current(), stream);
     double sum = 0;
@@ -229,7 +229,7 @@ TEST_F(Simulation, AMissingWaitIsARace) {
       const c10::StreamGuard on(stream);
       sum = x.sum().item<double>();
     }
-    slow_down(0, static_cast<int>(current().id()), 0);
+    slow_down(0, current().native_handle(), 0);
     settle();
     if (waits) {
       EXPECT_EQ(sum, 1024);
@@ -242,12 +242,13 @@ TEST_F(Simulation, AMissingWaitIsARace) {
 }
 
 TEST_F(Simulation, MemoryThatIsFreedTooEarlyIsARace) {
+  if (device_type() == at::kCUDA) GTEST_SKIP() << "the caching allocator keeps it";
   for (const bool recorded : {true, false}) {
     const auto stream = other();
     auto x = at::ones({1024}, device);
     auto sum = at::zeros({}, device);
     settle();
-    slow_down(0, static_cast<int>(stream.id()), 20000);
+    slow_down(0, stream.native_handle(), 20000);
     {
       const c10::StreamGuard on(stream);
       sum.add_(x.sum());
@@ -255,7 +256,7 @@ TEST_F(Simulation, MemoryThatIsFreedTooEarlyIsARace) {
     if (recorded) x.record_stream(stream);
     x.reset();
     settle();
-    slow_down(0, static_cast<int>(stream.id()), 0);
+    slow_down(0, stream.native_handle(), 0);
     if (recorded) {
       EXPECT_EQ(sum.item<double>(), 1024);
       EXPECT_THAT(take_races(), IsEmpty());
@@ -293,10 +294,10 @@ TEST_F(Simulation, CopiesToPinnedMemoryAreAsynchronous) {
   EXPECT_FALSE(at::empty({10}).is_pinned());
   EXPECT_FALSE(x.is_pinned());
   settle();
-  slow_down(0, static_cast<int>(current().id()), 100000);
+  slow_down(0, current().native_handle(), 100000);
   auto before = counts(0);
   pinned.copy_(x, true);
-  c10::Event done(at::kPrivateUse1);
+  c10::Event done(device_type());
   done.record(current());
   EXPECT_FALSE(done.query());
   EXPECT_TRUE(pinned.isnan().all().item<bool>());
@@ -312,7 +313,7 @@ TEST_F(Simulation, CopiesToPinnedMemoryAreAsynchronous) {
   target.copy_(pinned, true);
   pinned.fill_(4);
   EXPECT_TRUE(target.cpu().eq(4).all().item<bool>());
-  slow_down(0, static_cast<int>(current().id()), 0);
+  slow_down(0, current().native_handle(), 0);
 
   before = counts(0);
   auto pageable = at::empty({1000});
@@ -325,15 +326,15 @@ TEST_F(Simulation, CopiesToPinnedMemoryAreAsynchronous) {
 TEST_F(Simulation, PinnedMemoryOutlivesItsCopies) {
   auto x = at::zeros({1000}, device);
   settle();
-  slow_down(0, static_cast<int>(current().id()), 5000);
+  slow_down(0, current().native_handle(), 5000);
   x.copy_(at::full({1000}, 7.0).pin_memory(), true);
-  slow_down(0, static_cast<int>(current().id()), 0);
+  slow_down(0, current().native_handle(), 0);
   EXPECT_TRUE(x.eq(7).all().item<bool>());
 }
 
 TEST_F(Simulation, CopiesBetweenDevices) {
   const auto x = at::arange(100, device);
-  const auto y = x.to(at::Device(at::kPrivateUse1, 1));
+  const auto y = x.to(at::Device(device_type(), 1));
   EXPECT_EQ(y.device().index(), 1);
   EXPECT_TRUE(y.cpu().equal(at::arange(100)));
 }
@@ -363,7 +364,9 @@ TEST_F(Simulation, CountsKernelsAndCopies) {
   const auto made = counts(0) - before;
   EXPECT_EQ(made.kernels, 3);
   EXPECT_EQ(made.copies, 1);
-  EXPECT_EQ(made.allocations, 1);
+  if (device_type() != at::kCUDA) {
+    EXPECT_EQ(made.allocations, 1);
+  }
   EXPECT_EQ(made.host_synchronisations, 1);
   EXPECT_THAT(recorded_names(0), ::testing::ElementsAre("aten::mul.out", "aten::add.out",
                                                         "aten::copy_", "aten::copy_"));
@@ -410,9 +413,9 @@ TEST_F(Simulation, ThreadsUseDevicesOfTheirOwn) {
   std::vector<std::thread> threads;
   for (int index = 0; index < devices; ++index) {
     threads.emplace_back([index] {
-      const at::Device mine(at::kPrivateUse1, static_cast<c10::DeviceIndex>(index));
+      const at::Device mine(device_type(), static_cast<c10::DeviceIndex>(index));
       const c10::DeviceGuard on(mine);
-      auto x = at::ones({100}, at::Device(at::kPrivateUse1));
+      auto x = at::ones({100}, at::Device(device_type()));
       EXPECT_EQ(x.device(), mine);
       for (int i = 0; i < 20; ++i) x.mul_(1).add_(1);
       EXPECT_EQ(x.sum().item<double>(), 2100);

@@ -163,7 +163,7 @@ INSTANTIATE_TEST_SUITE_P(Devices, Streams,
                          ::testing::Combine(::testing::Values(DeviceBackend::staged,
                                                               DeviceBackend::nccl),
                                             ::testing::Values(1, 2, 3)),
-                         name_of);
+                         name_of_case);
 
 class CostOfAStep : public OnSimulation {};
 

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "comm/communicator.h"
+#include "core/text.h"
 #include "lockstep/error.h"
 #include "lockstep/init.h"
 #include "tests/device/on_devices.h"
@@ -48,14 +49,14 @@ TEST_F(DeviceWorld, GivesEachRankTheDeviceOfItsLocalRank) {
   const Variable library("LOCKSTEP_NCCL", LOCKSTEP_NCCL_DOUBLE);
   for (const auto* backend : {"staged", "nccl"}) {
     const Variable chosen("LOCKSTEP_DEVICE_BACKEND", backend);
-    const Variable device("LOCKSTEP_DEVICE", "sim");
+    const Variable device("LOCKSTEP_DEVICE", simulation::type_name());
     spawn(3, [&](const Group& world) {
       EXPECT_EQ(world.device(),
-                at::Device(at::kPrivateUse1, static_cast<c10::DeviceIndex>(world.rank())));
+                at::Device(simulation::device_type(), static_cast<c10::DeviceIndex>(world.rank())));
       EXPECT_EQ(world.communicator().backend(), backend);
       EXPECT_TRUE(world.host().device().is_cpu());
       // The device of the rank is the current one.
-      const auto tensor = at::ones({10}, at::TensorOptions().device(at::kPrivateUse1));
+      const auto tensor = at::ones({10}, at::TensorOptions().device(simulation::device_type()));
       world.all_reduce(tensor).wait();
       EXPECT_EQ(tensor.sum().item<float>(), 30);
     });
@@ -63,24 +64,28 @@ TEST_F(DeviceWorld, GivesEachRankTheDeviceOfItsLocalRank) {
 }
 
 TEST_F(DeviceWorld, IsOnTheCpuByDefaultWithoutCuda) {
+  if (simulation::device_type() == at::kCUDA) GTEST_SKIP() << "the simulated devices are CUDA's";
   spawn(2, [](const Group& world) {
     EXPECT_TRUE(world.device().is_cpu());
     EXPECT_EQ(&world.host().communicator(), &world.communicator());
   });
-  const Variable device("LOCKSTEP_DEVICE", "sim");
+  const Variable device("LOCKSTEP_DEVICE", simulation::type_name());
   spawn(2, [](const Group& world) { EXPECT_TRUE(world.device().is_cpu()); }, {.device = at::kCPU});
 }
 
 TEST_F(DeviceWorld, NeedsADeviceForEachRank) {
   simulation::install();
-  EXPECT_THAT(refusal(2, {.device = at::kCUDA}),
-              AllOf(HasSubstr("got no cuda device on rank 0, and this build of LibTorch"),
-                    HasSubstr("LOCKSTEP_DEVICE=cpu")));
-  EXPECT_THAT(
-      refusal(9, {.device = at::kPrivateUse1}),
-      AllOf(HasSubstr("got 9 ranks and 8 sim devices on this host"), HasSubstr("--share-gpus")));
+  if (simulation::device_type() != at::kCUDA) {
+    EXPECT_THAT(refusal(2, {.device = at::kCUDA}),
+                AllOf(HasSubstr("got no cuda device on rank 0, and this build of LibTorch"),
+                      HasSubstr("LOCKSTEP_DEVICE=cpu")));
+  }
+  EXPECT_THAT(refusal(9, {.device = simulation::device_type()}),
+              AllOf(HasSubstr(detail::concat("got 9 ranks and 8 ", simulation::type_name(),
+                                             " devices on this host")),
+                    HasSubstr("--share-gpus")));
   const Variable share("LOCKSTEP_SHARE_GPUS", "1");
-  EXPECT_THAT(refusal(9, {.device = at::kPrivateUse1}),
+  EXPECT_THAT(refusal(9, {.device = simulation::device_type()}),
               HasSubstr("ranks 0 and 8 are threads that share device 0"));
 }
 
@@ -94,7 +99,7 @@ TEST_F(DeviceWorld, RefusesUnknownSettings) {
     const Variable device("LOCKSTEP_DEVICE", "sim:1");
     EXPECT_THAT(refusal(2), HasSubstr("got LOCKSTEP_DEVICE=sim:1, expected"));
   }
-  const InitOptions options{.device = at::kPrivateUse1};
+  const InitOptions options{.device = simulation::device_type()};
   const Variable backend("LOCKSTEP_DEVICE_BACKEND", "gloo");
   EXPECT_THAT(refusal(2, options),
               HasSubstr("LOCKSTEP_DEVICE_BACKEND=gloo, expected nccl or staged"));
@@ -111,7 +116,7 @@ TEST_F(DeviceWorld, NeedsNccl) {
     nccl_double_set_version(version);
     try {
       const Variable backend("LOCKSTEP_DEVICE_BACKEND", "nccl");
-      spawn(2, [](const Group&) {}, {.device = at::kPrivateUse1});
+      spawn(2, [](const Group&) {}, {.device = simulation::device_type()});
     } catch (const BackendUnavailable& error) {
       std::fprintf(stderr, "%s\n", error.what());
       std::_Exit(3);

@@ -160,6 +160,7 @@ TEST_F(RestartedMnistCnn, EndsInTheSameBitsWheneverItIsKilled) {
   EXPECT_FALSE(newest("whole").empty());
   EXPECT_TRUE(newest("whole") == newest("killed"));
   EXPECT_THAT(names_before, ::testing::IsSupersetOf(shared_memory_names()));
+  EXPECT_THAT(flight_records(ended.pid), ::testing::IsEmpty());
 }
 
 TEST_F(RestartedMnistCnn, SkipsACheckpointThatIsDamaged) {

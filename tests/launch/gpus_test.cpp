@@ -14,7 +14,8 @@
 #include <string>
 #include <vector>
 
-#include "launch/nccl_version.h"
+#include "core/nccl_version.h"
+#include "launch/find_nccl.h"
 #include "launch/probe.h"
 #include "tests/launch/launched.h"
 #include "tests/temporary_folder.h"
@@ -246,9 +247,9 @@ TEST_F(DeviceFiles, AreDescribedByTheKernelModule) {
 }
 
 TEST(NcclVersion, IsRead) {
-  EXPECT_EQ(nccl_version_text(2708), "2.7.8");
-  EXPECT_EQ(nccl_version_text(20900), "2.9.0");
-  EXPECT_EQ(nccl_version_text(22907), "2.29.7");
+  EXPECT_EQ(detail::nccl_version_text(2708), "2.7.8");
+  EXPECT_EQ(detail::nccl_version_text(20900), "2.9.0");
+  EXPECT_EQ(detail::nccl_version_text(22907), "2.29.7");
 }
 
 TEST(NcclVersion, OfTheLibraryThatTheVariableNames) {

@@ -1,5 +1,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 #include <fstream>
@@ -17,6 +18,7 @@ using lockstep::detail::concat;
 using ::testing::HasSubstr;
 using ::testing::IsSupersetOf;
 using ::testing::Not;
+using ::testing::SizeIs;
 
 /// The targets of a process's open descriptors.
 std::multiset<std::string> open_files(pid_t pid) {
@@ -42,7 +44,8 @@ TEST(World, IsNotInheritedBeyondItsRanks) {
 }
 
 /// While a job runs: launcher, guardian and ranks use no socket, only ranks and the launcher hold
-/// the world's memory, and it has no name in any file system.
+/// the world's memory, and it has no name in any file system. The flight record of each rank has
+/// a name, and only the user can open it.
 TEST(World, IsHeldByItsProcessesAlone) {
   const auto names_before = shared_memory_names();
   Launched job({lockstep_program(), "run", "-n", "2", rank_program(), "stubborn", "1"});
@@ -50,6 +53,13 @@ TEST(World, IsHeldByItsProcessesAlone) {
   job.await_output("ready");
 
   EXPECT_THAT(names_before, IsSupersetOf(shared_memory_names()));
+  const auto records = flight_records(job.pid());
+  EXPECT_THAT(records, SizeIs(2));
+  for (const auto& path : records) {
+    struct stat status {};
+    EXPECT_EQ(stat(path.c_str(), &status), 0);
+    EXPECT_EQ(status.st_mode & 0777, 0600U);
+  }
   EXPECT_THAT(text_of(open_files(job.pid())), HasSubstr("memfd"));
   int guardians = 0;
   for (const auto pid : children_of(job.pid())) {

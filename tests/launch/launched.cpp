@@ -18,6 +18,9 @@
 #include <fstream>
 #include <iterator>
 #include <stdexcept>
+#include <utility>
+
+#include "comm/flight_record.h"
 
 namespace lockstep::testing {
 namespace {
@@ -144,8 +147,8 @@ Ended Launched::wait() {
   int status = 0;
   while (waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
   }
-  pid_ = -1;
-  return {.by_signal = WIFSIGNALED(status),
+  return {.pid = std::exchange(pid_, -1),
+          .by_signal = WIFSIGNALED(status),
           .code = WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status),
           .out = out_,
           .err = err_,
@@ -214,9 +217,19 @@ std::set<std::filesystem::path> shared_memory_names() {
   std::error_code none;
   for (const auto& entry : std::filesystem::directory_iterator("/dev/shm", none)) {
     const auto name = entry.path().filename().string();
-    if (name.find("lockstep") != std::string::npos) names.insert(entry.path());
+    if (name.find("lockstep") != std::string::npos && entry.path().extension() != ".flight") {
+      names.insert(entry.path());
+    }
   }
   return names;
+}
+
+std::set<std::filesystem::path> flight_records(pid_t launcher) {
+  std::set<std::filesystem::path> paths;
+  for (const auto& record : detail::read_flight_records()) {
+    if (record->file().parent == launcher) paths.insert(record->path());
+  }
+  return paths;
 }
 
 }  // namespace lockstep::testing

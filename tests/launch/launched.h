@@ -20,6 +20,7 @@ inline std::string quoted(const std::string& path) { return "'" + path + "'"; }
 
 /// The exit of a started program.
 struct Ended {
+  pid_t pid = -1;
   bool by_signal = false;
   int code = -1;  ///< exit code, or signal
   std::string out;
@@ -80,8 +81,10 @@ std::set<pid_t> children_of(pid_t parent);
 /// The content of a file; empty if there is none.
 std::string contents(const std::filesystem::path& file);
 
-/// Names in /dev/shm that contain Lockstep's name. Other programs of the machine create and remove
-/// names there too.
+/// Names in /dev/shm that contain Lockstep's name, except flight records: other tests' ranks have
+/// some at the same time.
 std::set<std::filesystem::path> shared_memory_names();
+/// The flight records in /dev/shm of the ranks that this launcher started.
+std::set<std::filesystem::path> flight_records(pid_t launcher);
 
 }  // namespace lockstep::testing

@@ -65,6 +65,7 @@ TEST(LogFolder, IsFreeAfterAJobThatWasKilled) {
     killed.await_output("started");
     kill(killed.pid(), SIGKILL);
     killed.wait();
+    EXPECT_TRUE(await_all_ended(std::chrono::seconds(20)));
   }
   EXPECT_EQ(run_lockstep({"-n", "1", "--log-dir", logs, "true"}).code, 0);
 }

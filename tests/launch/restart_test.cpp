@@ -53,6 +53,7 @@ TEST(Restart, GoesOnUntilAllIsWell) {
   EXPECT_EQ(occurrences(ended.err, "lockstep: "), 2U) << "a line each, and no more: " << ended.err;
   EXPECT_FALSE(anything_left());
   EXPECT_THAT(names_before, ::testing::IsSupersetOf(shared_memory_names()));
+  EXPECT_THAT(flight_records(ended.pid), ::testing::IsEmpty());
 }
 
 TEST(Restart, TellsTheReasonThatTheWorldRecorded) {

@@ -54,7 +54,7 @@ void expect_equal_to_one_process(int ranks, const DataParallelOptions& options) 
     auto model = make_model<M>();
     train(
         *model, [&](const at::Tensor& x) { return model->forward(x); }, -1, ranks);
-    for (const auto& parameter : model->parameters()) expected.push_back(parameter.detach());
+    for (const auto& parameter : model->parameters()) expected.push_back(parameter.detach().cpu());
   });
   on_ranks(ranks, [&](const Group& world) {
     auto model = make_model<M>();
@@ -63,9 +63,9 @@ void expect_equal_to_one_process(int ranks, const DataParallelOptions& options) 
         *model, [&](const at::Tensor& x) { return ddp(x); }, world.rank(), ranks);
     const auto parameters = model->parameters();
     for (std::size_t i = 0; i < expected.size(); ++i) {
-      EXPECT_LT(distance(parameters[i].detach(), expected[i]), 1e-12)
+      EXPECT_LT(distance(parameters[i].detach().cpu(), expected[i]), 1e-12)
           << "parameter " << i << " of rank " << world.rank() << " of " << ranks;
-      EXPECT_GT(distance(make_model<M>()->parameters()[i].detach(), expected[i]), 1e-6);
+      EXPECT_GT(distance(make_model<M>()->parameters()[i].detach().cpu(), expected[i]), 1e-6);
     }
   });
 }
@@ -98,7 +98,7 @@ at::Tensor train_replicas(const Group& world) {
   std::vector<at::Tensor> flat;
   for (const auto& parameter : model->parameters()) flat.push_back(parameter.detach().flatten());
   const auto mine = torch::cat(flat);
-  auto all = at::empty({world.size() * mine.numel()});
+  auto all = at::empty({world.size() * mine.numel()}, mine.options());
   world.all_gather(all, mine).wait();
   for (const auto& theirs : all.chunk(world.size())) EXPECT_TRUE(torch::equal(theirs, mine));
   EXPECT_TRUE(mine.isfinite().all().item<bool>());

@@ -30,6 +30,13 @@ inline const Group& world_of_processes() {
   return world;
 }
 
+/// Where the models and tensors below are made on this thread: on the CPU, or, in ranks of a world
+/// on devices (LOCKSTEP_DEVICE), on the device of the rank.
+inline at::Device& own_device() {
+  thread_local at::Device device = at::kCPU;
+  return device;
+}
+
 /// Runs fn on n ranks with one compute thread each, as the reference has. The ranks are threads, or
 /// the processes that `lockstep run` started. Skips the test if `lockstep run` started another
 /// number.
@@ -37,19 +44,24 @@ inline void on_ranks(int n, const std::function<void(Group)>& fn) {
   if (const auto processes = Environment::get().world_size) {
     at::set_num_threads(1);
     if (*processes != n) GTEST_SKIP() << n << " ranks, of " << *processes << " processes";
+    own_device() = world_of_processes().device();
     return fn(world_of_processes());
   }
   spawn(n,
         [&](const Group& world) {
           at::set_num_threads(1);
+          own_device() = world.device();
           fn(world);
+          own_device() = at::kCPU;  // of the thread's next world
         },
         {.timeout = std::chrono::seconds(20)});
 }
 
 inline at::Tensor random(at::IntArrayRef sizes, std::uint64_t seed,
                          at::ScalarType dtype = at::kFloat) {
-  return at::empty(sizes, dtype).normal_(0, 1, at::make_generator<at::CPUGeneratorImpl>(seed));
+  return at::empty(sizes, dtype)
+      .normal_(0, 1, at::make_generator<at::CPUGeneratorImpl>(seed))
+      .to(own_device());
 }
 
 /// Values that depend on the seed only: LibTorch's own generator is shared by threads.
@@ -74,6 +86,7 @@ struct Mlp : torch::nn::Module {
       layers.push_back(register_module(lockstep::detail::concat("layer", i),
                                        torch::nn::Linear(widths[i], widths[i + 1])));
     }
+    to(own_device());
   }
   at::Tensor forward(at::Tensor x) {
     for (std::size_t i = 0; i < layers.size(); ++i) {
@@ -95,7 +108,9 @@ struct Cnn : torch::nn::Module {
       : conv1(register_module("conv1", torch::nn::Conv2d(1, 20, 5))),
         conv2(register_module("conv2", torch::nn::Conv2d(20, 50, 5))),
         fc1(register_module("fc1", torch::nn::Linear(800, 500))),
-        fc2(register_module("fc2", torch::nn::Linear(500, 10))) {}
+        fc2(register_module("fc2", torch::nn::Linear(500, 10))) {
+    to(own_device());
+  }
   at::Tensor forward(at::Tensor x) {
     x = torch::max_pool2d(torch::relu(conv1->forward(x)), 2);
     x = torch::max_pool2d(torch::relu(conv2->forward(x)), 2);
@@ -117,7 +132,8 @@ struct Terms : torch::nn::Module {
     for (const auto& shape : shapes) add(at::ones(shape, dtype));
   }
   at::Tensor& add(const at::Tensor& value) {
-    p.push_back(register_parameter(lockstep::detail::concat("p", p.size()), value));
+    p.push_back(
+        register_parameter(lockstep::detail::concat("p", p.size()), value.to(own_device())));
     return p.back();
   }
   at::Tensor forward(const std::vector<at::Tensor>& coefficients, const at::Tensor& input = {}) {
@@ -135,7 +151,7 @@ inline at::Tensor coefficient(int rank, std::size_t index, const at::Tensor& par
   return at::arange(parameter.numel(), at::kDouble)
       .add(1 + 10 * rank + static_cast<int>(index))
       .view(parameter.sizes())
-      .to(parameter.scalar_type());
+      .to(parameter.options());
 }
 
 inline std::vector<at::Tensor> coefficients(int rank, const Terms& model) {
@@ -152,9 +168,9 @@ inline at::Tensor mean_coefficient(
     const std::function<bool(int)>& took_part = [](int) { return true; }) {
   auto sum = at::zeros(parameter.sizes(), at::kDouble);
   for (int rank = 0; rank < ranks; ++rank) {
-    if (took_part(rank)) sum += coefficient(rank, index, parameter);
+    if (took_part(rank)) sum += coefficient(rank, index, parameter).cpu();
   }
-  return (sum / ranks).to(parameter.scalar_type());
+  return (sum / ranks).to(parameter.scalar_type()).to(own_device());
 }
 
 inline bool near(const at::Tensor& got, const at::Tensor& expected) {

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,7 +14,7 @@
 #include "lockstep/checkpoint.h"
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
-#include "lockstep/fused_sgd.h"
+#include "lockstep/fused_optimizers.h"
 #include "tests/parallel/models.h"
 #include "tests/parallel/refusal.h"
 #include "tests/temporary_folder.h"
@@ -22,6 +23,8 @@ namespace lockstep::testing {
 namespace {
 
 using ::testing::HasSubstr;
+using torch::optim::AdamOptions;
+using torch::optim::AdamWOptions;
 using torch::optim::SGDOptions;
 
 const DataParallelOptions shared{.share_memory = true};
@@ -56,13 +59,25 @@ struct Mixed : torch::nn::Module {
   at::Tensor doubles, frozen, unused, halves, sometimes;
 };
 
+/// Makes an optimizer of the parameters.
+using Make = std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)>;
+
+template <class Fused, class Options>
+Make fused(const Options& options) {
+  return [options](const std::vector<at::Tensor>& parameters) {
+    return std::make_unique<Fused>(parameters, options);
+  };
+}
+
+Make fused(const SGDOptions& options) { return fused<FusedSgd>(options); }
+
 struct Trained {
   Mixed model;
-  FusedSgd sgd;
+  std::unique_ptr<torch::optim::Optimizer> base;
   DistributedOptimizer optimizer;
 
-  Trained(const Group& world, const SGDOptions& options, const DataParallelOptions& how)
-      : sgd(with_values(model, world), options), optimizer(sgd, model, world, how) {}
+  Trained(const Group& world, const Make& make, const DataParallelOptions& how)
+      : base(make(with_values(model, world))), optimizer(*base, model, world, how) {}
 
   static std::vector<at::Tensor> with_values(Mixed& model, const Group& world) {
     set_values(model, static_cast<std::uint64_t>(world.rank()));
@@ -109,8 +124,9 @@ struct Trained {
   std::vector<at::Tensor> all() {
     std::vector<at::Tensor> tensors = model.parameters();
     for (const auto& parameter : model.parameters()) {
-      if (auto* memory = sgd.memory_of(parameter); memory != nullptr && memory->defined()) {
-        tensors.push_back(*memory);
+      for (const at::Tensor* state :
+           dynamic_cast<ElementwiseOptimizer&>(*base).state_of(parameter)) {
+        if (state->defined()) tensors.push_back(*state);
       }
     }
     return tensors;
@@ -131,14 +147,17 @@ class SharedUpdate : public ::testing::TestWithParam<int> {};
 
 TEST_P(SharedUpdate, TakesTheSameStepsAsUpdatesOfEveryRank) {
   on_ranks(GetParam(), [](const Group& world) {
-    for (const auto& options : {SGDOptions(0.1), SGDOptions(0.1).momentum(0.9).weight_decay(0.01),
-                                SGDOptions(0.1).momentum(0.9).nesterov(true)}) {
-      Trained one_copy(world, options, shared);
-      Trained each_its_own(world, options, {});
+    for (const auto& make :
+         {fused(SGDOptions(0.1)), fused(SGDOptions(0.1).momentum(0.9).weight_decay(0.01)),
+          fused(SGDOptions(0.1).momentum(0.9).nesterov(true)),
+          fused<FusedAdam>(AdamOptions(0.01).weight_decay(0.01)),
+          fused<FusedAdamW>(AdamWOptions(0.01).amsgrad(true))}) {
+      Trained one_copy(world, make, shared);
+      Trained each_its_own(world, make, {});
       for (int step = 0; step < 15; ++step) {
         if (step == 5) {
-          for (auto* sgd : {&one_copy.sgd, &each_its_own.sgd}) {
-            sgd->param_groups()[0].options().set_lr(0.02);
+          for (auto* trained : {&one_copy, &each_its_own}) {
+            trained->base->param_groups()[0].options().set_lr(0.02);
           }
         }
         one_copy.step(world, step);
@@ -154,7 +173,7 @@ TEST_P(SharedUpdate, TakesTheSameStepsAsUpdatesOfEveryRank) {
 
 TEST_P(SharedUpdate, KeepsOneCopyUntilItEnds) {
   on_ranks(GetParam(), [](const Group& world) {
-    auto trained = std::make_unique<Trained>(world, SGDOptions(0.1).momentum(0.9), shared);
+    auto trained = std::make_unique<Trained>(world, fused(SGDOptions(0.1).momentum(0.9)), shared);
     trained->step(world, 0);
     world.barrier().wait();
     if (world.rank() == 0) {
@@ -191,17 +210,17 @@ TEST_P(SharedUpdate, KeepsOneCopyUntilItEnds) {
   });
 }
 
-TEST_P(SharedUpdate, GoesOnFromACheckpoint) {
+/// A checkpoint after three steps of ranks that share the update, with three more from it.
+void go_on_from_a_checkpoint(int ranks, const Make& make) {
   const TemporaryFolder folder;
-  on_ranks(GetParam(), [&](const Group& world) {
-    const auto options = SGDOptions(0.1).momentum(0.9);
-    Trained undisturbed(world, options, shared);
+  on_ranks(ranks, [&](const Group& world) {
+    Trained undisturbed(world, make, shared);
     for (int step = 0; step < 3; ++step) undisturbed.step(world, step);
     const auto file = folder.path() / "half";
-    Checkpoint{.model = undisturbed.model, .optimizer = undisturbed.sgd}.save(file, {}, world);
-    Trained resumed(world, options, shared);
+    Checkpoint{.model = undisturbed.model, .optimizer = *undisturbed.base}.save(file, {}, world);
+    Trained resumed(world, make, shared);
     resumed.step(world, 7);  // it remembers something else
-    Checkpoint{.model = resumed.model, .optimizer = resumed.sgd}.load(file, world);
+    Checkpoint{.model = resumed.model, .optimizer = *resumed.base}.load(file, world);
     for (int step = 3; step < 6; ++step) {
       undisturbed.step(world, step);
       resumed.step(world, step);
@@ -209,6 +228,14 @@ TEST_P(SharedUpdate, GoesOnFromACheckpoint) {
     expect_equal(resumed, undisturbed);
     world.barrier().wait();
   });
+}
+
+TEST_P(SharedUpdate, GoesOnFromACheckpoint) {
+  go_on_from_a_checkpoint(GetParam(), fused(SGDOptions(0.1).momentum(0.9)));
+}
+
+TEST_P(SharedUpdate, OfAdamGoesOnFromACheckpoint) {
+  go_on_from_a_checkpoint(GetParam(), fused<FusedAdamW>(AdamWOptions(0.01)));
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, SharedUpdate, ::testing::Values(1, 2, 3, 4, 7));
@@ -224,7 +251,7 @@ TEST(SharedUpdateStart, RefusesWhatItCannotDo) {
     torch::optim::SGD plain(model.parameters(), SGDOptions(0.1));
     says([&] { DistributedOptimizer(plain, model, world, shared); },
          "share_memory: got an optimizer that updates whole tensors, expected an "
-         "ElementwiseOptimizer such as FusedSgd");
+         "ElementwiseOptimizer such as FusedSgd or FusedAdam");
     const DataParallelOptions halves{.strategy = parse_strategy("fp16"), .share_memory = true};
     says([&] { DistributedOptimizer(fused, model, world, halves); },
          "share_memory: got strategy fp16, expected fp32");

@@ -51,7 +51,7 @@ Unit random_unit(Random& random, FrontEnd front_end, bool alone) {
   unit.bucket_each = random.chance(50);
   unit.verify_every = random.pick({1, 1, 0, 2});
   unit.own_group = random.chance(8);
-  if (front_end == FrontEnd::optimizer && unit.updates != Updates::adam && random.chance(10)) {
+  if (front_end == FrontEnd::optimizer && random.chance(10)) {
     unit.shared = true;
   } else if (alone && front_end == FrontEnd::optimizer && random.chance(30)) {
     unit.synchronisation = random_schedule(random);

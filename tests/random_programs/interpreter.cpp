@@ -11,7 +11,7 @@
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/error.h"
-#include "lockstep/fused_sgd.h"
+#include "lockstep/fused_optimizers.h"
 #include "tests/random_programs/rank.h"
 
 namespace lockstep::random_programs {
@@ -102,10 +102,16 @@ std::unique_ptr<Wrapper> wrap(const Unit& unit, const Rank::Holding& holding, co
   return nullptr;
 }
 
-/// A FusedSgd instead of the SGD.
+/// A FusedSgd instead of an SGD, or a FusedAdam instead of an Adam.
 void fuse(std::unique_ptr<torch::optim::Optimizer>& optimizer) {
-  auto options = dynamic_cast<const torch::optim::SGDOptions&>(optimizer->defaults());
-  optimizer = std::make_unique<FusedSgd>(optimizer->param_groups()[0].params(), options);
+  const auto& defaults = optimizer->defaults();
+  const auto parameters = optimizer->param_groups()[0].params();
+  if (const auto* sgd = dynamic_cast<const torch::optim::SGDOptions*>(&defaults)) {
+    optimizer = std::make_unique<FusedSgd>(parameters, *sgd);
+  } else {
+    const auto& adam = dynamic_cast<const torch::optim::AdamOptions&>(defaults);
+    optimizer = std::make_unique<FusedAdam>(parameters, adam);
+  }
 }
 
 class Interpreter {

@@ -7,6 +7,7 @@
 #include <exception>
 #include <filesystem>
 #include <iostream>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -71,11 +72,15 @@ std::string command_of(const Arguments& arguments, const Source& source, bool pr
 }
 
 Ranks ranks_of(const Arguments& arguments, bool processes) {
+  std::optional<at::DeviceType> device;
+#ifdef LOCKSTEP_NCCL_DOUBLE
+  if (!arguments.device.empty()) device = lockstep::simulation::device_type();
+#endif
   return {.processes = processes,
           .timeout = std::chrono::seconds(arguments.timeout),
           .program = std::filesystem::read_symlink("/proc/self/exe"),
           .without = arguments.without,
-          .device = arguments.device.empty() ? std::nullopt : std::optional(at::kPrivateUse1)};
+          .device = device};
 }
 
 int replay(const Arguments& arguments, const std::vector<Category>& without) {
@@ -137,15 +142,16 @@ bool streams_are_ordered() {
 /// Gives this process, and the processes that it starts, simulated devices.
 void use_device(const std::string& device) {
   if (!device.empty()) {
-    ::setenv("LOCKSTEP_DEVICE", "sim", 1);
     ::setenv("LOCKSTEP_DEVICE_BACKEND", device == "sim-nccl" ? "nccl" : "staged", 1);
 #ifdef LOCKSTEP_NCCL_DOUBLE
+    ::setenv("LOCKSTEP_DEVICE", lockstep::simulation::type_name(), 1);
     ::setenv("LOCKSTEP_NCCL", LOCKSTEP_NCCL_DOUBLE, 1);
 #endif
   }
 #ifdef LOCKSTEP_NCCL_DOUBLE
   const char* const chosen = std::getenv("LOCKSTEP_DEVICE");
-  if (chosen != nullptr && std::string_view(chosen) == "sim") lockstep::simulation::install();
+  if (chosen != nullptr && std::string_view(chosen) == lockstep::simulation::type_name())
+    lockstep::simulation::install();
 #endif
 }
 

@@ -77,6 +77,16 @@ TEST(Thinned, KeepsPeaksGapsAndEnds) {
   EXPECT_EQ(thinned(kept, 1000).size(), kept.size()) << "few enough already";
 }
 
+TEST(LineChart, HasFiniteCoordinatesForLargeValues) {
+  for (const Curve& curve :
+       {Curve{{-9'000'000'000'000'000, 1e307}}, Curve{{1, -1e307}, {2, 1e307}}}) {
+    const auto chart =
+        line_chart("loss", {{.name = "loss", .curve = curve, .colour = "red", .second = false}});
+    EXPECT_EQ(chart.find("inf"), std::string::npos) << chart;
+    EXPECT_EQ(chart.find("nan"), std::string::npos) << chart;
+  }
+}
+
 TEST(Markup, IsSafe) {
   EXPECT_EQ(escaped("a<b & \"c\">"), "a&lt;b &amp; &quot;c&quot;&gt;");
   EXPECT_EQ(escaped("µ → 𝄞"), "µ → 𝄞");

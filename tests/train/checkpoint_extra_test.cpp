@@ -12,7 +12,7 @@
 #include "lockstep/checkpoint.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/error.h"
-#include "lockstep/fused_sgd.h"
+#include "lockstep/fused_optimizers.h"
 #include "lockstep/moving_average.h"
 #include "tests/ranks.h"
 #include "tests/temporary_folder.h"

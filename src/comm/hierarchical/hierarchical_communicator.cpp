@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "comm/flight_recorder.h"
 #include "comm/hierarchical/hierarchical_rank_context.h"
 #include "comm/host/rendezvous.h"
 #include "comm/waiting.h"
@@ -97,7 +98,7 @@ std::shared_ptr<Communicator> HierarchicalCommunicator::split(int color, int key
   // members are in split(), so it cannot deadlock.
   barrier().wait();
   const HierarchicalRankContext::CallGuard guard(*context_);
-  return context_->or_fail([&]() -> std::shared_ptr<Communicator> {
+  return context_->or_fail<CommError>([&]() -> std::shared_ptr<Communicator> {
     const auto flat = groups_.all_ranks->split(color, key);
     const auto inside = groups_.intra_node_reduce->split(color, key);
     if (flat == nullptr) return nullptr;
@@ -245,9 +246,11 @@ std::shared_ptr<Communicator> create(const Options& options) {
   const bool with_thread = mpi::by_thread(options.between_hosts);
   auto between_hosts = options.between_hosts;
   between_hosts.progress = ProgressMode::wait;  // one progress thread serves both worlds
+  between_hosts.records = false;                // the outermost world of the rank records
   const auto flat = mpi::create(between_hosts);
   const auto& hosts = flat->hosts();
   if (std::ranges::max(hosts) + 1 == flat->size()) {
+    mpi::record_operations(*flat);
     if (with_thread) mpi::start_thread(*flat);
     return flat;
   }
@@ -266,6 +269,7 @@ std::shared_ptr<Communicator> create(const Options& options) {
     flat->broadcast(&token, 1, DType::i64, 0).wait();
     auto inside = options.inside;
     inside.watch = true;
+    inside.records = local_size == flat->size();
     inside.world_ranks = world_ranks;
     const auto world = with_world_ranks(world_ranks, [&] {
       return host::rendezvous(detail::concat("hierarchy ", token, " of host ", host), local_rank,
@@ -278,6 +282,7 @@ std::shared_ptr<Communicator> create(const Options& options) {
     const auto context = std::make_shared<HierarchicalRankContext>(
         flat, local, std::move(world_ranks), options.between_hosts.timeout, fits);
     const auto composed = HierarchicalCommunicator::compose(context, flat, local);
+    context->set_recorder(detail::FlightRecorder::create(*composed));
     if (with_thread) context->start_progress_thread();
     return composed;
   } catch (const std::exception& error) {

@@ -4,8 +4,10 @@
 #include <unistd.h>
 
 #include <numeric>
+#include <utility>
 #include <vector>
 
+#include "comm/flight_recorder.h"
 #include "comm/host/arena.h"
 #include "comm/host/host_communicator.h"
 #include "comm/host/host_rank_context.h"
@@ -60,6 +62,12 @@ std::shared_ptr<Communicator> create(std::shared_ptr<World> world, int rank,
 
   std::vector<int> members(static_cast<std::size_t>(size));
   std::iota(members.begin(), members.end(), 0);
+  if (options.records) {
+    auto recorder = detail::FlightRecorder::create(
+        {.backend = "host", .rank = context->world_rank(rank), .size = size});
+    if (recorder != nullptr) recorder->set_on_host(members);
+    context->set_recorder(std::move(recorder));
+  }
   auto communicator = std::make_shared<HostCommunicator>(std::move(context), std::move(members),
                                                          rank, block, false, 0);
   communicator->join();

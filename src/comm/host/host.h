@@ -26,7 +26,8 @@ struct Options {
   /// Keep the world's memory when an exception destroys the communicator, so that
   /// World::record_error() can be called later.
   bool keep_world = false;
-  pid_t launcher = 0;  ///< process that started the ranks, whose end ends the world; 0 for none
+  bool records = true;  ///< keep a flight record; false for the part of another world
+  pid_t launcher = 0;   ///< process that started the ranks, whose end ends the world; 0 for none
   std::string launcher_name = {};  ///< name of the launcher in error texts
 };
 

@@ -103,6 +103,17 @@ Work HostCommunicator::begin_message(Operation&& operation) {
   return Work(std::move(request));
 }
 
+std::optional<PendingMessage> HostCommunicator::pending_message(int src) {
+  const Mailbox& mailbox = block_.mailbox(src, rank());
+  const auto taken = mailbox.taken.load(std::memory_order_relaxed);
+  if (mailbox.sent.load(std::memory_order_acquire) == taken ||
+      mailbox.recvs_begun.load(std::memory_order_relaxed) != taken) {
+    return std::nullopt;
+  }
+  return PendingMessage{
+      .count = mailbox.count, .dtype = static_cast<DType>(mailbox.dtype), .tag = mailbox.tag};
+}
+
 void HostCommunicator::check_processes(std::string_view label) {
   const detail::RankContext::CallGuard guard(*context_);
   context_->check_processes(members_, label, where(label));

@@ -33,6 +33,7 @@ class HostCommunicator final : public detail::BackendCommunicator {
   std::byte* at_place(std::uint64_t place) const override;
   std::shared_ptr<Communicator> split(int color, int key) override;
 
+  std::optional<PendingMessage> pending_message(int src) override;
   void check_processes(std::string_view label) override;
 
   void poll() override;

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <vector>
 
+#include "comm/flight_recorder.h"
 #include "comm/mpi/library.h"
 #include "comm/mpi/mpi_communicator.h"
 #include "comm/mpi/mpi_rank_context.h"
@@ -37,6 +38,11 @@ void start_thread(Communicator& world) {
   if (world.size() > 1) dynamic_cast<MpiCommunicator&>(world).context().start_progress_thread();
 }
 
+void record_operations(Communicator& world) {
+  dynamic_cast<MpiCommunicator&>(world).context().set_recorder(
+      detail::FlightRecorder::create(world));
+}
+
 std::shared_ptr<Communicator> create(const Options& options) {
   const bool with_thread = by_thread(options);
   const auto context = std::make_shared<MpiRankContext>(options);
@@ -54,6 +60,7 @@ std::shared_ptr<Communicator> create(const Options& options) {
   communicator->join();
   communicator->exchange_join_records(options.host.empty() ? detail::this_host() : options.host);
   if (std::ranges::max(communicator->hosts()) > 0) connect_hosts(*communicator);
+  if (options.records) record_operations(*communicator);
   if (with_thread) start_thread(*communicator);
   log::debug(detail::concat("rank ", context->rank(), " of ", size, " joined its world; ",
                             with_thread ? "a thread makes" : "ranks that wait make", " progress"));

@@ -30,6 +30,7 @@ struct Options {
   std::string interface = {};
   std::chrono::milliseconds heartbeat =
       control::default_heartbeat;  ///< longest time without a heartbeat from a host
+  bool records = true;             ///< keep a flight record; false for the part of another world
   int expected_size = 0;  ///< number of ranks according to the launcher's variables; 0 if unknown
 };
 
@@ -46,6 +47,9 @@ bool by_thread(const Options& options);
 /// Starts the progress thread of a world that create() made with ProgressMode::wait.
 /// Throws: CommError if the process cannot start another thread.
 void start_thread(Communicator& world);
+
+/// Begins to record the operations of a world that create() made without records.
+void record_operations(Communicator& world);
 
 /// This process's communicator over all processes of MPI_COMM_WORLD. Every process calls it once;
 /// returns when all have. If the program has initialised MPI, the program must also finalise it.

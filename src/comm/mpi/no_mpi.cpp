@@ -13,6 +13,8 @@ bool by_thread(const Options&) { throw BackendUnavailable("mpi: " + available())
 
 void start_thread(Communicator&) { throw BackendUnavailable("mpi: " + available()); }
 
+void record_operations(Communicator&) { throw BackendUnavailable("mpi: " + available()); }
+
 std::shared_ptr<Communicator> create(const Options&) {
   throw BackendUnavailable("mpi: " + available());
 }

@@ -37,7 +37,7 @@ void check(ncclResult_t result) {
 }
 
 at::Device device_of_rank(int rank) {
-  return {at::kPrivateUse1, static_cast<c10::DeviceIndex>(rank)};
+  return {simulation::device_type(), static_cast<c10::DeviceIndex>(rank)};
 }
 
 /// One rank's communicator, with a stream of its own. Each operation waits for the current stream,
@@ -49,7 +49,7 @@ class Rank {
         size_(size),
         device_(device_of_rank(rank)),
         on_(device_),
-        stream_(c10::impl::VirtualGuardImpl(at::kPrivateUse1).getNewStream(device_)) {
+        stream_(c10::impl::VirtualGuardImpl(simulation::device_type()).getNewStream(device_)) {
     ncclConfig_t config;
     config.blocking = is_blocking ? 1 : 0;
     check(ncclCommInitRankConfig(&comm_, size, id, rank, &config));
@@ -69,12 +69,12 @@ class Rank {
   ncclComm_t comm() const { return comm_; }
   c10::Stream stream() const { return stream_; }
   c10::Stream current() const {
-    return c10::impl::VirtualGuardImpl(at::kPrivateUse1).getStream(device_);
+    return c10::impl::VirtualGuardImpl(simulation::device_type()).getStream(device_);
   }
 
   /// Waits for this rank's device alone. The kernels of others may wait for this rank.
   void settle() const {
-    c10::impl::VirtualGuardImpl(at::kPrivateUse1).synchronizeDevice(device_.index());
+    c10::impl::VirtualGuardImpl(simulation::device_type()).synchronizeDevice(device_.index());
   }
   void run(const std::function<ncclResult_t(ncclComm_t, ncclStream_t)>& call) {
     order(current(), stream_);
@@ -85,7 +85,7 @@ class Rank {
 
  private:
   static void order(const c10::Stream& first, const c10::Stream& second) {
-    c10::Event event(at::kPrivateUse1);
+    c10::Event event(simulation::device_type());
     event.record(first);
     event.block(second);
   }
@@ -325,7 +325,7 @@ TEST_F(NcclDouble, ReportsBadArguments) {
     EXPECT_EQ(all_reduce(foreign.data_ptr(), ncclFloat32, stream), ncclInvalidArgument);
     EXPECT_EQ(all_reduce(data, wrong, stream), ncclInvalidArgument);
     const auto other =
-        c10::impl::VirtualGuardImpl(at::kPrivateUse1).getNewStream(device_of_rank(7));
+        c10::impl::VirtualGuardImpl(simulation::device_type()).getNewStream(device_of_rank(7));
     EXPECT_EQ(all_reduce(data, ncclFloat32, other.native_handle()), ncclInvalidArgument);
     EXPECT_EQ(ncclAllGather(data, data + 1, 4, ncclFloat32, comm, stream), ncclInvalidArgument);
     EXPECT_EQ(ncclAllReduce(data, data + 1, 4, ncclFloat32, ncclSum, comm, stream),
@@ -368,7 +368,8 @@ TEST_F(NcclDouble, ReportsAnotherOrderOfCommunicators) {
   on_threads(2, [](Rank& self) {
     ncclComm_t second = nullptr;
     check(ncclCommSplit(self.comm(), 0, self.rank(), &second, nullptr));
-    const auto side = c10::impl::VirtualGuardImpl(at::kPrivateUse1).getNewStream(self.device());
+    const auto side =
+        c10::impl::VirtualGuardImpl(simulation::device_type()).getNewStream(self.device());
     auto x = at::ones({8}, self.device());
     auto y = at::ones({8}, self.device());
     self.settle();
@@ -427,7 +428,7 @@ TEST_F(NcclDouble, AbortEndsAWait) {
     self.run([&](ncclComm_t comm, ncclStream_t stream) {
       return ncclAllReduce(x.data_ptr(), x.data_ptr(), 8, ncclFloat32, ncclSum, comm, stream);
     });
-    c10::Event done(at::kPrivateUse1);
+    c10::Event done(simulation::device_type());
     done.record(self.current());
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     EXPECT_FALSE(done.query());
@@ -466,7 +467,7 @@ TEST_F(NcclDouble, FailsAsynchronously) {
     auto state = ncclSuccess;
     check(ncclCommGetAsyncError(self.comm(), &state));
     EXPECT_EQ(state, self.rank() == 1 ? ncclRemoteError : ncclSuccess);
-    c10::Event done(at::kPrivateUse1);
+    c10::Event done(simulation::device_type());
     done.record(self.current());
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     EXPECT_FALSE(done.query());

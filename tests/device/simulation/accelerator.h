@@ -2,19 +2,28 @@
 
 #include <ATen/core/Generator.h>
 #include <c10/core/Allocator.h>
+#include <c10/core/DispatchKey.h>
+#include <c10/core/Storage.h>
 #include <c10/core/Stream.h>
 
-#include <cstdint>
+#include <cstddef>
 
 #include "tests/device/simulation/runtime.h"
 
-/// The simulated accelerator as LibTorch sees it.
+/// The simulated accelerator as LibTorch sees it. tools/check-cuda-packages compiles it a second
+/// time, as CUDA devices.
 namespace lockstep::simulation {
 
-constexpr auto device_type = c10::DeviceType::PrivateUse1;
+#if LOCKSTEP_SIMULATED_CUDA
+constexpr auto accelerator_type = c10::DeviceType::CUDA;
+constexpr auto accelerator_key = c10::DispatchKey::CUDA;
+#else
+constexpr auto accelerator_type = c10::DeviceType::PrivateUse1;
+constexpr auto accelerator_key = c10::DispatchKey::PrivateUse1;
+#endif
 
 inline c10::Device torch_device(int index) {
-  return {device_type, static_cast<c10::DeviceIndex>(index)};
+  return {accelerator_type, static_cast<c10::DeviceIndex>(index)};
 }
 
 /// The stream of the runtime behind a stream of LibTorch.
@@ -22,10 +31,14 @@ Stream* runtime_stream(const c10::Stream& stream);
 /// The current stream of this thread on the device.
 Stream* runtime_stream(c10::Device device);
 
-/// Keeps the memory until the stream has run what it has now, as record_stream() does.
-void record_use(const c10::DataPtr& memory, Stream* stream);
-/// The same for pinned memory, by any address in it.
+/// Memory of the host that stays, when it is freed, until the streams of record_pinned_use() have
+/// run what they have then.
+c10::Allocator* pinned_memory();
+/// Takes any address in the memory.
 void record_pinned_use(const void* memory, Stream* stream);
+
+/// Gives the storage other memory and copies its contents.
+void resize_storage(const c10::Storage& storage, std::size_t bytes);
 
 const at::Generator& device_generator(int device);
 /// A generator for one random operator, with a seed that the source draws now. Random numbers then

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <iostream>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -17,6 +18,7 @@
 #include <random>
 #include <set>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -109,6 +111,11 @@ thread_local std::string last_error;
 
 ncclResult_t fault(ncclResult_t result, const std::string& text) {
   last_error = text;
+  // A program that has the devices by LD_PRELOAD does not ask for faults.
+  if (std::getenv("LOCKSTEP_SIMULATION") != nullptr) {
+    std::cerr << text << std::endl;
+    std::_Exit(1);
+  }
   const std::lock_guard lock(faults_mutex);
   if (std::ranges::find(faults, text) == faults.end()) faults.push_back(text);
   return result;
@@ -512,6 +519,9 @@ ncclResult_t enter(ncclComm& comm) {
   member.process = ::getpid();
   member.device = comm.device;
   member.arena = simulation::arena_file(comm.device).descriptor;
+  // NCCL, too, takes the host from this variable.
+  const char* const host = std::getenv("NCCL_HOSTID");
+  member.host = std::hash<std::string_view>()(host != nullptr ? host : "");
   ++comm.world->joined;
   return ncclSuccess;
 }
@@ -549,6 +559,7 @@ ncclResult_t advance_start(ncclComm& comm) {
     for (int a = 0; a < comm.size; ++a) {
       for (int b = 0; b < a; ++b) {
         if (comm.world->members[a].device != comm.world->members[b].device) continue;
+        if (comm.world->members[a].host != comm.world->members[b].host) continue;
         last_error = "Duplicate GPU detected: rank " + std::to_string(b) + " and rank " +
                      std::to_string(a) + " both on device " +
                      std::to_string(comm.world->members[a].device);

@@ -58,6 +58,7 @@ struct Member {
   pid_t process;
   int device;
   int arena;  // descriptor of the process
+  std::uint64_t host;
 };
 
 /// The state that the ranks of a communicator share. Zeros are the initial state. It has no lock: a

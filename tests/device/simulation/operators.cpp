@@ -2,11 +2,11 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/native/Resize.h>
 #include <ATen/ops/_local_scalar_dense_native.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
@@ -16,7 +16,10 @@
 #include <ATen/ops/view_native.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -31,7 +34,7 @@
 namespace lockstep::simulation::operators {
 namespace {
 
-bool ours(const at::Tensor& t) { return t.defined() && t.device().type() == device_type; }
+bool ours(const at::Tensor& t) { return t.defined() && t.device().type() == accelerator_type; }
 
 Access access(const at::Tensor& t, bool writes) {
   if (t.numel() == 0) return {nullptr, 0, writes};
@@ -79,7 +82,7 @@ c10::IValue mapped(const c10::IValue& value, c10::DeviceType to, const F& f) {
     }
     return list;
   }
-  if (value.isDevice() && value.toDevice().type() == device_type) return c10::Device(to);
+  if (value.isDevice() && value.toDevice().type() == accelerator_type) return c10::Device(to);
   return value;
 }
 template <class F>
@@ -236,7 +239,7 @@ class Call {
       each_tensor(value, [&](const at::Tensor& t) {
         if (ours(t) && !device) device = t.device();
       });
-      if (value.isDevice() && value.toDevice().type() == device_type && !device) {
+      if (value.isDevice() && value.toDevice().type() == accelerator_type && !device) {
         device = value.toDevice();
       }
     }
@@ -275,7 +278,7 @@ class Call {
   /// Host tensors are read and random numbers are drawn now.
   void take_host_values() {
     for (std::size_t i = 0; i < given_.size(); ++i) {
-      given_[i] = mapped(given_[i], device_type, [&](const at::Tensor& t) {
+      given_[i] = mapped(given_[i], accelerator_type, [&](const at::Tensor& t) {
         if (!t.defined() || ours(t)) return t;
         TORCH_CHECK(t.dim() == 0 || may_take_host_tensors(), name_, ": expected all tensors on ",
                     device_, ", but argument ", op_.schema().arguments()[i].name(), " is on ",
@@ -323,7 +326,7 @@ class Call {
     for (std::size_t r = 0; r < here.size(); ++r) {
       results.push_back(
           results_[r].isNone()
-              ? mapped(here[r], device_type, [&](const at::Tensor& t) { return upload(t); })
+              ? mapped(here[r], accelerator_type, [&](const at::Tensor& t) { return upload(t); })
               : results_[r]);
     }
     return results;
@@ -445,19 +448,19 @@ void convolution_backward(const c10::OperatorHandle& op, Stack* stack) {
 at::Tensor empty(c10::SymIntArrayRef size, std::optional<at::ScalarType> dtype,
                  std::optional<at::Layout>, std::optional<at::Device> device, std::optional<bool>,
                  std::optional<at::MemoryFormat> format) {
-  const c10::DeviceGuard on(device.value_or(at::Device(device_type)));
-  return at::detail::empty_generic(C10_AS_INTARRAYREF_SLOW(size), c10::GetAllocator(device_type),
-                                   c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
-                                   c10::dtype_or_default(dtype), format);
+  const c10::DeviceGuard on(device.value_or(at::Device(accelerator_type)));
+  return at::detail::empty_generic(
+      C10_AS_INTARRAYREF_SLOW(size), c10::GetAllocator(accelerator_type),
+      c10::DispatchKeySet(accelerator_key), c10::dtype_or_default(dtype), format);
 }
 
 at::Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride,
                          std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
                          std::optional<at::Device> device, std::optional<bool>) {
-  const c10::DeviceGuard on(device.value_or(at::Device(device_type)));
+  const c10::DeviceGuard on(device.value_or(at::Device(accelerator_type)));
   return at::detail::empty_strided_generic(
       C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride),
-      c10::GetAllocator(device_type), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+      c10::GetAllocator(accelerator_type), c10::DispatchKeySet(accelerator_key),
       c10::dtype_or_default(dtype));
 }
 
@@ -494,7 +497,7 @@ at::Tensor& set_tensor(at::Tensor& self, const at::Tensor& source) {
 at::Tensor& set_empty(at::Tensor& self) {
   auto* impl = self.unsafeGetTensorImpl();
   impl->set_storage_keep_dtype(
-      c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::GetAllocator(device_type), true));
+      c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::GetAllocator(accelerator_type), true));
   impl->set_sizes_contiguous({0});
   return self;
 }
@@ -508,7 +511,7 @@ const at::Tensor& resize(const at::Tensor& self, c10::SymIntArrayRef size,
   if (format) impl->empty_tensor_restride(*format);
   const auto elements = self.storage_offset() + c10::multiply_integers(sizes);
   const auto bytes = static_cast<std::size_t>(elements) * self.element_size();
-  if (bytes > self.storage().nbytes()) at::native::resize_bytes_nocuda(self.storage(), bytes);
+  if (bytes > self.storage().nbytes()) resize_storage(self.storage(), bytes);
   return self;
 }
 
@@ -582,7 +585,8 @@ at::Scalar item(const at::Tensor& self) {
 }
 
 void record_stream(at::Tensor& self, at::Stream stream) {
-  record_use(self.storage().data_ptr(), runtime_stream(stream));
+  c10::impl::VirtualGuardImpl(accelerator_type)
+      .recordDataPtrOnStream(self.storage().data_ptr(), stream);
 }
 
 std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor& input, double p,
@@ -606,3 +610,22 @@ std::int64_t attention_choice(const at::Tensor&, const at::Tensor&, const at::Te
 }
 
 }  // namespace lockstep::simulation::operators
+
+namespace lockstep::simulation {
+
+void resize_storage(const c10::Storage& storage, std::size_t bytes) {
+  const c10::DeviceGuard on(storage.device());
+  auto fresh = c10::GetAllocator(accelerator_type)->allocate(bytes);
+  if (const auto kept = std::min(bytes, storage.nbytes()); kept > 0) {
+    void* const to = fresh.get();
+    const void* const from = storage.data();
+    enqueue(runtime_stream(storage.device()), "aten::resize_", Kind::kernel,
+            {{from, kept, false}, {to, kept, true}},
+            [=] { std::memcpy(shadow(to), shadow(from), kept); });
+  }
+  auto& changed = const_cast<c10::Storage&>(storage);
+  changed.set_data_ptr(std::move(fresh));
+  changed.set_nbytes(bytes);
+}
+
+}  // namespace lockstep::simulation

@@ -1,6 +1,10 @@
+#include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
+#include <cstdlib>
+#include <iostream>
+#include <mutex>
 #include <string>
 
 #include "tests/device/simulation/accelerator.h"
@@ -10,7 +14,7 @@ namespace lockstep::simulation {
 
 void register_operators() {
   using torch::CppFunction;
-  constexpr auto key = c10::DispatchKey::PrivateUse1;
+  constexpr auto key = accelerator_key;
   // Never destroyed: autograd's threads may outlive static objects.
   auto& aten = *new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
   auto& all = *new torch::Library(torch::Library::IMPL, "_", key, __FILE__, __LINE__);
@@ -28,15 +32,22 @@ void register_operators() {
   aten.impl("record_stream", TORCH_FN(operators::record_stream));
   aten.impl("native_dropout", TORCH_FN(operators::native_dropout));
   aten.impl("_fused_sdp_choice", TORCH_FN(operators::attention_choice));
+#if !LOCKSTEP_SIMULATED_CUDA
   aten.impl("convolution_overrideable",
             CppFunction::makeFromBoxedFunction<&operators::convolution>());
   aten.impl("convolution_backward_overrideable",
             CppFunction::makeFromBoxedFunction<&operators::convolution_backward>());
+#endif
   aten.impl("_has_compatible_shallow_copy_type", TORCH_FN(operators::may_share_data));
   // LibTorch composes these of others on a device that has no kernel. A GPU has one.
   const auto one_kernel = [&aten](const std::string& name) {
     aten.impl(name.c_str(), CppFunction::makeFromBoxedFunction<&operators::fallback>());
   };
+#if LOCKSTEP_SIMULATED_CUDA
+  // LibTorch would choose between libraries of CUDA.
+  one_kernel("convolution");
+  one_kernel("convolution_backward");
+#endif
   for (const char* name : {"index.Tensor", "native_layer_norm", "native_layer_norm_backward",
                            "native_group_norm", "native_group_norm_backward"}) {
     one_kernel(name);
@@ -48,5 +59,35 @@ void register_operators() {
   }
   all.fallback(CppFunction::makeFromBoxedFunction<&operators::fallback>());
 }
+
+void install() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    register_accelerator();
+    register_operators();
+    at::set_num_threads(1);
+  });
+}
+
+namespace {
+
+/// A program that does not know the simulated devices gets them by LD_PRELOAD and
+/// LOCKSTEP_SIMULATION=1. It ends with 1 if it has accessed memory that no event orders.
+const bool is_preloaded = [] {
+  const char* const text = std::getenv("LOCKSTEP_SIMULATION");
+  if (text == nullptr || *text != '1') return false;
+  install();
+  std::atexit([] {
+    const auto races = take_races();
+    for (const auto& race : races) std::cerr << race << '\n';
+    if (!races.empty()) std::_Exit(1);
+  });
+  return true;
+}();
+
+}  // namespace
+
+c10::DeviceType device_type() { return accelerator_type; }
+const char* type_name() { return accelerator_type == c10::DeviceType::CUDA ? "cuda" : "sim"; }
 
 }  // namespace lockstep::simulation

@@ -472,6 +472,20 @@ void synchronize_all() {
   for (int device = 0; device < devices; ++device) synchronize_device(device);
 }
 
+void reset() {
+  for (int device = 0; device < devices; ++device) {
+    for (bool failed = true; failed;) {
+      try {
+        synchronize_device(device);
+        failed = false;
+      } catch (const std::exception&) {
+        // Of a stream, which no longer has it.
+      }
+    }
+  }
+  take_races();
+}
+
 bool idle(Stream* stream) {
   Clock seen;
   {
@@ -549,7 +563,16 @@ std::vector<std::string> take_races() {
 }
 
 void set_delay(int microseconds) { state().delay = microseconds; }
-void slow_down(int device, int id, int microseconds) { stream(device, id)->pause = microseconds; }
+void slow_down(int device, void* handle, int microseconds) {
+  auto* named = handle == nullptr ? stream(device, 0) : static_cast<Stream*>(handle);
+  named->pause = microseconds;
+}
+void slow_down(int device, int microseconds) {
+  const std::lock_guard lock(state().mutex);
+  for (auto* each : state().streams) {
+    if (each->device == device) each->pause = microseconds;
+  }
+}
 
 Counts counts(int device) {
   const auto& of = counters(device);

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <c10/core/DeviceType.h>
+
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -20,6 +22,12 @@ constexpr int devices = 8;
 /// the streams are threads already.
 void install();
 
+/// PrivateUse1. It is CUDA where tools/check-cuda-packages has put devices of that type in place of
+/// these.
+c10::DeviceType device_type();
+/// "sim", or "cuda".
+const char* type_name();
+
 /// Returns the unordered accesses that were found since the last call, and forgets them. The list
 /// is empty for a correct program.
 std::vector<std::string> take_races();
@@ -27,8 +35,10 @@ std::vector<std::string> take_races();
 /// Sets the longest random pause before each task of a stream, in microseconds (default: 0).
 void set_delay(int microseconds);
 
-/// Sets a pause before each task of one stream. A stream is named by c10::Stream::id().
-void slow_down(int device, int stream, int microseconds);
+/// Sets a pause before each task of one stream, which c10::Stream::native_handle() names.
+void slow_down(int device, void* stream, int microseconds);
+/// The same for each stream that the device has.
+void slow_down(int device, int microseconds);
 
 /// The work that this process has given its devices since it started.
 struct Counts {
@@ -49,5 +59,8 @@ std::vector<std::string> recorded_names(int device);
 
 /// Waits until every stream of every device is idle. Throws the first exception of a task.
 void synchronize_all();
+
+/// Waits for what an earlier program has left on the devices, and forgets its exceptions and races.
+void reset();
 
 }  // namespace lockstep::simulation

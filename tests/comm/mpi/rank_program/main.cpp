@@ -246,8 +246,8 @@ int other_source() {
 /// A member of the group and one outside of it find the same cause.
 int other_order_in_a_half() {
   const auto group = join();
-  const auto half = group->split(group->rank() / 2, 0);
   return expect_failure(group, [&] {
+    const auto half = group->split(group->rank() / 2, 0);
     if (group->rank() == 1) half->broadcast(floats, 8, DType::f32, 0).wait();
     if (group->rank() == 0) half->all_reduce(floats, 8, DType::f32, ReduceOp::sum).wait();
     group->barrier().wait();

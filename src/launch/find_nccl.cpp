@@ -1,4 +1,4 @@
-#include "launch/nccl_version.h"
+#include "launch/find_nccl.h"
 
 #include <dlfcn.h>
 
@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "core/environment.h"
+#include "core/nccl_version.h"
 #include "core/text.h"
 #include "launch/probe.h"
 
@@ -16,8 +17,6 @@ namespace {
 
 using detail::concat;
 using namespace std::chrono_literals;
-
-constexpr int oldest = 21900;  // 2.19
 
 /// Runs in the child process: "VERSION FILE".
 std::string ask(const std::string& library) {
@@ -38,16 +37,11 @@ std::string ask(const std::string& library) {
 
 }  // namespace
 
-std::string nccl_version_text(int version) {
-  const int major = version < 10000 ? 1000 : 10000;
-  return concat(version / major, '.', version % major / 100, '.', version % 100);
-}
-
-NcclLibrary find_nccl() {
+FoundNccl find_nccl() {
   const auto named = detail::variable("LOCKSTEP_NCCL");
   const std::string library(named.value_or("libnccl.so.2"));
   const auto answer = probe([&] { return ask(library); }, 60s);
-  NcclLibrary found;
+  FoundNccl found;
   if (!answer.problem.empty()) {
     found.problem =
         concat("not found: ", answer.problem,
@@ -60,8 +54,8 @@ NcclLibrary find_nccl() {
   int version = 0;
   in >> version >> std::ws;
   std::getline(in, found.file);
-  found.version = nccl_version_text(version);
-  if (version < oldest) {
+  found.version = detail::nccl_version_text(version);
+  if (version < detail::oldest_nccl_version) {
     found.problem =
         "too old, 2.19 or newer is needed; install a newer libnccl2, or set LOCKSTEP_NCCL to the "
         "file of a newer one";

@@ -1,6 +1,6 @@
-#include "group/record_errors.h"
+#include "join/record_errors.h"
 
-#include <c10/util/Type.h>
+#include <cxxabi.h>
 
 #include <atomic>
 #include <chrono>
@@ -20,7 +20,6 @@
 #include "core/process.h"
 #include "core/text.h"
 #include "lockstep/error.h"
-#include "lockstep/init.h"
 
 namespace lockstep::inline v0_2 {
 namespace {
@@ -71,7 +70,10 @@ void record_in_world(const std::exception& error) {
 /// The type of the error as programs write it, without the inline namespace.
 std::string type_name(const std::exception& error) {
   constexpr std::string_view inline_namespace = "v0_2::";
-  std::string name = c10::demangle(typeid(error).name());
+  const char* mangled = typeid(error).name();
+  const std::unique_ptr<char, decltype(&std::free)> demangled(
+      abi::__cxa_demangle(mangled, nullptr, nullptr, nullptr), &std::free);
+  std::string name = demangled ? demangled.get() : mangled;
   if (const auto at = name.find(inline_namespace); at != name.npos) {
     name.erase(at, inline_namespace.size());
   }
@@ -96,7 +98,7 @@ void write(const std::string& path, const std::exception& error) {
   try {
     if (const auto error = std::current_exception()) std::rethrow_exception(error);
   } catch (const std::exception& error) {
-    record_error(error);
+    detail::record_error_of_rank(error);
   } catch (...) {
     // Not a std::exception: it has no text to record.
   }
@@ -106,7 +108,7 @@ void write(const std::string& path, const std::exception& error) {
 
 }  // namespace
 
-void record_error(const std::exception& error) noexcept {
+void detail::record_error_of_rank(const std::exception& error) noexcept {
   try {
     if (recorded.exchange(true)) return;
     record_in_world(error);

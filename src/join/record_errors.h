@@ -1,11 +1,14 @@
 #pragma once
 
+#include <exception>
 #include <memory>
 
 #include "comm/host/world.h"
-#include "lockstep/init.h"
 
 namespace lockstep::inline v0_2::detail {
+
+/// As record_error() of lockstep/init.h.
+void record_error_of_rank(const std::exception& error) noexcept;
 
 /// Installs a terminate handler that records uncaught errors.
 void record_uncaught_errors();

@@ -1,0 +1,216 @@
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "comm/diagnosis.h"
+#include "comm/flight_record.h"
+#include "core/plural.h"
+#include "core/text.h"
+#include "lockstep/error.h"
+
+namespace lockstep::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using detail::concat;
+using detail::FlightRecord;
+using detail::ObservedRank;
+using Records = std::vector<std::shared_ptr<const FlightRecord>>;
+
+struct ExplainArguments {
+  std::vector<std::string> paths;
+  std::string trace;
+};
+
+/// The records in the files, and in the folders' files *.flight. One of each rank.
+Records read_records(const std::vector<std::string>& paths) {
+  std::vector<fs::path> files;
+  for (const fs::path path : paths) {
+    if (!fs::is_directory(path)) {
+      files.push_back(path);
+      continue;
+    }
+    for (const auto& entry : fs::directory_iterator(path)) {
+      if (entry.path().extension() == ".flight") files.push_back(entry.path());
+    }
+  }
+  Records records;
+  for (const auto& file : files) {
+    auto record = FlightRecord::read(file);
+    if (record == nullptr) {
+      throw InvalidArgument(concat("explain: got ", file.string(),
+                                   ", expected a flight record of this version, as rank-0.flight "
+                                   "of a log folder"));
+    }
+    if (!records.empty() &&
+        (record->job() != records.front()->job() || record->size() != records.front()->size())) {
+      throw InvalidArgument(concat("explain: got records of the jobs ", records.front()->job(),
+                                   " and ", record->job(), ", expected those of one job"));
+    }
+    records.push_back(std::move(record));
+  }
+  std::ranges::sort(records, {}, [](const auto& record) { return record->rank(); });
+  const auto repeated =
+      std::ranges::adjacent_find(records, {}, [](const auto& record) { return record->rank(); });
+  if (repeated != records.end()) {
+    throw InvalidArgument(concat("explain: got two records of rank ", (*repeated)->rank(), ", ",
+                                 (*repeated)->path().string(), " and ",
+                                 (*std::next(repeated))->path().string(), ", expected one"));
+  }
+  if (records.empty()) {
+    throw InvalidArgument("explain: got no flight record, expected rank-0.flight, …");
+  }
+  return records;
+}
+
+/// A rank that was killed, or crashed, raised no failure: its record is a copy by the launcher.
+bool raised(const FlightRecord& record) { return !record.failure().empty(); }
+
+void explain(const Records& records) {
+  const auto& front = *records.front();
+  std::vector<int> absent, silent;
+  for (int rank = 0; rank < front.size(); ++rank) {
+    const auto found =
+        std::ranges::find(records, rank, [](const auto& record) { return record->rank(); });
+    if (found == records.end()) {
+      absent.push_back(rank);
+    } else if (!raised(**found)) {
+      silent.push_back(rank);
+    }
+  }
+  std::cout << "job " << front.job() << ": " << front.file().program << ", "
+            << detail::plural(front.size(), "rank") << ", backend " << front.file().backend << ", "
+            << detail::plural(records.size(), "record") << '\n';
+  // 1. The first failure, as the ranks raised it.
+  const FlightRecord* first = nullptr;
+  for (const auto& record : records) {
+    if (raised(*record) && (first == nullptr || record->failed_real() < first->failed_real())) {
+      first = record.get();
+    }
+  }
+  if (first != nullptr) {
+    std::cout << "first cause: " << first->failure() << " (first raised by rank " << first->rank()
+              << ")\n";
+  } else {
+    std::cout << "first cause: no rank raised a failure: the ranks were killed, or ended by a "
+                 "signal\n";
+  }
+  if (!silent.empty() && first != nullptr) {
+    std::cout << detail::rank_list(silent)
+              << " raised no failure: killed, crashed or outside calls of Lockstep\n";
+  }
+  if (!absent.empty()) std::cout << "no record of " << detail::rank_list(absent) << '\n';
+  // 2. The waits at the time of the failure.
+  std::vector<ObservedRank> ranks;
+  for (const auto& record : records) ranks.push_back(detail::observe(record));
+  for (const auto& line : detail::diagnose(ranks, 0).text) std::cout << line << '\n';
+  // 3. The last operation of each rank; ranks with the same operation share a line.
+  std::map<std::string, std::vector<int>> last;
+  for (const auto& record : records) {
+    const auto& entries = record->entries();
+    last[entries.empty() ? "nothing"
+                         : concat(detail::operation_text(*record, entries.back()),
+                                  entries.back().ended ? ", complete" : ", not complete")]
+        .push_back(record->rank());
+  }
+  for (const auto& [what, of] : last) {
+    std::cout << detail::rank_list(of) << " issued last: " << what << '\n';
+  }
+}
+
+/// Writes the operations as Chrome trace events: a process for each rank, a thread for each group.
+void write_trace(const Records& records, const fs::path& path) {
+  using nlohmann::ordered_json;
+  std::int64_t origin = records.front()->file().begun.real;
+  for (const auto& record : records) origin = std::min(origin, record->file().begun.real);
+  const auto microseconds = [&](std::int64_t time) {
+    return static_cast<double>(time - origin) / 1e3;
+  };
+  ordered_json events = ordered_json::array();
+  for (const auto& record : records) {
+    const int rank = record->rank();
+    events.push_back({{"pid", rank},
+                      {"ph", "M"},
+                      {"name", "process_name"},
+                      {"args", {{"name", concat("rank ", rank, " on ", record->host())}}}});
+    std::map<std::uint64_t, int> rows;
+    const auto end = record->copied_real();
+    for (const auto& entry : record->entries()) {
+      const auto [row, added] = rows.try_emplace(entry.group, static_cast<int>(rows.size()));
+      if (added) {
+        events.push_back({{"pid", rank},
+                          {"tid", row->second},
+                          {"ph", "M"},
+                          {"name", "thread_name"},
+                          {"args", {{"name", detail::group_text(*record, entry.group)}}}});
+      }
+      const bool complete = entry.ended.has_value();
+      events.push_back(
+          {{"pid", rank},
+           {"tid", row->second},
+           {"ph", "X"},
+           {"name", concat(entry.label(), complete ? "" : " (not complete)")},
+           {"ts", microseconds(entry.issued_real)},
+           {"dur",
+            static_cast<double>((complete ? entry.ended_real : end) - entry.issued_real) / 1e3},
+           {"args",
+            {{"bytes", entry.bytes},
+             {"dtype", lockstep::name(entry.dtype)},
+             {"operation", detail::operation_text(*record, entry)}}}});
+    }
+    if (raised(*record)) {
+      events.push_back({{"pid", rank},
+                        {"tid", 0},
+                        {"ph", "i"},
+                        {"s", "p"},
+                        {"name", "failure"},
+                        {"ts", microseconds(record->failed_real())},
+                        {"args", {{"text", record->failure()}}}});
+    }
+  }
+  std::ofstream out(path);
+  out << ordered_json{{"displayTimeUnit", "ms"}, {"traceEvents", std::move(events)}}.dump(
+             -1, ' ', false, ordered_json::error_handler_t::replace)
+      << '\n';
+  if (!out.flush()) {
+    throw Error(concat("explain: cannot write ", path.string(), "; choose another --trace"));
+  }
+  std::cout << "operations of " << detail::plural(records.size(), "rank") << ": " << path.string()
+            << '\n';
+}
+
+}  // namespace
+
+void add_explain(CLI::App& app, int& exit_code) {
+  const auto arguments = std::make_shared<ExplainArguments>();
+  auto* command = app.add_subcommand(
+      "explain", "Say what happened to a failed job, from the flight records of its ranks");
+  command->footer("As in: lockstep explain logs");
+  command
+      ->add_option("FILE", arguments->paths,
+                   "Flight records (rank-0.flight, …), or the folder that holds them: --log-dir of "
+                   "lockstep run, or LOCKSTEP_TRACE")
+      ->required()
+      ->type_name("FILE");
+  command
+      ->add_option("--trace", arguments->trace,
+                   "Also write the operations for Perfetto or chrome://tracing")
+      ->type_name("FILE");
+  command->callback([arguments, &exit_code] {
+    const auto records = read_records(arguments->paths);
+    explain(records);
+    if (!arguments->trace.empty()) write_trace(records, arguments->trace);
+    exit_code = 0;
+  });
+}
+
+}  // namespace lockstep::cli

@@ -1,0 +1,323 @@
+#include <signal.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <fstream>
+#include <iomanip>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cli/commands.h"
+#include "comm/diagnosis.h"
+#include "comm/flight_record.h"
+#include "core/plural.h"
+#include "core/process.h"
+#include "core/terminal.h"
+#include "core/text.h"
+#include "lockstep/error.h"
+
+namespace lockstep::cli {
+namespace {
+
+using detail::concat;
+using detail::Diagnosis;
+using detail::ObservedRank;
+using State = ObservedRank::State;
+using nlohmann::ordered_json;
+
+struct StatusArguments {
+  std::string job;
+  bool watch = false;
+  bool json = false;
+};
+
+/// A wait that is shorter is not reported as a hang.
+constexpr double shortest_wait = 0.2;
+/// Time in which processor time is measured.
+constexpr auto measured_time = std::chrono::milliseconds(100);
+constexpr auto watch_interval = std::chrono::seconds(1);
+
+struct Load {
+  std::optional<double> processors;  ///< busy processors
+  std::optional<long> bytes;         ///< resident memory
+};
+
+struct Job {
+  std::string name;
+  std::vector<ObservedRank> ranks;  ///< ascending
+  std::vector<Load> loads;
+  Diagnosis diagnosis;
+
+  const detail::FlightRecord& first() const { return *ranks.front().record; }
+  /// The ranks of the world without a record here.
+  std::vector<int> unseen() const {
+    std::vector<int> missing;
+    for (int rank = 0; rank < first().size(); ++rank) {
+      if (std::ranges::find(ranks, rank, &ObservedRank::rank) == ranks.end()) {
+        missing.push_back(rank);
+      }
+    }
+    return missing;
+  }
+};
+
+bool is_chosen(const Job& job, const std::string& chosen) {
+  if (chosen.empty() || job.name.starts_with(chosen)) return true;
+  return std::ranges::any_of(job.ranks, [&](const ObservedRank& rank) {
+    const auto pid = rank.record->file().pid;
+    return chosen == concat(pid) || chosen == concat(detail::read_process(pid).parent);
+  });
+}
+
+std::optional<long> resident_bytes(long pid) {
+  std::ifstream in(concat("/proc/", pid, "/statm"));
+  in.imbue(std::locale::classic());
+  long total = 0, resident = 0;
+  if (!(in >> total >> resident)) return std::nullopt;
+  return resident * ::sysconf(_SC_PAGESIZE);
+}
+
+std::optional<std::chrono::milliseconds> processor_time(const ObservedRank& rank) {
+  if (rank.state == State::ended) return std::nullopt;
+  const auto process = detail::read_process(rank.record->file().pid);
+  if (!process.exists()) return std::nullopt;
+  return process.processor_time;
+}
+
+/// The jobs whose ranks have records here, except those that have ended.
+std::vector<Job> read_jobs(const std::string& chosen) {
+  detail::remove_ended_flight_records();
+  // A process of several worlds, or a restarted world, has several: one job of each world size.
+  std::map<std::pair<std::string, int>, Job> found;
+  for (auto& record : detail::read_flight_records()) {
+    auto& job = found[{std::string(record->job()), record->size()}];
+    job.name = record->job();
+    auto rank = detail::observe(std::move(record));
+    const auto same = std::ranges::find(job.ranks, rank.rank(), &ObservedRank::rank);
+    if (same == job.ranks.end()) {
+      job.ranks.push_back(std::move(rank));
+    } else if (same->record->file().begun.steady < rank.record->file().begun.steady) {
+      *same = std::move(rank);
+    }
+  }
+  std::vector<Job> jobs;
+  for (auto& [key, job] : found) {
+    if (is_chosen(job, chosen)) jobs.push_back(std::move(job));
+  }
+  for (auto& job : jobs) job.diagnosis = detail::diagnose(job.ranks, shortest_wait);
+  return jobs;
+}
+
+void measure(std::vector<Job>& jobs) {
+  using Clock = std::chrono::steady_clock;
+  std::vector<std::optional<std::chrono::milliseconds>> before;
+  const auto begin = Clock::now();
+  for (const auto& job : jobs) {
+    for (const auto& rank : job.ranks) before.push_back(processor_time(rank));
+  }
+  std::this_thread::sleep_for(measured_time);
+  const std::chrono::duration<double, std::milli> time = Clock::now() - begin;
+  std::size_t i = 0;
+  for (auto& job : jobs) {
+    for (const auto& rank : job.ranks) {
+      const auto first = before[i++];
+      const auto last = processor_time(rank);
+      Load load{.processors = {}, .bytes = resident_bytes(rank.record->file().pid)};
+      if (first && last)
+        load.processors = static_cast<double>((*last - *first).count()) / time.count();
+      if (rank.state == State::ended) load.bytes.reset();
+      job.loads.push_back(load);
+    }
+  }
+}
+
+std::string_view name(const ObservedRank& rank) {
+  switch (rank.state) {
+    case State::stopped:
+      return "stopped";
+    case State::ended:
+      return "ended";
+    default:
+      return rank.record->wait() ? "waiting" : "computing";
+  }
+}
+
+using Row = std::vector<std::string>;
+
+void print_table(const std::vector<Row>& rows) {
+  std::vector<std::size_t> widths(rows.front().size());
+  for (const auto& row : rows) {
+    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  for (const auto& row : rows) {
+    std::string line = " ";
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      line += ' ' + row[i];
+      if (i + 1 < row.size()) line += std::string(widths[i] - row[i].size() + 1, ' ');
+    }
+    std::cout << line << '\n';
+  }
+}
+
+void print(const Job& job) {
+  const auto& first = job.first();
+  std::cout << "job " << job.name << ": " << first.file().program << ", "
+            << detail::plural(first.size(), "rank") << ", backend " << first.file().backend
+            << ", host " << first.host() << '\n';
+  std::vector<Row> rows{
+      {"rank", "pid", "state", "step", "CPU", "memory", "last call", "operation"}};
+  for (std::size_t i = 0; i < job.ranks.size(); ++i) {
+    const auto& rank = job.ranks[i];
+    const auto& record = *rank.record;
+    const auto& load = job.loads[i];
+    const auto* last = record.entries().empty() ? nullptr : &record.entries().back();
+    const auto& wait = record.wait();
+    const std::string operation = wait ? concat(detail::operation_text(record, wait->entry),
+                                                ", for ", detail::duration_text(wait->seconds))
+                                  : last != nullptr
+                                      ? concat("after ", detail::operation_text(record, *last))
+                                      : "none yet";
+    rows.push_back({concat(rank.rank()), concat(record.file().pid), std::string(name(rank)),
+                    record.step() == 0 ? "-" : concat(record.step()),
+                    load.processors ? concat(std::lround(*load.processors * 100), " %") : "-",
+                    load.bytes ? concat(*load.bytes >> 20, " MiB") : "-",
+                    concat(detail::duration_text(record.silent()), " ago"), operation});
+  }
+  print_table(rows);
+  std::vector<int> elsewhere, absent;
+  for (const int rank : job.unseen()) {
+    (first.on_same_host(rank) == false ? elsewhere : absent).push_back(rank);
+  }
+  if (!elsewhere.empty()) {
+    std::cout << "  " << detail::rank_list(elsewhere) << (elsewhere.size() == 1 ? " is" : " are")
+              << " on other hosts: run `lockstep status " << job.name << "` there\n";
+  }
+  if (!absent.empty()) {
+    std::cout << "  " << detail::rank_list(absent) << (absent.size() == 1 ? " has" : " have")
+              << " no record on this host: ended, on another host, or before init()\n";
+  }
+  const bool colour = detail::shows_colour(STDOUT_FILENO);
+  for (std::size_t i = 0; i < job.diagnosis.text.size(); ++i) {
+    const auto tone = i == 0 ? detail::Tone::error : detail::Tone::strong;
+    std::cout << (i == 0 ? "  => " : "     ")
+              << detail::in_tone(job.diagnosis.text[i], tone, colour && i == 0) << '\n';
+  }
+}
+
+ordered_json json_of(const detail::FlightRecord& record, const detail::FlightRecord::Entry& entry) {
+  const auto* group = record.group(entry.group);
+  return {{"text", detail::operation_text(record, entry)},
+          {"operation", lockstep::name(entry.collective)},
+          {"sequence", entry.sequence},
+          {"bytes", entry.bytes},
+          {"dtype", lockstep::name(entry.dtype)},
+          {"peer", entry.peer},
+          {"group", group == nullptr ? std::vector<int>() : group->members},
+          {"group_number", group == nullptr ? 0 : group->earlier},
+          {"complete", entry.ended.has_value()}};
+}
+
+ordered_json json_of(const Job& job) {
+  ordered_json ranks = ordered_json::array();
+  for (std::size_t i = 0; i < job.ranks.size(); ++i) {
+    const auto& rank = job.ranks[i];
+    const auto& record = *rank.record;
+    const auto& load = job.loads[i];
+    ordered_json one{{"rank", rank.rank()},   {"pid", record.file().pid},
+                     {"host", record.host()}, {"state", name(rank)},
+                     {"step", record.step()}, {"last_call_seconds", record.silent()},
+                     {"processors", nullptr}, {"resident_bytes", nullptr},
+                     {"waits_in", nullptr},   {"waits_seconds", nullptr},
+                     {"last", nullptr}};
+    if (load.processors) one["processors"] = *load.processors;
+    if (load.bytes) one["resident_bytes"] = *load.bytes;
+    if (const auto& wait = record.wait()) {
+      one["waits_in"] = json_of(record, wait->entry);
+      one["waits_seconds"] = wait->seconds;
+    }
+    if (!record.entries().empty()) one["last"] = json_of(record, record.entries().back());
+    ranks.push_back(std::move(one));
+  }
+  const auto& found = job.diagnosis;
+  ordered_json edges = ordered_json::array();
+  ordered_json operation;
+  for (const auto& edge : found.edges) {
+    const auto rank = std::ranges::find(job.ranks, edge.rank, &ObservedRank::rank);
+    const auto waits_in = json_of(*rank->record, edge.wait.entry);
+    if (!found.waiting.empty() && found.waiting.front() == edge.rank) operation = waits_in;
+    edges.push_back({{"rank", edge.rank}, {"in", waits_in}, {"waits_for", edge.targets}});
+  }
+  return {{"job", job.name},
+          {"size", job.first().size()},
+          {"backend", job.first().file().backend},
+          {"ranks", std::move(ranks)},
+          {"unseen", job.unseen()},
+          {"diagnosis",
+           {{"kind", detail::name(found.kind)},
+            {"ranks", found.ranks},
+            {"operation", std::move(operation)},
+            {"waiting", found.waiting},
+            {"seconds", found.seconds},
+            {"edges", std::move(edges)},
+            {"text", found.text}}}};
+}
+
+/// Prints the jobs once. Returns how many there are.
+std::size_t show(const StatusArguments& arguments) {
+  auto jobs = read_jobs(arguments.job);
+  measure(jobs);
+  if (arguments.json) {
+    ordered_json all = ordered_json::array();
+    for (const auto& job : jobs) all.push_back(json_of(job));
+    std::cout << all.dump(-1, ' ', false, ordered_json::error_handler_t::replace) << std::endl;
+    return jobs.size();
+  }
+  for (const auto& job : jobs) print(job);
+  std::cout << std::flush;
+  return jobs.size();
+}
+
+int status(const StatusArguments& arguments) {
+  const bool terminal = detail::is_capable_terminal(STDOUT_FILENO);
+  for (bool first = true;; first = false) {
+    if (arguments.watch && terminal && !arguments.json) std::cout << "\033[H\033[2J";
+    const auto jobs = show(arguments);
+    if (jobs == 0 && first && !arguments.job.empty()) {
+      throw Error(concat("status: no job ", arguments.job,
+                         " of this user has ranks on this host; run `lockstep status` for all"));
+    }
+    if (jobs == 0 && first && !arguments.json) {
+      std::cout << "no ranks of this user on this host\n";
+    }
+    if (!arguments.watch || jobs == 0 || !std::cout) return 0;
+    std::this_thread::sleep_for(watch_interval);
+  }
+}
+
+}  // namespace
+
+void add_status(CLI::App& app, int& exit_code) {
+  const auto arguments = std::make_shared<StatusArguments>();
+  auto* command =
+      app.add_subcommand("status", "Show what each rank on this host does, and why a job waits");
+  command->footer("Reads records that the ranks keep in /dev/shm. Stops and signals no rank.");
+  command
+      ->add_option("JOB", arguments->job,
+                   "A job: the beginning of its name, or the pid of a rank or of its launcher "
+                   "(default: all of this user)")
+      ->type_name("");
+  command->add_flag("--watch", arguments->watch, "Repeat every second, until the ranks have ended");
+  command->add_flag("--json", arguments->json, "Print one JSON array instead");
+  command->callback([arguments, &exit_code] { exit_code = status(*arguments); });
+}
+
+}  // namespace lockstep::cli

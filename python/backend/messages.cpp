@@ -1,0 +1,115 @@
+#include <ATen/ATen.h>
+
+#include <chrono>
+
+#include "backend/errors.h"
+#include "backend/process_group.h"
+#include "backend/tensors.h"
+
+namespace lockstep_torch {
+
+using c10d::OpType;
+using std::chrono::milliseconds;
+
+WorkPointer ProcessGroupLockstep::begin_send(const at::Tensor& tensor, int to, std::uint32_t tag,
+                                             Progress::Terms terms) {
+  const auto work = make_work({OpType::SEND, "lockstep:send"}, {tensor}, {{tensor}});
+  const auto memory = tensor.contiguous();
+  work->keep(memory);
+  progress_->submit(work, terms, [&](Progress::Scope scope) {
+    scope.parts.operations.push_back(
+        scope.world.send(memory.data_ptr(), bytes_of(memory), lockstep::DType::u8, to, tag));
+  });
+  return work;
+}
+
+WorkPointer ProcessGroupLockstep::begin_recv(Title title, const at::Tensor& tensor, int from,
+                                             std::uint32_t tag, Progress::Terms terms) {
+  const auto work = make_work(title, {tensor}, {{tensor}});
+  const auto memory = contiguous_memory(tensor);
+  if (!memory.is_same(tensor)) {
+    work->then([memory, target = tensor]() mutable { target.copy_(memory); });
+  }
+  progress_->submit(
+      work, terms, [&](Progress::Scope scope) { scope.messages.receive(work, memory, from, tag); });
+  return work;
+}
+
+ProcessGroupLockstep::Work ProcessGroupLockstep::send(Tensors& tensors, int to, int tag) {
+  expect_size("send", "tensors", tensors.size(), 1);
+  expect_dense("send", tensors);
+  expect_peer("send", to);
+  return begin_send(tensors.front(), to, static_cast<std::uint32_t>(tag), {});
+}
+
+ProcessGroupLockstep::Work ProcessGroupLockstep::recv(Tensors& tensors, int from, int tag) {
+  expect_size("recv", "tensors", tensors.size(), 1);
+  expect_dense("recv", tensors);
+  expect_peer("recv", from);
+  return begin_recv({OpType::RECV, "lockstep:recv"}, tensors.front(), from,
+                    static_cast<std::uint32_t>(tag), {});
+}
+
+ProcessGroupLockstep::Work ProcessGroupLockstep::recvAnysource(Tensors& tensors, int tag) {
+  expect_size("recv", "tensors", tensors.size(), 1);
+  expect_dense("recv", tensors);
+  return begin_recv({OpType::RECVANYSOURCE, "lockstep:recvAnySource"}, tensors.front(), any_source,
+                    static_cast<std::uint32_t>(tag), {});
+}
+
+ProcessGroupLockstep::Work ProcessGroupLockstep::barrier(const c10d::BarrierOptions& options) {
+  const auto work = make_work({OpType::BARRIER, "lockstep:barrier"}, {}, {});
+  progress_->submit(work, {options.timeout, options.asyncOp}, [](Progress::Scope scope) {
+    scope.parts.operations.push_back(scope.world.barrier());
+  });
+  return work;
+}
+
+/// Rank 0 receives a message from every rank, and then answers all. A timeout of 0 is no time.
+void ProcessGroupLockstep::monitoredBarrier(const c10d::BarrierOptions& options,
+                                            bool wait_all_ranks) {
+  constexpr auto tag = static_cast<std::uint32_t>(ReservedTag::monitored_barrier);
+  const auto limit = options.timeout.count() >= 0 ? options.timeout : progress_->timeout();
+  const auto until = Clock::now() + limit;
+  const auto left = [&] {
+    const auto time = std::chrono::ceil<milliseconds>(until - Clock::now());
+    return std::max(time, milliseconds(1));
+  };
+  // The group's timeout would end the world before this rank names the missing ranks.
+  const Progress::Terms unlimited{.timeout = std::chrono::hours(24 * 365)};
+  const Title title{OpType::RECV, "lockstep:monitored_barrier"};
+  const auto note = at::zeros({1}, at::kByte);
+  if (rank_ != 0) {
+    begin_send(note, 0, tag, unlimited)->wait(milliseconds(0));
+    begin_recv(title, at::zeros({1}, at::kByte), 0, tag, unlimited)->wait(milliseconds(0));
+    return;
+  }
+  std::vector<WorkPointer> arrivals;
+  for (int rank = 1; rank < size_; ++rank) {
+    arrivals.push_back(begin_recv(title, at::zeros({1}, at::kByte), rank, tag, unlimited));
+  }
+  std::string missing;
+  int missing_ranks = 0;
+  for (int rank = 1; rank < size_; ++rank) {
+    if (progress_->wait(*arrivals[static_cast<std::size_t>(rank - 1)], left())) {
+      arrivals[static_cast<std::size_t>(rank - 1)]->wait(milliseconds(0));
+      continue;
+    }
+    missing += c10::str(missing.empty() ? "" : ", ", rank);
+    ++missing_ranks;
+    if (!wait_all_ranks) break;
+  }
+  if (missing_ranks > 0) {
+    const auto text = c10::str(
+        missing_ranks > 1 ? "Ranks " : "Rank ", missing, " failed to pass monitoredBarrier in ",
+        limit.count(), " ms; find out what they do, or pass a longer timeout (lockstep, rank 0 of ",
+        size_, ")");
+    progress_->fail(text);
+    fail(text);
+  }
+  for (int rank = 1; rank < size_; ++rank) {
+    begin_send(note, rank, tag, unlimited)->wait(milliseconds(0));
+  }
+}
+
+}  // namespace lockstep_torch

@@ -1,0 +1,116 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
+
+#include "backend/progress.h"
+#include "backend/work.h"
+
+namespace lockstep_torch {
+
+/// Calls a function that waits for threads. The Python module sets it, so that the calling thread
+/// releases the interpreter's lock meanwhile.
+extern void (*without_interpreter_lock)(const std::function<void()>& function);
+
+/// A backend of torch.distributed over a world of ranks on one host. Tensors are dense tensors of
+/// the CPU, and a sparse tensor for all_reduce. Every process group has a world of its own, so that
+/// a failure of one group does not end another.
+///
+/// Throws, all operations: std::invalid_argument for arguments, on the rank that passes them;
+/// c10::DistBackendError, on every rank, for the first failure of the world.
+class ProcessGroupLockstep final : public c10d::Backend {
+ public:
+  using Work = c10::intrusive_ptr<c10d::Work>;
+  using Tensors = std::vector<at::Tensor>;
+
+  ProcessGroupLockstep(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                       std::chrono::milliseconds timeout);
+  ~ProcessGroupLockstep() override;
+
+  const std::string getBackendName() const override { return "lockstep"; }
+  c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
+  void setTimeout(std::chrono::milliseconds timeout) override;
+  void setSequenceNumberForGroup() override {}
+  std::uint64_t getSequenceNumberForGroup() override { return sequence_; }
+  bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override;
+  void abort() override;
+  void shutdown() override;
+
+  // reductions.cpp
+  Work allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  Work allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  Work allreduce_coalesced(Tensors& tensors,
+                           const c10d::AllreduceCoalescedOptions& options) override;
+  Work reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
+  Work reduce_scatter(Tensors& outputs, TensorLists& inputs,
+                      const c10d::ReduceScatterOptions& options) override;
+  Work _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                            const c10d::ReduceScatterOptions& options) override;
+  Work reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                       const c10d::ReduceScatterOptions& options) override;
+
+  // copies.cpp
+  Work broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
+  Work allgather(TensorLists& outputs, Tensors& inputs,
+                 const c10d::AllgatherOptions& options) override;
+  Work allgather_coalesced(TensorLists& outputs, Tensors& inputs,
+                           const c10d::AllgatherOptions& options) override;
+  Work _allgather_base(at::Tensor& output, at::Tensor& input,
+                       const c10d::AllgatherOptions& options) override;
+  Work allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                       const c10d::AllgatherOptions& options) override;
+  Work gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& options) override;
+  Work scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& options) override;
+  Work alltoall_base(at::Tensor& output, at::Tensor& input,
+                     std::vector<std::int64_t>& output_splits,
+                     std::vector<std::int64_t>& input_splits,
+                     const c10d::AllToAllOptions& options) override;
+  Work alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override;
+
+  // messages.cpp
+  Work send(Tensors& tensors, int to, int tag) override;
+  Work recv(Tensors& tensors, int from, int tag) override;
+  Work recvAnysource(Tensors& tensors, int tag) override;
+  Work barrier(const c10d::BarrierOptions& options) override;
+  void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
+
+ private:
+  struct Title {
+    c10d::OpType type;
+    const char* text;  ///< a string literal such as "lockstep:all_reduce"
+  };
+
+  WorkPointer make_work(Title title, const Tensors& inputs, TensorLists outputs);
+  /// all_reduce of a contribution() whose result() is called when it is complete.
+  void begin_all_reduce(const WorkPointer& work, at::Tensor contribution, const c10d::ReduceOp& op,
+                        Progress::Terms terms,
+                        std::function<void(const at::Tensor& result)> result);
+  /// The reduction of each input's part for this rank. counts[i]: elements of each rank's part of
+  /// inputs[i].
+  Work begin_reduce_scatter(Title title, const Tensors& outputs, const Tensors& inputs,
+                            const std::vector<std::vector<std::size_t>>& counts,
+                            const c10d::ReduceOp& op, Progress::Terms terms);
+  Work begin_all_gather(Title title, const Tensors& outputs, const Tensors& inputs,
+                        Progress::Terms terms);
+  void begin_exchange(const WorkPointer& work, const Tensors& outputs, const Tensors& inputs,
+                      Progress::Terms terms);
+  WorkPointer begin_send(const at::Tensor& tensor, int to, std::uint32_t tag,
+                         Progress::Terms terms);
+  WorkPointer begin_recv(Title title, const at::Tensor& tensor, int from, std::uint32_t tag,
+                         Progress::Terms terms);
+  void expect_root(const char* operation, std::int64_t root) const;
+  void expect_peer(const char* operation, int peer) const;
+
+  c10::intrusive_ptr<Options> options_;
+  std::shared_ptr<Progress> progress_;
+  std::uint64_t sequence_ = 0;
+};
+
+}  // namespace lockstep_torch

@@ -1,0 +1,347 @@
+#include "backend/progress.h"
+
+#include <ATen/Parallel.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <string>
+
+#include "backend/errors.h"
+#include "comm/control/failure.h"
+#include "comm/waiting.h"
+#include "lockstep/error.h"
+
+// Note [Which thread advances operations]
+// A Communicator admits one thread at a time, and an operation advances only while a thread polls
+// it. A thread that waits for a Work therefore polls the operations of all Works, which costs no
+// switch between threads. A future has no such thread: callers block in it, and its callbacks begin
+// further operations. One progress thread therefore polls whenever no other thread does.
+// A callback may block until another operation is complete, as the communication hook of PowerSGD
+// does. A thread that completes Works is therefore not counted as polling meanwhile, and another
+// progress thread takes over; there are as many as callbacks block at a time.
+
+namespace lockstep_torch {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+
+constexpr auto between_checks = milliseconds(200);
+constexpr auto longest_drain = std::chrono::seconds(5);
+
+/// The pauses of a thread that polls: spins first, then yields, then sleeps.
+class Pauses {
+ public:
+  explicit Pauses(microseconds spin) : spin_(spin) {}
+
+  void restart() { *this = Pauses(spin_); }
+  void pause() {
+    if (++polls_ % 16 != 0) {
+      lockstep::detail::relax();
+      return;
+    }
+    const auto idle = Clock::now() - begin_;
+    if (idle < spin_) return;
+    if (idle < spin_ + microseconds(200)) {
+      ::sched_yield();
+    } else {
+      std::this_thread::sleep_for(idle < milliseconds(20) ? microseconds(30) : microseconds(120));
+    }
+    polls_ = 15;
+  }
+
+ private:
+  microseconds spin_;
+  int polls_ = 0;
+  Clock::time_point begin_ = Clock::now();
+};
+
+std::string list(const std::vector<int>& ranks) {
+  std::string text;
+  for (const int rank : ranks) text += (text.empty() ? "" : ", ") + std::to_string(rank);
+  return text;
+}
+
+}  // namespace
+
+Progress::Progress(std::shared_ptr<lockstep::Communicator> world, milliseconds timeout)
+    : world_(std::move(world)),
+      messages_(*world_),
+      timeout_(timeout),
+      fits_cores_(lockstep::detail::fit_cores(world_->size(), at::get_num_threads(), 0)) {}
+
+Progress::~Progress() { stop(); }
+
+void Progress::expect_usable() const {
+  if (process_.in_child()) {
+    lockstep_torch::fail(
+        "lockstep: this process was forked from a rank and is not a rank; use "
+        "the process group in the process that created it");
+  }
+  if (stopping_) {
+    lockstep_torch::fail("lockstep: the process group has been destroyed; create another one");
+  }
+}
+
+void Progress::submit(const WorkPointer& work, Terms terms,
+                      const std::function<void(Scope)>& begin) {
+  expect_usable();
+  Finished finished;
+  {
+    std::lock_guard lock(mutex_);
+    expect_usable();
+    work->parts.deadline =
+        work->parts.begun + (terms.timeout.count() > 0 ? terms.timeout : timeout());
+    with_python_errors([&] { begin({*world_, *messages_, work->parts}); });
+    pending_.push_back(work);
+    advance(finished);
+    if (terms.asynchronous && !pending_.empty()) ensure_leader();
+  }
+  complete(finished);
+}
+
+bool Progress::advance() {
+  Finished finished;
+  bool moved = false;
+  if (std::unique_lock lock(mutex_, std::try_to_lock); lock) {
+    moved = advance(finished);
+    if (!finished.empty() && !pending_.empty()) ensure_leader();
+  }
+  complete(finished);
+  return moved;
+}
+
+bool Progress::wait(BackendWork& work, milliseconds limit) {
+  if (work.done()) return true;
+  if (process_.in_child()) expect_usable();
+  const auto until = limit.count() > 0 ? Clock::now() + limit : Clock::time_point::max();
+  Pauses pauses(fits_cores_ ? microseconds(200) : microseconds(10));
+  ++waiting_;
+  while (!work.done() && Clock::now() < until) {
+    Finished finished;
+    bool moved = false;
+    if (std::unique_lock lock(mutex_, std::try_to_lock); lock) moved = advance(finished);
+    if (!finished.empty()) {
+      --waiting_;
+      complete(finished);
+      ++waiting_;
+    }
+    if (moved) pauses.restart();
+    if (!work.done()) pauses.pause();
+  }
+  const bool done = work.done();
+  {
+    std::lock_guard lock(mutex_);
+    --waiting_;
+    if (!done) ensure_leader();
+  }
+  waits_ended_.notify_all();
+  return done;
+}
+
+void Progress::fail(const std::string& cause) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (world_ && !process_.in_child()) world_->fail(cause);
+}
+
+std::shared_ptr<std::byte> Progress::allocate(std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  expect_usable();
+  return with_python_errors([&] { return world_->allocate(bytes); });
+}
+
+void Progress::complete(Finished& finished) {
+  for (auto& [work, error] : finished) work->complete(error);
+  finished.clear();
+}
+
+bool Progress::advance(Finished& finished) {
+  if (pending_.empty() || !world_) return false;
+  const auto now = Clock::now();
+  const bool check = now - last_check_ > between_checks;
+  if (check) last_check_ = now;
+
+  bool moved = false;
+  std::exception_ptr messages_failed;
+  if (messages_->waiting()) {
+    try {
+      moved = messages_->advance();
+      world_->make_progress();
+      if (check) world_->check_processes("recv");
+    } catch (...) {
+      messages_failed = std::current_exception();
+    }
+  }
+  for (auto next = pending_.begin(); next != pending_.end();) {
+    auto& work = **next;
+    std::exception_ptr error;
+    try {
+      if (advance(work, check, messages_failed)) moved = true;
+      error = work.parts.error;
+    } catch (...) {
+      error = std::current_exception();
+    }
+    if (!error && !work.parts.empty()) {
+      ++next;
+      continue;
+    }
+    if (error) {
+      messages_->forget(work);
+      work.parts.operations.clear();
+      work.parts.receives = 0;
+    }
+    finished.emplace_back(*next, error);
+    next = pending_.erase(next);
+    moved = true;
+  }
+  return moved;
+}
+
+bool Progress::advance(BackendWork& work, bool check, std::exception_ptr messages_failed) {
+  bool moved = false;
+  auto& operations = work.parts.operations;
+  while (!operations.empty() && operations.front().ready()) {
+    operations.front().wait();
+    operations.pop_front();
+    moved = true;
+  }
+  if (work.parts.receives > 0 && messages_failed) std::rethrow_exception(messages_failed);
+  if (check && !work.parts.empty()) {
+    std::vector<int> missing = messages_->missing(work);
+    if (!operations.empty()) {
+      operations.front().check();
+      missing = operations.front().missing();
+    }
+    expect_in_time(work, std::move(missing));
+  }
+  return moved;
+}
+
+void Progress::expect_in_time(const BackendWork& work, std::vector<int> missing) {
+  const auto now = Clock::now();
+  if (now < work.parts.deadline) return;
+  std::ranges::sort(missing);
+  const auto waited = std::chrono::duration_cast<milliseconds>(now - work.parts.begun).count();
+  const auto text =
+      c10::str("lockstep ", work.name(), " rank ", world_->rank(), " of ", world_->size(),
+               ": Timed out waiting ", waited, " ms",
+               missing.empty() ? std::string() : " for ranks " + list(missing),
+               "; give the process group a longer timeout, or find out what these ranks do");
+  world_->fail_with(
+      {.timeout = true, .text = text, .rank = missing.empty() ? -1 : missing.front()});
+  throw lockstep::TimeoutError(text);
+}
+
+void Progress::ensure_leader() {
+  if (led_ || stopping_) return;
+  if (idle_ > 0) {
+    work_begun_.notify_one();
+  } else {
+    // The thread may drop the last Work, and with it the last other reference.
+    threads_.emplace_back([self = shared_from_this()] { self->run(); });
+  }
+}
+
+void Progress::run() {
+  std::unique_lock lock(mutex_);
+  while (!stopping_) {
+    if (led_ || pending_.empty()) {
+      ++idle_;
+      work_begun_.wait(lock, [&] { return stopping_ || (!led_ && !pending_.empty()); });
+      --idle_;
+      if (stopping_) return;
+    }
+    led_ = true;
+    lead(lock);
+  }
+}
+
+/// Advances operations until none is pending or a Work is complete. Returns without the lead.
+void Progress::lead(std::unique_lock<std::mutex>& lock) {
+  Pauses pauses(microseconds(20));
+  Finished finished;
+  while (!stopping_ && !pending_.empty() && finished.empty()) {
+    if (waiting_ > 0) {
+      waits_ended_.wait_for(lock, milliseconds(2), [&] { return stopping_ || waiting_ == 0; });
+      continue;
+    }
+    const bool moved = advance(finished);
+    if (!finished.empty()) break;
+    lock.unlock();
+    if (moved) {
+      pauses.restart();
+    } else {
+      pauses.pause();
+    }
+    lock.lock();
+  }
+  led_ = false;
+  if (finished.empty()) return;
+  if (!pending_.empty()) ensure_leader();
+  lock.unlock();
+  complete(finished);
+  lock.lock();
+}
+
+void Progress::drain() noexcept {
+  const auto until = Clock::now() + longest_drain;
+  Pauses pauses(microseconds(20));
+  for (;;) {
+    Finished finished;
+    bool waits = false;
+    {
+      std::lock_guard lock(mutex_);
+      advance(finished);
+      waits = std::ranges::any_of(
+          pending_, [](const WorkPointer& work) { return !work->parts.operations.empty(); });
+    }
+    complete(finished);
+    if (!waits || Clock::now() > until) return;
+    pauses.pause();
+  }
+}
+
+void Progress::stop() noexcept {
+  if (process_.in_child()) {
+    // The threads and their locks belong to the rank's process.
+    for (auto& thread : threads_) thread.detach();
+    threads_.clear();
+    return;
+  }
+  {
+    std::lock_guard lock(mutex_);
+    if (stopping_) return;
+    stopping_ = true;
+  }
+  work_begun_.notify_all();
+  waits_ended_.notify_all();
+  for (auto& thread : threads_) {
+    if (thread.get_id() == std::this_thread::get_id()) {
+      thread.detach();
+    } else {
+      thread.join();
+    }
+  }
+  threads_.clear();
+  drain();
+  Finished finished;
+  {
+    std::lock_guard lock(mutex_);
+    const auto destroyed = std::make_exception_ptr(
+        lockstep::CommError("lockstep: the process group was destroyed before the operation was "
+                            "complete; wait for every Work first"));
+    for (const auto& work : pending_) {
+      if (!work->parts.operations.empty()) {
+        world_->fail("the process group was destroyed with operations in progress");
+      }
+      work->parts.operations.clear();
+      finished.emplace_back(work, destroyed);
+    }
+    pending_.clear();
+    messages_.reset();
+    world_.reset();
+  }
+  complete(finished);
+}
+
+}  // namespace lockstep_torch

@@ -1,0 +1,94 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "backend/tagged_messages.h"
+#include "backend/work.h"
+#include "comm/communicator.h"
+#include "core/process.h"
+
+namespace lockstep_torch {
+
+/// Advances the operations of one process group, and admits any number of threads to its
+/// Communicator. Threads that wait for a Work advance all operations. While no thread waits, a
+/// progress thread does. Note [Which thread advances operations] is in progress.cpp.
+class Progress : public std::enable_shared_from_this<Progress> {
+ public:
+  Progress(std::shared_ptr<lockstep::Communicator> world, std::chrono::milliseconds timeout);
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  std::chrono::milliseconds timeout() const { return timeout_.load(); }
+  void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
+
+  /// The arguments of a function that begins the parts of a Work, under the mutex.
+  struct Scope {
+    lockstep::Communicator& world;
+    TaggedMessages& messages;
+    Parts& parts;
+  };
+  struct Terms {
+    std::chrono::milliseconds timeout{};  ///< 0 or less for the timeout of the group
+    bool asynchronous = true;             ///< false: the caller waits for the Work at once
+  };
+  /// Begins the parts of a Work. Throws what python_error() returns.
+  void submit(const WorkPointer& work, Terms terms, const std::function<void(Scope)>& begin);
+
+  /// Advances all operations without blocking; true if there was progress.
+  bool advance();
+  /// Waits until the Work is complete; false if the limit has passed. limit: 0 or less for none.
+  bool wait(BackendWork& work, std::chrono::milliseconds limit);
+
+  /// Ends the world for every rank.
+  void fail(const std::string& cause) noexcept;
+  /// Memory that ranks read in place.
+  std::shared_ptr<std::byte> allocate(std::size_t bytes);
+  /// Completes what other ranks may wait for, for a few seconds, and leaves the world. Any number
+  /// of times.
+  void stop() noexcept;
+
+ private:
+  /// Works whose parts are complete, and their errors.
+  using Finished = std::vector<std::pair<WorkPointer, std::exception_ptr>>;
+
+  static void complete(Finished& finished);
+  bool advance(Finished& finished);
+  bool advance(BackendWork& work, bool check, std::exception_ptr messages_failed);
+  void expect_in_time(const BackendWork& work, std::vector<int> missing);
+  void drain() noexcept;
+  void expect_usable() const;
+  void ensure_leader();
+  void run();
+  void lead(std::unique_lock<std::mutex>& lock);
+
+  std::mutex mutex_;
+  std::shared_ptr<lockstep::Communicator> world_;
+  std::optional<TaggedMessages> messages_;
+  std::list<WorkPointer> pending_;
+  std::atomic<std::chrono::milliseconds> timeout_;
+  Clock::time_point last_check_ = Clock::now();
+  lockstep::detail::ForkGuard process_;
+  bool fits_cores_;
+
+  std::vector<std::thread> threads_;
+  std::condition_variable work_begun_;
+  std::condition_variable waits_ended_;
+  std::atomic<int> waiting_{0};  ///< threads that wait() and advance operations
+  int idle_ = 0;                 ///< progress threads without work
+  bool led_ = false;             ///< a progress thread advances operations
+  bool stopping_ = false;
+  bool stopped_ = false;
+};
+
+}  // namespace lockstep_torch

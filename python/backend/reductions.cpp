@@ -1,0 +1,270 @@
+#include <ATen/ATen.h>
+
+#include <utility>
+
+#include "backend/errors.h"
+#include "backend/process_group.h"
+#include "backend/reduction.h"
+#include "backend/tensors.h"
+
+namespace lockstep_torch {
+
+using c10d::OpType;
+
+void ProcessGroupLockstep::begin_all_reduce(const WorkPointer& work, at::Tensor input,
+                                            const c10d::ReduceOp& op, Progress::Terms terms,
+                                            std::function<void(const at::Tensor& result)> result) {
+  const auto reduction = reduction_of(op, input.scalar_type(), work->name());
+  work->keep(input);
+  if (!reduction.gathers) {
+    if (result) work->then([input, result = std::move(result)] { result(input); });
+    progress_->submit(work, terms, [&](Progress::Scope scope) {
+      scope.parts.operations.push_back(
+          scope.world.all_reduce(input.data_ptr(), count_of(input), reduction.dtype, reduction.op));
+    });
+    return;
+  }
+  auto sizes = input.sizes().vec();
+  sizes.insert(sizes.begin(), size_);
+  const auto rows = at::empty(sizes, input.options());
+  work->keep(rows);
+  work->then([rows, input, kind = reduction.kind, result = std::move(result)]() mutable {
+    input.copy_(reduce_rows(rows, kind));
+    if (result) result(input);
+  });
+  progress_->submit(work, terms, [&](Progress::Scope scope) {
+    scope.parts.operations.push_back(scope.world.all_gather(input.data_ptr(), rows.data_ptr(),
+                                                            bytes_of(input), lockstep::DType::u8));
+  });
+}
+
+ProcessGroupLockstep::Work ProcessGroupLockstep::allreduce(Tensors& tensors,
+                                                           const c10d::AllreduceOptions& options) {
+  if (!tensors.empty() && tensors.front().layout() == at::kSparse) {
+    return allreduce_sparse(tensors, options);
+  }
+  expect_dense("all_reduce", tensors);
+  expect_alike("all_reduce", tensors);
+  const auto& op = options.reduceOp;
+  reduction_of(op, tensors.front().scalar_type(), "all_reduce");
+  const auto work = make_work({OpType::ALLREDUCE, "lockstep:all_reduce"}, tensors, {tensors});
+  const auto& first = tensors.front();
+  auto input = contribution(first, op);
+  for (std::size_t i = 1; i < tensors.size(); ++i) {
+    // This rank's own tensors first.
+    input = reduce_rows(at::stack({input, contribution(tensors[i], op)}), op.op_);
+  }
+  const bool in_place =
+      tensors.size() == 1 && input.data_ptr() == first.data_ptr() && first.is_contiguous();
+  std::function<void(const at::Tensor&)> result;
+  if (!in_place) {
+    result = [tensors](const at::Tensor& reduced) {
+      for (auto tensor : tensors) {
+        tensor.copy_(tensor.is_complex() ? at::view_as_complex(reduced) : reduced);
+      }
+    };
+  }
+  begin_all_reduce(work, input, op, {options.timeout, options.asyncOp}, std::move(result));
+  return work;
+}
+
+ProcessGroupLockstep::Work ProcessGroupLockstep::allreduce_coalesced(
+    Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
+  expect_dense("all_reduce_coalesced", tensors);
+  expect_one_dtype("all_reduce_coalesced", tensors);
+  const auto& op = options.reduceOp;
+  reduction_of(op, tensors.front().scalar_type(), "all_reduce_coalesced");
+  const auto work =
+      make_work({OpType::ALLREDUCE_COALESCED, "lockstep:all_reduce"}, tensors, {tensors});
+  // One buffer for all: the list may contain a tensor twice.
+  const auto input = contribution(flattened(tensors), op);
+  std::function<void(const at::Tensor&)> result;
+  if (tensors.size() > 1 || input.data_ptr() != tensors.front().data_ptr()) {
+    result = [tensors](const at::Tensor& reduced) {
+      unflatten(tensors.front().is_complex() ? at::view_as_complex(reduced) : reduced, tensors);
+    };
+  }
+  begin_all_reduce(work, input, op, {options.timeout, options.asyncOp}, std::move(result));
+  return work;
+}
+
+ProcessGroupLockstep::Work ProcessGroupLockstep::allreduce_sparse(
+    Tensors& tensors, const c10d::AllreduceOptions& options) {
+  expect_alike("all_reduce", tensors);
+  if (options.reduceOp.op_ != c10d::ReduceOp::SUM) {
+    refuse("all_reduce", "got another ReduceOp than SUM for sparse tensors, expected SUM");
+  }
+  auto mine = tensors.front();
+  for (std::size_t i = 1; i < tensors.size(); ++i) mine = mine + tensors[i];
+  mine = mine.coalesce();
+  const auto indices = mine._indices().t().contiguous();
+  const auto values = mine._values().contiguous();
+  // The numbers of elements first.
+  const auto own = at::full({1}, mine._nnz(), at::kLong);
+  const auto numbers = at::empty({size_}, at::kLong);
+  begin_all_gather({OpType::ALLGATHER, "lockstep:all_gather"}, {numbers}, {own},
+                   {options.timeout, false})
+      ->wait();
+  const auto work =
+      make_work({OpType::_ALLREDUCE_SPARSE, "lockstep:sparse_all_reduce"}, tensors, {tensors});
+  const auto index_bytes = static_cast<std::size_t>(mine.sparse_dim()) * sizeof(std::int64_t);
+  std::size_t value_bytes = values.element_size();
+  for (std::int64_t d = 1; d < values.dim(); ++d) {
+    value_bytes *= static_cast<std::size_t>(values.size(d));
+  }
+  std::vector<std::size_t> index_counts;
+  std::vector<std::size_t> value_counts;
+  for (int rank = 0; rank < size_; ++rank) {
+    const auto number = static_cast<std::size_t>(numbers.const_data_ptr<std::int64_t>()[rank]);
+    index_counts.push_back(number * index_bytes);
+    value_counts.push_back(number * value_bytes);
+  }
+  const auto total = numbers.sum().item<std::int64_t>();
+  const auto all_indices = at::empty({total, mine.sparse_dim()}, at::kLong);
+  auto sizes = values.sizes().vec();
+  sizes.front() = total;
+  const auto all_values = at::empty(sizes, values.options());
+  for (const auto& tensor : {indices, values}) work->keep(tensor);
+  work->then([all_indices, all_values, tensors] {
+    const auto sum = at::sparse_coo_tensor(all_indices.t(), all_values, tensors.front().sizes());
+    for (auto tensor : tensors) tensor.copy_(sum.coalesce());
+  });
+  progress_->submit(work, {options.timeout, options.asyncOp}, [&](Progress::Scope scope) {
+    scope.parts.operations.push_back(scope.world.all_gather(
+        indices.data_ptr(), all_indices.data_ptr(), index_counts, lockstep::DType::u8));
+    scope.parts.operations.push_back(scope.world.all_gather(
+        values.data_ptr(), all_values.data_ptr(), value_counts, lockstep::DType::u8));
+  });
+  return work;
+}
+
+ProcessGroupLockstep::Work ProcessGroupLockstep::reduce(Tensors& tensors,
+                                                        const c10d::ReduceOptions& options) {
+  expect_root("reduce", options.rootRank);
+  expect_size("reduce", "tensors", tensors.size(), 1);
+  expect_dense("reduce", tensors);
+  auto tensor = tensors.front();
+  const auto& op = options.reduceOp;
+  const Progress::Terms terms{options.timeout, options.asyncOp};
+  const auto reduction = reduction_of(op, tensor.scalar_type(), "reduce");
+  const bool root = rank_ == options.rootRank;
+  const auto work = make_work({OpType::REDUCE, "lockstep:reduce"}, tensors, {tensors});
+  auto input = contribution(tensor, op);
+  const auto result = [tensor](const at::Tensor& reduced) {
+    tensor.copy_(tensor.is_complex() ? at::view_as_complex(reduced) : reduced);
+  };
+  if (reduction.gathers) {
+    begin_all_reduce(work, input.clone(), op, terms,
+                     root ? result : std::function<void(const at::Tensor&)>());
+    return work;
+  }
+  // A reduce_scatter of which only the root has a part.
+  std::vector<std::size_t> counts(static_cast<std::size_t>(size_));
+  counts[static_cast<std::size_t>(options.rootRank)] = count_of(input);
+  const auto output = root ? at::empty_like(input) : at::Tensor();
+  work->keep(input);
+  if (root) work->then([output, result] { result(output); });
+  progress_->submit(work, terms, [&](Progress::Scope scope) {
+    scope.parts.operations.push_back(
+        scope.world.reduce_scatter(input.data_ptr(), root ? output.data_ptr() : nullptr, counts,
+                                   reduction.dtype, reduction.op));
+  });
+  return work;
+}
+
+ProcessGroupLockstep::Work ProcessGroupLockstep::begin_reduce_scatter(
+    Title title, const Tensors& outputs, const Tensors& inputs,
+    const std::vector<std::vector<std::size_t>>& counts, const c10d::ReduceOp& op,
+    Progress::Terms terms) {
+  const auto work = make_work(title, inputs, {outputs});
+  struct Part {
+    Reduction reduction;
+    at::Tensor input;
+    at::Tensor output;
+    std::vector<std::size_t> counts;
+    at::Tensor target;
+  };
+  std::vector<Part> parts;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const auto& output = outputs[i];
+    Part part{.reduction = reduction_of(op, inputs[i].scalar_type(), work->name()),
+              .input = contribution(inputs[i], op),
+              .output = {},
+              .counts = counts[i],
+              .target = output.is_complex() ? at::view_as_real(output) : output};
+    if (output.is_complex()) {
+      for (auto& count : part.counts) count *= 2;
+    }
+    if (part.reduction.gathers) {
+      part.output = at::empty({size_, part.input.numel()}, part.input.options());
+    } else {
+      part.output = contiguous_memory(part.target);
+    }
+    parts.push_back(std::move(part));
+  }
+  work->then([parts, rank = rank_]() {
+    for (auto part : parts) {
+      if (part.reduction.gathers) {
+        std::int64_t begin = 0;
+        for (int before = 0; before < rank; ++before) {
+          begin += static_cast<std::int64_t>(part.counts[static_cast<std::size_t>(before)]);
+        }
+        part.output =
+            reduce_rows(part.output.narrow(1, begin, part.target.numel()), part.reduction.kind)
+                .view(part.target.sizes());
+      }
+      if (!part.output.is_same(part.target)) part.target.copy_(part.output);
+    }
+  });
+  progress_->submit(work, terms, [&](Progress::Scope scope) {
+    for (const auto& part : parts) {
+      scope.parts.operations.push_back(
+          part.reduction.gathers
+              ? scope.world.all_gather(part.input.data_ptr(), part.output.data_ptr(),
+                                       bytes_of(part.input), lockstep::DType::u8)
+              : scope.world.reduce_scatter(part.input.data_ptr(), part.output.data_ptr(),
+                                           part.counts, part.reduction.dtype, part.reduction.op));
+    }
+  });
+  return work;
+}
+
+ProcessGroupLockstep::Work ProcessGroupLockstep::reduce_scatter(
+    Tensors& outputs, TensorLists& inputs, const c10d::ReduceScatterOptions& options) {
+  expect_size("reduce_scatter", "output tensors", outputs.size(), 1);
+  expect_size("reduce_scatter", "input lists", inputs.size(), 1);
+  expect_size("reduce_scatter", "input tensors", inputs.front().size(),
+              static_cast<std::size_t>(size_));
+  expect_dense("reduce_scatter", inputs.front());
+  expect_dense("reduce_scatter", outputs);
+  expect_one_dtype("reduce_scatter", inputs.front());
+  expect_elements("reduce_scatter", inputs.front()[static_cast<std::size_t>(rank_)],
+                  outputs.front(), 1);
+  std::vector<std::size_t> counts;
+  for (const auto& tensor : inputs.front()) counts.push_back(count_of(tensor));
+  return begin_reduce_scatter({OpType::REDUCE_SCATTER, "lockstep:reduce_scatter"}, outputs,
+                              {flattened(inputs.front())}, {counts}, options.reduceOp,
+                              {options.timeout, options.asyncOp});
+}
+
+ProcessGroupLockstep::Work ProcessGroupLockstep::_reduce_scatter_base(
+    at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) {
+  Tensors outputs{output};
+  Tensors inputs{input};
+  return reduce_scatter_tensor_coalesced(outputs, inputs, options);
+}
+
+ProcessGroupLockstep::Work ProcessGroupLockstep::reduce_scatter_tensor_coalesced(
+    Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
+  expect_size("reduce_scatter_tensor", "input tensors", inputs.size(), outputs.size());
+  std::vector<std::vector<std::size_t>> counts;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    expect_dense("reduce_scatter_tensor", Tensors{inputs[i], outputs[i]});
+    expect_elements("reduce_scatter_tensor", inputs[i], outputs[i], size_);
+    counts.emplace_back(static_cast<std::size_t>(size_), count_of(outputs[i]));
+  }
+  return begin_reduce_scatter({OpType::_REDUCE_SCATTER_BASE, "lockstep:reduce_scatter"}, outputs,
+                              inputs, counts, options.reduceOp, {options.timeout, options.asyncOp});
+}
+
+}  // namespace lockstep_torch

@@ -1,0 +1,77 @@
+#include "backend/tensors.h"
+
+#include <ATen/ATen.h>
+
+#include "backend/errors.h"
+
+namespace lockstep_torch {
+
+void expect_dense(const char* operation, const at::Tensor& tensor) {
+  if (!tensor.defined()) refuse(operation, "got an undefined tensor, expected a tensor of the CPU");
+  if (!tensor.device().is_cpu()) {
+    refuse(operation, c10::str("got a tensor of device ", tensor.device(),
+                               ", expected a tensor of the CPU; call .cpu() first"));
+  }
+  if (tensor.layout() != at::kStrided) {
+    refuse(operation, c10::str("got a tensor of layout ", tensor.layout(),
+                               ", expected a dense tensor; call .to_dense() first"));
+  }
+}
+
+void expect_dense(const char* operation, const std::vector<at::Tensor>& tensors) {
+  for (const auto& tensor : tensors) expect_dense(operation, tensor);
+}
+
+void expect_one_dtype(const char* operation, const std::vector<at::Tensor>& tensors) {
+  if (tensors.empty()) refuse(operation, "got no tensor, expected a non-empty list");
+  for (const auto& tensor : tensors) {
+    if (tensor.scalar_type() == tensors.front().scalar_type()) continue;
+    refuse(operation, c10::str("got tensors of the dtypes ", tensors.front().scalar_type(), " and ",
+                               tensor.scalar_type(), ", expected one dtype"));
+  }
+}
+
+void expect_alike(const char* operation, const std::vector<at::Tensor>& tensors) {
+  expect_one_dtype(operation, tensors);
+  for (const auto& tensor : tensors) {
+    if (tensor.sizes() == tensors.front().sizes()) continue;
+    refuse(operation, c10::str("got tensors of the shapes ", tensors.front().sizes(), " and ",
+                               tensor.sizes(), ", expected one shape"));
+  }
+}
+
+void expect_size(const char* operation, const char* what, std::size_t got, std::size_t expected) {
+  if (got != expected) {
+    refuse(operation, c10::str("got ", got, " ", what, ", expected ", expected));
+  }
+}
+
+void expect_elements(const char* operation, const at::Tensor& larger, const at::Tensor& smaller,
+                     int factor) {
+  expect_one_dtype(operation, {larger, smaller});
+  if (larger.numel() == smaller.numel() * factor) return;
+  refuse(operation,
+         c10::str("got tensors of ", larger.numel(), " and ", smaller.numel(),
+                  " elements, expected ", smaller.numel() * factor, " and ", smaller.numel()));
+}
+
+at::Tensor contiguous_memory(const at::Tensor& tensor) {
+  return tensor.is_contiguous() ? tensor : at::empty(tensor.sizes(), tensor.options());
+}
+
+at::Tensor flattened(const std::vector<at::Tensor>& tensors) {
+  if (tensors.size() == 1) return tensors.front().reshape({-1});
+  std::vector<at::Tensor> flat;
+  for (const auto& tensor : tensors) flat.push_back(tensor.reshape({-1}));
+  return at::cat(flat);
+}
+
+void unflatten(const at::Tensor& flat, const std::vector<at::Tensor>& tensors) {
+  std::int64_t begin = 0;
+  for (auto tensor : tensors) {
+    tensor.copy_(flat.narrow(0, begin, tensor.numel()).view(tensor.sizes()));
+    begin += tensor.numel();
+  }
+}
+
+}  // namespace lockstep_torch

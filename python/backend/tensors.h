@@ -1,0 +1,38 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <vector>
+
+namespace lockstep_torch {
+
+inline std::size_t bytes_of(const at::Tensor& tensor) {
+  return static_cast<std::size_t>(tensor.nbytes());
+}
+inline std::size_t count_of(const at::Tensor& tensor) {
+  return static_cast<std::size_t>(tensor.numel());
+}
+
+/// Throws: std::invalid_argument unless the tensor is a dense tensor of the CPU.
+void expect_dense(const char* operation, const at::Tensor& tensor);
+void expect_dense(const char* operation, const std::vector<at::Tensor>& tensors);
+/// Throws: std::invalid_argument unless there is a tensor and all have one dtype.
+void expect_one_dtype(const char* operation, const std::vector<at::Tensor>& tensors);
+/// The same, and one shape.
+void expect_alike(const char* operation, const std::vector<at::Tensor>& tensors);
+/// Throws: std::invalid_argument unless the list has this size. what: "input tensors".
+void expect_size(const char* operation, const char* what, std::size_t got, std::size_t expected);
+/// Throws: std::invalid_argument unless both tensors have the same number of elements times factor
+/// and one dtype.
+void expect_elements(const char* operation, const at::Tensor& larger, const at::Tensor& smaller,
+                     int factor);
+
+/// The tensor, or contiguous memory of its shape.
+at::Tensor contiguous_memory(const at::Tensor& tensor);
+/// All elements in one dimension, in memory of their own unless it is one contiguous tensor.
+at::Tensor flattened(const std::vector<at::Tensor>& tensors);
+/// Copies consecutive elements into the tensors.
+void unflatten(const at::Tensor& flat, const std::vector<at::Tensor>& tensors);
+
+}  // namespace lockstep_torch

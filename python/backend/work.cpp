@@ -1,0 +1,83 @@
+#include "backend/work.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
+#include <cstring>
+
+#include "backend/errors.h"
+#include "backend/progress.h"
+
+namespace lockstep_torch {
+namespace {
+
+c10::TypePtr future_type(const TensorLists& outputs) {
+  const auto list = c10::ListType::create(c10::TensorType::get());
+  if (outputs.size() > 1) return c10::ListType::create(list);
+  return list;
+}
+
+}  // namespace
+
+BackendWork::BackendWork(std::shared_ptr<Progress> progress, int rank, c10d::OpType type,
+                         const char* title, const std::vector<at::Tensor>& inputs,
+                         TensorLists outputs, std::uint64_t sequence)
+    : c10d::Work(rank, type, title,
+                 inputs.empty() ? std::nullopt : std::optional<std::vector<at::Tensor>>(inputs)),
+      progress_(std::move(progress)),
+      title_(title),
+      outputs_(std::move(outputs)),
+      sequence_(sequence),
+      future_(c10::make_intrusive<c10::ivalue::Future>(future_type(outputs_))) {}
+
+const char* BackendWork::name() const { return title_ + std::strlen("lockstep:"); }
+
+bool BackendWork::isCompleted() {
+  if (!done()) progress_->advance();
+  return done();
+}
+
+bool BackendWork::wait(std::chrono::milliseconds timeout) {
+  if (!progress_->wait(*this, timeout)) {
+    fail(c10::str("lockstep ", name(), " rank ", rank_, ": Timed out waiting ", timeout.count(),
+                  " ms for the operation to complete"));
+  }
+  if (const auto error = exception()) std::rethrow_exception(error);
+  return true;
+}
+
+std::vector<at::Tensor> BackendWork::result() {
+  std::vector<at::Tensor> all;
+  for (const auto& list : outputs_) all.insert(all.end(), list.begin(), list.end());
+  return all;
+}
+
+c10::IValue BackendWork::value() const {
+  if (outputs_.size() > 1) return outputs_;
+  return outputs_.empty() ? std::vector<at::Tensor>() : outputs_.front();
+}
+
+void BackendWork::complete(std::exception_ptr error) {
+  source_ = parts.source;
+  if (!error && after_) {
+    try {
+      const c10::AutoGradMode no_grad(false);
+      after_();
+    } catch (...) {
+      error = std::current_exception();
+    }
+  }
+  after_ = nullptr;
+  kept_.clear();
+  if (error) error = python_error(error);
+  finish(error);
+  // Before the callbacks of the future, which may wait for this Work.
+  done_.store(true, std::memory_order_release);
+  if (error) {
+    future_->setError(error);
+  } else {
+    future_->markCompleted(value());
+  }
+}
+
+}  // namespace lockstep_torch

@@ -1,0 +1,42 @@
+"""Lockstep as a backend of torch.distributed:
+
+    import lockstep_torch
+    torch.distributed.init_process_group("lockstep")
+"""
+
+import torch
+import torch.distributed as dist
+
+from lockstep_torch import _torch_version
+
+__all__ = ["__version__"]
+
+
+def _expect_torch():
+    """The C++ interface of PyTorch's backends differs between minor versions."""
+    if not dist.is_available():
+        raise ImportError("lockstep_torch: this PyTorch has no torch.distributed; install another build of PyTorch")
+    if _torch_version.minor(torch.__version__) != _torch_version.minor(_torch_version.built_with):
+        raise ImportError(
+            f"lockstep_torch: got torch {torch.__version__}, expected torch {_torch_version.minor(_torch_version.built_with)}, "
+            "which lockstep_torch was built with; install that version, or build lockstep_torch with this one")
+
+
+_expect_torch()
+
+from lockstep_torch import _backend  # noqa: E402: it cannot be loaded with another torch
+
+__version__ = _backend.__version__
+
+
+def _create_process_group(store, rank, size, timeout):
+    return _backend.create_process_group(store, rank, size, timeout.total_seconds())
+
+
+def _register():
+    """Registers the backend. PyTorch also calls it as an entry point, before or after the import."""
+    if not hasattr(dist.Backend, "LOCKSTEP"):
+        dist.Backend.register_backend("lockstep", _create_process_group, devices=["cpu"])
+
+
+_register()

@@ -1,0 +1,287 @@
+"""Every operation of torch.distributed: results as computed from the inputs of all ranks."""
+
+import datetime
+import threading
+import unittest
+
+import torch
+import torch.distributed as dist
+
+import lockstep_torch  # noqa: F401: registers the backend
+import ranks
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int16, torch.int32,
+          torch.int64, torch.bool, torch.complex64, torch.complex128]
+Op = dist.ReduceOp
+
+
+def input_of(rank, dtype, shape=(2, 3)):
+    """Small integers, so that sums are exact in every dtype."""
+    values = torch.arange(torch.Size(shape).numel()).reshape(shape) % 3 + rank
+    return values % 2 == 1 if dtype == torch.bool else values.to(dtype)
+
+
+def expect(got, expected, what):
+    if got.dtype != expected.dtype or not torch.equal(got, expected):
+        raise AssertionError(f"{what}: got {got}, expected {expected}")
+
+
+def reduced(size, dtype, op):
+    inputs = torch.stack([input_of(rank, dtype) for rank in range(size)])
+    result = inputs[0].clone()
+    for row in inputs[1:]:
+        if op == Op.PRODUCT:
+            result = result * row
+        elif op == Op.MIN:
+            result = torch.minimum(result, row)
+        elif op == Op.MAX:
+            result = torch.maximum(result, row)
+        elif op == Op.BAND:
+            result = result & row
+        elif op == Op.BOR:
+            result = result | row
+        elif op == Op.BXOR:
+            result = result ^ row
+        else:
+            result = result + row
+    if op == Op.AVG:
+        result = result / size if dtype.is_floating_point or dtype.is_complex else result.div(size, rounding_mode="trunc")
+    return result.to(dtype)
+
+
+def reductions(rank, size):
+    for dtype in DTYPES:
+        for op in (Op.SUM, Op.AVG, Op.PRODUCT, Op.MIN, Op.MAX, Op.BAND, Op.BOR, Op.BXOR):
+            if dtype.is_complex and op not in (Op.SUM, Op.AVG):
+                continue
+            if dtype == torch.bool and op == Op.AVG:
+                continue
+            if op in (Op.BAND, Op.BOR, Op.BXOR) and (dtype.is_floating_point or dtype.is_complex):
+                continue
+            what = f"{op} of {dtype}"
+            expected = reduced(size, dtype, op)
+            tensor = input_of(rank, dtype)
+            dist.all_reduce(tensor, op)
+            expect(tensor, expected, f"all_reduce {what}")
+            tensor = input_of(rank, dtype).t().contiguous().t()
+            dist.all_reduce(tensor, op)
+            expect(tensor, expected, f"all_reduce {what}, not contiguous")
+            tensor = input_of(rank, dtype)
+            dist.reduce(tensor, size - 1, op)
+            expect(tensor, expected if rank == size - 1 else input_of(rank, dtype), f"reduce {what}")
+            output = torch.empty((2, 3), dtype=dtype)
+            dist.reduce_scatter_tensor(output, torch.cat([input_of(rank, dtype)] * size), op)
+            expect(output, expected, f"reduce_scatter_tensor {what}")
+    factor = dist._make_nccl_premul_sum(0.5)
+    tensor = input_of(rank, torch.float32)
+    dist.all_reduce(tensor, factor)
+    expect(tensor, reduced(size, torch.float32, Op.SUM) / 2, "all_reduce PREMUL_SUM")
+    twice = input_of(rank, torch.float32)
+    other = input_of(rank, torch.float32, (5,))
+    dist.all_reduce_coalesced([twice, other, twice])
+    expect(twice, reduced(size, torch.float32, Op.SUM), "all_reduce_coalesced")
+    # Parts of different sizes.
+    inputs = [torch.full((part + 1,), float(rank)) for part in range(size)]
+    output = torch.empty(rank + 1)
+    dist.reduce_scatter(output, inputs)
+    expect(output, torch.full((rank + 1,), float(sum(range(size)))), "reduce_scatter")
+    sparse = torch.sparse_coo_tensor([[rank, rank + 1]], torch.ones(2, 4), (size + 1, 4))
+    dist.all_reduce(sparse)
+    expected = torch.full((size + 1, 4), 2.0)
+    expected[0] = expected[size] = 1
+    expect(sparse.to_dense(), expected, "all_reduce of sparse tensors")
+    scalar = torch.tensor(float(rank))
+    dist.all_reduce(scalar)
+    expect(scalar, torch.tensor(float(sum(range(size)))), "all_reduce of a scalar")
+    dist.all_reduce(torch.empty(0))
+
+
+def copies(rank, size):
+    for dtype in DTYPES + [torch.float8_e4m3fn]:
+        mine = input_of(rank, dtype) if dtype != torch.float8_e4m3fn else torch.arange(6).reshape(2, 3).float().to(dtype)
+        all_inputs = [input_of(r, dtype) if dtype != torch.float8_e4m3fn else mine for r in range(size)]
+
+        def same(got, expected, what):
+            expect(got.view(torch.uint8), expected.view(torch.uint8), f"{what} of {dtype}")
+
+        for root in range(size):
+            tensor = mine.clone()
+            dist.broadcast(tensor, root)
+            same(tensor, all_inputs[root], "broadcast")
+            outputs = [torch.empty_like(mine) for _ in range(size)] if rank == root else None
+            dist.gather(mine, outputs, root)
+            for got, expected in zip(outputs or [], all_inputs):
+                same(got, expected, "gather")
+            output = torch.empty_like(mine)
+            dist.scatter(output, [t.clone() for t in all_inputs] if rank == root else None, root)
+            same(output, mine, "scatter")
+        outputs = [torch.empty_like(mine) for _ in range(size)]
+        dist.all_gather(outputs, mine)
+        for got, expected in zip(outputs, all_inputs):
+            same(got, expected, "all_gather")
+        flat = torch.empty((2 * size, 3), dtype=dtype)
+        dist.all_gather_into_tensor(flat, mine)
+        same(flat, torch.cat([t.view(torch.uint8) for t in all_inputs]).view(dtype), "all_gather_into_tensor")
+        outputs = [torch.empty_like(mine) for _ in range(size)]
+        dist.all_to_all(outputs, [mine] * size)
+        for got, expected in zip(outputs, all_inputs):
+            same(got, expected, "all_to_all")
+    # Different sizes: rank r sends part + r + 1 elements to rank `part`.
+    output = torch.empty(sum(rank + r + 1 for r in range(size)))
+    splits = [part + rank + 1 for part in range(size)]
+    dist.all_to_all_single(output, torch.full((sum(splits),), float(rank)), [rank + r + 1 for r in range(size)], splits)
+    expect(output, torch.cat([torch.full((rank + r + 1,), float(r)) for r in range(size)]), "all_to_all_single")
+    output = torch.empty(size)
+    dist.all_to_all_single(output, torch.arange(float(size)))
+    expect(output, torch.full((size,), float(rank)), "all_to_all_single of equal parts")
+    objects = [None] * size
+    dist.all_gather_object(objects, {"rank": rank, "text": "x" * 1000 * rank})
+    assert [o["rank"] for o in objects] == list(range(size))
+    box = [rank, "rank 0" if rank == 0 else None]
+    dist.broadcast_object_list(box, 0)
+    assert box == [0, "rank 0"]
+    outputs = [[torch.empty(2), torch.empty(1)] for _ in range(size)]
+    dist.distributed_c10d.all_gather_coalesced(outputs, [torch.full((2,), float(rank)), torch.ones(1)])
+    assert [float(pair[0][1]) for pair in outputs] == list(range(size))
+
+
+def messages(rank, size):
+    # By tag, in another order than they were sent.
+    if rank == 0:
+        works = [dist.isend(torch.full((tag + 1,), float(tag)), 1, tag=tag) for tag in range(5)]
+        for work in works:
+            work.wait()
+    elif rank == 1:
+        for tag in (3, 0, 4, 2, 1):
+            tensor = torch.empty(tag + 1)
+            dist.recv(tensor, 0, tag=tag)
+            expect(tensor, torch.full((tag + 1,), float(tag)), f"recv of tag {tag}")
+    # From any source.
+    if rank == 0:
+        sources = set()
+        for _ in range(size - 1):
+            tensor = torch.empty(1)
+            source = dist.recv(tensor, tag=9)
+            assert source == int(tensor), (source, tensor)
+            sources.add(source)
+        assert sources == set(range(1, size))
+    else:
+        dist.send(torch.full((1,), float(rank)), 0, tag=9)
+    right, left = (rank + 1) % size, (rank - 1) % size
+    tensor = torch.empty(70_000)
+    for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, torch.full((70_000,), float(rank)), right),
+                                        dist.P2POp(dist.irecv, tensor, left)]):
+        work.wait()
+    expect(tensor, torch.full((70_000,), float(left)), "batch_isend_irecv")
+    dist.barrier()
+    dist.group.WORLD.monitored_barrier(datetime.timedelta(seconds=30))
+    dist.group.WORLD.monitored_barrier(datetime.timedelta(seconds=30), wait_all_ranks=True)
+
+
+def asynchronous(rank, size):
+    total = float(sum(range(size)))
+    tensors = [torch.full((1000,), float(rank)) for _ in range(50)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    for work in reversed(works):
+        work.wait()
+        assert work.is_completed()
+    for tensor in tensors:
+        expect(tensor, torch.full((1000,), total), "asynchronous all_reduce")
+    # A callback that waits for another operation, as PowerSGD's hook does.
+    future = dist.all_reduce(torch.full((3,), float(rank)), async_op=True).get_future()
+
+    def again(done):
+        return dist.all_reduce(done.value()[0].clone(), async_op=True).get_future().wait()[0]
+
+    expect(future.then(again).wait(), torch.full((3,), total * size), "all_reduce in a callback")
+    # A group for each thread, and all threads wait in one group.
+    groups = [dist.new_group() for _ in range(3)]
+    errors = []
+
+    def use(group):
+        try:
+            for _ in range(50):
+                tensor = torch.full((100,), float(rank))
+                dist.all_reduce(tensor, group=group)
+                expect(tensor, torch.full((100,), total), "all_reduce in a thread")
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=use, args=(group,)) for group in groups]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    works = [dist.all_reduce(torch.ones(100), async_op=True) for _ in range(20)]
+    threads = [threading.Thread(target=work.wait) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def groups(rank, size):
+    """Groups that only their members make, and a group's end."""
+    for _ in range(3):
+        evens = list(range(0, size, 2))
+        group = dist.new_group(evens)
+        if rank in evens:
+            tensor = torch.full((2,), float(rank))
+            dist.all_reduce(tensor, group=group)
+            expect(tensor, torch.full((2,), float(sum(evens))), "all_reduce in a group")
+            dist.destroy_process_group(group)
+        mine = [rank // 2 * 2, rank // 2 * 2 + 1]
+        if mine[1] < size:
+            pair = dist.new_group(mine, use_local_synchronization=True)
+            tensor = torch.full((2,), float(rank))
+            dist.all_reduce(tensor, group=pair)
+            expect(tensor, torch.full((2,), float(sum(mine))), "all_reduce in a group of members")
+    mesh = dist.device_mesh.init_device_mesh("cpu", (1, size), mesh_dim_names=("a", "b"))
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor, group=mesh.get_group("b"))
+    expect(tensor, torch.full((1,), float(size)), "all_reduce in a mesh")
+
+
+def memory(rank, size):
+    """A DDP bucket in the memory of the group, which may live longer than the group."""
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    assert backend.supports_tensor_alloc(torch.device("cpu"))
+    tensor = backend.allocate_tensor(1000, dtype=torch.float32, device=torch.device("cpu"))
+    tensor.fill_(rank)
+    dist.all_reduce(tensor)
+    expect(tensor, torch.full((1000,), float(sum(range(size)))), "all_reduce in group memory")
+    dist.destroy_process_group()
+    tensor.add_(1)
+    del tensor
+    dist.init_process_group("lockstep", store=dist.HashStore(), rank=0, world_size=1)
+
+
+class CollectivesTest(unittest.TestCase):
+    def test_reductions(self):
+        for size in (1, 2, 3):
+            ranks.run(reductions, size)
+
+    def test_copies(self):
+        for size in (1, 2, 3):
+            ranks.run(copies, size)
+
+    def test_messages(self):
+        for size in (2, 3):
+            ranks.run(messages, size)
+
+    def test_asynchronous(self):
+        for size in (2, 3):
+            ranks.run(asynchronous, size)
+
+    def test_groups(self):
+        for size in (2, 4):
+            ranks.run(groups, size)
+
+    def test_memory(self):
+        ranks.run(memory, 2)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,166 @@
+"""Every mistake raises one exception that names it; a failure of one rank raises its cause on all ranks."""
+
+import datetime
+import os
+import subprocess
+import sys
+import time
+import unittest
+import unittest.mock
+
+import torch
+import torch.distributed as dist
+
+import lockstep_torch  # noqa: F401: registers the backend
+import ranks
+
+
+def raises(kind, texts, function):
+    try:
+        function()
+    except kind as error:
+        for text in texts:
+            assert text in str(error), f"got {error!r}, expected {text!r} in it"
+        return
+    raise AssertionError(f"got no exception, expected {kind.__name__}")
+
+
+def invalid_arguments(rank, size):
+    ones = torch.ones(2)
+    raises(RuntimeError, ["No backend type associated with device type cuda"],
+           lambda: dist.group.WORLD._get_backend(torch.device("cuda")))
+    raises(ValueError, ["lockstep all_reduce", "BAND", "Float"], lambda: dist.all_reduce(torch.ones(2), dist.ReduceOp.BAND))
+    raises(ValueError, ["lockstep all_reduce", "Float8"], lambda: dist.all_reduce(torch.ones(2).to(torch.float8_e4m3fn)))
+    raises(ValueError, ["got root 7", "expected a rank from 0 to 1"],
+           lambda: dist.group.WORLD.broadcast(ones, 7).wait())
+    raises(ValueError, ["all_gather_into_tensor", "elements"],
+           lambda: dist.group.WORLD._allgather_base(torch.ones(3), ones).wait())
+    raises(ValueError, ["twice"], lambda: dist.init_process_group("lockstep", store=dist.HashStore(), rank=0, world_size=1))
+    # The group is as before.
+    dist.all_reduce(ones)
+    assert ones.tolist() == [2, 2]
+
+
+def mismatch(rank, size):
+    group = dist.new_group()
+    raises(dist.DistBackendError, ["all_reduce", "2", "3"],
+           lambda: dist.all_reduce(torch.ones(2 + rank), group=group))
+    raises(dist.DistBackendError, [], lambda: dist.barrier(group=group))
+    # Another group is as before.
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == size
+
+
+def timeout(rank, size):
+    group = dist.new_group(timeout=datetime.timedelta(seconds=1))
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 0:
+        raises(dist.DistBackendError, ["all_reduce", "Timed out", "rank"], lambda: dist.all_reduce(torch.ones(1), group=group))
+        store.set("done", "")
+    else:
+        store.wait(["done"])
+        raises(dist.DistBackendError, ["Timed out"], lambda: dist.all_reduce(torch.ones(1), group=group))
+    pair = dist.new_group()
+    if rank == 0:
+        work = pair.recv([torch.ones(1)], 1, 5)
+        raises(dist.DistBackendError, ["recv", "Timed out"], lambda: work.wait(datetime.timedelta(milliseconds=50)))
+        pair.send([torch.ones(1)], 1, 0).wait()
+    else:
+        pair.recv([torch.ones(1)], 0, 0).wait()
+        pair.send([torch.ones(1)], 0, 5).wait()
+    barrier = dist.new_group()
+    if rank == 0:
+        raises(dist.DistBackendError, ["Rank 1 failed to pass monitoredBarrier in 100 ms"],
+               lambda: barrier.monitored_barrier(datetime.timedelta(milliseconds=100)))
+        store.set("barrier", "")
+    else:
+        store.wait(["barrier"])
+        raises(dist.DistBackendError, ["failed to pass monitoredBarrier"],
+               lambda: barrier.monitored_barrier(datetime.timedelta(milliseconds=100)))
+
+
+def wrong_size(rank, size):
+    if rank == 0:
+        dist.send(torch.ones(3), 1)
+    else:
+        raises(ValueError, ["recv rank 1: got 12 bytes from rank 0, expected 8"], lambda: dist.recv(torch.ones(2), 0))
+
+
+def killed(rank, size):
+    dist.barrier()
+    if rank == size - 1:
+        os._exit(7)
+    begin = time.monotonic()
+    raises(dist.DistBackendError, [f"rank {size - 1}"], lambda: [dist.all_reduce(torch.ones(1)) for _ in range(2)])
+    return time.monotonic() - begin
+
+
+def forked(rank, size):
+    child = os.fork()
+    if child == 0:
+        try:
+            raises(dist.DistBackendError, ["forked"], lambda: dist.barrier())
+            os._exit(0)
+        except BaseException as error:
+            print(error, flush=True)
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    dist.barrier()
+
+
+class ErrorsTest(unittest.TestCase):
+    def test_invalid_arguments(self):
+        ranks.run(invalid_arguments, 2)
+
+    def test_mismatch(self):
+        ranks.run(mismatch, 2)
+
+    def test_timeout(self):
+        ranks.run(timeout, 2)
+
+    def test_message_of_another_size(self):
+        ranks.run(wrong_size, 2)
+
+    def test_killed_rank(self):
+        seconds = ranks.run(killed, 3, ends=(2,))
+        self.assertLess(max(seconds[:2]), 5)
+
+    def test_forked_child(self):
+        ranks.run(forked, 2)
+
+    def test_another_torch(self):
+        with unittest.mock.patch.object(torch, "__version__", "2.12.1+cpu"):
+            with self.assertRaisesRegex(ImportError, "got torch 2.12.1[+]cpu, expected torch 2.13"):
+                lockstep_torch._expect_torch()
+
+    def test_another_host(self):
+        store = dist.HashStore()
+        store.set("lockstep/host/1", "another host\nnode-b")
+        with self.assertRaisesRegex(dist.DistBackendError, "rank 1 of 2 on host node-b, expected all ranks on one host"):
+            lockstep_torch._create_process_group(store, 0, 2, datetime.timedelta(seconds=5))
+
+    def test_exit_without_destroy(self):
+        """The interpreter ends in each forked child, with the group in another state."""
+        done = subprocess.run([sys.executable, "-c", """
+import atexit, os, sys, torch, torch.distributed as dist, lockstep_torch
+ends = {
+    "after a future": lambda: None,
+    "after a barrier that nobody waits for": lambda: dist.barrier(async_op=True),
+    "with a call at exit": lambda: atexit.register(dist.barrier),
+    "with a message that nobody sends": lambda: setattr(sys, "kept", dist.group.WORLD.recv_anysource([torch.ones(1)], 0)),
+}
+for name, end in ends.items():
+    child = os.fork()
+    if child == 0:
+        dist.init_process_group("lockstep", store=dist.HashStore(), rank=0, world_size=1)
+        sys.future = dist.all_reduce(torch.ones(2), async_op=True).get_future().then(lambda done: None)
+        end()
+        sys.exit()
+    print(name, os.waitpid(child, 0)[1], flush=True)
+    """], capture_output=True, text=True, timeout=90)
+        self.assertEqual([line.split()[-1] for line in done.stdout.splitlines()], ["0"] * 4, done.stdout + done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,68 @@
+"""Starts ranks of a process group as forked processes."""
+
+import multiprocessing
+import multiprocessing.connection
+import os
+import tempfile
+import traceback
+import warnings
+
+import torch
+import torch.distributed as dist
+
+LIMIT_SECONDS = 100
+
+
+def _rank(function, backend, rank, size, path, results, options):
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # of functions that PyTorch will rename
+    try:
+        dist.init_process_group(backend, init_method=f"file://{path}", rank=rank, world_size=size, **options)
+        result = function(rank, size)
+        if backend == "gloo":
+            # Gloo's destructor may run on its own thread, which then joins itself and terminates the process.
+            results.put((rank, result, None))
+            os._exit(0)
+        dist.destroy_process_group()
+        results.put((rank, result, None))
+    except BaseException:  # the parent raises it
+        results.put((rank, None, traceback.format_exc()))
+
+
+def run(function, size=2, backend="lockstep", ends=(), **options):
+    """Calls function(rank, size) in every rank of a world, and returns the results by rank. options are those of
+    init_process_group(). The ranks in `ends` end their processes and have the result None. Raises AssertionError with the
+    traceback of each rank that raised an exception."""
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "store")
+        ranks = [context.Process(target=_rank, args=(function, backend, rank, size, path, results, options))
+                 for rank in range(size)]
+        for rank in ranks:
+            rank.start()
+        got = {}
+        errors = []
+        for _ in range(size - len(ends)):
+            # A rank that ends without a result has closed no queue: look whether it still runs.
+            for _ in range(LIMIT_SECONDS * 100):
+                if not results.empty() or not any(rank.is_alive() for rank in ranks):
+                    break
+                multiprocessing.connection.wait([rank.sentinel for rank in ranks if rank.is_alive()]
+                                                + [results._reader], timeout=0.01)
+            if results.empty():
+                errors.append("a rank gave no result in time")
+                break
+            rank, result, error = results.get()
+            got[rank] = result
+            if error:
+                errors.append(f"rank {rank}: {error}")
+        for rank in ranks:
+            rank.join(5)
+            if rank.is_alive():
+                errors.append("a rank did not end")
+                rank.kill()
+                rank.join()
+    if errors:
+        raise AssertionError("\n".join(errors))
+    return [got.get(rank) for rank in range(size)]

@@ -1,0 +1,140 @@
+#include <span>
+#include <utility>
+
+#include "c/handles.h"
+#include "c/status.h"
+
+namespace {
+
+using lockstep::Communicator;
+using lockstep::Work;
+using lockstep::c::communicator_of;
+using lockstep::c::dtype_of;
+using lockstep::c::expect_pointer;
+using lockstep::c::op_of;
+using lockstep::c::status_of;
+
+/// Issues an operation by issue(communicator), and waits for it or hands it to the caller. After an
+/// error *work is null.
+template <class Issue>
+lockstep_status run(const char* function, const lockstep_group* group, lockstep_work** work,
+                    const Issue& issue) noexcept {
+  if (work != nullptr) *work = nullptr;
+  return status_of([&] {
+    Work issued = issue(communicator_of(function, group));
+    if (work == nullptr) {
+      issued.wait();
+    } else {
+      *work = new lockstep_work{std::move(issued)};
+    }
+  });
+}
+
+/// The elements of each rank.
+std::span<const std::size_t> counts_of(const char* function, const Communicator& group,
+                                       const size_t* counts) {
+  expect_pointer(function, "counts", counts);
+  return {counts, static_cast<std::size_t>(group.size())};
+}
+
+}  // namespace
+
+lockstep_status lockstep_all_reduce(lockstep_group* group, void* data, size_t count,
+                                    lockstep_dtype dtype, lockstep_op op, lockstep_work** work) {
+  constexpr auto name = "lockstep_all_reduce";
+  return run(name, group, work, [&](Communicator& communicator) {
+    return communicator.all_reduce(data, count, dtype_of(name, dtype), op_of(name, op));
+  });
+}
+
+lockstep_status lockstep_broadcast(lockstep_group* group, void* data, size_t count,
+                                   lockstep_dtype dtype, int32_t root, lockstep_work** work) {
+  constexpr auto name = "lockstep_broadcast";
+  return run(name, group, work, [&](Communicator& communicator) {
+    return communicator.broadcast(data, count, dtype_of(name, dtype), root);
+  });
+}
+
+lockstep_status lockstep_all_gather(lockstep_group* group, const void* input, void* output,
+                                    const size_t* counts, lockstep_dtype dtype,
+                                    lockstep_work** work) {
+  constexpr auto name = "lockstep_all_gather";
+  return run(name, group, work, [&](Communicator& communicator) {
+    return communicator.all_gather(input, output, counts_of(name, communicator, counts),
+                                   dtype_of(name, dtype));
+  });
+}
+
+lockstep_status lockstep_reduce_scatter(lockstep_group* group, const void* input, void* output,
+                                        const size_t* counts, lockstep_dtype dtype, lockstep_op op,
+                                        lockstep_work** work) {
+  constexpr auto name = "lockstep_reduce_scatter";
+  return run(name, group, work, [&](Communicator& communicator) {
+    return communicator.reduce_scatter(input, output, counts_of(name, communicator, counts),
+                                       dtype_of(name, dtype), op_of(name, op));
+  });
+}
+
+lockstep_status lockstep_gather(lockstep_group* group, const void* input, void* output,
+                                size_t count, lockstep_dtype dtype, int32_t root,
+                                lockstep_work** work) {
+  constexpr auto name = "lockstep_gather";
+  return run(name, group, work, [&](Communicator& communicator) {
+    return communicator.gather(input, output, count, dtype_of(name, dtype), root);
+  });
+}
+
+lockstep_status lockstep_scatter(lockstep_group* group, const void* input, void* output,
+                                 size_t count, lockstep_dtype dtype, int32_t root,
+                                 lockstep_work** work) {
+  constexpr auto name = "lockstep_scatter";
+  return run(name, group, work, [&](Communicator& communicator) {
+    return communicator.scatter(input, output, count, dtype_of(name, dtype), root);
+  });
+}
+
+lockstep_status lockstep_all_to_all(lockstep_group* group, const void* input, void* output,
+                                    size_t count, lockstep_dtype dtype, lockstep_work** work) {
+  constexpr auto name = "lockstep_all_to_all";
+  return run(name, group, work, [&](Communicator& communicator) {
+    return communicator.all_to_all(input, output, count, dtype_of(name, dtype));
+  });
+}
+
+lockstep_status lockstep_send(lockstep_group* group, const void* input, size_t count,
+                              lockstep_dtype dtype, int32_t to, uint32_t tag,
+                              lockstep_work** work) {
+  constexpr auto name = "lockstep_send";
+  return run(name, group, work, [&](Communicator& communicator) {
+    return communicator.send(input, count, dtype_of(name, dtype), to, tag);
+  });
+}
+
+lockstep_status lockstep_recv(lockstep_group* group, void* output, size_t count,
+                              lockstep_dtype dtype, int32_t from, uint32_t tag,
+                              lockstep_work** work) {
+  constexpr auto name = "lockstep_recv";
+  return run(name, group, work, [&](Communicator& communicator) {
+    return communicator.recv(output, count, dtype_of(name, dtype), from, tag);
+  });
+}
+
+lockstep_status lockstep_barrier(lockstep_group* group, lockstep_work** work) {
+  return run("lockstep_barrier", group, work,
+             [](Communicator& communicator) { return communicator.barrier(); });
+}
+
+lockstep_status lockstep_wait(lockstep_work** work) {
+  return status_of([&] {
+    if (work == nullptr || *work == nullptr) return;
+    const std::unique_ptr<lockstep_work> owner(std::exchange(*work, nullptr));
+    owner->work.wait();
+  });
+}
+
+lockstep_status lockstep_test(lockstep_work* work, int32_t* complete) {
+  return status_of([&] {
+    expect_pointer("lockstep_test", "complete", complete);
+    *complete = work == nullptr || work->work.ready() ? 1 : 0;
+  });
+}

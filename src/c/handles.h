@@ -1,0 +1,35 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "comm/communicator.h"
+#include "lockstep/work.h"
+#include "lockstep_c.h"
+
+// The objects behind the pointers of lockstep_c.h.
+
+struct lockstep_group {
+  std::shared_ptr<lockstep::Communicator> communicator;
+  std::string backend;
+};
+
+struct lockstep_work {
+  lockstep::Work work;
+};
+
+namespace lockstep::inline v0_2::c {
+
+/// The communicator of a group.
+/// Throws: InvalidArgument naming the function if group is null.
+Communicator& communicator_of(const char* function, const lockstep_group* group);
+
+/// Throws: InvalidArgument naming the function and the argument if pointer is null.
+void expect_pointer(const char* function, const char* argument, const void* pointer);
+
+/// Throws: InvalidArgument naming the function for an unknown value.
+DType dtype_of(const char* function, lockstep_dtype dtype);
+ReduceOp op_of(const char* function, lockstep_op op);
+
+}  // namespace lockstep::c

@@ -1,0 +1,206 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <array>
+#include <atomic>
+#include <bitset>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/ticks.h"
+#include "lockstep/types.h"
+
+// The layout of a flight record, the file in which one rank keeps its last operations. A
+// FlightRecorder writes it, other processes read copies of it. It has numbers and texts only, never
+// addresses.
+
+namespace lockstep::inline v0_2::detail {
+
+/// A set of world ranks below most_flight_ranks, as bits. Higher ranks are left out.
+inline constexpr int most_flight_ranks = 1024;
+using FlightRanks = std::array<std::atomic<std::uint64_t>, most_flight_ranks / 64>;
+
+/// One operation. Written by the thread that issues it, and by the thread that completes it.
+struct alignas(64) FlightEntry {
+  std::atomic<std::uint64_t> number;  ///< of the rank's operations, from 1; 0 while it is written
+  std::atomic<std::uint64_t> issued;  ///< ticks
+  std::atomic<std::uint64_t> ended;   ///< ticks; 0 while it is not complete
+  std::atomic<std::uint64_t> sequence;
+  std::atomic<std::uint64_t> bytes;   ///< of this rank's part, in the wire dtype
+  std::atomic<std::uint64_t> source;  ///< the bits of a Source
+  std::atomic<std::int32_t> peer;     ///< world rank of the root or of the other rank; -1 for none
+  std::atomic<std::uint16_t> group;   ///< index in FlightFile::groups
+  std::atomic<Collective> collective;
+  std::atomic<DType> dtype;  ///< in which elements are sent
+};
+static_assert(sizeof(FlightEntry) == 64);
+
+/// One group of the rank.
+struct FlightGroup {
+  /// Identifies the group on all its members: a digest of the members, and how many groups of the
+  /// same members were created before. 0: the entry is free.
+  std::atomic<std::uint64_t> key;
+  std::atomic<std::uint64_t> issued;  ///< sequence number of the last collective
+  std::atomic<std::int32_t> earlier;  ///< groups of the same members that were created before
+  std::atomic<std::int32_t> size;
+  FlightRanks members;
+};
+
+/// The wait that the rank is in. The fields are valid while turn is odd.
+struct FlightWait {
+  std::atomic<std::uint64_t> turn;   ///< incremented when a wait begins and when it ends
+  std::atomic<std::uint64_t> entry;  ///< FlightEntry::number of the operation
+  std::atomic<std::uint64_t> since;  ///< ticks
+  /// Ranks that the backend found missing, after 0.1 s. Empty before.
+  FlightRanks missing;
+};
+
+struct FlightFile {
+  static constexpr std::uint64_t expected_magic = 0x74686769'6c66736c;  // "lsflight"
+  static constexpr std::uint32_t expected_version = 1;
+  static constexpr std::size_t capacity = 256;    ///< operations that are kept
+  static constexpr std::size_t most_groups = 64;  ///< operations of further groups share the last
+
+  std::atomic<std::uint64_t> magic;  ///< written last
+  std::uint32_t version;
+  std::int32_t rank;
+  std::int32_t size;
+  std::int32_t pid;
+  std::int32_t parent;  ///< pid of the process that started it
+  std::uint64_t pid_namespace;
+  char process_start[24];  ///< Process::start
+  char job[64];
+  char host[64];
+  char program[32];
+  char backend[16];
+  TickTime begun;                 ///< when the rank joined
+  TickTime last;                  ///< when the record was copied to a folder; 0 in shared memory
+  bool was_ended;                 ///< the process had ended when the record was copied
+  FlightRanks on_host;            ///< ranks of this rank's host
+  std::atomic<bool> hosts_known;  ///< whether on_host is valid
+
+  alignas(64) std::atomic<std::uint64_t> added;  ///< number of operations
+  std::atomic<std::uint64_t> step;               ///< training steps; 0 if the program counts none
+  std::atomic<std::uint64_t> seen;               ///< ticks at which a long wait polled last
+
+  alignas(64) std::atomic<std::uint32_t> failed;  ///< 0 no, 1 being written, 2 readable
+  std::atomic<std::int32_t> failed_rank;          ///< world rank at fault; -1 unknown
+  std::atomic<std::uint64_t> failed_at;           ///< ticks
+  char failure[1024];
+
+  FlightWait wait;
+  FlightGroup groups[most_groups];
+  FlightEntry entries[capacity];
+};
+
+/// A copy of a flight record, which nothing changes any more.
+class FlightRecord {
+ public:
+  /// An operation in a record.
+  struct Entry {
+    std::uint64_t number;
+    Collective collective;
+    std::uint64_t sequence;
+    std::uint64_t bytes;
+    DType dtype;
+    int peer;
+    std::uint64_t group;  ///< FlightGroup::key
+    std::uint64_t source;
+    double issued;                ///< seconds before the copy
+    std::optional<double> ended;  ///< the same; empty while it is not complete
+    std::int64_t issued_real;     ///< ns since 1970
+    std::int64_t ended_real;
+
+    /// "all_reduce #17".
+    std::string label() const;
+  };
+  struct Group {
+    std::uint64_t key;
+    int earlier;
+    int size;
+    std::uint64_t issued;
+    std::vector<int> members;  ///< empty if they are not known
+  };
+  struct Wait {
+    Entry entry;
+    double seconds;
+    std::vector<int> missing;
+  };
+
+  /// The record in a file; null if it is none of this version.
+  static std::shared_ptr<const FlightRecord> read(const std::filesystem::path& path);
+
+  FlightRecord(std::unique_ptr<FlightFile> file, std::filesystem::path path);
+
+  const FlightFile& file() const { return *file_; }
+  const std::filesystem::path& path() const { return path_; }
+  int rank() const { return file_->rank; }
+  int size() const { return file_->size; }
+  std::string_view job() const { return file_->job; }
+  std::string_view host() const { return file_->host; }
+  std::uint64_t step() const { return file_->step; }
+
+  /// The operations in the order in which they were issued.
+  const std::vector<Entry>& entries() const { return entries_; }
+  const std::vector<Group>& groups() const { return groups_; }
+  const Group* group(std::uint64_t key) const;
+  /// The wait that the rank was in.
+  const std::optional<Wait>& wait() const { return wait_; }
+  /// Seconds since the rank was last seen in a call of this library.
+  double silent() const { return silent_; }
+  /// The failure that the rank raised; empty for none.
+  std::string failure() const;
+  std::int64_t failed_real() const;  ///< ns since 1970
+  std::int64_t copied_real() const { return copied_real_; }
+  /// Whether the other rank is on the same host; empty if it is not known.
+  std::optional<bool> on_same_host(int rank) const;
+
+ private:
+  std::unique_ptr<FlightFile> file_;
+  std::filesystem::path path_;
+  TickScale scale_;
+  std::vector<Entry> entries_;
+  std::vector<Group> groups_;
+  std::optional<Wait> wait_;
+  double silent_ = 0;
+  std::int64_t copied_real_ = 0;
+};
+
+/// The folder in which ranks keep their records while they run.
+inline constexpr const char* flight_folder = "/dev/shm";
+/// The beginning of the names of this user's records there.
+std::string flight_prefix();
+
+/// The records of this user's ranks on this host. An empty job: of all jobs.
+std::vector<std::shared_ptr<const FlightRecord>> read_flight_records(std::string_view job = {});
+
+/// Whether the process that wrote the record has ended. False if it is of another pid namespace.
+bool has_ended(const FlightFile& file);
+
+/// Removes the records of this job's processes that have ended, and those of other jobs without any
+/// process that runs, the launcher included, and old files that are no records. Before that, copies
+/// those of this job to the folder, if it is not empty, as rank-0.flight, …; a rank's own copy is
+/// kept.
+void remove_ended_flight_records(std::string_view job = {},
+                                 const std::filesystem::path& folder = {}) noexcept;
+
+/// Removes the records of these processes of this user, which are about to end.
+void remove_flight_records_of(std::span<const pid_t> processes) noexcept;
+
+/// Writes a copy of the record to the folder, and creates the folder. An earlier copy of the rank
+/// is replaced. Throws: Error if it cannot be written.
+void copy_flight_record(const FlightFile& file, bool has_ended,
+                        const std::filesystem::path& folder);
+
+/// The name of rank's copy in a folder: "rank-0.flight".
+std::string flight_file_name(int rank);
+
+}  // namespace lockstep::detail

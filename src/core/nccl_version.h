@@ -1,0 +1,13 @@
+#pragma once
+
+#include <string>
+
+namespace lockstep::inline v0_2::detail {
+
+/// The oldest version of NCCL that Lockstep works with, as ncclGetVersion() returns it.
+inline constexpr int oldest_nccl_version = 21900;
+
+/// "2.19.4" for 21904, and "2.7.8" for 2708: NCCL's number has another form since 2.9.
+std::string nccl_version_text(int version);
+
+}  // namespace lockstep::detail

@@ -1,0 +1,215 @@
+#include "join/join_world.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <string>
+#include <tuple>
+
+#include "comm/hierarchical/hierarchical_communicator.h"
+#include "comm/host/rendezvous.h"
+#include "comm/mpi/mpi.h"
+#include "core/environment.h"
+#include "core/memory.h"
+#include "core/operation_error.h"
+#include "core/text.h"
+#include "join/record_errors.h"
+#include "lockstep/denormals.h"
+#include "lockstep/error.h"
+
+namespace lockstep::inline v0_2::detail {
+namespace {
+
+/// Set by join_world(). Cleared only when it threw before it joined a world, since a process can
+/// join only one.
+std::atomic<bool> joined{false};
+
+std::string variable_text(const char* name, const std::optional<int>& value) {
+  return concat(name, value ? concat("=", *value) : " unset");
+}
+
+std::string variable_text(const char* name) {
+  const auto value = variable(name);
+  return concat(name, value ? concat("=", *value) : " unset");
+}
+
+/// Joins a world in shared memory, and records uncaught errors of this process there.
+std::shared_ptr<Communicator> join(const std::shared_ptr<host::World>& world, int rank,
+                                   host::Options options) {
+  options.keep_world = true;
+  record_errors_in(world, rank);
+  return host::create(world, rank, options);
+}
+
+/// Joins the world of `lockstep run`.
+std::shared_ptr<Communicator> join_launched(const Environment& environment, host::Options options) {
+  const auto& [rank, size, fd] =
+      std::tie(environment.rank, environment.world_size, environment.arena_fd);
+  if (!rank || !size || !fd || *rank >= *size) {
+    throw InvalidArgument(concat(
+        "init: contradictory environment: ", variable_text("LOCKSTEP_RANK", rank), ", ",
+        variable_text("LOCKSTEP_WORLD_SIZE", size), ", ", variable_text("LOCKSTEP_ARENA_FD", fd),
+        "; expected all three from `lockstep run`, or none"));
+  }
+  options.watch = true;
+  options.supervised = true;
+  return join(host::World::attach(*fd, *size), *rank, options);
+}
+
+/// Joins a world whose ranks are all on this host and were started by another launcher.
+std::shared_ptr<Communicator> join_host_world(const Launcher& launcher, host::Options options) {
+  if (const auto why = host::available(); !why.empty()) {
+    throw BackendUnavailable(concat("init: backend host does not work here: ", why));
+  }
+  std::string job = launcher.job;
+  if (job.empty()) job = host::job_by_ancestor("PMI_RANK");
+  job += concat(" by ", launcher.name());
+  options.watch = true;
+  const auto world = host::rendezvous(job, launcher.rank, launcher.size, options.timeout,
+                                      {options.launcher, options.launcher_name});
+  return join(world, launcher.rank, options);
+}
+
+std::shared_ptr<Communicator> join_mpi(Backend backend, const host::Options& options,
+                                       const Environment& environment, int expected_size) {
+  const mpi::Options between_hosts{.timeout = options.timeout,
+                                   .threads_per_rank = options.threads_per_rank,
+                                   .cores = options.cores,
+                                   .algorithm = mpi::parse_algorithm(environment.algorithm),
+                                   .progress = environment.progress,
+                                   .host = environment.host,
+                                   .interface = environment.interface,
+                                   .heartbeat = environment.heartbeat,
+                                   .expected_size = expected_size};
+  if (backend == Backend::mpi) return mpi::create(between_hosts);
+  return hierarchical::create({.between_hosts = between_hosts, .inside = options});
+}
+
+/// Joins a world of several ranks that another launcher has started.
+std::shared_ptr<Communicator> join_by_launcher(const Launcher& launcher, Backend backend,
+                                               const host::Options& options,
+                                               const Environment& environment) {
+  const auto prefix = concat("init: started by ", launcher.name(), " as rank ", launcher.rank,
+                             " of ", launcher.size);
+  if (launcher.one_host() && !needs_mpi(backend)) return join_host_world(launcher, options);
+  if (backend == Backend::host) {
+    throw InvalidArgument(concat(prefix,
+                                 ", not all on this host, which backend host does not support; use "
+                                 "backend mpi or hierarchical"));
+  }
+  if (!launcher.starts_mpi()) {
+    throw BackendUnavailable(
+        concat(prefix,
+               needs_mpi(backend)
+                   ? ", which does not start MPI processes"
+                   : concat(", not all on this host according to ",
+                            variable_text("LOCAL_WORLD_SIZE"), ", ", variable_text("MASTER_ADDR")),
+               "; start worlds of several hosts with mpirun or srun"));
+  }
+  if (const auto why = mpi::available(); !why.empty()) {
+    throw BackendUnavailable(concat(prefix, "; ", why));
+  }
+  return join_mpi(backend, options, environment, launcher.size);
+}
+
+/// The number of compute threads that a rank of this launcher sets: its share of the cores. 0 if
+/// OMP_NUM_THREADS or a restricted set of cores determines it.
+int share_of_cores(const Launcher& launcher) {
+  const auto online = static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
+  const bool bound = usable_cores() < online;
+  if (bound || std::getenv("OMP_NUM_THREADS") != nullptr) return 0;
+  return std::max(1, online / launcher.local_size.value_or(1));
+}
+
+/// Joins the world after the checks of the environment.
+std::shared_ptr<Communicator> join_checked(const JoinOptions& options) {
+  const auto& environment = Environment::get();
+  record_uncaught_errors();
+  const bool launched = environment.rank || environment.world_size || environment.arena_fd;
+  const auto backend = options.backend.value_or(environment.backend);
+  if (!environment.launcher_problem.empty()) throw InvalidArgument(environment.launcher_problem);
+  if (options.keep_freed_memory) keep_freed_memory();
+  const auto& launcher = environment.launcher;
+  const bool by_launcher = launcher && launcher->size > 1;
+  const int threads = options.threads.set_number(by_launcher ? share_of_cores(*launcher) : 0);
+  // Before the library creates threads, which inherit the setting of this thread.
+  options.threads.flush_denormals(flush_denormals_setting(options.flush_denormals));
+  auto ranks = rank_options(options.timeout, threads);
+  if (by_launcher && launcher->has_ended()) {
+    throw CommError(concat("init rank ", launcher->rank, " of ", launcher->size,
+                           ": the launcher of the ranks, ", launcher->name(), ", has ended"));
+  }
+  if (launcher) {
+    ranks.launcher = static_cast<pid_t>(launcher->process());
+    ranks.launcher_name = concat(launcher->name(), ", process ", ranks.launcher);
+  }
+  if (by_launcher) {
+    // A rank that is bound to cores sees only those.
+    ranks.cores = std::min(ranks.cores * launcher->local_size.value_or(1),
+                           static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)));
+    return join_by_launcher(*launcher, backend, ranks, environment);
+  }
+  if (launched && needs_mpi(backend)) {
+    throw InvalidArgument(
+        concat("init: started by lockstep run, which does not start MPI processes, with backend ",
+               name(backend), "; start the program with mpirun"));
+  }
+  if (launched) return join_launched(environment, ranks);
+  if (needs_mpi(backend)) return join_mpi(backend, ranks, environment, launcher ? 1 : 0);
+  return host::create(host::World::create(1), 0, ranks);
+}
+
+}  // namespace
+
+bool has_joined() { return joined; }
+
+bool flush_denormals_setting(const std::optional<bool>& option) {
+  return option.value_or(Environment::get().flush_denormals);
+}
+
+int usable_cores() {
+  cpu_set_t set;
+  if (::sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
+  return static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
+}
+
+host::Options rank_options(const std::optional<std::chrono::milliseconds>& timeout,
+                           int threads_per_rank) {
+  const auto& environment = Environment::get();
+  const auto limit = timeout.value_or(environment.timeout);
+  if (limit.count() <= 0) {
+    throw_invalid("init", "got a timeout of ", limit.count(), " ms, expected more than 0");
+  }
+  return {.timeout = limit,
+          .threads_per_rank = threads_per_rank,
+          // A rank that is bound to one core sees only that one. Its launcher sets LOCKSTEP_CORES.
+          .cores = environment.cores.value_or(usable_cores())};
+}
+
+std::shared_ptr<Communicator> join_world(const JoinOptions& options) {
+  if (joined.exchange(true)) {
+    throw InvalidArgument(
+        "init: called a second time in this process; keep the Group that the first call returned, "
+        "or start new processes for a new world",
+        {.operation = "init"});
+  }
+  const bool flushed_before = flushes_denormals();
+  try {
+    return join_checked(options);
+  } catch (Error& error) {
+    error.set_operation("init");
+    const bool refused = error.kind() == ErrorKind::invalid_argument ||
+                         error.kind() == ErrorKind::backend_unavailable;
+    if (refused) {
+      // No world was joined, so the caller may call init() again.
+      joined = false;
+      if (flushes_denormals() != flushed_before) options.threads.flush_denormals(flushed_before);
+    }
+    throw;
+  }
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include "comm/communicator.h"
+#include "comm/host/host.h"
+#include "lockstep/denormals.h"
+#include "lockstep/types.h"
+
+namespace lockstep::inline v0_2::detail {
+
+/// The threads that compute for a rank. A library of tensors has its own, and sets both functions.
+struct ComputeThreads {
+  /// Sets the number of compute threads, if it is more than 0, and returns the number.
+  std::function<int(int threads)> set_number = [](int) { return 1; };
+  /// Flushes or keeps denormals in the calling thread and in the compute threads.
+  std::function<void(bool flush)> flush_denormals = [](bool flush) {
+    v0_2::flush_denormals(flush);
+  };
+};
+
+/// As InitOptions of init().
+struct JoinOptions {
+  std::optional<Backend> backend = {};
+  std::optional<std::chrono::milliseconds> timeout = {};
+  bool keep_freed_memory = false;
+  std::optional<bool> flush_denormals = {};
+  ComputeThreads threads = {};
+};
+
+/// Joins the world that this process belongs to, as init() describes.
+/// Ranks: all, once in each process.
+/// Throws: as init(), with the operation "init".
+std::shared_ptr<Communicator> join_world(const JoinOptions& options);
+
+/// Whether join_world() has joined a world in this process.
+bool has_joined();
+
+/// Whether ranks flush denormals: the caller's option, else LOCKSTEP_FLUSH_DENORMALS.
+bool flush_denormals_setting(const std::optional<bool>& option);
+
+/// The options of a rank in shared memory. timeout: default LOCKSTEP_TIMEOUT.
+/// Throws: InvalidArgument for a timeout that is not positive.
+host::Options rank_options(const std::optional<std::chrono::milliseconds>& timeout,
+                           int threads_per_rank);
+
+/// Cores that this process may use.
+int usable_cores();
+
+}  // namespace lockstep::detail

@@ -1,0 +1,263 @@
+#include "lockstep/fused_optimizers.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_fused_adam.h>
+#include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/_fused_sgd.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <memory>
+#include <utility>
+
+namespace lockstep::inline v0_2 {
+namespace {
+
+using torch::optim::OptimizerOptions;
+using torch::optim::OptimizerParamState;
+
+/// Arguments of one call of a kernel: one element of each list for each parameter.
+struct KernelArguments {
+  std::vector<at::Tensor> parameters;
+  std::vector<at::Tensor> gradients;
+  std::array<std::vector<at::Tensor>, 3> state;  ///< in the order of Kernel::tensors()
+  std::vector<at::Tensor> steps;                 ///< Adam: the number of this update, from 1
+};
+
+/// The parts in which the optimizers differ.
+template <class Base>
+struct Kernel;
+
+template <>
+struct Kernel<torch::optim::SGD> {
+  using Options = torch::optim::SGDOptions;
+  using State = torch::optim::SGDParamState;
+  static constexpr bool counts_steps = false;
+
+  static bool has_state(const Options& options) { return options.momentum() != 0; }
+  static std::vector<at::Tensor*> tensors(State& state, const Options& /*options*/) {
+    return {&state.momentum_buffer()};
+  }
+  /// is_first: the momenta are not used but set.
+  static void run(const KernelArguments& lists, const Options& options, bool is_first) {
+    at::_fused_sgd_(lists.parameters, lists.gradients, lists.state[0], options.weight_decay(),
+                    options.momentum(), options.lr(), options.dampening(), options.nesterov(),
+                    false, is_first);
+  }
+};
+
+/// Adam and AdamW, which differ in the weight decay.
+template <class AdamOptions, class AdamState, auto kFused>
+struct AdamKernel {
+  using Options = AdamOptions;
+  using State = AdamState;
+  static constexpr bool counts_steps = true;
+
+  static bool has_state(const Options& /*options*/) { return true; }
+  static std::vector<at::Tensor*> tensors(State& state, const Options& options) {
+    std::vector<at::Tensor*> tensors{&state.exp_avg(), &state.exp_avg_sq()};
+    if (options.amsgrad()) tensors.push_back(&state.max_exp_avg_sq());
+    return tensors;
+  }
+  static void run(const KernelArguments& lists, const Options& options, bool /*is_first*/) {
+    const auto [beta1, beta2] = options.betas();
+    kFused(lists, options.lr(), beta1, beta2, options.weight_decay(), options.eps(),
+           options.amsgrad());
+  }
+};
+
+void fused_adam(const KernelArguments& lists, double lr, double beta1, double beta2,
+                double weight_decay, double eps, bool amsgrad) {
+  at::_fused_adam_(lists.parameters, lists.gradients, lists.state[0], lists.state[1],
+                   lists.state[2], lists.steps, lr, beta1, beta2, weight_decay, eps, amsgrad,
+                   false);
+}
+
+void fused_adamw(const KernelArguments& lists, double lr, double beta1, double beta2,
+                 double weight_decay, double eps, bool amsgrad) {
+  at::_fused_adamw_(lists.parameters, lists.gradients, lists.state[0], lists.state[1],
+                    lists.state[2], lists.steps, lr, beta1, beta2, weight_decay, eps, amsgrad,
+                    false);
+}
+
+template <>
+struct Kernel<torch::optim::Adam>
+    : AdamKernel<torch::optim::AdamOptions, torch::optim::AdamParamState, fused_adam> {};
+template <>
+struct Kernel<torch::optim::AdamW>
+    : AdamKernel<torch::optim::AdamWOptions, torch::optim::AdamWParamState, fused_adamw> {};
+
+template <class Base>
+const typename Kernel<Base>::Options& own(const OptimizerOptions& options) {
+  return static_cast<const typename Kernel<Base>::Options&>(options);
+}
+
+template <class Base>
+typename Kernel<Base>::State& own(OptimizerParamState& state) {
+  return static_cast<typename Kernel<Base>::State&>(state);
+}
+
+bool has_same_layout(const at::Tensor& parameter, const at::Tensor& other) {
+  return other.layout() == at::kStrided && other.scalar_type() == parameter.scalar_type() &&
+         other.device() == parameter.device() && other.strides() == parameter.strides();
+}
+
+}  // namespace
+
+/// Whether the kernel supports all tensors. It reads and writes memory in order, so layouts must be
+/// equal.
+template <class Base>
+bool FusedOptimizer<Base>::fits() const {
+  for (const auto& group : this->param_groups()) {
+    for (const auto& parameter : group.params()) {
+      const auto& gradient = parameter.grad();
+      if (!gradient.defined()) continue;
+      if (!parameter.is_cpu() || !parameter.is_non_overlapping_and_dense() ||
+          !parameter.is_floating_point() || !has_same_layout(parameter, gradient)) {
+        return false;
+      }
+      const auto entry = this->state().find(parameter.unsafeGetTensorImpl());
+      if (entry == this->state().end()) continue;
+      const auto tensors =
+          Kernel<Base>::tensors(own<Base>(*entry->second), own<Base>(group.options()));
+      const auto fits = [&](const at::Tensor* tensor) {
+        return !tensor->defined() || has_same_layout(parameter, *tensor);
+      };
+      if (!std::ranges::all_of(tensors, fits)) return false;
+    }
+  }
+  return true;
+}
+
+template <class Base>
+void FusedOptimizer<Base>::step_group(torch::optim::OptimizerParamGroup& group) {
+  const auto& options = own<Base>(group.options());
+  // One call per dtype, and separate calls for parameters whose state this step initialises.
+  std::map<std::pair<bool, at::ScalarType>, KernelArguments> calls;
+  for (auto& parameter : group.params()) {
+    if (!parameter.grad().defined()) continue;
+    const auto tensors = tensors_of(parameter, options);
+    const bool is_first = !tensors.empty() && !tensors.front()->defined();
+    begin_update(parameter);
+    auto& lists = calls[{is_first, parameter.scalar_type()}];
+    lists.parameters.push_back(parameter);
+    lists.gradients.push_back(parameter.grad());
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      if (!tensors[i]->defined()) *tensors[i] = at::zeros_like(parameter);
+      lists.state[i].push_back(*tensors[i]);
+    }
+    add_step(parameter, lists.steps);
+  }
+  for (const auto& [call, lists] : calls) Kernel<Base>::run(lists, options, call.first);
+}
+
+template <class Base>
+const OptimizerOptions* FusedOptimizer<Base>::options_of(const at::Tensor& parameter) const {
+  const auto& groups = this->param_groups();
+  const auto is_at = [&](const Place& place) {
+    return place.group < groups.size() && place.index < groups[place.group].params().size() &&
+           groups[place.group].params()[place.index].is_same(parameter);
+  };
+  const auto options = [&](const Place& place) { return &groups[place.group].options(); };
+  const auto entry = places_.find(parameter.unsafeGetTensorImpl());
+  if (entry != places_.end() && is_at(entry->second)) return options(entry->second);
+  Place place;
+  for (; place.group < groups.size(); ++place.group) {
+    for (place.index = 0; place.index < groups[place.group].params().size(); ++place.index) {
+      if (!is_at(place)) continue;
+      places_[parameter.unsafeGetTensorImpl()] = place;
+      return options(place);
+    }
+  }
+  return nullptr;
+}
+
+template <class Base>
+OptimizerParamState& FusedOptimizer<Base>::entry_of(const at::Tensor& parameter) {
+  auto& entry = this->state_[parameter.unsafeGetTensorImpl()];
+  if (!entry) entry = std::make_unique<typename Kernel<Base>::State>();
+  return *entry;
+}
+
+template <class Base>
+bool FusedOptimizer<Base>::has(const at::Tensor& parameter) const {
+  return options_of(parameter) != nullptr;
+}
+
+template <class Base>
+std::vector<at::Tensor*> FusedOptimizer<Base>::tensors_of(const at::Tensor& parameter,
+                                                          const OptimizerOptions& options) {
+  if (!Kernel<Base>::has_state(own<Base>(options))) return {};
+  return Kernel<Base>::tensors(own<Base>(entry_of(parameter)), own<Base>(options));
+}
+
+template <class Base>
+std::vector<at::Tensor*> FusedOptimizer<Base>::state_of(const at::Tensor& parameter) {
+  return tensors_of(parameter, *options_of(parameter));
+}
+
+template <class Base>
+void FusedOptimizer<Base>::begin_update(const at::Tensor& parameter) {
+  if constexpr (Kernel<Base>::counts_steps) {
+    auto& entry = own<Base>(entry_of(parameter));
+    entry.step(entry.step() + 1);
+  }
+}
+
+template <class Base>
+void FusedOptimizer<Base>::add_step(const at::Tensor& parameter, std::vector<at::Tensor>& steps) {
+  if constexpr (Kernel<Base>::counts_steps) {
+    const auto step = static_cast<double>(own<Base>(entry_of(parameter)).step());
+    steps.push_back(at::scalar_tensor(step, at::kFloat));
+  }
+}
+
+template <class Base>
+void FusedOptimizer<Base>::update(const at::Tensor& parameter, const Elements& elements) {
+  KernelArguments lists{
+      .parameters = {elements.values}, .gradients = {elements.gradient}, .state = {}, .steps = {}};
+  for (std::size_t i = 0; i < elements.state.size(); ++i)
+    lists.state[i].push_back(elements.state[i]);
+  add_step(parameter, lists.steps);
+  Kernel<Base>::run(lists, own<Base>(*options_of(parameter)), elements.is_first);
+}
+
+/// Base would use the undefined tensors of entries that state_of() has created.
+template <class Base>
+void FusedOptimizer<Base>::remove_empty_state() {
+  for (auto& group : this->param_groups_) {
+    for (auto& parameter : group.params()) {
+      const auto entry = this->state_.find(parameter.unsafeGetTensorImpl());
+      if (entry == this->state_.end()) continue;
+      const auto tensors =
+          Kernel<Base>::tensors(own<Base>(*entry->second), own<Base>(group.options()));
+      if (!tensors.front()->defined()) this->state_.erase(entry);
+    }
+  }
+}
+
+template <class Base>
+at::Tensor FusedOptimizer<Base>::step(torch::optim::Optimizer::LossClosure closure) {
+  const at::NoGradGuard no_grad;
+  at::Tensor loss;
+  if (closure) {
+    const at::AutoGradMode enable_grad(true);
+    loss = closure();
+  }
+  if (fits()) {
+    for (auto& group : this->param_groups_) step_group(group);
+  } else {
+    remove_empty_state();
+    Base::step();
+  }
+  return loss;
+}
+
+template class FusedOptimizer<torch::optim::SGD>;
+template class FusedOptimizer<torch::optim::Adam>;
+template class FusedOptimizer<torch::optim::AdamW>;
+
+}  // namespace lockstep

@@ -1,0 +1,208 @@
+/* A rank that uses each function of lockstep_c.h: rank_program BEHAVIOUR. Prints what was wrong,
+ * and exits with 1 then. */
+#include <lockstep_c.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int wrong = 0;
+
+static void expect(int right, const char* what, int line) {
+  if (right) return;
+  wrong = 1;
+  fprintf(stderr, "line %d: not %s; last error: %s\n", line, what, lockstep_error_text());
+}
+#define EXPECT(right) expect((right), #right, __LINE__)
+#define OK(call) EXPECT((call) == LOCKSTEP_OK)
+
+static void collectives(lockstep_group* world) {
+  const int rank = lockstep_rank(world), size = lockstep_size(world);
+  const int sum = size * (size - 1) / 2;
+  EXPECT(lockstep_host_of(world, rank) == 0);
+  EXPECT(lockstep_host_of(world, size) == -1);
+  EXPECT(strcmp(lockstep_backend(world), "host") == 0);
+
+  float values[3] = {(float)rank, 1, -1};
+  OK(lockstep_all_reduce(world, values, 3, LOCKSTEP_FLOAT32, LOCKSTEP_SUM, NULL));
+  EXPECT(values[0] == (float)sum && values[1] == (float)size && values[2] == (float)-size);
+  OK(lockstep_all_reduce(world, NULL, 0, LOCKSTEP_FLOAT32, LOCKSTEP_SUM, NULL));
+
+  int64_t seed = rank == size - 1 ? 77 : 0;
+  OK(lockstep_broadcast(world, &seed, 1, LOCKSTEP_INT64, size - 1, NULL));
+  EXPECT(seed == 77);
+
+  /* Rank r has r elements, so that rank 0 has none. */
+  size_t* counts = calloc((size_t)size, sizeof(size_t));
+  for (int r = 0; r < size; ++r) counts[r] = (size_t)r;
+  int32_t own[64], all[64], part[64];
+  for (int i = 0; i < 64; ++i) own[i] = rank;
+  OK(lockstep_all_gather(world, own, all, counts, LOCKSTEP_INT32, NULL));
+  for (int r = 0, at = 0; r < size; ++r) {
+    for (int i = 0; i < r; ++i) EXPECT(all[at++] == r);
+  }
+  for (int i = 0; i < sum; ++i) all[i] = i;
+  OK(lockstep_reduce_scatter(world, all, part, counts, LOCKSTEP_INT32, LOCKSTEP_MAX, NULL));
+  for (int i = 0; i < rank; ++i) EXPECT(part[i] == rank * (rank - 1) / 2 + i);
+  free(counts);
+
+  OK(lockstep_gather(world, &rank, all, 1, LOCKSTEP_INT32, 0, NULL));
+  if (rank == 0) {
+    for (int r = 0; r < size; ++r) EXPECT(all[r] == r);
+  }
+  OK(lockstep_scatter(world, rank == 0 ? all : NULL, part, 1, LOCKSTEP_INT32, 0, NULL));
+  EXPECT(part[0] == rank);
+  for (int r = 0; r < size; ++r) own[r] = 100 * rank + r;
+  OK(lockstep_all_to_all(world, own, all, 1, LOCKSTEP_INT32, NULL));
+  for (int r = 0; r < size; ++r) EXPECT(all[r] == 100 * r + rank);
+
+  /* A ring of messages, begun before they are waited for. */
+  lockstep_work *sent = NULL, *received = NULL;
+  int32_t from_left = -1;
+  OK(lockstep_send(world, &rank, 1, LOCKSTEP_INT32, (rank + 1) % size, 5, &sent));
+  OK(lockstep_recv(world, &from_left, 1, LOCKSTEP_INT32, (rank + size - 1) % size, 5, &received));
+  int32_t complete = -1;
+  OK(lockstep_test(received, &complete));
+  EXPECT(complete == 0 || complete == 1);
+  OK(lockstep_wait(&received));
+  OK(lockstep_wait(&sent));
+  EXPECT(sent == NULL && received == NULL && from_left == (rank + size - 1) % size);
+  OK(lockstep_wait(&sent)); /* nothing is left to wait for */
+  OK(lockstep_barrier(world, NULL));
+
+  lockstep_group* half = NULL;
+  OK(lockstep_split(world, rank % 2, -rank, &half));
+  int32_t members = 1;
+  OK(lockstep_all_reduce(half, &members, 1, LOCKSTEP_INT32, LOCKSTEP_SUM, NULL));
+  EXPECT(members == lockstep_size(half));
+  EXPECT(lockstep_rank(half) == (size - 1 - rank) / 2);
+  lockstep_group_free(half);
+  lockstep_group* none = half;
+  OK(lockstep_split(world, -1, 0, &none));
+  EXPECT(none == NULL);
+
+  void* memory = NULL;
+  OK(lockstep_allocate(world, 4000, &memory));
+  double* numbers = memory;
+  EXPECT((uintptr_t)memory % 64 == 0);
+  for (int i = 0; i < 500; ++i) numbers[i] = rank + i;
+  OK(lockstep_all_reduce(world, numbers, 500, LOCKSTEP_FLOAT64, LOCKSTEP_MIN, NULL));
+  for (int i = 0; i < 500; ++i) EXPECT(numbers[i] == i);
+  lockstep_free(memory);
+  lockstep_free(NULL);
+}
+
+static void averages(lockstep_group* world) {
+  const int rank = lockstep_rank(world), size = lockstep_size(world);
+  const float mean = (float)(size - 1) / 2;
+  /* The second array does not fit into a bucket with the others. */
+  const size_t counts[] = {3, 8 * 1024 * 1024, 0, 5};
+  float* large = malloc(counts[1] * sizeof(float));
+  float small[8];
+  void* const arrays[] = {small, large, NULL, small + 3};
+  const char* const wires[] = {NULL, "fp16", "bf16"};
+  for (int w = 0; w < 3; ++w) {
+    lockstep_averager* averager = NULL;
+    OK(lockstep_averager_create(world, counts, 4, LOCKSTEP_FLOAT32, wires[w], &averager));
+    for (int again = 0; again < 2; ++again) {
+      for (size_t i = 0; i < counts[1]; ++i) large[i] = (float)rank;
+      for (int i = 0; i < 8; ++i) small[i] = (float)(rank + i);
+      OK(lockstep_average(averager, arrays));
+      int right = 1;
+      for (size_t i = 0; i < counts[1]; ++i) right &= fabsf(large[i] - mean) <= 0.01f * mean;
+      for (int i = 0; i < 8; ++i)
+        right &= fabsf(small[i] - mean - (float)i) <= 0.01f * (mean + (float)i);
+      EXPECT(right);
+    }
+    lockstep_averager_free(averager);
+  }
+  free(large);
+}
+
+static void bad_arguments(lockstep_group* world) {
+  float value = 0;
+  lockstep_group* other = world;
+  lockstep_work* work = (lockstep_work*)&value;
+  lockstep_averager* averager = NULL;
+  const size_t one = 1;
+  EXPECT(lockstep_all_reduce(NULL, &value, 1, LOCKSTEP_FLOAT32, LOCKSTEP_SUM, NULL) ==
+         LOCKSTEP_INVALID_ARGUMENT);
+  EXPECT(strstr(lockstep_error_text(), "lockstep_all_reduce: got NULL as group") != NULL);
+  EXPECT(lockstep_all_reduce(world, &value, 1, 99, LOCKSTEP_SUM, NULL) ==
+         LOCKSTEP_INVALID_ARGUMENT);
+  EXPECT(strstr(lockstep_error_text(), "got the dtype 99") != NULL);
+  EXPECT(lockstep_all_reduce(world, &value, 1, LOCKSTEP_FLOAT32, -1, NULL) ==
+         LOCKSTEP_INVALID_ARGUMENT);
+  EXPECT(lockstep_all_reduce(world, NULL, 1, LOCKSTEP_FLOAT32, LOCKSTEP_SUM, NULL) ==
+         LOCKSTEP_INVALID_ARGUMENT);
+  EXPECT(lockstep_broadcast(world, &value, 1, LOCKSTEP_FLOAT32, 99, &work) ==
+         LOCKSTEP_INVALID_ARGUMENT);
+  EXPECT(lockstep_all_gather(world, &value, &value, NULL, LOCKSTEP_FLOAT32, NULL) ==
+         LOCKSTEP_INVALID_ARGUMENT);
+  EXPECT(lockstep_send(world, &value, 1, LOCKSTEP_FLOAT32, lockstep_rank(world) + 100, 0, NULL) ==
+         LOCKSTEP_INVALID_ARGUMENT);
+  EXPECT(lockstep_init(NULL, 0, &other) == LOCKSTEP_INVALID_ARGUMENT);
+  EXPECT(strstr(lockstep_error_text(), "a second time") != NULL && other == NULL);
+  EXPECT(work == NULL);
+  EXPECT(strcmp(lockstep_error_operation(), "init") == 0);
+  EXPECT(lockstep_rank(NULL) == -1 && lockstep_size(NULL) == -1 && lockstep_host_of(NULL, 0) == -1);
+  EXPECT(strcmp(lockstep_backend(NULL), "") == 0);
+  EXPECT(lockstep_averager_create(world, &one, 1, LOCKSTEP_FLOAT64, "fp16", &averager) ==
+         LOCKSTEP_INVALID_ARGUMENT);
+  EXPECT(lockstep_averager_create(world, &one, 1, LOCKSTEP_FLOAT32, "topk", &averager) ==
+         LOCKSTEP_INVALID_ARGUMENT);
+  EXPECT(strstr(lockstep_error_text(), "expected fp32, fp16 or bf16") != NULL);
+  EXPECT(lockstep_averager_create(world, &one, 1, LOCKSTEP_INT32, NULL, &averager) ==
+         LOCKSTEP_INVALID_ARGUMENT);
+  EXPECT(averager == NULL && lockstep_error_rank() == -1);
+  EXPECT(lockstep_average(NULL, NULL) == LOCKSTEP_INVALID_ARGUMENT);
+  EXPECT(lockstep_dtype_size(99) == 0 && lockstep_dtype_size(LOCKSTEP_BFLOAT16) == 2);
+  OK(lockstep_barrier(world, NULL)); /* the group stays usable */
+}
+
+static void decisions(lockstep_group* world) {
+  const int last = lockstep_size(world) - 1;
+  OK(lockstep_all_or_none(world, NULL));
+  EXPECT(lockstep_all_or_none(world, lockstep_rank(world) == last ? "disk full" : NULL) ==
+         LOCKSTEP_ERROR);
+  EXPECT(strstr(lockstep_error_text(), ": disk full") != NULL);
+  OK(lockstep_all_or_none(world, NULL));
+}
+
+/* Rank 1 does not come; the others report the cause and exit with 0. */
+static void failure(lockstep_group* world, const char* how) {
+  if (lockstep_rank(world) == 1) {
+    if (strcmp(how, "fail") == 0) {
+      lockstep_fail(world, "the mesh is empty");
+      exit(0);
+    }
+    if (strcmp(how, "abort") == 0) abort();
+    exit(0);
+  }
+  const lockstep_status status = lockstep_barrier(world, NULL);
+  EXPECT(status == LOCKSTEP_COMMUNICATION_ERROR);
+  printf("rank %d: %s\n", (int)lockstep_error_rank(), lockstep_error_text());
+}
+
+int main(int argc, char** argv) {
+  lockstep_group* world = NULL;
+  lockstep_group* none = NULL;
+  if (argc != 2) return 2;
+  EXPECT(lockstep_c_version() == LOCKSTEP_C_VERSION && strlen(lockstep_version()) >= 5);
+  EXPECT(lockstep_init("nosuch", 0, &none) == LOCKSTEP_INVALID_ARGUMENT);
+  EXPECT(lockstep_init(NULL, -1, &none) == LOCKSTEP_INVALID_ARGUMENT);
+  EXPECT(lockstep_init(NULL, 0, NULL) == LOCKSTEP_INVALID_ARGUMENT);
+  OK(lockstep_init(NULL, 20, &world));
+  if (world == NULL) return 1;
+  if (strcmp(argv[1], "all") == 0) {
+    collectives(world);
+    averages(world);
+    bad_arguments(world);
+    decisions(world);
+  } else {
+    failure(world, argv[1]);
+  }
+  lockstep_group_free(world);
+  lockstep_group_free(NULL);
+  return wrong;
+}

@@ -1,0 +1,193 @@
+#include "comm/diagnosis.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "comm/flight_record.h"
+#include "comm/flight_recorder.h"
+#include "comm/operation.h"
+
+// Diagnoses of records that the tests write. tests/random_hangs diagnoses worlds.
+
+namespace lockstep::testing {
+namespace {
+
+using detail::Diagnosis;
+using detail::FlightRecorder;
+using detail::ObservedRank;
+using Kind = Diagnosis::Kind;
+using State = ObservedRank::State;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+/// The records of a world whose ranks are all in this process.
+class Records {
+ public:
+  /// ranks: those that have a record.
+  Records(int size, const std::vector<int>& ranks) : size_(size) {
+    members_.resize(static_cast<std::size_t>(size));
+    std::iota(members_.begin(), members_.end(), 0);
+    for (const int rank : ranks) {
+      recorders_.emplace_back(
+          rank, FlightRecorder::create({.backend = "test", .rank = rank, .size = size}));
+      of(rank).add_group(members_);
+    }
+  }
+
+  FlightRecorder& of(int rank) {
+    return *std::ranges::find(recorders_, rank, [](const auto& one) { return one.first; })->second;
+  }
+  std::uint64_t issue(int rank, std::uint64_t sequence,
+                      Collective collective = Collective::all_reduce, int peer = -1) {
+    return of(rank).issued(0, {.collective = collective, .peer = peer, .sequence = sequence}, peer,
+                           0);
+  }
+  void complete(int rank, std::uint64_t sequence) { of(rank).ended(issue(rank, sequence)); }
+  void wait(int rank, std::uint64_t sequence, Collective collective = Collective::all_reduce,
+            int peer = -1) {
+    of(rank).begin_wait(issue(rank, sequence, collective, peer));
+  }
+
+  void add_second_group(int rank) { of(rank).add_group(members_); }
+  void wait_in_second_group(int rank, std::uint64_t sequence) {
+    of(rank).begin_wait(
+        of(rank).issued(1, {.collective = Collective::barrier, .sequence = sequence}, -1, 0));
+  }
+
+  Diagnosis diagnose(State state_of_first = State::running) const {
+    std::vector<ObservedRank> ranks;
+    for (auto& record : detail::read_flight_records()) {
+      if (record->file().pid != ::getpid() || record->size() != size_) continue;
+      ranks.push_back({.record = record, .state = State::running});
+    }
+    ranks.front().state = state_of_first;
+    return detail::diagnose(ranks, 0);
+  }
+
+ private:
+  int size_;
+  std::vector<int> members_;
+  std::vector<std::pair<int, std::shared_ptr<FlightRecorder>>> recorders_;
+};
+
+TEST(Diagnosis, OfRanksThatDoNotWait) {
+  Records records(3, {0, 1, 2});
+  for (const int rank : {0, 1, 2}) records.complete(rank, 1);
+  EXPECT_EQ(records.diagnose().kind, Kind::none);
+}
+
+TEST(Diagnosis, NamesTheRankThatHasNotIssuedTheOperation) {
+  Records records(3, {0, 1, 2});
+  records.complete(2, 1);
+  for (const int rank : {0, 1}) {
+    records.complete(rank, 1);
+    records.wait(rank, 2);
+  }
+  const auto found = records.diagnose();
+  EXPECT_EQ(found.kind, Kind::missing);
+  EXPECT_THAT(found.ranks, ElementsAre(2));
+  EXPECT_THAT(found.waiting, ElementsAre(0, 1));
+  EXPECT_THAT(found.text[0], HasSubstr("the others wait for rank 2: it has made no call of "
+                                       "Lockstep for "));
+  EXPECT_THAT(found.text[0],
+              HasSubstr("its last operation is all_reduce #1 of the world, complete"));
+}
+
+TEST(Diagnosis, FollowsAChainToItsEnd) {
+  Records records(3, {0, 1, 2});
+  records.wait(0, 1, Collective::recv, 1);
+  records.wait(1, 1, Collective::recv, 2);
+  const auto found = records.diagnose();
+  EXPECT_EQ(found.kind, Kind::missing);
+  EXPECT_THAT(found.ranks, ElementsAre(2));
+  EXPECT_THAT(found.waiting, ElementsAre(1));
+}
+
+/// A stopped rank that waits itself is the cause only if the others lack nothing else.
+TEST(Diagnosis, PrefersTheRankThatAStoppedOneWaitsFor) {
+  Records records(3, {0, 1, 2});
+  records.wait(0, 1);
+  records.wait(1, 1);
+  EXPECT_THAT(records.diagnose(State::stopped).ranks, ElementsAre(2));
+  records.wait(2, 1);
+  EXPECT_THAT(records.diagnose(State::stopped).ranks, ElementsAre(0));
+}
+
+TEST(Diagnosis, NamesARankWithoutARecord) {
+  Records records(3, {0, 2});
+  records.wait(0, 1);
+  records.wait(2, 1);
+  const auto found = records.diagnose();
+  EXPECT_EQ(found.kind, Kind::unseen);
+  EXPECT_THAT(found.ranks, ElementsAre(1));
+  EXPECT_THAT(found.text[0], HasSubstr("run `lockstep status` on its host"));
+}
+
+TEST(Diagnosis, TakesTheBackendsWordForRanksOfOtherHosts) {
+  Records records(4, {0, 1});
+  records.wait(0, 1);
+  records.wait(1, 1);
+  records.of(0).set_missing(std::vector{3});
+  records.of(1).set_missing(std::vector{3});
+  EXPECT_THAT(records.diagnose().ranks, ElementsAre(3));
+}
+
+TEST(Diagnosis, OfAllRanksInOneOperationIsData) {
+  Records records(2, {0, 1});
+  records.wait(0, 1);
+  records.wait(1, 1);
+  const auto found = records.diagnose();
+  EXPECT_EQ(found.kind, Kind::transit);
+  EXPECT_THAT(found.waiting, ElementsAre(0, 1));
+}
+
+TEST(Diagnosis, OfADeadlockIsItsShortestCycle) {
+  Records records(4, {0, 1, 2, 3});
+  for (const int rank : {0, 1, 3}) records.wait(rank, 2);
+  records.complete(2, 1);
+  records.wait(2, 1, Collective::recv, 0);
+  const auto found = records.diagnose();
+  EXPECT_EQ(found.kind, Kind::deadlock);
+  EXPECT_THAT(found.ranks, ElementsAre(0, 2));
+}
+
+TEST(Diagnosis, OfADeadlockNamesTheRankThatIsInAnotherOperation) {
+  Records records(4, {0, 1, 2, 3});
+  for (const int rank : {0, 1, 2, 3}) records.add_second_group(rank);
+  for (const int rank : {0, 1, 3}) records.wait(rank, 1);
+  records.wait_in_second_group(2, 1);
+  const auto found = records.diagnose();
+  EXPECT_EQ(found.kind, Kind::deadlock);
+  EXPECT_THAT(found.ranks, ElementsAre(2));
+  EXPECT_THAT(found.waiting, ElementsAre(0, 1, 3));
+}
+
+TEST(Diagnosis, DoesNotConsiderShortWaits) {
+  Records records(2, {0, 1});
+  records.wait(0, 1);
+  std::vector<ObservedRank> ranks;
+  for (auto& record : detail::read_flight_records()) {
+    if (record->file().pid == ::getpid()) ranks.push_back({.record = record});
+  }
+  const auto found = detail::diagnose(ranks, 60);
+  EXPECT_EQ(found.kind, Kind::none);
+  EXPECT_THAT(found.text, IsEmpty());
+}
+
+TEST(Diagnosis, OfTimesIsReadable) {
+  EXPECT_EQ(detail::duration_text(0.012), "12 ms");
+  EXPECT_EQ(detail::duration_text(3.14), "3.1 s");
+  EXPECT_EQ(detail::duration_text(300), "5 min");
+  EXPECT_EQ(detail::duration_text(9000), "2.5 h");
+}
+
+}  // namespace
+}  // namespace lockstep::testing

@@ -1,0 +1,220 @@
+#include "comm/flight_recorder.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "comm/diagnosis.h"
+#include "comm/flight_record.h"
+#include "comm/host/host.h"
+#include "comm/host/world.h"
+#include "core/text.h"
+#include "lockstep/error.h"
+#include "tests/ranks.h"
+#include "tests/temporary_folder.h"
+
+namespace lockstep::testing {
+namespace {
+
+using detail::FlightFile;
+using detail::FlightRecord;
+using detail::FlightRecorder;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+Operation barrier(std::uint64_t sequence) {
+  return {.collective = Collective::barrier, .sequence = sequence};
+}
+
+/// The record of this process's recorder of the given world size.
+std::shared_ptr<const FlightRecord> record_of_size(int size) {
+  for (auto& record : detail::read_flight_records()) {
+    if (record->file().pid == ::getpid() && record->size() == size) return record;
+  }
+  return nullptr;
+}
+
+/// Another version of Lockstep may have written them.
+TEST(FlightRecords, RemovesOldFilesThatAreNoRecords) {
+  constexpr pid_t no_process = 99'999'999;
+  const auto file = [&](int number) {
+    return std::filesystem::path(detail::flight_folder) /
+           detail::concat(detail::flight_prefix(), no_process, '-', number, ".flight");
+  };
+  for (const int number : {1, 2, 3}) std::ofstream(file(number)) << (number == 1 ? "" : "other");
+  const auto now = std::filesystem::file_time_type::clock::now();
+  for (const int number : {1, 2}) {
+    std::filesystem::last_write_time(file(number), now - std::chrono::minutes(2));
+  }
+  detail::remove_ended_flight_records();
+  EXPECT_FALSE(std::filesystem::exists(file(1)));
+  EXPECT_FALSE(std::filesystem::exists(file(2)));
+  EXPECT_TRUE(std::filesystem::remove(file(3))) << "its process may have just begun";
+}
+
+TEST(FlightRecorder, KeepsTheLastOperations) {
+  const auto recorder = FlightRecorder::create({.backend = "test", .rank = 3, .size = 901});
+  const std::array members{3, 5};
+  const auto group = recorder->add_group(members);
+  constexpr std::uint64_t count = FlightFile::capacity + 44;
+  for (std::uint64_t i = 1; i <= count; ++i) {
+    const auto number = recorder->issued(group, barrier(i), -1, 8);
+    EXPECT_EQ(number, i);
+    if (i < count) recorder->ended(number);
+  }
+  recorder->ended(1);  // its entry belongs to a later operation
+  const auto record = record_of_size(901);
+  ASSERT_NE(record, nullptr);
+  EXPECT_EQ(record->rank(), 3);
+  ASSERT_EQ(record->entries().size(), FlightFile::capacity);
+  EXPECT_EQ(record->entries().front().sequence, count - FlightFile::capacity + 1);
+  EXPECT_EQ(record->entries().back().sequence, count);
+  EXPECT_FALSE(record->entries().back().ended);
+  for (std::size_t i = 0; i + 1 < FlightFile::capacity; ++i) {
+    const auto& entry = record->entries()[i];
+    ASSERT_TRUE(entry.ended) << entry.number;
+    EXPECT_LE(*entry.ended, entry.issued);
+    EXPECT_GE(entry.issued, record->entries()[i + 1].issued);
+  }
+  const auto* known = record->group(record->entries().back().group);
+  ASSERT_NE(known, nullptr);
+  EXPECT_THAT(known->members, ElementsAre(3, 5));
+  EXPECT_EQ(known->issued, count);
+}
+
+TEST(FlightRecorder, IsReadableByItsUserAloneAndRemoved) {
+  auto recorder = FlightRecorder::create({.backend = "test", .rank = 0, .size = 902});
+  const auto path = record_of_size(902)->path();
+  struct stat status {};
+  ASSERT_EQ(::stat(path.c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 0777, 0600U);
+  EXPECT_EQ(status.st_uid, ::geteuid());
+  recorder.reset();
+  EXPECT_FALSE(std::filesystem::exists(path));
+}
+
+TEST(FlightRecorder, BelongsToTheProcessThatMadeIt) {
+  auto recorder = FlightRecorder::create({.backend = "test", .rank = 0, .size = 903});
+  const std::array members{0, 1};
+  const auto group = recorder->add_group(members);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    recorder->remove_group(group);
+    recorder->fail("a failure of the child", 0);
+    recorder.reset();
+    std::exit(0);  // runs the handlers of atexit()
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  const auto record = record_of_size(903);
+  ASSERT_NE(record, nullptr);
+  EXPECT_EQ(record->groups().size(), 1U);
+  EXPECT_EQ(record->failure(), "");
+}
+
+TEST(FlightRecorder, NamesGroupsOfTheSameMembers) {
+  const auto recorder = FlightRecorder::create({.backend = "test", .rank = 0, .size = 904});
+  const std::array members{0, 1};
+  const auto first = recorder->add_group(members);
+  const auto second = recorder->add_group(members);
+  recorder->issued(first, barrier(1), -1, 0);
+  recorder->issued(second, barrier(2), -1, 0);
+  recorder->remove_group(first);
+  const auto third = recorder->add_group(members);
+  recorder->issued(third, barrier(3), -1, 0);
+  const auto record = record_of_size(904);
+  const auto& entries = record->entries();
+  ASSERT_EQ(entries.size(), 3U);
+  EXPECT_EQ(detail::operation_text(*record, entries[1]), "barrier #2 of group 2 of ranks 0, 1");
+  EXPECT_EQ(detail::operation_text(*record, entries[2]), "barrier #3 of group 3 of ranks 0, 1");
+}
+
+TEST(FlightRecorder, KeepsTheFirstFailure) {
+  const auto recorder = FlightRecorder::create({.backend = "test", .rank = 0, .size = 905});
+  recorder->fail("the first", 7);
+  recorder->fail("the second", 8);
+  const auto record = record_of_size(905);
+  EXPECT_EQ(record->failure(), "the first");
+  EXPECT_EQ(record->file().failed_rank.load(), 7);
+}
+
+TEST(FlightRecord, OtherFilesAreRefused) {
+  const TemporaryFolder folder;
+  const auto write = [&](std::size_t bytes, char value) {
+    std::ofstream(folder / "file", std::ios::binary) << std::string(bytes, value) << std::flush;
+    return FlightRecord::read(folder / "file");
+  };
+  EXPECT_EQ(FlightRecord::read(folder / "absent"), nullptr);
+  EXPECT_EQ(write(0, 'x'), nullptr);
+  EXPECT_EQ(write(sizeof(FlightFile), '\0'), nullptr);
+  EXPECT_EQ(write(sizeof(FlightFile), '\xff'), nullptr);
+  EXPECT_EQ(FlightRecord::read(folder.path()), nullptr);
+}
+
+/// Every byte of a record may be wrong: its reader must not crash.
+TEST(FlightRecord, OfRandomBytesIsRead) {
+  const TemporaryFolder folder;
+  const auto recorder = FlightRecorder::create({.backend = "test", .rank = 0, .size = 906});
+  const std::array members{0, 1};
+  recorder->issued(recorder->add_group(members), barrier(1), -1, 0);
+  const auto path = record_of_size(906)->path();
+  std::ifstream in(path, std::ios::binary);
+  const std::string good((std::istreambuf_iterator<char>(in)), {});
+  ASSERT_EQ(good.size(), sizeof(FlightFile));
+  std::uint64_t state = 1;
+  for (int turn = 0; turn < 50; ++turn) {
+    auto bytes = good;
+    for (std::size_t i = 24; i < bytes.size(); ++i) {  // after magic, version, rank and size
+      state = state * 6364136223846793005U + 1442695040888963407U;
+      bytes[i] = static_cast<char>(state >> 56);
+    }
+    std::ofstream(folder / "file", std::ios::binary) << bytes << std::flush;
+    const auto record = FlightRecord::read(folder / "file");
+    ASSERT_NE(record, nullptr);
+    const auto found = detail::diagnose({{.record = record}}, 0);
+    for (const auto& entry : record->entries()) detail::operation_text(*record, entry);
+  }
+}
+
+TEST(FlightRecord, HasTheOperationsOfARank) {
+  run_ranks(2, [](const auto& world) {
+    std::array<float, 4> values{};
+    const auto group = world->split(0, 0);
+    world->all_reduce(values.data(), 4, DType::f32, ReduceOp::sum).wait();
+    group->broadcast(values.data(), 2, DType::f32, 1).wait();
+    world->barrier().wait();
+    for (const auto& record : detail::read_flight_records()) {
+      if (record->file().pid != ::getpid() || record->rank() != world->rank() ||
+          record->size() != 2) {
+        continue;
+      }
+      const auto& entries = record->entries();
+      ASSERT_GE(entries.size(), 3U);
+      const auto& reduce = entries[entries.size() - 3];
+      EXPECT_EQ(detail::operation_text(*record, reduce), "all_reduce #3 of the world");
+      EXPECT_EQ(reduce.bytes, 16U);
+      EXPECT_TRUE(reduce.ended);
+      const auto& broadcast = entries[entries.size() - 2];
+      EXPECT_EQ(detail::operation_text(*record, broadcast),
+                "broadcast #1 of group 2 of ranks 0, 1");
+      EXPECT_EQ(broadcast.peer, 1);
+    }
+    world->barrier().wait();
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::testing

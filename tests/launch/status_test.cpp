@@ -1,0 +1,138 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/launch/launched.h"
+#include "tests/temporary_folder.h"
+
+// `lockstep status`, the stall warning and `lockstep explain`. tests/random_hangs checks what they
+// say of many hangs.
+
+namespace lockstep::testing {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::SizeIs;
+
+Ended run(const std::vector<std::string>& words) {
+  std::vector<std::string> command{lockstep_program()};
+  command.insert(command.end(), words.begin(), words.end());
+  return Launched(command).wait();
+}
+
+/// Asks until the answer holds the text, for at most 20 s.
+Ended ask_until(const std::string& job, const std::string& text) {
+  const auto until = std::chrono::steady_clock::now() + 20s;
+  for (;;) {
+    auto answer = run({"status", job});
+    if (answer.out.find(text) != std::string::npos || std::chrono::steady_clock::now() > until) {
+      return answer;
+    }
+    std::this_thread::sleep_for(50ms);
+  }
+}
+
+TEST(Status, NamesAStoppedRank) {
+  Launched job({lockstep_program(), "run", "-n", "3", rank_program(), "stop", "1"});
+  job.await_output("pid ", 3);
+  const auto answer = ask_until(std::to_string(job.pid()), "stopped (SIGSTOP");
+  EXPECT_EQ(answer.code, 0);
+  EXPECT_THAT(
+      answer.out,
+      AllOf(HasSubstr("3 ranks, backend host"),
+            HasSubstr("=> the others wait for rank 1: its process is stopped"),
+            HasSubstr("ranks 0, 2 have waited for rank 1 in barrier #1 of the world for ")));
+  // The question has stopped and ended nobody.
+  EXPECT_EQ(run({"status", std::to_string(job.pid())}).code, 0);
+  kill(job.pid(), SIGTERM);
+  job.wait();
+  EXPECT_EQ(run({"status", std::to_string(job.pid())}).code, 1);
+}
+
+TEST(Status, KnowsNoOtherJob) {
+  const auto answer = run({"status", "no-such-job"});
+  EXPECT_EQ(answer.code, 1);
+  EXPECT_THAT(answer.err, HasSubstr("no job no-such-job of this user"));
+}
+
+TEST(Status, AnswersWithJson) {
+  const auto answer = run({"status", "--json", "no-such-job"});
+  EXPECT_EQ(answer.out, "[]\n");
+}
+
+TEST(StallWarning, NamesTheMissingRankOnceForAllRanks) {
+  const auto ended = run_lockstep(
+      {"-n", "3", "--stall-warning", "0.5", "--timeout", "1.3", rank_program(), "stop", "1"});
+  EXPECT_NE(ended.code, 0);
+  EXPECT_THAT(ended.err, HasSubstr("lockstep: stalled: the others wait for rank 1: its process is "
+                                   "stopped (SIGSTOP or a debugger)"));
+  // At 0.5 s and 1 s, by rank 0.
+  EXPECT_THAT(ended.err, Not(HasSubstr("[2] lockstep: stalled")));
+}
+
+TEST(StallWarning, IsOffForZero) {
+  const auto ended = run_lockstep(
+      {"-n", "2", "--stall-warning", "0", "--timeout", "1", rank_program(), "stop", "1"});
+  EXPECT_THAT(ended.err, Not(HasSubstr("stalled")));
+  EXPECT_EQ(run({"run", "-n", "2", "--stall-warning", "-1", "true"}).code, 2);
+}
+
+TEST(Explain, MergesTheRecordsOfAllRanks) {
+  const TemporaryFolder folder;
+  const auto logs = folder.path().string();
+  const auto ended =
+      run_lockstep({"-n", "3", "--timeout", "1", "--log-dir", logs, rank_program(), "stop", "1"});
+  EXPECT_NE(ended.code, 0);
+  const auto trace = (folder / "trace.json").string();
+  const auto answer = run({"explain", logs, "--trace", trace});
+  EXPECT_EQ(answer.code, 0) << answer.err;
+  EXPECT_THAT(answer.out,
+              AllOf(HasSubstr("3 ranks, backend host, 3 records"),
+                    HasSubstr("first cause: barrier #1 waited 1 s for rank 1 (stopped)"),
+                    HasSubstr("rank 1 raised no failure"),
+                    HasSubstr("ranks 0, 2 have waited for rank 1 in barrier #1 of the world"),
+                    HasSubstr("ranks 0, 2 issued last: barrier #1 of the world, not complete")));
+  EXPECT_THAT(contents(trace), AllOf(HasSubstr("\"traceEvents\":["), HasSubstr("rank 2 on ")));
+}
+
+TEST(Explain, HasTheRecordOfAKilledRank) {
+  const TemporaryFolder folder;
+  const auto logs = folder.path().string();
+  EXPECT_NE(run_lockstep({"-n", "2", "--log-dir", logs, rank_program(), "kill-9", "1"}).code, 0);
+  const auto answer = run({"explain", logs});
+  EXPECT_THAT(answer.out, AllOf(HasSubstr("2 records"), HasSubstr("rank 1 raised no failure")));
+  // A later job in the same folder does not inherit the records.
+  EXPECT_EQ(run_lockstep({"-n", "2", "--log-dir", logs, "true"}).code, 0);
+  EXPECT_EQ(run({"explain", logs}).code, 2);
+}
+
+TEST(FlightRecords, EndWithAKilledLauncher) {
+  Launched job({lockstep_program(), "run", "-n", "3", rank_program(), "stop", "1"});
+  job.await_output("pid ", 3);
+  EXPECT_THAT(ask_until(std::to_string(job.pid()), "stopped").out, HasSubstr("stopped"));
+  EXPECT_THAT(flight_records(job.pid()), SizeIs(3));
+  kill(job.pid(), SIGKILL);
+  const auto ended = job.wait();
+  EXPECT_TRUE(await_all_ended(10s));
+  EXPECT_THAT(flight_records(ended.pid), IsEmpty());
+}
+
+TEST(Explain, RefusesOtherFiles) {
+  const auto answer = run({"explain", "/proc/self/exe"});
+  EXPECT_EQ(answer.code, 2);
+  EXPECT_THAT(answer.err, HasSubstr("expected a flight record"));
+}
+
+}  // namespace
+}  // namespace lockstep::testing

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lockstep/types.h"
+
+namespace lockstep::testing {
+
+/// How one rank makes the others wait.
+enum class Fault {
+  sleeps,        ///< the rank sleeps before the last operation
+  spins,         ///< it computes without end
+  stops,         ///< it is stopped by SIGSTOP
+  dies,          ///< it is killed by SIGKILL; only without a watch of processes
+  skips,         ///< it skips the last operation and issues one of another group
+  other_group,   ///< it issues the same operation in a second group of the same members
+  never_waits,   ///< it issues the operation, and computes instead of waiting for it
+  receives,      ///< ranks receive from one another in a circle, before any of them sends
+  silent_sender  ///< another rank receives from it, and it sends nothing
+};
+inline constexpr Fault all_faults[] = {Fault::sleeps,      Fault::spins,    Fault::stops,
+                                       Fault::dies,        Fault::skips,    Fault::other_group,
+                                       Fault::never_waits, Fault::receives, Fault::silent_sender};
+
+std::string_view name(Fault fault);
+
+/// One world that hangs. All its ranks derive it from seed and index.
+struct Hang {
+  std::uint64_t seed = 0;
+  std::uint64_t index = 0;
+  int size = 2;
+  int hosts = 1;  ///< 2: simulated, in a hierarchical world over MPI
+  Fault fault = Fault::sleeps;
+  int culprit = 0;
+  std::vector<int> circle = {};  ///< of Fault::receives: each rank receives from the next
+  int partner = 0;               ///< of Fault::silent_sender: the rank that receives
+  /// Members of the group of the last operation, ascending; all ranks for the world.
+  std::vector<int> group = {};
+  bool nested = false;  ///< ranks outside the group wait for its members in the world
+  Collective last = Collective::all_reduce;
+  int before = 0;  ///< operations that all ranks complete before
+
+  static Hang make(std::uint64_t seed, std::uint64_t index, bool with_mpi);
+
+  bool is_member(int rank) const;
+  /// "hang 17 of seed 1: stops, rank 2 of 4, all_reduce of ranks 1, 2".
+  std::string text() const;
+};
+
+}  // namespace lockstep::testing

@@ -1,0 +1,307 @@
+// Makes worlds hang in random ways, and checks that `lockstep status` names the rank and the
+// operation.
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/flight_record.h"
+#include "comm/hierarchical/hierarchical_communicator.h"
+#include "comm/host/host.h"
+#include "comm/host/world.h"
+#include "core/median.h"
+#include "core/text.h"
+#include "tests/mpirun.h"
+#include "tests/random_hangs/hang.h"
+#include "tests/random_hangs/rank.h"
+#include "tests/temporary_folder.h"
+
+namespace lockstep::testing {
+namespace {
+
+using namespace std::chrono_literals;
+using detail::concat;
+using Clock = std::chrono::steady_clock;
+using nlohmann::json;
+
+constexpr int world_fd = 100;
+constexpr auto far_off = 10min;
+/// Longest time of one question.
+constexpr auto answer_time = 1s;
+
+struct Arguments {
+  std::uint64_t seed = 1;
+  std::uint64_t first = 0;
+  std::uint64_t hangs = 20;
+  bool without_mpi = false;
+  bool verbose = false;
+  int rank = -1;  ///< of a process on one host
+  bool is_mpi_rank = false;
+  std::string folder;
+};
+
+int run_as_rank(const Arguments& arguments) {
+  const auto hang = Hang::make(arguments.seed, arguments.first, !arguments.without_mpi);
+  if (!arguments.is_mpi_rank) {
+    run_rank(hang,
+             host::create(host::World::attach(world_fd, hang.size), arguments.rank,
+                          {.timeout = far_off}),
+             arguments.folder);
+  }
+  const auto rank = std::stoi(std::getenv("OMPI_COMM_WORLD_RANK"));
+  run_rank(hang,
+           hierarchical::create({.between_hosts = {.timeout = far_off,
+                                                   .host = rank < hang.size / 2 ? "one" : "two",
+                                                   .heartbeat = far_off},
+                                 .inside = {.timeout = far_off}}),
+           arguments.folder);
+}
+
+/// Starts a program; the child ends with this process.
+pid_t start(std::vector<std::string> words, const std::string& job, int inherited) {
+  std::vector<char*> argv;
+  for (auto& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  const pid_t pid = ::fork();
+  if (pid != 0) return pid;
+  ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+  ::setenv("LOCKSTEP_RUN_ID", job.c_str(), 1);
+  if (inherited >= 0) ::dup2(inherited, world_fd);
+  const int null = ::open("/dev/null", O_RDWR);
+  ::dup2(null, STDIN_FILENO);
+  ::execvp(argv[0], argv.data());
+  ::_exit(127);
+}
+
+/// The processes of one world that hangs.
+class World {
+ public:
+  World(const Hang& hang, const Arguments& arguments) : hang_(hang) {
+    job_ = concat("hang-", ::getpid(), "-", hang.index);
+    const auto self = std::filesystem::read_symlink("/proc/self/exe").string();
+    std::vector<std::string> words{self,
+                                   "--seed",
+                                   concat(hang.seed),
+                                   "--first",
+                                   concat(hang.index),
+                                   "--folder",
+                                   folder_.path().string()};
+    if (arguments.without_mpi) words.emplace_back("--without-mpi");
+    if (hang.hosts == 2) {
+      auto command = mpirun(hang.size);
+      command.insert(command.end(), words.begin(), words.end());
+      command.emplace_back("--mpi-rank");
+      children_.push_back(start(command, job_, -1));
+      return;
+    }
+    memory_ = host::World::create(hang.size);
+    for (int rank = 0; rank < hang.size; ++rank) {
+      auto command = words;
+      command.insert(command.end(), {"--rank", concat(rank)});
+      children_.push_back(start(command, job_, memory_->fd()));
+    }
+  }
+  ~World() {
+    // mpirun ends the ranks, and removes its own files.
+    for (const pid_t child : children_) ::kill(child, hang_.hosts == 2 ? SIGTERM : SIGKILL);
+    for (const auto& record : detail::read_flight_records(job_)) {
+      if (hang_.hosts == 2) ::kill(record->file().pid, SIGKILL);
+    }
+    for (const pid_t child : children_) ::waitpid(child, nullptr, 0);
+  }
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+
+  const std::string& job() const { return job_; }
+
+  /// Returns the operation that each rank waits in, once all ranks have written theirs.
+  std::map<int, std::string> await() const {
+    std::map<int, std::string> waits;
+    const auto until = Clock::now() + 60s;
+    while (static_cast<int>(waits.size()) < hang_.size) {
+      if (Clock::now() > until) throw std::runtime_error("the ranks did not start within 60 s");
+      std::this_thread::sleep_for(5ms);
+      for (int rank = 0; rank < hang_.size; ++rank) {
+        std::ifstream in(folder_ / concat(rank));
+        std::string line;
+        if (std::getline(in, line)) waits[rank] = line;
+      }
+    }
+    return waits;
+  }
+
+ private:
+  const Hang& hang_;
+  TemporaryFolder folder_;
+  std::string job_;
+  std::shared_ptr<host::World> memory_;
+  std::vector<pid_t> children_;
+};
+
+struct Answer {
+  json job;
+  Clock::duration time{};
+};
+
+Answer ask(const std::string& job) {
+  const auto begin = Clock::now();
+  const auto command = concat(LOCKSTEP_BINARY_DIR "/lockstep status --json ", job, " 2>&1");
+  std::string text;
+  std::array<char, 4096> buffer{};
+  auto* pipe = ::popen(command.c_str(), "r");
+  while (const auto got = std::fread(buffer.data(), 1, buffer.size(), pipe)) {
+    text.append(buffer.data(), got);
+  }
+  ::pclose(pipe);
+  Answer answer{.job = {}, .time = Clock::now() - begin};
+  const auto jobs = json::parse(text, nullptr, false);
+  if (!jobs.is_array() || jobs.size() != 1) throw std::runtime_error("status says: " + text);
+  answer.job = jobs[0];
+  return answer;
+}
+
+std::vector<int> sorted(std::vector<int> ranks) {
+  std::ranges::sort(ranks);
+  return ranks;
+}
+
+/// Returns the error in the diagnosis; empty if it is right.
+std::string check(const Hang& hang, const std::map<int, std::string>& waits, const json& job) {
+  const auto& found = job["diagnosis"];
+  const auto kind = found["kind"].get<std::string>();
+  const auto ranks = found["ranks"].get<std::vector<int>>();
+  std::string expected_kind = "missing";
+  std::vector<int> expected{hang.culprit};
+  if (hang.fault == Fault::skips || hang.fault == Fault::other_group) {
+    expected_kind = "deadlock";
+    if (hang.group.size() == 2) expected = hang.group;
+  } else if (hang.fault == Fault::receives) {
+    expected_kind = "deadlock";
+    expected = sorted(hang.circle);
+  }
+  if (kind != expected_kind || ranks != expected) {
+    return concat("got ", kind, " of ", detail::rank_list(ranks), ", expected ", expected_kind,
+                  " of ", detail::rank_list(expected));
+  }
+  for (const auto& edge : found["edges"]) {
+    const auto& in = edge["in"];
+    const auto said = concat(in["operation"].get<std::string>(), ' ',
+                             detail::rank_list(in["group"].get<std::vector<int>>()));
+    const auto& is = waits.at(edge["rank"].get<int>());
+    if (said != is)
+      return concat("rank ", edge["rank"].get<int>(), " waits in ", is, ", got ", said);
+  }
+  std::string state = waits.at(hang.culprit) == "none" ? "computing" : "waiting";
+  if (hang.fault == Fault::stops) state = "stopped";
+  if (hang.fault == Fault::dies) state = "ended";
+  const auto& got = job["ranks"][static_cast<std::size_t>(hang.culprit)]["state"];
+  if (got != state) return concat("rank ", hang.culprit, " is ", state, ", got ", got.dump());
+  return {};
+}
+
+struct Result {
+  std::string wrong;
+  double seconds = 0;  ///< of the question
+};
+
+Result run(const Hang& hang, const Arguments& arguments) {
+  const World world(hang, arguments);
+  const auto waits = world.await();
+  const auto waiting =
+      std::ranges::count_if(waits, [](const auto& wait) { return wait.second != "none"; });
+  // The last rank has written what it will do, and does it now. The first complete answer counts.
+  const auto until = Clock::now() + 20s;
+  std::this_thread::sleep_for(250ms);
+  for (;;) {
+    const auto answer = ask(world.job());
+    const auto& found = answer.job["diagnosis"];
+    const bool complete = static_cast<std::ptrdiff_t>(found["edges"].size()) >= waiting &&
+                          answer.job["unseen"].empty();
+    if (!complete && Clock::now() < until) {
+      std::this_thread::sleep_for(50ms);
+      continue;
+    }
+    const std::chrono::duration<double> time = answer.time;
+    auto wrong = check(hang, waits, answer.job);
+    if (wrong.empty() && time > answer_time) {
+      wrong = concat("the answer took ", time.count(), " s");
+    }
+    if (!wrong.empty() || arguments.verbose) {
+      for (const auto& line : found["text"]) std::cout << "    " << line.get<std::string>() << '\n';
+    }
+    return {.wrong = wrong, .seconds = time.count()};
+  }
+}
+
+int run_all(const Arguments& arguments) {
+  std::uint64_t wrong = 0;
+  std::vector<double> times;
+  for (auto index = arguments.first; index < arguments.first + arguments.hangs; ++index) {
+    const auto hang = Hang::make(arguments.seed, index, !arguments.without_mpi);
+    if (arguments.verbose) std::cout << hang.text() << std::endl;
+    Result result;
+    try {
+      result = run(hang, arguments);
+    } catch (const std::exception& error) {
+      result.wrong = error.what();
+    }
+    times.push_back(result.seconds);
+    if (result.wrong.empty()) continue;
+    ++wrong;
+    std::cout << hang.text() << ": " << result.wrong << "\n  random_hangs --seed " << hang.seed
+              << " --first " << hang.index << " --hangs 1 --verbose"
+              << (arguments.without_mpi ? " --without-mpi" : "") << std::endl;
+  }
+  detail::remove_ended_flight_records();
+  std::cout << arguments.hangs - wrong << " of " << arguments.hangs
+            << " hangs were diagnosed right; an answer took " << detail::median(times)
+            << " s (median), " << *std::ranges::max_element(times) << " s (longest)" << std::endl;
+  return wrong == 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace lockstep::testing
+
+int main(int argc, char** argv) {
+  using namespace lockstep::testing;
+  Arguments arguments;
+  CLI::App app{"Makes worlds hang at random and checks what lockstep status says"};
+  app.add_option("--seed", arguments.seed, "Seed of the hangs")->capture_default_str();
+  app.add_option("--first", arguments.first, "Index of the first hang")->capture_default_str();
+  app.add_option("--hangs", arguments.hangs, "Number of hangs")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_flag("--without-mpi", arguments.without_mpi, "Worlds on one host only");
+  app.add_flag("--verbose", arguments.verbose, "Print each hang and its diagnosis");
+  app.add_option("--rank", arguments.rank, "Be this rank")->group("");
+  app.add_flag("--mpi-rank", arguments.is_mpi_rank, "Be a rank of an MPI job")->group("");
+  app.add_option("--folder", arguments.folder, "Where a rank says what it waits in")->group("");
+  CLI11_PARSE(app, argc, argv);
+  try {
+    if (arguments.rank >= 0 || arguments.is_mpi_rank) return run_as_rank(arguments);
+    return run_all(arguments);
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << std::endl;
+    return 1;
+  }
+}

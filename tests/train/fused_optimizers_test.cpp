@@ -1,0 +1,182 @@
+#include "lockstep/fused_optimizers.h"
+
+#include <gtest/gtest.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include <vector>
+
+#include "lockstep/checkpoint.h"
+#include "tests/temporary_folder.h"
+#include "tests/train/training.h"
+
+// The optimizers of LibTorch are what they must equal but for rounding.
+
+namespace lockstep {
+namespace {
+
+using testing::TemporaryFolder;
+using torch::optim::AdamOptions;
+using torch::optim::AdamWOptions;
+using torch::optim::SGDOptions;
+
+std::vector<at::Tensor> parameters() {
+  std::vector<at::Tensor> all{at::ones({5, 7}), at::ones({3}, at::kDouble), at::ones({0}),
+                              at::ones({4, 6, 2}).permute({2, 0, 1}), at::ones({1001})};
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    all[i].mul_(0.5 + static_cast<double>(i)).set_requires_grad(true);
+  }
+  return all;
+}
+
+/// Gradients in the parameters' strides; at every third step one parameter has none.
+void set_gradients(const std::vector<at::Tensor>& all, int step) {
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    auto& gradient = all[i].mutable_grad();
+    gradient = at::Tensor();
+    if ((static_cast<int>(i) + step) % 3 == 0) continue;
+    const auto places = at::arange(all[i].numel(), at::kDouble);
+    gradient = at::empty_like(all[i]);
+    gradient.copy_(at::sin(places * 0.7 + step).view(all[i].sizes()));
+  }
+}
+
+void expect_near(const std::vector<at::Tensor>& got, const std::vector<at::Tensor>& expected) {
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    EXPECT_TRUE(got[i].detach().allclose(expected[i].detach(), 1e-5, 1e-6)) << i;
+  }
+}
+
+/// 100 steps with a change of the learning rate in between.
+template <class Fused, class Base, class Options>
+void expect_steps_as_base(const Options& options) {
+  const auto fused = parameters();
+  const auto plain = parameters();
+  Fused ours(fused, options);
+  Base theirs(plain, options);
+  for (int step = 0; step < 100; ++step) {
+    set_gradients(fused, step);
+    set_gradients(plain, step);
+    if (step == 50) {
+      ours.param_groups()[0].options().set_lr(0.002);
+      theirs.param_groups()[0].options().set_lr(0.002);
+    }
+    ours.step();
+    theirs.step();
+    expect_near(fused, plain);
+    if (::testing::Test::HasFailure()) return;
+  }
+  EXPECT_EQ(ours.state().size(), theirs.state().size());
+}
+
+TEST(FusedSgd, StepsAsSgdDoes) {
+  for (const auto& options :
+       {SGDOptions(0.1), SGDOptions(0.1).weight_decay(0.01), SGDOptions(0.1).momentum(0.9),
+        SGDOptions(0.1).momentum(0.9).dampening(0.3).weight_decay(0.1),
+        SGDOptions(0.1).momentum(0.8).nesterov(true)}) {
+    expect_steps_as_base<FusedSgd, torch::optim::SGD>(options);
+  }
+}
+
+TEST(FusedAdam, StepsAsAdamDoes) {
+  for (const auto& options :
+       {AdamOptions(0.01), AdamOptions(0.01).weight_decay(0.1), AdamOptions(0.01).amsgrad(true),
+        AdamOptions(0.01).betas({0.5, 0.9}).eps(1e-3)}) {
+    expect_steps_as_base<FusedAdam, torch::optim::Adam>(options);
+  }
+}
+
+TEST(FusedAdamW, StepsAsAdamWDoes) {
+  for (const auto& options : {AdamWOptions(0.01), AdamWOptions(0.01).weight_decay(0.3),
+                              AdamWOptions(0.01).amsgrad(true).weight_decay(0)}) {
+    expect_steps_as_base<FusedAdamW, torch::optim::AdamW>(options);
+  }
+}
+
+/// Parameters with holes, and gradients in other strides.
+template <class Fused, class Base, class Options>
+void expect_what_the_kernel_cannot(const Options& options) {
+  const auto with_holes = [] {
+    return std::vector<at::Tensor>{at::ones({4, 6}).slice(1, 0, 6, 2).set_requires_grad(true),
+                                   at::ones({3, 5}).set_requires_grad(true)};
+  };
+  const auto fused = with_holes();
+  const auto plain = with_holes();
+  Fused ours(fused, options);
+  Base theirs(plain, options);
+  // As a wrapper that shares updates does: entries without tensors are no state.
+  for (const auto& parameter : fused) ours.state_of(parameter);
+  for (int step = 0; step < 3; ++step) {
+    for (const auto* all : {&fused, &plain}) {
+      (*all)[0].mutable_grad() = at::full({4, 3}, 0.5 * step);
+      (*all)[1].mutable_grad() = at::full({5, 3}, 0.25 * step).t();
+    }
+    ours.step();
+    theirs.step();
+    expect_near(fused, plain);
+  }
+}
+
+TEST(FusedSgd, TakesWhatTheKernelCannot) {
+  expect_what_the_kernel_cannot<FusedSgd, torch::optim::SGD>(SGDOptions(0.1).momentum(0.9));
+}
+
+TEST(FusedAdam, TakesWhatTheKernelCannot) {
+  expect_what_the_kernel_cannot<FusedAdam, torch::optim::Adam>(AdamOptions(0.1));
+}
+
+TEST(FusedSgd, CallsItsClosureWithGradients) {
+  auto x = at::ones({3}).set_requires_grad(true);
+  FusedSgd sgd({x}, 0.1);
+  const auto loss = sgd.step([&] {
+    sgd.zero_grad();
+    auto sum = (x * x).sum();
+    sum.backward();
+    return sum;
+  });
+  EXPECT_EQ(loss.item<float>(), 3);
+  EXPECT_TRUE(x.detach().allclose(at::full({3}, 0.8f)));
+}
+
+/// A checkpoint of each is one of the other, and both go on equally.
+template <class Fused, class Base, class Options>
+void expect_shared_checkpoints(const Options& options) {
+  const TemporaryFolder folder;
+  const auto train = [](testing::Net& model, torch::optim::Optimizer& optimizer) {
+    optimizer.zero_grad();
+    model.forward(at::ones({2, 4})).square().sum().backward();
+    optimizer.step();
+  };
+  testing::Net model;
+  Fused ours(model.parameters(), options);
+  train(model, ours);
+  save_checkpoint(folder / "c", model, ours, {.epoch = 1});
+  testing::Net other;
+  Base theirs(other.parameters(), options);
+  EXPECT_EQ(load_checkpoint(folder / "c", other, theirs).epoch, 1);
+  train(other, theirs);
+  save_checkpoint(folder / "d", other, theirs, {.epoch = 2});
+  train(model, ours);
+  expect_near(model.parameters(), other.parameters());
+  EXPECT_EQ(load_checkpoint(folder / "d", model, ours).epoch, 2);
+  EXPECT_EQ(ours.state().size(), theirs.state().size());
+  train(model, ours);
+  train(other, theirs);
+  expect_near(model.parameters(), other.parameters());
+}
+
+TEST(FusedSgd, SharesCheckpointsWithSgd) {
+  expect_shared_checkpoints<FusedSgd, torch::optim::SGD>(SGDOptions(0.1).momentum(0.9));
+}
+
+TEST(FusedAdam, SharesCheckpointsWithAdam) {
+  expect_shared_checkpoints<FusedAdam, torch::optim::Adam>(AdamOptions(0.1).amsgrad(true));
+}
+
+TEST(FusedAdamW, SharesCheckpointsWithAdamW) {
+  expect_shared_checkpoints<FusedAdamW, torch::optim::AdamW>(AdamWOptions(0.1));
+}
+
+}  // namespace
+}  // namespace lockstep
