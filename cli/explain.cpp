@@ -143,7 +143,6 @@ void write_trace(const Records& records, const fs::path& path) {
                       {"name", "process_name"},
                       {"args", {{"name", concat("rank ", rank, " on ", record->host())}}}});
     std::map<std::uint64_t, int> rows;
-    const auto end = record->copied_real();
     for (const auto& entry : record->entries()) {
       const auto [row, added] = rows.try_emplace(entry.group, static_cast<int>(rows.size()));
       if (added) {
@@ -154,18 +153,16 @@ void write_trace(const Records& records, const fs::path& path) {
                           {"args", {{"name", detail::group_text(*record, entry.group)}}}});
       }
       const bool complete = entry.ended.has_value();
-      events.push_back(
-          {{"pid", rank},
-           {"tid", row->second},
-           {"ph", "X"},
-           {"name", concat(entry.label(), complete ? "" : " (not complete)")},
-           {"ts", microseconds(entry.issued_real)},
-           {"dur",
-            static_cast<double>((complete ? entry.ended_real : end) - entry.issued_real) / 1e3},
-           {"args",
-            {{"bytes", entry.bytes},
-             {"dtype", lockstep::name(entry.dtype)},
-             {"operation", detail::operation_text(*record, entry)}}}});
+      events.push_back({{"pid", rank},
+                        {"tid", row->second},
+                        {"ph", "X"},
+                        {"name", concat(entry.label(), complete ? "" : " (not complete)")},
+                        {"ts", microseconds(entry.issued_real)},
+                        {"dur", (entry.issued - entry.ended.value_or(0)) * 1e6},
+                        {"args",
+                         {{"bytes", entry.bytes},
+                          {"dtype", lockstep::name(entry.dtype)},
+                          {"operation", detail::operation_text(*record, entry)}}}});
     }
     if (raised(*record)) {
       events.push_back({{"pid", rank},

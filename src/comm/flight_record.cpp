@@ -77,7 +77,6 @@ FlightRecord::FlightRecord(std::unique_ptr<FlightFile> file, fs::path path)
   terminate(file_->backend);
   terminate(file_->failure);
   const auto now = file_->last.ticks != 0 ? file_->last.ticks : ticks();
-  copied_real_ = scale_.real(now);
   for (const auto& group : file_->groups) {
     if (group.key.load() == 0) continue;
     groups_.push_back({.key = group.key,
@@ -94,7 +93,7 @@ FlightRecord::FlightRecord(std::unique_ptr<FlightFile> file, fs::path path)
   const auto added = file_->added.load();
   const auto first = added > FlightFile::capacity ? added - FlightFile::capacity + 1 : 1;
   auto latest = std::max(file_->begun.ticks, file_->seen.load());
-  for (auto number = first; number <= added; ++number) {
+  for (auto number = first; number != added + 1; ++number) {
     const auto& entry = file_->entries[number % FlightFile::capacity];
     const auto group = entry.group.load();
     // The rank may write the entry at this moment.
@@ -116,8 +115,7 @@ FlightRecord::FlightRecord(std::unique_ptr<FlightFile> file, fs::path path)
          .source = entry.source,
          .issued = scale_.seconds(issued, now),
          .ended = ended == 0 ? std::nullopt : std::optional(scale_.seconds(ended, now)),
-         .issued_real = scale_.real(issued),
-         .ended_real = ended == 0 ? 0 : scale_.real(ended)});
+         .issued_real = scale_.real(issued)});
   }
   silent_ = std::max(0.0, scale_.seconds(latest, now));
   if (file_->wait.turn.load() % 2 == 0) return;

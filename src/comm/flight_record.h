@@ -117,7 +117,6 @@ class FlightRecord {
     double issued;                ///< seconds before the copy
     std::optional<double> ended;  ///< the same; empty while it is not complete
     std::int64_t issued_real;     ///< ns since 1970
-    std::int64_t ended_real;
 
     /// "all_reduce #17".
     std::string label() const;
@@ -159,7 +158,6 @@ class FlightRecord {
   /// The failure that the rank raised; empty for none.
   std::string failure() const;
   std::int64_t failed_real() const;  ///< ns since 1970
-  std::int64_t copied_real() const { return copied_real_; }
   /// Whether the other rank is on the same host; empty if it is not known.
   std::optional<bool> on_same_host(int rank) const;
 
@@ -171,7 +169,6 @@ class FlightRecord {
   std::vector<Group> groups_;
   std::optional<Wait> wait_;
   double silent_ = 0;
-  std::int64_t copied_real_ = 0;
 };
 
 /// The folder in which ranks keep their records while they run.

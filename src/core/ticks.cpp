@@ -1,5 +1,6 @@
 #include "core/ticks.h"
 
+#include <algorithm>
 #include <fstream>
 #include <string>
 
@@ -21,6 +22,12 @@ std::int64_t nanoseconds(auto moment) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(moment.time_since_epoch()).count();
 }
 
+/// later - earlier. Files of any content are read: the difference wraps instead of overflowing.
+std::int64_t difference(auto later, auto earlier) {
+  return static_cast<std::int64_t>(static_cast<std::uint64_t>(later) -
+                                   static_cast<std::uint64_t>(earlier));
+}
+
 }  // namespace
 
 const bool has_steady_counter = kernel_uses_counter();
@@ -33,17 +40,19 @@ TickTime TickTime::now() noexcept {
 
 TickScale::TickScale(const TickTime& first, const TickTime& last)
     : first_(first),
-      per_tick_(last.ticks > first.ticks ? static_cast<double>(last.steady - first.steady) /
-                                               static_cast<double>(last.ticks - first.ticks)
-                                         : 1.0) {}
+      per_tick_(last.ticks > first.ticks
+                    ? static_cast<double>(difference(last.steady, first.steady)) /
+                          static_cast<double>(last.ticks - first.ticks)
+                    : 1.0) {}
 
 double TickScale::seconds(std::uint64_t from, std::uint64_t to) const {
-  const auto ticks = static_cast<double>(static_cast<std::int64_t>(to - from));
-  return ticks * per_tick_ / 1e9;
+  return static_cast<double>(difference(to, from)) * per_tick_ / 1e9;
 }
 
 std::int64_t TickScale::real(std::uint64_t ticks) const {
-  return first_.real + static_cast<std::int64_t>(seconds(first_.ticks, ticks) * 1e9);
+  constexpr double limit = 9e18;
+  const auto passed = std::clamp(seconds(first_.ticks, ticks) * 1e9, -limit, limit);
+  return difference(first_.real, -static_cast<std::int64_t>(passed));
 }
 
 }  // namespace lockstep::detail
