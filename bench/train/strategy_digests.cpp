@@ -38,6 +38,7 @@ constexpr const char* strategies[] = {"fp32",
                                       "local_sgd:period=4",
                                       "post_local_sgd:start=10,period=4",
                                       "adasum",
+                                      "adasum:of=gradients",
                                       "warmup:10:topk:0.05"};
 
 /// Numbers that depend on the seed only.

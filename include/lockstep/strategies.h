@@ -135,6 +135,7 @@ struct PartialUpdate {
   void check() const;
   std::unique_ptr<Exchange> exchange(const Bucket& bucket) const;
   SyncTarget target(std::int64_t step, std::size_t bucket, std::size_t buckets) const;
+  bool exchanges_parameters() const { return of == SyncTarget::parameters; }
 };
 
 /// Ranks train independently, and their parameters are averaged after every period-th step,
@@ -171,15 +172,24 @@ struct PostLocalSgd {
 /// powers of two, the only sizes that Horovod supports, this is Horovod's tree. Parameters =
 /// parameters before the step + combined update. NaN and Inf are passed on. For float32 and float64
 /// parameters.
+/// With "adasum:of=gradients", the gradients are combined the same way before the optimizer's step.
+/// Under SGD without momentum this gives the same parameters, up to rounding.
 /// Source: Maleki et al., "Scaling Distributed Training with Adaptive Summation", 2021, arXiv
 /// 2006.02924. Horovod adds the updates if a square is below 10⁻⁸; Lockstep uses the formula for
 /// all updates.
 struct Adasum {
-  std::string text() const { return "adasum"; }
-  /// Stores a copy of the bucket's parameters, which must be equal on all ranks at this time.
-  /// Throws: InvalidArgument for a bucket of another dtype.
+  SyncTarget of = SyncTarget::parameters;  ///< what is combined: parameters' updates or gradients
+
+  std::string text() const;
+  /// Throws: InvalidArgument for a value out of its range.
+  void check() const;
+  /// For updates, stores a copy of the bucket's parameters, which must be equal on all ranks at
+  /// this time.
+  /// Throws: InvalidArgument as check() does, or for a bucket of another dtype.
   std::unique_ptr<Exchange> exchange(const Bucket& bucket) const;
-  SyncTarget target(std::int64_t, std::size_t, std::size_t) const { return SyncTarget::parameters; }
+  SyncTarget target(std::int64_t, std::size_t, std::size_t) const { return of; }
+  bool exchanges_every_gradient() const { return of == SyncTarget::gradients; }
+  bool exchanges_parameters() const { return of == SyncTarget::parameters; }
 };
 
 /// Gradients are averaged at full precision in the first `steps` steps, then by `strategy`, which
@@ -195,6 +205,7 @@ struct Warmup {
   std::unique_ptr<Exchange> exchange(const Bucket& bucket) const;
   SyncTarget target(std::int64_t step, std::size_t bucket, std::size_t buckets) const;
   bool exchanges_every_gradient() const { return strategy.exchanges_every_gradient(); }
+  bool exchanges_parameters() const { return strategy.exchanges_parameters(); }
 };
 
 inline Strategy warmup(Strategy strategy, std::int64_t steps) {

@@ -26,6 +26,12 @@ concept HoldsStrategy = requires(const R& recipe) {
   { recipe.exchanges_every_gradient() } -> std::same_as<bool>;
 };
 
+/// A recipe that answers itself whether it exchanges parameters.
+template <class R>
+concept KnowsParameters = requires(const R& recipe) {
+  { recipe.exchanges_parameters() } -> std::same_as<bool>;
+};
+
 }  // namespace detail
 
 /// The options of a strategy: a copyable value with a text form, which creates the Exchange of a
@@ -36,12 +42,14 @@ concept Recipe = std::copy_constructible<R> && requires(const R& recipe, const B
   { recipe.exchange(bucket) } -> std::convertible_to<std::unique_ptr<Exchange>>;
 };
 
-/// How ranks synchronise: a value that holds any Recipe. A recipe may have three more functions:
+/// How ranks synchronise: a value that holds any Recipe. A recipe may have four more functions:
 /// - `SyncTarget target(std::int64_t step, std::size_t bucket, std::size_t buckets) const`, a pure
 /// function, selects what a bucket synchronises at a step. Without it, gradients are exchanged at
 /// every step.
 /// - `bool exchanges_every_gradient() const` is for a recipe with target() that may exchange every
 /// gradient at every step.
+/// - `bool exchanges_parameters() const` is for a recipe with target() that never selects
+/// parameters.
 /// - `void check() const` throws InvalidArgument for options that are out of range. Only
 /// parse_strategy() calls it, for the strategies that it knows. A recipe of your own checks its
 /// options in exchange().
@@ -66,6 +74,9 @@ class Strategy {
   /// Whether every step exchanges the gradients of every bucket, and no step exchanges parameters.
   bool exchanges_every_gradient() const { return held_->exchanges_every_gradient(); }
 
+  /// Whether a step may exchange parameters. Such a strategy needs the optimizer's steps.
+  bool exchanges_parameters() const { return held_->exchanges_parameters(); }
+
  private:
   struct Holder {
     virtual ~Holder() = default;
@@ -73,6 +84,7 @@ class Strategy {
     virtual std::unique_ptr<Exchange> exchange(const Bucket& bucket) const = 0;
     virtual SyncTarget target(std::int64_t step, std::size_t bucket, std::size_t buckets) const = 0;
     virtual bool exchanges_every_gradient() const = 0;
+    virtual bool exchanges_parameters() const = 0;
   };
 
   template <class R>
@@ -96,6 +108,13 @@ class Strategy {
         return recipe.exchanges_every_gradient();
       } else {
         return !detail::HasTarget<R>;
+      }
+    }
+    bool exchanges_parameters() const override {
+      if constexpr (detail::KnowsParameters<R>) {
+        return recipe.exchanges_parameters();
+      } else {
+        return detail::HasTarget<R>;
       }
     }
 

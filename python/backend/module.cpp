@@ -1,10 +1,13 @@
+#include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <chrono>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "backend/errors.h"
 #include "backend/process_group.h"
+#include "backend/strategy_hook.h"
 #include "lockstep/version.h"
 
 namespace {
@@ -26,6 +29,44 @@ c10::intrusive_ptr<c10d::Backend> create_process_group(const c10::intrusive_ptr<
   return c10::make_intrusive<lockstep_torch::ProcessGroupLockstep>(store, rank, size, timeout);
 }
 
+using lockstep_torch::StrategyHook;
+
+/// The hook of DistributedDataParallel for one bucket.
+std::shared_ptr<torch::jit::PythonFutureWrapper> exchange(
+    StrategyHook& hook, const c10::intrusive_ptr<c10d::Backend>& backend,
+    const c10d::GradBucket& bucket) {
+  const auto group =
+      c10::dynamic_intrusive_pointer_cast<lockstep_torch::ProcessGroupLockstep>(backend);
+  if (!group) {
+    lockstep_torch::refuse("strategy",
+                           c10::str("got a process group of backend ", backend->getBackendName(),
+                                    ", expected lockstep; call init_process_group(\"lockstep\") or "
+                                    "pass such a group to DistributedDataParallel"));
+  }
+  const py::gil_scoped_release released;
+  const auto future = hook.exchange(group->progress(), bucket);
+  // DDP expects an object of Python.
+  return std::make_shared<torch::jit::PythonFutureWrapper>(future->then(
+      [](c10::ivalue::Future& complete) {
+        const auto gradients = complete.value().toTensor();
+        const py::gil_scoped_acquire acquired;
+        return torch::jit::toIValue(py::cast(gradients), c10::PyObjectType::get());
+      },
+      c10::PyObjectType::get()));
+}
+
+void define_strategy_hook(py::module_& module) {
+  using Released = py::call_guard<py::gil_scoped_release>;
+  py::class_<StrategyHook, std::shared_ptr<StrategyHook>>(module, "StrategyHook")
+      .def(py::init<const std::string&, const StrategyHook::Parameters&>(), py::arg("text"),
+           py::arg("parameters"))
+      .def("exchange", exchange, py::arg("backend"), py::arg("bucket"))
+      .def_property_readonly("text", &StrategyHook::text)
+      .def("step", &StrategyHook::step, Released())
+      .def("state", &StrategyHook::state, Released())
+      .def("load", &StrategyHook::load, py::arg("step"), py::arg("state"), Released());
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_backend, module) {
@@ -34,4 +75,5 @@ PYBIND11_MODULE(_backend, module) {
   module.attr("torch_version") = LOCKSTEP_TORCH_VERSION;
   module.def("create_process_group", create_process_group, py::arg("store"), py::arg("rank"),
              py::arg("size"), py::arg("timeout_seconds"));
+  define_strategy_hook(module);
 }

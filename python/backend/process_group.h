@@ -43,6 +43,8 @@ class ProcessGroupLockstep final : public c10d::Backend {
   void abort() override;
   void shutdown() override;
 
+  const std::shared_ptr<Progress>& progress() const { return progress_; }
+
   // reductions.cpp
   Work allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
   Work allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override;

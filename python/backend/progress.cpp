@@ -144,6 +144,18 @@ void Progress::fail(const std::string& cause) noexcept {
   if (world_ && !process_.in_child()) world_->fail(cause);
 }
 
+void Progress::locked(
+    const std::function<void(const std::shared_ptr<lockstep::Communicator>&)>& function) {
+  const std::lock_guard lock(mutex_);
+  expect_usable();
+  function(world_);
+}
+
+void Progress::before_leaving(std::function<void()> function) {
+  const std::lock_guard lock(mutex_);
+  before_leaving_.push_back(std::move(function));
+}
+
 std::shared_ptr<std::byte> Progress::allocate(std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   expect_usable();
@@ -325,6 +337,8 @@ void Progress::stop() noexcept {
   threads_.clear();
   drain();
   Finished finished;
+  std::vector<std::function<void()>> functions;
+  std::shared_ptr<lockstep::Communicator> world;
   {
     std::lock_guard lock(mutex_);
     const auto destroyed = std::make_exception_ptr(
@@ -339,9 +353,11 @@ void Progress::stop() noexcept {
     }
     pending_.clear();
     messages_.reset();
-    world_.reset();
+    functions.swap(before_leaving_);
+    world.swap(world_);
   }
   complete(finished);
+  for (const auto& function : functions) function();
 }
 
 }  // namespace lockstep_torch

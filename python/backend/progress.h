@@ -52,6 +52,11 @@ class Progress : public std::enable_shared_from_this<Progress> {
 
   /// Ends the world for every rank.
   void fail(const std::string& cause) noexcept;
+  /// Calls a function with the world, under the mutex that operations begin under.
+  void locked(const std::function<void(const std::shared_ptr<lockstep::Communicator>&)>& function);
+  /// Calls a function before the world is left, when no operation is pending. It drops what refers
+  /// to the world.
+  void before_leaving(std::function<void()> function);
   /// Memory that ranks read in place.
   std::shared_ptr<std::byte> allocate(std::size_t bytes);
   /// Completes what other ranks may wait for, for a few seconds, and leaves the world. Any number
@@ -80,6 +85,7 @@ class Progress : public std::enable_shared_from_this<Progress> {
   Clock::time_point last_check_ = Clock::now();
   lockstep::detail::ForkGuard process_;
   bool fits_cores_;
+  std::vector<std::function<void()>> before_leaving_;
 
   std::vector<std::thread> threads_;
   std::condition_variable work_begun_;

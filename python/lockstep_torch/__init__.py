@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from lockstep_torch import _torch_version
 
-__all__ = ["__version__"]
+__all__ = ["Strategy", "__version__", "strategy_hook"]
 
 
 def _expect_torch():
@@ -25,6 +25,7 @@ def _expect_torch():
 _expect_torch()
 
 from lockstep_torch import _backend  # noqa: E402: it cannot be loaded with another torch
+from lockstep_torch.strategy import Strategy, strategy_hook  # noqa: E402
 
 __version__ = _backend.__version__
 

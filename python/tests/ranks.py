@@ -8,6 +8,7 @@ import traceback
 import warnings
 
 import torch
+import torch._dynamo  # noqa: F401: DDP imports it, which takes seconds; once here, not in every rank
 import torch.distributed as dist
 
 LIMIT_SECONDS = 100

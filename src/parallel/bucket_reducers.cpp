@@ -12,6 +12,7 @@
 #include "lockstep/error.h"
 #include "profile/group_statistics.h"
 #include "sync/between_hosts.h"
+#include "sync/exchange_order.h"
 
 namespace lockstep::inline v0_2::detail {
 namespace {
@@ -63,12 +64,10 @@ void ExchangeRound::begin_next() {
 
 /// Whether a slot advances the exchange at a position. Slots after the last bucket advance all.
 bool ExchangeRound::advances_in(std::size_t slot, std::size_t position) const {
-  constexpr std::size_t lag = 2;
   const auto& entry = entries_[position];
   if (entry.task.finished() && !entry.work.pending()) return false;
   if (slot >= reducers_.size()) return true;
-  return slot > position && (slot - position) % lag == 0 &&
-         !reducers_[reducers_.at(position)].is_all_reduce;
+  return advances_in_slot(slot, position) && !reducers_[reducers_.at(position)].is_all_reduce;
 }
 
 /// Advances the exchanges of the current slot. Returns false when one would block.

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/error.h"
 #include "lockstep/strategies.h"
 #include "sync/bucket_layout.h"
 #include "sync/host_exchange.h"
@@ -43,8 +44,9 @@ struct Products {
 template <class T>
 class AdasumExchange final : public Exchange {
  public:
-  explicit AdasumExchange(const Bucket& bucket)
-      : layout_(bucket), saved_parameters_(at::zeros_like(bucket.values())) {
+  AdasumExchange(SyncTarget of, const Bucket& bucket) : of_(of), layout_(bucket) {
+    if (of_ == SyncTarget::gradients) return;
+    saved_parameters_ = at::zeros_like(bucket.values());
     save_parameters(bucket);
   }
 
@@ -55,7 +57,11 @@ class AdasumExchange final : public Exchange {
     const auto& values = bucket.values();
     allocate_buffers(bucket, group);
     auto change = changes_.narrow(0, 0, values.numel());
-    at::sub_out(change, values, saved_parameters_);
+    if (of_ == SyncTarget::gradients) {
+      change.copy_(values);
+    } else {
+      at::sub_out(change, values, saved_parameters_);
+    }
     co_await group.all_to_all(segments_, changes_);
     for (const auto& level : levels_) {
       compute_products(level);
@@ -63,8 +69,12 @@ class AdasumExchange final : public Exchange {
       combine(level);
     }
     co_await group.all_gather(changes_, segments_.narrow(0, 0, segment_));
-    saved_parameters_.add_(change);
-    values.copy_(saved_parameters_);
+    if (of_ == SyncTarget::gradients) {
+      values.copy_(change);
+    } else {
+      saved_parameters_.add_(change);
+      values.copy_(saved_parameters_);
+    }
   }
 
  private:
@@ -150,8 +160,9 @@ class AdasumExchange final : public Exchange {
     }
   }
 
+  SyncTarget of_;
   detail::Layout layout_;
-  at::Tensor saved_parameters_;  ///< before the update; the same on every rank
+  at::Tensor saved_parameters_;  ///< before the update; the same on every rank. None of gradients
   at::Tensor changes_;           ///< this rank's change, then the combined change
   at::Tensor segments_;          ///< this rank's part of every rank's change
   at::Tensor products_;          ///< per pair of a level and part
@@ -162,15 +173,26 @@ class AdasumExchange final : public Exchange {
 
 }  // namespace
 
+std::string Adasum::text() const {
+  return of == SyncTarget::gradients ? "adasum:of=gradients" : "adasum";
+}
+
+void Adasum::check() const {
+  if (of == SyncTarget::none) {
+    throw InvalidArgument("adasum: got nothing to exchange, expected parameters or gradients");
+  }
+}
+
 std::unique_ptr<Exchange> Adasum::exchange(const Bucket& bucket) const {
+  check();
   detail::expect_dtype("adasum", bucket, {at::kFloat, at::kDouble});
   if (detail::is_on_device(bucket)) {
     return detail::exchange_on_host(bucket, [this](const Bucket& host) { return exchange(host); });
   }
   if (bucket.values().scalar_type() == at::kDouble) {
-    return std::make_unique<AdasumExchange<double>>(bucket);
+    return std::make_unique<AdasumExchange<double>>(of, bucket);
   }
-  return std::make_unique<AdasumExchange<float>>(bucket);
+  return std::make_unique<AdasumExchange<float>>(of, bucket);
 }
 
 }  // namespace lockstep

@@ -61,10 +61,14 @@ Strategy power_sgd(Fields& fields) {
   return checked(recipe, fields);
 }
 
+/// What partial_update and adasum exchange.
+SyncTarget target(Fields& fields) {
+  return fields.choice("of", {"parameters", "gradients"}, 0) == 1 ? SyncTarget::gradients
+                                                                  : SyncTarget::parameters;
+}
+
 Strategy partial_update(Fields& fields) {
-  const bool gradients = fields.choice("of", {"parameters", "gradients"}, 0) == 1;
-  return checked(PartialUpdate{.of = gradients ? SyncTarget::gradients : SyncTarget::parameters},
-                 fields);
+  return checked(PartialUpdate{.of = target(fields)}, fields);
 }
 
 Strategy local_sgd(Fields& fields) {
@@ -80,7 +84,7 @@ Strategy post_local_sgd(Fields& fields) {
   return checked(recipe, fields);
 }
 
-Strategy adasum(Fields& fields) { return checked(Adasum{}, fields); }
+Strategy adasum(Fields& fields) { return checked(Adasum{.of = target(fields)}, fields); }
 
 struct Named {
   std::string_view name;

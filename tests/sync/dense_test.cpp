@@ -232,6 +232,11 @@ Reference<T> joined_changes(std::size_t n) {
 }
 
 template <class T>
+Reference<T> joined_gradients(std::size_t) {
+  return [](const Vectors<T>& gradients, int) { return adasum(gradients, 0, gradients.size()); };
+}
+
+template <class T>
 void check_adasum(double tolerance) {
   for (const int ranks : {1, 2, 3, 4, 5, 7}) {
     std::vector<Case> cases;
@@ -241,10 +246,11 @@ void check_adasum(double tolerance) {
     }
     compare<T>(
         ranks, Adasum{}, cases, [](std::size_t n) { return joined_changes<T>(n); }, tolerance);
+    compare<T>(ranks, Adasum{.of = SyncTarget::gradients}, cases, joined_gradients<T>, tolerance);
   }
 }
 
-TEST(Adasum, JoinsChangesInATree) {
+TEST(Adasum, JoinsChangesOrGradientsInATree) {
   check_adasum<float>(1e-5);
   check_adasum<double>(1e-13);
 }

@@ -41,6 +41,24 @@ TEST(PostLocalSgd, BeginsWithGradients) {
   EXPECT_EQ(targets, (std::vector{gradients, gradients, none, parameters, none, parameters}));
 }
 
+TEST(Schedule, KnowsWhetherAStepExchangesParameters) {
+  for (const auto& [text, expected] : {std::pair{"fp32", false},
+                                       {"topk:0.1", false},
+                                       {"partial_update", true},
+                                       {"partial_update:of=gradients", false},
+                                       {"adasum", true},
+                                       {"adasum:of=gradients", false},
+                                       {"local_sgd:period=2", true},
+                                       {"post_local_sgd", true},
+                                       {"warmup:3:int8", false},
+                                       {"warmup:3:local_sgd", true},
+                                       {"warmup:3:warmup:2:adasum:of=gradients", false}}) {
+    EXPECT_EQ(parse_strategy(text).exchanges_parameters(), expected) << text;
+  }
+  EXPECT_TRUE(parse_strategy("adasum:of=gradients").exchanges_every_gradient());
+  EXPECT_FALSE(parse_strategy("adasum").exchanges_every_gradient());
+}
+
 TEST(Warmup, TakesTheContentOfItsStrategyAfterwards) {
   using enum SyncTarget;
   const auto later = warmup(LocalSgd{.period = 2}, 3);

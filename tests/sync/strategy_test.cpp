@@ -63,6 +63,7 @@ TEST(Strategy, ParsesItsOwnText) {
                            "local_sgd:period=8",
                            "post_local_sgd:start=100,period=8",
                            "adasum",
+                           "adasum:of=gradients",
                            "warmup:100:topk:0.01",
                            "warmup:1:warmup:2:fp16:clip=1"}) {
     EXPECT_EQ(parsed(text), text);
