@@ -23,6 +23,7 @@
 #include "parallel/group_wrappers.h"
 #include "parallel/parameter_hooks.h"
 #include "parallel/replicated_model.h"
+#include "parallel/sparse_gradients.h"
 #include "parallel/step_agreement.h"
 #include "parallel/weights.h"
 
@@ -113,6 +114,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void handle_gradient(std::size_t parameter, const at::Tensor& incoming);
   std::shared_ptr<Backward> new_backward(int task);
   std::shared_ptr<Backward> join_backward();
+  bool exchanges_gradients() const;
+  void begin_agreement(Backward& backward);
   void begin_next(Backward& backward);
   void finish(Backward& backward);
   void finish_on_stream(Backward& backward);
@@ -129,6 +132,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   Source owner_;
   std::shared_ptr<GroupWrappers> wrappers_;
   BucketReducers reducers_;
+  SparseGradients sparse_;
   GradientSet gradients_;
   StepAgreement agreement_;
   Weights weights_;

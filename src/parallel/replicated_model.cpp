@@ -2,6 +2,7 @@
 
 #include <c10/util/Type.h>
 #include <torch/nn/module.h>
+#include <torch/nn/modules/embedding.h>
 
 #include <algorithm>
 #include <exception>
@@ -36,13 +37,26 @@ std::vector<NamedTensor> unique(const torch::OrderedDict<std::string, at::Tensor
   return tensors;
 }
 
-std::string line(std::string_view kind, const NamedTensor& named, bool with_values) {
+/// Adds the weights of the layers that are set to give sparse gradients.
+void add_sparse_layers(const torch::nn::Module& module, std::unordered_set<const void*>& sparse) {
+  const auto add = [&](const auto* layer) {
+    if (layer != nullptr && layer->options.sparse()) {
+      sparse.insert(layer->weight.unsafeGetTensorImpl());
+    }
+  };
+  add(dynamic_cast<const torch::nn::EmbeddingImpl*>(&module));
+  add(dynamic_cast<const torch::nn::EmbeddingBagImpl*>(&module));
+  for (const auto& child : module.children()) add_sparse_layers(*child, sparse);
+}
+
+std::string line(std::string_view kind, const NamedTensor& named, bool sparse, bool with_values) {
   const auto& tensor = named.tensor;
   auto text =
       concat(kind, ' ', named.name, ' ', toString(tensor.scalar_type()), ' ', tensor.sizes());
   // A gradient has its parameter's strides, so they must be equal on all ranks.
   if (!tensor.is_contiguous()) text += concat(" strides ", tensor.strides());
   if (kind == "parameter" && !tensor.requires_grad()) text += " frozen";
+  if (sparse) text += " with sparse gradients";
   if (with_values) text += concat(" values ", std::hex, checksum(tensor));
   return text;
 }
@@ -50,12 +64,28 @@ std::string line(std::string_view kind, const NamedTensor& named, bool with_valu
 }  // namespace
 
 ModelState::ModelState(const torch::nn::Module& module)
-    : parameters(unique(module.named_parameters())), buffers(unique(module.named_buffers())) {}
+    : parameters(unique(module.named_parameters())), buffers(unique(module.named_buffers())) {
+  add_sparse_layers(module, sparse);
+}
+
+void ModelState::declare_sparse(const std::vector<std::string>& names) {
+  for (const auto& name : names) {
+    const auto named = std::ranges::find(parameters, name, &NamedTensor::name);
+    if (named == parameters.end()) {
+      throw InvalidArgument(concat("sparse_gradients: got '", name,
+                                   "', expected the name of a parameter of the model"));
+    }
+    sparse.insert(named->tensor.unsafeGetTensorImpl());
+  }
+}
 
 std::vector<std::string> describe(const ModelState& state, bool with_values) {
   std::vector<std::string> lines;
-  for (const auto& named : state.parameters) lines.push_back(line("parameter", named, with_values));
-  for (const auto& named : state.buffers) lines.push_back(line("buffer", named, with_values));
+  for (const auto& named : state.parameters) {
+    lines.push_back(line("parameter", named, state.has_sparse_gradient(named.tensor), with_values));
+  }
+  for (const auto& named : state.buffers)
+    lines.push_back(line("buffer", named, false, with_values));
   return lines;
 }
 
@@ -144,11 +174,22 @@ void check_shareable(const ModelState& model, const Group& group,
                                  " backend, expected all on one host, on the host backend"));
   }
   for (const auto& [name, tensor] : model.parameters) {
+    if (tensor.requires_grad() && model.has_sparse_gradient(tensor)) {
+      throw InvalidArgument(concat("share_memory: parameter ", name,
+                                   " has sparse gradients, expected dense ones: set sparse = false "
+                                   "in its layer, or set share_memory = false"));
+    }
     if (!tensor.requires_grad() || tensor.storage().use_count() == 1) continue;
     throw InvalidArgument(concat("share_memory: parameter ", name,
                                  " shares its memory with another tensor, expected memory of its "
                                  "own, because share_memory moves every parameter: clone() it"));
   }
+}
+
+ModelState state_of(const torch::nn::Module& module, const DataParallelOptions& options) {
+  ModelState state(module);
+  state.declare_sparse(options.sparse_gradients);
+  return state;
 }
 
 void check(const torch::nn::Module* module, const Group& group, const DataParallelOptions& options,
@@ -164,7 +205,7 @@ void check(const torch::nn::Module* module, const Group& group, const DataParall
     throw InvalidArgument(
         concat("verify_every: got ", *options.verify_every, ", expected 0 for never, or more"));
   }
-  const ModelState model(*module);
+  const auto model = state_of(*module, options);
   Reducer::check(model, group);
   if (options.share_memory) check_shareable(model, group, options, front_end);
 }
@@ -179,7 +220,7 @@ std::vector<std::string> describe_all(const torch::nn::Module* module, const Gro
     return {concat("an error: ", error.what())};
   }
   const bool same_seed = options.initial_sync == InitialSync::same_seed;
-  auto lines = describe(ModelState(*module), same_seed);
+  auto lines = describe(state_of(*module, options), same_seed);
   lines.push_back(concat("options strategy ", options.strategy.text(), ", buckets of ",
                          options.buckets.first, " and ", options.buckets.rest, " bytes, ",
                          same_seed ? "same_seed" : "broadcast", ", buffers ",
@@ -218,7 +259,7 @@ ReplicatedModel::ReplicatedModel(std::shared_ptr<torch::nn::Module> module, cons
   agree(group, operation_, describe_all(module_.get(), group, options, front_end));
   try {
     check(module_.get(), group, options, front_end);
-    const ModelState model(*module_);
+    const auto model = state_of(*module_, options);
     // Before the exchanges are constructed: they may copy the parameters.
     if (options.initial_sync == InitialSync::broadcast) broadcast(model, group, 0);
     reducer_ = Reducer::create(model, group, options, source_);

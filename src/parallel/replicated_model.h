@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 #include <typeinfo>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -29,8 +30,17 @@ struct NamedTensor {
 struct ModelState {
   explicit ModelState(const torch::nn::Module& module);
 
+  /// Declares parameters whose gradients are sparse, beside those of Embedding and EmbeddingBag
+  /// with sparse = true.
+  /// Throws: InvalidArgument for a name that is not a parameter's.
+  void declare_sparse(const std::vector<std::string>& names);
+  bool has_sparse_gradient(const at::Tensor& parameter) const {
+    return sparse.contains(parameter.unsafeGetTensorImpl());
+  }
+
   std::vector<NamedTensor> parameters;
   std::vector<NamedTensor> buffers;
+  std::unordered_set<const void*> sparse;  ///< parameters with sparse gradients
 };
 
 /// One line per tensor, for a comparison between ranks. with_values adds a checksum.
