@@ -8,11 +8,9 @@
 #include "lockstep/data_parallel_options.h"
 #include "lockstep/exchange.h"
 #include "lockstep/group.h"
+#include "lockstep/model_view.h"
 #include "lockstep/strategy.h"
 
-namespace torch::nn {
-class Module;
-}
 namespace torch::optim {
 class Optimizer;
 }
@@ -56,12 +54,12 @@ class ElementwiseOptimizer {
   virtual void update(const at::Tensor& parameter, const Elements& elements) = 0;
 };
 
-/// Every rank's parameters and buffers of the module = root's values. Autograd does not record the
+/// Every rank's parameters and buffers of the model = root's values. Autograd does not record the
 /// change.
 /// Ranks: all.
 /// Throws: InvalidArgument, on every rank, if names, shapes, strides or dtypes differ between
 /// ranks, naming the first difference and the ranks; the group stays usable.
-void broadcast_parameters(const torch::nn::Module& module, const Group& group, int root = 0);
+void broadcast_parameters(const ModelView& model, const Group& group, int root = 0);
 
 /// Data-parallel training with any strategy and any form of the model's forward:
 ///
@@ -70,7 +68,8 @@ void broadcast_parameters(const torch::nn::Module& module, const Group& group, i
 ///
 /// or in separate calls: zero_grad(), loss.backward(), clipping or logging of gradients, step().
 /// Gradients are final when backward() returns, as with DistributedDataParallel. Strategies that
-/// exchange parameters do so in step(). Optimizer and model must outlive this object.
+/// exchange parameters do so in step(). The model may be of any kind that a ModelView refers to.
+/// Optimizer and model must outlive this object.
 /// Ranks: all must construct it, and take the same number of steps. Each step exchanges gradients
 /// once: without no_sync(), run one backward per step.
 class DistributedOptimizer {
@@ -80,9 +79,9 @@ class DistributedOptimizer {
   /// Throws: InvalidArgument, on every rank, if the models differ or the model cannot be wrapped.
   /// InvalidArgument also if the optimizer has a parameter that the model lacks, or if optimizer,
   /// strategy or group do not support options.share_memory. The group stays usable.
-  DistributedOptimizer(torch::optim::Optimizer& optimizer, torch::nn::Module& model,
+  DistributedOptimizer(torch::optim::Optimizer& optimizer, const ModelView& model,
                        const Group& group, const DataParallelOptions& options = {});
-  DistributedOptimizer(torch::optim::Optimizer& optimizer, torch::nn::Module& model,
+  DistributedOptimizer(torch::optim::Optimizer& optimizer, const ModelView& model,
                        const Group& group, Strategy strategy);
   ~DistributedOptimizer();
   DistributedOptimizer(const DistributedOptimizer&) = delete;

@@ -8,9 +8,8 @@
 #include <string>
 #include <string_view>
 
-namespace torch::nn {
-class Module;
-}
+#include "lockstep/model_view.h"
+
 namespace torch::optim {
 class Optimizer;
 }
@@ -25,12 +24,12 @@ namespace lockstep::inline v0_2 {
 ///     lockstep::load_state_dict(sgd, file.at("optimizer"));
 ///
 /// The tensors in the dict share memory with the model; they are not copies.
-c10::IValue state_dict(const torch::nn::Module& model);
+c10::IValue state_dict(const ModelView& model);
 
 /// Copies parameters and buffers into the model. Names, shapes and dtypes must be those of the
 /// model. Everything is checked before anything is changed; parameters keep their memory.
 /// Throws: CheckpointError naming the tensor.
-void load_state_dict(torch::nn::Module& model, const c10::IValue& dict);
+void load_state_dict(const ModelView& model, const c10::IValue& dict);
 
 /// The state of an SGD, Adam or AdamW optimizer. Parameters are identified by their position in the
 /// parameter groups, as in Python.

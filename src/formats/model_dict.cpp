@@ -1,7 +1,6 @@
 #include <ATen/core/Dict.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/jit_type.h>
-#include <torch/nn/module.h>
 
 #include <string>
 #include <utility>
@@ -17,22 +16,21 @@ namespace {
 
 using detail::concat;
 
-std::vector<std::pair<std::string, at::Tensor>> tensors_of(const torch::nn::Module& model) {
-  std::vector<std::pair<std::string, at::Tensor>> tensors;
-  for (const auto& item : model.named_parameters()) tensors.emplace_back(item.key(), item.value());
-  for (const auto& item : model.named_buffers()) tensors.emplace_back(item.key(), item.value());
+std::vector<NamedTensor> tensors_of(const ModelView& model) {
+  auto tensors = model.parameters();
+  for (auto& buffer : model.buffers()) tensors.push_back(std::move(buffer));
   return tensors;
 }
 
 }  // namespace
 
-c10::IValue state_dict(const torch::nn::Module& model) {
+c10::IValue state_dict(const ModelView& model) {
   c10::impl::GenericDict dict(c10::AnyType::get(), c10::AnyType::get());
   for (const auto& [name, tensor] : tensors_of(model)) dict.insert(name, tensor.detach());
   return dict;
 }
 
-void load_state_dict(torch::nn::Module& model, const c10::IValue& dict) {
+void load_state_dict(const ModelView& model, const c10::IValue& dict) {
   if (!dict.isGenericDict())
     throw CheckpointError(concat("model: expected a state dict, found ", dict.tagKind()));
   const auto stored = dict.toGenericDict();

@@ -1,8 +1,6 @@
 #include "parallel/replicated_model.h"
 
 #include <c10/util/Type.h>
-#include <torch/nn/module.h>
-#include <torch/nn/modules/embedding.h>
 
 #include <algorithm>
 #include <exception>
@@ -16,6 +14,7 @@
 #include "parallel/agree.h"
 #include "parallel/buffer_sync.h"
 #include "parallel/consistency_check.h"
+#include "parallel/model_tensors.h"
 #include "parallel/reducer.h"
 #include "parallel/shared_memory.h"
 
@@ -26,27 +25,12 @@ namespace {
 /// Most bytes that one broadcast copies, unless a single tensor is larger.
 constexpr std::size_t max_broadcast_bytes = std::size_t{32} << 20;
 
-std::vector<NamedTensor> unique(const torch::OrderedDict<std::string, at::Tensor>& named) {
-  std::vector<NamedTensor> tensors;
+std::vector<NamedTensor> unique(std::vector<NamedTensor> tensors) {
   std::unordered_set<const void*> listed;
-  for (const auto& entry : named) {
-    if (listed.insert(entry.value().unsafeGetTensorImpl()).second) {
-      tensors.push_back({.name = entry.key(), .tensor = entry.value()});
-    }
-  }
+  std::erase_if(tensors, [&](const NamedTensor& named) {
+    return !listed.insert(named.tensor.unsafeGetTensorImpl()).second;
+  });
   return tensors;
-}
-
-/// Adds the weights of the layers that are set to give sparse gradients.
-void add_sparse_layers(const torch::nn::Module& module, std::unordered_set<const void*>& sparse) {
-  const auto add = [&](const auto* layer) {
-    if (layer != nullptr && layer->options.sparse()) {
-      sparse.insert(layer->weight.unsafeGetTensorImpl());
-    }
-  };
-  add(dynamic_cast<const torch::nn::EmbeddingImpl*>(&module));
-  add(dynamic_cast<const torch::nn::EmbeddingBagImpl*>(&module));
-  for (const auto& child : module.children()) add_sparse_layers(*child, sparse);
 }
 
 std::string line(std::string_view kind, const NamedTensor& named, bool sparse, bool with_values) {
@@ -63,9 +47,9 @@ std::string line(std::string_view kind, const NamedTensor& named, bool sparse, b
 
 }  // namespace
 
-ModelState::ModelState(const torch::nn::Module& module)
-    : parameters(unique(module.named_parameters())), buffers(unique(module.named_buffers())) {
-  add_sparse_layers(module, sparse);
+ModelState::ModelState(const ModelView& model)
+    : parameters(unique(model.parameters())), buffers(unique(model.buffers())) {
+  model.tensors().add_sparse(sparse);
 }
 
 void ModelState::declare_sparse(const std::vector<std::string>& names) {
@@ -111,8 +95,8 @@ void broadcast(const ModelState& state, const Group& group, int root) {
 
 }  // namespace detail
 
-void broadcast_parameters(const torch::nn::Module& module, const Group& group, int root) {
-  const detail::ModelState state(module);
+void broadcast_parameters(const ModelView& model, const Group& group, int root) {
+  const detail::ModelState state(model);
   detail::agree(group, "broadcast_parameters", detail::describe(state, false));
   detail::broadcast(state, group, root);
 }
@@ -186,15 +170,15 @@ void check_shareable(const ModelState& model, const Group& group,
   }
 }
 
-ModelState state_of(const torch::nn::Module& module, const DataParallelOptions& options) {
-  ModelState state(module);
+ModelState state_of(const ModelView& model, const DataParallelOptions& options) {
+  ModelState state(model);
   state.declare_sparse(options.sparse_gradients);
   return state;
 }
 
-void check(const torch::nn::Module* module, const Group& group, const DataParallelOptions& options,
+void check(const ModelView& model, const Group& group, const DataParallelOptions& options,
            Source::Owner front_end) {
-  if (module == nullptr) throw InvalidArgument("got no model");
+  if (!model) throw InvalidArgument("got no model");
   if (front_end == Source::Owner::distributed_data_parallel &&
       !options.strategy.exchanges_every_gradient()) {
     throw InvalidArgument(concat("strategy ", options.strategy.text(),
@@ -205,22 +189,22 @@ void check(const torch::nn::Module* module, const Group& group, const DataParall
     throw InvalidArgument(
         concat("verify_every: got ", *options.verify_every, ", expected 0 for never, or more"));
   }
-  const auto model = state_of(*module, options);
-  Reducer::check(model, group);
-  if (options.share_memory) check_shareable(model, group, options, front_end);
+  const auto state = state_of(model, options);
+  Reducer::check(state, group);
+  if (options.share_memory) check_shareable(state, group, options, front_end);
 }
 
 /// The properties that must be equal on all ranks. A rank whose check fails returns its error
 /// instead, so that all ranks report it and none waits for that rank.
-std::vector<std::string> describe_all(const torch::nn::Module* module, const Group& group,
+std::vector<std::string> describe_all(const ModelView& model, const Group& group,
                                       const DataParallelOptions& options, Source::Owner front_end) {
   try {
-    check(module, group, options, front_end);
+    check(model, group, options, front_end);
   } catch (const InvalidArgument& error) {
     return {concat("an error: ", error.what())};
   }
   const bool same_seed = options.initial_sync == InitialSync::same_seed;
-  auto lines = describe(state_of(*module, options), same_seed);
+  auto lines = describe(state_of(model, options), same_seed);
   lines.push_back(concat("options strategy ", options.strategy.text(), ", buckets of ",
                          options.buckets.first, " and ", options.buckets.rest, " bytes, ",
                          same_seed ? "same_seed" : "broadcast", ", buffers ",
@@ -230,40 +214,23 @@ std::vector<std::string> describe_all(const torch::nn::Module* module, const Gro
   return lines;
 }
 
-/// Access to a module's own parameters. Module::parameters() also builds their names, which would
-/// take most of the time of check_unchanged().
-struct OwnParameters : torch::nn::Module {
-  static const auto& of(const torch::nn::Module& module) {
-    return module.*(&OwnParameters::parameters_);
-  }
-};
-
-/// Calls fn with each parameter, in the order of Module::parameters().
-template <class Fn>
-void for_each_parameter(const torch::nn::Module& module, const Fn& fn) {
-  for (const auto& parameter : OwnParameters::of(module)) {
-    if (parameter.value().defined()) fn(parameter.value());
-  }
-  for (const auto& child : module.children()) for_each_parameter(*child, fn);
-}
-
 }  // namespace
 
-ReplicatedModel::ReplicatedModel(std::shared_ptr<torch::nn::Module> module, const Group& group,
+ReplicatedModel::ReplicatedModel(ModelView model, const Group& group,
                                  const DataParallelOptions& options, Source::Owner front_end)
-    : module_(std::move(module)),
+    : model_(std::move(model)),
       group_(group),
       operation_(name(front_end)),
       source_(new_source(group, front_end)) {
   const SourceScope scope(group.communicator(), source_);
-  agree(group, operation_, describe_all(module_.get(), group, options, front_end));
+  agree(group, operation_, describe_all(model_, group, options, front_end));
   try {
-    check(module_.get(), group, options, front_end);
-    const auto model = state_of(*module_, options);
+    check(model_, group, options, front_end);
+    const auto state = state_of(model_, options);
     // Before the exchanges are constructed: they may copy the parameters.
-    if (options.initial_sync == InitialSync::broadcast) broadcast(model, group, 0);
-    reducer_ = Reducer::create(model, group, options, source_);
-    for (const auto& named : model.parameters) {
+    if (options.initial_sync == InitialSync::broadcast) broadcast(state, group, 0);
+    reducer_ = Reducer::create(state, group, options, source_);
+    for (const auto& named : state.parameters) {
       wrapped_.push_back({.named = named,
                           .dtype = named.tensor.scalar_type(),
                           .trainable = named.tensor.requires_grad()});
@@ -285,8 +252,8 @@ void ReplicatedModel::check_unchanged() const {
                           {.operation = operation_});
   };
   auto wrapped = wrapped_.begin();
-  for_each_parameter(*module_, [&](const at::Tensor& parameter) {
-    // A tensor that the module lists again under a second name is skipped.
+  model_.tensors().for_each_parameter([&](const at::Tensor& parameter) {
+    // A tensor that the model lists again under a second name is skipped.
     const auto same = [&](const Wrapped& other) { return other.named.tensor.is_same(parameter); };
     if (wrapped == wrapped_.end() || !same(*wrapped)) {
       if (std::any_of(wrapped_.begin(), wrapped, same)) return;

@@ -17,7 +17,7 @@
 namespace lockstep::inline v0_2::detail {
 namespace {
 
-/// What a rank sends in place of a number of rows, for a gradient that has no rows.
+/// A rank sends one of these in place of its number of rows if its gradient is not sparse.
 constexpr std::int64_t is_dense = -1;
 constexpr std::int64_t is_unsupported = -2;
 

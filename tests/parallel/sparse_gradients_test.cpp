@@ -356,7 +356,7 @@ TEST(SparseConsistency, ComparesTheRowsThatWereAveraged) {
   });
 }
 
-/// What LibTorch's optimizers do with sparse gradients; docs/guides/training-recipes.md says so.
+/// The table of limits in docs/guides/training-recipes.md.
 TEST(SparseOptimizers, OfLibTorch) {
   on_ranks(1, [](const Group&) {
     const auto refuses = [](auto make) {
