@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -102,6 +103,25 @@ class DistributedOptimizer {
   /// gradient in place, so that a strategy with error feedback would average it twice. ReplicaError
   /// as a backward of DistributedDataParallel. CommError and TimeoutError as a collective does.
   void step();
+
+  /// The step of an optimizer that evaluates the loss several times, such as LBFGS. The closure
+  /// clears the gradients, runs the backward of the loss of this rank's batch, and returns the
+  /// loss:
+  ///
+  ///     optimizer.step([&] {
+  ///       optimizer.zero_grad();
+  ///       auto loss = mse_loss(model->forward(data), target);
+  ///       loss.backward();
+  ///       return loss;
+  ///     });
+  ///
+  /// The optimizer gets the means of gradients and losses over ranks, so it takes the same
+  /// decisions on every rank. If the closure calls weight() before the backward, these are weighted
+  /// means. An undefined loss counts as 0. Returns what the optimizer returns: the mean loss of the
+  /// first evaluation, as one Double on the CPU. Ranks: all. Throws: InvalidArgument, on every
+  /// rank, if the strategy does not average every gradient, with share_memory, and for a loss that
+  /// is not one number. Also as step().
+  at::Tensor step(const std::function<at::Tensor()>& closure);
 
   /// Averages gradients that are not averaged yet, as step() does, without a step. Call it before
   /// you read or clip gradients that were accumulated under no_sync(), or that some ranks got from

@@ -126,6 +126,29 @@ void DistributedOptimizer::step() {
   });
 }
 
+at::Tensor DistributedOptimizer::step(const std::function<at::Tensor()>& closure) {
+  return detail::as_operation("DistributedOptimizer", [&] {
+    if (replicas_may_differ() || shared_ != nullptr) {
+      throw InvalidArgument(detail::concat(
+          "DistributedOptimizer: step(closure): got ",
+          shared_ != nullptr ? "share_memory" : "a strategy that does not average every gradient",
+          ", expected gradients that are averaged in every backward, because the optimizer's "
+          "decisions must be the same on every rank: use another strategy, such as fp32, without "
+          "share_memory"));
+    }
+    model_->check_unchanged();
+    auto& reducer = model_->reducer();
+    const auto evaluate = [&] {
+      const auto loss = closure();
+      reducer.average_local_gradients();
+      return reducer.mean_of_losses(loss);
+    };
+    const auto loss = optimizer_.step(evaluate);
+    reducer.exchange_parameters();
+    return loss;
+  });
+}
+
 void DistributedOptimizer::average_gradients() {
   detail::as_operation("DistributedOptimizer", [&] {
     model_->check_unchanged();

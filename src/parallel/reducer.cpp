@@ -2,6 +2,7 @@
 
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -76,6 +77,7 @@ class Reducer::Backward {
         ready(reducer.gradients_.size()),
         group_(reducer.group_),
         wrappers_(reducer.wrappers_) {
+    reducer.last_factor_ = factor;
     begins_at_once = wrappers_->begin(this);
     for (std::size_t bucket = 0; bucket < reducer.reducers_.size(); ++bucket) {
       missing.push_back(reducer.gradients_.count_in(bucket));
@@ -386,6 +388,29 @@ void Reducer::average_local_gradients() {
     if (!plan.some_in_backward) return;
     has_joined = true;
   }
+}
+
+at::Tensor Reducer::mean_of_losses(const at::Tensor& loss) {
+  const bool is_number = !loss.defined() || loss.numel() == 1;
+  // A factor of 0 must also remove NaN.
+  const double own = loss.defined() && is_number && last_factor_ != 0 ? loss.item<double>() : 0;
+  const auto sums = at::empty({2}, at::kDouble);
+  auto* const values = sums.data_ptr<double>();
+  values[0] = own * last_factor_;
+  values[1] = is_number ? 0 : 1;
+  {
+    const SourceScope scope(host_.communicator(), source(Source::Content::step_agreement));
+    host_.all_reduce(sums).wait();
+  }
+  if (values[1] != 0) {
+    throw InvalidArgument(
+        concat("DistributedOptimizer rank ", group_.rank(), " of ", group_.size(),
+               ": step(closure): got a loss of ",
+               is_number ? std::string("several elements on another rank")
+                         : concat(loss.numel(), " elements on this rank"),
+               ", expected one element: return the mean or the sum of the losses"));
+  }
+  return at::scalar_tensor(values[0] / group_.size(), at::kDouble);
 }
 
 /// Call when all ranks are in step(). Returns whether they exchange their gradients.

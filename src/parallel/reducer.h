@@ -76,6 +76,12 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// whose exchange this rank had joined, and accumulated gradients after that.
   void average_local_gradients();
 
+  /// The mean of the ranks' losses, with the weights of the last exchange. An undefined loss counts
+  /// as 0. Ranks: all.
+  /// Shapes: loss has one element. The result is a Double on the CPU.
+  /// Throws: InvalidArgument, on every rank, for a loss that has another number of elements.
+  at::Tensor mean_of_losses(const at::Tensor& loss);
+
   /// For SharedUpdate, instead of an exchange. take_factor() returns this rank's weight factor.
   /// Call end_without_exchange() once other ranks can read this rank's gradients. It returns one
   /// byte per parameter, bucket after bucket: whether some rank has changed its gradient. After it,
@@ -145,6 +151,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::int64_t step_ = 0;        ///< exchanges so far; steps of a DistributedOptimizer
   bool joined_in_step_ = false;  ///< some rank has joined the last exchange in step()
   int paused_ = 0;
+  double last_factor_ = 1;  ///< weight factor of the last exchange
 };
 
 }  // namespace lockstep::detail

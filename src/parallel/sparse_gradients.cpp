@@ -141,9 +141,9 @@ void SparseGradients::average(Member& member) const {
   const auto sum = at::_sparse_coo_tensor_unsafe(member.all_indices.unsqueeze(0), values,
                                                  parameter.sizes(), values.options())
                        .coalesce();
-  // Rows of several ranks lie in memory of the sum, but those of a single rank may be its own.
   const auto mean = (sum._values() / group_.size()).to(dtype);
   member.averaged_rows = sum._indices().squeeze(0);
+  // A program may change its gradient in place. averaged_rows must be the same on all ranks.
   member.slice.values =
       at::_sparse_coo_tensor_unsafe(sum._indices().clone(), mean, parameter.sizes(), mean.options())
           ._coalesced_(true);

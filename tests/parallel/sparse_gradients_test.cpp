@@ -14,6 +14,7 @@
 #include "lockstep/fused_optimizers.h"
 #include "tests/parallel/models.h"
 #include "tests/parallel/refusal.h"
+#include "tests/sync/on_hosts.h"
 
 namespace lockstep::testing {
 namespace {
@@ -70,37 +71,44 @@ bool equal_on_all_ranks(const at::Tensor& tensor, const Group& world) {
   return true;
 }
 
+void expect_dense_means(const Group& world) {
+  auto model = std::make_shared<Words>(true);
+  DistributedDataParallel ddp(model, world, {.buckets = {.first = 0, .rest = 0}});
+  for (int step = 0; step < 5; ++step) {
+    Words whole(false);
+    for (int rank = 0; rank < world.size(); ++rank) {
+      (whole.forward(tokens_of(rank, step)) / world.size()).backward();
+    }
+    model->zero_grad();
+    ddp(tokens_of(world.rank(), step)).backward();
+    for (const auto& name : {"words.weight", "bags.weight", "out.weight"}) {
+      const auto gradient = model->named_parameters()[name].grad();
+      const auto expected = whole.named_parameters()[name].grad();
+      if (!expected.defined()) {
+        // No rank has used the parameter.
+        EXPECT_TRUE(!gradient.defined() || dense(gradient).norm().item<double>() == 0) << name;
+        continue;
+      }
+      ASSERT_TRUE(gradient.defined()) << name;
+      EXPECT_LT(distance(dense(gradient), expected), 1e-12) << name << ", step " << step;
+      if (std::string(name) == "out.weight") continue;
+      EXPECT_TRUE(gradient.is_sparse() && gradient.is_coalesced());
+      EXPECT_LE(gradient._nnz(), vocabulary);
+      EXPECT_TRUE(equal_on_all_ranks(gradient._indices(), world));
+      EXPECT_TRUE(equal_on_all_ranks(gradient._values(), world));
+    }
+  }
+}
+
 class Sparse : public ::testing::TestWithParam<int> {};
 
 TEST_P(Sparse, MeanIsThatOfDenseGradientsInOneProcess) {
-  on_ranks(GetParam(), [](const Group& world) {
-    auto model = std::make_shared<Words>(true);
-    DistributedDataParallel ddp(model, world, {.buckets = {.first = 0, .rest = 0}});
-    for (int step = 0; step < 5; ++step) {
-      Words whole(false);
-      for (int rank = 0; rank < world.size(); ++rank) {
-        (whole.forward(tokens_of(rank, step)) / world.size()).backward();
-      }
-      model->zero_grad();
-      ddp(tokens_of(world.rank(), step)).backward();
-      for (const auto& name : {"words.weight", "bags.weight", "out.weight"}) {
-        const auto gradient = model->named_parameters()[name].grad();
-        const auto expected = whole.named_parameters()[name].grad();
-        if (!expected.defined()) {
-          // No rank has used the parameter.
-          EXPECT_TRUE(!gradient.defined() || dense(gradient).norm().item<double>() == 0) << name;
-          continue;
-        }
-        ASSERT_TRUE(gradient.defined()) << name;
-        EXPECT_LT(distance(dense(gradient), expected), 1e-12) << name << ", step " << step;
-        if (std::string(name) == "out.weight") continue;
-        EXPECT_TRUE(gradient.is_sparse() && gradient.is_coalesced());
-        EXPECT_LE(gradient._nnz(), vocabulary);
-        EXPECT_TRUE(equal_on_all_ranks(gradient._indices(), world));
-        EXPECT_TRUE(equal_on_all_ranks(gradient._values(), world));
-      }
-    }
-  });
+  on_ranks(GetParam(), [](const Group& world) { expect_dense_means(world); });
+}
+
+TEST(SparseBetweenHosts, MeanIsThatOfDenseGradientsInOneProcess) {
+  on_ranks(4, [](const Group& world) { expect_dense_means(on_hosts(world, {0, 0, 1, 1})); });
+  on_ranks(3, [](const Group& world) { expect_dense_means(on_hosts(world, {0, 0, 1})); });
 }
 
 /// Trains both kinds of Words on each rank by the same program, and compares the parameters.
