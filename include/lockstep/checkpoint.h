@@ -20,6 +20,7 @@
 #include "lockstep/group.h"
 #include "lockstep/learning_rate.h"
 #include "lockstep/model_files.h"
+#include "lockstep/model_view.h"
 
 namespace lockstep::inline v0_2 {
 
@@ -73,9 +74,6 @@ class Stateful {
 
 }  // namespace lockstep
 
-namespace torch::nn {
-class Module;
-}
 namespace torch::optim {
 class Optimizer;
 }
@@ -111,7 +109,7 @@ struct Resumed {
 /// continues one on the CPU, and the reverse. Supports every torch::optim optimizer except
 /// LBFGS, which LibTorch cannot serialise after its first step.
 struct Checkpoint {
-  torch::nn::Module& model;
+  ModelView model;
   OptionalReference<torch::optim::Optimizer> optimizer{};
   OptionalReference<LearningRate> rate{};
   Stateful sampler{};   ///< with the same state on every rank
@@ -146,18 +144,18 @@ struct Checkpoint {
 /// Saves model and optimizer, as Checkpoint::save() does.
 /// Ranks: all, with a group.
 /// Throws: CheckpointError on every rank.
-void save_checkpoint(const std::filesystem::path& path, torch::nn::Module& model,
+void save_checkpoint(const std::filesystem::path& path, const ModelView& model,
                      torch::optim::Optimizer& optimizer, const CheckpointMeta& meta = {});
-void save_checkpoint(const std::filesystem::path& path, torch::nn::Module& model,
+void save_checkpoint(const std::filesystem::path& path, const ModelView& model,
                      torch::optim::Optimizer& optimizer, const CheckpointMeta& meta,
                      const Group& group);
 
 /// Restores model and optimizer, as Checkpoint::load() does.
 /// Ranks: all, with a group.
 /// Throws: CheckpointError on every rank, and no rank's model is changed.
-CheckpointMeta load_checkpoint(const std::filesystem::path& path, torch::nn::Module& model,
+CheckpointMeta load_checkpoint(const std::filesystem::path& path, const ModelView& model,
                                torch::optim::Optimizer& optimizer);
-CheckpointMeta load_checkpoint(const std::filesystem::path& path, torch::nn::Module& model,
+CheckpointMeta load_checkpoint(const std::filesystem::path& path, const ModelView& model,
                                torch::optim::Optimizer& optimizer, const Group& group);
 
 /// Checks at the start of a run whether a checkpoint can be written to this path. Leaves no file

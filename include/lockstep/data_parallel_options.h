@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "lockstep/strategies.h"
 #include "lockstep/strategy.h"
@@ -42,6 +44,11 @@ struct DataParallelOptions {
   /// writes into a parameter changes on all ranks. After backward_and_update() .grad() is not the
   /// mean over ranks.
   bool share_memory = false;
+  /// Names of the parameters with sparse gradients, beside the weights of Embedding and
+  /// EmbeddingBag with sparse = true, which need no entry. For programs that call
+  /// torch::nn::functional::embedding(). Every strategy averages sparse gradients exactly, in every
+  /// backward.
+  std::vector<std::string> sparse_gradients = {};
 };
 
 namespace detail {

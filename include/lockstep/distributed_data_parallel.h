@@ -15,10 +15,12 @@
 #include <typeinfo>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "lockstep/data_parallel_options.h"
 #include "lockstep/exchange.h"
 #include "lockstep/group.h"
+#include "lockstep/model_view.h"
 
 namespace c10 {
 struct IValue;
@@ -145,21 +147,52 @@ void for_each_tensor(const T& value, const Visit& visit) {
 
 }  // namespace lockstep::detail
 
-namespace torch::nn {
-class Module;
-}
-
 namespace lockstep::inline v0_2 {
 
 namespace detail {
+
+/// Models that are values: handles that refer to the same parameters when they are copied.
+template <class M>
+concept ModelHandle = std::same_as<M, torch::jit::Module> || std::same_as<M, ModelView>;
+
+template <class M>
+ModelView view_of(const std::shared_ptr<M>& model) {
+  if constexpr (ModelHandle<M>) {
+    if (model == nullptr) return ModelView(std::shared_ptr<const torch::nn::Module>());
+    return ModelView(*model);
+  } else {
+    return ModelView(std::shared_ptr<const torch::nn::Module>(model));
+  }
+}
+
+/// The inputs of a torch::jit::Module.
+template <class M>
+using ScriptInputs =
+    std::vector<std::conditional_t<std::same_as<M, torch::jit::Module>, c10::IValue, bool>>;
+
+/// The forward of a model of any kind.
+template <class M, class... Args>
+decltype(auto) run_forward(M& model, Args&&... args) {
+  if constexpr (std::same_as<M, ModelView>) {
+    return std::invoke(std::forward<Args>(args)...);
+  } else if constexpr (!std::same_as<M, torch::jit::Module>) {
+    return model.forward(std::forward<Args>(args)...);
+  } else if constexpr (sizeof...(Args) == 1 &&
+                       (std::same_as<std::remove_cvref_t<Args>, ScriptInputs<M>> && ...)) {
+    return model.forward(std::forward<Args>(args)...);
+  } else {
+    ScriptInputs<M> inputs;
+    (inputs.emplace_back(std::forward<Args>(args)), ...);
+    return model.forward(std::move(inputs));
+  }
+}
 
 class ReplicatedModel;
 
 /// The part of a DistributedDataParallel that does not depend on the model's type.
 class DataParallelModel {
  public:
-  DataParallelModel(std::shared_ptr<torch::nn::Module> module, const Group& group,
-                    const DataParallelOptions& options);
+  DataParallelModel(ModelView model, const Group& group, const DataParallelOptions& options);
 
   void begin_forward() const;
   void watch(const at::Tensor& output) const;
@@ -201,12 +234,25 @@ class DistributedDataParallel {
   /// (use DistributedOptimizer). The group stays usable.
   DistributedDataParallel(std::shared_ptr<M> model, const Group& group,
                           const DataParallelOptions& options = {})
-      : model_(std::move(model)), data_parallel_(model_, group, options) {}
+      : model_(std::move(model)), data_parallel_(detail::view_of(model_), group, options) {}
 
   /// The same for a model declared with TORCH_MODULE.
   DistributedDataParallel(const torch::nn::ModuleHolder<M>& model, const Group& group,
                           const DataParallelOptions& options = {})
       : DistributedDataParallel(model.ptr(), group, options) {}
+
+  /// The same for a torch::jit::Module, whose forward gets args as IValues or one
+  /// std::vector<c10::IValue>; and for a ModelView, such as a list of named tensors, where the
+  /// first of args is the forward, a function that gets the other args:
+  ///
+  ///     lockstep::DistributedDataParallel ddp(lockstep::ModelView({{"w", w}}), world);
+  ///     ddp([&] { return x.mm(w); }).sum().backward();
+  ///
+  /// A forward that runs without this object is synchronised, too, if its backward reaches a
+  /// parameter on every rank.
+  DistributedDataParallel(const M& model, const Group& group,
+                          const DataParallelOptions& options = {}) requires detail::ModelHandle<M>
+      : DistributedDataParallel(std::make_shared<M>(model), group, options) {}
 
   /// model.forward(args…). The output may be a tensor, or tuples, ranges, dictionaries, optionals,
   /// pointers and variants of them; for another type declare, in the type's namespace,
@@ -218,11 +264,12 @@ class DistributedDataParallel {
   /// enabled and the output is of another type.
   template <class... Args>
   auto operator()(Args&&... args) {
-    using Output = std::remove_cvref_t<decltype(model_->forward(std::forward<Args>(args)...))>;
+    using Output =
+        std::remove_cvref_t<decltype(detail::run_forward(*model_, std::forward<Args>(args)...))>;
     if (at::GradMode::is_enabled()) {
       data_parallel_.begin_forward();
       if constexpr (detail::Watchable<Output>) {
-        auto output = model_->forward(std::forward<Args>(args)...);
+        auto output = detail::run_forward(*model_, std::forward<Args>(args)...);
         detail::for_each_tensor(output,
                                 [&](const at::Tensor& tensor) { data_parallel_.watch(tensor); });
         return output;
@@ -230,7 +277,7 @@ class DistributedDataParallel {
         data_parallel_.refuse_output(typeid(Output));
       }
     }
-    return static_cast<Output>(model_->forward(std::forward<Args>(args)...));
+    return static_cast<Output>(detail::run_forward(*model_, std::forward<Args>(args)...));
   }
 
   const std::shared_ptr<M>& module() const { return model_; }

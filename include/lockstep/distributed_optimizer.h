@@ -2,17 +2,16 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <vector>
 
 #include "lockstep/data_parallel_options.h"
 #include "lockstep/exchange.h"
 #include "lockstep/group.h"
+#include "lockstep/model_view.h"
 #include "lockstep/strategy.h"
 
-namespace torch::nn {
-class Module;
-}
 namespace torch::optim {
 class Optimizer;
 }
@@ -56,12 +55,12 @@ class ElementwiseOptimizer {
   virtual void update(const at::Tensor& parameter, const Elements& elements) = 0;
 };
 
-/// Every rank's parameters and buffers of the module = root's values. Autograd does not record the
+/// Every rank's parameters and buffers of the model = root's values. Autograd does not record the
 /// change.
 /// Ranks: all.
 /// Throws: InvalidArgument, on every rank, if names, shapes, strides or dtypes differ between
 /// ranks, naming the first difference and the ranks; the group stays usable.
-void broadcast_parameters(const torch::nn::Module& module, const Group& group, int root = 0);
+void broadcast_parameters(const ModelView& model, const Group& group, int root = 0);
 
 /// Data-parallel training with any strategy and any form of the model's forward:
 ///
@@ -70,7 +69,8 @@ void broadcast_parameters(const torch::nn::Module& module, const Group& group, i
 ///
 /// or in separate calls: zero_grad(), loss.backward(), clipping or logging of gradients, step().
 /// Gradients are final when backward() returns, as with DistributedDataParallel. Strategies that
-/// exchange parameters do so in step(). Optimizer and model must outlive this object.
+/// exchange parameters do so in step(). The model may be of any kind that a ModelView refers to.
+/// Optimizer and model must outlive this object.
 /// Ranks: all must construct it, and take the same number of steps. Each step exchanges gradients
 /// once: without no_sync(), run one backward per step.
 class DistributedOptimizer {
@@ -80,9 +80,9 @@ class DistributedOptimizer {
   /// Throws: InvalidArgument, on every rank, if the models differ or the model cannot be wrapped.
   /// InvalidArgument also if the optimizer has a parameter that the model lacks, or if optimizer,
   /// strategy or group do not support options.share_memory. The group stays usable.
-  DistributedOptimizer(torch::optim::Optimizer& optimizer, torch::nn::Module& model,
+  DistributedOptimizer(torch::optim::Optimizer& optimizer, const ModelView& model,
                        const Group& group, const DataParallelOptions& options = {});
-  DistributedOptimizer(torch::optim::Optimizer& optimizer, torch::nn::Module& model,
+  DistributedOptimizer(torch::optim::Optimizer& optimizer, const ModelView& model,
                        const Group& group, Strategy strategy);
   ~DistributedOptimizer();
   DistributedOptimizer(const DistributedOptimizer&) = delete;
@@ -103,6 +103,25 @@ class DistributedOptimizer {
   /// gradient in place, so that a strategy with error feedback would average it twice. ReplicaError
   /// as a backward of DistributedDataParallel. CommError and TimeoutError as a collective does.
   void step();
+
+  /// The step of an optimizer that evaluates the loss several times, such as LBFGS. The closure
+  /// clears the gradients, runs the backward of the loss of this rank's batch, and returns the
+  /// loss:
+  ///
+  ///     optimizer.step([&] {
+  ///       optimizer.zero_grad();
+  ///       auto loss = mse_loss(model->forward(data), target);
+  ///       loss.backward();
+  ///       return loss;
+  ///     });
+  ///
+  /// The optimizer gets the means of gradients and losses over ranks, so it takes the same
+  /// decisions on every rank. If the closure calls weight() before the backward, these are weighted
+  /// means. An undefined loss counts as 0. Returns what the optimizer returns: the mean loss of the
+  /// first evaluation, as one Double on the CPU. Ranks: all. Throws: InvalidArgument, on every
+  /// rank, if the strategy does not average every gradient, with share_memory, and for a loss that
+  /// is not one number. Also as step().
+  at::Tensor step(const std::function<at::Tensor()>& closure);
 
   /// Averages gradients that are not averaged yet, as step() does, without a step. Call it before
   /// you read or clip gradients that were accumulated under no_sync(), or that some ranks got from

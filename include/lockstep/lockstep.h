@@ -21,6 +21,7 @@
 #include "lockstep/learning_rate.h"
 #include "lockstep/metrics.h"
 #include "lockstep/model_files.h"
+#include "lockstep/model_view.h"
 #include "lockstep/moving_average.h"
 #include "lockstep/partition.h"
 #include "lockstep/prefetch_loader.h"

@@ -4,13 +4,14 @@
 #include <ATen/core/ivalue.h>
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <string>
 #include <string_view>
+#include <vector>
 
-namespace torch::nn {
-class Module;
-}
+#include "lockstep/model_view.h"
+
 namespace torch::optim {
 class Optimizer;
 }
@@ -25,12 +26,36 @@ namespace lockstep::inline v0_2 {
 ///     lockstep::load_state_dict(sgd, file.at("optimizer"));
 ///
 /// The tensors in the dict share memory with the model; they are not copies.
-c10::IValue state_dict(const torch::nn::Module& model);
+c10::IValue state_dict(const ModelView& model);
+
+/// Options of load_state_dict().
+struct LoadOptions {
+  /// Whether it is an error if only the model, or only the dict, has a name.
+  bool strict = true;
+  /// Returns the model's name of a tensor of the dict; "" skips the tensor. Default: the same name.
+  std::function<std::string(const std::string& name)> rename = {};
+};
+
+/// Names that load_state_dict() has not loaded; empty with strict.
+struct NotLoaded {
+  std::vector<std::string> missing;     ///< in the model, but not in the dict
+  std::vector<std::string> unexpected;  ///< in the dict, after rename, but not in the model
+};
 
 /// Copies parameters and buffers into the model. Names, shapes and dtypes must be those of the
-/// model. Everything is checked before anything is changed; parameters keep their memory.
+/// model; names may differ without strict. Everything is checked before anything is changed;
+/// parameters keep their memory.
+///
+///     // Everything except the last layer, which has another number of classes.
+///     const auto rename = [](const std::string& name) {
+///       return name.starts_with("fc.") ? "" : name;
+///     };
+///     const auto left = lockstep::load_state_dict(*model, dict, {.strict = false, .rename =
+///     rename});
+///
 /// Throws: CheckpointError naming the tensor.
-void load_state_dict(torch::nn::Module& model, const c10::IValue& dict);
+NotLoaded load_state_dict(const ModelView& model, const c10::IValue& dict,
+                          const LoadOptions& options = {});
 
 /// The state of an SGD, Adam or AdamW optimizer. Parameters are identified by their position in the
 /// parameter groups, as in Python.

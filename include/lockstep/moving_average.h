@@ -7,10 +7,7 @@
 #include <vector>
 
 #include "lockstep/exchange.h"
-
-namespace torch::nn {
-class Module;
-}
+#include "lockstep/model_view.h"
 
 namespace lockstep::inline v0_2 {
 
@@ -63,7 +60,7 @@ class MovingAverage {
   /// Allocates memory as large as the parameters. Works with wrapped and unwrapped models.
   /// Throws: InvalidArgument for decay outside of 0 to 1, and for a parameter that is not a dense
   /// real tensor.
-  explicit MovingAverage(torch::nn::Module& model, MovingAverageOptions options = {});
+  explicit MovingAverage(const ModelView& model, MovingAverageOptions options = {});
   MovingAverage(const MovingAverage&) = delete;
   MovingAverage& operator=(const MovingAverage&) = delete;
 

@@ -81,23 +81,23 @@ Resumed Checkpoint::load(const std::filesystem::path& path, const Group& group) 
   });
 }
 
-void save_checkpoint(const std::filesystem::path& path, torch::nn::Module& model,
+void save_checkpoint(const std::filesystem::path& path, const ModelView& model,
                      torch::optim::Optimizer& optimizer, const CheckpointMeta& meta) {
   Checkpoint{.model = model, .optimizer = optimizer}.save(path, meta);
 }
 
-void save_checkpoint(const std::filesystem::path& path, torch::nn::Module& model,
+void save_checkpoint(const std::filesystem::path& path, const ModelView& model,
                      torch::optim::Optimizer& optimizer, const CheckpointMeta& meta,
                      const Group& group) {
   Checkpoint{.model = model, .optimizer = optimizer}.save(path, meta, group);
 }
 
-CheckpointMeta load_checkpoint(const std::filesystem::path& path, torch::nn::Module& model,
+CheckpointMeta load_checkpoint(const std::filesystem::path& path, const ModelView& model,
                                torch::optim::Optimizer& optimizer) {
   return Checkpoint{.model = model, .optimizer = optimizer}.load(path).meta;
 }
 
-CheckpointMeta load_checkpoint(const std::filesystem::path& path, torch::nn::Module& model,
+CheckpointMeta load_checkpoint(const std::filesystem::path& path, const ModelView& model,
                                torch::optim::Optimizer& optimizer, const Group& group) {
   return Checkpoint{.model = model, .optimizer = optimizer}.load(path, group).meta;
 }

@@ -3,7 +3,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros_like.h>
-#include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
 #include <algorithm>
@@ -36,19 +35,16 @@ constexpr std::string_view rank_prefix = "rank/";
 constexpr std::string_view strategy_prefix = "strategy/";
 constexpr const char* random_name = "random";
 
-using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
-
-NamedTensors tensors_of(const torch::nn::Module& model) {
-  NamedTensors tensors;
-  for (const auto& item : model.named_parameters()) tensors.emplace_back(item.key(), item.value());
-  for (const auto& item : model.named_buffers()) tensors.emplace_back(item.key(), item.value());
+std::vector<NamedTensor> tensors_of(const ModelView& model) {
+  auto tensors = model.parameters();
+  for (auto& buffer : model.buffers()) tensors.push_back(std::move(buffer));
   return tensors;
 }
 
-ParameterNames names_of(const torch::nn::Module& model) {
+ParameterNames names_of(const ModelView& model) {
   ParameterNames names;
-  for (const auto& item : model.named_parameters())
-    names.emplace(item.value().unsafeGetTensorImpl(), item.key());
+  for (const auto& [name, tensor] : model.parameters())
+    names.emplace(tensor.unsafeGetTensorImpl(), name);
   return names;
 }
 

@@ -1,8 +1,9 @@
 #include <ATen/core/Dict.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/jit_type.h>
-#include <torch/nn/module.h>
 
+#include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,52 +18,83 @@ namespace {
 
 using detail::concat;
 
-std::vector<std::pair<std::string, at::Tensor>> tensors_of(const torch::nn::Module& model) {
-  std::vector<std::pair<std::string, at::Tensor>> tensors;
-  for (const auto& item : model.named_parameters()) tensors.emplace_back(item.key(), item.value());
-  for (const auto& item : model.named_buffers()) tensors.emplace_back(item.key(), item.value());
+std::vector<NamedTensor> tensors_of(const ModelView& model) {
+  auto tensors = model.parameters();
+  for (auto& buffer : model.buffers()) tensors.push_back(std::move(buffer));
   return tensors;
 }
 
 }  // namespace
 
-c10::IValue state_dict(const torch::nn::Module& model) {
+c10::IValue state_dict(const ModelView& model) {
   c10::impl::GenericDict dict(c10::AnyType::get(), c10::AnyType::get());
   for (const auto& [name, tensor] : tensors_of(model)) dict.insert(name, tensor.detach());
   return dict;
 }
 
-void load_state_dict(torch::nn::Module& model, const c10::IValue& dict) {
+namespace {
+
+/// The tensors of the dict by their names in the model.
+std::map<std::string, c10::IValue> by_model_names(const c10::IValue& dict,
+                                                  const LoadOptions& options) {
   if (!dict.isGenericDict())
     throw CheckpointError(concat("model: expected a state dict, found ", dict.tagKind()));
-  const auto stored = dict.toGenericDict();
+  std::map<std::string, c10::IValue> stored;
+  const auto entries = dict.toGenericDict();
+  for (const auto& item : entries) {
+    const bool has_name = item.key().isString();
+    const std::string in_dict = has_name ? item.key().toStringRef() : "(key is not a string)";
+    const std::string name = has_name && options.rename ? options.rename(in_dict) : in_dict;
+    if (name.empty()) continue;
+    if (!stored.emplace(name, item.value()).second)
+      throw CheckpointError(concat("tensor '", in_dict, "': is renamed to '", name,
+                                   "', the name of another tensor of the state dict"));
+  }
+  return stored;
+}
+
+void check_fits(const std::string& name, const at::Tensor& tensor, const c10::IValue& stored) {
+  if (!stored.isTensor())
+    throw CheckpointError(
+        concat("tensor '", name, "': expected a tensor, found ", stored.tagKind()));
+  const at::Tensor value = stored.toTensor();
+  if (value.sizes() != tensor.sizes() || value.scalar_type() != tensor.scalar_type())
+    throw CheckpointError(concat("tensor '", name, "': expected ", tensor.scalar_type(), ' ',
+                                 tensor.sizes(), ", found ", value.scalar_type(), ' ',
+                                 value.sizes()));
+}
+
+}  // namespace
+
+NotLoaded load_state_dict(const ModelView& model, const c10::IValue& dict,
+                          const LoadOptions& options) {
+  const auto stored = by_model_names(dict, options);
+  NotLoaded left;
+  std::set<std::string> in_model;
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;
   for (const auto& [name, tensor] : tensors_of(model)) {
+    in_model.insert(name);
     const auto found = stored.find(name);
-    if (found == stored.end())
-      throw CheckpointError(
-          concat("tensor '", name, "': is in the model, but not in the state dict"));
-    if (!found->value().isTensor())
-      throw CheckpointError(
-          concat("tensor '", name, "': expected a tensor, found ", found->value().tagKind()));
-    const at::Tensor value = found->value().toTensor();
-    if (value.sizes() != tensor.sizes() || value.scalar_type() != tensor.scalar_type())
-      throw CheckpointError(concat("tensor '", name, "': expected ", tensor.scalar_type(), ' ',
-                                   tensor.sizes(), ", found ", value.scalar_type(), ' ',
-                                   value.sizes()));
-    copies.emplace_back(tensor, value);
+    if (found == stored.end()) {
+      if (options.strict)
+        throw CheckpointError(
+            concat("tensor '", name, "': is in the model, but not in the state dict"));
+      left.missing.push_back(name);
+      continue;
+    }
+    check_fits(name, tensor, found->second);
+    copies.emplace_back(tensor, found->second.toTensor());
   }
-  for (const auto& item : stored) {
-    const std::string name =
-        item.key().isString() ? item.key().toStringRef() : "(key is not a string)";
-    bool in_model = false;
-    for (const auto& [own, tensor] : tensors_of(model)) in_model = in_model || own == name;
-    if (!in_model)
+  for (const auto& [name, value] : stored) {
+    if (in_model.contains(name)) continue;
+    if (options.strict)
       throw CheckpointError(
           concat("tensor '", name, "': is in the state dict, but not in the model"));
+    left.unexpected.push_back(name);
   }
   const at::NoGradGuard no_grad;
   for (const auto& [to, from] : copies) to.copy_(from);
+  return left;
 }
 
 }  // namespace lockstep

@@ -61,12 +61,12 @@ at::Tensor count_of(std::int64_t value) { return at::scalar_tensor(value, at::kL
 
 }  // namespace
 
-MovingAverage::MovingAverage(torch::nn::Module& model, MovingAverageOptions options)
+MovingAverage::MovingAverage(const ModelView& model, MovingAverageOptions options)
     : options_(options) {
   if (!(options.decay >= 0 && options.decay <= 1))
     throw_invalid("MovingAverage", "got decay = ", options.decay, ", expected 0 to 1");
   const at::NoGradGuard no_grad;
-  const auto add = [&](const detail::NamedTensor& named) {
+  const auto add = [&](const NamedTensor& named) {
     const auto& [name, tensor] = named;
     if (!tensor.defined()) return;
     if (tensor.layout() != at::kStrided || tensor.is_complex())

@@ -12,10 +12,16 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "parallel/agree.h"
+#include "parallel/sparse_gradients.h"
 
 namespace lockstep::inline v0_2::detail {
 
 std::uint64_t checksum(const at::Tensor& tensor) {
+  if (tensor.layout() == at::kSparse) {
+    const auto sum = tensor.detach().coalesce();
+    const std::array parts{checksum(sum._indices()), checksum(sum._values())};
+    return digest(std::as_bytes(std::span(parts)));
+  }
   const auto values = tensor.detach().to(at::kCPU);
   const auto dense = values.is_non_overlapping_and_dense() ? values : values.contiguous();
   return digest({static_cast<const std::byte*>(dense.data_ptr()), dense.nbytes()});
@@ -89,32 +95,34 @@ bool MeanProbe::was_added_to(const at::Tensor& mean, const at::Tensor& gradient,
   return std::abs(factors[0] - factors[1]) <= uncertainty[0] + uncertainty[1] + rounding;
 }
 
-namespace {
-
-std::uint64_t checksum_of(const Bucket& bucket) {
-  std::vector<std::uint64_t> checksums;
-  for (const auto& slice : bucket.slices()) checksums.push_back(checksum(slice.parameter));
-  return digest(std::as_bytes(std::span(checksums)));
-}
-
-}  // namespace
-
 void ConsistencyCheck::write(std::int64_t step, const BucketReducers& reducers,
-                             std::span<std::uint8_t, bytes> own) {
-  bucket_ = nullptr;
+                             const SparseGradients& sparse, std::span<std::uint8_t, bytes> own) {
+  compared_.clear();
   if (every_ == 0 || step % every_ != 0) {
     std::ranges::fill(own, std::uint8_t{0});
     return;
   }
-  bucket_ = &reducers.all()[static_cast<std::size_t>(step / every_) % reducers.size()].bucket;
-  const auto sum = checksum_of(*bucket_);
+  const auto turns = reducers.size() + sparse.size();
+  bucket_ = static_cast<std::size_t>(step / every_) % turns;
+  if (bucket_ < reducers.size()) {
+    for (const auto& slice : reducers.all()[bucket_].bucket.slices()) {
+      compared_.push_back({.name = slice.name, .checksum = checksum(slice.parameter)});
+    }
+  } else {
+    const auto index = bucket_ - reducers.size();
+    compared_.push_back(
+        {.name = sparse.name_of(index), .checksum = sparse.checksum_of_rows(index)});
+  }
+  std::vector<std::uint64_t> checksums;
+  for (const auto& parameter : compared_) checksums.push_back(parameter.checksum);
+  const auto sum = digest(std::as_bytes(std::span(checksums)));
   const auto complement = ~sum;
   std::memcpy(own.data(), &sum, sizeof sum);
   std::memcpy(own.data() + sizeof sum, &complement, sizeof complement);
 }
 
 void ConsistencyCheck::check(std::int64_t step, std::span<const std::uint8_t, bytes> maxima) const {
-  if (bucket_ == nullptr) return;
+  if (compared_.empty()) return;
   constexpr std::size_t half = bytes / 2;
   bool equal = true;
   for (std::size_t i = 0; i < half; ++i) {
@@ -122,15 +130,14 @@ void ConsistencyCheck::check(std::int64_t step, std::span<const std::uint8_t, by
   }
   if (equal) return;
   std::vector<std::string> lines;
-  for (const auto& slice : bucket_->slices()) {
-    lines.push_back(
-        concat("parameter ", slice.name, " with checksum ", std::hex, checksum(slice.parameter)));
+  for (const auto& [name, checksum] : compared_) {
+    lines.push_back(concat("parameter ", name, " with checksum ", std::hex, checksum));
   }
   const auto found = difference(group_, lines);
   throw ReplicaError(
       concat("consistency check rank ", group_.rank(), " of ", group_.size(),
-             ": parameters differ between ranks at step ", step, ", in bucket ", bucket_->index(),
-             ": ", found ? found->text : "no single parameter differs",
+             ": parameters differ between ranks at step ", step, ", in bucket ", bucket_, ": ",
+             found ? found->text : "no single parameter differs",
              ". Likely causes: a step with gradients that were not averaged (the model was called "
              "without its wrapper after torch::load() or to(), or gradients were changed on one "
              "rank), wrappers used in another order, parameters that a rank changes by itself "

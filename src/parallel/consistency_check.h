@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
+#include <vector>
 
 #include "lockstep/exchange.h"
 #include "lockstep/group.h"
@@ -14,7 +16,7 @@
 namespace lockstep::inline v0_2::detail {
 
 /// A digest of a tensor's elements in memory order, without the bytes between them. Tensors of
-/// equal sizes, strides and values have equal digests.
+/// equal sizes, strides and values have equal digests. Of a sparse tensor, indices and values.
 std::uint64_t checksum(const at::Tensor& tensor);
 
 /// Detects whether an incoming gradient was added to a mean, or to a multiple of it, as clipping
@@ -40,8 +42,12 @@ class MeanProbe {
   int count_ = 0;  ///< elements saved; with fewer than two, was_added_to() returns false
 };
 
-/// Compares the parameters of one bucket between ranks at each exchange, each bucket in turn. It
-/// issues no collective of its own: the all_reduce of the participation flags includes its bytes.
+class SparseGradients;
+
+/// Compares the parameters of one bucket between ranks at each exchange, each bucket in turn. Of a
+/// parameter with sparse gradients, which follow the buckets, it compares the rows that the
+/// exchange before has averaged. It issues no collective of its own: the all_reduce of the
+/// participation flags includes its bytes.
 class ConsistencyCheck {
  public:
   /// A checksum and its complement. Their bytewise maxima over ranks are complements of each other
@@ -52,16 +58,23 @@ class ConsistencyCheck {
   ConsistencyCheck(const Group& group, std::int64_t every) : group_(group), every_(every) {}
 
   /// Writes this rank's bytes. The caller reduces them to their maximum over ranks for check().
-  void write(std::int64_t step, const BucketReducers& reducers, std::span<std::uint8_t, bytes> own);
+  void write(std::int64_t step, const BucketReducers& reducers, const SparseGradients& sparse,
+             std::span<std::uint8_t, bytes> own);
 
   /// Ranks: all of the group, with the same maxima.
   /// Throws: ReplicaError, on every rank, with bucket, parameter and ranks.
   void check(std::int64_t step, std::span<const std::uint8_t, bytes> maxima) const;
 
  private:
+  struct Compared {
+    std::string name;  ///< of a parameter
+    std::uint64_t checksum;
+  };
+
   Group group_;
   std::int64_t every_;
-  const Bucket* bucket_ = nullptr;  ///< the bucket that this step compares, or null
+  std::size_t bucket_ = 0;          ///< the bucket that this step compares
+  std::vector<Compared> compared_;  ///< its parameters; empty if this step compares none
 };
 
 }  // namespace lockstep::detail

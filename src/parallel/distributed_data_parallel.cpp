@@ -5,9 +5,9 @@
 
 namespace lockstep::inline v0_2::detail {
 
-DataParallelModel::DataParallelModel(std::shared_ptr<torch::nn::Module> module, const Group& group,
+DataParallelModel::DataParallelModel(ModelView model, const Group& group,
                                      const DataParallelOptions& options)
-    : model_(std::make_shared<ReplicatedModel>(std::move(module), group, options,
+    : model_(std::make_shared<ReplicatedModel>(std::move(model), group, options,
                                                Source::Owner::distributed_data_parallel)) {}
 
 void DataParallelModel::begin_forward() const { model_->begin_forward(); }

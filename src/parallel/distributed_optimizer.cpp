@@ -1,6 +1,5 @@
 #include "lockstep/distributed_optimizer.h"
 
-#include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
 #include <exception>
@@ -31,10 +30,10 @@ std::unordered_set<const void*> parameters_of(const torch::optim::Optimizer& opt
 
 /// Checks that the model has all parameters of the optimizer. Others would be updated by each
 /// rank's own gradient.
-void check_parameters(const torch::optim::Optimizer& optimizer, const torch::nn::Module& model,
+void check_parameters(const torch::optim::Optimizer& optimizer, const ModelView& model,
                       const Group& group) {
   std::unordered_set<const void*> of_model;
-  for (const auto& parameter : model.parameters()) of_model.insert(parameter.unsafeGetTensorImpl());
+  for (const auto& named : model.parameters()) of_model.insert(named.tensor.unsafeGetTensorImpl());
   all_or_none(group, [&] {
     std::size_t index = 0;
     for (const auto& group_of : optimizer.param_groups()) {
@@ -64,11 +63,6 @@ void check_elementwise(const torch::optim::Optimizer& optimizer, const Group& gr
   });
 }
 
-/// A pointer to the model without ownership.
-std::shared_ptr<torch::nn::Module> non_owning(torch::nn::Module& model) {
-  return {std::shared_ptr<void>(), &model};
-}
-
 DataParallelOptions with(Strategy strategy) {
   DataParallelOptions options;
   options.strategy = std::move(strategy);
@@ -78,12 +72,12 @@ DataParallelOptions with(Strategy strategy) {
 }  // namespace
 
 DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
-                                           torch::nn::Module& model, const Group& group,
+                                           const ModelView& model, const Group& group,
                                            const DataParallelOptions& options)
     : optimizer_(optimizer),
       model_((check_parameters(optimizer, model, group),
               check_elementwise(optimizer, group, options),
-              std::make_unique<detail::ReplicatedModel>(non_owning(model), group, options,
+              std::make_unique<detail::ReplicatedModel>(model, group, options,
                                                         Source::Owner::distributed_optimizer))) {
   model_->reducer().allow_accumulation(
       [parameters = parameters_of(optimizer)](const auto& parameter) {
@@ -102,7 +96,7 @@ DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
 DistributedOptimizer::~DistributedOptimizer() = default;
 
 DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
-                                           torch::nn::Module& model, const Group& group,
+                                           const ModelView& model, const Group& group,
                                            Strategy strategy)
     : DistributedOptimizer(optimizer, model, group, with(std::move(strategy))) {}
 
@@ -129,6 +123,29 @@ void DistributedOptimizer::step() {
     model_->check_unchanged();
     model_->reducer().average_local_gradients();
     update(detail::UpdateGradients::averaged);
+  });
+}
+
+at::Tensor DistributedOptimizer::step(const std::function<at::Tensor()>& closure) {
+  return detail::as_operation("DistributedOptimizer", [&] {
+    if (replicas_may_differ() || shared_ != nullptr) {
+      throw InvalidArgument(detail::concat(
+          "DistributedOptimizer: step(closure): got ",
+          shared_ != nullptr ? "share_memory" : "a strategy that does not average every gradient",
+          ", expected gradients that are averaged in every backward, because the optimizer's "
+          "decisions must be the same on every rank: use another strategy, such as fp32, without "
+          "share_memory"));
+    }
+    model_->check_unchanged();
+    auto& reducer = model_->reducer();
+    const auto evaluate = [&] {
+      const auto loss = closure();
+      reducer.average_local_gradients();
+      return reducer.mean_of_losses(loss);
+    };
+    const auto loss = optimizer_.step(evaluate);
+    reducer.exchange_parameters();
+    return loss;
   });
 }
 

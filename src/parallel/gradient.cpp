@@ -31,8 +31,9 @@ void refuse(const std::string& name, std::string_view why) {
 
 bool is_stored_in(const at::Tensor& gradient, const at::Tensor& values) {
   return gradient.is_same(values) ||
-         (gradient.defined() && gradient.layout() == at::kStrided &&
-          gradient.data_ptr() == values.data_ptr() && gradient.strides() == values.strides());
+         (gradient.defined() && gradient.layout() == at::kStrided && values.defined() &&
+          values.layout() == at::kStrided && gradient.data_ptr() == values.data_ptr() &&
+          gradient.strides() == values.strides());
 }
 
 void expect_copyable(const at::Tensor& gradient, const Bucket::Slice& slice) {
@@ -94,6 +95,7 @@ GradientState GradientRecord::state(const at::Tensor& gradient, const at::Tensor
 std::uint64_t digest_of_mean(const at::Tensor& mean) {
   // To read a device's memory, every step would wait for the device.
   if (!mean.is_cpu()) return 0;
+  if (mean.layout() == at::kSparse) return digest_of_mean(mean._values());
   const auto size = static_cast<std::size_t>(mean.element_size());
   const auto* const bytes = static_cast<const std::byte*>(mean.const_data_ptr());
   const std::int64_t count = std::min(mean.numel(), max_samples);

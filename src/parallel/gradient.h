@@ -22,7 +22,7 @@ at::Tensor without_graph(const at::Tensor& values, const std::string& parameter)
 /// but not its memory.
 bool is_stored_in(const at::Tensor& gradient, const at::Tensor& values);
 
-/// Throws: InvalidArgument when the gradient cannot be copied to the slice.
+/// Throws: InvalidArgument when the gradient, which is dense, cannot be copied to the slice.
 void expect_copyable(const at::Tensor& gradient, const Bucket::Slice& slice);
 
 /// State of a parameter's gradient relative to the last exchange.

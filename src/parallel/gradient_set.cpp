@@ -27,9 +27,20 @@ void copy_into(const at::Tensor& values, const at::Tensor& gradient) {
   gradient.record_stream(guard.getStream(gradient.device()));
 }
 
+/// Whether the gradient has the layout of the parameter's gradients.
+bool has_layout(const at::Tensor& gradient, bool is_sparse) {
+  return (gradient.layout() == at::kSparse) == is_sparse;
+}
+
+/// The flags of a parameter. The largest of all ranks counts.
+constexpr std::uint8_t unchanged = 0;
+constexpr std::uint8_t changed_by_rank = 1;
+constexpr std::uint8_t wrong_layout = 2;  ///< changed, to a sparse gradient that its bucket lacks
+
 }  // namespace
 
-GradientSet::GradientSet(BucketReducers& reducers, const Group& group) : reducers_(reducers) {
+GradientSet::GradientSet(BucketReducers& reducers, SparseGradients& sparse, const Group& group)
+    : reducers_(reducers), sparse_(sparse) {
   for (std::size_t bucket = 0; bucket < reducers.size(); ++bucket) {
     first_.push_back(members_.size());
     for (const auto& slice : reducers[bucket].bucket.slices()) {
@@ -37,6 +48,10 @@ GradientSet::GradientSet(BucketReducers& reducers, const Group& group) : reducer
     }
   }
   first_.push_back(members_.size());
+  for (std::size_t i = 0; i < sparse.size(); ++i) {
+    members_.push_back(
+        {.bucket = reducers.size() + i, .slice = &sparse.slice(i), .is_sparse = true});
+  }
   flags_ = group.host().empty(
       {static_cast<std::int64_t>(members_.size() + ConsistencyCheck::bytes)}, at::kByte);
   flag_bytes_ = flags_.data_ptr<std::uint8_t>();
@@ -45,7 +60,7 @@ GradientSet::GradientSet(BucketReducers& reducers, const Group& group) : reducer
 GradientSet::~GradientSet() {
   for (const auto& member : members_) {
     auto& gradient = member.slice->parameter.mutable_grad();
-    if (!is_stored_in(gradient, member.slice->values)) continue;
+    if (member.is_sparse || !is_stored_in(gradient, member.slice->values)) continue;
     try {
       gradient = gradient.clone();
     } catch (const std::exception&) {
@@ -71,7 +86,8 @@ void GradientSet::add_backward(std::size_t index, const at::Tensor& incoming) {
   const auto& [name, parameter, offset, values] = *member.slice;
   // A mean with error feedback differs from the mean of the gradients, and the residual holds the
   // difference. Averaging the mean again would count the difference twice.
-  if (!member.may_accumulate && member.mean.was_added_to(values, parameter.grad(), incoming)) {
+  if (!member.may_accumulate && !member.is_sparse &&
+      member.mean.was_added_to(values, parameter.grad(), incoming)) {
     refuse(name,
            "a second backward added to a mean that was exchanged with error feedback: call "
            "zero_grad() between the two, or run all but the last under no_sync()");
@@ -95,6 +111,7 @@ void GradientSet::move_into_bucket(std::size_t index) {
            "got no gradient from a backward that reached it: freeze parameters before the "
            "forward, not between forward and backward");
   }
+  if (!has_layout(gradient, false)) return;
   expect_copyable(gradient, *members_[index].slice);
   if (!is_stored_in(gradient, values)) {
     const at::NoGradGuard no_grad;
@@ -121,8 +138,13 @@ void GradientSet::prepare_one(std::size_t index) {
   auto& member = members_[index];
   const auto& values = member.slice->values;
   const auto& gradient = member.slice->parameter.grad();
+  if (gradient.defined() && !has_layout(gradient, false)) {
+    flag_bytes_[index] = wrong_layout;
+    values.zero_();
+    return;
+  }
   const bool changed = member.record.changed() && gradient.defined();
-  flag_bytes_[index] = changed ? 1 : 0;
+  flag_bytes_[index] = changed ? changed_by_rank : unchanged;
   if (changed) return move_into_bucket(index);
   if (is_stored_in(gradient, values)) {
     member.saved = gradient.clone();  // the mean of N equal values may differ from them by rounding
@@ -135,26 +157,62 @@ void GradientSet::prepare_one(std::size_t index) {
   }
 }
 
+void GradientSet::prepare_sparse(double factor) {
+  for (auto i = first_.back(); i < members_.size(); ++i) {
+    const auto& gradient = members_[i].slice->parameter.grad();
+    const bool changed =
+        gradient.defined() && (members_[i].record.changed() || !has_layout(gradient, true));
+    flag_bytes_[i] = changed ? changed_by_rank : unchanged;
+    sparse_.contribute(i - first_.back(), gradient, factor);
+  }
+}
+
+std::exception_ptr GradientSet::take_layout_error(std::int64_t step, const Group& group) {
+  std::exception_ptr error;
+  for (std::size_t i = 0; i < first_.back(); ++i) {
+    const auto& member = members_[i];
+    if (target(member, step) != SyncTarget::gradients || flag_bytes_[i] != wrong_layout) continue;
+    flag_bytes_[i] = unchanged;
+    if (error != nullptr) continue;
+    const auto& gradient = member.slice->parameter.grad();
+    const bool is_here = gradient.defined() && !has_layout(gradient, false);
+    error = std::make_exception_ptr(InvalidArgument(concat(
+        "parameter ", member.slice->name, " rank ", group.rank(), " of ", group.size(), ": got a ",
+        is_here ? concat("gradient of layout ", gradient.layout(), " on this rank")
+                : std::string("sparse gradient on another rank"),
+        ", expected a dense one: list the parameter in DataParallelOptions::sparse_gradients, or "
+        "set sparse = false where it is used")));
+  }
+  return error;
+}
+
+SyncTarget GradientSet::target(const Member& member, std::int64_t step) const {
+  return member.is_sparse ? SyncTarget::gradients : reducers_.target(member.bucket, step);
+}
+
+bool GradientSet::has_residual(const Member& member) const {
+  return !member.is_sparse && reducers_[member.bucket].has_residual();
+}
+
 void GradientSet::finish_exchange(std::int64_t step, bool joined) {
   const at::AutoDispatchBelowADInplaceOrView no_versions;
   for (std::size_t i = 0; i < members_.size(); ++i) {
     auto& member = members_[i];
-    const auto& reducer = reducers_[member.bucket];
     const auto& values = member.slice->values;
-    if (reducers_.target(member.bucket, step) != SyncTarget::gradients) {
+    if (target(member, step) != SyncTarget::gradients) {
       member.record.set_unchanged(member.slice->parameter.grad(), values);
-    } else if (flag_bytes_[i] != 0) {
+    } else if (flag_bytes_[i] != unchanged) {
       auto& gradient = member.slice->parameter.mutable_grad();
       if (!gradient.is_same(values)) gradient = values;
       if (member.has_graph) gradient = without_graph(values, member.slice->name);
-      if (reducer.has_residual()) member.mean.set(values);
+      if (has_residual(member)) member.mean.set(values);
       member.record.set_averaged(values);
       member.joined = member.joined || joined;
     } else {
       // No optimizer applies a gradient that no rank computed, so the values return to the
       // residual.
-      if (reducer.has_residual()) {
-        const auto& residual = reducer.residuals[i - first_[member.bucket]];
+      if (has_residual(member)) {
+        const auto& residual = reducers_[member.bucket].residuals[i - first_[member.bucket]];
         if (residual.defined()) residual.add_(values.to(residual.device()));
       }
       if (member.saved.defined()) values.copy_(member.saved);
@@ -176,7 +234,7 @@ GradientState GradientSet::state_of(const Member& member) const {
 
 /// Whether the gradient is in the memory of a mean that must not be averaged again.
 bool GradientSet::is_final_mean(const Member& member) const {
-  return reducers_[member.bucket].has_residual() && !member.may_accumulate &&
+  return has_residual(member) && !member.may_accumulate &&
          is_stored_in(member.slice->parameter.grad(), member.slice->values);
 }
 
@@ -195,7 +253,7 @@ StepIntent GradientSet::intent(std::int64_t step) const {
   };
   for (std::size_t i = 0; i < members_.size(); ++i) {
     const auto& member = members_[i];
-    if (reducers_.target(member.bucket, step) != SyncTarget::gradients) continue;
+    if (target(member, step) != SyncTarget::gradients) continue;
     const auto& gradient = member.slice->parameter.grad();
     switch (state_of(member)) {
       case GradientState::none:
@@ -208,7 +266,11 @@ StepIntent GradientSet::intent(std::int64_t step) const {
         own.has_final_mean = own.has_final_mean || is_final_mean(member);
         break;
       case GradientState::edited:
-        expect_copyable(gradient, *member.slice);
+        if (!has_layout(gradient, member.is_sparse)) {
+          own.has_local = true;  // the exchange reports it on every rank
+          break;
+        }
+        if (!member.is_sparse) expect_copyable(gradient, *member.slice);
         add(own.edited, i, checksum(gradient));
         own.has_edited_mean = own.has_edited_mean || is_final_mean(member);
         break;

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <span>
 #include <string>
@@ -15,16 +16,17 @@
 #include "parallel/consistency_check.h"
 #include "parallel/gradient.h"
 #include "parallel/replicated_model.h"
+#include "parallel/sparse_gradients.h"
 #include "parallel/step_agreement.h"
 
 namespace lockstep::inline v0_2::detail {
 
-/// The gradients of all parameters, bucket after bucket. It writes this rank's contribution to an
-/// exchange into the buckets, and sets .grad() after the exchange.
+/// The gradients of all parameters, bucket after bucket, then the sparse ones. It writes this
+/// rank's contribution to an exchange into the buckets, and sets .grad() after the exchange.
 class GradientSet {
  public:
-  /// The reducers must outlive it.
-  GradientSet(BucketReducers& reducers, const Group& group);
+  /// The reducers and the sparse gradients must outlive it.
+  GradientSet(BucketReducers& reducers, SparseGradients& sparse, const Group& group);
   /// Copies gradients out of the buckets, so that they outlive them.
   ~GradientSet();
   GradientSet(const GradientSet&) = delete;
@@ -33,6 +35,8 @@ class GradientSet {
   std::size_t size() const { return members_.size(); }
   std::vector<NamedTensor> parameters() const;
   const std::string& name_of(std::size_t index) const { return members_[index].slice->name; }
+  /// Whether the parameter is in no bucket, because it was declared to have sparse gradients.
+  bool is_sparse(std::size_t index) const { return members_[index].is_sparse; }
   std::size_t bucket_of(std::size_t index) const { return members_[index].bucket; }
   /// Number of parameters in a bucket.
   std::size_t count_in(std::size_t bucket) const { return first_[bucket + 1] - first_[bucket]; }
@@ -45,13 +49,16 @@ class GradientSet {
   void add_backward(std::size_t index, const at::Tensor& incoming);
   /// Call when the parameter's accumulator was replaced: no hook has reported its backwards.
   void add_unreported_backwards(std::size_t index);
-  /// Moves the gradient into the parameter's slice, and sets .grad() to the slice.
+  /// Moves the gradient into the parameter's slice, and sets .grad() to the slice. Leaves a sparse
+  /// gradient where it is: take_layout_error() reports it on every rank.
   /// Throws: InvalidArgument for a gradient that the slice cannot hold.
   void move_into_bucket(std::size_t index);
 
   void begin_backward();
   /// Writes this rank's contribution to an exchange into a bucket.
   void prepare(std::size_t bucket);
+  /// The same for the sparse gradients; factor is the weight factor of this rank.
+  void prepare_sparse(double factor);
   /// Sets .grad() to the mean for every parameter whose gradient some rank has changed, and
   /// restores the others. Call after the exchange of a step and the all_reduce of the flags.
   /// joined: some ranks have joined the exchange in step().
@@ -62,6 +69,15 @@ class GradientSet {
   const at::Tensor& flags() const { return flags_; }
   std::span<std::uint8_t, ConsistencyCheck::bytes> check_bytes() const;
   std::span<const std::uint8_t> changed() const { return {flag_bytes_, members_.size()}; }
+
+  /// The flags of the parameters with sparse gradients.
+  std::span<std::uint8_t> sparse_changed() const {
+    return {flag_bytes_ + first_.back(), members_.size() - first_.back()};
+  }
+  /// After the all_reduce of the flags: an InvalidArgument, the same on every rank, if some rank
+  /// has a sparse gradient of a parameter that is in a bucket; else null. Clears the flags of these
+  /// parameters.
+  std::exception_ptr take_layout_error(std::int64_t step, const Group& group);
 
   /// This rank's intent for a step, derived from its gradients.
   StepIntent intent(std::int64_t step) const;
@@ -84,6 +100,7 @@ class GradientSet {
   struct Member {
     std::size_t bucket;
     const Bucket::Slice* slice;
+    bool is_sparse = false;  ///< the slice is that of SparseGradients
     GradientRecord record = {};
     bool has_graph = false;       ///< the gradient was computed with create_graph
     bool joined = false;          ///< averaged by an exchange that some ranks joined in step()
@@ -94,11 +111,15 @@ class GradientSet {
 
   void prepare_one(std::size_t index);
   GradientState state_of(const Member& member) const;
+  SyncTarget target(const Member& member, std::int64_t step) const;
+  bool has_residual(const Member& member) const;
   bool is_final_mean(const Member& member) const;
 
   BucketReducers& reducers_;
-  std::vector<Member> members_;     ///< bucket after bucket
-  std::vector<std::size_t> first_;  ///< index of each bucket's first member, then members_.size()
+  SparseGradients& sparse_;
+  std::vector<Member> members_;  ///< bucket after bucket, then those with sparse gradients
+  /// Index of each bucket's first member, then that of the first with sparse gradients.
+  std::vector<std::size_t> first_;
   at::Tensor flags_;
   std::uint8_t* flag_bytes_ = nullptr;  ///< the memory of flags_
 };

@@ -2,6 +2,7 @@
 
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -54,6 +55,15 @@ std::vector<NamedTensor> trainable(const ModelState& model) {
   return parameters;
 }
 
+/// The trainable parameters with sparse gradients, or those with dense ones.
+std::vector<NamedTensor> trainable(const ModelState& model, bool sparse) {
+  auto parameters = trainable(model);
+  std::erase_if(parameters, [&](const NamedTensor& named) {
+    return model.has_sparse_gradient(named.tensor) != sparse;
+  });
+  return parameters;
+}
+
 }  // namespace
 
 /// One run of autograd's engine. The engine's callback owns it, so it is destroyed at the end of
@@ -67,6 +77,7 @@ class Reducer::Backward {
         ready(reducer.gradients_.size()),
         group_(reducer.group_),
         wrappers_(reducer.wrappers_) {
+    reducer.last_factor_ = factor;
     begins_at_once = wrappers_->begin(this);
     for (std::size_t bucket = 0; bucket < reducer.reducers_.size(); ++bucket) {
       missing.push_back(reducer.gradients_.count_in(bucket));
@@ -129,6 +140,17 @@ void Reducer::check(const ModelState& model, const Group& group) {
                           ", expected Float, Double, Half or BFloat16"));
     }
     ParameterHooks::check_unhooked(name, tensor);
+    if (!model.has_sparse_gradient(tensor)) continue;
+    if (!tensor.is_cpu()) {
+      refuse(name, concat("got sparse gradients on ", tensor.device(),
+                          ", which are averaged on the CPU only, expected dense ones: set sparse = "
+                          "false in its layer"));
+    }
+    if (tensor.dim() == 0) {
+      refuse(name,
+             "got sparse gradients of a parameter without dimensions, expected a parameter "
+             "of one or more dimensions");
+    }
   }
 }
 
@@ -139,8 +161,9 @@ Reducer::Reducer(const ModelState& model, const Group& group, const DataParallel
       comm_stream_(comm_stream_of(group)),
       owner_(owner),
       wrappers_(GroupWrappers::of(group)),
-      reducers_(trainable(model), group, options.buckets, options.strategy, owner),
-      gradients_(reducers_, group),
+      reducers_(trainable(model, false), group, options.buckets, options.strategy, owner),
+      sparse_(trainable(model, true), group, owner, reducers_.size()),
+      gradients_(reducers_, sparse_, group),
       agreement_(group),
       weights_(group),
       check_(group, options.verify_every.value_or(group.device().is_cpu() ? 1 : 100)),
@@ -222,6 +245,7 @@ void Reducer::handle_gradient(std::size_t parameter, const at::Tensor& incoming)
   if (incoming.defined()) gradients_.add_backward(parameter, incoming);
   if (paused_ > 0) return;
   const auto backward = join_backward();
+  if (gradients_.is_sparse(parameter)) return;  // exchanged at the end of the backward
   auto& round = backward->round;
   const auto bucket = gradients_.bucket_of(parameter);
   if (reducers_.position(bucket) < round.next()) {
@@ -241,19 +265,29 @@ void Reducer::handle_gradient(std::size_t parameter, const at::Tensor& incoming)
   }
 }
 
+/// Whether this step exchanges gradients. Sparse gradients are exchanged in every step.
+bool Reducer::exchanges_gradients() const {
+  return sparse_.size() > 0 || reducers_.exchanges(SyncTarget::gradients, step_);
+}
+
+/// Begins the step agreement of this backward, once.
+void Reducer::begin_agreement(Backward& backward) {
+  if (!backward.agreement_begun && has_optimizer()) {
+    const SourceScope scope(host_.communicator(), source(Source::Content::step_agreement));
+    agreement_.begin({.in_backward = true,
+                      .has_lost_mean = joined_in_step_ && gradients_.has_lost_mean(),
+                      .step = static_cast<std::uint32_t>(step_)});
+  }
+  backward.agreement_begun = true;
+}
+
 /// Begins the exchange of the next bucket of gradients.
 void Reducer::begin_next(Backward& backward) {
   const at::NoGradGuard no_grad;
   const auto bucket = reducers_.at(backward.round.next());
   const CommStreamScope on_comm_stream(comm_stream_, backward.streams);
   if (reducers_.target(bucket, step_) == SyncTarget::gradients) {
-    if (!backward.agreement_begun && has_optimizer()) {
-      const SourceScope scope(host_.communicator(), source(Source::Content::step_agreement));
-      agreement_.begin({.in_backward = true,
-                        .has_lost_mean = joined_in_step_ && gradients_.has_lost_mean(),
-                        .step = static_cast<std::uint32_t>(step_)});
-    }
-    backward.agreement_begun = true;
+    begin_agreement(backward);
     gradients_.prepare(bucket);
     const auto& values = reducers_[bucket].bucket.values();
     if (backward.factor == 0) {
@@ -278,7 +312,7 @@ void Reducer::finish(Backward& backward) {
 }
 
 void Reducer::finish_on_stream(Backward& backward) {
-  const bool exchanges = reducers_.exchanges(SyncTarget::gradients, step_);
+  const bool exchanges = exchanges_gradients();
   const auto error = exchanges ? exchange(backward) : nullptr;
   gradients_.finish_exchange(step_, joined_in_step_);
   const auto step = step_;
@@ -301,18 +335,24 @@ std::exception_ptr Reducer::exchange(Backward& backward) {
   // All collectives before the flags are issued first, so that the flags have the same position in
   // the order of collectives on every rank.
   round.wait_to_begin();
+  begin_agreement(backward);
   const auto plan = has_optimizer() ? agreement_.end() : StepPlan{};
   joined_in_step_ = plan.some_in_backward && plan.some_in_step;
   // Parameters stay equal only under strategies that average every gradient.
-  if (!parameters_may_differ_) check_.write(step_, reducers_, gradients_.check_bytes());
+  if (!parameters_may_differ_) check_.write(step_, reducers_, sparse_, gradients_.check_bytes());
+  gradients_.prepare_sparse(backward.factor);
   auto flags = begin_flags();
   begin_buffers();
+  sparse_.begin();
   auto error = round.complete();
   if (!error && joined_in_step_ && plan.some_have_joined && plan.some_have_lost_mean) {
     error = dropped_mean_error();
   }
   flags.wait();
   buffers_.end();
+  const auto sparse_error = sparse_.complete(gradients_.sparse_changed());
+  const auto layout_error = gradients_.take_layout_error(step_, group_);
+  if (!error) error = layout_error ? layout_error : sparse_error;
   const SourceScope scope(host_.communicator(), source(Source::Content::bucket_order));
   reducers_.set_order_once(backward.order);
   return error;
@@ -331,7 +371,7 @@ void Reducer::begin_buffers() {
 void Reducer::average_local_gradients() {
   const at::NoGradGuard no_grad;
   hook_new_accumulators();
-  if (!reducers_.exchanges(SyncTarget::gradients, step_)) return;
+  if (!exchanges_gradients()) return;
   weights_.check();  // before any collective, as in a backward
   bool has_joined = false;
   while (true) {
@@ -348,6 +388,29 @@ void Reducer::average_local_gradients() {
     if (!plan.some_in_backward) return;
     has_joined = true;
   }
+}
+
+at::Tensor Reducer::mean_of_losses(const at::Tensor& loss) {
+  const bool is_number = !loss.defined() || loss.numel() == 1;
+  // A factor of 0 must also remove NaN.
+  const double own = loss.defined() && is_number && last_factor_ != 0 ? loss.item<double>() : 0;
+  const auto sums = at::empty({2}, at::kDouble);
+  auto* const values = sums.data_ptr<double>();
+  values[0] = own * last_factor_;
+  values[1] = is_number ? 0 : 1;
+  {
+    const SourceScope scope(host_.communicator(), source(Source::Content::step_agreement));
+    host_.all_reduce(sums).wait();
+  }
+  if (values[1] != 0) {
+    throw InvalidArgument(
+        concat("DistributedOptimizer rank ", group_.rank(), " of ", group_.size(),
+               ": step(closure): got a loss of ",
+               is_number ? std::string("several elements on another rank")
+                         : concat(loss.numel(), " elements on this rank"),
+               ", expected one element: return the mean or the sum of the losses"));
+  }
+  return at::scalar_tensor(values[0] / group_.size(), at::kDouble);
 }
 
 /// Call when all ranks are in step(). Returns whether they exchange their gradients.

@@ -23,6 +23,7 @@
 #include "parallel/group_wrappers.h"
 #include "parallel/parameter_hooks.h"
 #include "parallel/replicated_model.h"
+#include "parallel/sparse_gradients.h"
 #include "parallel/step_agreement.h"
 #include "parallel/weights.h"
 
@@ -75,6 +76,12 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// whose exchange this rank had joined, and accumulated gradients after that.
   void average_local_gradients();
 
+  /// The mean of the ranks' losses, with the weights of the last exchange. An undefined loss counts
+  /// as 0. Ranks: all.
+  /// Shapes: loss has one element. The result is a Double on the CPU.
+  /// Throws: InvalidArgument, on every rank, for a loss that has another number of elements.
+  at::Tensor mean_of_losses(const at::Tensor& loss);
+
   /// For SharedUpdate, instead of an exchange. take_factor() returns this rank's weight factor.
   /// Call end_without_exchange() once other ranks can read this rank's gradients. It returns one
   /// byte per parameter, bucket after bucket: whether some rank has changed its gradient. After it,
@@ -113,6 +120,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void handle_gradient(std::size_t parameter, const at::Tensor& incoming);
   std::shared_ptr<Backward> new_backward(int task);
   std::shared_ptr<Backward> join_backward();
+  bool exchanges_gradients() const;
+  void begin_agreement(Backward& backward);
   void begin_next(Backward& backward);
   void finish(Backward& backward);
   void finish_on_stream(Backward& backward);
@@ -129,6 +138,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   Source owner_;
   std::shared_ptr<GroupWrappers> wrappers_;
   BucketReducers reducers_;
+  SparseGradients sparse_;
   GradientSet gradients_;
   StepAgreement agreement_;
   Weights weights_;
@@ -141,6 +151,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::int64_t step_ = 0;        ///< exchanges so far; steps of a DistributedOptimizer
   bool joined_in_step_ = false;  ///< some rank has joined the last exchange in step()
   int paused_ = 0;
+  double last_factor_ = 1;  ///< weight factor of the last exchange
 };
 
 }  // namespace lockstep::detail

@@ -1,7 +1,6 @@
 #include "parallel/replicated_model.h"
 
 #include <c10/util/Type.h>
-#include <torch/nn/module.h>
 
 #include <algorithm>
 #include <exception>
@@ -15,6 +14,7 @@
 #include "parallel/agree.h"
 #include "parallel/buffer_sync.h"
 #include "parallel/consistency_check.h"
+#include "parallel/model_tensors.h"
 #include "parallel/reducer.h"
 #include "parallel/shared_memory.h"
 
@@ -25,37 +25,51 @@ namespace {
 /// Most bytes that one broadcast copies, unless a single tensor is larger.
 constexpr std::size_t max_broadcast_bytes = std::size_t{32} << 20;
 
-std::vector<NamedTensor> unique(const torch::OrderedDict<std::string, at::Tensor>& named) {
-  std::vector<NamedTensor> tensors;
+std::vector<NamedTensor> unique(std::vector<NamedTensor> tensors) {
   std::unordered_set<const void*> listed;
-  for (const auto& entry : named) {
-    if (listed.insert(entry.value().unsafeGetTensorImpl()).second) {
-      tensors.push_back({.name = entry.key(), .tensor = entry.value()});
-    }
-  }
+  std::erase_if(tensors, [&](const NamedTensor& named) {
+    return !listed.insert(named.tensor.unsafeGetTensorImpl()).second;
+  });
   return tensors;
 }
 
-std::string line(std::string_view kind, const NamedTensor& named, bool with_values) {
+std::string line(std::string_view kind, const NamedTensor& named, bool sparse, bool with_values) {
   const auto& tensor = named.tensor;
   auto text =
       concat(kind, ' ', named.name, ' ', toString(tensor.scalar_type()), ' ', tensor.sizes());
   // A gradient has its parameter's strides, so they must be equal on all ranks.
   if (!tensor.is_contiguous()) text += concat(" strides ", tensor.strides());
   if (kind == "parameter" && !tensor.requires_grad()) text += " frozen";
+  if (sparse) text += " with sparse gradients";
   if (with_values) text += concat(" values ", std::hex, checksum(tensor));
   return text;
 }
 
 }  // namespace
 
-ModelState::ModelState(const torch::nn::Module& module)
-    : parameters(unique(module.named_parameters())), buffers(unique(module.named_buffers())) {}
+ModelState::ModelState(const ModelView& model)
+    : parameters(unique(model.parameters())), buffers(unique(model.buffers())) {
+  model.tensors().add_sparse(sparse);
+}
+
+void ModelState::declare_sparse(const std::vector<std::string>& names) {
+  for (const auto& name : names) {
+    const auto named = std::ranges::find(parameters, name, &NamedTensor::name);
+    if (named == parameters.end()) {
+      throw InvalidArgument(concat("sparse_gradients: got '", name,
+                                   "', expected the name of a parameter of the model"));
+    }
+    sparse.insert(named->tensor.unsafeGetTensorImpl());
+  }
+}
 
 std::vector<std::string> describe(const ModelState& state, bool with_values) {
   std::vector<std::string> lines;
-  for (const auto& named : state.parameters) lines.push_back(line("parameter", named, with_values));
-  for (const auto& named : state.buffers) lines.push_back(line("buffer", named, with_values));
+  for (const auto& named : state.parameters) {
+    lines.push_back(line("parameter", named, state.has_sparse_gradient(named.tensor), with_values));
+  }
+  for (const auto& named : state.buffers)
+    lines.push_back(line("buffer", named, false, with_values));
   return lines;
 }
 
@@ -81,8 +95,8 @@ void broadcast(const ModelState& state, const Group& group, int root) {
 
 }  // namespace detail
 
-void broadcast_parameters(const torch::nn::Module& module, const Group& group, int root) {
-  const detail::ModelState state(module);
+void broadcast_parameters(const ModelView& model, const Group& group, int root) {
+  const detail::ModelState state(model);
   detail::agree(group, "broadcast_parameters", detail::describe(state, false));
   detail::broadcast(state, group, root);
 }
@@ -144,6 +158,11 @@ void check_shareable(const ModelState& model, const Group& group,
                                  " backend, expected all on one host, on the host backend"));
   }
   for (const auto& [name, tensor] : model.parameters) {
+    if (tensor.requires_grad() && model.has_sparse_gradient(tensor)) {
+      throw InvalidArgument(concat("share_memory: parameter ", name,
+                                   " has sparse gradients, expected dense ones: set sparse = false "
+                                   "in its layer, or set share_memory = false"));
+    }
     if (!tensor.requires_grad() || tensor.storage().use_count() == 1) continue;
     throw InvalidArgument(concat("share_memory: parameter ", name,
                                  " shares its memory with another tensor, expected memory of its "
@@ -151,9 +170,15 @@ void check_shareable(const ModelState& model, const Group& group,
   }
 }
 
-void check(const torch::nn::Module* module, const Group& group, const DataParallelOptions& options,
+ModelState state_of(const ModelView& model, const DataParallelOptions& options) {
+  ModelState state(model);
+  state.declare_sparse(options.sparse_gradients);
+  return state;
+}
+
+void check(const ModelView& model, const Group& group, const DataParallelOptions& options,
            Source::Owner front_end) {
-  if (module == nullptr) throw InvalidArgument("got no model");
+  if (!model) throw InvalidArgument("got no model");
   if (front_end == Source::Owner::distributed_data_parallel &&
       !options.strategy.exchanges_every_gradient()) {
     throw InvalidArgument(concat("strategy ", options.strategy.text(),
@@ -164,22 +189,22 @@ void check(const torch::nn::Module* module, const Group& group, const DataParall
     throw InvalidArgument(
         concat("verify_every: got ", *options.verify_every, ", expected 0 for never, or more"));
   }
-  const ModelState model(*module);
-  Reducer::check(model, group);
-  if (options.share_memory) check_shareable(model, group, options, front_end);
+  const auto state = state_of(model, options);
+  Reducer::check(state, group);
+  if (options.share_memory) check_shareable(state, group, options, front_end);
 }
 
 /// The properties that must be equal on all ranks. A rank whose check fails returns its error
 /// instead, so that all ranks report it and none waits for that rank.
-std::vector<std::string> describe_all(const torch::nn::Module* module, const Group& group,
+std::vector<std::string> describe_all(const ModelView& model, const Group& group,
                                       const DataParallelOptions& options, Source::Owner front_end) {
   try {
-    check(module, group, options, front_end);
+    check(model, group, options, front_end);
   } catch (const InvalidArgument& error) {
     return {concat("an error: ", error.what())};
   }
   const bool same_seed = options.initial_sync == InitialSync::same_seed;
-  auto lines = describe(ModelState(*module), same_seed);
+  auto lines = describe(state_of(model, options), same_seed);
   lines.push_back(concat("options strategy ", options.strategy.text(), ", buckets of ",
                          options.buckets.first, " and ", options.buckets.rest, " bytes, ",
                          same_seed ? "same_seed" : "broadcast", ", buffers ",
@@ -189,40 +214,23 @@ std::vector<std::string> describe_all(const torch::nn::Module* module, const Gro
   return lines;
 }
 
-/// Access to a module's own parameters. Module::parameters() also builds their names, which would
-/// take most of the time of check_unchanged().
-struct OwnParameters : torch::nn::Module {
-  static const auto& of(const torch::nn::Module& module) {
-    return module.*(&OwnParameters::parameters_);
-  }
-};
-
-/// Calls fn with each parameter, in the order of Module::parameters().
-template <class Fn>
-void for_each_parameter(const torch::nn::Module& module, const Fn& fn) {
-  for (const auto& parameter : OwnParameters::of(module)) {
-    if (parameter.value().defined()) fn(parameter.value());
-  }
-  for (const auto& child : module.children()) for_each_parameter(*child, fn);
-}
-
 }  // namespace
 
-ReplicatedModel::ReplicatedModel(std::shared_ptr<torch::nn::Module> module, const Group& group,
+ReplicatedModel::ReplicatedModel(ModelView model, const Group& group,
                                  const DataParallelOptions& options, Source::Owner front_end)
-    : module_(std::move(module)),
+    : model_(std::move(model)),
       group_(group),
       operation_(name(front_end)),
       source_(new_source(group, front_end)) {
   const SourceScope scope(group.communicator(), source_);
-  agree(group, operation_, describe_all(module_.get(), group, options, front_end));
+  agree(group, operation_, describe_all(model_, group, options, front_end));
   try {
-    check(module_.get(), group, options, front_end);
-    const ModelState model(*module_);
+    check(model_, group, options, front_end);
+    const auto state = state_of(model_, options);
     // Before the exchanges are constructed: they may copy the parameters.
-    if (options.initial_sync == InitialSync::broadcast) broadcast(model, group, 0);
-    reducer_ = Reducer::create(model, group, options, source_);
-    for (const auto& named : model.parameters) {
+    if (options.initial_sync == InitialSync::broadcast) broadcast(state, group, 0);
+    reducer_ = Reducer::create(state, group, options, source_);
+    for (const auto& named : state.parameters) {
       wrapped_.push_back({.named = named,
                           .dtype = named.tensor.scalar_type(),
                           .trainable = named.tensor.requires_grad()});
@@ -244,8 +252,8 @@ void ReplicatedModel::check_unchanged() const {
                           {.operation = operation_});
   };
   auto wrapped = wrapped_.begin();
-  for_each_parameter(*module_, [&](const at::Tensor& parameter) {
-    // A tensor that the module lists again under a second name is skipped.
+  model_.tensors().for_each_parameter([&](const at::Tensor& parameter) {
+    // A tensor that the model lists again under a second name is skipped.
     const auto same = [&](const Wrapped& other) { return other.named.tensor.is_same(parameter); };
     if (wrapped == wrapped_.end() || !same(*wrapped)) {
       if (std::any_of(wrapped_.begin(), wrapped, same)) return;

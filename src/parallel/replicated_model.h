@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 #include <typeinfo>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -12,25 +13,26 @@
 #include "lockstep/data_parallel_options.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/group.h"
-
-namespace torch::nn {
-class Module;
-}
+#include "lockstep/model_view.h"
 
 namespace lockstep::inline v0_2::detail {
 
-struct NamedTensor {
-  std::string name;
-  at::Tensor tensor;
-};
-
-/// A module's tensors in order of registration. A tensor with several names is listed once, under
+/// A model's tensors in order of registration. A tensor with several names is listed once, under
 /// the first.
 struct ModelState {
-  explicit ModelState(const torch::nn::Module& module);
+  explicit ModelState(const ModelView& model);
+
+  /// Declares parameters whose gradients are sparse, beside those of Embedding and EmbeddingBag
+  /// with sparse = true.
+  /// Throws: InvalidArgument for a name that is not a parameter's.
+  void declare_sparse(const std::vector<std::string>& names);
+  bool has_sparse_gradient(const at::Tensor& parameter) const {
+    return sparse.contains(parameter.unsafeGetTensorImpl());
+  }
 
   std::vector<NamedTensor> parameters;
   std::vector<NamedTensor> buffers;
+  std::unordered_set<const void*> sparse;  ///< parameters with sparse gradients
 };
 
 /// One line per tensor, for a comparison between ranks. with_values adds a checksum.
@@ -48,10 +50,10 @@ class ReplicatedModel {
   /// Ranks: all of the group.
   /// Throws: InvalidArgument, on every rank; the group stays usable. Any other error, such as a
   /// shortage of memory on one rank, ends the world.
-  ReplicatedModel(std::shared_ptr<torch::nn::Module> module, const Group& group,
-                  const DataParallelOptions& options, Source::Owner front_end);
+  ReplicatedModel(ModelView model, const Group& group, const DataParallelOptions& options,
+                  Source::Owner front_end);
 
-  /// Throws: InvalidArgument when the module's parameters are not those it was wrapped with.
+  /// Throws: InvalidArgument when the model's parameters are not those it was wrapped with.
   void check_unchanged() const;
   /// Call before a forward that a backward may follow.
   /// Throws: InvalidArgument when check_unchanged() does.
@@ -70,7 +72,7 @@ class ReplicatedModel {
     bool trainable;
   };
 
-  std::shared_ptr<torch::nn::Module> module_;
+  ModelView model_;
   Group group_;
   const char* operation_;  ///< name of the front end
   Source source_;          ///< of this wrapper's collectives

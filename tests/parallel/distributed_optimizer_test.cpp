@@ -140,7 +140,102 @@ TEST_P(Optimizer, AveragesParametersInTurn) {
   });
 }
 
+/// LBFGS evaluates the loss several times a step and chooses the length of the step by the losses.
+TEST_P(Optimizer, TakesTheStepsOfLbfgsAsOneProcessDoes) {
+  on_ranks(GetParam(), [](const Group& world) {
+    // Rank r has r samples, so rank 0 has none unless it is alone.
+    const auto samples = [&](int rank) { return world.size() == 1 ? 4 : rank; };
+    std::int64_t before = 0;
+    std::int64_t total = 0;
+    for (int rank = 0; rank < world.size(); ++rank) {
+      if (rank < world.rank()) before += samples(rank);
+      total += samples(rank);
+    }
+    const auto x = Mlp::batch(total + 20, 3).narrow(0, 0, total);
+    const auto make = [] {
+      auto model = std::make_shared<Mlp>(std::vector<std::int64_t>{7, 3});
+      model->to(at::kDouble);
+      set_values(*model, 7);
+      return model;
+    };
+    const auto loss_of = [](Mlp& model, const at::Tensor& input) {
+      return (model.forward(input) - input.narrow(1, 0, 3).sin()).pow(2).mean() +
+             0.1 * model.layers[0]->weight.pow(2).sum();
+    };
+    const auto options = torch::optim::LBFGSOptions(0.5).max_iter(5).line_search_fn("strong_wolfe");
+    const auto model = make();
+    const auto whole = make();
+    torch::optim::LBFGS lbfgs(model->parameters(), options);
+    torch::optim::LBFGS expected(whole->parameters(), options);
+    DistributedOptimizer optimizer(lbfgs, *model, world);
+    int evaluations = 0;
+    for (int step = 0; step < 3; ++step) {
+      const auto loss = optimizer.step([&] {
+        ++evaluations;
+        optimizer.zero_grad();
+        const int own = samples(world.rank());
+        optimizer.weight(own);
+        if (own == 0) return at::Tensor();
+        auto result = loss_of(*model, x.narrow(0, before, own));
+        result.backward();
+        return result;
+      });
+      const auto whole_loss = expected.step([&] {
+        expected.zero_grad();
+        auto result = loss_of(*whole, x);
+        result.backward();
+        return result;
+      });
+      EXPECT_NEAR(loss.item<double>(), whole_loss.item<double>(), 1e-9);
+      EXPECT_TRUE(equal_on_all_ranks(loss.reshape({1}), world));
+    }
+    EXPECT_GT(evaluations, 6);
+    for (std::size_t i = 0; i < whole->parameters().size(); ++i) {
+      EXPECT_LT(distance(model->parameters()[i], whole->parameters()[i]), 1e-8);
+      EXPECT_GT(distance(make()->parameters()[i], whole->parameters()[i]), 1e-2);
+      EXPECT_TRUE(equal_on_all_ranks(model->parameters()[i], world));
+    }
+    // Another optimizer, and an ordinary step after it.
+    SGD sgd(whole->parameters(), SGDOptions(0.1));
+    DistributedOptimizer once(sgd, *whole, world);
+    EXPECT_EQ(once.step([&] {
+                    whole->forward(x).sum().backward();
+                    return at::full({}, world.rank());
+                  })
+                  .item<double>(),
+              (world.size() - 1) / 2.0);
+    once.zero_grad();
+    once.backward_and_update(whole->forward(x).sum());
+    EXPECT_TRUE(equal_on_all_ranks(whole->parameters()[0], world));
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, Optimizer, ::testing::Values(1, 2, 3, 4, 7));
+
+TEST(OptimizerClosure, IsRefusedOnEveryRank) {
+  on_ranks(2, [](const Group& world) {
+    Terms model(three_shapes);
+    SGD sgd(model.parameters(), SGDOptions(1));
+    const auto refused = [&](DistributedOptimizer& optimizer, const at::Tensor& loss) {
+      try {
+        optimizer.step([&] { return loss; });
+      } catch (const InvalidArgument& error) {
+        return std::string(error.what());
+      }
+      return std::string("no error");
+    };
+    {
+      DistributedOptimizer optimizer(sgd, model, world, parse_strategy("local_sgd:period=2"));
+      EXPECT_THAT(refused(optimizer, at::ones({})),
+                  HasSubstr("step(closure): got a strategy that"));
+    }
+    DistributedOptimizer optimizer(sgd, model, world);
+    EXPECT_THAT(refused(optimizer, at::ones({world.rank() + 1})),
+                HasSubstr(world.rank() == 0 ? "a loss of several elements on another rank"
+                                            : "a loss of 2 elements on this rank"));
+    EXPECT_EQ(refused(optimizer, at::ones({})), "no error");
+  });
+}
 
 TEST(OptimizerState, GoesOnWithTheTurnWhereItWas) {
   on_ranks(2, [](const Group& world) {

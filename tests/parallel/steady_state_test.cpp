@@ -44,7 +44,7 @@ long faults_of_this_thread() {
 StepsCost cost_of(const Strategy& strategy, const Group& group, int steps,
                   const Apart* memory = nullptr) {
   const at::NoGradGuard no_grad;
-  const std::vector<lockstep::detail::NamedTensor> parameters{
+  const std::vector<lockstep::NamedTensor> parameters{
       {"matrix", at::zeros({matrix_rows, matrix_columns})}, {"vector", at::zeros({vector_length})}};
   lockstep::detail::BucketReducers reducers(parameters, group, {.first = 0, .rest = 0}, strategy);
   std::vector<at::Tensor> gradients;

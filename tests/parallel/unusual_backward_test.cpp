@@ -1,4 +1,4 @@
-// Backwards that are out of the ordinary: within one another, ended by an exception, sparse.
+// Backwards that are out of the ordinary: within one another, ended by an exception.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -188,23 +188,6 @@ TEST(ThrowingBackward, EndsTheWorldIfSomethingWasSent) {
   for (const auto& message : {messages[0], messages[2]}) {
     EXPECT_THAT(message, ::testing::HasSubstr("a backward ended by an exception after 1 of"));
   }
-}
-
-TEST(SparseGradient, IsRefused) {
-  on_ranks(2, [](const Group& world) {
-    struct Embedding : torch::nn::Module {
-      at::Tensor forward() { return torch::embedding(weight, at::tensor({1, 1}), -1, false, true); }
-      at::Tensor weight = register_parameter("weight", at::ones({3, 2}));
-    };
-    DistributedDataParallel ddp(std::make_shared<Embedding>(), world);
-    try {
-      ddp().sum().backward();
-      ADD_FAILURE() << "took a sparse gradient";
-    } catch (const InvalidArgument& error) {
-      EXPECT_THAT(error.what(), ::testing::HasSubstr("parameter weight: got a gradient of layout"));
-    }
-    world.barrier().wait();  // the group is still usable
-  });
 }
 
 }  // namespace

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace torch::nn {
+class Module;
+}  // namespace torch::nn
+namespace torch::jit {
+struct Module;
+}
+
+namespace lockstep::inline v0_2 {
+
+namespace detail {
+class ModelTensors;
+}
+
+/// A parameter or a buffer of a model.
+struct NamedTensor {
+  std::string name;
+  at::Tensor tensor;
+};
+
+/// The parameters and buffers of a model of any kind. Functions that take a ModelView train, save,
+/// load or broadcast each of these:
+/// - a torch::nn::Module
+/// - a torch::jit::Module, which Python exports with torch.jit.script() and torch.jit.save()
+/// - a list of named tensors, for a program with a forward of its own
+///
+///     auto model = torch::jit::load("resnet.pt");
+///     lockstep::DistributedDataParallel ddp(model, world);
+///
+/// Copies refer to the same model.
+class ModelView {
+ public:
+  /// The module must outlive the view.
+  ModelView(const torch::nn::Module& model);  // NOLINT(google-explicit-constructor): any model
+  /// Shares the ownership. A null pointer gives a view of no model, which functions refuse.
+  ModelView(std::shared_ptr<const torch::nn::Module> model);  // NOLINT(google-explicit-constructor)
+  /// The handle is copied: it refers to the same parameters.
+  ModelView(const torch::jit::Module& model);  // NOLINT(google-explicit-constructor)
+  /// Names are those in checkpoints and error messages.
+  /// Throws: InvalidArgument for an undefined tensor, and for an empty name or one that occurs
+  /// twice.
+  explicit ModelView(std::vector<NamedTensor> parameters, std::vector<NamedTensor> buffers = {});
+
+  /// In order of registration. A tensor with several names occurs under each.
+  std::vector<NamedTensor> parameters() const;
+  std::vector<NamedTensor> buffers() const;
+
+  /// False for a null pointer to a module.
+  explicit operator bool() const { return tensors_ != nullptr; }
+
+  /// The implementation. It is not part of the public API.
+  const detail::ModelTensors& tensors() const { return *tensors_; }
+
+ private:
+  std::shared_ptr<const detail::ModelTensors> tensors_;
+};
+
+}  // namespace lockstep
