@@ -83,9 +83,11 @@ std::shared_ptr<lockstep::Communicator> join_world(const c10::intrusive_ptr<c10d
     const auto world = lockstep::host::rendezvous(text, rank, size, timeout);
     // Every rank has read the job's name now, and rank 0 the names of hosts.
     remove(*store, rank == 0 ? job_key : host_key(rank));
-    return lockstep::host::create(
-        world, rank,
-        {.timeout = timeout, .threads_per_rank = at::get_num_threads(), .watch = true});
+    return lockstep::host::create(world, rank,
+                                  {.timeout = timeout,
+                                   .threads_per_rank = at::get_num_threads(),
+                                   .map_heaps = false,
+                                   .watch = true});
   });
 }
 

@@ -1,6 +1,7 @@
 """Every operation of torch.distributed: results as computed from the inputs of all ranks."""
 
 import datetime
+import os
 import threading
 import unittest
 
@@ -244,6 +245,25 @@ def groups(rank, size):
     expect(tensor, torch.full((1,), float(size)), "all_reduce in a mesh")
 
 
+def address_space():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def many_groups(rank, size):
+    """They need address space only for memory that is allocated in them."""
+    before = address_space()
+    store = dist.distributed_c10d._get_default_store()
+    timeout = datetime.timedelta(seconds=60)
+    groups = [lockstep_torch._create_process_group(dist.PrefixStore(str(number), store), rank, size, timeout)
+              for number in range(200)]
+    for group in groups:
+        tensor = torch.full((1000,), float(rank))
+        group.allreduce([tensor]).wait()
+        expect(tensor, torch.full((1000,), float(sum(range(size)))), "all_reduce in one of many groups")
+    assert address_space() - before < 64 << 30, address_space() - before
+
+
 def memory(rank, size):
     """A DDP bucket in the memory of the group, which may live longer than the group."""
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
@@ -278,6 +298,9 @@ class CollectivesTest(unittest.TestCase):
     def test_groups(self):
         for size in (2, 4):
             ranks.run(groups, size)
+
+    def test_many_groups(self):
+        ranks.run(many_groups, 2)
 
     def test_memory(self):
         ranks.run(memory, 2)

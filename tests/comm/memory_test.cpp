@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 #include <functional>
 #include <string>
@@ -21,6 +22,7 @@ namespace lockstep::testing {
 namespace {
 
 using ::testing::Each;
+using ::testing::Ge;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
@@ -129,7 +131,53 @@ TEST(Memory, IsLeftOutOfCoreDumps) {
   const auto group = host::create(world, 0, {});
   const auto memory = group->allocate(40 << 20);
   other.join();
-  EXPECT_THAT(flags_of_worlds(), AllOf(SizeIs(2), Each(HasSubstr(" dd "))));
+  EXPECT_THAT(flags_of_worlds(), AllOf(SizeIs(Ge(2U)), Each(HasSubstr(" dd "))));
+}
+
+/// Address space of all worlds in this process. Units: bytes.
+std::size_t mapped_by_worlds() {
+  std::size_t bytes = 0;
+  std::ifstream in("/proc/self/maps");
+  for (std::string line; std::getline(in, line);) {
+    if (line.find("memfd:lockstep-world") == line.npos) continue;
+    std::size_t after = 0;
+    const auto begin = std::stoull(line, &after, 16);
+    bytes += std::stoull(line.substr(after + 1), nullptr, 16) - begin;
+  }
+  return bytes;
+}
+
+TEST(Memory, HeapsAreMappedOnFirstUse) {
+  constexpr std::size_t heap = std::size_t{1} << 32;
+  const auto before = mapped_by_worlds();
+  const auto world = host::World::create(2, heap);
+  const auto attached = host::World::attach(::dup(world->fd()), 2);
+  const auto run = [&](const std::shared_ptr<host::World>& own, int rank) {
+    const auto group = host::create(own, rank, {.map_heaps = false});
+    std::vector<float> values(100'000, static_cast<float>(rank + 1));
+    group->all_reduce(values.data(), values.size(), DType::f32, ReduceOp::sum).wait();
+    EXPECT_EQ(values.back(), 3);
+    group->barrier().wait();
+    EXPECT_LT(mapped_by_worlds() - before, heap / 100);
+    group->barrier().wait();
+    // Memory that the other rank reads in place, although it has none itself.
+    std::shared_ptr<std::byte> memory;
+    auto* data = values.data();
+    if (rank == 0) {
+      memory = group->allocate(values.size() * sizeof(float));
+      data = reinterpret_cast<float*>(memory.get());
+    }
+    std::fill(data, data + values.size(), static_cast<float>(rank + 1));
+    group->all_reduce(data, values.size(), DType::f32, ReduceOp::sum).wait();
+    EXPECT_EQ(data[0], 3);
+    EXPECT_EQ(data[values.size() - 1], 3);
+    group->barrier().wait();
+    EXPECT_GT(mapped_by_worlds() - before, heap);
+    group->barrier().wait();
+  };
+  std::thread other([&] { run(attached, 1); });
+  run(world, 0);
+  other.join();
 }
 
 TEST(World, SizesOutsideTheRangeAreRefused) {

@@ -141,8 +141,9 @@ std::string limits() {
                 text(RLIMIT_FSIZE));
 }
 
-std::byte* map(int fd, std::size_t bytes) {
-  void* base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+std::byte* map(int fd, std::size_t offset, std::size_t bytes) {
+  void* base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd,
+                      static_cast<off_t>(offset));
   if (base == MAP_FAILED) {
     throw CommError(concat("host: cannot map ", bytes / mib,
                            " MiB of address space for the world: ", std::strerror(errno),
@@ -186,8 +187,9 @@ std::unique_ptr<Arena> Arena::create(int size, std::size_t heap_bytes) {
     throw CommError(concat("host: cannot size the world's memory to ", bytes / mib, " MiB: ",
                            std::strerror(refused ? EFBIG : errno), "; limits: ", limits()));
   }
-  std::byte* base = map(descriptor.fd, bytes);
-  std::unique_ptr<Arena> arena(new Arena(descriptor.release(), base, bytes));
+  const auto fixed = heaps_offset(size);
+  std::byte* base = map(descriptor.fd, 0, fixed);
+  std::unique_ptr<Arena> arena(new Arena(descriptor.release(), base, fixed, bytes));
   arena->populate(0, block_offset(size));
   auto& header = arena->header();
   header.size = size;
@@ -209,8 +211,11 @@ std::unique_ptr<Arena> Arena::attach(int fd, int size) {
   if (bytes < block_offset(1)) {
     throw CommError(concat("host: descriptor ", fd, " holds ", bytes, " bytes, not a world"));
   }
-  std::byte* base = map(fd, bytes);
-  std::unique_ptr<Arena> arena(new Arena(descriptor.release(), base, bytes));
+  // The descriptor may be that of a world of another size.
+  const auto fixed =
+      std::min(size > 0 && size <= max_ranks ? heaps_offset(size) : page, bytes / page * page);
+  std::byte* base = map(fd, 0, fixed);
+  std::unique_ptr<Arena> arena(new Arena(descriptor.release(), base, fixed, bytes));
   const auto& header = arena->header();
   if (header.magic != Header::expected_magic || header.version != Header::expected_version) {
     throw CommError(concat("host: descriptor ", fd, " holds a world of layout ", header.version,
@@ -225,8 +230,15 @@ std::unique_ptr<Arena> Arena::attach(int fd, int size) {
 }
 
 Arena::~Arena() {
-  ::munmap(base_, bytes_);
+  if (auto* heaps = heaps_.load()) ::munmap(heaps, bytes_ - fixed_bytes_);
+  ::munmap(base_, fixed_bytes_);
   ::close(fd_);
+}
+
+void Arena::map_heaps() const {
+  const std::lock_guard lock(mapping_);
+  if (heaps_.load() != nullptr) return;
+  heaps_.store(map(fd_, fixed_bytes_, bytes_ - fixed_bytes_), std::memory_order_release);
 }
 
 RankState& Arena::rank(int rank) const {
@@ -241,9 +253,15 @@ std::uint64_t Arena::heap_begin(int rank) const {
 }
 
 std::uint64_t Arena::offset_of(const std::byte* memory) const {
-  const auto offset = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(memory) -
-                                                 reinterpret_cast<std::uintptr_t>(base_));
-  return offset < bytes_ ? offset : no_offset;
+  const auto distance = [&](const std::byte* begin) {
+    return static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(memory) -
+                                      reinterpret_cast<std::uintptr_t>(begin));
+  };
+  if (const auto offset = distance(base_); offset < fixed_bytes_) return offset;
+  const auto* heaps = heaps_.load(std::memory_order_acquire);
+  if (heaps == nullptr) return no_offset;
+  const auto offset = distance(heaps);
+  return offset < bytes_ - fixed_bytes_ ? fixed_bytes_ + offset : no_offset;
 }
 
 void Arena::populate(std::uint64_t offset, std::size_t bytes) const {
@@ -263,7 +281,7 @@ void Arena::populate(std::uint64_t offset, std::size_t bytes) const {
   if (result != 0) refuse(std::strerror(errno));
 #ifdef MADV_POPULATE_WRITE
   // Maps the pages into this process now. An older kernel maps them on first use.
-  ::madvise(base_ + begin, length, MADV_POPULATE_WRITE);
+  ::madvise(at(begin), length, MADV_POPULATE_WRITE);
 #endif
 }
 

@@ -1,18 +1,21 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 
 #include "comm/host/block.h"
 #include "comm/host/world_layout.h"
 
 namespace lockstep::inline v0_2::host {
 
-/// The mapped memory of a world: header, rank states, the block of the world's group, then one heap
-/// per rank. The file is sparse. Pages are populated before they are used, so that a shortage of
-/// memory is an error and never a SIGBUS.
+/// The memory of a world: header, rank states, the block of the world's group, then one heap per
+/// rank. The file is sparse. Pages are populated before they are used, so that a shortage of memory
+/// is an error and never a SIGBUS. The heaps need far more address space than the rest, so they are
+/// mapped separately, on their first use.
 class Arena {
  public:
   static std::unique_ptr<Arena> create(int size, std::size_t heap_bytes);
@@ -32,7 +35,21 @@ class Arena {
   std::uint64_t heap_begin(int rank) const;
   std::uint64_t heap_bytes() const { return header().heap_bytes; }
 
-  std::byte* at(std::uint64_t offset) const { return base_ + offset; }
+  /// Maps the heaps into this process, if they are not mapped yet. Any thread.
+  /// Throws: CommError if address space is short.
+  void map_heaps() const;
+
+  /// The memory at an offset. Memory of one allocation is contiguous.
+  /// Throws: as map_heaps(), for an offset in a heap.
+  std::byte* at(std::uint64_t offset) const {
+    if (offset < fixed_bytes_) return base_ + offset;
+    auto* heaps = heaps_.load(std::memory_order_acquire);
+    if (heaps == nullptr) {
+      map_heaps();
+      heaps = heaps_.load(std::memory_order_acquire);
+    }
+    return heaps + (offset - fixed_bytes_);
+  }
   /// The offset of memory in the arena; no_offset for any other memory.
   std::uint64_t offset_of(const std::byte* memory) const;
 
@@ -41,11 +58,15 @@ class Arena {
   void populate(std::uint64_t offset, std::size_t bytes) const;
 
  private:
-  Arena(int fd, std::byte* base, std::size_t bytes) : fd_(fd), base_(base), bytes_(bytes) {}
+  Arena(int fd, std::byte* base, std::size_t fixed_bytes, std::size_t bytes)
+      : fd_(fd), base_(base), fixed_bytes_(fixed_bytes), bytes_(bytes) {}
 
   int fd_;
-  std::byte* base_;
-  std::size_t bytes_;
+  std::byte* base_;          ///< all before the heaps
+  std::size_t fixed_bytes_;  ///< of that
+  std::size_t bytes_;        ///< of the file
+  mutable std::mutex mapping_;
+  mutable std::atomic<std::byte*> heaps_{nullptr};
 };
 
 /// Allocator of one rank's part of the arena, from which it allocates memory that other ranks can

@@ -21,6 +21,9 @@ struct Options {
   /// World ranks for error texts, if this world is the part of another world on one host; else
   /// empty.
   std::vector<int> world_ranks = {};
+  /// Map the memory that ranks allocate when this rank joins. Else it is mapped when a rank first
+  /// uses it, so that a program may have many worlds that allocate none.
+  bool map_heaps = true;
   bool watch = false;       ///< check during waits whether other ranks' processes have ended
   bool supervised = false;  ///< a launcher records how ranks' processes end
   /// Keep the world's memory when an exception destroys the communicator, so that

@@ -36,7 +36,9 @@ HostRankContext::HostRankContext(std::shared_ptr<World> world, int rank, const O
       world_(std::move(world)),
       options_(options),
       heap_(world_->arena(), rank, HostRankContext::world_rank(rank)),
-      peers_(*world_, options) {}
+      peers_(*world_, options) {
+  if (options.map_heaps) arena().map_heaps();
+}
 
 HostRankContext::~HostRankContext() {
   if (in_child()) return;
