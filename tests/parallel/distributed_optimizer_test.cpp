@@ -187,7 +187,7 @@ TEST_P(Optimizer, TakesTheStepsOfLbfgsAsOneProcessDoes) {
         return result;
       });
       EXPECT_NEAR(loss.item<double>(), whole_loss.item<double>(), 1e-9);
-      EXPECT_TRUE(equal_on_all_ranks(loss.reshape({1}), world));
+      EXPECT_TRUE(equal_on_all_ranks(loss.reshape({1}).to(own_device()), world));
     }
     EXPECT_GT(evaluations, 6);
     for (std::size_t i = 0; i < whole->parameters().size(); ++i) {
