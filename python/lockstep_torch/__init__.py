@@ -4,6 +4,8 @@
     torch.distributed.init_process_group("lockstep")
 """
 
+import os
+
 import torch
 import torch.distributed as dist
 
@@ -23,6 +25,11 @@ def _expect_torch():
 
 
 _expect_torch()
+
+# DistributedDataParallel allocates its gradient buckets in memory of the process group, where ranks read them in place, only
+# with this variable. With CUDA it would also change the buckets of NCCL.
+if torch.version.cuda is None:
+    os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
 
 from lockstep_torch import _backend  # noqa: E402: it cannot be loaded with another torch
 from lockstep_torch.strategy import Strategy, strategy_hook  # noqa: E402

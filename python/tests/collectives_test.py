@@ -278,6 +278,19 @@ def memory(rank, size):
     dist.init_process_group("lockstep", store=dist.HashStore(), rank=0, world_size=1)
 
 
+def buckets(rank, size):
+    """DDP's buckets, of which these gradients are views, lie in the memory that ranks share."""
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 4), gradient_as_bucket_view=True)
+    model(torch.full((2, 8), float(rank))).sum().backward()
+    expect(model.module.weight.grad, torch.full((4, 8), float(size - 1)), "mean gradient")
+    address = model.module.weight.grad.data_ptr()
+    with open("/proc/self/maps") as file:
+        for line in file:
+            begin, end = (int(bound, 16) for bound in line.split()[0].split("-"))
+            if begin <= address < end:
+                assert "lockstep-world" in line, line
+
+
 class CollectivesTest(unittest.TestCase):
     def test_reductions(self):
         for size in (1, 2, 3):
@@ -301,6 +314,9 @@ class CollectivesTest(unittest.TestCase):
 
     def test_many_groups(self):
         ranks.run(many_groups, 2)
+
+    def test_buckets(self):
+        ranks.run(buckets, 2)
 
     def test_memory(self):
         ranks.run(memory, 2)
