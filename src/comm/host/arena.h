@@ -15,6 +15,8 @@ namespace lockstep::inline v0_2::host {
 /// memory is an error and never a SIGBUS.
 class Arena {
  public:
+  using Atomics = StdAtomics;
+
   static std::unique_ptr<Arena> create(int size, std::size_t heap_bytes);
   static std::unique_ptr<Arena> attach(int fd, int size);
   ~Arena();
