@@ -35,18 +35,30 @@ enum class Path {
 
 /// Advances the collectives of a group that a member has issued, in order, and removes those that
 /// are complete. Pointers to objects with announce(), announced(), advance(), next_may_begin() and
-/// complete().
+/// complete(), and wake(), which wakes the other members.
 template <class Collectives>
 void advance_in_order(Collectives& collectives) {
-  // Announce all collectives that fit into the ring, so that members who are ahead can begin them.
-  for (const auto& one : collectives) {
-    if (!one->announced() && !one->announce()) break;
+  for (;;) {
+    // Announce all collectives that fit into the ring, so that members who are ahead can begin
+    // them.
+    bool ring_full = false;
+    for (const auto& one : collectives) {
+      ring_full = !one->announced() && !one->announce();
+      if (ring_full) break;
+    }
+    bool completed = false;
+    for (const auto& one : collectives) {
+      const bool was_complete = one->complete();
+      one->advance();
+      completed = completed || (!was_complete && one->complete());
+      if (!one->next_may_begin()) break;
+    }
+    while (!collectives.empty() && collectives.front()->complete()) collectives.pop_front();
+    if (!ring_full || !completed) return;
+    // An eager collective completes without a wake-up. If the rings of all members are full, all
+    // would sleep although each has finished what the others wait for.
+    collectives.back()->wake();
   }
-  for (const auto& one : collectives) {
-    one->advance();
-    if (!one->next_may_begin()) break;
-  }
-  while (!collectives.empty() && collectives.front()->complete()) collectives.pop_front();
 }
 
 /// How a collective runs, which every member derives from the announcements.

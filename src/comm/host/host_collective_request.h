@@ -26,17 +26,18 @@ class CollectiveRequest final : public HostRequest {
   bool next_may_begin() const { return complete() || steps_.next_may_begin(); }
 
   void advance() override;
+  /// Wakes the other members.
+  void wake();
   std::vector<int> missing() const override;
 
  private:
-  friend class CollectiveSteps<Block>;  // calls the functions up to wake()
+  friend class CollectiveSteps<Block>;  // calls the functions up to copy_out()
   void write_announcement(AnnouncementEntry& entry);
   bool compare_announcements();
   CollectivePlan plan();
   void copy_in(std::uint64_t step);
   void work(std::uint64_t step);
   void copy_out(std::uint64_t step);
-  void wake();
 
   void move(std::uint64_t step);
   void reduce(std::uint64_t step);
