@@ -48,13 +48,13 @@ void advance_in_order(Collectives& collectives) {
     }
     bool completed = false;
     for (const auto& one : collectives) {
-      const bool was_complete = one->complete();
+      const bool watched = ring_full && !one->complete();
       one->advance();
-      completed = completed || (!was_complete && one->complete());
+      completed = completed || (watched && one->complete());
       if (!one->next_may_begin()) break;
     }
     while (!collectives.empty() && collectives.front()->complete()) collectives.pop_front();
-    if (!ring_full || !completed) return;
+    if (!completed) return;
     // An eager collective completes without a wake-up. If the rings of all members are full, all
     // would sleep although each has finished what the others wait for.
     collectives.back()->wake();
