@@ -1,6 +1,7 @@
 #include "comm/flight_record.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -43,6 +44,26 @@ bool is_known(Collective collective) { return collective <= Collective::barrier;
 
 }  // namespace
 
+namespace {
+
+/// Copies the operations of a record that its rank may write at this moment. read() of a file may
+/// return the number of one operation and the fields of another; an entry that changes while it is
+/// copied is left out.
+void copy_live_entries(const Descriptor& in, FlightFile& copy) {
+  void* const memory = ::mmap(nullptr, sizeof(FlightFile), PROT_READ, MAP_SHARED, in.get(), 0);
+  if (memory == MAP_FAILED) return;
+  const auto& live = *static_cast<const FlightFile*>(memory);
+  copy.added.store(live.added.load(std::memory_order_acquire), std::memory_order_relaxed);
+  for (std::size_t i = 0; i < FlightFile::capacity; ++i) {
+    const auto number = live.entries[i].number();
+    const auto operation = live.entries[i].read(number);
+    copy.entries[i].write(operation ? number : 0, operation.value_or(FlightOperation{}));
+  }
+  ::munmap(memory, sizeof(FlightFile));
+}
+
+}  // namespace
+
 std::string FlightRecord::Entry::label() const {
   return Operation{.collective = collective, .peer = peer, .sequence = sequence}.label();
 }
@@ -63,6 +84,7 @@ std::shared_ptr<const FlightRecord> FlightRecord::read(const fs::path& path) {
       file->rank >= file->size) {
     return nullptr;
   }
+  if (file->last.ticks == 0) copy_live_entries(in, *file);
   return std::make_shared<const FlightRecord>(std::move(file), path);
 }
 
@@ -94,25 +116,20 @@ FlightRecord::FlightRecord(std::unique_ptr<FlightFile> file, fs::path path)
   const auto first = added > FlightFile::capacity ? added - FlightFile::capacity + 1 : 1;
   auto latest = std::max(file_->begun.ticks, file_->seen.load());
   for (auto number = first; number != added + 1; ++number) {
-    const auto& entry = file_->entries[number % FlightFile::capacity];
-    const auto group = entry.group.load();
-    // The rank may write the entry at this moment.
-    if (entry.number.load() != number || group >= FlightFile::most_groups ||
-        !is_known(entry.collective)) {
-      continue;
-    }
-    const auto issued = entry.issued.load();
-    const auto ended = entry.ended.load();
+    const auto entry = file_->entries[number % FlightFile::capacity].read(number);
+    if (!entry || entry->group >= FlightFile::most_groups || !is_known(entry->collective)) continue;
+    const auto issued = entry->issued;
+    const auto ended = entry->ended;
     latest = std::max({latest, issued, ended});
     entries_.push_back(
         {.number = number,
-         .collective = entry.collective,
-         .sequence = entry.sequence,
-         .bytes = entry.bytes,
-         .dtype = entry.dtype,
-         .peer = entry.peer,
-         .group = file_->groups[group].key,
-         .source = entry.source,
+         .collective = entry->collective,
+         .sequence = entry->sequence,
+         .bytes = entry->bytes,
+         .dtype = entry->dtype,
+         .peer = entry->peer,
+         .group = file_->groups[entry->group].key,
+         .source = entry->source,
          .issued = scale_.seconds(issued, now),
          .ended = ended == 0 ? std::nullopt : std::optional(scale_.seconds(ended, now)),
          .issued_real = scale_.real(issued)});

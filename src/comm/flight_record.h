@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "comm/flight_entry.h"
 #include "core/ticks.h"
 #include "lockstep/types.h"
 
@@ -28,19 +29,7 @@ namespace lockstep::inline v0_2::detail {
 inline constexpr int most_flight_ranks = 1024;
 using FlightRanks = std::array<std::atomic<std::uint64_t>, most_flight_ranks / 64>;
 
-/// One operation. Written by the thread that issues it, and by the thread that completes it.
-struct alignas(64) FlightEntry {
-  std::atomic<std::uint64_t> number;  ///< of the rank's operations, from 1; 0 while it is written
-  std::atomic<std::uint64_t> issued;  ///< ticks
-  std::atomic<std::uint64_t> ended;   ///< ticks; 0 while it is not complete
-  std::atomic<std::uint64_t> sequence;
-  std::atomic<std::uint64_t> bytes;   ///< of this rank's part, in the wire dtype
-  std::atomic<std::uint64_t> source;  ///< the bits of a Source
-  std::atomic<std::int32_t> peer;     ///< world rank of the root or of the other rank; -1 for none
-  std::atomic<std::uint16_t> group;   ///< index in FlightFile::groups
-  std::atomic<Collective> collective;
-  std::atomic<DType> dtype;  ///< in which elements are sent
-};
+using FlightEntry = BasicFlightEntry<StdAtomics>;
 static_assert(sizeof(FlightEntry) == 64);
 
 /// One group of the rank.

@@ -56,27 +56,23 @@ class FlightRecorder {
   std::uint64_t issued(std::uint16_t group, const Operation& operation, int peer,
                        std::size_t bytes) noexcept {
     const auto number = file_->added.load(relaxed) + 1;
-    auto& entry = file_->entries[number % FlightFile::capacity];
-    entry.number.store(0, relaxed);
-    std::atomic_signal_fence(std::memory_order_seq_cst);
-    entry.issued.store(ticks(), relaxed);
-    entry.ended.store(0, relaxed);
-    entry.sequence.store(operation.sequence, relaxed);
-    entry.bytes.store(bytes, relaxed);
-    entry.source.store(std::bit_cast<std::uint64_t>(operation.source), relaxed);
-    entry.peer.store(peer, relaxed);
-    entry.group.store(group, relaxed);
-    entry.collective.store(operation.collective, relaxed);
-    entry.dtype.store(operation.wire_dtype(), relaxed);
-    entry.number.store(number, std::memory_order_release);
+    file_->entries[number % FlightFile::capacity].write(
+        number, {.issued = ticks(),
+                 .ended = 0,
+                 .sequence = operation.sequence,
+                 .bytes = bytes,
+                 .source = std::bit_cast<std::uint64_t>(operation.source),
+                 .peer = peer,
+                 .group = group,
+                 .collective = operation.collective,
+                 .dtype = operation.wire_dtype()});
     if (!operation.is_message()) file_->groups[group].issued.store(operation.sequence, relaxed);
     file_->added.store(number, std::memory_order_release);
     return number;
   }
   /// Records that an operation is complete. Any thread.
   void ended(std::uint64_t number) noexcept {
-    auto& entry = file_->entries[number % FlightFile::capacity];
-    if (entry.number.load(relaxed) == number) entry.ended.store(ticks(), relaxed);
+    file_->entries[number % FlightFile::capacity].end(number, ticks());
   }
 
   /// Publishes that the rank waits for an operation.

@@ -149,13 +149,13 @@ ProgressThread::Outcome RankContext::advance_in_progress_thread() {
 }
 
 bool RankContext::finished(const BackendRequest& operation) {
-  if (poll()) progressed_ = true;
-  if (operation.complete()) return true;
-  if (!failed()) return false;
-  // Data that other ranks wrote before the failure are visible now.
-  poll();
-  if (operation.complete()) return true;
-  throw_failure(operation.where());
+  const auto state = poll_wait(
+      [this] {
+        if (poll()) progressed_ = true;
+      },
+      [&] { return operation.complete(); }, [this] { return failed(); });
+  if (state == WaitState::failed) throw_failure(operation.where());
+  return state == WaitState::complete;
 }
 
 bool RankContext::spin(const BackendRequest& operation) {

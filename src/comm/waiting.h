@@ -38,6 +38,20 @@ bool fit_cores(int ranks, int threads_per_rank, int cores);
 /// sums do not overflow.
 std::chrono::milliseconds wait_limit(const Operation& operation, std::chrono::milliseconds world);
 
+enum class WaitState { pending, complete, failed };
+
+/// One poll of a wait. advance() advances the operations of this rank, complete() is whether the
+/// awaited one is complete, failed() whether the world has failed.
+template <class Advance, class Complete, class Failed>
+WaitState poll_wait(const Advance& advance, const Complete& complete, const Failed& failed) {
+  advance();
+  if (complete()) return WaitState::complete;
+  if (!failed()) return WaitState::pending;
+  // Data that other ranks wrote before the failure are visible now.
+  advance();
+  return complete() ? WaitState::complete : WaitState::failed;
+}
+
 /// The text of an error about the ranks that an operation waits for, as rank_list(). If no rank is
 /// missing, the operation waits for data in transit.
 std::string awaited(std::span<const int> ranks,

@@ -8,11 +8,13 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -92,6 +94,30 @@ TEST(FlightRecorder, KeepsTheLastOperations) {
   ASSERT_NE(known, nullptr);
   EXPECT_THAT(known->members, ElementsAre(3, 5));
   EXPECT_EQ(known->issued, count);
+}
+
+/// A reader copies the file while the rank overwrites it.
+TEST(FlightRecorder, EntriesAreConsistentWhileTheyAreWritten) {
+  const auto recorder = FlightRecorder::create({.backend = "test", .rank = 0, .size = 907});
+  const auto group = recorder->add_group(std::array{0});
+  const auto path = record_of_size(907)->path();
+  std::atomic<bool> over{false};
+  std::thread writer([&] {
+    for (std::uint64_t i = 1; !over; ++i) recorder->issued(group, barrier(i), -1, i);
+  });
+  std::size_t read = 0;
+  std::size_t torn = 0;
+  for (int turn = 0; turn < 2000; ++turn) {
+    const auto record = FlightRecord::read(path);
+    for (const auto& entry : record->entries()) {
+      ++read;
+      torn += entry.number != entry.sequence || entry.number != entry.bytes ? 1 : 0;
+    }
+  }
+  over = true;
+  writer.join();
+  EXPECT_GT(read, 0U);
+  EXPECT_EQ(torn, 0U) << "of " << read;
 }
 
 TEST(FlightRecorder, IsReadableByItsUserAloneAndRemoved) {

@@ -18,6 +18,8 @@ namespace lockstep::inline v0_2::host {
 /// mapped separately, on their first use.
 class Arena {
  public:
+  using Atomics = StdAtomics;
+
   static std::unique_ptr<Arena> create(int size, std::size_t heap_bytes);
   static std::unique_ptr<Arena> attach(int fd, int size);
   ~Arena();

@@ -7,10 +7,8 @@
 
 namespace lockstep::inline v0_2::host {
 
-/// The shared memory of one group. Each member has announcements with eager slots, counters,
-/// staging chunks and mailboxes.
-class Block {
- public:
+/// Sizes of the shared memory of one member of a group.
+struct BlockSizes {
   /// Number of collectives by which a member may be ahead of another: entries of its ring.
   static constexpr std::uint64_t ring = 16;
   /// Inputs up to this size are copied beside the announcement (eager). For inputs in the arena the
@@ -20,8 +18,25 @@ class Block {
   /// Longer inputs outside the arena are copied in chunks of this size (staged).
   static constexpr std::size_t chunk_bytes = 256 << 10;
   static constexpr std::size_t chunks = 2;
+};
 
-  Block(std::byte* base, int members) : base_(base), members_(members) {}
+/// The shared memory of one group. Each member has announcements with eager slots, counters,
+/// staging chunks and mailboxes.
+template <class AtomicsType, class Sizes = BlockSizes>
+class BasicBlock : public Sizes {
+ public:
+  using Atomics = AtomicsType;
+  using Counter = BasicCounter<Atomics>;
+  using Membership = BasicMembership<Atomics>;
+  using AnnouncementEntry = BasicAnnouncementEntry<Atomics>;
+  using Mailbox = BasicMailbox<Atomics>;
+  using Attached = typename Atomics::template Atomic<std::uint64_t>;
+  using Sizes::chunk_bytes;
+  using Sizes::chunks;
+  using Sizes::eager_bytes;
+  using Sizes::ring;
+
+  BasicBlock(std::byte* base, int members) : base_(base), members_(members) {}
 
   std::byte* base() const { return base_; }
   int members() const { return members_; }
@@ -30,12 +45,14 @@ class Block {
   static std::size_t bytes(int members);
   /// Bytes of one member's area. The first area begins at head_bytes.
   static std::size_t member_bytes(int members);
-  static constexpr std::size_t head_bytes = cache_line;
+  static constexpr std::size_t head_bytes = round_up(sizeof(Attached), cache_line);
 
   /// Number of members that have not left the group.
-  std::atomic<std::uint64_t>& attached() const {
-    return *reinterpret_cast<std::atomic<std::uint64_t>*>(base_);
-  }
+  Attached& attached() const { return *reinterpret_cast<Attached*>(base_); }
+  /// The member leaves the group and uses the block no more.
+  void leave() const { attached().fetch_sub(1, Atomics::order(Access::block_leave)); }
+  /// Whether all members have left the group, so that the memory can be used for something else.
+  bool all_left() const { return attached().load(Atomics::order(Access::block_left)) == 0; }
   /// Number of steps whose input the member has staged, and number of steps whose share of the work
   /// the member has finished.
   Counter& staged(int member) const { return *at<Counter>(member, 0); }
@@ -70,15 +87,19 @@ class Block {
   int members_;
 };
 
-inline std::size_t Block::member_bytes(int members) {
+template <class Atomics, class Sizes>
+std::size_t BasicBlock<Atomics, Sizes>::member_bytes(int members) {
   // Not a multiple of a page, so that equal offsets of two members do not map to the same cache
   // set.
   return round_up(mailboxes + static_cast<std::size_t>(members) * sizeof(Mailbox), page) +
          17 * cache_line;
 }
 
-inline std::size_t Block::bytes(int members) {
+template <class Atomics, class Sizes>
+std::size_t BasicBlock<Atomics, Sizes>::bytes(int members) {
   return head_bytes + static_cast<std::size_t>(members) * member_bytes(members);
 }
+
+using Block = BasicBlock<StdAtomics>;
 
 }  // namespace lockstep::host

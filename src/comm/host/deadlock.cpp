@@ -1,7 +1,6 @@
 #include "comm/host/deadlock.h"
 
 #include <algorithm>
-#include <bit>
 #include <utility>
 
 #include "core/text.h"
@@ -20,46 +19,10 @@
 namespace lockstep::inline v0_2::host {
 namespace {
 
-constexpr auto relaxed = std::memory_order_relaxed;
-constexpr auto acquire = std::memory_order_acquire;
-
-/// The published wait of the rank. Empty if the rank does not wait, or its wait changes meanwhile.
-std::optional<Deadlock::Member> wait_of(const Arena& arena, int rank) {
-  const auto& record = arena.rank(rank).wait;
-  const auto turn = record.turn.load(acquire);
-  if (turn % 2 == 0) return std::nullopt;
-  Deadlock::Member member{.rank = rank,
-                          .turn = turn,
-                          .waited = {.group = record.group.load(acquire),
-                                     .members = record.members.load(acquire),
-                                     .member = record.member.load(acquire),
-                                     .number = record.number.load(acquire),
-                                     .collective = record.collective.load(acquire),
-                                     .peer = record.peer.load(acquire),
-                                     .sequence = record.sequence.load(acquire),
-                                     .source = std::bit_cast<Source>(record.source.load(acquire))},
-                          .group = {}};
-  if (record.turn.load(acquire) != turn) return std::nullopt;
-  return member;
-}
-
-/// The member's rank in the arena; -1 if it has not joined the group, or the group does not exist
-/// any more.
+/// The rank of the arena that the member of the group is; -1 for none.
 int rank_of(const Arena& arena, const Block& block, int member) {
-  const int rank = block.membership(member).rank.load(acquire) - 1;
+  const int rank = member_rank(block, member);
   return rank >= 0 && rank < arena.size() ? rank : -1;
-}
-
-/// Whether the member has begun the operation that another member of its group waits for.
-bool has_begun(const Block& block, const Waited& waited, int member) {
-  switch (waited.collective) {
-    case Collective::send:
-      return block.mailbox(waited.member, member).recvs_begun.load(acquire) >= waited.sequence;
-    case Collective::recv:
-      return block.mailbox(member, waited.member).sends_begun.load(acquire) >= waited.sequence;
-    default:
-      return block.membership(member).issued.load(acquire) > waited.sequence;
-  }
 }
 
 class Search {
@@ -70,15 +33,16 @@ class Search {
   /// Whether the rank is in a cycle, or waits for a rank in a cycle. path() is then the cycle.
   bool visit(int rank) {
     visited_[static_cast<std::size_t>(rank)] = true;
-    auto member = wait_of(arena_, rank);
-    if (!member) return false;
-    const auto waited = member->waited;
+    const auto wait = read_wait(arena_.rank(rank).wait);
+    if (!wait) return false;
+    const auto waited = wait->waited;
+    Deadlock::Member member{.rank = rank, .turn = wait->turn, .waited = waited, .group = {}};
     const Block block(arena_.at(waited.group), waited.members);
     for (int i = 0; i < waited.members; ++i) {
-      member->group.push_back(rank_of(arena_, block, i));
+      member.group.push_back(rank_of(arena_, block, i));
     }
-    const auto group = member->group;
-    path_.push_back(std::move(*member));
+    const auto group = member.group;
+    path_.push_back(std::move(member));
     const bool message = waited.peer >= 0;
     for (int i = 0; i < waited.members; ++i) {
       const int next = group[static_cast<std::size_t>(i)];
@@ -110,18 +74,10 @@ std::string group_text(const Waited& waited, const std::vector<int>& ranks) {
 }  // namespace
 
 PublishedWait::PublishedWait(RankState& state, const Waited& waited) : record_(state.wait) {
-  record_.group.store(waited.group, relaxed);
-  record_.members.store(waited.members, relaxed);
-  record_.member.store(waited.member, relaxed);
-  record_.number.store(waited.number, relaxed);
-  record_.collective.store(waited.collective, relaxed);
-  record_.peer.store(waited.peer, relaxed);
-  record_.sequence.store(waited.sequence, relaxed);
-  record_.source.store(std::bit_cast<std::uint64_t>(waited.source), relaxed);
-  record_.turn.fetch_add(1);
+  begin_wait(record_, waited);
 }
 
-PublishedWait::~PublishedWait() { record_.turn.fetch_add(1); }
+PublishedWait::~PublishedWait() { end_wait(record_); }
 
 Deadlock::Deadlock(std::vector<Member> cycle) : cycle_(std::move(cycle)) {
   std::ranges::rotate(cycle_, std::ranges::min_element(cycle_, {}, &Member::rank));
@@ -149,7 +105,7 @@ std::optional<Deadlock> find_deadlock(const Arena& arena, int rank) {
   Search search(arena);
   if (!search.visit(rank)) return std::nullopt;
   const auto unchanged = [&](const Deadlock::Member& member) {
-    return arena.rank(member.rank).wait.turn.load(acquire) == member.turn;
+    return is_in_turn(arena.rank(member.rank).wait, member.turn);
   };
   if (!std::ranges::all_of(search.path(), unchanged)) return std::nullopt;
   return Deadlock(std::move(search.path()));

@@ -7,25 +7,12 @@
 #include <vector>
 
 #include "comm/host/arena.h"
+#include "comm/host/wait_record.h"
 #include "comm/host/world_layout.h"
 #include "comm/operation.h"
 #include "lockstep/types.h"
 
 namespace lockstep::inline v0_2::host {
-
-/// The operation that a rank waits in, and the group that it belongs to.
-struct Waited {
-  std::uint64_t group = 0;  ///< offset of the group's block in the arena
-  int members = 0;          ///< number of members of the group
-  int member = 0;           ///< this rank's index in the group
-  int number = 0;           ///< number of the group; 0 is the world
-  Collective collective = Collective::barrier;
-  int peer = -1;  ///< other member of a send or recv; -1 for a collective
-  std::uint64_t sequence = 0;
-  Source source = {};
-
-  bool operator==(const Waited&) const = default;
-};
 
 /// Publishes a wait of this rank until the end of the scope.
 class PublishedWait {

@@ -12,7 +12,7 @@
 #include "comm/host/host_communicator.h"
 #include "comm/host/host_rank_context.h"
 #include "comm/host/peer_watch.h"
-#include "comm/host/wake_flag.h"
+#include "comm/host/rank_end.h"
 #include "core/denormals_guard.h"
 #include "core/log.h"
 #include "core/text.h"
@@ -50,10 +50,9 @@ std::shared_ptr<Communicator> create(std::shared_ptr<World> world, int rank,
   }
   auto& arena = world->arena();
   auto& state = arena.rank(rank);
-  auto absent = RankStatus::absent;
-  if (state.pid == 0) publish_pid(state, ::getpid());
+  if (state.pid.load(StdAtomics::order(Access::pid_read)) == 0) publish_pid(state, ::getpid());
   state.flushes_denormals = flushes_denormals();
-  if (!state.status.compare_exchange_strong(absent, RankStatus::joined)) {
+  if (!set_joined(state)) {
     throw InvalidArgument(detail::concat("host: rank ", rank, " has joined this world already"));
   }
   auto context = std::make_shared<HostRankContext>(std::move(world), rank, options);

@@ -28,19 +28,20 @@
 namespace lockstep::inline v0_2::host {
 
 CollectiveRequest::CollectiveRequest(HostCommunicator& group, Operation&& operation)
-    : HostRequest(group, std::move(operation)), shape_(this->operation(), group.size()) {}
+    : HostRequest(group, std::move(operation)),
+      shape_(this->operation(), group.size()),
+      steps_(group.block(), group.rank(), this->operation().sequence) {}
 
-bool CollectiveRequest::announce() {
-  const std::uint64_t sequence = operation().sequence;
-  auto& progress = group().progress();
-  if (sequence >= Block::ring) {
-    // The ring's entry belongs to an earlier collective until all members have finished that one.
-    if (progress.planned + Block::ring <= sequence) return false;
-    const auto finished_at = progress.finished_at[sequence % Block::ring];
-    if (!all_reached(progress.finished, &Block::finished, finished_at)) return false;
-  }
+bool CollectiveRequest::announce() { return steps_.announce(group().progress(), *this); }
+
+void CollectiveRequest::advance() {
+  if (steps_.advance(group().progress(), *this)) set_complete();
+}
+
+void CollectiveRequest::wake() { group().wake(); }
+
+void CollectiveRequest::write_announcement(AnnouncementEntry& entry) {
   const int rank = group().rank();
-  auto& entry = group().block().entry(rank, sequence);
   const auto& arena = group().context().arena();
   const auto offset = arena.offset_of(operation().input);
   detail::announce(entry.announcement, operation());
@@ -52,52 +53,9 @@ bool CollectiveRequest::announce() {
   entry.is_eager = shape_.longest_total() * size_of(operation().dtype) <= limit ? 1 : 0;
   if (entry.is_eager != 0 && shape_.is_source(rank)) {
     if (const std::size_t bytes = shape_.total(rank) * size_of(operation().dtype); bytes > 0) {
-      std::memcpy(group().block().slot(rank, sequence), operation().input, bytes);
+      std::memcpy(group().block().slot(rank, operation().sequence), operation().input, bytes);
     }
   }
-  entry.number.store(sequence + 1, std::memory_order_release);
-  group().wake();
-  stage_ = Stage::announced;
-  return true;
-}
-
-void CollectiveRequest::advance() {
-  if (stage_ == Stage::announced) {
-    if (!all_announced() || !compare_announcements()) return;
-    plan();
-    stage_ = Stage::stepping;
-    stage_input(0);
-  }
-  if (stage_ == Stage::stepping && !step()) return;
-  if (stage_ == Stage::finishing) {
-    auto& progress = group().progress();
-    const bool over = path_ == Path::eager ||
-                      all_reached(progress.finished, &Block::finished, first_step_ + steps_);
-    if (!over) return;
-    copy_out(steps_ - 1);
-    set_complete();
-  }
-}
-
-bool CollectiveRequest::all_announced() const {
-  const auto& block = group().block();
-  for (int member = 0; member < group().size(); ++member) {
-    const auto& number = block.entry(member, operation().sequence).number;
-    if (number.load(std::memory_order_acquire) != operation().sequence + 1) return false;
-  }
-  return true;
-}
-
-bool CollectiveRequest::all_reached(std::vector<std::uint64_t>& seen,
-                                    Counter& (Block::*counter)(int) const,
-                                    std::uint64_t value) const {
-  for (int member = 0; member < group().size(); ++member) {
-    auto& known = seen[static_cast<std::size_t>(member)];
-    if (known >= value) continue;
-    known = (group().block().*counter)(member).value.load(std::memory_order_acquire);
-    if (known < value) return false;
-  }
-  return true;
 }
 
 bool CollectiveRequest::compare_announcements() {
@@ -117,8 +75,7 @@ bool CollectiveRequest::compare_announcements() {
   return false;
 }
 
-void CollectiveRequest::plan() {
-  auto& progress = group().progress();
+CollectivePlan CollectiveRequest::plan() {
   bool all_eager = true;
   bool all_in_arena = true;
   for (int member = 0; member < group().size(); ++member) {
@@ -127,8 +84,8 @@ void CollectiveRequest::plan() {
     all_eager = all_eager && entry.is_eager != 0;
     all_in_arena = all_in_arena && entry.offset != no_offset;
   }
-  path_ = all_eager ? Path::eager : all_in_arena ? Path::zero_copy : Path::staged;
-  if (path_ != Path::eager) {
+  const Path path = all_eager ? Path::eager : all_in_arena ? Path::zero_copy : Path::staged;
+  if (path != Path::eager) {
     for (int member = 0; member < group().size(); ++member) {
       const auto& entry = group().block().entry(member, operation().sequence);
       offsets_.push_back(entry.offset);
@@ -137,61 +94,15 @@ void CollectiveRequest::plan() {
   }
   const std::size_t longest = shape_.longest_part();
   piece_elements_ = longest;
-  if (path_ == Path::staged) {
+  std::uint64_t steps = 1;
+  if (path == Path::staged) {
     // Every part's piece begins on a cache line.
     const std::size_t piece_bytes =
         Block::chunk_bytes / static_cast<std::size_t>(shape_.parts()) / cache_line * cache_line;
     piece_elements_ = piece_bytes / size_of(operation().dtype);
-    steps_ = (longest + piece_elements_ - 1) / piece_elements_;
+    steps = (longest + piece_elements_ - 1) / piece_elements_;
   }
-  first_step_ = progress.next_step;
-  progress.next_step += steps_;
-  progress.finished_at[operation().sequence % Block::ring] = progress.next_step;
-  ++progress.planned;
-}
-
-void CollectiveRequest::stage_input(std::uint64_t step) {
-  if (path_ != Path::staged || step == steps_) return;
-  {
-    const detail::WorkTimer timer(worked_);
-    copy_in(step);
-  }
-  group()
-      .block()
-      .staged(group().rank())
-      .value.store(first_step_ + step + 1, std::memory_order_release);
-  group().wake();
-}
-
-bool CollectiveRequest::step() {
-  auto& progress = group().progress();
-  for (;;) {
-    const std::uint64_t reached = first_step_ + step_ + 1;
-    if (!step_finished_) {
-      if (path_ == Path::staged && !all_reached(progress.staged, &Block::staged, reached))
-        return false;
-      if (path_ == Path::eager) {
-        work(step_);  // takes less time than reading the clock
-      } else {
-        const detail::WorkTimer timer(worked_);
-        work(step_);
-      }
-      group().block().finished(group().rank()).value.store(reached, std::memory_order_release);
-      // On the eager path only a member whose ring is full waits for this; the next announcement
-      // wakes it.
-      if (path_ != Path::eager) group().wake();
-      step_finished_ = true;
-      // The other chunk is free: all members have finished the previous step.
-      stage_input(step_ + 1);
-    }
-    if (step_ + 1 == steps_) break;
-    if (!all_reached(progress.finished, &Block::finished, reached)) return false;
-    copy_out(step_);
-    ++step_;
-    step_finished_ = false;
-  }
-  stage_ = Stage::finishing;
-  return true;
+  return {.path = path, .steps = steps};
 }
 
 detail::Range CollectiveRequest::range(int source, int part, std::uint64_t step) const {
@@ -206,7 +117,8 @@ std::byte* CollectiveRequest::piece(int source, int part, std::uint64_t step) co
   // This rank reads its own input in place. Only an all_reduce writes there, where it is the
   // output.
   if (source == group().rank()) return const_cast<std::byte*>(operation().input) + in_source;
-  if (path_ == Path::eager) return group().block().slot(source, operation().sequence) + in_source;
+  if (steps_.path() == Path::eager)
+    return group().block().slot(source, operation().sequence) + in_source;
   const auto offset = offsets_[static_cast<std::size_t>(source)];
   if (offset != no_offset) return group().context().arena().at(offset) + in_source;
   return group().block().chunk(source, step) +
@@ -220,6 +132,7 @@ detail::Range CollectiveRequest::my_segment(detail::Range piece) const {
 }
 
 void CollectiveRequest::copy_in(std::uint64_t step) {
+  const detail::WorkTimer timer(worked_);
   const int rank = group().rank();
   if (!shape_.is_source(rank) || offsets_[static_cast<std::size_t>(rank)] != no_offset) return;
   const std::size_t element = size_of(operation().dtype);
@@ -246,7 +159,7 @@ void CollectiveRequest::copy_in(std::uint64_t step) {
 
 void CollectiveRequest::copy_out(std::uint64_t step) {
   const int rank = group().rank();
-  if (operation().collective != Collective::all_reduce || path_ != Path::staged ||
+  if (operation().collective != Collective::all_reduce || steps_.path() != Path::staged ||
       offsets_[static_cast<std::size_t>(rank)] != no_offset) {
     return;
   }
@@ -264,6 +177,15 @@ void CollectiveRequest::copy_out(std::uint64_t step) {
 }
 
 void CollectiveRequest::work(std::uint64_t step) {
+  if (steps_.path() == Path::eager) {
+    move(step);  // takes less time than reading the clock
+  } else {
+    const detail::WorkTimer timer(worked_);
+    move(step);
+  }
+}
+
+void CollectiveRequest::move(std::uint64_t step) {
   const int rank = group().rank();
   const std::size_t element = size_of(operation().dtype);
   std::byte* output = operation().output;
@@ -273,7 +195,7 @@ void CollectiveRequest::work(std::uint64_t step) {
       reduce(step);
       return;
     case Collective::broadcast:
-      if (path_ == Path::zero_copy && reaches(offsets_)) {
+      if (steps_.path() == Path::zero_copy && reaches(offsets_)) {
         write_share_of_root(step);
       } else if (rank != operation().peer) {
         pull(operation().peer, 0, output, step);
@@ -286,7 +208,7 @@ void CollectiveRequest::work(std::uint64_t step) {
       if (rank == operation().peer) pull_all(step);
       return;
     case Collective::all_gather:
-      if (path_ == Path::zero_copy && reaches(outputs_)) {
+      if (steps_.path() == Path::zero_copy && reaches(outputs_)) {
         push(step);
       } else {
         pull_all(step);
@@ -356,7 +278,7 @@ void CollectiveRequest::reduce(std::uint64_t step) {
   const detail::Range whole = range(rank, part, step);
   // On the eager path every member reduces all elements itself, which needs no further
   // synchronisation.
-  const detail::Range share = everywhere && path_ != Path::eager
+  const detail::Range share = everywhere && steps_.path() != Path::eager
                                   ? my_segment(whole)
                                   : detail::Range{.length = whole.length};
   if (share.length == 0 || (everywhere && size == 1 && !operation().wire)) return;
@@ -371,7 +293,7 @@ void CollectiveRequest::reduce(std::uint64_t step) {
   if (!everywhere) {
     outputs[0] = operation().output + whole.begin * element;
     output_count = 1;
-  } else if (path_ == Path::eager) {
+  } else if (steps_.path() == Path::eager) {
     // With two members, each reads only the other's slot. It also writes the result there, so that
     // the other member's next write to its slot is fast: a cache line that another core has only
     // read must first be invalidated.
@@ -385,32 +307,9 @@ void CollectiveRequest::reduce(std::uint64_t step) {
 
 std::vector<int> CollectiveRequest::missing() const {
   std::vector<int> ranks;
-  const auto& block = group().block();
   for (int member = 0; member < group().size(); ++member) {
-    if (member == group().rank()) continue;
-    bool late = false;
-    switch (stage_) {
-      case Stage::queued: {
-        // It waits for earlier collectives: return the ranks that the first of these waits for.
-        const auto& progress = group().progress();
-        late = block.finished(member).value.load() < progress.next_step ||
-               block.entry(member, progress.planned).number.load() <= progress.planned;
-        break;
-      }
-      case Stage::announced:
-        late = block.entry(member, operation().sequence).number.load() != operation().sequence + 1;
-        break;
-      case Stage::stepping:
-      case Stage::finishing: {
-        const std::uint64_t reached = first_step_ + step_ + 1;
-        late = block.finished(member).value.load() < reached;
-        if (stage_ == Stage::stepping && !step_finished_) {
-          late = block.staged(member).value.load() < reached;
-        }
-        break;
-      }
-    }
-    if (late) ranks.push_back(group().members()[static_cast<std::size_t>(member)]);
+    if (member == group().rank() || !steps_.is_late(group().progress(), member)) continue;
+    ranks.push_back(group().members()[static_cast<std::size_t>(member)]);
   }
   return ranks;
 }

@@ -1,31 +1,18 @@
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
 
 #include "comm/host/block.h"
+#include "comm/host/collective_steps.h"
 #include "comm/host/host_request.h"
 #include "comm/operation.h"
 
 namespace lockstep::inline v0_2::host {
 
-/// State that all collectives of one group share on this rank. Collectives advance strictly in
-/// order.
-struct Progress {
-  std::uint64_t next_step =
-      0;  ///< number of steps of all planned collectives; the same on all members
-  std::uint64_t planned = 0;  ///< number of planned collectives
-  /// For each entry of the ring: the number of finished steps at which its last collective is
-  /// complete.
-  std::array<std::uint64_t, Block::ring> finished_at{};
-  /// The last values that this rank has read of each member's counters. The counters may have
-  /// increased since.
-  std::vector<std::uint64_t> staged;
-  std::vector<std::uint64_t> finished;
-};
+using Progress = BasicProgress<Block::ring>;
 
 /// A collective on this rank. Note [How a host collective runs] is in host_collective_request.cpp.
 class CollectiveRequest final : public HostRequest {
@@ -34,35 +21,25 @@ class CollectiveRequest final : public HostRequest {
 
   /// Announces the collective to the members, if the ring has a free entry. True if announced.
   bool announce();
-  bool announced() const { return stage_ != Stage::queued; }
-  /// Whether the next collective may begin: this rank's share is finished, and its staging chunks
-  /// are free.
-  bool next_may_begin() const {
-    return complete() || (stage_ == Stage::finishing && path_ != Path::staged);
-  }
+  bool announced() const { return steps_.announced(); }
+  /// Whether the next collective may begin.
+  bool next_may_begin() const { return complete() || steps_.next_may_begin(); }
 
   void advance() override;
+  /// Wakes the other members.
+  void wake();
   std::vector<int> missing() const override;
 
  private:
-  enum class Stage { queued, announced, stepping, finishing };
-  enum class Path {
-    eager,      ///< eager: inputs are beside the announcements; no further synchronisation
-    zero_copy,  ///< zero-copy: all inputs are in the arena; one step
-    staged      ///< some input is outside the arena and is copied through chunks
-  };
-
-  bool all_announced() const;
-  bool all_reached(std::vector<std::uint64_t>& seen, Counter& (Block::*counter)(int) const,
-                   std::uint64_t value) const;
+  friend class CollectiveSteps<Block>;  // calls the functions up to copy_out()
+  void write_announcement(AnnouncementEntry& entry);
   bool compare_announcements();
-  void plan();
-  void stage_input(std::uint64_t step);
-  bool step();
-
+  CollectivePlan plan();
   void copy_in(std::uint64_t step);
   void work(std::uint64_t step);
   void copy_out(std::uint64_t step);
+
+  void move(std::uint64_t step);
   void reduce(std::uint64_t step);
   void pull(int source, int part, std::byte* output, std::uint64_t step);
   /// Copies all members' inputs to this rank's output.
@@ -79,15 +56,10 @@ class CollectiveRequest final : public HostRequest {
   detail::Range my_segment(detail::Range piece) const;
 
   detail::Shape shape_;
-  Stage stage_ = Stage::queued;
-  Path path_ = Path::eager;
+  CollectiveSteps<Block> steps_;
   std::vector<std::uint64_t> offsets_;  ///< of each member's input in the arena, or no_offset
   std::vector<std::uint64_t> outputs_;  ///< the same for the outputs
   std::size_t piece_elements_ = 0;      ///< elements of one part in one step
-  std::uint64_t first_step_ = 0;
-  std::uint64_t steps_ = 1;
-  std::uint64_t step_ = 0;
-  bool step_finished_ = false;
 };
 
 }  // namespace lockstep::host

@@ -18,18 +18,17 @@ HostCommunicator::HostCommunicator(std::shared_ptr<HostRankContext> context,
       members_(std::move(members)),
       block_(block),
       owns_block_(owns_block),
-      number_(number) {
+      number_(number),
+      progress_(static_cast<int>(members_.size())) {
   for (const int member : members_) world_ranks_.push_back(context_->world_rank(member));
-  progress_.staged.resize(members_.size());
-  progress_.finished.resize(members_.size());
-  block_.membership(rank).rank.store(context_->rank() + 1);
+  set_member_rank(block_, rank, context_->rank());
   context_->add(*this);
 }
 
 HostCommunicator::~HostCommunicator() {
   context_->remove(*this);
   if (context_->in_child()) return;
-  block_.attached().fetch_sub(1);
+  block_.leave();
   if (owns_block_) context_->retire(block_);
 }
 
@@ -86,8 +85,7 @@ Work HostCommunicator::begin(Operation&& operation) {
 Work HostCommunicator::start(Operation&& operation) {
   auto request = std::make_shared<CollectiveRequest>(*this, std::move(operation));
   collectives_.push_back(request);
-  block_.membership(rank()).issued.store(request->operation().sequence + 1,
-                                         std::memory_order_release);
+  set_issued(block_, rank(), request->operation().sequence);
   poll();
   return Work(std::move(request));
 }
@@ -105,11 +103,7 @@ Work HostCommunicator::begin_message(Operation&& operation) {
 
 std::optional<PendingMessage> HostCommunicator::pending_message(int src) {
   const Mailbox& mailbox = block_.mailbox(src, rank());
-  const auto taken = mailbox.taken.load(std::memory_order_relaxed);
-  if (mailbox.sent.load(std::memory_order_acquire) == taken ||
-      mailbox.recvs_begun.load(std::memory_order_relaxed) != taken) {
-    return std::nullopt;
-  }
+  if (!has_pending_message(mailbox)) return std::nullopt;
   return PendingMessage{
       .count = mailbox.count, .dtype = static_cast<DType>(mailbox.dtype), .tag = mailbox.tag};
 }
@@ -120,15 +114,7 @@ void HostCommunicator::check_processes(std::string_view label) {
 }
 
 void HostCommunicator::poll() {
-  // Announce all collectives that fit into the ring, so that members who are ahead can begin them.
-  for (const auto& request : collectives_) {
-    if (!request->announced() && !request->announce()) break;
-  }
-  for (const auto& request : collectives_) {
-    request->advance();
-    if (!request->next_may_begin()) break;
-  }
-  while (!collectives_.empty() && collectives_.front()->complete()) collectives_.pop_front();
+  advance_in_order(collectives_);
   if (messages_.empty()) return;
   for (const auto& request : messages_) request->advance();
   std::erase_if(messages_, [](const auto& request) { return request->complete(); });

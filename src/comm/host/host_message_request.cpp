@@ -33,52 +33,43 @@ MessageRequest::MessageRequest(HostCommunicator& group, Operation&& operation,
                                std::shared_ptr<std::byte> copy)
     : HostRequest(group, std::move(operation)),
       mailbox_(mailbox_of(group, this->operation())),
-      number_(this->operation().sequence),
+      steps_(mailbox_, this->operation().sequence),
       copy_(std::move(copy)) {}
 
 void MessageRequest::count_as_begun() {
-  const bool sends = operation().collective == Collective::send;
-  auto& begun = sends ? mailbox_.sends_begun : mailbox_.recvs_begun;
-  begun.store(number_, std::memory_order_release);
+  if (operation().collective == Collective::send) {
+    steps_.begin_send();
+  } else {
+    steps_.begin_recv();
+  }
 }
 
 void MessageRequest::advance() {
-  if (operation().collective == Collective::send) {
-    advance_send();
-  } else {
-    advance_recv();
-  }
+  const auto wake = [this] { group().wake(operation().peer); };
+  const bool sends = operation().collective == Collective::send;
+  const bool over =
+      sends ? steps_.advance_send([this](Mailbox& mailbox) { offer(mailbox); }, wake)
+            : steps_.advance_recv([this](const Mailbox& mailbox) { return take(mailbox); }, wake);
+  if (!over) return;
+  copy_.reset();
+  set_complete();
 }
 
-void MessageRequest::advance_send() {
-  const auto taken = mailbox_.taken.load(std::memory_order_acquire);
-  if (!offered_) {
-    if (taken + 1 != number_) return;  // the mailbox still has the previous message
-    const std::byte* from = copy_ != nullptr ? copy_.get() : operation().input;
-    mailbox_.offset = group().context().arena().offset_of(from);
-    mailbox_.count = operation().count;
-    mailbox_.tag = operation().tag;
-    mailbox_.dtype = static_cast<std::uint8_t>(operation().dtype);
-    mailbox_.sent.store(number_, std::memory_order_release);
-    offered_ = true;
-    group().wake(operation().peer);
-    return;
-  }
-  if (taken >= number_) {
-    copy_.reset();
-    set_complete();
-  }
+void MessageRequest::offer(Mailbox& mailbox) const {
+  const std::byte* from = copy_ != nullptr ? copy_.get() : operation().input;
+  mailbox.offset = group().context().arena().offset_of(from);
+  mailbox.count = operation().count;
+  mailbox.tag = operation().tag;
+  mailbox.dtype = static_cast<std::uint8_t>(operation().dtype);
 }
 
-void MessageRequest::advance_recv() {
-  if (mailbox_.sent.load(std::memory_order_acquire) != number_ || !compare_terms()) return;
+bool MessageRequest::take(const Mailbox& mailbox) {
+  if (!compare_terms()) return false;
   const std::size_t bytes = operation().count * size_of(operation().dtype);
   if (bytes > 0) {
-    std::memcpy(operation().output, group().context().arena().at(mailbox_.offset), bytes);
+    std::memcpy(operation().output, group().context().arena().at(mailbox.offset), bytes);
   }
-  mailbox_.taken.store(number_, std::memory_order_release);
-  group().wake(operation().peer);
-  set_complete();
+  return true;
 }
 
 bool MessageRequest::compare_terms() {
@@ -92,7 +83,7 @@ bool MessageRequest::compare_terms() {
   group().context().world().fail(
       {.kind = Failure::Kind::mismatch,
        .rank = group().context().rank(),
-       .text = detail::describe_difference(number_, from, to, expected, got)});
+       .text = detail::describe_difference(operation().sequence, from, to, expected, got)});
   return false;
 }
 

@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "comm/host/host_request.h"
+#include "comm/host/message_steps.h"
 #include "comm/host/world_layout.h"
 
 namespace lockstep::inline v0_2::host {
@@ -26,13 +27,12 @@ class MessageRequest final : public HostRequest {
   std::vector<int> missing() const override;
 
  private:
-  void advance_send();
-  void advance_recv();
+  void offer(Mailbox& mailbox) const;
+  bool take(const Mailbox& mailbox);
   bool compare_terms();
 
   Mailbox& mailbox_;
-  std::uint64_t number_;  ///< of this message between the two members, from 1
-  bool offered_ = false;
+  MessageSteps<StdAtomics> steps_;
   std::shared_ptr<std::byte> copy_;
 };
 

@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "comm/host/host_communicator.h"
+#include "comm/host/rank_end.h"
 #include "comm/host/wake_flag.h"
 #include "core/text.h"
 
@@ -42,29 +43,16 @@ HostRankContext::HostRankContext(std::shared_ptr<World> world, int rank, const O
 
 HostRankContext::~HostRankContext() {
   if (in_child()) return;
-  auto& state = arena().rank(rank());
   const bool by_exception = std::uncaught_exceptions() > exceptions_;
-  auto joined = RankStatus::joined;  // else its end is already recorded
-  if (by_exception && state.status.load() == joined) world_->record_end(rank(), "by an exception");
-  state.status.compare_exchange_strong(joined, RankStatus::left);
-  wake_all(arena());
+  world_->leave(rank(), by_exception ? "by an exception" : "");
   if (by_exception && options_.keep_world) World::keep(world_);
 }
 
-void HostRankContext::wake(std::span<const int> ranks) const {
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (arena().header().sleepers.load(std::memory_order_relaxed) == 0) return;
-  for (const int rank : ranks) {
-    if (rank != this->rank()) host::wake(arena().rank(rank));
-  }
-}
+void HostRankContext::wake(std::span<const int> ranks) const { wake_ranks(arena(), ranks, rank()); }
 
 bool HostRankContext::sleep_unless(const std::function<bool()>& over,
                                    std::chrono::nanoseconds longest) {
-  const FutexSleep futex(arena(), rank());
-  if (over()) return true;
-  futex.sleep(longest);
-  return false;
+  return host::sleep_unless(arena(), rank(), over, longest);
 }
 
 bool HostRankContext::launcher_runs() {
@@ -75,22 +63,16 @@ bool HostRankContext::launcher_runs() {
 
 void HostRankContext::check(const detail::BackendRequest& operation) {
   if (!launcher_runs()) throw_failure(operation.where());
-  for (const int rank : operation.missing()) {
-    const auto status = peers_.status_of(rank);
-    if (status != RankStatus::left && status != RankStatus::ended) continue;
-    // Data that the rank published before it left are visible now.
-    poll();
-    const auto missing = operation.missing();
-    if (operation.complete() || std::find(missing.begin(), missing.end(), rank) == missing.end())
-      return;
-    fail_by_end(rank, operation.operation().label());
-    throw_failure(operation.where());
-  }
+  const auto ended = find_ended(
+      operation, [&](int rank) { return peers_.status_of(rank); }, [&] { poll(); });
+  if (!ended) return;
+  fail_by_end(*ended, operation.operation().label());
+  throw_failure(operation.where());
 }
 
 void HostRankContext::fail_by_end(int rank, std::string_view label) {
-  const auto& state = arena().rank(rank);
-  const std::string how = state.end_text[0] != '\0' ? concat(" (", state.end_text, ")") : "";
+  const auto end = world_->end_text(rank);
+  const std::string how = end.empty() ? "" : concat(" (", end, ")");
   world_->fail(
       {.kind = Failure::Kind::left,
        .rank = rank,
@@ -102,9 +84,10 @@ void HostRankContext::check_processes(std::span<const int> ranks, std::string_vi
   if (!launcher_runs()) throw_failure(where);
   for (const int rank : ranks) {
     // Threads of this process, and this rank: spawn() records the error of a thread rank.
-    if (arena().rank(rank).pid.load() == ::getpid()) continue;
+    const auto& state = arena().rank(rank);
+    if (state.pid.load(StdAtomics::order(Access::pid_read)) == ::getpid()) continue;
     const auto status = peers_.status_of(rank);
-    const bool by_error = status == RankStatus::left && arena().rank(rank).end_text[0] != '\0';
+    const bool by_error = status == RankStatus::left && !world_->end_text(rank).empty();
     if (status != RankStatus::ended && !by_error) continue;
     fail_by_end(rank, label);
     throw_failure(where);
@@ -116,7 +99,9 @@ std::string HostRankContext::awaited(std::span<const int> ranks) const {
   std::map<int, std::string_view> notes;
   for (const int rank : ranks) {
     const auto& state = arena().rank(rank);
-    const bool absent = state.status.load() == RankStatus::absent && state.pid.load() == 0;
+    const bool absent =
+        state.status.load(StdAtomics::order(Access::status_read)) == RankStatus::absent &&
+        state.pid.load(StdAtomics::order(Access::pid_read)) == 0;
     names.push_back(world_rank(rank));
     notes[names.back()] = absent                    ? " (never called init)"
                           : peers_.is_stopped(rank) ? " (stopped)"
@@ -149,7 +134,7 @@ void HostRankContext::end_long_wait() noexcept {
 bool HostRankContext::is_ending(const Failure& failure) const {
   using Kind = Failure::Kind;
   if (failure.rank < 0 || failure.rank == rank()) return false;
-  const bool left_well = arena().rank(failure.rank).end_text[0] == '\0';
+  const bool left_well = world_->left(failure.rank) && world_->end_text(failure.rank).empty();
   const bool by_error = failure.kind == Kind::error || failure.kind == Kind::abandoned;
   return (failure.kind == Kind::left && !left_well) || (by_error && options_.supervised);
 }
@@ -166,7 +151,7 @@ void HostRankContext::record(detail::FailureKind kind, const control::Failure& f
 }
 
 control::Failure HostRankContext::failure() {
-  arena().rank(rank()).raised_failure.store(1);
+  world_->set_raised_failure(rank());
   // The rank that failed first may still be writing the record. It never completes if the rank was
   // killed meanwhile.
   const auto until = Clock::now() + std::chrono::seconds(1);
@@ -200,7 +185,9 @@ std::uint64_t HostRankContext::allocate_block(int members) {
   release_retired_blocks();
   const auto offset = heap_.allocate(Block::bytes(members));
   std::memset(arena().at(offset), 0, Block::bytes(members));
-  Block(arena().at(offset), members).attached().store(static_cast<std::uint64_t>(members));
+  Block(arena().at(offset), members)
+      .attached()
+      .store(static_cast<std::uint64_t>(members), StdAtomics::order(Access::block_create));
   return offset;
 }
 
@@ -212,7 +199,7 @@ void HostRankContext::retire(const Block& block) {
 
 void HostRankContext::release_retired_blocks() {
   std::erase_if(retired_, [&](const Block& block) {
-    if (block.attached().load() != 0) return false;
+    if (!block.all_left()) return false;
     heap_.release(arena().offset_of(block.base()), Block::bytes(block.members()));
     return true;
   });

@@ -56,9 +56,7 @@ class HostRankContext final : public detail::RankContext,
     constexpr unsigned calls_between_checks = 256;
     if (options_.launcher > 0 && ++calls_ % calls_between_checks == 0) launcher_runs();
   }
-  bool failed() const override {
-    return arena().header().failed.load(std::memory_order_acquire) != 0;
-  }
+  bool failed() const override { return arena().header().failed.begun(Access::failure_begun); }
 
   /// Wakes those of these ranks that sleep, after data were published for them.
   void wake(std::span<const int> ranks) const;

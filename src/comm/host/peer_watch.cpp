@@ -8,6 +8,7 @@
 #include <cerrno>
 
 #include "comm/host/arena.h"
+#include "comm/host/rank_end.h"
 #include "core/process.h"
 #include "core/text.h"
 
@@ -40,10 +41,7 @@ std::uint64_t pid_namespace() {
   return ::stat("/proc/self/ns/pid", &found) == 0 ? found.st_ino : 0;
 }
 
-void publish_pid(RankState& state, pid_t pid) {
-  state.pid_namespace = pid_namespace();
-  state.pid.store(pid, std::memory_order_release);
-}
+void publish_pid(RankState& state, pid_t pid) { set_pid(state, pid, pid_namespace()); }
 
 // Note [How ranks watch processes]
 // A waiting rank watches the processes of the ranks that it waits for, by pidfds. These detect an
@@ -73,9 +71,7 @@ PeerWatch::PeerWatch(World& world, const Options& options)
       launcher_(options.launcher, options.launcher_name) {}
 
 pid_t PeerWatch::pid_of(int rank) const {
-  const auto& state = world_.arena().rank(rank);
-  const pid_t pid = state.pid.load(std::memory_order_acquire);
-  return pid != 0 && state.pid_namespace == pid_namespace_ ? pid : 0;
+  return host::pid_of(world_.arena().rank(rank), pid_namespace_);
 }
 
 bool PeerWatch::has_ended(int rank) {
@@ -89,13 +85,9 @@ bool PeerWatch::has_ended(int rank) {
 }
 
 RankStatus PeerWatch::status_of(int rank) {
-  const auto& state = world_.arena().rank(rank);
-  const auto here = [&] {
-    const auto status = state.status.load();
-    return status == RankStatus::absent || status == RankStatus::joined;
-  };
-  if (watches_ && here() && has_ended(rank) && here()) world_.mark_ended(rank, "its process ended");
-  return state.status.load(std::memory_order_acquire);
+  return watch_status(
+      world_.arena().rank(rank), [&] { return watches_ && has_ended(rank); },
+      [&] { world_.mark_ended(rank, "its process ended"); });
 }
 
 bool PeerWatch::is_stopped(int rank) const {

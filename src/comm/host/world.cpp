@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "comm/host/arena.h"
+#include "comm/host/rank_end.h"
 #include "comm/host/wake_flag.h"
 
 namespace lockstep::inline v0_2::host {
@@ -35,19 +36,18 @@ int World::fd() const { return arena_->fd(); }
 
 void World::fail(const Failure& failure) noexcept {
   auto& header = arena_->header();
-  std::uint32_t none = 0;
-  if (!header.failed.compare_exchange_strong(none, 1)) return;
-  header.failed_rank = failure.rank;
-  header.failed_world_rank = failure.world_rank;
-  header.failure_kind = static_cast<std::int32_t>(failure.kind);
-  copy_text(header.failure_text, sizeof header.failure_text, failure.text);
-  header.failed.store(2);
-  wake_all(*arena_);
+  const bool first = header.failed.write_once([&] {
+    header.failed_rank = failure.rank;
+    header.failed_world_rank = failure.world_rank;
+    header.failure_kind = static_cast<std::int32_t>(failure.kind);
+    copy_text(header.failure_text, sizeof header.failure_text, failure.text);
+  });
+  if (first) wake_all(*arena_);
 }
 
 std::optional<Failure> World::failure() const {
   const auto& header = arena_->header();
-  if (header.failed.load(std::memory_order_acquire) != 2) return std::nullopt;
+  if (!header.failed.readable()) return std::nullopt;
   Failure failure{.kind = static_cast<Failure::Kind>(header.failure_kind),
                   .rank = header.failed_rank,
                   .text = header.failure_text,
@@ -65,16 +65,14 @@ std::optional<Failure> World::failure() const {
 
 void World::record_error(int rank, std::string_view text, int origin) noexcept {
   auto& state = arena_->rank(rank);
-  std::uint32_t none = 0;
-  if (!state.error.compare_exchange_strong(none, 1)) return;
-  state.error_origin = origin >= 0 && origin < size() ? origin : rank;
-  copy_text(state.error_text, sizeof state.error_text, text);
-  state.error.store(2, std::memory_order_release);
+  state.error.write_once([&] {
+    state.error_origin = origin >= 0 && origin < size() ? origin : rank;
+    copy_text(state.error_text, sizeof state.error_text, text);
+  });
 }
 
 bool World::has_recorded_error(int rank) const {
-  return rank >= 0 && rank < size() &&
-         arena_->rank(rank).error.load(std::memory_order_acquire) == 2;
+  return rank >= 0 && rank < size() && arena_->rank(rank).error.readable();
 }
 
 void World::keep(std::shared_ptr<World> world) noexcept {
@@ -84,24 +82,36 @@ void World::keep(std::shared_ptr<World> world) noexcept {
   kept = std::move(world);
 }
 
-void World::record_end(int rank, std::string_view how) noexcept {
-  auto& state = arena_->rank(rank);
-  copy_text(state.end_text, sizeof state.end_text, how);
+void World::leave(int rank, std::string_view how) noexcept {
+  copy_text(arena_->rank(rank).leave_text.text, sizeof(EndText), how);
+  set_left(*arena_, rank);
 }
 
 void World::mark_ended(int rank, std::string_view how) noexcept {
-  record_end(rank, how);
-  arena_->rank(rank).status.store(RankStatus::ended);
-  wake_all(*arena_);
+  set_ended(*arena_, rank,
+            [&](RankState& state) { copy_text(state.end_text.text, sizeof(EndText), how); });
+}
+
+std::string_view World::end_text(int rank) const {
+  const auto* end = end_text_of(arena_->rank(rank));
+  return end == nullptr ? std::string_view() : end->text;
 }
 
 bool World::joined(int rank) const {
-  const auto status = arena_->rank(rank).status.load();
+  const auto status = arena_->rank(rank).status.load(StdAtomics::order(Access::status_read));
   return status == RankStatus::joined || status == RankStatus::left;
 }
 
-bool World::left(int rank) const { return arena_->rank(rank).status.load() == RankStatus::left; }
+bool World::left(int rank) const {
+  return arena_->rank(rank).status.load(StdAtomics::order(Access::status_read)) == RankStatus::left;
+}
 
-bool World::raised_failure(int rank) const { return arena_->rank(rank).raised_failure.load() != 0; }
+void World::set_raised_failure(int rank) noexcept {
+  arena_->rank(rank).raised_failure.store(1, StdAtomics::order(Access::failure_raise));
+}
+
+bool World::raised_failure(int rank) const {
+  return arena_->rank(rank).raised_failure.load(StdAtomics::order(Access::failure_raised)) != 0;
+}
 
 }  // namespace lockstep::host

@@ -73,12 +73,16 @@ class World {
   /// Records that the rank's process has ended; how is "exit code 0", "SIGKILL", … Ranks that wait
   /// for it fail with both in the error text. If the rank has failed, the caller also calls fail().
   void mark_ended(int rank, std::string_view how) noexcept;
-  /// Records how a rank leaves, before it leaves.
-  void record_end(int rank, std::string_view how) noexcept;
+  /// Records that a rank leaves the world; how is "" if it leaves without an error.
+  void leave(int rank, std::string_view how) noexcept;
+  /// How the rank left or its process ended; "" if it runs, or left without an error.
+  std::string_view end_text(int rank) const;
   /// Whether the rank has joined the world by init(), also if it has left since.
   bool joined(int rank) const;
   /// Whether the rank has left the world.
   bool left(int rank) const;
+  /// Records that the rank raises the world's failure.
+  void set_raised_failure(int rank) noexcept;
   /// Whether the rank has raised the world's failure.
   bool raised_failure(int rank) const;
 
