@@ -185,12 +185,12 @@ TEST(ThrowingBackward, EndsTheWorldIfSomethingWasSent) {
                         }),
                Custom);
   EXPECT_EQ(messages[1], "in the middle");
-  // On a device the backward ends on autograd's thread of that device, maybe after the exception has
-  // ended the rank.
+  // On a device the backward ends on autograd's thread of that device, maybe after the exception
+  // has ended the rank.
   for (const auto& message : {messages[0], messages[2]}) {
-    EXPECT_THAT(message,
-                ::testing::AnyOf(::testing::HasSubstr("a backward ended by an exception after 1 of"),
-                                 ::testing::HasSubstr("rank 1: in the middle")));
+    EXPECT_THAT(message, ::testing::AnyOf(
+                             ::testing::HasSubstr("a backward ended by an exception after 1 of"),
+                             ::testing::HasSubstr("rank 1: in the middle")));
   }
 }
 
