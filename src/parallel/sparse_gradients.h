@@ -69,7 +69,7 @@ class SparseGradients {
   Source owner_;
   std::size_t first_bucket_;
   std::vector<Member> members_;
-  at::Tensor own_rows_;  ///< this rank's number of rows of each parameter, or a negative Layout
+  at::Tensor own_rows_;  ///< number of rows of each parameter, or is_dense, or is_unsupported
   at::Tensor all_rows_;  ///< the same of every rank
   Work work_;
 };
