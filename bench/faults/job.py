@@ -159,8 +159,8 @@ class Job:
         """Names that should not be there any more: Lockstep's, and OpenMPI's own."""
         names = sorted(f"{name}/{entry.name}" for name in ("tmp", "shm") for entry in (self.folder / name).iterdir())
         openmpi = [name for name in names if OF_OPENMPI.match(name.split("/")[1])]
-        # The flight record of a killed rank stays until `lockstep status` where Lockstep does not launch the
-        # ranks, and where the processes that would remove it are killed, too.
+        # `lockstep run`, its guardian and `lockstep mpirun` remove the flight record of a killed rank. Without
+        # them, or if they are killed too, it stays until the next `lockstep status`.
         launched = "lockstep" in self.kill.launcher or self.kill.launcher == "run"
         if not launched or self.kill.victim == "launcher and guardian":
             openmpi += [name for name in names if name.endswith(".flight")]

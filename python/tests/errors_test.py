@@ -13,16 +13,7 @@ import torch.distributed as dist
 
 import lockstep_torch  # noqa: F401: registers the backend
 import ranks
-
-
-def raises(kind, texts, function):
-    try:
-        function()
-    except kind as error:
-        for text in texts:
-            assert text in str(error), f"got {error!r}, expected {text!r} in it"
-        return
-    raise AssertionError(f"got no exception, expected {kind.__name__}")
+from ranks import raises
 
 
 def invalid_arguments(rank, size):

@@ -67,3 +67,14 @@ def run(function, size=2, backend="lockstep", ends=(), **options):
     if errors:
         raise AssertionError("\n".join(errors))
     return [got.get(rank) for rank in range(size)]
+
+
+def raises(kind, texts, function):
+    """Calls function(), which must raise an exception of that kind with all texts in its message."""
+    try:
+        function()
+    except kind as error:
+        for text in texts:
+            assert text in str(error), f"got {error!r}, expected {text!r} in it"
+        return
+    raise AssertionError(f"got no exception, expected {kind.__name__}")

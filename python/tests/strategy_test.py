@@ -18,6 +18,7 @@ from torch.distributed.algorithms.join import Join
 
 import lockstep_torch
 import ranks
+from ranks import raises
 import strategy_reference as reference
 
 DDP = nn.parallel.DistributedDataParallel
@@ -328,16 +329,6 @@ def other_number_of_ranks(saved):
             raises(ValueError, ["rank 0 of 1 got no entry rank1", "expected the entries rank0, rank1"],
                    lambda: strategy.load_state_dict(state))
     return on_other_ranks
-
-
-def raises(kind, texts, function):
-    try:
-        function()
-    except kind as error:
-        for text in texts:
-            assert text in str(error), f"got {error!r}, expected {text!r} in it"
-        return
-    raise AssertionError(f"got no exception, expected {kind.__name__}")
 
 
 def refused_texts(rank, size):

@@ -15,6 +15,7 @@
 #include "core/text.h"
 #include "lockstep/denormals.h"
 #include "lockstep/error.h"
+#include "parallel/model_tensors.h"
 
 namespace lockstep::inline v0_2::detail {
 
@@ -34,12 +35,6 @@ constexpr std::string_view extra_prefix = "extra/";
 constexpr std::string_view rank_prefix = "rank/";
 constexpr std::string_view strategy_prefix = "strategy/";
 constexpr const char* random_name = "random";
-
-std::vector<NamedTensor> tensors_of(const ModelView& model) {
-  auto tensors = model.parameters();
-  for (auto& buffer : model.buffers()) tensors.push_back(std::move(buffer));
-  return tensors;
-}
 
 ParameterNames names_of(const ModelView& model) {
   ParameterNames names;

@@ -42,10 +42,6 @@ void terminate(auto& text) { text[sizeof text - 1] = '\0'; }
 
 bool is_known(Collective collective) { return collective <= Collective::barrier; }
 
-}  // namespace
-
-namespace {
-
 /// Copies the operations of a record that its rank may write at this moment. read() of a file may
 /// return the number of one operation and the fields of another; an entry that changes while it is
 /// copied is left out.

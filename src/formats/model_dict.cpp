@@ -11,20 +11,12 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "lockstep/model_files.h"
+#include "parallel/model_tensors.h"
 
 namespace lockstep::inline v0_2 {
 
-namespace {
-
 using detail::concat;
-
-std::vector<NamedTensor> tensors_of(const ModelView& model) {
-  auto tensors = model.parameters();
-  for (auto& buffer : model.buffers()) tensors.push_back(std::move(buffer));
-  return tensors;
-}
-
-}  // namespace
+using detail::tensors_of;
 
 c10::IValue state_dict(const ModelView& model) {
   c10::impl::GenericDict dict(c10::AnyType::get(), c10::AnyType::get());

@@ -26,4 +26,7 @@ class ModelTensors {
   virtual void add_sparse(std::unordered_set<const void*>& /*parameters*/) const {}
 };
 
+/// Parameters, then buffers.
+std::vector<NamedTensor> tensors_of(const ModelView& model);
+
 }  // namespace lockstep::detail

@@ -181,4 +181,10 @@ std::vector<NamedTensor> ModelView::parameters() const { return tensors_->parame
 
 std::vector<NamedTensor> ModelView::buffers() const { return tensors_->buffers(); }
 
+std::vector<NamedTensor> detail::tensors_of(const ModelView& model) {
+  auto tensors = model.parameters();
+  for (auto& buffer : model.buffers()) tensors.push_back(std::move(buffer));
+  return tensors;
+}
+
 }  // namespace lockstep
