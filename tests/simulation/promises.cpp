@@ -53,6 +53,9 @@ class Promises {
   std::string check_rank(int rank) {
     const auto& outcome = attempt_.outcome(rank);
     if (!outcome.wrong.empty()) return outcome.wrong;
+    if (!fails() && !attempt_.process(rank).stderr_text.empty()) {
+      return concat("reports without a cause: ", attempt_.process(rank).stderr_text);
+    }
     if (is_victim(rank)) return {};
     if (outcome.state == State::running) {
       return concat("hangs; the fault began at ", in_seconds(attempt_.fault_begin()), " s");
@@ -62,8 +65,11 @@ class Promises {
                                                : concat("failed without a cause: ", outcome.text);
     }
     // A rank may have completed all operations before the fault, or needs no answer after it.
-    if (outcome.state == State::succeeded) return {};
-    return check_failure(rank, outcome);
+    if (outcome.state == State::failed) return check_failure(rank, outcome);
+    const auto took = outcome.ended_at - attempt_.fault_end();
+    return took > 2 * scenario_.timeout + seconds(5)
+               ? concat("ended ", in_seconds(took), " s after the fault")
+               : std::string();
   }
 
   /// Longest time between a fault and the error on a rank.
@@ -72,6 +78,10 @@ class Promises {
       return hang_time(scenario_) + seconds(1);
     }
     const Time scheduling = milliseconds(100);
+    const bool closes_connections = fault_.kind == FaultKind::kill ||
+                                    fault_.kind == FaultKind::reset ||
+                                    fault_.kind == FaultKind::program_error;
+    if (attempt_.all_had_joined() && closes_connections) return milliseconds(200) + scheduling;
     if (attempt_.all_had_joined() && is_seen_by_control(fault_.kind)) {
       return scenario_.heartbeat * 3 / 2 + milliseconds(500) + scheduling;
     }
@@ -87,8 +97,11 @@ class Promises {
       return concat("got its error ", in_seconds(took),
                     " s after the fault, expected at most ", in_seconds(limit(rank)), " s: ", outcome.text);
     }
-    if (!names_faulty_rank(rank, outcome.named)) {
+    if (!names_faulty_rank(rank, outcome)) {
       return concat("blames rank ", outcome.named, ": ", outcome.text);
+    }
+    if (attempt_.all_had_joined() && outcome.cause.find(expected_text()) == std::string::npos) {
+      return concat("expected '", expected_text(), "': ", outcome.text);
     }
     const bool expects_timeout = fault_.kind == FaultKind::hang;
     if (attempt_.all_had_joined() && outcome.timeout != expects_timeout) {
@@ -97,7 +110,22 @@ class Promises {
     return {};
   }
 
-  bool names_faulty_rank(int rank, int named) const {
+  /// A part of the first cause.
+  std::string_view expected_text() const {
+    switch (fault_.kind) {
+      case FaultKind::program_error:
+        return "lost its data";
+      case FaultKind::leave:
+        return "left the world before";
+      case FaultKind::hang:
+        return "waited";
+      default:
+        return "";
+    }
+  }
+
+  bool names_faulty_rank(int rank, const RankOutcome& outcome) const {
+    const int named = outcome.named;
     // Before ranks watch one another, an operation names all ranks that it waits for.
     if (!attempt_.all_had_joined()) return true;
     switch (fault_.kind) {
@@ -111,6 +139,7 @@ class Promises {
       case FaultKind::mismatch:
         return true;
       case FaultKind::hang:
+        return lists(outcome.cause, fault_.rank);
       case FaultKind::leave:
       case FaultKind::kill:
       case FaultKind::program_error:
@@ -132,6 +161,19 @@ class Promises {
     return with_rank_0 ? on_faulty_host(named) != rank_0_is_cut_off : named == 0;
   }
 
+  /// Whether a text such as "waited 1 s for ranks 0, 2" contains the rank.
+  static bool lists(const std::string& text, int rank) {
+    const auto ranks = text.find(" for rank");
+    if (ranks == std::string::npos) return false;
+    const auto number = std::to_string(rank);
+    for (auto at = text.find(number, ranks); at != std::string::npos;
+         at = text.find(number, at + 1)) {
+      const auto after = at + number.size();
+      if (text[at - 1] == ' ' && (after == text.size() || text[after] == ',')) return true;
+    }
+    return false;
+  }
+
   /// Whether only one rank can detect the fault, so that the texts of all ranks are equal.
   bool has_one_text() const {
     switch (fault_.kind) {
@@ -143,6 +185,7 @@ class Promises {
       case FaultKind::cut:
       case FaultKind::cut_one_way:
       case FaultKind::reset:
+      case FaultKind::hang:   // several ranks time out at the same time
         return false;
       default:
         return true;

@@ -35,7 +35,7 @@ SimulatedThread& Scheduler::start(SimulatedProcess& process, std::function<void(
 
 bool Scheduler::run(Time last) {
   while (!queue_.empty()) {
-    if (queue_.front().when > last) return false;
+    if (queue_.front().when > last || events_ > most_events) return false;
     std::ranges::pop_heap(queue_, Later());
     const Event event = std::move(queue_.back());
     queue_.pop_back();

@@ -48,8 +48,9 @@ class Scheduler {
   void at(Time when, std::function<void()> action);
   void after(Time delay, std::function<void()> action) { at(now_ + delay, std::move(action)); }
   SimulatedThread& start(SimulatedProcess& process, std::function<void()> body);
-  /// Runs until nothing remains to do, or the time is reached. False in the latter case.
+  /// Runs until nothing remains to do. False if the time or the number of events is reached before.
   bool run(Time last);
+  static constexpr std::uint64_t most_events = 2'000'000;
 
   // Called by a simulated thread.
   /// Waits until notify() is called with the same address. False if the time is reached before.

@@ -48,8 +48,9 @@ void SimulatedKernel::enter() {
   auto& own = process();
   own.count_call();
   if (own.over()) scheduler_.abandon_thread();
-  // A wait of a frozen process ends when the process continues.
-  if (own.frozen() || random_.chance(settings_.preempt_percent)) {
+  // A wait of a frozen process ends when the process continues. Time passes for a thread that
+  // never waits.
+  if (own.frozen() || own.calls() % 256 == 0 || random_.chance(settings_.preempt_percent)) {
     scheduler_.sleep(random_time(settings_.longest_delay));
   }
 }
