@@ -1,5 +1,6 @@
 // Runs worlds of several hosts in one thread, with a simulated clock and network. Each seed is a
 // world, with at most one fault, and what Lockstep promises is checked at its end.
+#include <malloc.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -28,10 +29,9 @@ bool logs_are_printed = false;
 void log::write(Level /*level*/, std::string_view text) {
   auto* kernel = testing::SimulatedKernel::current();
   if (!logs_are_printed || kernel == nullptr) return;
-  std::printf("%11.6f process %d: %.*s\n",
-              static_cast<double>(kernel->scheduler().now().count()) * 1e-9,
-              testing::SimulatedKernel::process().pid(), static_cast<int>(text.size()),
-              text.data());
+  std::printf(
+      "%11.6f process %d: %.*s\n", static_cast<double>(kernel->scheduler().now().count()) * 1e-9,
+      testing::SimulatedKernel::process().pid(), static_cast<int>(text.size()), text.data());
 }
 
 }  // namespace lockstep::inline v0_2
@@ -47,7 +47,7 @@ constexpr std::uint64_t worlds_per_worker = 250;
 constexpr std::uint64_t repeated = 50;
 
 struct Report {
-  std::uint64_t seed = 0;       ///< the world that runs, or that failed
+  std::uint64_t seed = 0;  ///< the world that runs, or that failed
   std::uint64_t worlds = 0;
   std::uint64_t faulty = 0;
   std::uint64_t events = 0;
@@ -56,6 +56,9 @@ struct Report {
 
 /// Runs worlds until one breaks a promise.
 void run_worlds(std::uint64_t first, std::uint64_t count, int report_fd) {
+  // Memory of operations is used again by the next world.
+  ::mallopt(M_MMAP_THRESHOLD, 64 << 20);
+  ::mallopt(M_TRIM_THRESHOLD, 256 << 20);
   Report report;
   const auto send = [&] {
     [[maybe_unused]] const auto written = ::write(report_fd, &report, sizeof report);
@@ -93,7 +96,8 @@ class Workers {
   /// The number of worlds that broke a promise.
   std::uint64_t run(std::uint64_t most_failures) {
     while (next_ < end_ || !workers_.empty()) {
-      while (next_ < end_ && static_cast<int>(workers_.size()) < jobs_) start(next_, std::min(next_ + worlds_per_worker, end_));
+      while (next_ < end_ && static_cast<int>(workers_.size()) < jobs_)
+        start(next_, std::min(next_ + worlds_per_worker, end_));
       collect();
       if (failures_ >= most_failures) next_ = end_;
     }
@@ -140,9 +144,10 @@ class Workers {
     if (violation.empty()) return;
     ++failures_;
     std::cout << "seed " << worker.report.seed << ": " << violation << "\n  "
-              << Scenario::make(worker.report.seed).text() << "\n  replay: simulated_worlds --replay "
-              << worker.report.seed << std::endl;
-    if (worker.report.seed + 1 < worker.last && next_ < end_ + 1) start(worker.report.seed + 1, worker.last);
+              << Scenario::make(worker.report.seed).text()
+              << "\n  replay: simulated_worlds --replay " << worker.report.seed << std::endl;
+    if (worker.report.seed + 1 < worker.last && next_ < end_ + 1)
+      start(worker.report.seed + 1, worker.last);
   }
 
   static std::string text_of(const Report& report) { return report.violation.data(); }

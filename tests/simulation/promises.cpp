@@ -94,8 +94,8 @@ class Promises {
   std::string check_failure(int rank, const RankOutcome& outcome) {
     const auto took = outcome.ended_at - attempt_.fault_end();
     if (took > limit(rank)) {
-      return concat("got its error ", in_seconds(took),
-                    " s after the fault, expected at most ", in_seconds(limit(rank)), " s: ", outcome.text);
+      return concat("got its error ", in_seconds(took), " s after the fault, expected at most ",
+                    in_seconds(limit(rank)), " s: ", outcome.text);
     }
     if (!names_faulty_rank(rank, outcome)) {
       return concat("blames rank ", outcome.named, ": ", outcome.text);
@@ -185,7 +185,7 @@ class Promises {
       case FaultKind::cut:
       case FaultKind::cut_one_way:
       case FaultKind::reset:
-      case FaultKind::hang:   // several ranks time out at the same time
+      case FaultKind::hang:  // several ranks time out at the same time
         return false;
       default:
         return true;

@@ -6,9 +6,9 @@
 
 namespace lockstep::testing {
 
-/// Checks what Lockstep promises for an attempt: success and correct results without a failure,
-/// otherwise an error on every rank in time, with the same first cause, which names a rank at
-/// fault. Returns the first violation; empty if there is none.
+/// Checks the promises of Lockstep for an attempt. Without a failure, every rank succeeds with
+/// correct results. Otherwise every rank gets an error in time. Its first cause is the same on all
+/// ranks and names a rank at fault. Returns the first violation; empty if there is none.
 std::string broken_promise(Attempt& attempt);
 
 }  // namespace lockstep::testing

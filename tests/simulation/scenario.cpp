@@ -13,16 +13,17 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
 constexpr std::array names = {
-    "no fault", "kill",  "lose power", "freeze",        "freeze for ever", "short freeze",
-    "cut",      "cut one way", "short cut", "reset",    "program error",   "mismatch",
-    "hang",     "leave", "stranger"};
+    "no fault",      "kill",     "lose power",  "freeze",    "freeze for ever",
+    "short freeze",  "cut",      "cut one way", "short cut", "reset",
+    "program error", "mismatch", "hang",        "leave",     "stranger"};
 
 /// Every kind, those that need the most different moments more often.
 FaultKind random_kind(Random& random) {
   using enum FaultKind;
-  return random.pick({none, none, none, kill, kill, kill, kill, kill, lose_power, lose_power,
-                      freeze, freeze_for_ever, short_freeze, cut, cut, cut_one_way, short_cut,
-                      reset, program_error, mismatch, hang, leave, stranger, stranger});
+  return random.pick({none,          none,     none,       kill,        kill,      kill,
+                      kill,          kill,     lose_power, lose_power,  freeze,    freeze_for_ever,
+                      short_freeze,  cut,      cut,        cut_one_way, short_cut, reset,
+                      program_error, mismatch, hang,       leave,       stranger,  stranger});
 }
 
 ScenarioStep random_step(Random& random, const Scenario& scenario) {
@@ -118,13 +119,13 @@ Scenario Scenario::make(std::uint64_t seed) {
 std::string Scenario::text() const {
   std::string placed;
   for (const int host : hosts) placed += concat(placed.empty() ? "" : ",", host);
-  std::string text = concat(
-      "seed ", seed, ": ", ranks, " ranks on hosts ", placed, ", heartbeat ", heartbeat.count(),
-      " ms, timeout ", timeout.count(), " ms, ", mpi::name(algorithm),
-      progress_thread ? ", progress thread" : "", splits ? ", split" : "",
-      restarts ? ", restart" : "", "; fault: ", name(fault.kind), " of rank ", fault.rank,
-      " at call ", fault.call, " or step ", fault.step, " for ", fault.duration.count() / 1'000'000,
-      " ms; steps:");
+  std::string text =
+      concat("seed ", seed, ": ", ranks, " ranks on hosts ", placed, ", heartbeat ",
+             heartbeat.count(), " ms, timeout ", timeout.count(), " ms, ", mpi::name(algorithm),
+             progress_thread ? ", progress thread" : "", splits ? ", split" : "",
+             restarts ? ", restart" : "", "; fault: ", name(fault.kind), " of rank ", fault.rank,
+             " at call ", fault.call, " or step ", fault.step, " for ",
+             fault.duration.count() / 1'000'000, " ms; steps:");
   for (const auto& step : steps) {
     text += concat(' ', lockstep::name(step.collective), '(', step.count, ' ',
                    lockstep::name(step.dtype), ", root ", step.root, ')',

@@ -18,17 +18,17 @@ struct ScenarioStep {
   ReduceOp reduce = ReduceOp::sum;
   std::size_t count = 0;
   int root = 0;
-  bool in_split = false;   ///< in the group of the ranks of equal parity
-  bool overlaps = false;   ///< the next operation begins before this one is waited for
-  Time work{};             ///< time that each rank computes before it, at most
+  bool in_split = false;  ///< in the group of the ranks of equal parity
+  bool overlaps = false;  ///< the next operation begins before this one is waited for
+  Time work{};            ///< time that each rank computes before it, at most
 };
 
-/// What goes wrong in a world.
+/// The kinds of faults of a world.
 enum class FaultKind {
   none,
-  kill,           ///< a rank's process ends, as by SIGKILL
-  lose_power,     ///< a host is gone, and closes no connection
-  freeze,         ///< a rank is stopped for longer than the heartbeat limit
+  kill,        ///< a rank's process ends, as by SIGKILL
+  lose_power,  ///< a host is gone, and closes no connection
+  freeze,      ///< a rank is stopped for longer than the heartbeat limit
   freeze_for_ever,
   short_freeze,   ///< a rank is stopped for less than half of the heartbeat limit: no failure
   cut,            ///< a host is cut off in both directions
@@ -49,13 +49,13 @@ bool is_harmless(FaultKind kind);
 /// operation.
 bool is_seen_by_control(FaultKind kind);
 
-/// What goes wrong, with its random values.
+/// A fault with its random values.
 struct Fault {
   FaultKind kind = FaultKind::none;
-  int rank = 0;              ///< the rank at fault
-  std::uint64_t call = 0;    ///< begins at this call of the rank's process
-  Time duration{};           ///< of freezes and cuts
-  std::size_t step = 0;      ///< of faults in a rank's program
+  int rank = 0;            ///< the rank at fault
+  std::uint64_t call = 0;  ///< begins at this call of the rank's process
+  Time duration{};         ///< of freezes and cuts
+  std::size_t step = 0;    ///< of faults in a rank's program
 };
 
 /// A random world: its ranks, its program and its fault. The same for the same seed.

@@ -72,9 +72,9 @@ class Scheduler {
  private:
   struct Event {
     Time when;
-    std::uint64_t order;       ///< among events of the same time
-    SimulatedThread* thread;   ///< that continues, or null
-    std::uint64_t wait;        ///< the thread's wait that ends
+    std::uint64_t order;      ///< among events of the same time
+    SimulatedThread* thread;  ///< that continues, or null
+    std::uint64_t wait;       ///< the thread's wait that ends
     std::function<void()> action;
   };
   struct Later {

@@ -115,8 +115,8 @@ int __wrap_listen(int fd, int backlog) {
   auto& process = SimulatedKernel::process();
   const auto listener = std::make_shared<SimulatedListener>(kernel->network(), process);
   listener->address = file<SimulatedConnection>(fd)->local();
-  listener->address.sin_port = htons(
-      kernel->network().bind(process.host(), ntohs(listener->address.sin_port), listener));
+  listener->address.sin_port =
+      htons(kernel->network().bind(process.host(), ntohs(listener->address.sin_port), listener));
   listener->listen();
   process.replace(fd, listener);
   return 0;
@@ -155,8 +155,7 @@ ssize_t __wrap_send(int fd, const void* data, size_t bytes, int flags) {
   auto* kernel = SimulatedKernel::current();
   if (kernel == nullptr) return __real_send(fd, data, bytes, flags);
   kernel->enter();
-  const auto sent =
-      file<SimulatedConnection>(fd)->write({static_cast<const char*>(data), bytes});
+  const auto sent = file<SimulatedConnection>(fd)->write({static_cast<const char*>(data), bytes});
   kernel->scheduler().trace("writes", SimulatedKernel::process().pid(), sent);
   return result(sent);
 }
@@ -198,7 +197,8 @@ int __wrap_poll(pollfd* entries, nfds_t count, int timeout) {
     for (nfds_t i = 0; i < count; ++i) {
       const auto open = SimulatedKernel::process().file(entries[i].fd);
       const int events = open == nullptr ? POLLNVAL : open->ready();
-      entries[i].revents = static_cast<short>(events & (entries[i].events | POLLERR | POLLHUP | POLLNVAL));
+      entries[i].revents =
+          static_cast<short>(events & (entries[i].events | POLLERR | POLLHUP | POLLNVAL));
       ready += entries[i].revents != 0 ? 1 : 0;
     }
     return ready;
@@ -238,8 +238,8 @@ int __wrap_epoll_wait(int epoll, epoll_event* events, int most, int timeout) {
     for (const auto& [fd, entry] : open->entries) {
       const auto watched = entry.file.lock();
       if (watched == nullptr) continue;
-      const auto reported = static_cast<std::uint32_t>(watched->ready()) &
-                            (entry.event.events | EPOLLERR | EPOLLHUP);
+      const auto reported =
+          static_cast<std::uint32_t>(watched->ready()) & (entry.event.events | EPOLLERR | EPOLLHUP);
       if (reported == 0) continue;
       ready.push_back(entry.event);
       ready.back().events = reported;
@@ -266,16 +266,15 @@ int __real_getsockname(int, sockaddr*, socklen_t*);
 int __wrap_getsockname(int fd, sockaddr* address, socklen_t* length) {
   if (SimulatedKernel::current() == nullptr) return __real_getsockname(fd, address, length);
   const auto listener = file<SimulatedListener>(fd);
-  return static_cast<int>(give_address(
-      listener != nullptr ? listener->address : file<SimulatedConnection>(fd)->local(), address,
-      length));
+  return static_cast<int>(
+      give_address(listener != nullptr ? listener->address : file<SimulatedConnection>(fd)->local(),
+                   address, length));
 }
 
 int __real_getpeername(int, sockaddr*, socklen_t*);
 int __wrap_getpeername(int fd, sockaddr* address, socklen_t* length) {
   if (SimulatedKernel::current() == nullptr) return __real_getpeername(fd, address, length);
-  return static_cast<int>(
-      give_address(file<SimulatedConnection>(fd)->remote(), address, length));
+  return static_cast<int>(give_address(file<SimulatedConnection>(fd)->remote(), address, length));
 }
 
 int __real_getsockopt(int, int, int, void*, socklen_t*);

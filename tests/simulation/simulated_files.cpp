@@ -42,9 +42,8 @@ long SimulatedConnection::connect(const sockaddr_in& to) {
   const int host =
       target == loopback ? process_.host() : static_cast<int>(target - network_address);
   if (local_.sin_addr.s_addr == 0) {
-    local_.sin_addr.s_addr =
-        htonl(target == loopback ? loopback
-                                 : network_address + static_cast<unsigned>(process_.host()));
+    local_.sin_addr.s_addr = htonl(
+        target == loopback ? loopback : network_address + static_cast<unsigned>(process_.host()));
   }
   local_.sin_family = AF_INET;
   local_.sin_port = htons(network_.client_port());
@@ -169,9 +168,7 @@ void SimulatedConnection::close() {
   });
 }
 
-short SimulatedListener::ready() const {
-  return static_cast<short>(waiting_.empty() ? 0 : POLLIN);
-}
+short SimulatedListener::ready() const { return static_cast<short>(waiting_.empty() ? 0 : POLLIN); }
 
 void SimulatedListener::add(std::shared_ptr<SimulatedConnection> connection) {
   waiting_.push_back(std::move(connection));

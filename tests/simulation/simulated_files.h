@@ -86,7 +86,7 @@ class SimulatedConnection final : public SimulatedFile,
   std::size_t unread_ = 0;  ///< bytes that the other side has not read
   bool is_client_ = false;
   bool has_written_ = false;
-  bool ended_ = false;   ///< the other side has closed
+  bool ended_ = false;  ///< the other side has closed
   bool reset_ = false;
   bool closed_ = false;
   int error_ = 0;

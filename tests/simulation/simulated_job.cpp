@@ -46,7 +46,8 @@ class Job {
     if (attempt.over() && failed_at_ > Time(0) && !kernel_can_not_start()) {
       return kernel_.scheduler().after(backoff_.after(milliseconds(0)), [this] { restart(); });
     }
-    if (!has_succeeded(attempt) && now < longest_world) kernel_.scheduler().after(between_looks, [this] { look(); });
+    if (!has_succeeded(attempt) && now < longest_world)
+      kernel_.scheduler().after(between_looks, [this] { look(); });
   }
 
   bool has_failed(Attempt& attempt) {

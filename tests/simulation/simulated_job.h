@@ -7,12 +7,12 @@
 
 namespace lockstep::testing {
 
-/// What a simulated world has shown.
+/// The result of a simulated world.
 struct Verdict {
-  std::string violation;       ///< empty if every promise was kept
-  std::uint64_t trace = 0;     ///< the hash of all events
+  std::string violation;    ///< empty if every promise was kept
+  std::uint64_t trace = 0;  ///< the hash of all events
   std::uint64_t events = 0;
-  bool faulty = false;         ///< whether the fault has happened
+  bool faulty = false;  ///< whether the fault has happened
 };
 
 /// Runs a world, and its second attempt if it is restarted, and checks what Lockstep promises.

@@ -39,9 +39,8 @@ void SimulatedKernel::thaw(SimulatedProcess& process) {
 }
 
 Time SimulatedKernel::random_time(Time limit) {
-  return Time(static_cast<std::int64_t>(random_.bits() %
-                                        static_cast<std::uint64_t>(std::max<std::int64_t>(
-                                            limit.count(), 1))));
+  return Time(static_cast<std::int64_t>(
+      random_.bits() % static_cast<std::uint64_t>(std::max<std::int64_t>(limit.count(), 1))));
 }
 
 void SimulatedKernel::enter() {
@@ -60,8 +59,8 @@ void SimulatedKernel::pause(Time least) {
   auto& thread = *Scheduler::current();
   if (std::exchange(own.news_read, own.news) != own.news) thread.pause = Time(0);
   const auto pause = std::exchange(
-      thread.pause, std::min(2 * thread.pause + std::chrono::microseconds(100),
-                             settings_.longest_pause));
+      thread.pause,
+      std::min(2 * thread.pause + std::chrono::microseconds(100), settings_.longest_pause));
   scheduler_.sleep(least + pause + random_time(settings_.longest_delay / 4));
 }
 

@@ -18,7 +18,7 @@ class SimulatedKernel {
   struct Settings {
     int hosts = 1;
     SimulatedNetwork::Settings network = {};
-    int preempt_percent = 0;  ///< calls after which another thread runs
+    int preempt_percent = 0;                            ///< calls after which another thread runs
     Time longest_delay = std::chrono::milliseconds(1);  ///< of a thread that could run
     Time longest_pause = std::chrono::milliseconds(8);  ///< of a thread that polls without news
   };

@@ -31,8 +31,7 @@ SimulatedMpiProcess& SimulatedMpiJob::own() {
   return *std::any_cast<SimulatedMpi&>(SimulatedKernel::process().mpi).process;
 }
 
-void SimulatedMpiJob::send(int from, int to,
-                           std::function<void(SimulatedMpiProcess&)> deliver) {
+void SimulatedMpiJob::send(int from, int to, std::function<void(SimulatedMpiProcess&)> deliver) {
   auto& pipe = pipes_[{from, to}];
   if (pipe == nullptr) {
     pipe = std::make_shared<Pipe>(kernel_.network(), process(from).host(), process(to).host());
@@ -134,9 +133,8 @@ void MpiTransport::send(const std::byte* data, std::size_t bytes, int to, int ta
                        .done = std::move(done)});
   SimulatedMessage message{.from = all.rank, .tag = tag, .bytes = bytes, .request = request};
   if (eager) message.data = copy_of(data, bytes);
-  all.job.send(all.rank, to, [message](SimulatedMpiProcess& receiver) {
-    receiver.arrived.push_back(message);
-  });
+  all.job.send(all.rank, to,
+               [message](SimulatedMpiProcess& receiver) { receiver.arrived.push_back(message); });
 }
 
 void MpiTransport::receive(std::byte* data, std::size_t bytes, int from, int tag, Done done) {
@@ -163,12 +161,13 @@ void MpiTransport::Requests::match(Receive& receive) {
     return;
   }
   receive.request = ++mpi.last_request;
-  job.send(rank, message.from,
-           [theirs = message.request, own = receive.request, to = rank](SimulatedMpiProcess& sender) {
-             sender.granted.push_back(theirs);
-             sender.granted.push_back(own);
-             sender.granted.push_back(static_cast<std::uint64_t>(to));
-           });
+  job.send(
+      rank, message.from,
+      [theirs = message.request, own = receive.request, to = rank](SimulatedMpiProcess& sender) {
+        sender.granted.push_back(theirs);
+        sender.granted.push_back(own);
+        sender.granted.push_back(static_cast<std::uint64_t>(to));
+      });
 }
 
 void MpiTransport::Requests::send_granted() {
@@ -176,10 +175,8 @@ void MpiTransport::Requests::send_granted() {
     const auto found = std::ranges::find(sends, mpi.granted[i], &Send::request);
     if (found == sends.end()) continue;
     job.send(rank, static_cast<int>(mpi.granted[i + 2]),
-             [request = mpi.granted[i + 1],
-              data = copy_of(found->data, found->bytes)](SimulatedMpiProcess& receiver) {
-               receiver.data.emplace_back(request, data);
-             });
+             [request = mpi.granted[i + 1], data = copy_of(found->data, found->bytes)](
+                 SimulatedMpiProcess& receiver) { receiver.data.emplace_back(request, data); });
     found->complete = true;
   }
   mpi.granted.clear();

@@ -59,7 +59,7 @@ class SimulatedMpiJob {
   std::map<std::pair<int, int>, std::shared_ptr<Pipe>> pipes_;
 };
 
-/// What SimulatedProcess::mpi holds.
+/// The value of SimulatedProcess::mpi.
 struct SimulatedMpi {
   SimulatedMpiJob* job;
   std::shared_ptr<SimulatedMpiProcess> process;

@@ -41,7 +41,8 @@ void Pipe::deliver() {
 
 Time SimulatedNetwork::delay(int from, int to) {
   const auto random_part = [&](Time most) {
-    return Time(static_cast<std::int64_t>(random_.bits() % (1 + static_cast<std::uint64_t>(most.count()))));
+    return Time(
+        static_cast<std::int64_t>(random_.bits() % (1 + static_cast<std::uint64_t>(most.count()))));
   };
   if (from == to) return std::chrono::microseconds(5) + random_part(std::chrono::microseconds(50));
   auto delay = settings_.delay + random_part(settings_.jitter);

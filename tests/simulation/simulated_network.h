@@ -50,7 +50,9 @@ class SimulatedNetwork {
   };
 
   SimulatedNetwork(Scheduler& scheduler, Random& random, int hosts, const Settings& settings)
-      : scheduler_(scheduler), random_(random), settings_(settings),
+      : scheduler_(scheduler),
+        random_(random),
+        settings_(settings),
         hosts_(static_cast<std::size_t>(hosts)) {}
 
   Scheduler& scheduler() { return scheduler_; }

@@ -65,8 +65,8 @@ class SimulatedProcess {
   std::uint64_t news = 0;
   std::uint64_t news_read = 0;
 
-  std::any mpi;               ///< its MPI library
-  std::string stderr_text;    ///< what it has written to stderr
+  std::any mpi;             ///< its MPI library
+  std::string stderr_text;  ///< what it has written to stderr
 
  private:
   int pid_;

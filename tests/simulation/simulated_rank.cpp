@@ -148,8 +148,7 @@ class Operation final : public Pending {
         const auto before = (own + size() - 1) % size();
         fill(n);
         expect(n, [&](std::size_t i) { return of(before, i); });
-        first_ = group.send(input_.data(), n, step_.dtype,
-                            static_cast<int>((own + 1) % size()));
+        first_ = group.send(input_.data(), n, step_.dtype, static_cast<int>((own + 1) % size()));
         second_ = group.recv(output_.data(), n, step_.dtype, static_cast<int>(before));
         return;
       }
@@ -200,16 +199,16 @@ class RankProgram {
         on_fault_(on_fault) {}
 
   void run() {
-    world_ = mpi::create({.timeout = scenario_.timeout,
-                          .threads_per_rank = 2,
-                          .cores = 1,
-                          .algorithm = scenario_.algorithm,
-                          .progress = scenario_.progress_thread ? ProgressMode::thread
-                                                                : ProgressMode::wait,
-                          .host = concat("h", scenario_.hosts[static_cast<std::size_t>(rank_)]),
-                          .heartbeat = scenario_.heartbeat,
-                          .records = false,
-                          .expected_size = scenario_.ranks});
+    world_ = mpi::create(
+        {.timeout = scenario_.timeout,
+         .threads_per_rank = 2,
+         .cores = 1,
+         .algorithm = scenario_.algorithm,
+         .progress = scenario_.progress_thread ? ProgressMode::thread : ProgressMode::wait,
+         .host = concat("h", scenario_.hosts[static_cast<std::size_t>(rank_)]),
+         .heartbeat = scenario_.heartbeat,
+         .records = false,
+         .expected_size = scenario_.ranks});
     outcome_.created = true;
     outcome_.created_at = SimulatedKernel::active->scheduler().now();
     if (scenario_.splits) split_ = world_->split(rank_ % 2, rank_);
@@ -233,8 +232,8 @@ class RankProgram {
           throw ProgramError("lost its data");
         case FaultKind::mismatch:
           on_fault_();
-          step.collective = step.collective == Collective::barrier ? Collective::all_gather
-                                                                   : Collective::barrier;
+          step.collective =
+              step.collective == Collective::barrier ? Collective::all_gather : Collective::barrier;
           break;
         case FaultKind::hang:
           on_fault_();
@@ -286,7 +285,7 @@ void run_rank(const Scenario& scenario, int rank, bool with_fault, RankOutcome& 
   };
   try {
     RankProgram(scenario, rank, with_fault, outcome, on_fault).run();
-    // What the library does at exit.
+    // The library makes this call at exit.
     if (const auto call = std::exchange(SimulatedMpiJob::own().last_call, {})) call();
     outcome.state = RankOutcome::State::succeeded;
     outcome.ended_at = kernel.scheduler().now();

@@ -12,14 +12,14 @@ struct RankOutcome {
   enum class State { running, succeeded, failed };
 
   State state = State::running;
-  bool created = false;   ///< it has joined its world
+  bool created = false;  ///< it has joined its world
   Time created_at{};
-  Time ended_at{};        ///< of the error that its program got, or of the last operation's end
-  int named = -1;         ///< the rank that the error names
-  bool timeout = false;   ///< a TimeoutError
-  std::string cause;      ///< the world's first failure, according to the error
-  std::string text;       ///< of the error
-  std::string wrong;      ///< results that differ, files and threads that are left
+  Time ended_at{};       ///< of the error that its program got, or of the last operation's end
+  int named = -1;        ///< the rank that the error names
+  bool timeout = false;  ///< a TimeoutError
+  std::string cause;     ///< the world's first failure, according to the error
+  std::string text;      ///< of the error
+  std::string wrong;     ///< results that differ, files and threads that are left
 };
 
 /// The program of one rank: joins the world by mpi::create(), runs the scenario's operations,

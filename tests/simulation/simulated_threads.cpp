@@ -112,23 +112,22 @@ long __wrap_syscall(long number, ...) {
                           arguments[4], arguments[5]);
   }
   if (number != SYS_futex) return 0;  // sched_setattr
-  return futex(*kernel, reinterpret_cast<const int*>(arguments[0]),
-               static_cast<int>(arguments[1]), static_cast<int>(arguments[2]));
+  return futex(*kernel, reinterpret_cast<const int*>(arguments[0]), static_cast<int>(arguments[1]),
+               static_cast<int>(arguments[2]));
 }
 
 pid_t __real_getpid();
 pid_t __wrap_getpid() {
-  return SimulatedKernel::current() == nullptr ? __real_getpid()
-                                               : SimulatedKernel::process().pid();
+  return SimulatedKernel::current() == nullptr ? __real_getpid() : SimulatedKernel::process().pid();
 }
 
 int __real_pthread_create(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*);
-int __wrap_pthread_create(pthread_t* handle, const pthread_attr_t* attributes,
-                          void* (*body)(void*), void* argument) {
+int __wrap_pthread_create(pthread_t* handle, const pthread_attr_t* attributes, void* (*body)(void*),
+                          void* argument) {
   auto* kernel = SimulatedKernel::current();
   if (kernel == nullptr) return __real_pthread_create(handle, attributes, body, argument);
-  auto& thread = kernel->scheduler().start(SimulatedKernel::process(),
-                                           [body, argument] { body(argument); });
+  auto& thread =
+      kernel->scheduler().start(SimulatedKernel::process(), [body, argument] { body(argument); });
   *handle = reinterpret_cast<pthread_t>(&thread);
   return 0;
 }
@@ -149,9 +148,8 @@ int __wrap_pthread_detach(pthread_t handle) {
 
 pthread_t __real_pthread_self();
 pthread_t __wrap_pthread_self() {
-  return SimulatedKernel::current() == nullptr
-             ? __real_pthread_self()
-             : reinterpret_cast<pthread_t>(Scheduler::current());
+  return SimulatedKernel::current() == nullptr ? __real_pthread_self()
+                                               : reinterpret_cast<pthread_t>(Scheduler::current());
 }
 
 int __real_pthread_setname_np(pthread_t, const char*);

@@ -205,7 +205,8 @@ void MpiRankContext::leave_and_wait() noexcept {
     while (present() && !failed()) {
       if (transport_->progress()) continue;
       if (control_ && control_->another_has_left()) {
-        if (!deadline) deadline.emplace(std::max<Clock::duration>(options_.heartbeat, send_timeout));
+        if (!deadline)
+          deadline.emplace(std::max<Clock::duration>(options_.heartbeat, send_timeout));
         if (deadline->passed()) break;
       }
       std::this_thread::sleep_for(poll_pause);
