@@ -110,6 +110,12 @@ class Promises {
     return {};
   }
 
+  /// Whether the rank that hangs has begun an operation that it does not advance. In a ring, each
+  /// rank then waits for the one before it, and names that one.
+  bool has_pending_operation() const {
+    return fault_.step > 0 && scenario_.steps[fault_.step - 1].overlaps;
+  }
+
   /// A part of the first cause.
   std::string_view expected_text() const {
     switch (fault_.kind) {
@@ -139,7 +145,7 @@ class Promises {
       case FaultKind::mismatch:
         return true;
       case FaultKind::hang:
-        return lists(outcome.cause, fault_.rank);
+        return has_pending_operation() || lists(outcome.cause, fault_.rank);
       case FaultKind::leave:
       case FaultKind::kill:
       case FaultKind::program_error:

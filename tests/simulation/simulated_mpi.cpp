@@ -89,6 +89,15 @@ struct MpiTransport::Requests {
   std::vector<Send> sends = {};
   std::vector<Receive> receives = {};
 
+  /// MPI forbids a receive into memory of another pending message.
+  template <class Pending>
+  static void expect_separate(const Pending& pending, const std::byte* data, std::size_t bytes) {
+    for (const auto& other : pending) {
+      if (data < other.data + other.bytes && other.data < data + bytes) {
+        throw CommError("mpi: a message is received into memory of another pending message");
+      }
+    }
+  }
   void match(Receive& receive);
   void send_granted();
   void receive_data();
@@ -123,6 +132,7 @@ void MpiTransport::stop() noexcept {
 void MpiTransport::send(const std::byte* data, std::size_t bytes, int to, int tag, Done done) {
   auto& all = *requests_;
   SimulatedKernel::current()->enter();
+  Requests::expect_separate(all.receives, data, bytes);
   const bool eager = bytes <= all.job.eager_bytes();
   const auto request = eager ? 0 : ++all.mpi.last_request;
   all.sends.push_back({.request = request,
@@ -139,6 +149,8 @@ void MpiTransport::send(const std::byte* data, std::size_t bytes, int to, int ta
 
 void MpiTransport::receive(std::byte* data, std::size_t bytes, int from, int tag, Done done) {
   SimulatedKernel::current()->enter();
+  Requests::expect_separate(requests_->sends, data, bytes);
+  Requests::expect_separate(requests_->receives, data, bytes);
   requests_->receives.push_back(
       {.data = data, .bytes = bytes, .from = from, .tag = tag, .done = std::move(done)});
 }

@@ -210,12 +210,17 @@ class RankProgram {
          .records = false,
          .expected_size = scenario_.ranks});
     outcome_.created = true;
-    outcome_.created_at = SimulatedKernel::active->scheduler().now();
-    if (scenario_.splits) split_ = world_->split(rank_ % 2, rank_);
-    for (std::size_t i = 0; i < scenario_.steps.size(); ++i) {
-      if (run_step(i)) break;
+    try {
+      if (scenario_.splits) split_ = world_->split(rank_ % 2, rank_);
+      for (std::size_t i = 0; i < scenario_.steps.size(); ++i) {
+        if (run_step(i)) break;
+      }
+      while (!pending_.empty()) finish_first();
+    } catch (const CommError& error) {
+      outcome_.ended_at = SimulatedKernel::active->scheduler().now();
+      expect_same_cause_later(error);
+      throw;
     }
-    while (!pending_.empty()) finish_first();
   }
 
  private:
@@ -256,6 +261,19 @@ class RankProgram {
     return false;
   }
 
+  /// Every later operation of a failed world raises the first cause again.
+  void expect_same_cause_later(const CommError& first) {
+    auto& kernel = *SimulatedKernel::active;
+    kernel.scheduler().sleep(kernel.random_time(scenario_.heartbeat));
+    try {
+      world_->barrier().wait();
+      outcome_.wrong = "an operation succeeds after the world has failed";
+    } catch (const Error& later) {
+      if (later.cause() == first.cause()) return;
+      outcome_.wrong = concat("first cause '", first.cause(), "', and later '", later.cause(), "'");
+    }
+  }
+
   void finish_first() {
     const auto wrong = pending_.front()->finish();
     if (outcome_.wrong.empty()) outcome_.wrong = wrong;
@@ -281,7 +299,7 @@ void run_rank(const Scenario& scenario, int rank, bool with_fault, RankOutcome& 
     outcome.state = RankOutcome::State::failed;
     outcome.text = error.what();
     outcome.cause = error.what();
-    outcome.ended_at = kernel.scheduler().now();
+    if (outcome.ended_at == Time(0)) outcome.ended_at = kernel.scheduler().now();
   };
   try {
     RankProgram(scenario, rank, with_fault, outcome, on_fault).run();

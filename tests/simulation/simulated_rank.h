@@ -13,7 +13,6 @@ struct RankOutcome {
 
   State state = State::running;
   bool created = false;  ///< it has joined its world
-  Time created_at{};
   Time ended_at{};       ///< of the error that its program got, or of the last operation's end
   int named = -1;        ///< the rank that the error names
   bool timeout = false;  ///< a TimeoutError
