@@ -202,7 +202,10 @@ void Control::process_frames(Peer& peer) {
   };
   while (const auto frame = next()) {
     peer.last_frame = running_;
-    if (frame->kind == Kind::left) peer.present = false;
+    if (frame->kind == Kind::left) {
+      peer.present = false;
+      another_has_left_ = true;
+    }
     if (const auto failure = failure_in(*frame)) end_by(*failure, &peer, false);
   }
 }

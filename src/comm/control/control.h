@@ -2,6 +2,7 @@
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <functional>
@@ -40,6 +41,8 @@ class Control {
   /// Tells the other ranks that this rank has left without a failure. Returns when this is sent, or
   /// after 1 s. Any thread.
   void leave() noexcept;
+  /// Whether a rank that this rank has a connection to has left. Any thread.
+  bool another_has_left() const noexcept { return another_has_left_; }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -84,6 +87,7 @@ class Control {
   Clock::duration running_{};         ///< running time of this thread, without stops of the process
   Clock::time_point last_reading_{};  ///< last clock reading of this thread
   pid_t process_;
+  std::atomic<bool> another_has_left_{false};
 
   std::mutex mutex_;
   std::condition_variable done_changed_;

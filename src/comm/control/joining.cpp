@@ -205,9 +205,10 @@ class Joining {
     if (const auto failure = failure_in(frame)) raise(*failure);
   }
 
-  /// Whether the socket becomes ready before the deadline.
-  bool await(int fd, short events, Deadline& until) const {
-    while (!until.passed()) {
+  /// Whether the socket becomes ready before the deadline, and before that of the rendezvous.
+  bool await(int fd, short events, Deadline& until) {
+    // A deadline that is not read during a wait would count most of it as a stop of the process.
+    while (!until.passed() && !until_.passed()) {
       settings_.on_wait();
       pollfd socket{.fd = fd, .events = events, .revents = 0};
       if (::poll(&socket, 1, static_cast<int>(poll_interval.count())) > 0) return true;

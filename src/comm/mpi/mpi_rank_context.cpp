@@ -198,13 +198,34 @@ void MpiRankContext::leave_and_wait() noexcept {
   leave();
   left_[static_cast<std::size_t>(rank())] = true;
   const auto present = [&] { return std::find(left_.begin(), left_.end(), false) != left_.end(); };
+  // A rank closes its control connections when it has the notices of all ranks. No rank may watch a
+  // host that fails after that, and notices of other ranks arrive at once.
+  std::optional<detail::Deadline> deadline;
   attempt([&] {
     while (present() && !failed()) {
-      if (!transport_->progress()) std::this_thread::sleep_for(poll_pause);
+      if (transport_->progress()) continue;
+      if (control_ && control_->another_has_left()) {
+        if (!deadline)
+          deadline.emplace(std::max<Clock::duration>(options_.heartbeat, send_timeout));
+        if (deadline->passed()) break;
+      }
+      std::this_thread::sleep_for(poll_pause);
     }
   });
+  if (present() && !failed()) fail_without_notices();
   transport_->stop();
   if (control_ && !failed()) control_->leave();
+}
+
+void MpiRankContext::fail_without_notices() noexcept {
+  std::vector<int> ranks;
+  for (int other = 0; other < size(); ++other) {
+    if (!left_[static_cast<std::size_t>(other)]) ranks.push_back(other);
+  }
+  const auto text = concat("rank ", rank(), ": ", detail::rank_list(ranks),
+                           " ended before this rank had the notice of leaving the world");
+  log::warn(text);
+  record({.text = text, .rank = ranks.front()}, false);
 }
 
 void MpiRankContext::send_to_all(const Notice& notice) noexcept {

@@ -65,7 +65,7 @@ class MpiRankContext final : public detail::RankContext {
   /// Sends all other ranks the notice that this rank has left.
   void leave() noexcept;
   /// The same, and waits until all ranks have left, so that no message is pending when MPI is
-  /// finalised.
+  /// finalised. If a rank ends before it has sent that notice to this rank, the world fails.
   void leave_and_wait() noexcept;
 
  private:
@@ -81,6 +81,7 @@ class MpiRankContext final : public detail::RankContext {
   void record(const Failure& failure, bool of_others) noexcept;
   void receive_notice();
   void on_notice();
+  void fail_without_notices() noexcept;
   void propagate_unless_in_use() noexcept;
   void send_to_all(const Notice& notice) noexcept;
 

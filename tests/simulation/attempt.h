@@ -1,0 +1,59 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/simulation/scenario.h"
+#include "tests/simulation/simulated_mpi.h"
+#include "tests/simulation/simulated_rank.h"
+
+namespace lockstep::testing {
+
+/// One attempt to run a job: its processes, its fault, and how its ranks have ended.
+class Attempt {
+ public:
+  /// Starts all ranks.
+  Attempt(SimulatedKernel& kernel, const Scenario& scenario, bool with_fault);
+  Attempt(const Attempt&) = delete;
+  Attempt& operator=(const Attempt&) = delete;
+
+  const Scenario& scenario() const { return scenario_; }
+  SimulatedProcess& process(int rank) { return job_.process(rank); }
+  const RankOutcome& outcome(int rank) const { return outcomes_[static_cast<std::size_t>(rank)]; }
+
+  bool has_fault() const { return with_fault_ && scenario_.fault.kind != FaultKind::none; }
+  bool fault_has_begun() const { return fault_began_; }
+  /// Whether all ranks had joined their world before the fault.
+  bool all_had_joined() const { return joined_before_fault_; }
+  Time begin() const { return begin_; }
+  Time fault_begin() const { return fault_begin_; }
+  /// The end of a freeze or cut, or the begin of another fault.
+  Time fault_end() const { return fault_end_; }
+
+  /// Whether the launcher could reach this rank's process: it is not frozen nor cut off.
+  bool reachable(int rank);
+  /// Whether no reachable process runs.
+  bool over();
+
+ private:
+  void begin_fault();
+  void note_fault(Time duration);
+  void freeze(Time duration);
+  void cut(bool both_ways, Time duration);
+  void reset_connection();
+  int host() const { return scenario_.hosts[static_cast<std::size_t>(scenario_.fault.rank)]; }
+
+  SimulatedKernel& kernel_;
+  const Scenario& scenario_;
+  bool with_fault_;
+  SimulatedMpiJob job_;
+  std::vector<RankOutcome> outcomes_;
+  Time begin_;
+  bool fault_began_ = false;
+  bool joined_before_fault_ = false;
+  Time fault_begin_{};
+  Time fault_end_{};
+};
+
+}  // namespace lockstep::testing

@@ -1,0 +1,88 @@
+#include "tests/simulation/simulated_network.h"
+
+#include <algorithm>
+
+#include "tests/simulation/simulated_files.h"
+
+namespace lockstep::testing {
+
+void Pipe::send(std::function<void()> arrive) {
+  const auto due = network_.scheduler().now() + network_.delay(from_, to_);
+  packets_.emplace_back(packets_.empty() ? due : std::max(due, packets_.back().first),
+                        std::move(arrive));
+  if (!scheduled_) schedule();
+}
+
+void Pipe::schedule() {
+  scheduled_ = true;
+  network_.scheduler().at(packets_.front().first, [self = shared_from_this()] { self->deliver(); });
+}
+
+void Pipe::resume() {
+  if (scheduled_ || packets_.empty()) return;
+  packets_.front().first = network_.scheduler().now() + network_.delay(from_, to_);
+  schedule();
+}
+
+void Pipe::deliver() {
+  scheduled_ = false;
+  if (network_.is_cut(from_, to_)) {
+    network_.keep_until_healed(shared_from_this(), from_, to_);
+    return;
+  }
+  auto arrive = std::move(packets_.front().second);
+  packets_.pop_front();
+  if (network_.powered(from_) && network_.powered(to_)) {
+    network_.scheduler().trace("packet", from_, to_);
+    arrive();
+  }
+  if (!scheduled_ && !packets_.empty()) schedule();
+}
+
+Time SimulatedNetwork::delay(int from, int to) {
+  const auto random_part = [&](Time most) {
+    return Time(
+        static_cast<std::int64_t>(random_.bits() % (1 + static_cast<std::uint64_t>(most.count()))));
+  };
+  if (from == to) return std::chrono::microseconds(5) + random_part(std::chrono::microseconds(50));
+  auto delay = settings_.delay + random_part(settings_.jitter);
+  while (random_.chance(settings_.lost_percent)) delay += settings_.repeat;
+  return delay;
+}
+
+bool SimulatedNetwork::is_cut(int from, int to) const {
+  const auto found = cut_.find({from, to});
+  return found != cut_.end() && found->second;
+}
+
+void SimulatedNetwork::keep_until_healed(std::shared_ptr<Pipe> pipe, int from, int to) {
+  kept_[{from, to}].push_back(pipe);
+}
+
+void SimulatedNetwork::heal(int from, int to) {
+  cut_[{from, to}] = false;
+  for (const auto& kept : std::exchange(kept_[{from, to}], {})) {
+    if (const auto pipe = kept.lock()) pipe->resume();
+  }
+}
+
+std::uint16_t SimulatedNetwork::bind(int host, std::uint16_t port,
+                                     std::weak_ptr<SimulatedListener> listener) {
+  auto& ports = hosts_[static_cast<std::size_t>(host)].ports;
+  if (port == 0) {
+    port = 20000;
+    while (ports.contains(port) && !ports[port].expired()) ++port;
+  }
+  ports[port] = std::move(listener);
+  return port;
+}
+
+std::shared_ptr<SimulatedListener> SimulatedNetwork::listener(int host, std::uint16_t port) {
+  auto& ports = hosts_[static_cast<std::size_t>(host)].ports;
+  const auto found = ports.find(port);
+  if (found == ports.end()) return nullptr;
+  auto listener = found->second.lock();
+  return listener != nullptr && listener->listens() ? listener : nullptr;
+}
+
+}  // namespace lockstep::testing

@@ -1,0 +1,99 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "tests/simulation/scheduler.h"
+
+namespace lockstep::testing {
+
+class SimulatedListener;
+class SimulatedNetwork;
+
+/// One direction of a connection: packets arrive in order, each after a random delay. While the
+/// link is cut, they wait, because their sender repeats them.
+class Pipe : public std::enable_shared_from_this<Pipe> {
+ public:
+  Pipe(SimulatedNetwork& network, int from, int to) : network_(network), from_(from), to_(to) {}
+
+  /// Calls the function when the packet arrives, unless the host of either side has lost power.
+  void send(std::function<void()> arrive);
+  /// Continues after the link was cut.
+  void resume();
+
+ private:
+  void schedule();
+  void deliver();
+
+  SimulatedNetwork& network_;
+  int from_;
+  int to_;
+  std::deque<std::pair<Time, std::function<void()>>> packets_;
+  bool scheduled_ = false;
+};
+
+/// The hosts of a world and the links between them.
+class SimulatedNetwork {
+ public:
+  struct Settings {
+    Time delay = std::chrono::microseconds(100);  ///< least delay between two hosts
+    Time jitter = std::chrono::microseconds(100);
+    int lost_percent = 0;  ///< packets that are lost and sent again
+    Time repeat = std::chrono::milliseconds(20);
+    std::size_t buffer = 64 << 10;  ///< bytes of a connection that its reader has not read
+    bool splits = true;             ///< whether reads and writes may be partial
+  };
+
+  SimulatedNetwork(Scheduler& scheduler, Random& random, int hosts, const Settings& settings)
+      : scheduler_(scheduler),
+        random_(random),
+        settings_(settings),
+        hosts_(static_cast<std::size_t>(hosts)) {}
+
+  Scheduler& scheduler() { return scheduler_; }
+  Random& random() { return random_; }
+  const Settings& settings() const { return settings_; }
+  int hosts() const { return static_cast<int>(hosts_.size()); }
+
+  /// The delay of the next packet.
+  Time delay(int from, int to);
+
+  // Faults.
+  /// Cuts the link in one direction.
+  void cut(int from, int to) { cut_[{from, to}] = true; }
+  void heal(int from, int to);
+  bool is_cut(int from, int to) const;
+  void keep_until_healed(std::shared_ptr<Pipe> pipe, int from, int to);
+  void lose_power(int host) { hosts_[static_cast<std::size_t>(host)].powered = false; }
+  bool powered(int host) const { return hosts_[static_cast<std::size_t>(host)].powered; }
+
+  // Ports of a host. 0 requests the lowest port that is free, so ports of an earlier attempt are
+  // used again.
+  std::uint16_t bind(int host, std::uint16_t port, std::weak_ptr<SimulatedListener> listener);
+  std::shared_ptr<SimulatedListener> listener(int host, std::uint16_t port);
+  std::uint16_t client_port() { return next_client_port_++; }
+
+  /// The first bytes that clients have sent on connections, for strangers that repeat them.
+  std::vector<std::string> first_bytes;
+
+ private:
+  struct Host {
+    bool powered = true;
+    std::map<std::uint16_t, std::weak_ptr<SimulatedListener>> ports;
+  };
+
+  Scheduler& scheduler_;
+  Random& random_;
+  Settings settings_;
+  std::vector<Host> hosts_;
+  std::map<std::pair<int, int>, bool> cut_;
+  std::map<std::pair<int, int>, std::vector<std::weak_ptr<Pipe>>> kept_;
+  std::uint16_t next_client_port_ = 40000;
+};
+
+}  // namespace lockstep::testing

@@ -1,0 +1,59 @@
+#include "tests/simulation/simulated_process.h"
+
+#include "tests/simulation/simulated_files.h"
+
+namespace lockstep::testing {
+
+int SimulatedProcess::open(std::shared_ptr<SimulatedFile> file) {
+  int descriptor = 3;
+  for (const auto& [used, other] : files_) {
+    if (used != descriptor) break;
+    ++descriptor;
+  }
+  files_[descriptor] = std::move(file);
+  return descriptor;
+}
+
+std::shared_ptr<SimulatedFile> SimulatedProcess::file(int descriptor) const {
+  const auto found = files_.find(descriptor);
+  return found == files_.end() ? nullptr : found->second;
+}
+
+void SimulatedProcess::close(int descriptor) {
+  const auto found = files_.find(descriptor);
+  if (found == files_.end()) return;
+  const auto file = std::move(found->second);
+  files_.erase(found);
+  file->close();
+}
+
+std::string SimulatedProcess::describe_files() const {
+  std::string text;
+  for (const auto& [descriptor, file] : files_) {
+    text += (text.empty() ? "" : ", ") + std::string(file->kind());
+  }
+  return text;
+}
+
+void SimulatedProcess::end(bool closes_files) {
+  over_ = true;
+  auto files = std::exchange(files_, {});
+  for (const auto& [descriptor, file] : files) {
+    if (closes_files) {
+      file->close();
+    } else {
+      file->vanish();
+    }
+  }
+}
+
+void SimulatedProcess::at_call(std::uint64_t number, std::function<void()> action) {
+  action_at_ = number;
+  action_ = std::move(action);
+}
+
+void SimulatedProcess::count_call() {
+  if (++calls_ == action_at_ && action_) std::exchange(action_, {})();
+}
+
+}  // namespace lockstep::testing

@@ -1,0 +1,84 @@
+#pragma once
+
+#include <any>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/simulation/scheduler.h"
+
+namespace lockstep::testing {
+
+class SimulatedFile;
+
+/// A process with its threads and open files.
+class SimulatedProcess {
+ public:
+  SimulatedProcess(int pid, int host) : pid_(pid), host_(host) {}
+
+  int pid() const { return pid_; }
+  int host() const { return host_; }
+
+  // Files, by descriptors. As in the kernel, a new one is the lowest that is free.
+  int open(std::shared_ptr<SimulatedFile> file);
+  std::shared_ptr<SimulatedFile> file(int descriptor) const;
+  void replace(int descriptor, std::shared_ptr<SimulatedFile> file) {
+    files_[descriptor] = std::move(file);
+  }
+  void close(int descriptor);
+  const std::map<int, std::shared_ptr<SimulatedFile>>& files() const { return files_; }
+  std::size_t open_files() const { return files_.size(); }
+  /// "listener, connection".
+  std::string describe_files() const;
+
+  // State.
+  bool over() const { return over_; }      ///< it has ended or died
+  bool frozen() const { return frozen_; }  ///< stopped, as by SIGSTOP
+  /// Ends the process. Its files are closed unless its host has lost power.
+  void end(bool closes_files);
+  void freeze() { frozen_ = true; }
+  void thaw() { frozen_ = false; }
+
+  // Threads. The first one is the main thread.
+  void add(SimulatedThread& thread) { threads_.push_back(&thread); }
+  void remove(SimulatedThread& thread) { std::erase(threads_, &thread); }
+  std::size_t running_threads() const { return threads_.size(); }
+  /// Keeps a thread that is due until the process is thawed.
+  void defer(SimulatedThread& thread, std::uint64_t wait) { deferred_.emplace_back(&thread, wait); }
+  std::vector<std::pair<SimulatedThread*, std::uint64_t>> take_deferred() {
+    return std::exchange(deferred_, {});
+  }
+
+  // Faults.
+  /// Calls the function at the process's call with this number. Every call of the kernel and of MPI
+  /// counts.
+  void at_call(std::uint64_t number, std::function<void()> action);
+  void count_call();
+  std::uint64_t calls() const { return calls_; }
+
+  /// Number of its news: packets, messages and freed space. A thread that polls without news sleeps
+  /// longer.
+  std::uint64_t news = 0;
+  std::uint64_t news_read = 0;
+
+  std::any mpi;             ///< its MPI library
+  std::string stderr_text;  ///< what it has written to stderr
+
+ private:
+  int pid_;
+  int host_;
+  std::map<int, std::shared_ptr<SimulatedFile>> files_;
+  bool over_ = false;
+  bool frozen_ = false;
+  std::vector<SimulatedThread*> threads_;
+  std::vector<std::pair<SimulatedThread*, std::uint64_t>> deferred_;
+  std::uint64_t calls_ = 0;
+  std::uint64_t action_at_ = 0;
+  std::function<void()> action_;
+};
+
+}  // namespace lockstep::testing
