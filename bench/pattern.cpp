@@ -43,6 +43,12 @@ std::vector<std::byte> random_elements(DType dtype) {
       case DType::u8:
         put(elements, i, static_cast<std::uint8_t>(integer));
         break;
+      case DType::boolean:
+        put(elements, i, static_cast<std::uint8_t>(integer % 2));
+        break;
+      case DType::i16:
+        put(elements, i, static_cast<std::int16_t>(integer));
+        break;
       case DType::i32:
         put(elements, i, static_cast<std::int32_t>(integer));
         break;

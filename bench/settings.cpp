@@ -68,6 +68,10 @@ void check(const Settings& settings) {
   if (settings.factor < 2) {
     throw InvalidArgument(concat("bench: --factor is ", settings.factor, ", expected 2 or more"));
   }
+  if (!has_reduction(settings.dtype, settings.op)) {
+    throw InvalidArgument(concat("bench: --op is ", name(settings.op), " of ", name(settings.dtype),
+                                 ", expected a reduction of that dtype"));
+  }
   if (settings.wire) {
     const bool halves = *settings.wire == DType::f16 || *settings.wire == DType::bf16;
     const bool sums = settings.op == ReduceOp::sum || settings.op == ReduceOp::avg;

@@ -187,7 +187,9 @@ void add_bench(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   bench->add_option("--dtype", arguments->dtype, "Type of the elements, such as float32")
       ->capture_default_str();
-  bench->add_option("--op", arguments->op, "Reduction: sum, avg, min, max or product")
+  bench
+      ->add_option("--op", arguments->op,
+                   "Reduction: sum, avg, min, max, product, band, bor or bxor")
       ->capture_default_str();
   bench->add_option(
       "--wire", arguments->wire,

@@ -104,8 +104,10 @@ class Exchanged {
         return ranks.amax(0);
       case ReduceOp::product:
         return ranks.prod(0);
-      default:
+      case ReduceOp::sum:
         return ranks.sum(0);
+      default:
+        throw std::runtime_error("reductions of bits are not measured");
     }
   }
 

@@ -43,9 +43,14 @@ class Group {
 
   /// tensor = reduction over ranks, in place.
   /// Shapes: the same on every rank.
-  Work all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::sum) const;
+  /// Throws: InvalidArgument if the dtype does not have the reduction (has_reduction()), here and
+  /// in reduce() and reduce_scatter().
+  Work all_reduce(const at::Tensor& tensor, Reduction reduction = ReduceOp::sum) const;
   /// The same for the sum or avg of a float32 tensor whose elements are sent in reduced precision.
   Work all_reduce(const at::Tensor& tensor, ReduceOp op, const Wire& wire) const;
+  /// root's tensor = reduction over ranks, in place. Other ranks' tensors stay as they are.
+  /// Shapes: the same on every rank.
+  Work reduce(const at::Tensor& tensor, int root = 0, Reduction reduction = ReduceOp::sum) const;
   /// tensor = root's tensor, in place.
   /// Shapes: the same on every rank.
   Work broadcast(const at::Tensor& tensor, int root = 0) const;
@@ -58,18 +63,35 @@ class Group {
   /// output = this rank's part of the reduction of input over ranks.
   /// Shapes: input has size() times the elements of output.
   Work reduce_scatter(const at::Tensor& output, const at::Tensor& input,
-                      ReduceOp op = ReduceOp::sum) const;
+                      Reduction reduction = ReduceOp::sum) const;
   /// The same with counts[r] elements for rank r.
   /// Shapes: input has as many elements as the sum of counts.
   Work reduce_scatter(const at::Tensor& output, const at::Tensor& input,
-                      const std::vector<std::size_t>& counts, ReduceOp op = ReduceOp::sum) const;
+                      const std::vector<std::size_t>& counts,
+                      Reduction reduction = ReduceOp::sum) const;
   /// root's output = all ranks' inputs in rank order. On other ranks output may be undefined.
   Work gather(const at::Tensor& output, const at::Tensor& input, int root = 0) const;
+  /// The same with an input of counts[r] elements on rank r.
+  /// Shapes: root's output has as many elements as the sum of counts.
+  Work gather(const at::Tensor& output, const at::Tensor& input,
+              const std::vector<std::size_t>& counts, int root = 0) const;
   /// output = this rank's part of root's input. On other ranks than root input may be undefined.
   Work scatter(const at::Tensor& output, const at::Tensor& input, int root = 0) const;
+  /// The same with counts[r] elements for rank r.
+  /// Shapes: root's input has as many elements as the sum of counts.
+  Work scatter(const at::Tensor& output, const at::Tensor& input,
+               const std::vector<std::size_t>& counts, int root = 0) const;
   /// Part r of output = the part of rank r's input for this rank.
   /// Shapes: both have size() parts of equal length.
   Work all_to_all(const at::Tensor& output, const at::Tensor& input) const;
+  /// The same with parts of different lengths: output_counts[r] elements from rank r and
+  /// input_counts[r] elements for rank r. If two ranks disagree about a part, both raise an error
+  /// that names both, and the world fails.
+  /// Shapes: each tensor has as many elements as the sum of its counts.
+  /// Throws: InvalidArgument also if the counts of this rank's part for itself differ.
+  Work all_to_all(const at::Tensor& output, const at::Tensor& input,
+                  const std::vector<std::size_t>& output_counts,
+                  const std::vector<std::size_t>& input_counts) const;
   /// Messages between two ranks are matched in the order in which they were issued. Both sides must
   /// pass the same number of elements, dtype and tag.
   Work send(const at::Tensor& tensor, int dst, std::uint32_t tag = 0) const;
@@ -92,6 +114,14 @@ class Group {
   /// Ranks: all.
   /// Throws: InvalidArgument if color is negative.
   Group split(int color, int key = 0) const;
+
+  /// The new group of these ranks of this group, in this order. Only its members call it. The new
+  /// group is a world of its own (see join()): its failure does not end this group, nor that of
+  /// this group the new one. Ranks: members, with the same list. Members of several new groups
+  /// create them in one order. Throws: InvalidArgument if members has a rank twice, no rank of this
+  /// group, or not the calling rank. BackendUnavailable unless the backend is host. TimeoutError
+  /// and CommError as join().
+  Group new_group(const std::vector<int>& members) const;
 
   /// The group of this host's ranks.
   /// Ranks: all.

@@ -3,6 +3,7 @@
 #include <c10/core/DeviceType.h>
 
 #include <chrono>
+#include <cstddef>
 #include <exception>
 #include <functional>
 #include <optional>
@@ -46,6 +47,32 @@ struct InitOptions {
 /// BackendUnavailable if this build cannot join the world. CommError and TimeoutError as a
 /// collective does.
 Group init(const InitOptions& options = {});
+
+/// Options of join().
+struct WorldOptions {
+  /// Longest wait for other ranks; default LOCKSTEP_TIMEOUT, else 10 minutes.
+  std::optional<std::chrono::milliseconds> timeout = {};
+  /// Largest size of all tensors that each rank makes by Group::empty() in the world. Address space
+  /// of this size is reserved when such a tensor is first made. Rank 0's value applies. 0: the
+  /// memory of the machine.
+  /// Units: bytes.
+  std::size_t heap_bytes = 0;
+};
+
+/// Joins a world of `size` ranks on this host, which find each other by the world's name, and
+/// returns its group. No launcher is needed. Ranks are processes of one user, or threads. A process
+/// may join any number of worlds, before init(), after it or without it. Returns when all ranks
+/// have called it. A name is free again as soon as all ranks have joined.
+///
+/// Worlds are independent: a failure of one does not end another. A rank advances the operations of
+/// a world only in calls that use that world, so wait for the operations of one world before
+/// waiting in another.
+/// Ranks: all of that world, each once, with the same name and size. All flush denormals or none.
+/// Throws: InvalidArgument for an empty name, a rank or size out of range, a timeout that is not
+/// positive, and if ranks disagree on denormals. TimeoutError naming the ranks that did not join.
+/// CommError if ranks disagree on the size, if two pass the same rank, and if a rank ends before
+/// all have joined. BackendUnavailable if this kernel cannot share memory.
+Group join(const std::string& name, int rank, int size, const WorldOptions& options = {});
 
 /// How many times the launcher has restarted this world after a failure (LOCKSTEP_RESTART_COUNT).
 int restart_count();

@@ -6,11 +6,13 @@
 
 namespace lockstep::inline v0_2 {
 
-/// Element types of collectives. f16 is IEEE binary16; bf16 has the upper 16 bits of an f32.
-enum class DType : std::uint8_t { f32, f64, f16, bf16, i8, u8, i32, i64 };
+/// Element types of collectives. f16 is IEEE binary16; bf16 has the upper 16 bits of an f32. An
+/// element of boolean is one byte, 0 or 1.
+enum class DType : std::uint8_t { f32, f64, f16, bf16, i8, u8, i32, i64, i16, boolean };
 
-inline constexpr DType all_dtypes[] = {DType::f32, DType::f64, DType::f16, DType::bf16,
-                                       DType::i8,  DType::u8,  DType::i32, DType::i64};
+inline constexpr DType all_dtypes[] = {DType::f32, DType::f64,    DType::f16, DType::bf16,
+                                       DType::i8,  DType::u8,     DType::i32, DType::i64,
+                                       DType::i16, DType::boolean};
 
 /// Bytes of one element.
 constexpr std::size_t size_of(DType dtype) {
@@ -23,12 +25,18 @@ constexpr std::size_t size_of(DType dtype) {
       return 4;
     case DType::f16:
     case DType::bf16:
+    case DType::i16:
       return 2;
     case DType::i8:
     case DType::u8:
+    case DType::boolean:
       return 1;
   }
   return 0;
+}
+
+constexpr bool is_floating(DType dtype) {
+  return dtype == DType::f32 || dtype == DType::f64 || dtype == DType::f16 || dtype == DType::bf16;
 }
 
 /// The name as LibTorch users know it: "float32", "bfloat16", and so on.
@@ -39,17 +47,65 @@ std::string_view name(DType dtype);
 DType parse_dtype(std::string_view text);
 
 /// Reductions over N ranks. avg multiplies the sum by 1/N; for integers it divides the sum by N and
-/// rounds toward zero. min and max return NaN if an input is NaN.
-enum class ReduceOp : std::uint8_t { sum, avg, min, max, product };
+/// rounds toward zero. min and max return NaN if an input is NaN. band, bor and bxor are the
+/// bitwise and, or and exclusive or. Of booleans, sum and max are the logical or, product and min
+/// the logical and.
+enum class ReduceOp : std::uint8_t {
+  sum,
+  avg,
+  min,
+  max,
+  product,
+  band,
+  bor,
+  bxor,
+  premultiplied_sum  ///< each rank multiplies its input by a factor of its own; see Reduction
+};
 
-inline constexpr ReduceOp all_reduce_ops[] = {ReduceOp::sum, ReduceOp::avg, ReduceOp::min,
-                                              ReduceOp::max, ReduceOp::product};
+/// The reductions without an argument: all but premultiplied_sum.
+inline constexpr ReduceOp all_reduce_ops[] = {ReduceOp::sum, ReduceOp::avg,     ReduceOp::min,
+                                              ReduceOp::max, ReduceOp::product, ReduceOp::band,
+                                              ReduceOp::bor, ReduceOp::bxor};
+
+/// Whether elements of this dtype have the reduction. band, bor and bxor are of integers and
+/// booleans, premultiplied_sum is of floats. Booleans have no avg.
+constexpr bool has_reduction(DType dtype, ReduceOp op) {
+  switch (op) {
+    case ReduceOp::band:
+    case ReduceOp::bor:
+    case ReduceOp::bxor:
+      return !is_floating(dtype);
+    case ReduceOp::premultiplied_sum:
+      return is_floating(dtype);
+    case ReduceOp::avg:
+      return dtype != DType::boolean;
+    default:
+      return true;
+  }
+}
 
 std::string_view name(ReduceOp op);
 
-/// The reduce operation with this name: "sum", "avg", "min", "max" or "product".
+/// The reduce operation with this name: "sum", "avg", "min", "max", "product", "band", "bor" or
+/// "bxor".
 /// Throws: InvalidArgument listing the valid names.
 ReduceOp parse_reduce_op(std::string_view text);
+
+/// A reduction with its argument. A ReduceOp converts to it.
+struct Reduction {
+  constexpr Reduction(ReduceOp reduce_op) : op(reduce_op) {}
+
+  ReduceOp op;
+  double factor = 1;  ///< of this rank, for premultiplied_sum
+};
+
+/// The sum of the ranks' inputs, each multiplied by the factor that its rank passes. Products are
+/// rounded to the dtype before the sum.
+constexpr Reduction premultiplied_sum(double factor) {
+  Reduction reduction(ReduceOp::premultiplied_sum);
+  reduction.factor = factor;
+  return reduction;
+}
 
 /// The kinds of operations that a group issues.
 enum class Collective : std::uint8_t {
@@ -62,7 +118,8 @@ enum class Collective : std::uint8_t {
   all_to_all,
   send,
   recv,
-  barrier
+  barrier,
+  reduce
 };
 
 std::string_view name(Collective collective);

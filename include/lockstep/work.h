@@ -1,7 +1,11 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <memory>
+#include <optional>
+#include <span>
+#include <stop_token>
 #include <utility>
 #include <vector>
 
@@ -36,6 +40,13 @@ class [[nodiscard]] Work {
   /// in a forked child process; the Work then stays pending.
   void wait();
 
+  /// Blocks until the operation is complete, for at most this time. Returns whether it is complete;
+  /// wait() then returns at once. The limit does not end the operation, which may be waited for
+  /// again.
+  /// Throws: as wait(). TimeoutError if the operation's own timeout passes in this call.
+  bool wait_for(std::chrono::nanoseconds limit);
+  bool wait_until(std::chrono::steady_clock::time_point deadline);
+
   /// Advances the operation without blocking. Returns whether wait() would return at once.
   /// Throws: as wait().
   bool ready();
@@ -57,10 +68,31 @@ class [[nodiscard]] Work {
 
  private:
   friend class Communicator;
+  friend std::optional<std::size_t> wait_any(std::span<Work> works,
+                                             std::chrono::steady_clock::time_point deadline,
+                                             const std::stop_token& stop);
 
   void finish() noexcept;
 
   std::shared_ptr<detail::Request> request_;
 };
+
+/// Blocks until one of the operations is complete, and returns its index, the lowest if there are
+/// several. The Work keeps its operation; its wait() returns at once. nullopt if the deadline
+/// passes first, if another thread requests a stop, and if no Work holds an operation.
+///
+/// All works are of groups of one rank. Works of one world sleep until another rank or the stop
+/// wakes them; over MPI, on devices and for works of several worlds, the call polls every 50 µs.
+///
+///     while (const auto next = wait_any(works)) {
+///       works[*next].wait();  // holds no operation any more
+///       use(results[*next]);
+///     }
+///
+/// Throws: as Work::wait(). TimeoutError if an operation's own timeout passes in this call.
+std::optional<std::size_t> wait_any(
+    std::span<Work> works,
+    std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max(),
+    const std::stop_token& stop = {});
 
 }  // namespace lockstep

@@ -50,7 +50,11 @@ std::uint64_t fingerprint(const Operation& operation) {
                            static_cast<std::uint64_t>(wire.dtype) << 32 |
                            static_cast<std::uint64_t>(wire.predivide ? 1 : 0) << 40);
   }
-  for (const auto count : operation.counts) state = mix(state, count);
+  if (operation.has_own_counts()) {
+    state = mix(state, 1);  // the counts differ between ranks
+  } else {
+    for (const auto count : operation.counts) state = mix(state, count);
+  }
   for (const auto extent : operation.shape) state = mix(state, static_cast<std::uint64_t>(extent));
   return state;
 }
@@ -60,7 +64,8 @@ std::string operation_text(const Announcement& announcement) {
   const auto collective = static_cast<Collective>(announcement.collective);
   std::string text(name(collective));
   if (collective == Collective::barrier) return text;
-  if (collective == Collective::all_reduce || collective == Collective::reduce_scatter) {
+  if (collective == Collective::all_reduce || collective == Collective::reduce_scatter ||
+      collective == Collective::reduce) {
     text += concat(" ", name(static_cast<ReduceOp>(announcement.reduce)));
   }
   text += concat(" ", name(static_cast<DType>(announcement.dtype)));
@@ -98,9 +103,10 @@ void announce(Announcement& announcement, const Operation& operation) {
   if (operation.part_of != nullptr) return announce(announcement, *operation.part_of);
   announcement.fingerprint = fingerprint(operation);
   announcement.source = operation.source;
-  announcement.count = operation.counts.empty()
-                           ? operation.count
-                           : operation.part_begin(static_cast<int>(operation.counts.size()));
+  announcement.count =
+      operation.counts.empty()
+          ? operation.count
+          : operation.part_begin(static_cast<int>(operation.input_counts().size()));
   announcement.peer = operation.peer;
   announcement.collective = static_cast<std::uint8_t>(operation.collective) & 0xf;
   announcement.reduce = static_cast<std::uint8_t>(operation.reduce) & 0xf;
@@ -111,6 +117,14 @@ void announce(Announcement& announcement, const Operation& operation) {
   constexpr std::size_t most = Announcement::most_dimensions;
   announcement.dimensions = static_cast<std::uint8_t>(std::min(dimensions, most + 1));
   std::copy_n(operation.shape.begin(), std::min(dimensions, most), announcement.shape);
+}
+
+std::string describe_counts(std::uint64_t sequence, int from, int to, std::uint64_t sent,
+                            std::uint64_t expected) {
+  return concat("collective #", sequence, " differs between ranks: all_to_all got ",
+                plural(sent, "element"), " from rank ", from, " for rank ", to, ", expected ",
+                expected, " as in the output of rank ", to,
+                "; pass the same count in input_counts of the one and output_counts of the other");
 }
 
 std::optional<Difference> difference(std::span<const Announcement* const> announcements,

@@ -43,11 +43,19 @@ struct Announcement {
   std::uint8_t dimensions;  ///< of shape; most_dimensions + 1 if it has more
   std::uint8_t wire;        ///< 1 + the wire dtype; 0 for none
   std::int64_t shape[most_dimensions];
+  // Of an all_to_all with counts of its own, in a message to one member:
+  std::uint64_t sent;      ///< elements for that member
+  std::uint64_t expected;  ///< elements from that member
 };
 
 /// Writes the operation's announcement. Only as many entries of `shape` are written as there are
 /// dimensions.
 void announce(Announcement& announcement, const Operation& operation);
+
+/// The error text about an all_to_all in which world rank `from` sends `sent` elements to a rank
+/// that expects another number.
+std::string describe_counts(std::uint64_t sequence, int from, int to, std::uint64_t sent,
+                            std::uint64_t expected);
 
 /// The member whose announcement differs from the others', and the error text that names both
 /// sides.

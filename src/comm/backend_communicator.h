@@ -36,6 +36,7 @@ class BackendRequest : public Request {
 
   bool complete() const final { return complete_.load(std::memory_order_acquire); }
   const Operation& operation() const { return operation_; }
+  RankContext& context() const { return context_; }
   /// The number of the operation in the flight record of this rank; 0 if it is not recorded.
   std::uint64_t recorded() const { return recorded_.load(std::memory_order_relaxed); }
   /// "all_reduce #17 (host) rank 2 of 4".

@@ -7,6 +7,7 @@
 #include "comm/request.h"
 #include "core/plural.h"
 #include "core/text.h"
+#include "kernels/reduce.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2 {
@@ -26,9 +27,8 @@ struct BufferSizes {
 
 BufferSizes buffer_sizes(const Operation& operation, int rank) {
   const std::size_t part = operation.part(rank);
-  const std::size_t whole = operation.counts.empty() ? operation.count
-                                                     : *std::max_element(operation.counts.begin(),
-                                                                         operation.counts.end());
+  const std::size_t whole =
+      operation.counts.empty() ? operation.count : std::ranges::max(operation.input_counts());
   const bool root = operation.peer == rank;
   switch (operation.collective) {
     case Collective::barrier:
@@ -45,9 +45,15 @@ BufferSizes buffer_sizes(const Operation& operation, int rank) {
       return {.input = part};
     case Collective::recv:
       return {.output = part};
+    case Collective::reduce:
+      return {.input = part, .output = root ? part : 0};
+    case Collective::all_to_all:
+      if (operation.has_own_counts()) {
+        return {.input = whole, .output = std::ranges::max(operation.output_counts())};
+      }
+      [[fallthrough]];
     case Collective::all_reduce:
     case Collective::broadcast:
-    case Collective::all_to_all:
       return {.input = part, .output = part};
   }
   return {};
@@ -55,19 +61,23 @@ BufferSizes buffer_sizes(const Operation& operation, int rank) {
 
 /// Elements that a rank contributes.
 std::size_t contributed(const Operation& operation, int rank, int size) {
+  if (operation.has_own_counts()) return operation.part_begin(size);
   const bool of_every_rank = operation.collective == Collective::all_to_all;
   return operation.part(rank) * static_cast<std::size_t>(of_every_rank ? size : 1);
 }
 
 }  // namespace
 
-Work Communicator::issue(Operation&& operation, Issue&& issue) {
+Work Communicator::issue(Operation&& operation, Issue&& issue, double factor) {
   operation.timeout = issue.timeout;
   operation.shape = std::move(issue.shape);
   operation.source = issue.source == Source{} ? source_ : issue.source;
   operation.owner = std::move(issue.owner);
   operation.part_of = std::move(issue.part_of);
   check(operation);
+  if (operation.reduce == ReduceOp::premultiplied_sum && factor != 1) {
+    premultiply(operation, factor);
+  }
   if (observer_ == nullptr) {
     Work work = begin(std::move(operation));
     if (work.request_ != nullptr) work.request_->record();
@@ -85,6 +95,31 @@ Work Communicator::issue(Operation&& operation, Issue&& issue) {
     observer_->began(observed);
   }
   return work;
+}
+
+/// Multiplies this rank's input by the factor: in place if the operation writes its result there,
+/// else in a copy.
+void Communicator::premultiply(Operation& operation, double factor) {
+  const bool whole = operation.collective != Collective::reduce_scatter;
+  const std::size_t count = whole ? operation.count : operation.part_begin(size_);
+  const bool is_result = operation.collective == Collective::all_reduce ||
+                         (operation.collective == Collective::reduce && operation.peer == rank_);
+  if (count == 0) return;
+  if (is_result) {
+    multiply(operation.input, operation.output, count, operation.dtype, factor);
+    return;
+  }
+  auto copy = allocate(count * size_of(operation.dtype));
+  multiply(operation.input, copy.get(), count, operation.dtype, factor);
+  operation.input = copy.get();
+  if (whole) operation.output = copy.get();
+  using Owners = std::pair<std::shared_ptr<const void>, std::shared_ptr<std::byte>>;
+  operation.owner = std::make_shared<Owners>(std::move(operation.owner), std::move(copy));
+}
+
+void Communicator::multiply(const std::byte* input, std::byte* output, std::size_t count,
+                            DType dtype, double factor) {
+  kernels::multiply(dtype, factor, input, output, count);
 }
 
 void Communicator::number(Operation& operation) {
@@ -118,16 +153,31 @@ void Communicator::check_wire(const Operation& operation) const {
   }
 }
 
+void Communicator::check_counts(const Operation& operation,
+                                std::span<const std::size_t> counts) const {
+  if (counts.size() == static_cast<std::size_t>(size_)) return;
+  refuse(operation, "got ", counts.size(), " counts, expected one for each of ",
+         plural(size_, "rank"));
+}
+
 void Communicator::check(const Operation& operation) const {
   check_wire(operation);
+  if (operation.is_reduction() && !has_reduction(operation.dtype, operation.reduce)) {
+    refuse(operation, "got ", name(operation.reduce), " of ", name(operation.dtype), ", expected ",
+           is_floating(operation.dtype)
+               ? "another reduction: bitwise ones are of integers and bool"
+               : "another reduction: avg is of numbers, premultiplied_sum of floats");
+  }
   const bool needs_peer = operation.has_root() || operation.is_message();
   if (needs_peer && (operation.peer < 0 || operation.peer >= size_)) {
     refuse(operation, "got ", operation.has_root() ? "root " : "rank ", operation.peer,
            ", expected 0 to ", size_ - 1);
   }
-  if (!operation.counts.empty() && operation.counts.size() != static_cast<std::size_t>(size_)) {
-    refuse(operation, "got ", operation.counts.size(), " counts, expected one for each of ",
-           plural(size_, "rank"));
+  if (!operation.counts.empty()) check_counts(operation, operation.input_counts());
+  if (operation.has_own_counts() && operation.part(rank_) != operation.received(rank_)) {
+    refuse(operation, "got a part of ", operation.received(rank_),
+           " elements from this rank in the output, expected ", operation.part(rank_),
+           " as in the input");
   }
   const auto [input, output] = buffer_sizes(operation, rank_);
   std::ptrdiff_t bytes = 0;
@@ -151,6 +201,13 @@ std::optional<PendingMessage> Communicator::pending_message(int /*src*/) {
                      " backend cannot look at messages before it receives them"));
 }
 
+std::shared_ptr<Communicator> Communicator::new_group(std::span<const int> /*members*/) {
+  throw BackendUnavailable(concat("new_group (", backend(), ") rank ", rank_, " of ", size_,
+                                  ": the backend has no groups that only their members create; use "
+                                  "split() on all ranks, or backend host"),
+                           {.operation = "new_group"});
+}
+
 std::optional<std::uint64_t> Communicator::place_of(const void*) const { return {}; }
 
 std::byte* Communicator::at_place(std::uint64_t) const {
@@ -158,15 +215,15 @@ std::byte* Communicator::at_place(std::uint64_t) const {
                          ": ranks do not share memory, expected a backend whose ranks do"));
 }
 
-Work Communicator::all_reduce(void* data, std::size_t count, DType dtype, ReduceOp op,
+Work Communicator::all_reduce(void* data, std::size_t count, DType dtype, Reduction reduction,
                               Issue options) {
   return issue({.collective = Collective::all_reduce,
-                .reduce = op,
+                .reduce = reduction.op,
                 .dtype = dtype,
                 .input = bytes(data),
                 .output = bytes(data),
                 .count = count},
-               std::move(options));
+               std::move(options), reduction.factor);
 }
 
 Work Communicator::all_reduce(void* data, std::size_t count, ReduceOp op, const Wire& wire,
@@ -179,6 +236,18 @@ Work Communicator::all_reduce(void* data, std::size_t count, ReduceOp op, const 
                 .output = bytes(data),
                 .count = count},
                std::move(options));
+}
+
+Work Communicator::reduce(void* data, std::size_t count, DType dtype, Reduction reduction, int root,
+                          Issue options) {
+  return issue({.collective = Collective::reduce,
+                .reduce = reduction.op,
+                .dtype = dtype,
+                .input = bytes(data),
+                .output = bytes(data),
+                .count = count,
+                .peer = root},
+               std::move(options), reduction.factor);
 }
 
 Work Communicator::broadcast(void* data, std::size_t count, DType dtype, int root, Issue options) {
@@ -212,26 +281,26 @@ Work Communicator::all_gather(const void* input, void* output, std::span<const s
 }
 
 Work Communicator::reduce_scatter(const void* input, void* output, std::size_t count, DType dtype,
-                                  ReduceOp op, Issue options) {
+                                  Reduction reduction, Issue options) {
   return issue({.collective = Collective::reduce_scatter,
-                .reduce = op,
+                .reduce = reduction.op,
                 .dtype = dtype,
                 .input = bytes(input),
                 .output = bytes(output),
                 .count = count},
-               std::move(options));
+               std::move(options), reduction.factor);
 }
 
 Work Communicator::reduce_scatter(const void* input, void* output,
-                                  std::span<const std::size_t> counts, DType dtype, ReduceOp op,
-                                  Issue options) {
+                                  std::span<const std::size_t> counts, DType dtype,
+                                  Reduction reduction, Issue options) {
   return issue({.collective = Collective::reduce_scatter,
-                .reduce = op,
+                .reduce = reduction.op,
                 .dtype = dtype,
                 .input = bytes(input),
                 .output = bytes(output),
                 .counts = {counts.begin(), counts.end()}},
-               std::move(options));
+               std::move(options), reduction.factor);
 }
 
 Work Communicator::gather(const void* input, void* output, std::size_t count, DType dtype, int root,
@@ -241,6 +310,28 @@ Work Communicator::gather(const void* input, void* output, std::size_t count, DT
                 .input = bytes(input),
                 .output = bytes(output),
                 .count = count,
+                .peer = root},
+               std::move(options));
+}
+
+Work Communicator::gather(const void* input, void* output, std::span<const std::size_t> counts,
+                          DType dtype, int root, Issue options) {
+  return issue({.collective = Collective::gather,
+                .dtype = dtype,
+                .input = bytes(input),
+                .output = bytes(output),
+                .counts = {counts.begin(), counts.end()},
+                .peer = root},
+               std::move(options));
+}
+
+Work Communicator::scatter(const void* input, void* output, std::span<const std::size_t> counts,
+                           DType dtype, int root, Issue options) {
+  return issue({.collective = Collective::scatter,
+                .dtype = dtype,
+                .input = bytes(input),
+                .output = bytes(output),
+                .counts = {counts.begin(), counts.end()},
                 .peer = root},
                std::move(options));
 }
@@ -263,6 +354,23 @@ Work Communicator::all_to_all(const void* input, void* output, std::size_t count
                 .input = bytes(input),
                 .output = bytes(output),
                 .count = count},
+               std::move(options));
+}
+
+Work Communicator::all_to_all(const void* input, void* output,
+                              std::span<const std::size_t> input_counts,
+                              std::span<const std::size_t> output_counts, DType dtype,
+                              Issue options) {
+  for (const auto& each : {input_counts, output_counts}) {
+    check_counts({.collective = Collective::all_to_all}, each);
+  }
+  std::vector<std::size_t> counts(input_counts.begin(), input_counts.end());
+  counts.insert(counts.end(), output_counts.begin(), output_counts.end());
+  return issue({.collective = Collective::all_to_all,
+                .dtype = dtype,
+                .input = bytes(input),
+                .output = bytes(output),
+                .counts = std::move(counts)},
                std::move(options));
 }
 
@@ -306,6 +414,9 @@ Work reissue(Communicator& group, const Operation& operation) {
     case Collective::all_reduce:
       if (wire) return group.all_reduce(output, count, reduce, *wire, std::move(issue));
       return group.all_reduce(output, count, dtype, reduce, std::move(issue));
+    case Collective::reduce:
+      return group.reduce(const_cast<std::byte*>(input), count, dtype, reduce, peer,
+                          std::move(issue));
     case Collective::broadcast:
       return group.broadcast(output, count, dtype, peer, std::move(issue));
     case Collective::all_gather:
@@ -316,10 +427,16 @@ Work reissue(Communicator& group, const Operation& operation) {
         return group.reduce_scatter(input, output, counts, dtype, reduce, std::move(issue));
       return group.reduce_scatter(input, output, count, dtype, reduce, std::move(issue));
     case Collective::gather:
+      if (varying) return group.gather(input, output, counts, dtype, peer, std::move(issue));
       return group.gather(input, output, count, dtype, peer, std::move(issue));
     case Collective::scatter:
+      if (varying) return group.scatter(input, output, counts, dtype, peer, std::move(issue));
       return group.scatter(input, output, count, dtype, peer, std::move(issue));
     case Collective::all_to_all:
+      if (varying) {
+        return group.all_to_all(input, output, operation.input_counts(), operation.output_counts(),
+                                dtype, std::move(issue));
+      }
       return group.all_to_all(input, output, count, dtype, std::move(issue));
     case Collective::send:
       return group.send(input, count, dtype, peer, tag, std::move(issue));

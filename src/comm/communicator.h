@@ -61,9 +61,14 @@ class Communicator {
 
   /// data[i] = reduction over ranks of data[i], in place.
   /// Shapes: count elements, the same on all ranks.
-  Work all_reduce(void* data, std::size_t count, DType dtype, ReduceOp op, Issue issue = {});
+  Work all_reduce(void* data, std::size_t count, DType dtype, Reduction reduction,
+                  Issue issue = {});
   /// The same sum or avg of float32 elements, sent in the wire dtype; the result is rounded to it.
   Work all_reduce(void* data, std::size_t count, ReduceOp op, const Wire& wire, Issue issue = {});
+  /// Root's data[i] = reduction over ranks of data[i]. Other ranks' data stay as they are.
+  /// Shapes: count elements, the same on all ranks.
+  Work reduce(void* data, std::size_t count, DType dtype, Reduction reduction, int root,
+              Issue issue = {});
   /// Every rank's data = root's data.
   Work broadcast(void* data, std::size_t count, DType dtype, int root, Issue issue = {});
   /// output = all ranks' inputs in rank order.
@@ -75,23 +80,33 @@ class Communicator {
                   Issue issue = {});
   /// output = this rank's part of the reduction of input over ranks.
   /// Shapes: input size()·count, output count.
-  Work reduce_scatter(const void* input, void* output, std::size_t count, DType dtype, ReduceOp op,
-                      Issue issue = {});
+  Work reduce_scatter(const void* input, void* output, std::size_t count, DType dtype,
+                      Reduction reduction, Issue issue = {});
   /// The same with counts[r] elements for rank r.
   Work reduce_scatter(const void* input, void* output, std::span<const std::size_t> counts,
-                      DType dtype, ReduceOp op, Issue issue = {});
+                      DType dtype, Reduction reduction, Issue issue = {});
   /// Root's output = all ranks' inputs in rank order. output is used on root only.
   /// Shapes: input count, root's output size()·count.
   Work gather(const void* input, void* output, std::size_t count, DType dtype, int root,
               Issue issue = {});
+  /// The same with counts[r] elements from rank r. Every rank passes the same counts.
+  Work gather(const void* input, void* output, std::span<const std::size_t> counts, DType dtype,
+              int root, Issue issue = {});
   /// output = this rank's part of root's input. input is used on root only.
   /// Shapes: root's input size()·count, output count.
   Work scatter(const void* input, void* output, std::size_t count, DType dtype, int root,
                Issue issue = {});
+  /// The same with counts[r] elements for rank r. Every rank passes the same counts.
+  Work scatter(const void* input, void* output, std::span<const std::size_t> counts, DType dtype,
+               int root, Issue issue = {});
   /// Part r of output = the part of rank r's input for this rank. Not in place.
   /// Shapes: both size()·count.
   Work all_to_all(const void* input, void* output, std::size_t count, DType dtype,
                   Issue issue = {});
+  /// The same with parts of different lengths, which differ between ranks: input_counts[r] elements
+  /// for rank r and output_counts[r] from rank r. The ranks compare them.
+  Work all_to_all(const void* input, void* output, std::span<const std::size_t> input_counts,
+                  std::span<const std::size_t> output_counts, DType dtype, Issue issue = {});
   /// Complete when dst has received the message. Messages between two ranks are matched in order.
   /// Both sides must pass the same count, dtype and tag.
   Work send(const void* input, std::size_t count, DType dtype, int dst, std::uint32_t tag = 0,
@@ -122,6 +137,12 @@ class Communicator {
   /// The new group of the ranks that pass the same color, ordered by (key, rank). Null for a
   /// negative color. Collective.
   virtual std::shared_ptr<Communicator> split(int color, int key) = 0;
+
+  /// The new group of these ranks, in this order, as a world of its own. Only its members call it,
+  /// with the same list of different ranks.
+  /// Throws: BackendUnavailable if the backend has no such groups. TimeoutError and CommError if a
+  /// member does not call it.
+  virtual std::shared_ptr<Communicator> new_group(std::span<const int> members);
 
   /// Sets the source of the following operations, which ranks compare.
   void set_source(const Source& source) { source_ = source; }
@@ -166,14 +187,20 @@ class Communicator {
   /// exception can be thrown any more.
   virtual Work begin(Operation&& operation) = 0;
   void number(Operation& operation);
+  /// output[i] = input[i] · factor, for floats. The memory is of the kind that the group exchanges.
+  virtual void multiply(const std::byte* input, std::byte* output, std::size_t count, DType dtype,
+                        double factor);
 
  private:
-  Work issue(Operation&& operation, Issue&& issue);
+  /// factor: of this rank, for a premultiplied_sum.
+  Work issue(Operation&& operation, Issue&& issue, double factor = 1);
+  void premultiply(Operation& operation, double factor);
   std::string where(const Operation& operation) const;
   template <class... Parts>
   [[noreturn]] void refuse(const Operation& operation, const Parts&... what) const;
   void check(const Operation& operation) const;
   void check_wire(const Operation& operation) const;
+  void check_counts(const Operation& operation, std::span<const std::size_t> counts) const;
 
   int rank_;
   int size_;

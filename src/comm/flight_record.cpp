@@ -40,7 +40,7 @@ std::vector<int> ranks_of(const FlightRanks& set) {
 
 void terminate(auto& text) { text[sizeof text - 1] = '\0'; }
 
-bool is_known(Collective collective) { return collective <= Collective::barrier; }
+bool is_known(Collective collective) { return collective <= Collective::reduce; }
 
 /// Copies the operations of a record that its rank may write at this moment. read() of a file may
 /// return the number of one operation and the fields of another; an entry that changes while it is

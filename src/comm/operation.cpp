@@ -74,9 +74,10 @@ Range slice_of(std::size_t length, std::size_t element, int member, int members)
   return {.begin = begin, .length = std::min(share, length - begin)};
 }
 
-Shape::Shape(const Operation& operation, int size)
+Shape::Shape(const Operation& operation, int size, int rank)
     : operation_(operation),
       size_(size),
+      rank_(rank),
       parted_(operation.collective == Collective::reduce_scatter ||
               operation.collective == Collective::scatter ||
               operation.collective == Collective::all_to_all) {}
@@ -88,6 +89,7 @@ bool Shape::is_source(int member) const {
 }
 
 std::size_t Shape::length(int source, int part) const {
+  if (operation_.has_own_counts() && source != rank_) return operation_.received(source);
   return operation_.part(parted_ ? part : source);
 }
 
@@ -99,7 +101,7 @@ std::size_t Shape::longest_total() const { return parted_ ? total(0) : longest_p
 
 std::size_t Shape::longest_part() const {
   if (operation_.counts.empty()) return operation_.count;
-  return *std::max_element(operation_.counts.begin(), operation_.counts.end());
+  return std::ranges::max(operation_.input_counts());
 }
 
 }  // namespace lockstep::detail
@@ -128,6 +130,8 @@ std::string_view name(Collective collective) {
       return "recv";
     case Collective::barrier:
       return "barrier";
+    case Collective::reduce:
+      return "reduce";
   }
   return "unknown";
 }
@@ -135,6 +139,12 @@ std::string_view name(Collective collective) {
 std::size_t Operation::part_begin(int rank) const {
   if (counts.empty()) return count * static_cast<std::size_t>(rank);
   return std::accumulate(counts.begin(), counts.begin() + rank, std::size_t{0});
+}
+
+std::size_t Operation::received_begin(int rank) const {
+  if (!has_own_counts()) return part_begin(rank);
+  const auto before = output_counts().first(static_cast<std::size_t>(rank));
+  return std::accumulate(before.begin(), before.end(), std::size_t{0});
 }
 
 std::string Operation::label() const {

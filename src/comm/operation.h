@@ -50,14 +50,15 @@ struct Operation {
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
 
-  /// Elements of the whole buffer for all_reduce, broadcast, send and recv; else of one rank's
-  /// part.
+  /// Elements of the whole buffer for all_reduce, reduce, broadcast, send and recv; else of one
+  /// rank's part.
   std::size_t count = 0;
-  /// Elements of each rank's part if they differ (all_gather, reduce_scatter, gather, scatter);
-  /// else empty.
+  /// Elements of each rank's part if they differ; else empty. The same on all ranks, except for an
+  /// all_to_all: the elements of this rank's input for each rank, then those of its output from
+  /// each rank.
   std::vector<std::size_t> counts = {};
 
-  int peer = -1;  ///< root of broadcast, gather and scatter; the other rank of send and recv
+  int peer = -1;  ///< root of broadcast, reduce, gather and scatter; the other rank of a message
   std::uint32_t tag = 0;
   std::chrono::milliseconds timeout{};  ///< longest wait; 0 for the world's timeout
   std::uint64_t sequence = 0;           ///< number in its group, from 1; set by begin()
@@ -79,14 +80,41 @@ struct Operation {
     return collective == Collective::send || collective == Collective::recv;
   }
   bool has_root() const {
-    return collective == Collective::broadcast || collective == Collective::gather ||
-           collective == Collective::scatter;
+    return collective == Collective::broadcast || collective == Collective::reduce ||
+           collective == Collective::gather || collective == Collective::scatter;
+  }
+  bool is_reduction() const {
+    return collective == Collective::all_reduce || collective == Collective::reduce_scatter ||
+           collective == Collective::reduce;
+  }
+  /// Whether it is an all_to_all whose counts differ between ranks.
+  bool has_own_counts() const { return !counts.empty() && collective == Collective::all_to_all; }
+  /// The counts of the parts of the input, or of all parts.
+  std::span<const std::size_t> input_counts() const {
+    return std::span(counts).first(has_own_counts() ? counts.size() / 2 : counts.size());
+  }
+  /// The counts of the parts of the output of an all_to_all with counts.
+  std::span<const std::size_t> output_counts() const {
+    return std::span(counts).subspan(counts.size() / 2);
+  }
+  /// Whether only root uses the output.
+  bool is_to_root() const {
+    return collective == Collective::gather || collective == Collective::reduce;
   }
   /// Elements of a rank's part, and the number of elements before it.
   std::size_t part(int rank) const {
     return counts.empty() ? count : counts[static_cast<std::size_t>(rank)];
   }
   std::size_t part_begin(int rank) const;
+  /// The same of the part that this rank receives from a rank: of the output of an all_gather,
+  /// gather or all_to_all.
+  std::size_t received(int rank) const {
+    return has_own_counts() ? output_counts()[static_cast<std::size_t>(rank)] : part(rank);
+  }
+  std::size_t received_begin(int rank) const;
+
+  /// The operation that members announce.
+  const Operation& announced() const { return part_of != nullptr ? *part_of : *this; }
 
   /// "all_reduce #17", for error texts.
   std::string label() const;
@@ -110,16 +138,20 @@ Range slice_of(std::size_t length, std::size_t element, int member, int members)
 /// how many parts each input is divided. Refers to the operation.
 class Shape {
  public:
-  Shape(const Operation& operation, int size);
+  Shape(const Operation& operation, int size, int rank);
 
   bool is_source(int member) const;
   bool has_sources() const { return operation_.collective != Collective::barrier; }
   /// Number of parts of each source's input: 1, or one for every member.
   int parts() const { return parted_ ? size_ : 1; }
-  /// Elements of a part of a source's input, and the number of elements before it.
+  /// Elements of a part of a source's input. If the operation has counts of its own, this rank
+  /// must be the source, or the part this rank's.
   std::size_t length(int source, int part) const;
+  /// Elements before a part of this rank's input, which are those of every source's unless the
+  /// operation has counts of its own.
   std::size_t begin(int part) const { return parted_ ? operation_.part_begin(part) : 0; }
-  /// Elements of a source's whole input, and the largest number over all sources.
+  /// Elements of a source's whole input, and the largest number over all sources; of this rank's
+  /// input if the operation has counts of its own. The same of the longest part.
   std::size_t total(int source) const;
   std::size_t longest_total() const;
   std::size_t longest_part() const;
@@ -127,6 +159,7 @@ class Shape {
  private:
   const Operation& operation_;
   int size_;
+  int rank_;
   bool parted_;
 };
 

@@ -3,6 +3,7 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <new>
 #include <thread>
 #include <utility>
@@ -33,11 +34,15 @@ constexpr auto between_records = std::chrono::milliseconds(100);
 
 }  // namespace
 
+/// A wait for one of several operations. The timeout is that of the operation with the least.
 struct RankContext::LongWait {
-  LongWait(RankContext& in, const BackendRequest& what)
+  LongWait(RankContext& in, std::span<const BackendRequest* const> any_of)
       : context(in),
-        operation(what),
-        limit(wait_limit(what.operation(), in.timeout_)),
+        operations(any_of),
+        operation(**std::ranges::min_element(
+            any_of, {},
+            [&](const auto* one) { return wait_limit(one->operation(), in.timeout_); })),
+        limit(wait_limit(operation.operation(), in.timeout_)),
         deadline(limit) {
     if (is_recorded()) context.recorder_->begin_wait(operation.recorded());
   }
@@ -51,9 +56,12 @@ struct RankContext::LongWait {
   bool is_recorded() const { return operation.recorded() != 0; }
 
   RankContext& context;
+  std::span<const BackendRequest* const> operations;
   const BackendRequest& operation;
   std::chrono::milliseconds limit;
   Deadline deadline;
+  Clock::time_point until = Clock::time_point::max();  ///< end of the wait without a failure
+  bool may_stop = false;                               ///< whether another thread may end it
   Clock::time_point last_progress = Clock::now();
   Clock::time_point checked = last_progress;
   Clock::time_point recorded = last_progress;
@@ -158,40 +166,95 @@ bool RankContext::finished(const BackendRequest& operation) {
   return state == WaitState::complete;
 }
 
-bool RankContext::spin(const BackendRequest& operation) {
+template <class Over>
+bool RankContext::spin(const Over& over) {
   for (int i = 0; i < policy_.spins; ++i) {
-    if (finished(operation)) return true;
+    if (over()) return true;
     relax();
   }
   return false;
 }
 
-void RankContext::wait(const BackendRequest& operation) {
-  if (spin(operation)) return;
+template <class Over>
+bool RankContext::yield(const Over& over) {
   for (int i = 0; i < policy_.yields; ++i) {
-    if (finished(operation)) return;
+    if (over()) return true;
     ::sched_yield();
   }
+  return false;
+}
+
+void RankContext::wait(const BackendRequest& operation) {
+  const auto over = [&] { return finished(operation); };
+  if (spin(over) || yield(over)) return;
   wait_long(operation);
 }
 
 void RankContext::wait_long(const BackendRequest& operation) {
-  LongWait wait(*this, operation);
+  const BackendRequest* const one = &operation;
+  LongWait wait(*this, {&one, 1});
+  wait_long(wait, [&] { return finished(operation); });
+}
+
+std::optional<std::size_t> RankContext::first_finished(
+    std::span<const BackendRequest* const> operations) {
+  std::optional<std::size_t> first;
+  const auto find = [&] {
+    const auto found = std::ranges::find_if(operations, &BackendRequest::complete);
+    if (found != operations.end()) first = static_cast<std::size_t>(found - operations.begin());
+    return first.has_value();
+  };
+  const auto state = poll_wait(
+      [this] {
+        if (poll()) progressed_ = true;
+      },
+      find, [this] { return failed(); });
+  if (state == WaitState::failed) throw_failure(operations.front()->where());
+  return first;
+}
+
+std::optional<std::size_t> RankContext::wait_any(std::span<const BackendRequest* const> operations,
+                                                 Clock::time_point deadline,
+                                                 const std::stop_token& stop) {
+  std::optional<std::size_t> first;
+  const auto finished_or_stopped = [&] {
+    first = first_finished(operations);
+    return first || stop.stop_requested();
+  };
+  if (finished_or_stopped() || Clock::now() >= deadline) return first;
+  constexpr int polls_between_clock_readings = 64;
+  int polls = 0;
   const auto over = [&] {
-    if (finished(operation)) return true;
+    if (finished_or_stopped()) return true;
+    return ++polls % polls_between_clock_readings == 0 && Clock::now() >= deadline;
+  };
+  if (spin(over) || yield(over)) return first;
+  const std::stop_callback wake_up(stop, [this] { interrupt(); });
+  LongWait wait(*this, operations);
+  wait.until = deadline;
+  wait.may_stop = stop.stop_possible();
+  wait_long(wait, finished_or_stopped);
+  return first;
+}
+
+void RankContext::wait_long(LongWait& wait, const std::function<bool()>& finished) {
+  const auto over = [&] {
+    if (finished()) return true;
     check_long_wait(wait);
-    return operation.complete();
+    return std::ranges::any_of(wait.operations, &BackendRequest::complete) && finished();
   };
   for (;;) {
     const auto now = Clock::now();
+    if (now >= wait.until) return;
     if (std::exchange(progressed_, false)) wait.last_progress = now;
     if (policy_.must_poll && now - wait.last_progress <= yield_time) {
       if (over()) return;
       ::sched_yield();
-    } else if (sleep_unless(over, wait.deadline.nap())) {
+    } else if (sleep_unless(over, std::min<std::chrono::nanoseconds>(wait.deadline.nap(),
+                                                                     wait.until - now))) {
       return;
     }
-    if (policy_.must_poll && spin(operation)) return;
+    if (policy_.must_poll && spin(finished)) return;
   }
 }
 
@@ -206,12 +269,17 @@ void RankContext::check_long_wait(LongWait& wait) {
   const auto now = Clock::now();
   if (now - wait.checked >= policy_.between_checks) {
     wait.checked = now;
-    check(wait.operation);
-    if (wait.operation.complete()) return;
+    for (const auto* operation : wait.operations) {
+      check(*operation);
+      if (operation->complete()) return;
+    }
   }
   if (wait.is_recorded()) record_wait(wait, now);
   check_time(wait);
-  if (wait.deadline.elapsed() >= long_wait) check_deadlock(wait.operation);
+  // A wait that something else may end is not part of a deadlock.
+  const bool is_bound =
+      wait.operations.size() == 1 && !wait.may_stop && wait.until == Clock::time_point::max();
+  if (is_bound && wait.deadline.elapsed() >= long_wait) check_deadlock(wait.operation);
 }
 
 void RankContext::record_wait(LongWait& wait, Clock::time_point now) {

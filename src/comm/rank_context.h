@@ -7,6 +7,7 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -97,6 +98,12 @@ class RankContext {
   /// Polls until the operation is complete: first spinning, then yielding, then sleeping.
   /// Throws: the failure of the world.
   void wait(const BackendRequest& operation);
+  /// Polls until one of the operations is complete, and returns the lowest index of such. nullopt
+  /// if the deadline passes first, or another thread requests a stop. Throws: the failure of the
+  /// world.
+  std::optional<std::size_t> wait_any(std::span<const BackendRequest* const> operations,
+                                      std::chrono::steady_clock::time_point deadline,
+                                      const std::stop_token& stop);
   /// Ends the world if a rank that the operation waits for has left it. May throw the failure of
   /// the world.
   virtual void check(const BackendRequest& operation) = 0;
@@ -158,7 +165,9 @@ class RankContext {
   /// most `longest`. Returns the result of over(). Other ranks must see that this rank is about to
   /// sleep before over() is called.
   virtual bool sleep_unless(const std::function<bool()>& over, std::chrono::nanoseconds longest);
-  /// Called repeatedly during a wait of more than a second.
+  /// Wakes the rank if it sleeps in sleep_unless(). Any thread of this process.
+  virtual void interrupt() noexcept {}
+  /// Called repeatedly during a wait of more than a second for one operation.
   /// Throws: the failure of the world.
   virtual void check_deadlock(const BackendRequest& /*operation*/) {}
   /// Called at the end of a wait that did not end by spinning.
@@ -167,8 +176,13 @@ class RankContext {
   virtual void expect_usable_thread() const {}
 
   struct LongWait;
-  bool spin(const BackendRequest& operation);
+  template <class Over>
+  bool spin(const Over& over);
+  template <class Over>
+  bool yield(const Over& over);
   void wait_long(const BackendRequest& operation);
+  void wait_long(LongWait& wait, const std::function<bool()>& over);
+  std::optional<std::size_t> first_finished(std::span<const BackendRequest* const> operations);
   void check_long_wait(LongWait& wait);
   void check_time(LongWait& wait);
   void record_wait(LongWait& wait, std::chrono::steady_clock::time_point now);

@@ -14,14 +14,16 @@ struct Names {
   std::string_view brief;
 };
 
-constexpr std::array<Names, 8> names{{{DType::f32, "float32", "f32"},
-                                      {DType::f64, "float64", "f64"},
-                                      {DType::f16, "float16", "f16"},
-                                      {DType::bf16, "bfloat16", "bf16"},
-                                      {DType::i8, "int8", "i8"},
-                                      {DType::u8, "uint8", "u8"},
-                                      {DType::i32, "int32", "i32"},
-                                      {DType::i64, "int64", "i64"}}};
+constexpr std::array<Names, 10> names{{{DType::f32, "float32", "f32"},
+                                       {DType::f64, "float64", "f64"},
+                                       {DType::f16, "float16", "f16"},
+                                       {DType::bf16, "bfloat16", "bf16"},
+                                       {DType::i8, "int8", "i8"},
+                                       {DType::u8, "uint8", "u8"},
+                                       {DType::i32, "int32", "i32"},
+                                       {DType::i64, "int64", "i64"},
+                                       {DType::i16, "int16", "i16"},
+                                       {DType::boolean, "bool", "b8"}}};
 
 }  // namespace
 
@@ -53,6 +55,14 @@ std::string_view name(ReduceOp op) {
       return "max";
     case ReduceOp::product:
       return "product";
+    case ReduceOp::band:
+      return "band";
+    case ReduceOp::bor:
+      return "bor";
+    case ReduceOp::bxor:
+      return "bxor";
+    case ReduceOp::premultiplied_sum:
+      return "premultiplied_sum";
   }
   return "unknown";
 }

@@ -21,7 +21,9 @@ BufferElements buffer_elements(const Operation& operation, int rank, int size) {
     case Collective::scatter:
       return {.input = root ? all : 0, .output = part};
     case Collective::all_to_all:
-      return {.input = all, .output = all};
+      return {.input = all, .output = operation.received_begin(size)};
+    case Collective::reduce:
+      return {.input = operation.count, .output = root ? operation.count : 0};
     case Collective::send:
       return {.input = operation.count};
     case Collective::recv:

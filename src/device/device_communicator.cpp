@@ -1,5 +1,6 @@
 #include "device/device_communicator.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
@@ -32,6 +33,10 @@ at::ScalarType scalar_type(DType dtype) {
       return at::kInt;
     case DType::i64:
       return at::kLong;
+    case DType::i16:
+      return at::kShort;
+    case DType::boolean:
+      return at::kBool;
   }
   return at::kByte;
 }
@@ -75,6 +80,14 @@ at::Tensor DeviceCommunicator::on_device(const void* data, std::size_t count, DT
       .options(at::TensorOptions().dtype(scalar_type(dtype)).device(device()))
       .target_device(device())
       .make_tensor();
+}
+
+void DeviceCommunicator::multiply(const std::byte* input, std::byte* output, std::size_t count,
+                                  DType dtype, double factor) {
+  const at::NoGradGuard no_grad;
+  auto products = on_device(output, count, dtype);
+  if (input != output) products.copy_(on_device(input, count, dtype));
+  products.mul_(factor);
 }
 
 Work DeviceCommunicator::begin(Operation&& operation) {

@@ -35,6 +35,8 @@ class DeviceCommunicator : public SteppedCommunicator {
 
  private:
   Work begin(Operation&& operation) final;
+  void multiply(const std::byte* input, std::byte* output, std::size_t count, DType dtype,
+                double factor) final;
   /// Begins an operation other than a barrier, in the order of the current stream.
   virtual Work begin_on_device(Operation&& operation) = 0;
   /// Creates the group of the same kind for part, the ranks of a new group in the host world.

@@ -9,11 +9,15 @@
 #include <tuple>
 #include <utility>
 
+#include "core/text.h"
 #include "device/buffer_elements.h"
+#include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::device {
 namespace {
 
+/// The type of a dtype. NCCL has neither int16 nor bool: a bool is a byte of value 0 or 1, and an
+/// int16 is moved as two bytes.
 nccl::DataType data_type(DType dtype) {
   switch (dtype) {
     case DType::f32:
@@ -27,6 +31,8 @@ nccl::DataType data_type(DType dtype) {
     case DType::i8:
       return nccl::DataType::int8;
     case DType::u8:
+    case DType::boolean:
+    case DType::i16:
       return nccl::DataType::uint8;
     case DType::i32:
       return nccl::DataType::int32;
@@ -36,14 +42,17 @@ nccl::DataType data_type(DType dtype) {
   return nccl::DataType::uint8;
 }
 
-bool is_floating(DType dtype) {
-  return dtype == DType::f32 || dtype == DType::f64 || dtype == DType::f16 || dtype == DType::bf16;
-}
+/// Elements of data_type() in an element.
+std::size_t elements_of(DType dtype) { return dtype == DType::i16 ? 2 : 1; }
 
-/// The reduction of NCCL. The mean of integers is a sum that is divided afterwards.
+/// The reduction of NCCL. The mean of integers is a sum that is divided afterwards. The inputs of
+/// a premultiplied_sum are products already.
 nccl::RedOp reduction(ReduceOp op, DType dtype) {
+  if (dtype == DType::boolean && op == ReduceOp::sum) return nccl::RedOp::max;
+  if (dtype == DType::boolean && op == ReduceOp::product) return nccl::RedOp::min;
   switch (op) {
     case ReduceOp::sum:
+    case ReduceOp::premultiplied_sum:
       return nccl::RedOp::sum;
     case ReduceOp::avg:
       return is_floating(dtype) ? nccl::RedOp::avg : nccl::RedOp::sum;
@@ -53,8 +62,25 @@ nccl::RedOp reduction(ReduceOp op, DType dtype) {
       return nccl::RedOp::max;
     case ReduceOp::product:
       return nccl::RedOp::prod;
+    case ReduceOp::band:
+    case ReduceOp::bor:
+    case ReduceOp::bxor:
+      break;  // NCCL has no bitwise reductions; expect_reduction() refuses them
   }
   return nccl::RedOp::sum;
+}
+
+/// Throws: InvalidArgument if NCCL does not have the operation's reduction. All ranks of the group
+/// issue the same operation, so that all throw.
+void expect_reduction(const Operation& operation, std::string_view where) {
+  const bool is_bitwise = operation.reduce == ReduceOp::band || operation.reduce == ReduceOp::bor ||
+                          operation.reduce == ReduceOp::bxor;
+  if (!operation.is_reduction() || (!is_bitwise && operation.dtype != DType::i16)) return;
+  throw InvalidArgument(
+      detail::concat(where, ": got ", name(operation.reduce), " of ", name(operation.dtype),
+                     ", expected a reduction that NCCL has, without bitwise ones and int16; use "
+                     "group.host()"),
+      {.operation = std::string(name(operation.collective))});
 }
 
 bool divides_integers(const Operation& operation) {
@@ -94,6 +120,7 @@ Work NcclCommunicator::announce(const SteppedRequest& request) {
 }
 
 Work NcclCommunicator::begin_on_device(Operation&& operation) {
+  expect_reduction(operation, where(name(operation.collective)));
   const at::NoGradGuard no_grad;
   auto done = std::make_shared<c10::Event>(device().type());
   stream().wait_for_current();
@@ -111,7 +138,8 @@ Work NcclCommunicator::begin_on_device(Operation&& operation) {
 
 at::Tensor NcclCommunicator::enqueue(const Operation& operation) {
   if (operation.wire) return all_reduce_as(operation);
-  const auto& [input, output, count] = std::tie(operation.input, operation.output, operation.count);
+  const auto& [input, output] = std::tie(operation.input, operation.output);
+  const std::size_t count = operation.count * elements_of(operation.dtype);
   const auto type = data_type(operation.dtype);
   const auto op = reduction(operation.reduce, operation.dtype);
   const auto issue = [&](const NcclComm::Calls& calls) { comm_.issue(operation.label(), calls); };
@@ -122,6 +150,14 @@ at::Tensor NcclCommunicator::enqueue(const Operation& operation) {
       });
       if (divides_integers(operation))
         on_device(output, count, operation.dtype).div_(size(), "trunc");
+      return {};
+    case Collective::reduce:
+      issue([&](const auto& library, auto* comm, auto* stream) {
+        return library.reduce(input, output, count, type, op, operation.peer, comm, stream);
+      });
+      if (divides_integers(operation) && operation.peer == rank()) {
+        on_device(output, count, operation.dtype).div_(size(), "trunc");
+      }
       return {};
     case Collective::broadcast:
       issue([&](const auto& library, auto* comm, auto* stream) {
@@ -206,11 +242,13 @@ void NcclCommunicator::move_parts(const Operation& operation) {
     auto result = nccl::Result::success;
     const auto send = [&](const std::byte* data, std::size_t count, int to) {
       if (count == 0) return;
-      result = first_error({result, library.send(data, count, type, to, comm, stream)});
+      const auto elements = count * elements_of(operation.dtype);
+      result = first_error({result, library.send(data, elements, type, to, comm, stream)});
     };
     const auto receive = [&](std::byte* data, std::size_t count, int from) {
       if (count == 0) return;
-      result = first_error({result, library.recv(data, count, type, from, comm, stream)});
+      const auto elements = count * elements_of(operation.dtype);
+      result = first_error({result, library.recv(data, elements, type, from, comm, stream)});
     };
     const auto at = [&](auto* data, int rank) { return data + operation.part_begin(rank) * bytes; };
     const auto part = [&](int rank) { return operation.part(rank); };
@@ -239,7 +277,8 @@ void NcclCommunicator::move_parts(const Operation& operation) {
         for (int rank = 0; rank < size(); ++rank) {
           send(to_all ? operation.input : at(operation.input, rank), part(to_all ? own : rank),
                rank);
-          receive(at(operation.output, rank), part(rank), rank);
+          receive(operation.output + operation.received_begin(rank) * bytes,
+                  operation.received(rank), rank);
         }
         break;
       }

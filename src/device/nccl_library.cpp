@@ -61,6 +61,7 @@ NcclLibrary::NcclLibrary() {
   find(library, path_, "ncclBroadcast", broadcast);
   find(library, path_, "ncclAllGather", all_gather);
   find(library, path_, "ncclReduceScatter", reduce_scatter);
+  find(library, path_, "ncclReduce", reduce);
   find(library, path_, "ncclSend", send);
   find(library, path_, "ncclRecv", recv);
   find(library, path_, "ncclGroupStart", group_start);

@@ -38,6 +38,8 @@ class NcclLibrary {
                              nccl::Stream*);
   nccl::Result (*reduce_scatter)(const void*, void*, std::size_t, nccl::DataType, nccl::RedOp,
                                  nccl::Comm*, nccl::Stream*);
+  nccl::Result (*reduce)(const void*, void*, std::size_t, nccl::DataType, nccl::RedOp, int root,
+                         nccl::Comm*, nccl::Stream*);
   nccl::Result (*send)(const void*, std::size_t, nccl::DataType, int peer, nccl::Comm*,
                        nccl::Stream*);
   nccl::Result (*recv)(void*, std::size_t, nccl::DataType, int peer, nccl::Comm*, nccl::Stream*);

@@ -50,9 +50,13 @@ DType detail::dtype_of(at::ScalarType type, std::string_view where) {
       return DType::i32;
     case at::kLong:
       return DType::i64;
+    case at::kShort:
+      return DType::i16;
+    case at::kBool:
+      return DType::boolean;
     default:
       refuse(where, "got a tensor of ", toString(type),
-             ", expected Float, Double, Half, BFloat16, Char, Byte, Int or Long");
+             ", expected Float, Double, Half, BFloat16, Char, Byte, Short, Int, Long or Bool");
   }
 }
 
@@ -104,6 +108,10 @@ void expect_count(std::size_t got, std::size_t expected, std::string_view what,
   refuse(where, "got an ", what, " of ", got, " elements, expected ", expected);
 }
 
+std::size_t total(const std::vector<std::size_t>& counts) {
+  return std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+}
+
 /// Names of the two tensors of a collective in error messages: the one with all ranks' parts, and
 /// the one with this rank's part.
 struct TensorNames {
@@ -117,8 +125,7 @@ void expect_divided(std::size_t whole, std::size_t part, const std::vector<std::
                     const TensorNames& names, const Group& group, std::string_view where) {
   expect_count(counts.size(), static_cast<std::size_t>(group.size()), "array of counts", where);
   expect_count(part, counts[static_cast<std::size_t>(group.rank())], names.part, where);
-  expect_count(whole, std::accumulate(counts.begin(), counts.end(), std::size_t{0}), names.whole,
-               where);
+  expect_count(whole, total(counts), names.whole, where);
 }
 
 }  // namespace
@@ -156,9 +163,9 @@ int Group::local_size() const {
   return static_cast<int>(std::ranges::count(communicator_->hosts(), node()));
 }
 
-Work Group::all_reduce(const at::Tensor& tensor, ReduceOp op) const {
+Work Group::all_reduce(const at::Tensor& tensor, Reduction reduction) const {
   const auto [data, count, dtype] = check(*this, tensor, "all_reduce");
-  return communicator_->all_reduce(data, count, dtype, op, issue_of(tensor));
+  return communicator_->all_reduce(data, count, dtype, reduction, issue_of(tensor));
 }
 
 Work Group::all_reduce(const at::Tensor& tensor, ReduceOp op, const Wire& wire) const {
@@ -169,6 +176,11 @@ Work Group::all_reduce(const at::Tensor& tensor, ReduceOp op, const Wire& wire) 
                           {.operation = "all_reduce"});
   }
   return communicator_->all_reduce(data, count, op, wire, issue_of(tensor));
+}
+
+Work Group::reduce(const at::Tensor& tensor, int root, Reduction reduction) const {
+  const auto [data, count, dtype] = check(*this, tensor, "reduce");
+  return communicator_->reduce(data, count, dtype, reduction, root, issue_of(tensor));
 }
 
 Work Group::broadcast(const at::Tensor& tensor, int root) const {
@@ -196,23 +208,24 @@ Work Group::all_gather(const at::Tensor& output, const at::Tensor& input,
                                    issue_of(input, output, false));
 }
 
-Work Group::reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op) const {
+Work Group::reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                           Reduction reduction) const {
   const auto from = check(*this, input, "reduce_scatter input");
   const auto to = check(*this, output, "reduce_scatter output");
   expect_same_dtype(from, to, "reduce_scatter");
   expect_count(from.count, to.count * static_cast<std::size_t>(size()), "input", "reduce_scatter");
-  return communicator_->reduce_scatter(from.data, to.data, to.count, from.dtype, op,
+  return communicator_->reduce_scatter(from.data, to.data, to.count, from.dtype, reduction,
                                        issue_of(output, input));
 }
 
 Work Group::reduce_scatter(const at::Tensor& output, const at::Tensor& input,
-                           const std::vector<std::size_t>& counts, ReduceOp op) const {
+                           const std::vector<std::size_t>& counts, Reduction reduction) const {
   const auto from = check(*this, input, "reduce_scatter input");
   const auto to = check(*this, output, "reduce_scatter output");
   expect_same_dtype(from, to, "reduce_scatter");
   expect_divided(from.count, to.count, counts, {.whole = "input", .part = "output"}, *this,
                  "reduce_scatter");
-  return communicator_->reduce_scatter(from.data, to.data, counts, from.dtype, op,
+  return communicator_->reduce_scatter(from.data, to.data, counts, from.dtype, reduction,
                                        issue_of(output, input, false));
 }
 
@@ -229,6 +242,22 @@ Work Group::gather(const at::Tensor& output, const at::Tensor& input, int root) 
                                issue_of(input, output));
 }
 
+Work Group::gather(const at::Tensor& output, const at::Tensor& input,
+                   const std::vector<std::size_t>& counts, int root) const {
+  const auto from = check(*this, input, "gather input");
+  void* data = nullptr;
+  std::size_t whole = total(counts);
+  if (rank() == root) {
+    const auto to = check(*this, output, "gather output");
+    expect_same_dtype(from, to, "gather");
+    data = to.data;
+    whole = to.count;
+  }
+  expect_divided(whole, from.count, counts, {.whole = "output", .part = "input"}, *this, "gather");
+  return communicator_->gather(from.data, data, counts, from.dtype, root,
+                               issue_of(input, output, false));
+}
+
 Work Group::scatter(const at::Tensor& output, const at::Tensor& input, int root) const {
   const auto to = check(*this, output, "scatter output");
   const void* data = nullptr;
@@ -241,6 +270,22 @@ Work Group::scatter(const at::Tensor& output, const at::Tensor& input, int root)
   return communicator_->scatter(data, to.data, to.count, to.dtype, root, issue_of(output, input));
 }
 
+Work Group::scatter(const at::Tensor& output, const at::Tensor& input,
+                    const std::vector<std::size_t>& counts, int root) const {
+  const auto to = check(*this, output, "scatter output");
+  const void* data = nullptr;
+  std::size_t whole = total(counts);
+  if (rank() == root) {
+    const auto from = check(*this, input, "scatter input");
+    expect_same_dtype(from, to, "scatter");
+    data = from.data;
+    whole = from.count;
+  }
+  expect_divided(whole, to.count, counts, {.whole = "input", .part = "output"}, *this, "scatter");
+  return communicator_->scatter(data, to.data, counts, to.dtype, root,
+                                issue_of(output, input, false));
+}
+
 Work Group::all_to_all(const at::Tensor& output, const at::Tensor& input) const {
   const auto from = check(*this, input, "all_to_all input");
   const auto to = check(*this, output, "all_to_all output");
@@ -250,6 +295,18 @@ Work Group::all_to_all(const at::Tensor& output, const at::Tensor& input) const 
   expect_count(from.count, part * static_cast<std::size_t>(size()),
                "input that does not divide among the ranks", "all_to_all");
   return communicator_->all_to_all(from.data, to.data, part, from.dtype, issue_of(input, output));
+}
+
+Work Group::all_to_all(const at::Tensor& output, const at::Tensor& input,
+                       const std::vector<std::size_t>& output_counts,
+                       const std::vector<std::size_t>& input_counts) const {
+  const auto from = check(*this, input, "all_to_all input");
+  const auto to = check(*this, output, "all_to_all output");
+  expect_same_dtype(from, to, "all_to_all");
+  expect_count(from.count, total(input_counts), "input", "all_to_all");
+  expect_count(to.count, total(output_counts), "output", "all_to_all");
+  return communicator_->all_to_all(from.data, to.data, input_counts, output_counts, from.dtype,
+                                   issue_of(input, output, false));
 }
 
 Work Group::send(const at::Tensor& tensor, int dst, std::uint32_t tag) const {
@@ -302,6 +359,24 @@ Group Group::split(int color, int key) const {
         {.operation = "split"});
   }
   return Group(std::move(part));
+}
+
+Group Group::new_group(const std::vector<int>& members) const {
+  for (std::size_t i = 0; i < members.size(); ++i) {
+    const int member = members[i];
+    if (member < 0 || member >= size()) {
+      refuse("new_group", "got member ", member, ", expected 0 to ", size() - 1);
+    }
+    if (std::find(members.begin(), members.begin() + static_cast<std::ptrdiff_t>(i), member) !=
+        members.begin() + static_cast<std::ptrdiff_t>(i)) {
+      refuse("new_group", "got member ", member, " twice, expected each rank once");
+    }
+  }
+  if (std::ranges::find(members, rank()) == members.end()) {
+    refuse("new_group", "got a list without rank ", rank(),
+           ", expected the calling rank among the members: only members call new_group()");
+  }
+  return Group(communicator_->new_group(members));
 }
 
 }  // namespace lockstep

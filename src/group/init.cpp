@@ -45,4 +45,9 @@ Group init(const InitOptions& options) {
   }
 }
 
+Group join(const std::string& name, int rank, int size, const WorldOptions& options) {
+  return Group(detail::join_named(name, rank, size, options.timeout, options.heap_bytes,
+                                  at::get_num_threads()));
+}
+
 }  // namespace lockstep

@@ -189,6 +189,33 @@ host::Options rank_options(const std::optional<std::chrono::milliseconds>& timeo
           .cores = environment.cores.value_or(usable_cores())};
 }
 
+std::shared_ptr<Communicator> join_named(const std::string& name, int rank, int size,
+                                         const std::optional<std::chrono::milliseconds>& timeout,
+                                         std::size_t heap_bytes, int threads_per_rank) {
+  if (name.empty()) throw_invalid("join", "got an empty name, expected that of the world");
+  if (size < 1 || size > host::max_ranks) {
+    throw_invalid("join", "got a world of ", size, " ranks, expected 1 to ", host::max_ranks);
+  }
+  if (rank < 0 || rank >= size) {
+    throw_invalid("join", "got rank ", rank, ", expected 0 to ", size - 1);
+  }
+  if (const auto why = host::available(); !why.empty()) {
+    throw BackendUnavailable(concat("join: shared memory does not work here: ", why),
+                             {.operation = "join"});
+  }
+  try {
+    auto options = rank_options(timeout, threads_per_rank);
+    options.map_heaps = false;
+    options.watch = true;
+    const auto world = host::rendezvous(concat("name ", name), rank, size, options.timeout, {},
+                                        {.call = "join", .heap_bytes = heap_bytes});
+    return host::create(world, rank, options);
+  } catch (Error& error) {
+    error.set_operation("join");
+    throw;
+  }
+}
+
 std::shared_ptr<Communicator> join_world(const JoinOptions& options) {
   if (joined.exchange(true)) {
     throw InvalidArgument(

@@ -1,9 +1,11 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "comm/communicator.h"
 #include "comm/host/host.h"
@@ -35,6 +37,13 @@ struct JoinOptions {
 /// Ranks: all, once in each process.
 /// Throws: as init(), with the operation "init".
 std::shared_ptr<Communicator> join_world(const JoinOptions& options);
+
+/// Joins the world of this name on this host, as join() of init.h describes.
+/// Ranks: all of that world, each once. Any number of worlds in a process.
+/// Throws: as join(), with the operation "join".
+std::shared_ptr<Communicator> join_named(const std::string& name, int rank, int size,
+                                         const std::optional<std::chrono::milliseconds>& timeout,
+                                         std::size_t heap_bytes, int threads_per_rank);
 
 /// Whether join_world() has joined a world in this process.
 bool has_joined();

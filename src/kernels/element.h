@@ -41,6 +41,16 @@ struct Element<DType::u8> {
   using Value = std::uint8_t;
 };
 template <>
+struct Element<DType::boolean> {
+  using Stored = std::uint8_t;
+  using Value = std::uint8_t;
+};
+template <>
+struct Element<DType::i16> {
+  using Stored = std::int16_t;
+  using Value = std::int16_t;
+};
+template <>
 struct Element<DType::i32> {
   using Stored = std::int32_t;
   using Value = std::int32_t;

@@ -6,6 +6,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "core/text.h"
 #include "kernels/element.h"
 #include "lockstep/error.h"
 
@@ -100,7 +101,13 @@ HWY_INLINE hn::Vec<D> extreme(D, hn::Vec<D> a, hn::Vec<D> b) {
 
 template <ReduceOp kOp, class D>
 HWY_INLINE hn::Vec<D> combine(D d, hn::Vec<D> a, hn::Vec<D> b) {
-  if constexpr (kOp == ReduceOp::min || kOp == ReduceOp::max) {
+  if constexpr (kOp == ReduceOp::band) {
+    return hn::And(a, b);
+  } else if constexpr (kOp == ReduceOp::bor) {
+    return hn::Or(a, b);
+  } else if constexpr (kOp == ReduceOp::bxor) {
+    return hn::Xor(a, b);
+  } else if constexpr (kOp == ReduceOp::min || kOp == ReduceOp::max) {
     return extreme<kOp == ReduceOp::min>(d, a, b);
   } else if constexpr (kOp == ReduceOp::product) {
     if constexpr (sizeof(hn::TFromD<D>) == 1) {
@@ -212,19 +219,59 @@ void reduce_any(Inputs inputs, Outputs outputs, std::size_t count) {
 
 using Kernel = void (*)(Inputs, Outputs, std::size_t);
 
+/// The arithmetic reductions, sum to product, of the dtypes of numbers, f32 to i16.
+constexpr std::size_t arithmetic_ops = static_cast<std::size_t>(ReduceOp::product) + 1;
+constexpr std::size_t number_dtypes = static_cast<std::size_t>(DType::i16) + 1;
+
 template <std::size_t... kIndex>
 constexpr auto kernel_table(std::index_sequence<kIndex...>) {
-  constexpr std::size_t ops = std::size(all_reduce_ops);
   return std::array<Kernel, sizeof...(kIndex)>{
-      &reduce_any<all_dtypes[kIndex / ops], all_reduce_ops[kIndex % ops]>...};
+      &reduce_any<all_dtypes[kIndex / arithmetic_ops], all_reduce_ops[kIndex % arithmetic_ops]>...};
 }
 
 void reduce(DType dtype, ReduceOp op, Inputs inputs, Outputs outputs, std::size_t count) {
-  constexpr std::size_t ops = std::size(all_reduce_ops);
   static constexpr auto kernels =
-      kernel_table(std::make_index_sequence<std::size(all_dtypes) * ops>());
-  kernels[static_cast<std::size_t>(dtype) * ops + static_cast<std::size_t>(op)](inputs, outputs,
-                                                                                count);
+      kernel_table(std::make_index_sequence<number_dtypes * arithmetic_ops>());
+  kernels[static_cast<std::size_t>(dtype) * arithmetic_ops + static_cast<std::size_t>(op)](
+      inputs, outputs, count);
+}
+
+void reduce_bits(ReduceOp op, Inputs inputs, Outputs outputs, std::size_t bytes) {
+  if (op == ReduceOp::band) return reduce_any<DType::u8, ReduceOp::band>(inputs, outputs, bytes);
+  if (op == ReduceOp::bor) return reduce_any<DType::u8, ReduceOp::bor>(inputs, outputs, bytes);
+  reduce_any<DType::u8, ReduceOp::bxor>(inputs, outputs, bytes);
+}
+
+template <DType kDtype>
+void multiply_vectors(double factor, const std::byte* input, std::byte* output, std::size_t count) {
+  using Value = typename detail::Element<kDtype>::Value;
+  const hn::ScalableTag<Value> d;
+  const auto factors = hn::Set(d, static_cast<Value>(factor));
+  const std::size_t step = hn::Lanes(d) * size_of(kDtype);
+  const std::size_t end = count * size_of(kDtype);
+  std::size_t at = 0;
+  for (; end - at >= step; at += step) {
+    store<kDtype>(d, hn::Mul(load<kDtype>(d, input + at), factors), output + at);
+  }
+  if (at == end) return;
+  HWY_ALIGN std::byte lanes[HWY_MAX_BYTES] = {};
+  std::memcpy(lanes, input + at, end - at);
+  store<kDtype>(d, hn::Mul(load<kDtype>(d, lanes), factors), lanes);
+  std::memcpy(output + at, lanes, end - at);
+}
+
+void multiply(DType dtype, double factor, const std::byte* input, std::byte* output,
+              std::size_t count) {
+  switch (dtype) {
+    case DType::f32:
+      return multiply_vectors<DType::f32>(factor, input, output, count);
+    case DType::f64:
+      return multiply_vectors<DType::f64>(factor, input, output, count);
+    case DType::f16:
+      return multiply_vectors<DType::f16>(factor, input, output, count);
+    default:
+      return multiply_vectors<DType::bf16>(factor, input, output, count);
+  }
 }
 
 }  // namespace lockstep::kernels::HWY_NAMESPACE
@@ -234,10 +281,30 @@ HWY_AFTER_NAMESPACE();
 namespace lockstep::inline v0_2::kernels {
 
 HWY_EXPORT(reduce);
+HWY_EXPORT(reduce_bits);
+HWY_EXPORT(multiply);
+
+namespace {
+
+bool is_bitwise(ReduceOp op) {
+  return op == ReduceOp::band || op == ReduceOp::bor || op == ReduceOp::bxor;
+}
+
+/// The reduction of bytes that are 0 or 1 which is that of booleans.
+ReduceOp of_booleans(ReduceOp op) {
+  if (op == ReduceOp::sum) return ReduceOp::max;
+  return op == ReduceOp::product ? ReduceOp::min : op;
+}
+
+}  // namespace
 
 void reduce(DType dtype, ReduceOp op, std::span<const std::byte* const> inputs,
             std::span<std::byte* const> outputs, std::size_t count) {
   if (inputs.empty()) throw InvalidArgument("reduce: got no inputs, expected at least one");
+  if (!has_reduction(dtype, op)) {
+    throw InvalidArgument(detail::concat("reduce: got ", name(op), " of ", name(dtype),
+                                         ", expected a reduction of that dtype"));
+  }
   if (count == 0) return;
   if (inputs.size() == 1) {
     // Every reduction of one input is that input.
@@ -246,7 +313,22 @@ void reduce(DType dtype, ReduceOp op, std::span<const std::byte* const> inputs,
     }
     return;
   }
-  HWY_DYNAMIC_DISPATCH(reduce)(dtype, op, inputs, outputs, count);
+  if (is_bitwise(op)) {
+    HWY_DYNAMIC_DISPATCH(reduce_bits)(op, inputs, outputs, count * size_of(dtype));
+  } else if (dtype == DType::boolean) {
+    HWY_DYNAMIC_DISPATCH(reduce)(DType::u8, of_booleans(op), inputs, outputs, count);
+  } else {
+    const auto arithmetic = op == ReduceOp::premultiplied_sum ? ReduceOp::sum : op;
+    HWY_DYNAMIC_DISPATCH(reduce)(dtype, arithmetic, inputs, outputs, count);
+  }
+}
+
+void multiply(DType dtype, double factor, const std::byte* input, std::byte* output,
+              std::size_t count) {
+  if (!is_floating(dtype)) {
+    throw InvalidArgument(detail::concat("multiply: got ", name(dtype), ", expected floats"));
+  }
+  HWY_DYNAMIC_DISPATCH(multiply)(dtype, factor, input, output, count);
 }
 
 }  // namespace lockstep::kernels

@@ -37,7 +37,18 @@ T wrapping(ReduceOp op, T a, T b) {
   // Unsigned 64-bit arithmetic does not overflow, and its low bits are those of the wrapped result.
   const auto x = static_cast<std::uint64_t>(a);
   const auto y = static_cast<std::uint64_t>(b);
-  return static_cast<T>(op == ReduceOp::product ? x * y : x + y);
+  switch (op) {
+    case ReduceOp::product:
+      return static_cast<T>(x * y);
+    case ReduceOp::band:
+      return static_cast<T>(x & y);
+    case ReduceOp::bor:
+      return static_cast<T>(x | y);
+    case ReduceOp::bxor:
+      return static_cast<T>(x ^ y);
+    default:
+      return static_cast<T>(x + y);
+  }
 }
 
 template <class T>
@@ -105,6 +116,29 @@ void reduce_elements(ReduceOp op, std::span<const std::byte* const> inputs,
   }
 }
 
+void reduce_booleans(ReduceOp op, std::span<const std::byte* const> inputs,
+                     std::span<std::byte* const> outputs, std::size_t count) {
+  const auto combine_booleans = [op](bool a, bool b) {
+    switch (op) {
+      case ReduceOp::bxor:
+        return a != b;
+      case ReduceOp::sum:
+      case ReduceOp::max:
+      case ReduceOp::bor:
+        return a || b;
+      default:
+        return a && b;
+    }
+  };
+  for (std::size_t i = 0; i < count; ++i) {
+    bool result = inputs[0][i] != std::byte{0};
+    for (const std::byte* input : inputs.subspan(1)) {
+      result = combine_booleans(result, input[i] != std::byte{0});
+    }
+    for (std::byte* output : outputs) output[i] = std::byte{result};
+  }
+}
+
 }  // namespace
 
 float from_f16(std::uint16_t half) {
@@ -166,6 +200,10 @@ void reduce(DType dtype, ReduceOp op, std::span<const std::byte* const> inputs,
       return reduce_elements<DType::i8>(op, inputs, outputs, count);
     case DType::u8:
       return reduce_elements<DType::u8>(op, inputs, outputs, count);
+    case DType::i16:
+      return reduce_elements<DType::i16>(op, inputs, outputs, count);
+    case DType::boolean:
+      return reduce_booleans(op, inputs, outputs, count);
     case DType::i32:
       return reduce_elements<DType::i32>(op, inputs, outputs, count);
     case DType::i64:

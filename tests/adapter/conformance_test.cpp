@@ -19,6 +19,7 @@ TEST_P(AdapterConformance, OverAPlainBackend) {
     check_places(group);
     check_split(group);
     check_messages(group);
+    check_waits(group);
     check_denormals(group);
   });
 }

@@ -155,6 +155,53 @@ void all_reduce_special_halves(Communicator& group, const Case& c, const Wire& w
   data.expect(expected, c.text(group, concat("all_reduce of special ", name(wire.dtype))));
 }
 
+/// Each rank passes a factor of its own.
+double factor_of(int rank) { return 0.3 * (rank + 1); }
+
+/// Root's buffer has the reduction, the others' are unchanged.
+void reduce(Communicator& group, Case c, Reduction reduction, int root, bool mixed) {
+  auto inputs = make_inputs(c.dtype, c.count, group.size(), c.salt);
+  const auto rank = static_cast<std::size_t>(group.rank());
+  const Buffer data(group, place_of(c, group, mixed), inputs[rank]);
+  group.reduce(data.data(), c.count, c.dtype, reduction, root).wait();
+  const auto what = c.text(group, concat("reduce ", name(reduction.op), " to ", root));
+  if (group.rank() != root) return data.expect(inputs[rank], what);
+  if (reduction.op == ReduceOp::premultiplied_sum) {
+    for (int from = 0; from < group.size(); ++from) {
+      auto& input = inputs[static_cast<std::size_t>(from)];
+      input = multiplied(c.dtype, input, factor_of(from));
+    }
+  }
+  c.sums.ring = false;
+  data.expect(reduced(inputs, c, reduction.op), what);
+}
+
+/// Sums of inputs that each rank multiplies by its factor.
+void premultiplied(Communicator& group, const Case& c) {
+  const auto reduction = premultiplied_sum(factor_of(group.rank()));
+  const auto ranks = static_cast<std::size_t>(group.size());
+  const auto rank = static_cast<std::size_t>(group.rank());
+  const auto inputs = make_inputs(c.dtype, c.count * ranks, group.size(), c.salt);
+  std::vector<Bytes> products;
+  for (int from = 0; from < group.size(); ++from) {
+    const auto& input = inputs[static_cast<std::size_t>(from)];
+    products.push_back(multiplied(c.dtype, input, factor_of(from)));
+  }
+  const Buffer input(group, c.place, inputs[rank]);
+  const Buffer output(group, c.place, Bytes(c.count * size_of(c.dtype)));
+  group.reduce_scatter(input.data(), output.data(), c.count, c.dtype, reduction).wait();
+  const auto sums = reduce_all(c.dtype, ReduceOp::sum, products, c.count * ranks);
+  output.expect(slice(sums, c.dtype, rank * c.count, c.count),
+                c.text(group, "reduce_scatter premultiplied_sum"));
+  input.expect(inputs[rank], c.text(group, "the input of reduce_scatter premultiplied_sum"));
+  Case whole = c;
+  whole.count *= ranks;
+  group.all_reduce(input.data(), whole.count, c.dtype, reduction).wait();
+  input.expect(reduced(products, whole, ReduceOp::premultiplied_sum),
+               c.text(group, "all_reduce premultiplied_sum"));
+  reduce(group, c, reduction, group.size() - 1, false);
+}
+
 void broadcast(Communicator& group, const Case& c, int root) {
   const auto inputs = make_inputs(c.dtype, c.count, group.size(), c.salt);
   const Buffer data(group, c.place, inputs[static_cast<std::size_t>(group.rank())]);
@@ -169,13 +216,26 @@ Bytes joined(const std::vector<Bytes>& parts) {
   return all;
 }
 
-void all_gather(Communicator& group, const Case& c, bool varying) {
-  std::vector<Bytes> inputs;
+/// Different for each rank if they vary, some of them 0.
+std::vector<std::size_t> counts_of(const Communicator& group, const Case& c, bool varying) {
   std::vector<std::size_t> counts;
   for (int rank = 0; rank < group.size(); ++rank) {
     counts.push_back(varying ? c.count * static_cast<std::size_t>((rank + 1) % 3) / 2 : c.count);
-    inputs.push_back(make_input(c.dtype, counts.back(), rank, c.salt));
   }
+  return counts;
+}
+
+std::vector<Bytes> make_parts(const Case& c, const std::vector<std::size_t>& counts) {
+  std::vector<Bytes> parts;
+  for (std::size_t rank = 0; rank < counts.size(); ++rank) {
+    parts.push_back(make_input(c.dtype, counts[rank], static_cast<int>(rank), c.salt));
+  }
+  return parts;
+}
+
+void all_gather(Communicator& group, const Case& c, bool varying) {
+  const auto counts = counts_of(group, c, varying);
+  const auto inputs = make_parts(c, counts);
   const Bytes expected = joined(inputs);
   const Buffer input(group, c.place, inputs[static_cast<std::size_t>(group.rank())]);
   const Buffer output(group, c.place, Bytes(expected.size()));
@@ -188,10 +248,7 @@ void all_gather(Communicator& group, const Case& c, bool varying) {
 }
 
 void reduce_scatter(Communicator& group, const Case& c, ReduceOp op, bool varying) {
-  std::vector<std::size_t> counts;
-  for (int rank = 0; rank < group.size(); ++rank) {
-    counts.push_back(varying ? c.count * static_cast<std::size_t>((rank + 1) % 3) / 2 : c.count);
-  }
+  const auto counts = counts_of(group, c, varying);
   const std::size_t total = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
   const auto inputs = make_inputs(c.dtype, total, group.size(), c.salt);
   const auto rank = static_cast<std::size_t>(group.rank());
@@ -207,6 +264,55 @@ void reduce_scatter(Communicator& group, const Case& c, ReduceOp op, bool varyin
   output.expect(slice(reduce_all(c.dtype, op, inputs, total), c.dtype, begin, counts[rank]),
                 c.text(group, concat("reduce_scatter ", name(op))));
   input.expect(inputs[rank], c.text(group, "the input of reduce_scatter"));
+}
+
+void gather_varying(Communicator& group, const Case& c, int root) {
+  const auto counts = counts_of(group, c, true);
+  const auto inputs = make_parts(c, counts);
+  const Buffer input(group, c.place, inputs[static_cast<std::size_t>(group.rank())]);
+  const bool is_root = group.rank() == root;
+  const Bytes expected = is_root ? joined(inputs) : Bytes();
+  const Buffer output(group, c.place, Bytes(expected.size()));
+  group.gather(input.data(), is_root ? output.data() : nullptr, counts, c.dtype, root).wait();
+  output.expect(expected, c.text(group, concat("gather of varying counts to ", root)));
+}
+
+void scatter_varying(Communicator& group, const Case& c, int root) {
+  const auto counts = counts_of(group, c, true);
+  const auto parts = make_parts(c, counts);
+  const auto& mine = parts[static_cast<std::size_t>(group.rank())];
+  const bool is_root = group.rank() == root;
+  const Buffer input(group, c.place, is_root ? joined(parts) : Bytes());
+  const Buffer output(group, c.place, Bytes(mine.size()));
+  group.scatter(is_root ? input.data() : nullptr, output.data(), counts, c.dtype, root).wait();
+  output.expect(mine, c.text(group, concat("scatter of varying counts from ", root)));
+}
+
+/// The part of one rank for another has a length of its own; some are empty.
+void all_to_all_varying(Communicator& group, const Case& c) {
+  const auto length = [&](int from, int to) {
+    return c.count * static_cast<std::size_t>((from + 2 * to) % 4) / 3;
+  };
+  const auto part = [&](int from, int to) {
+    return make_input(c.dtype, length(from, to), 31 * from + to, c.salt);
+  };
+  std::vector<std::size_t> sent;
+  std::vector<std::size_t> received;
+  Bytes in;
+  Bytes expected;
+  for (int other = 0; other < group.size(); ++other) {
+    sent.push_back(length(group.rank(), other));
+    received.push_back(length(other, group.rank()));
+    const auto out = part(group.rank(), other);
+    in.insert(in.end(), out.begin(), out.end());
+    const auto from = part(other, group.rank());
+    expected.insert(expected.end(), from.begin(), from.end());
+  }
+  const Buffer input(group, c.place, in);
+  const Buffer output(group, place_of(c, group, true), Bytes(expected.size()));
+  group.all_to_all(input.data(), output.data(), sent, received, c.dtype).wait();
+  output.expect(expected, c.text(group, "all_to_all of varying counts"));
+  input.expect(in, c.text(group, "the input of all_to_all of varying counts"));
 }
 
 void gather(Communicator& group, const Case& c, int root) {
@@ -243,7 +349,12 @@ void all_to_all(Communicator& group, const Case& c) {
 
 void check_case(Communicator& group, const Case& c) {
   const int last = group.size() - 1;
-  for (const auto op : all_reduce_ops) all_reduce(group, c, op, false);
+  for (const auto op : all_reduce_ops) {
+    if (has_reduction(c.dtype, op)) all_reduce(group, c, op, false);
+  }
+  reduce(group, c, ReduceOp::sum, last, true);
+  if (has_reduction(c.dtype, ReduceOp::avg)) reduce(group, c, ReduceOp::avg, 0, false);
+  if (is_floating(c.dtype)) premultiplied(group, c);
   all_reduce(group, c, ReduceOp::sum, true);
   if (c.dtype == DType::f32) {
     all_reduce_halves(group, c, {.dtype = DType::f16, .predivide = true}, ReduceOp::avg);
@@ -257,10 +368,17 @@ void check_case(Communicator& group, const Case& c) {
   all_gather(group, c, false);
   all_gather(group, c, true);
   reduce_scatter(group, c, ReduceOp::sum, false);
-  reduce_scatter(group, c, ReduceOp::avg, true);
+  reduce_scatter(group, c, has_reduction(c.dtype, ReduceOp::avg) ? ReduceOp::avg : ReduceOp::bxor,
+                 true);
   gather(group, c, last);
   scatter(group, c, last);
   all_to_all(group, c);
+  // Parts of different lengths depend on the size of an element only.
+  if (c.dtype == DType::f32 || c.dtype == DType::i16) {
+    gather_varying(group, c, last);
+    scatter_varying(group, c, last);
+    all_to_all_varying(group, c);
+  }
   group.barrier().wait();
 }
 

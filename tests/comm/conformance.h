@@ -40,4 +40,7 @@ void check_places(Communicator& group);
 /// Messages between pairs of ranks, to oneself, in both directions at once.
 void check_messages(Communicator& group);
 
+/// Waits with a limit, for any of several operations, and until another thread requests a stop.
+void check_waits(Communicator& group);
+
 }  // namespace lockstep::testing

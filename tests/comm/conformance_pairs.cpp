@@ -1,6 +1,9 @@
+#include <chrono>
 #include <numeric>
 #include <optional>
 #include <stdexcept>
+#include <stop_token>
+#include <thread>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -91,6 +94,68 @@ void check_messages(Communicator& group) {
     }
   }
   for (auto& work : works) work.wait();
+}
+
+namespace {
+
+using namespace std::chrono_literals;
+
+void expect(bool as_expected, const Communicator& group, std::string_view what) {
+  if (!as_expected) throw std::runtime_error(concat("rank ", group.rank(), ": ", what));
+}
+
+/// Rank 0 chooses the order in which the others send.
+void check_order_of_completion(Communicator& group) {
+  const int size = group.size();
+  std::int64_t signal = 0;
+  if (group.rank() > 0) {
+    group.recv(&signal, 1, DType::i64, 0).wait();
+    group.send(&signal, 1, DType::i64, 0).wait();
+    return;
+  }
+  std::vector<std::int64_t> answers(static_cast<std::size_t>(size));
+  std::vector<Work> works(1);  // the first holds no operation
+  for (int from = 1; from < size; ++from) {
+    works.push_back(group.recv(&answers[static_cast<std::size_t>(from)], 1, DType::i64, from));
+  }
+  for (int from = size - 1; from > 0; --from) {
+    const std::int64_t number = 10 * from;
+    auto sent = group.send(&number, 1, DType::i64, from);
+    const auto index = static_cast<std::size_t>(from);
+    expect(wait_any(works) == index, group, concat("wait_any did not return ", from));
+    works[index].wait();
+    expect(answers[index] == number, group, concat("wait_any: no answer from ", from));
+    sent.wait();
+  }
+  expect(!wait_any(works), group, "wait_any of no operation returned one");
+}
+
+}  // namespace
+
+void check_waits(Communicator& group) {
+  const int next = (group.rank() + 1) % group.size();
+  const int before = (group.rank() + group.size() - 1) % group.size();
+  const std::int64_t mine = group.rank();
+  std::int64_t theirs = -1;
+  Work received = group.recv(&theirs, 1, DType::i64, before);
+  expect(!received.wait_for(0s), group, "wait_for(0) returned before the message was sent");
+  expect(!received.wait_for(1ms), group, "wait_for() returned before the message was sent");
+  {
+    std::stop_source source;
+    const std::jthread other([&] { source.request_stop(); });
+    expect(
+        !wait_any({&received, 1}, std::chrono::steady_clock::time_point::max(), source.get_token()),
+        group, "wait_any returned an operation after a stop");
+  }
+  group.barrier().wait();
+  Work sent = group.send(&mine, 1, DType::i64, next);
+  expect(received.wait_for(20s), group, "wait_for() did not see the message");
+  expect(received.pending() && received.complete(), group, "wait_for() took the operation");
+  received.wait();
+  expect(theirs == before, group, "the message is another one");
+  expect(sent.wait_for(20s) && Work().wait_for(0s), group, "wait_for() of a complete operation");
+  sent.wait();
+  check_order_of_completion(group);
 }
 
 }  // namespace lockstep::testing

@@ -5,6 +5,8 @@
 #include <functional>
 
 #include "comm/communicator.h"
+#include "core/text.h"
+#include "lockstep/error.h"
 #include "tests/comm/failures.h"
 
 // Ranks that call different things.
@@ -27,6 +29,7 @@ struct Mismatch {
 };
 
 double doubles[64];
+std::int16_t shorts[64];
 
 const Mismatch mismatches[] = {
     {"Dtype", [](auto& g) { return g.all_reduce(floats, 8, DType::f32, ReduceOp::sum); },
@@ -51,6 +54,19 @@ const Mismatch mismatches[] = {
      "all_reduce sum float32"},
     {"Root", [](auto& g) { return g.broadcast(floats, 8, DType::f32, 0); },
      [](auto& g) { return g.broadcast(floats, 8, DType::f32, 1); }, "root 1", "root 0"},
+    {"Bits", [](auto& g) { return g.all_reduce(shorts, 8, DType::i16, ReduceOp::band); },
+     [](auto& g) { return g.all_reduce(shorts, 8, DType::i16, ReduceOp::bxor); },
+     "all_reduce bxor int16 of 8 elements", "all_reduce band int16 of 8 elements"},
+    {"Bool", [](auto& g) { return g.all_reduce(shorts, 8, DType::boolean, ReduceOp::sum); },
+     [](auto& g) { return g.all_reduce(shorts, 8, DType::u8, ReduceOp::sum); },
+     "all_reduce sum uint8", "all_reduce sum bool"},
+    {"Premultiplied",
+     [](auto& g) { return g.all_reduce(floats, 8, DType::f32, premultiplied_sum(1)); },
+     [](auto& g) { return g.all_reduce(floats, 8, DType::f32, ReduceOp::sum); },
+     "all_reduce sum float32", "all_reduce premultiplied_sum float32"},
+    {"RootOfReduce", [](auto& g) { return g.reduce(floats, 8, DType::f32, ReduceOp::sum, 0); },
+     [](auto& g) { return g.reduce(floats, 8, DType::f32, ReduceOp::sum, 1); },
+     "reduce sum float32 root 1 of 8 elements", "reduce sum float32 root 0 of 8 elements"},
     {"Barrier", [](auto& g) { return g.barrier(); },
      [](auto& g) { return g.all_gather(floats, floats + 8, 2, DType::f32); }, "all_gather float32",
      "expected barrier"},
@@ -110,6 +126,63 @@ TEST(Mismatches, CountsThatDifferAreNamed) {
     group->all_gather(floats, output.data(), counts, DType::f32).wait();
   });
   EXPECT_THAT(texts, Each(HasSubstr("with other counts")));
+}
+
+TEST(Mismatches, CountsOfAnAllToAllThatDifferAreNamed) {
+  for (const std::size_t more : {0, 100'000}) {
+    const auto texts = what_ranks_threw(3, [more](const auto& group) {
+      const bool odd = group->rank() == 1;
+      const std::vector<std::size_t> sent{2 + more, 2 + more, odd ? 3 + more : 2 + more};
+      const std::vector<std::size_t> received(3, 2 + more);
+      std::vector<float> input(6 + 3 * more + 1);
+      std::vector<float> output(6 + 3 * more);
+      group->all_to_all(input.data(), output.data(), sent, received, DType::f32).wait();
+      group->barrier().wait();  // rank 0 has no part in the difference
+    });
+    EXPECT_THAT(texts, Each(HasSubstr(lockstep::detail::concat(
+                           "collective #1 differs between ranks: all_to_all got ", 3 + more,
+                           " elements from rank 1 for rank 2, expected ", 2 + more,
+                           " as in the output of rank 2"))));
+  }
+}
+
+TEST(Mismatches, AllToAllWithAndWithoutCountsAreNamed) {
+  const auto texts = what_ranks_threw(2, [](const auto& group) {
+    const std::vector<std::size_t> counts(2, 4);
+    std::array<float, 8> output;
+    const auto* input = floats + 16 * group->rank();
+    if (group->rank() == 0) {
+      group->all_to_all(input, output.data(), 4, DType::f32).wait();
+    } else {
+      group->all_to_all(input, output.data(), counts, counts, DType::f32).wait();
+    }
+  });
+  EXPECT_THAT(texts, Each(HasSubstr("rank 1 got all_to_all float32 of 8 elements")));
+}
+
+TEST(Mismatches, ArgumentsThatNoRankCanMeanAreRefused) {
+  run_ranks(2, [](const auto& group) {
+    const auto refused = [&](const auto& call, const char* text) {
+      EXPECT_THAT([&] { call().wait(); },
+                  ::testing::ThrowsMessage<InvalidArgument>(HasSubstr(text)));
+    };
+    refused([&] { return group->all_reduce(floats, 4, DType::f32, ReduceOp::band); },
+            "got band of float32");
+    refused([&] { return group->all_reduce(shorts, 4, DType::boolean, ReduceOp::avg); },
+            "got avg of bool");
+    refused([&] { return group->all_reduce(shorts, 4, DType::i16, premultiplied_sum(2)); },
+            "got premultiplied_sum of int16");
+    refused([&] { return group->reduce(floats, 4, DType::f32, ReduceOp::sum, 2); }, "got root 2");
+    std::array<float, 8> output;
+    const std::vector<std::size_t> three(3, 1);
+    const std::vector<std::size_t> two(2, 1);
+    const std::vector<std::size_t> other{2, 2};
+    refused([&] { return group->all_to_all(floats, output.data(), two, three, DType::f32); },
+            "got 3 counts, expected one for each of 2 ranks");
+    refused([&] { return group->all_to_all(floats, output.data(), two, other, DType::f32); },
+            "got a part of 2 elements from this rank in the output, expected 1");
+    group->barrier().wait();
+  });
 }
 
 TEST(Mismatches, WiresThatDifferAreNamed) {

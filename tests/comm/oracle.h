@@ -46,6 +46,12 @@ inline Bytes one_two_three(DType dtype) {
       case DType::u8:
         put(static_cast<std::uint8_t>(value));
         break;
+      case DType::i16:
+        put(static_cast<std::int16_t>(value));
+        break;
+      case DType::boolean:
+        put(static_cast<std::uint8_t>(value % 2));
+        break;
       case DType::i32:
         put(static_cast<std::int32_t>(value));
         break;
@@ -90,7 +96,35 @@ inline Bytes reduce_all(DType dtype, ReduceOp op, const std::vector<Bytes>& inpu
   return result;
 }
 
-/// The same of floats in a reduced-precision wire dtype.
+/// Every float multiplied by the factor, rounded once.
+inline Bytes multiplied(DType dtype, Bytes elements, double factor) {
+  const auto each = [&]<class Stored>(Stored, const auto& product) {
+    for (std::size_t at = 0; at < elements.size(); at += sizeof(Stored)) {
+      Stored value;
+      std::memcpy(&value, elements.data() + at, sizeof value);
+      value = product(value);
+      std::memcpy(elements.data() + at, &value, sizeof value);
+    }
+  };
+  using namespace kernels::reference;
+  const auto single = static_cast<float>(factor);
+  switch (dtype) {
+    case DType::f32:
+      each(float{}, [&](float value) { return value * single; });
+      break;
+    case DType::f64:
+      each(double{}, [&](double value) { return value * factor; });
+      break;
+    case DType::f16:
+      each(std::uint16_t{}, [&](std::uint16_t half) { return to_f16(from_f16(half) * single); });
+      break;
+    default:
+      each(std::uint16_t{}, [&](std::uint16_t half) { return to_bf16(from_bf16(half) * single); });
+  }
+  return elements;
+}
+
+/// The reduction of floats in a reduced-precision wire dtype.
 inline Bytes reduce_rounded(const Wire& wire, ReduceOp op, const std::vector<Bytes>& inputs,
                             std::size_t count) {
   std::vector<std::vector<float>> values(inputs.size(), std::vector<float>(count));

@@ -4,7 +4,9 @@
 
 #include <vector>
 
+#include "comm/communicator.h"
 #include "core/text.h"
+#include "group/tensor_dtype.h"
 #include "lockstep/error.h"
 #include "tests/device/on_devices.h"
 
@@ -15,8 +17,17 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr at::ScalarType dtypes[] = {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16,
-                                     at::kChar,  at::kByte,   at::kInt,  at::kLong};
+constexpr at::ScalarType dtypes[] = {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kChar,
+                                     at::kByte,  at::kInt,    at::kLong, at::kShort,    at::kBool};
+
+/// Whether the group's device has the reduction: NCCL lacks those of bits and of int16.
+bool reduces(const Group& group, at::ScalarType type, ReduceOp op) {
+  const auto dtype = detail::dtype_of(type, "test");
+  if (!has_reduction(dtype, op)) return false;
+  const bool is_bitwise = op == ReduceOp::band || op == ReduceOp::bor || op == ReduceOp::bxor;
+  const bool is_nccl = group.communicator().backend().starts_with("nccl");
+  return !is_nccl || (!is_bitwise && dtype != DType::i16);
+}
 
 /// Small whole numbers, whose sums are exact in every dtype and order.
 at::Tensor numbers(const Group& group, std::int64_t count, at::ScalarType dtype) {
@@ -54,11 +65,17 @@ TEST_P(Collectives, Reductions) {
     for (const auto dtype : dtypes) {
       for (const auto op : all_reduce_ops) {
         SCOPED_TRACE(detail::concat(toString(dtype), ' ', lockstep::name(op)));
+        if (!reduces(group, dtype, op)) continue;
         for (const std::int64_t count : {0, 1, 1000}) {
           const auto tensor = numbers(group, count, dtype);
           expect_as_on_host(
               group, tensor, tensor,
               [&](const Group& on, at::Tensor out, at::Tensor) { return on.all_reduce(out, op); });
+          const auto to_root = numbers(group, count, dtype);
+          expect_as_on_host(group, to_root, to_root,
+                            [&](const Group& on, at::Tensor out, at::Tensor) {
+                              return on.reduce(out, group.size() - 1, op);
+                            });
           expect_as_on_host(group, at::zeros({count}, dtype),
                             numbers(group, count * group.size(), dtype),
                             [&](const Group& on, at::Tensor out, at::Tensor in) {
@@ -87,6 +104,48 @@ TEST_P(Collectives, PartsOfDifferentLengths) {
       expect_as_on_host(group, at::zeros({own}, at::kInt), numbers(group, total, at::kInt),
                         [&](const Group& on, at::Tensor out, at::Tensor in) {
                           return on.reduce_scatter(out, in, counts, op);
+                        });
+    }
+  });
+}
+
+TEST_P(Collectives, PremultipliedSums) {
+  run([](const Group& group) {
+    const auto weighted = premultiplied_sum(0.25 * (group.rank() + 1));
+    for (const auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
+      const auto own = numbers(group, 300, dtype);
+      expect_as_on_host(group, own, own, [&](const Group& on, at::Tensor out, at::Tensor) {
+        return on.all_reduce(out, weighted);
+      });
+      const auto to_root = numbers(group, 300, dtype);
+      expect_as_on_host(group, to_root, to_root, [&](const Group& on, at::Tensor out, at::Tensor) {
+        return on.reduce(out, 0, weighted);
+      });
+      expect_as_on_host(group, at::zeros({30}, dtype), numbers(group, 30 * group.size(), dtype),
+                        [&](const Group& on, at::Tensor out, at::Tensor in) {
+                          return on.reduce_scatter(out, in, weighted);
+                        });
+    }
+  });
+}
+
+TEST_P(Collectives, UnequalPartsOfAllToAll) {
+  run([](const Group& group) {
+    const auto length = [](int from, int to) { return (3 * from + 5 * to) % 7; };
+    std::vector<std::size_t> sent;
+    std::vector<std::size_t> received;
+    std::int64_t sum_sent = 0;
+    std::int64_t sum_received = 0;
+    for (int other = 0; other < group.size(); ++other) {
+      sum_sent += length(group.rank(), other);
+      sum_received += length(other, group.rank());
+      sent.push_back(static_cast<std::size_t>(length(group.rank(), other)));
+      received.push_back(static_cast<std::size_t>(length(other, group.rank())));
+    }
+    for (const auto dtype : dtypes) {
+      expect_as_on_host(group, at::zeros({sum_received}, dtype), numbers(group, sum_sent, dtype),
+                        [&](const Group& on, at::Tensor out, at::Tensor in) {
+                          return on.all_to_all(out, in, received, sent);
                         });
     }
   });

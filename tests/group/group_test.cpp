@@ -97,6 +97,78 @@ TEST_P(Groups, EveryDtype) {
   });
 }
 
+TEST_P(Groups, ReducesToRoot) {
+  spawn(GetParam(), [](const Group& world) {
+    const int size = world.size();
+    const auto parts = all_parts(size).reshape({size, 3, 4});
+    for (int root = 0; root < size; ++root) {
+      auto tensor = part(world.rank());
+      world.reduce(tensor, root).wait();
+      expect_equal(tensor, world.rank() == root ? parts.sum(0) : part(world.rank()));
+      tensor = part(world.rank());
+      world.reduce(tensor, root, ReduceOp::max).wait();
+      expect_equal(tensor, world.rank() == root ? parts.amax(0) : part(world.rank()));
+    }
+  });
+}
+
+TEST_P(Groups, BitsAndBooleans) {
+  spawn(GetParam(), [](const Group& world) {
+    auto any = torch::arange(64).remainder(world.size()).eq(world.rank());
+    auto all = torch::arange(64).remainder(2 * world.size()).ne(world.rank());
+    auto bits = torch::full({5}, 1 << world.rank(), at::kShort);
+    world.all_reduce(any).wait();
+    world.all_reduce(all, ReduceOp::product).wait();
+    world.all_reduce(bits, ReduceOp::bor).wait();
+    EXPECT_TRUE(any.all().item<bool>());
+    expect_equal(all, torch::arange(64).remainder(2 * world.size()).ge(world.size()));
+    expect_equal(bits, torch::full({5}, (1 << world.size()) - 1, at::kShort));
+  });
+}
+
+TEST_P(Groups, PremultipliedSum) {
+  spawn(GetParam(), [](const Group& world) {
+    auto sum = torch::zeros({3, 4}, at::kDouble);
+    for (int rank = 0; rank < world.size(); ++rank) sum += part(rank) * (0.5 * rank);
+    auto tensor = part(world.rank());
+    world.all_reduce(tensor, premultiplied_sum(0.5 * world.rank())).wait();
+    expect_equal(tensor, sum);
+  });
+}
+
+TEST_P(Groups, PartsOfUnequalLengths) {
+  spawn(GetParam(), [](const Group& world) {
+    const int size = world.size();
+    const auto value = [](int from, int to) { return 100.0 * from + to; };
+    std::vector<std::size_t> sent, received, counts;
+    std::vector<torch::Tensor> in, expected, all;
+    for (int rank = 0; rank < size; ++rank) {
+      sent.push_back(static_cast<std::size_t>(world.rank() + rank));
+      received.push_back(static_cast<std::size_t>(rank + world.rank()));
+      in.push_back(torch::full({world.rank() + rank}, value(world.rank(), rank)));
+      expected.push_back(torch::full({rank + world.rank()}, value(rank, world.rank())));
+      counts.push_back(static_cast<std::size_t>(rank));
+      all.push_back(torch::full({rank}, value(rank, 0)));
+    }
+    auto output = torch::zeros_like(torch::cat(expected));
+    world.all_to_all(output, torch::cat(in), received, sent).wait();
+    expect_equal(output, torch::cat(expected));
+
+    const int root = size - 1;
+    const auto own = all[static_cast<std::size_t>(world.rank())];
+    auto gathered = world.rank() == root ? torch::zeros_like(torch::cat(all)) : torch::Tensor();
+    world.gather(gathered, own, counts, root).wait();
+    if (world.rank() == root) expect_equal(gathered, torch::cat(all));
+    auto scattered = torch::zeros_like(own);
+    world.scatter(scattered, world.rank() == root ? torch::cat(all) : torch::Tensor(), counts, root)
+        .wait();
+    expect_equal(scattered, own);
+    counts.push_back(0);
+    EXPECT_THROW(world.gather(gathered, own, counts, root).wait(), InvalidArgument);
+    world.barrier().wait();
+  });
+}
+
 TEST_P(Groups, MemoryOfTheGroup) {
   torch::Tensor survivor;
   spawn(GetParam(), [&](const Group& world) {
@@ -133,7 +205,9 @@ TEST(Group, RefusesTensorsItCannotUse) {
     EXPECT_THAT(refusal(torch::Tensor()), HasSubstr("undefined"));
     EXPECT_THAT(refusal(torch::ones({3, 4}).t()),
                 HasSubstr("strides [1, 4], expected a contiguous"));
-    EXPECT_THAT(refusal(torch::ones({3}, at::kBool)), HasSubstr("Bool"));
+    EXPECT_EQ(refusal(torch::ones({3}, at::kBool)), "accepted");
+    EXPECT_THROW(world.all_reduce(torch::ones({3}, at::kBool), ReduceOp::avg).wait(),
+                 InvalidArgument);
     EXPECT_THAT(refusal(torch::ones({3}, at::kComplexFloat)), HasSubstr("ComplexFloat"));
     EXPECT_THAT(refusal(torch::ones({3}).to_sparse()), HasSubstr("Sparse"));
     EXPECT_THAT(refusal(torch::empty({3}, at::device(at::kMeta))), HasSubstr("on meta"));

@@ -30,7 +30,7 @@ std::vector<std::byte> random_elements(std::size_t count, std::mt19937_64& rando
   std::normal_distribution<float> normal;
   for (std::size_t i = 0; i < count; ++i) {
     Stored value;
-    const std::uint64_t bits = random();
+    const std::uint64_t bits = kDtype == DType::boolean ? random() % 2 : random();
     if (bits % 4 == 0 || std::is_integral_v<Stored>) {
       std::memcpy(&value, &bits, sizeof value);
     }
@@ -160,6 +160,10 @@ void check_all(DType dtype, ReduceOp op) {
       return check_all<DType::i8>(op);
     case DType::u8:
       return check_all<DType::u8>(op);
+    case DType::i16:
+      return check_all<DType::i16>(op);
+    case DType::boolean:
+      return check_all<DType::boolean>(op);
     case DType::i32:
       return check_all<DType::i32>(op);
     case DType::i64:
@@ -175,6 +179,7 @@ class ReduceOnTarget : public ::testing::TestWithParam<std::int64_t> {
 TEST_P(ReduceOnTarget, EqualsTheReferenceInEveryBit) {
   for (const DType dtype : all_dtypes) {
     for (const ReduceOp op : all_reduce_ops) {
+      if (!has_reduction(dtype, op)) continue;
       SCOPED_TRACE(name(dtype));
       check_all(dtype, op);
       if (HasFatalFailure()) return;
@@ -209,6 +214,56 @@ TEST_P(ReduceOnTarget, KeepsEveryHalf) {
 INSTANTIATE_TEST_SUITE_P(Cpu, ReduceOnTarget,
                          ::testing::ValuesIn(hwy::SupportedAndGeneratedTargets()),
                          [](const auto& target) { return hwy::TargetName(target.param); });
+
+template <DType kDtype>
+void check_products() {
+  using Stored = typename detail::Element<kDtype>::Stored;
+  std::mt19937_64 random(7);
+  for (const std::size_t count : reduce_counts) {
+    const auto numbers = random_elements<kDtype>(count, random);
+    constexpr double factor = 0.3;
+    Buffer input(numbers.size(), 8);
+    input.assign(numbers);
+    Buffer output(numbers.size(), 24);
+    multiply(kDtype, factor, input.data(), output.data(), count);
+    ASSERT_TRUE(output.guards_untouched());
+    for (std::size_t i = 0; i < count; ++i) {
+      Stored from;
+      std::memcpy(&from, numbers.data() + i * sizeof from, sizeof from);
+      Stored expected;
+      if constexpr (kDtype == DType::f16) {
+        expected = reference::to_f16(reference::from_f16(from) * static_cast<float>(factor));
+      } else if constexpr (kDtype == DType::bf16) {
+        expected = reference::to_bf16(reference::from_bf16(from) * static_cast<float>(factor));
+      } else {
+        expected = from * static_cast<Stored>(factor);
+      }
+      ASSERT_TRUE(same_element<kDtype>(output.data() + i * sizeof from,
+                                       reinterpret_cast<const std::byte*>(&expected)))
+          << name(kDtype) << " element " << i << " of " << count;
+    }
+    multiply(kDtype, factor, input.data(), input.data(), count);
+    ASSERT_TRUE(std::ranges::equal(input.contents(), output.contents()));
+  }
+}
+
+TEST_P(ReduceOnTarget, Multiplies) {
+  check_products<DType::f32>();
+  check_products<DType::f64>();
+  check_products<DType::f16>();
+  check_products<DType::bf16>();
+}
+
+TEST(Reduce, RefusesADtypeWithoutTheReduction) {
+  std::byte data[8] = {};
+  const std::byte* inputs[] = {data, data};
+  std::byte* outputs[] = {data};
+  EXPECT_THROW(reduce(DType::f32, ReduceOp::band, inputs, outputs, 1), InvalidArgument);
+  EXPECT_THROW(reduce(DType::boolean, ReduceOp::avg, inputs, outputs, 1), InvalidArgument);
+  EXPECT_THROW(reduce(DType::i32, ReduceOp::premultiplied_sum, inputs, outputs, 1),
+               InvalidArgument);
+  EXPECT_THROW(multiply(DType::i32, 2, data, data, 1), InvalidArgument);
+}
 
 TEST(Reduce, RefusesToReduceNothing) {
   std::byte output{};

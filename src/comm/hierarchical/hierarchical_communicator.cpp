@@ -161,8 +161,9 @@ void HierarchicalCommunicator::check() {
 
 std::vector<Stage> HierarchicalCommunicator::stages(const Operation& operation) const {
   const bool floats = operation.dtype == DType::f32 || operation.dtype == DType::f64;
-  if (operation.collective == Collective::all_reduce && floats && topology_.hosts > 1) {
-    return in_shards(operation);
+  if (floats && topology_.hosts > 1) {
+    if (operation.collective == Collective::all_reduce) return in_shards(operation);
+    if (operation.collective == Collective::reduce) return to_root_in_shards(operation);
   }
   const bool here = topology_.hosts == 1;
   const auto& whole = here ? groups_.intra_node_reduce : groups_.all_ranks;
@@ -212,6 +213,50 @@ std::vector<Stage> HierarchicalCommunicator::in_shards(const Operation& operatio
                       scale(mine, dtype, to_mean);
                       return groups_.intra_node_gather->all_gather(mine.data, data, counts, dtype,
                                                                    issue);
+                    }});
+  return stages;
+}
+
+/// As in_shards(), but the leaders of root's host get the sums, and root gathers them. The other
+/// ranks' data stay as they are: their shards are summed in other memory.
+std::vector<Stage> HierarchicalCommunicator::to_root_in_shards(const Operation& operation) const {
+  const auto element = size_of(operation.dtype);
+  const auto shards = Shards::of_cache_lines(topology_, operation.count, element);
+  const auto own = shards.own();
+  const auto& counts = shards.counts();
+  const Issue issue{.timeout = operation.timeout,
+                    .part_of = std::make_shared<const Operation>(operation)};
+  const auto dtype = operation.dtype;
+  const bool average = operation.reduce == ReduceOp::avg;
+  const auto op = average ? ReduceOp::sum : operation.reduce;
+  const Ratio to_mean = average ? Ratio{1, size()} : Ratio{};
+  auto* const data = const_cast<std::byte*>(operation.input);
+  const int root = operation.peer;
+  const bool is_root = rank() == root;
+  const int host = hosts()[static_cast<std::size_t>(root)];
+  const auto root_in_host =
+      static_cast<int>(std::count(hosts().begin(), hosts().begin() + root, host));
+  const auto mine = std::make_shared<std::shared_ptr<std::byte>>();
+
+  std::vector<Stage> stages;
+  stages.push_back({StageGroup::intra_node_reduce, [=, this] {
+                      *mine = is_root ? std::shared_ptr<std::byte>(std::shared_ptr<void>(),
+                                                                   data + own.begin * element)
+                                      : groups_.intra_node_reduce->allocate(own.length * element);
+                      return groups_.intra_node_reduce->reduce_scatter(data, mine->get(), counts,
+                                                                       dtype, op, issue);
+                    }});
+  if (groups_.inter_node != nullptr) {
+    stages.push_back({StageGroup::inter_node, [=, this] {
+                        return groups_.inter_node->reduce(mine->get(), own.length, dtype, op, host,
+                                                          issue);
+                      }});
+  }
+  if (topology_.host != host) return stages;
+  stages.push_back({StageGroup::intra_node_gather, [=, this] {
+                      scale({.data = mine->get(), .count = own.length}, dtype, to_mean);
+                      return groups_.intra_node_gather->gather(mine->get(), data, counts, dtype,
+                                                               root_in_host, issue);
                     }});
   return stages;
 }

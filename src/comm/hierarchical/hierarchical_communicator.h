@@ -65,6 +65,7 @@ class HierarchicalCommunicator final : public detail::BackendCommunicator {
  private:
   Work begin(Operation&& operation) override;
   std::vector<Stage> in_shards(const Operation& operation) const;
+  std::vector<Stage> to_root_in_shards(const Operation& operation) const;
 
   std::shared_ptr<HierarchicalRankContext> context_;
   HostTopology topology_;

@@ -29,7 +29,7 @@ namespace lockstep::inline v0_2::host {
 
 CollectiveRequest::CollectiveRequest(HostCommunicator& group, Operation&& operation)
     : HostRequest(group, std::move(operation)),
-      shape_(this->operation(), group.size()),
+      shape_(this->operation(), group.size(), group.rank()),
       steps_(group.block(), group.rank(), this->operation().sequence) {}
 
 bool CollectiveRequest::announce() { return steps_.announce(group().progress(), *this); }
@@ -47,15 +47,27 @@ void CollectiveRequest::write_announcement(AnnouncementEntry& entry) {
   detail::announce(entry.announcement, operation());
   entry.offset = offset;
   entry.output_offset = arena.offset_of(operation().output);
-  // Depends on the longest input, so that members decide differently only if their memory differs.
+  // Depends on the longest input, so that members decide differently only if their memory differs,
+  // or their counts.
   const std::size_t limit =
       offset == no_offset ? Block::eager_bytes : Block::eager_bytes_from_arena;
-  entry.is_eager = shape_.longest_total() * size_of(operation().dtype) <= limit ? 1 : 0;
+  const std::size_t before = eager_begin();
+  entry.is_eager = before + shape_.longest_total() * size_of(operation().dtype) <= limit ? 1 : 0;
+  std::byte* slot = group().block().slot(rank, operation().sequence);
+  if (before > 0) CountTable(slot, group().size()).write(operation().announced());
   if (entry.is_eager != 0 && shape_.is_source(rank)) {
     if (const std::size_t bytes = shape_.total(rank) * size_of(operation().dtype); bytes > 0) {
-      std::memcpy(group().block().slot(rank, operation().sequence), operation().input, bytes);
+      std::memcpy(slot + before, operation().input, bytes);
     }
   }
+}
+
+std::size_t CollectiveRequest::eager_begin() const {
+  return operation().announced().has_own_counts() ? CountTable::bytes(group().size()) : 0;
+}
+
+CountTable CollectiveRequest::counts_of(int member) const {
+  return {group().block().slot(member, operation().sequence), group().size()};
 }
 
 bool CollectiveRequest::compare_announcements() {
@@ -67,12 +79,36 @@ bool CollectiveRequest::compare_announcements() {
   }
   const auto different = detail::difference(std::span(announcements).first(size),
                                             group().world_ranks(), operation().sequence);
-  if (!different) return true;
+  if (!different) return !operation().announced().has_own_counts() || compare_counts();
   auto& context = group().context();
   context.world().fail({.kind = Failure::Kind::mismatch,
                         .rank = context.local_rank(different->rank),
                         .text = different->text});
   return false;
+}
+
+bool CollectiveRequest::compare_counts() {
+  const auto own = counts_of(group().rank());
+  const auto alike = [&](int from, int to, std::uint64_t sent, std::uint64_t expected) {
+    if (sent == expected) return true;
+    const auto ranks = group().world_ranks();
+    const auto world_rank = [&](int member) { return ranks[static_cast<std::size_t>(member)]; };
+    group().context().world().fail(
+        {.kind = Failure::Kind::mismatch,
+         .rank = group().members()[static_cast<std::size_t>(from)],
+         .text = detail::describe_counts(operation().sequence, world_rank(from), world_rank(to),
+                                         sent, expected)});
+    return false;
+  };
+  for (int member = 0; member < group().size(); ++member) {
+    const int rank = group().rank();
+    const auto theirs = counts_of(member);
+    if (!alike(member, rank, theirs.sent(rank), own.expected(member)) ||
+        !alike(rank, member, own.sent(member), theirs.expected(rank))) {
+      return false;
+    }
+  }
+  return true;
 }
 
 CollectivePlan CollectiveRequest::plan() {
@@ -92,7 +128,12 @@ CollectivePlan CollectiveRequest::plan() {
       outputs_.push_back(entry.output_offset);
     }
   }
-  const std::size_t longest = shape_.longest_part();
+  std::size_t longest = shape_.longest_part();
+  if (operation().has_own_counts()) {
+    for (int member = 0; member < group().size(); ++member) {
+      longest = std::max<std::size_t>(longest, counts_of(member).longest());
+    }
+  }
   piece_elements_ = longest;
   std::uint64_t steps = 1;
   if (path == Path::staged) {
@@ -113,12 +154,14 @@ detail::Range CollectiveRequest::range(int source, int part, std::uint64_t step)
 
 std::byte* CollectiveRequest::piece(int source, int part, std::uint64_t step) const {
   const std::size_t element = size_of(operation().dtype);
-  const std::size_t in_source = (shape_.begin(part) + step * piece_elements_) * element;
-  // This rank reads its own input in place. Only an all_reduce writes there, where it is the
-  // output.
+  const std::size_t part_begin =
+      operation().has_own_counts() ? counts_of(source).begin(part) : shape_.begin(part);
+  const std::size_t in_source = (part_begin + step * piece_elements_) * element;
+  // This rank reads its own input in place. Only an all_reduce and the root of a reduce write
+  // there, where it is the output.
   if (source == group().rank()) return const_cast<std::byte*>(operation().input) + in_source;
   if (steps_.path() == Path::eager)
-    return group().block().slot(source, operation().sequence) + in_source;
+    return group().block().slot(source, operation().sequence) + eager_begin() + in_source;
   const auto offset = offsets_[static_cast<std::size_t>(source)];
   if (offset != no_offset) return group().context().arena().at(offset) + in_source;
   return group().block().chunk(source, step) +
@@ -140,7 +183,7 @@ void CollectiveRequest::copy_in(std::uint64_t step) {
   const auto copy = [&](std::byte* to, const std::byte* from, std::size_t elements) {
     if (elements > 0) std::memcpy(to, from, elements * element);
   };
-  if (operation().collective == Collective::all_reduce) {
+  if (reduces_by_segments()) {
     // This rank reduces its own segment in place; other members read only the rest.
     const detail::Range whole = range(rank, 0, step);
     const detail::Range mine = my_segment(whole);
@@ -159,7 +202,7 @@ void CollectiveRequest::copy_in(std::uint64_t step) {
 
 void CollectiveRequest::copy_out(std::uint64_t step) {
   const int rank = group().rank();
-  if (operation().collective != Collective::all_reduce || steps_.path() != Path::staged ||
+  if (!reduces_by_segments() || steps_.path() != Path::staged || !has_result(rank) ||
       offsets_[static_cast<std::size_t>(rank)] != no_offset) {
     return;
   }
@@ -191,6 +234,7 @@ void CollectiveRequest::move(std::uint64_t step) {
   std::byte* output = operation().output;
   switch (operation().collective) {
     case Collective::all_reduce:
+    case Collective::reduce:
     case Collective::reduce_scatter:
       reduce(step);
       return;
@@ -216,7 +260,7 @@ void CollectiveRequest::move(std::uint64_t step) {
       return;
     case Collective::all_to_all:
       for (int source = 0; source < group().size(); ++source) {
-        pull(source, rank, output + operation().part_begin(source) * element, step);
+        pull(source, rank, output + operation().received_begin(source) * element, step);
       }
       return;
     case Collective::barrier:
@@ -273,15 +317,16 @@ void CollectiveRequest::reduce(std::uint64_t step) {
   const int rank = group().rank();
   const auto size = static_cast<std::size_t>(group().size());
   const std::size_t element = size_of(operation().dtype);
-  const bool everywhere = operation().collective == Collective::all_reduce;
-  const int part = everywhere ? 0 : rank;
+  const bool segments = reduces_by_segments();
+  const bool eager = steps_.path() == Path::eager;
+  const int part = segments ? 0 : rank;
   const detail::Range whole = range(rank, part, step);
-  // On the eager path every member reduces all elements itself, which needs no further
-  // synchronisation.
-  const detail::Range share = everywhere && steps_.path() != Path::eager
-                                  ? my_segment(whole)
-                                  : detail::Range{.length = whole.length};
-  if (share.length == 0 || (everywhere && size == 1 && !operation().wire)) return;
+  // On the eager path every member that has a result reduces all elements itself, which needs no
+  // further synchronisation.
+  const detail::Range share =
+      segments && !eager ? my_segment(whole) : detail::Range{.length = whole.length};
+  if (share.length == 0 || (segments && size == 1 && !operation().wire)) return;
+  if (eager && !has_result(rank)) return;
 
   std::array<const std::byte*, max_ranks> inputs;
   std::array<std::byte*, max_ranks> outputs;
@@ -290,10 +335,13 @@ void CollectiveRequest::reduce(std::uint64_t step) {
     inputs[source] = outputs[source];
   }
   std::size_t output_count = size;
-  if (!everywhere) {
+  if (!segments) {
     outputs[0] = operation().output + whole.begin * element;
     output_count = 1;
-  } else if (steps_.path() == Path::eager) {
+  } else if (operation().collective == Collective::reduce) {
+    outputs[0] = outputs[static_cast<std::size_t>(operation().peer)];
+    output_count = 1;
+  } else if (eager) {
     // With two members, each reads only the other's slot. It also writes the result there, so that
     // the other member's next write to its slot is fast: a cache line that another core has only
     // read must first be invalidated.

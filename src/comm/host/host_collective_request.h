@@ -7,6 +7,7 @@
 
 #include "comm/host/block.h"
 #include "comm/host/collective_steps.h"
+#include "comm/host/count_table.h"
 #include "comm/host/host_request.h"
 #include "comm/operation.h"
 
@@ -39,6 +40,22 @@ class CollectiveRequest final : public HostRequest {
   void work(std::uint64_t step);
   void copy_out(std::uint64_t step);
 
+  /// Bytes before the input in the eager slot: those of the CountTable, if there is one.
+  std::size_t eager_begin() const;
+  CountTable counts_of(int member) const;
+  /// Compares the counts of an all_to_all with those of the other members. False: the world has
+  /// failed.
+  bool compare_counts();
+
+  /// Whether each member reduces its own segment of the buffer.
+  bool reduces_by_segments() const {
+    return operation().collective == Collective::all_reduce ||
+           operation().collective == Collective::reduce;
+  }
+  /// Whether the member's buffer gets the result of the reduction.
+  bool has_result(int member) const {
+    return operation().collective != Collective::reduce || member == operation().peer;
+  }
   void move(std::uint64_t step);
   void reduce(std::uint64_t step);
   void pull(int source, int part, std::byte* output, std::uint64_t step);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <exception>
 
+#include "comm/host/host.h"
+#include "comm/host/rendezvous.h"
 #include "comm/split.h"
 #include "core/log.h"
 #include "core/text.h"
@@ -156,6 +158,30 @@ std::shared_ptr<Communicator> HostCommunicator::split(int color, int key) {
   made->join();
   log::debug(detail::concat(made->where("split"), " joined its group"));
   return made;
+}
+
+std::shared_ptr<Communicator> HostCommunicator::new_group(std::span<const int> members) {
+  std::vector<int> ranks;        // of the host world
+  std::vector<int> group_ranks;  // world ranks, for error texts
+  for (const int member : members) {
+    ranks.push_back(members_[static_cast<std::size_t>(member)]);
+    group_ranks.push_back(world_rank(member));
+  }
+  const auto own = static_cast<int>(std::ranges::find(members, rank()) - members.begin());
+  const auto [name, options] = [&] {
+    const HostRankContext::CallGuard guard(*context_);
+    return std::pair(context_->name_of_new_world(ranks), context_->options());
+  }();
+  auto settings = options;
+  settings.world_ranks = std::move(group_ranks);
+  settings.map_heaps = false;
+  settings.watch = true;
+  settings.supervised = false;
+  settings.keep_world = false;
+  settings.records = false;
+  const auto world = rendezvous(name, own, static_cast<int>(ranks.size()), settings.timeout,
+                                {settings.launcher, settings.launcher_name}, {.call = "new_group"});
+  return host::create(world, own, settings);
 }
 
 }  // namespace lockstep::host

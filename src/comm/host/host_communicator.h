@@ -33,6 +33,8 @@ class HostCommunicator final : public detail::BackendCommunicator {
   std::byte* at_place(std::uint64_t place) const override;
   std::shared_ptr<Communicator> split(int color, int key) override;
 
+  std::shared_ptr<Communicator> new_group(std::span<const int> members) override;
+
   std::optional<PendingMessage> pending_message(int src) override;
   void check_processes(std::string_view label) override;
 

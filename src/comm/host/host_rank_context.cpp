@@ -1,6 +1,7 @@
 #include "comm/host/host_rank_context.h"
 
 #include <sched.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -53,6 +54,12 @@ void HostRankContext::wake(std::span<const int> ranks) const { wake_ranks(arena(
 bool HostRankContext::sleep_unless(const std::function<bool()>& over,
                                    std::chrono::nanoseconds longest) {
   return host::sleep_unless(arena(), rank(), over, longest);
+}
+
+void HostRankContext::interrupt() noexcept {
+  // As in wake_ranks(): the caller has published why this rank shall wake.
+  StdAtomics::fence(Access::wake_fence);
+  host::wake(arena().rank(rank()));
 }
 
 bool HostRankContext::launcher_runs() {
@@ -166,6 +173,14 @@ control::Failure HostRankContext::failure() {
           .text = failure->text,
           .rank = failure->rank >= 0 ? world_rank(failure->rank) : failure->world_rank,
           .by_program = failure->by_program()};
+}
+
+std::string HostRankContext::name_of_new_world(const std::vector<int>& ranks) {
+  // The inode identifies the world's memory, which all its ranks hold.
+  struct stat memory {};
+  ::fstat(world_->fd(), &memory);
+  return concat("group ", ++new_worlds_[ranks], " of ", detail::rank_list(ranks), " of world ",
+                memory.st_dev, " ", memory.st_ino);
 }
 
 std::shared_ptr<std::byte> HostRankContext::allocate(std::size_t bytes) {

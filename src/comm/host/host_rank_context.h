@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -43,6 +44,10 @@ class HostRankContext final : public detail::RankContext,
     return -1;
   }
   World& world() const { return *world_; }
+  const Options& options() const { return options_; }
+  /// The name of the next world of these ranks of this world, the same on all of them and different
+  /// from that of any other on this host.
+  std::string name_of_new_world(const std::vector<int>& ranks);
   Arena& arena() const { return world_->arena(); }
 
   void check(const detail::BackendRequest& operation) override;
@@ -79,6 +84,7 @@ class HostRankContext final : public detail::RankContext,
   control::Failure failure() override;
   std::string awaited(std::span<const int> ranks) const override;
   bool sleep_unless(const std::function<bool()>& over, std::chrono::nanoseconds longest) override;
+  void interrupt() noexcept override;
   void check_deadlock(const detail::BackendRequest& operation) override;
   void end_long_wait() noexcept override;
 
@@ -99,6 +105,7 @@ class HostRankContext final : public detail::RankContext,
   PeerWatch peers_;
   std::optional<PublishedWait> published_;       ///< the current wait
   std::optional<Deadlock> deadlock_;             ///< result of the last search
+  std::map<std::vector<int>, int> new_worlds_;   ///< how many were named, for each list of ranks
   int exceptions_ = std::uncaught_exceptions();  ///< uncaught exceptions when the rank joined
 };
 

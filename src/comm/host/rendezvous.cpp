@@ -79,7 +79,7 @@ Address address_of(const std::string& job) {
 /// A non-blocking socket.
 Descriptor make_socket() {
   Descriptor made(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!made) throw CommError(concat("init: no unix socket: ", std::strerror(errno)));
+  if (!made) throw CommError(concat("host: no unix socket: ", std::strerror(errno)));
   return made;
 }
 
@@ -122,7 +122,7 @@ void answer(int fd, const std::string& refusal, int descriptor) {
   ::sendmsg(fd, &message, MSG_NOSIGNAL);
 }
 
-Descriptor listen_at(const Address& address, int size) {
+Descriptor listen_at(const Address& address, int size, const std::string& call) {
   Descriptor listening = make_socket();
   const auto* at = reinterpret_cast<const sockaddr*>(&address.socket);
   if (::bind(listening.get(), at, address.length) == 0 &&
@@ -131,33 +131,34 @@ Descriptor listen_at(const Address& address, int size) {
   }
   const int error = errno;
   throw CommError(concat(
-      "init: rank 0 of ", size, " cannot open the rendezvous socket: ", std::strerror(error),
+      call, ": rank 0 of ", size, " cannot open the rendezvous socket: ", std::strerror(error),
       error != EADDRINUSE ? ""
                           : concat(": it is held by ", holder_of(address.name),
                                    "; does another process say that it is rank 0 of this job?")));
 }
 
 std::shared_ptr<World> admit_ranks(const Address& address, int size, Deadline& until,
-                                   std::chrono::milliseconds timeout,
-                                   const LauncherWatch& launcher) {
-  auto world = World::create(size);
-  const Descriptor listening = listen_at(address, size);
+                                   std::chrono::milliseconds timeout, const LauncherWatch& launcher,
+                                   const NewWorld& settings) {
+  const auto& call = settings.call;
+  auto world = World::create(size, settings.heap_bytes);
+  const Descriptor listening = listen_at(address, size, call);
   publish_pid(world->arena().rank(0), ::getpid());
   JoinedRanks joined(size);
   PendingConnections pending(size);
   const auto fail = [&](Failure failure) {
     world->fail(failure);
-    const ErrorDetails details{.rank = failure.rank, .operation = "init"};
+    const ErrorDetails details{.rank = failure.rank, .operation = call};
     if (failure.kind == Failure::Kind::timeout) throw TimeoutError(failure.text, details);
     throw CommError(failure.text, details);
   };
   const auto on_hello = [&](int peer, pid_t pid, const Hello& hello) {
     std::string refusal;
     if (hello.size != size) {
-      refusal = concat("init: rank ", hello.rank, " expects a world of ",
+      refusal = concat(call, ": rank ", hello.rank, " expects a world of ",
                        plural(hello.size, "rank"), ", rank 0 one of ", size);
     } else if (!joined.can_join(hello.rank)) {
-      refusal = concat("init: two processes say that they are rank ", hello.rank, " of ", size,
+      refusal = concat(call, ": two processes say that they are rank ", hello.rank, " of ", size,
                        "; one is ", process_text(pid));
     } else if (pid != 0) {
       publish_pid(world->arena().rank(hello.rank), pid);
@@ -181,36 +182,37 @@ std::shared_ptr<World> admit_ranks(const Address& address, int size, Deadline& u
     if (const auto rank = joined.ended()) {
       fail({.kind = Failure::Kind::left,
             .rank = *rank,
-            .text = concat("init: rank ", *rank, " of ", size, " ended while ranks ",
-                           joined.missing(), " had still to call init")});
+            .text = concat(call, ": rank ", *rank, " of ", size, " ended while ranks ",
+                           joined.missing(), " had still to call ", call)});
     }
     if (const auto why = launcher.ended()) {
-      fail({.text = concat("init rank 0 of ", size, ": ", *why)});
+      fail({.text = concat(call, " rank 0 of ", size, ": ", *why)});
     }
     if (!joined.complete() && until.passed()) {
       fail({.kind = Failure::Kind::timeout,
             .rank = joined.lowest_missing(),
-            .text = concat("init: rank 0 of ", size, " waited ", timeout.count() / 1000.0,
-                           " s for ranks ", joined.missing(), " to call init", pending.dropped())});
+            .text =
+                concat(call, ": rank 0 of ", size, " waited ", timeout.count() / 1000.0,
+                       " s for ranks ", joined.missing(), " to call ", call, pending.dropped())});
     }
   }
   return world;
 }
 
 std::shared_ptr<World> join_rank_0(const Address& address, int rank, int size, Deadline& until,
-                                   std::chrono::milliseconds timeout,
-                                   const LauncherWatch& launcher) {
+                                   std::chrono::milliseconds timeout, const LauncherWatch& launcher,
+                                   const std::string& call) {
   constexpr auto longest_nap = std::chrono::milliseconds(20);
   const auto late = [&](std::string_view what) {
-    return TimeoutError(concat("init: rank ", rank, " of ", size, " waited ",
+    return TimeoutError(concat(call, ": rank ", rank, " of ", size, " waited ",
                                timeout.count() / 1000.0, " s for rank 0 ", what),
-                        {.rank = 0, .operation = "init"});
+                        {.rank = 0, .operation = call});
   };
   auto nap = std::chrono::microseconds(500);
   const auto check_launcher = [&] {
     // The launcher may have started this rank only.
     if (const auto why = launcher.ended()) {
-      throw CommError(concat("init rank ", rank, " of ", size, ": ", *why));
+      throw CommError(concat(call, " rank ", rank, " of ", size, ": ", *why));
     }
   };
   for (;;) {
@@ -219,7 +221,7 @@ std::shared_ptr<World> join_rank_0(const Address& address, int rank, int size, D
     const auto* to = reinterpret_cast<const sockaddr*>(&address.socket);
     if (::connect(socket.get(), to, address.length) != 0) {
       if (errno != ECONNREFUSED && errno != EINTR && errno != EAGAIN) {
-        throw CommError(concat("init: rank ", rank, " of ", size,
+        throw CommError(concat(call, ": rank ", rank, " of ", size,
                                " cannot reach rank 0: ", std::strerror(errno)));
       }
       // Rank 0 has not called init() yet, or has ended; the two cannot be distinguished. Or another
@@ -227,15 +229,15 @@ std::shared_ptr<World> join_rank_0(const Address& address, int rank, int size, D
       if (until.passed()) {
         const auto holder = holder_of(address.name);
         throw late(holder.starts_with("process ")
-                       ? concat("to call init; ", holder, " holds its address")
-                       : "to call init; it was not started, or has ended");
+                       ? concat("to call ", call, "; ", holder, " holds its address")
+                       : concat("to call ", call, "; it was not started, or has ended"));
       }
       std::this_thread::sleep_for(nap);
       nap = std::min<std::chrono::microseconds>(2 * nap, longest_nap);
       continue;
     }
     if (const auto user = peer_of(socket.get()).uid; user != ::geteuid()) {
-      throw CommError(concat("init: rank ", rank, " of ", size,
+      throw CommError(concat(call, ": rank ", rank, " of ", size,
                              ": the rendezvous socket belongs to user ", user, ", expected user ",
                              ::geteuid()));
     }
@@ -255,16 +257,16 @@ std::shared_ptr<World> join_rank_0(const Address& address, int rank, int size, D
     message.msg_control = control.data();
     message.msg_controllen = control.size();
     if (::recvmsg(socket.get(), &message, MSG_CMSG_CLOEXEC) != sizeof content) {
-      throw CommError(concat("init: rank 0 of ", size, " ended while rank ", rank,
+      throw CommError(concat(call, ": rank 0 of ", size, " ended while rank ", rank,
                              " joined: ", peer, " held its address"),
-                      {.rank = 0, .operation = "init"});
+                      {.rank = 0, .operation = call});
     }
     if (content.refusal[0] != '\0') {
-      throw CommError(content.refusal, {.rank = rank, .operation = "init"});
+      throw CommError(content.refusal, {.rank = rank, .operation = call});
     }
     const cmsghdr* header = CMSG_FIRSTHDR(&message);
     if (header == nullptr || header->cmsg_type != SCM_RIGHTS) {
-      throw CommError(concat("init: rank ", rank, " of ", size, " got no memory from rank 0"));
+      throw CommError(concat(call, ": rank ", rank, " of ", size, " got no memory from rank 0"));
     }
     int descriptor = -1;
     std::memcpy(&descriptor, CMSG_DATA(header), sizeof descriptor);
@@ -275,14 +277,14 @@ std::shared_ptr<World> join_rank_0(const Address& address, int rank, int size, D
 }  // namespace
 
 std::shared_ptr<World> rendezvous(const std::string& job, int rank, int size,
-                                  std::chrono::milliseconds timeout,
-                                  const LauncherWatch& launcher) {
+                                  std::chrono::milliseconds timeout, const LauncherWatch& launcher,
+                                  const NewWorld& settings) {
   // Limited so that sums do not overflow.
   constexpr std::chrono::milliseconds longest = std::chrono::hours(24 * 365);
   Deadline until(std::min(timeout, longest));
   const auto address = address_of(job);
-  return rank == 0 ? admit_ranks(address, size, until, timeout, launcher)
-                   : join_rank_0(address, rank, size, until, timeout, launcher);
+  return rank == 0 ? admit_ranks(address, size, until, timeout, launcher, settings)
+                   : join_rank_0(address, rank, size, until, timeout, launcher, settings.call);
 }
 
 std::string job_by_ancestor(const std::string& variable) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <memory>
 #include <string>
 
@@ -9,16 +10,23 @@
 
 namespace lockstep::inline v0_2::host {
 
-/// Creates or joins the world of ranks on this host that another launcher than `lockstep run` has
-/// started. Rank 0 creates the world's memory, and the other ranks of the same job get its
-/// descriptor from rank 0. Every rank calls it. Only processes of the same user can join. Note [How
-/// ranks of another launcher join a world] is in rendezvous.cpp.
-/// Throws: TimeoutError naming the ranks that did not join. CommError if two processes claim the
-/// same rank or the world sizes differ, if a joined rank or the launcher ends before all ranks have
-/// joined, and if another process has bound the socket's name.
+/// Settings of a world that a rendezvous makes.
+struct NewWorld {
+  std::string call = "init";   ///< the function that ranks call, for error texts
+  std::size_t heap_bytes = 0;  ///< as World::create(); rank 0's applies
+};
+
+/// Creates or joins the world of ranks on this host that find each other by a job's name. Rank 0
+/// creates the world's memory, and the other ranks of the same job get its descriptor from rank 0.
+/// Every rank calls it. Only processes of the same user can join. Note [How ranks of another
+/// launcher join a world] is in rendezvous.cpp. Throws: TimeoutError naming the ranks that did not
+/// join. CommError if two processes claim the same rank or the world sizes differ, if a joined rank
+/// or the launcher ends before all ranks have joined, and if another process has bound the socket's
+/// name.
 std::shared_ptr<World> rendezvous(const std::string& job, int rank, int size,
                                   std::chrono::milliseconds timeout,
-                                  const LauncherWatch& launcher = {});
+                                  const LauncherWatch& launcher = {},
+                                  const NewWorld& settings = {});
 
 /// A job name for the processes that one launcher has started on this host: it names their nearest
 /// ancestor that was started without the variable, which the launcher sets for its ranks.

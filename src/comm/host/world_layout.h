@@ -27,7 +27,7 @@ using detail::StdAtomics;
 template <class Atomics>
 struct BasicHeader {
   static constexpr std::uint64_t expected_magic = 0x70657473'6b636f6c;  // "lockstep"
-  static constexpr std::uint32_t expected_version = 7;
+  static constexpr std::uint32_t expected_version = 8;
 
   std::uint64_t magic;
   std::uint32_t version;

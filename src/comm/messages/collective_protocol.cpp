@@ -27,10 +27,12 @@ using detail::Announcement;
 CollectiveProtocol::CollectiveProtocol(GroupTransport transport, const Operation& operation)
     : transport_(transport),
       operation_(operation),
-      shape_(operation, transport.group().size()),
+      shape_(operation, transport.group().size(), transport.group().rank),
       awaited_(transport.group().size() - 1) {
   const std::size_t bytes = shape_.longest_part() * size_of(operation.wire_dtype());
-  eager_ = group().size() == 1 || bytes <= group().eager_bytes;
+  // Members with counts of their own do not know which inputs of the others are short.
+  const bool is_short = bytes <= group().eager_bytes && !operation.has_own_counts();
+  eager_ = group().size() == 1 || is_short;
 }
 
 std::size_t CollectiveProtocol::message_bytes() const {
@@ -48,7 +50,7 @@ std::byte* CollectiveProtocol::message_of(int member) const {
 std::size_t CollectiveProtocol::payload_bytes(int member) const {
   const int rank = group().rank;
   if (!eager_ || !shape_.is_source(rank)) return 0;
-  if (operation_.collective == Collective::gather && member != operation_.peer) return 0;
+  if (operation_.is_to_root() && member != operation_.peer) return 0;
   return shape_.length(rank, member) * size_of(operation_.wire_dtype());
 }
 
@@ -81,13 +83,19 @@ void CollectiveProtocol::announce() {
                        });
   }
   const bool parted = shape_.parts() > 1;
-  const bool to_root = operation_.collective == Collective::gather;
+  const bool to_root = operation_.is_to_root();
+  const auto& announced = operation_.announced();
   for (int step = 1; step < size; ++step) {
     const int member = (rank + step) % size;
-    if (sent_.empty() || parted || to_root) {
+    if (sent_.empty() || parted || to_root || announced.has_own_counts()) {
       const std::size_t payload = payload_bytes(member);
       auto& message = sent_.emplace_back(sizeof(Announcement) + payload);
-      detail::announce(*reinterpret_cast<Announcement*>(message.data()), operation_);
+      auto& announcement = *reinterpret_cast<Announcement*>(message.data());
+      detail::announce(announcement, operation_);
+      if (announced.has_own_counts()) {
+        announcement.sent = announced.part(member);
+        announcement.expected = announced.received(member);
+      }
       if (payload > 0) write_payload(message.data() + sizeof(Announcement), payload, member);
     }
     ++unsent_;
@@ -116,6 +124,24 @@ void CollectiveProtocol::compare_announcements() const {
   }
   const auto different = detail::difference(announcements, group().members, operation_.sequence);
   if (different) throw Mismatch(different->text, {.rank = different->rank});
+  if (operation_.announced().has_own_counts()) compare_counts(announcements);
+}
+
+void CollectiveProtocol::compare_counts(std::span<const Announcement* const> announcements) const {
+  const auto& announced = operation_.announced();
+  const int own = group().world_rank(group().rank);
+  const auto expect = [&](int from, int to, std::uint64_t sent, std::uint64_t expected) {
+    if (sent == expected) return;
+    throw Mismatch(detail::describe_counts(operation_.sequence, from, to, sent, expected),
+                   {.rank = from});
+  };
+  for (int member = 0; member < group().size(); ++member) {
+    if (member == group().rank) continue;
+    const auto& theirs = *announcements[static_cast<std::size_t>(member)];
+    const int other = group().world_rank(member);
+    expect(other, own, theirs.sent, announced.received(member));
+    expect(own, other, announced.part(member), theirs.expected);
+  }
 }
 
 bool CollectiveProtocol::next_may_begin() const {
@@ -151,6 +177,9 @@ void CollectiveProtocol::finish_eager() {
     }
   };
   switch (operation_.collective) {
+    case Collective::reduce:
+      if (rank != operation_.peer) return;
+      [[fallthrough]];
     case Collective::all_reduce:
     case Collective::reduce_scatter: {
       const std::size_t count = shape_.length(rank, rank);
@@ -175,7 +204,7 @@ void CollectiveProtocol::finish_eager() {
     case Collective::all_gather:
     case Collective::all_to_all:
       for (int source = 0; source < group().size(); ++source) {
-        pull(source, operation_.part_begin(source));
+        pull(source, operation_.received_begin(source));
       }
       return;
     case Collective::barrier:

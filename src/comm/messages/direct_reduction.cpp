@@ -16,10 +16,10 @@
 namespace lockstep::inline v0_2::messages {
 namespace {
 
-/// Every member owns a slice: a share of the buffer for all_reduce, its part for reduce_scatter. In
-/// each round, one piece of every slice is exchanged. The owner reduces its piece when it has
-/// received it from all members. For all_reduce it then sends the result to all. A few rounds are
-/// in progress at the same time.
+/// Every member owns a slice: a share of the buffer for all_reduce and reduce, its part for
+/// reduce_scatter. In each round, one piece of every slice is exchanged. The owner reduces its
+/// piece when it has received it from all members. It then sends the result to all for all_reduce,
+/// to root for reduce. A few rounds are in progress at the same time.
 class DirectReduction final : public Transfer {
  public:
   DirectReduction(GroupTransport transport, const Operation& operation);
@@ -30,7 +30,17 @@ class DirectReduction final : public Transfer {
 
  private:
   bool has_wire() const { return operation().wire.has_value(); }
-  bool to_all_members() const { return operation().collective == Collective::all_reduce; }
+  bool is_root() const { return operation().peer == rank(); }
+  bool keeps_result() const { return operation().collective == Collective::reduce_scatter; }
+  /// Whether the members' results form this rank's output.
+  bool receives_results() const {
+    return operation().collective == Collective::all_reduce || (!keeps_result() && is_root());
+  }
+  /// Whether this rank sends its results to the member.
+  bool sends_results_to(int member) const {
+    return operation().collective == Collective::all_reduce ||
+           (!keeps_result() && member == operation().peer);
+  }
   Range slice(int member) const;
   /// The piece of a member's slice in one round, as elements of the input.
   Range piece(int member, std::size_t round) const;
@@ -41,6 +51,8 @@ class DirectReduction final : public Transfer {
   std::byte* result(const Range& piece) const {
     return place_of(piece) + (has_wire() ? piece.length * wire_element() : 0);
   }
+  /// The address to which this rank writes its reduced piece.
+  std::byte* own_result(const Range& piece) const;
   std::byte* staged(int source, std::size_t round) const;
   std::size_t flag(int member, std::size_t round) const {
     return round * static_cast<std::size_t>(size()) + static_cast<std::size_t>(member);
@@ -61,7 +73,8 @@ class DirectReduction final : public Transfer {
   std::size_t begun_rounds_ = 0;
   std::size_t reduced_ = 0;               ///< rounds
   std::unique_ptr<std::byte[]> staging_;  ///< one piece for each member and round of the window
-  std::vector<std::uint8_t> arrived_;     ///< whether that piece has arrived
+  std::unique_ptr<std::byte[]> reduced_slice_;  ///< of a reduce, unless this rank is root
+  std::vector<std::uint8_t> arrived_;           ///< whether that piece has arrived
   std::vector<std::uint8_t>
       sent_;  ///< whether a piece was sent, so that its result may be received
   std::vector<std::size_t> results_begun_;  ///< rounds, of each member
@@ -92,7 +105,11 @@ DirectReduction::DirectReduction(GroupTransport transport, const Operation& oper
   staging_ = std::make_unique_for_overwrite<std::byte[]>(window_ * members * piece_elements_ *
                                                          wire_element());
   arrived_.resize(window_ * members);
-  if (to_all_members()) sent_.resize(rounds_ * members);
+  if (receives_results()) {
+    sent_.resize(rounds_ * members);
+  } else if (!keeps_result()) {
+    reduced_slice_ = std::make_unique_for_overwrite<std::byte[]>(slice(rank()).length * element());
+  }
   results_begun_.resize(members);
   if (!has_wire()) return;
   results_arrived_.resize(rounds_ * members);
@@ -102,14 +119,22 @@ DirectReduction::DirectReduction(GroupTransport transport, const Operation& oper
 }
 
 Range DirectReduction::slice(int member) const {
-  if (to_all_members()) return slice_of(operation().count, element(), member, size());
-  return {.begin = operation().part_begin(member), .length = operation().part(member)};
+  if (keeps_result()) {
+    return {.begin = operation().part_begin(member), .length = operation().part(member)};
+  }
+  return slice_of(operation().count, element(), member, size());
 }
 
 Range DirectReduction::piece(int member, std::size_t round) const {
   const auto whole = slice(member);
   const std::size_t begin = std::min(round * piece_elements_, whole.length);
   return {.begin = whole.begin + begin, .length = std::min(piece_elements_, whole.length - begin)};
+}
+
+std::byte* DirectReduction::own_result(const Range& piece) const {
+  if (receives_results()) return result(piece);
+  std::byte* slice_begin = keeps_result() ? operation().output : reduced_slice_.get();
+  return slice_begin + (piece.begin - slice(rank()).begin) * element();
 }
 
 std::byte* DirectReduction::staged(int source, std::size_t round) const {
@@ -125,7 +150,7 @@ bool DirectReduction::all_arrived(std::size_t round) const {
 
 bool DirectReduction::begun() const {
   if (reduced_ < rounds_) return false;
-  if (!to_all_members()) return true;
+  if (!receives_results()) return true;
   for (int member = 0; member < size(); ++member) {
     if (member != rank() && results_begun_[static_cast<std::size_t>(member)] < rounds_)
       return false;
@@ -138,7 +163,7 @@ void DirectReduction::advance() {
     while (begun_rounds_ < rounds_ && begun_rounds_ < reduced_ + window_) {
       begin_round(begun_rounds_++);
     }
-    if (to_all_members()) begin_results();
+    if (receives_results()) begin_results();
     if (has_wire()) widen();
     if (reduced_ == begun_rounds_ || !all_arrived(reduced_)) return;
     reduce(reduced_++);
@@ -162,7 +187,7 @@ void DirectReduction::begin_round(std::size_t round) {
                                theirs.length);
     }
     send(operation().input + theirs.begin * element(), theirs.length * wire_element(), owner,
-         Channel::parts, to_all_members() ? &sent_[flag(owner, round)] : nullptr);
+         Channel::parts, receives_results() ? &sent_[flag(owner, round)] : nullptr);
   }
 }
 
@@ -182,13 +207,11 @@ void DirectReduction::begin_results() {
 void DirectReduction::reduce(std::size_t round) {
   const auto mine = piece(rank(), round);
   if (mine.length == 0) return;
-  std::byte* output = to_all_members()
-                          ? result(mine)
-                          : operation().output + (mine.begin - slice(rank()).begin) * element();
+  std::byte* output = own_result(mine);
   reduce_piece(round, output);
-  if (!to_all_members()) return;
   for (int step = 1; step < size(); ++step) {
     const int member = (rank() + step) % size();
+    if (!sends_results_to(member)) continue;
     send(output, mine.length * wire_element(), member, Channel::results,
          has_wire() ? &results_sent_[flag(member, round)] : nullptr);
   }

@@ -58,6 +58,7 @@ std::unique_ptr<Transfer> make_transfer(GroupTransport transport, const Operatio
     case Collective::broadcast:
       return make_broadcast(transport, operation);
     case Collective::reduce_scatter:
+    case Collective::reduce:
       return make_direct_reduction(transport, operation);
     case Collective::all_reduce:
       return chosen(transport.group(), operation) == Algorithm::ring
@@ -86,7 +87,7 @@ class Moves final : public Transfer {
 };
 
 Moves::Moves(GroupTransport transport, const Operation& operation)
-    : Transfer(transport, operation), shape_(this->operation(), size()) {
+    : Transfer(transport, operation), shape_(this->operation(), size(), rank()) {
   const std::byte* input = operation.input;
   const bool parted = shape_.parts() > 1;
   // Each rank begins with its neighbours, so that not all ranks send to the same member at the same
@@ -123,7 +124,7 @@ bool Moves::receives_from(int member) const {
 
 std::byte* Moves::place_of(int source) const {
   if (operation().collective == Collective::scatter) return operation().output;
-  return operation().output + operation().part_begin(source) * element();
+  return operation().output + operation().received_begin(source) * element();
 }
 
 }  // namespace

@@ -70,8 +70,8 @@ std::unique_ptr<Transfer> make_transfer(GroupTransport transport, const Operatio
 std::unique_ptr<Transfer> make_moves(GroupTransport transport, const Operation& operation);
 /// Transfer of broadcast: root sends each other member a slice, and these exchange their slices.
 std::unique_ptr<Transfer> make_broadcast(GroupTransport transport, const Operation& operation);
-/// Transfer of all_reduce and reduce_scatter: each member receives all inputs of its slice and
-/// reduces them.
+/// Transfer of all_reduce, reduce and reduce_scatter: each member receives all inputs of its slice
+/// and reduces them. It sends the result to all members or to root, or keeps it.
 std::unique_ptr<Transfer> make_direct_reduction(GroupTransport transport,
                                                 const Operation& operation);
 /// Transfer of all_reduce: the partial sum of each slice passes around a ring, then the result

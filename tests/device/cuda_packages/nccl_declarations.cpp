@@ -146,6 +146,7 @@ LOCKSTEP_SAME_FUNCTION(all_reduce, ncclAllReduce);
 LOCKSTEP_SAME_FUNCTION(broadcast, ncclBroadcast);
 LOCKSTEP_SAME_FUNCTION(all_gather, ncclAllGather);
 LOCKSTEP_SAME_FUNCTION(reduce_scatter, ncclReduceScatter);
+LOCKSTEP_SAME_FUNCTION(reduce, ncclReduce);
 LOCKSTEP_SAME_FUNCTION(send, ncclSend);
 LOCKSTEP_SAME_FUNCTION(recv, ncclRecv);
 LOCKSTEP_SAME_FUNCTION(group_start, ncclGroupStart);

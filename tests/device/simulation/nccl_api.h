@@ -94,6 +94,8 @@ ncclResult_t ncclAllGather(const void* in, void* out, std::size_t count, ncclDat
                            ncclComm_t comm, ncclStream_t stream);
 ncclResult_t ncclReduceScatter(const void* in, void* out, std::size_t count, ncclDataType_t dtype,
                                ncclRedOp_t op, ncclComm_t comm, ncclStream_t stream);
+ncclResult_t ncclReduce(const void* in, void* out, std::size_t count, ncclDataType_t dtype,
+                        ncclRedOp_t op, int root, ncclComm_t comm, ncclStream_t stream);
 ncclResult_t ncclSend(const void* in, std::size_t count, ncclDataType_t dtype, int peer,
                       ncclComm_t comm, ncclStream_t stream);
 ncclResult_t ncclRecv(void* out, std::size_t count, ncclDataType_t dtype, int peer, ncclComm_t comm,

@@ -155,23 +155,27 @@ struct Call {
     return operation != Operation::recv &&
            (operation != Operation::broadcast || comm->rank == peer);
   }
-  bool writes() const { return operation != Operation::send; }
+  bool writes() const {
+    return operation != Operation::send && (operation != Operation::reduce || comm->rank == peer);
+  }
   std::size_t ranks() const { return static_cast<std::size_t>(comm->size); }
 };
 
 const char* name_of(Operation operation) {
-  constexpr const char* names[] = {"AllReduce", "Broadcast", "ReduceScatter",
-                                   "AllGather", "Send",      "Recv"};
+  constexpr const char* names[] = {"AllReduce", "Broadcast", "ReduceScatter", "AllGather",
+                                   "Reduce",    "Send",      "Recv"};
   return names[static_cast<int>(operation)];
 }
 
 std::string text(int rank, Operation operation, std::uint64_t count, int dtype, int op, int root) {
   auto line = "rank " + std::to_string(rank) + ": " + name_of(operation) + " of " +
               std::to_string(count) + " elements of dtype " + std::to_string(dtype);
-  if (operation == Operation::all_reduce || operation == Operation::reduce_scatter) {
+  if (operation == Operation::all_reduce || operation == Operation::reduce_scatter ||
+      operation == Operation::reduce) {
     line += ", op " + std::to_string(op);
   }
-  if (operation == Operation::broadcast) line += ", root " + std::to_string(root);
+  if (operation == Operation::broadcast || operation == Operation::reduce)
+    line += ", root " + std::to_string(root);
   return line;
 }
 std::string text(const Call& c) {
@@ -853,6 +857,11 @@ ncclResult_t ncclReduceScatter(const void* in, void* out, std::size_t count, ncc
                                ncclRedOp_t op, ncclComm_t comm, ncclStream_t stream) {
   return issue({Operation::reduce_scatter, in, out, count, dtype, op, 0, comm,
                 static_cast<Stream*>(stream)});
+}
+ncclResult_t ncclReduce(const void* in, void* out, std::size_t count, ncclDataType_t dtype,
+                        ncclRedOp_t op, int root, ncclComm_t comm, ncclStream_t stream) {
+  return issue(
+      {Operation::reduce, in, out, count, dtype, op, root, comm, static_cast<Stream*>(stream)});
 }
 ncclResult_t ncclSend(const void* in, std::size_t count, ncclDataType_t dtype, int peer,
                       ncclComm_t comm, ncclStream_t stream) {

@@ -13,7 +13,15 @@ namespace lockstep::simulation::nccl {
 constexpr int most_ranks = 32;
 constexpr int most_orders = 32;
 
-enum class Operation : int { all_reduce, broadcast, reduce_scatter, all_gather, send, recv };
+enum class Operation : int {
+  all_reduce,
+  broadcast,
+  reduce_scatter,
+  all_gather,
+  reduce,
+  send,
+  recv
+};
 
 /// How many operations a rank had issued on a communicator.
 struct Issued {

@@ -59,6 +59,7 @@ int conformance() {
   lockstep::testing::check_places(*group);
   lockstep::testing::check_split(*group, of_ranks);
   lockstep::testing::check_messages(*group);
+  lockstep::testing::check_waits(*group);
   lockstep::testing::check_denormals(*group);
   return 0;
 }
@@ -91,6 +92,7 @@ int conformance_in_short() {
   lockstep::testing::check_skew(*group);
   lockstep::testing::check_split(*group, of_ranks);
   lockstep::testing::check_messages(*group);
+  lockstep::testing::check_waits(*group);
   return 0;
 }
 
