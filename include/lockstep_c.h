@@ -161,14 +161,27 @@ void lockstep_free(void* memory);
 /* Averages lists of arrays over ranks, as the gradients of a model, in buckets of at most 25 MiB.
    counts: elements of each of the n arrays, the same on all ranks.
    dtype: LOCKSTEP_FLOAT32 or LOCKSTEP_FLOAT64.
-   wire: "fp32" sends the elements as they are; "fp16" and "bf16" send float32 elements in half the
-   bytes, and the averages are rounded to that. NULL for "fp32". */
+   strategy: the text of a strategy, such as "topk:0.01,feedback=off"; NULL for "fp32".
+     "fp32" sends the elements as they are. "fp16" and "bf16" send half the bytes, and the averages
+     are rounded to that. "int8" sends codes of 8 bits. "topk" and "threshold" send the largest
+     elements of a bucket, and keep the others for later steps. int8, fp16 and bf16 average float32
+     arrays only. docs/strategies.md has options, formulas and sources.
+   On several hosts, every rank takes part in the exchange between hosts. */
 lockstep_status lockstep_averager_create(lockstep_group* group, const size_t* counts, size_t n,
-                                         lockstep_dtype dtype, const char* wire,
+                                         lockstep_dtype dtype, const char* strategy,
                                          lockstep_averager** averager);
 /* arrays[i][j] = the average over ranks of arrays[i][j]. The same bits on all ranks.
-   Ranks: all of the group. */
+   int8, topk and threshold refuse NaN and Inf: every rank returns the same
+   LOCKSTEP_INVALID_ARGUMENT, and the arrays are as before. Ranks: all of the group. */
 lockstep_status lockstep_average(lockstep_averager* averager, void* const* arrays);
+/* Copies what this rank's error feedback has not sent yet, for a checkpoint; zeros for a strategy
+   without error feedback. Each rank has its own.
+   residuals: arrays of counts and dtype. *steps: the number of averages so far. */
+lockstep_status lockstep_averager_save(const lockstep_averager* averager, void* const* residuals,
+                                       int64_t* steps);
+/* Continues as the averager that lockstep_averager_save() has copied. */
+lockstep_status lockstep_averager_load(lockstep_averager* averager, void* const* residuals,
+                                       int64_t steps);
 /* Frees it. NULL is allowed. */
 void lockstep_averager_free(lockstep_averager* averager);
 

@@ -8,6 +8,7 @@ ratio is the median of the rounds' ratios, Gloo's time by Lockstep's.
 """
 
 import argparse
+import datetime
 import multiprocessing
 import os
 import statistics
@@ -61,6 +62,23 @@ def step_of(model, shape, group):
     return step
 
 
+def group_makers(rank, size):
+    """Functions that make a group without PyTorch's own steps, one for each backend. The groups are kept."""
+    store, timeout, made = dist.distributed_c10d._get_default_store(), datetime.timedelta(minutes=1), []
+
+    def lockstep():
+        options = dist.distributed_c10d._DistributedBackendOptions()
+        options.group_id, options.global_ranks_in_group = f"lockstep {len(made)}", list(range(size))
+        options.store, options.group_rank, options.group_size = dist.PrefixStore(options.group_id, store), rank, size
+        options.timeout = timeout
+        made.append(lockstep_torch._create_process_group(options, None))
+
+    def gloo():
+        made.append(dist.ProcessGroupGloo(dist.PrefixStore(f"gloo {len(made)}", store), rank, size, timeout))
+
+    return {"lockstep": lockstep, "gloo": gloo}
+
+
 def rank_main(rank, args, path, results):
     torch.set_num_threads(1)
     dist.init_process_group("lockstep", init_method=f"file://{path}", rank=rank, world_size=args.ranks)
@@ -70,6 +88,7 @@ def rank_main(rank, args, path, results):
         tensor = torch.zeros(size // 4)
         cases[f"all_reduce {size_text(size)}"] = ({backend: lambda tensor=tensor, group=group: dist.all_reduce(tensor, group=group)
                                           for backend, group in groups.items()}, max(3, min(200, (8 << 20) // size)))
+    cases["making a group"] = group_makers(rank, args.ranks), 3
     for name, model, shape in (("DDP step, MLP b16", mlp, (16, 784)), ("DDP step, CNN b64", cnn, (64, 1, 28, 28))):
         torch.manual_seed(0)
         cases[name] = ({backend: step_of(model(), shape, group) for backend, group in groups.items()}, 3)

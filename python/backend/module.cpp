@@ -22,11 +22,15 @@ void release_interpreter_lock(const std::function<void()>& function) {
 }
 
 c10::intrusive_ptr<c10d::Backend> create_process_group(const c10::intrusive_ptr<c10d::Store>& store,
-                                                       int rank, int size, double timeout_seconds) {
+                                                       int rank, int size, double timeout_seconds,
+                                                       const std::string& name,
+                                                       const std::vector<int>& ranks) {
   const py::gil_scoped_release released;
   const auto timeout = std::chrono::duration_cast<std::chrono::milliseconds>(
       std::chrono::duration<double>(timeout_seconds));
-  return c10::make_intrusive<lockstep_torch::ProcessGroupLockstep>(store, rank, size, timeout);
+  const lockstep_torch::Membership membership{
+      .rank = rank, .size = size, .name = name, .ranks = ranks};
+  return c10::make_intrusive<lockstep_torch::ProcessGroupLockstep>(store, membership, timeout);
 }
 
 using lockstep_torch::StrategyHook;
@@ -74,6 +78,6 @@ PYBIND11_MODULE(_backend, module) {
   module.attr("__version__") = std::string(lockstep::version());
   module.attr("torch_version") = LOCKSTEP_TORCH_VERSION;
   module.def("create_process_group", create_process_group, py::arg("store"), py::arg("rank"),
-             py::arg("size"), py::arg("timeout_seconds"));
+             py::arg("size"), py::arg("timeout_seconds"), py::arg("name"), py::arg("ranks"));
   define_strategy_hook(module);
 }

@@ -4,7 +4,6 @@
 
 #include "backend/errors.h"
 #include "backend/tensors.h"
-#include "backend/world.h"
 
 namespace lockstep_torch {
 
@@ -12,11 +11,12 @@ void (*without_interpreter_lock)(const std::function<void()>&) = [](const auto& 
   function();
 };
 
-ProcessGroupLockstep::ProcessGroupLockstep(const c10::intrusive_ptr<c10d::Store>& store, int rank,
-                                           int size, std::chrono::milliseconds timeout)
-    : c10d::Backend(rank, size),
+ProcessGroupLockstep::ProcessGroupLockstep(const c10::intrusive_ptr<c10d::Store>& store,
+                                           const Membership& membership,
+                                           std::chrono::milliseconds timeout)
+    : c10d::Backend(membership.rank, membership.size),
       options_(c10::make_intrusive<Options>("lockstep", timeout)),
-      progress_(std::make_shared<Progress>(join_world(store, rank, size, timeout), timeout)) {}
+      progress_(std::make_shared<Progress>(join_world(store, membership, timeout), timeout)) {}
 
 ProcessGroupLockstep::~ProcessGroupLockstep() { shutdown(); }
 

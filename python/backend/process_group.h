@@ -11,6 +11,7 @@
 
 #include "backend/progress.h"
 #include "backend/work.h"
+#include "backend/world.h"
 
 namespace lockstep_torch {
 
@@ -29,7 +30,7 @@ class ProcessGroupLockstep final : public c10d::Backend {
   using Work = c10::intrusive_ptr<c10d::Work>;
   using Tensors = std::vector<at::Tensor>;
 
-  ProcessGroupLockstep(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+  ProcessGroupLockstep(const c10::intrusive_ptr<c10d::Store>& store, const Membership& membership,
                        std::chrono::milliseconds timeout);
   ~ProcessGroupLockstep() override;
 

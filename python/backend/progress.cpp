@@ -32,9 +32,19 @@ constexpr auto longest_drain = std::chrono::seconds(5);
 /// The pauses of a thread that polls: spins first, then yields, then sleeps.
 class Pauses {
  public:
-  explicit Pauses(microseconds spin) : spin_(spin) {}
+  explicit Pauses(microseconds spin)
+      : longest_spin_(std::min(spin, microseconds(50))), spin_(spin) {}
 
-  void restart() { *this = Pauses(spin_); }
+  /// After progress. Other ranks take less than 50 µs for a piece of a large operation if they run.
+  /// On a busy machine they may not: a thread that had to sleep spins for a shorter time then. It
+  /// does not yield, because it runs sooner after a short sleep.
+  void restart() {
+    spin_ = slept_ ? spin_ / 4 : longest_spin_;
+    yield_ = {};
+    slept_ = false;
+    polls_ = 0;
+    begin_ = Clock::now();
+  }
   void pause() {
     if (++polls_ % 16 != 0) {
       lockstep::detail::relax();
@@ -42,16 +52,20 @@ class Pauses {
     }
     const auto idle = Clock::now() - begin_;
     if (idle < spin_) return;
-    if (idle < spin_ + microseconds(200)) {
+    if (idle < spin_ + yield_) {
       ::sched_yield();
     } else {
+      slept_ = true;
       std::this_thread::sleep_for(idle < milliseconds(20) ? microseconds(30) : microseconds(120));
     }
     polls_ = 15;
   }
 
  private:
+  microseconds longest_spin_;  ///< after progress
   microseconds spin_;
+  microseconds yield_ = microseconds(200);
+  bool slept_ = false;
   int polls_ = 0;
   Clock::time_point begin_ = Clock::now();
 };
@@ -215,7 +229,14 @@ bool Progress::advance(BackendWork& work, bool check, std::exception_ptr message
   while (!operations.empty() && operations.front().ready()) {
     operations.front().wait();
     operations.pop_front();
+    work.parts.worked = {};
     moved = true;
+  }
+  if (!operations.empty()) {
+    // A large operation moves in many pieces.
+    const auto worked = operations.front().worked();
+    if (worked != work.parts.worked) moved = true;
+    work.parts.worked = worked;
   }
   if (work.parts.receives > 0 && messages_failed) std::rethrow_exception(messages_failed);
   if (check && !work.parts.empty()) {

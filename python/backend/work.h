@@ -24,9 +24,10 @@ using TensorLists = std::vector<std::vector<at::Tensor>>;
 /// The parts of a Work that are not complete. The mutex of Progress guards them.
 struct Parts {
   std::deque<lockstep::Work> operations;
-  int receives = 0;          ///< receives in TaggedMessages that are not complete
-  int source = -1;           ///< rank whose message was received last
-  std::exception_ptr error;  ///< of a receive
+  std::chrono::nanoseconds worked{};  ///< in the first operation, when it was polled last
+  int receives = 0;                   ///< receives in TaggedMessages that are not complete
+  int source = -1;                    ///< rank whose message was received last
+  std::exception_ptr error;           ///< of a receive
   Clock::time_point begun = Clock::now();
   Clock::time_point deadline = Clock::time_point::max();
 

@@ -2,18 +2,31 @@
 
 #include <chrono>
 #include <memory>
+#include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
 
 #include "comm/communicator.h"
 
 namespace lockstep_torch {
 
-/// Creates or joins the world of a process group's members, which find each other through the store
-/// of that group. Every member calls it.
-/// Throws: c10::DistBackendError on every rank if the members are not all on one host, and if a
-/// member did not call it in time.
+/// The members of a process group, as one of them sees them.
+struct Membership {
+  int rank = 0;
+  int size = 1;
+  /// The group's name, which is the same on all members and differs from those of the other groups.
+  std::string name = {};
+  /// The ranks of the members in the default group; empty for the default group.
+  std::vector<int> ranks = {};
+};
+
+/// Creates or joins the world of a process group's members. Every member calls it. Members find
+/// each other through the store, or by the name of the default group: Note [How members find each
+/// other] in world.cpp.
+/// Throws: c10::DistBackendError on every rank if the members are not all on one host, if a
+/// member's process has ended, and if a member did not call it in time.
 std::shared_ptr<lockstep::Communicator> join_world(const c10::intrusive_ptr<c10d::Store>& store,
-                                                   int rank, int size,
+                                                   const Membership& membership,
                                                    std::chrono::milliseconds timeout);
 
 }  // namespace lockstep_torch

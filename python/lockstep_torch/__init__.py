@@ -37,14 +37,16 @@ from lockstep_torch.strategy import Strategy, strategy_hook  # noqa: E402
 __version__ = _backend.__version__
 
 
-def _create_process_group(store, rank, size, timeout):
-    return _backend.create_process_group(store, rank, size, timeout.total_seconds())
+def _create_process_group(options, _):
+    """options: PyTorch's _DistributedBackendOptions. It lists no ranks for the default group."""
+    return _backend.create_process_group(options.store, options.group_rank, options.group_size, options.timeout.total_seconds(),
+                                         name=options.group_id, ranks=options.global_ranks_in_group)
 
 
 def _register():
     """Registers the backend. PyTorch also calls it as an entry point, before or after the import."""
     if not hasattr(dist.Backend, "LOCKSTEP"):
-        dist.Backend.register_backend("lockstep", _create_process_group, devices=["cpu"])
+        dist.Backend.register_backend("lockstep", _create_process_group, extended_api=True, devices=["cpu"])
 
 
 _register()

@@ -254,9 +254,7 @@ def many_groups(rank, size):
     """They need address space only for memory that is allocated in them."""
     before = address_space()
     store = dist.distributed_c10d._get_default_store()
-    timeout = datetime.timedelta(seconds=60)
-    groups = [lockstep_torch._create_process_group(dist.PrefixStore(str(number), store), rank, size, timeout)
-              for number in range(200)]
+    groups = [ranks.create_group(store, rank, size, f"group {number}", range(size)) for number in range(200)]
     for group in groups:
         tensor = torch.full((1000,), float(rank))
         group.allreduce([tensor]).wait()

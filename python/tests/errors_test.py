@@ -87,6 +87,16 @@ def killed(rank, size):
     return time.monotonic() - begin
 
 
+def killed_before_a_group(rank, size):
+    """The other ranks wait for it to make the group, not in an operation."""
+    dist.barrier()
+    if rank == size - 1:
+        os._exit(7)
+    begin = time.monotonic()
+    raises(dist.DistBackendError, [f"rank {size - 1} of the default group has left it or ended"], dist.new_group)
+    return time.monotonic() - begin
+
+
 def forked(rank, size):
     child = os.fork()
     if child == 0:
@@ -117,6 +127,10 @@ class ErrorsTest(unittest.TestCase):
         seconds = ranks.run(killed, 3, ends=(2,))
         self.assertLess(max(seconds[:2]), 5)
 
+    def test_killed_rank_before_a_group(self):
+        seconds = ranks.run(killed_before_a_group, 4, ends=(3,))
+        self.assertLess(max(seconds[:3]), 10)
+
     def test_forked_child(self):
         ranks.run(forked, 2)
 
@@ -129,7 +143,13 @@ class ErrorsTest(unittest.TestCase):
         store = dist.HashStore()
         store.set("lockstep/host/1", "another host\nnode-b")
         with self.assertRaisesRegex(dist.DistBackendError, "rank 1 of 2 on host node-b, expected all ranks on one host"):
-            lockstep_torch._create_process_group(store, 0, 2, datetime.timedelta(seconds=5))
+            ranks.create_group(store, 0, 2)
+
+    def test_ranks_that_end_at_any_moment(self):
+        """The short form of hang_loop.py."""
+        done = subprocess.run([sys.executable, os.path.join(os.path.dirname(__file__), "hang_loop.py"), "--rounds", "5", "--ranks", "3"],
+                              capture_output=True, text=True, timeout=200)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
     def test_exit_without_destroy(self):
         """The interpreter ends in each forked child, with the group in another state."""

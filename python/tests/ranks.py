@@ -1,5 +1,6 @@
 """Starts ranks of a process group as forked processes."""
 
+import datetime
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -10,6 +11,8 @@ import warnings
 import torch
 import torch._dynamo  # noqa: F401: DDP imports it, which takes seconds; once here, not in every rank
 import torch.distributed as dist
+
+import lockstep_torch
 
 LIMIT_SECONDS = 100
 
@@ -67,6 +70,15 @@ def run(function, size=2, backend="lockstep", ends=(), **options):
     if errors:
         raise AssertionError("\n".join(errors))
     return [got.get(rank) for rank in range(size)]
+
+
+def create_group(store, rank, size, name="", members=()):
+    """The backend of a group, without PyTorch's own steps. members: ranks of the default group; () makes a default group."""
+    options = dist.distributed_c10d._DistributedBackendOptions()
+    options.store, options.group_rank, options.group_size = store, rank, size
+    options.group_id, options.global_ranks_in_group = name, list(members)
+    options.timeout = datetime.timedelta(seconds=30)
+    return lockstep_torch._create_process_group(options, None)
 
 
 def raises(kind, texts, function):

@@ -1,12 +1,17 @@
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <exception>
 #include <limits>
 #include <memory>
-#include <optional>
 #include <string_view>
+#include <utility>
+#include <variant>
 #include <vector>
 
+#include "averaging/average.h"
+#include "averaging/parse.h"
 #include "c/handles.h"
 #include "c/status.h"
 #include "core/text.h"
@@ -14,11 +19,10 @@
 
 namespace {
 
+namespace averaging = lockstep::averaging;
 using lockstep::Communicator;
 using lockstep::DType;
 using lockstep::InvalidArgument;
-using lockstep::ReduceOp;
-using lockstep::Wire;
 using lockstep::Work;
 using lockstep::c::expect_pointer;
 using lockstep::c::status_of;
@@ -26,19 +30,14 @@ using lockstep::detail::concat;
 
 constexpr auto create_name = "lockstep_averager_create";
 
-/// The dtype in which float32 elements are sent; nullopt for their own.
-std::optional<Wire> wire_of(const char* text, DType dtype) {
-  const std::string_view wire = text == nullptr ? "fp32" : text;
-  if (wire == "fp32") return std::nullopt;
-  if (wire != "fp16" && wire != "bf16") {
-    throw InvalidArgument(
-        concat(create_name, ": got the wire '", wire, "', expected fp32, fp16 or bf16"));
-  }
-  if (dtype != DType::f32) {
-    throw InvalidArgument(concat(create_name, ": got the wire ", wire, " for ", name(dtype),
-                                 ", expected float32 arrays; other arrays are sent as fp32"));
-  }
-  return Wire{.dtype = wire == "fp16" ? DType::f16 : DType::bf16, .predivide = true};
+averaging::Options options_of(const char* text) {
+  const std::string_view strategy = text == nullptr ? "fp32" : text;
+  const auto colon = strategy.find(':');
+  const auto options = colon == std::string_view::npos ? "" : strategy.substr(colon + 1);
+  if (auto parsed = averaging::parse(strategy.substr(0, colon), options)) return *parsed;
+  throw InvalidArgument(concat(create_name, ": got the strategy '", strategy,
+                               "', expected one of: ", averaging::names(),
+                               "; the other strategies of Lockstep need LibTorch"));
 }
 
 /// Arrays that are exchanged together, one behind the other.
@@ -47,6 +46,7 @@ struct Bucket {
   std::size_t end = 0;    ///< index behind the last one
   std::size_t count = 0;  ///< elements
   std::shared_ptr<std::byte> memory = {};
+  std::unique_ptr<averaging::Average> average = {};
 };
 
 }  // namespace
@@ -54,9 +54,9 @@ struct Bucket {
 struct lockstep_averager {
   std::shared_ptr<Communicator> group;
   DType dtype;
-  std::optional<Wire> wire;
   std::vector<std::size_t> counts;
   std::vector<Bucket> buckets;
+  std::int64_t steps = 0;  ///< averages so far
 };
 
 namespace {
@@ -80,48 +80,99 @@ std::vector<Bucket> buckets_of(const std::vector<std::size_t>& counts, std::size
   return buckets;
 }
 
-/// Calls fn(array, place in the bucket, bytes) for each array of a bucket.
-void for_each_array(const lockstep_averager& averager, const Bucket& bucket, void* const* arrays,
-                    const auto& fn) {
-  std::byte* place = bucket.memory.get();
+averaging::Elements elements_of(const lockstep_averager& averager, const Bucket& bucket) {
+  return {.data = bucket.memory.get(),
+          .count = bucket.count,
+          .dtype = averager.dtype,
+          .owner = bucket.memory};
+}
+
+/// The arrays of a bucket. The averager outlives the result.
+averaging::Arrays arrays_of(const lockstep_averager& averager, const Bucket& bucket) {
+  return {.numel = bucket.count,
+          .name_at = [&counts = averager.counts, first = bucket.first](std::size_t element) {
+            auto array = first;
+            for (auto end = counts[array]; element >= end && array + 1 < counts.size();) {
+              end += counts[++array];
+            }
+            return concat("array ", array);
+          }};
+}
+
+/// Calls fn(array index, offset in the bucket in bytes, bytes) for each array of a bucket.
+void for_each_array(const lockstep_averager& averager, const Bucket& bucket, const auto& fn) {
+  std::size_t offset = 0;
   for (auto i = bucket.first; i < bucket.end; ++i) {
     const auto bytes = averager.counts[i] * size_of(averager.dtype);
-    if (bytes > 0) fn(arrays[i], place, bytes);
-    place += bytes;
+    if (bytes > 0) fn(i, offset, bytes);
+    offset += bytes;
   }
 }
 
-void average(const lockstep_averager& averager, void* const* arrays) {
+void expect_arrays(const char* function, const lockstep_averager& averager,
+                   const void* const* arrays) {
+  if (!averager.counts.empty()) expect_pointer(function, "arrays", arrays);
   for (std::size_t i = 0; i < averager.counts.size(); ++i) {
     if (arrays[i] == nullptr && averager.counts[i] > 0) {
-      throw InvalidArgument(concat("lockstep_average: got NULL as array ", i, ", expected ",
+      throw InvalidArgument(concat(function, ": got NULL as array ", i, ", expected ",
                                    averager.counts[i], " elements"));
     }
   }
-  std::vector<Work> works;
-  for (const auto& bucket : averager.buckets) {
-    for_each_array(averager, bucket, arrays, [](const void* array, void* place, std::size_t bytes) {
-      std::memcpy(place, array, bytes);
-    });
-    auto* const data = bucket.memory.get();
-    works.push_back(
-        averager.wire
-            ? averager.group->all_reduce(data, bucket.count, ReduceOp::avg, *averager.wire)
-            : averager.group->all_reduce(data, bucket.count, averager.dtype, ReduceOp::avg));
+}
+
+/// Runs the exchanges of all buckets. All ranks issue the collectives of one stage in the order of
+/// the buckets, and then those of the next stage.
+/// Throws: InvalidArgument for elements that are not finite, on every rank, when all exchanges have
+/// ended.
+void exchange(lockstep_averager& averager) {
+  struct Running {
+    lockstep::ExchangeTask task;
+    Work work;
+  };
+  std::vector<Running> all;
+  std::exception_ptr error;
+  const auto advance = [&](Running& running) {
+    try {
+      running.work = running.task.advance();
+    } catch (const InvalidArgument&) {
+      if (!error) error = std::current_exception();
+    }
+  };
+  const auto step = averager.steps++;
+  for (auto& bucket : averager.buckets) {
+    auto task = bucket.average->exchange(step, elements_of(averager, bucket), *averager.group);
+    all.push_back({.task = std::move(task), .work = {}});
+    advance(all.back());
   }
-  for (std::size_t i = 0; i < works.size(); ++i) {
-    works[i].wait();
-    for_each_array(averager, averager.buckets[i], arrays,
-                   [](void* array, const void* place, std::size_t bytes) {
-                     std::memcpy(array, place, bytes);
-                   });
+  const auto pending = [](const Running& running) { return running.work.pending(); };
+  while (std::ranges::any_of(all, pending)) {
+    for (auto& running : all) {
+      if (!pending(running)) continue;
+      running.work.wait();
+      advance(running);
+    }
+  }
+  if (error) std::rethrow_exception(error);
+}
+
+void average(lockstep_averager& averager, void* const* arrays) {
+  for (const auto& bucket : averager.buckets) {
+    for_each_array(averager, bucket, [&](std::size_t i, std::size_t offset, std::size_t bytes) {
+      std::memcpy(bucket.memory.get() + offset, arrays[i], bytes);
+    });
+  }
+  exchange(averager);
+  for (const auto& bucket : averager.buckets) {
+    for_each_array(averager, bucket, [&](std::size_t i, std::size_t offset, std::size_t bytes) {
+      std::memcpy(arrays[i], bucket.memory.get() + offset, bytes);
+    });
   }
 }
 
 }  // namespace
 
 lockstep_status lockstep_averager_create(lockstep_group* group, const size_t* counts, size_t n,
-                                         lockstep_dtype dtype, const char* wire,
+                                         lockstep_dtype dtype, const char* strategy,
                                          lockstep_averager** averager) {
   return status_of([&] {
     auto& communicator = lockstep::c::communicator_of(create_name, group);
@@ -133,14 +184,20 @@ lockstep_status lockstep_averager_create(lockstep_group* group, const size_t* co
       throw InvalidArgument(concat(create_name, ": got ", name(type),
                                    " arrays, expected LOCKSTEP_FLOAT32 or LOCKSTEP_FLOAT64"));
     }
+    const auto options = options_of(strategy);
     auto made = std::make_unique<lockstep_averager>();
     made->group = group->communicator;
     made->dtype = type;
-    made->wire = wire_of(wire, type);
     made->counts.assign(counts, counts + n);
     made->buckets = buckets_of(made->counts, size_of(type));
     for (auto& bucket : made->buckets) {
       bucket.memory = communicator.allocate(bucket.count * size_of(type));
+      bucket.average = std::visit(
+          [&](const auto& recipe) {
+            return averaging::create(recipe, elements_of(*made, bucket), arrays_of(*made, bucket),
+                                     communicator);
+          },
+          options);
     }
     *averager = made.release();
   });
@@ -149,8 +206,49 @@ lockstep_status lockstep_averager_create(lockstep_group* group, const size_t* co
 lockstep_status lockstep_average(lockstep_averager* averager, void* const* arrays) {
   return status_of([&] {
     expect_pointer("lockstep_average", "averager", averager);
-    if (!averager->counts.empty()) expect_pointer("lockstep_average", "arrays", arrays);
+    expect_arrays("lockstep_average", *averager, arrays);
     average(*averager, arrays);
+  });
+}
+
+lockstep_status lockstep_averager_save(const lockstep_averager* averager, void* const* residuals,
+                                       int64_t* steps) {
+  return status_of([&] {
+    constexpr auto function = "lockstep_averager_save";
+    expect_pointer(function, "averager", averager);
+    expect_pointer(function, "steps", steps);
+    expect_arrays(function, *averager, residuals);
+    for (const auto& bucket : averager->buckets) {
+      const auto residual = bucket.average->residual();
+      for_each_array(*averager, bucket, [&](std::size_t i, std::size_t offset, std::size_t bytes) {
+        if (residual) {
+          std::memcpy(residuals[i], residual.get() + offset, bytes);
+        } else {
+          std::memset(residuals[i], 0, bytes);
+        }
+      });
+    }
+    *steps = averager->steps;
+  });
+}
+
+lockstep_status lockstep_averager_load(lockstep_averager* averager, void* const* residuals,
+                                       int64_t steps) {
+  return status_of([&] {
+    constexpr auto function = "lockstep_averager_load";
+    expect_pointer(function, "averager", averager);
+    expect_arrays(function, *averager, residuals);
+    if (steps < 0) {
+      throw InvalidArgument(concat(function, ": got ", steps, " steps, expected 0 or more"));
+    }
+    for (const auto& bucket : averager->buckets) {
+      const auto residual = bucket.average->residual();
+      if (!residual) continue;
+      for_each_array(*averager, bucket, [&](std::size_t i, std::size_t offset, std::size_t bytes) {
+        std::memcpy(residual.get() + offset, residuals[i], bytes);
+      });
+    }
+    averager->steps = steps;
   });
 }
 

@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "comm/hierarchical/hierarchical_communicator.h"
+#include "comm/host/peer_watch.h"
 #include "comm/host/rendezvous.h"
 #include "comm/mpi/mpi.h"
 #include "core/environment.h"
@@ -68,8 +69,9 @@ std::shared_ptr<Communicator> join_host_world(const Launcher& launcher, host::Op
   if (job.empty()) job = host::job_by_ancestor("PMI_RANK");
   job += concat(" by ", launcher.name());
   options.watch = true;
+  const host::LauncherWatch watch(options.launcher, options.launcher_name);
   const auto world = host::rendezvous(job, launcher.rank, launcher.size, options.timeout,
-                                      {options.launcher, options.launcher_name});
+                                      [&] { return watch.ended(); });
   return join(world, launcher.rank, options);
 }
 

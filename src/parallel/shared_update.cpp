@@ -21,7 +21,7 @@
 #include "parallel/gradient.h"
 #include "parallel/shared_memory.h"
 #include "profile/group_statistics.h"
-#include "sync/sparse.h"
+#include "sync/bucket_layout.h"
 
 namespace lockstep::inline v0_2::detail {
 namespace {

@@ -185,7 +185,7 @@ void Adasum::check() const {
 
 std::unique_ptr<Exchange> Adasum::exchange(const Bucket& bucket) const {
   check();
-  detail::expect_dtype("adasum", bucket, {at::kFloat, at::kDouble});
+  detail::expect_dtype("adasum", bucket, {DType::f32, DType::f64});
   if (detail::is_on_device(bucket)) {
     return detail::exchange_on_host(bucket, [this](const Bucket& host) { return exchange(host); });
   }

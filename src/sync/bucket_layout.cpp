@@ -4,9 +4,11 @@
 #include <c10/util/strides.h>
 
 #include <cstdint>
+#include <memory>
 #include <utility>
 
 #include "core/text.h"
+#include "group/tensor_dtype.h"
 #include "lockstep/error.h"
 #include "lockstep/exchange.h"
 
@@ -97,23 +99,24 @@ const at::Tensor& find(const State& state, const std::string& parameter, std::st
   return found->second;
 }
 
-void refuse_not_finite(std::string_view strategy, const std::string& parameter, int rank) {
-  throw InvalidArgument(concat("strategy ", strategy, ": the gradient of parameter ", parameter,
-                               " on rank ", rank, " has NaN or Inf, expected finite numbers"));
+averaging::Elements elements_of(const Bucket& bucket) {
+  const auto& values = bucket.values();
+  return {.data = values.data_ptr(),
+          .count = static_cast<std::size_t>(values.numel()),
+          .dtype = dtype_of(values.scalar_type(), "strategy"),
+          .owner = std::make_shared<at::Tensor>(values)};
+}
+
+averaging::Arrays arrays_of(const Bucket& bucket) {
+  const Layout layout(bucket);
+  return {.numel = layout.numel(), .name_at = [layout](std::size_t element) {
+            return concat("parameter ", layout.name_at(element));
+          }};
 }
 
 void expect_dtype(std::string_view strategy, const Bucket& bucket,
-                  std::initializer_list<at::ScalarType> supported) {
-  const auto got = bucket.values().scalar_type();
-  std::string expected;
-  for (const auto dtype : supported) {
-    if (dtype == got) return;
-    expected += concat(expected.empty() ? "" : " or ", toString(dtype));
-  }
-  throw InvalidArgument(concat("strategy ", strategy, ": got parameters of ", toString(got),
-                               bucket.slices().empty() ? "" : ", such as ",
-                               bucket.slices().empty() ? "" : bucket.slices().front().name,
-                               ", expected ", expected));
+                  std::initializer_list<DType> supported) {
+  averaging::expect_dtype(strategy, elements_of(bucket), arrays_of(bucket), supported);
 }
 
 }  // namespace lockstep::detail

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "averaging/average.h"
 #include "lockstep/exchange.h"
 
 namespace lockstep::inline v0_2::detail {
@@ -50,14 +51,19 @@ class Layout {
 const at::Tensor& find(const State& state, const std::string& parameter, std::string_view what,
                        at::IntArrayRef sizes);
 
-/// Throws InvalidArgument about a gradient that is not finite. Every rank must call it with the
-/// same arguments; the group stays usable then.
-[[noreturn]] void refuse_not_finite(std::string_view strategy, const std::string& parameter,
-                                    int rank);
+/// The bucket's memory, as averages see it.
+averaging::Elements elements_of(const Bucket& bucket);
+/// The bucket's parameters, as averages see them.
+averaging::Arrays arrays_of(const Bucket& bucket);
 
 /// Throws: InvalidArgument when the bucket's dtype is not among the supported ones.
 void expect_dtype(std::string_view strategy, const Bucket& bucket,
-                  std::initializer_list<at::ScalarType> supported);
+                  std::initializer_list<DType> supported);
+
+/// The first byte of a tensor.
+inline std::byte* memory_of(const at::Tensor& tensor) {
+  return static_cast<std::byte*>(tensor.data_ptr());
+}
 
 /// A flat tensor's elements.
 template <class T>

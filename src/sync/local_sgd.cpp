@@ -1,5 +1,5 @@
+#include "averaging/fields.h"
 #include "lockstep/strategies.h"
-#include "sync/fields.h"
 
 namespace lockstep::inline v0_2 {
 

@@ -7,11 +7,11 @@
 #include <cmath>
 #include <vector>
 
+#include "averaging/fields.h"
+#include "averaging/sparse.h"
 #include "lockstep/strategies.h"
 #include "sync/bucket_layout.h"
-#include "sync/fields.h"
 #include "sync/residual.h"
-#include "sync/sparse.h"
 
 namespace lockstep::inline v0_2 {
 namespace {
@@ -165,8 +165,8 @@ class PowerSgdExchange final : public Exchange {
     const auto finite = [](const at::Tensor& values) {
       const auto flat = values.view(-1);
       return values.scalar_type() == at::kDouble
-                 ? !detail::first_not_finite<double>(detail::elements<double>(flat))
-                 : !detail::first_not_finite<float>(detail::elements<float>(flat));
+                 ? !averaging::first_not_finite<double>(detail::elements<double>(flat))
+                 : !averaging::first_not_finite<float>(detail::elements<float>(flat));
     };
     for (std::size_t i = 0; i < matrices_.size(); ++i) {
       if (!finite(matrices_[i].sent_p)) return static_cast<std::int64_t>(i) + 1;
@@ -187,7 +187,7 @@ class PowerSgdExchange final : public Exchange {
       const auto index = static_cast<std::size_t>(reported - 1);
       const auto* part = index < matrices_.size() ? matrices_[index].part
                                                   : uncompressed_[index - matrices_.size()].part;
-      detail::refuse_not_finite("power_sgd", part->name, rank);
+      averaging::refuse_not_finite("power_sgd", detail::concat("parameter ", part->name), rank);
     }
   }
 
@@ -238,7 +238,7 @@ void PowerSgd::check() const {
 
 std::unique_ptr<Exchange> PowerSgd::exchange(const Bucket& bucket) const {
   check();
-  detail::expect_dtype("power_sgd", bucket, {at::kFloat, at::kDouble});
+  detail::expect_dtype("power_sgd", bucket, {DType::f32, DType::f64});
   return std::make_unique<PowerSgdExchange>(*this, bucket);
 }
 

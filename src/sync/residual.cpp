@@ -1,11 +1,23 @@
 #include "sync/residual.h"
 
+#include <ATen/ops/from_blob.h>
+
+#include <utility>
+
 namespace lockstep::inline v0_2::detail {
 
 Residual::Residual(bool kept, const Bucket& bucket) {
   if (!kept) return;
   const auto& values = bucket.values();
   values_ = bucket.group().empty(values.sizes(), values.scalar_type()).zero_();
+}
+
+Residual::Residual(std::shared_ptr<std::byte> memory, const Bucket& bucket) {
+  if (memory == nullptr) return;
+  auto* const data = memory.get();
+  values_ = at::from_blob(
+      data, bucket.values().sizes(),
+      [memory = std::move(memory)](void*) mutable { memory.reset(); }, bucket.values().options());
 }
 
 void Residual::drop_not_finite() {

@@ -2,7 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <span>
+#include <cstddef>
+#include <memory>
 
 #include "lockstep/exchange.h"
 #include "sync/bucket_layout.h"
@@ -14,15 +15,13 @@ namespace lockstep::inline v0_2::detail {
 class Residual {
  public:
   Residual(bool kept, const Bucket& bucket);
+  /// The residual in memory of an average; null for none.
+  Residual(std::shared_ptr<std::byte> memory, const Bucket& bucket);
 
   bool kept() const { return values_.defined(); }
 
   /// Flat, in the order of the bucket. Undefined without error feedback.
   const at::Tensor& values() const { return values_; }
-  template <class T>
-  std::span<T> elements() const {
-    return detail::elements<T>(values_);
-  }
 
   /// Sets elements that are not finite to zero. Otherwise a rejected gradient would be sent at the
   /// next step.

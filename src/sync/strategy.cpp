@@ -1,64 +1,26 @@
 #include "lockstep/strategy.h"
 
 #include <charconv>
+#include <variant>
 
+#include "averaging/fields.h"
+#include "averaging/parse.h"
 #include "core/operation_error.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "lockstep/strategies.h"
-#include "sync/fields.h"
 
 namespace lockstep::inline v0_2 {
 namespace {
 
 using detail::Fields;
 
-/// Checks that all fields have been read and that their values are valid.
-template <class R>
-Strategy checked(const R& recipe, const Fields& fields) {
-  fields.finish();
-  if constexpr (requires { recipe.check(); }) recipe.check();
-  return recipe;
-}
-
-Strategy fp32(Fields& fields) { return checked(AllReduce{}, fields); }
-
-Strategy fp16(Fields& fields) {
-  Fp16 recipe;
-  recipe.clip = fields.real("clip", recipe.clip);
-  recipe.predivide = fields.flag("predivide", recipe.predivide);
-  return checked(recipe, fields);
-}
-
-Strategy bf16(Fields& fields) { return checked(Bf16{}, fields); }
-
-Strategy top_k(Fields& fields) {
-  TopK recipe;
-  recipe.ratio = fields.real("ratio", recipe.ratio);
-  recipe.error_feedback = fields.flag("feedback", recipe.error_feedback);
-  recipe.ramp = fields.whole("ramp", recipe.ramp);
-  return checked(recipe, fields);
-}
-
-Strategy threshold(Fields& fields) {
-  Threshold recipe;
-  recipe.value = fields.real("value", recipe.value);
-  recipe.error_feedback = fields.flag("feedback", recipe.error_feedback);
-  return checked(recipe, fields);
-}
-
-Strategy int8(Fields& fields) {
-  Int8 recipe;
-  recipe.error_feedback = fields.flag("feedback", recipe.error_feedback);
-  return checked(recipe, fields);
-}
-
 Strategy power_sgd(Fields& fields) {
   PowerSgd recipe;
   recipe.rank = fields.whole("rank", recipe.rank);
   recipe.error_feedback = fields.flag("feedback", recipe.error_feedback);
   recipe.warm_start = fields.flag("warm_start", recipe.warm_start);
-  return checked(recipe, fields);
+  return detail::checked(recipe, fields);
 }
 
 /// What partial_update and adasum exchange.
@@ -68,23 +30,23 @@ SyncTarget target(Fields& fields) {
 }
 
 Strategy partial_update(Fields& fields) {
-  return checked(PartialUpdate{.of = target(fields)}, fields);
+  return detail::checked(PartialUpdate{.of = target(fields)}, fields);
 }
 
 Strategy local_sgd(Fields& fields) {
   LocalSgd recipe;
   recipe.period = fields.whole("period", recipe.period);
-  return checked(recipe, fields);
+  return detail::checked(recipe, fields);
 }
 
 Strategy post_local_sgd(Fields& fields) {
   PostLocalSgd recipe;
   recipe.start = fields.whole("start", recipe.start);
   recipe.period = fields.whole("period", recipe.period);
-  return checked(recipe, fields);
+  return detail::checked(recipe, fields);
 }
 
-Strategy adasum(Fields& fields) { return checked(Adasum{.of = target(fields)}, fields); }
+Strategy adasum(Fields& fields) { return detail::checked(Adasum{.of = target(fields)}, fields); }
 
 struct Named {
   std::string_view name;
@@ -92,13 +54,8 @@ struct Named {
   Strategy (*parse)(Fields&);
 };
 
-constexpr Named strategies[] = {{"fp32", "plain", fp32},
-                                {"fp16", "half", fp16},
-                                {"bf16", "", bf16},
-                                {"topk", "sparseTopK", top_k},
-                                {"threshold", "sparseThreshold", threshold},
-                                {"int8", "", int8},
-                                {"power_sgd", "powersgd", power_sgd},
+/// The strategies that are no averages.
+constexpr Named strategies[] = {{"power_sgd", "powersgd", power_sgd},
                                 {"partial_update", "partialUpdate", partial_update},
                                 {"local_sgd", "", local_sgd},
                                 {"post_local_sgd", "", post_local_sgd},
@@ -132,13 +89,16 @@ Strategy parse_strategy(std::string_view text) {
   const auto name = text.substr(0, colon);
   const auto options = colon == std::string_view::npos ? "" : text.substr(colon + 1);
   if (name == "warmup") return parse_warmup(text, options);
-  std::string valid;
+  if (const auto average = averaging::parse(name, options)) {
+    return std::visit([](const auto& recipe) -> Strategy { return recipe; }, *average);
+  }
+  std::string valid = averaging::names();
   for (const auto& known : strategies) {
     if (!name.empty() && (name == known.name || name == known.alias)) {
       Fields fields(name, options);
       return known.parse(fields);
     }
-    valid += detail::concat(valid.empty() ? "" : ", ", known.name);
+    valid += detail::concat(", ", known.name);
   }
   detail::throw_invalid("strategy", "got \"", text, "\", expected one of: ", valid, ", warmup");
 }

@@ -1,8 +1,8 @@
 #include <utility>
 
+#include "averaging/fields.h"
 #include "core/text.h"
 #include "lockstep/strategies.h"
-#include "sync/fields.h"
 
 namespace lockstep::inline v0_2 {
 namespace {

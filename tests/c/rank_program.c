@@ -100,23 +100,97 @@ static void averages(lockstep_group* world) {
   float* large = malloc(counts[1] * sizeof(float));
   float small[8];
   void* const arrays[] = {small, large, NULL, small + 3};
-  const char* const wires[] = {NULL, "fp16", "bf16"};
-  for (int w = 0; w < 3; ++w) {
+  const char* const strategies[] = {NULL,     "fp16",       "fp16:clip=100,predivide=off",
+                                    "bf16",   "int8",       "int8:feedback=off",
+                                    "topk:1", "threshold:0"};
+  for (size_t s = 0; s < sizeof strategies / sizeof *strategies; ++s) {
     lockstep_averager* averager = NULL;
-    OK(lockstep_averager_create(world, counts, 4, LOCKSTEP_FLOAT32, wires[w], &averager));
+    OK(lockstep_averager_create(world, counts, 4, LOCKSTEP_FLOAT32, strategies[s], &averager));
     for (int again = 0; again < 2; ++again) {
       for (size_t i = 0; i < counts[1]; ++i) large[i] = (float)rank;
       for (int i = 0; i < 8; ++i) small[i] = (float)(rank + i);
       OK(lockstep_average(averager, arrays));
       int right = 1;
       for (size_t i = 0; i < counts[1]; ++i) right &= fabsf(large[i] - mean) <= 0.01f * mean;
-      for (int i = 0; i < 8; ++i)
-        right &= fabsf(small[i] - mean - (float)i) <= 0.01f * (mean + (float)i);
+      /* int8 has one scale for all elements. */
+      for (int i = 0; i < 8; ++i) right &= fabsf(small[i] - mean - (float)i) <= 0.02f * (mean + 8);
       EXPECT(right);
     }
     lockstep_averager_free(averager);
   }
   free(large);
+}
+
+enum { WHOLE = 1000, FIRST = 640 };
+
+/* A gradient with few large elements, other ones on each rank and at each step. */
+static void make_gradient(float* values, int rank, int step) {
+  uint32_t seed = (uint32_t)(rank * 100 + step + 1);
+  for (int i = 0; i < WHOLE; ++i) {
+    seed = seed * 1664525u + 1013904223u;
+    const float value = (float)(seed >> 8) / 16777216.0f - 0.5f;
+    values[i] = value * value * value * 8;
+  }
+}
+
+/* What has been averaged and the mean of what error feedback keeps are together the mean of all
+   gradients. An averager that loads the state of another one continues with the same bits. */
+static void error_feedback(lockstep_group* world) {
+  const int rank = lockstep_rank(world), size = lockstep_size(world);
+  const size_t counts[] = {FIRST, WHOLE - FIRST};
+  static float gradient[WHOLE], again[WHOLE], residual[WHOLE];
+  static double sent[WHOLE], given[WHOLE];
+  void* const arrays[] = {gradient, gradient + FIRST};
+  void* const copies[] = {again, again + FIRST};
+  void* const residuals[] = {residual, residual + FIRST};
+  const char* const strategies[] = {"topk:0.1", "topk:0.05,ramp=4", "threshold:1.5", "int8"};
+  for (size_t s = 0; s < sizeof strategies / sizeof *strategies; ++s) {
+    lockstep_averager *averager = NULL, *other = NULL;
+    OK(lockstep_averager_create(world, counts, 2, LOCKSTEP_FLOAT32, strategies[s], &averager));
+    OK(lockstep_averager_create(world, counts, 2, LOCKSTEP_FLOAT32, strategies[s], &other));
+    int64_t steps = -1;
+    OK(lockstep_averager_save(averager, residuals, &steps));
+    EXPECT(steps == 0 && residual[0] == 0 && residual[WHOLE - 1] == 0);
+    memset(sent, 0, sizeof sent);
+    memset(given, 0, sizeof given);
+    for (int step = 0; step < 6; ++step) {
+      for (int r = 0; r < size; ++r) {
+        make_gradient(again, r, step);
+        for (int i = 0; i < WHOLE; ++i) given[i] += again[i] / (double)size;
+      }
+      make_gradient(gradient, rank, step);
+      OK(lockstep_average(averager, arrays));
+      for (int i = 0; i < WHOLE; ++i) sent[i] += gradient[i];
+    }
+    OK(lockstep_averager_save(averager, residuals, &steps));
+    EXPECT(steps == 6);
+    OK(lockstep_averager_load(other, residuals, steps));
+    make_gradient(gradient, rank, 6);
+    make_gradient(again, rank, 6);
+    OK(lockstep_average(averager, arrays));
+    OK(lockstep_average(other, copies));
+    EXPECT(memcmp(gradient, again, sizeof again) == 0);
+    OK(lockstep_all_reduce(world, residual, WHOLE, LOCKSTEP_FLOAT32, LOCKSTEP_AVG, NULL));
+    double largest_error = 0, kept = 0;
+    for (int i = 0; i < WHOLE; ++i) {
+      kept += fabs((double)residual[i]);
+      largest_error = fmax(largest_error, fabs(sent[i] + residual[i] - given[i]));
+    }
+    /* int8 rounds the mean, too, and feeds that back on no rank. */
+    EXPECT(largest_error <= (strcmp(strategies[s], "int8") == 0 ? 6 * 0.5 / 127 : 1e-5));
+    EXPECT(kept > 0);
+
+    /* NaN is refused on all ranks, and the next average is one. */
+    make_gradient(gradient, rank, 7);
+    if (rank == size - 1) gradient[FIRST + 1] = NAN;
+    EXPECT(lockstep_average(averager, arrays) == LOCKSTEP_INVALID_ARGUMENT);
+    EXPECT(strstr(lockstep_error_text(), "the gradient of array 1 on rank") != NULL);
+    make_gradient(gradient, rank, 7);
+    OK(lockstep_average(averager, arrays));
+    for (int i = 0; i < WHOLE; ++i) EXPECT(isfinite(gradient[i]));
+    lockstep_averager_free(averager);
+    lockstep_averager_free(other);
+  }
 }
 
 static void bad_arguments(lockstep_group* world) {
@@ -149,13 +223,26 @@ static void bad_arguments(lockstep_group* world) {
   EXPECT(strcmp(lockstep_backend(NULL), "") == 0);
   EXPECT(lockstep_averager_create(world, &one, 1, LOCKSTEP_FLOAT64, "fp16", &averager) ==
          LOCKSTEP_INVALID_ARGUMENT);
-  EXPECT(lockstep_averager_create(world, &one, 1, LOCKSTEP_FLOAT32, "topk", &averager) ==
+  EXPECT(strstr(lockstep_error_text(), "got float64 elements of array 0") != NULL);
+  EXPECT(lockstep_averager_create(world, &one, 1, LOCKSTEP_FLOAT32, "power_sgd:rank=2",
+                                  &averager) == LOCKSTEP_INVALID_ARGUMENT);
+  EXPECT(strstr(lockstep_error_text(),
+                "expected one of: fp32, fp16, bf16, topk, threshold, int8; the other strategies") !=
+         NULL);
+  EXPECT(lockstep_averager_create(world, &one, 1, LOCKSTEP_FLOAT32, "topk:2", &averager) ==
          LOCKSTEP_INVALID_ARGUMENT);
-  EXPECT(strstr(lockstep_error_text(), "expected fp32, fp16 or bf16") != NULL);
+  EXPECT(strstr(lockstep_error_text(), "topk: got a ratio of 2") != NULL);
+  EXPECT(lockstep_averager_create(world, &one, 1, LOCKSTEP_FLOAT32, "", &averager) ==
+         LOCKSTEP_INVALID_ARGUMENT);
   EXPECT(lockstep_averager_create(world, &one, 1, LOCKSTEP_INT32, NULL, &averager) ==
          LOCKSTEP_INVALID_ARGUMENT);
   EXPECT(averager == NULL && lockstep_error_rank() == -1);
   EXPECT(lockstep_average(NULL, NULL) == LOCKSTEP_INVALID_ARGUMENT);
+  EXPECT(lockstep_averager_load(NULL, NULL, 0) == LOCKSTEP_INVALID_ARGUMENT);
+  OK(lockstep_averager_create(world, &one, 1, LOCKSTEP_FLOAT32, NULL, &averager));
+  EXPECT(lockstep_averager_save(averager, NULL, NULL) == LOCKSTEP_INVALID_ARGUMENT);
+  lockstep_averager_free(averager);
+  averager = NULL;
   EXPECT(lockstep_dtype_size(99) == 0 && lockstep_dtype_size(LOCKSTEP_BFLOAT16) == 2);
   OK(lockstep_barrier(world, NULL)); /* the group stays usable */
 }
@@ -197,6 +284,7 @@ int main(int argc, char** argv) {
   if (strcmp(argv[1], "all") == 0) {
     collectives(world);
     averages(world);
+    error_feedback(world);
     bad_arguments(world);
     decisions(world);
   } else {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "comm/host/host.h"
+#include "comm/host/peer_watch.h"
 #include "comm/host/rendezvous.h"
 #include "core/text.h"
 #include "lockstep/error.h"
@@ -134,7 +135,9 @@ TEST(ProcessesMeeting, LauncherThatEndsBeforeTheLastRankStartsIsNamed) {
   launcher.end();
   const std::vector<std::pair<int, std::string>> ranks{{0, name}, {1, job("nobody answers")}};
   for (const auto& [rank, meeting] : ranks) {
-    EXPECT_EQ(what_is_thrown([&] { host::rendezvous(meeting, rank, 3, timeout, watch); }),
+    EXPECT_EQ(what_is_thrown([&] {
+                host::rendezvous(meeting, rank, 3, timeout, [&] { return watch.ended(); });
+              }),
               lockstep::detail::concat("init rank ", rank,
                                        " of 3: the launcher of the ranks, a launcher, has ended"));
   }

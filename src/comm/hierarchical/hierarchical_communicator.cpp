@@ -10,6 +10,7 @@
 #include "comm/communicator.h"
 #include "comm/flight_recorder.h"
 #include "comm/hierarchical/hierarchical_rank_context.h"
+#include "comm/host/peer_watch.h"
 #include "comm/host/rendezvous.h"
 #include "comm/waiting.h"
 #include "core/text.h"
@@ -317,8 +318,9 @@ std::shared_ptr<Communicator> create(const Options& options) {
     inside.records = local_size == flat->size();
     inside.world_ranks = world_ranks;
     const auto world = with_world_ranks(world_ranks, [&] {
+      const host::LauncherWatch watch(inside.launcher, inside.launcher_name);
       return host::rendezvous(detail::concat("hierarchy ", token, " of host ", host), local_rank,
-                              local_size, inside.timeout, {inside.launcher, inside.launcher_name});
+                              local_size, inside.timeout, [&] { return watch.ended(); });
     });
     const auto local = host::create(world, local_rank, inside);
     if (local_size == flat->size()) return local;

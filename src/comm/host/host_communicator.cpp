@@ -179,8 +179,9 @@ std::shared_ptr<Communicator> HostCommunicator::new_group(std::span<const int> m
   settings.supervised = false;
   settings.keep_world = false;
   settings.records = false;
+  const LauncherWatch watch(settings.launcher, settings.launcher_name);
   const auto world = rendezvous(name, own, static_cast<int>(ranks.size()), settings.timeout,
-                                {settings.launcher, settings.launcher_name}, {.call = "new_group"});
+                                [&] { return watch.ended(); }, {.call = "new_group"});
   return host::create(world, own, settings);
 }
 

@@ -38,7 +38,8 @@
 // joined, the socket is closed.
 // A rank may end before all have joined. Rank 0 therefore writes the pids of joined ranks into the
 // world's memory. Rank 0 watches the joined ranks, and they watch rank 0 and one another. All watch
-// the launcher, which may end before it has started every rank.
+// the launcher, which may end before it has started every rank. The caller may know of more
+// processes.
 
 namespace lockstep::inline v0_2::host {
 namespace {
@@ -138,7 +139,7 @@ Descriptor listen_at(const Address& address, int size, const std::string& call) 
 }
 
 std::shared_ptr<World> admit_ranks(const Address& address, int size, Deadline& until,
-                                   std::chrono::milliseconds timeout, const LauncherWatch& launcher,
+                                   std::chrono::milliseconds timeout, const JoinCheck& check,
                                    const NewWorld& settings) {
   const auto& call = settings.call;
   auto world = World::create(size, settings.heap_bytes);
@@ -185,7 +186,7 @@ std::shared_ptr<World> admit_ranks(const Address& address, int size, Deadline& u
             .text = concat(call, ": rank ", *rank, " of ", size, " ended while ranks ",
                            joined.missing(), " had still to call ", call)});
     }
-    if (const auto why = launcher.ended()) {
+    if (const auto why = check ? check() : std::nullopt) {
       fail({.text = concat(call, " rank 0 of ", size, ": ", *why)});
     }
     if (!joined.complete() && until.passed()) {
@@ -200,7 +201,7 @@ std::shared_ptr<World> admit_ranks(const Address& address, int size, Deadline& u
 }
 
 std::shared_ptr<World> join_rank_0(const Address& address, int rank, int size, Deadline& until,
-                                   std::chrono::milliseconds timeout, const LauncherWatch& launcher,
+                                   std::chrono::milliseconds timeout, const JoinCheck& check,
                                    const std::string& call) {
   constexpr auto longest_nap = std::chrono::milliseconds(20);
   const auto late = [&](std::string_view what) {
@@ -208,15 +209,15 @@ std::shared_ptr<World> join_rank_0(const Address& address, int rank, int size, D
                                timeout.count() / 1000.0, " s for rank 0 ", what),
                         {.rank = 0, .operation = call});
   };
-  auto nap = std::chrono::microseconds(500);
-  const auto check_launcher = [&] {
+  auto nap = std::chrono::microseconds(100);
+  const auto expect_joining = [&] {
     // The launcher may have started this rank only.
-    if (const auto why = launcher.ended()) {
+    if (const auto why = check ? check() : std::nullopt) {
       throw CommError(concat(call, " rank ", rank, " of ", size, ": ", *why));
     }
   };
   for (;;) {
-    check_launcher();
+    expect_joining();
     const Descriptor socket = make_socket();
     const auto* to = reinterpret_cast<const sockaddr*>(&address.socket);
     if (::connect(socket.get(), to, address.length) != 0) {
@@ -244,7 +245,7 @@ std::shared_ptr<World> join_rank_0(const Address& address, int rank, int size, D
     const Hello hello{.magic = Hello::expected_magic, .rank = rank, .size = size};
     ::send(socket.get(), &hello, sizeof hello, MSG_NOSIGNAL);
     const auto peer = process_text(peer_of(socket.get()).pid);
-    if (!await(socket.get(), until, check_launcher)) {
+    if (!await(socket.get(), until, expect_joining)) {
       throw late(concat("to answer; ", peer, " holds its address and is stuck"));
     }
 
@@ -277,14 +278,14 @@ std::shared_ptr<World> join_rank_0(const Address& address, int rank, int size, D
 }  // namespace
 
 std::shared_ptr<World> rendezvous(const std::string& job, int rank, int size,
-                                  std::chrono::milliseconds timeout, const LauncherWatch& launcher,
+                                  std::chrono::milliseconds timeout, const JoinCheck& check,
                                   const NewWorld& settings) {
   // Limited so that sums do not overflow.
   constexpr std::chrono::milliseconds longest = std::chrono::hours(24 * 365);
   Deadline until(std::min(timeout, longest));
   const auto address = address_of(job);
-  return rank == 0 ? admit_ranks(address, size, until, timeout, launcher, settings)
-                   : join_rank_0(address, rank, size, until, timeout, launcher, settings.call);
+  return rank == 0 ? admit_ranks(address, size, until, timeout, check, settings)
+                   : join_rank_0(address, rank, size, until, timeout, check, settings.call);
 }
 
 std::string job_by_ancestor(const std::string& variable) {

@@ -2,10 +2,11 @@
 
 #include <chrono>
 #include <cstddef>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
-#include "comm/host/peer_watch.h"
 #include "comm/host/world.h"
 
 namespace lockstep::inline v0_2::host {
@@ -16,16 +17,19 @@ struct NewWorld {
   std::size_t heap_bytes = 0;  ///< as World::create(); rank 0's applies
 };
 
+/// Why some rank cannot join any more, because the launcher or the rank has ended; nullopt while
+/// all can. Empty: there is nothing to check.
+using JoinCheck = std::function<std::optional<std::string>()>;
+
 /// Creates or joins the world of ranks on this host that find each other by a job's name. Rank 0
 /// creates the world's memory, and the other ranks of the same job get its descriptor from rank 0.
 /// Every rank calls it. Only processes of the same user can join. Note [How ranks of another
 /// launcher join a world] is in rendezvous.cpp. Throws: TimeoutError naming the ranks that did not
 /// join. CommError if two processes claim the same rank or the world sizes differ, if a joined rank
-/// or the launcher ends before all ranks have joined, and if another process has bound the socket's
-/// name.
+/// ends or the check fails before all ranks have joined, and if another process has bound the
+/// socket's name.
 std::shared_ptr<World> rendezvous(const std::string& job, int rank, int size,
-                                  std::chrono::milliseconds timeout,
-                                  const LauncherWatch& launcher = {},
+                                  std::chrono::milliseconds timeout, const JoinCheck& check = {},
                                   const NewWorld& settings = {});
 
 /// A job name for the processes that one launcher has started on this host: it names their nearest

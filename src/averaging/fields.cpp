@@ -1,4 +1,4 @@
-#include "sync/fields.h"
+#include "averaging/fields.h"
 
 #include <algorithm>
 #include <array>

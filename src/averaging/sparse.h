@@ -1,17 +1,13 @@
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
 
 #include "kernels/select_largest.h"
-#include "lockstep/exchange.h"
-#include "lockstep/group.h"
 
-namespace lockstep::inline v0_2::detail {
+namespace lockstep::inline v0_2::averaging {
 
 /// Message layout of selected elements: all values, all indices, zeros up to a multiple of eight
 /// bytes.
@@ -34,11 +30,4 @@ class SparseRecord {
 template <class T>
 std::optional<std::size_t> first_not_finite(std::span<const T> values);
 
-/// A flat tensor of bytes in the group's memory.
-at::Tensor bytes_in(const Group& group, std::size_t bytes);
-
-inline std::byte* memory_of(const at::Tensor& tensor) {
-  return static_cast<std::byte*>(tensor.data_ptr());
-}
-
-}  // namespace lockstep::detail
+}  // namespace lockstep::averaging

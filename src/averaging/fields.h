@@ -36,6 +36,15 @@ class Fields {
   std::vector<std::string> known_;  ///< names that were read
 };
 
+/// The options of a strategy, after all fields have been read: checks that no other field is given,
+/// and that the values are in their ranges.
+template <class R>
+R checked(const R& recipe, const Fields& fields) {
+  fields.finish();
+  if constexpr (requires { recipe.check(); }) recipe.check();
+  return recipe;
+}
+
 /// The shortest text that reads back as the same number.
 std::string shortest(double value);
 

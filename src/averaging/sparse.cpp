@@ -1,9 +1,9 @@
-#include "sync/sparse.h"
+#include "averaging/sparse.h"
 
 #include <algorithm>
 #include <cmath>
 
-namespace lockstep::inline v0_2::detail {
+namespace lockstep::inline v0_2::averaging {
 
 template <class T>
 std::optional<std::size_t> first_not_finite(std::span<const T> values) {
@@ -16,8 +16,4 @@ std::optional<std::size_t> first_not_finite(std::span<const T> values) {
 template std::optional<std::size_t> first_not_finite<float>(std::span<const float>);
 template std::optional<std::size_t> first_not_finite<double>(std::span<const double>);
 
-at::Tensor bytes_in(const Group& group, std::size_t bytes) {
-  return group.empty({static_cast<std::int64_t>(bytes)}, at::kByte);
-}
-
-}  // namespace lockstep::detail
+}  // namespace lockstep::averaging

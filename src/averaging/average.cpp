@@ -1,0 +1,30 @@
+#include "averaging/average.h"
+
+#include "core/text.h"
+#include "lockstep/error.h"
+
+namespace lockstep::inline v0_2::averaging {
+
+using detail::concat;
+
+Issue issue_of(const Elements& elements) {
+  return {.shape = {static_cast<std::int64_t>(elements.count)}, .owner = elements.owner};
+}
+
+void refuse_not_finite(std::string_view strategy, const std::string& name, int rank) {
+  throw InvalidArgument(concat("strategy ", strategy, ": the gradient of ", name, " on rank ", rank,
+                               " has NaN or Inf, expected finite numbers"));
+}
+
+void expect_dtype(std::string_view strategy, const Elements& elements, const Arrays& arrays,
+                  std::initializer_list<DType> supported) {
+  std::string expected;
+  for (const auto dtype : supported) {
+    if (dtype == elements.dtype) return;
+    expected += concat(expected.empty() ? "" : " or ", name(dtype));
+  }
+  throw InvalidArgument(concat("strategy ", strategy, ": got ", name(elements.dtype),
+                               " elements of ", arrays.name_at(0), ", expected ", expected));
+}
+
+}  // namespace lockstep::averaging

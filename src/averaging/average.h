@@ -1,0 +1,84 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "comm/communicator.h"
+#include "lockstep/averages.h"
+#include "lockstep/exchange_task.h"
+#include "lockstep/types.h"
+
+namespace lockstep::inline v0_2::averaging {
+
+/// Elements in memory that are averaged together, in place.
+struct Elements {
+  void* data;
+  std::size_t count;  ///< with the padding between arrays
+  DType dtype;
+  std::shared_ptr<const void> owner = {};  ///< keeps the memory, if it is not the caller's
+
+  template <class T>
+  std::span<T> as() const {
+    return {static_cast<T*>(data), count};
+  }
+};
+
+/// The arrays whose elements are averaged. The same on all ranks.
+struct Arrays {
+  std::size_t numel;  ///< elements of all arrays, without the padding between them
+  /// The name of the array that has an element, for error texts: "parameter fc.weight".
+  std::function<std::string(std::size_t element)> name_at;
+};
+
+/// The average of elements over ranks by one of the strategies of averages.h, with the state that
+/// it keeps between steps.
+class Average {
+ public:
+  virtual ~Average() = default;
+
+  /// The exchange of a step: elements = their average, the same on every rank. step is the number
+  /// of earlier exchanges. The group outlives the coroutine.
+  /// Ranks: all.
+  virtual ExchangeTask exchange(std::int64_t step, Elements elements, Communicator& group) = 0;
+
+  /// Whether exchange() issues exactly one all_reduce.
+  virtual bool is_all_reduce() const { return false; }
+
+  /// The elements that this rank has not sent yet: error feedback, in the group's memory and in the
+  /// order and dtype of the elements. Null without error feedback.
+  virtual std::shared_ptr<std::byte> residual() const { return nullptr; }
+};
+
+// The average by a strategy, for elements that lie in memory of the group, or elsewhere.
+// Throws: InvalidArgument as check() of the strategy does, or for elements of another dtype.
+std::unique_ptr<Average> create(const AllReduce& strategy, const Elements& elements,
+                                const Arrays& arrays, Communicator& group);
+std::unique_ptr<Average> create(const Fp16& strategy, const Elements& elements,
+                                const Arrays& arrays, Communicator& group);
+std::unique_ptr<Average> create(const Bf16& strategy, const Elements& elements,
+                                const Arrays& arrays, Communicator& group);
+std::unique_ptr<Average> create(const Int8& strategy, const Elements& elements,
+                                const Arrays& arrays, Communicator& group);
+std::unique_ptr<Average> create(const TopK& strategy, const Elements& elements,
+                                const Arrays& arrays, Communicator& group);
+std::unique_ptr<Average> create(const Threshold& strategy, const Elements& elements,
+                                const Arrays& arrays, Communicator& group);
+
+/// The optional arguments of an operation on the elements.
+Issue issue_of(const Elements& elements);
+
+/// Throws InvalidArgument about an element that is not finite. Every rank must call it with the
+/// same arguments; the group stays usable then.
+[[noreturn]] void refuse_not_finite(std::string_view strategy, const std::string& name, int rank);
+
+/// Throws: InvalidArgument when the elements' dtype is not among the supported ones.
+void expect_dtype(std::string_view strategy, const Elements& elements, const Arrays& arrays,
+                  std::initializer_list<DType> supported);
+
+}  // namespace lockstep::averaging

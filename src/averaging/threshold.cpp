@@ -1,0 +1,188 @@
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "averaging/average.h"
+#include "averaging/buffer.h"
+#include "averaging/fields.h"
+#include "averaging/sparse.h"
+#include "averaging/unsent.h"
+#include "kernels/magnitude.h"
+#include "kernels/scatter_add.h"
+#include "kernels/select_largest.h"
+#include "lockstep/denormals.h"
+
+namespace lockstep::inline v0_2 {
+
+std::string Threshold::text() const {
+  return "threshold:" + detail::shortest(value) + (error_feedback ? "" : ",feedback=off");
+}
+
+void Threshold::check() const {
+  detail::expect(value >= 0, "threshold", "value", value, "0 or more");
+}
+
+}  // namespace lockstep
+
+namespace lockstep::inline v0_2::averaging {
+namespace {
+
+template <class T>
+class ThresholdAverage final : public Average {
+ public:
+  ThresholdAverage(const Threshold& strategy, const Elements& elements, const Arrays& arrays,
+                   Communicator& group)
+      : threshold_(static_cast<T>(strategy.value)),
+        arrays_(arrays),
+        max_picks_(elements.count * sizeof(T) / Record::element_bytes),
+        unsent_(strategy.error_feedback, elements, group) {}
+
+  ExchangeTask exchange(std::int64_t, Elements elements, Communicator& group) override {
+    const auto gradient = elements.as<T>();
+    allocate_buffers(group);
+    select(gradient);
+    co_await all_gather(group, reports_, report_);
+    expect_finite();
+    if (sends_dense()) {
+      if (unsent_.kept()) {
+        const auto residual = unsent_.template as<T>();
+        std::copy(residual.begin(), residual.end(), gradient.begin());
+        std::fill(residual.begin(), residual.end(), T{0});
+      }
+      co_await group.all_reduce(elements.data, elements.count, elements.dtype, ReduceOp::avg,
+                                issue_of(elements));
+    } else {
+      pack_picks(gradient, static_cast<std::size_t>(group.rank()));
+      co_await all_gather(group, gathered_, sent_, record_bytes_);
+      add_picks(gradient, group.size());
+    }
+  }
+
+  std::shared_ptr<std::byte> residual() const override { return unsent_.memory(); }
+
+ private:
+  using Record = SparseRecord<T>;
+
+  /// A rank's message before its picks.
+  struct Report {
+    std::int64_t picks;
+    std::int64_t not_finite;  ///< 1 + the index of the first element that is not finite, or 0
+  };
+
+  void allocate_buffers(Communicator& group) {
+    if (reports_.defined()) return;
+    const auto ranks = static_cast<std::size_t>(group.size());
+    const std::size_t capacity = max_picks_ + kernels::select_slack;
+    indices_.resize(capacity);
+    sent_ = Buffer(group, Record::bytes(capacity));
+    // Every rank's record may be padded by less than eight bytes.
+    gathered_ = Buffer(group, Record::bytes(max_picks_) + 8 * ranks);
+    report_ = Buffer(group, sizeof(Report));
+    reports_ = Buffer(group, sizeof(Report) * ranks);
+    record_bytes_.resize(ranks);
+  }
+
+  void select(std::span<T> gradient) {
+    const auto picks = pick_buffers();
+    const auto found = unsent_.kept() ? kernels::move_and_select_above(
+                                            gradient, unsent_.template as<T>(), threshold_, picks)
+                                      : kernels::select_above<T>(gradient, threshold_, picks);
+    auto& report = report_.template as<Report>()[0];
+    report.picks = static_cast<std::int64_t>(found);
+    report.not_finite = 0;
+    if (found <= max_picks_) {
+      if (const auto bad = first_not_finite<T>(picks.values.first(found))) {
+        report.not_finite = 1 + static_cast<std::int64_t>(picks.indices[*bad]);
+      }
+    } else if (const auto bad = first_not_finite<T>(source(gradient))) {
+      report.not_finite = 1 + static_cast<std::int64_t>(*bad);
+    }
+  }
+
+  /// The values that elements are selected from.
+  std::span<const T> source(std::span<const T> gradient) const {
+    return unsent_.kept() ? unsent_.template as<T>() : gradient;
+  }
+
+  kernels::Picks<T> pick_buffers() {
+    return {.indices = indices_, .values = {reinterpret_cast<T*>(sent_.data()), indices_.size()}};
+  }
+
+  std::span<const Report> reports() const { return reports_.template as<const Report>(); }
+
+  void expect_finite() const {
+    const auto all = reports();
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+      const auto bad = all[rank].not_finite;
+      if (bad == 0) continue;
+      unsent_.template drop_not_finite<T>();
+      refuse_not_finite("threshold", arrays_.name_at(static_cast<std::size_t>(bad - 1)),
+                        static_cast<int>(rank));
+    }
+  }
+
+  bool sends_dense() const {
+    std::size_t total = 0;
+    for (const auto& report : reports()) total += static_cast<std::size_t>(report.picks);
+    return total > max_picks_;
+  }
+
+  /// Writes this rank's record, and sets the bytes of all ranks' records.
+  void pack_picks(std::span<T> gradient, std::size_t rank) {
+    const auto all = reports();
+    for (std::size_t r = 0; r < all.size(); ++r) {
+      record_bytes_[r] = Record::bytes(static_cast<std::size_t>(all[r].picks));
+    }
+    const auto count = static_cast<std::size_t>(all[rank].picks);
+    const auto record = Record::at(sent_.data(), count);
+    std::copy_n(indices_.begin(), count, record.indices.begin());
+    if (unsent_.kept()) {
+      const auto residual = unsent_.template as<T>();
+      for (const auto index : record.indices) residual[index] = 0;
+    } else {
+      std::fill(gradient.begin(), gradient.end(), T{0});
+    }
+  }
+
+  void add_picks(std::span<T> gradient, int ranks) {
+    const T share = T{1} / static_cast<T>(ranks);
+    auto* record = gathered_.data();
+    for (const auto& report : reports()) {
+      const auto number = static_cast<std::size_t>(report.picks);
+      const auto picks = Record::at(record, number);
+      kernels::scatter_add<T>(gradient, picks.indices, picks.values, share);
+      record += Record::bytes(number);
+    }
+  }
+
+  T threshold_;
+  Arrays arrays_;
+  std::size_t max_picks_;  ///< with more picks on all ranks, the dense elements are smaller
+  Unsent unsent_;
+  std::vector<std::uint32_t> indices_;
+  Buffer sent_;
+  Buffer gathered_;
+  Buffer report_;
+  Buffer reports_;
+  std::vector<std::size_t> record_bytes_;
+};
+
+}  // namespace
+
+std::unique_ptr<Average> create(const Threshold& strategy, const Elements& elements,
+                                const Arrays& arrays, Communicator& group) {
+  strategy.check();
+  expect_dtype("threshold", elements, arrays, {DType::f32, DType::f64});
+  if (elements.dtype == DType::f64) {
+    return std::make_unique<ThresholdAverage<double>>(strategy, elements, arrays, group);
+  }
+  // A threshold that rounds to 0 would send every element.
+  const bool is_zero = detail::magnitude(strategy.value) == 0;
+  detail::expect(is_zero || static_cast<float>(strategy.value) > 0, "threshold", "value",
+                 strategy.value,
+                 flushes_denormals() ? "0, or 1.18e-38 or more, because denormals are flushed"
+                                     : "0, or a positive float32 number");
+  return std::make_unique<ThresholdAverage<float>>(strategy, elements, arrays, group);
+}
+
+}  // namespace lockstep::averaging
