@@ -295,6 +295,7 @@ ObservedRank observe(std::shared_ptr<const FlightRecord> record) {
   ObservedRank rank{.record = std::move(record)};
   if (rank.record->file().last.ticks != 0) {
     if (rank.record->file().was_ended) rank.state = State::ended;
+    if (rank.record->file().was_stopped) rank.state = State::stopped;
     return rank;
   }
   if (has_ended(rank.record->file())) {

@@ -192,7 +192,8 @@ std::string check(const Hang& hang, const std::map<int, std::string>& waits, con
   const auto ranks = found["ranks"].get<std::vector<int>>();
   std::string expected_kind = "missing";
   std::vector<int> expected{hang.culprit};
-  if (hang.fault == Fault::skips || hang.fault == Fault::other_group) {
+  if (hang.fault == Fault::skips || hang.fault == Fault::other_group ||
+      hang.fault == Fault::skips_wrapper) {
     expected_kind = "deadlock";
     if (hang.group.size() == 2) expected = hang.group;
   } else if (hang.fault == Fault::receives) {
