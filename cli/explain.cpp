@@ -79,19 +79,6 @@ Records read_records(const std::vector<std::string>& paths) {
 /// A rank that was killed, or crashed, raised no failure: its record is a copy by the launcher.
 bool raised(const FlightRecord& record) { return !record.failure().empty(); }
 
-/// The states at the time of the failure. The launcher copied the record of a stopped rank after it
-/// had ended the rank; the others saw it stopped.
-std::vector<ObservedRank> observe(const Records& records) {
-  std::vector<ObservedRank> ranks;
-  for (const auto& record : records) {
-    ranks.push_back(detail::observe(record));
-    const bool stopped = std::ranges::any_of(
-        records, [&](const auto& other) { return other->has_seen_stopped(record->rank()); });
-    if (stopped) ranks.back().state = ObservedRank::State::stopped;
-  }
-  return ranks;
-}
-
 /// The stacks of the rank's process. Of several ranks of a process, one has the file.
 detail::ProcessStacks stacks_of(const FlightRecord& record, const Records& records) {
   for (const auto& other : records) {
@@ -101,6 +88,24 @@ detail::ProcessStacks stacks_of(const FlightRecord& record, const Records& recor
     if (stacks.process == record.file().pid) return stacks;
   }
   return {};
+}
+
+/// The states at the time of the failure. The launcher copies the record of a stopped or computing
+/// rank after it has ended the rank. Other ranks have seen a stopped one, and one that wrote its
+/// stacks without a failure of its own was running.
+std::vector<ObservedRank> observe(const Records& records) {
+  std::vector<ObservedRank> ranks;
+  for (const auto& record : records) {
+    ranks.push_back(detail::observe(record));
+    const bool stopped = std::ranges::any_of(
+        records, [&](const auto& other) { return other->has_seen_stopped(record->rank()); });
+    if (stopped) {
+      ranks.back().state = ObservedRank::State::stopped;
+    } else if (!raised(*record) && !stacks_of(*record, records).threads.empty()) {
+      ranks.back().state = ObservedRank::State::unknown;
+    }
+  }
+  return ranks;
 }
 
 void print_stacks(const FlightRecord& record, const Records& records, bool all) {

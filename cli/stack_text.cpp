@@ -56,7 +56,7 @@ std::string shortened(std::string line) {
   if (at == std::string::npos) return line;
   const auto function = line.substr(0, at);
   const auto place = fs::path(line.substr(at + 4)).filename().string();
-  return place.starts_with("??") ? function : concat(function, " at ", place);
+  return place.ends_with('?') ? function : concat(function, " at ", place);
 }
 
 std::string_view state_name(char state) {
@@ -118,8 +118,9 @@ std::string Symbols::text(const Frame& frame) const {
 
 std::vector<std::string> stack_lines(const detail::ProcessStacks::Thread& thread,
                                      std::size_t most_frames) {
-  std::vector<std::string> lines{concat("thread ", thread.id, ' ', thread.name, ", ",
-                                        state_name(thread.state),
+  // A thread that has answered was running the handler.
+  const auto state = thread.has_answered ? "" : concat(", ", state_name(thread.state));
+  std::vector<std::string> lines{concat("thread ", thread.id, ' ', thread.name, state,
                                         thread.has_answered ? ":" : ": did not answer")};
   auto frames = thread.frames;
   const bool is_whole = frames.size() <= most_frames;

@@ -281,12 +281,12 @@ ordered_json json_of(const Job& job) {
     const auto& rank = job.ranks[i];
     const auto& record = *rank.record;
     const auto& load = job.loads[i];
-    ordered_json one{{"rank", rank.rank()},   {"pid", record.file().pid},
-                     {"host", record.host()}, {"state", name(rank)},
-                     {"step", record.step()}, {"last_call_seconds", record.silent()},
-                     {"processors", nullptr}, {"resident_bytes", nullptr},
-                     {"waits_in", nullptr},   {"waits_seconds", nullptr},
-                     {"last", nullptr}};
+    ordered_json one{{"rank", rank.rank()},       {"pid", record.file().pid},
+                     {"host", record.host()},     {"state", name(rank)},
+                     {"step", record.step()},     {"last_call_seconds", record.silent()},
+                     {"remote", is_remote(rank)}, {"processors", nullptr},
+                     {"resident_bytes", nullptr}, {"waits_in", nullptr},
+                     {"waits_seconds", nullptr},  {"last", nullptr}};
     if (load.processors) one["processors"] = *load.processors;
     if (load.bytes) one["resident_bytes"] = *load.bytes;
     if (const auto& wait = record.wait()) {

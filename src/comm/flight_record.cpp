@@ -143,7 +143,14 @@ FlightRecord::FlightRecord(std::unique_ptr<FlightFile> file, fs::path path)
          .issued_real = scale_.real(issued)});
   }
   silent_ = std::max(0.0, scale_.seconds(latest, now));
-  if (file_->wait.turn.load() % 2 == 0) return;
+  // A rank that raises the failure while it still spins has published no wait.
+  const bool is_copy = file_->last.ticks != 0;
+  const bool waits = file_->wait.turn.load() % 2 != 0;
+  if (is_copy && !waits && !failure().empty() && !entries_.empty() && !entries_.back().ended) {
+    const auto& last = entries_.back();
+    wait_ = Wait{.entry = last, .seconds = std::max(0.0, last.issued), .missing = {}};
+  }
+  if (!waits) return;
   const auto waited = std::ranges::find(entries_, file_->wait.entry.load(), &Entry::number);
   if (waited == entries_.end()) return;
   wait_ = Wait{.entry = *waited,

@@ -42,7 +42,7 @@ StackFile::Target* StackFile::Target::make(const std::filesystem::path& folder, 
 }
 
 StackFile::StackFile(const std::filesystem::path& folder, int rank) {
-  if (!prepare_thread_stacks([] { write(nullptr); })) return;
+  if (!prepare_thread_stacks(write)) return;
   auto* const target = Target::make(folder, rank);
   Target* none = nullptr;
   if (Target::current.compare_exchange_strong(none, target)) target_ = target;

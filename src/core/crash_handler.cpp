@@ -42,6 +42,13 @@ constexpr std::array<CrashSignal, 5> crash_signals{{{SIGSEGV, "SIGSEGV"},
                                                     {SIGFPE, "SIGFPE"},
                                                     {SIGILL, "SIGILL"},
                                                     {SIGABRT, "SIGABRT"}}};
+/// A sanitizer reports crashes itself, and it may hide its handler from sigaction().
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool is_sanitized = true;
+#else
+constexpr bool is_sanitized = false;
+#endif
+
 constexpr std::size_t most_listeners = 256;
 constexpr std::size_t stack_bytes = std::size_t{64} << 10;
 /// Longest time of the listeners.
@@ -251,7 +258,7 @@ CrashListener::CrashListener(Phase phase) noexcept : phase_(phase), thread_(own_
   static bool is_on = false;
   try {
     std::call_once(once, [] {
-      is_on = Environment::get().crash_handler;
+      is_on = Environment::get().crash_handler && !is_sanitized;
       if (is_on) CrashHandler::install();
     });
   } catch (const InvalidArgument&) {

@@ -63,7 +63,7 @@ struct Capture {
   int ticket = 0;
   std::array<Slot, most_threads> slots;
   LoadedModules modules;
-  std::atomic<void (*)()> on_request;
+  std::atomic<void (*)(const ucontext_t*)> on_request;
 };
 Capture capture;
 
@@ -71,7 +71,7 @@ Capture capture;
 constexpr int ticket_of(int value) { return value / static_cast<int>(most_threads); }
 constexpr int slot_of(int value) { return value % static_cast<int>(most_threads); }
 
-void* program_counter(const ucontext_t* context) {
+const void* program_counter(const ucontext_t* context) {
 #if defined(__x86_64__)
   return reinterpret_cast<void*>(context->uc_mcontext.gregs[REG_RIP]);
 #elif defined(__aarch64__)
@@ -81,12 +81,11 @@ void* program_counter(const ucontext_t* context) {
 #endif
 }
 
-/// Unwinds the calling thread into the slot, without the frames of the handler.
-void unwind(Slot& slot, const ucontext_t* context) noexcept {
+/// Unwinds the calling thread into the slot, from the function with this program counter on.
+void unwind(Slot& slot, const void* counter) noexcept {
   slot.depth = ::backtrace(slot.frames.data(), static_cast<int>(slot.frames.size()));
-  if (context == nullptr) return;
   const auto end = slot.frames.begin() + slot.depth;
-  const auto first = std::find(slot.frames.begin(), end, program_counter(context));
+  const auto first = std::find(slot.frames.begin(), end, counter);
   if (first == end) return;
   slot.depth = static_cast<int>(std::copy(first, end, slot.frames.begin()) - slot.frames.begin());
 }
@@ -96,7 +95,7 @@ void answer_with_stack(int value, const ucontext_t* context) noexcept {
   if (slot.ticket.load() != ticket_of(value)) return;
   auto asked = Answer::asked;
   if (!slot.answer.compare_exchange_strong(asked, Answer::writing)) return;
-  unwind(slot, context);
+  unwind(slot, program_counter(context));
   slot.answer.store(Answer::complete);
 }
 
@@ -105,7 +104,9 @@ void on_stack_signal(int /*signal*/, siginfo_t* info, void* context) {
   if (info->si_code == SI_QUEUE && info->si_pid == ::getpid()) {
     answer_with_stack(info->si_value.sival_int, static_cast<const ucontext_t*>(context));
   } else if (info->si_code == SI_QUEUE && info->si_value.sival_int == request_value) {
-    if (auto* const on_request = capture.on_request.load()) on_request();
+    if (auto* const on_request = capture.on_request.load()) {
+      on_request(static_cast<const ucontext_t*>(context));
+    }
   }
   errno = error;
 }
@@ -204,7 +205,7 @@ bool catches(pid_t process, int signal) {
 
 }  // namespace
 
-bool prepare_thread_stacks(void (*on_request)()) {
+bool prepare_thread_stacks(void (*on_request)(const ucontext_t*)) {
   struct sigaction now {};
   if (::sigaction(stack_signal(), nullptr, &now) != 0) return false;
   const bool is_own = (now.sa_flags & SA_SIGINFO) != 0 && now.sa_sigaction == on_stack_signal;
@@ -221,6 +222,8 @@ bool prepare_thread_stacks(void (*on_request)()) {
 
 bool write_thread_stacks(int fd, const ucontext_t* context) noexcept {
   if (capture.busy.test_and_set()) return false;
+  const void* const counter =
+      context != nullptr ? program_counter(context) : __builtin_return_address(0);
   capture.ticket = (capture.ticket + 1) % 1'000'000;
   std::size_t count = 0;
   for_each_thread([&](pid_t thread) {
@@ -234,7 +237,7 @@ bool write_thread_stacks(int fd, const ucontext_t* context) noexcept {
     slot.depth = 0;
     slot.ticket.store(capture.ticket);
     if (thread == own_thread()) {
-      unwind(slot, context);
+      unwind(slot, counter);
       slot.answer.store(Answer::complete);
     } else {
       slot.answer.store(Answer::asked);

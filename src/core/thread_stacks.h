@@ -14,7 +14,7 @@ inline constexpr std::chrono::milliseconds stack_timeout{200};
 /// Installs the handler of stack_signal() (process.h), which asks a thread for its stack and a
 /// process for those of all its threads. on_request is called in a handler when another process
 /// of the user asks for stacks. False if the program itself uses the signal.
-bool prepare_thread_stacks(void (*on_request)());
+bool prepare_thread_stacks(void (*on_request)(const ucontext_t* context));
 
 /// Writes the stack of every thread of this process to a descriptor. Note [What a file of stacks
 /// holds] is in thread_stacks.cpp. context: of the signal handler that calls, or null. Takes

@@ -61,25 +61,28 @@ class Sleeper {
 };
 
 TEST(ThreadStacks, HoldEveryThread) {
-  ASSERT_TRUE(detail::prepare_thread_stacks([] {}));
+  ASSERT_TRUE(detail::prepare_thread_stacks([](const ucontext_t*) {}));
   const TemporaryFolder folder;
   const Sleeper asleep(false);
-  for (int turn = 0; turn < 3; ++turn) {
+  // On a busy machine, a thread may answer too late.
+  bool has_answered = false;
+  for (int turn = 0; turn < 50 && !has_answered; ++turn) {
     const auto stacks = stacks_of_this_process(folder / "stacks");
     const auto* own = find(stacks, ::gettid());
     ASSERT_NE(own, nullptr);
     EXPECT_TRUE(own->has_answered);
-    EXPECT_THAT(own->frames, Not(IsEmpty()));
+    ASSERT_THAT(own->frames, Not(IsEmpty()));
+    EXPECT_FALSE(own->frames.front().file.empty());
     const auto* other = find(stacks, asleep.id());
     ASSERT_NE(other, nullptr);
-    EXPECT_TRUE(other->has_answered);
-    EXPECT_THAT(other->frames, Not(IsEmpty()));
-    EXPECT_FALSE(own->frames.back().file.empty());
+    has_answered = other->has_answered;
+    EXPECT_EQ(other->frames.empty(), !has_answered);
   }
+  EXPECT_TRUE(has_answered);
 }
 
 TEST(ThreadStacks, NameAThreadThatDoesNotAnswer) {
-  ASSERT_TRUE(detail::prepare_thread_stacks([] {}));
+  ASSERT_TRUE(detail::prepare_thread_stacks([](const ucontext_t*) {}));
   const TemporaryFolder folder;
   const Sleeper deaf(true);
   const auto begin = std::chrono::steady_clock::now();

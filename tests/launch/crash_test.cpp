@@ -102,7 +102,8 @@ TEST_F(Crash, StacksOfAHangingRankAreWritten) {
   const auto ended = run_lockstep({"-n", "3", "--timeout", "1", "--log-dir",
                                    folder_.path().string(), rank_program(), "spin", "1"});
   EXPECT_NE(ended.code, 0);
-  EXPECT_THAT(explain(), AllOf(HasSubstr("stack of rank 1 (pid "),
+  EXPECT_THAT(explain(), AllOf(HasSubstr("wait for rank 1: it has made no call of Lockstep for "),
+                               HasSubstr("stack of rank 1 (pid "),
                                ContainsRegex("#0 .*spin_in_the_program"), HasSubstr("main")));
   EXPECT_THAT(explain({"--stacks"}),
               AllOf(HasSubstr("stacks of rank 0"), HasSubstr("stacks of rank 2"),

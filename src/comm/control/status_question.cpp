@@ -54,18 +54,17 @@ void add_part(HostsAnswer& answer, AnswerPart part, std::string_view bytes) {
   } else if (part == AnswerPart::all_asked) {
     answer.is_complete = true;  // unless a host does not answer
   } else if (part == AnswerPart::end) {
-    const auto rank = value_at<std::int32_t>(bytes, 0);
     for (auto& host : answer.hosts) {
-      if (!host.ranks.empty() && host.ranks.front() == rank) host.has_answered = true;
+      if (host.name == bytes) host.has_answered = true;
     }
   } else if (part == AnswerPart::host) {
     const auto count = std::min<std::size_t>(
-        static_cast<std::uint32_t>(value_at<std::int32_t>(bytes, word)), bytes.size() / word);
+        static_cast<std::uint32_t>(value_at<std::int32_t>(bytes, 0)), bytes.size() / word);
     HostsAnswer::Host host;
     for (std::size_t i = 0; i < count; ++i) {
-      host.ranks.push_back(value_at<std::int32_t>(bytes, (2 + i) * word));
+      host.ranks.push_back(value_at<std::int32_t>(bytes, (1 + i) * word));
     }
-    host.name = bytes.substr(std::min(bytes.size(), (2 + count) * word));
+    host.name = bytes.substr(std::min(bytes.size(), (1 + count) * word));
     answer.hosts.push_back(std::move(host));
   }
 }

@@ -20,7 +20,7 @@
 
 // Note [How a question travels]
 // `lockstep status` connects to the unix socket of a rank of its host. The kernel says which user
-// connects, and the rank serves its own user only. The rank asks rank 0, which asks one rank of
+// connects, and the rank serves its own user only. The rank asks rank 0, which asks two ranks of
 // each other host. The answers go back through rank 0. Rank 0 first names the hosts that it has
 // asked, so that `lockstep status` can name those that do not answer. All of it happens in the
 // control threads, and the ranks continue to compute. A question has no effect on the world: a
@@ -32,6 +32,7 @@ namespace {
 using detail::concat;
 
 constexpr int most_clients = 8;
+constexpr std::size_t asked_ranks = 2;  ///< of each host
 /// Most bytes that wait for a `lockstep status` that does not read.
 constexpr std::size_t most_unsent = std::size_t{256} << 20;
 
@@ -102,7 +103,29 @@ void StatusRelay::open_socket() {
   events_ = std::move(events);
 }
 
-void StatusRelay::on_ready() {
+namespace {
+
+/// Runs fn. A question must not end the world, also if memory is short.
+template <class Fn>
+void attempt(const Fn& fn) noexcept {
+  try {
+    fn();
+  } catch (const std::exception& error) {
+    log::debug(concat("control: a question of lockstep status failed: ", error.what()));
+  }
+}
+
+}  // namespace
+
+void StatusRelay::on_ready() noexcept {
+  attempt([this] { process_ready(); });
+}
+
+void StatusRelay::on_frame(const Frame& frame) noexcept {
+  attempt([&] { process(frame); });
+}
+
+void StatusRelay::process_ready() {
   std::array<epoll_event, 16> ready;
   const int count = ::epoll_wait(events_.get(), ready.data(), static_cast<int>(ready.size()), 0);
   for (int i = 0; i < count; ++i) {
@@ -139,7 +162,7 @@ void StatusRelay::accept_client() {
   }
 }
 
-void StatusRelay::on_frame(const Frame& frame) {
+void StatusRelay::process(const Frame& frame) {
   std::string_view bytes = frame.payload;
   if (frame.kind == Kind::question) {
     Question question{};
@@ -171,17 +194,19 @@ void StatusRelay::ask_hosts(std::uint32_t id, int asker) {
   ranks.erase(asking_host);
   for (auto& [host, of_host] : ranks) {
     std::ranges::sort(of_host);
-    auto bytes = bytes_of(of_host.front()) + bytes_of(static_cast<std::int32_t>(of_host.size()));
+    auto bytes = bytes_of(static_cast<std::int32_t>(of_host.size()));
     for (const auto rank : of_host) bytes += bytes_of(rank);
     send_part(id, asker, AnswerPart::host, bytes + host);
   }
   send_part(id, asker, AnswerPart::all_asked, {});
+  const auto question = bytes_of(Question{.id = id, .asker = asker});
   for (const auto& [host, of_host] : ranks) {
-    if (of_host.front() == source_.rank) {
-      answer(id, asker);
-    } else {
-      send_(of_host.front(),
-            {.kind = Kind::question, .payload = bytes_of(Question{.id = id, .asker = asker})});
+    for (std::size_t i = 0; i < std::min(of_host.size(), asked_ranks); ++i) {
+      if (of_host[i] != source_.rank) {
+        send_(of_host[i], {.kind = Kind::question, .payload = question});
+      } else {
+        answer(id, asker);
+      }
     }
   }
 }
@@ -192,7 +217,7 @@ void StatusRelay::answer(std::uint32_t id, int asker) {
   } catch (const std::exception& error) {
     log::debug(concat("control: rank ", source_.rank, " cannot read records: ", error.what()));
   }
-  send_part(id, asker, AnswerPart::end, bytes_of(static_cast<std::int32_t>(source_.rank)));
+  send_part(id, asker, AnswerPart::end, source_.host);
 }
 
 void StatusRelay::send_part(std::uint32_t id, int asker, AnswerPart part, std::string_view bytes) {
@@ -205,8 +230,15 @@ void StatusRelay::send_part(std::uint32_t id, int asker, AnswerPart part, std::s
 void StatusRelay::deliver(std::uint32_t id, AnswerPart part, std::string_view bytes) {
   const auto client = std::ranges::find(clients_, id, &Client::id);
   if (client == clients_.end() || client->unsent.size() > most_unsent) return;
-  if (part == AnswerPart::host) ++client->hosts;
-  if (part == AnswerPart::end) ++client->ended;
+  if (part == AnswerPart::host) {
+    std::int32_t count = 0;
+    auto name = bytes;
+    take(name, count);
+    name.remove_prefix(
+        std::min(name.size(), static_cast<std::uint32_t>(count) * sizeof(std::int32_t)));
+    client->awaited.emplace(name);
+  }
+  if (part == AnswerPart::end) client->awaited.erase(std::string(bytes));
   if (part == AnswerPart::all_asked) client->all_asked = true;
   client->unsent += bytes_of(part) + bytes_of(static_cast<std::uint32_t>(bytes.size()));
   client->unsent += bytes;
@@ -221,7 +253,7 @@ void StatusRelay::advance(Client& client) {
     if (sent <= 0) break;
     client.unsent.erase(0, static_cast<std::size_t>(sent));
   }
-  if (client.all_asked && client.ended >= client.hosts && client.unsent.empty()) {
+  if (client.all_asked && client.awaited.empty() && client.unsent.empty()) {
     clients_.remove_if([&](const Client& one) { return &one == &client; });  // closes the socket
     return;
   }

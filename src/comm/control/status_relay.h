@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <list>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -32,10 +33,10 @@ std::string status_socket_name(long process);
 
 /// What a message of an answer holds.
 enum class AnswerPart : std::uint32_t {
-  host,       ///< a host that was asked; bytes: its lowest rank, its ranks, then its name
+  host,       ///< a host that was asked; bytes: the number of its ranks, its ranks, its name
   all_asked,  ///< no host follows
   record,     ///< bytes: a record of StatusSource::records()
-  end         ///< a host has answered; bytes: its lowest rank
+  end         ///< a host has answered; bytes: its name
 };
 
 /// Answers questions of `lockstep status` about the ranks of all hosts, for one rank. The thread of
@@ -53,9 +54,9 @@ class StatusRelay {
 
   /// Readable when on_ready() has work; -1 if nobody can ask this rank.
   int fd() const { return events_.get(); }
-  void on_ready();
+  void on_ready() noexcept;
   /// Processes a frame of the kinds question and answer.
-  void on_frame(const Frame& frame);
+  void on_frame(const Frame& frame) noexcept;
 
  private:
   /// A `lockstep status` that has asked this rank.
@@ -63,16 +64,17 @@ class StatusRelay {
     detail::Descriptor socket;
     std::uint32_t id;
     std::string unsent = {};
-    std::size_t hosts = 0;  ///< that were asked
-    std::size_t ended = 0;  ///< that have answered
+    std::set<std::string, std::less<>> awaited = {};  ///< hosts that have not answered
     bool all_asked = false;
   };
 
   void open_socket();
+  void process_ready();
+  void process(const Frame& frame);
   void accept_client();
   /// Sends queued bytes, and closes the socket after the end of the answer.
   void advance(Client& client);
-  /// Rank 0 asks a rank of each host but that of the asking rank.
+  /// Rank 0 asks two ranks of each host but that of the asking rank: one may be stopped.
   void ask_hosts(std::uint32_t id, int asker);
   void answer(std::uint32_t id, int asker);
   void send_part(std::uint32_t id, int asker, AnswerPart part, std::string_view bytes);
