@@ -285,8 +285,10 @@ void FlightRecorder::fail(std::string_view text, int rank) noexcept {
 }
 
 void FlightRecorder::on_crash(const Crash& crash) noexcept {
-  if (!record_failure(crash_text(rank(), crash).view(), rank()) || copies_.empty()) return;
-  write_copy({.has_ended = true});
+  const auto text = crash_text(rank(), crash);
+  if (!record_failure(text.view(), crashed_rank(rank())) || copies_.empty()) return;
+  // The process leaves no file when its copy exists.
+  if (write_copy({.has_ended = true}) == 0 && !path_.empty()) ::unlink(path_.c_str());
   StackFile::write(crash.context);
 }
 

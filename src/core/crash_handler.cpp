@@ -106,8 +106,6 @@ class CrashHandler {
   static void remove(CrashListener& listener) noexcept;
 
  private:
-  using Handler = void (*)(int, siginfo_t*, void*);
-
   static void handle(int signal, siginfo_t* info, void* context);
   static void call_listeners(const Crash& crash) noexcept;
   static void call(CrashListener::Phase phase, const Crash& crash, bool of_thread) noexcept;

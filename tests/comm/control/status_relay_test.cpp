@@ -96,7 +96,9 @@ TEST(StatusRelay, AnswersForEveryOtherHost) {
   EXPECT_THAT(names(of_rank_3), UnorderedElementsAre("a", "c"));
   EXPECT_EQ(std::ranges::count(of_rank_3.records, "record of 0"), 1);
   for (const auto& host : of_rank_3.hosts) {
-    if (host.name == "a") EXPECT_THAT(host.ranks, UnorderedElementsAre(0, 1));
+    if (host.name == "a") {
+      EXPECT_THAT(host.ranks, UnorderedElementsAre(0, 1));
+    }
   }
   for (int rank = 0; rank < 5; ++rank) world.rank(static_cast<std::size_t>(rank)).leave();
 }
