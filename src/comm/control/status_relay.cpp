@@ -31,7 +31,8 @@ namespace {
 
 using detail::concat;
 
-constexpr int most_clients = 8;
+constexpr std::size_t most_clients = 8;
+constexpr int most_waiting = 64;  ///< `lockstep status` that have connected and not been accepted
 constexpr std::size_t asked_ranks = 2;  ///< of each host
 /// Most bytes that wait for a `lockstep status` that does not read.
 constexpr std::size_t most_unsent = std::size_t{256} << 20;
@@ -93,7 +94,7 @@ void StatusRelay::open_socket() {
   detail::Descriptor events(::epoll_create1(EPOLL_CLOEXEC));
   if (!socket || !events ||
       ::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0 ||
-      ::listen(socket.get(), most_clients) != 0) {
+      ::listen(socket.get(), most_waiting) != 0) {
     log::debug(concat("control: rank ", source_.rank,
                       " answers no questions of lockstep status: ", std::strerror(errno)));
     return;
@@ -151,7 +152,8 @@ void StatusRelay::process_ready() {
 void StatusRelay::accept_client() {
   detail::Descriptor socket(
       ::accept4(listening_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (!socket || !is_of_this_user(socket.get()) || clients_.size() >= most_clients) return;
+  if (!socket || !is_of_this_user(socket.get())) return;
+  if (clients_.size() >= most_clients) clients_.pop_front();
   watch_fd(events_.get(), socket.get());
   auto& client = clients_.emplace_back(Client{.socket = std::move(socket), .id = ++last_id_});
   if (source_.rank == 0) {
