@@ -116,6 +116,7 @@ void average(const lockstep_averager& averager, void* const* arrays) {
                      std::memcpy(array, place, bytes);
                    });
   }
+  averager.group->count_step();
 }
 
 }  // namespace

@@ -84,7 +84,11 @@ class FlightRecorder {
   void set_missing(std::span<const int> ranks) noexcept;
 
   /// Counts a training step.
-  void count_step() noexcept { file_->step.store(file_->step.load(relaxed) + 1, relaxed); }
+  void count_step() noexcept {
+    const auto number = file_->step.load(relaxed) + 1;
+    file_->step_ended[number % FlightFile::step_times].store(ticks(), relaxed);
+    file_->step.store(number, std::memory_order_release);
+  }
 
   /// Records the failure of the world, and writes a copy to LOCKSTEP_TRACE. Only the first call has
   /// an effect.

@@ -30,12 +30,6 @@ std::string table(const std::string& title, const std::vector<Row>& rows) {
   return text;
 }
 
-namespace {
-
-using detail::concat;
-using detail::plural;
-
-/// Quotes a word for a shell.
 std::string quoted(const std::string& word) {
   constexpr std::string_view plain =
       "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=+:,./@%^";
@@ -50,6 +44,11 @@ std::string quoted(const std::string& word) {
   }
   return text + "'";
 }
+
+namespace {
+
+using detail::concat;
+using detail::plural;
 
 std::string command(const Plan& plan) {
   std::string text = quoted(plan.program.string());
