@@ -112,6 +112,14 @@ void add_run(CLI::App& app, int& exit_code) {
       ->type_name("WHAT");
   command
       ->add_option_function<std::string>(
+          "--huge-pages",
+          [arguments](const std::string& what) { arguments->options.huge_pages = what == "use"; },
+          "Ask the kernel for transparent huge pages for a rank's heap, or leave that to glibc and "
+          "the kernel: use or leave (default: use)")
+      ->check(CLI::IsMember({"use", "leave"}).description(""))
+      ->type_name("WHAT");
+  command
+      ->add_option_function<std::string>(
           "--denormals",
           [arguments](const std::string& what) {
             arguments->options.flush_denormals = what == "flush";
