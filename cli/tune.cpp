@@ -161,6 +161,9 @@ void print(const TuneArguments& arguments, const Topology& topology,
   print_rows(arguments, rows, verdict);
   if (verdict.best == nullptr) return;
   std::cout << '\n';
+  if (arguments.search.rounds == 1) {
+    std::cout << "Each candidate ran once, so the spread between runs is not known.\n";
+  }
   for (const auto& line : tune::lines(verdict, static_cast<int>(topology.cores.size()))) {
     std::cout << detail::wrapped(line, 100) << '\n';
   }

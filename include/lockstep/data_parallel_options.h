@@ -26,11 +26,10 @@ enum class BufferPolicy {
 };
 
 /// The default of DataParallelOptions::buckets: BucketCaps{}, or the size in LOCKSTEP_BUCKET_MIB.
-/// The first bucket is then no larger than 1 MiB.
-/// Throws: InvalidArgument for a variable that cannot be used.
+/// The first bucket is then no larger than 1 MiB. init() raises InvalidArgument for a variable that
+/// cannot be used.
 BucketCaps default_buckets();
 /// The default of DataParallelOptions::share_memory: LOCKSTEP_SHARE_MEMORY, else false.
-/// Throws: InvalidArgument for a variable that cannot be used.
 bool default_share_memory();
 
 /// Options of both front ends. Ranks: the same on all.

@@ -35,7 +35,7 @@ struct Program {
   std::optional<int> global_batch = {};
 };
 
-/// What tune varies.
+/// The settings that tune varies.
 struct Space {
   std::vector<int> ranks = {};          ///< numbers of ranks; empty: all sensible ones
   std::vector<int> buckets = {5, 100};  ///< sizes to compare with the default, in MiB
