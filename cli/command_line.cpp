@@ -6,6 +6,7 @@
 
 #include "core/text.h"
 #include "lockstep/closest_match.h"
+#include "lockstep/error.h"
 
 namespace lockstep::cli {
 namespace {
@@ -23,6 +24,26 @@ std::string meant_option(const CLI::App& command, const std::string& word) {
     for (const auto& name : option->get_lnames()) names.push_back("--" + name);
   }
   return meant(word.substr(0, word.find('=')), names);
+}
+
+std::pair<std::string, std::vector<std::string>> program_words(const CLI::App& command,
+                                                               std::string_view options) {
+  auto words = command.remaining();
+  const auto& name = command.get_name();
+  if (!words.empty() && words.front() == "--") {
+    words.erase(words.begin());
+  } else if (!words.empty() && words.front().starts_with('-')) {
+    const auto match = meant_option(command, words.front());
+    throw InvalidArgument(
+        detail::concat(name, ": unknown option '", words.front(), "'",
+                       match.empty() ? " (the program's own come after its name)" : match));
+  }
+  if (words.empty()) {
+    throw InvalidArgument(detail::concat(name, ": no program given; as in: lockstep ", name, ' ',
+                                         options, options.empty() ? "" : " ",
+                                         "./program --its-option"));
+  }
+  return {words.front(), {words.begin() + 1, words.end()}};
 }
 
 std::string unexpected_words(const CLI::App& app) {

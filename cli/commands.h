@@ -14,6 +14,7 @@ void add_run(CLI::App& app, int& exit_code);
 void add_mpirun(CLI::App& app, int& exit_code);
 void add_bench(CLI::App& app, int& exit_code);
 void add_plan(CLI::App& app, int& exit_code);
+void add_tune(CLI::App& app, int& exit_code);
 void add_doctor(CLI::App& app, int& exit_code);
 void add_report(CLI::App& app, int& exit_code);
 void add_status(CLI::App& app, int& exit_code);

@@ -197,6 +197,20 @@ std::string memfd() {
   return result == 0 ? "works" : concat("refused: ", std::strerror(result));
 }
 
+/// The pages of the heap of ranks that `lockstep run` starts. `enabled` is the kernel's setting.
+std::string heap_pages(const std::string& enabled) {
+  if (enabled.find("[always]") != std::string::npos)
+    return "huge pages, which the kernel uses always";
+  if (enabled.find("[madvise]") == std::string::npos) {
+    return "small pages: the kernel's transparent huge pages are off";
+  }
+#if defined(__GLIBC__) && !__GLIBC_PREREQ(2, 35)
+  return "small pages: glibc asks for huge ones from version 2.35 on";
+#else
+  return "huge pages, for which lockstep run lets glibc ask (--huge-pages)";
+#endif
+}
+
 Rows memory() {
   const auto info = fields("/proc/meminfo");
   const auto get = [&](const std::string& name) {
@@ -204,12 +218,14 @@ Rows memory() {
     return found == info.end() ? std::string("unknown") : found->second;
   };
   const std::filesystem::path huge = "/sys/kernel/mm/transparent_hugepage";
+  const auto enabled = first_line(huge / "enabled");
   Rows rows{{"memory",
              concat(gibibytes(get("MemTotal")), ", available ", gibibytes(get("MemAvailable")))},
             {"swap", gibibytes(get("SwapTotal"))},
-            {"huge pages", concat("transparent ", first_line(huge / "enabled"), ", shared memory ",
-                                  first_line(huge / "shmem_enabled"), ", reserved ",
-                                  get("HugePages_Total"), " of ", get("Hugepagesize"))},
+            {"huge pages",
+             concat("transparent ", enabled, ", shared memory ", first_line(huge / "shmem_enabled"),
+                    ", reserved ", get("HugePages_Total"), " of ", get("Hugepagesize"))},
+            {"heap of ranks", heap_pages(enabled)},
             {"overcommit", first_line("/proc/sys/vm/overcommit_memory")},
             {"shared memory", concat("memfd and fallocate: ", memfd())}};
   const MemoryGroups groups;
@@ -275,6 +291,7 @@ Rows environment() {
                            "LOCKSTEP_HOST",          "LOCKSTEP_INTERFACE",
                            "LOCKSTEP_HEARTBEAT",     "LOCKSTEP_ALGORITHM",
                            "LOCKSTEP_PROGRESS",      "LOCKSTEP_FLUSH_DENORMALS",
+                           "LOCKSTEP_BUCKET_MIB",    "LOCKSTEP_SHARE_MEMORY",
                            "LOCKSTEP_DEVICE",        "LOCKSTEP_SHARE_GPUS",
                            "LOCKSTEP_LIBCUDA",       "LOCKSTEP_NCCL",
                            "CUDA_VISIBLE_DEVICES",   "CUDA_DEVICE_ORDER",

@@ -52,6 +52,7 @@ int run(int argc, char** argv) {
   lockstep::cli::add_mpirun(app, exit_code);
   lockstep::cli::add_bench(app, exit_code);
   lockstep::cli::add_plan(app, exit_code);
+  lockstep::cli::add_tune(app, exit_code);
   lockstep::cli::add_doctor(app, exit_code);
   lockstep::cli::add_report(app, exit_code);
   lockstep::cli::add_status(app, exit_code);

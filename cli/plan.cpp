@@ -21,6 +21,7 @@
 #include "lockstep/error.h"
 #include "plan/fit.h"
 #include "plan/forecast.h"
+#include "plan/model_memory.h"
 
 namespace lockstep::cli {
 namespace {
@@ -48,8 +49,21 @@ struct PlanArguments {
   bool latency_given = false;
   bool memory_given = false;
   std::vector<std::string> strategies;
+  std::string shard = "none";
+  std::string optimizer = "momentum";
+  bool share_memory = false;
+  std::optional<double> host_memory;  ///< GiB
+  double other_memory = 1;            ///< GiB
   bool json = false;
 };
+
+constexpr double gib = 1024.0 * 1024 * 1024;
+
+/// This host's memory, for hosts whose memory is not given. Units: bytes.
+double own_memory() {
+  return static_cast<double>(::sysconf(_SC_PHYS_PAGES)) *
+         static_cast<double>(::sysconf(_SC_PAGESIZE));
+}
 
 void expect(bool holds, std::string_view what, double got, std::string_view expected) {
   if (!holds) {
@@ -105,6 +119,36 @@ Costs costs_of(const PlanArguments& arguments) {
   return costs;
 }
 
+/// The options of memory, checked.
+struct MemorySetting {
+  plan::Keeping keeping;
+  plan::ModelMemory each;  ///< for each parameter
+  double host_bytes;
+  double other_bytes;  ///< of a rank, beside its model
+
+  double largest(const plan::Keeping& kept) const {
+    return plan::largest_model(kept, host_bytes, other_bytes);
+  }
+};
+
+MemorySetting memory_of(const PlanArguments& arguments) {
+  if (arguments.host_memory) {
+    expect(*arguments.host_memory > 0 && *arguments.host_memory <= 1e9, "--host-memory",
+           *arguments.host_memory, "GiB above 0");
+  }
+  expect(arguments.other_memory >= 0 && arguments.other_memory <= 1e9, "--other-memory",
+         arguments.other_memory, "GiB from 0 on");
+  const plan::Keeping keeping{.shard = plan::parse_shard(arguments.shard),
+                              .share_memory = arguments.share_memory,
+                              .state_tensors = plan::state_tensors(arguments.optimizer),
+                              .nodes = arguments.nodes,
+                              .ranks_per_node = arguments.ranks_per_node};
+  return {.keeping = keeping,
+          .each = plan::bytes_per_parameter(keeping),
+          .host_bytes = arguments.host_memory ? *arguments.host_memory * gib : own_memory(),
+          .other_bytes = arguments.other_memory * gib};
+}
+
 plan::Setting setting_of(const PlanArguments& arguments) {
   expect(arguments.nodes >= 1 && arguments.nodes <= 100'000, "--nodes", arguments.nodes,
          "1 to 100000");
@@ -125,7 +169,8 @@ plan::Setting setting_of(const PlanArguments& arguments) {
                         .ranks_per_node = arguments.ranks_per_node,
                         .model = arguments.model.empty() ? plan::model_of(arguments.parameters)
                                                          : plan::find_model(arguments.model),
-                        .overlap = arguments.overlap};
+                        .overlap = arguments.overlap,
+                        .sharded = arguments.shard != "none"};
   setting.costs = costs_of(arguments);
   setting.batch = arguments.batch > 0 ? arguments.batch : setting.model.batch;
   if (arguments.step_ms) {
@@ -183,25 +228,76 @@ void print_table(const plan::Setting& setting, bool assumed,
   }
 }
 
+/// "25.6 million", "1.2 billion".
+std::string count_text(double count) {
+  return count < 1e9 ? number(count * 1e-6, 1) + " million" : number(count * 1e-9, 2) + " billion";
+}
+
+/// The memory of each way to keep the model on these hosts.
+void print_memory(const plan::Setting& setting, const PlanArguments& arguments,
+                  const MemorySetting& memory) {
+  const auto parameters = static_cast<double>(setting.model.parameters());
+  std::cout << "\nmemory of float32 parameters, gradients and the state of " << arguments.optimizer
+            << "; largest model for hosts of " << number(memory.host_bytes / gib, 1)
+            << " GiB,\nof which each rank needs " << number(memory.other_bytes / gib, 1)
+            << " GiB for other things\n\n"
+            << std::left << std::setw(20) << "kept" << std::right << std::setw(16)
+            << "bytes/parameter" << std::setw(14) << "MiB a rank" << std::setw(14) << "MiB a host"
+            << std::setw(20) << "largest model" << '\n';
+  const auto print = [&](std::string_view what, const plan::Keeping& keeping) {
+    const auto each = plan::bytes_per_parameter(keeping);
+    const bool chosen = keeping.shard == memory.keeping.shard &&
+                        keeping.share_memory == memory.keeping.share_memory;
+    const double host = each.of_host(setting.ranks_per_node);
+    constexpr double mib = gib / 1024;
+    std::cout << std::left << std::setw(20) << what << std::right << std::setw(16)
+              << number(host / setting.ranks_per_node, 2) << std::setw(14)
+              << number(parameters * each.of_rank() / mib, 1) << std::setw(14)
+              << number(parameters * host / mib, 1) << std::setw(20)
+              << count_text(memory.largest(keeping)) << (chosen ? "  <- chosen" : "") << '\n';
+  };
+  auto keeping = memory.keeping;
+  keeping.share_memory = false;
+  for (const auto shard : {plan::Shard::none, plan::Shard::optimizer, plan::Shard::gradients}) {
+    keeping.shard = shard;
+    print(shard == plan::Shard::none ? "whole on each rank"
+                                     : detail::concat("--shard ", plan::name(shard)),
+          keeping);
+  }
+  if (setting.nodes > 1) return;
+  keeping.shard = plan::Shard::none;
+  keeping.share_memory = true;
+  print("--share-memory", keeping);
+}
+
 void print_json(const plan::Setting& setting, bool assumed,
-                const std::vector<plan::Forecast>& forecasts) {
+                const std::vector<plan::Forecast>& forecasts, const PlanArguments& arguments,
+                const MemorySetting& memory) {
+  const auto parameters = static_cast<double>(setting.model.parameters());
   for (const auto& one : forecasts) {
-    nlohmann::ordered_json line = {{"model", nullptr},
-                                   {"parameters", setting.model.parameters()},
-                                   {"nodes", setting.nodes},
-                                   {"ranks_per_node", setting.ranks_per_node},
-                                   {"batch", setting.batch},
-                                   {"compute_ms", setting.compute * 1e3},
-                                   {"compute_assumed", assumed},
-                                   {"strategy", one.strategy.text},
-                                   {"step_ms", one.step * 1e3},
-                                   {"efficiency", one.efficiency},
-                                   {"samples_per_second", one.throughput},
-                                   {"coding_ms", one.coding * 1e3},
-                                   {"memory_ms", one.memory * 1e3},
-                                   {"network_ms", one.network * 1e3},
-                                   {"hidden_ms", one.hidden * 1e3},
-                                   {"sent_bytes_per_node", one.sent}};
+    nlohmann::ordered_json line = {
+        {"model", nullptr},
+        {"parameters", setting.model.parameters()},
+        {"nodes", setting.nodes},
+        {"ranks_per_node", setting.ranks_per_node},
+        {"batch", setting.batch},
+        {"compute_ms", setting.compute * 1e3},
+        {"compute_assumed", assumed},
+        {"strategy", one.strategy.text},
+        {"step_ms", one.step * 1e3},
+        {"efficiency", one.efficiency},
+        {"samples_per_second", one.throughput},
+        {"coding_ms", one.coding * 1e3},
+        {"memory_ms", one.memory * 1e3},
+        {"network_ms", one.network * 1e3},
+        {"hidden_ms", one.hidden * 1e3},
+        {"sent_bytes_per_node", one.sent},
+        {"optimizer", arguments.optimizer},
+        {"shard", arguments.shard},
+        {"share_memory", arguments.share_memory},
+        {"bytes_per_rank", parameters * memory.each.of_rank()},
+        {"bytes_per_node", parameters * memory.each.of_host(setting.ranks_per_node)},
+        {"largest_parameters", memory.largest(memory.keeping)}};
     if (setting.model.shapes_known) line["model"] = setting.model.name;
     std::cout << line.dump() << '\n';
   }
@@ -209,17 +305,27 @@ void print_json(const plan::Setting& setting, bool assumed,
 
 void plan_main(const PlanArguments& arguments) {
   const auto setting = setting_of(arguments);
+  const auto memory = memory_of(arguments);
   auto strategies = plan::usual_strategies();
   if (!arguments.strategies.empty()) {
     strategies.clear();
     for (const auto& text : arguments.strategies) strategies.push_back(plan::parse_strategy(text));
+    const auto other = std::ranges::find_if(
+        strategies, [](const auto& one) { return one.kind != plan::Strategy::Kind::fp32; });
+    if (arguments.share_memory && other != strategies.end()) {
+      throw InvalidArgument(detail::concat("plan: --share-memory: got strategy ", other->text,
+                                           ", expected fp32, the strategy of shared memory"));
+    }
+  } else if (setting.sharded || arguments.share_memory) {
+    strategies = {plan::parse_strategy("fp32")};
   } else if (!setting.model.shapes_known) {
     std::erase_if(strategies, [](const auto& one) { return one.needs_shapes(); });
   }
   const auto forecasts = plan::forecasts(setting, strategies);
   const bool assumed = !arguments.step_ms;
-  arguments.json ? print_json(setting, assumed, forecasts)
-                 : print_table(setting, assumed, forecasts);
+  if (arguments.json) return print_json(setting, assumed, forecasts, arguments, memory);
+  print_table(setting, assumed, forecasts);
+  print_memory(setting, arguments, memory);
 }
 
 }  // namespace
@@ -279,6 +385,28 @@ void add_plan(CLI::App& app, int& exit_code) {
       "--strategy", arguments->strategies,
       "Strategy to forecast, such as topk:0.01; may be repeated (default: all that the "
       "model covers)");
+  command
+      ->add_option("--shard", arguments->shard,
+                   "What each rank keeps a part of: none, optimizer (ZeRO-1) or gradients (ZeRO-2)")
+      ->type_name("WHAT")
+      ->capture_default_str();
+  command
+      ->add_option("--optimizer", arguments->optimizer,
+                   "Optimizer, for its state: sgd, momentum, rmsprop, adagrad, adam, adamw or "
+                   "amsgrad")
+      ->type_name("NAME")
+      ->capture_default_str();
+  command->add_flag("--share-memory", arguments->share_memory,
+                    "Ranks of the only host share one copy of parameters and state");
+  command
+      ->add_option("--host-memory", arguments->host_memory,
+                   "Memory of each host, for the largest model (default: this host's)")
+      ->type_name("GIB");
+  command
+      ->add_option("--other-memory", arguments->other_memory,
+                   "Memory of each rank for other things: activations, data, the program")
+      ->type_name("GIB")
+      ->capture_default_str();
   command->add_flag("--json", arguments->json,
                     "Print one JSON object a strategy instead of a table");
   command

@@ -2,7 +2,7 @@
 #include <iostream>
 #include <memory>
 #include <string>
-#include <vector>
+#include <tuple>
 
 #include "cli/command_line.h"
 #include "cli/commands.h"
@@ -22,24 +22,6 @@ struct RunArguments {
   bool dry_run = false;
   std::string placeholder;
 };
-
-/// Splits the words after this command's options into program and arguments.
-void take_command(const CLI::App& command, std::vector<std::string> words,
-                  launch::Options& options) {
-  if (!words.empty() && words.front() == "--") {
-    words.erase(words.begin());
-  } else if (!words.empty() && words.front().starts_with('-')) {
-    const auto match = meant_option(command, words.front());
-    throw InvalidArgument(
-        detail::concat("run: unknown option '", words.front(), "'",
-                       match.empty() ? " (the program's own come after its name)" : match));
-  }
-  if (words.empty()) {
-    throw InvalidArgument("run: no program given; as in: lockstep run -n 2 ./program --its-option");
-  }
-  options.program = words.front();
-  options.arguments.assign(words.begin() + 1, words.end());
-}
 
 std::chrono::milliseconds milliseconds(const char* option, double seconds) {
   if (!(seconds >= 0 && seconds <= 1e6)) {
@@ -63,7 +45,7 @@ void take_ranks(const std::string& text, launch::Options& options) {
 
 int run(RunArguments& arguments, const CLI::App& command, bool ranks_given) {
   auto& options = arguments.options;
-  take_command(command, command.remaining(), options);
+  std::tie(options.program, options.arguments) = program_words(command, "-n 2");
   if (!ranks_given && !options.gpus) {
     throw InvalidArgument("run: how many ranks? as in: lockstep run -n 2 …");
   }
@@ -127,6 +109,14 @@ void add_run(CLI::App& app, int& exit_code) {
           "Keep memory that a rank frees in its process, or return it to the kernel as glibc "
           "decides: keep or return (default: keep)")
       ->check(CLI::IsMember({"keep", "return"}).description(""))
+      ->type_name("WHAT");
+  command
+      ->add_option_function<std::string>(
+          "--huge-pages",
+          [arguments](const std::string& what) { arguments->options.huge_pages = what == "use"; },
+          "Ask the kernel for transparent huge pages for a rank's heap, or leave that to glibc and "
+          "the kernel: use or leave (default: use)")
+      ->check(CLI::IsMember({"use", "leave"}).description(""))
       ->type_name("WHAT");
   command
       ->add_option_function<std::string>(

@@ -25,9 +25,16 @@ enum class BufferPolicy {
   none,        ///< every rank keeps its own values
 };
 
+/// The default of DataParallelOptions::buckets: BucketCaps{}, or the size in LOCKSTEP_BUCKET_MIB.
+/// The first bucket is then no larger than 1 MiB. init() raises InvalidArgument for a variable that
+/// cannot be used.
+BucketCaps default_buckets();
+/// The default of DataParallelOptions::share_memory: LOCKSTEP_SHARE_MEMORY, else false.
+bool default_share_memory();
+
 /// Options of both front ends. Ranks: the same on all.
 struct DataParallelOptions {
-  BucketCaps buckets = {};
+  BucketCaps buckets = default_buckets();
   Strategy strategy = AllReduce{};
   InitialSync initial_sync = InitialSync::broadcast;
   BufferPolicy buffer_policy = BufferPolicy::from_rank0;
@@ -43,7 +50,7 @@ struct DataParallelOptions {
   /// the strategy fp32 and the host backend; device groups are refused. A value that one rank
   /// writes into a parameter changes on all ranks. After backward_and_update() .grad() is not the
   /// mean over ranks.
-  bool share_memory = false;
+  bool share_memory = default_share_memory();
   /// Names of the parameters with sparse gradients, beside the weights of Embedding and
   /// EmbeddingBag with sparse = true, which need no entry. For programs that call
   /// torch::nn::functional::embedding(). Every strategy averages sparse gradients exactly, in every

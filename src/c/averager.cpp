@@ -167,6 +167,7 @@ void average(lockstep_averager& averager, void* const* arrays) {
       std::memcpy(arrays[i], bucket.memory.get() + offset, bytes);
     });
   }
+  averager.group->count_step();
 }
 
 }  // namespace

@@ -158,6 +158,11 @@ FlightRecord::FlightRecord(std::unique_ptr<FlightFile> file, fs::path path)
                .missing = ranks_of(file_->wait.missing)};
 }
 
+std::optional<double> FlightRecord::last_step() const {
+  if (step() == 0) return std::nullopt;
+  return scale_.seconds(file_->begun.ticks, file_->step_ended[step() % FlightFile::step_times]);
+}
+
 const FlightRecord::Group* FlightRecord::group(std::uint64_t key) const {
   const auto found = std::ranges::find(groups_, key, &Group::key);
   return found == groups_.end() ? nullptr : &*found;

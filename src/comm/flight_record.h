@@ -57,6 +57,7 @@ struct FlightFile {
   static constexpr std::uint32_t expected_version = 2;
   static constexpr std::size_t capacity = 256;    ///< operations that are kept
   static constexpr std::size_t most_groups = 64;  ///< operations of further groups share the last
+  static constexpr std::size_t step_times = 8;    ///< steps whose end is kept
 
   std::atomic<std::uint64_t> magic;  ///< written last
   std::uint32_t version;
@@ -81,6 +82,8 @@ struct FlightFile {
   alignas(64) std::atomic<std::uint64_t> added;  ///< number of operations
   std::atomic<std::uint64_t> step;               ///< training steps; 0 if the program counts none
   std::atomic<std::uint64_t> seen;               ///< ticks at which a long wait polled last
+  /// Ticks at the end of step number n, in entry n % step_times.
+  std::atomic<std::uint64_t> step_ended[step_times];
 
   alignas(64) std::atomic<std::uint32_t> failed;  ///< 0 no, 1 being written, 2 readable
   std::atomic<std::int32_t> failed_rank;          ///< world rank at fault; -1 unknown
@@ -140,6 +143,8 @@ class FlightRecord {
   std::string_view job() const { return file_->job; }
   std::string_view host() const { return file_->host; }
   std::uint64_t step() const { return file_->step; }
+  /// Seconds from the rank's join to the end of its last step; empty before the first.
+  std::optional<double> last_step() const;
 
   /// The operations in the order in which they were issued.
   const std::vector<Entry>& entries() const { return entries_; }

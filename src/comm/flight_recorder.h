@@ -87,7 +87,11 @@ class FlightRecorder : private CrashListener {
   void set_missing(std::span<const int> ranks) noexcept;
 
   /// Counts a training step.
-  void count_step() noexcept { file_->step.store(file_->step.load(relaxed) + 1, relaxed); }
+  void count_step() noexcept {
+    const auto number = file_->step.load(relaxed) + 1;
+    file_->step_ended[number % FlightFile::step_times].store(ticks(), relaxed);
+    file_->step.store(number, std::memory_order_release);
+  }
 
   /// Records the failure of the world. Writes a copy and the stacks of this process to
   /// LOCKSTEP_TRACE, and asks the other ranks of this host for theirs. Only the first call has an

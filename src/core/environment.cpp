@@ -77,6 +77,16 @@ bool flag_variable(const char* name, bool unset) {
   return *text == "1";
 }
 
+std::optional<int> bucket_mib() {
+  constexpr const char* name = "LOCKSTEP_BUCKET_MIB";
+  constexpr int most = 1 << 20;
+  const auto size = integer_variable(name, 1);
+  if (size && *size > most) {
+    throw InvalidArgument(concat(name, ": got ", *size, ", expected MiB from 1 to ", most));
+  }
+  return size;
+}
+
 std::string log_level() {
   const auto text = variable("LOCKSTEP_LOG");
   if (!text) return {};
@@ -140,6 +150,8 @@ Environment Environment::read() {
   environment.heartbeat = seconds_variable("LOCKSTEP_HEARTBEAT", 2);
   environment.algorithm = variable("LOCKSTEP_ALGORITHM").value_or("auto");
   environment.error_file = variable("TORCHELASTIC_ERROR_FILE").value_or("");
+  environment.bucket_mib = ::lockstep::bucket_mib();
+  environment.share_memory = flag_variable("LOCKSTEP_SHARE_MEMORY", false);
   environment.progress = parse_progress_mode(variable("LOCKSTEP_PROGRESS").value_or("auto"));
   // The variables of `lockstep run` take precedence over those of another launcher, which may
   // belong to an outer launcher.

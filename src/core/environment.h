@@ -83,6 +83,9 @@ struct Environment {
   std::string error_file;  ///< TORCHELASTIC_ERROR_FILE: file for torchrun with the rank's error
   std::optional<Launcher> launcher;  ///< a launcher other than `lockstep run`
   std::string launcher_problem;      ///< why its variables cannot be used, or empty
+  /// LOCKSTEP_BUCKET_MIB: default size of gradient buckets in MiB.
+  std::optional<int> bucket_mib;
+  bool share_memory = false;  ///< LOCKSTEP_SHARE_MEMORY: 0 or 1; default of that option
 
   /// The environment at the time of the first call.
   /// Throws: InvalidArgument naming the variable, its value and the expected values.

@@ -30,12 +30,6 @@ std::string table(const std::string& title, const std::vector<Row>& rows) {
   return text;
 }
 
-namespace {
-
-using detail::concat;
-using detail::plural;
-
-/// Quotes a word for a shell.
 std::string quoted(const std::string& word) {
   constexpr std::string_view plain =
       "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=+:,./@%^";
@@ -50,6 +44,11 @@ std::string quoted(const std::string& word) {
   }
   return text + "'";
 }
+
+namespace {
+
+using detail::concat;
+using detail::plural;
 
 std::string command(const Plan& plan) {
   std::string text = quoted(plan.program.string());
@@ -77,6 +76,8 @@ std::vector<Row> configuration(const Plan& plan) {
                   : options.bind == Bind::none ? "none"
                                                : "none: more ranks than logical CPUs"},
       {"memory", options.keep_freed_memory ? "freed pages are kept (glibc)" : "as glibc does"},
+      {"heap", options.huge_pages ? "huge pages, where the kernel allows them (glibc)"
+                                  : "pages as glibc and the kernel decide"},
       {"denormals", options.flush_denormals
                         ? std::string(detail::denormals_text(*options.flush_denormals))
                         : "as LOCKSTEP_FLUSH_DENORMALS, or flushed"},
@@ -119,8 +120,9 @@ std::string describe(const Plan& plan) {
   for (const auto& [name, value] : plan.inherited) {
     // Settings of the user that replace a default of Lockstep.
     const bool settled = name == "OMP_NUM_THREADS" || name.starts_with("MALLOC_") ||
-                         name == "LOCKSTEP_FLUSH_DENORMALS" || name == "LOCKSTEP_TIMEOUT" ||
-                         name == "LOCKSTEP_LOG" || (name == "LOCKSTEP_DEVICE" && !value.empty()) ||
+                         name == "GLIBC_TUNABLES" || name == "LOCKSTEP_FLUSH_DENORMALS" ||
+                         name == "LOCKSTEP_TIMEOUT" || name == "LOCKSTEP_LOG" ||
+                         (name == "LOCKSTEP_DEVICE" && !value.empty()) ||
                          (with_gpus && name == "CUDA_VISIBLE_DEVICES");
     const bool replaced = std::any_of(first.begin(), first.end(),
                                       [&](const auto& variable) { return variable.first == name; });

@@ -31,6 +31,12 @@ const Variables keep_freed_memory{{"MALLOC_MMAP_MAX_", "0"},
                                   {"MALLOC_TRIM_THRESHOLD_", "1099511627776"},
                                   {"MALLOC_TOP_PAD_", "67108864"}};
 
+/// Variable and setting of glibc from 2.35 on. Where the kernel uses transparent huge pages for
+/// memory that asks for them (madvise), glibc asks for them for the heap. Otherwise it has no
+/// effect.
+constexpr const char* tunables = "GLIBC_TUNABLES";
+constexpr std::string_view huge_page_tunable = "glibc.malloc.hugetlb";
+
 constexpr std::string_view restart_count = "LOCKSTEP_RESTART_COUNT";
 constexpr const char* trace_folder = "LOCKSTEP_TRACE";
 constexpr const char* flush_denormals = "LOCKSTEP_FLUSH_DENORMALS";
@@ -111,6 +117,13 @@ Variables variables_of(int rank, const Plan& plan, std::size_t cores) {
   add_unless_set("OMP_NUM_THREADS", std::to_string(plan.threads));
   if (options.keep_freed_memory) {
     for (const auto& [name, value] : keep_freed_memory) add_unless_set(name, value);
+  }
+  if (options.huge_pages) {
+    const auto* own = find(plan.inherited, tunables);
+    const std::string before = own == nullptr || own->empty() ? "" : *own + ':';
+    if (before.find(huge_page_tunable) == std::string::npos) {
+      variables.emplace_back(tunables, concat(before, huge_page_tunable, "=1"));
+    }
   }
   return variables;
 }

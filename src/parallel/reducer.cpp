@@ -453,6 +453,7 @@ std::span<const std::uint8_t> Reducer::end_without_exchange() {
   flags.wait();
   buffers_.end();
   gradients_.end_without_exchange();
+  group_.communicator().count_step();
   return gradients_.changed();
 }
 

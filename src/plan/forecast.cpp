@@ -184,7 +184,12 @@ Forecast forecast(const Setting& setting, const Strategy& strategy) {
                                          " with --parameters, which gives no parameter shapes; "
                                          "expected --model"));
   }
+  if (setting.sharded && strategy.kind != Strategy::Kind::fp32) {
+    throw InvalidArgument(detail::concat("plan: --shard: got strategy ", strategy.text,
+                                         ", expected fp32, the strategy of sharded updates"));
+  }
   const auto placement = Placement::uniform(setting.nodes, setting.ranks_per_node);
+  const double before_update = setting.sharded ? 0.5 : 1;  // part of the exchange
   const double backward = (1 - forward) * setting.compute;
   const auto in_order = buckets(setting.model);
   double all_multiplications = 0;
@@ -199,15 +204,16 @@ Forecast forecast(const Setting& setting, const Strategy& strategy) {
     const auto one = exchange(strategy, bucket, placement);
     const double between = setting.costs.between_hosts(one.traffic);
     const double own = setting.costs.of_processor(one.traffic, placement);
-    network.compute(strategy.after_step() ? 0 : one.coding + own);
-    network.add(between);
+    network.compute(strategy.after_step() ? 0 : one.coding + before_update * own);
+    network.add(before_update * between);
     result.coding += one.coding;
     result.memory += own;
     result.network += between;
     result.sent += one.traffic.sent;
   }
   result.hidden = network.hidden();
-  result.step = setting.compute + result.coding + result.memory + network.waiting();
+  const double after_update = (1 - before_update) * result.network;
+  result.step = setting.compute + result.coding + result.memory + network.waiting() + after_update;
   result.efficiency = setting.compute / result.step;
   result.throughput = placement.ranks * setting.batch / result.step;
   return result;

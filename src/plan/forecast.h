@@ -30,6 +30,9 @@ struct Setting {
   int batch = 1;       ///< samples per rank and step
   double compute = 0;  ///< seconds of a rank's step without exchange; a third is forward
   double overlap = 1;  ///< fraction of backward's time in which the network can send
+  /// With sharding, half of the exchange, the reduce_scatter of gradients, is in backward. The
+  /// other half, the all_gather of parameters, follows the update, and nothing hides it.
+  bool sharded = false;
 };
 
 /// Forecast of a training step. Units: seconds, bytes.
@@ -49,7 +52,8 @@ struct Forecast {
 /// begins when backward has reached the bucket's last layer; backward's time is divided by
 /// multiplications. Exchange in memory adds to the compute time, exchange between hosts overlaps
 /// with it.
-/// Throws: InvalidArgument if the strategy needs parameter shapes that the model lacks.
+/// Throws: InvalidArgument if the strategy needs parameter shapes that the model lacks, or is not
+/// fp32 with sharding.
 Forecast forecast(const Setting& setting, const Strategy& strategy);
 
 /// The forecasts for several strategies, the fastest first.

@@ -96,6 +96,21 @@ TEST(FlightRecorder, KeepsTheLastOperations) {
   EXPECT_EQ(known->issued, count);
 }
 
+TEST(FlightRecorder, KeepsTheTimesOfSteps) {
+  const auto recorder = FlightRecorder::create({.backend = "test", .rank = 0, .size = 908});
+  EXPECT_FALSE(record_of_size(908)->last_step());
+  double last = 0;
+  for (std::uint64_t step = 1; step <= FlightFile::step_times + 3; ++step) {
+    recorder->count_step();
+    const auto record = record_of_size(908);
+    EXPECT_EQ(record->step(), step);
+    ASSERT_TRUE(record->last_step());
+    EXPECT_GE(*record->last_step(), last);
+    last = *record->last_step();
+  }
+  EXPECT_GT(last, 0);
+}
+
 /// A reader copies the file while the rank overwrites it.
 TEST(FlightRecorder, EntriesAreConsistentWhileTheyAreWritten) {
   const auto recorder = FlightRecorder::create({.backend = "test", .rank = 0, .size = 907});

@@ -159,6 +159,23 @@ TEST(Plan, FreedMemoryAndTimeoutAsAsked) {
   EXPECT_EQ(variables.at("LOCKSTEP_TIMEOUT"), "2.5");
 }
 
+TEST(Plan, AsksForHugePagesBesideTheUsersTunables) {
+  auto options = options_for(1);
+  const auto value = [&](const Variables& users) {
+    const auto variables = variables_of(make_plan(options, machine(1, 1), users), 0);
+    const auto found = variables.find("GLIBC_TUNABLES");
+    return found == variables.end() ? "" : found->second;
+  };
+  EXPECT_EQ(value({}), "glibc.malloc.hugetlb=1");
+  EXPECT_EQ(value({{"GLIBC_TUNABLES", ""}}), "glibc.malloc.hugetlb=1");
+  EXPECT_EQ(value({{"GLIBC_TUNABLES", "glibc.malloc.check=3"}}),
+            "glibc.malloc.check=3:glibc.malloc.hugetlb=1");
+  EXPECT_EQ(value({{"GLIBC_TUNABLES", "glibc.malloc.hugetlb=2"}}), "") << "the user's own";
+  options.huge_pages = false;
+  EXPECT_EQ(value({}), "");
+  EXPECT_EQ(value({{"GLIBC_TUNABLES", "glibc.malloc.check=3"}}), "");
+}
+
 TEST(Plan, RanksFlushDenormalsUnlessToldOtherwise) {
   auto options = options_for(1);
   const auto value = [&](const Variables& users) {

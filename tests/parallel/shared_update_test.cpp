@@ -5,12 +5,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "comm/flight_record.h"
 #include "lockstep/checkpoint.h"
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
@@ -168,6 +172,29 @@ TEST_P(SharedUpdate, TakesTheSameStepsAsUpdatesOfEveryRank) {
         world.barrier().wait();
       }
     }
+  });
+}
+
+/// Training steps in the flight record of this rank.
+std::uint64_t steps_of(const Group& world) {
+  std::uint64_t steps = 0;
+  for (const auto& record : detail::read_flight_records()) {
+    if (record->file().pid != ::getpid() || record->rank() != world.rank()) continue;
+    if (record->size() == world.size()) steps = std::max(steps, record->step());
+  }
+  return steps;
+}
+
+TEST_P(SharedUpdate, CountsItsSteps) {
+  on_ranks(GetParam(), [](const Group& world) {
+    Trained trained(world, fused(SGDOptions(0.1)), shared);
+    const auto before = steps_of(world);
+    trained.optimizer.backward_and_update(trained.model.loss(world, 0));
+    EXPECT_EQ(steps_of(world), before + 1);
+    trained.model.loss(world, 1).backward();
+    trained.optimizer.step();
+    EXPECT_EQ(steps_of(world), before + 2);
+    world.barrier().wait();
   });
 }
 

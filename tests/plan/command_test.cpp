@@ -64,6 +64,29 @@ TEST(PlanCommand, WritesOneObjectALine) {
   EXPECT_EQ(rows[1]["compute_assumed"], false);
 }
 
+TEST(PlanCommand, KnowsTheMemoryOfAModel) {
+  const std::string model =
+      "--ranks-per-node 4 --parameters 1000000 --step-ms 10 --optimizer adam --host-memory 64 ";
+  const auto json = [&](const std::string& arguments) {
+    const auto ended = plan(model + "--json --strategy fp32 " + arguments);
+    EXPECT_EQ(ended.code, 0) << ended.err;
+    return nlohmann::json::parse(ended.out);
+  };
+  const auto whole = json("--nodes 2 --other-memory 0");
+  EXPECT_EQ(whole["bytes_per_rank"], 16e6);
+  EXPECT_EQ(whole["bytes_per_node"], 64e6);
+  EXPECT_EQ(whole["largest_parameters"], 1024.0 * 1024 * 1024);
+  const auto sharded = json("--nodes 2 --shard optimizer");
+  EXPECT_EQ(sharded["bytes_per_rank"], 9e6);
+  EXPECT_EQ(sharded["shard"], "optimizer");
+  const auto shared = json("--share-memory");
+  EXPECT_EQ(shared["bytes_per_node"], 40e6);
+  const auto table = plan(model + "--share-memory").out;
+  EXPECT_THAT(table, HasSubstr("--share-memory"));
+  EXPECT_THAT(table, HasSubstr("<- chosen"));
+  EXPECT_THAT(plan("--nodes 2 " + model).out, Not(HasSubstr("--share-memory")));
+}
+
 TEST(PlanCommand, CountsAsManyRanksAsItTakes) {
   const auto ended = plan(
       "--nodes 100000 --ranks-per-node 4096 --parameters 1000000000000 "
@@ -123,6 +146,14 @@ TEST(PlanCommand, NamesWhatIsWrongWithItsArguments) {
       {"--model cnn --step-ms nan", "--step-ms"},
       {"--model cnn --batch 0", "--batch"},
       {"--model cnn --overlap 1.5", "--overlap"},
+      {"--model cnn --shard zero", "none, optimizer or gradients"},
+      {"--model cnn --shard optimizer --strategy fp16", "expected fp32"},
+      {"--model cnn --share-memory --strategy fp16", "expected fp32"},
+      {"--model cnn --share-memory --nodes 2", "expected --nodes 1"},
+      {"--model cnn --share-memory --shard optimizer", "expected one of the two"},
+      {"--model cnn --optimizer lamb", "adamw"},
+      {"--model cnn --host-memory 0", "--host-memory"},
+      {"--model cnn --other-memory -1", "--other-memory"},
       {"--model cnn --strategy adasum", "depends on the data"},
       {"--model cnn --strategy topk:2", "at most 1"},
       {"--model cnn --no-such-flag", "no-such-flag"},

@@ -79,6 +79,24 @@ TEST(Forecast, SendsWhatBackwardHasFinishedWhileItGoesOn) {
   EXPECT_DOUBLE_EQ(plan::forecast(setting, fp32).step, 3);
 }
 
+TEST(Forecast, OfShardedUpdatesHidesHalfOfTheExchangeAtMost) {
+  // As above, but each bucket takes 0.3 s in backward: the first from 2 s on, the second from 3 s.
+  // The all_gather of the parameters then takes 0.6 s.
+  Setting setting{.nodes = 2,
+                  .ranks_per_node = 1,
+                  .costs = only_network(0.6 / 1'200'000),
+                  .model = two_layers(),
+                  .compute = 3,
+                  .overlap = 1,
+                  .sharded = true};
+  const auto sharded = plan::forecast(setting, plan::parse_strategy("fp32"));
+  EXPECT_DOUBLE_EQ(sharded.network, 1.2);
+  EXPECT_DOUBLE_EQ(sharded.hidden, 0.3);
+  EXPECT_DOUBLE_EQ(sharded.step, 3.9);
+  EXPECT_DOUBLE_EQ(sharded.sent, 2'400'000);
+  EXPECT_THROW(plan::forecast(setting, plan::parse_strategy("fp16")), InvalidArgument);
+}
+
 TEST(Forecast, OfParametersExchangedAfterTheStepHidesNothing) {
   const Setting setting{
       .nodes = 2, .costs = only_network(0.6 / 1'200'000), .model = two_layers(), .compute = 3};

@@ -1,0 +1,41 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "core/topology.h"
+#include "tests/examples/program_run.h"
+
+// `lockstep tune` on an example, which knows nothing of it.
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+class Tuned : public ProgramRun {};
+
+TEST_F(Tuned, ExampleIsMeasuredWithOtherBucketsAndRefusesSharedMemory) {
+  if (Topology::read().cores.size() < 2) GTEST_SKIP() << "one core: nothing to divide";
+  const auto result = run(
+      quoted_launcher +
+      " tune --json --global-batch 32 --ranks 2 --buckets 1 --rounds 1 --seconds 0.2 --warm-up 0 " +
+      quoted_bin + "mnist_cnn --no-efficiency --epochs 1000 --batch-size {batch}");
+  ASSERT_EQ(result.code, 0) << result.err;
+  const auto json = nlohmann::json::parse(result.out);
+  EXPECT_EQ(json["rate_unit"], "samples/s");
+  ASSERT_EQ(json["candidates"].size(), 4u) << result.out;
+  for (const auto& one : json["candidates"]) {
+    if (one["share_memory"]) {
+      // Its optimizer is LibTorch's SGD: the variable has reached the options of the front end.
+      EXPECT_THAT(one["problem"].get<std::string>(),
+                  HasSubstr("share_memory: got an optimizer that updates whole tensors"));
+    } else {
+      EXPECT_GT(one["rate"], 0) << one;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::testing

@@ -1,0 +1,55 @@
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <iostream>
+#include <string>
+#include <thread>
+
+#include "comm/host/host.h"
+#include "core/environment.h"
+
+/// A rank that counts steps of known length: PROGRAM BEHAVIOUR. Each step is a barrier and a pause.
+/// The pause depends on threads and ranks by the formula of tune::Scaling, with terms in ms that
+/// the behaviour selects:
+///
+///     threads    serial 1, parallel 24, added 12: one process wins
+///     ranks      serial 24, parallel 1, added 0: several ranks win
+///     no-share   as ranks; exits with 3 if LOCKSTEP_SHARE_MEMORY is set
+///     few        as ranks; ends after 3 steps
+///     none       counts no step
+///     exit-3     exits with 3
+namespace {
+
+using Milliseconds = std::chrono::duration<double, std::milli>;
+
+int number_in(const char* variable) {
+  const char* text = std::getenv(variable);
+  return text == nullptr ? 1 : std::atoi(text);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string behaviour = argc > 1 ? argv[1] : "";
+  const auto& environment = lockstep::Environment::get();
+  if (behaviour == "exit-3" || (behaviour == "no-share" && environment.share_memory)) {
+    std::cerr << "this program has no use for it" << std::endl;
+    return 3;
+  }
+  const auto world =
+      lockstep::host::World::attach(environment.arena_fd.value(), environment.world_size.value());
+  const auto group =
+      lockstep::host::create(world, environment.rank.value(), {.timeout = environment.timeout});
+  const double threads = number_in("OMP_NUM_THREADS");
+  const double ranks = group->size();
+  const bool by_threads = behaviour == "threads";
+  const Milliseconds pause(by_threads ? 1 + 24 / threads + (ranks > 1 ? 12 * ranks : 0)
+                                      : 24 + 1 / threads);
+  for (int step = 0; behaviour != "few" || step < 3; ++step) {
+    group->barrier().wait();
+    std::this_thread::sleep_for(pause);
+    if (behaviour != "none") group->count_step();
+  }
+  return 0;
+}

@@ -1,0 +1,134 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <signal.h>
+
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "core/topology.h"
+#include "tests/launch/launched.h"
+
+// `lockstep tune`, as a user starts it, on programs with steps of known length.
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+const std::string program = LOCKSTEP_BINARY_DIR "/tune_step_program";
+
+std::vector<std::string> words_of(const std::string& arguments) {
+  std::vector<std::string> words{lockstep_program(), "tune"};
+  std::istringstream in(arguments);
+  for (std::string word; in >> word;) words.push_back(word);
+  return words;
+}
+
+Ended tune(const std::string& arguments, const Launched::Variables& variables = {}) {
+  return Launched(words_of(arguments), variables).wait();
+}
+
+const std::string brief = "--ranks 1,2 --rounds 1 --warm-up 0 --seconds 0.3 --buckets 5 ";
+
+bool has_two_cores() { return Topology::read().cores.size() >= 2; }
+
+TEST(TuneCommand, PrintsTheCandidatesForAnotherHost) {
+  const auto ended = tune("--dry-run --topology 2x16 --global-batch 256 ./train --batch {batch}");
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_THAT(ended.out,
+              AllOf(HasSubstr("32 cores, 2 NUMA nodes; each candidate runs 3 times"),
+                    HasSubstr("lockstep run -n 1 ./train --batch 256\n"),
+                    HasSubstr("OMP_NUM_THREADS=16 lockstep run -n 1 ./train --batch 256"),
+                    HasSubstr("lockstep run -n 32 ./train --batch 8\n"),
+                    HasSubstr("LOCKSTEP_SHARE_MEMORY=1 lockstep run -n 2 ")));
+}
+
+TEST(TuneCommand, RefusesWrongInput) {
+  const auto refused = [](const std::string& arguments) {
+    const auto ended = tune(arguments);
+    EXPECT_EQ(ended.code, 2) << arguments << '\n' << ended.out;
+    return ended.err;
+  };
+  EXPECT_THAT(refused(""), HasSubstr("no program given"));
+  EXPECT_THAT(refused("--round 3 true"), HasSubstr("did you mean --rounds?"));
+  EXPECT_THAT(refused("--rounds 0 true"), HasSubstr("--rounds"));
+  EXPECT_THAT(refused("--buckets 0 true"), HasSubstr("--buckets"));
+  EXPECT_THAT(refused("--ranks 1,two true"), HasSubstr("--ranks: got '1,two'"));
+  EXPECT_THAT(refused("--ranks 100000 true"), HasSubstr("--ranks: got 100000"));
+  EXPECT_THAT(refused("--topology 2x16 true"), HasSubstr("--dry-run"));
+  EXPECT_THAT(refused("--dry-run --topology 2x true"), HasSubstr("NODESxCORES"));
+  EXPECT_THAT(refused("true {batch}"), HasSubstr("--global-batch"));
+  EXPECT_THAT(refused("--seconds -1 true"), HasSubstr("--seconds"));
+  EXPECT_THAT(refused("/no/such/program"), HasSubstr("/no/such/program"));
+}
+
+TEST(TuneCommand, FindsTheFastestOfKnownSteps) {
+  if (!has_two_cores()) GTEST_SKIP() << "one core: nothing to divide";
+  const auto ended = tune(brief + "--json " + program + " no-share");
+  ASSERT_EQ(ended.code, 0) << ended.err;
+  const auto json = nlohmann::json::parse(ended.out);
+  EXPECT_EQ(json["best"]["ranks"], 2) << ended.out;
+  EXPECT_TRUE(json["several_ranks_win"]);
+  EXPECT_EQ(json["rate_unit"], "batches/s");
+  bool refused = false;
+  for (const auto& one : json["candidates"]) {
+    if (one["share_memory"]) {
+      refused = true;
+      EXPECT_THAT(one["problem"].get<std::string>(), HasSubstr("this program has no use for it"));
+      EXPECT_TRUE(one["rate"].is_null());
+    } else if (one["ranks"] == 1) {
+      // A step takes 24 ms and a little more. Another load can only make it longer.
+      EXPECT_GE(one["step_ms"], 24.0);
+      EXPECT_LE(one["rate"], 1e3 / 24);
+    }
+  }
+  EXPECT_TRUE(refused);
+  EXPECT_TRUE(await_all_ended(std::chrono::seconds(10)));
+}
+
+TEST(TuneCommand, SaysWhenOneProcessWins) {
+  if (!has_two_cores()) GTEST_SKIP() << "one core: nothing to divide";
+  const auto ended = tune(brief + "--global-batch 8 " + program + " threads");
+  ASSERT_EQ(ended.code, 0) << ended.err;
+  EXPECT_THAT(ended.out,
+              AllOf(HasSubstr("One process wins on these"), HasSubstr("samples/s"),
+                    HasSubstr("\nbest: lockstep run -n 1 "), HasSubstr("Threads do not shorten")));
+}
+
+TEST(TuneCommand, SaysWhyAProgramCannotBeMeasured) {
+  const std::string one = "--ranks 1 --rounds 1 --warm-up 0 ";
+  const auto few = tune(one + program + " few");
+  EXPECT_EQ(few.code, 1);
+  EXPECT_THAT(few.out, HasSubstr("not measured: 1 rank"));
+  EXPECT_THAT(few.out, HasSubstr("the program ended after"));
+  const auto none = tune(one + "--limit 0.5 " + program + " none");
+  EXPECT_EQ(none.code, 1);
+  EXPECT_THAT(none.out, HasSubstr("counted 0 steps in 0.5 s"));
+  const auto failed = tune(one + program + " exit-3");
+  EXPECT_EQ(failed.code, 1);
+  EXPECT_THAT(failed.out, AllOf(HasSubstr("this program has no use for it"),
+                                HasSubstr("exit code 3"), Not(HasSubstr("best:"))));
+}
+
+TEST(TuneCommand, EndsItsRanksWhenItIsEnded) {
+  for (const int signal : {SIGTERM, SIGKILL}) {
+    Launched job(words_of("--ranks 1 --seconds 600 --limit 600 " + program + " ranks"));
+    auto launchers = children_of(job.pid());
+    while (launchers.empty()) launchers = children_of(job.pid());
+    const auto launcher = *launchers.begin();
+    while (flight_records(launcher).empty()) sched_yield();
+    kill(job.pid(), signal);
+    const auto ended = job.wait();
+    EXPECT_EQ(ended.code, signal == SIGKILL ? SIGKILL : 128 + signal);
+    EXPECT_TRUE(await_all_ended(std::chrono::seconds(10)));
+    EXPECT_TRUE(flight_records(launcher).empty());
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::testing
