@@ -61,9 +61,9 @@ int main(int argc, char** argv) {
   app.add_option("--worlds", worlds, "number of worlds (default: 1000)");
   app.add_option("--seed", seed, "seed of the first world; the next ones follow (default: 1)");
   app.add_option("--jobs", jobs, "processes that run worlds (default: number of cores)")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, 1'000));
   app.add_option("--most-failures", most, "stop after so many failures (default: 10)")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, 1'000));
   app.add_option("--replay", replayed, "run the world of this seed only");
   app.add_flag("--verbose", verbose, "with --replay: print the log and all events");
   CLI11_PARSE(app, argc, argv);

@@ -43,7 +43,7 @@ class Job {
     const auto now = kernel_.scheduler().now();
     if (failed_at_ == Time(0) && has_failed(attempt)) failed_at_ = now;
     if (failed_at_ > Time(0) && now > failed_at_ + grace) kill_reachable(attempt);
-    if (attempt.over() && failed_at_ > Time(0) && !kernel_can_not_start()) {
+    if (attempt.over() && failed_at_ > Time(0) && !host_is_out_of_reach()) {
       return kernel_.scheduler().after(backoff_.after(milliseconds(0)), [this] { restart(); });
     }
     if (!has_succeeded(attempt) && now < longest_world)
@@ -72,7 +72,7 @@ class Job {
   }
 
   /// Whether a host is out of reach.
-  bool kernel_can_not_start() {
+  bool host_is_out_of_reach() {
     auto& network = kernel_.network();
     for (int from = 0; from < network.hosts(); ++from) {
       if (!network.powered(from)) return true;
