@@ -155,8 +155,9 @@ c10::intrusive_ptr<c10d::Store> underlying(const c10::intrusive_ptr<c10d::Store>
 // costs two waits for a file or a connection. That name and the group's own name then name the
 // rendezvous of every later group: its members are on one host, and no other process has both
 // names. All members of a later group are members of the default group, so all do the same. While
-// they wait for each other, they watch the processes of the default group: nobody else would notice
-// a member that has ended. Where the default group has another backend, every group uses the store.
+// they wait for each other, they watch each other's processes: no operation is in progress that
+// would fail when a member ends. Where the default group has another backend, every group uses the
+// store.
 
 std::shared_ptr<lockstep::Communicator> join_world(const c10::intrusive_ptr<c10d::Store>& store,
                                                    const Membership& membership,
