@@ -113,6 +113,7 @@ class GradientSet {
   GradientState state_of(const Member& member) const;
   SyncTarget target(const Member& member, std::int64_t step) const;
   bool has_residual(const Member& member) const;
+  bool is_sharded(const Member& member) const;
   bool is_final_mean(const Member& member) const;
 
   BucketReducers& reducers_;

@@ -1,6 +1,9 @@
+#include <cstddef>
 #include <limits>
+#include <vector>
 
 #include "kernels/magnitude.h"
+#include "kernels/reduce_rounded.h"
 #include "lockstep/strategies.h"
 #include "sync/bucket_layout.h"
 #include "sync/fields.h"
@@ -14,6 +17,12 @@ class AllReduceExchange final : public Exchange {
     co_await group.all_reduce(bucket.values(), ReduceOp::avg);
   }
   bool is_all_reduce() const override { return true; }
+
+  bool has_parts() const override { return true; }
+  ExchangeTask exchange_part(std::int64_t, Bucket& bucket, const at::Tensor& part,
+                             const Group& group) override {
+    co_await group.reduce_scatter(part, bucket.values(), ReduceOp::avg);
+  }
 };
 
 }  // namespace
@@ -33,7 +42,31 @@ class ReducedPrecisionExchange final : public Exchange {
   }
   bool is_all_reduce() const override { return true; }
 
+  bool has_parts() const override { return true; }
+  /// Each rank sends every other rank its rounded values of that rank's part.
+  ExchangeTask exchange_part(std::int64_t, Bucket& bucket, const at::Tensor& part,
+                             const Group& group) override {
+    const auto ranks = static_cast<std::size_t>(group.size());
+    const auto numel = static_cast<std::size_t>(bucket.values().numel());
+    const auto half = wire_.dtype == DType::f16 ? at::kHalf : at::kBFloat16;
+    const auto own = group.empty(bucket.values().sizes(), half);
+    const auto received = group.empty(bucket.values().sizes(), half);
+    kernels::round_to_halves(wire_, ReduceOp::avg, ranks, bytes(bucket.values()), bytes(own),
+                             numel);
+    co_await group.all_to_all(received, own);
+    std::vector<const std::byte*> inputs;
+    for (std::size_t rank = 0; rank < ranks; ++rank)
+      inputs.push_back(bytes(received) + rank * (numel / ranks) * size_of(wire_.dtype));
+    std::byte* const mean = bytes(own);
+    kernels::reduce_halves(wire_, ReduceOp::avg, inputs, {&mean, 1}, numel / ranks);
+    kernels::widen_halves(wire_, mean, bytes(part), numel / ranks);
+  }
+
  private:
+  static std::byte* bytes(const at::Tensor& tensor) {
+    return static_cast<std::byte*>(tensor.data_ptr());
+  }
+
   Wire wire_;
 };
 

@@ -23,12 +23,21 @@ at::Tensor detail::alias(const at::Tensor& flat, std::size_t offset, const at::T
 
 Bucket::Bucket(std::size_t index, std::size_t numel, at::ScalarType dtype,
                std::vector<Slice> slices, const Group& group)
-    : group_(group),
-      index_(index),
-      values_(group.empty({static_cast<std::int64_t>(numel)}, dtype)),
-      slices_(std::move(slices)) {
-  values_.zero_();
-  for (auto& slice : slices_) slice.values = detail::alias(values_, slice.offset, slice.parameter);
+    : Bucket(index, group.empty({static_cast<std::int64_t>(numel)}, dtype).zero_(),
+             std::move(slices), group) {}
+
+Bucket::Bucket(std::size_t index, at::Tensor values, std::vector<Slice> slices, const Group& group)
+    : group_(group), index_(index), slices_(std::move(slices)) {
+  move_to(std::move(values));
+}
+
+void Bucket::move_to(at::Tensor values) {
+  values_ = std::move(values);
+  for (auto& slice : slices_) {
+    slice.values =
+        detail::alias(values_, static_cast<std::size_t>(values_.storage_offset()) + slice.offset,
+                      slice.parameter);
+  }
 }
 
 }  // namespace lockstep
