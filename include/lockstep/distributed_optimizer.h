@@ -86,8 +86,9 @@ class DistributedOptimizer {
                        const Group& group, const DataParallelOptions& options = {});
   DistributedOptimizer(torch::optim::Optimizer& optimizer, const ModelView& model,
                        const Group& group, Strategy strategy);
-  /// With options.shard on several ranks, the optimizer loses the state of sharded parameters: save
-  /// a checkpoint before, which has it.
+  /// With options.shard on several ranks, the optimizer has the state of this rank's parts then.
+  /// Another DistributedOptimizer with the same options continues with it. The optimizer's own step
+  /// fails: save a checkpoint before, which has the whole state.
   ~DistributedOptimizer();
   DistributedOptimizer(const DistributedOptimizer&) = delete;
   DistributedOptimizer& operator=(const DistributedOptimizer&) = delete;

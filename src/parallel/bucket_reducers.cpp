@@ -37,11 +37,8 @@ bool have_residuals(const std::vector<at::Tensor>& residuals, const Bucket& buck
          std::ranges::all_of(residuals, [](const auto& residual) { return residual.defined(); });
 }
 
-/// Elements of a bucket whose parts for all ranks have the same length.
-std::size_t padded_numel(const PlannedBucket& planned, const Group& group) {
-  return shard_length(planned.numel, c10::elementSize(planned.dtype), group.size()) *
-         static_cast<std::size_t>(group.size());
-}
+/// Whether a bucket of Shard::gradients is exchanged in the memory of its only gradient.
+bool has_one(const PlannedBucket& planned) { return planned.slices.size() == 1; }
 
 /// Copies a bucket's values back into its parameters.
 void unpack_parameters(const Bucket& bucket) {
@@ -150,9 +147,12 @@ BucketReducers::BucketReducers(std::span<const NamedTensor> parameters, const Gr
       reducers_.push_back(make({index, planned.numel, planned.dtype, std::move(slices), group_}));
       continue;
     }
-    const auto values = lent(index, padded_numel(planned, group_), planned.dtype);
+    const auto values =
+        has_one(planned) ? group_.empty({static_cast<std::int64_t>(planned.numel)}, planned.dtype)
+                         : lent(index, planned.numel, planned.dtype);
     auto& reducer = reducers_.emplace_back(
         BucketReducer{.bucket = {index, values, std::move(slices), group_}, .exchange = nullptr});
+    if (has_one(planned)) reducer.own_memory = values;
     reducer.exchange = strategy.exchange(reducer.bucket);
     reducer.shard = std::make_unique<GradientShard>(reducer.bucket);
   }
@@ -187,11 +187,13 @@ BucketReducer BucketReducers::make(Bucket bucket) {
 
 /// The memory of Shard::gradients. Before the bucket at position p begins, the slots of its
 /// ExchangeRound have completed the one at p − 3, so three buckets need memory at the same time.
+constexpr std::size_t at_once = 3;
+
 void BucketReducers::allocate_lent(std::span<const PlannedBucket> plan) {
-  constexpr std::size_t at_once = 3;
   std::size_t bytes = 0;
-  for (const auto& planned : plan)
-    bytes = std::max(bytes, padded_numel(planned, group_) * c10::elementSize(planned.dtype));
+  for (const auto& planned : plan) {
+    if (!has_one(planned)) bytes = std::max(bytes, planned.numel * c10::elementSize(planned.dtype));
+  }
   while (lent_.size() < std::min(at_once, plan.size()))
     lent_.push_back(group_.empty({static_cast<std::int64_t>(bytes)}, at::kByte));
 }
@@ -205,9 +207,20 @@ at::Tensor BucketReducers::lent(std::size_t position, std::size_t numel,
 
 void BucketReducers::lend_memory(std::size_t index) {
   if (lent_.empty()) return;
+  const auto position = positions_[index];
+  if (position >= at_once) release_gradient(order_[position - at_once]);
+  if (takes_gradient(index)) return;
   auto& bucket = reducers_[index].bucket;
-  bucket.move_to(lent(positions_[index], static_cast<std::size_t>(bucket.values().numel()),
+  bucket.move_to(lent(position, static_cast<std::size_t>(bucket.values().numel()),
                       bucket.values().scalar_type()));
+}
+
+void BucketReducers::release_gradient(std::size_t index) {
+  if (takes_gradient(index)) reducers_[index].bucket.move_to(reducers_[index].own_memory);
+}
+
+void BucketReducers::release_gradients() {
+  for (std::size_t index = 0; index < size(); ++index) release_gradient(index);
 }
 
 void BucketReducers::set_order_once(std::span<const std::size_t> ready) {

@@ -30,6 +30,9 @@ struct BucketReducer {
   std::vector<at::Tensor> residuals = {};
   bool is_all_reduce = false;                 ///< the exchange is one all_reduce
   std::unique_ptr<GradientShard> shard = {};  ///< of Shard::gradients
+  /// Of a shard with one slice, which is exchanged in its gradient's memory: used, and thereby
+  /// occupied, only for a gradient that has no memory to take.
+  at::Tensor own_memory = {};
   int counted_stage = 0;            ///< stage whose collective counts the step's dense bytes
   std::uint64_t skipped_bytes = 0;  ///< dense bytes of the steps since the last exchange
 
@@ -120,6 +123,10 @@ class BucketReducers {
   /// Gives a bucket of Shard::gradients its memory, which it has until its exchange ends. Call it
   /// when the bucket's exchange may begin. No effect without Shard::gradients.
   void lend_memory(std::size_t index);
+  /// Whether the bucket is to be exchanged in the memory of a gradient, by Bucket::move_to().
+  bool takes_gradient(std::size_t index) const { return reducers_[index].own_memory.defined(); }
+  /// Call after all exchanges of a step: releases the gradients that buckets took.
+  void release_gradients();
 
   /// Calls before_update() of the exchanges that exchange parameters at this step.
   void before_update(std::int64_t step);
@@ -142,6 +149,7 @@ class BucketReducers {
   BucketReducer make(Bucket bucket);
   void allocate_lent(std::span<const PlannedBucket> plan);
   at::Tensor lent(std::size_t position, std::size_t numel, at::ScalarType dtype) const;
+  void release_gradient(std::size_t index);
   Source source(std::size_t index, SyncTarget target) const;
   Work advance(std::size_t index, SyncTarget target, ExchangeTask& task, int stage);
   void pack_parameters(BucketReducer& reducer);

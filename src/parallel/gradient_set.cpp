@@ -14,6 +14,7 @@
 #include "lockstep/error.h"
 #include "parallel/consistency_check.h"
 #include "parallel/gradient.h"
+#include "parallel/shard_range.h"
 
 namespace lockstep::inline v0_2::detail {
 
@@ -130,11 +131,11 @@ void GradientSet::begin_backward() {
   for (auto& member : members_) member.saved.reset();
 }
 
-void GradientSet::prepare(std::size_t bucket) {
+void GradientSet::prepare(std::size_t bucket, bool is_read_only) {
   // These writes must not count as changes of a gradient.
   const at::AutoDispatchBelowADInplaceOrView no_versions;
   reducers_.lend_memory(bucket);
-  for (auto i = first_[bucket]; i < first_[bucket + 1]; ++i) prepare_one(i);
+  for (auto i = first_[bucket]; i < first_[bucket + 1]; ++i) prepare_one(i, is_read_only);
 }
 
 /// Whether the ranks divide the mean of this gradient (Shard::gradients).
@@ -142,7 +143,21 @@ bool GradientSet::is_sharded(const Member& member) const {
   return !member.is_sparse && reducers_[member.bucket].shard != nullptr;
 }
 
-void GradientSet::prepare_one(std::size_t index) {
+/// Moves a gradient into the bucket's memory, or the bucket to the gradient's.
+void GradientSet::move_out(const Member& member, const at::Tensor& gradient, bool is_read_only) {
+  auto& bucket = reducers_[member.bucket].bucket;
+  const auto& values = member.slice->values;
+  // Autograd still has the gradient while hooks run, and the program may have it.
+  if (reducers_.takes_gradient(member.bucket) && is_read_only &&
+      gradient.strides() == values.strides()) {
+    bucket.move_to(flat_part(gradient, 0, static_cast<std::size_t>(gradient.numel())));
+  } else {
+    copy_into(values, gradient);
+  }
+  member.slice->parameter.mutable_grad().reset();
+}
+
+void GradientSet::prepare_one(std::size_t index, bool is_read_only) {
   auto& member = members_[index];
   const auto& values = member.slice->values;
   const auto& gradient = member.slice->parameter.grad();
@@ -159,8 +174,7 @@ void GradientSet::prepare_one(std::size_t index) {
       return;
     }
     move_into_bucket(index);  // checks it
-    copy_into(values, gradient);
-    member.slice->parameter.mutable_grad().reset();
+    move_out(member, gradient, is_read_only);
     return;
   }
   if (changed) return move_into_bucket(index);
@@ -245,6 +259,7 @@ void GradientSet::finish_exchange(std::int64_t step, bool joined) {
   for (std::size_t bucket = 0; bucket < reducers_.size(); ++bucket) {
     if (auto& shard = reducers_[bucket].shard) shard->end_exchange();
   }
+  reducers_.release_gradients();
 }
 
 std::span<std::uint8_t, ConsistencyCheck::bytes> GradientSet::check_bytes() const {

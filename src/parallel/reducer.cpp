@@ -295,7 +295,7 @@ void Reducer::begin_next(Backward& backward) {
   const CommStreamScope on_comm_stream(comm_stream_, backward.streams);
   if (reducers_.target(bucket, step_) == SyncTarget::gradients) {
     begin_agreement(backward);
-    gradients_.prepare(bucket);
+    gradients_.prepare(bucket, backward.factor == 1);
     const auto& values = reducers_[bucket].bucket.values();
     if (backward.factor == 0) {
       values.zero_();  // a factor of 0 must also remove NaN

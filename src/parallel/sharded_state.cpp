@@ -81,6 +81,35 @@ const at::Tensor* tensor_at(const ParamStates& states, const at::Tensor& paramet
   return k < tensors.size() && tensors[k]->defined() ? tensors[k] : nullptr;
 }
 
+/// Whether a state has a part already, of an earlier DistributedOptimizer.
+bool is_part(const at::Tensor& tensor, const at::Tensor& parameter, std::size_t length) {
+  return tensor.sizes() != parameter.sizes() && tensor.dim() == 1 &&
+         tensor.numel() == static_cast<std::int64_t>(length);
+}
+
+/// Throws: CheckpointError unless the state is that of a whole parameter.
+void check_whole(const at::Tensor& tensor, const at::Tensor& parameter) {
+  if (tensor.sizes() == parameter.sizes()) return;
+  throw CheckpointError(concat(
+      "optimizer: got the state of ", tensor.numel(), " elements of a parameter of sizes ",
+      parameter.sizes(),
+      ", which remains from a DistributedOptimizer that divided it among ranks, expected the "
+      "state of the whole parameter: save a checkpoint before the DistributedOptimizer is "
+      "destroyed"));
+}
+
+void check_whole(const torch::optim::Optimizer& optimizer, const ParamStates& states) {
+  for (const auto& group : optimizer.param_groups()) {
+    for (const auto& parameter : group.params()) {
+      const auto found = states.find(parameter.unsafeGetTensorImpl());
+      if (found == states.end()) continue;
+      for (const auto* tensor : tensors_of(*found->second)) {
+        if (tensor->defined()) check_whole(*tensor, parameter);
+      }
+    }
+  }
+}
+
 std::size_t most_tensors(const ParamStates& states) {
   std::size_t most = 0;
   for (const auto& entry : states) most = std::max(most, tensors_of(*entry.second).size());
@@ -105,9 +134,9 @@ ShardedState::~ShardedState() {
   for (const auto& bucket : parameters_.buckets()) {
     for_each(bucket, [&](const Bucket::Slice& slice, const at::Tensor& part) {
       auto state = take(optimizer_.state(), part);
-      if (state == nullptr || !is_whole) return;
+      if (state == nullptr) return;
       for (auto* tensor : tensors_of(*state)) {
-        if (!tensor->defined()) continue;
+        if (!is_whole || !tensor->defined()) continue;
         *tensor =
             alias(*tensor, static_cast<std::size_t>(tensor->storage_offset()), slice.parameter);
       }
@@ -130,7 +159,8 @@ void ShardedState::cut(ParamStates& states) const {
       if (state == nullptr) return;
       const auto range = intersection(bucket.own, slice);
       for (auto* tensor : tensors_of(*state)) {
-        if (!tensor->defined()) continue;
+        if (!tensor->defined() || is_part(*tensor, slice.parameter, range.length())) continue;
+        check_whole(*tensor, slice.parameter);
         const bool is_laid_out = tensor->strides() == slice.values.strides();
         const auto whole = is_laid_out ? *tensor : at::empty_like(slice.values).copy_(*tensor);
         *tensor = flat_part(whole, range.begin, range.length()).clone();
@@ -216,8 +246,14 @@ WholeState::~WholeState() {
 
 const ParamStates& whole_state(const torch::optim::Optimizer& optimizer) {
   const auto* const sharded = ShardedState::of(optimizer);
-  if (sharded == nullptr) return optimizer.state();
-  if (sharded->whole_) return *sharded->whole_;
+  if (sharded == nullptr) {
+    check_whole(optimizer, optimizer.state());
+    return optimizer.state();
+  }
+  if (sharded->whole_) {
+    check_whole(optimizer, *sharded->whole_);
+    return *sharded->whole_;
+  }
   throw CheckpointError(
       concat("optimizer: its state is divided among ", sharded->parameters_.group().size(),
              " ranks, expected a checkpoint of all of them: pass the group of the "

@@ -20,7 +20,8 @@ class ShardedState {
  public:
   /// Keeps the parts of the state that the optimizer has. Parameters and optimizer must outlive it.
   ShardedState(const ShardedParameters& parameters, torch::optim::Optimizer& optimizer);
-  /// Removes the state of the parts; a single rank keeps it, as the state of the parameters.
+  /// The optimizer has the state of the parts under the whole parameters then. Another
+  /// DistributedOptimizer with the same options takes it; any other use of it is an error.
   ~ShardedState();
   ShardedState(const ShardedState&) = delete;
   ShardedState& operator=(const ShardedState&) = delete;

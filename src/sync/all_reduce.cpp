@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstddef>
 #include <limits>
 #include <vector>
@@ -11,6 +12,18 @@
 namespace lockstep::inline v0_2 {
 namespace {
 
+/// Elements of each rank's part. The last parts may be shorter than `part`, or empty.
+std::vector<std::size_t> counts_of_parts(const at::Tensor& values, const at::Tensor& part,
+                                         int ranks) {
+  std::vector<std::size_t> counts;
+  auto left = static_cast<std::size_t>(values.numel());
+  for (int rank = 0; rank < ranks; ++rank) {
+    counts.push_back(std::min(left, static_cast<std::size_t>(part.numel())));
+    left -= counts.back();
+  }
+  return counts;
+}
+
 class AllReduceExchange final : public Exchange {
  public:
   ExchangeTask exchange(std::int64_t, Bucket& bucket, const Group& group) override {
@@ -21,7 +34,10 @@ class AllReduceExchange final : public Exchange {
   bool has_parts() const override { return true; }
   ExchangeTask exchange_part(std::int64_t, Bucket& bucket, const at::Tensor& part,
                              const Group& group) override {
-    co_await group.reduce_scatter(part, bucket.values(), ReduceOp::avg);
+    const auto counts = counts_of_parts(bucket.values(), part, group.size());
+    const auto own = counts[static_cast<std::size_t>(group.rank())];
+    co_await group.reduce_scatter(part.narrow(0, 0, static_cast<std::int64_t>(own)),
+                                  bucket.values(), counts, ReduceOp::avg);
   }
 };
 
@@ -47,19 +63,20 @@ class ReducedPrecisionExchange final : public Exchange {
   ExchangeTask exchange_part(std::int64_t, Bucket& bucket, const at::Tensor& part,
                              const Group& group) override {
     const auto ranks = static_cast<std::size_t>(group.size());
-    const auto numel = static_cast<std::size_t>(bucket.values().numel());
+    const auto length = static_cast<std::size_t>(part.numel());
     const auto half = wire_.dtype == DType::f16 ? at::kHalf : at::kBFloat16;
-    const auto own = group.empty(bucket.values().sizes(), half);
-    const auto received = group.empty(bucket.values().sizes(), half);
+    const auto own = group.empty({part.numel() * group.size()}, half);
+    const auto received = group.empty({part.numel() * group.size()}, half);
+    own.narrow(0, bucket.values().numel(), own.numel() - bucket.values().numel()).zero_();
     kernels::round_to_halves(wire_, ReduceOp::avg, ranks, bytes(bucket.values()), bytes(own),
-                             numel);
+                             static_cast<std::size_t>(bucket.values().numel()));
     co_await group.all_to_all(received, own);
     std::vector<const std::byte*> inputs;
     for (std::size_t rank = 0; rank < ranks; ++rank)
-      inputs.push_back(bytes(received) + rank * (numel / ranks) * size_of(wire_.dtype));
+      inputs.push_back(bytes(received) + rank * length * size_of(wire_.dtype));
     std::byte* const mean = bytes(own);
-    kernels::reduce_halves(wire_, ReduceOp::avg, inputs, {&mean, 1}, numel / ranks);
-    kernels::widen_halves(wire_, mean, bytes(part), numel / ranks);
+    kernels::reduce_halves(wire_, ReduceOp::avg, inputs, {&mean, 1}, length);
+    kernels::widen_halves(wire_, mean, bytes(part), length);
   }
 
  private:
