@@ -25,7 +25,7 @@ using torch::optim::AdamOptions;
 using torch::optim::AdamWOptions;
 using torch::optim::SGDOptions;
 
-const DataParallelOptions sharded{.shard = Shard::gradients};
+const DataParallelOptions in_shards{.shard = Shard::gradients};
 
 template <class Optimizer, class Options>
 Make with(const Options& options) {
@@ -34,20 +34,21 @@ Make with(const Options& options) {
   };
 }
 
-const std::vector<Make> optimizers{with<torch::optim::SGD>(SGDOptions(0.1).momentum(0.9)),
-                                   with<torch::optim::Adam>(AdamOptions(0.01).amsgrad(true)),
-                                   with<torch::optim::RMSprop>(torch::optim::RMSpropOptions(0.01)),
-                                   with<torch::optim::Adagrad>(torch::optim::AdagradOptions(0.01)),
-                                   with<FusedAdamW>(AdamWOptions(0.01))};
+const std::vector<Make> elementwise_optimizers{
+    with<torch::optim::SGD>(SGDOptions(0.1).momentum(0.9)),
+    with<torch::optim::Adam>(AdamOptions(0.01).amsgrad(true)),
+    with<torch::optim::RMSprop>(torch::optim::RMSpropOptions(0.01)),
+    with<torch::optim::Adagrad>(torch::optim::AdagradOptions(0.01)),
+    with<FusedAdamW>(AdamWOptions(0.01))};
 
-void expect_equal_models(const torch::nn::Module& got, const torch::nn::Module& expected) {
+void expect_same_parameters(const torch::nn::Module& got, const torch::nn::Module& expected) {
   const auto ours = got.parameters();
   const auto theirs = expected.parameters();
   for (std::size_t i = 0; i < ours.size(); ++i) EXPECT_TRUE(torch::equal(ours[i], theirs[i])) << i;
 }
 
-void expect_near_models(const torch::nn::Module& got, const torch::nn::Module& expected,
-                        double most) {
+void expect_near_parameters(const torch::nn::Module& got, const torch::nn::Module& expected,
+                            double most) {
   const auto ours = got.parameters();
   const auto theirs = expected.parameters();
   for (std::size_t i = 0; i < ours.size(); ++i) {
@@ -58,10 +59,10 @@ void expect_near_models(const torch::nn::Module& got, const torch::nn::Module& e
 }
 
 /// Two models with the same values, of which the first is sharded.
-struct Pair {
-  explicit Pair(const Group& world, const DataParallelOptions& how = sharded,
-                at::ScalarType dtype = at::kFloat,
-                std::vector<std::int64_t> widths = {7, 61, 33, 3})
+struct TwoTrainings {
+  explicit TwoTrainings(const Group& world, const DataParallelOptions& how = in_shards,
+                        at::ScalarType dtype = at::kFloat,
+                        std::vector<std::int64_t> widths = {7, 61, 33, 3})
       : parts(widths), whole(widths) {
     for (auto* model : {&parts, &whole}) {
       model->to(dtype);
@@ -107,17 +108,17 @@ class ShardedGradients : public ::testing::TestWithParam<int> {};
 
 TEST_P(ShardedGradients, TakeTheStepsOfWholeOnes) {
   on_ranks(GetParam(), [](const Group& world) {
-    for (std::size_t i = 0; i < optimizers.size(); ++i) {
+    for (std::size_t i = 0; i < elementwise_optimizers.size(); ++i) {
       SCOPED_TRACE(i);
       // A bucket for each parameter, so that buckets use their memory in turn.
       auto how = i % 2 == 0 ? one_each : DataParallelOptions{};
-      Trained whole(world, optimizers[i], how);
+      Trained whole(world, elementwise_optimizers[i], how);
       how.shard = Shard::gradients;
-      Trained in_parts(world, optimizers[i], how);
+      Trained in_parts(world, elementwise_optimizers[i], how);
       for (const int step : {0, 2, 4, 6, 7, 9, 11, 13, 14}) {
         in_parts.step(world, step);
         whole.step(world, step);
-        expect_equal_models(in_parts.model, whole.model);
+        expect_same_parameters(in_parts.model, whole.model);
       }
     }
   });
@@ -125,7 +126,7 @@ TEST_P(ShardedGradients, TakeTheStepsOfWholeOnes) {
 
 TEST_P(ShardedGradients, ExistInPartsOnly) {
   on_ranks(GetParam(), [](const Group& world) {
-    Pair pair(world);
+    TwoTrainings pair(world);
     pair.backward(world, 0);
     std::int64_t elements = 0;
     for (const auto& part : detail::ShardedState::of(*pair.adam)->parameters().gradients())
@@ -149,14 +150,14 @@ TEST_P(ShardedGradients, ExistInPartsOnly) {
 
 TEST_P(ShardedGradients, AddTheMeansOfSeveralBackwards) {
   on_ranks(GetParam(), [](const Group& world) {
-    Pair pair(world, sharded, at::kDouble);
+    TwoTrainings pair(world, in_shards, at::kDouble);
     for (int step = 0; step < 3; ++step) {
       pair.backward(world, 3 * step);
       pair.backward(world, 3 * step + 1);
       pair.backward(world, 3 * step + 2);
       pair.finish();
     }
-    expect_near_models(pair.parts, pair.whole, 1e-12);
+    expect_near_parameters(pair.parts, pair.whole, 1e-12);
   });
 }
 
@@ -164,7 +165,7 @@ TEST_P(ShardedGradients, AreClippedByTheirCommonNorm) {
   on_ranks(GetParam(), [](const Group& world) {
     for (const double type : {2.0, 1.0, 3.0, std::numeric_limits<double>::infinity()}) {
       for (const auto shard : {Shard::gradients, Shard::optimizer, Shard::none}) {
-        Pair pair(world, {.shard = shard}, at::kDouble);
+        TwoTrainings pair(world, {.shard = shard}, at::kDouble);
         for (int step = 0; step < 3; ++step) {
           pair.backward(world, step);
           const double norm = clip_grad_norm(*pair.in_parts, 0.05, type);
@@ -177,7 +178,7 @@ TEST_P(ShardedGradients, AreClippedByTheirCommonNorm) {
           EXPECT_EQ(largest.item<double>(), norm);
           pair.finish();
         }
-        expect_near_models(pair.parts, pair.whole, 1e-12);
+        expect_near_parameters(pair.parts, pair.whole, 1e-12);
       }
     }
   });
@@ -186,13 +187,13 @@ TEST_P(ShardedGradients, AreClippedByTheirCommonNorm) {
 TEST_P(ShardedGradients, AreScaledAndSkippedTogether) {
   on_ranks(GetParam(), [](const Group& world) {
     for (const auto shard : {Shard::gradients, Shard::optimizer}) {
-      Pair pair(world, {.shard = shard});
+      TwoTrainings pair(world, {.shard = shard});
       GradScaler scaler(world, {.init_scale = 1024});
       GradScaler of_whole(world, {.init_scale = 1024});
       for (int step = 0; step < 6; ++step) {
         // In step 2, one rank's gradient of one element is infinite.
-        auto loss = Pair::loss(pair.parts, world, step);
-        auto loss_of_whole = Pair::loss(pair.whole, world, step);
+        auto loss = TwoTrainings::loss(pair.parts, world, step);
+        auto loss_of_whole = TwoTrainings::loss(pair.whole, world, step);
         if (step == 2 && world.rank() == world.size() - 1) {
           const double infinity = std::numeric_limits<double>::infinity();
           loss = loss + pair.parts.layers[0]->bias[5] * infinity;
@@ -211,7 +212,7 @@ TEST_P(ShardedGradients, AreScaledAndSkippedTogether) {
         pair.adam->zero_grad();
         pair.adam_of_whole->zero_grad();
         EXPECT_EQ(scaler.get_scale(), step < 2 ? 1024 : 512);
-        expect_equal_models(pair.parts, pair.whole);
+        expect_same_parameters(pair.parts, pair.whole);
       }
     }
   });
@@ -221,9 +222,9 @@ TEST_P(ShardedGradients, AreSentInReducedPrecision) {
   on_ranks(GetParam(), [](const Group& world) {
     for (const char* text : {"fp16", "bf16", "fp16:clip=0.01", "fp16:predivide=off"}) {
       SCOPED_TRACE(text);
-      Pair pair(world, {.strategy = parse_strategy(text), .shard = Shard::gradients});
+      TwoTrainings pair(world, {.strategy = parse_strategy(text), .shard = Shard::gradients});
       for (int step = 0; step < 5; ++step) pair.update(world, step);
-      expect_equal_models(pair.parts, pair.whole);
+      expect_same_parameters(pair.parts, pair.whole);
     }
   });
 }
@@ -245,7 +246,7 @@ TEST(ShardedGradientsStart, RefuseStrategiesWithoutParts) {
 
 TEST(ShardedGradientsStep, RefusesWhatItCannotClip) {
   on_ranks(2, [](const Group& world) {
-    Pair pair(world);
+    TwoTrainings pair(world);
     pair.backward(world, 0);
     EXPECT_THAT(refusal([&] { clip_grad_norm(*pair.in_parts, -1); }), HasSubstr("max_norm = -1"));
     EXPECT_THAT(refusal([&] { clip_grad_norm(*pair.in_parts, 1, 0.5); }),
@@ -260,11 +261,11 @@ TEST(ShardedGradientsStep, RefusesWhatItCannotClip) {
 
 TEST(ShardedGradientsStep, UsesAGradientThatTheProgramSets) {
   on_ranks(3, [](const Group& world) {
-    Pair pair(world);
+    TwoTrainings pair(world);
     for (auto* model : {&pair.parts, &pair.whole})
       model->layers[0]->weight.mutable_grad() = at::full_like(model->layers[0]->weight, 0.25);
     pair.finish();
-    expect_equal_models(pair.parts, pair.whole);
+    expect_same_parameters(pair.parts, pair.whole);
   });
 }
 
@@ -273,14 +274,14 @@ TEST(ShardedTrainingBetweenHosts, EqualsTheUnshardedTraining) {
     on_ranks(static_cast<int>(hosts.size()), [&](const Group& ranks) {
       const auto world = on_hosts(ranks, hosts);
       for (const auto shard : {Shard::gradients, Shard::optimizer}) {
-        Pair pair(world, {.buckets = {.first = 1 << 10, .rest = 2 << 10}, .shard = shard},
-                  at::kDouble);
+        TwoTrainings pair(world, {.buckets = {.first = 1 << 10, .rest = 2 << 10}, .shard = shard},
+                          at::kDouble);
         for (int step = 0; step < 5; ++step) pair.update(world, step);
-        expect_near_models(pair.parts, pair.whole, 1e-12);
+        expect_near_parameters(pair.parts, pair.whole, 1e-12);
       }
-      Pair rounded(world, {.strategy = Fp16{}, .shard = Shard::gradients});
+      TwoTrainings rounded(world, {.strategy = Fp16{}, .shard = Shard::gradients});
       for (int step = 0; step < 5; ++step) rounded.update(world, step);
-      expect_near_models(rounded.parts, rounded.whole, 1e-2);
+      expect_near_parameters(rounded.parts, rounded.whole, 1e-2);
     });
   }
 }

@@ -33,7 +33,7 @@ using torch::optim::OptimizerParamGroup;
 using torch::optim::RMSpropOptions;
 using torch::optim::SGDOptions;
 
-const DataParallelOptions sharded{.shard = Shard::optimizer};
+const DataParallelOptions state_in_parts{.shard = Shard::optimizer};
 
 /// Two parameter groups, of which the second has other options.
 template <class Optimizer, class Options>
@@ -92,7 +92,7 @@ TEST_P(ShardedOptimizer, TakesTheStepsOfAnUnshardedOneAndSavesTheSameFile) {
   on_ranks(GetParam(), [&](const Group& world) {
     for (const auto& [name, make] : every_optimizer) {
       SCOPED_TRACE(name);
-      Trained in_parts(world, make, sharded);
+      Trained in_parts(world, make, state_in_parts);
       Trained whole(world, make, {});
       for (int step = 0; step < 15; ++step) {
         if (step == 5) {
@@ -118,7 +118,7 @@ TEST_P(ShardedOptimizer, KeepsStateOfItsPartsOnly) {
     Mlp model({7, 61, 33, 3});
     set_values(model, 0);
     torch::optim::AdamW adam(model.parameters(), AdamWOptions(0.01));
-    DistributedOptimizer optimizer(adam, model, world, sharded);
+    DistributedOptimizer optimizer(adam, model, world, state_in_parts);
     optimizer.backward_and_update(model.forward(at::ones({1, 7})).sum());
     std::int64_t elements = 0;
     for (const auto& [parameter, state] : adam.state())
@@ -138,11 +138,11 @@ TEST_P(ShardedOptimizer, GoesOnFromACheckpointBitForBit) {
   on_ranks(GetParam(), [&](const Group& world) {
     for (const auto& [name, make] : every_optimizer) {
       SCOPED_TRACE(name);
-      Trained undisturbed(world, make, sharded);
+      Trained undisturbed(world, make, state_in_parts);
       for (int step = 0; step < 3; ++step) undisturbed.step(world, step);
       const auto file = folder / name;
       Checkpoint{.model = undisturbed.model, .optimizer = *undisturbed.base}.save(file, {}, world);
-      Trained resumed(world, make, sharded);
+      Trained resumed(world, make, state_in_parts);
       resumed.step(world, 7);  // it remembers something else
       Checkpoint{.model = resumed.model, .optimizer = *resumed.base}.load(file, world);
       Trained whole(world, make, {});
@@ -168,13 +168,13 @@ TEST_P(ShardedOptimizer, TakesTheStateThatTheOptimizerHas) {
   on_ranks(GetParam(), [&](const Group& world) {
     for (const auto& [name, make] : every_optimizer) {
       SCOPED_TRACE(name);
-      Trained saved(world, make, sharded);
+      Trained saved(world, make, state_in_parts);
       saved.step(world, 0);
       Checkpoint{.model = saved.model, .optimizer = *saved.base}.save(folder / name, {}, world);
       Mixed model;
       const auto base = make(Trained::with_values(model, world));
       Checkpoint{.model = model, .optimizer = *base}.load(folder / name, world);
-      DistributedOptimizer optimizer(*base, model, world, sharded);
+      DistributedOptimizer optimizer(*base, model, world, state_in_parts);
       optimizer.backward_and_update(model.loss(world, 7));
       saved.optimizer.backward_and_update(saved.model.loss(world, 7));
       expect_equal_models(model, saved.model);
@@ -198,9 +198,9 @@ TEST(ShardedCheckpoint, IsReadByAnyNumberOfRanks) {
       checkpoint.save(folder / to, {}, world);
     });
   };
-  train(3, 4, sharded, nullptr, "of_three");
+  train(3, 4, state_in_parts, nullptr, "of_three");
   for (const int ranks : {1, 2, 4, 7}) {
-    train(ranks, 3, sharded, "of_three", "sharded");
+    train(ranks, 3, state_in_parts, "of_three", "sharded");
     train(ranks, 3, {}, "of_three", "whole");
     const auto parts = safetensors::read(folder / "sharded");
     const auto whole = safetensors::read(folder / "whole");
@@ -215,7 +215,7 @@ TEST(ShardedCheckpoint, IsReadByAnyNumberOfRanks) {
 TEST(ShardedCheckpoint, IsWrittenBehindTheTraining) {
   const TemporaryFolder folder;
   on_ranks(3, [&](const Group& world) {
-    Trained trained(world, every_optimizer[1].second, sharded);
+    Trained trained(world, every_optimizer[1].second, state_in_parts);
     CheckpointWriter writer(world);
     const Checkpoint checkpoint{.model = trained.model, .optimizer = *trained.base};
     writer.prepare(checkpoint);
@@ -237,7 +237,7 @@ TEST(ShardedCheckpoint, IsWrittenBehindTheTraining) {
 TEST(ShardedCheckpoint, NeedsTheGroup) {
   const TemporaryFolder folder;
   on_ranks(2, [&](const Group& world) {
-    Trained trained(world, every_optimizer[1].second, sharded);
+    Trained trained(world, every_optimizer[1].second, state_in_parts);
     trained.step(world, 0);
     const Checkpoint checkpoint{.model = trained.model, .optimizer = *trained.base};
     const auto says = [&](const auto& fn, const char* what) {
@@ -267,10 +267,10 @@ TEST(ShardedOptimizerStart, RefusesWhatItCannotDo) {
     Mlp model;
     torch::optim::SGD sgd(model.parameters(), SGDOptions(0.1));
     torch::optim::LBFGS lbfgs(model.parameters());
-    says([&] { DistributedOptimizer(lbfgs, model, world, sharded); },
+    says([&] { DistributedOptimizer(lbfgs, model, world, state_in_parts); },
          "shard: got torch::optim::LBFGS, expected an optimizer that updates each element by "
          "itself: SGD, Adam, AdamW, RMSprop or Adagrad");
-    says([&] { DistributedDataParallel(std::make_shared<Mlp>(), world, sharded); },
+    says([&] { DistributedDataParallel(std::make_shared<Mlp>(), world, state_in_parts); },
          "shard: got DistributedDataParallel");
     const DataParallelOptions local{.strategy = parse_strategy("local_sgd:period=4"),
                                     .shard = Shard::optimizer};
@@ -282,7 +282,7 @@ TEST(ShardedOptimizerStart, RefusesWhatItCannotDo) {
          "share_memory: got shard = Shard::gradients");
     {
       const auto alias = model.layers[1]->weight.detach();
-      says([&] { DistributedOptimizer(sgd, model, world, sharded); },
+      says([&] { DistributedOptimizer(sgd, model, world, state_in_parts); },
            "parameter layer1.weight shares its memory with another tensor");
     }
     DataParallelOptions by_one;
@@ -295,7 +295,7 @@ TEST(ShardedOptimizerStep, NoticesANewParameterGroup) {
   on_ranks(2, [](const Group& world) {
     Mlp model;
     torch::optim::SGD sgd(std::vector<at::Tensor>{model.layers[0]->weight}, SGDOptions(0.1));
-    DistributedOptimizer optimizer(sgd, model, world, sharded);
+    DistributedOptimizer optimizer(sgd, model, world, state_in_parts);
     sgd.add_param_group(OptimizerParamGroup({model.layers[0]->bias}));
     EXPECT_THAT(refusal([&] {
                   optimizer.backward_and_update(model.forward(at::ones({1, 7})).sum());
@@ -312,7 +312,7 @@ TEST(ShardedOptimizerStep, TakesAMovedParameterAndReleasesAllAtItsEnd) {
     for (auto* mlp : {&model, &other}) set_values(*mlp, 1);
     torch::optim::SGD sgd(model.parameters(), SGDOptions(0.1).momentum(0.9));
     torch::optim::SGD of_other(other.parameters(), SGDOptions(0.1).momentum(0.9));
-    auto optimizer = std::make_unique<DistributedOptimizer>(sgd, model, world, sharded);
+    auto optimizer = std::make_unique<DistributedOptimizer>(sgd, model, world, state_in_parts);
     DistributedOptimizer whole(of_other, other, world, DataParallelOptions{});
     const auto step = [&] {
       const auto x = at::full({1, 7}, 0.1 * world.rank());
@@ -340,7 +340,7 @@ TEST(ShardedOptimizerStep, TakesAMovedParameterAndReleasesAllAtItsEnd) {
     } catch (const CheckpointError& error) {
       EXPECT_THAT(error.what(), HasSubstr("remains from a DistributedOptimizer that divided it"));
     }
-    optimizer = std::make_unique<DistributedOptimizer>(sgd, model, world, sharded);
+    optimizer = std::make_unique<DistributedOptimizer>(sgd, model, world, state_in_parts);
     step();
     for (std::size_t i = 0; i < model.parameters().size(); ++i)
       EXPECT_TRUE(torch::equal(model.parameters()[i], other.parameters()[i])) << i;

@@ -72,7 +72,6 @@ std::unique_ptr<Wrapper> wrap(const Unit& unit, const Rank::Holding& holding, co
   options.strategy = parse_strategy(unit.synchronisation.text());
   options.verify_every = unit.verify_every;
   options.share_memory = unit.shared && group.device().is_cpu();
-  if (unit.sharded && group.device().is_cpu()) options.shard = Shard::optimizer;
   if (unit.bucket_each) options.buckets = {.first = 0, .rest = 0};
   if (unit.buffers == Buffers::average) options.buffer_policy = BufferPolicy::average;
   if (unit.buffers == Buffers::own) options.buffer_policy = BufferPolicy::none;
