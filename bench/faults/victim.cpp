@@ -4,7 +4,8 @@
 // collectives, or before init().
 //
 //   bench_victim [--train] [--steps N] [--pause MS] [--child none|worker|stays] [--checkpoints DIR]
-//   bench_victim --fault NAME --fault-rank R [--fault-step S | --before-init]
+//   bench_victim --train --shard none|optimizer|gradients [--kill-call N --kill-rank R --kill-once
+//   FILE] bench_victim --fault NAME --fault-rank R [--fault-step S | --before-init]
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/empty.h>
@@ -18,14 +19,19 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
+#include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <filesystem>
+#include <fstream>
 #include <iostream>
+#include <memory>
 #include <span>
 #include <sstream>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/digest.h"
@@ -41,6 +47,10 @@ struct Settings {
   double pause = 2;
   std::string child = "none";
   std::string checkpoints;
+  std::string shard;  ///< empty: the training of other faults
+  int kill_call = -1;
+  int kill_rank = 0;
+  std::string kill_once;
   std::string fault;
   int fault_rank = -1;
   int fault_step = 5;
@@ -127,6 +137,46 @@ std::uint64_t run_collectives(const Settings& settings, const lockstep::Group& w
   return lockstep::detail::digest(std::as_bytes(std::span(digests)));
 }
 
+/// An AdamW whose process is killed after so many calls of step(). A sharded update calls it once
+/// for each bucket, so that other buckets are updated and gathered, or not yet.
+class KilledAdamW final : public lockstep::FusedAdamW {
+ public:
+  KilledAdamW(const std::vector<at::Tensor>& parameters, const Settings& settings,
+              const lockstep::Group& world)
+      : lockstep::FusedAdamW(parameters, torch::optim::AdamWOptions(0.01)),
+        calls_(world.rank() == settings.kill_rank ? settings.kill_call : -1),
+        once_(settings.kill_once) {}
+
+  at::Tensor step(LossClosure closure = nullptr) override {
+    auto loss = lockstep::FusedAdamW::step(std::move(closure));
+    if (calls_-- == 0 && !std::filesystem::exists(once_)) {
+      std::ofstream(once_).put('\n');
+      std::raise(SIGKILL);
+    }
+    return loss;
+  }
+
+ private:
+  int calls_;
+  std::filesystem::path once_;
+};
+
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(const std::vector<at::Tensor>& parameters,
+                                                        const Settings& settings,
+                                                        const lockstep::Group& world) {
+  if (!settings.shard.empty()) return std::make_unique<KilledAdamW>(parameters, settings, world);
+  return std::make_unique<torch::optim::SGD>(parameters,
+                                             torch::optim::SGDOptions(0.05).momentum(0.9));
+}
+
+lockstep::DataParallelOptions options_of(const Settings& settings) {
+  lockstep::DataParallelOptions options{.buckets = {.first = 1'000, .rest = 8'000}};
+  if (settings.shard.empty()) options.strategy = lockstep::parse_strategy("topk:0.1");
+  if (settings.shard == "optimizer") options.shard = lockstep::Shard::optimizer;
+  if (settings.shard == "gradients") options.shard = lockstep::Shard::gradients;
+  return options;
+}
+
 std::uint64_t train(const Settings& settings, const lockstep::Group& world) {
   constexpr int between_checkpoints = 5;
   torch::nn::Sequential model(torch::nn::Linear(40, 200), torch::nn::Tanh(),
@@ -138,11 +188,9 @@ std::uint64_t train(const Settings& settings, const lockstep::Group& world) {
       parameter.copy_(random(parameter.sizes(), seed++) / 6);
     }
   }
-  torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
-  lockstep::DistributedOptimizer optimizer(sgd, *model, world,
-                                           {.buckets = {.first = 1'000, .rest = 8'000},
-                                            .strategy = lockstep::parse_strategy("topk:0.1")});
-  const lockstep::Checkpoint checkpoint{.model = *model, .optimizer = sgd, .strategy = optimizer};
+  const auto base = make_optimizer(model->parameters(), settings, world);
+  lockstep::DistributedOptimizer optimizer(*base, *model, world, options_of(settings));
+  const lockstep::Checkpoint checkpoint{.model = *model, .optimizer = *base, .strategy = optimizer};
   lockstep::CheckpointFolder folder(settings.checkpoints);
   int step = 0;
   if (!settings.checkpoints.empty()) {
@@ -192,6 +240,12 @@ int main(int argc, char** argv) {
   app.add_option("--child", settings.child, "Forked child of each rank")
       ->check(CLI::IsMember({"none", "worker", "stays"}));
   app.add_option("--checkpoints", settings.checkpoints, "Folder to save to and to resume from");
+  app.add_option("--shard", settings.shard, "Train with AdamW, whose state is divided so")
+      ->check(CLI::IsMember({"none", "optimizer", "gradients"}));
+  app.add_option("--kill-call", settings.kill_call, "Call of AdamW's step after which to kill");
+  app.add_option("--kill-rank", settings.kill_rank, "The rank to kill");
+  app.add_option("--kill-once", settings.kill_once,
+                 "File that a kill creates and that prevents one");
   auto* const fault = app.add_option("--fault", settings.fault, "What one rank does wrong")
                           ->check(CLI::IsMember(lockstep::bench::misbehaviours()));
   app.add_option("--fault-rank", settings.fault_rank, "The rank that does it")->needs(fault);

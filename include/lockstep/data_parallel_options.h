@@ -32,6 +32,15 @@ BucketCaps default_buckets();
 /// The default of DataParallelOptions::share_memory: LOCKSTEP_SHARE_MEMORY, else false.
 bool default_share_memory();
 
+/// Which parts of the training state the ranks divide among them, as the stages of ZeRO do. Each
+/// rank updates one part of the elements of every bucket, and the ranks gather the updated
+/// parameters.
+enum class Shard {
+  none,       ///< every rank has all
+  optimizer,  ///< the optimizer's state (ZeRO 1); gradients are averaged as without it
+  gradients,  ///< also the averaged gradients (ZeRO 2); .grad() is undefined after a backward
+};
+
 /// Options of both front ends. Ranks: the same on all.
 struct DataParallelOptions {
   BucketCaps buckets = default_buckets();
@@ -44,12 +53,18 @@ struct DataParallelOptions {
   /// backward_and_update() updates a shared copy of the parameters. Default: 1 on the CPU, 100 on a
   /// device, for which the check waits.
   std::optional<std::int64_t> verify_every = {};
+  /// Requires a DistributedOptimizer with torch::optim's SGD, Adam, AdamW, RMSprop or Adagrad, or a
+  /// fused form of them, and a group on the CPU. Shard::optimizer requires a strategy that averages
+  /// every gradient, Shard::gradients the strategy fp32, fp16 or bf16. Parameters with sparse
+  /// gradients, and frozen ones, are updated by every rank. docs/guides/memory.md has the bytes of
+  /// each option.
+  Shard shard = Shard::none;
   /// All ranks share one copy of the parameters and of the optimizer's state, and each rank updates
   /// a part of it. This needs less memory and, for large models, less time. Requires a
   /// DistributedOptimizer with a FusedSgd, FusedAdam, FusedAdamW or another ElementwiseOptimizer,
   /// the strategy fp32 and the host backend; device groups are refused. A value that one rank
   /// writes into a parameter changes on all ranks. After backward_and_update() .grad() is not the
-  /// mean over ranks.
+  /// mean over ranks. Includes Shard::optimizer; Shard::gradients is refused.
   bool share_memory = default_share_memory();
   /// Names of the parameters with sparse gradients, beside the weights of Embedding and
   /// EmbeddingBag with sparse = true, which need no entry. For programs that call

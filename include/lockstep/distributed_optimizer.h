@@ -18,6 +18,7 @@ class Optimizer;
 
 namespace lockstep::inline v0_2::detail {
 class ReplicatedModel;
+class ShardedUpdate;
 class SharedUpdate;
 enum class UpdateGradients : bool;
 }  // namespace lockstep::detail
@@ -79,11 +80,15 @@ class DistributedOptimizer {
   /// values to all ranks (initial_sync).
   /// Throws: InvalidArgument, on every rank, if the models differ or the model cannot be wrapped.
   /// InvalidArgument also if the optimizer has a parameter that the model lacks, or if optimizer,
-  /// strategy or group do not support options.share_memory. The group stays usable.
+  /// strategy or group do not support options.share_memory or options.shard. The group stays
+  /// usable.
   DistributedOptimizer(torch::optim::Optimizer& optimizer, const ModelView& model,
                        const Group& group, const DataParallelOptions& options = {});
   DistributedOptimizer(torch::optim::Optimizer& optimizer, const ModelView& model,
                        const Group& group, Strategy strategy);
+  /// With options.shard on several ranks, the optimizer has the state of this rank's parts then.
+  /// Another DistributedOptimizer with the same options continues with it. The optimizer's own step
+  /// fails: save a checkpoint before, which has the whole state.
   ~DistributedOptimizer();
   DistributedOptimizer(const DistributedOptimizer&) = delete;
   DistributedOptimizer& operator=(const DistributedOptimizer&) = delete;
@@ -130,7 +135,9 @@ class DistributedOptimizer {
   /// Throws: as step().
   void average_gradients();
 
-  /// Calls the optimizer's zero_grad().
+  /// Calls the optimizer's zero_grad(). With Shard::gradients, also discards the averaged
+  /// gradients, which neither the optimizer's nor the model's zero_grad() does; step() discards
+  /// them as well.
   void zero_grad(bool set_to_none = true);
 
   /// Every rank's parameters = their mean over ranks, if the strategy lets them differ between
@@ -154,11 +161,30 @@ class DistributedOptimizer {
   torch::optim::Optimizer& optimizer() const { return optimizer_; }
 
  private:
+  friend double clip_grad_norm(DistributedOptimizer& optimizer, double max_norm, double norm_type);
+
   void update(detail::UpdateGradients gradients);
 
   torch::optim::Optimizer& optimizer_;
   std::unique_ptr<detail::ReplicatedModel> model_;
-  std::unique_ptr<detail::SharedUpdate> shared_;  ///< of options.share_memory
+  std::unique_ptr<detail::SharedUpdate> shared_;    ///< of options.share_memory
+  std::unique_ptr<detail::ShardedUpdate> sharded_;  ///< of options.shard
 };
+
+/// Scales the averaged gradients of the optimizer's parameters by max_norm ÷ (norm + 1e-6) if that
+/// is less than 1, as torch::nn::utils::clip_grad_norm_() does. norm is that of all gradients as
+/// one vector, also where each rank has a part of them (Shard::gradients). Averages local gradients
+/// first. Call it between backward() and step().
+///
+///     loss.backward();
+///     lockstep::clip_grad_norm(optimizer, 1.0);
+///     optimizer.step();
+///
+/// norm_type: p of the norm, at least 1; infinity for the largest magnitude.
+/// Returns the norm before clipping, the same value on every rank.
+/// Ranks: all.
+/// Throws: InvalidArgument for a max_norm that is negative or NaN, a norm_type below 1, and a
+/// strategy that does not average every gradient. Also as average_gradients().
+double clip_grad_norm(DistributedOptimizer& optimizer, double max_norm, double norm_type = 2);
 
 }  // namespace lockstep

@@ -36,6 +36,13 @@ class Bucket {
   Bucket(std::size_t index, std::size_t numel, at::ScalarType dtype, std::vector<Slice> slices,
          const Group& group);
 
+  /// The same in memory of the caller, which may lend it to several buckets in turn.
+  /// Shapes: values is flat, with at least the elements of all slices and the padding between them.
+  Bucket(std::size_t index, at::Tensor values, std::vector<Slice> slices, const Group& group);
+
+  /// Moves the bucket to other memory of this kind. Values are not copied.
+  void move_to(at::Tensor values);
+
   /// Index of this bucket in the plan, which is the same on all ranks. Buckets may be exchanged in
   /// another order.
   std::size_t index() const { return index_; }
@@ -86,6 +93,18 @@ class Exchange {
   /// each.
   /// Ranks: all. All ranks must issue the same collectives, and throw on all ranks or on none.
   virtual ExchangeTask exchange(std::int64_t step, Bucket& bucket, const Group& group) = 0;
+
+  /// Whether the strategy has exchange_part(), which Shard::gradients requires.
+  virtual bool has_parts() const { return false; }
+
+  /// exchange() for Shard::gradients: when it ends, part has this rank's part of the result, with
+  /// the values that exchange() gives, and bucket.values() is unspecified. The parts of all ranks,
+  /// in rank order, make up bucket.values(). Shapes: part has bucket.values().numel() ÷
+  /// group.size() elements. Ranks: all of the group.
+  virtual ExchangeTask exchange_part(std::int64_t /*step*/, Bucket& /*bucket*/,
+                                     const at::Tensor& /*part*/, const Group& /*group*/) {
+    return {};
+  }
 
   /// Called before the optimizer updates the parameters of this bucket, if the strategy exchanges
   /// parameters in the same step. Not called if it exchanges gradients.

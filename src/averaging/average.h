@@ -47,6 +47,17 @@ class Average {
   /// Ranks: all.
   virtual ExchangeTask exchange(std::int64_t step, Elements elements, Communicator& group) = 0;
 
+  /// Whether the average has exchange_part().
+  virtual bool has_parts() const { return false; }
+
+  /// exchange() for one part: part = this rank's part of the average, and the other elements are
+  /// unspecified. The parts of all ranks in rank order have the same length and make up the
+  /// elements; the last ones may be longer than what is left. Ranks: all.
+  virtual ExchangeTask exchange_part(std::int64_t /*step*/, Elements /*elements*/,
+                                     Elements /*part*/, Communicator& /*group*/) {
+    return {};
+  }
+
   /// Whether exchange() issues exactly one all_reduce.
   virtual bool is_all_reduce() const { return false; }
 

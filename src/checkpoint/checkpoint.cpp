@@ -8,6 +8,7 @@
 #include "formats/atomic_file.h"
 #include "lockstep/group.h"
 #include "lockstep/model_files.h"
+#include "parallel/sharded_state.h"
 
 namespace lockstep::inline v0_2 {
 
@@ -30,6 +31,7 @@ void load_states(const Restoration& restoration, const Load& load, const Checkpo
 
 void Checkpoint::save(const std::filesystem::path& path, const CheckpointMeta& meta) const {
   detail::as_operation("save", [&] {
+    const detail::WholeState whole(optimizer ? &*optimizer : nullptr);
     safetensors::write(
         path, detail::with_file_name(path, [&] { return detail::content_of(*this, meta, 0, 1); }));
   });
@@ -39,6 +41,7 @@ void Checkpoint::save(const std::filesystem::path& path, const CheckpointMeta& m
                       const Group& group) const {
   detail::as_operation("save", [&] {
     safetensors::Content own;
+    const detail::WholeState whole(optimizer ? &*optimizer : nullptr, group);
     all_or_none(group, [&] {
       own = detail::with_file_name(
           path, [&] { return detail::content_of(*this, meta, group.rank(), group.size()); });

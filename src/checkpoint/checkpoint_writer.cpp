@@ -16,6 +16,7 @@
 #include "formats/safetensors_reader.h"
 #include "lockstep/checkpoint.h"
 #include "lockstep/group.h"
+#include "parallel/sharded_state.h"
 
 namespace lockstep::inline v0_2 {
 
@@ -57,6 +58,8 @@ CheckpointWriter::~CheckpointWriter() {
 }
 
 void CheckpointWriter::prepare(const Checkpoint& checkpoint) {
+  const auto& optimizer = checkpoint.optimizer;
+  const detail::WholeState whole(optimizer ? &*optimizer : nullptr, group_);
   all_or_none(group_, [&] {
     if (group_.rank() != 0 || write_.valid() || !copy_.tensors.empty()) return;
     for (const auto& [name, tensor] : detail::future_tensors(checkpoint, group_.size()))
@@ -73,6 +76,8 @@ void CheckpointWriter::save(const Checkpoint& checkpoint, const std::filesystem:
                             const CheckpointMeta& meta, std::function<void()> afterwards) {
   wait();
   safetensors::Content own;
+  const auto& optimizer = checkpoint.optimizer;
+  const detail::WholeState whole(optimizer ? &*optimizer : nullptr, group_);
   all_or_none(group_, [&] {
     own = detail::with_file_name(
         path, [&] { return detail::content_of(checkpoint, meta, group_.rank(), group_.size()); });

@@ -19,6 +19,7 @@
 #include "core/text.h"
 #include "formats/optimizer_fields.h"
 #include "lockstep/error.h"
+#include "parallel/sharded_state.h"
 
 namespace lockstep::inline v0_2::detail {
 
@@ -315,6 +316,7 @@ OptimizerState optimizer_state(const torch::optim::Optimizer& optimizer,
   }
   return as_checkpoint_errors([&] {
     OptimizerState result;
+    const auto& states = whole_state(optimizer);
     json description = {
         {"kind", kind_of(optimizer)}, {"groups", json::array()}, {"state", json::object()}};
     for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
@@ -322,8 +324,8 @@ OptimizerState optimizer_state(const torch::optim::Optimizer& optimizer,
       for (const at::Tensor& parameter : optimizer.param_groups()[g].params()) {
         const std::string& name = name_of(parameter, names);
         parameters.push_back(name);
-        const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
-        if (found != optimizer.state().end())
+        const auto found = states.find(parameter.unsafeGetTensorImpl());
+        if (found != states.end())
           description["state"][name] =
               fields_of(*found->second, concat(optimizer_prefix, name, '/'), result.tensors);
       }
@@ -382,6 +384,7 @@ PreparedOptimizer prepare_optimizer(const OptimizerState& state, torch::optim::O
     prepared.options_ = archive_for(description, state.tensors, optimizer, names);
     std::swap(prepared.state_, optimizer.state());
     own.apply(optimizer);
+    if (const auto* sharded = ShardedState::of(optimizer)) sharded->cut(prepared.state_);
     return prepared;
   });
 }

@@ -17,6 +17,7 @@
 #include "formats/optimizer_fields.h"
 #include "lockstep/error.h"
 #include "lockstep/model_files.h"
+#include "parallel/sharded_state.h"
 
 namespace lockstep::inline v0_2 {
 
@@ -125,12 +126,13 @@ struct Kind {
   IValue write(const Optimizer& optimizer) const {
     GenericDict states = empty_dict();
     auto groups = empty_list();
+    const auto& by_parameter = detail::whole_state(optimizer);
     std::int64_t index = 0;
     for (const auto& group : optimizer.param_groups()) {
       auto indices = empty_list();
       for (const at::Tensor& parameter : group.params()) {
-        const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
-        if (found != optimizer.state().end()) {
+        const auto found = by_parameter.find(parameter.unsafeGetTensorImpl());
+        if (found != by_parameter.end()) {
           GenericDict fields = empty_dict();
           detail::visit(static_cast<ParamState&>(*found->second), Writer{fields});
           states.insert(index, fields);
@@ -168,6 +170,7 @@ struct Kind {
     }
     optimizer.state().clear();
     for (auto& [parameter, state] : new_states) optimizer.state()[parameter] = std::move(state);
+    if (const auto* sharded = detail::ShardedState::of(optimizer)) sharded->cut(optimizer.state());
     for (std::size_t g = 0; g < options.size(); ++g)
       static_cast<Options&>(optimizer.param_groups()[g].options()) = options[g];
   }

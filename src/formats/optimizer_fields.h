@@ -11,9 +11,10 @@
 #include <vector>
 
 #include "lockstep/fused_optimizers.h"
+#include "parallel/param_state_fields.h"
 
-/// The fields of LibTorch's optimizers. visit() calls field(name, value) for each. LibTorch and
-/// Python use the same names.
+/// The fields of the options of LibTorch's optimizers. visit() calls field(name, value) for each.
+/// LibTorch and Python use the same names.
 namespace lockstep::inline v0_2::detail {
 
 /// The LibTorch class whose options and state an optimizer has. For FusedSgd it is SGD, for
@@ -29,9 +30,6 @@ inline const std::type_info& class_of(const torch::optim::Optimizer& optimizer) 
 template <class T>
 concept AdamLikeOptions =
     std::same_as<T, torch::optim::AdamOptions> || std::same_as<T, torch::optim::AdamWOptions>;
-template <class T>
-concept AdamLikeState =
-    std::same_as<T, torch::optim::AdamParamState> || std::same_as<T, torch::optim::AdamWParamState>;
 
 /// The names of the tensors that an optimizer with these options adds for a parameter in its first
 /// step.
@@ -75,33 +73,6 @@ void visit(Options& options, const Field& field) {
   field("eps", options.eps());
   field("weight_decay", options.weight_decay());
   field("amsgrad", options.amsgrad());
-}
-
-template <class Field>
-void visit(torch::optim::SGDParamState& state, const Field& field) {
-  field("momentum_buffer", state.momentum_buffer());
-}
-
-template <AdamLikeState ParamState, class Field>
-void visit(ParamState& state, const Field& field) {
-  field("step", state.step());
-  field("exp_avg", state.exp_avg());
-  field("exp_avg_sq", state.exp_avg_sq());
-  field("max_exp_avg_sq", state.max_exp_avg_sq());
-}
-
-template <class Field>
-void visit(torch::optim::RMSpropParamState& state, const Field& field) {
-  field("step", state.step());
-  field("square_avg", state.square_avg());
-  field("momentum_buffer", state.momentum_buffer());
-  field("grad_avg", state.grad_avg());
-}
-
-template <class Field>
-void visit(torch::optim::AdagradParamState& state, const Field& field) {
-  field("step", state.step());
-  field("sum", state.sum());
 }
 
 }  // namespace lockstep::detail

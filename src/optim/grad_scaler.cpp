@@ -20,6 +20,7 @@
 #include "core/text.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/error.h"
+#include "parallel/sharded_state.h"
 
 namespace lockstep::inline v0_2 {
 
@@ -111,6 +112,10 @@ void GradScaler::unscale(torch::optim::Optimizer& optimizer, const char* operati
       gradients[gradient.scalar_type()].push_back(gradient);
     }
   }
+  if (const auto* sharded = detail::ShardedState::of(optimizer)) {
+    for (const auto& part : sharded->parameters().gradients())
+      gradients[part.scalar_type()].push_back(part);
+  }
   const at::NoGradGuard no_grad;
   auto found_inf = at::zeros({1}, at::TensorOptions(group_.device()).dtype(at::kFloat));
   {
@@ -147,7 +152,11 @@ bool GradScaler::step_unless_infinite(torch::optim::Optimizer& optimizer, const 
   }
   unscaled.stepped = true;
   const bool is_finite = unscaled.is_finite();
-  if (is_finite) step();
+  if (is_finite) {
+    step();
+  } else if (const auto* sharded = detail::ShardedState::of(optimizer)) {
+    sharded->parameters().discard_gradients();
+  }
   return is_finite;
 }
 

@@ -1,6 +1,7 @@
 #include "parallel/bucket_reducers.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <chrono>
@@ -36,6 +37,9 @@ bool have_residuals(const std::vector<at::Tensor>& residuals, const Bucket& buck
          std::ranges::all_of(residuals, [](const auto& residual) { return residual.defined(); });
 }
 
+/// Whether a bucket of Shard::gradients is exchanged in the memory of its only gradient.
+bool has_one(const PlannedBucket& planned) { return planned.slices.size() == 1; }
+
 /// Copies a bucket's values back into its parameters.
 void unpack_parameters(const Bucket& bucket) {
   for (const auto& slice : bucket.slices()) slice.parameter.copy_(slice.values);
@@ -57,7 +61,11 @@ void ExchangeRound::begin_next() {
   if (reducers_.target(index, step_) != target_) return;
   auto& reducer = reducers_[index];
   auto& bucket = target_ == SyncTarget::gradients ? reducer.bucket : *reducer.parameters;
-  entries_.back().task = reducer.exchange->exchange(step_, bucket, reducers_.group_);
+  entries_.back().task =
+      reducer.shard == nullptr
+          ? reducer.exchange->exchange(step_, bucket, reducers_.group_)
+          : reducer.exchange->exchange_part(step_, bucket, reducer.shard->begin_exchange(),
+                                            reducers_.group_);
   ++begun_;
   advance(position);
 }
@@ -115,7 +123,8 @@ std::exception_ptr ExchangeRound::complete() {
 }
 
 BucketReducers::BucketReducers(std::span<const NamedTensor> parameters, const Group& group,
-                               BucketCaps caps, const Strategy& strategy, const Source& owner)
+                               BucketCaps caps, const Strategy& strategy, const Source& owner,
+                               Shard shard)
     : group_(group), comm_stream_(comm_stream_of(group)), owner_(owner), strategy_(strategy) {
   std::vector<ParameterSpec> specs;
   for (const auto& [name, tensor] : parameters) {
@@ -125,6 +134,7 @@ BucketReducers::BucketReducers(std::span<const NamedTensor> parameters, const Gr
   }
   const auto plan = bucket_plan(specs, caps);
   reducers_.reserve(plan.size());
+  if (shard == Shard::gradients) allocate_lent(plan);
   for (const auto& planned : plan) {
     std::vector<Bucket::Slice> slices;
     for (const auto& [parameter, offset] : planned.slices) {
@@ -132,8 +142,19 @@ BucketReducers::BucketReducers(std::span<const NamedTensor> parameters, const Gr
                         .parameter = parameters[parameter].tensor,
                         .offset = offset});
     }
-    reducers_.push_back(
-        make({reducers_.size(), planned.numel, planned.dtype, std::move(slices), group_}));
+    const auto index = reducers_.size();
+    if (shard != Shard::gradients) {
+      reducers_.push_back(make({index, planned.numel, planned.dtype, std::move(slices), group_}));
+      continue;
+    }
+    const auto values =
+        has_one(planned) ? group_.empty({static_cast<std::int64_t>(planned.numel)}, planned.dtype)
+                         : lent(index, planned.numel, planned.dtype);
+    auto& reducer = reducers_.emplace_back(
+        BucketReducer{.bucket = {index, values, std::move(slices), group_}, .exchange = nullptr});
+    if (has_one(planned)) reducer.own_memory = values;
+    reducer.exchange = strategy.exchange(reducer.bucket);
+    reducer.shard = std::make_unique<GradientShard>(reducer.bucket);
   }
   order_.resize(size());
   std::iota(order_.begin(), order_.end(), std::size_t{0});
@@ -162,6 +183,44 @@ BucketReducer BucketReducers::make(Bucket bucket) {
           .residuals = std::move(residuals),
           .is_all_reduce = is_all_reduce,
           .counted_stage = counted_stage};
+}
+
+/// The memory of Shard::gradients. Before the bucket at position p begins, the slots of its
+/// ExchangeRound have completed the one at p − 3, so three buckets need memory at the same time.
+constexpr std::size_t at_once = 3;
+
+void BucketReducers::allocate_lent(std::span<const PlannedBucket> plan) {
+  std::size_t bytes = 0;
+  for (const auto& planned : plan) {
+    if (!has_one(planned)) bytes = std::max(bytes, planned.numel * c10::elementSize(planned.dtype));
+  }
+  while (lent_.size() < std::min(at_once, plan.size()))
+    lent_.push_back(group_.empty({static_cast<std::int64_t>(bytes)}, at::kByte));
+}
+
+at::Tensor BucketReducers::lent(std::size_t position, std::size_t numel,
+                                at::ScalarType dtype) const {
+  auto values = at::empty({0}, dtype);
+  values.set_(lent_[position % lent_.size()].storage(), 0, {static_cast<std::int64_t>(numel)}, {1});
+  return values;
+}
+
+void BucketReducers::lend_memory(std::size_t index) {
+  if (lent_.empty()) return;
+  const auto position = positions_[index];
+  if (position >= at_once) release_gradient(order_[position - at_once]);
+  if (takes_gradient(index)) return;
+  auto& bucket = reducers_[index].bucket;
+  bucket.move_to(lent(position, static_cast<std::size_t>(bucket.values().numel()),
+                      bucket.values().scalar_type()));
+}
+
+void BucketReducers::release_gradient(std::size_t index) {
+  if (takes_gradient(index)) reducers_[index].bucket.move_to(reducers_[index].own_memory);
+}
+
+void BucketReducers::release_gradients() {
+  for (std::size_t index = 0; index < size(); ++index) release_gradient(index);
 }
 
 void BucketReducers::set_order_once(std::span<const std::size_t> ready) {

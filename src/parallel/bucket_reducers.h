@@ -15,6 +15,7 @@
 #include "lockstep/strategy.h"
 #include "parallel/bucket_plan.h"
 #include "parallel/comm_stream_scope.h"
+#include "parallel/gradient_shard.h"
 #include "parallel/replicated_model.h"
 #include "sync/between_hosts.h"
 
@@ -27,7 +28,11 @@ struct BucketReducer {
   std::unique_ptr<Bucket> parameters = {};  ///< allocated when parameters are first exchanged
   /// One residual per slice; undefined where another rank keeps it. Empty without error feedback.
   std::vector<at::Tensor> residuals = {};
-  bool is_all_reduce = false;       ///< the exchange is one all_reduce
+  bool is_all_reduce = false;                 ///< the exchange is one all_reduce
+  std::unique_ptr<GradientShard> shard = {};  ///< of Shard::gradients
+  /// Of a shard with one slice, which is exchanged in its gradient's memory: used, and thereby
+  /// occupied, only for a gradient that has no memory to take.
+  at::Tensor own_memory = {};
   int counted_stage = 0;            ///< stage whose collective counts the step's dense bytes
   std::uint64_t skipped_bytes = 0;  ///< dense bytes of the steps since the last exchange
 
@@ -95,7 +100,7 @@ class BucketReducers {
   /// Ranks: all of the group.
   /// Throws: CommError when memory is short.
   BucketReducers(std::span<const NamedTensor> parameters, const Group& group, BucketCaps caps,
-                 const Strategy& strategy, const Source& owner = {});
+                 const Strategy& strategy, const Source& owner = {}, Shard shard = Shard::none);
 
   std::size_t size() const { return reducers_.size(); }
   BucketReducer& operator[](std::size_t index) { return reducers_[index]; }
@@ -114,6 +119,14 @@ class BucketReducers {
     return strategy_.target(step, index, size());
   }
   bool exchanges(SyncTarget target, std::int64_t step) const;
+
+  /// Gives a bucket of Shard::gradients its memory, which it has until its exchange ends. Call it
+  /// when the bucket's exchange may begin. No effect without Shard::gradients.
+  void lend_memory(std::size_t index);
+  /// Whether the bucket is to be exchanged in the memory of a gradient, by Bucket::move_to().
+  bool takes_gradient(std::size_t index) const { return reducers_[index].own_memory.defined(); }
+  /// Call after all exchanges of a step: releases the gradients that buckets took.
+  void release_gradients();
 
   /// Calls before_update() of the exchanges that exchange parameters at this step.
   void before_update(std::int64_t step);
@@ -134,6 +147,9 @@ class BucketReducers {
   friend class ExchangeRound;
 
   BucketReducer make(Bucket bucket);
+  void allocate_lent(std::span<const PlannedBucket> plan);
+  at::Tensor lent(std::size_t position, std::size_t numel, at::ScalarType dtype) const;
+  void release_gradient(std::size_t index);
   Source source(std::size_t index, SyncTarget target) const;
   Work advance(std::size_t index, SyncTarget target, ExchangeTask& task, int stage);
   void pack_parameters(BucketReducer& reducer);
@@ -147,6 +163,8 @@ class BucketReducers {
   std::vector<std::size_t> order_;      ///< buckets by position
   std::vector<std::size_t> positions_;  ///< positions by bucket
   bool order_is_set_ = false;
+  /// Of Shard::gradients: memory that the buckets use in turn, by position. Units: bytes.
+  std::vector<at::Tensor> lent_;
 };
 
 }  // namespace lockstep::detail

@@ -15,6 +15,7 @@
 #include "lockstep/group.h"
 #include "parallel/reducer.h"
 #include "parallel/replicated_model.h"
+#include "parallel/sharded_update.h"
 #include "parallel/shared_update.h"
 
 namespace lockstep::inline v0_2 {
@@ -50,11 +51,14 @@ void check_parameters(const torch::optim::Optimizer& optimizer, const ModelView&
   });
 }
 
-/// Checks that the optimizer can update parts of tensors, if share_memory is set.
+/// Checks that the optimizer can update parts of tensors, if an option requires it.
 void check_elementwise(const torch::optim::Optimizer& optimizer, const Group& group,
                        const DataParallelOptions& options) {
   all_or_none(group, [&] {
-    if (!options.share_memory) return;
+    if (!options.share_memory) {
+      if (options.shard != Shard::none) detail::ShardedUpdate::check(optimizer);
+      return;
+    }
     if (dynamic_cast<const ElementwiseOptimizer*>(&optimizer) != nullptr) return;
     throw InvalidArgument(
         "DistributedOptimizer: share_memory: got an optimizer that updates whole tensors, expected "
@@ -83,10 +87,14 @@ DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
       [parameters = parameters_of(optimizer)](const auto& parameter) {
         return parameters.contains(parameter.unsafeGetTensorImpl());
       });
-  if (!options.share_memory) return;
   try {
-    shared_ = std::make_unique<detail::SharedUpdate>(
-        model_->reducer(), group, dynamic_cast<ElementwiseOptimizer&>(optimizer));
+    // With one copy of everything, shard has no effect.
+    if (options.share_memory) {
+      shared_ = std::make_unique<detail::SharedUpdate>(
+          model_->reducer(), group, dynamic_cast<ElementwiseOptimizer&>(optimizer));
+    } else if (options.shard != Shard::none) {
+      sharded_ = std::make_unique<detail::ShardedUpdate>(model_->reducer(), group, optimizer);
+    }
   } catch (const std::exception& error) {
     group.communicator().fail(detail::concat("DistributedOptimizer: ", error.what()));
     throw;
@@ -143,6 +151,11 @@ at::Tensor DistributedOptimizer::step(const std::function<at::Tensor()>& closure
       reducer.average_local_gradients();
       return reducer.mean_of_losses(loss);
     };
+    if (sharded_) {  // its optimizers evaluate the closure once, before the update
+      auto loss = evaluate();
+      update(detail::UpdateGradients::averaged);
+      return loss;
+    }
     const auto loss = optimizer_.step(evaluate);
     reducer.exchange_parameters();
     return loss;
@@ -160,6 +173,8 @@ void DistributedOptimizer::update(detail::UpdateGradients gradients) {
   auto& reducer = model_->reducer();
   if (shared_) {
     shared_->step(gradients);
+  } else if (sharded_) {
+    sharded_->step();
   } else {
     reducer.before_update();
     optimizer_.step();
@@ -169,7 +184,10 @@ void DistributedOptimizer::update(detail::UpdateGradients gradients) {
 
 NoSync DistributedOptimizer::no_sync() const { return model_->no_sync(); }
 
-void DistributedOptimizer::zero_grad(bool set_to_none) { optimizer_.zero_grad(set_to_none); }
+void DistributedOptimizer::zero_grad(bool set_to_none) {
+  optimizer_.zero_grad(set_to_none);
+  if (sharded_) sharded_->parameters().discard_gradients();
+}
 
 void DistributedOptimizer::synchronize() { model_->reducer().average_parameters(); }
 

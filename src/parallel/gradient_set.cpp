@@ -14,6 +14,7 @@
 #include "lockstep/error.h"
 #include "parallel/consistency_check.h"
 #include "parallel/gradient.h"
+#include "parallel/shard_range.h"
 
 namespace lockstep::inline v0_2::detail {
 
@@ -21,6 +22,11 @@ namespace {
 
 /// Copies a gradient that the program, or the caller, may drop before a device has copied it.
 void copy_into(const at::Tensor& values, const at::Tensor& gradient) {
+  if (values.is_cpu() && values.numel() > 0 && gradient.sizes() == values.sizes() &&
+      gradient.strides() == values.strides() && gradient.scalar_type() == values.scalar_type()) {
+    std::memcpy(values.data_ptr(), gradient.data_ptr(), values.nbytes());
+    return;
+  }
   values.copy_(gradient);
   if (gradient.is_cpu()) return;
   const c10::impl::VirtualGuardImpl guard(gradient.device().type());
@@ -113,13 +119,10 @@ void GradientSet::move_into_bucket(std::size_t index) {
   }
   if (!has_layout(gradient, false)) return;
   expect_copyable(gradient, *members_[index].slice);
+  if (is_sharded(members_[index])) return;  // the bucket has no memory yet
   if (!is_stored_in(gradient, values)) {
     const at::NoGradGuard no_grad;
-    if (values.is_cpu() && values.numel() > 0 && gradient.strides() == values.strides()) {
-      std::memcpy(values.data_ptr(), gradient.data_ptr(), values.nbytes());
-    } else {
-      copy_into(values, gradient);
-    }
+    copy_into(values, gradient);
   }
   gradient = values;
 }
@@ -128,13 +131,33 @@ void GradientSet::begin_backward() {
   for (auto& member : members_) member.saved.reset();
 }
 
-void GradientSet::prepare(std::size_t bucket) {
+void GradientSet::prepare(std::size_t bucket, bool is_read_only) {
   // These writes must not count as changes of a gradient.
   const at::AutoDispatchBelowADInplaceOrView no_versions;
-  for (auto i = first_[bucket]; i < first_[bucket + 1]; ++i) prepare_one(i);
+  reducers_.lend_memory(bucket);
+  for (auto i = first_[bucket]; i < first_[bucket + 1]; ++i) prepare_one(i, is_read_only);
 }
 
-void GradientSet::prepare_one(std::size_t index) {
+/// Whether the ranks divide the mean of this gradient (Shard::gradients).
+bool GradientSet::is_sharded(const Member& member) const {
+  return !member.is_sparse && reducers_[member.bucket].shard != nullptr;
+}
+
+/// Moves a gradient into the bucket's memory, or the bucket to the gradient's.
+void GradientSet::move_out(const Member& member, const at::Tensor& gradient, bool is_read_only) {
+  auto& bucket = reducers_[member.bucket].bucket;
+  const auto& values = member.slice->values;
+  // Autograd still has the gradient while hooks run, and the program may have it.
+  if (reducers_.takes_gradient(member.bucket) && is_read_only &&
+      gradient.strides() == values.strides()) {
+    bucket.move_to(flat_part(gradient, 0, static_cast<std::size_t>(gradient.numel())));
+  } else {
+    copy_into(values, gradient);
+  }
+  member.slice->parameter.mutable_grad().reset();
+}
+
+void GradientSet::prepare_one(std::size_t index, bool is_read_only) {
   auto& member = members_[index];
   const auto& values = member.slice->values;
   const auto& gradient = member.slice->parameter.grad();
@@ -145,6 +168,15 @@ void GradientSet::prepare_one(std::size_t index) {
   }
   const bool changed = member.record.changed() && gradient.defined();
   flag_bytes_[index] = changed ? changed_by_rank : unchanged;
+  if (is_sharded(member)) {
+    if (!changed) {
+      values.zero_();
+      return;
+    }
+    move_into_bucket(index);  // checks it
+    move_out(member, gradient, is_read_only);
+    return;
+  }
   if (changed) return move_into_bucket(index);
   if (is_stored_in(gradient, values)) {
     member.saved = gradient.clone();  // the mean of N equal values may differ from them by rounding
@@ -199,7 +231,10 @@ void GradientSet::finish_exchange(std::int64_t step, bool joined) {
   for (std::size_t i = 0; i < members_.size(); ++i) {
     auto& member = members_[i];
     const auto& values = member.slice->values;
-    if (target(member, step) != SyncTarget::gradients) {
+    if (is_sharded(member)) {
+      reducers_[member.bucket].shard->add(i - first_[member.bucket], flag_bytes_[i] != unchanged);
+      member.record.set_not_averaged();
+    } else if (target(member, step) != SyncTarget::gradients) {
       member.record.set_unchanged(member.slice->parameter.grad(), values);
     } else if (flag_bytes_[i] != unchanged) {
       auto& gradient = member.slice->parameter.mutable_grad();
@@ -221,6 +256,10 @@ void GradientSet::finish_exchange(std::int64_t step, bool joined) {
     member.has_graph = false;
     member.saved.reset();
   }
+  for (std::size_t bucket = 0; bucket < reducers_.size(); ++bucket) {
+    if (auto& shard = reducers_[bucket].shard) shard->end_exchange();
+  }
+  reducers_.release_gradients();
 }
 
 std::span<std::uint8_t, ConsistencyCheck::bytes> GradientSet::check_bytes() const {

@@ -55,8 +55,9 @@ class GradientSet {
   void move_into_bucket(std::size_t index);
 
   void begin_backward();
-  /// Writes this rank's contribution to an exchange into a bucket.
-  void prepare(std::size_t bucket);
+  /// Writes this rank's contribution to an exchange into a bucket. is_read_only: the caller does
+  /// not change the bucket's values, which may be a gradient's own memory.
+  void prepare(std::size_t bucket, bool is_read_only);
   /// The same for the sparse gradients; factor is the weight factor of this rank.
   void prepare_sparse(double factor);
   /// Sets .grad() to the mean for every parameter whose gradient some rank has changed, and
@@ -109,10 +110,12 @@ class GradientSet {
     MeanProbe mean = {};    ///< of the last mean, if the exchange has a residual
   };
 
-  void prepare_one(std::size_t index);
+  void prepare_one(std::size_t index, bool is_read_only);
   GradientState state_of(const Member& member) const;
   SyncTarget target(const Member& member, std::int64_t step) const;
   bool has_residual(const Member& member) const;
+  bool is_sharded(const Member& member) const;
+  void move_out(const Member& member, const at::Tensor& gradient, bool is_read_only);
   bool is_final_mean(const Member& member) const;
 
   BucketReducers& reducers_;

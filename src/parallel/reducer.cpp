@@ -161,7 +161,8 @@ Reducer::Reducer(const ModelState& model, const Group& group, const DataParallel
       comm_stream_(comm_stream_of(group)),
       owner_(owner),
       wrappers_(GroupWrappers::of(group)),
-      reducers_(trainable(model, false), group, options.buckets, options.strategy, owner),
+      reducers_(trainable(model, false), group, options.buckets, options.strategy, owner,
+                options.share_memory ? Shard::none : options.shard),
       sparse_(trainable(model, true), group, owner, reducers_.size()),
       gradients_(reducers_, sparse_, group),
       agreement_(group),
@@ -177,6 +178,12 @@ Source Reducer::source(Source::Content content) const {
   auto source = owner_;
   source.content = content;
   return source;
+}
+
+Source Reducer::source_of_parameters(std::size_t bucket) const {
+  auto of_bucket = source(Source::Content::parameters);
+  of_bucket.bucket = static_cast<std::int32_t>(bucket);
+  return of_bucket;
 }
 
 void Reducer::set_weight(double samples) {
@@ -288,7 +295,7 @@ void Reducer::begin_next(Backward& backward) {
   const CommStreamScope on_comm_stream(comm_stream_, backward.streams);
   if (reducers_.target(bucket, step_) == SyncTarget::gradients) {
     begin_agreement(backward);
-    gradients_.prepare(bucket);
+    gradients_.prepare(bucket, backward.factor == 1);
     const auto& values = reducers_[bucket].bucket.values();
     if (backward.factor == 0) {
       values.zero_();  // a factor of 0 must also remove NaN

@@ -89,6 +89,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   double take_factor() { return weights_.take_factor(); }
   std::span<const std::uint8_t> end_without_exchange();
   std::span<const BucketReducer> bucket_reducers() const { return reducers_.all(); }
+  /// The source of collectives that gather the parameters of a bucket.
+  Source source_of_parameters(std::size_t bucket) const;
 
   /// Call before the optimizer's step.
   void before_update();

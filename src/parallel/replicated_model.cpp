@@ -123,6 +123,18 @@ Source new_source(const Group& group, Source::Owner front_end) {
           .number = group.communicator().number_owner()};
 }
 
+const char* name(Shard shard) {
+  switch (shard) {
+    case Shard::none:
+      return "none";
+    case Shard::optimizer:
+      return "optimizer";
+    case Shard::gradients:
+      return "gradients";
+  }
+  return "unknown";
+}
+
 const char* name(BufferPolicy policy) {
   switch (policy) {
     case BufferPolicy::from_rank0:
@@ -133,6 +145,48 @@ const char* name(BufferPolicy policy) {
       return "none";
   }
   return "unknown";
+}
+
+/// Checks that the parameters can be moved to other memory.
+void check_movable(const ModelState& model, const char* option) {
+  for (const auto& [name, tensor] : model.parameters) {
+    if (!tensor.requires_grad() || model.has_sparse_gradient(tensor)) continue;
+    if (tensor.storage().use_count() == 1) continue;
+    throw InvalidArgument(concat(option, ": parameter ", name,
+                                 " shares its memory with another tensor, expected memory of its "
+                                 "own, because ",
+                                 option, " moves every parameter: clone() it"));
+  }
+}
+
+/// Checks that the training state can be divided among the ranks.
+void check_shardable(const ModelState& model, const Group& group,
+                     const DataParallelOptions& options, Source::Owner front_end) {
+  if (front_end == Source::Owner::distributed_data_parallel) {
+    throw InvalidArgument(
+        "shard: got DistributedDataParallel, where every rank updates all parameters: use "
+        "DistributedOptimizer, where each rank updates a part of them");
+  }
+  if (!group.device().is_cpu()) {
+    throw InvalidArgument(concat("shard: got a group of ", group.device().type(),
+                                 " devices, expected one on the CPU: set shard = Shard::none"));
+  }
+  const auto strategy = options.strategy.text();
+  if (!options.strategy.exchanges_every_gradient()) {
+    throw InvalidArgument(concat("shard: got strategy ", strategy,
+                                 ", which does not average every gradient at every step, expected "
+                                 "one that does, such as fp32, or shard = Shard::none"));
+  }
+  if (options.shard == Shard::gradients) {
+    const Bucket empty(0, 0, at::kFloat, {}, group);
+    if (!options.strategy.exchange(empty)->has_parts()) {
+      throw InvalidArgument(concat("shard: got strategy ", strategy,
+                                   " with Shard::gradients, expected fp32, fp16 or bf16; "
+                                   "Shard::optimizer works with ",
+                                   strategy, ", too"));
+    }
+  }
+  check_movable(model, "shard");
 }
 
 /// Checks that share_memory is possible.
@@ -157,17 +211,19 @@ void check_shareable(const ModelState& model, const Group& group,
     throw InvalidArgument(concat("share_memory: got ranks on the ", group.communicator().backend(),
                                  " backend, expected all on one host, on the host backend"));
   }
+  if (options.shard == Shard::gradients) {
+    throw InvalidArgument(
+        "share_memory: got shard = Shard::gradients, expected Shard::none or Shard::optimizer: "
+        "every rank keeps its own gradients for the others to read");
+  }
   for (const auto& [name, tensor] : model.parameters) {
     if (tensor.requires_grad() && model.has_sparse_gradient(tensor)) {
       throw InvalidArgument(concat("share_memory: parameter ", name,
                                    " has sparse gradients, expected dense ones: set sparse = false "
                                    "in its layer, or set share_memory = false"));
     }
-    if (!tensor.requires_grad() || tensor.storage().use_count() == 1) continue;
-    throw InvalidArgument(concat("share_memory: parameter ", name,
-                                 " shares its memory with another tensor, expected memory of its "
-                                 "own, because share_memory moves every parameter: clone() it"));
   }
+  check_movable(model, "share_memory");
 }
 
 ModelState state_of(const ModelView& model, const DataParallelOptions& options) {
@@ -191,7 +247,11 @@ void check(const ModelView& model, const Group& group, const DataParallelOptions
   }
   const auto state = state_of(model, options);
   Reducer::check(state, group);
-  if (options.share_memory) check_shareable(state, group, options, front_end);
+  if (options.share_memory) {
+    check_shareable(state, group, options, front_end);
+  } else if (options.shard != Shard::none) {
+    check_shardable(state, group, options, front_end);
+  }
 }
 
 /// The properties that must be equal on all ranks. A rank whose check fails returns its error
@@ -205,12 +265,12 @@ std::vector<std::string> describe_all(const ModelView& model, const Group& group
   }
   const bool same_seed = options.initial_sync == InitialSync::same_seed;
   auto lines = describe(state_of(model, options), same_seed);
-  lines.push_back(concat("options strategy ", options.strategy.text(), ", buckets of ",
-                         options.buckets.first, " and ", options.buckets.rest, " bytes, ",
-                         same_seed ? "same_seed" : "broadcast", ", buffers ",
-                         name(options.buffer_policy), ", verify_every ",
-                         options.verify_every ? std::to_string(*options.verify_every) : "default",
-                         options.share_memory ? ", share_memory" : ""));
+  lines.push_back(
+      concat("options strategy ", options.strategy.text(), ", buckets of ", options.buckets.first,
+             " and ", options.buckets.rest, " bytes, ", same_seed ? "same_seed" : "broadcast",
+             ", buffers ", name(options.buffer_policy), ", verify_every ",
+             options.verify_every ? std::to_string(*options.verify_every) : "default", ", shard ",
+             name(options.shard), options.share_memory ? ", share_memory" : ""));
   return lines;
 }
 

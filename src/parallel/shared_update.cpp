@@ -33,14 +33,6 @@ at::Tensor flat_at(const void* data, std::size_t count, at::ScalarType dtype) {
   return at::from_blob(const_cast<void*>(data), {static_cast<std::int64_t>(count)}, dtype);
 }
 
-/// Elements of a bucket that each rank updates, rounded up to cache lines.
-std::size_t range_length(const at::Tensor& values, int ranks) {
-  const auto numel = static_cast<std::size_t>(values.numel());
-  const auto line = slice_alignment / static_cast<std::size_t>(values.element_size());
-  const auto stride = line * static_cast<std::size_t>(ranks);
-  return (numel + stride - 1) / stride * line;
-}
-
 std::size_t padded(std::size_t bytes) {
   return (bytes + slice_alignment - 1) / slice_alignment * slice_alignment;
 }
@@ -52,11 +44,8 @@ SharedUpdate::SharedUpdate(Reducer& reducer, const Group& group, ElementwiseOpti
   const at::NoGradGuard no_grad;
   for (const auto& of_bucket : reducer_.bucket_reducers()) {
     const auto& bucket = of_bucket.bucket;
-    const auto numel = static_cast<std::size_t>(bucket.values().numel());
-    const auto part = range_length(bucket.values(), group_.size());
-    const auto begin = std::min(numel, part * static_cast<std::size_t>(group_.rank()));
     buckets_.push_back({.gradients = &bucket,
-                        .own = {.begin = begin, .end = std::min(numel, begin + part)},
+                        .own = shard_of(bucket.values(), group_),
                         .own_gradients = std::vector<Gradient>(bucket.slices().size())});
     bytes_ += padded(bucket.values().nbytes());
   }
@@ -100,15 +89,6 @@ SharedUpdate::~SharedUpdate() {
       }
     }
   }
-}
-
-/// The elements of a slice that are in a range of its bucket, relative to the slice.
-SharedUpdate::Range SharedUpdate::intersection(const Range& own, const Bucket::Slice& slice) {
-  const auto numel = static_cast<std::size_t>(slice.values.numel());
-  const auto clamp = [&](std::size_t place) {
-    return std::clamp(place, slice.offset, slice.offset + numel) - slice.offset;
-  };
-  return {.begin = clamp(own.begin), .end = clamp(own.end)};
 }
 
 /// Exchanges the addresses of all ranks' buckets.
@@ -212,8 +192,8 @@ SharedUpdate::Gradient SharedUpdate::mean_gradient(const Bucket::Slice& slice) {
 
 /// Copies this rank's gradient into its bucket, where all ranks can read it. This rank's own range
 /// is not copied if it can be read from .grad().
-SharedUpdate::Gradient SharedUpdate::publish_gradient(const Bucket::Slice& slice, const Range& own,
-                                                      double factor) {
+SharedUpdate::Gradient SharedUpdate::publish_gradient(const Bucket::Slice& slice,
+                                                      const ShardRange& own, double factor) {
   const auto& values = slice.values;
   const auto& gradient = slice.parameter.grad();
   if (!gradient.defined()) {

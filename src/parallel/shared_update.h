@@ -9,6 +9,7 @@
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/group.h"
 #include "parallel/reducer.h"
+#include "parallel/shard_range.h"
 
 namespace lockstep::inline v0_2::detail {
 
@@ -37,12 +38,6 @@ class SharedUpdate {
   void step(UpdateGradients gradients);
 
  private:
-  /// A range of elements of a bucket or of a slice.
-  struct Range {
-    std::size_t begin;
-    std::size_t end;
-  };
-
   /// One parameter's gradient on this rank.
   struct Gradient {
     const std::byte* values = nullptr;  ///< null if the optimizer must skip the parameter
@@ -53,7 +48,7 @@ class SharedUpdate {
   /// The parameters of one bucket, in the layout of its gradients.
   struct SharedBucket {
     const Bucket* gradients;
-    Range own;                                    ///< elements that this rank updates
+    ShardRange own;                               ///< elements that this rank updates
     std::vector<Gradient> own_gradients;          ///< per slice
     std::vector<std::byte*> rank_gradients = {};  ///< per rank, the memory of its bucket
     std::vector<at::Tensor> values = {};          ///< per slice, parameters in shared memory
@@ -67,7 +62,6 @@ class SharedUpdate {
     bool is_first = false;  ///< there was none before this update
   };
 
-  static Range intersection(const Range& own, const Bucket::Slice& slice);
   void exchange_addresses();
   std::vector<at::Tensor> lay_out(SharedBucket& bucket, const at::Tensor& bytes,
                                   std::size_t& offset) const;
@@ -76,7 +70,8 @@ class SharedUpdate {
   State prepare_state(SharedBucket& bucket, std::size_t slice);
   void publish_gradients(UpdateGradients gradients);
   static Gradient mean_gradient(const Bucket::Slice& slice);
-  static Gradient publish_gradient(const Bucket::Slice& slice, const Range& own, double factor);
+  static Gradient publish_gradient(const Bucket::Slice& slice, const ShardRange& own,
+                                   double factor);
   void average_and_update(SharedBucket& bucket);
   void update(SharedBucket& bucket);
   void update(SharedBucket& bucket, std::size_t slice);

@@ -22,6 +22,12 @@ class AverageExchange final : public Exchange {
   ExchangeTask exchange(std::int64_t step, Bucket& bucket, const Group& group) override {
     return average_->exchange(step, detail::elements_of(bucket), group.communicator());
   }
+  bool has_parts() const override { return average_->has_parts(); }
+  ExchangeTask exchange_part(std::int64_t step, Bucket& bucket, const at::Tensor& part,
+                             const Group& group) override {
+    return average_->exchange_part(step, detail::elements_of(bucket), detail::elements_of(part),
+                                   group.communicator());
+  }
   bool is_all_reduce() const override { return average_->is_all_reduce(); }
   State state() const override { return residual_.state(layout_); }
   void load(const State& state) override { residual_.load(layout_, state); }

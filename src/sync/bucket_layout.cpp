@@ -25,12 +25,21 @@ at::Tensor detail::alias(const at::Tensor& flat, std::size_t offset, const at::T
 
 Bucket::Bucket(std::size_t index, std::size_t numel, at::ScalarType dtype,
                std::vector<Slice> slices, const Group& group)
-    : group_(group),
-      index_(index),
-      values_(group.empty({static_cast<std::int64_t>(numel)}, dtype)),
-      slices_(std::move(slices)) {
-  values_.zero_();
-  for (auto& slice : slices_) slice.values = detail::alias(values_, slice.offset, slice.parameter);
+    : Bucket(index, group.empty({static_cast<std::int64_t>(numel)}, dtype).zero_(),
+             std::move(slices), group) {}
+
+Bucket::Bucket(std::size_t index, at::Tensor values, std::vector<Slice> slices, const Group& group)
+    : group_(group), index_(index), slices_(std::move(slices)) {
+  move_to(std::move(values));
+}
+
+void Bucket::move_to(at::Tensor values) {
+  values_ = std::move(values);
+  for (auto& slice : slices_) {
+    slice.values =
+        detail::alias(values_, static_cast<std::size_t>(values_.storage_offset()) + slice.offset,
+                      slice.parameter);
+  }
 }
 
 }  // namespace lockstep
@@ -99,13 +108,14 @@ const at::Tensor& find(const State& state, const std::string& parameter, std::st
   return found->second;
 }
 
-averaging::Elements elements_of(const Bucket& bucket) {
-  const auto& values = bucket.values();
+averaging::Elements elements_of(const at::Tensor& values) {
   return {.data = values.data_ptr(),
           .count = static_cast<std::size_t>(values.numel()),
           .dtype = dtype_of(values.scalar_type(), "strategy"),
           .owner = std::make_shared<at::Tensor>(values)};
 }
+
+averaging::Elements elements_of(const Bucket& bucket) { return elements_of(bucket.values()); }
 
 averaging::Arrays arrays_of(const Bucket& bucket) {
   const Layout layout(bucket);

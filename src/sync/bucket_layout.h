@@ -51,7 +51,8 @@ class Layout {
 const at::Tensor& find(const State& state, const std::string& parameter, std::string_view what,
                        at::IntArrayRef sizes);
 
-/// The bucket's memory, as averages see it.
+/// The memory of a flat tensor or of a bucket, as averages see it.
+averaging::Elements elements_of(const at::Tensor& values);
 averaging::Elements elements_of(const Bucket& bucket);
 /// The bucket's parameters, as averages see them.
 averaging::Arrays arrays_of(const Bucket& bucket);

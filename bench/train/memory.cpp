@@ -1,0 +1,197 @@
+// Memory and time of a training step for one option that divides or shares the training state:
+// the MLP of 24.2 million parameters with AdamW.
+// The memory is the sum of the ranks' proportional set sizes divided by their number, so that a
+// page that several ranks map counts once. It is taken between backward and update, when all
+// gradients exist, less that before the model was made. The time alternates with a training in
+// which every rank has all state. Rank 0 prints one JSON object.
+//
+//   lockstep run -n 4 bench_memory --shard optimizer
+
+#include <lockstep/lockstep.h>
+#include <torch/nn.h>
+#include <torch/optim/adamw.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "bench/clock.h"
+#include "largest.h"
+#include "models.h"
+
+namespace {
+
+using namespace lockstep::bench;
+
+struct Settings {
+  std::string shard = "none";
+  bool share_memory = false;
+  bool fused = false;
+  std::int64_t batch_size = 16;
+  int rounds = 5;
+  int steps = 3;
+};
+
+/// Memory of this process. Units: bytes.
+double proportional_set_size() {
+  std::ifstream file("/proc/self/smaps_rollup");
+  std::string word;
+  while (file >> word) {
+    if (word != "Pss:") continue;
+    double kib = 0;
+    file >> kib;
+    return kib * 1024;
+  }
+  throw std::runtime_error("/proc/self/smaps_rollup: expected Pss, found none");
+}
+
+/// The mean over ranks, when all of them have come here. Ranks: all.
+double memory(const lockstep::Group& world) {
+  world.barrier().wait();
+  const auto sum = torch::tensor(proportional_set_size(), torch::kDouble);
+  world.all_reduce(sum, lockstep::ReduceOp::avg).wait();
+  return sum.item<double>();
+}
+
+class Training {
+ public:
+  Training(const Settings& settings, const lockstep::Group& world,
+           const lockstep::DataParallelOptions& how, bool fused)
+      : data_(torch::rand({settings.batch_size, 784})),
+        target_(torch::randint(10, {settings.batch_size}, torch::kLong)) {
+    world.in_turn([&] { model_ = std::make_shared<Layers>(mlp()); });
+    const auto options = torch::optim::AdamWOptions(1e-4);
+    if (fused)
+      base_ = std::make_unique<lockstep::FusedAdamW>(model_->parameters(), options);
+    else
+      base_ = std::make_unique<torch::optim::AdamW>(model_->parameters(), options);
+    optimizer_ = std::make_unique<lockstep::DistributedOptimizer>(*base_, *model_, world, how);
+  }
+
+  /// before_update: called when all gradients exist.
+  template <class BeforeUpdate>
+  void step(const BeforeUpdate& before_update) {
+    torch::nn::functional::cross_entropy(model_->forward(data_), target_).backward();
+    before_update();
+    optimizer_->step();
+    optimizer_->zero_grad();
+  }
+  /// As a program that shares memory steps.
+  void update() {
+    optimizer_->backward_and_update(
+        torch::nn::functional::cross_entropy(model_->forward(data_), target_));
+  }
+
+  std::int64_t elements() const {
+    std::int64_t sum = 0;
+    for (const auto& parameter : model_->parameters()) sum += parameter.numel();
+    return sum;
+  }
+
+ private:
+  std::shared_ptr<Layers> model_;
+  std::unique_ptr<torch::optim::Optimizer> base_;
+  std::unique_ptr<lockstep::DistributedOptimizer> optimizer_;
+  at::Tensor data_;
+  at::Tensor target_;
+};
+
+/// Milliseconds a step, of the slowest rank.
+double time(Training& training, int steps, const lockstep::Group& world) {
+  world.barrier().wait();
+  const double begin = now_us();
+  for (int i = 0; i < steps; ++i) training.update();
+  return largest((now_us() - begin) / 1000 / steps, world);
+}
+
+lockstep::DataParallelOptions options_of(const Settings& settings) {
+  lockstep::DataParallelOptions options;
+  if (settings.shard == "optimizer") options.shard = lockstep::Shard::optimizer;
+  if (settings.shard == "gradients") options.shard = lockstep::Shard::gradients;
+  options.share_memory = settings.share_memory;
+  return options;
+}
+
+/// Bytes a parameter that one of N ranks holds: the parameter, its gradient, AdamW's two means.
+double computed(const Settings& settings, double ranks) {
+  const double shared = settings.share_memory ? ranks : 1;
+  const bool in_parts = settings.shard != "none" || settings.share_memory;
+  const double gradient = settings.shard == "gradients" ? 4 / ranks : 4;
+  return 4 / shared + gradient + (in_parts ? 8 / ranks : 8);
+}
+
+void measure(const Settings& settings, const lockstep::Group& world) {
+  torch::set_num_threads(1);
+  const double before = memory(world);
+  Training training(settings, world, options_of(settings), settings.fused || settings.share_memory);
+  double with_gradients = 0;
+  for (int i = 0; i < 3; ++i) {
+    if (settings.share_memory)
+      training.update();
+    else
+      training.step([&] { with_gradients = memory(world) - before; });
+  }
+  if (settings.share_memory) with_gradients = memory(world) - before;
+  const double after = memory(world) - before;
+
+  Training unsharded(settings, world, {}, settings.fused || settings.share_memory);
+  std::vector<double> own;
+  std::vector<double> others;
+  for (int round = 0; round <= settings.rounds; ++round) {
+    const double a = time(training, settings.steps, world);
+    const double b = time(unsharded, settings.steps, world);
+    if (round == 0) continue;  // the first steps allocate
+    own.push_back(a);
+    others.push_back(b);
+  }
+  if (world.rank() != 0) return;
+  constexpr double mb = 1e6;
+  const auto elements = static_cast<double>(training.elements());
+  std::cout
+      << nlohmann::ordered_json{{"shard", settings.shard},
+                                {"share_memory", settings.share_memory},
+                                {"fused", settings.fused || settings.share_memory},
+                                {"ranks", world.size()},
+                                {"parameters", training.elements()},
+                                {"computed_bytes_a_parameter", computed(settings, world.size())},
+                                {"computed_mb", computed(settings, world.size()) * elements / mb},
+                                {"measured_mb_before_the_update", with_gradients / mb},
+                                {"measured_mb_after_it", after / mb},
+                                {"step_ms", median(own)},
+                                {"unsharded_step_ms", median(others)},
+                                {"times_the_unsharded_step", median(own) / median(others)}}
+             .dump(2)
+      << '\n';
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("Memory and time of a training step whose state is divided among the ranks");
+  Settings settings;
+  app.add_option("--shard", settings.shard, "What is divided")
+      ->check(CLI::IsMember({"none", "optimizer", "gradients"}))
+      ->capture_default_str();
+  app.add_flag("--share-memory", settings.share_memory,
+               "One copy of parameters and optimizer state for all ranks; implies --fused");
+  app.add_flag("--fused", settings.fused, "FusedAdamW instead of torch's AdamW");
+  app.add_option("--batch-size", settings.batch_size, "Samples a rank")->capture_default_str();
+  app.add_option("--rounds", settings.rounds, "Rounds of timed steps")->capture_default_str();
+  app.add_option("--steps", settings.steps, "Steps of a round")->capture_default_str();
+  CLI11_PARSE(app, argc, argv);
+  try {
+    measure(settings, lockstep::init());
+    return 0;
+  } catch (const std::exception& error) {
+    std::cerr << "error: " << error.what() << '\n';
+    return 1;
+  }
+}

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <vector>
+
+#include "lockstep/exchange.h"
+#include "parallel/shard_range.h"
+
+namespace lockstep::inline v0_2::detail {
+
+/// This rank's part of the averaged gradients of one bucket (Shard::gradients). A second exchange
+/// before the optimizer's step adds to the first one's mean.
+class GradientShard {
+ public:
+  /// The bucket must outlive it.
+  explicit GradientShard(const Bucket& bucket);
+
+  /// The tensor that receives this rank's part of an exchange.
+  const at::Tensor& begin_exchange();
+  /// Call after the exchange, for each slice: whether some rank has changed its gradient.
+  void add(std::size_t slice, bool changed);
+  /// Call after the last add().
+  void end_exchange() { incoming_.reset(); }
+
+  /// This rank's part of a slice's gradient: flat; undefined if no rank has computed the gradient.
+  const at::Tensor& gradient(std::size_t slice) const { return gradients_[slice]; }
+  void discard();
+
+ private:
+  at::Tensor part_of(const at::Tensor& flat, std::size_t slice) const;
+
+  const Bucket& bucket_;
+  ShardRange own_;
+  at::Tensor mean_;                    ///< memory of the gradients
+  at::Tensor incoming_;                ///< of an exchange that must not overwrite them
+  std::vector<at::Tensor> gradients_;  ///< per slice
+};
+
+}  // namespace lockstep::detail

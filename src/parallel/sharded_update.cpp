@@ -1,0 +1,208 @@
+#include "parallel/sharded_update.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Type.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/optimizer.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
+
+#include <algorithm>
+#include <exception>
+#include <typeinfo>
+#include <unordered_map>
+#include <utility>
+
+#include "comm/communicator.h"
+#include "core/text.h"
+#include "lockstep/distributed_optimizer.h"
+#include "lockstep/error.h"
+#include "parallel/gradient.h"
+
+namespace lockstep::inline v0_2::detail {
+namespace {
+
+/// Whether the optimizer is of a class of LibTorch that updates each element by itself. A derived
+/// class must declare that it still does.
+template <class... Known>
+bool is_elementwise(const torch::optim::Optimizer& optimizer) {
+  const bool is_known = ((typeid(optimizer) == typeid(Known)) || ...);
+  const bool is_derived = ((dynamic_cast<const Known*>(&optimizer) != nullptr) || ...);
+  return is_known ||
+         (is_derived && dynamic_cast<const ElementwiseOptimizer*>(&optimizer) != nullptr);
+}
+
+using Lists = std::vector<std::vector<at::Tensor>>;
+
+Lists parameters_of(const torch::optim::Optimizer& optimizer) {
+  Lists lists;
+  for (const auto& group : optimizer.param_groups()) lists.push_back(group.params());
+  return lists;
+}
+
+bool are_empty(const Lists& lists) {
+  return std::ranges::all_of(lists, [](const auto& list) { return list.empty(); });
+}
+
+/// Exchanges the optimizer's parameters with other ones until the end of the scope.
+class ParametersScope {
+ public:
+  ParametersScope(torch::optim::Optimizer& optimizer, Lists& lists)
+      : optimizer_(optimizer), lists_(lists) {
+    exchange();
+  }
+  ~ParametersScope() { exchange(); }
+  ParametersScope(const ParametersScope&) = delete;
+  ParametersScope& operator=(const ParametersScope&) = delete;
+
+ private:
+  void exchange() {
+    for (std::size_t g = 0; g < lists_.size(); ++g)
+      std::swap(optimizer_.param_groups()[g].params(), lists_[g]);
+  }
+
+  torch::optim::Optimizer& optimizer_;
+  Lists& lists_;
+};
+
+/// This rank's part of the mean of a gradient; undefined if there is none.
+at::Tensor gradient_part(const ShardedBucket& bucket, std::size_t index) {
+  const auto& slice = bucket.slices()[index];
+  const auto& gradient = slice.parameter.grad();
+  if (!gradient.defined()) {
+    return bucket.shard() != nullptr ? bucket.shard()->gradient(index) : at::Tensor();
+  }
+  expect_copyable(gradient, slice);
+  const bool is_laid_out = gradient.strides() == slice.values.strides();
+  if (!is_laid_out) slice.values.copy_(gradient);
+  const auto range = intersection(bucket.own, slice);
+  return flat_part(is_laid_out ? gradient : slice.values, range.begin, range.length());
+}
+
+}  // namespace
+
+void ShardedUpdate::check(const torch::optim::Optimizer& optimizer) {
+  if (is_elementwise<torch::optim::SGD, torch::optim::Adam, torch::optim::AdamW,
+                     torch::optim::RMSprop, torch::optim::Adagrad>(optimizer)) {
+    return;
+  }
+  throw InvalidArgument(
+      concat("DistributedOptimizer: shard: got ", c10::demangle(typeid(optimizer).name()),
+             ", expected an optimizer that updates each element by itself: SGD, Adam, AdamW, "
+             "RMSprop or Adagrad of torch::optim, or FusedSgd, FusedAdam or FusedAdamW"),
+      {.operation = "DistributedOptimizer"});
+}
+
+ShardedUpdate::ShardedUpdate(Reducer& reducer, const Group& group,
+                             torch::optim::Optimizer& optimizer)
+    : optimizer_(optimizer),
+      reducer_(reducer),
+      parameters_(reducer.bucket_reducers(), group),
+      state_(parameters_, optimizer),
+      original_(parameters_of(optimizer)) {
+  struct Place {
+    std::size_t bucket;
+    std::size_t slice;
+  };
+  std::unordered_map<const void*, Place> places;
+  const auto buckets = parameters_.buckets();
+  for (std::size_t b = 0; b < buckets.size(); ++b) {
+    const auto slices = buckets[b].slices();
+    for (std::size_t i = 0; i < slices.size(); ++i)
+      places[slices[i].parameter.unsafeGetTensorImpl()] = {.bucket = b, .slice = i};
+  }
+  const auto groups = original_.size();
+  whole_.resize(groups);
+  calls_.resize(buckets.size());
+  for (auto& call : calls_) call.parts.resize(groups);
+  for (std::size_t g = 0; g < groups; ++g) {
+    for (const auto& parameter : original_[g]) {
+      const auto found = places.find(parameter.unsafeGetTensorImpl());
+      if (found == places.end()) {
+        whole_[g].push_back(parameter);
+        continue;
+      }
+      const auto [bucket, slice] = found->second;
+      calls_[bucket].parts[g].push_back(buckets[bucket].parts[slice]);
+      calls_[bucket].slices.push_back(slice);
+    }
+  }
+}
+
+bool ShardedUpdate::divides_gradients() const {
+  const auto buckets = parameters_.buckets();
+  return !buckets.empty() && buckets.front().shard() != nullptr;
+}
+
+void ShardedUpdate::check_groups() const {
+  const auto& groups = optimizer_.param_groups();
+  const auto is_same = [](const at::Tensor& a, const at::Tensor& b) { return a.is_same(b); };
+  for (std::size_t g = 0; g < std::max(groups.size(), original_.size()); ++g) {
+    const bool is_unchanged = g < groups.size() && g < original_.size() &&
+                              std::ranges::equal(groups[g].params(), original_[g], is_same);
+    if (is_unchanged) continue;
+    throw InvalidArgument(
+        concat("DistributedOptimizer: shard: got an optimizer whose parameter group ", g,
+               " has changed, expected the parameters of its construction: construct the "
+               "DistributedOptimizer after the last parameter is added"));
+  }
+}
+
+/// Gives the parts of a bucket their part of the gradients. Returns whether there is any.
+bool ShardedUpdate::set_gradients(std::size_t index) {
+  const auto& bucket = parameters_.buckets()[index];
+  bool has_any = false;
+  for (const auto i : calls_[index].slices) {
+    auto& part = bucket.parts[i].mutable_grad();
+    part = gradient_part(bucket, i);
+    has_any = has_any || part.defined();
+  }
+  return has_any;
+}
+
+void ShardedUpdate::update(Lists& parameters) {
+  const ParametersScope scope(optimizer_, parameters);
+  optimizer_.step();
+}
+
+/// After the parameters of a bucket are gathered.
+void ShardedUpdate::finish(std::size_t index) {
+  const auto& bucket = parameters_.buckets()[index];
+  for (const auto i : calls_[index].slices) {
+    auto& part = bucket.parts[i].mutable_grad();
+    if (!part.defined()) continue;
+    part.reset();
+    // Autograd must detect the change, also of elements that other ranks updated.
+    bucket.slices()[i].parameter.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
+void ShardedUpdate::step() {
+  const at::NoGradGuard no_grad;
+  check_groups();
+  parameters_.move_back();
+  try {
+    std::vector<Work> works(calls_.size());
+    for (std::size_t b = 0; b < calls_.size(); ++b) {
+      if (!set_gradients(b)) continue;
+      update(calls_[b].parts);
+      const SourceScope of_bucket(parameters_.group().communicator(),
+                                  reducer_.source_of_parameters(b));
+      works[b] = parameters_.gather(parameters_.buckets()[b]);
+    }
+    if (!are_empty(whole_)) update(whole_);
+    for (std::size_t b = 0; b < calls_.size(); ++b) {
+      works[b].wait();
+      finish(b);
+    }
+    parameters_.discard_gradients();
+  } catch (const std::exception& error) {
+    // Other ranks wait for this rank's parts, and some parameters are updated and some are not.
+    parameters_.group().communicator().fail(concat("DistributedOptimizer: ", error.what()));
+    throw;
+  }
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <vector>
+
+#include "lockstep/group.h"
+#include "parallel/reducer.h"
+#include "parallel/sharded_parameters.h"
+#include "parallel/sharded_state.h"
+
+namespace torch::optim {
+class Optimizer;
+}
+
+namespace lockstep::inline v0_2::detail {
+
+/// The update of DataParallelOptions::shard. During step(), the optimizer's parameters are the
+/// parts of the buckets that this rank updates, so it keeps state for these parts only. The ranks
+/// gather each bucket's parameters while the optimizer updates the next one.
+class ShardedUpdate {
+ public:
+  /// Throws: InvalidArgument unless the optimizer is of a class that updates each element by
+  /// itself.
+  static void check(const torch::optim::Optimizer& optimizer);
+
+  /// Moves the parameters into flat tensors. Reducer and optimizer must outlive it.
+  /// Throws: CommError when memory is short.
+  ShardedUpdate(Reducer& reducer, const Group& group, torch::optim::Optimizer& optimizer);
+
+  /// The optimizer's step with the mean of the gradients, which every rank has. Ranks: all.
+  /// Throws: InvalidArgument when the optimizer's parameters are not those of the constructor.
+  void step();
+
+  const ShardedParameters& parameters() const { return parameters_; }
+  /// Whether each rank has its part of the averaged gradients only (Shard::gradients).
+  bool divides_gradients() const;
+
+ private:
+  using Lists = std::vector<std::vector<at::Tensor>>;  ///< of parameters, per parameter group
+
+  /// One call of the optimizer's step, for the parameters of one bucket.
+  struct Call {
+    Lists parts;                      ///< what the optimizer updates
+    std::vector<std::size_t> slices;  ///< of the bucket, that the optimizer has
+  };
+
+  void check_groups() const;
+  bool set_gradients(std::size_t bucket);
+  void update(Lists& parameters);
+  void finish(std::size_t bucket);
+
+  torch::optim::Optimizer& optimizer_;
+  Reducer& reducer_;
+  ShardedParameters parameters_;
+  ShardedState state_;
+  Lists original_;           ///< the optimizer's parameters at construction
+  std::vector<Call> calls_;  ///< per bucket
+  Lists whole_;              ///< parameters in no bucket, which every rank updates
+};
+
+}  // namespace lockstep::detail

@@ -1,0 +1,290 @@
+// Averaged gradients that are divided among the ranks (Shard::gradients).
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "lockstep/distributed_optimizer.h"
+#include "lockstep/fused_optimizers.h"
+#include "lockstep/grad_scaler.h"
+#include "parallel/sharded_state.h"
+#include "tests/parallel/mixed_training.h"
+#include "tests/parallel/refusal.h"
+#include "tests/sync/on_hosts.h"
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using torch::optim::AdamOptions;
+using torch::optim::AdamWOptions;
+using torch::optim::SGDOptions;
+
+const DataParallelOptions in_shards{.shard = Shard::gradients};
+
+template <class Optimizer, class Options>
+Make with(const Options& options) {
+  return [options](const std::vector<at::Tensor>& parameters) {
+    return std::make_unique<Optimizer>(parameters, options);
+  };
+}
+
+const std::vector<Make> elementwise_optimizers{
+    with<torch::optim::SGD>(SGDOptions(0.1).momentum(0.9)),
+    with<torch::optim::Adam>(AdamOptions(0.01).amsgrad(true)),
+    with<torch::optim::RMSprop>(torch::optim::RMSpropOptions(0.01)),
+    with<torch::optim::Adagrad>(torch::optim::AdagradOptions(0.01)),
+    with<FusedAdamW>(AdamWOptions(0.01))};
+
+void expect_same_parameters(const torch::nn::Module& got, const torch::nn::Module& expected) {
+  const auto ours = got.parameters();
+  const auto theirs = expected.parameters();
+  for (std::size_t i = 0; i < ours.size(); ++i) EXPECT_TRUE(torch::equal(ours[i], theirs[i])) << i;
+}
+
+void expect_near_parameters(const torch::nn::Module& got, const torch::nn::Module& expected,
+                            double most) {
+  const auto ours = got.parameters();
+  const auto theirs = expected.parameters();
+  for (std::size_t i = 0; i < ours.size(); ++i) {
+    if (ours[i].numel() > 0) {
+      EXPECT_LE(distance(ours[i].detach(), theirs[i].detach()), most) << i;
+    }
+  }
+}
+
+/// Two models with the same values, of which the first is sharded.
+struct TwoTrainings {
+  explicit TwoTrainings(const Group& world, const DataParallelOptions& how = in_shards,
+                        at::ScalarType dtype = at::kFloat,
+                        std::vector<std::int64_t> widths = {7, 61, 33, 3})
+      : parts(widths), whole(widths) {
+    for (auto* model : {&parts, &whole}) {
+      model->to(dtype);
+      set_values(*model, 1);
+    }
+    adam = std::make_unique<torch::optim::Adam>(parts.parameters(), AdamOptions(0.01));
+    adam_of_whole = std::make_unique<torch::optim::Adam>(whole.parameters(), AdamOptions(0.01));
+    in_parts = std::make_unique<DistributedOptimizer>(*adam, parts, world, how);
+    auto unsharded = how;
+    unsharded.shard = Shard::none;
+    in_whole = std::make_unique<DistributedOptimizer>(*adam_of_whole, whole, world, unsharded);
+  }
+
+  static at::Tensor loss(Mlp& model, const Group& world, int step) {
+    const auto dtype = model.parameters()[0].scalar_type();
+    const auto seed = static_cast<std::uint64_t>(100 * step + world.rank());
+    return model.forward(random({4, 7}, seed, dtype)).square().mean();
+  }
+  void backward(const Group& world, int step) {
+    loss(parts, world, step).backward();
+    loss(whole, world, step).backward();
+  }
+  void update(const Group& world, int step) {
+    in_parts->backward_and_update(loss(parts, world, step));
+    in_whole->backward_and_update(loss(whole, world, step));
+  }
+  void finish() {
+    for (auto* optimizer : {in_parts.get(), in_whole.get()}) {
+      optimizer->step();
+      optimizer->zero_grad();
+    }
+  }
+
+  Mlp parts;
+  Mlp whole;
+  std::unique_ptr<torch::optim::Adam> adam;
+  std::unique_ptr<torch::optim::Adam> adam_of_whole;
+  std::unique_ptr<DistributedOptimizer> in_parts;
+  std::unique_ptr<DistributedOptimizer> in_whole;
+};
+
+class ShardedGradients : public ::testing::TestWithParam<int> {};
+
+TEST_P(ShardedGradients, TakeTheStepsOfWholeOnes) {
+  on_ranks(GetParam(), [](const Group& world) {
+    for (std::size_t i = 0; i < elementwise_optimizers.size(); ++i) {
+      SCOPED_TRACE(i);
+      // A bucket for each parameter, so that buckets use their memory in turn.
+      auto how = i % 2 == 0 ? one_each : DataParallelOptions{};
+      Trained whole(world, elementwise_optimizers[i], how);
+      how.shard = Shard::gradients;
+      Trained in_parts(world, elementwise_optimizers[i], how);
+      for (const int step : {0, 2, 4, 6, 7, 9, 11, 13, 14}) {
+        in_parts.step(world, step);
+        whole.step(world, step);
+        expect_same_parameters(in_parts.model, whole.model);
+      }
+    }
+  });
+}
+
+TEST_P(ShardedGradients, ExistInPartsOnly) {
+  on_ranks(GetParam(), [](const Group& world) {
+    TwoTrainings pair(world);
+    pair.backward(world, 0);
+    std::int64_t elements = 0;
+    for (const auto& part : detail::ShardedState::of(*pair.adam)->parameters().gradients())
+      elements += part.numel();
+    std::int64_t all = 0;
+    for (const auto& parameter : pair.parts.parameters()) {
+      EXPECT_FALSE(parameter.grad().defined());
+      all += parameter.numel();
+    }
+    EXPECT_LE(elements, all / world.size() + 16 * 7);
+    auto sum = torch::tensor(elements);
+    world.all_reduce(sum).wait();
+    EXPECT_EQ(sum.item<std::int64_t>(), all);
+    pair.in_parts->zero_grad();
+    EXPECT_TRUE(detail::ShardedState::of(*pair.adam)->parameters().gradients().empty());
+    const auto before = pair.parts.parameters()[0].detach().clone();
+    pair.in_parts->step();  // without gradients
+    EXPECT_TRUE(torch::equal(before, pair.parts.parameters()[0]));
+  });
+}
+
+TEST_P(ShardedGradients, AddTheMeansOfSeveralBackwards) {
+  on_ranks(GetParam(), [](const Group& world) {
+    TwoTrainings pair(world, in_shards, at::kDouble);
+    for (int step = 0; step < 3; ++step) {
+      pair.backward(world, 3 * step);
+      pair.backward(world, 3 * step + 1);
+      pair.backward(world, 3 * step + 2);
+      pair.finish();
+    }
+    expect_near_parameters(pair.parts, pair.whole, 1e-12);
+  });
+}
+
+TEST_P(ShardedGradients, AreClippedByTheirCommonNorm) {
+  on_ranks(GetParam(), [](const Group& world) {
+    for (const double type : {2.0, 1.0, 3.0, std::numeric_limits<double>::infinity()}) {
+      for (const auto shard : {Shard::gradients, Shard::optimizer, Shard::none}) {
+        TwoTrainings pair(world, {.shard = shard}, at::kDouble);
+        for (int step = 0; step < 3; ++step) {
+          pair.backward(world, step);
+          const double norm = clip_grad_norm(*pair.in_parts, 0.05, type);
+          const double expected =
+              torch::nn::utils::clip_grad_norm_(pair.whole.parameters(), 0.05, type);
+          EXPECT_NEAR(norm, expected, 1e-12 * expected);
+          EXPECT_GT(norm, 0.05);
+          auto largest = torch::tensor(norm, at::kDouble);
+          world.all_reduce(largest, ReduceOp::max).wait();
+          EXPECT_EQ(largest.item<double>(), norm);
+          pair.finish();
+        }
+        expect_near_parameters(pair.parts, pair.whole, 1e-12);
+      }
+    }
+  });
+}
+
+TEST_P(ShardedGradients, AreScaledAndSkippedTogether) {
+  on_ranks(GetParam(), [](const Group& world) {
+    for (const auto shard : {Shard::gradients, Shard::optimizer}) {
+      TwoTrainings pair(world, {.shard = shard});
+      GradScaler scaler(world, {.init_scale = 1024});
+      GradScaler of_whole(world, {.init_scale = 1024});
+      for (int step = 0; step < 6; ++step) {
+        // In step 2, one rank's gradient of one element is infinite.
+        auto loss = TwoTrainings::loss(pair.parts, world, step);
+        auto loss_of_whole = TwoTrainings::loss(pair.whole, world, step);
+        if (step == 2 && world.rank() == world.size() - 1) {
+          const double infinity = std::numeric_limits<double>::infinity();
+          loss = loss + pair.parts.layers[0]->bias[5] * infinity;
+          loss_of_whole = loss_of_whole + pair.whole.layers[0]->bias[5] * infinity;
+        }
+        scaler.scale(loss).backward();
+        of_whole.scale(loss_of_whole).backward();
+        if (step == 4) {
+          scaler.unscale_(*pair.in_parts);
+          of_whole.unscale_(*pair.in_whole);
+          clip_grad_norm(*pair.in_parts, 1e9);
+        }
+        EXPECT_EQ(scaler.step(*pair.in_parts), step != 2);
+        EXPECT_EQ(of_whole.step(*pair.in_whole), step != 2);
+        for (auto* each : {&scaler, &of_whole}) each->update();
+        pair.adam->zero_grad();
+        pair.adam_of_whole->zero_grad();
+        EXPECT_EQ(scaler.get_scale(), step < 2 ? 1024 : 512);
+        expect_same_parameters(pair.parts, pair.whole);
+      }
+    }
+  });
+}
+
+TEST_P(ShardedGradients, AreSentInReducedPrecision) {
+  on_ranks(GetParam(), [](const Group& world) {
+    for (const char* text : {"fp16", "bf16", "fp16:clip=0.01", "fp16:predivide=off"}) {
+      SCOPED_TRACE(text);
+      TwoTrainings pair(world, {.strategy = parse_strategy(text), .shard = Shard::gradients});
+      for (int step = 0; step < 5; ++step) pair.update(world, step);
+      expect_same_parameters(pair.parts, pair.whole);
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, ShardedGradients, ::testing::Values(1, 2, 3, 4, 7));
+
+TEST(ShardedGradientsStart, RefuseStrategiesWithoutParts) {
+  on_ranks(2, [](const Group& world) {
+    Mlp model;
+    torch::optim::SGD sgd(model.parameters(), SGDOptions(0.1));
+    for (const char* text : {"topk:0.1", "int8", "power_sgd"}) {
+      const DataParallelOptions how{.strategy = parse_strategy(text), .shard = Shard::gradients};
+      EXPECT_THAT(refusal([&] { DistributedOptimizer(sgd, model, world, how); }),
+                  HasSubstr("with Shard::gradients, expected fp32, fp16 or bf16"));
+      expect_usable(world);
+    }
+  });
+}
+
+TEST(ShardedGradientsStep, RefusesWhatItCannotClip) {
+  on_ranks(2, [](const Group& world) {
+    TwoTrainings pair(world);
+    pair.backward(world, 0);
+    EXPECT_THAT(refusal([&] { clip_grad_norm(*pair.in_parts, -1); }), HasSubstr("max_norm = -1"));
+    EXPECT_THAT(refusal([&] { clip_grad_norm(*pair.in_parts, 1, 0.5); }),
+                HasSubstr("norm_type = 0.5"));
+    Mlp model;
+    torch::optim::SGD sgd(model.parameters(), SGDOptions(0.1));
+    DistributedOptimizer local(sgd, model, world, parse_strategy("local_sgd:period=4"));
+    EXPECT_THAT(refusal([&] { clip_grad_norm(local, 1); }), HasSubstr("does not average"));
+    expect_usable(world);
+  });
+}
+
+TEST(ShardedGradientsStep, UsesAGradientThatTheProgramSets) {
+  on_ranks(3, [](const Group& world) {
+    TwoTrainings pair(world);
+    for (auto* model : {&pair.parts, &pair.whole})
+      model->layers[0]->weight.mutable_grad() = at::full_like(model->layers[0]->weight, 0.25);
+    pair.finish();
+    expect_same_parameters(pair.parts, pair.whole);
+  });
+}
+
+TEST(ShardedTrainingBetweenHosts, EqualsTheUnshardedTraining) {
+  for (const auto& hosts : {std::vector<int>{0, 0, 1, 1}, std::vector<int>{0, 1, 1}}) {
+    on_ranks(static_cast<int>(hosts.size()), [&](const Group& ranks) {
+      const auto world = on_hosts(ranks, hosts);
+      for (const auto shard : {Shard::gradients, Shard::optimizer}) {
+        TwoTrainings pair(world, {.buckets = {.first = 1 << 10, .rest = 2 << 10}, .shard = shard},
+                          at::kDouble);
+        for (int step = 0; step < 5; ++step) pair.update(world, step);
+        expect_near_parameters(pair.parts, pair.whole, 1e-12);
+      }
+      TwoTrainings rounded(world, {.strategy = Fp16{}, .shard = Shard::gradients});
+      for (int step = 0; step < 5; ++step) rounded.update(world, step);
+      expect_near_parameters(rounded.parts, rounded.whole, 1e-2);
+    });
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::testing
