@@ -3,6 +3,7 @@
 // All public headers that a training program needs. None includes torch/torch.h, so the program
 // chooses which LibTorch headers it pays for.
 
+#include "lockstep/activation_checkpoint.h"
 #include "lockstep/autocast.h"
 #include "lockstep/checkpoint.h"
 #include "lockstep/closest_match.h"
