@@ -28,6 +28,7 @@
 #include "lockstep/prefetch_loader.h"
 #include "lockstep/run_log.h"
 #include "lockstep/samplers.h"
+#include "lockstep/several_optimizers.h"
 #include "lockstep/strategies.h"
 #include "lockstep/strategy.h"
 #include "lockstep/sync_batch_norm.h"

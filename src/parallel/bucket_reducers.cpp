@@ -115,13 +115,18 @@ std::exception_ptr ExchangeRound::complete() {
 }
 
 BucketReducers::BucketReducers(std::span<const NamedTensor> parameters, const Group& group,
-                               BucketCaps caps, const Strategy& strategy, const Source& owner)
-    : group_(group), comm_stream_(comm_stream_of(group)), owner_(owner), strategy_(strategy) {
+                               BucketCaps caps, ParameterStrategies strategies, const Source& owner)
+    : group_(group),
+      comm_stream_(comm_stream_of(group)),
+      owner_(owner),
+      strategies_(std::move(strategies)),
+      buckets_of_strategy_(strategies_.size()) {
   std::vector<ParameterSpec> specs;
   for (const auto& [name, tensor] : parameters) {
     specs.push_back({.numel = static_cast<std::size_t>(tensor.numel()),
                      .dtype = tensor.scalar_type(),
-                     .device = tensor.device()});
+                     .device = tensor.device(),
+                     .strategy = strategies_.index_of(name)});
   }
   const auto plan = bucket_plan(specs, caps);
   reducers_.reserve(plan.size());
@@ -133,15 +138,16 @@ BucketReducers::BucketReducers(std::span<const NamedTensor> parameters, const Gr
                         .offset = offset});
     }
     reducers_.push_back(
-        make({reducers_.size(), planned.numel, planned.dtype, std::move(slices), group_}));
+        make({reducers_.size(), planned.numel, planned.dtype, std::move(slices), group_},
+             planned.strategy));
   }
   order_.resize(size());
   std::iota(order_.begin(), order_.end(), std::size_t{0});
   positions_ = order_;
 }
 
-BucketReducer BucketReducers::make(Bucket bucket) {
-  auto exchange = strategy_.exchange(bucket);
+BucketReducer BucketReducers::make(Bucket bucket, std::size_t strategy) {
+  auto exchange = strategies_[strategy].exchange(bucket);
   auto residuals = residuals_of(*exchange, bucket);
   const bool has_residuals = have_residuals(residuals, bucket);
   // The group itself divides a single all_reduce between the hosts. The backends of devices divide
@@ -151,7 +157,7 @@ BucketReducer BucketReducers::make(Bucket bucket) {
   int counted_stage = 0;
   if (is_divided && hosts_) {
     exchange.reset();
-    exchange = between_hosts(strategy_, bucket, *hosts_);
+    exchange = between_hosts(strategies_[strategy], bucket, *hosts_);
     residuals = residuals_of(*exchange, bucket);
     counted_stage = 1;  // stage 0 is a reduce-scatter inside the host
   }
@@ -160,6 +166,8 @@ BucketReducer BucketReducers::make(Bucket bucket) {
   return {.bucket = std::move(bucket),
           .exchange = std::move(exchange),
           .residuals = std::move(residuals),
+          .strategy = strategy,
+          .index_in_strategy = buckets_of_strategy_[strategy]++,
           .is_all_reduce = is_all_reduce,
           .counted_stage = counted_stage};
 }
@@ -263,14 +271,18 @@ void BucketReducers::average_parameters() {
   const at::NoGradGuard no_grad;
   const CommStreamScope on_comm_stream(comm_stream_, {});
   std::vector<Work> works;
+  std::vector<const Bucket*> averaged;
   for (auto& reducer : reducers_) {
+    // These parameters are equal, and the mean of equal values may be rounded.
+    if (strategies_[reducer.strategy].exchanges_every_gradient()) continue;
     pack_parameters(reducer);
+    averaged.push_back(reducer.parameters.get());
     const SourceScope of_bucket(group_.communicator(),
                                 source(reducer.bucket.index(), SyncTarget::parameters));
     works.push_back(group_.all_reduce(reducer.parameters->values(), ReduceOp::avg));
   }
   for (auto& work : works) work.wait();
-  for (auto& reducer : reducers_) unpack_parameters(*reducer.parameters);
+  for (const auto* bucket : averaged) unpack_parameters(*bucket);
   on_comm_stream.block_caller();
 }
 

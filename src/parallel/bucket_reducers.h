@@ -12,9 +12,9 @@
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/exchange.h"
 #include "lockstep/group.h"
-#include "lockstep/strategy.h"
 #include "parallel/bucket_plan.h"
 #include "parallel/comm_stream_scope.h"
+#include "parallel/parameter_strategies.h"
 #include "parallel/replicated_model.h"
 #include "sync/between_hosts.h"
 
@@ -27,9 +27,11 @@ struct BucketReducer {
   std::unique_ptr<Bucket> parameters = {};  ///< allocated when parameters are first exchanged
   /// One residual per slice; undefined where another rank keeps it. Empty without error feedback.
   std::vector<at::Tensor> residuals = {};
-  bool is_all_reduce = false;       ///< the exchange is one all_reduce
-  int counted_stage = 0;            ///< stage whose collective counts the step's dense bytes
-  std::uint64_t skipped_bytes = 0;  ///< dense bytes of the steps since the last exchange
+  std::size_t strategy = 0;           ///< index of its strategy
+  std::size_t index_in_strategy = 0;  ///< among the buckets of its strategy
+  bool is_all_reduce = false;         ///< the exchange is one all_reduce
+  int counted_stage = 0;              ///< stage whose collective counts the step's dense bytes
+  std::uint64_t skipped_bytes = 0;    ///< dense bytes of the steps since the last exchange
 
   bool has_residual() const { return !residuals.empty(); }
 };
@@ -95,7 +97,7 @@ class BucketReducers {
   /// Ranks: all of the group.
   /// Throws: CommError when memory is short.
   BucketReducers(std::span<const NamedTensor> parameters, const Group& group, BucketCaps caps,
-                 const Strategy& strategy, const Source& owner = {});
+                 ParameterStrategies strategies, const Source& owner = {});
 
   std::size_t size() const { return reducers_.size(); }
   BucketReducer& operator[](std::size_t index) { return reducers_[index]; }
@@ -111,7 +113,9 @@ class BucketReducers {
 
   /// The target of a bucket at a step, and whether a step has that target for any bucket.
   SyncTarget target(std::size_t index, std::int64_t step) const {
-    return strategy_.target(step, index, size());
+    const auto& reducer = reducers_[index];
+    return strategies_[reducer.strategy].target(step, reducer.index_in_strategy,
+                                                buckets_of_strategy_[reducer.strategy]);
   }
   bool exchanges(SyncTarget target, std::int64_t step) const;
 
@@ -133,7 +137,7 @@ class BucketReducers {
  private:
   friend class ExchangeRound;
 
-  BucketReducer make(Bucket bucket);
+  BucketReducer make(Bucket bucket, std::size_t strategy);
   Source source(std::size_t index, SyncTarget target) const;
   Work advance(std::size_t index, SyncTarget target, ExchangeTask& task, int stage);
   void pack_parameters(BucketReducer& reducer);
@@ -141,8 +145,9 @@ class BucketReducers {
   Group group_;
   std::optional<device::CommStream> comm_stream_;
   Source owner_;
-  Strategy strategy_;
-  std::optional<HostGroups> hosts_;  ///< set once an exchange runs between hosts
+  ParameterStrategies strategies_;
+  std::vector<std::size_t> buckets_of_strategy_;  ///< number of buckets, by strategy
+  std::optional<HostGroups> hosts_;               ///< set once an exchange runs between hosts
   std::vector<BucketReducer> reducers_;
   std::vector<std::size_t> order_;      ///< buckets by position
   std::vector<std::size_t> positions_;  ///< positions by bucket

@@ -113,7 +113,9 @@ void expect_dtype(std::string_view strategy, const Bucket& bucket,
   throw InvalidArgument(concat("strategy ", strategy, ": got parameters of ", toString(got),
                                bucket.slices().empty() ? "" : ", such as ",
                                bucket.slices().empty() ? "" : bucket.slices().front().name,
-                               ", expected ", expected));
+                               ", expected ", expected,
+                               ": choose another strategy for them, alone by "
+                               "DataParallelOptions::strategies, or convert them"));
 }
 
 }  // namespace lockstep::detail
