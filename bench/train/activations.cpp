@@ -1,9 +1,10 @@
 // Measures the memory that recompute() saves and the time that it costs, in a training step of the
 // transformer of models.h. The peak is that of the tensors' memory, above the memory between steps.
-// Variants: plain; each layer a segment; two segments. Variants take turns, and medians are printed.
-// Rank 0 prints one JSON object. Start it with `lockstep run -n N`.
+// Variants: plain; each layer a segment; two segments. Variants take turns, and medians are
+// printed. Rank 0 prints one JSON object. Start it with `lockstep run -n N`.
 
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/alloc_cpu.h>
 #include <lockstep/lockstep.h>
 #include <torch/nn.h>
 #include <torch/optim/sgd.h>
@@ -12,7 +13,9 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <exception>
 #include <iostream>
 #include <map>
@@ -30,41 +33,45 @@ namespace {
 using namespace lockstep::bench;
 using Clock = std::chrono::steady_clock;
 
-/// LibTorch's allocator of CPU tensors, which counts bytes.
+/// Counts the bytes of all CPU tensors.
 class CountingAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) override {
-    auto* const block = new Counted{inner_->allocate(bytes), *this, bytes};
+    if (bytes == 0) return {nullptr, at::kCPU};
+    auto* const block = static_cast<std::byte*>(c10::alloc_cpu(bytes + header));
+    std::memcpy(block, &bytes, sizeof(bytes));
     const auto live = live_ += bytes;
     auto peak = peak_.load();
     while (live > peak && !peak_.compare_exchange_weak(peak, live)) {
     }
-    return {block->data.get(), block, &free, at::kCPU};
+    // LibTorch requires that data and context are equal.
+    return {block + header, block + header, &free, at::kCPU};
   }
-  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
+  c10::DeleterFnPtr raw_deleter() const override { return &free; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override {
     default_copy_data(to, from, bytes);
   }
 
   /// Sets the peak to what is in use.
-  void begin_peak() { peak_ = live_.load(); }
-  std::size_t live() const { return live_; }
-  std::size_t peak() const { return peak_; }
+  static void begin_peak() { peak_ = live_.load(); }
+  static std::size_t live() { return live_; }
+  static std::size_t peak() { return peak_; }
 
  private:
-  struct Counted {
-    c10::DataPtr data;
-    CountingAllocator& owner;
-    std::size_t bytes;
-  };
-  static void free(void* context) {
-    const std::unique_ptr<Counted> block(static_cast<Counted*>(context));
-    block->owner.live_ -= block->bytes;
+  /// Holds the number of bytes, and keeps LibTorch's alignment.
+  static constexpr std::size_t header = 64;
+
+  static void free(void* data) {
+    if (data == nullptr) return;
+    auto* const block = static_cast<std::byte*>(data) - header;
+    std::size_t bytes = 0;
+    std::memcpy(&bytes, block, sizeof(bytes));
+    live_ -= bytes;
+    c10::free_cpu(block);
   }
 
-  c10::Allocator* inner_ = c10::GetDefaultCPUAllocator();
-  std::atomic<std::size_t> live_ = 0;
-  std::atomic<std::size_t> peak_ = 0;
+  static inline std::atomic<std::size_t> live_ = 0;
+  static inline std::atomic<std::size_t> peak_ = 0;
 };
 
 /// The transformer of models.h, whose layers run in segments of equal length.
@@ -102,7 +109,7 @@ struct Settings {
   int rounds = 5;
 };
 
-void measure(const Settings& settings, const lockstep::Group& world, CountingAllocator& memory) {
+void measure(const Settings& settings, const lockstep::Group& world) {
   torch::manual_seed(0);
   const auto model = std::make_shared<Transformer>(settings.layers);
   lockstep::DistributedDataParallel ddp(model, world);
@@ -118,8 +125,8 @@ void measure(const Settings& settings, const lockstep::Group& world, CountingAll
       model->segment = segment;
       sgd.zero_grad();
       world.barrier().wait();
-      memory.begin_peak();
-      const auto before = memory.live();
+      CountingAllocator::begin_peak();
+      const auto before = CountingAllocator::live();
       const auto begin = Clock::now();
       torch::nn::functional::cross_entropy(ddp(input), target).backward();
       const std::chrono::duration<double, std::milli> taken = Clock::now() - begin;
@@ -127,7 +134,8 @@ void measure(const Settings& settings, const lockstep::Group& world, CountingAll
       sgd.step();
       if (round < 0) continue;
       milliseconds[name].push_back(slowest);
-      mebibytes[name].push_back(static_cast<double>(memory.peak() - before) / (1 << 20));
+      mebibytes[name].push_back(static_cast<double>(CountingAllocator::peak() - before) /
+                                (1 << 20));
     }
   }
   if (world.rank() != 0) return;
@@ -160,9 +168,9 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   try {
-    static CountingAllocator memory;
-    c10::SetCPUAllocator(&memory, /*priority=*/255);
-    measure(settings, lockstep::init({.keep_freed_memory = true}), memory);
+    static CountingAllocator allocator;
+    c10::SetCPUAllocator(&allocator, /*priority=*/255);
+    measure(settings, lockstep::init({.keep_freed_memory = true}));
     return 0;
   } catch (const std::exception& error) {
     std::cerr << "bench_activations: " << error.what() << std::endl;

@@ -5,6 +5,7 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/pimpl.h>
 
+#include <concepts>
 #include <functional>
 #include <memory>
 #include <optional>
