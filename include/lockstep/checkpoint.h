@@ -106,8 +106,7 @@ struct Resumed {
 /// replaces the old one atomically; on an error the old file stays.
 /// Loading checks the whole file before it changes anything. Parameters keep their memory, so the
 /// model may be wrapped before or after loading. A file does not name a device: a run on devices
-/// continues one on the CPU, and the reverse. Supports every torch::optim optimizer except
-/// LBFGS, which LibTorch cannot serialise after its first step.
+/// continues one on the CPU, and the reverse. Supports every torch::optim optimizer.
 struct Checkpoint {
   ModelView model;
   OptionalReference<torch::optim::Optimizer> optimizer{};

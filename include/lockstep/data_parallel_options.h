@@ -41,10 +41,23 @@ enum class Shard {
   gradients,  ///< also the averaged gradients (ZeRO 2); .grad() is undefined after a backward
 };
 
+/// A strategy for some parameters.
+struct ParameterStrategy {
+  /// A pattern of names, as of files in a shell: `*` matches any characters, `?` one character, and
+  /// `[ab]` one of these.
+  std::string parameters;
+  Strategy strategy;
+};
+
 /// Options of both front ends. Ranks: the same on all.
 struct DataParallelOptions {
   BucketCaps buckets = default_buckets();
+  /// Strategy of all parameters that no entry of `strategies` matches.
   Strategy strategy = AllReduce{};
+  /// Strategies of the parameters whose names match a pattern. The first matching entry counts. A
+  /// bucket has parameters of one entry only. Example: {{"embedding.*", TopK{.ratio = 0.01}}}.
+  /// A pattern that matches no parameter is an InvalidArgument.
+  std::vector<ParameterStrategy> strategies = {};
   InitialSync initial_sync = InitialSync::broadcast;
   BufferPolicy buffer_policy = BufferPolicy::from_rank0;
   /// Interval of the consistency check in exchanges; 0 disables the check. Each check compares the
@@ -71,6 +84,10 @@ struct DataParallelOptions {
   /// torch::nn::functional::embedding(). Every strategy averages sparse gradients exactly, in every
   /// backward.
   std::vector<std::string> sparse_gradients = {};
+  /// The wrapper synchronises the parameters that its optimizer updates, and no others. For several
+  /// DistributedOptimizers over one model, each with its own parameters. Every one of them
+  /// synchronises the buffers.
+  bool optimized_only = false;
 };
 
 namespace detail {

@@ -3,6 +3,7 @@
 // All public headers that a training program needs. None includes torch/torch.h, so the program
 // chooses which LibTorch headers it pays for.
 
+#include "lockstep/activation_checkpoint.h"
 #include "lockstep/autocast.h"
 #include "lockstep/checkpoint.h"
 #include "lockstep/closest_match.h"
@@ -27,6 +28,7 @@
 #include "lockstep/prefetch_loader.h"
 #include "lockstep/run_log.h"
 #include "lockstep/samplers.h"
+#include "lockstep/several_optimizers.h"
 #include "lockstep/strategies.h"
 #include "lockstep/strategy.h"
 #include "lockstep/sync_batch_norm.h"

@@ -34,6 +34,9 @@ struct LoadOptions {
   bool strict = true;
   /// Returns the model's name of a tensor of the dict; "" skips the tensor. Default: the same name.
   std::function<std::string(const std::string& name)> rename = {};
+  /// Whether values of another dtype are converted to the model's, as Python does. Otherwise they
+  /// are an error. Real and complex numbers are never converted to each other.
+  bool convert_dtypes = false;
 };
 
 /// Names that load_state_dict() has not loaded; empty with strict.
@@ -56,16 +59,19 @@ struct NotLoaded {
 /// Throws: CheckpointError naming the tensor.
 NotLoaded load_state_dict(const ModelView& model, const c10::IValue& dict,
                           const LoadOptions& options = {});
+/// The same for tensors by name, such as safetensors::Content::tensors.
+NotLoaded load_state_dict(const ModelView& model, const std::map<std::string, at::Tensor>& tensors,
+                          const LoadOptions& options = {});
 
-/// The state of an SGD, Adam or AdamW optimizer. Parameters are identified by their position in the
-/// parameter groups, as in Python.
+/// The state of an SGD, Adam, AdamW, RMSprop, Adagrad or LBFGS optimizer. Parameters are identified
+/// by their position in the parameter groups, as in Python.
 /// Throws: InvalidArgument for any other optimizer.
 c10::IValue state_dict(const torch::optim::Optimizer& optimizer);
 
 /// Loads the options and the state of each parameter. Options that LibTorch lacks in C++ (foreach,
 /// fused, …) are ignored.
 /// Throws: CheckpointError for a dict that does not fit, and for maximize=True; nothing is changed
-/// then. InvalidArgument for an optimizer other than SGD, Adam and AdamW.
+/// then. InvalidArgument for an optimizer of any other class.
 void load_state_dict(torch::optim::Optimizer& optimizer, const c10::IValue& dict);
 
 /// Reads a file that Python's torch.save wrote: tensors, dicts (as GenericDict), lists, tuples,
@@ -84,10 +90,10 @@ void write_torch_file(const std::filesystem::path& path, const c10::IValue& valu
 }  // namespace lockstep
 
 /// The safetensors format: the length of a JSON header (8 bytes), the header, then the tensors'
-/// values, all little-endian. Supported dtypes: f64 f32 f16 bf16 i64 i32 i16 i8 u8 bool. Lockstep
-/// writes digests of the header and of every tensor into its files, and verifies them when it
-/// reads.
-/// Source: https://github.com/huggingface/safetensors (the format)
+/// values, all little-endian. Supported dtypes: f64 f32 f16 bf16 i64 i32 i16 i8 u64 u32 u16 u8 bool
+/// c64 f8_e4m3 f8_e5m2 f8_e8m0. Lockstep writes digests of the header and of every tensor into its
+/// files, and verifies them when it reads. Source: https://github.com/huggingface/safetensors (the
+/// format)
 namespace lockstep::inline v0_2::safetensors {
 
 /// Content of one file.

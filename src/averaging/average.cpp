@@ -24,7 +24,8 @@ void expect_dtype(std::string_view strategy, const Elements& elements, const Arr
     expected += concat(expected.empty() ? "" : " or ", name(dtype));
   }
   throw InvalidArgument(concat("strategy ", strategy, ": got ", name(elements.dtype),
-                               " elements of ", arrays.name_at(0), ", expected ", expected));
+                               " elements of ", arrays.name_at(0), ", expected ", expected, ": ",
+                               arrays.remedy));
 }
 
 }  // namespace lockstep::averaging

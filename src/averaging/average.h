@@ -34,6 +34,8 @@ struct Arrays {
   std::size_t numel;  ///< elements of all arrays, without the padding between them
   /// The name of the array that has an element, for error texts: "parameter fc.weight".
   std::function<std::string(std::size_t element)> name_at;
+  /// What the caller can do if the strategy does not carry the dtype.
+  std::string_view remedy = "choose another strategy, or convert them";
 };
 
 /// The average of elements over ranks by one of the strategies of averages.h, with the state that

@@ -1,13 +1,16 @@
 #include "checkpoint/optimizer_state.h"
 
 #include <ATen/core/ivalue.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/tensor.h>
 #include <c10/util/Type.h>
-#include <torch/optim/lbfgs.h>
 #include <torch/optim/optimizer.h>
 #include <torch/serialize/archive.h>
 
 #include <cmath>
+#include <cstdint>
+#include <deque>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string_view>
@@ -119,6 +122,11 @@ InputArchive reopen(const std::string& bytes) {
   return read;
 }
 
+/// LibTorch cannot serialize the state of LBFGS after its first step.
+bool is_lbfgs(const torch::optim::Optimizer& optimizer) {
+  return class_of(optimizer) == typeid(torch::optim::LBFGS);
+}
+
 /// An archive for the optimizer's load(), with the current addresses of the parameters as keys.
 std::string archive_for(const json& description, const Tensors& tensors,
                         const torch::optim::Optimizer& optimizer, const ParameterNames& names) {
@@ -135,7 +143,7 @@ std::string archive_for(const json& description, const Tensors& tensors,
     for (std::size_t p = 0; p < parameters.size(); ++p) {
       const std::string& name = name_of(parameters[p], names);
       group.write(concat("params/", p), c10::IValue(key_of(parameters[p])));
-      if (!description.at("state").contains(name)) continue;
+      if (!description.at("state").contains(name) || is_lbfgs(optimizer)) continue;
       OutputArchive state = decode_all(description.at("state").at(name), tensors, archive);
       states.write(key_of(parameters[p]), state);
     }
@@ -189,10 +197,26 @@ struct Fields {
   Tensors& tensors;
 
   void operator()(const char* name, std::int64_t value) const { fields[name] = value; }
+  void operator()(const char* name, const Count<std::int64_t>& count) const {
+    fields[name] = count.value;
+  }
+  void operator()(const char* name, double value) const {
+    (*this)(name, at::scalar_tensor(value, at::kDouble));  // JSON has no infinity
+  }
   void operator()(const char* name, const at::Tensor& value) const {
-    if (!value.defined()) return;
-    fields[name] = {{"tensor", where + name}};
+    if (value.defined()) fields[name] = stored(name, value);
+  }
+  void operator()(const char* name, const std::deque<at::Tensor>& values) const {
+    json parts = json::array();
+    for (const at::Tensor& value : values)
+      parts.push_back(stored(concat(name, '/', parts.size()), value));
+    fields[name] = {{"tuple", parts}};
+  }
+
+ private:
+  json stored(const std::string& name, const at::Tensor& value) const {
     tensors[where + name] = value;
+    return {{"tensor", where + name}};
   }
 };
 
@@ -211,7 +235,8 @@ json fields_of(torch::optim::OptimizerParamState& state, const std::string& wher
                      visit_as<torch::optim::AdamParamState>(state, fields) ||
                      visit_as<torch::optim::AdamWParamState>(state, fields) ||
                      visit_as<torch::optim::RMSpropParamState>(state, fields) ||
-                     visit_as<torch::optim::AdagradParamState>(state, fields);
+                     visit_as<torch::optim::AdagradParamState>(state, fields) ||
+                     visit_as<torch::optim::LBFGSParamState>(state, fields);
   return known ? result : archived(state, where, tensors);
 }
 
@@ -219,9 +244,13 @@ json fields_of(torch::optim::OptimizerParamState& state, const std::string& wher
 struct MoveTo {
   at::Device device;
 
-  void operator()(const char*, std::int64_t) const {}
+  template <class Number>
+  void operator()(const char*, const Number&) const {}
   void operator()(const char*, at::Tensor& value) const {
     if (value.defined()) value = value.to(device);
+  }
+  void operator()(const char* name, std::deque<at::Tensor>& values) const {
+    for (at::Tensor& value : values) (*this)(name, value);
   }
 };
 
@@ -245,15 +274,59 @@ void move_to_parameters(torch::optim::Optimizer& optimizer) {
                          move_as<torch::optim::AdamParamState>(state, move) ||
                          move_as<torch::optim::AdamWParamState>(state, move) ||
                          move_as<torch::optim::RMSpropParamState>(state, move) ||
-                         move_as<torch::optim::AdagradParamState>(state, move);
+                         move_as<torch::optim::AdagradParamState>(state, move) ||
+                         move_as<torch::optim::LBFGSParamState>(state, move);
       if (!known) {
         throw CheckpointError(concat("optimizer: got ", kind_of(optimizer), " with parameters on ",
                                      parameter.device(),
-                                     ", expected SGD, Adam, AdamW, RMSprop or Adagrad: save the "
-                                     "model without its optimizer"));
+                                     ", expected SGD, Adam, AdamW, RMSprop, Adagrad or LBFGS: save "
+                                     "the model without its optimizer"));
       }
     }
   }
+}
+
+/// Visitor that restores the state of LBFGS.
+struct LbfgsReader {
+  const json& fields;
+  const Tensors& tensors;
+  at::Tensor flat;  ///< tensors must have its shape and dtype, or be numbers
+
+  void operator()(const char* name, const Count<std::int64_t>& count) const {
+    count.value = fields.at(name).get<std::int64_t>();
+  }
+  void operator()(const char* name, double& value) const {
+    value = tensor_of(fields.at(name)).item<double>();
+  }
+  void operator()(const char* name, at::Tensor& value) const { value = tensor_of(fields.at(name)); }
+  void operator()(const char* name, std::deque<at::Tensor>& values) const {
+    for (const json& part : fields.at(name).at("tuple")) values.push_back(tensor_of(part));
+  }
+
+ private:
+  at::Tensor tensor_of(const json& field) const {
+    const at::Tensor& tensor = tensor_at(field.at("tensor"), tensors);
+    if (tensor.dim() > 0 &&
+        (tensor.sizes() != flat.sizes() || tensor.scalar_type() != flat.scalar_type()))
+      throw CheckpointError(concat("tensor ", field["tensor"].dump(), ": expected ",
+                                   flat.scalar_type(), ' ', flat.sizes(), ", found ",
+                                   tensor.scalar_type(), ' ', tensor.sizes()));
+    return tensor.clone();
+  }
+};
+
+void restore_lbfgs(torch::optim::Optimizer& optimizer, const json& description,
+                   const Tensors& tensors, const ParameterNames& names) {
+  const std::vector<at::Tensor>& parameters = optimizer.param_groups().at(0).params();
+  const std::string& name = name_of(parameters.at(0), names);
+  if (!description.at("state").contains(name)) return;
+  auto state = std::make_unique<torch::optim::LBFGSParamState>();
+  visit(*state, LbfgsReader{.fields = description["state"][name],
+                            .tensors = tensors,
+                            .flat = flat_shape(parameters)});
+  if (!is_complete(*state))
+    throw CheckpointError(concat("optimizer: found only a part of the state of LBFGS"));
+  optimizer.state()[parameters[0].unsafeGetTensorImpl()] = std::move(state);
 }
 
 std::string_view kind_of(const json& value) {
@@ -294,7 +367,7 @@ json check_description(const OptimizerState& state, const torch::optim::Optimize
     for (const at::Tensor& parameter : groups[g].params()) {
       const std::string& name = name_of(parameter, names);
       parameters.push_back(name);
-      if (description.at("state").contains(name))
+      if (description.at("state").contains(name) && !is_lbfgs(optimizer))
         check_fields(description.at("state").at(name), name, parameter, state.tensors);
     }
     if (const json& found = description.at("groups").at(g).at("parameters"); found != parameters)
@@ -308,12 +381,6 @@ json check_description(const OptimizerState& state, const torch::optim::Optimize
 
 OptimizerState optimizer_state(const torch::optim::Optimizer& optimizer,
                                const ParameterNames& names) {
-  // LibTorch raises an internal error when it serializes LBFGS after its first step.
-  if (dynamic_cast<const torch::optim::LBFGS*>(&optimizer) != nullptr) {
-    throw CheckpointError(
-        "optimizer: got LBFGS, expected SGD, Adam, AdamW, RMSprop or Adagrad: LibTorch cannot "
-        "serialize the state of LBFGS; save the model without its optimizer");
-  }
   return as_checkpoint_errors([&] {
     OptimizerState result;
     const auto& states = whole_state(optimizer);
@@ -374,6 +441,7 @@ PreparedOptimizer prepare_optimizer(const OptimizerState& state, torch::optim::O
       own.options_ = archive_for(own_description, none, optimizer, names);
       InputArchive all = reopen(archive);
       optimizer.load(all);
+      if (is_lbfgs(optimizer)) restore_lbfgs(optimizer, description, state.tensors, names);
       move_to_parameters(optimizer);
     } catch (...) {
       std::swap(own.state_, optimizer.state());

@@ -45,15 +45,21 @@ std::map<std::string, c10::IValue> by_model_names(const c10::IValue& dict,
   return stored;
 }
 
-void check_fits(const std::string& name, const at::Tensor& tensor, const c10::IValue& stored) {
+void check_fits(const std::string& name, const at::Tensor& tensor, const c10::IValue& stored,
+                bool convert_dtypes) {
   if (!stored.isTensor())
     throw CheckpointError(
         concat("tensor '", name, "': expected a tensor, found ", stored.tagKind()));
   const at::Tensor value = stored.toTensor();
-  if (value.sizes() != tensor.sizes() || value.scalar_type() != tensor.scalar_type())
-    throw CheckpointError(concat("tensor '", name, "': expected ", tensor.scalar_type(), ' ',
-                                 tensor.sizes(), ", found ", value.scalar_type(), ' ',
-                                 value.sizes()));
+  const bool converts = convert_dtypes && value.is_complex() == tensor.is_complex();
+  const bool same_dtype = value.scalar_type() == tensor.scalar_type();
+  if (value.sizes() != tensor.sizes() || (!same_dtype && !converts)) {
+    const bool may_convert = value.sizes() == tensor.sizes() && !convert_dtypes;
+    throw CheckpointError(
+        concat("tensor '", name, "': expected ", tensor.scalar_type(), ' ', tensor.sizes(),
+               ", found ", value.scalar_type(), ' ', value.sizes(),
+               may_convert ? ": set LoadOptions::convert_dtypes to convert" : ""));
+  }
 }
 
 }  // namespace
@@ -74,7 +80,7 @@ NotLoaded load_state_dict(const ModelView& model, const c10::IValue& dict,
       left.missing.push_back(name);
       continue;
     }
-    check_fits(name, tensor, found->second);
+    check_fits(name, tensor, found->second, options.convert_dtypes);
     copies.emplace_back(tensor, found->second.toTensor());
   }
   for (const auto& [name, value] : stored) {
@@ -87,6 +93,13 @@ NotLoaded load_state_dict(const ModelView& model, const c10::IValue& dict,
   const at::NoGradGuard no_grad;
   for (const auto& [to, from] : copies) to.copy_(from);
   return left;
+}
+
+NotLoaded load_state_dict(const ModelView& model, const std::map<std::string, at::Tensor>& tensors,
+                          const LoadOptions& options) {
+  c10::impl::GenericDict dict(c10::AnyType::get(), c10::AnyType::get());
+  for (const auto& [name, tensor] : tensors) dict.insert(name, tensor);
+  return load_state_dict(model, c10::IValue(dict), options);
 }
 
 }  // namespace lockstep

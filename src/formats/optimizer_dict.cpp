@@ -4,6 +4,8 @@
 #include <ATen/ops/scalar_tensor.h>
 #include <c10/util/Type.h>
 
+#include <concepts>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -48,6 +50,18 @@ struct Writer {
   void operator()(const char* name, const at::Tensor& value) const {
     if (value.defined()) dict.insert(name, value);
   }
+  void operator()(const char* name, const std::deque<at::Tensor>& values) const {
+    auto list = empty_list();
+    for (const at::Tensor& value : values) list.push_back(value);
+    dict.insert(name, list);
+  }
+  template <class Value>
+  void operator()(const char* name, const detail::Count<Value>& count) const {
+    dict.insert(name, IValue(count.value));
+  }
+  void operator()(const char* name, const std::optional<std::string>& value) const {
+    dict.insert(name, IValue(value));
+  }
 };
 
 // --- from Python ---------------------------------------------------------------------------------
@@ -56,7 +70,8 @@ struct Writer {
 struct Reader {
   const GenericDict& dict;
   std::string where;
-  at::Tensor parameter{};  ///< tensors must have its shape and dtype
+  at::Tensor parameter{};    ///< tensors must have its shape and dtype
+  bool has_numbers = false;  ///< a tensor may also be a number
 
   IValue at(const char* name) const {
     const auto found = dict.find(name);
@@ -94,13 +109,41 @@ struct Reader {
   void operator()(const char* name, at::Tensor& value) const {
     const auto found = dict.find(name);
     if (found == dict.end() || found->value().isNone()) return;
-    if (!found->value().isTensor()) fail(name, "a tensor", found->value());
-    const at::Tensor tensor = found->value().toTensor();
+    value = tensor_of(name, found->value());
+  }
+  void operator()(const char* name, std::deque<at::Tensor>& values) const {
+    const IValue found = at(name);
+    if (!found.isList()) fail(name, "a list", found);
+    for (const IValue& value : found.toListRef()) values.push_back(tensor_of(name, value));
+  }
+  void operator()(const char* name, const detail::Count<std::int64_t>& count) const {
+    const IValue found = at(name);
+    if (!found.isInt()) fail(name, "an integer", found);
+    count.value = found.toInt();
+  }
+  void operator()(const char* name, const detail::Count<std::optional<std::int64_t>>& count) const {
+    const IValue found = at(name);
+    if (!found.isInt() && !found.isNone()) fail(name, "an integer or None", found);
+    count.value = found.toOptional<std::int64_t>();
+  }
+  void operator()(const char* name, std::optional<std::string>& value) const {
+    const IValue found = at(name);
+    if (!found.isString() && !found.isNone()) fail(name, "a string or None", found);
+    value = found.toOptional<std::string>();
+  }
+
+ private:
+  at::Tensor tensor_of(const char* name, const IValue& found) const {
+    if (has_numbers && (found.isInt() || found.isDouble()))
+      return at::scalar_tensor(found.toScalar(), parameter.options().device(at::kCPU));
+    if (!found.isTensor()) fail(name, "a tensor", found);
+    const at::Tensor tensor = found.toTensor();
+    if (has_numbers && tensor.dim() == 0) return tensor.clone();
     if (tensor.sizes() != parameter.sizes() || tensor.scalar_type() != parameter.scalar_type())
       throw CheckpointError(concat(where, ": '", name, "': expected ", parameter.scalar_type(), ' ',
                                    parameter.sizes(), ", found ", tensor.scalar_type(), ' ',
                                    tensor.sizes()));
-    value = tensor.clone(at::MemoryFormat::Contiguous);
+    return tensor.clone(at::MemoryFormat::Contiguous);
   }
 };
 
@@ -110,9 +153,25 @@ template <detail::AdamLikeState ParamState>
 bool has_state(ParamState& state) {
   return state.exp_avg().defined();
 }
+bool has_state(torch::optim::RMSpropParamState& state) { return state.square_avg().defined(); }
+bool has_state(torch::optim::AdagradParamState& state) { return state.sum().defined(); }
+bool has_state(torch::optim::LBFGSParamState&) { return true; }
 
 void check_complete(const torch::optim::SGDOptions&, torch::optim::SGDParamState&,
                     const std::string&) {}
+void check_complete(const torch::optim::AdagradOptions&, torch::optim::AdagradParamState&,
+                    const std::string&) {}
+void check_complete(const torch::optim::RMSpropOptions& options,
+                    torch::optim::RMSpropParamState& state, const std::string& where) {
+  if ((options.momentum() > 0 && !state.momentum_buffer().defined()) ||
+      (options.centered() && !state.grad_avg().defined()))
+    throw CheckpointError(concat(where, ": found only a part of RMSprop's state"));
+}
+void check_complete(const torch::optim::LBFGSOptions&, torch::optim::LBFGSParamState& state,
+                    const std::string& where) {
+  if (!detail::is_complete(state))
+    throw CheckpointError(concat(where, ": found only a part of LBFGS's state"));
+}
 template <detail::AdamLikeOptions Options, detail::AdamLikeState ParamState>
 void check_complete(const Options& options, ParamState& state, const std::string& where) {
   if (!state.exp_avg_sq().defined() || (options.amsgrad() && !state.max_exp_avg_sq().defined()))
@@ -209,7 +268,12 @@ struct Kind {
       if (!found->value().isGenericDict()) throw CheckpointError(concat(here, ": expected a dict"));
       auto state = std::make_unique<ParamState>();
       const GenericDict fields = found->value().toGenericDict();
-      detail::visit(*state, Reader{.dict = fields, .where = here, .parameter = parameters[p]});
+      constexpr bool is_flat = std::same_as<ParamState, torch::optim::LBFGSParamState>;
+      detail::visit(*state,
+                    Reader{.dict = fields,
+                           .where = here,
+                           .parameter = is_flat ? detail::flat_shape(parameters) : parameters[p],
+                           .has_numbers = is_flat});
       if (!has_state(*state)) continue;
       check_complete(options, *state, here);
       new_states[parameters[p].unsafeGetTensorImpl()] = std::move(state);
@@ -227,8 +291,14 @@ auto with_kind(const Optimizer& optimizer, const Function& fn) {
     return fn(Kind<torch::optim::AdamOptions, torch::optim::AdamParamState>{false});
   if (own == typeid(torch::optim::AdamW))
     return fn(Kind<torch::optim::AdamWOptions, torch::optim::AdamWParamState>{true});
+  if (own == typeid(torch::optim::RMSprop))
+    return fn(Kind<torch::optim::RMSpropOptions, torch::optim::RMSpropParamState>{false});
+  if (own == typeid(torch::optim::Adagrad))
+    return fn(Kind<torch::optim::AdagradOptions, torch::optim::AdagradParamState>{false});
+  if (own == typeid(torch::optim::LBFGS))
+    return fn(Kind<torch::optim::LBFGSOptions, torch::optim::LBFGSParamState>{false});
   throw InvalidArgument(concat("state_dict: got ", c10::demangle(typeid(optimizer).name()),
-                               ", expected SGD, Adam or AdamW"));
+                               ", expected SGD, Adam, AdamW, RMSprop, Adagrad or LBFGS"));
 }
 
 }  // namespace

@@ -1,12 +1,15 @@
 #pragma once
 
+#include <ATen/ops/empty.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
+#include <torch/optim/lbfgs.h>
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
 #include <concepts>
+#include <cstdint>
 #include <typeinfo>
 #include <vector>
 
@@ -30,6 +33,15 @@ inline const std::type_info& class_of(const torch::optim::Optimizer& optimizer) 
 template <class T>
 concept AdamLikeOptions =
     std::same_as<T, torch::optim::AdamOptions> || std::same_as<T, torch::optim::AdamWOptions>;
+
+/// An integer that Python stores as an int. Python stores the number of steps of other optimizers
+/// as a tensor.
+template <class Value>
+struct Count {
+  Value& value;
+};
+template <class Value>
+Count(Value&) -> Count<Value>;
 
 /// The names of the tensors that an optimizer with these options adds for a parameter in its first
 /// step.
@@ -73,6 +85,68 @@ void visit(Options& options, const Field& field) {
   field("eps", options.eps());
   field("weight_decay", options.weight_decay());
   field("amsgrad", options.amsgrad());
+}
+
+template <class Field>
+void visit(torch::optim::RMSpropOptions& options, const Field& field) {
+  field("lr", options.lr());
+  field("alpha", options.alpha());
+  field("eps", options.eps());
+  field("weight_decay", options.weight_decay());
+  field("momentum", options.momentum());
+  field("centered", options.centered());
+}
+
+template <class Field>
+void visit(torch::optim::AdagradOptions& options, const Field& field) {
+  field("lr", options.lr());
+  field("lr_decay", options.lr_decay());
+  field("weight_decay", options.weight_decay());
+  field("initial_accumulator_value", options.initial_accumulator_value());
+  field("eps", options.eps());
+}
+
+template <class Field>
+void visit(torch::optim::LBFGSOptions& options, const Field& field) {
+  field("lr", options.lr());
+  field("max_iter", Count{options.max_iter()});
+  field("max_eval", Count{options.max_eval()});
+  field("tolerance_grad", options.tolerance_grad());
+  field("tolerance_change", options.tolerance_change());
+  field("history_size", Count{options.history_size()});
+  field("line_search_fn", options.line_search_fn());
+}
+
+/// LBFGS has one state for all parameters, under the first. Its tensors are flat, or numbers. Each
+/// step computes `al` anew. Before the first iteration, the other fields have no meaning.
+template <class Field>
+void visit(torch::optim::LBFGSParamState& state, const Field& field) {
+  field("func_evals", Count{state.func_evals()});
+  field("n_iter", Count{state.n_iter()});
+  if (state.n_iter() == 0) return;
+  field("t", state.t());
+  field("prev_loss", state.prev_loss());
+  field("d", state.d());
+  field("H_diag", state.H_diag());
+  field("prev_flat_grad", state.prev_flat_grad());
+  field("old_dirs", state.old_dirs());
+  field("old_stps", state.old_stps());
+  field("ro", state.ro());
+}
+
+/// A tensor of the shape and dtype of all parameters of LBFGS one after another, without memory.
+inline at::Tensor flat_shape(const std::vector<at::Tensor>& parameters) {
+  std::int64_t elements = 0;
+  for (const auto& parameter : parameters) elements += parameter.numel();
+  return at::empty({elements}, parameters.at(0).options().device(at::kMeta));
+}
+
+/// Whether the state has every tensor that the next step needs.
+inline bool is_complete(torch::optim::LBFGSParamState& state) {
+  if (state.n_iter() == 0) return true;
+  return state.d().defined() && state.H_diag().defined() && state.prev_flat_grad().defined() &&
+         state.old_dirs().size() == state.old_stps().size() &&
+         state.old_dirs().size() == state.ro().size();
 }
 
 }  // namespace lockstep::detail

@@ -121,22 +121,25 @@ class Pickler {
   }
 
   // torch._utils._rebuild_tensor_v2(storage, offset, size, stride, requires_grad, backward_hooks)
+  // torch._utils._rebuild_tensor_v3(…, dtype)
   void put_tensor(const at::Tensor& tensor) {
     if (!tensor.defined() || tensor.layout() != at::kStrided)
       throw CheckpointError("cannot store a tensor that is undefined or not dense");
-    const auto known =
-        std::find_if(std::begin(storage_names), std::end(storage_names),
-                     [&](const StorageName& entry) { return entry.dtype == tensor.scalar_type(); });
-    if (known == std::end(storage_names))
+    const StorageName* const typed = find_dtype(storage_names, tensor.scalar_type());
+    const StorageName* const untyped = find_dtype(untyped_dtype_names, tensor.scalar_type());
+    if (typed == nullptr && untyped == nullptr)
       throw CheckpointError(concat("cannot store dtype ", tensor.scalar_type()));
-    put_global("torch._utils", "_rebuild_tensor_v2");
+    put_global("torch._utils", typed != nullptr ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3");
     put(Opcode::mark);
     put(Opcode::mark);
     put_text("storage");
-    put_global("torch", known->name.substr(std::string_view("torch.").size()));
+    if (typed != nullptr)
+      put_torch_global(typed->name);
+    else
+      put_global(untyped_storage_module, untyped_storage_name);
     put_text(std::to_string(key_of(tensor)));
     put_text("cpu");
-    put_integer(tensor.numel());
+    put_integer(typed != nullptr ? tensor.numel() : static_cast<std::int64_t>(tensor.nbytes()));
     put(Opcode::tuple);
     put(Opcode::persistent);
     put_integer(0);
@@ -146,12 +149,24 @@ class Pickler {
     put_global("collections", "OrderedDict");
     put(Opcode::empty_tuple);
     put(Opcode::reduce);
+    if (typed == nullptr) put_torch_global(untyped->name);
     put(Opcode::tuple);
     put(Opcode::reduce);
   }
 
+  template <std::size_t size>
+  static const StorageName* find_dtype(const StorageName (&names)[size], at::ScalarType dtype) {
+    for (const StorageName& entry : names)
+      if (entry.dtype == dtype) return &entry;
+    return nullptr;
+  }
+
+  void put_torch_global(std::string_view name) {
+    put_global("torch", name.substr(std::string_view("torch.").size()));
+  }
+
   std::size_t key_of(const at::Tensor& tensor) {
-    const at::Tensor contiguous = tensor.detach().cpu().contiguous();
+    const at::Tensor contiguous = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous();
     const auto memory =
         std::tuple(contiguous.const_data_ptr(), contiguous.nbytes(), contiguous.scalar_type());
     const auto [entry, is_new] = keys_.emplace(memory, storages_.size());

@@ -64,7 +64,25 @@ inline constexpr StorageName storage_names[] = {
     {"torch.ShortStorage", c10::ScalarType::Short},
     {"torch.CharStorage", c10::ScalarType::Char},
     {"torch.ByteStorage", c10::ScalarType::Byte},
-    {"torch.BoolStorage", c10::ScalarType::Bool}};
+    {"torch.BoolStorage", c10::ScalarType::Bool},
+    {"torch.ComplexFloatStorage", c10::ScalarType::ComplexFloat},
+    {"torch.ComplexDoubleStorage", c10::ScalarType::ComplexDouble}};
+
+/// The class of storages of bytes, for dtypes without a class of their own.
+inline constexpr std::string_view untyped_storage_module = "torch.storage";
+inline constexpr std::string_view untyped_storage_name = "UntypedStorage";
+
+/// The dtypes that torch.save writes with untyped storages.
+inline constexpr StorageName untyped_dtype_names[] = {
+    {"torch.uint16", c10::ScalarType::UInt16},
+    {"torch.uint32", c10::ScalarType::UInt32},
+    {"torch.uint64", c10::ScalarType::UInt64},
+    {"torch.complex32", c10::ScalarType::ComplexHalf},
+    {"torch.float8_e4m3fn", c10::ScalarType::Float8_e4m3fn},
+    {"torch.float8_e5m2", c10::ScalarType::Float8_e5m2},
+    {"torch.float8_e4m3fnuz", c10::ScalarType::Float8_e4m3fnuz},
+    {"torch.float8_e5m2fnuz", c10::ScalarType::Float8_e5m2fnuz},
+    {"torch.float8_e8m0fnu", c10::ScalarType::Float8_e8m0fnu}};
 
 // Note [Pickles]
 // The part of Python's pickle format that torch.save needs for tensors, dicts, lists, tuples,

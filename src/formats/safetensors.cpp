@@ -67,7 +67,8 @@ std::string_view dtype_name(std::string_view file, const Entry& entry) {
   for (const DTypeName& known : dtype_names)
     if (known.type == entry.dtype) return known.name;
   throw CheckpointError(
-      concat(file, ": tensor '", entry.name, "': cannot store dtype ", c10::toString(entry.dtype)));
+      concat(file, ": tensor '", entry.name, "': cannot store dtype ", c10::toString(entry.dtype),
+             ", which the format lacks: convert the tensor, or write_torch_file()"));
 }
 
 std::uint64_t bytes_of(const Entry& entry) {

@@ -156,7 +156,8 @@ class Parser {
         if (known.name == value.get_ref<const std::string&>()) return known.type;
     std::string names;
     for (const DTypeName& known : dtype_names) names += concat(' ', known.name);
-    fail("tensor '", name, "': expected a dtype of", names, ", found ", value.dump());
+    fail("tensor '", name, "': expected a dtype of", names, ", found ", value.dump(),
+         ": convert the tensor where the file was written");
   }
 
   std::uint64_t bytes_of(const Entry& entry, const std::vector<std::uint64_t>& sizes) const {

@@ -41,12 +41,23 @@ struct DTypeName {
   c10::ScalarType type;
 };
 
-inline constexpr DTypeName dtype_names[] = {
-    {"F64", c10::ScalarType::Double}, {"F32", c10::ScalarType::Float},
-    {"F16", c10::ScalarType::Half},   {"BF16", c10::ScalarType::BFloat16},
-    {"I64", c10::ScalarType::Long},   {"I32", c10::ScalarType::Int},
-    {"I16", c10::ScalarType::Short},  {"I8", c10::ScalarType::Char},
-    {"U8", c10::ScalarType::Byte},    {"BOOL", c10::ScalarType::Bool}};
+inline constexpr DTypeName dtype_names[] = {{"F64", c10::ScalarType::Double},
+                                            {"F32", c10::ScalarType::Float},
+                                            {"F16", c10::ScalarType::Half},
+                                            {"BF16", c10::ScalarType::BFloat16},
+                                            {"I64", c10::ScalarType::Long},
+                                            {"I32", c10::ScalarType::Int},
+                                            {"I16", c10::ScalarType::Short},
+                                            {"I8", c10::ScalarType::Char},
+                                            {"U64", c10::ScalarType::UInt64},
+                                            {"U32", c10::ScalarType::UInt32},
+                                            {"U16", c10::ScalarType::UInt16},
+                                            {"U8", c10::ScalarType::Byte},
+                                            {"BOOL", c10::ScalarType::Bool},
+                                            {"C64", c10::ScalarType::ComplexFloat},
+                                            {"F8_E4M3", c10::ScalarType::Float8_e4m3fn},
+                                            {"F8_E5M2", c10::ScalarType::Float8_e5m2},
+                                            {"F8_E8M0", c10::ScalarType::Float8_e8m0fnu}};
 
 /// The header's description of one tensor.
 struct Entry {

@@ -24,7 +24,7 @@ std::vector<Piece> pieces_of(const Content& content, std::string_view file) {
       throw CheckpointError(
           detail::concat(file, ": tensor '", name, "': cannot be stored: ",
                          tensor.defined() ? "not dense, or its name is reserved" : "undefined"));
-    at::Tensor values = tensor.detach().cpu().contiguous();
+    at::Tensor values = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous();
     Entry entry{.name = name, .dtype = values.scalar_type(), .shape = values.sizes().vec()};
     entry.digest = detail::digest(bytes_of(values));
     pieces.push_back({.entry = std::move(entry), .values = std::move(values)});

@@ -2,7 +2,9 @@
 #include <ATen/core/List.h>
 #include <ATen/core/jit_type.h>
 #include <ATen/ops/as_strided.h>
+#include <ATen/ops/conj_physical.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/neg.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -18,9 +20,17 @@ namespace lockstep::inline v0_2::detail {
 
 namespace {
 
-/// A global that a pickle may refer to: a class of storages, or one of four callables.
+/// A global that a pickle may refer to: a class of storages, a dtype, or a callable.
 struct Global : torch::CustomClassHolder {
-  enum class Kind { storage, ordered_dict, size, rebuild_tensor, rebuild_parameter };
+  enum class Kind {
+    storage,
+    dtype,
+    ordered_dict,
+    size,
+    rebuild_tensor,
+    rebuild_tensor_of_dtype,
+    rebuild_parameter
+  };
   Global(std::string global, Kind of, at::ScalarType element = at::kByte)
       : name(std::move(global)), kind(of), dtype(element) {}
 
@@ -300,9 +310,15 @@ class Unpickler {
     if (name == "collections.OrderedDict") return make(Global::Kind::ordered_dict);
     if (name == "torch.Size") return make(Global::Kind::size);
     if (name == "torch._utils._rebuild_tensor_v2") return make(Global::Kind::rebuild_tensor);
+    if (name == "torch._utils._rebuild_tensor_v3")
+      return make(Global::Kind::rebuild_tensor_of_dtype);
     if (name == "torch._utils._rebuild_parameter") return make(Global::Kind::rebuild_parameter);
     for (const StorageName& known : storage_names)
       if (known.name == name) return make(Global::Kind::storage, known.dtype);
+    if (name == concat(untyped_storage_module, '.', untyped_storage_name))
+      return make(Global::Kind::storage);
+    for (const StorageName& known : untyped_dtype_names)
+      if (known.name == name) return make(Global::Kind::dtype, known.dtype);
     fail("found the global '", name,
          "': only tensors, dicts, lists, tuples, numbers and strings are supported; save "
          "state_dict(), not "
@@ -339,13 +355,21 @@ class Unpickler {
         break;
       case Global::Kind::rebuild_tensor:
         if (values.size() >= 6 && values[0].isTensor() && values[1].isInt())
-          return push(
-              view(values[0].toTensor(), values[1].toInt(), sizes(values[2]), sizes(values[3])));
+          return push(with_metadata(
+              view(values[0].toTensor(), values[1].toInt(), sizes(values[2]), sizes(values[3])),
+              values.size() > 6 ? values[6] : c10::IValue()));
+        break;
+      case Global::Kind::rebuild_tensor_of_dtype:
+        if (values.size() >= 7 && values[0].isTensor() && values[1].isInt())
+          return push(with_metadata(view(as_dtype(values[0].toTensor(), as_global(values[6])),
+                                         values[1].toInt(), sizes(values[2]), sizes(values[3])),
+                                    values.size() > 7 ? values[7] : c10::IValue()));
         break;
       case Global::Kind::rebuild_parameter:
         if (!values.empty() && values[0].isTensor()) return push(values[0]);
         break;
       case Global::Kind::storage:
+      case Global::Kind::dtype:
         break;
     }
     fail("expected other arguments of '", called->name, "'");
@@ -359,6 +383,32 @@ class Unpickler {
       result.push_back(part.toInt());
     }
     return result;
+  }
+
+  /// The elements of an untyped storage.
+  at::Tensor as_dtype(const at::Tensor& bytes, const Global* dtype) const {
+    if (dtype == nullptr || dtype->kind != Global::Kind::dtype)
+      fail("expected a dtype, found none");
+    const auto width = static_cast<std::int64_t>(c10::elementSize(dtype->dtype));
+    if (bytes.scalar_type() != at::kByte || bytes.numel() % width != 0)
+      fail("expected an untyped storage of ", dtype->name, ", found ", bytes.numel(), ' ',
+           bytes.scalar_type());
+    return bytes.view(dtype->dtype);
+  }
+
+  /// Python saves a lazy conjugate or negative as the tensor without it, and says so.
+  at::Tensor with_metadata(at::Tensor tensor, const c10::IValue& metadata) const {
+    if (metadata.isNone()) return tensor;
+    if (!metadata.isGenericDict()) fail("expected a dict of metadata, found ", kind(metadata));
+    const auto entries = metadata.toGenericDict();
+    for (const auto& entry : entries) {
+      const std::string key = entry.key().isString() ? entry.key().toStringRef() : "";
+      if ((key != "conj" && key != "neg") || !entry.value().isBool())
+        fail("found metadata '", key, "' of a tensor, which is not supported: save a clone of it");
+      if (entry.value().toBool())
+        tensor = key == "conj" ? at::conj_physical(tensor) : at::neg(tensor);
+    }
+    return tensor;
   }
 
   at::Tensor view(const at::Tensor& storage, std::int64_t offset,

@@ -17,6 +17,7 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "lockstep/sync_batch_norm.h"
+#include "nn/recomputed_segment.h"
 #include "nn/sync_batch_norm_function.h"
 #include "parallel/agree.h"
 
@@ -111,6 +112,15 @@ at::Tensor batch_norm_kernel(const at::Tensor& input, const OptionalTensor& weig
       if (!training || hook->evaluates()) break;
       return detail::sync_batch_norm(input, tensors, momentum, eps, hook->layer);
     }
+  }
+  if (training && detail::is_recomputing()) {
+    // The first forward has updated the running statistics.
+    const auto copy = [](const at::Tensor& running) {
+      return running.defined() ? running.clone() : running;
+    };
+    return at::native::batch_norm(input, tensors.weight, bias, copy(tensors.running_mean),
+                                  copy(tensors.running_var), training, momentum, eps,
+                                  cudnn_enabled);
   }
   return at::native::batch_norm(input, tensors.weight, bias, running_mean, running_var, training,
                                 momentum, eps, cudnn_enabled);

@@ -14,6 +14,7 @@
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <any>
 #include <optional>
 #include <string_view>
 #include <tuple>
@@ -22,6 +23,7 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "lockstep/sync_batch_norm.h"
+#include "nn/recomputed_segment.h"
 
 namespace lockstep::inline v0_2::detail {
 namespace {
@@ -224,12 +226,13 @@ class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunc
                             const std::optional<at::Tensor>& bias, const NormTensors& tensors,
                             double momentum, double eps,
                             const c10::intrusive_ptr<SyncLayer>& layer) {
-    const auto batch = batch_statistics(input, *layer);
+    const auto batch = std::any_cast<BatchStatistics>(
+        once_per_forward([&] { return std::any(batch_statistics(input, *layer)); }));
     if (batch.count == 1) {
       refuse_in_layer(*layer, "got one value per channel over all ranks, in an input of sizes ",
                       input.sizes(), " on this rank, expected at least two when training");
     }
-    if (batch.count > 0) update_running_statistics(tensors, batch, momentum);
+    if (batch.count > 0 && !is_recomputing()) update_running_statistics(tensors, batch, momentum);
 
     context->save_for_backward({input, tensors.weight, batch.mean, batch.variance});
     context->saved_data["biased"] = bias.has_value();
@@ -339,7 +342,7 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
   _check_input_dim(input);
   double momentum = options.momentum().value_or(0);
   if (num_batches_tracked.defined()) {
-    num_batches_tracked += 1;
+    if (!detail::is_recomputing()) num_batches_tracked += 1;
     if (!options.momentum()) momentum = 1 / num_batches_tracked.item<double>();
   }
   return detail::sync_batch_norm(

@@ -123,14 +123,19 @@ std::exception_ptr ExchangeRound::complete() {
 }
 
 BucketReducers::BucketReducers(std::span<const NamedTensor> parameters, const Group& group,
-                               BucketCaps caps, const Strategy& strategy, const Source& owner,
+                               BucketCaps caps, ParameterStrategies strategies, const Source& owner,
                                Shard shard)
-    : group_(group), comm_stream_(comm_stream_of(group)), owner_(owner), strategy_(strategy) {
+    : group_(group),
+      comm_stream_(comm_stream_of(group)),
+      owner_(owner),
+      strategies_(std::move(strategies)),
+      buckets_of_strategy_(strategies_.size()) {
   std::vector<ParameterSpec> specs;
   for (const auto& [name, tensor] : parameters) {
     specs.push_back({.numel = static_cast<std::size_t>(tensor.numel()),
                      .dtype = tensor.scalar_type(),
-                     .device = tensor.device()});
+                     .device = tensor.device(),
+                     .strategy = strategies_.index_of(name)});
   }
   const auto plan = bucket_plan(specs, caps);
   reducers_.reserve(plan.size());
@@ -144,16 +149,20 @@ BucketReducers::BucketReducers(std::span<const NamedTensor> parameters, const Gr
     }
     const auto index = reducers_.size();
     if (shard != Shard::gradients) {
-      reducers_.push_back(make({index, planned.numel, planned.dtype, std::move(slices), group_}));
+      reducers_.push_back(make({index, planned.numel, planned.dtype, std::move(slices), group_},
+                               planned.strategy));
       continue;
     }
     const auto values =
         has_one(planned) ? group_.empty({static_cast<std::int64_t>(planned.numel)}, planned.dtype)
                          : lent(index, planned.numel, planned.dtype);
     auto& reducer = reducers_.emplace_back(
-        BucketReducer{.bucket = {index, values, std::move(slices), group_}, .exchange = nullptr});
+        BucketReducer{.bucket = {index, values, std::move(slices), group_},
+                      .exchange = nullptr,
+                      .strategy = planned.strategy,
+                      .index_in_strategy = buckets_of_strategy_[planned.strategy]++});
     if (has_one(planned)) reducer.own_memory = values;
-    reducer.exchange = strategy.exchange(reducer.bucket);
+    reducer.exchange = strategies_[planned.strategy].exchange(reducer.bucket);
     reducer.shard = std::make_unique<GradientShard>(reducer.bucket);
   }
   order_.resize(size());
@@ -161,8 +170,8 @@ BucketReducers::BucketReducers(std::span<const NamedTensor> parameters, const Gr
   positions_ = order_;
 }
 
-BucketReducer BucketReducers::make(Bucket bucket) {
-  auto exchange = strategy_.exchange(bucket);
+BucketReducer BucketReducers::make(Bucket bucket, std::size_t strategy) {
+  auto exchange = strategies_[strategy].exchange(bucket);
   auto residuals = residuals_of(*exchange, bucket);
   const bool has_residuals = have_residuals(residuals, bucket);
   // The group itself divides a single all_reduce between the hosts. The backends of devices divide
@@ -172,7 +181,7 @@ BucketReducer BucketReducers::make(Bucket bucket) {
   int counted_stage = 0;
   if (is_divided && hosts_) {
     exchange.reset();
-    exchange = between_hosts(strategy_, bucket, *hosts_);
+    exchange = between_hosts(strategies_[strategy], bucket, *hosts_);
     residuals = residuals_of(*exchange, bucket);
     counted_stage = 1;  // stage 0 is a reduce-scatter inside the host
   }
@@ -181,6 +190,8 @@ BucketReducer BucketReducers::make(Bucket bucket) {
   return {.bucket = std::move(bucket),
           .exchange = std::move(exchange),
           .residuals = std::move(residuals),
+          .strategy = strategy,
+          .index_in_strategy = buckets_of_strategy_[strategy]++,
           .is_all_reduce = is_all_reduce,
           .counted_stage = counted_stage};
 }
@@ -322,14 +333,18 @@ void BucketReducers::average_parameters() {
   const at::NoGradGuard no_grad;
   const CommStreamScope on_comm_stream(comm_stream_, {});
   std::vector<Work> works;
+  std::vector<const Bucket*> averaged;
   for (auto& reducer : reducers_) {
+    // These parameters are equal, and the mean of equal values may be rounded.
+    if (strategies_[reducer.strategy].exchanges_every_gradient()) continue;
     pack_parameters(reducer);
+    averaged.push_back(reducer.parameters.get());
     const SourceScope of_bucket(group_.communicator(),
                                 source(reducer.bucket.index(), SyncTarget::parameters));
     works.push_back(group_.all_reduce(reducer.parameters->values(), ReduceOp::avg));
   }
   for (auto& work : works) work.wait();
-  for (auto& reducer : reducers_) unpack_parameters(*reducer.parameters);
+  for (const auto* bucket : averaged) unpack_parameters(*bucket);
   on_comm_stream.block_caller();
 }
 

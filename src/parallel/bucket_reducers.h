@@ -12,10 +12,10 @@
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/exchange.h"
 #include "lockstep/group.h"
-#include "lockstep/strategy.h"
 #include "parallel/bucket_plan.h"
 #include "parallel/comm_stream_scope.h"
 #include "parallel/gradient_shard.h"
+#include "parallel/parameter_strategies.h"
 #include "parallel/replicated_model.h"
 #include "sync/between_hosts.h"
 
@@ -28,6 +28,8 @@ struct BucketReducer {
   std::unique_ptr<Bucket> parameters = {};  ///< allocated when parameters are first exchanged
   /// One residual per slice; undefined where another rank keeps it. Empty without error feedback.
   std::vector<at::Tensor> residuals = {};
+  std::size_t strategy = 0;                   ///< index of its strategy
+  std::size_t index_in_strategy = 0;          ///< among the buckets of its strategy
   bool is_all_reduce = false;                 ///< the exchange is one all_reduce
   std::unique_ptr<GradientShard> shard = {};  ///< of Shard::gradients
   /// Of a shard with one slice, which is exchanged in its gradient's memory: used, and thereby
@@ -100,7 +102,8 @@ class BucketReducers {
   /// Ranks: all of the group.
   /// Throws: CommError when memory is short.
   BucketReducers(std::span<const NamedTensor> parameters, const Group& group, BucketCaps caps,
-                 const Strategy& strategy, const Source& owner = {}, Shard shard = Shard::none);
+                 ParameterStrategies strategies, const Source& owner = {},
+                 Shard shard = Shard::none);
 
   std::size_t size() const { return reducers_.size(); }
   BucketReducer& operator[](std::size_t index) { return reducers_[index]; }
@@ -116,7 +119,9 @@ class BucketReducers {
 
   /// The target of a bucket at a step, and whether a step has that target for any bucket.
   SyncTarget target(std::size_t index, std::int64_t step) const {
-    return strategy_.target(step, index, size());
+    const auto& reducer = reducers_[index];
+    return strategies_[reducer.strategy].target(step, reducer.index_in_strategy,
+                                                buckets_of_strategy_[reducer.strategy]);
   }
   bool exchanges(SyncTarget target, std::int64_t step) const;
 
@@ -146,7 +151,7 @@ class BucketReducers {
  private:
   friend class ExchangeRound;
 
-  BucketReducer make(Bucket bucket);
+  BucketReducer make(Bucket bucket, std::size_t strategy);
   void allocate_lent(std::span<const PlannedBucket> plan);
   at::Tensor lent(std::size_t position, std::size_t numel, at::ScalarType dtype) const;
   void release_gradient(std::size_t index);
@@ -157,8 +162,9 @@ class BucketReducers {
   Group group_;
   std::optional<device::CommStream> comm_stream_;
   Source owner_;
-  Strategy strategy_;
-  std::optional<HostGroups> hosts_;  ///< set once an exchange runs between hosts
+  ParameterStrategies strategies_;
+  std::vector<std::size_t> buckets_of_strategy_;  ///< number of buckets, by strategy
+  std::optional<HostGroups> hosts_;               ///< set once an exchange runs between hosts
   std::vector<BucketReducer> reducers_;
   std::vector<std::size_t> order_;      ///< buckets by position
   std::vector<std::size_t> positions_;  ///< positions by bucket

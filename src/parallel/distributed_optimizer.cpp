@@ -67,6 +67,35 @@ void check_elementwise(const torch::optim::Optimizer& optimizer, const Group& gr
   });
 }
 
+/// The parameters that the optimizer updates, and all buffers.
+ModelView optimized_part(const torch::optim::Optimizer& optimizer, const ModelView& model) {
+  const auto optimized = parameters_of(optimizer);
+  auto parameters = model.parameters();
+  std::erase_if(parameters, [&](const NamedTensor& named) {
+    return !optimized.contains(named.tensor.unsafeGetTensorImpl());
+  });
+  return ModelView(std::move(parameters), model.buffers());
+}
+
+std::unique_ptr<detail::ReplicatedModel> replicate(const torch::optim::Optimizer& optimizer,
+                                                   const ModelView& model, const Group& group,
+                                                   DataParallelOptions options) {
+  const auto make = [&](const ModelView& wrapped) {
+    return std::make_unique<detail::ReplicatedModel>(wrapped, group, options,
+                                                     Source::Owner::distributed_optimizer);
+  };
+  if (!options.optimized_only || !model) return make(model);
+  const auto part = optimized_part(optimizer, model);
+  // A list of tensors does not tell which of them belong to sparse layers.
+  detail::ModelState all(model);
+  all.declare_sparse(options.sparse_gradients);
+  options.sparse_gradients.clear();
+  for (const auto& named : part.parameters()) {
+    if (all.has_sparse_gradient(named.tensor)) options.sparse_gradients.push_back(named.name);
+  }
+  return make(part);
+}
+
 DataParallelOptions with(Strategy strategy) {
   DataParallelOptions options;
   options.strategy = std::move(strategy);
@@ -81,8 +110,7 @@ DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
     : optimizer_(optimizer),
       model_((check_parameters(optimizer, model, group),
               check_elementwise(optimizer, group, options),
-              std::make_unique<detail::ReplicatedModel>(model, group, options,
-                                                        Source::Owner::distributed_optimizer))) {
+              replicate(optimizer, model, group, options))) {
   model_->reducer().allow_accumulation(
       [parameters = parameters_of(optimizer)](const auto& parameter) {
         return parameters.contains(parameter.unsafeGetTensorImpl());

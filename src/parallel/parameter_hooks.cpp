@@ -76,7 +76,8 @@ void ParameterHooks::check_unhooked(const std::string& name, const at::Tensor& p
     if (dynamic_cast<const Hook*>(hook.get()) == nullptr) continue;
     refuse(name,
            "another wrapper already synchronises it, so it would be averaged twice: wrap a model "
-           "once, or destroy the first wrapper before");
+           "once, or destroy the first wrapper before; for several optimizers over one model, set "
+           "DataParallelOptions::optimized_only and give each its own parameters");
   }
 }
 

@@ -161,15 +161,15 @@ Reducer::Reducer(const ModelState& model, const Group& group, const DataParallel
       comm_stream_(comm_stream_of(group)),
       owner_(owner),
       wrappers_(GroupWrappers::of(group)),
-      reducers_(trainable(model, false), group, options.buckets, options.strategy, owner,
-                options.share_memory ? Shard::none : options.shard),
+      reducers_(trainable(model, false), group, options.buckets, ParameterStrategies(options),
+                owner, options.share_memory ? Shard::none : options.shard),
       sparse_(trainable(model, true), group, owner, reducers_.size()),
       gradients_(reducers_, sparse_, group),
       agreement_(group),
       weights_(group),
       check_(group, options.verify_every.value_or(group.device().is_cpu() ? 1 : 100)),
       buffers_(model.buffers, options.buffer_policy, group),
-      parameters_may_differ_(!options.strategy.exchanges_every_gradient()) {}
+      parameters_may_differ_(!ParameterStrategies(options).exchanges_every_gradient()) {}
 
 Reducer::~Reducer() = default;
 

@@ -15,6 +15,7 @@
 #include "parallel/buffer_sync.h"
 #include "parallel/consistency_check.h"
 #include "parallel/model_tensors.h"
+#include "parallel/parameter_strategies.h"
 #include "parallel/reducer.h"
 #include "parallel/shared_memory.h"
 
@@ -171,20 +172,20 @@ void check_shardable(const ModelState& model, const Group& group,
     throw InvalidArgument(concat("shard: got a group of ", group.device().type(),
                                  " devices, expected one on the CPU: set shard = Shard::none"));
   }
-  const auto strategy = options.strategy.text();
-  if (!options.strategy.exchanges_every_gradient()) {
-    throw InvalidArgument(concat("shard: got strategy ", strategy,
+  const ParameterStrategies strategies(options);
+  if (!strategies.exchanges_every_gradient()) {
+    throw InvalidArgument(concat("shard: got strategy ", strategies.text(),
                                  ", which does not average every gradient at every step, expected "
                                  "one that does, such as fp32, or shard = Shard::none"));
   }
-  if (options.shard == Shard::gradients) {
+  for (std::size_t i = 0; i < strategies.size() && options.shard == Shard::gradients; ++i) {
     const Bucket empty(0, 0, at::kFloat, {}, group);
-    if (!options.strategy.exchange(empty)->has_parts()) {
-      throw InvalidArgument(concat("shard: got strategy ", strategy,
-                                   " with Shard::gradients, expected fp32, fp16 or bf16; "
-                                   "Shard::optimizer works with ",
-                                   strategy, ", too"));
-    }
+    if (strategies[i].exchange(empty)->has_parts()) continue;
+    const auto strategy = strategies[i].text();
+    throw InvalidArgument(concat("shard: got strategy ", strategy,
+                                 " with Shard::gradients, expected fp32, fp16 or bf16; "
+                                 "Shard::optimizer works with ",
+                                 strategy, ", too"));
   }
   check_movable(model, "shard");
 }
@@ -197,9 +198,10 @@ void check_shareable(const ModelState& model, const Group& group,
         "share_memory: got DistributedDataParallel, where every rank updates all parameters: "
         "use DistributedOptimizer, where each rank updates a part of them");
   }
-  if (options.strategy.text() != AllReduce{}.text()) {
-    throw InvalidArgument(concat("share_memory: got strategy ", options.strategy.text(),
-                                 ", expected ", AllReduce{}.text()));
+  const auto strategies = ParameterStrategies(options).text();
+  if (strategies != AllReduce{}.text()) {
+    throw InvalidArgument(
+        concat("share_memory: got strategy ", strategies, ", expected ", AllReduce{}.text()));
   }
   if (!group.device().is_cpu()) {
     throw InvalidArgument(
@@ -235,9 +237,16 @@ ModelState state_of(const ModelView& model, const DataParallelOptions& options) 
 void check(const ModelView& model, const Group& group, const DataParallelOptions& options,
            Source::Owner front_end) {
   if (!model) throw InvalidArgument("got no model");
+  if (front_end == Source::Owner::distributed_data_parallel && options.optimized_only) {
+    throw InvalidArgument(
+        "optimized_only: got DistributedDataParallel, which has no optimizer, expected "
+        "DistributedOptimizer: DistributedDataParallel averages all gradients, and any number of "
+        "optimizers may step after its backward");
+  }
+  const ParameterStrategies strategies(options);
   if (front_end == Source::Owner::distributed_data_parallel &&
-      !options.strategy.exchanges_every_gradient()) {
-    throw InvalidArgument(concat("strategy ", options.strategy.text(),
+      !strategies.exchanges_every_gradient()) {
+    throw InvalidArgument(concat("strategy ", strategies.text(),
                                  " does not average every gradient at every step: use "
                                  "DistributedOptimizer, which also exchanges parameters"));
   }
@@ -247,6 +256,7 @@ void check(const ModelView& model, const Group& group, const DataParallelOptions
   }
   const auto state = state_of(model, options);
   Reducer::check(state, group);
+  strategies.check_patterns(state.parameters);
   if (options.share_memory) {
     check_shareable(state, group, options, front_end);
   } else if (options.shard != Shard::none) {
@@ -265,12 +275,14 @@ std::vector<std::string> describe_all(const ModelView& model, const Group& group
   }
   const bool same_seed = options.initial_sync == InitialSync::same_seed;
   auto lines = describe(state_of(model, options), same_seed);
-  lines.push_back(
-      concat("options strategy ", options.strategy.text(), ", buckets of ", options.buckets.first,
-             " and ", options.buckets.rest, " bytes, ", same_seed ? "same_seed" : "broadcast",
-             ", buffers ", name(options.buffer_policy), ", verify_every ",
-             options.verify_every ? std::to_string(*options.verify_every) : "default", ", shard ",
-             name(options.shard), options.share_memory ? ", share_memory" : ""));
+  lines.push_back(concat("options strategy ", ParameterStrategies(options).text(), ", buckets of ",
+                         options.buckets.first, " and ", options.buckets.rest, " bytes, ",
+                         same_seed ? "same_seed" : "broadcast", ", buffers ",
+                         name(options.buffer_policy), ", verify_every ",
+                         options.verify_every ? std::to_string(*options.verify_every) : "default",
+                         ", shard ", name(options.shard),
+                         options.share_memory ? ", share_memory" : "",
+                         options.optimized_only ? ", optimized_only" : ""));
   return lines;
 }
 

@@ -119,9 +119,12 @@ averaging::Elements elements_of(const Bucket& bucket) { return elements_of(bucke
 
 averaging::Arrays arrays_of(const Bucket& bucket) {
   const Layout layout(bucket);
-  return {.numel = layout.numel(), .name_at = [layout](std::size_t element) {
-            return concat("parameter ", layout.name_at(element));
-          }};
+  return {
+      .numel = layout.numel(),
+      .name_at =
+          [layout](std::size_t element) { return concat("parameter ", layout.name_at(element)); },
+      .remedy = "choose another strategy for them, alone by DataParallelOptions::strategies, or "
+                "convert them"};
 }
 
 void expect_dtype(std::string_view strategy, const Bucket& bucket,

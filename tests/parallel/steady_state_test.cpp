@@ -46,7 +46,9 @@ StepsCost cost_of(const Strategy& strategy, const Group& group, int steps,
   const at::NoGradGuard no_grad;
   const std::vector<lockstep::NamedTensor> parameters{
       {"matrix", at::zeros({matrix_rows, matrix_columns})}, {"vector", at::zeros({vector_length})}};
-  lockstep::detail::BucketReducers reducers(parameters, group, {.first = 0, .rest = 0}, strategy);
+  lockstep::detail::BucketReducers reducers(
+      parameters, group, {.first = 0, .rest = 0},
+      lockstep::detail::ParameterStrategies({.strategy = strategy}));
   std::vector<at::Tensor> gradients;
   for (std::size_t bucket = 0; bucket < reducers.size(); ++bucket) {
     gradients.push_back(random(reducers[bucket].bucket.values().sizes(),

@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <span>
 #include <string>
 
 #include "checkpoint/checkpoint_content.h"
@@ -114,7 +115,9 @@ TEST_P(Prepared, IsWhatTheFirstStepBrings) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Optimizers, Prepared, ::testing::ValuesIn(testing::kinds),
+// All but LBFGS, which decides in a step what it keeps.
+INSTANTIATE_TEST_SUITE_P(Optimizers, Prepared,
+                         ::testing::ValuesIn(std::span(testing::kinds).first<6>()),
                          [](const auto& kind) { return kind.param.name; });
 
 /// How often this thread has come to a page of memory that was not there.

@@ -68,14 +68,26 @@ OPTIMIZERS = {
     "SgdWithoutMomentum": lambda p: torch.optim.SGD(p, lr=0.1),
     "Adam": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True),
     "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01),
+    "Rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5, centered=True),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.05, initial_accumulator_value=0.1),
+    "Lbfgs": lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=2, history_size=3),
+    "LbfgsWithLineSearch": lambda p: torch.optim.LBFGS(p, max_iter=3, history_size=4, line_search_fn="strong_wolfe"),
 }
+
+# Dtypes of torch.save without a storage class of their own, and complex numbers.
+OTHER_DTYPES = ("uint16", "uint32", "uint64", "complex64", "complex128", "complex32", "float8_e4m3fn", "float8_e5m2",
+                "float8_e4m3fnuz", "float8_e5m2fnuz")
 
 
 def train(model, optimizer, batches):
     for x, y in batches:
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
+        def loss():
+            optimizer.zero_grad()
+            value = torch.nn.functional.cross_entropy(model(x), y)
+            value.backward()
+            return value
+
+        optimizer.step(loss)
 
 
 def write(folder):
@@ -94,6 +106,13 @@ def write(folder):
                   torch.int16, torch.int8, torch.uint8, torch.bool):
         name = str(dtype).removeprefix("torch.")
         torch.save(torch.tensor([0, 1, 3]).to(dtype), folder / f"{name}.pt")
+
+    for name in OTHER_DTYPES:
+        torch.save(torch.tensor([0, 1, 3]).to(getattr(torch, name)), folder / f"{name}.pt")
+    numbers = torch.randn(3, dtype=torch.complex64)
+    torch.save({"plain": numbers, "conjugate": numbers.conj()}, folder / "conjugate.pt")
+    torch.save({"plain": numbers.imag.clone(), "negative": numbers.conj().imag}, folder / "negative.pt")
+    torch.save(torch.eye(3).to_sparse(), folder / "sparse.pt")
 
     torch.save(Net(), folder / "whole.pt")
     torch.save({"f": print}, folder / "function.pt")
@@ -136,6 +155,11 @@ def continue_run(folder):
     assert values["list"] == [1, 2.5, True, (False, "x")], values["list"]
     assert values["a"].data_ptr() == values["b"].data_ptr()
     assert torch.equal(values["t"], torch.arange(6).reshape(2, 3).t())
+    for name in ("uint16", "uint32", "uint64", "complex128", "complex32", "float8_e4m3fn", "float8_e5m2"):
+        expected = torch.tensor([0, 1, 3]).to(getattr(torch, name))
+        assert any(torch.equal(value.view(torch.uint8), expected.view(torch.uint8)) and value.dtype == expected.dtype
+                   for key, value in values.items() if key.startswith("of ")), name
+    assert torch.equal(values["conjugate"], values["complex"].conj())
     assert values["scalar"].shape == () and values["empty"].shape == (0, 4)
 
 
@@ -153,8 +177,15 @@ def exchange_safetensors(folder):
         assert "optimizer/first.weight/momentum_buffer" in names, names
         torch.set_rng_state(file.get_tensor("rank/0/random"))
         assert torch.equal(torch.randn(5), expected_draw(folder))
+    names = ("float8_e4m3fn", "float8_e5m2", "uint16", "uint32", "uint64", "complex64")
+    dtypes = {name: torch.tensor([0, 1, 3]).to(getattr(torch, name)) for name in names}
+    with safe_open(folder / "dtypes.safetensors", framework="pt") as file:
+        found = [file.get_tensor(name) for name in file.keys()]
+    for name, tensor in dtypes.items():
+        assert any(torch.equal(other.view(torch.uint8), tensor.view(torch.uint8)) and other.dtype == tensor.dtype
+                   for other in found), name
     save_file({"x": torch.arange(6).reshape(2, 3).float(),
-               "h": torch.ones(3, dtype=torch.bfloat16)},
+               "h": torch.ones(3, dtype=torch.bfloat16), **dtypes},
               folder / "python.safetensors", metadata={"who": "python"})
 
 

@@ -57,7 +57,20 @@ inline const OptimizerKind kinds[] = {
            parameters, torch::optim::RMSpropOptions(0.01).momentum(0.5).centered(true));
      }},
     {"Adagrad",
-     [](auto parameters) { return std::make_unique<torch::optim::Adagrad>(parameters, 0.05); }}};
+     [](auto parameters) {
+       return std::make_unique<torch::optim::Adagrad>(
+           parameters, torch::optim::AdagradOptions(0.05).initial_accumulator_value(0.1));
+     }},
+    {"Lbfgs",
+     [](auto parameters) {
+       return std::make_unique<torch::optim::LBFGS>(
+           parameters, torch::optim::LBFGSOptions(0.1).max_iter(2).history_size(3));
+     }},
+    {"LbfgsWithLineSearch", [](auto parameters) {
+       return std::make_unique<torch::optim::LBFGS>(
+           parameters, torch::optim::LBFGSOptions(1).max_iter(3).history_size(4).line_search_fn(
+                           "strong_wolfe"));
+     }}};
 
 struct Training {
   explicit Training(const OptimizerKind& kind = kinds[0], int hidden = 6)

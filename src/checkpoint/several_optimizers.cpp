@@ -1,0 +1,90 @@
+#include "lockstep/several_optimizers.h"
+
+#include <ATen/ops/empty.h>
+#include <torch/optim/optimizer.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string_view>
+
+#include "checkpoint/optimizer_state.h"
+#include "core/operation_error.h"
+#include "core/text.h"
+#include "lockstep/error.h"
+
+namespace lockstep::inline v0_2 {
+namespace {
+
+using detail::concat;
+
+/// No parameter's state has this name: those have a '/'.
+constexpr const char* description_name = "description";
+
+detail::ParameterNames parameter_names(const ModelView& model) {
+  detail::ParameterNames names;
+  for (const auto& [name, tensor] : model.parameters())
+    names.emplace(tensor.unsafeGetTensorImpl(), name);
+  return names;
+}
+
+std::string index_prefix(std::size_t index) { return concat(index, '/'); }
+
+}  // namespace
+
+State StatefulOptimizer::state() const {
+  const auto own = detail::optimizer_state(optimizer_, parameter_names(model_));
+  State state;
+  for (const auto& [name, tensor] : own.tensors)
+    state.emplace(name.substr(std::string_view(detail::optimizer_prefix).size()), tensor);
+  auto text = at::empty({static_cast<std::int64_t>(own.description.size())}, at::kByte);
+  std::ranges::copy(own.description, text.data_ptr<std::uint8_t>());
+  state.emplace(description_name, text);
+  return state;
+}
+
+void StatefulOptimizer::load_state(const State& state) {
+  detail::OptimizerState own;
+  for (const auto& [name, tensor] : state) {
+    if (name == description_name && tensor.scalar_type() == at::kByte) {
+      const auto* begin = tensor.const_data_ptr<std::uint8_t>();
+      own.description.assign(begin, begin + tensor.numel());
+    } else {
+      own.tensors.emplace(concat(detail::optimizer_prefix, name), tensor);
+    }
+  }
+  detail::prepare_optimizer(own, optimizer_, parameter_names(model_)).apply(optimizer_);
+}
+
+SeveralStateful::SeveralStateful(std::vector<Stateful> objects) : objects_(std::move(objects)) {
+  for (const auto& object : objects_) {
+    if (!object.replicas_may_differ()) continue;
+    detail::throw_invalid(
+        "SeveralStateful",
+        "got a DistributedOptimizer whose replicas may differ, expected strategies "
+        "that average every gradient: a checkpoint keeps a state for each rank of "
+        "one optimizer only");
+  }
+}
+
+State SeveralStateful::state() const {
+  State all;
+  for (std::size_t i = 0; i < objects_.size(); ++i) {
+    for (const auto& [name, tensor] : objects_[i].state()) {
+      all.emplace(index_prefix(i) + name, tensor);
+    }
+  }
+  return all;
+}
+
+void SeveralStateful::load_state(const State& state) const {
+  for (std::size_t i = 0; i < objects_.size(); ++i) {
+    const auto prefix = index_prefix(i);
+    State own;
+    for (const auto& [name, tensor] : state) {
+      if (name.starts_with(prefix)) own.emplace(name.substr(prefix.size()), tensor);
+    }
+    objects_[i].load_state(own);
+  }
+}
+
+}  // namespace lockstep

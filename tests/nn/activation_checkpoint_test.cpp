@@ -1,0 +1,563 @@
+// recompute() against the same model without it: the bits of outputs, gradients, buffers and
+// random states must be equal.
+#include "lockstep/activation_checkpoint.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/autocast_mode.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "lockstep/autocast.h"
+#include "lockstep/distributed_data_parallel.h"
+#include "lockstep/distributed_optimizer.h"
+#include "lockstep/error.h"
+#include "lockstep/sync_batch_norm.h"
+#include "tests/parallel/models.h"
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr std::int64_t width = 6;
+
+/// Dropout with a generator of its own, as thread ranks need it.
+struct OwnDropoutImpl : torch::nn::Module {
+  explicit OwnDropoutImpl(at::Generator random) : generator(std::move(random)) {}
+  at::Tensor forward(const at::Tensor& x) {
+    return x * at::empty_like(x).bernoulli_(0.5, generator) * 2;
+  }
+  at::Generator generator;
+};
+TORCH_MODULE(OwnDropout);
+
+/// Linear, batch norm, dropout, tanh, and a parameter that all blocks share.
+struct DropBlockImpl : torch::nn::Module {
+  DropBlockImpl(torch::nn::AnyModule batch_norm, const at::Generator& random, torch::nn::Linear all)
+      : norm(std::move(batch_norm)), shared(std::move(all)) {
+    register_module("linear", linear);
+    register_module("norm", norm.ptr());
+    register_module("shared", shared);
+    if (random.defined()) {
+      own_dropout = OwnDropout(random);
+    } else {
+      register_module("dropout", dropout);
+    }
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    ++calls;
+    auto h = linear->forward(x);
+    inner = c10::weak_intrusive_ptr<at::TensorImpl>(h.getIntrusivePtr());
+    h = norm.forward(h);
+    h = own_dropout ? own_dropout->forward(h) : dropout->forward(h);
+    return x + shared->forward(h.tanh());
+  }
+  torch::nn::Linear linear{width, width};
+  torch::nn::AnyModule norm;
+  torch::nn::Dropout dropout{0.5};
+  OwnDropout own_dropout{nullptr};
+  torch::nn::Linear shared;
+  int calls = 0;
+  c10::weak_intrusive_ptr<at::TensorImpl> inner{c10::intrusive_ptr<at::TensorImpl>()};
+};
+TORCH_MODULE(DropBlock);
+
+/// How a Net runs its blocks.
+enum class Mode { plain, each, callable, all_in_one, nested };
+
+struct Net : torch::nn::Module {
+  Net(Mode how, const std::vector<torch::nn::AnyModule>& norms, at::Generator random = {})
+      : mode(how), generator(std::move(random)) {
+    for (std::size_t i = 0; i < norms.size(); ++i) {
+      blocks.emplace_back(norms[i], generator, shared);
+      register_module(lockstep::detail::concat("block", i), blocks.back());
+    }
+    register_module("head", head);
+    set_values(*this, 1);
+  }
+
+  at::Tensor run_all(at::Tensor x) {
+    for (auto& block : blocks) x = block->forward(x);
+    return x;
+  }
+
+  at::Tensor forward(at::Tensor x) {
+    RecomputeOptions options;
+    if (generator.defined()) options.generators = {generator};
+    switch (mode) {
+      case Mode::plain:
+        x = run_all(x);
+        break;
+      case Mode::each:
+        for (auto& block : blocks) x = recompute(options, block, x);
+        break;
+      case Mode::callable:
+        for (auto& block : blocks) {
+          options.buffers = block->buffers();
+          x = recompute(
+              options, [block](const at::Tensor& y) { return (*block.ptr()).forward(y); }, x);
+        }
+        break;
+      case Mode::all_in_one:
+        options.buffers = buffers();
+        x = recompute(
+            options, [this](const at::Tensor& y) { return run_all(y); }, x);
+        break;
+      case Mode::nested:
+        options.buffers = buffers();
+        x = recompute(
+            options,
+            [this, options](at::Tensor y) {
+              for (auto& block : blocks) y = recompute(options, block, y);
+              return y;
+            },
+            x);
+        break;
+    }
+    return head->forward(x);
+  }
+
+  Mode mode;
+  at::Generator generator;
+  torch::nn::Linear shared{width, width};
+  std::vector<DropBlock> blocks;
+  torch::nn::Linear head{width, 2};
+};
+
+std::vector<torch::nn::AnyModule> batch_norms(int count) {
+  std::vector<torch::nn::AnyModule> norms;
+  for (int i = 0; i < count; ++i) {
+    norms.emplace_back(torch::nn::BatchNorm1d(torch::nn::BatchNormOptions(width).momentum(0.3)));
+  }
+  return norms;
+}
+
+std::vector<torch::nn::AnyModule> sync_batch_norms(int count, const Group& group) {
+  std::vector<torch::nn::AnyModule> norms;
+  for (int i = 0; i < count; ++i) {
+    norms.emplace_back(SyncBatchNorm(torch::nn::BatchNormOptions(width).momentum(0.3), group));
+  }
+  return norms;
+}
+
+const auto recomputing = {Mode::each, Mode::callable, Mode::all_in_one, Mode::nested};
+
+void expect_same_gradients(const torch::nn::Module& got, const torch::nn::Module& expected) {
+  for (const auto& entry : expected.named_parameters()) {
+    const auto gradient = got.named_parameters()[entry.key()].grad();
+    ASSERT_EQ(gradient.defined(), entry.value().grad().defined()) << entry.key();
+    if (gradient.defined()) {
+      EXPECT_TRUE(at::equal(gradient, entry.value().grad())) << entry.key();
+    }
+  }
+}
+
+void expect_same_buffers(const torch::nn::Module& got, const torch::nn::Module& expected) {
+  for (const auto& entry : expected.named_buffers()) {
+    EXPECT_TRUE(at::equal(got.named_buffers()[entry.key()], entry.value())) << entry.key();
+  }
+}
+
+at::Tensor random_input(int seed, std::int64_t samples = 4) {
+  return random({samples, width}, static_cast<std::uint64_t>(100 + seed));
+}
+
+at::Tensor default_random_state() { return at::detail::getDefaultCPUGenerator().get_state(); }
+
+TEST(Recompute, HasTheBitsOfAPlainForward) {
+  Net plain(Mode::plain, batch_norms(3));
+  for (const auto mode : recomputing) {
+    Net net(mode, batch_norms(3));
+    const auto copy_buffers = [](const Net& from, const Net& to) {
+      for (const auto& entry : from.named_buffers()) {
+        to.named_buffers()[entry.key()].copy_(entry.value());
+      }
+    };
+    copy_buffers(plain, net);
+    for (int step = 0; step < 3; ++step) {
+      std::vector<at::Tensor> random, inputs, outputs;
+      for (Net* one : {&plain, &net}) {
+        torch::manual_seed(static_cast<std::uint64_t>(5 + step));
+        one->zero_grad();
+        inputs.push_back(random_input(step).requires_grad_());
+        const auto output = one->forward(inputs.back());
+        outputs.push_back(output);
+        // Draws between the forward and the backward, and after it.
+        const auto noise = at::rand({2});
+        (output.square().sum() * noise.sum()).backward();
+        random.push_back(default_random_state());
+      }
+      EXPECT_TRUE(at::equal(outputs[0], outputs[1]));
+      EXPECT_TRUE(at::equal(random[0], random[1]));
+      EXPECT_TRUE(at::equal(inputs[0].grad(), inputs[1].grad()));
+      expect_same_gradients(net, plain);
+      expect_same_buffers(net, plain);
+    }
+  }
+}
+
+TEST(Recompute, KeepsNoTensorOfTheSegment) {
+  for (const auto mode : {Mode::plain, Mode::each, Mode::nested}) {
+    Net net(mode, batch_norms(2));
+    const auto output = net.forward(random_input(1).requires_grad_());
+    for (const auto& block : net.blocks) {
+      EXPECT_EQ(block->inner.expired(), mode != Mode::plain);
+      EXPECT_EQ(block->calls, 1);
+    }
+    output.sum().backward();
+    // The outer segment of a nested one gives the inner one its inputs.
+    for (const auto& block : net.blocks) {
+      EXPECT_EQ(block->calls, mode == Mode::plain ? 1 : mode == Mode::each ? 2 : 3);
+    }
+  }
+}
+
+TEST(Recompute, KeepsNothingAfterTheBackward) {
+  c10::weak_intrusive_ptr<at::TensorImpl> inner{c10::intrusive_ptr<at::TensorImpl>()};
+  const auto weight = at::ones({3}).requires_grad_();
+  const auto output = recompute(
+      [&](const at::Tensor& x) {
+        const auto square = x.square();
+        inner = c10::weak_intrusive_ptr<at::TensorImpl>(square.getIntrusivePtr());
+        return (square * weight).exp();
+      },
+      at::ones({3}).requires_grad_());
+  output.sum().backward();
+  EXPECT_TRUE(inner.expired());
+  EXPECT_TRUE(at::allclose(weight.grad(), at::ones({3}).exp()));
+}
+
+TEST(Recompute, TakesModulesCallablesAndOtherArguments) {
+  const auto linear = std::make_shared<torch::nn::LinearImpl>(width, width);
+  torch::nn::Sequential several(torch::nn::Linear(width, width), torch::nn::ReLU());
+  const auto x = random_input(1);
+  EXPECT_TRUE(at::equal(recompute(linear, x), linear->forward(x)));
+  EXPECT_TRUE(at::equal(recompute(several, x), several->forward(x)));
+  const auto mask = at::arange(width);
+  auto factor = at::full({}, 2.0).requires_grad_();
+  const auto [sum, list, none] = recompute(
+      [](const at::Tensor& a, double scale, const at::Tensor& indices, const at::Tensor& by,
+         const at::Tensor& undefined) {
+        return std::tuple(a.index_select(1, indices).sin() * scale,
+                          std::vector<at::Tensor>{a * by, by.exp()}, undefined);
+      },
+      x, 0.5, mask, factor, at::Tensor());
+  EXPECT_FALSE(none.defined());
+  (sum.sum() + list[0].sum() + list[1]).backward();
+  EXPECT_TRUE(near(factor.grad(), x.sum() + factor.detach().exp()));
+}
+
+TEST(Recompute, JustRunsWithoutGradients) {
+  Net net(Mode::each, batch_norms(1));
+  const at::NoGradGuard no_grad;
+  EXPECT_FALSE(net.forward(random_input(1)).requires_grad());
+  EXPECT_EQ(net.blocks[0]->calls, 1);
+}
+
+TEST(Recompute, GivesEveryBackwardOfARetainedGraphTheSameBits) {
+  Net plain(Mode::plain, batch_norms(2)), net(Mode::nested, batch_norms(2));
+  for (Net* one : {&plain, &net}) {
+    torch::manual_seed(3);
+    const auto output = one->forward(random_input(1)).square().sum();
+    output.backward({}, /*retain_graph=*/true);
+    output.backward({}, /*retain_graph=*/true);
+    at::rand({3});
+    output.backward();
+  }
+  expect_same_gradients(net, plain);
+  expect_same_buffers(net, plain);
+}
+
+TEST(Recompute, CanBeDifferentiatedTwice) {
+  std::vector<at::Tensor> gradients;
+  for (const bool again : {false, true}) {
+    const auto x = random_input(1).requires_grad_();
+    const auto function = [](const at::Tensor& y) { return (y.sin() * y).tanh(); };
+    const auto y = again ? recompute(function, x) : function(x);
+    const auto first = torch::autograd::grad({y.sum()}, {x}, {}, {}, /*create_graph=*/true)[0];
+    first.square().sum().backward();
+    gradients.push_back(x.grad());
+  }
+  EXPECT_TRUE(at::equal(gradients[0], gradients[1]));
+}
+
+TEST(Recompute, RunsInTheAutocastStateOfTheForward) {
+  Net plain(Mode::plain, batch_norms(2)), net(Mode::each, batch_norms(2));
+  for (int step = 0; step < 2; ++step) {
+    for (Net* one : {&plain, &net}) {
+      torch::manual_seed(3);
+      one->zero_grad();
+      at::Tensor output;
+      {
+        const Autocast lower;
+        output = one->forward(random_input(step));
+      }
+      EXPECT_EQ(output.scalar_type(), at::kBFloat16);
+      output.to(at::kFloat).square().sum().backward();
+      EXPECT_FALSE(at::autocast::is_autocast_enabled(at::kCPU));
+      // A cast of this value that stayed in autocast's cache would be used in the next step.
+      const at::NoGradGuard no_grad;
+      for (auto& parameter : one->parameters()) parameter -= 0.1 * parameter.grad();
+    }
+    expect_same_gradients(net, plain);
+  }
+}
+
+struct Failure : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+TEST(Recompute, RestoresAllStateAfterAnException) {
+  auto count = at::zeros({1});
+  bool fails = false;
+  const auto segment = [&](const at::Tensor& x) {
+    count += 1;
+    const auto y = x.exp() * at::rand({width});
+    if (fails) throw Failure("in the segment");
+    return y.exp();
+  };
+  const RecomputeOptions options{.buffers = {count}};
+  const auto x = random_input(1).requires_grad_();
+  fails = true;
+  EXPECT_THROW(recompute(options, segment, x), Failure);
+  x.exp().sum().backward();  // saves its tensors as always
+  fails = false;
+  count.zero_();
+  const auto y = recompute(options, segment, x);
+  fails = true;
+  const auto before = default_random_state();
+  {
+    const Autocast lower;
+    EXPECT_THROW(y.sum().backward({}, /*retain_graph=*/true), Failure);
+    EXPECT_TRUE(at::autocast::is_autocast_enabled(at::kCPU));
+  }
+  EXPECT_TRUE(at::equal(default_random_state(), before));
+  EXPECT_EQ(count.item<float>(), 1);
+  fails = false;
+  y.sum().backward();
+  EXPECT_TRUE(x.grad().defined());
+  EXPECT_EQ(count.item<float>(), 1);
+}
+
+/// The message of the error that fn raises.
+template <class Error, class Function>
+std::string error_of(const Function& fn) {
+  try {
+    fn();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(Recompute, RefusesASegmentThatDiffersInItsSecondForward) {
+  const auto x = random_input(1).requires_grad_();
+  // Another thread draws from the generator that threads share.
+  int calls = 0;
+  const auto drawing = recompute(
+      [&](const at::Tensor& y) {
+        if (++calls == 2) std::thread([] { at::rand({1}); }).join();
+        return (y * at::rand({width})).exp();
+      },
+      x);
+  EXPECT_THAT(
+      error_of<InvalidArgument>([&] { drawing.sum().backward(); }),
+      HasSubstr("recompute: got other outputs from the second forward than from the first"));
+  calls = 0;
+  const auto growing = recompute(
+      [&](at::Tensor y) {
+        for (int i = 0; i <= calls; ++i) y = y.exp();
+        ++calls;
+        return y;
+      },
+      x);
+  EXPECT_THAT(error_of<InvalidArgument>([&] { growing.sum().backward(); }),
+              HasSubstr("recompute: got 2 saved tensors in the second forward, expected 1"));
+}
+
+TEST(Recompute, RefusesTensorsThatWereChangedInPlace) {
+  const auto weight = at::ones({width}).requires_grad_();
+  const auto function = [&](const at::Tensor& y) { return (y * weight).exp() * weight; };
+  const auto x = random_input(1).requires_grad_();
+  const auto of_weight = recompute(function, x);
+  {
+    const at::NoGradGuard no_grad;
+    weight.add_(1);
+  }
+  EXPECT_THAT(error_of<InvalidArgument>([&] { of_weight.sum().backward(); }),
+              HasSubstr("changed in place after autograd saved it"));
+  const auto input = x * 2;
+  const auto of_input = recompute(function, input);
+  input.add_(1);
+  EXPECT_THAT(error_of<std::exception>([&] { of_input.sum().backward(); }),
+              HasSubstr("modified by an inplace operation"));
+  // In the segment, as autograd refuses it without recompute().
+  const auto inside = recompute(
+      [](const at::Tensor& y) {
+        const auto z = y.exp();
+        const auto result = z.sin();
+        z.add_(1);
+        return result;
+      },
+      x);
+  EXPECT_THAT(error_of<InvalidArgument>([&] { inside.sum().backward(); }),
+              HasSubstr("changed in place after autograd saved it"));
+}
+
+TEST(Recompute, RefusesABackwardWithinTheSegment) {
+  const auto x = random_input(1).requires_grad_();
+  const auto run = [&] {
+    recompute(
+        [](const at::Tensor& y) {
+          return torch::autograd::grad({y.exp().sum()}, {y}, {}, {}, true)[0];
+        },
+        x);
+  };
+  EXPECT_THAT(error_of<InvalidArgument>(run),
+              HasSubstr("recompute: got a backward within the segment's forward"));
+}
+
+/// The samples of a rank, of different number.
+at::Tensor part_of_rank(const Group& group, int step) {
+  return random_input(10 * step + group.rank(), 3 + group.rank());
+}
+
+at::Generator generator_of_rank(const Group& group) {
+  return at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(group.rank()));
+}
+
+TEST(Recompute, HasTheBitsOfAPlainForwardUnderDistributedDataParallel) {
+  for (const int n : {1, 2, 3}) {
+    on_ranks(n, [](const Group& world) {
+      const auto norms = world.split(0);
+      for (const auto mode : recomputing) {
+        const auto make = [&](Mode how) {
+          return std::make_shared<Net>(how, sync_batch_norms(2, norms), generator_of_rank(world));
+        };
+        const auto plain = make(Mode::plain), net = make(mode);
+        const DataParallelOptions options{.buckets = {.first = 0, .rest = 0},
+                                          .buffer_policy = BufferPolicy::none};
+        DistributedDataParallel plain_ddp(plain, world, options), ddp(net, world, options);
+        torch::optim::SGD plain_sgd(plain->parameters(), 0.1), sgd(net->parameters(), 0.1);
+        const auto train = [&](auto& wrapper, auto& optimizer, int step) {
+          optimizer.zero_grad();
+          {
+            const auto alone = wrapper.no_sync();
+            wrapper(part_of_rank(world, step)).square().sum().backward();
+          }
+          wrapper(part_of_rank(world, step + 1)).square().sum().backward();
+        };
+        for (int step = 0; step < 3; ++step) {
+          train(plain_ddp, plain_sgd, step);
+          train(ddp, sgd, step);
+          expect_same_gradients(*net, *plain);
+          expect_same_buffers(*net, *plain);
+          plain_sgd.step();
+          sgd.step();
+        }
+        EXPECT_TRUE(at::equal(net->generator.get_state(), plain->generator.get_state()));
+      }
+    });
+  }
+}
+
+TEST(Recompute, HasTheBitsOfAPlainForwardUnderDistributedOptimizer) {
+  for (const int n : {1, 2, 3}) {
+    on_ranks(n, [](const Group& world) {
+      const auto norms = world.split(0);
+      std::vector<std::shared_ptr<Net>> nets;
+      for (const auto mode : {Mode::plain, Mode::each, Mode::nested}) {
+        nets.push_back(
+            std::make_shared<Net>(mode, sync_batch_norms(2, norms), generator_of_rank(world)));
+        torch::optim::SGD sgd(nets.back()->parameters(),
+                              torch::optim::SGDOptions(0.1).momentum(0.9));
+        DistributedOptimizer optimizer(sgd, *nets.back(), world);
+        for (int step = 0; step < 3; ++step) {
+          optimizer.backward_and_update(
+              nets.back()->forward(part_of_rank(world, step)).square().sum());
+        }
+      }
+      for (const auto& net : nets) {
+        for (const auto& entry : nets[0]->named_parameters()) {
+          EXPECT_TRUE(at::equal(net->named_parameters()[entry.key()], entry.value()))
+              << entry.key();
+        }
+        expect_same_buffers(*net, *nets[0]);
+      }
+    });
+  }
+}
+
+/// Counts the collectives of the group.
+std::uint64_t collectives_of(const Group& group) {
+  std::uint64_t count = 0;
+  for (const auto& entry : group.statistics()) count += entry.count;
+  return count;
+}
+
+TEST(Recompute, UsesTheStatisticsOfTheFirstForwardAgain) {
+  on_ranks(2, [](const Group& world) {
+    std::vector<std::uint64_t> counts;
+    for (const auto mode : {Mode::plain, Mode::each, Mode::nested}) {
+      const auto norms = world.split(0);
+      Net net(mode, sync_batch_norms(2, norms), generator_of_rank(world));
+      net.forward(part_of_rank(world, 1)).sum().backward();
+      counts.push_back(collectives_of(norms));
+    }
+    EXPECT_EQ(counts[1], counts[0]);
+    EXPECT_EQ(counts[2], counts[0]);
+    EXPECT_GT(counts[0], 0U);
+  });
+}
+
+TEST(Recompute, LeavesPlainBatchNormsOfCallablesAsTheyWere) {
+  torch::nn::BatchNorm1d norm(torch::nn::BatchNormOptions(width).momentum(0.3));
+  const auto output =
+      recompute([&](const at::Tensor& x) { return norm->forward(x).exp(); }, random_input(1));
+  const auto mean = norm->running_mean.clone(), variance = norm->running_var.clone();
+  output.sum().backward();
+  EXPECT_TRUE(at::equal(norm->running_mean, mean));
+  EXPECT_TRUE(at::equal(norm->running_var, variance));
+}
+
+TEST(Recompute, EndsTheWorldWhenTheSecondForwardThrowsAfterASend) {
+  std::vector<std::string> messages(2);
+  EXPECT_THROW(on_ranks(2,
+                        [&](const Group& world) {
+                          auto model = std::make_shared<Terms>(some_shapes);
+                          DistributedDataParallel ddp(ModelView(*model), world, one_each);
+                          int calls = 0;
+                          const auto forward = [&] {
+                            const auto first = recompute(
+                                [&](const at::Tensor& p) {
+                                  if (++calls == 2 && world.rank() == 1)
+                                    throw Failure("in the middle");
+                                  return p.exp();
+                                },
+                                model->p[0]);
+                            return first.sum() + model->p[1].sum() + model->p[2].sum() +
+                                   model->p[3].sum();
+                          };
+                          try {
+                            ddp(forward).backward();
+                          } catch (const std::exception& error) {
+                            messages[static_cast<std::size_t>(world.rank())] = error.what();
+                            throw;
+                          }
+                        }),
+               Failure);
+  EXPECT_EQ(messages[1], "in the middle");
+  EXPECT_THAT(messages[0], HasSubstr("a backward ended by an exception after 3 of"));
+}
+
+}  // namespace
+}  // namespace lockstep::testing

@@ -1,0 +1,173 @@
+// Several optimizers over disjoint parameters of one model: as in one process.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/distributed_data_parallel.h"
+#include "lockstep/distributed_optimizer.h"
+#include "lockstep/error.h"
+#include "lockstep/strategies.h"
+#include "tests/parallel/models.h"
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+/// A generator and a critic, whose losses depend on both.
+struct Adversaries : torch::nn::Module {
+  Adversaries() {
+    register_module("generator", generator);
+    register_module("critic", critic);
+    register_module("norm", norm);
+    set_values(*this, 7);
+  }
+  at::Tensor score(const at::Tensor& noise) {
+    return critic->forward(norm->forward(generator->forward(noise)).tanh());
+  }
+  at::Tensor generator_loss(const at::Tensor& noise) { return -score(noise).mean(); }
+  at::Tensor critic_loss(const at::Tensor& noise) {
+    return score(noise).mean() + critic->forward(noise.sin()).square().mean();
+  }
+  torch::nn::Linear generator{5, 5}, critic{5, 1};
+  torch::nn::BatchNorm1d norm{5};
+};
+
+std::vector<at::Tensor> generator_parameters(const Adversaries& model) {
+  auto parameters = model.generator->parameters();
+  for (const auto& parameter : model.norm->parameters()) parameters.push_back(parameter);
+  return parameters;
+}
+
+torch::optim::Adam adam_of(const Adversaries& model) {
+  return torch::optim::Adam(generator_parameters(model), torch::optim::AdamOptions(0.01));
+}
+torch::optim::SGD sgd_of(const Adversaries& model) {
+  return torch::optim::SGD(model.critic->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+}
+
+at::Tensor noise_of(const Group& group, int step) {
+  return random({4, 5}, static_cast<std::uint64_t>(100 * step + group.rank()));
+}
+
+enum class Way { data_parallel, optimizers, optimizers_apart };
+
+/// Trains the generator and the critic in turn. Returns the parameters and buffers.
+std::vector<at::Tensor> trained(Way way, const Group& world) {
+  const auto model = std::make_shared<Adversaries>();
+  auto adam = adam_of(*model);
+  auto sgd = sgd_of(*model);
+  std::optional<DistributedDataParallel<ModelView>> ddp;
+  std::optional<DistributedOptimizer> of_generator, of_critic;
+  if (way == Way::data_parallel) {
+    ddp.emplace(ModelView(*model), world);
+  } else {
+    of_generator.emplace(adam, *model, world, DataParallelOptions{.optimized_only = true});
+    of_critic.emplace(sgd, *model, world, DataParallelOptions{.optimized_only = true});
+  }
+  const auto loss_of = [&](auto loss, int step) {
+    const auto forward = [&] { return (model.get()->*loss)(noise_of(world, step)); };
+    return ddp ? (*ddp)(forward) : forward();
+  };
+  for (int step = 0; step < 3; ++step) {
+    model->zero_grad();
+    {
+      std::optional<NoSync> alone;
+      if (way == Way::optimizers_apart) alone.emplace(of_critic->no_sync());
+      loss_of(&Adversaries::generator_loss, 2 * step).backward();
+    }
+    of_generator ? of_generator->step() : static_cast<void>(adam.step());
+    model->zero_grad();
+    {
+      std::optional<NoSync> alone;
+      if (way == Way::optimizers_apart) alone.emplace(of_generator->no_sync());
+      loss_of(&Adversaries::critic_loss, 2 * step + 1).backward();
+    }
+    of_critic ? of_critic->step() : static_cast<void>(sgd.step());
+  }
+  // One loss for both.
+  model->zero_grad();
+  loss_of(&Adversaries::critic_loss, 50).backward();
+  if (ddp) {
+    adam.step();
+    sgd.step();
+  } else {
+    of_generator->step();
+    of_critic->step();
+  }
+  auto tensors = model->parameters();
+  for (const auto& buffer : model->buffers()) tensors.push_back(buffer);
+  return tensors;
+}
+
+class SeveralOptimizers : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, SeveralOptimizers, ::testing::Values(1, 2, 3));
+
+TEST_P(SeveralOptimizers, TrainAsOneWrapperOfAllParameters) {
+  on_ranks(GetParam(), [](const Group& world) {
+    const auto expected = trained(Way::data_parallel, world);
+    for (const auto way : {Way::optimizers, Way::optimizers_apart}) {
+      const auto got = trained(way, world);
+      for (std::size_t i = 0; i < expected.size(); ++i) {
+        EXPECT_TRUE(at::equal(got[i], expected[i])) << i;
+      }
+    }
+  });
+}
+
+TEST_P(SeveralOptimizers, MayHaveDifferentStrategies) {
+  on_ranks(GetParam(), [](const Group& world) {
+    const auto model = std::make_shared<Adversaries>();
+    auto adam = adam_of(*model);
+    auto sgd = sgd_of(*model);
+    DistributedOptimizer of_generator(adam, *model, world, {.optimized_only = true});
+    DistributedOptimizer of_critic(sgd, *model, world,
+                                   {.strategy = LocalSgd{.period = 2}, .optimized_only = true});
+    for (int step = 0; step < 4; ++step) {
+      model->zero_grad();
+      model->critic_loss(noise_of(world, step)).backward();
+      of_generator.step();
+      of_critic.step();
+    }
+    for (const auto& parameter : model->parameters()) {
+      const auto mean = parameter.detach().clone();
+      world.all_reduce(mean, ReduceOp::avg).wait();
+      EXPECT_TRUE(near(parameter.detach(), mean));
+    }
+  });
+}
+
+TEST(SeveralOptimizersErrors, NameAParameterThatTwoClaim) {
+  on_ranks(2, [](const Group& world) {
+    const auto model = std::make_shared<Adversaries>();
+    auto adam = adam_of(*model);
+    torch::optim::SGD all(model->parameters(), 0.1);
+    const DataParallelOptions options{.optimized_only = true};
+    DistributedOptimizer first(adam, *model, world, options);
+    const auto refused = [&](auto& optimizer, const DataParallelOptions& with) {
+      try {
+        DistributedOptimizer second(optimizer, *model, world, with);
+        ADD_FAILURE() << "no error";
+      } catch (const InvalidArgument& error) {
+        EXPECT_THAT(error.what(),
+                    AllOf(HasSubstr("parameter generator.weight: another wrapper already "
+                                    "synchronises it"),
+                          HasSubstr("set DataParallelOptions::optimized_only")));
+      }
+    };
+    refused(all, options);
+    refused(all, {});
+    auto sgd = sgd_of(*model);
+    DistributedOptimizer second(sgd, *model, world, options);
+    world.barrier().wait();
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::testing
