@@ -149,8 +149,8 @@ BucketReducers::BucketReducers(std::span<const NamedTensor> parameters, const Gr
     }
     const auto index = reducers_.size();
     if (shard != Shard::gradients) {
-      reducers_.push_back(make({index, planned.numel, planned.dtype, std::move(slices), group_},
-                               planned.strategy));
+      reducers_.push_back(
+          make({index, planned.numel, planned.dtype, std::move(slices), group_}, planned.strategy));
       continue;
     }
     const auto values =

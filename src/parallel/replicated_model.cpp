@@ -275,14 +275,13 @@ std::vector<std::string> describe_all(const ModelView& model, const Group& group
   }
   const bool same_seed = options.initial_sync == InitialSync::same_seed;
   auto lines = describe(state_of(model, options), same_seed);
-  lines.push_back(concat("options strategy ", ParameterStrategies(options).text(), ", buckets of ",
-                         options.buckets.first, " and ", options.buckets.rest, " bytes, ",
-                         same_seed ? "same_seed" : "broadcast", ", buffers ",
-                         name(options.buffer_policy), ", verify_every ",
-                         options.verify_every ? std::to_string(*options.verify_every) : "default",
-                         ", shard ", name(options.shard),
-                         options.share_memory ? ", share_memory" : "",
-                         options.optimized_only ? ", optimized_only" : ""));
+  lines.push_back(concat(
+      "options strategy ", ParameterStrategies(options).text(), ", buckets of ",
+      options.buckets.first, " and ", options.buckets.rest, " bytes, ",
+      same_seed ? "same_seed" : "broadcast", ", buffers ", name(options.buffer_policy),
+      ", verify_every ", options.verify_every ? std::to_string(*options.verify_every) : "default",
+      ", shard ", name(options.shard), options.share_memory ? ", share_memory" : "",
+      options.optimized_only ? ", optimized_only" : ""));
   return lines;
 }
 

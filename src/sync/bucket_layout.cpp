@@ -123,8 +123,9 @@ averaging::Arrays arrays_of(const Bucket& bucket) {
       .numel = layout.numel(),
       .name_at =
           [layout](std::size_t element) { return concat("parameter ", layout.name_at(element)); },
-      .remedy = "choose another strategy for them, alone by DataParallelOptions::strategies, or "
-                "convert them"};
+      .remedy =
+          "choose another strategy for them, alone by DataParallelOptions::strategies, or "
+          "convert them"};
 }
 
 void expect_dtype(std::string_view strategy, const Bucket& bucket,

@@ -167,9 +167,8 @@ TEST(StrategiesOfDtypes, AreRefusedByNameOrCarryTheDtype) {
         EXPECT_EQ(refusal, "") << strategy.text();
         continue;
       }
-      EXPECT_THAT(refusal,
-                  AllOf(HasSubstr("elements of parameter p1, expected"),
-                        HasSubstr("alone by DataParallelOptions::strategies")));
+      EXPECT_THAT(refusal, AllOf(HasSubstr("elements of parameter p1, expected"),
+                                 HasSubstr("alone by DataParallelOptions::strategies")));
       // The remedy of the message.
       EXPECT_EQ(refusal_of({.strategy = strategy, .strategies = {{"p1", AllReduce{}}}},
                            {at::kFloat, dtype}),
