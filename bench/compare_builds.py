@@ -3,9 +3,13 @@
 
     bench/compare_builds.py --before OTHER/build --after build
     bench/compare_builds.py --before OTHER/build --after build --simulated-hosts    as root
+    bench/compare_builds.py --flight-recorder --after build
 
 With --simulated-hosts it takes steps of strategies with several stages instead: a rank with one thread
 and a progress thread on each of the two hosts that tools/two-hosts simulates.
+
+With --flight-recorder it compares one build without and with the flight recorder, in the operations that a
+record delays most and in training steps.
 
 The builds take turns within one run, and which of them is first alternates. The table has the
 median of each build's times, the ratio of these medians, and the ratio of the least times, which a
@@ -13,7 +17,9 @@ busy machine disturbs less. Strategy names and options are those that every vers
 """
 
 import argparse
+import dataclasses
 import json
+import os
 import pathlib
 import statistics
 import subprocess
@@ -45,38 +51,45 @@ TWO_HOSTS = pathlib.Path(__file__).resolve().parent.parent / "tools" / "two-host
 MPIRUN = ["mpirun", "--allow-run-as-root", "-n", 2, "-x", "OMP_NUM_THREADS=1"]
 
 
-def run(command):
+@dataclasses.dataclass
+class Build:
+    """A folder of programs, and environment variables for them."""
+    binaries: pathlib.Path
+    variables: dict = dataclasses.field(default_factory=dict)
+
+
+def run(command, build):
     """The JSON objects that a command prints."""
     words = [str(word) for word in command]
-    done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False,
+                          env={**os.environ, **build.variables})
     if done.returncode != 0:
         sys.exit(f"{' '.join(words)}\nended with {done.returncode}:\n{done.stderr}")
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
 def collective(launch, *flags):
-    """A measurement in µs of a build's binaries."""
-    def measure(binaries):
-        found = run([*launch, binaries / "lockstep", "bench", *flags,
-                     "--json"])
+    """A measurement in µs of a build."""
+    def measure(build):
+        found = run([*launch, build.binaries / "lockstep", "bench", *flags, "--json"], build)
         return found[0]["time_us"]
     return measure
 
 
 def step(flags):
-    """A measurement in ms of a build's binaries."""
-    def measure(binaries):
-        return run([binaries / "lockstep", "run", "-n", 2, binaries / "bench_train_step", *flags,
-                    "--rounds", 3, "--no-alone", "--no-faults"])[-1]["together_ms"]
+    """A measurement in ms of a build."""
+    def measure(build):
+        return run([build.binaries / "lockstep", "run", "-n", 2, build.binaries / "bench_train_step", *flags,
+                    "--rounds", 3, "--no-alone", "--no-faults"], build)[-1]["together_ms"]
     return measure
 
 
 def step_over_a_link(rate, flags):
-    """A measurement in ms of a build's binaries."""
-    def measure(binaries):
+    """A measurement in ms of a build."""
+    def measure(build):
         return run([TWO_HOSTS, "--rate", rate, "--per-host", 1, "env", "OMP_NUM_THREADS=1",
-                    "LOCKSTEP_PROGRESS=thread", binaries / "bench_train_step", *flags,
-                    "--rounds", 2, "--no-alone", "--no-faults"])[-1]["together_ms"]
+                    "LOCKSTEP_PROGRESS=thread", build.binaries / "bench_train_step", *flags,
+                    "--rounds", 2, "--no-alone", "--no-faults"], build)[-1]["together_ms"]
     return measure
 
 
@@ -102,29 +115,48 @@ def figures():
         yield f"step of {name}", "ms", step(flags)
 
 
+def figures_of_the_recorder():
+    """(name, unit, measurement) of each figure that the flight recorder changes most."""
+    for name, size in {"4 bytes": 4, "1 KiB": KIB}.items():
+        flags = ["all_reduce", "-n", 2, "--memory", "group", "--min", size, "--max", size]
+        yield f"all_reduce of {name}, group memory", "µs", collective([], *flags)
+    for name in ("CNN", "MLP"):
+        yield f"step of {name}", "ms", step(STEPS[name])
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--before", required=True, type=pathlib.Path, help="build folder")
+    parser.add_argument("--before", type=pathlib.Path, help="build folder")
     parser.add_argument("--after", required=True, type=pathlib.Path, help="build folder")
     parser.add_argument("--rounds", default=7, type=int, help="turns of both builds for each figure [7]")
     parser.add_argument("--only", default="", help="figures whose name contains this text")
     parser.add_argument("--simulated-hosts", action="store_true", help="steps over a limited link; needs root")
+    parser.add_argument("--flight-recorder", action="store_true", help="one build without and with the recorder")
     options = parser.parse_args()
 
-    builds = {"before": options.before / "bin", "after": options.after / "bin"}
-    print(f"| figure | before | after | after/before, medians | after/before, least of {options.rounds} |")
+    after = Build(options.after / "bin")
+    if options.flight_recorder:
+        builds = {"without": dataclasses.replace(after, variables={"LOCKSTEP_FLIGHT_RECORDER": "0"}), "with": after}
+        chosen = figures_of_the_recorder()
+    elif options.before is None:
+        parser.error("--before is required without --flight-recorder")
+    else:
+        builds = {"before": Build(options.before / "bin"), "after": after}
+        chosen = figures_over_a_link() if options.simulated_hosts else figures()
+    first, second = builds
+    print(f"| figure | {first} | {second} | {second}/{first}, medians | {second}/{first}, least of {options.rounds} |")
     print("|---|---|---|---|---|")
-    for name, unit, measure in figures_over_a_link() if options.simulated_hosts else figures():
+    for name, unit, measure in chosen:
         if options.only not in name:
             continue
         times = {build: [] for build in builds}
         for turn in range(options.rounds):
             for build in list(builds)[:: 1 if turn % 2 == 0 else -1]:
                 times[build].append(measure(builds[build]))
-        before, after = (statistics.median(times[build]) for build in builds)
-        least = min(times["after"]) / min(times["before"])
-        print(f"| {name} | {before:.4g} {unit} | {after:.4g} {unit} | {after / before:.3f} | {least:.3f} |",
-              flush=True)
+        medians = [statistics.median(times[build]) for build in builds]
+        least = min(times[second]) / min(times[first])
+        print(f"| {name} | {medians[0]:.4g} {unit} | {medians[1]:.4g} {unit} | {medians[1] / medians[0]:.3f} "
+              f"| {least:.3f} |", flush=True)
 
 
 if __name__ == "__main__":
