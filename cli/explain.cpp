@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -11,8 +12,10 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/stack_text.h"
 #include "comm/diagnosis.h"
 #include "comm/flight_record.h"
+#include "comm/stack_file.h"
 #include "core/plural.h"
 #include "core/text.h"
 #include "lockstep/error.h"
@@ -28,6 +31,7 @@ using Records = std::vector<std::shared_ptr<const FlightRecord>>;
 
 struct ExplainArguments {
   std::vector<std::string> paths;
+  bool stacks = false;
   std::string trace;
 };
 
@@ -75,7 +79,65 @@ Records read_records(const std::vector<std::string>& paths) {
 /// A rank that was killed, or crashed, raised no failure: its record is a copy by the launcher.
 bool raised(const FlightRecord& record) { return !record.failure().empty(); }
 
-void explain(const Records& records) {
+/// The stacks of the rank's process. Of several ranks of a process, one has the file.
+detail::ProcessStacks stacks_of(const FlightRecord& record, const Records& records) {
+  for (const auto& other : records) {
+    if (other->file().pid != record.file().pid || other->host() != record.host()) continue;
+    auto stacks = detail::ProcessStacks::read(other->path().parent_path() /
+                                              detail::stack_file_name(other->rank()));
+    if (stacks.process == record.file().pid) return stacks;
+  }
+  return {};
+}
+
+/// The states at the time of the failure. The launcher copies the record of a stopped or computing
+/// rank after it has ended the rank. Other ranks have seen a stopped one, and one that wrote its
+/// stacks without a failure of its own was running.
+std::vector<ObservedRank> observe(const Records& records) {
+  std::vector<ObservedRank> ranks;
+  for (const auto& record : records) {
+    ranks.push_back(detail::observe(record));
+    const bool stopped = std::ranges::any_of(
+        records, [&](const auto& other) { return other->has_seen_stopped(record->rank()); });
+    if (stopped) {
+      ranks.back().state = ObservedRank::State::stopped;
+    } else if (!raised(*record) && !stacks_of(*record, records).threads.empty()) {
+      ranks.back().state = ObservedRank::State::unknown;
+    }
+  }
+  return ranks;
+}
+
+void print_stacks(const FlightRecord& record, const Records& records, bool all) {
+  constexpr std::size_t few = 12;
+  constexpr std::size_t many = 64;
+  const auto stacks = stacks_of(record, records);
+  if (stacks.threads.empty()) {
+    std::cout << "no stacks of rank " << record.rank()
+              << ": its process was stopped or killed, or has written none\n";
+    return;
+  }
+  std::cout << "stack" << (all ? "s" : "") << " of rank " << record.rank() << " (pid "
+            << record.file().pid << ")\n";
+  for (const auto& thread : stacks.threads) {
+    if (!all && thread.id != stacks.process) continue;
+    for (const auto& line : stack_lines(thread, all ? many : few))
+      std::cout << "  " << line << '\n';
+  }
+}
+
+/// The ranks whose stacks say most: the rank at fault, and those that the others wait for.
+std::set<int> blamed_ranks(const FlightRecord* first, const detail::Diagnosis& found) {
+  std::set<int> ranks;
+  if (first != nullptr && first->file().failed_rank >= 0) ranks.insert(first->file().failed_rank);
+  using Kind = detail::Diagnosis::Kind;
+  if (found.kind == Kind::missing || found.kind == Kind::deadlock) {
+    ranks.insert(found.ranks.begin(), found.ranks.end());
+  }
+  return ranks;
+}
+
+void explain(const Records& records, bool all_stacks) {
   const auto& front = *records.front();
   std::vector<int> absent, silent;
   for (int rank = 0; rank < front.size(); ++rank) {
@@ -104,15 +166,26 @@ void explain(const Records& records) {
     std::cout << "first cause: no rank raised a failure: the ranks were killed, or ended by a "
                  "signal\n";
   }
+  const auto ranks = observe(records);
+  const auto was_stopped = [&](int rank) {
+    return std::ranges::find(ranks, rank, &ObservedRank::rank)->state ==
+           ObservedRank::State::stopped;
+  };
+  std::vector<int> stopped;
+  std::ranges::copy_if(silent, std::back_inserter(stopped), was_stopped);
+  std::erase_if(silent, was_stopped);
+  if (!stopped.empty()) {
+    std::cout << detail::rank_list(stopped)
+              << " raised no failure: stopped (SIGSTOP or a debugger)\n";
+  }
   if (!silent.empty() && first != nullptr) {
     std::cout << detail::rank_list(silent)
               << " raised no failure: killed, crashed or outside calls of Lockstep\n";
   }
   if (!absent.empty()) std::cout << "no record of " << detail::rank_list(absent) << '\n';
   // 2. The waits at the time of the failure.
-  std::vector<ObservedRank> ranks;
-  for (const auto& record : records) ranks.push_back(detail::observe(record));
-  for (const auto& line : detail::diagnose(ranks, 0).text) std::cout << line << '\n';
+  const auto found = detail::diagnose(ranks, 0);
+  for (const auto& line : found.text) std::cout << line << '\n';
   // 3. The last operation of each rank; ranks with the same operation share a line.
   std::map<std::string, std::vector<int>> last;
   for (const auto& record : records) {
@@ -124,6 +197,11 @@ void explain(const Records& records) {
   }
   for (const auto& [what, of] : last) {
     std::cout << detail::rank_list(of) << " issued last: " << what << '\n';
+  }
+  // 4. What the ranks to blame did, or all ranks.
+  const auto blamed = blamed_ranks(first, found);
+  for (const auto& record : records) {
+    if (all_stacks || blamed.contains(record->rank())) print_stacks(*record, records, all_stacks);
   }
 }
 
@@ -198,13 +276,16 @@ void add_explain(CLI::App& app, int& exit_code) {
                    "lockstep run, or LOCKSTEP_TRACE")
       ->required()
       ->type_name("FILE");
+  command->add_flag("--stacks", arguments->stacks,
+                    "Show the stacks of all threads of all ranks (default: that of the main thread "
+                    "of the ranks to blame)");
   command
       ->add_option("--trace", arguments->trace,
                    "Also write the operations for Perfetto or chrome://tracing")
       ->type_name("FILE");
   command->callback([arguments, &exit_code] {
     const auto records = read_records(arguments->paths);
-    explain(records);
+    explain(records, arguments->stacks);
     if (!arguments->trace.empty()) write_trace(records, arguments->trace);
     exit_code = 0;
   });

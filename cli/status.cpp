@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <fstream>
-#include <iomanip>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -17,6 +15,8 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "comm/control/status_question.h"
+#include "comm/control/status_relay.h"
 #include "comm/diagnosis.h"
 #include "comm/flight_record.h"
 #include "core/plural.h"
@@ -44,6 +44,8 @@ struct StatusArguments {
 constexpr double shortest_wait = 0.2;
 /// Time in which processor time is measured.
 constexpr auto measured_time = std::chrono::milliseconds(100);
+/// Longest time of a question to other hosts.
+constexpr auto longest_question = std::chrono::milliseconds(600);
 constexpr auto watch_interval = std::chrono::seconds(1);
 
 struct Load {
@@ -55,10 +57,20 @@ struct Job {
   std::string name;
   std::vector<ObservedRank> ranks;  ///< ascending
   std::vector<Load> loads;
-  Diagnosis diagnosis;
+  std::vector<control::HostsAnswer::Host> silent = {};  ///< other hosts that gave no answer
+  Diagnosis diagnosis = {};
 
   const detail::FlightRecord& first() const { return *ranks.front().record; }
-  /// The ranks of the world without a record here.
+  bool is_on_silent_host(int rank) const {
+    return std::ranges::any_of(silent, [&](const auto& host) {
+      return std::ranges::find(host.ranks, rank) != host.ranks.end();
+    });
+  }
+  bool has_several_hosts() const {
+    return std::ranges::any_of(
+        ranks, [this](const ObservedRank& rank) { return rank.record->host() != first().host(); });
+  }
+  /// The ranks of the world without a record.
   std::vector<int> unseen() const {
     std::vector<int> missing;
     for (int rank = 0; rank < first().size(); ++rank) {
@@ -78,19 +90,40 @@ bool is_chosen(const Job& job, const std::string& chosen) {
   });
 }
 
-std::optional<long> resident_bytes(long pid) {
-  std::ifstream in(concat("/proc/", pid, "/statm"));
-  in.imbue(std::locale::classic());
-  long total = 0, resident = 0;
-  if (!(in >> total >> resident)) return std::nullopt;
-  return resident * ::sysconf(_SC_PAGESIZE);
-}
+/// Whether the record is a copy that another host has sent.
+bool is_remote(const ObservedRank& rank) { return rank.record->file().last.ticks != 0; }
 
 std::optional<std::chrono::milliseconds> processor_time(const ObservedRank& rank) {
-  if (rank.state == State::ended) return std::nullopt;
+  if (rank.state == State::ended || is_remote(rank)) return std::nullopt;
   const auto process = detail::read_process(rank.record->file().pid);
   if (!process.exists()) return std::nullopt;
   return process.processor_time;
+}
+
+/// Adds the ranks of other hosts, which a rank of this host asks. A rank that has a record here is
+/// not replaced.
+void add_other_hosts(Job& job) {
+  for (const auto& rank : std::vector(job.ranks)) {
+    if (job.unseen().empty()) return;
+    if (rank.state == State::ended || rank.state == State::stopped) continue;
+    auto answer =
+        control::ask_hosts(control::status_socket_name(rank.record->file().pid), longest_question);
+    if (answer.hosts.empty()) continue;
+    for (const auto& bytes : answer.records) {
+      auto record = detail::FlightRecord::parse(bytes);
+      if (record == nullptr || record->job() != job.name || record->size() != job.first().size()) {
+        continue;
+      }
+      if (std::ranges::find(job.ranks, record->rank(), &ObservedRank::rank) == job.ranks.end()) {
+        job.ranks.push_back(detail::observe(std::move(record)));
+      }
+    }
+    std::ranges::sort(job.ranks, {}, &ObservedRank::rank);
+    for (auto& host : answer.hosts) {
+      if (!host.has_answered) job.silent.push_back(std::move(host));
+    }
+    return;
+  }
 }
 
 /// The jobs whose ranks have records here, except those that have ended.
@@ -113,10 +146,14 @@ std::vector<Job> read_jobs(const std::string& chosen) {
   for (auto& [key, job] : found) {
     if (is_chosen(job, chosen)) jobs.push_back(std::move(job));
   }
-  for (auto& job : jobs) job.diagnosis = detail::diagnose(job.ranks, shortest_wait);
+  for (auto& job : jobs) {
+    add_other_hosts(job);
+    job.diagnosis = detail::diagnose(job.ranks, shortest_wait);
+  }
   return jobs;
 }
 
+/// Measures the processor time of the ranks of this host, and takes the memory of all ranks.
 void measure(std::vector<Job>& jobs) {
   using Clock = std::chrono::steady_clock;
   std::vector<std::optional<std::chrono::milliseconds>> before;
@@ -131,10 +168,12 @@ void measure(std::vector<Job>& jobs) {
     for (const auto& rank : job.ranks) {
       const auto first = before[i++];
       const auto last = processor_time(rank);
-      Load load{.processors = {}, .bytes = resident_bytes(rank.record->file().pid)};
-      if (first && last)
+      const auto& file = rank.record->file();
+      const auto bytes = is_remote(rank) ? file.resident_bytes : detail::resident_bytes(file.pid);
+      Load load{.processors = {}, .bytes = {}};
+      if (first && last && !is_remote(rank))
         load.processors = static_cast<double>((*last - *first).count()) / time.count();
-      if (rank.state == State::ended) load.bytes.reset();
+      if (rank.state != State::ended && bytes >= 0) load.bytes = bytes;
       job.loads.push_back(load);
     }
   }
@@ -171,10 +210,13 @@ void print_table(const std::vector<Row>& rows) {
 void print(const Job& job) {
   const auto& first = job.first();
   std::cout << "job " << job.name << ": " << first.file().program << ", "
-            << detail::plural(first.size(), "rank") << ", backend " << first.file().backend
-            << ", host " << first.host() << '\n';
+            << detail::plural(first.size(), "rank") << ", backend " << first.file().backend;
+  const bool several = job.has_several_hosts();
+  if (!several) std::cout << ", host " << first.host();
+  std::cout << '\n';
   std::vector<Row> rows{
       {"rank", "pid", "state", "step", "CPU", "memory", "last call", "operation"}};
+  if (several) rows.front().insert(rows.front().begin() + 1, "host");
   for (std::size_t i = 0; i < job.ranks.size(); ++i) {
     const auto& rank = job.ranks[i];
     const auto& record = *rank.record;
@@ -191,10 +233,17 @@ void print(const Job& job) {
                     load.processors ? concat(std::lround(*load.processors * 100), " %") : "-",
                     load.bytes ? concat(*load.bytes >> 20, " MiB") : "-",
                     concat(detail::duration_text(record.silent()), " ago"), operation});
+    if (several) rows.back().insert(rows.back().begin() + 1, std::string(record.host()));
   }
   print_table(rows);
+  for (const auto& host : job.silent) {
+    std::cout << "  no answer from host " << host.name << " within "
+              << std::chrono::duration<double>(longest_question).count()
+              << " s: " << detail::rank_list(host.ranks) << '\n';
+  }
   std::vector<int> elsewhere, absent;
   for (const int rank : job.unseen()) {
+    if (job.is_on_silent_host(rank)) continue;
     (first.on_same_host(rank) == false ? elsewhere : absent).push_back(rank);
   }
   if (!elsewhere.empty()) {
@@ -232,12 +281,12 @@ ordered_json json_of(const Job& job) {
     const auto& rank = job.ranks[i];
     const auto& record = *rank.record;
     const auto& load = job.loads[i];
-    ordered_json one{{"rank", rank.rank()},   {"pid", record.file().pid},
-                     {"host", record.host()}, {"state", name(rank)},
-                     {"step", record.step()}, {"last_call_seconds", record.silent()},
-                     {"processors", nullptr}, {"resident_bytes", nullptr},
-                     {"waits_in", nullptr},   {"waits_seconds", nullptr},
-                     {"last", nullptr}};
+    ordered_json one{{"rank", rank.rank()},       {"pid", record.file().pid},
+                     {"host", record.host()},     {"state", name(rank)},
+                     {"step", record.step()},     {"last_call_seconds", record.silent()},
+                     {"remote", is_remote(rank)}, {"processors", nullptr},
+                     {"resident_bytes", nullptr}, {"waits_in", nullptr},
+                     {"waits_seconds", nullptr},  {"last", nullptr}};
     if (load.processors) one["processors"] = *load.processors;
     if (load.bytes) one["resident_bytes"] = *load.bytes;
     if (const auto& wait = record.wait()) {
@@ -256,11 +305,16 @@ ordered_json json_of(const Job& job) {
     if (!found.waiting.empty() && found.waiting.front() == edge.rank) operation = waits_in;
     edges.push_back({{"rank", edge.rank}, {"in", waits_in}, {"waits_for", edge.targets}});
   }
+  ordered_json silent = ordered_json::array();
+  for (const auto& host : job.silent) {
+    silent.push_back({{"host", host.name}, {"ranks", host.ranks}});
+  }
   return {{"job", job.name},
           {"size", job.first().size()},
           {"backend", job.first().file().backend},
           {"ranks", std::move(ranks)},
           {"unseen", job.unseen()},
+          {"no_answer", std::move(silent)},
           {"diagnosis",
            {{"kind", detail::name(found.kind)},
             {"ranks", found.ranks},
@@ -307,9 +361,10 @@ int status(const StatusArguments& arguments) {
 
 void add_status(CLI::App& app, int& exit_code) {
   const auto arguments = std::make_shared<StatusArguments>();
-  auto* command =
-      app.add_subcommand("status", "Show what each rank on this host does, and why a job waits");
-  command->footer("Reads records that the ranks keep in /dev/shm. Stops and signals no rank.");
+  auto* command = app.add_subcommand("status", "Show what each rank does, and why a job waits");
+  command->footer(
+      "Reads records that the ranks keep in /dev/shm, and asks the other hosts of a job over its "
+      "control connections. Stops and signals no rank.");
   command
       ->add_option("JOB", arguments->job,
                    "A job: the beginning of its name, or the pid of a rank or of its launcher "

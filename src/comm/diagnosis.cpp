@@ -48,7 +48,15 @@ class Search {
   Diagnosis result() const {
     Diagnosis found;
     for (const auto& [rank, edge] : edges_) found.edges.push_back(edge);
-    if (edges_.empty()) return found;
+    if (edges_.empty()) {
+      found.ranks = stopped_ranks();
+      if (has_unseen() && !found.ranks.empty()) {
+        found.kind = Kind::missing;
+      } else {
+        found.ranks.clear();
+      }
+      return found;
+    }
     // The ranks that some rank waits for, and that are causes themselves.
     std::set<int> roots, unseen;
     for (const auto& [rank, edge] : edges_) {
@@ -80,6 +88,17 @@ class Search {
   }
 
  private:
+  bool has_unseen() const {
+    return !ranks_.empty() &&
+           static_cast<int>(ranks_.size()) < ranks_.begin()->second->record->size();
+  }
+  std::vector<int> stopped_ranks() const {
+    std::vector<int> stopped;
+    for (const auto& [rank, one] : ranks_) {
+      if (one->state == State::stopped) stopped.push_back(rank);
+    }
+    return stopped;
+  }
   bool waits(int rank) const { return edges_.contains(rank); }
   bool is_root(int rank) const {
     const auto state = ranks_.at(rank)->state;
@@ -252,7 +271,10 @@ std::vector<std::string> describe(const Diagnosis& found, const std::vector<Obse
   if (found.kind == Kind::missing) {
     for (const int one : found.ranks) {
       const auto* rank = find(ranks, one);
-      text.push_back(concat("the others wait for rank ", one, ": ", activity_text(*rank)));
+      text.push_back(found.edges.empty()
+                         ? concat("rank ", one, ": ", activity_text(*rank),
+                                  "; ranks without a record here may wait for it")
+                         : concat("the others wait for rank ", one, ": ", activity_text(*rank)));
     }
   } else if (found.kind == Kind::unseen) {
     const auto& record = *ranks.front().record;
@@ -295,6 +317,7 @@ ObservedRank observe(std::shared_ptr<const FlightRecord> record) {
   ObservedRank rank{.record = std::move(record)};
   if (rank.record->file().last.ticks != 0) {
     if (rank.record->file().was_ended) rank.state = State::ended;
+    if (rank.record->file().was_stopped) rank.state = State::stopped;
     return rank;
   }
   if (has_ended(rank.record->file())) {

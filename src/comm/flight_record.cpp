@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <charconv>
 #include <chrono>
+#include <cstddef>
 #include <cstring>
 #include <exception>
 #include <memory>
@@ -20,6 +21,7 @@
 #include "comm/operation.h"
 #include "core/log.h"
 #include "core/process.h"
+#include "core/signal_safe_text.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 
@@ -41,6 +43,12 @@ std::vector<int> ranks_of(const FlightRanks& set) {
 void terminate(auto& text) { text[sizeof text - 1] = '\0'; }
 
 bool is_known(Collective collective) { return collective <= Collective::barrier; }
+
+bool is_valid(const FlightFile& file) {
+  return file.magic.load() == FlightFile::expected_magic &&
+         file.version == FlightFile::expected_version && file.size >= 1 && file.rank >= 0 &&
+         file.rank < file.size;
+}
 
 /// Copies the operations of a record that its rank may write at this moment. read() of a file may
 /// return the number of one operation and the fields of another; an entry that changes while it is
@@ -74,14 +82,18 @@ std::shared_ptr<const FlightRecord> FlightRecord::read(const fs::path& path) {
   }
   auto file = std::make_unique<FlightFile>();
   const auto got = ::pread(in.get(), static_cast<void*>(file.get()), sizeof(FlightFile), 0);
-  if (got != static_cast<ssize_t>(sizeof(FlightFile)) ||
-      file->magic.load() != FlightFile::expected_magic ||
-      file->version != FlightFile::expected_version || file->size < 1 || file->rank < 0 ||
-      file->rank >= file->size) {
-    return nullptr;
-  }
+  if (got != static_cast<ssize_t>(sizeof(FlightFile)) || !is_valid(*file)) return nullptr;
   if (file->last.ticks == 0) copy_live_entries(in, *file);
   return std::make_shared<const FlightRecord>(std::move(file), path);
+}
+
+std::shared_ptr<const FlightRecord> FlightRecord::parse(std::string_view bytes) {
+  if (bytes.size() != sizeof(FlightFile)) return nullptr;
+  auto file = std::make_unique<FlightFile>();
+  std::memcpy(static_cast<void*>(file.get()), bytes.data(), bytes.size());
+  // The clock of a record that is no copy is that of its host.
+  if (!is_valid(*file) || file->last.ticks == 0) return nullptr;
+  return std::make_shared<const FlightRecord>(std::move(file), fs::path());
 }
 
 FlightRecord::FlightRecord(std::unique_ptr<FlightFile> file, fs::path path)
@@ -131,7 +143,14 @@ FlightRecord::FlightRecord(std::unique_ptr<FlightFile> file, fs::path path)
          .issued_real = scale_.real(issued)});
   }
   silent_ = std::max(0.0, scale_.seconds(latest, now));
-  if (file_->wait.turn.load() % 2 == 0) return;
+  // A rank that raises the failure while it still spins has published no wait.
+  const bool is_copy = file_->last.ticks != 0;
+  const bool waits = file_->wait.turn.load() % 2 != 0;
+  if (is_copy && !waits && !failure().empty() && !entries_.empty() && !entries_.back().ended) {
+    const auto& last = entries_.back();
+    wait_ = Wait{.entry = last, .seconds = std::max(0.0, last.issued), .missing = {}};
+  }
+  if (!waits) return;
   const auto waited = std::ranges::find(entries_, file_->wait.entry.load(), &Entry::number);
   if (waited == entries_.end()) return;
   wait_ = Wait{.entry = *waited,
@@ -150,11 +169,22 @@ std::string FlightRecord::failure() const {
 
 std::int64_t FlightRecord::failed_real() const { return scale_.real(file_->failed_at); }
 
-std::optional<bool> FlightRecord::on_same_host(int rank) const {
-  if (!file_->hosts_known || rank < 0 || rank >= most_flight_ranks) return std::nullopt;
-  const auto word = file_->on_host[static_cast<std::size_t>(rank) / 64].load();
+namespace {
+
+bool contains(const FlightRanks& set, int rank) {
+  if (rank < 0 || rank >= most_flight_ranks) return false;
+  const auto word = set[static_cast<std::size_t>(rank) / 64].load();
   return (word >> (static_cast<unsigned>(rank) % 64) & 1) != 0;
 }
+
+}  // namespace
+
+std::optional<bool> FlightRecord::on_same_host(int rank) const {
+  if (!file_->hosts_known || rank < 0 || rank >= most_flight_ranks) return std::nullopt;
+  return contains(file_->on_host, rank);
+}
+
+bool FlightRecord::has_seen_stopped(int rank) const { return contains(file_->stopped, rank); }
 
 std::string flight_prefix() { return concat("lockstep-", ::geteuid(), "-"); }
 
@@ -205,26 +235,56 @@ std::vector<std::shared_ptr<const FlightRecord>> read_flight_records(std::string
   return records;
 }
 
-void copy_flight_record(const FlightFile& file, bool has_ended, const fs::path& folder) {
+int write_flight_copy(const FlightFile& file, const CopiedProcess& process, const char* path,
+                      const char* part) noexcept {
+  const int out = ::open(part, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (out < 0) return errno;
+  const auto now = TickTime::now();
+  const auto patch = [&](const auto& value, std::size_t at) {
+    return ::pwrite(out, &value, sizeof value, static_cast<off_t>(at)) ==
+           static_cast<ssize_t>(sizeof value);
+  };
+  errno = 0;
+  const bool written = write_all(out, &file, sizeof file) &&
+                       patch(now, offsetof(FlightFile, last)) &&
+                       patch(process.has_ended, offsetof(FlightFile, was_ended)) &&
+                       patch(process.is_stopped, offsetof(FlightFile, was_stopped));
+  int error = written ? 0 : errno != 0 ? errno : ENOSPC;
+  if (::close(out) != 0 && error == 0) error = errno;
+  if (error == 0 && ::rename(part, path) != 0) error = errno;
+  if (error != 0) ::unlink(part);
+  return error;
+}
+
+void copy_flight_record(const FlightFile& file, const CopiedProcess& process,
+                        const fs::path& folder) {
   std::error_code exists;
   fs::create_directories(folder, exists);
   const auto path = folder / flight_file_name(file.rank);
   const auto part = concat(path.string(), '.', ::getpid());
-  const auto copy = std::make_unique<FlightFile>();
-  std::memcpy(static_cast<void*>(copy.get()), static_cast<const void*>(&file), sizeof(FlightFile));
-  copy->last = TickTime::now();
-  copy->was_ended = has_ended;
-  const Descriptor out(
-      ::open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
-  const auto written = out ? ::write(out.get(), copy.get(), sizeof(FlightFile)) : -1;
-  if (written == static_cast<ssize_t>(sizeof(FlightFile)) &&
-      ::rename(part.c_str(), path.c_str()) == 0) {
-    return;
+  const int error = write_flight_copy(file, process, path.c_str(), part.c_str());
+  if (error == 0) return;
+  throw Error(concat("flight recorder: cannot write ", path.string(), ": ", std::strerror(error)));
+}
+
+std::vector<std::string> copies_of_flight_records(std::string_view job) {
+  std::vector<std::string> copies;
+  for (const auto& record : read_flight_records(job)) {
+    const auto& file = record->file();
+    std::string bytes(reinterpret_cast<const char*>(&file), sizeof file);
+    const auto patch = [&](const auto& value, std::size_t at) {
+      std::memcpy(bytes.data() + at, &value, sizeof value);
+    };
+    const bool ended = has_ended(file);
+    const bool stopped = !ended && read_process(file.pid).stopped();
+    const std::int64_t memory = ended ? -1 : std::int64_t{resident_bytes(file.pid)};
+    patch(TickTime::now(), offsetof(FlightFile, last));
+    patch(ended, offsetof(FlightFile, was_ended));
+    patch(stopped, offsetof(FlightFile, was_stopped));
+    patch(memory, offsetof(FlightFile, resident_bytes));
+    copies.push_back(std::move(bytes));
   }
-  const auto error = concat("flight recorder: cannot write ", path.string(), ": ",
-                            written < 0 || errno != 0 ? std::strerror(errno) : "no space");
-  ::unlink(part.c_str());
-  throw Error(error);
+  return copies;
 }
 
 bool has_ended(const FlightFile& file) {
@@ -251,7 +311,7 @@ void remove_ended_flight_records(std::string_view job, const fs::path& folder) n
       std::error_code failed;
       // A rank that noticed the failure has written its own copy.
       if (of_job && !folder.empty() && !fs::exists(folder / flight_file_name(record->rank()))) {
-        copy_flight_record(record->file(), true, folder);
+        copy_flight_record(record->file(), {.has_ended = true}, folder);
       }
       fs::remove(record->path(), failed);
     }

@@ -54,7 +54,7 @@ struct FlightWait {
 
 struct FlightFile {
   static constexpr std::uint64_t expected_magic = 0x74686769'6c66736c;  // "lsflight"
-  static constexpr std::uint32_t expected_version = 1;
+  static constexpr std::uint32_t expected_version = 2;
   static constexpr std::size_t capacity = 256;    ///< operations that are kept
   static constexpr std::size_t most_groups = 64;  ///< operations of further groups share the last
 
@@ -73,6 +73,8 @@ struct FlightFile {
   TickTime begun;                 ///< when the rank joined
   TickTime last;                  ///< when the record was copied to a folder; 0 in shared memory
   bool was_ended;                 ///< the process had ended when the record was copied
+  bool was_stopped;               ///< it was stopped by SIGSTOP or a debugger at that time
+  std::int64_t resident_bytes;    ///< memory of the process at that time; -1 unknown
   FlightRanks on_host;            ///< ranks of this rank's host
   std::atomic<bool> hosts_known;  ///< whether on_host is valid
 
@@ -83,6 +85,7 @@ struct FlightFile {
   alignas(64) std::atomic<std::uint32_t> failed;  ///< 0 no, 1 being written, 2 readable
   std::atomic<std::int32_t> failed_rank;          ///< world rank at fault; -1 unknown
   std::atomic<std::uint64_t> failed_at;           ///< ticks
+  FlightRanks stopped;  ///< ranks of this host that were stopped at that time
   char failure[1024];
 
   FlightWait wait;
@@ -125,6 +128,8 @@ class FlightRecord {
 
   /// The record in a file; null if it is none of this version.
   static std::shared_ptr<const FlightRecord> read(const std::filesystem::path& path);
+  /// The record in the bytes of a FlightFile; null if it is none of this version.
+  static std::shared_ptr<const FlightRecord> parse(std::string_view bytes);
 
   FlightRecord(std::unique_ptr<FlightFile> file, std::filesystem::path path);
 
@@ -149,6 +154,9 @@ class FlightRecord {
   std::int64_t failed_real() const;  ///< ns since 1970
   /// Whether the other rank is on the same host; empty if it is not known.
   std::optional<bool> on_same_host(int rank) const;
+  /// Whether the other rank was stopped, by SIGSTOP or a debugger, when this rank raised the
+  /// failure.
+  bool has_seen_stopped(int rank) const;
 
  private:
   std::unique_ptr<FlightFile> file_;
@@ -181,10 +189,24 @@ void remove_ended_flight_records(std::string_view job = {},
 /// Removes the records of these processes of this user, which are about to end.
 void remove_flight_records_of(std::span<const pid_t> processes) noexcept;
 
+/// What a copy says of the process.
+struct CopiedProcess {
+  bool has_ended = false;
+  bool is_stopped = false;
+};
+
+/// Writes a copy of the record to a file, which replaces an earlier one. `part` is the name of the
+/// file before it is complete. Returns errno, 0 if the copy is written. Async-signal-safe.
+int write_flight_copy(const FlightFile& file, const CopiedProcess& process, const char* path,
+                      const char* part) noexcept;
+
 /// Writes a copy of the record to the folder, and creates the folder. An earlier copy of the rank
 /// is replaced. Throws: Error if it cannot be written.
-void copy_flight_record(const FlightFile& file, bool has_ended,
+void copy_flight_record(const FlightFile& file, const CopiedProcess& process,
                         const std::filesystem::path& folder);
+
+/// The bytes of copies of the job's records on this host, for readers on other hosts.
+std::vector<std::string> copies_of_flight_records(std::string_view job);
 
 /// The name of rank's copy in a folder: "rank-0.flight".
 std::string flight_file_name(int rank);

@@ -16,6 +16,7 @@
 #include <system_error>
 
 #include "comm/communicator.h"
+#include "comm/rank_crash.h"
 #include "core/digest.h"
 #include "core/environment.h"
 #include "core/launcher.h"
@@ -135,7 +136,7 @@ std::shared_ptr<FlightRecorder> FlightRecorder::create(const Settings& settings)
     const auto& environment = Environment::get();
     if (!environment.flight_recorder) return recorder;
     recorder.reset(new FlightRecorder(settings));
-    recorder->copies_ = environment.trace_folder;
+    if (!environment.trace_folder.empty()) recorder->keep_copies(environment.trace_folder);
     recorder->stall_warning_ = environment.stall_warning;
   } catch (const InvalidArgument&) {
     // init() reports a variable that cannot be used.
@@ -157,7 +158,7 @@ std::shared_ptr<FlightRecorder> FlightRecorder::create(const Communicator& world
   return recorder;
 }
 
-FlightRecorder::FlightRecorder(const Settings& settings) {
+FlightRecorder::FlightRecorder(const Settings& settings) : CrashListener(Phase::record) {
   // A process may be several ranks, as threads, and may join several worlds.
   static std::atomic<unsigned> number{0};
   const auto path = fs::path(flight_folder) /
@@ -194,6 +195,7 @@ FlightRecorder::FlightRecorder(const Settings& settings) {
 }
 
 FlightRecorder::~FlightRecorder() {
+  stop_listening();
   if (!process_.in_child() && !path_.empty()) {
     ::unlink(path_.c_str());
     auto& files = Files::get();
@@ -249,24 +251,45 @@ void FlightRecorder::set_missing(std::span<const int> ranks) noexcept {
   set_ranks(file_->wait.missing, ranks);
 }
 
-void FlightRecorder::fail(std::string_view text, int rank) noexcept {
-  if (process_.in_child()) return;
+void FlightRecorder::keep_copies(const fs::path& folder) {
+  copies_ = folder;
+  copy_ = (folder / flight_file_name(rank())).string();
+  part_ = concat(copy_, '.', ::getpid());
+  stacks_.emplace(folder, rank());
+}
+
+bool FlightRecorder::record_failure(std::string_view text, int rank) noexcept {
   std::uint32_t none = 0;
-  if (!file_->failed.compare_exchange_strong(none, 1)) return;
+  if (!file_->failed.compare_exchange_strong(none, 1)) return false;
   file_->failed_rank.store(rank, relaxed);
   file_->failed_at.store(ticks(), relaxed);
   copy_text(file_->failure, text);
   file_->failed.store(2, std::memory_order_release);
-  write_copy();
+  return true;
 }
 
-void FlightRecorder::write_copy() noexcept {
-  if (copies_.empty()) return;
-  try {
-    copy_flight_record(*file_, false, copies_);
-  } catch (const std::exception& error) {
-    log::warn(error.what());
+int FlightRecorder::write_copy(const CopiedProcess& process) const noexcept {
+  ::mkdir(copies_.c_str(), 0777);
+  return write_flight_copy(*file_, process, copy_.c_str(), part_.c_str());
+}
+
+void FlightRecorder::fail(std::string_view text, int rank) noexcept {
+  if (process_.in_child() || !record_failure(text, rank) || copies_.empty()) return;
+  std::vector<int> stopped;
+  request_stacks(job(), stopped);
+  set_ranks(file_->stopped, stopped);
+  if (const int error = write_copy({}); error != 0) {
+    log::warn(concat("flight recorder: cannot write ", copy_, ": ", std::strerror(error)));
   }
+  StackFile::write(nullptr);
+}
+
+void FlightRecorder::on_crash(const Crash& crash) noexcept {
+  const auto text = crash_text(rank(), crash);
+  if (!record_failure(text.view(), crashed_rank(rank())) || copies_.empty()) return;
+  // The process leaves no file when its copy exists.
+  if (write_copy({.has_ended = true}) == 0 && !path_.empty()) ::unlink(path_.c_str());
+  StackFile::write(crash.context);
 }
 
 }  // namespace lockstep::detail

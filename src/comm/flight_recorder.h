@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -14,6 +15,8 @@
 
 #include "comm/flight_record.h"
 #include "comm/operation.h"
+#include "comm/stack_file.h"
+#include "core/crash_handler.h"
 #include "core/process.h"
 
 namespace lockstep::inline v0_2 {
@@ -29,7 +32,7 @@ std::string flight_job();
 
 /// Keeps the last operations of one rank where other processes of the same user can read them. Note
 /// [How operations are recorded] is in flight_recorder.cpp.
-class FlightRecorder {
+class FlightRecorder : private CrashListener {
  public:
   struct Settings {
     std::string_view backend;
@@ -86,8 +89,9 @@ class FlightRecorder {
   /// Counts a training step.
   void count_step() noexcept { file_->step.store(file_->step.load(relaxed) + 1, relaxed); }
 
-  /// Records the failure of the world, and writes a copy to LOCKSTEP_TRACE. Only the first call has
-  /// an effect.
+  /// Records the failure of the world. Writes a copy and the stacks of this process to
+  /// LOCKSTEP_TRACE, and asks the other ranks of this host for theirs. Only the first call has an
+  /// effect.
   void fail(std::string_view text, int rank) noexcept;
 
   std::string_view job() const { return file_->job; }
@@ -100,11 +104,18 @@ class FlightRecorder {
   static constexpr auto relaxed = std::memory_order_relaxed;
 
   explicit FlightRecorder(const Settings& settings);
-  void write_copy() noexcept;
+  void on_crash(const Crash& crash) noexcept override;
+  void keep_copies(const std::filesystem::path& folder);
+  /// Async-signal-safe. False if the failure of the world was recorded before.
+  bool record_failure(std::string_view text, int rank) noexcept;
+  /// Async-signal-safe. Returns errno, 0 for success.
+  int write_copy(const CopiedProcess& process) const noexcept;
 
   FlightFile* file_;
   std::filesystem::path path_;    ///< of the file in shared memory; empty if there is none
   std::filesystem::path copies_;  ///< folder of the copy after a failure; empty: none
+  std::string copy_, part_;       ///< the copy, and its name before it is complete
+  std::optional<StackFile> stacks_;
   std::chrono::milliseconds stall_warning_{};
   ForkGuard process_;
   std::map<std::vector<int>, int> groups_;  ///< number of groups of the same members

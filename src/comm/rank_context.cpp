@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <new>
+#include <set>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -236,7 +238,7 @@ void RankContext::warn_of_stall(LongWait& wait) {
   if (found.waiting.empty() || found.waiting.front() != recorder_->rank()) return;
   std::string text = "lockstep: stalled: ";
   for (const auto& sentence : found.text) text += concat(sentence, "; ");
-  text += concat("run `lockstep status ", recorder_->job(), "` on each host\n");
+  text += concat("run `lockstep status ", recorder_->job(), "`\n");
   [[maybe_unused]] const auto written = ::write(STDERR_FILENO, text.data(), text.size());
 }
 
@@ -254,7 +256,15 @@ void RankContext::check_time(LongWait& wait) {
 }
 
 std::string RankContext::awaited(std::span<const int> ranks) const {
-  return detail::awaited(ranks);
+  if (recorder_ == nullptr) return detail::awaited(ranks);
+  std::set<int> stopped;
+  for (auto& record : read_flight_records(recorder_->job())) {
+    const auto rank = observe(std::move(record));
+    if (rank.state == ObservedRank::State::stopped) stopped.insert(rank.rank());
+  }
+  return detail::awaited(ranks, [&](int rank) {
+    return stopped.contains(rank) ? std::string_view(" (stopped)") : std::string_view();
+  });
 }
 
 void RankContext::throw_failure(std::string_view where) {

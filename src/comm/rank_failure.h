@@ -17,7 +17,8 @@ enum class FailureKind {
   left,  ///< a rank left the world while another waited for it
   mismatch,
   abandoned,  ///< an exception left the scope of an operation
-  elsewhere   ///< detected outside this host's shared memory, such as by MPI
+  elsewhere,  ///< detected outside this host's shared memory, such as by MPI
+  crashed     ///< a rank's process is about to end by a signal such as SIGSEGV
 };
 
 /// The first failure of a world without shared memory, as recorded by one rank. Any thread.

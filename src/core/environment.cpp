@@ -131,6 +131,7 @@ Environment Environment::read() {
   environment.stall_warning =
       warns ? seconds_variable("LOCKSTEP_STALL_WARNING", 30) : std::chrono::milliseconds(0);
   environment.flight_recorder = flag_variable("LOCKSTEP_FLIGHT_RECORDER", true);
+  environment.crash_handler = flag_variable("LOCKSTEP_CRASH_HANDLER", true);
   environment.trace_folder = variable("LOCKSTEP_TRACE").value_or("");
   environment.log_level = ::lockstep::log_level();
   environment.backend = parse_backend(variable("LOCKSTEP_BACKEND").value_or("auto"));

@@ -66,6 +66,7 @@ struct Environment {
   /// seconds; default 30, 0 for never.
   std::chrono::milliseconds stall_warning;
   bool flight_recorder = true;  ///< LOCKSTEP_FLIGHT_RECORDER: 0 or 1
+  bool crash_handler = true;    ///< LOCKSTEP_CRASH_HANDLER: 0 or 1
   std::string trace_folder;     ///< LOCKSTEP_TRACE: folder of flight records after a failure
   std::string log_level;        ///< LOCKSTEP_LOG: debug, info, warn or error; silent if unset
   Backend backend = Backend::automatic;  ///< LOCKSTEP_BACKEND: auto, host, mpi or hierarchical

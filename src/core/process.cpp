@@ -6,11 +6,15 @@
 #include <algorithm>
 #include <fstream>
 #include <iterator>
+#include <locale>
 #include <sstream>
 
 #include "core/text.h"
 
 namespace lockstep::inline v0_2::detail {
+
+// SIGRTMIN and the signals next to it and to SIGRTMAX are used by runtimes and debuggers.
+int stack_signal() { return SIGRTMAX - 3; }
 
 std::atomic<unsigned> ForkGuard::forks_{0};
 
@@ -44,6 +48,27 @@ Process read_process(long pid) {
   process.processor_time = std::chrono::milliseconds(ticks * 1000 / ::sysconf(_SC_CLK_TCK));
   return process;
 }
+
+std::string process_status(long pid, std::string_view key) {
+  std::ifstream in(concat("/proc/", pid, "/status"));
+  for (std::string line; std::getline(in, line);) {
+    if (!line.starts_with(key) || line.find(':') != key.size()) continue;
+    const auto begin = line.find_first_not_of(" \t", key.size() + 1);
+    return begin == std::string::npos ? std::string() : line.substr(begin);
+  }
+  return {};
+}
+
+long resident_bytes(long pid) {
+  std::ifstream in(concat("/proc/", pid, "/statm"));
+  in.imbue(std::locale::classic());
+  long total = 0;
+  long resident = 0;
+  if (!(in >> total >> resident)) return -1;
+  return resident * ::sysconf(_SC_PAGESIZE);
+}
+
+bool is_dumping_core(long pid) { return process_status(pid, "CoreDumping") == "1"; }
 
 bool has_variable(long pid, std::initializer_list<std::string_view> names) {
   std::ifstream in(concat("/proc/", pid, "/environ"), std::ios::binary);

@@ -37,13 +37,17 @@ class Descriptor {
   int fd_ = -1;
 };
 
-/// Blocks all signals for threads that are created in its scope, so that the program's own threads
-/// handle them.
+/// The signal that asks a thread for its stack (thread_stacks.h).
+int stack_signal();
+
+/// Blocks all signals but stack_signal() for threads that are created in its scope, so that the
+/// program's own threads handle them.
 class SignalsBlocked {
  public:
   SignalsBlocked() {
     sigset_t all;
     ::sigfillset(&all);
+    ::sigdelset(&all, stack_signal());
     ::pthread_sigmask(SIG_SETMASK, &all, &before_);
   }
   ~SignalsBlocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
@@ -83,6 +87,15 @@ struct Process {
 };
 
 Process read_process(long pid);
+
+/// The value of a line of /proc/PID/status, such as "CoreDumping"; empty if there is none.
+std::string process_status(long pid, std::string_view key);
+
+/// The resident memory of a process in bytes; -1 if there is no such process.
+long resident_bytes(long pid);
+
+/// Whether the kernel writes the core dump of the process.
+bool is_dumping_core(long pid);
 
 /// Whether the process was started with one of the environment variables.
 bool has_variable(long pid, std::initializer_list<std::string_view> names);

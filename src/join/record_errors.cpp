@@ -14,6 +14,7 @@
 #include <string_view>
 #include <typeinfo>
 
+#include "core/crash_handler.h"
 #include "core/environment.h"
 #include "core/error_record.h"
 #include "core/log.h"
@@ -112,6 +113,7 @@ void detail::record_error_of_rank(const std::exception& error) noexcept {
   try {
     if (recorded.exchange(true)) return;
     record_in_world(error);
+    detail::set_crash_cause(error.what());
     detail::leave_error_record(detail::record_of(error));
     const auto& path = Environment::get().error_file;
     if (!path.empty()) write(path, error);

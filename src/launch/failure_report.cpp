@@ -72,6 +72,7 @@ std::string fault_of_running_rank(const FirstCause& cause) {
   if (cause.stopped) return "was stopped (SIGSTOP)";
   if (cause.kind == Kind::error) return "raised an error and had not ended yet";
   if (cause.kind == Kind::left) return "left the world before the others and had not ended yet";
+  if (cause.kind == Kind::crashed) return "crashed and had not ended yet";
   if (cause.kind == Kind::mismatch) return "called another operation than the others";
   if (!cause.joined) return "never called lockstep::init()";
   return "did not take part in an operation that others waited for";

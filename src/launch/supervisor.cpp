@@ -12,6 +12,7 @@
 #include <system_error>
 
 #include "comm/flight_record.h"
+#include "comm/stack_file.h"
 #include "core/terminal.h"
 #include "core/text.h"
 #include "launch/children.h"
@@ -26,6 +27,8 @@ using namespace std::chrono_literals;
 
 /// The longest settling time, if the rank at fault is ending by itself.
 constexpr auto longest_settling_time = 2000ms;
+/// Longest time for the core dump of a rank that crashed.
+constexpr auto longest_core_dump = std::chrono::minutes(10);
 /// Programs often save a checkpoint after Ctrl-C.
 constexpr auto interrupt_grace = 5000ms;
 /// Time after SIGKILL until the launcher gives up waiting for a process.
@@ -101,6 +104,7 @@ void Supervisor::remove_earlier_flight_records() const {
   for (int rank = 0; rank < plan_.options.ranks; ++rank) {
     std::error_code absent;
     std::filesystem::remove(folder / detail::flight_file_name(rank), absent);
+    std::filesystem::remove(folder / detail::stack_file_name(rank), absent);
   }
 }
 
@@ -266,7 +270,9 @@ void Supervisor::give_up() {
 void Supervisor::escalate() {
   if (phase_ == Phase::settling) {
     const auto longest = failed_at_ + longest_settling_time;
-    if (cause_is_ending() && Clock::now() < longest) {
+    if (cause_is_dumping_core() && Clock::now() < failed_at_ + longest_core_dump) {
+      deadline_ = Clock::now() + settling_time;  // SIGKILL would truncate the core dump
+    } else if (cause_is_ending() && Clock::now() < longest) {
       deadline_ = std::min(longest, Clock::now() + settling_time);
     } else {
       stop(SIGTERM, plan_.options.grace);

@@ -125,6 +125,7 @@ class Supervisor {
 
   std::string launcher_text(std::size_t rank) const;
   bool cause_is_ending() const;
+  bool cause_is_dumping_core() const;
   std::optional<int> recorded_cause() const;
   std::optional<int> first_cause() const;
   std::optional<int> pending_end_signal() const;

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <csignal>
 
+#include "core/process.h"
 #include "core/text.h"
 #include "launch/failure_report.h"
 #include "launch/supervisor.h"
@@ -40,7 +41,15 @@ bool Supervisor::cause_is_ending() const {
   const auto recorded = recorded_cause();
   if (!recorded || members_[static_cast<std::size_t>(*recorded)].ending) return false;
   const auto kind = world_->failure()->kind;
-  return kind == Failure::Kind::error || kind == Failure::Kind::left;
+  return kind == Failure::Kind::error || kind == Failure::Kind::left ||
+         kind == Failure::Kind::crashed;
+}
+
+bool Supervisor::cause_is_dumping_core() const {
+  const auto recorded = recorded_cause();
+  if (!recorded) return false;
+  const auto& member = members_[static_cast<std::size_t>(*recorded)];
+  return !member.ending && detail::is_dumping_core(member.process.pid());
 }
 
 std::optional<int> Supervisor::first_cause() const {
@@ -120,7 +129,9 @@ FirstCause Supervisor::describe(int cause) const {
   if (recorded) {
     const auto failure = world_->failure();
     found.kind = failure->kind;
-    found.reason = failure->text;
+    // The report names the signal already.
+    const bool is_told = failure->kind == Failure::Kind::crashed && member.ending;
+    if (!is_told) found.reason = failure->text;
   } else if (own_error) {
     found.kind = Failure::Kind::error;
     found.reason = error->text;

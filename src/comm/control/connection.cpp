@@ -29,6 +29,10 @@ struct Fault {
 };
 static_assert(longest_failure_text + sizeof(Fault) == longest_payload);
 
+constexpr std::size_t longest_payload_of(Kind kind) {
+  return kind == Kind::answer ? longest_status_payload : longest_payload;
+}
+
 }  // namespace
 
 Frame failure_frame(const Failure& failure) {
@@ -51,7 +55,7 @@ std::optional<Failure> failure_in(const Frame& frame) {
 }
 
 std::string encode(const Frame& frame) {
-  const auto payload = std::string_view(frame.payload).substr(0, longest_payload);
+  const auto payload = std::string_view(frame.payload).substr(0, longest_payload_of(frame.kind));
   Header header{
       .magic = {}, .kind = frame.kind, .bytes = static_cast<std::uint16_t>(payload.size())};
   std::ranges::copy(opening, header.magic.begin());
@@ -66,7 +70,7 @@ std::optional<Frame> FrameReader::next() {
   if (bytes_.size() < sizeof(Header)) return std::nullopt;
   Header header;
   std::memcpy(&header, bytes_.data(), sizeof header);
-  if (header.kind > Kind::left || header.bytes > longest_payload) {
+  if (header.kind > Kind::answer || header.bytes > longest_payload_of(header.kind)) {
     throw CommError("the received frame is of another Lockstep version");
   }
   const std::size_t whole = sizeof header + header.bytes;

@@ -20,7 +20,9 @@ enum class Kind : std::uint16_t {
   heartbeat,  ///< no payload
   failed,     ///< the world has failed; payload: the first cause
   timed_out,  ///< the same for a timeout
-  left        ///< the rank has left the world without a failure
+  left,       ///< the rank has left the world without a failure
+  question,   ///< `lockstep status` asks (StatusRelay)
+  answer      ///< a part of the answer to a question
 };
 
 struct Frame {
@@ -37,6 +39,10 @@ std::optional<Failure> failure_in(const Frame& frame);
 /// The longest payload that is sent or accepted.
 /// Units: bytes.
 inline constexpr std::size_t longest_payload = 4096;
+
+/// The longest payload of an answer to a question.
+/// Units: bytes.
+inline constexpr std::size_t longest_status_payload = 65535;
 
 /// The longest text of a failure that failure_frame() does not truncate.
 /// Units: bytes.

@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -38,6 +39,7 @@ using std::chrono::milliseconds;
 constexpr auto send_timeout = milliseconds(1000);
 constexpr auto fail_timeout = milliseconds(200);
 constexpr int heartbeats_per_limit = 4;
+constexpr auto between_flushes = milliseconds(2);
 /// epoll_wait() takes its timeout as an int of milliseconds.
 constexpr auto longest_wait = milliseconds(std::chrono::hours(24));
 
@@ -56,7 +58,8 @@ std::string Control::who(const Peer& peer) {
   return concat("rank ", peer.member.rank, " on host ", peer.member.host);
 }
 
-Control::Control(std::vector<Member> others, OnFailure on_failure)
+Control::Control(std::vector<Member> others, OnFailure on_failure,
+                 std::optional<StatusSource> status)
     : on_failure_(std::move(on_failure)),
       events_(::epoll_create1(EPOLL_CLOEXEC)),
       wake_event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
@@ -71,6 +74,7 @@ Control::Control(std::vector<Member> others, OnFailure on_failure)
     peers_.push_back({.member = std::move(member)});
   }
   watch_fd(events_.get(), wake_event_.get(), peers_.size());
+  if (status) start_relay(std::move(*status));
   try {
     const detail::SignalsBlocked blocked;
     thread_ = std::thread([this] { run(); });
@@ -91,6 +95,32 @@ Control::~Control() {
 void Control::fail(const Failure& failure) noexcept {
   send_command(Command::fail, failure);
   await_done(fail_timeout);
+}
+
+void Control::fail_by_crash(std::string_view text, int rank) noexcept {
+  crash_text_ << text;
+  crashed_rank_ = rank;
+  has_crashed_.store(true);
+  const std::uint64_t wake = 1;
+  [[maybe_unused]] const auto written = ::write(wake_event_.get(), &wake, sizeof wake);
+  constexpr auto pause = milliseconds(2);
+  for (milliseconds waited{0}; waited < fail_timeout && !has_ended_.load(); waited += pause) {
+    const timespec time{.tv_sec = 0, .tv_nsec = std::chrono::nanoseconds(pause).count()};
+    ::clock_nanosleep(CLOCK_MONOTONIC, 0, &time, nullptr);
+  }
+}
+
+void Control::start_relay(StatusSource status) {
+  std::vector<StatusRelay::Peer> ranks;
+  for (const auto& peer : peers_) {
+    ranks.push_back({.rank = peer.member.rank, .host = peer.member.host});
+  }
+  relay_.emplace(std::move(status), std::move(ranks), [this](int rank, const Frame& frame) {
+    for (auto& peer : peers_) {
+      if (peer.member.rank == rank && peer.present) peer.member.connection.send(frame);
+    }
+  });
+  if (relay_->fd() >= 0) watch_fd(events_.get(), relay_->fd(), peers_.size() + 1);
 }
 
 void Control::leave() noexcept {
@@ -127,6 +157,7 @@ void Control::run() noexcept {
     log::warn(concat("control: ", error.what()));
     on_failure_({.text = concat("control: ", error.what())});
   }
+  has_ended_.store(true);
   const std::lock_guard lock(mutex_);
   done_ = true;
   done_changed_.notify_all();
@@ -152,8 +183,11 @@ void Control::watch() {
       if (over_) return;
     }
     std::array<epoll_event, 64> events;
-    const auto left =
-        std::min(std::chrono::ceil<milliseconds>(next_heartbeat - running_), longest_wait);
+    // Answers to questions may not fit into the buffers of sockets.
+    const bool flushed = std::ranges::all_of(
+        peers_, [](Peer& peer) { return !peer.present || peer.member.connection.flush(); });
+    const auto left = std::min(std::chrono::ceil<milliseconds>(next_heartbeat - running_),
+                               flushed ? longest_wait : between_flushes);
     const int ready = ::epoll_wait(events_.get(), events.data(), static_cast<int>(events.size()),
                                    static_cast<int>(left.count()));
     if (!update_clock(interval)) next_heartbeat = running_;  // other ranks have missed a heartbeat
@@ -161,6 +195,8 @@ void Control::watch() {
       const auto key = events[static_cast<std::size_t>(i)].data.u64;
       if (key == peers_.size()) {
         run_command();
+      } else if (key > peers_.size()) {
+        relay_->on_ready();
       } else {
         read_from(peers_[key]);
       }
@@ -169,6 +205,10 @@ void Control::watch() {
 }
 
 void Control::run_command() {
+  if (has_crashed_.load()) {
+    over_ = true;
+    return end_by({.text = std::string(crash_text_.view()), .rank = crashed_rank_}, nullptr, true);
+  }
   const std::lock_guard lock(mutex_);
   if (command_ == Command::none) return;
   over_ = true;
@@ -203,6 +243,9 @@ void Control::process_frames(Peer& peer) {
   while (const auto frame = next()) {
     peer.last_frame = running_;
     if (frame->kind == Kind::left) peer.present = false;
+    if (relay_ && (frame->kind == Kind::question || frame->kind == Kind::answer)) {
+      relay_->on_frame(*frame);
+    }
     if (const auto failure = failure_in(*frame)) end_by(*failure, &peer, false);
   }
 }

@@ -2,17 +2,22 @@
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
 #include "comm/control/failure.h"
 #include "comm/control/offer.h"
+#include "comm/control/status_relay.h"
 #include "core/process.h"
+#include "core/signal_safe_text.h"
 
 namespace lockstep::inline v0_2::control {
 
@@ -25,9 +30,11 @@ class Control {
   /// thread has detected. It must not call this Control.
   using OnFailure = std::function<void(const Failure&)>;
 
-  /// others are the connections from Gathering::wait() or join().
+  /// others are the connections from Gathering::wait() or join(). status: what this rank answers to
+  /// `lockstep status`.
   /// Throws: CommError if the process cannot open another file or start another thread.
-  Control(std::vector<Member> others, OnFailure on_failure);
+  Control(std::vector<Member> others, OnFailure on_failure,
+          std::optional<StatusSource> status = std::nullopt);
   /// Closes the connections. Unless this rank has called leave(), the other ranks treat this as a
   /// failure.
   ~Control();
@@ -37,6 +44,8 @@ class Control {
   /// Sends the failure that ended the world to all other ranks. Returns when it is sent, or after
   /// 200 ms. Any thread.
   void fail(const Failure& failure) noexcept;
+  /// fail() in the handler of a crash of this rank. Async-signal-safe.
+  void fail_by_crash(std::string_view text, int rank) noexcept;
   /// Tells the other ranks that this rank has left without a failure. Returns when this is sent, or
   /// after 1 s. Any thread.
   void leave() noexcept;
@@ -59,6 +68,7 @@ class Control {
   void run() noexcept;
   void watch();
   void run_command();
+  void start_relay(StatusSource status);
   void read_from(Peer& peer);
   /// Processes the received frames.
   void process_frames(Peer& peer);
@@ -90,6 +100,12 @@ class Control {
   Command command_ = Command::none;
   Failure failure_;
   bool done_ = false;
+
+  detail::SignalSafeText<1024> crash_text_;
+  int crashed_rank_ = -1;
+  std::atomic<bool> has_crashed_{false};
+  std::atomic<bool> has_ended_{false};  ///< the thread has sent everything
+  std::optional<StatusRelay> relay_;
 
   std::thread thread_;
 };

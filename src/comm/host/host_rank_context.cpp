@@ -12,6 +12,7 @@
 #include "comm/host/host_communicator.h"
 #include "comm/host/rank_end.h"
 #include "comm/host/wake_flag.h"
+#include "comm/rank_crash.h"
 #include "core/text.h"
 
 namespace lockstep::inline v0_2::host {
@@ -34,6 +35,7 @@ HostRankContext::HostRankContext(std::shared_ptr<World> world, int rank, const O
                    .timeout = options.timeout,
                    .policy = policy(world->size(), options),
                    .has_mutex = false}),
+      CrashListener(Phase::notify),
       world_(std::move(world)),
       options_(options),
       heap_(world_->arena(), rank, HostRankContext::world_rank(rank)),
@@ -42,10 +44,15 @@ HostRankContext::HostRankContext(std::shared_ptr<World> world, int rank, const O
 }
 
 HostRankContext::~HostRankContext() {
+  stop_listening();
   if (in_child()) return;
   const bool by_exception = std::uncaught_exceptions() > exceptions_;
   world_->leave(rank(), by_exception ? "by an exception" : "");
   if (by_exception && options_.keep_world) World::keep(world_);
+}
+
+void HostRankContext::on_crash(const detail::Crash& crash) noexcept {
+  world_->fail_by_crash(rank(), detail::crash_text(world_rank(rank()), crash).view());
 }
 
 void HostRankContext::wake(std::span<const int> ranks) const { wake_ranks(arena(), ranks, rank()); }

@@ -19,12 +19,14 @@
 #include "comm/host/peer_watch.h"
 #include "comm/host/world.h"
 #include "comm/rank_context.h"
+#include "core/crash_handler.h"
 
 namespace lockstep::inline v0_2::host {
 
 /// One rank's state in a host world: its memory and the checks of other ranks' processes. There is
 /// no progress thread: a rank advances operations only in its own calls.
 class HostRankContext final : public detail::RankContext,
+                              private detail::CrashListener,
                               public std::enable_shared_from_this<HostRankContext> {
  public:
   HostRankContext(std::shared_ptr<World> world, int rank, const Options& options);
@@ -69,6 +71,8 @@ class HostRankContext final : public detail::RankContext,
   void retire(const Block& block);
 
  private:
+  /// Ends the world, so that the other ranks raise the crash at once.
+  void on_crash(const detail::Crash& crash) noexcept override;
   /// Ends the world because the rank has left it or ended.
   void fail_by_end(int rank, std::string_view label);
   bool advance() override {

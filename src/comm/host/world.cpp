@@ -35,12 +35,20 @@ int World::size() const { return arena_->size(); }
 int World::fd() const { return arena_->fd(); }
 
 void World::fail(const Failure& failure) noexcept {
+  fail(failure.kind, failure.rank, failure.world_rank, failure.text);
+}
+
+void World::fail_by_crash(int rank, std::string_view text) noexcept {
+  fail(Failure::Kind::crashed, rank, -1, text);
+}
+
+void World::fail(Failure::Kind kind, int rank, int world_rank, std::string_view text) noexcept {
   auto& header = arena_->header();
   const bool first = header.failed.write_once([&] {
-    header.failed_rank = failure.rank;
-    header.failed_world_rank = failure.world_rank;
-    header.failure_kind = static_cast<std::int32_t>(failure.kind);
-    copy_text(header.failure_text, sizeof header.failure_text, failure.text);
+    header.failed_rank = rank;
+    header.failed_world_rank = world_rank;
+    header.failure_kind = static_cast<std::int32_t>(kind);
+    copy_text(header.failure_text, sizeof header.failure_text, text);
   });
   if (first) wake_all(*arena_);
 }
@@ -53,8 +61,8 @@ std::optional<Failure> World::failure() const {
                   .text = header.failure_text,
                   .world_rank = header.failed_world_rank};
   using Kind = Failure::Kind;
-  const bool explained =
-      failure.kind == Kind::error || failure.kind == Kind::left || failure.kind == Kind::abandoned;
+  const bool explained = failure.kind == Kind::error || failure.kind == Kind::left ||
+                         failure.kind == Kind::abandoned || failure.kind == Kind::crashed;
   // The second step follows a rank that repeats another's error to that rank.
   for (int step = 0; step < 2 && explained && has_recorded_error(failure.rank); ++step) {
     const auto& state = arena_->rank(failure.rank);

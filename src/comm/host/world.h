@@ -56,6 +56,8 @@ class World {
   /// Records the failure that ends the world, unless there is one already, and wakes every waiting
   /// rank. Any thread.
   void fail(const Failure& failure) noexcept;
+  /// The same for a crash of a rank of this world. Async-signal-safe.
+  void fail_by_crash(int rank, std::string_view text) noexcept;
   /// The failure that ended the world. If the rank at fault has recorded an error, that error.
   std::optional<Failure> failure() const;
 
@@ -91,6 +93,8 @@ class World {
 
  private:
   explicit World(std::unique_ptr<Arena> arena);
+  void fail(Failure::Kind kind, int rank, int world_rank, std::string_view text) noexcept;
+
   std::unique_ptr<Arena> arena_;
 };
 

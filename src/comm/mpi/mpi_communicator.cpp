@@ -60,7 +60,7 @@ std::vector<control::Member> connect_members(MpiCommunicator& world) {
 void connect_hosts(MpiCommunicator& world) {
   auto& context = world.context();
   try {
-    context.watch(connect_members(world));
+    context.watch(connect_members(world), settings_of(world).host);
   } catch (const CommError& error) {
     context.fail(control::failure_of(error));
     throw;

@@ -1,6 +1,7 @@
 #include "comm/mpi/mpi_rank_context.h"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -10,8 +11,10 @@
 #include <thread>
 #include <utility>
 
+#include "comm/flight_record.h"
 #include "comm/mpi/library.h"
 #include "comm/mpi/mpi_request.h"
+#include "comm/rank_crash.h"
 #include "core/log.h"
 #include "core/text.h"
 #include "lockstep/error.h"
@@ -54,6 +57,7 @@ MpiRankContext::MpiRankContext(const Options& options, std::unique_ptr<MpiTransp
                    .timeout = options.timeout,
                    .policy = {.spins = spins(transport->local_size(), options)},
                    .has_mutex = true}),
+      CrashListener(Phase::notify),
       options_(options),
       transport_(std::move(transport)) {
   main_thread_only_ = Library::main_thread_only();
@@ -144,8 +148,19 @@ void MpiRankContext::record(detail::FailureKind /*kind*/, const Failure& failure
   record(failure, false);
 }
 
-void MpiRankContext::watch(std::vector<control::Member> others) {
-  control_.emplace(std::move(others), [this](const Failure& failure) { record(failure, true); });
+void MpiRankContext::watch(std::vector<control::Member> others, const std::string& host) {
+  control::StatusSource status{
+      .rank = rank(),
+      .host = host,
+      .socket = control::status_socket_name(::getpid()),
+      .records = [job = detail::flight_job()] { return detail::copies_of_flight_records(job); }};
+  control_.emplace(
+      std::move(others), [this](const Failure& failure) { record(failure, true); },
+      std::move(status));
+}
+
+void MpiRankContext::on_crash(const detail::Crash& crash) noexcept {
+  if (control_) control_->fail_by_crash(detail::crash_text(rank(), crash).view(), rank());
 }
 
 void MpiRankContext::fail(detail::FailureKind kind, const Failure& failure) noexcept {

@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "comm/mpi/mpi.h"
 #include "comm/mpi/mpi_transport.h"
 #include "comm/rank_context.h"
+#include "core/crash_handler.h"
 
 namespace lockstep::inline v0_2::mpi {
 
@@ -33,10 +35,13 @@ struct Notice {
 /// One rank's state in a world over MPI. It detects failures and ranks that leave. It exists until
 /// MPI is finalised. Transport and groups are used only under a CallGuard or its lock(). Note [How
 /// a world over MPI fails] is in mpi_rank_context.cpp.
-class MpiRankContext final : public detail::RankContext {
+class MpiRankContext final : public detail::RankContext, private detail::CrashListener {
  public:
   explicit MpiRankContext(const Options& options);
-  ~MpiRankContext() { stop_thread(); }
+  ~MpiRankContext() {
+    stop_listening();
+    stop_thread();
+  }
 
   int size() const { return transport_->size(); }
   MpiTransport& transport() { return *transport_; }
@@ -60,7 +65,8 @@ class MpiRankContext final : public detail::RankContext {
   void fail_within(const Failure& failure) noexcept { record(failure, false); }
 
   /// Begins to watch these ranks over control connections, which also carry failures. Called once.
-  void watch(std::vector<control::Member> others);
+  /// host: the name of this host in error texts.
+  void watch(std::vector<control::Member> others, const std::string& host);
 
   /// Sends all other ranks the notice that this rank has left.
   void leave() noexcept;
@@ -71,6 +77,8 @@ class MpiRankContext final : public detail::RankContext {
  private:
   MpiRankContext(const Options& options, std::unique_ptr<MpiTransport> transport);
 
+  /// Ends the world over the control connections, if there are any.
+  void on_crash(const detail::Crash& crash) noexcept override;
   bool advance() override;
   void record(detail::FailureKind kind, const Failure& failure) noexcept override;
   void propagate_failure() noexcept override;

@@ -1,4 +1,5 @@
 #include <fcntl.h>
+#include <setjmp.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <unistd.h>
@@ -85,7 +86,71 @@ void print_descriptors() {
   }
 }
 
+int* volatile nowhere = nullptr;
+
+/// Functions whose names stacks show.
+[[gnu::noinline]] int crash_in_the_program() {
+  *nowhere = 1;
+  return *nowhere;
+}
+
+[[gnu::noinline]] int spin_in_the_program() {
+  std::atomic<long> i{0};
+  for (;; ++i) {
+  }
+}
+
+[[gnu::noinline]] int overflow_the_stack(int depth) {
+  volatile char frame[4096] = {};
+  frame[depth % 4096] = 1;
+  if (nowhere != nullptr) return 0;
+  return overflow_the_stack(depth + 1) + frame[0];
+}
+
+/// A handler that resolves faults, as those of other languages' runtimes.
+sigjmp_buf before_fault;
+void resolve(int) { siglongjmp(before_fault, 1); }
+
 const std::map<std::string, std::function<int()>, std::less<>> behaviours{
+    {"crash",
+     [] {
+       const auto group = join();
+       group->barrier().wait();
+       return crash_in_the_program();
+     }},
+    {"abort",
+     []() -> int {
+       const auto group = join();
+       group->barrier().wait();
+       std::abort();
+     }},
+    {"stack-overflow",
+     [] {
+       const auto group = join();
+       group->barrier().wait();
+       return overflow_the_stack(0);
+     }},
+    {"crash-in-a-thread",
+     [] {
+       const auto group = join();
+       group->barrier().wait();
+       std::thread([] { crash_in_the_program(); }).join();
+       return 0;
+     }},
+    {"fault-that-is-resolved",
+     []() -> int {
+       ::signal(SIGSEGV, resolve);
+       const auto group = join();
+       if (sigsetjmp(before_fault, 1) == 0) crash_in_the_program();
+       say("resolved");
+       barriers(*group);
+     }},
+    {"spin",
+     [] {
+       const auto group = join();
+       group->barrier().wait();
+       return spin_in_the_program();
+     }},
     {"leave", [] { return join(), 0; }},
     {"leave-before-init", [] { return 0; }},
     {"exit-3", [] { return join(), 3; }},

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+namespace lockstep::inline v0_2::control {
+
+/// The answer of the hosts of a job but this one.
+struct HostsAnswer {
+  struct Host {
+    std::string name;
+    std::vector<int> ranks;
+    bool has_answered = false;
+  };
+  bool is_complete = false;  ///< every host has answered
+  std::vector<Host> hosts = {};
+  std::vector<std::string> records = {};  ///< of StatusSource::records(), of all hosts
+};
+
+/// Asks the rank at this socket of this host about the ranks of the other hosts. Waits at most
+/// `longest`. The answer has no hosts if no rank of this user listens there.
+HostsAnswer ask_hosts(const std::string& socket, std::chrono::milliseconds longest);
+
+}  // namespace lockstep::control

@@ -1,0 +1,269 @@
+#include "comm/control/status_relay.h"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <exception>
+#include <map>
+#include <utility>
+
+#include "comm/control/offer.h"
+#include "core/log.h"
+#include "core/text.h"
+
+// Note [How a question travels]
+// `lockstep status` connects to the unix socket of a rank of its host. The kernel says which user
+// connects, and the rank serves its own user only. The rank asks rank 0, which asks two ranks of
+// each other host. The answers go back through rank 0. Rank 0 first names the hosts that it has
+// asked, so that `lockstep status` can name those that do not answer. All of it happens in the
+// control threads, and the ranks continue to compute. A question has no effect on the world: a
+// message that cannot be sent or understood is dropped.
+
+namespace lockstep::inline v0_2::control {
+namespace {
+
+using detail::concat;
+
+constexpr std::size_t most_clients = 8;
+constexpr int most_waiting = 64;  ///< `lockstep status` that have connected and not been accepted
+constexpr std::size_t asked_ranks = 2;  ///< of each host
+/// Most bytes that wait for a `lockstep status` that does not read.
+constexpr std::size_t most_unsent = std::size_t{256} << 20;
+
+struct Question {
+  std::uint32_t id;
+  std::int32_t asker;  ///< its rank
+};
+
+/// Precedes the bytes of an answer.
+struct AnswerHeader {
+  std::uint32_t id;
+  std::int32_t asker;
+  AnswerPart part;
+};
+
+/// Reads a value from the beginning of the bytes. False if there are too few.
+template <class Value>
+bool take(std::string_view& bytes, Value& value) {
+  if (bytes.size() < sizeof value) return false;
+  std::memcpy(&value, bytes.data(), sizeof value);
+  bytes.remove_prefix(sizeof value);
+  return true;
+}
+
+bool is_of_this_user(int socket) {
+  ucred peer{};
+  socklen_t size = sizeof peer;
+  return ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 &&
+         peer.uid == ::geteuid();
+}
+
+void watch_fd(int events, int fd) {
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.fd = fd;
+  ::epoll_ctl(events, EPOLL_CTL_ADD, fd, &event);
+}
+
+}  // namespace
+
+std::string status_socket_name(long process) {
+  return concat("lockstep-status-", ::geteuid(), '-', process);
+}
+
+StatusRelay::StatusRelay(StatusSource source, std::vector<Peer> peers, Send send)
+    : source_(std::move(source)), peers_(std::move(peers)), send_(std::move(send)) {
+  if (!source_.socket.empty()) open_socket();
+}
+
+void StatusRelay::open_socket() {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (source_.socket.size() > sizeof address.sun_path - 1) return;
+  source_.socket.copy(address.sun_path + 1, source_.socket.size());
+  const auto length =
+      static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + source_.socket.size());
+  detail::Descriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  detail::Descriptor events(::epoll_create1(EPOLL_CLOEXEC));
+  if (!socket || !events ||
+      ::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0 ||
+      ::listen(socket.get(), most_waiting) != 0) {
+    log::debug(concat("control: rank ", source_.rank,
+                      " answers no questions of lockstep status: ", std::strerror(errno)));
+    return;
+  }
+  watch_fd(events.get(), socket.get());
+  listening_ = std::move(socket);
+  events_ = std::move(events);
+}
+
+namespace {
+
+/// Runs fn. A question must not end the world, also if memory is short.
+template <class Fn>
+void attempt(const Fn& fn) noexcept {
+  try {
+    fn();
+  } catch (const std::exception& error) {
+    log::debug(concat("control: a question of lockstep status failed: ", error.what()));
+  }
+}
+
+}  // namespace
+
+void StatusRelay::on_ready() noexcept {
+  attempt([this] { process_ready(); });
+}
+
+void StatusRelay::on_frame(const Frame& frame) noexcept {
+  attempt([&] { process(frame); });
+}
+
+void StatusRelay::process_ready() {
+  std::array<epoll_event, 16> ready;
+  const int count = ::epoll_wait(events_.get(), ready.data(), static_cast<int>(ready.size()), 0);
+  for (int i = 0; i < count; ++i) {
+    const int fd = ready[static_cast<std::size_t>(i)].data.fd;
+    if (fd == listening_.get()) {
+      accept_client();
+      continue;
+    }
+    const auto client =
+        std::ranges::find_if(clients_, [&](const Client& one) { return one.socket.get() == fd; });
+    if (client == clients_.end()) continue;
+    // It sends nothing: the socket is readable when it is closed.
+    std::array<char, 64> bytes;
+    const auto got = ::recv(fd, bytes.data(), bytes.size(), 0);
+    if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) {
+      clients_.erase(client);
+    } else {
+      advance(*client);
+    }
+  }
+}
+
+void StatusRelay::accept_client() {
+  detail::Descriptor socket(
+      ::accept4(listening_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (!socket || !is_of_this_user(socket.get())) return;
+  if (clients_.size() >= most_clients) clients_.pop_front();
+  watch_fd(events_.get(), socket.get());
+  auto& client = clients_.emplace_back(Client{.socket = std::move(socket), .id = ++last_id_});
+  if (source_.rank == 0) {
+    ask_hosts(client.id, 0);
+  } else {
+    send_(0, {.kind = Kind::question,
+              .payload = bytes_of(Question{.id = client.id, .asker = source_.rank})});
+  }
+}
+
+void StatusRelay::process(const Frame& frame) {
+  std::string_view bytes = frame.payload;
+  if (frame.kind == Kind::question) {
+    Question question{};
+    if (!take(bytes, question)) return;
+    if (source_.rank == 0) {
+      ask_hosts(question.id, question.asker);
+    } else {
+      answer(question.id, question.asker);
+    }
+    return;
+  }
+  AnswerHeader header{};
+  if (!take(bytes, header)) return;
+  if (header.asker == source_.rank) {
+    deliver(header.id, header.part, bytes);
+  } else if (source_.rank == 0) {
+    send_(header.asker, frame);
+  }
+}
+
+void StatusRelay::ask_hosts(std::uint32_t id, int asker) {
+  std::map<std::string, std::vector<std::int32_t>> ranks;
+  ranks[source_.host].push_back(source_.rank);
+  std::string asking_host = source_.host;
+  for (const auto& peer : peers_) {
+    ranks[peer.host].push_back(peer.rank);
+    if (peer.rank == asker) asking_host = peer.host;
+  }
+  ranks.erase(asking_host);
+  for (auto& [host, of_host] : ranks) {
+    std::ranges::sort(of_host);
+    auto bytes = bytes_of(static_cast<std::int32_t>(of_host.size()));
+    for (const auto rank : of_host) bytes += bytes_of(rank);
+    send_part(id, asker, AnswerPart::host, bytes + host);
+  }
+  send_part(id, asker, AnswerPart::all_asked, {});
+  const auto question = bytes_of(Question{.id = id, .asker = asker});
+  for (const auto& [host, of_host] : ranks) {
+    for (std::size_t i = 0; i < std::min(of_host.size(), asked_ranks); ++i) {
+      if (of_host[i] != source_.rank) {
+        send_(of_host[i], {.kind = Kind::question, .payload = question});
+      } else {
+        answer(id, asker);
+      }
+    }
+  }
+}
+
+void StatusRelay::answer(std::uint32_t id, int asker) {
+  try {
+    for (const auto& record : source_.records()) send_part(id, asker, AnswerPart::record, record);
+  } catch (const std::exception& error) {
+    log::debug(concat("control: rank ", source_.rank, " cannot read records: ", error.what()));
+  }
+  send_part(id, asker, AnswerPart::end, source_.host);
+}
+
+void StatusRelay::send_part(std::uint32_t id, int asker, AnswerPart part, std::string_view bytes) {
+  if (asker == source_.rank) return deliver(id, part, bytes);
+  auto payload = bytes_of(AnswerHeader{.id = id, .asker = asker, .part = part});
+  payload += bytes;
+  send_(source_.rank == 0 ? asker : 0, {.kind = Kind::answer, .payload = std::move(payload)});
+}
+
+void StatusRelay::deliver(std::uint32_t id, AnswerPart part, std::string_view bytes) {
+  const auto client = std::ranges::find(clients_, id, &Client::id);
+  if (client == clients_.end() || client->unsent.size() > most_unsent) return;
+  if (part == AnswerPart::host) {
+    std::int32_t count = 0;
+    auto name = bytes;
+    take(name, count);
+    name.remove_prefix(
+        std::min(name.size(), static_cast<std::uint32_t>(count) * sizeof(std::int32_t)));
+    client->awaited.emplace(name);
+  }
+  if (part == AnswerPart::end) client->awaited.erase(std::string(bytes));
+  if (part == AnswerPart::all_asked) client->all_asked = true;
+  client->unsent += bytes_of(part) + bytes_of(static_cast<std::uint32_t>(bytes.size()));
+  client->unsent += bytes;
+  advance(*client);
+}
+
+void StatusRelay::advance(Client& client) {
+  while (!client.unsent.empty()) {
+    const auto sent =
+        ::send(client.socket.get(), client.unsent.data(), client.unsent.size(), MSG_NOSIGNAL);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent <= 0) break;
+    client.unsent.erase(0, static_cast<std::size_t>(sent));
+  }
+  if (client.all_asked && client.awaited.empty() && client.unsent.empty()) {
+    clients_.remove_if([&](const Client& one) { return &one == &client; });  // closes the socket
+    return;
+  }
+  epoll_event event{};
+  event.events = EPOLLIN;
+  if (!client.unsent.empty()) event.events |= EPOLLOUT;
+  event.data.fd = client.socket.get();
+  ::epoll_ctl(events_.get(), EPOLL_CTL_MOD, client.socket.get(), &event);
+}
+
+}  // namespace lockstep::control

@@ -1,0 +1,92 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "comm/control/connection.h"
+#include "core/process.h"
+
+namespace lockstep::inline v0_2::control {
+
+/// What a rank tells about the ranks of its host, and to whom.
+struct StatusSource {
+  int rank = 0;
+  std::string host = {};
+  /// The name of the socket, of status_socket_name(); empty: nobody can ask this rank.
+  std::string socket = {};
+  /// The records of the ranks of this host, each below longest_answer bytes.
+  std::function<std::vector<std::string>()> records = {};
+};
+
+/// The longest record in an answer.
+/// Units: bytes.
+inline constexpr std::size_t longest_answer = longest_status_payload - 64;
+
+/// The name of a process's socket for questions, in the abstract namespace of unix sockets: it ends
+/// with the process.
+std::string status_socket_name(long process);
+
+/// What a message of an answer holds.
+enum class AnswerPart : std::uint32_t {
+  host,       ///< a host that was asked; bytes: the number of its ranks, its ranks, its name
+  all_asked,  ///< no host follows
+  record,     ///< bytes: a record of StatusSource::records()
+  end         ///< a host has answered; bytes: its name
+};
+
+/// Answers questions of `lockstep status` about the ranks of all hosts, for one rank. The thread of
+/// the Control calls it. Note [How a question travels] is in status_relay.cpp.
+class StatusRelay {
+ public:
+  struct Peer {
+    int rank;
+    std::string host;
+  };
+  /// Sends a frame to a rank, if it is connected and has not left.
+  using Send = std::function<void(int rank, const Frame& frame)>;
+  /// peers: the ranks with a connection to this one. All other ranks on rank 0, rank 0 on others.
+  StatusRelay(StatusSource source, std::vector<Peer> peers, Send send);
+
+  /// Readable when on_ready() has work; -1 if nobody can ask this rank.
+  int fd() const { return events_.get(); }
+  void on_ready() noexcept;
+  /// Processes a frame of the kinds question and answer.
+  void on_frame(const Frame& frame) noexcept;
+
+ private:
+  /// A `lockstep status` that has asked this rank.
+  struct Client {
+    detail::Descriptor socket;
+    std::uint32_t id;
+    std::string unsent = {};
+    std::set<std::string, std::less<>> awaited = {};  ///< hosts that have not answered
+    bool all_asked = false;
+  };
+
+  void open_socket();
+  void process_ready();
+  void process(const Frame& frame);
+  void accept_client();
+  /// Sends queued bytes, and closes the socket after the end of the answer.
+  void advance(Client& client);
+  /// Rank 0 asks two ranks of each host but that of the asking rank: one may be stopped.
+  void ask_hosts(std::uint32_t id, int asker);
+  void answer(std::uint32_t id, int asker);
+  void send_part(std::uint32_t id, int asker, AnswerPart part, std::string_view bytes);
+  void deliver(std::uint32_t id, AnswerPart part, std::string_view bytes);
+
+  StatusSource source_;
+  std::vector<Peer> peers_;
+  Send send_;
+  detail::Descriptor listening_;
+  detail::Descriptor events_;
+  std::list<Client> clients_;
+  std::uint32_t last_id_ = 0;
+};
+
+}  // namespace lockstep::control

@@ -1,0 +1,136 @@
+#include "comm/stack_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <charconv>
+#include <cstdio>
+#include <exception>
+#include <fstream>
+#include <list>
+#include <mutex>
+#include <string_view>
+
+#include "core/signal_safe_text.h"
+#include "core/text.h"
+#include "core/thread_stacks.h"
+
+namespace lockstep::inline v0_2::detail {
+
+/// Never freed: a signal handler may use it at any time.
+struct StackFile::Target {
+  std::string folder, path, part;
+  std::atomic<bool> is_written{false};
+  ForkGuard process = {};
+
+  static std::atomic<Target*> current;
+  static Target* make(const std::filesystem::path& folder, int rank);
+};
+
+std::atomic<StackFile::Target*> StackFile::Target::current{nullptr};
+
+StackFile::Target* StackFile::Target::make(const std::filesystem::path& folder, int rank) {
+  static std::mutex mutex;
+  static auto* const all = new std::list<Target>;
+  const std::lock_guard lock(mutex);
+  auto& target = all->emplace_back();
+  target.folder = folder.string();
+  target.path = (folder / stack_file_name(rank)).string();
+  target.part = concat(target.path, '.', ::getpid());
+  return &target;
+}
+
+StackFile::StackFile(const std::filesystem::path& folder, int rank) {
+  if (!prepare_thread_stacks(write)) return;
+  auto* const target = Target::make(folder, rank);
+  Target* none = nullptr;
+  if (Target::current.compare_exchange_strong(none, target)) target_ = target;
+}
+
+StackFile::~StackFile() {
+  auto* own = target_;
+  if (own != nullptr) Target::current.compare_exchange_strong(own, nullptr);
+}
+
+void StackFile::write(const ucontext_t* context) noexcept {
+  auto* const target = Target::current.load();
+  if (target == nullptr || target->process.in_child() || target->is_written.exchange(true)) return;
+  ::mkdir(target->folder.c_str(), 0777);
+  const int out =
+      ::open(target->part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (out < 0) return;
+  SignalSafeText<64> line;
+  line << "process " << ::getpid() << "\n";
+  write_all(out, line.c_str(), line.size());
+  const bool written = write_thread_stacks(out, context);
+  ::close(out);
+  if (!written || ::rename(target->part.c_str(), target->path.c_str()) != 0) {
+    ::unlink(target->part.c_str());
+  }
+}
+
+void request_stacks(std::string_view job, std::vector<int>& stopped) noexcept {
+  try {
+    for (const auto& record : read_flight_records(job)) {
+      const auto& file = record->file();
+      if (file.pid == ::getpid() || has_ended(file)) continue;
+      if (read_process(file.pid).stopped()) {
+        stopped.push_back(record->rank());
+      } else if (file.failed.load() == 0) {
+        request_thread_stacks(file.pid, [&] { return !has_ended(file); });
+      }
+    }
+  } catch (const std::exception&) {
+    // Out of memory: the other ranks write their stacks when they raise the failure.
+  }
+}
+
+std::string stack_file_name(int rank) { return concat("rank-", rank, ".stacks"); }
+
+namespace {
+
+/// Takes the text before the first space.
+std::string_view take_word(std::string_view& text) {
+  const auto end = text.find(' ');
+  const auto word = text.substr(0, end);
+  text.remove_prefix(end == text.npos ? text.size() : end + 1);
+  return word;
+}
+
+template <class Number>
+Number number_of(std::string_view text, int base = 10) {
+  Number number{};
+  std::from_chars(text.data(), text.data() + text.size(), number, base);
+  return number;
+}
+
+}  // namespace
+
+ProcessStacks ProcessStacks::read(const std::filesystem::path& path) {
+  ProcessStacks stacks;
+  std::ifstream in(path);
+  for (std::string line; std::getline(in, line);) {
+    std::string_view text = line;
+    const auto word = take_word(text);
+    if (word == "process") {
+      stacks.process = number_of<long>(text);
+    } else if (word == "thread") {
+      constexpr std::string_view silent = ": did not answer";
+      Thread thread{};
+      thread.id = number_of<long>(take_word(text));
+      const auto state = take_word(text);
+      thread.state = state.empty() ? '?' : state.front();
+      thread.has_answered = !text.ends_with(silent);
+      if (!thread.has_answered) text.remove_suffix(silent.size());
+      thread.name = text;
+      stacks.threads.push_back(std::move(thread));
+    } else if (word.starts_with("0x") && !stacks.threads.empty()) {
+      stacks.threads.back().frames.push_back(
+          {.address = number_of<std::uint64_t>(word.substr(2), 16), .file = std::string(text)});
+    }
+  }
+  return stacks;
+}
+
+}  // namespace lockstep::detail

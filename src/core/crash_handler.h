@@ -1,0 +1,51 @@
+#pragma once
+
+#include <sys/types.h>
+#include <ucontext.h>
+
+#include <cstddef>
+#include <string_view>
+
+namespace lockstep::inline v0_2::detail {
+
+/// A crash of this process by a signal.
+struct Crash {
+  std::string_view signal;    ///< "SIGSEGV"
+  std::string_view cause;     ///< of set_crash_cause()
+  const ucontext_t* context;  ///< of the handler
+};
+
+/// Sets the text of the error by which this process is about to call abort().
+void set_crash_cause(std::string_view text) noexcept;
+
+/// What a crash of this process ends. Note [What happens in a crash] is in crash_handler.cpp.
+class CrashListener {
+ public:
+  CrashListener(const CrashListener&) = delete;
+  CrashListener& operator=(const CrashListener&) = delete;
+
+ protected:
+  /// Listeners of the first phase send the failure to others. Those of the second keep records,
+  /// which takes longer.
+  enum class Phase { notify, record };
+
+  /// The first listener of a process installs the handler, unless LOCKSTEP_CRASH_HANDLER is 0.
+  explicit CrashListener(Phase phase) noexcept;
+  ~CrashListener() { stop_listening(); }
+  /// A derived class calls it before it destroys what on_crash() uses. Waits for the end of the
+  /// process if a crash is being handled.
+  void stop_listening() noexcept;
+
+ private:
+  friend class CrashHandler;
+
+  /// Must be async-signal-safe.
+  virtual void on_crash(const Crash& crash) noexcept = 0;
+
+  Phase phase_;
+  pid_t thread_;           ///< that constructed it; of several listeners, its own comes first
+  std::size_t place_ = 0;  ///< in the list of listeners
+  bool is_listed_ = false;
+};
+
+}  // namespace lockstep::detail

@@ -1,0 +1,139 @@
+#include "comm/control/status_relay.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <future>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/control/control.h"
+#include "comm/control/status_question.h"
+#include "tests/comm/control/meeting.h"
+
+namespace lockstep::testing {
+namespace {
+
+using namespace std::chrono_literals;
+using control::Control;
+using control::StatusSource;
+using ::testing::AnyOf;
+using ::testing::Contains;
+using ::testing::IsEmpty;
+using ::testing::UnorderedElementsAre;
+
+std::string socket_of(int rank) {
+  return "lockstep-test-" + std::to_string(::getpid()) + "-" + std::to_string(rank);
+}
+
+/// A world of ranks on hosts of these letters. Each rank has two records: one short, one as long as
+/// a message may be.
+class StatusWorld {
+ public:
+  explicit StatusWorld(const std::string& hosts, std::size_t serving) {
+    const int size = static_cast<int>(hosts.size());
+    std::vector<control::Settings> others;
+    const auto host = [&](int rank) { return hosts.substr(static_cast<std::size_t>(rank), 1); };
+    auto rank_0 = rank_of(0, size, host(0));
+    rank_0.heartbeat = 60s;
+    for (int rank = 1; rank < size; ++rank) others.push_back(rank_of(rank, size, host(rank)));
+    auto met = meet(rank_0, others);
+    add(0, host(0), std::move(met.of_rank_0));
+    for (auto& member : met.of_others) {
+      const int rank = static_cast<int>(ranks_.size() + idle_.size());
+      std::vector<control::Member> one;
+      one.push_back(std::move(member));
+      if (ranks_.size() < serving) {
+        add(rank, host(rank), std::move(one));
+      } else {
+        idle_.push_back(std::move(one.front()));
+      }
+    }
+  }
+
+  Control& rank(std::size_t rank) { return *ranks_[rank]; }
+  std::future<control::Failure>& failure(std::size_t rank) { return failures_[rank]; }
+
+ private:
+  void add(int rank, const std::string& host, std::vector<control::Member> others) {
+    StatusSource source{.rank = rank, .host = host, .socket = socket_of(rank), .records = [rank] {
+                          return std::vector{"record of " + std::to_string(rank),
+                                             std::string(control::longest_answer, 'x')};
+                        }};
+    const auto promise = std::make_shared<std::promise<control::Failure>>();
+    failures_.push_back(promise->get_future());
+    ranks_.push_back(std::make_unique<Control>(
+        std::move(others),
+        [promise](const control::Failure& failure) { promise->set_value(failure); },
+        std::move(source)));
+  }
+
+  std::vector<std::unique_ptr<Control>> ranks_;
+  std::vector<std::future<control::Failure>> failures_;
+  std::vector<control::Member> idle_;
+};
+
+std::vector<std::string> names(const control::HostsAnswer& answer) {
+  std::vector<std::string> found;
+  for (const auto& host : answer.hosts) {
+    found.push_back(host.name + (host.has_answered ? "" : " silent"));
+  }
+  return found;
+}
+
+TEST(StatusRelay, AnswersForEveryOtherHost) {
+  StatusWorld world("aabbc", 5);
+  const auto of_rank_0 = control::ask_hosts(socket_of(0), 20s);
+  EXPECT_TRUE(of_rank_0.is_complete);
+  EXPECT_THAT(names(of_rank_0), UnorderedElementsAre("b", "c"));
+  // Two ranks of host b are asked. The first answer of each host is complete.
+  const auto& records = of_rank_0.records;
+  EXPECT_THAT(records, AnyOf(Contains("record of 2"), Contains("record of 3")));
+  EXPECT_THAT(records, Contains("record of 4"));
+  EXPECT_GE(std::ranges::count(records, std::string(control::longest_answer, 'x')), 2);
+  const auto of_rank_3 = control::ask_hosts(socket_of(3), 20s);
+  EXPECT_THAT(names(of_rank_3), UnorderedElementsAre("a", "c"));
+  EXPECT_THAT(of_rank_3.records, AnyOf(Contains("record of 0"), Contains("record of 1")));
+  for (const auto& host : of_rank_3.hosts) {
+    if (host.name == "a") {
+      EXPECT_THAT(host.ranks, UnorderedElementsAre(0, 1));
+    }
+  }
+  for (int rank = 0; rank < 5; ++rank) world.rank(static_cast<std::size_t>(rank)).leave();
+}
+
+TEST(StatusRelay, NamesAHostThatDoesNotAnswer) {
+  StatusWorld world("aabbc", 4);
+  const auto answer = control::ask_hosts(socket_of(1), 1s);
+  EXPECT_FALSE(answer.is_complete);
+  EXPECT_THAT(names(answer), UnorderedElementsAre("b", "c silent"));
+  EXPECT_THAT(answer.records, AnyOf(Contains("record of 2"), Contains("record of 3")));
+}
+
+TEST(StatusRelay, OfAHostWithoutARankGivesNothing) {
+  EXPECT_THAT(control::ask_hosts("lockstep-test-nobody", 1s).hosts, IsEmpty());
+}
+
+TEST(StatusRelay, SurvivesAQuestionThatIsGivenUp) {
+  StatusWorld world("ab", 2);
+  for (int turn = 0; turn < 20; ++turn) control::ask_hosts(socket_of(0), 0s);
+  EXPECT_TRUE(control::ask_hosts(socket_of(0), 20s).is_complete);
+}
+
+TEST(Control, ACrashReachesEveryRank) {
+  StatusWorld world("abc", 3);
+  world.rank(1).fail_by_crash("rank 1 (pid 7) crashed: SIGSEGV", 1);
+  for (const std::size_t rank : {0, 2}) {
+    ASSERT_EQ(world.failure(rank).wait_for(30s), std::future_status::ready);
+    const auto failure = world.failure(rank).get();
+    EXPECT_EQ(failure.text, "rank 1 (pid 7) crashed: SIGSEGV");
+    EXPECT_EQ(failure.rank, 1);
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::testing

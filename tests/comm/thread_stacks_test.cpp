@@ -1,0 +1,119 @@
+#include "core/thread_stacks.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "comm/stack_file.h"
+#include "core/process.h"
+#include "tests/temporary_folder.h"
+
+namespace lockstep::testing {
+namespace {
+
+using detail::ProcessStacks;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::SizeIs;
+
+ProcessStacks stacks_of_this_process(const std::filesystem::path& path) {
+  const detail::Descriptor out(
+      ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+  EXPECT_TRUE(detail::write_thread_stacks(out.get(), nullptr));
+  return ProcessStacks::read(path);
+}
+
+const ProcessStacks::Thread* find(const ProcessStacks& stacks, long id) {
+  const auto found = std::ranges::find(stacks.threads, id, &ProcessStacks::Thread::id);
+  return found == stacks.threads.end() ? nullptr : &*found;
+}
+
+/// A thread that sleeps until the test has ended.
+class Sleeper {
+ public:
+  explicit Sleeper(bool blocks_signals)
+      : thread_([this, blocks_signals] {
+          sigset_t all;
+          ::sigfillset(&all);
+          if (blocks_signals) ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
+          id_ = ::gettid();
+          while (!over_) ::usleep(1000);
+        }) {
+    while (id_ == 0) std::this_thread::yield();
+  }
+  ~Sleeper() {
+    over_ = true;
+    thread_.join();
+  }
+  long id() const { return id_; }
+
+ private:
+  std::atomic<bool> over_{false};
+  std::atomic<long> id_{0};
+  std::thread thread_;
+};
+
+TEST(ThreadStacks, HoldEveryThread) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "the thread sanitizer delays signals of a thread that sleeps";
+#endif
+  ASSERT_TRUE(detail::prepare_thread_stacks([](const ucontext_t*) {}));
+  const TemporaryFolder folder;
+  const Sleeper asleep(false);
+  // On a busy machine, a thread may answer too late.
+  bool has_answered = false;
+  for (int turn = 0; turn < 50 && !has_answered; ++turn) {
+    const auto stacks = stacks_of_this_process(folder / "stacks");
+    const auto* own = find(stacks, ::gettid());
+    ASSERT_NE(own, nullptr);
+    EXPECT_TRUE(own->has_answered);
+    ASSERT_THAT(own->frames, Not(IsEmpty()));
+    EXPECT_FALSE(own->frames.front().file.empty());
+    const auto* other = find(stacks, asleep.id());
+    ASSERT_NE(other, nullptr);
+    has_answered = other->has_answered;
+    EXPECT_EQ(other->frames.empty(), !has_answered);
+  }
+  EXPECT_TRUE(has_answered);
+}
+
+TEST(ThreadStacks, NameAThreadThatDoesNotAnswer) {
+  ASSERT_TRUE(detail::prepare_thread_stacks([](const ucontext_t*) {}));
+  const TemporaryFolder folder;
+  const Sleeper deaf(true);
+  const auto begin = std::chrono::steady_clock::now();
+  const auto stacks = stacks_of_this_process(folder / "stacks");
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
+  const auto* other = find(stacks, deaf.id());
+  ASSERT_NE(other, nullptr);
+  EXPECT_FALSE(other->has_answered);
+  EXPECT_THAT(other->frames, IsEmpty());
+}
+
+TEST(StackFile, IsWrittenOnce) {
+  const TemporaryFolder folder;
+  const detail::StackFile file(folder.path(), 3);
+  detail::StackFile::write(nullptr);
+  const auto path = folder / detail::stack_file_name(3);
+  const auto stacks = ProcessStacks::read(path);
+  EXPECT_EQ(stacks.process, ::getpid());
+  EXPECT_THAT(stacks.threads, Not(IsEmpty()));
+  std::filesystem::remove(path);
+  detail::StackFile::write(nullptr);
+  EXPECT_FALSE(std::filesystem::exists(path));
+}
+
+TEST(StackFile, OfAnotherKindIsEmpty) {
+  EXPECT_THAT(ProcessStacks::read("/proc/self/exe").threads, SizeIs(0));
+  EXPECT_EQ(ProcessStacks::read("/nowhere").process, 0);
+}
+
+}  // namespace
+}  // namespace lockstep::testing
