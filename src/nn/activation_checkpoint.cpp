@@ -33,9 +33,9 @@
 // every tensor under its index, and its own graph is dropped. The graph of the first forward stays,
 // so that gradients are accumulated by the same nodes in the same order as without recompute().
 //
-// This is PyTorch's non-reentrant checkpoint. The reentrant form runs a backward within the backward.
-// The hooks of parameters would then run in an inner run of the engine, and the exchange of all
-// gradients would wait for the end of the outer one.
+// This is PyTorch's non-reentrant checkpoint. The reentrant form runs a backward within the
+// backward. The hooks of parameters would then run in an inner run of the engine, and the exchange
+// of all gradients would wait for the end of the outer one.
 
 namespace lockstep::inline v0_2::detail {
 namespace {
