@@ -22,6 +22,8 @@ std::string_view name(Fault fault) {
       return "skips";
     case Fault::other_group:
       return "other_group";
+    case Fault::skips_wrapper:
+      return "skips_wrapper";
     case Fault::never_waits:
       return "never_waits";
     case Fault::receives:

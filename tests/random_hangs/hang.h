@@ -10,19 +10,21 @@ namespace lockstep::testing {
 
 /// How one rank makes the others wait.
 enum class Fault {
-  sleeps,        ///< the rank sleeps before the last operation
-  spins,         ///< it computes without end
-  stops,         ///< it is stopped by SIGSTOP
-  dies,          ///< it is killed by SIGKILL; only without a watch of processes
-  skips,         ///< it skips the last operation and issues one of another group
-  other_group,   ///< it issues the same operation in a second group of the same members
-  never_waits,   ///< it issues the operation, and computes instead of waiting for it
-  receives,      ///< ranks receive from one another in a circle, before any of them sends
-  silent_sender  ///< another rank receives from it, and it sends nothing
+  sleeps,         ///< the rank sleeps before the last operation
+  spins,          ///< it computes without end
+  stops,          ///< it is stopped by SIGSTOP
+  dies,           ///< it is killed by SIGKILL; only without a watch of processes
+  skips,          ///< it skips the last operation and issues one of another group
+  other_group,    ///< it issues the same operation in a second group of the same members
+  skips_wrapper,  ///< of several wrappers, it skips the last, and begins the next step
+  never_waits,    ///< it issues the operation, and computes instead of waiting for it
+  receives,       ///< ranks receive from one another in a circle, before any of them sends
+  silent_sender   ///< another rank receives from it, and it sends nothing
 };
-inline constexpr Fault all_faults[] = {Fault::sleeps,      Fault::spins,    Fault::stops,
-                                       Fault::dies,        Fault::skips,    Fault::other_group,
-                                       Fault::never_waits, Fault::receives, Fault::silent_sender};
+inline constexpr Fault all_faults[] = {Fault::sleeps,       Fault::spins,    Fault::stops,
+                                       Fault::dies,         Fault::skips,    Fault::other_group,
+                                       Fault::never_waits,  Fault::receives, Fault::silent_sender,
+                                       Fault::skips_wrapper};
 
 std::string_view name(Fault fault);
 

@@ -18,6 +18,7 @@ namespace {
 using detail::concat;
 
 constexpr std::size_t most = std::size_t{1} << 18;
+constexpr int most_wrappers = 3;
 
 class Rank {
  public:
@@ -30,6 +31,9 @@ class Rank {
     group_ = world->split(hang.is_member(rank()) ? 0 : -1, rank());
     second_ = world->split(hang.is_member(rank()) ? 0 : -1, rank());
     if (static_cast<int>(hang.group.size()) == hang.size) group_ = world;
+    for (int i = 0; hang.fault == Fault::skips_wrapper && i < most_wrappers; ++i) {
+      wrappers_.push_back(world->split(hang.is_member(rank()) ? 0 : -1, rank()));
+    }
   }
 
   [[noreturn]] void run() {
@@ -53,6 +57,9 @@ class Rank {
       case Fault::other_group:
         if (rank() == hang_.culprit) wait_in(*second_, hang_.last);
         break;
+      case Fault::skips_wrapper:
+        if (hang_.is_member(rank())) train();
+        end();
       case Fault::never_waits:
         if (rank() == hang_.culprit) {
           const auto work = issue(*group_, Collective::all_reduce, most);
@@ -96,6 +103,45 @@ class Rank {
     say(concat(name(what), ' ', detail::rank_list(members)));
     issue(group, what, count).wait();
     end();
+  }
+
+  /// Steps of a training program with several wrappers. Each has a group, as a wrapper with a group
+  /// of its own, and buckets that are outstanding together.
+  [[noreturn]] void train() {
+    const int steps = 1 + hang_.before;
+    for (int step = 0; step < steps; ++step) {
+      const bool last = step + 1 == steps;
+      std::vector<Work> outstanding;
+      for (int wrapper = 0; wrapper < most_wrappers; ++wrapper) {
+        if (last && wrapper + 1 == most_wrappers) break;
+        for (std::uint16_t bucket = 0; bucket < 2; ++bucket) {
+          outstanding.push_back(issue_bucket(wrapper, bucket));
+        }
+      }
+      for (auto& work : outstanding) work.wait();
+    }
+    wait_in_wrapper(rank() == hang_.culprit ? 0 : most_wrappers - 1);
+  }
+
+  SourceScope scope(int wrapper, std::uint16_t bucket) {
+    return SourceScope(*wrappers_[static_cast<std::size_t>(wrapper)],
+                       {.owner = Source::Owner::distributed_optimizer,
+                        .content = Source::Content::gradients,
+                        .number = static_cast<std::uint16_t>(wrapper + 1),
+                        .bucket = bucket});
+  }
+
+  Work issue_bucket(int wrapper, std::uint16_t bucket) {
+    auto& group = *wrappers_[static_cast<std::size_t>(wrapper)];
+    const auto of_wrapper = scope(wrapper, bucket);
+    constexpr std::size_t count = 1000;
+    const auto place = static_cast<std::size_t>(2 * wrapper + bucket) * count * sizeof(float);
+    return group.all_reduce(input_.data() + place, count, DType::f32, ReduceOp::sum);
+  }
+
+  [[noreturn]] void wait_in_wrapper(int wrapper) {
+    const auto of_wrapper = scope(wrapper, 0);
+    wait_in(*wrappers_[static_cast<std::size_t>(wrapper)], Collective::all_reduce);
   }
 
   [[noreturn]] void messages() {
@@ -157,6 +203,7 @@ class Rank {
 
   const Hang& hang_;
   std::shared_ptr<Communicator> world_, group_, second_;
+  std::vector<std::shared_ptr<Communicator>> wrappers_;  ///< of Fault::skips_wrapper
   std::filesystem::path folder_;
   std::vector<std::byte> input_, output_;
 };
