@@ -50,12 +50,6 @@ bool is_valid(const FlightFile& file) {
          file.rank < file.size;
 }
 
-bool is_valid(const FlightFile& file) {
-  return file.magic.load() == FlightFile::expected_magic &&
-         file.version == FlightFile::expected_version && file.size >= 1 && file.rank >= 0 &&
-         file.rank < file.size;
-}
-
 /// Copies the operations of a record that its rank may write at this moment. read() of a file may
 /// return the number of one operation and the fields of another; an entry that changes while it is
 /// copied is left out.

@@ -21,7 +21,7 @@
 namespace lockstep::inline v0_2 {
 namespace {
 
-std::unordered_set<const void*> parameters_of(const torch::optim::Optimizer& optimizer) {
+std::unordered_set<const void*> addresses_of_parameters(const torch::optim::Optimizer& optimizer) {
   std::unordered_set<const void*> parameters;
   for (const auto& group : optimizer.param_groups()) {
     for (const auto& parameter : group.params()) parameters.insert(parameter.unsafeGetTensorImpl());
@@ -69,7 +69,7 @@ void check_elementwise(const torch::optim::Optimizer& optimizer, const Group& gr
 
 /// The parameters that the optimizer updates, and all buffers.
 ModelView optimized_part(const torch::optim::Optimizer& optimizer, const ModelView& model) {
-  const auto optimized = parameters_of(optimizer);
+  const auto optimized = addresses_of_parameters(optimizer);
   auto parameters = model.parameters();
   std::erase_if(parameters, [&](const NamedTensor& named) {
     return !optimized.contains(named.tensor.unsafeGetTensorImpl());
@@ -112,7 +112,7 @@ DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
               check_elementwise(optimizer, group, options),
               replicate(optimizer, model, group, options))) {
   model_->reducer().allow_accumulation(
-      [parameters = parameters_of(optimizer)](const auto& parameter) {
+      [parameters = addresses_of_parameters(optimizer)](const auto& parameter) {
         return parameters.contains(parameter.unsafeGetTensorImpl());
       });
   try {
