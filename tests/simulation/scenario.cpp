@@ -29,7 +29,7 @@ FaultKind random_kind(Random& random) {
 ScenarioStep random_step(Random& random, const Scenario& scenario) {
   using enum Collective;
   ScenarioStep step;
-  step.collective = random.pick({all_reduce, all_reduce, all_reduce, broadcast, all_gather,
+  step.collective = random.pick({all_reduce, all_reduce, reduce, broadcast, all_gather,
                                  reduce_scatter, gather, scatter, all_to_all, barrier, send});
   step.dtype = random.pick({DType::i32, DType::i64, DType::f32, DType::f64});
   step.reduce = random.pick({ReduceOp::sum, ReduceOp::sum, ReduceOp::min, ReduceOp::max});

@@ -108,6 +108,12 @@ class Operation final : public Pending {
         expect(n, [&](std::size_t i) { return reduced(i); });
         first_ = group.all_reduce(output_.data(), n, step_.dtype, step_.reduce);
         return;
+      case Collective::reduce:
+        fill(n);
+        output_ = input_;
+        expect(n, [&](std::size_t i) { return is_root ? reduced(i) : of(own, i); });
+        first_ = group.reduce(output_.data(), n, step_.dtype, step_.reduce, root);
+        return;
       case Collective::broadcast:
         fill(n);
         output_ = input_;
