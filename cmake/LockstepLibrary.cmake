@@ -44,8 +44,11 @@ endfunction()
 # for the headers of GoogleTest, CLI11 and nlohmann_json, and -O1 1.3 times as long as -O0.
 function(lockstep_program target)
   lockstep_configure(${target})
-  target_compile_options(${target} PRIVATE $<$<NOT:$<CONFIG:Debug>>:-O1>
-                                           $<$<BOOL:${LOCKSTEP_SANITIZE}>:-O0>)
+  if(LOCKSTEP_SANITIZE)
+    target_compile_options(${target} PRIVATE -O0)
+  else()
+    target_compile_options(${target} PRIVATE $<$<NOT:$<CONFIG:Debug>>:-O1>)
+  endif()
 endfunction()
 
 # A program of LibTorch: for its templates the same holds. GCC refuses the precompiled header with -O0.
