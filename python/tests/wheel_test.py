@@ -40,7 +40,9 @@ class WheelTest(unittest.TestCase):
 
             guide = (SOURCE / "docs" / "guides" / "python.md").read_text()
             program = re.search(r"## A program\n\n```python\n(.*?)```", guide, re.DOTALL)[1]
-            (folder / "program.py").write_text(program + "print('trained by', lockstep_torch.__file__, dist.is_initialized())\n")
+            # One write a rank: print() writes its arguments one by one, and those of two ranks mix.
+            (folder / "program.py").write_text(
+                program + "import os\nos.write(1, f'trained by {lockstep_torch.__file__} {dist.is_initialized()}\\n'.encode())\n")
             environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
             output = run(python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, folder / "program.py",
                          env=environment, cwd=folder)
