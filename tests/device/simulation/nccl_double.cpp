@@ -256,7 +256,7 @@ bool advance_collective(Call& c) {
   for (std::size_t r = 0; r < size; ++r) {
     if (world.slots[r].read < c.number) return false;
   }
-  if (!c.result.empty()) {
+  if (c.writes() && !c.result.empty()) {
     std::memcpy(simulation::shadow(c.out), c.result.data(), c.result.size());
   }
   comm.collectives_done = c.number;
