@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "bench/clock.h"
-#include "bench/probe.h"
 #include "bench/round.h"
+#include "bench/round_trip.h"
 
 namespace lockstep::bench {
 

@@ -2,9 +2,9 @@
 
 #include <functional>
 
+#include "bench/measured_library.h"
 #include "bench/row.h"
 #include "bench/settings.h"
-#include "bench/transport.h"
 
 namespace lockstep::bench {
 

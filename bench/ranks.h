@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "bench/measured_library.h"
 #include "bench/settings.h"
-#include "bench/transport.h"
 #include "core/environment.h"
 
 namespace lockstep::bench {

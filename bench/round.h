@@ -6,9 +6,9 @@
 #include <optional>
 #include <vector>
 
+#include "bench/measured_library.h"
 #include "bench/pattern.h"
 #include "bench/settings.h"
-#include "bench/transport.h"
 
 namespace lockstep::bench {
 

@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "bench/collective_bench.h"
-#include "bench/probe.h"
+#include "bench/round_trip.h"
 #include "bench/row.h"
 #include "core/plural.h"
 #include "core/text.h"

@@ -2,8 +2,8 @@
 
 #include <iosfwd>
 
+#include "bench/measured_library.h"
 #include "bench/settings.h"
-#include "bench/transport.h"
 
 namespace lockstep::bench {
 

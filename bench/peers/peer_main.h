@@ -5,9 +5,9 @@
 #include <stdexcept>
 #include <string>
 
+#include "bench/measured_library.h"
 #include "bench/session.h"
 #include "bench/settings.h"
-#include "bench/transport.h"
 #include "lockstep/error.h"
 
 namespace lockstep::bench {

@@ -9,9 +9,9 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
+#include "backend/membership.h"
 #include "backend/progress.h"
-#include "backend/work.h"
-#include "backend/world.h"
+#include "backend/progress_work.h"
 
 namespace lockstep_torch {
 

@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "backend/progress_work.h"
 #include "backend/tagged_messages.h"
-#include "backend/work.h"
 #include "comm/communicator.h"
 #include "core/process.h"
 

@@ -2,9 +2,9 @@
 
 #include <utility>
 
+#include "backend/c10d_reduction.h"
 #include "backend/errors.h"
 #include "backend/process_group.h"
-#include "backend/reduction.h"
 #include "backend/tensors.h"
 
 namespace lockstep_torch {

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "backend/progress.h"
-#include "backend/work.h"
+#include "backend/progress_work.h"
 #include "comm/operation.h"
 #include "lockstep/exchange.h"
 #include "lockstep/group.h"

@@ -6,7 +6,7 @@
 #include <deque>
 #include <vector>
 
-#include "backend/work.h"
+#include "backend/progress_work.h"
 #include "comm/communicator.h"
 
 namespace lockstep_torch {

@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <optional>
 
-#include "bench/transport.h"
+#include "bench/measured_library.h"
 
 namespace lockstep::bench {
 

@@ -1,4 +1,4 @@
-#include "bench/probe.h"
+#include "bench/round_trip.h"
 
 #include <pthread.h>
 #include <sched.h>

@@ -1,4 +1,4 @@
-#include "backend/work.h"
+#include "backend/progress_work.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>

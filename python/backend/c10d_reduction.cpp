@@ -1,4 +1,4 @@
-#include "backend/reduction.h"
+#include "backend/c10d_reduction.h"
 
 #include <ATen/ATen.h>
 

@@ -1,4 +1,4 @@
-#include "bench/transport.h"
+#include "bench/measured_library.h"
 
 #include <algorithm>
 #include <new>

@@ -1,4 +1,4 @@
-#include "backend/world.h"
+#include "backend/membership.h"
 
 #include <ATen/Parallel.h>
 #include <unistd.h>
