@@ -51,8 +51,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 
   std::string encoded;
   for (const Frame& frame : whole.frames) {
-    require(frame.kind <= Kind::left, "a frame has a known kind");
-    require(frame.payload.size() <= longest_payload, "a payload has at most the longest size");
+    require(frame.kind <= Kind::answer, "a frame has a known kind");
+    const auto longest = frame.kind == Kind::answer ? longest_status_payload : longest_payload;
+    require(frame.payload.size() <= longest, "a payload has at most the longest size");
     encoded += encode(frame);
   }
   require(stream.starts_with(encoded), "encoding the frames gives the bytes they were read from");
