@@ -76,9 +76,8 @@ def backward(model, rank, step, names=SHAPES):
 
 
 def expect_close(got, expected, what, tolerance=0.0):
-    """tolerance: of an element, relative to itself and to the largest one, whose rounding a product of matrices spreads."""
     for name, values in expected.items():
-        if not numpy.allclose(got[name], values, rtol=tolerance, atol=tolerance * max(1, numpy.abs(values).max())):
+        if not numpy.allclose(got[name], values, rtol=tolerance, atol=tolerance):
             raise AssertionError(f"{what}, {name}: got {got[name]}, expected {values}")
 
 
