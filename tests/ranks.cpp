@@ -11,7 +11,6 @@
 #include <exception>
 #include <iostream>
 #include <map>
-#include <mutex>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -117,24 +116,29 @@ int run_body(const std::string& name) {
 
 void run_ranks(int n, const RankFunction& fn, std::chrono::milliseconds timeout) {
   const auto world = host::World::create(n);
-  std::mutex mutex;
-  std::exception_ptr first;
+  std::vector<std::exception_ptr> errors(static_cast<std::size_t>(n));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < n; ++rank) {
     threads.emplace_back([&, rank] {
+      // Destroyed only after the failure is recorded, so that other ranks report that cause.
+      std::shared_ptr<Communicator> communicator;
       try {
-        fn(host::create(world, rank, {.timeout = timeout}));
+        communicator = host::create(world, rank, {.timeout = timeout});
+        fn(communicator);
       } catch (const std::exception& error) {
-        {
-          const std::lock_guard lock(mutex);
-          if (first == nullptr) first = std::current_exception();
-        }
+        errors[static_cast<std::size_t>(rank)] = std::current_exception();
         world->fail({.rank = rank, .text = concat("rank ", rank, ": ", error.what())});
       }
     });
   }
   for (auto& thread : threads) thread.join();
-  if (first != nullptr) std::rethrow_exception(first);
+  const auto failure = world->failure();
+  if (failure && failure->rank >= 0 && errors[static_cast<std::size_t>(failure->rank)] != nullptr) {
+    std::rethrow_exception(errors[static_cast<std::size_t>(failure->rank)]);
+  }
+  for (const auto& error : errors) {
+    if (error != nullptr) std::rethrow_exception(error);
+  }
 }
 
 ProcessBody::ProcessBody(std::string name, RankFunction fn) {

@@ -25,9 +25,13 @@ TEST_F(Tuned, ExampleIsMeasuredWithOtherBucketsAndRefusesSharedMemory) {
   ASSERT_EQ(result.code, 0) << result.err;
   const auto json = nlohmann::json::parse(result.out);
   EXPECT_EQ(json["rate_unit"], "samples/s");
-  ASSERT_EQ(json["candidates"].size(), 4u) << result.out;
+  // Buckets are measured with the best binding, and once more together if both changes gain.
+  bool shared = false;
+  bool small_buckets = false;
   for (const auto& one : json["candidates"]) {
+    small_buckets |= one["bucket_mib"] == 1;
     if (one["share_memory"]) {
+      shared = true;
       // Its optimizer is LibTorch's SGD: the variable has reached the options of the front end.
       EXPECT_THAT(one["problem"].get<std::string>(),
                   HasSubstr("share_memory: got an optimizer that updates whole tensors"));
@@ -35,6 +39,8 @@ TEST_F(Tuned, ExampleIsMeasuredWithOtherBucketsAndRefusesSharedMemory) {
       EXPECT_GT(one["rate"], 0) << one;
     }
   }
+  EXPECT_TRUE(shared) << result.out;
+  EXPECT_TRUE(small_buckets) << result.out;
 }
 
 }  // namespace
