@@ -28,10 +28,11 @@ function(lockstep_library target)
   target_link_libraries(${target} PUBLIC ${arg_LINK} PRIVATE ${arg_LINK_PRIVATE})
   lockstep_configure(${target})
   lockstep_internal(${target})
+  lockstep_batch(${target})
 endfunction()
 
 # Headers such as LibTorch's, GoogleTest's and CLI11's cost a file up to ten seconds, whatever it does
-# with them: a target of many such files compiles several as one.
+# with them, and those of the standard library two: a target of many files compiles several as one.
 option(LOCKSTEP_BATCH "Compile several files as one where their headers cost more than they do" ON)
 set(LOCKSTEP_UNBATCHED "" CACHE STRING "Targets that are compiled file by file all the same")
 function(lockstep_batch target)

@@ -32,6 +32,8 @@ class Descriptor {
   void reset() {
     if (fd_ >= 0) close(std::exchange(fd_, -1));
   }
+  /// Gives the descriptor to the caller, who closes it.
+  int release() { return std::exchange(fd_, -1); }
 
  private:
   int fd_ = -1;

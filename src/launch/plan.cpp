@@ -41,12 +41,6 @@ constexpr std::string_view restart_count = "LOCKSTEP_RESTART_COUNT";
 constexpr const char* trace_folder = "LOCKSTEP_TRACE";
 constexpr const char* flush_denormals = "LOCKSTEP_FLUSH_DENORMALS";
 
-const std::string* find(const Variables& variables, std::string_view name) {
-  const auto found = std::find_if(variables.begin(), variables.end(),
-                                  [&](const auto& variable) { return variable.first == name; });
-  return found == variables.end() ? nullptr : &found->second;
-}
-
 void check(const Options& options) {
   if (options.ranks < 1 || options.ranks > host::max_ranks) {
     throw InvalidArgument(
@@ -104,7 +98,7 @@ Variables variables_of(int rank, const Plan& plan, std::size_t cores) {
   if (!options.interface.empty()) variables.emplace_back("LOCKSTEP_INTERFACE", options.interface);
   variables.insert(variables.end(), plan.gpus.variables.begin(), plan.gpus.variables.end());
   const auto add_unless_set = [&](const std::string& name, const std::string& value) {
-    if (find(plan.inherited, name) == nullptr) variables.emplace_back(name, value);
+    if (find_variable(plan.inherited, name) == nullptr) variables.emplace_back(name, value);
   };
   if (options.flush_denormals) {
     variables.emplace_back(flush_denormals, *options.flush_denormals ? "1" : "0");
@@ -119,7 +113,7 @@ Variables variables_of(int rank, const Plan& plan, std::size_t cores) {
     for (const auto& [name, value] : keep_freed_memory) add_unless_set(name, value);
   }
   if (options.huge_pages) {
-    const auto* own = find(plan.inherited, tunables);
+    const auto* own = find_variable(plan.inherited, tunables);
     const std::string before = own == nullptr || own->empty() ? "" : *own + ':';
     if (before.find(huge_page_tunable) == std::string::npos) {
       variables.emplace_back(tunables, concat(before, huge_page_tunable, "=1"));
@@ -130,6 +124,12 @@ Variables variables_of(int rank, const Plan& plan, std::size_t cores) {
 
 }  // namespace
 
+const std::string* find_variable(const Variables& variables, std::string_view name) {
+  const auto found = std::find_if(variables.begin(), variables.end(),
+                                  [&](const auto& variable) { return variable.first == name; });
+  return found == variables.end() ? nullptr : &found->second;
+}
+
 Plan make_plan(const Options& given, const Topology& topology, const Variables& inherited,
                const GpuSources& sources) {
   auto gpus = choose_gpus(given, inherited, sources);
@@ -137,7 +137,7 @@ Plan make_plan(const Options& given, const Topology& topology, const Variables& 
   if (options.rank_per_gpu) options.ranks = static_cast<int>(gpus.gpus.size());
   check(options);
   check_ranks(gpus, options.ranks);
-  const auto* search_path = find(inherited, "PATH");
+  const auto* search_path = find_variable(inherited, "PATH");
   auto division = divide_cores(topology, options.ranks, options.bind);
   Plan plan{.options = options,
             .run_id = detail::new_run_id(),

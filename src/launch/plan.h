@@ -50,6 +50,9 @@ struct Options {
 
 using Variables = std::vector<std::pair<std::string, std::string>>;
 
+/// The value of the named variable, or nullptr. It belongs to variables.
+const std::string* find_variable(const Variables& variables, std::string_view name);
+
 /// The plan of one rank.
 struct RankPlan {
   std::vector<int> cpus;  ///< CPUs that it is bound to; empty: not bound

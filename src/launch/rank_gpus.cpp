@@ -14,14 +14,8 @@ namespace {
 using detail::concat;
 using detail::plural;
 
-const std::string* find(const Variables& variables, std::string_view name) {
-  const auto found = std::find_if(variables.begin(), variables.end(),
-                                  [&](const auto& variable) { return variable.first == name; });
-  return found == variables.end() ? nullptr : &found->second;
-}
-
 std::optional<std::string> inherited_list(const Variables& inherited) {
-  const auto* list = find(inherited, "CUDA_VISIBLE_DEVICES");
+  const auto* list = find_variable(inherited, "CUDA_VISIBLE_DEVICES");
   return list != nullptr ? std::optional(*list) : std::nullopt;
 }
 
@@ -41,7 +35,7 @@ void check_device(const Options& options, const Variables& inherited) {
   if (!device.empty() && std::find(devices.begin(), devices.end(), device) == devices.end()) {
     throw InvalidArgument(concat("device: got '", device, "', expected auto, cpu or cuda"));
   }
-  const auto* variable = find(inherited, "LOCKSTEP_DEVICE");
+  const auto* variable = find_variable(inherited, "LOCKSTEP_DEVICE");
   const bool of_variable = device.empty() && variable != nullptr && *variable == "cpu";
   if (!options.asks_for_gpus() || (device != "cpu" && !of_variable)) return;
   throw InvalidArgument(concat("device: got ", of_variable ? "LOCKSTEP_DEVICE=cpu" : "cpu",
@@ -141,7 +135,7 @@ RankGpus choose_gpus(const Options& options, const Variables& inherited,
   if (!options.device.empty()) chosen.variables.emplace_back("LOCKSTEP_DEVICE", options.device);
   if (!options.asks_for_gpus()) return chosen;
   // A program that cannot use GPUs must fail, not train on the CPU.
-  const auto* device = find(inherited, "LOCKSTEP_DEVICE");
+  const auto* device = find_variable(inherited, "LOCKSTEP_DEVICE");
   if (options.device.empty() && (device == nullptr || device->empty())) {
     chosen.variables.emplace_back("LOCKSTEP_DEVICE", "cuda");
   }
@@ -159,7 +153,7 @@ RankGpus choose_gpus(const Options& options, const Variables& inherited,
     if (found.gpus.empty()) throw no_gpus(options, found.problem);
   }
   if (options.share_gpus) chosen.variables.emplace_back("LOCKSTEP_SHARE_GPUS", "1");
-  const auto* share = find(inherited, "LOCKSTEP_SHARE_GPUS");
+  const auto* share = find_variable(inherited, "LOCKSTEP_SHARE_GPUS");
   chosen.shared = options.share_gpus || (share != nullptr && *share == "1");
   chosen.gpus = std::move(found.gpus);
   chosen.note = std::move(found.problem);

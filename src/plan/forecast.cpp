@@ -11,7 +11,6 @@ namespace lockstep::inline v0_2::plan {
 namespace {
 
 // Bytes that are sent.
-constexpr double element_bytes = 4;       // a float32
 constexpr double half_bytes = 2;          // a float16 or bfloat16
 constexpr double pick_bytes = 8;          // a selected element: value and index
 constexpr double code_bytes = 1.0078125;  // an int8 code, and 4 bytes of scale for each 512 codes

@@ -75,17 +75,17 @@ std::vector<Layer> resnet(const std::array<int, 4>& blocks, bool bottleneck) {
 std::vector<Layer> resnet18() { return resnet({2, 2, 2, 2}, false); }
 std::vector<Layer> resnet50() { return resnet({3, 4, 6, 3}, true); }
 
-struct Named {
+struct NamedModel {
   std::string_view name;
   std::vector<Layer> (*layers)();
   int batch;
 };
 
-constexpr Named models[] = {{"cnn", cnn, 64},
-                            {"mlp", mlp, 16},
-                            {"resnet9", resnet9, 16},
-                            {"resnet18", resnet18, 32},
-                            {"resnet50", resnet50, 32}};
+constexpr NamedModel models[] = {{"cnn", cnn, 64},
+                                 {"mlp", mlp, 16},
+                                 {"resnet9", resnet9, 16},
+                                 {"resnet18", resnet18, 32},
+                                 {"resnet50", resnet50, 32}};
 
 }  // namespace
 

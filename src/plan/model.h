@@ -7,6 +7,9 @@
 
 namespace lockstep::inline v0_2::plan {
 
+/// Bytes of a parameter or gradient: a float32.
+inline constexpr double element_bytes = 4;
+
 /// A layer's parameters: a matrix, and vectors such as a bias. The matrix of a convolution has a
 /// row for each output channel and a column for each weight of one output channel.
 struct Layer {

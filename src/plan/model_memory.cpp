@@ -10,8 +10,6 @@ namespace {
 
 using detail::concat;
 
-constexpr double element_bytes = 4;  // float32
-
 struct NamedOptimizer {
   std::string_view name;
   int tensors;

@@ -12,7 +12,7 @@ namespace {
 
 using Kind = Strategy::Kind;
 
-struct Named {
+struct NamedStrategy {
   Kind kind;
   std::string_view name;
   std::string_view alias;  ///< other name that lockstep::parse_strategy() accepts
@@ -22,15 +22,16 @@ struct Named {
   std::string_view usual;
 };
 
-constexpr Named strategies[] = {{Kind::fp32, "fp32", "plain", "", 0, 0, ""},
-                                {Kind::fp16, "fp16", "half", "", 0, 0, ""},
-                                {Kind::bf16, "bf16", "", "", 0, 0, ""},
-                                {Kind::topk, "topk", "sparseTopK", "ratio", 1e-9, 1, "0.01"},
-                                {Kind::int8, "int8", "", "", 0, 0, ""},
-                                {Kind::power_sgd, "power_sgd", "powersgd", "rank", 1, 1e6, "4"},
-                                {Kind::local_sgd, "local_sgd", "", "period", 1, 1e9, "8"}};
+constexpr NamedStrategy strategies[] = {
+    {Kind::fp32, "fp32", "plain", "", 0, 0, ""},
+    {Kind::fp16, "fp16", "half", "", 0, 0, ""},
+    {Kind::bf16, "bf16", "", "", 0, 0, ""},
+    {Kind::topk, "topk", "sparseTopK", "ratio", 1e-9, 1, "0.01"},
+    {Kind::int8, "int8", "", "", 0, 0, ""},
+    {Kind::power_sgd, "power_sgd", "powersgd", "rank", 1, 1e6, "4"},
+    {Kind::local_sgd, "local_sgd", "", "period", 1, 1e9, "8"}};
 
-double value_of(const Named& named, std::string_view text, std::string_view given) {
+double value_of(const NamedStrategy& named, std::string_view text, std::string_view given) {
   if (given.starts_with(named.field) && given.substr(named.field.size()).starts_with('=')) {
     given.remove_prefix(named.field.size() + 1);
   }

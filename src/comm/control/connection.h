@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -10,6 +11,9 @@
 #include "core/process.h"
 
 namespace lockstep::inline v0_2::control {
+
+/// How often ranks that join look for new connections, answers and failures.
+inline constexpr auto poll_interval = std::chrono::milliseconds(20);
 
 /// Kinds of frames on a control connection.
 enum class Kind : std::uint16_t {

@@ -23,7 +23,6 @@ using detail::Descriptor;
 
 /// A connection that sends nothing for longer than this is refused.
 constexpr auto hello_timeout = std::chrono::seconds(5);
-constexpr auto poll_interval = std::chrono::milliseconds(20);
 /// Connections without a Hello that are kept in addition to one for each rank.
 constexpr std::size_t spare = 64;
 

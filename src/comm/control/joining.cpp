@@ -29,7 +29,6 @@ constexpr auto connect_timeout = std::chrono::seconds(5);
 /// Added to the timeout of ranks that wait for rank 0. Rank 0 times out first, because it can name
 /// the missing ranks.
 constexpr auto precedence = std::chrono::seconds(2);
-constexpr auto poll_interval = std::chrono::milliseconds(20);
 
 /// An address of rank 0, and the result of connecting to it.
 struct Route {

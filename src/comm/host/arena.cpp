@@ -13,11 +13,11 @@
 #include <iterator>
 #include <limits>
 #include <string>
-#include <utility>
 
 #include "comm/host/world.h"
 #include "core/memory.h"
 #include "core/plural.h"
+#include "core/process.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 
@@ -154,14 +154,6 @@ std::byte* map(int fd, std::size_t offset, std::size_t bytes) {
   return static_cast<std::byte*>(base);
 }
 
-struct Descriptor {
-  int fd;
-  ~Descriptor() {
-    if (fd >= 0) ::close(fd);
-  }
-  int release() { return std::exchange(fd, -1); }
-};
-
 }  // namespace
 
 std::unique_ptr<Arena> Arena::create(int size, std::size_t heap_bytes) {
@@ -175,20 +167,20 @@ std::unique_ptr<Arena> Arena::create(int size, std::size_t heap_bytes) {
       round_up(std::min(heap_bytes, address_space / static_cast<std::size_t>(size) - page), page);
   const std::size_t bytes = total_bytes(size, heap_bytes);
 
-  Descriptor descriptor{::memfd_create("lockstep-world", MFD_CLOEXEC)};
-  if (descriptor.fd < 0) {
+  detail::Descriptor descriptor(::memfd_create("lockstep-world", MFD_CLOEXEC));
+  if (!descriptor) {
     throw CommError(concat("host: cannot create the world's memory: ", std::strerror(errno)));
   }
   rlimit file_size{};
   ::getrlimit(RLIMIT_FSIZE, &file_size);
   // Beyond this limit the kernel would send SIGXFSZ instead of returning an error.
   const bool refused = file_size.rlim_cur != RLIM_INFINITY && file_size.rlim_cur < bytes;
-  if (refused || ::ftruncate(descriptor.fd, static_cast<off_t>(bytes)) != 0) {
+  if (refused || ::ftruncate(descriptor.get(), static_cast<off_t>(bytes)) != 0) {
     throw CommError(concat("host: cannot size the world's memory to ", bytes / mib, " MiB: ",
                            std::strerror(refused ? EFBIG : errno), "; limits: ", limits()));
   }
   const auto fixed = heaps_offset(size);
-  std::byte* base = map(descriptor.fd, 0, fixed);
+  std::byte* base = map(descriptor.get(), 0, fixed);
   std::unique_ptr<Arena> arena(new Arena(descriptor.release(), base, fixed, bytes));
   arena->populate(0, block_offset(size));
   auto& header = arena->header();
@@ -205,7 +197,7 @@ std::unique_ptr<Arena> Arena::attach(int fd, int size) {
     throw CommError(concat("host: descriptor ", fd, " is not a world's memory: ",
                            std::strerror(errno), "; was it closed before init()?"));
   }
-  Descriptor descriptor{fd};
+  detail::Descriptor descriptor(fd);
   ::fcntl(fd, F_SETFD, FD_CLOEXEC);
   const auto bytes = static_cast<std::size_t>(status.st_size);
   if (bytes < block_offset(1)) {
