@@ -138,8 +138,8 @@ lockstep_status lockstep_scatter(lockstep_group* group, const void* input, void*
  * same memory. */
 lockstep_status lockstep_all_to_all(lockstep_group* group, const void* input, void* output,
                                     size_t count, lockstep_dtype dtype, lockstep_work** work);
-/* Both sides pass the same count, dtype and tag. Messages between two ranks are matched in order.
- */
+/* Both sides pass the same count, dtype and tag. In a world of one host, a message completes the
+ * first receive of its source and tag. In others, messages of two ranks are matched in order. */
 lockstep_status lockstep_send(lockstep_group* group, const void* input, size_t count,
                               lockstep_dtype dtype, int32_t to, uint32_t tag, lockstep_work** work);
 lockstep_status lockstep_recv(lockstep_group* group, void* output, size_t count,

@@ -92,8 +92,13 @@ class Group {
   Work all_to_all(const at::Tensor& output, const at::Tensor& input,
                   const std::vector<std::size_t>& output_counts,
                   const std::vector<std::size_t>& input_counts) const;
-  /// Messages between two ranks are matched in the order in which they were issued. Both sides must
-  /// pass the same number of elements, dtype and tag.
+  /// A message completes the first recv() of its tag that its receiver has issued for its rank or
+  /// for any_source; Work::source() is then its rank. Messages of the same two ranks and tag do not
+  /// overtake one another. Both sides must pass the same number of elements and dtype. send() is
+  /// complete when dst has received the message, or has copied it for a later recv().
+  /// These are the rules of worlds of one host. MPI, c10d, NCCL and groups of several hosts match
+  /// the messages of two ranks in order: tags that differ end the world, and any_source throws
+  /// BackendUnavailable.
   Work send(const at::Tensor& tensor, int dst, std::uint32_t tag = 0) const;
   Work recv(const at::Tensor& tensor, int src, std::uint32_t tag = 0) const;
   /// Complete when every rank has issued it. Ranks do not wait for their devices.

@@ -10,6 +10,9 @@ namespace lockstep::inline v0_2 {
 /// element of boolean is one byte, 0 or 1.
 enum class DType : std::uint8_t { f32, f64, f16, bf16, i8, u8, i32, i64, i16, boolean };
 
+/// The source of a receive that takes a message from any rank.
+inline constexpr int any_source = -1;
+
 inline constexpr DType all_dtypes[] = {DType::f32, DType::f64,    DType::f16, DType::bf16,
                                        DType::i8,  DType::u8,     DType::i32, DType::i64,
                                        DType::i16, DType::boolean};

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/types.h"
+
 namespace lockstep::inline v0_2 {
 
 class Communicator;
@@ -63,6 +65,15 @@ class [[nodiscard]] Work {
   /// World ranks that the operation waits for; empty after wait().
   std::vector<int> missing() const;
 
+  /// Withdraws a receive of a world of one host that no message has matched. Returns whether it
+  /// did; its memory then stays as it is, and pending() is false. A receive that a message has
+  /// matched, and any other operation, is not changed: wait for it. Throws: as wait(), but the Work
+  /// stays pending.
+  bool cancel();
+  /// The rank of the group from which a receive got its message, also after wait(). any_source
+  /// while a receive from any source is not complete, and for other operations.
+  int source() const;
+
   /// Whether this Work holds an operation. False after wait().
   bool pending() const { return request_ != nullptr; }
 
@@ -75,6 +86,7 @@ class [[nodiscard]] Work {
   void finish() noexcept;
 
   std::shared_ptr<detail::Request> request_;
+  int source_ = any_source;  ///< of the operation that wait() has ended
 };
 
 /// Blocks until one of the operations is complete, and returns its index, the lowest if there are

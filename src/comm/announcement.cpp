@@ -18,7 +18,11 @@ std::string describe(const MessageTerms& terms) {
 std::string describe_difference(std::uint64_t number, int from, int to,
                                 const MessageTerms& expected, const MessageTerms& got) {
   return concat("message #", number, " from rank ", from, " to rank ", to,
-                " differs: the receiver expected ", describe(expected), ", got ", describe(got));
+                " differs: the receiver expected ", describe(expected), ", got ", describe(got),
+                expected.tag == got.tag
+                    ? ""
+                    : "; this backend matches the messages of two ranks in order: receive them in "
+                      "the order in which they were sent");
 }
 
 namespace {

@@ -36,6 +36,8 @@ class BackendRequest : public Request {
 
   bool complete() const final { return complete_.load(std::memory_order_acquire); }
   const Operation& operation() const { return operation_; }
+  /// What an error text says about the wait for the operation beside the ranks; "" for nothing.
+  virtual std::string note() const { return {}; }
   RankContext& context() const { return context_; }
   /// The number of the operation in the flight record of this rank; 0 if it is not recorded.
   std::uint64_t recorded() const { return recorded_.load(std::memory_order_relaxed); }

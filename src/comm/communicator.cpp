@@ -74,13 +74,17 @@ Work Communicator::issue(Operation&& operation, Issue&& issue, double factor) {
   operation.source = issue.source == Source{} ? source_ : issue.source;
   operation.owner = std::move(issue.owner);
   operation.part_of = std::move(issue.part_of);
+  operation.in_order = issue.in_order;
   check(operation);
   if (operation.reduce == ReduceOp::premultiplied_sum && factor != 1) {
     premultiply(operation, factor);
   }
+  const int source = operation.collective == Collective::recv ? operation.peer : any_source;
   if (observer_ == nullptr) {
     Work work = begin(std::move(operation));
-    if (work.request_ != nullptr) work.request_->record();
+    if (work.request_ == nullptr) return work;
+    if (source != any_source) work.request_->set_source(source);
+    work.request_->record();
     return work;
   }
   detail::ObservedOperation observed{
@@ -89,6 +93,7 @@ Work Communicator::issue(Operation&& operation, Issue&& issue, double factor) {
       .bytes = contributed(operation, rank_, size_) * size_of(operation.wire_dtype())};
   Work work = begin(std::move(operation));
   if (work.request_ != nullptr) {
+    if (source != any_source) work.request_->set_source(source);
     work.request_->record();
     work.request_->observe(observer_, observed);
   } else {
@@ -168,7 +173,15 @@ void Communicator::check(const Operation& operation) const {
                ? "another reduction: bitwise ones are of integers and bool"
                : "another reduction: avg is of numbers, premultiplied_sum of floats");
   }
-  const bool needs_peer = operation.has_root() || operation.is_message();
+  const bool from_any = operation.collective == Collective::recv && operation.peer == any_source;
+  if (from_any && !matches_by_tag()) {
+    throw BackendUnavailable(
+        concat(where(operation), "got any_source, expected the rank that sends: the ", backend(),
+               " backend matches the messages of two ranks in order; name the source, or use "
+               "backend host"),
+        {.operation = "recv"});
+  }
+  const bool needs_peer = operation.has_root() || (operation.is_message() && !from_any);
   if (needs_peer && (operation.peer < 0 || operation.peer >= size_)) {
     refuse(operation, "got ", operation.has_root() ? "root " : "rank ", operation.peer,
            ", expected 0 to ", size_ - 1);
@@ -405,11 +418,15 @@ Work Communicator::barrier(Issue options) {
 namespace lockstep::inline v0_2::detail {
 
 Work reissue(Communicator& group, const Operation& operation) {
-  const auto& [collective, reduce, dtype, wire, input, output, count, counts, peer, tag, timeout,
-               sequence, shape, source, owner, part_of] = operation;
+  const auto& [collective, reduce, dtype, wire, input, output, count, counts, peer, tag, in_order,
+               timeout, sequence, shape, source, owner, part_of] = operation;
   const bool varying = !counts.empty();
-  Issue issue{
-      .timeout = timeout, .shape = shape, .source = source, .owner = owner, .part_of = part_of};
+  Issue issue{.timeout = timeout,
+              .shape = shape,
+              .source = source,
+              .owner = owner,
+              .part_of = part_of,
+              .in_order = in_order};
   switch (collective) {
     case Collective::all_reduce:
       if (wire) return group.all_reduce(output, count, reduce, *wire, std::move(issue));

@@ -29,6 +29,8 @@ struct Issue {
   /// The operation of another group that this one is a stage of. Members announce that operation
   /// instead of this one.
   std::shared_ptr<const Operation> part_of = {};
+  /// A message is matched with the next one of its two ranks, not by tag. Their tags must agree.
+  bool in_order = false;
 };
 
 /// A message that another rank has sent and this rank has not begun to receive.
@@ -107,16 +109,24 @@ class Communicator {
   /// for rank r and output_counts[r] from rank r. The ranks compare them.
   Work all_to_all(const void* input, void* output, std::span<const std::size_t> input_counts,
                   std::span<const std::size_t> output_counts, DType dtype, Issue issue = {});
-  /// Complete when dst has received the message. Messages between two ranks are matched in order.
-  /// Both sides must pass the same count, dtype and tag.
+  /// Complete when dst has received the message, or has copied it for a later recv(). A message
+  /// completes the first recv() of its tag that was issued for its source or any_source. Messages
+  /// of the same two ranks and tag do not overtake one another. Both sides must pass the same count
+  /// and dtype.
+  /// Backends that do not match by tag match the messages of two ranks in order: tags that differ
+  /// then end the world. Host worlds match by tag.
+  /// Throws: BackendUnavailable for a recv() from any_source if the backend does not match by tag.
   Work send(const void* input, std::size_t count, DType dtype, int dst, std::uint32_t tag = 0,
             Issue issue = {});
   Work recv(void* output, std::size_t count, DType dtype, int src, std::uint32_t tag = 0,
             Issue issue = {});
   Work barrier(Issue issue = {});
 
-  /// The next message from src that recv() would receive, if src has sent it; a recv() with its
-  /// terms is then complete at once. nullopt while an earlier recv() from src is not complete.
+  /// Whether messages are matched by tag, and recv() takes any_source.
+  virtual bool matches_by_tag() const { return false; }
+
+  /// The first message from src that no recv() has matched, if src has sent it; a recv() with its
+  /// terms is then complete at once.
   /// Throws: BackendUnavailable if the backend cannot look at messages before it receives them.
   virtual std::optional<PendingMessage> pending_message(int src);
 

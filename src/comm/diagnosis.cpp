@@ -129,12 +129,14 @@ class Search {
   std::vector<int> targets(const ObservedRank& rank, const FlightRecord::Wait& wait) const {
     const auto& entry = wait.entry;
     if (is_message(entry.collective)) {
+      if (entry.peer < 0) return wait.missing;  // a receive from any rank
       const auto other = ranks_.find(entry.peer);
       if (other == ranks_.end()) return {entry.peer};
       const auto* matching =
           find(*other->second->record, entry, counterpart(entry.collective), rank.rank());
       // A peer that has issued its side and waits elsewhere advances it there.
-      if (matching != nullptr && !is_root(entry.peer)) return {};
+      // A side that is complete has matched a message with another tag.
+      if (matching != nullptr && !matching->ended && !is_root(entry.peer)) return {};
       return {entry.peer};
     }
     const auto* group = rank.record->group(entry.group);

@@ -150,6 +150,8 @@ std::size_t Operation::received_begin(int rank) const {
 std::string Operation::label() const {
   if (collective == Collective::barrier && sequence == 0) return "init";
   if (collective == Collective::send) return detail::concat("send #", sequence, " to rank ", peer);
+  if (collective == Collective::recv && peer == any_source)
+    return detail::concat("recv #", sequence, " from any rank");
   if (collective == Collective::recv)
     return detail::concat("recv #", sequence, " from rank ", peer);
   return detail::concat(name(collective), " #", sequence);

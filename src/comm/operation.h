@@ -58,8 +58,10 @@ struct Operation {
   /// each rank.
   std::vector<std::size_t> counts = {};
 
-  int peer = -1;  ///< root of broadcast, reduce, gather and scatter; the other rank of a message
+  /// Root of broadcast, reduce, gather and scatter; the other rank of a message, or any_source.
+  int peer = -1;
   std::uint32_t tag = 0;
+  bool in_order = false;  ///< a message that is matched in order, whose tags must then agree
   std::chrono::milliseconds timeout{};  ///< longest wait; 0 for the world's timeout
   std::uint64_t sequence = 0;           ///< number in its group, from 1; set by begin()
 

@@ -317,7 +317,7 @@ void RankContext::check_time(LongWait& wait) {
   record(FailureKind::timeout,
          {.timeout = true,
           .text = concat(operation.operation().label(), " waited ", wait.limit.count() / 1000.0,
-                         " s for ", awaited(missing)),
+                         " s for ", awaited(missing), operation.note()),
           .rank = missing.empty() ? -1 : world_rank(lowest(missing))});
   propagate_failure();
   throw_failure(operation.where());

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "comm/operation_observer.h"
+#include "lockstep/types.h"
 
 namespace lockstep::inline v0_2::detail {
 
@@ -31,6 +32,15 @@ class Request {
   /// World ranks that the operation waits for.
   virtual std::vector<int> missing() const { return {}; }
 
+  /// Withdraws a receive that no message has matched. Returns whether it did: the operation is then
+  /// complete.
+  /// Throws: the failure of the world.
+  virtual bool cancel() { return false; }
+  /// The rank of the group whose message a receive gets; any_source if it is not known, and for
+  /// other operations.
+  int source() const { return source_; }
+  void set_source(int rank) { source_ = rank; }
+
   /// Called once when the operation has begun, for the flight record.
   virtual void record() noexcept {}
 
@@ -53,6 +63,7 @@ class Request {
   RequestInterval interval_;
 
  private:
+  int source_ = any_source;
   std::shared_ptr<OperationObserver> observer_;
   ObservedOperation observed_;
 };

@@ -28,6 +28,7 @@ Work& Work::operator=(Work&& other) noexcept {
   if (this != &other) {
     finish();
     request_ = std::move(other.request_);
+    source_ = other.source_;
   }
   return *this;
 }
@@ -39,6 +40,7 @@ void Work::wait() {
   if (request == nullptr) return;
   try {
     request->is_observed() ? request->wait_observed() : request->wait();
+    source_ = request->source();
   } catch (const InvalidArgument&) {
     request_ = request;
     throw;
@@ -58,6 +60,14 @@ std::chrono::nanoseconds Work::worked() const {
 std::vector<int> Work::missing() const {
   return request_ != nullptr ? request_->missing() : std::vector<int>();
 }
+
+bool Work::cancel() {
+  if (request_ == nullptr || !request_->cancel()) return false;
+  wait();  // the cancelled operation is complete
+  return true;
+}
+
+int Work::source() const { return request_ != nullptr ? request_->source() : source_; }
 
 bool Work::ready() { return request_ == nullptr || request_->test(); }
 

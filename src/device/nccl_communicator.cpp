@@ -107,7 +107,8 @@ NcclCommunicator::NcclCommunicator(std::shared_ptr<DeviceRankContext> context,
 Work NcclCommunicator::announce(const SteppedRequest& request) {
   const auto& operation = request.operation();
   Issue issue{.timeout = operation.timeout,
-              .part_of = std::make_shared<const Operation>(operation)};
+              .part_of = std::make_shared<const Operation>(operation),
+              .in_order = true};  // NCCL has no tags
   if (operation.collective == Collective::send) {
     return host().send(nullptr, 0, operation.dtype, operation.peer, operation.tag,
                        std::move(issue));

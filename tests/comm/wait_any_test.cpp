@@ -20,11 +20,11 @@ using ::testing::HasSubstr;
 constexpr auto no_deadline = std::chrono::steady_clock::time_point::max();
 
 /// Receives from every other rank.
-std::vector<Work> receives(Communicator& group, std::chrono::milliseconds timeout = {}) {
+std::vector<Work> receives(Communicator& group, std::chrono::milliseconds limit = {}) {
   std::vector<Work> works;
   for (int from = 0; from < group.size(); ++from) {
     if (from == group.rank()) continue;
-    works.push_back(group.recv(floats + 16 * from, 1, DType::f32, from, 0, {.timeout = timeout}));
+    works.push_back(group.recv(floats + 16 * from, 1, DType::f32, from, 0, {.timeout = limit}));
   }
   return works;
 }

@@ -23,7 +23,7 @@ struct Messages : Scenario<Messages, 2> {
     Messages& world;
     int rank;
     std::uint64_t number;
-    host::MessageSteps<RelacyAtomics> steps;
+    host::SendSteps<RelacyAtomics> steps;
     bool is_complete = false;
 
     Request(Messages& in, int own_rank, std::uint64_t of)
@@ -36,12 +36,14 @@ struct Messages : Scenario<Messages, 2> {
         host::wake_ranks(world.arena, std::array{1 - rank}, rank);
       };
       const auto write = [&](auto& mailbox) { mailbox.count = number; };
-      const auto take = [&](const auto& mailbox) {
+      if (rank == 0) {
+        is_complete = steps.advance(write, wake);
+      } else if (auto& mailbox = world.mailbox(); host::has_message(mailbox)) {
         expect(mailbox.count == number, "terms of another message");
         expect(world.data == static_cast<int>(number), "data of another message");
-        return true;
-      };
-      is_complete = rank == 0 ? steps.advance_send(write, wake) : steps.advance_recv(take, wake);
+        host::take_message(mailbox, wake);
+        is_complete = true;
+      }
     }
     bool complete() const { return is_complete; }
     bool can_advance() const {
@@ -57,7 +59,7 @@ struct Messages : Scenario<Messages, 2> {
     std::uint64_t number;
     bool seen = false;
 
-    void advance() { seen = seen || host::has_pending_message(world.mailbox()); }
+    void advance() { seen = seen || host::has_message(world.mailbox()); }
     bool complete() const { return seen; }
     bool can_advance() const { return world.mailbox().sent.latest() == number; }
     std::vector<int> missing() const { return {0}; }
@@ -80,11 +82,7 @@ struct Messages : Scenario<Messages, 2> {
         expect(mailbox().count == number, "a probe saw other terms");
       }
       Request request(*this, rank, number);
-      if (rank == 0) {
-        request.steps.begin_send();
-      } else {
-        request.steps.begin_recv();
-      }
+      if (rank == 0) request.steps.begin();
       request.advance();
       if (!request.complete() && !wait(waiter, request)) return failed(waiter, rank);
     }

@@ -4,6 +4,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/host/arena.h"
@@ -26,8 +27,8 @@ class PublishedWait {
   WaitRecord& record_;
 };
 
-/// A cycle of ranks, in which each waits for an operation that the next one has not begun. Note
-/// [How ranks find a deadlock] is in deadlock.cpp.
+/// Ranks that wait for one another, in operations that the others have not begun. Note [How ranks
+/// find a deadlock] is in deadlock.cpp.
 class Deadlock {
  public:
   /// One rank of the cycle.
@@ -36,15 +37,17 @@ class Deadlock {
     std::uint64_t turn;  ///< identifies the wait; every wait of a rank has another turn
     Waited waited;
     std::vector<int> group;  ///< ranks of the group's members
+    /// The rank that it waits for; those of which it waits for any, for a receive from any source.
+    std::vector<int> targets;
 
     bool operator==(const Member&) const = default;
   };
 
-  /// Each rank of the cycle waits for the next, the last for the first.
-  explicit Deadlock(std::vector<Member> cycle);
+  /// Each rank waits for ranks of the list. The first is the lowest of a cycle.
+  explicit Deadlock(std::vector<Member> members) : members_(std::move(members)) {}
 
   /// The rank that the first one waits for.
-  int rank_at_fault() const { return cycle_[1 % cycle_.size()].rank; }
+  int rank_at_fault() const { return members_.front().targets.front(); }
   /// The error text that names ranks, operations and groups. world_rank converts a rank of this
   /// arena.
   std::string text(const std::function<int(int)>& world_rank) const;
@@ -52,7 +55,7 @@ class Deadlock {
   bool operator==(const Deadlock&) const = default;
 
  private:
-  std::vector<Member> cycle_;  ///< begins with its lowest rank
+  std::vector<Member> members_;
 };
 
 /// The deadlock that the rank is in, or that a rank that it waits for is in. Any rank may call it.

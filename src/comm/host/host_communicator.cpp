@@ -21,7 +21,8 @@ HostCommunicator::HostCommunicator(std::shared_ptr<HostRankContext> context,
       block_(block),
       owns_block_(owns_block),
       number_(number),
-      progress_(static_cast<int>(members_.size())) {
+      progress_(static_cast<int>(members_.size())),
+      inbox_(*this) {
   for (const int member : members_) world_ranks_.push_back(context_->world_rank(member));
   set_member_rank(block_, rank, context_->rank());
   context_->add(*this);
@@ -69,7 +70,8 @@ void HostCommunicator::join() {
 
 void HostCommunicator::drop(std::vector<std::shared_ptr<void>>& /*pending*/) {
   collectives_.clear();
-  messages_.clear();
+  sends_.clear();
+  inbox_.clear();
 }
 
 Work HostCommunicator::begin(Operation&& operation) {
@@ -79,7 +81,8 @@ Work HostCommunicator::begin(Operation&& operation) {
     number(operation);
     context_->throw_failure(where(operation.label()));
   }
-  if (operation.is_message()) return begin_message(std::move(operation));
+  if (operation.collective == Collective::send) return begin_send(std::move(operation));
+  if (operation.collective == Collective::recv) return begin_recv(std::move(operation));
   number(operation);
   return start(std::move(operation));
 }
@@ -92,22 +95,27 @@ Work HostCommunicator::start(Operation&& operation) {
   return Work(std::move(request));
 }
 
-Work HostCommunicator::begin_message(Operation&& operation) {
+Work HostCommunicator::begin_send(Operation&& operation) {
   // This throws if memory is short, before the message has a number.
-  auto copy = MessageRequest::copy_for(*context_, operation);
+  auto copy = SendRequest::copy_for(*context_, operation);
   number(operation);
-  auto request = std::make_shared<MessageRequest>(*this, std::move(operation), std::move(copy));
-  messages_.push_back(request);
+  auto request = std::make_shared<SendRequest>(*this, std::move(operation), std::move(copy));
+  sends_.push_back(request);
   request->count_as_begun();
   poll();
   return Work(std::move(request));
 }
 
+Work HostCommunicator::begin_recv(Operation&& operation) {
+  number(operation);
+  auto request = std::make_shared<RecvRequest>(*this, std::move(operation));
+  inbox_.add(request);
+  poll();
+  return Work(std::move(request));
+}
+
 std::optional<PendingMessage> HostCommunicator::pending_message(int src) {
-  const Mailbox& mailbox = block_.mailbox(src, rank());
-  if (!has_pending_message(mailbox)) return std::nullopt;
-  return PendingMessage{
-      .count = mailbox.count, .dtype = static_cast<DType>(mailbox.dtype), .tag = mailbox.tag};
+  return inbox_.pending(src);
 }
 
 void HostCommunicator::check_processes(std::string_view label) {
@@ -117,9 +125,10 @@ void HostCommunicator::check_processes(std::string_view label) {
 
 void HostCommunicator::poll() {
   advance_in_order(collectives_);
-  if (messages_.empty()) return;
-  for (const auto& request : messages_) request->advance();
-  std::erase_if(messages_, [](const auto& request) { return request->complete(); });
+  if (inbox_.has_open()) inbox_.advance();
+  if (sends_.empty()) return;
+  for (const auto& request : sends_) request->advance();
+  std::erase_if(sends_, [](const auto& request) { return request->complete(); });
 }
 
 std::shared_ptr<Communicator> HostCommunicator::split(int color, int key) {

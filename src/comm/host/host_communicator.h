@@ -14,6 +14,7 @@
 #include "comm/host/host_collective_request.h"
 #include "comm/host/host_message_request.h"
 #include "comm/host/host_rank_context.h"
+#include "comm/host/inbox.h"
 
 namespace lockstep::inline v0_2::host {
 
@@ -35,6 +36,7 @@ class HostCommunicator final : public detail::BackendCommunicator {
 
   std::shared_ptr<Communicator> new_group(std::span<const int> members) override;
 
+  bool matches_by_tag() const override { return true; }
   std::optional<PendingMessage> pending_message(int src) override;
   void check_processes(std::string_view label) override;
 
@@ -53,6 +55,7 @@ class HostCommunicator final : public detail::BackendCommunicator {
   /// The members' world ranks, for error texts.
   std::span<const int> world_ranks() const { return world_ranks_; }
   Progress& progress() { return progress_; }
+  Inbox& inbox() { return inbox_; }
   void wake(int member) const {
     context_->wake(std::span(&members_[static_cast<std::size_t>(member)], 1));
   }
@@ -60,7 +63,8 @@ class HostCommunicator final : public detail::BackendCommunicator {
 
  private:
   Work begin(Operation&& operation) override;
-  Work begin_message(Operation&& operation);
+  Work begin_send(Operation&& operation);
+  Work begin_recv(Operation&& operation);
   /// Begins a collective that has its sequence number.
   Work start(Operation&& operation);
 
@@ -73,7 +77,8 @@ class HostCommunicator final : public detail::BackendCommunicator {
   Progress progress_;
   std::deque<std::shared_ptr<CollectiveRequest>>
       collectives_;  ///< in order; only the first advances through its steps
-  std::vector<std::shared_ptr<MessageRequest>> messages_;
+  std::vector<std::shared_ptr<SendRequest>> sends_;
+  Inbox inbox_;
 };
 
 }  // namespace lockstep::host

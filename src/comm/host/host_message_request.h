@@ -1,7 +1,10 @@
 #pragma once
 
 #include <memory>
+#include <string>
+#include <vector>
 
+#include "comm/announcement.h"
 #include "comm/host/host_request.h"
 #include "comm/host/message_steps.h"
 #include "comm/host/world_layout.h"
@@ -10,30 +13,52 @@ namespace lockstep::inline v0_2::host {
 
 class HostRankContext;
 
-/// A send or recv on this rank. Each ordered pair of members has a mailbox, which one message at a
-/// time uses. The sender writes the offset of its input in the arena, or of a copy of the input.
-/// The receiver copies the data and marks the message as received.
-class MessageRequest final : public HostRequest {
+/// A send of this rank. Each ordered pair of members has a mailbox, which one message at a time
+/// uses. The sender writes the offset of its input in the arena, or of a copy of the input.
+class SendRequest final : public HostRequest {
  public:
-  /// The copy of a send's input in the arena; null if the input is in the arena, and for a recv.
+  /// The copy of the input in the arena; null if the input is in the arena.
   /// Throws: CommError if memory is short.
   static std::shared_ptr<std::byte> copy_for(HostRankContext& context, const Operation& operation);
 
-  MessageRequest(HostCommunicator& group, Operation&& operation, std::shared_ptr<std::byte> copy);
+  SendRequest(HostCommunicator& group, Operation&& operation, std::shared_ptr<std::byte> copy);
 
   /// Publishes that this rank has begun the operation, for the detection of deadlocks.
-  void count_as_begun();
+  void count_as_begun() { steps_.begin(); }
   void advance() override;
   std::vector<int> missing() const override;
 
  private:
   void offer(Mailbox& mailbox) const;
-  bool take(const Mailbox& mailbox);
-  bool compare_terms();
 
-  Mailbox& mailbox_;
-  MessageSteps<StdAtomics> steps_;
+  SendSteps<StdAtomics> steps_;
   std::shared_ptr<std::byte> copy_;
+};
+
+/// A receive of this rank. The group's Inbox completes it.
+class RecvRequest final : public HostRequest {
+ public:
+  using HostRequest::HostRequest;
+
+  void advance() override;
+  /// For a receive from any source: the ranks that may still send.
+  std::vector<int> missing() const override;
+  /// Names messages with other tags that this rank has got.
+  std::string note() const override;
+  bool cancel() override;
+
+  /// Whether the receive takes messages from this member.
+  bool accepts(int source) const {
+    return operation().peer == any_source || operation().peer == source;
+  }
+  bool accepts(int source, std::uint32_t tag) const {
+    return accepts(source) && (operation().in_order || operation().tag == tag);
+  }
+  /// Copies a message from this member. Returns false if its terms differ from those of the
+  /// receive: the world has failed.
+  bool copy(int source, const detail::MessageTerms& terms, const std::byte* data);
+  /// Completes the receive after copy().
+  void finish(int source);
 };
 
 }  // namespace lockstep::host

@@ -80,7 +80,7 @@ void HostRankContext::check(const detail::BackendRequest& operation) {
   const auto ended = find_ended(
       operation, [&](int rank) { return peers_.status_of(rank); }, [&] { poll(); });
   if (!ended) return;
-  fail_by_end(*ended, operation.operation().label());
+  fail_by_end(*ended, concat(operation.operation().label(), operation.note()));
   throw_failure(operation.where());
 }
 
@@ -127,6 +127,7 @@ std::string HostRankContext::awaited(std::span<const int> ranks) const {
 void HostRankContext::check_deadlock(const detail::BackendRequest& operation) {
   if (!published_) {
     const auto& group = static_cast<const HostRequest&>(operation).group();
+    for (auto* one : groups()) static_cast<HostCommunicator*>(one)->inbox().publish();
     published_.emplace(arena().rank(rank()), group.waited(operation.operation()));
   }
   auto again = find_deadlock(arena(), rank());
@@ -136,7 +137,7 @@ void HostRankContext::check_deadlock(const detail::BackendRequest& operation) {
   const auto name = [this](int rank) { return world_rank(rank); };
   world_->fail({.kind = Failure::Kind::mismatch,
                 .rank = deadlock_->rank_at_fault(),
-                .text = deadlock_->text(name)});
+                .text = deadlock_->text(name) + operation.note()});
   throw_failure(operation.where());
 }
 

@@ -65,6 +65,12 @@ class HostRankContext final : public detail::RankContext,
   }
   bool failed() const override { return arena().header().failed.begun(Access::failure_begun); }
 
+  /// Ends the published wait before this rank takes a message: other ranks compare the wait with
+  /// what the rank has taken. If the rank still waits, it publishes the wait again.
+  void end_published_wait() {
+    if (published_) published_.reset();
+  }
+
   /// Wakes those of these ranks that sleep, after data were published for them.
   void wake(std::span<const int> ranks) const;
 

@@ -16,7 +16,8 @@ struct Waited {
   int member = 0;           ///< this rank's index in the group
   int number = 0;           ///< number of the group; 0 is the world
   Collective collective = Collective::barrier;
-  int peer = -1;  ///< other member of a send or recv; -1 for a collective
+  /// Other member of a send or recv; -1 for a collective, and for a recv from any source.
+  int peer = -1;
   std::uint64_t sequence = 0;
   Source source = {};
 
@@ -97,15 +98,20 @@ int member_rank(const Block& block, int member) {
   return block.membership(member).rank.load(Block::Atomics::order(Access::member_read)) - 1;
 }
 
-/// Whether the member has begun the operation that another member of its group waits for.
+/// Whether the member has begun an operation that advances the one that another member of its group
+/// waits for: the collective, a receive that takes the message, or a send that is not taken yet.
 template <class Block>
 bool has_begun(const Block& block, const Waited& waited, int member) {
   const auto begun = Block::Atomics::order(Access::message_begun);
+  const auto taken = Block::Atomics::order(Access::message_taken);
   switch (waited.collective) {
     case Collective::send:
-      return block.mailbox(waited.member, member).recvs_begun.load(begun) >= waited.sequence;
+      // The member closes a receive after it has taken the message.
+      return block.mailbox(waited.member, member).open_recvs.load(begun) > 0 ||
+             block.mailbox(waited.member, member).taken.load(taken) >= waited.sequence;
     case Collective::recv:
-      return block.mailbox(member, waited.member).sends_begun.load(begun) >= waited.sequence;
+      return block.mailbox(member, waited.member).sends_begun.load(begun) >
+             block.mailbox(member, waited.member).taken.load(taken);
     default:
       return block.membership(member).issued.load(Block::Atomics::order(Access::issued_read)) >
              waited.sequence;

@@ -27,7 +27,7 @@ using detail::StdAtomics;
 template <class Atomics>
 struct BasicHeader {
   static constexpr std::uint64_t expected_magic = 0x70657473'6b636f6c;  // "lockstep"
-  static constexpr std::uint32_t expected_version = 8;
+  static constexpr std::uint32_t expected_version = 9;
 
   std::uint64_t magic;
   std::uint32_t version;
@@ -150,7 +150,7 @@ struct BasicMailbox {
   Plain<std::uint8_t> dtype;
   Atomic<std::uint64_t> sends_begun;                ///< number of the last send that has begun
   alignas(cache_line) Atomic<std::uint64_t> taken;  ///< messages received
-  Atomic<std::uint64_t> recvs_begun;                ///< number of the last recv that has begun
+  Atomic<std::uint64_t> open_recvs;  ///< receives that this message may complete, not complete yet
 };
 
 using Header = BasicHeader<StdAtomics>;

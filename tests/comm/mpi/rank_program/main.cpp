@@ -48,6 +48,20 @@ using lockstep::testing::LastWords;
 using lockstep::testing::own_number;
 using lockstep::testing::say;
 
+/// Messages of processes without shared memory are matched in order.
+void refuses_any_source(lockstep::Communicator& group) {
+  float number = 0;
+  std::string text;
+  try {
+    group.recv(&number, 1, lockstep::DType::f32, lockstep::any_source, 7).wait();
+  } catch (const lockstep::BackendUnavailable& error) {
+    text = error.what();
+  }
+  if (text.find("got any_source, expected the rank that sends") == text.npos) {
+    throw std::runtime_error("recv from any source was not refused, got: " + text);
+  }
+}
+
 int conformance() {
   const auto algorithm = lockstep::mpi::parse_algorithm(argument);
   const auto group = join({.timeout = 60s, .algorithm = algorithm});
@@ -60,6 +74,7 @@ int conformance() {
   lockstep::testing::check_split(*group, of_ranks);
   lockstep::testing::check_messages(*group);
   lockstep::testing::check_waits(*group);
+  refuses_any_source(*group);
   lockstep::testing::check_denormals(*group);
   return 0;
 }
