@@ -19,9 +19,10 @@ namespace lockstep_torch {
 /// releases the interpreter's lock meanwhile.
 extern void (*without_interpreter_lock)(const std::function<void()>& function);
 
-/// A backend of torch.distributed over a world of ranks on one host. Tensors are dense tensors of
-/// the CPU, and a sparse tensor for all_reduce. Every process group has a world of its own, so that
-/// a failure of one group does not end another.
+/// A backend of torch.distributed over a world of ranks. Tensors are dense tensors of
+/// the CPU, and a sparse tensor for all_reduce. Every process group on one host has a world of its
+/// own, so that a failure of one group does not end another. A failure of a group on several hosts
+/// ends all groups on several hosts.
 ///
 /// Throws, all operations: std::invalid_argument for arguments, on the rank that passes them;
 /// c10::DistBackendError, on every rank, for the first failure of the world.

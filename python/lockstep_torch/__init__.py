@@ -31,7 +31,7 @@ _expect_torch()
 if torch.version.cuda is None:
     os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
 
-from lockstep_torch import _backend  # noqa: E402: it cannot be loaded with another torch
+from lockstep_torch import _backend, env_rendezvous  # noqa: E402: they cannot be loaded with another torch
 from lockstep_torch.strategy import Strategy, strategy_hook  # noqa: E402
 
 __version__ = _backend.__version__
@@ -47,6 +47,7 @@ def _register():
     """Registers the backend. PyTorch also calls it as an entry point, before or after the import."""
     if not hasattr(dist.Backend, "LOCKSTEP"):
         dist.Backend.register_backend("lockstep", _create_process_group, extended_api=True, devices=["cpu"])
+        env_rendezvous.register()
 
 
 _register()
