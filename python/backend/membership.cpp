@@ -215,6 +215,8 @@ c10::intrusive_ptr<c10d::Store> underlying(const c10::intrusive_ptr<c10d::Store>
 // later group are members of the default group, so all do the same. While they wait for each other,
 // they watch each other's processes: no operation is in progress that would fail when a member
 // ends. Where the default group has another backend, every group uses the store.
+// join_named() of the library makes worlds by names, too, but watches no process before all ranks
+// have joined.
 // On several hosts, the processes of the launcher's world have MPI. A group on several hosts is a
 // group of that world that only its members create. The store gives them its number.
 
