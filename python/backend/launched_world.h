@@ -16,9 +16,9 @@ namespace lockstep_torch {
 /// processes; else nullopt.
 std::optional<std::pair<int, int>> launched_by_mpi();
 
-/// Why this rank cannot exchange data with other hosts: its launcher starts no MPI processes, its
-/// rank or the number of ranks is another one than in MPI, or this build is without MPI. Empty if
-/// it can. size: number of ranks of the default group; 0 if it is unknown.
+/// The reason why this rank cannot exchange data with other hosts; empty if it can. Its launcher
+/// starts no MPI processes, MPI numbers its rank or the ranks otherwise, or this build has no MPI.
+/// size: number of ranks of the default group; 0 if it is unknown.
 std::string why_no_mpi(int rank, int size);
 
 /// The addresses by which other ranks may reach this process: those of its network interfaces, or

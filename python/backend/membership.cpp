@@ -58,7 +58,7 @@ std::string new_job() {
   return c10::str("torch ", ::getpid(), " ", number++, " ", random(), random());
 }
 
-/// What members exchange about their places.
+/// The host of a member, and whether the member can use MPI.
 struct Place {
   std::string host;    ///< ranks with the same host share memory
   std::string name;    ///< of the host, for error texts
