@@ -98,8 +98,9 @@ std::string answer(c10d::Store& store, const Place& own, int size) {
       other_host = rank;
       other_name = place.name;
     }
-    if (problem.empty() && !place.no_mpi.empty())
+    if (problem.empty() && !place.no_mpi.empty()) {
       problem = c10::str("rank ", rank, " ", place.no_mpi);
+    }
   }
   if (other_host == 0) return std::string(on_one_host) + new_job();
   if (problem.empty()) return std::string(on_several_hosts) + new_job();
@@ -275,7 +276,8 @@ World join_world(const c10::intrusive_ptr<c10d::Store>& store, const Membership&
   const auto shared = underlying(store);
   auto& known = DefaultGroups::of_this_process();
   const auto parent = is_default ? std::nullopt : known.find(shared);
-  const auto job = parent ? parent->job + " group " + name : exchange(*store, membership);
+  const auto job = parent ? parent->job + " group " + name
+                          : with_python_errors([&] { return exchange(*store, membership); });
   const auto remove_places = [&, rank = rank] {
     // Every rank has read the answer now, and rank 0 the places.
     remove(*store, rank == 0 ? job_key : host_key(rank));
