@@ -2,6 +2,8 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <chrono>
+#include <memory>
+#include <mutex>
 #include <sstream>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -31,6 +33,18 @@ std::chrono::milliseconds milliseconds_of(double seconds) {
       std::chrono::duration<double>(seconds));
 }
 
+std::mutex groups_mutex;
+std::vector<std::weak_ptr<lockstep_torch::Progress>> groups;
+
+/// Stops all process groups. Called before the interpreter ends: their threads may call Python.
+void stop_groups() {
+  const py::gil_scoped_release released;
+  const std::lock_guard lock(groups_mutex);
+  for (const auto& group : groups) {
+    if (const auto progress = group.lock()) progress->stop();
+  }
+}
+
 c10::intrusive_ptr<c10d::Backend> create_process_group(const c10::intrusive_ptr<c10d::Store>& store,
                                                        int rank, int size, double timeout_seconds,
                                                        const std::string& name,
@@ -38,8 +52,12 @@ c10::intrusive_ptr<c10d::Backend> create_process_group(const c10::intrusive_ptr<
   const py::gil_scoped_release released;
   const lockstep_torch::Membership membership{
       .rank = rank, .size = size, .name = name, .ranks = ranks};
-  return c10::make_intrusive<lockstep_torch::ProcessGroupLockstep>(
+  auto group = c10::make_intrusive<lockstep_torch::ProcessGroupLockstep>(
       store, membership, milliseconds_of(timeout_seconds));
+  const std::lock_guard lock(groups_mutex);
+  std::erase_if(groups, [](const auto& progress) { return progress.expired(); });
+  groups.push_back(group->progress());
+  return group;
 }
 
 /// The port that rank 0 passes and rank 0's addresses, on every rank of the launcher's world.
@@ -109,6 +127,7 @@ PYBIND11_MODULE(_backend, module) {
   module.attr("torch_version") = LOCKSTEP_TORCH_VERSION;
   module.def("create_process_group", create_process_group, py::arg("store"), py::arg("rank"),
              py::arg("size"), py::arg("timeout_seconds"), py::arg("name"), py::arg("ranks"));
+  module.def("stop_groups", stop_groups);
   module.def("launched_by_mpi", lockstep_torch::launched_by_mpi);
   module.def("addresses_from_rank_0", addresses_from_rank_0, py::arg("rank"), py::arg("size"),
              py::arg("port"), py::arg("timeout_seconds"));

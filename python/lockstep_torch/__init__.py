@@ -4,6 +4,7 @@
     torch.distributed.init_process_group("lockstep")
 """
 
+import atexit
 import os
 
 import torch
@@ -51,3 +52,5 @@ def _register():
 
 
 _register()
+# Callbacks of futures may run on threads of the process groups, which must end before the interpreter does.
+atexit.register(_backend.stop_groups)
