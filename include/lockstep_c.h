@@ -41,7 +41,9 @@ enum {
   LOCKSTEP_INT8 = 4,
   LOCKSTEP_UINT8 = 5,
   LOCKSTEP_INT32 = 6,
-  LOCKSTEP_INT64 = 7
+  LOCKSTEP_INT64 = 7,
+  LOCKSTEP_INT16 = 8,
+  LOCKSTEP_BOOL = 9 /* one byte, 0 or 1 */
 };
 
 typedef int32_t lockstep_op;
@@ -50,8 +52,13 @@ enum {
   LOCKSTEP_AVG = 1, /* the sum divided by the number of ranks; integers are rounded toward zero */
   LOCKSTEP_MIN = 2, /* NaN if an input is NaN, as is MAX */
   LOCKSTEP_MAX = 3,
-  LOCKSTEP_PRODUCT = 4
+  LOCKSTEP_PRODUCT = 4,
+  LOCKSTEP_BAND = 5, /* bitwise and; this and the next two are of integers and LOCKSTEP_BOOL */
+  LOCKSTEP_BOR = 6,
+  LOCKSTEP_BXOR = 7
 };
+/* Of LOCKSTEP_BOOL, SUM and MAX are the logical or, PRODUCT and MIN the logical and; it has no AVG.
+ */
 
 typedef struct lockstep_group lockstep_group;
 typedef struct lockstep_work lockstep_work;
@@ -111,6 +118,11 @@ lockstep_status lockstep_all_or_none(lockstep_group* group, const char* error);
 /* data[i] = the reduction over ranks of data[i]. count: the same on all ranks. */
 lockstep_status lockstep_all_reduce(lockstep_group* group, void* data, size_t count,
                                     lockstep_dtype dtype, lockstep_op op, lockstep_work** work);
+/* root's data[i] = the reduction over ranks of data[i]; other ranks' data stay as they are. count:
+ * the same on all ranks. */
+lockstep_status lockstep_reduce(lockstep_group* group, void* data, size_t count,
+                                lockstep_dtype dtype, lockstep_op op, int32_t root,
+                                lockstep_work** work);
 /* data = root's data. */
 lockstep_status lockstep_broadcast(lockstep_group* group, void* data, size_t count,
                                    lockstep_dtype dtype, int32_t root, lockstep_work** work);
@@ -129,15 +141,30 @@ lockstep_status lockstep_reduce_scatter(lockstep_group* group, const void* input
 lockstep_status lockstep_gather(lockstep_group* group, const void* input, void* output,
                                 size_t count, lockstep_dtype dtype, int32_t root,
                                 lockstep_work** work);
+/* The same with parts of different lengths. input: counts[rank] elements; output: the sum of counts
+ * on root, unused elsewhere. counts: as of lockstep_all_gather(). */
+lockstep_status lockstep_gather_counts(lockstep_group* group, const void* input, void* output,
+                                       const size_t* counts, lockstep_dtype dtype, int32_t root,
+                                       lockstep_work** work);
 /* output = this rank's part of root's input. input: size * count elements on root, unused
  * elsewhere; output: count elements. */
 lockstep_status lockstep_scatter(lockstep_group* group, const void* input, void* output,
                                  size_t count, lockstep_dtype dtype, int32_t root,
                                  lockstep_work** work);
+/* The same with parts of different lengths. input: the sum of counts on root, unused elsewhere;
+ * output: counts[rank] elements. counts: as of lockstep_all_gather(). */
+lockstep_status lockstep_scatter_counts(lockstep_group* group, const void* input, void* output,
+                                        const size_t* counts, lockstep_dtype dtype, int32_t root,
+                                        lockstep_work** work);
 /* Part r of output = the part of rank r's input for this rank. Both: size * count elements, not the
  * same memory. */
 lockstep_status lockstep_all_to_all(lockstep_group* group, const void* input, void* output,
                                     size_t count, lockstep_dtype dtype, lockstep_work** work);
+/* The same with parts of different lengths: input_counts[r] elements for rank r, output_counts[r]
+ * elements from rank r. If two ranks disagree about a part, both fail, and the world with them. */
+lockstep_status lockstep_all_to_all_counts(lockstep_group* group, const void* input, void* output,
+                                           const size_t* input_counts, const size_t* output_counts,
+                                           lockstep_dtype dtype, lockstep_work** work);
 /* Both sides pass the same count, dtype and tag. In a world of one host, a message completes the
  * first receive of its source and tag. In others, messages of two ranks are matched in order. */
 lockstep_status lockstep_send(lockstep_group* group, const void* input, size_t count,

@@ -11,7 +11,8 @@ namespace {
 
 using Kind = c10d::ReduceOp::RedOpType;
 
-std::optional<lockstep::DType> kernel_dtype(at::ScalarType type) {
+/// bitwise: whether only the bits of the elements matter.
+std::optional<lockstep::DType> dtype_of(at::ScalarType type, bool bitwise) {
   switch (type) {
     case at::kFloat:
     case at::kComplexFloat:
@@ -27,20 +28,24 @@ std::optional<lockstep::DType> kernel_dtype(at::ScalarType type) {
     case at::kChar:
       return lockstep::DType::i8;
     case at::kByte:
-    case at::kBool:
       return lockstep::DType::u8;
+    case at::kBool:
+      return lockstep::DType::boolean;
+    case at::kShort:
+      return lockstep::DType::i16;
     case at::kInt:
       return lockstep::DType::i32;
     case at::kLong:
       return lockstep::DType::i64;
+    case at::kUInt16:
+      return bitwise ? std::optional(lockstep::DType::i16) : std::nullopt;
+    case at::kUInt32:
+      return bitwise ? std::optional(lockstep::DType::i32) : std::nullopt;
+    case at::kUInt64:
+      return bitwise ? std::optional(lockstep::DType::i64) : std::nullopt;
     default:
       return std::nullopt;
   }
-}
-
-bool is_bitwise(Kind kind) {
-  return kind == c10d::ReduceOp::BAND || kind == c10d::ReduceOp::BOR ||
-         kind == c10d::ReduceOp::BXOR;
 }
 
 const char* name(Kind kind) {
@@ -49,98 +54,83 @@ const char* name(Kind kind) {
   return kind < std::size(names) ? names[kind] : "an unknown reduction";
 }
 
-/// A bool is 0 or 1, so that a sum (logical or) is the maximum and a product the minimum.
-lockstep::ReduceOp kernel_op(Kind kind, bool is_bool) {
-  switch (kind) {
+lockstep::Reduction premultiplied(const c10d::ReduceOp& op, const char* operation) {
+  const auto* factor = dynamic_cast<const c10d::PreMulSumSupplement*>(op.supplement_.get());
+  if (factor == nullptr) refuse(operation, "got PREMUL_SUM without a factor, expected a number");
+  if (!factor->tensor_factor.defined()) {
+    return lockstep::premultiplied_sum(factor->double_factor);
+  }
+  if (factor->tensor_factor.numel() != 1) {
+    refuse(operation, c10::str("got a factor of PREMUL_SUM with ", factor->tensor_factor.numel(),
+                               " elements, expected 1"));
+  }
+  return lockstep::premultiplied_sum(factor->tensor_factor.item<double>());
+}
+
+lockstep::Reduction library_reduction(const c10d::ReduceOp& op, const char* operation) {
+  switch (op.op_) {
+    case c10d::ReduceOp::SUM:
+      return lockstep::ReduceOp::sum;
     case c10d::ReduceOp::AVG:
       return lockstep::ReduceOp::avg;
     case c10d::ReduceOp::PRODUCT:
-      return is_bool ? lockstep::ReduceOp::min : lockstep::ReduceOp::product;
+      return lockstep::ReduceOp::product;
     case c10d::ReduceOp::MIN:
       return lockstep::ReduceOp::min;
     case c10d::ReduceOp::MAX:
       return lockstep::ReduceOp::max;
+    case c10d::ReduceOp::BAND:
+      return lockstep::ReduceOp::band;
+    case c10d::ReduceOp::BOR:
+      return lockstep::ReduceOp::bor;
+    case c10d::ReduceOp::BXOR:
+      return lockstep::ReduceOp::bxor;
+    case c10d::ReduceOp::PREMUL_SUM:
+      return premultiplied(op, operation);
     default:
-      return is_bool ? lockstep::ReduceOp::max : lockstep::ReduceOp::sum;
+      refuse(operation,
+             "got an unknown ReduceOp, expected SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, "
+             "BXOR or PREMUL_SUM");
   }
 }
 
 }  // namespace
 
 Reduction reduction_of(const c10d::ReduceOp& op, at::ScalarType type, const char* operation) {
-  const Kind kind = op.op_;
+  const auto reduction = library_reduction(op, operation);
   const auto refuse_pair = [&](const char* expected) {
-    refuse(operation, c10::str("got ReduceOp.", name(kind), " of ", type, ", expected ", expected));
-  };
-  if (kind > c10d::ReduceOp::PREMUL_SUM) {
     refuse(operation,
-           "got an unknown ReduceOp, expected SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, "
-           "BXOR or PREMUL_SUM");
+           c10::str("got ReduceOp.", name(op.op_), " of ", type, ", expected ", expected));
+  };
+  const bool bitwise = reduction.op == lockstep::ReduceOp::band ||
+                       reduction.op == lockstep::ReduceOp::bor ||
+                       reduction.op == lockstep::ReduceOp::bxor;
+  const auto dtype = dtype_of(type, bitwise);
+  if (!dtype) {
+    refuse_pair(
+        "float64, float32, float16, bfloat16, complex, int64, int32, int16, int8, uint8 or bool");
   }
-  const bool is_integer = c10::isIntegralType(type, /*includeBool=*/true);
-  if (is_bitwise(kind)) {
-    if (!is_integer) refuse_pair("a dtype of integers or bool");
-    return {.kind = kind, .gathers = true};
-  }
-  if (c10::isComplexType(type) && kind != c10d::ReduceOp::SUM && kind != c10d::ReduceOp::AVG &&
-      kind != c10d::ReduceOp::PREMUL_SUM) {
+  if (c10::isComplexType(type) && reduction.op != lockstep::ReduceOp::sum &&
+      reduction.op != lockstep::ReduceOp::avg &&
+      reduction.op != lockstep::ReduceOp::premultiplied_sum) {
     refuse_pair("SUM, AVG or PREMUL_SUM for complex numbers");
   }
-  if (type == at::kBool && (kind == c10d::ReduceOp::AVG || kind == c10d::ReduceOp::PREMUL_SUM)) {
-    refuse_pair("another reduction for bool");
+  if (!lockstep::has_reduction(*dtype, reduction.op)) {
+    refuse_pair(bitwise                              ? "a dtype of integers or bool"
+                : *dtype == lockstep::DType::boolean ? "another reduction for bool"
+                                                     : "floating-point or complex numbers");
   }
-  if (const auto dtype = kernel_dtype(type)) {
-    return {.kind = kind, .dtype = *dtype, .op = kernel_op(kind, type == at::kBool)};
-  }
-  if (!is_integer || c10::isBarebonesUnsignedType(type)) {
-    refuse_pair(
-        "float64, float32, float16, bfloat16, complex, int64, int32, int16, int8, uint8 or "
-        "bool");
-  }
-  return {.kind = kind, .gathers = true};
+  return {.dtype = *dtype, .reduction = reduction};
 }
 
-at::Tensor contribution(const at::Tensor& tensor, const c10d::ReduceOp& op) {
-  auto real = tensor.is_complex() ? at::view_as_real(tensor) : tensor;
-  if (op.op_ == c10d::ReduceOp::PREMUL_SUM) {
-    const auto* factor = dynamic_cast<const c10d::PreMulSumSupplement*>(op.supplement_.get());
-    TORCH_CHECK_VALUE(factor != nullptr, "lockstep: got PREMUL_SUM without a factor");
-    real = factor->tensor_factor.defined() ? real * factor->tensor_factor.to(real.scalar_type())
-                                           : at::mul(real, factor->double_factor);
-    real = real.to(c10::toRealValueType(tensor.scalar_type()));
-  }
-  return real.contiguous();
+at::Tensor contiguous_reals(const at::Tensor& tensor) {
+  return (tensor.is_complex() ? at::view_as_real(tensor) : tensor).contiguous();
 }
 
-at::Tensor reduce_rows(const at::Tensor& rows, Kind kind) {
-  auto result = rows[0].clone();
-  for (std::int64_t row = 1; row < rows.size(0); ++row) {
-    const auto next = rows[row];
-    switch (kind) {
-      case c10d::ReduceOp::BAND:
-        result.bitwise_and_(next);
-        break;
-      case c10d::ReduceOp::BOR:
-        result.bitwise_or_(next);
-        break;
-      case c10d::ReduceOp::BXOR:
-        result.bitwise_xor_(next);
-        break;
-      case c10d::ReduceOp::PRODUCT:
-        result.mul_(next);
-        break;
-      case c10d::ReduceOp::MIN:
-        result.copy_(at::minimum(result, next));
-        break;
-      case c10d::ReduceOp::MAX:
-        result.copy_(at::maximum(result, next));
-        break;
-      default:
-        result.add_(next);
-    }
-  }
-  if (kind == c10d::ReduceOp::AVG) result.div_(rows.size(0), "trunc");
-  return result;
+void copy_reals(const at::Tensor& reals, const at::Tensor& tensor) {
+  if (tensor.is_contiguous() && reals.data_ptr() == tensor.data_ptr()) return;
+  const auto target = tensor.is_complex() ? at::view_as_real(tensor) : tensor;
+  target.copy_(reals.view(target.sizes()));
 }
 
 }  // namespace lockstep_torch

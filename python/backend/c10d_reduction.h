@@ -8,24 +8,21 @@
 
 namespace lockstep_torch {
 
-/// How a c10d reduction over tensors of one dtype is computed.
+/// A c10d reduction over tensors of one dtype. Complex numbers are pairs of real numbers.
 struct Reduction {
-  c10d::ReduceOp::RedOpType kind = c10d::ReduceOp::SUM;
-  lockstep::DType dtype = lockstep::DType::f32;
-  lockstep::ReduceOp op = lockstep::ReduceOp::sum;
-  /// The library's kernels lack this reduction: every rank gathers all inputs and calls
-  /// reduce_rows().
-  bool gathers = false;
+  lockstep::DType dtype;
+  lockstep::Reduction reduction;
 };
 
 /// Throws: std::invalid_argument naming the operation if the dtype does not have the reduction.
 Reduction reduction_of(const c10d::ReduceOp& op, at::ScalarType type, const char* operation);
 
-/// The contribution of this rank in contiguous memory: complex numbers as pairs of real numbers,
-/// and multiplied by the factor of PREMUL_SUM. It is the tensor itself where nothing changes.
-at::Tensor contribution(const at::Tensor& tensor, const c10d::ReduceOp& op);
+/// The tensor in contiguous memory, complex numbers as pairs of real numbers. It shares the
+/// tensor's memory if that is contiguous.
+at::Tensor contiguous_reals(const at::Tensor& tensor);
 
-/// The reduction of rows[0], rows[1], … in this order.
-at::Tensor reduce_rows(const at::Tensor& rows, c10d::ReduceOp::RedOpType kind);
+/// Copies what contiguous_reals() returned, or other memory of its size, to the tensor, unless it
+/// is the tensor's memory.
+void copy_reals(const at::Tensor& reals, const at::Tensor& tensor);
 
 }  // namespace lockstep_torch

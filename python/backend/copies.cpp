@@ -1,6 +1,5 @@
 #include <ATen/ATen.h>
 
-#include <cstring>
 #include <numeric>
 
 #include "backend/errors.h"
@@ -93,15 +92,14 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::allgather(TensorLists& outputs,
   // Ranks may have tensors of different sizes; the outputs say which.
   const auto& first = outputs.front();
   for (std::size_t i = 0; i < first.size(); ++i) counts[i / inputs.size()] += bytes_of(first[i]);
-  const auto input = flattened(inputs);
+  auto input = flattened(inputs);
   if (counts[static_cast<std::size_t>(rank_)] != bytes_of(input)) {
     refuse(operation, c10::str("got an input of ", bytes_of(input), " bytes and an output of ",
                                counts[static_cast<std::size_t>(rank_)],
                                " bytes for this rank, expected the same size"));
   }
-  const auto bytes = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
-  const auto memory =
-      at::empty({static_cast<std::int64_t>(bytes / input.element_size())}, input.options());
+  const auto memory = memory_of(first);
+  input = apart_from(memory, input);
   const auto work = make_work({OpType::ALLGATHER, "lockstep:all_gather"}, inputs, outputs);
   work->keep(input);
   work->then([memory, outputs] {
@@ -213,7 +211,7 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::scatter(Tensors& outputs, Tenso
     expect_dense("scatter", inputs.front());
     expect_alike("scatter", inputs.front());
     expect_alike("scatter", {inputs.front().front(), outputs.front()});
-    input = flattened(inputs.front());
+    input = apart_from(outputs.front(), flattened(inputs.front()));
   }
   auto output = outputs.front();
   const auto memory = contiguous_memory(output);
@@ -232,16 +230,17 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::scatter(Tensors& outputs, Tenso
 
 namespace {
 
-/// The parts of a tensor along its first dimension; equal parts if there are no splits.
-std::vector<at::Tensor> parts_of(const at::Tensor& whole, std::vector<std::int64_t> splits,
-                                 int size) {
+/// The bytes of a tensor's parts along its first dimension; of equal parts if there are no splits.
+std::vector<std::size_t> bytes_of_parts(const at::Tensor& whole,
+                                        const std::vector<std::int64_t>& splits, int size) {
   const std::int64_t rows = whole.dim() == 0 ? 1 : whole.size(0);
   if (splits.empty()) {
     if (rows % size != 0) {
       refuse("all_to_all", c10::str("got a first dimension of ", rows, ", expected a multiple of ",
                                     size, ", or sizes of the parts"));
     }
-    splits.assign(static_cast<std::size_t>(size), rows / size);
+    return std::vector<std::size_t>(static_cast<std::size_t>(size),
+                                    bytes_of(whole) / static_cast<std::size_t>(size));
   }
   expect_size("all_to_all", "sizes of parts", splits.size(), static_cast<std::size_t>(size));
   const auto sum = std::accumulate(splits.begin(), splits.end(), std::int64_t{0});
@@ -249,13 +248,16 @@ std::vector<at::Tensor> parts_of(const at::Tensor& whole, std::vector<std::int64
     refuse("all_to_all", c10::str("got sizes of parts with the sum ", sum,
                                   ", expected the first dimension, ", rows));
   }
-  std::vector<at::Tensor> parts;
-  std::int64_t begin = 0;
-  for (const auto split : splits) {
-    parts.push_back(whole.dim() == 0 ? whole : whole.narrow(0, begin, split));
-    begin += split;
-  }
-  return parts;
+  const auto row = rows == 0 ? 0 : bytes_of(whole) / static_cast<std::size_t>(rows);
+  std::vector<std::size_t> bytes;
+  for (const auto split : splits) bytes.push_back(static_cast<std::size_t>(split) * row);
+  return bytes;
+}
+
+std::vector<std::size_t> bytes_of_each(const std::vector<at::Tensor>& tensors) {
+  std::vector<std::size_t> bytes;
+  for (const auto& tensor : tensors) bytes.push_back(bytes_of(tensor));
+  return bytes;
 }
 
 }  // namespace
@@ -265,27 +267,13 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::alltoall_base(
     std::vector<std::int64_t>& input_splits, const c10d::AllToAllOptions& options) {
   expect_dense("all_to_all", Tensors{input, output});
   expect_one_dtype("all_to_all", {input, output});
-  const Progress::Terms terms{options.timeout, options.asyncOp};
-  const auto from = input.contiguous();
+  const auto input_bytes = bytes_of_parts(input, input_splits, size_);
+  const auto output_bytes = bytes_of_parts(output, output_splits, size_);
   const auto to = contiguous_memory(output);
-  const auto inputs = parts_of(from, input_splits, size_);
-  const auto outputs = parts_of(to, output_splits, size_);
+  const auto from = apart_from(to, input.contiguous());
   const auto work = make_work({OpType::ALLTOALL_BASE, "lockstep:all_to_all"}, {input}, {{output}});
-  work->keep(from);
-  work->keep(to);
   if (!to.is_same(output)) work->then([to, output]() mutable { output.copy_(to); });
-  // Ranks without sizes of parts have equal parts, which is not known of the other ranks.
-  const bool equal = output_splits.empty() && input_splits.empty();
-  if (!equal || from.data_ptr() == to.data_ptr()) {
-    begin_exchange(work, outputs, inputs, terms);
-    return work;
-  }
-  expect_elements("all_to_all", input, output, 1);
-  progress_->submit(work, terms, [&](Progress::Scope scope) {
-    scope.parts.operations.push_back(
-        scope.world.all_to_all(from.data_ptr(), to.data_ptr(),
-                               bytes_of(from) / static_cast<std::size_t>(size_), DType::u8));
-  });
+  begin_all_to_all(work, to, from, output_bytes, input_bytes, {options.timeout, options.asyncOp});
   return work;
 }
 
@@ -295,47 +283,30 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::alltoall(Tensors& outputs, Tens
   expect_size("all_to_all", "output tensors", outputs.size(), static_cast<std::size_t>(size_));
   expect_dense("all_to_all", inputs);
   expect_dense("all_to_all", outputs);
+  expect_one_dtype("all_to_all", inputs);
+  expect_one_dtype("all_to_all", {outputs.front(), inputs.front()});
+  expect_one_dtype("all_to_all", outputs);
   const auto work = make_work({OpType::ALLTOALL, "lockstep:all_to_all"}, inputs, {outputs});
-  Tensors from;
-  Tensors to;
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    from.push_back(inputs[i].contiguous());
-    to.push_back(contiguous_memory(outputs[i]));
-  }
-  work->then([to, outputs] {
-    for (std::size_t i = 0; i < to.size(); ++i) {
-      auto output = outputs[i];
-      if (!to[i].is_same(output)) output.copy_(to[i]);
-    }
-  });
-  begin_exchange(work, to, from, {options.timeout, options.asyncOp});
+  const auto to = memory_of(outputs);
+  const auto from = apart_from(to, flattened(inputs));
+  work->then([to, outputs] { unflatten(to, outputs); });
+  begin_all_to_all(work, to, from, bytes_of_each(outputs), bytes_of_each(inputs),
+                   {options.timeout, options.asyncOp});
   return work;
 }
 
-/// Parts of any size as messages.
-void ProcessGroupLockstep::begin_exchange(const WorkPointer& work, const Tensors& outputs,
-                                          const Tensors& inputs, Progress::Terms terms) {
-  constexpr auto tag = static_cast<std::uint32_t>(ReservedTag::all_to_all);
-  const auto& own_input = inputs[static_cast<std::size_t>(rank_)];
-  const auto& own_output = outputs[static_cast<std::size_t>(rank_)];
-  if (bytes_of(own_input) != bytes_of(own_output)) {
-    refuse("all_to_all", c10::str("got a part of ", bytes_of(own_output),
-                                  " bytes from this rank, expected ", bytes_of(own_input)));
-  }
-  for (const auto& list : {inputs, outputs}) {
-    for (const auto& tensor : list) work->keep(tensor);
-  }
+/// Ranks pass the sizes of their own parts only, so the form with equal parts cannot be used:
+/// another rank may have parts of other sizes.
+void ProcessGroupLockstep::begin_all_to_all(const WorkPointer& work, const at::Tensor& output,
+                                            const at::Tensor& input,
+                                            const std::vector<std::size_t>& output_bytes,
+                                            const std::vector<std::size_t>& input_bytes,
+                                            Progress::Terms terms) {
+  work->keep(input);
+  work->keep(output);
   progress_->submit(work, terms, [&](Progress::Scope scope) {
-    if (bytes_of(own_input) > 0) {
-      std::memmove(own_output.data_ptr(), own_input.data_ptr(), bytes_of(own_input));
-    }
-    for (int rank = 0; rank < size_; ++rank) {
-      if (rank == rank_) continue;
-      const auto& input = inputs[static_cast<std::size_t>(rank)];
-      scope.messages.receive(work, outputs[static_cast<std::size_t>(rank)], rank, tag);
-      scope.parts.operations.push_back(
-          scope.world.send(input.data_ptr(), bytes_of(input), DType::u8, rank, tag));
-    }
+    scope.parts.operations.push_back(scope.world.all_to_all(input.data_ptr(), output.data_ptr(),
+                                                            input_bytes, output_bytes, DType::u8));
   });
 }
 

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
@@ -20,13 +21,20 @@ struct Membership {
   std::vector<int> ranks = {};
 };
 
+/// The world of a process group.
+struct World {
+  std::shared_ptr<lockstep::Communicator> communicator;
+  /// Guards the communicator. Groups over MPI share one, because one thread at a time may use MPI.
+  std::shared_ptr<std::mutex> mutex = std::make_shared<std::mutex>();
+};
+
 /// Creates or joins the world of a process group's members. Every member calls it. Members find
 /// each other through the store, or by the name of the default group: Note [How members find each
-/// other] in world.cpp.
-/// Throws: c10::DistBackendError on every rank if the members are not all on one host, if a
-/// member's process has ended, and if a member did not call it in time.
-std::shared_ptr<lockstep::Communicator> join_world(const c10::intrusive_ptr<c10d::Store>& store,
-                                                   const Membership& membership,
-                                                   std::chrono::milliseconds timeout);
+/// other] in membership.cpp.
+/// Throws: c10::DistBackendError on every rank if the members are on several hosts and are not all
+/// MPI processes with PyTorch's ranks, if a member's process has ended, and if a member did not
+/// call it in time.
+World join_world(const c10::intrusive_ptr<c10d::Store>& store, const Membership& membership,
+                 std::chrono::milliseconds timeout);
 
 }  // namespace lockstep_torch

@@ -2,10 +2,17 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <chrono>
+#include <memory>
+#include <mutex>
+#include <sstream>
+#include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <utility>
+#include <vector>
 
 #include "backend/errors.h"
+#include "backend/launched_world.h"
 #include "backend/process_group.h"
 #include "backend/strategy_hook.h"
 #include "lockstep/version.h"
@@ -21,16 +28,57 @@ void release_interpreter_lock(const std::function<void()>& function) {
   function();
 }
 
+std::chrono::milliseconds milliseconds_of(double seconds) {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(
+      std::chrono::duration<double>(seconds));
+}
+
+std::mutex groups_mutex;
+std::vector<std::weak_ptr<lockstep_torch::Progress>> groups;
+
+/// Stops all process groups. Called before the interpreter ends: their threads may call Python.
+void stop_groups() {
+  const py::gil_scoped_release released;
+  const std::lock_guard lock(groups_mutex);
+  for (const auto& group : groups) {
+    if (const auto progress = group.lock()) progress->stop();
+  }
+}
+
 c10::intrusive_ptr<c10d::Backend> create_process_group(const c10::intrusive_ptr<c10d::Store>& store,
                                                        int rank, int size, double timeout_seconds,
                                                        const std::string& name,
                                                        const std::vector<int>& ranks) {
   const py::gil_scoped_release released;
-  const auto timeout = std::chrono::duration_cast<std::chrono::milliseconds>(
-      std::chrono::duration<double>(timeout_seconds));
   const lockstep_torch::Membership membership{
       .rank = rank, .size = size, .name = name, .ranks = ranks};
-  return c10::make_intrusive<lockstep_torch::ProcessGroupLockstep>(store, membership, timeout);
+  auto group = c10::make_intrusive<lockstep_torch::ProcessGroupLockstep>(
+      store, membership, milliseconds_of(timeout_seconds));
+  const std::lock_guard lock(groups_mutex);
+  std::erase_if(groups, [](const auto& progress) { return progress.expired(); });
+  groups.push_back(group->progress());
+  return group;
+}
+
+/// The port that rank 0 passes and rank 0's addresses, on every rank of the launcher's world.
+std::pair<int, std::vector<std::string>> addresses_from_rank_0(int rank, int size, int port,
+                                                               double timeout_seconds) {
+  const py::gil_scoped_release released;
+  return lockstep_torch::with_python_errors([&] {
+    const auto& launched = lockstep_torch::LaunchedWorld::join(milliseconds_of(timeout_seconds));
+    std::string text;
+    if (launched.communicator()->rank() == 0) {
+      text = std::to_string(port);
+      for (const auto& address : lockstep_torch::own_addresses(launched.on_one_host())) {
+        text += " " + address;
+      }
+    }
+    std::istringstream words(launched.from_rank_0(rank, size, text));
+    std::pair<int, std::vector<std::string>> answer;
+    words >> answer.first;
+    for (std::string address; words >> address;) answer.second.push_back(address);
+    return answer;
+  });
 }
 
 using lockstep_torch::StrategyHook;
@@ -79,5 +127,9 @@ PYBIND11_MODULE(_backend, module) {
   module.attr("torch_version") = LOCKSTEP_TORCH_VERSION;
   module.def("create_process_group", create_process_group, py::arg("store"), py::arg("rank"),
              py::arg("size"), py::arg("timeout_seconds"), py::arg("name"), py::arg("ranks"));
+  module.def("stop_groups", stop_groups);
+  module.def("launched_by_mpi", lockstep_torch::launched_by_mpi);
+  module.def("addresses_from_rank_0", addresses_from_rank_0, py::arg("rank"), py::arg("size"),
+             py::arg("port"), py::arg("timeout_seconds"));
   define_strategy_hook(module);
 }

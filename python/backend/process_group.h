@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
+#include "backend/c10d_reduction.h"
 #include "backend/membership.h"
 #include "backend/progress.h"
 #include "backend/progress_work.h"
@@ -19,9 +20,10 @@ namespace lockstep_torch {
 /// releases the interpreter's lock meanwhile.
 extern void (*without_interpreter_lock)(const std::function<void()>& function);
 
-/// A backend of torch.distributed over a world of ranks on one host. Tensors are dense tensors of
-/// the CPU, and a sparse tensor for all_reduce. Every process group has a world of its own, so that
-/// a failure of one group does not end another.
+/// A backend of torch.distributed over a world of ranks. Tensors are dense tensors of
+/// the CPU, and a sparse tensor for all_reduce. Every process group on one host has a world of its
+/// own, so that a failure of one group does not end another. A failure of a group on several hosts
+/// ends all groups on several hosts.
 ///
 /// Throws, all operations: std::invalid_argument for arguments, on the rank that passes them;
 /// c10::DistBackendError, on every rank, for the first failure of the world.
@@ -91,10 +93,9 @@ class ProcessGroupLockstep final : public c10d::Backend {
   };
 
   WorkPointer make_work(Title title, const Tensors& inputs, TensorLists outputs);
-  /// all_reduce of a contribution() whose result() is called when it is complete.
-  void begin_all_reduce(const WorkPointer& work, at::Tensor contribution, const c10d::ReduceOp& op,
-                        Progress::Terms terms,
-                        std::function<void(const at::Tensor& result)> result);
+  /// all_reduce in contiguous memory. then() is called when it is complete.
+  void begin_all_reduce(const WorkPointer& work, at::Tensor input, const Reduction& reduction,
+                        Progress::Terms terms, std::function<void()> then);
   /// The reduction of each input's part for this rank. counts[i]: elements of each rank's part of
   /// inputs[i].
   Work begin_reduce_scatter(Title title, const Tensors& outputs, const Tensors& inputs,
@@ -102,8 +103,10 @@ class ProcessGroupLockstep final : public c10d::Backend {
                             const c10d::ReduceOp& op, Progress::Terms terms);
   Work begin_all_gather(Title title, const Tensors& outputs, const Tensors& inputs,
                         Progress::Terms terms);
-  void begin_exchange(const WorkPointer& work, const Tensors& outputs, const Tensors& inputs,
-                      Progress::Terms terms);
+  /// Parts of any size, in contiguous memory in the order of the ranks.
+  void begin_all_to_all(const WorkPointer& work, const at::Tensor& output, const at::Tensor& input,
+                        const std::vector<std::size_t>& output_bytes,
+                        const std::vector<std::size_t>& input_bytes, Progress::Terms terms);
   WorkPointer begin_send(const at::Tensor& tensor, int to, std::uint32_t tag,
                          Progress::Terms terms);
   WorkPointer begin_recv(Title title, const at::Tensor& tensor, int from, std::uint32_t tag,

@@ -70,6 +70,11 @@ class Pauses {
   Clock::time_point begin_ = Clock::now();
 };
 
+int ranks_of_this_host(const lockstep::Communicator& world) {
+  const auto& hosts = world.hosts();
+  return static_cast<int>(std::ranges::count(hosts, hosts[static_cast<std::size_t>(world.rank())]));
+}
+
 std::string list(const std::vector<int>& ranks) {
   std::string text;
   for (const int rank : ranks) text += (text.empty() ? "" : ", ") + std::to_string(rank);
@@ -78,11 +83,13 @@ std::string list(const std::vector<int>& ranks) {
 
 }  // namespace
 
-Progress::Progress(std::shared_ptr<lockstep::Communicator> world, milliseconds timeout)
-    : world_(std::move(world)),
+Progress::Progress(World world, milliseconds timeout)
+    : shared_mutex_(std::move(world.mutex)),
+      world_(std::move(world.communicator)),
       messages_(*world_),
       timeout_(timeout),
-      fits_cores_(lockstep::detail::fit_cores(world_->size(), at::get_num_threads(), 0)) {}
+      fits_cores_(
+          lockstep::detail::fit_cores(ranks_of_this_host(*world_), at::get_num_threads(), 0)) {}
 
 Progress::~Progress() { stop(); }
 

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend/membership.h"
 #include "backend/progress_work.h"
 #include "backend/tagged_messages.h"
 #include "comm/communicator.h"
@@ -24,7 +25,7 @@ namespace lockstep_torch {
 /// progress thread does. Note [Which thread advances operations] is in progress.cpp.
 class Progress : public std::enable_shared_from_this<Progress> {
  public:
-  Progress(std::shared_ptr<lockstep::Communicator> world, std::chrono::milliseconds timeout);
+  Progress(World world, std::chrono::milliseconds timeout);
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
@@ -77,7 +78,8 @@ class Progress : public std::enable_shared_from_this<Progress> {
   void run();
   void lead(std::unique_lock<std::mutex>& lock);
 
-  std::mutex mutex_;
+  std::shared_ptr<std::mutex> shared_mutex_;
+  std::mutex& mutex_ = *shared_mutex_;
   std::shared_ptr<lockstep::Communicator> world_;
   std::optional<TaggedMessages> messages_;
   std::list<WorkPointer> pending_;

@@ -12,29 +12,13 @@ namespace lockstep_torch {
 using c10d::OpType;
 
 void ProcessGroupLockstep::begin_all_reduce(const WorkPointer& work, at::Tensor input,
-                                            const c10d::ReduceOp& op, Progress::Terms terms,
-                                            std::function<void(const at::Tensor& result)> result) {
-  const auto reduction = reduction_of(op, input.scalar_type(), work->name());
+                                            const Reduction& reduction, Progress::Terms terms,
+                                            std::function<void()> then) {
   work->keep(input);
-  if (!reduction.gathers) {
-    if (result) work->then([input, result = std::move(result)] { result(input); });
-    progress_->submit(work, terms, [&](Progress::Scope scope) {
-      scope.parts.operations.push_back(
-          scope.world.all_reduce(input.data_ptr(), count_of(input), reduction.dtype, reduction.op));
-    });
-    return;
-  }
-  auto sizes = input.sizes().vec();
-  sizes.insert(sizes.begin(), size_);
-  const auto rows = at::empty(sizes, input.options());
-  work->keep(rows);
-  work->then([rows, input, kind = reduction.kind, result = std::move(result)]() mutable {
-    input.copy_(reduce_rows(rows, kind));
-    if (result) result(input);
-  });
+  work->then(std::move(then));
   progress_->submit(work, terms, [&](Progress::Scope scope) {
-    scope.parts.operations.push_back(scope.world.all_gather(input.data_ptr(), rows.data_ptr(),
-                                                            bytes_of(input), lockstep::DType::u8));
+    scope.parts.operations.push_back(scope.world.all_reduce(input.data_ptr(), count_of(input),
+                                                            reduction.dtype, reduction.reduction));
   });
 }
 
@@ -43,28 +27,14 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::allreduce(Tensors& tensors,
   if (!tensors.empty() && tensors.front().layout() == at::kSparse) {
     return allreduce_sparse(tensors, options);
   }
+  expect_size("all_reduce", "tensors", tensors.size(), 1);
   expect_dense("all_reduce", tensors);
-  expect_alike("all_reduce", tensors);
-  const auto& op = options.reduceOp;
-  reduction_of(op, tensors.front().scalar_type(), "all_reduce");
+  const auto& tensor = tensors.front();
+  const auto reduction = reduction_of(options.reduceOp, tensor.scalar_type(), "all_reduce");
   const auto work = make_work({OpType::ALLREDUCE, "lockstep:all_reduce"}, tensors, {tensors});
-  const auto& first = tensors.front();
-  auto input = contribution(first, op);
-  for (std::size_t i = 1; i < tensors.size(); ++i) {
-    // This rank's own tensors first.
-    input = reduce_rows(at::stack({input, contribution(tensors[i], op)}), op.op_);
-  }
-  const bool in_place =
-      tensors.size() == 1 && input.data_ptr() == first.data_ptr() && first.is_contiguous();
-  std::function<void(const at::Tensor&)> result;
-  if (!in_place) {
-    result = [tensors](const at::Tensor& reduced) {
-      for (auto tensor : tensors) {
-        tensor.copy_(tensor.is_complex() ? at::view_as_complex(reduced) : reduced);
-      }
-    };
-  }
-  begin_all_reduce(work, input, op, {options.timeout, options.asyncOp}, std::move(result));
+  const auto reals = contiguous_reals(tensor);
+  begin_all_reduce(work, reals, reduction, {options.timeout, options.asyncOp},
+                   [reals, tensor] { copy_reals(reals, tensor); });
   return work;
 }
 
@@ -72,19 +42,14 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::allreduce_coalesced(
     Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
   expect_dense("all_reduce_coalesced", tensors);
   expect_one_dtype("all_reduce_coalesced", tensors);
-  const auto& op = options.reduceOp;
-  reduction_of(op, tensors.front().scalar_type(), "all_reduce_coalesced");
+  const auto reduction =
+      reduction_of(options.reduceOp, tensors.front().scalar_type(), "all_reduce_coalesced");
   const auto work =
       make_work({OpType::ALLREDUCE_COALESCED, "lockstep:all_reduce"}, tensors, {tensors});
   // One buffer for all: the list may contain a tensor twice.
-  const auto input = contribution(flattened(tensors), op);
-  std::function<void(const at::Tensor&)> result;
-  if (tensors.size() > 1 || input.data_ptr() != tensors.front().data_ptr()) {
-    result = [tensors](const at::Tensor& reduced) {
-      unflatten(tensors.front().is_complex() ? at::view_as_complex(reduced) : reduced, tensors);
-    };
-  }
-  begin_all_reduce(work, input, op, {options.timeout, options.asyncOp}, std::move(result));
+  const auto flat = flattened(tensors).contiguous();
+  begin_all_reduce(work, contiguous_reals(flat), reduction, {options.timeout, options.asyncOp},
+                   [flat, tensors] { unflatten(flat, tensors); });
   return work;
 }
 
@@ -143,31 +108,15 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::reduce(Tensors& tensors,
   expect_root("reduce", options.rootRank);
   expect_size("reduce", "tensors", tensors.size(), 1);
   expect_dense("reduce", tensors);
-  auto tensor = tensors.front();
-  const auto& op = options.reduceOp;
-  const Progress::Terms terms{options.timeout, options.asyncOp};
-  const auto reduction = reduction_of(op, tensor.scalar_type(), "reduce");
-  const bool root = rank_ == options.rootRank;
+  const auto& tensor = tensors.front();
+  const auto [dtype, reduction] = reduction_of(options.reduceOp, tensor.scalar_type(), "reduce");
   const auto work = make_work({OpType::REDUCE, "lockstep:reduce"}, tensors, {tensors});
-  auto input = contribution(tensor, op);
-  const auto result = [tensor](const at::Tensor& reduced) {
-    tensor.copy_(tensor.is_complex() ? at::view_as_complex(reduced) : reduced);
-  };
-  if (reduction.gathers) {
-    begin_all_reduce(work, input.clone(), op, terms,
-                     root ? result : std::function<void(const at::Tensor&)>());
-    return work;
-  }
-  // A reduce_scatter of which only the root has a part.
-  std::vector<std::size_t> counts(static_cast<std::size_t>(size_));
-  counts[static_cast<std::size_t>(options.rootRank)] = count_of(input);
-  const auto output = root ? at::empty_like(input) : at::Tensor();
-  work->keep(input);
-  if (root) work->then([output, result] { result(output); });
-  progress_->submit(work, terms, [&](Progress::Scope scope) {
-    scope.parts.operations.push_back(
-        scope.world.reduce_scatter(input.data_ptr(), root ? output.data_ptr() : nullptr, counts,
-                                   reduction.dtype, reduction.op));
+  const auto reals = contiguous_reals(tensor);
+  work->keep(reals);
+  if (rank_ == options.rootRank) work->then([reals, tensor] { copy_reals(reals, tensor); });
+  progress_->submit(work, {options.timeout, options.asyncOp}, [&](Progress::Scope scope) {
+    scope.parts.operations.push_back(scope.world.reduce(
+        reals.data_ptr(), count_of(reals), dtype, reduction, static_cast<int>(options.rootRank)));
   });
   return work;
 }
@@ -188,42 +137,26 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::begin_reduce_scatter(
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const auto& output = outputs[i];
     Part part{.reduction = reduction_of(op, inputs[i].scalar_type(), work->name()),
-              .input = contribution(inputs[i], op),
+              .input = contiguous_reals(inputs[i]),
               .output = {},
               .counts = counts[i],
               .target = output.is_complex() ? at::view_as_real(output) : output};
     if (output.is_complex()) {
       for (auto& count : part.counts) count *= 2;
     }
-    if (part.reduction.gathers) {
-      part.output = at::empty({size_, part.input.numel()}, part.input.options());
-    } else {
-      part.output = contiguous_memory(part.target);
-    }
+    part.output = contiguous_memory(part.target);
     parts.push_back(std::move(part));
   }
-  work->then([parts, rank = rank_]() {
+  work->then([parts]() {
     for (auto part : parts) {
-      if (part.reduction.gathers) {
-        std::int64_t begin = 0;
-        for (int before = 0; before < rank; ++before) {
-          begin += static_cast<std::int64_t>(part.counts[static_cast<std::size_t>(before)]);
-        }
-        part.output =
-            reduce_rows(part.output.narrow(1, begin, part.target.numel()), part.reduction.kind)
-                .view(part.target.sizes());
-      }
       if (!part.output.is_same(part.target)) part.target.copy_(part.output);
     }
   });
   progress_->submit(work, terms, [&](Progress::Scope scope) {
     for (const auto& part : parts) {
       scope.parts.operations.push_back(
-          part.reduction.gathers
-              ? scope.world.all_gather(part.input.data_ptr(), part.output.data_ptr(),
-                                       bytes_of(part.input), lockstep::DType::u8)
-              : scope.world.reduce_scatter(part.input.data_ptr(), part.output.data_ptr(),
-                                           part.counts, part.reduction.dtype, part.reduction.op));
+          scope.world.reduce_scatter(part.input.data_ptr(), part.output.data_ptr(), part.counts,
+                                     part.reduction.dtype, part.reduction.reduction));
     }
   });
   return work;
@@ -243,8 +176,8 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::reduce_scatter(
   std::vector<std::size_t> counts;
   for (const auto& tensor : inputs.front()) counts.push_back(count_of(tensor));
   return begin_reduce_scatter({OpType::REDUCE_SCATTER, "lockstep:reduce_scatter"}, outputs,
-                              {flattened(inputs.front())}, {counts}, options.reduceOp,
-                              {options.timeout, options.asyncOp});
+                              {apart_from(outputs.front(), flattened(inputs.front()))}, {counts},
+                              options.reduceOp, {options.timeout, options.asyncOp});
 }
 
 ProcessGroupLockstep::Work ProcessGroupLockstep::_reduce_scatter_base(

@@ -13,7 +13,7 @@ namespace lockstep_torch {
 
 /// The tag of messages of an operation that this backend composes of messages. c10d's tags are not
 /// negative ints.
-enum class ReservedTag : std::uint32_t { all_to_all = 0x8000'0000, monitored_barrier };
+enum class ReservedTag : std::uint32_t { monitored_barrier = 0x8000'0000 };
 
 inline constexpr int any_source = -1;
 

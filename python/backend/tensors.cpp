@@ -59,7 +59,40 @@ at::Tensor contiguous_memory(const at::Tensor& tensor) {
   return tensor.is_contiguous() ? tensor : at::empty(tensor.sizes(), tensor.options());
 }
 
+namespace {
+
+std::int64_t elements_of(const std::vector<at::Tensor>& tensors) {
+  std::int64_t elements = 0;
+  for (const auto& tensor : tensors) elements += tensor.numel();
+  return elements;
+}
+
+/// The memory of contiguous tensors that follow one another in one storage; undefined for others.
+at::Tensor consecutive(const std::vector<at::Tensor>& tensors) {
+  const auto& first = tensors.front();
+  std::int64_t end = first.storage_offset();
+  for (const auto& tensor : tensors) {
+    if (!tensor.is_contiguous() || !tensor.is_alias_of(first) || tensor.storage_offset() != end) {
+      return {};
+    }
+    end += tensor.numel();
+  }
+  return first.as_strided({end - first.storage_offset()}, {1});
+}
+
+}  // namespace
+
+at::Tensor memory_of(const std::vector<at::Tensor>& tensors) {
+  const auto shared = consecutive(tensors);
+  return shared.defined() ? shared : at::empty({elements_of(tensors)}, tensors.front().options());
+}
+
+at::Tensor apart_from(const at::Tensor& other, const at::Tensor& tensor) {
+  return tensor.is_alias_of(other) ? tensor.clone() : tensor;
+}
+
 at::Tensor flattened(const std::vector<at::Tensor>& tensors) {
+  if (const auto shared = consecutive(tensors); shared.defined()) return shared;
   if (tensors.size() == 1) return tensors.front().reshape({-1});
   std::vector<at::Tensor> flat;
   for (const auto& tensor : tensors) flat.push_back(tensor.reshape({-1}));
@@ -69,7 +102,9 @@ at::Tensor flattened(const std::vector<at::Tensor>& tensors) {
 void unflatten(const at::Tensor& flat, const std::vector<at::Tensor>& tensors) {
   std::int64_t begin = 0;
   for (auto tensor : tensors) {
-    tensor.copy_(flat.narrow(0, begin, tensor.numel()).view(tensor.sizes()));
+    const auto elements = flat.narrow(0, begin, tensor.numel());
+    const bool is_own = tensor.is_contiguous() && elements.data_ptr() == tensor.data_ptr();
+    if (!is_own) tensor.copy_(elements.view(tensor.sizes()));
     begin += tensor.numel();
   }
 }

@@ -30,9 +30,14 @@ void expect_elements(const char* operation, const at::Tensor& larger, const at::
 
 /// The tensor, or contiguous memory of its shape.
 at::Tensor contiguous_memory(const at::Tensor& tensor);
-/// All elements in one dimension, in memory of their own unless it is one contiguous tensor.
+/// All elements in one dimension. They share the tensors' memory if that is consecutive, as that of
+/// the parts of one tensor; else they have memory of their own.
 at::Tensor flattened(const std::vector<at::Tensor>& tensors);
-/// Copies consecutive elements into the tensors.
+/// Contiguous memory for all elements: the tensors' own if that is consecutive.
+at::Tensor memory_of(const std::vector<at::Tensor>& tensors);
+/// The tensor, or a copy of it if its storage is that of the other tensor.
+at::Tensor apart_from(const at::Tensor& other, const at::Tensor& tensor);
+/// Copies consecutive elements into the tensors, except those whose memory the elements are in.
 void unflatten(const at::Tensor& flat, const std::vector<at::Tensor>& tensors);
 
 }  // namespace lockstep_torch

@@ -4,6 +4,7 @@
     torch.distributed.init_process_group("lockstep")
 """
 
+import atexit
 import os
 
 import torch
@@ -31,7 +32,7 @@ _expect_torch()
 if torch.version.cuda is None:
     os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
 
-from lockstep_torch import _backend  # noqa: E402: it cannot be loaded with another torch
+from lockstep_torch import _backend, env_rendezvous  # noqa: E402: they cannot be loaded with another torch
 from lockstep_torch.strategy import Strategy, strategy_hook  # noqa: E402
 
 __version__ = _backend.__version__
@@ -47,6 +48,9 @@ def _register():
     """Registers the backend. PyTorch also calls it as an entry point, before or after the import."""
     if not hasattr(dist.Backend, "LOCKSTEP"):
         dist.Backend.register_backend("lockstep", _create_process_group, extended_api=True, devices=["cpu"])
+        env_rendezvous.register()
 
 
 _register()
+# Callbacks of futures may run on threads of the process groups, which must end before the interpreter does.
+atexit.register(_backend.stop_groups)

@@ -73,10 +73,14 @@ def reductions(rank, size):
             output = torch.empty((2, 3), dtype=dtype)
             dist.reduce_scatter_tensor(output, torch.cat([input_of(rank, dtype)] * size), op)
             expect(output, expected, f"reduce_scatter_tensor {what}")
-    factor = dist._make_nccl_premul_sum(0.5)
-    tensor = input_of(rank, torch.float32)
-    dist.all_reduce(tensor, factor)
-    expect(tensor, reduced(size, torch.float32, Op.SUM) / 2, "all_reduce PREMUL_SUM")
+    for factor in (dist._make_nccl_premul_sum(0.5), dist._make_nccl_premul_sum(torch.tensor([0.5]))):
+        for dtype in (torch.float32, torch.complex64):
+            tensor = input_of(rank, dtype)
+            dist.all_reduce(tensor, factor)
+            expect(tensor, reduced(size, dtype, Op.SUM) / 2, f"all_reduce PREMUL_SUM of {dtype}")
+    tensor = torch.tensor([1 << rank, 65535]).to(torch.uint16)
+    dist.all_reduce(tensor, Op.BXOR)
+    expect(tensor, torch.tensor([(1 << size) - 1, 65535 * (size % 2)]).to(torch.uint16), "all_reduce BXOR of uint16")
     twice = input_of(rank, torch.float32)
     other = input_of(rank, torch.float32, (5,))
     dist.all_reduce_coalesced([twice, other, twice])
@@ -127,6 +131,21 @@ def copies(rank, size):
         dist.all_to_all(outputs, [mine] * size)
         for got, expected in zip(outputs, all_inputs):
             same(got, expected, "all_to_all")
+    # Parts of one tensor, whose memory is used in place, also where the input is such a part.
+    whole = torch.arange(float(3 * size)).reshape(size, 3)
+    dist.all_gather(list(whole), torch.full((3,), float(rank)))
+    expect(whole, torch.arange(float(size)).reshape(size, 1).expand(size, 3), "all_gather into parts")
+    dist.all_gather(list(whole), whole[(rank + 1) % size])
+    expect(whole[:, 0], (torch.arange(float(size)) + 1) % size, "all_gather of parts")
+    whole = torch.full((size, 3), float(rank))
+    dist.scatter(whole[0], list(whole + torch.arange(float(size)).reshape(size, 1)) if rank == size - 1 else None, size - 1)
+    expect(whole[0], torch.full((3,), size - 1.0 + rank), "scatter into a part")
+    whole = torch.arange(float(2 * size)).reshape(size, 2) + rank
+    dist.all_to_all(list(whole), list(whole))
+    expect(whole, (torch.arange(2.0) + 2 * rank).repeat(size, 1) + torch.arange(float(size)).reshape(size, 1), "all_to_all in place")
+    whole = torch.ones(size, 2)
+    dist.reduce_scatter(whole[0], list(whole))
+    expect(whole[0], torch.full((2,), float(size)), "reduce_scatter into a part")
     # Different sizes: rank r sends part + r + 1 elements to rank `part`.
     output = torch.empty(sum(rank + r + 1 for r in range(size)))
     splits = [part + rank + 1 for part in range(size)]

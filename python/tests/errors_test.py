@@ -141,8 +141,10 @@ class ErrorsTest(unittest.TestCase):
 
     def test_another_host(self):
         store = dist.HashStore()
-        store.set("lockstep/host/1", "another host\nnode-b")
-        with self.assertRaisesRegex(dist.DistBackendError, "rank 1 of 2 on host node-b, expected all ranks on one host"):
+        store.set("lockstep/host/1", "another host\nnode-b\nwas started by torchrun, which starts no MPI processes")
+        with self.assertRaisesRegex(dist.DistBackendError,
+                                    "rank 1 of 2 on host node-b, and rank 0 was started by .*, which starts no MPI processes; expected "
+                                    "MPI processes .*mpirun -np 2 --hostfile hosts python program.py"):
             ranks.create_group(store, 0, 2)
 
     def test_ranks_that_end_at_any_moment(self):

@@ -17,10 +17,11 @@ import lockstep_torch
 LIMIT_SECONDS = 100
 
 
-def _rank(function, backend, rank, size, path, results, options):
+def _rank(function, backend, rank, size, path, results, before, options):
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # of functions that PyTorch will rename
     try:
+        before(rank)
         dist.init_process_group(backend, init_method=f"file://{path}", rank=rank, world_size=size, **options)
         result = function(rank, size)
         if backend == "gloo":
@@ -33,15 +34,15 @@ def _rank(function, backend, rank, size, path, results, options):
         results.put((rank, None, traceback.format_exc()))
 
 
-def run(function, size=2, backend="lockstep", ends=(), **options):
+def run(function, size=2, backend="lockstep", ends=(), before=lambda rank: None, **options):
     """Calls function(rank, size) in every rank of a world, and returns the results by rank. options are those of
-    init_process_group(). The ranks in `ends` end their processes and have the result None. Raises AssertionError with the
-    traceback of each rank that raised an exception."""
+    init_process_group(); each rank calls before(rank) first. The ranks in `ends` end their processes and have the result None.
+    Raises AssertionError with the traceback of each rank that raised an exception."""
     context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "store")
-        ranks = [context.Process(target=_rank, args=(function, backend, rank, size, path, results, options))
+        ranks = [context.Process(target=_rank, args=(function, backend, rank, size, path, results, before, options))
                  for rank in range(size)]
         for rank in ranks:
             rank.start()

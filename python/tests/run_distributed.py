@@ -11,7 +11,6 @@ import json
 import os
 import sys
 import tempfile
-import types
 import unittest
 
 # Tests of DistributedTest that fail over Lockstep, each with its reason.
@@ -31,15 +30,7 @@ backend = "gloo" if args.gloo else "lockstep"
 folder = tempfile.TemporaryDirectory()
 os.environ.update(BACKEND=backend, WORLD_SIZE=str(args.ranks), TEMP_DIR=folder.name, OMP_NUM_THREADS="1")
 
-try:
-    import expecttest  # noqa: F401
-except ImportError:
-    # PyTorch's test classes derive from its TestCase; these tests use nothing else of it.
-    stand_in = types.ModuleType("expecttest")
-    stand_in.TestCase = unittest.TestCase
-    stand_in.ACCEPT = False
-    sys.modules["expecttest"] = stand_in
-
+import pytorch_tests  # noqa: E402
 import torch  # noqa: E402
 from torch.testing._internal import common_distributed  # noqa: E402
 
@@ -61,25 +52,11 @@ class LockstepTest(distributed_test.TestDistBackend, distributed_test.Distribute
         self._start_processes(torch.multiprocessing.get_context("fork").Process)
 
 
-class Result(unittest.TextTestResult):
-    def __init__(self, *rest, **named):
-        super().__init__(*rest, **named)
-        self.passed = []
-
-    def addSuccess(self, test):
-        super().addSuccess(test)
-        self.passed.append(test)
-
-
 def main():
-    suite = unittest.TestSuite(test for test in unittest.defaultTestLoader.loadTestsFromTestCase(LockstepTest)
-                               if args.k in test.id())
-    result = unittest.TextTestRunner(resultclass=Result, verbosity=0).run(suite)
-    name = lambda test: test.id().split(".")[-1]
-    failed = sorted(name(test) for test, _ in result.failures + result.errors)
     outcome = {"backend": backend, "ranks": args.ranks, "torch": torch.__version__,
-               "passed": sorted(map(name, result.passed)), "failed": failed,
-               "skipped": sorted(name(test) for test, _ in result.skipped)}
+               **pytorch_tests.run(test for test in unittest.defaultTestLoader.loadTestsFromTestCase(LockstepTest)
+                                   if args.k in test.id())}
+    failed = outcome["failed"]
     if args.json:
         with open(args.json, "w") as file:
             json.dump(outcome, file, indent=1)

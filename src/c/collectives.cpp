@@ -31,9 +31,9 @@ lockstep_status run(const char* function, const lockstep_group* group, lockstep_
 }
 
 /// The elements of each rank.
-std::span<const std::size_t> counts_of(const char* function, const Communicator& group,
-                                       const size_t* counts) {
-  expect_pointer(function, "counts", counts);
+std::span<const std::size_t> counts_of(const char* function, const char* argument,
+                                       const Communicator& group, const size_t* counts) {
+  expect_pointer(function, argument, counts);
   return {counts, static_cast<std::size_t>(group.size())};
 }
 
@@ -44,6 +44,15 @@ lockstep_status lockstep_all_reduce(lockstep_group* group, void* data, size_t co
   constexpr auto name = "lockstep_all_reduce";
   return run(name, group, work, [&](Communicator& communicator) {
     return communicator.all_reduce(data, count, dtype_of(name, dtype), op_of(name, op));
+  });
+}
+
+lockstep_status lockstep_reduce(lockstep_group* group, void* data, size_t count,
+                                lockstep_dtype dtype, lockstep_op op, int32_t root,
+                                lockstep_work** work) {
+  constexpr auto name = "lockstep_reduce";
+  return run(name, group, work, [&](Communicator& communicator) {
+    return communicator.reduce(data, count, dtype_of(name, dtype), op_of(name, op), root);
   });
 }
 
@@ -60,7 +69,7 @@ lockstep_status lockstep_all_gather(lockstep_group* group, const void* input, vo
                                     lockstep_work** work) {
   constexpr auto name = "lockstep_all_gather";
   return run(name, group, work, [&](Communicator& communicator) {
-    return communicator.all_gather(input, output, counts_of(name, communicator, counts),
+    return communicator.all_gather(input, output, counts_of(name, "counts", communicator, counts),
                                    dtype_of(name, dtype));
   });
 }
@@ -70,7 +79,8 @@ lockstep_status lockstep_reduce_scatter(lockstep_group* group, const void* input
                                         lockstep_work** work) {
   constexpr auto name = "lockstep_reduce_scatter";
   return run(name, group, work, [&](Communicator& communicator) {
-    return communicator.reduce_scatter(input, output, counts_of(name, communicator, counts),
+    return communicator.reduce_scatter(input, output,
+                                       counts_of(name, "counts", communicator, counts),
                                        dtype_of(name, dtype), op_of(name, op));
   });
 }
@@ -84,6 +94,16 @@ lockstep_status lockstep_gather(lockstep_group* group, const void* input, void* 
   });
 }
 
+lockstep_status lockstep_gather_counts(lockstep_group* group, const void* input, void* output,
+                                       const size_t* counts, lockstep_dtype dtype, int32_t root,
+                                       lockstep_work** work) {
+  constexpr auto name = "lockstep_gather_counts";
+  return run(name, group, work, [&](Communicator& communicator) {
+    return communicator.gather(input, output, counts_of(name, "counts", communicator, counts),
+                               dtype_of(name, dtype), root);
+  });
+}
+
 lockstep_status lockstep_scatter(lockstep_group* group, const void* input, void* output,
                                  size_t count, lockstep_dtype dtype, int32_t root,
                                  lockstep_work** work) {
@@ -93,11 +113,32 @@ lockstep_status lockstep_scatter(lockstep_group* group, const void* input, void*
   });
 }
 
+lockstep_status lockstep_scatter_counts(lockstep_group* group, const void* input, void* output,
+                                        const size_t* counts, lockstep_dtype dtype, int32_t root,
+                                        lockstep_work** work) {
+  constexpr auto name = "lockstep_scatter_counts";
+  return run(name, group, work, [&](Communicator& communicator) {
+    return communicator.scatter(input, output, counts_of(name, "counts", communicator, counts),
+                                dtype_of(name, dtype), root);
+  });
+}
+
 lockstep_status lockstep_all_to_all(lockstep_group* group, const void* input, void* output,
                                     size_t count, lockstep_dtype dtype, lockstep_work** work) {
   constexpr auto name = "lockstep_all_to_all";
   return run(name, group, work, [&](Communicator& communicator) {
     return communicator.all_to_all(input, output, count, dtype_of(name, dtype));
+  });
+}
+
+lockstep_status lockstep_all_to_all_counts(lockstep_group* group, const void* input, void* output,
+                                           const size_t* input_counts, const size_t* output_counts,
+                                           lockstep_dtype dtype, lockstep_work** work) {
+  constexpr auto name = "lockstep_all_to_all_counts";
+  return run(name, group, work, [&](Communicator& communicator) {
+    return communicator.all_to_all(
+        input, output, counts_of(name, "input_counts", communicator, input_counts),
+        counts_of(name, "output_counts", communicator, output_counts), dtype_of(name, dtype));
   });
 }
 

@@ -79,17 +79,17 @@ void expect_pointer(const char* function, const char* argument, const void* poin
 }
 
 DType dtype_of(const char* function, lockstep_dtype dtype) {
-  if (dtype < LOCKSTEP_FLOAT32 || dtype > LOCKSTEP_INT64) {
+  if (dtype < LOCKSTEP_FLOAT32 || dtype > LOCKSTEP_BOOL) {
     throw InvalidArgument(concat(function, ": got the dtype ", dtype,
-                                 ", expected LOCKSTEP_FLOAT32 (0) … LOCKSTEP_INT64 (7)"));
+                                 ", expected LOCKSTEP_FLOAT32 (0) … LOCKSTEP_BOOL (9)"));
   }
   return all_dtypes[static_cast<std::size_t>(dtype)];
 }
 
 ReduceOp op_of(const char* function, lockstep_op op) {
-  if (op < LOCKSTEP_SUM || op > LOCKSTEP_PRODUCT) {
+  if (op < LOCKSTEP_SUM || op > LOCKSTEP_BXOR) {
     throw InvalidArgument(concat(function, ": got the operation ", op,
-                                 ", expected LOCKSTEP_SUM (0) … LOCKSTEP_PRODUCT (4)"));
+                                 ", expected LOCKSTEP_SUM (0) … LOCKSTEP_BXOR (7)"));
   }
   return all_reduce_ops[static_cast<std::size_t>(op)];
 }
@@ -108,7 +108,7 @@ const char* lockstep_version() {
 }
 
 size_t lockstep_dtype_size(lockstep_dtype dtype) {
-  if (dtype < LOCKSTEP_FLOAT32 || dtype > LOCKSTEP_INT64) return 0;
+  if (dtype < LOCKSTEP_FLOAT32 || dtype > LOCKSTEP_BOOL) return 0;
   return lockstep::size_of(lockstep::all_dtypes[static_cast<std::size_t>(dtype)]);
 }
 

@@ -76,12 +76,13 @@ std::shared_ptr<Communicator> join_host_world(const Launcher& launcher, host::Op
 }
 
 std::shared_ptr<Communicator> join_mpi(Backend backend, const host::Options& options,
-                                       const Environment& environment, int expected_size) {
+                                       const Environment& environment, ProgressMode progress,
+                                       int expected_size) {
   const mpi::Options between_hosts{.timeout = options.timeout,
                                    .threads_per_rank = options.threads_per_rank,
                                    .cores = options.cores,
                                    .algorithm = mpi::parse_algorithm(environment.algorithm),
-                                   .progress = environment.progress,
+                                   .progress = progress,
                                    .host = environment.host,
                                    .interface = environment.interface,
                                    .heartbeat = environment.heartbeat,
@@ -93,7 +94,8 @@ std::shared_ptr<Communicator> join_mpi(Backend backend, const host::Options& opt
 /// Joins a world of several ranks that another launcher has started.
 std::shared_ptr<Communicator> join_by_launcher(const Launcher& launcher, Backend backend,
                                                const host::Options& options,
-                                               const Environment& environment) {
+                                               const Environment& environment,
+                                               ProgressMode progress) {
   const auto prefix = concat("init: started by ", launcher.name(), " as rank ", launcher.rank,
                              " of ", launcher.size);
   if (launcher.one_host() && !needs_mpi(backend)) return join_host_world(launcher, options);
@@ -114,7 +116,7 @@ std::shared_ptr<Communicator> join_by_launcher(const Launcher& launcher, Backend
   if (const auto why = mpi::available(); !why.empty()) {
     throw BackendUnavailable(concat(prefix, "; ", why));
   }
-  return join_mpi(backend, options, environment, launcher.size);
+  return join_mpi(backend, options, environment, progress, launcher.size);
 }
 
 /// The number of compute threads that a rank of this launcher sets: its share of the cores. 0 if
@@ -132,6 +134,7 @@ std::shared_ptr<Communicator> join_checked(const JoinOptions& options) {
   record_uncaught_errors();
   const bool launched = environment.rank || environment.world_size || environment.arena_fd;
   const auto backend = options.backend.value_or(environment.backend);
+  const auto progress = options.progress.value_or(environment.progress);
   if (!environment.launcher_problem.empty()) throw InvalidArgument(environment.launcher_problem);
   if (options.keep_freed_memory) keep_freed_memory();
   const auto& launcher = environment.launcher;
@@ -152,7 +155,7 @@ std::shared_ptr<Communicator> join_checked(const JoinOptions& options) {
     // A rank that is bound to cores sees only those.
     ranks.cores = std::min(ranks.cores * launcher->local_size.value_or(1),
                            static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)));
-    return join_by_launcher(*launcher, backend, ranks, environment);
+    return join_by_launcher(*launcher, backend, ranks, environment, progress);
   }
   if (launched && needs_mpi(backend)) {
     throw InvalidArgument(
@@ -160,7 +163,7 @@ std::shared_ptr<Communicator> join_checked(const JoinOptions& options) {
                name(backend), "; start the program with mpirun"));
   }
   if (launched) return join_launched(environment, ranks);
-  if (needs_mpi(backend)) return join_mpi(backend, ranks, environment, launcher ? 1 : 0);
+  if (needs_mpi(backend)) return join_mpi(backend, ranks, environment, progress, launcher ? 1 : 0);
   return host::create(host::World::create(1), 0, ranks);
 }
 

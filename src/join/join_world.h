@@ -9,6 +9,7 @@
 
 #include "comm/communicator.h"
 #include "comm/host/host.h"
+#include "core/environment.h"
 #include "lockstep/denormals.h"
 #include "lockstep/types.h"
 
@@ -31,6 +32,7 @@ struct JoinOptions {
   bool keep_freed_memory = false;
   std::optional<bool> flush_denormals = {};
   ComputeThreads threads = {};
+  std::optional<ProgressMode> progress = {};  ///< over MPI; default LOCKSTEP_PROGRESS
 };
 
 /// Joins the world that this process belongs to, as init() describes.

@@ -44,7 +44,43 @@ static void collectives(lockstep_group* world) {
   for (int i = 0; i < sum; ++i) all[i] = i;
   OK(lockstep_reduce_scatter(world, all, part, counts, LOCKSTEP_INT32, LOCKSTEP_MAX, NULL));
   for (int i = 0; i < rank; ++i) EXPECT(part[i] == rank * (rank - 1) / 2 + i);
+  for (int i = 0; i < rank; ++i) own[i] = 10 * rank + i;
+  OK(lockstep_gather_counts(world, own, all, counts, LOCKSTEP_INT32, size - 1, NULL));
+  for (int r = 0, at = 0; rank == size - 1 && r < size; ++r) {
+    for (int i = 0; i < r; ++i) EXPECT(all[at++] == 10 * r + i);
+  }
+  memset(part, 0, sizeof part);
+  OK(lockstep_scatter_counts(world, rank == size - 1 ? all : NULL, part, counts, LOCKSTEP_INT32,
+                             size - 1, NULL));
+  for (int i = 0; i < rank; ++i) EXPECT(part[i] == 10 * rank + i);
+  EXPECT(part[rank] == 0);
+
+  /* Rank r sends r elements to each rank. */
+  size_t* equal = calloc((size_t)size, sizeof(size_t));
+  for (int r = 0; r < size; ++r) equal[r] = (size_t)rank;
+  for (int i = 0; i < size * rank; ++i) own[i] = 100 * rank + i / rank;
+  OK(lockstep_all_to_all_counts(world, own, all, equal, counts, LOCKSTEP_INT32, NULL));
+  for (int r = 0, at = 0; r < size; ++r) {
+    for (int i = 0; i < r; ++i) EXPECT(all[at++] == 100 * r + rank);
+  }
+  free(equal);
   free(counts);
+
+  int16_t bits[2] = {(int16_t)(1 << rank), (int16_t)-1};
+  OK(lockstep_all_reduce(world, bits, 2, LOCKSTEP_INT16, LOCKSTEP_BXOR, NULL));
+  EXPECT(bits[0] == (1 << size) - 1 && bits[1] == (size % 2 == 1 ? -1 : 0));
+  bits[0] = (int16_t)(1 << rank);
+  OK(lockstep_all_reduce(world, bits, 1, LOCKSTEP_INT16, LOCKSTEP_BOR, NULL));
+  EXPECT(bits[0] == (1 << size) - 1);
+  bits[0] = (int16_t)(7 | 8 << rank);
+  OK(lockstep_all_reduce(world, bits, 1, LOCKSTEP_INT16, LOCKSTEP_BAND, NULL));
+  EXPECT(bits[0] == (size == 1 ? 15 : 7));
+  uint8_t flags[2] = {rank == 0, 1};
+  OK(lockstep_all_reduce(world, flags, 2, LOCKSTEP_BOOL, LOCKSTEP_SUM, NULL));
+  EXPECT(flags[0] == 1 && flags[1] == 1);
+  int64_t number = rank + 1;
+  OK(lockstep_reduce(world, &number, 1, LOCKSTEP_INT64, LOCKSTEP_SUM, size - 1, NULL));
+  EXPECT(number == (rank == size - 1 ? sum + size : rank + 1));
 
   OK(lockstep_gather(world, &rank, all, 1, LOCKSTEP_INT32, 0, NULL));
   if (rank == 0) {
@@ -207,6 +243,17 @@ static void bad_arguments(lockstep_group* world) {
   EXPECT(strstr(lockstep_error_text(), "got the dtype 99") != NULL);
   EXPECT(lockstep_all_reduce(world, &value, 1, LOCKSTEP_FLOAT32, -1, NULL) ==
          LOCKSTEP_INVALID_ARGUMENT);
+  EXPECT(lockstep_all_reduce(world, &value, 1, LOCKSTEP_FLOAT32, LOCKSTEP_BAND, NULL) ==
+         LOCKSTEP_INVALID_ARGUMENT);
+  EXPECT(lockstep_all_reduce(world, &value, 1, LOCKSTEP_BOOL, LOCKSTEP_AVG, NULL) ==
+         LOCKSTEP_INVALID_ARGUMENT);
+  EXPECT(lockstep_reduce(world, &value, 1, LOCKSTEP_FLOAT32, LOCKSTEP_SUM, -1, NULL) ==
+         LOCKSTEP_INVALID_ARGUMENT);
+  EXPECT(lockstep_gather_counts(world, &value, &value, NULL, LOCKSTEP_FLOAT32, 0, NULL) ==
+         LOCKSTEP_INVALID_ARGUMENT);
+  EXPECT(lockstep_all_to_all_counts(world, &value, &value, &one, NULL, LOCKSTEP_FLOAT32, NULL) ==
+         LOCKSTEP_INVALID_ARGUMENT);
+  EXPECT(strstr(lockstep_error_text(), "output_counts") != NULL);
   EXPECT(lockstep_all_reduce(world, NULL, 1, LOCKSTEP_FLOAT32, LOCKSTEP_SUM, NULL) ==
          LOCKSTEP_INVALID_ARGUMENT);
   EXPECT(lockstep_broadcast(world, &value, 1, LOCKSTEP_FLOAT32, 99, &work) ==

@@ -107,6 +107,18 @@ std::shared_ptr<Communicator> HierarchicalCommunicator::split(int color, int key
   });
 }
 
+std::optional<PendingMessage> HierarchicalCommunicator::pending_message(int src) {
+  const HierarchicalRankContext::CallGuard guard(*context_);
+  if (context_->failed()) context_->throw_failure(where("pending_message"));
+  const bool receives = std::ranges::any_of(requests_, [&](const auto& request) {
+    const auto& operation = request->operation();
+    return operation.collective == Collective::recv && operation.peer == src;
+  });
+  if (receives) return std::nullopt;
+  const auto& whole = topology_.hosts == 1 ? groups_.intra_node_reduce : groups_.all_ranks;
+  return context_->or_fail<CommError>([&] { return whole->pending_message(src); });
+}
+
 std::vector<int> HierarchicalCommunicator::first_awaited() const {
   for (const auto& request : requests_) {
     if (request->has_pending_stage()) return request->missing();
@@ -287,6 +299,72 @@ auto with_world_ranks(const std::vector<int>& world_ranks, const Fn& fn) {
 }
 
 }  // namespace
+
+namespace {
+
+/// The ranks of each host, in the order of the hosts.
+std::vector<std::vector<int>> ranks_by_host(const Communicator& group) {
+  std::vector<std::vector<int>> ranks(
+      static_cast<std::size_t>(std::ranges::max(group.hosts()) + 1));
+  for (int rank = 0; rank < group.size(); ++rank) {
+    ranks[static_cast<std::size_t>(group.hosts()[static_cast<std::size_t>(rank)])].push_back(rank);
+  }
+  return ranks;
+}
+
+/// The ranks that lead this rank's shard; empty if this rank does not lead one.
+std::vector<int> leaders(const HostTopology& topology, const std::vector<std::vector<int>>& ranks) {
+  std::vector<int> found;
+  if (topology.local_rank >= topology.shards) return found;
+  for (const auto& of_host : ranks) {
+    found.push_back(of_host[static_cast<std::size_t>(topology.local_rank)]);
+  }
+  return found;
+}
+
+/// The group over MPI with the ranks of a world that create() made.
+Communicator& over_mpi(Communicator& world) {
+  auto* composed = dynamic_cast<HierarchicalCommunicator*>(&world);
+  return composed != nullptr ? composed->over_mpi() : world;
+}
+
+}  // namespace
+
+int last_group(const Communicator& world) {
+  const auto* composed = dynamic_cast<const HierarchicalCommunicator*>(&world);
+  return mpi::last_group(composed != nullptr ? composed->over_mpi() : world);
+}
+
+std::shared_ptr<Communicator> new_group(Communicator& world, const NewGroup& group) {
+  const auto flat = mpi::new_group(over_mpi(world), group.members, group.number);
+  const auto topology = HostTopology::of(*flat);
+  if (topology.has_one_level()) return flat;
+  const auto by_host = ranks_by_host(*flat);
+  const auto& here = by_host[static_cast<std::size_t>(topology.host)];
+  auto inside = group.inside;
+  inside.watch = true;
+  inside.records = false;
+  for (const int rank : here) inside.world_ranks.push_back(flat->world_rank(rank));
+  try {
+    StageCommunicators groups;
+    groups.intra_node_reduce = with_world_ranks(inside.world_ranks, [&] {
+      return host::create(
+          host::rendezvous(detail::concat(group.job, " of host ", topology.host),
+                           topology.local_rank, topology.local_size, inside.timeout, group.check),
+          topology.local_rank, inside);
+    });
+    groups.intra_node_gather = groups.intra_node_reduce->split(0, topology.local_rank);
+    groups.inter_node = mpi::new_group(*flat, leaders(topology, by_host), group.number + 1);
+    groups.all_ranks = flat;
+    const bool fits = detail::fit_cores(topology.local_size, inside.threads_per_rank, inside.cores);
+    const auto context = std::make_shared<HierarchicalRankContext>(
+        flat, groups.intra_node_reduce, inside.world_ranks, inside.timeout, fits);
+    return std::make_shared<HierarchicalCommunicator>(context, topology, std::move(groups));
+  } catch (const std::exception& error) {
+    flat->fail_with(control::failure_of(error));  // members on other hosts wait for this rank
+    throw;
+  }
+}
 
 std::shared_ptr<Communicator> create(const Options& options) {
   const bool with_thread = mpi::by_thread(options.between_hosts);

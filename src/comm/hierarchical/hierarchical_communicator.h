@@ -2,6 +2,7 @@
 
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "comm/hierarchical/host_topology.h"
 #include "comm/hierarchical/staged_request.h"
 #include "comm/host/host.h"
+#include "comm/host/rendezvous.h"
 #include "comm/mpi/mpi.h"
 
 namespace lockstep::inline v0_2::hierarchical {
@@ -41,6 +43,10 @@ class HierarchicalCommunicator final : public detail::BackendCommunicator {
   int world_rank(int rank) const override { return groups_.all_ranks->world_rank(rank); }
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override;
   std::shared_ptr<Communicator> split(int color, int key) override;
+  std::optional<PendingMessage> pending_message(int src) override;
+
+  /// The same ranks over MPI.
+  Communicator& over_mpi() const { return *groups_.all_ranks; }
 
   // Called by the context.
   void poll() override;
@@ -77,6 +83,29 @@ struct Options {
   mpi::Options between_hosts = {};
   host::Options inside = {};
 };
+
+/// The terms of a group that only its members create.
+struct NewGroup {
+  std::vector<int> members = {};  ///< world ranks in the order of the group, on several hosts
+  /// This number and the next are those of the group, the same on all members; higher than the
+  /// last_group() of each.
+  int number = 0;
+  /// Distinguishes the group from all other groups and worlds of its hosts.
+  std::string job = {};
+  host::Options inside = {};   ///< of the ranks on this host; timeout: also of the group
+  host::JoinCheck check = {};  ///< why some member of this host cannot join any more
+};
+
+/// The highest number of the groups between hosts that this rank is or was a member of.
+/// world: what create() returned, if it is over MPI.
+int last_group(const Communicator& world);
+
+/// The group of these ranks of a world that create() made over MPI, without a progress thread. Only
+/// its members call it. It waits for those on this host. The ranks of each host have shared memory
+/// of their own. A failure of the group ends the world. Operations of the group advance only in
+/// calls that use the group.
+/// Throws: as host::rendezvous(), and CommError if MPI has too few tags for this number.
+std::shared_ptr<Communicator> new_group(Communicator& world, const NewGroup& group);
 
 /// This process's communicator over all processes of MPI_COMM_WORLD. An all_reduce of float32 or
 /// float64 has three stages: a reduce-scatter in the shared memory of each host, an all_reduce of

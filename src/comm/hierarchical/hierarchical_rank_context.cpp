@@ -21,7 +21,7 @@ HierarchicalRankContext::HierarchicalRankContext(std::shared_ptr<Communicator> o
                                                  std::vector<int> world_ranks,
                                                  std::chrono::milliseconds timeout, bool fits)
     : ComposedRankContext({.backend = "hierarchical",
-                           .rank = over_mpi->rank(),
+                           .rank = over_mpi->world_rank(over_mpi->rank()),
                            .timeout = timeout,
                            .policy = policy(fits),
                            .has_mutex = true},

@@ -1,5 +1,7 @@
 #include "comm/messages/point_to_point_protocol.h"
 
+#include <utility>
+
 #include "comm/messages/transport.h"
 
 // Note [How send() and recv() agree]
@@ -12,12 +14,30 @@
 
 namespace lockstep::inline v0_2::messages {
 
+namespace {
+
+std::shared_ptr<TermsOfPeer> receive_terms(const GroupTransport& transport, int peer,
+                                           Channel channel) {
+  auto theirs = std::make_shared<TermsOfPeer>();
+  transport.receive(reinterpret_cast<std::byte*>(&theirs->terms), sizeof theirs->terms, peer,
+                    channel, [theirs](std::size_t) { theirs->received = true; });
+  return theirs;
+}
+
+}  // namespace
+
+std::shared_ptr<TermsOfPeer> receive_offer(const GroupTransport& transport, int peer) {
+  return receive_terms(transport, peer, Channel::offers);
+}
+
 PointToPointProtocol::PointToPointProtocol(GroupTransport transport, const Operation& operation,
-                                           std::uint64_t& received)
+                                           std::uint64_t& received,
+                                           std::shared_ptr<TermsOfPeer> offer)
     : transport_(transport),
       operation_(operation),
       received_(received),
-      own_(detail::terms_of(operation)) {}
+      own_(detail::terms_of(operation)),
+      theirs_(std::move(offer)) {}
 
 std::size_t PointToPointProtocol::bytes() const {
   return operation_.count * size_of(operation_.dtype);
@@ -25,12 +45,13 @@ std::size_t PointToPointProtocol::bytes() const {
 
 void PointToPointProtocol::begin() {
   const int peer = operation_.peer;
-  terms_pending_ = 2;
-  const auto terms_done = [this](std::size_t) { --terms_pending_; };
-  transport_.receive(reinterpret_cast<std::byte*>(&theirs_), sizeof theirs_, peer,
-                     sends() ? Channel::replies : Channel::offers, terms_done);
+  if (!theirs_) {
+    theirs_ = receive_terms(transport_, peer, sends() ? Channel::replies : Channel::offers);
+  }
+  own_terms_pending_ = true;
   transport_.send(reinterpret_cast<const std::byte*>(&own_), sizeof own_, peer,
-                  sends() ? Channel::offers : Channel::replies, terms_done);
+                  sends() ? Channel::offers : Channel::replies,
+                  [this](std::size_t) { own_terms_pending_ = false; });
   if (!sends() || bytes() == 0) return;
   ++payloads_pending_;
   transport_.send(operation_.input, bytes(), peer, Channel::payloads,
@@ -38,7 +59,7 @@ void PointToPointProtocol::begin() {
 }
 
 void PointToPointProtocol::advance() {
-  if (complete_ || terms_pending_ > 0) return;
+  if (complete_ || own_terms_pending_ || !theirs_->received) return;
   if (!compared_) {
     if (!sends() && received_ + 1 != operation_.sequence) return;
     compare_terms();
@@ -56,8 +77,8 @@ void PointToPointProtocol::advance() {
 }
 
 void PointToPointProtocol::compare_terms() const {
-  const auto& got = sends() ? own_ : theirs_;
-  const auto& expected = sends() ? theirs_ : own_;
+  const auto& got = sends() ? own_ : theirs_->terms;
+  const auto& expected = sends() ? theirs_->terms : own_;
   if (got == expected) return;
   const auto& group = transport_.group();
   const int here = group.world_rank(group.rank);

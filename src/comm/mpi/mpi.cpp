@@ -43,6 +43,17 @@ void record_operations(Communicator& world) {
       detail::FlightRecorder::create(world));
 }
 
+int last_group(const Communicator& world) {
+  auto& context = dynamic_cast<const MpiCommunicator&>(world).context();
+  const auto lock = context.lock();
+  return context.last_group();
+}
+
+std::shared_ptr<Communicator> new_group(Communicator& parent, const std::vector<int>& members,
+                                        int number) {
+  return dynamic_cast<MpiCommunicator&>(parent).part(members, number);
+}
+
 std::shared_ptr<Communicator> create(const Options& options) {
   const bool with_thread = by_thread(options);
   const auto context = std::make_shared<MpiRankContext>(options);

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "comm/communicator.h"
 #include "comm/control/offer.h"
@@ -50,6 +51,17 @@ void start_thread(Communicator& world);
 
 /// Begins to record the operations of a world that create() made without records.
 void record_operations(Communicator& world);
+
+/// The highest number of the groups over MPI that this rank is or was a member of.
+/// world: a communicator over MPI.
+int last_group(const Communicator& world);
+
+/// The group of these ranks of a group over MPI, in this order. Only its members call it, and it
+/// waits for none of them. Its failure ends the world.
+/// number: the same on all members; higher than the last_group() of each.
+/// Throws: CommError if MPI has too few tags for this number.
+std::shared_ptr<Communicator> new_group(Communicator& parent, const std::vector<int>& members,
+                                        int number);
 
 /// This process's communicator over all processes of MPI_COMM_WORLD. Every process calls it once;
 /// returns when all have. If the program has initialised MPI, the program must also finalise it.

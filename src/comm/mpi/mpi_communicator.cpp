@@ -9,6 +9,7 @@
 #include "comm/control/failure.h"
 #include "comm/control/gathering.h"
 #include "comm/control/joining.h"
+#include "comm/messages/point_to_point_protocol.h"
 #include "comm/messages/transport.h"
 #include "comm/mpi/join_record.h"
 #include "comm/placement.h"
@@ -102,6 +103,7 @@ MpiCommunicator::MpiCommunicator(std::shared_ptr<MpiRankContext> context, std::v
             .algorithm = context_->options().algorithm,
             .eager_bytes = eager_bytes(size())};
   received_.resize(group_.members.size());
+  offers_.resize(group_.members.size());
   const auto lock = context_->lock();
   context_->add(*this);
 }
@@ -173,7 +175,11 @@ Work MpiCommunicator::start(Operation&& operation) {
 }
 
 Work MpiCommunicator::begin_message(Operation&& operation) {
-  auto request = std::make_shared<MessageRequest>(*this, std::move(operation));
+  std::shared_ptr<messages::TermsOfPeer> offer;
+  if (operation.collective == Collective::recv) {
+    offer.swap(offers_[static_cast<std::size_t>(operation.peer)]);
+  }
+  auto request = std::make_shared<MessageRequest>(*this, std::move(operation), std::move(offer));
   messages_.push_back(request);
   context_->attempt([&] { request->begin(); });
   context_->poll();
@@ -220,20 +226,49 @@ std::vector<int> MpiCommunicator::first_awaited() const {
 
 std::shared_ptr<Communicator> MpiCommunicator::split(int color, int key) {
   const auto part = detail::split_numbered(*this, color, key, context_->last_group());
-  const int most = messages::most_groups(context_->transport().last_tag());
-  if (part.number > most) {
-    throw CommError(
-        detail::concat(where("split"), ": this MPI has tags for ", most, " groups, and no more"));
-  }
-  context_->set_last_group(static_cast<int>(part.number));
-  if (part.ranks.empty()) return nullptr;
-  const auto made =
-      std::make_shared<MpiCommunicator>(context_, detail::at_ranks(group_.members, part.ranks),
-                                        part.rank, static_cast<int>(part.number));
-  made->set_placement(detail::hosts_of(part.ranks, hosts()));
+  const auto made = this->part(part.ranks, static_cast<int>(part.number));
+  if (made == nullptr) return nullptr;
   made->join();
   log::debug(detail::concat(made->where("split"), " joined its group"));
   return made;
+}
+
+std::shared_ptr<MpiCommunicator> MpiCommunicator::part(const std::vector<int>& ranks, int number) {
+  const int most = messages::most_groups(context_->transport().last_tag());
+  if (number > most) {
+    throw CommError(
+        detail::concat(where("split"), ": this MPI has tags for ", most, " groups, and no more"));
+  }
+  {
+    const auto lock = context_->lock();
+    context_->set_last_group(std::max(context_->last_group(), number));
+  }
+  if (ranks.empty()) return nullptr;
+  const auto own = static_cast<int>(std::ranges::find(ranks, rank()) - ranks.begin());
+  auto made = std::make_shared<MpiCommunicator>(context_, detail::at_ranks(group_.members, ranks),
+                                                own, number);
+  made->set_placement(detail::hosts_of(ranks, hosts()));
+  return made;
+}
+
+std::optional<PendingMessage> MpiCommunicator::pending_message(int src) {
+  const MpiRankContext::CallGuard guard(*context_);
+  if (context_->failed()) context_->throw_failure(where("pending_message"));
+  const bool receives = std::ranges::any_of(messages_, [&](const auto& request) {
+    const auto& operation = request->operation();
+    return !request->complete() && operation.collective == Collective::recv &&
+           operation.peer == src;
+  });
+  if (receives) return std::nullopt;
+  auto& offer = offers_[static_cast<std::size_t>(src)];
+  if (offer == nullptr) {
+    context_->attempt([&] { offer = messages::receive_offer(transport(), src); });
+  }
+  context_->poll();
+  if (context_->failed()) context_->throw_failure(where("pending_message"));
+  if (!offer->received) return std::nullopt;
+  return PendingMessage{
+      .count = offer->terms.count, .dtype = offer->terms.dtype, .tag = offer->terms.tag};
 }
 
 }  // namespace lockstep::mpi

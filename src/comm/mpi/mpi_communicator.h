@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -29,6 +30,12 @@ class MpiCommunicator final : public detail::BackendCommunicator {
   int world_rank(int rank) const override { return group_.world_rank(rank); }
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override;
   std::shared_ptr<Communicator> split(int color, int key) override;
+  std::optional<PendingMessage> pending_message(int src) override;
+
+  /// The group of these ranks of this group, in this order. It sends no message.
+  /// number: the same on all of them; higher than their RankContext::last_group().
+  /// Throws: CommError if MPI has too few tags for this number.
+  std::shared_ptr<MpiCommunicator> part(const std::vector<int>& ranks, int number);
 
   void poll() override;
   std::size_t pending() const override;
@@ -64,6 +71,8 @@ class MpiCommunicator final : public detail::BackendCommunicator {
   std::shared_ptr<MpiRankContext> context_;
   messages::MessageGroup group_;
   std::vector<std::uint64_t> received_;
+  /// Of each member, the terms of its next send() if pending_message() has begun to receive them.
+  std::vector<std::shared_ptr<messages::TermsOfPeer>> offers_;
   std::deque<std::shared_ptr<CollectiveRequest>>
       collectives_;  ///< in order; the transfers of the first ones may be in progress
   std::deque<std::shared_ptr<MessageRequest>> messages_;

@@ -1,5 +1,7 @@
 #include "comm/mpi/mpi_request.h"
 
+#include <utility>
+
 #include "comm/mpi/mpi_communicator.h"
 
 namespace lockstep::inline v0_2::mpi {
@@ -21,9 +23,11 @@ std::vector<int> CollectiveRequest::missing() const {
   return ranks;
 }
 
-MessageRequest::MessageRequest(MpiCommunicator& group, Operation&& operation)
+MessageRequest::MessageRequest(MpiCommunicator& group, Operation&& operation,
+                               std::shared_ptr<messages::TermsOfPeer> offer)
     : MpiRequest(group, std::move(operation)),
-      protocol_(group.transport(), this->operation(), group.received(this->operation().peer)) {}
+      protocol_(group.transport(), this->operation(), group.received(this->operation().peer),
+                std::move(offer)) {}
 
 void MessageRequest::advance() {
   protocol_.advance();

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "comm/backend_communicator.h"
@@ -27,7 +28,9 @@ class CollectiveRequest final : public MpiRequest {
 /// A send or recv on this rank.
 class MessageRequest final : public MpiRequest {
  public:
-  MessageRequest(MpiCommunicator& group, Operation&& operation);
+  /// offer: as of PointToPointProtocol.
+  MessageRequest(MpiCommunicator& group, Operation&& operation,
+                 std::shared_ptr<messages::TermsOfPeer> offer);
 
   void begin() { protocol_.begin(); }
   void advance() override;

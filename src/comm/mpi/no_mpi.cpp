@@ -15,6 +15,12 @@ void start_thread(Communicator&) { throw BackendUnavailable("mpi: " + available(
 
 void record_operations(Communicator&) { throw BackendUnavailable("mpi: " + available()); }
 
+int last_group(const Communicator&) { throw BackendUnavailable("mpi: " + available()); }
+
+std::shared_ptr<Communicator> new_group(Communicator&, const std::vector<int>&, int) {
+  throw BackendUnavailable("mpi: " + available());
+}
+
 std::shared_ptr<Communicator> create(const Options&) {
   throw BackendUnavailable("mpi: " + available());
 }

@@ -1,0 +1,102 @@
+#include "backend/launched_world.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+
+#include "backend/errors.h"
+#include "comm/control/address.h"
+#include "comm/mpi/mpi.h"
+#include "core/environment.h"
+#include "join/join_world.h"
+#include "lockstep/error.h"
+
+namespace lockstep_torch {
+
+using lockstep::DType;
+using lockstep::Environment;
+
+std::optional<std::pair<int, int>> launched_by_mpi() {
+  return with_python_errors([]() -> std::optional<std::pair<int, int>> {
+    const auto& launcher = Environment::get().launcher;
+    if (!launcher || !launcher->starts_mpi()) return std::nullopt;
+    return std::pair(launcher->rank, launcher->size);
+  });
+}
+
+std::string why_no_mpi(int rank, int size) {
+  const auto& environment = Environment::get();
+  const auto& launcher = environment.launcher;
+  if (!environment.launcher_problem.empty()) return environment.launcher_problem;
+  if (!launcher || !launcher->starts_mpi()) {
+    return c10::str("was started by ", launcher ? launcher->name() : "no launcher",
+                    ", which starts no MPI processes");
+  }
+  if (const auto why = lockstep::mpi::available(); !why.empty()) {
+    return "has a lockstep_torch that was " + why;
+  }
+  if (launcher->rank == rank && (size == 0 || launcher->size == size)) return {};
+  return c10::str("is rank ", launcher->rank, " of ", launcher->size, " of ", launcher->name());
+}
+
+std::vector<std::string> own_addresses(bool one_host) {
+  std::vector<std::string> texts;
+  const auto& name = Environment::get().interface;
+  if (!one_host) {
+    for (const auto& interface : lockstep::control::usable_interfaces(name)) {
+      for (const auto& address : interface.addresses) texts.push_back(address.host());
+    }
+  }
+  if (texts.empty()) texts.emplace_back("127.0.0.1");
+  return texts;
+}
+
+LaunchedWorld& LaunchedWorld::join(std::chrono::milliseconds timeout) {
+  static LaunchedWorld world(timeout);
+  return world;
+}
+
+LaunchedWorld::LaunchedWorld(std::chrono::milliseconds timeout)
+    : world_(lockstep::detail::join_world(
+          {.timeout = timeout,
+           // PyTorch's threads and denormals stay as the program has set them.
+           .flush_denormals = lockstep::flushes_denormals(),
+           .threads = {.set_number = [](int) { return at::get_num_threads(); },
+                       .flush_denormals = [](bool) {}},
+           .progress = lockstep::ProgressMode::wait})) {}
+
+bool LaunchedWorld::on_one_host() const { return std::ranges::max(world_->hosts()) == 0; }
+
+std::optional<std::string> LaunchedWorld::failure() const {
+  const std::lock_guard lock(*mutex_);
+  try {
+    world_->make_progress();
+    return std::nullopt;
+  } catch (const lockstep::Error& error) {
+    return error.what();
+  }
+}
+
+std::string LaunchedWorld::from_rank_0(int rank, int size, const std::string& text) const {
+  const std::lock_guard lock(*mutex_);
+  auto& world = *world_;
+  const std::array<std::int64_t, 3> own{rank, size, static_cast<std::int64_t>(text.size())};
+  std::vector<std::array<std::int64_t, 3>> all(static_cast<std::size_t>(world.size()));
+  world.all_gather(own.data(), all.data(), own.size(), DType::i64).wait();
+  for (int r = 0; r < world.size(); ++r) {
+    const auto& [in_torch, torch_size, length] = all[static_cast<std::size_t>(r)];
+    if (in_torch == r && torch_size == world.size()) continue;
+    fail(c10::str("lockstep init: rank ", r, " of ", world.size(), " of the launcher is rank ",
+                  in_torch, " of ", torch_size,
+                  " in PyTorch, expected the same numbers; pass no rank and world_size to "
+                  "init_process_group(), or those of the launcher"));
+  }
+  std::string answer = text;
+  answer.resize(static_cast<std::size_t>(all.front().back()));
+  world.broadcast(answer.data(), answer.size(), DType::u8, 0).wait();
+  return answer;
+}
+
+}  // namespace lockstep_torch
