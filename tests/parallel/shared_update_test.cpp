@@ -8,11 +8,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <filesystem>
 #include <limits>
 #include <memory>
+#include <stdexcept>
+#include <string>
+#include <thread>
 #include <vector>
 
 #include "comm/flight_record.h"
@@ -348,18 +353,52 @@ TEST(SharedUpdateStep, RefusesAParameterWithOtherMemory) {
   });
 }
 
+struct FailingSgd : FusedSgd {
+  using FusedSgd::FusedSgd;
+  void update(const at::Tensor& /*parameter*/, const Elements& /*elements*/) override {
+    throw std::runtime_error("the update has failed");
+  }
+};
+
 TEST(SharedUpdateStep, ThatFailsOnOneRankFailsOnAllAndLeavesNoCheckpoint) {
   const TemporaryFolder folder;
+  std::vector<std::string> errors(3);
   on_ranks(3, [&](const Group& world) {
-    Trained trained(world, one_group<torch::optim::Adam>(AdamOptions(0.01)), shared);
-    trained.step(world, 0);
-    auto& options = trained.base->param_groups()[0].options();
-    // Adam's step reads a tensor that its state does not have.
-    if (world.rank() == 1) static_cast<AdamOptions&>(options).amsgrad(true);
-    EXPECT_ANY_THROW(trained.optimizer.backward_and_update(trained.model.loss(world, 1)));
+    const auto failing = one_group<FailingSgd>(SGDOptions(0.1));
+    Trained trained(world, world.rank() == 1 ? failing : fused(SGDOptions(0.1)), shared);
+    try {
+      trained.optimizer.backward_and_update(trained.model.loss(world, 1));
+      ADD_FAILURE() << "no error on rank " << world.rank();
+    } catch (const std::exception& error) {
+      errors[static_cast<std::size_t>(world.rank())] = error.what();
+    }
     const Checkpoint checkpoint{.model = trained.model, .optimizer = *trained.base};
     EXPECT_ANY_THROW(checkpoint.save(folder / "half", {}, world));
     EXPECT_FALSE(std::filesystem::exists(folder / "half"));
+  });
+  EXPECT_THAT(errors, ::testing::Each(HasSubstr("the update has failed")));
+}
+
+/// Each update takes longer than the other ranks need to read all parameters.
+struct SlowSgd : FusedSgd {
+  using FusedSgd::FusedSgd;
+  void update(const at::Tensor& parameter, const Elements& elements) override {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    FusedSgd::update(parameter, elements);
+  }
+};
+
+TEST(SharedUpdateStep, EndsWhenAllRanksHaveUpdatedTheirParts) {
+  on_ranks(2, [](const Group& world) {
+    auto x = at::zeros({1000}).requires_grad_();
+    const ModelView model({{.name = "x", .tensor = x}});
+    FusedSgd sgd({x}, SGDOptions(1));
+    SlowSgd slow({x}, SGDOptions(1));
+    auto& base = world.rank() == 1 ? static_cast<torch::optim::Optimizer&>(slow) : sgd;
+    DistributedOptimizer optimizer(base, model, world, shared);
+    optimizer.backward_and_update(x.sum());
+    EXPECT_EQ(x.detach().sum().item<float>(), -1000);
+    world.barrier().wait();
   });
 }
 
