@@ -264,7 +264,6 @@ void print_memory(const plan::Setting& setting, const PlanArguments& arguments,
                                      : detail::concat("--shard ", plan::name(shard)),
           keeping);
   }
-  if (setting.nodes > 1) return;
   keeping.shard = plan::Shard::none;
   keeping.share_memory = true;
   print("--share-memory", keeping);
@@ -397,7 +396,7 @@ void add_plan(CLI::App& app, int& exit_code) {
       ->type_name("NAME")
       ->capture_default_str();
   command->add_flag("--share-memory", arguments->share_memory,
-                    "Ranks of the only host share one copy of parameters and state");
+                    "The ranks of a host share one copy of parameters and state");
   command
       ->add_option("--host-memory", arguments->host_memory,
                    "Memory of each host, for the largest model (default: this host's)")

@@ -4,8 +4,9 @@
 // collectives, or before init().
 //
 //   bench_victim [--train] [--steps N] [--pause MS] [--child none|worker|stays] [--checkpoints DIR]
-//   bench_victim --train --shard none|optimizer|gradients [--kill-call N --kill-rank R --kill-once
-//   FILE] bench_victim --fault NAME --fault-rank R [--fault-step S | --before-init]
+//   bench_victim --train --shard none|optimizer|gradients|share_memory
+//                [--kill-call N --kill-rank R --kill-once FILE]
+//   bench_victim --fault NAME --fault-rank R [--fault-step S | --before-init]
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/empty.h>
@@ -31,7 +32,6 @@
 #include <sstream>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "core/digest.h"
@@ -137,8 +137,8 @@ std::uint64_t run_collectives(const Settings& settings, const lockstep::Group& w
   return lockstep::detail::digest(std::as_bytes(std::span(digests)));
 }
 
-/// An AdamW whose process is killed after so many calls of step(). A sharded update calls it once
-/// for each bucket, so that other buckets are updated and gathered, or not yet.
+/// An AdamW whose process is killed when it has begun so many updates of a parameter. Every rank
+/// begins the update of every parameter, so that other parameters are updated then, or not yet.
 class KilledAdamW final : public lockstep::FusedAdamW {
  public:
   KilledAdamW(const std::vector<at::Tensor>& parameters, const Settings& settings,
@@ -147,13 +147,12 @@ class KilledAdamW final : public lockstep::FusedAdamW {
         calls_(world.rank() == settings.kill_rank ? settings.kill_call : -1),
         once_(settings.kill_once) {}
 
-  at::Tensor step(LossClosure closure = nullptr) override {
-    auto loss = lockstep::FusedAdamW::step(std::move(closure));
+  void begin_update(const at::Tensor& parameter) override {
+    lockstep::FusedAdamW::begin_update(parameter);
     if (calls_-- == 0 && !std::filesystem::exists(once_)) {
       std::ofstream(once_).put('\n');
       std::raise(SIGKILL);
     }
-    return loss;
   }
 
  private:
@@ -174,6 +173,7 @@ lockstep::DataParallelOptions options_of(const Settings& settings) {
   if (settings.shard.empty()) options.strategy = lockstep::parse_strategy("topk:0.1");
   if (settings.shard == "optimizer") options.shard = lockstep::Shard::optimizer;
   if (settings.shard == "gradients") options.shard = lockstep::Shard::gradients;
+  options.share_memory = settings.shard == "share_memory";
   return options;
 }
 
@@ -241,8 +241,9 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({"none", "worker", "stays"}));
   app.add_option("--checkpoints", settings.checkpoints, "Folder to save to and to resume from");
   app.add_option("--shard", settings.shard, "Train with AdamW, whose state is divided so")
-      ->check(CLI::IsMember({"none", "optimizer", "gradients"}));
-  app.add_option("--kill-call", settings.kill_call, "Call of AdamW's step after which to kill");
+      ->check(CLI::IsMember({"none", "optimizer", "gradients", "share_memory"}));
+  app.add_option("--kill-call", settings.kill_call,
+                 "Number of the update of a parameter in which to kill");
   app.add_option("--kill-rank", settings.kill_rank, "The rank to kill");
   app.add_option("--kill-once", settings.kill_once,
                  "File that a kill creates and that prevents one");

@@ -131,7 +131,7 @@ double computed(const Settings& settings, double ranks) {
 void measure(const Settings& settings, const lockstep::Group& world) {
   torch::set_num_threads(1);
   const double before = memory(world);
-  Training training(settings, world, options_of(settings), settings.fused || settings.share_memory);
+  Training training(settings, world, options_of(settings), settings.fused);
   double with_gradients = 0;
   for (int i = 0; i < 3; ++i) {
     if (settings.share_memory)
@@ -142,7 +142,7 @@ void measure(const Settings& settings, const lockstep::Group& world) {
   if (settings.share_memory) with_gradients = memory(world) - before;
   const double after = memory(world) - before;
 
-  Training unsharded(settings, world, {}, settings.fused || settings.share_memory);
+  Training unsharded(settings, world, {}, settings.fused);
   std::vector<double> own;
   std::vector<double> others;
   for (int round = 0; round <= settings.rounds; ++round) {
@@ -158,7 +158,7 @@ void measure(const Settings& settings, const lockstep::Group& world) {
   std::cout
       << nlohmann::ordered_json{{"shard", settings.shard},
                                 {"share_memory", settings.share_memory},
-                                {"fused", settings.fused || settings.share_memory},
+                                {"fused", settings.fused},
                                 {"ranks", world.size()},
                                 {"parameters", training.elements()},
                                 {"computed_bytes_a_parameter", computed(settings, world.size())},
@@ -181,7 +181,7 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({"none", "optimizer", "gradients"}))
       ->capture_default_str();
   app.add_flag("--share-memory", settings.share_memory,
-               "One copy of parameters and optimizer state for all ranks; implies --fused");
+               "One copy of parameters and optimizer state for all ranks");
   app.add_flag("--fused", settings.fused, "FusedAdamW instead of torch's AdamW");
   app.add_option("--batch-size", settings.batch_size, "Samples a rank")->capture_default_str();
   app.add_option("--rounds", settings.rounds, "Rounds of timed steps")->capture_default_str();

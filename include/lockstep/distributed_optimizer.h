@@ -27,7 +27,8 @@ namespace lockstep::inline v0_2 {
 
 /// Interface of an optimizer that ranks can share (DataParallelOptions::share_memory): each rank
 /// updates a part of the elements. The update of an element must depend only on that element's
-/// value, gradient and state.
+/// value, gradient and state. SGD, Adam, AdamW, RMSprop and Adagrad of torch::optim need no such
+/// interface.
 class ElementwiseOptimizer {
  public:
   /// Some elements of one parameter.

@@ -13,6 +13,7 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "lockstep/group.h"
+#include "parallel/own_step.h"
 #include "parallel/reducer.h"
 #include "parallel/replicated_model.h"
 #include "parallel/sharded_update.h"
@@ -52,18 +53,14 @@ void check_parameters(const torch::optim::Optimizer& optimizer, const ModelView&
 }
 
 /// Checks that the optimizer can update parts of tensors, if an option requires it.
-void check_elementwise(const torch::optim::Optimizer& optimizer, const Group& group,
-                       const DataParallelOptions& options) {
+void check_updates_parts(const torch::optim::Optimizer& optimizer, const Group& group,
+                         const DataParallelOptions& options) {
   all_or_none(group, [&] {
-    if (!options.share_memory) {
-      if (options.shard != Shard::none) detail::ShardedUpdate::check(optimizer);
-      return;
+    if (options.share_memory) {
+      detail::SharedUpdate::check(optimizer);
+    } else if (options.shard != Shard::none) {
+      detail::check_elementwise(optimizer, "shard");
     }
-    if (dynamic_cast<const ElementwiseOptimizer*>(&optimizer) != nullptr) return;
-    throw InvalidArgument(
-        "DistributedOptimizer: share_memory: got an optimizer that updates whole tensors, expected "
-        "an ElementwiseOptimizer such as FusedSgd or FusedAdam",
-        {.operation = "DistributedOptimizer"});
   });
 }
 
@@ -109,7 +106,7 @@ DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
                                            const DataParallelOptions& options)
     : optimizer_(optimizer),
       model_((check_parameters(optimizer, model, group),
-              check_elementwise(optimizer, group, options),
+              check_updates_parts(optimizer, group, options),
               replicate(optimizer, model, group, options))) {
   model_->reducer().allow_accumulation(
       [parameters = addresses_of_parameters(optimizer)](const auto& parameter) {
@@ -118,11 +115,12 @@ DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
   try {
     // With one copy of everything, shard has no effect.
     if (options.share_memory) {
-      shared_ = std::make_unique<detail::SharedUpdate>(
-          model_->reducer(), group, dynamic_cast<ElementwiseOptimizer&>(optimizer));
+      shared_ = std::make_unique<detail::SharedUpdate>(model_->reducer(), group, optimizer);
     } else if (options.shard != Shard::none) {
       sharded_ = std::make_unique<detail::ShardedUpdate>(model_->reducer(), group, optimizer);
     }
+  } catch (const InvalidArgument&) {
+    throw;  // on every rank
   } catch (const std::exception& error) {
     group.communicator().fail(detail::concat("DistributedOptimizer: ", error.what()));
     throw;
@@ -137,12 +135,12 @@ DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
     : DistributedOptimizer(optimizer, model, group, with(std::move(strategy))) {}
 
 void DistributedOptimizer::backward_and_update(const at::Tensor& loss) {
+  const bool update_averages = shared_ != nullptr && shared_->averages_gradients();
   if (loss.defined() && loss.requires_grad()) {
-    // A shared update averages the gradients itself.
-    const auto local = shared_ != nullptr ? std::optional(no_sync()) : std::nullopt;
+    const auto local = update_averages ? std::optional(no_sync()) : std::nullopt;
     loss.backward();
   }
-  if (shared_ != nullptr) {
+  if (update_averages) {
     detail::as_operation("DistributedOptimizer", [&] {
       model_->check_unchanged();
       model_->reducer().hook_new_accumulators();

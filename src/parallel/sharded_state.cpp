@@ -16,7 +16,7 @@
 #include "comm/communicator.h"
 #include "core/text.h"
 #include "lockstep/error.h"
-#include "parallel/param_state_fields.h"
+#include "parallel/param_state_tensors.h"
 
 namespace lockstep::inline v0_2::detail {
 namespace {
@@ -32,31 +32,6 @@ struct Sharded {
 Sharded& sharded() {
   static Sharded all;
   return all;
-}
-
-/// Visitor that lists the tensors of a state, in a fixed order.
-struct Tensors {
-  std::vector<at::Tensor*>& list;
-
-  void operator()(const char*, std::int64_t) const {}
-  void operator()(const char*, at::Tensor& tensor) const { list.push_back(&tensor); }
-};
-
-template <class... Known>
-std::vector<at::Tensor*> tensors_as(OptimizerParamState& state) {
-  std::vector<at::Tensor*> list;
-  const auto add = [&](auto* known) {
-    if (known != nullptr) visit(*known, Tensors{list});
-  };
-  (add(dynamic_cast<Known*>(&state)), ...);
-  return list;
-}
-
-/// The tensors of a parameter's state, some of which may be undefined.
-std::vector<at::Tensor*> tensors_of(OptimizerParamState& state) {
-  return tensors_as<torch::optim::SGDParamState, torch::optim::AdamParamState,
-                    torch::optim::AdamWParamState, torch::optim::RMSpropParamState,
-                    torch::optim::AdagradParamState>(state);
 }
 
 /// Calls fn with each parameter and this rank's part of it.

@@ -1,71 +1,20 @@
 #include "parallel/sharded_update.h"
 
 #include <ATen/core/grad_mode.h>
-#include <c10/util/Type.h>
-#include <torch/optim/adagrad.h>
-#include <torch/optim/adam.h>
-#include <torch/optim/adamw.h>
 #include <torch/optim/optimizer.h>
-#include <torch/optim/rmsprop.h>
-#include <torch/optim/sgd.h>
 
 #include <algorithm>
 #include <exception>
-#include <typeinfo>
 #include <unordered_map>
 #include <utility>
 
 #include "comm/communicator.h"
 #include "core/text.h"
-#include "lockstep/distributed_optimizer.h"
 #include "lockstep/error.h"
 #include "parallel/gradient.h"
 
 namespace lockstep::inline v0_2::detail {
 namespace {
-
-/// Whether the optimizer is of a class of LibTorch that updates each element by itself. A derived
-/// class must declare that it still does.
-template <class... Known>
-bool is_elementwise(const torch::optim::Optimizer& optimizer) {
-  const bool is_known = ((typeid(optimizer) == typeid(Known)) || ...);
-  const bool is_derived = ((dynamic_cast<const Known*>(&optimizer) != nullptr) || ...);
-  return is_known ||
-         (is_derived && dynamic_cast<const ElementwiseOptimizer*>(&optimizer) != nullptr);
-}
-
-using Lists = std::vector<std::vector<at::Tensor>>;
-
-Lists parameters_of(const torch::optim::Optimizer& optimizer) {
-  Lists lists;
-  for (const auto& group : optimizer.param_groups()) lists.push_back(group.params());
-  return lists;
-}
-
-bool are_empty(const Lists& lists) {
-  return std::ranges::all_of(lists, [](const auto& list) { return list.empty(); });
-}
-
-/// Exchanges the optimizer's parameters with other ones until the end of the scope.
-class ParametersScope {
- public:
-  ParametersScope(torch::optim::Optimizer& optimizer, Lists& lists)
-      : optimizer_(optimizer), lists_(lists) {
-    exchange();
-  }
-  ~ParametersScope() { exchange(); }
-  ParametersScope(const ParametersScope&) = delete;
-  ParametersScope& operator=(const ParametersScope&) = delete;
-
- private:
-  void exchange() {
-    for (std::size_t g = 0; g < lists_.size(); ++g)
-      std::swap(optimizer_.param_groups()[g].params(), lists_[g]);
-  }
-
-  torch::optim::Optimizer& optimizer_;
-  Lists& lists_;
-};
 
 /// This rank's part of the mean of a gradient; undefined if there is none.
 at::Tensor gradient_part(const ShardedBucket& bucket, std::size_t index) {
@@ -81,19 +30,11 @@ at::Tensor gradient_part(const ShardedBucket& bucket, std::size_t index) {
   return flat_part(is_laid_out ? gradient : slice.values, range.begin, range.length());
 }
 
-}  // namespace
-
-void ShardedUpdate::check(const torch::optim::Optimizer& optimizer) {
-  if (is_elementwise<torch::optim::SGD, torch::optim::Adam, torch::optim::AdamW,
-                     torch::optim::RMSprop, torch::optim::Adagrad>(optimizer)) {
-    return;
-  }
-  throw InvalidArgument(
-      concat("DistributedOptimizer: shard: got ", c10::demangle(typeid(optimizer).name()),
-             ", expected an optimizer that updates each element by itself: SGD, Adam, AdamW, "
-             "RMSprop or Adagrad of torch::optim, or FusedSgd, FusedAdam or FusedAdamW"),
-      {.operation = "DistributedOptimizer"});
+bool are_empty(const ParameterLists& lists) {
+  return std::ranges::all_of(lists, [](const auto& list) { return list.empty(); });
 }
+
+}  // namespace
 
 ShardedUpdate::ShardedUpdate(Reducer& reducer, const Group& group,
                              torch::optim::Optimizer& optimizer)
@@ -162,11 +103,6 @@ bool ShardedUpdate::set_gradients(std::size_t index) {
   return has_any;
 }
 
-void ShardedUpdate::update(Lists& parameters) {
-  const ParametersScope scope(optimizer_, parameters);
-  optimizer_.step();
-}
-
 /// After the parameters of a bucket are gathered.
 void ShardedUpdate::finish(std::size_t index) {
   const auto& bucket = parameters_.buckets()[index];
@@ -187,12 +123,12 @@ void ShardedUpdate::step() {
     std::vector<Work> works(calls_.size());
     for (std::size_t b = 0; b < calls_.size(); ++b) {
       if (!set_gradients(b)) continue;
-      update(calls_[b].parts);
+      step_on(optimizer_, calls_[b].parts);
       const SourceScope of_bucket(parameters_.group().communicator(),
                                   reducer_.source_of_parameters(b));
       works[b] = parameters_.gather(parameters_.buckets()[b]);
     }
-    if (!are_empty(whole_)) update(whole_);
+    if (!are_empty(whole_)) step_on(optimizer_, whole_);
     for (std::size_t b = 0; b < calls_.size(); ++b) {
       works[b].wait();
       finish(b);

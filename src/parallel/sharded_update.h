@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "lockstep/group.h"
+#include "parallel/own_step.h"
 #include "parallel/reducer.h"
 #include "parallel/sharded_parameters.h"
 #include "parallel/sharded_state.h"
@@ -21,10 +22,6 @@ namespace lockstep::inline v0_2::detail {
 /// gather each bucket's parameters while the optimizer updates the next one.
 class ShardedUpdate {
  public:
-  /// Throws: InvalidArgument unless the optimizer is of a class that updates each element by
-  /// itself.
-  static void check(const torch::optim::Optimizer& optimizer);
-
   /// Moves the parameters into flat tensors. Reducer and optimizer must outlive it.
   /// Throws: CommError when memory is short.
   ShardedUpdate(Reducer& reducer, const Group& group, torch::optim::Optimizer& optimizer);
@@ -38,26 +35,23 @@ class ShardedUpdate {
   bool divides_gradients() const;
 
  private:
-  using Lists = std::vector<std::vector<at::Tensor>>;  ///< of parameters, per parameter group
-
   /// One call of the optimizer's step, for the parameters of one bucket.
   struct Call {
-    Lists parts;                      ///< what the optimizer updates
+    ParameterLists parts;             ///< what the optimizer updates
     std::vector<std::size_t> slices;  ///< of the bucket, that the optimizer has
   };
 
   void check_groups() const;
   bool set_gradients(std::size_t bucket);
-  void update(Lists& parameters);
   void finish(std::size_t bucket);
 
   torch::optim::Optimizer& optimizer_;
   Reducer& reducer_;
   ShardedParameters parameters_;
   ShardedState state_;
-  Lists original_;           ///< the optimizer's parameters at construction
+  ParameterLists original_;  ///< the optimizer's parameters at construction
   std::vector<Call> calls_;  ///< per bucket
-  Lists whole_;              ///< parameters in no bucket, which every rank updates
+  ParameterLists whole_;     ///< parameters in no bucket, which every rank updates
 };
 
 }  // namespace lockstep::detail

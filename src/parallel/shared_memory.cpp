@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "core/text.h"
+#include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::detail {
 namespace {
@@ -68,9 +70,14 @@ class BlockReference {
 
 }  // namespace
 
-bool shares_memory(const Group& group) {
+void check_shares_memory(const Group& group) {
   const auto byte = group.communicator().allocate(1);
-  return group.communicator().place_of(byte.get()).has_value();
+  if (group.communicator().place_of(byte.get()).has_value()) return;
+  throw InvalidArgument(concat("share_memory: got ranks of one host on the ",
+                               group.communicator().backend(),
+                               " backend, expected the host backend or, with several hosts, the "
+                               "hierarchical backend: unset LOCKSTEP_BACKEND, or set share_memory "
+                               "= false"));
 }
 
 at::Tensor shared_memory(const Group& group, std::size_t bytes) {

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <exception>
 #include <span>
 #include <utility>
 
@@ -18,7 +19,9 @@
 #include "group/tensor_dtype.h"
 #include "kernels/reduce.h"
 #include "lockstep/error.h"
+#include "parallel/elementwise_step.h"
 #include "parallel/gradient.h"
+#include "parallel/own_step.h"
 #include "parallel/shared_memory.h"
 #include "profile/group_statistics.h"
 #include "sync/bucket_layout.h"
@@ -37,10 +40,34 @@ std::size_t padded(std::size_t bytes) {
   return (bytes + slice_alignment - 1) / slice_alignment * slice_alignment;
 }
 
+/// The ranks of this host. Ranks: all of the group.
+Group sharing_group(const Group& group) {
+  if (group.nodes() == 1) return group;
+  auto local = group.local();
+  all_or_none(group, [&] { check_shares_memory(local); });
+  return local;
+}
+
+/// The optimizer's own step on elements; null if the optimizer updates elements itself.
+std::unique_ptr<ElementwiseOptimizer> elementwise_step(torch::optim::Optimizer& optimizer) {
+  if (dynamic_cast<ElementwiseOptimizer*>(&optimizer) != nullptr) return nullptr;
+  return std::make_unique<ElementwiseStep>(optimizer);
+}
+
 }  // namespace
 
-SharedUpdate::SharedUpdate(Reducer& reducer, const Group& group, ElementwiseOptimizer& optimizer)
-    : reducer_(reducer), group_(group), optimizer_(optimizer) {
+void SharedUpdate::check(const torch::optim::Optimizer& optimizer) {
+  if (dynamic_cast<const ElementwiseOptimizer*>(&optimizer) != nullptr) return;
+  check_elementwise(optimizer, "share_memory");
+}
+
+SharedUpdate::SharedUpdate(Reducer& reducer, const Group& group, torch::optim::Optimizer& optimizer)
+    : reducer_(reducer),
+      world_(group),
+      group_(sharing_group(group)),
+      averages_gradients_(group_.size() == group.size()),
+      step_(elementwise_step(optimizer)),
+      optimizer_(step_ ? *step_ : dynamic_cast<ElementwiseOptimizer&>(optimizer)) {
   const at::NoGradGuard no_grad;
   for (const auto& of_bucket : reducer_.bucket_reducers()) {
     const auto& bucket = of_bucket.bucket;
@@ -49,7 +76,7 @@ SharedUpdate::SharedUpdate(Reducer& reducer, const Group& group, ElementwiseOpti
                         .own_gradients = std::vector<Gradient>(bucket.slices().size())});
     bytes_ += padded(bucket.values().nbytes());
   }
-  exchange_addresses();
+  if (averages_gradients_) exchange_addresses();
   const auto memory = shared_memory(group_, bytes_);
   std::size_t offset = 0;
   for (auto& bucket : buckets_) {
@@ -136,13 +163,21 @@ void SharedUpdate::check_in_place() const {
   }
 }
 
+/// Whether this step updates a parameter. The same on every rank.
+bool SharedUpdate::updates(const SharedBucket& bucket, std::size_t slice) const {
+  return bucket.own_gradients[slice].values != nullptr &&
+         optimizer_.has(bucket.gradients->slices()[slice].parameter);
+}
+
 /// Allocates shared memory for the optimizer state, for as many tensors as a parameter has.
 void SharedUpdate::allocate_state() {
   std::size_t needed = 0;
-  for (const auto& bucket : buckets_) {
-    for (const auto& slice : bucket.gradients->slices()) {
-      if (!optimizer_.has(slice.parameter)) continue;
-      needed = std::max(needed, optimizer_.state_of(slice.parameter).size());
+  for (auto& bucket : buckets_) {
+    bucket.own_state.assign(bucket.own_gradients.size(), {});
+    for (std::size_t i = 0; i < bucket.own_state.size(); ++i) {
+      if (!updates(bucket, i)) continue;
+      bucket.own_state[i] = optimizer_.state_of(bucket.gradients->slices()[i].parameter);
+      needed = std::max(needed, bucket.own_state[i].size());
     }
   }
   while (buckets_.front().state.size() < needed) {
@@ -159,7 +194,7 @@ SharedUpdate::State SharedUpdate::prepare_state(SharedBucket& bucket, std::size_
   const auto [begin, end] = intersection(bucket.own, of);
   const auto size = static_cast<std::size_t>(of.parameter.element_size());
   State state;
-  for (at::Tensor* tensor : optimizer_.state_of(of.parameter)) {
+  for (at::Tensor* tensor : bucket.own_state[slice]) {
     const auto& shared = bucket.state[state.tensors.size()][slice];
     const auto own = [&](const at::Tensor& of_parameter) {
       return std::span(memory_of(of_parameter), of_parameter.nbytes())
@@ -254,7 +289,7 @@ void SharedUpdate::publish_gradients(UpdateGradients gradients) {
 void SharedUpdate::update(SharedBucket& bucket, std::size_t slice) {
   const auto& of = bucket.gradients->slices()[slice];
   const auto& own_gradient = bucket.own_gradients[slice];
-  if (own_gradient.values == nullptr || !optimizer_.has(of.parameter)) return;
+  if (!updates(bucket, slice)) return;
   const auto state = prepare_state(bucket, slice);
   optimizer_.begin_update(of.parameter);
   const auto dtype = of.parameter.scalar_type();
@@ -308,8 +343,14 @@ void SharedUpdate::step(UpdateGradients gradients) {
   if (!mean_.defined()) mean_ = at::empty({static_cast<std::int64_t>(chunk_bytes)}, at::kByte);
   const bool exchanged = gradients == UpdateGradients::averaged;
   publish_gradients(gradients);
-  allocate_state();
-  for (auto& bucket : buckets_) exchanged ? update(bucket) : average_and_update(bucket);
+  try {
+    allocate_state();
+    for (auto& bucket : buckets_) exchanged ? update(bucket) : average_and_update(bucket);
+  } catch (const std::exception& error) {
+    // Other ranks use the parameters, of which some are updated and some are not.
+    world_.communicator().fail(concat("DistributedOptimizer: ", error.what()));
+    throw;
+  }
   // Before this barrier, other ranks read this rank's gradients and write its parameters.
   group_.barrier().wait();
 }

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -10,6 +11,10 @@
 #include "lockstep/group.h"
 #include "parallel/reducer.h"
 #include "parallel/shard_range.h"
+
+namespace torch::optim {
+class Optimizer;
+}
 
 namespace lockstep::inline v0_2::detail {
 
@@ -19,19 +24,26 @@ enum class UpdateGradients : bool {
   averaged  ///< the mean, which every rank already has
 };
 
-/// One copy of a model's parameters and optimizer state for all ranks of a host. Each rank averages
-/// its range of all ranks' gradients in place and updates that range of the parameters. Means stay
-/// in the cache between the average and the update. docs/design/gradients.md, "One copy of the
-/// parameters for all ranks", has the steps.
+/// One copy of a model's parameters and optimizer state for all ranks of a host. On one host, each
+/// rank averages its range of all ranks' gradients in place and updates that range of the
+/// parameters. Means stay in the cache between the average and the update. On several hosts, each
+/// rank updates its range with gradients that are averaged already. docs/design/gradients.md, "One
+/// copy of the parameters for all ranks", has the steps.
 class SharedUpdate {
  public:
-  /// Moves the parameters into shared memory, with rank 0's values. Reducer and optimizer must
-  /// outlive it. Ranks: all of the group, with equal parameters.
-  SharedUpdate(Reducer& reducer, const Group& group, ElementwiseOptimizer& optimizer);
+  /// Throws: InvalidArgument unless the optimizer can update parts of tensors.
+  static void check(const torch::optim::Optimizer& optimizer);
+
+  /// Moves the parameters into shared memory. Reducer and optimizer must outlive it. Ranks: all of
+  /// the group, with equal parameters.
+  SharedUpdate(Reducer& reducer, const Group& group, torch::optim::Optimizer& optimizer);
   /// Copies parameters and optimizer state into memory of this rank.
   ~SharedUpdate();
   SharedUpdate(const SharedUpdate&) = delete;
   SharedUpdate& operator=(const SharedUpdate&) = delete;
+
+  /// Whether step() can average local gradients: all ranks are on one host.
+  bool averages_gradients() const { return averages_gradients_; }
 
   /// The optimizer's step with the mean of the gradients. Does not change .grad(). Ranks: all.
   /// Throws: InvalidArgument when a parameter no longer uses the shared memory.
@@ -54,6 +66,8 @@ class SharedUpdate {
     std::vector<at::Tensor> values = {};          ///< per slice, parameters in shared memory
     /// Per tensor of an optimizer's state and slice, that tensor in shared memory.
     std::vector<std::vector<at::Tensor>> state = {};
+    /// Per slice that this step updates, the tensors of the optimizer's state.
+    std::vector<std::vector<at::Tensor*>> own_state = {};
   };
 
   /// A parameter's optimizer state in shared memory.
@@ -66,6 +80,7 @@ class SharedUpdate {
   std::vector<at::Tensor> lay_out(SharedBucket& bucket, const at::Tensor& bytes,
                                   std::size_t& offset) const;
   void check_in_place() const;
+  bool updates(const SharedBucket& bucket, std::size_t slice) const;
   void allocate_state();
   State prepare_state(SharedBucket& bucket, std::size_t slice);
   void publish_gradients(UpdateGradients gradients);
@@ -77,7 +92,10 @@ class SharedUpdate {
   void update(SharedBucket& bucket, std::size_t slice);
 
   Reducer& reducer_;
-  Group group_;
+  Group world_;  ///< the ranks that average
+  Group group_;  ///< the ranks that share memory
+  bool averages_gradients_;
+  std::unique_ptr<ElementwiseOptimizer> step_;  ///< unless the optimizer is one itself
   ElementwiseOptimizer& optimizer_;
   std::vector<SharedBucket> buckets_;
   std::size_t bytes_ = 0;  ///< of all buckets

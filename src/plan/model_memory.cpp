@@ -55,16 +55,14 @@ ModelMemory bytes_per_parameter(const Keeping& keeping) {
   const double ranks = static_cast<double>(keeping.nodes) * keeping.ranks_per_node;
   const double state = element_bytes * keeping.state_tensors;
   if (keeping.share_memory) {
-    if (keeping.nodes > 1) {
-      throw InvalidArgument(concat("plan: --share-memory: got ", keeping.nodes,
-                                   " hosts, expected --nodes 1: ranks of one host share memory"));
-    }
     if (keeping.shard != Shard::none) {
       throw InvalidArgument(concat("plan: --share-memory: got --shard ", name(keeping.shard),
                                    ", expected one of the two: shared state is one copy already"));
     }
-    // .grad(), and the bucket, of which a rank does not write the part that it updates.
-    return {.gradients = element_bytes * (2 - 1 / ranks), .shared = element_bytes + state};
+    // .grad() is in the bucket, or, on one host, beside it. Then a rank does not write the part of
+    // the bucket that it updates.
+    const double copies = keeping.nodes > 1 ? 1 : 2 - 1 / ranks;
+    return {.gradients = element_bytes * copies, .shared = element_bytes + state};
   }
   ModelMemory memory{.parameters = element_bytes, .gradients = element_bytes, .state = state};
   if (keeping.shard != Shard::none) memory.state /= ranks;

@@ -31,7 +31,7 @@ int state_tensors(std::string_view optimizer);
 /// How a world of equal hosts keeps a model.
 struct Keeping {
   Shard shard = Shard::none;
-  bool share_memory = false;  ///< one copy of parameters and state for all ranks of the only host
+  bool share_memory = false;  ///< one copy of parameters and state for the ranks of a host
   int state_tensors = 0;
   int nodes = 1;
   int ranks_per_node = 1;
@@ -49,7 +49,7 @@ struct ModelMemory {
 };
 
 /// Memory for each parameter. docs/plan.md has the table.
-/// Throws: InvalidArgument for shared memory on several hosts, or together with sharding.
+/// Throws: InvalidArgument for shared memory together with sharding.
 ModelMemory bytes_per_parameter(const Keeping& keeping);
 
 /// The largest number of parameters whose memory fits into a host, beside other_bytes of each rank.

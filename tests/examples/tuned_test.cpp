@@ -1,4 +1,3 @@
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -12,11 +11,9 @@
 namespace lockstep::testing {
 namespace {
 
-using ::testing::HasSubstr;
-
 class Tuned : public ProgramRun {};
 
-TEST_F(Tuned, ExampleIsMeasuredWithOtherBucketsAndRefusesSharedMemory) {
+TEST_F(Tuned, ExampleIsMeasuredWithOtherBucketsAndSharedMemory) {
   if (Topology::read().cores.size() < 2) GTEST_SKIP() << "one core: nothing to divide";
   const auto result = run(
       quoted_launcher +
@@ -30,14 +27,8 @@ TEST_F(Tuned, ExampleIsMeasuredWithOtherBucketsAndRefusesSharedMemory) {
   bool small_buckets = false;
   for (const auto& one : json["candidates"]) {
     small_buckets |= one["bucket_mib"] == 1;
-    if (one["share_memory"]) {
-      shared = true;
-      // Its optimizer is LibTorch's SGD: the variable has reached the options of the front end.
-      EXPECT_THAT(one["problem"].get<std::string>(),
-                  HasSubstr("share_memory: got an optimizer that updates whole tensors"));
-    } else {
-      EXPECT_GT(one["rate"], 0) << one;
-    }
+    shared |= one["share_memory"];
+    EXPECT_GT(one["rate"], 0) << one;
   }
   EXPECT_TRUE(shared) << result.out;
   EXPECT_TRUE(small_buckets) << result.out;

@@ -6,11 +6,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <fstream>
-#include <iterator>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "lockstep/checkpoint.h"
@@ -18,7 +15,7 @@
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/fused_optimizers.h"
 #include "lockstep/model_files.h"
-#include "tests/parallel/mixed_training.h"
+#include "tests/parallel/elementwise_optimizers.h"
 #include "tests/parallel/refusal.h"
 #include "tests/temporary_folder.h"
 
@@ -26,48 +23,12 @@ namespace lockstep::testing {
 namespace {
 
 using ::testing::HasSubstr;
-using torch::optim::AdagradOptions;
 using torch::optim::AdamOptions;
 using torch::optim::AdamWOptions;
 using torch::optim::OptimizerParamGroup;
-using torch::optim::RMSpropOptions;
 using torch::optim::SGDOptions;
 
 const DataParallelOptions state_in_parts{.shard = Shard::optimizer};
-
-/// Two parameter groups, of which the second has other options.
-template <class Optimizer, class Options>
-Make in_groups(const Options& first, const Options& second) {
-  return [=](const std::vector<at::Tensor>& parameters) {
-    std::vector<at::Tensor> even;
-    std::vector<at::Tensor> odd;
-    for (std::size_t i = 0; i < parameters.size(); ++i)
-      (i % 2 == 0 ? even : odd).push_back(parameters[i]);
-    const std::vector<OptimizerParamGroup> groups{
-        OptimizerParamGroup(even, std::make_unique<Options>(first)),
-        OptimizerParamGroup(odd, std::make_unique<Options>(second))};
-    return std::make_unique<Optimizer>(groups, first);
-  };
-}
-
-template <class Optimizer, class Options>
-Make one_group(const Options& options) {
-  return [=](const std::vector<at::Tensor>& parameters) {
-    return std::make_unique<Optimizer>(parameters, options);
-  };
-}
-
-const std::vector<std::pair<const char*, Make>> every_optimizer{
-    {"SGD", in_groups<torch::optim::SGD>(SGDOptions(0.1).momentum(0.9).nesterov(true),
-                                         SGDOptions(0.05).weight_decay(0.01))},
-    {"Adam", in_groups<torch::optim::Adam>(AdamOptions(0.01), AdamOptions(0.02).amsgrad(true))},
-    {"AdamW", one_group<torch::optim::AdamW>(AdamWOptions(0.01).weight_decay(0.1))},
-    {"RMSprop", in_groups<torch::optim::RMSprop>(RMSpropOptions(0.01).momentum(0.9).centered(true),
-                                                 RMSpropOptions(0.02))},
-    {"Adagrad", one_group<torch::optim::Adagrad>(
-                    AdagradOptions(0.05).lr_decay(0.1).initial_accumulator_value(0.5))},
-    {"FusedSgd", one_group<FusedSgd>(SGDOptions(0.1).momentum(0.9))},
-    {"FusedAdamW", in_groups<FusedAdamW>(AdamWOptions(0.01), AdamWOptions(0.02).amsgrad(true))}};
 
 void expect_equal_models(const Mixed& got, const Mixed& expected) {
   const auto ours = got.parameters();
@@ -76,13 +37,6 @@ void expect_equal_models(const Mixed& got, const Mixed& expected) {
     EXPECT_TRUE(torch::equal(ours[i], theirs[i])) << i;
     EXPECT_EQ(ours[i].strides(), theirs[i].strides()) << i;
   }
-}
-
-std::string file_of(Trained& trained, const Group& world, const std::filesystem::path& path) {
-  Checkpoint{.model = trained.model, .optimizer = *trained.base}.save(path, {}, world);
-  world.barrier().wait();
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
 }
 
 class ShardedOptimizer : public ::testing::TestWithParam<int> {};

@@ -8,10 +8,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
-#include <functional>
+#include <exception>
+#include <filesystem>
+#include <limits>
 #include <memory>
+#include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "comm/flight_record.h"
@@ -19,8 +25,11 @@
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/fused_optimizers.h"
-#include "tests/parallel/mixed_training.h"
+#include "lockstep/grad_scaler.h"
+#include "parallel/param_state_tensors.h"
+#include "tests/parallel/elementwise_optimizers.h"
 #include "tests/parallel/refusal.h"
+#include "tests/sync/on_hosts.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
@@ -28,27 +37,20 @@ namespace {
 
 using ::testing::HasSubstr;
 using torch::optim::AdamOptions;
-using torch::optim::AdamWOptions;
 using torch::optim::SGDOptions;
 
 const DataParallelOptions shared{.share_memory = true};
 
-template <class Fused, class Options>
-Make fused(const Options& options) {
-  return [options](const std::vector<at::Tensor>& parameters) {
-    return std::make_unique<Fused>(parameters, options);
-  };
-}
-
-Make fused(const SGDOptions& options) { return fused<FusedSgd>(options); }
+Make fused(const SGDOptions& options) { return one_group<FusedSgd>(options); }
 
 /// Parameters and optimizer state.
 std::vector<at::Tensor> all_of(Trained& trained) {
   std::vector<at::Tensor> tensors = trained.model.parameters();
   for (const auto& parameter : trained.model.parameters()) {
-    for (const at::Tensor* state :
-         dynamic_cast<ElementwiseOptimizer&>(*trained.base).state_of(parameter)) {
-      if (state->defined()) tensors.push_back(*state);
+    const auto state = trained.base->state().find(parameter.unsafeGetTensorImpl());
+    if (state == trained.base->state().end()) continue;
+    for (const auto* tensor : lockstep::detail::tensors_of(*state->second)) {
+      if (tensor->defined()) tensors.push_back(*tensor);
     }
   }
   return tensors;
@@ -66,28 +68,136 @@ void expect_equal(Trained& got, Trained& expected) {
 
 class SharedUpdate : public ::testing::TestWithParam<int> {};
 
-TEST_P(SharedUpdate, TakesTheSameStepsAsUpdatesOfEveryRank) {
+void expect_same_steps(const Group& world, const Make& make, const TemporaryFolder& folder) {
+  Trained one_copy(world, make, shared);
+  Trained each_its_own(world, make, {});
+  for (int step = 0; step < 15; ++step) {
+    for (auto* trained : {&one_copy, &each_its_own}) {
+      if (step == 5) trained->base->param_groups()[0].options().set_lr(0.02);
+      if (step == 9) trained->model.mlp->layers[1]->bias.requires_grad_(false);
+      trained->step(world, step);
+    }
+    // A rank that is ahead must not update parameters that other ranks still compare.
+    world.barrier().wait();
+    expect_equal(one_copy, each_its_own);
+    world.barrier().wait();
+  }
+  EXPECT_TRUE(file_of(one_copy, world, folder / "one") ==
+              file_of(each_its_own, world, folder / "own"));
+}
+
+TEST_P(SharedUpdate, TakesTheSameStepsAsUpdatesOfEveryRankAndSavesTheSameFile) {
+  const TemporaryFolder folder;
+  on_ranks(GetParam(), [&](const Group& world) {
+    auto optimizers = every_optimizer;
+    optimizers.emplace_back("FusedSgd without state", fused(SGDOptions(0.1)));
+    optimizers.emplace_back("SGD without state", one_group<torch::optim::SGD>(SGDOptions(0.1)));
+    optimizers.emplace_back("FusedAdam",
+                            one_group<FusedAdam>(AdamOptions(0.01).weight_decay(0.01)));
+    for (const auto& [name, make] : optimizers) {
+      SCOPED_TRACE(name);
+      expect_same_steps(world, make, folder);
+    }
+  });
+}
+
+/// Parameters of all floating-point dtypes. The second is updated in several chunks by each rank.
+struct OfDtypes : torch::nn::Module {
+  OfDtypes() {
+    for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
+      register_parameter(toString(dtype), at::full({83}, 0.5, dtype));
+    }
+    register_parameter("large", at::full({150'001}, 0.5));
+  }
+  at::Tensor loss(const Group& world, int step) {
+    auto sum = at::zeros({}, at::kDouble);
+    for (const auto& parameter : parameters()) {
+      const auto slope = random(parameter.sizes(),
+                                static_cast<std::uint64_t>(10 * step + world.rank()), at::kDouble);
+      sum = sum + (parameter.to(at::kDouble) * slope).sum();
+    }
+    return sum;
+  }
+};
+
+TEST_P(SharedUpdate, KeepsTheBitsOfEveryDtypeAndOfLargeParameters) {
   on_ranks(GetParam(), [](const Group& world) {
-    for (const auto& make :
-         {fused(SGDOptions(0.1)), fused(SGDOptions(0.1).momentum(0.9).weight_decay(0.01)),
-          fused(SGDOptions(0.1).momentum(0.9).nesterov(true)),
-          fused<FusedAdam>(AdamOptions(0.01).weight_decay(0.01)),
-          fused<FusedAdamW>(AdamWOptions(0.01).amsgrad(true))}) {
-      Trained one_copy(world, make, shared);
-      Trained each_its_own(world, make, {});
-      for (int step = 0; step < 15; ++step) {
-        if (step == 5) {
-          for (auto* trained : {&one_copy, &each_its_own}) {
-            trained->base->param_groups()[0].options().set_lr(0.02);
-          }
+    for (const auto& [name, make] : every_optimizer) {
+      SCOPED_TRACE(name);
+      OfDtypes models[2];
+      const auto one_copy = make(models[0].parameters());
+      const auto own = make(models[1].parameters());
+      DistributedOptimizer of_one_copy(*one_copy, models[0], world, shared);
+      DistributedOptimizer of_own(*own, models[1], world, DataParallelOptions{});
+      for (int step = 0; step < 3; ++step) {
+        of_one_copy.backward_and_update(models[0].loss(world, step));
+        of_own.backward_and_update(models[1].loss(world, step));
+        for (const auto& parameter : models[0].named_parameters()) {
+          const auto& expected = models[1].named_parameters()[parameter.key()];
+          EXPECT_TRUE(torch::equal(parameter.value(), expected)) << parameter.key() << step;
         }
-        one_copy.step(world, step);
-        each_its_own.step(world, step);
-        // A rank that is ahead must not update parameters that other ranks still compare.
-        world.barrier().wait();
-        expect_equal(one_copy, each_its_own);
         world.barrier().wait();
       }
+    }
+  });
+}
+
+TEST_P(SharedUpdate, WorksWithAGradScalerAndClipsByTheNorm) {
+  on_ranks(GetParam(), [](const Group& world) {
+    const auto adam = one_group<torch::optim::Adam>(AdamOptions(0.01));
+    Trained one_copy(world, adam, shared);
+    Trained own(world, adam, {});
+    GradScaler scalers[]{GradScaler(world, {.init_scale = 1024}),
+                         GradScaler(world, {.init_scale = 1024})};
+    for (int step = 0; step < 6; ++step) {
+      double norms[2];
+      for (auto* trained : {&one_copy, &own}) {
+        auto& scaler = scalers[trained == &own ? 1 : 0];
+        auto loss = trained->model.loss(world, step);
+        if (step == 2 && world.rank() == world.size() - 1) {
+          loss = loss +
+                 trained->model.mlp->layers[0]->bias[5] * std::numeric_limits<double>::infinity();
+        }
+        scaler.scale(loss).backward();
+        scaler.unscale_(trained->optimizer);
+        norms[trained == &own ? 1 : 0] = clip_grad_norm(trained->optimizer, 0.2);
+        EXPECT_EQ(scaler.step(trained->optimizer), step != 2);
+        scaler.update();
+        trained->optimizer.zero_grad();
+      }
+      EXPECT_TRUE(norms[0] == norms[1] || step == 2) << step;
+      world.barrier().wait();
+      expect_equal(one_copy, own);
+      world.barrier().wait();
+    }
+  });
+}
+
+TEST_P(SharedUpdate, TakesAParameterThatIsAddedLater) {
+  on_ranks(GetParam(), [](const Group& world) {
+    Mlp models[2];
+    std::vector<std::unique_ptr<torch::optim::SGD>> sgd;
+    std::vector<std::unique_ptr<DistributedOptimizer>> optimizers;
+    for (auto& model : models) {
+      set_values(model, 1);
+      sgd.push_back(std::make_unique<torch::optim::SGD>(
+          std::vector<at::Tensor>{model.layers[0]->weight}, SGDOptions(0.1).momentum(0.9)));
+      optimizers.push_back(std::make_unique<DistributedOptimizer>(
+          *sgd.back(), model, world, optimizers.empty() ? shared : DataParallelOptions{}));
+    }
+    for (int step = 0; step < 4; ++step) {
+      const auto x = random({4, 7}, static_cast<std::uint64_t>(10 * step + world.rank()));
+      for (std::size_t i = 0; i < 2; ++i) {
+        if (step == 2) {
+          sgd[i]->add_param_group(torch::optim::OptimizerParamGroup({models[i].layers[0]->bias}));
+        }
+        optimizers[i]->backward_and_update(models[i].forward(x).square().mean());
+        models[i].zero_grad();
+      }
+      world.barrier().wait();
+      for (std::size_t i = 0; i < models[0].parameters().size(); ++i)
+        EXPECT_TRUE(torch::equal(models[0].parameters()[i], models[1].parameters()[i])) << i;
+      world.barrier().wait();
     }
   });
 }
@@ -154,32 +264,48 @@ TEST_P(SharedUpdate, KeepsOneCopyUntilItEnds) {
   });
 }
 
-/// A checkpoint after three steps of ranks that share the update, with three more from it.
-void go_on_from_a_checkpoint(int ranks, const Make& make) {
+TEST_P(SharedUpdate, GoesOnFromACheckpointBitForBit) {
   const TemporaryFolder folder;
-  on_ranks(ranks, [&](const Group& world) {
-    Trained undisturbed(world, make, shared);
-    for (int step = 0; step < 3; ++step) undisturbed.step(world, step);
-    const auto file = folder.path() / "half";
-    Checkpoint{.model = undisturbed.model, .optimizer = *undisturbed.base}.save(file, {}, world);
-    Trained resumed(world, make, shared);
-    resumed.step(world, 7);  // it remembers something else
-    Checkpoint{.model = resumed.model, .optimizer = *resumed.base}.load(file, world);
-    for (int step = 3; step < 6; ++step) {
-      undisturbed.step(world, step);
-      resumed.step(world, step);
+  on_ranks(GetParam(), [&](const Group& world) {
+    for (const auto& [name, make] : every_optimizer) {
+      SCOPED_TRACE(name);
+      Trained undisturbed(world, make, shared);
+      for (int step = 0; step < 3; ++step) undisturbed.step(world, step);
+      const auto file = folder / name;
+      Checkpoint{.model = undisturbed.model, .optimizer = *undisturbed.base}.save(file, {}, world);
+      Trained resumed(world, make, shared);
+      resumed.step(world, 7);  // it remembers something else
+      Checkpoint{.model = resumed.model, .optimizer = *resumed.base}.load(file, world);
+      for (int step = 3; step < 6; ++step) {
+        undisturbed.step(world, step);
+        resumed.step(world, step);
+      }
+      expect_equal(resumed, undisturbed);
+      world.barrier().wait();
     }
-    expect_equal(resumed, undisturbed);
-    world.barrier().wait();
   });
 }
 
-TEST_P(SharedUpdate, GoesOnFromACheckpoint) {
-  go_on_from_a_checkpoint(GetParam(), fused(SGDOptions(0.1).momentum(0.9)));
-}
-
-TEST_P(SharedUpdate, OfAdamGoesOnFromACheckpoint) {
-  go_on_from_a_checkpoint(GetParam(), fused<FusedAdamW>(AdamWOptions(0.01)));
+TEST_P(SharedUpdate, LeavesTheWholeStateToTheOptimizer) {
+  on_ranks(GetParam(), [](const Group& world) {
+    for (const auto& [name, make] : every_optimizer) {
+      SCOPED_TRACE(name);
+      Mixed models[2];
+      std::unique_ptr<torch::optim::Optimizer> bases[2];
+      for (std::size_t i = 0; i < 2; ++i) {
+        bases[i] = make(Trained::with_values(models[i], world));
+        for (int wrapper = 0; wrapper < 2; ++wrapper) {
+          DistributedOptimizer optimizer(*bases[i], models[i], world,
+                                         i == 0 ? shared : DataParallelOptions{});
+          optimizer.backward_and_update(models[i].loss(world, wrapper));
+        }
+        models[i].loss(world, 5).backward();
+        bases[i]->step();  // each rank by itself
+      }
+      for (std::size_t i = 0; i < models[0].parameters().size(); ++i)
+        EXPECT_TRUE(torch::equal(models[0].parameters()[i], models[1].parameters()[i])) << i;
+    }
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, SharedUpdate, ::testing::Values(1, 2, 3, 4, 7));
@@ -192,10 +318,10 @@ TEST(SharedUpdateStart, RefusesWhatItCannotDo) {
     };
     Mlp model;
     FusedSgd fused(model.parameters(), SGDOptions(0.1));
-    torch::optim::SGD plain(model.parameters(), SGDOptions(0.1));
-    says([&] { DistributedOptimizer(plain, model, world, shared); },
-         "share_memory: got an optimizer that updates whole tensors, expected an "
-         "ElementwiseOptimizer such as FusedSgd or FusedAdam");
+    torch::optim::LBFGS lbfgs(model.parameters());
+    says([&] { DistributedOptimizer(lbfgs, model, world, shared); },
+         "share_memory: got torch::optim::LBFGS, expected an optimizer that updates each element "
+         "by itself: SGD, Adam, AdamW, RMSprop or Adagrad");
     const DataParallelOptions halves{.strategy = parse_strategy("fp16"), .share_memory = true};
     says([&] { DistributedOptimizer(fused, model, world, halves); },
          "share_memory: got strategy fp16, expected fp32");
@@ -223,6 +349,88 @@ TEST(SharedUpdateStep, RefusesAParameterWithOtherMemory) {
                   optimizer.backward_and_update(model.forward(at::ones({1, 7})).sum());
                 }),
                 HasSubstr("parameter layer2.bias was moved to other memory"));
+    expect_usable(world);
+  });
+}
+
+struct FailingSgd : FusedSgd {
+  using FusedSgd::FusedSgd;
+  void update(const at::Tensor& /*parameter*/, const Elements& /*elements*/) override {
+    throw std::runtime_error("the update has failed");
+  }
+};
+
+TEST(SharedUpdateStep, ThatFailsOnOneRankFailsOnAllAndLeavesNoCheckpoint) {
+  const TemporaryFolder folder;
+  std::vector<std::string> errors(3);
+  on_ranks(3, [&](const Group& world) {
+    const auto failing = one_group<FailingSgd>(SGDOptions(0.1));
+    Trained trained(world, world.rank() == 1 ? failing : fused(SGDOptions(0.1)), shared);
+    try {
+      trained.optimizer.backward_and_update(trained.model.loss(world, 1));
+      ADD_FAILURE() << "no error on rank " << world.rank();
+    } catch (const std::exception& error) {
+      errors[static_cast<std::size_t>(world.rank())] = error.what();
+    }
+    const Checkpoint checkpoint{.model = trained.model, .optimizer = *trained.base};
+    EXPECT_ANY_THROW(checkpoint.save(folder / "half", {}, world));
+    EXPECT_FALSE(std::filesystem::exists(folder / "half"));
+  });
+  EXPECT_THAT(errors, ::testing::Each(HasSubstr("the update has failed")));
+}
+
+/// Each update takes longer than the other ranks need to read all parameters.
+struct SlowSgd : FusedSgd {
+  using FusedSgd::FusedSgd;
+  void update(const at::Tensor& parameter, const Elements& elements) override {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    FusedSgd::update(parameter, elements);
+  }
+};
+
+TEST(SharedUpdateStep, EndsWhenAllRanksHaveUpdatedTheirParts) {
+  on_ranks(2, [](const Group& world) {
+    auto x = at::zeros({1000}).requires_grad_();
+    const ModelView model({{.name = "x", .tensor = x}});
+    FusedSgd sgd({x}, SGDOptions(1));
+    SlowSgd slow({x}, SGDOptions(1));
+    auto& base = world.rank() == 1 ? static_cast<torch::optim::Optimizer&>(slow) : sgd;
+    DistributedOptimizer optimizer(base, model, world, shared);
+    optimizer.backward_and_update(x.sum());
+    EXPECT_EQ(x.detach().sum().item<float>(), -1000);
+    world.barrier().wait();
+  });
+}
+
+TEST(SharedTrainingBetweenHosts, HasOneCopyAHostAndTheBitsOfTheUnsharedTraining) {
+  for (const auto& hosts : {std::vector<int>{0, 0, 1, 1}, std::vector<int>{0, 1, 1}}) {
+    const TemporaryFolder folder;
+    on_ranks(static_cast<int>(hosts.size()), [&](const Group& ranks) {
+      const auto world = on_hosts(ranks, hosts);
+      for (const auto& [name, make] : every_optimizer) {
+        SCOPED_TRACE(name);
+        expect_same_steps(world, make, folder);
+      }
+      Trained trained(world, every_optimizer[0].second, shared);
+      world.barrier().wait();
+      {
+        const torch::NoGradGuard no_grad;
+        if (world.local_rank() == 0) trained.model.doubles.fill_(world.node());
+      }
+      world.barrier().wait();
+      EXPECT_EQ(trained.model.doubles.detach().sum().item<double>(), 37 * world.node());
+      world.barrier().wait();
+    });
+  }
+}
+
+TEST(SharedTrainingBetweenHosts, RefusesHostsWhoseRanksDoNotShareMemory) {
+  on_ranks(2, [](const Group& ranks) {
+    const auto world = on_hosts(ranks, {0, 0});
+    Mlp model;
+    torch::optim::SGD sgd(model.parameters(), SGDOptions(0.1));
+    EXPECT_THAT(refusal([&] { DistributedOptimizer(sgd, model, world, shared); }),
+                HasSubstr("share_memory: got ranks of one host on the on hosts backend"));
     expect_usable(world);
   });
 }

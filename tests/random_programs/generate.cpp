@@ -59,6 +59,9 @@ Unit random_unit(Random& random, FrontEnd front_end, bool alone) {
     unit.synchronisation = random_lossy(random, front_end);
     unit.single_precision = true;
   }
+  // Not drawn, so that a seed gives the program that it gave before there was sharding.
+  unit.sharded = front_end == FrontEnd::optimizer && !unit.shared &&
+                 unit.synchronisation.kind == Synchronisation::Kind::fp32 && parameters % 3 == 0;
   return unit;
 }
 

@@ -67,11 +67,16 @@ class OptimizerWrapper final : public Wrapper {
   DistributedOptimizer optimizer_;
 };
 
+bool is_shared(const Unit& unit, const Group& group) {
+  return unit.shared && group.device().is_cpu();
+}
+
 std::unique_ptr<Wrapper> wrap(const Unit& unit, const Rank::Holding& holding, const Group& group) {
   DataParallelOptions options;
   options.strategy = parse_strategy(unit.synchronisation.text());
   options.verify_every = unit.verify_every;
-  options.share_memory = unit.shared && group.device().is_cpu();
+  options.share_memory = is_shared(unit, group);
+  if (unit.sharded && group.device().is_cpu()) options.shard = Shard::optimizer;
   if (unit.bucket_each) options.buckets = {.first = 0, .rest = 0};
   if (unit.buffers == Buffers::average) options.buffer_policy = BufferPolicy::average;
   if (unit.buffers == Buffers::own) options.buffer_policy = BufferPolicy::none;
@@ -124,7 +129,9 @@ class Interpreter {
     for (std::size_t i = 0; i < program.units.size(); ++i) {
       groups_.push_back(program.units[i].own_group ? world.split(0) : world);
       const auto index = static_cast<int>(i);
-      if (program.units[i].shared && world.device().is_cpu()) fuse(rank_[index].optimizer);
+      // Half of the shared copies are updated by LibTorch's own step.
+      if (is_shared(program.units[i], world) && program.units[i].bucket_each)
+        fuse(rank_[index].optimizer);
       wrappers_.push_back(wrap(program.units[i], rank_[index], groups_[i]));
     }
   }

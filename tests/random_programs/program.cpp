@@ -125,9 +125,10 @@ std::string text_of(const Unit& unit) {
   text += concat(", ", unit.synchronisation.text(),
                  unit.bucket_each ? ", a bucket for each parameter" : "",
                  unit.verify_every == 1 ? "" : concat(", verify_every ", unit.verify_every),
-                 unit.shared ? ", share_memory" : "", unit.own_group ? ", a group of its own" : "",
-                 "; ", name(unit.updates), unit.all_parameters ? "" : " without parameter 0",
-                 "; model of", unit.single_precision ? " float32" : "");
+                 unit.shared ? ", share_memory" : "", unit.sharded ? ", shard" : "",
+                 unit.own_group ? ", a group of its own" : "", "; ", name(unit.updates),
+                 unit.all_parameters ? "" : " without parameter 0", "; model of",
+                 unit.single_precision ? " float32" : "");
   int parameter = 0;
   for (const Layer layer : unit.layers) {
     text += concat(' ', name(layer), " (", parameter);

@@ -78,6 +78,7 @@ struct Unit {
   bool own_group = false;         ///< the wrapper's group is a split of the world
   bool single_precision = false;  ///< float32, rather than float64
   bool shared = false;            ///< one copy of the parameters for all ranks
+  bool sharded = false;           ///< the optimizer's state is divided among the ranks
 };
 
 /// Losses of paths through models, then backward(): of their sum, or of one after the other.

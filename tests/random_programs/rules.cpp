@@ -285,8 +285,10 @@ bool Rules::allow(const Rewrap& op) const {
   const auto& now = unit(op.unit);
   if (anyone_behind() || !between_steps(op.unit)) return false;
   if (spec(op.unit).buffers == Buffers::average && !now.buffers_known) return false;
-  // A shared update leaves out what was frozen before, even if it has a gradient.
-  if (spec(op.unit).shared && now.requires_grad != now.trainable) return false;
+  // A shared update leaves out what was frozen before, even if it has a gradient. Of a frozen
+  // parameter that had parts, the optimizer has no whole state.
+  const bool in_parts = spec(op.unit).shared || spec(op.unit).sharded;
+  if (in_parts && now.requires_grad != now.trainable) return false;
   const bool any = std::find(now.requires_grad.begin(), now.requires_grad.end(), true) !=
                    now.requires_grad.end();
   if (!any || !now.changed) return any;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -14,7 +15,7 @@
 namespace lockstep::testing {
 
 /// A group of threads that is said to be on several hosts: the same collectives, but no rank can
-/// reach another's memory.
+/// reach another's memory. A split that has ranks of one host only is an ordinary group.
 class OnHosts final : public Communicator {
  public:
   OnHosts(Communicator& ranks, std::vector<int> hosts)
@@ -34,7 +35,9 @@ class OnHosts final : public Communicator {
     const auto own = static_cast<std::int64_t>(hosts()[static_cast<std::size_t>(rank())]);
     std::vector<std::uint64_t> host_ids(static_cast<std::size_t>(made->size()));
     made->all_gather(&own, host_ids.data(), 1, DType::i64).wait();
-    return std::make_shared<OnHosts>(std::move(made), lockstep::detail::numbered_hosts(host_ids));
+    auto hosts_of_made = lockstep::detail::numbered_hosts(host_ids);
+    if (std::ranges::max(hosts_of_made) == 0) return made;
+    return std::make_shared<OnHosts>(std::move(made), std::move(hosts_of_made));
   }
   void fail(std::string_view cause) noexcept override { ranks_.fail(cause); }
 

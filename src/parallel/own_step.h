@@ -1,0 +1,27 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+namespace torch::optim {
+class Optimizer;
+}
+
+namespace lockstep::inline v0_2::detail {
+
+/// Parameters of an optimizer, per parameter group.
+using ParameterLists = std::vector<std::vector<at::Tensor>>;
+
+ParameterLists parameters_of(const torch::optim::Optimizer& optimizer);
+
+/// The optimizer's own step on other tensors, such as parts of its parameters. Each is updated with
+/// the options of its parameter group, its own gradient, and the state that the optimizer has of
+/// it. lists: one for each parameter group.
+void step_on(torch::optim::Optimizer& optimizer, ParameterLists& lists);
+
+/// Throws: InvalidArgument unless the optimizer is of a class whose own step updates each element
+/// by itself. option is the one that requires it.
+void check_elementwise(const torch::optim::Optimizer& optimizer, const char* option);
+
+}  // namespace lockstep::detail
