@@ -59,7 +59,8 @@ void check_elementwise(const torch::optim::Optimizer& optimizer, const Group& gr
       if (options.shard != Shard::none) detail::ShardedUpdate::check(optimizer);
       return;
     }
-    if (dynamic_cast<const ElementwiseOptimizer*>(&optimizer) != nullptr) return;
+    if (const auto* shareable = dynamic_cast<const ElementwiseOptimizer*>(&optimizer))
+      return shareable->check_shareable();
     throw InvalidArgument(
         "DistributedOptimizer: share_memory: got an optimizer that updates whole tensors, expected "
         "an ElementwiseOptimizer such as FusedSgd or FusedAdam",
