@@ -51,9 +51,10 @@ struct Cnn : nn::Module {
   }
 
   at::Tensor forward(at::Tensor x) {
+    x = x.to(conv1->weight.scalar_type());
     x = torch::max_pool2d(torch::relu(conv1(x)), 2);
     x = torch::max_pool2d(torch::relu(conv2(x)), 2);
-    return linear2(torch::relu(linear1(x.flatten(1))));
+    return linear2(torch::relu(linear1(x.flatten(1)))).to(at::kFloat);
   }
 
   nn::Conv2d conv1{nn::Conv2dOptions(1, 20, 5)};
@@ -78,6 +79,7 @@ struct Settings {
   std::string dist_option;
   std::optional<double> spars;
   std::string strategy = "fp32";
+  std::string bf16;
   bool contiguous = false;
   bool augment = false;
   int threads = 0;
@@ -96,9 +98,12 @@ std::string strategy_of(const Settings& settings) {
   return settings.dist_option + ":" + spars.str();
 }
 
-torch::optim::SGD make_sgd(Cnn& model, double lr) {
-  return torch::optim::SGD(model.parameters(),
-                           torch::optim::SGDOptions(lr).momentum(0.9).weight_decay(1e-5));
+/// bf16: the value of --bf16.
+std::unique_ptr<torch::optim::SGD> make_sgd(Cnn& model, double lr, const std::string& bf16) {
+  const auto options = torch::optim::SGDOptions(lr).momentum(0.9).weight_decay(1e-5);
+  if (bf16.empty()) return std::make_unique<torch::optim::SGD>(model.parameters(), options);
+  return std::make_unique<lockstep::FusedSgd>(model.parameters(), options,
+                                              lockstep::parse_low_precision(bf16));
 }
 
 /// One training step, with LibTorch's optimizer or a DistributedOptimizer.
@@ -134,25 +139,25 @@ double gradient_megabytes(const lockstep::Group& world) {
 }
 
 /// Measures with copies of the model and one batch over and over.
-lockstep::Efficiency measure_efficiency(const Cnn& trained, double lr, const Batch& batch,
-                                        const lockstep::Strategy& strategy,
+lockstep::Efficiency measure_efficiency(const Cnn& trained, double lr, const std::string& bf16,
+                                        const Batch& batch, const lockstep::Strategy& strategy,
                                         const lockstep::Group& world) {
   const auto copy_of_trained = [&] {
     const torch::NoGradGuard no_grad;
     auto copy = std::make_shared<Cnn>();
-    copy->to(world.device());
+    copy->to(world.device(), trained.conv1->weight.scalar_type());
     for (const auto& item : trained.named_parameters())
       copy->named_parameters()[item.key()].copy_(item.value());
     return copy;
   };
   const auto single = copy_of_trained();
   const auto replica = copy_of_trained();
-  auto single_sgd = make_sgd(*single, lr);
-  auto replica_sgd = make_sgd(*replica, lr);
-  lockstep::DistributedOptimizer optimizer(replica_sgd, *replica, world, strategy);
+  const auto single_sgd = make_sgd(*single, lr, bf16);
+  const auto replica_sgd = make_sgd(*replica, lr, bf16);
+  lockstep::DistributedOptimizer optimizer(*replica_sgd, *replica, world, strategy);
   lockstep::Tally ignored;
   return lockstep::measure_efficiency(
-      world, [&] { step(*single, single_sgd, batch, ignored); },
+      world, [&] { step(*single, *single_sgd, batch, ignored); },
       [&] { step(*replica, optimizer, batch, ignored); });
 }
 
@@ -200,11 +205,11 @@ void train(Settings settings, const lockstep::Group& world) {
     torch::manual_seed(settings.seed.value_or(0));
     model = std::make_shared<Cnn>();
   });
-  model->to(world.device());
-  torch::optim::SGD sgd = make_sgd(*model, settings.lr.value_or(0.005));
+  model->to(world.device(), settings.bf16.empty() ? at::kFloat : at::kBFloat16);
+  const auto sgd = make_sgd(*model, settings.lr.value_or(0.005), settings.bf16);
   const lockstep::Strategy strategy = lockstep::parse_strategy(strategy_of(settings));
-  lockstep::DistributedOptimizer optimizer(sgd, *model, world, strategy);
-  lockstep::Checkpoint checkpoint{.model = *model, .optimizer = sgd, .strategy = optimizer};
+  lockstep::DistributedOptimizer optimizer(*sgd, *model, world, strategy);
+  lockstep::Checkpoint checkpoint{.model = *model, .optimizer = *sgd, .strategy = optimizer};
   std::optional<lockstep::MovingAverage> average;
   std::optional<lockstep::EarlyStopping> stopping;
   if (settings.ema) {
@@ -228,10 +233,10 @@ void train(Settings settings, const lockstep::Group& world) {
     done = resumed->meta.epoch;
     if (!settings.seed && resumed->meta.notes.contains("seed"))
       settings.seed = std::stoull(resumed->meta.notes.at("seed"));
-    if (settings.lr) sgd.param_groups()[0].options().set_lr(*settings.lr);
+    if (settings.lr) sgd->param_groups()[0].options().set_lr(*settings.lr);
   }
   const std::uint64_t seed = settings.seed.value_or(0);
-  const double lr = sgd.param_groups()[0].options().get_lr();
+  const double lr = sgd->param_groups()[0].options().get_lr();
   const auto batch_size = static_cast<std::size_t>(settings.batch_size);
 
   lockstep::Augmented varied(
@@ -317,8 +322,8 @@ void train(Settings settings, const lockstep::Group& world) {
   log.close();
   if (settings.verbose) program::print_statistics(world);
   if (!settings.no_efficiency && !settings.quiet && world.size() > 1) {
-    const auto measured =
-        measure_efficiency(*model, lr, program::on_device(*loader.begin(), world), strategy, world);
+    const auto measured = measure_efficiency(
+        *model, lr, settings.bf16, program::on_device(*loader.begin(), world), strategy, world);
     program::record(log, steps, measured);
     if (loud) std::cout << lockstep::to_text(measured, world.size()) << std::endl;
   }
@@ -368,6 +373,7 @@ void add_options(CLI::App& app, Settings& settings) {
                  "least magnitude [0.05]")
       ->check(program::positive())
       ->needs(dist_option);
+  program::add_bf16(app, settings.bf16);
   app.add_flag("--contiguous", settings.contiguous,
                "Each rank trains with a part of the images in a row, and with no others");
   app.add_flag("--augment", settings.augment, "Pad, crop and flip the images at random");

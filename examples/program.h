@@ -141,6 +141,16 @@ inline CLI::Option* add_mnist_folder(CLI::App& app, std::string& path) {
       ->capture_default_str();
 }
 
+/// The option of programs that can train in bfloat16.
+inline CLI::Option* add_bf16(CLI::App& app, std::string& update) {
+  return app
+      .add_option("--bf16", update,
+                  "Train with parameters of bfloat16, and update them through float32 masters, by "
+                  "stochastic rounding or with Kahan summation [parameters of float32]")
+      ->check(CLI::IsMember({"master", "stochastic", "kahan"}))
+      ->type_name("NAME");
+}
+
 /// The file of --metrics: one JSON object a line, written by rank 0.
 class MetricsFile {
  public:

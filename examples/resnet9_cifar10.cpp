@@ -46,12 +46,31 @@ TORCH_MODULE(Residual);
 
 struct ResNet9 : nn::Module {
   ResNet9() { register_module("layers", layers); }
-  at::Tensor forward(const at::Tensor& x) { return layers->forward(x); }
+  at::Tensor forward(const at::Tensor& x) {
+    return layers->forward(x.to(parameters().front().scalar_type())).to(at::kFloat);
+  }
   nn::Sequential layers{ConvBn(3, 16, 7, 4),  ConvBn(16, 32, 3, 2),  Residual(32),
                         ConvBn(32, 64, 3, 2), ConvBn(64, 128, 3, 2), Residual(128),
                         nn::Flatten(),        nn::Linear(128, 128),  nn::ReLU(),
                         nn::Linear(128, 10)};
 };
+
+/// Parameters of bfloat16, except in batch norms, whose statistics are averages of float32.
+void to_bf16(ResNet9& model) {
+  for (const auto& module : model.modules()) {
+    if (module->as<nn::BatchNorm2d>() != nullptr) continue;
+    for (auto& parameter : module->parameters(/*recurse=*/false))
+      parameter.set_data(parameter.to(at::kBFloat16));
+  }
+}
+
+std::unique_ptr<torch::optim::Adam> make_adam(ResNet9& model,
+                                              const torch::optim::AdamOptions& options,
+                                              const std::string& bf16) {
+  if (bf16.empty()) return std::make_unique<torch::optim::Adam>(model.parameters(), options);
+  return std::make_unique<lockstep::FusedAdam>(model.parameters(), options,
+                                               lockstep::parse_low_precision(bf16));
+}
 
 struct Settings {
   std::int64_t epochs = 5;
@@ -64,6 +83,7 @@ struct Settings {
   bool augment = false;
   std::size_t workers = 1;
   std::string strategy = "fp32";
+  std::string bf16;
   bool sync_batchnorm = false;
   std::string checkpoint_dir;
   std::string metrics;
@@ -147,6 +167,7 @@ void train(const Settings& settings, const lockstep::Group& world) {
     torch::manual_seed(settings.seed);
     model = std::make_shared<ResNet9>();
   });
+  if (!settings.bf16.empty()) to_bf16(*model);
   model->to(world.device());
   lockstep::broadcast_parameters(*model, world);
   if (settings.sync_batchnorm) {
@@ -155,12 +176,12 @@ void train(const Settings& settings, const lockstep::Group& world) {
       std::cout << program::plural(layers, "batch norm") << " synchronised over all ranks"
                 << std::endl;
   }
-  torch::optim::Adam adam(
-      model->parameters(),
-      torch::optim::AdamOptions(settings.lr).weight_decay(settings.weight_decay));
-  lockstep::DistributedOptimizer optimizer(adam, *model, world,
+  const auto adam =
+      make_adam(*model, torch::optim::AdamOptions(settings.lr).weight_decay(settings.weight_decay),
+                settings.bf16);
+  lockstep::DistributedOptimizer optimizer(*adam, *model, world,
                                            lockstep::parse_strategy(settings.strategy));
-  const lockstep::Checkpoint checkpoint{.model = *model, .optimizer = adam, .strategy = optimizer};
+  const lockstep::Checkpoint checkpoint{.model = *model, .optimizer = *adam, .strategy = optimizer};
   std::int64_t done = 0;
   const auto resumed = folder.load_newest(checkpoint, world, loud);
   if (resumed) done = resumed->meta.epoch;
@@ -264,6 +285,7 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(0, 64))
       ->capture_default_str();
   program::add_strategy(app, settings.strategy);
+  program::add_bf16(app, settings.bf16);
   program::add_world(app);
   app.add_flag("--sync-batchnorm", settings.sync_batchnorm,
                "Batch norms use the images of all ranks");

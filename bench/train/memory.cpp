@@ -3,7 +3,7 @@
 // The memory is the sum of the ranks' proportional set sizes divided by their number, so that a
 // page that several ranks map counts once. It is taken between backward and update, when all
 // gradients exist, less that before the model was made. The time alternates with a training in
-// which every rank has all state. Rank 0 prints one JSON object.
+// float32 in which every rank has all state. Rank 0 prints one JSON object.
 //
 //   lockstep run -n 4 bench_memory --shard optimizer
 
@@ -35,6 +35,7 @@ struct Settings {
   std::string shard = "none";
   bool share_memory = false;
   bool fused = false;
+  std::string bf16;
   std::int64_t batch_size = 16;
   int rounds = 5;
   int steps = 3;
@@ -64,12 +65,17 @@ double memory(const lockstep::Group& world) {
 class Training {
  public:
   Training(const Settings& settings, const lockstep::Group& world,
-           const lockstep::DataParallelOptions& how, bool fused)
-      : data_(torch::rand({settings.batch_size, 784})),
+           const lockstep::DataParallelOptions& how, bool fused, const std::string& bf16)
+      : data_(
+            torch::rand({settings.batch_size, 784}).to(bf16.empty() ? at::kFloat : at::kBFloat16)),
         target_(torch::randint(10, {settings.batch_size}, torch::kLong)) {
     world.in_turn([&] { model_ = std::make_shared<Layers>(mlp()); });
     const auto options = torch::optim::AdamWOptions(1e-4);
-    if (fused)
+    if (!bf16.empty()) {
+      model_->to(at::kBFloat16);
+      base_ = std::make_unique<lockstep::FusedAdamW>(model_->parameters(), options,
+                                                     lockstep::parse_low_precision(bf16));
+    } else if (fused)
       base_ = std::make_unique<lockstep::FusedAdamW>(model_->parameters(), options);
     else
       base_ = std::make_unique<torch::optim::AdamW>(model_->parameters(), options);
@@ -122,6 +128,11 @@ lockstep::DataParallelOptions options_of(const Settings& settings) {
 
 /// Bytes a parameter that one of N ranks holds: the parameter, its gradient, AdamW's two means.
 double computed(const Settings& settings, double ranks) {
+  if (!settings.bf16.empty()) {
+    const double state = settings.bf16 == "master" ? 12 : settings.bf16 == "kahan" ? 6 : 4;
+    const double gradient = settings.shard == "gradients" ? 2 / ranks : 2;
+    return 2 + gradient + (settings.shard != "none" ? state / ranks : state);
+  }
   const double shared = settings.share_memory ? ranks : 1;
   const bool in_parts = settings.shard != "none" || settings.share_memory;
   const double gradient = settings.shard == "gradients" ? 4 / ranks : 4;
@@ -131,7 +142,7 @@ double computed(const Settings& settings, double ranks) {
 void measure(const Settings& settings, const lockstep::Group& world) {
   torch::set_num_threads(1);
   const double before = memory(world);
-  Training training(settings, world, options_of(settings), settings.fused);
+  Training training(settings, world, options_of(settings), settings.fused, settings.bf16);
   double with_gradients = 0;
   for (int i = 0; i < 3; ++i) {
     if (settings.share_memory)
@@ -142,7 +153,7 @@ void measure(const Settings& settings, const lockstep::Group& world) {
   if (settings.share_memory) with_gradients = memory(world) - before;
   const double after = memory(world) - before;
 
-  Training unsharded(settings, world, {}, settings.fused);
+  Training unsharded(settings, world, {}, settings.fused, "");
   std::vector<double> own;
   std::vector<double> others;
   for (int round = 0; round <= settings.rounds; ++round) {
@@ -159,6 +170,7 @@ void measure(const Settings& settings, const lockstep::Group& world) {
       << nlohmann::ordered_json{{"shard", settings.shard},
                                 {"share_memory", settings.share_memory},
                                 {"fused", settings.fused},
+                                {"bf16", settings.bf16},
                                 {"ranks", world.size()},
                                 {"parameters", training.elements()},
                                 {"computed_bytes_a_parameter", computed(settings, world.size())},
@@ -183,6 +195,8 @@ int main(int argc, char** argv) {
   app.add_flag("--share-memory", settings.share_memory,
                "One copy of parameters and optimizer state for all ranks");
   app.add_flag("--fused", settings.fused, "FusedAdamW instead of torch's AdamW");
+  app.add_option("--bf16", settings.bf16, "Parameters of bfloat16, with FusedAdamW")
+      ->check(CLI::IsMember({"master", "stochastic", "kahan"}));
   app.add_option("--batch-size", settings.batch_size, "Samples a rank")->capture_default_str();
   app.add_option("--rounds", settings.rounds, "Rounds of timed steps")->capture_default_str();
   app.add_option("--steps", settings.steps, "Steps of a round")->capture_default_str();

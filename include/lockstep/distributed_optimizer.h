@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -40,7 +41,23 @@ class ElementwiseOptimizer {
     bool is_first = false;          ///< the first update of the parameter: the state is zero
   };
 
+  /// A tensor that the optimizer updates instead of some elements of a parameter.
+  /// Shapes: part is flat, for the elements from begin on, in the order of the parameter's memory.
+  struct Part {
+    at::Tensor part;
+    at::Tensor parameter;
+    std::size_t begin = 0;
+  };
+
   virtual ~ElementwiseOptimizer() = default;
+
+  /// Throws: InvalidArgument if ranks cannot share the update (share_memory) with these options.
+  virtual void check_shareable() const {}
+
+  /// With DataParallelOptions::shard: the parts that later steps update, until the next call. An
+  /// optimizer whose update depends on the place of an element needs them. All parameters are in
+  /// param_groups() now.
+  virtual void set_parts(const std::vector<Part>& /*parts*/) {}
 
   /// Whether the optimizer updates this parameter.
   virtual bool has(const at::Tensor& parameter) const = 0;

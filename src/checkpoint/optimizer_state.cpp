@@ -36,6 +36,9 @@ using Tensors = std::map<std::string, at::Tensor>;
 // Every optimizer can serialize itself to an archive and load itself from one. This file converts
 // the values of archives to and from a checkpoint.
 
+/// Key of the LowPrecision of a description. Absent for nearest.
+constexpr const char* low_precision_key = "low_precision";
+
 std::string kind_of(const torch::optim::Optimizer& optimizer) {
   return c10::demangle(class_of(optimizer).name());
 }
@@ -168,6 +171,7 @@ auto as_checkpoint_errors(const Function& fn) {
   }
 }
 
+/// parameter: of the sizes and dtype of its state.
 void check_fields(const json& fields, const std::string& name, const at::Tensor& parameter,
                   const Tensors& tensors) {
   for (const auto& [key, value] : fields.items()) {
@@ -329,6 +333,56 @@ void restore_lbfgs(torch::optim::Optimizer& optimizer, const json& description,
   optimizer.state()[parameters[0].unsafeGetTensorImpl()] = std::move(state);
 }
 
+template <class Known>
+bool convert_as(std::unique_ptr<torch::optim::OptimizerParamState>& state) {
+  const auto* const known = dynamic_cast<const Known*>(state.get());
+  if (known != nullptr) state = std::make_unique<LowPrecisionState<Known>>(*known);
+  return known != nullptr;
+}
+
+/// Visitor that restores the fields that LibTorch's archives do not have.
+struct LowPrecisionReader {
+  const json& fields;
+  const Tensors& tensors;
+
+  void operator()(const char* name, std::int64_t& value) const {
+    value = fields.at(name).get<std::int64_t>();
+  }
+  void operator()(const char* name, at::Tensor& value) const {
+    if (!value.defined() && fields.contains(name))
+      value = tensor_at(fields.at(name).at("tensor"), tensors).clone();
+  }
+};
+
+template <class Known>
+void read_as(torch::optim::OptimizerParamState& state, const LowPrecisionReader& read) {
+  if (auto* const known = dynamic_cast<Known*>(&state)) visit(*known, read);
+}
+
+/// Makes LowPrecisionStates of states that a fused optimizer has loaded as one of LibTorch does.
+void restore_low_precision(torch::optim::Optimizer& optimizer, const json& description,
+                           const Tensors& tensors, const ParameterNames& names) {
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
+      if (found == optimizer.state().end() || !has_low_precision_state(optimizer, parameter))
+        continue;
+      auto& state = found->second;
+      (void)(convert_as<torch::optim::SGDParamState>(state) ||
+             convert_as<torch::optim::AdamParamState>(state) ||
+             convert_as<torch::optim::AdamWParamState>(state));
+      const std::string& name = name_of(parameter, names);
+      const LowPrecisionReader read{.fields = description.at("state").at(name), .tensors = tensors};
+      read_as<torch::optim::SGDParamState>(*state, read);
+      read_as<torch::optim::AdamParamState>(*state, read);
+      read_as<torch::optim::AdamWParamState>(*state, read);
+      if (!has_low_precision_fields(optimizer, parameter, *state))
+        throw CheckpointError(concat("optimizer: parameter '", name, "': expected ",
+                                     future_field(low_precision_of(optimizer)), ", found none"));
+    }
+  }
+}
+
 std::string_view kind_of(const json& value) {
   if (value.is_number_integer()) return "an integer";
   if (value.is_number_float()) return "a real number";
@@ -358,6 +412,13 @@ json check_description(const OptimizerState& state, const torch::optim::Optimize
   const std::string kind = description.at("kind").get<std::string>();
   if (kind != kind_of(optimizer))
     throw CheckpointError(concat("optimizer: expected ", kind_of(optimizer), ", found ", kind));
+  const std::string own_mode(name(low_precision_of(optimizer)));
+  const std::string mode =
+      description.value(low_precision_key, std::string(name(LowPrecision::nearest)));
+  if (mode != own_mode)
+    throw CheckpointError(concat("optimizer: expected the state of LowPrecision::", own_mode,
+                                 ", found that of LowPrecision::", mode,
+                                 ": construct the optimizer with LowPrecision::", mode));
   const auto& groups = optimizer.param_groups();
   if (description.at("groups").size() != groups.size())
     throw CheckpointError(concat("optimizer: expected ", groups.size(), " parameter groups, found ",
@@ -368,7 +429,8 @@ json check_description(const OptimizerState& state, const torch::optim::Optimize
       const std::string& name = name_of(parameter, names);
       parameters.push_back(name);
       if (description.at("state").contains(name) && !is_lbfgs(optimizer))
-        check_fields(description.at("state").at(name), name, parameter, state.tensors);
+        check_fields(description.at("state").at(name), name, state_like(optimizer, parameter),
+                     state.tensors);
     }
     if (const json& found = description.at("groups").at(g).at("parameters"); found != parameters)
       throw CheckpointError(concat("optimizer: group ", g, ": expected parameters ",
@@ -386,6 +448,8 @@ OptimizerState optimizer_state(const torch::optim::Optimizer& optimizer,
     const auto& states = whole_state(optimizer);
     json description = {
         {"kind", kind_of(optimizer)}, {"groups", json::array()}, {"state", json::object()}};
+    if (const auto mode = low_precision_of(optimizer); mode != LowPrecision::nearest)
+      description[low_precision_key] = name(mode);
     for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
       json parameters = json::array();
       for (const at::Tensor& parameter : optimizer.param_groups()[g].params()) {
@@ -410,12 +474,16 @@ std::map<std::string, at::Tensor> future_state(const torch::optim::Optimizer& op
                                                const ParameterNames& names) {
   std::map<std::string, at::Tensor> state;
   for (const auto& group : optimizer.param_groups()) {
-    const std::vector<const char*> fields = future_fields(group.options());
+    const std::vector<const char*> of_group = future_fields(group.options());
     for (const at::Tensor& parameter : group.params()) {
       if (!parameter.requires_grad()) continue;
       if (optimizer.state().count(parameter.unsafeGetTensorImpl()) > 0) continue;
+      auto fields = of_group;
+      const char* const own = future_field(low_precision_of(optimizer));
+      if (own != nullptr && has_low_precision_state(optimizer, parameter)) fields.push_back(own);
       for (const char* field : fields)
-        state.emplace(concat(optimizer_prefix, name_of(parameter, names), '/', field), parameter);
+        state.emplace(concat(optimizer_prefix, name_of(parameter, names), '/', field),
+                      state_like(optimizer, parameter));
     }
   }
   return state;
@@ -442,6 +510,7 @@ PreparedOptimizer prepare_optimizer(const OptimizerState& state, torch::optim::O
       InputArchive all = reopen(archive);
       optimizer.load(all);
       if (is_lbfgs(optimizer)) restore_lbfgs(optimizer, description, state.tensors, names);
+      restore_low_precision(optimizer, description, state.tensors, names);
       move_to_parameters(optimizer);
     } catch (...) {
       std::swap(own.state_, optimizer.state());

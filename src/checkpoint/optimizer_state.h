@@ -25,8 +25,8 @@ inline constexpr const char* optimizer_prefix = "optimizer/";
 OptimizerState optimizer_state(const torch::optim::Optimizer& optimizer,
                                const ParameterNames& names);
 
-/// The tensors that an optimizer will add to its state in its first step: names, and for each the
-/// parameter with the same sizes and dtype. Empty for classes that are not known here.
+/// The tensors that an optimizer will add to its state in its first step: names, and for each a
+/// tensor of its sizes and dtype, maybe without memory. Empty for classes that are not known here.
 /// Throws: CheckpointError for a parameter without a name.
 std::map<std::string, at::Tensor> future_state(const torch::optim::Optimizer& optimizer,
                                                const ParameterNames& names);

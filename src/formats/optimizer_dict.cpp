@@ -148,7 +148,10 @@ struct Reader {
 };
 
 /// Whether a state has tensors, not only the number of steps.
-bool has_state(torch::optim::SGDParamState& state) { return state.momentum_buffer().defined(); }
+bool has_state(torch::optim::SGDParamState& state) {
+  return state.momentum_buffer().defined() ||
+         dynamic_cast<detail::LowPrecisionFields*>(&state) != nullptr;
+}
 template <detail::AdamLikeState ParamState>
 bool has_state(ParamState& state) {
   return state.exp_avg().defined();
@@ -224,8 +227,7 @@ struct Kind {
       options.push_back(static_cast<const Options&>(optimizer.param_groups()[g].options()));
       detail::visit(options.back(), Reader{.dict = group, .where = where});
       check_same_rule(group, where);
-      load_states(optimizer.param_groups()[g].params(), group, states, options.back(), where,
-                  new_states);
+      load_states(optimizer, g, group, states, options.back(), where, new_states);
     }
     optimizer.state().clear();
     for (auto& [parameter, state] : new_states) optimizer.state()[parameter] = std::move(state);
@@ -250,10 +252,20 @@ struct Kind {
                                    ", found ", decoupled_weight_decay ? "Adam" : "AdamW"));
   }
 
-  static void load_states(const std::vector<at::Tensor>& parameters, const GenericDict& group,
+  static std::unique_ptr<ParamState> new_state(const Optimizer& optimizer,
+                                               const at::Tensor& parameter) {
+    if constexpr (detail::HasLowPrecisionState<ParamState>) {
+      if (detail::has_low_precision_state(optimizer, parameter))
+        return std::make_unique<detail::LowPrecisionState<ParamState>>();
+    }
+    return std::make_unique<ParamState>();
+  }
+
+  static void load_states(const Optimizer& optimizer, std::size_t g, const GenericDict& group,
                           const GenericDict& states, const Options& options,
                           const std::string& where,
                           std::map<void*, std::unique_ptr<ParamState>>& new_states) {
+    const std::vector<at::Tensor>& parameters = optimizer.param_groups()[g].params();
     const auto list = group.find("params");
     if (list == group.end() || !list->value().isList() ||
         list->value().toListRef().size() != parameters.size())
@@ -266,16 +278,21 @@ struct Kind {
       if (found == states.end()) continue;
       const std::string here = concat(where, ", parameter ", p);
       if (!found->value().isGenericDict()) throw CheckpointError(concat(here, ": expected a dict"));
-      auto state = std::make_unique<ParamState>();
+      auto state = new_state(optimizer, parameters[p]);
       const GenericDict fields = found->value().toGenericDict();
       constexpr bool is_flat = std::same_as<ParamState, torch::optim::LBFGSParamState>;
       detail::visit(*state,
                     Reader{.dict = fields,
                            .where = here,
-                           .parameter = is_flat ? detail::flat_shape(parameters) : parameters[p],
+                           .parameter = is_flat ? detail::flat_shape(parameters)
+                                                : detail::state_like(optimizer, parameters[p]),
                            .has_numbers = is_flat});
       if (!has_state(*state)) continue;
       check_complete(options, *state, here);
+      if (!detail::has_low_precision_fields(optimizer, parameters[p], *state))
+        throw CheckpointError(concat(here, ": expected the state of LowPrecision::",
+                                     name(detail::low_precision_of(optimizer)),
+                                     ", found that of another optimizer"));
       new_states[parameters[p].unsafeGetTensorImpl()] = std::move(state);
     }
   }

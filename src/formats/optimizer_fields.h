@@ -30,6 +30,50 @@ inline const std::type_info& class_of(const torch::optim::Optimizer& optimizer) 
   return own;
 }
 
+/// The fused optimizer that this is; null for other classes.
+inline const LowPrecisionOptimizer* fused(const torch::optim::Optimizer& optimizer) {
+  return dynamic_cast<const LowPrecisionOptimizer*>(&optimizer);
+}
+
+inline LowPrecision low_precision_of(const torch::optim::Optimizer& optimizer) {
+  const auto* const own = fused(optimizer);
+  return own != nullptr ? own->low_precision() : LowPrecision::nearest;
+}
+
+/// Whether the optimizer's state of a parameter is a LowPrecisionState.
+inline bool has_low_precision_state(const torch::optim::Optimizer& optimizer,
+                                    const at::Tensor& parameter) {
+  const auto* const own = fused(optimizer);
+  return own != nullptr && own->computes_in_float32(parameter);
+}
+
+/// A tensor of the sizes and dtype of the optimizer's state of a parameter, without memory.
+inline at::Tensor state_like(const torch::optim::Optimizer& optimizer,
+                             const at::Tensor& parameter) {
+  const auto* const own = fused(optimizer);
+  if (own == nullptr) return parameter;
+  return at::empty(parameter.sizes(), parameter.options()
+                                          .dtype(own->state_dtype(parameter))
+                                          .device(at::kMeta)
+                                          .requires_grad(false));
+}
+
+/// Whether a state has what the optimizer's next update of the parameter reads.
+inline bool has_low_precision_fields(const torch::optim::Optimizer& optimizer,
+                                     const at::Tensor& parameter,
+                                     torch::optim::OptimizerParamState& state) {
+  if (!has_low_precision_state(optimizer, parameter)) return true;
+  const auto& fields = dynamic_cast<LowPrecisionFields&>(state);
+  switch (low_precision_of(optimizer)) {
+    case LowPrecision::master:
+      return fields.master_param.defined();
+    case LowPrecision::kahan:
+      return fields.kahan_comp.defined();
+    default:
+      return true;
+  }
+}
+
 template <class T>
 concept AdamLikeOptions =
     std::same_as<T, torch::optim::AdamOptions> || std::same_as<T, torch::optim::AdamWOptions>;
@@ -42,6 +86,12 @@ struct Count {
 };
 template <class Value>
 Count(Value&) -> Count<Value>;
+
+/// The name of the tensor that a mode adds to the state of a parameter; null for none.
+inline const char* future_field(LowPrecision mode) {
+  if (mode == LowPrecision::master) return "master_param";
+  return mode == LowPrecision::kahan ? "kahan_comp" : nullptr;
+}
 
 /// The names of the tensors that an optimizer with these options adds for a parameter in its first
 /// step.

@@ -9,9 +9,14 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <utility>
+
+#include "core/operation_error.h"
+#include "optim/low_precision_update.h"
+#include "parallel/param_state_fields.h"
 
 namespace lockstep::inline v0_2 {
 namespace {
@@ -105,7 +110,27 @@ bool has_same_layout(const at::Tensor& parameter, const at::Tensor& other) {
          other.device() == parameter.device() && other.strides() == parameter.strides();
 }
 
+[[noreturn]] void fail_in_float32(LowPrecision mode, const at::Tensor& parameter, const char* got,
+                                  const char* expected) {
+  detail::throw_invalid("FusedOptimizer", "LowPrecision::", name(mode), ": got a parameter of ",
+                        parameter.scalar_type(), ", of sizes ", parameter.sizes(), ", ", got,
+                        ", expected ", expected);
+}
+
 }  // namespace
+
+template <class Base>
+void FusedOptimizer<Base>::check_parameters() const {
+  const auto mode = low_precision();
+  if (mode != LowPrecision::stochastic && mode != LowPrecision::kahan) return;
+  for (const auto& group : this->param_groups()) {
+    for (const auto& parameter : group.params()) {
+      if (parameter.scalar_type() == at::kHalf)
+        fail_in_float32(mode, parameter, "which has too few exponents for the optimizer's state",
+                        "BFloat16: use LowPrecision::master for Half");
+    }
+  }
+}
 
 /// Whether the kernel supports all tensors. It reads and writes memory in order, so layouts must be
 /// equal.
@@ -114,7 +139,7 @@ bool FusedOptimizer<Base>::fits() const {
   for (const auto& group : this->param_groups()) {
     for (const auto& parameter : group.params()) {
       const auto& gradient = parameter.grad();
-      if (!gradient.defined()) continue;
+      if (!gradient.defined() || computes_in_float32(parameter)) continue;
       if (!parameter.is_cpu() || !parameter.is_non_overlapping_and_dense() ||
           !parameter.is_floating_point() || !has_same_layout(parameter, gradient)) {
         return false;
@@ -138,7 +163,7 @@ void FusedOptimizer<Base>::step_group(torch::optim::OptimizerParamGroup& group) 
   // One call per dtype, and separate calls for parameters whose state this step initialises.
   std::map<std::pair<bool, at::ScalarType>, KernelArguments> calls;
   for (auto& parameter : group.params()) {
-    if (!parameter.grad().defined()) continue;
+    if (!parameter.grad().defined() || computes_in_float32(parameter)) continue;
     const auto tensors = tensors_of(parameter, options);
     const bool is_first = !tensors.empty() && !tensors.front()->defined();
     begin_update(parameter);
@@ -155,30 +180,62 @@ void FusedOptimizer<Base>::step_group(torch::optim::OptimizerParamGroup& group) 
 }
 
 template <class Base>
-const OptimizerOptions* FusedOptimizer<Base>::options_of(const at::Tensor& parameter) const {
+auto FusedOptimizer<Base>::place_of(const at::Tensor& parameter) const -> std::optional<Place> {
   const auto& groups = this->param_groups();
   const auto is_at = [&](const Place& place) {
     return place.group < groups.size() && place.index < groups[place.group].params().size() &&
            groups[place.group].params()[place.index].is_same(parameter);
   };
-  const auto options = [&](const Place& place) { return &groups[place.group].options(); };
   const auto entry = places_.find(parameter.unsafeGetTensorImpl());
-  if (entry != places_.end() && is_at(entry->second)) return options(entry->second);
+  if (entry != places_.end() && is_at(entry->second)) return entry->second;
   Place place;
   for (; place.group < groups.size(); ++place.group) {
     for (place.index = 0; place.index < groups[place.group].params().size(); ++place.index) {
       if (!is_at(place)) continue;
       places_[parameter.unsafeGetTensorImpl()] = place;
-      return options(place);
+      return place;
     }
   }
-  return nullptr;
+  return std::nullopt;
+}
+
+template <class Base>
+const OptimizerOptions* FusedOptimizer<Base>::options_of(const at::Tensor& parameter) const {
+  const auto place = place_of(parameter);
+  return place ? &this->param_groups()[place->group].options() : nullptr;
+}
+
+template <class Base>
+auto FusedOptimizer<Base>::origin_of(const at::Tensor& parameter) const -> Origin {
+  const auto part = parts_.find(parameter.unsafeGetTensorImpl());
+  if (part != parts_.end()) return part->second;
+  const auto place = place_of(parameter).value();
+  Origin origin{.parameter = place.index};
+  for (std::size_t g = 0; g < place.group; ++g)
+    origin.parameter += this->param_groups()[g].params().size();
+  return origin;
+}
+
+template <class Base>
+void FusedOptimizer<Base>::set_parts(const std::vector<Part>& parts) {
+  parts_.clear();
+  std::unordered_map<const void*, Origin> origins;
+  for (const auto& part : parts) {
+    auto origin = origin_of(part.parameter);
+    origin.begin = part.begin;
+    origins[part.part.unsafeGetTensorImpl()] = origin;
+  }
+  parts_ = std::move(origins);
 }
 
 template <class Base>
 OptimizerParamState& FusedOptimizer<Base>::entry_of(const at::Tensor& parameter) {
+  using ParamState = typename Kernel<Base>::State;
   auto& entry = this->state_[parameter.unsafeGetTensorImpl()];
-  if (!entry) entry = std::make_unique<typename Kernel<Base>::State>();
+  if (!entry) entry = std::make_unique<ParamState>();
+  if (computes_in_float32(parameter) &&
+      dynamic_cast<detail::LowPrecisionFields*>(entry.get()) == nullptr)
+    entry = std::make_unique<detail::LowPrecisionState<ParamState>>(own<Base>(*entry));
   return *entry;
 }
 
@@ -225,6 +282,50 @@ void FusedOptimizer<Base>::update(const at::Tensor& parameter, const Elements& e
   Kernel<Base>::run(lists, own<Base>(*options_of(parameter)), elements.is_first);
 }
 
+template <class Base>
+void FusedOptimizer<Base>::step_in_float32(const at::Tensor& parameter) {
+  const auto& gradient = parameter.grad();
+  const auto mode = low_precision();
+  if (!parameter.is_cpu()) fail_in_float32(mode, parameter, "on a device", "one on the CPU");
+  if (!parameter.is_non_overlapping_and_dense())
+    fail_in_float32(mode, parameter, "which is not dense in memory", "a dense one");
+  if (gradient.layout() != at::kStrided)
+    fail_in_float32(mode, parameter, "with a sparse gradient", "a dense gradient");
+  const auto place = place_of(parameter).value();
+  const auto& options = own<Base>(this->param_groups()[place.group].options());
+  auto& entry = entry_of(parameter);
+  auto& fields = dynamic_cast<detail::LowPrecisionFields&>(entry);
+  const auto tensors = tensors_of(parameter, options);
+  const bool is_first = !tensors.empty() && !tensors.front()->defined();
+  begin_update(parameter);
+  std::vector<at::Tensor> steps;
+  add_step(parameter, steps);
+  std::int64_t step = 0;
+  if constexpr (Kernel<Base>::counts_steps)
+    step = own<Base>(entry).step();
+  else
+    step = ++fields.updates;
+  const auto origin = origin_of(parameter);
+  const detail::LowPrecisionUpdate update{
+      .mode = mode,
+      .parameter = parameter,
+      .gradient = gradient,
+      .state = tensors,
+      .state_dtype = state_dtype(parameter),
+      .fields = &fields,
+      .stream = {.step = static_cast<std::uint32_t>(step),
+                 .parameter = static_cast<std::uint32_t>(origin.parameter)},
+      .first = origin.begin};
+  update.run([&](const detail::FloatElements& elements) {
+    KernelArguments lists{.parameters = {elements.values},
+                          .gradients = {elements.gradient},
+                          .state = {},
+                          .steps = steps};
+    for (std::size_t k = 0; k < elements.state.size(); ++k) lists.state[k] = {elements.state[k]};
+    Kernel<Base>::run(lists, options, is_first);
+  });
+}
+
 /// Base would use the undefined tensors of entries that state_of() has created.
 template <class Base>
 void FusedOptimizer<Base>::remove_empty_state() {
@@ -232,11 +333,34 @@ void FusedOptimizer<Base>::remove_empty_state() {
     for (auto& parameter : group.params()) {
       const auto entry = this->state_.find(parameter.unsafeGetTensorImpl());
       if (entry == this->state_.end()) continue;
+      if (computes_in_float32(parameter)) continue;
       const auto tensors =
           Kernel<Base>::tensors(own<Base>(*entry->second), own<Base>(group.options()));
       if (!tensors.front()->defined()) this->state_.erase(entry);
     }
   }
+}
+
+/// The step of Base, for the parameters that are not updated in float32.
+template <class Base>
+void FusedOptimizer<Base>::step_of_base() {
+  std::vector<std::pair<at::Tensor, at::Tensor>> hidden;
+  for (auto& group : this->param_groups_) {
+    for (auto& parameter : group.params()) {
+      if (!computes_in_float32(parameter)) continue;
+      hidden.emplace_back(parameter, std::exchange(parameter.mutable_grad(), at::Tensor()));
+    }
+  }
+  const auto restore = [&] {
+    for (auto& [parameter, gradient] : hidden) parameter.mutable_grad() = gradient;
+  };
+  try {
+    Base::step();
+  } catch (...) {
+    restore();
+    throw;
+  }
+  restore();
 }
 
 template <class Base>
@@ -247,11 +371,16 @@ at::Tensor FusedOptimizer<Base>::step(torch::optim::Optimizer::LossClosure closu
     const at::AutoGradMode enable_grad(true);
     loss = closure();
   }
+  for (auto& group : this->param_groups_) {
+    for (auto& parameter : group.params()) {
+      if (parameter.grad().defined() && computes_in_float32(parameter)) step_in_float32(parameter);
+    }
+  }
   if (fits()) {
     for (auto& group : this->param_groups_) step_group(group);
   } else {
     remove_empty_state();
-    Base::step();
+    step_of_base();
   }
   return loss;
 }

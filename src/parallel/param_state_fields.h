@@ -7,10 +7,42 @@
 #include <torch/optim/sgd.h>
 
 #include <concepts>
+#include <cstdint>
+#include <memory>
 
 /// The fields of the state that LibTorch's optimizers keep of a parameter. visit() calls
 /// field(name, value) for each. LibTorch and Python use the same names.
 namespace lockstep::inline v0_2::detail {
+
+/// The state that FusedOptimizer adds to LibTorch's for a bfloat16 or float16 parameter. Python's
+/// torch.optim has no such fields: the names are those of Transformer Engine and of optimi.
+struct LowPrecisionFields {
+  at::Tensor master_param;   ///< LowPrecision::master: the parameter in float32
+  at::Tensor kahan_comp;     ///< LowPrecision::kahan: what the parameter's rounding lost
+  std::int64_t updates = 0;  ///< of SGD, which has no step count of its own
+};
+
+template <class T>
+concept HasLowPrecisionState = std::same_as<T, torch::optim::SGDParamState> ||
+    std::same_as<T, torch::optim::AdamParamState> || std::same_as<T, torch::optim::AdamWParamState>;
+
+template <HasLowPrecisionState ParamState>
+struct LowPrecisionState : ParamState, LowPrecisionFields {
+  LowPrecisionState() = default;
+  explicit LowPrecisionState(const ParamState& state) : ParamState(state) {}
+
+  std::unique_ptr<torch::optim::OptimizerParamState> clone() const override {
+    return std::make_unique<LowPrecisionState>(*this);
+  }
+};
+
+template <class Field>
+void visit_low_precision(torch::optim::OptimizerParamState& state, const Field& field) {
+  auto* const fields = dynamic_cast<LowPrecisionFields*>(&state);
+  if (fields == nullptr) return;
+  field("master_param", fields->master_param);
+  field("kahan_comp", fields->kahan_comp);
+}
 
 template <class T>
 concept AdamLikeState =
@@ -19,6 +51,9 @@ concept AdamLikeState =
 template <class Field>
 void visit(torch::optim::SGDParamState& state, const Field& field) {
   field("momentum_buffer", state.momentum_buffer());
+  if (auto* const fields = dynamic_cast<LowPrecisionFields*>(&state))
+    field("step", fields->updates);
+  visit_low_precision(state, field);
 }
 
 template <AdamLikeState ParamState, class Field>
@@ -27,6 +62,7 @@ void visit(ParamState& state, const Field& field) {
   field("exp_avg", state.exp_avg());
   field("exp_avg_sq", state.exp_avg_sq());
   field("max_exp_avg_sq", state.max_exp_avg_sq());
+  visit_low_precision(state, field);
 }
 
 template <class Field>

@@ -137,7 +137,8 @@ void ShardedState::cut(ParamStates& states) const {
         if (!tensor->defined() || is_part(*tensor, slice.parameter, range.length())) continue;
         check_whole(*tensor, slice.parameter);
         const bool is_laid_out = tensor->strides() == slice.values.strides();
-        const auto whole = is_laid_out ? *tensor : at::empty_like(slice.values).copy_(*tensor);
+        const auto whole =
+            is_laid_out ? *tensor : at::empty_like(slice.values, tensor->options()).copy_(*tensor);
         *tensor = flat_part(whole, range.begin, range.length()).clone();
       }
       states[part.unsafeGetTensorImpl()] = std::move(state);

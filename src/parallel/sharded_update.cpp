@@ -58,18 +58,31 @@ ShardedUpdate::ShardedUpdate(Reducer& reducer, const Group& group,
   whole_.resize(groups);
   calls_.resize(buckets.size());
   for (auto& call : calls_) call.parts.resize(groups);
+  std::vector<ElementwiseOptimizer::Part> parts;
   for (std::size_t g = 0; g < groups; ++g) {
     for (const auto& parameter : original_[g]) {
       const auto found = places.find(parameter.unsafeGetTensorImpl());
       if (found == places.end()) {
         whole_[g].push_back(parameter);
+        parts.push_back({.part = parameter, .parameter = parameter});
         continue;
       }
       const auto [bucket, slice] = found->second;
       calls_[bucket].parts[g].push_back(buckets[bucket].parts[slice]);
       calls_[bucket].slices.push_back(slice);
+      const auto range = intersection(buckets[bucket].own, buckets[bucket].slices()[slice]);
+      parts.push_back(
+          {.part = buckets[bucket].parts[slice], .parameter = parameter, .begin = range.begin});
     }
   }
+  set_parts(parts);
+}
+
+ShardedUpdate::~ShardedUpdate() { set_parts({}); }
+
+void ShardedUpdate::set_parts(const std::vector<ElementwiseOptimizer::Part>& parts) {
+  if (auto* const elementwise = dynamic_cast<ElementwiseOptimizer*>(&optimizer_))
+    elementwise->set_parts(parts);
 }
 
 bool ShardedUpdate::divides_gradients() const {

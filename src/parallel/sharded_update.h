@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <vector>
 
+#include "lockstep/distributed_optimizer.h"
 #include "lockstep/group.h"
 #include "parallel/own_step.h"
 #include "parallel/reducer.h"
@@ -25,6 +26,9 @@ class ShardedUpdate {
   /// Moves the parameters into flat tensors. Reducer and optimizer must outlive it.
   /// Throws: CommError when memory is short.
   ShardedUpdate(Reducer& reducer, const Group& group, torch::optim::Optimizer& optimizer);
+  ~ShardedUpdate();
+  ShardedUpdate(const ShardedUpdate&) = delete;
+  ShardedUpdate& operator=(const ShardedUpdate&) = delete;
 
   /// The optimizer's step with the mean of the gradients, which every rank has. Ranks: all.
   /// Throws: InvalidArgument when the optimizer's parameters are not those of the constructor.
@@ -41,6 +45,7 @@ class ShardedUpdate {
     std::vector<std::size_t> slices;  ///< of the bucket, that the optimizer has
   };
 
+  void set_parts(const std::vector<ElementwiseOptimizer::Part>& parts);
   void check_groups() const;
   bool set_gradients(std::size_t bucket);
   void finish(std::size_t bucket);

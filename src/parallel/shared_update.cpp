@@ -57,8 +57,11 @@ std::unique_ptr<ElementwiseOptimizer> elementwise_step(torch::optim::Optimizer& 
 }  // namespace
 
 void SharedUpdate::check(const torch::optim::Optimizer& optimizer) {
-  if (dynamic_cast<const ElementwiseOptimizer*>(&optimizer) != nullptr) return;
-  check_elementwise(optimizer, "share_memory");
+  if (const auto* elementwise = dynamic_cast<const ElementwiseOptimizer*>(&optimizer)) {
+    elementwise->check_shareable();
+  } else {
+    check_elementwise(optimizer, "share_memory");
+  }
 }
 
 SharedUpdate::SharedUpdate(Reducer& reducer, const Group& group, torch::optim::Optimizer& optimizer)

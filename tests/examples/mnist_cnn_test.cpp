@@ -138,6 +138,16 @@ TEST_F(MnistCnn, AResumedRunEndsInTheSameBits) {
       EXPECT_EQ(parts[i][key], whole[i][key]) << "epoch " << i + 1 << ' ' << key;
 }
 
+TEST_F(MnistCnn, TrainsWithParametersOfBfloat16AndResumes) {
+  const std::string flags = " --bf16 stochastic --quiet --no-efficiency --metrics metrics.jsonl";
+  ASSERT_EQ(two_ranks(flags + " --epochs 3 --checkpoint whole").code, 0);
+  EXPECT_GT(metrics().at(2)["test_accuracy"], 0.9);
+  EXPECT_LT(std::filesystem::file_size(folder / "whole"), 2 * 2 * 431'080 + 20'000);
+  ASSERT_EQ(two_ranks(flags + " --epochs 2 --checkpoint first").code, 0);
+  ASSERT_EQ(two_ranks(flags + " --epochs 3 --resume first --checkpoint second").code, 0);
+  EXPECT_EQ(content(folder / "whole"), content(folder / "second"));
+}
+
 TEST_F(MnistCnn, ThreadsGiveTheBitsOfProcesses) {
   const std::string flags = " --epochs 1 --quiet --checkpoint ";
   ASSERT_EQ(two_ranks(flags + "processes").code, 0);

@@ -50,6 +50,13 @@ TEST_F(Programs, ResNet9TrainsOnAnyNumberOfRanks) {
   }
 }
 
+TEST_F(Programs, ResNet9TrainsWithParametersOfBfloat16) {
+  const Result result = two_ranks(resnet9 + "--epochs 3 --bf16 kahan");
+  ASSERT_EQ(result.code, 0) << result.err;
+  const auto losses = values("train_loss");
+  EXPECT_LT(losses.back(), losses.front());
+}
+
 TEST_F(Programs, NoBatchNormSeesOneImage) {
   // A last batch of one is left out, whoever's it is.
   const Result one_left = alone("resnet9_cifar10 --images 65 --batch-size 32 --epochs 1");

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <functional>
+#include <vector>
+
+#include "kernels/low_precision.h"
+#include "lockstep/fused_optimizers.h"
+#include "parallel/param_state_fields.h"
+
+namespace lockstep::inline v0_2::detail {
+
+/// Float32 values of some elements, which a kernel updates in place. All are flat.
+struct FloatElements {
+  at::Tensor values;
+  at::Tensor gradient;
+  std::vector<at::Tensor> state;
+};
+
+/// One update of a parameter of bfloat16 or float16 that is computed in float32.
+struct LowPrecisionUpdate {
+  LowPrecision mode;
+  at::Tensor parameter;  ///< dense in memory
+  at::Tensor gradient;
+  /// The tensors of the parameter's state, which are allocated where they are undefined, and get
+  /// the strides of the parameter where they have others.
+  std::vector<at::Tensor*> state;
+  at::ScalarType state_dtype;
+  LowPrecisionFields* fields;
+  kernels::RandomStream stream;  ///< of the parameter
+  std::size_t first;             ///< index of the first element
+
+  /// Calls the kernel for consecutive elements, and stores what it computes.
+  void run(const std::function<void(const FloatElements&)>& kernel) const;
+};
+
+}  // namespace lockstep::detail

@@ -1,0 +1,204 @@
+#include "kernels/low_precision.h"
+
+#include <gtest/gtest.h>
+#include <hwy/targets.h>
+
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "kernels/reference.h"
+#include "tests/kernels/guarded.h"
+
+namespace lockstep::inline v0_2::kernels {
+namespace {
+
+using reference::from_bf16;
+using reference::to_bf16;
+using reference::to_f16;
+using Counter = std::array<std::uint32_t, 4>;
+
+/// Philox4x32-10 as the paper states it.
+Counter philox(Counter c, std::uint32_t key0, std::uint32_t key1) {
+  for (int round = 0; round < 10; ++round) {
+    const auto product0 = std::uint64_t{0xd2511f53} * c[0];
+    const auto product2 = std::uint64_t{0xcd9e8d57} * c[2];
+    c = {static_cast<std::uint32_t>(product2 >> 32) ^ c[1] ^ key0,
+         static_cast<std::uint32_t>(product2),
+         static_cast<std::uint32_t>(product0 >> 32) ^ c[3] ^ key1,
+         static_cast<std::uint32_t>(product0)};
+    key0 += 0x9e3779b9;
+    key1 += 0xbb67ae85;
+  }
+  return c;
+}
+
+/// 16 random bits of an element: blocks of 512 elements have 64 counters.
+std::uint32_t random_bits(const RandomStream& stream, std::size_t element) {
+  const std::size_t in_block = element % 512;
+  const auto words = philox({static_cast<std::uint32_t>(element / 512 * 64 + in_block % 64),
+                             stream.tensor, stream.step, stream.parameter},
+                            0, 0);
+  const auto word = words[in_block / 128];
+  return in_block / 64 % 2 == 0 ? word & 0xffff : word >> 16;
+}
+
+/// Ordinary values, and among them denormals, infinities, NaN and bfloat16 values.
+std::vector<float> values_of_all_kinds(std::size_t count, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<float> values(count);
+  for (auto& value : values) {
+    const auto bits = static_cast<std::uint32_t>(random());
+    switch (random() % 8) {
+      case 0:
+        value = std::bit_cast<float>(bits);
+        break;
+      case 1:
+        value = std::bit_cast<float>(bits & 0xffff0000);
+        break;
+      case 2:
+        value = std::bit_cast<float>(bits | 0x7f800000);
+        break;
+      default:
+        value = std::ldexp(static_cast<float>(static_cast<std::int32_t>(bits)), -31);
+    }
+  }
+  return values;
+}
+
+class LowPrecisionOnTarget : public ::testing::TestWithParam<std::int64_t> {
+ protected:
+  OnlyTarget only{GetParam()};
+};
+
+constexpr std::size_t counts[] = {0, 1, 7, 63, 511, 512, 513, 1500};
+
+TEST(Philox, GivesThePublishedNumbers) {
+  // Random123's kat_vectors.
+  EXPECT_EQ(philox({0, 0, 0, 0}, 0, 0), (Counter{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
+  EXPECT_EQ(philox({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, 0xa4093822, 0x299f31d0),
+            (Counter{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
+}
+
+TEST_P(LowPrecisionOnTarget, RoundsStochasticallyAsTheReference) {
+  const RandomStream stream{.step = 12, .parameter = 3, .tensor = 2};
+  for (const auto count : counts) {
+    for (const std::size_t first : {0, 1, 500, 512, 1025}) {
+      const auto values = values_of_all_kinds(count, count + first);
+      Buffer rounded(count * 2, 2);
+      round_stochastically(values, stream, first, rounded.as<std::uint16_t>().data());
+      for (std::size_t i = 0; i < count; ++i) {
+        const auto bits = std::bit_cast<std::uint32_t>(values[i]);
+        const auto expected = std::isnan(values[i]) ? (bits | 0x400000) >> 16
+                                                    : (bits + random_bits(stream, first + i)) >> 16;
+        ASSERT_EQ(rounded.as<std::uint16_t>()[i], expected) << count << ' ' << first << ' ' << i;
+      }
+      EXPECT_TRUE(rounded.guards_untouched());
+    }
+  }
+}
+
+TEST_P(LowPrecisionOnTarget, CompensatesAsTheReference) {
+  for (const auto count : counts) {
+    const auto values = values_of_all_kinds(count, count);
+    Buffer rounded(count * 2, 2);
+    Buffer compensation(count * 2, 6);
+    auto* high = rounded.as<std::uint16_t>().data();
+    auto* low = compensation.as<std::uint16_t>().data();
+    round_with_compensation(values, high, low);
+    Buffer sums(count * 4, 4);
+    add_compensation(high, low, sums.as<float>());
+    for (std::size_t i = 0; i < count; ++i) {
+      ASSERT_EQ(high[i], to_bf16(values[i])) << i;
+      const float rest = std::isfinite(from_bf16(high[i])) ? values[i] - from_bf16(high[i]) : 0;
+      ASSERT_EQ(from_bf16(low[i]), from_bf16(to_bf16(rest))) << i;
+      const float sum = sums.as<float>()[i];
+      if (std::isnan(values[i])) {
+        ASSERT_TRUE(std::isnan(sum));
+      } else if (std::abs(values[i]) > 1e-30f && std::abs(values[i]) < 1e38f) {
+        ASSERT_NEAR(sum / values[i], 1, 0x1p-16f) << values[i];
+      }
+    }
+    EXPECT_TRUE(rounded.guards_untouched() && compensation.guards_untouched() &&
+                sums.guards_untouched());
+  }
+}
+
+TEST_P(LowPrecisionOnTarget, RefreshesMastersThatNoLongerRoundToTheParameter) {
+  for (const auto dtype : {DType::bf16, DType::f16}) {
+    const auto nearest = [&](float value) {
+      return dtype == DType::bf16 ? to_bf16(value) : to_f16(value);
+    };
+    for (const auto count : counts) {
+      const auto values = values_of_all_kinds(count, count);
+      std::vector<std::uint16_t> parameters(count);
+      for (std::size_t i = 0; i < count; ++i) {
+        parameters[i] = nearest(values[i]);
+        if (i % 3 == 1) parameters[i] = dtype == DType::bf16 ? 0x3f80 : 0x3c00;  // 1
+      }
+      Buffer masters(count * 4, 4);
+      std::copy(values.begin(), values.end(), masters.as<float>().begin());
+      refresh_masters(dtype, parameters.data(), masters.as<float>());
+      for (std::size_t i = 0; i < count; ++i) {
+        const float got = masters.as<float>()[i];
+        if (std::isnan(values[i])) {
+          ASSERT_TRUE(i % 3 == 1 ? got == 1 : std::isnan(got)) << i;
+          continue;
+        }
+        const bool is_changed = nearest(values[i]) != parameters[i];
+        ASSERT_EQ(got, is_changed ? 1.0f : values[i]) << i;
+      }
+      EXPECT_TRUE(masters.guards_untouched());
+    }
+  }
+}
+
+TEST_P(LowPrecisionOnTarget, IgnoresTheCompensationOfAnotherValue) {
+  const std::vector<std::uint16_t> values{to_bf16(1), to_bf16(-3), to_bf16(0), to_bf16(100)};
+  const std::vector<std::uint16_t> rests{to_bf16(0x1p-8f), to_bf16(0x1p-6f), to_bf16(1e-9f),
+                                         to_bf16(-0.25f)};
+  std::vector<float> sums(4);
+  add_compensation(values.data(), rests.data(), sums);
+  EXPECT_EQ(sums, (std::vector<float>{1 + 0x1p-8f, -3, 0, 99.75f}));
+}
+
+INSTANTIATE_TEST_SUITE_P(Cpu, LowPrecisionOnTarget,
+                         ::testing::ValuesIn(hwy::SupportedAndGeneratedTargets()),
+                         [](const auto& target) { return hwy::TargetName(target.param); });
+
+TEST(RoundStochastically, IsUnbiasedAndIndependent) {
+  constexpr std::size_t count = 1 << 16;
+  const float unit = 0x1p-7f;  // the distance of bfloat16 values in [1, 2)
+  for (std::uint32_t step = 0; step < 8; ++step) {
+    for (const float fraction : {0.1f, 0.5f, 0.9f}) {
+      const std::vector<float> values(count, 1 + fraction * unit);
+      std::vector<std::uint16_t> rounded(count);
+      std::vector<std::uint16_t> of_other(count);
+      round_stochastically(values, {.step = step, .parameter = 1}, 0, rounded.data());
+      round_stochastically(values, {.step = step, .parameter = 2}, 0, of_other.data());
+      const auto up = [](std::uint16_t result) { return result == to_bf16(1 + 0x1p-7f); };
+      double ups = 0;
+      double pairs = 0;
+      double ups_in_both = 0;
+      for (std::size_t i = 0; i < count; ++i) {
+        ASSERT_TRUE(up(rounded[i]) || rounded[i] == to_bf16(1));
+        ups += up(rounded[i]);
+        pairs += i > 0 && up(rounded[i]) && up(rounded[i - 1]);
+        ups_in_both += up(rounded[i]) && up(of_other[i]);
+      }
+      const double p = fraction;
+      const double deviation = std::sqrt(p * (1 - p) / count);  // of a mean of count elements
+      EXPECT_NEAR(ups / count, p, 5 * deviation);
+      EXPECT_NEAR(pairs / count, p * p, 10 * deviation);
+      EXPECT_NEAR(ups_in_both / count, p * p, 10 * deviation);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::kernels
