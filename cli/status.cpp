@@ -103,6 +103,9 @@ std::optional<std::chrono::milliseconds> processor_time(const ObservedRank& rank
 /// Adds the ranks of other hosts, which a rank of this host asks. A rank that has a record here is
 /// not replaced.
 void add_other_hosts(Job& job) {
+  const auto& lowest = job.ranks.front();
+  // Other hosts are asked through rank 0.
+  if (lowest.rank() == 0 && lowest.state == State::stopped) return;
   for (const auto& rank : std::vector(job.ranks)) {
     if (job.unseen().empty()) return;
     if (rank.state == State::ended || rank.state == State::stopped) continue;
@@ -239,7 +242,9 @@ void print(const Job& job) {
   for (const auto& host : job.silent) {
     std::cout << "  no answer from host " << host.name << " within "
               << std::chrono::duration<double>(longest_question).count()
-              << " s: " << detail::rank_list(host.ranks) << '\n';
+              << " s: " << detail::rank_list(host.ranks)
+              << (host.is_of_silent_rank_0() ? ", through which other hosts are asked" : "")
+              << '\n';
   }
   std::vector<int> elsewhere, absent;
   for (const int rank : job.unseen()) {

@@ -65,7 +65,12 @@ void add_part(HostsAnswer& answer, AnswerPart part, std::string_view bytes) {
       host.ranks.push_back(value_at<std::int32_t>(bytes, (1 + i) * word));
     }
     host.name = bytes.substr(std::min(bytes.size(), (1 + count) * word));
-    answer.hosts.push_back(std::move(host));
+    const auto known = std::ranges::find(answer.hosts, host.name, &HostsAnswer::Host::name);
+    if (known == answer.hosts.end()) {
+      answer.hosts.push_back(std::move(host));
+    } else {
+      *known = std::move(host);
+    }
   }
 }
 

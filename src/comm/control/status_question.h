@@ -9,6 +9,9 @@ namespace lockstep::inline v0_2::control {
 /// The answer of the hosts of a job but this one.
 struct HostsAnswer {
   struct Host {
+    /// Whether rank 0 of the job is there and has not answered: no other host was asked.
+    bool is_of_silent_rank_0() const { return !has_answered && ranks == std::vector{0}; }
+
     std::string name;
     std::vector<int> ranks;
     bool has_answered = false;

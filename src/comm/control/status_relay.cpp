@@ -22,7 +22,8 @@
 // `lockstep status` connects to the unix socket of a rank of its host. The kernel says which user
 // connects, and the rank serves its own user only. The rank asks rank 0, which asks two ranks of
 // each other host. The answers go back through rank 0. Rank 0 first names the hosts that it has
-// asked, so that `lockstep status` can name those that do not answer. All of it happens in the
+// asked, so that `lockstep status` can name those that do not answer. The asking rank names the
+// host of rank 0 before that, because rank 0 may be stopped. All of it happens in the
 // control threads, and the ranks continue to compute. A question has no effect on the world: a
 // message that cannot be sent or understood is dropped.
 
@@ -56,6 +57,13 @@ bool take(std::string_view& bytes, Value& value) {
   std::memcpy(&value, bytes.data(), sizeof value);
   bytes.remove_prefix(sizeof value);
   return true;
+}
+
+/// The bytes of AnswerPart::host.
+std::string host_bytes(const std::string& host, const std::vector<std::int32_t>& ranks) {
+  auto bytes = bytes_of(static_cast<std::int32_t>(ranks.size()));
+  for (const auto rank : ranks) bytes += bytes_of(rank);
+  return bytes + host;
 }
 
 bool is_of_this_user(int socket) {
@@ -159,6 +167,10 @@ void StatusRelay::accept_client() {
   if (source_.rank == 0) {
     ask_hosts(client.id, 0);
   } else {
+    for (const auto& rank_0 : peers_) {
+      if (rank_0.host == source_.host) continue;
+      deliver(client.id, AnswerPart::host, host_bytes(rank_0.host, {rank_0.rank}));
+    }
     send_(0, {.kind = Kind::question,
               .payload = bytes_of(Question{.id = client.id, .asker = source_.rank})});
   }
@@ -196,9 +208,7 @@ void StatusRelay::ask_hosts(std::uint32_t id, int asker) {
   ranks.erase(asking_host);
   for (auto& [host, of_host] : ranks) {
     std::ranges::sort(of_host);
-    auto bytes = bytes_of(static_cast<std::int32_t>(of_host.size()));
-    for (const auto rank : of_host) bytes += bytes_of(rank);
-    send_part(id, asker, AnswerPart::host, bytes + host);
+    send_part(id, asker, AnswerPart::host, host_bytes(host, of_host));
   }
   send_part(id, asker, AnswerPart::all_asked, {});
   const auto question = bytes_of(Question{.id = id, .asker = asker});

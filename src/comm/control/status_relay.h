@@ -33,7 +33,9 @@ std::string status_socket_name(long process);
 
 /// What a message of an answer holds.
 enum class AnswerPart : std::uint32_t {
-  host,       ///< a host that was asked; bytes: the number of its ranks, its ranks, its name
+  /// A host that was asked; bytes: the number of its ranks, its ranks, its name. A rank that is not
+  /// rank 0 first names the host of rank 0, with rank 0 alone. Rank 0 names all hosts.
+  host,
   all_asked,  ///< no host follows
   record,     ///< bytes: a record of StatusSource::records()
   end         ///< a host has answered; bytes: its name

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <future>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
@@ -31,10 +32,10 @@ std::string socket_of(int rank) {
 }
 
 /// A world of ranks on hosts of these letters. Each rank has two records: one short, one as long as
-/// a message may be.
+/// a message may be. Of its ranks, `serving` from `first` on answer questions.
 class StatusWorld {
  public:
-  explicit StatusWorld(const std::string& hosts, std::size_t serving) {
+  StatusWorld(const std::string& hosts, int serving, int first = 0) {
     const int size = static_cast<int>(hosts.size());
     std::vector<control::Settings> others;
     const auto host = [&](int rank) { return hosts.substr(static_cast<std::size_t>(rank), 1); };
@@ -42,16 +43,18 @@ class StatusWorld {
     rank_0.heartbeat = 60s;
     for (int rank = 1; rank < size; ++rank) others.push_back(rank_of(rank, size, host(rank)));
     auto met = meet(rank_0, others);
-    add(0, host(0), std::move(met.of_rank_0));
-    for (auto& member : met.of_others) {
-      const int rank = static_cast<int>(ranks_.size() + idle_.size());
-      std::vector<control::Member> one;
-      one.push_back(std::move(member));
-      if (ranks_.size() < serving) {
-        add(rank, host(rank), std::move(one));
+    const auto add_or_keep = [&](int rank, std::vector<control::Member> members) {
+      if (rank >= first && rank < first + serving) {
+        add(rank, host(rank), std::move(members));
       } else {
-        idle_.push_back(std::move(one.front()));
+        std::ranges::move(members, std::back_inserter(idle_));
       }
+    };
+    add_or_keep(0, std::move(met.of_rank_0));
+    for (int rank = 1; rank < size; ++rank) {
+      std::vector<control::Member> one;
+      one.push_back(std::move(met.of_others[static_cast<std::size_t>(rank - 1)]));
+      add_or_keep(rank, std::move(one));
     }
   }
 
@@ -111,7 +114,16 @@ TEST(StatusRelay, NamesAHostThatDoesNotAnswer) {
   const auto answer = control::ask_hosts(socket_of(1), 1s);
   EXPECT_FALSE(answer.is_complete);
   EXPECT_THAT(names(answer), UnorderedElementsAre("b", "c silent"));
+  for (const auto& host : answer.hosts) EXPECT_FALSE(host.is_of_silent_rank_0());
   EXPECT_THAT(answer.records, AnyOf(Contains("record of 2"), Contains("record of 3")));
+}
+
+TEST(StatusRelay, NamesTheHostOfARank0ThatIsStopped) {
+  StatusWorld world("abc", 2, 1);
+  const auto answer = control::ask_hosts(socket_of(1), 1s);
+  EXPECT_FALSE(answer.is_complete);
+  ASSERT_THAT(names(answer), UnorderedElementsAre("a silent"));
+  EXPECT_TRUE(answer.hosts.front().is_of_silent_rank_0());
 }
 
 TEST(StatusRelay, OfAHostWithoutARankGivesNothing) {
