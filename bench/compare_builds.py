@@ -4,14 +4,12 @@
     bench/compare_builds.py --before OTHER/build --after build
     bench/compare_builds.py --before OTHER/build --after build --simulated-hosts    as root
     bench/compare_builds.py --flight-recorder --after build
-    bench/compare_builds.py --flight-recorder --instructions --after build --rounds 1    needs valgrind
 
 With --simulated-hosts it takes steps of strategies with several stages instead: a rank with one thread
 and a progress thread on each of the two hosts that tools/two-hosts simulates.
 
 With --flight-recorder it compares one build without and with the flight recorder, in the operations that a
-record delays most and in training steps. --instructions counts the instructions of a training step with
-valgrind instead, on one rank without waits: other programs of the machine do not change that number.
+record delays most and in training steps.
 
 The builds take turns within one run, and which of them is first alternates. The table has the
 median of each build's times, the ratio of these medians, and the ratio of the least times, which a
@@ -23,8 +21,6 @@ import dataclasses
 import json
 import os
 import pathlib
-import re
-import shutil
 import statistics
 import subprocess
 import sys
@@ -88,23 +84,6 @@ def step(flags):
     return measure
 
 
-def instructions_of_a_step(flags):
-    """A measurement in instructions of a build: of one rank, which waits for nobody and is the same in each run."""
-    fewer, more = 2, 12
-
-    def count(build, steps):
-        words = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", build.binaries / "bench_train_step",
-                 *flags, "--steps", steps, "--rounds", 1, "--no-alone", "--no-faults"]
-        done = subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False,
-                              stdin=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1", **build.variables})
-        found = re.search(r"Collected : (\d+)", done.stderr)
-        if done.returncode != 0 or found is None:
-            sys.exit(f"{' '.join(map(str, words))}\nended with {done.returncode}:\n{done.stderr[-2000:]}")
-        return int(found[1])
-
-    return lambda build: (count(build, more) - count(build, fewer)) / (more - fewer)
-
-
 def step_over_a_link(rate, flags):
     """A measurement in ms of a build."""
     def measure(build):
@@ -145,12 +124,6 @@ def figures_of_the_recorder():
         yield f"step of {name}", "ms", step(STEPS[name])
 
 
-def figures_in_instructions():
-    """(name, unit, measurement) of each figure."""
-    for name in ("cnn", "mlp"):
-        yield f"step of {name.upper()}, 1 rank", "instructions", instructions_of_a_step(["--model", name])
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--before", type=pathlib.Path, help="build folder")
@@ -159,19 +132,12 @@ def main():
     parser.add_argument("--only", default="", help="figures whose name contains this text")
     parser.add_argument("--simulated-hosts", action="store_true", help="steps over a limited link; needs root")
     parser.add_argument("--flight-recorder", action="store_true", help="one build without and with the recorder")
-    parser.add_argument("--instructions", action="store_true",
-                        help="with --flight-recorder: instructions of a step, counted by valgrind")
     options = parser.parse_args()
-    if options.instructions:
-        if not options.flight_recorder:
-            parser.error("--instructions is a form of --flight-recorder")
-        if shutil.which("valgrind") is None:
-            parser.error("--instructions needs valgrind")
 
     after = Build(options.after / "bin")
     if options.flight_recorder:
         builds = {"without": dataclasses.replace(after, variables={"LOCKSTEP_FLIGHT_RECORDER": "0"}), "with": after}
-        chosen = figures_in_instructions() if options.instructions else figures_of_the_recorder()
+        chosen = figures_of_the_recorder()
     elif options.before is None:
         parser.error("--before is required without --flight-recorder")
     else:
@@ -189,9 +155,8 @@ def main():
                 times[build].append(measure(builds[build]))
         medians = [statistics.median(times[build]) for build in builds]
         least = min(times[second]) / min(times[first])
-        figure, ratio = (",.0f", ".6f") if options.instructions else (".4g", ".3f")
-        print(f"| {name} | {medians[0]:{figure}} {unit} | {medians[1]:{figure}} {unit} "
-              f"| {medians[1] / medians[0]:{ratio}} | {least:{ratio}} |", flush=True)
+        print(f"| {name} | {medians[0]:.4g} {unit} | {medians[1]:.4g} {unit} | {medians[1] / medians[0]:.3f} "
+              f"| {least:.3f} |", flush=True)
 
 
 if __name__ == "__main__":
