@@ -26,8 +26,8 @@ TEST_F(Tuned, ExampleIsMeasuredWithOtherBucketsAndSharedMemory) {
   bool shared = false;
   bool small_buckets = false;
   for (const auto& one : json["candidates"]) {
-    small_buckets |= one["bucket_mib"] == 1;
-    shared |= one["share_memory"];
+    if (one["bucket_mib"] == 1) small_buckets = true;
+    if (one["share_memory"]) shared = true;
     EXPECT_GT(one["rate"], 0) << one;
   }
   EXPECT_TRUE(shared) << result.out;
