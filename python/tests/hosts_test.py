@@ -23,7 +23,10 @@ WITHOUT_MPIRUN = "--without-mpirun"
 
 
 def is_openmpi():
-    return bool(MPIEXEC) and "Open MPI" in subprocess.run([MPIEXEC, "--version"], capture_output=True, text=True).stdout
+    if not MPIEXEC:
+        return False
+    version = subprocess.run([MPIEXEC, "--version"], capture_output=True, text=True).stdout
+    return "Open MPI" in version or "OpenRTE" in version  # its mpirun and its mpiexec
 
 
 def different_ranks(rank, size, folder):
