@@ -75,9 +75,9 @@ struct DataParallelOptions {
   /// The ranks of a host share one copy of the parameters and of the optimizer's state, and each
   /// rank updates a part of it. This needs less memory and, for large models on one host, less
   /// time. Requires a DistributedOptimizer with torch::optim's SGD, Adam, AdamW, RMSprop or
-  /// Adagrad, a fused form of them or another ElementwiseOptimizer, the strategy fp32, and the host
-  /// or the hierarchical backend; device groups are refused. A value that one rank writes into a
-  /// parameter changes on all ranks of its host. On one host, .grad() is not the mean over ranks
+  /// Adagrad, a fused form of them, or another ElementwiseOptimizer. The strategy must be fp32, and
+  /// the backend host or hierarchical; device groups are refused. A value that one rank writes into
+  /// a parameter changes on all ranks of its host. On one host, .grad() is not the mean over ranks
   /// after backward_and_update(). Includes Shard::optimizer; Shard::gradients is refused.
   bool share_memory = default_share_memory();
   /// Names of the parameters with sparse gradients, beside the weights of Embedding and

@@ -16,8 +16,8 @@ namespace lockstep_torch {
 /// processes; else nullopt.
 std::optional<std::pair<int, int>> launched_by_mpi();
 
-/// The reason why this rank cannot exchange data with other hosts; empty if it can. Its launcher
-/// starts no MPI processes, MPI numbers its rank or the ranks otherwise, or this build has no MPI.
+/// The reason why this rank cannot exchange data with other hosts; empty if it can. Reasons: the
+/// launcher starts no MPI processes, MPI numbers the ranks otherwise, or this build has no MPI.
 /// size: number of ranks of the default group; 0 if it is unknown.
 std::string why_no_mpi(int rank, int size);
 

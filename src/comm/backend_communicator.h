@@ -36,7 +36,7 @@ class BackendRequest : public Request {
 
   bool complete() const final { return complete_.load(std::memory_order_acquire); }
   const Operation& operation() const { return operation_; }
-  /// What an error text says about the wait for the operation beside the ranks; "" for nothing.
+  /// Text that the error of a wait for the operation ends with, after the ranks; "" for none.
   virtual std::string note() const { return {}; }
   RankContext& context() const { return context_; }
   /// The number of the operation in the flight record of this rank; 0 if it is not recorded.

@@ -286,7 +286,7 @@ TEST(AnySource, DeadlockOfAllSourcesIsFound) {
                                           "rank 0"))));
 }
 
-/// What ranks of a world say that they wait in.
+/// Published waits of three ranks, as the search for deadlocks reads them.
 class WaitsForAny : public ::testing::Test {
  protected:
   WaitsForAny() {

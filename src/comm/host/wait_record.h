@@ -99,7 +99,7 @@ int member_rank(const Block& block, int member) {
 }
 
 /// Whether the member has begun an operation that advances the one that another member of its group
-/// waits for: the collective, a receive that takes the message, or a send that is not taken yet.
+/// waits for. That is the collective, a receive that takes the message, or a send not yet taken.
 template <class Block>
 bool has_begun(const Block& block, const Waited& waited, int member) {
   const auto begun = Block::Atomics::order(Access::message_begun);
