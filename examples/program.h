@@ -1,38 +1,29 @@
 #pragma once
 
 // Common code of the example programs: command line, exit, metrics, checkpoints. None of it trains
-// anything.
+// anything. Compiled once for all programs, because CLI11 takes the compiler longer than most of
+// them.
 
 #include <lockstep/lockstep.h>
 
 #include <CLI/CLI.hpp>
-#include <cerrno>
 #include <chrono>
-#include <cmath>
 #include <cstdint>
-#include <cstdlib>
-#include <cstring>
-#include <exception>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <initializer_list>
-#include <iomanip>
-#include <iostream>
-#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <utility>
 #include <vector>
 
-#include "config_file.h"
-
 namespace program {
+
+class ConfigFile;
 
 using Clock = std::chrono::steady_clock;
 
@@ -40,11 +31,7 @@ inline double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-inline std::string fixed(double value, int digits) {
-  std::ostringstream out;
-  out << std::fixed << std::setprecision(digits) << value;
-  return out.str();
-}
+std::string fixed(double value, int digits);
 
 /// "1 rank", "2 ranks".
 template <class Count>
@@ -53,103 +40,30 @@ std::string plural(Count count, const std::string& thing) {
 }
 
 /// For options that take a number above zero.
-inline CLI::Validator positive() {
-  return {[](std::string& text) {
-            const double value = std::strtod(text.c_str(), nullptr);
-            return std::isfinite(value) && value > 0 ? std::string()
-                                                     : "expected a positive number, got " + text;
-          },
-          "POSITIVE"};
-}
+CLI::Validator positive();
 
-inline CLI::Validator strategy() {
-  return {[](std::string& text) {
-            try {
-              lockstep::parse_strategy(text);
-              return std::string();
-            } catch (const lockstep::InvalidArgument& error) {
-              return std::string(error.what());
-            }
-          },
-          "STRATEGY"};
-}
+CLI::Validator strategy();
 
-inline CLI::Option* add_strategy(CLI::App& app, std::string& text) {
-  return app
-      .add_option("--strategy", text,
-                  "How the ranks synchronise: fp32, fp16, topk:0.01, …; docs/algorithms.md lists "
-                  "all, with their options")
-      ->check(strategy())
-      ->capture_default_str();
-}
+CLI::Option* add_strategy(CLI::App& app, std::string& text);
 
-inline CLI::Option* add_threads(CLI::App& app, int& threads, const char* name = "--threads") {
-  return app
-      .add_option(name, threads, "So many ranks as threads of this process, without a launcher")
-      ->check(CLI::Range(1, 512));
-}
+CLI::Option* add_threads(CLI::App& app, int& threads, const char* name = "--threads");
 
 /// Options for the device to train on and for the backend.
-inline void add_world(CLI::App& app) {
-  app.add_option("--backend",
-                 "What the ranks exchange by: auto, host, mpi or hierarchical [LOCKSTEP_BACKEND's]")
-      ->check([](const std::string& text) {
-        try {
-          lockstep::parse_backend(text);
-          return std::string();
-        } catch (const lockstep::InvalidArgument& error) {
-          return std::string(error.what());
-        }
-      })
-      ->type_name("NAME");
-  app.add_option("--device",
-                 "What each rank trains on: auto, cpu or cuda, the GPU with its local rank "
-                 "[LOCKSTEP_DEVICE's]")
-      ->check([](const std::string& text) {
-        try {
-          if (text != "auto" && at::Device(text).has_index())
-            return "expected no index, got " + text;
-          return std::string();
-        } catch (const c10::Error&) {
-          return "expected auto, cpu or cuda, got " + text;
-        }
-      })
-      ->type_name("NAME");
-}
+void add_world(CLI::App& app);
 
 /// The batch on the world's device.
-inline torch::data::Example<> on_device(const torch::data::Example<>& batch,
-                                        const lockstep::Group& world) {
-  return {batch.data.to(world.device()), batch.target.to(world.device())};
-}
+torch::data::Example<> on_device(const torch::data::Example<>& batch, const lockstep::Group& world);
 
-inline CLI::Option* add_quiet(CLI::App& app, bool& quiet) {
-  return app.add_flag("--quiet", quiet, "Print nothing but errors");
-}
+CLI::Option* add_quiet(CLI::App& app, bool& quiet);
 
-inline CLI::Option* add_verbose(CLI::App& app, bool& verbose) {
-  return app.add_flag("-v,--verbose", verbose,
-                      "Print the number, bytes and time of each collective at the end");
-}
+CLI::Option* add_verbose(CLI::App& app, bool& verbose);
 
-inline void add_output(CLI::App& app, bool& quiet, bool& verbose) {
-  add_verbose(app, verbose)->excludes(add_quiet(app, quiet));
-}
+void add_output(CLI::App& app, bool& quiet, bool& verbose);
 
-inline CLI::Option* add_mnist_folder(CLI::App& app, std::string& path) {
-  return app.add_option("--data", path, "Folder with the four MNIST files, plain or .gz")
-      ->capture_default_str();
-}
+CLI::Option* add_mnist_folder(CLI::App& app, std::string& path);
 
 /// The option of programs that can train in bfloat16.
-inline CLI::Option* add_bf16(CLI::App& app, std::string& update) {
-  return app
-      .add_option("--bf16", update,
-                  "Train with parameters of bfloat16, and update them through float32 masters, by "
-                  "stochastic rounding or with Kahan summation [parameters of float32]")
-      ->check(CLI::IsMember({"master", "stochastic", "kahan"}))
-      ->type_name("NAME");
-}
+CLI::Option* add_bf16(CLI::App& app, std::string& update);
 
 /// The file of --metrics: one JSON object a line, written by rank 0.
 class MetricsFile {
@@ -157,101 +71,48 @@ class MetricsFile {
   using Values = std::initializer_list<std::pair<std::string_view, double>>;
 
   /// Without a path nothing is written. added: after what the file holds.
-  explicit MetricsFile(const std::string& path, bool added = false) : path_(path) {
-    if (path.empty()) return;
-    out_.open(path, added ? std::ios::app : std::ios::trunc);
-    check();
-  }
+  explicit MetricsFile(const std::string& path, bool added = false);
 
-  void write(Values values) {
-    if (path_.empty()) return;
-    out_ << std::setprecision(std::numeric_limits<double>::max_digits10);
-    const char* separator = "{";
-    for (const auto& [name, value] : values) {
-      out_ << separator << '"' << name << "\": ";
-      // JSON has no word for what is not a number.
-      std::isfinite(value) ? out_ << value : out_ << "null";
-      separator = ", ";
-    }
-    out_ << '}' << std::endl;
-    check();
-  }
+  void write(Values values);
 
  private:
-  void check() const {
-    if (!out_)
-      throw lockstep::Error("--metrics " + path_ + ": cannot write: " + std::strerror(errno));
-  }
+  void check() const;
+
   std::string path_;
   std::ofstream out_;
 };
 
 /// Notes of a checkpoint from which steps_before() reads the number of steps.
-inline std::map<std::string, std::string> steps_note(std::int64_t steps) {
-  return {{"steps", std::to_string(steps)}};
-}
+std::map<std::string, std::string> steps_note(std::int64_t steps);
 
 /// The number of steps before a checkpoint, at which the run's log continues. It does not follow
 /// from the epochs if the batch size or the number of ranks has changed. estimate: for checkpoints
 /// of version 0.1, which have no such note.
-inline std::int64_t steps_before(const lockstep::CheckpointMeta& meta, std::int64_t estimate) {
-  const auto noted = meta.notes.find("steps");
-  return noted == meta.notes.end() ? estimate : std::stoll(noted->second);
-}
+std::int64_t steps_before(const lockstep::CheckpointMeta& meta, std::int64_t estimate);
 
-inline std::string epochs_done(std::int64_t epochs) {
-  return plural(epochs, "epoch") + (epochs == 1 ? " is done" : " are done");
-}
+std::string epochs_done(std::int64_t epochs);
 
 /// The folder of --checkpoint-dir, if it is named: a run that is started again goes on from its
 /// newest undamaged checkpoint, and files are written behind the training.
 class CheckpointDir {
  public:
-  explicit CheckpointDir(std::string path) : path_(std::move(path)) {
-    if (!path_.empty()) folder_.emplace(path_);
-  }
+  explicit CheckpointDir(std::string path);
 
   explicit operator bool() const { return folder_.has_value(); }
-  std::optional<std::filesystem::path> newest() const {
-    return folder_ ? folder_->newest() : std::nullopt;
-  }
+  std::optional<std::filesystem::path> newest() const;
 
   /// Makes the folder, and finds out before the first step whether it can be written to and no
   /// other job writes to it.
-  void prepare(const lockstep::Group& world) {
-    if (!folder_) return;
-    lockstep::all_or_none(world, [&] {
-      std::error_code error;
-      if (world.rank() == 0) std::filesystem::create_directories(path_, error);
-      if (error)
-        throw lockstep::Error("--checkpoint-dir " + path_ + ": cannot make: " + error.message());
-    });
-    folder_->lock(world);
-    lockstep::check_checkpoint_path(path_ + "/test", world);
-    writer_.emplace(world);
-  }
+  void prepare(const lockstep::Group& world);
 
   /// Loads the newest checkpoint, if any, and allocates the buffers for the first save. told:
   /// prints it.
   std::optional<lockstep::Resumed> load_newest(const lockstep::Checkpoint& checkpoint,
-                                               const lockstep::Group& world, bool told) {
-    if (!folder_) return std::nullopt;
-    auto found = folder_->load_newest(checkpoint, world);
-    writer_->prepare(checkpoint);
-    if (found && told) {
-      if (!found->changes.empty()) std::cout << path_ << ": " << found->changes << '\n';
-      std::cout << path_ << ": " << epochs_done(found->meta.epoch) << std::endl;
-    }
-    return found;
-  }
+                                               const lockstep::Group& world, bool told);
 
-  void save(const lockstep::Checkpoint& checkpoint, const lockstep::CheckpointMeta& meta) {
-    if (folder_) folder_->save_behind(*writer_, checkpoint, meta);
-  }
+  void save(const lockstep::Checkpoint& checkpoint, const lockstep::CheckpointMeta& meta);
   /// Returns when all is on disk.
-  void finish() {
-    if (folder_) writer_->wait();
-  }
+  void finish();
 
  private:
   std::string path_;
@@ -259,12 +120,7 @@ class CheckpointDir {
   std::optional<lockstep::CheckpointWriter> writer_;
 };
 
-inline CLI::Option* add_checkpoint_dir(CLI::App& app, std::string& path) {
-  return app.add_option(
-      "--checkpoint-dir", path,
-      "Folder for the last checkpoints and the best; a run that is started again goes "
-      "on from the newest undamaged one");
-}
+CLI::Option* add_checkpoint_dir(CLI::App& app, std::string& path);
 
 /// Values of --log-dir and --trace.
 struct LogFlags {
@@ -272,130 +128,32 @@ struct LogFlags {
   bool trace = false;
 };
 
-inline void add_log_options(CLI::App& app, LogFlags& flags) {
-  const bool always = !flags.folder.empty();
-  auto* folder = app.add_option("--log-dir", flags.folder,
-                                "Folder for the run's log, which lockstep report and TensorBoard "
-                                "show; '' for none")
-                     ->capture_default_str();
-  auto* trace =
-      app.add_flag("--trace", flags.trace,
-                   "Log what each rank computes, waits for and exchanges, too, as trace.json");
-  if (!always) trace->needs(folder);
-}
+void add_log_options(CLI::App& app, LogFlags& flags);
 
-inline lockstep::RunLogOptions log_options(const LogFlags& flags, const std::string& strategy) {
-  return {.folder = flags.folder, .trace = flags.trace, .strategy = strategy};
-}
+lockstep::RunLogOptions log_options(const LogFlags& flags, const std::string& strategy);
 
 /// Values of one moment, to --metrics and to --log-dir.
-inline void record(std::optional<MetricsFile>& metrics, lockstep::RunLog& log, std::int64_t step,
-                   MetricsFile::Values values) {
-  if (metrics) metrics->write(values);
-  log.scalars(step, values);
-}
+void record(std::optional<MetricsFile>& metrics, lockstep::RunLog& log, std::int64_t step,
+            MetricsFile::Values values);
 
 /// Prints the cost of each collective on rank 0.
-inline void print_statistics(const lockstep::Group& world) {
-  if (world.rank() == 0 && world.size() > 1)
-    std::cout << '\n' << lockstep::to_text(world.statistics()) << std::endl;
-}
+void print_statistics(const lockstep::Group& world);
 
 /// Records a measured efficiency, unless it is not reliable.
-inline void record(lockstep::RunLog& log, std::int64_t step,
-                   const lockstep::Efficiency& efficiency) {
-  if (!efficiency.reliable()) return;
-  log.scalars(step, {{"efficiency", efficiency.median},
-                     {"efficiency_least", efficiency.least},
-                     {"efficiency_most", efficiency.most}});
-}
+void record(lockstep::RunLog& log, std::int64_t step, const lockstep::Efficiency& efficiency);
 
 /// Completes the log. Reports lost records without failing, because the training is done.
 /// Ranks: all.
-inline void finish(lockstep::RunLog& log, const char* program) {
-  log.close();
-  const std::string lost = log.lost();
-  if (!lost.empty()) std::cerr << program << ": the run's log was lost: " << lost << std::endl;
-}
-
-/// The error about the first word of the command line that is none of the program's.
-inline CLI::ValidationError unexpected(const CLI::App& app) {
-  const std::string word = app.remaining().front();
-  if (!word.starts_with('-')) return CLI::ValidationError(word, "unexpected argument");
-  return unknown_option(app, "", word.substr(0, word.find('=')), "--");
-}
+void finish(lockstep::RunLog& log, const char* program);
 
 /// Parses the command line and the file of --config. An unknown flag is named even where something
 /// is missing besides.
 /// Throws: CLI::ParseError.
-inline std::shared_ptr<const ConfigFile> parse(CLI::App& app, int argc, char** argv) {
-  const auto config = std::make_shared<ConfigFile>(app);
-  app.config_formatter(config);
-  app.set_config("--config", "",
-                 "File with lines NAME = VALUE for options that the command line does not set")
-      ->type_name("FILE");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::RequiredError&) {
-    if (app.remaining_size() > 0) throw unexpected(app);
-    throw;
-  } catch (const CLI::ExtrasError&) {
-    throw unexpected(app);
-  } catch (const CLI::FileError&) {
-    throw unreadable(*config);
-  } catch (const CLI::ExcludesError& error) {
-    // One of the two options may be in the file only.
-    if (config->was_read()) throw CLI::ValidationError(config->path(), error.what());
-    throw;
-  }
-  return config;
-}
-
-/// The value of --backend, if the program has this option.
-inline std::optional<lockstep::Backend> backend_of(const CLI::App& app) {
-  const auto* option = app.get_option_no_throw("--backend");
-  if (option == nullptr || option->empty()) return std::nullopt;
-  return lockstep::parse_backend(option->as<std::string>());
-}
-
-/// The value of --device; none for auto. A program without this option trains on the CPU.
-inline std::optional<at::DeviceType> device_of(const CLI::App& app) {
-  const auto* option = app.get_option_no_throw("--device");
-  if (option == nullptr) return at::kCPU;
-  if (option->empty() || option->as<std::string>() == "auto") return std::nullopt;
-  return at::Device(option->as<std::string>()).type();
-}
+std::shared_ptr<const ConfigFile> parse(CLI::App& app, int argc, char** argv);
 
 /// Parses the command line and runs fn on every rank; as threads of this process if threads is
 /// above 0 by then. Returns main's exit code.
-inline int run(CLI::App& app, int argc, char** argv,
-               const std::function<void(const lockstep::Group&)>& fn, const int& threads = 0) {
-  lockstep::RunOptions options{.init = {.keep_freed_memory = true}};
-  std::shared_ptr<const ConfigFile> config;
-  try {
-    config = parse(app, argc, argv);
-    const auto backend = backend_of(app);
-    if (threads > 0 && backend && *backend != lockstep::Backend::automatic &&
-        *backend != lockstep::Backend::host) {
-      throw CLI::ValidationError("--backend",
-                                 "got " + std::string(lockstep::name(*backend)) +
-                                     ", expected auto or host for threads of one process");
-    }
-    options.init.backend = backend;
-    options.init.device = device_of(app);
-    options.threads = threads;
-  } catch (const CLI::ParseError& error) {
-    const bool is_help = error.get_exit_code() == 0;
-    if (is_help) return lockstep::is_startup_reporter() ? app.exit(error) : 0;
-    std::ostringstream text;
-    app.exit(error, text, text);
-    options.usage_error = text.str();
-  }
-  const auto checked = [&](const lockstep::Group& world) {
-    config->check_same(world);
-    fn(world);
-  };
-  return lockstep::run_main(argc, argv, checked, options);
-}
+int run(CLI::App& app, int argc, char** argv, const std::function<void(const lockstep::Group&)>& fn,
+        const int& threads = 0);
 
 }  // namespace program

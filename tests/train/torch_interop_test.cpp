@@ -91,7 +91,7 @@ class TorchInterop : public ::testing::Test {
       training.optimizer->step([&] {
         training.optimizer->zero_grad();
         Net& net = *training.model;
-        const at::Tensor hidden = torch::relu(net.first(all[i].first));
+        const at::Tensor hidden = torch::tanh(net.first(all[i].first));
         const at::Tensor outputs = net.second(hidden + net.norm(hidden));
         at::Tensor loss = torch::nn::functional::cross_entropy(outputs, all[i].second);
         loss.backward();

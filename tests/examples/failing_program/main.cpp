@@ -3,7 +3,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "examples/program.h"
+#include "program.h"
 
 int main(int argc, char** argv) {
   std::string who;
