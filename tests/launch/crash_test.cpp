@@ -92,11 +92,12 @@ TEST_F(Crash, IsNotHandledIfTheUserSaysSo) {
 
 /// Other languages' runtimes resolve faults, and their handler is in place before init().
 TEST_F(Crash, IsNoFaultThatTheProgramResolves) {
-  Launched job(
-      {lockstep_program(), "run", "-n", "3", rank_program(), "fault-that-is-resolved", "1"});
-  job.await_output("resolved");
-  kill(job.pid(), SIGTERM);
-  EXPECT_THAT(job.wait().err, Not(HasSubstr("crashed")));
+  for (const char* behaviour : {"fault-that-is-left", "fault-that-is-mended"}) {
+    Launched job({lockstep_program(), "run", "-n", "3", rank_program(), behaviour, "1"});
+    job.await_output("resolved");
+    kill(job.pid(), SIGTERM);
+    EXPECT_THAT(job.wait().err, Not(HasSubstr("crashed"))) << behaviour;
+  }
 }
 
 TEST_F(Crash, StacksOfAHangingRankAreWritten) {

@@ -1,10 +1,12 @@
 #include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cstddef>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
@@ -107,9 +109,12 @@ int* volatile nowhere = nullptr;
   return overflow_the_stack(depth + 1) + frame[0];
 }
 
-/// A handler that resolves faults, as those of other languages' runtimes.
+/// Handlers that resolve faults, as those of other languages' runtimes: one leaves the instruction,
+/// the other makes the memory accessible, so that the instruction succeeds when it is repeated.
 sigjmp_buf before_fault;
-void resolve(int) { siglongjmp(before_fault, 1); }
+void leave(int) { siglongjmp(before_fault, 1); }
+constexpr std::size_t page_bytes = 4096;
+void give_access(int) { ::mprotect(nowhere, page_bytes, PROT_READ | PROT_WRITE); }
 
 const std::map<std::string, std::function<int()>, std::less<>> behaviours{
     {"crash",
@@ -137,11 +142,23 @@ const std::map<std::string, std::function<int()>, std::less<>> behaviours{
        std::thread([] { crash_in_the_program(); }).join();
        return 0;
      }},
-    {"fault-that-is-resolved",
+    {"fault-that-is-left",
      []() -> int {
-       ::signal(SIGSEGV, resolve);
+       ::signal(SIGSEGV, leave);
        const auto group = join();
        if (sigsetjmp(before_fault, 1) == 0) crash_in_the_program();
+       group->barrier().wait();
+       say("resolved");
+       barriers(*group);
+     }},
+    {"fault-that-is-mended",
+     []() -> int {
+       ::signal(SIGSEGV, give_access);
+       const auto group = join();
+       nowhere = static_cast<int*>(
+           ::mmap(nullptr, page_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+       crash_in_the_program();
+       group->barrier().wait();
        say("resolved");
        barriers(*group);
      }},
