@@ -133,10 +133,10 @@ double computed(const Settings& settings, double ranks) {
     const double gradient = settings.shard == "gradients" ? 2 / ranks : 2;
     return 2 + gradient + (settings.shard != "none" ? state / ranks : state);
   }
-  const double shared = settings.share_memory ? ranks : 1;
-  const bool in_parts = settings.shard != "none" || settings.share_memory;
+  // .grad(), and a copy of it for the other ranks, apart from the part that this rank updates.
+  if (settings.share_memory) return 4 / ranks + (8 - 4 / ranks) + 8 / ranks;
   const double gradient = settings.shard == "gradients" ? 4 / ranks : 4;
-  return 4 / shared + gradient + (in_parts ? 8 / ranks : 8);
+  return 4 + gradient + (settings.shard != "none" ? 8 / ranks : 8);
 }
 
 void measure(const Settings& settings, const lockstep::Group& world) {
