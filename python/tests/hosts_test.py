@@ -74,7 +74,12 @@ def training(rank, size):
 
 
 def mismatch(rank, size):
-    raises(dist.DistBackendError, ["all_reduce"], lambda: dist.all_reduce(torch.ones(2 + rank)))
+    """No rank leaves the barrier before all ranks are in it, but the error may reach a rank that still waits there."""
+    def barrier_and_mismatch():
+        dist.barrier()
+        dist.all_reduce(torch.ones(2 + rank))
+
+    raises(dist.DistBackendError, ["all_reduce"], barrier_and_mismatch)
     raises(dist.DistBackendError, ["all_reduce"], dist.barrier)
 
 
