@@ -1,9 +1,9 @@
 """Training steps of Lockstep and of PyTorch, in turns.
 
-Lockstep under its launcher, with torch::optim::SGD and with FusedSgd; PyTorch's
+Lockstep under its launcher, with an optimizer of torch::optim and with the fused one; PyTorch's
 DistributedDataParallel over Gloo as it is shipped, and at its best (bucket views, static graph,
-fused SGD, denormals flushed, and glibc told to keep freed memory); and one process with two threads on the same global
-batch.
+fused optimizer, denormals flushed, and glibc told to keep freed memory); and one process with two threads on the same
+global batch. The optimizer is SGD, or what stands after the model's name.
 """
 
 import statistics
@@ -11,29 +11,32 @@ import statistics
 from peers import HERE, KEEP_MEMORY, by_way, run
 
 # Steps a round, so that a round takes about a second.
-STEPS = {"cnn": 30, "mlp": 5, "resnet9": 3, "resnet50": 1}
-BATCH = {"cnn": 64, "mlp": 16, "resnet9": 16, "resnet50": 8}
+STEPS = {"cnn": 30, "mlp": 5, "mlp, adamw": 5, "resnet9": 3, "resnet50": 1}
+BATCH = {"cnn": 64, "mlp": 16, "mlp, adamw": 16, "resnet9": 16, "resnet50": 8}
+NAMES = {"sgd": ("SGD", "FusedSgd"), "adamw": ("AdamW", "FusedAdamW")}
 # The model and the rank of the PowerSGD comparison.
 HOOK_MODEL, HOOK_RANK = "resnet9", 4
 
 
 def ways_of(model, options):
     """Name, command, environment, and where the time is in what the command prints."""
-    length = ["--rounds", 3, "--steps", STEPS[model]]
+    network, _, optimizer = model.partition(", ")
+    optimizer = optimizer or "sgd"
+    name, fused = NAMES[optimizer]
+    work = ["--model", network, "--optimizer", optimizer, "--rounds", 3, "--steps", STEPS[model]]
     ours = [options.build / "bin" / "lockstep", "run", "-n", 2,
-            options.build / "bin" / "bench_train_step", "--model", model, *length, "--no-alone",
-            "--no-faults"]
-    theirs = [options.python, HERE / "torch_step.py", "--model", model, *length]
+            options.build / "bin" / "bench_train_step", *work, "--no-alone", "--no-faults"]
+    theirs = [options.python, HERE / "torch_step.py", *work]
     one_process = ["--ranks", 1, "--threads", 2, "--batch-size", 2 * BATCH[model]]
     ways = {
-        "Lockstep, torch's SGD": (ours, {}, "together_ms"),
-        "Lockstep, FusedSgd": ([*ours, "--fused"], {}, "together_ms"),
+        f"Lockstep, torch's {name}": (ours, {}, "together_ms"),
+        f"Lockstep, {fused}": ([*ours, "--fused"], {}, "together_ms"),
         "Lockstep, one copy shared": ([*ours, "--share-memory"], {}, "together_ms"),
         "PyTorch DDP as shipped": (theirs, {}, "step_ms"),
         "PyTorch DDP at its best": ([*theirs, "--best"], KEEP_MEMORY, "step_ms"),
         "one process, 2 threads": ([*theirs, *one_process], {}, "step_ms"),
         "the same, memory kept": ([*theirs, *one_process], KEEP_MEMORY, "step_ms"),
-        "and fused SGD": ([*theirs, *one_process, "--best"], KEEP_MEMORY, "step_ms"),
+        f"and fused {name}": ([*theirs, *one_process, "--best"], KEEP_MEMORY, "step_ms"),
     }
     if model == HOOK_MODEL:
         ways["Lockstep, PowerSGD of rank 4"] = (

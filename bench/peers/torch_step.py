@@ -152,17 +152,20 @@ def train(rank, options, port, results):
             state = powerSGD_hook.PowerSGDState(
                 process_group=None, matrix_approximation_rank=options.powersgd, start_powerSGD_iter=2)
             model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    sgd = torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.9, weight_decay=1e-5,
-                          fused=True if options.best else None)
+    fused = True if options.best else None
+    if options.optimizer == "adamw":
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=fused)
+    else:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.9, weight_decay=1e-5, fused=fused)
     inputs = torch.rand(batch_size, *sample).to(device)
     targets = torch.randint(10, (batch_size,)).to(device)
 
     def steps(count):
         begin = time.perf_counter()
         for _ in range(count):
-            sgd.zero_grad()
+            optimizer.zero_grad()
             nn.functional.cross_entropy(model(inputs), targets).backward()
-            sgd.step()
+            optimizer.step()
         if on_gpu:
             torch.cuda.synchronize()
         return 1000 * (time.perf_counter() - begin) / count
@@ -199,7 +202,8 @@ def main():
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: over NCCL [cpu]")
     parser.add_argument("--threads", type=int, default=1, help="compute threads a rank [1]")
     parser.add_argument("--batch-size", type=int, help="of a rank [the model's]")
-    parser.add_argument("--best", action="store_true", help="bucket views, static graph, fused SGD, denormals flushed")
+    parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd")
+    parser.add_argument("--best", action="store_true", help="bucket views, static graph, fused optimizer, denormals flushed")
     parser.add_argument("--fp16", action="store_true", help="the hook that sends halves")
     parser.add_argument("--address", help="of rank 0, where mpirun has started the ranks")
     parser.add_argument("--powersgd", type=int, help="rank of the PowerSGD hook [no hook]")
@@ -216,7 +220,7 @@ def main():
         return
     rounds = results.get()
     print(json.dumps({"model": options.model, "ranks": options.ranks, "threads": options.threads,
-                      "best": options.best, "step_ms": statistics.median(rounds),
+                      "optimizer": options.optimizer, "best": options.best, "step_ms": statistics.median(rounds),
                       "rounds_ms": rounds}))
 
 

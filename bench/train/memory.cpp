@@ -148,9 +148,9 @@ void measure(const Settings& settings, const lockstep::Group& world) {
     if (settings.share_memory)
       training.update();
     else
-      training.step([&] { with_gradients = memory(world) - before; });
+      training.step([&] { with_gradients = memory(world); });
   }
-  if (settings.share_memory) with_gradients = memory(world) - before;
+  if (settings.share_memory) with_gradients = memory(world);
   const double after = memory(world) - before;
 
   Training unsharded(settings, world, {}, settings.fused, "");
@@ -175,7 +175,8 @@ void measure(const Settings& settings, const lockstep::Group& world) {
                                 {"parameters", training.elements()},
                                 {"computed_bytes_a_parameter", computed(settings, world.size())},
                                 {"computed_mb", computed(settings, world.size()) * elements / mb},
-                                {"measured_mb_before_the_update", with_gradients / mb},
+                                {"whole_mb_before_the_update", with_gradients / mb},
+                                {"measured_mb_before_the_update", (with_gradients - before) / mb},
                                 {"measured_mb_after_it", after / mb},
                                 {"step_ms", median(own)},
                                 {"unsharded_step_ms", median(others)},

@@ -11,6 +11,7 @@
 #include "core/process.h"
 #include "tests/group/launchers.h"
 #include "tests/launch/launched.h"
+#include "tests/temporary_folder.h"
 
 // Tests of the cause that is named when a rank ends by an error, and of processes that end with a
 // launcher.
@@ -21,6 +22,7 @@ namespace {
 using namespace std::chrono_literals;
 using ::testing::AllOf;
 using ::testing::AnyOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
 Ended run_init_program(const std::string& behaviour) {
@@ -32,6 +34,14 @@ TEST(Causes, AnErrorThatNobodyCatchesIsTheReason) {
   EXPECT_THAT(ended.err, AllOf(HasSubstr("rank 1 of 2 failed first: it was ended by SIGABRT"),
                                HasSubstr("Reason: rank 1: no such data")));
   EXPECT_THAT(ended.out, HasSubstr("all_reduce #1 (host) rank 0 of 2: rank 1: no such data"));
+}
+
+TEST(Causes, AnErrorThatNobodyCatchesIsInTheFlightRecord) {
+  const TemporaryFolder folder;
+  run_lockstep({"-n", "2", "--log-dir", folder.path().string(), init_program, "throw"},
+               {{"LOCKSTEP_TIMEOUT", "60"}});
+  EXPECT_THAT(Launched({lockstep_program(), "explain", folder.path().string()}).wait().out,
+              ContainsRegex("first cause: rank 1 \\(pid [0-9]+\\) crashed: SIGABRT: no such data"));
 }
 
 TEST(Causes, AnErrorThatIsCaughtAfterTheGroupHasGoneIsTheReason) {

@@ -230,7 +230,10 @@ Arena::~Arena() {
 void Arena::map_heaps() const {
   const std::lock_guard lock(mapping_);
   if (heaps_.load() != nullptr) return;
-  heaps_.store(map(fd_, fixed_bytes_, bytes_ - fixed_bytes_), std::memory_order_release);
+  std::byte* heaps = map(fd_, fixed_bytes_, bytes_ - fixed_bytes_);
+  // Where the kernel's shmem_enabled is `advise`. Elsewhere this changes nothing.
+  ::madvise(heaps, bytes_ - fixed_bytes_, MADV_HUGEPAGE);
+  heaps_.store(heaps, std::memory_order_release);
 }
 
 RankState& Arena::rank(int rank) const {

@@ -1,0 +1,44 @@
+"""Memory of four ranks that train an MLP of 24.2 million parameters with AdamW: bench_memory, and the same by PyTorch's
+DistributedDataParallel without and with ZeroRedundancyOptimizer."""
+
+import statistics
+
+from peers import HERE, by_way, run
+
+RANKS = 4
+FIELDS = ("whole_mb_before_the_update", "measured_mb_before_the_update")
+
+
+def ways_of(options):
+    """Name and command."""
+    ours = [options.build / "bin" / "lockstep", "run", "-n", RANKS, options.build / "bin" / "bench_memory",
+            "--rounds", 1, "--steps", 1, "--fused"]
+    theirs = [options.python, HERE / "torch_memory.py", "--ranks", RANKS]
+    return {
+        "Lockstep": ours,
+        "Lockstep, Shard::optimizer": [*ours, "--shard", "optimizer"],
+        "Lockstep, Shard::gradients": [*ours, "--shard", "gradients"],
+        "Lockstep, share_memory": [*ours, "--share-memory"],
+        "Lockstep, Shard::gradients, bfloat16 (kahan)": [*ours, "--shard", "gradients", "--bf16", "kahan"],
+        "PyTorch DDP as shipped": theirs,
+        "PyTorch DDP at its best": [*theirs, "--best"],
+        "PyTorch DDP and ZeroRedundancyOptimizer": [*theirs, "--zero"],
+        "the same at its best": [*theirs, "--best", "--zero"],
+    }
+
+
+def measure(options, machine, turn):
+    for way, command in ways_of(options).items():
+        found, around = machine.around(lambda: run(command)[-1])
+        yield {"turn": turn, "way": way, **{field: found[field] for field in FIELDS}, **around}
+
+
+def report(rows):
+    whole, training = ({way: statistics.median(taken) for way, taken in by_way(rows, field).items()} for field in FIELDS)
+    peers = [way for way in whole if not way.startswith("Lockstep")]
+    lines = [f"| memory, {RANKS} ranks, AdamW | MB a rank | without that before the model was made | "
+             + " | ".join(f"of {way}" for way in peers) + " |", "|---" * (3 + len(peers)) + "|"]
+    for way, mb in whole.items():
+        shares = " | ".join(f"{100 * mb / whole[peer]:.0f} %" for peer in peers)
+        lines.append(f"| {way} | {mb:.0f} | {training[way]:.0f} | {shares} |")
+    return "\n".join(lines) + "\n"
