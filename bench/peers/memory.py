@@ -23,7 +23,7 @@ def ways_of(options):
         "PyTorch DDP as shipped": theirs,
         "PyTorch DDP at its best": [*theirs, "--best"],
         "PyTorch DDP and ZeroRedundancyOptimizer": [*theirs, "--zero"],
-        "the same at its best": [*theirs, "--best", "--zero"],
+        "PyTorch DDP and ZeroRedundancyOptimizer at its best": [*theirs, "--best", "--zero"],
     }
 
 

@@ -181,7 +181,7 @@ void measure(const Settings& settings, const lockstep::Group& world) {
                                 {"step_ms", median(own)},
                                 {"unsharded_step_ms", median(others)},
                                 {"times_the_unsharded_step", median(own) / median(others)}}
-             .dump(2)
+             .dump()
       << '\n';
 }
 
