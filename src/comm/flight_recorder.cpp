@@ -286,10 +286,12 @@ void FlightRecorder::fail(std::string_view text, int rank) noexcept {
 
 void FlightRecorder::on_crash(const Crash& crash) noexcept {
   const auto text = crash_text(rank(), crash);
-  if (!record_failure(text.view(), crashed_rank(rank())) || copies_.empty()) return;
+  const bool is_first = record_failure(text.view(), crashed_rank(rank()));
+  if (copies_.empty()) return;
   // The process leaves no file when its copy exists.
-  if (write_copy({.has_ended = true}) == 0 && !path_.empty()) ::unlink(path_.c_str());
+  if (is_first && write_copy({.has_ended = true}) == 0 && !path_.empty()) ::unlink(path_.c_str());
   StackFile::write(crash.context);
+  StackFile::await_other_writer();  // the process ends when this returns
 }
 
 }  // namespace lockstep::detail

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <charconv>
@@ -21,11 +22,15 @@ namespace lockstep::inline v0_2::detail {
 /// Never freed: a signal handler may use it at any time.
 struct StackFile::Target {
   std::string folder, path, part;
-  std::atomic<bool> is_written{false};
+  std::atomic<pid_t> writer{0};  ///< the first thread that writes it
+  std::atomic<bool> is_finished{false};
   ForkGuard process = {};
 
   static std::atomic<Target*> current;
   static Target* make(const std::filesystem::path& folder, int rank);
+  /// Of this process. Null if there is none.
+  static Target* get() noexcept;
+  void write(const ucontext_t* context) const noexcept;
 };
 
 std::atomic<StackFile::Target*> StackFile::Target::current{nullptr};
@@ -41,6 +46,11 @@ StackFile::Target* StackFile::Target::make(const std::filesystem::path& folder, 
   return &target;
 }
 
+StackFile::Target* StackFile::Target::get() noexcept {
+  auto* const target = current.load();
+  return target == nullptr || target->process.in_child() ? nullptr : target;
+}
+
 StackFile::StackFile(const std::filesystem::path& folder, int rank) {
   if (!prepare_thread_stacks(write)) return;
   auto* const target = Target::make(folder, rank);
@@ -53,21 +63,33 @@ StackFile::~StackFile() {
   if (own != nullptr) Target::current.compare_exchange_strong(own, nullptr);
 }
 
-void StackFile::write(const ucontext_t* context) noexcept {
-  auto* const target = Target::current.load();
-  if (target == nullptr || target->process.in_child() || target->is_written.exchange(true)) return;
-  ::mkdir(target->folder.c_str(), 0777);
-  const int out =
-      ::open(target->part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+void StackFile::Target::write(const ucontext_t* context) const noexcept {
+  ::mkdir(folder.c_str(), 0777);
+  const int out = ::open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (out < 0) return;
   SignalSafeText<64> line;
   line << "process " << ::getpid() << "\n";
   write_all(out, line.c_str(), line.size());
   const bool written = write_thread_stacks(out, context);
   ::close(out);
-  if (!written || ::rename(target->part.c_str(), target->path.c_str()) != 0) {
-    ::unlink(target->part.c_str());
-  }
+  if (!written || ::rename(part.c_str(), path.c_str()) != 0) ::unlink(part.c_str());
+}
+
+void StackFile::write(const ucontext_t* context) noexcept {
+  auto* const target = Target::get();
+  pid_t none = 0;
+  if (target == nullptr || !target->writer.compare_exchange_strong(none, ::gettid())) return;
+  target->write(context);
+  target->is_finished.store(true);
+}
+
+void StackFile::await_other_writer() noexcept {
+  const auto* const target = Target::get();
+  if (target == nullptr) return;
+  const auto writer = target->writer.load();
+  if (writer == 0 || writer == ::gettid()) return;
+  constexpr timespec pause{.tv_sec = 0, .tv_nsec = 1'000'000};
+  while (!target->is_finished.load()) ::clock_nanosleep(CLOCK_MONOTONIC, 0, &pause, nullptr);
 }
 
 void request_stacks(std::string_view job, std::vector<int>& stopped) noexcept {

@@ -27,6 +27,9 @@ class StackFile {
   /// Writes the file of this process, if there is one. Only the first call has an effect. context:
   /// of the signal handler that calls, or null. Async-signal-safe.
   static void write(const ucontext_t* context) noexcept;
+  /// Waits while another thread of this process writes the file. Async-signal-safe, also in a
+  /// signal handler of the thread that writes.
+  static void await_other_writer() noexcept;
 
  private:
   struct Target;

@@ -56,8 +56,6 @@ constexpr time_t longest_handling = 5;
 
 SignalSafeText<1024> crash_cause;
 
-pid_t own_thread() { return static_cast<pid_t>(::syscall(SYS_gettid)); }
-
 /// Waits until another thread ends the process.
 void await_end() noexcept {
   timespec until{};
@@ -172,7 +170,7 @@ void CrashHandler::repeat(int signal, siginfo_t* info) noexcept {
   ::sigemptyset(&blocked);
   ::sigaddset(&blocked, signal);
   ::pthread_sigmask(SIG_BLOCK, &blocked, nullptr);
-  ::syscall(SYS_rt_tgsigqueueinfo, ::getpid(), own_thread(), signal, info);
+  ::syscall(SYS_rt_tgsigqueueinfo, ::getpid(), ::gettid(), signal, info);
 }
 
 void CrashHandler::limit_time(int signal) noexcept {
@@ -189,7 +187,7 @@ void CrashHandler::call(CrashListener::Phase phase, const Crash& crash, bool of_
   for (auto& place : listeners_) {
     auto* const listener = place.load();
     if (listener == nullptr || listener->phase_ != phase) continue;
-    if ((listener->thread_ == own_thread()) == of_thread) listener->on_crash(crash);
+    if ((listener->thread_ == ::gettid()) == of_thread) listener->on_crash(crash);
   }
 }
 
@@ -204,13 +202,13 @@ void CrashHandler::handle(int signal, siginfo_t* info, void* context) {
   const int error = errno;
   const bool is_rank = ::getpid() == process_.load();
   const auto handling = handling_.load();
-  if (is_rank && handling != own_thread()) {
+  if (is_rank && handling != ::gettid()) {
     if (handling == 0 && is_resolved(signal, info, context)) {
       errno = error;
       return;
     }
     pid_t none = 0;
-    if (handling_.compare_exchange_strong(none, own_thread())) {
+    if (handling_.compare_exchange_strong(none, ::gettid())) {
       limit_time(signal);
       std::string_view name = "a signal";
       for (const auto& one : crash_signals) {
@@ -243,7 +241,7 @@ void CrashHandler::remove(CrashListener& listener) noexcept {
   listener.is_listed_ = false;
   listeners_[listener.place_].store(nullptr);
   const auto handling = handling_.load();
-  if (handling != 0 && handling != own_thread() && ::getpid() == process_.load()) await_end();
+  if (handling != 0 && handling != ::gettid() && ::getpid() == process_.load()) await_end();
 }
 
 void set_crash_cause(std::string_view text) noexcept {
@@ -251,7 +249,7 @@ void set_crash_cause(std::string_view text) noexcept {
   crash_cause << text;
 }
 
-CrashListener::CrashListener(Phase phase) noexcept : phase_(phase), thread_(own_thread()) {
+CrashListener::CrashListener(Phase phase) noexcept : phase_(phase), thread_(::gettid()) {
   static std::once_flag once;
   static bool is_on = false;
   try {

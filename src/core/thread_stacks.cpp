@@ -111,8 +111,6 @@ void on_stack_signal(int /*signal*/, siginfo_t* info, void* context) {
   errno = error;
 }
 
-pid_t own_thread() { return static_cast<pid_t>(::syscall(SYS_gettid)); }
-
 bool send(pid_t thread, int value) noexcept {
   siginfo_t info;
   std::memset(&info, 0, sizeof info);
@@ -236,7 +234,7 @@ bool write_thread_stacks(int fd, const ucontext_t* context) noexcept {
     slot.thread = thread;
     slot.depth = 0;
     slot.ticket.store(capture.ticket);
-    if (thread == own_thread()) {
+    if (thread == ::gettid()) {
       unwind(slot, counter);
       slot.answer.store(Answer::complete);
     } else {

@@ -110,6 +110,19 @@ TEST(StackFile, IsWrittenOnce) {
   EXPECT_FALSE(std::filesystem::exists(path));
 }
 
+/// A thread that crashes waits so, for the process ends after it.
+TEST(StackFile, IsCompleteWhenAnotherThreadHasWaited) {
+  const TemporaryFolder folder;
+  const detail::StackFile file(folder.path(), 3);
+  const Sleeper deaf(true);  // the writer waits for its answer
+  std::thread writer([] { detail::StackFile::write(nullptr); });
+  while (std::filesystem::is_empty(folder.path())) std::this_thread::yield();
+  detail::StackFile::await_other_writer();
+  EXPECT_TRUE(std::filesystem::exists(folder / detail::stack_file_name(3)));
+  writer.join();
+  detail::StackFile::await_other_writer();
+}
+
 TEST(StackFile, OfAnotherKindIsEmpty) {
   EXPECT_THAT(ProcessStacks::read("/proc/self/exe").threads, SizeIs(0));
   EXPECT_EQ(ProcessStacks::read("/nowhere").process, 0);
