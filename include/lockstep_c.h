@@ -113,7 +113,7 @@ lockstep_status lockstep_all_or_none(lockstep_group* group, const char* error);
 /* The collectives. Counts are in elements. Arrays without elements may be NULL.
    work: NULL to return when the operation is complete. Else *work is set to an operation that goes
    on: leave the arrays alone until lockstep_wait() has returned. Ranks: all of the group;
-   lockstep_send() and lockstep_recv(): the two ranks. */
+      lockstep_send(), lockstep_recv() and lockstep_recv_any(): the two ranks. */
 
 /* data[i] = the reduction over ranks of data[i]. count: the same on all ranks. */
 lockstep_status lockstep_all_reduce(lockstep_group* group, void* data, size_t count,
@@ -165,13 +165,18 @@ lockstep_status lockstep_all_to_all(lockstep_group* group, const void* input, vo
 lockstep_status lockstep_all_to_all_counts(lockstep_group* group, const void* input, void* output,
                                            const size_t* input_counts, const size_t* output_counts,
                                            lockstep_dtype dtype, lockstep_work** work);
-/* Both sides pass the same count, dtype and tag. In a world of one host, a message completes the
- * first receive of its source and tag. In others, messages of two ranks are matched in order. */
+/* Both sides pass the same count, dtype and tag. A message completes the first receive of its
+ * source and tag. Messages of the same two ranks and tag do not overtake one another. */
 lockstep_status lockstep_send(lockstep_group* group, const void* input, size_t count,
                               lockstep_dtype dtype, int32_t to, uint32_t tag, lockstep_work** work);
 lockstep_status lockstep_recv(lockstep_group* group, void* output, size_t count,
                               lockstep_dtype dtype, int32_t from, uint32_t tag,
                               lockstep_work** work);
+/* The same from any rank. *from is the rank of the message when the operation is complete: on
+ * return, or after lockstep_wait(). */
+lockstep_status lockstep_recv_any(lockstep_group* group, void* output, size_t count,
+                                  lockstep_dtype dtype, int32_t* from, uint32_t tag,
+                                  lockstep_work** work);
 lockstep_status lockstep_barrier(lockstep_group* group, lockstep_work** work);
 
 /* Waits until the operation is complete, frees it and sets *work to NULL, also after an error.

@@ -65,10 +65,10 @@ class [[nodiscard]] Work {
   /// World ranks that the operation waits for; empty after wait().
   std::vector<int> missing() const;
 
-  /// Withdraws a receive of a world of one host that no message has matched. Returns whether it
-  /// did; its memory then stays as it is, and pending() is false. A receive that a message has
-  /// matched, and any other operation, is not changed: wait for it. Throws: as wait(), but the Work
-  /// stays pending.
+  /// Withdraws a receive that no message has matched. Returns whether it did; its memory then stays
+  /// as it is, and pending() is false. A receive that a message has matched, any other operation,
+  /// and any operation over c10d or NCCL is not changed: wait for it.
+  /// Throws: as wait(), but the Work stays pending.
   bool cancel();
   /// The rank of the group from which a receive got its message, also after wait(). any_source
   /// while a receive from any source is not complete, and for other operations.
@@ -79,6 +79,7 @@ class [[nodiscard]] Work {
 
  private:
   friend class Communicator;
+  friend class detail::Request;
   friend std::optional<std::size_t> wait_any(std::span<Work> works,
                                              std::chrono::steady_clock::time_point deadline,
                                              const std::stop_token& stop);

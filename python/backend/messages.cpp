@@ -30,8 +30,11 @@ WorkPointer ProcessGroupLockstep::begin_recv(Title title, const at::Tensor& tens
   if (!memory.is_same(tensor)) {
     work->then([memory, target = tensor]() mutable { target.copy_(memory); });
   }
-  progress_->submit(
-      work, terms, [&](Progress::Scope scope) { scope.messages.receive(work, memory, from, tag); });
+  work->keep(memory);
+  progress_->submit(work, terms, [&](Progress::Scope scope) {
+    scope.parts.operations.push_back(
+        scope.world.recv(memory.data_ptr(), bytes_of(memory), lockstep::DType::u8, from, tag));
+  });
   return work;
 }
 
@@ -53,8 +56,8 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::recv(Tensors& tensors, int from
 ProcessGroupLockstep::Work ProcessGroupLockstep::recvAnysource(Tensors& tensors, int tag) {
   expect_size("recv", "tensors", tensors.size(), 1);
   expect_dense("recv", tensors);
-  return begin_recv({OpType::RECVANYSOURCE, "lockstep:recvAnySource"}, tensors.front(), any_source,
-                    static_cast<std::uint32_t>(tag), {});
+  return begin_recv({OpType::RECVANYSOURCE, "lockstep:recvAnySource"}, tensors.front(),
+                    lockstep::any_source, static_cast<std::uint32_t>(tag), {});
 }
 
 ProcessGroupLockstep::Work ProcessGroupLockstep::barrier(const c10d::BarrierOptions& options) {
@@ -64,6 +67,10 @@ ProcessGroupLockstep::Work ProcessGroupLockstep::barrier(const c10d::BarrierOpti
   });
   return work;
 }
+
+/// The tag of messages of an operation that this backend composes of messages. c10d's tags are not
+/// negative ints.
+enum class ReservedTag : std::uint32_t { monitored_barrier = 0x8000'0000 };
 
 /// Rank 0 receives a message from every rank, and then answers all. A timeout of 0 is no time.
 void ProcessGroupLockstep::monitoredBarrier(const c10d::BarrierOptions& options,

@@ -86,7 +86,6 @@ std::string list(const std::vector<int>& ranks) {
 Progress::Progress(World world, milliseconds timeout)
     : shared_mutex_(std::move(world.mutex)),
       world_(std::move(world.communicator)),
-      messages_(*world_),
       timeout_(timeout),
       fits_cores_(
           lockstep::detail::fit_cores(ranks_of_this_host(*world_), at::get_num_threads(), 0)) {}
@@ -113,7 +112,7 @@ void Progress::submit(const WorkPointer& work, Terms terms,
     expect_usable();
     work->parts.deadline =
         work->parts.begun + (terms.timeout.count() > 0 ? terms.timeout : timeout());
-    with_python_errors([&] { begin({*world_, *messages_, work->parts}); });
+    with_python_errors([&] { begin({*world_, work->parts}); });
     pending_.push_back(work);
     advance(finished);
     if (terms.asynchronous && !pending_.empty()) ensure_leader();
@@ -195,34 +194,20 @@ bool Progress::advance(Finished& finished) {
   if (check) last_check_ = now;
 
   bool moved = false;
-  std::exception_ptr messages_failed;
-  if (messages_->waiting()) {
-    try {
-      moved = messages_->advance();
-      world_->make_progress();
-      if (check) world_->check_processes("recv");
-    } catch (...) {
-      messages_failed = std::current_exception();
-    }
-  }
   for (auto next = pending_.begin(); next != pending_.end();) {
     auto& work = **next;
     std::exception_ptr error;
     try {
-      if (advance(work, check, messages_failed)) moved = true;
+      if (advance(work, check)) moved = true;
       error = work.parts.error;
     } catch (...) {
       error = std::current_exception();
     }
-    if (!error && !work.parts.empty()) {
+    if (!error && !work.parts.operations.empty()) {
       ++next;
       continue;
     }
-    if (error) {
-      messages_->forget(work);
-      work.parts.operations.clear();
-      work.parts.receives = 0;
-    }
+    if (error) work.parts.operations.clear();
     finished.emplace_back(*next, error);
     next = pending_.erase(next);
     moved = true;
@@ -230,11 +215,12 @@ bool Progress::advance(Finished& finished) {
   return moved;
 }
 
-bool Progress::advance(BackendWork& work, bool check, std::exception_ptr messages_failed) {
+bool Progress::advance(BackendWork& work, bool check) {
   bool moved = false;
   auto& operations = work.parts.operations;
   while (!operations.empty() && operations.front().ready()) {
     operations.front().wait();
+    work.parts.source = operations.front().source();
     operations.pop_front();
     work.parts.worked = {};
     moved = true;
@@ -245,14 +231,9 @@ bool Progress::advance(BackendWork& work, bool check, std::exception_ptr message
     if (worked != work.parts.worked) moved = true;
     work.parts.worked = worked;
   }
-  if (work.parts.receives > 0 && messages_failed) std::rethrow_exception(messages_failed);
-  if (check && !work.parts.empty()) {
-    std::vector<int> missing = messages_->missing(work);
-    if (!operations.empty()) {
-      operations.front().check();
-      missing = operations.front().missing();
-    }
-    expect_in_time(work, std::move(missing));
+  if (check && !operations.empty()) {
+    operations.front().check();
+    expect_in_time(work, operations.front().missing());
   }
   return moved;
 }
@@ -323,6 +304,29 @@ void Progress::lead(std::unique_lock<std::mutex>& lock) {
   lock.lock();
 }
 
+namespace {
+
+std::exception_ptr destroyed() {
+  return std::make_exception_ptr(
+      lockstep::CommError("lockstep: the process group was destroyed before the operation was "
+                          "complete; wait for every Work first"));
+}
+
+}  // namespace
+
+void Progress::withdraw_receives() noexcept {
+  const std::lock_guard lock(mutex_);
+  for (const auto& work : pending_) {
+    for (auto& operation : work->parts.operations) {
+      try {
+        if (operation.cancel()) work->parts.error = destroyed();
+      } catch (...) {
+        // The world has failed, as advance() finds.
+      }
+    }
+  }
+}
+
 void Progress::drain() noexcept {
   const auto until = Clock::now() + longest_drain;
   Pauses pauses(microseconds(20));
@@ -363,24 +367,21 @@ void Progress::stop() noexcept {
     }
   }
   threads_.clear();
+  withdraw_receives();
   drain();
   Finished finished;
   std::vector<std::function<void()>> functions;
   std::shared_ptr<lockstep::Communicator> world;
   {
     std::lock_guard lock(mutex_);
-    const auto destroyed = std::make_exception_ptr(
-        lockstep::CommError("lockstep: the process group was destroyed before the operation was "
-                            "complete; wait for every Work first"));
     for (const auto& work : pending_) {
       if (!work->parts.operations.empty()) {
         world_->fail("the process group was destroyed with operations in progress");
       }
       work->parts.operations.clear();
-      finished.emplace_back(work, destroyed);
+      finished.emplace_back(work, destroyed());
     }
     pending_.clear();
-    messages_.reset();
     functions.swap(before_leaving_);
     world.swap(world_);
   }

@@ -14,7 +14,6 @@
 
 #include "backend/membership.h"
 #include "backend/progress_work.h"
-#include "backend/tagged_messages.h"
 #include "comm/communicator.h"
 #include "core/process.h"
 
@@ -36,7 +35,6 @@ class Progress : public std::enable_shared_from_this<Progress> {
   /// The arguments of a function that begins the parts of a Work, under the mutex.
   struct Scope {
     lockstep::Communicator& world;
-    TaggedMessages& messages;
     Parts& parts;
   };
   struct Terms {
@@ -70,8 +68,10 @@ class Progress : public std::enable_shared_from_this<Progress> {
 
   static void complete(Finished& finished);
   bool advance(Finished& finished);
-  bool advance(BackendWork& work, bool check, std::exception_ptr messages_failed);
+  bool advance(BackendWork& work, bool check);
   void expect_in_time(const BackendWork& work, std::vector<int> missing);
+  /// Ends the receives that no message has matched.
+  void withdraw_receives() noexcept;
   void drain() noexcept;
   void expect_usable() const;
   void ensure_leader();
@@ -81,7 +81,6 @@ class Progress : public std::enable_shared_from_this<Progress> {
   std::shared_ptr<std::mutex> shared_mutex_;
   std::mutex& mutex_ = *shared_mutex_;
   std::shared_ptr<lockstep::Communicator> world_;
-  std::optional<TaggedMessages> messages_;
   std::list<WorkPointer> pending_;
   std::atomic<std::chrono::milliseconds> timeout_;
   Clock::time_point last_check_ = Clock::now();

@@ -25,13 +25,10 @@ using TensorLists = std::vector<std::vector<at::Tensor>>;
 struct Parts {
   std::deque<lockstep::Work> operations;
   std::chrono::nanoseconds worked{};  ///< in the first operation, when it was polled last
-  int receives = 0;                   ///< receives in TaggedMessages that are not complete
-  int source = -1;                    ///< rank whose message was received last
-  std::exception_ptr error;           ///< of a receive
+  int source = lockstep::any_source;  ///< rank whose message was received last
+  std::exception_ptr error;           ///< of a receive that was withdrawn
   Clock::time_point begun = Clock::now();
   Clock::time_point deadline = Clock::time_point::max();
-
-  bool empty() const { return operations.empty() && receives == 0; }
 };
 
 /// One asynchronous operation of a process group. Any thread may wait for it.

@@ -72,10 +72,8 @@ def timeout(rank, size):
 
 
 def wrong_size(rank, size):
-    if rank == 0:
-        dist.send(torch.ones(3), 1)
-    else:
-        raises(ValueError, ["recv rank 1: got 12 bytes from rank 0, expected 8"], lambda: dist.recv(torch.ones(2), 0))
+    difference = ["from rank 0 to rank 1 differs", "expected 8 elements of uint8", "got 12 elements of uint8"]
+    raises(dist.DistBackendError, difference, lambda: dist.send(torch.ones(3), 1) if rank == 0 else dist.recv(torch.ones(2), 0))
 
 
 def killed(rank, size):

@@ -7,7 +7,8 @@
 #include <utility>
 
 #include "comm/messages/collective_protocol.h"
-#include "comm/messages/point_to_point_protocol.h"
+#include "comm/messages/receive_protocol.h"
+#include "comm/messages/send_protocol.h"
 #include "comm/messages/transport.h"
 #include "core/text.h"
 
@@ -103,15 +104,25 @@ void C10dRequest::run_protocol() {
       *context_, thread_timeout_factor * detail::wait_limit(operation_, context_->timeout()),
       awaited_);
   const messages::GroupTransport group(*group_, transport);
-  if (operation_.is_message()) {
-    // This thread receives all messages of this peer in order, so all earlier ones were received.
-    std::uint64_t received = operation_.sequence - 1;
-    messages::PointToPointProtocol protocol(group, operation_, received);
+  if (operation_.collective == Collective::send) {
+    messages::SendProtocol protocol(group, operation_);
     const StopGuard stop(transport);
     protocol.begin();
     drive(transport, [&] {
       protocol.advance();
       return protocol.complete();
+    });
+    return;
+  }
+  if (operation_.collective == Collective::recv) {
+    // This thread receives all messages of this peer, in order.
+    messages::ReceiveProtocol receives(group);
+    messages::Receive receive(operation_);
+    const StopGuard stop(transport);
+    receives.add(receive);
+    drive(transport, [&] {
+      receives.advance();
+      return receive.complete();
     });
     return;
   }

@@ -14,18 +14,23 @@ using lockstep::c::expect_pointer;
 using lockstep::c::op_of;
 using lockstep::c::status_of;
 
+void wait_for(lockstep_work& operation) {
+  operation.work.wait();
+  if (operation.source != nullptr) *operation.source = operation.work.source();
+}
+
 /// Issues an operation by issue(communicator), and waits for it or hands it to the caller. After an
-/// error *work is null.
+/// error *work is null. source: as in lockstep_work.
 template <class Issue>
 lockstep_status run(const char* function, const lockstep_group* group, lockstep_work** work,
-                    const Issue& issue) noexcept {
+                    const Issue& issue, int32_t* source = nullptr) noexcept {
   if (work != nullptr) *work = nullptr;
   return status_of([&] {
-    Work issued = issue(communicator_of(function, group));
+    lockstep_work issued{.work = issue(communicator_of(function, group)), .source = source};
     if (work == nullptr) {
-      issued.wait();
+      wait_for(issued);
     } else {
-      *work = new lockstep_work{std::move(issued)};
+      *work = new lockstep_work(std::move(issued));
     }
   });
 }
@@ -160,6 +165,17 @@ lockstep_status lockstep_recv(lockstep_group* group, void* output, size_t count,
   });
 }
 
+lockstep_status lockstep_recv_any(lockstep_group* group, void* output, size_t count,
+                                  lockstep_dtype dtype, int32_t* from, uint32_t tag,
+                                  lockstep_work** work) {
+  constexpr auto name = "lockstep_recv_any";
+  const auto issue = [&](Communicator& communicator) {
+    expect_pointer(name, "from", from);
+    return communicator.recv(output, count, dtype_of(name, dtype), lockstep::any_source, tag);
+  };
+  return run(name, group, work, issue, from);
+}
+
 lockstep_status lockstep_barrier(lockstep_group* group, lockstep_work** work) {
   return run("lockstep_barrier", group, work,
              [](Communicator& communicator) { return communicator.barrier(); });
@@ -169,7 +185,7 @@ lockstep_status lockstep_wait(lockstep_work** work) {
   return status_of([&] {
     if (work == nullptr || *work == nullptr) return;
     const std::unique_ptr<lockstep_work> owner(std::exchange(*work, nullptr));
-    owner->work.wait();
+    wait_for(*owner);
   });
 }
 

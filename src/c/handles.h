@@ -17,6 +17,7 @@ struct lockstep_group {
 
 struct lockstep_work {
   lockstep::Work work;
+  int32_t* source;  ///< gets the rank of the message that is received; null for other operations
 };
 
 namespace lockstep::inline v0_2::c {

@@ -5,6 +5,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "comm/operation.h"
 #include "lockstep/types.h"
@@ -26,6 +27,14 @@ inline MessageTerms terms_of(const Operation& operation) {
 /// The error text about message `number` between world ranks from and to, whose terms differ.
 std::string describe_difference(std::uint64_t number, int from, int to,
                                 const MessageTerms& expected, const MessageTerms& got);
+
+/// ", expected tag 8, got tag 7 from rank 0" for a recv of a tag and the messages, each a world
+/// rank and a tag, that its rank got instead; "" for none.
+std::string describe_tags(std::uint32_t expected,
+                          std::span<const std::pair<int, std::uint32_t>> messages);
+
+/// The error text about a message from a world rank for whose copy there is no memory.
+std::string no_memory_for_early(std::size_t bytes, std::uint32_t tag, int from);
 
 /// One member's description of a collective. Members compare their announcements to verify that all
 /// issue the same collective, and to report a difference. It is stored in shared memory and sent

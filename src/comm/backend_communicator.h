@@ -36,8 +36,6 @@ class BackendRequest : public Request {
 
   bool complete() const final { return complete_.load(std::memory_order_acquire); }
   const Operation& operation() const { return operation_; }
-  /// Text that the error of a wait for the operation ends with, after the ranks; "" for none.
-  virtual std::string note() const { return {}; }
   RankContext& context() const { return context_; }
   /// The number of the operation in the flight record of this rank; 0 if it is not recorded.
   std::uint64_t recorded() const { return recorded_.load(std::memory_order_relaxed); }

@@ -74,7 +74,7 @@ Work Communicator::issue(Operation&& operation, Issue&& issue, double factor) {
   operation.source = issue.source == Source{} ? source_ : issue.source;
   operation.owner = std::move(issue.owner);
   operation.part_of = std::move(issue.part_of);
-  operation.in_order = issue.in_order;
+  operation.in_order = issue.in_order || !matches_by_tag();
   check(operation);
   if (operation.reduce == ReduceOp::premultiplied_sum && factor != 1) {
     premultiply(operation, factor);
@@ -178,7 +178,7 @@ void Communicator::check(const Operation& operation) const {
     throw BackendUnavailable(
         concat(where(operation), "got any_source, expected the rank that sends: the ", backend(),
                " backend matches the messages of two ranks in order; name the source, or use "
-               "backend host"),
+               "backend host, mpi or hierarchical"),
         {.operation = "recv"});
   }
   const bool needs_peer = operation.has_root() || (operation.is_message() && !from_any);
@@ -206,12 +206,6 @@ void Communicator::check(const Operation& operation) const {
     refuse(operation, "got no memory, expected ",
            input > 0 && operation.input == nullptr ? "an input" : "an output");
   }
-}
-
-std::optional<PendingMessage> Communicator::pending_message(int /*src*/) {
-  throw BackendUnavailable(
-      detail::concat("pending_message: the ", backend(),
-                     " backend cannot look at messages before it receives them"));
 }
 
 std::shared_ptr<Communicator> Communicator::new_group(std::span<const int> /*members*/) {

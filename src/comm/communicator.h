@@ -33,13 +33,6 @@ struct Issue {
   bool in_order = false;
 };
 
-/// A message that another rank has sent and this rank has not begun to receive.
-struct PendingMessage {
-  std::size_t count = 0;  ///< elements of dtype
-  DType dtype = DType::u8;
-  std::uint32_t tag = 0;
-};
-
 /// A group of ranks that exchange raw memory. Every rank of the group issues the same collectives
 /// in the same order. Only one thread at a time may use the groups of a rank. Results have the same
 /// bits on every rank.
@@ -114,7 +107,7 @@ class Communicator {
   /// of the same two ranks and tag do not overtake one another. Both sides must pass the same count
   /// and dtype.
   /// Backends that do not match by tag match the messages of two ranks in order: tags that differ
-  /// then end the world. Host worlds match by tag.
+  /// then end the world. c10d and NCCL do not match by tag.
   /// Throws: BackendUnavailable for a recv() from any_source if the backend does not match by tag.
   Work send(const void* input, std::size_t count, DType dtype, int dst, std::uint32_t tag = 0,
             Issue issue = {});
@@ -124,11 +117,6 @@ class Communicator {
 
   /// Whether messages are matched by tag, and recv() takes any_source.
   virtual bool matches_by_tag() const { return false; }
-
-  /// The first message from src that no recv() has matched, if src has sent it; a recv() with its
-  /// terms is then complete at once.
-  /// Throws: BackendUnavailable if the backend cannot look at messages before it receives them.
-  virtual std::optional<PendingMessage> pending_message(int src);
 
   /// Memory that this communicator exchanges without a copy, 64-byte aligned. It is zero when it is
   /// first allocated, not when it is reused. The handle also keeps the world's memory alive. Not

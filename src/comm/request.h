@@ -2,11 +2,13 @@
 
 #include <chrono>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "comm/operation_observer.h"
 #include "lockstep/types.h"
+#include "lockstep/work.h"
 
 namespace lockstep::inline v0_2::detail {
 
@@ -31,6 +33,12 @@ class Request {
   virtual void check() {}
   /// World ranks that the operation waits for.
   virtual std::vector<int> missing() const { return {}; }
+  /// Text that the error of a wait for the operation ends with, after the ranks; "" for none.
+  virtual std::string note() const { return {}; }
+  /// The note of the operation that the Work holds; "" if it holds none.
+  static std::string note_of(const Work& work) {
+    return work.request_ != nullptr ? work.request_->note() : std::string();
+  }
 
   /// Withdraws a receive that no message has matched. Returns whether it did: the operation is then
   /// complete.

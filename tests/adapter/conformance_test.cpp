@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "comm/communicator.h"
+#include "lockstep/error.h"
 #include "tests/adapter/adapted_ranks.h"
 
 namespace lockstep::testing {
@@ -21,6 +22,15 @@ TEST_P(AdapterConformance, OverAPlainBackend) {
     check_messages(group);
     check_waits(group);
     check_denormals(group);
+  });
+}
+
+TEST(AdapterMessages, FromAnySourceAreRefused) {
+  expect_adapted_ranks(2, [](const Group& world) {
+    auto& group = world.communicator();
+    float number = 0;
+    EXPECT_THROW(group.recv(&number, 1, DType::f32, any_source).wait(), BackendUnavailable);
+    group.barrier().wait();
   });
 }
 

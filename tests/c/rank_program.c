@@ -104,6 +104,22 @@ static void collectives(lockstep_group* world) {
   OK(lockstep_wait(&sent));
   EXPECT(sent == NULL && received == NULL && from_left == (rank + size - 1) % size);
   OK(lockstep_wait(&sent)); /* nothing is left to wait for */
+
+  /* Rank 0 receives from any rank, by lockstep_wait() and in one call. */
+  if (rank > 0) {
+    OK(lockstep_send(world, &rank, 1, LOCKSTEP_INT32, 0, 6, NULL));
+    OK(lockstep_send(world, &rank, 1, LOCKSTEP_INT32, 0, 7, NULL));
+  }
+  for (int r = 1; rank == 0 && r < size; ++r) {
+    int32_t number = -1, from = -1;
+    OK(lockstep_recv_any(world, &number, 1, LOCKSTEP_INT32, &from, 7, NULL));
+    EXPECT(number > 0 && number == from);
+    OK(lockstep_recv_any(world, &number, 1, LOCKSTEP_INT32, &from, 6, &received));
+    OK(lockstep_wait(&received));
+    EXPECT(number > 0 && number == from);
+  }
+  EXPECT(lockstep_recv_any(world, &from_left, 1, LOCKSTEP_INT32, NULL, 7, NULL) ==
+         LOCKSTEP_INVALID_ARGUMENT);
   OK(lockstep_barrier(world, NULL));
 
   lockstep_group* half = NULL;

@@ -40,6 +40,9 @@ void check_places(Communicator& group);
 /// Messages between pairs of ranks, to oneself, in both directions at once.
 void check_messages(Communicator& group);
 
+/// Messages by tag and from any source, and their cancellation, where messages are matched by tag.
+void check_tags(Communicator& group);
+
 /// Waits with a limit, for any of several operations, and until another thread requests a stop.
 void check_waits(Communicator& group);
 

@@ -1,26 +1,20 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdint>
-#include <map>
 #include <memory>
-#include <random>
-#include <stdexcept>
 #include <string>
 #include <thread>
-#include <tuple>
-#include <utility>
 #include <vector>
 
 #include "comm/communicator.h"
 #include "comm/host/deadlock.h"
 #include "comm/host/host.h"
 #include "comm/host/world.h"
-#include "core/text.h"
 #include "lockstep/error.h"
+#include "tests/comm/conformance.h"
 #include "tests/comm/failures.h"
 
 // Receives by tag and from any source, and their cancellation.
@@ -29,14 +23,9 @@ namespace lockstep::testing {
 namespace {
 
 using namespace std::chrono_literals;
-using lockstep::detail::concat;
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
-
-void require(bool as_expected, const Communicator& group, const std::string& what) {
-  if (!as_expected) throw std::runtime_error(concat("rank ", group.rank(), ": ", what));
-}
 
 Work send_number(Communicator& group, std::int64_t& number, int to, std::uint32_t tag) {
   return group.send(&number, 1, DType::i64, to, tag);
@@ -45,152 +34,14 @@ Work recv_number(Communicator& group, std::int64_t& number, int from, std::uint3
   return group.recv(&number, 1, DType::i64, from, tag);
 }
 
-/// One message of the random exchange. Receives of the tags 0 and 1 are from any source.
-struct Planned {
-  int from;
-  int to;
-  std::uint32_t tag;
-  std::size_t count;
-  std::int64_t number;  ///< of its pair and tag
-};
-
-std::vector<Planned> random_plan(int size) {
-  std::mt19937 random(20);
-  const auto below = [&](std::size_t n) { return random() % n; };
-  constexpr std::size_t counts[] = {0, 1, 3, 20'003};
-  std::map<std::tuple<int, int, std::uint32_t>, std::int64_t> numbers;
-  std::vector<Planned> plan;
-  for (int i = 0; i < 60 * size; ++i) {
-    const auto ranks = static_cast<std::size_t>(size);
-    const int from = static_cast<int>(below(ranks));
-    const int to = static_cast<int>(below(ranks));
-    const auto tag = static_cast<std::uint32_t>(below(4));
-    const std::size_t count = tag == 0 ? 0 : tag == 1 ? 3 : counts[below(4)];
-    plan.push_back({from, to, tag, count, numbers[{from, to, tag}]++});
-  }
-  return plan;
-}
-
-std::vector<std::int64_t> content(const Planned& message) {
-  return std::vector<std::int64_t>(message.count,
-                                   1000 * (10 * message.from + message.tag) + message.number);
-}
-
-/// All receives and sends are outstanding at once. Receives are issued in another order than sends,
-/// but in order for each pair and tag.
-void check_random_exchange(const std::shared_ptr<Communicator>& group) {
-  const int own = group->rank();
-  const auto plan = random_plan(group->size());
-  std::vector<const Planned*> expected;
-  for (const auto& message : plan) {
-    if (message.to == own) expected.push_back(&message);
-  }
-  std::ranges::stable_sort(expected, [&](const auto* a, const auto* b) {
-    return std::pair(7 - a->tag, (a->from + own) % 3) < std::pair(7 - b->tag, (b->from + own) % 3);
-  });
-  std::vector<std::vector<std::int64_t>> sent, received;
-  sent.reserve(plan.size());
-  received.reserve(expected.size());
-  std::vector<Work> sends, recvs;
-  const auto begin_sends = [&] {
-    for (const auto& message : plan) {
-      if (message.from != own) continue;
-      sent.push_back(content(message));
-      sends.push_back(
-          group->send(sent.back().data(), message.count, DType::i64, message.to, message.tag));
-    }
-  };
-  if (own % 2 == 0) begin_sends();
-  for (const auto* message : expected) {
-    received.emplace_back(message->count, -1);
-    recvs.push_back(group->recv(received.back().data(), message->count, DType::i64,
-                                message->tag < 2 ? any_source : message->from, message->tag));
-  }
-  if (own % 2 != 0) begin_sends();
-
-  std::map<std::pair<int, std::uint32_t>, std::int64_t> numbers;
-  for (std::size_t i = 0; i < recvs.size(); ++i) {
-    recvs[i].wait();
-    const auto& planned = *expected[i];
-    const int from = recvs[i].source();
-    require(planned.tag < 2 || from == planned.from, *group, "source of another rank");
-    const auto number = numbers[{from, planned.tag}]++;
-    const auto wanted = content({from, own, planned.tag, planned.count, number});
-    require(received[i] == wanted, *group,
-            concat("receive ", i, " of tag ", planned.tag, " from ", from, " got other data"));
-  }
-  for (auto& work : sends) work.wait();
-  group->barrier().wait();
-}
-
-void check_order(const std::shared_ptr<Communicator>& group) {
-  const int next = (group->rank() + 1) % group->size();
-  const int before = (group->rank() + group->size() - 1) % group->size();
-  std::int64_t numbers[] = {3, 7, 30};
-  std::int64_t got[] = {-1, -1, -1};
-  std::vector<Work> sends;
-  sends.push_back(send_number(*group, numbers[0], next, 3));
-  sends.push_back(send_number(*group, numbers[1], next, 7));
-  sends.push_back(send_number(*group, numbers[2], next, 3));
-  recv_number(*group, got[1], any_source, 7).wait();
-  const auto pending = group->pending_message(before);
-  require(pending && pending->tag == 3 && pending->count == 1, *group, "no pending message");
-  recv_number(*group, got[0], before, 3).wait();
-  Work last = recv_number(*group, got[2], any_source, 3);
-  last.wait();
-  require(last.source() == before, *group, "source() after wait()");
-  require(std::ranges::equal(got, numbers), *group, "messages of other tags");
-  for (auto& work : sends) work.wait();
-  group->barrier().wait();
-}
-
-/// Rank 0 cancels receives while the others send.
-void check_cancel(const std::shared_ptr<Communicator>& group) {
-  const int size = group->size();
-  std::int64_t untouched = -1;
-  if (group->rank() == 0) {
-    Work any = recv_number(*group, untouched, any_source, 1);
-    Work named = recv_number(*group, untouched, size - 1, 1);
-    require(any.cancel() && named.cancel(), *group, "a receive without a message stayed");
-    require(!any.pending() && any.source() == any_source, *group, "a cancelled receive is pending");
-    require(!Work().cancel(), *group, "an empty Work was cancelled");
-  }
-  group->barrier().wait();
-  constexpr std::int64_t rounds = 100;
-  if (group->rank() > 0) {
-    for (std::int64_t i = 0; i < rounds; ++i) send_number(*group, i, 0, 1).wait();
-    return group->barrier().wait();
-  }
-  std::vector<std::int64_t> next(static_cast<std::size_t>(size));
-  for (std::int64_t left = rounds * (size - 1); left > 0;) {
-    std::int64_t number = -1;
-    Work received = recv_number(*group, number, any_source, 1);
-    if (left % 3 != 0) received.ready();
-    if (received.cancel()) {
-      require(number == -1, *group, "a cancelled receive has data");
-      continue;
-    }
-    received.wait();
-    require(number == next[static_cast<std::size_t>(received.source())]++, *group,
-            "a message was lost by cancel()");
-    --left;
-  }
-  require(untouched == -1, *group, "a cancelled receive got data");
-  group->barrier().wait();
-}
-
-const ProcessBody tagged("tagged messages", [](const auto& group) {
-  check_order(group);
-  check_random_exchange(group);
-  check_cancel(group);
-});
+const ProcessBody tagged("tagged messages", [](const auto& group) { check_tags(*group); });
 
 class TaggedMessages : public ::testing::TestWithParam<int> {};
 
-TEST_P(TaggedMessages, Order) { run_ranks(GetParam(), check_order); }
-TEST_P(TaggedMessages, RandomExchange) { run_ranks(GetParam(), check_random_exchange); }
-TEST_P(TaggedMessages, Cancel) { run_ranks(GetParam(), check_cancel); }
-TEST_P(TaggedMessages, Processes) { expect_processes(GetParam(), "tagged messages"); }
+TEST_P(TaggedMessages, OfThreads) {
+  run_ranks(GetParam(), [](const auto& group) { check_tags(*group); });
+}
+TEST_P(TaggedMessages, OfProcesses) { expect_processes(GetParam(), "tagged messages"); }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, TaggedMessages, ::testing::Values(1, 2, 3, 4, 7));
 

@@ -107,18 +107,6 @@ std::shared_ptr<Communicator> HierarchicalCommunicator::split(int color, int key
   });
 }
 
-std::optional<PendingMessage> HierarchicalCommunicator::pending_message(int src) {
-  const HierarchicalRankContext::CallGuard guard(*context_);
-  if (context_->failed()) context_->throw_failure(where("pending_message"));
-  const bool receives = std::ranges::any_of(requests_, [&](const auto& request) {
-    const auto& operation = request->operation();
-    return operation.collective == Collective::recv && operation.peer == src;
-  });
-  if (receives) return std::nullopt;
-  const auto& whole = topology_.hosts == 1 ? groups_.intra_node_reduce : groups_.all_ranks;
-  return context_->or_fail<CommError>([&] { return whole->pending_message(src); });
-}
-
 std::vector<int> HierarchicalCommunicator::first_awaited() const {
   for (const auto& request : requests_) {
     if (request->has_pending_stage()) return request->missing();

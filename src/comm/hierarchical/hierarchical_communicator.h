@@ -43,7 +43,7 @@ class HierarchicalCommunicator final : public detail::BackendCommunicator {
   int world_rank(int rank) const override { return groups_.all_ranks->world_rank(rank); }
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override;
   std::shared_ptr<Communicator> split(int color, int key) override;
-  std::optional<PendingMessage> pending_message(int src) override;
+  bool matches_by_tag() const override { return true; }
 
   /// The same ranks over MPI.
   Communicator& over_mpi() const { return *groups_.all_ranks; }

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "comm/hierarchical/hierarchical_communicator.h"
+#include "lockstep/error.h"
 
 // Note [Order of stages]
 // All members of a group must begin its operations in the same order. However, the order in which
@@ -25,6 +26,7 @@ void StagedRequest::advance_unless(Occupied& occupied) {
       work_.wait();
     }
     if (next_ == stages_.size()) {
+      if (operation().collective == Collective::recv) set_source(work_.source());
       set_complete();
       return;
     }
@@ -36,6 +38,20 @@ void StagedRequest::advance_unless(Occupied& occupied) {
   for (std::size_t i = next_; i < stages_.size(); ++i) {
     occupied[static_cast<std::size_t>(stages_[i].stage_group)] = true;
   }
+}
+
+bool StagedRequest::cancel() {
+  if (operation().collective != Collective::recv || complete()) return false;
+  const HierarchicalRankContext::CallGuard guard(group().context());
+  if (context().failed()) context().throw_failure(where());
+  if (complete()) return false;
+  // A receive has one stage.
+  const auto withdraw = [this] { return !has_pending_stage() || work_.cancel(); };
+  if (!group().context().or_fail<CommError>(withdraw)) return false;
+  next_ = stages_.size();
+  set_source(any_source);
+  set_complete();
+  return true;
 }
 
 std::vector<int> StagedRequest::missing() const {

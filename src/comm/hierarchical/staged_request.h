@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstddef>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "comm/backend_communicator.h"
@@ -49,6 +50,8 @@ class StagedRequest final : public HierarchicalRequest {
 
   void advance() override {}  // the group advances its operations in order
   std::vector<int> missing() const override;
+  std::string note() const override { return note_of(work_); }
+  bool cancel() override;
   /// An operation in a later stage may wait for a rank that itself waits in an earlier stage. Only
   /// the wait in the earlier stage can name the rank at fault, so it times out first.
   std::chrono::milliseconds grace() const override {

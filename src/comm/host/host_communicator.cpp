@@ -114,10 +114,6 @@ Work HostCommunicator::begin_recv(Operation&& operation) {
   return Work(std::move(request));
 }
 
-std::optional<PendingMessage> HostCommunicator::pending_message(int src) {
-  return inbox_.pending(src);
-}
-
 void HostCommunicator::check_processes(std::string_view label) {
   const detail::RankContext::CallGuard guard(*context_);
   context_->check_processes(members_, label, where(label));

@@ -37,7 +37,6 @@ class HostCommunicator final : public detail::BackendCommunicator {
   std::shared_ptr<Communicator> new_group(std::span<const int> members) override;
 
   bool matches_by_tag() const override { return true; }
-  std::optional<PendingMessage> pending_message(int src) override;
   void check_processes(std::string_view label) override;
 
   void poll() override;

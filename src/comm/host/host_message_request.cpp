@@ -62,7 +62,7 @@ std::vector<int> RecvRequest::missing() const {
   return all.empty() ? left : all;
 }
 
-std::string RecvRequest::note() const { return group().inbox().unmatched_for(*this); }
+std::string RecvRequest::note() const { return group().inbox().describe_early(*this); }
 
 bool RecvRequest::cancel() {
   if (complete()) return false;

@@ -47,13 +47,6 @@ class RecvRequest final : public HostRequest {
   std::string note() const override;
   bool cancel() override;
 
-  /// Whether the receive takes messages from this member.
-  bool accepts(int source) const {
-    return operation().peer == any_source || operation().peer == source;
-  }
-  bool accepts(int source, std::uint32_t tag) const {
-    return accepts(source) && (operation().in_order || operation().tag == tag);
-  }
   /// Copies a message from this member. Returns false if its terms differ from those of the
   /// receive: the world has failed.
   bool copy(int source, const detail::MessageTerms& terms, const std::byte* data);

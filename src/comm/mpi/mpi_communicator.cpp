@@ -9,7 +9,6 @@
 #include "comm/control/failure.h"
 #include "comm/control/gathering.h"
 #include "comm/control/joining.h"
-#include "comm/messages/point_to_point_protocol.h"
 #include "comm/messages/transport.h"
 #include "comm/mpi/join_record.h"
 #include "comm/placement.h"
@@ -102,8 +101,7 @@ MpiCommunicator::MpiCommunicator(std::shared_ptr<MpiRankContext> context, std::v
             .number = number,
             .algorithm = context_->options().algorithm,
             .eager_bytes = eager_bytes(size())};
-  received_.resize(group_.members.size());
-  offers_.resize(group_.members.size());
+  receives_.emplace(transport());
   const auto lock = context_->lock();
   context_->add(*this);
 }
@@ -161,7 +159,8 @@ Work MpiCommunicator::begin(Operation&& operation) {
   const MpiRankContext::CallGuard guard(*context_);
   number(operation);
   if (context_->failed()) context_->throw_failure(where(operation.label()));
-  if (operation.is_message()) return begin_message(std::move(operation));
+  if (operation.collective == Collective::send) return begin_send(std::move(operation));
+  if (operation.collective == Collective::recv) return begin_recv(std::move(operation));
   return start(std::move(operation));
 }
 
@@ -174,36 +173,51 @@ Work MpiCommunicator::start(Operation&& operation) {
   return Work(std::move(request));
 }
 
-Work MpiCommunicator::begin_message(Operation&& operation) {
-  std::shared_ptr<messages::TermsOfPeer> offer;
-  if (operation.collective == Collective::recv) {
-    offer.swap(offers_[static_cast<std::size_t>(operation.peer)]);
-  }
-  auto request = std::make_shared<MessageRequest>(*this, std::move(operation), std::move(offer));
-  messages_.push_back(request);
+Work MpiCommunicator::begin_send(Operation&& operation) {
+  auto request = std::make_shared<SendRequest>(*this, std::move(operation));
+  sends_.push_back(request);
   context_->attempt([&] { request->begin(); });
   context_->poll();
   if (!request->complete()) context_->wake_thread();
   return Work(std::move(request));
 }
 
-void MpiCommunicator::poll() {
+Work MpiCommunicator::begin_recv(Operation&& operation) {
+  auto request = std::make_shared<RecvRequest>(*this, std::move(operation));
+  recvs_.push_back(request);
+  context_->attempt([&] { run([&] { request->begin(); }); });
+  context_->poll();
+  if (!request->complete()) context_->wake_thread();
+  return Work(std::move(request));
+}
+
+void MpiCommunicator::run(const std::function<void()>& part) {
   try {
-    for (const auto& request : collectives_) request->protocol().compare();
-    for (const auto& request : collectives_) {
-      request->advance();
-      if (!request->protocol().next_may_begin()) break;
-    }
-    for (const auto& request : messages_) request->advance();
+    part();
   } catch (const messages::Mismatch& mismatch) {
     context_->fail_within({.text = mismatch.what(), .rank = mismatch.rank()});
   }
 }
 
+void MpiCommunicator::poll() {
+  run([this] {
+    for (const auto& request : collectives_) request->protocol().compare();
+    for (const auto& request : collectives_) {
+      request->advance();
+      if (!request->protocol().next_may_begin()) break;
+    }
+    for (const auto& request : sends_) request->advance();
+    if (recvs_.empty()) return;
+    receives_->advance();
+    for (const auto& request : recvs_) request->advance();
+  });
+}
+
 std::size_t MpiCommunicator::pending() const {
   const auto incomplete = [](const auto& request) { return !request->complete(); };
   return static_cast<std::size_t>(std::ranges::count_if(collectives_, incomplete) +
-                                  std::ranges::count_if(messages_, incomplete));
+                                  std::ranges::count_if(sends_, incomplete) +
+                                  std::ranges::count_if(recvs_, incomplete));
 }
 
 void MpiCommunicator::release(std::vector<std::shared_ptr<void>>& complete) {
@@ -211,11 +225,13 @@ void MpiCommunicator::release(std::vector<std::shared_ptr<void>>& complete) {
     complete.push_back(std::move(collectives_.front()));
     collectives_.pop_front();
   }
-  std::erase_if(messages_, [&](auto& request) {
+  const auto take = [&](auto& request) {
     if (!request->complete()) return false;
     complete.push_back(std::move(request));
     return true;
-  });
+  };
+  std::erase_if(sends_, take);
+  std::erase_if(recvs_, take);
 }
 
 std::vector<int> MpiCommunicator::first_awaited() const {
@@ -249,26 +265,6 @@ std::shared_ptr<MpiCommunicator> MpiCommunicator::part(const std::vector<int>& r
                                                 own, number);
   made->set_placement(detail::hosts_of(ranks, hosts()));
   return made;
-}
-
-std::optional<PendingMessage> MpiCommunicator::pending_message(int src) {
-  const MpiRankContext::CallGuard guard(*context_);
-  if (context_->failed()) context_->throw_failure(where("pending_message"));
-  const bool receives = std::ranges::any_of(messages_, [&](const auto& request) {
-    const auto& operation = request->operation();
-    return !request->complete() && operation.collective == Collective::recv &&
-           operation.peer == src;
-  });
-  if (receives) return std::nullopt;
-  auto& offer = offers_[static_cast<std::size_t>(src)];
-  if (offer == nullptr) {
-    context_->attempt([&] { offer = messages::receive_offer(transport(), src); });
-  }
-  context_->poll();
-  if (context_->failed()) context_->throw_failure(where("pending_message"));
-  if (!offer->received) return std::nullopt;
-  return PendingMessage{
-      .count = offer->terms.count, .dtype = offer->terms.dtype, .tag = offer->terms.tag};
 }
 
 }  // namespace lockstep::mpi

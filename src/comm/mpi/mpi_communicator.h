@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "comm/backend_communicator.h"
+#include "comm/messages/receive_protocol.h"
 #include "comm/messages/transport.h"
 #include "comm/mpi/mpi_rank_context.h"
 #include "comm/mpi/mpi_request.h"
@@ -30,7 +32,7 @@ class MpiCommunicator final : public detail::BackendCommunicator {
   int world_rank(int rank) const override { return group_.world_rank(rank); }
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override;
   std::shared_ptr<Communicator> split(int color, int key) override;
-  std::optional<PendingMessage> pending_message(int src) override;
+  bool matches_by_tag() const override { return true; }
 
   /// The group of these ranks of this group, in this order. It sends no message.
   /// number: the same on all of them; higher than their RankContext::last_group().
@@ -54,15 +56,18 @@ class MpiCommunicator final : public detail::BackendCommunicator {
   MpiRankContext& context() const override { return *context_; }
 
   messages::GroupTransport transport() const { return {group_, context_->transport()}; }
-  /// Number of messages from a member that were accepted.
-  std::uint64_t& received(int member) { return received_[static_cast<std::size_t>(member)]; }
+  messages::ReceiveProtocol& receives() { return *receives_; }
   /// World ranks that the first pending collective waits for, and therefore all later ones.
   std::vector<int> first_awaited() const;
 
  private:
   Work begin(Operation&& operation) override;
   void set_placement(std::vector<int> hosts);
-  Work begin_message(Operation&& operation);
+  Work begin_send(Operation&& operation);
+  Work begin_recv(Operation&& operation);
+  /// Runs a part of a protocol. A mismatch becomes the world's failure.
+  /// Throws: what else it throws.
+  void run(const std::function<void()>& part);
   /// Begins a collective that has its sequence number.
   Work start(Operation&& operation);
   /// Runs a collective with sequence number 0 to its end.
@@ -70,12 +75,11 @@ class MpiCommunicator final : public detail::BackendCommunicator {
 
   std::shared_ptr<MpiRankContext> context_;
   messages::MessageGroup group_;
-  std::vector<std::uint64_t> received_;
-  /// Of each member, the terms of its next send() if pending_message() has begun to receive them.
-  std::vector<std::shared_ptr<messages::TermsOfPeer>> offers_;
   std::deque<std::shared_ptr<CollectiveRequest>>
       collectives_;  ///< in order; the transfers of the first ones may be in progress
-  std::deque<std::shared_ptr<MessageRequest>> messages_;
+  std::vector<std::shared_ptr<SendRequest>> sends_;
+  std::vector<std::shared_ptr<RecvRequest>> recvs_;
+  std::optional<messages::ReceiveProtocol> receives_;  ///< when group_ is complete
 };
 
 /// Establishes the control connections of a world on several hosts, by which ranks detect failures

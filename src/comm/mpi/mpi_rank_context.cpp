@@ -131,9 +131,9 @@ void MpiRankContext::check(const detail::BackendRequest& operation) {
   }
   const int rank = gone();
   if (operation.complete() || failed() || rank < 0) return;
-  fail_within(
-      {.text = concat("rank ", rank, " left the world before ", operation.operation().label()),
-       .rank = rank});
+  fail_within({.text = concat("rank ", rank, " left the world before ",
+                              operation.operation().label(), operation.note()),
+               .rank = rank});
   propagate_failure();
   throw_failure(operation.where());
 }

@@ -45,6 +45,8 @@ class MpiRankContext final : public detail::RankContext, private detail::CrashLi
 
   int size() const { return transport_->size(); }
   MpiTransport& transport() { return *transport_; }
+  /// Whether a rank has sent the notice that it leaves.
+  bool has_left(int rank) const { return left_[static_cast<std::size_t>(rank)]; }
   const Options& options() const { return options_; }
 
   /// Removing the last group leaves the world.

@@ -23,17 +23,49 @@ std::vector<int> CollectiveRequest::missing() const {
   return ranks;
 }
 
-MessageRequest::MessageRequest(MpiCommunicator& group, Operation&& operation,
-                               std::shared_ptr<messages::TermsOfPeer> offer)
-    : MpiRequest(group, std::move(operation)),
-      protocol_(group.transport(), this->operation(), group.received(this->operation().peer),
-                std::move(offer)) {}
+SendRequest::SendRequest(MpiCommunicator& group, Operation&& operation)
+    : MpiRequest(group, std::move(operation)), protocol_(group.transport(), this->operation()) {}
 
-void MessageRequest::advance() {
+void SendRequest::advance() {
   protocol_.advance();
   if (!complete() && protocol_.complete()) set_complete();
 }
 
-std::vector<int> MessageRequest::missing() const { return {group().world_rank(operation().peer)}; }
+std::vector<int> SendRequest::missing() const { return {group().world_rank(operation().peer)}; }
+
+RecvRequest::RecvRequest(MpiCommunicator& group, Operation&& operation)
+    : MpiRequest(group, std::move(operation)), receive_(this->operation()) {}
+
+void RecvRequest::begin() { group().receives().add(receive_); }
+
+void RecvRequest::advance() {
+  if (complete() || !receive_.complete()) return;
+  set_source(receive_.source());
+  set_complete();
+}
+
+std::vector<int> RecvRequest::missing() const {
+  const int from = operation().peer == any_source ? receive_.source() : operation().peer;
+  if (from != any_source) return {group().world_rank(from)};
+  std::vector<int> all, left;
+  for (int member = 0; member < group().size(); ++member) {
+    if (member == group().rank() && group().size() > 1) continue;
+    const int rank = group().world_rank(member);
+    (group().context().has_left(rank) ? left : all).push_back(rank);
+  }
+  return all.empty() ? left : all;
+}
+
+std::string RecvRequest::note() const { return group().receives().describe_early(receive_); }
+
+bool RecvRequest::cancel() {
+  if (complete()) return false;
+  const detail::RankContext::CallGuard guard(context());
+  if (context().failed()) context().throw_failure(where());
+  if (complete() || !group().receives().withdraw(receive_)) return false;
+  set_source(any_source);
+  set_complete();
+  return true;
+}
 
 }  // namespace lockstep::mpi

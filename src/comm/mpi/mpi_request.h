@@ -1,11 +1,12 @@
 #pragma once
 
-#include <memory>
+#include <string>
 #include <vector>
 
 #include "comm/backend_communicator.h"
 #include "comm/messages/collective_protocol.h"
-#include "comm/messages/point_to_point_protocol.h"
+#include "comm/messages/receive_protocol.h"
+#include "comm/messages/send_protocol.h"
 
 namespace lockstep::inline v0_2::mpi {
 
@@ -25,19 +26,34 @@ class CollectiveRequest final : public MpiRequest {
   messages::CollectiveProtocol protocol_;
 };
 
-/// A send or recv on this rank.
-class MessageRequest final : public MpiRequest {
+/// A send of this rank.
+class SendRequest final : public MpiRequest {
  public:
-  /// offer: as of PointToPointProtocol.
-  MessageRequest(MpiCommunicator& group, Operation&& operation,
-                 std::shared_ptr<messages::TermsOfPeer> offer);
+  SendRequest(MpiCommunicator& group, Operation&& operation);
 
   void begin() { protocol_.begin(); }
   void advance() override;
   std::vector<int> missing() const override;
 
  private:
-  messages::PointToPointProtocol protocol_;
+  messages::SendProtocol protocol_;
+};
+
+/// A receive of this rank. The ReceiveProtocol of the group completes it.
+class RecvRequest final : public MpiRequest {
+ public:
+  RecvRequest(MpiCommunicator& group, Operation&& operation);
+
+  void begin();
+  void advance() override;
+  /// For a receive from any source: the ranks that may still send.
+  std::vector<int> missing() const override;
+  /// Names messages with other tags that this rank has got.
+  std::string note() const override;
+  bool cancel() override;
+
+ private:
+  messages::Receive receive_;
 };
 
 }  // namespace lockstep::mpi

@@ -69,6 +69,18 @@ TEST_F(Hierarchical, MismatchReachesEveryHost) {
   EXPECT_GE(count(text, " in all_reduce #2, cause communication}"), 2) << text;
 }
 
+TEST_F(Hierarchical, MessageMismatchIsNamedOnBothSides) {
+  const auto text = said(4, "other-message", "abab");
+  EXPECT_GE(count(text, "message #1 from rank 0 to rank 1 differs: the receiver expected "), 2)
+      << text;
+}
+
+TEST_F(Hierarchical, TimeoutOfARecvNamesTheOtherTags) {
+  const auto text = said(4, "other-tag", "aabb");
+  EXPECT_EQ(count(text, "waited 0.3 s for ranks 1, 2, 3, expected tag 8, got tag 3 from rank 1"), 4)
+      << text;
+}
+
 TEST_F(Hierarchical, BucketsOfTwoWrappersAreNamedOnEveryRank) {
   const auto text = said(4, "other-source", "aabb");
   EXPECT_EQ(count(text,
@@ -93,6 +105,12 @@ TEST_F(Hierarchical, RankThatLeavesIsNamedOnEveryHost) {
   EXPECT_EQ(count(text, "barrier #1 (hierarchical) rank "), 3) << text;
   EXPECT_EQ(count(text, ": rank 1 left the world before "), 3) << text;
   EXPECT_EQ(count(text, "{communication by rank 1 in barrier #1, cause communication}"), 3) << text;
+}
+
+TEST_F(Hierarchical, ARecvFromAnyRankEndsWhenAllOthersHaveLeft) {
+  const auto text = said(4, "sources-leave", "abab", 1);
+  EXPECT_EQ(count(text, "received from 3"), 1) << text;
+  EXPECT_EQ(count(text, " left the world before recv #2"), 1) << text;
 }
 
 TEST_F(Hierarchical, AnotherReductionIsNamed) {

@@ -117,6 +117,15 @@ TEST_F(Mpi, MessageMismatchIsNamedOnBothSides) {
   EXPECT_EQ(count(text, "{communication by rank 1 in "), 2) << text;
 }
 
+TEST_F(Mpi, TimeoutOfARecvNamesTheOtherTags) {
+  const auto text = said(3, "other-tag");
+  EXPECT_EQ(count(text,
+                  "recv #1 from any rank waited 0.3 s for ranks 1, 2, expected tag 8, got tag 3 "
+                  "from rank 1"),
+            3)
+      << text;
+}
+
 TEST_F(Mpi, TimeoutNamesOperationAndMissingRanks) {
   const auto text = said(3, "late");
   EXPECT_THAT(text, HasSubstr("all_reduce #1 (mpi) rank 0 of 3: all_reduce #1 waited 0.2 s "
@@ -134,6 +143,12 @@ TEST_F(Mpi, RankThatLeavesIsNamed) {
   const auto text = said(3, "leave", {}, 2);
   EXPECT_EQ(count(text, "rank 1 left the world before barrier #1"), 2) << text;
   EXPECT_EQ(count(text, "{communication by rank 1 in barrier #1, cause communication}"), 2) << text;
+}
+
+TEST_F(Mpi, ARecvFromAnyRankEndsWhenAllOthersHaveLeft) {
+  const auto text = said(3, "sources-leave", {}, 1);
+  EXPECT_EQ(count(text, "received from 2"), 1) << text;
+  EXPECT_EQ(count(text, " left the world before recv #2 from any rank"), 1) << text;
 }
 
 TEST_F(Mpi, FirstCauseReachesEveryRank) {

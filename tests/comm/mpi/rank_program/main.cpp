@@ -48,20 +48,6 @@ using lockstep::testing::LastWords;
 using lockstep::testing::own_number;
 using lockstep::testing::say;
 
-/// Messages of processes without shared memory are matched in order.
-void refuses_any_source(lockstep::Communicator& group) {
-  float number = 0;
-  std::string text;
-  try {
-    group.recv(&number, 1, lockstep::DType::f32, lockstep::any_source, 7).wait();
-  } catch (const lockstep::BackendUnavailable& error) {
-    text = error.what();
-  }
-  if (text.find("got any_source, expected the rank that sends") == text.npos) {
-    throw std::runtime_error("recv from any source was not refused, got: " + text);
-  }
-}
-
 int conformance() {
   const auto algorithm = lockstep::mpi::parse_algorithm(argument);
   const auto group = join({.timeout = 60s, .algorithm = algorithm});
@@ -74,7 +60,7 @@ int conformance() {
   lockstep::testing::check_split(*group, of_ranks);
   lockstep::testing::check_messages(*group);
   lockstep::testing::check_waits(*group);
-  refuses_any_source(*group);
+  lockstep::testing::check_tags(*group);
   lockstep::testing::check_denormals(*group);
   return 0;
 }
@@ -107,6 +93,7 @@ int conformance_in_short() {
   lockstep::testing::check_skew(*group);
   lockstep::testing::check_split(*group, of_ranks);
   lockstep::testing::check_messages(*group);
+  lockstep::testing::check_tags(*group);
   lockstep::testing::check_waits(*group);
   return 0;
 }
@@ -274,8 +261,40 @@ int other_order_in_a_half() {
 int other_message() {
   const auto group = join();
   return expect_failure(group, [&] {
+    group->barrier().wait();  // no rank is in join() any more
     if (group->rank() == 0) group->send(floats, 4, DType::f32, 1, 7).wait();
     if (group->rank() == 1) group->recv(doubles, 4, DType::f64, 0, 7).wait();
+    group->barrier().wait();
+  });
+}
+
+/// Rank 0 waits for another tag than rank 1 sends.
+int other_tag() {
+  const auto group = join();
+  return expect_failure(group, [&] {
+    if (group->rank() == 1) group->send(floats, 4, DType::f32, 0, 3).wait();
+    if (group->rank() == 0) {
+      group->recv(floats, 4, DType::f32, lockstep::any_source, 8, {.timeout = 300ms}).wait();
+    }
+    group->barrier().wait();
+  });
+}
+
+/// Rank 0 receives two messages from any rank. Rank 1 leaves at once, the last after one message.
+int sources_leave() {
+  auto group = join();
+  if (group->rank() > 0) {
+    if (group->rank() == group->size() - 1) group->send(floats, 4, DType::f32, 0).wait();
+    group.reset();
+    await_release();
+    return 0;
+  }
+  return expect_failure(group, [&] {
+    for (int i = 0; i < 2; ++i) {
+      auto received = group->recv(floats, 4, DType::f32, lockstep::any_source);
+      received.wait();
+      say("received from " + std::to_string(received.source()));
+    }
   });
 }
 
@@ -449,6 +468,8 @@ const std::map<std::string_view, std::function<int()>> behaviours{
     {"other-source", other_source},
     {"other-order-in-a-half", other_order_in_a_half},
     {"other-message", other_message},
+    {"other-tag", other_tag},
+    {"sources-leave", sources_leave},
     {"late", late},
     {"leave", leave},
     {"give-up", give_up},

@@ -1,0 +1,123 @@
+#include "comm/messages/receive_protocol.h"
+
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "core/text.h"
+#include "lockstep/error.h"
+
+namespace lockstep::inline v0_2::messages {
+namespace {
+
+std::size_t bytes_of(const detail::MessageTerms& terms) {
+  return terms.count * size_of(terms.dtype);
+}
+
+}  // namespace
+
+void ReceiveProtocol::Message::end_transfer() {
+  --transfers;
+  finish();
+}
+
+void ReceiveProtocol::Message::finish() {
+  if (transfers > 0 || receive == nullptr) return;
+  if (data != nullptr) std::memcpy(receive->operation().output, data.get(), bytes_of(terms));
+  receive->complete_ = true;
+}
+
+ReceiveProtocol::ReceiveProtocol(GroupTransport transport)
+    : transport_(transport),
+      matching_(transport.group().size()),
+      offers_(transport.group().members.size()) {}
+
+void ReceiveProtocol::add(Receive& receive) {
+  const auto& operation = receive.operation();
+  const auto early = matching_.take_message(operation);
+  if (early == nullptr) {
+    matching_.add(&receive);
+    return advance();
+  }
+  receive.source_ = early->source;
+  const Reply expected{.terms = detail::terms_of(operation), .number = operation.sequence};
+  if (expected.terms != early->terms) {
+    const auto& group = transport_.group();
+    throw mismatch(group, early->source, group.rank, expected, early->terms);
+  }
+  early->receive = &receive;
+  early->finish();
+}
+
+void ReceiveProtocol::advance() {
+  throw_mismatch();
+  matching_.for_each_source([this](int source) { return take_from(source); });
+}
+
+void ReceiveProtocol::receive_offer(int source) {
+  auto& offer = offers_[static_cast<std::size_t>(source)];
+  if (offer != nullptr) return;
+  offer = std::make_shared<Offer>();
+  transport_.receive(reinterpret_cast<std::byte*>(&offer->terms), sizeof offer->terms, source,
+                     Channel::offers, [offer](std::size_t) { offer->received = true; });
+}
+
+bool ReceiveProtocol::take_from(int source) {
+  receive_offer(source);
+  auto& offer = offers_[static_cast<std::size_t>(source)];
+  if (!offer->received) return false;
+  const auto terms = std::exchange(offer, nullptr)->terms;
+  take(source, terms);
+  if (matching_.open(source) > 0) receive_offer(source);
+  return true;
+}
+
+void ReceiveProtocol::take(int source, const detail::MessageTerms& terms) {
+  const auto message = std::make_shared<Message>();
+  message->source = source;
+  message->terms = terms;
+  message->receive = matching_.take_receive(source, terms.tag);
+  message->reply.terms = terms;
+  std::byte* output = nullptr;
+  const std::size_t bytes = bytes_of(terms);
+  if (auto* const receive = message->receive) {
+    const auto& operation = receive->operation();
+    receive->source_ = source;
+    message->reply = {.terms = detail::terms_of(operation), .number = operation.sequence};
+    output = operation.output;
+  } else if (bytes > 0) {
+    message->data.reset(new (std::nothrow) std::byte[bytes]);
+    if (message->data == nullptr) {
+      throw CommError(
+          detail::no_memory_for_early(bytes, terms.tag, transport_.group().world_rank(source)));
+    }
+    output = message->data.get();
+  }
+  ++message->transfers;
+  transport_.send(reinterpret_cast<const std::byte*>(&message->reply), sizeof message->reply,
+                  source, Channel::replies, [message](std::size_t) { message->end_transfer(); });
+  if (message->reply.terms != terms) {
+    message->receive = nullptr;
+    wrong_ = message;
+    return;
+  }
+  if (message->receive == nullptr) matching_.keep(message);
+  if (bytes == 0) return;
+  ++message->transfers;
+  transport_.receive(output, bytes, source, Channel::payloads,
+                     [message](std::size_t) { message->end_transfer(); });
+}
+
+/// Once the reply has been sent, so that the sender raises the same mismatch.
+void ReceiveProtocol::throw_mismatch() {
+  if (wrong_ == nullptr || wrong_->transfers > 0) return;
+  const auto& group = transport_.group();
+  throw mismatch(group, wrong_->source, group.rank, wrong_->reply, wrong_->terms);
+}
+
+std::string ReceiveProtocol::describe_early(const Receive& receive) const {
+  return matching_.describe_early(
+      receive.operation(), [this](int member) { return transport_.group().world_rank(member); });
+}
+
+}  // namespace lockstep::messages

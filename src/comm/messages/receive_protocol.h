@@ -1,0 +1,87 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/message_matching.h"
+#include "comm/messages/send_protocol.h"
+#include "comm/messages/transport.h"
+#include "comm/operation.h"
+
+namespace lockstep::inline v0_2::messages {
+
+/// A recv on this rank. Refers to the operation. It must exist until it is complete or withdrawn,
+/// or until the transport has stopped.
+class Receive {
+ public:
+  explicit Receive(const Operation& operation) : operation_(operation) {}
+  Receive(const Receive&) = delete;
+  Receive& operator=(const Receive&) = delete;
+
+  const Operation& operation() const { return operation_; }
+  bool complete() const { return complete_; }
+  /// The member whose message it gets; any_source until one is matched.
+  int source() const { return source_; }
+
+ private:
+  friend class ReceiveProtocol;
+
+  const Operation& operation_;
+  int source_ = any_source;
+  bool complete_ = false;
+};
+
+/// The receives of one rank in a group over a transport. Note [How receives are matched] is in
+/// message_matching.h, Note [How send() and recv() agree] in send_protocol.cpp.
+class ReceiveProtocol {
+ public:
+  explicit ReceiveProtocol(GroupTransport transport);
+  ReceiveProtocol(const ReceiveProtocol&) = delete;
+  ReceiveProtocol& operator=(const ReceiveProtocol&) = delete;
+
+  /// Begins a receive.
+  /// Throws: Mismatch if a message came before with other terms.
+  void add(Receive& receive);
+  /// Removes a receive that no message has matched. Returns whether it did.
+  bool withdraw(const Receive& receive) { return matching_.withdraw(receive.operation()); }
+  bool has_open() const { return matching_.has_open(); }
+  /// Takes the messages whose offers have arrived, and begins to receive other offers.
+  /// Throws: Mismatch if the terms of a message differ from those of its receive.
+  void advance();
+  /// As MessageMatching.
+  std::string describe_early(const Receive& receive) const;
+
+ private:
+  /// An offer that was or will be received.
+  struct Offer {
+    detail::MessageTerms terms{};
+    bool received = false;
+  };
+  /// A message whose offer was taken. The transport keeps it while it receives or sends for it.
+  struct Message : detail::TakenMessage {
+    Receive* receive = nullptr;  ///< null while no receive expects it
+    Reply reply{};
+    int transfers = 0;  ///< of the payload and the reply that are in progress
+
+    void end_transfer();
+    /// Ends the receive, if there is one and all transfers are complete.
+    void finish();
+  };
+  using MessagePointer = std::shared_ptr<Message>;
+
+  /// Begins to receive the next offer of a member, unless it has begun.
+  void receive_offer(int source);
+  /// Takes the next message of a member, if its offer has arrived. Returns whether it did.
+  bool take_from(int source);
+  void take(int source, const detail::MessageTerms& terms);
+  void throw_mismatch();
+
+  GroupTransport transport_;
+  detail::MessageMatching<Receive*, MessagePointer> matching_;
+  std::vector<std::shared_ptr<Offer>> offers_;  ///< the next one of each member; null for none
+  MessagePointer wrong_;                        ///< a message that no receive can take
+};
+
+}  // namespace lockstep::messages

@@ -1,0 +1,195 @@
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/announcement.h"
+#include "comm/messages/receive_protocol.h"
+#include "comm/messages/send_protocol.h"
+#include "comm/messages/transport.h"
+
+// send() and recv() over a transport whose messages end in the order that a test chooses.
+
+namespace lockstep::testing {
+namespace {
+
+using messages::Channel;
+
+/// Keeps the messages that were begun.
+class ManualTransport final : public messages::Transport {
+ public:
+  struct Message {
+    std::byte* data;
+    std::size_t bytes;
+    Done done;
+  };
+
+  void send(const std::byte* data, std::size_t bytes, int, int tag, Done done) override {
+    begun_[tag].push_back({const_cast<std::byte*>(data), bytes, std::move(done)});
+  }
+  void receive(std::byte* data, std::size_t bytes, int, int tag, Done done) override {
+    begun_[tag].push_back({data, bytes, std::move(done)});
+  }
+  bool progress() override { return false; }
+  void stop() noexcept override {}
+
+  std::size_t begun(Channel channel) { return begun_[messages::tag_of(0, channel)].size(); }
+  /// The message of a channel that began as the index-th ends.
+  void end(Channel channel, std::size_t index) {
+    auto& message = begun_[messages::tag_of(0, channel)].at(index);
+    message.done(message.bytes);
+  }
+  /// The same of a received message, which has this content.
+  template <class Content>
+  void end(Channel channel, std::size_t index, const Content& content) {
+    const auto& message = begun_[messages::tag_of(0, channel)].at(index);
+    ASSERT_LE(message.bytes, sizeof content);
+    std::memcpy(message.data, &content, message.bytes);
+    end(channel, index);
+  }
+
+ private:
+  std::map<int, std::vector<Message>> begun_;
+};
+
+class MessageProtocol : public ::testing::Test {
+ protected:
+  using Three = std::array<float, 3>;
+
+  /// Of three floats between this member and the other one.
+  Operation operation(Collective collective, std::uint32_t tag, Three& memory) {
+    auto* data = reinterpret_cast<std::byte*>(memory.data());
+    return {.collective = collective,
+            .dtype = DType::f32,
+            .input = data,
+            .output = data,
+            .count = memory.size(),
+            .peer = 1,
+            .tag = tag,
+            .sequence = 5};
+  }
+  static detail::MessageTerms terms(std::uint32_t tag, std::uint64_t count = 3) {
+    return {.dtype = DType::f32, .count = count, .tag = tag};
+  }
+
+  messages::MessageGroup group_{.rank = 0, .members = {4, 7}};
+  ManualTransport transport_;
+  messages::GroupTransport view_{group_, transport_};
+  messages::ReceiveProtocol receives_{view_};
+};
+
+TEST_F(MessageProtocol, AnEarlyMessageIsKeptForALaterReceive) {
+  Three first{}, second{};
+  const auto of_tag_2 = operation(Collective::recv, 2, second);
+  const auto of_tag_1 = operation(Collective::recv, 1, first);
+  messages::Receive receive(of_tag_2), later(of_tag_1);
+  receives_.add(receive);
+  transport_.end(Channel::offers, 0, terms(1));
+  receives_.advance();
+  EXPECT_EQ(receives_.describe_early(receive), ", expected tag 2, got tag 1 from rank 7");
+  transport_.end(Channel::replies, 0);
+  transport_.end(Channel::offers, 1, terms(2));
+  receives_.advance();
+  // The receive of the early message begins while its payload arrives.
+  receives_.add(later);
+  EXPECT_FALSE(later.complete());
+  transport_.end(Channel::payloads, 0, Three{1, 1, 1});
+  EXPECT_TRUE(later.complete());
+  EXPECT_EQ(first, (Three{1, 1, 1}));
+  transport_.end(Channel::payloads, 1, Three{2, 2, 2});
+  EXPECT_FALSE(receive.complete()) << "its reply has not been sent";
+  transport_.end(Channel::replies, 1);
+  EXPECT_TRUE(receive.complete());
+  EXPECT_EQ(receive.source(), 1);
+  EXPECT_EQ(second, (Three{2, 2, 2}));
+}
+
+TEST_F(MessageProtocol, AReceiverTakesMessagesOnlyForAnOpenReceive) {
+  Three memory{};
+  const auto recv = operation(Collective::recv, 1, memory);
+  messages::Receive first(recv), second(recv);
+  EXPECT_EQ(transport_.begun(Channel::offers), 0U);
+  receives_.add(first);
+  EXPECT_TRUE(receives_.withdraw(first));
+  EXPECT_FALSE(receives_.withdraw(first));
+  transport_.end(Channel::offers, 0, terms(1));
+  receives_.advance();
+  EXPECT_EQ(transport_.begun(Channel::replies), 0U);
+  receives_.add(second);
+  EXPECT_EQ(transport_.begun(Channel::replies), 1U);
+  EXPECT_FALSE(receives_.withdraw(second));
+  EXPECT_EQ(transport_.begun(Channel::offers), 1U);
+}
+
+TEST_F(MessageProtocol, AReceiveInOrderTakesAnyTagAndComparesIt) {
+  Three memory{};
+  auto recv = operation(Collective::recv, 1, memory);
+  recv.in_order = true;
+  messages::Receive receive(recv);
+  receives_.add(receive);
+  transport_.end(Channel::offers, 0, terms(2));
+  receives_.advance();
+  transport_.end(Channel::replies, 0);
+  EXPECT_THROW(receives_.advance(), messages::Mismatch);
+}
+
+TEST_F(MessageProtocol, ASendIsCompleteOnceItsReceiverHasReplied) {
+  Three memory{};
+  const auto operation = this->operation(Collective::send, 1, memory);
+  messages::SendProtocol send(view_, operation);
+  send.begin();
+  transport_.end(Channel::offers, 0);
+  transport_.end(Channel::payloads, 0);
+  send.advance();
+  EXPECT_FALSE(send.complete());
+  transport_.end(Channel::replies, 0, messages::Reply{.terms = terms(1), .number = 9});
+  send.advance();
+  EXPECT_TRUE(send.complete());
+}
+
+std::string text_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const messages::Mismatch& mismatch) {
+    EXPECT_EQ(mismatch.rank(), 7) << "the receiver is at fault";
+    return mismatch.what();
+  }
+  return {};
+}
+
+TEST_F(MessageProtocol, BothEndsFindAMismatchOnceTheirOwnTermsHaveBeenSent) {
+  Three memory{};
+  const auto send_operation = operation(Collective::send, 1, memory);
+  messages::SendProtocol send(view_, send_operation);
+  send.begin();
+  transport_.end(Channel::replies, 0, messages::Reply{.terms = terms(1, 2), .number = 5});
+  EXPECT_EQ(text_of([&] { send.advance(); }), "") << "the offer has not been sent";
+  transport_.end(Channel::offers, 0);
+  const auto of_sender = text_of([&] { send.advance(); });
+
+  // The same message at its receiver.
+  messages::MessageGroup group{.rank = 1, .members = {4, 7}};
+  ManualTransport transport;
+  messages::ReceiveProtocol receives({group, transport});
+  auto recv_operation = operation(Collective::recv, 1, memory);
+  recv_operation.peer = 0;
+  recv_operation.count = 2;
+  messages::Receive receive(recv_operation);
+  receives.add(receive);
+  transport.end(Channel::offers, 0, terms(1));
+  EXPECT_EQ(text_of([&] { receives.advance(); }), "") << "the reply has not been sent";
+  transport.end(Channel::replies, 0);
+  EXPECT_EQ(text_of([&] { receives.advance(); }), of_sender);
+  EXPECT_FALSE(receive.complete());
+  EXPECT_NE(of_sender.find("message #5 from rank 4 to rank 7 differs"), std::string::npos)
+      << of_sender;
+}
+
+}  // namespace
+}  // namespace lockstep::testing
