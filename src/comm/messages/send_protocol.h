@@ -42,8 +42,8 @@ class SendProtocol {
   bool complete_ = false;
 };
 
-/// What SendProtocol and ReceiveProtocol throw if a message does not have the terms that its
-/// receiver, a member of the group, expects.
+/// The error of SendProtocol and ReceiveProtocol if a message does not have the terms that its
+/// receiver expects. from and to are members of the group.
 Mismatch mismatch(const MessageGroup& group, int from, int to, const Reply& expected,
                   const detail::MessageTerms& got);
 
