@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -46,8 +47,8 @@ class Request {
   virtual bool cancel() { return false; }
   /// The rank of the group whose message a receive gets; any_source if it is not known, and for
   /// other operations.
-  int source() const { return source_; }
-  void set_source(int rank) { source_ = rank; }
+  int source() const { return source_.load(std::memory_order_relaxed); }
+  void set_source(int rank) { source_.store(rank, std::memory_order_relaxed); }
 
   /// Called once when the operation has begun, for the flight record.
   virtual void record() noexcept {}
@@ -71,7 +72,7 @@ class Request {
   RequestInterval interval_;
 
  private:
-  int source_ = any_source;
+  std::atomic<int> source_{any_source};  ///< a progress thread may set it
   std::shared_ptr<OperationObserver> observer_;
   ObservedOperation observed_;
 };
