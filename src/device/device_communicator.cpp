@@ -108,7 +108,12 @@ Work DeviceCommunicator::begin(Operation&& operation) {
 
 bool DeviceRequest::test() {
   const bool complete = request_->test();  // throws the failure of the world
+  take_source();
   return complete || wait_ == Wait::nothing;
+}
+
+void DeviceRequest::take_source() {
+  if (source() == any_source) set_source(request_->source());
 }
 
 void DeviceRequest::wait() {
@@ -117,6 +122,7 @@ void DeviceRequest::wait() {
   } else {
     request_->test();
   }
+  take_source();
   const c10::Stream current = stream_.current();
   if (current != stream_.stream()) done_->block(current);
 }

@@ -72,6 +72,9 @@ class DeviceRequest final : public detail::Request {
   std::vector<int> missing() const override { return request_->missing(); }
 
  private:
+  /// Takes the source of a receive from any source.
+  void take_source();
+
   std::shared_ptr<SteppedRequest> request_;
   std::shared_ptr<const c10::Event> done_;
   CommStream stream_;

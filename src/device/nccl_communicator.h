@@ -23,6 +23,7 @@ class NcclCommunicator final : public DeviceCommunicator {
   NcclCommunicator(std::shared_ptr<DeviceRankContext> context, std::shared_ptr<Communicator> host,
                    std::shared_ptr<Communicator> host_memory);
 
+  bool matches_by_tag() const override { return false; }
   void abort() noexcept override { comm_.abort(); }
 
  private:

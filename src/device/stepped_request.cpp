@@ -20,6 +20,7 @@ bool SteppedRequest::work_is_complete() {
   if (!work_.ready()) return false;
   worked_ += work_.worked();
   work_.wait();
+  if (operation().collective == Collective::recv) set_source(work_.source());
   return true;
 }
 

@@ -48,6 +48,7 @@ class SteppedCommunicator : public detail::BackendCommunicator {
  public:
   std::string_view backend() const override { return context_->backend(); }
   int world_rank(int rank) const override { return host_->world_rank(rank); }
+  bool matches_by_tag() const override { return host_->matches_by_tag(); }
   DeviceRankContext& context() const override { return *context_; }
   const std::shared_ptr<DeviceRankContext>& shared_context() const { return context_; }
 

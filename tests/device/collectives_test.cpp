@@ -225,6 +225,34 @@ TEST_P(Collectives, Messages) {
   });
 }
 
+/// Rank 0 receives from any rank, the later tag first, on its device and on the host.
+void receive_by_tag(const Group& group, const at::Tensor& number) {
+  if (group.rank() > 0) {
+    number.fill_(group.rank());
+    auto first = group.send(number, 0, 1);
+    auto second = group.send(number, 0, 2);
+    first.wait();
+    second.wait();
+  }
+  for (const std::uint32_t tag : {2, 1}) {
+    for (int i = 1; group.rank() == 0 && i < group.size(); ++i) {
+      auto received = group.recv(number, any_source, tag);
+      received.wait();
+      EXPECT_EQ(number.item<int>(), received.source());
+    }
+  }
+  group.barrier().wait();
+}
+
+TEST_P(Collectives, MessagesByTag) {
+  run([](const Group& group) {
+    receive_by_tag(group.host(), at::zeros({1}));
+    const auto number = at::zeros({1}, at::TensorOptions().device(group.device()));
+    if (group.communicator().matches_by_tag()) return receive_by_tag(group, number);
+    EXPECT_THROW(group.recv(number, any_source), BackendUnavailable);
+  });
+}
+
 // A collective comes after what the stream has, and before what follows wait().
 TEST_P(Collectives, AreInTheOrderOfTheStream) {
   delay_streams(200);
