@@ -113,7 +113,7 @@ lockstep_status lockstep_all_or_none(lockstep_group* group, const char* error);
 /* The collectives. Counts are in elements. Arrays without elements may be NULL.
    work: NULL to return when the operation is complete. Else *work is set to an operation that goes
    on: leave the arrays alone until lockstep_wait() has returned. Ranks: all of the group;
-      lockstep_send(), lockstep_recv() and lockstep_recv_any(): the two ranks. */
+   lockstep_send(), lockstep_recv() and lockstep_recv_any(): the two ranks. */
 
 /* data[i] = the reduction over ranks of data[i]. count: the same on all ranks. */
 lockstep_status lockstep_all_reduce(lockstep_group* group, void* data, size_t count,

@@ -28,8 +28,9 @@ inline MessageTerms terms_of(const Operation& operation) {
 std::string describe_difference(std::uint64_t number, int from, int to,
                                 const MessageTerms& expected, const MessageTerms& got);
 
-/// ", expected tag 8, got tag 7 from rank 0": the tag of a recv, and the messages that its rank got
-/// instead. "" if there are none. messages: the world rank and the tag of each.
+/// A text such as ", expected tag 8, got tag 7 from rank 0". It names the tag of a recv and the
+/// messages that its rank got instead, by the world rank and the tag of each. Empty if there are
+/// none.
 std::string describe_tags(std::uint32_t expected,
                           std::span<const std::pair<int, std::uint32_t>> messages);
 

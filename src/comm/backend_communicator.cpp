@@ -40,6 +40,16 @@ void BackendRequest::set_complete() {
   if (const auto number = recorded(); number != 0) context_.recorder()->ended(number);
 }
 
+bool BackendRequest::cancel_by(const std::function<bool()>& withdraw) {
+  if (complete()) return false;
+  const RankContext::CallGuard guard(context_);
+  if (context_.failed()) context_.throw_failure(where());
+  if (complete() || !withdraw()) return false;
+  set_source(any_source);
+  set_complete();
+  return true;
+}
+
 bool BackendRequest::test() {
   if (complete()) return true;
   const RankContext::CallGuard guard(context_);

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -53,6 +54,9 @@ class BackendRequest : public Request {
                  Operation&& operation);
   BackendCommunicator& backend_group() const { return *group_; }
   void set_complete();
+  /// cancel() of a receive. withdraw() is called under a CallGuard if the receive is not complete.
+  /// It withdraws the receive if no message has matched it, and returns whether it did.
+  bool cancel_by(const std::function<bool()>& withdraw);
 
  private:
   std::shared_ptr<BackendCommunicator> group_;

@@ -5,8 +5,9 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <iterator>
 #include <memory>
-#include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,6 +34,18 @@ inline bool accepts(const Operation& receive, int source) {
 /// Whether it takes messages with this tag, too.
 inline bool accepts(const Operation& receive, int source, std::uint32_t tag) {
   return accepts(receive, source) && (receive.in_order || receive.tag == tag);
+}
+
+/// The ranks that a recv from any source waits for: the other members that have not left, or all
+/// others if they have. A member that is alone waits for itself. members: the rank of each; own:
+/// the index of the receiver.
+inline std::vector<int> possible_senders(std::span<const int> members, int own,
+                                         const std::function<bool(int rank)>& has_left) {
+  std::vector<int> others(members.begin(), members.end());
+  if (others.size() > 1) others.erase(others.begin() + own);
+  std::vector<int> present;
+  std::ranges::remove_copy_if(others, std::back_inserter(present), has_left);
+  return present.empty() ? others : present;
 }
 
 /// A message that was taken from its sender.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -45,5 +46,9 @@ void check_tags(Communicator& group);
 
 /// Waits with a limit, for any of several operations, and until another thread requests a stop.
 void check_waits(Communicator& group);
+
+/// A message of one number.
+Work send_number(Communicator& group, std::int64_t& number, int to, std::uint32_t tag);
+Work recv_number(Communicator& group, std::int64_t& number, int from, std::uint32_t tag);
 
 }  // namespace lockstep::testing

@@ -12,19 +12,20 @@
 #include "tests/comm/conformance.h"
 
 namespace lockstep::testing {
-namespace {
-
-using detail::concat;
-
-void require(bool as_expected, const Communicator& group, const std::string& what) {
-  if (!as_expected) throw std::runtime_error(concat("rank ", group.rank(), ": ", what));
-}
 
 Work send_number(Communicator& group, std::int64_t& number, int to, std::uint32_t tag) {
   return group.send(&number, 1, DType::i64, to, tag);
 }
 Work recv_number(Communicator& group, std::int64_t& number, int from, std::uint32_t tag) {
   return group.recv(&number, 1, DType::i64, from, tag);
+}
+
+namespace {
+
+using detail::concat;
+
+void require(bool as_expected, const Communicator& group, const std::string& what) {
+  if (!as_expected) throw std::runtime_error(concat("rank ", group.rank(), ": ", what));
 }
 
 /// One message of the random exchange. Receives of the tags 0 and 1 are from any source.

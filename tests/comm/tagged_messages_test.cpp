@@ -27,13 +27,6 @@ using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
 
-Work send_number(Communicator& group, std::int64_t& number, int to, std::uint32_t tag) {
-  return group.send(&number, 1, DType::i64, to, tag);
-}
-Work recv_number(Communicator& group, std::int64_t& number, int from, std::uint32_t tag) {
-  return group.recv(&number, 1, DType::i64, from, tag);
-}
-
 const ProcessBody tagged("tagged messages", [](const auto& group) { check_tags(*group); });
 
 class TaggedMessages : public ::testing::TestWithParam<int> {};

@@ -41,17 +41,14 @@ void StagedRequest::advance_unless(Occupied& occupied) {
 }
 
 bool StagedRequest::cancel() {
-  if (operation().collective != Collective::recv || complete()) return false;
-  const HierarchicalRankContext::CallGuard guard(group().context());
-  if (context().failed()) context().throw_failure(where());
-  if (complete()) return false;
-  // A receive has one stage.
-  const auto withdraw = [this] { return !has_pending_stage() || work_.cancel(); };
-  if (!group().context().or_fail<CommError>(withdraw)) return false;
-  next_ = stages_.size();
-  set_source(any_source);
-  set_complete();
-  return true;
+  if (operation().collective != Collective::recv) return false;
+  return cancel_by([this] {
+    // A receive has one stage.
+    const auto withdraw = [this] { return !has_pending_stage() || work_.cancel(); };
+    if (!group().context().or_fail<CommError>(withdraw)) return false;
+    next_ = stages_.size();
+    return true;
+  });
 }
 
 std::vector<int> StagedRequest::missing() const {

@@ -52,26 +52,15 @@ std::vector<int> RecvRequest::missing() const {
     return {members[static_cast<std::size_t>(operation().peer)]};
   }
   const auto& world = group().context().world();
-  std::vector<int> all, left;
-  for (int member = 0; member < group().size(); ++member) {
-    if (member == group().rank() && group().size() > 1) continue;
-    const int rank = members[static_cast<std::size_t>(member)];
-    const bool left_well = world.left(rank) && world.end_text(rank).empty();
-    (left_well ? left : all).push_back(rank);
-  }
-  return all.empty() ? left : all;
+  return detail::possible_senders(members, group().rank(), [&](int rank) {
+    return world.left(rank) && world.end_text(rank).empty();
+  });
 }
 
 std::string RecvRequest::note() const { return group().inbox().describe_early(*this); }
 
 bool RecvRequest::cancel() {
-  if (complete()) return false;
-  const detail::RankContext::CallGuard guard(context());
-  if (context().failed()) context().throw_failure(where());
-  if (!group().inbox().withdraw(*this)) return false;
-  set_source(any_source);
-  set_complete();
-  return true;
+  return cancel_by([this] { return group().inbox().withdraw(*this); });
 }
 
 bool RecvRequest::copy(int source, const detail::MessageTerms& terms, const std::byte* data) {

@@ -46,7 +46,6 @@ class ReceiveProtocol {
   void add(Receive& receive);
   /// Removes a receive that no message has matched. Returns whether it did.
   bool withdraw(const Receive& receive) { return matching_.withdraw(receive.operation()); }
-  bool has_open() const { return matching_.has_open(); }
   /// Takes the messages whose offers have arrived, and begins to receive other offers.
   /// Throws: Mismatch if the terms of a message differ from those of its receive.
   void advance();

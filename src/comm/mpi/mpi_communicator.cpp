@@ -155,48 +155,42 @@ void MpiCommunicator::run_unnumbered(Operation&& operation) {
   begin().wait();
 }
 
-Work MpiCommunicator::begin(Operation&& operation) {
-  const MpiRankContext::CallGuard guard(*context_);
-  number(operation);
-  if (context_->failed()) context_->throw_failure(where(operation.label()));
-  if (operation.collective == Collective::send) return begin_send(std::move(operation));
-  if (operation.collective == Collective::recv) return begin_recv(std::move(operation));
-  return start(std::move(operation));
-}
-
-Work MpiCommunicator::start(Operation&& operation) {
-  auto request = std::make_shared<CollectiveRequest>(*this, std::move(operation));
-  collectives_.push_back(request);
-  context_->attempt([&] { request->protocol().announce(); });
-  context_->poll();
-  if (!request->complete()) context_->wake_thread();
-  return Work(std::move(request));
-}
-
-Work MpiCommunicator::begin_send(Operation&& operation) {
-  auto request = std::make_shared<SendRequest>(*this, std::move(operation));
-  sends_.push_back(request);
-  context_->attempt([&] { request->begin(); });
-  context_->poll();
-  if (!request->complete()) context_->wake_thread();
-  return Work(std::move(request));
-}
-
-Work MpiCommunicator::begin_recv(Operation&& operation) {
-  auto request = std::make_shared<RecvRequest>(*this, std::move(operation));
-  recvs_.push_back(request);
-  context_->attempt([&] { run([&] { request->begin(); }); });
-  context_->poll();
-  if (!request->complete()) context_->wake_thread();
-  return Work(std::move(request));
-}
-
-void MpiCommunicator::run(const std::function<void()>& part) {
+template <class Part>
+void MpiCommunicator::run(const Part& part) {
   try {
     part();
   } catch (const messages::Mismatch& mismatch) {
     context_->fail_within({.text = mismatch.what(), .rank = mismatch.rank()});
   }
+}
+
+template <class Request, class Begin>
+Work MpiCommunicator::begin_request(std::shared_ptr<Request> request, const Begin& begin) {
+  context_->attempt([&] { run([&] { begin(*request); }); });
+  context_->poll();
+  if (!request->complete()) context_->wake_thread();
+  return Work(std::move(request));
+}
+
+Work MpiCommunicator::begin(Operation&& operation) {
+  const MpiRankContext::CallGuard guard(*context_);
+  number(operation);
+  if (context_->failed()) context_->throw_failure(where(operation.label()));
+  if (operation.collective == Collective::send) {
+    sends_.push_back(std::make_shared<SendRequest>(*this, std::move(operation)));
+    return begin_request(sends_.back(), [](SendRequest& request) { request.begin(); });
+  }
+  if (operation.collective == Collective::recv) {
+    recvs_.push_back(std::make_shared<RecvRequest>(*this, std::move(operation)));
+    return begin_request(recvs_.back(), [](RecvRequest& request) { request.begin(); });
+  }
+  return start(std::move(operation));
+}
+
+Work MpiCommunicator::start(Operation&& operation) {
+  collectives_.push_back(std::make_shared<CollectiveRequest>(*this, std::move(operation)));
+  return begin_request(collectives_.back(),
+                       [](CollectiveRequest& request) { request.protocol().announce(); });
 }
 
 void MpiCommunicator::poll() {

@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -56,6 +55,8 @@ class MpiCommunicator final : public detail::BackendCommunicator {
   MpiRankContext& context() const override { return *context_; }
 
   messages::GroupTransport transport() const { return {group_, context_->transport()}; }
+  /// The members' world ranks.
+  std::span<const int> members() const { return group_.members; }
   messages::ReceiveProtocol& receives() { return *receives_; }
   /// World ranks that the first pending collective waits for, and therefore all later ones.
   std::vector<int> first_awaited() const;
@@ -63,11 +64,13 @@ class MpiCommunicator final : public detail::BackendCommunicator {
  private:
   Work begin(Operation&& operation) override;
   void set_placement(std::vector<int> hosts);
-  Work begin_send(Operation&& operation);
-  Work begin_recv(Operation&& operation);
+  /// Begins an operation that has its number by begin(request), and hands it to the caller.
+  template <class Request, class Begin>
+  Work begin_request(std::shared_ptr<Request> request, const Begin& begin);
   /// Runs a part of a protocol. A mismatch becomes the world's failure.
   /// Throws: what else it throws.
-  void run(const std::function<void()>& part);
+  template <class Part>
+  void run(const Part& part);
   /// Begins a collective that has its sequence number.
   Work start(Operation&& operation);
   /// Runs a collective with sequence number 0 to its end.

@@ -47,25 +47,14 @@ void RecvRequest::advance() {
 std::vector<int> RecvRequest::missing() const {
   const int from = operation().peer == any_source ? receive_.source() : operation().peer;
   if (from != any_source) return {group().world_rank(from)};
-  std::vector<int> all, left;
-  for (int member = 0; member < group().size(); ++member) {
-    if (member == group().rank() && group().size() > 1) continue;
-    const int rank = group().world_rank(member);
-    (group().context().has_left(rank) ? left : all).push_back(rank);
-  }
-  return all.empty() ? left : all;
+  return detail::possible_senders(group().members(), group().rank(),
+                                  [this](int rank) { return group().context().has_left(rank); });
 }
 
 std::string RecvRequest::note() const { return group().receives().describe_early(receive_); }
 
 bool RecvRequest::cancel() {
-  if (complete()) return false;
-  const detail::RankContext::CallGuard guard(context());
-  if (context().failed()) context().throw_failure(where());
-  if (complete() || !group().receives().withdraw(receive_)) return false;
-  set_source(any_source);
-  set_complete();
-  return true;
+  return cancel_by([this] { return group().receives().withdraw(receive_); });
 }
 
 }  // namespace lockstep::mpi
