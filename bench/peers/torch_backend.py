@@ -3,8 +3,10 @@
 
     PYTHONPATH=build/python bench/peers/torch_backend.py [--rounds 15] [--ranks 2]
 
-A figure is the median of the rounds, and a round's figure the median of its calls; a round measures both backends one after the other, in alternating order. The
-ratio is the median of the rounds' ratios, Gloo's time by Lockstep's.
+A figure is the median of the rounds, and a round's figure the median of its calls. A round measures both backends one after the
+other, in alternating order. The ratio is the median of the rounds' ratios, Gloo's time by Lockstep's. For training steps, a third
+turn of each round makes the same step without a backend, on all ranks at once. The limit is Gloo's time by that of this step: no
+backend has a larger ratio, unless it shortens the computation.
 """
 
 import argparse
@@ -18,11 +20,24 @@ import time
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 
 import lockstep_torch  # noqa: F401: registers the backend
+from torch_step import Block, Mean, WORKS
 
 SIZES = [4, 4 << 10, 64 << 10, 1 << 20, 25 << 20]
 BACKENDS = ("lockstep", "gloo")
+ALONE = "alone"  # a step without a backend
+SMALL_MLP = (lambda: nn.Sequential(nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)), 16, (784,))
+# Model, batch of a rank and sizes of one input, and options of DistributedDataParallel. Other models of torch_step.py take seconds,
+# of which the exchange is the least part.
+DDP_CASES = {
+    "DDP step, MLP b16": (WORKS["mlp"], {}),
+    "the same, gradient_as_bucket_view": (WORKS["mlp"], {"gradient_as_bucket_view": True}),
+    "DDP step, MLP of 1.9 million parameters b16": (SMALL_MLP, {}),
+    "DDP step, CNN b64": (WORKS["cnn"], {}),
+}
 
 
 def seconds(function, repetitions, group):
@@ -40,26 +55,39 @@ def size_text(size):
     return f"{size} B" if size < 1 << 10 else f"{size >> 10} KiB" if size < 1 << 20 else f"{size >> 20} MiB"
 
 
-def mlp():
-    return nn.Sequential(nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10))
-
-
-def cnn():
-    return nn.Sequential(nn.Conv2d(1, 32, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2),
-                         nn.Flatten(), nn.Linear(1600, 128), nn.ReLU(), nn.Linear(128, 10))
-
-
-def step_of(model, shape, group):
-    model = nn.parallel.DistributedDataParallel(model, process_group=group)
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    inputs, labels = torch.randn(shape), torch.randint(0, 10, shape[:1])
+def step_of(model, optimizer, inputs):
+    targets = torch.randint(10, inputs.shape[:1])
 
     def step():
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(inputs), labels).backward()
+        nn.functional.cross_entropy(model(inputs), targets).backward()
         optimizer.step()
 
     return step
+
+
+def ddp_step(work, options, group):
+    """group: None for a step without DistributedDataParallel."""
+    make, batch_size, sample = work
+    torch.manual_seed(0)
+    model = make()
+    if group is not None:
+        model = nn.parallel.DistributedDataParallel(model, process_group=group, **options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.9, weight_decay=1e-5)
+    return step_of(model, optimizer, torch.rand(batch_size, *sample))
+
+
+def fsdp_step(group):
+    """Four layers of width 256, each of them sharded. group: None for a step without fully_shard."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 256), *(Block(256) for _ in range(4)), Mean(), nn.Linear(256, 10))
+    if group is not None:
+        mesh = DeviceMesh.from_group(group, "cpu")
+        for layer in model:
+            if isinstance(layer, Block):
+                fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    return step_of(model, torch.optim.AdamW(model.parameters(), lr=1e-4), torch.rand(8, 32, 64))
 
 
 def group_makers(rank, size):
@@ -89,23 +117,36 @@ def rank_main(rank, args, path, results):
         cases[f"all_reduce {size_text(size)}"] = ({backend: lambda tensor=tensor, group=group: dist.all_reduce(tensor, group=group)
                                           for backend, group in groups.items()}, max(3, min(200, (8 << 20) // size)))
     cases["making a group"] = group_makers(rank, args.ranks), 3
-    for name, model, shape in (("DDP step, MLP b16", mlp, (16, 784)), ("DDP step, CNN b64", cnn, (64, 1, 28, 28))):
-        torch.manual_seed(0)
-        cases[name] = ({backend: step_of(model(), shape, group) for backend, group in groups.items()}, 3)
+    # A group of a step that needs none is None.
+    step_groups = groups | {ALONE: None}
+    for name, (work, options) in DDP_CASES.items():
+        cases[name] = {who: ddp_step(work, options, group) for who, group in step_groups.items()}, 3
+    cases["FSDP2 step, small transformer b8"] = {who: fsdp_step(group) for who, group in step_groups.items()}, 3
     for name, (functions, repetitions) in cases.items():
-        times = {backend: [] for backend in BACKENDS}
+        times = {who: [] for who in functions}
         for number in range(args.rounds):
-            for backend in BACKENDS if number % 2 else reversed(BACKENDS):
-                times[backend].append(seconds(functions[backend], repetitions, groups[backend]))
+            for who in list(functions) if number % 2 else reversed(functions):
+                times[who].append(seconds(functions[who], repetitions, groups.get(who, groups["gloo"])))
         if rank == 0:
-            ratio = statistics.median(gloo / own for own, gloo in zip(times["lockstep"], times["gloo"]))
-            results.put((name, *(statistics.median(times[backend]) for backend in BACKENDS), ratio))
+            results.put((name, times))
     dist.barrier()
     dist.destroy_process_group()
 
 
 def text(value):
     return f"{value * 1e6:.{1 if value < 1e-4 else 0}f} µs" if value < 1e-3 else f"{value * 1e3:.1f} ms"
+
+
+def row(name, times):
+    medians = {who: text(statistics.median(values)) for who, values in times.items()}
+
+    def by(who):
+        """Gloo's time by that of another."""
+        ratio = statistics.median(gloo / own for own, gloo in zip(times[who], times["gloo"]))
+        return f"{ratio:.3g}"
+
+    limit = (medians[ALONE], by(ALONE)) if ALONE in times else ("", "")
+    return f"| {' | '.join((name, medians['lockstep'], medians['gloo'], by('lockstep'), *limit))} |"
 
 
 def main():
@@ -120,12 +161,11 @@ def main():
                  for rank in range(args.ranks)]
         for rank in ranks:
             rank.start()
-        print(f"| {args.ranks} ranks | Lockstep | Gloo | ratio |\n|---|---|---|---|", flush=True)
+        print(f"| {args.ranks} ranks | Lockstep | Gloo | ratio | alone | limit |\n|---|---|---|---|---|---|", flush=True)
         for rank in ranks:
             rank.join()
         while not results.empty():
-            name, own, gloo, ratio = results.get()
-            print(f"| {name} | {text(own)} | {text(gloo)} | {ratio:.1f} |")
+            print(row(*results.get()))
     if any(rank.exitcode for rank in ranks):
         raise SystemExit("torch_backend: a rank failed")
 

@@ -4,6 +4,7 @@ import datetime
 import os
 import subprocess
 import sys
+import tempfile
 import time
 import unittest
 import unittest.mock
@@ -171,6 +172,29 @@ for name, end in ends.items():
     print(name, os.waitpid(child, 0)[1], flush=True)
     """], capture_output=True, text=True, timeout=90)
         self.assertEqual([line.split()[-1] for line in done.stdout.splitlines()], ["0"] * 4, done.stdout + done.stderr)
+
+    def test_exit_during_a_callback(self):
+        """The interpreter of rank 0 ends while a callback runs on a progress thread. A thread that returns from it to an
+        interpreter that has ended aborts the process."""
+        with tempfile.TemporaryDirectory() as folder:
+            done = subprocess.run([sys.executable, "-c", """
+import os, sys, threading, time, torch, torch.distributed as dist, lockstep_torch
+child = os.fork()
+rank = 1 if child == 0 else 0
+dist.init_process_group("lockstep", init_method=f"file://{sys.argv[1]}/store", rank=rank, world_size=2)
+begun = threading.Event()
+def callback(done):
+    begun.set()
+    time.sleep(1)
+    print("ended on the main thread:", threading.current_thread() is threading.main_thread())
+if rank == 0:
+    sys.future = dist.all_reduce(torch.ones(2), async_op=True).get_future().then(callback)
+    begun.wait()
+else:
+    time.sleep(0.3)
+    dist.all_reduce(torch.ones(2))
+    """, folder], capture_output=True, text=True, timeout=90)
+        self.assertEqual((done.returncode, done.stdout), (0, "ended on the main thread: False\n"), done.stderr)
 
 
 if __name__ == "__main__":
