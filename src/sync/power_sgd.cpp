@@ -9,6 +9,7 @@
 
 #include "averaging/fields.h"
 #include "averaging/sparse.h"
+#include "core/text.h"
 #include "lockstep/strategies.h"
 #include "sync/bucket_layout.h"
 #include "sync/residual.h"
