@@ -106,8 +106,8 @@ void add_run(CLI::App& app, int& exit_code) {
           [arguments](const std::string& what) {
             arguments->options.keep_freed_memory = what == "keep";
           },
-          "Keep memory that a rank frees in its process, or return it to the kernel as glibc "
-          "decides: keep or return (default: keep)")
+          "Keep memory that a rank frees in its process, or return blocks of 1 MiB and more to the "
+          "kernel: keep or return (default: keep)")
       ->check(CLI::IsMember({"keep", "return"}).description(""))
       ->type_name("WHAT");
   command

@@ -11,10 +11,12 @@ FIELDS = ("whole_mb_before_the_update", "measured_mb_before_the_update")
 
 def ways_of(options):
     """Name and command."""
-    ours = [options.build / "bin" / "lockstep", "run", "-n", RANKS, options.build / "bin" / "bench_memory",
-            "--rounds", 1, "--steps", 1, "--fused"]
+    launcher = [options.build / "bin" / "lockstep", "run", "-n", RANKS]
+    program = [options.build / "bin" / "bench_memory", "--rounds", 1, "--steps", 1, "--fused"]
+    ours = [*launcher, "--freed-memory", "return", *program]
     theirs = [options.python, HERE / "torch_memory.py", "--ranks", RANKS]
     return {
+        "Lockstep, freed memory kept (default)": [*launcher, *program],
         "Lockstep": ours,
         "Lockstep, Shard::optimizer": [*ours, "--shard", "optimizer"],
         "Lockstep, Shard::gradients": [*ours, "--shard", "gradients"],

@@ -133,8 +133,7 @@ double computed(const Settings& settings, double ranks) {
     const double gradient = settings.shard == "gradients" ? 2 / ranks : 2;
     return 2 + gradient + (settings.shard != "none" ? state / ranks : state);
   }
-  // .grad(), and a copy of it for the other ranks, apart from the part that this rank updates.
-  if (settings.share_memory) return 4 / ranks + (8 - 4 / ranks) + 8 / ranks;
+  if (settings.share_memory) return 4 / ranks + 4 + 8 / ranks;
   const double gradient = settings.shard == "gradients" ? 4 / ranks : 4;
   return 4 + gradient + (settings.shard != "none" ? 8 / ranks : 8);
 }
@@ -145,12 +144,8 @@ void measure(const Settings& settings, const lockstep::Group& world) {
   Training training(settings, world, options_of(settings), settings.fused, settings.bf16);
   double with_gradients = 0;
   for (int i = 0; i < 3; ++i) {
-    if (settings.share_memory)
-      training.update();
-    else
-      training.step([&] { with_gradients = memory(world); });
+    training.step([&] { with_gradients = memory(world); });
   }
-  if (settings.share_memory) with_gradients = memory(world);
   const double after = memory(world) - before;
 
   Training unsharded(settings, world, {}, settings.fused, "");

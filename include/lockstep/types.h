@@ -156,8 +156,8 @@ std::string_view name(Backend backend);
 /// Throws: InvalidArgument listing the valid names.
 Backend parse_backend(std::string_view text);
 
-/// Largest sizes of gradient buckets. A parameter larger than `rest` has a bucket of its own.
-/// Units: bytes.
+/// Largest sizes of gradient buckets. A parameter larger than `rest` has a bucket of its own. With
+/// Shard::gradients neither is above 4 MiB. Units: bytes.
 struct BucketCaps {
   std::size_t first = std::size_t{1} << 20;  ///< of the bucket that backward fills first
   std::size_t rest = std::size_t{25} << 20;  ///< of each other bucket

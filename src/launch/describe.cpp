@@ -75,7 +75,8 @@ std::vector<Row> configuration(const Plan& plan) {
       {"binding", bound                        ? "each rank to its own cores"
                   : options.bind == Bind::none ? "none"
                                                : "none: more ranks than logical CPUs"},
-      {"memory", options.keep_freed_memory ? "freed pages are kept (glibc)" : "as glibc does"},
+      {"memory", options.keep_freed_memory ? "freed pages are kept (glibc)"
+                                           : "freed blocks of 1 MiB are returned (glibc)"},
       {"heap", options.huge_pages ? "huge pages, where the kernel allows them (glibc)"
                                   : "pages as glibc and the kernel decide"},
       {"denormals", options.flush_denormals

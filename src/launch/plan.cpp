@@ -31,6 +31,11 @@ const Variables keep_freed_memory{{"MALLOC_MMAP_MAX_", "0"},
                                   {"MALLOC_TRIM_THRESHOLD_", "1099511627776"},
                                   {"MALLOC_TOP_PAD_", "67108864"}};
 
+/// Variables of glibc: a block of 1 MiB or more is returned to the kernel when it is freed. By
+/// default glibc keeps blocks as large as the largest that was freed, up to 32 MiB.
+const Variables return_freed_memory{{"MALLOC_MMAP_THRESHOLD_", "1048576"},
+                                    {"MALLOC_TRIM_THRESHOLD_", "1048576"}};
+
 /// Variable and setting of glibc from 2.35 on. Where the kernel uses transparent huge pages for
 /// memory that asks for them (madvise), glibc asks for them for the heap. Otherwise it has no
 /// effect.
@@ -109,8 +114,9 @@ Variables variables_of(int rank, const Plan& plan, std::size_t cores) {
     add_unless_set(trace_folder, absolute_text(options.log_directory));
   }
   add_unless_set("OMP_NUM_THREADS", std::to_string(plan.threads));
-  if (options.keep_freed_memory) {
-    for (const auto& [name, value] : keep_freed_memory) add_unless_set(name, value);
+  for (const auto& [name, value] :
+       options.keep_freed_memory ? keep_freed_memory : return_freed_memory) {
+    add_unless_set(name, value);
   }
   if (options.huge_pages) {
     const auto* own = find_variable(plan.inherited, tunables);

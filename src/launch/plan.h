@@ -22,7 +22,7 @@ struct Options {
   std::vector<std::string> arguments;
   Bind bind = Bind::cores;
   bool keep_freed_memory =
-      true;                ///< glibc keeps freed pages instead of returning them to the kernel
+      true;  ///< glibc keeps freed pages; false: it returns blocks of 1 MiB and more to the kernel
   bool huge_pages = true;  ///< glibc asks for transparent huge pages for the heap
   std::optional<bool>
       flush_denormals;  ///< for LOCKSTEP_FLUSH_DENORMALS; default: the inherited value, else 1

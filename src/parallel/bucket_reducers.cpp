@@ -38,6 +38,13 @@ bool have_residuals(const std::vector<at::Tensor>& residuals, const Bucket& buck
 }
 
 /// Whether a bucket of Shard::gradients is exchanged in the memory of its only gradient.
+/// The caps of buckets for Shard::gradients. They are small, because three buckets have memory. A
+/// larger parameter has a bucket of its own, which is exchanged in the memory of the gradient.
+BucketCaps caps_of_shard(BucketCaps caps) {
+  constexpr std::size_t largest = std::size_t{4} << 20;
+  return {.first = std::min(caps.first, largest), .rest = std::min(caps.rest, largest)};
+}
+
 bool has_one(const PlannedBucket& planned) { return planned.slices.size() == 1; }
 
 /// Copies a bucket's values back into its parameters.
@@ -137,7 +144,7 @@ BucketReducers::BucketReducers(std::span<const NamedTensor> parameters, const Gr
                      .device = tensor.device(),
                      .strategy = strategies_.index_of(name)});
   }
-  const auto plan = bucket_plan(specs, caps);
+  const auto plan = bucket_plan(specs, shard == Shard::gradients ? caps_of_shard(caps) : caps);
   reducers_.reserve(plan.size());
   if (shard == Shard::gradients) allocate_lent(plan);
   for (const auto& planned : plan) {
@@ -153,9 +160,9 @@ BucketReducers::BucketReducers(std::span<const NamedTensor> parameters, const Gr
           make({index, planned.numel, planned.dtype, std::move(slices), group_}, planned.strategy));
       continue;
     }
-    const auto values =
-        has_one(planned) ? group_.empty({static_cast<std::int64_t>(planned.numel)}, planned.dtype)
-                         : lent(index, planned.numel, planned.dtype);
+    const auto values = has_one(planned) ? at::empty({static_cast<std::int64_t>(planned.numel)},
+                                                     at::TensorOptions(planned.dtype))
+                                         : lent(index, planned.numel, planned.dtype);
     auto& reducer = reducers_.emplace_back(
         BucketReducer{.bucket = {index, values, std::move(slices), group_},
                       .exchange = nullptr,

@@ -32,8 +32,9 @@ struct BucketReducer {
   std::size_t index_in_strategy = 0;          ///< among the buckets of its strategy
   bool is_all_reduce = false;                 ///< the exchange is one all_reduce
   std::unique_ptr<GradientShard> shard = {};  ///< of Shard::gradients
-  /// Of a shard with one slice, which is exchanged in its gradient's memory: used, and thereby
-  /// occupied, only for a gradient that has no memory to take.
+  /// Of a shard with one slice, which is exchanged in its gradient's memory: used only for a
+  /// gradient that has no memory to take. Ordinary memory, which is not resident before it is used,
+  /// while all of the group's memory is.
   at::Tensor own_memory = {};
   int counted_stage = 0;            ///< stage whose collective counts the step's dense bytes
   std::uint64_t skipped_bytes = 0;  ///< dense bytes of the steps since the last exchange

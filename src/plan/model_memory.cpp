@@ -59,9 +59,9 @@ ModelMemory bytes_per_parameter(const Keeping& keeping) {
       throw InvalidArgument(concat("plan: --share-memory: got --shard ", name(keeping.shard),
                                    ", expected one of the two: shared state is one copy already"));
     }
-    // .grad() is in the bucket, or, on one host, beside it. Then a rank does not write the part of
-    // the bucket that it updates.
-    const double copies = keeping.nodes > 1 ? 1 : 2 - 1 / ranks;
+    // .grad() is in the bucket or, where the ranks of one host read each other's buckets, beside
+    // it.
+    const double copies = keeping.nodes == 1 && ranks > 1 ? 2 : 1;
     return {.gradients = element_bytes * copies, .shared = element_bytes + state};
   }
   ModelMemory memory{.parameters = element_bytes, .gradients = element_bytes, .state = state};

@@ -156,6 +156,7 @@ TEST(Plan, FreedMemoryAndTimeoutAsAsked) {
   options.timeout = 2.5;
   const auto variables = variables_of(make_plan(options, machine(1, 1), {}), 0);
   EXPECT_FALSE(variables.contains("MALLOC_MMAP_MAX_"));
+  EXPECT_EQ(variables.at("MALLOC_MMAP_THRESHOLD_"), "1048576");
   EXPECT_EQ(variables.at("LOCKSTEP_TIMEOUT"), "2.5");
 }
 

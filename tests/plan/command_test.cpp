@@ -80,7 +80,7 @@ TEST(PlanCommand, KnowsTheMemoryOfAModel) {
   EXPECT_EQ(sharded["bytes_per_rank"], 9e6);
   EXPECT_EQ(sharded["shard"], "optimizer");
   const auto shared = json("--share-memory");
-  EXPECT_EQ(shared["bytes_per_node"], 40e6);
+  EXPECT_EQ(shared["bytes_per_node"], 44e6);
   const auto table = plan(model + "--share-memory").out;
   EXPECT_THAT(table, HasSubstr("--share-memory"));
   EXPECT_THAT(table, HasSubstr("<- chosen"));

@@ -35,8 +35,8 @@ TEST(ModelMemory, OfOneCopyIsSharedByTheHost) {
       .share_memory = true, .state_tensors = adam, .nodes = 1, .ranks_per_node = 4};
   const auto memory = plan::bytes_per_parameter(keeping);
   EXPECT_DOUBLE_EQ(memory.shared, 12);    // parameters and two tensors of state
-  EXPECT_DOUBLE_EQ(memory.of_rank(), 7);  // .grad(), and three quarters of a bucket
-  EXPECT_DOUBLE_EQ(memory.of_host(4), 40);
+  EXPECT_DOUBLE_EQ(memory.of_rank(), 8);  // .grad(), and the bucket
+  EXPECT_DOUBLE_EQ(memory.of_host(4), 44);
   const auto of_two_hosts = plan::bytes_per_parameter(
       {.share_memory = true, .state_tensors = adam, .nodes = 2, .ranks_per_node = 4});
   EXPECT_DOUBLE_EQ(of_two_hosts.of_host(4), 28);  // .grad() is in the bucket
