@@ -4,7 +4,6 @@
 #include <array>
 #include <cmath>
 #include <limits>
-#include <map>
 #include <numeric>
 #include <random>
 #include <set>
@@ -38,12 +37,20 @@ Place place_of(const Case& c, const Communicator& group, bool mixed) {
 /// The ranks' inputs, or what each host makes of its own where there are several.
 std::vector<Bytes> by_hosts(DType dtype, ReduceOp op, const std::vector<Bytes>& inputs,
                             const Case& c) {
-  std::map<int, std::vector<Bytes>> of_host;
-  for (std::size_t rank = 0; rank < c.sums.hosts.size(); ++rank)
-    of_host[c.sums.hosts[rank]].push_back(inputs[rank]);
+  std::vector<int> hosts;  // in the order of their first ranks
+  std::vector<std::vector<Bytes>> of_host;
+  for (std::size_t rank = 0; rank < c.sums.hosts.size(); ++rank) {
+    const auto found = std::ranges::find(hosts, c.sums.hosts[rank]);
+    const auto host = static_cast<std::size_t>(found - hosts.begin());
+    if (found == hosts.end()) {
+      hosts.push_back(c.sums.hosts[rank]);
+      of_host.emplace_back();
+    }
+    of_host[host].push_back(inputs[rank]);
+  }
   if (of_host.size() < 2) return inputs;
   std::vector<Bytes> sums;
-  for (const auto& [host, own] : of_host) sums.push_back(reduce_all(dtype, op, own, c.count));
+  for (const auto& own : of_host) sums.push_back(reduce_all(dtype, op, own, c.count));
   return sums;
 }
 
@@ -72,6 +79,18 @@ Bytes reduced(const std::vector<Bytes>& inputs, const Case& c, ReduceOp op) {
   c.dtype == DType::f32 ? multiply<float>(whole, 1, inputs.size())
                         : multiply<double>(whole, 1, inputs.size());
   return whole;
+}
+
+/// The same of a reduce_scatter of so many elements. It sums host by host where each host has
+/// consecutive ranks.
+Bytes reduced_parts(const std::vector<Bytes>& inputs, Case c, std::size_t count, ReduceOp op) {
+  c.count = count;
+  c.sums.ring = false;
+  std::size_t runs = 0;  // of ranks on the same host
+  for (std::size_t rank = 0; rank < c.sums.hosts.size(); ++rank)
+    runs += rank == 0 || c.sums.hosts[rank] != c.sums.hosts[rank - 1] ? 1 : 0;
+  if (runs > std::set(c.sums.hosts.begin(), c.sums.hosts.end()).size()) c.sums.hosts.clear();
+  return reduced(inputs, c, op);
 }
 
 Bytes reduced_halves(std::vector<Bytes> inputs, const Case& c, Wire wire, ReduceOp op) {
@@ -190,7 +209,7 @@ void premultiplied(Communicator& group, const Case& c) {
   const Buffer input(group, c.place, inputs[rank]);
   const Buffer output(group, c.place, Bytes(c.count * size_of(c.dtype)));
   group.reduce_scatter(input.data(), output.data(), c.count, c.dtype, reduction).wait();
-  const auto sums = reduce_all(c.dtype, ReduceOp::sum, products, c.count * ranks);
+  const auto sums = reduced_parts(products, c, c.count * ranks, ReduceOp::sum);
   output.expect(slice(sums, c.dtype, rank * c.count, c.count),
                 c.text(group, "reduce_scatter premultiplied_sum"));
   input.expect(inputs[rank], c.text(group, "the input of reduce_scatter premultiplied_sum"));
@@ -261,7 +280,7 @@ void reduce_scatter(Communicator& group, const Case& c, ReduceOp op, bool varyin
   } else {
     group.reduce_scatter(input.data(), output.data(), c.count, c.dtype, op).wait();
   }
-  output.expect(slice(reduce_all(c.dtype, op, inputs, total), c.dtype, begin, counts[rank]),
+  output.expect(slice(reduced_parts(inputs, c, total, op), c.dtype, begin, counts[rank]),
                 c.text(group, concat("reduce_scatter ", name(op))));
   input.expect(inputs[rank], c.text(group, "the input of reduce_scatter"));
 }

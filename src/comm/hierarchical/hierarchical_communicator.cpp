@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <exception>
+#include <numeric>
 #include <random>
 #include <utility>
 #include <vector>
@@ -160,11 +161,31 @@ void HierarchicalCommunicator::check() {
   for (const auto& request : requests_) request->check_stage();
 }
 
+/// Elements of each rank's part of an operation.
+std::vector<std::size_t> HierarchicalCommunicator::parts(const Operation& operation) const {
+  if (!operation.counts.empty()) return operation.counts;
+  return std::vector(static_cast<std::size_t>(size()), operation.count);
+}
+
+std::size_t HierarchicalCommunicator::bytes_of_parts(const Operation& operation) const {
+  const auto all = parts(operation);
+  return std::accumulate(all.begin(), all.end(), std::size_t{0}) * size_of(operation.dtype);
+}
+
+/// Three stages of a few bytes take longer than one.
+constexpr std::size_t least_gathered_in_shards = 64 << 10;
+
 std::vector<Stage> HierarchicalCommunicator::stages(const Operation& operation) const {
   const bool floats = operation.dtype == DType::f32 || operation.dtype == DType::f64;
   if (floats && topology_.hosts > 1) {
     if (operation.collective == Collective::all_reduce) return in_shards(operation);
     if (operation.collective == Collective::reduce) return to_root_in_shards(operation);
+    if (operation.collective == Collective::reduce_scatter && hosts_have_consecutive_ranks())
+      return to_parts_in_shards(operation);
+  }
+  if (operation.collective == Collective::all_gather && topology_.hosts > 1 &&
+      hosts_have_consecutive_ranks() && bytes_of_parts(operation) >= least_gathered_in_shards) {
+    return from_parts_in_shards(operation);
   }
   const bool here = topology_.hosts == 1;
   const auto& whole = here ? groups_.intra_node_reduce : groups_.all_ranks;
@@ -258,6 +279,85 @@ std::vector<Stage> HierarchicalCommunicator::to_root_in_shards(const Operation& 
                       scale({.data = mine->get(), .count = own.length}, dtype, to_mean);
                       return groups_.intra_node_gather->gather(mine->get(), data, counts, dtype,
                                                                root_in_host, issue);
+                    }});
+  return stages;
+}
+
+/// Each leader gets the host's sum of its shard, then of the parts in it that belong to this host,
+/// and sends the ranks of this host what is theirs. A host sends the parts of the others once.
+std::vector<Stage> HierarchicalCommunicator::to_parts_in_shards(const Operation& operation) const {
+  const auto element = size_of(operation.dtype);
+  const auto all = parts(operation);
+  const auto total = std::accumulate(all.begin(), all.end(), std::size_t{0});
+  const auto shards = Shards::of_cache_lines(topology_, total, element);
+  const auto length = shards.own().length;
+  const auto& counts = shards.counts();
+  const auto meet = PartsInShards::of(topology_, hosts(), all, shards);
+  const Issue issue{.timeout = operation.timeout,
+                    .part_of = std::make_shared<const Operation>(operation)};
+  const auto dtype = operation.dtype;
+  const bool average = operation.reduce == ReduceOp::avg;
+  const auto op = average ? ReduceOp::sum : operation.reduce;
+  const Ratio to_mean = average ? Ratio{1, size()} : Ratio{};
+  auto* const input = operation.input;
+  auto* const output = operation.output;
+  // Only this rank reads the sums: ordinary memory, which the process can return.
+  const auto sums = std::make_shared<std::shared_ptr<std::byte[]>>();
+  const auto own = std::make_shared<std::shared_ptr<std::byte>>();
+
+  std::vector<Stage> stages;
+  stages.push_back({StageGroup::intra_node_reduce, [=, this] {
+                      sums->reset(new std::byte[length * element]);
+                      return groups_.intra_node_reduce->reduce_scatter(input, sums->get(), counts,
+                                                                       dtype, op, issue);
+                    }});
+  if (groups_.inter_node != nullptr) {
+    stages.push_back({StageGroup::inter_node, [=, this] {
+                        *own = groups_.intra_node_reduce->allocate(meet.here.length * element);
+                        return groups_.inter_node->reduce_scatter(sums->get(), own->get(),
+                                                                  meet.by_host, dtype, op, issue);
+                      }});
+  }
+  stages.push_back({StageGroup::intra_node_gather, [=, this] {
+                      scale({.data = own->get(), .count = meet.here.length}, dtype, to_mean);
+                      return groups_.intra_node_gather->all_to_all(own->get(), output, meet.by_rank,
+                                                                   meet.by_leader, dtype, issue);
+                    }});
+  return stages;
+}
+
+/// The same in the other direction: each leader gets the parts of its host's ranks in its shard,
+/// then those of all hosts, and the ranks of a host gather the shards.
+std::vector<Stage> HierarchicalCommunicator::from_parts_in_shards(
+    const Operation& operation) const {
+  const auto element = size_of(operation.dtype);
+  const auto all = parts(operation);
+  const auto total = std::accumulate(all.begin(), all.end(), std::size_t{0});
+  const auto shards = Shards::of_cache_lines(topology_, total, element);
+  const auto& counts = shards.counts();
+  const auto meet = PartsInShards::of(topology_, hosts(), all, shards);
+  const Issue issue{.timeout = operation.timeout,
+                    .part_of = std::make_shared<const Operation>(operation)};
+  const auto dtype = operation.dtype;
+  auto* const input = operation.input;
+  auto* const output = operation.output;
+  auto* const shard = output + shards.own().begin * element;
+  auto* const here = output + meet.here.begin * element;
+
+  std::vector<Stage> stages;
+  stages.push_back({StageGroup::intra_node_reduce, [=, this] {
+                      return groups_.intra_node_reduce->all_to_all(input, here, meet.by_leader,
+                                                                   meet.by_rank, dtype, issue);
+                    }});
+  if (groups_.inter_node != nullptr) {
+    stages.push_back({StageGroup::inter_node, [=, this] {
+                        return groups_.inter_node->all_gather(here, shard, meet.by_host, dtype,
+                                                              issue);
+                      }});
+  }
+  stages.push_back({StageGroup::intra_node_gather, [=, this] {
+                      return groups_.intra_node_gather->all_gather(shard, output, counts, dtype,
+                                                                   issue);
                     }});
   return stages;
 }

@@ -65,4 +65,50 @@ Shards Shards::at_offsets(const HostTopology& topology, std::span<const std::siz
   return {topology, std::move(counts)};
 }
 
+namespace {
+
+/// Consecutive ranges of these lengths.
+std::vector<detail::Range> ranges_of(std::span<const std::size_t> lengths) {
+  std::vector<detail::Range> ranges;
+  std::size_t begin = 0;
+  for (const auto length : lengths) {
+    ranges.push_back({.begin = begin, .length = length});
+    begin += length;
+  }
+  return ranges;
+}
+
+detail::Range intersection(const detail::Range& a, const detail::Range& b) {
+  const auto begin = std::max(a.begin, b.begin);
+  const auto end = std::min(a.begin + a.length, b.begin + b.length);
+  return {.begin = begin, .length = end > begin ? end - begin : 0};
+}
+
+}  // namespace
+
+PartsInShards PartsInShards::of(const HostTopology& topology, std::span<const int> hosts,
+                                std::span<const std::size_t> parts, const Shards& shards) {
+  std::vector<std::size_t> of_hosts(static_cast<std::size_t>(topology.hosts));
+  for (std::size_t rank = 0; rank < parts.size(); ++rank) {
+    of_hosts[static_cast<std::size_t>(hosts[rank])] += parts[rank];
+  }
+  const auto blocks = ranges_of(of_hosts);
+  const auto first = std::ranges::find(hosts, topology.host) - hosts.begin();
+  const auto part_ranges = ranges_of(parts);
+  const auto here =
+      std::span(part_ranges)
+          .subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(topology.local_size));
+  PartsInShards found;
+  for (const auto& block : blocks) {
+    found.by_host.push_back(intersection(shards.own(), block).length);
+  }
+  found.here = intersection(shards.own(), blocks[static_cast<std::size_t>(topology.host)]);
+  for (const auto& part : here) found.by_rank.push_back(intersection(found.here, part).length);
+  const auto& own = here[static_cast<std::size_t>(topology.local_rank)];
+  for (const auto& shard : ranges_of(shards.counts())) {
+    found.by_leader.push_back(intersection(shard, own).length);
+  }
+  return found;
+}
+
 }  // namespace lockstep::hierarchical

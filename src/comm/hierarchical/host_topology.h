@@ -60,4 +60,20 @@ class Shards {
   detail::Range own_;
 };
 
+/// Where the parts of ranks and the shards of leaders meet in a buffer that has a part for each
+/// rank of the group, in rank order. Every host must have consecutive ranks. Units: elements.
+struct PartsInShards {
+  /// parts: elements of each rank's part. hosts: of each rank.
+  static PartsInShards of(const HostTopology& topology, std::span<const int> hosts,
+                          std::span<const std::size_t> parts, const Shards& shards);
+
+  /// Of this rank's shard, the parts of each host's ranks.
+  std::vector<std::size_t> by_host;
+  /// This host's parts in this rank's shard, and of these the part of each rank of this host.
+  detail::Range here;
+  std::vector<std::size_t> by_rank;
+  /// Of this rank's part, what lies in the shard of each rank of this host.
+  std::vector<std::size_t> by_leader;
+};
+
 }  // namespace lockstep::hierarchical

@@ -54,7 +54,7 @@ void CollectiveRequest::write_announcement(AnnouncementEntry& entry) {
   const std::size_t before = eager_begin();
   entry.is_eager = before + shape_.longest_total() * size_of(operation().dtype) <= limit ? 1 : 0;
   std::byte* slot = group().block().slot(rank, operation().sequence);
-  if (before > 0) CountTable(slot, group().size()).write(operation().announced());
+  if (before > 0) CountTable(slot, group().size()).write(counted());
   if (entry.is_eager != 0 && shape_.is_source(rank)) {
     if (const std::size_t bytes = shape_.total(rank) * size_of(operation().dtype); bytes > 0) {
       std::memcpy(slot + before, operation().input, bytes);
@@ -62,8 +62,14 @@ void CollectiveRequest::write_announcement(AnnouncementEntry& entry) {
   }
 }
 
+/// The operation whose counts the members exchange, if one has counts of its own: this one, or that
+/// which it is part of.
+const Operation& CollectiveRequest::counted() const {
+  return operation().has_own_counts() ? operation() : operation().announced();
+}
+
 std::size_t CollectiveRequest::eager_begin() const {
-  return operation().announced().has_own_counts() ? CountTable::bytes(group().size()) : 0;
+  return counted().has_own_counts() ? CountTable::bytes(group().size()) : 0;
 }
 
 CountTable CollectiveRequest::counts_of(int member) const {
@@ -79,7 +85,7 @@ bool CollectiveRequest::compare_announcements() {
   }
   const auto different = detail::difference(std::span(announcements).first(size),
                                             group().world_ranks(), operation().sequence);
-  if (!different) return !operation().announced().has_own_counts() || compare_counts();
+  if (!different) return !counted().has_own_counts() || compare_counts();
   auto& context = group().context();
   context.world().fail({.kind = Failure::Kind::mismatch,
                         .rank = context.local_rank(different->rank),

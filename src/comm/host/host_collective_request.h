@@ -41,6 +41,7 @@ class CollectiveRequest final : public HostRequest {
   void copy_out(std::uint64_t step);
 
   /// Bytes before the input in the eager slot: those of the CountTable, if there is one.
+  const Operation& counted() const;
   std::size_t eager_begin() const;
   CountTable counts_of(int member) const;
   /// Compares the counts of an all_to_all with those of the other members. False: the world has

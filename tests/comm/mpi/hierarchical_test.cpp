@@ -39,7 +39,7 @@ TEST_F(Hierarchical, HoldsConformanceWhileDenormalsAreFlushed) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Hosts, HierarchicalConformance,
-                         ::testing::Values("aabb", "aba", "abba", "abcacba"),
+                         ::testing::Values("aabb", "aba", "abba", "abcacba", "abbbcc"),
                          [](const auto& test) { return test.param; });
 
 TEST_F(Hierarchical, IsWhatTheHostsAsk) {
