@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <exception>
+#include <new>
 #include <numeric>
 #include <random>
 #include <utility>
@@ -56,6 +57,14 @@ void scale(const Values& all, DType dtype, Ratio ratio) {
   } else {
     scale_all<double>(all, ratio);
   }
+}
+
+/// Ordinary memory, which the process can return, unlike the group's.
+std::unique_ptr<std::byte[]> temporary(std::size_t bytes) {
+  std::unique_ptr<std::byte[]> memory(new (std::nothrow) std::byte[bytes]);
+  if (memory != nullptr) return memory;
+  throw CommError(detail::concat("reduce_scatter between hosts: got no memory for ", bytes,
+                                 " bytes of sums: free memory on this host"));
 }
 
 }  // namespace
@@ -301,19 +310,18 @@ std::vector<Stage> HierarchicalCommunicator::to_parts_in_shards(const Operation&
   const Ratio to_mean = average ? Ratio{1, size()} : Ratio{};
   auto* const input = operation.input;
   auto* const output = operation.output;
-  // Only this rank reads the sums: ordinary memory, which the process can return.
-  const auto sums = std::make_shared<std::shared_ptr<std::byte[]>>();
-  const auto own = std::make_shared<std::shared_ptr<std::byte>>();
+  const auto sums = std::make_shared<std::unique_ptr<std::byte[]>>();
+  const auto own = std::make_shared<std::unique_ptr<std::byte[]>>();
 
   std::vector<Stage> stages;
   stages.push_back({StageGroup::intra_node_reduce, [=, this] {
-                      sums->reset(new std::byte[length * element]);
+                      *sums = temporary(length * element);
                       return groups_.intra_node_reduce->reduce_scatter(input, sums->get(), counts,
                                                                        dtype, op, issue);
                     }});
   if (groups_.inter_node != nullptr) {
     stages.push_back({StageGroup::inter_node, [=, this] {
-                        *own = groups_.intra_node_reduce->allocate(meet.here.length * element);
+                        *own = temporary(meet.here.length * element);
                         return groups_.inter_node->reduce_scatter(sums->get(), own->get(),
                                                                   meet.by_host, dtype, op, issue);
                       }});
@@ -326,8 +334,8 @@ std::vector<Stage> HierarchicalCommunicator::to_parts_in_shards(const Operation&
   return stages;
 }
 
-/// The same in the other direction: each leader gets the parts of its host's ranks in its shard,
-/// then those of all hosts, and the ranks of a host gather the shards.
+/// The same in the other direction. Each leader gets the parts of its host's ranks in its shard, then
+/// those of all hosts. The ranks of a host gather the shards.
 std::vector<Stage> HierarchicalCommunicator::from_parts_in_shards(
     const Operation& operation) const {
   const auto element = size_of(operation.dtype);
