@@ -334,8 +334,8 @@ std::vector<Stage> HierarchicalCommunicator::to_parts_in_shards(const Operation&
   return stages;
 }
 
-/// The same in the other direction. Each leader gets the parts of its host's ranks in its shard, then
-/// those of all hosts. The ranks of a host gather the shards.
+/// The same in the other direction. Each leader gets the parts of its host's ranks in its shard,
+/// then those of all hosts. The ranks of a host gather the shards.
 std::vector<Stage> HierarchicalCommunicator::from_parts_in_shards(
     const Operation& operation) const {
   const auto element = size_of(operation.dtype);
