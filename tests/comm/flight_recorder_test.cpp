@@ -112,6 +112,16 @@ TEST(FlightRecorder, KeepsTheTimesOfSteps) {
 }
 
 /// A reader copies the file while the rank overwrites it.
+TEST(FlightRecorder, ALateCompletionDoesNotEndALaterOperation) {
+  detail::FlightEntry entry{};
+  entry.write(1, {.issued = 10});
+  entry.write(257, {.issued = 20});
+  entry.end(1, 30);
+  EXPECT_EQ(entry.read(257).value().ended, 0U);
+  entry.end(257, 40);
+  EXPECT_EQ(entry.read(257).value().ended, 40U);
+}
+
 TEST(FlightRecorder, EntriesAreConsistentWhileTheyAreWritten) {
   const auto recorder = FlightRecorder::create({.backend = "test", .rank = 0, .size = 907});
   const auto group = recorder->add_group(std::array{0});
