@@ -114,8 +114,9 @@ TEST(FlightRecorder, KeepsTheTimesOfSteps) {
 /// A reader copies the file while the rank overwrites it.
 TEST(FlightRecorder, ALateCompletionDoesNotEndALaterOperation) {
   detail::FlightEntry entry{};
-  entry.write(1, {.issued = 10});
-  entry.write(257, {.issued = 20});
+  const detail::FlightOperation operation{};
+  entry.write(1, operation);
+  entry.write(257, operation);
   entry.end(1, 30);
   EXPECT_EQ(entry.read(257).value().ended, 0U);
   entry.end(257, 40);
