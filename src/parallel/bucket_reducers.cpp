@@ -37,7 +37,6 @@ bool have_residuals(const std::vector<at::Tensor>& residuals, const Bucket& buck
          std::ranges::all_of(residuals, [](const auto& residual) { return residual.defined(); });
 }
 
-/// Whether a bucket of Shard::gradients is exchanged in the memory of its only gradient.
 /// The caps of buckets for Shard::gradients. They are small, because three buckets have memory. A
 /// larger parameter has a bucket of its own, which is exchanged in the memory of the gradient.
 BucketCaps caps_of_shard(BucketCaps caps) {
@@ -45,6 +44,7 @@ BucketCaps caps_of_shard(BucketCaps caps) {
   return {.first = std::min(caps.first, largest), .rest = std::min(caps.rest, largest)};
 }
 
+/// Whether a bucket of Shard::gradients is exchanged in the memory of its only gradient.
 bool has_one(const PlannedBucket& planned) { return planned.slices.size() == 1; }
 
 /// Copies a bucket's values back into its parameters.

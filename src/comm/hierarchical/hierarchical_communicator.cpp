@@ -4,7 +4,6 @@
 #include <cmath>
 #include <exception>
 #include <new>
-#include <numeric>
 #include <random>
 #include <utility>
 #include <vector>
@@ -57,6 +56,22 @@ void scale(const Values& all, DType dtype, Ratio ratio) {
   } else {
     scale_all<double>(all, ratio);
   }
+}
+
+/// A mean is a sum in all stages, and divided by the number of ranks after them.
+struct Summed {
+  ReduceOp op;
+  Ratio to_mean;
+};
+
+Summed summed(ReduceOp op, int ranks) {
+  if (op != ReduceOp::avg) return {op, {}};
+  return {ReduceOp::sum, {1, ranks}};
+}
+
+/// The optional arguments of the stages of an operation.
+Issue issue_of_stages(const Operation& operation) {
+  return {.timeout = operation.timeout, .part_of = std::make_shared<const Operation>(operation)};
 }
 
 /// Ordinary memory, which the process can return, unlike the group's.
@@ -170,17 +185,6 @@ void HierarchicalCommunicator::check() {
   for (const auto& request : requests_) request->check_stage();
 }
 
-/// Elements of each rank's part of an operation.
-std::vector<std::size_t> HierarchicalCommunicator::parts(const Operation& operation) const {
-  if (!operation.counts.empty()) return operation.counts;
-  return std::vector(static_cast<std::size_t>(size()), operation.count);
-}
-
-std::size_t HierarchicalCommunicator::bytes_of_parts(const Operation& operation) const {
-  const auto all = parts(operation);
-  return std::accumulate(all.begin(), all.end(), std::size_t{0}) * size_of(operation.dtype);
-}
-
 /// Three stages of a few bytes take longer than one.
 constexpr std::size_t least_gathered_in_shards = 64 << 10;
 
@@ -189,11 +193,12 @@ std::vector<Stage> HierarchicalCommunicator::stages(const Operation& operation) 
   if (floats && topology_.hosts > 1) {
     if (operation.collective == Collective::all_reduce) return in_shards(operation);
     if (operation.collective == Collective::reduce) return to_root_in_shards(operation);
-    if (operation.collective == Collective::reduce_scatter && hosts_have_consecutive_ranks())
+    if (operation.collective == Collective::reduce_scatter && topology_.has_consecutive_ranks)
       return to_parts_in_shards(operation);
   }
   if (operation.collective == Collective::all_gather && topology_.hosts > 1 &&
-      hosts_have_consecutive_ranks() && bytes_of_parts(operation) >= least_gathered_in_shards) {
+      topology_.has_consecutive_ranks &&
+      operation.part_begin(size()) * size_of(operation.dtype) >= least_gathered_in_shards) {
     return from_parts_in_shards(operation);
   }
   const bool here = topology_.hosts == 1;
@@ -208,11 +213,10 @@ std::vector<Stage> HierarchicalCommunicator::in_shards(const Operation& operatio
   const Values mine{.data = operation.output + shards.own().begin * element,
                     .count = shards.own().length};
   const auto& counts = shards.counts();
-  const Issue issue{.timeout = operation.timeout,
-                    .part_of = std::make_shared<const Operation>(operation)};
+  const auto issue = issue_of_stages(operation);
   const auto dtype = operation.dtype;
   const bool average = operation.reduce == ReduceOp::avg;
-  const auto op = average ? ReduceOp::sum : operation.reduce;
+  const auto [op, to_mean] = summed(operation.reduce, operation.wire ? 1 : size());
   std::byte* data = operation.output;
   const Values whole{.data = data, .count = operation.count};
 
@@ -221,7 +225,6 @@ std::vector<Stage> HierarchicalCommunicator::in_shards(const Operation& operatio
   const float clip = wire ? std::exchange(wire->clip, 0.0f) : 0;
   const Ratio to_mean_of_host = wire ? Ratio{topology_.hosts, size()} : Ratio{};
   const Ratio from_mean_of_host = wire && !average ? Ratio{size(), topology_.hosts} : Ratio{};
-  const Ratio to_mean = average && !wire ? Ratio{1, size()} : Ratio{};
 
   std::vector<Stage> stages;
   stages.push_back({StageGroup::intra_node_reduce, [=, this] {
@@ -255,12 +258,9 @@ std::vector<Stage> HierarchicalCommunicator::to_root_in_shards(const Operation& 
   const auto shards = Shards::of_cache_lines(topology_, operation.count, element);
   const auto own = shards.own();
   const auto& counts = shards.counts();
-  const Issue issue{.timeout = operation.timeout,
-                    .part_of = std::make_shared<const Operation>(operation)};
+  const auto issue = issue_of_stages(operation);
   const auto dtype = operation.dtype;
-  const bool average = operation.reduce == ReduceOp::avg;
-  const auto op = average ? ReduceOp::sum : operation.reduce;
-  const Ratio to_mean = average ? Ratio{1, size()} : Ratio{};
+  const auto [op, to_mean] = summed(operation.reduce, size());
   auto* const data = const_cast<std::byte*>(operation.input);
   const int root = operation.peer;
   const bool is_root = rank() == root;
@@ -296,18 +296,13 @@ std::vector<Stage> HierarchicalCommunicator::to_root_in_shards(const Operation& 
 /// and sends the ranks of this host what is theirs. A host sends the parts of the others once.
 std::vector<Stage> HierarchicalCommunicator::to_parts_in_shards(const Operation& operation) const {
   const auto element = size_of(operation.dtype);
-  const auto all = parts(operation);
-  const auto total = std::accumulate(all.begin(), all.end(), std::size_t{0});
-  const auto shards = Shards::of_cache_lines(topology_, total, element);
+  const auto shards = Shards::of_cache_lines(topology_, operation.part_begin(size()), element);
   const auto length = shards.own().length;
   const auto& counts = shards.counts();
-  const auto meet = PartsInShards::of(topology_, hosts(), all, shards);
-  const Issue issue{.timeout = operation.timeout,
-                    .part_of = std::make_shared<const Operation>(operation)};
+  const auto meet = PartsInShards::of(topology_, hosts(), operation, shards);
+  const auto issue = issue_of_stages(operation);
   const auto dtype = operation.dtype;
-  const bool average = operation.reduce == ReduceOp::avg;
-  const auto op = average ? ReduceOp::sum : operation.reduce;
-  const Ratio to_mean = average ? Ratio{1, size()} : Ratio{};
+  const auto [op, to_mean] = summed(operation.reduce, size());
   auto* const input = operation.input;
   auto* const output = operation.output;
   const auto sums = std::make_shared<std::unique_ptr<std::byte[]>>();
@@ -339,13 +334,10 @@ std::vector<Stage> HierarchicalCommunicator::to_parts_in_shards(const Operation&
 std::vector<Stage> HierarchicalCommunicator::from_parts_in_shards(
     const Operation& operation) const {
   const auto element = size_of(operation.dtype);
-  const auto all = parts(operation);
-  const auto total = std::accumulate(all.begin(), all.end(), std::size_t{0});
-  const auto shards = Shards::of_cache_lines(topology_, total, element);
+  const auto shards = Shards::of_cache_lines(topology_, operation.part_begin(size()), element);
   const auto& counts = shards.counts();
-  const auto meet = PartsInShards::of(topology_, hosts(), all, shards);
-  const Issue issue{.timeout = operation.timeout,
-                    .part_of = std::make_shared<const Operation>(operation)};
+  const auto meet = PartsInShards::of(topology_, hosts(), operation, shards);
+  const auto issue = issue_of_stages(operation);
   const auto dtype = operation.dtype;
   auto* const input = operation.input;
   auto* const output = operation.output;

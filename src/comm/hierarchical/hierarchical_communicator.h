@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <deque>
 #include <memory>
 #include <optional>
@@ -75,9 +74,6 @@ class HierarchicalCommunicator final : public detail::BackendCommunicator {
   std::vector<Stage> to_root_in_shards(const Operation& operation) const;
   std::vector<Stage> to_parts_in_shards(const Operation& operation) const;
   std::vector<Stage> from_parts_in_shards(const Operation& operation) const;
-  std::vector<std::size_t> parts(const Operation& operation) const;
-  std::size_t bytes_of_parts(const Operation& operation) const;
-  bool hosts_have_consecutive_ranks() const { return std::ranges::is_sorted(hosts()); }
 
   std::shared_ptr<HierarchicalRankContext> context_;
   HostTopology topology_;

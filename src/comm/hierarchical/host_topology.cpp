@@ -18,7 +18,8 @@ HostTopology HostTopology::of(const Communicator& group) {
       .host = host,
       .local_rank = static_cast<int>(std::count(hosts.begin(), hosts.begin() + group.rank(), host)),
       .local_size = ranks[static_cast<std::size_t>(host)],
-      .shards = std::ranges::min(ranks)};
+      .shards = std::ranges::min(ranks),
+      .has_consecutive_ranks = std::ranges::is_sorted(hosts)};
 }
 
 std::shared_ptr<Communicator> HostTopology::inter_node(Communicator& group) const {
@@ -87,10 +88,12 @@ detail::Range intersection(const detail::Range& a, const detail::Range& b) {
 }  // namespace
 
 PartsInShards PartsInShards::of(const HostTopology& topology, std::span<const int> hosts,
-                                std::span<const std::size_t> parts, const Shards& shards) {
+                                const Operation& operation, const Shards& shards) {
+  std::vector<std::size_t> parts;
   std::vector<std::size_t> of_hosts(static_cast<std::size_t>(topology.hosts));
-  for (std::size_t rank = 0; rank < parts.size(); ++rank) {
-    of_hosts[static_cast<std::size_t>(hosts[rank])] += parts[rank];
+  for (int rank = 0; rank < topology.size; ++rank) {
+    parts.push_back(operation.part(rank));
+    of_hosts[static_cast<std::size_t>(hosts[static_cast<std::size_t>(rank)])] += parts.back();
   }
   const auto blocks = ranges_of(of_hosts);
   const auto first = std::ranges::find(hosts, topology.host) - hosts.begin();

@@ -15,12 +15,13 @@ namespace lockstep::inline v0_2::hierarchical {
 /// the leader of shard r: it reduces the shard inside its host and exchanges it with the leaders of
 /// the other hosts.
 struct HostTopology {
-  int size = 1;        ///< ranks of the group
-  int hosts = 1;       ///< number of hosts
-  int host = 0;        ///< index of this rank's host
-  int local_rank = 0;  ///< rank among the ranks of this host
-  int local_size = 1;  ///< ranks on this host
-  int shards = 1;      ///< number of shards: ranks of the host with the fewest
+  int size = 1;                       ///< ranks of the group
+  int hosts = 1;                      ///< number of hosts
+  int host = 0;                       ///< index of this rank's host
+  int local_rank = 0;                 ///< rank among the ranks of this host
+  int local_size = 1;                 ///< ranks on this host
+  int shards = 1;                     ///< number of shards: ranks of the host with the fewest
+  bool has_consecutive_ranks = true;  ///< on every host
 
   static HostTopology of(const Communicator& group);
 
@@ -63,9 +64,9 @@ class Shards {
 /// Where the parts of ranks and the shards of leaders meet in a buffer that has a part for each
 /// rank of the group, in rank order. Every host must have consecutive ranks. Units: elements.
 struct PartsInShards {
-  /// parts: elements of each rank's part. hosts: of each rank.
+  /// operation: with a part for each rank. hosts: of each rank.
   static PartsInShards of(const HostTopology& topology, std::span<const int> hosts,
-                          std::span<const std::size_t> parts, const Shards& shards);
+                          const Operation& operation, const Shards& shards);
 
   /// Of this rank's shard, the parts of each host's ranks.
   std::vector<std::size_t> by_host;
