@@ -211,7 +211,7 @@ void Communicator::check(const Operation& operation) const {
 std::shared_ptr<Communicator> Communicator::new_group(std::span<const int> /*members*/) {
   throw BackendUnavailable(concat("new_group (", backend(), ") rank ", rank_, " of ", size_,
                                   ": the backend has no groups that only their members create; use "
-                                  "split() on all ranks, or backend host"),
+                                  "split() on all ranks, or backend host, mpi or hierarchical"),
                            {.operation = "new_group"});
 }
 

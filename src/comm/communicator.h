@@ -136,8 +136,9 @@ class Communicator {
   /// negative color. Collective.
   virtual std::shared_ptr<Communicator> split(int color, int key) = 0;
 
-  /// The new group of these ranks, in this order, as a world of its own. Only its members call it,
-  /// with the same list of different ranks.
+  /// The new group of these ranks, in this order. Only its members call it, with the same list of
+  /// different ranks. It is a world of its own with backend host, and a part of the world with
+  /// others.
   /// Throws: BackendUnavailable if the backend has no such groups. TimeoutError and CommError if a
   /// member does not call it.
   virtual std::shared_ptr<Communicator> new_group(std::span<const int> members);

@@ -43,6 +43,8 @@ const char* name(Source::Content content) {
       return "the weights";
     case Source::Content::model:
       return "the construction";
+    case Source::Content::group_number:
+      return "the number of a new group";
   }
   return "unknown content";
 }

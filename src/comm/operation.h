@@ -26,7 +26,8 @@ struct Source {
     participation,   ///< which parameters took part in a backward
     bucket_order,    ///< the new order in which buckets are exchanged
     weights,         ///< of the ranks' gradients
-    model            ///< check and broadcast at construction
+    model,           ///< check and broadcast at construction
+    group_number     ///< of a group that only its members create
   };
 
   Owner owner = Owner::none;

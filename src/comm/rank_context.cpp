@@ -314,11 +314,13 @@ void RankContext::check_time(LongWait& wait) {
   const auto& operation = wait.operation;
   if (wait.deadline.elapsed() < wait.limit + operation.grace()) return;
   const auto missing = operation.missing();
-  record(FailureKind::timeout,
-         {.timeout = true,
-          .text = concat(operation.operation().label(), " waited ", wait.limit.count() / 1000.0,
-                         " s for ", awaited(missing), operation.note()),
-          .rank = missing.empty() ? -1 : world_rank(lowest(missing))});
+  const auto source = to_text(operation.operation().source);
+  record(FailureKind::timeout, {.timeout = true,
+                                .text = concat(operation.operation().label(),
+                                               source.empty() ? "" : concat(" (", source, ")"),
+                                               " waited ", wait.limit.count() / 1000.0, " s for ",
+                                               awaited(missing), operation.note()),
+                                .rank = missing.empty() ? -1 : world_rank(lowest(missing))});
   propagate_failure();
   throw_failure(operation.where());
 }

@@ -31,6 +31,15 @@ NumberedSplit split_numbered(Communicator& group, int color, int key, std::int64
   return part;
 }
 
+int agree_on_number(Communicator& group, int last_number) {
+  std::int64_t number = last_number + 1;
+  group
+      .all_reduce(&number, 1, DType::i64, ReduceOp::max,
+                  {.source = {.content = Source::Content::group_number}})
+      .wait();
+  return static_cast<int>(number);
+}
+
 std::vector<int> at_ranks(std::span<const int> members, std::span<const int> ranks) {
   std::vector<int> found;
   for (const int rank : ranks) found.push_back(members[static_cast<std::size_t>(rank)]);

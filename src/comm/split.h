@@ -33,6 +33,10 @@ struct NumberedSplit {
 /// last_number: the highest number of the groups that this rank is or was a member of. Collective.
 NumberedSplit split_numbered(Communicator& group, int color, int key, std::int64_t last_number);
 
+/// A number for a new group of all ranks of this group, higher than the last_number of each.
+/// Collective. last_number: the highest number of the groups that this rank is or was a member of.
+int agree_on_number(Communicator& group, int last_number);
+
 /// members[rank] for each of the ranks.
 std::vector<int> at_ranks(std::span<const int> members, std::span<const int> ranks);
 

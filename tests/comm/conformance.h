@@ -44,6 +44,11 @@ void check_messages(Communicator& group);
 /// Messages by tag and from any source, and their cancellation, where messages are matched by tag.
 void check_tags(Communicator& group);
 
+/// Groups that only their members create, where the backend has such.
+void check_new_group(Communicator& group);
+/// The sum of the numbers that the ranks pass.
+std::int64_t sum_of_ranks(Communicator& group, int rank);
+
 /// Waits with a limit, for any of several operations, and until another thread requests a stop.
 void check_waits(Communicator& group);
 

@@ -16,41 +16,13 @@ namespace {
 using namespace std::chrono_literals;
 using ::testing::HasSubstr;
 
-std::int64_t sum_of_ranks(Communicator& group, int rank) {
-  std::int64_t sum = rank;
-  group.all_reduce(&sum, 1, DType::i64, ReduceOp::sum).wait();
-  return sum;
-}
+void check(const std::shared_ptr<Communicator>& group) { check_new_group(*group); }
 
-/// Every second rank creates a group, in the opposite order.
-void check_new_group(const std::shared_ptr<Communicator>& group) {
-  std::vector<int> members;
-  for (int rank = group->size() - 1; rank >= 0; --rank) {
-    if (rank % 2 == 0) members.push_back(rank);
-  }
-  if (group->rank() % 2 == 0) {
-    const auto evens = group->new_group(members);
-    const auto last = static_cast<int>(members.size()) - 1;
-    if (evens->rank() != last - group->rank() / 2 || evens->size() != last + 1) {
-      throw std::runtime_error("new_group: got another rank or size");
-    }
-    if (evens->world_rank(0) != members[0]) throw std::runtime_error("new_group: world_rank(0)");
-    if (sum_of_ranks(*evens, group->rank()) != last * (last + 1)) {
-      throw std::runtime_error("new_group: got another sum");
-    }
-    check_messages(*evens);
-    // The same members again, while the first group exists.
-    sum_of_ranks(*evens->new_group(std::vector{evens->rank()}), 0);
-    sum_of_ranks(*group->new_group(members), 0);
-  }
-  group->barrier().wait();
-}
-
-const ProcessBody body("new_group", check_new_group);
+const ProcessBody body("new_group", check);
 
 class NewGroup : public ::testing::TestWithParam<int> {};
 
-TEST_P(NewGroup, OfThreads) { run_ranks(GetParam(), check_new_group); }
+TEST_P(NewGroup, OfThreads) { run_ranks(GetParam(), check); }
 TEST_P(NewGroup, OfProcesses) { expect_processes(GetParam(), "new_group"); }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, NewGroup, ::testing::Values(1, 2, 3, 4, 7));

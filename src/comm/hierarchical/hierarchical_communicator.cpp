@@ -13,6 +13,7 @@
 #include "comm/hierarchical/hierarchical_rank_context.h"
 #include "comm/host/peer_watch.h"
 #include "comm/host/rendezvous.h"
+#include "comm/split.h"
 #include "comm/waiting.h"
 #include "core/text.h"
 #include "lockstep/error.h"
@@ -86,13 +87,14 @@ std::unique_ptr<std::byte[]> temporary(std::size_t bytes) {
 
 std::shared_ptr<HierarchicalCommunicator> HierarchicalCommunicator::compose(
     std::shared_ptr<HierarchicalRankContext> context, std::shared_ptr<Communicator> flat,
-    std::shared_ptr<Communicator> inside) {
+    std::shared_ptr<Communicator> inside, std::vector<int> world_ranks) {
   const auto topology = HostTopology::of(*flat);
   StageCommunicators groups;
   groups.intra_node_gather = inside->split(0, inside->rank());
   groups.inter_node = topology.inter_node(*flat);
   groups.intra_node_reduce = std::move(inside);
   groups.all_ranks = std::move(flat);
+  groups.world_ranks = std::move(world_ranks);
   return std::make_shared<HierarchicalCommunicator>(std::move(context), topology,
                                                     std::move(groups));
 }
@@ -128,7 +130,36 @@ std::shared_ptr<Communicator> HierarchicalCommunicator::split(int color, int key
     const auto flat = groups_.all_ranks->split(color, key);
     const auto inside = groups_.intra_node_reduce->split(color, key);
     if (flat == nullptr) return nullptr;
-    return compose(context_, flat, inside);
+    return compose(context_, flat, inside, groups_.world_ranks);
+  });
+}
+
+std::shared_ptr<Communicator> HierarchicalCommunicator::new_group(std::span<const int> members) {
+  const std::vector ranks(members.begin(), members.end());
+  auto& all = *groups_.all_ranks;
+  const auto agreement = [&] {
+    const HierarchicalRankContext::CallGuard guard(*context_);
+    return mpi::new_group(all, ranks, mpi::agreement_group);
+  }();
+  // Other operations advance while it waits. After it all members are in new_group(), so what
+  // follows can block.
+  const int number = detail::agree_on_number(
+      *std::make_shared<HierarchicalCommunicator>(context_, HostTopology::of(*agreement),
+                                                  StageCommunicators{.all_ranks = agreement}),
+      mpi::last_group(all));
+  // The members on this host, as local ranks of this group and as world ranks.
+  std::vector<int> local_ranks;
+  std::vector<int> world_ranks;
+  for (const int rank : ranks) {
+    const auto host = hosts().begin() + rank;
+    if (*host != topology_.host) continue;
+    local_ranks.push_back(static_cast<int>(std::count(hosts().begin(), host, topology_.host)));
+    world_ranks.push_back(world_rank(rank));
+  }
+  const HierarchicalRankContext::CallGuard guard(*context_);
+  return context_->or_fail<CommError>([&]() -> std::shared_ptr<Communicator> {
+    return compose(context_, mpi::new_group(all, ranks, number),
+                   groups_.intra_node_reduce->new_group(local_ranks), std::move(world_ranks));
   });
 }
 
@@ -142,7 +173,7 @@ std::vector<int> HierarchicalCommunicator::first_awaited() const {
 std::vector<int> HierarchicalCommunicator::world_ranks(StageGroup stage_group,
                                                        std::vector<int> ranks) const {
   if (stage_group == StageGroup::all_ranks || stage_group == StageGroup::inter_node) return ranks;
-  for (int& rank : ranks) rank = context_->world_ranks()[static_cast<std::size_t>(rank)];
+  for (int& rank : ranks) rank = groups_.world_ranks[static_cast<std::size_t>(rank)];
   return ranks;
 }
 
@@ -201,7 +232,7 @@ std::vector<Stage> HierarchicalCommunicator::stages(const Operation& operation) 
       operation.part_begin(size()) * size_of(operation.dtype) >= least_gathered_in_shards) {
     return from_parts_in_shards(operation);
   }
-  const bool here = topology_.hosts == 1;
+  const bool here = topology_.hosts == 1 && groups_.intra_node_reduce != nullptr;
   const auto& whole = here ? groups_.intra_node_reduce : groups_.all_ranks;
   return {{.stage_group = here ? StageGroup::intra_node_reduce : StageGroup::all_ranks,
            .begin = [whole, &operation] { return detail::reissue(*whole, operation); }}};
@@ -444,9 +475,10 @@ std::shared_ptr<Communicator> new_group(Communicator& world, const NewGroup& gro
     groups.intra_node_gather = groups.intra_node_reduce->split(0, topology.local_rank);
     groups.inter_node = mpi::new_group(*flat, leaders(topology, by_host), group.number + 1);
     groups.all_ranks = flat;
+    groups.world_ranks = inside.world_ranks;
     const bool fits = detail::fit_cores(topology.local_size, inside.threads_per_rank, inside.cores);
-    const auto context = std::make_shared<HierarchicalRankContext>(
-        flat, groups.intra_node_reduce, inside.world_ranks, inside.timeout, fits);
+    const auto context = std::make_shared<HierarchicalRankContext>(flat, groups.intra_node_reduce,
+                                                                   inside.timeout, fits);
     return std::make_shared<HierarchicalCommunicator>(context, topology, std::move(groups));
   } catch (const std::exception& error) {
     flat->fail_with(control::failure_of(error));  // members on other hosts wait for this rank
@@ -492,9 +524,10 @@ std::shared_ptr<Communicator> create(const Options& options) {
     if (local_size == flat->size()) return local;
 
     const bool fits = detail::fit_cores(local_size, inside.threads_per_rank, inside.cores);
-    const auto context = std::make_shared<HierarchicalRankContext>(
-        flat, local, std::move(world_ranks), options.between_hosts.timeout, fits);
-    const auto composed = HierarchicalCommunicator::compose(context, flat, local);
+    const auto context =
+        std::make_shared<HierarchicalRankContext>(flat, local, options.between_hosts.timeout, fits);
+    const auto composed =
+        HierarchicalCommunicator::compose(context, flat, local, std::move(world_ranks));
     context->set_recorder(detail::FlightRecorder::create(*composed));
     if (with_thread) context->start_progress_thread();
     return composed;

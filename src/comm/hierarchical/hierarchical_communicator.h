@@ -18,23 +18,26 @@
 
 namespace lockstep::inline v0_2::hierarchical {
 
-/// The groups of which a hierarchical group is composed, one for each StageGroup.
+/// The groups of which a hierarchical group is composed, one for each StageGroup. Without groups
+/// inside a host, it has only operations that run over MPI.
 struct StageCommunicators {
-  std::shared_ptr<Communicator> intra_node_reduce;  ///< the ranks of this host
+  std::shared_ptr<Communicator> intra_node_reduce = {};  ///< the ranks of this host
   /// The leaders of this rank's shard; null on a rank that is not a leader.
-  std::shared_ptr<Communicator> inter_node;
-  std::shared_ptr<Communicator> intra_node_gather;  ///< the ranks of this host, as a second group
-  std::shared_ptr<Communicator> all_ranks;          ///< over MPI
+  std::shared_ptr<Communicator> inter_node = {};
+  std::shared_ptr<Communicator> intra_node_gather = {};  ///< those of this host, as a second group
+  std::shared_ptr<Communicator> all_ranks = {};          ///< over MPI
+  /// The world rank of each rank of the world whose memory the groups inside this host use.
+  std::vector<int> world_ranks = {};
 };
 
 /// One rank's communicator of one group whose ranks are on several hosts.
 class HierarchicalCommunicator final : public detail::BackendCommunicator {
  public:
   /// Creates the hierarchical group with the ranks of flat. inside is the group of its ranks on
-  /// this host. Collective over flat.
+  /// this host, and world_ranks are those of its world. Collective over flat.
   static std::shared_ptr<HierarchicalCommunicator> compose(
       std::shared_ptr<HierarchicalRankContext> context, std::shared_ptr<Communicator> flat,
-      std::shared_ptr<Communicator> inside);
+      std::shared_ptr<Communicator> inside, std::vector<int> world_ranks);
   HierarchicalCommunicator(std::shared_ptr<HierarchicalRankContext> context,
                            const HostTopology& topology, StageCommunicators groups);
   ~HierarchicalCommunicator() override;
@@ -43,6 +46,7 @@ class HierarchicalCommunicator final : public detail::BackendCommunicator {
   int world_rank(int rank) const override { return groups_.all_ranks->world_rank(rank); }
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override;
   std::shared_ptr<Communicator> split(int color, int key) override;
+  std::shared_ptr<Communicator> new_group(std::span<const int> members) override;
   bool matches_by_tag() const override { return true; }
 
   /// The same ranks over MPI.

@@ -18,15 +18,13 @@ detail::WaitPolicy policy(bool fits) {
 
 HierarchicalRankContext::HierarchicalRankContext(std::shared_ptr<Communicator> over_mpi,
                                                  std::shared_ptr<Communicator> of_host,
-                                                 std::vector<int> world_ranks,
                                                  std::chrono::milliseconds timeout, bool fits)
     : ComposedRankContext({.backend = "hierarchical",
                            .rank = over_mpi->world_rank(over_mpi->rank()),
                            .timeout = timeout,
                            .policy = policy(fits),
                            .has_mutex = true},
-                          {std::move(of_host), over_mpi}),
-      world_ranks_(std::move(world_ranks)) {}
+                          {std::move(of_host), over_mpi}) {}
 
 bool HierarchicalRankContext::advance() {
   if (failed()) return false;

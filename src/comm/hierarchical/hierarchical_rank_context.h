@@ -13,14 +13,11 @@ namespace lockstep::inline v0_2::hierarchical {
 class HierarchicalRankContext final : public detail::ComposedRankContext {
  public:
   /// over_mpi and of_host are the world over MPI and the world of this host, from which all groups
-  /// are split. world_ranks: the world rank of each rank of this host. fits: every rank of this
-  /// host has cores of its own.
+  /// are split. fits: every rank of this host has cores of its own.
   HierarchicalRankContext(std::shared_ptr<Communicator> over_mpi,
-                          std::shared_ptr<Communicator> of_host, std::vector<int> world_ranks,
-                          std::chrono::milliseconds timeout, bool fits);
+                          std::shared_ptr<Communicator> of_host, std::chrono::milliseconds timeout,
+                          bool fits);
   ~HierarchicalRankContext() { stop_thread(); }
-
-  const std::vector<int>& world_ranks() const { return world_ranks_; }
 
   /// Checks the operations of all groups.
   void check(const detail::BackendRequest&) override;
@@ -28,7 +25,6 @@ class HierarchicalRankContext final : public detail::ComposedRankContext {
  private:
   bool advance() override;
 
-  std::vector<int> world_ranks_;
   unsigned polls_ = 0;
 };
 

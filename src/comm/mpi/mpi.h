@@ -52,6 +52,10 @@ void start_thread(Communicator& world);
 /// Begins to record the operations of a world that create() made without records.
 void record_operations(Communicator& world);
 
+/// The number of a group of some ranks in which they agree on the number of another. A rank is in
+/// one such group at a time.
+inline constexpr int agreement_group = 1;
+
 /// The highest number of the groups over MPI that this rank is or was a member of.
 /// world: a communicator over MPI.
 int last_group(const Communicator& world);

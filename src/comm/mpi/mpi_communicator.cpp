@@ -243,6 +243,12 @@ std::shared_ptr<Communicator> MpiCommunicator::split(int color, int key) {
   return made;
 }
 
+std::shared_ptr<Communicator> MpiCommunicator::new_group(std::span<const int> members) {
+  const std::vector ranks(members.begin(), members.end());
+  const auto agreement = part(ranks, agreement_group);
+  return part(ranks, detail::agree_on_number(*agreement, context_->last_group()));
+}
+
 std::shared_ptr<MpiCommunicator> MpiCommunicator::part(const std::vector<int>& ranks, int number) {
   const int most = messages::most_groups(context_->transport().last_tag());
   if (number > most) {

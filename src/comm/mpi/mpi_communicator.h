@@ -31,6 +31,7 @@ class MpiCommunicator final : public detail::BackendCommunicator {
   int world_rank(int rank) const override { return group_.world_rank(rank); }
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override;
   std::shared_ptr<Communicator> split(int color, int key) override;
+  std::shared_ptr<Communicator> new_group(std::span<const int> members) override;
   bool matches_by_tag() const override { return true; }
 
   /// The group of these ranks of this group, in this order. It sends no message.

@@ -62,6 +62,7 @@ MpiRankContext::MpiRankContext(const Options& options, std::unique_ptr<MpiTransp
       transport_(std::move(transport)) {
   main_thread_only_ = Library::main_thread_only();
   left_.resize(static_cast<std::size_t>(size()));
+  set_last_group(agreement_group);
   receive_notice();
 }
 

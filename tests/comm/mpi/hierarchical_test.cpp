@@ -123,6 +123,21 @@ TEST_F(Hierarchical, SplitsWhileOperationsAreInFlight) {
   EXPECT_EQ(count(ended.out, "split, and 4.000000\n"), 4) << ended.out << ended.err;
 }
 
+TEST_F(Hierarchical, MembersCreateGroupsWhileOperationsAreInFlight) {
+  for (const auto* hosts : {"aabb", "abab", "abbb"}) {
+    const auto ended = Launched(command(4, "new-group-in-flight", "", hosts)).wait();
+    EXPECT_EQ(count(ended.out, "made, and 4.000000\n"), 4) << hosts << ended.out << ended.err;
+  }
+}
+
+TEST_F(Hierarchical, MemberThatDoesNotCallIsNamed) {
+  for (const auto* hosts : {"aab", "aba"}) {
+    const auto text = said(3, "new-group-without-a-member", hosts);
+    EXPECT_EQ(count(text, "all_reduce #1 (the number of a new group) waited 1 s for rank 1"), 3)
+        << hosts << text;
+  }
+}
+
 TEST_F(Hierarchical, AbandonedOperationTouchesNothingAnyMore) {
   const auto text = said(4, "abandon", "aabb");
   EXPECT_EQ(count(text, "all_reduce #2 was abandoned"), 4) << text;

@@ -58,6 +58,17 @@ TEST_F(Mpi, RingGivesEveryRankTheSameSums) {
   EXPECT_EQ(ended.code, 0) << ended.out << ended.err;
 }
 
+TEST_F(Mpi, MembersCreateGroupsWhileOperationsAreInFlight) {
+  const auto ended = Launched(command(4, "new-group-in-flight"), variables()).wait();
+  EXPECT_EQ(count(ended.out, "made, and 4.000000\n"), 4) << ended.out << ended.err;
+}
+
+TEST_F(Mpi, MemberThatDoesNotCallIsNamed) {
+  const auto text = said(3, "new-group-without-a-member");
+  EXPECT_EQ(count(text, "all_reduce #1 (the number of a new group) waited 1 s for rank 1"), 3)
+      << text;
+}
+
 TEST_F(Mpi, RingIsTakenWhereNeighboursShareHosts) {
   const auto ended = Launched(command(4, "ring-in-short", "auto", "aabb")).wait();
   EXPECT_EQ(ended.code, 0) << ended.out << ended.err;
@@ -160,8 +171,8 @@ TEST_F(Mpi, FirstCauseReachesEveryRank) {
 }
 
 TEST_F(Mpi, LauncherEndsTheOthersOfARankThatEnds) {
-  // The code of rank 1, or that of a rank that heard of it and ended first. MPICH's launcher reports
-  // 9 when it had to kill another rank.
+  // The code of rank 1, or that of a rank that heard of it and ended first. MPICH's launcher
+  // reports 9 when it had to kill another rank.
   EXPECT_THAT(Launched(command(3, "exit-3"), variables()).wait().code, ::testing::AnyOf(3, 1, 9));
   const auto killed = Launched(command(3, "kill-9"), variables()).wait();
   EXPECT_NE(killed.code, 0);

@@ -61,6 +61,7 @@ int conformance() {
   lockstep::testing::check_messages(*group);
   lockstep::testing::check_waits(*group);
   lockstep::testing::check_tags(*group);
+  lockstep::testing::check_new_group(*group);
   lockstep::testing::check_denormals(*group);
   return 0;
 }
@@ -185,6 +186,39 @@ int split_in_flight() {
   last->barrier().wait();
   say("split, and " + std::to_string(large.back()));
   return 0;
+}
+
+/// Creates groups while their members have outstanding operations that others complete first.
+int new_group_in_flight() {
+  const auto group = join();
+  std::vector<float> large(1'000'000, 1);
+  {
+    auto sum = group->all_reduce(large.data(), large.size(), DType::f32, ReduceOp::sum);
+    if (group->rank() != 0) sum.wait();
+    if (group->rank() != 3) group->new_group(std::vector{0, 1, 2})->barrier().wait();
+  }
+  auto early = group->rank() == 2 ? group->barrier() : lockstep::Work();
+  if (group->rank() == 1) group->barrier().wait();
+  if (group->rank() == 1 || group->rank() == 2) {
+    group->new_group(std::vector{2, 1})->barrier().wait();
+  }
+  if (group->rank() == 0 || group->rank() == 3) group->barrier().wait();
+  early.wait();
+  say("made, and " + std::to_string(large.back()));
+  return 0;
+}
+
+/// Rank 0 waits for a member that never calls new_group().
+int new_group_without_a_member() {
+  const auto group = join({.timeout = 1s});
+  return expect_failure(group, [&] {
+    group->barrier().wait();
+    if (group->rank() == 0) {
+      group->new_group(std::vector{0, 1});
+    } else {
+      group->recv(floats, 1, DType::f32, 0, 0, {.timeout = 30s}).wait();
+    }
+  });
 }
 
 /// An exception leaves the scope of rank 0's operation, whose memory then goes.
@@ -462,6 +496,8 @@ const std::map<std::string_view, std::function<int()>> behaviours{
     {"out-of-order", out_of_order},
     {"other-reduction", other_reduction},
     {"split-in-flight", split_in_flight},
+    {"new-group-in-flight", new_group_in_flight},
+    {"new-group-without-a-member", new_group_without_a_member},
     {"abandon", abandon},
     {"fail-elsewhere", fail_elsewhere},
     {"other-dtype", other_dtype},
