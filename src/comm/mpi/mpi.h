@@ -62,7 +62,7 @@ int last_group(const Communicator& world);
 
 /// The group of these ranks of a group over MPI, in this order. Only its members call it, and it
 /// waits for none of them. Its failure ends the world.
-/// number: the same on all members; higher than the last_group() of each.
+/// number: the same on all members; higher than the last_group() of each, or agreement_group.
 /// Throws: CommError if MPI has too few tags for this number.
 std::shared_ptr<Communicator> new_group(Communicator& parent, const std::vector<int>& members,
                                         int number);

@@ -35,7 +35,8 @@ class MpiCommunicator final : public detail::BackendCommunicator {
   bool matches_by_tag() const override { return true; }
 
   /// The group of these ranks of this group, in this order. It sends no message.
-  /// number: the same on all of them; higher than their RankContext::last_group().
+  /// number: the same on all of them; higher than their RankContext::last_group(), or
+  /// agreement_group.
   /// Throws: CommError if MPI has too few tags for this number.
   std::shared_ptr<MpiCommunicator> part(const std::vector<int>& ranks, int number);
 
