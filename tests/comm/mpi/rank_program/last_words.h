@@ -85,9 +85,9 @@ inline int cut_for_good(Communicator& group, const LastWords& words) {
   return 1;
 }
 
-/// The last rank is killed while the others wait for its message: OpenMPI itself may end a rank
-/// that sends to a dead one.
-inline int kill_the_last(Communicator& group, const LastWords& words) {
+/// The last rank is killed while the others wait for its message, or for one of any rank: OpenMPI
+/// itself may end a rank that sends to a dead one.
+inline int kill_the_last(Communicator& group, const LastWords& words, bool from_any) {
   const int last = group.size() - 1;
   if (group.rank() == last) {
     group.barrier().wait();
@@ -98,7 +98,7 @@ inline int kill_the_last(Communicator& group, const LastWords& words) {
   words.meet_the_end(group, [&] {
     if (!std::exchange(together, true)) return group.barrier().wait();
     float word = 0;
-    group.recv(&word, 1, DType::f32, last).wait();
+    group.recv(&word, 1, DType::f32, from_any ? any_source : last).wait();
   });
   return 1;
 }

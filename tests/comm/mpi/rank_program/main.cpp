@@ -66,6 +66,11 @@ int conformance() {
   return 0;
 }
 
+int kill_the_last(bool from_any) {
+  ::signal(SIGTERM, SIG_IGN);
+  return lockstep::testing::kill_the_last(*join_as_found(), LastWords(argument), from_any);
+}
+
 /// Says why it could not join, and stays.
 int refused() {
   try {
@@ -95,6 +100,7 @@ int conformance_in_short() {
   lockstep::testing::check_split(*group, of_ranks);
   lockstep::testing::check_messages(*group);
   lockstep::testing::check_tags(*group);
+  lockstep::testing::check_new_group(*group);
   lockstep::testing::check_waits(*group);
   return 0;
 }
@@ -511,11 +517,8 @@ const std::map<std::string_view, std::function<int()>> behaviours{
     {"give-up", give_up},
     {"cut-the-link", [] { return cut_the_link(*join_as_found(), LastWords(argument)); }},
     {"cut-for-good", [] { return cut_for_good(*join_as_found(), LastWords(argument)); }},
-    {"kill-the-last",
-     [] {
-       ::signal(SIGTERM, SIG_IGN);
-       return kill_the_last(*join_as_found(), LastWords(argument));
-     }},
+    {"kill-the-last", [] { return kill_the_last(false); }},
+    {"kill-the-last-of-any", [] { return kill_the_last(true); }},
     {"stopped-job",
      [] {
        lockstep::testing::stop_for_longer_than_2_s(*join({.timeout = 2s}));
