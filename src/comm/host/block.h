@@ -15,9 +15,11 @@ struct BlockSizes {
   /// limit is eager_bytes_from_arena.
   static constexpr std::size_t eager_bytes = 16 << 10;
   static constexpr std::size_t eager_bytes_from_arena = 2 << 10;
-  /// Longer inputs outside the arena are copied in chunks of this size (staged).
+  /// Longer inputs outside the arena are copied in chunks of this size (staged). A step uses one
+  /// chunk and fills the next, so two are needed. With four, a member does not write to a chunk
+  /// that another core has read just before: docs/design/shared-memory.md.
   static constexpr std::size_t chunk_bytes = 256 << 10;
-  static constexpr std::size_t chunks = 2;
+  static constexpr std::size_t chunks = 4;
 };
 
 /// The shared memory of one group. Each member has announcements with eager slots, counters,

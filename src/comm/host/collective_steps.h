@@ -206,7 +206,7 @@ class CollectiveSteps {
         // wakes it.
         if (plan_.path != Path::eager) owner.wake();
         step_finished_ = true;
-        // The other chunk is free: all members have finished the previous step.
+        // The next chunk is free: all members have finished the previous step.
         stage_input(step_ + 1, owner);
       }
       if (step_ + 1 == plan_.steps) break;
