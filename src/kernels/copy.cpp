@@ -44,8 +44,12 @@ constexpr std::size_t read_at_once = 4 << 10;
 }  // namespace
 
 void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
+  copy_part(to, from, bytes, bytes);
+}
+
+void copy_part(std::byte* to, const std::byte* from, std::size_t bytes, std::size_t whole) {
   if (to == from || bytes == 0) return;
-  if (bytes < copied_past_caches) {
+  if (whole < copied_past_caches) {
     std::memcpy(to, from, bytes);
   } else {
     copy_past_caches(to, from, bytes);

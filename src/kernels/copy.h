@@ -12,6 +12,9 @@ inline constexpr std::size_t copied_past_caches = 4 << 20;
 /// stores. Threads that acquire a later release store of the caller see the copied bytes.
 void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes);
 
+/// The same for a part of a copy of `whole` bytes, which decide whether the copy is long.
+void copy_part(std::byte* to, const std::byte* from, std::size_t bytes, std::size_t whole);
+
 /// The same to several destinations, with one read. A destination may be the source.
 void copy_bytes(std::span<std::byte* const> to, const std::byte* from, std::size_t bytes);
 

@@ -22,20 +22,25 @@ std::vector<std::byte> some_bytes(std::size_t count) {
   return bytes;
 }
 
-void check(std::size_t bytes, std::size_t from, std::size_t to) {
+void check(std::size_t bytes, std::size_t from, std::size_t to, std::size_t whole) {
   const auto contents = some_bytes(bytes);
   Buffer source(bytes, from);
   Buffer target(bytes, to);
   source.assign(contents);
-  copy_bytes(target.data(), source.data(), bytes);
+  copy_part(target.data(), source.data(), bytes, whole);
   EXPECT_TRUE(std::ranges::equal(target.contents(), contents))
       << bytes << " bytes, " << from << " to " << to;
   EXPECT_TRUE(target.guards_untouched()) << bytes << " bytes, " << from << " to " << to;
 }
 
+void check(std::size_t bytes, std::size_t from, std::size_t to) { check(bytes, from, to, bytes); }
+
 TEST(Copy, EveryLengthAndAlignment) {
   for (const std::size_t bytes : {0, 1, 63, 64, 65, 1000}) {
-    for (const std::size_t misalignment : {0, 1, 8, 60}) check(bytes, 0, misalignment);
+    for (const std::size_t misalignment : {0, 1, 8, 60}) {
+      check(bytes, 0, misalignment);
+      check(bytes, misalignment, 8, copied_past_caches);  // a part of a long copy
+    }
   }
   for (const std::size_t more : {0, 1, 63, 64, 65, 127}) {
     const auto bytes = copied_past_caches - 64 + more;

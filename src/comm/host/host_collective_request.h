@@ -59,7 +59,9 @@ class CollectiveRequest final : public HostRequest {
   }
   void move(std::uint64_t step);
   void reduce(std::uint64_t step);
-  void pull(int source, int part, std::byte* output, std::uint64_t step);
+  /// Copies a piece of a member's input to this rank's output. whole: bytes of the copy that the
+  /// piece is a part of, if it bypasses the caches when it is long.
+  void pull(int source, int part, std::byte* output, std::uint64_t step, std::size_t whole = 0);
   /// Copies all members' inputs to this rank's output.
   void pull_all(std::uint64_t step);
   static bool reaches(std::span<const std::uint64_t> offsets);
