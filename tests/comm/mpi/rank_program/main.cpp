@@ -216,7 +216,7 @@ int new_group_in_flight() {
 
 /// Rank 0 waits for a member that never calls new_group().
 int new_group_without_a_member() {
-  const auto group = join({.timeout = 1s});
+  const auto group = join({.timeout = 3s});
   return expect_failure(group, [&] {
     group->barrier().wait();
     if (group->rank() == 0) {
