@@ -121,6 +121,17 @@ std::shared_ptr<std::byte> HierarchicalCommunicator::allocate(std::size_t bytes)
   return groups_.intra_node_reduce->allocate(bytes);
 }
 
+// The ranks of a group share memory if they are on one host.
+std::optional<std::uint64_t> HierarchicalCommunicator::place_of(const void* memory) const {
+  if (topology_.hosts > 1) return {};
+  return groups_.intra_node_reduce->place_of(memory);
+}
+
+std::byte* HierarchicalCommunicator::at_place(std::uint64_t place) const {
+  if (topology_.hosts > 1) return BackendCommunicator::at_place(place);
+  return groups_.intra_node_reduce->at_place(place);
+}
+
 std::shared_ptr<Communicator> HierarchicalCommunicator::split(int color, int key) {
   // Splitting the stage groups blocks without advancing other operations. After this barrier all
   // members are in split(), so it cannot deadlock.

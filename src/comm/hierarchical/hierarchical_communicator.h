@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <memory>
 #include <optional>
@@ -45,6 +47,8 @@ class HierarchicalCommunicator final : public detail::BackendCommunicator {
   std::string_view backend() const override { return "hierarchical"; }
   int world_rank(int rank) const override { return groups_.all_ranks->world_rank(rank); }
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override;
+  std::optional<std::uint64_t> place_of(const void* memory) const override;
+  std::byte* at_place(std::uint64_t place) const override;
   std::shared_ptr<Communicator> split(int color, int key) override;
   std::shared_ptr<Communicator> new_group(std::span<const int> members) override;
   bool matches_by_tag() const override { return true; }

@@ -48,6 +48,16 @@ using lockstep::testing::LastWords;
 using lockstep::testing::own_number;
 using lockstep::testing::say;
 
+/// The ranks of a host share memory, where the host's groups use it.
+void check_places_of_host(Communicator& group) {
+  const auto of_host = group.split(group.hosts()[static_cast<std::size_t>(group.rank())], 0);
+  const auto memory = of_host->allocate(64);
+  if (group.backend() == "hierarchical" && !of_host->place_of(memory.get())) {
+    throw std::runtime_error("got no place of memory in the group of a host");
+  }
+  lockstep::testing::check_places(*of_host);
+}
+
 int conformance() {
   const auto algorithm = lockstep::mpi::parse_algorithm(argument);
   const auto group = join({.timeout = 60s, .algorithm = algorithm});
@@ -57,6 +67,7 @@ int conformance() {
   lockstep::testing::check_in_flight(*group, of_ranks);
   lockstep::testing::check_skew(*group);
   lockstep::testing::check_places(*group);
+  check_places_of_host(*group);
   lockstep::testing::check_split(*group, of_ranks);
   lockstep::testing::check_messages(*group);
   lockstep::testing::check_waits(*group);
