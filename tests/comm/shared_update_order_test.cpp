@@ -17,16 +17,18 @@
 namespace lockstep::testing {
 namespace {
 
-/// Memory of one rank that all ranks of the group access.
-float* at_place_of_rank(Communicator& group, float* own, int rank) {
+/// The memory that each rank passes, in rank order.
+std::vector<std::byte*> memory_of_ranks(Communicator& group,
+                                        const std::shared_ptr<std::byte>& own) {
   std::vector<std::int64_t> places(static_cast<std::size_t>(group.size()));
-  const auto place = static_cast<std::int64_t>(*group.place_of(own));
+  const auto place = static_cast<std::int64_t>(*group.place_of(own.get()));
   group.all_gather(&place, places.data(), 1, DType::i64).wait();
-  const auto found = static_cast<std::uint64_t>(places[static_cast<std::size_t>(rank)]);
-  return reinterpret_cast<float*>(group.at_place(found));
+  std::vector<std::byte*> memory;
+  for (const auto at : places) memory.push_back(group.at_place(static_cast<std::uint64_t>(at)));
+  return memory;
 }
 
-/// Each rank computes gradients from all parameters, averages its range of all ranks' gradients and
+/// Each rank computes gradients from all parameters, adds its range of all ranks' gradients and
 /// updates its range of the parameters.
 void check_steps(const std::shared_ptr<Communicator>& group, std::size_t count) {
   const auto size = static_cast<std::size_t>(group->size());
@@ -35,12 +37,10 @@ void check_steps(const std::shared_ptr<Communicator>& group, std::size_t count) 
   const auto gradients = group->allocate(bytes);
   const auto block = group->allocate(group->rank() == 0 ? bytes : 1);
   auto* const gradient = reinterpret_cast<float*>(gradients.get());
-  auto* const parameters = at_place_of_rank(*group, reinterpret_cast<float*>(block.get()), 0);
-  std::vector<const std::byte*> gradients_of_ranks;
-  for (int rank = 0; rank < group->size(); ++rank) {
-    gradients_of_ranks.push_back(
-        reinterpret_cast<const std::byte*>(at_place_of_rank(*group, gradient, rank)));
-  }
+  auto* const parameters = reinterpret_cast<float*>(memory_of_ranks(*group, block).front());
+  std::vector<const std::byte*> inputs;  // of this rank's range
+  for (const auto* of_rank : memory_of_ranks(*group, gradients))
+    inputs.push_back(of_rank + own.begin * sizeof(float));
   if (group->rank() == 0) std::fill_n(parameters, count, 1024.0f);
   group->barrier().wait();
 
@@ -49,15 +49,12 @@ void check_steps(const std::shared_ptr<Communicator>& group, std::size_t count) 
       gradient[i] = parameters[i] * static_cast<float>(group->rank() + 1);
     std::int64_t changed = 1;  // the agreement that follows each backward
     group->all_reduce(&changed, 1, DType::i64, ReduceOp::max).wait();
-    std::vector<const std::byte*> inputs;
-    for (const auto* of_rank : gradients_of_ranks)
-      inputs.push_back(of_rank + own.begin * sizeof(float));
-    std::vector<float> mean(own.length);
-    auto* const output = reinterpret_cast<std::byte*>(mean.data());
+    std::vector<float> sum(own.length);
+    auto* const output = reinterpret_cast<std::byte*>(sum.data());
     kernels::reduce(DType::f32, ReduceOp::sum, inputs, {{output}}, own.length);
     // The sum over ranks is a known multiple of the parameter, so each step halves it.
     const auto factor = 1.0f / static_cast<float>(size * (size + 1));
-    for (std::size_t i = 0; i < own.length; ++i) parameters[own.begin + i] -= factor * mean[i];
+    for (std::size_t i = 0; i < own.length; ++i) parameters[own.begin + i] -= factor * sum[i];
     group->barrier().wait();
   }
   for (std::size_t i = 0; i < count; ++i) ASSERT_NEAR(parameters[i], 4.0f, 1e-4f) << i;

@@ -162,9 +162,8 @@ std::shared_ptr<Communicator> HierarchicalCommunicator::new_group(std::span<cons
   std::vector<int> local_ranks;
   std::vector<int> world_ranks;
   for (const int rank : ranks) {
-    const auto host = hosts().begin() + rank;
-    if (*host != topology_.host) continue;
-    local_ranks.push_back(static_cast<int>(std::count(hosts().begin(), host, topology_.host)));
+    if (hosts()[static_cast<std::size_t>(rank)] != topology_.host) continue;
+    local_ranks.push_back(HostTopology::local_rank_of(*this, rank));
     world_ranks.push_back(world_rank(rank));
   }
   const HierarchicalRankContext::CallGuard guard(*context_);

@@ -6,20 +6,24 @@
 
 namespace lockstep::inline v0_2::hierarchical {
 
+int HostTopology::local_rank_of(const Communicator& group, int rank) {
+  const auto host = group.hosts().begin() + rank;
+  return static_cast<int>(std::count(group.hosts().begin(), host, *host));
+}
+
 HostTopology HostTopology::of(const Communicator& group) {
   const auto& hosts = group.hosts();
   const auto rank = static_cast<std::size_t>(group.rank());
   std::vector<int> ranks(static_cast<std::size_t>(std::ranges::max(hosts) + 1));
   for (const int host : hosts) ++ranks[static_cast<std::size_t>(host)];
   const int host = hosts[rank];
-  return {
-      .size = group.size(),
-      .hosts = static_cast<int>(ranks.size()),
-      .host = host,
-      .local_rank = static_cast<int>(std::count(hosts.begin(), hosts.begin() + group.rank(), host)),
-      .local_size = ranks[static_cast<std::size_t>(host)],
-      .shards = std::ranges::min(ranks),
-      .has_consecutive_ranks = std::ranges::is_sorted(hosts)};
+  return {.size = group.size(),
+          .hosts = static_cast<int>(ranks.size()),
+          .host = host,
+          .local_rank = local_rank_of(group, group.rank()),
+          .local_size = ranks[static_cast<std::size_t>(host)],
+          .shards = std::ranges::min(ranks),
+          .has_consecutive_ranks = std::ranges::is_sorted(hosts)};
 }
 
 std::shared_ptr<Communicator> HostTopology::inter_node(Communicator& group) const {

@@ -24,6 +24,8 @@ struct HostTopology {
   bool has_consecutive_ranks = true;  ///< on every host
 
   static HostTopology of(const Communicator& group);
+  /// The rank of a member of the group among the ranks of its host.
+  static int local_rank_of(const Communicator& group, int rank);
 
   /// Whether all ranks are on one host, or each is on a host of its own.
   bool has_one_level() const { return hosts == 1 || hosts == size; }

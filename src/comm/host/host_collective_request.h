@@ -59,8 +59,8 @@ class CollectiveRequest final : public HostRequest {
   }
   void move(std::uint64_t step);
   void reduce(std::uint64_t step);
-  /// Copies a piece of a member's input to this rank's output. whole: bytes of the copy that the
-  /// piece is a part of, if it bypasses the caches when it is long.
+  /// Copies a piece of a member's input to this rank's output. whole: bytes of a long copy that
+  /// includes the piece and bypasses the caches; 0 for none.
   void pull(int source, int part, std::byte* output, std::uint64_t step, std::size_t whole = 0);
   /// Copies all members' inputs to this rank's output.
   void pull_all(std::uint64_t step);
