@@ -11,7 +11,7 @@
 #include <optional>
 #include <thread>
 
-#include "comm/hierarchical/hierarchical_communicator.h"
+#include "comm/hierarchical/hierarchical.h"
 #include "comm/host/host.h"
 #include "comm/mpi/mpi.h"
 #include "core/environment.h"

@@ -17,7 +17,7 @@
 
 #include "backend/errors.h"
 #include "backend/launched_world.h"
-#include "comm/hierarchical/hierarchical_communicator.h"
+#include "comm/hierarchical/hierarchical.h"
 #include "comm/host/host.h"
 #include "comm/host/peer_watch.h"
 #include "comm/host/rendezvous.h"

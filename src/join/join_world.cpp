@@ -9,7 +9,7 @@
 #include <string>
 #include <tuple>
 
-#include "comm/hierarchical/hierarchical_communicator.h"
+#include "comm/hierarchical/hierarchical.h"
 #include "comm/host/peer_watch.h"
 #include "comm/host/rendezvous.h"
 #include "comm/mpi/mpi.h"

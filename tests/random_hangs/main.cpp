@@ -28,7 +28,7 @@
 #include <vector>
 
 #include "comm/flight_record.h"
-#include "comm/hierarchical/hierarchical_communicator.h"
+#include "comm/hierarchical/hierarchical.h"
 #include "comm/host/host.h"
 #include "comm/host/world.h"
 #include "core/median.h"

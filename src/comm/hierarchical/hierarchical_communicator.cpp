@@ -2,17 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <exception>
 #include <new>
-#include <random>
 #include <utility>
 #include <vector>
 
 #include "comm/communicator.h"
-#include "comm/flight_recorder.h"
 #include "comm/hierarchical/hierarchical_rank_context.h"
-#include "comm/host/peer_watch.h"
-#include "comm/host/rendezvous.h"
+#include "comm/mpi/mpi.h"
 #include "comm/split.h"
 #include "comm/waiting.h"
 #include "core/text.h"
@@ -401,152 +397,6 @@ std::vector<Stage> HierarchicalCommunicator::from_parts_in_shards(
                                                                    issue);
                     }});
   return stages;
-}
-
-namespace {
-
-/// Runs fn. Its errors number the ranks of this host from 0; converts their rank to a world rank,
-/// and adds the world ranks of this host to the text.
-template <class Fn>
-auto with_world_ranks(const std::vector<int>& world_ranks, const Fn& fn) {
-  const auto text = [&](const CommError& error) {
-    return detail::concat(detail::rank_list(world_ranks),
-                          " of the world, numbered from 0 on their host: ", error.what());
-  };
-  const auto details = [&](const CommError& error) {
-    const int rank = error.rank();
-    return ErrorDetails{.rank = rank < 0 ? rank : world_ranks.at(static_cast<std::size_t>(rank)),
-                        .operation = error.operation()};
-  };
-  try {
-    return fn();
-  } catch (const TimeoutError& error) {
-    throw TimeoutError(text(error), details(error));
-  } catch (const CommError& error) {
-    throw CommError(text(error), details(error));
-  }
-}
-
-}  // namespace
-
-namespace {
-
-/// The ranks of each host, in the order of the hosts.
-std::vector<std::vector<int>> ranks_by_host(const Communicator& group) {
-  std::vector<std::vector<int>> ranks(
-      static_cast<std::size_t>(std::ranges::max(group.hosts()) + 1));
-  for (int rank = 0; rank < group.size(); ++rank) {
-    ranks[static_cast<std::size_t>(group.hosts()[static_cast<std::size_t>(rank)])].push_back(rank);
-  }
-  return ranks;
-}
-
-/// The ranks that lead this rank's shard; empty if this rank does not lead one.
-std::vector<int> leaders(const HostTopology& topology, const std::vector<std::vector<int>>& ranks) {
-  std::vector<int> found;
-  if (topology.local_rank >= topology.shards) return found;
-  for (const auto& of_host : ranks) {
-    found.push_back(of_host[static_cast<std::size_t>(topology.local_rank)]);
-  }
-  return found;
-}
-
-/// The group over MPI with the ranks of a world that create() made.
-Communicator& over_mpi(Communicator& world) {
-  auto* composed = dynamic_cast<HierarchicalCommunicator*>(&world);
-  return composed != nullptr ? composed->over_mpi() : world;
-}
-
-}  // namespace
-
-int last_group(const Communicator& world) {
-  const auto* composed = dynamic_cast<const HierarchicalCommunicator*>(&world);
-  return mpi::last_group(composed != nullptr ? composed->over_mpi() : world);
-}
-
-std::shared_ptr<Communicator> new_group(Communicator& world, const NewGroup& group) {
-  const auto flat = mpi::new_group(over_mpi(world), group.members, group.number);
-  const auto topology = HostTopology::of(*flat);
-  if (topology.has_one_level()) return flat;
-  const auto by_host = ranks_by_host(*flat);
-  const auto& here = by_host[static_cast<std::size_t>(topology.host)];
-  auto inside = group.inside;
-  inside.watch = true;
-  inside.records = false;
-  for (const int rank : here) inside.world_ranks.push_back(flat->world_rank(rank));
-  try {
-    StageCommunicators groups;
-    groups.intra_node_reduce = with_world_ranks(inside.world_ranks, [&] {
-      return host::create(
-          host::rendezvous(detail::concat(group.job, " of host ", topology.host),
-                           topology.local_rank, topology.local_size, inside.timeout, group.check),
-          topology.local_rank, inside);
-    });
-    groups.intra_node_gather = groups.intra_node_reduce->split(0, topology.local_rank);
-    groups.inter_node = mpi::new_group(*flat, leaders(topology, by_host), group.number + 1);
-    groups.all_ranks = flat;
-    groups.world_ranks = inside.world_ranks;
-    const bool fits = detail::fit_cores(topology.local_size, inside.threads_per_rank, inside.cores);
-    const auto context = std::make_shared<HierarchicalRankContext>(flat, groups.intra_node_reduce,
-                                                                   inside.timeout, fits);
-    return std::make_shared<HierarchicalCommunicator>(context, topology, std::move(groups));
-  } catch (const std::exception& error) {
-    flat->fail_with(control::failure_of(error));  // members on other hosts wait for this rank
-    throw;
-  }
-}
-
-std::shared_ptr<Communicator> create(const Options& options) {
-  const bool with_thread = mpi::by_thread(options.between_hosts);
-  auto between_hosts = options.between_hosts;
-  between_hosts.progress = ProgressMode::wait;  // one progress thread serves both worlds
-  between_hosts.records = false;                // the outermost world of the rank records
-  const auto flat = mpi::create(between_hosts);
-  const auto& hosts = flat->hosts();
-  if (std::ranges::max(hosts) + 1 == flat->size()) {
-    mpi::record_operations(*flat);
-    if (with_thread) mpi::start_thread(*flat);
-    return flat;
-  }
-  const int host = hosts[static_cast<std::size_t>(flat->rank())];
-  std::vector<int> world_ranks;
-  for (int rank = 0; rank < flat->size(); ++rank) {
-    if (hosts[static_cast<std::size_t>(rank)] == host) world_ranks.push_back(rank);
-  }
-  const int local_size = static_cast<int>(world_ranks.size());
-  const auto local_rank =
-      static_cast<int>(std::ranges::find(world_ranks, flat->rank()) - world_ranks.begin());
-
-  try {
-    // Distinguishes this world from other worlds on this host.
-    std::uint64_t token = (std::uint64_t{std::random_device{}()} << 32) | std::random_device{}();
-    flat->broadcast(&token, 1, DType::i64, 0).wait();
-    auto inside = options.inside;
-    inside.watch = true;
-    inside.records = local_size == flat->size();
-    inside.world_ranks = world_ranks;
-    const auto world = with_world_ranks(world_ranks, [&] {
-      const host::LauncherWatch watch(inside.launcher, inside.launcher_name);
-      return host::rendezvous(detail::concat("hierarchy ", token, " of host ", host), local_rank,
-                              local_size, inside.timeout, [&] { return watch.ended(); });
-    });
-    const auto local = host::create(world, local_rank, inside);
-    if (local_size == flat->size()) return local;
-
-    const bool fits = detail::fit_cores(local_size, inside.threads_per_rank, inside.cores);
-    const auto context =
-        std::make_shared<HierarchicalRankContext>(flat, local, options.between_hosts.timeout, fits);
-    const auto composed =
-        HierarchicalCommunicator::compose(context, flat, local, std::move(world_ranks));
-    context->set_recorder(detail::FlightRecorder::create(*composed));
-    if (with_thread) context->start_progress_thread();
-    return composed;
-  } catch (const std::exception& error) {
-    auto failure = control::failure_of(error);
-    if (failure.rank < 0) failure.rank = flat->rank();
-    flat->fail_with(failure);  // ranks of other hosts wait for this rank
-    throw;
-  }
 }
 
 }  // namespace lockstep::hierarchical

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/hierarchical/hierarchical_communicator.h"
+#include "comm/hierarchical/hierarchical.h"
 #include "tests/comm/mpi/mpi_job.h"
 
 // The ranks of these tests are on one machine, and say that they are on several. Letters stand for

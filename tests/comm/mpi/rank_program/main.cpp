@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "comm/hierarchical/hierarchical_communicator.h"
+#include "comm/hierarchical/hierarchical.h"
 #include "comm/mpi/mpi.h"
 #include "core/environment.h"
 #include "lockstep/denormals.h"

@@ -12,7 +12,7 @@
 #include <string>
 #include <string_view>
 
-#include "comm/hierarchical/hierarchical_communicator.h"
+#include "comm/hierarchical/hierarchical.h"
 #include "comm/mpi/mpi.h"
 #include "core/environment.h"
 #include "lockstep/error.h"

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "comm/host/host.h"
+#include "comm/host/rendezvous.h"
+#include "comm/mpi/mpi.h"
+
+namespace lockstep::inline v0_2::hierarchical {
+
+struct Options {
+  mpi::Options between_hosts = {};
+  host::Options inside = {};
+};
+
+/// The terms of a group that only its members create.
+struct NewGroup {
+  std::vector<int> members = {};  ///< world ranks in the order of the group, on several hosts
+  /// This number and the next are those of the group, the same on all members; higher than the
+  /// last_group() of each.
+  int number = 0;
+  /// Distinguishes the group from all other groups and worlds of its hosts.
+  std::string job = {};
+  host::Options inside = {};   ///< of the ranks on this host; timeout: also of the group
+  host::JoinCheck check = {};  ///< why some member of this host cannot join any more
+};
+
+/// The highest number of the groups between hosts that this rank is or was a member of.
+/// world: what create() returned, if it is over MPI.
+int last_group(const Communicator& world);
+
+/// The group of these ranks of a world that create() made over MPI, without a progress thread. Only
+/// its members call it. It waits for those on this host. The ranks of each host have shared memory
+/// of their own. A failure of the group ends the world. Operations of the group advance only in
+/// calls that use the group.
+/// Throws: as host::rendezvous(), and CommError if MPI has too few tags for this number.
+std::shared_ptr<Communicator> new_group(Communicator& world, const NewGroup& group);
+
+/// This process's communicator over all processes of MPI_COMM_WORLD. An all_reduce of float32 or
+/// float64 has three stages: a reduce-scatter in the shared memory of each host, an all_reduce of
+/// each shard between hosts, and an all-gather inside each host. Sums are in rank order inside a
+/// host, then in the order of hosts.
+/// All other operations use MPI, or the shared memory if all members are on one host. If all ranks
+/// are on one host, or each is on a host of its own, the result is a communicator of that backend
+/// alone. Every process calls it once; returns when all have.
+/// Throws: as mpi::create() and host::rendezvous().
+std::shared_ptr<Communicator> create(const Options& options);
+
+}  // namespace lockstep::hierarchical
