@@ -71,37 +71,69 @@ std::unique_ptr<Transfer> make_transfer(GroupTransport transport, const Operatio
 
 namespace {
 
+/// Parts are sent in pieces between hosts, and whole on one host: Note [How long a piece is].
 class Moves final : public Transfer {
  public:
   Moves(GroupTransport transport, const Operation& operation);
 
-  void advance() override {}
-  bool begun() const override { return true; }
+  void advance() override;
+  bool begun() const override {
+    return std::ranges::all_of(streams_, [](const Stream& stream) { return stream.begun(); });
+  }
 
  private:
+  /// The pieces of one part on their way to or from a member.
+  struct Stream {
+    int member;
+    std::byte* received = nullptr;    ///< where the part goes; null if it is sent
+    const std::byte* sent = nullptr;  ///< the part; null if it is received
+    std::size_t bytes = 0;
+    std::size_t piece = 0;                ///< bytes of all pieces but the last
+    std::size_t next = 0;                 ///< byte at which the next piece begins
+    std::vector<std::uint8_t> done = {};  ///< of the pieces in transit, in turn
+
+    bool begun() const { return next == bytes; }
+  };
+
   bool sends_to(int member) const;
   bool receives_from(int member) const;
   std::byte* place_of(int source) const;
+  void add(Stream stream, std::size_t window);
+  void advance(Stream& stream);
 
   detail::Shape shape_;
+  std::vector<Stream> streams_;
 };
 
 Moves::Moves(GroupTransport transport, const Operation& operation)
     : Transfer(transport, operation), shape_(this->operation(), size(), rank()) {
   const std::byte* input = operation.input;
   const bool parted = shape_.parts() > 1;
+  // MPI may copy the pieces that are sent. More receives than sends, so that pieces find their
+  // receive also after this rank was late.
+  constexpr std::size_t most_sent = 16 << 20;
+  const auto others = std::max<std::size_t>(static_cast<std::size_t>(size()) - 1, 1);
+  const auto to_send =
+      std::clamp<std::size_t>(most_sent / pieces().bytes / others, 2, pieces().window);
+  const auto to_receive = 4 * to_send;
+  streams_.reserve(2 * static_cast<std::size_t>(size()));
   // Each rank begins with its neighbours, so that not all ranks send to the same member at the same
   // time.
   for (int step = 1; step < size(); ++step) {
     const int source = (rank() + size() - step) % size();
     const int target = (rank() + step) % size();
     if (receives_from(source)) {
-      receive(place_of(source), shape_.length(source, rank()) * element(), source, Channel::parts);
+      add({.member = source,
+           .received = place_of(source),
+           .bytes = shape_.length(source, rank()) * element()},
+          to_receive);
     }
     if (sends_to(target)) {
       const std::size_t begin = parted ? shape_.begin(target) : 0;
-      send(input + begin * element(), shape_.length(rank(), target) * element(), target,
-           Channel::parts);
+      add({.member = target,
+           .sent = input + begin * element(),
+           .bytes = shape_.length(rank(), target) * element()},
+          to_send);
     }
   }
   if (receives_from(rank())) {
@@ -109,6 +141,35 @@ Moves::Moves(GroupTransport transport, const Operation& operation)
     const std::size_t begin = parted ? shape_.begin(rank()) : 0;
     const std::size_t bytes = shape_.length(rank(), rank()) * element();
     if (bytes > 0) std::memmove(place_of(rank()), input + begin * element(), bytes);
+  }
+}
+
+void Moves::add(Stream stream, std::size_t window) {
+  const bool in_pieces = placement().hosts > 1;
+  stream.piece = in_pieces ? pieces().bytes : stream.bytes;
+  stream.done.assign(window, 1);
+  streams_.push_back(std::move(stream));
+  advance(streams_.back());
+}
+
+void Moves::advance() {
+  for (auto& stream : streams_) advance(stream);
+}
+
+/// Begins the pieces for which there is room in the window.
+void Moves::advance(Stream& stream) {
+  while (!stream.begun()) {
+    auto& done = stream.done[stream.next / stream.piece % stream.done.size()];
+    if (done == 0) return;
+    done = 0;
+    const std::size_t begin = stream.next;
+    const std::size_t bytes = std::min(stream.piece, stream.bytes - begin);
+    stream.next += bytes;
+    if (stream.received != nullptr) {
+      receive(stream.received + begin, bytes, stream.member, Channel::parts, &done);
+    } else {
+      send(stream.sent + begin, bytes, stream.member, Channel::parts, &done);
+    }
   }
 }
 

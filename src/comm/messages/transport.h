@@ -71,7 +71,8 @@ constexpr int tag_of(int group, Channel channel) {
 
 constexpr int most_groups(int last_tag) { return last_tag / channels - 1; }
 
-/// The pieces in which a reduction sends its slices.
+/// The pieces in which a reduction sends its slices and, between hosts, other collectives their
+/// parts.
 struct Pieces {
   std::size_t bytes = 512 << 10;  ///< bytes of the longest piece
   std::size_t window = 4;         ///< number of pieces of a slice in transit at the same time

@@ -1,3 +1,5 @@
+#include "comm/hierarchical/hierarchical.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "comm/hierarchical/hierarchical.h"
 #include "tests/comm/mpi/mpi_job.h"
 
 // The ranks of these tests are on one machine, and say that they are on several. Letters stand for
@@ -168,7 +169,8 @@ TEST_F(Hierarchical, InterfaceThatIsNotThereIsNamedOnEveryRank) {
   EXPECT_EQ(count(text, "LOCKSTEP_INTERFACE: got 'nosuch0', expected one of: "), 3) << text;
 }
 
-/// Tests that run the program on two hosts, network namespaces of their own, with two ranks each.
+/// Tests that run the program on two hosts, network namespaces of their own, with two ranks each or
+/// as many as the test says.
 class TwoHosts : public Mpi {
  protected:
   void SetUp() override {
@@ -176,10 +178,12 @@ class TwoHosts : public Mpi {
     if (!mpi::version().starts_with("Open MPI")) GTEST_SKIP() << "tools/two-hosts takes OpenMPI";
   }
 
-  Ended run(const std::string& behaviour, const std::string& mpirun = "mpirun") {
-    return Launched({LOCKSTEP_SOURCE_DIR "/tools/two-hosts", "--per-host", "2", "--mpirun", mpirun,
-                     LOCKSTEP_BINARY_DIR "/mpi_rank_program", behaviour, folder_.path().string()},
-                    variables())
+  Ended run(const std::string& behaviour, const std::string& mpirun = "mpirun",
+            const std::string& per_host = "2") {
+    return Launched(
+               {LOCKSTEP_SOURCE_DIR "/tools/two-hosts", "--per-host", per_host, "--mpirun", mpirun,
+                LOCKSTEP_BINARY_DIR "/mpi_rank_program", behaviour, folder_.path().string()},
+               variables())
         .wait();
   }
 
@@ -239,6 +243,13 @@ TEST_F(TwoHosts, HalvesAreWhatTravels) {
   const auto ended = run("halves-over-the-link");
   if (ended.code == 77) GTEST_SKIP() << ended.err;
   EXPECT_EQ(ended.out, "halves\n") << ended.err;
+}
+
+// The request for a long message would queue behind the bytes of the other direction's message.
+TEST_F(TwoHosts, PartsTravelBothWaysAtTheSameTime) {
+  const auto ended = run("both-ways-over-the-link", "mpirun", "1");
+  if (ended.code == 77) GTEST_SKIP() << ended.err;
+  EXPECT_EQ(ended.out, "both ways\n") << ended.err;
 }
 
 TEST_F(TwoHosts, CutLinkIsNamedOnBothSides) {

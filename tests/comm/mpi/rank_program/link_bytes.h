@@ -1,9 +1,14 @@
 #pragma once
 
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <fstream>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -50,6 +55,38 @@ inline std::string halves_over_the_link(Communicator& group) {
   // The link counts headers, and what acknowledges the other side's bytes.
   if (counted == expected && sent > expected && sent < expected + expected / 4) return "halves";
   return lockstep::detail::concat("sent ", sent, ", counted ", counted, ", expected ", expected);
+}
+
+/// Milliseconds of an operation on this rank. Rank 1 issues it 10 ms later. Median of five.
+template <class Begin>
+double milliseconds_with_a_late_rank(Communicator& group, const Begin& begin) {
+  using Clock = std::chrono::steady_clock;
+  std::array<double, 5> times{};
+  for (double& time : times) {
+    group.barrier().wait();
+    const auto start = Clock::now();
+    if (group.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    begin().wait();
+    time = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+  }
+  std::ranges::sort(times);
+  return times[times.size() / 2];
+}
+
+/// Gathers 8 MB of each of two ranks in place, which takes as long as to reduce and scatter as many
+/// if the link carries both parts at the same time. Returns "both ways" if so, else the times.
+inline std::string both_ways_over_the_link(Communicator& group) {
+  constexpr std::size_t count = 2'000'000;
+  std::vector<float> whole(2 * count, 1);
+  std::vector<float> part(count);
+  const auto* const own = whole.data() + static_cast<std::size_t>(group.rank()) * count;
+  const double gather = milliseconds_with_a_late_rank(
+      group, [&] { return group.all_gather(own, whole.data(), count, DType::f32); });
+  const double reduce = milliseconds_with_a_late_rank(group, [&] {
+    return group.reduce_scatter(whole.data(), part.data(), count, DType::f32, ReduceOp::sum);
+  });
+  if (gather < 1.4 * reduce) return "both ways";
+  return lockstep::detail::concat("all_gather ", gather, " ms, reduce_scatter ", reduce, " ms");
 }
 
 }  // namespace lockstep::testing

@@ -123,6 +123,13 @@ int halves_over_the_link() {
   return 0;
 }
 
+int both_ways_over_the_link() {
+  const auto group = join_as_found();
+  const auto said = lockstep::testing::both_ways_over_the_link(*group);
+  if (group->rank() == 0) say(said);
+  return 0;
+}
+
 /// Over MPI alone, whatever the hosts are, by an algorithm that comes to a ring.
 int ring_in_short() {
   lockstep::mpi::Options options{.timeout = 60s,
@@ -507,6 +514,7 @@ const std::map<std::string_view, std::function<int()>> behaviours{
     {"which-backend-is-found", which_backend_is_found},
     {"conformance-in-short", conformance_in_short},
     {"halves-over-the-link", halves_over_the_link},
+    {"both-ways-over-the-link", both_ways_over_the_link},
     {"ring-in-short", ring_in_short},
     {"other-algorithm", other_algorithm},
     {"other-denormals", other_denormals},
