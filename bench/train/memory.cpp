@@ -2,8 +2,9 @@
 // the MLP of 24.2 million parameters with AdamW.
 // The memory is the sum of the ranks' proportional set sizes divided by their number, so that a
 // page that several ranks map counts once. It is taken between backward and update, when all
-// gradients exist, less that before the model was made. The time alternates with a training in
-// float32 in which every rank has all state. Rank 0 prints one JSON object.
+// gradients exist, less that before the model was made. The time, and what a host sends over the
+// link of tools/two-hosts, alternate with a training in float32 in which every rank has all state.
+// Rank 0 prints one JSON object.
 //
 //   lockstep run -n 4 bench_memory --shard optimizer
 
@@ -110,13 +111,39 @@ class Training {
   at::Tensor target_;
 };
 
-/// Milliseconds a step, of the slowest rank.
-double time(Training& training, int steps, const lockstep::Group& world) {
+/// Bytes that this host has sent over the link of tools/two-hosts; 0 elsewhere.
+double link_bytes() {
+  std::ifstream file("/sys/class/net/link0/statistics/tx_bytes");
+  double bytes = 0;
+  file >> bytes;
+  return bytes;
+}
+
+/// Of one step.
+struct Cost {
+  double milliseconds;  ///< of the slowest rank
+  double link_bytes;    ///< that this host sent
+};
+
+Cost cost(Training& training, int steps, const lockstep::Group& world) {
   world.barrier().wait();
+  const double sent = link_bytes();
   const double begin = now_us();
   for (int i = 0; i < steps; ++i) training.update();
-  return largest((now_us() - begin) / 1000 / steps, world);
+  const double milliseconds = largest((now_us() - begin) / 1000 / steps, world);
+  return {.milliseconds = milliseconds, .link_bytes = (link_bytes() - sent) / steps};
 }
+
+/// The costs of all rounds.
+struct Costs {
+  std::vector<double> milliseconds;
+  std::vector<double> link_bytes;
+
+  void add(const Cost& cost) {
+    milliseconds.push_back(cost.milliseconds);
+    link_bytes.push_back(cost.link_bytes);
+  }
+};
 
 lockstep::DataParallelOptions options_of(const Settings& settings) {
   lockstep::DataParallelOptions options;
@@ -149,15 +176,17 @@ void measure(const Settings& settings, const lockstep::Group& world) {
   const double after = memory(world) - before;
 
   Training unsharded(settings, world, {}, settings.fused, "");
-  std::vector<double> own;
-  std::vector<double> others;
+  Costs own;
+  Costs others;
   for (int round = 0; round <= settings.rounds; ++round) {
-    const double a = time(training, settings.steps, world);
-    const double b = time(unsharded, settings.steps, world);
+    const auto a = cost(training, settings.steps, world);
+    const auto b = cost(unsharded, settings.steps, world);
     if (round == 0) continue;  // the first steps allocate
-    own.push_back(a);
-    others.push_back(b);
+    own.add(a);
+    others.add(b);
   }
+  const double step = median(own.milliseconds);
+  const double unsharded_step = median(others.milliseconds);
   if (world.rank() != 0) return;
   constexpr double mb = 1e6;
   const auto elements = static_cast<double>(training.elements());
@@ -173,9 +202,11 @@ void measure(const Settings& settings, const lockstep::Group& world) {
                                 {"whole_mb_before_the_update", with_gradients / mb},
                                 {"measured_mb_before_the_update", (with_gradients - before) / mb},
                                 {"measured_mb_after_it", after / mb},
-                                {"step_ms", median(own)},
-                                {"unsharded_step_ms", median(others)},
-                                {"times_the_unsharded_step", median(own) / median(others)}}
+                                {"step_ms", step},
+                                {"unsharded_step_ms", unsharded_step},
+                                {"times_the_unsharded_step", step / unsharded_step},
+                                {"link_mb_a_step", median(own.link_bytes) / mb},
+                                {"unsharded_link_mb_a_step", median(others.link_bytes) / mb}}
              .dump()
       << '\n';
 }

@@ -37,7 +37,7 @@ bool default_share_memory();
 /// parameters.
 enum class Shard {
   none,       ///< every rank has all
-  optimizer,  ///< the optimizer's state (ZeRO 1); gradients are averaged as without it
+  optimizer,  ///< the optimizer's state (ZeRO 1); .grad() after a backward is as without it
   gradients,  ///< also the averaged gradients (ZeRO 2); .grad() is undefined after a backward
 };
 
@@ -66,19 +66,20 @@ struct DataParallelOptions {
   /// backward_and_update() updates a shared copy of the parameters. Default: 1 on the CPU, 100 on a
   /// device, for which the check waits.
   std::optional<std::int64_t> verify_every = {};
-  /// Requires a DistributedOptimizer with torch::optim's SGD, Adam, AdamW, RMSprop or Adagrad, or a
-  /// fused form of them, and a group on the CPU. Shard::optimizer requires a strategy that averages
-  /// every gradient, Shard::gradients the strategy fp32, fp16 or bf16. Parameters with sparse
-  /// gradients, and frozen ones, are updated by every rank. docs/guides/memory.md has the bytes of
-  /// each option.
+  /// Requires a DistributedOptimizer, alone or over a DistributedDataParallel, with torch::optim's
+  /// SGD, Adam, AdamW, RMSprop or Adagrad, or a fused form of them, and a group on the CPU.
+  /// Shard::optimizer requires a strategy that averages every gradient, Shard::gradients the
+  /// strategy fp32, fp16 or bf16. Parameters with sparse gradients, and frozen ones, are updated by
+  /// every rank. docs/guides/memory.md has the bytes of each option.
   Shard shard = Shard::none;
   /// The ranks of a host share one copy of the parameters and of the optimizer's state, and each
   /// rank updates a part of it. This needs less memory and, for large models on one host, less
-  /// time. Requires a DistributedOptimizer with torch::optim's SGD, Adam, AdamW, RMSprop or
-  /// Adagrad, a fused form of them, or another ElementwiseOptimizer. The strategy must be fp32, and
-  /// the backend host or hierarchical; device groups are refused. A value that one rank writes into
-  /// a parameter changes on all ranks of its host. On one host, .grad() is not the mean over ranks
-  /// after backward_and_update(). Includes Shard::optimizer; Shard::gradients is refused.
+  /// time. Requires a DistributedOptimizer, alone or over a DistributedDataParallel, with
+  /// torch::optim's SGD, Adam, AdamW, RMSprop or Adagrad, a fused form of them, or another
+  /// ElementwiseOptimizer. The strategy must be fp32, and the backend host or hierarchical; device
+  /// groups are refused. A value that one rank writes into a parameter changes on all ranks of its
+  /// host. On one host, .grad() is not the mean over ranks after backward_and_update(). Includes
+  /// Shard::optimizer; Shard::gradients is refused.
   bool share_memory = default_share_memory();
   /// Names of the parameters with sparse gradients, beside the weights of Embedding and
   /// EmbeddingBag with sparse = true, which need no entry. For programs that call

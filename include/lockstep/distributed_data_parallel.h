@@ -149,6 +149,8 @@ void for_each_tensor(const T& value, const Visit& visit) {
 
 namespace lockstep::inline v0_2 {
 
+class DistributedOptimizer;
+
 namespace detail {
 
 /// Models that are values: handles that refer to the same parameters when they are copied.
@@ -201,6 +203,7 @@ class DataParallelModel {
   void set_weight(double samples) const;
   State state() const;
   void load_state(const State& state) const;
+  const std::shared_ptr<ReplicatedModel>& replicas() const { return model_; }
 
  private:
   std::shared_ptr<ReplicatedModel> model_;
@@ -221,6 +224,10 @@ class DataParallelModel {
 /// a backward through one raises InvalidArgument. An exception within backward() after buckets were
 /// sent ends the world. If parameters differ between replicas, backward() throws ReplicaError on
 /// every rank, after at most verify_every · (number of buckets) exchanges.
+///
+/// The program calls the optimizer's own step. With DataParallelOptions::shard or share_memory,
+/// where each rank updates a part of the parameters, a DistributedOptimizer over this object steps
+/// instead.
 ///
 /// Ranks: all must construct it, and run the same number of backwards. It may be destroyed before
 /// or after the model.
@@ -261,7 +268,7 @@ class DistributedDataParallel {
   ///
   /// so that a rank whose loss reaches no parameter still takes part in the exchange.
   /// Throws: InvalidArgument if the model's list of parameters has changed, or if gradients are
-  /// enabled and the output is of another type.
+  /// enabled and the output is of another type, or an option lacks its DistributedOptimizer.
   template <class... Args>
   auto operator()(Args&&... args) {
     using Output =
@@ -299,6 +306,8 @@ class DistributedDataParallel {
   void load_state(const State& state) { data_parallel_.load_state(state); }
 
  private:
+  friend class DistributedOptimizer;
+
   std::shared_ptr<M> model_;
   detail::DataParallelModel data_parallel_;
 };

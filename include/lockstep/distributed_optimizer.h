@@ -18,6 +18,7 @@ class Optimizer;
 }
 
 namespace lockstep::inline v0_2::detail {
+class DataParallelModel;
 class ReplicatedModel;
 class ShardedUpdate;
 class SharedUpdate;
@@ -25,6 +26,9 @@ enum class UpdateGradients : bool;
 }  // namespace lockstep::detail
 
 namespace lockstep::inline v0_2 {
+
+template <class M>
+class DistributedDataParallel;
 
 /// Interface of an optimizer that ranks can share (DataParallelOptions::share_memory): each rank
 /// updates a part of the elements. The update of an element must depend only on that element's
@@ -104,6 +108,18 @@ class DistributedOptimizer {
                        const Group& group, const DataParallelOptions& options = {});
   DistributedOptimizer(torch::optim::Optimizer& optimizer, const ModelView& model,
                        const Group& group, Strategy strategy);
+  /// The steps of a model that a DistributedDataParallel wraps, with the group and the options of
+  /// that. The program calls the wrapper for its forward:
+  ///
+  ///     lockstep::DistributedDataParallel ddp(model, world, {.shard = Shard::optimizer});
+  ///     lockstep::DistributedOptimizer optimizer(adamw, ddp);
+  ///     optimizer.backward_and_update(cross_entropy(ddp(data), target));
+  ///
+  /// The DistributedDataParallel may be destroyed before this object.
+  /// Throws: as above, and InvalidArgument if another DistributedOptimizer steps this wrapper.
+  template <class M>
+  DistributedOptimizer(torch::optim::Optimizer& optimizer, const DistributedDataParallel<M>& model)
+      : DistributedOptimizer(optimizer, model.data_parallel_) {}
   /// With options.shard on several ranks, the optimizer has the state of this rank's parts then.
   /// Another DistributedOptimizer with the same options continues with it. The optimizer's own step
   /// fails: save a checkpoint before, which has the whole state.
@@ -113,8 +129,10 @@ class DistributedOptimizer {
 
   /// Calls loss.backward(), step() and zero_grad(). Includes gradients that were accumulated under
   /// no_sync(). A rank whose loss is undefined, or reaches no parameter, contributes zero
-  /// gradients.
-  /// Ranks: all.
+  /// gradients. With Shard::optimizer it sends less than the three calls: each rank gets the mean
+  /// of the elements that it updates.
+  /// Ranks: all. With Shard::optimizer and share_memory, no rank that has a loss may call the three
+  /// instead.
   void backward_and_update(const at::Tensor& loss);
 
   /// The optimizer's step. Before it, gradients that are not averaged yet are averaged: those that
@@ -181,10 +199,14 @@ class DistributedOptimizer {
  private:
   friend double clip_grad_norm(DistributedOptimizer& optimizer, double max_norm, double norm_type);
 
+  DistributedOptimizer(torch::optim::Optimizer& optimizer, const detail::DataParallelModel& model);
+  DistributedOptimizer(torch::optim::Optimizer& optimizer,
+                       std::shared_ptr<detail::ReplicatedModel> model);
+
   void update(detail::UpdateGradients gradients);
 
   torch::optim::Optimizer& optimizer_;
-  std::unique_ptr<detail::ReplicatedModel> model_;
+  std::shared_ptr<detail::ReplicatedModel> model_;
   std::unique_ptr<detail::SharedUpdate> shared_;    ///< of options.share_memory
   std::unique_ptr<detail::ShardedUpdate> sharded_;  ///< of options.shard
 };

@@ -68,11 +68,10 @@ void ExchangeRound::begin_next() {
   if (reducers_.target(index, step_) != target_) return;
   auto& reducer = reducers_[index];
   auto& bucket = target_ == SyncTarget::gradients ? reducer.bucket : *reducer.parameters;
-  entries_.back().task =
-      reducer.shard == nullptr
-          ? reducer.exchange->exchange(step_, bucket, reducers_.group_)
-          : reducer.exchange->exchange_part(step_, bucket, reducer.shard->begin_exchange(),
-                                            reducers_.group_);
+  entries_.back().task = reducers_.averages_parts(index)
+                             ? reducer.exchange->exchange_part(
+                                   step_, bucket, reducer.shard->begin_exchange(), reducers_.group_)
+                             : reducer.exchange->exchange(step_, bucket, reducers_.group_);
   ++begun_;
   advance(position);
 }
@@ -82,7 +81,7 @@ bool ExchangeRound::advances_in(std::size_t slot, std::size_t position) const {
   const auto& entry = entries_[position];
   if (entry.task.finished() && !entry.work.pending()) return false;
   if (slot >= reducers_.size()) return true;
-  return advances_in_slot(slot, position) && !reducers_[reducers_.at(position)].is_all_reduce;
+  return advances_in_slot(slot, position) && !reducers_.is_all_reduce(reducers_.at(position));
 }
 
 /// Advances the exchanges of the current slot. Returns false when one would block.
@@ -156,8 +155,17 @@ BucketReducers::BucketReducers(std::span<const NamedTensor> parameters, const Gr
     }
     const auto index = reducers_.size();
     if (shard != Shard::gradients) {
-      reducers_.push_back(
-          make({index, planned.numel, planned.dtype, std::move(slices), group_}, planned.strategy));
+      auto length = planned.numel;
+      if (shard == Shard::optimizer) {  // the last parts may extend beyond the bucket
+        length = shard_length(planned.numel, c10::elementSize(planned.dtype), group.size()) *
+                 static_cast<std::size_t>(group.size());
+      }
+      const auto memory = group_.empty({static_cast<std::int64_t>(length)}, planned.dtype).zero_();
+      auto& reducer = reducers_.emplace_back(
+          make({index, flat_part(memory, 0, planned.numel), std::move(slices), group_},
+               planned.strategy));
+      if (shard == Shard::optimizer && reducer.exchange->has_parts())
+        reducer.shard = std::make_unique<GradientShard>(reducer.bucket, PartMemory::bucket);
       continue;
     }
     const auto values = has_one(planned) ? at::empty({static_cast<std::int64_t>(planned.numel)},
@@ -170,7 +178,7 @@ BucketReducers::BucketReducers(std::span<const NamedTensor> parameters, const Gr
                       .index_in_strategy = buckets_of_strategy_[planned.strategy]++});
     if (has_one(planned)) reducer.own_memory = values;
     reducer.exchange = strategies_[planned.strategy].exchange(reducer.bucket);
-    reducer.shard = std::make_unique<GradientShard>(reducer.bucket);
+    reducer.shard = std::make_unique<GradientShard>(reducer.bucket, PartMemory::own);
   }
   order_.resize(size());
   std::iota(order_.begin(), order_.end(), std::size_t{0});
@@ -239,6 +247,12 @@ void BucketReducers::release_gradient(std::size_t index) {
 
 void BucketReducers::release_gradients() {
   for (std::size_t index = 0; index < size(); ++index) release_gradient(index);
+}
+
+void BucketReducers::keep_parts() {
+  for (auto& reducer : reducers_) {
+    if (reducer.shard != nullptr) reducer.shard->keep();
+  }
 }
 
 void BucketReducers::set_order_once(std::span<const std::size_t> ready) {

@@ -28,10 +28,11 @@ struct BucketReducer {
   std::unique_ptr<Bucket> parameters = {};  ///< allocated when parameters are first exchanged
   /// One residual per slice; undefined where another rank keeps it. Empty without error feedback.
   std::vector<at::Tensor> residuals = {};
-  std::size_t strategy = 0;                   ///< index of its strategy
-  std::size_t index_in_strategy = 0;          ///< among the buckets of its strategy
-  bool is_all_reduce = false;                 ///< the exchange is one all_reduce
-  std::unique_ptr<GradientShard> shard = {};  ///< of Shard::gradients
+  std::size_t strategy = 0;           ///< index of its strategy
+  std::size_t index_in_strategy = 0;  ///< among the buckets of its strategy
+  bool is_all_reduce = false;         ///< the exchange of whole means is one all_reduce
+  /// This rank's part of the mean; null if each exchange gives every rank the whole.
+  std::unique_ptr<GradientShard> shard = {};
   /// Of a shard with one slice, which is exchanged in its gradient's memory: used only for a
   /// gradient that has no memory to take. Ordinary memory, which is not resident before it is used,
   /// while all of the group's memory is.
@@ -126,6 +127,22 @@ class BucketReducers {
   }
   bool exchanges(SyncTarget target, std::int64_t step) const;
 
+  /// With Shard::optimizer: later exchanges give each rank its part of the mean only, if the
+  /// strategy can, or every rank the whole. No effect with other options. Ranks: all.
+  void set_parts_only(bool parts_only) { parts_only_ = parts_only; }
+  bool parts_only() const { return parts_only_; }
+  /// Whether the bucket's exchange gives each rank its part of the mean only.
+  bool averages_parts(std::size_t index) const {
+    const auto& shard = reducers_[index].shard;
+    return shard != nullptr && (shard->memory() == PartMemory::own || parts_only_);
+  }
+  /// Whether the bucket's exchange is one all_reduce.
+  bool is_all_reduce(std::size_t index) const {
+    return reducers_[index].is_all_reduce && !averages_parts(index);
+  }
+  /// Call before a backward changes the buckets.
+  void keep_parts();
+
   /// Gives a bucket of Shard::gradients its memory, which it has until its exchange ends. Call it
   /// when the bucket's exchange may begin. No effect without Shard::gradients.
   void lend_memory(std::size_t index);
@@ -170,6 +187,7 @@ class BucketReducers {
   std::vector<std::size_t> order_;      ///< buckets by position
   std::vector<std::size_t> positions_;  ///< positions by bucket
   bool order_is_set_ = false;
+  bool parts_only_ = false;
   /// Of Shard::gradients: memory that the buckets use in turn, by position. Units: bytes.
   std::vector<at::Tensor> lent_;
 };

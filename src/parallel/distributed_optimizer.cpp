@@ -11,6 +11,7 @@
 #include "comm/communicator.h"
 #include "core/operation_error.h"
 #include "core/text.h"
+#include "lockstep/distributed_data_parallel.h"
 #include "lockstep/error.h"
 #include "lockstep/group.h"
 #include "parallel/own_step.h"
@@ -74,11 +75,13 @@ ModelView optimized_part(const torch::optim::Optimizer& optimizer, const ModelVi
   return ModelView(std::move(parameters), model.buffers());
 }
 
-std::unique_ptr<detail::ReplicatedModel> replicate(const torch::optim::Optimizer& optimizer,
+std::shared_ptr<detail::ReplicatedModel> replicate(const torch::optim::Optimizer& optimizer,
                                                    const ModelView& model, const Group& group,
                                                    DataParallelOptions options) {
+  check_parameters(optimizer, model, group);
+  check_updates_parts(optimizer, group, options);
   const auto make = [&](const ModelView& wrapped) {
-    return std::make_unique<detail::ReplicatedModel>(wrapped, group, options,
+    return std::make_shared<detail::ReplicatedModel>(wrapped, group, options,
                                                      Source::Owner::distributed_optimizer);
   };
   if (!options.optimized_only || !model) return make(model);
@@ -93,6 +96,14 @@ std::unique_ptr<detail::ReplicatedModel> replicate(const torch::optim::Optimizer
   return make(part);
 }
 
+/// The wrapped model, which these steps can update.
+std::shared_ptr<detail::ReplicatedModel> checked(const torch::optim::Optimizer& optimizer,
+                                                 std::shared_ptr<detail::ReplicatedModel> wrapped) {
+  check_parameters(optimizer, wrapped->model(), wrapped->group());
+  check_updates_parts(optimizer, wrapped->group(), wrapped->options());
+  return wrapped;
+}
+
 DataParallelOptions with(Strategy strategy) {
   DataParallelOptions options;
   options.strategy = std::move(strategy);
@@ -104,11 +115,18 @@ DataParallelOptions with(Strategy strategy) {
 DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
                                            const ModelView& model, const Group& group,
                                            const DataParallelOptions& options)
-    : optimizer_(optimizer),
-      model_((check_parameters(optimizer, model, group),
-              check_updates_parts(optimizer, group, options),
-              replicate(optimizer, model, group, options))) {
-  model_->reducer().allow_accumulation(
+    : DistributedOptimizer(optimizer, replicate(optimizer, model, group, options)) {}
+
+DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
+                                           const detail::DataParallelModel& model)
+    : DistributedOptimizer(optimizer, checked(optimizer, model.replicas())) {}
+
+DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
+                                           std::shared_ptr<detail::ReplicatedModel> model)
+    : optimizer_(optimizer), model_(std::move(model)) {
+  const auto& group = model_->group();
+  const auto& options = model_->options();
+  model_->reducer().attach_optimizer(
       [parameters = addresses_of_parameters(optimizer)](const auto& parameter) {
         return parameters.contains(parameter.unsafeGetTensorImpl());
       });
@@ -120,14 +138,16 @@ DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
       sharded_ = std::make_unique<detail::ShardedUpdate>(model_->reducer(), group, optimizer);
     }
   } catch (const InvalidArgument&) {
+    model_->reducer().detach_optimizer();
     throw;  // on every rank
   } catch (const std::exception& error) {
+    model_->reducer().detach_optimizer();
     group.communicator().fail(detail::concat("DistributedOptimizer: ", error.what()));
     throw;
   }
 }
 
-DistributedOptimizer::~DistributedOptimizer() = default;
+DistributedOptimizer::~DistributedOptimizer() { model_->reducer().detach_optimizer(); }
 
 DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
                                            const ModelView& model, const Group& group,
@@ -136,6 +156,7 @@ DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
 
 void DistributedOptimizer::backward_and_update(const at::Tensor& loss) {
   const bool update_averages = shared_ != nullptr && shared_->averages_gradients();
+  const auto parts = model_->reducer().parts_only();  // nothing reads .grad() before the update
   if (loss.defined() && loss.requires_grad()) {
     const auto local = update_averages ? std::optional(no_sync()) : std::nullopt;
     loss.backward();

@@ -119,7 +119,7 @@ void GradientSet::move_into_bucket(std::size_t index) {
   }
   if (!has_layout(gradient, false)) return;
   expect_copyable(gradient, *members_[index].slice);
-  if (is_sharded(members_[index])) return;  // the bucket has no memory yet
+  if (is_lent(members_[index])) return;  // the bucket has no memory yet
   if (!is_stored_in(gradient, values)) {
     const at::NoGradGuard no_grad;
     copy_into(values, gradient);
@@ -129,6 +129,7 @@ void GradientSet::move_into_bucket(std::size_t index) {
 
 void GradientSet::begin_backward() {
   for (auto& member : members_) member.saved.reset();
+  reducers_.keep_parts();
 }
 
 void GradientSet::prepare(std::size_t bucket, bool is_read_only) {
@@ -138,9 +139,16 @@ void GradientSet::prepare(std::size_t bucket, bool is_read_only) {
   for (auto i = first_[bucket]; i < first_[bucket + 1]; ++i) prepare_one(i, is_read_only);
 }
 
-/// Whether the ranks divide the mean of this gradient (Shard::gradients).
-bool GradientSet::is_sharded(const Member& member) const {
-  return !member.is_sparse && reducers_[member.bucket].shard != nullptr;
+/// Whether the gradient's bucket has memory during its exchange only (Shard::gradients).
+bool GradientSet::is_lent(const Member& member) const {
+  if (member.is_sparse) return false;
+  const auto& shard = reducers_[member.bucket].shard;
+  return shard != nullptr && shard->memory() == PartMemory::own;
+}
+
+/// Whether an exchange gives this rank its part of the mean only.
+bool GradientSet::averages_part(const Member& member) const {
+  return !member.is_sparse && reducers_.averages_parts(member.bucket);
 }
 
 /// Moves a gradient into the bucket's memory, or the bucket to the gradient's.
@@ -168,7 +176,7 @@ void GradientSet::prepare_one(std::size_t index, bool is_read_only) {
   }
   const bool changed = member.record.changed() && gradient.defined();
   flag_bytes_[index] = changed ? changed_by_rank : unchanged;
-  if (is_sharded(member)) {
+  if (is_lent(member)) {
     if (!changed) {
       values.zero_();
       return;
@@ -231,12 +239,14 @@ void GradientSet::finish_exchange(std::int64_t step, bool joined) {
   for (std::size_t i = 0; i < members_.size(); ++i) {
     auto& member = members_[i];
     const auto& values = member.slice->values;
-    if (is_sharded(member)) {
-      reducers_[member.bucket].shard->add(i - first_[member.bucket], flag_bytes_[i] != unchanged);
+    const bool changed = flag_bytes_[i] != unchanged;
+    if (averages_part(member) && (changed || is_lent(member))) {
+      reducers_[member.bucket].shard->add(i - first_[member.bucket], changed);
+      if (!is_lent(member)) member.slice->parameter.mutable_grad().reset();
       member.record.set_not_averaged();
     } else if (target(member, step) != SyncTarget::gradients) {
       member.record.set_unchanged(member.slice->parameter.grad(), values);
-    } else if (flag_bytes_[i] != unchanged) {
+    } else if (changed) {
       auto& gradient = member.slice->parameter.mutable_grad();
       if (!gradient.is_same(values)) gradient = values;
       if (member.has_graph) gradient = without_graph(values, member.slice->name);

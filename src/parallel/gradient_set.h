@@ -114,7 +114,8 @@ class GradientSet {
   GradientState state_of(const Member& member) const;
   SyncTarget target(const Member& member, std::int64_t step) const;
   bool has_residual(const Member& member) const;
-  bool is_sharded(const Member& member) const;
+  bool is_lent(const Member& member) const;
+  bool averages_part(const Member& member) const;
   void move_out(const Member& member, const at::Tensor& gradient, bool is_read_only);
   bool is_final_mean(const Member& member) const;
 

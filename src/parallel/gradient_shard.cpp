@@ -7,8 +7,9 @@
 
 namespace lockstep::inline v0_2::detail {
 
-GradientShard::GradientShard(const Bucket& bucket)
+GradientShard::GradientShard(const Bucket& bucket, PartMemory memory)
     : bucket_(bucket),
+      memory_(memory),
       own_(shard_of(bucket.values(), bucket.group())),
       gradients_(bucket.slices().size()) {}
 
@@ -16,11 +17,20 @@ const at::Tensor& GradientShard::begin_exchange() {
   const bool has_gradients = std::ranges::any_of(
       gradients_, [](const at::Tensor& gradient) { return gradient.defined(); });
   auto& part = has_gradients ? incoming_ : mean_;
-  if (!part.defined()) {
+  if (memory_ == PartMemory::bucket) {
+    part = flat_part(bucket_.values(), own_.begin, own_.length());
+  } else if (!part.defined()) {
     part = bucket_.group().empty({static_cast<std::int64_t>(own_.length())},
                                  bucket_.values().scalar_type());
   }
   return part;
+}
+
+void GradientShard::keep() {
+  if (memory_ == PartMemory::own) return;
+  for (auto& gradient : gradients_) {
+    if (gradient.defined()) gradient = gradient.clone();
+  }
 }
 
 void GradientShard::add(std::size_t slice, bool changed) {

@@ -64,6 +64,12 @@ std::vector<NamedTensor> trainable(const ModelState& model, bool sparse) {
   return parameters;
 }
 
+/// The option that divides or shares the update; null if none does.
+const char* option_of_optimizer(const DataParallelOptions& options) {
+  if (options.share_memory) return "share_memory";
+  return options.shard != Shard::none ? "shard" : nullptr;
+}
+
 }  // namespace
 
 /// One run of autograd's engine. The engine's callback owns it, so it is destroyed at the end of
@@ -160,6 +166,7 @@ Reducer::Reducer(const ModelState& model, const Group& group, const DataParallel
       host_(group.host()),
       comm_stream_(comm_stream_of(group)),
       owner_(owner),
+      needs_optimizer_(option_of_optimizer(options)),
       wrappers_(GroupWrappers::of(group)),
       reducers_(trainable(model, false), group, options.buckets, ParameterStrategies(options),
                 owner, options.share_memory ? Shard::none : options.shard),
@@ -172,6 +179,33 @@ Reducer::Reducer(const ModelState& model, const Group& group, const DataParallel
       parameters_may_differ_(!ParameterStrategies(options).exchanges_every_gradient()) {}
 
 Reducer::~Reducer() = default;
+
+void Reducer::attach_optimizer(const std::function<bool(const at::Tensor&)>& is_optimized) {
+  if (has_optimizer_) {
+    throw InvalidArgument(
+        "DistributedOptimizer: got a DistributedDataParallel that has a DistributedOptimizer, "
+        "expected one for each: destroy the other one first, or construct both over the model with "
+        "optimized_only");
+  }
+  gradients_.allow_accumulation(is_optimized);
+  has_optimizer_ = true;
+}
+
+void Reducer::detach_optimizer() {
+  gradients_.allow_accumulation([](const at::Tensor&) { return true; });
+  has_optimizer_ = false;
+}
+
+void Reducer::check_optimizer() const {
+  if (needs_optimizer_ == nullptr || has_optimizer_) return;
+  throw InvalidArgument(
+      concat("DistributedDataParallel rank ", group_.rank(), " of ", group_.size(), ": ",
+             needs_optimizer_,
+             ": got no DistributedOptimizer, expected one before the first forward, because each "
+             "rank updates a part of the parameters: construct DistributedOptimizer(optimizer, "
+             "ddp), and call its step()"),
+      {.operation = "DistributedDataParallel"});
+}
 
 /// The source of this wrapper's collectives.
 Source Reducer::source(Source::Content content) const {
@@ -221,6 +255,7 @@ bool Reducer::is_new_leaf(const at::Tensor& leaf) {
 }
 
 std::shared_ptr<Reducer::Backward> Reducer::new_backward(int task) {
+  check_optimizer();
   gradients_.begin_backward();
   return std::make_shared<Backward>(*this, task);
 }
@@ -279,10 +314,11 @@ bool Reducer::exchanges_gradients() const {
 
 /// Begins the step agreement of this backward, once.
 void Reducer::begin_agreement(Backward& backward) {
-  if (!backward.agreement_begun && has_optimizer()) {
+  if (!backward.agreement_begun && has_optimizer_) {
     const SourceScope scope(host_.communicator(), source(Source::Content::step_agreement));
     agreement_.begin({.in_backward = true,
                       .has_lost_mean = joined_in_step_ && gradients_.has_lost_mean(),
+                      .parts_only = reducers_.parts_only(),
                       .step = static_cast<std::uint32_t>(step_)});
   }
   backward.agreement_begun = true;
@@ -323,7 +359,7 @@ void Reducer::finish_on_stream(Backward& backward) {
   const auto error = exchanges ? exchange(backward) : nullptr;
   gradients_.finish_exchange(step_, joined_in_step_);
   const auto step = step_;
-  if (!has_optimizer()) ++step_;
+  if (!has_optimizer_) ++step_;
   backward.finished = true;
   backward_.reset();
   group_.communicator().count_step();
@@ -343,7 +379,7 @@ std::exception_ptr Reducer::exchange(Backward& backward) {
   // the order of collectives on every rank.
   round.wait_to_begin();
   begin_agreement(backward);
-  const auto plan = has_optimizer() ? agreement_.end() : StepPlan{};
+  const auto plan = has_optimizer_ ? agreement_.end() : StepPlan{};
   joined_in_step_ = plan.some_in_backward && plan.some_in_step;
   // Parameters stay equal only under strategies that average every gradient.
   if (!parameters_may_differ_) check_.write(step_, reducers_, sparse_, gradients_.check_bytes());
@@ -383,6 +419,7 @@ void Reducer::average_local_gradients() {
   bool has_joined = false;
   while (true) {
     const auto plan = agree(has_joined);
+    const PartsOnly parts(reducers_, plan.parts_only);
     if (!plan.some_in_backward) {
       joined_in_step_ = false;
       const bool exchanges = prepare_step(plan, has_joined);
@@ -448,6 +485,7 @@ std::exception_ptr Reducer::dropped_mean_error() const {
 StepPlan Reducer::agree(bool has_joined) {
   auto own = gradients_.intent(step_);
   own.has_joined = has_joined;
+  own.parts_only = reducers_.parts_only();
   const SourceScope scope(host_.communicator(), source(Source::Content::step_agreement));
   agreement_.begin(own);
   return agreement_.end();

@@ -54,10 +54,31 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// and before the optimizer's step.
   void hook_new_accumulators();
 
-  /// Lets backwards add to the means of all parameters that no optimizer updates.
-  void allow_accumulation(const std::function<bool(const at::Tensor&)>& is_optimized) {
-    gradients_.allow_accumulation(is_optimized);
-  }
+  /// From now on, steps of a DistributedOptimizer end exchanges. Backwards may add to the means of
+  /// all parameters that it does not update. Ranks: all, between the same two backwards.
+  /// Throws: InvalidArgument while another DistributedOptimizer is attached.
+  void attach_optimizer(const std::function<bool(const at::Tensor&)>& is_optimized);
+  void detach_optimizer();
+  /// Throws: InvalidArgument if an option requires a DistributedOptimizer and none is attached.
+  void check_optimizer() const;
+
+  /// While it exists, exchanges give each rank its part of the means only, where that is possible:
+  /// BucketReducers::set_parts_only(). Ranks: all; those in step() learn it from the others.
+  class [[nodiscard]] PartsOnly {
+   public:
+    PartsOnly(BucketReducers& reducers, bool parts_only)
+        : reducers_(reducers), before_(reducers.parts_only()) {
+      reducers_.set_parts_only(parts_only);
+    }
+    ~PartsOnly() { reducers_.set_parts_only(before_); }
+    PartsOnly(const PartsOnly&) = delete;
+    PartsOnly& operator=(const PartsOnly&) = delete;
+
+   private:
+    BucketReducers& reducers_;
+    bool before_;
+  };
+  PartsOnly parts_only() { return {reducers_, true}; }
 
   /// While paused, gradients accumulate and are not exchanged. Calls nest.
   void pause() { ++paused_; }
@@ -115,7 +136,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   Reducer(const ModelState& model, const Group& group, const DataParallelOptions& options,
           const Source& owner);
   Source source(Source::Content content) const;
-  bool has_optimizer() const { return owner_.owner == Source::Owner::distributed_optimizer; }
   bool is_new_leaf(const at::Tensor& leaf);
 
   void on_gradient(std::size_t parameter, const at::Tensor& incoming);
@@ -138,6 +158,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   Group host_;  ///< for flags and agreements
   std::optional<device::CommStream> comm_stream_;
   Source owner_;
+  const char* needs_optimizer_;  ///< the option that requires a DistributedOptimizer; else null
+  bool has_optimizer_ = false;   ///< a DistributedOptimizer is attached
   std::shared_ptr<GroupWrappers> wrappers_;
   BucketReducers reducers_;
   SparseGradients sparse_;

@@ -162,12 +162,7 @@ void check_movable(const ModelState& model, const char* option) {
 
 /// Checks that the training state can be divided among the ranks.
 void check_shardable(const ModelState& model, const Group& group,
-                     const DataParallelOptions& options, Source::Owner front_end) {
-  if (front_end == Source::Owner::distributed_data_parallel) {
-    throw InvalidArgument(
-        "shard: got DistributedDataParallel, where every rank updates all parameters: use "
-        "DistributedOptimizer, where each rank updates a part of them");
-  }
+                     const DataParallelOptions& options) {
   if (!group.device().is_cpu()) {
     throw InvalidArgument(concat("shard: got a group of ", group.device().type(),
                                  " devices, expected one on the CPU: set shard = Shard::none"));
@@ -192,12 +187,7 @@ void check_shardable(const ModelState& model, const Group& group,
 
 /// Checks that share_memory is possible.
 void check_shareable(const ModelState& model, const Group& group,
-                     const DataParallelOptions& options, Source::Owner front_end) {
-  if (front_end == Source::Owner::distributed_data_parallel) {
-    throw InvalidArgument(
-        "share_memory: got DistributedDataParallel, where every rank updates all parameters: "
-        "use DistributedOptimizer, where each rank updates a part of them");
-  }
+                     const DataParallelOptions& options) {
   const auto strategies = ParameterStrategies(options).text();
   if (strategies != AllReduce{}.text()) {
     throw InvalidArgument(
@@ -255,9 +245,9 @@ void check(const ModelView& model, const Group& group, const DataParallelOptions
   Reducer::check(state, group);
   strategies.check_patterns(state.parameters);
   if (options.share_memory) {
-    check_shareable(state, group, options, front_end);
+    check_shareable(state, group, options);
   } else if (options.shard != Shard::none) {
-    check_shardable(state, group, options, front_end);
+    check_shardable(state, group, options);
   }
 }
 
@@ -288,6 +278,7 @@ ReplicatedModel::ReplicatedModel(ModelView model, const Group& group,
                                  const DataParallelOptions& options, Source::Owner front_end)
     : model_(std::move(model)),
       group_(group),
+      options_(options),
       operation_(name(front_end)),
       source_(new_source(group, front_end)) {
   const SourceScope scope(group.communicator(), source_);
@@ -341,6 +332,7 @@ void ReplicatedModel::check_unchanged() const {
 
 void ReplicatedModel::begin_forward() const {
   check_unchanged();
+  reducer_->check_optimizer();
   reducer_->hook_new_accumulators();
 }
 

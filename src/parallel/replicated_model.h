@@ -56,13 +56,16 @@ class ReplicatedModel {
   /// Throws: InvalidArgument when the model's parameters are not those it was wrapped with.
   void check_unchanged() const;
   /// Call before a forward that a backward may follow.
-  /// Throws: InvalidArgument when check_unchanged() does.
+  /// Throws: InvalidArgument when check_unchanged() or Reducer::check_optimizer() does.
   void begin_forward() const;
   void watch(const at::Tensor& output) const;
   /// Throws: InvalidArgument with the types that a forward may return.
   [[noreturn]] void refuse_output(const std::type_info& type) const;
   NoSync no_sync() const { return NoSync(reducer_); }
   Reducer& reducer() const { return *reducer_; }
+  const ModelView& model() const { return model_; }
+  const Group& group() const { return group_; }
+  const DataParallelOptions& options() const { return options_; }
 
  private:
   /// A parameter as it was when the model was wrapped.
@@ -74,6 +77,7 @@ class ReplicatedModel {
 
   ModelView model_;
   Group group_;
+  DataParallelOptions options_;
   const char* operation_;  ///< name of the front end
   Source source_;          ///< of this wrapper's collectives
   std::vector<Wrapped> wrapped_;

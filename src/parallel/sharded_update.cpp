@@ -87,7 +87,9 @@ void ShardedUpdate::set_parts(const std::vector<ElementwiseOptimizer::Part>& par
 
 bool ShardedUpdate::divides_gradients() const {
   const auto buckets = parameters_.buckets();
-  return !buckets.empty() && buckets.front().shard() != nullptr;
+  if (buckets.empty()) return false;
+  const auto* const shard = buckets.front().shard();
+  return shard != nullptr && shard->memory() == PartMemory::own;
 }
 
 void ShardedUpdate::check_groups() const {

@@ -19,25 +19,31 @@ struct Compared {
   Integer complement;
 };
 
+constexpr std::uint8_t with_parts_only = 2;
+
 /// The content of the all_reduce, which takes the maximum of each byte.
 struct Message {
   explicit Message(const StepIntent& intent)
       : means(intent.means),
         edited(intent.edited),
         step(intent.step),
-        in_backward(intent.in_backward ? 1 : 0),
-        in_step(intent.in_backward ? 0 : 1),
+        in_backward(intent.in_backward ? place_of(intent) : 0),
+        in_step(intent.in_backward ? 0 : place_of(intent)),
         has_joined(intent.has_joined ? 1 : 0),
         has_local(intent.has_local ? 1 : 0),
         has_lost_mean(intent.has_lost_mean ? 1 : 0),
         has_final_mean(intent.has_final_mean ? 1 : 0),
         has_edited_mean(intent.has_edited_mean ? 1 : 0) {}
 
+  static std::uint8_t place_of(const StepIntent& intent) {
+    return intent.parts_only ? with_parts_only : 1;
+  }
+
   Compared<std::uint64_t> means;
   Compared<std::uint64_t> edited;
   Compared<std::uint32_t> step;
-  std::uint8_t in_backward;
-  std::uint8_t in_step;
+  std::uint8_t in_backward;  ///< 0 for no, 1, or with_parts_only
+  std::uint8_t in_step;      ///< the same
   std::uint8_t has_joined;
   std::uint8_t has_local;
   std::uint8_t has_lost_mean;
@@ -77,6 +83,7 @@ StepPlan StepAgreement::end() {
           .some_have_lost_mean = all.has_lost_mean != 0,
           .some_have_final_mean = all.has_final_mean != 0,
           .some_have_edited_mean = all.has_edited_mean != 0,
+          .parts_only = (all.in_backward != 0 ? all.in_backward : all.in_step) == with_parts_only,
           .means_alike = all.means.is_equal(),
           .edited_alike = all.edited.is_equal()};
 }

@@ -19,6 +19,7 @@ struct StepIntent {
   bool has_final_mean = false;   ///< an averaged gradient must not be averaged again
   std::uint64_t edited = 0;      ///< digest of the gradients that are GradientState::edited
   bool has_edited_mean = false;  ///< an edited gradient is a mean that must not be averaged again
+  bool parts_only = false;       ///< each rank needs its part of the means only
   std::uint32_t step = 0;        ///< steps of this optimizer so far
 };
 
@@ -31,6 +32,9 @@ struct StepPlan {
   bool some_have_lost_mean = false;
   bool some_have_final_mean = false;
   bool some_have_edited_mean = false;
+  /// Each rank gets its part of the means only: if so in the backwards of the others, or, where no
+  /// rank runs one, in the step() of some.
+  bool parts_only = false;
   bool means_alike = true;   ///< averaged gradients are equal on all ranks
   bool edited_alike = true;  ///< edited gradients are equal on all ranks
 };

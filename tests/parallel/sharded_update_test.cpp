@@ -6,12 +6,13 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "lockstep/checkpoint.h"
-#include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/fused_optimizers.h"
 #include "lockstep/model_files.h"
@@ -136,6 +137,40 @@ TEST_P(ShardedOptimizer, TakesTheStateThatTheOptimizerHas) {
   });
 }
 
+/// The steps of two models from the same values, one with state in parts, must be equal.
+void expect_steps_as_whole(const Group& world,
+                           const std::function<void(Mixed&, DistributedOptimizer&, int)>& step) {
+  Trained in_parts(world, every_optimizer[2].second, state_in_parts);
+  Trained whole(world, every_optimizer[2].second, {});
+  for (int i = 0; i < 4; ++i) {
+    for (auto* trained : {&in_parts, &whole}) step(trained->model, trained->optimizer, i);
+    expect_equal_models(in_parts.model, whole.model);
+  }
+}
+
+TEST_P(ShardedOptimizer, IsJoinedByARankThatOnlyCallsStep) {
+  on_ranks(GetParam(), [](const Group& world) {
+    expect_steps_as_whole(world, [&](Mixed& model, DistributedOptimizer& optimizer, int step) {
+      if (world.size() > 1 && world.rank() == step % world.size()) {
+        optimizer.step();
+        optimizer.zero_grad();
+      } else {
+        optimizer.backward_and_update(model.loss(world, step));
+      }
+    });
+  });
+}
+
+// The gradient by hand is found in step(), after the parts of the others have been averaged.
+TEST_P(ShardedOptimizer, KeepsItsPartsWhileAGradientByHandIsAveraged) {
+  on_ranks(GetParam(), [](const Group& world) {
+    expect_steps_as_whole(world, [&](Mixed& model, DistributedOptimizer& optimizer, int step) {
+      if (world.rank() == 0) model.unused.mutable_grad() = at::full_like(model.unused, step);
+      optimizer.backward_and_update(model.loss(world, step));
+    });
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, ShardedOptimizer, ::testing::Values(1, 2, 3, 4, 7));
 
 TEST(ShardedCheckpoint, IsReadByAnyNumberOfRanks) {
@@ -224,8 +259,6 @@ TEST(ShardedOptimizerStart, RefusesWhatItCannotDo) {
     says([&] { DistributedOptimizer(lbfgs, model, world, state_in_parts); },
          "shard: got torch::optim::LBFGS, expected an optimizer that updates each element by "
          "itself: SGD, Adam, AdamW, RMSprop or Adagrad");
-    says([&] { DistributedDataParallel(std::make_shared<Mlp>(), world, state_in_parts); },
-         "shard: got DistributedDataParallel");
     const DataParallelOptions local{.strategy = parse_strategy("local_sgd:period=4"),
                                     .shard = Shard::optimizer};
     says([&] { DistributedOptimizer(sgd, model, world, local); },
@@ -242,6 +275,33 @@ TEST(ShardedOptimizerStart, RefusesWhatItCannotDo) {
     DataParallelOptions by_one;
     by_one.shard = world.rank() == 0 ? Shard::optimizer : Shard::none;
     says([&] { DistributedOptimizer(sgd, model, world, by_one); }, "shard optimizer");
+  });
+}
+
+std::uint64_t bytes_of(const Group& world, Collective collective) {
+  std::uint64_t bytes = 0;
+  for (const auto& row : world.statistics()) {
+    if (row.collective == collective && row.bucket >= 0) bytes += row.bytes;
+  }
+  return bytes;
+}
+
+// A reduce-scatter sends half as much as an all_reduce.
+TEST(ShardedOptimizerStep, AveragesPartsOnlyIfTheUpdateFollowsAtOnce) {
+  on_ranks(4, [](const Group& world) {
+    Mlp model({7, 61, 33, 3});
+    torch::optim::SGD sgd(model.parameters(), SGDOptions(0.1));
+    DistributedOptimizer optimizer(sgd, model, world, state_in_parts);
+    const auto loss = [&] { return model.forward(at::ones({1, 7})).sum(); };
+    optimizer.backward_and_update(loss());
+    EXPECT_EQ(bytes_of(world, Collective::all_reduce), 0);
+    EXPECT_GT(bytes_of(world, Collective::reduce_scatter), 0);
+    loss().backward();
+    EXPECT_GT(bytes_of(world, Collective::all_reduce), 0);
+    const auto& gradient = model.layers[0]->bias.grad();
+    ASSERT_TRUE(gradient.defined());
+    EXPECT_EQ(gradient.numel(), 61);
+    optimizer.step();
   });
 }
 

@@ -1,0 +1,181 @@
+// A DistributedOptimizer over a DistributedDataParallel: the steps of a DistributedOptimizer alone.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "lockstep/distributed_data_parallel.h"
+#include "lockstep/distributed_optimizer.h"
+#include "tests/parallel/models.h"
+#include "tests/parallel/refusal.h"
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using torch::optim::AdamWOptions;
+using torch::optim::SGDOptions;
+
+const DataParallelOptions options[] = {
+    {}, {.shard = Shard::optimizer}, {.shard = Shard::gradients}, {.share_memory = true}};
+
+/// Two layers, of which the second is used in some steps only, and a buffer.
+struct Net : torch::nn::Module {
+  Net() {
+    set_values(*this, 1);
+    norm->track();
+  }
+  at::Tensor forward(const at::Tensor& x, bool uses_second) {
+    auto y = norm->forward(first->forward(x)).tanh();
+    return uses_second ? second->forward(y) : y;
+  }
+  struct Shift : torch::nn::Module {
+    void track() { mean = register_buffer("mean", at::zeros({5})); }
+    at::Tensor forward(const at::Tensor& x) {
+      mean.mul_(0.9).add_(x.detach().mean(0), 0.1);
+      return x - mean;
+    }
+    at::Tensor mean;
+  };
+  torch::nn::Linear first = register_module("first", torch::nn::Linear(7, 5));
+  std::shared_ptr<Shift> norm = register_module("norm", std::make_shared<Shift>());
+  torch::nn::Linear second = register_module("second", torch::nn::Linear(5, 5));
+};
+
+class WrappedModelSteps : public ::testing::TestWithParam<int> {};
+
+TEST_P(WrappedModelSteps, AreThoseOfADistributedOptimizerAlone) {
+  on_ranks(GetParam(), [](const Group& world) {
+    for (const auto& how : options) {
+      SCOPED_TRACE(static_cast<int>(&how - options));
+      const auto wrapped = std::make_shared<Net>();
+      const auto plain = std::make_shared<Net>();
+      torch::optim::AdamW adamw(wrapped->parameters(), AdamWOptions(0.01));
+      torch::optim::AdamW of_plain(plain->parameters(), AdamWOptions(0.01));
+      std::optional<DistributedDataParallel<Net>> ddp(std::in_place, wrapped, world, how);
+      DistributedOptimizer optimizer(adamw, *ddp);
+      DistributedOptimizer alone(of_plain, *plain, world, how);
+      for (int step = 0; step < 8; ++step) {
+        const auto x = random({4, 7}, static_cast<std::uint64_t>(100 * step + world.rank()));
+        const bool uses_second = (step + world.rank()) % 3 != 0;
+        const auto loss = (*ddp)(x, uses_second).square().mean();
+        const auto of_alone = plain->forward(x, uses_second).square().mean();
+        if (step % 2 == 0) {
+          optimizer.backward_and_update(loss);
+          alone.backward_and_update(of_alone);
+        } else {
+          loss.backward();
+          of_alone.backward();
+          EXPECT_EQ(clip_grad_norm(optimizer, 0.1), clip_grad_norm(alone, 0.1));
+          optimizer.step();
+          alone.step();
+          optimizer.zero_grad();
+          alone.zero_grad();
+        }
+        world.barrier().wait();
+        for (std::size_t i = 0; i < plain->parameters().size(); ++i)
+          EXPECT_TRUE(torch::equal(wrapped->parameters()[i], plain->parameters()[i])) << i;
+        EXPECT_TRUE(torch::equal(wrapped->norm->mean, plain->norm->mean));
+        world.barrier().wait();
+      }
+      ddp.reset();  // the steps go on without the wrapper
+      optimizer.backward_and_update(wrapped->forward(at::ones({1, 7}), true).sum());
+      alone.backward_and_update(plain->forward(at::ones({1, 7}), true).sum());
+      world.barrier().wait();
+      EXPECT_TRUE(torch::equal(wrapped->first->weight, plain->first->weight));
+      world.barrier().wait();
+    }
+  });
+}
+
+// The loss of a rank that is constant reaches no parameter: its forward joins the backward.
+TEST_P(WrappedModelSteps, IncludeRanksWhoseLossReachesNoParameter) {
+  on_ranks(GetParam(), [](const Group& world) {
+    for (const auto& how : options) {
+      const auto net = std::make_shared<Net>();
+      const auto other = std::make_shared<Net>();
+      torch::optim::SGD sgd(net->parameters(), SGDOptions(0.1));
+      torch::optim::SGD of_other(other->parameters(), SGDOptions(0.1));
+      DistributedDataParallel ddp(net, world, how);
+      DistributedOptimizer optimizer(sgd, ddp);
+      DistributedOptimizer alone(of_other, *other, world, how);
+      for (int step = 0; step < 3; ++step) {
+        const auto x = random({4, 7}, static_cast<std::uint64_t>(10 * step + world.rank()));
+        const bool counts = world.rank() == 0;
+        auto y = ddp(x, true).sum();
+        optimizer.backward_and_update(counts ? y : y * 0);
+        alone.backward_and_update(counts ? other->forward(x, true).sum() : at::Tensor());
+      }
+      world.barrier().wait();
+      for (std::size_t i = 0; i < net->parameters().size(); ++i)
+        EXPECT_TRUE(torch::equal(net->parameters()[i], other->parameters()[i])) << i;
+      world.barrier().wait();
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, WrappedModelSteps, ::testing::Values(1, 2, 3, 4));
+
+TEST(WrappedModel, NeedsADistributedOptimizerForOptionsThatDivideTheUpdate) {
+  on_ranks(2, [](const Group& world) {
+    for (const auto& how : options) {
+      if (how.shard == Shard::none && !how.share_memory) continue;
+      const auto model = std::make_shared<Net>();
+      DistributedDataParallel ddp(model, world, how);
+      const auto x = at::ones({1, 7});
+      const auto* const option = how.share_memory ? "share_memory" : "shard";
+      const auto what = std::string(option) + ": got no DistributedOptimizer, expected one";
+      EXPECT_THAT(refusal([&] { (void)ddp(x, true); }), HasSubstr(what));
+      EXPECT_THAT(refusal([&] { model->forward(x, true).sum().backward(); }), HasSubstr(what));
+      {
+        const torch::NoGradGuard no_grad;
+        EXPECT_EQ(ddp(x, true).numel(), 5);
+      }
+      model->zero_grad();
+      torch::optim::SGD sgd(model->parameters(), SGDOptions(0.1));
+      {
+        DistributedOptimizer optimizer(sgd, ddp);
+        optimizer.backward_and_update(ddp(x, true).sum());
+      }
+      EXPECT_THAT(refusal([&] { (void)ddp(x, true); }), HasSubstr(what));
+      DistributedOptimizer next(sgd, ddp);
+      next.backward_and_update(ddp(x, true).sum());
+      expect_usable(world);
+    }
+  });
+}
+
+TEST(WrappedModel, HasOneDistributedOptimizerAtATime) {
+  on_ranks(2, [](const Group& world) {
+    const auto model = std::make_shared<Net>();
+    DistributedDataParallel ddp(model, world);
+    torch::optim::SGD sgd(model->parameters(), SGDOptions(0.1));
+    Net elsewhere;
+    torch::optim::SGD of_others(elsewhere.parameters(), SGDOptions(0.1));
+    EXPECT_THAT(refusal([&] { DistributedOptimizer(of_others, ddp); }),
+                HasSubstr("is not a parameter of the model"));
+    {
+      DistributedOptimizer optimizer(sgd, ddp);
+      EXPECT_THAT(refusal([&] { DistributedOptimizer(sgd, ddp); }),
+                  HasSubstr("got a DistributedDataParallel that has a DistributedOptimizer"));
+      optimizer.backward_and_update(ddp(at::ones({1, 7}), true).sum());
+    }
+    // The wrapper alone, as before.
+    ddp(at::full({1, 7}, 1.0 + world.rank()), true).sum().backward();
+    EXPECT_TRUE(model->second->bias.grad().defined());
+    sgd.step();
+    DistributedDataParallel divided(std::make_shared<Net>(), world, options[1]);
+    torch::optim::LBFGS of_divided(divided.module()->parameters());
+    EXPECT_THAT(refusal([&] { DistributedOptimizer(of_divided, divided); }),
+                HasSubstr("shard: got torch::optim::LBFGS"));
+    expect_usable(world);
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::testing
