@@ -9,10 +9,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/environment.h"
+#include "core/launcher.h"
 #include "core/text.h"
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/init.h"
@@ -24,7 +26,14 @@ inline const DataParallelOptions one_each{.buckets = {.first = 0, .rest = 0}};
 
 inline const std::vector<std::vector<std::int64_t>> some_shapes{{3}, {2, 5}, {17}, {1}};
 
-/// The world of a process that `lockstep run` has started.
+/// The number of processes of which `lockstep run` or mpirun has started this one, if it has.
+inline std::optional<int> started_processes() {
+  if (const auto size = Environment::get().world_size) return size;
+  const auto launcher = Launcher::read();
+  return launcher ? std::optional(launcher->size) : std::nullopt;
+}
+
+/// The world of these processes.
 inline const Group& world_of_processes() {
   static const Group world = init({.timeout = std::chrono::seconds(20)});
   return world;
@@ -38,10 +47,9 @@ inline at::Device& own_device() {
 }
 
 /// Runs fn on n ranks with one compute thread each, as the reference has. The ranks are threads, or
-/// the processes that `lockstep run` started. Skips the test if `lockstep run` started another
-/// number.
+/// the processes that a launcher has started. Skips the test if these are another number.
 inline void on_ranks(int n, const std::function<void(Group)>& fn) {
-  if (const auto processes = Environment::get().world_size) {
+  if (const auto processes = started_processes()) {
     at::set_num_threads(1);
     if (*processes != n) GTEST_SKIP() << n << " ranks, of " << *processes << " processes";
     own_device() = world_of_processes().device();
