@@ -227,7 +227,7 @@ class DataParallelModel {
 ///
 /// The program calls the optimizer's own step. With DataParallelOptions::shard or share_memory,
 /// where each rank updates a part of the parameters, a DistributedOptimizer over this object steps
-/// instead.
+/// instead, and these options say what .grad() is.
 ///
 /// Ranks: all must construct it, and run the same number of backwards. It may be destroyed before
 /// or after the model.

@@ -129,8 +129,9 @@ class DistributedOptimizer {
 
   /// Calls loss.backward(), step() and zero_grad(). Includes gradients that were accumulated under
   /// no_sync(). A rank whose loss is undefined, or reaches no parameter, contributes zero
-  /// gradients. With Shard::optimizer it sends less than the three calls: each rank gets the mean
-  /// of the elements that it updates.
+  /// gradients. With Shard::optimizer and the strategy fp32, fp16 or bf16 it sends less than the
+  /// three calls: each rank gets the mean of the elements that it updates. On hosts with several
+  /// ranks each, fp32 only.
   /// Ranks: all. With Shard::optimizer and share_memory, no rank that has a loss may call the three
   /// instead.
   void backward_and_update(const at::Tensor& loss);
@@ -171,7 +172,7 @@ class DistributedOptimizer {
   /// Throws: as step().
   void average_gradients();
 
-  /// Calls the optimizer's zero_grad(). With Shard::gradients, also discards the averaged
+  /// Calls the optimizer's zero_grad(). With shard, also discards this rank's parts of the averaged
   /// gradients, which neither the optimizer's nor the model's zero_grad() does; step() discards
   /// them as well.
   void zero_grad(bool set_to_none = true);

@@ -94,13 +94,16 @@ class Exchange {
   /// Ranks: all. All ranks must issue the same collectives, and throw on all ranks or on none.
   virtual ExchangeTask exchange(std::int64_t step, Bucket& bucket, const Group& group) = 0;
 
-  /// Whether the strategy has exchange_part(), which Shard::gradients requires.
+  /// Whether the strategy has exchange_part(), which Shard::gradients requires. Shard::optimizer
+  /// uses it in DistributedOptimizer::backward_and_update().
   virtual bool has_parts() const { return false; }
 
-  /// exchange() for Shard::gradients: when it ends, part has this rank's part of the result, with
-  /// the values that exchange() gives, and bucket.values() is unspecified. The parts of all ranks,
+  /// exchange() for ranks that need a part of the result each: when it ends, part has this rank's
+  /// part, with the values that exchange() gives, and bucket.values() is unspecified. part may be
+  /// this rank's place in the bucket: write it after the bucket was read. The parts of all ranks,
   /// in rank order, make up bucket.values(). Shapes: part has bucket.values().numel() ÷
-  /// group.size() elements. Ranks: all of the group.
+  /// group.size() elements, rounded up to whole cache lines, so that the last parts may extend
+  /// beyond the bucket. Ranks: all of the group.
   virtual ExchangeTask exchange_part(std::int64_t /*step*/, Bucket& /*bucket*/,
                                      const at::Tensor& /*part*/, const Group& /*group*/) {
     return {};

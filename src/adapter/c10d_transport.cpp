@@ -168,10 +168,11 @@ void C10dRequest::end(bool complete) noexcept {
 // A backend may transfer the bytes of a receive only while a thread waits for it. A send then ends
 // only when its receiver waits. Two ranks that both waited for their sends would deadlock. So a
 // thread waits for its receives first, in the order in which they began. The direct reduction, the
-// broadcast and the moves allow this: their messages depend only on earlier receives. The receives
-// of results also depend on sends, but they begin when no other receive is pending. In a ring each
-// sum depends on an earlier send, so two ranks could wait for each other's next sum. Groups over a
-// c10d::Backend therefore use the direct algorithm.
+// broadcast and the moves of whole parts allow this: their messages depend only on earlier
+// receives. Pieces of parts (Pieces::of_parts) depend on earlier sends, so groups here have none.
+// The receives of results also depend on sends, but they begin when no other receive is pending. In
+// a ring each sum depends on an earlier send, so two ranks could wait for each other's next sum.
+// Groups over a c10d::Backend therefore use the direct algorithm.
 
 void C10dTransport::send(const std::byte* data, std::size_t bytes, int to, int tag, Done done) {
   // c10d has no tensors over const memory. The backend only reads the memory of a send.

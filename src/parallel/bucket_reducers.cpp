@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "comm/communicator.h"
+#include "comm/hierarchical/host_topology.h"
 #include "comm/waiting.h"
 #include "lockstep/error.h"
 #include "profile/group_statistics.h"
@@ -46,6 +47,16 @@ BucketCaps caps_of_shard(BucketCaps caps) {
 
 /// Whether a bucket of Shard::gradients is exchanged in the memory of its only gradient.
 bool has_one(const PlannedBucket& planned) { return planned.slices.size() == 1; }
+
+/// Whether the parts of a mean have the values of the whole mean, and take fewer bytes. On hosts
+/// with several ranks, an all_reduce rounds only between hosts, and sends each host's sum once. A
+/// reduce_scatter does the latter only with consecutive ranks on each host.
+bool can_average_parts(const Strategy& strategy, const BucketReducer& reducer) {
+  if (!reducer.exchange->has_parts() || reducer.has_residual()) return false;
+  const auto topology = hierarchical::HostTopology::of(reducer.bucket.group().communicator());
+  if (topology.has_one_level()) return true;
+  return topology.has_consecutive_ranks && strategy.text() == AllReduce{}.text();
+}
 
 /// Copies a bucket's values back into its parameters.
 void unpack_parameters(const Bucket& bucket) {
@@ -164,7 +175,7 @@ BucketReducers::BucketReducers(std::span<const NamedTensor> parameters, const Gr
       auto& reducer = reducers_.emplace_back(
           make({index, flat_part(memory, 0, planned.numel), std::move(slices), group_},
                planned.strategy));
-      if (shard == Shard::optimizer && reducer.exchange->has_parts())
+      if (shard == Shard::optimizer && can_average_parts(strategies_[planned.strategy], reducer))
         reducer.shard = std::make_unique<GradientShard>(reducer.bucket, PartMemory::bucket);
       continue;
     }
@@ -247,6 +258,20 @@ void BucketReducers::release_gradient(std::size_t index) {
 
 void BucketReducers::release_gradients() {
   for (std::size_t index = 0; index < size(); ++index) release_gradient(index);
+}
+
+void BucketReducers::set_optimized(const std::function<bool(const at::Tensor&)>& is_optimized) {
+  for (auto& reducer : reducers_) {
+    reducer.is_optimized = std::ranges::all_of(
+        reducer.bucket.slices(), [&](const auto& slice) { return is_optimized(slice.parameter); });
+  }
+}
+
+void BucketReducers::discard_parts() {
+  for (auto& reducer : reducers_) {
+    if (reducer.shard != nullptr && reducer.shard->memory() == PartMemory::bucket)
+      reducer.shard->discard();
+  }
 }
 
 void BucketReducers::keep_parts() {

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -33,6 +34,7 @@ struct BucketReducer {
   bool is_all_reduce = false;         ///< the exchange of whole means is one all_reduce
   /// This rank's part of the mean; null if each exchange gives every rank the whole.
   std::unique_ptr<GradientShard> shard = {};
+  bool is_optimized = false;  ///< the attached optimizer updates all parameters of the bucket
   /// Of a shard with one slice, which is exchanged in its gradient's memory: used only for a
   /// gradient that has no memory to take. Ordinary memory, which is not resident before it is used,
   /// while all of the group's memory is.
@@ -133,15 +135,20 @@ class BucketReducers {
   bool parts_only() const { return parts_only_; }
   /// Whether the bucket's exchange gives each rank its part of the mean only.
   bool averages_parts(std::size_t index) const {
-    const auto& shard = reducers_[index].shard;
-    return shard != nullptr && (shard->memory() == PartMemory::own || parts_only_);
+    const auto& reducer = reducers_[index];
+    if (reducer.shard == nullptr) return false;
+    return reducer.shard->memory() == PartMemory::own || (parts_only_ && reducer.is_optimized);
   }
+  /// Determines BucketReducer::is_optimized.
+  void set_optimized(const std::function<bool(const at::Tensor&)>& is_optimized);
   /// Whether the bucket's exchange is one all_reduce.
   bool is_all_reduce(std::size_t index) const {
     return reducers_[index].is_all_reduce && !averages_parts(index);
   }
   /// Call before a backward changes the buckets.
   void keep_parts();
+  /// Discards the parts of means that are stored in the buckets.
+  void discard_parts();
 
   /// Gives a bucket of Shard::gradients its memory, which it has until its exchange ends. Call it
   /// when the bucket's exchange may begin. No effect without Shard::gradients.

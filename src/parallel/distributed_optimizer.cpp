@@ -101,6 +101,10 @@ std::shared_ptr<detail::ReplicatedModel> checked(const torch::optim::Optimizer& 
                                                  std::shared_ptr<detail::ReplicatedModel> wrapped) {
   check_parameters(optimizer, wrapped->model(), wrapped->group());
   check_updates_parts(optimizer, wrapped->group(), wrapped->options());
+  all_or_none(wrapped->group(), [&] {
+    wrapped->reducer().check_unattached();
+    wrapped->check_movable();
+  });
   return wrapped;
 }
 
@@ -156,7 +160,8 @@ DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
 
 void DistributedOptimizer::backward_and_update(const at::Tensor& loss) {
   const bool update_averages = shared_ != nullptr && shared_->averages_gradients();
-  const auto parts = model_->reducer().parts_only();  // nothing reads .grad() before the update
+  // The program reads no .grad() before the update.
+  const auto parts = model_->reducer().parts_only();
   if (loss.defined() && loss.requires_grad()) {
     const auto local = update_averages ? std::optional(no_sync()) : std::nullopt;
     loss.backward();

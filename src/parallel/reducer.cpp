@@ -180,21 +180,24 @@ Reducer::Reducer(const ModelState& model, const Group& group, const DataParallel
 
 Reducer::~Reducer() = default;
 
+void Reducer::check_unattached() const {
+  if (!has_optimizer_) return;
+  throw InvalidArgument(
+      concat("DistributedOptimizer rank ", group_.rank(), " of ", group_.size(),
+             ": got a DistributedDataParallel that has a DistributedOptimizer, expected one for "
+             "each: destroy the other one first, or construct both over the model with "
+             "optimized_only"),
+      {.operation = "DistributedOptimizer"});
+}
+
 void Reducer::attach_optimizer(const std::function<bool(const at::Tensor&)>& is_optimized) {
-  if (has_optimizer_) {
-    throw InvalidArgument(
-        "DistributedOptimizer: got a DistributedDataParallel that has a DistributedOptimizer, "
-        "expected one for each: destroy the other one first, or construct both over the model with "
-        "optimized_only");
-  }
-  gradients_.allow_accumulation(is_optimized);
+  reducers_.set_optimized(is_optimized);
+  if (owner_.owner == Source::Owner::distributed_optimizer)
+    gradients_.allow_accumulation(is_optimized);
   has_optimizer_ = true;
 }
 
-void Reducer::detach_optimizer() {
-  gradients_.allow_accumulation([](const at::Tensor&) { return true; });
-  has_optimizer_ = false;
-}
+void Reducer::detach_optimizer() { has_optimizer_ = false; }
 
 void Reducer::check_optimizer() const {
   if (needs_optimizer_ == nullptr || has_optimizer_) return;

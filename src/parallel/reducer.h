@@ -54,9 +54,11 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// and before the optimizer's step.
   void hook_new_accumulators();
 
-  /// From now on, steps of a DistributedOptimizer end exchanges. Backwards may add to the means of
-  /// all parameters that it does not update. Ranks: all, between the same two backwards.
-  /// Throws: InvalidArgument while another DistributedOptimizer is attached.
+  /// Throws: InvalidArgument while a DistributedOptimizer is attached.
+  void check_unattached() const;
+  /// From now on, steps of a DistributedOptimizer end exchanges. Without a DistributedDataParallel,
+  /// whose program may have other optimizers, backwards may add to the means of all parameters that
+  /// it does not update. Ranks: all, between the same two backwards.
   void attach_optimizer(const std::function<bool(const at::Tensor&)>& is_optimized);
   void detach_optimizer();
   /// Throws: InvalidArgument if an option requires a DistributedOptimizer and none is attached.
@@ -70,13 +72,18 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
         : reducers_(reducers), before_(reducers.parts_only()) {
       reducers_.set_parts_only(parts_only);
     }
-    ~PartsOnly() { reducers_.set_parts_only(before_); }
+    /// After an exception, no step uses the parts.
+    ~PartsOnly() {
+      reducers_.set_parts_only(before_);
+      if (std::uncaught_exceptions() > exceptions_) reducers_.discard_parts();
+    }
     PartsOnly(const PartsOnly&) = delete;
     PartsOnly& operator=(const PartsOnly&) = delete;
 
    private:
     BucketReducers& reducers_;
     bool before_;
+    int exceptions_ = std::uncaught_exceptions();
   };
   PartsOnly parts_only() { return {reducers_, true}; }
 

@@ -336,6 +336,12 @@ void ReplicatedModel::begin_forward() const {
   reducer_->hook_new_accumulators();
 }
 
+void ReplicatedModel::check_movable() const {
+  if (!options_.share_memory && options_.shard == Shard::none) return;
+  detail::check_movable(state_of(model_, options_),
+                        options_.share_memory ? "share_memory" : "shard");
+}
+
 void ReplicatedModel::refuse_output(const std::type_info& type) const {
   const auto name = c10::demangle(type.name());
   throw InvalidArgument(

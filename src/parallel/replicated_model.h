@@ -58,6 +58,9 @@ class ReplicatedModel {
   /// Call before a forward that a backward may follow.
   /// Throws: InvalidArgument when check_unchanged() or Reducer::check_optimizer() does.
   void begin_forward() const;
+  /// Throws: InvalidArgument if an option moves the parameters, and one shares its memory with
+  /// another tensor.
+  void check_movable() const;
   void watch(const at::Tensor& output) const;
   /// Throws: InvalidArgument with the types that a forward may return.
   [[noreturn]] void refuse_output(const std::type_info& type) const;

@@ -24,7 +24,7 @@ struct ShardedBucket {
   std::vector<at::Tensor> parts{};
 
   std::span<const Bucket::Slice> slices() const { return reducer->bucket.slices(); }
-  /// This rank's part of the averaged gradients; null unless the ranks divide them.
+  /// This rank's part of the averaged gradients; null if each exchange gives every rank the whole.
   GradientShard* shard() const { return reducer->shard.get(); }
 };
 
@@ -46,8 +46,8 @@ class ShardedParameters {
   /// Moves parameters back, with their current values, that the program has moved to other memory.
   void move_back();
 
-  /// This rank's parts of the averaged gradients (Shard::gradients). discard_gradients() makes them
-  /// undefined.
+  /// The parts of averaged gradients that this rank has instead of the whole. discard_gradients()
+  /// makes them undefined.
   std::vector<at::Tensor> gradients() const;
   void discard_gradients() const;
 

@@ -30,7 +30,7 @@ class ShardedUpdate {
   ShardedUpdate(const ShardedUpdate&) = delete;
   ShardedUpdate& operator=(const ShardedUpdate&) = delete;
 
-  /// The optimizer's step with the mean of the gradients, which every rank has. Ranks: all.
+  /// The optimizer's step with the mean of the gradients. Ranks: all.
   /// Throws: InvalidArgument when the optimizer's parameters are not those of the constructor.
   void step();
 

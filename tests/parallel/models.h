@@ -36,6 +36,8 @@ inline std::optional<int> started_processes() {
 /// The world of these processes.
 inline const Group& world_of_processes() {
   static const Group world = init({.timeout = std::chrono::seconds(20)});
+  const bool has_hosts = !Environment::get().host.empty();
+  EXPECT_TRUE(!has_hosts || world.nodes() == 2);
   return world;
 }
 

@@ -14,6 +14,7 @@
 
 #include "lockstep/checkpoint.h"
 #include "lockstep/distributed_optimizer.h"
+#include "lockstep/error.h"
 #include "lockstep/fused_optimizers.h"
 #include "lockstep/model_files.h"
 #include "tests/parallel/elementwise_optimizers.h"
@@ -302,6 +303,31 @@ TEST(ShardedOptimizerStep, AveragesPartsOnlyIfTheUpdateFollowsAtOnce) {
     ASSERT_TRUE(gradient.defined());
     EXPECT_EQ(gradient.numel(), 61);
     optimizer.step();
+  });
+}
+
+// The means of a backward that fails are not added to those of the next.
+TEST(ShardedOptimizerStep, DropsItsPartsAfterAnError) {
+  on_ranks(2, [](const Group& world) {
+    Mlp models[2];
+    for (auto& model : models) {
+      set_values(model, 1);
+      torch::optim::SGD sgd(model.parameters(), SGDOptions(0.1));
+      DataParallelOptions how;
+      how.shard = &model == models ? Shard::optimizer : Shard::none;
+      DistributedOptimizer optimizer(sgd, model, world, how);
+      const auto loss = [&] { return model.forward(at::full({1, 7}, 1.0 + world.rank())).sum(); };
+      if (world.rank() == 1) {
+        const torch::NoGradGuard no_grad;
+        model.layers[0]->bias.add_(1);
+      }
+      EXPECT_THROW(optimizer.backward_and_update(loss()), ReplicaError);
+      broadcast_parameters(model, world);
+      model.zero_grad();
+      optimizer.backward_and_update(loss());
+    }
+    for (std::size_t i = 0; i < models[0].parameters().size(); ++i)
+      EXPECT_TRUE(torch::equal(models[0].parameters()[i], models[1].parameters()[i])) << i;
   });
 }
 

@@ -24,15 +24,16 @@ using torch::optim::SGDOptions;
 const DataParallelOptions options[] = {
     {}, {.shard = Shard::optimizer}, {.shard = Shard::gradients}, {.share_memory = true}};
 
-/// Two layers, of which the second is used in some steps only, and a buffer.
+/// Two layers, of which a forward uses the first, both, or none, and a buffer.
 struct Net : torch::nn::Module {
   Net() {
     set_values(*this, 1);
     norm->track();
   }
-  at::Tensor forward(const at::Tensor& x, bool uses_second) {
-    auto y = norm->forward(first->forward(x)).tanh();
-    return uses_second ? second->forward(y) : y;
+  at::Tensor forward(const at::Tensor& x, int layers) {
+    if (layers == 0) return x * 2;
+    const auto y = norm->forward(first->forward(x)).tanh();
+    return layers > 1 ? second->forward(y) : y;
   }
   struct Shift : torch::nn::Module {
     void track() { mean = register_buffer("mean", at::zeros({5})); }
@@ -62,9 +63,9 @@ TEST_P(WrappedModelSteps, AreThoseOfADistributedOptimizerAlone) {
       DistributedOptimizer alone(of_plain, *plain, world, how);
       for (int step = 0; step < 8; ++step) {
         const auto x = random({4, 7}, static_cast<std::uint64_t>(100 * step + world.rank()));
-        const bool uses_second = (step + world.rank()) % 3 != 0;
-        const auto loss = (*ddp)(x, uses_second).square().mean();
-        const auto of_alone = plain->forward(x, uses_second).square().mean();
+        const int layers = (step + world.rank()) % 3 != 0 ? 2 : 1;
+        const auto loss = (*ddp)(x, layers).square().mean();
+        const auto of_alone = plain->forward(x, layers).square().mean();
         if (step % 2 == 0) {
           optimizer.backward_and_update(loss);
           alone.backward_and_update(of_alone);
@@ -84,8 +85,8 @@ TEST_P(WrappedModelSteps, AreThoseOfADistributedOptimizerAlone) {
         world.barrier().wait();
       }
       ddp.reset();  // the steps go on without the wrapper
-      optimizer.backward_and_update(wrapped->forward(at::ones({1, 7}), true).sum());
-      alone.backward_and_update(plain->forward(at::ones({1, 7}), true).sum());
+      optimizer.backward_and_update(wrapped->forward(at::ones({1, 7}), 2).sum());
+      alone.backward_and_update(plain->forward(at::ones({1, 7}), 2).sum());
       world.barrier().wait();
       EXPECT_TRUE(torch::equal(wrapped->first->weight, plain->first->weight));
       world.barrier().wait();
@@ -93,7 +94,7 @@ TEST_P(WrappedModelSteps, AreThoseOfADistributedOptimizerAlone) {
   });
 }
 
-// The loss of a rank that is constant reaches no parameter: its forward joins the backward.
+// The backward of rank 1 and higher reaches the output of the forward, and no parameter.
 TEST_P(WrappedModelSteps, IncludeRanksWhoseLossReachesNoParameter) {
   on_ranks(GetParam(), [](const Group& world) {
     for (const auto& how : options) {
@@ -106,10 +107,15 @@ TEST_P(WrappedModelSteps, IncludeRanksWhoseLossReachesNoParameter) {
       DistributedOptimizer alone(of_other, *other, world, how);
       for (int step = 0; step < 3; ++step) {
         const auto x = random({4, 7}, static_cast<std::uint64_t>(10 * step + world.rank()));
-        const bool counts = world.rank() == 0;
-        auto y = ddp(x, true).sum();
-        optimizer.backward_and_update(counts ? y : y * 0);
-        alone.backward_and_update(counts ? other->forward(x, true).sum() : at::Tensor());
+        const int layers = world.rank() == 0 ? 2 : 0;
+        ddp(x.clone().requires_grad_(), layers).sum().backward();
+        for (const auto& parameter : net->parameters()) {
+          const bool is_whole = how.shard == Shard::none || how.share_memory;
+          EXPECT_TRUE(parameter.grad().defined() || !is_whole);
+        }
+        optimizer.step();
+        optimizer.zero_grad();
+        alone.backward_and_update(layers > 0 ? other->forward(x, layers).sum() : at::Tensor());
       }
       world.barrier().wait();
       for (std::size_t i = 0; i < net->parameters().size(); ++i)
@@ -118,8 +124,6 @@ TEST_P(WrappedModelSteps, IncludeRanksWhoseLossReachesNoParameter) {
     }
   });
 }
-
-INSTANTIATE_TEST_SUITE_P(Ranks, WrappedModelSteps, ::testing::Values(1, 2, 3, 4));
 
 TEST(WrappedModel, NeedsADistributedOptimizerForOptionsThatDivideTheUpdate) {
   on_ranks(2, [](const Group& world) {
@@ -130,23 +134,66 @@ TEST(WrappedModel, NeedsADistributedOptimizerForOptionsThatDivideTheUpdate) {
       const auto x = at::ones({1, 7});
       const auto* const option = how.share_memory ? "share_memory" : "shard";
       const auto what = std::string(option) + ": got no DistributedOptimizer, expected one";
-      EXPECT_THAT(refusal([&] { (void)ddp(x, true); }), HasSubstr(what));
-      EXPECT_THAT(refusal([&] { model->forward(x, true).sum().backward(); }), HasSubstr(what));
+      EXPECT_THAT(refusal([&] { (void)ddp(x, 2); }), HasSubstr(what));
+      EXPECT_THAT(refusal([&] { model->forward(x, 2).sum().backward(); }), HasSubstr(what));
       {
         const torch::NoGradGuard no_grad;
-        EXPECT_EQ(ddp(x, true).numel(), 5);
+        EXPECT_EQ(ddp(x, 2).numel(), 5);
       }
       model->zero_grad();
       torch::optim::SGD sgd(model->parameters(), SGDOptions(0.1));
       {
         DistributedOptimizer optimizer(sgd, ddp);
-        optimizer.backward_and_update(ddp(x, true).sum());
+        optimizer.backward_and_update(ddp(x, 2).sum());
       }
-      EXPECT_THAT(refusal([&] { (void)ddp(x, true); }), HasSubstr(what));
+      EXPECT_THAT(refusal([&] { (void)ddp(x, 2); }), HasSubstr(what));
       DistributedOptimizer next(sgd, ddp);
-      next.backward_and_update(ddp(x, true).sum());
+      next.backward_and_update(ddp(x, 2).sum());
       expect_usable(world);
     }
+  });
+}
+
+// The mean of a parameter that the DistributedOptimizer does not update is whole.
+TEST_P(WrappedModelSteps, LeaveTheGradientsOfOtherOptimizers) {
+  on_ranks(GetParam(), [](const Group& world) {
+    for (const auto& how :
+         {DataParallelOptions{}, DataParallelOptions{.shard = Shard::optimizer}}) {
+      const auto net = std::make_shared<Net>();
+      const auto other = std::make_shared<Net>();
+      torch::optim::SGD body(net->first->parameters(), SGDOptions(0.1));
+      torch::optim::SGD head(net->second->parameters(), SGDOptions(0.1));
+      torch::optim::SGD of_other(other->parameters(), SGDOptions(0.1));
+      auto each = how;
+      each.buckets = {.first = 0, .rest = 0};
+      DistributedDataParallel ddp(net, world, each);
+      DistributedOptimizer optimizer(body, ddp);
+      DistributedOptimizer whole(of_other, *other, world);
+      for (int step = 0; step < 3; ++step) {
+        const auto x = random({4, 7}, static_cast<std::uint64_t>(10 * step + world.rank()));
+        optimizer.backward_and_update(ddp(x, 2).sum());
+        head.step();
+        head.zero_grad();
+        whole.backward_and_update(other->forward(x, 2).sum());
+      }
+      for (std::size_t i = 0; i < net->parameters().size(); ++i)
+        EXPECT_TRUE(torch::equal(net->parameters()[i], other->parameters()[i])) << i;
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, WrappedModelSteps, ::testing::Values(1, 2, 3, 4));
+
+TEST(WrappedModel, ChecksAgainThatParametersCanBeMoved) {
+  on_ranks(2, [](const Group& world) {
+    DistributedDataParallel ddp(std::make_shared<Net>(), world, options[1]);
+    torch::optim::SGD sgd(ddp.module()->parameters(), SGDOptions(0.1));
+    {
+      const auto alias = ddp.module()->first->weight.detach();
+      EXPECT_THAT(refusal([&] { DistributedOptimizer(sgd, ddp); }),
+                  HasSubstr("parameter first.weight shares its memory with another tensor"));
+    }
+    DistributedOptimizer(sgd, ddp).backward_and_update(ddp(at::ones({1, 7}), 2).sum());
   });
 }
 
@@ -163,10 +210,10 @@ TEST(WrappedModel, HasOneDistributedOptimizerAtATime) {
       DistributedOptimizer optimizer(sgd, ddp);
       EXPECT_THAT(refusal([&] { DistributedOptimizer(sgd, ddp); }),
                   HasSubstr("got a DistributedDataParallel that has a DistributedOptimizer"));
-      optimizer.backward_and_update(ddp(at::ones({1, 7}), true).sum());
+      optimizer.backward_and_update(ddp(at::ones({1, 7}), 2).sum());
     }
     // The wrapper alone, as before.
-    ddp(at::full({1, 7}, 1.0 + world.rank()), true).sum().backward();
+    ddp(at::full({1, 7}, 1.0 + world.rank()), 2).sum().backward();
     EXPECT_TRUE(model->second->bias.grad().defined());
     sgd.step();
     DistributedDataParallel divided(std::make_shared<Net>(), world, options[1]);

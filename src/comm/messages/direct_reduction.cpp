@@ -92,7 +92,8 @@ DirectReduction::DirectReduction(GroupTransport transport, const Operation& oper
   constexpr std::size_t shortest = 32 << 10;
   constexpr std::size_t most_staging = 32 << 20;
   const auto members = static_cast<std::size_t>(size());
-  const auto [longest, most] = pieces();
+  const std::size_t longest = pieces().bytes;
+  const std::size_t most = pieces().window;
   window_ = std::clamp<std::size_t>(most_staging / longest / members, 4, most);
   const std::size_t bytes = std::clamp(most_staging / window_ / members, shortest, longest);
   piece_elements_ = bytes / wire_element();

@@ -71,7 +71,7 @@ std::unique_ptr<Transfer> make_transfer(GroupTransport transport, const Operatio
 
 namespace {
 
-/// Parts are sent in pieces between hosts, and whole on one host: Note [How long a piece is].
+/// Parts are sent in pieces or whole (Pieces::of_parts).
 class Moves final : public Transfer {
  public:
   Moves(GroupTransport transport, const Operation& operation);
@@ -145,8 +145,7 @@ Moves::Moves(GroupTransport transport, const Operation& operation)
 }
 
 void Moves::add(Stream stream, std::size_t window) {
-  const bool in_pieces = placement().hosts > 1;
-  stream.piece = in_pieces ? pieces().bytes : stream.bytes;
+  stream.piece = pieces().of_parts ? pieces().bytes : stream.bytes;
   stream.done.assign(window, 1);
   streams_.push_back(std::move(stream));
   advance(streams_.back());

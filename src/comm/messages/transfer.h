@@ -43,7 +43,6 @@ class Transfer {
   std::size_t wire_element() const { return size_of(operation_.wire_dtype()); }
 
   const Pieces& pieces() const { return transport_.group().pieces; }
-  const Placement& placement() const { return transport_.group().placement; }
 
   /// Begins a message. A message of 0 bytes is complete at once. *flag, if given, becomes 1 when
   /// the message is complete.

@@ -71,11 +71,13 @@ constexpr int tag_of(int group, Channel channel) {
 
 constexpr int most_groups(int last_tag) { return last_tag / channels - 1; }
 
-/// The pieces in which a reduction sends its slices and, between hosts, other collectives their
-/// parts.
+/// The pieces in which a reduction sends its slices.
 struct Pieces {
   std::size_t bytes = 512 << 10;  ///< bytes of the longest piece
   std::size_t window = 4;         ///< number of pieces of a slice in transit at the same time
+  /// Collectives without a reduction send their parts in pieces, too. The transport must poll,
+  /// because a piece then waits for an earlier one to be sent.
+  bool of_parts = false;
 };
 
 /// One rank's description of a group whose members exchange messages. All fields except rank are

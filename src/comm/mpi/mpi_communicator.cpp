@@ -88,7 +88,7 @@ std::size_t eager_bytes(int members) {
 }
 
 messages::Pieces pieces(int hosts) {
-  return hosts > 1 ? messages::Pieces{.bytes = 60 << 10, .window = 8}
+  return hosts > 1 ? messages::Pieces{.bytes = 60 << 10, .window = 8, .of_parts = true}
                    : messages::Pieces{.bytes = 512 << 10, .window = 4};
 }
 
