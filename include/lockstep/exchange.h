@@ -98,12 +98,12 @@ class Exchange {
   /// uses it in DistributedOptimizer::backward_and_update().
   virtual bool has_parts() const { return false; }
 
-  /// exchange() for ranks that need a part of the result each: when it ends, part has this rank's
-  /// part, with the values that exchange() gives, and bucket.values() is unspecified. part may be
-  /// this rank's place in the bucket: write it after the bucket was read. The parts of all ranks,
-  /// in rank order, make up bucket.values(). Shapes: part has bucket.values().numel() ÷
-  /// group.size() elements, rounded up to whole cache lines, so that the last parts may extend
-  /// beyond the bucket. Ranks: all of the group.
+  /// exchange() for ranks that need a part of the result each. When it ends, part has this rank's
+  /// part, with the values that exchange() gives, and bucket.values() is unspecified. The parts of
+  /// all ranks, in rank order, make up bucket.values(). part may be this rank's place in the
+  /// bucket: write it after the bucket was read. Shapes: part has bucket.values().numel() ÷
+  /// group.size() elements, rounded up to whole cache lines. So the last parts may extend beyond
+  /// the bucket. Ranks: all of the group.
   virtual ExchangeTask exchange_part(std::int64_t /*step*/, Bucket& /*bucket*/,
                                      const at::Tensor& /*part*/, const Group& /*group*/) {
     return {};

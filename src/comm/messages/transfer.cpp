@@ -155,7 +155,7 @@ void Moves::advance() {
   for (auto& stream : streams_) advance(stream);
 }
 
-/// Begins the pieces for which there is room in the window.
+/// Begins pieces until the window is full.
 void Moves::advance(Stream& stream) {
   while (!stream.begun()) {
     auto& done = stream.done[stream.next / stream.piece % stream.done.size()];

@@ -73,8 +73,8 @@ double milliseconds_with_a_late_rank(Communicator& group, const Begin& begin) {
   return times[times.size() / 2];
 }
 
-/// Gathers 8 MB of each of two ranks in place, which takes as long as to reduce and scatter as many
-/// if the link carries both parts at the same time. Returns "both ways" if so, else the times.
+/// Gathers 8 MB of each of two ranks in place, and reduces and scatters as many. Both take the same
+/// time if the link carries both parts at the same time. Returns "both ways" if so, else the times.
 inline std::string both_ways_over_the_link(Communicator& group) {
   constexpr std::size_t count = 2'000'000;
   std::vector<float> whole(2 * count, 1);
