@@ -12,6 +12,7 @@
 #include "comm/announcement.h"
 #include "comm/messages/receive_protocol.h"
 #include "comm/messages/send_protocol.h"
+#include "comm/messages/transfer.h"
 #include "comm/messages/transport.h"
 
 // send() and recv() over a transport whose messages end in the order that a test chooses.
@@ -191,6 +192,38 @@ TEST_F(MessageProtocol, BothEndsFindAMismatchOnceTheirOwnTermsHaveBeenSent) {
   EXPECT_FALSE(receive.complete());
   EXPECT_NE(of_sender.find("message #5 from rank 4 to rank 7 differs"), std::string::npos)
       << of_sender;
+}
+
+TEST(Moves, SendTheNextPieceOnceAnEarlierOneIsSent) {
+  const messages::MessageGroup group{
+      .rank = 0, .members = {4, 7}, .pieces = {.bytes = 8, .window = 2, .of_parts = true}};
+  ManualTransport transport;
+  const messages::GroupTransport view(group, transport);
+  std::array<float, 10> memory{1, 2, 3, 4, 5};
+  auto* const data = reinterpret_cast<std::byte*>(memory.data());
+  const Operation operation{.collective = Collective::all_gather,
+                            .dtype = DType::f32,
+                            .input = data,
+                            .output = data,
+                            .count = 5};
+  const auto moves = messages::make_moves(view, operation);
+  // All three receives, and two of three sends.
+  EXPECT_EQ(transport.begun(Channel::parts), 5U);
+  transport.end(Channel::parts, 0, std::array<float, 2>{6, 7});
+  transport.end(Channel::parts, 1, std::array<float, 2>{8, 9});
+  transport.end(Channel::parts, 2, 10.0f);
+  moves->advance();
+  EXPECT_FALSE(moves->begun());
+  transport.end(Channel::parts, 3);
+  moves->advance();
+  EXPECT_EQ(transport.begun(Channel::parts), 6U);
+  EXPECT_TRUE(moves->begun());
+  EXPECT_EQ(moves->partners(), std::vector<int>{1});
+  transport.end(Channel::parts, 4);
+  EXPECT_FALSE(moves->finished());
+  transport.end(Channel::parts, 5);
+  EXPECT_TRUE(moves->finished());
+  EXPECT_EQ(memory, (std::array<float, 10>{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}));
 }
 
 }  // namespace
