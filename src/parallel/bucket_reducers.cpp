@@ -269,8 +269,7 @@ void BucketReducers::set_optimized(const std::function<bool(const at::Tensor&)>&
 
 void BucketReducers::discard_parts() {
   for (auto& reducer : reducers_) {
-    if (reducer.shard != nullptr && reducer.shard->memory() == PartMemory::bucket)
-      reducer.shard->discard();
+    if (reducer.shard != nullptr && !reducer.is_lent()) reducer.shard->discard();
   }
 }
 

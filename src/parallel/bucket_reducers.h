@@ -43,6 +43,8 @@ struct BucketReducer {
   std::uint64_t skipped_bytes = 0;  ///< dense bytes of the steps since the last exchange
 
   bool has_residual() const { return !residuals.empty(); }
+  /// Whether the bucket has memory during its exchange only (Shard::gradients).
+  bool is_lent() const { return shard != nullptr && shard->memory() == PartMemory::own; }
 };
 
 class BucketReducers;
@@ -136,8 +138,7 @@ class BucketReducers {
   /// Whether the bucket's exchange gives each rank its part of the mean only.
   bool averages_parts(std::size_t index) const {
     const auto& reducer = reducers_[index];
-    if (reducer.shard == nullptr) return false;
-    return reducer.shard->memory() == PartMemory::own || (parts_only_ && reducer.is_optimized);
+    return reducer.is_lent() || (reducer.shard != nullptr && parts_only_ && reducer.is_optimized);
   }
   /// Determines BucketReducer::is_optimized.
   void set_optimized(const std::function<bool(const at::Tensor&)>& is_optimized);

@@ -139,11 +139,8 @@ void GradientSet::prepare(std::size_t bucket, bool is_read_only) {
   for (auto i = first_[bucket]; i < first_[bucket + 1]; ++i) prepare_one(i, is_read_only);
 }
 
-/// Whether the gradient's bucket has memory during its exchange only (Shard::gradients).
 bool GradientSet::is_lent(const Member& member) const {
-  if (member.is_sparse) return false;
-  const auto& shard = reducers_[member.bucket].shard;
-  return shard != nullptr && shard->memory() == PartMemory::own;
+  return !member.is_sparse && reducers_[member.bucket].is_lent();
 }
 
 /// Whether an exchange gives this rank its part of the mean only.

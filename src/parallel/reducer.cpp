@@ -64,12 +64,6 @@ std::vector<NamedTensor> trainable(const ModelState& model, bool sparse) {
   return parameters;
 }
 
-/// The option that divides or shares the update; null if none does.
-const char* option_of_optimizer(const DataParallelOptions& options) {
-  if (options.share_memory) return "share_memory";
-  return options.shard != Shard::none ? "shard" : nullptr;
-}
-
 }  // namespace
 
 /// One run of autograd's engine. The engine's callback owns it, so it is destroyed at the end of
@@ -166,7 +160,7 @@ Reducer::Reducer(const ModelState& model, const Group& group, const DataParallel
       host_(group.host()),
       comm_stream_(comm_stream_of(group)),
       owner_(owner),
-      needs_optimizer_(option_of_optimizer(options)),
+      needs_optimizer_(update_option(options)),
       wrappers_(GroupWrappers::of(group)),
       reducers_(trainable(model, false), group, options.buckets, ParameterStrategies(options),
                 owner, options.share_memory ? Shard::none : options.shard),

@@ -64,6 +64,11 @@ void ModelState::declare_sparse(const std::vector<std::string>& names) {
   }
 }
 
+const char* update_option(const DataParallelOptions& options) {
+  if (options.share_memory) return "share_memory";
+  return options.shard != Shard::none ? "shard" : nullptr;
+}
+
 std::vector<std::string> describe(const ModelState& state, bool with_values) {
   std::vector<std::string> lines;
   for (const auto& named : state.parameters) {
@@ -161,8 +166,7 @@ void check_movable(const ModelState& model, const char* option) {
 }
 
 /// Checks that the training state can be divided among the ranks.
-void check_shardable(const ModelState& model, const Group& group,
-                     const DataParallelOptions& options) {
+void check_shardable(const Group& group, const DataParallelOptions& options) {
   if (!group.device().is_cpu()) {
     throw InvalidArgument(concat("shard: got a group of ", group.device().type(),
                                  " devices, expected one on the CPU: set shard = Shard::none"));
@@ -182,7 +186,6 @@ void check_shardable(const ModelState& model, const Group& group,
                                  "Shard::optimizer works with ",
                                  strategy, ", too"));
   }
-  check_movable(model, "shard");
 }
 
 /// Checks that share_memory is possible.
@@ -212,7 +215,6 @@ void check_shareable(const ModelState& model, const Group& group,
                                    "in its layer, or set share_memory = false"));
     }
   }
-  check_movable(model, "share_memory");
 }
 
 ModelState state_of(const ModelView& model, const DataParallelOptions& options) {
@@ -247,8 +249,9 @@ void check(const ModelView& model, const Group& group, const DataParallelOptions
   if (options.share_memory) {
     check_shareable(state, group, options);
   } else if (options.shard != Shard::none) {
-    check_shardable(state, group, options);
+    check_shardable(group, options);
   }
+  if (const auto* const option = update_option(options)) check_movable(state, option);
 }
 
 /// The properties that must be equal on all ranks. A rank whose check fails returns its error
@@ -337,9 +340,8 @@ void ReplicatedModel::begin_forward() const {
 }
 
 void ReplicatedModel::check_movable() const {
-  if (!options_.share_memory && options_.shard == Shard::none) return;
-  detail::check_movable(state_of(model_, options_),
-                        options_.share_memory ? "share_memory" : "shard");
+  if (const auto* const option = update_option(options_))
+    detail::check_movable(state_of(model_, options_), option);
 }
 
 void ReplicatedModel::refuse_output(const std::type_info& type) const {

@@ -41,6 +41,10 @@ std::vector<std::string> describe(const ModelState& state, bool with_values);
 /// broadcast_parameters() without the comparison of models.
 void broadcast(const ModelState& state, const Group& group, int root);
 
+/// The option that divides or shares the optimizer's update; null if none does. It moves the
+/// parameters to other memory, and requires a DistributedOptimizer.
+const char* update_option(const DataParallelOptions& options);
+
 class Reducer;
 
 /// A model that all ranks hold. Both front ends use it. It compares the ranks' models, makes them

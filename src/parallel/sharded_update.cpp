@@ -87,9 +87,7 @@ void ShardedUpdate::set_parts(const std::vector<ElementwiseOptimizer::Part>& par
 
 bool ShardedUpdate::divides_gradients() const {
   const auto buckets = parameters_.buckets();
-  if (buckets.empty()) return false;
-  const auto* const shard = buckets.front().shard();
-  return shard != nullptr && shard->memory() == PartMemory::own;
+  return !buckets.empty() && buckets.front().reducer->is_lent();
 }
 
 void ShardedUpdate::check_groups() const {

@@ -120,13 +120,9 @@ std::shared_ptr<Communicator> create(const Options& options) {
     return flat;
   }
   const int host = hosts[static_cast<std::size_t>(flat->rank())];
-  std::vector<int> world_ranks;
-  for (int rank = 0; rank < flat->size(); ++rank) {
-    if (hosts[static_cast<std::size_t>(rank)] == host) world_ranks.push_back(rank);
-  }
+  auto world_ranks = ranks_by_host(*flat)[static_cast<std::size_t>(host)];
   const int local_size = static_cast<int>(world_ranks.size());
-  const auto local_rank =
-      static_cast<int>(std::ranges::find(world_ranks, flat->rank()) - world_ranks.begin());
+  const int local_rank = HostTopology::local_rank_of(*flat, flat->rank());
 
   try {
     // Distinguishes this world from other worlds on this host.

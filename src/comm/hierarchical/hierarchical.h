@@ -40,9 +40,9 @@ int last_group(const Communicator& world);
 std::shared_ptr<Communicator> new_group(Communicator& world, const NewGroup& group);
 
 /// This process's communicator over all processes of MPI_COMM_WORLD. An all_reduce of float32 or
-/// float64 has three stages: a reduce-scatter in the shared memory of each host, an all_reduce of
-/// each shard between hosts, and an all-gather inside each host. Sums are in rank order inside a
-/// host, then in the order of hosts.
+/// float64 has three stages. The ranks of each host reduce-scatter in shared memory, then each
+/// shard is all-reduced between hosts, then the ranks of each host all-gather. Sums are in rank
+/// order inside a host, then in the order of hosts.
 /// All other operations use MPI, or the shared memory if all members are on one host. If all ranks
 /// are on one host, or each is on a host of its own, the result is a communicator of that backend
 /// alone. Every process calls it once; returns when all have.

@@ -1,6 +1,5 @@
 #include "comm/hierarchical/hierarchical_communicator.h"
 
-#include <algorithm>
 #include <cmath>
 #include <new>
 #include <utility>
@@ -302,8 +301,7 @@ std::vector<Stage> HierarchicalCommunicator::to_root_in_shards(const Operation& 
   const int root = operation.peer;
   const bool is_root = rank() == root;
   const int host = hosts()[static_cast<std::size_t>(root)];
-  const auto root_in_host =
-      static_cast<int>(std::count(hosts().begin(), hosts().begin() + root, host));
+  const int root_in_host = HostTopology::local_rank_of(*this, root);
   const auto mine = std::make_shared<std::shared_ptr<std::byte>>();
 
   std::vector<Stage> stages;
