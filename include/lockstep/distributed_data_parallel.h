@@ -292,11 +292,14 @@ class DistributedDataParallel {
   /// Disables synchronisation of backward() until the returned guard is destroyed.
   NoSync no_sync() const { return data_parallel_.no_sync(); }
 
-  /// Sets the weight w_r of this rank's gradients g_r in the next backward, such as the samples of
+  /// Sets the weight w_r of this rank's gradients g_r in the next exchange, such as the samples of
   /// its batch. .grad() is then Σ w_r·g_r ÷ Σ w_r; without weights it is the mean. The gradients of
-  /// a rank with weight 0 have no effect. Does not block.
+  /// a rank with weight 0 have no effect. Does not block. An exchange has one weight: for batches
+  /// that accumulate under no_sync(), divide the summed loss of each by the total of this rank's
+  /// samples, and set that total once.
   /// Ranks: all, or none. The backward throws InvalidArgument, on every rank, if a weight is
-  /// negative or not finite, or if all are zero; the group stays usable.
+  /// negative or not finite, if a rank has set two different ones, or if all are zero; the group
+  /// stays usable.
   void weight(double samples) { data_parallel_.set_weight(samples); }
 
   /// The strategy's state on this rank, by parameter names. Each rank has its own state: load it on

@@ -2,6 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <span>
+
 #include "lockstep/group.h"
 #include "lockstep/work.h"
 
@@ -12,7 +14,7 @@ class Weights {
  public:
   explicit Weights(const Group& group);
 
-  /// Begins the all_gather of the weights; does not block.
+  /// Begins the all_gather of the weights. Blocks only if weights were set since the last exchange.
   /// Ranks: all of the group.
   void set(double weight);
 
@@ -21,11 +23,19 @@ class Weights {
   /// Throws: as check().
   double take_factor();
 
-  /// Throws: InvalidArgument, on every rank, when a weight is negative or not finite, or all are
-  /// zero. Clears the weights then.
+  /// Throws: InvalidArgument, on every rank, when a weight is negative or not finite, when a rank
+  /// has set two different ones, or all are zero. Clears the weights then.
   void check();
 
  private:
+  /// The weights that a rank has set since the last exchange.
+  struct OfRank {
+    double first;
+    double other;  ///< the latest that differs from the first; else the first
+  };
+
+  std::span<const OfRank> all() const;
+
   Group group_;
   at::Tensor mine_;
   at::Tensor all_;

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -89,18 +90,100 @@ TEST(Weight, EqualOnAllRanksChangesNoBit) {
   });
 }
 
-TEST(Weight, CountsForOneBackwardAndTheLastOneSetCounts) {
+TEST(Weight, CountsForOneExchange) {
   on_ranks(2, [](const Group& world) {
     auto model = std::make_shared<Terms>(some_shapes);
     DistributedDataParallel ddp(model, world);
-    ddp.weight(5);
-    ddp.weight(world.rank());
+    for (int time = 0; time < 3; ++time) ddp.weight(world.rank());  // an equal one is the same one
     ddp(coefficients(world.rank(), *model)).backward();
     EXPECT_TRUE(near(model->p[0].grad(), coefficient(1, 0, model->p[0])));
     model->zero_grad();
     ddp(coefficients(world.rank(), *model)).backward();
     EXPECT_TRUE(near(model->p[0].grad(), mean_coefficient(2, 0, model->p[0])));
   });
+}
+
+/// Micro-batches of unequal size: rank r has samples_of(r, 0), samples_of(r, 1), …
+constexpr int micro_batches = 3;
+std::int64_t samples_of(int rank, int micro_batch) { return 1 + (2 * rank + 3 * micro_batch) % 5; }
+
+std::int64_t samples_of(int rank) {
+  std::int64_t total = 0;
+  for (int part = 0; part < micro_batches; ++part) total += samples_of(rank, part);
+  return total;
+}
+
+TEST_P(Weighted, AccumulatedMicroBatchesByTheirTotalEqualOneProcessWithAllSamples) {
+  on_ranks(GetParam(), [](const Group& world) {
+    std::int64_t total = 0;
+    std::int64_t next = 0;
+    for (int rank = 0; rank < world.size(); ++rank) {
+      if (rank == world.rank()) next = total;
+      total += samples_of(rank);
+    }
+    auto model = std::make_shared<Mlp>();
+    auto whole = std::make_shared<Mlp>();
+    for (const auto& each : {model, whole}) {
+      each->to(at::kDouble);
+      set_values(*each, 3);
+    }
+    DistributedDataParallel ddp(model, world);
+    const auto samples = Mlp::batch(total, 11);
+    const auto own = samples_of(world.rank());
+    ddp.weight(static_cast<double>(own));
+    for (int part = 0; part < micro_batches; ++part) {
+      std::optional<NoSync> local;
+      if (part + 1 < micro_batches) local.emplace(ddp.no_sync());
+      const auto count = samples_of(world.rank(), part);
+      (ddp(samples.narrow(0, next, count)).pow(2).sum() / static_cast<double>(own)).backward();
+      next += count;
+    }
+    (whole->forward(samples).pow(2).sum() / static_cast<double>(total)).backward();
+    for (std::size_t i = 0; i < model->parameters().size(); ++i) {
+      EXPECT_LT(distance(model->parameters()[i].grad(), whole->parameters()[i].grad()), 1e-12);
+    }
+  });
+}
+
+// The last of several weights counted for all micro-batches.
+TEST(Weight, OfEachMicroBatchIsRefusedOnEveryRank) {
+  // Differs on rank 1 only. The last weights are equal to the first in the second case.
+  for (const auto& of_rank1 : {std::vector<double>{3, 5, 4}, {3, 5, 3}}) {
+    on_ranks(3, [&](const Group& world) {
+      auto model = std::make_shared<Terms>(some_shapes);
+      torch::optim::SGD sgd(model->parameters(), 0.1);
+      for (const bool steps : {false, true}) {
+        DistributedOptimizer optimizer(sgd, *model, world);
+        const auto accumulate = [&] {
+          const auto local = optimizer.no_sync();
+          for (const double weight : of_rank1) {
+            optimizer.weight(world.rank() == 1 ? weight : 2);
+            model->forward(coefficients(world.rank(), *model)).backward();
+          }
+        };
+        try {
+          accumulate();
+          if (steps) {
+            optimizer.step();
+          } else {
+            model->forward(coefficients(world.rank(), *model)).backward();
+          }
+          ADD_FAILURE() << "took the weights";
+        } catch (const InvalidArgument& error) {
+          EXPECT_THAT(error.what(), HasSubstr("got 3 and then "));
+          EXPECT_THAT(error.what(),
+                      HasSubstr("on rank 1 before one exchange, expected one weight"));
+          EXPECT_EQ(error.rank(), 1);
+          EXPECT_EQ(error.operation(), "weight");
+        }
+        optimizer.zero_grad();
+        model->forward(coefficients(world.rank(), *model)).backward();
+        EXPECT_TRUE(near(model->p[0].grad(), mean_coefficient(3, 0, model->p[0])));
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+    });
+  }
 }
 
 TEST(Weight, OfZeroKeepsNaNsOut) {
