@@ -25,8 +25,8 @@ class Bucket {
     at::Tensor parameter;  ///< the parameter itself
     std::size_t offset;    ///< first element within the flat tensor
     /// The slice as a tensor of the parameter's sizes. It has the parameter's strides if these are
-    /// dense, else it is row major. It shares the flat tensor's memory, but is not a view for
-    /// autograd.
+    /// dense, else it is row major. It shares the flat tensor's memory, but has a storage of its
+    /// own and is not a view for autograd.
     at::Tensor values = {};
   };
 
@@ -42,6 +42,11 @@ class Bucket {
 
   /// Moves the bucket to other memory of this kind. Values are not copied.
   void move_to(at::Tensor values);
+
+  /// Moves all other tensors over a slice's memory, such as a gradient that the program keeps, to
+  /// memory of their own with the same values. The slice gets a new tensor over the bucket's
+  /// memory. Does nothing if there are none.
+  void unshare(std::size_t slice);
 
   /// Index of this bucket in the plan, which is the same on all ranks. Buckets may be exchanged in
   /// another order.

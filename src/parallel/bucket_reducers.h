@@ -113,6 +113,7 @@ class BucketReducers {
 
   std::size_t size() const { return reducers_.size(); }
   BucketReducer& operator[](std::size_t index) { return reducers_[index]; }
+  std::span<BucketReducer> all() { return reducers_; }
   std::span<const BucketReducer> all() const { return reducers_; }
 
   /// The index of the bucket at a position of the exchange order, and the position of an index.

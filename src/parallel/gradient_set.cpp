@@ -64,15 +64,19 @@ GradientSet::GradientSet(BucketReducers& reducers, SparseGradients& sparse, cons
 }
 
 GradientSet::~GradientSet() {
-  for (const auto& member : members_) {
-    auto& gradient = member.slice->parameter.mutable_grad();
-    if (member.is_sparse || !is_stored_in(gradient, member.slice->values)) continue;
+  for (std::size_t i = 0; i < first_.back(); ++i) {
     try {
-      gradient = gradient.clone();
+      unshare(i);
     } catch (const std::exception&) {
       // Memory is short: the gradient stays in the bucket and keeps its memory alive.
     }
   }
+}
+
+/// Lets all tensors over a parameter's slice, but the slice's own, keep its values.
+void GradientSet::unshare(std::size_t index) {
+  const auto bucket = members_[index].bucket;
+  reducers_[bucket].bucket.unshare(index - first_[bucket]);
 }
 
 std::vector<NamedTensor> GradientSet::parameters() const {
@@ -122,6 +126,7 @@ void GradientSet::move_into_bucket(std::size_t index) {
   if (is_lent(members_[index])) return;  // the bucket has no memory yet
   if (!is_stored_in(gradient, values)) {
     const at::NoGradGuard no_grad;
+    unshare(index);
     copy_into(values, gradient);
   }
   gradient = values;
@@ -166,6 +171,7 @@ void GradientSet::prepare_one(std::size_t index, bool is_read_only) {
   auto& member = members_[index];
   const auto& values = member.slice->values;
   const auto& gradient = member.slice->parameter.grad();
+  if (!is_stored_in(gradient, values)) unshare(index);
   if (gradient.defined() && !has_layout(gradient, false)) {
     flag_bytes_[index] = wrong_layout;
     values.zero_();

@@ -27,7 +27,7 @@ class GradientSet {
  public:
   /// The reducers and the sparse gradients must outlive it.
   GradientSet(BucketReducers& reducers, SparseGradients& sparse, const Group& group);
-  /// Copies gradients out of the buckets, so that they outlive them.
+  /// Moves gradients out of the buckets, so that they outlive them.
   ~GradientSet();
   GradientSet(const GradientSet&) = delete;
   GradientSet& operator=(const GradientSet&) = delete;
@@ -110,6 +110,7 @@ class GradientSet {
     MeanProbe mean = {};    ///< of the last mean, if the exchange has a residual
   };
 
+  void unshare(std::size_t index);
   void prepare_one(std::size_t index, bool is_read_only);
   GradientState state_of(const Member& member) const;
   SyncTarget target(const Member& member, std::int64_t step) const;

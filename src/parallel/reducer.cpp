@@ -488,8 +488,12 @@ StepPlan Reducer::agree(bool has_joined) {
   return agreement_.end();
 }
 
-std::span<const std::uint8_t> Reducer::end_without_exchange() {
+double Reducer::begin_without_exchange() {
   gradients_.set_flags();
+  return weights_.take_factor();
+}
+
+std::span<const std::uint8_t> Reducer::end_without_exchange() {
   auto flags = begin_flags();
   begin_buffers();
   flags.wait();

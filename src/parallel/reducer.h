@@ -110,13 +110,13 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// Throws: InvalidArgument, on every rank, for a loss that has another number of elements.
   at::Tensor mean_of_losses(const at::Tensor& loss);
 
-  /// For SharedUpdate, instead of an exchange. take_factor() returns this rank's weight factor.
-  /// Call end_without_exchange() once other ranks can read this rank's gradients. It returns one
-  /// byte per parameter, bucket after bucket: whether some rank has changed its gradient. After it,
-  /// all ranks have ended their backward and their gradients can be read. Ranks: all.
-  double take_factor() { return weights_.take_factor(); }
+  /// For SharedUpdate, instead of an exchange. begin_without_exchange() returns this rank's weight
+  /// factor. Call end_without_exchange() once other ranks can read this rank's gradients. It returns
+  /// one byte per parameter, bucket after bucket: whether some rank has changed its gradient. After
+  /// it, all ranks have ended their backward and their gradients can be read. Ranks: all.
+  double begin_without_exchange();
   std::span<const std::uint8_t> end_without_exchange();
-  std::span<const BucketReducer> bucket_reducers() const { return reducers_.all(); }
+  std::span<BucketReducer> bucket_reducers() { return reducers_.all(); }
   /// The source of collectives that gather the parameters of a bucket.
   Source source_of_parameters(std::size_t bucket) const;
 

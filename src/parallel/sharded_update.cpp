@@ -1,6 +1,7 @@
 #include "parallel/sharded_update.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_like.h>
 #include <torch/optim/optimizer.h>
 
 #include <algorithm>
@@ -25,9 +26,9 @@ at::Tensor gradient_part(const ShardedBucket& bucket, std::size_t index) {
   }
   expect_copyable(gradient, slice);
   const bool is_laid_out = gradient.strides() == slice.values.strides();
-  if (!is_laid_out) slice.values.copy_(gradient);
   const auto range = intersection(bucket.own, slice);
-  return flat_part(is_laid_out ? gradient : slice.values, range.begin, range.length());
+  return flat_part(is_laid_out ? gradient : at::empty_like(slice.values).copy_(gradient),
+                   range.begin, range.length());
 }
 
 bool are_empty(const ParameterLists& lists) {

@@ -72,8 +72,8 @@ SharedUpdate::SharedUpdate(Reducer& reducer, const Group& group, torch::optim::O
       step_(elementwise_step(optimizer)),
       optimizer_(step_ ? *step_ : dynamic_cast<ElementwiseOptimizer&>(optimizer)) {
   const at::NoGradGuard no_grad;
-  for (const auto& of_bucket : reducer_.bucket_reducers()) {
-    const auto& bucket = of_bucket.bucket;
+  for (auto& of_bucket : reducer_.bucket_reducers()) {
+    auto& bucket = of_bucket.bucket;
     buckets_.push_back({.gradients = &bucket,
                         .own = shard_of(bucket.values(), group_),
                         .own_gradients = std::vector<Gradient>(bucket.slices().size())});
@@ -217,42 +217,44 @@ SharedUpdate::State SharedUpdate::prepare_state(SharedBucket& bucket, std::size_
 }
 
 /// A gradient that is equal on every rank.
-SharedUpdate::Gradient SharedUpdate::mean_gradient(const Bucket::Slice& slice) {
+SharedUpdate::Gradient SharedUpdate::mean_gradient(Bucket& bucket, std::size_t index) {
+  const auto& slice = bucket.slices()[index];
   const auto& gradient = slice.parameter.grad();
   if (!gradient.defined()) return {};
   expect_copyable(gradient, slice);
   if (gradient.strides() == slice.values.strides()) {
     return {.values = memory_of(gradient), .is_mean = true};
   }
+  bucket.unshare(index);
   slice.values.copy_(gradient);
   return {.values = memory_of(slice.values), .is_mean = true};
 }
 
 /// Copies this rank's gradient into its bucket, where all ranks can read it. This rank's own range
 /// is not copied if it can be read from .grad().
-SharedUpdate::Gradient SharedUpdate::publish_gradient(const Bucket::Slice& slice,
-                                                      const ShardRange& own, double factor) {
+SharedUpdate::Gradient SharedUpdate::publish_gradient(const SharedBucket& bucket, std::size_t index,
+                                                      double factor) {
+  const auto& slice = bucket.gradients->slices()[index];
   const auto& values = slice.values;
   const auto& gradient = slice.parameter.grad();
+  // The factor must not change .grad(), nor anything that the program keeps.
+  if (factor != 1 || !is_stored_in(gradient, values)) bucket.gradients->unshare(index);
   if (!gradient.defined()) {
     values.zero_();
     return {.values = memory_of(values)};
   }
   expect_copyable(gradient, slice);
   if (factor != 1 || values.numel() == 0 || gradient.strides() != values.strides()) {
-    const bool in_bucket = is_stored_in(gradient, values);
-    Gradient published{.values = memory_of(values),
-                       .saved = in_bucket ? gradient.clone() : at::Tensor()};
-    if (!in_bucket) values.copy_(gradient);
+    values.copy_(gradient);
     if (factor == 0) {
       values.zero_();  // a factor of 0 must also remove NaN
     } else if (factor != 1) {
       values.mul_(factor);
     }
-    return published;
+    return {.values = memory_of(values)};
   }
   if (!is_stored_in(gradient, values)) {
-    const auto [begin, end] = intersection(own, slice);
+    const auto [begin, end] = intersection(bucket.own, slice);
     const auto size = static_cast<std::size_t>(values.element_size());
     auto* to = memory_of(values);
     std::memcpy(to, memory_of(gradient), begin * size);
@@ -266,12 +268,11 @@ void SharedUpdate::publish_gradients(UpdateGradients gradients) {
   const bool exchanged = gradients == UpdateGradients::averaged;
   // Writes into the bucket must not count as changes of a gradient.
   const at::AutoDispatchBelowADInplaceOrView no_versions;
-  const double factor = exchanged ? 1 : reducer_.take_factor();
+  const double factor = exchanged ? 1 : reducer_.begin_without_exchange();
   for (auto& bucket : buckets_) {
     for (std::size_t i = 0; i < bucket.own_gradients.size(); ++i) {
-      const auto& slice = bucket.gradients->slices()[i];
       bucket.own_gradients[i] =
-          exchanged ? mean_gradient(slice) : publish_gradient(slice, bucket.own, factor);
+          exchanged ? mean_gradient(*bucket.gradients, i) : publish_gradient(bucket, i, factor);
     }
   }
   if (exchanged) return group_.barrier().wait();
@@ -280,10 +281,7 @@ void SharedUpdate::publish_gradients(UpdateGradients gradients) {
     for (std::size_t i = 0; i < bucket.own_gradients.size(); ++i) {
       if (changed[i] != 0) continue;
       // No rank has changed this gradient, so it is used without averaging.
-      const auto& slice = bucket.gradients->slices()[i];
-      if (const auto& saved = bucket.own_gradients[i].saved; saved.defined())
-        slice.values.copy_(saved);
-      bucket.own_gradients[i] = mean_gradient(slice);
+      bucket.own_gradients[i] = mean_gradient(*bucket.gradients, i);
     }
     changed = changed.subspan(bucket.own_gradients.size());
   }

@@ -54,12 +54,11 @@ class SharedUpdate {
   struct Gradient {
     const std::byte* values = nullptr;  ///< null if the optimizer must skip the parameter
     bool is_mean = false;               ///< values are already averaged
-    at::Tensor saved = {};  ///< the bucket's values before the weight factor was applied
   };
 
   /// The parameters of one bucket, in the layout of its gradients.
   struct SharedBucket {
-    const Bucket* gradients;
+    Bucket* gradients;
     ShardRange own;                               ///< elements that this rank updates
     std::vector<Gradient> own_gradients;          ///< per slice
     std::vector<std::byte*> rank_gradients = {};  ///< per rank, the memory of its bucket
@@ -84,9 +83,8 @@ class SharedUpdate {
   void allocate_state();
   State prepare_state(SharedBucket& bucket, std::size_t slice);
   void publish_gradients(UpdateGradients gradients);
-  static Gradient mean_gradient(const Bucket::Slice& slice);
-  static Gradient publish_gradient(const Bucket::Slice& slice, const ShardRange& own,
-                                   double factor);
+  static Gradient mean_gradient(Bucket& bucket, std::size_t slice);
+  static Gradient publish_gradient(const SharedBucket& bucket, std::size_t slice, double factor);
   void average_and_update(SharedBucket& bucket);
   void update(SharedBucket& bucket);
   void update(SharedBucket& bucket, std::size_t slice);

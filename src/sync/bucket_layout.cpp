@@ -1,6 +1,9 @@
 #include "sync/bucket_layout.h"
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/clone.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/Storage.h>
 #include <c10/util/strides.h>
 
 #include <cstdint>
@@ -14,13 +17,32 @@
 
 namespace lockstep::inline v0_2 {
 
-at::Tensor detail::alias(const at::Tensor& flat, std::size_t offset, const at::Tensor& parameter) {
+namespace {
+
+/// A tensor of the parameter's sizes over a storage, as detail::alias() makes it.
+at::Tensor over(const c10::Storage& storage, std::size_t offset, const at::Tensor& parameter,
+                const at::TensorOptions& options) {
   const c10::DimVector strides = parameter.is_non_overlapping_and_dense()
                                      ? c10::DimVector(parameter.strides())
                                      : c10::contiguous_strides(parameter.sizes());
-  auto values = at::empty({0}, flat.options());
-  values.set_(flat.storage(), static_cast<std::int64_t>(offset), parameter.sizes(), strides);
+  auto values = at::empty({0}, options);
+  values.set_(storage, static_cast<std::int64_t>(offset), parameter.sizes(), strides);
   return values;
+}
+
+/// A storage of its own over elements of a flat tensor, whose memory it keeps.
+c10::Storage part_of(const at::Tensor& flat, std::size_t offset, std::int64_t numel) {
+  const auto size = flat.element_size();
+  c10::DataPtr data(
+      static_cast<std::byte*>(flat.data_ptr()) + offset * size, new c10::Storage(flat.storage()),
+      [](void* storage) { delete static_cast<c10::Storage*>(storage); }, flat.device());
+  return {c10::Storage::use_byte_size_t(), static_cast<std::size_t>(numel) * size, std::move(data)};
+}
+
+}  // namespace
+
+at::Tensor detail::alias(const at::Tensor& flat, std::size_t offset, const at::Tensor& parameter) {
+  return over(flat.storage(), offset, parameter, flat.options());
 }
 
 Bucket::Bucket(std::size_t index, std::size_t numel, at::ScalarType dtype,
@@ -36,10 +58,23 @@ Bucket::Bucket(std::size_t index, at::Tensor values, std::vector<Slice> slices, 
 void Bucket::move_to(at::Tensor values) {
   values_ = std::move(values);
   for (auto& slice : slices_) {
-    slice.values =
-        detail::alias(values_, static_cast<std::size_t>(values_.storage_offset()) + slice.offset,
-                      slice.parameter);
+    const auto storage = part_of(values_, slice.offset, slice.parameter.numel());
+    slice.values = over(storage, 0, slice.parameter, values_.options());
   }
+}
+
+void Bucket::unshare(std::size_t index) {
+  auto& [name, parameter, offset, values] = slices_[index];
+  if (values.use_count() == 1 && values.storage().use_count() == 1) return;
+  const at::NoGradGuard no_grad;
+  // All tensors over a storage, views and detached ones included, move with its memory. The bucket
+  // stays in place, where other ranks read it.
+  auto elements = at::empty({0}, values_.options());
+  elements.set_(values.storage(), 0, {parameter.numel()}, {1});
+  const auto copy = elements.clone().storage();
+  std::swap(values.storage().mutable_data_ptr(), copy.mutable_data_ptr());
+  copy.unsafeGetStorageImpl()->set_resizable(false);
+  values = over(copy, 0, parameter, values_.options());
 }
 
 }  // namespace lockstep
