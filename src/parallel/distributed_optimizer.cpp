@@ -170,6 +170,7 @@ void DistributedOptimizer::backward_and_update(const at::Tensor& loss) {
     detail::as_operation("DistributedOptimizer", [&] {
       model_->check_unchanged();
       model_->reducer().hook_new_accumulators();
+      if (loss.defined() && loss.requires_grad()) model_->reducer().end_local_backward(loss);
       update(detail::UpdateGradients::local);
     });
   } else {

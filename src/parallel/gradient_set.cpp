@@ -8,6 +8,7 @@
 #include <cstring>
 #include <exception>
 #include <string>
+#include <utility>
 
 #include "core/digest.h"
 #include "core/text.h"
@@ -42,6 +43,7 @@ bool has_layout(const at::Tensor& gradient, bool is_sparse) {
 constexpr std::uint8_t unchanged = 0;
 constexpr std::uint8_t changed_by_rank = 1;
 constexpr std::uint8_t wrong_layout = 2;  ///< changed, to a sparse gradient that its bucket lacks
+constexpr std::uint8_t replaced = 3;      ///< unchanged: the model uses another tensor in its place
 
 }  // namespace
 
@@ -210,21 +212,52 @@ void GradientSet::prepare_sparse(double factor) {
   }
 }
 
-std::exception_ptr GradientSet::take_layout_error(std::int64_t step, const Group& group) {
+std::vector<std::size_t> GradientSet::newly_unreached() {
+  std::vector<std::size_t> indices;
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    auto& member = members_[i];
+    const bool was_reached = std::exchange(member.reached, member.record.changed());
+    if (was_reached && !member.reached) indices.push_back(i);
+  }
+  return indices;
+}
+
+void GradientSet::flag_replaced(std::size_t index) {
+  if (flag_bytes_[index] == unchanged) flag_bytes_[index] = replaced;
+}
+
+std::exception_ptr GradientSet::layout_error(std::size_t index, const Group& group) const {
+  const auto& [name, parameter, offset, values] = *members_[index].slice;
+  const auto& gradient = parameter.grad();
+  const bool is_here = gradient.defined() && !has_layout(gradient, false);
+  return std::make_exception_ptr(InvalidArgument(concat(
+      "parameter ", name, " rank ", group.rank(), " of ", group.size(), ": got a ",
+      is_here ? concat("gradient of layout ", gradient.layout(), " on this rank")
+              : std::string("sparse gradient on another rank"),
+      ", expected a dense one: list the parameter in DataParallelOptions::sparse_gradients, or "
+      "set sparse = false where it is used")));
+}
+
+std::exception_ptr GradientSet::replaced_error(std::size_t index, const Group& group) const {
+  const auto& member = members_[index];
+  return std::make_exception_ptr(InvalidArgument(concat(
+      "parameter ", member.slice->name, " rank ", group.rank(), " of ", group.size(),
+      ": got a backward that reaches another tensor of sizes ", member.slice->parameter.sizes(),
+      " in its place, on ", member.record.changed() ? "another" : "this",
+      " rank, whose gradient is not averaged, expected the tensor that was registered when the "
+      "model was wrapped: copy values into it under NoGradGuard, or register the other tensor and "
+      "wrap the model again; run a backward that must not be averaged under no_sync()")));
+}
+
+std::exception_ptr GradientSet::take_error(std::int64_t step, const Group& group) {
   std::exception_ptr error;
-  for (std::size_t i = 0; i < first_.back(); ++i) {
+  for (std::size_t i = 0; i < members_.size(); ++i) {
     const auto& member = members_[i];
-    if (target(member, step) != SyncTarget::gradients || flag_bytes_[i] != wrong_layout) continue;
+    const auto flag = flag_bytes_[i];
+    if (target(member, step) != SyncTarget::gradients || flag < wrong_layout) continue;
     flag_bytes_[i] = unchanged;
     if (error != nullptr) continue;
-    const auto& gradient = member.slice->parameter.grad();
-    const bool is_here = gradient.defined() && !has_layout(gradient, false);
-    error = std::make_exception_ptr(InvalidArgument(concat(
-        "parameter ", member.slice->name, " rank ", group.rank(), " of ", group.size(), ": got a ",
-        is_here ? concat("gradient of layout ", gradient.layout(), " on this rank")
-                : std::string("sparse gradient on another rank"),
-        ", expected a dense one: list the parameter in DataParallelOptions::sparse_gradients, or "
-        "set sparse = false where it is used")));
+    error = flag == replaced ? replaced_error(i, group) : layout_error(i, group);
   }
   return error;
 }

@@ -50,7 +50,7 @@ class GradientSet {
   /// Call when the parameter's accumulator was replaced: no hook has reported its backwards.
   void add_unreported_backwards(std::size_t index);
   /// Moves the gradient into the parameter's slice, and sets .grad() to the slice. Leaves a sparse
-  /// gradient where it is: take_layout_error() reports it on every rank.
+  /// gradient where it is: take_error() reports it on every rank.
   /// Throws: InvalidArgument for a gradient that the slice cannot hold.
   void move_into_bucket(std::size_t index);
 
@@ -76,9 +76,19 @@ class GradientSet {
     return {flag_bytes_ + first_.back(), members_.size() - first_.back()};
   }
   /// After the all_reduce of the flags: an InvalidArgument, the same on every rank, if some rank
-  /// has a sparse gradient of a parameter that is in a bucket; else null. Clears the flags of these
-  /// parameters.
-  std::exception_ptr take_layout_error(std::int64_t step, const Group& group);
+  /// has a sparse gradient of a parameter that is in a bucket, or has replaced a parameter; else
+  /// null. Clears the flags of these parameters.
+  std::exception_ptr take_error(std::int64_t step, const Group& group);
+
+  /// Indices of parameters without a backward since the last exchange that had one before it. Call
+  /// once for each exchange; the first call returns all parameters without a backward.
+  std::vector<std::size_t> newly_unreached();
+  /// Lets the next newly_unreached() return the parameter again.
+  void expect(std::size_t index) { members_[index].reached = true; }
+  /// Sets the flag of a parameter that the program has replaced on this rank.
+  void flag_replaced(std::size_t index);
+  /// The InvalidArgument about it.
+  std::exception_ptr replaced_error(std::size_t index, const Group& group) const;
 
   /// This rank's intent for a step, derived from its gradients.
   StepIntent intent(std::int64_t step) const;
@@ -103,6 +113,7 @@ class GradientSet {
     const Bucket::Slice* slice;
     bool is_sparse = false;  ///< the slice is that of SparseGradients
     GradientRecord record = {};
+    bool reached = true;          ///< a backward had reached it at the last newly_unreached()
     bool has_graph = false;       ///< the gradient was computed with create_graph
     bool joined = false;          ///< averaged by an exchange that some ranks joined in step()
     bool may_accumulate = false;  ///< no optimizer updates it: backwards may add to its mean
@@ -112,6 +123,7 @@ class GradientSet {
 
   void unshare(std::size_t index);
   void prepare_one(std::size_t index, bool is_read_only);
+  std::exception_ptr layout_error(std::size_t index, const Group& group) const;
   GradientState state_of(const Member& member) const;
   SyncTarget target(const Member& member, std::int64_t step) const;
   bool has_residual(const Member& member) const;

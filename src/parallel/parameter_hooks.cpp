@@ -1,6 +1,7 @@
 #include "parallel/parameter_hooks.h"
 
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
@@ -70,15 +71,54 @@ bool ParameterHooks::accumulates_here() const {
   });
 }
 
-void ParameterHooks::check_unhooked(const std::string& name, const at::Tensor& parameter) {
-  const auto accumulator = torch::autograd::impl::grad_accumulator(parameter);
-  for (const auto& hook : std::as_const(*accumulator).post_hooks()) {
-    if (dynamic_cast<const Hook*>(hook.get()) == nullptr) continue;
-    refuse(name,
-           "another wrapper already synchronises it, so it would be averaged twice: wrap a model "
-           "once, or destroy the first wrapper before; for several optimizers over one model, set "
-           "DataParallelOptions::optimized_only and give each its own parameters");
+bool ParameterHooks::is_hooked(const torch::autograd::Node& accumulator) {
+  return std::ranges::any_of(accumulator.post_hooks(), [](const auto& hook) {
+    return dynamic_cast<const Hook*>(hook.get()) != nullptr;
+  });
+}
+
+ParameterHooks::Graph ParameterHooks::graph_of(const at::Tensor& tensor) {
+  Graph nodes;
+  std::vector<torch::autograd::Node*> next{
+      torch::autograd::impl::gradient_edge(tensor).function.get()};
+  while (!next.empty()) {
+    auto* const node = next.back();
+    next.pop_back();
+    if (node == nullptr || !nodes.insert(node).second) continue;
+    for (const auto& edge : node->next_edges()) next.push_back(edge.function.get());
   }
+  return nodes;
+}
+
+std::vector<std::size_t> ParameterHooks::find_replaced(const std::vector<std::size_t>& parameters,
+                                                       const Graph& graph) const {
+  std::vector<std::size_t> replaced;
+  for (const auto* const node : graph) {
+    const auto* const accumulator = dynamic_cast<const torch::autograd::AccumulateGrad*>(node);
+    if (accumulator == nullptr || is_hooked(*accumulator)) continue;
+    const auto& leaf = accumulator->variable;
+    // A new accumulator of a parameter has no hook yet.
+    const auto is_leaf = [&](const Hooked& hooked) {
+      return hooked.parameter.tensor.is_same(leaf);
+    };
+    if (std::ranges::any_of(hooked_, is_leaf)) continue;
+    for (const auto index : parameters) {
+      const auto& tensor = hooked_[index].parameter.tensor;
+      if (tensor.requires_grad() && !graph.contains(hooked_[index].accumulator.get()) &&
+          tensor.sizes() == leaf.sizes() && tensor.options().type_equal(leaf.options())) {
+        replaced.push_back(index);
+      }
+    }
+  }
+  return replaced;
+}
+
+void ParameterHooks::check_unhooked(const std::string& name, const at::Tensor& parameter) {
+  if (!is_hooked(*torch::autograd::impl::grad_accumulator(parameter))) return;
+  refuse(name,
+         "another wrapper already synchronises it, so it would be averaged twice: wrap a model "
+         "once, or destroy the first wrapper before; for several optimizers over one model, set "
+         "DataParallelOptions::optimized_only and give each its own parameters");
 }
 
 }  // namespace lockstep::detail

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -38,6 +39,14 @@ class ParameterHooks {
   /// autograd::grad() and in a backward() with other inputs.
   bool accumulates_here() const;
 
+  using Graph = std::unordered_set<torch::autograd::Node*>;
+  /// The nodes of the graph that computed a tensor.
+  static Graph graph_of(const at::Tensor& tensor);
+  /// Those of some parameters that the program has replaced: a graph does not reach the parameter,
+  /// but a leaf of its sizes that no wrapper has hooked.
+  std::vector<std::size_t> find_replaced(const std::vector<std::size_t>& parameters,
+                                         const Graph& graph) const;
+
   /// Throws: InvalidArgument when a wrapper has hooked the parameter.
   static void check_unhooked(const std::string& name, const at::Tensor& parameter);
 
@@ -51,6 +60,7 @@ class ParameterHooks {
   };
 
   void add(std::size_t index);
+  static bool is_hooked(const torch::autograd::Node& accumulator);
 
   std::shared_ptr<const Callback> callback_;
   std::vector<Hooked> hooked_;

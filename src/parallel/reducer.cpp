@@ -353,6 +353,11 @@ void Reducer::finish(Backward& backward) {
 
 void Reducer::finish_on_stream(Backward& backward) {
   const bool exchanges = exchanges_gradients();
+  // Not in step(). A nested backward has a part of the graph only.
+  if (const auto* graph = torch::autograd::get_current_graph_task_nodes_in_graph();
+      graph != nullptr && !backward.nested) {
+    find_replaced([&] { return *graph; });
+  }
   const auto error = exchanges ? exchange(backward) : nullptr;
   gradients_.finish_exchange(step_, joined_in_step_);
   const auto step = step_;
@@ -362,6 +367,9 @@ void Reducer::finish_on_stream(Backward& backward) {
   group_.communicator().count_step();
   if (error) std::rethrow_exception(error);
   if (exchanges) check_.check(step, gradients_.check_bytes());
+  // No flags have told the other ranks.
+  if (const auto replaced = std::exchange(replaced_, {}); !replaced.empty())
+    std::rethrow_exception(gradients_.replaced_error(replaced.front(), group_));
 }
 
 /// Completes the exchange of a step. Returns the error of a strategy, the same on every rank, or
@@ -391,14 +399,29 @@ std::exception_ptr Reducer::exchange(Backward& backward) {
   flags.wait();
   buffers_.end();
   const auto sparse_error = sparse_.complete(gradients_.sparse_changed());
-  const auto layout_error = gradients_.take_layout_error(step_, group_);
-  if (!error) error = layout_error ? layout_error : sparse_error;
+  const auto gradient_error = gradients_.take_error(step_, group_);
+  if (!error) error = gradient_error ? gradient_error : sparse_error;
   const SourceScope scope(host_.communicator(), source(Source::Content::bucket_order));
   reducers_.set_order_once(backward.order);
   return error;
 }
 
+/// Finds parameters that the program has replaced. Looks at the graph only if it does not reach
+/// parameters that the one before reached.
+void Reducer::find_replaced(const std::function<ParameterHooks::Graph()>& graph) {
+  replaced_.clear();
+  const auto unreached = gradients_.newly_unreached();
+  if (unreached.empty()) return;
+  replaced_ = hooks_->find_replaced(unreached, graph());
+  for (const auto parameter : replaced_) gradients_.expect(parameter);
+}
+
+void Reducer::end_local_backward(const at::Tensor& loss) {
+  find_replaced([&] { return ParameterHooks::graph_of(loss); });
+}
+
 Work Reducer::begin_flags() {
+  for (const auto parameter : std::exchange(replaced_, {})) gradients_.flag_replaced(parameter);
   const SourceScope scope(host_.communicator(), source(Source::Content::participation));
   return host_.all_reduce(gradients_.flags(), ReduceOp::max);
 }
@@ -498,8 +521,10 @@ std::span<const std::uint8_t> Reducer::end_without_exchange() {
   begin_buffers();
   flags.wait();
   buffers_.end();
+  const auto error = gradients_.take_error(step_, group_);
   gradients_.end_without_exchange();
   group_.communicator().count_step();
+  if (error) std::rethrow_exception(error);
   return gradients_.changed();
 }
 

@@ -110,10 +110,12 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// Throws: InvalidArgument, on every rank, for a loss that has another number of elements.
   at::Tensor mean_of_losses(const at::Tensor& loss);
 
-  /// For SharedUpdate, instead of an exchange. begin_without_exchange() returns this rank's weight
-  /// factor. Call end_without_exchange() once other ranks can read this rank's gradients. It returns
-  /// one byte per parameter, bucket after bucket: whether some rank has changed its gradient. After
-  /// it, all ranks have ended their backward and their gradients can be read. Ranks: all.
+  /// For SharedUpdate, instead of an exchange. Call end_local_backward() after the backward of a
+  /// loss under no_sync(). begin_without_exchange() returns this rank's weight factor. Call
+  /// end_without_exchange() once other ranks can read this rank's gradients. It returns one byte
+  /// per parameter, bucket after bucket: whether some rank has changed its gradient. After it, all
+  /// ranks have ended their backward and their gradients can be read. Ranks: all.
+  void end_local_backward(const at::Tensor& loss);
   double begin_without_exchange();
   std::span<const std::uint8_t> end_without_exchange();
   std::span<BucketReducer> bucket_reducers() { return reducers_.all(); }
@@ -155,6 +157,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void finish(Backward& backward);
   void finish_on_stream(Backward& backward);
   std::exception_ptr exchange(Backward& backward);
+  void find_replaced(const std::function<ParameterHooks::Graph()>& graph);
   Work begin_flags();
   void begin_buffers();
   StepPlan agree(bool has_joined);
@@ -178,6 +181,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool parameters_may_differ_;
   std::optional<ParameterHooks> hooks_;
   std::weak_ptr<Backward> backward_;
+  std::vector<std::size_t> replaced_;  ///< parameters that the program has replaced on this rank
   std::vector<c10::weak_intrusive_ptr<at::TensorImpl>> watched_leaves_;
   std::int64_t step_ = 0;        ///< exchanges so far; steps of a DistributedOptimizer
   bool joined_in_step_ = false;  ///< some rank has joined the last exchange in step()

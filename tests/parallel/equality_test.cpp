@@ -3,11 +3,15 @@
 #include <torch/torch.h>
 
 #include <chrono>
+#include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/communicator.h"
 #include "lockstep/distributed_data_parallel.h"
+#include "lockstep/error.h"
 #include "tests/parallel/models.h"
 #include "tests/ranks.h"
 
@@ -127,6 +131,114 @@ const ProcessBody replicas("replicas", [](std::shared_ptr<Communicator> communic
 TEST(Replicas, AreTheSameBitsInProcesses) {
   expect_processes(2, "replicas");
   expect_processes(3, "replicas");
+}
+
+/// Moves parameters along their gradients, as sharpness-aware minimisation does, and back.
+class Perturbation {
+ public:
+  explicit Perturbation(std::vector<at::Tensor> parameters) : parameters_(std::move(parameters)) {
+    const torch::NoGradGuard no_grad;
+    auto squares = at::zeros({}, at::kDouble);
+    for (const auto& parameter : parameters_) {
+      saved_.push_back(parameter.clone());
+      squares += parameter.grad().pow(2).sum();
+    }
+    for (auto& parameter : parameters_) {
+      parameter.add_(parameter.grad() * (0.05 / squares.sqrt()));
+      parameter.mutable_grad().reset();
+    }
+  }
+  ~Perturbation() {
+    const torch::NoGradGuard no_grad;
+    for (std::size_t i = 0; i < parameters_.size(); ++i) parameters_[i].copy_(saved_[i]);
+  }
+  Perturbation(const Perturbation&) = delete;
+  Perturbation& operator=(const Perturbation&) = delete;
+
+ private:
+  std::vector<at::Tensor> parameters_;
+  std::vector<at::Tensor> saved_;
+};
+
+at::Tensor part_of_batch(int step, int rank) {
+  return Mlp::batch(3, static_cast<std::uint64_t>(10 * step + rank));
+}
+
+class SharpnessAware : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(ByOwnGradient, SharpnessAware, ::testing::Bool());
+
+TEST_P(SharpnessAware, MinimisationEqualsOneProcess) {
+  constexpr int ranks = 3;
+  const bool by_own = GetParam();  // each rank's own gradient, or the mean
+  on_ranks(ranks, [&](const Group& world) {
+    const auto model = make_model<Mlp>();
+    const auto whole = make_model<Mlp>();
+    torch::optim::SGD sgd(model->parameters(), 0.1);
+    torch::optim::SGD of_whole(whole->parameters(), 0.1);
+    DataParallelOptions options;
+    if (by_own) options.verify_every = 0;
+    DistributedDataParallel ddp(model, world, options);
+    const auto loss = [](auto& forward, int step, int rank) {
+      return forward(part_of_batch(step, rank)).pow(2).mean();
+    };
+    const auto forward = [&](const at::Tensor& x) { return whole->forward(x); };
+    for (int step = 0; step < 4; ++step) {
+      sgd.zero_grad();
+      {
+        std::optional<NoSync> local;
+        if (by_own) local.emplace(ddp.no_sync());
+        loss(ddp, step, world.rank()).backward();
+      }
+      {
+        const Perturbation perturbation(model->parameters());
+        loss(ddp, step, world.rank()).backward();
+      }
+      sgd.step();
+
+      std::vector<at::Tensor> sums(whole->parameters().size());
+      for (int turn = 0; turn < (by_own ? ranks : 1); ++turn) {
+        const auto backward = [&] {
+          auto sum = at::zeros({}, at::kDouble);
+          for (int rank = 0; rank < ranks; ++rank) {
+            if (!by_own || rank == turn) sum = sum + loss(forward, step, rank);
+          }
+          (by_own ? sum : sum / ranks).backward();
+        };
+        of_whole.zero_grad();
+        backward();
+        const Perturbation perturbation(whole->parameters());
+        backward();
+        for (std::size_t i = 0; i < sums.size(); ++i) {
+          const auto& gradient = whole->parameters()[i].grad();
+          sums[i] = sums[i].defined() ? sums[i] + gradient : gradient.clone();
+        }
+      }
+      for (std::size_t i = 0; i < sums.size(); ++i)
+        whole->parameters()[i].mutable_grad() = sums[i] / (by_own ? ranks : 1);
+      of_whole.step();
+    }
+    for (std::size_t i = 0; i < model->parameters().size(); ++i) {
+      const auto parameter = model->parameters()[i].detach();
+      EXPECT_LT(distance(parameter, whole->parameters()[i].detach()), 1e-12);
+      auto of_rank0 = parameter.clone();
+      world.broadcast(of_rank0, 0).wait();
+      EXPECT_TRUE(torch::equal(parameter, of_rank0));
+    }
+  });
+}
+
+TEST(SharpnessAwareMinimisation, ByOwnGradientsIsFoundByTheConsistencyCheck) {
+  on_ranks(2, [](const Group& world) {
+    const auto model = make_model<Mlp>();
+    DistributedDataParallel ddp(model, world);
+    const auto backward = [&] { ddp(part_of_batch(0, world.rank())).pow(2).mean().backward(); };
+    {
+      const auto local = ddp.no_sync();
+      backward();
+    }
+    const Perturbation perturbation(model->parameters());
+    EXPECT_THROW(backward(), ReplicaError);
+  });
 }
 
 }  // namespace

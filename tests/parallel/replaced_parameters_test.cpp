@@ -1,0 +1,184 @@
+// A program that assigns a new tensor in a parameter's place after wrapping, and programs that only
+// look like it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lockstep/distributed_data_parallel.h"
+#include "lockstep/distributed_optimizer.h"
+#include "lockstep/strategy.h"
+#include "tests/parallel/models.h"
+#include "tests/parallel/refusal.h"
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct Layers : torch::nn::Module {
+  Layers() { set_values(*this, 3); }
+  at::Tensor forward(const at::Tensor& x) { return second->forward(first->forward(x).tanh()); }
+  torch::nn::Linear first = register_module("first", torch::nn::Linear(4, 4));
+  torch::nn::Linear second = register_module("second", torch::nn::Linear(4, 2));
+};
+
+at::Tensor input_of(const Group& world, int step) {
+  return random({3, 4}, static_cast<std::uint64_t>(10 * step + world.rank()));
+}
+
+at::Tensor replacement() { return random({4, 4}, 99).requires_grad_(); }
+
+/// Trains two steps, then one with a replaced parameter, which every rank must refuse, then goes
+/// on.
+template <class Step>
+void expect_refusal(const Group& world, Layers& model, int steps_before, bool on_all,
+                    const Step& step) {
+  for (int i = 0; i < steps_before; ++i) step(i);
+  const auto registered = model.first->weight;
+  const bool is_here = on_all || world.rank() == 0;
+  if (is_here) model.first->weight = replacement();
+  for (int time = 0; time < 2; ++time) {  // also when the program goes on with it
+    const auto text = refusal([&] { step(steps_before + time); });
+    EXPECT_THAT(text, HasSubstr("parameter first.weight rank "));
+    EXPECT_THAT(text, HasSubstr(is_here ? "on this rank" : "on another rank"));
+    expect_usable(world);
+    model.zero_grad();
+  }
+  model.first->weight = registered;
+  for (int i = 0; i < 2; ++i) step(i);
+}
+
+class ReplacedParameters : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, ReplacedParameters, ::testing::Values(1, 2, 3));
+
+TEST_P(ReplacedParameters, AreRefusedByTheWrapper) {
+  for (const int steps_before : {0, 2}) {
+    for (const bool on_all : {true, false}) {
+      for (const auto& options : {DataParallelOptions(), one_each}) {
+        on_ranks(GetParam(), [&](const Group& world) {
+          auto model = std::make_shared<Layers>();
+          DistributedDataParallel ddp(model, world, options);
+          expect_refusal(world, *model, steps_before, on_all, [&](int step) {
+            model->zero_grad();
+            ddp(input_of(world, step)).pow(2).sum().backward();
+          });
+        });
+      }
+    }
+  }
+}
+
+TEST_P(ReplacedParameters, AreRefusedByTheOptimizer) {
+  for (const auto& options : {DataParallelOptions(), DataParallelOptions{.strategy = Int8()},
+                              DataParallelOptions{.shard = Shard::optimizer},
+                              DataParallelOptions{.shard = Shard::gradients},
+                              DataParallelOptions{.share_memory = true}}) {
+    for (const bool on_all : {true, false}) {
+      on_ranks(GetParam(), [&](const Group& world) {
+        Layers model;
+        torch::optim::SGD sgd(model.parameters(), 0.1);
+        DistributedOptimizer optimizer(sgd, model, world, options);
+        expect_refusal(world, model, 2, on_all, [&](int step) {
+          optimizer.backward_and_update(model.forward(input_of(world, step)).pow(2).sum());
+        });
+      });
+    }
+  }
+}
+
+TEST_P(ReplacedParameters, AreRefusedUnderStrategiesThatAverageParameters) {
+  for (const char* text : {"local_sgd:period=3", "adasum", "partial_update"}) {
+    on_ranks(GetParam(), [&](const Group& world) {
+      Layers model;
+      torch::optim::SGD sgd(model.parameters(), 0.1);
+      DistributedOptimizer optimizer(sgd, model, world, parse_strategy(text));
+      model.first->weight = replacement();
+      EXPECT_THAT(
+          refusal([&] { optimizer.backward_and_update(model.forward(input_of(world, 0)).sum()); }),
+          HasSubstr("parameter first.weight"));
+      expect_usable(world);
+    });
+  }
+}
+
+TEST(ReplacedParametersOf, AListOfTensorsAreRefused) {
+  on_ranks(2, [](const Group& world) {
+    auto w = replacement();
+    DistributedDataParallel product(ModelView({{"w", w}}), world);
+    const auto backward = [&] {
+      product([&] { return input_of(world, 0).mm(w); }).sum().backward();
+    };
+    backward();
+    w = replacement();
+    EXPECT_THAT(refusal(backward), HasSubstr("parameter w rank"));
+  });
+}
+
+TEST(ReplacedParameters, OnPurposeAreAllowedWithoutAnExchange) {
+  on_ranks(2, [](const Group& world) {
+    Layers model;
+    torch::optim::SGD sgd(model.parameters(), 0.1);
+    DistributedOptimizer optimizer(sgd, model, world);
+    // First-order MAML: the gradient at other values is that of the parameter.
+    for (int step = 0; step < 3; ++step) {
+      const auto registered = model.first->weight;
+      model.first->weight = (registered.detach() + 0.1 * (1 + world.rank())).requires_grad_();
+      {
+        const auto local = optimizer.no_sync();
+        model.forward(input_of(world, step)).pow(2).sum().backward();
+      }
+      registered.mutable_grad() = model.first->weight.grad();
+      model.first->weight = registered;
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    optimizer.backward_and_update(model.forward(input_of(world, 4)).sum());  // the check
+  });
+}
+
+/// Two layers of equal sizes, of which a step uses some.
+struct Experts : torch::nn::Module {
+  at::Tensor forward(std::size_t expert, const at::Tensor& x) {
+    return experts[expert]->forward(x);
+  }
+  std::vector<torch::nn::Linear> experts{register_module("a", torch::nn::Linear(4, 4)),
+                                         register_module("b", torch::nn::Linear(4, 4))};
+};
+
+TEST(UnusedParameters, BesideLeavesThatAreNotTheirsAreAllowed) {
+  on_ranks(2, [](const Group& world) {
+    auto model = std::make_shared<Experts>();
+    auto other = std::make_shared<torch::nn::LinearImpl>(4, 4);
+    DistributedDataParallel ddp(model, world);
+    DistributedDataParallel wrapped(other, world);
+    for (std::size_t step = 0; step < 6; ++step) {
+      // An input of other sizes than a parameter's, and a model with a wrapper of its own.
+      const auto x = random({3, 4}, step).requires_grad_();
+      wrapped(ddp(step / 2 % 2, x)).sum().backward();
+      model->experts[1]->bias.requires_grad_(step % 2 == 0);
+    }
+  });
+}
+
+TEST(UnusedParameters, WithAccumulatorsThatHaveNoHookYetAreAllowed) {
+  on_ranks(2, [](const Group& world) {
+    Experts model;
+    torch::optim::SGD sgd(model.parameters(), 0.1);
+    DistributedOptimizer optimizer(sgd, model, world);
+    for (int step = 0; step < 4; ++step) {
+      const auto x = random({3, 4}, static_cast<std::uint64_t>(step));
+      optimizer.backward_and_update(model.forward(0, model.forward(1, x)).sum());
+      for (auto& expert : model.experts) {
+        expert->weight.set_data(expert->weight.detach().to(at::kDouble));
+        expert->weight.set_data(expert->weight.detach().to(at::kFloat));
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::testing
