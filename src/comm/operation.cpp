@@ -41,6 +41,8 @@ const char* name(Source::Content content) {
       return "the participation flags";
     case Source::Content::weights:
       return "the weights";
+    case Source::Content::wrappers:
+      return "the wrappers of a backward";
     case Source::Content::model:
       return "the construction";
     case Source::Content::group_number:

@@ -26,6 +26,7 @@ struct Source {
     participation,   ///< which parameters took part in a backward
     bucket_order,    ///< the new order in which buckets are exchanged
     weights,         ///< of the ranks' gradients
+    wrappers,        ///< those that a backward reaches
     model,           ///< check and broadcast at construction
     group_number     ///< of a group that only its members create
   };

@@ -1,27 +1,65 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <memory>
+#include <vector>
 
 #include "lockstep/group.h"
+#include "lockstep/work.h"
 
 namespace lockstep::inline v0_2::detail {
+
+class Reducer;
 
 /// The wrappers (DistributedDataParallel, DistributedOptimizer) of one group on this rank. All
 /// their collectives are part of the group's single order. In a backward that reaches several
 /// wrappers, the first wrapper therefore exchanges buckets as they become ready, and the others
-/// when the backward ends. All ranks must reach the same wrapper first. Not thread-safe.
+/// when the backward ends.
+///
+/// Members are the wrappers without a DistributedOptimizer. If there are several, a rank whose
+/// backward does not reach one takes part in its exchange without gradients:
+///
+///     first hook            begin an all_reduce of the number of the member that is reached first
+///     further hooks         begin that member's ready buckets, if all ranks reached it first
+///     end of the backward   complete its exchange; all_reduce which members each rank has reached;
+///                           complete the exchanges of the others, in order of number
+///
+/// Not thread-safe.
 class GroupWrappers {
  public:
   /// The instance that all wrappers of the group's communicator share.
   static std::shared_ptr<GroupWrappers> of(const Group& group);
+  explicit GroupWrappers(const Group& group) : group_(group.host()) {}
 
-  /// Whether this exchange may begin buckets during the backward. True for the first exchange until
-  /// its end().
-  bool begin(const void* exchange);
+  /// Adds the wrapper, unless it is a member.
+  void add_member(Reducer& wrapper);
+  void remove_member(const Reducer& wrapper);
+
+  /// Registers an exchange, which is the first one if no other is registered, until its end().
+  void begin(const void* exchange);
   void end(const void* exchange);
+  /// Call when a backward reaches a member, after begin(). Ranks: all of the group.
+  void reach(Reducer& member, const void* exchange);
+  /// Whether this exchange may begin buckets during the backward.
+  bool may_begin(const void* exchange);
+
+  /// Completes the exchange of a wrapper, and those of all members that the backward of some rank
+  /// has reached. Call at the end of a backward. Ranks: all of the group.
+  /// Throws: InvalidArgument, on every rank, if no member was reached on all ranks.
+  void finish(Reducer& wrapper);
 
  private:
-  const void* first_ = nullptr;
+  void end_agreement();
+  [[noreturn]] void refuse(const at::Tensor& reached_by_some) const;
+
+  Group group_;
+  std::vector<Reducer*> members_;    ///< in order of number
+  const void* first_ = nullptr;      ///< the first exchange
+  Reducer* first_member_ = nullptr;  ///< its wrapper, if that is one of several members
+  Work agreement_;                   ///< on that wrapper
+  at::Tensor numbers_;               ///< {n, −n} for its number n; then their maxima over ranks
+  bool is_agreed_ = true;            ///< the first exchange may begin buckets
 };
 
 }  // namespace lockstep::detail

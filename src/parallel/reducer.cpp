@@ -78,7 +78,7 @@ class Reducer::Backward {
         group_(reducer.group_),
         wrappers_(reducer.wrappers_) {
     reducer.last_factor_ = factor;
-    begins_at_once = wrappers_->begin(this);
+    wrappers_->begin(this);
     for (std::size_t bucket = 0; bucket < reducer.reducers_.size(); ++bucket) {
       missing.push_back(reducer.gradients_.count_in(bucket));
     }
@@ -96,9 +96,7 @@ class Reducer::Backward {
 
   int task;                      ///< autograd's id of this run
   double factor;                 ///< weight factor of this rank's gradients
-  bool begins_at_once = true;    ///< buckets begin as they become ready, not at the end
   bool agreement_begun = false;  ///< the step agreement of this exchange has begun
-  bool nested = false;           ///< a nested backward ran: hooks may run a second time
   bool finished = false;
   ExchangeRound round;
   std::vector<char> ready;           ///< per parameter: its hook has run
@@ -121,6 +119,7 @@ std::shared_ptr<Reducer> Reducer::create(const ModelState& model, const Group& g
       [self = reducer.get()](std::size_t parameter, const at::Tensor& incoming) {
         self->on_gradient(parameter, incoming);
       });
+  reducer->update_membership();
   return reducer;
 }
 
@@ -172,7 +171,7 @@ Reducer::Reducer(const ModelState& model, const Group& group, const DataParallel
       buffers_(model.buffers, options.buffer_policy, group),
       parameters_may_differ_(!ParameterStrategies(options).exchanges_every_gradient()) {}
 
-Reducer::~Reducer() = default;
+Reducer::~Reducer() { wrappers_->remove_member(*this); }
 
 void Reducer::check_unattached() const {
   if (!has_optimizer_) return;
@@ -189,9 +188,22 @@ void Reducer::attach_optimizer(const std::function<bool(const at::Tensor&)>& is_
   if (owner_.owner == Source::Owner::distributed_optimizer)
     gradients_.allow_accumulation(is_optimized);
   has_optimizer_ = true;
+  update_membership();
 }
 
-void Reducer::detach_optimizer() { has_optimizer_ = false; }
+void Reducer::detach_optimizer() {
+  has_optimizer_ = false;
+  update_membership();
+}
+
+/// A DistributedOptimizer's own agreement lets a rank without a loss take part.
+void Reducer::update_membership() {
+  if (has_optimizer_ || owner_.owner == Source::Owner::distributed_optimizer) {
+    wrappers_->remove_member(*this);
+  } else {
+    wrappers_->add_member(*this);
+  }
+}
 
 void Reducer::check_optimizer() const {
   if (needs_optimizer_ == nullptr || has_optimizer_) return;
@@ -261,18 +273,28 @@ std::shared_ptr<Reducer::Backward> Reducer::new_backward(int task) {
 std::shared_ptr<Reducer::Backward> Reducer::join_backward() {
   const int task = torch::autograd::get_current_graph_task_id();
   if (auto running = backward_.lock()) {
-    if (running->task != task) running->nested = true;
+    if (running->task != task) has_nested_ = true;
     return running;
   }
   auto backward = new_backward(task);
   torch::autograd::Engine::get_default_engine().queue_callback(
       [reducer = weak_from_this(), backward] {
-        if (const auto self = reducer.lock()) {
-          as_operation("backward", [&] { self->finish(*backward); });
+        const auto self = reducer.lock();
+        if (self && !backward->finished) {
+          as_operation("backward", [&] { self->wrappers_->finish(*self); });
         }
       });
   backward_ = backward;
+  wrappers_->reach(*this, backward.get());
   return backward;
+}
+
+bool Reducer::in_backward() const { return !backward_.expired(); }
+
+void Reducer::finish_backward() {
+  auto backward = backward_.lock();
+  if (backward == nullptr) backward = new_backward(-1);
+  finish(*backward);
 }
 
 void Reducer::on_gradient(std::size_t parameter, const at::Tensor& incoming) {
@@ -289,19 +311,27 @@ void Reducer::handle_gradient(std::size_t parameter, const at::Tensor& incoming)
   const auto bucket = gradients_.bucket_of(parameter);
   if (reducers_.position(bucket) < round.next()) {
     refuse(gradients_.name_of(parameter),
-           "its gradient changed after it was sent: a nested backward reached the parameter again");
+           "its gradient changed after it was sent: a nested backward reached the parameter again, "
+           "and earlier backwards of the wrapper had none nested in them: wrap the model again "
+           "before the first of them");
   }
   if (incoming.defined()) gradients_.move_into_bucket(parameter);
   backward->streams.add_current(comm_stream_);
   if (backward->ready[parameter] != 0) return;
   backward->ready[parameter] = 1;
   if (--backward->missing[bucket] == 0) backward->order.push_back(trace_ready(bucket));
-  if (backward->nested || !backward->begins_at_once) return;
+  if (!may_begin(*backward)) return;
   // Every hook also advances later stages of earlier buckets.
   while (round.may_begin() && round.next() < reducers_.size() &&
          backward->missing[reducers_.at(round.next())] == 0) {
     begin_next(*backward);
   }
+}
+
+/// Whether buckets may begin as they become ready, not at the end of the backward. Hooks may run a
+/// second time if a backward has others nested in it. The first backward shows whether it has.
+bool Reducer::may_begin(const Backward& backward) const {
+  return has_exchanged_ && !has_nested_ && wrappers_->may_begin(&backward);
 }
 
 /// Whether this step exchanges gradients. Sparse gradients are exchanged in every step.
@@ -362,6 +392,7 @@ void Reducer::finish_on_stream(Backward& backward) {
   gradients_.finish_exchange(step_, joined_in_step_);
   const auto step = step_;
   if (!has_optimizer_) ++step_;
+  has_exchanged_ = true;
   backward.finished = true;
   backward_.reset();
   group_.communicator().count_step();

@@ -64,6 +64,14 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// Throws: InvalidArgument if an option requires a DistributedOptimizer and none is attached.
   void check_optimizer() const;
 
+  /// The number of the wrapper among those of its group.
+  std::uint16_t number() const { return owner_.number; }
+  /// Whether a backward runs that has reached the wrapper.
+  bool in_backward() const;
+  /// Completes the exchange of that backward. If there is none, takes part in that of other ranks
+  /// without gradients. Ranks: all.
+  void finish_backward();
+
   /// While it exists, exchanges give each rank its part of the means only, where that is possible:
   /// BucketReducers::set_parts_only(). Ranks: all; those in step() learn it from the others.
   class [[nodiscard]] PartsOnly {
@@ -146,11 +154,13 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
           const Source& owner);
   Source source(Source::Content content) const;
   bool is_new_leaf(const at::Tensor& leaf);
+  void update_membership();
 
   void on_gradient(std::size_t parameter, const at::Tensor& incoming);
   void handle_gradient(std::size_t parameter, const at::Tensor& incoming);
   std::shared_ptr<Backward> new_backward(int task);
   std::shared_ptr<Backward> join_backward();
+  bool may_begin(const Backward& backward) const;
   bool exchanges_gradients() const;
   void begin_agreement(Backward& backward);
   void begin_next(Backward& backward);
@@ -185,6 +195,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<c10::weak_intrusive_ptr<at::TensorImpl>> watched_leaves_;
   std::int64_t step_ = 0;        ///< exchanges so far; steps of a DistributedOptimizer
   bool joined_in_step_ = false;  ///< some rank has joined the last exchange in step()
+  bool has_exchanged_ = false;   ///< a backward has ended with an exchange
+  bool has_nested_ = false;      ///< a backward has run within another one
   int paused_ = 0;
   double last_factor_ = 1;  ///< weight factor of the last exchange
 };

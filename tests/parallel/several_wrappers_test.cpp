@@ -92,6 +92,39 @@ TEST_P(SeveralWrappers, ShareABackwardThatReachesOnlySomeOfTheirParameters) {
   });
 }
 
+/// By rank, the wrappers that its backward reaches: 1 for the first, 2 for the second, 3 for both.
+using Reached = std::vector<int>;
+
+TEST(UnusedWrapper, TakesPartWithoutGradients) {
+  for (const auto& wrappers :
+       {Reached{3, 1}, Reached{1, 3}, Reached{3, 2}, Reached{2, 3, 3}, Reached{3, 1, 1, 3}}) {
+    const auto ranks = static_cast<int>(wrappers.size());
+    const auto reaches = [&](int wrapper) {
+      return [&wrappers, wrapper](int rank) {
+        return (wrappers[static_cast<std::size_t>(rank)] & wrapper) != 0;
+      };
+    };
+    on_ranks(ranks, [&](const Group& world) {
+      Twins twins(world, world, one_each);
+      for (int step = 0; step < 3; ++step) {
+        twins.first->zero_grad();
+        twins.second->zero_grad();
+        const auto terms = coefficients(world.rank(), *twins.first);
+        std::vector<at::Tensor> losses;
+        if (reaches(1)(world.rank())) losses.push_back(twins.first_ddp(terms));
+        if (reaches(2)(world.rank())) losses.push_back(twins.second_ddp(terms));
+        at::stack(losses).sum().backward();
+        for (const int wrapper : {1, 2}) {
+          const auto& p = (wrapper == 1 ? twins.first : twins.second)->p;
+          for (std::size_t i = 0; i < p.size(); ++i) {
+            EXPECT_TRUE(near(p[i].grad(), mean_coefficient(ranks, i, p[i], reaches(wrapper))));
+          }
+        }
+      }
+    });
+  }
+}
+
 /// The error that each rank's use of two wrappers raises.
 template <class Use>
 std::vector<std::string> errors_of(int ranks, const Use& use) {
@@ -125,6 +158,23 @@ TEST(SwappedWrappers, AreAnErrorThatNamesBothOnEveryRank) {
                                HasSubstr("DistributedDataParallel #2")));
     }
   }
+}
+
+TEST(SwappedWrappers, LeaveTheGroupUsable) {
+  on_ranks(3, [](const Group& world) {
+    Twins twins(world, world, one_each);
+    const auto terms = coefficients(world.rank(), *twins.first);
+    for (int step = 0; step < 2; ++step) {
+      twins.first->zero_grad();
+      twins.second->zero_grad();
+      EXPECT_THROW((world.rank() == 1 ? twins.second_ddp : twins.first_ddp)(terms).backward(),
+                   InvalidArgument);
+      twins.first->zero_grad();
+      twins.second->zero_grad();
+      twins.first_ddp(terms).backward();
+      expect_mean(world, *twins.first);
+    }
+  });
 }
 
 TEST(SwappedWrappers, OfTwoGroupsAreAnErrorAndNoDeadlock) {
