@@ -46,7 +46,11 @@ void AutocastState::restore() const {
 BufferState::BufferState(const std::vector<at::Tensor>& buffers) {
   const at::NoGradGuard no_grad;
   for (const auto& buffer : buffers) {
-    if (buffer.defined()) values_.push_back({.buffer = buffer, .copy = buffer.clone()});
+    if (!buffer.defined()) continue;
+    values_.push_back(
+        {.buffer = buffer,
+         .copy = buffer.clone(),
+         .version = buffer.unsafeGetTensorImpl()->version_counter().current_version()});
   }
 }
 
@@ -58,8 +62,13 @@ void BufferState::forget_unchanged() {
 
 void BufferState::restore() const {
   const at::NoGradGuard no_grad;
-  // A graph may have saved the buffer, and would refuse another version of it.
-  for (const auto& [buffer, copy] : values_) buffer.variable_data().copy_(copy);
+  // Equal versions mean equal values, as in a forward that is not recomputed. So a graph that saved
+  // the buffer refuses exactly the values that another forward has changed.
+  for (const auto& [buffer, copy, version] : values_) {
+    buffer.variable_data().copy_(copy);
+    auto counter = buffer.unsafeGetTensorImpl()->version_counter();
+    counter.set_version(version);
+  }
 }
 
 std::vector<at::Tensor> BufferState::buffers() const {

@@ -6,6 +6,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <array>
+#include <cstdint>
 #include <utility>
 #include <vector>
 
@@ -37,7 +38,7 @@ class AutocastState {
   std::array<OfDevice, devices.size()> states_;
 };
 
-/// Values of buffers. Writes of restore() do not change the buffers' autograd versions.
+/// Values and autograd versions of buffers.
 class BufferState {
  public:
   explicit BufferState(const std::vector<at::Tensor>& buffers);
@@ -49,6 +50,7 @@ class BufferState {
  private:
   struct Value {
     at::Tensor buffer, copy;
+    std::uint32_t version;
   };
   std::vector<Value> values_;
 };

@@ -413,6 +413,52 @@ TEST(Recompute, RefusesTensorsThatWereChangedInPlace) {
               HasSubstr("changed in place after autograd saved it"));
 }
 
+/// A buffer that a segment changes and then multiplies by.
+struct ScaledImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) {
+    {
+      const at::NoGradGuard no_grad;
+      scale.mul_(2);
+    }
+    return x * scale;
+  }
+  at::Tensor scale = register_buffer("scale", at::full({width}, 1.5));
+};
+TORCH_MODULE(Scaled);
+
+TEST(Recompute, RefusesABufferThatAnotherForwardHasChanged) {
+  for (const bool recomputes : {false, true}) {
+    Scaled module;
+    const auto x = random_input(1).requires_grad_();
+    const auto forward = [&] { return recomputes ? recompute(module, x) : module(x); };
+    const auto first = forward(), second = forward();
+    const auto error = error_of<std::exception>([&] { first.sum().backward(); });
+    EXPECT_THAT(error, ::testing::AnyOf(HasSubstr("modified by an inplace operation"),
+                                        HasSubstr("changed in place after autograd saved it")))
+        << recomputes;
+    x.mutable_grad().reset();
+    second.sum().backward();
+    EXPECT_TRUE(at::equal(x.grad(), module->scale.expand_as(x))) << recomputes;
+  }
+}
+
+TEST(Recompute, LeavesTheVersionsOfBuffers) {
+  Scaled module;
+  const auto x = random_input(1).requires_grad_();
+  const auto weight = at::ones({width}).requires_grad_();
+  // The graph outside of the segment saves the buffer, too.
+  (recompute(module, x) * weight * module->scale).sum().backward();
+  const auto square = at::full({width}, 9.0);
+  EXPECT_TRUE(at::allclose(x.grad(), square.expand_as(x)));
+  EXPECT_TRUE(at::allclose(weight.grad(), x.detach().sum(0) * square));
+  const auto y = recompute(module, x);
+  const auto later = (weight * module->scale).sum();
+  y.sum().backward();
+  weight.mutable_grad().reset();
+  later.backward();
+  EXPECT_TRUE(at::equal(weight.grad(), module->scale));
+}
+
 TEST(Recompute, RefusesABackwardWithinTheSegment) {
   const auto x = random_input(1).requires_grad_();
   const auto run = [&] {
