@@ -18,7 +18,11 @@ enum class InitialSync {
   same_seed,  ///< the values are equal already; a checksum verifies this
 };
 
-/// How ranks synchronise buffers (BatchNorm's statistics) at the end of each synchronised backward.
+/// How ranks synchronise buffers (BatchNorm's statistics). They exchange them in each synchronised
+/// backward. A DistributedDataParallel writes the received values at its end, or, while the graph
+/// of another forward of the wrapper may still run, when that has run or ends. Its next forward, a
+/// checkpoint and state_dict() write them before. A DistributedOptimizer without one writes them in
+/// step().
 enum class BufferPolicy {
   from_rank0,  ///< all ranks receive rank 0's values
   average,     ///< floating-point buffers become the mean over ranks, others rank 0's values

@@ -189,6 +189,7 @@ decltype(auto) run_forward(M& model, Args&&... args) {
   }
 }
 
+class ForwardGraph;
 class ReplicatedModel;
 
 /// The part of a DistributedDataParallel that does not depend on the model's type.
@@ -196,8 +197,10 @@ class DataParallelModel {
  public:
   DataParallelModel(ModelView model, const Group& group, const DataParallelOptions& options);
 
-  void begin_forward() const;
-  void watch(const at::Tensor& output) const;
+  std::shared_ptr<ForwardGraph> begin_forward() const;
+  /// Before a forward without gradients: writes the buffers that a backward has received.
+  void write_buffers() const;
+  void watch(const at::Tensor& output, const std::shared_ptr<ForwardGraph>& graph) const;
   [[noreturn]] void refuse_output(const std::type_info& type) const;
   NoSync no_sync() const;
   void set_weight(double samples) const;
@@ -274,16 +277,17 @@ class DistributedDataParallel {
     using Output =
         std::remove_cvref_t<decltype(detail::run_forward(*model_, std::forward<Args>(args)...))>;
     if (at::GradMode::is_enabled()) {
-      data_parallel_.begin_forward();
+      const auto graph = data_parallel_.begin_forward();
       if constexpr (detail::Watchable<Output>) {
         auto output = detail::run_forward(*model_, std::forward<Args>(args)...);
-        detail::for_each_tensor(output,
-                                [&](const at::Tensor& tensor) { data_parallel_.watch(tensor); });
+        detail::for_each_tensor(
+            output, [&](const at::Tensor& tensor) { data_parallel_.watch(tensor, graph); });
         return output;
       } else {
         data_parallel_.refuse_output(typeid(Output));
       }
     }
+    data_parallel_.write_buffers();
     return static_cast<Output>(detail::run_forward(*model_, std::forward<Args>(args)...));
   }
 

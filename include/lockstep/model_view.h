@@ -50,6 +50,7 @@ class ModelView {
 
   /// In order of registration. A tensor with several names occurs under each.
   std::vector<NamedTensor> parameters() const;
+  /// Values that a DistributedDataParallel has received for them are written.
   std::vector<NamedTensor> buffers() const;
 
   /// False for a null pointer to a module.

@@ -1,7 +1,13 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
 
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <thread>
 #include <vector>
 
 #include "lockstep/data_parallel_options.h"
@@ -13,7 +19,7 @@
 namespace lockstep::inline v0_2 {
 
 /// Tensors of any dtypes and strides that one collective exchanges, through a buffer in the group's
-/// memory. Autograd does not track their changes.
+/// memory. Autograd does not record their changes.
 class CoalescedTensors {
  public:
   /// The tensors must have the same sizes and dtypes on every rank.
@@ -21,19 +27,34 @@ class CoalescedTensors {
 
   /// Begins a broadcast of root's tensors.
   void begin_broadcast(int root);
-  /// Begins to average the tensors over ranks. They must be of one floating dtype.
+  /// Begins to average the tensors over ranks. They must be of one floating dtype. Received values
+  /// that are not written yet count as the tensors' values.
   void begin_average();
-  /// Completes the broadcast or the average.
+  /// Completes the broadcast or the average. The received values wait for write().
   void end();
+  /// Writes the received values, except those of tensors that the program has changed since end().
+  void write();
+  /// Whether received values wait for write().
+  bool waits() const { return !places_.empty(); }
+  void discard() { places_.clear(); }
+  const std::vector<at::Tensor>& tensors() const { return tensors_; }
 
  private:
+  /// A tensor's memory, and the autograd version of its values.
+  struct Place {
+    c10::Storage memory;
+    std::uint32_t version;
+  };
+
+  bool waits(std::size_t index) const;
   void pack();
 
   std::vector<at::Tensor> tensors_;
   Group group_;
   at::Tensor buffer_;               ///< bytes
   std::vector<at::Tensor> packed_;  ///< parts of the buffer with the tensors' dtypes and sizes
-  bool is_written_ = false;         ///< end() writes this rank's tensors
+  std::vector<Place> places_;       ///< of the tensors, while received values wait
+  bool receives_ = false;           ///< the collective gives this rank values
   Work work_;
 };
 
@@ -41,19 +62,73 @@ class CoalescedTensors {
 
 namespace lockstep::inline v0_2::detail {
 
-/// Synchronises the buffers of a replicated model by a policy.
-class BufferSync {
+class BufferSync;
+
+/// The graph of one forward of a wrapper. It may have saved buffers. Hooks on the forward's outputs
+/// own it.
+class ForwardGraph {
  public:
+  explicit ForwardGraph(const std::shared_ptr<BufferSync>& buffers);
+  /// Writes received buffers if they waited for this graph. Only on the thread of the forward,
+  /// because others may use the buffers.
+  ~ForwardGraph();
+  ForwardGraph(const ForwardGraph&) = delete;
+  ForwardGraph& operator=(const ForwardGraph&) = delete;
+
+  /// Call in a backward through the graph. Without retain_graph, no other one follows.
+  void run();
+
+ private:
+  void end();
+
+  std::weak_ptr<BufferSync> buffers_;
+  std::thread::id thread_ = std::this_thread::get_id();
+  std::atomic<bool> ended_ = false;
+};
+
+/// Synchronises the buffers of a replicated model by a policy. Received values wait in packed
+/// memory until no graph of an earlier forward is still to run, because it may have saved the
+/// buffers.
+class BufferSync : public std::enable_shared_from_this<BufferSync> {
+ public:
+  /// sees_forwards: the wrapper calls begin_graph(). If not, received values wait for end_step().
   /// Throws: CommError when memory is short.
-  BufferSync(const std::vector<NamedTensor>& buffers, BufferPolicy policy, const Group& group);
+  BufferSync(const std::vector<NamedTensor>& buffers, BufferPolicy policy, const Group& group,
+             bool sees_forwards);
+  ~BufferSync();
+  BufferSync(const BufferSync&) = delete;
+  BufferSync& operator=(const BufferSync&) = delete;
+
+  /// Call before a forward. Writes received values.
+  void prepare_forward();
+  /// The same before a forward with gradients. Returns its graph, or null if there is nothing to
+  /// synchronise.
+  std::shared_ptr<ForwardGraph> begin_graph();
 
   /// end() waits for the collectives that begin() has issued. Ranks: all of the group.
   void begin();
   void end();
+  /// Without begin_graph(), writes the received values. The step has changed parameters, so it is
+  /// where the graphs of earlier forwards end.
+  void end_step();
+
+  /// Writes the values that wrappers have received for these buffers and that wait for a graph. Any
+  /// thread.
+  static void write(const std::vector<NamedTensor>& buffers);
 
  private:
-  std::vector<CoalescedTensors> averaged_;    ///< one for each dtype
-  std::vector<CoalescedTensors> from_rank0_;  ///< one, or none
+  friend class ForwardGraph;
+
+  bool waits() const;
+  /// A graph that has saved a buffer then raises LibTorch's error.
+  void write();
+  void write_unless_used();
+
+  /// Averaged ones, one for each dtype, before those from rank 0.
+  std::vector<CoalescedTensors> all_;
+  std::size_t averaged_ = 0;
+  bool sees_forwards_;
+  std::atomic<int> graphs_ = 0;  ///< of forwards; still to run
 };
 
 }  // namespace lockstep::detail

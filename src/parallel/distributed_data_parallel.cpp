@@ -10,9 +10,16 @@ DataParallelModel::DataParallelModel(ModelView model, const Group& group,
     : model_(std::make_shared<ReplicatedModel>(std::move(model), group, options,
                                                Source::Owner::distributed_data_parallel)) {}
 
-void DataParallelModel::begin_forward() const { model_->begin_forward(); }
+std::shared_ptr<ForwardGraph> DataParallelModel::begin_forward() const {
+  return model_->begin_forward();
+}
 
-void DataParallelModel::watch(const at::Tensor& output) const { model_->watch(output); }
+void DataParallelModel::write_buffers() const { model_->reducer().buffers().prepare_forward(); }
+
+void DataParallelModel::watch(const at::Tensor& output,
+                              const std::shared_ptr<ForwardGraph>& graph) const {
+  model_->watch(output, graph);
+}
 
 void DataParallelModel::refuse_output(const std::type_info& type) const {
   model_->refuse_output(type);

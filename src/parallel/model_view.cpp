@@ -9,6 +9,7 @@
 
 #include "core/text.h"
 #include "lockstep/error.h"
+#include "parallel/buffer_sync.h"
 #include "parallel/model_tensors.h"
 
 namespace lockstep::inline v0_2 {
@@ -179,7 +180,11 @@ ModelView::ModelView(std::vector<NamedTensor> parameters, std::vector<NamedTenso
 
 std::vector<NamedTensor> ModelView::parameters() const { return tensors_->parameters(); }
 
-std::vector<NamedTensor> ModelView::buffers() const { return tensors_->buffers(); }
+std::vector<NamedTensor> ModelView::buffers() const {
+  auto buffers = tensors_->buffers();
+  detail::BufferSync::write(buffers);
+  return buffers;
+}
 
 std::vector<NamedTensor> detail::tensors_of(const ModelView& model) {
   auto tensors = model.parameters();

@@ -168,7 +168,9 @@ Reducer::Reducer(const ModelState& model, const Group& group, const DataParallel
       agreement_(group),
       weights_(group),
       check_(group, options.verify_every.value_or(group.device().is_cpu() ? 1 : 100)),
-      buffers_(model.buffers, options.buffer_policy, group),
+      buffers_(
+          std::make_shared<BufferSync>(model.buffers, options.buffer_policy, group,
+                                       owner.owner == Source::Owner::distributed_data_parallel)),
       parameters_may_differ_(!ParameterStrategies(options).exchanges_every_gradient()) {}
 
 Reducer::~Reducer() { wrappers_->remove_member(*this); }
@@ -239,14 +241,17 @@ void Reducer::hook_new_accumulators() {
     gradients_.add_unreported_backwards(parameter);
 }
 
-void Reducer::watch(const at::Tensor& output) {
+void Reducer::watch(const at::Tensor& output, const std::shared_ptr<ForwardGraph>& graph) {
   if (!output.defined() || !output.requires_grad()) return;
   // An in-place change of a view replaces its autograd node, which has the hook. The base keeps its
   // hook.
   const bool has_base = output.is_view() && output._base().requires_grad();
   const at::Tensor watched = has_base ? at::Tensor(output._base()) : output;
   if (watched.is_leaf() && !is_new_leaf(watched)) return;
-  watched.register_hook([reducer = weak_from_this()](const at::Tensor&) {
+  // The hooks of a leaf outlive the forward, whose graph has saved nothing for it.
+  const auto owned = watched.is_leaf() ? nullptr : graph;
+  watched.register_hook([reducer = weak_from_this(), owned](const at::Tensor&) {
+    if (owned) owned->run();
     const auto self = reducer.lock();
     if (self && self->paused_ == 0 && self->hooks_->accumulates_here()) self->join_backward();
   });
@@ -383,9 +388,10 @@ void Reducer::finish(Backward& backward) {
 
 void Reducer::finish_on_stream(Backward& backward) {
   const bool exchanges = exchanges_gradients();
-  // Not in step(). A nested backward has a part of the graph only.
+  // Not for gradients of other ranks' backwards. A nested backward has a part of the graph only.
   if (const auto* graph = torch::autograd::get_current_graph_task_nodes_in_graph();
-      graph != nullptr && !backward.nested) {
+      graph != nullptr && backward.task == torch::autograd::get_current_graph_task_id() &&
+      !has_nested_) {
     find_replaced([&] { return *graph; });
   }
   const auto error = exchanges ? exchange(backward) : nullptr;
@@ -428,7 +434,7 @@ std::exception_ptr Reducer::exchange(Backward& backward) {
     error = dropped_mean_error();
   }
   flags.wait();
-  buffers_.end();
+  buffers_->end();
   const auto sparse_error = sparse_.complete(gradients_.sparse_changed());
   const auto gradient_error = gradients_.take_error(step_, group_);
   if (!error) error = gradient_error ? gradient_error : sparse_error;
@@ -459,7 +465,7 @@ Work Reducer::begin_flags() {
 
 void Reducer::begin_buffers() {
   const SourceScope scope(group_.communicator(), source(Source::Content::buffers));
-  buffers_.begin();
+  buffers_->begin();
 }
 
 void Reducer::average_local_gradients() {
@@ -551,7 +557,7 @@ std::span<const std::uint8_t> Reducer::end_without_exchange() {
   auto flags = begin_flags();
   begin_buffers();
   flags.wait();
-  buffers_.end();
+  buffers_->end();
   const auto error = gradients_.take_error(step_, group_);
   gradients_.end_without_exchange();
   group_.communicator().count_step();
@@ -566,17 +572,20 @@ void Reducer::before_update() {
 void Reducer::exchange_parameters() {
   const auto step = step_++;
   if (parameters_may_differ_) reducers_.count_skipped(step);
-  if (!reducers_.exchanges(SyncTarget::parameters, step)) return;
-  begin_buffers();
-  reducers_.exchange_parameters(step);
-  buffers_.end();
+  if (reducers_.exchanges(SyncTarget::parameters, step)) {
+    begin_buffers();
+    reducers_.exchange_parameters(step);
+    buffers_->end();
+  }
+  buffers_->end_step();
 }
 
 void Reducer::average_parameters() {
   if (!parameters_may_differ_) return;
   begin_buffers();
   reducers_.average_parameters();
-  buffers_.end();
+  buffers_->end();
+  buffers_->end_step();
 }
 
 State Reducer::state() const {

@@ -48,7 +48,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   static void check(const ModelState& model, const Group& group);
 
   /// Makes every backward through this tensor exchange gradients, even if it reaches no parameter.
-  void watch(const at::Tensor& output);
+  void watch(const at::Tensor& output, const std::shared_ptr<ForwardGraph>& graph);
+
+  BufferSync& buffers() { return *buffers_; }
 
   /// Hooks gradient accumulators that LibTorch has made since the last call. Call before a forward
   /// and before the optimizer's step.
@@ -187,7 +189,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   StepAgreement agreement_;
   Weights weights_;
   ConsistencyCheck check_;
-  BufferSync buffers_;
+  std::shared_ptr<BufferSync> buffers_;
   bool parameters_may_differ_;
   std::optional<ParameterHooks> hooks_;
   std::weak_ptr<Backward> backward_;

@@ -86,6 +86,7 @@ void broadcast(const ModelState& state, const Group& group, int root) {
     CoalescedTensors tensors(std::move(batch), group);
     tensors.begin_broadcast(root);
     tensors.end();
+    tensors.write();
     batch.clear();
     bytes = 0;
   };
@@ -333,10 +334,11 @@ void ReplicatedModel::check_unchanged() const {
   if (wrapped != wrapped_.end()) fail("parameter ", wrapped->named.name, " was removed");
 }
 
-void ReplicatedModel::begin_forward() const {
+std::shared_ptr<ForwardGraph> ReplicatedModel::begin_forward() const {
   check_unchanged();
   reducer_->check_optimizer();
   reducer_->hook_new_accumulators();
+  return reducer_->buffers().begin_graph();
 }
 
 void ReplicatedModel::check_movable() const {
@@ -359,7 +361,10 @@ void ReplicatedModel::refuse_output(const std::type_info& type) const {
       {.operation = operation_});
 }
 
-void ReplicatedModel::watch(const at::Tensor& output) const { reducer_->watch(output); }
+void ReplicatedModel::watch(const at::Tensor& output,
+                            const std::shared_ptr<ForwardGraph>& graph) const {
+  reducer_->watch(output, graph);
+}
 
 }  // namespace detail
 

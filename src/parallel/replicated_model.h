@@ -45,6 +45,7 @@ void broadcast(const ModelState& state, const Group& group, int root);
 /// parameters to other memory, and requires a DistributedOptimizer.
 const char* update_option(const DataParallelOptions& options);
 
+class ForwardGraph;
 class Reducer;
 
 /// A model that all ranks hold. Both front ends use it. It compares the ranks' models, makes them
@@ -59,13 +60,13 @@ class ReplicatedModel {
 
   /// Throws: InvalidArgument when the model's parameters are not those it was wrapped with.
   void check_unchanged() const;
-  /// Call before a forward that a backward may follow.
+  /// Call before a forward that a backward may follow. The graph is for watch().
   /// Throws: InvalidArgument when check_unchanged() or Reducer::check_optimizer() does.
-  void begin_forward() const;
+  std::shared_ptr<ForwardGraph> begin_forward() const;
   /// Throws: InvalidArgument if an option moves the parameters, and one shares its memory with
   /// another tensor.
   void check_movable() const;
-  void watch(const at::Tensor& output) const;
+  void watch(const at::Tensor& output, const std::shared_ptr<ForwardGraph>& graph) const;
   /// Throws: InvalidArgument with the types that a forward may return.
   [[noreturn]] void refuse_output(const std::type_info& type) const;
   NoSync no_sync() const { return NoSync(reducer_); }

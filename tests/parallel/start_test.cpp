@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "lockstep/distributed_data_parallel.h"
+#include "lockstep/distributed_optimizer.h"
 #include "tests/parallel/models.h"
 #include "tests/parallel/refusal.h"
 

@@ -78,9 +78,17 @@ class Oracle {
     std::vector<OptimizerState> optimizers;
     int steps;
   };
+  /// A rank's buffer that a DistributedOptimizer has received and writes in its step, unless it was
+  /// changed since.
+  struct Received {
+    at::Tensor value;
+    c10::Storage memory;
+    std::int64_t version;
+  };
   struct UnitState {
     int steps = 0;  ///< exchanges, of which regular strategies have one a step
     std::optional<Checkpoint> checkpoint = {};
+    std::vector<Received> received = {};  ///< of each rank
   };
 
   const Unit& unit(int index) const { return program_.units[static_cast<std::size_t>(index)]; }
@@ -136,8 +144,31 @@ class Oracle {
     if (policy == Buffers::absent || policy == Buffers::own) return;
     std::vector<at::Tensor> buffers;
     for (auto& rank : ranks_) buffers.push_back((*rank)[index].model->buffer());
-    if (policy == Buffers::average) return average(buffers, {});
-    for (auto& buffer : buffers) buffer.copy_(buffers[0]);
+    std::vector<at::Tensor> values;
+    for (const auto& buffer : buffers) values.push_back(buffer.clone());
+    if (policy == Buffers::average) {
+      average(values, {});
+    } else {
+      for (auto& value : values) value.copy_(values[0]);
+    }
+    auto& received = state(index).received;
+    received.clear();
+    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+      received.push_back({.value = values[rank],
+                          .memory = buffers[rank].storage(),
+                          .version = buffers[rank]._version()});
+    }
+    if (!is_optimizer(index)) write_buffers(index);
+  }
+
+  void write_buffers(int index) {
+    const torch::NoGradGuard no_grad;
+    for (std::size_t rank = 0; rank < state(index).received.size(); ++rank) {
+      const auto& [value, memory, version] = state(index).received[rank];
+      auto buffer = (*ranks_[rank])[index].model->buffer();
+      if (memory.is_alias_of(buffer.storage()) && version == buffer._version()) buffer.copy_(value);
+    }
+    state(index).received.clear();
   }
 
   /// The parameters in the order of their buckets, those that required gradients when wrapped.
@@ -197,6 +228,7 @@ class Oracle {
 
   /// All ranks take rank 0's parameters and buffers.
   void wrap(int index) {
+    write_buffers(index);
     const torch::NoGradGuard no_grad;
     for (auto& rank : ranks_) {
       for (std::size_t i = 0; i < parameters(index); ++i) {
@@ -265,6 +297,7 @@ class Oracle {
     const auto averaged = parameters_of_step(index);
     for (const auto number : averaged) average_parameter(index, number);
     if (!averaged.empty()) synchronise_buffers(index);
+    write_buffers(index);
     ++state(index).steps;
   }
 
@@ -298,6 +331,7 @@ class Oracle {
     if (!replicas_may_differ(op.unit)) return;
     for (const auto number : in_buckets(op.unit)) average_parameter(op.unit, number);
     synchronise_buffers(op.unit);
+    write_buffers(op.unit);
   }
 
   void run(const Rewrap& op, Expected&) { wrap(op.unit); }

@@ -1,0 +1,200 @@
+// When the buffers that a rank has received are written.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <exception>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/distributed_data_parallel.h"
+#include "lockstep/distributed_optimizer.h"
+#include "lockstep/model_files.h"
+#include "tests/parallel/models.h"
+#include "tests/parallel/saved_buffers.h"
+
+namespace lockstep::testing::saved_tensors {
+namespace {
+
+at::Tensor evaluated(Model& model, const Forward& forward, const at::Tensor& x) {
+  model.eval();
+  auto output = forward(x);
+  model.train();
+  return output;
+}
+
+/// The running mean of a rank's batch norm after a forward in training mode.
+at::Tensor running_mean_after(int rank, int index) {
+  Normalised model;
+  model.forward(batch(rank, index));
+  return model.norm->running_mean;
+}
+
+at::Tensor synchronised_mean(BufferPolicy policy, int ranks, int index) {
+  auto mean = running_mean_after(0, index);
+  if (policy == BufferPolicy::from_rank0) return mean;
+  for (int rank = 1; rank < ranks; ++rank) mean += running_mean_after(rank, index);
+  return mean / ranks;
+}
+
+/// What happens while received buffers wait for the graph of an evaluation forward.
+struct Event {
+  std::string name;
+  std::function<void(std::optional<DistributedDataParallel<Normalised>>&, Normalised&,
+                     at::Tensor& kept)>
+      happen;
+};
+
+TEST(BufferSync, WritesBuffersWhenNoOtherGraphIsStillToRun) {
+  const std::vector<Event> events{
+      {"the graph's backward", [](auto&, auto&, at::Tensor& kept) { kept.sum().backward(); }},
+      {"the graph's backward under no_sync()",
+       [](auto& ddp, auto&, at::Tensor& kept) {
+         const auto alone = ddp->no_sync();
+         kept.sum().backward();
+       }},
+      {"the end of the graph", [](auto&, auto&, at::Tensor& kept) { kept.reset(); }},
+      {"the end of the wrapper", [](auto& ddp, auto&, auto&) { ddp.reset(); }},
+      {"state_dict()", [](auto&, Normalised& model, auto&) { state_dict(model); }},
+      {"a forward without gradients",
+       [](auto& ddp, Normalised& model, auto&) {
+         const at::NoGradGuard no_grad;
+         model.eval();
+         (*ddp)(batch(0, 3));
+       }},
+      {"a forward with gradients",
+       [](auto& ddp, Normalised& model, auto&) {
+         model.eval();
+         (*ddp)(batch(0, 3));
+       }},
+  };
+  for (const auto policy : {BufferPolicy::from_rank0, BufferPolicy::average}) {
+    on_ranks(3, [&](const Group& world) {
+      for (const auto& [name, happen] : events) {
+        const auto model = std::make_shared<Normalised>();
+        std::optional<DistributedDataParallel<Normalised>> ddp;
+        ddp.emplace(model, world, DataParallelOptions{.buffer_policy = policy});
+        const auto forward = [&](const at::Tensor& x) { return (*ddp)(x); };
+        auto kept = evaluated(*model, forward, batch(world.rank(), 1));
+        loss_of(forward(batch(world.rank(), 0))).backward();
+        const auto& mean = model->norm->running_mean;
+        EXPECT_TRUE(at::equal(mean, running_mean_after(world.rank(), 0))) << name;
+        happen(ddp, *model, kept);
+        EXPECT_LT(distance(mean, synchronised_mean(policy, world.size(), 0)), 1e-15) << name;
+      }
+    });
+  }
+}
+
+TEST(BufferSync, WritesAtTheEndOfABackwardWhoseGraphIsTheOnlyOne) {
+  on_ranks(2, [](const Group& world) {
+    const auto model = std::make_shared<Normalised>();
+    DistributedDataParallel ddp(model, world);
+    for (int step = 0; step < 2; ++step) {
+      // The graph of a loss outlives its backward.
+      const auto loss = loss_of(ddp(batch(world.rank(), step)));
+      loss.backward();
+      Normalised reference;
+      for (int before = 0; before <= step; ++before) reference.forward(batch(0, before));
+      EXPECT_TRUE(at::equal(model->norm->running_mean, reference.norm->running_mean));
+    }
+  });
+}
+
+TEST(BufferSync, OfAnOptimizerWritesInItsStep) {
+  on_ranks(3, [](const Group& world) {
+    const auto model = std::make_shared<Normalised>();
+    torch::optim::SGD sgd(model->parameters(), rate);
+    DistributedOptimizer optimizer(sgd, *model, world);
+    const auto& mean = model->norm->running_mean;
+    if (world.rank() != 1) {  // which has no loss
+      loss_of(model->forward(batch(world.rank(), 0))).backward();
+      EXPECT_TRUE(at::equal(mean, running_mean_after(world.rank(), 0)));
+    }
+    optimizer.step();
+    EXPECT_TRUE(at::equal(mean, running_mean_after(0, 0)));
+  });
+}
+
+/// The message of the error that a backward raises; "" without one.
+std::string backward_error(const at::Tensor& loss) {
+  try {
+    loss.backward();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(BufferSync, BeforeAForwardRefusesTheGraphsThatSavedOtherValues) {
+  on_ranks(2, [](const Group& world) {
+    const auto model = std::make_shared<Normalised>();
+    DistributedDataParallel ddp(model, world);
+    const auto forward = [&](const at::Tensor& x) { return ddp(x); };
+    const auto kept = loss_of(evaluated(*model, forward, batch(world.rank(), 1)));
+    loss_of(ddp(batch(world.rank(), 0))).backward();
+    loss_of(ddp(batch(world.rank(), 2))).backward();
+    const auto alone = ddp.no_sync();
+    const auto error = backward_error(kept);
+    // Rank 0 has its own values.
+    if (world.rank() == 0) {
+      EXPECT_EQ(error, "");
+    } else {
+      EXPECT_NE(error.find("modified by an inplace operation"), std::string::npos) << error;
+    }
+  });
+}
+
+TEST(BufferSync, LeavesTheVersionOfConstants) {
+  struct Masked : torch::nn::Module {
+    at::Tensor forward(const at::Tensor& x) { return x * p * mask; }
+    at::Tensor p = register_parameter("p", at::ones({4}, at::kDouble));
+    at::Tensor mask = register_buffer("mask", at::tensor({0., 1., 1., 0.}, at::kDouble));
+  };
+  on_ranks(2, [](const Group& world) {
+    const auto model = std::make_shared<Masked>();
+    DistributedDataParallel ddp(model, world);
+    auto loss = ddp(batch(world.rank(), 0)).sum();
+    for (int step = 1; step < 4; ++step) {
+      const auto next = ddp(batch(world.rank(), step)).sum();
+      loss.backward();
+      loss = next;
+    }
+    EXPECT_EQ(model->mask._version(), 0);
+  });
+}
+
+TEST(BufferSync, AveragesReceivedValuesThatSomeRanksHaveNotWritten) {
+  on_ranks(3, [](const Group& world) {
+    const auto model = std::make_shared<Normalised>();
+    DistributedDataParallel ddp(model, world, {.buffer_policy = BufferPolicy::average});
+    const auto forward = [&](const at::Tensor& x) { return ddp(x); };
+    at::Tensor kept;
+    if (world.rank() == 1) kept = evaluated(*model, forward, batch(1, 1));
+    loss_of(ddp(batch(world.rank(), 0))).backward();
+    model->out->weight.sum().backward();  // without a forward of the wrapper
+    kept.reset();
+    EXPECT_LT(distance(model->norm->running_mean, synchronised_mean(BufferPolicy::average, 3, 0)),
+              1e-15);
+  });
+}
+
+TEST(BufferSync, KeepsWhatTheProgramWritesMeanwhile) {
+  on_ranks(2, [](const Group& world) {
+    const auto model = std::make_shared<Normalised>();
+    DistributedDataParallel ddp(model, world);
+    const auto forward = [&](const at::Tensor& x) { return ddp(x); };
+    auto kept = evaluated(*model, forward, batch(world.rank(), 1));
+    loss_of(ddp(batch(world.rank(), 0))).backward();
+    model->norm->running_mean.fill_(7);
+    model->norm->running_var.set_data(at::full({4}, 8, at::kDouble));
+    kept.reset();
+    EXPECT_TRUE(at::equal(model->norm->running_mean, at::full({4}, 7, at::kDouble)));
+    EXPECT_TRUE(at::equal(model->norm->running_var, at::full({4}, 8, at::kDouble)));
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::testing::saved_tensors

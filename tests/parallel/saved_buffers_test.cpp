@@ -1,0 +1,275 @@
+// Buffers that a graph has saved keep the values that its forward used. Gradients are those of one
+// process.
+#include "tests/parallel/saved_buffers.h"
+
+#include <gtest/gtest.h>
+#include <torch/script.h>
+#include <torch/torch.h>
+
+#include <exception>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/text.h"
+#include "lockstep/distributed_data_parallel.h"
+#include "lockstep/distributed_optimizer.h"
+#include "lockstep/sync_batch_norm.h"
+#include "tests/parallel/models.h"
+
+namespace lockstep::testing::saved_tensors {
+namespace {
+
+/// Forwards and backwards of one step.
+struct Program {
+  std::string name;
+  std::function<std::shared_ptr<Model>()> make;
+  std::function<void(Model&, const Forward&, int rank)> run;
+};
+
+std::vector<Program> programs() {
+  const auto two_forwards = [](Model&, const Forward& forward, int rank) {
+    const auto first = loss_of(forward(batch(rank, 0)));
+    const auto second = loss_of(forward(batch(rank, 1)));
+    first.backward();
+    second.backward();
+  };
+  const auto evaluation = [](Model& model, const Forward& forward, int rank) {
+    const auto train = loss_of(forward(batch(rank, 0)));
+    model.eval();
+    const auto evaluated = loss_of(forward(batch(rank, 1)));
+    model.train();
+    train.backward();
+    evaluated.backward();
+  };
+  const auto retained = [](Model&, const Forward& forward, int rank) {
+    const auto output = forward(batch(rank, 0));
+    const auto first = output.sum(), second = loss_of(output);
+    first.backward({}, /*retain_graph=*/true);
+    second.backward();
+  };
+  const auto make_normalised = [] { return std::make_shared<Normalised>(); };
+  const auto make_recomputed = [] { return std::make_shared<Normalised>(true); };
+  return {
+      {"an evaluation forward before the backward", make_normalised, evaluation},
+      {"a retained graph", [] { return std::make_shared<Scaled>(); }, retained},
+      {"two forwards, then two backwards", make_normalised, two_forwards},
+      {"the same with recompute()", make_recomputed, two_forwards},
+  };
+}
+
+/// The parameters after one step of SGD with the mean of all ranks' gradients, in one process.
+std::vector<at::Tensor> expected_parameters(const Program& program, int ranks) {
+  std::vector<at::Tensor> means;
+  for (int rank = 0; rank < ranks; ++rank) {
+    const auto model = program.make();
+    program.run(
+        *model, [&](const at::Tensor& x) { return model->forward(x); }, rank);
+    const auto parameters = model->parameters();
+    if (means.empty()) {
+      for (const auto& parameter : parameters) means.push_back(parameter.detach().clone());
+    }
+    for (std::size_t i = 0; i < parameters.size(); ++i)
+      means[i] -= rate / ranks * parameters[i].grad();
+  }
+  return means;
+}
+
+enum class FrontEnd { data_parallel, list, both, optimizer };
+
+struct Way {
+  std::string name;
+  FrontEnd front_end;
+  DataParallelOptions options;
+};
+
+std::vector<Way> ways() {
+  std::vector<Way> all;
+  for (const auto policy : {BufferPolicy::from_rank0, BufferPolicy::average, BufferPolicy::none}) {
+    const auto name = lockstep::detail::concat(", policy ", static_cast<int>(policy));
+    all.push_back({"DDP" + name, FrontEnd::data_parallel, {.buffer_policy = policy}});
+    all.push_back({"DDP of a list" + name, FrontEnd::list, {.buffer_policy = policy}});
+    all.push_back({"optimizer" + name, FrontEnd::optimizer, {.buffer_policy = policy}});
+  }
+  for (const auto front_end : {FrontEnd::both, FrontEnd::optimizer}) {
+    const std::string name = front_end == FrontEnd::both ? "both" : "optimizer";
+    all.push_back({name, front_end, {}});
+    all.push_back({name + ", optimizer in parts", front_end, {.shard = Shard::optimizer}});
+    all.push_back({name + ", gradients in parts", front_end, {.shard = Shard::gradients}});
+    all.push_back({name + ", share_memory", front_end, {.share_memory = true}});
+  }
+  return all;
+}
+
+/// One step of the program. The step of DistributedOptimizer is in it.
+void train(const Program& program, const Way& way, const std::shared_ptr<Model>& model,
+           const Group& world) {
+  torch::optim::SGD sgd(model->parameters(), rate);
+  std::optional<DistributedDataParallel<Model>> ddp;
+  std::optional<DistributedDataParallel<ModelView>> list;
+  std::optional<DistributedOptimizer> optimizer;
+  Forward forward = [&](const at::Tensor& x) { return model->forward(x); };
+  if (way.front_end == FrontEnd::optimizer) {
+    optimizer.emplace(sgd, *model, world, way.options);
+  } else if (way.front_end == FrontEnd::list) {
+    list.emplace(ModelView(ModelView(*model).parameters(), ModelView(*model).buffers()), world,
+                 way.options);
+    forward = [&](const at::Tensor& x) { return (*list)([&] { return model->forward(x); }); };
+  } else {
+    ddp.emplace(model, world, way.options);
+    if (way.front_end == FrontEnd::both) optimizer.emplace(sgd, *ddp);
+    forward = [&](const at::Tensor& x) { return (*ddp)(x); };
+  }
+  program.run(*model, forward, world.rank());
+  optimizer ? optimizer->step() : static_cast<void>(sgd.step());
+}
+
+TEST(SavedBuffers, GiveTheGradientsOfOneProcess) {
+  for (const int ranks : {2, 3}) {
+    on_ranks(ranks, [&](const Group& world) {
+      for (const auto& program : programs()) {
+        const auto expected = expected_parameters(program, ranks);
+        for (const auto& way : ways()) {
+          const auto model = program.make();
+          try {
+            train(program, way, model, world);
+          } catch (const std::exception& error) {
+            ADD_FAILURE() << program.name << ": " << way.name << ": " << error.what();
+            continue;
+          }
+          for (std::size_t i = 0; i < expected.size(); ++i) {
+            EXPECT_LT(distance(model->parameters()[i].detach(), expected[i]), 1e-12)
+                << program.name << ": " << way.name << ": parameter " << i << " of rank "
+                << world.rank() << " of " << ranks;
+          }
+        }
+      }
+    });
+  }
+}
+
+/// Trains a generator and a critic, both with batch norms. average(model) averages gradients that
+/// no wrapper has averaged.
+void train_adversaries(Normalised& generator, Normalised& critic, const Forward& generate,
+                       const Forward& criticise, const std::function<void(Normalised&)>& average,
+                       int rank) {
+  torch::optim::SGD of_generator(generator.parameters(), rate);
+  torch::optim::SGD of_critic(critic.parameters(), rate);
+  for (int step = 0; step < 3; ++step) {
+    const auto fake = generate(batch(rank, 20 + step)).repeat({1, 2});
+    const auto real_loss = loss_of(criticise(batch(rank, step))).mean();
+    const auto fake_loss = loss_of(criticise(fake.detach()) - 1);
+    real_loss.backward();
+    fake_loss.backward();
+    average(critic);
+    of_critic.step();
+    const auto loss = loss_of(criticise(fake));
+    loss.backward();
+    average(generator);
+    of_generator.step();
+    generator.zero_grad();
+    critic.zero_grad();
+  }
+}
+
+TEST(SavedBuffers, OfAdversariesGiveTheSameTraining) {
+  for (const auto policy : {BufferPolicy::from_rank0, BufferPolicy::average}) {
+    on_ranks(3, [&](const Group& world) {
+      const auto make = [] { return std::make_shared<Normalised>(); };
+      const auto generator = make(), critic = make();
+      DistributedDataParallel generate(generator, world, {.buffer_policy = policy});
+      DistributedDataParallel criticise(critic, world, {.buffer_policy = policy});
+      train_adversaries(
+          *generator, *critic, [&](const at::Tensor& x) { return generate(x); },
+          [&](const at::Tensor& x) { return criticise(x); }, [](Normalised&) {}, world.rank());
+      const auto own_generator = make(), own_critic = make();
+      train_adversaries(
+          *own_generator, *own_critic,
+          [&](const at::Tensor& x) { return own_generator->forward(x); },
+          [&](const at::Tensor& x) { return own_critic->forward(x); },
+          [&](Normalised& model) {
+            for (const auto& parameter : model.parameters())
+              world.all_reduce(parameter.grad(), ReduceOp::avg).wait();
+          },
+          world.rank());
+      for (const auto& [got, expected] :
+           {std::pair(generator, own_generator), std::pair(critic, own_critic)}) {
+        for (std::size_t i = 0; i < got->parameters().size(); ++i) {
+          EXPECT_LT(distance(got->parameters()[i].detach(), expected->parameters()[i].detach()),
+                    1e-12)
+              << i;
+        }
+      }
+    });
+  }
+}
+
+TEST(SavedBuffers, OfAScriptGiveTheGradientsOfOneProcess) {
+  const auto make = [] {
+    torch::jit::Module model("scaled");
+    model.register_parameter("p", at::linspace(1, 2, 4, at::kDouble).requires_grad_(),
+                             /*is_buffer=*/false);
+    model.register_buffer("scale", at::full({4}, 1.5, at::kDouble));
+    model.define(R"(
+      def forward(self, x):
+          self.scale.mul_(x.abs().mean() + 0.5)
+          return x * self.p * self.scale
+    )");
+    return model;
+  };
+  const auto run = [](const at::Tensor& output) {
+    const auto first = output.sum(), second = loss_of(output);
+    first.backward({}, /*retain_graph=*/true);
+    second.backward();
+  };
+  on_ranks(3, [&](const Group& world) {
+    auto expected = at::zeros({4}, at::kDouble);
+    for (int rank = 0; rank < world.size(); ++rank) {
+      auto model = make();
+      run(model.forward({batch(rank, 0)}).toTensor());
+      expected += model.attr("p").toTensor().grad() / world.size();
+    }
+    auto model = make();
+    DistributedDataParallel ddp(model, world);
+    run(ddp(batch(world.rank(), 0)).toTensor());
+    EXPECT_LT(distance(model.attr("p").toTensor().grad(), expected), 1e-12);
+  });
+}
+
+TEST(SavedBuffers, OfSyncBatchNormGiveTheSameGradients) {
+  struct Synchronised : torch::nn::Module {
+    explicit Synchronised(const Group& world)
+        : norm(register_module("norm", SyncBatchNorm(torch::nn::BatchNormOptions(4), world))) {
+      to(at::kDouble);
+    }
+    at::Tensor forward(const at::Tensor& x) { return norm->forward(x * p); }
+    at::Tensor p = register_parameter("p", at::linspace(1, 2, 4, at::kDouble));
+    SyncBatchNorm norm;
+  };
+  on_ranks(3, [](const Group& world) {
+    const auto norms = world.split(0);
+    const auto plain = std::make_shared<Synchronised>(norms);
+    const auto model = std::make_shared<Synchronised>(norms);
+    DistributedDataParallel ddp(model, world);
+    const auto run = [&](const Forward& forward) {
+      const auto first = loss_of(forward(batch(world.rank(), 0)) - 1);
+      const auto second = loss_of(forward(batch(world.rank(), 1)) - 1);
+      first.backward();
+      second.backward();
+    };
+    run([&](const at::Tensor& x) { return ddp(x); });
+    run([&](const at::Tensor& x) { return plain->forward(x); });
+    for (std::size_t i = 0; i < plain->parameters().size(); ++i) {
+      const auto expected = plain->parameters()[i].grad();
+      world.all_reduce(expected, ReduceOp::avg).wait();
+      EXPECT_LT(distance(model->parameters()[i].grad(), expected), 1e-12) << i;
+    }
+    EXPECT_TRUE(at::equal(model->norm->running_mean, plain->norm->running_mean));
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::testing::saved_tensors
