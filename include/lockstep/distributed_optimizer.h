@@ -29,6 +29,7 @@ namespace lockstep::inline v0_2 {
 
 template <class M>
 class DistributedDataParallel;
+class GradScaler;
 
 /// Interface of an optimizer that ranks can share (DataParallelOptions::share_memory): each rank
 /// updates a part of the elements. The update of an element must depend only on that element's
@@ -198,6 +199,7 @@ class DistributedOptimizer {
   torch::optim::Optimizer& optimizer() const { return optimizer_; }
 
  private:
+  friend class GradScaler;
   friend double clip_grad_norm(DistributedOptimizer& optimizer, double max_norm, double norm_type);
 
   DistributedOptimizer(torch::optim::Optimizer& optimizer, const detail::DataParallelModel& model);

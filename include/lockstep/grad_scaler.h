@@ -62,8 +62,8 @@ class GradScaler {
 
   /// Divides the gradients by the scale, for clipping or logging before step(), which otherwise
   /// does it. Averages local gradients of a DistributedOptimizer first. Does not wait for the
-  /// device. The change does not count as an edit of the gradients: a DistributedOptimizer does not
-  /// compare them again between ranks.
+  /// device. Given the DistributedOptimizer, the change does not count as an edit of the gradients:
+  /// step() does not compare all of their elements between ranks.
   /// Ranks: all of the group.
   /// Throws: InvalidArgument for a second call before update(), and for gradients that are sparse,
   /// on another device than the group's, or in float16, which cannot hold unscaled gradients.

@@ -94,6 +94,7 @@ class MovingAverage {
     at::Tensor trained;  ///< memory of the parameter while the average is applied
   };
   void check_not_applied(const char* operation) const;
+  void write_buffers() const;
   void exchange();
   void restore();
 

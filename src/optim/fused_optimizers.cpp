@@ -176,7 +176,12 @@ void FusedOptimizer<Base>::step_group(torch::optim::OptimizerParamGroup& group) 
     }
     add_step(parameter, lists.steps);
   }
-  for (const auto& [call, lists] : calls) Kernel<Base>::run(lists, options, call.first);
+  for (const auto& [call, lists] : calls) {
+    Kernel<Base>::run(lists, options, call.first);
+    // LibTorch's operators on lists change no versions. The backward of a graph that has saved a
+    // parameter raises an error.
+    for (const auto& parameter : lists.parameters) parameter.unsafeGetTensorImpl()->bump_version();
+  }
 }
 
 template <class Base>

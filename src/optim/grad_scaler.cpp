@@ -20,6 +20,8 @@
 #include "core/text.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/error.h"
+#include "parallel/reducer.h"
+#include "parallel/replicated_model.h"
 #include "parallel/sharded_state.h"
 
 namespace lockstep::inline v0_2 {
@@ -118,11 +120,14 @@ void GradScaler::unscale(torch::optim::Optimizer& optimizer, const char* operati
   }
   const at::NoGradGuard no_grad;
   auto found_inf = at::zeros({1}, at::TensorOptions(group_.device()).dtype(at::kFloat));
-  {
-    // The versions of the gradients do not change. A DistributedOptimizer therefore takes them as
-    // averaged, and does not compare their checksums between ranks.
-    const at::AutoDispatchBelowADInplaceOrView no_versions;
-    for (auto& [dtype, of_dtype] : gradients) unscale_all(of_dtype, found_inf, scale_);
+  for (auto& [dtype, of_dtype] : gradients) {
+    {
+      const at::AutoDispatchBelowADInplaceOrView no_versions;
+      unscale_all(of_dtype, found_inf, scale_);
+    }
+    // Operators on lists change no versions, others do. The backward of a graph that has saved a
+    // gradient raises an error.
+    for (const auto& gradient : of_dtype) gradient.unsafeGetTensorImpl()->bump_version();
   }
   group_.all_reduce(found_inf, ReduceOp::max).wait();
   unscaled_.emplace(&optimizer, Unscaled{.found_inf = std::move(found_inf)});
@@ -141,6 +146,7 @@ void GradScaler::unscale_(DistributedOptimizer& optimizer) {
   if (!options_.enabled) return;
   if (!unscaled_.contains(&optimizer.optimizer())) optimizer.average_gradients();
   unscale_(optimizer.optimizer());
+  optimizer.model_->reducer().keep_averages();
 }
 
 template <class Step>

@@ -13,6 +13,7 @@
 #include "core/operation_error.h"
 #include "core/text.h"
 #include "lockstep/error.h"
+#include "parallel/buffer_sync.h"
 #include "parallel/replicated_model.h"
 
 namespace lockstep::inline v0_2 {
@@ -57,6 +58,12 @@ void average_into(at::Tensor& average, const at::Tensor& value, double weight) {
     lerp<float>(average, values, weight);
 }
 
+/// The backward of a forward before the change raises an error instead of using the new values.
+void replace(const at::Tensor& tensor, const at::Tensor& values) {
+  tensor.set_data(values);
+  torch::autograd::impl::bump_version(tensor);
+}
+
 at::Tensor count_of(std::int64_t value) { return at::scalar_tensor(value, at::kLong); }
 
 }  // namespace
@@ -89,8 +96,18 @@ void MovingAverage::check_not_applied(const char* operation) const {
                   "the averaged parameters are applied: call it after the end of that scope");
 }
 
+/// Writes the buffers that a wrapper has received, which may wait for the graph of a forward.
+void MovingAverage::write_buffers() const {
+  if (!options_.average_buffers) return;
+  std::vector<NamedTensor> tensors;
+  for (const auto& entry : entries_)
+    tensors.push_back({.name = entry.name, .tensor = entry.tensor});
+  detail::BufferSync::write(tensors);
+}
+
 void MovingAverage::update() {
   check_not_applied("MovingAverage::update");
+  write_buffers();
   const at::NoGradGuard no_grad;
   // Additions and multiplications only: std::pow may differ between machines.
   weight_ = 1 + options_.decay * weight_;
@@ -106,6 +123,7 @@ void MovingAverage::update() {
 
 void MovingAverage::exchange() {
   check_not_applied("MovingAverage::apply");
+  write_buffers();
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> values;
   if (updates_ > 0) {
@@ -116,15 +134,13 @@ void MovingAverage::exchange() {
   for (std::size_t i = 0; i < values.size(); ++i) {
     auto& entry = entries_[i];
     entry.trained = entry.tensor.detach();
-    entry.tensor.set_data(values[i]);
-    // A backward of a forward before this scope raises an error instead of using the average.
-    torch::autograd::impl::bump_version(entry.tensor);
+    replace(entry.tensor, values[i]);
   }
 }
 
 void MovingAverage::restore() {
   for (auto& entry : entries_) {
-    if (entry.trained.defined()) entry.tensor.set_data(std::exchange(entry.trained, {}));
+    if (entry.trained.defined()) replace(entry.tensor, std::exchange(entry.trained, {}));
   }
   applied_ = false;
 }

@@ -71,6 +71,10 @@ void GradientRecord::set_averaged(const at::Tensor& values) {
   version_ = version_of(values);
 }
 
+void GradientRecord::keep_average(const at::Tensor& gradient, const at::Tensor& values) {
+  if (averaged_ && !changed_ && is_untouched(gradient, values, 1)) ++version_;
+}
+
 void GradientRecord::set_unchanged(const at::Tensor& gradient, const at::Tensor& values) {
   changed_ = false;
   averaged_ = averaged_ && is_untouched(gradient, values);

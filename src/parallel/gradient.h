@@ -45,6 +45,8 @@ class GradientRecord {
 
   /// Call when values hold the mean of an exchange.
   void set_averaged(const at::Tensor& values);
+  /// Takes one in-place change of the mean as a part of it.
+  void keep_average(const at::Tensor& gradient, const at::Tensor& values);
   /// Call after an exchange that did not write the gradient.
   void set_unchanged(const at::Tensor& gradient, const at::Tensor& values);
   /// Call after a step that left this rank's own gradient in place.

@@ -403,6 +403,11 @@ void GradientSet::rescale_joined(double factor) {
   }
 }
 
+void GradientSet::keep_averages() {
+  for (auto& member : members_)
+    member.record.keep_average(member.slice->parameter.grad(), member.slice->values);
+}
+
 void GradientSet::clear_joined() {
   for (auto& member : members_) member.joined = false;
 }

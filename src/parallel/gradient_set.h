@@ -100,6 +100,8 @@ class GradientSet {
   /// For a step after exchanges that some ranks have joined in step(). Ranks that joined pass the
   /// factor 0 and drop the means. The others multiply theirs by the factor and mark them as local.
   void rescale_joined(double factor);
+  /// Takes one in-place change of each mean as a part of it.
+  void keep_averages();
   void clear_joined();
 
   /// The counterparts of prepare() and finish_exchange() for SharedUpdate, which does not change

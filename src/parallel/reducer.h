@@ -114,6 +114,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// whose exchange this rank had joined, and accumulated gradients after that.
   void average_local_gradients();
 
+  /// Call after all ranks have changed their gradients alike, once and in place. The averaged ones
+  /// stay averaged.
+  void keep_averages() { gradients_.keep_averages(); }
+
   /// The mean of the ranks' losses, with the weights of the last exchange. An undefined loss counts
   /// as 0. Ranks: all.
   /// Shapes: loss has one element. The result is a Double on the CPU.

@@ -142,6 +142,24 @@ TEST(GradScaler, ADistributedOptimizerSkipsAndGoesOn) {
   }
 }
 
+TEST(GradScaler, UnscalingRefusesTheGraphsThatSavedAGradient) {
+  on_ranks(2, [](const Group& group) {
+    for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
+      Parameter parameter(dtype);
+      DistributedOptimizer optimizer(parameter.sgd, ModelView({{"p", parameter.values_}}), group);
+      GradScaler scaler(group, {.init_scale = 8});
+      const auto other = at::ones({2}, dtype).requires_grad_();
+      parameter.values_.sum().backward();
+      const auto loss = (other * parameter.values_.grad()).sum();
+      scaler.unscale_(optimizer);
+      EXPECT_THROW(loss.backward(), c10::Error) << dtype;
+      scaler.step(optimizer);
+      EXPECT_EQ(parameter.values(), (std::vector<float>{-0.125, -0.125})) << dtype;
+      scaler.update();
+    }
+  });
+}
+
 TEST(GradScaler, APowerOfTwoChangesNoBit) {
   on_ranks(2, [](const Group& group) {
     const auto train = [&](bool enabled) {

@@ -157,9 +157,15 @@ TEST(MovingAverage, ABackwardAcrossTheScopeIsAnError) {
   testing::Training training;
   MovingAverage average(*training.model);
   average.update();
-  const auto loss = training.model->forward(torch::ones({8, 4})).sum();
-  const auto averaged = average.apply();
-  EXPECT_THROW(loss.backward(), c10::Error);
+  const auto forward = [&] { return training.model->forward(torch::ones({8, 4})).sum(); };
+  const auto before = forward();
+  at::Tensor within;
+  {
+    const auto averaged = average.apply();
+    EXPECT_THROW(before.backward(), c10::Error);
+    within = forward();
+  }
+  EXPECT_THROW(within.backward(), c10::Error);
 }
 
 TEST(MovingAverage, RefusesCallsWhileItIsApplied) {
