@@ -138,7 +138,7 @@ class Perturbation {
  public:
   explicit Perturbation(std::vector<at::Tensor> parameters) : parameters_(std::move(parameters)) {
     const torch::NoGradGuard no_grad;
-    auto squares = at::zeros({}, at::kDouble);
+    auto squares = at::zeros({}, parameters_[0].options().requires_grad(false));
     for (const auto& parameter : parameters_) {
       saved_.push_back(parameter.clone());
       squares += parameter.grad().pow(2).sum();
@@ -198,7 +198,7 @@ TEST_P(SharpnessAware, MinimisationEqualsOneProcess) {
       std::vector<at::Tensor> sums(whole->parameters().size());
       for (int turn = 0; turn < (by_own ? ranks : 1); ++turn) {
         const auto backward = [&] {
-          auto sum = at::zeros({}, at::kDouble);
+          auto sum = at::zeros({}, whole->parameters()[0].options().requires_grad(false));
           for (int rank = 0; rank < ranks; ++rank) {
             if (!by_own || rank == turn) sum = sum + loss(forward, step, rank);
           }
