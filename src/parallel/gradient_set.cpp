@@ -242,11 +242,11 @@ std::exception_ptr GradientSet::replaced_error(std::size_t index, const Group& g
   const auto& member = members_[index];
   return std::make_exception_ptr(InvalidArgument(concat(
       "parameter ", member.slice->name, " rank ", group.rank(), " of ", group.size(),
-      ": got a backward that reaches another tensor of sizes ", member.slice->parameter.sizes(),
+      ": got backwards that reach another tensor of sizes ", member.slice->parameter.sizes(),
       " in its place, on ", member.record.changed() ? "another" : "this",
       " rank, whose gradient is not averaged, expected the tensor that was registered when the "
       "model was wrapped: copy values into it under NoGradGuard, or register the other tensor and "
-      "wrap the model again; run a backward that must not be averaged under no_sync()")));
+      "wrap the model again; if it is unused on purpose, call its requires_grad_(false)")));
 }
 
 std::exception_ptr GradientSet::take_error(std::int64_t step, const Group& group) {

@@ -83,7 +83,7 @@ class GradientSet {
   /// Indices of parameters without a backward since the last exchange that had one before it. Call
   /// once for each exchange; the first call returns all parameters without a backward.
   std::vector<std::size_t> newly_unreached();
-  /// Lets the next newly_unreached() return the parameter again.
+  /// Lets the next newly_unreached() return the parameter again if no backward reaches it.
   void expect(std::size_t index) { members_[index].reached = true; }
   /// Sets the flag of a parameter that the program has replaced on this rank.
   void flag_replaced(std::size_t index);

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "parallel/gradient.h"
 
@@ -90,12 +91,19 @@ ParameterHooks::Graph ParameterHooks::graph_of(const at::Tensor& tensor) {
   return nodes;
 }
 
-std::vector<std::size_t> ParameterHooks::find_replaced(const std::vector<std::size_t>& parameters,
-                                                       const Graph& graph) const {
-  std::vector<std::size_t> replaced;
+std::vector<ParameterHooks::Suspect> ParameterHooks::find_suspects(
+    const std::vector<std::size_t>& parameters, const Graph& graph) const {
+  std::vector<Suspect> suspects;
+  auto first = std::numeric_limits<std::uint64_t>::max();
+  std::uint64_t last = 0;
   for (const auto* const node : graph) {
     const auto* const accumulator = dynamic_cast<const torch::autograd::AccumulateGrad*>(node);
-    if (accumulator == nullptr || is_hooked(*accumulator)) continue;
+    if (accumulator == nullptr) {
+      first = std::min(first, node->sequence_nr());
+      last = std::max(last, node->sequence_nr());
+      continue;
+    }
+    if (is_hooked(*accumulator)) continue;
     const auto& leaf = accumulator->variable;
     // A new accumulator of a parameter has no hook yet.
     const auto is_leaf = [&](const Hooked& hooked) {
@@ -106,11 +114,18 @@ std::vector<std::size_t> ParameterHooks::find_replaced(const std::vector<std::si
       const auto& tensor = hooked_[index].parameter.tensor;
       if (tensor.requires_grad() && !graph.contains(hooked_[index].accumulator.get()) &&
           tensor.sizes() == leaf.sizes() && tensor.options().type_equal(leaf.options())) {
-        replaced.push_back(index);
+        suspects.push_back({.parameter = index,
+                            .leaf = c10::weak_intrusive_ptr(leaf.getIntrusivePtr()),
+                            .first = 0,
+                            .last = 0});
       }
     }
   }
-  return replaced;
+  for (auto& suspect : suspects) {
+    suspect.first = first;
+    suspect.last = last;
+  }
+  return suspects;
 }
 
 void ParameterHooks::check_unhooked(const std::string& name, const at::Tensor& parameter) {

@@ -42,10 +42,18 @@ class ParameterHooks {
   using Graph = std::unordered_set<torch::autograd::Node*>;
   /// The nodes of the graph that computed a tensor.
   static Graph graph_of(const at::Tensor& tensor);
-  /// Those of some parameters that the program has replaced: a graph does not reach the parameter,
-  /// but a leaf of its sizes that no wrapper has hooked.
-  std::vector<std::size_t> find_replaced(const std::vector<std::size_t>& parameters,
-                                         const Graph& graph) const;
+  /// A parameter that a graph does not reach, and a leaf of its sizes in the graph that no wrapper
+  /// has hooked. The program may have replaced the one by the other.
+  struct Suspect {
+    std::size_t parameter;
+    c10::weak_intrusive_ptr<at::TensorImpl> leaf;
+    /// Autograd's sequence numbers of the first and the last operation of the graph.
+    std::uint64_t first;
+    std::uint64_t last;
+  };
+  /// The suspects among some parameters.
+  std::vector<Suspect> find_suspects(const std::vector<std::size_t>& parameters,
+                                     const Graph& graph) const;
 
   /// Throws: InvalidArgument when a wrapper has hooked the parameter.
   static void check_unhooked(const std::string& name, const at::Tensor& parameter);

@@ -443,14 +443,24 @@ std::exception_ptr Reducer::exchange(Backward& backward) {
   return error;
 }
 
-/// Finds parameters that the program has replaced. Looks at the graph only if it does not reach
+/// Finds parameters that the program has replaced: backwards of two forwards in a row reach the
+/// same leaf in place of the parameter. An input that requires a gradient may have a parameter's
+/// sizes, too, but is another tensor in each forward. Looks at the graph only if it does not reach
 /// parameters that the one before reached.
 void Reducer::find_replaced(const std::function<ParameterHooks::Graph()>& graph) {
   replaced_.clear();
+  const auto before = std::exchange(suspects_, {});
   const auto unreached = gradients_.newly_unreached();
   if (unreached.empty()) return;
-  replaced_ = hooks_->find_replaced(unreached, graph());
-  for (const auto parameter : replaced_) gradients_.expect(parameter);
+  suspects_ = hooks_->find_suspects(unreached, graph());
+  for (const auto& suspect : suspects_) {
+    gradients_.expect(suspect.parameter);
+    const auto is_same = [&](const auto& other) {
+      return other.parameter == suspect.parameter && other.leaf == suspect.leaf &&
+             other.last < suspect.first;
+    };
+    if (std::ranges::any_of(before, is_same)) replaced_.push_back(suspect.parameter);
+  }
 }
 
 void Reducer::end_local_backward(const at::Tensor& loss) {

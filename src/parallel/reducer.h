@@ -197,6 +197,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool parameters_may_differ_;
   std::optional<ParameterHooks> hooks_;
   std::weak_ptr<Backward> backward_;
+  std::vector<ParameterHooks::Suspect> suspects_;  ///< of the last backward
   std::vector<std::size_t> replaced_;  ///< parameters that the program has replaced on this rank
   std::vector<c10::weak_intrusive_ptr<at::TensorImpl>> watched_leaves_;
   std::int64_t step_ = 0;        ///< exchanges so far; steps of a DistributedOptimizer

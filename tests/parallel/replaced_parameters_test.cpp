@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -41,7 +42,8 @@ void expect_refusal(const Group& world, Layers& model, int steps_before, bool on
   const auto registered = model.first->weight;
   const bool is_here = on_all || world.rank() == 0;
   if (is_here) model.first->weight = replacement();
-  for (int time = 0; time < 2; ++time) {  // also when the program goes on with it
+  step(steps_before);                     // the other tensor may be an input
+  for (int time = 1; time < 3; ++time) {  // also when the program goes on with it
     const auto text = refusal([&] { step(steps_before + time); });
     EXPECT_THAT(text, HasSubstr("parameter first.weight rank "));
     EXPECT_THAT(text, HasSubstr(is_here ? "on this rank" : "on another rank"));
@@ -97,9 +99,11 @@ TEST_P(ReplacedParameters, AreRefusedUnderStrategiesThatAverageParameters) {
       torch::optim::SGD sgd(model.parameters(), 0.1);
       DistributedOptimizer optimizer(sgd, model, world, parse_strategy(text));
       model.first->weight = replacement();
-      EXPECT_THAT(
-          refusal([&] { optimizer.backward_and_update(model.forward(input_of(world, 0)).sum()); }),
-          HasSubstr("parameter first.weight"));
+      const auto step = [&] {
+        optimizer.backward_and_update(model.forward(input_of(world, 0)).sum());
+      };
+      step();
+      EXPECT_THAT(refusal(step), HasSubstr("parameter first.weight"));
       expect_usable(world);
     });
   }
@@ -114,21 +118,23 @@ TEST(ReplacedParametersOf, AListOfTensorsAreRefused) {
     };
     backward();
     w = replacement();
+    backward();
     EXPECT_THAT(refusal(backward), HasSubstr("parameter w rank"));
   });
 }
 
-TEST(ReplacedParameters, OnPurposeAreAllowedWithoutAnExchange) {
+TEST(ReplacedParameters, ByAnotherTensorInEachBackwardAreAllowed) {
   on_ranks(2, [](const Group& world) {
     Layers model;
     torch::optim::SGD sgd(model.parameters(), 0.1);
     DistributedOptimizer optimizer(sgd, model, world);
     // First-order MAML: the gradient at other values is that of the parameter.
-    for (int step = 0; step < 3; ++step) {
+    for (int step = 0; step < 4; ++step) {
       const auto registered = model.first->weight;
       model.first->weight = (registered.detach() + 0.1 * (1 + world.rank())).requires_grad_();
       {
-        const auto local = optimizer.no_sync();
+        std::optional<NoSync> local;
+        if (step < 2) local.emplace(optimizer.no_sync());
         model.forward(input_of(world, step)).pow(2).sum().backward();
       }
       registered.mutable_grad() = model.first->weight.grad();
@@ -156,9 +162,11 @@ TEST(UnusedParameters, BesideLeavesThatAreNotTheirsAreAllowed) {
     DistributedDataParallel ddp(model, world);
     DistributedDataParallel wrapped(other, world);
     for (std::size_t step = 0; step < 6; ++step) {
-      // An input of other sizes than a parameter's, and a model with a wrapper of its own.
-      const auto x = random({3, 4}, step).requires_grad_();
-      wrapped(ddp(step / 2 % 2, x)).sum().backward();
+      // An input of a parameter's sizes, and a model with a wrapper of its own.
+      const auto x = random({4, 4}, step).requires_grad_();
+      const auto loss = wrapped(ddp(step / 2 % 2, x)).sum();
+      loss.backward({}, true);
+      loss.backward();
       model->experts[1]->bias.requires_grad_(step % 2 == 0);
     }
   });
