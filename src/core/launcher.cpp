@@ -58,6 +58,17 @@ std::string shown(std::initializer_list<const char*> names) {
   return text;
 }
 
+/// Throws: InvalidArgument if one of rank and number of ranks is set without the other.
+void expect_both(const Names& names) {
+  const bool has_rank = variable(names.rank).has_value();
+  if (has_rank == variable(names.size).has_value()) return;
+  throw InvalidArgument(concat("init: incomplete environment: ", shown({names.rank, names.size}),
+                               "; expected both, or neither: set ",
+                               has_rank ? concat(names.size, " to the number of ranks")
+                                        : concat(names.rank, " to the rank of this process"),
+                               ", or unset ", has_rank ? names.rank : names.size));
+}
+
 bool is_loopback(std::string_view address) {
   return address == "localhost" || address == "::1" || address.starts_with("127.");
 }
@@ -67,10 +78,10 @@ bool set(const Names& names) {
     case Kind::torchrun:
       return variable("TORCHELASTIC_RUN_ID").has_value();
     case Kind::by_hand:
-      return variable(names.size).has_value();
     case Kind::srun:
-      // A batch script also has SLURM_PROCID, but is not a step of several tasks.
-      return variable(names.size) && variable(names.rank);
+      // A batch script also has SLURM_PROCID, but is not a step of several tasks. Another
+      // launcher's ranks may have a RANK of their own.
+      return variable(names.size).has_value();
     default:
       return variable(names.size) || variable(names.rank);
   }
@@ -91,6 +102,7 @@ std::optional<int> local_size(const Names& names, int size) {
 }
 
 Launcher read_from(const Names& names) {
+  if (variable(names.size) != "1") expect_both(names);
   auto rank = integer_variable(names.rank, 0);
   const auto size = integer_variable(names.size, 1);
   if (size == 1 && !rank) rank = 0;
@@ -180,6 +192,7 @@ std::optional<Launcher> Launcher::read() {
                                    "; unset the outdated variables"));
     }
   }
+  if (!found) expect_both(*std::ranges::find(launchers, Kind::by_hand, &Names::kind));
   return found;
 }
 

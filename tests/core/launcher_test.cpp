@@ -186,6 +186,36 @@ TEST(LauncherVariables, WhatCannotBeIsShown) {
               HasSubstr("LOCAL_RANK=2, LOCAL_WORLD_SIZE=2, WORLD_SIZE=4"));
 }
 
+TEST(LauncherVariables, ARankWithoutTheNumberOfRanksSaysWhatToSet) {
+  EXPECT_EQ(
+      refusal({{"RANK", "3"}}),
+      "init: incomplete environment: RANK=3, WORLD_SIZE unset; expected both, or neither: set "
+      "WORLD_SIZE to the number of ranks, or unset RANK");
+  // A variable of another program.
+  EXPECT_THAT(refusal({{"RANK", "captain"}}), HasSubstr("or unset RANK"));
+  EXPECT_THAT(refusal({{"OMPI_COMM_WORLD_RANK", "0"}}), HasSubstr("set OMPI_COMM_WORLD_SIZE"));
+  EXPECT_THAT(refusal({{"PMI_RANK", "0"}}), HasSubstr("set PMI_SIZE to the number of ranks"));
+  EXPECT_THAT(refusal({{"TORCHELASTIC_RUN_ID", "7"}, {"RANK", "0"}}), HasSubstr("set WORLD_SIZE"));
+}
+
+TEST(LauncherVariables, ANumberOfRanksWithoutARankSaysWhatToSet) {
+  EXPECT_EQ(
+      refusal({{"WORLD_SIZE", "2"}}),
+      "init: incomplete environment: RANK unset, WORLD_SIZE=2; expected both, or neither: set "
+      "RANK to the rank of this process, or unset WORLD_SIZE");
+  EXPECT_THAT(refusal({{"OMPI_COMM_WORLD_SIZE", "2"}}), HasSubstr("or unset OMPI_COMM_WORLD_SIZE"));
+  EXPECT_THAT(refusal({{"PMI_SIZE", "2"}}), HasSubstr("set PMI_RANK"));
+  EXPECT_THAT(refusal({{"SLURM_STEP_NUM_TASKS", "2"}}), HasSubstr("set SLURM_PROCID"));
+  EXPECT_EQ(read({{"WORLD_SIZE", "1"}})->size, 1);
+}
+
+TEST(LauncherVariables, ARankOfAnotherProgramDoesNotMatterToALauncher) {
+  EXPECT_EQ(read(with(openmpi, {{"RANK", "3"}}))->rank, 1);
+  EXPECT_EQ(read({{"SLURM_PROCID", "2"}, {"SLURM_STEP_NUM_TASKS", "3"}, {"RANK", "2"}})->kind,
+            Kind::srun);
+  EXPECT_FALSE(read({{"SLURM_PROCID", "0"}}));  // a batch script
+}
+
 TEST(LauncherVariables, WhatLockstepRunSaysGoesFirst) {
   read(with(openmpi, {{"LOCKSTEP_RANK", "0"}}));
   EXPECT_FALSE(Environment::read().launcher);

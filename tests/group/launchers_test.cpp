@@ -208,6 +208,11 @@ TEST(Launchers, OneRankIsAWorldOfOne) {
   EXPECT_EQ(ended.out, "rank 0 of 1 over host: 1\n");
 }
 
+TEST(Launchers, ARankOfAnUnknownNumberOfRanksIsNoWorldOfOne) {
+  const auto ended = Launched({init_program}, {{"RANK", "1"}}).wait();
+  EXPECT_THAT(ended.out, HasSubstr("set WORLD_SIZE to the number of ranks, or unset RANK"));
+}
+
 TEST(Launchers, KilledRankIsNamedThoughNobodyTells) {
   const auto said = started_by_hand(3, by_hand("3"), "kill");
   const std::string cause = "rank 1 left the world (its process ended) before all_reduce #1";
