@@ -12,6 +12,7 @@
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/model_files.h"
+#include "lockstep/moving_average.h"
 #include "tests/parallel/models.h"
 #include "tests/parallel/saved_buffers.h"
 
@@ -178,6 +179,26 @@ TEST(BufferSync, AveragesReceivedValuesThatSomeRanksHaveNotWritten) {
     kept.reset();
     EXPECT_LT(distance(model->norm->running_mean, synchronised_mean(BufferPolicy::average, 3, 0)),
               1e-15);
+  });
+}
+
+TEST(BufferSync, WritesBeforeBuffersEnterAMovingAverage) {
+  on_ranks(2, [](const Group& world) {
+    for (const bool applies : {false, true}) {
+      const auto model = std::make_shared<Normalised>();
+      DistributedDataParallel ddp(model, world);
+      MovingAverage average(*model, {.average_buffers = true});
+      average.update();
+      const auto forward = [&](const at::Tensor& x) { return ddp(x); };
+      const auto kept = evaluated(*model, forward, batch(world.rank(), 1));
+      loss_of(ddp(batch(world.rank(), 0))).backward();
+      if (applies) {
+        const auto applied = average.apply();
+      } else {
+        average.update();
+      }
+      EXPECT_TRUE(at::equal(model->norm->running_mean, running_mean_after(0, 0))) << applies;
+    }
   });
 }
 

@@ -9,6 +9,7 @@
 
 #include "lockstep/exchange.h"
 #include "lockstep/init.h"
+#include "parallel/gradient.h"
 
 namespace {
 
@@ -172,6 +173,20 @@ TEST(GradientAlias, AccumulatesInPlace) {
     }
     EXPECT_TRUE(torch::equal(pair.bucket->values(), once * 2));
   });
+}
+
+TEST(GradientRecord, KeepsAMeanThatOneChangeIsAPartOf) {
+  using lockstep::detail::GradientState;
+  const auto values = at::ones({2});
+  lockstep::detail::GradientRecord record;
+  record.set_averaged(values);
+  values.mul_(2);
+  EXPECT_EQ(record.state(values, values), GradientState::edited);
+  record.keep_average(values, values);
+  EXPECT_EQ(record.state(values, values), GradientState::averaged);
+  values.mul_(2).mul_(2);
+  record.keep_average(values, values);
+  EXPECT_EQ(record.state(values, values), GradientState::edited);
 }
 
 }  // namespace
