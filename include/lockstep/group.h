@@ -21,6 +21,10 @@ class Communicator;
 /// A handle to a group of ranks, cheap to copy. The group lives as long as one of its handles or a
 /// tensor in its memory. Each collective returns a Work. Tensors must be dense, contiguous, on this
 /// group's device and of a type in DType. Tensors without elements are allowed.
+/// Collectives are not part of autograd's graph. They increment the version of what they write.
+/// With grad mode on, a backward through a tensor of a graph that a collective has written, or
+/// through an output whose input requires a gradient, raises InvalidArgument. Leaves stay leaves.
+/// differentiable.h has the collectives that are part of the graph.
 /// On another device than the CPU, a collective is in the order of the current stream: it begins
 /// after the work that the stream has, and Work::wait() makes the stream wait for it, not the
 /// program.

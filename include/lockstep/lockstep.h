@@ -9,6 +9,7 @@
 #include "lockstep/closest_match.h"
 #include "lockstep/datasets.h"
 #include "lockstep/denormals.h"
+#include "lockstep/differentiable.h"
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/early_stopping.h"

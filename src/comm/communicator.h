@@ -151,6 +151,9 @@ class Communicator {
   /// owners in the same order get the same numbers.
   std::uint16_t number_owner() { return ++owners_; }
 
+  /// The sequence number of the last collective that this rank has issued; 0 for none.
+  std::uint64_t sequence() const { return sequence_; }
+
   /// Sets the observer of the begin and the end of the following operations; null for none. Stages
   /// of an operation in other groups are not reported.
   void set_observer(std::shared_ptr<detail::OperationObserver> observer) {

@@ -19,6 +19,8 @@ const char* name(Source::Owner owner) {
       return "DistributedDataParallel";
     case Source::Owner::distributed_optimizer:
       return "DistributedOptimizer";
+    case Source::Owner::differentiable:
+      return "differentiable collective";
   }
   return "unknown owner";
 }
@@ -47,6 +49,8 @@ const char* name(Source::Content content) {
       return "the construction";
     case Source::Content::group_number:
       return "the number of a new group";
+    case Source::Content::backward:
+      return "the backward";
   }
   return "unknown content";
 }

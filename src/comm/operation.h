@@ -16,7 +16,12 @@ namespace lockstep::inline v0_2 {
 /// The part of a program that issues an operation. Ranks compare it together with the operation, so
 /// that operations of equal size from different parts are not matched.
 struct Source {
-  enum class Owner : std::uint8_t { none, distributed_data_parallel, distributed_optimizer };
+  enum class Owner : std::uint8_t {
+    none,
+    distributed_data_parallel,
+    distributed_optimizer,
+    differentiable  ///< a collective that is part of autograd's graph
+  };
   enum class Content : std::uint8_t {
     unspecified,
     gradients,
@@ -28,12 +33,15 @@ struct Source {
     weights,         ///< of the ranks' gradients
     wrappers,        ///< those that a backward reaches
     model,           ///< check and broadcast at construction
-    group_number     ///< of a group that only its members create
+    group_number,    ///< of a group that only its members create
+    backward         ///< of a differentiable collective
   };
 
   Owner owner = Owner::none;
   Content content = Content::unspecified;
-  std::uint16_t number = 0;  ///< of the owner, from Communicator::number_owner()
+  /// Of the owner, from Communicator::number_owner(). Of a differentiable collective, the lower
+  /// bits of its sequence number.
+  std::uint16_t number = 0;
   std::int32_t bucket = -1;  ///< of gradients or parameters; -1 for none
 
   bool operator==(const Source&) const = default;

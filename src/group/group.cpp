@@ -14,12 +14,14 @@
 #include "core/text.h"
 #include "device/device_communicator.h"
 #include "group/tensor_dtype.h"
+#include "group/written.h"
 #include "lockstep/error.h"
 #include "profile/group_statistics.h"
 
 namespace lockstep::inline v0_2 {
 
 using detail::concat;
+using detail::mark_written;
 
 namespace {
 
@@ -165,6 +167,7 @@ int Group::local_size() const {
 
 Work Group::all_reduce(const at::Tensor& tensor, Reduction reduction) const {
   const auto [data, count, dtype] = check(*this, tensor, "all_reduce");
+  mark_written(*this, tensor, tensor, "all_reduce");
   return communicator_->all_reduce(data, count, dtype, reduction, issue_of(tensor));
 }
 
@@ -175,16 +178,19 @@ Work Group::all_reduce(const at::Tensor& tensor, ReduceOp op, const Wire& wire) 
                                  name(dtype), ", expected float32"),
                           {.operation = "all_reduce"});
   }
+  mark_written(*this, tensor, tensor, "all_reduce");
   return communicator_->all_reduce(data, count, op, wire, issue_of(tensor));
 }
 
 Work Group::reduce(const at::Tensor& tensor, int root, Reduction reduction) const {
   const auto [data, count, dtype] = check(*this, tensor, "reduce");
+  if (rank() == root) mark_written(*this, tensor, tensor, "reduce");
   return communicator_->reduce(data, count, dtype, reduction, root, issue_of(tensor));
 }
 
 Work Group::broadcast(const at::Tensor& tensor, int root) const {
   const auto [data, count, dtype] = check(*this, tensor, "broadcast");
+  mark_written(*this, tensor, tensor, "broadcast");
   return communicator_->broadcast(data, count, dtype, root, issue_of(tensor));
 }
 
@@ -193,6 +199,7 @@ Work Group::all_gather(const at::Tensor& output, const at::Tensor& input) const 
   const auto to = check(*this, output, "all_gather output");
   expect_same_dtype(from, to, "all_gather");
   expect_count(to.count, from.count * static_cast<std::size_t>(size()), "output", "all_gather");
+  mark_written(*this, output, input, "all_gather");
   return communicator_->all_gather(from.data, to.data, from.count, from.dtype,
                                    issue_of(input, output));
 }
@@ -204,6 +211,7 @@ Work Group::all_gather(const at::Tensor& output, const at::Tensor& input,
   expect_same_dtype(from, to, "all_gather");
   expect_divided(to.count, from.count, counts, {.whole = "output", .part = "input"}, *this,
                  "all_gather");
+  mark_written(*this, output, input, "all_gather");
   return communicator_->all_gather(from.data, to.data, counts, from.dtype,
                                    issue_of(input, output, false));
 }
@@ -214,6 +222,7 @@ Work Group::reduce_scatter(const at::Tensor& output, const at::Tensor& input,
   const auto to = check(*this, output, "reduce_scatter output");
   expect_same_dtype(from, to, "reduce_scatter");
   expect_count(from.count, to.count * static_cast<std::size_t>(size()), "input", "reduce_scatter");
+  mark_written(*this, output, input, "reduce_scatter");
   return communicator_->reduce_scatter(from.data, to.data, to.count, from.dtype, reduction,
                                        issue_of(output, input));
 }
@@ -225,6 +234,7 @@ Work Group::reduce_scatter(const at::Tensor& output, const at::Tensor& input,
   expect_same_dtype(from, to, "reduce_scatter");
   expect_divided(from.count, to.count, counts, {.whole = "input", .part = "output"}, *this,
                  "reduce_scatter");
+  mark_written(*this, output, input, "reduce_scatter");
   return communicator_->reduce_scatter(from.data, to.data, counts, from.dtype, reduction,
                                        issue_of(output, input, false));
 }
@@ -238,6 +248,7 @@ Work Group::gather(const at::Tensor& output, const at::Tensor& input, int root) 
     expect_count(to.count, from.count * static_cast<std::size_t>(size()), "output", "gather");
     data = to.data;
   }
+  if (rank() == root) mark_written(*this, output, input, "gather");
   return communicator_->gather(from.data, data, from.count, from.dtype, root,
                                issue_of(input, output));
 }
@@ -254,6 +265,7 @@ Work Group::gather(const at::Tensor& output, const at::Tensor& input,
     whole = to.count;
   }
   expect_divided(whole, from.count, counts, {.whole = "output", .part = "input"}, *this, "gather");
+  if (rank() == root) mark_written(*this, output, input, "gather");
   return communicator_->gather(from.data, data, counts, from.dtype, root,
                                issue_of(input, output, false));
 }
@@ -267,6 +279,7 @@ Work Group::scatter(const at::Tensor& output, const at::Tensor& input, int root)
     expect_count(from.count, to.count * static_cast<std::size_t>(size()), "input", "scatter");
     data = from.data;
   }
+  mark_written(*this, output, rank() == root ? input : output, "scatter");
   return communicator_->scatter(data, to.data, to.count, to.dtype, root, issue_of(output, input));
 }
 
@@ -282,6 +295,7 @@ Work Group::scatter(const at::Tensor& output, const at::Tensor& input,
     whole = from.count;
   }
   expect_divided(whole, to.count, counts, {.whole = "input", .part = "output"}, *this, "scatter");
+  mark_written(*this, output, rank() == root ? input : output, "scatter");
   return communicator_->scatter(data, to.data, counts, to.dtype, root,
                                 issue_of(output, input, false));
 }
@@ -294,6 +308,7 @@ Work Group::all_to_all(const at::Tensor& output, const at::Tensor& input) const 
   const std::size_t part = from.count / static_cast<std::size_t>(size());
   expect_count(from.count, part * static_cast<std::size_t>(size()),
                "input that does not divide among the ranks", "all_to_all");
+  mark_written(*this, output, input, "all_to_all");
   return communicator_->all_to_all(from.data, to.data, part, from.dtype, issue_of(input, output));
 }
 
@@ -305,6 +320,7 @@ Work Group::all_to_all(const at::Tensor& output, const at::Tensor& input,
   expect_same_dtype(from, to, "all_to_all");
   expect_count(from.count, total(input_counts), "input", "all_to_all");
   expect_count(to.count, total(output_counts), "output", "all_to_all");
+  mark_written(*this, output, input, "all_to_all");
   return communicator_->all_to_all(from.data, to.data, input_counts, output_counts, from.dtype,
                                    issue_of(input, output, false));
 }
@@ -316,6 +332,7 @@ Work Group::send(const at::Tensor& tensor, int dst, std::uint32_t tag) const {
 
 Work Group::recv(const at::Tensor& tensor, int src, std::uint32_t tag) const {
   const auto [data, count, dtype] = check(*this, tensor, "recv");
+  mark_written(*this, tensor, tensor, "recv");
   return communicator_->recv(data, count, dtype, src, tag, issue_of(tensor));
 }
 

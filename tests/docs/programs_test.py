@@ -1,5 +1,5 @@
-"""Runs the programs of README.md and docs/getting-started.md as the pages say: on 2 ranks, with a rank that is killed, and
-again on 3 ranks from the checkpoint.
+"""Runs the programs of README.md, docs/collectives.md and docs/getting-started.md as the pages say: on 2 ranks, with a rank
+that is killed, and again on 3 ranks from the checkpoint.
 
     programs_test.py SOURCE BIN
 """
@@ -39,6 +39,12 @@ class Programs(unittest.TestCase):
         code, output = run(2, "readme", folder=SOURCE)
         self.assertEqual(code, 0, output)
         self.assertGreater(float(output.split("epoch 3: accuracy ")[1].split()[0]), 0.8, output)
+
+    def test_collectives(self):
+        code, output = run(2, "contrastive", folder=SOURCE)
+        self.assertEqual(code, 0, output)
+        first, last = (float(output.split(f"step {step}: loss ")[1].split()[0]) for step in (1, 41))
+        self.assertLess(last, first / 2, output)
 
     def test_getting_started(self):
         with tempfile.TemporaryDirectory() as folder:

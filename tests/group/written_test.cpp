@@ -1,0 +1,285 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "lockstep/error.h"
+#include "lockstep/group.h"
+#include "lockstep/init.h"
+
+// What autograd is told of tensors that collectives write.
+
+namespace lockstep {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class WrittenTensors : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, WrittenTensors, ::testing::Values(1, 2, 3));
+
+torch::Tensor doubles(at::IntArrayRef sizes, double value = 1) {
+  return torch::full(sizes, value, at::kDouble);
+}
+
+/// A tensor of a graph with this many elements.
+torch::Tensor in_graph(std::int64_t elements) { return doubles({elements}).requires_grad_() * 2; }
+
+std::string error_of(const std::function<void()>& fn) {
+  try {
+    fn();
+  } catch (const Error& error) {
+    return error.what();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "none";
+}
+
+/// An operation, the tensor that it writes and what it reads.
+struct Operation {
+  const char* name;
+  bool all_write = true;  ///< or rank 0 alone
+  bool in_place = true;
+  std::function<std::int64_t(int size)> elements;  ///< of the output
+  std::function<std::int64_t(int size)> input_elements;
+  std::function<Work(const Group&, const torch::Tensor& output, const torch::Tensor& input)> issue;
+};
+
+std::vector<Operation> operations() {
+  const auto one = [](int) { return std::int64_t{2}; };
+  const auto each = [](int size) { return std::int64_t{2} * size; };
+  return {
+      {.name = "all_reduce",
+       .elements = one,
+       .input_elements = one,
+       .issue = [](const auto& group, const auto& out,
+                   const auto&) { return group.all_reduce(out); }},
+      {.name = "reduce",
+       .all_write = false,
+       .elements = one,
+       .input_elements = one,
+       .issue = [](const auto& group, const auto& out, const auto&) { return group.reduce(out); }},
+      {.name = "broadcast",
+       .elements = one,
+       .input_elements = one,
+       .issue = [](const auto& group, const auto& out,
+                   const auto&) { return group.broadcast(out); }},
+      {.name = "all_gather",
+       .in_place = false,
+       .elements = each,
+       .input_elements = one,
+       .issue = [](const auto& group, const auto& out,
+                   const auto& in) { return group.all_gather(out, in); }},
+      {.name = "reduce_scatter",
+       .in_place = false,
+       .elements = one,
+       .input_elements = each,
+       .issue = [](const auto& group, const auto& out,
+                   const auto& in) { return group.reduce_scatter(out, in); }},
+      {.name = "gather",
+       .all_write = false,
+       .in_place = false,
+       .elements = each,
+       .input_elements = one,
+       .issue = [](const auto& group, const auto& out,
+                   const auto& in) { return group.gather(out, in); }},
+      {.name = "scatter",
+       .in_place = false,
+       .elements = one,
+       .input_elements = each,
+       .issue = [](const auto& group, const auto& out,
+                   const auto& in) { return group.scatter(out, in); }},
+      {.name = "all_to_all",
+       .in_place = false,
+       .elements = each,
+       .input_elements = each,
+       .issue = [](const auto& group, const auto& out,
+                   const auto& in) { return group.all_to_all(out, in); }},
+      {.name = "recv",
+       .elements = one,
+       .input_elements = one,
+       .issue =
+           [](const auto& group, const auto& out, const auto&) {
+             auto sent = group.send(doubles({2}), (group.rank() + 1) % group.size());
+             auto received = group.recv(out, (group.rank() + group.size() - 1) % group.size());
+             sent.wait();
+             return received;
+           }},
+  };
+}
+
+TEST_P(WrittenTensors, OfAGraphCanBeReadButNotDifferentiated) {
+  spawn(GetParam(), [](const Group& world) {
+    for (const auto& operation : operations()) {
+      const auto name = std::string(operation.name);
+      const bool is_written = operation.all_write || world.rank() == 0;
+      const auto output = in_graph(operation.elements(world.size()));
+      const auto input = doubles({operation.input_elements(world.size())});
+      const auto version = output._version();
+      operation.issue(world, output, input).wait();
+      EXPECT_EQ(output._version(), version + (is_written ? 1 : 0)) << name;
+      EXPECT_EQ(input._version(), 0) << name;
+      EXPECT_GT(output.sum().item<double>(), 0) << name;
+      EXPECT_FALSE((output * 0).detach().requires_grad());
+      const auto error = error_of([&] { output.sum().backward(); });
+      if (is_written) {
+        EXPECT_THAT(error, AllOf(HasSubstr(name + " rank"), HasSubstr("got a backward through"),
+                                 HasSubstr("differentiable::all_reduce"), HasSubstr("detach()")));
+      } else {
+        EXPECT_EQ(error, "none") << name;
+      }
+    }
+  });
+}
+
+TEST_P(WrittenTensors, OfAnInputWithAGradientCanBeReadButNotDifferentiated) {
+  spawn(GetParam(), [](const Group& world) {
+    for (const auto& operation : operations()) {
+      if (operation.in_place) continue;
+      const auto name = std::string(operation.name);
+      const auto output = doubles({operation.elements(world.size())});
+      for (int step = 0; step < 2; ++step) {  // into the same output
+        const auto input = in_graph(operation.input_elements(world.size()));
+        operation.issue(world, output, input).wait();
+        const bool reads = name != "scatter" || world.rank() == 0;
+        const bool is_written = operation.all_write || world.rank() == 0;
+        EXPECT_GT(output.sum().item<double>(), 0) << name;
+        EXPECT_EQ(output.requires_grad(), reads && is_written) << name;
+        EXPECT_EQ(error_of([&] { input.sum().backward(); }), "none") << name;
+        if (!reads || !is_written) continue;
+        EXPECT_THAT(error_of([&] { (output * in_graph(1)).sum().backward(); }),
+                    HasSubstr(name + " rank"));
+      }
+    }
+  });
+}
+
+TEST_P(WrittenTensors, ThatAGraphHasSavedRaiseLibTorchsError) {
+  spawn(GetParam(), [](const Group& world) {
+    for (const auto& operation : operations()) {
+      if (!operation.all_write && world.rank() != 0) {
+        operation
+            .issue(world, doubles({operation.elements(world.size())}),
+                   doubles({operation.input_elements(world.size())}))
+            .wait();
+        continue;
+      }
+      const auto saved = doubles({operation.elements(world.size())}, 3);
+      const auto product = doubles({1}).requires_grad_() * saved;
+      operation.issue(world, saved, doubles({operation.input_elements(world.size())})).wait();
+      EXPECT_THAT(error_of([&] { product.sum().backward(); }),
+                  HasSubstr("modified by an inplace operation"))
+          << operation.name;
+    }
+  });
+}
+
+TEST_P(WrittenTensors, TheErrorIsThereBeforeTheOperationEnds) {
+  spawn(GetParam(), [](const Group& world) {
+    const auto output = in_graph(2);
+    auto work = world.all_reduce(output);
+    EXPECT_THAT(error_of([&] { output.sum().backward(); }), HasSubstr("all_reduce rank"));
+    work.wait();
+  });
+}
+
+TEST_P(WrittenTensors, LeavesStayLeaves) {
+  spawn(GetParam(), [](const Group& world) {
+    const auto weight = doubles({2, 3}, world.rank() + 1).requires_grad_();
+    const auto version = weight._version();
+    world.broadcast(weight).wait();
+    world.broadcast(weight[1]).wait();
+    world.all_reduce(weight.view({6}), ReduceOp::avg).wait();
+    {
+      const torch::NoGradGuard no_grad;
+      world.broadcast(weight).wait();
+      world.broadcast(weight.view({-1})).wait();
+    }
+    EXPECT_EQ(weight._version(), version + 5);
+    EXPECT_TRUE(weight.is_leaf() && weight.requires_grad());
+    EXPECT_TRUE(torch::equal(weight, doubles({2, 3})));
+    (weight * weight).sum().backward();
+    EXPECT_TRUE(torch::equal(weight.grad(), doubles({2, 3}, 2)));
+  });
+}
+
+TEST_P(WrittenTensors, ViewsChangeTheHistoryOfTheirBase) {
+  spawn(GetParam(), [](const Group& world) {
+    const auto whole = in_graph(6).view({2, 3});
+    const auto other = whole * 2;
+    world.all_reduce(whole[1]).wait();
+    EXPECT_EQ(whole[0].sum().item<double>(), 6);
+    EXPECT_EQ(whole[1].sum().item<double>(), 6 * world.size());
+    EXPECT_THAT(error_of([&] { whole.sum().backward(); }), HasSubstr("all_reduce rank"));
+    EXPECT_EQ(error_of([&] { other.sum().backward(); }), "none");
+  });
+}
+
+TEST_P(WrittenTensors, ViewsThatMayNotChangeAreRefused) {
+  spawn(GetParam(), [](const Group& world) {
+    const auto rows = in_graph(6).view({2, 3}).unbind();
+    EXPECT_THAT(error_of([&] { world.all_reduce(rows[1]).wait(); }),
+                AllOf(HasSubstr("all_reduce: got a tensor that LibTorch does not let"),
+                      HasSubstr("multiple views")));
+    const auto sum = doubles({3});
+    world.all_reduce(sum).wait();
+    EXPECT_TRUE(torch::equal(sum, doubles({3}, world.size())));
+  });
+}
+
+TEST_P(WrittenTensors, WithoutGradModeAreChangedAsByLibTorch) {
+  spawn(GetParam(), [](const Group& world) {
+    const auto weight = doubles({2}).requires_grad_();
+    const auto sum = weight + 1;
+    const auto power = weight.exp();
+    {
+      const torch::NoGradGuard no_grad;
+      world.all_reduce(sum).wait();
+      world.all_reduce(power).wait();
+    }
+    sum.sum().backward();  // needs no value
+    EXPECT_TRUE(torch::equal(weight.grad(), doubles({2})));
+    EXPECT_THAT(error_of([&] { power.sum().backward(); }),
+                HasSubstr("modified by an inplace operation"));
+  });
+}
+
+TEST_P(WrittenTensors, OfInferenceMode) {
+  spawn(GetParam(), [](const Group& world) {
+    at::Tensor sum;
+    {
+      const c10::InferenceMode inference;
+      sum = doubles({2});
+      world.all_reduce(sum).wait();
+    }
+    world.all_reduce(sum).wait();
+    EXPECT_EQ(sum[0].item<double>(), world.size() * world.size());
+    const auto gathered = doubles({world.size()});
+    world.all_gather(gathered, doubles({1}).requires_grad_()).wait();
+    EXPECT_EQ(gathered.sum().item<double>(), world.size());
+  });
+}
+
+TEST_P(WrittenTensors, ALossMayBeAveragedAfterItsBackward) {
+  spawn(GetParam(), [](const Group& world) {
+    const auto weight = doubles({3}, world.rank()).requires_grad_();
+    const auto all = doubles({world.size()});
+    double total = 0;
+    for (int step = 0; step < 3; ++step) {
+      auto loss = (weight * weight).sum();
+      loss.backward();
+      world.all_gather(all, loss.view({1})).wait();
+      world.all_reduce(loss, ReduceOp::avg).wait();
+      total += loss.item<double>() - all.mean().item<double>();
+    }
+    EXPECT_NEAR(total, 0, 1e-12);
+    EXPECT_TRUE(torch::equal(weight.grad(), doubles({3}, 6 * world.rank())));
+  });
+}
+
+}  // namespace
+}  // namespace lockstep
