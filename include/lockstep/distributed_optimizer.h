@@ -102,9 +102,9 @@ class DistributedOptimizer {
   /// Checks that the models of all ranks have the same parameters and buffers, and copies rank 0's
   /// values to all ranks (initial_sync).
   /// Throws: InvalidArgument, on every rank, if the models differ or the model cannot be wrapped.
-  /// InvalidArgument also if the optimizer has a parameter that the model lacks, or if optimizer,
-  /// strategy or group do not support options.share_memory or options.shard. The group stays
-  /// usable.
+  /// InvalidArgument also if the optimizer has a parameter that the model lacks, or one parameter
+  /// twice (use lockstep::parameters(model)), or if optimizer, strategy or group do not support
+  /// options.share_memory or options.shard. The group stays usable.
   DistributedOptimizer(torch::optim::Optimizer& optimizer, const ModelView& model,
                        const Group& group, const DataParallelOptions& options = {});
   DistributedOptimizer(torch::optim::Optimizer& optimizer, const ModelView& model,

@@ -62,6 +62,8 @@ class LowPrecisionOptimizer : public ElementwiseOptimizer {
 /// differ by rounding only. Ranks can share its update (DataParallelOptions::share_memory). If the
 /// kernel does not support a parameter or its gradient (sparse, not dense in memory, different
 /// strides, not on the CPU), the step is that of Base.
+/// Throws: InvalidArgument, from the constructors, for a parameter that is given twice, and from
+/// step() for one that was added twice since.
 template <class Base>
 class FusedOptimizer : public Base, public LowPrecisionOptimizer {
  public:
@@ -101,6 +103,7 @@ class FusedOptimizer : public Base, public LowPrecisionOptimizer {
     std::size_t begin = 0;      ///< first element
   };
 
+  std::size_t check_listed_once() const;
   void check_parameters() const;
   bool fits() const;
   std::optional<Place> place_of(const at::Tensor& parameter) const;
@@ -115,6 +118,9 @@ class FusedOptimizer : public Base, public LowPrecisionOptimizer {
   void step_of_base();
   void remove_empty_state();
 
+  /// The number of parameters that check_listed_once() has compared. Its initialiser checks those
+  /// that the constructors of Base get.
+  std::size_t checked_ = check_listed_once();
   /// Cache of the parameters' places: without it, a step would take quadratic time in their number.
   mutable std::unordered_map<const void*, Place> places_;
   std::unordered_map<const void*, Origin> parts_;  ///< of set_parts()

@@ -65,8 +65,9 @@ class GradScaler {
   /// device. Given the DistributedOptimizer, the change does not count as an edit of the gradients:
   /// step() does not compare all of their elements between ranks.
   /// Ranks: all of the group.
-  /// Throws: InvalidArgument for a second call before update(), and for gradients that are sparse,
-  /// on another device than the group's, or in float16, which cannot hold unscaled gradients.
+  /// Throws: InvalidArgument for a second call before update(), for an optimizer that has a
+  /// parameter twice, and for gradients that are sparse, on another device than the group's, or in
+  /// float16, which cannot hold unscaled gradients.
   void unscale_(torch::optim::Optimizer& optimizer);
   void unscale_(DistributedOptimizer& optimizer);
 

@@ -63,4 +63,13 @@ class ModelView {
   std::shared_ptr<const detail::ModelTensors> tensors_;
 };
 
+/// The model's parameters for an optimizer: each once, in order of registration, as Python's
+/// parameters(). LibTorch's parameters() lists a parameter with two names twice, and an optimizer
+/// would update it twice.
+///
+///     torch::optim::SGD sgd(lockstep::parameters(*model), 0.1);
+///
+/// Throws: InvalidArgument for a null pointer to a module.
+std::vector<at::Tensor> parameters(const ModelView& model);
+
 }  // namespace lockstep

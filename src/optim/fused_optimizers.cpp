@@ -16,6 +16,7 @@
 
 #include "core/operation_error.h"
 #include "optim/low_precision_update.h"
+#include "parallel/own_step.h"
 #include "parallel/param_state_fields.h"
 
 namespace lockstep::inline v0_2 {
@@ -110,6 +111,12 @@ bool has_same_layout(const at::Tensor& parameter, const at::Tensor& other) {
          other.device() == parameter.device() && other.strides() == parameter.strides();
 }
 
+std::size_t count_parameters(const torch::optim::Optimizer& optimizer) {
+  std::size_t count = 0;
+  for (const auto& group : optimizer.param_groups()) count += group.params().size();
+  return count;
+}
+
 [[noreturn]] void fail_in_float32(LowPrecision mode, const at::Tensor& parameter, const char* got,
                                   const char* expected) {
   detail::throw_invalid("FusedOptimizer", "LowPrecision::", name(mode), ": got a parameter of ",
@@ -118,6 +125,12 @@ bool has_same_layout(const at::Tensor& parameter, const at::Tensor& other) {
 }
 
 }  // namespace
+
+template <class Base>
+std::size_t FusedOptimizer<Base>::check_listed_once() const {
+  detail::check_listed_once(*this, "FusedOptimizer");
+  return count_parameters(*this);
+}
 
 template <class Base>
 void FusedOptimizer<Base>::check_parameters() const {
@@ -370,6 +383,8 @@ void FusedOptimizer<Base>::step_of_base() {
 
 template <class Base>
 at::Tensor FusedOptimizer<Base>::step(torch::optim::Optimizer::LossClosure closure) {
+  // A sharded step passes the parts of one bucket, which are fewer.
+  if (count_parameters(*this) > checked_) checked_ = check_listed_once();
   const at::NoGradGuard no_grad;
   at::Tensor loss;
   if (closure) {

@@ -20,6 +20,7 @@
 #include "core/text.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/error.h"
+#include "parallel/own_step.h"
 #include "parallel/reducer.h"
 #include "parallel/replicated_model.h"
 #include "parallel/sharded_state.h"
@@ -105,6 +106,7 @@ at::Tensor GradScaler::scale(const at::Tensor& loss) const {
 }
 
 void GradScaler::unscale(torch::optim::Optimizer& optimizer, const char* operation) {
+  detail::check_listed_once(optimizer, operation);  // a gradient would be divided twice
   std::map<at::ScalarType, std::vector<at::Tensor>> gradients;
   for (const auto& parameters : optimizer.param_groups()) {
     for (const auto& parameter : parameters.params()) {

@@ -31,13 +31,16 @@ std::unordered_set<const void*> addresses_of_parameters(const torch::optim::Opti
   return parameters;
 }
 
-/// Checks that the model has all parameters of the optimizer. Others would be updated by each
-/// rank's own gradient.
+/// Checks that the optimizer has each parameter once, and that the model has all of them. Others
+/// would be updated by each rank's own gradient.
 void check_parameters(const torch::optim::Optimizer& optimizer, const ModelView& model,
                       const Group& group) {
-  std::unordered_set<const void*> of_model;
-  for (const auto& named : model.parameters()) of_model.insert(named.tensor.unsafeGetTensorImpl());
   all_or_none(group, [&] {
+    if (!model) return;  // ReplicatedModel refuses it
+    const auto named = model.parameters();
+    detail::check_listed_once(optimizer, "DistributedOptimizer", named);
+    std::unordered_set<const void*> of_model;
+    for (const auto& [name, tensor] : named) of_model.insert(tensor.unsafeGetTensorImpl());
     std::size_t index = 0;
     for (const auto& group_of : optimizer.param_groups()) {
       for (const auto& parameter : group_of.params()) {

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "core/operation_error.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "parallel/buffer_sync.h"
@@ -184,6 +185,16 @@ std::vector<NamedTensor> ModelView::buffers() const {
   auto buffers = tensors_->buffers();
   detail::BufferSync::write(buffers);
   return buffers;
+}
+
+std::vector<at::Tensor> parameters(const ModelView& model) {
+  if (!model) detail::throw_invalid("parameters", "got no model, expected one");
+  std::vector<at::Tensor> once;
+  std::unordered_set<const void*> listed;
+  model.tensors().for_each_parameter([&](const at::Tensor& parameter) {
+    if (listed.insert(parameter.unsafeGetTensorImpl()).second) once.push_back(parameter);
+  });
+  return once;
 }
 
 std::vector<NamedTensor> detail::tensors_of(const ModelView& model) {

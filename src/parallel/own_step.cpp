@@ -9,9 +9,12 @@
 #include <torch/optim/sgd.h>
 
 #include <cstddef>
+#include <string>
 #include <typeinfo>
+#include <unordered_map>
 #include <utility>
 
+#include "core/operation_error.h"
 #include "core/text.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/error.h"
@@ -50,6 +53,16 @@ class ParametersScope {
   ParameterLists& lists_;
 };
 
+/// All names of a parameter, or its sizes where it has none.
+std::string describe_parameter(const at::Tensor& parameter, const std::vector<NamedTensor>& named) {
+  std::string names;
+  for (const auto& [name, tensor] : named) {
+    if (tensor.is_same(parameter)) names += concat(names.empty() ? "'" : " = '", name, '\'');
+  }
+  return names.empty() ? concat("a parameter of sizes ", parameter.sizes())
+                       : concat("parameter ", names);
+}
+
 }  // namespace
 
 ParameterLists parameters_of(const torch::optim::Optimizer& optimizer) {
@@ -73,6 +86,22 @@ void check_elementwise(const torch::optim::Optimizer& optimizer, const char* opt
              ", expected an optimizer that updates each element by itself: SGD, Adam, AdamW, "
              "RMSprop or Adagrad of torch::optim, or FusedSgd, FusedAdam or FusedAdamW"),
       {.operation = "DistributedOptimizer"});
+}
+
+void check_listed_once(const torch::optim::Optimizer& optimizer, const char* operation,
+                       const std::vector<NamedTensor>& named) {
+  std::unordered_map<const void*, std::size_t> positions;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const auto& parameter : group.params()) {
+      const auto position = positions.size();
+      const auto [first, is_new] = positions.emplace(parameter.unsafeGetTensorImpl(), position);
+      if (is_new) continue;
+      throw_invalid(operation, "got ", describe_parameter(parameter, named), " twice, as #",
+                    first->second, " and #", position,
+                    " of the optimizer, expected each parameter once: construct the optimizer with "
+                    "lockstep::parameters(model)");
+    }
+  }
 }
 
 }  // namespace lockstep::detail

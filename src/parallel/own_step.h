@@ -4,6 +4,8 @@
 
 #include <vector>
 
+#include "lockstep/model_view.h"
+
 namespace torch::optim {
 class Optimizer;
 }
@@ -23,5 +25,10 @@ void step_on(torch::optim::Optimizer& optimizer, ParameterLists& lists);
 /// Throws: InvalidArgument unless the optimizer is of a class whose own step updates each element
 /// by itself. option is the one that requires it.
 void check_elementwise(const torch::optim::Optimizer& optimizer, const char* option);
+
+/// Throws: InvalidArgument if the optimizer has a parameter twice, in one group or in two, because
+/// its step would update that parameter twice. named: gives the parameter's names.
+void check_listed_once(const torch::optim::Optimizer& optimizer, const char* operation,
+                       const std::vector<NamedTensor>& named = {});
 
 }  // namespace lockstep::detail

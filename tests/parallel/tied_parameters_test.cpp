@@ -1,0 +1,298 @@
+// Models that have a parameter, a layer or a buffer under two names train as in one process. An
+// optimizer that lists a parameter twice is refused.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/script.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "lockstep/distributed_data_parallel.h"
+#include "lockstep/distributed_optimizer.h"
+#include "lockstep/fused_optimizers.h"
+#include "lockstep/grad_scaler.h"
+#include "lockstep/strategy.h"
+#include "tests/parallel/models.h"
+#include "tests/parallel/refusal.h"
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using torch::optim::AdamW;
+using torch::optim::AdamWOptions;
+using torch::optim::SGD;
+using torch::optim::SGDOptions;
+
+constexpr int tied_steps = 4;
+
+/// One layer under two names, one weight under two names, one buffer under two names.
+struct Tied : torch::nn::Module {
+  Tied() {
+    to(at::kDouble);
+    const torch::NoGradGuard no_grad;
+    std::uint64_t seed = 1;
+    for (auto& parameter : lockstep::parameters(*this))
+      parameter.copy_(random(parameter.sizes(), seed++, at::kDouble) / 2);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const auto hidden = layer->forward(torch::tanh(layer->forward(x * scale)));
+    return torch::tanh(hidden).mm(last->weight) + last->bias;
+  }
+  static at::Tensor batch(int step, int rows) {
+    return random({rows, 4}, static_cast<std::uint64_t>(100 + step), at::kDouble);
+  }
+
+  torch::nn::Linear layer = register_module("layer", torch::nn::Linear(4, 4));
+  torch::nn::Linear again = register_module("again", layer);
+  torch::nn::Linear last = register_module("last", torch::nn::Linear(4, 4));
+  at::Tensor scale = register_buffer("scale", at::full({4}, 1.5, at::kDouble));
+  at::Tensor same_scale = register_buffer("same_scale", scale);
+  at::Tensor tied = register_parameter("tied", last->weight);
+};
+
+/// The parameters after the steps on whole batches in one process.
+std::vector<at::Tensor> train_alone(int ranks) {
+  Tied model;
+  AdamW adamw(lockstep::parameters(model), AdamWOptions(0.02));
+  for (int step = 0; step < tied_steps; ++step) {
+    adamw.zero_grad();
+    model.forward(Tied::batch(step, 2 * ranks)).pow(2).mean().backward();
+    adamw.step();
+  }
+  return lockstep::parameters(model);
+}
+
+const std::vector<DataParallelOptions> all_options{{},
+                                                   {.shard = Shard::optimizer},
+                                                   {.shard = Shard::gradients},
+                                                   {.share_memory = true},
+                                                   {.optimized_only = true}};
+
+TEST(TiedParameters, AreListedOnce) {
+  Tied model;
+  EXPECT_EQ(model.parameters().size(), 7U);
+  const auto parameters = lockstep::parameters(model);
+  ASSERT_EQ(parameters.size(), 4U);
+  // In order of registration: LibTorch lists a module's own parameters first.
+  EXPECT_TRUE(parameters[0].is_same(model.tied));
+  EXPECT_TRUE(parameters[1].is_same(model.layer->weight));
+  EXPECT_TRUE(parameters[3].is_same(model.last->bias));
+  const auto w = at::ones({2}).requires_grad_();
+  EXPECT_EQ(lockstep::parameters(ModelView({{"w", w}, {"v", w}})).size(), 1U);
+  EXPECT_THAT(
+      refusal([] { lockstep::parameters(ModelView(std::shared_ptr<torch::nn::Module>())); }),
+      HasSubstr("parameters: got no model"));
+}
+
+class TiedRanks : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, TiedRanks, ::testing::Values(2, 3));
+
+TEST_P(TiedRanks, TrainAsInOneProcess) {
+  std::vector<at::Tensor> expected;
+  on_ranks(1, [&](const Group&) { expected = train_alone(GetParam()); });
+  const auto expect_trained = [&](const Tied& model, const std::string& what) {
+    const auto got = lockstep::parameters(model);
+    for (std::size_t i = 0; i < expected.size(); ++i)
+      EXPECT_LT(distance(got[i], expected[i]), 1e-12) << what << ", parameter " << i;
+    EXPECT_TRUE(model.tied.is_same(model.last->weight)) << what;
+  };
+  on_ranks(GetParam(), [&](const Group& world) {
+    const auto own = [&](int step) {
+      return Tied::batch(step, 2 * world.size()).narrow(0, 2 * world.rank(), 2);
+    };
+    for (std::size_t i = 0; i < all_options.size(); ++i) {
+      Tied model;
+      model.scale.add_(world.rank());  // rank 0's is broadcast
+      AdamW adamw(lockstep::parameters(model), AdamWOptions(0.02));
+      DistributedOptimizer optimizer(adamw, model, world, all_options[i]);
+      EXPECT_EQ(model.same_scale[0].item<double>(), 1.5);
+      for (int step = 0; step < tied_steps; ++step)
+        optimizer.backward_and_update(model.forward(own(step)).pow(2).mean());
+      expect_trained(model, "options " + std::to_string(i));
+    }
+    for (const auto policy : {BufferPolicy::from_rank0, BufferPolicy::average}) {
+      auto model = std::make_shared<Tied>();
+      DistributedDataParallel ddp(model, world, {.buffer_policy = policy});
+      AdamW adamw(lockstep::parameters(*model), AdamWOptions(0.02));
+      for (int step = 0; step < tied_steps; ++step) {
+        adamw.zero_grad();
+        ddp(own(step)).pow(2).mean().backward();
+        adamw.step();
+      }
+      expect_trained(*model, "DistributedDataParallel");
+      EXPECT_EQ(model->same_scale[0].item<double>(), 1.5);
+    }
+  });
+}
+
+TEST_P(TiedRanks, HaveTheBitsOfAListWithoutSecondNames) {
+  on_ranks(GetParam(), [](const Group& world) {
+    for (const char* strategy : {"fp16", "bf16", "int8", "topk:0.3", "threshold:0.01", "power_sgd",
+                                 "local_sgd:2", "partial_update", "adasum"}) {
+      const auto train = [&](Tied& model, const ModelView& view) {
+        SGD sgd(lockstep::parameters(view), SGDOptions(0.05).momentum(0.9));
+        DistributedOptimizer optimizer(sgd, view, world, parse_strategy(strategy));
+        for (int step = 0; step < tied_steps; ++step) {
+          const auto x = Tied::batch(step, 2 * world.size()).narrow(0, 2 * world.rank(), 2);
+          optimizer.backward_and_update(model.forward(x.to(at::kFloat)).pow(2).mean());
+        }
+        optimizer.synchronize();
+      };
+      Tied tied, listed;
+      for (auto* model : {&tied, &listed}) model->to(at::kFloat);
+      train(tied, tied);
+      train(listed, ModelView({{"tied", listed.tied},
+                               {"layer.weight", listed.layer->weight},
+                               {"layer.bias", listed.layer->bias},
+                               {"last.bias", listed.last->bias}},
+                              {{"scale", listed.scale}}));
+      const auto got = lockstep::parameters(tied), expected = lockstep::parameters(listed);
+      for (std::size_t i = 0; i < expected.size(); ++i)
+        EXPECT_TRUE(at::equal(got[i], expected[i])) << strategy << ", parameter " << i;
+    }
+  });
+}
+
+TEST_P(TiedRanks, GivenTwiceToAnOptimizerAreRefused) {
+  on_ranks(GetParam(), [](const Group& world) {
+    const auto twice = AllOf(HasSubstr("DistributedOptimizer: got parameter "
+                                       "'tied' = 'last.weight' twice, as #0 and #5 of the "
+                                       "optimizer, expected each parameter once"),
+                             HasSubstr("lockstep::parameters(model)"));
+    for (const auto& options : all_options) {
+      auto model = std::make_shared<Tied>();
+      // Without the layer that has two names.
+      std::vector<at::Tensor> parameters = model->parameters();
+      const std::vector<at::Tensor> once = {parameters[0], parameters[1], parameters[2],
+                                            model->last->bias};
+      std::vector<at::Tensor> repeated = once;
+      repeated.insert(repeated.begin() + 3, {at::ones({1}).requires_grad_()});
+      repeated.push_back(model->last->weight);
+      ModelView view({{"tied", model->tied},
+                      {"last.weight", model->tied},
+                      {"layer.weight", model->layer->weight},
+                      {"layer.bias", model->layer->bias},
+                      {"other", repeated[3]},
+                      {"last.bias", model->last->bias}});
+      AdamW adamw(repeated, AdamWOptions(0.1));
+      EXPECT_THAT(refusal([&] { DistributedOptimizer(adamw, view, world, options); }), twice);
+      expect_usable(world);
+      // In another group, and on one rank only.
+      AdamW groups({{once}, {{model->last->weight}}}, AdamWOptions(0.1));
+      AdamW plain(once, AdamWOptions(0.1));
+      auto& own = world.rank() == 1 ? groups : plain;
+      EXPECT_THAT(refusal([&] { DistributedOptimizer(own, *model, world, options); }),
+                  HasSubstr("'tied' = 'last.weight' twice, as #0 and #4 of the optimizer"));
+      expect_usable(world);
+      if (options.optimized_only) continue;
+      DistributedDataParallel ddp(model, world, options);
+      EXPECT_THAT(refusal([&] { DistributedOptimizer(own, ddp); }),
+                  HasSubstr("'tied' = 'last.weight' twice"));
+      expect_usable(world);
+    }
+  });
+}
+
+TEST(TiedParameters, GivenTwiceToAFusedOptimizerAreRefused) {
+  const Tied model;
+  const auto all = model.parameters();
+  const auto refused = HasSubstr(
+      "FusedOptimizer: got a parameter of sizes [4, 4] twice, as #0 and #6 of the optimizer");
+  const std::vector<at::Tensor> once = lockstep::parameters(model);
+  std::vector<at::Tensor> twice = once;
+  twice.insert(twice.end(), {at::ones({1}), at::ones({1}), model.last->weight});
+  EXPECT_THAT(refusal([&] { FusedSgd(twice, SGDOptions(0.1)); }), refused);
+  EXPECT_THAT(refusal([&] { FusedAdam sgd(twice); }), refused);
+  EXPECT_THAT(refusal([&] { FusedAdamW(twice, AdamWOptions(0.1), LowPrecision::master); }),
+              refused);
+  EXPECT_THAT(refusal([&] {
+                FusedSgd({{once}, {{once[2]}}}, SGDOptions(0.1));
+              }),
+              HasSubstr("twice, as #2 and #4"));
+  // Added after construction: nothing is updated.
+  FusedSgd later(once, SGDOptions(0.1));
+  torch::optim::Optimizer& base = later;
+  base.add_param_group({std::vector<at::Tensor>{once[1]}});
+  for (auto parameter : once) parameter.mutable_grad() = at::ones_like(parameter);
+  const auto before = once[0].detach().clone();
+  EXPECT_THAT(refusal([&] { later.step(); }), HasSubstr("twice, as #1 and #4"));
+  EXPECT_TRUE(at::equal(once[0], before));
+}
+
+TEST(TiedParameters, GivenTwiceToAGradScalerAreRefused) {
+  on_ranks(2, [](const Group& world) {
+    Tied model;
+    SGD sgd(model.parameters(), SGDOptions(0.1));
+    GradScaler scaler(world);
+    scaler.scale(model.forward(Tied::batch(0, 2)).sum()).backward();
+    const auto before = model.tied.grad().clone();
+    EXPECT_THAT(refusal([&] { scaler.step(sgd); }), HasSubstr("GradScaler::unscale_: got"));
+    EXPECT_TRUE(at::equal(model.tied.grad(), before));
+    expect_usable(world);
+  });
+}
+
+/// A scripted module with one submodule under two names, saved and loaded.
+torch::jit::Module scripted() {
+  torch::jit::Module block("Block");
+  block.register_parameter("w", random({4, 4}, 7, at::kDouble) / 2, false);
+  block.define("def forward(self, x):\n  return torch.tanh(torch.mm(x, self.w))\n");
+  torch::jit::Module model("Model");
+  model.register_module("first", block);
+  model.register_module("second", block);
+  model.define("def forward(self, x):\n  return self.second.forward(self.first.forward(x))\n");
+  std::stringstream file;
+  model.save(file);
+  return torch::jit::load(file);
+}
+
+TEST_P(TiedRanks, OfAScriptedModuleTrainAsInOneProcess) {
+  const auto train = [](torch::jit::Module& model, const auto& step_on) {
+    ASSERT_EQ(model.parameters().size(), 2U);
+    ASSERT_EQ(lockstep::parameters(model).size(), 1U);
+    AdamW adamw(lockstep::parameters(model), AdamWOptions(0.02));
+    step_on(adamw);
+  };
+  at::Tensor expected;
+  const int rows = 2 * GetParam();
+  on_ranks(1, [&](const Group&) {
+    auto model = scripted();
+    train(model, [&](AdamW& adamw) {
+      for (int step = 0; step < tied_steps; ++step) {
+        adamw.zero_grad();
+        model.forward({Tied::batch(step, rows)}).toTensor().pow(2).mean().backward();
+        adamw.step();
+      }
+    });
+    expected = lockstep::parameters(model)[0];
+  });
+  on_ranks(GetParam(), [&](const Group& world) {
+    for (const auto& options : all_options) {
+      auto model = scripted();
+      train(model, [&](AdamW& adamw) {
+        DistributedOptimizer optimizer(adamw, model, world, options);
+        for (int step = 0; step < tied_steps; ++step) {
+          const auto x = Tied::batch(step, rows).narrow(0, 2 * world.rank(), 2);
+          optimizer.backward_and_update(model.forward({x}).toTensor().pow(2).mean());
+        }
+      });
+      EXPECT_LT(distance(lockstep::parameters(model)[0], expected), 1e-12);
+    }
+    auto model = scripted();
+    std::vector<at::Tensor> all;
+    for (const auto& parameter : model.parameters()) all.push_back(parameter);
+    SGD sgd(all, SGDOptions(0.1));
+    EXPECT_THAT(refusal([&] { DistributedOptimizer(sgd, model, world); }),
+                HasSubstr("got parameter 'first.w' = 'second.w' twice, as #0 and #1"));
+    expect_usable(world);
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::testing
