@@ -100,7 +100,8 @@ struct Resumed {
 ///     checkpoint.save("run.safetensors", {.epoch = 3}, world);
 ///     const auto [meta, changes] = checkpoint.load("run.safetensors", world);
 ///
-/// A checkpoint is one safetensors file. Parameters and buffers have their names in the module; the
+/// A checkpoint is one safetensors file. Parameters and buffers have their names in the module. A
+/// tensor with two names is stored once, under the first, and metadata has the other name. The
 /// optimizer's state of a parameter is named "optimizer/<parameter>/<field>". Tensors of a single
 /// rank are named "rank/<rank>/…". The file contains digests of all tensors. A complete new file
 /// replaces the old one atomically; on an error the old file stays.
@@ -119,7 +120,9 @@ struct Checkpoint {
   std::map<std::string, Stateful> extra{};
 
   /// Saves without a group, for a single process.
-  /// Throws: CheckpointError naming the file, the tensor and the cause.
+  /// Throws: CheckpointError naming the file, the tensor and the cause. A tensor whose elements
+  /// share memory, which load() could not fill, is an error. InvalidArgument for an optimizer that
+  /// has a parameter twice.
   void save(const std::filesystem::path& path, const CheckpointMeta& meta = {}) const;
   /// Saves for a group. Rank 0 writes the common state, then the state of each rank, one rank at a
   /// time.

@@ -70,7 +70,8 @@ class LearningRate {
   std::string state() const;
   /// Restores the step count and the rates of a state().
   /// Throws: CheckpointError for text that state() did not write, for another number of parameter
-  /// groups, and if a LibTorch scheduler has already taken steps. Nothing is changed then.
+  /// groups, and if a LibTorch scheduler has already taken steps; what the schedule throws for the
+  /// step count. Nothing is changed then.
   void load_state(const std::string& state);
   /// Throws the errors of load_state() without changing anything.
   void check_state(const std::string& state) const;

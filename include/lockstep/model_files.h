@@ -46,8 +46,9 @@ struct NotLoaded {
 };
 
 /// Copies parameters and buffers into the model. Names, shapes and dtypes must be those of the
-/// model; names may differ without strict. Everything is checked before anything is changed;
-/// parameters keep their memory.
+/// model; names may differ without strict. A tensor of the model with several names needs one of
+/// them in the dict. Everything is checked before anything is changed; parameters keep their
+/// memory.
 ///
 ///     // Everything except the last layer, which has another number of classes.
 ///     const auto rename = [](const std::string& name) {

@@ -28,7 +28,8 @@ class StatefulOptimizer {
       : optimizer_(optimizer), model_(std::move(model)) {}
 
   /// Options, and the state of each parameter under the parameter's name.
-  /// Throws: CheckpointError if a parameter is not in the model.
+  /// Throws: CheckpointError if a parameter is not in the model, InvalidArgument if the optimizer
+  /// has one twice.
   State state() const;
   /// Throws: CheckpointError if the state is not one of this optimizer; nothing is changed then.
   void load_state(const State& state);
@@ -51,6 +52,7 @@ class SeveralStateful {
   explicit SeveralStateful(std::vector<Stateful> objects);
 
   State state() const;
+  /// Throws the error of the object that refuses its state. Nothing is changed then.
   void load_state(const State& state) const;
 
  private:

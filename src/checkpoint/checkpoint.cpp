@@ -18,11 +18,11 @@ namespace {
 
 /// Runs load, and restores the previous states if it throws.
 template <class Load>
-void load_states(const Restoration& restoration, const Load& load, const Checkpoint& checkpoint) {
+void load_states(const Restoration& restoration, const Load& load) {
   try {
     load();
   } catch (...) {
-    restoration.restore_states(checkpoint);
+    restoration.restore_states();
     throw;
   }
 }
@@ -55,8 +55,7 @@ Resumed Checkpoint::load(const std::filesystem::path& path) const {
     safetensors::Content content = safetensors::read(path);
     return detail::with_file_name(path, [&] {
       Restoration restoration(*this, std::move(content), 0, 1);
-      load_states(
-          restoration, [&] { restoration.load_states(*this); }, *this);
+      load_states(restoration, [&] { restoration.load_states(*this); });
       restoration.apply(*this);
       return restoration.resumed();
     });
@@ -71,14 +70,10 @@ Resumed Checkpoint::load(const std::filesystem::path& path, const Group& group) 
       restoration = detail::with_file_name(
           path, [&] { return Restoration(*this, std::move(content), group.rank(), group.size()); });
     });
-    load_states(
-        restoration,
-        [&] {
-          all_or_none(group, [&] {
-            detail::with_file_name(path, [&] { restoration.load_states(*this); });
-          });
-        },
-        *this);
+    load_states(restoration, [&] {
+      all_or_none(group,
+                  [&] { detail::with_file_name(path, [&] { restoration.load_states(*this); }); });
+    });
     restoration.apply(*this);
     return restoration.resumed();
   });

@@ -1,6 +1,5 @@
 #include "checkpoint/checkpoint_content.h"
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/optim/optimizer.h>
@@ -30,18 +29,12 @@ constexpr const char* denormals_key = "denormals";
 constexpr const char* optimizer_key = "optimizer";
 constexpr const char* rate_key = "learning_rate";
 constexpr std::string_view note_prefix = "note.";
+constexpr std::string_view alias_prefix = "alias.";
 constexpr std::string_view sampler_prefix = "sampler/";
 constexpr std::string_view extra_prefix = "extra/";
 constexpr std::string_view rank_prefix = "rank/";
 constexpr std::string_view strategy_prefix = "strategy/";
 constexpr const char* random_name = "random";
-
-ParameterNames names_of(const ModelView& model) {
-  ParameterNames names;
-  for (const auto& [name, tensor] : model.parameters())
-    names.emplace(tensor.unsafeGetTensorImpl(), name);
-  return names;
-}
 
 std::string prefix_of(int rank) { return concat(rank_prefix, rank, '/'); }
 
@@ -121,13 +114,6 @@ std::string text_in(const at::Tensor& bytes) {
   return {begin, begin + bytes.numel()};
 }
 
-/// A copy that does not share memory with the state.
-State copy_of(const State& state) {
-  State copy;
-  for (const auto& [name, tensor] : state) copy.emplace(name, tensor.clone());
-  return copy;
-}
-
 std::string prefix_of_extra(const std::string& name) {
   // With '/' one name could be the prefix of another.
   if (name.empty() || name.find('/') != std::string::npos)
@@ -182,6 +168,12 @@ std::string ranks_text(std::int64_t first, std::int64_t last) {
 
 }  // namespace
 
+State copy_of(const State& state) {
+  State copy;
+  for (const auto& [name, tensor] : state) copy.emplace(name, tensor.clone());
+  return copy;
+}
+
 safetensors::Content content_of(const Checkpoint& checkpoint, const CheckpointMeta& meta, int rank,
                                 int ranks) {
   safetensors::Content content;
@@ -189,10 +181,19 @@ safetensors::Content content_of(const Checkpoint& checkpoint, const CheckpointMe
     if (!content.tensors.emplace(name, tensor).second)
       throw CheckpointError(concat("tensor '", name, "': the name occurs twice"));
   };
+  const auto of_model = tensors_of(checkpoint.model);
+  for (const auto& [name, tensor] : of_model) check_loadable(name, tensor);
   if (rank == 0) {
-    for (const auto& [name, tensor] : tensors_of(checkpoint.model)) add(name, tensor);
+    std::map<const void*, std::string> stored;  // the model's tensors, and their first names
+    for (const auto& [name, tensor] : of_model) {
+      const auto [first, is_new] = stored.emplace(tensor.unsafeGetTensorImpl(), name);
+      if (is_new)
+        add(name, tensor);
+      else
+        content.metadata[concat(alias_prefix, name)] = first->second;
+    }
     if (checkpoint.optimizer) {
-      OptimizerState state = optimizer_state(*checkpoint.optimizer, names_of(checkpoint.model));
+      OptimizerState state = optimizer_state(*checkpoint.optimizer, checkpoint.model);
       for (const auto& [name, tensor] : state.tensors) add(name, tensor);
       content.metadata[optimizer_key] = std::move(state.description);
     }
@@ -208,7 +209,7 @@ safetensors::Content content_of(const Checkpoint& checkpoint, const CheckpointMe
     content.metadata[denormals_key] = denormals_text(flushes_denormals());
     if (meta.score) content.metadata[score_key] = text_of(*meta.score);
   } else if (checkpoint.optimizer && checkpoint.strategy.replicas_may_differ()) {
-    const auto state = optimizer_state(*checkpoint.optimizer, names_of(checkpoint.model));
+    const auto state = optimizer_state(*checkpoint.optimizer, checkpoint.model);
     for (const auto& [name, tensor] : state.tensors) add(prefix_of(rank) + name, tensor);
     add(prefix_of(rank) + optimizer_key, tensor_of(state.description));
   }
@@ -224,8 +225,7 @@ safetensors::Content content_of(const Checkpoint& checkpoint, const CheckpointMe
 
 std::map<std::string, at::Tensor> future_tensors(const Checkpoint& checkpoint, int ranks) {
   auto tensors = content_of(checkpoint, {}, 0, ranks).tensors;
-  if (checkpoint.optimizer)
-    tensors.merge(future_state(*checkpoint.optimizer, names_of(checkpoint.model)));
+  if (checkpoint.optimizer) tensors.merge(future_state(*checkpoint.optimizer, checkpoint.model));
   return tensors;
 }
 
@@ -301,21 +301,24 @@ void Restoration::compare_denormals(const safetensors::Content& content) {
 }
 
 void Restoration::prepare_model(const Checkpoint& checkpoint, safetensors::Content& content) {
-  for (const auto& [name, tensor] : tensors_of(checkpoint.model)) {
-    auto found = content.tensors.extract(name);
-    if (!found)
-      throw CheckpointError(concat("tensor '", name, "': is in the model, but not in the file"));
-    const at::Tensor& stored = found.mapped();
-    if (stored.sizes() != tensor.sizes() || stored.scalar_type() != tensor.scalar_type())
-      throw CheckpointError(concat("tensor '", name, "': expected ", tensor.scalar_type(), ' ',
-                                   tensor.sizes(), ", found ", stored.scalar_type(), ' ',
-                                   stored.sizes()));
-    copies_.emplace_back(tensor, stored);
+  for (const auto& [key, stored] : content.metadata) {
+    if (!key.starts_with(alias_prefix)) continue;
+    const auto found = content.tensors.find(stored);
+    if (found == content.tensors.end())
+      throw CheckpointError(concat(key, ": expected the name of a tensor, found '", stored, "'"));
+    content.tensors.emplace(key.substr(alias_prefix.size()), found->second);
   }
-  for (const auto& [name, tensor] : content.tensors)
+  copies_ = ModelCopies(checkpoint.model, {content.tensors.begin(), content.tensors.end()}, false);
+  const auto& [missing, unexpected] = copies_.not_loaded();
+  if (!missing.empty())
+    throw CheckpointError(
+        concat("tensor '", missing[0], "': is in the model, but not in the file"));
+  for (const auto& name : unexpected)
     if (!name.starts_with(optimizer_prefix) && !name.starts_with(sampler_prefix) &&
         !name.starts_with(extra_prefix) && !name.starts_with(rank_prefix))
       throw CheckpointError(concat("tensor '", name, "': is in the file, but not in the model"));
+  // A list of named tensors may have names that begin as those below do.
+  for (const auto& [name, tensor] : tensors_of(checkpoint.model)) content.tensors.erase(name);
 }
 
 void Restoration::prepare_optimizer_state(const Checkpoint& checkpoint,
@@ -336,7 +339,7 @@ void Restoration::prepare_optimizer_state(const Checkpoint& checkpoint,
   } else if (differs_by_rank) {
     add_change("every rank's optimizer continues from rank 0's state");
   }
-  optimizer_ = prepare_optimizer(state, *checkpoint.optimizer, names_of(checkpoint.model));
+  optimizer_ = prepare_optimizer(state, *checkpoint.optimizer, checkpoint.model);
 }
 
 void Restoration::prepare_rank_state(const Checkpoint& checkpoint,
@@ -391,30 +394,32 @@ void Restoration::add_change(const std::string& text) {
 }
 
 void Restoration::load_states(const Checkpoint& checkpoint) {
-  if (strategy_) previous_strategy_ = copy_of(checkpoint.strategy.state());
-  if (checkpoint.sampler) previous_sampler_ = copy_of(checkpoint.sampler.state());
-  try {
-    for (const auto& [name, object] : checkpoint.extra)
-      previous_extra_.emplace(name, copy_of(object.state()));
-    if (strategy_) checkpoint.strategy.load_state(*strategy_);
-    if (checkpoint.sampler) checkpoint.sampler.load_state(sampler_);
-    for (const auto& [name, object] : checkpoint.extra) object.load_state(extra_.at(name));
-  } catch (const InvalidArgument& error) {
-    throw CheckpointError(error.what());
-  }
+  const auto load = [&](const std::string& what, const Stateful& object, const State& state) {
+    try {
+      previous_.emplace_back(object, copy_of(object.state()));
+      object.load_state(state);
+    } catch (const c10::Error& error) {
+      throw CheckpointError(concat(what, ": ", error.what_without_backtrace()));
+    } catch (const CommError&) {
+      throw;
+    } catch (const std::exception& error) {
+      throw CheckpointError(concat(what, ": ", error.what()));
+    }
+  };
+  if (strategy_) load("strategy", checkpoint.strategy, *strategy_);
+  for (const auto& [name, object] : checkpoint.extra)
+    load(concat("extra '", name, '\''), object, extra_.at(name));
+  if (checkpoint.sampler) load("sampler", checkpoint.sampler, sampler_);
 }
 
-void Restoration::restore_states(const Checkpoint& checkpoint) const {
-  const auto restore = [](const Stateful& object, const std::optional<State>& previous) {
+void Restoration::restore_states() const {
+  for (const auto& [object, state] : previous_) {
     try {
-      if (previous) object.load_state(*previous);
+      object.load_state(state);
     } catch (const std::exception&) {
       // The caller rethrows the first error.
     }
-  };
-  restore(checkpoint.strategy, previous_strategy_);
-  restore(checkpoint.sampler, previous_sampler_);
-  for (const auto& [name, previous] : previous_extra_) restore(checkpoint.extra.at(name), previous);
+  }
 }
 
 void Restoration::apply(const Checkpoint& checkpoint) {
@@ -425,8 +430,7 @@ void Restoration::apply(const Checkpoint& checkpoint) {
     const std::lock_guard lock(generator.mutex());
     generator.set_state(random_);
   }
-  const at::NoGradGuard no_grad;
-  for (const auto& [to, from] : copies_) to.copy_(from);
+  copies_.apply();
 }
 
 }  // namespace lockstep::detail

@@ -13,6 +13,8 @@
 
 #include "checkpoint/optimizer_state.h"
 #include "core/text.h"
+#include "formats/checkpoint_error.h"
+#include "formats/model_copies.h"
 #include "lockstep/checkpoint.h"
 #include "lockstep/error.h"
 #include "lockstep/exchange.h"
@@ -20,11 +22,11 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// Runs fn, and adds the name of the file to its CheckpointError.
+/// Runs fn. Adds the name of the file to its CheckpointError. An error of LibTorch becomes one.
 template <class Function>
 auto with_file_name(const std::filesystem::path& path, const Function& fn) {
   try {
-    return fn();
+    return as_checkpoint_error("LibTorch", fn);
   } catch (const CheckpointError& error) {
     throw CheckpointError(concat(path.string(), ": ", error.what()),
                           {.rank = error.rank(),
@@ -33,6 +35,9 @@ auto with_file_name(const std::filesystem::path& path, const Function& fn) {
                            .cause_kind = error.cause_kind()});
   }
 }
+
+/// A copy that does not share memory with the state.
+State copy_of(const State& state);
 
 /// The content that a rank writes: its own tensors, and on rank 0 also the shared ones and the
 /// metadata.
@@ -69,10 +74,11 @@ class Restoration {
   /// Throws: CheckpointError when content and objects do not match. Changes no object.
   Restoration(const Checkpoint& checkpoint, safetensors::Content content, int rank, int ranks);
 
-  /// Loads the states of strategy, sampler and extra objects, which may throw. restore_states()
+  /// Loads the states of strategy, extra objects and sampler, which may throw. restore_states()
   /// reverts that, for when it has thrown on some rank.
+  /// Throws: CheckpointError naming the object.
   void load_states(const Checkpoint& checkpoint);
-  void restore_states(const Checkpoint& checkpoint) const;
+  void restore_states() const;
   /// Loads everything else. Does not throw.
   void apply(const Checkpoint& checkpoint);
 
@@ -87,16 +93,14 @@ class Restoration {
 
   int rank_ = 0;
   int ranks_ = 1;
-  std::int64_t saved_by_ = 1;                              ///< number of ranks
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies_;  ///< to, from
+  std::int64_t saved_by_ = 1;  ///< number of ranks
+  ModelCopies copies_;
   PreparedOptimizer optimizer_;
   std::string rate_;
   State sampler_;
   std::optional<State> strategy_;
-  std::optional<State> previous_strategy_;  ///< the state before load_states()
-  std::optional<State> previous_sampler_;
   std::map<std::string, State> extra_;
-  std::map<std::string, State> previous_extra_;
+  std::vector<std::pair<Stateful, State>> previous_;  ///< objects' states before load_states()
   at::Tensor random_;
   Resumed resumed_;
 };

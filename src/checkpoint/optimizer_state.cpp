@@ -20,8 +20,10 @@
 
 #include "core/json_depth.h"
 #include "core/text.h"
+#include "formats/checkpoint_error.h"
 #include "formats/optimizer_fields.h"
 #include "lockstep/error.h"
+#include "parallel/own_step.h"
 #include "parallel/sharded_state.h"
 
 namespace lockstep::inline v0_2::detail {
@@ -41,6 +43,19 @@ constexpr const char* low_precision_key = "low_precision";
 
 std::string kind_of(const torch::optim::Optimizer& optimizer) {
   return c10::demangle(class_of(optimizer).name());
+}
+
+/// Parameter names by TensorImpl, the key of an optimizer's state.
+using ParameterNames = std::map<const void*, std::string>;
+
+/// The names under which a checkpoint stores an optimizer's state.
+ParameterNames names_of(const torch::optim::Optimizer& optimizer, const ModelView& model) {
+  const auto named = model.parameters();
+  // LibTorch cannot load the state of a parameter that occurs twice.
+  check_listed_once(optimizer, "Checkpoint", named);
+  ParameterNames names;
+  for (const auto& [name, tensor] : named) names.emplace(tensor.unsafeGetTensorImpl(), name);
+  return names;
 }
 
 std::string key_of(const at::Tensor& parameter) {
@@ -163,11 +178,9 @@ std::string archive_for(const json& description, const Tensors& tensors,
 template <class Function>
 auto as_checkpoint_errors(const Function& fn) {
   try {
-    return fn();
+    return as_checkpoint_error("optimizer", fn);
   } catch (const json::exception& error) {
     throw CheckpointError(concat("optimizer: ", error.what()));
-  } catch (const c10::Error& error) {
-    throw CheckpointError(concat("optimizer: ", error.what_without_backtrace()));
   }
 }
 
@@ -294,27 +307,33 @@ void move_to_parameters(torch::optim::Optimizer& optimizer) {
 struct LbfgsReader {
   const json& fields;
   const Tensors& tensors;
-  at::Tensor flat;  ///< tensors must have its shape and dtype, or be numbers
+  at::Tensor flat;  ///< tensors that are no numbers must have its shape and dtype
 
   void operator()(const char* name, const Count<std::int64_t>& count) const {
     count.value = fields.at(name).get<std::int64_t>();
   }
   void operator()(const char* name, double& value) const {
-    value = tensor_of(fields.at(name)).item<double>();
+    value = tensor_of(fields.at(name), true).item<double>();
   }
-  void operator()(const char* name, at::Tensor& value) const { value = tensor_of(fields.at(name)); }
+  void operator()(const char* name, at::Tensor& value) const {
+    value = tensor_of(fields.at(name), std::string_view(name) == "H_diag");
+  }
   void operator()(const char* name, std::deque<at::Tensor>& values) const {
-    for (const json& part : fields.at(name).at("tuple")) values.push_back(tensor_of(part));
+    for (const json& part : fields.at(name).at("tuple"))
+      values.push_back(tensor_of(part, std::string_view(name) == "ro"));
   }
 
  private:
-  at::Tensor tensor_of(const json& field) const {
+  at::Tensor tensor_of(const json& field, bool is_number) const {
     const at::Tensor& tensor = tensor_at(field.at("tensor"), tensors);
-    if (tensor.dim() > 0 &&
-        (tensor.sizes() != flat.sizes() || tensor.scalar_type() != flat.scalar_type()))
-      throw CheckpointError(concat("tensor ", field["tensor"].dump(), ": expected ",
-                                   flat.scalar_type(), ' ', flat.sizes(), ", found ",
-                                   tensor.scalar_type(), ' ', tensor.sizes()));
+    const bool fits =
+        is_number ? tensor.dim() == 0 && !tensor.is_complex()
+                  : tensor.sizes() == flat.sizes() && tensor.scalar_type() == flat.scalar_type();
+    if (!fits)
+      throw CheckpointError(concat(
+          "tensor ", field["tensor"].dump(), ": expected ",
+          is_number ? std::string("one number") : concat(flat.scalar_type(), ' ', flat.sizes()),
+          ", found ", tensor.scalar_type(), ' ', tensor.sizes()));
     return tensor.clone();
   }
 };
@@ -441,9 +460,9 @@ json check_description(const OptimizerState& state, const torch::optim::Optimize
 
 }  // namespace
 
-OptimizerState optimizer_state(const torch::optim::Optimizer& optimizer,
-                               const ParameterNames& names) {
+OptimizerState optimizer_state(const torch::optim::Optimizer& optimizer, const ModelView& model) {
   return as_checkpoint_errors([&] {
+    const auto names = names_of(optimizer, model);
     OptimizerState result;
     const auto& states = whole_state(optimizer);
     json description = {
@@ -471,7 +490,8 @@ OptimizerState optimizer_state(const torch::optim::Optimizer& optimizer,
 }
 
 std::map<std::string, at::Tensor> future_state(const torch::optim::Optimizer& optimizer,
-                                               const ParameterNames& names) {
+                                               const ModelView& model) {
+  const auto names = names_of(optimizer, model);
   std::map<std::string, at::Tensor> state;
   for (const auto& group : optimizer.param_groups()) {
     const std::vector<const char*> of_group = future_fields(group.options());
@@ -490,35 +510,38 @@ std::map<std::string, at::Tensor> future_state(const torch::optim::Optimizer& op
 }
 
 PreparedOptimizer prepare_optimizer(const OptimizerState& state, torch::optim::Optimizer& optimizer,
-                                    const ParameterNames& names) {
+                                    const ModelView& model) {
   return as_checkpoint_errors([&] {
+    const auto names = names_of(optimizer, model);
     json description = check_description(state, optimizer, names);
     const std::string archive = archive_for(description, state.tensors, optimizer, names);
-    // Moves the optimizer's state away, so that the archive has only its options.
+    json own_description = {{"state", json::object()}, {"groups", json::array()}};
+    Tensors none;
+    for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
+      own_description["groups"].push_back(
+          {{"options", archived(optimizer.param_groups()[g].options(), "", none)}});
+      check_options(description["groups"][g].at("options"), own_description["groups"][g]["options"],
+                    g);
+    }
     PreparedOptimizer own;
+    own.options_ = archive_for(own_description, none, optimizer, names);
+    PreparedOptimizer prepared;
+    json options = description;
+    options["state"] = json::object();
+    prepared.options_ = archive_for(options, state.tensors, optimizer, names);
+
+    // The optimizer parses the file's options and state on trial.
     std::swap(own.state_, optimizer.state());
     try {
-      json own_description = {{"state", json::object()}, {"groups", json::array()}};
-      Tensors none;
-      for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
-        own_description["groups"].push_back(
-            {{"options", archived(optimizer.param_groups()[g].options(), "", none)}});
-        check_options(description["groups"][g].at("options"),
-                      own_description["groups"][g]["options"], g);
-      }
-      own.options_ = archive_for(own_description, none, optimizer, names);
       InputArchive all = reopen(archive);
       optimizer.load(all);
       if (is_lbfgs(optimizer)) restore_lbfgs(optimizer, description, state.tensors, names);
       restore_low_precision(optimizer, description, state.tensors, names);
       move_to_parameters(optimizer);
     } catch (...) {
-      std::swap(own.state_, optimizer.state());
+      own.apply(optimizer);
       throw;
     }
-    description["state"] = json::object();
-    PreparedOptimizer prepared;
-    prepared.options_ = archive_for(description, state.tensors, optimizer, names);
     std::swap(prepared.state_, optimizer.state());
     own.apply(optimizer);
     if (const auto* sharded = ShardedState::of(optimizer)) sharded->cut(prepared.state_);

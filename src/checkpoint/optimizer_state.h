@@ -8,10 +8,9 @@
 #include <type_traits>
 #include <utility>
 
-namespace lockstep::inline v0_2::detail {
+#include "lockstep/model_view.h"
 
-/// Parameter names by TensorImpl, the key of an optimizer's state.
-using ParameterNames = std::map<const void*, std::string>;
+namespace lockstep::inline v0_2::detail {
 
 /// Serialized state of an optimizer of any class.
 struct OptimizerState {
@@ -21,15 +20,17 @@ struct OptimizerState {
 
 inline constexpr const char* optimizer_prefix = "optimizer/";
 
-/// Throws: CheckpointError for a parameter without a name, or for a value that cannot be stored.
-OptimizerState optimizer_state(const torch::optim::Optimizer& optimizer,
-                               const ParameterNames& names);
+// The model of the following functions has the optimizer's parameters, and gives their names. They
+// throw CheckpointError for a parameter that the model lacks, and InvalidArgument for one that the
+// optimizer has twice.
+
+/// Throws: CheckpointError for a value that cannot be stored.
+OptimizerState optimizer_state(const torch::optim::Optimizer& optimizer, const ModelView& model);
 
 /// The tensors that an optimizer will add to its state in its first step: names, and for each a
 /// tensor of its sizes and dtype, maybe without memory. Empty for classes that are not known here.
-/// Throws: CheckpointError for a parameter without a name.
 std::map<std::string, at::Tensor> future_state(const torch::optim::Optimizer& optimizer,
-                                               const ParameterNames& names);
+                                               const ModelView& model);
 
 /// A state that an optimizer has parsed successfully and that apply() can install.
 class PreparedOptimizer {
@@ -43,7 +44,7 @@ class PreparedOptimizer {
 
   friend PreparedOptimizer prepare_optimizer(const OptimizerState& state,
                                              torch::optim::Optimizer& optimizer,
-                                             const ParameterNames& names);
+                                             const ModelView& model);
   ParamStates state_;
   std::string options_;  ///< an archive without state
 };
@@ -52,6 +53,6 @@ class PreparedOptimizer {
 /// parse the whole state. Does not change the optimizer.
 /// Throws: CheckpointError with the first difference.
 PreparedOptimizer prepare_optimizer(const OptimizerState& state, torch::optim::Optimizer& optimizer,
-                                    const ParameterNames& names);
+                                    const ModelView& model);
 
 }  // namespace lockstep::detail

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "checkpoint/checkpoint_content.h"
 #include "checkpoint/optimizer_state.h"
 #include "core/operation_error.h"
 #include "core/text.h"
@@ -20,19 +21,12 @@ using detail::concat;
 /// No parameter's state has this name: those have a '/'.
 constexpr const char* description_name = "description";
 
-detail::ParameterNames parameter_names(const ModelView& model) {
-  detail::ParameterNames names;
-  for (const auto& [name, tensor] : model.parameters())
-    names.emplace(tensor.unsafeGetTensorImpl(), name);
-  return names;
-}
-
 std::string index_prefix(std::size_t index) { return concat(index, '/'); }
 
 }  // namespace
 
 State StatefulOptimizer::state() const {
-  const auto own = detail::optimizer_state(optimizer_, parameter_names(model_));
+  const auto own = detail::optimizer_state(optimizer_, model_);
   State state;
   for (const auto& [name, tensor] : own.tensors)
     state.emplace(name.substr(std::string_view(detail::optimizer_prefix).size()), tensor);
@@ -52,7 +46,7 @@ void StatefulOptimizer::load_state(const State& state) {
       own.tensors.emplace(concat(detail::optimizer_prefix, name), tensor);
     }
   }
-  detail::prepare_optimizer(own, optimizer_, parameter_names(model_)).apply(optimizer_);
+  detail::prepare_optimizer(own, optimizer_, model_).apply(optimizer_);
 }
 
 SeveralStateful::SeveralStateful(std::vector<Stateful> objects) : objects_(std::move(objects)) {
@@ -77,13 +71,21 @@ State SeveralStateful::state() const {
 }
 
 void SeveralStateful::load_state(const State& state) const {
-  for (std::size_t i = 0; i < objects_.size(); ++i) {
+  const State before = detail::copy_of(this->state());
+  std::size_t begun = 0;
+  const auto load = [&](std::size_t i, const State& all) {
     const auto prefix = index_prefix(i);
     State own;
-    for (const auto& [name, tensor] : state) {
+    for (const auto& [name, tensor] : all) {
       if (name.starts_with(prefix)) own.emplace(name.substr(prefix.size()), tensor);
     }
     objects_[i].load_state(own);
+  };
+  try {
+    while (begun < objects_.size()) load(begun++, state);
+  } catch (...) {
+    for (std::size_t i = 0; i < begun; ++i) load(i, before);
+    throw;
   }
 }
 

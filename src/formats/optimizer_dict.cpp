@@ -6,7 +6,6 @@
 
 #include <concepts>
 #include <deque>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,9 +15,11 @@
 #include <vector>
 
 #include "core/text.h"
+#include "formats/checkpoint_error.h"
 #include "formats/optimizer_fields.h"
 #include "lockstep/error.h"
 #include "lockstep/model_files.h"
+#include "parallel/own_step.h"
 #include "parallel/sharded_state.h"
 
 namespace lockstep::inline v0_2 {
@@ -218,7 +219,7 @@ struct Kind {
   void load(Optimizer& optimizer, const GenericDict& states,
             const c10::impl::GenericList& groups) const {
     std::vector<Options> options;
-    std::map<void*, std::unique_ptr<ParamState>> new_states;
+    detail::ParamStates new_states;
     for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
       const std::string where = concat("optimizer: group ", g);
       const IValue found = groups.get(g);
@@ -229,9 +230,8 @@ struct Kind {
       check_same_rule(group, where);
       load_states(optimizer, g, group, states, options.back(), where, new_states);
     }
-    optimizer.state().clear();
-    for (auto& [parameter, state] : new_states) optimizer.state()[parameter] = std::move(state);
-    if (const auto* sharded = detail::ShardedState::of(optimizer)) sharded->cut(optimizer.state());
+    if (const auto* sharded = detail::ShardedState::of(optimizer)) sharded->cut(new_states);
+    optimizer.state() = std::move(new_states);
     for (std::size_t g = 0; g < options.size(); ++g)
       static_cast<Options&>(optimizer.param_groups()[g].options()) = options[g];
   }
@@ -263,8 +263,7 @@ struct Kind {
 
   static void load_states(const Optimizer& optimizer, std::size_t g, const GenericDict& group,
                           const GenericDict& states, const Options& options,
-                          const std::string& where,
-                          std::map<void*, std::unique_ptr<ParamState>>& new_states) {
+                          const std::string& where, detail::ParamStates& new_states) {
     const std::vector<at::Tensor>& parameters = optimizer.param_groups()[g].params();
     const auto list = group.find("params");
     if (list == group.end() || !list->value().isList() ||
@@ -301,6 +300,7 @@ struct Kind {
 /// Calls fn with the Kind of the optimizer.
 template <class Function>
 auto with_kind(const Optimizer& optimizer, const Function& fn) {
+  detail::check_listed_once(optimizer, "state_dict");
   const auto& own = detail::class_of(optimizer);
   if (own == typeid(torch::optim::SGD))
     return fn(Kind<torch::optim::SGDOptions, torch::optim::SGDParamState>{false});
@@ -341,7 +341,8 @@ void load_state_dict(Optimizer& optimizer, const c10::IValue& dict) {
       throw CheckpointError(concat("optimizer: expected a state and ",
                                    optimizer.param_groups().size(),
                                    " param_groups, found other values"));
-    kind.load(optimizer, states.toGenericDict(), groups.toList());
+    detail::as_checkpoint_error(
+        "optimizer", [&] { kind.load(optimizer, states.toGenericDict(), groups.toList()); });
     return 0;
   });
 }

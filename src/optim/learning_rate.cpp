@@ -95,6 +95,7 @@ LearningRate::Saved LearningRate::parse(const std::string& state) const {
           concat("learning rate: a scheduler of LibTorch cannot be reset: expected a "
                  "new one, found one after ",
                  steps_, " steps"));
+    if (scheduler_ == nullptr) schedule_(saved.steps);  // a program's own schedule may throw
     return saved;
   } catch (const nlohmann::json::exception& error) {
     throw CheckpointError(concat("learning rate: ", error.what()));

@@ -167,6 +167,8 @@ void MovingAverage::load_state(const State& state) {
     const auto found = state.find(name);
     if (found == state.end()) throw_invalid(operation, "got no '", name, "'");
     const at::Tensor& tensor = found->second;
+    if (!tensor.defined() || tensor.layout() != own.layout())
+      throw_invalid(operation, "got '", name, "' that is no dense tensor, expected one");
     if (tensor.sizes() != own.sizes() || tensor.scalar_type() != own.scalar_type())
       throw_invalid(operation, "got '", name, "' of ", tensor.scalar_type(), ' ', tensor.sizes(),
                     ", expected ", own.scalar_type(), ' ', own.sizes());

@@ -400,7 +400,18 @@ State BucketReducers::state() const {
 }
 
 void BucketReducers::load(const State& state) {
-  for (auto& reducer : reducers_) reducer.exchange->load(state);
+  // An exchange may refuse its state after others have loaded theirs.
+  State before;
+  for (const auto& [name, tensor] : this->state()) before.emplace(name, tensor.clone());
+  const auto load_all = [&](const State& all) {
+    for (auto& reducer : reducers_) reducer.exchange->load(all);
+  };
+  try {
+    load_all(state);
+  } catch (...) {
+    load_all(before);
+    throw;
+  }
 }
 
 }  // namespace lockstep::detail

@@ -118,7 +118,7 @@ State Layout::split(const at::Tensor& flat, std::string_view what) const {
 void Layout::join(const State& state, std::string_view what, const at::Tensor& flat) const {
   for (auto& [name, values] : split(flat, what)) {
     const auto parameter = name.substr(0, name.size() - what.size() - 1);
-    values.copy_(find(state, parameter, what, values.sizes()));
+    values.copy_(find(state, parameter, what, values));
   }
 }
 
@@ -131,16 +131,18 @@ const std::string& Layout::name_at(std::size_t element) const {
 }
 
 const at::Tensor& find(const State& state, const std::string& parameter, std::string_view what,
-                       at::IntArrayRef sizes) {
+                       const at::Tensor& like) {
   const auto found = state.find(concat(parameter, '.', what));
   if (found == state.end()) {
     throw InvalidArgument(concat("exchange: the state has no ", what, " of parameter ", parameter));
   }
-  if (found->second.sizes() != sizes) {
-    throw InvalidArgument(concat("exchange: got a ", what, " of parameter ", parameter,
-                                 " with sizes ", found->second.sizes(), ", expected ", sizes));
+  const auto& tensor = found->second;
+  if (tensor.sizes() != like.sizes() || tensor.scalar_type() != like.scalar_type()) {
+    throw InvalidArgument(concat("exchange: got a ", what, " of parameter ", parameter, " of ",
+                                 tensor.scalar_type(), " with sizes ", tensor.sizes(),
+                                 ", expected ", like.scalar_type(), " with sizes ", like.sizes()));
   }
-  return found->second;
+  return tensor;
 }
 
 averaging::Elements elements_of(const at::Tensor& values) {

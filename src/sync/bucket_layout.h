@@ -47,9 +47,9 @@ class Layout {
 };
 
 /// The entry "<parameter>.<what>" of a state.
-/// Throws: InvalidArgument when it is missing or has other sizes.
+/// Throws: InvalidArgument when it is missing or has other sizes or another dtype.
 const at::Tensor& find(const State& state, const std::string& parameter, std::string_view what,
-                       at::IntArrayRef sizes);
+                       const at::Tensor& like);
 
 /// The memory of a flat tensor or of a bucket, as averages see it.
 averaging::Elements elements_of(const at::Tensor& values);

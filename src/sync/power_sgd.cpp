@@ -70,7 +70,7 @@ class PowerSgdExchange final : public Exchange {
   void load(const State& state) override {
     residual_.load(layout_, state);
     for (auto& matrix : matrices_) {
-      matrix.q.copy_(detail::find(state, matrix.part->name, "q", matrix.q.sizes()));
+      matrix.q.copy_(detail::find(state, matrix.part->name, "q", matrix.q));
     }
   }
 

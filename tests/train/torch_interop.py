@@ -190,12 +190,36 @@ def exchange_safetensors(folder):
               folder / "python.safetensors", metadata={"who": "python"})
 
 
+def exchange_tied(folder):
+    from safetensors.torch import load_model, save_model
+
+    class Tied(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = torch.nn.Linear(3, 3)
+            self.again = self.first
+            self.tied = torch.nn.Parameter(torch.zeros(2))
+            self.same = self.tied
+
+    model = Tied()
+    load_model(model, folder / "tied.safetensors")
+    expected = torch.load(folder / "tied_state.pt", weights_only=True)
+    assert set(expected) == set(model.state_dict()), expected.keys()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, expected[name]), name
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2)
+    save_model(model, folder / "python_tied.safetensors")
+
+
 def expected_draw(folder):
     return torch.load(folder / "draw.pt", weights_only=True)
 
 
 folder = pathlib.Path(sys.argv[2])
-actions = {"write": write, "continue": continue_run, "safetensors": exchange_safetensors}
+actions = {"write": write, "continue": continue_run, "safetensors": exchange_safetensors,
+           "tied": exchange_tied}
 try:
     actions[sys.argv[1]](folder)
 except ImportError as error:

@@ -301,5 +301,26 @@ TEST_F(TorchInterop, CheckpointsAreReadBySafetensors) {
     EXPECT_TRUE(same_bytes(content.tensors.at(name), values.to(dtype))) << name;
 }
 
+TEST_F(TorchInterop, FilesOfTiedModelsAreThoseOfSafetensors) {
+  struct TiedNet : torch::nn::Module {
+    torch::nn::Linear first = register_module("first", torch::nn::Linear(3, 3));
+    torch::nn::Linear again = register_module("again", first);
+    at::Tensor tied = register_parameter("tied", torch::randn({2}));
+    at::Tensor same = register_parameter("same", tied);
+  };
+  const TiedNet model;
+  Checkpoint{.model = model}.save(*folder / "tied.safetensors");
+  write_torch_file(*folder / "tied_state.pt", state_dict(model));
+  const Answer answer = python("tied", folder->path());
+  if (is_missing(answer)) GTEST_SKIP() << answer.text;
+  ASSERT_EQ(answer.code, 0) << answer.text;
+  const TiedNet loaded;
+  const auto content = safetensors::read(*folder / "python_tied.safetensors");
+  EXPECT_EQ(content.tensors.size(), 3U);
+  load_state_dict(loaded, content.tensors);
+  EXPECT_TRUE(loaded.again->weight.equal(model.first->weight * 2));
+  EXPECT_TRUE(loaded.same.equal(model.tied * 2));
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "formats/safetensors_header.h"
+#include "formats/safetensors_reader.h"
+#include "lockstep/model_files.h"
+
+namespace lockstep::testing {
+
+using Values = std::map<std::string, at::Tensor>;
+/// Copies of all values of a program; numbers as text.
+using AllValues = std::pair<Values, std::string>;
+
+inline void expect_unchanged(const AllValues& got, const AllValues& before,
+                             const std::string& what) {
+  EXPECT_EQ(got.second, before.second) << what;
+  ASSERT_EQ(got.first.size(), before.first.size()) << what;
+  for (const auto& [name, tensor] : before.first)
+    EXPECT_TRUE(at::equal(got.first.at(name), tensor)) << what << ": " << name;
+}
+
+/// What may be wrong with one tensor of a file.
+inline const std::vector<std::pair<const char*, std::function<void(Values&, const std::string&)>>>
+    file_faults{{"missing", [](Values& tensors, const auto& name) { tensors.erase(name); }},
+                {"of a wrong shape",
+                 [](Values& tensors, const auto& name) {
+                   tensors[name] = tensors[name].flatten().repeat(2);
+                 }},
+                {"of a wrong dtype", [](Values& tensors, const auto& name) {
+                   const bool is_short = tensors[name].scalar_type() == at::kShort;
+                   tensors[name] = tensors[name].to(is_short ? at::kInt : at::kShort);
+                 }}};
+
+/// safetensors::write() without waiting for the disk.
+inline void write_unsynced(const std::filesystem::path& path, const safetensors::Content& content) {
+  const auto pieces = safetensors::pieces_of(content, path.string());
+  safetensors::Header header{.entries = {}, .metadata = content.metadata};
+  for (const auto& piece : pieces) header.entries.push_back(piece.entry);
+  std::ofstream file(path, std::ios::binary);
+  file << safetensors::write_header(header, path.string());
+  for (const auto& piece : pieces) {
+    const auto bytes = safetensors::bytes_of(piece.values);
+    file.write(reinterpret_cast<const char*>(bytes.data()),
+               static_cast<std::streamsize>(bytes.size()));
+  }
+}
+
+}  // namespace lockstep::testing
