@@ -23,8 +23,6 @@ using ::testing::HasSubstr;
 using torch::optim::SGD;
 using torch::optim::SGDOptions;
 
-const std::vector<std::vector<std::int64_t>> two_shapes{{3}, {2, 5}};
-
 /// A model whose step of learning rate 1 subtracts the gradient, on every rank.
 struct OneModel {
   explicit OneModel(const Group& world, const DataParallelOptions& options = {})

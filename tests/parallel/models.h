@@ -25,6 +25,7 @@ namespace lockstep::testing {
 inline const DataParallelOptions one_each{.buckets = {.first = 0, .rest = 0}};
 
 inline const std::vector<std::vector<std::int64_t>> some_shapes{{3}, {2, 5}, {17}, {1}};
+inline const std::vector<std::vector<std::int64_t>> two_shapes{{3}, {2, 5}};
 
 /// The number of processes of which `lockstep run` or mpirun has started this one, if it has.
 inline std::optional<int> started_processes() {

@@ -19,8 +19,6 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-const std::vector<std::vector<std::int64_t>> two_shapes{{3}, {2, 5}};
-
 /// Two models of the same shapes.
 struct Twins {
   explicit Twins(const Group& first_group, const Group& second_group,
