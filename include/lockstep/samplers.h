@@ -39,11 +39,15 @@ struct SamplerOptions {
 ///
 /// Copies share their state, because LibTorch's data loader uses a copy: set_epoch() also affects
 /// the loader's copy. Two loaders need two samplers.
+///
+/// Wrappers of the same group compare the ranks' epochs and batches at each exchange. If they
+/// differ, as after a batch that one rank has skipped, rank 0 writes one warning to stderr.
 /// Ranks: all construct it with the same size and options; no communication.
 class DistributedSampler : public torch::data::samplers::Sampler<> {
  public:
   /// Throws: InvalidArgument for a rank outside the group.
   DistributedSampler(std::size_t size, ShardSpec shard, SamplerOptions options = {});
+  /// Batches of this sampler are compared between the ranks of the group.
   DistributedSampler(std::size_t size, const Group& group, SamplerOptions options = {});
 
   /// Sets the epoch of the next pass; later passes count on from it. If it differs from the epoch

@@ -2,10 +2,12 @@
 
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include <memory>
 
 #include "core/environment.h"
+#include "core/text.h"
 
 namespace lockstep::inline v0_2::log {
 namespace {
@@ -39,5 +41,11 @@ spdlog::logger& logger() {
 }  // namespace
 
 void write(Level level, std::string_view text) { logger().log(translate(level), text); }
+
+void notice(std::string_view text) {
+  if (logger().should_log(spdlog::level::warn)) return warn(text);
+  const auto line = detail::concat("lockstep: ", text, '\n');
+  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
+}
 
 }  // namespace lockstep::log

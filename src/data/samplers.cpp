@@ -12,6 +12,8 @@
 
 #include "core/operation_error.h"
 #include "core/text.h"
+#include "data/data_position.h"
+#include "group/per_group.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2 {
@@ -62,9 +64,16 @@ struct DistributedSampler::State {
   std::vector<std::size_t> own{};    ///< this rank's indices of the current pass, in order
   std::size_t drawn = 0;
   std::optional<std::size_t> used{};  ///< samples that the program has reported by used()
+  std::uint64_t batches = 0;          ///< drawn in the current pass, or reported by used()
+  std::shared_ptr<detail::DataPosition> position{};  ///< of the group; null without one
 
   std::size_t next_done = 0;  ///< positions of the order that the next pass skips
   std::size_t done = 0;       ///< positions of the order that the current pass skips
+
+  void count_batch() {
+    ++batches;
+    if (position) position->set(epoch, batches);
+  }
 
   std::size_t ranks() const { return static_cast<std::size_t>(shard.ranks); }
   /// Samples of each rank in a pass that skips the first positions of the order.
@@ -82,7 +91,9 @@ DistributedSampler::DistributedSampler(std::size_t size, ShardSpec shard, Sample
 }
 
 DistributedSampler::DistributedSampler(std::size_t size, const Group& group, SamplerOptions options)
-    : DistributedSampler(size, ShardSpec{.rank = group.rank(), .ranks = group.size()}, options) {}
+    : DistributedSampler(size, ShardSpec{.rank = group.rank(), .ranks = group.size()}, options) {
+  state_->position = detail::per_group<detail::DataPosition>(group.host());
+}
 
 void DistributedSampler::set_epoch(std::uint64_t epoch) {
   if (epoch != state_->next_epoch) state_->next_done = 0;
@@ -103,6 +114,7 @@ void DistributedSampler::reset(std::optional<std::size_t> new_size) {
   state.done = std::exchange(state.next_done, 0);
   state.drawn = 0;
   state.used.reset();
+  state.batches = 0;
 
   state.order.resize(state.size);
   std::iota(state.order.begin(), state.order.end(), std::size_t{0});
@@ -120,11 +132,14 @@ std::optional<std::vector<std::size_t>> DistributedSampler::next(std::size_t bat
   if (count == 0) return std::nullopt;
   const auto first = state.own.begin() + static_cast<std::ptrdiff_t>(state.drawn);
   state.drawn += count;
+  if (!state.used) state.count_batch();
   return std::vector<std::size_t>(first, first + static_cast<std::ptrdiff_t>(count));
 }
 
 void DistributedSampler::used(std::size_t samples) {
+  if (!state_->used) state_->batches = 0;
   state_->used = state_->used.value_or(0) + samples;
+  if (samples > 0) state_->count_batch();
 }
 
 std::map<std::string, at::Tensor> DistributedSampler::state() const {

@@ -1,5 +1,4 @@
 #include <ATen/Parallel.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -98,10 +97,7 @@ class RunningRanks {
     const auto text =
         concat("spawn: ", what, "; spawn() still waits for ", detail::rank_list(ranks), " of ",
                running_.size(), ", which ", ranks.size() == 1 ? "has" : "have", " not returned");
-    log::warn(text);
-    // Otherwise the program would hang without any message.
-    const auto line = concat("lockstep: ", text, '\n');
-    [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
+    log::notice(text);  // otherwise the program would hang without any message
     ended_.wait(lock, [this] { return ranks_that_run(true).empty(); });
   }
 

@@ -9,6 +9,18 @@
 
 namespace lockstep::inline v0_2::detail {
 
+/// An integer and its complement. Their bytewise maxima over ranks are complements of each other
+/// if, and only if, all ranks have the same integer. Zeros in place of both, of a rank that has no
+/// integer, do not change the maxima of the others.
+template <class Integer>
+struct Compared {
+  explicit Compared(Integer own) : value(own), complement(static_cast<Integer>(~own)) {}
+  bool is_equal() const { return static_cast<Integer>(~complement) == value; }
+
+  Integer value;
+  Integer complement;
+};
+
 /// The first line in which ranks differ.
 struct LineDifference {
   std::string text;  ///< each variant of the line, with the ranks that pass it

@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "core/digest.h"
+#include "core/log.h"
 #include "core/text.h"
+#include "group/per_group.h"
 #include "lockstep/error.h"
 #include "parallel/agree.h"
 #include "parallel/sparse_gradients.h"
@@ -49,6 +51,13 @@ std::int64_t offset_in(const at::Tensor& tensor, const at::Tensor& dense, std::i
     }
   }
   return result;
+}
+
+/// The maxima over ranks.
+Compared<std::uint64_t> compared_of(std::span<const std::uint8_t, ConsistencyCheck::bytes> maxima) {
+  Compared<std::uint64_t> compared(0);
+  std::memcpy(&compared, maxima.data(), sizeof compared);
+  return compared;
 }
 
 bool is_like(const at::Tensor& mean, const at::Tensor& other) {
@@ -115,20 +124,13 @@ void ConsistencyCheck::write(std::int64_t step, const BucketReducers& reducers,
   }
   std::vector<std::uint64_t> checksums;
   for (const auto& parameter : compared_) checksums.push_back(parameter.checksum);
-  const auto sum = digest(std::as_bytes(std::span(checksums)));
-  const auto complement = ~sum;
-  std::memcpy(own.data(), &sum, sizeof sum);
-  std::memcpy(own.data() + sizeof sum, &complement, sizeof complement);
+  const Compared sum(digest(std::as_bytes(std::span(checksums))));
+  std::memcpy(own.data(), &sum, bytes);
 }
 
 void ConsistencyCheck::check(std::int64_t step, std::span<const std::uint8_t, bytes> maxima) const {
   if (compared_.empty()) return;
-  constexpr std::size_t half = bytes / 2;
-  bool equal = true;
-  for (std::size_t i = 0; i < half; ++i) {
-    equal = equal && static_cast<std::uint8_t>(~maxima[half + i]) == maxima[i];
-  }
-  if (equal) return;
+  if (compared_of(maxima).is_equal()) return;
   std::vector<std::string> lines;
   for (const auto& [name, checksum] : compared_) {
     lines.push_back(concat("parameter ", name, " with checksum ", std::hex, checksum));
@@ -147,6 +149,36 @@ void ConsistencyCheck::check(std::int64_t step, std::span<const std::uint8_t, by
              "after it"),
       {.rank = found && found->rank >= 0 ? group_.communicator().world_rank(found->rank) : -1,
        .operation = "consistency check"});
+}
+
+PositionCheck::PositionCheck(const Group& group)
+    : group_(group),
+      position_(per_group<DataPosition>(group.host())),
+      before_(position_->packed()) {}
+
+void PositionCheck::write(std::span<std::uint8_t, bytes> own) {
+  const auto now = position_->packed();
+  own_ = now == before_ ? 0 : now;
+  before_ = now;
+  std::ranges::fill(own, std::uint8_t{0});
+  if (own_ == 0 || has_warned_) return;
+  const Compared position(own_);
+  std::memcpy(own.data(), &position, bytes);
+}
+
+void PositionCheck::check(std::span<const std::uint8_t, bytes> maxima) {
+  const auto positions = compared_of(maxima);
+  if (positions.value == 0 || positions.is_equal()) return;
+  has_warned_ = true;
+  const std::array line{own_ == 0 ? std::string("no new batch")
+                                  : concat("epoch ", DataPosition::epoch_of(own_), " batch ",
+                                           DataPosition::batch_of(own_))};
+  const auto found = difference(group_, line);
+  if (group_.rank() != 0 || !found) return;
+  log::notice(concat("DistributedSampler rank 0 of ", group_.size(), ": got ", found->text,
+                     " in one exchange, expected the same on all ranks: a rank has skipped or "
+                     "repeated a batch, so gradients of different steps are averaged from here on. "
+                     "Skip a batch on all ranks or on none, or take part with weight(0)"));
 }
 
 }  // namespace lockstep::detail

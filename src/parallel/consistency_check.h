@@ -5,12 +5,15 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "data/data_position.h"
 #include "lockstep/exchange.h"
 #include "lockstep/group.h"
+#include "parallel/agree.h"
 #include "parallel/bucket_reducers.h"
 
 namespace lockstep::inline v0_2::detail {
@@ -50,9 +53,8 @@ class SparseGradients;
 /// participation flags includes its bytes.
 class ConsistencyCheck {
  public:
-  /// A checksum and its complement. Their bytewise maxima over ranks are complements of each other
-  /// if, and only if, all checksums are equal.
-  static constexpr std::size_t bytes = 16;
+  /// A checksum, as Compared.
+  static constexpr std::size_t bytes = sizeof(Compared<std::uint64_t>);
 
   /// every: exchanges between two comparisons; 0 disables the check.
   ConsistencyCheck(const Group& group, std::int64_t every) : group_(group), every_(every) {}
@@ -66,15 +68,40 @@ class ConsistencyCheck {
   void check(std::int64_t step, std::span<const std::uint8_t, bytes> maxima) const;
 
  private:
-  struct Compared {
+  struct Member {
     std::string name;  ///< of a parameter
     std::uint64_t checksum;
   };
 
   Group group_;
   std::int64_t every_;
-  std::size_t bucket_ = 0;          ///< the bucket that this step compares
-  std::vector<Compared> compared_;  ///< its parameters; empty if this step compares none
+  std::size_t bucket_ = 0;        ///< the bucket that this step compares
+  std::vector<Member> compared_;  ///< its parameters; empty if this step compares none
+};
+
+/// Compares the ranks' positions in their data at each exchange, in the all_reduce of the
+/// participation flags. A rank that has skipped a batch would combine its gradients with those of
+/// other steps until the end.
+class PositionCheck {
+ public:
+  /// A DataPosition, as Compared. Zeros of a rank whose position is that of its exchange before:
+  /// one without a DistributedSampler of this group, or without batches left (join_uneven()).
+  static constexpr std::size_t bytes = sizeof(Compared<std::uint64_t>);
+
+  explicit PositionCheck(const Group& group);
+
+  /// Writes this rank's bytes. The caller reduces them to their maximum over ranks for check().
+  void write(std::span<std::uint8_t, bytes> own);
+  /// Rank 0 writes one warning to stderr when positions differ for the first time.
+  /// Ranks: all of the group, with the same maxima.
+  void check(std::span<const std::uint8_t, bytes> maxima);
+
+ private:
+  Group group_;
+  std::shared_ptr<const DataPosition> position_;
+  std::uint64_t before_;   ///< position at the exchange before
+  std::uint64_t own_ = 0;  ///< position since then; 0 if it has not changed
+  bool has_warned_ = false;
 };
 
 }  // namespace lockstep::detail

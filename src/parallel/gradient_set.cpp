@@ -13,7 +13,6 @@
 #include "core/digest.h"
 #include "core/text.h"
 #include "lockstep/error.h"
-#include "parallel/consistency_check.h"
 #include "parallel/gradient.h"
 #include "parallel/shard_range.h"
 
@@ -61,7 +60,8 @@ GradientSet::GradientSet(BucketReducers& reducers, SparseGradients& sparse, cons
         {.bucket = reducers.size() + i, .slice = &sparse.slice(i), .is_sparse = true});
   }
   flags_ = group.host().empty(
-      {static_cast<std::int64_t>(members_.size() + ConsistencyCheck::bytes)}, at::kByte);
+      {static_cast<std::int64_t>(members_.size() + ConsistencyCheck::bytes + PositionCheck::bytes)},
+      at::kByte);
   flag_bytes_ = flags_.data_ptr<std::uint8_t>();
 }
 
@@ -306,11 +306,6 @@ void GradientSet::finish_exchange(std::int64_t step, bool joined) {
     if (auto& shard = reducers_[bucket].shard) shard->end_exchange();
   }
   reducers_.release_gradients();
-}
-
-std::span<std::uint8_t, ConsistencyCheck::bytes> GradientSet::check_bytes() const {
-  return std::span<std::uint8_t, ConsistencyCheck::bytes>(flag_bytes_ + members_.size(),
-                                                          ConsistencyCheck::bytes);
 }
 
 GradientState GradientSet::state_of(const Member& member) const {

@@ -66,9 +66,13 @@ class GradientSet {
   void finish_exchange(std::int64_t step, bool joined);
 
   /// The participation flags: one byte per parameter, whether this rank has changed its gradient.
-  /// Then the bytes of the consistency check. The Reducer takes their maximum over ranks.
+  /// Then the bytes of the consistency check and of the position check. The Reducer takes their
+  /// maximum over ranks.
   const at::Tensor& flags() const { return flags_; }
-  std::span<std::uint8_t, ConsistencyCheck::bytes> check_bytes() const;
+  auto check_bytes() const { return bytes_after_flags<ConsistencyCheck::bytes>(0); }
+  auto position_bytes() const {
+    return bytes_after_flags<PositionCheck::bytes>(ConsistencyCheck::bytes);
+  }
   std::span<const std::uint8_t> changed() const { return {flag_bytes_, members_.size()}; }
 
   /// The flags of the parameters with sparse gradients.
@@ -123,6 +127,10 @@ class GradientSet {
     MeanProbe mean = {};    ///< of the last mean, if the exchange has a residual
   };
 
+  template <std::size_t bytes>
+  std::span<std::uint8_t, bytes> bytes_after_flags(std::size_t offset) const {
+    return std::span<std::uint8_t, bytes>(flag_bytes_ + members_.size() + offset, bytes);
+  }
   void unshare(std::size_t index);
   void prepare_one(std::size_t index, bool is_read_only);
   std::exception_ptr layout_error(std::size_t index, const Group& group) const;

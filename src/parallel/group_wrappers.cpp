@@ -4,13 +4,12 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <mutex>
 #include <span>
 #include <string>
-#include <unordered_map>
 
 #include "comm/communicator.h"
 #include "core/text.h"
+#include "group/per_group.h"
 #include "lockstep/error.h"
 #include "parallel/reducer.h"
 
@@ -22,15 +21,7 @@ constexpr std::uint8_t reached = 1, not_reached = 2;
 }  // namespace
 
 std::shared_ptr<GroupWrappers> GroupWrappers::of(const Group& group) {
-  // Never destroyed: wrappers may outlive any static object.
-  static auto& mutex = *new std::mutex;
-  static auto& all = *new std::unordered_map<const Communicator*, std::weak_ptr<GroupWrappers>>;
-  const std::lock_guard lock(mutex);
-  std::erase_if(all, [](const auto& entry) { return entry.second.expired(); });
-  auto& entry = all[&group.communicator()];
-  auto found = entry.lock();
-  if (found == nullptr) entry = found = std::make_shared<GroupWrappers>(group);
-  return found;
+  return per_group<GroupWrappers>(group, group);
 }
 
 void GroupWrappers::add_member(Reducer& wrapper) {

@@ -168,6 +168,7 @@ Reducer::Reducer(const ModelState& model, const Group& group, const DataParallel
       agreement_(group),
       weights_(group),
       check_(group, options.verify_every.value_or(group.device().is_cpu() ? 1 : 100)),
+      positions_(group),
       buffers_(
           std::make_shared<BufferSync>(model.buffers, options.buffer_policy, group,
                                        owner.owner == Source::Owner::distributed_data_parallel)),
@@ -436,8 +437,8 @@ std::exception_ptr Reducer::exchange(Backward& backward) {
   flags.wait();
   buffers_->end();
   const auto sparse_error = sparse_.complete(gradients_.sparse_changed());
-  const auto gradient_error = gradients_.take_error(step_, group_);
-  if (!error) error = gradient_error ? gradient_error : sparse_error;
+  const auto flag_error = end_flags();
+  if (!error) error = flag_error ? flag_error : sparse_error;
   const SourceScope scope(host_.communicator(), source(Source::Content::bucket_order));
   reducers_.set_order_once(backward.order);
   return error;
@@ -469,8 +470,24 @@ void Reducer::end_local_backward(const at::Tensor& loss) {
 
 Work Reducer::begin_flags() {
   for (const auto parameter : std::exchange(replaced_, {})) gradients_.flag_replaced(parameter);
+  positions_.write(gradients_.position_bytes());
   const SourceScope scope(host_.communicator(), source(Source::Content::participation));
   return host_.all_reduce(gradients_.flags(), ReduceOp::max);
+}
+
+/// Call after the all_reduce of the flags. Returns the error that they report, the same on every
+/// rank, or null.
+std::exception_ptr Reducer::end_flags() {
+  const SourceScope scope(host_.communicator(), source(Source::Content::participation));
+  positions_.check(gradients_.position_bytes());
+  return gradients_.take_error(step_, group_);
+}
+
+/// For a step that exchanges no gradients.
+void Reducer::exchange_flags() {
+  if (!reducers_.exchanges(SyncTarget::parameters, step_)) return;
+  begin_flags().wait();
+  if (const auto error = end_flags()) std::rethrow_exception(error);
 }
 
 void Reducer::begin_buffers() {
@@ -481,7 +498,7 @@ void Reducer::begin_buffers() {
 void Reducer::average_local_gradients() {
   const at::NoGradGuard no_grad;
   hook_new_accumulators();
-  if (!exchanges_gradients()) return;
+  if (!exchanges_gradients()) return exchange_flags();
   weights_.check();  // before any collective, as in a backward
   bool has_joined = false;
   while (true) {
@@ -568,7 +585,7 @@ std::span<const std::uint8_t> Reducer::end_without_exchange() {
   begin_buffers();
   flags.wait();
   buffers_->end();
-  const auto error = gradients_.take_error(step_, group_);
+  const auto error = end_flags();
   gradients_.end_without_exchange();
   group_.communicator().count_step();
   if (error) std::rethrow_exception(error);

@@ -175,6 +175,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::exception_ptr exchange(Backward& backward);
   void find_replaced(const std::function<ParameterHooks::Graph()>& graph);
   Work begin_flags();
+  std::exception_ptr end_flags();
+  void exchange_flags();
   void begin_buffers();
   StepPlan agree(bool has_joined);
   bool prepare_step(const StepPlan& plan, bool has_joined);
@@ -193,6 +195,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   StepAgreement agreement_;
   Weights weights_;
   ConsistencyCheck check_;
+  PositionCheck positions_;
   std::shared_ptr<BufferSync> buffers_;
   bool parameters_may_differ_;
   std::optional<ParameterHooks> hooks_;

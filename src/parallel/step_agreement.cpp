@@ -4,20 +4,10 @@
 
 #include "core/text.h"
 #include "lockstep/error.h"
+#include "parallel/agree.h"
 
 namespace lockstep::inline v0_2::detail {
 namespace {
-
-/// An integer and its complement. Their bytewise maxima over ranks are complements of each other
-/// if, and only if, all ranks have the same integer.
-template <class Integer>
-struct Compared {
-  explicit Compared(Integer own) : value(own), complement(static_cast<Integer>(~own)) {}
-  bool is_equal() const { return static_cast<Integer>(~complement) == value; }
-
-  Integer value;
-  Integer complement;
-};
 
 constexpr std::uint8_t with_parts_only = 2;
 

@@ -1,0 +1,202 @@
+// Ranks whose samplers are at different batches.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/data/dataloader.h>
+#include <torch/data/datasets/tensor.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "lockstep/distributed_data_parallel.h"
+#include "lockstep/distributed_optimizer.h"
+#include "lockstep/prefetch_loader.h"
+#include "lockstep/samplers.h"
+#include "lockstep/strategy.h"
+#include "lockstep/uneven_inputs.h"
+#include "tests/parallel/models.h"
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr std::size_t samples = 24;
+
+/// What the ranks write to stderr while they run fn.
+std::string written_by(int ranks, const std::function<void(const Group&)>& fn) {
+  ::testing::internal::CaptureStderr();
+  on_ranks(ranks, fn);
+  return ::testing::internal::GetCapturedStderr();
+}
+
+int warnings_in(const std::string& text) {
+  int count = 0;
+  for (std::size_t at = 0; (at = text.find("lockstep: DistributedSampler", at)) != text.npos; ++at)
+    ++count;
+  return count;
+}
+
+struct Stepper {
+  explicit Stepper(const Group& world, const DataParallelOptions& options = {})
+      : sgd(model->parameters(), 0.01),
+        optimizer(sgd, *model, world, options),
+        rank(world.rank()) {}
+  void operator()() { optimizer.backward_and_update(model->forward(coefficients(rank, *model))); }
+  std::shared_ptr<Terms> model = std::make_shared<Terms>(some_shapes);
+  torch::optim::SGD sgd;
+  DistributedOptimizer optimizer;
+  int rank;
+};
+
+/// Two epochs over batches of two samples. Rank 1 skips batches for which skips is true.
+void train(const Group& world, const DataParallelOptions& options,
+           const std::function<bool(int epoch, int batch)>& skips) {
+  DistributedSampler sampler(samples, world);
+  Stepper step(world, options);
+  for (int epoch = 0; epoch < 2; ++epoch) {
+    sampler.reset();
+    for (int batch = 1; sampler.next(2); ++batch) {
+      if (world.rank() == 1 && skips(epoch, batch)) continue;
+      step();
+    }
+    // The rank that has skipped a batch has a step less.
+    if (world.rank() == 1 && skips(epoch, 3)) step();
+  }
+}
+
+const auto third_of_first_epoch = [](int epoch, int batch) { return epoch == 0 && batch == 3; };
+const auto never = [](int, int) { return false; };
+
+TEST(WrongBatch, IsNamedOnceByRankAndPosition) {
+  for (const int ranks : {2, 3}) {
+    const auto text =
+        written_by(ranks, [](const Group& world) { train(world, {}, third_of_first_epoch); });
+    EXPECT_EQ(warnings_in(text), 1) << text;
+    EXPECT_THAT(text, HasSubstr(detail::concat(
+                          "lockstep: DistributedSampler rank 0 of ", ranks,
+                          ": got epoch 0 batch 3 on rank", ranks == 2 ? " 0" : "s 0, 2",
+                          "; epoch 0 batch 4 on rank 1 in one exchange, expected the same")));
+    EXPECT_THAT(written_by(ranks, [](const Group& world) { train(world, {}, never); }), IsEmpty());
+  }
+}
+
+TEST(WrongBatch, IsNamedWithEveryStrategyAndWithSharedMemory) {
+  for (const char* text : {"fp32", "bf16", "topk:0.1", "adasum", "partial_update",
+                           "partial_update:of=gradients", "local_sgd:period=2"}) {
+    SCOPED_TRACE(text);
+    const DataParallelOptions options{.strategy = parse_strategy(text)};
+    EXPECT_EQ(warnings_in(written_by(
+                  3, [&](const Group& world) { train(world, options, third_of_first_epoch); })),
+              1);
+    EXPECT_THAT(written_by(3, [&](const Group& world) { train(world, options, never); }),
+                IsEmpty());
+  }
+  EXPECT_EQ(warnings_in(written_by(2,
+                                   [](const Group& world) {
+                                     train(world, {.share_memory = true}, third_of_first_epoch);
+                                   })),
+            1);
+}
+
+// Loaders draw ahead of the program; PrefetchLoader counts the batches that the program has got.
+TEST(WrongBatch, OfALoaderIsThatOfTheProgram) {
+  const auto data = [] { return torch::data::datasets::TensorDataset(at::arange(24)); };
+  for (const bool skips : {false, true}) {
+    for (const std::size_t workers : {0, 2}) {
+      const auto prefetched = written_by(2, [&](const Group& world) {
+        // The ranks need not have the same number of threads.
+        const auto own_workers = workers + (world.rank() == 1 && workers > 0 ? 1 : 0);
+        PrefetchLoader loader(data(), DistributedSampler(samples, world),
+                              {.batch_size = 2, .workers = own_workers});
+        Stepper step(world);
+        int batch = 0;
+        for ([[maybe_unused]] auto& each : loader) {
+          if (++batch == 3 && skips && world.rank() == 1) continue;
+          step();
+        }
+        if (skips && world.rank() == 1) step();
+      });
+      EXPECT_EQ(warnings_in(prefetched), skips ? 1 : 0) << prefetched;
+      EXPECT_EQ(prefetched.find("batch 3 on rank 0; epoch 0 batch 4 on rank 1") != prefetched.npos,
+                skips);
+
+      const auto loaded = written_by(2, [&](const Group& world) {
+        auto loader =
+            torch::data::make_data_loader(data(), DistributedSampler(samples, world),
+                                          torch::data::DataLoaderOptions(2).workers(workers));
+        Stepper step(world);
+        int batch = 0;
+        for ([[maybe_unused]] auto& each : *loader) {
+          if (++batch == 3 && skips && world.rank() == 1) continue;
+          step();
+        }
+        if (skips && world.rank() == 1) step();
+      });
+      EXPECT_EQ(warnings_in(loaded), skips ? 1 : 0) << loaded;
+    }
+  }
+}
+
+// Ranks that have no batch left take part with weight 0.
+TEST(WrongBatch, IsNoneOfRanksThatHaveRunOut) {
+  EXPECT_THAT(
+      written_by(3,
+                 [](const Group& world) {
+                   const std::vector<int> data(static_cast<std::size_t>(3 + 2 * world.rank()));
+                   DistributedSampler sampler(samples, world);
+                   Stepper step(world);
+                   for (const auto& batch : join_uneven(data, world, until_last)) {
+                     if (batch) sampler.next(1);
+                     step.optimizer.weight(batch ? 1 : 0);
+                     step();
+                   }
+                 }),
+      IsEmpty());
+}
+
+TEST(WrongBatch, IsThatOfTheSamplerThatAdvancedLast) {
+  const auto run = [](const Group& world, bool skips) {
+    DistributedSampler train_sampler(samples, world);
+    DistributedSampler test_sampler(3, world);
+    const DistributedSampler of_no_group(samples, ShardSpec{});
+    Stepper step(world);
+    for (int batch = 0; batch < 6; ++batch) {
+      // A rank that evaluates more often than others is no rank that has skipped a batch.
+      if (batch == 2 || world.rank() == 0) {
+        test_sampler.reset();
+        while (test_sampler.next(1)) continue;
+      }
+      train_sampler.next(1);
+      if (batch == 4 && world.rank() == 1 && skips) train_sampler.next(1);
+      step();
+    }
+  };
+  EXPECT_THAT(written_by(2, [&](const Group& world) { run(world, false); }), IsEmpty());
+  EXPECT_THAT(written_by(2, [&](const Group& world) { run(world, true); }),
+              HasSubstr("got epoch 0 batch 5 on rank 0; epoch 0 batch 6 on rank 1"));
+}
+
+TEST(WrongBatch, IsNamedOnceByEachWrapperAndAtASecondExchangeOfABatchNever) {
+  const auto text = written_by(2, [](const Group& world) {
+    auto generator = std::make_shared<Terms>(some_shapes);
+    auto critic = std::make_shared<Terms>(some_shapes);
+    DistributedDataParallel ddp_generator(generator, world);
+    DistributedDataParallel ddp_critic(critic, world);
+    DistributedSampler sampler(samples, world);
+    for (int batch = 0; batch < 5; ++batch) {
+      sampler.next(1);
+      if (batch == 3 && world.rank() == 1) sampler.next(1);
+      const auto own = coefficients(world.rank(), *generator);
+      ddp_critic(own).backward();
+      ddp_critic(own).backward();
+      ddp_generator(own).backward();
+    }
+  });
+  EXPECT_EQ(warnings_in(text), 2) << text;
+}
+
+}  // namespace
+}  // namespace lockstep::testing
