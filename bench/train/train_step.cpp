@@ -42,6 +42,7 @@ struct Settings {
   std::string model = "cnn";
   std::int64_t batch_size = 0;  ///< 0 takes the model's
   std::int64_t verify_every = 1;
+  bool check_finite = false;
   std::string data = MNIST_SAMPLE;
   std::string strategy = "fp32";
   std::string optimizer = "sgd";
@@ -103,13 +104,16 @@ class Training {
     if (alone) return;
     if (settings.share_memory) {
       optimizer_ = std::make_unique<lockstep::DistributedOptimizer>(
-          *base_, *model_, world, lockstep::DataParallelOptions{.share_memory = true});
+          *base_, *model_, world,
+          lockstep::DataParallelOptions{.share_memory = true,
+                                        .check_finite = settings.check_finite});
       return;
     }
     ddp_ = std::make_unique<lockstep::DistributedDataParallel<Layers>>(
         model_, world,
         lockstep::DataParallelOptions{.strategy = lockstep::parse_strategy(settings.strategy),
-                                      .verify_every = settings.verify_every});
+                                      .verify_every = settings.verify_every,
+                                      .check_finite = settings.check_finite});
   }
 
   /// Seconds a step.
@@ -262,6 +266,7 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 100000));
   app.add_option("--verify-every", settings.verify_every, "Exchanges between proofs; 0 for none")
       ->check(CLI::Range(0, 100000));
+  app.add_flag("--check-finite", settings.check_finite, "Test gradients for NaN and Inf");
   app.add_option("--strategy", settings.strategy, "How gradients are exchanged")
       ->capture_default_str();
   auto* const device =

@@ -94,6 +94,14 @@ struct DataParallelOptions {
   /// DistributedOptimizers over one model, each with its own parameters. Every one of them
   /// synchronises the buffers.
   bool optimized_only = false;
+  /// Tests this rank's own gradients for NaN and Inf before they are averaged. If one is found, all
+  /// ranks raise InvalidArgument with the parameter and the rank: in backward(), or in step() where
+  /// that exchanges the gradients or none are exchanged. The gradient counts as zero in that
+  /// exchange, so no residual and no other state of a strategy has it. Call zero_grad() and go on,
+  /// or end. With a strategy that exchanges no gradients, every step has a small collective. On a
+  /// device, backward() waits for the device. Not for use with a GradScaler, which causes Inf on
+  /// purpose and skips such steps itself.
+  bool check_finite = false;
 };
 
 namespace detail {

@@ -1,7 +1,6 @@
 #include "averaging/average.h"
 
 #include "core/text.h"
-#include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::averaging {
 
@@ -11,9 +10,17 @@ Issue issue_of(const Elements& elements) {
   return {.shape = {static_cast<std::int64_t>(elements.count)}, .owner = elements.owner};
 }
 
-void refuse_not_finite(std::string_view strategy, const std::string& name, int rank) {
-  throw InvalidArgument(concat("strategy ", strategy, ": the gradient of ", name, " on rank ", rank,
-                               " has NaN or Inf, expected finite numbers"));
+InvalidArgument not_finite_error(const std::string& text, int rank, const Communicator& group) {
+  return InvalidArgument(text, {.rank = group.world_rank(rank),
+                                .cause = rank == group.rank() ? std::string() : text,
+                                .cause_kind = ErrorKind::invalid_argument});
+}
+
+void refuse_not_finite(std::string_view strategy, const std::string& name, int rank,
+                       const Communicator& group) {
+  throw not_finite_error(concat("strategy ", strategy, ": the gradient of ", name, " on rank ",
+                                rank, " has NaN or Inf, expected finite numbers"),
+                         rank, group);
 }
 
 void expect_dtype(std::string_view strategy, const Elements& elements, const Arrays& arrays,

@@ -11,6 +11,7 @@
 
 #include "comm/communicator.h"
 #include "lockstep/averages.h"
+#include "lockstep/error.h"
 #include "lockstep/exchange_task.h"
 #include "lockstep/types.h"
 
@@ -86,9 +87,14 @@ std::unique_ptr<Average> create(const Threshold& strategy, const Elements& eleme
 /// The optional arguments of an operation on the elements.
 Issue issue_of(const Elements& elements);
 
-/// Throws InvalidArgument about an element that is not finite. Every rank must call it with the
-/// same arguments; the group stays usable then.
-[[noreturn]] void refuse_not_finite(std::string_view strategy, const std::string& name, int rank);
+/// The error of all ranks about elements of one rank of the group that are not finite. On the other
+/// ranks it repeats that rank's error, so that the launcher reports that rank.
+InvalidArgument not_finite_error(const std::string& text, int rank, const Communicator& group);
+
+/// Throws it about an element of a rank of the group that is not finite. Every rank
+/// must call it with the same arguments; the group stays usable then.
+[[noreturn]] void refuse_not_finite(std::string_view strategy, const std::string& name, int rank,
+                                    const Communicator& group);
 
 /// Throws: InvalidArgument when the elements' dtype is not among the supported ones.
 void expect_dtype(std::string_view strategy, const Elements& elements, const Arrays& arrays,

@@ -35,7 +35,7 @@ class Int8Average final : public Average {
     kernels::quantize_mean(received_.as<QuantizedChunk>(), static_cast<std::size_t>(group.size()),
                            mean_.as<QuantizedChunk>());
     co_await all_gather(group, codes_, mean_);
-    expect_finite();
+    expect_finite(group);
     kernels::dequantize(codes_.as<QuantizedChunk>().first(chunks_), gradient);
   }
 
@@ -62,12 +62,13 @@ class Int8Average final : public Average {
     }
   }
 
-  void expect_finite() const {
+  void expect_finite(const Communicator& group) const {
     const auto chunks = codes_.as<QuantizedChunk>().first(chunks_);
     for (std::size_t c = 0; c < chunks.size(); ++c) {
       if (!std::isnan(chunks[c].scale)) continue;
       const auto element = c * kernels::quantized_chunk + kernels::first_not_finite(chunks[c]);
-      refuse_not_finite("int8", arrays_.name_at(element), kernels::rank_not_finite(chunks[c]));
+      refuse_not_finite("int8", arrays_.name_at(element), kernels::rank_not_finite(chunks[c]),
+                        group);
     }
   }
 
@@ -93,7 +94,7 @@ class InPlaceInt8Average final : public Average {
     average(elements.count, group);
     // Every rank waits until no other rank accesses its memory.
     co_await all_gather(group, messages_, message_);
-    expect_finite();
+    expect_finite(group);
   }
 
   std::shared_ptr<std::byte> residual() const override { return unsent_.memory(); }
@@ -152,11 +153,11 @@ class InPlaceInt8Average final : public Average {
     message_.as<NotFinite>()[0] = {.element = element, .rank = bad ? bad->rank : -1};
   }
 
-  void expect_finite() const {
+  void expect_finite(const Communicator& group) const {
     for (const auto& [element, rank] : messages_.as<NotFinite>()) {
       if (element < 0) continue;
       refuse_not_finite("int8", arrays_.name_at(static_cast<std::size_t>(element)),
-                        static_cast<int>(rank));
+                        static_cast<int>(rank), group);
     }
   }
 

@@ -42,7 +42,7 @@ class ThresholdAverage final : public Average {
     allocate_buffers(group);
     select(gradient);
     co_await all_gather(group, reports_, report_);
-    expect_finite();
+    expect_finite(group);
     if (sends_dense()) {
       if (unsent_.kept()) {
         const auto residual = unsent_.template as<T>();
@@ -110,14 +110,14 @@ class ThresholdAverage final : public Average {
 
   std::span<const Report> reports() const { return reports_.template as<const Report>(); }
 
-  void expect_finite() const {
+  void expect_finite(const Communicator& group) const {
     const auto all = reports();
     for (std::size_t rank = 0; rank < all.size(); ++rank) {
       const auto bad = all[rank].not_finite;
       if (bad == 0) continue;
       unsent_.template drop_not_finite<T>();
       refuse_not_finite("threshold", arrays_.name_at(static_cast<std::size_t>(bad - 1)),
-                        static_cast<int>(rank));
+                        static_cast<int>(rank), group);
     }
   }
 

@@ -56,7 +56,7 @@ class TopKAverage final : public Average {
     allocate_buffers(strategy_.k_at(step, arrays_.numel), group);
     select(gradient);
     co_await all_gather(group, gathered_, sent_);
-    add_picks(gradient, group.size());
+    add_picks(gradient, group);
   }
 
   std::shared_ptr<std::byte> residual() const override { return unsent_.memory(); }
@@ -85,7 +85,8 @@ class TopKAverage final : public Average {
     }
   }
 
-  void add_picks(std::span<T> gradient, int ranks) {
+  void add_picks(std::span<T> gradient, const Communicator& group) {
+    const int ranks = group.size();
     const std::size_t k = space_->largest_k();
     const auto picks_of = [&](int rank) {
       return Record::at(gathered_.data() + Record::bytes(k) * static_cast<std::size_t>(rank), k);
@@ -95,7 +96,7 @@ class TopKAverage final : public Average {
       const auto bad = first_not_finite<T>(picks.values);
       if (!bad) continue;
       unsent_.template drop_not_finite<T>();
-      refuse_not_finite("topk", arrays_.name_at(picks.indices[*bad]), rank);
+      refuse_not_finite("topk", arrays_.name_at(picks.indices[*bad]), rank, group);
     }
     const T share = T{1} / static_cast<T>(ranks);
     for (int rank = 0; rank < ranks; ++rank) {

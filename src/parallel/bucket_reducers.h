@@ -159,6 +159,7 @@ class BucketReducers {
   bool takes_gradient(std::size_t index) const { return reducers_[index].own_memory.defined(); }
   /// Call after all exchanges of a step: releases the gradients that buckets took.
   void release_gradients();
+  void release_gradient(std::size_t index);
 
   /// Calls before_update() of the exchanges that exchange parameters at this step.
   void before_update(std::int64_t step);
@@ -181,7 +182,6 @@ class BucketReducers {
   BucketReducer make(Bucket bucket, std::size_t strategy);
   void allocate_lent(std::span<const PlannedBucket> plan);
   at::Tensor lent(std::size_t position, std::size_t numel, at::ScalarType dtype) const;
-  void release_gradient(std::size_t index);
   Source source(std::size_t index, SyncTarget target) const;
   Work advance(std::size_t index, SyncTarget target, ExchangeTask& task, int stage);
   void pack_parameters(BucketReducer& reducer);

@@ -1,12 +1,23 @@
 #include "parallel/gradient.h"
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/sum.h>
+
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstring>
+#include <limits>
 #include <span>
 
+#include "averaging/average.h"
 #include "core/digest.h"
+#include "core/plural.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 
@@ -34,6 +45,11 @@ bool is_stored_in(const at::Tensor& gradient, const at::Tensor& values) {
          (gradient.defined() && gradient.layout() == at::kStrided && values.defined() &&
           values.layout() == at::kStrided && gradient.data_ptr() == values.data_ptr() &&
           gradient.strides() == values.strides());
+}
+
+bool is_finite(const at::Tensor& values) {
+  // The sum is fast, and finite only if all elements are. A sum of finite elements may overflow.
+  return std::isfinite(at::sum(values).item<double>()) || at::isfinite(values).all().item<bool>();
 }
 
 void expect_copyable(const at::Tensor& gradient, const Bucket::Slice& slice) {
@@ -94,6 +110,57 @@ GradientState GradientRecord::state(const at::Tensor& gradient, const at::Tensor
   if (changed_) return GradientState::local;
   return averaged_ && is_untouched(gradient, values) ? GradientState::averaged
                                                      : GradientState::edited;
+}
+
+void FiniteCheck::test(const at::Tensor& values, std::uint8_t& flag) {
+  if (values.is_cpu()) {
+    if (!is_finite(values)) flag = not_finite;
+  } else if (values.numel() > 0) {
+    tested_.push_back(&flag);
+    magnitudes_.push_back(at::linalg_vector_norm(values, std::numeric_limits<double>::infinity()));
+  }
+}
+
+void FiniteCheck::complete(std::span<const std::uint8_t> flags) {
+  if (!enabled_) return;
+  if (!tested_.empty()) {
+    const auto magnitudes = at::stack(magnitudes_).to(at::kCPU, at::kDouble);
+    for (std::size_t i = 0; i < tested_.size(); ++i) {
+      if (!std::isfinite(magnitudes.const_data_ptr<double>()[i])) *tested_[i] = not_finite;
+    }
+    tested_.clear();
+    magnitudes_.clear();
+  }
+  own_flags_.assign(flags.begin(), flags.end());
+}
+
+std::exception_ptr FiniteCheck::take_error(
+    std::span<std::uint8_t> flags, const std::function<std::string(std::size_t flag)>& name_of,
+    const Group& group) {
+  if (!enabled_) return nullptr;
+  const auto first = std::ranges::find(flags, not_finite);
+  if (first == flags.end()) return nullptr;
+  const auto index = static_cast<std::size_t>(first - flags.begin());
+  const auto others = std::ranges::count(flags, not_finite) - 1;
+  for (auto& flag : flags) {
+    if (flag == not_finite) flag = changed_by_rank;
+  }
+  const auto own = at::full({1}, own_flags_[index] == not_finite ? 1 : 0, at::kByte);
+  const auto all = at::empty({group.size()}, at::kByte);
+  group.host().all_gather(all, own).wait();
+  std::vector<int> ranks;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    if (all.const_data_ptr<std::uint8_t>()[rank] != 0) ranks.push_back(rank);
+  }
+  const auto text = concat(
+      "check_finite rank ", group.rank(), " of ", group.size(), ": the gradient of parameter ",
+      name_of(index), " on ", rank_list(ranks), " has NaN or Inf",
+      others > 0 ? concat(", as have those of ", plural(others, "other parameter")) : "",
+      ", expected finite numbers: call zero_grad() to leave this step out, or end training and "
+      "look at the batch, the learning rate and the loss. With a GradScaler, which skips such "
+      "steps itself, set check_finite = false");
+  return std::make_exception_ptr(
+      averaging::not_finite_error(text, ranks.front(), group.communicator()));
 }
 
 std::uint64_t digest_of_mean(const at::Tensor& mean) {

@@ -3,10 +3,15 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <exception>
+#include <functional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "lockstep/exchange.h"
+#include "lockstep/group.h"
 
 namespace lockstep::inline v0_2::detail {
 
@@ -21,6 +26,9 @@ at::Tensor without_graph(const at::Tensor& values, const std::string& parameter)
 /// Whether the gradient uses the memory of the slice. Module::zero_grad(false) replaces the tensor
 /// but not its memory.
 bool is_stored_in(const at::Tensor& gradient, const at::Tensor& values);
+
+/// Whether a dense tensor has neither NaN nor Inf. Waits for a device.
+bool is_finite(const at::Tensor& values);
 
 /// Throws: InvalidArgument when the gradient, which is dense, cannot be copied to the slice.
 void expect_copyable(const at::Tensor& gradient, const Bucket::Slice& slice);
@@ -65,6 +73,41 @@ class GradientRecord {
   bool averaged_ = false;
   bool lost_mean_ = false;     ///< the mean was dropped before a backward changed the gradient
   std::uint32_t version_ = 0;  ///< autograd version of the values when they were averaged
+};
+
+/// The participation flag of a parameter. The largest of all ranks counts.
+enum GradientFlag : std::uint8_t {
+  unchanged,
+  changed_by_rank,
+  not_finite,    ///< changed, with NaN or Inf: FiniteCheck
+  wrong_layout,  ///< changed, to a sparse gradient that its bucket lacks
+  replaced       ///< unchanged: the model uses another tensor in its place
+};
+
+/// Finds NaN and Inf in each rank's own gradients (DataParallelOptions::check_finite). The
+/// participation flags tell the other ranks.
+class FiniteCheck {
+ public:
+  explicit FiniteCheck(bool enabled) : enabled_(enabled) {}
+  bool enabled() const { return enabled_; }
+
+  /// Sets the flag if the dense values are not finite; for values on a device, complete() does. The
+  /// flag must stay in place until then.
+  void test(const at::Tensor& values, std::uint8_t& flag);
+  /// Call before the all_reduce of the flags. Waits for the device.
+  void complete(std::span<const std::uint8_t> flags);
+  /// After it: an InvalidArgument, the same on every rank, if a flag is not_finite; else null.
+  /// Replaces these flags by changed_by_rank.
+  /// Ranks: all of the group, with the same flags.
+  std::exception_ptr take_error(std::span<std::uint8_t> flags,
+                                const std::function<std::string(std::size_t flag)>& name_of,
+                                const Group& group);
+
+ private:
+  bool enabled_;
+  std::vector<std::uint8_t> own_flags_;  ///< this rank's, of the last exchange
+  std::vector<std::uint8_t*> tested_;    ///< flags of gradients on a device
+  std::vector<at::Tensor> magnitudes_;   ///< the largest magnitude in each of these
 };
 
 /// A digest of some elements of a mean. It detects clip_grad_norm_(), which scales all elements

@@ -38,16 +38,11 @@ bool has_layout(const at::Tensor& gradient, bool is_sparse) {
   return (gradient.layout() == at::kSparse) == is_sparse;
 }
 
-/// The flags of a parameter. The largest of all ranks counts.
-constexpr std::uint8_t unchanged = 0;
-constexpr std::uint8_t changed_by_rank = 1;
-constexpr std::uint8_t wrong_layout = 2;  ///< changed, to a sparse gradient that its bucket lacks
-constexpr std::uint8_t replaced = 3;      ///< unchanged: the model uses another tensor in its place
-
 }  // namespace
 
-GradientSet::GradientSet(BucketReducers& reducers, SparseGradients& sparse, const Group& group)
-    : reducers_(reducers), sparse_(sparse) {
+GradientSet::GradientSet(BucketReducers& reducers, SparseGradients& sparse, const Group& group,
+                         bool check_finite)
+    : reducers_(reducers), sparse_(sparse), finite_check_(check_finite) {
   for (std::size_t bucket = 0; bucket < reducers.size(); ++bucket) {
     first_.push_back(members_.size());
     for (const auto& slice : reducers[bucket].bucket.slices()) {
@@ -139,11 +134,28 @@ void GradientSet::begin_backward() {
   reducers_.keep_parts();
 }
 
-void GradientSet::prepare(std::size_t bucket, bool is_read_only) {
+void GradientSet::prepare(std::size_t bucket, double factor) {
   // These writes must not count as changes of a gradient.
   const at::AutoDispatchBelowADInplaceOrView no_versions;
   reducers_.lend_memory(bucket);
-  for (auto i = first_[bucket]; i < first_[bucket + 1]; ++i) prepare_one(i, is_read_only);
+  for (auto i = first_[bucket]; i < first_[bucket + 1]; ++i) prepare_one(i, factor == 1);
+  if (finite_check_.enabled() && factor != 0) drop_not_finite(bucket);
+}
+
+/// Replaces gradients of a bucket by zero if they are not finite, and sets their flags.
+void GradientSet::drop_not_finite(std::size_t bucket) {
+  const auto& values = reducers_[bucket].bucket.values();
+  if (values.is_cpu() && is_finite(values)) return;
+  for (auto i = first_[bucket]; i < first_[bucket + 1]; ++i) {
+    if (flag_bytes_[i] == changed_by_rank)
+      finite_check_.test(members_[i].slice->values, flag_bytes_[i]);
+  }
+  if (!values.is_cpu()) values.nan_to_num_(0, 0, 0);
+  for (auto i = first_[bucket]; i < first_[bucket + 1]; ++i) {
+    if (flag_bytes_[i] != not_finite) continue;
+    reducers_.release_gradient(bucket);  // the program may have the gradient
+    members_[i].slice->values.zero_();
+  }
 }
 
 bool GradientSet::is_lent(const Member& member) const {
@@ -208,7 +220,10 @@ void GradientSet::prepare_sparse(double factor) {
     const bool changed =
         gradient.defined() && (members_[i].record.changed() || !has_layout(gradient, true));
     flag_bytes_[i] = changed ? changed_by_rank : unchanged;
-    sparse_.contribute(i - first_.back(), gradient, factor);
+    const auto& values = sparse_.contribute(i - first_.back(), gradient, factor);
+    if (!finite_check_.enabled() || !values.defined()) continue;
+    finite_check_.test(values, flag_bytes_[i]);
+    if (flag_bytes_[i] == not_finite) sparse_.contribute(i - first_.back(), {}, factor);
   }
 }
 
@@ -407,10 +422,14 @@ void GradientSet::clear_joined() {
   for (auto& member : members_) member.joined = false;
 }
 
-void GradientSet::set_flags() {
-  for (std::size_t i = 0; i < members_.size(); ++i) {
+void GradientSet::set_flags(std::size_t bucket, double factor) {
+  for (auto i = first_[bucket]; i < first_[bucket + 1]; ++i) {
     const auto state = state_of(members_[i]);
-    flag_bytes_[i] = state == GradientState::local || state == GradientState::edited ? 1 : 0;
+    const auto& gradient = members_[i].slice->parameter.grad();
+    const bool changed = state == GradientState::local || state == GradientState::edited;
+    flag_bytes_[i] = changed ? changed_by_rank : unchanged;
+    if (changed && finite_check_.enabled() && factor != 0 && has_layout(gradient, false))
+      finite_check_.test(gradient, flag_bytes_[i]);
   }
 }
 

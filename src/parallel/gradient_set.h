@@ -25,8 +25,10 @@ namespace lockstep::inline v0_2::detail {
 /// rank's contribution to an exchange into the buckets, and sets .grad() after the exchange.
 class GradientSet {
  public:
-  /// The reducers and the sparse gradients must outlive it.
-  GradientSet(BucketReducers& reducers, SparseGradients& sparse, const Group& group);
+  /// The reducers and the sparse gradients must outlive it. check_finite: refuse gradients with NaN
+  /// or Inf.
+  GradientSet(BucketReducers& reducers, SparseGradients& sparse, const Group& group,
+              bool check_finite);
   /// Moves gradients out of the buckets, so that they outlive them.
   ~GradientSet();
   GradientSet(const GradientSet&) = delete;
@@ -55,9 +57,10 @@ class GradientSet {
   void move_into_bucket(std::size_t index);
 
   void begin_backward();
-  /// Writes this rank's contribution to an exchange into a bucket. is_read_only: the caller does
-  /// not change the bucket's values, which may be a gradient's own memory.
-  void prepare(std::size_t bucket, bool is_read_only);
+  /// Writes this rank's contribution to an exchange into a bucket. factor is the weight factor of
+  /// this rank, by which the caller multiplies the values. With 1 they may be a gradient's own
+  /// memory.
+  void prepare(std::size_t bucket, double factor);
   /// The same for the sparse gradients; factor is the weight factor of this rank.
   void prepare_sparse(double factor);
   /// Sets .grad() to the mean for every parameter whose gradient some rank has changed, and
@@ -73,6 +76,8 @@ class GradientSet {
   auto position_bytes() const {
     return bytes_after_flags<PositionCheck::bytes>(ConsistencyCheck::bytes);
   }
+  /// Call before that all_reduce.
+  void complete_flags() { finite_check_.complete(changed()); }
   std::span<const std::uint8_t> changed() const { return {flag_bytes_, members_.size()}; }
 
   /// The flags of the parameters with sparse gradients.
@@ -83,6 +88,11 @@ class GradientSet {
   /// has a sparse gradient of a parameter that is in a bucket, or has replaced a parameter; else
   /// null. Clears the flags of these parameters.
   std::exception_ptr take_error(std::int64_t step, const Group& group);
+  /// The same if some rank has a gradient that is not finite. Ranks: all.
+  std::exception_ptr take_not_finite_error(const Group& group) {
+    return finite_check_.take_error(
+        {flag_bytes_, size()}, [this](std::size_t index) { return name_of(index); }, group);
+  }
 
   /// Indices of parameters without a backward since the last exchange that had one before it. Call
   /// once for each exchange; the first call returns all parameters without a backward.
@@ -108,9 +118,9 @@ class GradientSet {
   void keep_averages();
   void clear_joined();
 
-  /// The counterparts of prepare() and finish_exchange() for SharedUpdate, which does not change
-  /// .grad().
-  void set_flags();
+  /// Sets the flags of a bucket whose gradients this step does not exchange.
+  void set_flags(std::size_t bucket, double factor);
+  /// The counterpart of finish_exchange() for SharedUpdate, which does not change .grad().
   void end_without_exchange();
 
  private:
@@ -133,6 +143,7 @@ class GradientSet {
   }
   void unshare(std::size_t index);
   void prepare_one(std::size_t index, bool is_read_only);
+  void drop_not_finite(std::size_t bucket);
   std::exception_ptr layout_error(std::size_t index, const Group& group) const;
   GradientState state_of(const Member& member) const;
   SyncTarget target(const Member& member, std::int64_t step) const;
@@ -144,6 +155,7 @@ class GradientSet {
 
   BucketReducers& reducers_;
   SparseGradients& sparse_;
+  FiniteCheck finite_check_;
   std::vector<Member> members_;  ///< bucket after bucket, then those with sparse gradients
   /// Index of each bucket's first member, then that of the first with sparse gradients.
   std::vector<std::size_t> first_;

@@ -164,7 +164,7 @@ Reducer::Reducer(const ModelState& model, const Group& group, const DataParallel
       reducers_(trainable(model, false), group, options.buckets, ParameterStrategies(options),
                 owner, options.share_memory ? Shard::none : options.shard),
       sparse_(trainable(model, true), group, owner, reducers_.size()),
-      gradients_(reducers_, sparse_, group),
+      gradients_(reducers_, sparse_, group, options.check_finite),
       agreement_(group),
       weights_(group),
       check_(group, options.verify_every.value_or(group.device().is_cpu() ? 1 : 100)),
@@ -172,7 +172,8 @@ Reducer::Reducer(const ModelState& model, const Group& group, const DataParallel
       buffers_(
           std::make_shared<BufferSync>(model.buffers, options.buffer_policy, group,
                                        owner.owner == Source::Owner::distributed_data_parallel)),
-      parameters_may_differ_(!ParameterStrategies(options).exchanges_every_gradient()) {}
+      parameters_may_differ_(!ParameterStrategies(options).exchanges_every_gradient()),
+      check_finite_(options.check_finite) {}
 
 Reducer::~Reducer() { wrappers_->remove_member(*this); }
 
@@ -364,13 +365,15 @@ void Reducer::begin_next(Backward& backward) {
   const CommStreamScope on_comm_stream(comm_stream_, backward.streams);
   if (reducers_.target(bucket, step_) == SyncTarget::gradients) {
     begin_agreement(backward);
-    gradients_.prepare(bucket, backward.factor == 1);
+    gradients_.prepare(bucket, backward.factor);
     const auto& values = reducers_[bucket].bucket.values();
     if (backward.factor == 0) {
       values.zero_();  // a factor of 0 must also remove NaN
     } else if (backward.factor != 1) {
       values.mul_(backward.factor);
     }
+  } else if (check_finite_) {
+    gradients_.set_flags(bucket, 1);
   }
   backward.round.begin_next();
 }
@@ -470,6 +473,7 @@ void Reducer::end_local_backward(const at::Tensor& loss) {
 
 Work Reducer::begin_flags() {
   for (const auto parameter : std::exchange(replaced_, {})) gradients_.flag_replaced(parameter);
+  gradients_.complete_flags();
   positions_.write(gradients_.position_bytes());
   const SourceScope scope(host_.communicator(), source(Source::Content::participation));
   return host_.all_reduce(gradients_.flags(), ReduceOp::max);
@@ -480,12 +484,15 @@ Work Reducer::begin_flags() {
 std::exception_ptr Reducer::end_flags() {
   const SourceScope scope(host_.communicator(), source(Source::Content::participation));
   positions_.check(gradients_.position_bytes());
-  return gradients_.take_error(step_, group_);
+  const auto error = gradients_.take_error(step_, group_);
+  const auto finite_error = gradients_.take_not_finite_error(group_);
+  return error ? error : finite_error;
 }
 
 /// For a step that exchanges no gradients.
 void Reducer::exchange_flags() {
-  if (!reducers_.exchanges(SyncTarget::parameters, step_)) return;
+  if (!check_finite_ && !reducers_.exchanges(SyncTarget::parameters, step_)) return;
+  for (std::size_t i = 0; check_finite_ && i < reducers_.size(); ++i) gradients_.set_flags(i, 1);
   begin_flags().wait();
   if (const auto error = end_flags()) std::rethrow_exception(error);
 }
@@ -576,8 +583,9 @@ StepPlan Reducer::agree(bool has_joined) {
 }
 
 double Reducer::begin_without_exchange() {
-  gradients_.set_flags();
-  return weights_.take_factor();
+  const double factor = weights_.take_factor();
+  for (std::size_t i = 0; i < reducers_.size(); ++i) gradients_.set_flags(i, factor);
+  return factor;
 }
 
 std::span<const std::uint8_t> Reducer::end_without_exchange() {

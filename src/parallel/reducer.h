@@ -129,6 +129,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// end_without_exchange() once other ranks can read this rank's gradients. It returns one byte
   /// per parameter, bucket after bucket: whether some rank has changed its gradient. After it, all
   /// ranks have ended their backward and their gradients can be read. Ranks: all.
+  /// Throws: InvalidArgument, on every rank, for a gradient that is not finite (check_finite).
   void end_local_backward(const at::Tensor& loss);
   double begin_without_exchange();
   std::span<const std::uint8_t> end_without_exchange();
@@ -198,6 +199,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   PositionCheck positions_;
   std::shared_ptr<BufferSync> buffers_;
   bool parameters_may_differ_;
+  bool check_finite_;
   std::optional<ParameterHooks> hooks_;
   std::weak_ptr<Backward> backward_;
   std::vector<ParameterHooks::Suspect> suspects_;  ///< of the last backward

@@ -272,7 +272,8 @@ std::vector<std::string> describe_all(const ModelView& model, const Group& group
       same_seed ? "same_seed" : "broadcast", ", buffers ", name(options.buffer_policy),
       ", verify_every ", options.verify_every ? std::to_string(*options.verify_every) : "default",
       ", shard ", name(options.shard), options.share_memory ? ", share_memory" : "",
-      options.optimized_only ? ", optimized_only" : ""));
+      options.optimized_only ? ", optimized_only" : "",
+      options.check_finite ? ", check_finite" : ""));
   return lines;
 }
 

@@ -50,22 +50,24 @@ SparseGradients::SparseGradients(std::vector<NamedTensor> parameters, const Grou
   all_rows_ = group_.empty({group_.size() * count}, at::kLong);
 }
 
-void SparseGradients::contribute(std::size_t index, const at::Tensor& gradient, double factor) {
+const at::Tensor& SparseGradients::contribute(std::size_t index, const at::Tensor& gradient,
+                                              double factor) {
   auto& member = members_[index];
   auto& rows = own_rows_.data_ptr<std::int64_t>()[index];
   rows = 0;
   member.indices.reset();
   member.values.reset();
-  if (!gradient.defined()) return;
+  if (!gradient.defined()) return member.values;
   if (!has_rows(gradient, member.slice.parameter)) {
     rows = gradient.layout() == at::kStrided ? is_dense : is_unsupported;
-    return;
+    return member.values;
   }
-  if (factor == 0) return;  // a factor of 0 must also remove NaN
+  if (factor == 0) return member.values;  // a factor of 0 must also remove NaN
   const auto sum = gradient.detach().coalesce();
   rows = sum._nnz();
   member.indices = sum._indices().reshape({rows}).contiguous();
   member.values = (factor == 1 ? sum._values() : sum._values() * factor).contiguous();
+  return member.values;
 }
 
 void SparseGradients::begin() {

@@ -37,8 +37,8 @@ class SparseGradients {
   const std::string& name_of(std::size_t index) const { return members_[index].slice.name; }
 
   /// Sets this rank's contribution to the next exchange: factor times the gradient. An undefined
-  /// gradient has no rows.
-  void contribute(std::size_t index, const at::Tensor& gradient, double factor);
+  /// gradient has no rows. Returns the values of the rows; undefined if there are none.
+  const at::Tensor& contribute(std::size_t index, const at::Tensor& gradient, double factor);
 
   /// Begins to exchange the numbers of rows. Ranks: all of the group, after all contributions.
   void begin();

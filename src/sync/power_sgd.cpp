@@ -55,7 +55,7 @@ class PowerSgdExchange final : public Exchange {
     allocate_buffers(group);
     encode_p(step, gradient, group);
     co_await group.all_reduce(p_buffer_, ReduceOp::avg);
-    refuse_not_finite(group.size());
+    refuse_not_finite(group.communicator());
     encode_q(gradient);
     co_await group.all_reduce(q_buffer_, ReduceOp::avg);
     decode(gradient);
@@ -179,16 +179,17 @@ class PowerSgdExchange final : public Exchange {
     return 0;
   }
 
-  void refuse_not_finite(int ranks) {
+  void refuse_not_finite(const Communicator& group) {
     if (!p_buffer_.is_cpu()) return;  // to read a device's memory, every step would wait for it
-    for (int rank = 0; rank < ranks; ++rank) {
-      const auto reported = std::lround(p_buffer_[rank].item<double>() * ranks);
+    for (int rank = 0; rank < group.size(); ++rank) {
+      const auto reported = std::lround(p_buffer_[rank].item<double>() * group.size());
       if (reported == 0) continue;
       residual_.drop_not_finite();
       const auto index = static_cast<std::size_t>(reported - 1);
       const auto* part = index < matrices_.size() ? matrices_[index].part
                                                   : uncompressed_[index - matrices_.size()].part;
-      averaging::refuse_not_finite("power_sgd", detail::concat("parameter ", part->name), rank);
+      averaging::refuse_not_finite("power_sgd", detail::concat("parameter ", part->name), rank,
+                                   group);
     }
   }
 

@@ -59,6 +59,16 @@ TEST(Causes, AnErrorThatAllRanksRepeatIsThatOfTheRankThatMetIt) {
                                HasSubstr("Reason: rank 0: No space left on device")));
 }
 
+TEST(Causes, AGradientThatIsNotFiniteIsTheFaultOfTheRankThatHasIt) {
+  for (const std::string strategy : {"fp32", "topk:0.5"}) {
+    const auto ended =
+        run_lockstep({"-n", "2", init_program, "nan", strategy}, {{"LOCKSTEP_TIMEOUT", "60"}});
+    EXPECT_EQ(ended.code, 1);
+    EXPECT_THAT(ended.err, AllOf(HasSubstr("rank 1 of 2 failed first"),
+                                 HasSubstr("on rank 1 has NaN or Inf")));
+  }
+}
+
 TEST(Causes, ErrorsOfAllRanksAreReasonsOfTheirOwn) {
   const auto ended = run_init_program("no-data");
   EXPECT_EQ(ended.code, 1);

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <iostream>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -18,6 +19,7 @@
 
 #include "comm/communicator.h"
 #include "core/process.h"
+#include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/error.h"
 #include "lockstep/group.h"
@@ -79,6 +81,23 @@ int meet_error_of_rank_0(const lockstep::Group& world) {
   return 1;
 }
 
+/// The gradient of rank 1 is not finite, which both ranks raise. Rank 0 ends first.
+int train_with_nan(const lockstep::Group& world, const std::string& strategy) {
+  const auto pids = pids_of(world);
+  const torch::nn::Linear model(4, 2);
+  lockstep::DistributedDataParallel ddp(
+      model, world,
+      {.strategy = lockstep::parse_strategy(strategy), .check_finite = strategy == "fp32"});
+  try {
+    const double factor = world.rank() == 1 ? std::numeric_limits<double>::quiet_NaN() : 1;
+    (ddp(at::ones({1, 4})).sum() * factor).backward();
+  } catch (const lockstep::Error& error) {
+    lockstep::record_error(error);
+    if (world.rank() == 1) await_end(pids[0].item<std::int64_t>());
+  }
+  return 1;
+}
+
 [[noreturn]] void train_for_ever(const lockstep::Group& world) {
   std::cout << "pid " + std::to_string(::getpid()) + '\n' << std::flush;
   const auto tensor = at::full({5000}, 1.0);
@@ -95,6 +114,7 @@ int meet_error_of_rank_0(const lockstep::Group& world) {
 /// - raise: rank 1 throws an error that the program catches after the group's destruction.
 /// - no-data: every rank does so before its first collective.
 /// - disk-full: rank 0 meets an error, which the call raises on rank 1 too.
+/// - nan STRATEGY: rank 1 has a gradient that is not finite, which both ranks raise.
 /// - for-ever: ranks print their pids and run until a signal ends them.
 /// - train FILE: ranks train, compare their parameters bit by bit, and rank 0 saves them.
 /// - denormals: prints which of its threads flush denormals. denormals-late computes before init().
@@ -128,6 +148,7 @@ int main(int argc, char** argv) {
       throw lockstep::DataError("no data for rank " + std::to_string(world.rank()));
     }
     if (behaviour == "disk-full") return meet_error_of_rank_0(world);
+    if (behaviour == "nan") return train_with_nan(world, argv[2]);
     if (behaviour == "for-ever") train_for_ever(world);
     if (behaviour == "train") {
       const auto parameters = train(world);
