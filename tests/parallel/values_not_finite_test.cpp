@@ -110,7 +110,7 @@ void expect_left_out(const Group& world, DataParallelOptions options, bool same_
   attacked.optimizer.zero_grad();
   world.barrier().wait();  // with share_memory, other ranks must not have begun to update
   EXPECT_TRUE(equal(attacked.values(), before));
-  expect_usable(world);
+  expect_usable(world.host());
   both(5);
   for (const auto& values : attacked.values()) EXPECT_TRUE(values.isfinite().all().item<bool>());
   for (const auto& [name, values] : attacked.optimizer.state())
@@ -162,7 +162,8 @@ TEST(CheckFinite, LeavesAStepOutWithEveryStateInPartsOrShared) {
 TEST(CheckFinite, NamesRankAndParameterBetweenHosts) {
   for (const char* text : {"fp32", "topk:0.5", "local_sgd:period=2"}) {
     SCOPED_TRACE(text);
-    on_ranks(4, [&](const Group& threads) {
+    spawn(4, [&](const Group& threads) {
+      at::set_num_threads(1);
       expect_left_out(on_hosts(threads, {0, 0, 1, 1}),
                       {.buckets = two_buckets, .strategy = parse_strategy(text)}, false);
     });
@@ -281,7 +282,7 @@ TEST(CheckFinite, MustBeTheSameOnAllRanks) {
                   DistributedDataParallel ddp(model, world, {.check_finite = world.rank() == 1});
                 }),
                 HasSubstr(", check_finite on rank 1"));
-    expect_usable(world);
+    expect_usable(world.host());
   });
 }
 
