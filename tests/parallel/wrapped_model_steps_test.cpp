@@ -21,7 +21,7 @@ using ::testing::HasSubstr;
 using torch::optim::AdamWOptions;
 using torch::optim::SGDOptions;
 
-const DataParallelOptions options[] = {
+const DataParallelOptions wrapper_options[] = {
     {}, {.shard = Shard::optimizer}, {.shard = Shard::gradients}, {.share_memory = true}};
 
 /// Two layers, of which a forward uses the first, both, or none, and a buffer.
@@ -52,8 +52,8 @@ class WrappedModelSteps : public ::testing::TestWithParam<int> {};
 
 TEST_P(WrappedModelSteps, AreThoseOfADistributedOptimizerAlone) {
   on_ranks(GetParam(), [](const Group& world) {
-    for (const auto& how : options) {
-      SCOPED_TRACE(static_cast<int>(&how - options));
+    for (const auto& how : wrapper_options) {
+      SCOPED_TRACE(static_cast<int>(&how - wrapper_options));
       const auto wrapped = std::make_shared<Net>();
       const auto plain = std::make_shared<Net>();
       torch::optim::AdamW adamw(wrapped->parameters(), AdamWOptions(0.01));
@@ -97,7 +97,7 @@ TEST_P(WrappedModelSteps, AreThoseOfADistributedOptimizerAlone) {
 // The backward of rank 1 and higher reaches the output of the forward, and no parameter.
 TEST_P(WrappedModelSteps, IncludeRanksWhoseLossReachesNoParameter) {
   on_ranks(GetParam(), [](const Group& world) {
-    for (const auto& how : options) {
+    for (const auto& how : wrapper_options) {
       const auto net = std::make_shared<Net>();
       const auto other = std::make_shared<Net>();
       torch::optim::SGD sgd(net->parameters(), SGDOptions(0.1));
@@ -127,7 +127,7 @@ TEST_P(WrappedModelSteps, IncludeRanksWhoseLossReachesNoParameter) {
 
 TEST(WrappedModel, NeedsADistributedOptimizerForOptionsThatDivideTheUpdate) {
   on_ranks(2, [](const Group& world) {
-    for (const auto& how : options) {
+    for (const auto& how : wrapper_options) {
       if (how.shard == Shard::none && !how.share_memory) continue;
       const auto model = std::make_shared<Net>();
       DistributedDataParallel ddp(model, world, how);
@@ -186,7 +186,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, WrappedModelSteps, ::testing::Values(1, 2, 3, 4)
 
 TEST(WrappedModel, ChecksAgainThatParametersCanBeMoved) {
   on_ranks(2, [](const Group& world) {
-    DistributedDataParallel ddp(std::make_shared<Net>(), world, options[1]);
+    DistributedDataParallel ddp(std::make_shared<Net>(), world, wrapper_options[1]);
     torch::optim::SGD sgd(ddp.module()->parameters(), SGDOptions(0.1));
     {
       const auto alias = ddp.module()->first->weight.detach();
@@ -216,7 +216,7 @@ TEST(WrappedModel, HasOneDistributedOptimizerAtATime) {
     ddp(at::full({1, 7}, 1.0 + world.rank()), 2).sum().backward();
     EXPECT_TRUE(model->second->bias.grad().defined());
     sgd.step();
-    DistributedDataParallel divided(std::make_shared<Net>(), world, options[1]);
+    DistributedDataParallel divided(std::make_shared<Net>(), world, wrapper_options[1]);
     torch::optim::LBFGS of_divided(divided.module()->parameters());
     EXPECT_THAT(refusal([&] { DistributedOptimizer(of_divided, divided); }),
                 HasSubstr("shard: got torch::optim::LBFGS"));
