@@ -366,7 +366,7 @@ void Rules::apply_synchronised(int index, const Backward& op) {
   now.changed = now.unnoticed;
   now.local = false;
   // Other strategies need not exchange anything in this step.
-  if (is_fp32(index)) now.buffers_known = true;
+  now.buffers_received = is_fp32(index);
   if (now.behind != 0) now.buffers_known = false;
   if (!is_fp32(index)) return;
   now.buffers_may_differ = false;
@@ -394,7 +394,10 @@ void Rules::apply(const Step& op) {
     now.buffers_known = !(now.dropped && is_replaced(op.unit));
   } else if (now.buffers_may_differ && (is_fp32(op.unit) || !(now.local || exchanged))) {
     now.buffers_known = false;  // without a local gradient there need be no exchange
+  } else if (now.buffers_received) {
+    now.buffers_known = true;
   }
+  now.buffers_received = false;
   now.holds_mean = true;
   // Where ranks share the update, gradients that it has averaged stay local.
   now.changed = now.unnoticed = spec(op.unit).shared && now.changed;
@@ -418,6 +421,8 @@ void Rules::apply(const Freeze& op) {
 }
 
 void Rules::replace(int index) {
+  // Its step does not write what it received for the data of before.
+  if (unit(index).buffers_received) state(index).buffers_may_differ = true;
   auto& replaced = state(index).replaced;
   replaced.assign(replaced.size(), true);
 }

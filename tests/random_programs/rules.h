@@ -40,6 +40,7 @@ class Rules {
     bool dropped = false;        ///< zero_grad has come since that exchange
     bool buffers_known = true;
     bool buffers_may_differ = false;  ///< between ranks
+    bool buffers_received = false;    ///< which the step writes unless they change before
   };
 
   Rules(const Program& program, const std::vector<Category>& without);
