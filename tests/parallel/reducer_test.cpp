@@ -359,8 +359,12 @@ TEST(IssueOrder, LetsLaterStagesRunDuringTheBackwardInAnOrderOfPositions) {
       model->p[0].register_hook(
           [&](const at::Tensor&) { issued_at_the_last_hook = issued.size(); });
       const auto terms = coefficients(world.rank(), *model);
-      ddp(terms).backward();
-      EXPECT_EQ(issued, expected);
+      for (int step = 0; step < 2; ++step) {  // the first exchanges all buckets at its end
+        issued.clear();
+        model->zero_grad();
+        ddp(terms).backward();
+        EXPECT_EQ(issued, expected);
+      }
       if (ranks == 1) {
         EXPECT_EQ(issued_at_the_last_hook, 6U);
       }

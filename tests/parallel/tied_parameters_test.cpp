@@ -241,7 +241,7 @@ TEST(TiedParameters, GivenTwiceToAGradScalerAreRefused) {
 /// A scripted module with one submodule under two names, saved and loaded.
 torch::jit::Module scripted() {
   torch::jit::Module block("Block");
-  block.register_parameter("w", random({4, 4}, 7, at::kDouble) / 2, false);
+  block.register_parameter("w", (random({4, 4}, 7, at::kDouble) / 2).requires_grad_(), false);
   block.define("def forward(self, x):\n  return torch.tanh(torch.mm(x, self.w))\n");
   torch::jit::Module model("Model");
   model.register_module("first", block);
