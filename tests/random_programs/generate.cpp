@@ -33,8 +33,16 @@ Unit random_unit(Random& random, FrontEnd front_end, bool alone) {
   Unit unit{.front_end = front_end, .synchronisation = {}, .layers = {}};
   const int layers = 1 + random.below(3);
   for (int i = 0; i < layers; ++i) {
-    unit.layers.push_back(random.pick({Layer::linear, Layer::linear, Layer::scale, Layer::gain,
-                                       Layer::transposed, Layer::tied, Layer::two, Layer::wide}));
+    unit.layers.push_back(
+        random.pick({Layer::linear, Layer::linear, Layer::scale, Layer::gain, Layer::transposed,
+                     Layer::tied, Layer::two, Layer::wide, Layer::repeated}));
+  }
+  if (random.chance(40)) {
+    unit.buffers = random.pick({Buffers::from_rank0, Buffers::average, Buffers::own});
+    if (random.chance(50)) {
+      const auto at = random.below(layers + 1);
+      unit.layers.insert(unit.layers.begin() + at, random.pick({Layer::norm, Layer::seen}));
+    }
   }
   const int parameters = parameter_count(unit);
   if (front_end == FrontEnd::data_parallel) {
@@ -42,13 +50,11 @@ Unit random_unit(Random& random, FrontEnd front_end, bool alone) {
         random.pick({Output::tensor, Output::tensor, Output::tensor, Output::tuple, Output::list,
                      Output::optional, Output::map, Output::ordered_dict, Output::structure});
   }
-  if (random.chance(40)) {
-    unit.buffers = random.pick({Buffers::from_rank0, Buffers::average, Buffers::own});
-  }
   unit.updates = random.pick({Updates::sgd, Updates::momentum, Updates::adam});
   if (parameters > 1 && random.chance(15)) unit.frozen = random.below(parameters);
   if (parameters > 1 && random.chance(10)) unit.all_parameters = false;
   unit.bucket_each = random.chance(50);
+  unit.check_finite = random.chance(30);
   unit.verify_every = random.pick({1, 1, 0, 2});
   unit.own_group = random.chance(8);
   if (front_end == FrontEnd::optimizer && random.chance(10)) {
@@ -59,9 +65,8 @@ Unit random_unit(Random& random, FrontEnd front_end, bool alone) {
     unit.synchronisation = random_lossy(random, front_end);
     unit.single_precision = true;
   }
-  // Not drawn, so that a seed gives the program that it gave before there was sharding.
   unit.sharded = front_end == FrontEnd::optimizer && !unit.shared &&
-                 unit.synchronisation.kind == Synchronisation::Kind::fp32 && parameters % 3 == 0;
+                 unit.synchronisation.kind == Synchronisation::Kind::fp32 && random.chance(30);
   return unit;
 }
 
@@ -135,7 +140,7 @@ class Generator {
     const int one = random_.below(units());
     if (theme_ == Theme::single) {
       // Now and then two forwards of one model before one backward.
-      return random_.chance(12) ? std::vector<std::vector<int>>{{0}, {0}}
+      return random_.chance(20) ? std::vector<std::vector<int>>{{0}, {0}}
                                 : std::vector<std::vector<int>>{{0}};
     }
     switch (random_.below(6)) {
@@ -196,9 +201,22 @@ class Generator {
       if (random_.chance(20)) op.without_loss = first_bits(program_.ranks) ^ op.without_loss;
     }
     op.separate = op.paths.size() > 1 && random_.chance(50);
-    op.twice = random_.chance(6);
+    op.forwards_first = op.separate && random_.chance(50);
+    op.reversed = op.forwards_first && random_.chance(50);
+    const Mask paths = first_bits(static_cast<int>(op.paths.size()));
+    if (random_.chance(30)) op.evaluated = static_cast<Mask>(random_.bits()) & paths;
+    if (op.paths.size() == 1 && random_.chance(10)) {
+      using enum Collective;
+      op.collective = random_.pick({all_reduce, mean, all_gather, reduce_scatter, broadcast});
+      op.layers.assign(op.layers.size(), op.layers[0]);
+    }
+    const bool saves_buffers =
+        std::ranges::any_of(passed, [&](int i) { return uses_buffer(unit(i)); });
+    op.twice = random_.chance(saves_buffers ? 20 : 6);
     op.update = random_.chance(20);
-    if (op.local == 0 && random_.chance(15)) op.weights = draw_weights();
+    const auto& weights = rules.unit(op.paths[0][0]).weights;
+    if (op.local == 0 && weights.empty() && random_.chance(15)) op.weights = draw_weights();
+    if (op.local == 0 && random_.chance(50)) op.weights = weights;
     if (op.paths.size() > 1 && random_.chance(10)) op.swapped = random_.below(program_.ranks);
     return op;
   }
@@ -224,10 +242,12 @@ class Generator {
 
   Operation draw_refusal(int index) {
     using What = Refuse::What;
-    const auto what = random_.pick({What::negative_weight, What::wrapped_twice, What::thawed,
-                                    What::other_dtype, What::other_layout, What::opaque});
-    const int numbers =
-        what == What::negative_weight ? program_.ranks : parameter_count(unit(index));
+    const auto what =
+        random_.pick({What::negative_weight, What::wrapped_twice, What::thawed, What::other_dtype,
+                      What::other_layout, What::opaque, What::second_weight, What::listed_twice,
+                      What::in_place, What::not_finite});
+    const bool of_rank = is_about_a_backward(what);
+    const int numbers = of_rank ? program_.ranks : parameter_count(unit(index));
     return Refuse{.unit = index, .what = what, .number = random_.below(numbers)};
   }
 
@@ -240,7 +260,8 @@ class Generator {
       return Clip{.unit = index, .norm = random_.pick({0.1, 0.5})};
     }
     if (now.has_checkpoint && random_.chance(10)) return LoadCheckpoint{.unit = index};
-    int dice = random_.below(100);
+    if (now.exchanged && !now.changed && random_.chance(10)) return draw_keep(index);
+    int dice = random_.below(103);
     const auto in = [&dice](int share) { return (dice -= share) < 0; };
     if (in(40)) return draw_backward(rules);
     if (in(22)) {
@@ -269,12 +290,28 @@ class Generator {
     if (in(1)) return Synchronize{.unit = index};
     if (in(2)) return Rewrap{.unit = index};
     if (in(1)) return draw_evaluation(index);
+    if (in(2)) return draw_weighing(rules, index);
     return draw_refusal(index);
+  }
+
+  Operation draw_keep(int index) {
+    using enum Keep::How;
+    const Mask all = first_bits(parameter_count(unit(index)));
+    return Keep{.unit = index,
+                .how = random_.pick({handle, handle, detached, view}),
+                .parameters = random_.chance(50) ? all : static_cast<Mask>(random_.bits()) & all};
+  }
+
+  /// Weights that are set before gradients accumulate; the same ones until the exchange.
+  Operation draw_weighing(const Rules& rules, int index) {
+    const auto& weights = rules.unit(index).weights;
+    return Weigh{.unit = index, .weights = weights.empty() ? draw_weights() : weights};
   }
 
   Operation draw_step(const Rules& rules, int index) {
     Step op{.unit = index};
-    if (rules.unit(index).changed && random_.chance(20)) op.weights = draw_weights();
+    if (rules.unit(index).weights.empty() && rules.unit(index).changed && random_.chance(20))
+      op.weights = draw_weights();
     return op;
   }
 

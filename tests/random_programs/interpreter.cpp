@@ -3,121 +3,24 @@
 #include <torch/torch.h>
 
 #include <exception>
+#include <limits>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "core/text.h"
 #include "lockstep/checkpoint.h"
-#include "lockstep/distributed_data_parallel.h"
-#include "lockstep/distributed_optimizer.h"
+#include "lockstep/differentiable.h"
 #include "lockstep/error.h"
-#include "lockstep/fused_optimizers.h"
 #include "tests/random_programs/rank.h"
+#include "tests/random_programs/wrapper.h"
 
 namespace lockstep::random_programs {
 namespace {
 
 using lockstep::detail::concat;
 
-/// Either front end.
-class Wrapper {
- public:
-  virtual ~Wrapper() = default;
-  virtual at::Tensor forward(const at::Tensor& x, Mask layers) = 0;
-  virtual NoSync no_sync() const = 0;
-  virtual void weight(double samples) = 0;
-  virtual Stateful stateful() = 0;
-  virtual DistributedOptimizer* optimizer() { return nullptr; }
-};
-
-template <Output output>
-class DataParallelWrapper final : public Wrapper {
- public:
-  DataParallelWrapper(const Rank::Holding& holding, const Group& group,
-                      const DataParallelOptions& options)
-      : ddp_(std::dynamic_pointer_cast<Returning<output>>(holding.model), group, options) {}
-
-  at::Tensor forward(const at::Tensor& x, Mask layers) override {
-    return tensor_in(ddp_(x, layers));
-  }
-  NoSync no_sync() const override { return ddp_.no_sync(); }
-  void weight(double samples) override { ddp_.weight(samples); }
-  Stateful stateful() override { return ddp_; }
-
- private:
-  DistributedDataParallel<Returning<output>> ddp_;
-};
-
-class OptimizerWrapper final : public Wrapper {
- public:
-  OptimizerWrapper(const Rank::Holding& holding, const Group& group,
-                   const DataParallelOptions& options)
-      : model_(holding.model), optimizer_(*holding.optimizer, *holding.model, group, options) {}
-
-  at::Tensor forward(const at::Tensor& x, Mask layers) override {
-    return model_->compute(x, layers);
-  }
-  NoSync no_sync() const override { return optimizer_.no_sync(); }
-  void weight(double samples) override { optimizer_.weight(samples); }
-  Stateful stateful() override { return optimizer_; }
-  DistributedOptimizer* optimizer() override { return &optimizer_; }
-
- private:
-  std::shared_ptr<Model> model_;
-  DistributedOptimizer optimizer_;
-};
-
-bool is_shared(const Unit& unit, const Group& group) {
-  return unit.shared && group.device().is_cpu();
-}
-
-std::unique_ptr<Wrapper> wrap(const Unit& unit, const Rank::Holding& holding, const Group& group) {
-  DataParallelOptions options;
-  options.strategy = parse_strategy(unit.synchronisation.text());
-  options.verify_every = unit.verify_every;
-  options.share_memory = is_shared(unit, group);
-  if (unit.sharded && group.device().is_cpu()) options.shard = Shard::optimizer;
-  if (unit.bucket_each) options.buckets = {.first = 0, .rest = 0};
-  if (unit.buffers == Buffers::average) options.buffer_policy = BufferPolicy::average;
-  if (unit.buffers == Buffers::own) options.buffer_policy = BufferPolicy::none;
-  if (unit.front_end == FrontEnd::optimizer) {
-    return std::make_unique<OptimizerWrapper>(holding, group, options);
-  }
-  const auto make = [&]<Output output>() -> std::unique_ptr<Wrapper> {
-    return std::make_unique<DataParallelWrapper<output>>(holding, group, options);
-  };
-  switch (unit.output) {
-    case Output::tensor:
-      return make.template operator()<Output::tensor>();
-    case Output::tuple:
-      return make.template operator()<Output::tuple>();
-    case Output::list:
-      return make.template operator()<Output::list>();
-    case Output::optional:
-      return make.template operator()<Output::optional>();
-    case Output::map:
-      return make.template operator()<Output::map>();
-    case Output::ordered_dict:
-      return make.template operator()<Output::ordered_dict>();
-    case Output::structure:
-      return make.template operator()<Output::structure>();
-    case Output::opaque:
-      return make.template operator()<Output::opaque>();
-  }
-  return nullptr;
-}
-
-/// A FusedSgd instead of an SGD, or a FusedAdam instead of an Adam.
-void fuse(std::unique_ptr<torch::optim::Optimizer>& optimizer) {
-  const auto& defaults = optimizer->defaults();
-  const auto parameters = optimizer->param_groups()[0].params();
-  if (const auto* sgd = dynamic_cast<const torch::optim::SGDOptions*>(&defaults)) {
-    optimizer = std::make_unique<FusedSgd>(parameters, *sgd);
-  } else {
-    const auto& adam = dynamic_cast<const torch::optim::AdamOptions&>(defaults);
-    optimizer = std::make_unique<FusedAdam>(parameters, adam);
-  }
-}
+std::vector<at::Tensor> parameters_of(const Model& model) { return lockstep::parameters(model); }
 
 class Interpreter {
  public:
@@ -125,7 +28,7 @@ class Interpreter {
       : program_(program),
         world_(world),
         folder_(std::move(folder)),
-        rank_(program, world.rank(), world.device()) {
+        rank_(program, world.rank(), parameters_of, world.device()) {
     for (std::size_t i = 0; i < program.units.size(); ++i) {
       groups_.push_back(program.units[i].own_group ? world.split(0) : world);
       const auto index = static_cast<int>(i);
@@ -167,16 +70,40 @@ class Interpreter {
         weigh(index, op.weights);
       }
     }
+    const auto combined = [this](Collective collective, const at::Tensor& y) {
+      return combine(collective, y);
+    };
     if (!op.update) {
-      return rank_.run(op, forward(), [](const at::Tensor& loss) { loss.backward(); });
+      return rank_.run(
+          op, forward(), [](const at::Tensor& loss) { loss.backward(); }, combined);
     }
     auto* optimizer = wrapper(op.paths[0][0])->optimizer();
-    if (has(op.without_loss, world_.rank())) {
-      rank_.run(op, forward(), {});
-      return optimizer->backward_and_update({});
-    }
-    rank_.run(op, forward(), [&](const at::Tensor& loss) { optimizer->backward_and_update(loss); });
+    const auto update = [&](const at::Tensor& loss) { optimizer->backward_and_update(loss); };
+    rank_.run(op, forward(), update, combined);
+    if (has(op.without_loss, world_.rank())) update({});
   }
+
+  at::Tensor combine(Collective collective, const at::Tensor& y) {
+    // A group of its own: the wrappers' collectives come in between.
+    if (!collectives_) collectives_ = world_.split(0);
+    switch (collective) {
+      case Collective::none:
+        return y;
+      case Collective::all_reduce:
+        return differentiable::all_reduce(y, *collectives_);
+      case Collective::mean:
+        return differentiable::all_reduce(y, *collectives_, ReduceOp::avg);
+      case Collective::all_gather:
+        return differentiable::all_gather(y, *collectives_);
+      case Collective::reduce_scatter:
+        return differentiable::reduce_scatter(y, *collectives_);
+      case Collective::broadcast:
+        return differentiable::broadcast(y, *collectives_, world_.size() - 1);
+    }
+    return {};
+  }
+
+  void run(const Weigh& op) { weigh(op.unit, op.weights); }
 
   void run(const Step& op) {
     weigh(op.unit, op.weights);
@@ -214,10 +141,23 @@ class Interpreter {
     using What = Refuse::What;
     auto& holding = rank_[op.unit];
     switch (op.what) {
-      case What::negative_weight: {
-        wrapper(op.unit)->weight(world_.rank() == op.number ? -1 : 1);
+      case What::negative_weight:
+      case What::second_weight: {
+        const bool second = op.what == What::second_weight;
+        if (second) wrapper(op.unit)->weight(1);
+        wrapper(op.unit)->weight(world_.rank() != op.number ? 1 : second ? 2 : -1);
         const Restore restore([&] { holding.model->zero_grad(); });
         return run(whole_backward(program_, op.unit));
+      }
+      case What::not_finite: {
+        const Restore restore([&] { holding.model->zero_grad(); });
+        const double factor =
+            world_.rank() == op.number ? std::numeric_limits<double>::quiet_NaN() : 1;
+        rank_.run(whole_backward(program_, op.unit), forward(),
+                  [&](const at::Tensor& loss) { (loss * factor).backward(); }, {});
+        // Raises the error where the strategy exchanges no gradients in the backward.
+        if (auto* optimizer = wrapper(op.unit)->optimizer()) optimizer->step();
+        return;
       }
       case What::wrapped_twice:
         return void(wrap(unit(op.unit), holding, group(op.unit)));
@@ -250,6 +190,25 @@ class Interpreter {
         holds.model->to(world_.device());
         const auto x = at::ones({1, program_.width}, at::kDouble).to(world_.device());
         return void(wrap(other, holds, group(op.unit))->forward(x, 1));
+      }
+      case What::listed_twice: {
+        auto other = unit(op.unit);
+        other.front_end = FrontEnd::optimizer;
+        const auto model = std::make_shared<Model>(other, program_.width, 1);
+        model->to(world_.device());
+        auto parameters = model->unique_parameters();
+        parameters.push_back(parameters[static_cast<std::size_t>(op.number)]);
+        const Rank::Holding holds{
+            .model = model, .optimizer = std::make_unique<torch::optim::SGD>(parameters, 0.1)};
+        return void(wrap(other, holds, group(op.unit)));
+      }
+      case What::in_place: {
+        holding.model->eval();
+        const Restore restore([&] { holding.model->train(); });
+        const auto x = at::ones({1, program_.width}, holding.model->dtype());
+        const auto y = rank_.compute(op.unit, x.to(world_.device()).requires_grad_(), ~0U);
+        world_.all_reduce(y).wait();
+        return y.sum().backward();
       }
     }
   }
@@ -284,6 +243,7 @@ class Interpreter {
   std::filesystem::path folder_;
   Rank rank_;
   std::vector<Group> groups_;
+  std::optional<Group> collectives_;
   std::vector<std::unique_ptr<Wrapper>> wrappers_;
 };
 

@@ -45,7 +45,8 @@ void add_options(CLI::App& app, Arguments& arguments) {
       ->capture_default_str();
   app.add_option(
       "--without", arguments.without,
-      "Categories to leave out, of: hooks, stale, order, hand, poke, clip, outputs, late");
+      "Categories to leave out, of: hooks, stale, order, hand, poke, clip, outputs, late, graphs, "
+      "kept, weights, repeated, collectives");
   app.add_option("--device", arguments.device,
                  "The simulated device, sim-staged or sim-nccl: through host memory, or over the "
                  "double of NCCL")

@@ -1,5 +1,7 @@
 #include "tests/random_programs/model.h"
 
+#include <algorithm>
+
 #include "core/text.h"
 #include "tests/random_programs/random.h"
 
@@ -45,10 +47,23 @@ Model::Model(const Unit& unit, int width, std::uint64_t seed)
       case Layer::wide:
         add({200});
         break;
+      case Layer::repeated: {
+        const auto module = std::make_shared<torch::nn::Module>("Factors");
+        add_to(*module, random_values({width}, seed_++, dtype_));
+        register_module(lockstep::detail::concat("first", i), module);
+        register_module(lockstep::detail::concat("second", i), module);
+        break;
+      }
+      case Layer::norm:
+        add({width});
+        break;
+      case Layer::seen:
+        break;
     }
   }
   if (unit.buffers != Buffers::absent) {
-    buffer_ = register_buffer("seen", random_values({width}, seed_++, dtype_));
+    // Means and variances of columns.
+    buffer_ = register_buffer("seen", random_values({2, width}, seed_++, dtype_).abs());
   }
 }
 
@@ -59,12 +74,17 @@ void Model::add(at::IntArrayRef sizes, bool transposed) {
     values = at::empty_strided({sizes_of[1], sizes_of[0]}, {1, sizes_of[1]}, values.options())
                  .copy_(values.t());
   }
+  add_to(*this, values);
+}
+
+void Model::add_to(torch::nn::Module& owner, const at::Tensor& values) {
   const auto number = parameters_.size();
-  parameters_.push_back(register_parameter(lockstep::detail::concat("p", number), values,
-                                           static_cast<int>(number) != frozen_));
+  parameters_.push_back(owner.register_parameter(lockstep::detail::concat("p", number), values,
+                                                 static_cast<int>(number) != frozen_));
 }
 
 at::Tensor Model::apply(Layer layer, std::size_t first, const at::Tensor& x) const {
+  if (layer == Layer::seen) return torch::tanh(x) * buffer_[0];
   const auto& p = parameters_[first];
   switch (layer) {
     case Layer::linear:
@@ -80,14 +100,22 @@ at::Tensor Model::apply(Layer layer, std::size_t first, const at::Tensor& x) con
       return torch::matmul(torch::tanh(torch::matmul(x, p)), parameters_[first + 1]);
     case Layer::wide:
       return torch::tanh(x) * p.sin().mean();
+    case Layer::repeated:
+      return torch::tanh(x * p) * p;
+    case Layer::norm:
+      return torch::batch_norm(x, p, {}, buffer_[0], buffer_[1], trains(), /*momentum=*/0.5,
+                               /*eps=*/0.5, /*cudnn_enabled=*/false);
+    case Layer::seen:
+      break;
   }
   return {};
 }
 
 at::Tensor Model::compute(const at::Tensor& x, Mask layers) {
-  if (buffer_.defined() && at::GradMode::is_enabled()) {
+  const bool is_norm = std::ranges::find(layers_, Layer::norm) != layers_.end();
+  if (buffer_.defined() && !is_norm && trains()) {
     const torch::NoGradGuard no_grad;
-    buffer_.mul_(0.5).add_(x.mean(0), 0.5);
+    buffer_.mul_(0.5).add_(torch::stack({x.mean(0), x.square().mean(0)}), 0.5);
   }
   auto y = x * 1;
   std::size_t first = 0;

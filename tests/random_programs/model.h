@@ -33,7 +33,10 @@ class Model : public torch::nn::Module {
 
  private:
   void add(at::IntArrayRef sizes, bool transposed = false);
+  void add_to(torch::nn::Module& owner, const at::Tensor& values);
   at::Tensor apply(Layer layer, std::size_t first, const at::Tensor& x) const;
+  /// Whether a forward updates the buffer now.
+  bool trains() const { return is_training() && at::GradMode::is_enabled(); }
 
   std::vector<Layer> layers_;
   at::ScalarType dtype_;

@@ -2,10 +2,12 @@
 
 #include <torch/torch.h>
 
-#include <map>
 #include <numeric>
 #include <utility>
 
+#include "core/text.h"
+#include "tests/random_programs/collective.h"
+#include "tests/random_programs/optimizer_state.h"
 #include "tests/random_programs/rank.h"
 #include "tests/random_programs/rules.h"
 
@@ -13,49 +15,14 @@ namespace lockstep::random_programs {
 namespace {
 
 using Kind = Synchronisation::Kind;
-using OptimizerState = std::map<std::size_t, std::unique_ptr<torch::optim::OptimizerParamState>>;
-
-/// A copy whose tensors are copies, too.
-std::unique_ptr<torch::optim::OptimizerParamState> copy_of(
-    const torch::optim::OptimizerParamState& state) {
-  const auto clone = [](const at::Tensor& tensor) {
-    return tensor.defined() ? tensor.clone() : tensor;
-  };
-  auto copy = state.clone();
-  if (auto* sgd = dynamic_cast<torch::optim::SGDParamState*>(copy.get())) {
-    sgd->momentum_buffer(clone(sgd->momentum_buffer()));
-  } else if (auto* adam = dynamic_cast<torch::optim::AdamParamState*>(copy.get())) {
-    adam->exp_avg(clone(adam->exp_avg()));
-    adam->exp_avg_sq(clone(adam->exp_avg_sq()));
-  }
-  return copy;
-}
-
-/// A copy of the optimizer's state, keyed by the numbers of parameters.
-OptimizerState state_of(Rank::Holding& holding) {
-  OptimizerState copy;
-  const auto& parameters = holding.model->unique_parameters();
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    const auto found = holding.optimizer->state().find(parameters[i].unsafeGetTensorImpl());
-    if (found != holding.optimizer->state().end()) copy.emplace(i, copy_of(*found->second));
-  }
-  return copy;
-}
-
-void load_state(Rank::Holding& holding, const OptimizerState& saved) {
-  holding.optimizer->state().clear();
-  for (const auto& [i, state] : saved) {
-    const auto& parameter = holding.model->unique_parameters()[i];
-    holding.optimizer->state()[parameter.unsafeGetTensorImpl()] = copy_of(*state);
-  }
-}
 
 class Oracle {
  public:
   explicit Oracle(const Program& program)
       : program_(program), rules_(program, {}), units_(program.units.size()) {
     for (int rank = 0; rank < program.ranks; ++rank) {
-      ranks_.push_back(std::make_unique<Rank>(program, rank));
+      ranks_.push_back(std::make_unique<Rank>(
+          program, rank, [](const Model& model) { return model.unique_parameters(); }));
     }
     for (std::size_t i = 0; i < units_.size(); ++i) wrap(static_cast<int>(i));
   }
@@ -116,6 +83,7 @@ class Oracle {
     for (auto& tensor : tensors) tensor.copy_(sum);
   }
 
+  /// weights: of this exchange; empty for those that have been set before, if any.
   void average_gradient(int index, std::size_t number, const std::vector<double>& weights) {
     std::vector<at::Tensor> gradients;
     bool any = false;
@@ -128,7 +96,7 @@ class Oracle {
       if (!parameter.grad().defined()) parameter.mutable_grad() = at::zeros_like(parameter);
       gradients.push_back(parameter.grad());
     }
-    average(gradients, weights);
+    average(gradients, weights.empty() ? rules_.unit(index).weights : weights);
   }
 
   void average_parameter(int index, std::size_t number) {
@@ -240,24 +208,30 @@ class Oracle {
     state(index).steps = 0;
   }
 
+  static void run_backward(const at::Tensor& loss) { loss.backward(); }
+
   /// Each rank's backward, without an exchange.
   void run_alone(const Backward& op) {
-    for (auto& rank : ranks_) {
-      rank->run(op, forward_of(*rank), [](const at::Tensor& loss) { loss.backward(); });
+    if (op.collective != Collective::none) return run_in_one_graph(op, ranks_);
+    for (auto& rank : ranks_) rank->run(op, rank->own_forward(), run_backward, {});
+  }
+
+  void exchange(const std::vector<int>& units, const Backward& op) {
+    for (const int index : units) {
+      if (has(op.local, index)) continue;
+      if (!is_optimizer(index) || rules_.any_reaches(index, op)) exchange(index, op.weights);
     }
   }
 
-  static Rank::Forward forward_of(Rank& rank) {
-    return [&rank](int index, const at::Tensor& x, Mask layers) {
-      return rank.compute(index, x, layers);
-    };
-  }
-
   void run(const Backward& op, Expected& expected) {
-    run_alone(op);
-    for (const int index : units_of(op)) {
-      if (has(op.local, index)) continue;
-      if (!is_optimizer(index) || rules_.any_reaches(index, op)) exchange(index, op.weights);
+    if (op.separate && !op.forwards_first) {
+      for (std::size_t number = 0; number < op.paths.size(); ++number) {
+        for (auto& rank : ranks_) rank->run_path(number, op, rank->own_forward(), run_backward);
+        exchange(op.paths[number], op);
+      }
+    } else {
+      run_alone(op);
+      exchange(units_of(op), op);
     }
     if (op.update) {
       step(op.paths[0][0], {});
@@ -337,19 +311,25 @@ class Oracle {
   void run(const Rewrap& op, Expected&) { wrap(op.unit); }
 
   void run(const Evaluate& op, Expected&) {
-    for (auto& rank : ranks_) rank->run(op, forward_of(*rank));
+    for (auto& rank : ranks_) rank->run(op, rank->own_forward());
   }
 
   void run(const Refuse& op, Expected& expected) {
     using What = Refuse::What;
     expected.error = op.what == What::other_layout ? "CheckpointError" : "InvalidArgument";
-    if (op.what == What::negative_weight) {
+    if (op.what == What::in_place) expected.mentions = "detach()";
+    if (op.what == What::not_finite) {
+      expected.mentions = lockstep::detail::concat("on rank ", op.number, " has NaN or Inf");
+    }
+    if (is_about_a_backward(op.what)) {
       run_alone(whole_backward(program_, op.unit));
       for (auto& rank : ranks_) (*rank)[op.unit].model->zero_grad();
     } else if (op.what == What::other_dtype) {
       for (auto& rank : ranks_) rank->run(Convert{.unit = op.unit});
     }
   }
+
+  void run(const Weigh&, Expected&) {}
 
   /// Operations without communication.
   template <class Op>
@@ -373,6 +353,8 @@ class Oracle {
                                                                            : Check::none;
       case buffer:
         return now.buffers_known && !is_lossy ? Check::exact : Check::none;
+      case kept_gradient:
+        return now.kept_known && !is_lossy ? Check::exact : Check::none;
     }
     return Check::none;
   }

@@ -18,7 +18,9 @@ std::string_view name(const std::array<std::string_view, count>& names, Enum val
 }
 
 std::string_view name(Layer layer) {
-  return name<Layer, 7>({"linear", "scale", "gain", "transposed", "tied", "two", "wide"}, layer);
+  return name<Layer, 10>(
+      {"linear", "scale", "gain", "transposed", "tied", "two", "wide", "repeated", "norm", "seen"},
+      layer);
 }
 
 std::string_view name(Output output) {
@@ -33,6 +35,12 @@ std::string_view name(Buffers buffers) {
 
 std::string_view name(Updates updates) {
   return name<Updates, 3>({"SGD", "SGD with momentum", "Adam"}, updates);
+}
+
+std::string_view name(Collective collective) {
+  return name<Collective, 6>(
+      {"none", "all_reduce", "all_reduce (mean)", "all_gather", "reduce_scatter", "broadcast"},
+      collective);
 }
 
 std::string numbers(Mask mask) {
@@ -58,7 +66,10 @@ std::string text_of(const Backward& op) {
     joint = op.separate ? ", then " : " + ";
   }
   if (op.local != 0) text += concat(", no_sync ", numbers(op.local));
+  if (op.forwards_first) text += op.reversed ? ", forwards first, in reverse" : ", forwards first";
+  if (op.evaluated != 0) text += concat(", evaluation mode in paths ", numbers(op.evaluated));
   if (op.twice) text += ", the graph twice";
+  if (op.collective != Collective::none) text += concat(", through ", name(op.collective));
   if (op.swapped >= 0) text += concat(", in the other order on rank ", op.swapped);
   if (op.without_loss != 0) text += concat(", no loss on ranks ", numbers(op.without_loss));
   if (!op.weights.empty()) text += concat(", weights ", list(op.weights));
@@ -97,6 +108,14 @@ std::string text_of(const Freeze& op) {
   return concat(op.frozen ? "freeze " : "unfreeze ", op.unit, ": parameter ", op.parameter);
 }
 
+std::string text_of(const Keep& op) {
+  return concat("keep gradients ", op.unit, ": ",
+                name<Keep::How, 3>({"handles", "detached", "views"}, op.how), " of parameters ",
+                numbers(op.parameters));
+}
+
+std::string text_of(const Weigh& op) { return concat("weigh ", op.unit, ": ", list(op.weights)); }
+
 std::string text_of(const Save& op) { return concat("torch::save ", op.unit); }
 std::string text_of(const Load& op) { return concat("torch::load ", op.unit); }
 std::string text_of(const Convert& op) { return concat("to other precision and back ", op.unit); }
@@ -108,15 +127,23 @@ std::string text_of(const Evaluate& op) {
   return concat("forward ", op.unit, op.with_graph ? "" : " without gradients", "; data ", op.data);
 }
 
+bool is_about_a_number(Refuse::What what) {
+  using enum Refuse::What;
+  return what == not_finite || what == negative_weight || what == thawed || what == second_weight ||
+         what == listed_twice;
+}
+
 std::string text_of(const Refuse& op) {
   using What = Refuse::What;
-  return concat("must refuse ", op.unit, ": ",
-                name<What, 6>({"a negative weight of rank ", "a second wrapper",
-                               "a gradient for frozen parameter ", "another precision",
-                               "a checkpoint of another model", "an output of unknown type"},
-                              op.what),
-                op.what == What::negative_weight || op.what == What::thawed ? concat(op.number)
-                                                                            : std::string());
+  return concat(
+      "must refuse ", op.unit, ": ",
+      name<What, 10>(
+          {"a negative weight of rank ", "a second wrapper", "a gradient for frozen parameter ",
+           "another precision", "a checkpoint of another model", "an output of unknown type",
+           "a second weight of rank ", "an optimizer that lists twice parameter ",
+           "a backward through a collective in place", "NaN in gradients of rank "},
+          op.what),
+      is_about_a_number(op.what) ? concat(op.number) : std::string());
 }
 
 std::string text_of(const Unit& unit) {
@@ -124,6 +151,7 @@ std::string text_of(const Unit& unit) {
       unit.front_end == FrontEnd::optimizer ? "DistributedOptimizer" : "DistributedDataParallel";
   text += concat(", ", unit.synchronisation.text(),
                  unit.bucket_each ? ", a bucket for each parameter" : "",
+                 unit.check_finite ? ", check_finite" : "",
                  unit.verify_every == 1 ? "" : concat(", verify_every ", unit.verify_every),
                  unit.shared ? ", share_memory" : "", unit.sharded ? ", shard" : "",
                  unit.own_group ? ", a group of its own" : "", "; ", name(unit.updates),
@@ -131,10 +159,12 @@ std::string text_of(const Unit& unit) {
                  unit.single_precision ? " float32" : "");
   int parameter = 0;
   for (const Layer layer : unit.layers) {
-    text += concat(' ', name(layer), " (", parameter);
-    const int last = parameter + parameter_count(layer) - 1;
-    text += last > parameter ? concat("-", last, ")") : ")";
-    parameter = last + 1;
+    text += concat(' ', name(layer));
+    const int next = parameter + parameter_count(layer);
+    if (next > parameter) text += concat(" (", parameter);
+    if (next > parameter + 1) text += concat('-', next - 1);
+    if (next > parameter) text += ')';
+    parameter = next;
   }
   if (unit.frozen >= 0) text += concat(", parameter ", unit.frozen, " frozen");
   if (unit.output != Output::tensor) text += concat(", returns ", name(unit.output));
@@ -162,7 +192,18 @@ std::string Synchronisation::text() const {
   return "";
 }
 
-int parameter_count(Layer layer) { return layer == Layer::linear || layer == Layer::two ? 2 : 1; }
+int parameter_count(Layer layer) {
+  if (layer == Layer::seen) return 0;
+  return layer == Layer::linear || layer == Layer::two ? 2 : 1;
+}
+
+bool has_layer(const Unit& unit, Layer layer) {
+  return std::find(unit.layers.begin(), unit.layers.end(), layer) != unit.layers.end();
+}
+
+bool uses_buffer(const Unit& unit) {
+  return has_layer(unit, Layer::norm) || has_layer(unit, Layer::seen);
+}
 
 int parameter_count(const Unit& unit) {
   int count = 0;
@@ -189,6 +230,11 @@ Backward whole_backward(const Program& program, int unit) {
   return {.paths = {{unit}},
           .data = 1,
           .layers = std::vector(static_cast<std::size_t>(program.ranks), layers)};
+}
+
+bool is_about_a_backward(Refuse::What what) {
+  using enum Refuse::What;
+  return what == negative_weight || what == second_weight || what == not_finite;
 }
 
 std::vector<int> units_of(const Backward& backward) {

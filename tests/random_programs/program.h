@@ -27,6 +27,9 @@ enum class Layer {
   tied,        ///< a matrix that is used twice and registered under two names
   two,         ///< two matrices, one after the other
   wide,        ///< a vector of many elements
+  repeated,    ///< a factor in a module that is registered twice
+  norm,        ///< a batch norm: the buffer has its running statistics
+  seen,        ///< the buffer as a factor: no parameter
 };
 
 /// The return type of the model's forward.
@@ -74,6 +77,7 @@ struct Unit {
   int frozen = -1;                ///< a parameter that requires no gradient from the start on
   bool all_parameters = true;     ///< otherwise the optimizer lacks parameter 0
   bool bucket_each = false;       ///< a bucket for each parameter, rather than one for all
+  bool check_finite = false;      ///< gradients are tested for NaN and Inf
   int verify_every = 1;           ///< exchanges from one comparison of parameters to the next
   bool own_group = false;         ///< the wrapper's group is a split of the world
   bool single_precision = false;  ///< float32, rather than float64
@@ -81,17 +85,24 @@ struct Unit {
   bool sharded = false;           ///< the optimizer's state is divided among the ranks
 };
 
+/// A differentiable collective, through which losses depend on the data of all ranks.
+enum class Collective { none, all_reduce, mean, all_gather, reduce_scatter, broadcast };
+
 /// Losses of paths through models, then backward(): of their sum, or of one after the other.
 struct Backward {
   std::vector<std::vector<int>> paths;  ///< units that the data passes
   std::uint64_t data = 0;
-  Mask local = 0;                 ///< units under no_sync()
-  bool separate = false;          ///< a backward for each path
-  bool twice = false;             ///< the graph is kept, and differentiated once more
-  bool update = false;            ///< by backward_and_update()
-  int swapped = -1;               ///< a rank that takes the paths in the other order
-  Mask without_loss = 0;          ///< ranks that call no backward
-  std::vector<double> weights{};  ///< of each rank; empty: none are set
+  Mask local = 0;                            ///< units under no_sync()
+  bool separate = false;                     ///< a backward for each path
+  bool forwards_first = false;               ///< with separate: before the first backward
+  bool reversed = false;                     ///< those backwards begin with that of the last path
+  Mask evaluated = 0;                        ///< paths whose forwards run in evaluation mode
+  bool twice = false;                        ///< the graph is kept, and differentiated once more
+  Collective collective = Collective::none;  ///< of the first unit's output
+  bool update = false;                       ///< by backward_and_update()
+  int swapped = -1;                          ///< a rank that takes the paths in the other order
+  Mask without_loss = 0;                     ///< ranks that call no backward
+  std::vector<double> weights{};             ///< of each rank; empty: none are set
   /// Layers that take part, by rank and unit. A rank may use none: its loss reaches no parameter.
   std::vector<std::vector<Mask>> layers;
 };
@@ -127,6 +138,20 @@ struct SetGradient {
   Mask parameters;
   Mask ranks;
   std::uint64_t data;
+};
+
+/// Handles of gradients that the program keeps from now on, in place of those that it has.
+struct Keep {
+  enum class How { handle, detached, view };
+  int unit;
+  How how;
+  Mask parameters;
+};
+
+/// Each rank's weight in the next exchange.
+struct Weigh {
+  int unit;
+  std::vector<double> weights;
 };
 
 struct Freeze {
@@ -178,10 +203,14 @@ struct Refuse {
   enum class What {
     negative_weight,  ///< of one rank
     wrapped_twice,
-    thawed,        ///< a parameter that was frozen when it was wrapped
-    other_dtype,   ///< the model has become another precision
-    other_layout,  ///< a checkpoint of another model
-    opaque,        ///< a forward of a type that cannot be watched
+    thawed,         ///< a parameter that was frozen when it was wrapped
+    other_dtype,    ///< the model has become another precision
+    other_layout,   ///< a checkpoint of another model
+    opaque,         ///< a forward of a type that cannot be watched
+    second_weight,  ///< another one before the same exchange, on one rank
+    listed_twice,   ///< a parameter in an optimizer
+    in_place,       ///< a backward through the result of a collective in place
+    not_finite,     ///< NaN in the gradients of one rank
   };
   int unit;
   What what;
@@ -189,8 +218,12 @@ struct Refuse {
 };
 
 using Operation =
-    std::variant<Backward, ZeroGrad, Step, Clip, SetGradient, Freeze, Save, Load, Convert,
-                 SaveCheckpoint, LoadCheckpoint, Synchronize, Rewrap, Evaluate, Refuse>;
+    std::variant<Backward, ZeroGrad, Step, Clip, SetGradient, Keep, Weigh, Freeze, Save, Load,
+                 Convert, SaveCheckpoint, LoadCheckpoint, Synchronize, Rewrap, Evaluate, Refuse>;
+
+/// Whether a backward is refused. It ends with zero_grad(), and leaves no gradient that could be
+/// wrong.
+bool is_about_a_backward(Refuse::What what);
 
 struct Program {
   std::uint64_t seed = 0;
@@ -201,6 +234,9 @@ struct Program {
 };
 
 int parameter_count(Layer layer);
+/// Whether outputs depend on the model's buffer.
+bool uses_buffer(const Unit& unit);
+bool has_layer(const Unit& unit, Layer layer);
 int parameter_count(const Unit& unit);
 /// Those of the layers, in the order in which they are registered.
 Mask parameters_of(const Unit& unit, Mask layers);

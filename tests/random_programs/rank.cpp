@@ -33,10 +33,11 @@ std::shared_ptr<Model> make_model(const Unit& unit, int width, std::uint64_t see
   return nullptr;
 }
 
-std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Unit& unit, const Model& model) {
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Unit& unit, const Model& model,
+                                                        std::vector<at::Tensor> parameters) {
   using namespace torch::optim;
-  auto parameters = model.unique_parameters();
-  if (!unit.all_parameters) parameters.erase(parameters.begin());
+  const auto& first = model.unique_parameters()[0];
+  if (!unit.all_parameters) std::erase_if(parameters, [&](auto& p) { return p.is_same(first); });
   switch (unit.updates) {
     case Updates::sgd:
       return std::make_unique<SGD>(parameters, SGDOptions(0.1));
@@ -58,13 +59,13 @@ Values values_of(const at::Tensor& tensor) {
 
 }  // namespace
 
-Rank::Rank(const Program& program, int rank, at::Device device)
+Rank::Rank(const Program& program, int rank, const ParametersOf& parameters_of, at::Device device)
     : program_(program), rank_(rank), device_(device) {
   for (std::size_t i = 0; i < program.units.size(); ++i) {
     const auto seed = program.seed * 1000 + i * 100 + static_cast<std::uint64_t>(rank) * 20;
     auto model = make_model(program.units[i], program.width, seed);
     model->to(device);
-    auto optimizer = make_optimizer(program.units[i], *model);
+    auto optimizer = make_optimizer(program.units[i], *model, parameters_of(*model));
     holdings_.push_back({.model = std::move(model), .optimizer = std::move(optimizer)});
   }
 }
@@ -74,40 +75,75 @@ at::Tensor Rank::input_of(std::uint64_t data, std::size_t path, at::ScalarType d
   return random_values({2, program_.width}, seed, dtype).to(device_);
 }
 
-at::Tensor Rank::loss_of(const std::vector<int>& path, std::size_t number, const Backward& op,
-                         const Forward& forward) {
-  const auto dtype = (*this)[path.front()].model->dtype();
-  auto y = input_of(op.data, number, dtype).requires_grad_();
-  for (const int unit : path) {
-    const auto& layers = op.layers[static_cast<std::size_t>(rank_)];
-    y = forward(unit, y, layers[static_cast<std::size_t>(unit)]);
-  }
-  const auto factor = random_values(y.sizes(), op.data * 64 + number * 8 + 7, dtype).to(device_);
+at::Tensor Rank::apply(int unit, std::size_t number, const Backward& op, const Forward& forward,
+                       const at::Tensor& x) {
+  const auto& layers = op.layers[static_cast<std::size_t>(rank_)];
+  auto& model = *(*this)[unit].model;
+  model.train(!has(op.evaluated, static_cast<int>(number)));
+  auto y = forward(unit, x, layers[static_cast<std::size_t>(unit)]);
+  model.train();
+  return y;
+}
+
+at::Tensor Rank::before_collective(std::size_t number, const Backward& op, const Forward& forward) {
+  const int unit = op.paths[number].front();
+  const auto dtype = (*this)[unit].model->dtype();
+  const auto y =
+      apply(unit, number, op, forward, input_of(op.data, number, dtype).requires_grad_());
+  if (op.collective != Collective::reduce_scatter) return y;
+  const auto all = y.repeat({program_.ranks, 1});
+  const auto seed = op.data * 64 + 32 + static_cast<std::uint64_t>(rank_);
+  return all * random_values(all.sizes(), seed, dtype).to(device_);
+}
+
+at::Tensor Rank::after_collective(std::size_t number, const Backward& op, const Forward& forward,
+                                  at::Tensor y) {
+  const auto& path = op.paths[number];
+  for (std::size_t i = 1; i < path.size(); ++i) y = apply(path[i], number, op, forward, y);
+  const auto seed = op.data * 64 + number * 8 + 7;
+  const auto factor = random_values(y.sizes(), seed, y.scalar_type()).to(device_);
   const auto loss = (y * factor).mean() + 0.1 * y.square().mean();
+  losses_.resize(op.paths.size());
   losses_[number] = values_of(loss);
   return loss;
 }
 
-void Rank::run(const Backward& op, const Forward& forward, const RunBackward& run_backward) {
-  losses_.assign(op.paths.size(), std::nullopt);
+void Rank::run_path(std::size_t number, const Backward& op, const Forward& forward,
+                    const RunBackward& run_backward) {
+  losses_.resize(op.paths.size());
+  if (has(op.without_loss, rank_)) return;
+  const auto loss = after_collective(number, op, forward, before_collective(number, op, forward));
+  if (op.twice) loss.backward({}, /*retain_graph=*/true);
+  run_backward(loss);
+}
+
+void Rank::run(const Backward& op, const Forward& forward, const RunBackward& run_backward,
+               const Combine& combine) {
+  losses_.resize(op.paths.size());
   if (has(op.without_loss, rank_)) return;
   std::vector<std::size_t> order;
   for (std::size_t i = 0; i < op.paths.size(); ++i) order.push_back(i);
   if (op.swapped == rank_) std::ranges::reverse(order);
-  const auto differentiate = [&](const at::Tensor& loss) {
-    if (op.twice) loss.backward({}, /*retain_graph=*/true);
-    run_backward(loss);
-  };
-  at::Tensor sum;
+  if (op.separate && !op.forwards_first) {
+    for (const auto number : order) run_path(number, op, forward, run_backward);
+    return;
+  }
+  std::vector<at::Tensor> losses;
   for (const auto number : order) {
-    const auto loss = loss_of(op.paths[number], number, op, forward);
-    if (op.separate) {
-      differentiate(loss);
+    auto y = before_collective(number, op, forward);
+    if (op.collective != Collective::none) y = combine(op.collective, y);
+    const auto loss = after_collective(number, op, forward, y);
+    if (op.separate || losses.empty()) {
+      losses.push_back(loss);
     } else {
-      sum = sum.defined() ? sum + loss : loss;
+      losses[0] = losses[0] + loss;
     }
   }
-  if (sum.defined()) differentiate(sum);
+  if (op.reversed) std::ranges::reverse(losses);
+  if (op.twice) {
+    for (const auto& loss : losses) loss.backward({}, /*retain_graph=*/true);
+  }
+  for (auto& loss : losses) run_backward(std::exchange(loss, {}));
 }
 
 void Rank::run(const Evaluate& op, const Forward& forward) {
@@ -164,6 +200,19 @@ void Rank::run(const SetGradient& op) {
   }
 }
 
+void Rank::run(const Keep& op) {
+  auto& holding = (*this)[op.unit];
+  const auto& parameters = holding.model->unique_parameters();
+  holding.kept.assign(parameters.size(), {});
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const auto& gradient = parameters[i].grad();
+    if (!has(op.parameters, static_cast<int>(i)) || !gradient.defined()) continue;
+    holding.kept[i] = op.how == Keep::How::handle     ? gradient
+                      : op.how == Keep::How::detached ? gradient.detach()
+                                                      : gradient.view_as(gradient);
+  }
+}
+
 void Rank::run(const Freeze& op) {
   const auto& model = (*this)[op.unit].model;
   auto parameter = model->unique_parameters()[static_cast<std::size_t>(op.parameter)];
@@ -190,12 +239,13 @@ void Rank::run(const Convert& op) {
 
 std::vector<Values> Rank::observe() {
   auto all = std::exchange(losses_, {});
-  for (const auto& [model, optimizer, saved] : holdings_) {
+  for (const auto& [model, optimizer, saved, kept] : holdings_) {
     for (const auto& parameter : model->unique_parameters()) {
       all.push_back(values_of(parameter));
       all.push_back(values_of(parameter.grad()));
     }
     if (model->buffer().defined()) all.push_back(values_of(model->buffer()));
+    for (const auto& gradient : kept) all.push_back(values_of(gradient));
   }
   return all;
 }
@@ -215,6 +265,7 @@ std::vector<Item> Rank::items() const {
       add(gradient, unit, i);
     }
     if (model.buffer().defined()) add(buffer, unit, 0);
+    for (std::size_t i = 0; i < holdings_[unit].kept.size(); ++i) add(kept_gradient, unit, i);
   }
   return items;
 }
@@ -229,6 +280,8 @@ std::string to_text(const Item& item) {
       return concat("unit ", item.unit, ": gradient ", item.number);
     case Item::Kind::buffer:
       return concat("unit ", item.unit, ": buffer");
+    case Item::Kind::kept_gradient:
+      return concat("unit ", item.unit, ": kept gradient ", item.number);
   }
   return "";
 }

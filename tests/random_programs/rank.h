@@ -15,7 +15,7 @@ namespace lockstep::random_programs {
 
 /// One of the values that a rank shows after an operation.
 struct Item {
-  enum class Kind { loss, parameter, gradient, buffer } kind;
+  enum class Kind { loss, parameter, gradient, buffer, kept_gradient } kind;
   int unit;
   int number;  ///< of the loss or the parameter
 };
@@ -29,22 +29,37 @@ class Rank {
   struct Holding {
     std::shared_ptr<Model> model;
     std::unique_ptr<torch::optim::Optimizer> optimizer;
-    std::string saved = {};  ///< by torch::save
+    std::string saved = {};             ///< by torch::save
+    std::vector<at::Tensor> kept = {};  ///< handles of gradients, by parameter
   };
   using Forward = std::function<at::Tensor(int unit, const at::Tensor& x, Mask layers)>;
   using RunBackward = std::function<void(const at::Tensor& loss)>;
+  /// The result of a collective on this rank.
+  using Combine = std::function<at::Tensor(Collective collective, const at::Tensor& y)>;
+  /// The parameters of an optimizer, each once.
+  using ParametersOf = std::function<std::vector<at::Tensor>(const Model& model)>;
 
   /// device: of the models and their inputs.
-  Rank(const Program& program, int rank, at::Device device = at::kCPU);
+  Rank(const Program& program, int rank, const ParametersOf& parameters_of,
+       at::Device device = at::kCPU);
 
   Holding& operator[](int unit) { return holdings_[static_cast<std::size_t>(unit)]; }
 
   /// The operation's losses, by this forward, and the backwards of them.
-  void run(const Backward& op, const Forward& forward, const RunBackward& run_backward);
+  void run(const Backward& op, const Forward& forward, const RunBackward& run_backward,
+           const Combine& combine);
+  /// The same for one path, if its backward comes before other forwards.
+  void run_path(std::size_t number, const Backward& op, const Forward& forward,
+                const RunBackward& run_backward);
+  /// The two parts of the loss of path 0: up to a collective, and after it.
+  at::Tensor before_collective(std::size_t number, const Backward& op, const Forward& forward);
+  at::Tensor after_collective(std::size_t number, const Backward& op, const Forward& forward,
+                              at::Tensor y);
   void run(const Evaluate& op, const Forward& forward);
   void run(const ZeroGrad& op);
   void run(const Clip& op);
   void run(const SetGradient& op);
+  void run(const Keep& op);
   void run(const Freeze& op);
   void run(const Save& op);
   void run(const Load& op);
@@ -54,14 +69,17 @@ class Rank {
   at::Tensor compute(int unit, const at::Tensor& x, Mask layers) {
     return (*this)[unit].model->compute(x, layers);
   }
+  Forward own_forward() {
+    return [this](int unit, const at::Tensor& x, Mask layers) { return compute(unit, x, layers); };
+  }
 
   /// The observable items after an operation, and their values. observe() clears the losses.
   std::vector<Item> items() const;
   std::vector<Values> observe();
 
  private:
-  at::Tensor loss_of(const std::vector<int>& path, std::size_t number, const Backward& op,
-                     const Forward& forward);
+  at::Tensor apply(int unit, std::size_t number, const Backward& op, const Forward& forward,
+                   const at::Tensor& x);
   at::Tensor input_of(std::uint64_t data, std::size_t path, at::ScalarType dtype) const;
 
   const Program& program_;

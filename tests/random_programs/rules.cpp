@@ -36,6 +36,18 @@ bool several_in_one_backward(const Backward& op) {
   return (op.separate ? most : all) > 1;
 }
 
+/// Whether a forward changes a buffer that the graph of an earlier one still needs.
+bool overwrites_saved_buffer(const Backward& op, int index) {
+  if (op.separate && !op.forwards_first) return false;
+  bool passed = false;
+  for (std::size_t number = 0; number < op.paths.size(); ++number) {
+    if (std::ranges::find(op.paths[number], index) == op.paths[number].end()) continue;
+    if (passed && !has(op.evaluated, static_cast<int>(number))) return true;
+    passed = true;
+  }
+  return false;
+}
+
 Mask layers_of(const Backward& op, int rank, int unit) {
   return op.layers[static_cast<std::size_t>(rank)][static_cast<std::size_t>(unit)];
 }
@@ -43,15 +55,18 @@ Mask layers_of(const Backward& op, int rank, int unit) {
 }  // namespace
 
 std::vector<Category> parse_categories(const std::string& text) {
-  constexpr std::array names{"hooks", "stale", "order", "hand", "poke", "clip", "outputs", "late"};
+  constexpr std::array names{"hooks",   "stale",    "order",      "hand",   "poke",
+                             "clip",    "outputs",  "late",       "graphs", "kept",
+                             "weights", "repeated", "collectives"};
   std::vector<Category> categories;
   std::istringstream words(text);
   for (std::string word; std::getline(words, word, ',');) {
     const auto found = std::find(names.begin(), names.end(), word);
     if (found == names.end()) {
-      throw std::invalid_argument(
-          "got category '" + word +
-          "', expected hooks, stale, order, hand, poke, clip, outputs or late");
+      throw std::invalid_argument("got category '" + word +
+                                  "', expected hooks, stale, order, hand, poke, clip, outputs, "
+                                  "late, graphs, kept, weights, "
+                                  "repeated or collectives");
     }
     categories.push_back(static_cast<Category>(found - names.begin()));
   }
@@ -83,8 +98,16 @@ bool Rules::starts_from_zero(int index) const {
   return kind == Kind::lossy || kind == Kind::partial_gradients || kind == Kind::post_local_sgd;
 }
 
-bool Rules::between_steps(int index) const {
+bool Rules::may_accumulate(int index) const {
   return unit(index).behind == 0 && (is_fp32(index) || !unit(index).exchanged);
+}
+
+bool Rules::between_steps(int index) const {
+  return may_accumulate(index) && unit(index).weights.empty();
+}
+
+bool Rules::may_run(int index) const {
+  return unit(index).buffers_known || !uses_buffer(spec(index));
 }
 
 bool Rules::anyone_behind() const {
@@ -119,6 +142,8 @@ bool Rules::allow_units() const {
   for (const auto& unit : program_.units) {
     if (is_of_libtorch_or_user(unit.output) && !with(Category::outputs)) return false;
     if (unit.own_group && !with(Category::order)) return false;
+    if (uses_buffer(unit) && !with(Category::graphs)) return false;
+    if (has_layer(unit, Layer::repeated) && !with(Category::repeated)) return false;
   }
   return true;
 }
@@ -130,6 +155,7 @@ bool Rules::allow(const Operation& operation) const {
 
 void Rules::apply(const Operation& operation) {
   std::visit([this](const auto& op) { apply(op); }, operation);
+  for (std::size_t i = 0; i < units_.size(); ++i) follow_kept(static_cast<int>(i));
 }
 
 bool Rules::allow(const Backward& op) const {
@@ -139,8 +165,10 @@ bool Rules::allow(const Backward& op) const {
     // Values that the rules do not know must not enter a mean.
     const bool uneven = op.without_loss != 0 && spec(index).buffers == Buffers::average;
     if (uneven && !unit(index).buffers_known) return false;
+    if (!may_run(index)) return false;
+    if (has_layer(spec(index), Layer::seen) && overwrites_saved_buffer(op, index)) return false;
     if (has(op.local, index)) {
-      if (!between_steps(index)) return false;
+      if (!may_accumulate(index)) return false;
       if (starts_from_zero(index) && unit(index).holds_mean) return false;
     } else {
       ++synchronised;
@@ -161,6 +189,14 @@ bool Rules::allow(const Backward& op) const {
     if (spec(units[0]).shared && anyone_behind()) return false;
   }
   if (op.separate && op.paths.size() < 2) return false;
+  if (op.forwards_first && (!op.separate || op.swapped >= 0)) return false;
+  if ((op.forwards_first || op.evaluated != 0) && !with(Category::graphs)) return false;
+  if (op.collective != Collective::none) {
+    // Ranks take part with the same graph, so that all exchanges have one order.
+    const bool alike = std::ranges::count(op.layers, op.layers[0]) == program_.ranks;
+    if (!with(Category::collectives) || !alike) return false;
+    if (op.paths.size() != 1 || op.without_loss != 0) return false;
+  }
   if (several_in_one_backward(op) && !with(Category::order)) return false;
   if (op.swapped < 0) return true;
   const auto exchanges_in_world = [&](int index) {
@@ -175,11 +211,13 @@ bool Rules::allow(const Backward& op) const {
 bool Rules::allow_synchronised(int index, const Backward& op) const {
   const auto& now = unit(index);
   const bool once = !op.twice && !(op.separate && paths_meet(op));
+  const bool weighted = !op.weights.empty() || !now.weights.empty();
+  if (!op.weights.empty() && !may_weigh(index, op.weights)) return false;
   if (!is_fp32(index)) {
     if (now.exchanged || !once) return false;
     if (starts_from_zero(index) && now.holds_mean) return false;
   }
-  if (!op.weights.empty() && !(is_fp32(index) && once)) return false;
+  if (weighted && !once) return false;
   if (!is_optimizer(index)) return op.without_loss == 0;
   // A DistributedOptimizer learns of a loss by the gradients only: in a backward that reaches it
   // on some ranks only, the others are in effect without a loss.
@@ -192,7 +230,7 @@ bool Rules::allow_synchronised(int index, const Backward& op) const {
     if (now.behind != 0) {
       const bool skips = now.behind == op.without_loss && is_fp32(index) &&
                          spec(index).buffers != Buffers::average && with(Category::late);
-      if (!skips || !op.weights.empty() || op.twice) return false;
+      if (!skips || weighted || op.twice) return false;
     } else if (now.exchanged && !is_fp32(index)) {
       return false;
     }
@@ -200,7 +238,7 @@ bool Rules::allow_synchronised(int index, const Backward& op) const {
     return false;
   }
   if (op.update && now.exchanged && now.changed && !with(Category::stale)) return false;
-  if (op.weights.empty()) return true;
+  if (!weighted) return true;
   return any_reaches(index, op) && !now.unnoticed && !is_replaced(index);
 }
 
@@ -220,7 +258,8 @@ bool Rules::allow(const Step& op) const {
   if (starts_from_zero(op.unit) && now.holds_mean && !now.exchanged) return false;
   // Without an exchange, weights would count in the next one.
   const bool exchanges = now.local && !is_replaced(op.unit) && now.behind == 0;
-  return op.weights.empty() || (is_fp32(op.unit) && exchanges);
+  if (op.weights.empty() && now.weights.empty()) return true;
+  return exchanges && (op.weights.empty() || may_weigh(op.unit, op.weights));
 }
 
 bool Rules::allow(const Clip& op) const {
@@ -236,6 +275,8 @@ bool Rules::allow(const SetGradient& op) const {
   const auto category = op.how == SetGradient::How::poke ? Category::poke : Category::hand;
   if (!with(category) || !is_optimizer(op.unit) || !is_fp32(op.unit) || now.behind != 0)
     return false;
+  if (!now.weights.empty()) return false;
+  if (op.how == SetGradient::How::compute && !may_run(op.unit)) return false;
   for (std::size_t i = 0; i < now.trainable.size(); ++i) {
     const bool usable = now.trainable[i] && now.requires_grad[i];
     if (has(op.parameters, static_cast<int>(i)) && !usable) return false;
@@ -243,6 +284,22 @@ bool Rules::allow(const SetGradient& op) const {
   // The gradients of the other ranks must be known, and so must the values before an addition.
   const bool assigned = op.how == SetGradient::How::assign || op.how == SetGradient::How::compute;
   return !now.unnoticed || (assigned && op.ranks == first_bits(program_.ranks));
+}
+
+bool Rules::allow(const Keep& op) const {
+  const auto& now = unit(op.unit);
+  return with(Category::kept) && now.exchanged && !now.changed && !now.unnoticed && now.behind == 0;
+}
+
+bool Rules::allow(const Weigh& op) const {
+  if (!with(Category::weights) || anyone_behind()) return false;
+  if (is_optimizer(op.unit) && (unit(op.unit).unnoticed || is_replaced(op.unit))) return false;
+  return may_weigh(op.unit, op.weights);
+}
+
+bool Rules::may_weigh(int index, const std::vector<double>& weights) const {
+  const auto& before = unit(index).weights;
+  return is_fp32(index) && (before.empty() || before == weights);
 }
 
 bool Rules::allow(const Freeze& op) const {
@@ -298,16 +355,18 @@ bool Rules::allow(const Rewrap& op) const {
   return all && is_optimizer(op.unit) && with(Category::hand);
 }
 
-bool Rules::allow(const Evaluate&) const { return !anyone_behind(); }
+bool Rules::allow(const Evaluate& op) const { return !anyone_behind() && may_run(op.unit); }
 
 bool Rules::allow(const Refuse& op) const {
   using What = Refuse::What;
   const auto& now = unit(op.unit);
   if (anyone_behind() || !between_steps(op.unit)) return false;
   switch (op.what) {
+    case What::second_weight:
+      if (!with(Category::weights)) return false;
+      [[fallthrough]];
     case What::negative_weight:
-      // It ends with zero_grad(), and leaves no gradient that could be wrong.
-      return is_fp32(op.unit) && !is_replaced(op.unit) && reaches(op.unit, ~0U);
+      return is_fp32(op.unit) && !is_replaced(op.unit) && reaches(op.unit, ~0U) && may_run(op.unit);
     case What::wrapped_twice:
       return !is_replaced(op.unit);
     case What::thawed:
@@ -318,6 +377,14 @@ bool Rules::allow(const Refuse& op) const {
       return true;
     case What::opaque:
       return with(Category::outputs);
+    case What::not_finite:
+      if (!spec(op.unit).check_finite || (starts_from_zero(op.unit) && now.holds_mean))
+        return false;
+      return !is_replaced(op.unit) && reaches(op.unit, ~0U) && may_run(op.unit);
+    case What::listed_twice:
+      return with(Category::repeated);
+    case What::in_place:
+      return with(Category::collectives);
   }
   return false;
 }
@@ -335,6 +402,11 @@ void Rules::apply(const Backward& op) {
   }
   if (op.update) {
     const int index = op.paths[0][0];
+    follow_kept(index);
+    // The gradients that there were are not averaged, or a part of them is.
+    if (spec(index).shared || spec(index).sharded) {
+      state(index).kept_known = state(index).kept_known && !state(index).kept_attached;
+    }
     apply(Step{.unit = index});
     // Where ranks share the update, none need have seen the means.
     if (spec(index).shared) state(index).changed = state(index).unnoticed = true;
@@ -345,6 +417,7 @@ void Rules::apply(const Backward& op) {
 
 void Rules::apply_synchronised(int index, const Backward& op) {
   auto& now = state(index);
+  now.weights.clear();
   if (!is_optimizer(index)) {
     now.changed = now.local = false;
     now.exchanged = now.holds_mean = true;
@@ -379,13 +452,14 @@ void Rules::apply(const ZeroGrad& op) {
   const bool all = op.by == ZeroGrad::By::module || spec(op.unit).all_parameters;
   if (!all) return;
   now.holds_mean = false;
-  if (op.set_to_none) now.changed = now.unnoticed = false;
+  if (op.set_to_none) now.changed = now.unnoticed = now.kept_attached = false;
 }
 
 void Rules::apply(const Step& op) {
   auto& now = state(op.unit);
   const bool exchanged = std::exchange(now.exchanged, false);
   if (!is_optimizer(op.unit)) return;
+  now.weights.clear();
   if (now.local && is_fp32(op.unit)) {
     now.buffers_known = true;
     now.buffers_may_differ = false;
@@ -415,6 +489,17 @@ void Rules::apply(const SetGradient& op) {
   now.changed = now.unnoticed = true;
   if (op.how == SetGradient::How::compute) now.buffers_may_differ = true;
 }
+
+void Rules::apply(const Keep& op) {
+  state(op.unit).kept_attached = state(op.unit).kept_known = true;
+}
+
+void Rules::follow_kept(int index) {
+  auto& now = state(index);
+  if (now.kept_attached && (now.unnoticed || now.behind != 0)) now.kept_known = false;
+}
+
+void Rules::apply(const Weigh& op) { state(op.unit).weights = op.weights; }
 
 void Rules::apply(const Freeze& op) {
   state(op.unit).requires_grad[static_cast<std::size_t>(op.parameter)] = !op.frozen;
@@ -460,6 +545,7 @@ void Rules::apply(const Rewrap& op) {
   notice(op.unit);
   now.exchanged = now.local = false;
   now.unnoticed = now.changed;
+  now.kept_known = now.kept_known && !now.kept_attached;
   now.buffers_known = true;  // rank 0's was, where it is not a mean
   now.buffers_may_differ = false;
 }
@@ -473,7 +559,8 @@ void Rules::apply(const Evaluate& op) {
 
 void Rules::apply(const Refuse& op) {
   auto& now = state(op.unit);
-  if (op.what == Refuse::What::negative_weight) {
+  if (is_about_a_backward(op.what)) {
+    now.kept_known = now.kept_known && !now.kept_attached;
     apply(ZeroGrad{.unit = op.unit, .by = ZeroGrad::By::module, .set_to_none = true});
     now.buffers_known = false;
     now.buffers_may_differ = true;

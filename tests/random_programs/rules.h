@@ -8,14 +8,19 @@ namespace lockstep::random_programs {
 
 /// Kinds of programs that can be left out.
 enum class Category {
-  hooks,    ///< parameters get other data: torch::load, to()
-  stale,    ///< gradients change between the backward that averaged them and the step
-  order,    ///< backwards through several wrappers, groups of their own, orders that differ
-  hand,     ///< gradients that a user writes
-  poke,     ///< one element of a gradient that a user changes
-  clip,     ///< gradients that are clipped while they differ between ranks
-  outputs,  ///< forwards that return structs or LibTorch's own containers
-  late,     ///< others zero gradients, or run another backward, before a rank without a loss joins
+  hooks,     ///< parameters get other data: torch::load, to()
+  stale,     ///< gradients change between the backward that averaged them and the step
+  order,     ///< backwards through several wrappers, groups of their own, orders that differ
+  hand,      ///< gradients that a user writes
+  poke,      ///< one element of a gradient that a user changes
+  clip,      ///< gradients that are clipped while they differ between ranks
+  outputs,   ///< forwards that return structs or LibTorch's own containers
+  late,      ///< others zero gradients, or run another backward, before a rank without a loss joins
+  graphs,    ///< outputs that depend on buffers, evaluation mode, forwards before other backwards
+  kept,      ///< handles of gradients
+  weights,   ///< of an exchange, set before accumulation
+  repeated,  ///< modules that are registered twice
+  collectives,  ///< in graphs
 };
 
 /// By name, as in "hooks,stale". Throws: std::invalid_argument.
@@ -39,8 +44,12 @@ class Rules {
     Mask behind = 0;             ///< ranks without a loss in an exchange that others have begun
     bool dropped = false;        ///< zero_grad has come since that exchange
     bool buffers_known = true;
-    bool buffers_may_differ = false;  ///< between ranks
-    bool buffers_received = false;    ///< which the step writes unless they change before
+    bool buffers_may_differ = false;   ///< between ranks
+    bool buffers_received = false;     ///< which the step writes unless they change before
+    bool buffers_may_differ = false;   ///< between ranks
+    std::vector<double> weights = {};  ///< that the next exchange will use
+    bool kept_attached = false;        ///< kept handles are of the gradients that there are
+    bool kept_known = false;           ///< the values of kept handles are determined
   };
 
   Rules(const Program& program, const std::vector<Category>& without);
@@ -70,6 +79,8 @@ class Rules {
   bool allow(const Step& op) const;
   bool allow(const Clip& op) const;
   bool allow(const SetGradient& op) const;
+  bool allow(const Keep& op) const;
+  bool allow(const Weigh& op) const;
   bool allow(const Freeze& op) const;
   bool allow(const Save& op) const;
   bool allow(const Load& op) const;
@@ -87,6 +98,8 @@ class Rules {
   void apply(const Step& op);
   void apply(const Clip& op);
   void apply(const SetGradient& op);
+  void apply(const Keep& op);
+  void apply(const Weigh& op);
   void apply(const Freeze& op);
   void apply(const Save& op);
   void apply(const Load& op);
@@ -114,8 +127,16 @@ class Rules {
   /// Whether the strategy averages some gradients, or a part of them: steps and backwards after an
   /// exchange then need zero_grad() first.
   bool starts_from_zero(int index) const;
-  /// Whether nothing of the unit waits for a step, under a strategy that takes regular steps only.
+  /// Whether no gradients wait for a step, under a strategy that takes regular steps only.
+  bool may_accumulate(int index) const;
+  /// Whether nothing of the unit waits for an exchange or a step.
   bool between_steps(int index) const;
+  /// Whether a forward may run: its output is determined.
+  bool may_run(int index) const;
+  /// Whether the next exchange can have these weights.
+  bool may_weigh(int index, const std::vector<double>& weights) const;
+  /// Kept gradients change with those that are not determined.
+  void follow_kept(int index);
   bool anyone_behind() const;
 
   const Program& program_;

@@ -45,6 +45,7 @@ TEST(Generate, LeavesCategoriesOut) {
     }
   }
   EXPECT_THROW(parse_categories("hook"), std::invalid_argument);
+  EXPECT_EQ(parse_categories("collectives"), std::vector{Category::collectives});
 }
 
 /// Two ranks, one model of one parameter, plain SGD of rate 0.1.
@@ -121,6 +122,36 @@ TEST_F(Means, AreWeighted) {
   op.weights = {1, 3};
   const auto program = small(FrontEnd::data_parallel, {op});
   EXPECT_NEAR(value(program, 0, 0, gradient), (own(3, 0) + 3 * own(3, 1)) / 4, 1e-14);
+}
+
+TEST_F(Means, AreOfGradientsFromAllLossesThatACollectiveReaches) {
+  auto op = backward(3, false);
+  op.collective = Collective::all_reduce;
+  const auto program = small(FrontEnd::data_parallel, {op, op});
+  // Both ranks differentiate the same sum of outputs: their parameters count alike in both losses.
+  const double both = value(program, 0, 0, gradient);
+  EXPECT_NE(both, mean(3));
+  EXPECT_NEAR(value(program, 0, 1, gradient), both, 1e-14);
+  EXPECT_NEAR(value(program, 1, 0, gradient), 2 * both, 1e-14);
+}
+
+TEST_F(Means, StayInGradientsThatAreKept) {
+  const Keep keep{.unit = 0, .how = Keep::How::view, .parameters = 1};
+  const ZeroGrad zero{.unit = 0, .by = ZeroGrad::By::module, .set_to_none = true};
+  const auto program =
+      small(FrontEnd::optimizer, {backward(3, false), keep, zero, backward(4, false)});
+  for (const int rank : {0, 1}) {
+    EXPECT_NEAR(value(program, 3, rank, "unit 0: kept gradient 0"), mean(3), 1e-14);
+    EXPECT_NEAR(value(program, 3, rank, gradient), mean(4), 1e-14);
+  }
+}
+
+TEST_F(Means, TakeTheWeightsThatWereSetBeforeAccumulation) {
+  const Weigh weigh{.unit = 0, .weights = {1, 3}};
+  const auto program =
+      small(FrontEnd::optimizer, {weigh, backward(3, true), weigh, backward(4, false)});
+  const auto sum = [&](int rank) { return own(3, rank) + own(4, rank); };
+  EXPECT_NEAR(value(program, 3, 0, gradient), (sum(0) + 3 * sum(1)) / 4, 1e-14);
 }
 
 Expected expected_value(double number) {
