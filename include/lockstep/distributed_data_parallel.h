@@ -222,7 +222,8 @@ class DataParallelModel {
 ///
 /// A parameter that no rank's backward reached keeps its gradient, or has none. A parameter that
 /// only some ranks' backward reached gets the mean over all ranks; the other ranks count as zero.
-/// Gradients share memory with buckets: the next backward after zero_grad() overwrites them.
+/// Gradients share memory with buckets. One that the program keeps over zero_grad() keeps its
+/// values, in memory of its own.
 /// autograd::grad() is not synchronised. Averaged gradients have no graph, also with create_graph:
 /// a backward through one raises InvalidArgument. An exception within backward() after buckets were
 /// sent ends the world. If parameters differ between replicas, backward() throws ReplicaError on

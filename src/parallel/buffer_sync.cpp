@@ -113,7 +113,7 @@ struct Registry {
 };
 
 Registry& registry() {
-  static Registry all;
+  static auto& all = *new Registry;  // never destroyed: wrappers may outlive any static object
   return all;
 }
 
@@ -129,6 +129,7 @@ ForwardGraph::ForwardGraph(const std::shared_ptr<BufferSync>& buffers) : buffers
 ForwardGraph::~ForwardGraph() {
   end();
   const auto buffers = buffers_.lock();
+  if (buffers && watched_ && !has_run_) buffers->has_unused_graph_ = true;
   if (!buffers || std::this_thread::get_id() != thread_ || is_in_backward()) return;
   try {
     buffers->write_unless_used();
@@ -138,6 +139,7 @@ ForwardGraph::~ForwardGraph() {
 }
 
 void ForwardGraph::run() {
+  has_run_ = true;
   if (!torch::autograd::get_current_graph_task_keep_graph()) end();
   const auto buffers = buffers_.lock();
   if (!buffers || !buffers->waits()) return;
@@ -185,9 +187,12 @@ void BufferSync::prepare_forward() {
 }
 
 std::shared_ptr<ForwardGraph> BufferSync::begin_graph() {
-  if (all_.empty()) return nullptr;
   prepare_forward();
   return std::make_shared<ForwardGraph>(shared_from_this());
+}
+
+bool BufferSync::take_unused_graph() {
+  return has_unused_graph_ && !is_in_backward() && !std::exchange(has_told_, true);
 }
 
 void BufferSync::begin() {

@@ -75,6 +75,8 @@ class ForwardGraph {
   ForwardGraph(const ForwardGraph&) = delete;
   ForwardGraph& operator=(const ForwardGraph&) = delete;
 
+  /// Call when a hook on an output of the forward owns the graph.
+  void set_watched() { watched_ = true; }
   /// Call in a backward through the graph. Without retain_graph, no other one follows.
   void run();
 
@@ -83,6 +85,8 @@ class ForwardGraph {
 
   std::weak_ptr<BufferSync> buffers_;
   std::thread::id thread_ = std::this_thread::get_id();
+  bool watched_ = false;
+  std::atomic<bool> has_run_ = false;
   std::atomic<bool> ended_ = false;
 };
 
@@ -101,9 +105,10 @@ class BufferSync : public std::enable_shared_from_this<BufferSync> {
 
   /// Call before a forward. Writes received values.
   void prepare_forward();
-  /// The same before a forward with gradients. Returns its graph, or null if there is nothing to
-  /// synchronise.
+  /// The same before a forward with gradients. Returns its graph.
   std::shared_ptr<ForwardGraph> begin_graph();
+  /// Whether the graph of an earlier forward has ended without a backward. True once.
+  bool take_unused_graph();
 
   /// end() waits for the collectives that begin() has issued. Ranks: all of the group.
   void begin();
@@ -129,6 +134,8 @@ class BufferSync : public std::enable_shared_from_this<BufferSync> {
   std::size_t averaged_ = 0;
   bool sees_forwards_;
   std::atomic<int> graphs_ = 0;  ///< of forwards; still to run
+  std::atomic<bool> has_unused_graph_ = false;
+  bool has_told_ = false;  ///< take_unused_graph() has returned true
 };
 
 }  // namespace lockstep::detail

@@ -252,6 +252,7 @@ void Reducer::watch(const at::Tensor& output, const std::shared_ptr<ForwardGraph
   if (watched.is_leaf() && !is_new_leaf(watched)) return;
   // The hooks of a leaf outlive the forward, whose graph has saved nothing for it.
   const auto owned = watched.is_leaf() ? nullptr : graph;
+  if (owned) owned->set_watched();
   watched.register_hook([reducer = weak_from_this(), owned](const at::Tensor&) {
     if (owned) owned->run();
     const auto self = reducer.lock();

@@ -8,6 +8,7 @@
 #include <unordered_set>
 
 #include "comm/communicator.h"
+#include "core/log.h"
 #include "core/text.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/error.h"
@@ -339,6 +340,12 @@ std::shared_ptr<ForwardGraph> ReplicatedModel::begin_forward() const {
   check_unchanged();
   reducer_->check_optimizer();
   reducer_->hook_new_accumulators();
+  if (reducer_->buffers().take_unused_graph()) {
+    log::notice(concat(operation_, " rank ", group_.rank(), " of ", group_.size(),
+                       ": got a forward with gradients that no backward followed, expected a "
+                       "backward, or a forward under NoGradGuard: if another rank has run that "
+                       "backward, the ranks average gradients of different steps from there on"));
+  }
   return reducer_->buffers().begin_graph();
 }
 

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
@@ -23,15 +24,15 @@ constexpr std::size_t samples = 24;
 
 /// Runs fn on the ranks. Expects warnings of rank 0 on stderr, and returns what it writes; nothing
 /// in a process of another rank.
-std::string expect_warnings(int count, int ranks, const std::function<void(const Group&)>& fn) {
+std::string expect_warnings(int count, int ranks, const std::function<void(const Group&)>& fn,
+                            const std::string& start = "lockstep: DistributedSampler") {
   ::testing::internal::CaptureStderr();
   on_ranks(ranks, fn);
   const auto text = ::testing::internal::GetCapturedStderr();
   const auto processes = started_processes();
   if (processes && (*processes != ranks || world_of_processes().rank() != 0)) return "";
   int found = 0;
-  for (std::size_t at = 0; (at = text.find("lockstep: DistributedSampler", at)) != text.npos; ++at)
-    ++found;
+  for (std::size_t at = 0; (at = text.find(start, at)) != text.npos; ++at) ++found;
   EXPECT_EQ(found, count) << text;
   return text;
 }
@@ -186,6 +187,53 @@ TEST(WrongBatch, IsNamedOnceByEachWrapperAndAtASecondExchangeOfABatchNever) {
       ddp_critic(own).backward();
       ddp_generator(own).backward();
     }
+  });
+}
+
+/// The warnings of rank 0 in a program of a wrapper.
+void expect_unused_forwards(int count,
+                            const std::function<void(DistributedDataParallel<Terms>&,
+                                                     const std::vector<at::Tensor>&)>& fn) {
+  expect_warnings(
+      count, 2,
+      [&](const Group& world) {
+        auto model = std::make_shared<Terms>(some_shapes);
+        DistributedDataParallel ddp(model, world);
+        fn(ddp, coefficients(world.rank(), *model));
+      },
+      "lockstep: DistributedDataParallel rank 0 of 2: got a forward with gradients that no");
+}
+
+TEST(UnusedForward, IsNamedOnceAtTheNextForward) {
+  expect_unused_forwards(0, [](auto& ddp, const auto& terms) { ddp(terms); });
+  expect_unused_forwards(1, [](auto& ddp, const auto& terms) {
+    for (int step = 0; step < 5; ++step) {
+      const auto loss = ddp(terms);
+      if (step % 2 == 0) loss.backward();
+    }
+  });
+}
+
+TEST(UnusedForward, IsNoneWithoutGradientsOrWithABackwardThatComesLater) {
+  expect_unused_forwards(0, [](auto& ddp, const auto& terms) {
+    for (int step = 0; step < 2; ++step) {
+      {
+        const at::NoGradGuard no_grad;
+        ddp(terms);
+      }
+      const auto first = ddp(terms);
+      const auto second = ddp(terms);
+      first.backward({}, /*retain_graph=*/true);
+      (second + first).backward();
+      {
+        const auto local = ddp.no_sync();
+        ddp(terms).backward();
+      }
+      torch::autograd::grad({ddp(terms)}, {ddp.module()->p[0]});
+      EXPECT_THROW(ddp(std::vector<at::Tensor>(terms.size(), at::ones({7, 11}))), c10::Error);
+    }
+    for (auto& parameter : ddp.module()->p) parameter.requires_grad_(false);
+    for (int step = 0; step < 3; ++step) ddp(terms);
   });
 }
 

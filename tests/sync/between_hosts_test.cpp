@@ -199,7 +199,8 @@ TEST(BetweenHosts, SendsWhatOtherRanksHadKept) {
     const auto exchange = between_hosts(TopK{.ratio = 1}, bucket, *HostGroups::of(group));
     State saved;
     for (const auto& slice : bucket.slices()) {
-      saved.emplace(slice.name + ".residual", at::full(slice.values.sizes(), 1 + group.rank()));
+      saved.emplace(slice.name + ".residual",
+                    at::full(slice.values.sizes(), 1 + group.rank(), at::kFloat));
     }
     exchange->load(saved);
     EXPECT_EQ(exchange->state().size(), bucket.slices().size());
