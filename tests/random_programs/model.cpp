@@ -21,41 +21,36 @@ Model::Model(const Unit& unit, int width, std::uint64_t seed)
       seed_(seed),
       frozen_(unit.frozen) {
   for (std::size_t i = 0; i < layers_.size(); ++i) {
+    const auto layer = std::make_shared<torch::nn::Module>("Layer");
+    register_module(lockstep::detail::concat("layer", i), layer);
     switch (layers_[i]) {
       case Layer::linear:
-        add({width, width});
-        add({width});
+        add(*layer, {width, width});
+        add(*layer, {width});
         break;
+      case Layer::repeated:
+        register_module(lockstep::detail::concat("again", i), layer);
+        [[fallthrough]];
       case Layer::scale:
-        add({width});
+      case Layer::norm:
+        add(*layer, {width});
         break;
       case Layer::gain:
-        add({});
+        add(*layer, {});
         break;
       case Layer::transposed:
-        add({width, width + 1}, /*transposed=*/true);
+        add(*layer, {width, width + 1}, /*transposed=*/true);
         break;
       case Layer::tied:
-        add({width, width});
-        register_parameter(lockstep::detail::concat("again", i), parameters_.back(),
-                           parameters_.back().requires_grad());
+        add(*layer, {width, width});
+        layer->register_parameter("again", parameters_.back(), parameters_.back().requires_grad());
         break;
       case Layer::two:
-        add({width, width + 1});
-        add({width + 1, width});
+        add(*layer, {width, width + 1});
+        add(*layer, {width + 1, width});
         break;
       case Layer::wide:
-        add({200});
-        break;
-      case Layer::repeated: {
-        const auto module = std::make_shared<torch::nn::Module>("Factors");
-        add_to(*module, random_values({width}, seed_++, dtype_));
-        register_module(lockstep::detail::concat("first", i), module);
-        register_module(lockstep::detail::concat("second", i), module);
-        break;
-      }
-      case Layer::norm:
-        add({width});
+        add(*layer, {200});
         break;
       case Layer::seen:
         break;
@@ -67,19 +62,15 @@ Model::Model(const Unit& unit, int width, std::uint64_t seed)
   }
 }
 
-void Model::add(at::IntArrayRef sizes, bool transposed) {
+void Model::add(torch::nn::Module& layer, at::IntArrayRef sizes, bool transposed) {
   auto values = random_values(sizes, seed_++, dtype_);
   if (transposed) {
     const auto& sizes_of = values.sizes();
     values = at::empty_strided({sizes_of[1], sizes_of[0]}, {1, sizes_of[1]}, values.options())
                  .copy_(values.t());
   }
-  add_to(*this, values);
-}
-
-void Model::add_to(torch::nn::Module& owner, const at::Tensor& values) {
   const auto number = parameters_.size();
-  parameters_.push_back(owner.register_parameter(lockstep::detail::concat("p", number), values,
+  parameters_.push_back(layer.register_parameter(lockstep::detail::concat("p", number), values,
                                                  static_cast<int>(number) != frozen_));
 }
 

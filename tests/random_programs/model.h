@@ -32,8 +32,7 @@ class Model : public torch::nn::Module {
   at::ScalarType dtype() const { return dtype_; }
 
  private:
-  void add(at::IntArrayRef sizes, bool transposed = false);
-  void add_to(torch::nn::Module& owner, const at::Tensor& values);
+  void add(torch::nn::Module& layer, at::IntArrayRef sizes, bool transposed = false);
   at::Tensor apply(Layer layer, std::size_t first, const at::Tensor& x) const;
   /// Whether a forward updates the buffer now.
   bool trains() const { return is_training() && at::GradMode::is_enabled(); }

@@ -46,7 +46,6 @@ class Rules {
     bool buffers_known = true;
     bool buffers_may_differ = false;   ///< between ranks
     bool buffers_received = false;     ///< which the step writes unless they change before
-    bool buffers_may_differ = false;   ///< between ranks
     std::vector<double> weights = {};  ///< that the next exchange will use
     bool kept_attached = false;        ///< kept handles are of the gradients that there are
     bool kept_known = false;           ///< the values of kept handles are determined
