@@ -12,8 +12,8 @@
 ///     const auto all = differentiable::all_gather(features, group);
 ///     contrastive_loss(features, all).backward();
 ///
-/// With grad mode on the result requires a gradient on every rank, also if this rank's tensor does
-/// not: this rank then takes part in the backward of the others' tensors.
+/// With grad mode on, the result requires a gradient on every rank. So a rank whose own tensor
+/// requires none takes part in the backward of the others' tensors.
 ///
 /// Ranks: all, in the same order. Each backward is a collective of the group, too: the loss of
 /// every rank uses the result, if need be times 0, and every rank runs its backward. In a backward

@@ -65,8 +65,8 @@ void mark_written(const Group& group, const at::Tensor& tensor, const at::Tensor
     tensor.unsafeGetTensorImpl()->bump_version();
     return;
   }
-  // The history refers to no graph of the input, and to no earlier history of an output: an output
-  // that is written at every step would keep the graphs of all steps.
+  // The history refers neither to the input's graph nor to the output's earlier history. Otherwise
+  // an output that is written at every step would keep the graphs of all steps.
   if (!is_in_place && tensor.requires_grad() && !tensor.is_view()) tensor.detach_();
   try {
     Written::apply(tensor, always_recorded(), group, operation);

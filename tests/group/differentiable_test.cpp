@@ -90,7 +90,7 @@ torch::Tensor leaf_of(std::size_t rank, at::IntArrayRef sizes) {
       .requires_grad_();
 }
 
-/// What a rank passes to the collective: not contiguous where it has two dimensions.
+/// The tensor that a rank passes to the collective. It is not contiguous if it has two dimensions.
 torch::Tensor input_of(const torch::Tensor& leaf) {
   const auto values = (leaf * 0.5).exp();
   return leaf.dim() == 2 ? values.t() : values;
@@ -223,7 +223,7 @@ TEST(DifferentiableCollectives, RefuseWhatHasNoGradient) {
   });
 }
 
-/// What each of two ranks throws.
+/// The errors of two ranks.
 std::vector<std::string> errors(const std::function<void(const Group&)>& fn) {
   std::vector<std::string> texts(2);
   spawn(2, [&](const Group& world) {

@@ -10,7 +10,7 @@
 #include "lockstep/group.h"
 #include "lockstep/init.h"
 
-// What autograd is told of tensors that collectives write.
+// Versions and histories of tensors that collectives write.
 
 namespace lockstep {
 namespace {

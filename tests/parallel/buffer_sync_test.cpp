@@ -40,7 +40,7 @@ at::Tensor synchronised_mean(BufferPolicy policy, int ranks, int index) {
   return mean / ranks;
 }
 
-/// What happens while received buffers wait for the graph of an evaluation forward.
+/// An event while received buffers wait for the graph of an evaluation forward.
 struct Event {
   std::string name;
   std::function<void(std::optional<DistributedDataParallel<Normalised>>&, Normalised&,

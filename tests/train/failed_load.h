@@ -29,7 +29,7 @@ inline void expect_unchanged(const AllValues& got, const AllValues& before,
     EXPECT_TRUE(at::equal(got.first.at(name), tensor)) << what << ": " << name;
 }
 
-/// What may be wrong with one tensor of a file.
+/// Faults of one tensor of a file.
 inline const std::vector<std::pair<const char*, std::function<void(Values&, const std::string&)>>>
     file_faults{{"missing", [](Values& tensors, const auto& name) { tensors.erase(name); }},
                 {"of a wrong shape",

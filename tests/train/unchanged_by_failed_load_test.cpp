@@ -103,7 +103,7 @@ struct WholeRun {
   at::Generator generator;
 };
 
-/// What an error about a tensor of a file names: an object of the program, or the tensor.
+/// The name in an error about a tensor of a file: an object of the program, or the tensor.
 std::string culprit_of(std::string name) {
   if (name.starts_with("sampler/")) return "sampler: ";
   if (name.starts_with("extra/")) {
