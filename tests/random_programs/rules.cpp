@@ -288,7 +288,9 @@ bool Rules::allow(const SetGradient& op) const {
 
 bool Rules::allow(const Keep& op) const {
   const auto& now = unit(op.unit);
-  return with(Category::kept) && now.exchanged && !now.changed && !now.unnoticed && now.behind == 0;
+  // An exchange moves other gradients into a bucket, and handles keep what was there before.
+  return with(Category::kept) && now.exchanged && !now.changed && !now.unnoticed &&
+         now.behind == 0 && !now.outside;
 }
 
 bool Rules::allow(const Weigh& op) const {
@@ -346,6 +348,9 @@ bool Rules::allow(const Rewrap& op) const {
   // parameter that had parts, the optimizer has no whole state.
   const bool in_parts = spec(op.unit).shared || spec(op.unit).sharded;
   if (in_parts && now.requires_grad != now.trainable) return false;
+  // torch::load() gives parameters that a wrapper had moved together one memory, which shard
+  // refuses.
+  if (spec(op.unit).sharded && now.saved) return false;
   const bool any = std::find(now.requires_grad.begin(), now.requires_grad.end(), true) !=
                    now.requires_grad.end();
   if (!any || !now.changed) return any;
@@ -452,7 +457,7 @@ void Rules::apply(const ZeroGrad& op) {
   const bool all = op.by == ZeroGrad::By::module || spec(op.unit).all_parameters;
   if (!all) return;
   now.holds_mean = false;
-  if (op.set_to_none) now.changed = now.unnoticed = now.kept_attached = false;
+  if (op.set_to_none) now.changed = now.unnoticed = now.kept_attached = now.outside = false;
 }
 
 void Rules::apply(const Step& op) {
@@ -465,7 +470,8 @@ void Rules::apply(const Step& op) {
     now.buffers_may_differ = false;
   } else if (now.behind != 0) {
     // Otherwise no front end need have noticed the exchange.
-    now.buffers_known = !(now.dropped && is_replaced(op.unit));
+    const bool exchanges = is_fp32(op.unit) && !now.dropped;
+    now.buffers_known = exchanges || !is_replaced(op.unit);
   } else if (now.buffers_may_differ && (is_fp32(op.unit) || !(now.local || exchanged))) {
     now.buffers_known = false;  // without a local gradient there need be no exchange
   } else if (now.buffers_received) {
@@ -546,6 +552,7 @@ void Rules::apply(const Rewrap& op) {
   now.exchanged = now.local = false;
   now.unnoticed = now.changed;
   now.kept_known = now.kept_known && !now.kept_attached;
+  now.outside = true;
   now.buffers_known = true;  // rank 0's was, where it is not a mean
   now.buffers_may_differ = false;
 }

@@ -49,6 +49,7 @@ class Rules {
     std::vector<double> weights = {};  ///< that the next exchange will use
     bool kept_attached = false;        ///< kept handles are of the gradients that there are
     bool kept_known = false;           ///< the values of kept handles are determined
+    bool outside = false;              ///< gradients may lie in no bucket of the wrapper
   };
 
   Rules(const Program& program, const std::vector<Category>& without);
