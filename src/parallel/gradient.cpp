@@ -92,8 +92,8 @@ void GradientRecord::keep_average(const at::Tensor& gradient, const at::Tensor& 
 }
 
 void GradientRecord::set_unchanged(const at::Tensor& gradient, const at::Tensor& values) {
+  averaged_ = averaged_ && !changed_ && is_untouched(gradient, values);
   changed_ = false;
-  averaged_ = averaged_ && is_untouched(gradient, values);
 }
 
 bool GradientRecord::is_untouched(const at::Tensor& gradient, const at::Tensor& values,

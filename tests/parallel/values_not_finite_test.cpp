@@ -125,9 +125,9 @@ void expect_left_out(const Group& world, DataParallelOptions options, bool same_
 constexpr BucketCaps two_buckets{.first = 200, .rest = 1000};
 
 TEST(CheckFinite, LeavesAStepOutWithEveryStrategy) {
-  for (const char* text :
-       {"fp32", "fp16", "bf16", "adasum", "adasum:of=gradients", "partial_update",
-        "partial_update:of=gradients", "local_sgd:period=3", "post_local_sgd:start=3,period=2"}) {
+  for (const char* text : {"fp32", "fp16", "bf16", "adasum", "adasum:of=gradients",
+                           "partial_update", "partial_update:of=gradients", "local_sgd:period=3",
+                           "post_local_sgd:start=2,period=3", "post_local_sgd:start=3,period=2"}) {
     SCOPED_TRACE(text);
     on_ranks(3, [&](const Group& world) {
       expect_left_out(world, {.buckets = two_buckets, .strategy = parse_strategy(text)});
