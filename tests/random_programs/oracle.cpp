@@ -259,10 +259,13 @@ class Oracle {
   void step(int index, const std::vector<double>& weights) {
     if (is_optimizer(index)) {
       // Gradients that are means already stay what they are.
-      for (const auto number : gradients_of_step(index)) average_gradient(index, number, weights);
+      const auto gradients = gradients_of_step(index);
+      for (const auto number : gradients) average_gradient(index, number, weights);
+      const bool any = std::ranges::any_of(
+          gradients, [&](std::size_t number) { return all(index, 0)[number].grad().defined(); });
       const auto& now = rules_.unit(index);
       const bool first = kind(index) != Kind::fp32 && !now.exchanged;
-      if ((now.changed || now.behind != 0 || first) && !gradients_of_step(index).empty()) {
+      if ((now.changed || now.behind != 0 || first) && any) {
         synchronise_buffers(index);
       }
     }
