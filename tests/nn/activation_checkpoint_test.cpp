@@ -524,7 +524,7 @@ TEST(Recompute, HasTheBitsOfAPlainForwardUnderDistributedOptimizer) {
       for (const auto mode : {Mode::plain, Mode::each, Mode::nested}) {
         nets.push_back(
             std::make_shared<Net>(mode, sync_batch_norms(2, norms), generator_of_rank(world)));
-        torch::optim::SGD sgd(nets.back()->parameters(),
+        torch::optim::SGD sgd(lockstep::parameters(*nets.back()),
                               torch::optim::SGDOptions(0.1).momentum(0.9));
         DistributedOptimizer optimizer(sgd, *nets.back(), world);
         for (int step = 0; step < 3; ++step) {
@@ -577,30 +577,31 @@ TEST(Recompute, LeavesPlainBatchNormsOfCallablesAsTheyWere) {
 
 TEST(Recompute, EndsTheWorldWhenTheSecondForwardThrowsAfterASend) {
   std::vector<std::string> messages(2);
-  EXPECT_THROW(on_ranks(2,
-                        [&](const Group& world) {
-                          auto model = std::make_shared<Terms>(some_shapes);
-                          DistributedDataParallel ddp(ModelView(*model), world, one_each);
-                          int calls = 0;
-                          const auto forward = [&] {
-                            const auto first = recompute(
-                                [&](const at::Tensor& p) {
-                                  if (++calls == 2 && world.rank() == 1)
-                                    throw Failure("in the middle");
-                                  return p.exp();
-                                },
-                                model->p[0]);
-                            return first.sum() + model->p[1].sum() + model->p[2].sum() +
-                                   model->p[3].sum();
-                          };
-                          try {
-                            ddp(forward).backward();
-                          } catch (const std::exception& error) {
-                            messages[static_cast<std::size_t>(world.rank())] = error.what();
-                            throw;
-                          }
-                        }),
-               Failure);
+  EXPECT_THROW(
+      on_ranks(2,
+               [&](const Group& world) {
+                 auto model = std::make_shared<Terms>(some_shapes);
+                 DistributedDataParallel ddp(ModelView(*model), world, one_each);
+                 int calls = 0;
+                 const auto forward = [&] {
+                   const auto first = recompute(
+                       [&](const at::Tensor& p) {
+                         if (++calls == 2 && world.rank() == 1) throw Failure("in the middle");
+                         return p.exp();
+                       },
+                       model->p[0]);
+                   return first.sum() + model->p[1].sum() + model->p[2].sum() + model->p[3].sum();
+                 };
+                 // The first backward sends its buckets at its end.
+                 ddp([&] { return model->Terms::forward(coefficients(0, *model)); }).backward();
+                 try {
+                   ddp(forward).backward();
+                 } catch (const std::exception& error) {
+                   messages[static_cast<std::size_t>(world.rank())] = error.what();
+                   throw;
+                 }
+               }),
+      Failure);
   EXPECT_EQ(messages[1], "in the middle");
   EXPECT_THAT(messages[0], HasSubstr("a backward ended by an exception after 3 of"));
 }
