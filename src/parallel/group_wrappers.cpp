@@ -32,6 +32,10 @@ void GroupWrappers::add_member(Reducer& wrapper) {
 
 void GroupWrappers::remove_member(const Reducer& wrapper) { std::erase(members_, &wrapper); }
 
+bool GroupWrappers::is_one_of_several(const Reducer& wrapper) const {
+  return members_.size() > 1 && std::ranges::find(members_, &wrapper) != members_.end();
+}
+
 void GroupWrappers::begin(const void* exchange) {
   if (first_ != nullptr) return;
   first_ = exchange;
@@ -44,8 +48,7 @@ void GroupWrappers::end(const void* exchange) {
 }
 
 void GroupWrappers::reach(Reducer& member, const void* exchange) {
-  const bool is_one_of_several = members_.size() > 1 && std::ranges::count(members_, &member) > 0;
-  if (first_ != exchange || !is_one_of_several) return;
+  if (first_ != exchange || !is_one_of_several(member)) return;
   end_agreement();  // of a backward that ended by an exception
   first_member_ = &member;
   is_agreed_ = false;
@@ -71,9 +74,7 @@ bool GroupWrappers::may_begin(const void* exchange) {
 }
 
 void GroupWrappers::finish(Reducer& wrapper) {
-  if (members_.size() < 2 || std::ranges::count(members_, &wrapper) == 0) {
-    return wrapper.finish_backward();
-  }
+  if (!is_one_of_several(wrapper)) return wrapper.finish_backward();
   end_agreement();
   const Reducer* const first = is_agreed_ ? first_member_ : nullptr;
   if (first != nullptr) first_member_->finish_backward();
@@ -86,11 +87,10 @@ void GroupWrappers::finish(Reducer& wrapper) {
     const SourceScope scope(group_.communicator(), {.content = Source::Content::wrappers});
     group_.all_reduce(flags, ReduceOp::bor).wait();
   }
-  const auto members = members_;  // finish_backward() does not change them
-  if (std::ranges::none_of(std::span(flag, members.size()), [](auto f) { return f == reached; }))
+  if (std::ranges::none_of(std::span(flag, members_.size()), [](auto f) { return f == reached; }))
     refuse(flags);
-  for (std::size_t i = 0; i < members.size(); ++i) {
-    if (members[i] != first && (flag[i] & reached) != 0) members[i]->finish_backward();
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    if (members_[i] != first && (flag[i] & reached) != 0) members_[i]->finish_backward();
   }
 }
 

@@ -50,6 +50,7 @@ class GroupWrappers {
   void finish(Reducer& wrapper);
 
  private:
+  bool is_one_of_several(const Reducer& wrapper) const;
   void end_agreement();
   [[noreturn]] void refuse(const at::Tensor& reached_by_some) const;
 
