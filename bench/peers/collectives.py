@@ -58,41 +58,34 @@ def shown(us):
     return f"{us:.2f} µs" if us < 100 else (f"{us:.0f} µs" if us < 1000 else f"{us / 1000:.2f} ms")
 
 
-def table(rows, works, state):
-    """Ways by works, medians of the turns in that state, and how the fastest peer compares."""
-    medians = {way: {} for way in (GROUP, OWN, *dict.fromkeys(row["way"] for row in rows))}
+def table(rows):
+    """Works by library, each by its fastest way: medians of the turns in one state of the machine."""
+    taken = {}
     for row in rows:
-        if row["state"] == state:
-            work = (row["work"], row["ranks"], row["bytes"])
-            medians[row["way"]].setdefault(work, []).append(row["us"])
-    if not any(work in found for found in medians.values() for work in works):
-        return ""
-    title = {work: " ".join(filter(None, (work[0], NAMES[work[2]], f"{work[1]} ranks")))
-             for work in works}
-    lines = [f"| {state} | " + " | ".join(title.values()) + " |", "|---" * (len(works) + 1) + "|"]
-
-    def line(name, cell):
-        cells = [cell(work) for work in works]
-        if any(cells):
-            lines.append(f"| {name} | " + " | ".join(text or "–" for text in cells) + " |")
-
-    def median(way, work):
-        taken = medians.get(way, {}).get(work)
-        return statistics.median(taken) if taken else None
-
-    for way in medians:
-        line(way, lambda work: f"{shown(median(way, work))} ({len(medians[way][work])})"
-             if median(way, work) else "")
-    others = [way for way in medians if way not in (GROUP, OWN)]
-    for own in (GROUP, OWN):
-        def against(work, some):
-            theirs = [median(way, work) for way in some if median(way, work)]
-            return f"{min(theirs) / median(own, work):.2f}×" if theirs and median(own, work) else ""
-        memory = own.removeprefix("Lockstep, ")
-        line(f"**fastest peer over {memory}**", lambda work: against(work, others))
-        line(f"OpenMPI over {memory}", lambda work: against(work, ["OpenMPI"]))
-        line(f"Gloo over {memory}", lambda work: against(work, ["PyTorch Gloo"]))
+        work = (row["state"], row["work"], row["ranks"], row["bytes"])
+        taken.setdefault(work, {}).setdefault(row["way"], []).append(row["us"])
+    others = dict.fromkeys(library_of(row["way"]) for row in rows if row["way"] not in (GROUP, OWN))
+    columns = ["group memory", "ordinary memory", *others, "fastest peer over group memory", "over ordinary memory"]
+    lines = ["| work | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    for state in ("near", "far"):
+        for collective, ranks, size in WORK:
+            medians = {way: statistics.median(us) for way, us in taken.get((state, collective, ranks, size), {}).items()}
+            own = [medians.get(way) for way in (GROUP, OWN)]
+            if not any(own):
+                continue
+            peers = {library: min((us for way, us in medians.items() if library_of(way) == library), default=None)
+                     for library in others}
+            fastest = min(filter(None, peers.values()), default=None)
+            cells = [shown(us) if us else "–" for us in (*own, *peers.values())]
+            cells += [f"{fastest / us:.2f}×" if us and fastest else "–" for us in own]
+            title = " ".join(filter(None, (f"{state}: {collective}", NAMES[size], f"{ranks} ranks")))
+            lines.append(f"| {title} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def library_of(way):
+    """OpenMPI of "OpenMPI, UCX"."""
+    return way.split(",")[0]
 
 
 def bandwidth(rows):
@@ -106,10 +99,7 @@ def bandwidth(rows):
 
 
 def report(rows):
-    texts = ["Medians, in brackets of how many figures; near: both cores share a cache before and after"
-             " the figure (a line's round trip below 200 ns), far: they do not.\n"]
-    for state in ("near", "far"):
-        texts.append(table(rows, WORK[:5], state))
-        texts.append(table(rows, WORK[5:], state))
-    texts.append(bandwidth(rows))
-    return "\n".join(filter(None, texts))
+    return "\n".join(filter(None, [
+        "Medians of the turns in one state. Near: both cores share a cache before and after the figure (a line's round\n"
+        "trip below 200 ns). Far: they do not. A library counts by its fastest way.\n",
+        table(rows), bandwidth(rows)]))

@@ -6,6 +6,7 @@ fused optimizer, denormals flushed, and glibc told to keep freed memory); and on
 global batch. The optimizer is SGD, or what stands after the model's name.
 """
 
+import re
 import statistics
 
 from peers import HERE, KEEP_MEMORY, by_way, run
@@ -54,15 +55,34 @@ def measure(options, machine, turn):
                    "loader_percent": found.get("loader_percent"), **around}
 
 
-def table(rows, model):
-    times = by_way([row for row in rows if row["model"] == model], "ms")
-    medians = {way: statistics.median(taken) for way, taken in times.items()}
-    ours = [way for way in times if way.startswith("Lockstep")]
-    lines = [f"| {model}, batch {BATCH[model]} a rank | ms a step | "
-             + " | ".join(f"over {way}" for way in ours) + " |", "|---" * (2 + len(ours)) + "|"]
+def plain(way):
+    """The way's name without that of its optimizer."""
+    for name, fused in NAMES.values():
+        way = re.sub(rf"\b{name}\b", "optimizer", way.replace(fused, "fused optimizer"))
+    return way
+
+
+def table(rows):
+    """Ways by models, and what PyTorch takes over Lockstep."""
+    models = dict.fromkeys(row["model"] for row in rows)
+    times = {}
+    for row in rows:
+        times.setdefault(plain(row["way"]), {}).setdefault(row["model"], []).append(row["ms"])
+    lines = ["| ms a step | " + " | ".join(f"{model}, batch {BATCH[model]}" for model in models) + " |",
+             "|---" * (1 + len(models)) + "|"]
+
+    def line(name, cells):
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+
     for way, taken in times.items():
-        ratios = " | ".join(f"{medians[way] / medians[own]:.2f}" for own in ours)
-        lines.append(f"| {way} | {medians[way]:.1f} ({min(taken):.1f} to {max(taken):.1f}) | {ratios} |")
+        line(way, [f"{statistics.median(ms):.1f} ({min(ms):.1f} to {max(ms):.1f})" if (ms := taken.get(model)) else "–"
+                   for model in models])
+    shipped, best = "PyTorch DDP as shipped", "PyTorch DDP at its best"
+    for theirs, ours in ((shipped, "Lockstep, torch's optimizer"), (best, "Lockstep, fused optimizer"),
+                         (best, "Lockstep, one copy shared")):
+        if theirs in times and ours in times:
+            line(f"{theirs} over {ours}", [f"{statistics.median(times[theirs][model]) / statistics.median(times[ours][model]):.2f}"
+                                           for model in models])
     return "\n".join(lines) + "\n"
 
 
@@ -80,5 +100,4 @@ def report(rows):
     turns = 1 + max(row["turn"] for row in rows)
     near = sum(row["state"] == "near" for row in rows)
     text = f"Medians of {turns} turns (fastest to slowest); {near} of {len(rows)} figures in the near state.\n"
-    models = dict.fromkeys(row["model"] for row in rows)
-    return "\n".join([text, *(table(rows, model) for model in models), loader(rows)])
+    return "\n".join(filter(None, [text, table(rows), loader(rows)]))

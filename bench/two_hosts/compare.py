@@ -104,18 +104,38 @@ def measure(rate, way):
     return factor * found[-1][field]
 
 
+def shown(taken):
+    return f"{statistics.median(taken):.1f} ({min(taken):.1f} to {max(taken):.1f})"
+
+
+def link_alone(way, rate):
+    return f"{way[4] * 8 / rate * 1e3:.1f}"
+
+
 def table(title, rate, ways, rows):
+    """A row for each way."""
     taken = by_way(rows, "ms")
-    medians = {way: statistics.median(times) for way, times in taken.items()}
-    references = [way for way in medians if way.startswith("PyTorch")]
-    lines = [f"| {title} | ms | the link alone, ms | "
-             + " | ".join(f"{way} over it" for way in references) + " |",
-             "|---" * (3 + len(references)) + "|"]
-    for way, median in medians.items():
-        bound = ways[way][4] * 8 / rate * 1e3
-        ratios = " | ".join(f"{medians[other] / median:.2f}" for other in references)
-        lines.append(f"| {way} | {median:.1f} ({min(taken[way]):.1f} to {max(taken[way]):.1f}) | "
-                     f"{bound:.1f} | {ratios} |")
+    gloo = statistics.median(taken["PyTorch Gloo"])
+    lines = [f"| {title} | ms | the link alone, ms | PyTorch Gloo over it |", "|---|---|---|---|"]
+    for way, ms in taken.items():
+        lines.append(f"| {way} | {shown(ms)} | {link_alone(ways[way], rate)} | {gloo / statistics.median(ms):.2f} |")
+    return "\n".join(lines) + "\n"
+
+
+def table_of_steps(title, rate, ways, rows):
+    """A row for each strategy of Lockstep, with PyTorch's hook of the same name."""
+    taken = by_way(rows, "ms")
+    lines = [f"| {title}: ms | the link alone | Lockstep | PyTorch | PyTorch at its best | at its best over Lockstep |",
+             "|---|---|---|---|---|---|"]
+    for way, ms in taken.items():
+        strategy = way.removeprefix("Lockstep, ")
+        if way.startswith("PyTorch"):
+            continue
+        hook = strategy.split(":")[0]
+        theirs = [taken.get(f"{name}, {hook}") for name in ("PyTorch", "PyTorch at its best")]
+        cells = [link_alone(ways[way], rate), shown(ms), *(shown(found) if found else "–" for found in theirs)]
+        cells.append(f"{statistics.median(theirs[1]) / statistics.median(ms):.2f}" if theirs[1] else "–")
+        lines.append(f"| {strategy} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -156,7 +176,8 @@ def main():
     except Failed as error:
         sys.exit(str(error))
     text = f"Medians of {options.turns} turns (fastest to slowest).\n\n" + "\n".join(
-        table(title, rate, ways, rows[name]) for name, (title, rate, _, ways) in chosen.items())
+        (table if name == "all_reduce" else table_of_steps)(title, rate, ways, rows[name])
+        for name, (title, rate, _, ways) in chosen.items())
     print(text)
     if options.docs:
         put_into(options.docs, "two hosts", text)
