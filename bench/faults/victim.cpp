@@ -37,6 +37,7 @@
 #include "core/digest.h"
 #include "misbehaviour.h"
 
+namespace lockstep::bench::victim {
 namespace {
 
 using lockstep::bench::misbehave;
@@ -231,7 +232,7 @@ void run(const Settings& settings) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int program(int argc, char** argv) {
   CLI::App app("A rank that random_kills may end");
   Settings settings;
   app.add_flag("--train", settings.train, "Train instead of plain collectives");
@@ -263,3 +264,5 @@ int main(int argc, char** argv) {
     return 1;
   }
 }
+
+}  // namespace lockstep::bench::victim

@@ -32,9 +32,9 @@
 #include "bench/read_pass.h"
 #include "bench/train/largest.h"
 
+namespace lockstep::bench::exchange {
 namespace {
 
-using namespace lockstep::bench;
 using Clock = std::chrono::steady_clock;
 
 struct Settings {
@@ -156,7 +156,7 @@ void run(const Settings& settings, const lockstep::Group& world) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int program(int argc, char** argv) {
   Settings settings;
   CLI::App app("Times strategies on one bucket. Start it with: lockstep run -n 2 bench_exchange",
                "bench_exchange");
@@ -173,8 +173,11 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   try {
     run(settings, lockstep::init());
+    return 0;
   } catch (const std::exception& error) {
     std::cerr << "bench_exchange: " << error.what() << std::endl;
     return 1;
   }
 }
+
+}  // namespace lockstep::bench::exchange

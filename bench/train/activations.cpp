@@ -28,9 +28,9 @@
 #include "largest.h"
 #include "models.h"
 
+namespace lockstep::bench::activations {
 namespace {
 
-using namespace lockstep::bench;
 using Clock = std::chrono::steady_clock;
 
 /// Counts the bytes of all CPU tensors.
@@ -151,7 +151,7 @@ void measure(const Settings& settings, const lockstep::Group& world) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int program(int argc, char** argv) {
   Settings settings;
   CLI::App app("Measures the memory and the time of a training step with and without recompute()");
   app.add_option("--layers", settings.layers, "Layers of the transformer")
@@ -177,3 +177,5 @@ int main(int argc, char** argv) {
     return 1;
   }
 }
+
+}  // namespace lockstep::bench::activations

@@ -24,9 +24,9 @@
 #include "bench/clock.h"
 #include "largest.h"
 
+namespace lockstep::bench::checkpoint {
 namespace {
 
-using namespace lockstep::bench;
 using Clock = std::chrono::steady_clock;
 
 struct Settings {
@@ -122,7 +122,7 @@ void run(const Settings& settings, const lockstep::Group& world) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int program(int argc, char** argv) {
   Settings settings;
   CLI::App app(
       "Times checkpoints of a large model. Start it with: lockstep run -n 2 bench_checkpoint",
@@ -141,8 +141,11 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   try {
     run(settings, lockstep::init());
+    return 0;
   } catch (const std::exception& error) {
     std::cerr << "bench_checkpoint: " << error.what() << std::endl;
     return 1;
   }
 }
+
+}  // namespace lockstep::bench::checkpoint

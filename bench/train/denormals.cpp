@@ -29,9 +29,8 @@
 #include "largest.h"
 #include "models.h"
 
+namespace lockstep::bench::denormals {
 namespace {
-
-using namespace lockstep::bench;
 
 /// Units: milliseconds. The least processor time of many steps is the same while other programs
 /// run.
@@ -183,7 +182,7 @@ void measure(const Settings& settings, const lockstep::Group& world) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int program(int argc, char** argv) {
   Settings settings;
   CLI::App app("Times the steps of a long run whose idle weights decay into denormals");
   app.add_option("--epochs", settings.epochs, "Epochs; the first and the last five are compared")
@@ -204,3 +203,5 @@ int main(int argc, char** argv) {
     return 1;
   }
 }
+
+}  // namespace lockstep::bench::denormals

@@ -29,9 +29,8 @@
 #include "largest.h"
 #include "models.h"
 
+namespace lockstep::bench::memory {
 namespace {
-
-using namespace lockstep::bench;
 
 struct Settings {
   std::string shard = "none";
@@ -223,7 +222,7 @@ void measure(const Settings& settings, const lockstep::Group& world) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int program(int argc, char** argv) {
   CLI::App app("Memory and time of a training step whose state is divided among the ranks");
   Settings settings;
   app.add_option("--shard", settings.shard, "What is divided")
@@ -246,3 +245,5 @@ int main(int argc, char** argv) {
     return 1;
   }
 }
+
+}  // namespace lockstep::bench::memory

@@ -25,9 +25,9 @@
 #include "largest.h"
 #include "models.h"
 
+namespace lockstep::bench::overlap {
 namespace {
 
-using namespace lockstep::bench;
 using lockstep::Collective;
 using Clock = std::chrono::steady_clock;
 
@@ -176,7 +176,7 @@ void measure(const Settings& settings, const lockstep::Group& world) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int program(int argc, char** argv) {
   Settings settings;
   CLI::App app("Measures what part of the communication is hidden behind backward");
   app.add_option("--model", settings.model, "cnn, mlp or resnet9")
@@ -201,3 +201,5 @@ int main(int argc, char** argv) {
     return 1;
   }
 }
+
+}  // namespace lockstep::bench::overlap

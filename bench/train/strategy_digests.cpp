@@ -17,6 +17,7 @@
 
 #include "core/digest.h"
 
+namespace lockstep::bench::strategy_digests {
 namespace {
 
 constexpr int steps = 50;
@@ -81,7 +82,7 @@ std::uint64_t train(const std::string& strategy, const lockstep::Group& world) {
 
 }  // namespace
 
-int main() {
+int program(int /*argc*/, char** /*argv*/) {
   try {
     at::set_num_threads(1);
     const auto world = lockstep::init();
@@ -95,3 +96,5 @@ int main() {
     return 1;
   }
 }
+
+}  // namespace lockstep::bench::strategy_digests
