@@ -1,5 +1,5 @@
-// The benchmarks that need LibTorch, as one program: `bench_torch NAME …`, or by the link bench_NAME.
-// One program compiles in a third of the time that nine take.
+// The benchmarks that need LibTorch, as one program: `bench_torch NAME …`, or by the link
+// bench_NAME. One program compiles in a third of the time that nine take.
 #include <iostream>
 #include <string_view>
 

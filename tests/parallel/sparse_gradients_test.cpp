@@ -364,7 +364,7 @@ TEST(SparseConsistency, ComparesTheRowsThatWereAveraged) {
   });
 }
 
-/// The table of limits in docs/guides/training-recipes.md.
+/// The limits of LibTorch that docs/guides/training-recipes.md states.
 TEST(SparseOptimizers, OfLibTorch) {
   on_ranks(1, [](const Group&) {
     const auto refuses = [](auto make) {
