@@ -10,7 +10,7 @@
 #include "comm/mpi/mpi.h"
 #include "tests/examples/program_run.h"
 
-// All programs under mpirun, as SINGA's and Needle's are started.
+// Programs under mpirun, as SINGA's and Needle's are started.
 
 namespace lockstep {
 namespace {
@@ -30,29 +30,15 @@ class UnderMpirun : public testing::ProgramRun {
     for (const auto& word : testing::mpirun(2)) command += " '" + word + "'";
     return run(command + options + ' ' + quoted_bin + program);
   }
-
-  /// Each for a few steps.
-  void expect_all_programs_end(const std::string& backend) const {
-    for (const auto& [program, summary] :
-         {std::pair("mnist_cnn --epochs 1", "\ncheckpoint /"),
-          std::pair("ddp_trainer 1 1 --batch_size 500", "\ntrained 1 epoch on 2 ranks\n"),
-          std::pair("resnet9_cifar10 --images 64 --batch-size 32 --epochs 1", "\ntest loss "),
-          std::pair("resnet50 --samples 8 --batch-size 4 --image-size 32 --epochs 1",
-                    "\n1 step took "),
-          std::pair("gradient_proof", "  unequal parts, not weighted, 20 40: largest difference "),
-          std::pair("large_batch --images 1024 --epochs 1", "epoch 1  loss "),
-          std::pair("custom_strategy", "\nstep 500: loss "),
-          std::pair("regression", "\nepoch 4: loss ")}) {
-      const Result result = mpirun(program, "", backend);
-      EXPECT_EQ(result.code, 0) << program << '\n' << result.err;
-      EXPECT_EQ(testing::count(result.out, summary), 1) << program << '\n' << result.out;
-    }
-  }
 };
 
-TEST_F(UnderMpirun, AllProgramsEndWithASummary) { expect_all_programs_end("auto"); }
-
-TEST_F(UnderMpirun, AllProgramsEndWithASummaryOverMpi) { expect_all_programs_end("mpi"); }
+TEST_F(UnderMpirun, AProgramEndsWithOneSummary) {
+  for (const std::string backend : {"auto", "mpi"}) {
+    const Result result = mpirun("regression", "", backend);
+    EXPECT_EQ(result.code, 0) << backend << '\n' << result.err;
+    EXPECT_EQ(testing::count(result.out, "\nepoch 4: loss "), 1) << backend << '\n' << result.out;
+  }
+}
 
 TEST_F(UnderMpirun, TheBackendIsAFlagToo) {
   const Result result = mpirun("custom_strategy --backend mpi");

@@ -21,7 +21,7 @@ inline std::vector<std::string> command(int n, const std::string& behaviour,
                                         const std::string& argument = {},
                                         const std::string& hosts = {}) {
   auto words = mpirun(n);
-  words.insert(words.end(), {LOCKSTEP_BINARY_DIR "/mpi_rank_program", behaviour, argument});
+  words.insert(words.end(), {LOCKSTEP_MPI_RANK_PROGRAM, behaviour, argument});
   if (!hosts.empty()) words.push_back(hosts);
   return words;
 }

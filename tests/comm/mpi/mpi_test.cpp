@@ -233,8 +233,7 @@ TEST_F(Mpi, BrokenLibraryEndsEveryRankWithItsWords) {
   // Started by hand, since mpirun would break first: OpenMPI without its plugins.
   auto broken = variables();
   broken["OPAL_PREFIX"] = folder_.path().string();
-  const auto ended =
-      Launched({LOCKSTEP_BINARY_DIR "/mpi_rank_program", "one-of-four"}, broken).wait();
+  const auto ended = Launched({LOCKSTEP_MPI_RANK_PROGRAM, "one-of-four"}, broken).wait();
   EXPECT_NE(ended.code, 0);
   EXPECT_THAT(ended.out + ended.err,
               ::testing::AnyOf(HasSubstr("MPI_Init"), HasSubstr("MPI_INIT")));
