@@ -397,16 +397,19 @@ std::string text_of(const std::string& path) {
 
 TEST(Metrics, SamplesOfTheDocs) {
   std::istringstream docs(text_of("docs/metrics.md"));
-  std::string samples;
+  std::string sample;
+  int samples = 0;
   bool inside = false;
   for (std::string line; std::getline(docs, line);) {
-    if (line.starts_with("    class ")) inside = true;
-    if (inside) samples += (line.empty() ? "" : line.substr(4)) + '\n';
-    if (line != "    };") continue;
-    EXPECT_THAT(text_of("tests/train/metrics_test.cpp"), HasSubstr(samples));
-    samples.clear();
+    if (line.starts_with("class ")) inside = true;
+    if (inside) sample += line + '\n';
+    if (!inside || line != "};") continue;
+    EXPECT_THAT(text_of("tests/train/metrics_test.cpp"), HasSubstr(sample));
+    sample.clear();
     inside = false;
+    ++samples;
   }
+  EXPECT_EQ(samples, 2);
   on_each([&](const Group& group, int ranks) {
     RootMeanSquareError error;
     ConfusionMatrix confusion(3);
