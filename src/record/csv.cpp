@@ -1,7 +1,5 @@
 #include "record/csv.h"
 
-#include <array>
-#include <charconv>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -19,6 +17,8 @@
 
 namespace lockstep::inline v0_2::record {
 namespace {
+
+using detail::shortest;
 
 /// The values of one step.
 struct Row {
@@ -57,13 +57,6 @@ Table table_of(const Run& run) {
   return table;
 }
 
-/// The shortest text that is read as the same number.
-std::string exact_text(double value) {
-  std::array<char, 32> text;
-  const auto end = std::to_chars(text.data(), text.data() + text.size(), value).ptr;
-  return {text.data(), end};
-}
-
 std::string cell(const std::string& text) {
   if (text.find_first_of(",\"\r\n") == text.npos) return text;
   std::string quoted = "\"";
@@ -76,15 +69,15 @@ void write_table(std::ostream& out, const Table& table) {
   for (const auto& name : table.columns) out << ',' << cell(name);
   out << "\r\n";
   for (const auto& [step, row] : table.rows) {
-    out << step << ',' << exact_text(row.moment.elapsed) << ',';
-    if (row.moment.wall_time) out << exact_text(*row.moment.wall_time);
+    out << step << ',' << shortest(row.moment.elapsed) << ',';
+    if (row.moment.wall_time) out << shortest(*row.moment.wall_time);
     std::size_t column = 0;
     const auto skip_to = [&](std::size_t next) {
       for (; column < next; ++column) out << ',';
     };
     for (const auto& [place, value] : row.values) {
       skip_to(place + 1);
-      out << (std::isfinite(value) ? exact_text(value) : "nan");
+      out << (std::isfinite(value) ? shortest(value) : "nan");
     }
     skip_to(table.columns.size());
     out << "\r\n";
