@@ -58,7 +58,7 @@ wheel:
 
 deb:
 	@$(call configure,build,$(programs))
-	@cmake --build '$(BUILD)' --target lockstep lockstep_pages
+	@cmake --build '$(BUILD)' --target lockstep lockstep_c lockstep_cli
 	@cpack --config '$(BUILD)/CPackConfig.cmake' -B '$(BUILD)'
 
 bench:

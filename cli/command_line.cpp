@@ -58,7 +58,8 @@ std::string unexpected_words(const CLI::App& app) {
   if (!chosen.empty()) return detail::concat(prefix, "unexpected argument '", word, "'");
   std::vector<std::string> names;
   std::string all;
-  for (const CLI::App* one : app.get_subcommands([](const CLI::App*) { return true; })) {
+  const auto listed = [](const CLI::App* one) { return !one->get_group().empty(); };
+  for (const CLI::App* one : app.get_subcommands(listed)) {
     names.push_back(one->get_name());
     all += (all.empty() ? "" : ", ") + one->get_name();
   }

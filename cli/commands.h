@@ -19,7 +19,5 @@ void add_doctor(CLI::App& app, int& exit_code);
 void add_report(CLI::App& app, int& exit_code);
 void add_status(CLI::App& app, int& exit_code);
 void add_explain(CLI::App& app, int& exit_code);
-void add_completion(CLI::App& app, int& exit_code);
-void add_man(CLI::App& app, int& exit_code);
 
 }  // namespace lockstep::cli

@@ -25,6 +25,7 @@
 #include "comm/host/host.h"
 #include "comm/mpi/mpi.h"
 #include "core/environment.h"
+#include "core/files.h"
 #include "core/memory.h"
 #include "core/plural.h"
 #include "core/terminal.h"
@@ -45,10 +46,10 @@ using detail::plural;
 using launch::Row;
 using Rows = std::vector<Row>;
 
-std::string first_line(const std::filesystem::path& file) {
-  std::ifstream in(file);
-  std::string line;
-  return std::getline(in, line) ? line : "unknown";
+/// The first line of a file, which other kernels may not have.
+std::string setting(const std::filesystem::path& file) {
+  const auto line = detail::first_line(file);
+  return line.empty() ? "unknown" : line;
 }
 
 /// Parses the lines "Name: value" of a file in /proc, without spaces around the value.
@@ -70,10 +71,7 @@ std::string gibibytes(const std::string& kibibytes) {
   std::istringstream in(kibibytes);
   double amount = 0;
   if (!(in >> amount)) return "unknown";
-  std::ostringstream out;
-  out.precision(1);
-  out << std::fixed << amount / (1 << 20) << " GiB";
-  return out.str();
+  return detail::fixed(amount / (1 << 20), 1) + " GiB";
 }
 
 std::string limit(decltype(RLIMIT_NOFILE) resource) {
@@ -180,7 +178,7 @@ Rows processors() {
                     concat("CPUs ", format_cpu_list(cpus),
                            total == memory.end() ? "" : concat(", ", gibibytes(total->second)))});
   }
-  const auto quota = first_line("/sys/fs/cgroup/cpu.max");
+  const auto quota = setting("/sys/fs/cgroup/cpu.max");
   if (quota != "unknown" && !quota.starts_with("max")) {
     rows.push_back({"CPU quota", concat(quota, " (µs of each period; this cgroup)")});
   }
@@ -218,15 +216,15 @@ Rows memory() {
     return found == info.end() ? std::string("unknown") : found->second;
   };
   const std::filesystem::path huge = "/sys/kernel/mm/transparent_hugepage";
-  const auto enabled = first_line(huge / "enabled");
+  const auto enabled = setting(huge / "enabled");
   Rows rows{{"memory",
              concat(gibibytes(get("MemTotal")), ", available ", gibibytes(get("MemAvailable")))},
             {"swap", gibibytes(get("SwapTotal"))},
             {"huge pages",
-             concat("transparent ", enabled, ", shared memory ", first_line(huge / "shmem_enabled"),
+             concat("transparent ", enabled, ", shared memory ", setting(huge / "shmem_enabled"),
                     ", reserved ", get("HugePages_Total"), " of ", get("Hugepagesize"))},
             {"heap of ranks", heap_pages(enabled)},
-            {"overcommit", first_line("/proc/sys/vm/overcommit_memory")},
+            {"overcommit", setting("/proc/sys/vm/overcommit_memory")},
             {"shared memory", concat("memfd and fallocate: ", memfd())}};
   const MemoryGroups groups;
   if (const auto limit = groups.limit()) {

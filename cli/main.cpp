@@ -12,6 +12,7 @@
 #include "cli/command_line.h"
 #include "cli/commands.h"
 #include "core/terminal.h"
+#include "core/text.h"
 #include "lockstep/error.h"
 #include "lockstep/version.h"
 
@@ -43,6 +44,16 @@ int end_parsing(const CLI::App& app, const CLI::ParseError& error) {
   return usage_error;
 }
 
+/// Answers a command of earlier versions with its replacement. --help does not list it.
+void add_removed(CLI::App& app, const char* name, const char* product) {
+  auto* command = app.add_subcommand(name)->group("")->prefix_command();
+  command->callback([name, product] {
+    throw lockstep::InvalidArgument(lockstep::detail::concat(
+        name, ": lockstep no longer prints ", product,
+        ". Run lockstep --help for the commands, and lockstep COMMAND --help for the options."));
+  });
+}
+
 int run(int argc, char** argv) {
   CLI::App app{"Lockstep: data-parallel training, replicas that step together", "lockstep"};
   app.set_version_flag("--version", "lockstep " + std::string(lockstep::version()));
@@ -57,8 +68,8 @@ int run(int argc, char** argv) {
   lockstep::cli::add_report(app, exit_code);
   lockstep::cli::add_status(app, exit_code);
   lockstep::cli::add_explain(app, exit_code);
-  lockstep::cli::add_completion(app, exit_code);
-  lockstep::cli::add_man(app, exit_code);
+  add_removed(app, "completion", "the completion of a shell");
+  add_removed(app, "man", "man pages");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

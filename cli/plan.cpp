@@ -10,7 +10,6 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -25,6 +24,8 @@
 
 namespace lockstep::cli {
 namespace {
+
+using detail::fixed;
 
 /// Default speed of one rank, from ResNet9's step in docs/results.md.
 /// Units: floating-point operations per second.
@@ -187,12 +188,6 @@ plan::Setting setting_of(const PlanArguments& arguments) {
   return setting;
 }
 
-std::string number(double value, int digits) {
-  std::ostringstream out;
-  out << std::fixed << std::setprecision(digits) << value;
-  return out.str();
-}
-
 void print_table(const plan::Setting& setting, bool assumed,
                  const std::vector<plan::Forecast>& forecasts) {
   const int ranks = setting.nodes * setting.ranks_per_node;
@@ -200,7 +195,7 @@ void print_table(const plan::Setting& setting, bool assumed,
   std::cout << detail::plural(setting.model.parameters(), "parameter") << ", batch "
             << setting.batch << " a rank; " << setting.nodes << " × " << setting.ranks_per_node
             << " = " << detail::plural(ranks, "rank") << '\n'
-            << "a rank's step alone: " << number(setting.compute * 1e3, 1) << " ms"
+            << "a rank's step alone: " << fixed(setting.compute * 1e3, 1) << " ms"
             << (assumed ? ", assumed; measured ones by --step-ms" : "") << '\n';
   if (std::ranges::any_of(forecasts, [](const auto& one) { return one.strategy.text != "fp32"; })) {
     std::cout << "The forecast is of a step's time and knows nothing of convergence: strategies "
@@ -214,11 +209,11 @@ void print_table(const plan::Setting& setting, bool assumed,
             << std::setw(12) << "hidden ms" << std::setw(14) << "MB a node" << '\n';
   for (const auto& one : forecasts) {
     std::cout << std::left << std::setw(20) << one.strategy.text << std::right << std::setw(12)
-              << number(one.step * 1e3, 1) << std::setw(12) << number(one.efficiency, 3)
-              << std::setw(14) << number(one.throughput, 1) << std::setw(12)
-              << number(one.coding * 1e3, 2) << std::setw(12) << number(one.memory * 1e3, 2)
-              << std::setw(12) << number(one.network * 1e3, 2) << std::setw(12)
-              << number(one.hidden * 1e3, 2) << std::setw(14) << number(one.sent * 1e-6, 2) << '\n';
+              << fixed(one.step * 1e3, 1) << std::setw(12) << fixed(one.efficiency, 3)
+              << std::setw(14) << fixed(one.throughput, 1) << std::setw(12)
+              << fixed(one.coding * 1e3, 2) << std::setw(12) << fixed(one.memory * 1e3, 2)
+              << std::setw(12) << fixed(one.network * 1e3, 2) << std::setw(12)
+              << fixed(one.hidden * 1e3, 2) << std::setw(14) << fixed(one.sent * 1e-6, 2) << '\n';
   }
   if (forecasts.size() > 1) {
     const bool colour = detail::shows_colour(STDOUT_FILENO);
@@ -230,7 +225,7 @@ void print_table(const plan::Setting& setting, bool assumed,
 
 /// "25.6 million", "1.2 billion".
 std::string count_text(double count) {
-  return count < 1e9 ? number(count * 1e-6, 1) + " million" : number(count * 1e-9, 2) + " billion";
+  return count < 1e9 ? fixed(count * 1e-6, 1) + " million" : fixed(count * 1e-9, 2) + " billion";
 }
 
 /// The memory of each way to keep the model on these hosts.
@@ -238,8 +233,8 @@ void print_memory(const plan::Setting& setting, const PlanArguments& arguments,
                   const MemorySetting& memory) {
   const auto parameters = static_cast<double>(setting.model.parameters());
   std::cout << "\nmemory of float32 parameters, gradients and the state of " << arguments.optimizer
-            << "; largest model for hosts of " << number(memory.host_bytes / gib, 1)
-            << " GiB,\nof which each rank needs " << number(memory.other_bytes / gib, 1)
+            << "; largest model for hosts of " << fixed(memory.host_bytes / gib, 1)
+            << " GiB,\nof which each rank needs " << fixed(memory.other_bytes / gib, 1)
             << " GiB for other things\n\n"
             << std::left << std::setw(20) << "kept" << std::right << std::setw(16)
             << "bytes/parameter" << std::setw(14) << "MiB a rank" << std::setw(14) << "MiB a host"
@@ -251,9 +246,9 @@ void print_memory(const plan::Setting& setting, const PlanArguments& arguments,
     const double host = each.of_host(setting.ranks_per_node);
     constexpr double mib = gib / 1024;
     std::cout << std::left << std::setw(20) << what << std::right << std::setw(16)
-              << number(host / setting.ranks_per_node, 2) << std::setw(14)
-              << number(parameters * each.of_rank() / mib, 1) << std::setw(14)
-              << number(parameters * host / mib, 1) << std::setw(20)
+              << fixed(host / setting.ranks_per_node, 2) << std::setw(14)
+              << fixed(parameters * each.of_rank() / mib, 1) << std::setw(14)
+              << fixed(parameters * host / mib, 1) << std::setw(20)
               << count_text(memory.largest(keeping)) << (chosen ? "  <- chosen" : "") << '\n';
   };
   auto keeping = memory.keeping;

@@ -12,7 +12,7 @@
 #include "cli/commands.h"
 #include "lockstep/error.h"
 #include "record/comparison.h"
-#include "record/export.h"
+#include "record/csv.h"
 #include "record/folder.h"
 #include "record/live_report.h"
 
@@ -47,9 +47,11 @@ void make_report(const ReportArguments& arguments) {
   if (arguments.serves) serve(folder, arguments.port);
   std::filesystem::path file = arguments.page;
   if (!arguments.exported.empty()) {
+    record::check_export_format(arguments.exported[0]);
     file = arguments.exported[1];
-    const auto format = record::parse_export_format(arguments.exported[0]);
-    print(record::write_export(record::read_run(folder), format, file));
+    const auto run = record::read_run(folder);
+    record::write_csv(run, file);
+    print(run.remarks);
   } else if (arguments.folders.size() > 1) {
     if (file.empty()) file = "comparison.html";
     print(record::write_comparison(folder, arguments.folders[1], file));
@@ -74,14 +76,11 @@ void add_report(CLI::App& app, int& exit_code) {
   auto* output = command->add_option(
       "-o,--output", arguments->page,
       "The page to write (default: DIR/report.html; of two runs comparison.html)");
-  auto* exported =
-      command
-          ->add_option(
-              "--export", arguments->exported,
-              "Write the metrics for another program instead: csv, prometheus (FILE.prom), "
-              "wandb (FILE.wandb) or mlflow")
-          ->expected(2)
-          ->type_name("FORMAT FILE");
+  auto* exported = command
+                       ->add_option("--export", arguments->exported,
+                                    "Write the metrics in another format instead: csv")
+                       ->expected(2)
+                       ->type_name("FORMAT FILE");
   auto* serves = command->add_flag("--serve", arguments->serves,
                                    "Show the page of a run in progress at an address of this "
                                    "machine, until Ctrl-C");

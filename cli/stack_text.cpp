@@ -5,32 +5,20 @@
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
-#include <ios>
 #include <map>
 #include <string_view>
 #include <utility>
 
 #include "core/text.h"
+#include "launch/describe.h"
 
 namespace lockstep::cli {
 namespace {
 
 namespace fs = std::filesystem;
 using detail::concat;
+using detail::hex;
 using Frame = detail::ProcessStacks::Frame;
-
-std::string hex(std::uint64_t number) {
-  detail::TextStream text;
-  text << "0x" << std::hex << number;
-  return text.str();
-}
-
-/// A word of a shell command.
-std::string quoted(const std::string& word) {
-  std::string text = "'";
-  for (const char one : word) text += one == '\'' ? std::string("'\\''") : std::string(1, one);
-  return text + "'";
-}
 
 std::vector<std::string> output_lines(const std::string& command) {
   std::string text;
@@ -97,8 +85,8 @@ Symbols::Symbols(const std::vector<Frame>& frames) {
     if (!fs::is_regular_file(file, absent)) continue;
     std::ranges::sort(of_file);
     of_file.erase(std::ranges::unique(of_file).begin(), of_file.end());
-    auto command = concat("timeout 30 addr2line -Cfpe ", quoted(file));
-    for (const auto address : of_file) command += concat(' ', hex(address));
+    auto command = concat("timeout 30 addr2line -Cfpe ", launch::quoted(file));
+    for (const auto address : of_file) command += concat(" 0x", hex(address));
     const auto lines = output_lines(concat(command, " 2>/dev/null"));
     if (lines.size() != of_file.size()) continue;
     for (std::size_t i = 0; i < lines.size(); ++i) {
@@ -111,7 +99,7 @@ std::string Symbols::text(const Frame& frame) const {
   const auto file = fs::path(frame.file).filename().string();
   const auto found = functions_.find({frame.file, frame.address});
   if (found != functions_.end()) return concat(found->second, " (", file, ')');
-  return file.empty() ? hex(frame.address) : concat(file, '+', hex(frame.address));
+  return concat(file, file.empty() ? "0x" : "+0x", hex(frame.address));
 }
 
 }  // namespace

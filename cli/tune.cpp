@@ -2,7 +2,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <iomanip>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -26,6 +25,7 @@ namespace lockstep::cli {
 namespace {
 
 using detail::concat;
+using detail::fixed;
 using nlohmann::ordered_json;
 
 struct TuneArguments {
@@ -95,14 +95,8 @@ std::string unit_name(const TuneArguments& arguments) {
   return arguments.program.global_batch ? "samples/s" : "batches/s";
 }
 
-std::string digits(double value, int after) {
-  std::ostringstream out;
-  out << std::fixed << std::setprecision(after) << value;
-  return out.str();
-}
-
 /// Three significant digits of a rate, or more.
-std::string rate_text(double rate) { return digits(rate, rate < 10 ? 2 : rate < 100 ? 1 : 0); }
+std::string rate_text(double rate) { return fixed(rate, rate < 10 ? 2 : rate < 100 ? 1 : 0); }
 
 void print_candidates(const TuneArguments& arguments, const Topology& topology,
                       const std::vector<tune::Candidate>& layouts) {
@@ -138,7 +132,7 @@ void print_rows(const TuneArguments& arguments, const std::vector<tune::Row>& ro
     const double unit = unit_of(arguments);
     table.push_back({tune::text(row->candidate), rate_text(unit * row->median()),
                      rate_text(unit * row->lowest()), rate_text(unit * row->highest()),
-                     concat(digits(row->step(same) * 1e3, 1), " ms"),
+                     concat(fixed(row->step(same) * 1e3, 1), " ms"),
                      row == verdict.best                                  ? "best"
                      : tune::equal_within_spread(*row, *measured.front()) ? "equal to the fastest"
                                                                           : ""});
@@ -231,7 +225,7 @@ int measure(const TuneArguments& arguments, const Topology& topology,
     std::cerr << stage << ": " << tune::text(candidate) << ": " << std::flush;
     const auto plan = tune::plan_of(candidate, arguments.program, topology, inherited);
     const auto trial = tune::run_trial(plan, durations);
-    std::cerr << (trial.problem.empty() ? concat(digits(trial.step * 1e3, 1), " ms a step, ",
+    std::cerr << (trial.problem.empty() ? concat(fixed(trial.step * 1e3, 1), " ms a step, ",
                                                  detail::plural(trial.steps, "step"))
                                         : std::string("not measured"))
               << std::endl;

@@ -1,5 +1,5 @@
 # What `cmake --install` installs, in two components.
-#   runtime: the program lockstep, its man pages and shell completions, the licence
+#   runtime: the program lockstep, the licence
 #   dev:     libraries, headers, the packages that find_package and pkg-config find, docs, examples
 include(CMakePackageConfigHelpers)
 
@@ -13,29 +13,6 @@ endif()
 
 install(TARGETS lockstep_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT runtime)
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${doc_dir} COMPONENT runtime)
-
-# The program itself prints its man pages and completions, so they have all commands and options.
-set(pages ${PROJECT_BINARY_DIR}/share)
-add_custom_command(
-  OUTPUT ${pages}/lockstep.bash ${pages}/lockstep.zsh ${pages}/lockstep.fish ${pages}/man1/lockstep.1
-  COMMAND ${CMAKE_COMMAND} -E rm -rf ${pages}
-  COMMAND lockstep_cli man --output ${pages}/man1
-  COMMAND lockstep_cli completion bash > ${pages}/lockstep.bash
-  COMMAND lockstep_cli completion zsh > ${pages}/lockstep.zsh
-  COMMAND lockstep_cli completion fish > ${pages}/lockstep.fish
-  DEPENDS lockstep_cli
-  VERBATIM)
-add_custom_target(lockstep_pages ALL DEPENDS ${pages}/lockstep.bash)
-install(DIRECTORY ${pages}/man1 DESTINATION ${CMAKE_INSTALL_MANDIR} COMPONENT runtime)
-install(FILES ${pages}/lockstep.bash RENAME lockstep COMPONENT runtime
-        DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/bash-completion/completions)
-# zsh looks into the first folder below /usr/local, Debian's zsh into the second below /usr.
-foreach(folder site-functions vendor-completions)
-  install(FILES ${pages}/lockstep.zsh RENAME _lockstep COMPONENT runtime
-          DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/zsh/${folder})
-endforeach()
-install(FILES ${pages}/lockstep.fish COMPONENT runtime
-        DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/fish/vendor_completions.d)
 
 install(TARGETS ${libraries} EXPORT LockstepTargets
         ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT dev)

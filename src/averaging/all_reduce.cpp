@@ -10,6 +10,7 @@
 #include "averaging/buffer.h"
 #include "averaging/fields.h"
 #include "comm/communicator.h"
+#include "core/text.h"
 #include "kernels/magnitude.h"
 #include "kernels/reduce_rounded.h"
 

@@ -1,7 +1,6 @@
 #include "averaging/fields.h"
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <cmath>
 
@@ -98,12 +97,6 @@ void Fields::finish() const {
                                  name.empty() ? value : name, "\", expected ",
                                  valid.empty() ? "no options" : "one of: " + valid));
   }
-}
-
-std::string shortest(double value) {
-  std::array<char, 32> text;
-  const auto end = std::to_chars(text.data(), text.data() + text.size(), value).ptr;
-  return {text.data(), end};
 }
 
 void expect(bool holds, std::string_view strategy, std::string_view field, double got,

@@ -45,9 +45,6 @@ R checked(const R& recipe, const Fields& fields) {
   return recipe;
 }
 
-/// The shortest text that reads back as the same number.
-std::string shortest(double value);
-
 /// Throws: InvalidArgument such as "topk: got a ratio of 2, expected …", unless holds.
 void expect(bool holds, std::string_view strategy, std::string_view field, double got,
             std::string_view expected);

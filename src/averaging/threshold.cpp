@@ -7,6 +7,7 @@
 #include "averaging/fields.h"
 #include "averaging/sparse.h"
 #include "averaging/unsent.h"
+#include "core/text.h"
 #include "kernels/magnitude.h"
 #include "kernels/scatter_add.h"
 #include "kernels/select_largest.h"

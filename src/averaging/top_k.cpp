@@ -9,6 +9,7 @@
 #include "averaging/fields.h"
 #include "averaging/sparse.h"
 #include "averaging/unsent.h"
+#include "core/text.h"
 #include "kernels/scatter_add.h"
 
 namespace lockstep::inline v0_2 {

@@ -93,13 +93,6 @@ bool saved_flushed(const safetensors::Content& content) {
       concat(denormals_key, ": expected 'flushed' or 'kept', found '", text, "'"));
 }
 
-/// The shortest text that is read as the same number.
-std::string text_of(double value) {
-  std::array<char, 32> digits{};
-  const auto [end, error] = std::to_chars(digits.data(), digits.data() + digits.size(), value);
-  return {digits.data(), end};
-}
-
 /// A text as a tensor of bytes. Ranks other than 0 need it, because only rank 0 writes metadata.
 at::Tensor tensor_of(const std::string& text) {
   auto bytes = at::empty({static_cast<std::int64_t>(text.size())}, at::kByte);
@@ -207,7 +200,7 @@ safetensors::Content content_of(const Checkpoint& checkpoint, const CheckpointMe
     content.metadata[epoch_key] = std::to_string(meta.epoch);
     content.metadata[ranks_key] = std::to_string(ranks);
     content.metadata[denormals_key] = denormals_text(flushes_denormals());
-    if (meta.score) content.metadata[score_key] = text_of(*meta.score);
+    if (meta.score) content.metadata[score_key] = detail::shortest(*meta.score);
   } else if (checkpoint.optimizer && checkpoint.strategy.replicas_may_differ()) {
     const auto state = optimizer_state(*checkpoint.optimizer, checkpoint.model);
     for (const auto& [name, tensor] : state.tensors) add(prefix_of(rank) + name, tensor);

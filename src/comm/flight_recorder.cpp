@@ -120,11 +120,7 @@ std::string flight_job() {
     // init() reports it.
   }
   if (launcher && launcher->size > 1) {
-    if (!launcher->job.empty()) {
-      TextStream text;
-      text << std::hex << (digest_of(launcher->job) >> 32);
-      return text.str();
-    }
+    if (!launcher->job.empty()) return hex(digest_of(launcher->job) >> 32);
     if (const auto pid = launcher->process(); pid > 0) return concat(pid);
   }
   return concat(::getpid());

@@ -1,16 +1,22 @@
 #include "comm/stack_file.h"
 
+#include <elf.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <charconv>
+#include <cstddef>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <fstream>
 #include <list>
 #include <mutex>
+#include <sstream>
 #include <string_view>
 
 #include "core/signal_safe_text.h"
@@ -127,6 +133,58 @@ Number number_of(std::string_view text, int base = 10) {
   return number;
 }
 
+/// Code of a program or shared library in the memory of the process.
+struct Module {
+  std::uint64_t begin, end;
+  std::uint64_t base;  ///< what the addresses of the file are relative to
+  std::string file;
+};
+
+/// Whether the file is a program of fixed addresses.
+bool has_fixed_addresses(const std::string& file) {
+  std::array<char, offsetof(Elf64_Ehdr, e_type) + sizeof(Elf64_Half)> header{};
+  std::error_code absent;
+  if (!std::filesystem::is_regular_file(file, absent)) return false;
+  std::ifstream(file, std::ios::binary).read(header.data(), header.size());
+  Elf64_Half type = 0;
+  std::memcpy(&type, header.data() + offsetof(Elf64_Ehdr, e_type), sizeof type);
+  return std::string_view(header.data(), SELFMAG) == ELFMAG && type == ET_EXEC;
+}
+
+/// The modules of lines "7f00-7f01 r-xp 00001000 08:01 1234   /usr/lib/libc.so.6".
+std::vector<Module> read_modules(std::istream& in) {
+  std::vector<Module> modules;
+  std::uint64_t base = 0;  // of the first byte of the last file
+  for (std::string line; std::getline(in, line);) {
+    std::istringstream text(line);
+    Module module{};
+    char dash = 0;
+    std::string access, device, inode;
+    std::uint64_t offset = 0;
+    text >> std::hex >> module.begin >> dash >> module.end >> access >> offset >> device >> inode;
+    std::getline(text >> std::ws, module.file);
+    if (access.size() < 3 || !module.file.starts_with('/')) continue;
+    if (offset == 0 && access[0] == 'r') base = module.begin;
+    if (access[2] != 'x') continue;
+    module.base = has_fixed_addresses(module.file) ? 0 : base;
+    modules.push_back(std::move(module));
+  }
+  return modules;
+}
+
+/// Replaces addresses in memory by those in files.
+void place(std::vector<ProcessStacks::Frame>& frames, const std::vector<Module>& modules) {
+  for (auto& frame : frames) {
+    if (&frame != &frames.front()) --frame.address;  // into the call
+    const auto module = std::ranges::find_if(modules, [&](const Module& one) {
+      return frame.address >= one.begin && frame.address < one.end;
+    });
+    if (module == modules.end()) continue;
+    frame.address -= module->base;
+    frame.file = module->file;
+  }
+}
+
 }  // namespace
 
 ProcessStacks ProcessStacks::read(const std::filesystem::path& path) {
@@ -149,7 +207,10 @@ ProcessStacks ProcessStacks::read(const std::filesystem::path& path) {
       stacks.threads.push_back(std::move(thread));
     } else if (word.starts_with("0x") && !stacks.threads.empty()) {
       stacks.threads.back().frames.push_back(
-          {.address = number_of<std::uint64_t>(word.substr(2), 16), .file = std::string(text)});
+          {.address = number_of<std::uint64_t>(word.substr(2), 16), .file = ""});
+    } else if (word == "maps") {
+      const auto modules = read_modules(in);
+      for (auto& thread : stacks.threads) place(thread.frames, modules);
     }
   }
   return stacks;

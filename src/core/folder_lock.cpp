@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/random.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -11,11 +10,11 @@
 #include <cstdint>
 #include <cstring>
 #include <ctime>
-#include <iomanip>
 #include <map>
 #include <mutex>
 
 #include "core/environment.h"
+#include "core/files.h"
 #include "core/log.h"
 #include "core/process.h"
 #include "core/text.h"
@@ -40,13 +39,6 @@ std::map<fs::path, Held>& held() {
   static auto* const all =
       new std::map<fs::path, Held>();  // never destroyed: static objects may release locks at exit
   return *all;
-}
-
-bool same_file(int fd, const fs::path& path) {
-  struct stat opened {};
-  struct stat named {};
-  return ::fstat(fd, &opened) == 0 && ::lstat(path.c_str(), &named) == 0 &&
-         opened.st_ino == named.st_ino && opened.st_dev == named.st_dev;
 }
 
 /// The line in which the job that has the lock describes itself.
@@ -110,9 +102,7 @@ std::string new_run_id() {
     number = static_cast<std::uint64_t>(std::time(nullptr)) << 32 |
              static_cast<std::uint32_t>(::getpid());
   }
-  TextStream out;
-  out << std::hex << std::setfill('0') << std::setw(16) << number;
-  return out.str();
+  return hex(number, 16);
 }
 
 const std::string& run_id() {

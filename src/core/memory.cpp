@@ -14,6 +14,7 @@
 #include <string_view>
 
 #include "core/environment.h"
+#include "core/files.h"
 #include "core/text.h"
 
 namespace lockstep::inline v0_2 {
@@ -50,18 +51,12 @@ void populate_heap(std::size_t bytes) {
 
 namespace {
 
+using detail::first_line;
 using detail::parse_number;
 namespace fs = std::filesystem;
 
 /// The limit of a version 1 group without a limit is this or more.
 constexpr std::size_t unlimited = std::size_t{1} << 62;
-
-std::string first_line(const fs::path& file) {
-  std::ifstream in(file);
-  std::string line;
-  std::getline(in, line);
-  return line;
-}
 
 /// The number after "key " in a file with one key per line.
 std::optional<std::uint64_t> field(const fs::path& file, std::string_view key) {

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <ctime>
+#include <iomanip>
 
 namespace lockstep::inline v0_2::detail {
 
@@ -16,6 +18,24 @@ std::string rank_list(std::span<const int> ranks,
   }
   if (ranks.size() > most) text += concat(" and ", ranks.size() - most, " more");
   return text;
+}
+
+std::string hex(std::uint64_t number, int digits) {
+  TextStream out;
+  out << std::hex << std::setfill('0') << std::setw(digits) << number;
+  return out.str();
+}
+
+std::string fixed(double value, int decimals) {
+  TextStream out;
+  out << std::fixed << std::setprecision(decimals) << value;
+  return out.str();
+}
+
+std::string shortest(double value) {
+  std::array<char, 32> text;
+  const auto end = std::to_chars(text.data(), text.data() + text.size(), value).ptr;
+  return {text.data(), end};
 }
 
 std::string utc_text(const char* format) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <locale>
 #include <span>
@@ -28,6 +29,15 @@ std::string concat(const Args&... args) {
 /// that follows a rank. "no rank" for an empty list.
 std::string rank_list(std::span<const int> ranks,
                       const std::function<std::string_view(int)>& note = {});
+
+/// Hexadecimal, with at least so many digits.
+std::string hex(std::uint64_t number, int digits = 1);
+
+/// A number with so many decimals.
+std::string fixed(double value, int decimals);
+
+/// The shortest text that is read as the same number.
+std::string shortest(double value);
 
 /// The current time in UTC, formatted by strftime().
 std::string utc_text(const char* format);

@@ -18,7 +18,6 @@
 #include <cstring>
 #include <string_view>
 
-#include "core/loaded_modules.h"
 #include "core/process.h"
 #include "core/signal_safe_text.h"
 
@@ -31,9 +30,9 @@
 //
 // Note [What a file of stacks holds]
 // For each thread a line "thread TID STATE NAME", or "thread TID STATE NAME: did not answer", and a
-// line for each frame, innermost first: "ADDRESS FILE". ADDRESS is that of the symbol table of
-// FILE, as `addr2line -e FILE ADDRESS` takes it; of all frames but the first it lies in the call.
-// FILE is absent for code that is in no file.
+// line for each frame, innermost first: its address in memory, which of all frames but the first is
+// that behind the call. Then a line "maps" and the content of /proc/self/maps, by which the reader
+// finds the files.
 
 namespace lockstep::inline v0_2::detail {
 namespace {
@@ -62,7 +61,6 @@ struct Capture {
   std::atomic_flag busy;
   int ticket = 0;
   std::array<Slot, most_threads> slots;
-  LoadedModules modules;
   std::atomic<void (*)(const ucontext_t*)> on_request;
 };
 Capture capture;
@@ -143,7 +141,7 @@ void for_each_thread(const Fn& fn) noexcept {
   ::close(folder);
 }
 
-using Line = SignalSafeText<512>;
+using Line = SignalSafeText<128>;
 
 /// Adds the state and the name of a thread, such as "S train".
 void add_state(Line& line, pid_t thread) noexcept {
@@ -170,14 +168,27 @@ bool write_stack(int fd, const Slot& slot, bool has_answered) noexcept {
   line << (has_answered ? "\n" : ": did not answer\n");
   bool written = write_all(fd, line.c_str(), line.size());
   for (int i = 0; has_answered && i < std::min(slot.depth, most_frames); ++i) {
-    const auto address = reinterpret_cast<std::uint64_t>(slot.frames[static_cast<std::size_t>(i)]);
-    const auto place = capture.modules.find(address);
     line.clear();
-    line.hex(place.address - (i > 0 ? 1 : 0));
-    if (!place.path.empty()) line << " " << place.path;
+    line.hex(reinterpret_cast<std::uint64_t>(slot.frames[static_cast<std::size_t>(i)]));
     line << "\n";
     written = write_all(fd, line.c_str(), line.size()) && written;
   }
+  return written;
+}
+
+bool write_maps(int fd) noexcept {
+  const int maps = ::open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
+  if (maps < 0) return true;  // addresses without files
+  constexpr std::string_view title = "maps\n";
+  bool written = write_all(fd, title.data(), title.size());
+  std::array<char, 4096> buffer;
+  for (;;) {
+    const auto got = ::read(maps, buffer.data(), buffer.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) break;
+    written = written && write_all(fd, buffer.data(), static_cast<std::size_t>(got));
+  }
+  ::close(maps);
   return written;
 }
 
@@ -243,7 +254,6 @@ bool write_thread_stacks(int fd, const ucontext_t* context) noexcept {
     }
     ++count;
   });
-  capture.modules.read();
   wait_for_answers(count);
   bool written = true;
   for (std::size_t i = 0; i < count; ++i) {
@@ -253,6 +263,7 @@ bool write_thread_stacks(int fd, const ucontext_t* context) noexcept {
     slot.answer.compare_exchange_strong(asked, Answer::none);
     written = write_stack(fd, slot, slot.answer.load() == Answer::complete) && written;
   }
+  written = written && write_maps(fd);
   capture.busy.clear();
   return written;
 }

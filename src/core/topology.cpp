@@ -7,12 +7,12 @@
 #include <array>
 #include <cerrno>
 #include <charconv>
-#include <fstream>
 #include <map>
 #include <optional>
 #include <set>
 #include <tuple>
 
+#include "core/files.h"
 #include "core/text.h"
 
 namespace lockstep::inline v0_2::detail {
@@ -27,14 +27,8 @@ std::string host_name() {
 namespace lockstep::inline v0_2 {
 namespace {
 
+using detail::first_line;
 using std::filesystem::path;
-
-std::string first_line(const path& file) {
-  std::ifstream in(file);
-  std::string line;
-  std::getline(in, line);
-  return line;
-}
 
 std::optional<int> number(std::string_view text) {
   int value = 0;

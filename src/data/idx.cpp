@@ -79,13 +79,6 @@ class ByteReader {
   std::size_t offset_ = 0;  ///< of the next byte, in the uncompressed content
 };
 
-std::string hex(std::uint32_t value) {
-  constexpr std::string_view digits = "0123456789abcdef";
-  std::string text = "0x";
-  for (int shift = 28; shift >= 0; shift -= 4) text += digits[value >> shift & 15];
-  return text;
-}
-
 }  // namespace
 
 IdxArray read_idx(const std::filesystem::path& folder, const std::string& name,
@@ -97,8 +90,8 @@ IdxArray read_idx(const std::filesystem::path& folder, const std::string& name,
   const std::uint32_t expected_magic =
       unsigned_bytes + 1 + static_cast<std::uint32_t>(inner.size());
   if (const std::uint32_t magic = reader.read_u32("magic number"); magic != expected_magic)
-    throw DataError(concat(reader.path(), ": offset 0: expected magic number ", hex(expected_magic),
-                           ", found ", hex(magic)));
+    throw DataError(concat(reader.path(), ": offset 0: expected magic number 0x",
+                           hex(expected_magic, 8), ", found 0x", hex(magic, 8)));
   array.sizes.push_back(reader.read_u32("count"));
   std::size_t item_bytes = 1;
   for (const std::uint32_t expected : inner) {

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,19 +9,13 @@
 #include <system_error>
 #include <utility>
 
+#include "core/files.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::detail {
 
 namespace {
-
-bool same_file(int fd, const std::filesystem::path& path) {
-  struct stat opened {};
-  struct stat named {};
-  return fstat(fd, &opened) == 0 && stat(path.c_str(), &named) == 0 &&
-         opened.st_ino == named.st_ino && opened.st_dev == named.st_dev;
-}
 
 // The target of a symbolic link, since rename() would replace the link itself.
 std::filesystem::path target_of(const std::filesystem::path& path) {

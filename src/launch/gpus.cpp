@@ -42,12 +42,10 @@ const std::map<int, const char*> remedies{
     {999, "load the kernel module again: rmmod nvidia_uvm, modprobe nvidia_uvm"}};
 
 std::string hexadecimal(const std::array<unsigned char, 16>& bytes) {
-  constexpr std::string_view digits = "0123456789abcdef";
   std::string text;
   for (std::size_t i = 0; i < bytes.size(); ++i) {
     if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
-    text += digits[bytes[i] >> 4];
-    text += digits[bytes[i] & 15];
+    text += detail::hex(bytes[i], 2);
   }
   return text;
 }

@@ -12,6 +12,7 @@
 #include <climits>
 #include <optional>
 
+#include "core/files.h"
 #include "core/terminal.h"
 
 namespace lockstep::inline v0_2::launch {
@@ -223,13 +224,6 @@ void Stream::show_rest() {
 
 namespace {
 
-bool same_file(int a, int b) {
-  struct stat first {
-  }, second{};
-  return fstat(a, &first) == 0 && fstat(b, &second) == 0 && first.st_dev == second.st_dev &&
-         first.st_ino == second.st_ino;
-}
-
 bool is_regular_file(int fd) {
   struct stat status {};
   return fstat(fd, &status) == 0 && S_ISREG(status.st_mode);
@@ -337,6 +331,7 @@ Outputs::Outputs() : Outputs(std::make_shared<Place>()) {}
 Outputs::Outputs(const std::shared_ptr<Place>& out_place)
     : out(STDOUT_FILENO, out_place),
       err(STDERR_FILENO,
-          same_file(STDOUT_FILENO, STDERR_FILENO) ? out_place : std::make_shared<Place>()) {}
+          detail::same_file(STDOUT_FILENO, STDERR_FILENO) ? out_place : std::make_shared<Place>()) {
+}
 
 }  // namespace lockstep::launch

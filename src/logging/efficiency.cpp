@@ -10,7 +10,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <iomanip>
 #include <map>
 #include <set>
 #include <utility>
@@ -40,12 +39,6 @@ double seconds_since(Clock::time_point begin) {
 void wait_for(at::Device device) {
   if (device.is_cpu()) return;
   c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();
-}
-
-std::string percent(double share) {
-  detail::TextStream out;
-  out << std::fixed << std::setprecision(1) << 100 * share;
-  return out.str();
 }
 
 /// What a rank saw of its processors while it measured.
@@ -128,8 +121,9 @@ Efficiency efficiency_of(std::span<const double> alone, std::span<const double> 
     result.doubt = detail::concat("other programs used ", std::llround(100 * other_load),
                                   " % of the processors");
   } else if (!(result.most - result.least <= widest_spread)) {
-    result.doubt = detail::concat("the rounds differ too much, from ", percent(result.least),
-                                  " to ", percent(result.most), " %");
+    result.doubt =
+        detail::concat("the rounds differ too much, from ", detail::fixed(100 * result.least, 1),
+                       " to ", detail::fixed(100 * result.most, 1), " %");
   } else if (result.median > highest) {
     result.doubt = "a step of one rank alone took longer than a step of all ranks together";
   }
@@ -190,12 +184,13 @@ std::string to_text(const Efficiency& efficiency, int ranks) {
     return detail::concat("efficiency not measured reliably: ", efficiency.doubt,
                           "; measure again when the machine is idle");
   }
+  using detail::fixed;
   detail::TextStream out;
-  out << "efficiency " << percent(efficiency.median) << " % (" << percent(efficiency.least)
-      << " to " << percent(efficiency.most) << " over "
-      << detail::plural(efficiency.rounds, "round") << "): a step takes " << std::fixed
-      << std::setprecision(1) << 1000 * efficiency.alone << " ms on one rank, "
-      << 1000 * efficiency.together << " ms on " << ranks;
+  out << "efficiency " << fixed(100 * efficiency.median, 1) << " % ("
+      << fixed(100 * efficiency.least, 1) << " to " << fixed(100 * efficiency.most, 1) << " over "
+      << detail::plural(efficiency.rounds, "round") << "): a step takes "
+      << fixed(1000 * efficiency.alone, 1) << " ms on one rank, "
+      << fixed(1000 * efficiency.together, 1) << " ms on " << ranks;
   return out.str();
 }
 

@@ -200,13 +200,12 @@ std::vector<Advice> advice_of(const Run& first, const Run& second) {
   return found;
 }
 
-std::string advice_html(const std::vector<Advice>& advice) {
-  if (advice.empty()) return "";
-  std::string text = "<h2>What stands out</h2>\n<ul class=\"advice\">\n";
+std::vector<Values> values_of(const std::vector<Advice>& advice) {
+  std::vector<Values> list;
   for (const auto& [finding, remedy] : advice) {
-    text += "<li><b>" + escaped(finding) + "</b>" + escaped(remedy) + "</li>\n";
+    list.push_back({{"finding", finding}, {"remedy", remedy}});
   }
-  return text + "</ul>\n";
+  return list;
 }
 
 }  // namespace lockstep::record

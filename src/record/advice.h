@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "record/page.h"
 #include "record/run.h"
 
 namespace lockstep::inline v0_2::record {
@@ -18,7 +19,7 @@ std::vector<Advice> advice_of(const Run& run);
 /// The numbers that stand out in a comparison of two runs.
 std::vector<Advice> advice_of(const Run& first, const Run& second);
 
-/// A list; nothing where there is no advice.
-std::string advice_html(const std::vector<Advice>& advice);
+/// As the template of pages takes it.
+std::vector<Values> values_of(const std::vector<Advice>& advice);
 
 }  // namespace lockstep::record

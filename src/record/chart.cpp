@@ -230,25 +230,24 @@ std::string line_chart(const std::string& title, const std::vector<Line>& lines)
     smoothing = std::max(smoothing, smoothing_of(line.curve));
   }
   frame.widen();
-  detail::TextStream out;
-  out << "<figure><figcaption>" << escaped(title);
-  if (smoothing > 0) {
-    out << " <small>faint: as recorded; strong: mean of about " << smoothing << " values</small>";
-  }
-  out << "</figcaption>\n<svg viewBox=\"0 0 " << width << ' ' << height
-      << "\" role=\"img\" aria-label=\"" << escaped(title) << "\">\n";
-  draw_axes(out, frame);
-  for (const auto& line : lines) draw_line(out, frame, line);
-  out << "</svg>\n<p class=\"legend\">";
+  detail::TextStream drawing;
+  draw_axes(drawing, frame);
+  std::vector<Values> legend;
   for (const auto& line : lines) {
-    out << "<span><i" << (line.second ? " class=\"second\"" : "")
-        << " style=\"background: " << line.colour << "; color: " << line.colour << "\"></i>"
-        << escaped(line.name);
-    if (!line.curve.empty()) out << ' ' << number_text(line.curve.rbegin()->second);
-    out << "</span> ";
+    draw_line(drawing, frame, line);
+    const auto last = line.curve.empty() ? std::string() : number_text(line.curve.rbegin()->second);
+    legend.push_back({{"name", line.name},
+                      {"last", last},
+                      {"colour", line.colour},
+                      {"second", line.second ? "yes" : ""}});
   }
-  out << "</p></figure>\n";
-  return out.str();
+  Values chart{{"title", title},
+               {"smoothing", smoothing > 0 ? std::to_string(smoothing) : ""},
+               {"width", number_text(width)},
+               {"height", number_text(height)},
+               {"drawing", drawing.str()}};
+  chart.lists["lines"] = std::move(legend);
+  return filled(chart_template, chart);
 }
 
 std::string stacked_bar(const RankInterval& parts, double longest, const std::string& description) {

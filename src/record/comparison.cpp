@@ -19,6 +19,7 @@ namespace lockstep::inline v0_2::record {
 namespace {
 
 using detail::concat;
+using List = std::vector<Values>;
 
 /// The names of the runs on the page. They differ, also if the folders have one name.
 struct RunNames {
@@ -69,30 +70,25 @@ class Differences {
 
   void add(const std::string& name, Value first, Value second,
            std::string (*text)(double) = number_text) {
-    rows_ << "<tr><td>" << escaped(name) << "</td>";
-    for (const auto& value : {first, second}) {
-      rows_ << "<td>" << (value ? escaped(text(*value)) : "") << "</td>";
-    }
-    rows_ << "<td>";
+    Values row{{"name", name},
+               {"first", first ? text(*first) : ""},
+               {"second", second ? text(*second) : ""}};
     if (first && second && std::isfinite(*first) && std::isfinite(*second)) {
       const double difference = *second - *first;
-      rows_ << (difference > 0   ? "+"
-                : difference < 0 ? "−"
-                                 : "")
-            << text(std::abs(difference)) << "</td><td>";
+      row.texts["difference"] = sign(difference) + text(std::abs(difference));
       if (*first != 0) {
-        const double share = difference / std::abs(*first);
-        rows_ << (share > 0 ? "+" : share < 0 ? "−" : "") << percent_text(std::abs(share));
+        row.texts["relative"] = sign(difference) + percent_text(std::abs(difference / *first));
       }
-    } else {
-      rows_ << "</td><td>";
     }
-    rows_ << "</td></tr>\n";
+    rows.push_back(std::move(row));
   }
-  std::string rows() const { return rows_.str(); }
+
+  List rows;
 
  private:
-  detail::TextStream rows_;
+  static std::string sign(double difference) {
+    return difference > 0 ? "+" : difference < 0 ? "−" : "";
+  }
 };
 
 std::string milliseconds_text(double seconds) { return number_text(1000 * seconds) + " ms"; }
@@ -121,7 +117,7 @@ void add_times(Differences& differences, const Run& first, const Run& second) {
   mean("exchanged, a rank and step", &RankInterval::bytes, bytes_text);
 }
 
-void table(std::ostream& out, const Run& first, const Run& second, const RunNames& names) {
+List differences_of(const Run& first, const Run& second) {
   Differences differences;
   add_times(differences, first, second);
   const auto last = [](const Curve* curve) {
@@ -133,16 +129,12 @@ void table(std::ostream& out, const Run& first, const Run& second, const RunName
   for (const auto& name : united(first.curves, second.curves)) {
     differences.add(name + ", last", last(a.find(name)), last(b.find(name)));
   }
-  if (differences.rows().empty()) return;
-  out << "<h2>Differences</h2>\n<div class=\"scroll\"><table><tr><th>quantity</th><th>"
-      << escaped(names.first) << "</th><th>" << escaped(names.second)
-      << "</th><th>difference</th><th>relative</th></tr>\n"
-      << differences.rows() << "</table></div>\n";
+  return differences.rows;
 }
 
-void charts(std::ostream& out, const Run& first, const Run& second, const RunNames& names) {
+List charts_of(const Run& first, const Run& second, const RunNames& names) {
   Palette palette;
-  detail::TextStream all;
+  List charts;
   // Only a quantity with a chart takes a colour, as in the report of one run: they agree.
   const auto chart = [&](const std::string& name, const Curve* a, const Curve* b,
                          const std::string& fixed = "") {
@@ -160,7 +152,7 @@ void charts(std::ostream& out, const Run& first, const Run& second, const RunNam
     if (!has_line) return;
     const std::string colour = fixed.empty() ? palette.colour(name) : fixed;
     for (auto& line : lines) line.colour = colour;
-    all << line_chart(name, lines);
+    charts.push_back({{"chart", line_chart(name, lines)}});
   };
   const Index metrics_of_first(first.curves);
   const Index metrics_of_second(second.curves);
@@ -174,12 +166,11 @@ void charts(std::ostream& out, const Run& first, const Run& second, const RunNam
   chart("Seconds a step, of the slowest rank", a.find("step_seconds"), b.find("step_seconds"),
         step_colour);
   chart("samples/s", a.find("samples_per_second"), b.find("samples_per_second"));
-  if (all.str().empty()) return;
-  out << "<h2>Curves</h2>\n<div class=\"charts\">\n" << all.str() << "</div>\n";
+  return charts;
 }
 
 /// The parts of a step, as the mean of the ranks.
-void bars(std::ostream& out, const Run& first, const Run& second, const RunNames& names) {
+void add_bars(Values& page, const Run& first, const Run& second, const RunNames& names) {
   if (first.intervals.empty() || second.intervals.empty()) return;
   const auto mean_of = [](const Run& run) {
     const auto all = totals(run.intervals);
@@ -191,27 +182,21 @@ void bars(std::ostream& out, const Run& first, const Run& second, const RunNames
   const auto a = mean_of(first);
   const auto b = mean_of(second);
   const double longest = std::max(a.seconds, b.seconds);
-  out << "<h2>Where the time of a step went</h2>\n<p class=\"legend\">";
-  const bool loads = a.loading + b.loading > 0;
-  const auto key = [&](const char* name, const char* colour) {
-    out << "<span><i style=\"background: " << colour << "\"></i>" << name << "</span> ";
-  };
-  key("compute", compute_colour);
-  if (loads) key("loading data", loading_colour);
-  key("communication", communication_colour);
-  key("waiting", waiting_colour);
-  out << "</p>\n<div class=\"scroll\"><table>\n";
+  List runs;
   for (const auto& [name, parts] : {std::pair(names.first, a), std::pair(names.second, b)}) {
-    out << "<tr><td>" << escaped(name) << "</td><td class=\"wide\">"
-        << stacked_bar(parts, longest,
-                       concat(name, ": a step of ", milliseconds_text(parts.seconds)))
-        << "</td><td>" << milliseconds_text(parts.seconds) << "</td></tr>\n";
+    const auto step = milliseconds_text(parts.seconds);
+    const auto description = concat(name, ": a step of ", step);
+    runs.push_back(
+        {{"run", name}, {"bar", stacked_bar(parts, longest, description)}, {"step", step}});
   }
-  out << "</table></div>\n";
+  page.texts["has_times"] = "yes";
+  page.texts["measured"] = "yes";
+  page.texts["loads"] = a.loading + b.loading > 0 ? "yes" : "";
+  page.lists["runs"] = std::move(runs);
 }
 
-void environment(std::ostream& out, const Run& first, const Run& second, const RunNames& names) {
-  detail::TextStream rows;
+List environments_of(const Run& first, const Run& second) {
+  List rows;
   const Index of_first(first.environment);
   const Index of_second(second.environment);
   for (const auto& name : united(first.environment, second.environment)) {
@@ -220,35 +205,36 @@ void environment(std::ostream& out, const Run& first, const Run& second, const R
     const std::string a = a_text == nullptr ? "" : *a_text;
     const std::string b = b_text == nullptr ? "" : *b_text;
     if (a == b) continue;
-    rows << "<tr><td>" << escaped_name(name) << "</td><td>" << escaped(a) << "</td><td>"
-         << escaped(b) << "</td></tr>\n";
+    rows.push_back({{"name", escaped_name(name)}, {"first", a}, {"second", b}});
   }
-  if (rows.str().empty()) return;
-  out << "<h2>Differences of the environment</h2>\n<table class=\"plain\"><tr><th></th><th>"
-      << escaped(names.first) << "</th><th>" << escaped(names.second) << "</th></tr>\n"
-      << rows.str() << "</table>\n";
+  return rows;
+}
+
+std::vector<std::string> remarks_of(const Run& first, const Run& second, const std::string& name,
+                                    const std::string& name_of_second) {
+  std::vector<std::string> remarks;
+  for (const auto& remark : first.remarks) remarks.push_back(concat(name, ": ", remark));
+  for (const auto& remark : second.remarks) remarks.push_back(concat(name_of_second, ": ", remark));
+  return remarks;
 }
 
 }  // namespace
 
 std::string comparison_page(const Run& first, const Run& second) {
   const auto names = names_of(first, second);
-  detail::TextStream out;
-  out << "<p class=\"quiet\">Curves of " << escaped(names.first) << " are solid, those of "
-      << escaped(names.second) << " dashed. A difference is the second run's value less the "
-      << "first's.</p>\n"
-      << advice_html(advice_of(first, second));
-  table(out, first, second, names);
-  charts(out, first, second, names);
-  bars(out, first, second, names);
-  environment(out, first, second, names);
-  const bool remarked = !first.remarks.empty() || !second.remarks.empty();
-  if (remarked) out << "<h2>Remarks</h2>\n";
-  for (const auto& remark : first.remarks)
-    out << "<p>" << escaped(concat(names.first, ": ", remark)) << "</p>\n";
-  for (const auto& remark : second.remarks)
-    out << "<p>" << escaped(concat(names.second, ": ", remark)) << "</p>\n";
-  return html_page(concat("Runs ", names.first, " and ", names.second), out.str());
+  auto charts = charts_of(first, second, names);
+  Values page{{"title", concat("Runs ", names.first, " and ", names.second)},
+              {"first_run", names.first},
+              {"second_run", names.second},
+              {"has_curves", charts.empty() ? "" : "yes"}};
+  page.lists = {
+      {"advice", values_of(advice_of(first, second))},
+      {"differences", differences_of(first, second)},
+      {"charts", std::move(charts)},
+      {"environments", environments_of(first, second)},
+      {"remarks", list_of("remark", remarks_of(first, second, names.first, names.second))}};
+  add_bars(page, first, second, names);
+  return filled(page_template, page);
 }
 
 std::vector<std::string> write_comparison(const std::filesystem::path& first,
@@ -259,10 +245,7 @@ std::vector<std::string> write_comparison(const std::filesystem::path& first,
   WholeFile file(page);
   file.out() << comparison_page(a, b);
   file.commit();
-  std::vector<std::string> remarks;
-  for (const auto& remark : a.remarks) remarks.push_back(concat(first.string(), ": ", remark));
-  for (const auto& remark : b.remarks) remarks.push_back(concat(second.string(), ": ", remark));
-  return remarks;
+  return remarks_of(a, b, first.string(), second.string());
 }
 
 }  // namespace lockstep::record

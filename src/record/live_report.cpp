@@ -141,9 +141,9 @@ std::string LiveReport::page() const {
     const Run run = read_run(folder_);
     return report_page(run, concat("Run ", run.name), live_refresh_seconds);
   } catch (const std::exception& error) {
-    return html_page("The run has recorded nothing yet",
-                     concat("<p class=\"quiet\">", escaped(error.what()), "</p>\n"),
-                     live_refresh_seconds);
+    return filled(page_template, {{"title", "The run has recorded nothing yet"},
+                                  {"refresh", std::to_string(live_refresh_seconds)},
+                                  {"intro", error.what()}});
   }
 }
 
@@ -151,7 +151,9 @@ std::string LiveReport::response(const std::string& request) const {
   const auto method = request.substr(0, request.find(' '));
   const auto target = request.substr(std::min(method.size() + 1, request.size()));
   const auto path = target.substr(0, target.find_first_of(" ?"));
-  const auto refuse = [](const char* status) { return http(status, html_page(status, ""), true); };
+  const auto refuse = [](const char* status) {
+    return http(status, filled(page_template, {{"title", status}}), true);
+  };
   // Another site's name that leads to this address is that site's attempt to read the page.
   const auto host = host_of(request);
   if (host != "127.0.0.1" && host != "localhost") return refuse("403 Forbidden");

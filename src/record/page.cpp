@@ -7,7 +7,6 @@
 #include <cstdint>
 
 #include "core/text.h"
-#include "record/palette.h"
 
 namespace lockstep::inline v0_2::record {
 namespace {
@@ -91,66 +90,69 @@ std::string percent_text(double share) { return number_text(100 * share) + " %";
 
 namespace {
 
-constexpr const char* style = R"(
-:root { color-scheme: light dark; --page: #fbfbfa; --ink: #1f2328; --quiet: #636a73; --rule: #dcdfe3;
-  --note: #fff6e5; }
-@media (prefers-color-scheme: dark) {
-  :root { --page: #16181b; --ink: #e6e8ea; --quiet: #9aa2ab; --rule: #34393f; --note: #2b2519; } }
-body { margin: 0 auto; max-width: 72rem; padding: 2rem 1.5rem 4rem; background: var(--page);
-  color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.6rem; margin: 0; overflow-wrap: anywhere; }
-h2 { font-size: 1.1rem; margin: 2.5rem 0 .75rem; }
-p { margin: .4rem 0; } .quiet { color: var(--quiet); overflow-wrap: anywhere; }
-.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(8.5rem, 1fr)); gap: 1rem;
-  margin: 1.5rem 0 0; }
-.facts div { border-top: 2px solid var(--rule); padding-top: .4rem; min-width: 0; }
-.facts dt { color: var(--quiet); font-size: .85rem; overflow-wrap: anywhere; }
-.facts dd { margin: 0; font-size: 1.35rem; }
-.facts small { display: block; color: var(--quiet); font-size: .8rem; }
-ul.advice { list-style: none; margin: 0; padding: 0; }
-ul.advice li { background: var(--note); border-left: 3px solid var(--communication);
-  padding: .5rem .8rem; margin: .5rem 0; overflow-wrap: anywhere; }
-ul.advice b { display: block; }
-.charts { display: grid; margin-top: 1rem; grid-template-columns: repeat(auto-fill, minmax(min(26rem, 100%), 1fr));
-  gap: 1.5rem 2rem; }
-figure { margin: 0; min-width: 0; }
-figcaption { font-weight: 600; margin-bottom: .25rem; overflow-wrap: anywhere; }
-figcaption small { color: var(--quiet); font-weight: 400; }
-svg { display: block; width: 100%; height: auto; } svg.bar { height: 18px; min-width: 12rem; }
-.grid { stroke: var(--rule); } .tick { fill: var(--quiet); font-size: 12px; }
-.curve { fill: none; stroke-width: 2; stroke-linejoin: round; }
-.raw { stroke-width: 1; stroke-opacity: .35; } .second { stroke-dasharray: 6 4; }
-.legend { display: flex; flex-wrap: wrap; gap: .1rem 1rem; }
-.legend span { overflow-wrap: anywhere; }
-.legend i { display: inline-block; width: .7rem; height: .7rem; margin-right: .35rem;
-  border-radius: 2px; }
-.legend i.second { width: .25rem; box-shadow: .45rem 0 0 0 currentColor; margin-right: .8rem; }
-table { border-collapse: collapse; width: 100%; } .scroll { overflow-x: auto; }
-th, td { text-align: right; padding: .25rem .6rem; border-bottom: 1px solid var(--rule);
-  font-variant-numeric: tabular-nums; white-space: nowrap; }
-th { color: var(--quiet); font-weight: 500; } th:first-child, td:first-child { text-align: left; }
-table.plain th, table.plain td { text-align: left; white-space: normal; overflow-wrap: anywhere;
-  vertical-align: top; }
-table.plain td:first-child { min-width: 7.5rem; width: 30%; }
-td.wide { width: 40%; }
-@media (max-width: 40rem) {
-  body { padding: 1.2rem 1rem 3rem; } .tick { font-size: 18px; } .curve { stroke-width: 3; }
-  .raw { stroke-width: 1.5; } svg.bar { min-width: 5rem; } th, td { padding: .25rem .4rem; } }
-)";
+/// The values of the sections around a place, from the outermost to the innermost.
+using Scope = std::vector<const Values*>;
+
+/// The text or list of this name; null if there is none.
+template <class Named>
+const Named* find(const Scope& scope, std::map<std::string, Named, std::less<>> Values::*member,
+                  std::string_view name) {
+  for (auto one = scope.rbegin(); one != scope.rend(); ++one) {
+    const auto& named = (*one)->*member;
+    if (const auto found = named.find(name); found != named.end()) return &found->second;
+  }
+  return nullptr;
+}
+
+void append(std::string& out, std::string_view text, Scope& scope) {
+  for (;;) {
+    const auto begin = text.find("{{");
+    out += text.substr(0, begin);
+    if (begin == text.npos) return;
+    const auto tag = text.substr(begin + 2, text.find("}}", begin) - begin - 2);
+    text.remove_prefix(begin + 2 + tag.size() + 2);
+    const char kind = tag.front();
+    const bool is_section = kind == '#' || kind == '?';
+    const auto name = tag.substr(is_section || kind == '&' ? 1 : 0);
+    const auto* value = find(scope, &Values::texts, name);
+    if (!is_section) {
+      if (value != nullptr) out += kind == '&' ? *value : escaped(*value);
+      continue;
+    }
+    const auto end = detail::concat("{{/", tag, "}}");
+    auto section = text.substr(0, text.find(end));
+    text.remove_prefix(section.size() + end.size());
+    if (section.starts_with('\n') && text.starts_with('\n')) {  // tags on lines of their own
+      section.remove_prefix(1);
+      text.remove_prefix(1);
+    }
+    const auto* list = find(scope, &Values::lists, name);
+    if (kind == '#' && list != nullptr) {
+      for (const auto& element : *list) {
+        scope.push_back(&element);
+        append(out, section, scope);
+        scope.pop_back();
+      }
+    } else if (kind == '?' &&
+               ((value != nullptr && !value->empty()) || (list != nullptr && !list->empty()))) {
+      append(out, section, scope);
+    }
+  }
+}
 
 }  // namespace
 
-std::string html_page(const std::string& title, const std::string& body, int refresh_seconds) {
-  detail::TextStream out;
-  out << "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"/>\n<meta "
-         "name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n";
-  if (refresh_seconds > 0) {
-    out << "<meta http-equiv=\"refresh\" content=\"" << refresh_seconds << "\"/>\n";
-  }
-  out << "<title>" << escaped(title) << "</title>\n<style>" << style << palette_style
-      << "</style></head>\n<body>\n<h1>" << escaped(title) << "</h1>\n"
-      << body << "</body></html>\n";
-  return out.str();
+std::vector<Values> list_of(const std::string& name, const std::vector<std::string>& texts) {
+  std::vector<Values> list;
+  for (const auto& text : texts) list.push_back({{name, text}});
+  return list;
+}
+
+std::string filled(std::string_view text, const Values& values) {
+  std::string out;
+  Scope scope{&values};
+  append(out, text, scope);
+  return out;
 }
 
 }  // namespace lockstep::record

@@ -1,7 +1,12 @@
 #pragma once
 
+#include <functional>
+#include <initializer_list>
+#include <map>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 namespace lockstep::inline v0_2::record {
 
@@ -20,8 +25,23 @@ std::string number_text(double value);
 /// "87.5 %" of 0.875.
 std::string percent_text(double share);
 
-/// An HTML page around a body. refresh_seconds: after so long a browser loads it again; 0 for
-/// never.
-std::string html_page(const std::string& title, const std::string& body, int refresh_seconds = 0);
+/// What the names of a template stand for. A list has the values of each of its elements.
+struct Values {
+  Values(std::initializer_list<std::pair<const std::string, std::string>> named) : texts(named) {}
+
+  std::map<std::string, std::string, std::less<>> texts;
+  std::map<std::string, std::vector<Values>, std::less<>> lists = {};
+};
+/// A list of texts, each of this name.
+std::vector<Values> list_of(const std::string& name, const std::vector<std::string>& texts);
+
+/// The template with the values at the places of their names. {{name}} is text, which is escaped,
+/// and {{&name}} markup. The section {{#name}}…{{/#name}} appears for each element of a list, whose
+/// names come before those around it. {{?name}}…{{/?name}} appears unless the text or list is
+/// empty.
+std::string filled(std::string_view text, const Values& values);
+
+extern const char* const page_template;   ///< of every page
+extern const char* const chart_template;  ///< of a chart
 
 }  // namespace lockstep::record

@@ -6,7 +6,7 @@
 
 namespace lockstep::inline v0_2::record {
 
-/// Colours of the quantities that every report shows.
+/// Colours of the quantities that every report shows, as CSS variables of the page.
 inline constexpr const char* step_colour = "var(--step)";
 inline constexpr const char* compute_colour = "var(--compute)";
 inline constexpr const char* loading_colour = "var(--loading)";
@@ -23,8 +23,5 @@ class Palette {
  private:
   std::map<std::string, std::size_t> numbers_;
 };
-
-/// The colours as CSS variables, for light and dark mode.
-extern const char* const palette_style;
 
 }  // namespace lockstep::record

@@ -18,6 +18,7 @@ namespace {
 
 using detail::concat;
 using detail::plural;
+using List = std::vector<Values>;
 
 /// "on <host>" between two texts, for a rank where there are several hosts; else nothing.
 std::string place_text(const Run& run, std::size_t rank, const char* before, const char* after) {
@@ -25,11 +26,9 @@ std::string place_text(const Run& run, std::size_t rank, const char* before, con
   return concat(before, "on ", run.hosts[rank], after);
 }
 
-void fact(std::ostream& out, const std::string& name, const std::string& value,
+void fact(List& facts, const std::string& name, const std::string& value,
           const std::string& remark = "") {
-  out << "<div><dt>" << escaped(name) << "</dt><dd>" << escaped(value);
-  if (!remark.empty()) out << "<small>" << escaped(remark) << "</small>";
-  out << "</dd></div>\n";
+  facts.push_back({{"name", name}, {"value", value}, {"remark", remark}});
 }
 
 /// The name of the curve that stands for a quantity: this one, else the first that is taken.
@@ -45,33 +44,33 @@ bool is_loss(std::string_view name) { return name.ends_with("loss"); }
 bool is_accuracy(std::string_view name) { return name.find("acc") != name.npos; }
 bool is_rate(std::string_view name) { return name.ends_with("_per_second"); }
 
-void last_and_best(std::ostream& out, const Run& run, const std::string& name, bool most) {
+void last_and_best(List& facts, const Run& run, const std::string& name, bool most) {
   const Curve* curve = run.curve(name);
   if (curve == nullptr || curve->empty()) return;
   const auto below = [](const auto& a, const auto& b) { return a.second < b.second; };
   const auto best =
       most ? std::ranges::max_element(*curve, below) : std::ranges::min_element(*curve, below);
-  fact(out, name, number_text(curve->rbegin()->second),
+  fact(facts, name, number_text(curve->rbegin()->second),
        concat("best ", number_text(best->second), " at step ", best->first));
 }
 
 /// Samples a second, of the intervals, else as the program records them.
-void throughput(std::ostream& out, const Run& run) {
+void throughput(List& facts, const Run& run) {
   const double rate = run.intervals.empty() ? 0 : totals(run.intervals).samples_per_second();
   if (rate > 0) {
-    fact(out, "samples/s", number_text(rate), "of all ranks, in the intervals");
+    fact(facts, "samples/s", number_text(rate), "of all ranks, in the intervals");
     return;
   }
   const auto name = headline(run, "samples_per_second", is_rate);
-  if (!name.empty()) fact(out, name, number_text(run.curve(name)->rbegin()->second), "the last");
+  if (!name.empty()) fact(facts, name, number_text(run.curve(name)->rbegin()->second), "the last");
 }
 
-void ranks_facts(std::ostream& out, const Run& run) {
+void ranks_facts(List& facts, const Run& run) {
   const auto all = totals(run.intervals);
-  fact(out, "step", number_text(1000 * all.step_seconds()) + " ms",
+  fact(facts, "step", number_text(1000 * all.step_seconds()) + " ms",
        concat(plural(all.steps, "step"), " measured"));
-  throughput(out, run);
-  fact(out, "computing", percent_text(all.computing), "of the ranks' time");
+  throughput(facts, run);
+  fact(facts, "computing", percent_text(all.computing), "of the ranks' time");
   if (all.ranks.size() < 2) return;
   const auto& slowest = all.ranks[all.slowest];
   double mean = 0;
@@ -79,15 +78,15 @@ void ranks_facts(std::ostream& out, const Run& run) {
     mean += rank.computing() / static_cast<double>(all.ranks.size());
   }
   fact(
-      out, "slowest rank", concat(all.slowest),
+      facts, "slowest rank", concat(all.slowest),
       concat(place_text(run, all.slowest, "", ", "), "computes ",
              percent_text(mean > 0 ? slowest.computing() / mean - 1 : 0), " longer than the mean"));
-  fact(out, "exchanged", bytes_text(all.mean(&RankInterval::bytes)),
+  fact(facts, "exchanged", bytes_text(all.mean(&RankInterval::bytes)),
        concat("a rank and step", run.shares_memory() ? ", through shared memory" : ""));
 }
 
 /// What `measure_efficiency()` recorded, if anything.
-void measured_efficiency(std::ostream& out, const Run& run) {
+void measured_efficiency(List& facts, const Run& run) {
   const auto last = [&run](const char* name) -> std::optional<double> {
     const Curve* curve = run.curve(name);
     if (curve == nullptr || curve->empty()) return std::nullopt;
@@ -98,22 +97,22 @@ void measured_efficiency(std::ostream& out, const Run& run) {
   const auto least = last("efficiency_least");
   const auto most = last("efficiency_most");
   fact(
-      out, "efficiency", percent_text(*median),
+      facts, "efficiency", percent_text(*median),
       concat("one rank's step alone over all ranks' step",
              least && most ? concat(", ", percent_text(*least), " to ", percent_text(*most)) : ""));
 }
 
-void facts(std::ostream& out, const Run& run) {
-  out << "<dl class=\"facts\">\n";
-  last_and_best(out, run, headline(run, "train_loss", is_loss), false);
-  last_and_best(out, run, headline(run, "test_accuracy", is_accuracy), true);
+List facts_of(const Run& run) {
+  List facts;
+  last_and_best(facts, run, headline(run, "train_loss", is_loss), false);
+  last_and_best(facts, run, headline(run, "test_accuracy", is_accuracy), true);
   if (run.intervals.empty()) {
-    throughput(out, run);
+    throughput(facts, run);
   } else {
-    ranks_facts(out, run);
+    ranks_facts(facts, run);
   }
-  measured_efficiency(out, run);
-  out << "</dl>\n";
+  measured_efficiency(facts, run);
+  return facts;
 }
 
 /// Whether a chart of it would show one value only.
@@ -123,7 +122,8 @@ bool is_constant(const Curve& curve) {
          });
 }
 
-void charts(std::ostream& out, const Run& run, Palette& palette) {
+List charts_of(const Run& run) {
+  Palette palette;
   std::vector<Line> losses;
   std::vector<Line> accuracies;
   std::vector<Line> others;
@@ -137,31 +137,29 @@ void charts(std::ostream& out, const Run& run, Palette& palette) {
     if (name != "samples_per_second" || curve.size() < 2) continue;
     others.push_back({.name = "samples/s", .curve = curve, .colour = palette.colour("samples/s")});
   }
-  out << "<h2>Curves</h2>\n";
-  if (run.curves.empty()) out << "<p>The run has recorded no values yet.</p>\n";
-  out << "<div class=\"charts\">\n";
-  if (!losses.empty()) out << line_chart("Loss", losses);
-  if (!accuracies.empty()) out << line_chart("Accuracy", accuracies);
-  for (const auto& other : others) out << line_chart(other.name, {other});
-  out << "</div>\n";
+  List charts;
+  const auto add = [&](const std::string& title, const std::vector<Line>& lines) {
+    if (!lines.empty()) charts.push_back({{"chart", line_chart(title, lines)}});
+  };
+  add("Loss", losses);
+  add("Accuracy", accuracies);
+  for (const auto& other : others) add(other.name, {other});
+  return charts;
 }
 
-void constant_values(std::ostream& out, const Run& run) {
-  detail::TextStream rows;
+List constants_of(const Run& run) {
+  List constants;
   for (const auto& [name, curve] : run.curves) {
     const bool grouped = is_loss(name) || is_accuracy(name);
     if (!is_constant(curve) || (grouped && curve.size() > 1)) continue;
-    rows << "<tr><td>" << escaped(name) << "</td><td>" << number_text(curve.begin()->second)
-         << "</td></tr>\n";
+    constants.push_back({{"name", name}, {"value", number_text(curve.begin()->second)}});
   }
-  if (rows.str().empty()) return;
-  out << "<h2>Values that did not change</h2>\n<table class=\"plain\">" << rows.str()
-      << "</table>\n";
+  return constants;
 }
 
 /// Time of a step in each interval: of the slowest rank, and on average over ranks.
-void step_times(std::ostream& out, const Run& run) {
-  if (run.intervals.size() < 2) return;
+std::string chart_of_steps(const Run& run) {
+  if (run.intervals.size() < 2) return "";
   std::vector<Line> lines;
   for (const auto& [name, curve] : interval_curves(run.intervals)) {
     const auto quantity = name.substr(0, name.find("_seconds"));
@@ -178,98 +176,76 @@ void step_times(std::ostream& out, const Run& run) {
                      .curve = std::move(milliseconds),
                      .colour = colour});
   }
-  if (lines.empty()) return;
-  out << "<div class=\"charts\">"
-      << line_chart("Milliseconds a step, interval by interval, ranks' mean", lines) << "</div>\n";
+  if (lines.empty()) return "";
+  return line_chart("Milliseconds a step, interval by interval, ranks' mean", lines);
 }
 
-void ranks(std::ostream& out, const Run& run) {
-  if (run.intervals.empty()) {
-    out << "<p>The run has ended no interval yet.</p>\n";
-    return;
-  }
+void add_times(Values& page, const Run& run) {
+  page.texts["has_times"] = "yes";
+  page.texts[run.intervals.empty() ? "no_intervals" : "measured"] = "yes";
+  if (run.intervals.empty()) return;
   const auto all = totals(run.intervals);
   const auto steps = static_cast<double>(std::max<std::int64_t>(all.steps, 1));
   const bool loads =
       std::ranges::any_of(all.ranks, [](const RankInterval& rank) { return rank.loading > 0; });
   double longest = 0;
   for (const auto& rank : all.ranks) longest = std::max(longest, rank.seconds);
-  const auto key = [&](const char* name, const char* colour) {
-    out << "<span><i style=\"background: " << colour << "\"></i>" << name << "</span> ";
-  };
-  out << "<p class=\"legend\">";
-  key("compute", compute_colour);
-  if (loads) key("loading data", loading_colour);
-  key("communication", communication_colour);
-  key("waiting", waiting_colour);
-  out << "</p>\n<div class=\"scroll\"><table><tr><th>rank</th><th></th><th>compute ms</th>"
-      << (loads ? "<th>loading ms</th>" : "")
-      << "<th>communication ms</th><th>waiting ms</th><th>step ms</th><th>exchanged</th>"
-         "<th>compressed</th></tr>\n";
+  List ranks;
   for (std::size_t i = 0; i < all.ranks.size(); ++i) {
     const auto& rank = all.ranks[i];
     const auto milliseconds = [&](double seconds) { return number_text(1000 * seconds / steps); };
-    const auto computing = milliseconds(rank.computing() - rank.loading);
+    const auto compute = milliseconds(rank.computing() - rank.loading);
+    const auto loading = milliseconds(rank.loading);
+    const auto communication = milliseconds(rank.working);
+    const auto waiting = milliseconds(rank.waiting);
+    const auto description =
+        concat("rank ", i, ": compute ", compute, " ms, ",
+               loads ? concat("loading ", loading, " ms, ") : "", "communication ", communication,
+               " ms, waiting ", waiting, " ms a step");
     const bool slowest = all.ranks.size() > 1 && i == all.slowest;
-    const auto loading =
-        loads ? concat("loading ", milliseconds(rank.loading), " ms, ") : std::string();
-    out << "<tr><td>" << i << escaped(place_text(run, i, " ", "")) << (slowest ? " (slowest)" : "")
-        << "</td><td class=\"wide\">"
-        << stacked_bar(rank, longest,
-                       concat("rank ", i, ": compute ", computing, " ms, ", loading,
-                              "communication ", milliseconds(rank.working), " ms, waiting ",
-                              milliseconds(rank.waiting), " ms a step"))
-        << "</td><td>" << computing << "</td><td>";
-    if (loads) out << milliseconds(rank.loading) << "</td><td>";
-    out << milliseconds(rank.working) << "</td><td>" << milliseconds(rank.waiting) << "</td><td>"
-        << milliseconds(rank.seconds) << "</td><td>" << bytes_text(static_cast<double>(rank.bytes))
-        << "</td><td>";
-    if (rank.bytes > 0 && rank.dense_bytes > rank.bytes) {
-      out << number_text(static_cast<double>(rank.dense_bytes) / static_cast<double>(rank.bytes))
-          << " times";
-    }
-    out << "</td></tr>\n";
+    const bool compressed = rank.bytes > 0 && rank.dense_bytes > rank.bytes;
+    const double ratio = static_cast<double>(rank.dense_bytes) / static_cast<double>(rank.bytes);
+    ranks.push_back({{"rank", concat(i, place_text(run, i, " ", ""), slowest ? " (slowest)" : "")},
+                     {"bar", stacked_bar(rank, longest, description)},
+                     {"compute", compute},
+                     {"loading", loading},
+                     {"communication", communication},
+                     {"waiting", waiting},
+                     {"step", milliseconds(rank.seconds)},
+                     {"exchanged", bytes_text(static_cast<double>(rank.bytes))},
+                     {"compressed", compressed ? number_text(ratio) + " times" : ""}});
   }
-  out << "</table></div>\n";
+  page.texts["loads"] = loads ? "yes" : "";
+  page.texts["step_chart"] = chart_of_steps(run);
+  page.lists["ranks"] = std::move(ranks);
 }
 
-void environment(std::ostream& out, const Run& run) {
-  if (run.environment.empty()) return;
-  out << "<h2>Environment</h2>\n<table class=\"plain\">\n";
+List environment_of(const Run& run) {
+  List environment;
   for (const auto& [name, text] : run.environment) {
-    out << "<tr><td>" << escaped_name(name) << "</td><td>" << escaped(text) << "</td></tr>\n";
+    environment.push_back({{"name", escaped_name(name)}, {"value", text}});
   }
-  out << "</table>\n";
+  return environment;
 }
 
 }  // namespace
 
 std::string report_page(const Run& run, const std::string& title, int refresh_seconds) {
-  detail::TextStream out;
-  if (const auto command = run.setting("command"); !command.empty()) {
-    out << "<p class=\"quiet\">" << escaped(command) << "</p>\n";
-  }
-  Palette palette;
-  facts(out, run);
-  out << advice_html(advice_of(run));
-  charts(out, run, palette);
-  out << "<h2>Where the time of a step went</h2>\n";
-  ranks(out, run);
-  step_times(out, run);
-  constant_values(out, run);
-  environment(out, run);
-  if (run.has_trace) {
-    out << "<p class=\"quiet\">trace.json beside this page shows each rank's time, collective by "
-           "collective, in the part of the run that was traced last: open it in Perfetto, or in "
-           "chrome://tracing.</p>\n";
-  }
-  if (run.discarded > 0) {
-    out << "<p class=\"quiet\">discarded.jsonl has " << plural(run.discarded, "record")
-        << " of steps that a later part of the run computed again.</p>\n";
-  }
-  if (!run.remarks.empty()) out << "<h2>Remarks</h2>\n";
-  for (const auto& remark : run.remarks) out << "<p>" << escaped(remark) << "</p>\n";
-  return html_page(title, out.str(), refresh_seconds);
+  Values page{{"title", title},
+              {"refresh", refresh_seconds > 0 ? concat(refresh_seconds) : ""},
+              {"intro", run.setting("command")},
+              {"has_curves", "yes"},
+              {"no_values", run.curves.empty() ? "yes" : ""},
+              {"has_trace", run.has_trace ? "yes" : ""},
+              {"discarded", run.discarded > 0 ? concat(plural(run.discarded, "record")) : ""}};
+  page.lists = {{"facts", facts_of(run)},
+                {"advice", values_of(advice_of(run))},
+                {"charts", charts_of(run)},
+                {"constants", constants_of(run)},
+                {"environment", environment_of(run)},
+                {"remarks", list_of("remark", run.remarks)}};
+  add_times(page, run);
+  return filled(page_template, page);
 }
 
 std::vector<std::string> write_report(const std::filesystem::path& folder,

@@ -100,8 +100,6 @@ std::optional<Candidate> combination(const std::vector<Row>& rows, const Candida
   return together;
 }
 
-std::string percent(double share) { return concat(std::lround(share * 100), " %"); }
-
 std::string milliseconds(double seconds) { return concat(std::round(seconds * 1e4) / 10, " ms"); }
 
 std::string layout_text(int ranks, int threads) {
@@ -117,7 +115,7 @@ void add_forecast(std::vector<std::string>& lines, const Verdict& verdict, int c
     return;
   }
   lines.push_back(concat(
-      "Threads do not shorten ", percent(scaling.serial_share()),
+      "Threads do not shorten ", detail::fixed(100 * scaling.serial_share(), 0), " %",
       " of the step of one process with one thread (serial code and memory bandwidth). Each rank "
       "adds ",
       milliseconds(scaling.added),

@@ -1,5 +1,6 @@
 #include "core/thread_stacks.h"
 
+#include <elf.h>
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,7 +10,10 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstring>
+#include <fstream>
 #include <thread>
+#include <utility>
 
 #include "comm/stack_file.h"
 #include "core/process.h"
@@ -123,8 +127,34 @@ TEST(StackFile, IsCompleteWhenAnotherThreadHasWaited) {
   detail::StackFile::await_other_writer();
 }
 
+/// Addresses in memory become those of the file's symbol table, of callers within the call.
+TEST(StackFile, HasAddressesOfFiles) {
+  const TemporaryFolder folder;
+  const auto module = folder / "program";
+  for (const auto& [type, base] : {std::pair(ET_EXEC, 0x400000U), std::pair(ET_DYN, 0U)}) {
+    Elf64_Ehdr header{};
+    std::memcpy(header.e_ident, ELFMAG, SELFMAG);
+    header.e_type = static_cast<Elf64_Half>(type);
+    std::ofstream(module, std::ios::binary)
+        .write(reinterpret_cast<const char*>(&header), sizeof header);
+    std::ofstream(folder / "stacks")
+        << "process 1\nthread 2 S a name\n0x401010\n0x401020\n0x7f0000000000\nmaps\n"
+        << "00400000-00401000 r--p 00000000 08:01 3    " << module.string() << '\n'
+        << "00401000-00402000 r-xp 00001000 08:01 3    " << module.string() << '\n'
+        << "7fff00000000-7fff00001000 r-xp 00000000 00:00 0    [vdso]\n";
+    const auto stacks = ProcessStacks::read(folder / "stacks");
+    ASSERT_THAT(stacks.threads, SizeIs(1));
+    const auto& frames = stacks.threads.front().frames;
+    ASSERT_THAT(frames, SizeIs(3));
+    EXPECT_EQ(frames[0].address, base + 0x1010);
+    EXPECT_EQ(frames[0].file, module);
+    EXPECT_EQ(frames[1].address, base + 0x101f);
+    EXPECT_EQ(frames[2].file, "") << "code in no file";
+  }
+}
+
 TEST(StackFile, OfAnotherKindIsEmpty) {
-  EXPECT_THAT(ProcessStacks::read("/proc/self/exe").threads, SizeIs(0));
+  EXPECT_THAT(ProcessStacks::read("/bin/sh").threads, SizeIs(0));
   EXPECT_EQ(ProcessStacks::read("/nowhere").process, 0);
 }
 

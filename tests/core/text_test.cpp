@@ -19,9 +19,10 @@ TEST(Text, HasTheSameNumbersUnderEveryLocale) {
   ASSERT_EQ(plain.str(), "1.234.567") << "the test's own locale";
   EXPECT_EQ(concat("rank ", 1234567, ' ', 0.5, ' ', -12345.25, ' ', 1e-7, ' ', std::size_t{4096}),
             "rank 1234567 0.5 -12345.2 1e-07 4096");
-  TextStream text;
-  text << std::hex << 0x12345678;
-  EXPECT_EQ(text.str(), "12345678");
+  EXPECT_EQ(hex(0x12345678), "12345678");
+  EXPECT_EQ(hex(0x1f, 4), "001f");
+  EXPECT_EQ(fixed(1234567.125, 2), "1234567.12");
+  EXPECT_EQ(shortest(1234567.1), "1234567.1");
 }
 
 TEST(Text, CountsOneThingAndSeveral) {

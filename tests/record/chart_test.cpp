@@ -100,5 +100,18 @@ TEST(Markup, IsSafe) {
   EXPECT_EQ(bytes_text(0), "0 B");
 }
 
+TEST(Template, HasTextsListsAndSections) {
+  Values page{{"title", "a<b"}, {"markup", "<b/>"}, {"shown", "yes"}, {"hidden", ""}};
+  page.lists["rows"] = {{{"name", "1"}}, {{"name", "2"}, {"title", "own"}}};
+  page.lists["none"] = {};
+  const auto* text =
+      "{{title}} {{&markup}} {{missing}}{{?shown}}s{{/?shown}}{{?hidden}}h{{/?hidden}}\n"
+      "{{?rows}}\n<{{#rows}}{{name}} {{title}},{{/#rows}}>\n{{/?rows}}\n"
+      "{{?none}}\nnone\n{{/?none}}\nend\n";
+  EXPECT_EQ(filled(text, page), "a&lt;b <b/> s\n<1 a&lt;b,2 own,>\nend\n");
+  EXPECT_EQ(filled("{{title}}", {{"title", "{{title}}"}}), "{{title}}")
+      << "values are no templates";
+}
+
 }  // namespace
 }  // namespace lockstep::record

@@ -331,8 +331,7 @@ TEST_F(Report, CommandNamesThePage) {
         std::pair(". other --serve", "lockstep: report: got two folders"),
         std::pair(". --export yaml x",
                   "lockstep: report: --export: got the format 'yaml', expected csv"),
-        std::pair(". --export prometheus x.txt", "x.txt, expected a name that ends with .prom"),
-        std::pair(". --export wandb x.txt", "x.txt, expected a name that ends with .wandb"),
+        std::pair(". --export wandb x.wandb", "wandb sync --sync-tensorboard DIR"),
         std::pair("nowhere --serve", "lockstep: report: nowhere: no such folder")}) {
     EXPECT_EQ(run(arguments), 2) << arguments;
     const auto error = text("err");

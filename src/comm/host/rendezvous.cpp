@@ -66,11 +66,9 @@ Address address_of(const std::string& job) {
   for (const char c : job) {
     hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
   }
-  detail::TextStream name;
-  name << "lockstep-" << ::geteuid() << '-' << std::hex << hash;
   Address address;
   address.socket.sun_family = AF_UNIX;
-  address.name = name.str();
+  address.name = detail::concat("lockstep-", ::geteuid(), '-', detail::hex(hash));
   address.name.copy(address.socket.sun_path + 1, sizeof address.socket.sun_path - 1);
   address.length =
       static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + address.name.size());

@@ -5,7 +5,6 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
-#include <iomanip>
 
 #include "core/text.h"
 #include "lockstep/error.h"
@@ -56,12 +55,11 @@ Image read_image(const std::filesystem::path& path, const WantedSize& wanted) {
   const std::vector<std::byte> bytes = bytes_of(path);
   if (begins_with(bytes, jpeg_magic)) return decode_jpeg(bytes, file, wanted);
   if (begins_with(bytes, png_magic)) return decode_png(bytes, file, wanted);
-  TextStream found;
+  std::string found;
   for (std::size_t i = 0; i < std::min<std::size_t>(4, bytes.size()); ++i)
-    found << (i > 0 ? " " : "") << std::hex << std::setw(2) << std::setfill('0')
-          << std::to_integer<int>(bytes[i]);
+    found += (i > 0 ? " " : "") + hex(std::to_integer<unsigned>(bytes[i]), 2);
   throw DataError(concat(file, ": offset 0: expected a JPEG or PNG image, found ",
-                         bytes.empty() ? "the end" : found.str()));
+                         bytes.empty() ? "the end" : found));
 }
 
 }  // namespace lockstep::detail
