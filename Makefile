@@ -2,6 +2,7 @@
 #
 #   make train                       train the MNIST CNN on two local ranks
 #   make test                        build everything, run every test
+#   make layer LAYER=comm            build and run the tests of one layer, a folder of src
 #   make build | lint                programs only | style checks
 #   make wheel                       a wheel of the Python module lockstep_torch, in build/
 #   make deb                         Debian packages of the launcher and the library, in build/
@@ -24,7 +25,7 @@ everything = -DLOCKSTEP_BUILD_TESTS=ON
 # ninja's progress: commands done of all, and the time since the build began.
 export NINJA_STATUS ?= [%f/%t, %es] 
 
-.PHONY: help build train next test wheel deb bench bench-peers docs lint clean distclean
+.PHONY: help build train next test layer wheel deb bench bench-peers docs lint clean distclean
 
 help:
 	@sed -n '/^#   make/s/^#   /  /p; /^# RANKS/,/^$$/s/^# /  /p' Makefile
@@ -51,6 +52,9 @@ test:
 	@$(call configure,test,$(everything))
 	@cmake --build '$(BUILD)'
 	@ctest --test-dir '$(BUILD)' --output-on-failure --parallel 2
+
+layer:
+	@tools/layer '$(LAYER)' $(ARGS)
 
 wheel:
 	@$(call configure,build,$(programs) -DLOCKSTEP_BUILD_PYTHON=ON)

@@ -21,7 +21,7 @@ struct ComputeThreads {
   std::function<int(int threads)> set_number = [](int) { return 1; };
   /// Flushes or keeps denormals in the calling thread and in the compute threads.
   std::function<void(bool flush)> flush_denormals = [](bool flush) {
-    v0_2::flush_denormals(flush);
+    lockstep::flush_denormals(flush);
   };
 };
 

@@ -1,0 +1,50 @@
+"""Asks tools/layer for the tests of each layer that tools/check-includes lists."""
+
+import importlib.machinery
+import importlib.util
+import pathlib
+import re
+import subprocess
+import sys
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+
+
+def layers():
+    loader = importlib.machinery.SourceFileLoader("check_includes", str(ROOT / "tools" / "check-includes"))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("check_includes", loader))
+    loader.exec_module(module)
+    return [layer for level in module.LAYERS for layer in level if (ROOT / "src" / layer).is_dir()]
+
+
+def listed(layer):
+    return subprocess.run([sys.executable, "-B", ROOT / "tools" / "layer", layer, "--list"], capture_output=True, text=True)
+
+
+class Layer(unittest.TestCase):
+    def test_every_layer_has_tests(self):
+        build = (ROOT / "tests" / "CMakeLists.txt").read_text()
+        names = set(re.findall(r"lockstep_test\(([\w/]+)", build)) | set(re.findall(r"NAME ([\w/]+)", build))
+        for folders in re.findall(r"foreach\(folder ([\w\s/]+)\)", build):
+            names |= set(folders.split())
+        for layer in layers():
+            with self.subTest(layer=layer):
+                run = listed(layer)
+                self.assertEqual(run.returncode, 0, run.stderr)
+                self.assertLessEqual({word for word in run.stdout.split()[1:]
+                                      if not re.match("test_|lockstep_cli|c_", word)}, names)
+
+    def test_without_libtorch(self):
+        self.assertEqual(listed("comm").stdout.split(), ["build/layer", "test_comm", "test_comm_control", "test_comm_mpi",
+                                                         "comm", "comm/control", "comm/mpi"])
+        self.assertEqual(listed("src/sync/").stdout.split(), ["build", "test_sync", "sync"])
+
+    def test_unknown_layer(self):
+        run = listed("attic")
+        self.assertEqual(run.returncode, 1)
+        self.assertIn("got attic, which has no tests", run.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,185 @@
+"""Counts made-up trees with tools/measure-size, and follows the calls of a made-up program."""
+
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+MEASURE = ROOT / "tools" / "measure-size"
+STYLE = (ROOT / ".clang-format").read_text()
+
+CPP = """#pragma once
+
+#include <string>
+
+// A comment
+// of two lines.
+namespace lockstep::inline v0_2::detail {
+
+/* Another
+   one. */
+inline std::string text() {
+  const char* address = "http://host";  // at the end of a line
+  auto raw = R"(
+// no comment
+)";
+  return address + std::to_string(1'000'000);
+}
+
+}  // namespace lockstep::detail
+"""
+CPP_COUNT = (19, 6, 6)  # lines, code lines, lines with a comment
+PYTHON = '''#!/usr/bin/env python3
+"""What the file does."""
+
+import sys
+from os import path
+
+
+def first(text):
+    """What the function does,
+    in two lines."""
+    # A comment.
+    return text.split("#")[0] if text else (
+        None
+    )
+'''
+PYTHON_COUNT = (14, 3, 4)
+CMAKE = """# A comment
+set(text "#")
+add_library(a
+            b.cpp
+)
+"""
+CMAKE_COUNT = (5, 3, 1)
+BUDGET = """least_comments = 0
+long_files = [{long}]
+[code]
+"src/core" = {code}
+tools = 100
+[sum]
+"library lines" = 1000
+"library code lines" = 1000
+"library files" = 10
+"tests lines" = 10
+"words of the pages" = {words}
+[target]
+"library lines" = 1
+"library code lines" = 1
+"library files" = 1
+"tests lines" = 1
+"words of the pages" = 1
+"""
+
+
+def git(root, *arguments):
+    identity = ["-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
+    subprocess.run(["git", *identity, *arguments], cwd=root, check=True, capture_output=True)
+
+
+def write(root, files):
+    for name, text in files.items():
+        path = pathlib.Path(root) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+class MeasureSize(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = pathlib.Path(folder.name)
+        write(self.root, {".clang-format": STYLE, "tools/size-budget.toml": BUDGET.format(code=100, words=100, long="")})
+        git(self.root, "init", "-q")
+
+    def measure(self, *options):
+        run = subprocess.run([sys.executable, "-B", MEASURE, "--root", self.root, *options], capture_output=True, text=True)
+        return run.returncode, run.stdout + run.stderr
+
+    def row(self, folder, *options):
+        """Files, lines, code lines and comments per 100 code lines of the folder."""
+        code, output = self.measure(*options)
+        self.assertEqual(code, 0, output)
+        rows = [line.split("|") for line in output.splitlines() if line.startswith(f"| {folder} |")]
+        self.assertEqual(len(rows), 1, output)
+        return [float(cell.replace(",", "")) for cell in rows[0][2:6]]
+
+    def expect(self, folder, count):
+        lines, code, comments = count
+        self.assertEqual(self.row(folder), [1, lines, code, round(100 * comments / code, 1)])
+
+    def test_languages(self):
+        write(self.root, {"src/core/a.h": CPP, "python/tool": PYTHON, "bench/CMakeLists.txt": CMAKE,
+                          "tests/corpus/odd.h": CPP, "docs/a.h": CPP})
+        self.expect("src/core", CPP_COUNT)
+        self.expect("python", PYTHON_COUNT)
+        self.expect("bench", CMAKE_COUNT)
+
+    def test_a_commit_is_counted_as_the_tree(self):
+        write(self.root, {"src/core/a.h": CPP, "src/core/b.cpp": CPP})
+        git(self.root, "add", ".")
+        git(self.root, "commit", "-q", "-m", "first")
+        before = self.row("src/core")
+        write(self.root, {"src/core/b.cpp": "int b = 1;\n"})
+        self.assertEqual(self.row("src/core", "--commit", "HEAD"), before)
+        self.assertNotEqual(self.row("src/core"), before)
+
+    def test_another_format_changes_no_count(self):
+        if not shutil.which("clang-format"):
+            self.skipTest("needs clang-format")
+        source = (ROOT / "src" / "comm" / "communicator.cpp").read_text()
+        write(self.root, {"src/core/a.cpp": source})
+        _, _, before, _ = self.row("src/core")
+        other = subprocess.run(["clang-format", "--style={BasedOnStyle: LLVM, ColumnLimit: 200}"], input=source,
+                               check=True, capture_output=True, text=True).stdout
+        self.assertLess(other.count("\n"), 0.95 * source.count("\n"))
+        write(self.root, {"src/core/a.cpp": other, ".clang-format": "BasedOnStyle: LLVM\nColumnLimit: 200\n"})
+        _, _, after, _ = self.row("src/core")
+        self.assertLess(abs(after - before), 0.01 * before)
+
+    def test_long_lines_of_other_languages_count_more_than_once(self):
+        write(self.root, {"python/a.py": f"text = '{'a' * 300}'\n"})
+        self.assertEqual(self.row("python")[:3], [1, 1, 3])
+
+    def expect_offence(self, expected, **budget):
+        budget = {"code": 100, "words": 100, "long": ""} | budget
+        write(self.root, {"tools/size-budget.toml": BUDGET.format(**budget)})
+        code, output = self.measure("--check")
+        self.assertEqual(code, 1 if expected else 0, output)
+        self.assertIn(expected or " 0 offences", output)
+
+    def test_budgets(self):
+        write(self.root, {"src/core/a.h": CPP, "docs/a.md": "four words stand here\n"})
+        self.expect_offence(None)
+        self.expect_offence("src/core: got 6 code lines, budget 5", code=5)
+        self.expect_offence("words of the pages: got 4, budget 3", words=3)
+        write(self.root, {"src/core/b.cpp": "\n" * 401})
+        self.expect_offence("src/core/b.cpp: got 401 lines, expected at most 400")
+        self.expect_offence(None, long='"src/core/b.cpp"')
+        write(self.root, {"src/attic/a.h": CPP})
+        self.expect_offence("src/attic: has no budget")
+
+    def test_way_of_a_call(self):
+        write(self.root, {"include/called.h": "inline int called() { return 1; }\nint called_elsewhere();\n",
+                          "src/core/elsewhere.cpp": '#include "called.h"\nint called_elsewhere() { return 2; }\n',
+                          "src/core/never.cpp": "int never() { return 3; }\n",
+                          "cli/main.cpp": '#include "called.h"\nint main() { return called() + called_elsewhere() - 3; }\n'})
+        sys.path.insert(0, str(ROOT / "tools" / "ways"))
+        import follow_ways
+        compiler = ["g++", "-std=c++20"]
+        subprocess.run([*compiler, "-shared", "-fPIC", "-o", self.root / "recorder.so", ROOT / "tools/ways/recorder.cpp"],
+                       check=True)
+        subprocess.run([*compiler, "-g1", "-gdwarf-4", "-finstrument-functions", f"-I{self.root}/include", "-o", self.root / "program",
+                        *self.root.rglob("*.cpp")], check=True)
+        (self.root / "records").mkdir()
+        code, output = follow_ways.run([self.root / "program"], self.root / "recorder.so", self.root / "records", "program")
+        self.assertEqual((code, output), (0, ""))
+        (called,) = follow_ways.called(self.root / "records").items()
+        self.assertEqual(follow_ways.files_of(*called, self.root), {"include/called.h", "src/core/elsewhere.cpp", "cli/main.cpp"})
+
+
+if __name__ == "__main__":
+    unittest.main()
