@@ -48,7 +48,7 @@ constexpr pid_t no_thread = 0;
 
 enum class Answer : std::uint32_t { none, asked, writing, complete };
 
-struct Slot {
+struct ThreadSlot {
   std::atomic<Answer> answer;
   std::atomic<int> ticket;
   pid_t thread;
@@ -60,7 +60,7 @@ struct Slot {
 struct Capture {
   std::atomic_flag busy;
   int ticket = 0;
-  std::array<Slot, most_threads> slots;
+  std::array<ThreadSlot, most_threads> slots;
   std::atomic<void (*)(const ucontext_t*)> on_request;
 };
 Capture capture;
@@ -80,7 +80,7 @@ const void* program_counter(const ucontext_t* context) {
 }
 
 /// Unwinds the calling thread into the slot, from the function with this program counter on.
-void unwind(Slot& slot, const void* counter) noexcept {
+void unwind(ThreadSlot& slot, const void* counter) noexcept {
   slot.depth = ::backtrace(slot.frames.data(), static_cast<int>(slot.frames.size()));
   const auto end = slot.frames.begin() + slot.depth;
   const auto first = std::find(slot.frames.begin(), end, counter);
@@ -161,7 +161,7 @@ void add_state(Line& line, pid_t thread) noexcept {
   line << all.substr(end + 2, 1) << " " << all.substr(begin + 1, end - begin - 1);
 }
 
-bool write_stack(int fd, const Slot& slot, bool has_answered) noexcept {
+bool write_stack(int fd, const ThreadSlot& slot, bool has_answered) noexcept {
   Line line;
   line << "thread " << slot.thread << " ";
   add_state(line, slot.thread);
@@ -197,7 +197,7 @@ void wait_for_answers(std::size_t count) noexcept {
   for (std::chrono::milliseconds waited{0}; waited < stack_timeout; waited += pause) {
     const bool all = std::all_of(
         capture.slots.begin(), capture.slots.begin() + static_cast<std::ptrdiff_t>(count),
-        [](const Slot& slot) {
+        [](const ThreadSlot& slot) {
           return slot.thread == no_thread || slot.answer.load() == Answer::complete;
         });
     if (all) return;

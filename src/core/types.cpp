@@ -8,22 +8,22 @@
 namespace lockstep::inline v0_2 {
 namespace {
 
-struct Names {
+struct EnumNames {
   DType dtype;
   std::string_view full;
   std::string_view brief;
 };
 
-constexpr std::array<Names, 10> names{{{DType::f32, "float32", "f32"},
-                                       {DType::f64, "float64", "f64"},
-                                       {DType::f16, "float16", "f16"},
-                                       {DType::bf16, "bfloat16", "bf16"},
-                                       {DType::i8, "int8", "i8"},
-                                       {DType::u8, "uint8", "u8"},
-                                       {DType::i32, "int32", "i32"},
-                                       {DType::i64, "int64", "i64"},
-                                       {DType::i16, "int16", "i16"},
-                                       {DType::boolean, "bool", "b8"}}};
+constexpr std::array<EnumNames, 10> names{{{DType::f32, "float32", "f32"},
+                                           {DType::f64, "float64", "f64"},
+                                           {DType::f16, "float16", "f16"},
+                                           {DType::bf16, "bfloat16", "bf16"},
+                                           {DType::i8, "int8", "i8"},
+                                           {DType::u8, "uint8", "u8"},
+                                           {DType::i32, "int32", "i32"},
+                                           {DType::i64, "int64", "i64"},
+                                           {DType::i16, "int16", "i16"},
+                                           {DType::boolean, "bool", "b8"}}};
 
 }  // namespace
 
