@@ -8,7 +8,7 @@ set(doc_dir ${CMAKE_INSTALL_DATAROOTDIR}/doc/lockstep)
 set(libraries lockstep_core lockstep_kernels lockstep_control lockstep_comm lockstep_join lockstep_launch
               lockstep_profile lockstep_record lockstep_averaging)
 if(LOCKSTEP_WITH_TORCH)
-  list(APPEND libraries lockstep)
+  list(APPEND libraries lockstep lockstep_extras)
 endif()
 
 install(TARGETS lockstep_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT runtime)
@@ -22,6 +22,10 @@ install(FILES ${PROJECT_SOURCE_DIR}/include/lockstep_c.h DESTINATION ${CMAKE_INS
         COMPONENT dev)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/lockstep DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
         COMPONENT dev)
+if(LOCKSTEP_WITH_TORCH)
+  install(DIRECTORY ${PROJECT_SOURCE_DIR}/extras/include/lockstep
+          DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT dev)
+endif()
 install(EXPORT LockstepTargets NAMESPACE Lockstep:: DESTINATION ${package_dir} COMPONENT dev)
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/LockstepConfig.cmake.in
                               ${PROJECT_BINARY_DIR}/LockstepConfig.cmake
@@ -38,13 +42,14 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/docs ${PROJECT_SOURCE_DIR}/examples DEST
         COMPONENT dev)
 
 if(LOCKSTEP_WITH_TORCH)
-  # lockstep.pc finds its prefix from its own place, so an installation may be moved. A program links
-  # the shared libraries of the static ones itself.
+  # Both find their prefix from their own place, so an installation may be moved. A program links the
+  # shared libraries of the static ones itself.
   file(RELATIVE_PATH LOCKSTEP_PC_PREFIX "/${CMAKE_INSTALL_LIBDIR}/pkgconfig" /)
-  set(LOCKSTEP_PC_LIBS)
+  set(LOCKSTEP_PC_IMAGES)
   if(LOCKSTEP_IMAGES)
-    string(APPEND LOCKSTEP_PC_LIBS " -ljpeg -lpng")
+    set(LOCKSTEP_PC_IMAGES " -ljpeg -lpng")
   endif()
+  set(LOCKSTEP_PC_LIBS)
   if(EXISTS "${TORCH_INSTALL_PREFIX}/lib/libtorch_cuda.so")
     string(APPEND LOCKSTEP_PC_LIBS " -Wl,--push-state,--no-as-needed,-ltorch_cuda,--pop-state")
   endif()
@@ -52,7 +57,9 @@ if(LOCKSTEP_WITH_TORCH)
     list(JOIN MPI_CXX_LIBRARIES " " mpi_libraries)
     string(APPEND LOCKSTEP_PC_LIBS " ${mpi_libraries}")
   endif()
-  configure_file(${PROJECT_SOURCE_DIR}/cmake/lockstep.pc.in ${PROJECT_BINARY_DIR}/lockstep.pc @ONLY)
-  install(FILES ${PROJECT_BINARY_DIR}/lockstep.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig
-          COMPONENT dev)
+  foreach(name lockstep lockstep-extras)
+    configure_file(${PROJECT_SOURCE_DIR}/cmake/${name}.pc.in ${PROJECT_BINARY_DIR}/${name}.pc @ONLY)
+    install(FILES ${PROJECT_BINARY_DIR}/${name}.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig
+            COMPONENT dev)
+  endforeach()
 endif()

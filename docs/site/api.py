@@ -177,14 +177,17 @@ def merged(items, outer=""):
     return out
 
 
-def pages(folder):
-    """File names and texts of the pages of all headers."""
+def pages(folder, extras=None):
+    """File names and texts of the pages of all headers. extras: the folder of those of Lockstep::extras."""
     found, index = {}, []
-    for header in sorted(folder.glob("*.h")):
+    headers = [*folder.glob("*.h"), *(extras.glob("*.h") if extras else [])]
+    for header in sorted(headers, key=lambda path: path.name):
         items = merged(items_of(header.read_text(encoding="utf-8")))
         if not items:
             continue
         lines = [f"# {header.name}", "", "```cpp", f"#include <lockstep/{header.name}>", "```", ""]
+        if header.parent == extras:
+            lines += ["Link `Lockstep::extras`.", ""]
         for item in items:
             lines += render(item, 2)
         found[header.stem + ".md"] = "\n".join(lines) + "\n"

@@ -17,6 +17,7 @@ import api
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HEADERS = ROOT / "include" / "lockstep"
+EXTRAS = ROOT / "extras" / "include" / "lockstep"
 LINKS = runpy.run_path(str(ROOT / "tools" / "check-links"))
 LANGUAGES = {".h": "cpp", ".cpp": "cpp", ".py": "python", ".toml": "toml"}
 COPIED = {".svg", ".png", ".jsonl"}  # as they are
@@ -51,7 +52,7 @@ class Stage:
 
     def page_of(self, file):
         """The page that a link to a file or folder of the repository leads to."""
-        if file == HEADERS:
+        if file in (HEADERS, EXTRAS):
             return ROOT / "docs" / "api" / "README.md"
         if file.is_dir():
             return file / "README.md"
@@ -112,7 +113,7 @@ class Stage:
                 self.done.add(file)
                 self.add(file)
         shutil.copy(ROOT / "docs" / "site" / "site.css", self.output)
-        for name, text in api.pages(HEADERS).items():
+        for name, text in api.pages(HEADERS, EXTRAS).items():
             self.write(f"docs/api/{name}", text)
 
 

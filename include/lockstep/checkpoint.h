@@ -18,7 +18,6 @@
 
 #include "lockstep/exchange.h"
 #include "lockstep/group.h"
-#include "lockstep/learning_rate.h"
 #include "lockstep/model_files.h"
 #include "lockstep/model_view.h"
 
@@ -72,6 +71,35 @@ class Stateful {
   bool replicas_may_differ_ = false;
 };
 
+/// A reference to any object whose state is a text, and that can check a text before it loads it:
+/// LearningRate, a program's own type. May be empty. Must not outlive the object.
+class StatefulText {
+ public:
+  StatefulText() = default;
+
+  template <class T>
+  requires(!std::same_as<std::remove_const_t<T>, StatefulText> &&
+           requires(T & object, const std::string& state) {
+             { object.state() } -> std::convertible_to<std::string>;
+             object.check_state(state);
+             object.load_state(state);
+           }) StatefulText(T& object)  // NOLINT(google-explicit-constructor): it is a reference
+      : state_([&object] { return std::string(object.state()); }),
+        check_([&object](const std::string& state) { object.check_state(state); }),
+        load_([&object](const std::string& state) { object.load_state(state); }) {}
+
+  explicit operator bool() const { return state_ != nullptr; }
+  std::string state() const { return state_(); }
+  /// Throws the errors of load_state() without changing anything.
+  void check_state(const std::string& state) const { check_(state); }
+  void load_state(const std::string& state) const { load_(state); }
+
+ private:
+  std::function<std::string()> state_;
+  std::function<void(const std::string&)> check_;
+  std::function<void(const std::string&)> load_;
+};
+
 }  // namespace lockstep
 
 namespace torch::optim {
@@ -111,7 +139,7 @@ struct Resumed {
 struct Checkpoint {
   ModelView model;
   OptionalReference<torch::optim::Optimizer> optimizer{};
-  OptionalReference<LearningRate> rate{};
+  StatefulText rate{};
   Stateful sampler{};   ///< with the same state on every rank
   Stateful strategy{};  ///< DistributedDataParallel or DistributedOptimizer; saved for each rank
   at::Generator generator{};  ///< such as at::detail::getDefaultCPUGenerator(); saved for each rank

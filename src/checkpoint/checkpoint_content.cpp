@@ -190,7 +190,7 @@ safetensors::Content content_of(const Checkpoint& checkpoint, const CheckpointMe
       for (const auto& [name, tensor] : state.tensors) add(name, tensor);
       content.metadata[optimizer_key] = std::move(state.description);
     }
-    if (checkpoint.rate) content.metadata[rate_key] = checkpoint.rate->state();
+    if (checkpoint.rate) content.metadata[rate_key] = checkpoint.rate.state();
     for (const auto& [name, tensor] : checkpoint.sampler.state())
       add(concat(sampler_prefix, name), tensor);
     for (const auto& [name, object] : checkpoint.extra)
@@ -269,7 +269,7 @@ Restoration::Restoration(const Checkpoint& checkpoint, safetensors::Content cont
   prepare_optimizer_state(checkpoint, content);
   if (checkpoint.rate) {
     rate_ = metadata_of(content, rate_key);
-    checkpoint.rate->check_state(rate_);
+    checkpoint.rate.check_state(rate_);
   }
   if (checkpoint.sampler) {
     sampler_ = with_prefix(content, sampler_prefix);
@@ -417,7 +417,7 @@ void Restoration::restore_states() const {
 
 void Restoration::apply(const Checkpoint& checkpoint) {
   if (checkpoint.optimizer) optimizer_.apply(*checkpoint.optimizer);
-  if (checkpoint.rate) checkpoint.rate->load_state(rate_);
+  if (checkpoint.rate) checkpoint.rate.load_state(rate_);
   if (random_.defined()) {
     at::Generator generator = checkpoint.generator;
     const std::lock_guard lock(generator.mutex());

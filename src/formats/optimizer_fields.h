@@ -13,26 +13,22 @@
 #include <typeinfo>
 #include <vector>
 
-#include "lockstep/fused_optimizers.h"
+#include "lockstep/low_precision_optimizer.h"
 #include "parallel/param_state_fields.h"
 
 /// The fields of the options of LibTorch's optimizers. visit() calls field(name, value) for each.
 /// LibTorch and Python use the same names.
 namespace lockstep::inline v0_2::detail {
 
-/// The LibTorch class whose options and state an optimizer has. For FusedSgd it is SGD, for
-/// FusedAdam Adam, for FusedAdamW AdamW.
-inline const std::type_info& class_of(const torch::optim::Optimizer& optimizer) {
-  const auto& own = typeid(optimizer);
-  if (own == typeid(FusedSgd)) return typeid(torch::optim::SGD);
-  if (own == typeid(FusedAdam)) return typeid(torch::optim::Adam);
-  if (own == typeid(FusedAdamW)) return typeid(torch::optim::AdamW);
-  return own;
-}
-
 /// The fused optimizer that this is; null for other classes.
 inline const LowPrecisionOptimizer* fused(const torch::optim::Optimizer& optimizer) {
   return dynamic_cast<const LowPrecisionOptimizer*>(&optimizer);
+}
+
+/// The LibTorch class whose options and state an optimizer has.
+inline const std::type_info& class_of(const torch::optim::Optimizer& optimizer) {
+  const auto* const own = fused(optimizer);
+  return own != nullptr ? own->libtorch_class() : typeid(optimizer);
 }
 
 inline LowPrecision low_precision_of(const torch::optim::Optimizer& optimizer) {

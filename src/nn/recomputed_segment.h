@@ -2,8 +2,32 @@
 
 #include <any>
 #include <functional>
+#include <vector>
 
 namespace lockstep::inline v0_2::detail {
+
+/// A run of a segment of recompute(), which is in Lockstep::extras.
+class SegmentRun {
+ public:
+  explicit SegmentRun(bool is_first) : is_first_(is_first) {}
+
+  /// Whether it is the first forward, and not its repetition in a backward.
+  bool is_first() const { return is_first_; }
+  /// Keeps a result of once_per_forward() of the first forward.
+  virtual void keep_result(const std::any& result) = 0;
+  /// The next result that the first forward kept.
+  virtual const std::any& next_result() = 0;
+
+ protected:
+  ~SegmentRun() = default;
+
+ private:
+  bool is_first_;
+};
+
+/// The runs that the calling thread is in, the innermost last. A repetition begins a list of its
+/// own, so only the first run of a list can be one.
+std::vector<SegmentRun*>& segment_runs();
 
 /// Whether the calling thread runs a segment of recompute() for a backward.
 bool is_recomputing();

@@ -3,7 +3,7 @@
 #include <iterator>
 #include <vector>
 
-#include "data/idx.h"
+#include "extras/data/idx.h"
 #include "lockstep/error.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/temporary_folder.h"

@@ -1,4 +1,4 @@
-#include "data/images/image.h"
+#include "extras/data/images/image.h"
 #include "lockstep/error.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/png_file.h"

@@ -1,6 +1,6 @@
 # Makes the Debian packages and unpacks them into a folder. Compiles a program against it by pkg-config, and
 # runs it with the launcher of the packages and by the script for SLURM.
-# Takes: BUILD_DIR, SOURCE_DIR, SCRIPT, WORK_DIR, CXX_COMPILER, VERSION.
+# Takes: BUILD_DIR, SOURCE_DIR, LOCKSTEP_SOURCE, SCRIPT, WORK_DIR, CXX_COMPILER, VERSION.
 include("${CMAKE_CURRENT_LIST_DIR}/step.cmake")
 
 file(REMOVE_RECURSE "${WORK_DIR}")
@@ -46,6 +46,11 @@ separate_arguments(flags UNIX_COMMAND "${output}")
 step(${CXX_COMPILER} -std=c++20 "${SOURCE_DIR}/outside.cpp" -o "${WORK_DIR}/outside" ${flags})
 step("${root}/usr/bin/lockstep" run -n 2 "${WORK_DIR}/outside")
 expect("${output}" "2 ranks agree on 3")
+step(${CMAKE_COMMAND} -E env "PKG_CONFIG_PATH=${pkg_config_folder}" pkg-config --cflags --libs lockstep-extras)
+separate_arguments(flags UNIX_COMMAND "${output}")
+step(${CXX_COMPILER} -std=c++20 "${SOURCE_DIR}/outside_extras.cpp" -o "${WORK_DIR}/outside_extras" ${flags})
+step("${WORK_DIR}/outside_extras" "${LOCKSTEP_SOURCE}/examples/data/mnist")
+expect("${output}" "digits")
 
 # The script for SLURM: on one host it takes the launcher, on several hosts srun. A stand-in for srun starts
 # two ranks with SLURM's variables.

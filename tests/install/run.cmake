@@ -1,6 +1,6 @@
 # Installs Lockstep into an empty prefix, builds the outside project against it, and runs that on two
 # ranks with the installed launcher.
-# Takes: BUILD_DIR, SOURCE_DIR, WORK_DIR, BUILD_TYPE, CXX_COMPILER.
+# Takes: BUILD_DIR, SOURCE_DIR, LOCKSTEP_SOURCE, WORK_DIR, BUILD_TYPE, CXX_COMPILER.
 include("${CMAKE_CURRENT_LIST_DIR}/step.cmake")
 
 file(REMOVE_RECURSE "${WORK_DIR}")
@@ -13,6 +13,8 @@ step(${configure} -B "${WORK_DIR}/build")
 step(${CMAKE_COMMAND} --build "${WORK_DIR}/build")
 step("${prefix}/bin/lockstep" run -n 2 "${WORK_DIR}/build/outside")
 expect("${output}" "2 ranks agree on 3")
+step("${WORK_DIR}/build/outside_extras" "${LOCKSTEP_SOURCE}/examples/data/mnist")
+expect("${output}" "digits")
 
 # Another LibTorch than the one that Lockstep was built with.
 set(other "${WORK_DIR}/torch/share/cmake/Torch")

@@ -26,7 +26,7 @@ class CheckIncludes(unittest.TestCase):
         if included.startswith('"'):
             path = included[1:-1]
             files.setdefault(path, "#pragma once\n")
-            included = '"' + path.removeprefix("include/").removeprefix("src/") + '"'
+            included = '"' + path.removeprefix("extras/include/").removeprefix("include/").removeprefix("src/") + '"'
             files[file] = f"#pragma once\n\n#include {included}\n"
         code, output = check(files)
         self.assertEqual(code, 1, output)
@@ -54,6 +54,18 @@ class CheckIncludes(unittest.TestCase):
     def test_public_headers_include_public_headers(self):
         self.expect_offence("include/lockstep/group.h", '"src/comm/operation.h"', "public headers only")
 
+    def test_extras(self):
+        self.expect_offence("src/checkpoint/a.cpp", '"extras/include/lockstep/learning_rate.h"', "checkpoint may not use extras")
+        self.expect_offence("src/data/a.cpp", '"extras/data/idx.h"', "data may not use extras")
+        self.expect_offence("include/lockstep/checkpoint.h", '"extras/include/lockstep/datasets.h"', "checkpoint may not use extras")
+        self.expect_offence("extras/optim/a.cpp", '"src/parallel/reducer.h"', "those of OPEN_TO_EXTRAS")
+        self.expect_offence("extras/include/lockstep/datasets.h", '"extras/data/idx.h"', "public headers only")
+        self.expect_offence("extras/include/lockstep/datasets.h", '"src/core/text.h"', "public headers only")
+        self.expect_offence("extras/data/a.h", "<torch/torch.h>", "narrow")
+        code, output = check({"extras/data/a.h": "#pragma once\n", "src/data/a.h": "#pragma once\n"})
+        self.assertEqual(code, 1)
+        self.assertIn("has the name of", output)
+
     def test_libtorch_below_groups(self):
         for included in ("<torch/nn/module.h>", "<ATen/core/Tensor.h>", "<c10/core/Device.h>"):
             self.expect_offence("src/comm/a.cpp", included, "built without LibTorch")
@@ -80,14 +92,16 @@ class CheckIncludes(unittest.TestCase):
         self.assertEqual(check({"README.md": ""})[0], 1)
 
     def test_what_is_allowed(self):
-        headers = ("src/comm/control/b.h", "include/lockstep/error.h", "include/lockstep/datasets.h",
-                   "include/lockstep/strategy.h", "bench/ranks.h", "src/launch/plan.h")
+        headers = ("src/comm/control/b.h", "include/lockstep/error.h", "include/lockstep/samplers.h",
+                   "include/lockstep/strategy.h", "bench/ranks.h", "src/launch/plan.h", "src/core/text.h",
+                   "extras/include/lockstep/extras.h", "extras/data/idx.h")
         code, output = check({name: "#pragma once\n" for name in headers} | {
             "src/core/log.cpp": "#include <spdlog/spdlog.h>\n",
             "src/comm/host/a.cpp": "#include \"comm/control/b.h\"\n",
             "src/comm/mpi/a.cpp": "#include <mpi.h>\n#include \"lockstep/error.h\"\n",
-            "src/logging/a.cpp": "#include <nlohmann/json.hpp>\n#include \"lockstep/datasets.h\"\n",
-            "include/lockstep/lockstep.h": "#include \"lockstep/strategy.h\"\n",
+            "src/logging/a.cpp": "#include <nlohmann/json.hpp>\n#include \"lockstep/samplers.h\"\n",
+            "include/lockstep/lockstep.h": "#include \"lockstep/strategy.h\"\n#include \"lockstep/extras.h\"\n",
+            "extras/data/idx.cpp": "#include \"extras/data/idx.h\"\n#include \"core/text.h\"\n#include \"lockstep/samplers.h\"\n",
             "bench/peers/a.cpp": "#include <mpi.h>\n",
             "cli/run.cpp": "#include \"bench/ranks.h\"\n#include \"launch/plan.h\"\n",
         })

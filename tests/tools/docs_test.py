@@ -53,10 +53,13 @@ class Api(unittest.TestCase):
         self.assertNotIn("b_", page)
 
     def test_every_public_header_has_a_page(self):
-        pages = API["pages"](ROOT / "include" / "lockstep")
-        for header in (ROOT / "include" / "lockstep").glob("*.h"):
-            if header.name != "lockstep.h":  # includes the others
+        folders = (ROOT / "include" / "lockstep", ROOT / "extras" / "include" / "lockstep")
+        pages = API["pages"](*folders)
+        for header in (path for folder in folders for path in folder.glob("*.h")):
+            if header.name not in ("lockstep.h", "extras.h"):  # include the others
                 self.assertIn(f"]({header.stem}.md)", pages["README.md"])
+        self.assertIn("Link `Lockstep::extras`.", pages["datasets.md"])
+        self.assertNotIn("Link `Lockstep::extras`.", pages["samplers.md"])
 
 
 class Stage(unittest.TestCase):

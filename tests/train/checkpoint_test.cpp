@@ -196,5 +196,31 @@ TEST(Checkpoint, AnOptimizerThatCannotBeWrittenIsAnErrorAndNoFile) {
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
+/// A learning rate of a program's own.
+struct OwnRate {
+  std::string state() const { return text; }
+  void check_state(const std::string& state) const {
+    if (state != "halved") throw CheckpointError("expected 'halved', found '" + state + "'");
+  }
+  void load_state(const std::string& state) { text = state; }
+  std::string text;
+};
+
+TEST(Checkpoint, KeepsARateOfAProgramsOwnType) {
+  const TemporaryFolder folder;
+  Net net;
+  OwnRate saved{.text = "halved"};
+  Checkpoint{.model = net, .rate = saved}.save(folder / "good");
+  OwnRate loaded{.text = "whole"};
+  Checkpoint{.model = net, .rate = loaded}.load(folder / "good");
+  EXPECT_EQ(loaded.text, "halved");
+
+  saved.text = "lost";
+  Checkpoint{.model = net, .rate = saved}.save(folder / "bad");
+  EXPECT_THAT(failure([&] { (Checkpoint{.model = net, .rate = loaded}.load(folder / "bad")); }),
+              HasSubstr("expected 'halved'"));
+  EXPECT_EQ(loaded.text, "halved");
+}
+
 }  // namespace
 }  // namespace lockstep

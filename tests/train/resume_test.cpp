@@ -14,6 +14,7 @@
 #include "core/denormals_guard.h"
 #include "lockstep/checkpoint.h"
 #include "lockstep/denormals.h"
+#include "lockstep/learning_rate.h"
 #include "lockstep/model_files.h"
 #include "lockstep/samplers.h"
 #include "tests/ranks.h"

@@ -19,6 +19,7 @@
 #include "lockstep/early_stopping.h"
 #include "lockstep/grad_scaler.h"
 #include "lockstep/init.h"
+#include "lockstep/learning_rate.h"
 #include "lockstep/model_files.h"
 #include "lockstep/moving_average.h"
 #include "lockstep/samplers.h"

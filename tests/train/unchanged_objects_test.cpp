@@ -16,6 +16,7 @@
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/fused_optimizers.h"
 #include "lockstep/init.h"
+#include "lockstep/learning_rate.h"
 #include "lockstep/model_files.h"
 #include "lockstep/moving_average.h"
 #include "lockstep/several_optimizers.h"

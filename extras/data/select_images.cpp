@@ -1,4 +1,4 @@
-#include "data/select_images.h"
+#include "extras/data/select_images.h"
 
 #include <ATen/ops/empty.h>
 

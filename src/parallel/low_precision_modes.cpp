@@ -2,7 +2,7 @@
 #include <cstddef>
 
 #include "core/operation_error.h"
-#include "lockstep/fused_optimizers.h"
+#include "lockstep/low_precision_optimizer.h"
 
 namespace lockstep::inline v0_2 {
 namespace {

@@ -71,11 +71,11 @@ struct DropBlockImpl : torch::nn::Module {
 };
 TORCH_MODULE(DropBlock);
 
-/// How a Net runs its blocks.
+/// How a BlockNet runs its blocks.
 enum class Mode { plain, each, callable, all_in_one, nested };
 
-struct Net : torch::nn::Module {
-  Net(Mode how, const std::vector<torch::nn::AnyModule>& norms, at::Generator random = {})
+struct BlockNet : torch::nn::Module {
+  BlockNet(Mode how, const std::vector<torch::nn::AnyModule>& norms, at::Generator random = {})
       : mode(how), generator(std::move(random)) {
     for (std::size_t i = 0; i < norms.size(); ++i) {
       blocks.emplace_back(norms[i], generator, shared);
@@ -174,10 +174,10 @@ at::Tensor random_input(int seed, std::int64_t samples = 4) {
 at::Tensor default_random_state() { return at::detail::getDefaultCPUGenerator().get_state(); }
 
 TEST(Recompute, HasTheBitsOfAPlainForward) {
-  Net plain(Mode::plain, batch_norms(3));
+  BlockNet plain(Mode::plain, batch_norms(3));
   for (const auto mode : recomputing) {
-    Net net(mode, batch_norms(3));
-    const auto copy_buffers = [](const Net& from, const Net& to) {
+    BlockNet net(mode, batch_norms(3));
+    const auto copy_buffers = [](const BlockNet& from, const BlockNet& to) {
       for (const auto& entry : from.named_buffers()) {
         to.named_buffers()[entry.key()].copy_(entry.value());
       }
@@ -185,7 +185,7 @@ TEST(Recompute, HasTheBitsOfAPlainForward) {
     copy_buffers(plain, net);
     for (int step = 0; step < 3; ++step) {
       std::vector<at::Tensor> random, inputs, outputs;
-      for (Net* one : {&plain, &net}) {
+      for (BlockNet* one : {&plain, &net}) {
         torch::manual_seed(static_cast<std::uint64_t>(5 + step));
         one->zero_grad();
         inputs.push_back(random_input(step).requires_grad_());
@@ -207,7 +207,7 @@ TEST(Recompute, HasTheBitsOfAPlainForward) {
 
 TEST(Recompute, KeepsNoTensorOfTheSegment) {
   for (const auto mode : {Mode::plain, Mode::each, Mode::nested}) {
-    Net net(mode, batch_norms(2));
+    BlockNet net(mode, batch_norms(2));
     const auto output = net.forward(random_input(1).requires_grad_());
     for (const auto& block : net.blocks) {
       EXPECT_EQ(block->inner.expired(), mode != Mode::plain);
@@ -257,15 +257,15 @@ TEST(Recompute, TakesModulesCallablesAndOtherArguments) {
 }
 
 TEST(Recompute, JustRunsWithoutGradients) {
-  Net net(Mode::each, batch_norms(1));
+  BlockNet net(Mode::each, batch_norms(1));
   const at::NoGradGuard no_grad;
   EXPECT_FALSE(net.forward(random_input(1)).requires_grad());
   EXPECT_EQ(net.blocks[0]->calls, 1);
 }
 
 TEST(Recompute, GivesEveryBackwardOfARetainedGraphTheSameBits) {
-  Net plain(Mode::plain, batch_norms(2)), net(Mode::nested, batch_norms(2));
-  for (Net* one : {&plain, &net}) {
+  BlockNet plain(Mode::plain, batch_norms(2)), net(Mode::nested, batch_norms(2));
+  for (BlockNet* one : {&plain, &net}) {
     torch::manual_seed(3);
     const auto output = one->forward(random_input(1)).square().sum();
     output.backward({}, /*retain_graph=*/true);
@@ -291,9 +291,9 @@ TEST(Recompute, CanBeDifferentiatedTwice) {
 }
 
 TEST(Recompute, RunsInTheAutocastStateOfTheForward) {
-  Net plain(Mode::plain, batch_norms(2)), net(Mode::each, batch_norms(2));
+  BlockNet plain(Mode::plain, batch_norms(2)), net(Mode::each, batch_norms(2));
   for (int step = 0; step < 2; ++step) {
-    for (Net* one : {&plain, &net}) {
+    for (BlockNet* one : {&plain, &net}) {
       torch::manual_seed(3);
       one->zero_grad();
       at::Tensor output;
@@ -487,7 +487,8 @@ TEST(Recompute, HasTheBitsOfAPlainForwardUnderDistributedDataParallel) {
       const auto norms = world.split(0);
       for (const auto mode : recomputing) {
         const auto make = [&](Mode how) {
-          return std::make_shared<Net>(how, sync_batch_norms(2, norms), generator_of_rank(world));
+          return std::make_shared<BlockNet>(how, sync_batch_norms(2, norms),
+                                            generator_of_rank(world));
         };
         const auto plain = make(Mode::plain), net = make(mode);
         const DataParallelOptions options{.buckets = {.first = 0, .rest = 0},
@@ -520,10 +521,10 @@ TEST(Recompute, HasTheBitsOfAPlainForwardUnderDistributedOptimizer) {
   for (const int n : {1, 2, 3}) {
     on_ranks(n, [](const Group& world) {
       const auto norms = world.split(0);
-      std::vector<std::shared_ptr<Net>> nets;
+      std::vector<std::shared_ptr<BlockNet>> nets;
       for (const auto mode : {Mode::plain, Mode::each, Mode::nested}) {
         nets.push_back(
-            std::make_shared<Net>(mode, sync_batch_norms(2, norms), generator_of_rank(world)));
+            std::make_shared<BlockNet>(mode, sync_batch_norms(2, norms), generator_of_rank(world)));
         torch::optim::SGD sgd(lockstep::parameters(*nets.back()),
                               torch::optim::SGDOptions(0.1).momentum(0.9));
         DistributedOptimizer optimizer(sgd, *nets.back(), world);
@@ -555,7 +556,7 @@ TEST(Recompute, UsesTheStatisticsOfTheFirstForwardAgain) {
     std::vector<std::uint64_t> counts;
     for (const auto mode : {Mode::plain, Mode::each, Mode::nested}) {
       const auto norms = world.split(0);
-      Net net(mode, sync_batch_norms(2, norms), generator_of_rank(world));
+      BlockNet net(mode, sync_batch_norms(2, norms), generator_of_rank(world));
       net.forward(part_of_rank(world, 1)).sum().backward();
       counts.push_back(collectives_of(norms));
     }

@@ -1,4 +1,4 @@
-#include "nn/forward_state.h"
+#include "extras/nn/forward_state.h"
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>

@@ -20,8 +20,8 @@
 #include "core/digest.h"
 #include "core/operation_error.h"
 #include "core/text.h"
+#include "extras/nn/forward_state.h"
 #include "lockstep/error.h"
-#include "nn/forward_state.h"
 #include "nn/recomputed_segment.h"
 
 // Note [How a segment is recomputed]
@@ -92,25 +92,27 @@ std::vector<std::uint64_t> digests_of(const Segment& segment) {
 class RecordedSegment;
 
 /// A run of a segment on this thread.
-struct Run {
+struct Run final : SegmentRun {
+  Run(RecordedSegment& of, bool is_first) : SegmentRun(is_first), segment(of) {}
+
+  void keep_result(const std::any& result) override;
+  const std::any& next_result() override;
+
   RecordedSegment& segment;
-  bool is_first;
   std::size_t saved = 0;         ///< tensors that autograd has saved so far
   std::size_t results_used = 0;  ///< of once_per_forward()
 };
 
-/// The runs that the calling thread is in, the innermost last. A recomputation begins a list of its
-/// own, so only the first run of a list can be a second forward.
-thread_local std::vector<Run*> runs;
-
 class RunScope {
  public:
   explicit RunScope(Run& run) {
-    if (!run.is_first) std::swap(outer_, runs);
+    auto& runs = segment_runs();
+    if (!run.is_first()) std::swap(outer_, runs);
     runs.push_back(&run);
   }
   ~RunScope() {
-    if (runs.back()->is_first) {
+    auto& runs = segment_runs();
+    if (runs.back()->is_first()) {
       runs.pop_back();
     } else {
       std::swap(outer_, runs);
@@ -120,7 +122,7 @@ class RunScope {
   RunScope& operator=(const RunScope&) = delete;
 
  private:
-  std::vector<Run*> outer_;
+  std::vector<SegmentRun*> outer_;
 };
 
 /// A segment after its first forward. Owned by the hooks of that forward's graph.
@@ -141,7 +143,7 @@ class RecordedSegment : public std::enable_shared_from_this<RecordedSegment> {
   }
 
   void run_first(const std::vector<at::Tensor>& inputs) {
-    Run run{.segment = *this, .is_first = true};
+    Run run(*this, /*is_first=*/true);
     {
       const RunScope scope(run);
       segment_->run(inputs);
@@ -219,7 +221,7 @@ class RecordedSegment : public std::enable_shared_from_this<RecordedSegment> {
     }
     const at::AutoGradMode grad(true);
     const ForwardStateScope state(state_);
-    Run run{.segment = *this, .is_first = false};
+    Run run(*this, /*is_first=*/false);
     const RunScope scope(run);
     segment_->run(inputs);
     if (run.saved != saved_) {
@@ -250,6 +252,10 @@ class RecordedSegment : public std::enable_shared_from_this<RecordedSegment> {
   std::vector<Kept> values_;    ///< of the second forward; each until the backward has used it
   std::recursive_mutex mutex_;  ///< autograd has a thread for each device
 };
+
+void Run::keep_result(const std::any& result) { segment.keep_result(result); }
+
+const std::any& Run::next_result() { return segment.result(results_used++); }
 
 /// Hooks of a tensor that the first forward saved.
 class FirstHooks final : public SavedVariableHooks {
@@ -317,9 +323,10 @@ class HookingEngine final : public Engine {
   }
 
   std::unique_ptr<SavedVariableHooks> get_default_saved_variable_hooks() override {
+    const auto& runs = segment_runs();
     if (runs.empty()) return engine_.get_default_saved_variable_hooks();
-    auto& run = *runs.back();
-    if (run.is_first) return std::make_unique<FirstHooks>(run);
+    auto& run = static_cast<Run&>(*runs.back());
+    if (run.is_first()) return std::make_unique<FirstHooks>(run);
     return std::make_unique<SecondHooks>(run);
   }
 
@@ -342,22 +349,6 @@ void install_hooking_engine() {
 }
 
 }  // namespace
-
-bool is_recomputing() { return !runs.empty() && !runs.front()->is_first; }
-
-std::any once_per_forward(const std::function<std::any()>& compute) {
-  std::any result;
-  if (is_recomputing()) {
-    auto& run = *runs.front();
-    result = run.segment.result(run.results_used++);
-  } else {
-    result = compute();
-  }
-  for (auto* run : runs) {
-    if (run->is_first) run->segment.keep_result(result);
-  }
-  return result;
-}
 
 std::vector<at::Tensor> buffers_of(const torch::nn::Module& module) { return module.buffers(); }
 

@@ -15,7 +15,7 @@
 #include <utility>
 
 #include "core/operation_error.h"
-#include "optim/low_precision_update.h"
+#include "extras/optim/low_precision_update.h"
 #include "parallel/own_step.h"
 #include "parallel/param_state_fields.h"
 

@@ -67,7 +67,7 @@ Bytes content(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
-std::string failure(const std::function<void()>& fn) {
+std::string data_error(const std::function<void()>& fn) {
   try {
     fn();
   } catch (const DataError& error) {
@@ -87,7 +87,7 @@ class MnistFiles : public ::testing::Test {
     write_plain(labels, labels_file());
   }
   std::string error() const {
-    return failure([this] { Mnist data(folder.path()); });
+    return data_error([this] { Mnist data(folder.path()); });
   }
 };
 
@@ -136,21 +136,22 @@ TEST_F(MnistFiles, ReadsCompressedFiles) {
 }
 
 TEST_F(MnistFiles, TheTestSplitHasItsOwnFiles) {
-  EXPECT_THAT(failure([this] { Mnist data(folder.path(), Mnist::Split::test); }),
+  EXPECT_THAT(data_error([this] { Mnist data(folder.path(), Mnist::Split::test); }),
               AllOf(HasSubstr((folder / "t10k-images-idx3-ubyte").string() + " nor"),
                     HasSubstr((folder / "t10k-images-idx3-ubyte.gz").string())));
 }
 
 TEST_F(MnistFiles, AnIndexBeyondTheEndIsAnError) {
   Mnist data(folder.path());
-  EXPECT_THAT(failure([&] { data.get(digits); }), HasSubstr("got index 5, expected one below 5"));
+  EXPECT_THAT(data_error([&] { data.get(digits); }),
+              HasSubstr("got index 5, expected one below 5"));
 }
 
 TEST_F(MnistFiles, MissingFilesAreNamedBothWays) {
   std::filesystem::remove(labels);
   EXPECT_THAT(error(),
               AllOf(HasSubstr(labels.string() + " nor"), HasSubstr(labels.string() + ".gz")));
-  EXPECT_THAT(failure([] { Mnist data("no/such/folder"); }), HasSubstr("found neither"));
+  EXPECT_THAT(data_error([] { Mnist data("no/such/folder"); }), HasSubstr("found neither"));
 }
 
 TEST_F(MnistFiles, AFolderInPlaceOfAFileIsAnError) {

@@ -1,4 +1,4 @@
-#include "data/images/image.h"
+#include "extras/data/images/image.h"
 
 #include <algorithm>
 #include <array>

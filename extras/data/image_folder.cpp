@@ -11,9 +11,9 @@
 
 #include "core/operation_error.h"
 #include "core/text.h"
-#include "data/image_crop.h"
-#include "data/images/image.h"
-#include "data/random_bits.h"
+#include "extras/data/image_crop.h"
+#include "extras/data/images/image.h"
+#include "extras/data/random_bits.h"
 #include "lockstep/datasets.h"
 #include "lockstep/error.h"
 

@@ -1,4 +1,4 @@
-#include "data/images/image.h"
+#include "extras/data/images/image.h"
 #include "lockstep/error.h"
 
 // A build without libjpeg and libpng links this file instead of the decoders.

@@ -1,4 +1,4 @@
-#include "optim/low_precision_update.h"
+#include "extras/optim/low_precision_update.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>

@@ -8,13 +8,12 @@
 #include <torch/nn/module.h>
 
 #include <set>
+#include <unordered_set>
 #include <utility>
 
 #include "core/operation_error.h"
 #include "core/text.h"
 #include "lockstep/error.h"
-#include "parallel/buffer_sync.h"
-#include "parallel/replicated_model.h"
 
 namespace lockstep::inline v0_2 {
 
@@ -64,6 +63,15 @@ void replace(const at::Tensor& tensor, const at::Tensor& values) {
   torch::autograd::impl::bump_version(tensor);
 }
 
+/// Each tensor once, under its first name.
+std::vector<NamedTensor> each_once(std::vector<NamedTensor> tensors) {
+  std::unordered_set<const void*> listed;
+  std::erase_if(tensors, [&](const NamedTensor& named) {
+    return !listed.insert(named.tensor.unsafeGetTensorImpl()).second;
+  });
+  return tensors;
+}
+
 at::Tensor count_of(std::int64_t value) { return at::scalar_tensor(value, at::kLong); }
 
 }  // namespace
@@ -84,10 +92,10 @@ MovingAverage::MovingAverage(const ModelView& model, MovingAverageOptions option
     average.copy_(tensor);
     entries_.push_back({.name = name, .tensor = tensor, .average = average, .trained = {}});
   };
-  const detail::ModelState state(model);
-  for (const auto& named : state.parameters) add(named);
+  for (const auto& named : each_once(model.parameters())) add(named);
+  const auto buffers = each_once(model.buffers());
   if (options.average_buffers)
-    for (const auto& named : state.buffers) add(named);
+    for (const auto& named : buffers) add(named);
 }
 
 void MovingAverage::check_not_applied(const char* operation) const {
@@ -96,13 +104,14 @@ void MovingAverage::check_not_applied(const char* operation) const {
                   "the averaged parameters are applied: call it after the end of that scope");
 }
 
-/// Writes the buffers that a wrapper has received, which may wait for the graph of a forward.
+/// Writes the buffers that a wrapper has received, which may wait for the graph of a forward. A
+/// view writes them when it lists them. In the list, names have no meaning.
 void MovingAverage::write_buffers() const {
   if (!options_.average_buffers) return;
   std::vector<NamedTensor> tensors;
   for (const auto& entry : entries_)
-    tensors.push_back({.name = entry.name, .tensor = entry.tensor});
-  detail::BufferSync::write(tensors);
+    tensors.push_back({.name = std::to_string(tensors.size()), .tensor = entry.tensor});
+  static_cast<void>(ModelView({}, std::move(tensors)).buffers());
 }
 
 void MovingAverage::update() {

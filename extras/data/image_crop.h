@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "data/images/image.h"
+#include "extras/data/images/image.h"
 
 namespace lockstep::inline v0_2::detail {
 

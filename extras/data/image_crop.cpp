@@ -1,9 +1,9 @@
-#include "data/image_crop.h"
+#include "extras/data/image_crop.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "data/random_bits.h"
+#include "extras/data/random_bits.h"
 
 namespace lockstep::inline v0_2::detail {
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "data/image_crop.h"
+#include "extras/data/image_crop.h"
 #include "lockstep/datasets.h"
 #include "lockstep/error.h"
 #include "tests/temporary_folder.h"

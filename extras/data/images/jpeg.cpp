@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "core/text.h"
-#include "data/images/image.h"
+#include "extras/data/images/image.h"
 #include "lockstep/error.h"
 
 // Note [How libjpeg fails]

@@ -6,8 +6,8 @@
 
 #include "core/operation_error.h"
 #include "core/text.h"
-#include "data/idx.h"
-#include "data/select_images.h"
+#include "extras/data/idx.h"
+#include "extras/data/select_images.h"
 #include "lockstep/datasets.h"
 #include "lockstep/error.h"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "core/text.h"
-#include "data/images/image.h"
+#include "extras/data/images/image.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::detail {
