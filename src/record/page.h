@@ -25,7 +25,7 @@ std::string number_text(double value);
 /// "87.5 %" of 0.875.
 std::string percent_text(double share);
 
-/// What the names of a template stand for. A list has the values of each of its elements.
+/// The values of a template's names. A list has the values of each of its elements.
 struct Values {
   Values(std::initializer_list<std::pair<const std::string, std::string>> named) : texts(named) {}
 
