@@ -8,6 +8,9 @@
 
 namespace lockstep::inline v0_2::launch {
 
+/// Time after SIGKILL until the launcher gives up waiting for a process.
+inline constexpr std::chrono::milliseconds kill_time{2000};
+
 /// The pids of a process's children, including ended ones that are not reaped.
 std::set<pid_t> children(pid_t parent);
 

@@ -43,7 +43,6 @@ constexpr auto first_poll_interval = 50ms;
 constexpr auto poll_interval = 500ms;
 /// OpenMPI's mpirun ends gracefully at a first signal, at once at a second one.
 constexpr auto between_signals = 1s;
-constexpr auto kill_time = 2s;
 
 /// Seconds without traffic before the first probe, seconds between probes, and number of probes
 /// without an answer.

@@ -23,7 +23,6 @@ namespace lockstep::inline v0_2::launch {
 namespace {
 
 using detail::concat;
-using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
 /// First byte of the child's message.
@@ -71,7 +70,6 @@ bool read_all(int fd, Clock::time_point until, std::string& text) {
 }  // namespace
 
 Probed probe(const std::function<std::string()>& function, std::chrono::milliseconds limit) {
-  constexpr auto kill_time = 2s;
   auto pipe = make_pipe();
   const pid_t parent = getpid();
   const pid_t child = fork();

@@ -31,8 +31,6 @@ constexpr auto longest_settling_time = 2000ms;
 constexpr auto longest_core_dump = std::chrono::minutes(10);
 /// Programs often save a checkpoint after Ctrl-C.
 constexpr auto interrupt_grace = 5000ms;
-/// Time after SIGKILL until the launcher gives up waiting for a process.
-constexpr auto kill_time = 2000ms;
 /// The cause is reported at the end of the job, at the latest this time after ranks were sent
 /// SIGTERM.
 constexpr auto report_delay = 1000ms;

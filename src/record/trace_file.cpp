@@ -16,7 +16,7 @@ using Kind = TraceSpan::Kind;
 using detail::concat;
 
 /// A rank's rows, in their order on the screen; the buckets' follow.
-enum Row : int { compute, waiting, communication, backward, first_bucket };
+enum TraceRow : int { compute, waiting, communication, backward, first_bucket };
 
 std::string json_text(std::string_view text) {
   return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
