@@ -1,5 +1,6 @@
 #include "checkpoint/checkpoint_content.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/optim/optimizer.h>

@@ -1,6 +1,7 @@
 #include "parallel/gradient_set.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/grad_mode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>

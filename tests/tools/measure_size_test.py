@@ -175,10 +175,19 @@ class MeasureSize(unittest.TestCase):
         subprocess.run([*compiler, "-g1", "-gdwarf-4", "-finstrument-functions", f"-I{self.root}/include", "-o", self.root / "program",
                         *self.root.rglob("*.cpp")], check=True)
         (self.root / "records").mkdir()
-        code, output = follow_ways.run([self.root / "program"], self.root / "recorder.so", self.root / "records", "program")
-        self.assertEqual((code, output), (0, ""))
-        (called,) = follow_ways.called(self.root / "records").items()
-        self.assertEqual(follow_ways.files_of(*called, self.root), {"include/called.h", "src/core/elsewhere.cpp", "cli/main.cpp"})
+        program, records = self.root / "program", self.root / "records"
+
+        def files(**options):
+            shutil.rmtree(records)
+            records.mkdir()
+            ended = follow_ways.run([program], self.root / "recorder.so", records, "program", **options)
+            self.assertEqual(ended, (0, ""))
+            (called,) = follow_ways.called(records).items()
+            return follow_ways.files_of(*called, self.root)
+
+        self.assertEqual(files(), {"include/called.h", "src/core/elsewhere.cpp", "cli/main.cpp"})
+        within = f"program:{follow_ways.address_of(program, 'called_elsewhere(')}"
+        self.assertEqual(files(within=within), {"src/core/elsewhere.cpp"})
 
 
 if __name__ == "__main__":

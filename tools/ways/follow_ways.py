@@ -4,9 +4,9 @@
 
 gradient  two ranks train: from the begin of a backward, before its first hook, until backward() returns.
           Each rank is late in turn, so that the other sleeps.
-run       `lockstep run` of two ranks: the launcher from main() until it exits, the ranks from run_main() until
-          the function of the rank begins.
-death     rank 1 gets SIGKILL while rank 0 waits: all processes, until the launcher exits.
+run       `lockstep run` of two ranks: the launcher from run() of cli/run.cpp, which gets the parsed command line,
+          until it returns, and the ranks from run_main() until the function of the rank begins.
+death     rank 1 gets SIGKILL while rank 0 waits: rank 0 until it exits, the launcher until run() returns.
 
 A file is on a way if one of its functions is called. Builds are not optimised, so that no function is inlined.
 """
@@ -23,6 +23,7 @@ import tempfile
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 WAYS = {"gradient": 0, "run": 0, "death": 137}  # and the exit code of the launcher
+LAUNCHER = "lockstep::cli::(anonymous namespace)::run(lockstep::cli::(anonymous namespace)::RunArguments&"
 PROJECT = ("src", "include", "cli")
 PROGRAM_LENGTH = 4096  # of a record in recorder.cpp
 
@@ -40,10 +41,22 @@ def build(folder, root, jobs):
                     "lockstep_cli"], check=True, stdout=sys.stderr)
 
 
-def run(command, recorder, records, from_start=""):
-    """Runs the command with the recorder, and returns its exit code and output."""
+def address_of(program, function):
+    """The address of the function whose demangled name begins so."""
+    symbols = subprocess.run(["nm", "-C", program], check=True, capture_output=True, text=True).stdout.splitlines()
+    found = [line.split(" ", 2)[0] for line in symbols if line.split(" ", 2)[-1].startswith(function)]
+    if len(found) != 1:
+        sys.exit(f"measure-size: {program} has {len(found)} functions {function}, expected 1")
+    return found[0]
+
+
+def run(command, recorder, records, from_start="", within=""):
+    """Runs the command with the recorder, and returns its exit code and output.
+
+    from_start: the program that records from its start. within: PROGRAM:ADDRESS, the function in which a program records.
+    """
     environment = os.environ | {"LD_PRELOAD": str(recorder), "LOCKSTEP_WAYS": str(records),
-                                "LOCKSTEP_WAYS_FROM_START": from_start}
+                                "LOCKSTEP_WAYS_FROM_START": from_start, "LOCKSTEP_WAYS_WITHIN": within}
     ended = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     return ended.returncode, ended.stdout
 
@@ -74,19 +87,14 @@ def files_of(program, addresses, root):
     return found
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("build", type=pathlib.Path)
-    parser.add_argument("--root", type=pathlib.Path, default=ROOT)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count())
-    arguments = parser.parse_args()
-    folder, root = arguments.build.resolve(), arguments.root.resolve()
-    build(folder, root, arguments.jobs)
+def follow(folder, root):
+    """Runs each way and prints its files."""
+    launcher = folder / "lockstep" / "cli" / "lockstep"
+    within = f"lockstep:{address_of(launcher, LAUNCHER)}"
     for way, expected in WAYS.items():
         with tempfile.TemporaryDirectory() as records:
-            launcher = folder / "lockstep" / "cli" / "lockstep"
-            code, output = run([launcher, "run", "-n", "2", folder / "ways_program", way], folder / "libways_recorder.so",
-                               records, "lockstep" if way == "run" else "")
+            code, output = run([launcher, "run", "-n", "2", folder / "ways_program", way],
+                               folder / "libways_recorder.so", records, "lockstep" if way == "run" else "", within)
             if code != expected:
                 sys.exit(f"measure-size: {way}: the launcher ended with {code}, expected {expected}:\n{output}")
             found = {pathlib.Path(program).name: files_of(program, addresses, root)
@@ -96,6 +104,17 @@ def main():
         print(f"{way}: {len(files)} files ({parts})")
         for name in sorted(files):
             print(f"  {name}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("build", type=pathlib.Path)
+    parser.add_argument("--root", type=pathlib.Path, default=ROOT)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    arguments = parser.parse_args()
+    folder, root = arguments.build.resolve(), arguments.root.resolve()
+    build(folder, root, arguments.jobs)
+    follow(folder, root)
 
 
 if __name__ == "__main__":

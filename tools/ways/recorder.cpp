@@ -26,6 +26,8 @@ struct Record {
 
 Record* record = nullptr;
 std::uintptr_t base = 0;
+std::uint64_t within = 0;  // the function in which the record takes place; 0: anywhere
+std::atomic<bool> inside = true;
 std::atomic<bool> here = false;
 std::atomic<bool> shared_default = false;
 std::atomic<bool>* everywhere = &shared_default;
@@ -54,6 +56,13 @@ __attribute__((constructor)) void begin() {
   if (readlink("/proc/self/exe", made->program, sizeof made->program - 1) < 0) abort();
   const char* const from_start = getenv("LOCKSTEP_WAYS_FROM_START");
   here = from_start != nullptr && strcmp(program_invocation_short_name, from_start) == 0;
+  // LOCKSTEP_WAYS_WITHIN=PROGRAM:ADDRESS
+  const std::string limit = getenv("LOCKSTEP_WAYS_WITHIN") ? getenv("LOCKSTEP_WAYS_WITHIN") : "";
+  const auto colon = limit.find(':');
+  if (colon != std::string::npos && limit.substr(0, colon) == program_invocation_short_name) {
+    within = std::stoull(limit.substr(colon + 1), nullptr, 16);
+    inside = false;
+  }
   record = made;
 }
 
@@ -68,8 +77,11 @@ void lockstep_ways_here(bool on) { here = on; }
 void lockstep_ways_everywhere() { *everywhere = true; }
 
 void __cyg_profile_func_enter(void* function, void*) {
-  if (record == nullptr || !(here.load(std::memory_order_relaxed) || everywhere->load())) return;
+  if (record == nullptr) return;
   const std::uint64_t address = reinterpret_cast<std::uintptr_t>(function) - base;
+  if (address == within) inside = true;
+  if (!inside.load(std::memory_order_relaxed)) return;
+  if (!here.load(std::memory_order_relaxed) && !everywhere->load()) return;
   for (std::size_t i = address * 0x9e3779b97f4a7c15U >> 48U; i < 2 * slots; ++i) {
     auto& slot = record->functions[i % slots];
     std::uint64_t found = slot.load(std::memory_order_relaxed);
@@ -78,5 +90,7 @@ void __cyg_profile_func_enter(void* function, void*) {
   }
 }
 
-void __cyg_profile_func_exit(void*, void*) {}
+void __cyg_profile_func_exit(void* function, void*) {
+  if (within != 0 && reinterpret_cast<std::uintptr_t>(function) - base == within) inside = false;
+}
 }
