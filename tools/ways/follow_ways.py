@@ -24,7 +24,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 WAYS = {"gradient": 0, "run": 0, "death": 137}  # and the exit code of the launcher
 LAUNCHER = "lockstep::cli::(anonymous namespace)::run(lockstep::cli::(anonymous namespace)::RunArguments&"
-PROJECT = ("src", "include", "cli")
+PROJECT = ("src", "include", "extras", "cli")
 PROGRAM_LENGTH = 4096  # of a record in recorder.cpp
 
 
