@@ -30,10 +30,10 @@ class Names(unittest.TestCase):
         if not ctags or "Universal Ctags" not in subprocess.run([ctags, "--version"], capture_output=True,
                                                                 text=True).stdout:
             self.skipTest("needs Universal Ctags (Debian: universal-ctags)")
-        listed = subprocess.run([ctags, "-R", "--languages=C++", "--kinds-C++=cgs", "-o", "-", "include", "src"],
+        listed = subprocess.run([ctags, "-R", "--languages=C++", "--kinds-C++=cgs", "-o", "-", "include", "src", "extras"],
                                 cwd=ROOT, check=True, capture_output=True, text=True).stdout
         tags = {tuple(line.split("\t")[1::-1]) for line in listed.splitlines()}
-        files = [path for folder in ("include", "src") for path in (ROOT / folder).rglob("*")
+        files = [path for folder in ("include", "src", "extras") for path in (ROOT / folder).rglob("*")
                  if path.suffix in (".h", ".cpp")]
         types = {(path.relative_to(ROOT).as_posix(), name) for path in files for name in TYPE.findall(path.read_text())}
         self.assertGreater(len(types), 500)
