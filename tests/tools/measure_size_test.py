@@ -93,7 +93,6 @@ class MeasureSize(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.root = pathlib.Path(folder.name)
         write(self.root, {".clang-format": STYLE, "tools/size-budget.toml": BUDGET.format(code=100, words=100, long="")})
-        git(self.root, "init", "-q")
 
     def measure(self, *options):
         run = subprocess.run([sys.executable, "-B", MEASURE, "--root", self.root, *options], capture_output=True, text=True)
@@ -120,6 +119,7 @@ class MeasureSize(unittest.TestCase):
 
     def test_a_commit_is_counted_as_the_tree(self):
         write(self.root, {"src/core/a.h": CPP, "src/core/b.cpp": CPP})
+        git(self.root, "init", "-q")
         git(self.root, "add", ".")
         git(self.root, "commit", "-q", "-m", "first")
         before = self.row("src/core")
