@@ -55,18 +55,22 @@ constexpr Program programs[] = {
     {"victim", victim::program},
 };
 
-/// The program that a file name ends with, as in build/bin/bench_memory, or null.
-const Program* named(std::string_view path) {
+/// By its name, with or without "bench_"; null for any other.
+const Program* named(std::string_view name) {
+  constexpr std::string_view prefix = "bench_";
+  if (name.starts_with(prefix)) name.remove_prefix(prefix.size());
   for (const auto& program : programs) {
-    if (path.ends_with(program.name)) return &program;
+    if (program.name == name) return &program;
   }
   return nullptr;
 }
 
+std::string_view file_name(std::string_view path) { return path.substr(path.rfind('/') + 1); }
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (const auto* const program = named(argv[0])) return program->run(argc, argv);
+  if (const auto* const program = named(file_name(argv[0]))) return program->run(argc, argv);
   if (argc > 1) {
     if (const auto* const program = named(argv[1])) return program->run(argc - 1, argv + 1);
   }
