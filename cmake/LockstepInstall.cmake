@@ -8,7 +8,7 @@ set(doc_dir ${CMAKE_INSTALL_DATAROOTDIR}/doc/lockstep)
 set(libraries lockstep_core lockstep_kernels lockstep_control lockstep_comm lockstep_join lockstep_launch
               lockstep_profile lockstep_record lockstep_averaging)
 if(LOCKSTEP_WITH_TORCH)
-  list(APPEND libraries lockstep lockstep_extras)
+  list(APPEND libraries lockstep lockstep_sync lockstep_extras)
 endif()
 
 install(TARGETS lockstep_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT runtime)
