@@ -1,7 +1,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <iterator>
 #include <map>
@@ -19,6 +18,7 @@
 #include "core/plural.h"
 #include "core/text.h"
 #include "lockstep/error.h"
+#include "record/folder.h"
 
 namespace lockstep::cli {
 namespace {
@@ -252,13 +252,11 @@ void write_trace(const Records& records, const fs::path& path) {
                         {"args", {{"text", record->failure()}}}});
     }
   }
-  std::ofstream out(path);
-  out << ordered_json{{"displayTimeUnit", "ms"}, {"traceEvents", std::move(events)}}.dump(
-             -1, ' ', false, ordered_json::error_handler_t::replace)
-      << '\n';
-  if (!out.flush()) {
-    throw Error(concat("explain: cannot write ", path.string(), "; choose another --trace"));
-  }
+  record::WholeFile file(path);
+  file.out() << ordered_json{{"displayTimeUnit", "ms"}, {"traceEvents", std::move(events)}}.dump(
+                    -1, ' ', false, ordered_json::error_handler_t::replace)
+             << '\n';
+  file.commit();
   std::cout << "operations of " << detail::plural(records.size(), "rank") << ": " << path.string()
             << '\n';
 }

@@ -334,6 +334,9 @@ ordered_json json_of(const Job& job) {
 std::size_t show(const StatusArguments& arguments) {
   auto jobs = read_jobs(arguments.job);
   measure(jobs);
+  for (const auto& text : detail::taken_flight_names()) {
+    (arguments.json ? std::cerr : std::cout) << text << '\n';
+  }
   if (arguments.json) {
     ordered_json all = ordered_json::array();
     for (const auto& job : jobs) all.push_back(json_of(job));

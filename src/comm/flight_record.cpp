@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "comm/operation.h"
+#include "core/files.h"
 #include "core/log.h"
 #include "core/process.h"
 #include "core/signal_safe_text.h"
@@ -200,15 +201,25 @@ namespace {
 /// Whether `lockstep run`, which copies the record, still runs.
 bool is_supervised(const FlightFile& file) { return read_process(file.parent).name == "lockstep"; }
 
-/// Calls fn with the path of every record of this user.
-void for_each_path(const auto& fn) {
+/// Calls fn with the path and the owner of every file with a name of this user's records.
+void for_each_name(const auto& fn) {
   const auto prefix = flight_prefix();
   std::error_code none;
   for (fs::directory_iterator entry(flight_folder, none), end; !none && entry != end;
        entry.increment(none)) {
     const auto name = entry->path().filename().string();
-    if (name.starts_with(prefix) && name.ends_with(".flight")) fn(entry->path());
+    if (!name.starts_with(prefix) || !name.ends_with(".flight")) continue;
+    struct stat status {};
+    if (::lstat(entry->path().c_str(), &status) == 0) fn(entry->path(), status.st_uid);
   }
+}
+
+/// Calls fn with the path of every record of this user. The content of another user's file would
+/// choose which processes get a signal that asks for their stacks.
+void for_each_path(const auto& fn) {
+  for_each_name([&](const fs::path& path, uid_t owner) {
+    if (owner == ::geteuid()) fn(path);
+  });
 }
 
 /// Removes the files that are no record of this version and whose process has ended. A file that
@@ -240,6 +251,25 @@ std::vector<std::shared_ptr<const FlightRecord>> read_flight_records(std::string
   return records;
 }
 
+std::string taken_name_text(const fs::path& path, uid_t owner) {
+  const auto rest = path.filename().string().substr(flight_prefix().size());
+  return concat(path.string(), ": got a file of user ", owner,
+                ", expected none; `lockstep status` does not show process ",
+                rest.substr(0, rest.find('-')), " as a rank. Remove the file as user ", owner,
+                " or root, then start the job again.");
+}
+
+std::vector<std::string> taken_flight_names() {
+  constexpr std::size_t most = 3;
+  std::vector<std::string> texts;
+  for_each_name([&](const fs::path& path, uid_t owner) {
+    if (owner == ::geteuid() || texts.size() > most) return;
+    texts.push_back(texts.size() < most ? taken_name_text(path, owner)
+                                        : concat("further such files are in ", flight_folder));
+  });
+  return texts;
+}
+
 int write_flight_copy(const FlightFile& file, const CopiedProcess& process, const char* path,
                       const char* part) noexcept {
   const int out = ::open(part, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
@@ -269,7 +299,8 @@ void copy_flight_record(const FlightFile& file, const CopiedProcess& process,
   const auto part = concat(path.string(), '.', ::getpid());
   const int error = write_flight_copy(file, process, path.c_str(), part.c_str());
   if (error == 0) return;
-  throw Error(concat("flight recorder: cannot write ", path.string(), ": ", std::strerror(error)));
+  throw Error(
+      concat("flight recorder: cannot write ", path.string(), ": ", why_not_opened(part, error)));
 }
 
 std::vector<std::string> copies_of_flight_records(std::string_view job) {

@@ -181,6 +181,12 @@ std::string flight_prefix();
 /// The records of this user's ranks on this host. An empty job: of all jobs.
 std::vector<std::shared_ptr<const FlightRecord>> read_flight_records(std::string_view job = {});
 
+/// What to tell the user of a path that a rank needs for its record, and at which this user has a
+/// file.
+std::string taken_name_text(const std::filesystem::path& path, uid_t owner);
+/// These texts for files of other users, at most four. Such a file hides a rank from this process.
+std::vector<std::string> taken_flight_names();
+
 /// Whether the process that wrote the record has ended. False if it is of another pid namespace.
 bool has_ended(const FlightFile& file);
 

@@ -19,6 +19,7 @@
 #include "comm/rank_crash.h"
 #include "core/digest.h"
 #include "core/environment.h"
+#include "core/files.h"
 #include "core/launcher.h"
 #include "core/log.h"
 #include "core/text.h"
@@ -84,6 +85,16 @@ void* map_new_file(const Descriptor& file) {
 bool name_file(const Descriptor& file, const fs::path& path) {
   const auto link = concat("/proc/self/fd/", file.get());
   return ::linkat(AT_FDCWD, link.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) == 0;
+}
+
+/// Says why the rank has no file. Another user may have taken its name to hide the rank.
+void report_no_file(int rank, const fs::path& path, int error) {
+  const auto text = concat("flight recorder: rank ", rank, " cannot create ");
+  struct stat taken {};
+  if (error != EEXIST || ::lstat(path.c_str(), &taken) != 0) {
+    return log::warn(concat(text, path.string(), ": ", std::strerror(error)));
+  }
+  log::notice(concat(text, taken_name_text(path, taken.st_uid)));
 }
 
 /// The files of this process, which are removed at its end: exit() destroys no objects on the stack
@@ -180,8 +191,7 @@ FlightRecorder::FlightRecorder(const Settings& settings) : CrashListener(Phase::
   file_->begun = TickTime::now();
   file_->magic.store(FlightFile::expected_magic, std::memory_order_release);
   if (problem != 0 || !name_file(file, path)) {
-    log::warn(concat("flight recorder: cannot create ", path.string(), ": ",
-                     std::strerror(problem != 0 ? problem : errno)));
+    report_no_file(settings.rank, path, problem != 0 ? problem : errno);
     return;
   }
   path_ = path;
@@ -275,7 +285,7 @@ void FlightRecorder::fail(std::string_view text, int rank) noexcept {
   request_stacks(job(), stopped);
   set_ranks(file_->stopped, stopped);
   if (const int error = write_copy({}); error != 0) {
-    log::warn(concat("flight recorder: cannot write ", copy_, ": ", std::strerror(error)));
+    log::warn(concat("flight recorder: cannot write ", copy_, ": ", why_not_opened(part_, error)));
   }
   StackFile::write(nullptr);
 }

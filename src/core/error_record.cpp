@@ -59,8 +59,10 @@ ErrorRecord record_of(const std::exception& error) {
   return record;
 }
 
-ErrorRecords::ErrorRecords() : file_(::memfd_create("lockstep-errors", MFD_CLOEXEC)) {
-  if (!file_) {
+ErrorRecords::ErrorRecords()
+    : file_(::memfd_create("lockstep-errors", MFD_CLOEXEC | MFD_ALLOW_SEALING)) {
+  // No rank can remove the records of the others.
+  if (!file_ || ::fcntl(file_.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_SEAL) != 0) {
     throw CommError(
         concat("the launcher cannot create a memfd for the ranks' errors: ", std::strerror(errno)));
   }

@@ -2,7 +2,12 @@
 
 #include <sys/stat.h>
 
+#include <cerrno>
+#include <cstring>
 #include <fstream>
+#include <system_error>
+
+#include "core/text.h"
 
 namespace lockstep::inline v0_2::detail {
 namespace {
@@ -18,6 +23,14 @@ std::string first_line(const std::filesystem::path& file) {
   std::string line;
   std::getline(in, line);
   return line;
+}
+
+std::string why_not_opened(const std::filesystem::path& file, int error) {
+  std::error_code none;
+  const auto target = std::filesystem::read_symlink(file, none);
+  if (error != ELOOP || none) return std::strerror(error);
+  return concat("it is a symbolic link to ", target.string(),
+                ", expected a file; remove it, or name another folder");
 }
 
 bool same_file(int first, int second) {

@@ -76,7 +76,7 @@ Descriptor lock(const fs::path& folder, const fs::path& path) {
     auto file = open_file(path);
     if (!file) {
       throw Error(concat(folder.string(), ": cannot make the lock file ", path.filename().string(),
-                         ": ", std::strerror(errno)));
+                         ": ", why_not_opened(path, errno)));
     }
     if (::flock(file.get(), LOCK_EX | LOCK_NB) == 0) {
       // The previous owner may have removed the file between open() and flock().

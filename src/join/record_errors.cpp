@@ -1,12 +1,13 @@
 #include "join/record_errors.h"
 
 #include <cxxabi.h>
+#include <fcntl.h>
 
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -17,8 +18,10 @@
 #include "core/crash_handler.h"
 #include "core/environment.h"
 #include "core/error_record.h"
+#include "core/files.h"
 #include "core/log.h"
 #include "core/process.h"
+#include "core/signal_safe_text.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 
@@ -87,11 +90,13 @@ void write(const std::string& path, const std::exception& error) {
                                  {"extraInfo", {{"timestamp", time_of(error)}}}}}};
   // Renames a complete file, because torchrun fails on a partial one.
   const std::string partial = path + ".part";
-  std::ofstream out(partial);
-  out << content.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-  out.close();
-  if (!out || std::rename(partial.c_str(), path.c_str()) != 0) {
-    log::warn(detail::concat("TORCHELASTIC_ERROR_FILE: cannot write ", path));
+  const auto text = content.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  const detail::Descriptor out(
+      ::open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666));
+  if (!out || !detail::write_all(out.get(), text.data(), text.size()) ||
+      std::rename(partial.c_str(), path.c_str()) != 0) {
+    log::warn(detail::concat("TORCHELASTIC_ERROR_FILE: cannot write ", partial, ": ",
+                             detail::why_not_opened(partial, errno)));
   }
 }
 

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <utility>
 
+#include "core/files.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 
@@ -87,10 +88,8 @@ Log open_log(const std::filesystem::path& folder, int rank, std::string_view end
       open(file.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644));
   const int error = errno;
   struct stat status {};
+  if (error == ELOOP) refuse(detail::why_not_opened(file, error));
   const bool known = (log ? fstat(log.get(), &status) : lstat(file.c_str(), &status)) == 0;
-  if (known && S_ISLNK(status.st_mode)) {
-    refuse("it is a symbolic link; remove it, or name another folder");
-  }
   if (known && !S_ISREG(status.st_mode) && !S_ISCHR(status.st_mode)) {
     refuse("it is not a regular file; remove it, or name another folder");
   }

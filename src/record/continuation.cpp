@@ -6,7 +6,6 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string_view>
-#include <system_error>
 
 #include "core/text.h"
 #include "lockstep/error.h"
@@ -83,9 +82,7 @@ Discarded discard_repeated(const std::filesystem::path& folder, const char* name
     throw Error(detail::concat(discarded.path().string(),
                                ": cannot write: ", std::strerror(discarded.error())));
   }
-  std::error_code error;
-  const auto file_of_link = std::filesystem::canonical(path, error);
-  WholeFile file(error ? path : file_of_link);
+  WholeFile file(path);
   file.out() << kept;
   file.commit();
   return result;

@@ -18,7 +18,9 @@
 
 #include "core/denormals_guard.h"
 #include "core/environment.h"
+#include "core/files.h"
 #include "core/json_depth.h"
+#include "core/process.h"
 #include "core/text.h"
 #include "core/topology.h"
 #include "lockstep/denormals.h"
@@ -35,12 +37,17 @@ bool has_open_line(int fd, off_t size) {
   return size > 0 && pread(fd, &last, 1, size - 1) == 1 && last != '\n';
 }
 
+/// Why a stream failed. A stream that has failed before knows no reason any more.
+std::string reason() { return errno != 0 ? std::strerror(errno) : "the disk may be full"; }
+
 }  // namespace
 
 AppendFile::AppendFile(std::filesystem::path path, bool kept) : path_(std::move(path)) {
-  fd_ = open(path_.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | (kept ? 0 : O_TRUNC), 0666);
+  fd_ = open(path_.c_str(),
+             O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW | (kept ? 0 : O_TRUNC), 0666);
   if (fd_ < 0) {
-    throw Error(detail::concat(path_.string(), ": cannot write: ", std::strerror(errno)));
+    throw Error(
+        detail::concat(path_.string(), ": cannot write: ", detail::why_not_opened(path_, errno)));
   }
   if (kept && has_open_line(fd_, lseek(fd_, 0, SEEK_END))) add("\n");
 }
@@ -76,13 +83,19 @@ void AppendFile::add(std::string_view record) noexcept {
 
 WholeFile::WholeFile(std::filesystem::path path)
     : path_(std::move(path)), partial_(path_.string() + ".partial") {
-  // A fifo left there would wait for its reader, a link would lead elsewhere.
   std::error_code ignored;
+  if (std::filesystem::is_symlink(std::filesystem::symlink_status(path_, ignored))) {
+    fail(detail::why_not_opened(path_, ELOOP));
+  }
+  // A fifo left there would wait for its reader.
   std::filesystem::remove(partial_, ignored);
+  const detail::Descriptor file(
+      open(partial_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666));
+  if (!file) fail(detail::why_not_opened(partial_, errno));
   out_.imbue(std::locale::classic());
   errno = 0;
-  out_.open(partial_, std::ios::binary | std::ios::trunc);
-  if (!out_) fail();
+  out_.open(detail::concat("/proc/self/fd/", file.get()), std::ios::binary);
+  if (!out_) fail(reason());
 }
 
 WholeFile::~WholeFile() {
@@ -94,19 +107,15 @@ WholeFile::~WholeFile() {
 void WholeFile::commit() {
   errno = 0;
   out_.close();
-  if (!out_) fail();
+  if (!out_) fail(reason());
   std::error_code error;
   std::filesystem::rename(partial_, path_, error);
-  if (error) {
-    throw Error(detail::concat(path_.string(), ": cannot write: ", error.message()));
-  }
+  if (error) fail(error.message());
   committed_ = true;
 }
 
-void WholeFile::fail() const {
-  // A stream that has failed before knows no reason any more.
-  throw Error(detail::concat(path_.string(), ": cannot write: ",
-                             errno != 0 ? std::strerror(errno) : "the disk may be full"));
+void WholeFile::fail(std::string_view why) const {
+  throw Error(detail::concat(path_.string(), ": cannot write: ", why));
 }
 
 namespace {

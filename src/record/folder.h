@@ -8,9 +8,9 @@
 
 namespace lockstep::inline v0_2::record {
 
-/// A file that receives records during a run. A failed write throws nothing, because training
-/// matters more than its log. From then on the file ends with its last whole record, and error()
-/// returns the cause.
+/// A file that receives records during a run. It follows no symbolic link. A failed write throws
+/// nothing, because training matters more than its log. From then on the file ends with its last
+/// whole record, and error() returns the cause.
 class AppendFile {
  public:
   AppendFile() = default;  ///< no file: nothing is written
@@ -35,7 +35,8 @@ class AppendFile {
 
 /// A file that appears under its name only when commit() has written all of it. Until then it is
 /// beside it as "<name>.partial". Without commit(), the destructor removes it. The file is not
-/// synced to disk, because its content can be made again or is not essential.
+/// synced to disk, because its content can be made again or is not essential. A symbolic link of
+/// either name is refused.
 /// Throws: Error naming the file and the reason.
 class WholeFile {
  public:
@@ -48,7 +49,7 @@ class WholeFile {
   void commit();
 
  private:
-  [[noreturn]] void fail() const;
+  [[noreturn]] void fail(std::string_view why) const;
 
   std::filesystem::path path_;
   std::filesystem::path partial_;

@@ -33,8 +33,10 @@ namespace {
 using detail::FlightFile;
 using detail::FlightRecord;
 using detail::FlightRecorder;
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 Operation barrier(std::uint64_t sequence) {
   return {.collective = Collective::barrier, .sequence = sequence};
@@ -155,6 +157,45 @@ TEST(FlightRecorder, IsReadableByItsUserAloneAndRemoved) {
   EXPECT_EQ(status.st_uid, ::geteuid());
   recorder.reset();
   EXPECT_FALSE(std::filesystem::exists(path));
+}
+
+/// A path in flight_folder of a recorder that this process makes later.
+std::filesystem::path next_path(int recorders) {
+  const auto recorder = FlightRecorder::create({.backend = "test", .rank = 0, .size = 907});
+  const auto name = record_of_size(907)->path().filename().string();
+  const auto dash = name.rfind('-');
+  return std::filesystem::path(detail::flight_folder) /
+         detail::concat(name.substr(0, dash + 1), std::stoi(name.substr(dash + 1)) + recorders,
+                        ".flight");
+}
+
+TEST(FlightRecorder, SaysWhoHasTakenItsName) {
+  const auto path = next_path(1);
+  std::ofstream(path) << "in the way";
+  ::testing::internal::CaptureStderr();
+  const auto recorder = FlightRecorder::create({.backend = "test", .rank = 3, .size = 908});
+  const auto text = ::testing::internal::GetCapturedStderr();
+  std::filesystem::remove(path);
+  EXPECT_EQ(text, detail::concat("lockstep: flight recorder: rank 3 cannot create ",
+                                 detail::taken_name_text(path, ::geteuid()), "\n"));
+  EXPECT_THAT(text,
+              HasSubstr(detail::concat(": got a file of user ", ::geteuid(),
+                                       ", expected none; `lockstep status` does not show process ",
+                                       ::getpid(), " as a rank. Remove the file as user ")));
+  EXPECT_EQ(record_of_size(908), nullptr);
+}
+
+/// A record that another user wrote would choose which process gets a signal.
+TEST(FlightRecords, OfAnotherUserAreNoneOfThisUser) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can give files away";
+  constexpr uid_t nobody = 65534;
+  const auto recorder = FlightRecorder::create({.backend = "test", .rank = 0, .size = 909});
+  const auto path = record_of_size(909)->path();
+  ASSERT_EQ(::chown(path.c_str(), nobody, nobody), 0);
+  EXPECT_EQ(record_of_size(909), nullptr);
+  EXPECT_THAT(detail::taken_flight_names(), Contains(detail::taken_name_text(path, nobody)));
+  ASSERT_EQ(::chown(path.c_str(), 0, 0), 0);
+  EXPECT_THAT(detail::taken_flight_names(), Not(Contains(HasSubstr(path.string()))));
 }
 
 TEST(FlightRecorder, BelongsToTheProcessThatMadeIt) {

@@ -1,11 +1,14 @@
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <fstream>
 #include <functional>
 #include <string>
@@ -13,6 +16,7 @@
 #include <vector>
 
 #include "comm/host/host.h"
+#include "core/error_record.h"
 #include "tests/comm/failures.h"
 #include "tests/comm/oracle.h"
 
@@ -198,6 +202,27 @@ TEST(World, ForeignDescriptorsAreRefused) {
   EXPECT_THROW(host::World::attach(zeros, 2), CommError);
   const auto world = host::World::create(2);
   EXPECT_THROW(host::World::attach(::dup(world->fd()), 3), CommError);
+}
+
+TEST(World, CannotBeCutOff) {
+  const auto world = host::World::create(2);
+  struct stat before {
+  }, after{};
+  ASSERT_EQ(::fstat(world->fd(), &before), 0);
+  for (const off_t bytes : {off_t{0}, before.st_size - 1, before.st_size + 1}) {
+    EXPECT_EQ(::ftruncate(world->fd(), bytes), -1);
+    EXPECT_EQ(errno, EPERM);
+  }
+  EXPECT_EQ(::fcntl(world->fd(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE), -1) << "ranks join later";
+  ASSERT_EQ(::fstat(world->fd(), &after), 0);
+  EXPECT_EQ(after.st_size, before.st_size);
+}
+
+TEST(ErrorRecords, CannotBeCutOff) {
+  const detail::ErrorRecords records;
+  ASSERT_EQ(::pwrite(records.fd(), "text", 4, 0), 4);
+  EXPECT_EQ(::ftruncate(records.fd(), 0), -1);
+  EXPECT_EQ(errno, EPERM);
 }
 
 TEST(World, RanksJoinOnce) {

@@ -99,5 +99,20 @@ TEST(ErrorFile, ThatCannotBeWrittenEndsNothingElse) {
   EXPECT_THAT(ended.out, HasSubstr("contradictory environment"));
 }
 
+TEST(ErrorFile, FollowsNoLink) {
+  const TemporaryFolder folder;
+  const auto file = folder / "error.json";
+  std::ofstream(folder / "precious") << "data";
+  std::filesystem::create_symlink("precious", folder / "error.json.part");
+  const auto ended = Launched({init_program}, {{"TORCHELASTIC_ERROR_FILE", file.string()},
+                                               {"LOCKSTEP_LOG", "warn"},
+                                               {"RANK", "2"},
+                                               {"WORLD_SIZE", "2"}})
+                         .wait();
+  EXPECT_EQ(ended.code, 1);
+  EXPECT_THAT(ended.err, HasSubstr("/error.json.part: it is a symbolic link to precious"));
+  EXPECT_EQ(std::filesystem::file_size(folder / "precious"), 4U);
+}
+
 }  // namespace
 }  // namespace lockstep::testing

@@ -88,8 +88,9 @@ TEST(LogFiles, FollowNoLink) {
       run_lockstep({"-n", "2", "--log-dir", (folder / "logs").string(), "echo", "started"});
   EXPECT_EQ(ended.code, 2);
   EXPECT_EQ(ended.out, "");
-  EXPECT_THAT(ended.err, HasSubstr("/logs/rank-1.out': it is a symbolic link; remove it, or name "
-                                   "another folder"));
+  EXPECT_THAT(ended.err,
+              HasSubstr("/logs/rank-1.out': it is a symbolic link to ../precious, expected "
+                        "a file; remove it, or name another folder"));
   EXPECT_EQ(contents(folder / "precious"), "data");
 }
 

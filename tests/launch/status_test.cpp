@@ -1,10 +1,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <csignal>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -71,6 +73,24 @@ TEST(Status, AnswersWithJson) {
   EXPECT_EQ(answer.out, "[]\n");
 }
 
+TEST(Status, NamesFilesOfAnotherUserThatHideRanks) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can give files away";
+  constexpr uid_t nobody = 65534;
+  const std::string path = "/dev/shm/lockstep-0-99999998-0.flight";
+  std::ofstream(path) << "in the way";
+  ASSERT_EQ(::chown(path.c_str(), nobody, nobody), 0);
+  const auto text = run({"status"});
+  const auto json = run({"status", "--json", "no-such-job"});
+  std::filesystem::remove(path);
+  const auto expected = HasSubstr(path +
+                                  ": got a file of user 65534, expected none; `lockstep status` "
+                                  "does not show process 99999998 as a rank. Remove the file as "
+                                  "user 65534 or root, then start the job again.\n");
+  EXPECT_THAT(text.out, expected);
+  EXPECT_THAT(json.err, expected);
+  EXPECT_EQ(json.out, "[]\n");
+}
+
 TEST(StallWarning, NamesTheMissingRankOnceForAllRanks) {
   const auto ended = run_lockstep(
       {"-n", "3", "--stall-warning", "0.5", "--timeout", "1.3", rank_program(), "stop", "1"});
@@ -104,6 +124,10 @@ TEST(Explain, MergesTheRecordsOfAllRanks) {
                     HasSubstr("ranks 0, 2 have waited for rank 1 in barrier #1 of the world"),
                     HasSubstr("ranks 0, 2 issued last: barrier #1 of the world, not complete")));
   EXPECT_THAT(contents(trace), AllOf(HasSubstr("\"traceEvents\":["), HasSubstr("rank 2 on ")));
+  std::filesystem::create_symlink("trace.json", folder / "link.json");
+  const auto refused = run({"explain", logs, "--trace", (folder / "link.json").string()});
+  EXPECT_EQ(refused.code, 1);
+  EXPECT_THAT(refused.err, HasSubstr("/link.json: cannot write: it is a symbolic link to trace.j"));
 }
 
 TEST(Explain, HasTheRecordOfAKilledRank) {

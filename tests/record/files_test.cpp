@@ -1,9 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 
 #include <cerrno>
-#include <csignal>
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
@@ -13,39 +11,20 @@
 #include "lockstep/denormals.h"
 #include "lockstep/error.h"
 #include "record/folder.h"
+#include "tests/file_limit.h"
 #include "tests/temporary_folder.h"
 
 namespace lockstep::inline v0_2::record {
 namespace {
 
+using testing::FileLimit;
+using ::testing::HasSubstr;
 using testing::TemporaryFolder;
 
 std::string text_of(const std::filesystem::path& path) {
   std::ifstream in(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
-
-/// Files of this process grow no further: a full disk in small.
-class FileLimit {
- public:
-  explicit FileLimit(rlim_t bytes) {
-    getrlimit(RLIMIT_FSIZE, &before_);
-    rlimit limit = before_;
-    limit.rlim_cur = bytes;
-    setrlimit(RLIMIT_FSIZE, &limit);
-    handler_ = std::signal(SIGXFSZ, SIG_IGN);
-  }
-  ~FileLimit() {
-    setrlimit(RLIMIT_FSIZE, &before_);
-    std::signal(SIGXFSZ, handler_);
-  }
-  FileLimit(const FileLimit&) = delete;
-  FileLimit& operator=(const FileLimit&) = delete;
-
- private:
-  rlimit before_{};
-  void (*handler_)(int) = nullptr;
-};
 
 TEST(AppendFile, StartsAnewOrGoesOn) {
   const TemporaryFolder folder;
@@ -91,6 +70,42 @@ TEST(AppendFile, NamesWhatCannotBeOpened) {
   } catch (const Error& error) {
     EXPECT_STREQ(error.what(), "/nonexistent/lines: cannot write: No such file or directory");
   }
+}
+
+TEST(AppendFile, FollowsNoLink) {
+  const TemporaryFolder folder;
+  std::ofstream(folder / "precious") << "data";
+  std::filesystem::create_symlink("precious", folder / "lines");
+  for (const bool kept : {true, false}) {
+    try {
+      AppendFile(folder / "lines", kept);
+      FAIL();
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(),
+                  HasSubstr("/lines: cannot write: it is a symbolic link to precious, "
+                            "expected a file; remove it, or name another folder"));
+    }
+  }
+  EXPECT_EQ(text_of(folder / "precious"), "data");
+}
+
+TEST(WholeFile, FollowsNoLink) {
+  const TemporaryFolder folder;
+  std::ofstream(folder / "precious") << "data";
+  std::filesystem::create_symlink("precious", folder / "page");
+  try {
+    WholeFile(folder / "page");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("/page: cannot write: it is a symbolic link to precious"));
+  }
+  EXPECT_TRUE(std::filesystem::is_symlink(folder / "page"));
+  std::filesystem::create_symlink("precious", folder / "other.partial");
+  WholeFile file(folder / "other");
+  file.out() << "new";
+  file.commit();
+  EXPECT_EQ(text_of(folder / "other"), "new");
+  EXPECT_EQ(text_of(folder / "precious"), "data");
 }
 
 TEST(WholeFile, AppearsWhenItIsWhole) {

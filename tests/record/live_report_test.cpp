@@ -8,8 +8,11 @@
 #include <unistd.h>
 
 #include <array>
+#include <chrono>
 #include <fstream>
+#include <future>
 #include <string>
+#include <vector>
 
 #include "core/text.h"
 #include "lockstep/error.h"
@@ -41,6 +44,10 @@ class Live : public ::testing::Test {
   std::string answer(const std::string& request) {
     const int fd = connected(request);
     EXPECT_TRUE(report.answer(10s));
+    return received(fd);
+  }
+  /// All that the server sends until it closes the connection.
+  static std::string received(int fd) {
     std::string text;
     std::array<char, 4096> buffer;
     for (ssize_t count = 0; (count = ::recv(fd, buffer.data(), buffer.size(), 0)) > 0;) {
@@ -49,12 +56,16 @@ class Live : public ::testing::Test {
     ::close(fd);
     return text;
   }
+  /// A request for a target under the address's host name.
+  static std::string request(const std::string& target, const std::string& method = "GET") {
+    return method + ' ' + target + " HTTP/1.1\r\nHost: 127.0.0.1:80\r\n\r\n";
+  }
 
   const TemporaryFolder folder;
   LiveReport report{folder.path(), 0};
+  const std::string query = report.address().substr(report.address().find('?'));
+  const std::string get = request('/' + query);
 };
-
-const std::string get = "GET / HTTP/1.1\r\nHost: 127.0.0.1:80\r\n\r\n";
 
 TEST_F(Live, ReadsTheRunAgainForEachRequest) {
   EXPECT_THAT(answer(get), HasSubstr("The run has recorded nothing yet"));
@@ -69,19 +80,71 @@ TEST_F(Live, ReadsTheRunAgainForEachRequest) {
     EXPECT_EQ(testing::page_fault(body), "");
     EXPECT_THAT(text, HasSubstr("Content-Length: " + std::to_string(body.size()) + "\r\n"));
   }
-  const auto head = answer("HEAD / HTTP/1.1\r\nhost: localhost\r\n\r\n");
+  const auto head = answer("HEAD /" + query + " HTTP/1.1\r\nhost: localhost\r\n\r\n");
   EXPECT_THAT(head, StartsWith("HTTP/1.1 200 OK\r\n"));
   EXPECT_THAT(head, Not(HasSubstr("<html")));
 }
 
 TEST_F(Live, RefusesAllElse) {
-  EXPECT_THAT(answer("GET /etc/passwd HTTP/1.1\r\nHost: localhost\r\n\r\n"),
-              StartsWith("HTTP/1.1 404"));
-  EXPECT_THAT(answer("POST / HTTP/1.1\r\nHost: localhost\r\n\r\n"), StartsWith("HTTP/1.1 405"));
-  EXPECT_THAT(answer("GET / HTTP/1.1\r\nHost: example.org\r\n\r\n"), StartsWith("HTTP/1.1 403"))
+  EXPECT_THAT(answer(request("/etc/passwd" + query)), StartsWith("HTTP/1.1 404"));
+  EXPECT_THAT(answer(request('/' + query, "POST")), StartsWith("HTTP/1.1 405"));
+  EXPECT_THAT(answer("GET /" + query + " HTTP/1.1\r\nHost: example.org\r\n\r\n"),
+              StartsWith("HTTP/1.1 403"))
       << "a name that another site gives this address";
-  EXPECT_THAT(answer("GET / HTTP/1.1\r\n\r\n"), StartsWith("HTTP/1.1 403"));
+  EXPECT_THAT(answer("GET /" + query + " HTTP/1.1\r\n\r\n"), StartsWith("HTTP/1.1 403"));
   EXPECT_THAT(answer("\r\n\r\n"), StartsWith("HTTP/1.1 403"));
+}
+
+TEST_F(Live, NeedsTheTokenOfItsAddress) {
+  std::ofstream(folder / "metrics.jsonl") << "{\"step\": 1, \"secret\": 2}\n";
+  auto other = query;
+  other.back() = other.back() == '0' ? '1' : '0';
+  for (const auto& wrong :
+       {std::string(), std::string("?token="), std::string("?token"), other, query + '0',
+        query.substr(0, query.size() - 1), "?a" + query.substr(1), "?a=b" + query}) {
+    const auto text = answer(request('/' + wrong));
+    EXPECT_THAT(text, StartsWith("HTTP/1.1 403 Forbidden\r\n")) << wrong;
+    EXPECT_THAT(text,
+                HasSubstr("Open the whole address that `lockstep report --serve` has printed"));
+    EXPECT_THAT(text, Not(HasSubstr("secret")));
+    EXPECT_THAT(text, Not(HasSubstr(query)));
+  }
+  for (const auto& right : {query, "?a=b&" + query.substr(1), query + "&a=b"}) {
+    EXPECT_THAT(answer(request('/' + right)), StartsWith("HTTP/1.1 200")) << right;
+  }
+  EXPECT_THAT(query, ::testing::ContainsRegex("^.token=[0-9a-f]{32}$"));
+  EXPECT_NE(LiveReport(folder.path(), 0).address().substr(report.address().find('?')), query);
+}
+
+TEST_F(Live, ASlowClientDelaysNoOther) {
+  // A page that fills all buffers between the server and a client that does not read.
+  std::ofstream(folder / "metrics.jsonl")
+      << "{\"step\": 1, \"" << std::string(4 << 20, 'x') << "\": 1}\n";
+  const int silent = connected(""), half = connected("GET /" + query), unread = connected(get);
+  EXPECT_FALSE(report.answer(500ms)) << "a client was answered or dropped";
+  std::filesystem::remove(folder / "metrics.jsonl");
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_THAT(answer(get), HasSubstr("The run has recorded nothing yet"));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 1s);
+
+  auto page = std::async(std::launch::async, [&] { return received(unread); });
+  EXPECT_TRUE(report.answer(10s));
+  const auto text = page.get();
+  const auto head = text.find("\r\n\r\n") + 4;
+  EXPECT_THAT(text, HasSubstr(detail::concat("Content-Length: ", text.size() - head, "\r\n")));
+  EXPECT_TRUE(report.answer(10s)) << "a client is not dropped";
+  report.answer(200ms);  // the other
+  EXPECT_EQ(received(silent) + received(half), "");
+}
+
+TEST_F(Live, ManyClientsThatDoNotAskDelayNoOther) {
+  std::vector<int> silent;
+  for (int i = 0; i < 200; ++i) {
+    silent.push_back(connected(""));
+    EXPECT_FALSE(report.answer(0ms));
+  }
+  EXPECT_THAT(answer(get), StartsWith("HTTP/1.1 200"));
+  for (const int fd : silent) ::close(fd);
 }
 
 TEST_F(Live, DropsAClientThatDoesNotAsk) {
@@ -102,7 +165,7 @@ TEST_F(Live, NeedsAFolderAndAFreePort) {
     EXPECT_THAT(error.what(), HasSubstr("of 127.0.0.1: Address already in use. Choose another one "
                                         "with --port."));
   }
-  EXPECT_EQ(report.address(), detail::concat("http://127.0.0.1:", report.port(), "/"));
+  EXPECT_EQ(report.address(), detail::concat("http://127.0.0.1:", report.port(), '/', query));
 }
 
 }  // namespace

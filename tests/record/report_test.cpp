@@ -5,10 +5,14 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <regex>
 #include <set>
 #include <string>
@@ -342,6 +346,22 @@ TEST_F(Report, CommandNamesThePage) {
        {". --export csv", ". --port 80", ". --serve --export csv x", ". other third"}) {
     EXPECT_EQ(run(arguments), 2) << arguments;
   }
+}
+
+TEST_F(Report, CommandServesAtAnAddressWithAToken) {
+  write("metrics.jsonl", "{\"step\": 1, \"loss\": 2}\n");
+  const auto command = "echo $$; exec '" LOCKSTEP_BINARY_DIR "/lockstep' report '" +
+                       folder.path().string() + "' --serve";
+  const std::unique_ptr<FILE, decltype(&::pclose)> out(::popen(command.c_str(), "r"), ::pclose);
+  int pid = 0;
+  unsigned port = 0;
+  std::array<char, 40> token{};
+  ASSERT_EQ(std::fscanf(out.get(), "%d http://127.0.0.1:%u/?token=%32s follows", &pid, &port,
+                        token.data()),
+            3);
+  ::kill(pid, SIGTERM);
+  EXPECT_EQ(std::string(token.data()).find_first_not_of("0123456789abcdef"), std::string::npos);
+  EXPECT_EQ(std::string(token.data()).size(), 32U);
 }
 
 }  // namespace

@@ -18,6 +18,7 @@
 #include "lockstep/error.h"
 #include "lockstep/prefetch_loader.h"
 #include "lockstep/samplers.h"
+#include "tests/file_limit.h"
 #include "tests/ranks.h"
 #include "tests/temporary_folder.h"
 
@@ -238,12 +239,12 @@ TEST(RunLog, CountsTheTimeOfALoader) {
 TEST(RunLog, KeepsWhatItCannotMove) {
   const TemporaryFolder folder;
   record_part(folder.path(), 1, 0, 4);
-  std::filesystem::create_symlink("/dev/full", folder / "discarded.jsonl");
+  std::filesystem::create_directory(folder / "discarded.jsonl");
   run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
     const Group world(std::move(communicator));
     RunLog log(world, {.folder = folder.path().string()});
     log.scalar("loss", 3, 203);
-    EXPECT_THAT(log.lost(), HasSubstr("discarded.jsonl: cannot write: No space left on device"));
+    EXPECT_THAT(log.lost(), HasSubstr("discarded.jsonl: cannot write: Is a directory"));
   });
   EXPECT_THAT(values_of(folder / "metrics.jsonl", "loss"), ElementsAre(101, 102, 103, 104, 203));
 }
@@ -281,6 +282,24 @@ TEST(RunLog, AFolderThatCannotBeWrittenIsEveryRanksError) {
   });
 }
 
+TEST(RunLog, FollowsNoLink) {
+  const TemporaryFolder folder;
+  run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
+    const Group world(std::move(communicator));
+    for (const std::string name : {"metrics.jsonl", "intervals.jsonl", "environment.json"}) {
+      std::filesystem::create_symlink("precious", folder / name);
+      try {
+        RunLog(world, {.folder = folder.path().string(), .overwrite = true});
+        ADD_FAILURE();
+      } catch (const Error& error) {
+        EXPECT_THAT(error.what(), HasSubstr(name + ": cannot write: it is a symbolic link to pre"));
+      }
+      std::filesystem::remove(folder / name);
+    }
+  });
+  EXPECT_FALSE(std::filesystem::exists(folder / "precious"));
+}
+
 TEST(RunLog, AFolderIsOneJobsAtATime) {
   const TemporaryFolder folder;
   const auto place = folder.path().string();
@@ -314,15 +333,17 @@ TEST(RunLog, SaysWhatWasLost) {
   const TemporaryFolder folder;
   const auto place = folder / "log";
   std::filesystem::create_directory(place);
-  std::filesystem::create_symlink("/dev/full", place / "metrics.jsonl");
+  std::ofstream(place / "metrics.jsonl") << std::string(1 << 20, ' ') << '\n';
   run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
     const Group world(std::move(communicator));
+    std::optional<testing::FileLimit> full;
+    if (world.rank() == 0) full.emplace(1 << 20);
     RunLog log(world, {.folder = place.string(), .trace = true});
     if (world.rank() == 0) std::filesystem::create_directories(place / "trace.json.partial" / "x");
     take_steps(world, log);
     const auto lost = log.lost();
     if (world.rank() == 0) {
-      EXPECT_THAT(lost, HasSubstr("log/metrics.jsonl: No space left on device; "));
+      EXPECT_THAT(lost, HasSubstr("log/metrics.jsonl: File too large; "));
       EXPECT_THAT(lost, HasSubstr("log/trace.json: cannot write: Is a directory"));
     } else {
       EXPECT_EQ(lost, "");

@@ -167,7 +167,7 @@ std::unique_ptr<Arena> Arena::create(int size, std::size_t heap_bytes) {
       round_up(std::min(heap_bytes, address_space / static_cast<std::size_t>(size) - page), page);
   const std::size_t bytes = total_bytes(size, heap_bytes);
 
-  detail::Descriptor descriptor(::memfd_create("lockstep-world", MFD_CLOEXEC));
+  detail::Descriptor descriptor(::memfd_create("lockstep-world", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!descriptor) {
     throw CommError(concat("host: cannot create the world's memory: ", std::strerror(errno)));
   }
@@ -178,6 +178,10 @@ std::unique_ptr<Arena> Arena::create(int size, std::size_t heap_bytes) {
   if (refused || ::ftruncate(descriptor.get(), static_cast<off_t>(bytes)) != 0) {
     throw CommError(concat("host: cannot size the world's memory to ", bytes / mib, " MiB: ",
                            std::strerror(refused ? EFBIG : errno), "; limits: ", limits()));
+  }
+  // A process that holds the descriptor could otherwise end all ranks by SIGBUS.
+  if (::fcntl(descriptor.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    throw CommError(concat("host: cannot seal the world's memory: ", std::strerror(errno)));
   }
   const auto fixed = heaps_offset(size);
   std::byte* base = map(descriptor.get(), 0, fixed);
