@@ -195,6 +195,14 @@ std::string memfd() {
   return result == 0 ? "works" : concat("refused: ", std::strerror(result));
 }
 
+/// The shared memory that each rank of a world on all cores can allocate.
+std::string shared_heap() {
+  const auto ranks = static_cast<int>(Topology::read().cores.size());
+  const auto heap = host::heap_size(ranks);
+  return concat("at most ", heap.bytes >> 20, " MiB for each of ", plural(ranks, "rank"), ", ",
+                heap.bound);
+}
+
 /// The pages of the heap of ranks that `lockstep run` starts. `enabled` is the kernel's setting.
 std::string heap_pages(const std::string& enabled) {
   if (enabled.find("[always]") != std::string::npos)
@@ -225,7 +233,8 @@ Rows memory() {
                     ", reserved ", get("HugePages_Total"), " of ", get("Hugepagesize"))},
             {"heap of ranks", heap_pages(enabled)},
             {"overcommit", setting("/proc/sys/vm/overcommit_memory")},
-            {"shared memory", concat("memfd and fallocate: ", memfd())}};
+            {"shared memory", concat("memfd and fallocate: ", memfd())},
+            {"shared heap", shared_heap()}};
   const MemoryGroups groups;
   if (const auto limit = groups.limit()) {
     rows.push_back(

@@ -54,7 +54,7 @@ struct WorldOptions {
   std::optional<std::chrono::milliseconds> timeout = {};
   /// Largest size of all tensors that each rank makes by Group::empty() in the world. Address space
   /// of this size is reserved when such a tensor is first made. Rank 0's value applies. 0: the
-  /// memory of the machine.
+  /// memory of the machine, or less under a limit of memory or address space.
   /// Units: bytes.
   std::size_t heap_bytes = 0;
 };

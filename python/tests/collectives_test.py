@@ -2,6 +2,7 @@
 
 import datetime
 import os
+import resource
 import threading
 import unittest
 
@@ -308,6 +309,11 @@ def buckets(rank, size):
                 assert "lockstep-world" in line, line
 
 
+def limit_address_space(rank):
+    """As ulimit -v, too little for the machine's memory for each rank."""
+    resource.setrlimit(resource.RLIMIT_AS, (address_space() + (3 << 30), resource.RLIM_INFINITY))
+
+
 class CollectivesTest(unittest.TestCase):
     def test_reductions(self):
         for size in (1, 2, 3):
@@ -337,6 +343,11 @@ class CollectivesTest(unittest.TestCase):
 
     def test_memory(self):
         ranks.run(memory, 2)
+
+    def test_limited_address_space(self):
+        for size in (2, 4):
+            for function in (buckets, memory):
+                ranks.run(function, size, before=limit_address_space)
 
 
 if __name__ == "__main__":

@@ -9,14 +9,20 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <functional>
+#include <map>
+#include <numeric>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
 #include "comm/host/host.h"
 #include "core/error_record.h"
+#include "core/text.h"
 #include "tests/comm/failures.h"
 #include "tests/comm/oracle.h"
 
@@ -25,10 +31,13 @@
 namespace lockstep::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::Ge;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
+using ::testing::StartsWith;
+using detail::concat;
 
 TEST(Memory, ShortageIsAnErrorThatSaysHowMuch) {
   const auto world = host::World::create(1, 1 << 20);
@@ -38,7 +47,8 @@ TEST(Memory, ShortageIsAnErrorThatSaysHowMuch) {
     FAIL() << "took more than there is";
   } catch (const CommError& error) {
     EXPECT_THAT(error.what(),
-                AllOf(HasSubstr("cannot allocate 2097152 bytes"), HasSubstr("1048576")));
+                AllOf(HasSubstr("cannot allocate 2097152 bytes"), HasSubstr("1048576"),
+                      HasSubstr("limited by heap_bytes of the program: raise it")));
   }
   const auto big = host::create(host::World::create(1, std::size_t{1} << 44), 0, {});
   try {
@@ -113,6 +123,160 @@ TEST(Memory, LimitsOfTheProcessAreNamed) {
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   EXPECT_THAT(with_limit(RLIMIT_AS), HasSubstr("address space (ulimit -v) 1048576 bytes"));
 #endif
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+TEST(Memory, HeapsFitTheAddressSpace) {
+  constexpr std::size_t free = std::size_t{256} << 20;
+  const auto text = in_child([&] {
+    std::ifstream in("/proc/self/statm");
+    std::size_t pages = 0;
+    in >> pages;
+    const rlimit limit{.rlim_cur = pages * 4096 + free, .rlim_max = RLIM_INFINITY};
+    ::setrlimit(RLIMIT_AS, &limit);
+    const auto heap = host::heap_size(4).bytes;
+    const bool share = heap <= free / 8 && heap > free / 9;
+    const auto group = host::create(host::World::create(1), 0, {});
+    group->allocate(free / 3);
+    // As a program's libraries do.
+    const bool left = ::mmap(nullptr, free / 3, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) !=
+                      MAP_FAILED;
+    try {
+      group->allocate(free * 2 / 3);
+    } catch (const CommError& error) {
+      return concat(share ? "a share, " : "", left ? "left, " : "", error.what());
+    }
+    return std::string("no error");
+  });
+  EXPECT_THAT(text, AllOf(StartsWith("a share, left, host: rank 0 cannot allocate"),
+                          HasSubstr("it is limited by ulimit -v, which left 25"),
+                          HasSubstr(" MiB, half of them for 1 heap: raise ulimit -v")));
+}
+
+TEST(Memory, HeapsAreNamedWhereTheyCannotBeMapped) {
+  const auto text = in_child([] {
+    const auto world = host::World::create(2, std::size_t{1} << 40);
+    const rlimit limit{.rlim_cur = std::size_t{1} << 40, .rlim_max = RLIM_INFINITY};
+    ::setrlimit(RLIMIT_AS, &limit);
+    host::create(world, 0, {});
+    return std::string("no error");
+  });
+  EXPECT_THAT(text, AllOf(HasSubstr("MiB of address space for 2 heaps: Cannot allocate memory; each is "
+                                    "limited by heap_bytes of the program: raise it; this process "
+                                    "uses "),
+                          HasSubstr("; raise ulimit -v")));
+}
+#endif
+
+/// Memory that all worlds of this process have taken. Units: bytes.
+std::size_t taken_by_worlds() {
+  std::map<std::uint64_t, std::size_t> worlds;  // bytes by inode
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code closed;
+    const auto name = std::filesystem::read_symlink(entry.path(), closed).string();
+    struct stat status {};
+    if (name.find("memfd:lockstep-world") == name.npos ||
+        ::stat(entry.path().c_str(), &status) != 0) {
+      continue;
+    }
+    worlds[status.st_ino] = static_cast<std::size_t>(status.st_blocks) * 512;
+  }
+  std::size_t bytes = 0;
+  for (const auto& [inode, taken] : worlds) bytes += taken;
+  return bytes;
+}
+
+/// Runs fn on each rank of a world of threads, of which each has attached the world itself.
+void run_attached(int size,
+                  const std::function<void(const std::shared_ptr<Communicator>&,
+                                           const std::shared_ptr<host::World>&)>& fn) {
+  const auto world = host::World::create(size);
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < size; ++rank) {
+    ranks.emplace_back([&, rank, own = host::World::attach(::dup(world->fd()), size)] {
+      fn(host::create(own, rank, {.timeout = std::chrono::seconds(20)}), own);
+    });
+  }
+  for (auto& rank : ranks) rank.join();
+}
+
+/// Expects the sum of an all_reduce of so many elements of ordinary memory.
+void expect_sum(Communicator& group, std::size_t count) {
+  std::vector<float> values(count, static_cast<float>(group.rank() + 1));
+  group.all_reduce(values.data(), count, DType::f32, ReduceOp::sum).wait();
+  const auto sum = static_cast<float>(group.size() * (group.size() + 1) / 2);
+  EXPECT_EQ(std::ranges::count(values, sum), static_cast<std::ptrdiff_t>(count));
+}
+
+TEST(Memory, OfAGroupThatIsHeldIsTakenOnUse) {
+  constexpr int groups = 10;
+  constexpr std::size_t most = 64 << 10;  // for each rank
+  for (const int size : {2, 3, 7}) {
+    const auto others = taken_by_worlds();
+    run_attached(size, [&](const auto& world, const auto&) {
+      const auto ranks = static_cast<std::size_t>(size);
+      // What the ranks have taken since `before`, measured while they wait.
+      const auto taken_since = [&](std::size_t before) {
+        world->barrier().wait();
+        const auto taken = taken_by_worlds() - before;
+        world->barrier().wait();
+        return taken;
+      };
+      EXPECT_LE(taken_since(others), ranks * most);
+      std::vector<int> all(ranks);
+      std::iota(all.begin(), all.end(), 0);
+      for (const bool split : {true, false}) {
+        const auto before = taken_since(0);
+        std::vector<std::shared_ptr<Communicator>> held;
+        for (int i = 0; i < groups; ++i) {
+          held.push_back(split ? world->split(0, 0) : world->new_group(all));
+        }
+        EXPECT_LE(taken_since(before), groups * ranks * most);
+        for (const auto& group : held) {
+          expect_sum(*group, 100);
+          expect_sum(*group, 300'000);
+        }
+        EXPECT_GE(taken_since(before), groups * ranks * (std::size_t{1} << 20));
+      }
+    });
+  }
+}
+
+TEST(Memory, OfAGroupMayHaveBeenUsedBefore) {
+  run_attached(2, [](const auto& world, const auto&) {
+    for (int round = 0; round < 4; ++round) {
+      {
+        constexpr std::size_t bytes = 8 << 20;
+        const auto memory = world->allocate(bytes);
+        std::memset(memory.get(), 0xff, bytes);
+      }
+      const auto small = world->allocate(100 + 3000 * static_cast<std::size_t>(round));
+      const auto group = world->split(0, 0);
+      expect_sum(*group, 1000);
+      expect_sum(*group, 100'000);
+      EXPECT_NE(small, nullptr);
+    }
+  });
+}
+
+TEST(Memory, ShortageInACollectiveEndsTheWorld) {
+  for (const std::size_t count : {10U, 100'000U}) {
+    std::vector<std::string> texts(2);
+    run_attached(2, [&](const auto& world, const auto& own) {
+      // The kernel refuses memory for this descriptor.
+      const int none = ::open("/dev/null", O_RDWR | O_CLOEXEC);
+      if (world->rank() == 1) ::dup2(none, own->fd());
+      ::close(none);
+      std::vector<float> values(count);
+      try {
+        world->all_reduce(values.data(), count, DType::f32, ReduceOp::sum).wait();
+      } catch (const CommError& error) {
+        texts[static_cast<std::size_t>(world->rank())] = error.what();
+      }
+    });
+    EXPECT_THAT(texts, Each(AllOf(HasSubstr("all_reduce"),
+                                  HasSubstr("host: cannot allocate "), HasSubstr("No such device"))));
+  }
 }
 
 /// The flags of every mapping of a world's memory in this process.

@@ -13,6 +13,7 @@
 
 #include "comm/mpi/mpi.h"
 #include "tests/launch/launched.h"
+#include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
 namespace {
@@ -129,6 +130,31 @@ TEST(Launchers, SrunsVariablesOnTwoHosts) {
   EXPECT_THAT(ended.out,
               AllOf(HasSubstr("rank 0 of 4 over hierarchical: 10\n"),
                     HasSubstr("rank 3 is 1 of 2 on host 1 of 2, locally 7, across 6\n")));
+}
+
+/// Under both launchers of worlds: the launcher, or rank 0, sizes the heaps.
+TEST(Launchers, WorldsFitALimitOfTheAddressSpace) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer maps more than any limit";
+#endif
+  const TemporaryFolder folder;
+  const auto train = quoted(init_program) + " train " + quoted((folder / "parameters").string());
+  const auto under_limit = [](const std::string& gibibytes, const std::string& command) {
+    return Launched({"/bin/sh", "-c", "ulimit -v $((" + gibibytes + " << 20)); " + command}).wait();
+  };
+  for (const std::string ranks : {"2", "4"}) {
+    for (const std::string gibibytes : {"4", "8"}) {
+      const auto ended = under_limit(
+          gibibytes, "exec " + quoted(lockstep_program()) + " run -n " + ranks + ' ' + train);
+      EXPECT_EQ(ended.code, 0) << ended.err;
+    }
+  }
+  const auto alone = [&](const std::string& rank) {
+    return "RANK=" + rank + " WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=" + own_port() + ' ' +
+           train;
+  };
+  const auto both = under_limit("4", alone("1") + " & " + alone("0") + " && wait $!");
+  EXPECT_EQ(both.code, 0) << both.err;
 }
 
 TEST(Launchers, AnMpiThatKnowsOfNoOthersIsAnError) {

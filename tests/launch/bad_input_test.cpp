@@ -154,6 +154,24 @@ TEST(WorldMemory, ThatTheMachineRefusesIsOneClearError) {
   EXPECT_FALSE(anything_left());
 }
 
+TEST(WorldMemory, FitsALimitOfTheAddressSpace) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer maps more than any limit";
+#endif
+  const auto under_limit = [](const std::string& command) {
+    return Launched({"/bin/sh", "-c",
+                     "ulimit -v 1000000 && exec '" + lockstep_program() + "' " + command})
+        .wait();
+  };
+  EXPECT_THAT(under_limit("doctor").out, HasSubstr(", limited by ulimit -v, which left 9"));
+  const auto two = under_limit("run -n 2 '" + rank_program() + "' share-memory");
+  const auto one = under_limit("run -n 1 '" + rank_program() + "' share-memory");
+  EXPECT_EQ(one.code, 0) << one.err;
+  EXPECT_EQ(two.code, 1);
+  EXPECT_THAT(two.err, AllOf(HasSubstr("cannot allocate 268435456 bytes"),
+                             HasSubstr("half of them for 2 heaps: raise ulimit -v")));
+}
+
 /// Arguments of the program are its own, whatever they look like.
 TEST(Arguments, PassUntouched) {
   const Words own{"-n", "5",  "--dry-run", "--",     "-v", "--help", "[a,b]",

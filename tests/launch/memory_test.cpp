@@ -86,10 +86,11 @@ TEST(OutOfMemory, LimitOfANestedGroupIsSeen) {
   EXPECT_THAT(group.run("doctor").out, HasSubstr("memory limit   64 MiB, "));
   const auto ended = group.run(concat("run -n 2 ", quoted(rank_program()), " share-memory 1"));
   EXPECT_EQ(ended.code, 1) << ended.err;
-  EXPECT_THAT(ended.err,
-              AllOf(HasSubstr("host: cannot allocate 256 MiB of memory: not enough memory; "),
-                    HasSubstr(concat("available on this machine within control group ",
-                                     group.folder().string()))));
+  EXPECT_THAT(
+      ended.err,
+      AllOf(HasSubstr("cannot allocate 268435456 bytes of shared memory: its heap has 67108864 bytes"),
+            HasSubstr(concat("; it is limited by the memory of control group ",
+                             group.folder().string(), ": raise its limit"))));
 }
 
 TEST(OutOfMemory, IsNotNamedForAnotherSigkill) {

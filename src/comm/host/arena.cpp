@@ -13,6 +13,7 @@
 #include <iterator>
 #include <limits>
 #include <string>
+#include <utility>
 
 #include "comm/host/world.h"
 #include "core/memory.h"
@@ -32,30 +33,75 @@ std::size_t whole_cache_lines(std::size_t bytes) {
 }  // namespace
 
 Heap::Heap(const Arena& arena, int rank, int world_rank)
-    : arena_(arena), world_rank_(world_rank), populated_(arena.heap_begin(rank)) {
-  free_[populated_] = arena.heap_bytes();
-}
+    : arena_(arena),
+      world_rank_(world_rank),
+      free_{{arena.heap_begin(rank), arena.heap_bytes()}},
+      sparse_(free_) {}
 
 std::uint64_t Heap::allocate(std::size_t bytes) {
-  const auto refuse = [&] {
-    throw CommError(detail::concat("host: rank ", world_rank_, " cannot allocate ", bytes,
-                                   " bytes of shared memory: its heap has ", arena_.heap_bytes(),
-                                   " bytes, some of which are in use"),
-                    {.rank = world_rank_});
-  };
-  if (bytes > arena_.heap_bytes()) refuse();
-  const std::size_t wanted = whole_cache_lines(bytes);
-  const auto hole = std::find_if(free_.begin(), free_.end(),
-                                 [&](const auto& entry) { return entry.second >= wanted; });
-  if (hole == free_.end()) refuse();
-  const auto [offset, length] = *hole;
-  if (offset + wanted > populated_) {
-    arena_.populate(populated_, offset + wanted - populated_);
-    populated_ = offset + wanted;
+  const auto range = find(bytes);
+  populate(range->first, range->first + whole_cache_lines(bytes));
+  return take(range, bytes);
+}
+
+std::uint64_t Heap::allocate_sparse(std::size_t bytes) {
+  const auto range = find(bytes);
+  const auto begin = range->first;
+  const auto end = begin + whole_cache_lines(bytes);
+  auto first = round_up(begin, page);
+  auto last = end / page * page;
+  if (!arena_.release_pages(first, last - first)) first = last = end;
+  set_populated(first, last);
+  if (first < last) sparse_[first] = last - first;
+  for (const auto& [from, to] : {std::pair(begin, first), std::pair(last, end)}) {
+    populate(from, to);
+    std::memset(arena_.at(from), 0, to - from);
   }
-  free_.erase(hole);
+  return take(range, bytes);
+}
+
+Heap::Ranges::iterator Heap::find(std::size_t bytes) {
+  const auto range = std::ranges::find_if(free_, [&](const auto& entry) {
+    return entry.second >= bytes && entry.second >= whole_cache_lines(bytes);
+  });
+  if (range != free_.end()) return range;
+  throw CommError(
+      detail::concat("host: rank ", world_rank_, " cannot allocate ", bytes,
+                     " bytes of shared memory: its heap has ", arena_.heap_bytes(),
+                     " bytes, some of which are in use; it is ", arena_.header().heap_bound),
+      {.rank = world_rank_});
+}
+
+std::uint64_t Heap::take(Ranges::iterator range, std::size_t bytes) {
+  const auto [offset, length] = *range;
+  const std::size_t wanted = whole_cache_lines(bytes);
+  free_.erase(range);
   if (length > wanted) free_[offset + wanted] = length - wanted;
   return offset;
+}
+
+void Heap::populate(std::uint64_t begin, std::uint64_t end) {
+  for (auto range = first_sparse(begin); range != sparse_.end() && range->first < end; ++range) {
+    const auto from = std::max(range->first, begin);
+    arena_.populate(from, std::min(range->first + range->second, end) - from);
+  }
+  set_populated(begin, end);
+}
+
+void Heap::set_populated(std::uint64_t begin, std::uint64_t end) {
+  for (auto range = first_sparse(begin); range != sparse_.end() && range->first < end;) {
+    const auto [offset, length] = *range;
+    range = sparse_.erase(range);
+    if (offset < begin) sparse_[offset] = begin - offset;
+    if (offset + length > end) sparse_[end] = offset + length - end;
+  }
+}
+
+Heap::Ranges::iterator Heap::first_sparse(std::uint64_t begin) {
+  const auto next = sparse_.upper_bound(begin);
+  if (next == sparse_.begin()) return next;
+  const auto before = std::prev(next);
+  return before->first + before->second > begin ? before : next;
 }
 
 void Heap::release(std::uint64_t offset, std::size_t bytes) {
@@ -100,9 +146,15 @@ std::size_t total_bytes(int size, std::size_t heap_bytes) {
                   page);
 }
 
-std::size_t machine_bytes() {
-  return static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) *
-         static_cast<std::size_t>(::sysconf(_SC_PAGE_SIZE));
+std::size_t page_bytes(long pages) {
+  return static_cast<std::size_t>(pages) * static_cast<std::size_t>(::sysconf(_SC_PAGE_SIZE));
+}
+
+/// Address space that this process uses.
+std::size_t mapped_bytes() {
+  std::ifstream in("/proc/self/statm");
+  long pages = 0;
+  return in >> pages ? page_bytes(pages) : 0;
 }
 
 /// The value of "key:" in /proc/meminfo, in bytes.
@@ -141,13 +193,16 @@ std::string limits() {
                 text(RLIMIT_FSIZE));
 }
 
-std::byte* map(int fd, std::size_t offset, std::size_t bytes) {
+/// what, bound: which memory, and what limits it, for error texts.
+std::byte* map(int fd, std::size_t offset, std::size_t bytes, const std::string& what,
+               const std::string& bound = {}) {
   void* base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd,
                       static_cast<off_t>(offset));
   if (base == MAP_FAILED) {
-    throw CommError(concat("host: cannot map ", bytes / mib,
-                           " MiB of address space for the world: ", std::strerror(errno),
-                           "; limits: ", limits()));
+    throw CommError(concat("host: cannot map ", bytes / mib, " MiB of address space for ", what,
+                           ": ", std::strerror(errno), bound, "; this process uses ",
+                           mapped_bytes() / mib, " MiB; limits: ", limits(),
+                           "; raise ulimit -v"));
   }
   // Without this, a core dump would read all holes of the file, and the kernel would allocate them.
   ::madvise(base, bytes, MADV_DONTDUMP);
@@ -156,15 +211,33 @@ std::byte* map(int fd, std::size_t offset, std::size_t bytes) {
 
 }  // namespace
 
+HeapSize heap_size(int ranks) {
+  HeapSize size{page_bytes(::sysconf(_SC_PHYS_PAGES)), "limited by the machine's memory"};
+  if (const auto group = MemoryGroups().limit(); group && group->bytes < size.bytes) {
+    size = {group->bytes, concat("limited by the memory of control group ", group->group.string(),
+                                 ": raise its limit")};
+  }
+  rlimit space{};
+  ::getrlimit(RLIMIT_AS, &space);
+  if (space.rlim_cur == RLIM_INFINITY) return size;
+  const std::size_t free = space.rlim_cur - std::min<std::size_t>(space.rlim_cur, mapped_bytes());
+  const std::size_t share = free / 2 / static_cast<std::size_t>(std::max(ranks, 1));
+  if (share >= size.bytes) return size;
+  return {share, concat("limited by ulimit -v, which left ", free >> 20, " MiB, half of them for ",
+                        plural(ranks, "heap"), ": raise ulimit -v")};
+}
+
 std::unique_ptr<Arena> Arena::create(int size, std::size_t heap_bytes) {
   if (size < 1 || size > max_ranks) {
     throw InvalidArgument(
         concat("host: got a world of ", size, " ranks, expected 1 to ", max_ranks));
   }
   constexpr std::size_t address_space = std::size_t{1} << 46;
-  if (heap_bytes == 0) heap_bytes = machine_bytes();
+  const auto heap = heap_bytes == 0
+                        ? heap_size(size)
+                        : HeapSize{heap_bytes, "limited by heap_bytes of the program: raise it"};
   heap_bytes =
-      round_up(std::min(heap_bytes, address_space / static_cast<std::size_t>(size) - page), page);
+      round_up(std::min(heap.bytes, address_space / static_cast<std::size_t>(size) - page), page);
   const std::size_t bytes = total_bytes(size, heap_bytes);
 
   detail::Descriptor descriptor(::memfd_create("lockstep-world", MFD_CLOEXEC | MFD_ALLOW_SEALING));
@@ -184,12 +257,13 @@ std::unique_ptr<Arena> Arena::create(int size, std::size_t heap_bytes) {
     throw CommError(concat("host: cannot seal the world's memory: ", std::strerror(errno)));
   }
   const auto fixed = heaps_offset(size);
-  std::byte* base = map(descriptor.get(), 0, fixed);
+  std::byte* base = map(descriptor.get(), 0, fixed, "the world");
   std::unique_ptr<Arena> arena(new Arena(descriptor.release(), base, fixed, bytes));
   arena->populate(0, block_offset(size));
   auto& header = arena->header();
   header.size = size;
   header.heap_bytes = heap_bytes;
+  heap.bound.copy(header.heap_bound, sizeof header.heap_bound - 1);
   header.version = Header::expected_version;
   header.magic = Header::expected_magic;
   return arena;
@@ -210,7 +284,7 @@ std::unique_ptr<Arena> Arena::attach(int fd, int size) {
   // The descriptor may be that of a world of another size.
   const auto fixed =
       std::min(size > 0 && size <= max_ranks ? heaps_offset(size) : page, bytes / page * page);
-  std::byte* base = map(fd, 0, fixed);
+  std::byte* base = map(fd, 0, fixed, "the world");
   std::unique_ptr<Arena> arena(new Arena(descriptor.release(), base, fixed, bytes));
   const auto& header = arena->header();
   if (header.magic != Header::expected_magic || header.version != Header::expected_version) {
@@ -234,7 +308,9 @@ Arena::~Arena() {
 void Arena::map_heaps() const {
   const std::lock_guard lock(mapping_);
   if (heaps_.load() != nullptr) return;
-  std::byte* heaps = map(fd_, fixed_bytes_, bytes_ - fixed_bytes_);
+  std::byte* heaps =
+      map(fd_, fixed_bytes_, bytes_ - fixed_bytes_,
+          plural(size(), "heap"), concat("; each is ", header().heap_bound));
   // Where the kernel's shmem_enabled is `advise`. Elsewhere this changes nothing.
   ::madvise(heaps, bytes_ - fixed_bytes_, MADV_HUGEPAGE);
   heaps_.store(heaps, std::memory_order_release);
@@ -282,6 +358,15 @@ void Arena::populate(std::uint64_t offset, std::size_t bytes) const {
   // Maps the pages into this process now. An older kernel maps them on first use.
   ::madvise(at(begin), length, MADV_POPULATE_WRITE);
 #endif
+}
+
+void Arena::populate_records(const Block& block, int member) const {
+  for (const auto& part : block.records(member)) populate(offset_of(part.data()), part.size());
+}
+
+bool Arena::release_pages(std::uint64_t offset, std::size_t bytes) const {
+  constexpr int punch = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
+  return ::fallocate(fd_, punch, static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0;
 }
 
 }  // namespace lockstep::host

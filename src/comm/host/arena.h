@@ -58,6 +58,12 @@ class Arena {
   /// Allocates the pages of [offset, offset + bytes).
   /// Throws: CommError naming the requested and the available memory.
   void populate(std::uint64_t offset, std::size_t bytes) const;
+  /// Populates the records of a member of a group.
+  /// Throws: as populate().
+  void populate_records(const Block& block, int member) const;
+  /// Releases the pages of [offset, offset + bytes), whole pages, which then are zero. False where
+  /// the kernel cannot do it.
+  bool release_pages(std::uint64_t offset, std::size_t bytes) const;
 
  private:
   Arena(int fd, std::byte* base, std::size_t fixed_bytes, std::size_t bytes)
@@ -81,13 +87,29 @@ class Heap {
   /// Allocates bytes and returns their offset, aligned to a cache line.
   /// Throws: CommError if the heap or the machine has too little memory.
   std::uint64_t allocate(std::size_t bytes);
+  /// The same for zeroed memory whose pages the caller populates before they are used, except the
+  /// first and the last.
+  std::uint64_t allocate_sparse(std::size_t bytes);
   void release(std::uint64_t offset, std::size_t bytes);
 
  private:
+  using Ranges = std::map<std::uint64_t, std::size_t>;  ///< bytes by offset
+
+  /// The first free range of this length.
+  Ranges::iterator find(std::size_t bytes);
+  /// Takes the beginning of a free range, and returns its offset.
+  std::uint64_t take(Ranges::iterator range, std::size_t bytes);
+  /// Populates what is not populated of [begin, end).
+  void populate(std::uint64_t begin, std::uint64_t end);
+  /// Removes [begin, end) from the ranges that are not populated.
+  void set_populated(std::uint64_t begin, std::uint64_t end);
+  /// The first range that is not populated and ends after begin.
+  Ranges::iterator first_sparse(std::uint64_t begin);
+
   const Arena& arena_;
   int world_rank_;
-  std::uint64_t populated_;  ///< all memory below this offset is populated
-  std::map<std::uint64_t, std::size_t> free_;
+  Ranges free_;
+  Ranges sparse_;  ///< what is not populated
 };
 
 }  // namespace lockstep::host

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "comm/host/world_layout.h"
 
@@ -68,6 +70,12 @@ class BasicBlock : public Sizes {
   }
   std::byte* chunk(int member, std::uint64_t step) const {
     return at<std::byte>(member, staging + step % chunks * chunk_bytes);
+  }
+  /// All of a member's area that is neither slot nor chunk. Operations populate those on first use.
+  std::array<std::span<std::byte>, 2> records(int member) const {
+    return {std::span(member_base(member), slots),
+            std::span(at<std::byte>(member, mailboxes),
+                      static_cast<std::size_t>(members_) * sizeof(Mailbox))};
   }
   Mailbox& mailbox(int from, int to) const {
     return *at<Mailbox>(from, mailboxes + static_cast<std::size_t>(to) * sizeof(Mailbox));

@@ -57,7 +57,7 @@ std::shared_ptr<Communicator> create(std::shared_ptr<World> world, int rank,
   }
   auto context = std::make_shared<HostRankContext>(std::move(world), rank, options);
   const Block block = arena.world_block();
-  arena.populate(arena.offset_of(block.member_base(rank)), Block::member_bytes(size));
+  arena.populate_records(block, rank);
 
   std::vector<int> members(static_cast<std::size_t>(size));
   std::iota(members.begin(), members.end(), 0);

@@ -9,6 +9,7 @@
 #include "comm/reduction.h"
 #include "comm/waiting.h"
 #include "core/text.h"
+#include "lockstep/error.h"
 #include "kernels/copy.h"
 
 // Note [How a host collective runs]
@@ -54,12 +55,24 @@ void CollectiveRequest::write_announcement(AnnouncementEntry& entry) {
   const std::size_t before = eager_begin();
   entry.is_eager = before + shape_.longest_total() * size_of(operation().dtype) <= limit ? 1 : 0;
   std::byte* slot = group().block().slot(rank, operation().sequence);
+  const bool copies = entry.is_eager != 0 && shape_.is_source(rank);
+  const std::size_t bytes = copies ? shape_.total(rank) * size_of(operation().dtype) : 0;
+  populate(slot, before + bytes, group().populated().slot(operation().sequence));
   if (before > 0) CountTable(slot, group().size()).write(counted());
-  if (entry.is_eager != 0 && shape_.is_source(rank)) {
-    if (const std::size_t bytes = shape_.total(rank) * size_of(operation().dtype); bytes > 0) {
-      std::memcpy(slot + before, operation().input, bytes);
-    }
+  if (bytes > 0) std::memcpy(slot + before, operation().input, bytes);
+}
+
+void CollectiveRequest::populate(std::byte* part, std::size_t bytes, std::size_t& populated) {
+  if (bytes <= populated) return;
+  auto& context = group().context();
+  try {
+    context.arena().populate(context.arena().offset_of(part), bytes);
+  } catch (const CommError& shortage) {
+    context.world().fail(
+        {.rank = context.rank(), .text = detail::concat(where(), ": ", shortage.what())});
+    context.throw_failure(where());
   }
+  populated = bytes;
 }
 
 /// The operation whose counts the members exchange, if one has counts of its own: this one, or that
@@ -186,6 +199,7 @@ void CollectiveRequest::copy_in(std::uint64_t step) {
   if (!shape_.is_source(rank) || offsets_[static_cast<std::size_t>(rank)] != no_offset) return;
   const std::size_t element = size_of(operation().dtype);
   std::byte* chunk = group().block().chunk(rank, step);
+  populate(chunk, Block::chunk_bytes, group().populated().chunk(step));
   const auto copy = [&](std::byte* to, const std::byte* from, std::size_t elements) {
     if (elements > 0) std::memcpy(to, from, elements * element);
   };

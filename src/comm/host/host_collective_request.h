@@ -40,6 +40,10 @@ class CollectiveRequest final : public HostRequest {
   void work(std::uint64_t step);
   void copy_out(std::uint64_t step);
 
+  /// Populates the first bytes of this rank's slot or chunk, of which `populated` already are.
+  /// Throws: the world's failure, as which this rank records a shortage of memory.
+  void populate(std::byte* part, std::size_t bytes, std::size_t& populated);
+
   /// Bytes before the input in the eager slot: those of the CountTable, if there is one.
   const Operation& counted() const;
   std::size_t eager_begin() const;

@@ -15,6 +15,7 @@
 #include "comm/host/wake_flag.h"
 #include "comm/rank_crash.h"
 #include "core/text.h"
+#include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::host {
 namespace {
@@ -206,11 +207,16 @@ std::shared_ptr<std::byte> HostRankContext::allocate(std::size_t bytes) {
 std::uint64_t HostRankContext::allocate_block(int members) {
   const std::lock_guard lock(heap_mutex_);
   release_retired_blocks();
-  const auto offset = heap_.allocate(Block::bytes(members));
-  std::memset(arena().at(offset), 0, Block::bytes(members));
-  Block(arena().at(offset), members)
-      .attached()
-      .store(static_cast<std::uint64_t>(members), StdAtomics::order(Access::block_create));
+  const auto offset = heap_.allocate_sparse(Block::bytes(members));
+  const Block block(arena().at(offset), members);
+  try {
+    for (int member = 0; member < members; ++member) arena().populate_records(block, member);
+  } catch (const CommError&) {
+    heap_.release(offset, Block::bytes(members));
+    throw;
+  }
+  block.attached().store(static_cast<std::uint64_t>(members),
+                         StdAtomics::order(Access::block_create));
   return offset;
 }
 

@@ -76,7 +76,8 @@ class HostRankContext final : public detail::RankContext,
 
   std::shared_ptr<std::byte> allocate(std::size_t bytes);
 
-  /// Allocates the zeroed block of a group with this many members. retire() releases it.
+  /// Allocates the zeroed block of a group with this many members. Slots and chunks are not
+  /// populated. retire() releases it.
   std::uint64_t allocate_block(int members);
   /// Releases the block when all its members have left the group.
   void retire(const Block& block);

@@ -30,12 +30,21 @@ struct Failure {
   }
 };
 
+/// The default size of each rank's heap: the memory that a rank can share with the others.
+struct HeapSize {
+  std::size_t bytes;
+  std::string bound;  ///< "limited by …", and what raises it
+};
+/// For a world of so many ranks that this process creates: the least of the machine's memory, the
+/// limit of its control groups, and a rank's part of half of the address space that is free.
+HeapSize heap_size(int ranks);
+
 /// The shared memory of the ranks of one host, including the status of each rank. It is a sparse
 /// memfd without a name in any file system: only a process that has the descriptor can use it.
 class World {
  public:
-  /// Creates a world of `size` ranks. Each rank can allocate heap_bytes of shared memory; default:
-  /// the size of the machine's memory.
+  /// Creates a world of `size` ranks. Each rank can allocate heap_bytes of shared memory; 0: as
+  /// heap_size().
   /// Throws: InvalidArgument for a size outside 1 … max_ranks. CommError if the memory cannot be
   /// created.
   static std::shared_ptr<World> create(int size, std::size_t heap_bytes = 0);

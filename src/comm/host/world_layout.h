@@ -27,12 +27,13 @@ using detail::StdAtomics;
 template <class Atomics>
 struct BasicHeader {
   static constexpr std::uint64_t expected_magic = 0x70657473'6b636f6c;  // "lockstep"
-  static constexpr std::uint32_t expected_version = 9;
+  static constexpr std::uint32_t expected_version = 10;
 
   std::uint64_t magic;
   std::uint32_t version;
   std::int32_t size;
   std::uint64_t heap_bytes;  ///< of each rank
+  char heap_bound[256];      ///< HeapSize::bound
 
   /// State of the failure record below.
   alignas(cache_line) OnceRecord<Atomics, failure_accesses> failed;
