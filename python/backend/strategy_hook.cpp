@@ -123,9 +123,10 @@ void StrategyHook::join(const std::shared_ptr<Progress>& progress) {
   }
   progress->locked([&](const std::shared_ptr<lockstep::Communicator>& world) {
     group_.emplace(world);
+    world->set_last_owner(static_cast<std::uint16_t>(world->last_owner() + 1));
     source_ = {.owner = lockstep::Source::Owner::distributed_data_parallel,
                .content = lockstep::Source::Content::gradients,
-               .number = world->number_owner()};
+               .number = world->last_owner()};
   });
   progress_ = progress;
   progress->before_leaving([self = weak_from_this()] {

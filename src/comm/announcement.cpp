@@ -147,16 +147,28 @@ void announce(Announcement& announcement, const Operation& operation) {
   std::copy_n(operation.shape.begin(), std::min(dimensions, most), announcement.shape);
 }
 
-std::string describe_counts(std::uint64_t sequence, int from, int to, std::uint64_t sent,
-                            std::uint64_t expected) {
-  return concat("collective #", sequence, " differs between ranks: all_to_all got ",
-                plural(sent, "element"), " from rank ", from, " for rank ", to, ", expected ",
-                expected, " as in the output of rank ", to,
+std::string of_group(int number, std::span<const int> ranks) {
+  if (number == 0) return {};
+  const auto members = ranks.empty() ? std::string() : concat(" (", rank_list(ranks), ")");
+  return concat(" of group ", number, members);
+}
+
+std::string describe_difference(const Operation& operation, int group, std::span<const int> ranks,
+                                std::string_view what) {
+  const auto* const whole = operation.part_of.get();
+  return concat("collective #", operation.announced().sequence,
+                whole != nullptr ? of_group(whole->group, {}) : of_group(group, ranks),
+                " differs between ranks: ", what);
+}
+
+std::string describe_counts(int from, int to, std::uint64_t sent, std::uint64_t expected) {
+  return concat("all_to_all got ", plural(sent, "element"), " from rank ", from, " for rank ", to,
+                ", expected ", expected, " as in the output of rank ", to,
                 "; pass the same count in input_counts of the one and output_counts of the other");
 }
 
 std::optional<Difference> difference(std::span<const Announcement* const> announcements,
-                                     std::span<const int> ranks, std::uint64_t sequence) {
+                                     std::span<const int> ranks) {
   const auto alike = [&](const Announcement* announcement) {
     return std::count_if(announcements.begin(), announcements.end(), [&](const auto* other) {
       return other->fingerprint == announcement->fingerprint;
@@ -176,9 +188,9 @@ std::optional<Difference> difference(std::span<const Announcement* const> announ
   const std::string wanted = describe(*announcements[expected]);
   return Difference{
       .rank = ranks[odd],
-      .text = concat("collective #", sequence, " differs between ranks: rank ", ranks[odd], " got ",
-                     got, got == wanted ? " with other counts, dimensions or wire" : "",
-                     ", expected ", wanted, " as on rank ", ranks[expected], "; ",
+      .text = concat("rank ", ranks[odd], " got ", got,
+                     got == wanted ? " with other counts, dimensions or wire" : "", ", expected ",
+                     wanted, " as on rank ", ranks[expected], "; ",
                      remedy(announcements[odd]->source, announcements[expected]->source))};
 }
 

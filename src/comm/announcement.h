@@ -5,6 +5,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "comm/operation.h"
@@ -62,21 +63,29 @@ struct Announcement {
 /// dimensions.
 void announce(Announcement& announcement, const Operation& operation);
 
-/// The error text about an all_to_all in which world rank `from` sends `sent` elements to a rank
-/// that expects another number.
-std::string describe_counts(std::uint64_t sequence, int from, int to, std::uint64_t sent,
-                            std::uint64_t expected);
+/// " of group 1 (ranks 0, 2)", for error texts; empty for the world, whose number is 0. ranks: the
+/// members' world ranks; empty if they are not known.
+std::string of_group(int number, std::span<const int> ranks);
 
-/// The member whose announcement differs from the others', and the error text that names both
-/// sides.
+/// The error text about a collective of a group that differs between its ranks, as `what` says. If
+/// the collective is a stage of another one, it names that one.
+std::string describe_difference(const Operation& operation, int group, std::span<const int> ranks,
+                                std::string_view what);
+
+/// `what` of an all_to_all in which world rank `from` sends `sent` elements to a rank that expects
+/// another number.
+std::string describe_counts(int from, int to, std::uint64_t sent, std::uint64_t expected);
+
+/// The member whose announcement differs from the others', and `what` of the error text, which
+/// names both sides.
 struct Difference {
   int rank;
   std::string text;
 };
 
-/// Compares the members' announcements of the collective with this sequence number; nullopt if all
-/// are equal. ranks are the members' world ranks. Every member gets the same result.
+/// Compares the members' announcements of a collective; nullopt if all are equal. ranks are the
+/// members' world ranks. Every member gets the same result.
 std::optional<Difference> difference(std::span<const Announcement* const> announcements,
-                                     std::span<const int> ranks, std::uint64_t sequence);
+                                     std::span<const int> ranks);
 
 }  // namespace lockstep::detail

@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "comm/announcement.h"
 #include "comm/flight_recorder.h"
 #include "comm/rank_context.h"
 #include "core/text.h"
@@ -38,6 +39,12 @@ void BackendRequest::set_complete() {
   complete_.store(true, std::memory_order_release);
   if (context_.has_thread()) std::atomic_thread_fence(std::memory_order_seq_cst);
   if (const auto number = recorded(); number != 0) context_.recorder()->ended(number);
+}
+
+std::string BackendRequest::of_group() const {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < group_->size(); ++rank) ranks.push_back(group_->world_rank(rank));
+  return detail::of_group(group_->group_number(), ranks);
 }
 
 bool BackendRequest::cancel_by(const std::function<bool()>& withdraw) {

@@ -42,6 +42,8 @@ class BackendRequest : public Request {
   std::uint64_t recorded() const { return recorded_.load(std::memory_order_relaxed); }
   /// "all_reduce #17 (host) rank 2 of 4".
   std::string where() const;
+  /// " of group 1 (ranks 0, 2)"; empty for the world.
+  std::string of_group() const;
 
   bool test() final;
   void wait() final;
@@ -90,6 +92,8 @@ class BackendCommunicator : public Communicator,
   void count_step() noexcept final;
 
   virtual RankContext& context() const = 0;
+  /// The number in error texts, different for each group of this rank; 0 for the world.
+  virtual int group_number() const { return 0; }
   /// "all_reduce #17 (host) rank 2 of 4".
   std::string where(std::string_view label) const;
 

@@ -413,7 +413,7 @@ namespace lockstep::inline v0_2::detail {
 
 Work reissue(Communicator& group, const Operation& operation) {
   const auto& [collective, reduce, dtype, wire, input, output, count, counts, peer, tag, in_order,
-               timeout, sequence, shape, source, owner, part_of] = operation;
+               timeout, sequence, shape, source, owner, part_of, group_number] = operation;
   const bool varying = !counts.empty();
   Issue issue{.timeout = timeout,
               .shape = shape,

@@ -147,9 +147,12 @@ class Communicator {
   void set_source(const Source& source) { source_ = source; }
   /// The current source of operations.
   const Source& source() const { return source_; }
-  /// Returns a new number for an owner of sources in this group: 1, 2, … Ranks that construct
-  /// owners in the same order get the same numbers.
-  std::uint16_t number_owner() { return ++owners_; }
+  /// The last number of this rank's owners of sources; 0 for none. Members agree on the next one:
+  /// higher than the last of each.
+  std::uint16_t last_owner() const { return *last_owner_; }
+  void set_last_owner(std::uint16_t number) { *last_owner_ = number; }
+  /// Numbers the owners of this group together with those of the other one.
+  void number_owners_with(const Communicator& other) { last_owner_ = other.last_owner_; }
 
   /// The sequence number of the last collective that this rank has issued; 0 for none.
   std::uint64_t sequence() const { return sequence_; }
@@ -208,7 +211,7 @@ class Communicator {
   int size_;
   std::vector<int> hosts_;
   std::uint64_t sequence_ = 0;
-  std::uint16_t owners_ = 0;
+  std::shared_ptr<std::uint16_t> last_owner_ = std::make_shared<std::uint16_t>(0);
   std::map<std::pair<Collective, int>, std::uint64_t> messages_;
   Source source_;
   std::shared_ptr<detail::OperationObserver> observer_;

@@ -44,6 +44,8 @@ class ComposedRankContext : public RankContext {
       record_exception(error);
     }
   }
+  const std::vector<std::shared_ptr<Communicator>>& worlds() const { return worlds_; }
+  control::Failure failure() override { return failure_.failure(); }
   /// Throws: the failure of the first world that has failed.
   void advance_worlds() {
     for (auto world = worlds_.rbegin(); world != worlds_.rend(); ++world) (*world)->make_progress();
@@ -52,7 +54,6 @@ class ComposedRankContext : public RankContext {
  private:
   void record_exception(const std::exception& error) noexcept;
   void record(FailureKind kind, const control::Failure& failure) noexcept override;
-  control::Failure failure() override { return failure_.failure(); }
 
   std::vector<std::shared_ptr<Communicator>> worlds_;
   std::mutex record_mutex_;

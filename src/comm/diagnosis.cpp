@@ -17,13 +17,20 @@
 // waits for those that have not completed it and do not wait themselves, because a rank advances
 // operations only in its own calls. A rank that waits in a send or recv waits for the other rank.
 // From every waiting rank the search follows these edges. A rank that does not wait, or is stopped
-// or has ended, is the cause. Without such a rank, ranks that wait for one another are the cause.
+// or has ended, is the cause. Without such a rank, ranks that wait for one another are the cause,
+// but only in operations that the other rank has not begun. If it has begun the operation, it
+// advances it while it waits, in whatever operation: data are in transit.
+// Records are read one after the other. A waiting rank begins no operation, so a cycle of waits for
+// operations that were not begun exists at the time of the last reading. find_deadlock() leaves out
+// what records do not prove: a wait that something else may end, an operation of a group that the
+// other rank does not have (any more), a message whose other side is complete.
 
 namespace lockstep::inline v0_2::detail {
 namespace {
 
 using State = ObservedRank::State;
 using Kind = Diagnosis::Kind;
+using Edge = Diagnosis::Edge;
 
 Collective counterpart(Collective collective) {
   return collective == Collective::send ? Collective::recv : Collective::send;
@@ -40,9 +47,34 @@ class Search {
     for (const auto& [rank, one] : ranks_) {
       const auto& wait = one->record->wait();
       if (!wait || wait->seconds < least || one->state == State::ended) continue;
-      edges_.emplace(rank, Diagnosis::Edge{.rank = rank, .wait = *wait, .targets = {}});
+      edges_.emplace(rank, Edge{.rank = rank, .wait = *wait, .targets = {}});
     }
-    for (auto& [rank, edge] : edges_) edge.targets = targets(*ranks_.at(rank), edge.wait);
+    for (auto& [rank, edge] : edges_) {
+      if (is_message(edge.wait.entry.collective)) {
+        set_partner(edge);
+      } else {
+        set_late_members(edge);
+      }
+    }
+  }
+
+  /// The waits that are part of no operation in transit, by rank.
+  std::map<int, Edge> waits_for_a_begin() const {
+    auto waits = edges_;
+    std::erase_if(waits, [](const auto& one) {
+      return one.second.begun == Edge::Begun::yes || one.second.targets.empty();
+    });
+    return waits;
+  }
+
+  /// Those of waits_for_a_begin() that the records prove.
+  std::map<int, Edge> proven_waits() const {
+    auto waits = waits_for_a_begin();
+    std::erase_if(waits, [](const auto& one) {
+      const auto& edge = one.second;
+      return edge.begun != Edge::Begun::no || !edge.wait.is_bound || edge.for_any();
+    });
+    return waits;
   }
 
   Diagnosis result() const {
@@ -74,7 +106,7 @@ class Search {
       fill(found, Kind::missing, roots);
     } else if (!unseen.empty()) {
       fill(found, Kind::unseen, unseen);
-    } else if (auto cycle = cycle_ranks(); !cycle.empty()) {
+    } else if (const auto cycle = cycle_ranks(); !cycle.empty()) {
       fill(found, Kind::deadlock, cycle);
     } else {
       std::set<int> all;
@@ -117,33 +149,63 @@ class Search {
            record.group(group)->issued > 0;
   }
   static const FlightRecord::Entry* find(const FlightRecord& record,
-                                         const FlightRecord::Entry& like, Collective collective,
-                                         int peer) {
+                                         const FlightRecord::Entry& like) {
     const auto found = std::ranges::find_if(record.entries(), [&](const auto& entry) {
-      return entry.group == like.group && entry.collective == collective &&
-             entry.sequence == like.sequence && (!is_message(collective) || entry.peer == peer);
+      return entry.group == like.group && entry.collective == like.collective &&
+             entry.sequence == like.sequence;
     });
     return found == record.entries().end() ? nullptr : &*found;
   }
 
-  std::vector<int> targets(const ObservedRank& rank, const FlightRecord::Wait& wait) const {
-    const auto& entry = wait.entry;
-    if (is_message(entry.collective)) {
-      if (entry.peer < 0) return wait.missing;  // a receive from any rank
-      const auto other = ranks_.find(entry.peer);
-      if (other == ranks_.end()) return {entry.peer};
-      const auto* matching =
-          find(*other->second->record, entry, counterpart(entry.collective), rank.rank());
-      // A peer that has issued its side and waits elsewhere advances it there.
-      // A side that is complete has matched a message with another tag.
-      if (matching != nullptr && !matching->ended && !is_root(entry.peer)) return {};
-      return {entry.peer};
+  /// The other side of a message: the peer, or what the backend knows of a receive from any rank.
+  void set_partner(Edge& edge) const {
+    const auto& entry = edge.wait.entry;
+    edge.targets = entry.peer < 0 ? edge.wait.missing : std::vector{entry.peer};
+    edge.begun = Edge::Begun::no;
+    // An earlier receive of this rank may be the one that the peer's next message completes.
+    for (const auto& own : ranks_.at(edge.rank)->record->entries()) {
+      const bool is_earlier = own.number < entry.number && !own.ended;
+      if (is_earlier && own.group == entry.group && own.collective == entry.collective) {
+        edge.begun = Edge::Begun::unknown;
+      }
     }
-    const auto* group = rank.record->group(entry.group);
-    if (group == nullptr) return wait.missing;
+    for (const int target : edge.targets) {
+      const auto other = ranks_.find(target);
+      if (other == ranks_.end()) continue;
+      const auto& record = *other->second->record;
+      if (record.group(entry.group) == nullptr) edge.begun = Edge::Begun::unknown;
+      for (const auto& theirs : record.entries()) {
+        const bool is_other_side = theirs.group == entry.group &&
+                                   theirs.collective == counterpart(entry.collective) &&
+                                   (theirs.peer == edge.rank || theirs.peer < 0);
+        if (!is_other_side) continue;
+        if (!theirs.ended) {
+          // While it waits, in whatever operation, it advances its side.
+          edge.begun = Edge::Begun::yes;
+          return;
+        }
+        // A side that is complete has matched a message with another tag, or its data are on the
+        // way.
+        if (theirs.peer < 0 || theirs.sequence >= entry.sequence) {
+          edge.begun = Edge::Begun::unknown;
+        }
+      }
+    }
+  }
+
+  /// The members that have not issued the collective; if all have, those without whose data it
+  /// cannot complete.
+  void set_late_members(Edge& edge) const {
+    const auto& wait = edge.wait;
+    const auto& entry = wait.entry;
+    const auto* group = ranks_.at(edge.rank)->record->group(entry.group);
+    edge.targets = wait.missing;
+    edge.begun = Edge::Begun::yes;
+    if (group == nullptr) return;
     std::vector<int> late, unseen, idle;
+    bool is_proven = true;
     for (const int member : group->members) {
-      if (member == rank.rank()) continue;
+      if (member == edge.rank) continue;
       const auto other = ranks_.find(member);
       if (other == ranks_.end()) {
         unseen.push_back(member);
@@ -152,31 +214,40 @@ class Search {
       const auto& record = *other->second->record;
       if (!has_issued(record, entry)) {
         late.push_back(member);
+        is_proven = is_proven && record.group(entry.group) != nullptr;
         continue;
       }
-      const auto* same = find(record, entry, entry.collective, -1);
+      const auto* same = find(record, entry);
       const bool complete = same == nullptr || same->ended;
       if (!complete && is_root(member)) idle.push_back(member);
     }
-    if (!late.empty()) return late;
+    if (!late.empty()) {
+      edge.targets = late;
+      edge.begun = is_proven ? Edge::Begun::no : Edge::Begun::unknown;
+      return;
+    }
     // The backend knows which data have arrived, also from ranks without a record here.
     std::vector<int> known;
     for (const int one : wait.missing) {
       if (!ranks_.contains(one) || is_root(one)) known.push_back(one);
     }
-    if (!known.empty()) return known;
-    if (!idle.empty()) return idle;
-    return wait.missing.empty() ? unseen : wait.missing;
+    if (!known.empty()) {
+      edge.targets = known;
+    } else if (!idle.empty()) {
+      edge.targets = idle;
+    } else if (wait.missing.empty()) {
+      edge.targets = unseen;
+    }
   }
 
   /// Whether a rank waits for another, directly or not.
-  bool reaches(int from, int to) const {
+  static bool reaches(const std::map<int, Edge>& waits, int from, int to) {
     std::set<int> seen;
     std::vector<int> left{from};
     while (!left.empty()) {
-      const auto at = edges_.find(left.back());
+      const auto at = waits.find(left.back());
       left.pop_back();
-      if (at == edges_.end()) continue;
+      if (at == waits.end()) continue;
       for (const int next : at->second.targets) {
         if (next == to) return true;
         if (seen.insert(next).second) left.push_back(next);
@@ -185,17 +256,19 @@ class Search {
     return false;
   }
 
-  /// The ranks of a cycle; of several cycles, that with the fewest ranks. If two or more ranks of
-  /// the cycles wait for one rank alone, that rank.
+  /// The ranks of a cycle of waits that never end; of several cycles, that with the fewest ranks.
+  /// If two or more ranks of the cycles wait for one rank alone, that rank.
   std::set<int> cycle_ranks() const {
+    auto waits = waits_for_a_begin();
+    keep_endless(waits);
     std::set<int> best;
-    for (const auto& [start, edge] : edges_) {
+    for (const auto& [start, edge] : waits) {
       // Breadth first, so that the cycle is the shortest through start.
       std::map<int, int> before;
       std::vector<int> queue{start};
       for (std::size_t i = 0; i < queue.size() && !before.contains(start); ++i) {
-        const auto at = edges_.find(queue[i]);
-        if (at == edges_.end()) continue;
+        const auto at = waits.find(queue[i]);
+        if (at == waits.end()) continue;
         for (const int next : at->second.targets) {
           if (before.try_emplace(next, queue[i]).second) queue.push_back(next);
         }
@@ -208,12 +281,13 @@ class Search {
     if (best.empty()) return best;
     // The ranks that wait for the cycle and that it waits for, itself included.
     std::set<int> together;
-    for (const auto& [rank, edge] : edges_) {
-      if (reaches(rank, *best.begin()) && reaches(*best.begin(), rank)) together.insert(rank);
+    for (const auto& [rank, edge] : waits) {
+      const int first = *best.begin();
+      if (reaches(waits, rank, first) && reaches(waits, first, rank)) together.insert(rank);
     }
     for (const int rank : best) {
       const bool alone = std::ranges::all_of(together, [&](int other) {
-        return other == rank || edges_.at(other).targets == std::vector{rank};
+        return other == rank || waits.at(other).targets == std::vector{rank};
       });
       if (alone && together.size() > 2) return {rank};
     }
@@ -344,6 +418,37 @@ std::string_view name(Diagnosis::Kind kind) {
       return "transit";
   }
   return "unknown";
+}
+
+std::string deadlock_text(std::span<const StuckRank> ranks) {
+  std::string text = "deadlock: ";
+  for (const auto& [rank, operation, targets] : ranks) {
+    text += concat(rank == ranks.front().rank ? "" : ", ", "rank ", rank, " waits in ", operation,
+                   " for ", rank_list(targets));
+  }
+  return text +
+         "; issue the operations of groups that share ranks in the same order on all of them";
+}
+
+std::optional<RecordedDeadlock> find_deadlock(const std::vector<ObservedRank>& ranks, int rank) {
+  std::set<int> numbers;
+  for (const auto& one : ranks) {
+    // Records of two worlds, or groups that share the last entry of their table.
+    const bool is_full = one.record->groups().size() == FlightFile::most_groups;
+    if (is_full || !numbers.insert(one.rank()).second) return std::nullopt;
+  }
+  const auto members = endless_cycle(Search(ranks, 0).proven_waits(), rank);
+  if (members.empty()) return std::nullopt;
+  RecordedDeadlock found{.text = {}, .rank_at_fault = members.front().targets.front(), .waits = {}};
+  std::vector<StuckRank> stuck;
+  for (const auto& edge : members) {
+    found.waits.emplace_back(edge.rank, edge.wait.turn);
+    stuck.push_back({.rank = edge.rank,
+                     .operation = operation_text(*find(ranks, edge.rank)->record, edge.wait.entry),
+                     .targets = edge.targets});
+  }
+  found.text = deadlock_text(stuck);
+  return found;
 }
 
 Diagnosis diagnose(const std::vector<ObservedRank>& ranks, double least) {

@@ -156,7 +156,9 @@ FlightRecord::FlightRecord(std::unique_ptr<FlightFile> file, fs::path path)
   if (waited == entries_.end()) return;
   wait_ = Wait{.entry = *waited,
                .seconds = std::max(0.0, scale_.seconds(file_->wait.since, now)),
-               .missing = ranks_of(file_->wait.missing)};
+               .missing = ranks_of(file_->wait.missing),
+               .is_bound = file_->wait.is_bound,
+               .turn = file_->wait.turn};
 }
 
 std::optional<double> FlightRecord::last_step() const {

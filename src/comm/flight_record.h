@@ -48,13 +48,14 @@ struct FlightWait {
   std::atomic<std::uint64_t> turn;   ///< incremented when a wait begins and when it ends
   std::atomic<std::uint64_t> entry;  ///< FlightEntry::number of the operation
   std::atomic<std::uint64_t> since;  ///< ticks
+  std::atomic<bool> is_bound;        ///< only this operation ends it
   /// Ranks that the backend found missing, after 0.1 s. Empty before.
   FlightRanks missing;
 };
 
 struct FlightFile {
   static constexpr std::uint64_t expected_magic = 0x74686769'6c66736c;  // "lsflight"
-  static constexpr std::uint32_t expected_version = 2;
+  static constexpr std::uint32_t expected_version = 3;
   static constexpr std::size_t capacity = 256;    ///< operations that are kept
   static constexpr std::size_t most_groups = 64;  ///< operations of further groups share the last
   static constexpr std::size_t step_times = 8;    ///< steps whose end is kept
@@ -127,6 +128,8 @@ class FlightRecord {
     Entry entry;
     double seconds;
     std::vector<int> missing;
+    bool is_bound = false;   ///< only this operation ends it
+    std::uint64_t turn = 0;  ///< identifies the wait; every wait of a rank has another turn
   };
 
   /// The record in a file; null if it is none of this version.

@@ -238,12 +238,13 @@ void FlightRecorder::set_on_host(std::span<const int> ranks) noexcept {
   file_->hosts_known.store(true, std::memory_order_release);
 }
 
-void FlightRecorder::begin_wait(std::uint64_t number) noexcept {
+void FlightRecorder::begin_wait(std::uint64_t number, bool is_bound) noexcept {
   auto& wait = file_->wait;
   const auto now = ticks();
   set_ranks(wait.missing, {});
   wait.entry.store(number, relaxed);
   wait.since.store(now, relaxed);
+  wait.is_bound.store(is_bound, relaxed);
   file_->seen.store(now, relaxed);
   wait.turn.fetch_add(1);
 }

@@ -78,8 +78,8 @@ class FlightRecorder : private CrashListener {
     file_->entries[number % FlightFile::capacity].end(number, ticks());
   }
 
-  /// Publishes that the rank waits for an operation.
-  void begin_wait(std::uint64_t number) noexcept;
+  /// Publishes that the rank waits for an operation. is_bound: nothing else ends the wait.
+  void begin_wait(std::uint64_t number, bool is_bound) noexcept;
   void end_wait() noexcept;
   /// Records that the waiting rank polls.
   void poll_wait() noexcept { file_->seen.store(ticks(), relaxed); }

@@ -64,7 +64,8 @@ std::string to_text(const Source& source) {
   };
   if (source.bucket >= 0) add(concat("bucket ", source.bucket));
   add(name(source.content));
-  if (source.owner != Source::Owner::none) add(concat(name(source.owner), " #", source.number));
+  const auto number = source.number > 0 ? concat(" #", source.number) : std::string();
+  if (source.owner != Source::Owner::none) add(name(source.owner) + number);
   return text;
 }
 

@@ -39,7 +39,7 @@ struct Source {
 
   Owner owner = Owner::none;
   Content content = Content::unspecified;
-  /// Of the owner, from Communicator::number_owner(). Of a differentiable collective, the lower
+  /// Of the owner, as Communicator::last_owner(). Of a differentiable collective, the lower
   /// bits of its sequence number.
   std::uint16_t number = 0;
   std::int32_t bucket = -1;  ///< of gradients or parameters; -1 for none
@@ -83,6 +83,7 @@ struct Operation {
   std::shared_ptr<const void> owner = {};
   /// The operation of another group that this one is a stage of. Members announce it instead.
   std::shared_ptr<const Operation> part_of = {};
+  int group = 0;  ///< of an operation that has stages: the number of its group; 0 for the world
 
   /// The dtype in which elements are sent.
   DType wire_dtype() const { return wire ? wire->dtype : dtype; }

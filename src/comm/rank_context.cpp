@@ -10,7 +10,6 @@
 #include <thread>
 #include <utility>
 
-#include "comm/diagnosis.h"
 #include "core/text.h"
 
 // Note [How a rank waits]
@@ -33,20 +32,26 @@ using Clock = std::chrono::steady_clock;
 constexpr auto long_wait = std::chrono::seconds(1);
 /// Time between two records of the ranks that a wait is for.
 constexpr auto between_records = std::chrono::milliseconds(100);
+/// Time between two searches for a deadlock in the records of other ranks.
+constexpr auto between_searches = std::chrono::seconds(1);
 
 }  // namespace
 
 /// A wait for one of several operations. The timeout is that of the operation with the least.
 struct RankContext::LongWait {
-  LongWait(RankContext& in, std::span<const BackendRequest* const> any_of)
+  /// end: of the wait without a failure. can_stop: whether another thread may end it.
+  LongWait(RankContext& in, std::span<const BackendRequest* const> any_of,
+           Clock::time_point end = Clock::time_point::max(), bool can_stop = false)
       : context(in),
         operations(any_of),
         operation(**std::ranges::min_element(
             any_of, {},
             [&](const auto* one) { return wait_limit(one->operation(), in.timeout_); })),
         limit(wait_limit(operation.operation(), in.timeout_)),
-        deadline(limit) {
-    if (is_recorded()) context.recorder_->begin_wait(operation.recorded());
+        deadline(limit),
+        until(end),
+        is_bound(any_of.size() == 1 && !can_stop && end == Clock::time_point::max()) {
+    if (is_recorded()) context.recorder_->begin_wait(operation.recorded(), is_bound);
   }
   ~LongWait() {
     context.end_long_wait();
@@ -62,8 +67,9 @@ struct RankContext::LongWait {
   const BackendRequest& operation;
   std::chrono::milliseconds limit;
   Deadline deadline;
-  Clock::time_point until = Clock::time_point::max();  ///< end of the wait without a failure
-  bool may_stop = false;                               ///< whether another thread may end it
+  Clock::time_point until;
+  /// Whether only the operation ends the wait. Another wait is not part of a deadlock.
+  bool is_bound;
   Clock::time_point last_progress = Clock::now();
   Clock::time_point checked = last_progress;
   Clock::time_point recorded = last_progress;
@@ -232,9 +238,7 @@ std::optional<std::size_t> RankContext::wait_any(std::span<const BackendRequest*
   };
   if (spin(over) || yield(over)) return first;
   const std::stop_callback wake_up(stop, [this] { interrupt(); });
-  LongWait wait(*this, operations);
-  wait.until = deadline;
-  wait.may_stop = stop.stop_possible();
+  LongWait wait(*this, operations, deadline, stop.stop_possible());
   wait_long(wait, finished_or_stopped);
   return first;
 }
@@ -278,10 +282,29 @@ void RankContext::check_long_wait(LongWait& wait) {
   }
   if (wait.is_recorded()) record_wait(wait, now);
   check_time(wait);
-  // A wait that something else may end is not part of a deadlock.
-  const bool is_bound =
-      wait.operations.size() == 1 && !wait.may_stop && wait.until == Clock::time_point::max();
-  if (is_bound && wait.deadline.elapsed() >= long_wait) check_deadlock(wait.operation);
+  if (wait.is_bound && wait.deadline.elapsed() >= long_wait) check_deadlock(wait.operation);
+}
+
+void RankContext::check_deadlock(const BackendRequest& operation) {
+  const auto now = Clock::now();
+  if (recorder_ == nullptr || now - searched_ < between_searches) return;
+  searched_ = now;
+  auto again = find_deadlock(observed_ranks(), recorder_->rank());
+  const bool same = again && again == deadlock_;
+  deadlock_ = std::move(again);
+  if (!same) return;
+  record(FailureKind::mismatch,
+         {.text = deadlock_->text + operation.note(), .rank = deadlock_->rank_at_fault});
+  propagate_failure();
+  throw_failure(operation.where());
+}
+
+std::vector<ObservedRank> RankContext::observed_ranks() const {
+  std::vector<ObservedRank> ranks;
+  for (auto& record : read_flight_records(recorder_->job())) {
+    if (record->size() == recorder_->size()) ranks.push_back(observe(std::move(record)));
+  }
+  return ranks;
 }
 
 void RankContext::record_wait(LongWait& wait, Clock::time_point now) {
@@ -297,11 +320,7 @@ void RankContext::record_wait(LongWait& wait, Clock::time_point now) {
 void RankContext::warn_of_stall(LongWait& wait) {
   const auto least = std::chrono::duration<double>(wait.warning).count() / 2;
   wait.warning *= 2;
-  std::vector<ObservedRank> ranks;
-  for (auto& record : read_flight_records(recorder_->job())) {
-    if (record->size() == recorder_->size()) ranks.push_back(observe(std::move(record)));
-  }
-  const auto found = diagnose(ranks, least);
+  const auto found = diagnose(observed_ranks(), least);
   // One rank of each host warns: the lowest that waits for a missing rank itself.
   if (found.waiting.empty() || found.waiting.front() != recorder_->rank()) return;
   std::string text = "lockstep: stalled: ";
@@ -316,7 +335,7 @@ void RankContext::check_time(LongWait& wait) {
   const auto missing = operation.missing();
   const auto source = to_text(operation.operation().source);
   record(FailureKind::timeout, {.timeout = true,
-                                .text = concat(operation.operation().label(),
+                                .text = concat(operation.operation().label(), operation.of_group(),
                                                source.empty() ? "" : concat(" (", source, ")"),
                                                " waited ", wait.limit.count() / 1000.0, " s for ",
                                                awaited(missing), operation.note()),

@@ -14,6 +14,7 @@
 
 #include "comm/backend_communicator.h"
 #include "comm/control/failure.h"
+#include "comm/diagnosis.h"
 #include "comm/flight_recorder.h"
 #include "comm/progress_thread.h"
 #include "comm/rank_failure.h"
@@ -119,6 +120,8 @@ class RankContext {
   control::Failure failure_of_program(std::string_view text) const noexcept {
     return control::failure_of_program(world_rank(rank_), text);
   }
+  /// The failure that ended the world, the same on all ranks. Under a CallGuard or lock().
+  control::Failure first_failure() { return failure(); }
   /// fail() for an operation whose Work was destroyed by an exception.
   void abandon(BackendCommunicator& group, std::string_view cause) noexcept;
 
@@ -167,9 +170,11 @@ class RankContext {
   virtual bool sleep_unless(const std::function<bool()>& over, std::chrono::nanoseconds longest);
   /// Wakes the rank if it sleeps in sleep_unless(). Any thread of this process.
   virtual void interrupt() noexcept {}
-  /// Called repeatedly during a wait of more than a second for one operation.
+  /// Called repeatedly during a wait of more than a second for one operation. Ends the world if two
+  /// searches of the flight records of this host find the same deadlock. A backend with records in
+  /// memory of its own searches there.
   /// Throws: the failure of the world.
-  virtual void check_deadlock(const BackendRequest& /*operation*/) {}
+  virtual void check_deadlock(const BackendRequest& operation);
   /// Called at the end of a wait that did not end by spinning.
   virtual void end_long_wait() noexcept {}
   /// Throws: InvalidArgument if this thread may not call the backend.
@@ -187,6 +192,8 @@ class RankContext {
   void check_time(LongWait& wait);
   void record_wait(LongWait& wait, std::chrono::steady_clock::time_point now);
   void warn_of_stall(LongWait& wait);
+  /// The ranks of this world with records on this host.
+  std::vector<ObservedRank> observed_ranks() const;
   std::size_t pending() const;
   ProgressThread::Outcome advance_in_progress_thread();
 
@@ -205,6 +212,8 @@ class RankContext {
   bool progressed_ = false;  ///< progress since a wait read this last
   bool entered_ = false;     ///< a CallGuard began since the progress thread read this last
   std::shared_ptr<FlightRecorder> recorder_;
+  std::chrono::steady_clock::time_point searched_;  ///< by check_deadlock()
+  std::optional<RecordedDeadlock> deadlock_;        ///< its last result
   std::optional<ProgressThread> thread_;
 };
 

@@ -16,7 +16,7 @@ constexpr std::string_view no_operation = "world";
 
 bool FailureRecord::record(const control::Failure& failure, bool of_others) noexcept {
   const std::lock_guard lock(mutex_);
-  if (recorded_.load(std::memory_order_relaxed)) return false;
+  if (recorded_.load(std::memory_order_relaxed) && (of_others_ || !of_others)) return false;
   failure_.timeout = failure.timeout;
   failure_.rank = failure.rank;
   failure_.by_program = failure.by_program;

@@ -25,7 +25,7 @@ enum class FailureKind {
 class FailureRecord {
  public:
   /// Records the failure, unless one is recorded. Returns whether it was recorded. of_others:
-  /// another rank has sent this failure.
+  /// another rank has sent this failure. It replaces a failure that this rank has found itself.
   bool record(const control::Failure& failure, bool of_others = false) noexcept;
   bool recorded() const noexcept { return recorded_.load(std::memory_order_acquire); }
   bool of_others() const;

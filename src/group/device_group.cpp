@@ -111,7 +111,9 @@ Group device_group(const Group& group, at::Device device, const DeviceGroupOptio
     ranks = std::make_shared<device::StagedCommunicator>(context, flat, memory);
   }
   context->start_progress_thread();
-  return Group(device::SteppedCommunicator::handle(std::move(ranks)));
+  auto made = device::SteppedCommunicator::handle(std::move(ranks));
+  made->number_owners_with(group.communicator());
+  return Group(std::move(made));
 }
 
 }  // namespace lockstep

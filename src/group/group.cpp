@@ -375,17 +375,16 @@ Group Group::split(int color, int key) const {
         concat("split: got color ", color, " on rank ", rank(), ", expected 0 or more"),
         {.operation = "split"});
   }
+  part->number_owners_with(*communicator_);
   return Group(std::move(part));
 }
 
 Group Group::new_group(const std::vector<int>& members) const {
-  for (std::size_t i = 0; i < members.size(); ++i) {
-    const int member = members[i];
+  for (const int member : members) {
     if (member < 0 || member >= size()) {
       refuse("new_group", "got member ", member, ", expected 0 to ", size() - 1);
     }
-    if (std::find(members.begin(), members.begin() + static_cast<std::ptrdiff_t>(i), member) !=
-        members.begin() + static_cast<std::ptrdiff_t>(i)) {
+    if (std::ranges::count(members, member) > 1) {
       refuse("new_group", "got member ", member, " twice, expected each rank once");
     }
   }
@@ -393,7 +392,9 @@ Group Group::new_group(const std::vector<int>& members) const {
     refuse("new_group", "got a list without rank ", rank(),
            ", expected the calling rank among the members: only members call new_group()");
   }
-  return Group(communicator_->new_group(members));
+  auto part = communicator_->new_group(members);
+  part->number_owners_with(*communicator_);
+  return Group(std::move(part));
 }
 
 }  // namespace lockstep

@@ -88,29 +88,33 @@ LineDifference describe_difference(const std::vector<Lines>& all) {
 
 }  // namespace
 
-std::optional<LineDifference> difference(const Group& group, std::span<const std::string> lines) {
+std::optional<LineDifference> difference(const Group& group, std::span<const std::string> lines,
+                                         std::int64_t* highest) {
   const auto text = join(lines);
   const auto ranks = static_cast<std::int64_t>(group.size());
-  auto mine = at::empty({2}, at::kLong);
-  auto all = at::empty({2 * ranks}, at::kLong);
+  auto mine = at::empty({3}, at::kLong);
+  auto all = at::empty({3 * ranks}, at::kLong);
   auto* values = mine.data_ptr<std::int64_t>();
   values[0] = static_cast<std::int64_t>(digest(std::as_bytes(std::span(text))));
   values[1] = static_cast<std::int64_t>(text.size());
+  values[2] = highest != nullptr ? *highest : 0;
   group.host().all_gather(all, mine).wait();
 
   bool equal = true;
   std::vector<std::size_t> lengths;
   const auto* theirs = all.data_ptr<std::int64_t>();
   for (std::int64_t rank = 0; rank < ranks; ++rank) {
-    equal = equal && theirs[2 * rank] == theirs[0] && theirs[2 * rank + 1] == theirs[1];
-    lengths.push_back(static_cast<std::size_t>(theirs[2 * rank + 1]));
+    equal = equal && theirs[3 * rank] == theirs[0] && theirs[3 * rank + 1] == theirs[1];
+    lengths.push_back(static_cast<std::size_t>(theirs[3 * rank + 1]));
+    if (highest != nullptr) *highest = std::max(*highest, theirs[3 * rank + 2]);
   }
   if (equal) return std::nullopt;
   return describe_difference(gather(group, text, lengths));
 }
 
-void agree(const Group& group, std::string_view operation, std::span<const std::string> lines) {
-  const auto different = difference(group, lines);
+void agree(const Group& group, std::string_view operation, std::span<const std::string> lines,
+           std::int64_t* highest) {
+  const auto different = difference(group, lines, highest);
   if (!different) return;
   throw InvalidArgument(
       concat(operation, " rank ", group.rank(), " of ", group.size(),

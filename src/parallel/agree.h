@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
@@ -28,14 +29,17 @@ struct LineDifference {
 };
 
 /// The first line in which the ranks differ; nullopt when all ranks pass the same lines. Equal
-/// lines cost one small collective.
+/// lines cost one small collective. Sets `highest`, if it is not null, to its highest value of all
+/// ranks.
 /// Ranks: all of the group. The result is the same on every rank.
-std::optional<LineDifference> difference(const Group& group, std::span<const std::string> lines);
+std::optional<LineDifference> difference(const Group& group, std::span<const std::string> lines,
+                                         std::int64_t* highest = nullptr);
 
-/// Checks that all ranks pass the same lines.
+/// Checks that all ranks pass the same lines. highest: as difference().
 /// Ranks: all of the group.
 /// Throws: InvalidArgument, on every rank. It has the first line that differs, and the ranks that
 /// pass each variant. The group stays usable.
-void agree(const Group& group, std::string_view operation, std::span<const std::string> lines);
+void agree(const Group& group, std::string_view operation, std::span<const std::string> lines,
+           std::int64_t* highest = nullptr);
 
 }  // namespace lockstep::detail

@@ -125,12 +125,6 @@ const char* name(Source::Owner front_end) {
                                                            : "DistributedDataParallel";
 }
 
-Source new_source(const Group& group, Source::Owner front_end) {
-  return {.owner = front_end,
-          .content = Source::Content::model,
-          .number = group.communicator().number_owner()};
-}
-
 const char* name(Shard shard) {
   switch (shard) {
     case Shard::none:
@@ -286,9 +280,13 @@ ReplicatedModel::ReplicatedModel(ModelView model, const Group& group,
       group_(group),
       options_(options),
       operation_(name(front_end)),
-      source_(new_source(group, front_end)) {
+      source_{.owner = front_end, .content = Source::Content::model} {
   const SourceScope scope(group.communicator(), source_);
-  agree(group, operation_, describe_all(model_, group, options, front_end));
+  std::int64_t number = group.communicator().last_owner();
+  agree(group, operation_, describe_all(model_, group, options, front_end), &number);
+  source_.number = static_cast<std::uint16_t>(number + 1);
+  group.communicator().set_last_owner(source_.number);
+  group.communicator().set_source(source_);
   try {
     check(model_, group, options, front_end);
     const auto state = state_of(model_, options);

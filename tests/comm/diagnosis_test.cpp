@@ -53,21 +53,25 @@ class Records {
   void complete(int rank, std::uint64_t sequence) { of(rank).ended(issue(rank, sequence)); }
   void wait(int rank, std::uint64_t sequence, Collective collective = Collective::all_reduce,
             int peer = -1) {
-    of(rank).begin_wait(issue(rank, sequence, collective, peer));
+    of(rank).begin_wait(issue(rank, sequence, collective, peer), true);
   }
 
   void add_second_group(int rank) { of(rank).add_group(members_); }
   void wait_in_second_group(int rank, std::uint64_t sequence) {
     of(rank).begin_wait(
-        of(rank).issued(1, {.collective = Collective::barrier, .sequence = sequence}, -1, 0));
+        of(rank).issued(1, {.collective = Collective::barrier, .sequence = sequence}, -1, 0), true);
   }
 
-  Diagnosis diagnose(State state_of_first = State::running) const {
+  std::vector<ObservedRank> observed() const {
     std::vector<ObservedRank> ranks;
     for (auto& record : detail::read_flight_records()) {
       if (record->file().pid != ::getpid() || record->size() != size_) continue;
       ranks.push_back({.record = record, .state = State::running});
     }
+    return ranks;
+  }
+  Diagnosis diagnose(State state_of_first = State::running) const {
+    auto ranks = observed();
     ranks.front().state = state_of_first;
     return detail::diagnose(ranks, 0);
   }
@@ -149,6 +153,37 @@ TEST(Diagnosis, OfAllRanksInOneOperationIsData) {
   EXPECT_THAT(found.waiting, ElementsAre(0, 1));
 }
 
+/// Each rank has done its step, and waits for the next one of the other.
+TEST(Diagnosis, OfRanksThatMissEachOthersDataIsData) {
+  Records records(3, {0, 1, 2});
+  for (const int rank : {0, 1, 2}) records.wait(rank, 1);
+  records.of(0).set_missing(std::vector{1});
+  records.of(1).set_missing(std::vector{0});
+  records.of(2).set_missing(std::vector{0, 1});
+  const auto found = records.diagnose();
+  EXPECT_EQ(found.kind, Kind::transit);
+  EXPECT_THAT(found.text[0], HasSubstr("no rank is missing"));
+}
+
+TEST(Diagnosis, OfAMessageInTransitIsDataThoughItsReceiverTakesAnySource) {
+  Records records(2, {0, 1});
+  records.wait(0, 1, Collective::send, 1);
+  records.wait(1, 1, Collective::recv, -1);
+  records.of(1).set_missing(std::vector{0});
+  EXPECT_EQ(records.diagnose().kind, Kind::transit);
+}
+
+/// Rank 2 may send to rank 0 when the data of its operation with rank 3 have arrived.
+TEST(Diagnosis, OfAReceiveFromAnyRankIsNoDeadlockWhileOneOfThemGoesOn) {
+  Records records(4, {0, 1, 2, 3});
+  records.wait(0, 1, Collective::recv, -1);
+  records.of(0).set_missing(std::vector{1, 2});
+  records.wait(1, 1, Collective::recv, 0);
+  records.wait(2, 1, Collective::recv, 3);
+  records.wait(3, 1, Collective::send, 2);
+  EXPECT_EQ(records.diagnose().kind, Kind::transit);
+}
+
 TEST(Diagnosis, OfADeadlockIsItsShortestCycle) {
   Records records(4, {0, 1, 2, 3});
   for (const int rank : {0, 1, 3}) records.wait(rank, 2);
@@ -168,6 +203,71 @@ TEST(Diagnosis, OfADeadlockNamesTheRankThatIsInAnotherOperation) {
   EXPECT_EQ(found.kind, Kind::deadlock);
   EXPECT_THAT(found.ranks, ElementsAre(2));
   EXPECT_THAT(found.waiting, ElementsAre(0, 1, 3));
+}
+
+/// Ranks 0 and 1 wait for each other in two groups of the same members.
+class RecordedDeadlock : public ::testing::Test {
+ protected:
+  RecordedDeadlock() {
+    for (const int rank : {0, 1}) records_.add_second_group(rank);
+    records_.wait(0, 1);
+    records_.wait_in_second_group(1, 1);
+  }
+  Records records_{2, {0, 1}};
+};
+
+TEST_F(RecordedDeadlock, IsTheSameForEachOfItsRanks) {
+  const auto found = detail::find_deadlock(records_.observed(), 1);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->text,
+            "deadlock: rank 0 waits in all_reduce #1 of the world for rank 1, rank 1 waits in "
+            "barrier #1 of group 2 of ranks 0, 1 for rank 0; issue the operations of groups that "
+            "share ranks in the same order on all of them");
+  EXPECT_EQ(found->rank_at_fault, 1);
+  EXPECT_EQ(found, detail::find_deadlock(records_.observed(), 0));
+}
+
+TEST_F(RecordedDeadlock, OfLaterWaitsIsAnotherOne) {
+  const auto found = detail::find_deadlock(records_.observed(), 0);
+  records_.of(1).end_wait();
+  EXPECT_FALSE(detail::find_deadlock(records_.observed(), 0));
+  records_.wait_in_second_group(1, 2);
+  EXPECT_NE(found, detail::find_deadlock(records_.observed(), 0));
+}
+
+TEST_F(RecordedDeadlock, IsNoneOfAWaitThatSomethingElseMayEnd) {
+  records_.of(1).end_wait();
+  records_.of(1).begin_wait(
+      records_.of(1).issued(1, {.collective = Collective::barrier, .sequence = 2}, -1, 0), false);
+  EXPECT_FALSE(detail::find_deadlock(records_.observed(), 0));
+}
+
+TEST_F(RecordedDeadlock, IsNoneOfAGroupThatTheOtherRankHasLeft) {
+  records_.of(0).remove_group(1);
+  EXPECT_FALSE(detail::find_deadlock(records_.observed(), 0));
+}
+
+TEST_F(RecordedDeadlock, IsNoneWhileTheOperationIsInTransit) {
+  records_.issue(1, 1);
+  EXPECT_FALSE(detail::find_deadlock(records_.observed(), 0));
+}
+
+/// Operations of further groups share the last entry.
+TEST_F(RecordedDeadlock, IsNoneOfMoreGroupsThanARecordHas) {
+  for (std::size_t i = 2; i < detail::FlightFile::most_groups; ++i) records_.add_second_group(0);
+  EXPECT_FALSE(detail::find_deadlock(records_.observed(), 0));
+}
+
+/// A message with another tag may have arrived.
+TEST(RecordedDeadlockOfMessages, IsNoneIfTheSenderHasSent) {
+  Records records(2, {0, 1});
+  records.wait(0, 1, Collective::recv, 1);
+  records.wait(1, 1, Collective::recv, 0);
+  EXPECT_TRUE(detail::find_deadlock(records.observed(), 0));
+  records.of(1).end_wait();
+  records.of(1).ended(records.issue(1, 1, Collective::send, 0));
+  records.wait(1, 2, Collective::recv, 0);
+  EXPECT_FALSE(detail::find_deadlock(records.observed(), 0));
 }
 
 TEST(Diagnosis, DoesNotConsiderShortWaits) {

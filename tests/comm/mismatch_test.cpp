@@ -90,6 +90,26 @@ INSTANTIATE_TEST_SUITE_P(
       return std::string(std::get<0>(test.param).name) + std::to_string(std::get<1>(test.param));
     });
 
+TEST(Mismatches, OfAGroupNamesTheGroup) {
+  const auto texts = what_ranks_threw(3, [](const auto& world) {
+    const auto group = world->split(world->rank() / 2, 0);
+    if (world->rank() == 0) group->all_reduce(floats, 4, DType::f32, ReduceOp::sum).wait();
+    if (world->rank() == 1) group->all_reduce(doubles, 4, DType::f64, ReduceOp::sum).wait();
+    world->barrier().wait();
+  });
+  EXPECT_THAT(texts, Each(HasSubstr("collective #1 of group 1 (ranks 0, 1) differs between ranks: "
+                                    "rank 1 got all_reduce sum float64")));
+}
+
+TEST(Timeout, OfAGroupNamesTheGroup) {
+  const auto texts = what_ranks_threw(2, [](const auto& world) {
+    const auto group = world->split(0, 1 - world->rank());
+    while (world->rank() == 1) world->make_progress();
+    group->barrier({.timeout = 200ms}).wait();
+  });
+  EXPECT_THAT(texts, Each(HasSubstr("barrier #1 of group 1 (ranks 1, 0) waited 0.2 s for rank 1")));
+}
+
 TEST(Mismatches, MessageMismatchIsNamedOnBothSides) {
   const auto texts = what_ranks_threw(2, [](const auto& group) {
     if (group->rank() == 0) group->send(floats, 4, DType::f32, 1, 7).wait();

@@ -30,6 +30,8 @@ std::string_view name(Fault fault) {
       return "receives";
     case Fault::silent_sender:
       return "silent_sender";
+    case Fault::in_transit:
+      return "in_transit";
   }
   return "unknown";
 }

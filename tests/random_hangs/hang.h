@@ -8,7 +8,7 @@
 
 namespace lockstep::testing {
 
-/// How one rank makes the others wait.
+/// How one rank makes the others wait, or why all of them do.
 enum class Fault {
   sleeps,         ///< the rank sleeps before the last operation
   spins,          ///< it computes without end
@@ -19,12 +19,13 @@ enum class Fault {
   skips_wrapper,  ///< of several wrappers, it skips the last, and begins the next step
   never_waits,    ///< it issues the operation, and computes instead of waiting for it
   receives,       ///< ranks receive from one another in a circle, before any of them sends
-  silent_sender   ///< another rank receives from it, and it sends nothing
+  silent_sender,  ///< another rank receives from it, and it sends nothing
+  in_transit      ///< no fault: all ranks are in an operation that takes long
 };
-inline constexpr Fault all_faults[] = {Fault::sleeps,       Fault::spins,    Fault::stops,
-                                       Fault::dies,         Fault::skips,    Fault::other_group,
-                                       Fault::never_waits,  Fault::receives, Fault::silent_sender,
-                                       Fault::skips_wrapper};
+inline constexpr Fault all_faults[] = {Fault::sleeps,        Fault::spins,     Fault::stops,
+                                       Fault::dies,          Fault::skips,     Fault::other_group,
+                                       Fault::never_waits,   Fault::receives,  Fault::silent_sender,
+                                       Fault::skips_wrapper, Fault::in_transit};
 
 std::string_view name(Fault fault);
 

@@ -5,11 +5,14 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <fstream>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "comm/waiting.h"
 #include "core/text.h"
 
 namespace lockstep::testing {
@@ -19,6 +22,25 @@ using detail::concat;
 
 constexpr std::size_t most = std::size_t{1} << 18;
 constexpr int most_wrappers = 3;
+
+/// Makes every step of an operation take up to 200 ms.
+class SlowWork final : public detail::WorkObserver {
+ public:
+  explicit SlowWork(int rank) : random_(static_cast<unsigned>(rank)) {
+    detail::this_threads_work_observer = this;
+  }
+  ~SlowWork() { detail::this_threads_work_observer = nullptr; }
+  SlowWork(const SlowWork&) = delete;
+  SlowWork& operator=(const SlowWork&) = delete;
+
+  void worked(std::chrono::steady_clock::time_point,
+              std::chrono::steady_clock::time_point) noexcept override {
+    std::this_thread::sleep_for(std::chrono::milliseconds(random_() % 200));
+  }
+
+ private:
+  std::mt19937 random_;
+};
 
 class Rank {
  public:
@@ -68,6 +90,9 @@ class Rank {
         }
         if (hang_.is_member(rank())) wait_in(*group_, Collective::all_reduce, most);
         end();
+      case Fault::in_transit:
+        if (hang_.is_member(rank())) be_in_transit();
+        end();
       default:
         if (rank() == hang_.culprit) fail();
     }
@@ -103,6 +128,14 @@ class Rank {
     say(concat(name(what), ' ', detail::rank_list(members)));
     issue(group, what, count).wait();
     end();
+  }
+
+  /// An operation of 64 or more steps.
+  [[noreturn]] void be_in_transit() {
+    constexpr std::size_t count = std::size_t{4} << 20;
+    input_.resize(count * sizeof(float));
+    const SlowWork slow(rank());
+    wait_in(*group_, Collective::all_reduce, count);
   }
 
   /// Steps of a training program with several wrappers. Each has a group, as a wrapper with a group

@@ -20,11 +20,12 @@
 #include "lockstep/error.h"
 
 // Note [How ranks of several hosts watch one another]
-// Every rank has a connection to rank 0, which forwards a rank's failure to all others. A failure
-// therefore needs at most two hops. A process that ends closes its connection, which is a failure
-// of the world unless the rank has left before. A link that fails closes no connection, so both
-// sides send heartbeats. A side that receives none for too long reports a failure of the other
-// side's host.
+// Every rank has a connection to rank 0, which sends a rank's failure to all ranks. A failure
+// therefore needs at most two hops. If ranks fail at the same time, the first failure that rank 0
+// has is that of all: a rank that fails waits for the answer of rank 0.
+// A process that ends closes its connection, which is a failure of the world unless the rank has
+// left before. A link that fails closes no connection, so both sides send heartbeats. A side that
+// receives none for too long reports a failure of the other side's host.
 // The time without heartbeats excludes time in which this process was stopped. A rank that
 // continues after a stop therefore reads its connections before it reports a failure. After the
 // first failure, nothing is checked any more.
@@ -37,7 +38,8 @@ using std::chrono::milliseconds;
 
 /// Longest time to send the last frames.
 constexpr auto send_timeout = milliseconds(1000);
-constexpr auto fail_timeout = milliseconds(200);
+constexpr auto crash_timeout = milliseconds(200);
+constexpr auto answer_timeout = milliseconds(1000);
 constexpr int heartbeats_per_limit = 4;
 constexpr auto between_flushes = milliseconds(2);
 /// epoll_wait() takes its timeout as an int of milliseconds.
@@ -92,9 +94,15 @@ Control::~Control() {
   thread_.join();
 }
 
-void Control::fail(const Failure& failure) noexcept {
+Failure Control::fail(const Failure& failure) noexcept {
   send_command(Command::fail, failure);
-  await_done(fail_timeout);
+  await_done(answer_timeout);
+  try {
+    const std::lock_guard lock(mutex_);
+    return done_ && first_ ? *first_ : failure;
+  } catch (const std::bad_alloc&) {
+    return {.timeout = failure.timeout, .rank = failure.rank, .by_program = failure.by_program};
+  }
 }
 
 void Control::fail_by_crash(std::string_view text, int rank) noexcept {
@@ -104,7 +112,7 @@ void Control::fail_by_crash(std::string_view text, int rank) noexcept {
   const std::uint64_t wake = 1;
   [[maybe_unused]] const auto written = ::write(wake_event_.get(), &wake, sizeof wake);
   constexpr auto pause = milliseconds(2);
-  for (milliseconds waited{0}; waited < fail_timeout && !has_ended_.load(); waited += pause) {
+  for (milliseconds waited{0}; waited < crash_timeout && !has_ended_.load(); waited += pause) {
     const timespec time{.tv_sec = 0, .tv_nsec = std::chrono::nanoseconds(pause).count()};
     ::clock_nanosleep(CLOCK_MONOTONIC, 0, &time, nullptr);
   }
@@ -153,6 +161,7 @@ void Control::run() noexcept {
   try {
     watch();
     flush_all();
+    if (is_asking_) await_answer();
   } catch (const std::exception& error) {
     log::warn(concat("control: ", error.what()));
     on_failure_({.text = concat("control: ", error.what())});
@@ -212,7 +221,10 @@ void Control::run_command() {
   const std::lock_guard lock(mutex_);
   if (command_ == Command::none) return;
   over_ = true;
-  if (command_ == Command::fail) end_by(failure_, nullptr, true);
+  if (command_ == Command::fail) {
+    end_by(failure_, nullptr, true);
+    is_asking_ = !is_rank_0();
+  }
   if (command_ == Command::leave) send_to_all({.kind = Kind::left});
 }
 
@@ -249,7 +261,10 @@ void Control::process_frames(Peer& peer) {
     if (relay_ && (frame->kind == Kind::question || frame->kind == Kind::answer)) {
       relay_->on_frame(*frame);
     }
-    if (const auto failure = failure_in(*frame)) end_by(*failure, &peer, false);
+    if (const auto failure = failure_in(*frame)) {
+      // The rank that has sent it waits for the answer of rank 0.
+      end_by(*failure, is_rank_0() ? nullptr : &peer, false);
+    }
   }
 }
 
@@ -292,10 +307,28 @@ void Control::report_failure(const std::string& cause, int rank, const Peer* fro
 
 void Control::end_by(const Failure& failure, const Peer* from, bool own) {
   over_ = true;
+  first_ = failure;
   send_to_all(failure_frame(failure), from);
   if (own) return;
   log::debug(concat("control: ", failure.text));
   on_failure_(failure);
+}
+
+void Control::await_answer() {
+  const auto until = Clock::now() + answer_timeout;
+  auto& rank_0 = peers_.front().member.connection;
+  for (bool open = true; open;) {
+    while (const auto frame = rank_0.next()) {
+      const auto failure = failure_in(*frame);
+      if (!failure) continue;
+      first_ = failure;
+      return;
+    }
+    pollfd waiting{.fd = rank_0.fd(), .events = POLLIN, .revents = 0};
+    const auto left = std::chrono::ceil<milliseconds>(until - Clock::now()).count();
+    if (left <= 0 || ::poll(&waiting, 1, static_cast<int>(left)) <= 0) return;
+    open = rank_0.receive();
+  }
 }
 
 void Control::send_to_all(const Frame& frame, const Peer* but) {

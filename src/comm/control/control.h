@@ -41,9 +41,9 @@ class Control {
   Control(const Control&) = delete;
   Control& operator=(const Control&) = delete;
 
-  /// Sends the failure that ended the world to all other ranks. Returns when it is sent, or after
-  /// 200 ms. Any thread.
-  void fail(const Failure& failure) noexcept;
+  /// Sends the failure that ended the world to all other ranks, and returns the one that all ranks
+  /// raise: the first that rank 0 had. If rank 0 does not answer within 1 s, this one. Any thread.
+  Failure fail(const Failure& failure) noexcept;
   /// fail() in the handler of a crash of this rank. Async-signal-safe.
   void fail_by_crash(std::string_view text, int rank) noexcept;
   /// Tells the other ranks that this rank has left without a failure. Returns when this is sent, or
@@ -84,6 +84,10 @@ class Control {
   /// Ends the thread's work and sends the failure to all ranks except from. own: the failure came
   /// from fail().
   void end_by(const Failure& failure, const Peer* from, bool own);
+  /// Whether this rank forwards and answers failures: rank 0.
+  bool is_rank_0() const { return peers_.empty() || peers_.front().member.rank != 0; }
+  /// Receives the first failure from rank 0.
+  void await_answer();
   void send_to_all(const Frame& frame, const Peer* but = nullptr);
   void flush_all();
 
@@ -93,6 +97,7 @@ class Control {
   detail::Descriptor events_;
   detail::Descriptor wake_event_;
   bool over_ = false;                 ///< the thread's work has ended
+  bool is_asking_ = false;            ///< rank 0 has this rank's failure, and answers
   Clock::duration running_{};         ///< running time of this thread, without stops of the process
   Clock::time_point last_reading_{};  ///< last clock reading of this thread
   pid_t process_;
@@ -102,6 +107,7 @@ class Control {
   std::condition_variable done_changed_;
   Command command_ = Command::none;
   Failure failure_;
+  std::optional<Failure> first_;  ///< when done
   bool done_ = false;
 
   detail::SignalSafeText<1024> crash_text_;

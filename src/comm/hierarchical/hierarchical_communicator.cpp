@@ -154,8 +154,7 @@ std::shared_ptr<Communicator> HierarchicalCommunicator::new_group(std::span<cons
                                                   StageCommunicators{.all_ranks = agreement}),
       mpi::last_group(all));
   // The members on this host, as local ranks of this group and as world ranks.
-  std::vector<int> local_ranks;
-  std::vector<int> world_ranks;
+  std::vector<int> local_ranks, world_ranks;
   for (const int rank : ranks) {
     if (hosts()[static_cast<std::size_t>(rank)] != topology_.host) continue;
     local_ranks.push_back(HostTopology::local_rank_of(*this, rank));
@@ -186,8 +185,9 @@ Work HierarchicalCommunicator::begin(Operation&& operation) {
   const HierarchicalRankContext::CallGuard guard(*context_);
   number(operation);
   if (context_->failed()) context_->throw_failure(where(operation.label()));
-  auto request = std::make_shared<StagedRequest>(*this, std::move(operation));
-  requests_.push_back(request);
+  operation.group = group_number();
+  auto request =
+      requests_.emplace_back(std::make_shared<StagedRequest>(*this, std::move(operation)));
   context_->poll();
   if (!request->complete()) context_->wake_thread();
   return Work(std::move(request));

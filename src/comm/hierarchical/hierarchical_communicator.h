@@ -43,6 +43,9 @@ class HierarchicalCommunicator final : public detail::BackendCommunicator {
 
   std::string_view backend() const override { return "hierarchical"; }
   int world_rank(int rank) const override { return groups_.all_ranks->world_rank(rank); }
+  int group_number() const override {
+    return static_cast<const BackendCommunicator&>(*groups_.all_ranks).group_number();
+  }
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override;
   std::optional<std::uint64_t> place_of(const void* memory) const override;
   std::byte* at_place(std::uint64_t place) const override;

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <map>
 #include <utility>
+#include <vector>
 
+#include "comm/diagnosis.h"
 #include "core/text.h"
 
 // Note [How ranks find a deadlock]
@@ -34,36 +36,11 @@ int rank_of(const Arena& arena, const Block& block, int member) {
 /// The published waits of a rank, of the ranks that it waits for, and so on.
 class Search {
  public:
-  Search(const Arena& arena, int rank) : arena_(arena) {
-    read(rank);
-    remove_waits_that_can_end();
-  }
+  Search(const Arena& arena, int rank) : arena_(arena) { read(rank); }
 
-  /// The ranks of a cycle that the rank is in, or waits for; empty if its wait can end. With ranks
-  /// that wait for one of several ranks, it is more than a cycle.
-  std::vector<Deadlock::Member> result(int rank) const {
-    if (!waits_.contains(rank)) return {};
-    std::vector<int> walk;
-    while (std::ranges::find(walk, rank) == walk.end()) {
-      walk.push_back(rank);
-      rank = waits_.at(rank).targets.front();
-    }
-    const int lowest = *std::min_element(std::ranges::find(walk, rank), walk.end());
-    std::vector<Deadlock::Member> members{waits_.at(lowest)};
-    for (std::size_t i = 0; i < members.size(); ++i) {
-      for (const int target : std::vector(members[i].targets)) {
-        const auto known = std::ranges::find(members, target, &Deadlock::Member::rank);
-        if (known == members.end()) members.push_back(waits_.at(target));
-      }
-    }
-    return members;
-  }
+  const std::map<int, Deadlock::Member>& waits() const { return waits_; }
 
  private:
-  static bool is_for_any(const Deadlock::Member& member) {
-    return member.waited.collective == Collective::recv && member.waited.peer == any_source;
-  }
-
   void read(int rank) {
     const auto wait = read_wait(arena_.rank(rank).wait);
     if (!wait) return;
@@ -77,29 +54,13 @@ class Search {
       const bool is_target = waited.peer < 0 || i == waited.peer;
       const bool is_pending = next >= 0 && !has_begun(block, waited, i);
       // A message of any rank ends the wait. While the rank waits, it sends itself none.
-      if (is_for_any(member) && !is_pending) return;
-      const bool is_self = is_for_any(member) && next == rank && waited.members > 1;
+      if (member.for_any() && !is_pending) return;
+      const bool is_self = member.for_any() && next == rank && waited.members > 1;
       if (is_target && is_pending && !is_self) member.targets.push_back(next);
     }
     const auto targets = waits_.emplace(rank, std::move(member)).first->second.targets;
     for (const int target : targets) {
       if (!waits_.contains(target)) read(target);
-    }
-  }
-
-  /// Afterwards each wait is for a rank whose wait cannot end, and targets is the first such rank.
-  /// A wait for any of several ranks is for ranks whose waits all cannot end.
-  void remove_waits_that_can_end() {
-    const auto is_stuck = [&](int rank) { return waits_.contains(rank); };
-    const auto can_end = [&](const auto& wait) {
-      const auto& targets = wait.second.targets;
-      return is_for_any(wait.second) ? !std::ranges::all_of(targets, is_stuck)
-                                     : std::ranges::none_of(targets, is_stuck);
-    };
-    while (std::erase_if(waits_, can_end) > 0) {
-    }
-    for (auto& [rank, member] : waits_) {
-      if (!is_for_any(member)) member.targets = {*std::ranges::find_if(member.targets, is_stuck)};
     }
   }
 
@@ -121,7 +82,7 @@ PublishedWait::PublishedWait(RankState& state, const Waited& waited) : record_(s
 PublishedWait::~PublishedWait() { end_wait(record_); }
 
 std::string Deadlock::text(const std::function<int(int)>& world_rank) const {
-  std::string text = "deadlock: ";
+  std::vector<detail::StuckRank> ranks;
   for (const auto& [rank, turn, waited, group, targets] : members_) {
     const Operation operation{
         .collective = waited.collective, .peer = waited.peer, .sequence = waited.sequence};
@@ -129,17 +90,17 @@ std::string Deadlock::text(const std::function<int(int)>& world_rank) const {
     for (const int member : group) names.push_back(member < 0 ? member : world_rank(member));
     for (const int target : targets) awaited.push_back(world_rank(target));
     const auto source = to_text(waited.source);
-    text += detail::concat(rank == members_.front().rank ? "" : ", ", "rank ", world_rank(rank),
-                           " waits in ", operation.label(), " of ", group_text(waited, names),
-                           source.empty() ? "" : detail::concat(" (", source, ")"), " for ",
-                           detail::rank_list(awaited));
+    ranks.push_back(
+        {.rank = world_rank(rank),
+         .operation = detail::concat(operation.label(), " of ", group_text(waited, names),
+                                     source.empty() ? "" : detail::concat(" (", source, ")")),
+         .targets = std::move(awaited)});
   }
-  return text +
-         "; issue the operations of groups that share ranks in the same order on all of them";
+  return detail::deadlock_text(ranks);
 }
 
 std::optional<Deadlock> find_deadlock(const Arena& arena, int rank) {
-  auto members = Search(arena, rank).result(rank);
+  auto members = detail::endless_cycle(Search(arena, rank).waits(), rank);
   if (members.empty()) return std::nullopt;
   const auto unchanged = [&](const Deadlock::Member& member) {
     return is_in_turn(arena.rank(member.rank).wait, member.turn);

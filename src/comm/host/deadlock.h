@@ -41,6 +41,9 @@ class Deadlock {
     std::vector<int> targets;
 
     bool operator==(const Member&) const = default;
+    bool for_any() const {
+      return waited.collective == Collective::recv && waited.peer == any_source;
+    }
   };
 
   /// Each rank waits for ranks of the list. The first is the lowest of a cycle.

@@ -96,14 +96,19 @@ bool CollectiveRequest::compare_announcements() {
     announcements[member] =
         &group().block().entry(static_cast<int>(member), operation().sequence).announcement;
   }
-  const auto different = detail::difference(std::span(announcements).first(size),
-                                            group().world_ranks(), operation().sequence);
+  const auto different =
+      detail::difference(std::span(announcements).first(size), group().world_ranks());
   if (!different) return !counted().has_own_counts() || compare_counts();
   auto& context = group().context();
   context.world().fail({.kind = Failure::Kind::mismatch,
                         .rank = context.local_rank(different->rank),
-                        .text = different->text});
+                        .text = text_of(different->text)});
   return false;
+}
+
+std::string CollectiveRequest::text_of(std::string_view what) const {
+  return detail::describe_difference(operation(), group().group_number(), group().world_ranks(),
+                                     what);
 }
 
 bool CollectiveRequest::compare_counts() {
@@ -112,11 +117,10 @@ bool CollectiveRequest::compare_counts() {
     if (sent == expected) return true;
     const auto ranks = group().world_ranks();
     const auto world_rank = [&](int member) { return ranks[static_cast<std::size_t>(member)]; };
-    group().context().world().fail(
-        {.kind = Failure::Kind::mismatch,
-         .rank = group().members()[static_cast<std::size_t>(from)],
-         .text = detail::describe_counts(operation().sequence, world_rank(from), world_rank(to),
-                                         sent, expected)});
+    group().context().world().fail({.kind = Failure::Kind::mismatch,
+                                    .rank = group().members()[static_cast<std::size_t>(from)],
+                                    .text = text_of(detail::describe_counts(
+                                        world_rank(from), world_rank(to), sent, expected))});
     return false;
   };
   for (int member = 0; member < group().size(); ++member) {

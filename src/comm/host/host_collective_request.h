@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "comm/host/block.h"
@@ -51,6 +53,8 @@ class CollectiveRequest final : public HostRequest {
   /// Compares the counts of an all_to_all with those of the other members. False: the world has
   /// failed.
   bool compare_counts();
+  /// The error text about members that differ, as `what` says.
+  std::string text_of(std::string_view what) const;
 
   /// Whether each member reduces its own segment of the buffer.
   bool reduces_by_segments() const {

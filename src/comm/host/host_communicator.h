@@ -43,6 +43,7 @@ class HostCommunicator final : public detail::BackendCommunicator {
 
   std::string_view backend() const override { return "host"; }
   int world_rank(int rank) const override { return world_ranks_[static_cast<std::size_t>(rank)]; }
+  int group_number() const override { return number_; }
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override;
   std::optional<std::uint64_t> place_of(const void* memory) const override;
   std::byte* at_place(std::uint64_t place) const override;

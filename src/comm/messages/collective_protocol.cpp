@@ -19,6 +19,8 @@
 // depend on the order in which messages arrive, so the bits of a result do not, either.
 // A member compares only after its own announcements have been sent. Another member that waits for
 // one of them then finds the same mismatch itself, even if a failure cancels unsent messages.
+// A later collective's announcements may be sent earlier, if they are shorter. It is compared after
+// the earlier one all the same, so that all members find the first mismatch.
 
 namespace lockstep::inline v0_2::messages {
 
@@ -122,9 +124,15 @@ void CollectiveProtocol::compare_announcements() const {
     announcements.push_back(
         member == group().rank ? &own : reinterpret_cast<const Announcement*>(message_of(member)));
   }
-  const auto different = detail::difference(announcements, group().members, operation_.sequence);
-  if (different) throw Mismatch(different->text, {.rank = different->rank});
+  const auto different = detail::difference(announcements, group().members);
+  if (different) throw_mismatch(different->text, different->rank);
   if (operation_.announced().has_own_counts()) compare_counts(announcements);
+}
+
+void CollectiveProtocol::throw_mismatch(std::string_view what, int rank) const {
+  throw Mismatch(
+      detail::describe_difference(operation_, group().shown_number(), group().members, what),
+      {.rank = rank});
 }
 
 void CollectiveProtocol::compare_counts(std::span<const Announcement* const> announcements) const {
@@ -132,8 +140,7 @@ void CollectiveProtocol::compare_counts(std::span<const Announcement* const> ann
   const int own = group().world_rank(group().rank);
   const auto expect = [&](int from, int to, std::uint64_t sent, std::uint64_t expected) {
     if (sent == expected) return;
-    throw Mismatch(detail::describe_counts(operation_.sequence, from, to, sent, expected),
-                   {.rank = from});
+    throw_mismatch(detail::describe_counts(from, to, sent, expected), from);
   };
   for (int member = 0; member < group().size(); ++member) {
     if (member == group().rank) continue;

@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "comm/announcement.h"
@@ -26,7 +27,7 @@ class CollectiveProtocol {
   /// Sends the announcements and begins to receive those of the other members.
   void announce();
   /// Compares the announcements when all have arrived. If they include the inputs (eager), also
-  /// computes the result.
+  /// computes the result. Members compare the collectives of a group in order.
   /// Throws: Mismatch if members issued different collectives.
   void compare();
   /// Call it after compare(): begins the transfer, if the inputs are not eager, and advances it.
@@ -35,6 +36,8 @@ class CollectiveProtocol {
   /// Whether the transfer of the next collective may begin: all messages of this one have begun.
   bool next_may_begin() const;
   bool complete() const { return complete_; }
+  /// Whether the announcements of all members are equal.
+  bool compared() const { return compared_; }
 
   /// Whether it waits for earlier collectives and not for a member.
   bool is_queued() const { return compared_ && !eager_ && transfer_ == nullptr; }
@@ -52,6 +55,7 @@ class CollectiveProtocol {
   std::size_t payload_bytes(int member) const;
   void write_payload(std::byte* payload, std::size_t bytes, int member) const;
   void compare_announcements() const;
+  [[noreturn]] void throw_mismatch(std::string_view what, int rank) const;
   /// Compares the counts of an all_to_all with those of each other member.
   void compare_counts(std::span<const detail::Announcement* const> announcements) const;
   void finish_eager();

@@ -86,6 +86,7 @@ struct MessageGroup {
   int rank = 0;
   std::vector<int> members = {};  ///< world ranks in the order of the group
   int number = 0;                 ///< distinguishes its messages from those of other groups
+  int first_number = 1;           ///< of the groups that programs make from the world
   Placement placement = {};       ///< of the members
   Algorithm algorithm = Algorithm::automatic;
   std::size_t eager_bytes = 0;  ///< longest input that is sent with the announcement
@@ -93,6 +94,8 @@ struct MessageGroup {
 
   int size() const { return static_cast<int>(members.size()); }
   int world_rank(int member) const { return members[static_cast<std::size_t>(member)]; }
+  /// The number in error texts: 1, 2, …, and 0 for the world and groups of the library.
+  int shown_number() const { return number < first_number ? 0 : number - first_number + 1; }
 };
 
 /// A transport with messages to members of a group, by channel. Refers to the group and the

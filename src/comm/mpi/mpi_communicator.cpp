@@ -100,6 +100,7 @@ MpiCommunicator::MpiCommunicator(std::shared_ptr<MpiRankContext> context, std::v
   group_ = {.rank = rank,
             .members = std::move(members),
             .number = number,
+            .first_number = agreement_group + 1,
             .algorithm = context_->options().algorithm,
             .eager_bytes = eager_bytes(size())};
   receives_.emplace(transport());
@@ -196,7 +197,10 @@ Work MpiCommunicator::start(Operation&& operation) {
 
 void MpiCommunicator::poll() {
   run([this] {
-    for (const auto& request : collectives_) request->protocol().compare();
+    for (const auto& request : collectives_) {
+      request->protocol().compare();
+      if (!request->protocol().compared()) break;
+    }
     for (const auto& request : collectives_) {
       request->advance();
       if (!request->protocol().next_may_begin()) break;

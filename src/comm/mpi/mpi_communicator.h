@@ -29,6 +29,7 @@ class MpiCommunicator final : public detail::BackendCommunicator {
 
   std::string_view backend() const override { return "mpi"; }
   int world_rank(int rank) const override { return group_.world_rank(rank); }
+  int group_number() const override { return group_.shown_number(); }
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override;
   std::shared_ptr<Communicator> split(int color, int key) override;
   std::shared_ptr<Communicator> new_group(std::span<const int> members) override;

@@ -21,15 +21,17 @@
 
 // Note [How a world over MPI fails]
 // No memory is visible to all ranks. A world fails by an exception, a mismatch or a timeout on one
-// rank. That rank sends a notice to every other rank, which receives it when it polls. A rank
-// raises the first cause that it receives. All members of a group detect a mismatch themselves,
-// with the same error text.
+// rank, or on several at the same time, of different causes. Rank 0 decides which one is the first:
+// the one that it has first. A rank that fails sends its cause to rank 0, which sends the first to
+// every rank. A rank receives a notice when it polls. If rank 0 does not poll within a second, the
+// rank that fails sends its own cause to every rank. If rank 0 has left, it does so at once.
+// All members of a group detect a mismatch themselves, with the same error text.
 // A rank that leaves also sends a notice, after all its other messages, so that a rank that still
 // waits for it detects this. After a failure and its notices, a rank starts nothing more in MPI,
 // which might block for ever.
 // MPI does not report ranks and links that fail. If there are several hosts, every rank therefore
-// has a control connection, which detects them. It also carries failures instead of MPI. Its thread
-// only records failures; the next thread that polls calls MPI.
+// has a control connection, which detects them. It also carries failures instead of MPI, and rank 0
+// decides there, too. Its thread only records failures; the next thread that polls calls MPI.
 
 namespace lockstep::inline v0_2::mpi {
 namespace {
@@ -40,6 +42,8 @@ using Clock = std::chrono::steady_clock;
 
 /// Longest time to send the last messages.
 constexpr auto send_timeout = std::chrono::seconds(1);
+/// Longest time until rank 0 answers with the first failure.
+constexpr auto answer_timeout = std::chrono::seconds(1);
 
 /// A rank spins only if every rank of this host has a core of its own.
 int spins(int local_size, const Options& options) {
@@ -91,7 +95,7 @@ void MpiRankContext::on_notice() {
             .text = notice_.text,
             .rank = notice_.rank_at_fault,
             .by_program = notice_.by_program},
-           true);
+           rank() != 0);  // rank 0 keeps the failure that it has first
   }
   receive_notice();
 }
@@ -140,9 +144,8 @@ void MpiRankContext::check(const detail::BackendRequest& operation) {
 }
 
 void MpiRankContext::record(const Failure& failure, bool of_others) noexcept {
-  if (!failure_.record(failure, of_others)) return;
-  Library::abandon();
-  if (!of_others && control_) control_->fail(failure);
+  if (!of_others && control_ && !failed()) return record(control_->fail(failure), true);
+  if (failure_.record(failure, of_others)) Library::abandon();
 }
 
 void MpiRankContext::record(detail::FailureKind /*kind*/, const Failure& failure) noexcept {
@@ -187,17 +190,40 @@ void MpiRankContext::propagate_unless_in_use() noexcept {
 void MpiRankContext::propagate_failure() noexcept {
   if (std::exchange(stopped_, true)) return;
   // The control connections have sent the cause already. MPI might block for long on a dead rank.
-  if (!failure_.of_others() && !control_) {
-    const auto failure = failure_.failure();
-    Notice notice{};
-    notice.kind = failure.timeout ? Notice::Kind::timed_out : Notice::Kind::failed;
-    notice.rank_at_fault = failure.rank;
-    notice.by_program = failure.by_program;
-    failure.text.copy(notice.text, sizeof notice.text - 1);
-    notice.rank = rank();
-    send_to_all(notice);
-  }
+  if (!control_) agree_on_failure();
   transport_->stop();
+}
+
+Notice MpiRankContext::notice_of_failure() const {
+  const auto failure = failure_.failure();
+  Notice notice{};
+  notice.kind = failure.timeout ? Notice::Kind::timed_out : Notice::Kind::failed;
+  notice.rank_at_fault = failure.rank;
+  notice.by_program = failure.by_program;
+  failure.text.copy(notice.text, sizeof notice.text - 1);
+  notice.rank = rank();
+  return notice;
+}
+
+void MpiRankContext::agree_on_failure() noexcept {
+  if (rank() == 0) return send_to_all(notice_of_failure());
+  if (failure_.of_others()) return;
+  if (!has_left(0)) {
+    send_to(0, 1, notice_of_failure());
+    await_answer();
+  }
+  if (!failure_.of_others()) send_to_all(notice_of_failure());
+}
+
+void MpiRankContext::await_answer() noexcept {
+  const auto until = Clock::now() + answer_timeout;
+  try {
+    while (Library::running() && !failure_.of_others() && Clock::now() < until) {
+      if (!transport_->progress()) std::this_thread::sleep_for(poll_pause);
+    }
+  } catch (const std::exception& error) {
+    log::warn(concat("mpi: rank ", rank(), " has no answer of rank 0: ", error.what()));
+  }
 }
 
 void MpiRankContext::leave() noexcept {
@@ -244,13 +270,15 @@ void MpiRankContext::fail_without_notices() noexcept {
   record({.text = text, .rank = ranks.front()}, false);
 }
 
-void MpiRankContext::send_to_all(const Notice& notice) noexcept {
+void MpiRankContext::send_to_all(const Notice& notice) noexcept { send_to(0, size(), notice); }
+
+void MpiRankContext::send_to(int first, int end, const Notice& notice) noexcept {
   try {
     if (!Library::running()) return;
     // Kept after this function: MPI may still read it.
     const auto kept = std::make_shared<Notice>(notice);
     const auto waiting = std::make_shared<int>(0);
-    for (int other = 0; other < size(); ++other) {
+    for (int other = first; other < end; ++other) {
       if (other == rank()) continue;
       ++*waiting;
       transport_->send(reinterpret_cast<const std::byte*>(kept.get()), sizeof *kept, other,

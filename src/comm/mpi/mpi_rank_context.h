@@ -84,16 +84,25 @@ class MpiRankContext final : public detail::RankContext, private detail::CrashLi
   bool advance() override;
   void record(detail::FailureKind kind, const Failure& failure) noexcept override;
   void propagate_failure() noexcept override;
-  Failure failure() override { return failure_.failure(); }
+  Failure failure() override {
+    propagate_failure();
+    return failure_.failure();
+  }
   void expect_usable_thread() const override;
 
   /// Records a failure. of_others: another rank has sent it, so all ranks have it.
   void record(const Failure& failure, bool of_others) noexcept;
   void receive_notice();
   void on_notice();
+  Notice notice_of_failure() const;
+  /// Makes all ranks raise the same failure, by notices.
+  void agree_on_failure() noexcept;
+  void await_answer() noexcept;
   void fail_without_notices() noexcept;
   void propagate_unless_in_use() noexcept;
   void send_to_all(const Notice& notice) noexcept;
+  /// To the ranks from first to before end, without this one.
+  void send_to(int first, int end, const Notice& notice) noexcept;
 
   Options options_;
   std::unique_ptr<MpiTransport> transport_;

@@ -70,6 +70,27 @@ TEST_F(Hierarchical, MismatchReachesEveryHost) {
   EXPECT_GE(count(text, " in all_reduce #2, cause communication}"), 2) << text;
 }
 
+/// Two pairs of leaders find it, each for itself.
+TEST_F(Hierarchical, HostsThatDifferNameOneMismatch) {
+  const auto text = said(4, "other-dtype-of-a-host", "aabb");
+  EXPECT_EQ(count(text, "collective #2 differs between ranks: rank 2 got") +
+                count(text, "collective #2 differs between ranks: rank 3 got"),
+            4)
+      << text;
+  EXPECT_EQ(count(text, "rank 2 got") * count(text, "rank 3 got"), 0) << text;
+}
+
+TEST_F(Hierarchical, RanksThatFailAtTheSameTimeRaiseOneCause) {
+  const auto text = said(4, "all-give-up", "aabb");
+  EXPECT_EQ(causes(text), 1) << text;
+}
+
+TEST_F(Hierarchical, DeadlockOfRanksOfAHostIsNamedOnEveryRank) {
+  const auto text = said(4, "deadlock", "aabb");
+  EXPECT_EQ(count(text, "deadlock: rank 0 waits in all_reduce #"), 4) << text;
+  EXPECT_EQ(count(text, "DistributedDataParallel #2) for rank 0; issue the operations"), 4) << text;
+}
+
 TEST_F(Hierarchical, MessageMismatchIsNamedOnBothSides) {
   const auto text = said(4, "other-message", "abab");
   EXPECT_GE(count(text, "message #1 from rank 0 to rank 1 differs: the receiver expected "), 2)
@@ -156,8 +177,8 @@ TEST_F(Hierarchical, ForkedChildrenLeaveTheWorldAlone) {
 TEST_F(Hierarchical, FirstCauseReachesEveryRank) {
   const auto text = said(4, "give-up", "aabb");
   EXPECT_EQ(count(text, "this rank gives up"), 4) << text;
-  EXPECT_EQ(count(text, ": rank 1: this rank gives up"), 3) << text;
-  EXPECT_EQ(count(text, ": the world failed earlier: this rank gives up"), 1) << text;
+  EXPECT_EQ(count(text, ": rank 1: this rank gives up"), 4) << text;
+  EXPECT_EQ(count(text, ": the world failed earlier: rank 1: this rank gives up"), 1) << text;
   EXPECT_EQ(count(text, "{communication by rank 1 in "), 4) << text;
   EXPECT_EQ(count(text, ", cause general}"), 4) << text;
 }

@@ -58,6 +58,15 @@ class Mpi : public ::testing::Test {
     return found;
   }
 
+  /// How many of the ranks 0 to 3 are the first cause in what was said.
+  static int causes(const std::string& text) {
+    int found = 0;
+    for (const char* rank : {"0", "1", "2", "3"}) {
+      if (count(text, std::string(": rank ") + rank + ": this rank gives up") > 0) ++found;
+    }
+    return found;
+  }
+
   /// The test's folder also holds the files that OpenMPI leaves after it ends a job.
   Launched::Variables variables() const {
     return {{"OMPI_MCA_btl_vader_backing_directory", folder_.path().string()},

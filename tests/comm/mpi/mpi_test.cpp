@@ -101,6 +101,28 @@ TEST_F(Mpi, MismatchIsNamedOnEveryRank) {
       << text;
 }
 
+TEST_F(Mpi, FirstOfTwoMismatchesIsNamedOnEveryRank) {
+  const auto text = said(2, "other-dtypes");
+  EXPECT_EQ(count(text, "collective #2 differs between ranks: rank 1 got"), 2) << text;
+}
+
+TEST_F(Mpi, RanksThatFailAtTheSameTimeRaiseOneCause) {
+  const auto text = said(4, "all-give-up");
+  EXPECT_EQ(causes(text), 1) << text;
+}
+
+TEST_F(Mpi, DeadlockOfTwoGroupsIsNamedOnEveryRank) {
+  const auto text = said(3, "deadlock");
+  EXPECT_EQ(count(text,
+                  "deadlock: rank 0 waits in all_reduce #3 of the world (bucket 0 of the gradients "
+                  "of DistributedDataParallel #1) for rank 1, rank 1 waits in all_reduce #1 of "
+                  "group 2 of ranks 0, 1, 2 (bucket 0 of the gradients of DistributedDataParallel "
+                  "#2) for rank 0; issue the operations of groups that share ranks in the same "
+                  "order on all of them"),
+            3)
+      << text;
+}
+
 TEST_F(Mpi, BucketsOfTwoWrappersAreNamedOnEveryRank) {
   const auto text = said(3, "other-source");
   EXPECT_EQ(count(text,
@@ -112,7 +134,11 @@ TEST_F(Mpi, BucketsOfTwoWrappersAreNamedOnEveryRank) {
 
 TEST_F(Mpi, MismatchInAGroupEndsTheWorld) {
   const auto text = said(3, "other-order-in-a-half");
-  EXPECT_EQ(count(text, "collective #1 differs between ranks: rank 1 got broadcast"), 3) << text;
+  EXPECT_EQ(count(text,
+                  "collective #1 of group 1 (ranks 0, 1) differs between ranks: rank 1 got "
+                  "broadcast"),
+            3)
+      << text;
   // Rank 2 may still be in split().
   EXPECT_THAT(text, AnyOf(HasSubstr("barrier #2 (mpi) rank 2 of 3: "),
                           HasSubstr("all_gather #1 (mpi) rank 2 of 3: ")));

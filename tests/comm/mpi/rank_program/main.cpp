@@ -290,6 +290,18 @@ int other_dtype() {
   });
 }
 
+/// The ranks of the second host sum other elements than those of the first.
+int other_dtype_of_a_host() {
+  const auto group = join();
+  return expect_failure(group, [&] {
+    group->barrier().wait();
+    auto work = group->hosts()[static_cast<std::size_t>(group->rank())] > 0
+                    ? group->all_reduce(doubles, 32, DType::f64, ReduceOp::sum)
+                    : group->all_reduce(floats, 32, DType::f32, ReduceOp::sum);
+    work.wait();
+  });
+}
+
 /// Rank 1 sums for another wrapper.
 int other_source() {
   const auto group = join();
@@ -302,6 +314,51 @@ int other_source() {
                                             .number = number,
                                             .bucket = 4});
     group->all_reduce(floats, 8, DType::f32, ReduceOp::sum).wait();
+  });
+}
+
+/// Two operations differ. The second one is shorter, so that its announcements may be sent first.
+int other_dtypes() {
+  const auto group = join();
+  return expect_failure(group, [&] {
+    group->barrier().wait();
+    std::vector<double> large(256), small(1);
+    const bool is_other = group->rank() == 1;
+    const auto sum = [&](std::vector<double>& data) {
+      return is_other ? group->all_reduce(data.data(), data.size(), DType::f64, ReduceOp::sum)
+                      : group->all_reduce(data.data(), 2 * data.size(), DType::f32, ReduceOp::sum);
+    };
+    auto first = sum(large);
+    auto second = sum(small);
+    if (is_other) second.wait();
+    first.wait();
+  });
+}
+
+/// Every rank ends the world at the same time.
+int all_give_up() {
+  const auto group = join();
+  return expect_failure(group, [&] {
+    group->barrier().wait();
+    group->fail("this rank gives up");
+    group->barrier().wait();
+  });
+}
+
+/// Rank 1 waits in a second group of all ranks, for another wrapper.
+int deadlock() {
+  const auto group = join({.timeout = 60s});
+  return expect_failure(group, [&] {
+    const auto second = group->split(0, group->rank());
+    group->barrier().wait();
+    const bool is_other = group->rank() == 1;
+    auto& own = is_other ? *second : *group;
+    const lockstep::SourceScope of_wrapper(
+        own, {.owner = lockstep::Source::Owner::distributed_data_parallel,
+              .content = lockstep::Source::Content::gradients,
+              .number = static_cast<std::uint16_t>(is_other ? 2 : 1),
+              .bucket = 0});
+    own.all_reduce(floats, 8, DType::f32, ReduceOp::sum).wait();
   });
 }
 
@@ -526,7 +583,11 @@ const std::map<std::string_view, std::function<int()>> behaviours{
     {"abandon", abandon},
     {"fail-elsewhere", fail_elsewhere},
     {"other-dtype", other_dtype},
+    {"other-dtype-of-a-host", other_dtype_of_a_host},
     {"other-source", other_source},
+    {"other-dtypes", other_dtypes},
+    {"all-give-up", all_give_up},
+    {"deadlock", deadlock},
     {"other-order-in-a-half", other_order_in_a_half},
     {"other-message", other_message},
     {"other-tag", other_tag},
