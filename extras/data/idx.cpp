@@ -26,8 +26,10 @@ std::filesystem::path find(const std::filesystem::path& folder, const std::strin
   throw DataError(concat("found neither ", plain.string(), " nor ", packed.string()));
 }
 
+}  // namespace
+
 /// Reads a file sequentially. zlib returns the bytes of uncompressed files unchanged.
-class ByteReader {
+class IdxFile::ByteReader {
  public:
   explicit ByteReader(const std::filesystem::path& path)
       : path_(path.string()), file_(gzopen(path_.c_str(), "rb"), gzclose) {
@@ -61,6 +63,14 @@ class ByteReader {
            std::uint32_t{bytes[2]} << 8 | bytes[3];
   }
 
+  /// The most bytes that the file can hold. deflate compresses at most 1032 bytes into one.
+  std::size_t most_bytes() const {
+    std::error_code error;
+    const std::uintmax_t size = std::filesystem::file_size(path_, error);
+    if (error) throw DataError(concat(path_, ": cannot read its size: ", error.message()));
+    return gzdirect(file_.get()) != 0 ? size : 1032 * size;
+  }
+
   std::size_t offset() const { return offset_; }
   const std::string& path() const { return path_; }
 
@@ -79,49 +89,45 @@ class ByteReader {
   std::size_t offset_ = 0;  ///< of the next byte, in the uncompressed content
 };
 
-}  // namespace
-
-IdxArray read_idx(const std::filesystem::path& folder, const std::string& name,
-                  std::span<const std::uint32_t> inner) {
-  IdxArray array{.file = find(folder, name), .sizes = {}, .values = {}};
-  ByteReader reader(array.file);
-
+IdxFile::IdxFile(const std::filesystem::path& folder, const std::string& name,
+                 std::span<const std::uint32_t> inner)
+    : reader_(std::make_unique<ByteReader>(find(folder, name))) {
   constexpr std::uint32_t unsigned_bytes = 0x0800;
   const std::uint32_t expected_magic =
       unsigned_bytes + 1 + static_cast<std::uint32_t>(inner.size());
-  if (const std::uint32_t magic = reader.read_u32("magic number"); magic != expected_magic)
-    throw DataError(concat(reader.path(), ": offset 0: expected magic number 0x",
-                           hex(expected_magic, 8), ", found 0x", hex(magic, 8)));
-  array.sizes.push_back(reader.read_u32("count"));
-  std::size_t item_bytes = 1;
+  if (const std::uint32_t magic = reader_->read_u32("magic number"); magic != expected_magic)
+    throw DataError(concat(path(), ": offset 0: expected magic number 0x", hex(expected_magic, 8),
+                           ", found 0x", hex(magic, 8)));
+  sizes_.push_back(reader_->read_u32("count"));
   for (const std::uint32_t expected : inner) {
-    const std::size_t at = reader.offset();
-    const std::uint32_t found = reader.read_u32("dimension");
+    const std::size_t at = reader_->offset();
+    const std::uint32_t found = reader_->read_u32("dimension");
     if (found != expected)
-      throw DataError(concat(reader.path(), ": offset ", at, ": expected dimension ", expected,
-                             ", found ", found));
-    array.sizes.push_back(found);
-    item_bytes *= found;
+      throw DataError(
+          concat(path(), ": offset ", at, ": expected dimension ", expected, ", found ", found));
+    sizes_.push_back(found);
+    value_bytes_ *= found;
   }
+  value_bytes_ *= sizes_.front();
+  if (const std::size_t most = reader_->most_bytes(); header_bytes() + value_bytes_ > most)
+    throw DataError(concat(path(), ": offset 4: expected items of at most ", most,
+                           " bytes, which the file can hold, found ", sizes_.front(), " items of ",
+                           header_bytes() + value_bytes_, " bytes"));
+}
 
-  // Grows with the data: the count of a damaged file may be huge.
-  const std::size_t expected_bytes = array.sizes.front() * item_bytes;
-  constexpr std::size_t piece = 1 << 22;
-  while (array.values.size() < expected_bytes) {
-    const std::size_t before = array.values.size();
-    array.values.resize(std::min(before + piece, expected_bytes));
-    const std::size_t got = reader.read(std::span(array.values).subspan(before));
-    if (before + got < array.values.size())
-      throw DataError(concat(reader.path(), ": offset ", reader.offset(), ": expected ",
-                             array.header_bytes() + expected_bytes, " bytes for ",
-                             array.sizes.front(), " items, found the end"));
-  }
+IdxFile::~IdxFile() = default;
+
+const std::string& IdxFile::path() const { return reader_->path(); }
+
+void IdxFile::read(std::span<std::uint8_t> values) {
+  const std::size_t expected = header_bytes() + value_bytes_;
+  if (reader_->read(values) < value_bytes_)
+    throw DataError(concat(path(), ": offset ", reader_->offset(), ": expected ", expected,
+                           " bytes for ", sizes_.front(), " items, found the end"));
   std::uint8_t beyond = 0;
-  if (reader.read(std::span(&beyond, 1)) != 0)
-    throw DataError(concat(reader.path(), ": offset ", array.header_bytes() + expected_bytes,
-                           ": expected the end after ", array.sizes.front(),
-                           " items, found more bytes"));
-  return array;
+  if (reader_->read(std::span(&beyond, 1)) != 0)
+    throw DataError(concat(path(), ": offset ", expected, ": expected the end after ",
+                           sizes_.front(), " items, found more bytes"));
 }
 
 }  // namespace lockstep::detail

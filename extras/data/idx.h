@@ -3,23 +3,40 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 namespace lockstep::inline v0_2::detail {
 
-/// The content of an IDX file of unsigned bytes.
-struct IdxArray {
-  std::filesystem::path file;        ///< the file that was read
-  std::vector<std::uint32_t> sizes;  ///< per dimension
-  std::vector<std::uint8_t> values;  ///< the last dimension varies fastest
-  std::size_t header_bytes() const { return 4 + 4 * sizes.size(); }
-};
+/// An IDX file of unsigned bytes, plain or compressed with gzip. Its sizes are known, and compared
+/// with the size of the file, before memory is taken for its values.
+/// Throws: DataError, from every function, with file, offset, and what was expected and found.
+class IdxFile {
+ public:
+  /// Reads the header of folder/name, or of folder/name.gz if that does not exist. inner: the
+  /// expected sizes of all dimensions except the first.
+  IdxFile(const std::filesystem::path& folder, const std::string& name,
+          std::span<const std::uint32_t> inner);
+  ~IdxFile();
+  IdxFile(const IdxFile&) = delete;
+  IdxFile& operator=(const IdxFile&) = delete;
 
-/// Reads folder/name, or folder/name.gz if that does not exist. inner: the expected sizes of all
-/// dimensions except the first.
-/// Throws: DataError with file, offset, and what was expected and found.
-IdxArray read_idx(const std::filesystem::path& folder, const std::string& name,
-                  std::span<const std::uint32_t> inner);
+  const std::string& path() const;
+  /// Per dimension. The last dimension varies fastest.
+  const std::vector<std::uint32_t>& sizes() const { return sizes_; }
+  std::size_t header_bytes() const { return 4 + 4 * sizes_.size(); }
+  std::size_t value_bytes() const { return value_bytes_; }
+
+  /// Fills a span of value_bytes(). Must be called once.
+  void read(std::span<std::uint8_t> values);
+
+ private:
+  class ByteReader;
+  std::unique_ptr<ByteReader> reader_;
+  std::vector<std::uint32_t> sizes_;
+  std::size_t value_bytes_ = 1;
+};
 
 }  // namespace lockstep::detail

@@ -1,8 +1,9 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <cstring>
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include "core/operation_error.h"
 #include "core/text.h"
@@ -18,22 +19,24 @@ namespace {
 constexpr std::uint32_t digit_side = 28;
 constexpr int digit_classes = 10;
 
-at::Tensor as_targets(const detail::IdxArray& labels) {
-  const auto wrong = std::find_if(labels.values.begin(), labels.values.end(),
+at::Tensor as_targets(detail::IdxFile& labels) {
+  std::vector<std::uint8_t> values(labels.value_bytes());
+  labels.read(values);
+  const auto wrong = std::find_if(values.begin(), values.end(),
                                   [](std::uint8_t label) { return label >= digit_classes; });
-  if (wrong != labels.values.end())
+  if (wrong != values.end())
     throw DataError(detail::concat(
-        labels.file.string(), ": offset ",
-        labels.header_bytes() + static_cast<std::size_t>(wrong - labels.values.begin()),
+        labels.path(), ": offset ",
+        labels.header_bytes() + static_cast<std::size_t>(wrong - values.begin()),
         ": expected a label from 0 to ", digit_classes - 1, ", found ", static_cast<int>(*wrong)));
-  at::Tensor targets = at::empty({static_cast<std::int64_t>(labels.values.size())}, at::kLong);
-  std::copy(labels.values.begin(), labels.values.end(), targets.mutable_data_ptr<std::int64_t>());
+  at::Tensor targets = at::empty({static_cast<std::int64_t>(values.size())}, at::kLong);
+  std::copy(values.begin(), values.end(), targets.mutable_data_ptr<std::int64_t>());
   return targets;
 }
 
-at::Tensor as_images(const detail::IdxArray& images) {
-  at::Tensor tensor = at::empty({images.sizes[0], 1, digit_side, digit_side}, at::kByte);
-  std::memcpy(tensor.mutable_data_ptr(), images.values.data(), images.values.size());
+at::Tensor as_images(detail::IdxFile& images) {
+  at::Tensor tensor = at::empty({images.sizes()[0], 1, digit_side, digit_side}, at::kByte);
+  images.read({tensor.mutable_data_ptr<std::uint8_t>(), images.value_bytes()});
   return tensor;
 }
 
@@ -43,12 +46,12 @@ Mnist::Mnist(const std::filesystem::path& root, Split split) {
   detail::as_operation("Mnist", [&] {
     const std::string prefix = split == Split::train ? "train" : "t10k";
     constexpr std::uint32_t image[] = {digit_side, digit_side};
-    const detail::IdxArray images = detail::read_idx(root, prefix + "-images-idx3-ubyte", image);
-    const detail::IdxArray labels = detail::read_idx(root, prefix + "-labels-idx1-ubyte", {});
-    if (images.sizes[0] != labels.sizes[0])
-      throw DataError(detail::concat(labels.file.string(), ": offset 4: expected ", images.sizes[0],
-                                     " labels as ", images.file.string(), " has images, found ",
-                                     labels.sizes[0]));
+    detail::IdxFile images(root, prefix + "-images-idx3-ubyte", image);
+    detail::IdxFile labels(root, prefix + "-labels-idx1-ubyte", {});
+    if (images.sizes()[0] != labels.sizes()[0])
+      throw DataError(detail::concat(labels.path(), ": offset 4: expected ", images.sizes()[0],
+                                     " labels as ", images.path(), " has images, found ",
+                                     labels.sizes()[0]));
     images_ = as_images(images);
     targets_ = as_targets(labels);
   });

@@ -75,12 +75,19 @@ c10::IValue state_dict(const torch::optim::Optimizer& optimizer);
 /// then. InvalidArgument for an optimizer of any other class.
 void load_state_dict(torch::optim::Optimizer& optimizer, const c10::IValue& dict);
 
-/// Reads a file that Python's torch.save wrote: tensors, dicts (as GenericDict), lists, tuples,
-/// numbers and strings, nested in any way. Tensors that shared memory when they were saved share it
-/// again. Parameters become plain tensors. No code in the file is executed.
+/// Reads a file that Python's torch.save wrote: tensors, dicts (as GenericDict; also OrderedDict,
+/// defaultdict and Counter), lists, tuples, numbers and strings, nested in any way. Tensors that
+/// shared memory when they were saved share it again. Parameters become plain tensors. A
+/// torch.device and a torch.dtype become their texts, "cuda:0" and "torch.float32". No code in the
+/// file is executed.
+///
+/// An entry of a dict with any other object (a sparse or quantised tensor, a function) is left out.
+/// skipped: gets the names of these entries, such as "scheduler.lr_lambdas", and what they have. If
+/// it is null, a line on stderr has them.
 /// Throws: CheckpointError for a file that cannot be read, for a file of a PyTorch before 1.6, and
-/// for a file with a whole module or any other object, which the message names.
-c10::IValue read_torch_file(const std::filesystem::path& path);
+/// for a file that is such an object, which the message names.
+c10::IValue read_torch_file(const std::filesystem::path& path,
+                            std::map<std::string, std::string>* skipped = nullptr);
 
 /// Writes such a value in the format that Python's torch.load(path, weights_only=True) reads. The
 /// complete new file replaces an old one atomically.

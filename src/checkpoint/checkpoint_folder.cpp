@@ -9,6 +9,7 @@
 #include "checkpoint/checkpoint_content.h"
 #include "core/folder_lock.h"
 #include "core/text.h"
+#include "formats/atomic_file.h"
 #include "formats/safetensors_reader.h"
 #include "group/gather_texts.h"
 #include "lockstep/checkpoint.h"
@@ -107,9 +108,7 @@ void CheckpointFolder::prune() const {
 }
 
 void CheckpointFolder::lock_here() {
-  std::error_code error;
-  std::filesystem::create_directories(folder_, error);
-  if (error) throw CheckpointError(concat(folder_.string(), ": cannot create: ", error.message()));
+  detail::create_folders(folder_);
   if (lock_ != nullptr) return;
   try {
     lock_ = std::make_shared<detail::FolderLock>(folder_, "checkpoints");

@@ -8,6 +8,7 @@
 #include <torch/serialize/archive.h>
 
 #include <cmath>
+#include <concepts>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -145,7 +146,26 @@ bool is_lbfgs(const torch::optim::Optimizer& optimizer) {
   return class_of(optimizer) == typeid(torch::optim::LBFGS);
 }
 
-/// An archive for the optimizer's load(), with the current addresses of the parameters as keys.
+/// The options of each parameter group, as archives.
+std::vector<std::string> option_archives(const json& description, const Tensors& tensors) {
+  std::vector<std::string> archives;
+  for (const json& group : description.at("groups")) {
+    OutputArchive archive = decode_all(group.at("options"), tensors, OutputArchive());
+    archives.push_back(bytes_of(archive));
+  }
+  return archives;
+}
+
+/// Assigns to the options objects. Replacing them would invalidate the program's references.
+void load_options(torch::optim::Optimizer& optimizer, const std::vector<std::string>& archives) {
+  for (std::size_t g = 0; g < archives.size(); ++g) {
+    InputArchive archive = reopen(archives[g]);
+    optimizer.param_groups()[g].options().serialize(archive);
+  }
+}
+
+/// An archive for the load() of an optimizer of any class, with the current addresses of the
+/// parameters as keys. LibTorch takes quadratic time for it.
 std::string archive_for(const json& description, const Tensors& tensors,
                         const torch::optim::Optimizer& optimizer, const ParameterNames& names) {
   const auto count = [](std::size_t size) { return at::tensor(static_cast<std::int64_t>(size)); };
@@ -161,7 +181,7 @@ std::string archive_for(const json& description, const Tensors& tensors,
     for (std::size_t p = 0; p < parameters.size(); ++p) {
       const std::string& name = name_of(parameters[p], names);
       group.write(concat("params/", p), c10::IValue(key_of(parameters[p])));
-      if (!description.at("state").contains(name) || is_lbfgs(optimizer)) continue;
+      if (!description.at("state").contains(name)) continue;
       OutputArchive state = decode_all(description.at("state").at(name), tensors, archive);
       states.write(key_of(parameters[p]), state);
     }
@@ -237,24 +257,29 @@ struct Fields {
   }
 };
 
-template <class Known>
-bool visit_as(torch::optim::OptimizerParamState& state, const Fields& fields) {
+template <class Known, class Visitor>
+bool visit_as(torch::optim::OptimizerParamState& state, const Visitor& visitor) {
   auto* const known = dynamic_cast<Known*>(&state);
-  if (known != nullptr) visit(*known, fields);
+  if (known != nullptr) visit(*known, visitor);
   return known != nullptr;
+}
+
+/// Visits the state of a class of LibTorch. Returns whether it is of one.
+template <class Visitor>
+bool visit_known(torch::optim::OptimizerParamState& state, const Visitor& visitor) {
+  return visit_as<torch::optim::SGDParamState>(state, visitor) ||
+         visit_as<torch::optim::AdamParamState>(state, visitor) ||
+         visit_as<torch::optim::AdamWParamState>(state, visitor) ||
+         visit_as<torch::optim::RMSpropParamState>(state, visitor) ||
+         visit_as<torch::optim::AdagradParamState>(state, visitor) ||
+         visit_as<torch::optim::LBFGSParamState>(state, visitor);
 }
 
 json fields_of(torch::optim::OptimizerParamState& state, const std::string& where,
                Tensors& tensors) {
   json result = json::object();
   const Fields fields{.fields = result, .where = where, .tensors = tensors};
-  const bool known = visit_as<torch::optim::SGDParamState>(state, fields) ||
-                     visit_as<torch::optim::AdamParamState>(state, fields) ||
-                     visit_as<torch::optim::AdamWParamState>(state, fields) ||
-                     visit_as<torch::optim::RMSpropParamState>(state, fields) ||
-                     visit_as<torch::optim::AdagradParamState>(state, fields) ||
-                     visit_as<torch::optim::LBFGSParamState>(state, fields);
-  return known ? result : archived(state, where, tensors);
+  return visit_known(state, fields) ? result : archived(state, where, tensors);
 }
 
 /// Visitor that moves the tensors of a parameter's state to the parameter's device.
@@ -271,29 +296,14 @@ struct MoveTo {
   }
 };
 
-template <class Known>
-bool move_as(torch::optim::OptimizerParamState& state, const MoveTo& move) {
-  auto* const known = dynamic_cast<Known*>(&state);
-  if (known != nullptr) visit(*known, move);
-  return known != nullptr;
-}
-
-/// Moves the state that an archive contained, which is on the CPU, to the parameters' devices.
+/// Moves the state that a checkpoint contained, which is on the CPU, to the parameters' devices.
 void move_to_parameters(torch::optim::Optimizer& optimizer) {
   for (const auto& group : optimizer.param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
       if (parameter.is_cpu()) continue;
       const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
       if (found == optimizer.state().end()) continue;
-      auto& state = *found->second;
-      const MoveTo move{parameter.device()};
-      const bool known = move_as<torch::optim::SGDParamState>(state, move) ||
-                         move_as<torch::optim::AdamParamState>(state, move) ||
-                         move_as<torch::optim::AdamWParamState>(state, move) ||
-                         move_as<torch::optim::RMSpropParamState>(state, move) ||
-                         move_as<torch::optim::AdagradParamState>(state, move) ||
-                         move_as<torch::optim::LBFGSParamState>(state, move);
-      if (!known) {
+      if (!visit_known(*found->second, MoveTo{parameter.device()})) {
         throw CheckpointError(concat("optimizer: got ", kind_of(optimizer), " with parameters on ",
                                      parameter.device(),
                                      ", expected SGD, Adam, AdamW, RMSprop, Adagrad or LBFGS: save "
@@ -303,20 +313,28 @@ void move_to_parameters(torch::optim::Optimizer& optimizer) {
   }
 }
 
-/// Visitor that restores the state of LBFGS.
-struct LbfgsReader {
+/// Visitor that restores the fields of a parameter's state without the copies of an archive.
+struct StateReader {
   const json& fields;
   const Tensors& tensors;
-  at::Tensor flat;  ///< tensors that are no numbers must have its shape and dtype
+  at::Tensor flat{};  ///< of LBFGS: tensors that are no numbers must have its shape and dtype
 
+  void operator()(const char* name, std::int64_t& value) const {
+    const json& field = fields.at(name);
+    if (!field.is_number_integer())
+      throw CheckpointError(
+          concat("optimizer: '", name, "': expected an integer, found ", field.dump()));
+    value = field.get<std::int64_t>();
+  }
   void operator()(const char* name, const Count<std::int64_t>& count) const {
-    count.value = fields.at(name).get<std::int64_t>();
+    (*this)(name, count.value);
   }
   void operator()(const char* name, double& value) const {
     value = tensor_of(fields.at(name), true).item<double>();
   }
   void operator()(const char* name, at::Tensor& value) const {
-    value = tensor_of(fields.at(name), std::string_view(name) == "H_diag");
+    if (fields.contains(name))
+      value = tensor_of(fields.at(name), std::string_view(name) == "H_diag");
   }
   void operator()(const char* name, std::deque<at::Tensor>& values) const {
     for (const json& part : fields.at(name).at("tuple"))
@@ -326,9 +344,10 @@ struct LbfgsReader {
  private:
   at::Tensor tensor_of(const json& field, bool is_number) const {
     const at::Tensor& tensor = tensor_at(field.at("tensor"), tensors);
-    const bool fits =
-        is_number ? tensor.dim() == 0 && !tensor.is_complex()
-                  : tensor.sizes() == flat.sizes() && tensor.scalar_type() == flat.scalar_type();
+    const bool fits = !flat.defined()  // check_fields() has compared it with the parameter
+                      || (is_number ? tensor.dim() == 0 && !tensor.is_complex()
+                                    : tensor.sizes() == flat.sizes() &&
+                                          tensor.scalar_type() == flat.scalar_type());
     if (!fits)
       throw CheckpointError(concat(
           "tensor ", field["tensor"].dump(), ": expected ",
@@ -338,18 +357,49 @@ struct LbfgsReader {
   }
 };
 
-void restore_lbfgs(torch::optim::Optimizer& optimizer, const json& description,
-                   const Tensors& tensors, const ParameterNames& names) {
-  const std::vector<at::Tensor>& parameters = optimizer.param_groups().at(0).params();
-  const std::string& name = name_of(parameters.at(0), names);
-  if (!description.at("state").contains(name)) return;
-  auto state = std::make_unique<torch::optim::LBFGSParamState>();
-  visit(*state, LbfgsReader{.fields = description["state"][name],
-                            .tensors = tensors,
-                            .flat = flat_shape(parameters)});
-  if (!is_complete(*state))
-    throw CheckpointError(concat("optimizer: found only a part of the state of LBFGS"));
-  optimizer.state()[parameters[0].unsafeGetTensorImpl()] = std::move(state);
+using ParamState = std::unique_ptr<torch::optim::OptimizerParamState>;
+
+template <class Known>
+ParamState read_state(const StateReader& read) {
+  auto state = std::make_unique<Known>();
+  visit(*state, read);
+  if constexpr (std::same_as<Known, torch::optim::LBFGSParamState>) {
+    if (!is_complete(*state))
+      throw CheckpointError("optimizer: found only a part of the state of LBFGS");
+  }
+  return state;
+}
+
+/// Reads the states of the optimizer's class; null for a class that is not LibTorch's own.
+auto state_reader_of(const torch::optim::Optimizer& optimizer)
+    -> ParamState (*)(const StateReader&) {
+  const auto& own = class_of(optimizer);
+  if (own == typeid(torch::optim::SGD)) return read_state<torch::optim::SGDParamState>;
+  if (own == typeid(torch::optim::Adam)) return read_state<torch::optim::AdamParamState>;
+  if (own == typeid(torch::optim::AdamW)) return read_state<torch::optim::AdamWParamState>;
+  if (own == typeid(torch::optim::RMSprop)) return read_state<torch::optim::RMSpropParamState>;
+  if (own == typeid(torch::optim::Adagrad)) return read_state<torch::optim::AdagradParamState>;
+  if (own == typeid(torch::optim::LBFGS)) return read_state<torch::optim::LBFGSParamState>;
+  return nullptr;
+}
+
+void restore_states(torch::optim::Optimizer& optimizer, const json& description,
+                    const Tensors& tensors, const ParameterNames& names) {
+  const auto read = state_reader_of(optimizer);
+  if (read == nullptr) {
+    InputArchive all = reopen(archive_for(description, tensors, optimizer, names));
+    return optimizer.load(all);
+  }
+  const json& states = description.at("state");
+  for (const auto& group : optimizer.param_groups()) {
+    const auto flat = is_lbfgs(optimizer) ? flat_shape(group.params()) : at::Tensor();
+    for (const at::Tensor& parameter : group.params()) {
+      const auto found = states.find(name_of(parameter, names));
+      if (found != states.end())
+        optimizer.state()[parameter.unsafeGetTensorImpl()] =
+            read({.fields = *found, .tensors = tensors, .flat = flat});
+    }
+  }
 }
 
 template <class Known>
@@ -373,11 +423,6 @@ struct LowPrecisionReader {
   }
 };
 
-template <class Known>
-void read_as(torch::optim::OptimizerParamState& state, const LowPrecisionReader& read) {
-  if (auto* const known = dynamic_cast<Known*>(&state)) visit(*known, read);
-}
-
 /// Makes LowPrecisionStates of states that a fused optimizer has loaded as one of LibTorch does.
 void restore_low_precision(torch::optim::Optimizer& optimizer, const json& description,
                            const Tensors& tensors, const ParameterNames& names) {
@@ -392,9 +437,9 @@ void restore_low_precision(torch::optim::Optimizer& optimizer, const json& descr
              convert_as<torch::optim::AdamWParamState>(state));
       const std::string& name = name_of(parameter, names);
       const LowPrecisionReader read{.fields = description.at("state").at(name), .tensors = tensors};
-      read_as<torch::optim::SGDParamState>(*state, read);
-      read_as<torch::optim::AdamParamState>(*state, read);
-      read_as<torch::optim::AdamWParamState>(*state, read);
+      (void)(visit_as<torch::optim::SGDParamState>(*state, read) ||
+             visit_as<torch::optim::AdamParamState>(*state, read) ||
+             visit_as<torch::optim::AdamWParamState>(*state, read));
       if (!has_low_precision_fields(optimizer, parameter, *state))
         throw CheckpointError(concat("optimizer: parameter '", name, "': expected ",
                                      future_field(low_precision_of(optimizer)), ", found none"));
@@ -513,9 +558,8 @@ PreparedOptimizer prepare_optimizer(const OptimizerState& state, torch::optim::O
                                     const ModelView& model) {
   return as_checkpoint_errors([&] {
     const auto names = names_of(optimizer, model);
-    json description = check_description(state, optimizer, names);
-    const std::string archive = archive_for(description, state.tensors, optimizer, names);
-    json own_description = {{"state", json::object()}, {"groups", json::array()}};
+    const json description = check_description(state, optimizer, names);
+    json own_description = {{"groups", json::array()}};
     Tensors none;
     for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
       own_description["groups"].push_back(
@@ -524,18 +568,15 @@ PreparedOptimizer prepare_optimizer(const OptimizerState& state, torch::optim::O
                     g);
     }
     PreparedOptimizer own;
-    own.options_ = archive_for(own_description, none, optimizer, names);
+    own.options_ = option_archives(own_description, none);
     PreparedOptimizer prepared;
-    json options = description;
-    options["state"] = json::object();
-    prepared.options_ = archive_for(options, state.tensors, optimizer, names);
+    prepared.options_ = option_archives(description, state.tensors);
 
     // The optimizer parses the file's options and state on trial.
     std::swap(own.state_, optimizer.state());
     try {
-      InputArchive all = reopen(archive);
-      optimizer.load(all);
-      if (is_lbfgs(optimizer)) restore_lbfgs(optimizer, description, state.tensors, names);
+      load_options(optimizer, prepared.options_);
+      restore_states(optimizer, description, state.tensors, names);
       restore_low_precision(optimizer, description, state.tensors, names);
       move_to_parameters(optimizer);
     } catch (...) {
@@ -550,11 +591,7 @@ PreparedOptimizer prepare_optimizer(const OptimizerState& state, torch::optim::O
 }
 
 void PreparedOptimizer::apply(torch::optim::Optimizer& optimizer) {
-  optimizer.state().clear();
-  // load() assigns to the options objects. Replacing them would invalidate the program's
-  // references.
-  InputArchive archive = reopen(options_);
-  optimizer.load(archive);
+  load_options(optimizer, options_);
   optimizer.state() = std::move(state_);
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "lockstep/model_view.h"
 
@@ -46,7 +47,7 @@ class PreparedOptimizer {
                                              torch::optim::Optimizer& optimizer,
                                              const ModelView& model);
   ParamStates state_;
-  std::string options_;  ///< an archive without state
+  std::vector<std::string> options_;  ///< an archive for each parameter group
 };
 
 /// Compares class, groups, parameters, options, shapes and dtypes with the optimizer's, and lets it

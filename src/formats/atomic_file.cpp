@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "core/files.h"
 #include "core/text.h"
@@ -29,13 +30,43 @@ std::filesystem::path target_of(const std::filesystem::path& path) {
   return target;
 }
 
+std::filesystem::path folder_of(const std::filesystem::path& path) {
+  return path.parent_path().empty() ? "." : path.parent_path();
+}
+
+/// Waits until the names in a folder are on disk, if it can be read. Returns the error number, or
+/// 0.
+int sync_names_in(const std::filesystem::path& folder) {
+  const int fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return errno == EACCES ? 0 : errno;
+  const int error = fsync(fd) == 0 ? 0 : errno;
+  close(fd);
+  // Some file systems cannot sync a folder and return these errors.
+  return error == EINVAL || error == ENOTSUP ? 0 : error;
+}
+
 }  // namespace
+
+void create_folders(const std::filesystem::path& folder) {
+  std::vector<std::filesystem::path> missing;
+  std::error_code error;
+  for (auto path = folder; !std::filesystem::exists(path, error) && path.has_relative_path();
+       path = path.parent_path())
+    missing.push_back(path);
+  std::filesystem::create_directories(folder, error);
+  if (error) throw CheckpointError(concat(folder.string(), ": cannot create: ", error.message()));
+  for (const auto& created : missing) {
+    if (const int failed = sync_names_in(folder_of(created)); failed != 0)
+      throw CheckpointError(concat(created.string(), ": cannot sync the folder that it is in: ",
+                                   std::generic_category().message(failed)));
+  }
+}
 
 AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)) {
   if (path_.filename().empty())
     throw CheckpointError(concat("'", path_.string(), "' is not the name of a file"));
   target_ = target_of(path_);
-  folder_ = target_.parent_path().empty() ? "." : target_.parent_path();
+  folder_ = folder_of(target_);
   std::error_code ignored;
   const std::filesystem::file_status status = std::filesystem::status(path_, ignored);
   // rename() could replace a device.
@@ -57,6 +88,8 @@ void AtomicFile::open_partial() {
     if (fd < 0) fail("create", errno);
     if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
       const int error = errno;
+      // The lock's owner removes the file; without locks nobody else does.
+      if (error != EWOULDBLOCK) unlink(partial_.c_str());
       close(fd);
       if (error == EWOULDBLOCK)
         throw CheckpointError(
@@ -93,12 +126,7 @@ void AtomicFile::commit() {
   if (rename(partial_.c_str(), target_.c_str()) != 0) fail("rename", errno);
   close(std::exchange(fd_, -1));
 
-  const int folder = open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (folder < 0) fail("open the folder of", errno);
-  const int error = fsync(folder) == 0 ? 0 : errno;
-  close(folder);
-  // Some file systems cannot sync a folder and return these errors.
-  if (error != 0 && error != EINVAL && error != ENOTSUP) fail("sync the folder of", error);
+  if (const int error = sync_names_in(folder_); error != 0) fail("sync the folder of", error);
 }
 
 void AtomicFile::fail(const char* action, int error) const {

@@ -6,6 +6,10 @@
 
 namespace lockstep::inline v0_2::detail {
 
+/// Creates a folder and its missing parents, and waits until all of them are on disk.
+/// Throws: CheckpointError with the folder and the system's error.
+void create_folders(const std::filesystem::path& folder);
+
 /// Writes a file that appears under its name only when it is complete and on disk. Until commit()
 /// the file is ".<name>.partial" in the same folder; the destructor removes that if commit() was
 /// not called. commit() replaces an existing file. It replaces the target of a symbolic link.

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -46,6 +47,7 @@ enum class Opcode : unsigned char {
   global = 'c',
   persistent = 'Q',
   reduce = 'R',
+  new_object = 0x81,
   build = 'b'
 };
 
@@ -86,17 +88,23 @@ inline constexpr StorageName untyped_dtype_names[] = {
 
 // Note [Pickles]
 // The part of Python's pickle format that torch.save needs for tensors, dicts, lists, tuples,
-// numbers and strings. unpickle() constructs no other objects and calls no functions of the file.
-// Source: https://docs.python.org/3/library/pickletools.html (protocol 2)
+// numbers, strings, devices and dtypes. unpickle() constructs no other objects and calls no
+// functions of the file. Source: https://docs.python.org/3/library/pickletools.html (protocol 2)
 
 /// Returns the elements of the storage with a key, at the beginning of their memory.
 /// Shapes: [count].
 using StorageSource =
     std::function<at::Tensor(const std::string& key, at::ScalarType dtype, std::int64_t count)>;
 
-/// Parses a pickle. Dicts become GenericDict, lists GenericList.
-/// Throws: CheckpointError, with offset and what was found, for anything else.
-c10::IValue unpickle(std::string_view bytes, const StorageSource& storages);
+/// The names of values that a pickle has and unpickle() cannot hold, and what they are. A name is
+/// that of the keys and positions that lead to the value: "scheduler.milestones.0".
+using SkippedValues = std::map<std::string, std::string>;
+
+/// Parses a pickle. Dicts, also those of collections, become GenericDict, lists GenericList, and
+/// devices and dtypes their texts. A dict's entry of any other object, and of a list or tuple that
+/// has one, is left out and added to skipped.
+/// Throws: CheckpointError, with offset and what was found, if there is no such entry.
+c10::IValue unpickle(std::string_view bytes, const StorageSource& storages, SkippedValues& skipped);
 
 /// Writes a pickle. Appends to storages the contiguous tensors that the file must have under the
 /// keys "0", "1", … A storage that several tensors share is appended once.

@@ -90,16 +90,20 @@ std::string digests_of(const std::vector<Entry>& entries) {
 
 std::string write_header(Header& header, std::string_view file) {
   // Concatenates JSON texts: an ordered_json would search all earlier names for every new one.
-  nlohmann::ordered_json notes = {{header_digest_key, std::string(digest_digits, '0')},
-                                  {value_digests_key, digests_of(header.entries)}};
-  for (const auto& [key, text] : header.metadata) {
-    if (notes.contains(key))
-      throw CheckpointError(concat(file, ": note '", key, "': the name is reserved"));
-    notes[key] = text;
-  }
-  std::string text;
+  std::string text = concat("{\"", metadata_key, "\":{");
   try {
-    text = concat("{\"", metadata_key, "\":", notes.dump());
+    const auto add = [&](const std::string& key, const nlohmann::json& value) {
+      if (!text.ends_with('{')) text += ',';
+      text += nlohmann::json(key).dump() + ':' + value.dump();
+    };
+    add(header_digest_key, std::string(digest_digits, '0'));
+    add(value_digests_key, digests_of(header.entries));
+    for (const auto& [key, note] : header.metadata) {
+      if (key == header_digest_key || key == value_digests_key)
+        throw CheckpointError(concat(file, ": note '", key, "': the name is reserved"));
+      add(key, note);
+    }
+    text += '}';
     std::uint64_t offset = 0;
     for (Entry& entry : header.entries) {
       entry.begin = offset;
@@ -107,7 +111,7 @@ std::string write_header(Header& header, std::string_view file) {
       const nlohmann::json described = {{"dtype", dtype_name(file, entry)},
                                         {"shape", entry.shape},
                                         {"data_offsets", {entry.begin, entry.end}}};
-      text += ',' + nlohmann::json(entry.name).dump() + ':' + described.dump();
+      add(entry.name, described);
     }
     text += '}';
   } catch (const nlohmann::json::exception& error) {

@@ -29,13 +29,7 @@ class Parser {
   Header parse() const {
     Header header;
     header.checked = check_digest();
-    const json parsed = parse_header();
-    for (const auto& [name, value] : parsed.items()) {
-      if (name == metadata_key)
-        header.metadata = metadata(value);
-      else
-        header.entries.push_back(entry(name, value));
-    }
+    parse_members(header);
     check_ranges(header.entries);
     read_digests(header);
     return header;
@@ -79,30 +73,42 @@ class Parser {
     }
   }
 
-  json parse_header() const {
+  // Converts each member of the header where it ends and discards it: the JSON library scans all
+  // members that are kept whenever an object ends. It would also keep the last of two equal names,
+  // and overflow the stack at a great depth.
+  void parse_members(Header& header) const {
+    std::vector<std::set<std::string>> open;  // the names in each open object
+    std::string name;                         // of the current member of the header
+    const auto convert = [&](int depth, json::parse_event_t event, json& parsed) {
+      constexpr int max_levels = 4;
+      using Event = json::parse_event_t;
+      if (depth > max_levels) fail("header: expected at most ", max_levels, " levels, found more");
+      if (depth == 0 && event == Event::array_start)
+        fail("header: expected an object, found array");
+      if (event == Event::object_start) {
+        if (depth > 1) fail("header: '", name, "': expected no object within it, found one");
+        open.emplace_back();
+      }
+      if (event == Event::object_end) open.pop_back();
+      if (event == Event::key) {
+        auto key = parsed.get<std::string>();
+        if (!open.back().insert(key).second) fail("header: the name '", key, "' occurs twice");
+        if (depth == 1) name = std::move(key);
+      }
+      const bool is_member = depth == 1 && (event == Event::object_end ||
+                                            event == Event::array_end || event == Event::value);
+      if (is_member && name == metadata_key)
+        header.metadata = metadata(parsed);
+      else if (is_member)
+        header.entries.push_back(entry(name, parsed));
+      return !is_member;
+    };
     try {
-      json header = json::parse(text_, reject_duplicates_and_depth());
-      if (!header.is_object()) fail("header: expected an object, found ", header.type_name());
-      return header;
+      const json rest = json::parse(text_, convert);
+      if (!rest.is_object()) fail("header: expected an object, found ", rest.type_name());
     } catch (const json::exception& error) {
       fail("header: ", error.what());
     }
-  }
-
-  // The JSON library would silently keep the last of two equal names, and would overflow the stack
-  // at a great depth.
-  json::parser_callback_t reject_duplicates_and_depth() const {
-    return [this, open = std::vector<std::set<std::string>>()](int depth, json::parse_event_t event,
-                                                               json& parsed) mutable {
-      constexpr int max_levels = 4;
-      if (depth > max_levels) fail("header: expected at most ", max_levels, " levels, found more");
-      if (event == json::parse_event_t::object_start) open.emplace_back();
-      if (event == json::parse_event_t::object_end) open.pop_back();
-      if (event == json::parse_event_t::key &&
-          !open.back().insert(parsed.get<std::string>()).second)
-        fail("header: the name '", parsed.get<std::string>(), "' occurs twice");
-      return true;
-    };
   }
 
   std::map<std::string, std::string> metadata(const json& value) const {
@@ -176,7 +182,8 @@ class Parser {
 
   // Every byte after the header must belong to exactly one tensor.
   void check_ranges(std::vector<Entry>& entries) const {
-    std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
+    // Stable: tensors without values may have equal ranges.
+    std::stable_sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
       return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
     });
     std::uint64_t expected = 0;

@@ -1,13 +1,18 @@
 #include <ATen/ops/empty.h>
 #include <caffe2/serialize/inline_container.h>
 
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
 #include <exception>
 #include <fstream>
 #include <map>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "core/log.h"
 #include "core/text.h"
 #include "formats/atomic_file.h"
 #include "formats/pickle.h"
@@ -53,22 +58,74 @@ void check_is_zip(const std::filesystem::path& path) {
         "is not a zip file of torch.save; save files of PyTorch before 1.6 again");
 }
 
+template <class Number>
+Number number_at(const std::string& bytes, std::size_t place) {
+  Number number = 0;
+  if (place + sizeof(Number) <= bytes.size())
+    std::memcpy(&number, bytes.data() + place, sizeof(Number));
+  return number;
+}
+
+// Note [Sizes in zip files]
+// LibTorch takes memory for what the directory of a zip file says of a record, some of which it
+// reads before TorchFile can look at its size. It inflates compressed records. torch.save does not
+// compress, so no record can be larger than the file.
+// Source: https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT, sections 4.3.12 to 4.3.16
+
+/// Throws: CheckpointError if the directory has a record that is larger than the file.
+void check_record_sizes(const std::filesystem::path& path) {
+  constexpr std::size_t end_bytes = 22, most_comment = 0xffff, locator_bytes = 20, entry_bytes = 46;
+  const std::size_t size = std::filesystem::file_size(path);
+  std::ifstream file(path, std::ios::binary);
+  const auto read = [&](std::uint64_t offset, std::uint64_t count) {
+    std::string bytes(offset < size ? std::min(count, size - offset) : 0, '\0');
+    file.seekg(static_cast<std::streamoff>(offset));
+    file.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+    return bytes;
+  };
+  const std::size_t last = std::min(size, end_bytes + most_comment + locator_bytes);
+  const std::string tail = read(size - last, last);
+  const std::size_t end = tail.rfind("PK\5\6", last < end_bytes ? 0 : last - end_bytes);
+  if (end == std::string::npos) return;  // LibTorch says so
+  std::uint64_t length = number_at<std::uint32_t>(tail, end + 12);
+  std::uint64_t place = number_at<std::uint32_t>(tail, end + 16);
+  if (end >= locator_bytes && tail.compare(end - locator_bytes, 4, "PK\6\7") == 0) {
+    const std::string wide = read(number_at<std::uint64_t>(tail, end - locator_bytes + 8), 56);
+    length = number_at<std::uint64_t>(wide, 40);
+    place = number_at<std::uint64_t>(wide, 48);
+  }
+  const std::string directory = read(place, length);
+  for (std::size_t at = 0; directory.compare(at, 4, "PK\1\2") == 0;) {
+    const auto record_size = number_at<std::uint32_t>(directory, at + 24);
+    const auto name_bytes = number_at<std::uint16_t>(directory, at + 28);
+    if (record_size > size)
+      throw CheckpointError(
+          concat(directory.substr(std::min(at + entry_bytes, directory.size()), name_bytes),
+                 ": expected at most ", size, " bytes, found ", record_size));
+    at += entry_bytes + name_bytes + number_at<std::uint16_t>(directory, at + 30) +
+          number_at<std::uint16_t>(directory, at + 32);
+    at = std::min(at, directory.size());
+  }
+}
+
 class TorchFile {
  public:
   explicit TorchFile(const std::filesystem::path& path)
       : bytes_(std::filesystem::file_size(path)), reader_(path.string()) {}
 
-  c10::IValue read() {
+  c10::IValue read(detail::SkippedValues& skipped) {
     if (reader_.hasRecord("constants.pkl"))
       throw CheckpointError("is a TorchScript archive, expected a state dict of torch.save");
     if (!reader_.hasRecord(pickle_record))
       throw CheckpointError(concat("found no ", pickle_record, ": is not a file of torch.save"));
     if (reader_.hasRecord(byte_order_record) && text(byte_order_record) != "little")
       throw CheckpointError("expected values in little-endian order, found another byte order");
-    return detail::unpickle(text(pickle_record),
-                            [&](const std::string& key, at::ScalarType dtype, std::int64_t count) {
-                              return storage(key, dtype, count);
-                            });
+    return detail::unpickle(
+        text(pickle_record),
+        [&](const std::string& key, at::ScalarType dtype, std::int64_t count) {
+          return storage(key, dtype, count);
+        },
+        skipped);
   }
 
  private:
@@ -78,7 +135,7 @@ class TorchFile {
     return bytes;
   }
 
-  /// torch.save does not compress, so no record can be larger than the file.
+  /// See Note [Sizes in zip files].
   std::size_t size_of(const std::string& record) {
     const std::size_t size = reader_.getRecordSize(record);
     if (size > bytes_)
@@ -117,11 +174,25 @@ class TorchFile {
 
 }  // namespace
 
-c10::IValue read_torch_file(const std::filesystem::path& path) {
-  return with_path(path, [&] {
+c10::IValue read_torch_file(const std::filesystem::path& path,
+                            std::map<std::string, std::string>* skipped) {
+  detail::SkippedValues found;
+  c10::IValue value = with_path(path, [&] {
     check_is_zip(path);
-    return TorchFile(path).read();
+    check_record_sizes(path);
+    return TorchFile(path).read(found);
   });
+  if (skipped != nullptr) {
+    *skipped = std::move(found);
+    return value;
+  }
+  std::string text;
+  for (const auto& [name, what] : found)
+    text += concat(text.empty() ? "" : ", ", '\'', name, "' (", what, ')');
+  if (!found.empty())
+    log::notice(concat("read_torch_file: ", path.string(),
+                       ": skipped what is not supported: ", text.substr(0, 1000)));
+  return value;
 }
 
 void write_torch_file(const std::filesystem::path& path, const c10::IValue& value) {

@@ -9,6 +9,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <iterator>
+#include <map>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 
@@ -20,34 +23,47 @@ namespace lockstep::inline v0_2::detail {
 
 namespace {
 
-/// A global that a pickle may refer to: a class of storages, a dtype, or a callable.
+/// What a pickle refers to by name: a class of storages, a callable, or an object that cannot be
+/// held.
 struct Global : torch::CustomClassHolder {
   enum class Kind {
     storage,
-    dtype,
-    ordered_dict,
+    dict,
+    counter,
     size,
+    device,
     rebuild_tensor,
     rebuild_tensor_of_dtype,
-    rebuild_parameter
+    rebuild_parameter,
+    other
   };
-  Global(std::string global, Kind of, at::ScalarType element = at::kByte)
-      : name(std::move(global)), kind(of), dtype(element) {}
+  Global(std::string text, Kind of, at::ScalarType element = at::kByte)
+      : what(std::move(text)), kind(of), dtype(element) {}
 
-  std::string name;
+  std::string what;  ///< "the global 'torch.Size'"
   Kind kind;
   at::ScalarType dtype;
 };
 
+/// Whether the name is that of a dtype, such as "torch.float32".
+bool is_dtype(const std::string& name) {
+  constexpr std::string_view module = "torch.";
+  return name.starts_with(module) &&
+         c10::getStringToDtypeMap().contains(name.substr(module.size()));
+}
+
+/// Longer names are cut: a pickle may repeat one any number of times.
+constexpr std::size_t most_text = 256;
+
 class Unpickler {
  public:
-  Unpickler(std::string_view bytes, const StorageSource& storages)
-      : bytes_(bytes), storages_(storages) {}
+  Unpickler(std::string_view bytes, const StorageSource& storages, SkippedValues& skipped)
+      : bytes_(bytes), storages_(storages), skipped_(skipped) {}
 
   c10::IValue run() {
     for (;;) {
       const auto opcode = static_cast<Opcode>(take(1)[0]);
-      if (opcode == Opcode::stop) return without_global(pop());
+      if (opcode == Opcode::stop) return without_others(pop());
       step(opcode);
     }
   }
@@ -59,6 +75,8 @@ class Unpickler {
     /// The container is an element of another one. Nothing may be added to it, so that no container
     /// can contain itself.
     bool sealed = false;
+    bool searched = false;  ///< by other_in()
+    std::string other{};    ///< what it has that cannot be held, and cannot be removed from it
   };
 
   template <class... Parts>
@@ -131,10 +149,14 @@ class Unpickler {
         return push(storage(pop()));
       case Opcode::reduce:
         return reduce();
+      case Opcode::new_object:
+        pop();
+        if (!is_other(top())) fail("expected the class of an object, found ", kind(top()));
+        return;
       case Opcode::build:
         // The state that torch.save adds to a state dict has the versions of modules. Ignores it.
         pop();
-        if (!top().isGenericDict())
+        if (!top().isGenericDict() && !is_other(top()))
           fail("expected the state of a dict, found the state of ", kind(top()));
         return;
       default:
@@ -156,10 +178,11 @@ class Unpickler {
     return value;
   }
 
-  std::int64_t long_number() {
+  c10::IValue long_number() {
     const std::string_view digits = take(number<std::uint8_t>());
-    if (digits.empty()) return 0;
-    if (digits.size() > sizeof(std::int64_t)) fail("found an integer of ", digits.size(), " bytes");
+    if (digits.empty()) return std::int64_t{0};
+    if (digits.size() > sizeof(std::int64_t))
+      return new_global(concat("an integer of ", digits.size(), " bytes"), Global::Kind::other);
     std::int64_t value = digits.back() < 0 ? -1 : 0;
     std::memcpy(&value, digits.data(), digits.size());
     return value;
@@ -223,11 +246,22 @@ class Unpickler {
 
   static std::string kind(const c10::IValue& value) {
     const Global* const global = as_global(value);
-    return global != nullptr ? concat("the global '", global->name, "'") : value.tagKind();
+    return global != nullptr ? global->what : value.tagKind();
   }
 
   static const Global* as_global(const c10::IValue& value) {
     return value.isCapsule() ? dynamic_cast<const Global*>(value.toCapsule().get()) : nullptr;
+  }
+
+  static bool is_other(const c10::IValue& value) {
+    const Global* const global = as_global(value);
+    return global != nullptr && global->kind == Global::Kind::other;
+  }
+
+  static c10::IValue new_global(std::string what, Global::Kind kind,
+                                at::ScalarType dtype = at::kByte) {
+    what.resize(std::min(what.size(), most_text));
+    return c10::IValue::make_capsule(c10::make_intrusive<Global>(std::move(what), kind, dtype));
   }
 
   c10::IValue new_container(c10::IValue container) {
@@ -239,15 +273,49 @@ class Unpickler {
     return new_container(c10::impl::GenericDict(c10::AnyType::get(), c10::AnyType::get()));
   }
 
-  /// Checks that a value has no global. Only arguments of calls, which are tuples, may have them.
-  const c10::IValue& without_global(const c10::IValue& value) const {
-    const auto check = [&](const c10::IValue& part) {
-      if (part.isCapsule()) fail("expected a value, found ", kind(part));
-    };
-    check(value);
-    if (value.isTuple())
-      for (const c10::IValue& part : value.toTupleRef().elements()) check(part);
+  /// Removes from dicts the entries that have what cannot be held.
+  c10::IValue without_others(c10::IValue value) {
+    if (!value.isCapsule() && !is_container(value)) return value;
+    if (const std::string other = other_in(value, ""); !other.empty())
+      fail("found ", other,
+           ": only tensors, dicts, lists, tuples, numbers and strings are supported; save "
+           "state_dict(), not the object");
     return value;
+  }
+
+  /// What a container or global has that cannot be held; empty if there is nothing, or only in
+  /// dicts, of which it is removed. name: of the value, for skipped_.
+  std::string other_in(const c10::IValue& value, const std::string& name) {
+    if (value.isCapsule()) return kind(value);
+    Container& container = containers_.at(value.internalToPointer());
+    if (std::exchange(container.searched, true)) return container.other;
+    const auto name_of = [&](const auto& part) {
+      return concat(name, name.empty() ? "" : ".", part).substr(0, most_text);
+    };
+    const auto may_have = [](const c10::IValue& part) {
+      return part.isCapsule() || is_container(part);
+    };
+    const auto search = [&](const at::ArrayRef<c10::IValue> parts) {
+      for (std::size_t i = 0; i < parts.size() && container.other.empty(); ++i)
+        if (may_have(parts[i])) container.other = other_in(parts[i], name_of(i));
+    };
+    if (value.isList()) search(value.toListRef());
+    if (value.isTuple()) search(value.toTupleRef().elements().asArrayRef());
+    if (value.isGenericDict()) {
+      auto dict = value.toGenericDict();
+      std::vector<c10::IValue> keys;
+      for (const auto& item : dict) {
+        if (!may_have(item.value())) continue;
+        const std::string entry =
+            item.key().isString() ? name_of(item.key().toStringRef()) : name_of(item.key().toInt());
+        std::string other = other_in(item.value(), entry);
+        if (other.empty()) continue;
+        keys.push_back(item.key());
+        skipped_.emplace(entry, std::move(other));
+      }
+      for (const c10::IValue& key : keys) static_cast<void>(dict.erase(key));
+    }
+    return container.other;
   }
 
   void add_part(Container& container, const c10::IValue& value) {
@@ -261,42 +329,47 @@ class Unpickler {
 
   c10::IValue tuple(std::vector<c10::IValue> values) {
     Container container{.depth = 1, .sealed = true};
-    for (const c10::IValue& value : values) {
-      if (!value.isCapsule()) without_global(value);
-      add_part(container, value);
-    }
+    for (const c10::IValue& value : values) add_part(container, value);
     c10::IValue result = c10::ivalue::Tuple::create(std::move(values));
     containers_[result.internalToPointer()] = container;
     return result;
   }
 
-  Container& open_container(bool wanted) {
+  /// The list or dict on top, to which values are added; null if it is already part of another
+  /// value.
+  Container* open_container(bool wanted) {
     if (!wanted) fail("expected a list or dict to add to, found ", kind(top()));
     Container& container = containers_.at(top().internalToPointer());
-    if (container.sealed)
-      fail("found an addition to a list or dict that is already part of another value");
-    return container;
+    if (!container.sealed) return &container;
+    container.other = "an addition to a list or dict that is already part of another value";
+    return nullptr;
   }
 
   void append(const std::vector<c10::IValue>& values) {
+    if (is_other(top())) return;
     for (const c10::IValue& value : values) {
       Container extended;
-      add_part(extended, without_global(value));
-      Container& container = open_container(top().isList());
-      container.depth = std::max(container.depth, extended.depth);
+      add_part(extended, value);
+      Container* const container = open_container(top().isList());
+      if (container == nullptr) return;
+      container->depth = std::max(container->depth, extended.depth);
       top().toList().push_back(value);
     }
   }
 
   void set(const std::vector<c10::IValue>& values) {
     if (values.size() % 2 != 0) fail("expected pairs of key and value, found an odd number");
+    if (is_other(top())) return;
     for (std::size_t i = 0; i < values.size(); i += 2) {
-      if (!values[i].isString() && !values[i].isInt())
-        fail("expected a string or integer as key, found ", kind(values[i]));
       Container extended;
-      add_part(extended, without_global(values[i + 1]));
-      Container& container = open_container(top().isGenericDict());
-      container.depth = std::max(container.depth, extended.depth);
+      add_part(extended, values[i + 1]);
+      Container* const container = open_container(top().isGenericDict());
+      if (container == nullptr) return;
+      container->depth = std::max(container->depth, extended.depth);
+      if (!values[i].isString() && !values[i].isInt()) {
+        container->other = concat("a key that is ", kind(values[i]));
+        continue;
+      }
       top().toGenericDict().insert_or_assign(values[i], values[i + 1]);
     }
   }
@@ -305,10 +378,13 @@ class Unpickler {
     const std::string module(line());
     const std::string name = concat(module, '.', line());
     const auto make = [&](Global::Kind kind, at::ScalarType dtype = at::kByte) {
-      return c10::IValue::make_capsule(c10::make_intrusive<Global>(name, kind, dtype));
+      return new_global(concat("the global '", name, '\''), kind, dtype);
     };
-    if (name == "collections.OrderedDict") return make(Global::Kind::ordered_dict);
+    if (name == "collections.OrderedDict" || name == "collections.defaultdict")
+      return make(Global::Kind::dict);
+    if (name == "collections.Counter") return make(Global::Kind::counter);
     if (name == "torch.Size") return make(Global::Kind::size);
+    if (name == "torch.device") return make(Global::Kind::device);
     if (name == "torch._utils._rebuild_tensor_v2") return make(Global::Kind::rebuild_tensor);
     if (name == "torch._utils._rebuild_tensor_v3")
       return make(Global::Kind::rebuild_tensor_of_dtype);
@@ -317,12 +393,8 @@ class Unpickler {
       if (known.name == name) return make(Global::Kind::storage, known.dtype);
     if (name == concat(untyped_storage_module, '.', untyped_storage_name))
       return make(Global::Kind::storage);
-    for (const StorageName& known : untyped_dtype_names)
-      if (known.name == name) return make(Global::Kind::dtype, known.dtype);
-    fail("found the global '", name,
-         "': only tensors, dicts, lists, tuples, numbers and strings are supported; save "
-         "state_dict(), not "
-         "the object");
+    if (is_dtype(name)) return name;
+    return make(Global::Kind::other);
   }
 
   c10::IValue storage(const c10::IValue& id) {
@@ -333,6 +405,7 @@ class Unpickler {
       if (type != nullptr && type->kind == Global::Kind::storage && parts[0].isString() &&
           parts[0].toStringRef() == "storage" && parts[2].isString() && parts[4].isInt())
         return storages_(parts[2].toStringRef(), type->dtype, parts[4].toInt());
+      if (parts.size() == 5 && is_other(parts[1])) return parts[1];
     }
     fail("expected the five parts of a storage, found something else");
   }
@@ -343,9 +416,21 @@ class Unpickler {
     const Global* const called = as_global(callable);
     if (called == nullptr || !arguments.isTuple()) fail("expected a call, found something else");
     const at::ArrayRef<c10::IValue> values = arguments.toTupleRef().elements().asArrayRef();
+    if (!values.empty() && is_other(values[0]) && called->kind != Global::Kind::dict)
+      return push(is_other(callable) ? callable : values[0]);
     switch (called->kind) {
-      case Global::Kind::ordered_dict:
+      case Global::Kind::dict:
+        // The argument of defaultdict makes values. The entries have theirs already.
+        if (values.empty() || values[0].isCapsule()) return push(empty_dict());
+        break;
+      case Global::Kind::counter:
         if (values.empty()) return push(empty_dict());
+        if (values.size() == 1 && values[0].isGenericDict()) return push(values[0]);
+        break;
+      case Global::Kind::device:
+        if (values.size() == 1 && values[0].isString()) return push(values[0]);
+        if (values.size() == 2 && values[0].isString() && values[1].isInt())
+          return push(concat(values[0].toStringRef(), ':', values[1].toInt()));
         break;
       case Global::Kind::size:
         if (values.size() == 1 && values[0].isTuple()) {
@@ -355,24 +440,25 @@ class Unpickler {
         break;
       case Global::Kind::rebuild_tensor:
         if (values.size() >= 6 && values[0].isTensor() && values[1].isInt())
-          return push(with_metadata(
-              view(values[0].toTensor(), values[1].toInt(), sizes(values[2]), sizes(values[3])),
-              values.size() > 6 ? values[6] : c10::IValue()));
+          return push(view(
+              with_metadata(values[0].toTensor(), values.size() > 6 ? values[6] : c10::IValue()),
+              values[1].toInt(), sizes(values[2]), sizes(values[3])));
         break;
       case Global::Kind::rebuild_tensor_of_dtype:
         if (values.size() >= 7 && values[0].isTensor() && values[1].isInt())
-          return push(with_metadata(view(as_dtype(values[0].toTensor(), as_global(values[6])),
-                                         values[1].toInt(), sizes(values[2]), sizes(values[3])),
-                                    values.size() > 7 ? values[7] : c10::IValue()));
+          return push(view(with_metadata(as_dtype(values[0].toTensor(), values[6]),
+                                         values.size() > 7 ? values[7] : c10::IValue()),
+                           values[1].toInt(), sizes(values[2]), sizes(values[3])));
         break;
       case Global::Kind::rebuild_parameter:
         if (!values.empty() && values[0].isTensor()) return push(values[0]);
         break;
       case Global::Kind::storage:
-      case Global::Kind::dtype:
         break;
+      case Global::Kind::other:
+        return push(callable);
     }
-    fail("expected other arguments of '", called->name, "'");
+    fail("expected other arguments of ", called->what);
   }
 
   std::vector<std::int64_t> sizes(const c10::IValue& value) const {
@@ -386,29 +472,41 @@ class Unpickler {
   }
 
   /// The elements of an untyped storage.
-  at::Tensor as_dtype(const at::Tensor& bytes, const Global* dtype) const {
-    if (dtype == nullptr || dtype->kind != Global::Kind::dtype)
-      fail("expected a dtype, found none");
-    const auto width = static_cast<std::int64_t>(c10::elementSize(dtype->dtype));
+  at::Tensor as_dtype(const at::Tensor& bytes, const c10::IValue& name) const {
+    const auto* const known = std::ranges::find_if(untyped_dtype_names, [&](const auto& each) {
+      return name.isString() && name.toStringRef() == each.name;
+    });
+    if (known == std::end(untyped_dtype_names))
+      fail("expected the dtype of an untyped storage, found ",
+           name.isString() ? name.toStringRef() : kind(name));
+    const auto width = static_cast<std::int64_t>(c10::elementSize(known->dtype));
     if (bytes.scalar_type() != at::kByte || bytes.numel() % width != 0)
-      fail("expected an untyped storage of ", dtype->name, ", found ", bytes.numel(), ' ',
+      fail("expected an untyped storage of ", known->name, ", found ", bytes.numel(), ' ',
            bytes.scalar_type());
-    return bytes.view(dtype->dtype);
+    return bytes.view(known->dtype);
   }
 
-  /// Python saves a lazy conjugate or negative as the tensor without it, and says so.
-  at::Tensor with_metadata(at::Tensor tensor, const c10::IValue& metadata) const {
-    if (metadata.isNone()) return tensor;
+  /// Python saves a lazy conjugate or negative as the tensor without it, and says so. The storage
+  /// is converted, once: the tensor may repeat its elements any number of times.
+  at::Tensor with_metadata(const at::Tensor& storage, const c10::IValue& metadata) {
+    if (metadata.isNone()) return storage;
     if (!metadata.isGenericDict()) fail("expected a dict of metadata, found ", kind(metadata));
+    bool conj = false, neg = false;
     const auto entries = metadata.toGenericDict();
     for (const auto& entry : entries) {
       const std::string key = entry.key().isString() ? entry.key().toStringRef() : "";
       if ((key != "conj" && key != "neg") || !entry.value().isBool())
         fail("found metadata '", key, "' of a tensor, which is not supported: save a clone of it");
-      if (entry.value().toBool())
-        tensor = key == "conj" ? at::conj_physical(tensor) : at::neg(tensor);
+      (key == "conj" ? conj : neg) = entry.value().toBool();
     }
-    return tensor;
+    if (!conj && !neg) return storage;
+    auto& [from, to] = converted_[{storage.const_data_ptr(), storage.scalar_type(), conj, neg}];
+    if (!to.defined()) {
+      from = storage;  // keeps its address in use
+      to = conj ? at::conj_physical(storage) : storage;
+      if (neg) to = at::neg(to);
+    }
+    return to;
   }
 
   at::Tensor view(const at::Tensor& storage, std::int64_t offset,
@@ -434,17 +532,22 @@ class Unpickler {
 
   std::string_view bytes_;
   const StorageSource& storages_;
+  SkippedValues& skipped_;
   std::size_t next_ = 0;
   std::vector<c10::IValue> stack_;
   std::vector<std::size_t> marks_;
   std::unordered_map<std::uint32_t, c10::IValue> memo_;
   std::unordered_map<const void*, Container> containers_;
+  /// Conjugates and negatives of storages, by address, dtype, and what they are.
+  std::map<std::tuple<const void*, at::ScalarType, bool, bool>, std::pair<at::Tensor, at::Tensor>>
+      converted_;
 };
 
 }  // namespace
 
-c10::IValue unpickle(std::string_view bytes, const StorageSource& storages) {
-  return Unpickler(bytes, storages).run();
+c10::IValue unpickle(std::string_view bytes, const StorageSource& storages,
+                     SkippedValues& skipped) {
+  return Unpickler(bytes, storages, skipped).run();
 }
 
 }  // namespace lockstep::detail

@@ -228,6 +228,9 @@ TEST_F(ImageFolders, SizesThatTheFileCannotHoldAreRefused) {
   jpeg.replace(frame + 5, 4, std::string("\x40\0\x40\0", 4));
   write("c/0.jpg", jpeg);
   EXPECT_THAT(error(), HasSubstr(refusal));
+  jpeg[frame + 1] = '\xc9';  // arithmetic coding
+  write("c/0.jpg", jpeg);
+  EXPECT_THAT(error(), HasSubstr(refusal));
   write("c/0.jpg", png_file(16384, 16384, PngColour::gray, ""));
   EXPECT_THAT(error(), HasSubstr(refusal));
   // An image of one colour is as small as a file of its size gets.

@@ -188,14 +188,32 @@ TEST_F(MnistFiles, AShortFileNamesOffsetAndExpectation) {
   const Bytes whole = images_file();
   write_plain(images, std::span(whole).first(1000));
   EXPECT_THAT(error(), HasSubstr(images.string() +
-                                 ": offset 1000: expected 3936 bytes for 5 items, found the end"));
+                                 ": offset 4: expected items of at most 1000 bytes, which the file "
+                                 "can hold, found 5 items of 3936 bytes"));
 }
 
 TEST_F(MnistFiles, AnAbsurdCountIsAnErrorAndNotAnAllocation) {
   Bytes bytes = images_file();
   bytes[4] = 0xff;
   write_plain(images, bytes);
-  EXPECT_THAT(error(), HasSubstr("found the end"));
+  EXPECT_THAT(error(), HasSubstr("which the file can hold"));
+  std::filesystem::remove(images);
+  write_packed(folder / "train-images-idx3-ubyte.gz", bytes);
+  EXPECT_THAT(error(), HasSubstr("which the file can hold"));
+}
+
+TEST_F(MnistFiles, CountsAreComparedBeforeAnyValueIsRead) {
+  // 40 MB of zeros in 40 kB, which end with damage.
+  constexpr std::uint32_t count = 50'000;
+  Bytes bytes = big_endian({0x803, count, 28, 28});
+  bytes.resize(bytes.size() + std::size_t{count} * pixels);
+  const auto packed = folder / "train-images-idx3-ubyte.gz";
+  std::filesystem::remove(images);
+  write_packed(packed, bytes);
+  Bytes damaged = content(packed);
+  damaged.back() ^= 1;
+  write_plain(packed, damaged);
+  EXPECT_THAT(error(), AllOf(HasSubstr("expected 50000 labels"), HasSubstr("found 5")));
 }
 
 TEST_F(MnistFiles, TrailingBytesAreAnError) {

@@ -99,6 +99,7 @@ void idx_arrays(const Corpus& corpus) {
   corpus.add("images.gz", '\x02' + compressed(images));
   corpus.add("empty", "\x01\0\0\x08\x02\0\0\0\0\0\0\0\x02"s);
   corpus.add("huge", "\0\0\0\x08\x01\xff\xff\xff\xff\x01"s);
+  corpus.add("huge.gz", '\0' + compressed("\0\0\x08\x01\xff\xff\xff\xff\x01"s));
 }
 
 void cifar10_files(const Corpus& corpus) {
@@ -206,6 +207,17 @@ void pickles(const Corpus& corpus) {
              "ccollections\nOrderedDict\n)RtR"
              "\x89"
              "ccollections\nOrderedDict\n)RtR."s);
+  corpus.add("negative",
+             "\x80\x02"
+             "ctorch._utils\n_rebuild_tensor_v2\n"
+             "((X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\0kX\x03\0\0\0cpuK\x01tQ"
+             "K\0J\0\0\0\x20\x85K\0\x85\x89}}X\x03\0\0\0neg\x88stR."s);
+  corpus.add("others",
+             "\x80\x02}(K\x01"
+             "ccollections\nCounter\n}K\x05K\x02s\x85RK\x02"
+             "ctorch\ndevice\nX\x04\0\0\0cudaK\x01\x86RK\x03"
+             "ctorch\nint8\nK\x04]}K\x05"
+             "cm\nf\n)\x81}bsau."s);
   corpus.add("deep", "\x80\x02" + std::string(100, ']') + std::string(99, 'a') + '.');
 }
 

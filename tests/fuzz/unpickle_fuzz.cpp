@@ -50,11 +50,14 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   namespace fuzzing = lockstep::fuzzing;
   const fuzzing::MemoryLimit memory(4096 * size + (4 << 20));
   Storages storages;
+  SkippedValues skipped;
   const auto value = fuzzing::accepted<lockstep::CheckpointError>("data.pkl", [&] {
-    return unpickle(fuzzing::text_of({data, size}),
-                    [&](const std::string& key, at::ScalarType dtype, std::int64_t count) {
-                      return storages.find(key, dtype, count);
-                    });
+    return unpickle(
+        fuzzing::text_of({data, size}),
+        [&](const std::string& key, at::ScalarType dtype, std::int64_t count) {
+          return storages.find(key, dtype, count);
+        },
+        skipped);
   });
   constexpr std::size_t most = 1 << 16;
   if (!value || fuzzing::expanded_size(*value, most) == most) return 0;
@@ -63,13 +66,17 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 
   std::vector<at::Tensor> written;
   const std::string bytes = pickle(*value, written);
-  const c10::IValue again =
-      unpickle(bytes, [&](const std::string& key, at::ScalarType dtype, std::int64_t count) {
+  skipped.clear();
+  const c10::IValue again = unpickle(
+      bytes,
+      [&](const std::string& key, at::ScalarType dtype, std::int64_t count) {
         const at::Tensor storage = written.at(std::stoul(key)).flatten().clone();
         require(storage.scalar_type() == dtype && storage.numel() == count,
                 "a pickle describes its storages");
         return storage;
-      });
+      },
+      skipped);
+  require(skipped.empty(), "what is written is read without exception");
   require(fuzzing::equal(again, *value), "the value pickled and unpickled again is equal");
   return 0;
 }

@@ -2,19 +2,54 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <torch/nn.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <cerrno>
 #include <csignal>
 #include <fstream>
 #include <functional>
+#include <mutex>
+#include <set>
 #include <string>
 
+#include "comm/communicator.h"
+#include "lockstep/checkpoint.h"
 #include "lockstep/error.h"
+#include "tests/ranks.h"
 #include "tests/temporary_folder.h"
 #include "tests/train/checkpoint_failure.h"
+
+namespace {
+
+std::atomic<int> lock_error{0};  // of every flock(), unless it is 0
+std::mutex syncing;
+std::set<std::string> synced;  // what fsync() was called with
+
+}  // namespace
+
+// These take the place of the C library's functions in the whole program.
+
+extern "C" int flock(int fd, int operation) noexcept {
+  if (lock_error == 0) return static_cast<int>(syscall(SYS_flock, fd, operation));
+  errno = lock_error;
+  return -1;
+}
+
+extern "C" int fsync(int fd) {
+  {
+    std::error_code ignored;
+    const std::lock_guard lock(syncing);
+    synced.insert(std::filesystem::read_symlink("/proc/self/fd/" + std::to_string(fd), ignored));
+  }
+  return static_cast<int>(syscall(SYS_fsync, fd));
+}
 
 namespace lockstep::inline v0_2::detail {
 namespace {
@@ -87,6 +122,29 @@ TEST(AtomicFile, TwoWritersDoNotMix) {
               AllOf(HasSubstr(path.string()), HasSubstr("another process is writing")));
   first.commit();
   EXPECT_EQ(content(path), "first");
+}
+
+TEST(AtomicFile, AFileThatCannotBeLockedIsNotLeftBehind) {
+  const TemporaryFolder folder;
+  lock_error = ENOLCK;
+  const std::string error = failure([&] { AtomicFile file(folder / "file"); });
+  lock_error = 0;
+  EXPECT_THAT(error, HasSubstr("cannot lock the file: No locks available"));
+  EXPECT_EQ(files_in(folder.path()), 0);
+}
+
+TEST(AtomicFile, NewFoldersOfCheckpointsAreOnDisk) {
+  const TemporaryFolder folder;
+  synced.clear();
+  testing::run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
+    torch::nn::Linear model(1, 1);
+    CheckpointFolder run(folder / "runs/first");
+    run.save({.model = *model}, {}, Group(std::move(communicator)));
+  });
+  const auto path = std::filesystem::canonical(folder.path());
+  for (const auto& each : {path, path / "runs", path / "runs/first"})
+    EXPECT_TRUE(synced.contains(each.string())) << each;
+  EXPECT_THAT(failure([&] { create_folders(folder / "runs/first"); }), HasSubstr("no Checkpoint"));
 }
 
 TEST(AtomicFile, ANameWithoutAFolderIsInTheWorkingFolder) {

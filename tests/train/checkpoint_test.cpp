@@ -5,6 +5,8 @@
 #include <torch/nn.h>
 #include <torch/optim.h>
 
+#include <algorithm>
+#include <chrono>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -165,6 +167,71 @@ TEST(Checkpoint, RestoresTheOptionsOfEveryGroup) {
   other.optimizer = kinds[2].make(other.model->parameters());
   EXPECT_THAT(failure([&] { other.load(folder / "c"); }),
               HasSubstr("optimizer: expected 1 parameter groups, found 2"));
+}
+
+/// An optimizer of a program, whose load() may read anything.
+struct OwnSgd : torch::optim::SGD {
+  using torch::optim::SGD::SGD;
+  void load(torch::serialize::InputArchive& archive) override {
+    torch::optim::SGD::load(archive);
+    ++loads;
+    if (refuses) throw CheckpointError("it is not mine");
+  }
+  int loads = 0;
+  bool refuses = false;
+};
+
+TEST(Checkpoint, AnOptimizerOfAProgramLoadsItself) {
+  const TemporaryFolder folder;
+  const auto make = [](Training& training) {
+    training.optimizer = std::make_unique<OwnSgd>(training.model->parameters(),
+                                                  torch::optim::SGDOptions(0.1).momentum(0.9));
+    return static_cast<OwnSgd*>(training.optimizer.get());
+  };
+  Training saved, loaded;
+  make(saved);
+  OwnSgd* const own = make(loaded);
+  for (int number = 0; number < 3; ++number) saved.step(number);
+  saved.save(folder / "c");
+  own->param_groups()[0].options().set_lr(0.25);
+  own->refuses = true;
+  EXPECT_THAT(failure([&] { loaded.load(folder / "c"); }), HasSubstr("it is not mine"));
+  EXPECT_EQ(own->param_groups()[0].options().get_lr(), 0.25);
+  EXPECT_TRUE(own->state().empty());
+  own->refuses = false;
+  loaded.load(folder / "c");
+  EXPECT_EQ(own->loads, 2);
+  expect_same(loaded.values(), saved.values());
+}
+
+/// A model of many tensors, each of which has two names.
+struct Many : torch::nn::Module {
+  explicit Many(int tensors) {
+    auto& other = *register_module("other", std::make_shared<torch::nn::Module>());
+    for (int i = 0; i < tensors; ++i) {
+      const auto name = std::to_string(i);
+      const auto& own = register_parameter(name, torch::full({1}, static_cast<float>(i)));
+      own.mutable_grad() = torch::ones({1});
+      other.register_parameter(name, own);
+    }
+  }
+};
+
+TEST(Checkpoint, ManyTensorsTakeLinearTime) {
+  const TemporaryFolder folder;
+  const auto seconds = [&](int tensors) {
+    Many model(tensors);
+    torch::optim::AdamW optimizer(parameters(model));
+    optimizer.step();
+    const Checkpoint checkpoint{.model = model, .optimizer = optimizer};
+    const auto begin = std::chrono::steady_clock::now();
+    checkpoint.save(folder / "c");
+    checkpoint.load(folder / "c");
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  };
+  const double few = std::min(seconds(250), seconds(250));
+  // 16 times as many tensors: 16 times the time, and 256 times if it is quadratic.
+  EXPECT_LT(seconds(4000), 64 * few);
 }
 
 TEST(Checkpoint, KeepsTheMemoryOfParameters) {

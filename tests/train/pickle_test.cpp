@@ -22,12 +22,22 @@ namespace {
 using namespace detail;
 
 using lockstep::testing::failure;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Pair;
 using namespace std::string_literals;
 
+SkippedValues skipped;  // by the last unpickled()
+
 c10::IValue unpickled(const std::string& bytes) {
-  return unpickle("\x80\x02"s + bytes + ".", [](const std::string&, at::ScalarType dtype,
-                                                std::int64_t) { return torch::arange(6, dtype); });
+  skipped.clear();
+  return unpickle(
+      "\x80\x02"s + bytes + ".",
+      [](const std::string&, at::ScalarType dtype, std::int64_t) {
+        return torch::arange(6, dtype);
+      },
+      skipped);
 }
 
 std::string pickle_error(const std::string& bytes) {
@@ -39,12 +49,13 @@ std::string text(const std::string& letters) {
 }
 
 /// A tensor over the storage 0 … 5, whose three numbers are given as they stand in the pickle.
-std::string tensor(const std::string& offset, const std::string& sizes,
-                   const std::string& strides) {
+std::string tensor(const std::string& offset, const std::string& sizes, const std::string& strides,
+                   const std::string& metadata = "") {
   return "ctorch._utils\n_rebuild_tensor_v2\n((" + text("storage") + "ctorch\nFloatStorage\n" +
          text("0") + text("cpu") + "K\x06tQ" + offset + sizes + strides +
          "\x89"
-         "ccollections\nOrderedDict\n)RtR";
+         "ccollections\nOrderedDict\n)R" +
+         metadata + "tR";
 }
 
 TEST(Unpickle, NumbersAndTexts) {
@@ -96,13 +107,80 @@ TEST(Unpickle, NothingElseIsNamedOrCalled) {
               HasSubstr("found the global 'torch.Size'"));
   EXPECT_THAT(pickle_error("ctorch\nSize\n\x85\x85"), HasSubstr("found the global 'torch.Size'"));
   EXPECT_THAT(pickle_error("K\x01}b"), HasSubstr("expected the state of a dict"));
-  for (const char* opcode : {"i", "o", "\x81", "\x92", "\x82", "P", "\x93", "B", "S'x'\n"})
+  EXPECT_THAT(pickle_error("K\x01)\x81"), HasSubstr("expected the class of an object, found Int"));
+  EXPECT_THAT(pickle_error("c__main__\nNet\n)\x81}b"), HasSubstr("the global '__main__.Net'"));
+  for (const char* opcode : {"i", "o", "\x92", "\x82", "P", "\x93", "B", "S'x'\n"})
     EXPECT_THAT(pickle_error(opcode), HasSubstr("which state dicts do not use")) << opcode;
 }
 
+TEST(Unpickle, ContainersOfCollectionsAreDicts) {
+  const auto counter = unpickled("ccollections\nCounter\n}(K\x1eK\x01K\x50K\x02u\x85R");
+  EXPECT_EQ(counter.toGenericDict().at(80).toInt(), 2);
+  EXPECT_EQ(unpickled("ccollections\nCounter\n)R").toGenericDict().size(), 0u);
+  const auto with_default = unpickled("ccollections\ndefaultdict\nc__builtin__\nlist\n\x85R(" +
+                                      text("a") + "]" + text("b") + "K\x02u");
+  EXPECT_EQ(with_default.toGenericDict().at("b").toInt(), 2);
+  EXPECT_THAT(skipped, IsEmpty());
+}
+
+TEST(Unpickle, DevicesAndDtypesAreTexts) {
+  EXPECT_EQ(unpickled("ctorch\ndevice\n" + text("cpu") + "\x85R").toStringRef(), "cpu");
+  EXPECT_EQ(unpickled("ctorch\ndevice\n" + text("cuda") + "K\x01\x86R").toStringRef(), "cuda:1");
+  EXPECT_EQ(unpickled("ctorch\nfloat32\n").toStringRef(), "torch.float32");
+  EXPECT_THAT(pickle_error("ctorch\ndevice\nK\x01\x85R"), HasSubstr("other arguments of"));
+}
+
+TEST(Unpickle, OtherObjectsAreLeftOutByName) {
+  const auto kept = [](const std::string& bytes) {
+    return unpickled("}(" + text("a") + bytes + text("b") + "K\x05u").toGenericDict();
+  };
+  const std::string object = "c__main__\nAnneal\n)\x81}" + text("x") + "K\x01sb";
+  const auto skips = [&](const std::string& bytes, const std::string& name,
+                         const std::string& what) {
+    const auto dict = kept(bytes);
+    EXPECT_EQ(dict.at("b").toInt(), 5);
+    EXPECT_THAT(skipped, ElementsAre(Pair(name, HasSubstr(what)))) << bytes;
+    return dict;
+  };
+  EXPECT_FALSE(skips(object, "a", "the global '__main__.Anneal'").contains("a"));
+  EXPECT_FALSE(skips("K\x01" + object + "\x86", "a", "__main__.Anneal").contains("a"));
+  EXPECT_FALSE(skips("](K\x01" + object + "e", "a", "__main__.Anneal").contains("a"));
+  EXPECT_FALSE(skips("ccollections\ndeque\n)R(K\x01K\x02"
+                     "e",
+                     "a", "deque")
+                   .contains("a"));
+  EXPECT_FALSE(skips("}K\x01\x85K\x01s", "a", "a key that is Tuple").contains("a"));
+  EXPECT_FALSE(skips("\x8a\x09"
+                     "123456789",
+                     "a", "an integer of 9 bytes")
+                   .contains("a"));
+  EXPECT_FALSE(skips("ctorch\nSize\n", "a", "the global 'torch.Size'").contains("a"));
+  EXPECT_FALSE(skips("ctorch._utils\n_rebuild_parameter\n" + object + "\x89}\x87R", "a", "Anneal")
+                   .contains("a"));
+  const std::string quantised = "ctorch._utils\n_rebuild_qtensor\n((" + text("storage") +
+                                "ctorch\nQInt8Storage\n" + text("0") + text("cpu") + "K\x06tQtR";
+  EXPECT_FALSE(skips(quantised, "a", "_rebuild_qtensor").contains("a"));
+  // Of a dict in a list only that entry.
+  const auto list = skips("]}(" + text("f") + object + text("g") + "K\x07ua", "a.0.f", "Anneal");
+  EXPECT_EQ(list.at("a").toListRef()[0].toGenericDict().size(), 1u);
+  // One list in many places.
+  const auto shared = kept("](" + object + "eq\x01" + text("c") + "h\x01");
+  EXPECT_THAT(skipped, ElementsAre(Pair("a", HasSubstr("Anneal")), Pair("c", HasSubstr("Anneal"))));
+  EXPECT_EQ(shared.size(), 1u);
+}
+
+TEST(Unpickle, ANegativeTakesNoMoreMemoryThanItsStorage) {
+  const std::string vast = "\x8a\x06\0\0\0\0\0\x01\x85"s;  // 2^40 times the same element
+  const auto expanded = unpickled(tensor("K\x02", vast, "K\0\x85"s, "}" + text("neg") + "\x88s"));
+  EXPECT_EQ(expanded.toTensor().numel(), std::int64_t{1} << 40);
+  EXPECT_EQ(expanded.toTensor()[std::int64_t{1} << 39].item<float>(), -2);
+  EXPECT_LE(expanded.toTensor().storage().nbytes(), 6 * sizeof(float));
+}
+
 TEST(Unpickle, WhatIsBrokenIsAnError) {
-  EXPECT_THAT(failure([] { unpickle("", {}); }), HasSubstr("expected 1 more bytes, found 0"));
-  EXPECT_THAT(failure([] { unpickle("\x80\x04.", {}); }), HasSubstr("found 4"));
+  EXPECT_THAT(failure([] { unpickle("", {}, skipped); }),
+              HasSubstr("expected 1 more bytes, found 0"));
+  EXPECT_THAT(failure([] { unpickle("\x80\x04.", {}, skipped); }), HasSubstr("found 4"));
   EXPECT_THAT(pickle_error("X\xff\xff\xff\xff"), HasSubstr("expected 4294967295 more bytes"));
   EXPECT_THAT(pickle_error("\x8a\x09"
                            "123456789"),
@@ -113,7 +191,7 @@ TEST(Unpickle, WhatIsBrokenIsAnError) {
                             "(K\x01u", "K\x01(\x85", "K\x01(R"})
     EXPECT_THAT(pickle_error(bytes), HasSubstr("of data.pkl: ")) << bytes;
   EXPECT_THAT(pickle_error("h\x05"), HasSubstr("expected memo 5 to be defined before"));
-  EXPECT_THAT(pickle_error("}K\x01\x85K\x01s"), HasSubstr("expected a string or integer as key"));
+  EXPECT_THAT(pickle_error("}K\x01\x85K\x01s"), HasSubstr("found a key that is Tuple"));
   EXPECT_THAT(pickle_error("}(K\x01u"), HasSubstr("an odd number"));
   EXPECT_THAT(pickle_error("K\x01K\x02"
                            "a"),
@@ -168,9 +246,13 @@ TEST(Pickle, ComesBackAsItWas) {
   std::vector<at::Tensor> storages;
   const std::string bytes = pickle(dict, storages);
   ASSERT_EQ(storages.size(), 2u);
-  const auto back = unpickle(bytes, [&](const std::string& key, at::ScalarType, std::int64_t) {
-                      return storages[static_cast<std::size_t>(std::stoi(key))].flatten();
-                    }).toGenericDict();
+  const auto back = unpickle(
+                        bytes,
+                        [&](const std::string& key, at::ScalarType, std::int64_t) {
+                          return storages[static_cast<std::size_t>(std::stoi(key))].flatten();
+                        },
+                        skipped)
+                        .toGenericDict();
   EXPECT_TRUE(back.at("a").toTensor().equal(tied));
   EXPECT_EQ(back.at("a").toTensor().data_ptr(), back.at(2).toTensor().data_ptr());
   EXPECT_TRUE(back.at("column").toTensor().equal(torch::arange(6).reshape({2, 3}).t()));
@@ -240,6 +322,20 @@ TEST(TorchFile, StoragesThatShareBytesOfTheFileAreRefused) {
   const auto file = write(100, content);
   EXPECT_THAT(failure([&] { read_torch_file(file); }), HasSubstr(file.string() + ": storage '"));
   EXPECT_THAT(failure([&] { read_torch_file(file); }), HasSubstr("bytes for all storages"));
+}
+
+TEST(TorchFile, ARecordThatIsLargerThanTheFileIsRefused) {
+  const lockstep::testing::TemporaryFolder folder;
+  const auto path = folder / "file.pt";
+  std::vector<at::Tensor> storages;
+  std::string bytes = zip_file({{"a/version", "3\n"}, {"a/data.pkl", pickle(1, storages)}});
+  const std::size_t version = bytes.find("PK\1\2");
+  bytes[version + 10] = 8;       // compressed
+  bytes[version + 27] = '\x40';  // 1 GiB
+  std::ofstream(path, std::ios::binary) << bytes;
+  EXPECT_THAT(failure([&] { read_torch_file(path); }),
+              HasSubstr("file.pt: a/version: expected at most " + std::to_string(bytes.size()) +
+                        " bytes, found 1073741826"));
 }
 
 TEST(TorchFile, AFileThatCannotBeWrittenIsNamed) {

@@ -114,6 +114,19 @@ def write(folder):
     torch.save({"plain": numbers, "conjugate": numbers.conj()}, folder / "conjugate.pt")
     torch.save({"plain": numbers.imag.clone(), "negative": numbers.conj().imag}, folder / "negative.pt")
     torch.save(torch.eye(3).to_sparse(), folder / "sparse.pt")
+    # A storage of one element, whose tensor claims 2 GiB.
+    torch.save(torch.zeros(1, dtype=torch.complex64).conj().imag.expand(2**29), folder / "expanded.pt")
+    linear = torch.nn.Linear(2, 2)
+    sgd = torch.optim.SGD(linear.parameters(), lr=0.5)
+    steps = torch.optim.lr_scheduler.MultiStepLR(sgd, [3, 5, 5])
+    states = collections.defaultdict(list, {"a": [1]})
+    torch.save({"model": linear.state_dict(), "steps": steps.state_dict(), "states": states,
+                "device": torch.device("cuda", 1), "dtype": torch.bfloat16,
+                "sparse": {"eye": torch.eye(3).to_sparse(), "ones": torch.ones(2)},
+                "quantised": torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
+                "chain": torch.optim.lr_scheduler.ChainedScheduler([steps], sgd),
+                "queue": collections.deque([1, 2]), "set": {1, 2}, "bytes": b"x", "big": 2**100,
+                "groups": [{"lr": 0.5, "made_by": Net}]}, folder / "others.pt")
 
     torch.save(Net(), folder / "whole.pt")
     torch.save({"f": print}, folder / "function.pt")

@@ -39,6 +39,11 @@ Image read_image(const std::filesystem::path& path, const WantedSize& wanted);
 /// Larger images are rejected: a damaged header could require all memory.
 inline constexpr std::int64_t max_pixels = std::int64_t{1} << 28;
 
+/// The most pixels in a byte of a compressed image. deflate compresses at most 1032 bytes into one,
+/// and a byte has at most 8 pixels. JPEG's arithmetic coding, which has no bound, is held to it,
+/// too.
+inline constexpr std::int64_t most_pixels_per_byte = 8 * 1032;
+
 /// pixels_per_byte: the most pixels that the format can compress into a byte.
 /// Throws: DataError, with the file, if the image has more than max_pixels, or more pixels than its
 /// bytes can hold.

@@ -52,8 +52,8 @@ class Decoder {
 
   ImageSize stored() const { return {.height = info_.image_height, .width = info_.image_width}; }
 
-  /// A Huffman code needs at least one bit per block of 8x8 pixels. Arithmetic coding has no bound.
-  std::int64_t pixels_per_byte() const { return info_.arith_code ? max_pixels : 8 * 64; }
+  /// A Huffman code needs at least one bit per block of 8x8 pixels.
+  std::int64_t pixels_per_byte() const { return info_.arith_code ? most_pixels_per_byte : 8 * 64; }
 
   /// Selects the smallest scale at which the image is not smaller than wanted.
   void scale_to(ImageSize wanted) {

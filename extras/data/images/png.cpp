@@ -10,9 +10,6 @@ namespace lockstep::inline v0_2::detail {
 
 namespace {
 
-/// deflate compresses at most 1032 bytes into one, and a byte has at most 8 pixels.
-constexpr std::int64_t pixels_per_byte = 8 * 1032;
-
 /// Owns the decoder state of libpng's simplified API.
 struct Handle {
   Handle() { image.version = PNG_IMAGE_VERSION; }
@@ -33,7 +30,7 @@ Image decode_png(std::span<const std::byte> bytes, const std::string& file,
   };
   if (png_image_begin_read_from_memory(&image, bytes.data(), bytes.size()) == 0) fail();
   const ImageSize size{.height = image.height, .width = image.width};
-  check_size(size, bytes.size(), pixels_per_byte, file);
+  check_size(size, bytes.size(), most_pixels_per_byte, file);
   wanted(size);  // the caller records the size; PNG cannot be decoded at a smaller size
   // Decodes alpha and drops it below: without alpha, libpng would blend with a background.
   const bool transparent = (image.format & PNG_FORMAT_FLAG_ALPHA) != 0;
