@@ -58,6 +58,7 @@ struct Job {
   std::vector<ObservedRank> ranks;  ///< ascending
   std::vector<Load> loads;
   std::vector<control::HostsAnswer::Host> silent = {};  ///< other hosts that gave no answer
+  std::vector<std::string> suspicions = {};             ///< of hosts whose heartbeats are late
   Diagnosis diagnosis = {};
 
   const detail::FlightRecord& first() const { return *ranks.front().record; }
@@ -122,6 +123,7 @@ void add_other_hosts(Job& job) {
       }
     }
     std::ranges::sort(job.ranks, {}, &ObservedRank::rank);
+    job.suspicions = std::move(answer.suspicions);
     for (auto& host : answer.hosts) {
       if (!host.has_answered) job.silent.push_back(std::move(host));
     }
@@ -239,6 +241,7 @@ void print(const Job& job) {
     if (several) rows.back().insert(rows.back().begin() + 1, std::string(record.host()));
   }
   print_table(rows);
+  for (const auto& text : job.suspicions) std::cout << "  " << text << '\n';
   for (const auto& host : job.silent) {
     std::cout << "  no answer from host " << host.name << " within "
               << std::chrono::duration<double>(longest_question).count()
@@ -320,6 +323,7 @@ ordered_json json_of(const Job& job) {
           {"ranks", std::move(ranks)},
           {"unseen", job.unseen()},
           {"no_answer", std::move(silent)},
+          {"suspected", job.suspicions},
           {"diagnosis",
            {{"kind", detail::name(found.kind)},
             {"ranks", found.ranks},

@@ -36,14 +36,17 @@ class TwoHosts:
         process, *words = arguments.read_text().splitlines()
         self._process = process
         self.mpirun_arguments = words[:words.index("-n")]
-        self.first = f"lockstep{self._keeper.pid}-1"
+
+    def name(self, number):
+        """Of host 1, which starts jobs, or 2."""
+        return f"lockstep{self._keeper.pid}-{number}"
 
     def enter(self):
         """The words before a command that is to run on the first host."""
         return ["nsenter", "--target", self._process, "--net", "--uts"]
 
     def cut_link(self, cut=True):
-        subprocess.run(["ip", "-n", self.first, "link", "set", "link0", "down" if cut else "up"], check=True)
+        subprocess.run(["ip", "-n", self.name(1), "link", "set", "link0", "down" if cut else "up"], check=True)
 
     def close(self):
         self._keeper.stdin.close()

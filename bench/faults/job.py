@@ -35,6 +35,7 @@ def as_usual():
 
 class Job:
     timeout = 120  # seconds; that of Lockstep's waits
+    heartbeat = 2  # seconds without a heartbeat; nothing: the default
 
     def __init__(self, kill, options, folder, hosts=None):
         self.kill, self.options, self.hosts = kill, options, hosts
@@ -49,6 +50,8 @@ class Job:
     def start(self):
         environment = {**os.environ, MARKER: self.marker, "OMP_NUM_THREADS": "1", "LOCKSTEP_TIMEOUT": str(self.timeout),
                        "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        if self.heartbeat:
+            environment["LOCKSTEP_HEARTBEAT"] = str(self.heartbeat)
         with (self.folder / "out").open("wb") as out, (self.folder / "err").open("wb") as err:
             self._process = subprocess.Popen(
                 [*self._privately(), *self._command()], cwd=self.folder / "run", env=environment,

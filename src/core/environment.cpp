@@ -147,7 +147,7 @@ Environment Environment::read() {
   environment.backend = parse_backend(variable("LOCKSTEP_BACKEND").value_or("auto"));
   environment.host = variable("LOCKSTEP_HOST").value_or("");
   environment.interface = variable("LOCKSTEP_INTERFACE").value_or("");
-  environment.heartbeat = seconds_variable("LOCKSTEP_HEARTBEAT", 2);
+  environment.heartbeat = seconds_variable("LOCKSTEP_HEARTBEAT", 15);
   environment.algorithm = variable("LOCKSTEP_ALGORITHM").value_or("auto");
   environment.error_file = variable("TORCHELASTIC_ERROR_FILE").value_or("");
   environment.bucket_mib = ::lockstep::bucket_mib();

@@ -78,7 +78,7 @@ struct Environment {
   /// LOCKSTEP_INTERFACE: network interface of the control connections between hosts; empty: the
   /// system's routes select it.
   std::string interface;
-  /// LOCKSTEP_HEARTBEAT: longest time in seconds without a heartbeat from a host, default 2.
+  /// LOCKSTEP_HEARTBEAT: longest time in seconds without a heartbeat from a host, default 15.
   std::chrono::milliseconds heartbeat;
   std::string error_file;  ///< TORCHELASTIC_ERROR_FILE: file for torchrun with the rank's error
   std::optional<Launcher> launcher;  ///< a launcher other than `lockstep run`

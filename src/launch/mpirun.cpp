@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
@@ -21,6 +20,7 @@
 #include <utility>
 
 #include "comm/flight_record.h"
+#include "core/environment.h"
 #include "core/process.h"
 #include "core/text.h"
 #include "launch/children.h"
@@ -44,11 +44,17 @@ constexpr auto poll_interval = 500ms;
 /// OpenMPI's mpirun ends gracefully at a first signal, at once at a second one.
 constexpr auto between_signals = 1s;
 
-/// Seconds without traffic before the first probe, seconds between probes, and number of probes
-/// without an answer.
-constexpr std::array keep_alive{std::pair("OMPI_MCA_oob_tcp_keepalive_time", "10"),
-                                std::pair("OMPI_MCA_oob_tcp_keepalive_intvl", "2"),
-                                std::pair("OMPI_MCA_oob_tcp_keepalive_probes", "5")};
+/// Lets OpenMPI notice a lost host, but only after the ranks, whose errors it has to forward.
+void set_keep_alive() {
+  constexpr long idle = 10, probes = 5, longest_interval = 32'767;  // the kernel's
+  const auto limit = std::chrono::ceil<std::chrono::seconds>(Environment::get().heartbeat);
+  const auto interval = std::min<long>(2 * limit.count() / probes + 1, longest_interval);
+  for (const auto& [name, value] : {std::pair("OMPI_MCA_oob_tcp_keepalive_time", idle),
+                                    std::pair("OMPI_MCA_oob_tcp_keepalive_intvl", interval),
+                                    std::pair("OMPI_MCA_oob_tcp_keepalive_probes", probes)}) {
+    setenv(name, concat(value).c_str(), 0);
+  }
+}
 
 /// Whether the process is a rank: its environment has a variable in which an MPI passes the rank.
 bool is_rank(pid_t pid) {
@@ -94,7 +100,7 @@ class Supervision {
     const char* path = std::getenv("PATH");
     const auto program =
         find_program(options_.program, path != nullptr ? path : "/usr/local/bin:/usr/bin:/bin");
-    for (const auto& [name, value] : keep_alive) setenv(name, value, 0);
+    set_keep_alive();
     StringArray words;
     words.add(options_.program);
     for (const auto& argument : options_.arguments) words.add(argument);

@@ -262,7 +262,7 @@ TEST(NetworkVariables, AreReadAndChecked) {
   unsetenv("LOCKSTEP_INTERFACE");
   unsetenv("LOCKSTEP_HEARTBEAT");
   EXPECT_EQ(Environment::read().interface, "");
-  EXPECT_EQ(Environment::read().heartbeat, std::chrono::seconds(2));
+  EXPECT_EQ(Environment::read().heartbeat, std::chrono::seconds(15));
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 // Runs worlds of several hosts in one thread, with a simulated clock and network. Each seed is a
 // world, with at most one fault, and the promises of Lockstep are checked at its end.
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
@@ -11,6 +13,7 @@
 #include <thread>
 
 #include "core/log.h"
+#include "core/text.h"
 #include "tests/simulation/simulated_job.h"
 #include "tests/simulation/world_workers.h"
 
@@ -29,6 +32,12 @@ void write(Level /*level*/, std::string_view text) {
   std::printf(
       "%11.6f process %d: %.*s\n", static_cast<double>(kernel->scheduler().now().count()) * 1e-9,
       testing::SimulatedKernel::process().pid(), static_cast<int>(text.size()), text.data());
+}
+
+void notice(std::string_view text) {
+  write(Level::warn, text);
+  const auto line = detail::concat(text, '\n');
+  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
 }
 
 }  // namespace lockstep::inline v0_2::log

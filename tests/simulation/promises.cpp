@@ -1,6 +1,7 @@
 #include "tests/simulation/promises.h"
 
 #include <algorithm>
+#include <sstream>
 #include <vector>
 
 #include "core/text.h"
@@ -53,8 +54,8 @@ class Promises {
   std::string check_rank(int rank) {
     const auto& outcome = attempt_.outcome(rank);
     if (!outcome.wrong.empty()) return outcome.wrong;
-    if (!fails() && !attempt_.process(rank).stderr_text.empty()) {
-      return concat("reports without a cause: ", attempt_.process(rank).stderr_text);
+    if (const auto text = reports(rank); !fails() && !text.empty()) {
+      return concat("reports without a cause: ", text);
     }
     if (is_victim(rank)) return {};
     if (outcome.state == State::running) {
@@ -70,6 +71,16 @@ class Promises {
     return took > 2 * scenario_.timeout + seconds(5)
                ? concat("ended ", in_seconds(took), " s after the fault")
                : std::string();
+  }
+
+  /// What the rank wrote to stderr, without suspicions.
+  std::string reports(int rank) {
+    std::istringstream lines(attempt_.process(rank).stderr_text);
+    std::string text;
+    for (std::string line; std::getline(lines, line);) {
+      if (line.find("suspected") == std::string::npos) text += line + '\n';
+    }
+    return text;
   }
 
   /// Longest time between a fault and the error on a rank.

@@ -7,6 +7,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "lockstep/error.h"
@@ -84,6 +85,12 @@ Connection::Connection(detail::Descriptor socket)
     : socket_(std::move(socket)), peer_(Address::peer(socket_.get())) {
   const int yes = 1;
   ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+}
+
+void Connection::allow_silence(std::chrono::milliseconds longest) {
+  const auto time = static_cast<unsigned>(
+      std::min<std::chrono::milliseconds::rep>(longest.count(), std::numeric_limits<int>::max()));
+  ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &time, sizeof time);
 }
 
 bool Connection::receive() {

@@ -76,6 +76,10 @@ class Connection {
   int fd() const { return socket_.get(); }
   const Address& peer() const { return peer_; }
 
+  /// Sets how long sent bytes may stay without an acknowledgement before the kernel breaks the
+  /// connection, in place of net.ipv4.tcp_retries2.
+  void allow_silence(std::chrono::milliseconds longest);
+
   /// Receives available bytes. False if the connection is closed or broken.
   bool receive();
   /// After receive() returned false: errno of the network, or 0 if the other side has closed the

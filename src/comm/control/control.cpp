@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstring>
 #include <optional>
+#include <set>
 #include <system_error>
 #include <utility>
 
@@ -25,7 +26,9 @@
 // has is that of all: a rank that fails waits for the answer of rank 0.
 // A process that ends closes its connection, which is a failure of the world unless the rank has
 // left before. A link that fails closes no connection, so both sides send heartbeats. A side that
-// receives none for too long reports a failure of the other side's host.
+// receives none for 2 s suspects the other side's host, and one that receives none for the limit
+// reports a failure. The limit is 15 s because TCP doubles the time between retransmissions: after
+// an outage of 10 s, the first frame arrives 12.6 s after the last.
 // The time without heartbeats excludes time in which this process was stopped. A rank that
 // continues after a stop therefore reads its connections before it reports a failure. After the
 // first failure, nothing is checked any more.
@@ -40,10 +43,19 @@ using std::chrono::milliseconds;
 constexpr auto send_timeout = milliseconds(1000);
 constexpr auto crash_timeout = milliseconds(200);
 constexpr auto answer_timeout = milliseconds(1000);
-constexpr int heartbeats_per_limit = 4;
+constexpr auto longest_until_suspicion = milliseconds(2000);
+constexpr int heartbeats_per_suspicion = 4;
+/// Added to the limit for the kernel's timeout of a connection: about that of
+/// net.ipv4.tcp_retries2=15, the default. A host that was lost for long still receives the failure.
+constexpr auto kernel_timeout = milliseconds(std::chrono::minutes(15));
 constexpr auto between_flushes = milliseconds(2);
 /// epoll_wait() takes its timeout as an int of milliseconds.
 constexpr auto longest_wait = milliseconds(std::chrono::hours(24));
+
+std::string in_seconds(std::chrono::steady_clock::duration time) {
+  const auto tenths = std::chrono::duration_cast<milliseconds>(time).count() / 100;
+  return concat(tenths / 10, '.', tenths % 10, " s");
+}
 
 void watch_fd(int events, int fd, std::uint64_t key) {
   epoll_event event{};
@@ -73,8 +85,10 @@ Control::Control(std::vector<Member> others, OnFailure on_failure,
   for (auto& member : others) {
     watch_fd(events_.get(), member.connection.fd(), peers_.size());
     limit_ = member.heartbeat;
+    member.connection.allow_silence(limit_ + kernel_timeout);
     peers_.push_back({.member = std::move(member)});
   }
+  suspicion_ = std::min(longest_until_suspicion, limit_ / 2);
   watch_fd(events_.get(), wake_event_.get(), peers_.size());
   if (status) start_relay(std::move(*status));
   try {
@@ -123,11 +137,12 @@ void Control::start_relay(StatusSource status) {
   for (const auto& peer : peers_) {
     ranks.push_back({.rank = peer.member.rank, .host = peer.member.host});
   }
-  relay_.emplace(std::move(status), std::move(ranks), [this](int rank, const Frame& frame) {
+  const auto send = [this](int rank, const Frame& frame) {
     for (auto& peer : peers_) {
       if (peer.member.rank == rank && peer.present) peer.member.connection.send(frame);
     }
-  });
+  };
+  relay_.emplace(std::move(status), std::move(ranks), send, [this] { return suspicions(); });
   if (relay_->fd() >= 0) watch_fd(events_.get(), relay_->fd(), peers_.size() + 1);
 }
 
@@ -177,11 +192,12 @@ bool Control::update_clock(milliseconds interval) {
   const auto step = now - std::exchange(last_reading_, now);
   const bool ran = step <= 2 * interval;
   if (ran) running_ += step;
+  if (!ran) last_stop_ = {.length = step, .end = running_};
   return ran;
 }
 
 void Control::watch() {
-  const auto interval = std::max(limit_ / heartbeats_per_limit, milliseconds(1));
+  const auto interval = std::max(suspicion_ / heartbeats_per_suspicion, milliseconds(1));
   for (auto& peer : peers_) process_frames(peer);  // frames that arrived during the rendezvous
   auto next_heartbeat = running_;
   last_reading_ = Clock::now();
@@ -236,9 +252,16 @@ void Control::read_from(Peer& peer) {
   if (!peer.present) return;
   const int code = peer.member.connection.error();
   report_failure(code == 0
-                     ? concat(who(peer), " has ended")
+                     ? concat(who(peer), " has ended", after_stop())
                      : concat("the connection to ", who(peer), " broke: ", std::strerror(code)),
                  peer.member.rank, &peer);
+}
+
+std::string Control::after_stop() const {
+  // The other ranks have counted this host as lost. What they sent may arrive after their end.
+  if (last_stop_.length <= limit_ || running_ - last_stop_.end > limit_) return {};
+  return concat("; this process had been stopped for ", in_seconds(last_stop_.length),
+                ", longer than LOCKSTEP_HEARTBEAT, ", limit_.count() / 1000.0, " s");
 }
 
 void Control::process_frames(Peer& peer) {
@@ -253,6 +276,7 @@ void Control::process_frames(Peer& peer) {
     }
   };
   while (const auto frame = next()) {
+    if (peer.suspected) clear_suspicion(peer);
     peer.last_frame = running_;
     if (frame->kind == Kind::left) {
       peer.present = false;
@@ -277,25 +301,68 @@ void Control::exchange_heartbeats() {
   const auto silent = std::ranges::find_if(peers_, [&](const Peer& peer) {
     return peer.present && running_ - peer.last_frame > limit_;
   });
-  if (silent != peers_.end()) report_failure(silence(*silent), silent->member.rank, nullptr);
+  if (silent != peers_.end()) {
+    return report_failure(silence(*silent), silent->member.rank, nullptr);
+  }
+  for (const auto& peer : peers_) {
+    if (peer.present && !peer.suspected && running_ - peer.last_frame > suspicion_) {
+      suspect_host_of(peer);
+    }
+  }
 }
 
-std::string Control::silence(const Peer& silent) const {
-  const auto tenths =
-      std::chrono::duration_cast<milliseconds>(running_ - silent.last_frame).count() / 100;
-  const auto how_long = concat(" for ", tenths / 10, '.', tenths % 10, " s");
-  const auto& host = silent.member.host;
-  std::vector<int> quiet;
-  for (const auto& peer : peers_) {
-    if (!peer.present || peer.member.host != host) continue;
+void Control::suspect_host_of(const Peer& late) {
+  for (auto& peer : peers_) {
     // Ranks do not send heartbeats at the same time. If the link to the host failed, the others are
     // late, too.
-    if (running_ - peer.last_frame < limit_ / 2) {
-      return concat("no heartbeat from ", who(silent), how_long);
+    if (peer.present && peer.member.host == late.member.host &&
+        running_ - peer.last_frame > suspicion_ / 2) {
+      peer.suspected = true;
     }
-    quiet.push_back(peer.member.rank);
   }
-  return concat("no heartbeat from host ", host, " (", detail::rank_list(quiet), ")", how_long);
+  log::notice(suspicion(late));
+}
+
+void Control::clear_suspicion(Peer& peer) {
+  peer.suspected = false;
+  const bool others = std::ranges::any_of(peers_, [&](const Peer& other) {
+    return other.present && other.suspected && other.member.host == peer.member.host;
+  });
+  if (others) return;
+  log::notice(concat("host ", peer.member.host, " is no longer suspected: a frame from rank ",
+                     peer.member.rank, " arrived after ", in_seconds(running_ - peer.last_frame)));
+}
+
+std::vector<std::string> Control::suspicions() const {
+  std::vector<std::string> texts;
+  std::set<std::string_view> hosts;
+  for (const auto& peer : peers_) {
+    if (peer.present && peer.suspected && hosts.insert(peer.member.host).second) {
+      texts.push_back(suspicion(peer));
+    }
+  }
+  return texts;
+}
+
+std::string Control::suspicion(const Peer& suspected) const {
+  return concat(silence(suspected), ": suspected, and counts as lost after ",
+                limit_.count() / 1000.0, " s");
+}
+
+std::string Control::silence(const Peer& suspected) const {
+  const auto& host = suspected.member.host;
+  std::vector<int> ranks;
+  bool whole_host = true;
+  for (const auto& peer : peers_) {
+    if (!peer.present || peer.member.host != host) continue;
+    if (peer.suspected) ranks.push_back(peer.member.rank);
+    whole_host = whole_host && peer.suspected;
+  }
+  const auto list = detail::rank_list(ranks);
+  return concat(
+      "no heartbeat from ",
+      whole_host ? concat("host ", host, " (", list, ")") : concat(list, " on host ", host),
+      " for ", in_seconds(running_ - suspected.last_frame));
 }
 
 void Control::report_failure(const std::string& cause, int rank, const Peer* from) {

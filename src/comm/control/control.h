@@ -60,6 +60,13 @@ class Control {
     Member member;
     Clock::duration last_frame{};  ///< time of the last frame, as running_ counts
     bool present = true;           ///< the rank has not left
+    bool suspected = false;        ///< no frame for suspicion_
+  };
+
+  /// A time in which the process did not run.
+  struct Stop {
+    Clock::duration length{};
+    Clock::duration end{};  ///< as running_ counts
   };
 
   static std::string who(const Peer& peer);
@@ -72,10 +79,18 @@ class Control {
   void run_command();
   void start_relay(StatusSource status);
   void read_from(Peer& peer);
+  /// Text about a stop of this process that explains the end of another rank; else empty.
+  std::string after_stop() const;
   /// Processes the received frames.
   void process_frames(Peer& peer);
   void exchange_heartbeats();
-  std::string silence(const Peer& silent) const;
+  void suspect_host_of(const Peer& late);
+  void clear_suspicion(Peer& peer);
+  /// One text for each suspected host.
+  std::vector<std::string> suspicions() const;
+  std::string suspicion(const Peer& suspected) const;
+  /// Names the suspected ranks of the host of this rank, which is suspected.
+  std::string silence(const Peer& suspected) const;
   /// Adds the time since the last call to running_. If the process was stopped meanwhile, does not
   /// add it and returns false.
   bool update_clock(std::chrono::milliseconds interval);
@@ -93,12 +108,14 @@ class Control {
 
   OnFailure on_failure_;
   std::vector<Peer> peers_;
-  std::chrono::milliseconds limit_{};  ///< longest time without a frame from a rank
+  std::chrono::milliseconds limit_{};      ///< longest time without a frame from a rank
+  std::chrono::milliseconds suspicion_{};  ///< time without a frame after which it is suspected
   detail::Descriptor events_;
   detail::Descriptor wake_event_;
-  bool over_ = false;                 ///< the thread's work has ended
-  bool is_asking_ = false;            ///< rank 0 has this rank's failure, and answers
-  Clock::duration running_{};         ///< running time of this thread, without stops of the process
+  bool over_ = false;          ///< the thread's work has ended
+  bool is_asking_ = false;     ///< rank 0 has this rank's failure, and answers
+  Clock::duration running_{};  ///< running time of this thread, without stops of the process
+  Stop last_stop_{};
   Clock::time_point last_reading_{};  ///< last clock reading of this thread
   pid_t process_;
   std::atomic<bool> another_has_left_{false};

@@ -24,7 +24,7 @@ struct Member {
 };
 
 /// Default of the longest time without a heartbeat.
-inline constexpr std::chrono::milliseconds default_heartbeat = std::chrono::seconds(2);
+inline constexpr std::chrono::milliseconds default_heartbeat = std::chrono::seconds(15);
 
 /// Settings of one rank's control connections.
 struct Settings {

@@ -51,6 +51,8 @@ void add_part(HostsAnswer& answer, AnswerPart part, std::string_view bytes) {
   constexpr auto word = sizeof(std::int32_t);
   if (part == AnswerPart::record) {
     answer.records.emplace_back(bytes);
+  } else if (part == AnswerPart::suspected) {
+    answer.suspicions.emplace_back(bytes);
   } else if (part == AnswerPart::all_asked) {
     answer.is_complete = true;  // unless a host does not answer
   } else if (part == AnswerPart::end) {

@@ -18,7 +18,8 @@ struct HostsAnswer {
   };
   bool is_complete = false;  ///< every host has answered
   std::vector<Host> hosts = {};
-  std::vector<std::string> records = {};  ///< of StatusSource::records(), of all hosts
+  std::vector<std::string> suspicions = {};  ///< a text for each host whose heartbeats are late
+  std::vector<std::string> records = {};     ///< of StatusSource::records(), of all hosts
 };
 
 /// Asks the rank at this socket of this host about the ranks of the other hosts. Waits at most

@@ -23,9 +23,9 @@
 // connects, and the rank serves its own user only. The rank asks rank 0, which asks two ranks of
 // each other host. The answers go back through rank 0. Rank 0 first names the hosts that it has
 // asked, so that `lockstep status` can name those that do not answer. The asking rank names the
-// host of rank 0 before that, because rank 0 may be stopped. All of it happens in the
-// control threads, and the ranks continue to compute. A question has no effect on the world: a
-// message that cannot be sent or understood is dropped.
+// host of rank 0 before that, because rank 0 may be stopped. Both also name the hosts that they
+// suspect. All of it happens in the control threads, and the ranks continue to compute. A question
+// has no effect on the world: a message that cannot be sent or understood is dropped.
 
 namespace lockstep::inline v0_2::control {
 namespace {
@@ -86,8 +86,12 @@ std::string status_socket_name(long process) {
   return concat("lockstep-status-", ::geteuid(), '-', process);
 }
 
-StatusRelay::StatusRelay(StatusSource source, std::vector<Peer> peers, Send send)
-    : source_(std::move(source)), peers_(std::move(peers)), send_(std::move(send)) {
+StatusRelay::StatusRelay(StatusSource source, std::vector<Peer> peers, Send send,
+                         Suspicions suspicions)
+    : source_(std::move(source)),
+      peers_(std::move(peers)),
+      send_(std::move(send)),
+      suspicions_(std::move(suspicions)) {
   if (!source_.socket.empty()) open_socket();
 }
 
@@ -171,6 +175,7 @@ void StatusRelay::accept_client() {
       if (rank_0.host == source_.host) continue;
       deliver(client.id, AnswerPart::host, host_bytes(rank_0.host, {rank_0.rank}));
     }
+    send_suspicions(client.id, source_.rank);
     send_(0, {.kind = Kind::question,
               .payload = bytes_of(Question{.id = client.id, .asker = source_.rank})});
   }
@@ -206,6 +211,7 @@ void StatusRelay::ask_hosts(std::uint32_t id, int asker) {
     if (peer.rank == asker) asking_host = peer.host;
   }
   ranks.erase(asking_host);
+  send_suspicions(id, asker);
   for (auto& [host, of_host] : ranks) {
     std::ranges::sort(of_host);
     send_part(id, asker, AnswerPart::host, host_bytes(host, of_host));
@@ -221,6 +227,10 @@ void StatusRelay::ask_hosts(std::uint32_t id, int asker) {
       }
     }
   }
+}
+
+void StatusRelay::send_suspicions(std::uint32_t id, int asker) {
+  for (const auto& text : suspicions_()) send_part(id, asker, AnswerPart::suspected, text);
 }
 
 void StatusRelay::answer(std::uint32_t id, int asker) {

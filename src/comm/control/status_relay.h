@@ -37,6 +37,7 @@ enum class AnswerPart : std::uint32_t {
   /// rank 0 first names the host of rank 0, with rank 0 alone. Rank 0 names all hosts.
   host,
   all_asked,  ///< no host follows
+  suspected,  ///< a host whose heartbeats are late; bytes: a text for the user
   record,     ///< bytes: a record of StatusSource::records()
   end         ///< a host has answered; bytes: its name
 };
@@ -51,8 +52,10 @@ class StatusRelay {
   };
   /// Sends a frame to a rank, if it is connected and has not left.
   using Send = std::function<void(int rank, const Frame& frame)>;
+  /// One text for each host that this rank suspects.
+  using Suspicions = std::function<std::vector<std::string>()>;
   /// peers: the ranks with a connection to this one. All other ranks on rank 0, rank 0 on others.
-  StatusRelay(StatusSource source, std::vector<Peer> peers, Send send);
+  StatusRelay(StatusSource source, std::vector<Peer> peers, Send send, Suspicions suspicions);
 
   /// Readable when on_ready() has work; -1 if nobody can ask this rank.
   int fd() const { return events_.get(); }
@@ -79,12 +82,14 @@ class StatusRelay {
   /// Rank 0 asks two ranks of each host but that of the asking rank: one may be stopped.
   void ask_hosts(std::uint32_t id, int asker);
   void answer(std::uint32_t id, int asker);
+  void send_suspicions(std::uint32_t id, int asker);
   void send_part(std::uint32_t id, int asker, AnswerPart part, std::string_view bytes);
   void deliver(std::uint32_t id, AnswerPart part, std::string_view bytes);
 
   StatusSource source_;
   std::vector<Peer> peers_;
   Send send_;
+  Suspicions suspicions_;
   detail::Descriptor listening_;
   detail::Descriptor events_;
   std::list<Client> clients_;

@@ -1,6 +1,13 @@
 #include "comm/control/control.h"
 
 #include <gmock/gmock.h>
+#include <net/if.h>
+#include <sched.h>
+#include <sys/ioctl.h>
+
+#include <cstring>
+#include <fstream>
+#include <thread>
 
 #include "tests/comm/control/meeting.h"
 
@@ -140,6 +147,38 @@ TEST(Control, SilentRankZeroIsNamed) {
   met.of_others.front().heartbeat = 500ms;
   Watcher watcher(std::move(met.of_others));
   EXPECT_THAT(watcher.failure().text, StartsWith("no heartbeat from host a (rank 0) for 0."));
+}
+
+/// Sets the loopback interface of this thread's network namespace up or down.
+void set_loopback(bool up) {
+  const detail::Descriptor socket(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  ifreq request{};
+  std::memcpy(request.ifr_name, "lo", sizeof "lo");
+  request.ifr_flags = up ? IFF_UP : 0;
+  ASSERT_EQ(::ioctl(socket.get(), SIOCSIFFLAGS, &request), 0) << std::strerror(errno);
+}
+
+// Here the kernel itself would break a connection after one retransmission, 0.6 s.
+TEST(Control, LinkIsDownForLessThanTheLimit) {
+  bool has_namespace = false;
+  std::thread([&] {
+    has_namespace = ::unshare(CLONE_NEWNET) == 0 &&
+                    (std::ofstream("/proc/sys/net/ipv4/tcp_retries2") << "1\n"
+                                                                      << std::flush)
+                        .good();
+    if (!has_namespace) return;
+    set_loopback(true);
+    auto world = watch("ab", 2, 3s);
+    set_loopback(false);
+    std::this_thread::sleep_for(1s);
+    set_loopback(true);
+    std::this_thread::sleep_for(2500ms);
+    EXPECT_TRUE(world.watchers[0]->knows_of_none());
+    EXPECT_TRUE(world.watchers[1]->knows_of_none());
+    world.watchers[0]->control().fail({.text = "the end"});
+    EXPECT_EQ(world.watchers[1]->failure().text, "the end");
+  }).join();
+  if (!has_namespace) GTEST_SKIP() << "no network namespace can be made here (not root?)";
 }
 
 TEST(Control, NonsenseIsNamed) {

@@ -24,7 +24,11 @@ using control::Control;
 using control::StatusSource;
 using ::testing::AnyOf;
 using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::MatchesRegex;
+using ::testing::StartsWith;
 using ::testing::UnorderedElementsAre;
 
 std::string socket_of(int rank) {
@@ -35,12 +39,13 @@ std::string socket_of(int rank) {
 /// a message may be. Of its ranks, `serving` from `first` on answer questions.
 class StatusWorld {
  public:
-  StatusWorld(const std::string& hosts, int serving, int first = 0) {
+  StatusWorld(const std::string& hosts, int serving, int first = 0,
+              std::chrono::milliseconds heartbeat = 60s) {
     const int size = static_cast<int>(hosts.size());
     std::vector<control::Settings> others;
     const auto host = [&](int rank) { return hosts.substr(static_cast<std::size_t>(rank), 1); };
     auto rank_0 = rank_of(0, size, host(0));
-    rank_0.heartbeat = 60s;
+    rank_0.heartbeat = heartbeat;
     for (int rank = 1; rank < size; ++rank) others.push_back(rank_of(rank, size, host(rank)));
     auto met = meet(rank_0, others);
     const auto add_or_keep = [&](int rank, std::vector<control::Member> members) {
@@ -59,6 +64,10 @@ class StatusWorld {
   }
 
   Control& rank(std::size_t rank) { return *ranks_[rank]; }
+  /// Sends heartbeats of the ranks that do not serve.
+  void send_heartbeats() {
+    for (auto& member : idle_) member.connection.send({.kind = control::Kind::heartbeat});
+  }
   std::future<control::Failure>& failure(std::size_t rank) { return failures_[rank]; }
 
  private:
@@ -124,6 +133,53 @@ TEST(StatusRelay, NamesTheHostOfARank0ThatIsStopped) {
   EXPECT_FALSE(answer.is_complete);
   ASSERT_THAT(names(answer), UnorderedElementsAre("a silent"));
   EXPECT_TRUE(answer.hosts.front().is_of_silent_rank_0());
+}
+
+/// What rank 0 and then rank 1 say of hosts whose heartbeats are late, once both say so or neither.
+std::vector<std::string> suspicions(bool any) {
+  for (const auto until = std::chrono::steady_clock::now() + 30s;;) {
+    auto texts = control::ask_hosts(socket_of(0), 100ms).suspicions;
+    const auto of_rank_1 = control::ask_hosts(socket_of(1), 100ms).suspicions;
+    const bool found = texts.empty() != any && of_rank_1.empty() != any;
+    texts.insert(texts.end(), of_rank_1.begin(), of_rank_1.end());
+    if (found || std::chrono::steady_clock::now() > until) return texts;
+  }
+}
+
+TEST(StatusRelay, NamesASilentHostUntilItIsBack) {
+  ::testing::internal::CaptureStderr();
+  StatusWorld world("aabb", 2, 0, control::default_heartbeat);
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_THAT(
+      suspicions(true),
+      ElementsAre(MatchesRegex("no heartbeat from host b \\(ranks 2, 3\\) for [2-9]\\.[0-9] s: "
+                               "suspected, and counts as lost after 15 s"),
+                  MatchesRegex("no heartbeat from host b .*")));
+  EXPECT_GT(std::chrono::steady_clock::now() - begin, 1900ms);
+  world.send_heartbeats();
+  EXPECT_THAT(suspicions(false), IsEmpty());
+  for (const std::size_t rank : {0, 1}) {
+    EXPECT_EQ(world.failure(rank).wait_for(0s), std::future_status::timeout);
+    world.rank(rank).leave();
+  }
+  EXPECT_THAT(
+      ::testing::internal::GetCapturedStderr(),
+      MatchesRegex("lockstep: no heartbeat from host b \\(ranks 2, 3\\) for [2-9]\\.[0-9] s: "
+                   "suspected, and counts as lost after 15 s\n"
+                   "lockstep: host b is no longer suspected: a frame from rank [23] "
+                   "arrived after [2-9]\\.[0-9] s\n"));
+}
+
+TEST(StatusRelay, SuspectsRank0WithoutItsHelp) {
+  StatusWorld world("ab", 1, 1, 1s);
+  for (const auto until = std::chrono::steady_clock::now() + 20s;;) {
+    const auto answer = control::ask_hosts(socket_of(1), 50ms);
+    if (answer.suspicions.empty() && std::chrono::steady_clock::now() < until) continue;
+    EXPECT_THAT(answer.suspicions,
+                ElementsAre(HasSubstr("no heartbeat from host a (rank 0) for 0.")));
+    break;
+  }
+  EXPECT_THAT(world.failure(0).get().text, StartsWith("no heartbeat from host a (rank 0) for 1."));
 }
 
 TEST(StatusRelay, OfAHostWithoutARankGivesNothing) {

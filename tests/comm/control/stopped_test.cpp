@@ -6,10 +6,12 @@
 #include <unistd.h>
 
 #include <array>
-#include <atomic>
 #include <chrono>
 #include <csignal>
+#include <optional>
+#include <string>
 #include <thread>
+#include <utility>
 
 #include "comm/control/control.h"
 
@@ -21,21 +23,23 @@ using control::Connection;
 using control::Kind;
 using detail::Descriptor;
 
-constexpr auto limit = 2s;  // longest silence
+constexpr auto limit = 1s;  // longest silence
 
-/// A rank that watches rank 0 until `end` is closed. Its exit code says whether it gave rank 0 up.
+/// A rank that watches rank 0 until `end` is closed, and then ends with 0. It ends with 1 if it
+/// gives rank 0 up, and with 2 if it names its own stop as the reason.
 [[noreturn]] void watch_rank_0(Descriptor socket, int end) {
-  std::atomic<bool> failed = false;
   {
     std::vector<control::Member> others;
     others.push_back(
         {.connection = Connection(std::move(socket)), .host = "a", .heartbeat = limit});
-    control::Control control(std::move(others), [&](const control::Failure&) { failed = true; });
+    control::Control control(std::move(others), [](const control::Failure& failure) {
+      ::_exit(failure.text.find("had been stopped for 1.") == std::string::npos ? 1 : 2);
+    });
     char none = 0;
     while (::read(end, &none, 1) > 0) continue;
     control.leave();
   }
-  ::_exit(failed ? 1 : 0);
+  ::_exit(0);
 }
 
 void await_heartbeat(Connection& connection) {
@@ -47,39 +51,66 @@ void await_heartbeat(Connection& connection) {
   }
 }
 
-// The others cannot be heard by a process that is stopped: they are not silent.
-TEST(Control, TimeInWhichARankIsStoppedIsNoSilenceOfTheOthers) {
-  std::array<int, 2> sockets{};
-  std::array<int, 2> end{};
-  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, sockets.data()), 0);
-  ASSERT_EQ(::pipe(end.data()), 0);
-  const pid_t rank_1 = ::fork();
-  ASSERT_GE(rank_1, 0);
-  if (rank_1 == 0) {
-    ::close(sockets[0]);
-    ::close(end[1]);
-    watch_rank_0(Descriptor(sockets[1]), end[0]);
+/// Rank 0 of this process and a rank 1 of another.
+class StoppedRank : public ::testing::Test {
+ protected:
+  StoppedRank() {
+    std::array<int, 2> sockets{};
+    std::array<int, 2> end{};
+    EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, sockets.data()), 0);
+    EXPECT_EQ(::pipe(end.data()), 0);
+    rank_1_ = ::fork();
+    if (rank_1_ == 0) {
+      ::close(sockets[0]);
+      ::close(end[1]);
+      watch_rank_0(Descriptor(sockets[1]), end[0]);
+    }
+    ::close(sockets[1]);
+    ::close(end[0]);
+    end_ = Descriptor(end[1]);
+    connection_.emplace(Descriptor(sockets[0]));
+    connection_->send({.kind = Kind::heartbeat});
+    await_heartbeat(*connection_);
+    // With nothing to read, rank 1 looks for silence first when it goes on.
+    for (int unread = 1; unread != 0;) EXPECT_EQ(::ioctl(connection_->fd(), TIOCOUTQ, &unread), 0);
   }
-  ::close(sockets[1]);
-  ::close(end[0]);
-  Connection connection{Descriptor(sockets[0])};
-  connection.send({.kind = Kind::heartbeat});
-  await_heartbeat(connection);
-  // With nothing to read, rank 1 looks for silence first when it goes on.
-  for (int unread = 1; unread != 0;) ASSERT_EQ(::ioctl(connection.fd(), TIOCOUTQ, &unread), 0);
-  int status = 0;
-  ::kill(rank_1, SIGSTOP);
-  ASSERT_EQ(::waitpid(rank_1, &status, WUNTRACED), rank_1);
-  std::this_thread::sleep_for(limit + 500ms);
-  ASSERT_TRUE(connection.receive());
-  while (connection.next()) continue;
-  ::kill(rank_1, SIGCONT);
-  await_heartbeat(connection);
-  connection.send({.kind = Kind::left});
-  ::close(end[1]);
-  ASSERT_EQ(::waitpid(rank_1, &status, 0), rank_1);
-  EXPECT_TRUE(WIFEXITED(status));
-  EXPECT_EQ(WEXITSTATUS(status), 0) << "it gave up a rank that it could not hear";
+
+  void stop_for_longer_than_the_limit() {
+    int status = 0;
+    ::kill(rank_1_, SIGSTOP);
+    ASSERT_EQ(::waitpid(rank_1_, &status, WUNTRACED), rank_1_);
+    std::this_thread::sleep_for(limit + 500ms);
+  }
+
+  int exit_code() {
+    int status = 0;
+    EXPECT_EQ(::waitpid(rank_1_, &status, 0), rank_1_);
+    EXPECT_TRUE(WIFEXITED(status));
+    return WEXITSTATUS(status);
+  }
+
+  pid_t rank_1_ = -1;
+  Descriptor end_;
+  std::optional<Connection> connection_;
+};
+
+// The others cannot be heard by a process that is stopped: they are not silent.
+TEST_F(StoppedRank, DoesNotGiveUpTheOthers) {
+  stop_for_longer_than_the_limit();
+  ASSERT_TRUE(connection_->receive());
+  while (connection_->next()) continue;
+  ::kill(rank_1_, SIGCONT);
+  await_heartbeat(*connection_);
+  connection_->send({.kind = Kind::left});
+  end_.reset();
+  EXPECT_EQ(exit_code(), 0) << "it gave up a rank that it could not hear";
+}
+
+TEST_F(StoppedRank, NamesItsStopWhereTheOthersHaveEnded) {
+  stop_for_longer_than_the_limit();
+  connection_.reset();
+  ::kill(rank_1_, SIGCONT);
+  EXPECT_EQ(exit_code(), 2) << "it does not name its stop";
 }
 
 }  // namespace

@@ -201,9 +201,11 @@ class TwoHosts : public Mpi {
 
   Ended run(const std::string& behaviour, const std::string& mpirun = "mpirun",
             const std::string& per_host = "2") {
+    auto environment = variables();
+    environment["LOCKSTEP_HEARTBEAT"] = "2";
     return Launched({LOCKSTEP_SOURCE_DIR "/tools/two-hosts", "--per-host", per_host, "--mpirun",
                      mpirun, LOCKSTEP_MPI_RANK_PROGRAM, behaviour, folder_.path().string()},
-                    variables())
+                    environment)
         .wait();
   }
 

@@ -76,6 +76,7 @@ inline Group join_as_found() {
   hierarchical::Options options;
   options.between_hosts.timeout = 60s;
   options.between_hosts.progress = Environment::get().progress;
+  options.between_hosts.heartbeat = Environment::get().heartbeat;
   return hierarchical::create(options);
 }
 

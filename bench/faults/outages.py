@@ -1,0 +1,179 @@
+"""Links that fail and hosts that are paused for a while, during a training on two simulated hosts."""
+
+import dataclasses
+import os
+import pathlib
+import re
+import threading
+import time
+
+from job import LOOK, Job, folder_of
+from processes import send
+
+RANKS = 3
+SUSPICION = 2  # seconds without a heartbeat, or half of the limit
+START_LIMIT = 90  # seconds until all ranks have joined
+END_LIMIT = 60  # seconds from the outage's end to the job's; TCP sends again up to once as late as it lasted
+SLACK = 6  # seconds from the limit to the end of a rank, which sends its failure and leaves MPI
+BEFORE = 0.5  # seconds of training before the outage
+KINDS = {"link down": None, "host paused": 2, "host of rank 0 paused": 1}
+OPEN_MARK, CLOSE_MARK = "<!-- begin outages -->", "<!-- end outages -->"
+
+
+@dataclasses.dataclass(frozen=True)
+class Outage:
+    kind: str
+    seconds: float  # 0: none
+    heartbeat: float | None  # seconds; nothing: the default
+    launcher = "lockstep mpirun"
+    victim = "link"
+    mode = "two-hosts"
+    logs = False
+
+    @property
+    def name(self):
+        return re.sub(r"\W+", "-", f"{self.kind} {self.seconds}")
+
+    @property
+    def limit(self):
+        return self.heartbeat or 15
+
+    @property
+    def ends_the_job(self):
+        return self.seconds > self.limit
+
+    @property
+    def is_suspected(self):
+        return self.seconds > 1.5 * min(SUSPICION, self.limit / 2)
+
+
+class DisturbedJob(Job):
+    @property
+    def heartbeat(self):
+        return self.kill.heartbeat
+
+    def _command(self):
+        tools = self.options.build / "bin"
+        return [*self.hosts.enter(), tools / "lockstep", "mpirun", "--linger", "15", *self.hosts.mpirun_arguments,
+                "-n", str(RANKS), tools / "bench_victim", "--train", "--steps", "200", "--pause", "15"]
+
+    def on_host(self, number):
+        """Its processes on that simulated host."""
+        space = pathlib.Path("/run/netns", self.hosts.name(number)).stat().st_ino
+        found = []
+        for process in self.processes():
+            try:
+                own = os.stat(f"/proc/{process.pid}/ns/net").st_ino
+            except OSError:
+                continue
+            if own == space:
+                found.append(process)
+        return found
+
+    def rank_processes(self):
+        return [process for process in self.processes() if process.name == "bench_victim"]
+
+
+class Paused:
+    """A host whose processes do not run and which acknowledges no packet, or a link that is down."""
+
+    def __init__(self, job, host):
+        self._job, self._processes = job, job.on_host(host) if host else []
+
+    def __enter__(self):
+        self._job.hosts.cut_link()
+        for process in self._processes:
+            send(process.pid, "STOP", self._job.marker)
+
+    def __exit__(self, *_):
+        for process in self._processes:
+            send(process.pid, "CONT", self._job.marker)
+        self._job.hosts.cut_link(False)
+
+
+_undisturbed = {}
+_guard = threading.Lock()
+
+
+def undisturbed(case, options, hosts):
+    """The result of the same job without an outage."""
+    with _guard:
+        if not _undisturbed:
+            job = DisturbedJob(dataclasses.replace(case, seconds=0), options, folder_of(options, "undisturbed"), hosts)
+            job.start()
+            code = job.wait(time.monotonic() + START_LIMIT)
+            digests = job.lines("done")
+            if code != 0 or len(set(digests.values())) != 1:
+                job.end()
+                raise RuntimeError(f"the undisturbed job ended with {code}: {job.out}{job.err}")
+            _undisturbed["digest"] = digests[0]
+            job.remove()
+        return _undisturbed["digest"]
+
+
+def wrong_end(job, code, digest):
+    """What is wrong about exit code, messages and results; nothing when all is right."""
+    case, digests = job.kill, job.lines("done")
+    if case.ends_the_job:
+        lost = job.hosts.name(1 if case.kind == "host of rank 0 paused" else 2)
+        if code == 0:
+            return "exit code 0, expected another"
+        named = f"no heartbeat from host {lost}" in job.err or "this process had been stopped for" in job.err
+        return None if named else f"no line names host {lost}"
+    if code != 0:
+        return f"exit code {code}, expected 0"
+    if len(digests) != RANKS or set(digests.values()) != {digest}:
+        return f"results {digests}, expected {digest} of all ranks"
+    if case.is_suspected and "is no longer suspected" not in job.err:
+        return "no line says that the host is no longer suspected"
+    return None
+
+
+def run_case(case, options, hosts):
+    """The outcome of a job with the outage, as a row of the table."""
+    expected = undisturbed(case, options, hosts)
+    job = DisturbedJob(case, options, folder_of(options, case.name), hosts)
+    begin = time.monotonic()
+    job.start()
+    while len(job.lines("pid")) < RANKS:
+        if job.exit_code is not None or time.monotonic() > begin + START_LIMIT:
+            job.end()
+            return {"case": case, "problem": "the ranks did not join", "err": job.err}
+        time.sleep(LOOK)
+    time.sleep(BEFORE)
+    outage, first_end = time.monotonic(), None
+    with Paused(job, KINDS[case.kind]):
+        while time.monotonic() < outage + case.seconds:
+            if first_end is None and len(job.rank_processes()) < RANKS:
+                first_end = time.monotonic() - outage
+            time.sleep(4 * LOOK)
+    until = time.monotonic() + END_LIMIT
+    code = job.wait(until)
+    left = job.processes()
+    while left and time.monotonic() < until:
+        time.sleep(4 * LOOK)
+        left = job.processes()
+    problem = None
+    if code is None or left:
+        problem = f"{END_LIMIT} s after the outage: exit code {code}, {len(left)} processes"
+    job.end()
+    problem = problem or wrong_end(job, code, expected)
+    if not problem and case.ends_the_job and (first_end is None or first_end > case.limit + SLACK):
+        problem = f"the first rank ended after {first_end} s, expected at most {case.limit + SLACK}"
+    frames = [float(one) for one in re.findall(r"no longer suspected: .* arrived after (\d+\.\d) s", job.err)]
+    shown = (f"ends after {first_end:.1f} s" if first_end else
+             f"goes on, with frames after {max(frames):.1f} s" if frames else "goes on")
+    row = {"case": case, "problem": problem, "shown": shown, "err": job.err}
+    if not problem:
+        job.remove()
+    return row
+
+
+def table(rows):
+    kinds = list(KINDS)
+    lines = ["| for | " + " | ".join(kinds) + " |", "|---" * (len(kinds) + 1) + "|"]
+    cells = {(row["case"].kind, row["case"].seconds): row for row in rows}
+    for seconds in sorted({row["case"].seconds for row in rows}):
+        shown = ["**wrong**" if cells[kind, seconds]["problem"] else cells[kind, seconds]["shown"] for kind in kinds]
+        lines.append(f"| {seconds:g} s | " + " | ".join(shown) + " |")
+    return "\n".join(lines)
