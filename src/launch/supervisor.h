@@ -131,6 +131,7 @@ class Supervisor {
   std::optional<int> pending_end_signal() const;
   void report_cause();
   void read_errors();
+  std::optional<detail::ErrorRecord> error_of(std::size_t rank) const;
   Outcome outcome() const;
   FirstCause describe(int cause) const;
 

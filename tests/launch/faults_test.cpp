@@ -71,6 +71,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Fault{"throw-and-end-late", 1, "raised an error and had not ended yet"},
                       Fault{"last-with-own-error", 1, "ended with exit code 1"},
                       Fault{"last-with-printed-error", 1, "ended with exit code 1"},
+                      Fault{"raised-error", 1, "ended with exit code 1"},
+                      Fault{"last-after-another-caught-an-error", 1, "ended with exit code 1"},
                       Fault{"never-ends-with-own-error", 1,
                             "raised an error and had not ended yet"},
                       Fault{"last-with-stderr", 1, "ended with exit code 1"},
@@ -100,6 +102,16 @@ TEST(Report, HoldsTheLastTwentyLines) {
   EXPECT_THAT(ended.err, HasSubstr("  | line 20\n"));
   EXPECT_THAT(ended.err, HasSubstr("  | line 39\n"));
   EXPECT_THAT(ended.err, Not(HasSubstr("  | line 19\n")));
+}
+
+TEST(Report, HoldsNoFramesOfABacktrace) {
+  const auto ended =
+      run_lockstep({"-n", "2", "--quiet", "sh", "-c",
+                    "[ $LOCKSTEP_RANK = 0 ] || { echo 'shape is invalid' >&2; echo 'Exception "
+                    "raised from view at a.h:1 (most recent call first):' >&2; "
+                    "seq -f 'frame #%g: c10' 0 30 >&2; exit 3; }"});
+  EXPECT_THAT(ended.err, AllOf(HasSubstr("  | shape is invalid\n"), Not(HasSubstr("frame #")),
+                               Not(HasSubstr("Exception raised"))));
 }
 
 TEST(Report, DoesNotRepeatLinesThatTheUserHasJustSeen) {
