@@ -124,6 +124,8 @@ FirstCause Supervisor::describe(int cause) const {
                    .ending = member.ending,
                    .out_of_memory = member.out_of_memory,
                    .ended_by_launcher = member.ended_by_launcher || member.stays,
+                   .forwarded = member.ending && member.ending->by_signal &&
+                                forwarded_.contains(member.ending->code),
                    .stopped = member.was_stopped,
                    .joined = member.joined || world_->joined(cause),
                    .last_lines = member.err->tail().lines(reported_lines)};
