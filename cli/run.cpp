@@ -134,8 +134,9 @@ void add_run(CLI::App& app, int& exit_code) {
       ->type_name("SECONDS");
   command
       ->add_option("--stall-warning", options.stall_warning,
-                   "Time in one operation after which a rank reports who is missing; 0: never "
-                   "(default: LOCKSTEP_STALL_WARNING, else 30)")
+                   "Time in one operation after which a rank reports who is missing, and after "
+                   "which the launcher reports a rank that goes on when it has left the world; 0: "
+                   "never (default: LOCKSTEP_STALL_WARNING, else 30)")
       ->type_name("SECONDS");
   command
       ->add_option(
@@ -143,9 +144,17 @@ void add_run(CLI::App& app, int& exit_code) {
           "Network interface by which hosts watch one another (default: LOCKSTEP_INTERFACE, "
           "else all)")
       ->type_name("NAME");
-  command->add_option("--grace", arguments->grace, "Time from SIGTERM to SIGKILL after a failure")
+  command
+      ->add_option(
+          "--grace", arguments->grace,
+          "Time from SIGTERM to SIGKILL, for ranks that save their state: after a failure, "
+          "and, at least 5, when the launcher gets SIGTERM, SIGINT or SIGHUP")
       ->type_name("SECONDS")
       ->capture_default_str();
+  command->add_flag_callback(
+      "--no-forward-signals", [arguments] { arguments->options.forward_signals = false; },
+      "Do not send SIGUSR1 and SIGUSR2 on to the ranks, for a batch system that sends them to "
+      "every process itself (default: send them)");
   command
       ->add_option_function<double>(
           "--linger",

@@ -1,5 +1,6 @@
 #include "averaging/average.h"
 
+#include "core/error_record.h"
 #include "core/text.h"
 
 namespace lockstep::inline v0_2::averaging {
@@ -11,9 +12,14 @@ Issue issue_of(const Elements& elements) {
 }
 
 InvalidArgument not_finite_error(const std::string& text, int rank, const Communicator& group) {
-  return InvalidArgument(text, {.rank = group.world_rank(rank),
-                                .cause = rank == group.rank() ? std::string() : text,
-                                .cause_kind = ErrorKind::invalid_argument});
+  const InvalidArgument error(text, {.rank = group.world_rank(rank),
+                                     .cause = rank == group.rank() ? std::string() : text,
+                                     .cause_kind = ErrorKind::invalid_argument});
+  // A program that prints the error and ends may not call record_error().
+  auto record = detail::record_of(error);
+  record.raised = true;
+  detail::leave_error_record(record);
+  return error;
 }
 
 void refuse_not_finite(std::string_view strategy, const std::string& name, int rank,

@@ -5,6 +5,7 @@
 #include "comm/announcement.h"
 #include "comm/flight_recorder.h"
 #include "comm/rank_context.h"
+#include "core/error_record.h"
 #include "core/text.h"
 
 namespace lockstep::inline v0_2::detail {
@@ -94,7 +95,7 @@ void BackendCommunicator::record_in(FlightRecorder& recorder) {
 }
 
 void BackendCommunicator::fail(std::string_view cause) noexcept {
-  fail_and_record(FailureKind::error, context().failure_of_program(cause));
+  fail_and_record(FailureKind::error, context().failure_of_program(without_backtrace(cause)));
 }
 
 void BackendCommunicator::fail_with(const control::Failure& failure) noexcept {

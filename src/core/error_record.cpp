@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <string_view>
 
 #include "core/environment.h"
 #include "core/text.h"
@@ -17,6 +18,9 @@
 namespace lockstep::inline v0_2::detail {
 namespace {
 
+/// How the backtrace of a c10::Error begins.
+constexpr std::string_view backtrace_begin = "\nException raised from ";
+
 /// One rank's part of the memfd; zeros if the rank wrote no record.
 struct Slot {
   std::uint32_t length;  ///< of the text, written last
@@ -24,7 +28,8 @@ struct Slot {
   std::int32_t rank;
   ErrorKind kind;
   bool repeats;
-  std::array<char, 82> operation;
+  bool raised;
+  std::array<char, 81> operation;
   std::array<char, 4000> text;
 };
 static_assert(sizeof(Slot) == 4096);
@@ -48,8 +53,12 @@ off_t place_of(int rank) { return static_cast<off_t>(rank) * static_cast<off_t>(
 
 }  // namespace
 
+std::string_view without_backtrace(std::string_view text) noexcept {
+  return text.substr(0, text.find(backtrace_begin));
+}
+
 ErrorRecord record_of(const std::exception& error) {
-  ErrorRecord record{.text = error.what()};
+  ErrorRecord record{.text = std::string(without_backtrace(error.what()))};
   if (const auto* known = dynamic_cast<const Error*>(&error)) {
     record.kind = known->kind();
     record.rank = known->rank();
@@ -76,6 +85,7 @@ std::optional<ErrorRecord> ErrorRecords::of(int rank) const {
   return ErrorRecord{.kind = slot.kind,
                      .rank = slot.rank,
                      .repeats = slot.repeats,
+                     .raised = slot.raised,
                      .text = {slot.text.data(), length},
                      .operation = {slot.operation.data(), operation_length}};
 }
@@ -88,6 +98,7 @@ void leave_error_record(const ErrorRecord& record) noexcept {
   slot.kind = record.kind;
   slot.rank = record.rank;
   slot.repeats = record.repeats;
+  slot.raised = record.raised;
   slot.operation_length = static_cast<std::uint32_t>(
       record.operation.copy(slot.operation.data(), slot.operation.size()));
   std::memcpy(slot.text.data(), record.text.data(), length);

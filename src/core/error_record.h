@@ -3,6 +3,7 @@
 #include <exception>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "core/process.h"
 #include "lockstep/error.h"
@@ -14,14 +15,23 @@ struct ErrorRecord {
   ErrorKind kind = ErrorKind::general;
   int rank = -1;         ///< Error::rank()
   bool repeats = false;  ///< whether Error::cause() is not empty
+  /// Whether it was written when the error was raised. The program may have caught the error and
+  /// gone on, so it counts only if the rank's stderr shows it.
+  bool raised = false;
   std::string text = {};
   std::string operation = {};  ///< Error::operation()
 
   /// Whether it is a failure of the world, which another rank may have caused.
   bool of_world() const { return kind == ErrorKind::communication || kind == ErrorKind::timeout; }
+  /// Whether it is the error of the rank `rank`, which all ranks raise.
+  bool is_of_rank() const { return repeats && !of_world() && rank >= 0; }
 };
 
-/// The record of an error.
+/// The text of an error without the backtrace that LibTorch appends to what(). The rank that raised
+/// the error prints the backtrace; other ranks and the launcher report the rest.
+std::string_view without_backtrace(std::string_view text) noexcept;
+
+/// The record of an error, without its backtrace.
 ErrorRecord record_of(const std::exception& error);
 
 /// A memfd with one record for each rank. The launcher creates it, ranks inherit its descriptor

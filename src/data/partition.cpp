@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "comm/communicator.h"
+#include "core/error_record.h"
 #include "core/operation_error.h"
 #include "core/text.h"
 #include "lockstep/error.h"
@@ -168,7 +169,7 @@ void ScatteredBatches::advance() {
       if (whole) announcement = announcement_of(*whole);
     } catch (const std::exception& caught) {
       error = std::current_exception();
-      text = caught.what();
+      text = without_backtrace(caught.what());
       announcement.kind = Kind::failure;
       announcement.error_length = static_cast<std::int64_t>(text.size());
     }

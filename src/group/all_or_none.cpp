@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "comm/communicator.h"
+#include "core/error_record.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "lockstep/group.h"
@@ -35,7 +36,7 @@ struct ErrorMessage {
 
   ErrorMessage() = default;
   explicit ErrorMessage(const std::exception& error) {
-    texts = *error.what() != '\0' ? error.what() : "unknown error";
+    texts = *error.what() != '\0' ? detail::without_backtrace(error.what()) : "unknown error";
     header.length = static_cast<std::int64_t>(texts.size());
     const auto* known = dynamic_cast<const Error*>(&error);
     if (known == nullptr) return;

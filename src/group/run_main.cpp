@@ -11,6 +11,7 @@
 
 #include "comm/communicator.h"
 #include "core/environment.h"
+#include "core/error_record.h"
 #include "core/launcher.h"
 #include "core/terminal.h"
 #include "lockstep/error.h"
@@ -36,7 +37,9 @@ bool prints_error(const std::exception& error, const Group& world) {
   if (known != nullptr && !nested) {
     const int rank = world.communicator().world_rank(world.rank());
     if (!first && !by_launcher) {
-      world.communicator().fail_with({.text = error.what(), .rank = rank});
+      const auto record = detail::record_of(error);
+      world.communicator().fail_with(
+          {.text = record.text, .rank = record.is_of_rank() ? record.rank : rank});
     }
     return first;
   }
@@ -47,7 +50,7 @@ bool prints_error(const std::exception& error, const Group& world) {
     world.communicator().make_progress();
   } catch (const CommError& failure) {
     return failure.rank() == world.communicator().world_rank(world.rank()) ||
-           !failure.cause().ends_with(error.what());
+           !failure.cause().ends_with(detail::without_backtrace(error.what()));
   }
   return true;
 }

@@ -16,6 +16,7 @@
 #include "comm/communicator.h"
 #include "comm/host/host.h"
 #include "core/deadline.h"
+#include "core/error_record.h"
 #include "core/log.h"
 #include "core/memory.h"
 #include "core/process.h"
@@ -41,13 +42,17 @@ constexpr auto max_return_time = 10s;
 /// Bytes of heap that are populated in advance for each thread rank.
 constexpr std::size_t heap_bytes_per_rank = std::size_t{64} << 20;
 
-std::string text_of(const std::exception_ptr& error) {
+/// The failure of the world by an error of the rank, or of another rank that the error repeats.
+host::Failure failure_by(int rank, const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
   } catch (const std::exception& known) {
-    return known.what();
+    const auto record = detail::record_of(known);
+    if (record.is_of_rank()) return {.rank = record.rank, .text = record.text};
+    return {.rank = rank, .text = concat("rank ", rank, ": ", record.text)};
   } catch (...) {
-    return "an exception that is not a std::exception";
+    return {.rank = rank,
+            .text = concat("rank ", rank, ": an exception that is not a std::exception")};
   }
 }
 
@@ -144,7 +149,7 @@ void spawn(int n, const std::function<void(Group)>& fn, const InitOptions& optio
       if (process.in_child()) throw;
       auto& error = errors[static_cast<std::size_t>(rank)];
       error = std::current_exception();
-      world->fail({.rank = rank, .text = concat("rank ", rank, ": ", text_of(error))});
+      world->fail(failure_by(rank, error));
     }
     if (process.in_child()) return;  // fn has forked, and this process is not the rank
     // Ends the waits of other ranks. Tensors may keep the rank's group alive for longer.

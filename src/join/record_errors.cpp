@@ -64,11 +64,11 @@ void record_in_world(const std::exception& error) {
   // The failure of the world is already recorded there.
   if (dynamic_cast<const CommError*>(&error) != nullptr && world->failure()) return;
   const auto record = detail::record_of(error);
-  const bool repeats = record.repeats && !record.of_world() && record.rank >= 0;
+  const bool of_rank = record.is_of_rank();
   world->record_error(
       joined_world.rank,
-      repeats ? record.text : detail::concat("rank ", joined_world.rank, ": ", record.text),
-      repeats ? record.rank : joined_world.rank);
+      of_rank ? record.text : detail::concat("rank ", joined_world.rank, ": ", record.text),
+      of_rank ? record.rank : joined_world.rank);
 }
 
 /// The type of the error as programs write it, without the inline namespace.
@@ -85,9 +85,11 @@ std::string type_name(const std::exception& error) {
 }
 
 void write(const std::string& path, const std::exception& error) {
-  const nlohmann::json content{{"message",
-                                {{"message", detail::concat(type_name(error), ": ", error.what())},
-                                 {"extraInfo", {{"timestamp", time_of(error)}}}}}};
+  const nlohmann::json content{
+      {"message",
+       {{"message",
+         detail::concat(type_name(error), ": ", detail::without_backtrace(error.what()))},
+        {"extraInfo", {{"timestamp", time_of(error)}}}}}};
   // Renames a complete file, because torchrun fails on a partial one.
   const std::string partial = path + ".part";
   const auto text = content.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
@@ -118,7 +120,7 @@ void detail::record_error_of_rank(const std::exception& error) noexcept {
   try {
     if (recorded.exchange(true)) return;
     record_in_world(error);
-    detail::set_crash_cause(error.what());
+    detail::set_crash_cause(detail::without_backtrace(error.what()));
     detail::leave_error_record(detail::record_of(error));
     const auto& path = Environment::get().error_file;
     if (!path.empty()) write(path, error);

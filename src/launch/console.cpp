@@ -83,6 +83,7 @@ std::optional<int> Console::poll_once(std::optional<Clock::time_point> until) no
     const auto signal = static_cast<int>(event->ssi_signo);
     if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP) return signal;
     if (signal == SIGTSTP) raise(SIGSTOP);
+    if (is_forwarded(signal)) to_forward.insert(signal);
   }
   return std::nullopt;
 }

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <optional>
+#include <set>
 
 #include "launch/logs.h"
 #include "launch/output.h"
@@ -33,7 +34,8 @@ class Console {
   using Patience = std::optional<std::chrono::milliseconds>;
   static constexpr std::chrono::milliseconds short_patience{2000};
 
-  Console() = default;
+  /// forward_signals: SIGUSR1 and SIGUSR2 are kept for the ranks.
+  explicit Console(bool forward_signals) : signals(forward_signals) {}
   /// Writes queued output, with short_patience.
   ~Console();
   Console(const Console&) = delete;
@@ -50,6 +52,7 @@ class Console {
   Outputs outputs;
   Losses losses;
   SignalWatch signals;
+  std::set<int> to_forward;  ///< signals for the ranks that were not sent to them yet
 
  private:
   using Clock = std::chrono::steady_clock;

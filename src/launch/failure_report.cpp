@@ -89,6 +89,11 @@ std::string event_text(const FirstCause& cause) {
                   cause.joined ? "" : ", without calling lockstep::init(),",
                   " while others waited for it");
   }
+  if (cause.forwarded) {
+    return concat("was ended by ", cause.ending->text(),
+                  ", which the launcher forwarded: install a handler for it before "
+                  "lockstep::init(), or pass --no-forward-signals");
+  }
   const auto memory = cause.out_of_memory.empty() ? "" : concat("; ", cause.out_of_memory);
   return concat(cause.ending->by_signal ? "was ended by " : "ended with ", cause.ending->text(),
                 memory);

@@ -44,6 +44,7 @@ struct FirstCause {
   std::optional<Ending> ending = {};  ///< nullopt if it had not ended
   std::string out_of_memory = {};     ///< text about an out-of-memory kill, if SIGKILL ended it
   bool ended_by_launcher = false;     ///< it was at fault and had not ended by itself
+  bool forwarded = false;             ///< the launcher forwarded the signal that ended it
   bool stopped = false;               ///< it was stopped by SIGSTOP when the launcher ended the job
   bool joined = false;                ///< whether it had joined the world by init()
   /// The --linger limit, if the rank ran longer than this after it had left the world or all other

@@ -81,7 +81,7 @@ int settle(const Outcome& outcome, Console& console) {
 int run(const Plan& plan) {
   using Clock = std::chrono::steady_clock;
   open_standard_descriptors();
-  Console console;
+  Console console(plan.options.forward_signals);
   const auto logs = lock_logs(plan.options.log_directory, plan.run_id);
   Backoff backoff(plan.options.restart_delay);
   const int most = plan.options.max_restarts;
@@ -98,6 +98,10 @@ int run(const Plan& plan) {
       err.line("", restart_line(*outcome.cause, restarts + 1, most, delay, err.colour()));
       outcome.end_signal = console.pause(delay);
       if (!outcome.end_signal) continue;
+    }
+    for (const int signal : console.to_forward) {
+      err.line("", concat("lockstep: ", signal_name(signal),
+                          " was not forwarded, because no rank was left"));
     }
     conclude(outcome, most, err);
     return settle(outcome, console);

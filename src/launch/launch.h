@@ -17,6 +17,10 @@ namespace lockstep::inline v0_2::launch {
 /// rank's process group. A last paragraph on stderr names the first cause. A signal that interrupts
 /// the launcher is sent to the ranks; a second one kills them.
 ///
+/// SIGUSR1 and SIGUSR2 are forwarded to the ranks' process groups, unless the plan says otherwise.
+/// A signal that arrives while ranks start or a restart is pending is forwarded when each rank has
+/// joined the world, or handles, ignores or blocks it.
+///
 /// Before a restart, one line on stderr names the first cause and the delay. There is no restart
 /// after a signal that asked the launcher to end, after the reader of its output has closed it, or
 /// if SIGKILL did not end all processes of the last attempt.
@@ -37,8 +41,8 @@ namespace lockstep::inline v0_2::launch {
 /// ended the launcher, 128 + signal.
 ///
 /// For a program with one thread. During the call, it handles SIGCHLD, SIGINT, SIGTERM, SIGHUP,
-/// SIGTSTP, SIGCONT, SIGWINCH and SIGALRM, and orphaned descendants become children of this
-/// process.
+/// SIGTSTP, SIGCONT, SIGWINCH, SIGUSR1, SIGUSR2 and SIGALRM, and orphaned descendants become
+/// children of this process. SIGUSR1 and SIGUSR2 are ignored from then on.
 ///
 /// Throws: InvalidArgument for log files that cannot be written or a program that cannot be
 /// executed. CommError if the system refuses memory, processes or descriptors. No rank runs then.

@@ -146,6 +146,7 @@ class Supervision {
       raise(SIGSTOP);
       return;
     }
+    if (is_forwarded(signal)) kill(pid_, signal);  // mpirun forwards it to the ranks
     if (signal != SIGINT && signal != SIGTERM && signal != SIGHUP) return;
     // mpirun gets a signal of the terminal itself, because it is in the same process group.
     const bool of_terminal = event.ssi_code == SI_KERNEL;

@@ -18,9 +18,9 @@ struct MpirunOptions {
 /// of all hosts confirm the end of the job, for ever if the link to one of them fails. The ranks of
 /// this host are found in /proc; without ranks there is no limit.
 ///
-/// mpirun inherits the standard streams. A signal that asks to end is sent to mpirun; a second one
-/// kills it. Unless the environment sets them, OpenMPI's keep-alive settings are lowered, so that
-/// its daemons detect a failed link within 20 s.
+/// mpirun inherits the standard streams. SIGUSR1, SIGUSR2 and a signal that asks to end are sent to
+/// mpirun; a second one that asks to end kills it. Unless the environment sets them, OpenMPI's
+/// keep-alive settings are lowered, so that its daemons detect a failed link within 20 s.
 ///
 /// Returns mpirun's exit code (128 + signal for a signal), or 1 if it was ended here.
 /// Throws: InvalidArgument for a program that cannot be executed or an invalid option. CommError if

@@ -139,7 +139,10 @@ std::vector<std::string> Tail::lines(std::size_t count) const {
   while (!rest.empty() && (rest.back() == '\n' || rest.back() == '\r')) rest.remove_suffix(1);
   while (!rest.empty() && lines.size() < count) {
     const auto end = rest.rfind('\n');
-    lines.emplace_back(end == std::string_view::npos ? rest : rest.substr(end + 1));
+    const auto line = end == std::string_view::npos ? rest : rest.substr(end + 1);
+    // A backtrace of LibTorch would push the error itself out of the report.
+    const bool traced = line.starts_with("frame #") || line.starts_with("Exception raised from ");
+    if (!traced) lines.emplace_back(line);
     rest = end == std::string_view::npos ? std::string_view() : rest.substr(0, end);
   }
   std::reverse(lines.begin(), lines.end());

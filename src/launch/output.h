@@ -114,8 +114,8 @@ class Tail {
   void add(std::string_view bytes);
   bool empty() const { return bytes_.empty(); }
   bool contains(std::string_view text) const { return bytes_.find(text) != std::string::npos; }
-  /// The last `count` lines at most, oldest first, without line ends. Long lines are truncated at
-  /// their beginning.
+  /// The last `count` lines at most, oldest first, without line ends and without LibTorch's
+  /// backtraces. Long lines are truncated at their beginning.
   std::vector<std::string> lines(std::size_t count) const;
 
  private:

@@ -30,6 +30,7 @@ struct Options {
   std::optional<double> stall_warning;  ///< in seconds, 0 for never; for LOCKSTEP_STALL_WARNING
   std::string interface;  ///< network interface, for LOCKSTEP_INTERFACE; empty: not set
   std::chrono::milliseconds grace{500};  ///< between SIGTERM and SIGKILL after a failure
+  bool forward_signals = true;           ///< SIGUSR1 and SIGUSR2 are sent on to the ranks
   /// Longest time that a rank may run after it left the world or all others ended; after that, the
   /// job fails. None: no limit.
   std::optional<std::chrono::duration<double>> linger;

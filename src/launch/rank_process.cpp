@@ -10,6 +10,7 @@
 #include <array>
 #include <cerrno>
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <locale>
@@ -138,6 +139,14 @@ std::optional<Ending> RankProcess::ending() const { return ending_of(pid_); }
 
 bool RankProcess::stopped() const {
   return detail::read_process(pid_).state == 'T';  // by a signal, not by a debugger
+}
+
+bool RankProcess::handles(int signal) const {
+  unsigned long long signals = 0;
+  for (const auto* key : {"SigCgt", "SigIgn", "SigBlk"}) {
+    signals |= std::strtoull(detail::process_status(pid_, key).c_str(), nullptr, 16);
+  }
+  return (signals >> (signal - 1) & 1) != 0;
 }
 
 bool RankProcess::signal_group(int signal) const noexcept { return killpg(pid_, signal) == 0; }

@@ -17,7 +17,6 @@ using std::chrono::duration_cast;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-constexpr auto first_line = 10s;
 constexpr auto longest_gap = 5s;
 constexpr std::size_t most_lines = 4;
 
@@ -39,11 +38,11 @@ std::vector<std::string> RemainingRanks::update(Clock::time_point now,
     if (added) {
       known = {.rank = rank,
                .since = now,
-               .next_line = now + first_line,
+               .reported = false,
                .processor_time = detail::read_process(rank.pid).processor_time};
     }
-    if (now < known.next_line) continue;
-    known.next_line = now + (now - known.since);
+    if (known.reported || stall_ == 0s || now - known.since < stall_) continue;
+    known.reported = true;
     if (lines.size() < most_lines) {
       lines.push_back(line(now, known));
     } else {
@@ -60,10 +59,7 @@ void RemainingRanks::forget_gap(Clock::time_point now) {
   const auto gap = updated_ ? now - *updated_ : Clock::duration::zero();
   updated_ = now;
   if (gap < longest_gap) return;
-  for (auto& [rank, known] : known_) {
-    known.since += gap;
-    known.next_line += gap;
-  }
+  for (auto& [rank, known] : known_) known.since += gap;
 }
 
 std::string RemainingRanks::line(Clock::time_point now, const Known& known) const {

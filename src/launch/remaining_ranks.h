@@ -18,7 +18,7 @@ enum class RemainReason {
 };
 
 /// Reports ranks that run although they may have finished their part of the job. They may compute,
-/// or hang. Each is reported after 10 s, 20 s, 40 s and so on.
+/// or hang. Each is reported once.
 class RemainingRanks {
  public:
   using Clock = std::chrono::steady_clock;
@@ -28,9 +28,12 @@ class RemainingRanks {
     RemainReason why;
   };
 
-  /// limit: longest time that such a rank may run; nullopt: no limit.
-  RemainingRanks(int ranks, std::optional<std::chrono::duration<double>> limit)
-      : ranks_(ranks), limit_(limit) {}
+  using Seconds = std::chrono::duration<double>;
+
+  /// stall: time after which a rank is reported; 0: never. limit: longest time that such a rank may
+  /// run; nullopt: no limit.
+  RemainingRanks(int ranks, Seconds stall, std::optional<Seconds> limit)
+      : ranks_(ranks), stall_(stall), limit_(limit) {}
 
   /// Call it about once a second with the ranks that remain. Returns lines to display. Time without
   /// calls, such as that of a suspended job, does not count.
@@ -43,7 +46,7 @@ class RemainingRanks {
   struct Known {
     Rank rank;
     Clock::time_point since;
-    Clock::time_point next_line;
+    bool reported;
     std::chrono::milliseconds processor_time;  ///< used before since
   };
 
@@ -51,7 +54,8 @@ class RemainingRanks {
   std::string line(Clock::time_point now, const Known& known) const;
 
   int ranks_;
-  std::optional<std::chrono::duration<double>> limit_;
+  Seconds stall_;
+  std::optional<Seconds> limit_;
   std::optional<Clock::time_point> updated_;
   std::map<int, Known> known_;
 };

@@ -4,13 +4,14 @@
 
 namespace lockstep::inline v0_2::launch {
 
-SignalWatch::SignalWatch() {
+SignalWatch::SignalWatch(bool forward) : forward_(forward) {
   struct sigaction standard {};
   standard.sa_handler = SIG_DFL;
   sigaction(SIGCHLD, &standard, nullptr);
   sigset_t watched;
   sigemptyset(&watched);
   sigaddset(&watched, SIGCHLD);
+  for (const int signal : {SIGUSR1, SIGUSR2}) sigaddset(&watched, signal);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGTSTP, SIGCONT, SIGWINCH}) {
     struct sigaction action {};
     sigaction(signal, nullptr, &action);
@@ -34,12 +35,15 @@ SignalWatch::SignalWatch() {
 SignalWatch::~SignalWatch() {
   // A signal that is pending now was for a job that has ended. A terminating signal still ends the
   // launcher.
+  for (const int signal : {SIGUSR1, SIGUSR2}) std::signal(signal, SIG_IGN);
   restore();
 }
 
 std::optional<signalfd_siginfo> SignalWatch::next() {
   signalfd_siginfo event{};
-  if (read(events_.get(), &event, sizeof(event)) != sizeof(event)) return std::nullopt;
+  do {
+    if (read(events_.get(), &event, sizeof(event)) != sizeof(event)) return std::nullopt;
+  } while (!forward_ && is_forwarded(static_cast<int>(event.ssi_signo)));
   return event;
 }
 

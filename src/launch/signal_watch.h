@@ -13,9 +13,13 @@ namespace lockstep::inline v0_2::launch {
 /// launcher inherited as ignored (nohup) stays ignored. SIGCHLD does not, because the kernel would
 /// then reap ranks before their exit status is read. Inherited blocked signals are unblocked.
 /// SIGALRM only interrupts system calls.
+///
+/// SIGUSR1 and SIGUSR2 are for the ranks, and never end the launcher. They are read even if they
+/// were inherited as ignored, because a rank may install a handler.
 class SignalWatch {
  public:
-  SignalWatch();
+  /// forward: next() returns SIGUSR1 and SIGUSR2; otherwise it discards them.
+  explicit SignalWatch(bool forward = true);
   ~SignalWatch();
   SignalWatch(const SignalWatch&) = delete;
   SignalWatch& operator=(const SignalWatch&) = delete;
@@ -30,9 +34,13 @@ class SignalWatch {
   void restore() const noexcept;
 
  private:
+  bool forward_;
   Descriptor events_;
   struct sigaction pipe_before_ {};
   struct sigaction alarm_before_ {};
 };
+
+/// Whether the launcher forwards the signal: SIGUSR1 and SIGUSR2.
+constexpr bool is_forwarded(int signal) { return signal == SIGUSR1 || signal == SIGUSR2; }
 
 }  // namespace lockstep::launch

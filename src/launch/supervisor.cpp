@@ -13,6 +13,7 @@
 
 #include "comm/flight_record.h"
 #include "comm/stack_file.h"
+#include "core/environment.h"
 #include "core/terminal.h"
 #include "core/text.h"
 #include "launch/children.h"
@@ -35,6 +36,15 @@ constexpr auto interrupt_grace = 5000ms;
 /// SIGTERM.
 constexpr auto report_delay = 1000ms;
 
+/// The time after which ranks report that they wait, and the launcher that a rank goes on alone.
+std::chrono::duration<double> stall_time(const Plan& plan) {
+  constexpr double unless_set = 30;
+  if (plan.options.stall_warning) return std::chrono::duration<double>(*plan.options.stall_warning);
+  const auto* text = find_variable(plan.inherited, "LOCKSTEP_STALL_WARNING");
+  const auto given = text != nullptr ? detail::parse_number<double>(*text) : std::nullopt;
+  return std::chrono::duration<double>(given.value_or(unless_set));
+}
+
 unsigned long files_needed(int ranks) {
   constexpr unsigned long own = 64;
   constexpr unsigned long of_each_rank = 7;
@@ -54,8 +64,9 @@ Supervisor::Supervisor(const Plan& plan, Console& console)
       outputs_(console.outputs),
       losses_(console.losses),
       signals_(console.signals),
+      to_forward_(console.to_forward),
       guardian_(std::in_place),
-      remaining_(plan.options.ranks, plan.options.linger) {
+      remaining_(plan.options.ranks, stall_time(plan), plan.options.linger) {
   if (!arena_ || !errors_descriptor_) throw_system("hand on the world's memory");
 }
 
@@ -181,6 +192,7 @@ void Supervisor::poll_once() {
   outputs_.out.write_ready();
   outputs_.err.write_ready();
   if (waiting.front().revents != 0) handle_signals();
+  forward_signals();
   const bool unread = outputs_.out.broken() || outputs_.err.broken();
   if (unread && phase_ < Phase::stopping) interrupt(SIGPIPE);
   if (report_at_ && Clock::now() >= *report_at_) report_cause();
@@ -213,6 +225,8 @@ void Supervisor::handle_signals() {
       signal_all(SIGCONT);
     } else if (signal == SIGWINCH) {
       for (const auto& [model, copy] : terminals_) copy_window_size(model, copy);
+    } else if (is_forwarded(signal)) {
+      to_forward_.insert(signal);
     } else {
       interrupt(signal);
     }

@@ -110,6 +110,8 @@ class Supervisor {
   void check_remaining_ranks();
   void note_end(std::size_t rank, const Ending& ending);
   void fail(std::size_t rank);
+  bool is_ready_for(int signal, std::size_t rank) const;
+  void forward_signals();
   void interrupt(int signal);
   void stop(int signal, std::chrono::milliseconds grace);
   void kill_all() noexcept;
@@ -131,6 +133,7 @@ class Supervisor {
   std::optional<int> pending_end_signal() const;
   void report_cause();
   void read_errors();
+  std::optional<detail::ErrorRecord> error_of(std::size_t rank) const;
   Outcome outcome() const;
   FirstCause describe(int cause) const;
 
@@ -144,6 +147,7 @@ class Supervisor {
   Outputs& outputs_;
   Losses& losses_;
   SignalWatch& signals_;
+  std::set<int>& to_forward_;  ///< Console::to_forward
   std::list<Stream> streams_;
   std::vector<std::pair<int, int>>
       terminals_;  ///< the launcher's terminal, and the pseudo-terminal of rank 0
@@ -162,6 +166,8 @@ class Supervisor {
   Clock::time_point checked_{};  ///< at remaining ranks
   std::optional<int> first_failed_;
   Clock::time_point failed_at_{};
+  std::set<int> forwarded_;             ///< signals that were sent to the ranks
+  bool waits_to_forward_ = false;       ///< it was reported that a rank is not ready for a signal
   std::optional<int> interrupted_by_;   ///< signal that was received before any failure
   std::optional<int> end_signal_;       ///< first signal that asked the launcher to end
   bool reported_ = false;               ///< the cause

@@ -58,7 +58,7 @@ std::optional<int> Supervisor::first_cause() const {
   for (std::size_t rank = 0; rank < members_.size(); ++rank) {
     const auto& member = members_[rank];
     const bool failed = member.ending && member.ending->failed() && !member.ended_by_launcher;
-    const auto error = errors_.of(static_cast<int>(rank));
+    const auto error = error_of(rank);
     facts.push_back({.failed = failed || member.lingered,
                      .crashed = failed && member.ending->by_signal,
                      .late = member.end_time > failed_at_ + same_moment,
@@ -75,6 +75,12 @@ std::optional<int> Supervisor::pending_end_signal() const {
   if (end_signal_) return end_signal_;
   if (outputs_.out.broken() || outputs_.err.broken()) return SIGPIPE;
   return signals_.pending_end_signal();
+}
+
+std::optional<detail::ErrorRecord> Supervisor::error_of(std::size_t rank) const {
+  const auto error = errors_.of(static_cast<int>(rank));
+  const bool counts = error && (!error->raised || members_[rank].err->tail().contains(error->text));
+  return counts ? error : std::nullopt;
 }
 
 void Supervisor::read_errors() {
@@ -118,12 +124,14 @@ FirstCause Supervisor::describe(int cause) const {
                    .ending = member.ending,
                    .out_of_memory = member.out_of_memory,
                    .ended_by_launcher = member.ended_by_launcher || member.stays,
+                   .forwarded = member.ending && member.ending->by_signal &&
+                                forwarded_.contains(member.ending->code),
                    .stopped = member.was_stopped,
                    .joined = member.joined || world_->joined(cause),
                    .last_lines = member.err->tail().lines(reported_lines)};
   if (member.lingered) found.lingered = plan_.options.linger;
   found.lines_shown_last = member.err->shown_last(found.last_lines.size());
-  const auto error = errors_.of(cause);
+  const auto error = error_of(static_cast<std::size_t>(cause));
   const bool own_error = error && !error->of_world() && !error->text.empty();
   const bool recorded = recorded_cause() == cause;
   if (recorded) {

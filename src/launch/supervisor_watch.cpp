@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <csignal>
+#include <utility>
 
 #include "core/text.h"
 #include "launch/supervisor.h"
@@ -74,6 +75,32 @@ void Supervisor::check_remaining_ranks() {
   if (const auto rank = remaining_.overdue(now)) {
     members_[static_cast<std::size_t>(*rank)].lingered = true;
     fail(static_cast<std::size_t>(*rank));
+  }
+}
+
+bool Supervisor::is_ready_for(int signal, std::size_t rank) const {
+  const auto& process = members_[rank].process;
+  return started_ && (world_->joined(static_cast<int>(rank)) || process.handles(signal));
+}
+
+void Supervisor::forward_signals() {
+  while (!to_forward_.empty() && phase_ == Phase::running && !all_ended()) {
+    const int signal = *to_forward_.begin();
+    for (std::size_t rank = 0; rank < members_.size(); ++rank) {
+      // The signal would end a rank that is about to install its handler.
+      if (members_[rank].ended() || is_ready_for(signal, rank)) continue;
+      if (std::exchange(waits_to_forward_, true)) return;
+      outputs_.err.line("", concat("lockstep: ", signal_name(signal), " is forwarded when rank ",
+                                   rank, " (pid ", members_[rank].process.pid(),
+                                   ") has called lockstep::init() or installed a handler"));
+      return;
+    }
+    for (const auto& member : members_) {
+      if (!member.ended()) member.process.signal_group(signal);
+    }
+    forwarded_.insert(signal);
+    to_forward_.erase(signal);
+    waits_to_forward_ = false;
   }
 }
 

@@ -1,6 +1,8 @@
 #include "sync/between_hosts.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/isfinite.h>
 
 #include <algorithm>
 #include <cstring>
@@ -9,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "averaging/average.h"
 #include "comm/communicator.h"
 #include "comm/request.h"
 #include "core/text.h"
@@ -70,7 +73,8 @@ class CombinedRequest final : public Request {
 class BetweenHosts final : public Exchange {
  public:
   BetweenHosts(const Strategy& strategy, const Bucket& bucket, const HostGroups& hosts)
-      : hosts_(hosts),
+      : strategy_(strategy.text()),
+        hosts_(hosts),
         shards_(shards_of(bucket, hosts.topology)),
         shard_values_(at::empty({0}, bucket.values().options())) {
     status_ = hosts.intra_node.empty({1}, at::kByte);
@@ -102,6 +106,11 @@ class BetweenHosts final : public Exchange {
       const auto agreed = Status{*status_.const_data_ptr<std::uint8_t>()};
       if (agreed == Status::finished) break;
       if (agreed == Status::continues) continue;
+      // The values that were refused are sums over the ranks of a host.
+      const auto own = at::full({1}, first_not_finite(bucket), at::kLong);
+      const auto all = at::empty({group.size()}, at::kLong);
+      co_await group.host().all_gather(all, own);
+      refuse_not_finite(bucket, all, group);
       write_error();
       co_await hosts_.intra_node.all_gather(errors_, own_error_);
       throw_error();
@@ -188,6 +197,27 @@ class BetweenHosts final : public Exchange {
     }
   }
 
+  /// 1 + the index of this rank's first slice that is not finite, or 0.
+  static std::int64_t first_not_finite(const Bucket& bucket) {
+    const auto slices = bucket.slices();
+    const auto found = std::ranges::find_if(slices, [](const Bucket::Slice& slice) {
+      return !at::isfinite(slice.values).all().item<bool>();
+    });
+    return found == slices.end() ? 0 : 1 + (found - slices.begin());
+  }
+
+  /// Throws the error of the first rank that has such a slice. Returns if no rank has one.
+  void refuse_not_finite(const Bucket& bucket, const at::Tensor& of_ranks,
+                         const Group& group) const {
+    for (int rank = 0; rank < group.size(); ++rank) {
+      const auto found = of_ranks.const_data_ptr<std::int64_t>()[rank];
+      if (found == 0) continue;
+      const auto& slice = bucket.slices()[static_cast<std::size_t>(found - 1)];
+      averaging::refuse_not_finite(strategy_, concat("parameter ", slice.name), rank,
+                                   group.communicator());
+    }
+  }
+
   void write_error() {
     if (!errors_.defined()) {
       errors_ = hosts_.intra_node.empty({max_error_length * hosts_.intra_node.size()}, at::kChar);
@@ -207,6 +237,7 @@ class BetweenHosts final : public Exchange {
     throw InvalidArgument(concat("between hosts, where rank is the index of a host: ", first));
   }
 
+  std::string strategy_;
   HostGroups hosts_;
   hierarchical::Shards shards_;  ///< of the bucket
   at::Tensor shard_values_;      ///< values of this rank's shard, maybe empty

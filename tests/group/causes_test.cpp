@@ -36,6 +36,19 @@ TEST(Causes, AnErrorThatNobodyCatchesIsTheReason) {
   EXPECT_THAT(ended.out, HasSubstr("all_reduce #1 (host) rank 0 of 2: rank 1: no such data"));
 }
 
+TEST(Causes, ABacktraceOfLibTorchIsPrintedOnceByTheRankThatHasIt) {
+  for (const char* behaviour : {"libtorch", "libtorch-main"}) {
+    const auto ended = run_init_program(behaviour);
+    EXPECT_THAT(ended.err, AllOf(HasSubstr("rank 1 of 2 failed first"),
+                                 HasSubstr("[1] Exception raised from "),
+                                 HasSubstr("shape '[3]' is invalid for input of size 2")));
+    const auto all = ended.out + ended.err;
+    for (const char* part : {"Exception raised from ", "frame #0: "}) {
+      EXPECT_EQ(all.find(part), all.rfind(part)) << all;
+    }
+  }
+}
+
 TEST(Causes, AnErrorThatNobodyCatchesIsInTheFlightRecord) {
   const TemporaryFolder folder;
   run_lockstep({"-n", "2", "--log-dir", folder.path().string(), init_program, "throw"},
@@ -60,12 +73,15 @@ TEST(Causes, AnErrorThatAllRanksRepeatIsThatOfTheRankThatMetIt) {
 }
 
 TEST(Causes, AGradientThatIsNotFiniteIsTheFaultOfTheRankThatHasIt) {
-  for (const std::string strategy : {"fp32", "topk:0.5"}) {
-    const auto ended =
-        run_lockstep({"-n", "2", init_program, "nan", strategy}, {{"LOCKSTEP_TIMEOUT", "60"}});
-    EXPECT_EQ(ended.code, 1);
-    EXPECT_THAT(ended.err, AllOf(HasSubstr("rank 1 of 2 failed first"),
-                                 HasSubstr("on rank 1 has NaN or Inf")));
+  for (const std::string strategy :
+       {"fp32", "topk:0.5", "threshold:0.5", "int8", "power_sgd:rank=1"}) {
+    for (const char* behaviour : {"nan", "nan-printed"}) {
+      const auto ended = run_lockstep({"-n", "2", init_program, behaviour, strategy},
+                                      {{"LOCKSTEP_TIMEOUT", "60"}});
+      EXPECT_EQ(ended.code, 1);
+      EXPECT_THAT(ended.err, AllOf(HasSubstr("rank 1 of 2 failed first"),
+                                   HasSubstr("on rank 1 has NaN or Inf")));
+    }
   }
 }
 

@@ -71,6 +71,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Fault{"throw-and-end-late", 1, "raised an error and had not ended yet"},
                       Fault{"last-with-own-error", 1, "ended with exit code 1"},
                       Fault{"last-with-printed-error", 1, "ended with exit code 1"},
+                      Fault{"raised-error", 1, "ended with exit code 1"},
+                      Fault{"last-after-another-caught-an-error", 1, "ended with exit code 1"},
                       Fault{"never-ends-with-own-error", 1,
                             "raised an error and had not ended yet"},
                       Fault{"last-with-stderr", 1, "ended with exit code 1"},
@@ -100,6 +102,16 @@ TEST(Report, HoldsTheLastTwentyLines) {
   EXPECT_THAT(ended.err, HasSubstr("  | line 20\n"));
   EXPECT_THAT(ended.err, HasSubstr("  | line 39\n"));
   EXPECT_THAT(ended.err, Not(HasSubstr("  | line 19\n")));
+}
+
+TEST(Report, HoldsNoFramesOfABacktrace) {
+  const auto ended =
+      run_lockstep({"-n", "2", "--quiet", "sh", "-c",
+                    "[ $LOCKSTEP_RANK = 0 ] || { echo 'shape is invalid' >&2; echo 'Exception "
+                    "raised from view at a.h:1 (most recent call first):' >&2; "
+                    "seq -f 'frame #%g: c10' 0 30 >&2; exit 3; }"});
+  EXPECT_THAT(ended.err, AllOf(HasSubstr("  | shape is invalid\n"), Not(HasSubstr("frame #")),
+                               Not(HasSubstr("Exception raised"))));
 }
 
 TEST(Report, DoesNotRepeatLinesThatTheUserHasJustSeen) {
@@ -205,6 +217,83 @@ TEST(Interrupted, TwiceKills) {
   const auto ended = job.wait();
   EXPECT_EQ(ended.code, 128 + SIGINT);
   EXPECT_FALSE(anything_left());
+}
+
+/// `lockstep run` of two shells with this script, and its stderr in its stdout.
+Launched shells(const std::string& options, const std::string& script) {
+  return Launched({"/bin/sh", "-c",
+                   concat("exec ", quoted(lockstep_program()), " run -n 2 ", options, " sh -c ",
+                          quoted(script), " 2>&1")});
+}
+
+const std::string until_saved = "while :; do sleep 0.05; done";
+
+TEST(Forwarded, ReachesTheHandlersOfAllRanks) {
+  auto job = shells(
+      "", "trap \"echo one\" USR1; trap \"echo two; exit 0\" USR2; echo ready; " + until_saved);
+  job.await_output("ready", 2);
+  kill(job.pid(), SIGUSR1);
+  job.await_output("one", 2);
+  kill(job.pid(), SIGUSR2);
+  const auto ended = job.wait();
+  EXPECT_EQ(ended.code, 0) << ended.out;
+  EXPECT_THAT(ended.out, AllOf(HasSubstr("[1] two\n"), Not(HasSubstr("lockstep: "))));
+}
+
+TEST(Forwarded, EndsARankWithoutAHandler) {
+  Launched job({lockstep_program(), "run", "-n", "2", rank_program(), "stop", "2"});
+  job.await_output("pid ", 2);
+  kill(job.pid(), SIGUSR1);
+  const auto ended = job.wait();
+  EXPECT_EQ(ended.code, 128 + SIGUSR1);
+  EXPECT_THAT(ended.err, HasSubstr("of 2 failed first: it was ended by SIGUSR1, which the launcher "
+                                   "forwarded: install a handler for it before lockstep::init(), "
+                                   "or pass --no-forward-signals (host "));
+  EXPECT_FALSE(anything_left());
+}
+
+TEST(Forwarded, IsNoneWithTheOption) {
+  auto job = shells("--no-forward-signals",
+                    "trap \"echo one\" USR1; trap \"echo two\" USR2; echo ready; " + until_saved);
+  job.await_output("ready", 2);
+  kill(job.pid(), SIGUSR1);
+  kill(job.pid(), SIGUSR2);
+  kill(job.pid(), SIGINT);
+  const auto ended = job.wait();
+  EXPECT_EQ(ended.code, 128 + SIGINT);
+  EXPECT_THAT(ended.out, AllOf(Not(HasSubstr("one")), Not(HasSubstr("two"))));
+}
+
+TEST(Forwarded, WaitsForRanksThatStart) {
+  auto job = shells("", "echo up; sleep 1; trap \"echo saved; exit 0\" USR1; " + until_saved);
+  job.await_output("up", 2);
+  kill(job.pid(), SIGUSR1);
+  const auto ended = job.wait();
+  EXPECT_EQ(ended.code, 0) << ended.out;
+  EXPECT_THAT(ended.out, AllOf(HasSubstr("lockstep: SIGUSR1 is forwarded when rank "),
+                               HasSubstr("[1] saved\n")));
+}
+
+TEST(Forwarded, WaitsForARestart) {
+  auto job =
+      shells("--max-restarts 1 --restart-delay 2",
+             "[ $LOCKSTEP_RESTART_COUNT = 0 ] && exit 1; trap \"echo saved; exit 0\" USR1; " +
+                 until_saved);
+  job.await_output("all ranks start again");
+  kill(job.pid(), SIGUSR1);
+  const auto ended = job.wait();
+  EXPECT_EQ(ended.code, 0) << ended.out;
+  EXPECT_THAT(ended.out, HasSubstr("[1] saved\n"));
+}
+
+TEST(Forwarded, IsNotLostWithoutAWord) {
+  auto job = shells("", "echo up; sleep 1");
+  job.await_output("up", 2);
+  kill(job.pid(), SIGUSR2);
+  const auto ended = job.wait();
+  EXPECT_EQ(ended.code, 0) << ended.out;
+  EXPECT_THAT(ended.out,
+              HasSubstr("lockstep: SIGUSR2 was not forwarded, because no rank was left\n"));
 }
 
 /// The guardian processes among a launcher's children.

@@ -86,6 +86,21 @@ TEST_F(MpirunCommand, PassesSignalsOn) {
   }
 }
 
+TEST_F(MpirunCommand, PassesOnTheSignalsThatMpirunForwards) {
+  auto job = start(
+      "trap 'echo one' USR1; trap 'echo two; exit 0' USR2; rank 0 'exec sleep 1000'; "
+      "echo started; while :; do sleep 0.1; done",
+      {"-np", "1", "x"});
+  job.await_output("started");
+  kill(job.pid(), SIGUSR1);
+  job.await_output("one");
+  kill(job.pid(), SIGUSR2);
+  const auto ended = job.wait();
+  EXPECT_EQ(ended.code, 0);
+  EXPECT_THAT(ended.out, HasSubstr("two"));
+  EXPECT_FALSE(anything_left());
+}
+
 TEST_F(MpirunCommand, ASecondSignalKills) {
   auto job = start("trap 'echo asked' INT; trap '' TERM; echo started; while :; do sleep 0.1; done",
                    {"-np", "1", "x"});

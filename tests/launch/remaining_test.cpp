@@ -27,7 +27,7 @@ using ::testing::Not;
 using ::testing::SizeIs;
 
 TEST(Remaining, FourRanksAreNamedAtOnce) {
-  launch::RemainingRanks remaining(6, std::nullopt);
+  launch::RemainingRanks remaining(6, 10s, std::nullopt);
   std::vector<launch::RemainingRanks::Rank> ranks;
   for (int rank = 1; rank < 6; ++rank) {
     ranks.push_back({.rank = rank, .pid = ::getpid(), .why = launch::RemainReason::left});
@@ -38,6 +38,15 @@ TEST(Remaining, FourRanksAreNamedAtOnce) {
   ASSERT_THAT(lines, SizeIs(5));
   EXPECT_THAT(lines.front(), HasSubstr("rank 1 of 6"));
   EXPECT_EQ(lines.back(), "lockstep: the same of 1 rank more");
+  for (int i = 0; i < 30; ++i, now += 1s) EXPECT_THAT(remaining.update(now, ranks), IsEmpty());
+}
+
+TEST(Remaining, NoRankIsNamedWithoutStallWarnings) {
+  launch::RemainingRanks remaining(2, 0s, std::nullopt);
+  launch::RemainingRanks::Clock::time_point now{};
+  for (int i = 0; i < 60; ++i, now += 1s) {
+    EXPECT_THAT(remaining.update(now, {{1, ::getpid(), launch::RemainReason::left}}), IsEmpty());
+  }
 }
 
 TEST(Remaining, RanksAreNamedWithWhatTheyDoAndAreNotEnded) {
@@ -46,15 +55,15 @@ TEST(Remaining, RanksAreNamedWithWhatTheyDoAndAreNotEnded) {
       "3) b=leave-and-compute;; 4) b=leave-and-exec;; 5) b=hang-in-destructor;; esac; "
       "exec \"$0\" $b $LOCKSTEP_RANK";
   Launched job({"/bin/sh", "-c",
-                concat("exec ", quoted(lockstep_program()), " run -n 6 sh -c '", script, "' ",
-                       quoted(rank_program()), " 2>&1")});
+                concat("exec ", quoted(lockstep_program()), " run -n 6 --stall-warning 3 sh -c '",
+                       script, "' ", quoted(rank_program()), " 2>&1")});
   for (int rank = 1; rank <= 4; ++rank) job.await_output(concat("rank ", rank, " of 6 (pid "));
-  const auto program = "left the world 1[0-9] s ago and has not ended: program ";
+  const auto program = "left the world [3-9] s ago and has not ended: program ";
   EXPECT_THAT(job.output(),
               AllOf(ContainsRegex(concat("rank 1 of 6 \\(pid [0-9]+\\) ", program,
                                          "launch_rank_program, sleeping, 0 s of processor time")),
                     ContainsRegex(concat("rank 2 of 6 .*", program, ".*, stopped by a signal")),
-                    ContainsRegex(concat("rank 3 of 6 .*", program, ".*, running, [1-9]")),
+                    ContainsRegex(concat("rank 3 of 6 .*", program, ".*, running, [0-9.]+")),
                     ContainsRegex(concat("rank 4 of 6 .*", program, "sleep, sleeping, "))));
   EXPECT_THAT(job.output(), Not(HasSubstr("rank 0 of 6")));
   kill(job.pid(), SIGINT);
@@ -100,8 +109,9 @@ TEST(Remaining, LimitEndsTheLastRankOfAProgramWithoutAWorld) {
 TEST(Remaining, StoppedRankIsNamedWhileOthersWait) {
   Launched job({"/bin/sh", "-c",
                 concat("exec ", quoted(lockstep_program()), " run -n 2 ", quoted(rank_program()),
-                       " stop 1 2>&1")});
-  job.await_output("has been stopped by a signal for 10 s. Continue it with kill -CONT ");
+                       " stop 1 2>&1")},
+               {{"LOCKSTEP_STALL_WARNING", "2"}});
+  job.await_output("has been stopped by a signal for 2 s. Continue it with kill -CONT ");
   const auto stopped = numbers_after(job.output(), "kill -CONT");
   ASSERT_EQ(stopped.size(), 1U);
   kill(stopped.front(), SIGKILL);

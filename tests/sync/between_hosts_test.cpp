@@ -228,14 +228,31 @@ TEST(BetweenHosts, RefusesOnAllRanksWhatOnePartRefuses) {
         advance(*exchange, 0, bucket, group);
         ADD_FAILURE() << text << ": rank " << group.rank() << " noticed nothing";
       } catch (const InvalidArgument& error) {
-        EXPECT_THAT(error.what(), ::testing::HasSubstr("between hosts"));
-        EXPECT_THAT(error.what(), ::testing::HasSubstr("of parameter d on rank 1 has NaN or Inf"));
+        EXPECT_THAT(error.what(), ::testing::HasSubstr("of parameter d on rank 2 has NaN or Inf"));
+        EXPECT_EQ(error.rank(), 2);
+        EXPECT_EQ(error.cause().empty(), group.rank() == 2);
       }
       fill(bucket, group.rank(), 1);
       advance(*exchange, 1, bucket, group);
       EXPECT_TRUE(bucket.values().isfinite().all().item<bool>()) << text;
     });
   }
+}
+
+TEST(BetweenHosts, NamesTheHostWhoseSumOverflows) {
+  spawn(4, [](const Group& threads) {
+    const auto group = on_hosts(threads, {0, 0, 1, 1});
+    Bucket bucket(0, bucket_numel, at::kFloat, parameters(), group);
+    const auto exchange = between_hosts(TopK{.ratio = 1}, bucket, *HostGroups::of(group));
+    bucket.slices()[3].values.fill_(group.rank() < 2 ? 0 : std::numeric_limits<float>::max());
+    try {
+      advance(*exchange, 0, bucket, group);
+      ADD_FAILURE() << "rank " << group.rank() << " noticed nothing";
+    } catch (const InvalidArgument& error) {
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("where rank is the index of a host"));
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("of parameter d on rank 1 has NaN or Inf"));
+    }
+  });
 }
 
 TEST(HostGroups, AreForHostsThatHoldSeveralRanks) {

@@ -2,13 +2,14 @@
 
 #include <new>
 
+#include "core/error_record.h"
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::control {
 
 Failure failure_of(const std::exception& error) {
   Failure failure{.timeout = dynamic_cast<const TimeoutError*>(&error) != nullptr,
-                  .text = error.what()};
+                  .text = std::string(detail::without_backtrace(error.what()))};
   if (const auto* known = dynamic_cast<const Error*>(&error)) {
     failure.rank = known->rank();
     failure.by_program = known->cause_kind() == ErrorKind::general;

@@ -81,8 +81,15 @@ int meet_error_of_rank_0(const lockstep::Group& world) {
   return 1;
 }
 
-/// The gradient of rank 1 is not finite, which both ranks raise. Rank 0 ends first.
-int train_with_nan(const lockstep::Group& world, const std::string& strategy) {
+/// Rank 1 alone meets an error of LibTorch, which has a backtrace.
+void meet_error_of_libtorch(const lockstep::Group& world) {
+  if (world.rank() == 1) at::ones({2}).view({3});
+  world.all_reduce(at::ones({2})).wait();
+}
+
+/// The gradient of rank 1 is not finite, which both ranks raise. Rank 0 ends first. They record the
+/// error, or only print it.
+int train_with_nan(const lockstep::Group& world, const std::string& strategy, bool records) {
   const auto pids = pids_of(world);
   const torch::nn::Linear model(4, 2);
   lockstep::DistributedDataParallel ddp(
@@ -92,7 +99,11 @@ int train_with_nan(const lockstep::Group& world, const std::string& strategy) {
     const double factor = world.rank() == 1 ? std::numeric_limits<double>::quiet_NaN() : 1;
     (ddp(at::ones({1, 4})).sum() * factor).backward();
   } catch (const lockstep::Error& error) {
-    lockstep::record_error(error);
+    if (records) {
+      lockstep::record_error(error);
+    } else {
+      std::cerr << error.what() << std::endl;
+    }
     if (world.rank() == 1) await_end(pids[0].item<std::int64_t>());
   }
   return 1;
@@ -111,10 +122,13 @@ int train_with_nan(const lockstep::Group& world, const std::string& strategy) {
 /// - kill: a signal ends rank 1, and the others print their error.
 /// - throw: rank 1 throws an error that the program does not catch; throw-once: only until a
 /// restart.
+/// - libtorch: rank 1 meets an error of LibTorch that the program does not catch; libtorch-main:
+/// that run_main() catches.
 /// - raise: rank 1 throws an error that the program catches after the group's destruction.
 /// - no-data: every rank does so before its first collective.
 /// - disk-full: rank 0 meets an error, which the call raises on rank 1 too.
-/// - nan STRATEGY: rank 1 has a gradient that is not finite, which both ranks raise.
+/// - nan STRATEGY: rank 1 has a gradient that is not finite, which both ranks raise; nan-printed
+/// STRATEGY: they do not record it.
 /// - for-ever: ranks print their pids and run until a signal ends them.
 /// - train FILE: ranks train, compare their parameters bit by bit, and rank 0 saves them.
 /// - denormals: prints which of its threads flush denormals. denormals-late computes before init().
@@ -122,6 +136,7 @@ int train_with_nan(const lockstep::Group& world, const std::string& strategy) {
 /// The program stores errors in the files that the launcher reads.
 int main(int argc, char** argv) {
   const std::string_view behaviour = argc > 1 ? argv[1] : "";
+  if (behaviour == "libtorch-main") return lockstep::run_main(argc, argv, meet_error_of_libtorch);
   try {
     if (behaviour == "denormals-late") at::sum(at::ones({1 << 20}));  // starts OpenMP's threads
     lockstep::InitOptions options;
@@ -142,13 +157,14 @@ int main(int argc, char** argv) {
     const bool again = restarts != nullptr && restarts != std::string_view("0");
     const bool throws = behaviour == "throw" || (behaviour == "throw-once" && !again);
     if (throws && world.rank() == 1) throw std::runtime_error("no such data");
+    if (behaviour == "libtorch") meet_error_of_libtorch(world);
     if (behaviour == "kill" && world.rank() == 1) ::raise(SIGKILL);
     if (behaviour == "raise" && world.rank() == 1) throw lockstep::DataError("no such file");
     if (behaviour == "no-data") {
       throw lockstep::DataError("no data for rank " + std::to_string(world.rank()));
     }
     if (behaviour == "disk-full") return meet_error_of_rank_0(world);
-    if (behaviour == "nan") return train_with_nan(world, argv[2]);
+    if (behaviour.starts_with("nan")) return train_with_nan(world, argv[2], behaviour == "nan");
     if (behaviour == "for-ever") train_for_ever(world);
     if (behaviour == "train") {
       const auto parameters = train(world);

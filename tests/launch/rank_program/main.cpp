@@ -285,6 +285,12 @@ int fail_after_others() {
   return 1;
 }
 
+int print_and_fail_last() {
+  std::cerr << "disk full" << std::endl;
+  become_known();
+  return fail_after_others();
+}
+
 const std::map<std::string, FailingTogether, std::less<>> failing_together{
     {"last-with-own-error",
      {.chosen =
@@ -310,6 +316,26 @@ const std::map<std::string, FailingTogether, std::less<>> failing_together{
             return 1;
           },
       .others = fail_silently}},
+    {"raised-error",
+     {.chosen =
+          [] {
+            lockstep::detail::leave_error_record({.raised = true, .text = "disk full"});
+            return print_and_fail_last();
+          },
+      .others =
+          [](int chosen) {
+            lockstep::detail::leave_error_record(
+                {.rank = chosen, .repeats = true, .raised = true, .text = "disk full"});
+            std::cerr << "disk full" << std::endl;
+            return fail_silently(chosen);
+          }}},
+    {"last-after-another-caught-an-error",
+     {.chosen = print_and_fail_last,
+      .others =
+          [](int chosen) {
+            lockstep::detail::leave_error_record({.raised = true, .text = "caught"});
+            return fail_silently(chosen);
+          }}},
     {"last-with-printed-error",
      {.chosen =
           [] {
@@ -331,14 +357,7 @@ const std::map<std::string, FailingTogether, std::less<>> failing_together{
         sleep_on();
       },
       .others = fail_silently}},
-    {"last-with-stderr",
-     {.chosen =
-          [] {
-            std::cerr << "disk full" << std::endl;
-            become_known();
-            return fail_after_others();
-          },
-      .others = fail_silently}},
+    {"last-with-stderr", {.chosen = print_and_fail_last, .others = fail_silently}},
 };
 
 int run(std::string_view behaviour, int chosen) {
