@@ -23,6 +23,9 @@ Attempt::Attempt(SimulatedKernel& kernel, const Scenario& scenario, bool with_fa
   if (has_fault()) {
     process(scenario.fault.rank).at_call(scenario.fault.call, [this] { begin_fault(); });
   }
+  for (const auto& one : scenario.disturbances) {
+    process(one.rank).at_call_after_socket(one.call, [this, &one] { disturb(one); });
+  }
 }
 
 bool Attempt::reachable(int rank) {
@@ -58,60 +61,96 @@ void Attempt::begin_fault() {
       return kernel_.kill(process(fault.rank));
     case FaultKind::lose_power:
       note_fault(Time(0));
-      return kernel_.lose_power(host());
+      return kernel_.lose_power(host(fault.rank));
     case FaultKind::freeze:
     case FaultKind::short_freeze:
       note_fault(fault.duration);
-      return freeze(fault.duration);
+      return freeze(fault.rank, fault.duration);
     case FaultKind::freeze_for_ever:
       note_fault(Time(0));
-      return freeze(forever);
+      return freeze(fault.rank, forever);
     case FaultKind::cut:
     case FaultKind::short_cut:
       note_fault(fault.duration);
-      return cut(true, fault.duration);
+      return cut(host(fault.rank), true, fault.duration);
     case FaultKind::cut_one_way:
       note_fault(fault.duration);
-      return cut(false, fault.duration);
+      return cut(host(fault.rank), false, fault.duration);
     case FaultKind::reset:
-      return reset_connection();
+      if (reset_connection(fault.rank)) note_fault(Time(0));
+      return;
     default:
       return;  // in the program, or by another process
   }
 }
 
-void Attempt::freeze(Time duration) {
-  auto& frozen = process(scenario_.fault.rank);
+void Attempt::disturb(const Fault& disturbance) {
+  const int rank = disturbance.rank;
+  kernel_.scheduler().trace(name(disturbance.kind), rank);
+  if (disturbance.kind == FaultKind::reset) {
+    // When all have joined, a reset is a failure.
+    if (awaits_another(std::max(rank, 1)) && reset_connection(rank, kernel_.random().chance(50)))
+      disturbed_ = true;
+    return;
+  }
+  disturbed_ = true;
+  if (disturbance.kind == FaultKind::freeze) {
+    freeze(rank, disturbance.duration);
+  } else {
+    cut(host(rank), disturbance.kind == FaultKind::cut, disturbance.duration);
+  }
+}
+
+bool Attempt::awaits_another(int rank) {
+  for (int other = 1; other < scenario_.ranks; ++other) {
+    if (other == rank) continue;
+    const bool connects = std::ranges::any_of(process(other).files(), [](const auto& file) {
+      const auto connection = std::dynamic_pointer_cast<SimulatedConnection>(file.second);
+      return connection != nullptr && connection->peer() != nullptr;
+    });
+    if (!connects && !outcomes_[static_cast<std::size_t>(other)].created) return true;
+  }
+  return false;
+}
+
+void Attempt::freeze(int rank, Time duration) {
+  auto& frozen = process(rank);
   kernel_.freeze(frozen);
   if (duration == forever) return;
   kernel_.scheduler().after(duration, [this, &frozen] { kernel_.thaw(frozen); });
 }
 
-void Attempt::cut(bool both_ways, Time duration) {
+void Attempt::cut(int host, bool both_ways, Time duration) {
   auto& network = kernel_.network();
   for (int other = 0; other < network.hosts(); ++other) {
-    if (other == host()) continue;
-    network.cut(host(), other);
-    if (both_ways) network.cut(other, host());
+    if (other == host) continue;
+    network.cut(host, other);
+    if (both_ways) network.cut(other, host);
   }
-  kernel_.scheduler().after(duration, [this, &network] {
+  kernel_.scheduler().after(duration, [host, &network] {
     for (int other = 0; other < network.hosts(); ++other) {
-      network.heal(host(), other);
-      network.heal(other, host());
+      network.heal(host, other);
+      network.heal(other, host);
     }
   });
 }
 
-void Attempt::reset_connection() {
+bool Attempt::reset_connection(int rank, bool one_side) {
   // Rank 0 has a connection to each other rank.
-  const auto* other = &process(scenario_.fault.rank == 0 ? 1 : scenario_.fault.rank);
+  const auto* other = &process(std::max(rank, 1));
   for (const auto& [descriptor, file] : process(0).files()) {
     const auto connection = std::dynamic_pointer_cast<SimulatedConnection>(file);
     if (connection == nullptr || connection->peer() == nullptr) continue;
     if (&connection->peer()->process() != other) continue;
-    note_fault(Time(0));
-    return connection->fail(kernel_.random().chance(50) ? ECONNRESET : ETIMEDOUT);
+    const int error = kernel_.random().chance(50) ? ECONNRESET : ETIMEDOUT;
+    if (one_side) {
+      connection->reset(error);
+    } else {
+      connection->fail(error);
+    }
+    return true;
   }
+  return false;
 }
 
 }  // namespace lockstep::testing

@@ -24,6 +24,8 @@ class Attempt {
 
   bool has_fault() const { return with_fault_ && scenario_.fault.kind != FaultKind::none; }
   bool fault_has_begun() const { return fault_began_; }
+  /// Whether the fault or one of the disturbances has begun.
+  bool disturbed() const { return fault_began_ || disturbed_; }
   /// Whether all ranks had joined their world before the fault.
   bool all_had_joined() const { return joined_before_fault_; }
   Time begin() const { return begin_; }
@@ -38,11 +40,16 @@ class Attempt {
 
  private:
   void begin_fault();
+  void disturb(const Fault& disturbance);
   void note_fault(Time duration);
-  void freeze(Time duration);
-  void cut(bool both_ways, Time duration);
-  void reset_connection();
-  int host() const { return scenario_.hosts[static_cast<std::size_t>(scenario_.fault.rank)]; }
+  void freeze(int rank, Time duration);
+  void cut(int host, bool both_ways, Time duration);
+  /// Breaks the connection of this rank and rank 0, or of ranks 0 and 1. False if there is none.
+  /// one_side: on rank 0's side only.
+  bool reset_connection(int rank, bool one_side = false);
+  /// Whether a rank other than this one has not connected to rank 0 yet.
+  bool awaits_another(int rank);
+  int host(int rank) const { return scenario_.hosts[static_cast<std::size_t>(rank)]; }
 
   SimulatedKernel& kernel_;
   const Scenario& scenario_;
@@ -51,6 +58,7 @@ class Attempt {
   std::vector<RankOutcome> outcomes_;
   Time begin_;
   bool fault_began_ = false;
+  bool disturbed_ = false;
   bool joined_before_fault_ = false;
   Time fault_begin_{};
   Time fault_end_{};

@@ -1,5 +1,6 @@
 // Runs worlds of several hosts in one thread, with a simulated clock and network. Each seed is a
-// world, with at most one fault, and the promises of Lockstep are checked at its end.
+// world, with at most one fault or with disturbances while it is joined, and the promises of
+// Lockstep are checked at its end.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -46,8 +47,8 @@ namespace {
 
 using namespace lockstep::testing;  // NOLINT
 
-int replay(std::uint64_t seed, bool verbose) {
-  const auto scenario = Scenario::make(seed);
+int replay(std::uint64_t seed, bool joining, bool verbose) {
+  const auto scenario = Scenario::make(seed, joining);
   std::cout << scenario.text() << std::endl;
   log_is_printed = verbose;
   const auto verdict = run_world(scenario, verbose);
@@ -65,7 +66,7 @@ int main(int argc, char** argv) {
   std::uint64_t worlds = 1000, seed = 1, most = 10;
   std::optional<std::uint64_t> replayed;
   int jobs = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
-  bool verbose = false;
+  bool joining = false, verbose = false;
   CLI::App app("Runs simulated worlds and checks the promises of Lockstep");
   app.add_option("--worlds", worlds, "number of worlds (default: 1000)");
   app.add_option("--seed", seed, "seed of the first world; the next ones follow (default: 1)");
@@ -73,12 +74,14 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 1'000));
   app.add_option("--most-failures", most, "stop after so many failures (default: 10)")
       ->check(CLI::Range(1, 1'000));
+  app.add_flag("--joining", joining,
+               "disturb ranks while they join: stops, cut links, late packets and resets");
   app.add_option("--replay", replayed, "run the world of this seed only");
   app.add_flag("--verbose", verbose, "with --replay: print the log and all events");
   CLI11_PARSE(app, argc, argv);
-  if (replayed) return replay(*replayed, verbose);
+  if (replayed) return replay(*replayed, joining, verbose);
   const auto begin = std::chrono::steady_clock::now();
-  WorldWorkers workers(seed, worlds, jobs, most);
+  WorldWorkers workers(seed, worlds, joining, jobs, most);
   const auto failures = workers.run();
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
   std::printf("%llu worlds in %.1f s, %llu with a fault, %llu events: %llu broke a promise\n",

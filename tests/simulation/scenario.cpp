@@ -77,6 +77,32 @@ void choose_fault(Random& random, Scenario& scenario) {
   scenario.splits = false;
 }
 
+/// Replaces the fault by disturbances while ranks join. Freezes and cuts last up to 8 s: longer
+/// than a rank tries one address. Late packets of one connection let those of others overtake them.
+void disturb_joining(Random& random, Scenario& scenario) {
+  using enum FaultKind;
+  scenario.restarts = false;
+  scenario.fault = {.kind = random.chance(30) ? stranger : none};
+  scenario.timeout = std::chrono::minutes(1);
+  scenario.heartbeat = std::chrono::seconds(30);
+  scenario.kernel.network.late_percent = random.pick({0, 0, 5, 30});
+  scenario.kernel.network.latest = milliseconds(random.pick({50, 1'000, 7'000}));
+  const int count = 1 + random.below(3);
+  for (int i = 0; i < count; ++i) {
+    const int longest = random.pick({100, 2'000, 8'000});
+    scenario.disturbances.push_back(
+        {.kind = random.pick({freeze, freeze, cut, cut, cut_one_way, reset, reset, reset}),
+         .rank = random.chance(40) ? 0 : random.below(scenario.ranks),
+         .call = 1 + static_cast<std::uint64_t>(random.below(random.pick({10, 50, 200}))),
+         .duration = milliseconds(random.below(longest))});
+  }
+}
+
+std::string fault_text(const Fault& fault) {
+  return concat(name(fault.kind), " of rank ", fault.rank, " at call ", fault.call, " or step ",
+                fault.step, " for ", fault.duration.count() / 1'000'000, " ms");
+}
+
 }  // namespace
 
 std::string_view name(FaultKind kind) { return names[static_cast<std::size_t>(kind)]; }
@@ -91,7 +117,7 @@ bool is_seen_by_control(FaultKind kind) {
          kind != FaultKind::leave;
 }
 
-Scenario Scenario::make(std::uint64_t seed) {
+Scenario Scenario::make(std::uint64_t seed, bool joining) {
   Random random(Random(seed).bits());  // the streams of two seeds must not overlap
   Scenario scenario;
   scenario.seed = seed;
@@ -113,6 +139,7 @@ Scenario Scenario::make(std::uint64_t seed) {
   for (int i = 0; i < steps; ++i) scenario.steps.push_back(random_step(random, scenario));
   choose_fault(random, scenario);
   scenario.restarts = !is_harmless(scenario.fault.kind) && random.chance(25);
+  if (joining) disturb_joining(random, scenario);
   return scenario;
 }
 
@@ -123,9 +150,9 @@ std::string Scenario::text() const {
       concat("seed ", seed, ": ", ranks, " ranks on hosts ", placed, ", heartbeat ",
              heartbeat.count(), " ms, timeout ", timeout.count(), " ms, ", mpi::name(algorithm),
              progress_thread ? ", progress thread" : "", splits ? ", split" : "",
-             restarts ? ", restart" : "", "; fault: ", name(fault.kind), " of rank ", fault.rank,
-             " at call ", fault.call, " or step ", fault.step, " for ",
-             fault.duration.count() / 1'000'000, " ms; steps:");
+             restarts ? ", restart" : "", "; fault: ", fault_text(fault));
+  for (const auto& one : disturbances) text += concat("; while joining: ", fault_text(one));
+  text += "; steps:";
   for (const auto& step : steps) {
     text += concat(' ', lockstep::name(step.collective), '(', step.count, ' ',
                    lockstep::name(step.dtype), ", root ", step.root, ')',

@@ -53,14 +53,16 @@ bool is_seen_by_control(FaultKind kind);
 struct Fault {
   FaultKind kind = FaultKind::none;
   int rank = 0;            ///< the rank at fault
-  std::uint64_t call = 0;  ///< begins at this call of the rank's process
+  std::uint64_t call = 0;  ///< begins at this call of the rank's process; of
+                           ///< Scenario::disturbances, counted from its first socket
   Time duration{};         ///< of freezes and cuts
   std::size_t step = 0;    ///< of faults in a rank's program
 };
 
 /// A random world: its ranks, its program and its fault. The same for the same seed.
 struct Scenario {
-  static Scenario make(std::uint64_t seed);
+  /// joining: with disturbances while ranks join, and no other fault.
+  static Scenario make(std::uint64_t seed, bool joining = false);
 
   std::uint64_t seed = 0;
   int ranks = 1;
@@ -74,6 +76,8 @@ struct Scenario {
   std::vector<ScenarioStep> steps = {};
   bool splits = false;
   Fault fault = {};
+  /// Freezes, cuts and resets while ranks join, in spite of which the world must succeed.
+  std::vector<Fault> disturbances = {};
   bool restarts = false;  ///< the job is started again after the failure
 
   std::string text() const;

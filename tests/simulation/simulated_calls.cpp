@@ -95,6 +95,7 @@ int __wrap_socket(int domain, int type, int protocol) {
   if (kernel == nullptr) return __real_socket(domain, type, protocol);
   kernel->enter();
   auto& process = SimulatedKernel::process();
+  process.count_socket();
   return process.open(std::make_shared<SimulatedConnection>(kernel->network(), process));
 }
 

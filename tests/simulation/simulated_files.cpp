@@ -48,10 +48,10 @@ long SimulatedConnection::connect(const sockaddr_in& to) {
   local_.sin_family = AF_INET;
   local_.sin_port = htons(network_.client_port());
   state_ = State::connecting;
-  out_ = std::make_shared<Pipe>(network_, process_.host(), host);
+  out_ = std::make_shared<Pipe>(network_, process_.host(), host, true);
   out_->send([self = shared_from_this(), host] {
     auto& network = self->network_;
-    const auto back = std::make_shared<Pipe>(network, host, self->process_.host());
+    const auto back = std::make_shared<Pipe>(network, host, self->process_.host(), true);
     const auto listener = network.listener(host, ntohs(self->remote_.sin_port));
     if (listener == nullptr) {
       back->send([self] {
@@ -122,14 +122,13 @@ long SimulatedConnection::write(std::string_view bytes) {
 }
 
 void SimulatedConnection::receive(const std::string& bytes) {
-  if (closed_) {
-    // The kernel answers bytes for a closed socket by a reset.
+  if (closed_ || reset_) {
+    // The kernel answers bytes for a socket that is gone by a reset.
     if (const auto peer = peer_.lock()) {
       out_->send([peer] { peer->reset(ECONNRESET); });
     }
     return;
   }
-  if (reset_) return;
   inbox_ += bytes;
   changed();
 }
@@ -155,7 +154,7 @@ void SimulatedConnection::fail(int error) {
 void SimulatedConnection::close() {
   if (std::exchange(closed_, true)) return;
   const auto peer = peer_.lock();
-  if (peer == nullptr || out_ == nullptr) return;
+  if (peer == nullptr || out_ == nullptr || reset_) return;
   // A socket that is closed with unread bytes resets the connection.
   const bool resets = !inbox_.empty();
   // The other side keeps this object's window; packets keep the object itself.

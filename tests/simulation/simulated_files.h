@@ -56,6 +56,8 @@ class SimulatedConnection final : public SimulatedFile,
   int take_error() { return std::exchange(error_, 0); }
   /// Breaks the connection, as an error of the network does.
   void fail(int error);
+  /// Breaks this side of it. The other side notices that when it sends.
+  void reset(int error);
 
   const sockaddr_in& local() const { return local_; }
   const sockaddr_in& remote() const { return remote_; }
@@ -71,7 +73,6 @@ class SimulatedConnection final : public SimulatedFile,
   void arrive_at_listener();
   void receive(const std::string& bytes);
   void end_of_stream();
-  void reset(int error);
   void changed();
   std::size_t space() const;
 

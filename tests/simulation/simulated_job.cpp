@@ -121,7 +121,7 @@ Verdict run_world(const Scenario& scenario, bool prints_trace) {
   Verdict verdict{.violation = {},
                   .trace = kernel.scheduler().trace_hash(),
                   .events = kernel.scheduler().events(),
-                  .faulty = job.attempts().front()->fault_has_begun()};
+                  .faulty = job.attempts().front()->disturbed()};
   for (const auto& attempt : job.attempts()) {
     if (verdict.violation.empty()) verdict.violation = broken_promise(*attempt);
   }

@@ -7,7 +7,8 @@
 namespace lockstep::testing {
 
 void Pipe::send(std::function<void()> arrive) {
-  const auto due = network_.scheduler().now() + network_.delay(from_, to_);
+  auto due = network_.scheduler().now() + network_.delay(from_, to_);
+  if (may_be_late_) due += network_.lateness();
   packets_.emplace_back(packets_.empty() ? due : std::max(due, packets_.back().first),
                         std::move(arrive));
   if (!scheduled_) schedule();
@@ -39,11 +40,17 @@ void Pipe::deliver() {
   if (!scheduled_ && !packets_.empty()) schedule();
 }
 
+Time SimulatedNetwork::random_part(Time most) {
+  return Time(
+      static_cast<std::int64_t>(random_.bits() % (1 + static_cast<std::uint64_t>(most.count()))));
+}
+
+Time SimulatedNetwork::lateness() {
+  if (settings_.late_percent == 0) return Time(0);
+  return random_.chance(settings_.late_percent) ? random_part(settings_.latest) : Time(0);
+}
+
 Time SimulatedNetwork::delay(int from, int to) {
-  const auto random_part = [&](Time most) {
-    return Time(
-        static_cast<std::int64_t>(random_.bits() % (1 + static_cast<std::uint64_t>(most.count()))));
-  };
   if (from == to) return std::chrono::microseconds(5) + random_part(std::chrono::microseconds(50));
   auto delay = settings_.delay + random_part(settings_.jitter);
   while (random_.chance(settings_.lost_percent)) delay += settings_.repeat;

@@ -19,7 +19,9 @@ class SimulatedNetwork;
 /// link is cut, they wait, because their sender repeats them.
 class Pipe : public std::enable_shared_from_this<Pipe> {
  public:
-  Pipe(SimulatedNetwork& network, int from, int to) : network_(network), from_(from), to_(to) {}
+  /// may_be_late: whether Settings::late_percent applies.
+  Pipe(SimulatedNetwork& network, int from, int to, bool may_be_late = false)
+      : network_(network), from_(from), to_(to), may_be_late_(may_be_late) {}
 
   /// Calls the function when the packet arrives, unless the host of either side has lost power.
   void send(std::function<void()> arrive);
@@ -33,6 +35,7 @@ class Pipe : public std::enable_shared_from_this<Pipe> {
   SimulatedNetwork& network_;
   int from_;
   int to_;
+  bool may_be_late_;
   std::deque<std::pair<Time, std::function<void()>>> packets_;
   bool scheduled_ = false;
 };
@@ -45,6 +48,8 @@ class SimulatedNetwork {
     Time jitter = std::chrono::microseconds(100);
     int lost_percent = 0;  ///< packets that are lost and sent again
     Time repeat = std::chrono::milliseconds(20);
+    int late_percent = 0;           ///< packets of sockets that are late
+    Time latest{};                  ///< longest delay of those
     std::size_t buffer = 64 << 10;  ///< bytes of a connection that its reader has not read
     bool splits = true;             ///< whether reads and writes may be partial
   };
@@ -62,6 +67,8 @@ class SimulatedNetwork {
 
   /// The delay of the next packet.
   Time delay(int from, int to);
+  /// What a late packet is later than others.
+  Time lateness();
 
   // Faults.
   /// Cuts the link in one direction.
@@ -86,6 +93,8 @@ class SimulatedNetwork {
     bool powered = true;
     std::map<std::uint16_t, std::weak_ptr<SimulatedListener>> ports;
   };
+
+  Time random_part(Time most);
 
   Scheduler& scheduler_;
   Random& random_;

@@ -47,13 +47,17 @@ void SimulatedProcess::end(bool closes_files) {
   }
 }
 
-void SimulatedProcess::at_call(std::uint64_t number, std::function<void()> action) {
-  action_at_ = number;
-  action_ = std::move(action);
+void SimulatedProcess::count_socket() {
+  for (auto& [number, action] : std::exchange(after_socket_, {})) {
+    at_call(calls_ + number, std::move(action));
+  }
 }
 
 void SimulatedProcess::count_call() {
-  if (++calls_ == action_at_ && action_) std::exchange(action_, {})();
+  ++calls_;
+  while (!actions_.empty() && actions_.begin()->first <= calls_) {
+    actions_.extract(actions_.begin()).mapped()();
+  }
 }
 
 }  // namespace lockstep::testing

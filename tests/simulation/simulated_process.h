@@ -56,7 +56,14 @@ class SimulatedProcess {
   // Faults.
   /// Calls the function at the process's call with this number. Every call of the kernel and of MPI
   /// counts.
-  void at_call(std::uint64_t number, std::function<void()> action);
+  void at_call(std::uint64_t number, std::function<void()> action) {
+    actions_.emplace(number, std::move(action));
+  }
+  /// The same, with calls counted from the process's first socket.
+  void at_call_after_socket(std::uint64_t number, std::function<void()> action) {
+    after_socket_.emplace_back(number, std::move(action));
+  }
+  void count_socket();
   void count_call();
   std::uint64_t calls() const { return calls_; }
 
@@ -77,8 +84,8 @@ class SimulatedProcess {
   std::vector<SimulatedThread*> threads_;
   std::vector<std::pair<SimulatedThread*, std::uint64_t>> deferred_;
   std::uint64_t calls_ = 0;
-  std::uint64_t action_at_ = 0;
-  std::function<void()> action_;
+  std::multimap<std::uint64_t, std::function<void()>> actions_;
+  std::vector<std::pair<std::uint64_t, std::function<void()>>> after_socket_;
 };
 
 }  // namespace lockstep::testing

@@ -25,12 +25,12 @@ constexpr std::uint64_t worlds_per_worker = 250;
 constexpr std::uint64_t repeated = 50;
 
 /// Runs worlds until one breaks a promise.
-void run_worlds(std::uint64_t first, std::uint64_t last, WorkerReport& report) {
+void run_worlds(std::uint64_t first, std::uint64_t last, bool joining, WorkerReport& report) {
   // Memory of operations is used again by the next world.
   ::mallopt(M_MMAP_THRESHOLD, 64 << 20);
   ::mallopt(M_TRIM_THRESHOLD, 256 << 20);
   for (report.seed = first; report.seed < last; ++report.seed) {
-    const auto scenario = Scenario::make(report.seed);
+    const auto scenario = Scenario::make(report.seed, joining);
     auto verdict = run_world(scenario);
     if (report.seed % repeated == 0 && run_world(scenario).trace != verdict.trace) {
       verdict.violation = "another trace in a second run";
@@ -68,7 +68,7 @@ void WorldWorkers::start(std::uint64_t first, std::uint64_t last) {
   const pid_t pid = ::fork();
   if (pid < 0) throw std::system_error(errno, std::generic_category(), "fork");
   if (pid == 0) {
-    run_worlds(first, last, *report);
+    run_worlds(first, last, joining_, *report);
     ::_exit(0);
   }
   workers_.push_back({.pid = pid, .report = report, .last = last});
@@ -93,8 +93,8 @@ void WorldWorkers::collect() {
   if (violation.empty()) return;
   ++failures_;
   std::cout << "seed " << report.seed << ": " << violation << "\n  "
-            << Scenario::make(report.seed).text() << "\n  replay: simulated_worlds --replay "
-            << report.seed << std::endl;
+            << Scenario::make(report.seed, joining_).text() << "\n  replay: simulated_worlds "
+            << (joining_ ? "--joining " : "") << "--replay " << report.seed << std::endl;
   if (report.seed + 1 < last && failures_ < most_failures_) start(report.seed + 1, last);
 }
 

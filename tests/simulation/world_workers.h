@@ -21,8 +21,13 @@ struct WorkerReport {
 /// dead ranks, and reports the seed of a world that crashes.
 class WorldWorkers {
  public:
-  WorldWorkers(std::uint64_t first, std::uint64_t count, int jobs, std::uint64_t most_failures)
-      : next_(first), end_(first + count), jobs_(jobs), most_failures_(most_failures) {}
+  WorldWorkers(std::uint64_t first, std::uint64_t count, bool joining, int jobs,
+               std::uint64_t most_failures)
+      : next_(first),
+        end_(first + count),
+        joining_(joining),
+        jobs_(jobs),
+        most_failures_(most_failures) {}
 
   /// Runs all worlds, until too many have broken a promise. Prints those, and returns their number.
   std::uint64_t run();
@@ -41,6 +46,7 @@ class WorldWorkers {
 
   std::uint64_t next_;
   std::uint64_t end_;
+  bool joining_;
   int jobs_;
   std::uint64_t most_failures_;
   std::vector<Worker> workers_;

@@ -21,10 +21,14 @@ namespace {
 using detail::concat;
 using detail::Descriptor;
 
-/// A connection that sends nothing for longer than this is refused.
+/// A connection that sends nothing for longer than this is closed.
 constexpr auto hello_timeout = std::chrono::seconds(5);
 /// Connections without a Hello that are kept in addition to one for each rank.
 constexpr std::size_t spare = 64;
+/// Connections that are accepted at an address before others are read again.
+constexpr int accepted_at_once = 64;
+/// Closed connections that are reported as warnings; a flood has many more.
+constexpr int most_warnings = 10;
 
 std::string of_rank_0(const Settings& settings, std::string_view what) {
   return concat("control: rank 0 of ", settings.size, " on host ", settings.host, ' ', what);
@@ -38,6 +42,7 @@ Gathering::Gathering(Settings settings) : settings_(std::move(settings)) {
     throw CommError(of_rank_0(settings_, concat("got no random token: ", std::strerror(errno))));
   }
   offer_.network = settings_.network;
+  offer_.listening = true;
   // Ranks on rank 0's host connect over loopback.
   for (const auto& interface : interfaces()) {
     if (interface.loopback) listen_on(interface);
@@ -75,7 +80,7 @@ bool Gathering::listen_on(const Address& address) {
 
 std::vector<Member> Gathering::wait() {
   detail::Deadline until(settings_.timeout);
-  while (static_cast<int>(members_.size()) < settings_.size - 1) {
+  while (!all_here()) {
     check_world();
     if (until.passed()) {
       end({.timeout = true,
@@ -91,6 +96,11 @@ std::vector<Member> Gathering::wait() {
   send_to_all({.kind = Kind::all_here});
   std::ranges::sort(members_, {}, &Member::rank);
   return std::move(members_);
+}
+
+bool Gathering::all_here() {
+  if (static_cast<int>(members_.size()) < settings_.size - 1) return false;
+  return std::erase_if(members_, [this](Member& member) { return !watch(member); }) == 0;
 }
 
 void Gathering::check_world() {
@@ -117,21 +127,23 @@ void Gathering::process_connections(detail::Deadline& until) {
   auto ready = waiting.begin();
   const auto listening = ready;
   ready += static_cast<std::ptrdiff_t>(listening_.size());
-  const auto pending_count = pending_.size(), known = members_.size();
+  // First, so that a process may replace one of the same rank that has ended.
+  for (std::size_t i = members_.size(); i-- > 0;) {
+    if (ready[static_cast<std::ptrdiff_t>(pending_.size() + i)].revents != 0 && !watch(members_[i]))
+      members_.erase(members_.begin() + static_cast<std::ptrdiff_t>(i));
+  }
   std::deque<PendingConnection> remaining;
-  for (std::size_t i = 0; i < pending_count; ++i, ++ready) {
-    auto& pending = pending_[i];
-    if (ready->revents != 0 && !read_hello(pending)) continue;
-    if (Clock::now() - pending.since > hello_timeout) {
-      refuse(pending, "it sent no hello");
-      continue;
+  for (auto& pending : pending_) {
+    const bool late = Clock::now() - pending.since > hello_timeout;
+    const bool readable = (ready++)->revents != 0;
+    if ((late || readable) && !read_hello(pending)) continue;
+    if (late) {
+      report(pending, "it sent no hello");
+    } else {
+      remaining.push_back(std::move(pending));
     }
-    remaining.push_back(std::move(pending));
   }
   pending_ = std::move(remaining);
-  for (std::size_t i = 0; i < known; ++i, ++ready) {
-    if (ready->revents != 0) watch(members_[i]);
-  }
   for (std::size_t i = 0; i < listening_.size(); ++i) {
     if (listening[static_cast<std::ptrdiff_t>(i)].revents != 0)
       accept_connections(listening_[i].get());
@@ -139,10 +151,11 @@ void Gathering::process_connections(detail::Deadline& until) {
 }
 
 void Gathering::accept_connections(int listening) {
-  for (;;) {
+  for (int i = 0; i < accepted_at_once; ++i) {
     Descriptor socket(::accept4(listening, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (socket) {
-      pending_.push_back({.connection = Connection(std::move(socket))});
+      PendingConnection accepted{.connection = Connection(std::move(socket))};
+      if (read_hello(accepted)) pending_.push_back(std::move(accepted));
       const auto most = static_cast<std::size_t>(settings_.size) + spare;
       if (pending_.size() <= most) continue;
     } else if (errno != EMFILE && errno != ENFILE) {
@@ -154,9 +167,19 @@ void Gathering::accept_connections(int listening) {
                                                missing(), ": raise ulimit -n, now ", limit.rlim_cur,
                                                ", by the number of ranks"))});
     }
-    refuse(pending_.front(), "too many connections without a hello");
-    pending_.pop_front();
+    evict();
   }
+}
+
+void Gathering::evict() {
+  std::map<std::string, int> counts;
+  for (const auto& pending : pending_) ++counts[pending.source];
+  const auto most =
+      std::ranges::max_element(counts, {}, [](const auto& one) { return one.second; });
+  const auto oldest = std::ranges::find(pending_, most->first, &PendingConnection::source);
+  auto evicted = std::move(*oldest);
+  pending_.erase(oldest);
+  if (read_hello(evicted)) report(evicted, "too many connections without a hello");
 }
 
 bool Gathering::read_hello(PendingConnection& pending) {
@@ -168,13 +191,18 @@ bool Gathering::read_hello(PendingConnection& pending) {
     refuse(pending, error.what());
     return false;
   }
-  if (frame && frame->kind == Kind::hello && frame->payload.size() == sizeof(Hello)) {
-    admit(pending, frame->payload);
-    return false;
+  if (!frame) {
+    if (!open) report(pending, "it closed the connection without a hello");
+    return open;
   }
-  if (frame) refuse(pending, "its first frame is not a hello of this Lockstep version");
-  if (!frame && !open) refuse(pending, "it closed the connection without a hello");
-  return !frame && open;
+  if (frame->kind != Kind::hello || frame->payload.size() != sizeof(Hello)) {
+    refuse(pending, "its first frame is not a hello of this Lockstep version");
+  } else if (!open || !pending.connection.receive()) {
+    report(pending, "it closed the connection before it was accepted");
+  } else {
+    admit(pending, frame->payload);
+  }
+  return false;
 }
 
 void Gathering::admit(PendingConnection& pending, const std::string& bytes) {
@@ -185,11 +213,19 @@ void Gathering::admit(PendingConnection& pending, const std::string& bytes) {
   }
   const std::string host = text_of(hello.host), version = text_of(hello.version);
   const auto who = concat("rank ", hello.rank, " on host ", host);
+  auto same = std::ranges::find(members_, hello.rank, &Member::rank);
+  if (same != members_.end() && same->process == hello.process && same->attempt > hello.attempt)
+    return report(pending, "its process has connected again since");
+  if (same != members_.end() && (same->process == hello.process || !watch(*same))) {
+    members_.erase(same);
+    same = members_.end();
+  }
   Member member{.connection = std::move(pending.connection),
                 .rank = hello.rank,
                 .host = host,
-                .heartbeat = settings_.heartbeat};
-  const auto same = std::ranges::find(members_, hello.rank, &Member::rank);
+                .heartbeat = settings_.heartbeat,
+                .process = hello.process,
+                .attempt = hello.attempt};
   std::string wrong;
   if (version != settings_.version) {
     wrong = concat("control: ", who, " runs Lockstep ", version, ", rank 0 on host ",
@@ -211,24 +247,32 @@ void Gathering::admit(PendingConnection& pending, const std::string& bytes) {
   set_text(greeting.host, settings_.host);
   member.connection.send({.kind = Kind::accepted, .payload = bytes_of(greeting)});
   log::debug(concat("control: ", who, " joined from ", member.connection.peer().text()));
+  lost_.erase(member.rank);
   members_.push_back(std::move(member));
 }
 
-void Gathering::watch(Member& member) {
+bool Gathering::watch(Member& member) {
   const bool open = member.connection.receive();
   while (const auto frame = member.connection.next()) {
     if (const auto failure = failure_in(*frame)) end(*failure);
   }
-  if (open) return;
-  end({.text = concat("control: rank ", member.rank, " on host ", member.host, " has ended while ",
-                      missing(), " had not joined"),
-       .rank = member.rank});
+  if (open) return true;
+  lost_[member.rank] = concat(" (its connection from host ", member.host, " ended)");
+  log::warn(of_rank_0(settings_, concat("waits again for rank ", member.rank, lost_[member.rank])));
+  return false;
+}
+
+void Gathering::report(const PendingConnection& pending, const std::string& why) {
+  const auto text = concat("refused ", pending.connection.peer().text(), ": ", why);
+  last_refusal_ = concat("; ", text);
+  if (++reports_ <= most_warnings) {
+    log::warn(of_rank_0(
+        settings_, concat(text, reports_ < most_warnings ? "" : "; later ones are not reported")));
+  }
 }
 
 void Gathering::refuse(PendingConnection& pending, const std::string& why) {
-  const auto who = pending.connection.peer().text();
-  last_refusal_ = concat("; refused ", who, ": ", why);
-  log::warn(of_rank_0(settings_, concat("refused ", who, ": ", why)));
+  report(pending, why);
   pending.connection.send(
       {.kind = Kind::refused, .payload = of_rank_0(settings_, concat("refuses: ", why))});
 }
@@ -257,6 +301,11 @@ std::vector<int> Gathering::missing_ranks() const {
   return ranks;
 }
 
-std::string Gathering::missing() const { return detail::rank_list(missing_ranks()); }
+std::string Gathering::missing() const {
+  return detail::rank_list(missing_ranks(), [this](int rank) -> std::string_view {
+    const auto found = lost_.find(rank);
+    return found == lost_.end() ? std::string_view() : found->second;
+  });
+}
 
 }  // namespace lockstep::control

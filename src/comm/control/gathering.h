@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <deque>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -13,7 +14,9 @@ namespace lockstep::inline v0_2::control {
 
 /// Rank 0's side of the rendezvous of control connections. It listens from construction until all
 /// ranks have joined. It refuses connections without the token, which have no other effect. A rank
-/// with the token but with another version or world size ends the rendezvous for all ranks.
+/// whose connection ends may join again until then: a connection replaces earlier ones of its
+/// process. A rank with the token but with another version or world size ends the rendezvous for
+/// all ranks.
 class Gathering {
  public:
   /// Throws: CommError if the interface cannot be used, or if no address can be listened on.
@@ -24,7 +27,7 @@ class Gathering {
 
   /// Waits until all other ranks have joined, and notifies them.
   /// Throws: TimeoutError naming the ranks that did not join. CommError if two processes claim the
-  /// same rank, if versions or world sizes differ, or if a joined rank has ended. All joined ranks
+  /// same rank, if versions or world sizes differ, or if a joined rank has failed. All joined ranks
   /// raise the same error.
   std::vector<Member> wait();
 
@@ -34,6 +37,7 @@ class Gathering {
   /// A connection whose Hello has not arrived.
   struct PendingConnection {
     Connection connection;
+    std::string source = connection.peer().host();
     Clock::time_point since = Clock::now();
   };
 
@@ -42,11 +46,20 @@ class Gathering {
   void listen_on(const Interface& interface);
   bool listen_on(const Address& address);
   void process_connections(detail::Deadline& until);
+  /// Whether all ranks have joined and their connections are open.
+  bool all_here();
   void accept_connections(int listening);
-  /// Reads its Hello. False when the connection was admitted or refused.
+  /// Closes the oldest connection of the source address that has the most, unless its Hello has
+  /// arrived.
+  void evict();
+  /// Reads its Hello. False when the connection was admitted, refused or closed.
   bool read_hello(PendingConnection& pending);
   void admit(PendingConnection& pending, const std::string& hello);
-  void watch(Member& member);
+  /// Reads from a rank that has joined. False if its connection has ended.
+  bool watch(Member& member);
+  /// Reports a connection that is closed, after which its sender may connect again.
+  void report(const PendingConnection& pending, const std::string& why);
+  /// Closes a connection whose sender shall not connect again.
   void refuse(PendingConnection& pending, const std::string& why);
   /// Ends the rendezvous for all joined ranks, and throws the failure.
   [[noreturn]] void end(const Failure& failure);
@@ -59,8 +72,10 @@ class Gathering {
   std::vector<detail::Descriptor> listening_;
   std::deque<PendingConnection> pending_;  ///< in the order in which they were accepted
   std::vector<Member> members_;
-  std::string listen_error_;  ///< why the last address could not be listened on
-  std::string last_refusal_;  ///< the last refusal, for the error text about missing ranks
+  std::map<int, std::string> lost_;  ///< notes on ranks whose connections have ended
+  std::string listen_error_;         ///< why the last address could not be listened on
+  std::string last_refusal_;         ///< the last refusal, for the error text about missing ranks
+  int reports_ = 0;                  ///< closed connections that were reported
 };
 
 }  // namespace lockstep::control

@@ -1,6 +1,7 @@
 #include "comm/control/joining.h"
 
 #include <poll.h>
+#include <sys/random.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -26,6 +27,14 @@ using detail::Descriptor;
 
 /// Time after which the next address is tried: the address may be that of another host.
 constexpr auto connect_timeout = std::chrono::seconds(5);
+/// How long all addresses refuse before a rank gives up. If rank 0 has failed, its failure arrives
+/// meanwhile by Settings::on_wait.
+constexpr auto refused_timeout = std::chrono::seconds(1);
+/// Longest pause between two attempts.
+constexpr auto longest_pause = std::chrono::milliseconds(320);
+/// How often a rank that waits for rank 0 sends a frame. If rank 0's side of the connection is
+/// gone, the answer is a reset.
+constexpr auto keepalive = std::chrono::seconds(1);
 /// Added to the timeout of ranks that wait for rank 0. Rank 0 times out first, because it can name
 /// the missing ranks.
 constexpr auto precedence = std::chrono::seconds(2);
@@ -35,25 +44,34 @@ struct Route {
   Address to;
   std::optional<Address> from = {};  ///< address of the user's interface
   std::string result = "not tried yet";
-  bool closed = false;  ///< it refused this rank, or another program answered
+  bool refused = false;  ///< it refused this rank, or another program answered
 };
 
 class Joining {
  public:
   Joining(const Offer& offer, const Settings& settings)
-      : offer_(offer), settings_(settings), until_(settings.timeout + precedence) {}
+      : offer_(offer), settings_(settings), until_(settings.timeout + precedence) {
+    if (::getrandom(&process_, sizeof process_, 0) != sizeof process_)
+      throw CommError(concat(who(), "got no random number: ", std::strerror(errno)));
+  }
 
   Member run() {
     find_routes();
+    std::optional<Deadline> refused;
     for (;;) {
       for (auto& route : routes_) {
-        if (route.closed) continue;
-        if (auto member = try_route(route)) return await_all(std::move(*member));
+        auto member = try_route(route);
+        if (member && await_all(route, *member)) return std::move(*member);
         check_world();
       }
-      if (std::ranges::all_of(routes_, &Route::closed))
+      if (!offer_.listening || !std::ranges::all_of(routes_, &Route::refused)) {
+        refused.reset();
+      } else if (!refused) {
+        refused.emplace(refused_timeout);
+      } else if (refused->passed()) {
         throw CommError(unreachable("cannot reach"), {.rank = 0});
-      std::this_thread::sleep_for(poll_interval);
+      }
+      pause();
     }
   }
 
@@ -78,6 +96,16 @@ class Joining {
       throw TimeoutError(
           unreachable(concat("tried for ", settings_.timeout.count() / 1000.0, " s to reach")),
           {.rank = 0});
+    }
+  }
+
+  /// Longer each time.
+  void pause() {
+    Deadline until(pause_);
+    pause_ = std::min<std::chrono::milliseconds>(2 * pause_, longest_pause);
+    while (!until.passed()) {
+      std::this_thread::sleep_for(poll_interval);
+      check_world();
     }
   }
 
@@ -108,9 +136,11 @@ class Joining {
   /// Connects, sends the Hello and waits for the answer; nullopt if rank 0 did not admit this rank
   /// there.
   std::optional<Member> try_route(Route& route) {
+    route.refused = false;
     Descriptor socket(::socket(route.to.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     const auto failed = [&](int code) {
       route.result = std::strerror(code);
+      route.refused = code == ECONNREFUSED;
       return std::nullopt;
     };
     if (!socket) return failed(errno);
@@ -118,32 +148,36 @@ class Joining {
       const auto from = route.from->with_port(0);
       if (::bind(socket.get(), from.get(), from.length()) != 0) return failed(errno);
     }
-    Deadline until(connect_timeout);
     if (::connect(socket.get(), route.to.get(), route.to.length()) != 0) {
       if (errno != EINPROGRESS) return failed(errno);
-      if (!await(socket.get(), POLLOUT, until)) return failed(ETIMEDOUT);
+      if (!await(socket.get(), POLLOUT, connect_timeout)) return failed(ETIMEDOUT);
       int code = 0;
       socklen_t length = sizeof code;
       ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &code, &length);
       if (code != 0) return failed(code);
     }
     Connection connection(std::move(socket));
-    Hello hello{.token = offer_.token, .rank = settings_.rank, .size = settings_.size};
+    Hello hello{.token = offer_.token,
+                .process = process_,
+                .attempt = ++attempts_,
+                .rank = settings_.rank,
+                .size = settings_.size};
     set_text(hello.version, settings_.version);
     set_text(hello.host, settings_.host);
     connection.send({.kind = Kind::hello, .payload = bytes_of(hello)});
-    return await_answer(route, std::move(connection), until);
+    return await_answer(route, std::move(connection));
   }
 
-  std::optional<Member> await_answer(Route& route, Connection connection, Deadline& until) {
-    while (await(connection.fd(), POLLIN, until)) {
+  /// Rank 0 may be stopped, or short of memory, for any time: only the timeout limits this wait.
+  std::optional<Member> await_answer(Route& route, Connection connection) {
+    while (await_bytes(connection)) {
       const bool open = connection.receive();
       std::optional<Frame> frame;
       try {
         frame = connection.next();
       } catch (const CommError& error) {
         route.result = concat("another program answered: ", error.what());
-        route.closed = true;
+        route.refused = true;
         return std::nullopt;
       }
       if (frame) return handle_answer(route, std::move(connection), *frame);
@@ -172,23 +206,26 @@ class Joining {
                     .heartbeat = std::chrono::milliseconds(greeting.heartbeat)};
     }
     route.result = frame.kind == Kind::refused ? frame.payload : "another program answered";
-    route.closed = true;
+    route.refused = true;
     return std::nullopt;
   }
 
-  /// Waits until all ranks have joined.
-  Member await_all(Member member) {
+  /// Waits until all ranks have joined. False if the connection to rank 0 ended before.
+  bool await_all(Route& route, Member& member) {
     const auto prefix = concat(who(), "waited for all ranks to join: ");
     try {
       for (bool open = true;; open = member.connection.receive()) {
         while (const auto frame = member.connection.next()) {
           raise_failure(*frame);
-          if (frame->kind == Kind::all_here) return member;
+          if (frame->kind == Kind::all_here) return true;
         }
-        if (!open)
-          throw CommError(concat(prefix, "rank 0 on host ", member.host, " has ended"),
-                          {.rank = 0});
-        if (!await(member.connection.fd(), POLLIN, until_)) {
+        if (!open) {
+          pause_ = poll_interval;
+          route.result = concat("rank 0 on host ", member.host, " closed the connection");
+          log::debug(concat(prefix, route.result, "; connects again"));
+          return false;
+        }
+        if (!await_bytes(member.connection)) {
           throw TimeoutError(concat(prefix, "rank 0 on host ", member.host, " sent nothing for ",
                                     settings_.timeout.count() / 1000.0, " s"),
                              {.rank = 0});
@@ -204,8 +241,18 @@ class Joining {
     if (const auto failure = failure_in(frame)) raise(*failure);
   }
 
-  /// Whether the socket becomes ready before the deadline, and before that of the rendezvous.
-  bool await(int fd, short events, Deadline& until) {
+  /// Whether bytes arrive before the deadline of the rendezvous.
+  bool await_bytes(Connection& connection) {
+    while (!await(connection.fd(), POLLIN, keepalive)) {
+      if (until_.passed()) return false;
+      connection.send({.kind = Kind::heartbeat});
+    }
+    return true;
+  }
+
+  /// Whether the socket becomes ready within the limit, and before the deadline of the rendezvous.
+  bool await(int fd, short events, std::chrono::seconds limit) {
+    Deadline until(limit);
     // A deadline that is not read during a wait would count most of it as a stop of the process.
     while (!until.passed() && !until_.passed()) {
       settings_.on_wait();
@@ -218,6 +265,9 @@ class Joining {
   const Offer& offer_;
   const Settings& settings_;
   Deadline until_;
+  std::uint64_t process_ = 0;
+  std::uint64_t attempts_ = 0;
+  std::chrono::milliseconds pause_ = poll_interval;
   std::vector<Route> routes_;
 };
 

@@ -21,6 +21,8 @@ struct Member {
   int rank = 0;
   std::string host = {};                  ///< name of its host in error texts
   std::chrono::milliseconds heartbeat{};  ///< longest time without a heartbeat; rank 0's setting
+  std::uint64_t process = 0;              ///< Hello::process
+  std::uint64_t attempt = 0;              ///< Hello::attempt
 };
 
 /// Default of the longest time without a heartbeat.
@@ -50,6 +52,9 @@ struct Offer {
   std::array<char, 512> refusal{};  ///< why rank 0 does not listen; empty if it does
   Token token{};
   std::uint64_t network = 0;  ///< rank 0's Settings::network
+  /// Whether rank 0 listened when it made this offer. Then a rank that is refused at all addresses
+  /// ends joining soon. Otherwise rank 0 may listen later, and the rank tries until its timeout.
+  bool listening = false;
   std::uint32_t count = 0;
   std::array<Address, 16> addresses{};
 };
@@ -58,6 +63,8 @@ static_assert(std::is_trivially_copyable_v<Offer>);
 /// A rank's first message to rank 0.
 struct Hello {
   Token token{};
+  std::uint64_t process = 0;  ///< a random number, which differs for two processes
+  std::uint64_t attempt = 0;  ///< number of this connection among those of the process
   std::int32_t rank = 0;
   std::int32_t size = 0;
   std::array<char, 32> version{};

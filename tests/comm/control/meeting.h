@@ -1,13 +1,19 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
 
+#include <algorithm>
+#include <array>
 #include <exception>
 #include <functional>
 #include <future>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "comm/control/address.h"
 #include "comm/control/gathering.h"
 #include "comm/control/joining.h"
 #include "lockstep/error.h"
@@ -48,5 +54,64 @@ inline Met meet(control::Settings rank_0, const std::vector<control::Settings>& 
   for (auto& one : coming) met.of_others.push_back(one.get());
   return met;
 }
+
+/// A connection from a process that has only the address.
+inline detail::Descriptor stranger(const control::Address& to) {
+  detail::Descriptor socket(::socket(to.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
+  EXPECT_EQ(::connect(socket.get(), to.get(), to.length()), 0);
+  return socket;
+}
+
+inline void say(const detail::Descriptor& socket, std::string_view bytes) {
+  EXPECT_EQ(::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
+            static_cast<ssize_t>(bytes.size()));
+}
+
+/// Everything that the other end says until it closes.
+inline std::string heard(const detail::Descriptor& socket) {
+  std::string text;
+  std::array<char, 4096> room;
+  for (ssize_t got = 0; (got = ::recv(socket.get(), room.data(), room.size(), 0)) > 0;) {
+    text.append(room.data(), static_cast<std::size_t>(got));
+  }
+  return text;
+}
+
+inline std::string hello(const control::Offer& offer, const control::Settings& settings,
+                         std::uint64_t process = 1, std::uint64_t attempt = 1) {
+  control::Hello content{.token = offer.token,
+                         .process = process,
+                         .attempt = attempt,
+                         .rank = settings.rank,
+                         .size = settings.size};
+  control::set_text(content.version, settings.version);
+  control::set_text(content.host, settings.host);
+  return control::encode({.kind = control::Kind::hello, .payload = control::bytes_of(content)});
+}
+
+/// Connects as this rank, and waits until rank 0 has accepted it.
+inline detail::Descriptor accepted(const control::Offer& offer, const control::Settings& settings,
+                                   std::uint64_t process = 1, std::uint64_t attempt = 1) {
+  auto socket = stranger(offer.addresses[0]);
+  say(socket, hello(offer, settings, process, attempt));
+  char byte = 0;
+  EXPECT_EQ(::recv(socket.get(), &byte, 1, 0), 1);
+  return socket;
+}
+
+/// As many open files as the machine allows this process.
+class OpenFiles {
+ public:
+  explicit OpenFiles(rlim_t most) {
+    ::getrlimit(RLIMIT_NOFILE, &before_);
+    const rlimit changed{.rlim_cur = std::min(most, before_.rlim_max),
+                         .rlim_max = before_.rlim_max};
+    ::setrlimit(RLIMIT_NOFILE, &changed);
+  }
+  ~OpenFiles() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_{};
+};
 
 }  // namespace lockstep::testing

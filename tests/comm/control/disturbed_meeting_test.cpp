@@ -1,0 +1,175 @@
+#include <gmock/gmock.h>
+
+#include <atomic>
+#include <chrono>
+#include <deque>
+#include <initializer_list>
+#include <thread>
+
+#include "tests/comm/control/meeting.h"
+
+namespace lockstep::testing {
+namespace {
+
+using namespace std::chrono_literals;
+using control::Gathering;
+using detail::Descriptor;
+using ::testing::StartsWith;
+
+TEST(DisturbedMeeting, RankWhoseConnectionEndsJoinsAgain) {
+  Gathering gathering(rank_of(0, 3));
+  auto waiting = std::async(std::launch::async, [&] { return gathering.wait(); });
+  accepted(gathering.offer(), rank_of(1, 3, "b"));
+  auto again =
+      std::async(std::launch::async, [&] { return join(gathering.offer(), rank_of(1, 3, "c")); });
+  EXPECT_EQ(join(gathering.offer(), rank_of(2, 3)).rank, 0);
+  EXPECT_EQ(again.get().rank, 0);
+  EXPECT_EQ(waiting.get().front().host, "c");
+}
+
+TEST(DisturbedMeeting, ConnectionReplacesEarlierOnesOfItsProcess) {
+  Gathering gathering(rank_of(0, 3));
+  const auto& offer = gathering.offer();
+  auto waiting = std::async(std::launch::async, [&] { return gathering.wait(); });
+  const auto second = accepted(offer, rank_of(1, 3, "b"), 7, 2);
+  const auto third = accepted(offer, rank_of(1, 3, "c"), 7, 3);
+  heard(second);  // until rank 0 closes it
+  const auto first = stranger(offer.addresses[0]);
+  say(first, hello(offer, rank_of(1, 3, "d"), 7, 1));
+  EXPECT_EQ(heard(first), "") << "an attempt that arrives late";
+  EXPECT_EQ(join(offer, rank_of(2, 3)).rank, 0);
+  EXPECT_EQ(waiting.get().front().host, "c");
+}
+
+TEST(DisturbedMeeting, ConnectionThatItsSenderHasClosedIsNotAdmitted) {
+  Gathering gathering(rank_of(0, 3));
+  say(stranger(gathering.offer().addresses[0]), hello(gathering.offer(), rank_of(1, 3, "b")));
+  std::vector<std::future<control::Member>> coming;
+  for (const int rank : {1, 2}) {
+    coming.push_back(std::async(
+        std::launch::async, [&, rank] { return join(gathering.offer(), rank_of(rank, 3, "c")); }));
+  }
+  EXPECT_EQ(gathering.wait().front().host, "c");
+  for (auto& one : coming) EXPECT_EQ(one.get().rank, 0);
+}
+
+TEST(DisturbedMeeting, RankZeroThatIsLateHarmsNobody) {
+  Gathering gathering(rank_of(0, 4));
+  std::vector<std::future<control::Member>> coming;
+  for (const int rank : {1, 2, 3}) {
+    coming.push_back(std::async(
+        std::launch::async, [&, rank] { return join(gathering.offer(), rank_of(rank, 4, "b")); }));
+  }
+  std::this_thread::sleep_for(6s);
+  EXPECT_EQ(gathering.wait().size(), 3u);
+  for (auto& one : coming) EXPECT_EQ(one.get().rank, 0);
+}
+
+/// Threads that connect as fast as they can, each with up to so many open connections.
+class Flood {
+ public:
+  Flood(const control::Offer& offer, std::size_t kept) {
+    for (int i = 0; i < 3; ++i) {
+      threads_.emplace_back([this, offer, kept] {
+        std::deque<Descriptor> sockets;
+        for (std::size_t at = 0; !ends_; ++at) {
+          const auto& to = offer.addresses[at % offer.count];
+          auto& socket = sockets.emplace_back(::socket(to.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
+          // Such a close leaves no port in use.
+          const linger reset{.l_onoff = 1, .l_linger = 0};
+          ::setsockopt(socket.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+          ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &longest_, sizeof longest_);
+          if (::connect(socket.get(), to.get(), to.length()) == 0) ++connections_;
+          if (sockets.size() > kept) sockets.pop_front();
+        }
+      });
+    }
+  }
+  ~Flood() {
+    ends_ = true;
+    for (auto& thread : threads_) thread.join();
+  }
+  Flood(const Flood&) = delete;
+  Flood& operator=(const Flood&) = delete;
+
+  int connections() const { return connections_; }
+
+ private:
+  static constexpr timeval longest_{.tv_sec = 0, .tv_usec = 200'000};  // of connect()
+  std::atomic<bool> ends_ = false;
+  std::atomic<int> connections_ = 0;
+  std::vector<std::thread> threads_;
+};
+
+TEST(DisturbedMeeting, FloodDoesNotDelayTheTimeout) {
+  const OpenFiles limit(4096);
+  for (const std::size_t kept : {0u, 300u}) {
+    auto rank_0 = rank_of(0, 2);
+    rank_0.timeout = 4s;
+    Gathering gathering(rank_0);
+    const Flood flood(gathering.offer(), kept);
+    const auto begin = std::chrono::steady_clock::now();
+    EXPECT_THAT(thrown([&] { gathering.wait(); }),
+                StartsWith("timeout: control: rank 0 of 2 on host a waited 4 s for rank 1"));
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, 5s) << flood.connections();
+    EXPECT_GT(flood.connections(), 500);
+  }
+}
+
+TEST(DisturbedMeeting, FloodKeepsNoRankFromJoining) {
+  const OpenFiles limit(4096);
+  for (const std::size_t kept : {0u, 300u}) {
+    Gathering gathering(rank_of(0, 4));
+    const Flood flood(gathering.offer(), kept);
+    std::vector<std::future<control::Member>> coming;
+    for (const int rank : {1, 2, 3}) {
+      coming.push_back(std::async(std::launch::async,
+                                  [&, rank] { return join(gathering.offer(), rank_of(rank, 4)); }));
+    }
+    EXPECT_EQ(gathering.wait().size(), 3u);
+    for (auto& one : coming) EXPECT_EQ(one.get().rank, 0);
+  }
+}
+
+/// A socket that rank 0 listens on at this address.
+Descriptor listening_on(const control::Address& at) {
+  Descriptor socket(::socket(at.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int yes = 1;
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+  EXPECT_EQ(::bind(socket.get(), at.get(), at.length()), 0);
+  EXPECT_EQ(::listen(socket.get(), 8), 0);
+  return socket;
+}
+
+/// The next connection, whose Hello was read and answered by these frames.
+Descriptor answered(const Descriptor& listening, std::initializer_list<control::Frame> frames) {
+  Descriptor socket(::accept4(listening.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  std::array<char, 4096> room;
+  EXPECT_GT(::recv(socket.get(), room.data(), room.size(), 0), 0);
+  for (const auto& frame : frames) say(socket, control::encode(frame));
+  return socket;
+}
+
+TEST(DisturbedMeeting, RankJoinsAgainAfterRefusalsAndLostConnections) {
+  control::Offer offer;
+  {
+    const Gathering gone(rank_of(0, 2));
+    offer = gone.offer();
+  }
+  offer.count = 1;
+  offer.listening = false;
+  auto joining = std::async(std::launch::async, [&] { return join(offer, rank_of(1, 2, "b")); });
+  std::this_thread::sleep_for(1500ms);  // while all connections are refused
+  const auto listening = listening_on(offer.addresses[0]);
+  const control::Frame yes{
+      .kind = control::Kind::accepted,
+      .payload = control::bytes_of(control::Greeting{.token = offer.token, .heartbeat = 2000})};
+  answered(listening, {{.kind = control::Kind::refused, .payload = "another world"}});
+  answered(listening, {});
+  answered(listening, {yes});
+  const auto connection = answered(listening, {yes, {.kind = control::Kind::all_here}});
+  EXPECT_EQ(joining.get().rank, 0);
+}
+
+}  // namespace
+}  // namespace lockstep::testing
