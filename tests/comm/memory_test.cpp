@@ -31,13 +31,13 @@
 namespace lockstep::testing {
 namespace {
 
+using detail::concat;
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::Ge;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 using ::testing::StartsWith;
-using detail::concat;
 
 TEST(Memory, ShortageIsAnErrorThatSaysHowMuch) {
   const auto world = host::World::create(1, 1 << 20);
@@ -139,8 +139,8 @@ TEST(Memory, HeapsFitTheAddressSpace) {
     const auto group = host::create(host::World::create(1), 0, {});
     group->allocate(free / 3);
     // As a program's libraries do.
-    const bool left = ::mmap(nullptr, free / 3, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) !=
-                      MAP_FAILED;
+    const bool left =
+        ::mmap(nullptr, free / 3, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != MAP_FAILED;
     try {
       group->allocate(free * 2 / 3);
     } catch (const CommError& error) {
@@ -161,10 +161,11 @@ TEST(Memory, HeapsAreNamedWhereTheyCannotBeMapped) {
     host::create(world, 0, {});
     return std::string("no error");
   });
-  EXPECT_THAT(text, AllOf(HasSubstr("MiB of address space for 2 heaps: Cannot allocate memory; each is "
-                                    "limited by heap_bytes of the program: raise it; this process "
-                                    "uses "),
-                          HasSubstr("; raise ulimit -v")));
+  EXPECT_THAT(text,
+              AllOf(HasSubstr("MiB of address space for 2 heaps: Cannot allocate memory; each is "
+                              "limited by heap_bytes of the program: raise it; this process "
+                              "uses "),
+                    HasSubstr("; raise ulimit -v")));
 }
 #endif
 
@@ -187,9 +188,8 @@ std::size_t taken_by_worlds() {
 }
 
 /// Runs fn on each rank of a world of threads, of which each has attached the world itself.
-void run_attached(int size,
-                  const std::function<void(const std::shared_ptr<Communicator>&,
-                                           const std::shared_ptr<host::World>&)>& fn) {
+void run_attached(int size, const std::function<void(const std::shared_ptr<Communicator>&,
+                                                     const std::shared_ptr<host::World>&)>& fn) {
   const auto world = host::World::create(size);
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < size; ++rank) {
@@ -274,8 +274,8 @@ TEST(Memory, ShortageInACollectiveEndsTheWorld) {
         texts[static_cast<std::size_t>(world->rank())] = error.what();
       }
     });
-    EXPECT_THAT(texts, Each(AllOf(HasSubstr("all_reduce"),
-                                  HasSubstr("host: cannot allocate "), HasSubstr("No such device"))));
+    EXPECT_THAT(texts, Each(AllOf(HasSubstr("all_reduce"), HasSubstr("host: cannot allocate "),
+                                  HasSubstr("No such device"))));
   }
 }
 

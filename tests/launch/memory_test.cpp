@@ -88,7 +88,8 @@ TEST(OutOfMemory, LimitOfANestedGroupIsSeen) {
   EXPECT_EQ(ended.code, 1) << ended.err;
   EXPECT_THAT(
       ended.err,
-      AllOf(HasSubstr("cannot allocate 268435456 bytes of shared memory: its heap has 67108864 bytes"),
+      AllOf(HasSubstr(
+                "cannot allocate 268435456 bytes of shared memory: its heap has 67108864 bytes"),
             HasSubstr(concat("; it is limited by the memory of control group ",
                              group.folder().string(), ": raise its limit"))));
 }

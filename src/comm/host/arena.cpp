@@ -201,8 +201,7 @@ std::byte* map(int fd, std::size_t offset, std::size_t bytes, const std::string&
   if (base == MAP_FAILED) {
     throw CommError(concat("host: cannot map ", bytes / mib, " MiB of address space for ", what,
                            ": ", std::strerror(errno), bound, "; this process uses ",
-                           mapped_bytes() / mib, " MiB; limits: ", limits(),
-                           "; raise ulimit -v"));
+                           mapped_bytes() / mib, " MiB; limits: ", limits(), "; raise ulimit -v"));
   }
   // Without this, a core dump would read all holes of the file, and the kernel would allocate them.
   ::madvise(base, bytes, MADV_DONTDUMP);
@@ -308,9 +307,8 @@ Arena::~Arena() {
 void Arena::map_heaps() const {
   const std::lock_guard lock(mapping_);
   if (heaps_.load() != nullptr) return;
-  std::byte* heaps =
-      map(fd_, fixed_bytes_, bytes_ - fixed_bytes_,
-          plural(size(), "heap"), concat("; each is ", header().heap_bound));
+  std::byte* heaps = map(fd_, fixed_bytes_, bytes_ - fixed_bytes_, plural(size(), "heap"),
+                         concat("; each is ", header().heap_bound));
   // Where the kernel's shmem_enabled is `advise`. Elsewhere this changes nothing.
   ::madvise(heaps, bytes_ - fixed_bytes_, MADV_HUGEPAGE);
   heaps_.store(heaps, std::memory_order_release);

@@ -9,8 +9,8 @@
 #include "comm/reduction.h"
 #include "comm/waiting.h"
 #include "core/text.h"
-#include "lockstep/error.h"
 #include "kernels/copy.h"
+#include "lockstep/error.h"
 
 // Note [How a host collective runs]
 // Every member announces the collective in its ring of announcements, and copies a short input into
