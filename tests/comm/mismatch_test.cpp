@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <chrono>
 #include <functional>
 
 #include "comm/communicator.h"
@@ -105,7 +106,7 @@ TEST(Timeout, OfAGroupNamesTheGroup) {
   const auto texts = what_ranks_threw(2, [](const auto& world) {
     const auto group = world->split(0, 1 - world->rank());
     while (world->rank() == 1) world->make_progress();
-    group->barrier({.timeout = 200ms}).wait();
+    group->barrier({.timeout = std::chrono::milliseconds(200)}).wait();
   });
   EXPECT_THAT(texts, Each(HasSubstr("barrier #1 of group 1 (ranks 1, 0) waited 0.2 s for rank 1")));
 }

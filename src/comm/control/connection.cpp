@@ -1,6 +1,7 @@
 #include "comm/control/connection.h"
 
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -9,11 +10,14 @@
 #include <cstring>
 #include <limits>
 #include <utility>
+#include <vector>
 
 #include "lockstep/error.h"
 
 namespace lockstep::inline v0_2::control {
 namespace {
+
+using Clock = std::chrono::steady_clock;
 
 constexpr std::string_view opening = "LSc1";
 
@@ -126,6 +130,33 @@ bool Connection::flush() {
     unsent_.clear();  // receive() reports the error
   }
   return true;
+}
+
+void flush(std::span<Connection* const> connections, std::chrono::milliseconds longest) {
+  const auto until = Clock::now() + longest;
+  for (;;) {
+    std::vector<pollfd> waiting;
+    for (auto* connection : connections) {
+      if (!connection->flush())
+        waiting.push_back({.fd = connection->fd(), .events = POLLOUT, .revents = 0});
+    }
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
+    if (waiting.empty() || left <= 0) return;
+    ::poll(waiting.data(), waiting.size(), static_cast<int>(left));
+  }
+}
+
+std::optional<Failure> await_failure(Connection& from, std::chrono::milliseconds longest) {
+  const auto until = Clock::now() + longest;
+  for (bool open = true; open; open = from.receive()) {
+    while (const auto frame = from.next()) {
+      if (auto failure = failure_in(*frame)) return failure;
+    }
+    pollfd waiting{.fd = from.fd(), .events = POLLIN, .revents = 0};
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
+    if (left <= 0 || ::poll(&waiting, 1, static_cast<int>(left)) <= 0) break;
+  }
+  return std::nullopt;
 }
 
 }  // namespace lockstep::control

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -103,5 +104,13 @@ class Connection {
   std::string unsent_;
   int error_ = 0;
 };
+
+/// Sends the queued bytes of all connections. Waits for at most `longest`.
+void flush(std::span<Connection* const> connections, std::chrono::milliseconds longest);
+
+/// Waits for a frame with a failure, and skips others. nullopt after `longest`, and if the
+/// connection ends before.
+/// Throws: as Connection::next().
+std::optional<Failure> await_failure(Connection& from, std::chrono::milliseconds longest);
 
 }  // namespace lockstep::control

@@ -1,6 +1,5 @@
 #include "comm/control/control.h"
 
-#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <time.h>
@@ -176,7 +175,10 @@ void Control::run() noexcept {
   try {
     watch();
     flush_all();
-    if (is_asking_) await_answer();
+    if (is_asking_) {
+      const auto answer = await_failure(peers_.front().member.connection, answer_timeout);
+      if (answer) first_ = answer;
+    }
   } catch (const std::exception& error) {
     log::warn(concat("control: ", error.what()));
     on_failure_({.text = concat("control: ", error.what())});
@@ -381,23 +383,6 @@ void Control::end_by(const Failure& failure, const Peer* from, bool own) {
   on_failure_(failure);
 }
 
-void Control::await_answer() {
-  const auto until = Clock::now() + answer_timeout;
-  auto& rank_0 = peers_.front().member.connection;
-  for (bool open = true; open;) {
-    while (const auto frame = rank_0.next()) {
-      const auto failure = failure_in(*frame);
-      if (!failure) continue;
-      first_ = failure;
-      return;
-    }
-    pollfd waiting{.fd = rank_0.fd(), .events = POLLIN, .revents = 0};
-    const auto left = std::chrono::ceil<milliseconds>(until - Clock::now()).count();
-    if (left <= 0 || ::poll(&waiting, 1, static_cast<int>(left)) <= 0) return;
-    open = rank_0.receive();
-  }
-}
-
 void Control::send_to_all(const Frame& frame, const Peer* but) {
   for (auto& peer : peers_) {
     if (peer.present && &peer != but) peer.member.connection.send(frame);
@@ -405,18 +390,11 @@ void Control::send_to_all(const Frame& frame, const Peer* but) {
 }
 
 void Control::flush_all() {
-  const auto until = Clock::now() + send_timeout;
-  for (;;) {
-    std::vector<pollfd> waiting;
-    for (auto& peer : peers_) {
-      if (peer.present && !peer.member.connection.flush()) {
-        waiting.push_back({.fd = peer.member.connection.fd(), .events = POLLOUT, .revents = 0});
-      }
-    }
-    const auto left = std::chrono::ceil<milliseconds>(until - Clock::now()).count();
-    if (waiting.empty() || left <= 0) return;
-    ::poll(waiting.data(), waiting.size(), static_cast<int>(left));
+  std::vector<Connection*> connections;
+  for (auto& peer : peers_) {
+    if (peer.present) connections.push_back(&peer.member.connection);
   }
+  flush(connections, send_timeout);
 }
 
 }  // namespace lockstep::control

@@ -101,8 +101,6 @@ class Control {
   void end_by(const Failure& failure, const Peer* from, bool own);
   /// Whether this rank forwards and answers failures: rank 0.
   bool is_rank_0() const { return peers_.empty() || peers_.front().member.rank != 0; }
-  /// Receives the first failure from rank 0.
-  void await_answer();
   void send_to_all(const Frame& frame, const Peer* but = nullptr);
   void flush_all();
 
