@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cerrno>
+#include <csignal>
 #include <cstring>
 #include <exception>
 #include <iostream>
@@ -13,6 +14,7 @@
 #include "cli/commands.h"
 #include "core/terminal.h"
 #include "core/text.h"
+#include "launch/signal_watch.h"
 #include "lockstep/error.h"
 #include "lockstep/version.h"
 
@@ -93,6 +95,8 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   const int exit_code = run(argc, argv);
+  // These were for the ranks of a job, which has ended.
+  for (const int signal : lockstep::launch::forwarded) std::signal(signal, SIG_IGN);
   errno = 0;
   std::cout.flush();
   if (std::cout) return exit_code;

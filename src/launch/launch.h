@@ -42,7 +42,7 @@ namespace lockstep::inline v0_2::launch {
 ///
 /// For a program with one thread. During the call, it handles SIGCHLD, SIGINT, SIGTERM, SIGHUP,
 /// SIGTSTP, SIGCONT, SIGWINCH, SIGUSR1, SIGUSR2 and SIGALRM, and orphaned descendants become
-/// children of this process. SIGUSR1 and SIGUSR2 are ignored from then on.
+/// children of this process.
 ///
 /// Throws: InvalidArgument for log files that cannot be written or a program that cannot be
 /// executed. CommError if the system refuses memory, processes or descriptors. No rank runs then.

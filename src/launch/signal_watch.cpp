@@ -11,7 +11,10 @@ SignalWatch::SignalWatch(bool forward) : forward_(forward) {
   sigset_t watched;
   sigemptyset(&watched);
   sigaddset(&watched, SIGCHLD);
-  for (const int signal : {SIGUSR1, SIGUSR2}) sigaddset(&watched, signal);
+  for (std::size_t i = 0; i < forwarded.size(); ++i) {
+    sigaddset(&watched, forwarded[i]);
+    sigaction(forwarded[i], nullptr, &forwarded_before_[i]);
+  }
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGTSTP, SIGCONT, SIGWINCH}) {
     struct sigaction action {};
     sigaction(signal, nullptr, &action);
@@ -33,9 +36,9 @@ SignalWatch::SignalWatch(bool forward) : forward_(forward) {
 }
 
 SignalWatch::~SignalWatch() {
-  // A signal that is pending now was for a job that has ended. A terminating signal still ends the
-  // launcher.
-  for (const int signal : {SIGUSR1, SIGUSR2}) std::signal(signal, SIG_IGN);
+  // Discards what is pending now, which was for a job that has ended. A terminating signal still
+  // ends the launcher.
+  for (const int signal : forwarded) std::signal(signal, SIG_IGN);
   restore();
 }
 
@@ -63,6 +66,9 @@ void SignalWatch::restore() const noexcept {
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
+  for (std::size_t i = 0; i < forwarded.size(); ++i) {
+    sigaction(forwarded[i], &forwarded_before_[i], nullptr);
+  }
 }
 
 }  // namespace lockstep::launch

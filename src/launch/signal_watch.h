@@ -3,11 +3,18 @@
 #include <signal.h>
 #include <sys/signalfd.h>
 
+#include <algorithm>
+#include <array>
 #include <optional>
 
 #include "launch/system.h"
 
 namespace lockstep::inline v0_2::launch {
+
+/// The signals that the launcher forwards.
+inline constexpr std::array forwarded{SIGUSR1, SIGUSR2};
+/// Whether the launcher forwards the signal.
+constexpr bool is_forwarded(int signal) { return std::ranges::count(forwarded, signal) > 0; }
 
 /// The signals that the launcher handles, read as events from a descriptor. A signal that the
 /// launcher inherited as ignored (nohup) stays ignored. SIGCHLD does not, because the kernel would
@@ -38,9 +45,7 @@ class SignalWatch {
   Descriptor events_;
   struct sigaction pipe_before_ {};
   struct sigaction alarm_before_ {};
+  std::array<struct sigaction, forwarded.size()> forwarded_before_{};
 };
-
-/// Whether the launcher forwards the signal: SIGUSR1 and SIGUSR2.
-constexpr bool is_forwarded(int signal) { return signal == SIGUSR1 || signal == SIGUSR2; }
 
 }  // namespace lockstep::launch

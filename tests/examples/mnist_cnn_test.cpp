@@ -242,7 +242,7 @@ TEST_F(MnistCnn, BadInputIsFoundBeforeTraining) {
   std::ofstream(folder / "no_checkpoint") << "something else";
   const std::array<std::pair<const char*, const char*>, 6> cases{{
       {" --data nowhere", "found neither nowhere/train-images-idx3-ubyte nor"},
-      {"", "data/t10k-images-idx3-ubyte: offset 1000: expected"},
+      {"", "data/t10k-images-idx3-ubyte: offset 4: expected items of at most 1000 bytes"},
       {" --data sound --metrics no/such/m", "--metrics no/such/m: cannot write: No such file"},
       {" --data sound --log-dir no_checkpoint/log",
        "no_checkpoint/log: cannot make the folder: Not"},
