@@ -20,7 +20,8 @@ struct MpirunOptions {
 ///
 /// mpirun inherits the standard streams. SIGUSR1, SIGUSR2 and a signal that asks to end are sent to
 /// mpirun; a second one that asks to end kills it. Unless the environment sets them, OpenMPI's
-/// keep-alive settings are lowered, so that its daemons detect a failed link within 20 s.
+/// keep-alive settings let its daemons detect a failed link after the ranks do: 45 s after the last
+/// traffic with the default of LOCKSTEP_HEARTBEAT.
 ///
 /// Returns mpirun's exit code (128 + signal for a signal), or 1 if it was ended here.
 /// Throws: InvalidArgument for a program that cannot be executed or an invalid option. CommError if
