@@ -277,8 +277,7 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({"sgd", "adamw"}))
       ->capture_default_str();
   app.add_flag("--fused", settings.fused,
-               "FusedSgd or FusedAdamW instead of the optimizer of torch::optim")
-      ->excludes(device);
+               "FusedSgd or FusedAdamW instead of the optimizer of torch::optim");
   app.add_flag("--share-memory", settings.share_memory,
                "As --fused, and one copy of the parameters for all ranks")
       ->excludes(device);

@@ -4,7 +4,7 @@
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/_fused_sgd.h>
-#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
@@ -149,11 +149,13 @@ void FusedOptimizer<Base>::check_parameters() const {
 /// equal.
 template <class Base>
 bool FusedOptimizer<Base>::fits() const {
+  std::optional<at::Device> device;
   for (const auto& group : this->param_groups()) {
     for (const auto& parameter : group.params()) {
       const auto& gradient = parameter.grad();
       if (!gradient.defined() || computes_in_float32(parameter)) continue;
-      if (!parameter.is_cpu() || !parameter.is_non_overlapping_and_dense() ||
+      if (!device) device = parameter.device();
+      if (parameter.device() != device || !parameter.is_non_overlapping_and_dense() ||
           !parameter.is_floating_point() || !has_same_layout(parameter, gradient)) {
         return false;
       }
@@ -175,6 +177,8 @@ void FusedOptimizer<Base>::step_group(torch::optim::OptimizerParamGroup& group) 
   const auto& options = own<Base>(group.options());
   // One call per dtype, and separate calls for parameters whose state this step initialises.
   std::map<std::pair<bool, at::ScalarType>, KernelArguments> calls;
+  // Kernels only read the numbers, so parameters share one.
+  std::map<std::int64_t, std::vector<at::Tensor>> steps;
   for (auto& parameter : group.params()) {
     if (!parameter.grad().defined() || computes_in_float32(parameter)) continue;
     const auto tensors = tensors_of(parameter, options);
@@ -187,7 +191,11 @@ void FusedOptimizer<Base>::step_group(torch::optim::OptimizerParamGroup& group) 
       if (!tensors[i]->defined()) *tensors[i] = at::zeros_like(parameter);
       lists.state[i].push_back(*tensors[i]);
     }
-    add_step(parameter, lists.steps);
+    if constexpr (Kernel<Base>::counts_steps) {
+      auto& step = steps[own<Base>(entry_of(parameter)).step()];
+      if (step.empty()) step = step_of(parameter);
+      lists.steps.push_back(step.front());
+    }
   }
   for (const auto& [call, lists] : calls) {
     Kernel<Base>::run(lists, options, call.first);
@@ -282,21 +290,24 @@ void FusedOptimizer<Base>::begin_update(const at::Tensor& parameter) {
   }
 }
 
+/// The number of the parameter's update, for the kernel; no tensor for one that needs none.
 template <class Base>
-void FusedOptimizer<Base>::add_step(const at::Tensor& parameter, std::vector<at::Tensor>& steps) {
+std::vector<at::Tensor> FusedOptimizer<Base>::step_of(const at::Tensor& parameter) {
   if constexpr (Kernel<Base>::counts_steps) {
-    const auto step = static_cast<double>(own<Base>(entry_of(parameter)).step());
-    steps.push_back(at::scalar_tensor(step, at::kFloat));
+    const auto number = own<Base>(entry_of(parameter)).step();
+    return {at::full({}, number, at::TensorOptions(parameter.device()).dtype(at::kFloat))};
   }
+  return {};
 }
 
 template <class Base>
 void FusedOptimizer<Base>::update(const at::Tensor& parameter, const Elements& elements) {
-  KernelArguments lists{
-      .parameters = {elements.values}, .gradients = {elements.gradient}, .state = {}, .steps = {}};
+  KernelArguments lists{.parameters = {elements.values},
+                        .gradients = {elements.gradient},
+                        .state = {},
+                        .steps = step_of(parameter)};
   for (std::size_t i = 0; i < elements.state.size(); ++i)
     lists.state[i].push_back(elements.state[i]);
-  add_step(parameter, lists.steps);
   Kernel<Base>::run(lists, own<Base>(*options_of(parameter)), elements.is_first);
 }
 
@@ -316,8 +327,7 @@ void FusedOptimizer<Base>::step_in_float32(const at::Tensor& parameter) {
   const auto tensors = tensors_of(parameter, options);
   const bool is_first = !tensors.empty() && !tensors.front()->defined();
   begin_update(parameter);
-  std::vector<at::Tensor> steps;
-  add_step(parameter, steps);
+  const auto steps = step_of(parameter);
   std::int64_t step = 0;
   if constexpr (Kernel<Base>::counts_steps)
     step = own<Base>(entry).step();

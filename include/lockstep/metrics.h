@@ -195,7 +195,7 @@ class Tally {
   /// Throws: InvalidArgument if k is not positive.
   explicit Tally(std::int64_t k);
 
-  /// Counts one batch.
+  /// Counts one batch. Does not wait for a device: score() does, and one call of 256.
   /// Shapes: mean_loss [], outputs [B, classes], targets [B] of int64.
   void add(const at::Tensor& mean_loss, const at::Tensor& outputs, const at::Tensor& targets);
   /// The same from numbers, for k = 1; right is the number of correct answers.
@@ -211,6 +211,14 @@ class Tally {
   void combine(MetricCombiner& combiner);
 
  private:
+  /// A batch whose numbers a device may still compute.
+  struct Unread {
+    at::Tensor numbers;  ///< mean loss, correct answers, and those among the k best: float64 [3]
+    std::int64_t samples = 0;
+  };
+  void read();
+
+  std::vector<Unread> unread_;
   std::int64_t k_ = 1;
   ExactSum loss_;
   std::int64_t right_ = 0;

@@ -2,12 +2,15 @@
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/stack.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <span>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include "core/operation_error.h"
 #include "core/text.h"
@@ -42,10 +45,15 @@ void expect_weight(double weight) {
                         ", expected a finite number of at least 0");
 }
 
-std::int64_t count_among_top(const at::Tensor& outputs, const at::Tensor& targets, std::int64_t k) {
+/// The number of samples whose correct class is among the k best. Shape: [].
+at::Tensor count_among_top(const at::Tensor& outputs, const at::Tensor& targets, std::int64_t k) {
+  if (k == 1) return outputs.argmax(1).eq(targets).sum();
   const at::Tensor best = std::get<1>(outputs.topk(std::min(k, outputs.size(1)), 1));
-  return best.eq(targets.unsqueeze(1)).sum().item<std::int64_t>();
+  return best.eq(targets.unsqueeze(1)).sum();
 }
+
+/// Batches whose numbers a device has, before a Tally reads them.
+constexpr std::size_t most_unread = 256;
 
 }  // namespace
 
@@ -105,9 +113,33 @@ void Tally::add(const at::Tensor& mean_loss, const at::Tensor& outputs, const at
                           targets.sizes(), ", expected [B, classes] and [B]");
   const at::NoGradGuard no_grad;
   if (targets.size(0) == 0) return;  // the mean loss of an empty batch is NaN
-  const auto right = outputs.argmax(1).eq(targets).sum().item<std::int64_t>();
-  add(mean_loss.item<double>(), right, targets.size(0));
-  if (k_ > 1) among_top_ += count_among_top(outputs, targets, k_) - right;
+  const auto right = count_among_top(outputs, targets, 1);
+  const auto among_top = k_ > 1 ? count_among_top(outputs, targets, k_) : right;
+  if (outputs.is_cpu()) {
+    const auto number = right.item<std::int64_t>();
+    add(mean_loss.item<double>(), number, targets.size(0));
+    if (k_ > 1) among_top_ += among_top.item<std::int64_t>() - number;
+    return;
+  }
+  // Float64 has each of these numbers exactly.
+  unread_.push_back({.numbers = at::stack({mean_loss.detach().to(outputs.device(), at::kDouble),
+                                           right.to(at::kDouble), among_top.to(at::kDouble)}),
+                     .samples = targets.size(0)});
+  if (unread_.size() == most_unread) read();
+}
+
+void Tally::read() {
+  if (unread_.empty()) return;
+  std::vector<at::Tensor> batches;
+  for (const auto& batch : unread_) batches.push_back(batch.numbers);
+  const at::Tensor all = at::stack(batches).to(at::kCPU);  // waits for a device once
+  const auto* numbers = all.const_data_ptr<double>();
+  for (const auto& batch : std::exchange(unread_, {})) {
+    const auto right = static_cast<std::int64_t>(numbers[1]);
+    add(numbers[0], right, batch.samples);
+    among_top_ += static_cast<std::int64_t>(numbers[2]) - right;
+    numbers += 3;
+  }
 }
 
 void Tally::add(double mean_loss, std::int64_t right, std::int64_t samples) {
@@ -118,6 +150,11 @@ void Tally::add(double mean_loss, std::int64_t right, std::int64_t samples) {
 }
 
 Score Tally::score() const {
+  if (!unread_.empty()) {
+    auto all = *this;
+    all.read();
+    return all.score();
+  }
   if (samples_ == 0) return {};
   const auto samples = static_cast<double>(samples_);
   return {.loss = loss_.value() / samples,
@@ -127,6 +164,7 @@ Score Tally::score() const {
 }
 
 void Tally::combine(MetricCombiner& combiner) {
+  read();
   combiner.sum(loss_);
   combiner.sum(right_);
   combiner.sum(among_top_);

@@ -1,6 +1,5 @@
 #include "parallel/buffer_sync.h"
 
-#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -13,6 +12,8 @@
 #include <mutex>
 #include <unordered_set>
 #include <utility>
+
+#include "parallel/gradient.h"
 
 namespace lockstep::inline v0_2 {
 namespace {
@@ -64,10 +65,14 @@ bool CoalescedTensors::waits(std::size_t index) const {
 }
 
 void CoalescedTensors::pack() {
-  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> packed;
+  std::vector<at::Tensor> tensors;
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
-    if (!waits(i)) packed_[i].copy_(tensors_[i]);
+    if (waits(i)) continue;
+    packed.push_back(packed_[i]);
+    tensors.push_back(tensors_[i]);
   }
+  detail::copy_each(packed, tensors);
 }
 
 void CoalescedTensors::begin_broadcast(int root) {
@@ -92,12 +97,17 @@ void CoalescedTensors::end() {
 }
 
 void CoalescedTensors::write() {
-  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> tensors;
+  std::vector<at::Tensor> packed;
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
-    // A write changes the autograd version, so a graph that saved the tensor raises an error. The
-    // graphs that saved constants, such as masks, must not.
-    if (waits(i) && !has_bits_of(tensors_[i], packed_[i])) tensors_[i].copy_(packed_[i]);
+    if (!waits(i) || has_bits_of(tensors_[i], packed_[i])) continue;
+    tensors.push_back(tensors_[i]);
+    packed.push_back(packed_[i]);
   }
+  detail::copy_each(tensors, packed);
+  // A graph that saved the tensor raises an error. The graphs that saved constants, such as masks,
+  // must not.
+  for (const auto& tensor : tensors) tensor.unsafeGetTensorImpl()->bump_version();
   discard();
 }
 

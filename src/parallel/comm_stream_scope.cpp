@@ -18,6 +18,10 @@ void GradientStreams::add_current(const std::optional<device::CommStream>& comm)
   if (std::ranges::find(streams_, current) == streams_.end()) streams_.push_back(current);
 }
 
+void GradientStreams::order_before_current(const device::CommStream& comm) const {
+  for (const auto& stream : streams_) device::CommStream::order(stream, comm.current());
+}
+
 CommStreamScope::CommStreamScope(const std::optional<device::CommStream>& comm) {
   if (!comm) return;
   caller_ = comm->current();
@@ -29,7 +33,7 @@ CommStreamScope::CommStreamScope(const std::optional<device::CommStream>& comm,
     : CommStreamScope(comm) {
   if (!comm) return;
   device::CommStream::order(*caller_, comm->stream());
-  for (const auto& stream : gradients.all()) device::CommStream::order(stream, comm->stream());
+  gradients.order_before_current(*comm);
 }
 
 void CommStreamScope::block_caller() const {

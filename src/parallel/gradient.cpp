@@ -1,5 +1,7 @@
 #include "parallel/gradient.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/isfinite.h>
@@ -13,7 +15,9 @@
 #include <cstddef>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <span>
+#include <utility>
 
 #include "averaging/average.h"
 #include "core/digest.h"
@@ -45,6 +49,20 @@ bool is_stored_in(const at::Tensor& gradient, const at::Tensor& values) {
          (gradient.defined() && gradient.layout() == at::kStrided && values.defined() &&
           values.layout() == at::kStrided && gradient.data_ptr() == values.data_ptr() &&
           gradient.strides() == values.strides());
+}
+
+void copy_each(std::span<const at::Tensor> tensors, std::span<const at::Tensor> sources) {
+  const at::AutoDispatchBelowADInplaceOrView no_versions;
+  // CUDA's kernel takes a list of one dtype, with equal strides.
+  std::map<std::pair<at::ScalarType, bool>, std::array<std::vector<at::Tensor>, 2>> lists;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const bool is_alike = tensors[i].strides() == sources[i].strides() &&
+                          tensors[i].scalar_type() == sources[i].scalar_type();
+    auto& [to, from] = lists[{tensors[i].scalar_type(), is_alike}];
+    to.push_back(tensors[i]);
+    from.push_back(sources[i]);
+  }
+  for (const auto& [kind, list] : lists) at::_foreach_copy_(list[0], list[1]);
 }
 
 bool is_finite(const at::Tensor& values) {

@@ -27,6 +27,10 @@ at::Tensor without_graph(const at::Tensor& values, const std::string& parameter)
 /// but not its memory.
 bool is_stored_in(const at::Tensor& gradient, const at::Tensor& values);
 
+/// Copies each source to the tensor at its place, of the same sizes and device. On a GPU it takes a
+/// few kernels for all of them, where the strides of the two are equal. Changes no versions.
+void copy_each(std::span<const at::Tensor> tensors, std::span<const at::Tensor> sources);
+
 /// Whether a dense tensor has neither NaN nor Inf. Waits for a device.
 bool is_finite(const at::Tensor& values);
 

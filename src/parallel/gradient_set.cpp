@@ -21,7 +21,13 @@ namespace lockstep::inline v0_2::detail {
 
 namespace {
 
-/// Copies a gradient that the program, or the caller, may drop before a device has copied it.
+/// Lets a tensor, which its last owner may drop, keep its memory until the device has read it.
+void keep_for_current_stream(const at::Tensor& tensor) {
+  if (tensor.is_cpu()) return;
+  const c10::impl::VirtualGuardImpl guard(tensor.device().type());
+  tensor.record_stream(guard.getStream(tensor.device()));
+}
+
 void copy_into(const at::Tensor& values, const at::Tensor& gradient) {
   if (values.is_cpu() && values.numel() > 0 && gradient.sizes() == values.sizes() &&
       gradient.strides() == values.strides() && gradient.scalar_type() == values.scalar_type()) {
@@ -29,9 +35,7 @@ void copy_into(const at::Tensor& values, const at::Tensor& gradient) {
     return;
   }
   values.copy_(gradient);
-  if (gradient.is_cpu()) return;
-  const c10::impl::VirtualGuardImpl guard(gradient.device().type());
-  gradient.record_stream(guard.getStream(gradient.device()));
+  keep_for_current_stream(gradient);
 }
 
 /// Whether the gradient has the layout of the parameter's gradients.
@@ -110,24 +114,47 @@ void GradientSet::add_unreported_backwards(std::size_t index) {
   if (state_of(member) == GradientState::edited) member.record.set_changed();
 }
 
-void GradientSet::move_into_bucket(std::size_t index) {
+/// Sets .grad() to the slice. Returns the gradient if it must be copied there, else an undefined
+/// tensor.
+at::Tensor GradientSet::take_gradient(std::size_t index) {
   const auto& [name, parameter, offset, values] = *members_[index].slice;
   auto& gradient = parameter.mutable_grad();
-  if (gradient.is_same(values)) return;
+  if (gradient.is_same(values)) return {};
   if (!gradient.defined()) {
     refuse(name,
            "got no gradient from a backward that reached it: freeze parameters before the "
            "forward, not between forward and backward");
   }
-  if (!has_layout(gradient, false)) return;
+  if (!has_layout(gradient, false)) return {};
   expect_copyable(gradient, *members_[index].slice);
-  if (is_lent(members_[index])) return;  // the bucket has no memory yet
-  if (!is_stored_in(gradient, values)) {
-    const at::NoGradGuard no_grad;
-    unshare(index);
-    copy_into(values, gradient);
+  if (is_lent(members_[index])) return {};  // the bucket has no memory yet
+  if (is_stored_in(gradient, values)) {
+    gradient = values;
+    return {};
   }
-  gradient = values;
+  unshare(index);
+  return std::exchange(gradient, values);
+}
+
+void GradientSet::move_into_bucket(std::size_t index) {
+  const at::NoGradGuard no_grad;
+  const auto gradient = take_gradient(index);
+  if (gradient.defined()) copy_into(members_[index].slice->values, gradient);
+}
+
+void GradientSet::move_all_into(std::size_t bucket) {
+  std::vector<at::Tensor> slices;
+  std::vector<at::Tensor> gradients;
+  for (auto i = first_[bucket]; i < first_[bucket + 1]; ++i) {
+    const auto& [name, parameter, offset, values] = *members_[i].slice;
+    if (!members_[i].record.changed() || !parameter.grad().defined()) continue;
+    if (auto gradient = take_gradient(i); gradient.defined()) {
+      slices.push_back(values);
+      gradients.push_back(std::move(gradient));
+    }
+  }
+  copy_each(slices, gradients);
+  for (const auto& gradient : gradients) keep_for_current_stream(gradient);
 }
 
 void GradientSet::begin_backward() {

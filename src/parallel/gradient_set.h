@@ -55,6 +55,9 @@ class GradientSet {
   /// gradient where it is: take_error() reports it on every rank.
   /// Throws: InvalidArgument for a gradient that the slice cannot hold.
   void move_into_bucket(std::size_t index);
+  /// The same for all gradients of a bucket on a device that a backward has changed. Runs on the
+  /// current stream, which must come after those of the gradients.
+  void move_all_into(std::size_t bucket);
 
   void begin_backward();
   /// Writes this rank's contribution to an exchange into a bucket. factor is the weight factor of
@@ -142,6 +145,7 @@ class GradientSet {
     return std::span<std::uint8_t, bytes>(flag_bytes_ + members_.size() + offset, bytes);
   }
   void unshare(std::size_t index);
+  at::Tensor take_gradient(std::size_t index);
   void prepare_one(std::size_t index, bool is_read_only);
   void drop_not_finite(std::size_t bucket);
   std::exception_ptr layout_error(std::size_t index, const Group& group) const;

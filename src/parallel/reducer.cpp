@@ -323,7 +323,8 @@ void Reducer::handle_gradient(std::size_t parameter, const at::Tensor& incoming)
            "and earlier backwards of the wrapper had none nested in them: wrap the model again "
            "before the first of them");
   }
-  if (incoming.defined()) gradients_.move_into_bucket(parameter);
+  // A device copies the gradients of a bucket at once.
+  if (incoming.defined() && !comm_stream_) gradients_.move_into_bucket(parameter);
   backward->streams.add_current(comm_stream_);
   if (backward->ready[parameter] != 0) return;
   backward->ready[parameter] = 1;
@@ -363,8 +364,13 @@ void Reducer::begin_agreement(Backward& backward) {
 void Reducer::begin_next(Backward& backward) {
   const at::NoGradGuard no_grad;
   const auto bucket = reducers_.at(backward.round.next());
+  const bool exchanges = reducers_.target(bucket, step_) == SyncTarget::gradients;
+  if (exchanges && comm_stream_) {
+    backward.streams.order_before_current(*comm_stream_);
+    gradients_.move_all_into(bucket);
+  }
   const CommStreamScope on_comm_stream(comm_stream_, backward.streams);
-  if (reducers_.target(bucket, step_) == SyncTarget::gradients) {
+  if (exchanges) {
     begin_agreement(backward);
     gradients_.prepare(bucket, backward.factor);
     const auto& values = reducers_[bucket].bucket.values();

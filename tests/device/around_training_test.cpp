@@ -91,6 +91,27 @@ TEST_P(AroundTrainingOnDevices, MetricsTakeTensorsOfTheDevice) {
   });
 }
 
+TEST_P(AroundTrainingOnDevices, ATallyWaitsForTheDeviceWhenItIsRead) {
+  run([&](const Group& group) {
+    const auto outputs = at::eye(10, at::TensorOptions(group.device()));
+    const auto correct = at::arange(10, at::TensorOptions(group.device()).dtype(at::kLong));
+    const auto wrong = correct.roll(1);
+    const auto loss = outputs.mean();
+    Tally tally;
+    const auto waits = [&, before = simulation::counts(group.rank())] {
+      return (simulation::counts(group.rank()) - before).host_synchronisations;
+    };
+    for (int batch = 0; batch < 200; ++batch)
+      tally.add(loss, outputs, batch % 4 == 0 ? wrong : correct);
+    EXPECT_EQ(waits(), 0);
+    EXPECT_EQ(tally.score().accuracy, 0.75);
+    EXPECT_EQ(waits(), 1);
+    const auto score = tally.score(group);
+    EXPECT_EQ(score.samples, 2000 * group.size());
+    EXPECT_NEAR(score.loss, 0.1, 1e-7);
+  });
+}
+
 TEST_P(AroundTrainingOnDevices, EarlyStoppingTakesRank0sValue) {
   run([&](const Group& group) {
     EarlyStopping stopping({.patience = 2});
@@ -382,20 +403,38 @@ TEST_P(AroundTrainingOnDevices, GradientsAreClipped) {
   }
 }
 
-TEST_P(AroundTrainingOnDevices, FusedSgdHasTheBitsOfSgd) {
+/// The values after some steps, and the kernels of the last update.
+template <class Optimizer, class Options>
+std::pair<std::vector<at::Tensor>, std::int64_t> trained_by(const Group& group, Options options) {
+  Net net;
+  net.to(group.device());
+  Optimizer base(net.parameters(), options.weight_decay(1e-3));
+  DistributedOptimizer optimizer(base, net, group, DataParallelOptions{.verify_every = 0});
+  std::int64_t kernels = 0;
+  for (int step = 0; step < 3; ++step) {
+    optimizer.zero_grad();
+    loss_of(net, group, step).backward();
+    const auto before = simulation::counts(group.rank());
+    optimizer.step();
+    kernels = static_cast<std::int64_t>((simulation::counts(group.rank()) - before).kernels);
+  }
+  return {values(net), kernels};
+}
+
+TEST_P(AroundTrainingOnDevices, FusedOptimizersHaveTheBitsOfTheCpuInFewKernels) {
+  if (backend() == DeviceBackend::nccl) GTEST_SKIP() << "the mean is rounded in another way";
   run([&](const Group& group) {
-    const auto train = [&]<class Sgd>(std::type_identity<Sgd>) {
-      Net net;
-      net.to(group.device());
-      Sgd sgd(net.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(1e-3));
-      DistributedOptimizer optimizer(sgd, net, group);
-      for (int step = 0; step < 3; ++step) {
-        optimizer.backward_and_update(loss_of(net, group, step));
-      }
-      return values(net);
+    const auto check = [&]<class Optimizer>(std::type_identity<Optimizer>, const auto& options,
+                                            std::int64_t most) {
+      const auto [got, kernels] = trained_by<Optimizer>(group, options);
+      expect_equal(got, trained_by<Optimizer>(group.host(), options).first, 0);
+      EXPECT_LE(kernels, most);
     };
-    expect_equal(train(std::type_identity<FusedSgd>()),
-                 train(std::type_identity<torch::optim::SGD>()), 0);
+    // The update, and a copy of the buffers of each dtype.
+    check(std::type_identity<FusedSgd>(), torch::optim::SGDOptions(0.1).momentum(0.9), 3);
+    // Adam's count of updates takes one more.
+    check(std::type_identity<FusedAdam>(), torch::optim::AdamOptions(0.01), 4);
+    check(std::type_identity<FusedAdamW>(), torch::optim::AdamWOptions(0.01), 4);
   });
 }
 

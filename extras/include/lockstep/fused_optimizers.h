@@ -17,12 +17,12 @@
 namespace lockstep::inline v0_2 {
 
 /// An optimizer of LibTorch whose step reads and writes each parameter and its state once, with the
-/// kernel of PyTorch's `fused=True`. Options, state and checkpoints are those of Base; results
-/// differ by rounding only. Ranks can share its update (DataParallelOptions::share_memory). If the
-/// kernel does not support a parameter or its gradient (sparse, not dense in memory, different
-/// strides, not on the CPU), the step is that of Base.
-/// Throws: InvalidArgument, from the constructors, for a parameter that is given twice, and from
-/// step() for one that was added twice since.
+/// kernel of PyTorch's `fused=True`, on the CPU and on GPUs. Options, state and checkpoints are
+/// those of Base; results differ by rounding only. Ranks can share its update
+/// (DataParallelOptions::share_memory). If the kernel does not support a parameter or its gradient
+/// (sparse, not dense in memory, different strides, parameters on several devices), the step is
+/// that of Base. Throws: InvalidArgument, from the constructors, for a parameter that is given
+/// twice, and from step() for one that was added twice since.
 template <class Base>
 class FusedOptimizer : public Base, public LowPrecisionOptimizer {
  public:
@@ -74,7 +74,7 @@ class FusedOptimizer : public Base, public LowPrecisionOptimizer {
   torch::optim::OptimizerParamState& entry_of(const at::Tensor& parameter);
   std::vector<at::Tensor*> tensors_of(const at::Tensor& parameter,
                                       const torch::optim::OptimizerOptions& options);
-  void add_step(const at::Tensor& parameter, std::vector<at::Tensor>& steps);
+  std::vector<at::Tensor> step_of(const at::Tensor& parameter);
   void step_group(torch::optim::OptimizerParamGroup& group);
   void step_in_float32(const at::Tensor& parameter);
   void step_of_base();
