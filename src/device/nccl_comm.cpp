@@ -72,11 +72,12 @@ NcclComm::NcclComm(Communicator& host, const DeviceRankContext& context)
     const auto result = settle(
         library_.comm_init_rank_config(&comm_, host.size(), invitation.id, host.rank(), &config));
     if (result != nccl::Result::success) {
-      throw BackendUnavailable(concat(
-          "nccl: rank ", host.rank(), " of ", host.size(), " cannot join with ", context_.stream().device(),
-          ": ", library_.get_error_string(result), ": ", library_.get_last_error(comm_),
-          ". NCCL needs a GPU for each rank; ranks that share one exchange tensors through "
-          "host memory (lockstep run --share-gpus)"));
+      throw BackendUnavailable(
+          concat("nccl: rank ", host.rank(), " of ", host.size(), " cannot join with ",
+                 context_.stream().device(), ": ", library_.get_error_string(result), ": ",
+                 library_.get_last_error(comm_),
+                 ". NCCL needs a GPU for each rank; ranks that share one exchange tensors through "
+                 "host memory (lockstep run --share-gpus)"));
     }
   } catch (const BackendUnavailable&) {
     error = std::current_exception();

@@ -28,8 +28,8 @@ c10::Stream torch_stream(int device, int id) {
   return c10::Stream(c10::Stream::UNSAFE, torch_device(device), id);
 }
 
-/// LibTorch has the use of CUDA's functions throw after CUDA's exit handlers, also in functions that
-/// are noexcept.
+/// LibTorch has the use of CUDA's functions throw after CUDA's exit handlers, also in functions
+/// that are noexcept.
 void expect_running() {
   if (exiting()) throw std::runtime_error("simulated device: driver shutting down");
 }

@@ -528,8 +528,7 @@ bool done(Event* event) {
   auto& all = state();
   if (all.capturing && capture_mode_of_thread == 0) {
     all.invalidated = true;
-    throw std::runtime_error(
-        "simulated device: operation not permitted when stream is capturing");
+    throw std::runtime_error("simulated device: operation not permitted when stream is capturing");
   }
   if (recording->device != device_of_thread) {
     const std::lock_guard lock(all.mutex);
