@@ -66,15 +66,20 @@ void request_short_slices() {
 struct Running {
   std::mutex mutex;
   std::vector<ProgressThread*> threads;
+  std::atomic<bool> stopped_at_exit{false};
 
   static Running& get() {
-    static auto* running = [] {
-      std::atexit([] {
-        for (auto* thread : get().all()) thread->stop();
-      });
-      return new Running;
-    }();
+    static auto* running = new Running;
     return *running;
+  }
+
+  /// Handlers of the exit run in reverse order, so this one runs before those that were registered
+  /// before, as CUDA's. Called for each thread, as what it uses may have begun after other threads.
+  static void stop_at_exit() {
+    std::atexit([] {
+      get().stopped_at_exit = true;
+      for (auto* thread : get().all()) thread->stop();
+    });
   }
 
   std::vector<ProgressThread*> all() {
@@ -87,6 +92,7 @@ struct Running {
 
 ProgressThread::ProgressThread(std::mutex& mutex, std::function<Outcome()> advance)
     : mutex_(mutex), advance_(std::move(advance)), process_(::getpid()) {
+  Running::stop_at_exit();
   auto& running = Running::get();
   const std::lock_guard lock(running.mutex);
   running.threads.push_back(this);
@@ -123,6 +129,8 @@ void ProgressThread::stop() noexcept {
   state_.notify_one();
   thread_.join();
 }
+
+bool ProgressThread::stopped_at_exit() noexcept { return Running::get().stopped_at_exit; }
 
 void ProgressThread::run() noexcept {
   request_short_slices();

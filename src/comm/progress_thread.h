@@ -32,6 +32,8 @@ class ProgressThread {
   /// Stops the thread and waits for its end. Call it without the mutex, any number of times. At
   /// exit of the process, it is called for all progress threads.
   void stop() noexcept;
+  /// Whether the exit of the process has stopped the threads. What they used may have ended.
+  static bool stopped_at_exit() noexcept;
 
  private:
   enum class State { awake, asleep, stopping };

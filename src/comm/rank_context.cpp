@@ -131,7 +131,10 @@ std::unique_lock<std::mutex> RankContext::lock() {
 }
 
 void RankContext::start_progress_thread() {
-  thread_.emplace(mutex_, [this] { return advance_in_progress_thread(); });
+  thread_.emplace(mutex_, [this, begun = false]() mutable {
+    if (!std::exchange(begun, true)) begin_progress_thread();
+    return advance_in_progress_thread();
+  });
 }
 
 bool RankContext::poll() {

@@ -175,6 +175,8 @@ class RankContext {
   /// memory of its own searches there.
   /// Throws: the failure of the world.
   virtual void check_deadlock(const BackendRequest& operation);
+  /// Called once in the progress thread, before it advances operations.
+  virtual void begin_progress_thread() noexcept {}
   /// Called at the end of a wait that did not end by spinning.
   virtual void end_long_wait() noexcept {}
   /// Throws: InvalidArgument if this thread may not call the backend.

@@ -1,5 +1,8 @@
 #include "device/device_rank_context.h"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "device/graph_capture.h"
 #include "device/stepped_request.h"
 
 namespace lockstep::inline v0_2::device {
@@ -26,8 +29,15 @@ DeviceRankContext::DeviceRankContext(std::string_view backend,
       timeout_(timeout),
       checked_(Clock::now()) {}
 
+// An event that is queried without a device makes CUDA use memory of the first one.
+void DeviceRankContext::begin_progress_thread() noexcept {
+  const auto device = stream_.device();
+  c10::impl::VirtualGuardImpl(device.type()).uncheckedSetDevice(device);
+}
+
 bool DeviceRankContext::advance() {
   if (failed()) return false;
+  const RelaxedCapture relaxed;
   attempt([&] {
     for (std::size_t i = 0; i < groups().size() && !failed(); ++i) groups()[i]->poll();
     const auto now = Clock::now();
@@ -49,6 +59,7 @@ void DeviceRankContext::check(const detail::BackendRequest& /*operation*/) {
 }
 
 void DeviceRankContext::propagate_failure() noexcept {
+  const RelaxedCapture relaxed;
   for (auto* group : groups()) static_cast<SteppedCommunicator*>(group)->abort();
 }
 

@@ -2,9 +2,11 @@
 
 #include <chrono>
 #include <memory>
+#include <utility>
 
 #include "comm/communicator.h"
 #include "comm/composed_rank_context.h"
+#include "core/process.h"
 #include "device/comm_stream.h"
 
 namespace lockstep::inline v0_2::device {
@@ -24,6 +26,17 @@ class DeviceRankContext final : public detail::ComposedRankContext {
   const CommStream& stream() const { return stream_; }
   std::string_view backend() const { return backend_; }
   std::chrono::milliseconds timeout() const { return timeout_; }
+  /// Whether this process may no longer use its devices: it exits, or it is a forked child. What
+  /// destructors would release on a device then ends with the process.
+  bool ended() const noexcept { return in_child() || detail::ProgressThread::stopped_at_exit(); }
+  /// Shares an object with events or pinned memory, which is not destroyed after that end.
+  template <class T>
+  static std::shared_ptr<T> share(T&& object) {
+    const auto destroy = [process = detail::ForkGuard()](T* shared) {
+      if (!process.in_child() && !detail::ProgressThread::stopped_at_exit()) delete shared;
+    };
+    return {new T(std::forward<T>(object)), destroy};
+  }
 
   /// Advances all groups of this rank without blocking. Under a CallGuard or the lock. Returns
   /// false.
@@ -31,6 +44,7 @@ class DeviceRankContext final : public detail::ComposedRankContext {
   void check(const detail::BackendRequest&) override;
 
  private:
+  void begin_progress_thread() noexcept override;
   void propagate_failure() noexcept override;
 
   void check_all();

@@ -4,6 +4,21 @@
 
 namespace lockstep::inline v0_2::device {
 
+namespace {
+
+/// Exchanges the capture mode of this thread.
+void exchange_capture_mode(int& mode) noexcept {
+  using Function = int (*)(int* mode);
+  static const auto exchange =
+      reinterpret_cast<Function>(::dlsym(RTLD_DEFAULT, "cudaThreadExchangeStreamCaptureMode"));
+  if (exchange != nullptr) exchange(&mode);
+}
+
+}  // namespace
+
+RelaxedCapture::RelaxedCapture() noexcept { exchange_capture_mode(mode_); }
+RelaxedCapture::~RelaxedCapture() { exchange_capture_mode(mode_); }
+
 bool is_capturing(const c10::Stream& stream) {
   if (stream.device_type() != c10::DeviceType::CUDA) return false;
   // cudaStreamIsCapturing() of the CUDA runtime that LibTorch has loaded.

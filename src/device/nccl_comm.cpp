@@ -1,6 +1,7 @@
 #include "device/nccl_comm.h"
 
 #include <c10/core/DeviceGuard.h>
+#include <sched.h>
 
 #include <exception>
 #include <string>
@@ -19,6 +20,9 @@ using detail::concat;
 
 /// Longest wait for other ranks when a communicator is destroyed.
 constexpr auto finalize_time = std::chrono::seconds(5);
+/// Time after which the wait for a call of NCCL sleeps between polls. A thread of NCCL ends most
+/// calls sooner.
+constexpr auto call_yield_time = std::chrono::microseconds(200);
 
 /// Rank 0 sends this to all ranks before they make the communicator.
 struct Invitation {
@@ -48,9 +52,9 @@ const NcclLibrary& library_on_all(Communicator& host) {
 
 }  // namespace
 
-NcclComm::NcclComm(Communicator& host, const CommStream& stream, std::chrono::milliseconds timeout)
-    : library_(library_on_all(host)), stream_(stream), host_(host), timeout_(timeout) {
-  const c10::DeviceGuard on_device(stream_.device());
+NcclComm::NcclComm(Communicator& host, const DeviceRankContext& context)
+    : library_(library_on_all(host)), context_(context), host_(host) {
+  const c10::DeviceGuard on_device(context_.stream().device());
   Invitation invitation;
   if (host.rank() == 0) {
     invitation.is_valid = library_.get_unique_id(&invitation.id) == nccl::Result::success ? 1 : 0;
@@ -68,11 +72,12 @@ NcclComm::NcclComm(Communicator& host, const CommStream& stream, std::chrono::mi
     const auto result = settle(
         library_.comm_init_rank_config(&comm_, host.size(), invitation.id, host.rank(), &config));
     if (result != nccl::Result::success) {
-      throw BackendUnavailable(concat(
-          "nccl: rank ", host.rank(), " of ", host.size(), " cannot join with ", stream_.device(),
-          ": ", library_.get_error_string(result), ": ", library_.get_last_error(comm_),
-          ". NCCL needs a GPU for each rank; ranks that share one exchange tensors through "
-          "host memory (lockstep run --share-gpus)"));
+      throw BackendUnavailable(
+          concat("nccl: rank ", host.rank(), " of ", host.size(), " cannot join with ",
+                 context_.stream().device(), ": ", library_.get_error_string(result), ": ",
+                 library_.get_last_error(comm_),
+                 ". NCCL needs a GPU for each rank; ranks that share one exchange tensors through "
+                 "host memory (lockstep run --share-gpus)"));
     }
   } catch (const BackendUnavailable&) {
     error = std::current_exception();
@@ -86,8 +91,8 @@ NcclComm::NcclComm(Communicator& host, const CommStream& stream, std::chrono::mi
 }
 
 NcclComm::~NcclComm() {
-  if (comm_ == nullptr) return;
-  const c10::DeviceGuard on_device(stream_.device());
+  if (comm_ == nullptr || context_.ended()) return;
+  const c10::DeviceGuard on_device(context_.stream().device());
   auto result = library_.comm_finalize(comm_);
   detail::Deadline deadline(finalize_time);
   while (result == nccl::Result::in_progress && !deadline.passed()) {
@@ -102,16 +107,21 @@ NcclComm::~NcclComm() {
 }
 
 nccl::Result NcclComm::settle(nccl::Result result) {
-  detail::Deadline deadline(timeout_);
+  detail::Deadline deadline(context_.timeout());
   while (result == nccl::Result::in_progress) {
-    host_.make_progress();  // throws if the host world has failed
-    if (deadline.passed()) {
-      throw TimeoutError(
-          concat("nccl: a call has not returned after ", timeout_.count() / 1000.0, " s"));
-    }
-    std::this_thread::sleep_for(detail::poll_pause);
     const auto asked = library_.comm_get_async_error(comm_, &result);
     if (asked != nccl::Result::success) return asked;
+    if (result != nccl::Result::in_progress) break;
+    host_.make_progress();  // throws if the host world has failed
+    if (deadline.passed()) {
+      throw TimeoutError(concat("nccl: a call has not returned after ",
+                                context_.timeout().count() / 1000.0, " s"));
+    }
+    if (deadline.elapsed() < call_yield_time) {
+      ::sched_yield();
+    } else {
+      std::this_thread::sleep_for(detail::poll_pause);
+    }
   }
   return result;
 }
@@ -123,8 +133,8 @@ void NcclComm::fail(std::string_view what, nccl::Result result) const {
 
 void NcclComm::issue(std::string_view what, const Calls& calls) {
   if (comm_ == nullptr) fail(what, nccl::Result::invalid_usage);
-  const c10::DeviceGuard on_device(stream_.device());
-  auto* const stream = static_cast<nccl::Stream*>(stream_.stream().native_handle());
+  const c10::DeviceGuard on_device(context_.stream().device());
+  auto* const stream = static_cast<nccl::Stream*>(context_.stream().stream().native_handle());
   library_.group_start();
   const auto called = calls(library_, comm_, stream);
   const auto ended = settle(library_.group_end());
@@ -143,10 +153,10 @@ void NcclComm::check() {
 }
 
 void NcclComm::abort() noexcept {
-  if (comm_ == nullptr) return;
+  if (comm_ == nullptr || context_.ended()) return;
   auto* const comm = std::exchange(comm_, nullptr);
   try {
-    const c10::DeviceGuard on_device(stream_.device());
+    const c10::DeviceGuard on_device(context_.stream().device());
     library_.comm_abort(comm);
   } catch (...) {
     // The device cannot be selected: its kernels have ended.

@@ -1,11 +1,10 @@
 #pragma once
 
-#include <chrono>
 #include <functional>
 #include <string_view>
 
 #include "comm/communicator.h"
-#include "device/comm_stream.h"
+#include "device/device_rank_context.h"
 #include "device/nccl_library.h"
 
 namespace lockstep::inline v0_2::device {
@@ -13,10 +12,10 @@ namespace lockstep::inline v0_2::device {
 /// One NCCL communicator. It is non-blocking: every call returns, also if another rank has ended.
 class NcclComm {
  public:
-  /// Ranks: all of host, each with a device of its own.
+  /// Ranks: all of host, each with a device of its own. host and context outlive this.
   /// Throws: BackendUnavailable on every rank if NCCL is missing, too old or refuses the devices.
   /// CommError as a collective of host.
-  NcclComm(Communicator& host, const CommStream& stream, std::chrono::milliseconds timeout);
+  NcclComm(Communicator& host, const DeviceRankContext& context);
   /// Waits for other ranks' use of this rank's memory, for a short time at most.
   ~NcclComm();
   NcclComm(const NcclComm&) = delete;
@@ -39,9 +38,8 @@ class NcclComm {
   [[noreturn]] void fail(std::string_view what, nccl::Result result) const;
 
   const NcclLibrary& library_;
-  CommStream stream_;
+  const DeviceRankContext& context_;
   Communicator& host_;
-  std::chrono::milliseconds timeout_;
   nccl::Comm* comm_ = nullptr;  ///< null after abort()
 };
 

@@ -101,7 +101,7 @@ NcclCommunicator::NcclCommunicator(std::shared_ptr<DeviceRankContext> context,
                                    std::shared_ptr<Communicator> host,
                                    std::shared_ptr<Communicator> host_memory)
     : DeviceCommunicator(std::move(context), std::move(host), std::move(host_memory)),
-      comm_(this->host(), stream(), this->context().timeout()) {}
+      comm_(this->host(), this->context()) {}
 
 /// Ranks compare the operation in the host world, without its data.
 Work NcclCommunicator::announce(const SteppedRequest& request) {
@@ -123,7 +123,7 @@ Work NcclCommunicator::announce(const SteppedRequest& request) {
 Work NcclCommunicator::begin_on_device(Operation&& operation) {
   expect_reduction(operation, where(name(operation.collective)));
   const at::NoGradGuard no_grad;
-  auto done = std::make_shared<c10::Event>(device().type());
+  auto done = DeviceRankContext::share(c10::Event(device().type()));
   stream().wait_for_current();
   auto begun = begin_steps(std::move(operation), [&](SteppedRequest& request) {
     const c10::StreamGuard guard(stream().stream());

@@ -70,11 +70,11 @@ void StagedCommunicator::copy_to_device(const SteppedRequest& request,
 
 Work StagedCommunicator::begin_on_device(Operation&& operation) {
   const at::NoGradGuard no_grad;
-  auto transfer =
-      std::make_shared<Transfer>(Transfer{.input = {},
-                                          .output = {},
-                                          .copied = c10::Event(device().type()),
-                                          .done = std::make_shared<c10::Event>(device().type())});
+  auto transfer = DeviceRankContext::share(
+      Transfer{.input = {},
+               .output = {},
+               .copied = c10::Event(device().type()),
+               .done = DeviceRankContext::share(c10::Event(device().type()))});
   stream().wait_for_current();
   auto begun = begin_steps(std::move(operation), [&](SteppedRequest& request) {
     const c10::StreamGuard guard(stream().stream());
@@ -102,7 +102,7 @@ Work StagedCommunicator::begin_on_device(Operation&& operation) {
 StagedCommunicator::~StagedCommunicator() {
   // A device that does not complete its copies within this time has failed.
   detail::Deadline deadline(std::chrono::seconds(10));
-  while (!context().in_child() && !deadline.passed()) {
+  while (!context().ended() && !deadline.passed()) {
     check_device();
     if (copying_.empty()) return;
     std::this_thread::sleep_for(detail::poll_pause);

@@ -22,6 +22,8 @@ class StagedCommunicator final : public DeviceCommunicator {
   /// Waits for the last copies, which use memory of the host.
   ~StagedCommunicator() override;
 
+  std::size_t pending() const override { return DeviceCommunicator::pending() + copying_.size(); }
+
  private:
   struct Transfer;
 

@@ -1,5 +1,6 @@
 #include "device/stepped_request.h"
 
+#include <algorithm>
 #include <exception>
 #include <thread>
 #include <utility>
@@ -30,6 +31,7 @@ void SteppedRequest::advance() {
     if (!steps_[next_]()) return;
     ++next_;
   }
+  steps_.clear();  // with memory that they use; it is not the program's
   set_complete();
 }
 
@@ -72,7 +74,7 @@ void SteppedCommunicator::finish() noexcept {
   if (context_->in_child()) return;
   std::vector<std::shared_ptr<void>> ended;  // destroyed after the lock
   const auto lock = context_->lock();
-  while (!requests_.empty() && !context_->failed()) {
+  while (!requests_.empty() && !context_->failed() && !context_->ended()) {
     context_->advance();
     release(ended);
     if (!requests_.empty()) std::this_thread::sleep_for(detail::poll_pause);
@@ -86,6 +88,11 @@ void SteppedCommunicator::finish() noexcept {
 void SteppedCommunicator::poll() {
   check_device();
   for (const auto& request : requests_) request->advance();
+}
+
+std::size_t SteppedCommunicator::pending() const {
+  return static_cast<std::size_t>(
+      std::ranges::count_if(requests_, [](const auto& request) { return !request->complete(); }));
 }
 
 void SteppedCommunicator::release(std::vector<std::shared_ptr<void>>& complete) {

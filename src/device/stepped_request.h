@@ -57,7 +57,7 @@ class SteppedCommunicator : public detail::BackendCommunicator {
 
   // Called by the context.
   void poll() override;
-  std::size_t pending() const override { return requests_.size(); }
+  std::size_t pending() const override;
   void release(std::vector<std::shared_ptr<void>>& complete) override;
   void drop(std::vector<std::shared_ptr<void>>& pending) override;
   /// Checks all operations.

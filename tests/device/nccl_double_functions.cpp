@@ -29,4 +29,5 @@ void nccl_double_fail_rank(int rank, int operation, int result) {
   find(__func__, &nccl_double_fail_rank)(rank, operation, result);
 }
 void nccl_double_slow_init(int polls) { find(__func__, &nccl_double_slow_init)(polls); }
+void nccl_double_slow_groups(int polls) { find(__func__, &nccl_double_slow_groups)(polls); }
 void nccl_double_set_version(int version) { find(__func__, &nccl_double_set_version)(version); }

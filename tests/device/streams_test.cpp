@@ -4,11 +4,15 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "device/device_communicator.h"
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/strategy.h"
@@ -19,6 +23,9 @@
 
 namespace lockstep::testing {
 namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
 
 at::TensorOptions options_of(const Group& group) {
   return at::TensorOptions().device(group.device());
@@ -159,6 +166,21 @@ TEST_P(Streams, SynchronizeAndAverages) {
   });
 }
 
+// Also if the program does not call its groups again.
+TEST_P(Streams, CompleteOperationsAreNotPending) {
+  run([](const Group& group) {
+    group.all_reduce(at::ones({5000}, options_of(group))).wait();
+    auto& ranks = dynamic_cast<device::DeviceCommunicator&>(group.communicator());
+    const auto end = Clock::now() + 20s;
+    const auto pending = [&] {
+      const auto lock = ranks.context().lock();
+      return ranks.pending();
+    };
+    while (pending() > 0 && Clock::now() < end) std::this_thread::sleep_for(1ms);
+    EXPECT_EQ(pending(), 0u);
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Devices, Streams,
                          ::testing::Combine(::testing::Values(DeviceBackend::staged,
                                                               DeviceBackend::nccl),
@@ -212,6 +234,47 @@ TEST_F(CostOfAStep, NoWaitOfTheHostForTheDevice) {
   // These run in memory of the host: the copies of the bucket to the host and back wait.
   for (const auto* strategy : {"threshold:0.01", "int8"}) {
     EXPECT_EQ(cost_of_step(strategy, true).of_step.host_synchronisations, 2u) << strategy;
+  }
+}
+
+// A thread of NCCL ends the call.
+TEST_F(CostOfAStep, ACallInProgressIsPolledWithoutSleep) {
+  constexpr int polls = 8;
+  auto least = Clock::duration::max();
+  on_devices(1, DeviceBackend::nccl, [&](const Group& group) {
+    const auto tensor = at::ones({10}, options_of(group));
+    nccl_double_slow_groups(polls);
+    for (int i = 0; i < 50; ++i) {
+      const auto begin = Clock::now();
+      auto work = group.all_reduce(tensor);
+      least = std::min(least, Clock::now() - begin);
+      work.wait();
+    }
+    nccl_double_slow_groups(0);
+  });
+  EXPECT_LT(least, polls * 50us);
+}
+
+class Captures : public OnSimulation {};
+
+// The program captures a CUDA graph on another stream, while the progress thread and the program
+// poll an operation.
+TEST_F(Captures, OfOtherStreamsAreValid) {
+  for (const auto backend : {DeviceBackend::staged, DeviceBackend::nccl}) {
+    SCOPED_TRACE(name(backend));
+    on_devices(1, backend, [](const Group& group) {
+      const auto tensor = at::ones({1000}, options_of(group));
+      group.all_reduce(tensor).wait();
+      simulation::slow_down(group.device().index(), 20'000);
+      auto work = group.all_reduce(tensor);
+      simulation::begin_capture();
+      std::this_thread::sleep_for(2ms);
+      (void)work.ready();  // polls
+      EXPECT_TRUE(simulation::end_capture());
+      simulation::slow_down(group.device().index(), 0);
+      work.wait();
+      group.barrier().wait();
+    });
   }
 }
 

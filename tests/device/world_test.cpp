@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <cstdlib>
+#include <optional>
 #include <string>
 
 #include "comm/communicator.h"
@@ -41,6 +42,9 @@ std::string refusal(int n, const InitOptions& options = {}) {
   }
   return "";
 }
+
+/// Destroyed at exit after the devices have shut down, whose handler SetUp() registers later.
+std::optional<Group> global_group;
 
 class DeviceWorld : public OnSimulation {};
 
@@ -129,6 +133,26 @@ TEST_F(DeviceWorld, NeedsNccl) {
   EXPECT_EXIT(exits_with(LOCKSTEP_NCCL_DOUBLE, 21805), ::testing::ExitedWithCode(3),
               "got NCCL 2.18.5 from .*expected NCCL 2.19.0 or newer");
   EXPECT_EXIT(exits_with(LOCKSTEP_NCCL_DOUBLE, 21900), ::testing::ExitedWithCode(0), "");
+}
+
+TEST_F(DeviceWorld, MayOutliveItsDevicesAtExit) {
+  const auto exits = [](const char* backend, bool with_pending_operation) {
+    ::setenv("LOCKSTEP_DEVICE_BACKEND", backend, 1);
+    global_group = init({.device = simulation::device_type()});
+    const auto tensor = at::ones({1000}, at::TensorOptions().device(global_group->device()));
+    global_group->all_reduce(tensor).wait();
+    if (with_pending_operation) {
+      simulation::slow_down(0, 300'000);
+      global_group->all_reduce(tensor).wait();
+    }
+    std::exit(0);
+  };
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  for (const auto* backend : {"staged", "nccl"}) {
+    SCOPED_TRACE(backend);
+    EXPECT_EXIT(exits(backend, false), ::testing::ExitedWithCode(0), "");
+    EXPECT_EXIT(exits(backend, true), ::testing::ExitedWithCode(0), "");
+  }
 }
 
 }  // namespace

@@ -173,7 +173,12 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus* stat
   *status = cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
-cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  int exchanged = *mode;
+  simulation::exchange_capture_mode(exchanged);
+  *mode = static_cast<cudaStreamCaptureMode>(exchanged);
+  return cudaSuccess;
+}
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
   *event = reinterpret_cast<cudaEvent_t>(simulation::make_event());
@@ -188,7 +193,11 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-  return simulation::done(event_of(event)) ? cudaSuccess : cudaErrorNotReady;
+  try {
+    return simulation::done(event_of(event)) ? cudaSuccess : cudaErrorNotReady;
+  } catch (const std::exception&) {
+    return cudaErrorStreamCaptureUnsupported;
+  }
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   return result_of([&] { simulation::synchronize(event_of(event)); });

@@ -4,6 +4,7 @@
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <dlfcn.h>
 
 #include <algorithm>
 #include <array>
@@ -11,6 +12,7 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -26,7 +28,16 @@ c10::Stream torch_stream(int device, int id) {
   return c10::Stream(c10::Stream::UNSAFE, torch_device(device), id);
 }
 
-Event* as_event(void* event) { return static_cast<Event*>(event); }
+/// LibTorch has the use of CUDA's functions throw after CUDA's exit handlers, also in functions
+/// that are noexcept.
+void expect_running() {
+  if (exiting()) throw std::runtime_error("simulated device: driver shutting down");
+}
+
+Event* as_event(void* event) {
+  expect_running();
+  return static_cast<Event*>(event);
+}
 
 /// Memory that one stream took, with the other streams that record_use() names.
 struct Block {
@@ -88,7 +99,10 @@ DeviceMemory& device_memory() {
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return accelerator_type; }
   c10::DeviceIndex deviceCount() const noexcept override { return devices; }
-  c10::Device getDevice() const override { return torch_device(current_device()); }
+  c10::Device getDevice() const override {
+    expect_running();
+    return torch_device(current_device());
+  }
   void setDevice(c10::Device device) const override {
     TORCH_CHECK(index_of(device) < devices, "no such device: ", device);
     set_current_device(index_of(device));
@@ -198,6 +212,16 @@ struct Hooks final : at::PrivateUse1HooksInterface {
 };
 
 }  // namespace
+
+/// In place of CUDA's function, which is called where it is loaded.
+extern "C" int cudaThreadExchangeStreamCaptureMode(int* mode) {
+  using Function = int (*)(int*);
+  static const auto real =
+      reinterpret_cast<Function>(::dlsym(RTLD_NEXT, "cudaThreadExchangeStreamCaptureMode"));
+  if (real != nullptr) return real(mode);
+  exchange_capture_mode(*mode);
+  return 0;
+}
 
 Stream* runtime_stream(const c10::Stream& stream) {
   return simulation::stream(stream.device_index(), static_cast<int>(stream.id()));

@@ -100,6 +100,7 @@ Failure failure = [] {
   return made;
 }();
 std::atomic<int> slow_init{0};
+std::atomic<int> slow_groups{0};
 std::atomic<int> version{default_version};
 std::atomic<bool> abort_waits_for_device{false};
 std::map<std::uint64_t, ncclComm*>& communicators() {  // by address; never deleted
@@ -643,6 +644,7 @@ void nccl_double_fail_rank(int rank, int operation, int result) {
 }
 void nccl_double_fail(int operation, int result) { nccl_double_fail_rank(-1, operation, result); }
 void nccl_double_slow_init(int polls) { slow_init = polls; }
+void nccl_double_slow_groups(int polls) { slow_groups = polls; }
 void nccl_double_abort_waits_for_device(int on) { abort_waits_for_device = on != 0; }
 void nccl_double_set_version(int number) { version = number == 0 ? default_version : number; }
 
@@ -787,6 +789,10 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* result) {
     return fault(ncclInvalidUsage, "ncclCommGetAsyncError of a communicator that has ended");
   }
   *result = advance_start(*comm);
+  if (*result == ncclSuccess && comm->polls > 0) {
+    --comm->polls;
+    *result = ncclInProgress;
+  }
   if (*result == ncclSuccess && comm->is_finalized && comm->kernels > 0) *result = ncclInProgress;
   return ncclSuccess;
 }
@@ -885,7 +891,11 @@ ncclResult_t ncclGroupEnd() {
   auto calls = std::exchange(group_calls, {});
   const auto result = std::exchange(group_result, ncclSuccess);
   if (result != ncclSuccess) return result;
-  if (!calls.empty()) launch(std::move(calls));
-  return ncclSuccess;
+  if (calls.empty()) return ncclSuccess;
+  auto& comm = *calls.front().comm;
+  launch(std::move(calls));
+  if (comm.is_blocking || slow_groups == 0) return ncclSuccess;
+  comm.polls = slow_groups.load();
+  return ncclInProgress;
 }
 }

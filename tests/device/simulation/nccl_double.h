@@ -25,6 +25,9 @@ void nccl_double_fail_rank(int rank, int operation, int result);
 /// Lets a communicator without blocking be in progress for so many calls of ncclCommGetAsyncError.
 void nccl_double_slow_init(int polls);
 
+/// Lets each group of operations of such a communicator be in progress for so many calls.
+void nccl_double_slow_groups(int polls);
+
 /// Whether ncclCommAbort also waits for the device's kernels of other communicators, as it does
 /// where it frees device memory (default: 0). A thread that aborts one communicator after the
 /// other then hangs, which is a fault after 10 s.

@@ -99,7 +99,7 @@ struct State {
   std::array<bool, devices> recording{};
   std::array<std::vector<std::string>, devices> recorded;
   std::atomic<int> delay{0};
-  std::atomic<bool> exiting{false};
+  std::atomic<bool> exiting{false}, capturing{false}, invalidated{false};
   State();
 };
 
@@ -110,6 +110,7 @@ State& state() {
 }
 
 thread_local int device_of_thread = 0;
+thread_local int capture_mode_of_thread = 0;
 
 }  // namespace
 
@@ -187,6 +188,7 @@ namespace {
 
 /// One recording of an event. A later recording does not affect who waits for this one.
 struct Recording {
+  int device = 0;
   std::mutex mutex;
   std::condition_variable changed;
   bool done = false;
@@ -507,6 +509,7 @@ void record(Event* event, Stream* stream) {
   const std::lock_guard lock(all.mutex);
   join(stream->clock, all.host);
   recording->clock = stream->clock;
+  recording->device = stream->device;
   event->last = recording;
   stream->push([recording] { recording->finish(); });
 }
@@ -522,6 +525,16 @@ void wait(Stream* stream, Event* event) {
 bool done(Event* event) {
   const auto recording = event->last;
   if (!recording) return true;
+  auto& all = state();
+  if (all.capturing && capture_mode_of_thread == 0) {
+    all.invalidated = true;
+    throw std::runtime_error("simulated device: operation not permitted when stream is capturing");
+  }
+  if (recording->device != device_of_thread) {
+    const std::lock_guard lock(all.mutex);
+    report("an event of device " + std::to_string(recording->device) +
+           " is queried in a thread with device " + std::to_string(device_of_thread));
+  }
   if (!recording->is_done()) return false;
   learn(recording->clock);
   return true;
@@ -560,6 +573,16 @@ bool exiting() { return state().exiting; }
 std::vector<std::string> take_races() {
   const std::lock_guard lock(state().mutex);
   return std::exchange(state().races, {});
+}
+
+void exchange_capture_mode(int& mode) { std::swap(mode, capture_mode_of_thread); }
+void begin_capture() {
+  state().invalidated = false;
+  state().capturing = true;
+}
+bool end_capture() {
+  state().capturing = false;
+  return !state().invalidated;
 }
 
 void set_delay(int microseconds) { state().delay = microseconds; }

@@ -27,6 +27,9 @@ enum class Kind { kernel, collective, copy, internal };
 int current_device();
 void set_current_device(int device);
 
+/// Exchanges the capture mode of this thread: 0 global, 2 relaxed.
+void exchange_capture_mode(int& mode);
+
 /// Returns a device address, which no thread may access. Throws std::bad_alloc.
 void* allocate(int device, std::size_t bytes);
 /// Returns the memory at once. The caller orders this after the last use.

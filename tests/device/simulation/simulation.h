@@ -57,6 +57,12 @@ Counts operator-(const Counts& after, const Counts& before);
 void record_names(int device, bool on);
 std::vector<std::string> recorded_names(int device);
 
+/// Begins what CUDA calls a capture in global mode, of no stream. Until its end, a thread that
+/// queries an event without relaxing its mode gets an exception, and invalidates the capture.
+void begin_capture();
+/// Returns whether the capture is valid.
+bool end_capture();
+
 /// Waits until every stream of every device is idle. Throws the first exception of a task.
 void synchronize_all();
 
