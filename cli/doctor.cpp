@@ -281,7 +281,7 @@ Rows gpus() {
     rows.push_back({"visible", concat(found.gpus.size(), " of ", plural(all, "GPU"),
                                       ", as CUDA_VISIBLE_DEVICES says")});
   }
-  const auto nccl = launch::find_nccl();
+  const auto nccl = launch::find_nccl(LOCKSTEP_TORCH_FOLDER);
   const auto version = nccl.version.empty() ? "" : concat(nccl.version, ", ", nccl.file);
   rows.push_back(
       {"NCCL", concat(version, version.empty() || nccl.problem.empty() ? "" : ": ", nccl.problem)});

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <filesystem>
 #include <string>
 
 namespace lockstep::inline v0_2::launch {
@@ -11,7 +12,9 @@ struct FoundNccl {
   std::string problem;  ///< why it cannot be used, and what to do; empty: it can
 };
 
-/// Loads LOCKSTEP_NCCL, else libnccl.so.2, in a child process, and asks for its version.
-FoundNccl find_nccl();
+/// Loads NCCL in a child process, and asks for its version: LOCKSTEP_NCCL, else the one that
+/// PyTorch's packages install beside the folder of LibTorch's libraries, which programs load with
+/// LibTorch, else libnccl.so.2.
+FoundNccl find_nccl(const std::filesystem::path& libtorch = {});
 
 }  // namespace lockstep::launch

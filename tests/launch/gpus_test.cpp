@@ -265,6 +265,19 @@ TEST(NcclVersion, OfTheLibraryThatTheVariableNames) {
   EXPECT_THAT(found_with("21805").problem, HasSubstr("too old, 2.19 or newer is needed"));
 }
 
+TEST(NcclVersion, OfTheLibraryOfLibTorchsPackages) {
+  const TemporaryFolder folder;
+  const auto libtorch = folder / "torch" / "lib";
+  const auto packaged = folder / "nvidia" / "nccl" / "lib";
+  std::filesystem::create_directories(libtorch);
+  std::filesystem::create_directories(packaged);
+  std::filesystem::create_symlink(LOCKSTEP_FAKE_NCCL, packaged / "libnccl.so.2");
+  const ScopedVariable version("FAKE_NCCL_VERSION", "22809");
+  EXPECT_EQ(find_nccl(libtorch).version, "2.28.9");
+  const ScopedVariable named("LOCKSTEP_NCCL", "/nonexistent/libnccl.so");
+  EXPECT_EQ(find_nccl(libtorch).version, "");
+}
+
 TEST(NcclVersion, OfNoLibrary) {
   const auto problem_with = [](const char* library) {
     const ScopedVariable variable("LOCKSTEP_NCCL", library);
