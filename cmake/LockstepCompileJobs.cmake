@@ -1,9 +1,9 @@
 # Bounds the number of compilers that Ninja runs at a time by the machine's memory and processors.
-# LibTorch's headers take up to 1.7 GB a compiler, and a compiler that gets no memory is killed without
+# LibTorch's headers take about 2.5 GB a compiler, and a compiler that gets no memory is killed without
 # an error message. A container's limit counts where it is smaller. Ninja's own number, the processors
 # and two, takes longer: docs/design/testing.md. LOCKSTEP_COMPILE_JOBS sets another number.
 set(LOCKSTEP_COMPILE_JOBS "" CACHE STRING
-    "Most compilers at a time, with Ninja (default: one for each processor and 1.7 GB of memory)")
+    "Most compilers at a time, with Ninja (default: one for each processor and 2.5 GB of memory)")
 set(lockstep_jobs "${LOCKSTEP_COMPILE_JOBS}")
 if(NOT lockstep_jobs)
   cmake_host_system_information(RESULT lockstep_memory QUERY TOTAL_PHYSICAL_MEMORY)  # MiB
@@ -20,7 +20,7 @@ if(NOT lockstep_jobs)
       endif()
     endif()
   endforeach()
-  math(EXPR lockstep_jobs "${lockstep_memory} / 1620")  # 1.7 GB in MiB
+  math(EXPR lockstep_jobs "${lockstep_memory} / 2384")  # 2.5 GB in MiB
   cmake_host_system_information(RESULT lockstep_processors QUERY NUMBER_OF_LOGICAL_CORES)
   if(lockstep_jobs GREATER lockstep_processors)
     set(lockstep_jobs ${lockstep_processors})

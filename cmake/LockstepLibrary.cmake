@@ -32,14 +32,21 @@ function(lockstep_library target)
 endfunction()
 
 # Headers such as LibTorch's, GoogleTest's and CLI11's cost a file up to ten seconds, whatever it does
-# with them, and those of the standard library two: a target of many files compiles several as one.
+# with them, and those of the standard library two: a target's files are compiled as one, or as several
+# batches of the same size.
 option(LOCKSTEP_BATCH "Compile several files as one where their headers cost more than they do" ON)
-set(LOCKSTEP_BATCH_SIZE 12 CACHE STRING "The most files that are compiled as one")
+set(LOCKSTEP_BATCH_SIZE 26 CACHE STRING "The most files that are compiled as one")
 set(LOCKSTEP_UNBATCHED "" CACHE STRING "Targets that are compiled file by file all the same")
 function(lockstep_batch target)
   if(LOCKSTEP_BATCH AND NOT target IN_LIST LOCKSTEP_UNBATCHED)
-    set_target_properties(${target} PROPERTIES UNITY_BUILD ON
-                                               UNITY_BUILD_BATCH_SIZE ${LOCKSTEP_BATCH_SIZE})
+    set(size ${LOCKSTEP_BATCH_SIZE})
+    get_target_property(sources ${target} SOURCES)
+    list(LENGTH sources files)
+    if(files GREATER size)
+      math(EXPR batches "(${files} + ${size} - 1) / ${size}")
+      math(EXPR size "(${files} + ${batches} - 1) / ${batches}")
+    endif()
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${size})
   endif()
 endfunction()
 

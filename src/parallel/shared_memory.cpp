@@ -17,13 +17,13 @@ namespace lockstep::inline v0_2::detail {
 namespace {
 
 /// Precedes the bytes of a block.
-struct alignas(64) Header {
+struct alignas(64) BlockHeader {
   std::atomic<int> references;  ///< ranks that still have a tensor over the block
 };
 
 struct OwnedBlock {
   std::shared_ptr<std::byte> memory;
-  const Header* header;
+  const BlockHeader* header;
 };
 
 /// Blocks in this process's heap that this process has released and other ranks still use. Never
@@ -50,7 +50,7 @@ struct ReleasedMemory {
 /// One rank's reference to a block. On rank 0 it owns the block.
 class BlockReference {
  public:
-  BlockReference(const Group& group, Header& header, std::shared_ptr<std::byte> owned)
+  BlockReference(const Group& group, BlockHeader& header, std::shared_ptr<std::byte> owned)
       : group_(group), header_(header), owned_(std::move(owned)) {}
   BlockReference(const BlockReference&) = delete;
   BlockReference& operator=(const BlockReference&) = delete;
@@ -64,7 +64,7 @@ class BlockReference {
 
  private:
   Group group_;  ///< keeps the world's memory mapped
-  Header& header_;
+  BlockHeader& header_;
   std::shared_ptr<std::byte> owned_;  ///< on rank 0 only
 };
 
@@ -86,16 +86,16 @@ at::Tensor shared_memory(const Group& group, std::size_t bytes) {
   std::shared_ptr<std::byte> owned;
   std::int64_t address = 0;
   if (group.rank() == 0) {
-    owned = communicator.allocate(sizeof(Header) + bytes);
-    new (owned.get()) Header{.references = group.size()};
+    owned = communicator.allocate(sizeof(BlockHeader) + bytes);
+    new (owned.get()) BlockHeader{.references = group.size()};
     address = static_cast<std::int64_t>(*communicator.place_of(owned.get()));
   }
   communicator.broadcast(&address, 1, DType::i64, 0).wait();
   auto* memory = communicator.at_place(static_cast<std::uint64_t>(address));
-  auto reference =
-      std::make_shared<BlockReference>(group, *reinterpret_cast<Header*>(memory), std::move(owned));
+  auto reference = std::make_shared<BlockReference>(group, *reinterpret_cast<BlockHeader*>(memory),
+                                                    std::move(owned));
   return at::from_blob(
-      memory + sizeof(Header), {static_cast<std::int64_t>(bytes)},
+      memory + sizeof(BlockHeader), {static_cast<std::int64_t>(bytes)},
       [reference = std::move(reference)](void*) mutable { reference.reset(); }, at::kByte);
 }
 

@@ -30,7 +30,7 @@ namespace lockstep::inline v0_2::detail {
 namespace {
 
 /// Bytes that are averaged and then used for the update while they are in the second-level cache.
-constexpr std::size_t chunk_bytes = 128 << 10;
+constexpr std::size_t cached_bytes = 128 << 10;
 
 at::Tensor flat_at(const void* data, std::size_t count, at::ScalarType dtype) {
   return at::from_blob(const_cast<void*>(data), {static_cast<std::int64_t>(count)}, dtype);
@@ -299,8 +299,8 @@ void SharedUpdate::update(SharedBucket& bucket, std::size_t slice) {
   std::vector<const std::byte*> inputs(bucket.rank_gradients.size());
   auto* mean = memory_of(mean_);
   const auto part = intersection(bucket.own, of);
-  for (auto begin = part.begin; begin < part.end; begin += chunk_bytes / size) {
-    const auto count = std::min(part.end - begin, chunk_bytes / size);
+  for (auto begin = part.begin; begin < part.end; begin += cached_bytes / size) {
+    const auto count = std::min(part.end - begin, cached_bytes / size);
     const auto in = [&](const at::Tensor& tensor) {
       return flat_at(memory_of(tensor) + begin * size, count, dtype);
     };
@@ -341,7 +341,7 @@ void SharedUpdate::average_and_update(SharedBucket& bucket) {
 void SharedUpdate::step(UpdateGradients gradients) {
   const at::NoGradGuard no_grad;
   check_in_place();
-  if (!mean_.defined()) mean_ = at::empty({static_cast<std::int64_t>(chunk_bytes)}, at::kByte);
+  if (!mean_.defined()) mean_ = at::empty({static_cast<std::int64_t>(cached_bytes)}, at::kByte);
   const bool exchanged = gradients == UpdateGradients::averaged;
   publish_gradients(gradients);
   try {

@@ -67,7 +67,7 @@ void expect_equal_replicas(const std::vector<std::vector<at::Tensor>>& replicas,
 }
 
 // Small buckets, so that there are several, one of them with a single parameter.
-constexpr BucketCaps caps{.first = 1 << 10, .rest = 2 << 10};
+constexpr BucketCaps small_caps{.first = 1 << 10, .rest = 2 << 10};
 
 TEST(TrainingBetweenHosts, LosesNoGradient) {
   constexpr int steps = 9;
@@ -85,7 +85,7 @@ TEST(TrainingBetweenHosts, LosesNoGradient) {
       const auto rank = static_cast<std::size_t>(group.rank());
       auto model = std::make_shared<LinearLoss>();
       DistributedDataParallel ddp(model, group,
-                                  {.buckets = caps, .strategy = parse_strategy(text)});
+                                  {.buckets = small_caps, .strategy = parse_strategy(text)});
       torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(1));
       for (int step = 0; step < steps; ++step) {
         sgd.zero_grad();
@@ -123,7 +123,7 @@ TEST(TrainingBetweenHosts, CountsWhatTravelsBetweenHosts) {
     const auto group = on_hosts(threads, two_hosts);
     auto model = std::make_shared<LinearLoss>();
     DistributedDataParallel ddp(model, group,
-                                {.buckets = caps, .strategy = parse_strategy("topk:0.1")});
+                                {.buckets = small_caps, .strategy = parse_strategy("topk:0.1")});
     ddp(group.rank(), 0).backward();
     std::uint64_t sent = 0, stood_for = 0;
     for (const auto& row : group.statistics()) {

@@ -72,10 +72,9 @@ struct Interfaces {
 
 /// Waits until found() is not 0 or the time of poll() and epoll_wait() is over.
 template <class Found>
-int wait_until(SimulatedKernel& kernel, int milliseconds, const Found& found) {
-  const auto until = milliseconds < 0
-                         ? forever
-                         : kernel.scheduler().now() + std::chrono::milliseconds(milliseconds);
+int wait_until(SimulatedKernel& kernel, int timeout_ms, const Found& found) {
+  const auto until =
+      timeout_ms < 0 ? forever : kernel.scheduler().now() + std::chrono::milliseconds(timeout_ms);
   for (;;) {
     if (const int count = found()) return count;
     if (kernel.scheduler().now() >= until || !kernel.wait_for_files(until)) return found();

@@ -21,8 +21,8 @@ namespace {
 constexpr std::int64_t first_second = 1'000'000;
 
 timespec clock_value(Time time) {
-  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(time);
-  return {.tv_sec = first_second + seconds.count(), .tv_nsec = (time - seconds).count()};
+  const auto whole = std::chrono::duration_cast<std::chrono::seconds>(time);
+  return {.tv_sec = first_second + whole.count(), .tv_nsec = (time - whole).count()};
 }
 
 Time duration(const timespec& value) {
