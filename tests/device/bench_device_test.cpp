@@ -37,9 +37,11 @@ class BenchDevice : public OnSimulation {
 };
 
 TEST_F(BenchDevice, MeasuresEachCollective) {
+  // The collectives of both backends have tests of their own: here, those that the benchmark names.
   for (const std::string backend : {"nccl", "staged"}) {
-    for (const std::string collective :
-         {"all_reduce", "broadcast", "all_gather", "reduce_scatter"}) {
+    const std::vector<std::string> all{"all_reduce", "broadcast", "all_gather", "reduce_scatter"};
+    for (const auto& collective :
+         backend == "nccl" ? all : std::vector<std::string>{"all_reduce"}) {
       SCOPED_TRACE(backend + ' ' + collective);
       const auto ended = run(backend, {collective, "--min", "1KiB", "--max", "64KiB", "--factor",
                                        "64", "--repeats", "2", "--op", "avg", "--check", "--json"});

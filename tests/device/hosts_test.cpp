@@ -62,14 +62,9 @@ class DeviceHosts : public ::testing::Test {
 
 // The reference is the host world's own collective: MPI's, or that of shared memory inside a host
 // and MPI between hosts.
-TEST_F(DeviceHosts, HaveTheCollectives) {
-  expect_passes(3, "mpi", "Devices/Collectives.*3");
-  expect_passes(4, "hierarchical", "Devices/Collectives.*4");
-}
-
-TEST_F(DeviceHosts, Train) {
-  expect_passes(3, "mpi", "Devices/Streams.*3");
-  expect_passes(3, "hierarchical", "Devices/TrainingOnDevices.*3");
+TEST_F(DeviceHosts, HaveTheCollectivesAndTrain) {
+  expect_passes(3, "mpi", "Devices/Collectives.*3:Devices/Streams.*3");
+  expect_passes(3, "hierarchical", "Devices/Collectives.*3:Devices/TrainingOnDevices.*3");
 }
 
 TEST_F(DeviceHosts, RaiseTheFirstCause) {

@@ -149,7 +149,7 @@ class RestartedMnistCnn : public Restarted {
 
 TEST_F(RestartedMnistCnn, EndsInTheSameBitsWheneverItIsKilled) {
   constexpr int epochs = 10;
-  ASSERT_EQ(two_ranks(words(epochs, "whole")).code, 0);
+  ASSERT_EQ(alone(words(epochs, "whole") + " --threads 2").code, 0);
   using namespace std::chrono_literals;
   const auto names_before = shared_memory_names();
   const auto ended = killed("mnist_cnn", arguments(epochs, "killed"),

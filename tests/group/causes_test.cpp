@@ -118,9 +118,7 @@ TEST(LauncherThatIsKilled, EndsTheRanksOfMpirun) {
 }
 
 TEST(LauncherThatIsKilled, EndsTheRanksOfTorchrun) {
-  if (Launched({LOCKSTEP_TORCH_PYTHON, "-c", "import torch.distributed.run"}).wait().code != 0) {
-    GTEST_SKIP() << LOCKSTEP_TORCH_PYTHON << " has no torchrun";
-  }
+  if (!has_torchrun()) GTEST_SKIP() << LOCKSTEP_TORCH_PYTHON << " has no torchrun";
   Launched launcher({LOCKSTEP_TORCH_PYTHON, "-m", "torch.distributed.run", "--standalone",
                      "--no-python", "--nproc-per-node", "2", init_program, "for-ever"});
   expect_ranks_end_with(launcher, 2);

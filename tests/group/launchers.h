@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/launch/launched.h"
 #include "tests/mpirun.h"
 
 namespace lockstep::testing {
@@ -23,6 +24,15 @@ inline std::vector<std::string> under_mpirun_on_pairs(int ranks) {
                              "exec \"$@\"",
                              "--", init_program});
   return words;
+}
+
+/// Whether the Python that LibTorch came with has torchrun. To import it would take seconds.
+inline bool has_torchrun() {
+  return Launched(
+             {LOCKSTEP_TORCH_PYTHON, "-c",
+              "import sys, importlib.util; sys.exit(importlib.util.find_spec('torch') is None)"})
+             .wait()
+             .code == 0;
 }
 
 }  // namespace lockstep::testing

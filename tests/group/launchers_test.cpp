@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/mpi/mpi.h"
@@ -142,12 +143,10 @@ TEST(Launchers, WorldsFitALimitOfTheAddressSpace) {
   const auto under_limit = [](const std::string& gibibytes, const std::string& command) {
     return Launched({"/bin/sh", "-c", "ulimit -v $((" + gibibytes + " << 20)); " + command}).wait();
   };
-  for (const std::string ranks : {"2", "4"}) {
-    for (const std::string gibibytes : {"4", "8"}) {
-      const auto ended = under_limit(
-          gibibytes, "exec " + quoted(lockstep_program()) + " run -n " + ranks + ' ' + train);
-      EXPECT_EQ(ended.code, 0) << ended.err;
-    }
+  for (const auto& [gibibytes, ranks] : {std::pair("4", "4"), std::pair("8", "2")}) {
+    const auto ended = under_limit(
+        gibibytes, "exec " + quoted(lockstep_program()) + " run -n " + ranks + ' ' + train);
+    EXPECT_EQ(ended.code, 0) << ended.err;
   }
   const auto alone = [&](const std::string& rank) {
     return "RANK=" + rank + " WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=" + own_port() + ' ' +
