@@ -107,6 +107,14 @@ inline nn::Sequential deep() {
   return all;
 }
 
+/// A linear layer with the operator of Python's. For inputs of three dimensions, nn::Linear adds
+/// the bias by a kernel of its own.
+struct LinearImpl : nn::LinearImpl {
+  using nn::LinearImpl::LinearImpl;
+  at::Tensor forward(const at::Tensor& x) { return at::linear(x, weight, bias); }
+};
+TORCH_MODULE(Linear);
+
 /// A layer of a transformer, with the norms first.
 struct BlockImpl : nn::Module {
   static constexpr std::int64_t width = 512;
@@ -129,14 +137,13 @@ struct BlockImpl : nn::Module {
     return sum + down(torch::gelu(up(norm2(sum))));
   }
   nn::LayerNorm norm1{nn::LayerNormOptions({width})}, norm2{nn::LayerNormOptions({width})};
-  nn::Linear qkv{width, 3 * width}, proj{width, width}, up{width, 4 * width},
-      down{4 * width, width};
+  Linear qkv{width, 3 * width}, proj{width, width}, up{width, 4 * width}, down{4 * width, width};
 };
 TORCH_MODULE(Block);
 
 /// A transformer of six layers, 18.9 million parameters, for sequences of 128 vectors.
 inline nn::Sequential transformer() {
-  nn::Sequential all(nn::Linear(64, BlockImpl::width));
+  nn::Sequential all(Linear(64, BlockImpl::width));
   for (int i = 0; i < 6; ++i) all->push_back(Block());
   all->push_back(nn::LayerNorm(nn::LayerNormOptions({BlockImpl::width})));
   all->push_back(nn::Functional([](const at::Tensor& x) { return x.mean(1); }));
