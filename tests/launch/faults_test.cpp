@@ -296,15 +296,6 @@ TEST(Forwarded, IsNotLostWithoutAWord) {
               HasSubstr("lockstep: SIGUSR2 was not forwarded, because no rank was left\n"));
 }
 
-/// The guardian processes among a launcher's children.
-std::vector<pid_t> guardians_of(pid_t launcher) {
-  std::vector<pid_t> found;
-  for (const auto pid : children_of(launcher)) {
-    if (name_of(pid) == "lockstep-guard") found.push_back(pid);
-  }
-  return found;
-}
-
 TEST(Guardian, ThatIsKilledIsReplaced) {
   Launched job({"/bin/sh", "-c",
                 concat("exec ", quoted(lockstep_program()), " run -n 2 sh -c '",

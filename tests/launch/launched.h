@@ -77,6 +77,9 @@ std::vector<pid_t> numbers_after(const std::string& text, const std::string& wor
 /// A process's name, and its children.
 std::string name_of(pid_t pid);
 std::set<pid_t> children_of(pid_t parent);
+/// The guardian processes among a launcher's children. Waits up to 5 s for the first: a guardian
+/// names itself, maybe after ranks have begun.
+std::vector<pid_t> guardians_of(pid_t launcher);
 
 /// The content of a file; empty if there is none.
 std::string contents(const std::filesystem::path& file);
