@@ -32,7 +32,8 @@ class ProgressThread {
   /// Stops the thread and waits for its end. Call it without the mutex, any number of times. At
   /// exit of the process, it is called for all progress threads.
   void stop() noexcept;
-  /// Whether the exit of the process has stopped the threads. What they used may have ended.
+  /// Whether the exit of the process has stopped the threads. After that, libraries such as CUDA's
+  /// may have shut down.
   static bool stopped_at_exit() noexcept;
 
  private:

@@ -26,10 +26,10 @@ class DeviceRankContext final : public detail::ComposedRankContext {
   const CommStream& stream() const { return stream_; }
   std::string_view backend() const { return backend_; }
   std::chrono::milliseconds timeout() const { return timeout_; }
-  /// Whether this process may no longer use its devices: it exits, or it is a forked child. What
-  /// destructors would release on a device then ends with the process.
+  /// Whether this process may no longer use its devices: it exits, or it is a forked child.
+  /// Destructors then release nothing on a device; the end of the process does.
   bool ended() const noexcept { return in_child() || detail::ProgressThread::stopped_at_exit(); }
-  /// Shares an object with events or pinned memory, which is not destroyed after that end.
+  /// Shares an object with events or pinned memory. The object is not destroyed once ended() holds.
   template <class T>
   static std::shared_ptr<T> share(T&& object) {
     const auto destroy = [process = detail::ForkGuard()](T* shared) {

@@ -20,7 +20,6 @@ class GradientStreams {
  public:
   /// Adds the current stream. No effect without a comm stream.
   void add_current(const std::optional<device::CommStream>& comm);
-  const std::vector<c10::Stream>& all() const { return streams_; }
   /// Makes later work of the current stream wait for the work that these streams have now.
   void order_before_current(const device::CommStream& comm) const;
 

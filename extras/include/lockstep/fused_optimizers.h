@@ -21,8 +21,10 @@ namespace lockstep::inline v0_2 {
 /// those of Base; results differ by rounding only. Ranks can share its update
 /// (DataParallelOptions::share_memory). If the kernel does not support a parameter or its gradient
 /// (sparse, not dense in memory, different strides, parameters on several devices), the step is
-/// that of Base. Throws: InvalidArgument, from the constructors, for a parameter that is given
-/// twice, and from step() for one that was added twice since.
+/// that of Base.
+///
+/// Throws: InvalidArgument, from the constructors, for a parameter that is given twice, and from
+/// step() for one that was added twice since.
 template <class Base>
 class FusedOptimizer : public Base, public LowPrecisionOptimizer {
  public:
