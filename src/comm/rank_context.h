@@ -52,6 +52,7 @@ class RankContext {
   int last_group() const { return last_group_; }
   void set_last_group(int number) { last_group_ = number; }
 
+  /// Under a CallGuard or lock() once the progress thread runs, which reads the groups.
   void add(BackendCommunicator& group);
   void remove(BackendCommunicator& group);
   /// Begins to record the operations of this rank. Called once, for the outermost context of a

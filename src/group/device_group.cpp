@@ -110,8 +110,8 @@ Group device_group(const Group& group, at::Device device, const DeviceGroupOptio
   } else {
     ranks = std::make_shared<device::StagedCommunicator>(context, flat, memory);
   }
-  context->start_progress_thread();
   auto made = device::SteppedCommunicator::handle(std::move(ranks));
+  context->start_progress_thread();
   made->number_owners_with(group.communicator());
   return Group(std::move(made));
 }

@@ -145,14 +145,13 @@ std::shared_ptr<Communicator> HierarchicalCommunicator::new_group(std::span<cons
   auto& all = *groups_.all_ranks;
   const auto agreement = [&] {
     const HierarchicalRankContext::CallGuard guard(*context_);
-    return mpi::new_group(all, ranks, mpi::agreement_group);
+    const auto group = mpi::new_group(all, ranks, mpi::agreement_group);
+    return std::make_shared<HierarchicalCommunicator>(context_, HostTopology::of(*group),
+                                                      StageCommunicators{.all_ranks = group});
   }();
   // Other operations advance while it waits. After it all members are in new_group(), so what
   // follows can block.
-  const int number = detail::agree_on_number(
-      *std::make_shared<HierarchicalCommunicator>(context_, HostTopology::of(*agreement),
-                                                  StageCommunicators{.all_ranks = agreement}),
-      mpi::last_group(all));
+  const int number = detail::agree_on_number(*agreement, mpi::last_group(all));
   // The members on this host, as local ranks of this group and as world ranks.
   std::vector<int> local_ranks, world_ranks;
   for (const int rank : ranks) {
