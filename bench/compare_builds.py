@@ -6,8 +6,8 @@
     bench/compare_builds.py --flight-recorder --after build
     bench/compare_builds.py --shared-huge-pages --after build                       as root
 
-With --simulated-hosts it takes steps of strategies with several stages instead: a rank with one thread
-and a progress thread on each of the two hosts that tools/two-hosts simulates.
+With --simulated-hosts it takes an all_reduce and steps of strategies with several stages instead: a rank
+with one thread on each of the two hosts that tools/two-hosts simulates, in steps with a progress thread.
 
 With --flight-recorder it compares one build without and with the flight recorder, in the operations that a
 record delays most and in training steps.
@@ -36,6 +36,7 @@ STEPS = {
     "CNN, FusedSgd": ["--model", "cnn", "--steps", 20, "--fused"],
     "MLP": ["--model", "mlp", "--steps", 5],
     "MLP, FusedSgd": ["--model", "mlp", "--steps", 5, "--fused"],
+    "MLP, share_memory": ["--model", "mlp", "--steps", 5, "--share-memory"],
     "ResNet9": ["--model", "resnet9", "--steps", 3],
     "MLP, PowerSGD of rank 4": ["--model", "mlp", "--steps", 3, "--strategy", "powersgd:rank=4"],
     "MLP, int8": ["--model", "mlp", "--steps", 3, "--strategy", "int8"],
@@ -103,6 +104,10 @@ def step_over_a_link(rate, flags):
 
 def figures_over_a_link():
     """(name, unit, measurement) of each figure between simulated hosts."""
+    launch = [TWO_HOSTS, "--per-host", 1, "env", "OMP_NUM_THREADS=1"]
+    for name in ("64 KiB", "1 MiB", "25 MiB"):
+        flags = ["all_reduce", "--backend", "mpi", "--memory", "group", "--min", SIZES[name], "--max", SIZES[name]]
+        yield f"all_reduce of {name}, 1 Gbit/s", "µs", collective(launch, *flags)
     for name, (rate, flags) in STEPS_OVER_A_LINK.items():
         yield f"step of {name}", "ms", step_over_a_link(rate, flags)
 
@@ -138,9 +143,8 @@ def figures_of_shared_memory():
                        ("reduce_scatter", "25 MiB")):
         flags = [kind, "-n", 2, "--memory", "group", "--min", SIZES[size], "--max", SIZES[size]]
         yield f"{kind} of {size}, group memory", "µs", collective([], *flags)
-    for name in ("CNN", "MLP", "MLP, FusedSgd"):
+    for name in ("CNN", "MLP", "MLP, FusedSgd", "MLP, share_memory"):
         yield f"step of {name}", "ms", step(STEPS[name])
-    yield "step of MLP, share_memory", "ms", step([*STEPS["MLP"], "--share-memory"])
 
 
 def compare(builds, chosen, options):
@@ -167,7 +171,7 @@ def main():
     parser.add_argument("--after", required=True, type=pathlib.Path, help="build folder")
     parser.add_argument("--rounds", default=7, type=int, help="turns of both builds for each figure [7]")
     parser.add_argument("--only", default="", help="figures whose name contains this text")
-    parser.add_argument("--simulated-hosts", action="store_true", help="steps over a limited link; needs root")
+    parser.add_argument("--simulated-hosts", action="store_true", help="over a limited link; needs root")
     parser.add_argument("--flight-recorder", action="store_true", help="one build without and with the recorder")
     parser.add_argument("--shared-huge-pages", action="store_true",
                         help="one build with small and huge pages of shared memory; needs root")
