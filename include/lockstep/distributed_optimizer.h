@@ -20,8 +20,7 @@ class Optimizer;
 namespace lockstep::inline v0_2::detail {
 class DataParallelModel;
 class ReplicatedModel;
-class ShardedUpdate;
-class SharedUpdate;
+class Update;
 enum class UpdateGradients : bool;
 }  // namespace lockstep::detail
 
@@ -210,8 +209,7 @@ class DistributedOptimizer {
 
   torch::optim::Optimizer& optimizer_;
   std::shared_ptr<detail::ReplicatedModel> model_;
-  std::unique_ptr<detail::SharedUpdate> shared_;    ///< of options.share_memory
-  std::unique_ptr<detail::ShardedUpdate> sharded_;  ///< of options.shard
+  std::unique_ptr<detail::Update> update_;
 };
 
 /// Scales the averaged gradients of the optimizer's parameters by max_norm ÷ (norm + 1e-6) if that

@@ -11,7 +11,8 @@
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/error.h"
 #include "lockstep/group.h"
-#include "parallel/sharded_update.h"
+#include "parallel/sharded_parameters.h"
+#include "parallel/update.h"
 
 namespace lockstep::inline v0_2 {
 namespace {
@@ -95,16 +96,15 @@ double clip_grad_norm(DistributedOptimizer& optimizer, double max_norm, double n
     }
     optimizer.average_gradients();
     const auto parameters = parameters_of(optimizer.optimizer());
-    const auto* const sharded = optimizer.sharded_.get();
-    if (sharded == nullptr || !sharded->divides_gradients())
+    const auto* const divided = optimizer.update_->divided_gradients();
+    if (divided == nullptr)
       return torch::nn::utils::clip_grad_norm_(parameters, max_norm, norm_type);
     const at::NoGradGuard no_grad;
     std::vector<at::Tensor> whole;
     for (const auto& parameter : parameters) {
       if (parameter.grad().defined()) whole.push_back(parameter.grad());
     }
-    return clip(sharded->parameters().gradients(), whole, sharded->parameters().group(), max_norm,
-                norm_type);
+    return clip(divided->gradients(), whole, divided->group(), max_norm, norm_type);
   });
 }
 

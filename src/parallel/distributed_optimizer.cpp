@@ -17,8 +17,7 @@
 #include "parallel/own_step.h"
 #include "parallel/reducer.h"
 #include "parallel/replicated_model.h"
-#include "parallel/sharded_update.h"
-#include "parallel/shared_update.h"
+#include "parallel/update.h"
 
 namespace lockstep::inline v0_2 {
 namespace {
@@ -56,18 +55,6 @@ void check_parameters(const torch::optim::Optimizer& optimizer, const ModelView&
   });
 }
 
-/// Checks that the optimizer can update parts of tensors, if an option requires it.
-void check_updates_parts(const torch::optim::Optimizer& optimizer, const Group& group,
-                         const DataParallelOptions& options) {
-  all_or_none(group, [&] {
-    if (options.share_memory) {
-      detail::SharedUpdate::check(optimizer);
-    } else if (options.shard != Shard::none) {
-      detail::check_elementwise(optimizer, "shard");
-    }
-  });
-}
-
 /// The parameters that the optimizer updates, and all buffers.
 ModelView optimized_part(const torch::optim::Optimizer& optimizer, const ModelView& model) {
   const auto optimized = addresses_of_parameters(optimizer);
@@ -82,7 +69,7 @@ std::shared_ptr<detail::ReplicatedModel> replicate(const torch::optim::Optimizer
                                                    const ModelView& model, const Group& group,
                                                    DataParallelOptions options) {
   check_parameters(optimizer, model, group);
-  check_updates_parts(optimizer, group, options);
+  all_or_none(group, [&] { detail::Update::check(optimizer, options); });
   const auto make = [&](const ModelView& wrapped) {
     return std::make_shared<detail::ReplicatedModel>(wrapped, group, options,
                                                      Source::Owner::distributed_optimizer);
@@ -103,18 +90,12 @@ std::shared_ptr<detail::ReplicatedModel> replicate(const torch::optim::Optimizer
 std::shared_ptr<detail::ReplicatedModel> checked(const torch::optim::Optimizer& optimizer,
                                                  std::shared_ptr<detail::ReplicatedModel> wrapped) {
   check_parameters(optimizer, wrapped->model(), wrapped->group());
-  check_updates_parts(optimizer, wrapped->group(), wrapped->options());
   all_or_none(wrapped->group(), [&] {
+    detail::Update::check(optimizer, wrapped->options());
     wrapped->reducer().check_unattached();
     wrapped->check_movable();
   });
   return wrapped;
-}
-
-DataParallelOptions with(Strategy strategy) {
-  DataParallelOptions options;
-  options.strategy = std::move(strategy);
-  return options;
 }
 
 }  // namespace
@@ -132,18 +113,12 @@ DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
                                            std::shared_ptr<detail::ReplicatedModel> model)
     : optimizer_(optimizer), model_(std::move(model)) {
   const auto& group = model_->group();
-  const auto& options = model_->options();
   model_->reducer().attach_optimizer(
       [parameters = addresses_of_parameters(optimizer)](const auto& parameter) {
         return parameters.contains(parameter.unsafeGetTensorImpl());
       });
   try {
-    // With one copy of everything, shard has no effect.
-    if (options.share_memory) {
-      shared_ = std::make_unique<detail::SharedUpdate>(model_->reducer(), group, optimizer);
-    } else if (options.shard != Shard::none) {
-      sharded_ = std::make_unique<detail::ShardedUpdate>(model_->reducer(), group, optimizer);
-    }
+    update_ = detail::Update::create(optimizer, model_->reducer(), group, model_->options());
   } catch (const InvalidArgument&) {
     model_->reducer().detach_optimizer();
     throw;  // on every rank
@@ -159,10 +134,11 @@ DistributedOptimizer::~DistributedOptimizer() { model_->reducer().detach_optimiz
 DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
                                            const ModelView& model, const Group& group,
                                            Strategy strategy)
-    : DistributedOptimizer(optimizer, model, group, with(std::move(strategy))) {}
+    : DistributedOptimizer(optimizer, model, group,
+                           DataParallelOptions{.strategy = std::move(strategy)}) {}
 
 void DistributedOptimizer::backward_and_update(const at::Tensor& loss) {
-  const bool update_averages = shared_ != nullptr && shared_->averages_gradients();
+  const bool update_averages = update_->averages_gradients();
   // The program reads no .grad() before the update.
   const auto parts = model_->reducer().parts_only();
   if (loss.defined() && loss.requires_grad()) {
@@ -192,27 +168,22 @@ void DistributedOptimizer::step() {
 
 at::Tensor DistributedOptimizer::step(const std::function<at::Tensor()>& closure) {
   return detail::as_operation("DistributedOptimizer", [&] {
-    if (replicas_may_differ() || shared_ != nullptr) {
+    const bool shares = model_->options().share_memory;
+    if (replicas_may_differ() || shares) {
       throw InvalidArgument(detail::concat(
           "DistributedOptimizer: step(closure): got ",
-          shared_ != nullptr ? "share_memory" : "a strategy that does not average every gradient",
+          shares ? "share_memory" : "a strategy that does not average every gradient",
           ", expected gradients that are averaged in every backward, because the optimizer's "
           "decisions must be the same on every rank: use another strategy, such as fp32, without "
           "share_memory"));
     }
     model_->check_unchanged();
     auto& reducer = model_->reducer();
-    const auto evaluate = [&] {
-      const auto loss = closure();
+    auto loss = update_->step([&] {
+      const auto own_loss = closure();
       reducer.average_local_gradients();
-      return reducer.mean_of_losses(loss);
-    };
-    if (sharded_) {  // its optimizers evaluate the closure once, before the update
-      auto loss = evaluate();
-      update(detail::UpdateGradients::averaged);
-      return loss;
-    }
-    const auto loss = optimizer_.step(evaluate);
+      return reducer.mean_of_losses(own_loss);
+    });
     reducer.exchange_parameters();
     return loss;
   });
@@ -226,23 +197,15 @@ void DistributedOptimizer::average_gradients() {
 }
 
 void DistributedOptimizer::update(detail::UpdateGradients gradients) {
-  auto& reducer = model_->reducer();
-  if (shared_) {
-    shared_->step(gradients);
-  } else if (sharded_) {
-    sharded_->step();
-  } else {
-    reducer.before_update();
-    optimizer_.step();
-  }
-  reducer.exchange_parameters();
+  update_->step(gradients);
+  model_->reducer().exchange_parameters();
 }
 
 NoSync DistributedOptimizer::no_sync() const { return model_->no_sync(); }
 
 void DistributedOptimizer::zero_grad(bool set_to_none) {
   optimizer_.zero_grad(set_to_none);
-  if (sharded_) sharded_->parameters().discard_gradients();
+  update_->discard_gradients();
 }
 
 void DistributedOptimizer::synchronize() { model_->reducer().average_parameters(); }

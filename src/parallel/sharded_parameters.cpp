@@ -6,6 +6,24 @@
 
 namespace lockstep::inline v0_2::detail {
 
+std::vector<at::Tensor> lay_out(const Bucket& bucket, const at::Tensor& flat) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& slice : bucket.slices()) {
+    const auto place = static_cast<std::size_t>(flat.storage_offset()) + slice.offset;
+    tensors.push_back(alias(flat, place, slice.parameter));
+  }
+  return tensors;
+}
+
+void leave(const at::Tensor& tensor, const at::Tensor& values) noexcept {
+  if (!tensor.defined() || tensor.const_data_ptr() != values.const_data_ptr()) return;
+  try {
+    at::Tensor(tensor).set_data(tensor.detach().clone());
+  } catch (const std::exception&) {
+    // Memory is short.
+  }
+}
+
 ShardedParameters::ShardedParameters(std::span<const BucketReducer> reducers, const Group& group)
     : group_(group) {
   for (const auto& reducer : reducers) {
@@ -17,8 +35,8 @@ ShardedParameters::ShardedParameters(std::span<const BucketReducer> reducers, co
         .own = own,
         .flat = group_.empty({static_cast<std::int64_t>(numel)}, gradients.values().scalar_type())
                     .zero_()});
+    bucket.values = lay_out(gradients, bucket.flat);
     for (const auto& slice : gradients.slices()) {
-      bucket.values.push_back(alias(bucket.flat, slice.offset, slice.parameter));
       const auto part = intersection(own, slice);
       bucket.parts.push_back(flat_part(bucket.flat, slice.offset + part.begin, part.length()));
     }
@@ -29,15 +47,8 @@ ShardedParameters::ShardedParameters(std::span<const BucketReducer> reducers, co
 ShardedParameters::~ShardedParameters() {
   const at::NoGradGuard no_grad;
   for (const auto& bucket : buckets_) {
-    for (std::size_t i = 0; i < bucket.values.size(); ++i) {
-      at::Tensor parameter = bucket.slices()[i].parameter;
-      if (parameter.const_data_ptr() != bucket.values[i].const_data_ptr()) continue;
-      try {
-        parameter.set_data(parameter.detach().clone());
-      } catch (const std::exception&) {
-        // Memory is short: the parameter stays in the flat tensor and keeps it alive.
-      }
-    }
+    for (std::size_t i = 0; i < bucket.values.size(); ++i)
+      leave(bucket.slices()[i].parameter, bucket.values[i]);
   }
 }
 

@@ -14,6 +14,13 @@
 
 namespace lockstep::inline v0_2::detail {
 
+/// Tensors over flat memory, one per slice: in the slice's place, with its parameter's sizes and
+/// strides.
+std::vector<at::Tensor> lay_out(const Bucket& bucket, const at::Tensor& flat);
+/// Replaces a tensor by a copy in memory of its own if it uses the memory of values. When memory is
+/// short, it stays there and keeps that memory alive.
+void leave(const at::Tensor& tensor, const at::Tensor& values) noexcept;
+
 /// The parameters of one bucket, in the layout of its gradients.
 struct ShardedBucket {
   const BucketReducer* reducer;

@@ -31,10 +31,6 @@ at::Tensor gradient_part(const ShardedBucket& bucket, std::size_t index) {
                    range.begin, range.length());
 }
 
-bool are_empty(const ParameterLists& lists) {
-  return std::ranges::all_of(lists, [](const auto& list) { return list.empty(); });
-}
-
 }  // namespace
 
 ShardedUpdate::ShardedUpdate(Reducer& reducer, const Group& group,
@@ -86,9 +82,9 @@ void ShardedUpdate::set_parts(const std::vector<ElementwiseOptimizer::Part>& par
     elementwise->set_parts(parts);
 }
 
-bool ShardedUpdate::divides_gradients() const {
+const ShardedParameters* ShardedUpdate::divided_gradients() const {
   const auto buckets = parameters_.buckets();
-  return !buckets.empty() && buckets.front().reducer->is_lent();
+  return !buckets.empty() && buckets.front().reducer->is_lent() ? &parameters_ : nullptr;
 }
 
 void ShardedUpdate::check_groups() const {
@@ -129,7 +125,7 @@ void ShardedUpdate::finish(std::size_t index) {
   }
 }
 
-void ShardedUpdate::step() {
+void ShardedUpdate::step(UpdateGradients /*gradients*/) {
   const at::NoGradGuard no_grad;
   check_groups();
   parameters_.move_back();
@@ -142,7 +138,7 @@ void ShardedUpdate::step() {
                                   reducer_.source_of_parameters(b));
       works[b] = parameters_.gather(parameters_.buckets()[b]);
     }
-    if (!are_empty(whole_)) step_on(optimizer_, whole_);
+    if (!std::ranges::all_of(whole_, &std::vector<at::Tensor>::empty)) step_on(optimizer_, whole_);
     for (std::size_t b = 0; b < calls_.size(); ++b) {
       works[b].wait();
       finish(b);

@@ -11,6 +11,7 @@
 #include "parallel/reducer.h"
 #include "parallel/sharded_parameters.h"
 #include "parallel/sharded_state.h"
+#include "parallel/update.h"
 
 namespace torch::optim {
 class Optimizer;
@@ -21,22 +22,20 @@ namespace lockstep::inline v0_2::detail {
 /// The update of DataParallelOptions::shard. During step(), the optimizer's parameters are the
 /// parts of the buckets that this rank updates, so it keeps state for these parts only. The ranks
 /// gather each bucket's parameters while the optimizer updates the next one.
-class ShardedUpdate {
+class ShardedUpdate final : public Update {
  public:
   /// Moves the parameters into flat tensors. Reducer and optimizer must outlive it.
   /// Throws: CommError when memory is short.
   ShardedUpdate(Reducer& reducer, const Group& group, torch::optim::Optimizer& optimizer);
-  ~ShardedUpdate();
-  ShardedUpdate(const ShardedUpdate&) = delete;
-  ShardedUpdate& operator=(const ShardedUpdate&) = delete;
+  ~ShardedUpdate() override;
 
-  /// The optimizer's step with the mean of the gradients. Ranks: all.
+  using Update::step;
   /// Throws: InvalidArgument when the optimizer's parameters are not those of the constructor.
-  void step();
+  void step(UpdateGradients gradients) override;
 
-  const ShardedParameters& parameters() const { return parameters_; }
-  /// Whether each rank has its part of the averaged gradients only (Shard::gradients).
-  bool divides_gradients() const;
+  /// Not null with Shard::gradients.
+  const ShardedParameters* divided_gradients() const override;
+  void discard_gradients() override { parameters_.discard_gradients(); }
 
  private:
   /// One call of the optimizer's step, for the parameters of one bucket.

@@ -19,9 +19,9 @@
 #include "group/tensor_dtype.h"
 #include "kernels/reduce.h"
 #include "lockstep/error.h"
-#include "parallel/elementwise_step.h"
 #include "parallel/gradient.h"
 #include "parallel/own_step.h"
+#include "parallel/sharded_parameters.h"
 #include "parallel/shared_memory.h"
 #include "profile/group_statistics.h"
 #include "sync/bucket_layout.h"
@@ -48,12 +48,6 @@ Group sharing_group(const Group& group) {
   return local;
 }
 
-/// The optimizer's own step on elements; null if the optimizer updates elements itself.
-std::unique_ptr<ElementwiseOptimizer> elementwise_step(torch::optim::Optimizer& optimizer) {
-  if (dynamic_cast<ElementwiseOptimizer*>(&optimizer) != nullptr) return nullptr;
-  return std::make_unique<ElementwiseStep>(optimizer);
-}
-
 }  // namespace
 
 void SharedUpdate::check(const torch::optim::Optimizer& optimizer) {
@@ -69,8 +63,10 @@ SharedUpdate::SharedUpdate(Reducer& reducer, const Group& group, torch::optim::O
       world_(group),
       group_(sharing_group(group)),
       averages_gradients_(group_.size() == group.size()),
-      step_(elementwise_step(optimizer)),
-      optimizer_(step_ ? *step_ : dynamic_cast<ElementwiseOptimizer&>(optimizer)) {
+      step_(optimizer),
+      optimizer_(dynamic_cast<ElementwiseOptimizer*>(&optimizer) == nullptr
+                     ? step_
+                     : dynamic_cast<ElementwiseOptimizer&>(optimizer)) {
   const at::NoGradGuard no_grad;
   for (auto& of_bucket : reducer_.bucket_reducers()) {
     auto& bucket = of_bucket.bucket;
@@ -101,22 +97,12 @@ SharedUpdate::~SharedUpdate() {
   const at::NoGradGuard no_grad;
   for (auto& bucket : buckets_) {
     for (std::size_t i = 0; i < bucket.values.size(); ++i) {
-      at::Tensor parameter = bucket.gradients->slices()[i].parameter;
-      const auto move_out = [](const at::Tensor& shared, const at::Tensor& user, auto&& move) {
-        if (!user.defined() || user.const_data_ptr() != shared.const_data_ptr()) return;
-        try {
-          move(user.detach().clone());
-        } catch (const std::exception&) {
-          // Memory is short: the tensor stays in shared memory and keeps it alive.
-        }
-      };
-      move_out(bucket.values[i], parameter,
-               [&](const at::Tensor& own) { parameter.set_data(own); });
+      const auto& parameter = bucket.gradients->slices()[i].parameter;
+      leave(parameter, bucket.values[i]);
       if (bucket.state.empty() || !optimizer_.has(parameter)) continue;
       const auto state = optimizer_.state_of(parameter);
-      for (std::size_t k = 0; k < std::min(state.size(), bucket.state.size()); ++k) {
-        move_out(bucket.state[k][i], *state[k], [&](const at::Tensor& own) { *state[k] = own; });
-      }
+      for (std::size_t k = 0; k < std::min(state.size(), bucket.state.size()); ++k)
+        leave(*state[k], bucket.state[k][i]);
     }
   }
 }
@@ -139,19 +125,14 @@ void SharedUpdate::exchange_addresses() {
 }
 
 /// Makes a tensor for each slice, over bytes from the offset on. Advances the offset.
-std::vector<at::Tensor> SharedUpdate::lay_out(SharedBucket& bucket, const at::Tensor& bytes,
-                                              std::size_t& offset) const {
+std::vector<at::Tensor> SharedUpdate::lay_out(const SharedBucket& bucket, const at::Tensor& bytes,
+                                              std::size_t& offset) {
   const auto& like = bucket.gradients->values();
   auto flat = at::empty({0}, like.options());
   flat.set_(bytes.storage(), static_cast<std::int64_t>(offset / like.element_size()), like.sizes(),
             like.strides());
   offset += padded(like.nbytes());
-  std::vector<at::Tensor> tensors;
-  for (const auto& slice : bucket.gradients->slices()) {
-    tensors.push_back(alias(flat, static_cast<std::size_t>(flat.storage_offset()) + slice.offset,
-                            slice.parameter));
-  }
-  return tensors;
+  return detail::lay_out(*bucket.gradients, flat);
 }
 
 void SharedUpdate::check_in_place() const {

@@ -9,8 +9,10 @@
 
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/group.h"
+#include "parallel/elementwise_step.h"
 #include "parallel/reducer.h"
 #include "parallel/shard_range.h"
+#include "parallel/update.h"
 
 namespace torch::optim {
 class Optimizer;
@@ -18,18 +20,12 @@ class Optimizer;
 
 namespace lockstep::inline v0_2::detail {
 
-/// Which gradients a shared update uses.
-enum class UpdateGradients : bool {
-  local,    ///< each rank's own gradients; the update averages them
-  averaged  ///< the mean, which every rank already has
-};
-
 /// One copy of a model's parameters and optimizer state for all ranks of a host. On one host, each
 /// rank averages its range of all ranks' gradients in place and updates that range of the
 /// parameters. Means stay in the cache between the average and the update. On several hosts, each
 /// rank updates its range with gradients that are averaged already. docs/design/gradients.md, "One
 /// copy of the parameters for all ranks", has the steps.
-class SharedUpdate {
+class SharedUpdate final : public Update {
  public:
   /// Throws: InvalidArgument unless the optimizer can update parts of tensors.
   static void check(const torch::optim::Optimizer& optimizer);
@@ -38,16 +34,15 @@ class SharedUpdate {
   /// the group, with equal parameters.
   SharedUpdate(Reducer& reducer, const Group& group, torch::optim::Optimizer& optimizer);
   /// Copies parameters and optimizer state into memory of this rank.
-  ~SharedUpdate();
-  SharedUpdate(const SharedUpdate&) = delete;
-  SharedUpdate& operator=(const SharedUpdate&) = delete;
+  ~SharedUpdate() override;
 
-  /// Whether step() can average local gradients: all ranks are on one host.
-  bool averages_gradients() const { return averages_gradients_; }
+  /// All ranks are on one host.
+  bool averages_gradients() const override { return averages_gradients_; }
 
-  /// The optimizer's step with the mean of the gradients. Does not change .grad(). Ranks: all.
+  using Update::step;
+  /// Does not change .grad().
   /// Throws: InvalidArgument when a parameter no longer uses the shared memory.
-  void step(UpdateGradients gradients);
+  void step(UpdateGradients gradients) override;
 
  private:
   /// One parameter's gradient on this rank.
@@ -76,8 +71,8 @@ class SharedUpdate {
   };
 
   void exchange_addresses();
-  std::vector<at::Tensor> lay_out(SharedBucket& bucket, const at::Tensor& bytes,
-                                  std::size_t& offset) const;
+  static std::vector<at::Tensor> lay_out(const SharedBucket& bucket, const at::Tensor& bytes,
+                                         std::size_t& offset);
   void check_in_place() const;
   bool updates(const SharedBucket& bucket, std::size_t slice) const;
   void allocate_state();
@@ -93,7 +88,7 @@ class SharedUpdate {
   Group world_;  ///< the ranks that average
   Group group_;  ///< the ranks that share memory
   bool averages_gradients_;
-  std::unique_ptr<ElementwiseOptimizer> step_;  ///< unless the optimizer is one itself
+  ElementwiseStep step_;  ///< unless the optimizer is an ElementwiseOptimizer itself
   ElementwiseOptimizer& optimizer_;
   std::vector<SharedBucket> buckets_;
   std::size_t bytes_ = 0;  ///< of all buckets
