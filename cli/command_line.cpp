@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "core/environment.h"
 #include "core/text.h"
 #include "lockstep/closest_match.h"
 #include "lockstep/error.h"
@@ -44,6 +45,15 @@ std::pair<std::string, std::vector<std::string>> program_words(const CLI::App& c
                                          "./program --its-option"));
   }
   return {words.front(), {words.begin() + 1, words.end()}};
+}
+
+CLI::Option* in_range(CLI::Option* option, double least, double most) {
+  const auto problem = [least, most](const std::string& word) -> std::string {
+    const auto value = detail::parse_number<double>(word);
+    if (value && *value >= least && *value <= most) return {};
+    return detail::concat("got '", word, "', expected a number from ", least, " to ", most);
+  };
+  return option->check(problem, "", "");
 }
 
 std::string unexpected_words(const CLI::App& app) {

@@ -1,18 +1,29 @@
 #pragma once
 
+#include <CLI/CLI.hpp>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
-
-namespace CLI {
-class App;
-}
 
 namespace lockstep::cli {
 
 /// ", did you mean --ranks?" of a misspelt option of the command; empty if no option is close.
 std::string meant_option(const CLI::App& command, const std::string& word);
+
+/// Refuses values of the option that are no number from least to most. Returns the option.
+CLI::Option* in_range(CLI::Option* option, double least, double most);
+
+/// Adds an option that is a number from least to most. Without a value (std::optional), --help
+/// shows no default.
+template <class Number>
+CLI::Option* add_number(CLI::App* command, const char* name, Number& value, double least,
+                        double most, const char* type, const char* text) {
+  auto* option = in_range(command->add_option(name, value, text)->type_name(type), least, most);
+  if constexpr (std::is_arithmetic_v<Number>) option->capture_default_str();
+  return option;
+}
 
 /// The message about words of the command line that no command takes: it names the first, and what
 /// was probably meant.

@@ -6,7 +6,6 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -31,29 +30,14 @@ using nlohmann::ordered_json;
 struct TuneArguments {
   tune::Program program;
   tune::Search search;
-  double warm_up = 1;
-  double seconds = 3;
-  double limit = 60;
-  std::string ranks;
-  std::string buckets = "5,100";
+  tune::Durations durations;
   std::string topology;
   bool dry_run = false;
   bool json = false;
   std::string placeholder;
-};
 
-/// "1,2,4": numbers from 1 to most.
-std::vector<int> parse_list(const char* option, const std::string& text, int most) {
-  std::vector<int> numbers;
-  std::istringstream in(text);
-  for (std::string word; std::getline(in, word, ',');) {
-    numbers.push_back(detail::parse_number<int>(word).value_or(0));
-    if (numbers.back() >= 1 && numbers.back() <= most) continue;
-    throw InvalidArgument(concat("tune: ", option, ": got '", text,
-                                 "', expected numbers from 1 to ", most, ", as 1,2,4"));
-  }
-  return numbers;
-}
+  std::string unit_name() const { return program.global_batch ? "samples/s" : "batches/s"; }
+};
 
 /// "2x16": 2 NUMA nodes of 16 cores each.
 Topology parse_topology(const std::string& text) {
@@ -71,28 +55,6 @@ Topology parse_topology(const std::string& text) {
     topology.cores.push_back({.node = cpu / cores, .package = cpu / cores, .cpus = {cpu}});
   }
   return topology;
-}
-
-std::chrono::duration<double> seconds(const char* option, double value, double least) {
-  if (!(value >= least && value <= 1e6)) {
-    throw InvalidArgument(
-        concat("tune: ", option, ": got ", value, ", expected seconds from ", least, " to 1e6"));
-  }
-  return std::chrono::duration<double>(value);
-}
-
-tune::Durations durations_of(const TuneArguments& arguments) {
-  return {.warm_up = seconds("--warm-up", arguments.warm_up, 0),
-          .measured = seconds("--seconds", arguments.seconds, 0),
-          .limit = seconds("--limit", arguments.limit, 0.1)};
-}
-
-/// Rates are in samples with a global batch, else in batches of a rank.
-double unit_of(const TuneArguments& arguments) {
-  return arguments.program.global_batch.value_or(1);
-}
-std::string unit_name(const TuneArguments& arguments) {
-  return arguments.program.global_batch ? "samples/s" : "batches/s";
 }
 
 /// Three significant digits of a rate, or more.
@@ -114,45 +76,33 @@ void print_candidates(const TuneArguments& arguments, const Topology& topology,
   const auto several = std::ranges::find_if(layouts, [](const auto& one) { return one.ranks > 1; });
   if (several != layouts.end()) {
     print(concat("Stage 2, for the fastest layout of several ranks, as of ", tune::text(*several)),
-          tune::variants(*several, arguments.search.space));
+          tune::variants(*several, arguments.search));
     std::cout << "Stage 3, if several settings of stage 2 were faster: these together\n";
   }
 }
 
-void print_rows(const TuneArguments& arguments, const std::vector<tune::Row>& rows,
-                const tune::Verdict& verdict) {
-  const bool same = arguments.search.same_global_batch;
-  std::vector<const tune::Row*> measured;
-  for (const auto& row : rows) {
-    if (row.measured()) measured.push_back(&row);
-  }
-  std::ranges::stable_sort(measured, std::greater<>(), &tune::Row::median);
-  std::vector<launch::Row> table{{"", unit_name(arguments), "lowest", "highest", "step", ""}};
+void print_table(const TuneArguments& arguments, const Topology& topology,
+                 const std::vector<tune::Row>& rows, const tune::Verdict& verdict) {
+  std::vector<launch::Row> table{{"", arguments.unit_name(), "lowest", "highest", "step", ""}};
+  const auto measured = tune::ranked(rows);
   for (const auto* row : measured) {
-    const double unit = unit_of(arguments);
-    table.push_back({tune::text(row->candidate), rate_text(unit * row->median()),
-                     rate_text(unit * row->lowest()), rate_text(unit * row->highest()),
-                     concat(fixed(row->step(same) * 1e3, 1), " ms"),
-                     row == verdict.best                                  ? "best"
-                     : tune::equal_within_spread(*row, *measured.front()) ? "equal to the fastest"
-                                                                          : ""});
+    const bool equal = tune::equal_within_spread(*row, *measured.front());
+    table.push_back({tune::text(row->candidate), rate_text(row->median()), rate_text(row->lowest()),
+                     rate_text(row->highest()), concat(fixed(row->step() * 1e3, 1), " ms"),
+                     row == verdict.best ? "best"
+                     : equal             ? "equal to the fastest"
+                                         : ""});
   }
-  std::cout << launch::table(arguments.search.same_global_batch
-                                 ? concat("Samples of all ranks per second, ",
-                                          *arguments.program.global_batch, " in each step")
-                                 : "Batches of all ranks per second. A rank's batch is the same "
-                                   "for all, so the global batch grows with ranks",
-                             table);
+  const auto& batch = arguments.program.global_batch;
+  std::cout << launch::table(
+      batch ? concat("Samples of all ranks per second, ", *batch, " in each step")
+            : "Batches of all ranks per second. A rank's batch is the same for all, so the global "
+              "batch grows with ranks",
+      table);
   for (const auto& row : rows) {
     if (row.problem.empty()) continue;
     std::cout << "\nnot measured: " << tune::text(row.candidate) << '\n' << row.problem << '\n';
   }
-}
-
-void print(const TuneArguments& arguments, const Topology& topology,
-           const std::vector<tune::Row>& rows) {
-  const auto verdict = tune::conclude(rows, arguments.search.same_global_batch);
-  print_rows(arguments, rows, verdict);
   if (verdict.best == nullptr) return;
   std::cout << '\n';
   if (arguments.search.rounds == 1) {
@@ -166,37 +116,31 @@ void print(const TuneArguments& arguments, const Topology& topology,
   std::cout << "\nbest: " << detail::in_tone(command, detail::Tone::strong, colour) << '\n';
 }
 
+ordered_json value_if(bool known, ordered_json value) { return known ? value : ordered_json(); }
+
 ordered_json json_of(const tune::Row& row, const TuneArguments& arguments,
                      const Topology& topology) {
   const auto& one = row.candidate;
-  ordered_json json{{"ranks", one.ranks},
-                    {"threads", one.threads},
-                    {"bind", one.bind == launch::Bind::cores ? "cores" : "none"},
-                    {"bucket_mib", one.bucket},
-                    {"share_memory", one.share_memory},
-                    {"command", tune::command_of(one, arguments.program, topology)},
-                    {"rate", nullptr},
-                    {"rates", ordered_json::array()},
-                    {"step_ms", nullptr},
-                    {"problem", nullptr}};
-  if (!row.problem.empty()) json["problem"] = row.problem;
-  if (!row.measured()) return json;
-  const double unit = unit_of(arguments);
-  json["rate"] = unit * row.median();
-  for (const double rate : row.rates) json["rates"].push_back(unit * rate);
-  json["step_ms"] = row.step(arguments.search.same_global_batch) * 1e3;
-  return json;
+  return {{"ranks", one.ranks},
+          {"threads", one.threads},
+          {"bind", one.bind == launch::Bind::cores ? "cores" : "none"},
+          {"bucket_mib", one.bucket},
+          {"share_memory", one.share_memory},
+          {"command", tune::command_of(one, arguments.program, topology)},
+          {"rate", value_if(row.measured(), row.median())},
+          {"rates", row.rates},
+          {"step_ms", value_if(row.measured(), row.step() * 1e3)},
+          {"problem", value_if(!row.problem.empty(), row.problem)}};
 }
 
 void print_json(const TuneArguments& arguments, const Topology& topology,
-                const std::vector<tune::Row>& rows) {
-  const auto verdict = tune::conclude(rows, arguments.search.same_global_batch);
+                const std::vector<tune::Row>& rows, const tune::Verdict& verdict) {
   const auto cores = static_cast<int>(topology.cores.size());
   ordered_json json{{"program", arguments.program.name},
                     {"arguments", arguments.program.arguments},
                     {"cores", cores},
                     {"numa_nodes", topology.nodes().size()},
-                    {"rate_unit", unit_name(arguments)},
+                    {"rate_unit", arguments.unit_name()},
                     {"candidates", ordered_json::array()},
                     {"best", nullptr},
                     {"one_process_wins", verdict.one_process_wins()},
@@ -206,25 +150,22 @@ void print_json(const TuneArguments& arguments, const Topology& topology,
   for (const auto& row : rows) json["candidates"].push_back(json_of(row, arguments, topology));
   if (verdict.best != nullptr) json["best"] = json_of(*verdict.best, arguments, topology);
   if (const auto& scaling = verdict.scaling; scaling.problem.empty()) {
+    const auto change = scaling.change(cores);
     json["scaling"] = {{"serial_ms", scaling.serial * 1e3},
                        {"parallel_ms", scaling.parallel * 1e3},
                        {"added_ms_per_rank", scaling.added * 1e3},
-                       {"changes_at_cores", nullptr}};
-    if (const auto change = scaling.change(cores); change && cores > 1) {
-      json["scaling"]["changes_at_cores"] = *change;
-    }
+                       {"changes_at_cores", value_if(change.has_value(), change.value_or(0))}};
   }
   std::cout << json.dump(-1, ' ', false, ordered_json::error_handler_t::replace) << std::endl;
 }
 
 int measure(const TuneArguments& arguments, const Topology& topology,
             const std::vector<tune::Candidate>& layouts) {
-  const auto durations = durations_of(arguments);
   const auto inherited = launch::inherited_environment();
   const auto run = [&](const tune::Candidate& candidate, const std::string& stage) {
     std::cerr << stage << ": " << tune::text(candidate) << ": " << std::flush;
     const auto plan = tune::plan_of(candidate, arguments.program, topology, inherited);
-    const auto trial = tune::run_trial(plan, durations);
+    const auto trial = tune::run_trial(plan, arguments.durations);
     std::cerr << (trial.problem.empty() ? concat(fixed(trial.step * 1e3, 1), " ms a step, ",
                                                  detail::plural(trial.steps, "step"))
                                         : std::string("not measured"))
@@ -233,7 +174,9 @@ int measure(const TuneArguments& arguments, const Topology& topology,
   };
   try {
     const auto rows = tune::measure(layouts, arguments.search, run);
-    arguments.json ? print_json(arguments, topology, rows) : print(arguments, topology, rows);
+    const auto verdict = tune::conclude(rows, arguments.search.global_batch.has_value());
+    arguments.json ? print_json(arguments, topology, rows, verdict)
+                   : print_table(arguments, topology, rows, verdict);
     return std::ranges::any_of(rows, &tune::Row::measured) ? 0 : 1;
   } catch (const tune::Interrupted& interrupted) {
     std::cerr << "\nlockstep: tune: ended by a signal, no rank is left" << std::endl;
@@ -244,17 +187,10 @@ int measure(const TuneArguments& arguments, const Topology& topology,
 int tune_main(TuneArguments& arguments, const CLI::App& command) {
   auto& program = arguments.program;
   std::tie(program.name, program.arguments) = program_words(command);
-  tune::check(program);
-  constexpr int most = 1 << 20;
-  arguments.search.space = {.ranks = parse_list("--ranks", arguments.ranks, most),
-                            .buckets = parse_list("--buckets", arguments.buckets, most)};
-  arguments.search.same_global_batch = program.global_batch.has_value();
-  if (!arguments.topology.empty() && !arguments.dry_run) {
-    throw InvalidArgument("tune: got --topology without --dry-run, expected both or none");
-  }
+  arguments.search.global_batch = program.global_batch;
   const auto topology =
       arguments.topology.empty() ? Topology::read() : parse_topology(arguments.topology);
-  const auto layouts = tune::layouts(topology, program, arguments.search.space);
+  const auto layouts = tune::layouts(topology, program, arguments.search);
   if (!arguments.dry_run) return measure(arguments, topology, layouts);
   print_candidates(arguments, topology, layouts);
   return 0;
@@ -267,48 +203,39 @@ void add_tune(CLI::App& app, int& exit_code) {
       "tune", "Measure a program with several numbers of ranks and threads and other settings");
   const auto arguments = std::make_shared<TuneArguments>();
   auto& search = arguments->search;
+  auto& durations = arguments->durations;
   command->footer(
       "Runs the program many times and ends it by SIGTERM: let it write to a scratch folder.\n"
       "As in: lockstep tune --global-batch 128 ./program --batch-size {batch}");
-  command
-      ->add_option("--ranks", arguments->ranks,
-                   "Numbers of ranks to compare, as 1,2,4 (default: all that divide the cores)")
-      ->type_name("LIST");
-  command
-      ->add_option("--buckets", arguments->buckets,
-                   "Bucket sizes in MiB to compare with the default of 25")
-      ->type_name("LIST")
-      ->capture_default_str();
-  command
-      ->add_option(
-          "--global-batch", arguments->program.global_batch,
-          "Samples of all ranks in a step. {batch} in the program's arguments becomes "
-          "SAMPLES / ranks; without it, the program must divide the batch itself (default: "
-          "a rank's batch is the same for all)")
-      ->type_name("SAMPLES");
-  command->add_option("--rounds", search.rounds, "Number of runs of each candidate")
-      ->check(CLI::Range(1, 1000).description(""))
-      ->type_name("TIMES")
-      ->capture_default_str();
-  command->add_option("--seconds", arguments->seconds, "Measured time of a run")
-      ->type_name("SECONDS")
-      ->capture_default_str();
-  command
-      ->add_option("--warm-up", arguments->warm_up,
-                   "Time from a run's first step to the measurement")
-      ->type_name("SECONDS")
-      ->capture_default_str();
-  command
-      ->add_option("--limit", arguments->limit,
-                   "Longest time of a run. A run without a measured step then counts as failed")
-      ->type_name("SECONDS")
-      ->capture_default_str();
-  command->add_flag("--dry-run", arguments->dry_run, "Print the candidates and run nothing");
+  const auto add_list = [command](const char* name, std::vector<int>& values, const char* text) {
+    return add_number(command, name, values, 1, 1 << 20, "LIST", text)
+        ->allow_extra_args(false)  // which would be the program's
+        ->delimiter(',');
+  };
+  add_list("--ranks", search.ranks,
+           "Numbers of ranks to compare, as 1,2,4 (default: all that divide the cores)");
+  add_list("--buckets", search.buckets, "Bucket sizes in MiB to compare with the default of 25")
+      ->default_str("5,100");
+  add_number(
+      command, "--global-batch", arguments->program.global_batch, 1, 1e9, "SAMPLES",
+      "Samples of all ranks in a step. {batch} in the program's arguments becomes SAMPLES / "
+      "ranks; without it, the program must divide the batch itself (default: a rank's batch is "
+      "the same for all)");
+  add_number(command, "--rounds", search.rounds, 1, 1000, "TIMES",
+             "Number of runs of each candidate");
+  add_number(command, "--seconds", durations.measured, 0, 1e6, "SECONDS", "Measured time of a run");
+  add_number(command, "--warm-up", durations.warm_up, 0, 1e6, "SECONDS",
+             "Time from a run's first step to the measurement");
+  add_number(command, "--limit", durations.limit, 0.1, 1e6, "SECONDS",
+             "Longest time of a run. A run without a measured step then counts as failed");
+  auto* dry_run =
+      command->add_flag("--dry-run", arguments->dry_run, "Print the candidates and run nothing");
   command
       ->add_option("--topology", arguments->topology,
                    "With --dry-run: a host to print the candidates for, as 2x16 for 2 NUMA nodes "
                    "of 16 cores each (default: this host)")
-      ->type_name("NODESxCORES");
+      ->type_name("NODESxCORES")
+      ->needs(dry_run);
   command->add_flag("--json", arguments->json, "Print one JSON object instead of a table");
   command->prefix_command();
   command->validate_positionals();

@@ -2,13 +2,21 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
+#include <variant>
 
+#include "averaging/fields.h"
+#include "averaging/parse.h"
+#include "core/least_squares.h"
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "lockstep/types.h"
 
 namespace lockstep::inline v0_2::plan {
 namespace {
+
+using detail::concat;
+using Kind = Strategy::Kind;
 
 // Bytes that are sent.
 constexpr double half_bytes = 2;          // a float16 or bfloat16
@@ -22,14 +30,6 @@ constexpr double in_place_time = 0.73e-9;  // for each element: int8 in shared m
 constexpr double encode_time = 1.1e-9;     // for each element: int8 over messages
 constexpr double multiply_time = 2e-11;    // for each operation of a matrix product
 
-double parameters(std::span<const Layer> layers) {
-  double sum = 0;
-  for (const auto& layer : layers) sum += static_cast<double>(layer.parameters());
-  return sum;
-}
-
-bool in_memory(const Placement& placement) { return placement.hosts == 1; }
-
 /// An all_reduce of floats, each of which is sent in wire_bytes between hosts.
 Exchange dense(double elements, double wire_bytes, const Placement& placement) {
   auto traffic = hierarchical_all_reduce(placement, element_bytes * elements);
@@ -41,7 +41,7 @@ Exchange top_k(double ratio, double elements, const Placement& placement) {
   const double picks = std::max(1.0, std::ceil(ratio * elements));
   const double ranks = placement.ranks;
   Exchange exchange{.coding = select_time * elements + add_time * ranks * picks};
-  exchange.traffic = in_memory(placement) ? Traffic{.synchronizations = 2,
+  exchange.traffic = placement.hosts == 1 ? Traffic{.synchronizations = 2,
                                                     .moved = 2 * ranks * ranks * pick_bytes * picks}
                                           : mpi_all_gather(placement, pick_bytes * picks);
   return exchange;
@@ -49,7 +49,7 @@ Exchange top_k(double ratio, double elements, const Placement& placement) {
 
 Exchange int8(double elements, const Placement& placement) {
   // In place, a rank reads and writes its part of all ranks' buckets only, which coding includes.
-  if (in_memory(placement))
+  if (placement.hosts == 1)
     return {.traffic = {.synchronizations = 2}, .coding = in_place_time * elements};
   const double bytes = code_bytes * elements;
   return {.traffic =
@@ -80,93 +80,84 @@ Exchange power_sgd(double rank, std::span<const Layer> layers, double parts,
   return exchange;
 }
 
-/// Cost of an exchange in parts, where of(parts, placement) is the cost of one part. Ranks of a
-/// host sum the elements and share the results in memory. If hosts have several ranks, there are as
-/// many parts as the host with the fewest ranks has ranks. One rank of each host exchanges each
-/// part.
-template <class Of>
-Exchange between_hosts(double elements, const Placement& placement, const Of& of) {
-  if (placement.hosts < 2 || placement.most_on_host < 2) return of(1.0, placement);
+/// The exchange of one of `parts` equal parts of the layers by a strategy that is no all_reduce.
+Exchange compressed(const Strategy& strategy, std::span<const Layer> layers, double parts,
+                    const Placement& placement) {
+  if (strategy.kind == Kind::power_sgd) return power_sgd(strategy.value, layers, parts, placement);
+  const double elements = static_cast<double>(parameters(layers)) / parts;
+  return strategy.kind == Kind::int8 ? int8(elements, placement)
+                                     : top_k(strategy.value, elements, placement);
+}
+
+/// Fits the costs of which each equation has first and second times. If that gives no possible
+/// pair, fits the second cost only.
+void fit_pair(const std::vector<detail::LinearEquation>& equations, double& first, double& second) {
+  const detail::LeastSquares fitted(equations);
+  if (const auto both = fitted.both(); both && both->first >= 0 && both->second > 0) {
+    std::tie(first, second) = *both;
+  } else if (const double alone = fitted.second(first); alone > 0) {
+    second = alone;
+  }
+}
+
+}  // namespace
+
+Strategy parse_strategy(std::string_view text) {
+  const auto colon = text.find(':');
+  const auto name = text.substr(0, colon);
+  const auto options = colon == std::string_view::npos ? "" : text.substr(colon + 1);
+  const auto strategy = [&](Kind kind, double value = 0) {
+    return Strategy{.kind = kind, .value = value, .text = std::string(text)};
+  };
+  const auto of_whole_number = [&](Kind kind, std::string_view field, int usual) {
+    detail::Fields fields(name, options);
+    const auto value = static_cast<double>(fields.whole(field, usual));
+    fields.finish();
+    detail::expect(value >= 1, name, field, value, "a whole number from 1 on");
+    return strategy(kind, value);
+  };
+  if (name == "power_sgd" || name == "powersgd") return of_whole_number(Kind::power_sgd, "rank", 4);
+  if (name == "local_sgd") return of_whole_number(Kind::local_sgd, "period", 8);
+  if (const auto average = averaging::parse(name, options)) {
+    if (std::holds_alternative<AllReduce>(*average)) return strategy(Kind::fp32);
+    if (std::holds_alternative<Int8>(*average)) return strategy(Kind::int8);
+    if (const auto* top = std::get_if<TopK>(&*average)) return strategy(Kind::topk, top->ratio);
+    if (!std::holds_alternative<Threshold>(*average)) return strategy(Kind::half);
+  }
+  throw InvalidArgument(concat("plan: got strategy '", text,
+                               "', expected one of fp32, fp16, bf16, topk, int8, power_sgd, "
+                               "local_sgd; of others the cost depends on the data, or is fp32's"));
+}
+
+Exchange exchange(const Strategy& strategy, std::span<const Layer> layers,
+                  const Placement& placement) {
+  if (placement.ranks < 2) return {};
+  const auto elements = static_cast<double>(parameters(layers));
+  if (strategy.kind == Kind::fp32) return dense(elements, element_bytes, placement);
+  if (strategy.kind == Kind::half) return dense(elements, half_bytes, placement);
+  if (strategy.kind == Kind::local_sgd) {
+    return {.traffic = 1 / strategy.value * dense(elements, element_bytes, placement).traffic};
+  }
+  if (placement.hosts < 2 || placement.most_on_host < 2) {
+    return compressed(strategy, layers, 1, placement);
+  }
+  // Ranks of a host sum the elements and share the results in memory. There are as many parts as
+  // the host with the fewest ranks has ranks. One rank of each host exchanges each part.
   const double parts = placement.least_on_host;
-  Exchange exchange = of(parts, Placement::uniform(placement.hosts, 1));
+  Exchange exchange = compressed(strategy, layers, parts, Placement::uniform(placement.hosts, 1));
   exchange.traffic.sent *= parts;
   exchange.traffic.moved *= parts;
   exchange.traffic += host_direct(placement.most_on_host, element_bytes * elements);
   return exchange;
 }
 
-}  // namespace
-
-Exchange exchange(const Strategy& strategy, std::span<const Layer> layers,
-                  const Placement& placement) {
-  if (placement.ranks < 2) return {};
-  const double elements = parameters(layers);
-  switch (strategy.kind) {
-    case Strategy::Kind::fp32:
-      return dense(elements, element_bytes, placement);
-    case Strategy::Kind::fp16:
-    case Strategy::Kind::bf16:
-      return dense(elements, half_bytes, placement);
-    case Strategy::Kind::topk:
-      return between_hosts(elements, placement, [&](double parts, const Placement& among) {
-        return top_k(strategy.value, elements / parts, among);
-      });
-    case Strategy::Kind::int8:
-      return between_hosts(elements, placement, [&](double parts, const Placement& among) {
-        return int8(elements / parts, among);
-      });
-    case Strategy::Kind::power_sgd:
-      return between_hosts(elements, placement, [&](double parts, const Placement& among) {
-        return power_sgd(strategy.value, layers, parts, among);
-      });
-    case Strategy::Kind::local_sgd:
-      return {.traffic = 1 / strategy.value * dense(elements, element_bytes, placement).traffic};
-  }
-  return {};
-}
-
-namespace {
-
-constexpr double forward = 1.0 / 3;
-
-/// The network, which sends buckets in sequence during backward and after it.
-class Network {
- public:
-  explicit Network(double overlap) : overlap_(overlap) {}
-
-  /// Adds a bucket that takes this time to send.
-  void add(double seconds) { waiting_ += seconds; }
-  /// The processor computes for this time, while the network sends.
-  void compute(double seconds) {
-    const double carried = std::min(waiting_, seconds * overlap_);
-    waiting_ -= carried;
-    hidden_ += carried;
-  }
-  double hidden() const { return hidden_; }
-  double waiting() const { return waiting_; }
-
- private:
-  double overlap_;
-  double waiting_ = 0;
-  double hidden_ = 0;
-};
-
-double multiplications(const std::vector<Layer>& layers) {
-  double sum = 0;
-  for (const auto& layer : layers) sum += layer.multiplications();
-  return sum;
-}
-
-}  // namespace
-
 std::vector<std::vector<Layer>> buckets(const Model& model) {
-  constexpr std::size_t element = 4;
   constexpr BucketCaps caps;
   std::vector<std::vector<Layer>> all;
   std::size_t bytes = 0;
   for (const auto& layer : model.layers) {
     const std::size_t enough = all.size() < 2 ? caps.first : caps.rest;
-    const std::size_t more = layer.parameters() * element;
+    const std::size_t more = parameters({&layer, 1}) * sizeof(float);
     if (all.empty() || bytes >= enough || bytes + more > caps.rest) {
       all.emplace_back();
       bytes = 0;
@@ -178,51 +169,74 @@ std::vector<std::vector<Layer>> buckets(const Model& model) {
 }
 
 Forecast forecast(const Setting& setting, const Strategy& strategy) {
-  if (strategy.needs_shapes() && !setting.model.shapes_known) {
-    throw InvalidArgument(detail::concat("plan: got strategy ", strategy.text,
-                                         " with --parameters, which gives no parameter shapes; "
-                                         "expected --model"));
+  if (strategy.needs_shapes() && !setting.model.shapes_known()) {
+    throw InvalidArgument(concat("plan: got strategy ", strategy.text,
+                                 " with --parameters, which gives no parameter shapes; "
+                                 "expected --model"));
   }
-  if (setting.sharded && strategy.kind != Strategy::Kind::fp32) {
-    throw InvalidArgument(detail::concat("plan: --shard: got strategy ", strategy.text,
-                                         ", expected fp32, the strategy of sharded updates"));
+  const auto& keeping = setting.keeping;
+  const bool sharded = keeping.shard != Shard::none;
+  if ((sharded || keeping.share_memory) && strategy.kind != Kind::fp32) {
+    throw InvalidArgument(concat("plan: got strategy ", strategy.text,
+                                 " with --shard or "
+                                 "--share-memory, expected fp32, the strategy of both"));
   }
-  const auto placement = Placement::uniform(setting.nodes, setting.ranks_per_node);
-  const double before_update = setting.sharded ? 0.5 : 1;  // part of the exchange
-  const double backward = (1 - forward) * setting.compute;
-  const auto in_order = buckets(setting.model);
-  double all_multiplications = 0;
-  for (const auto& bucket : in_order) all_multiplications += multiplications(bucket);
+  const auto placement = Placement::uniform(keeping.nodes, keeping.ranks_per_node);
+  const double before_update = sharded ? 0.5 : 1;  // part of the exchange
+  const double backward = 2.0 / 3 * setting.compute;
+  const double all_multiplications = multiplications(setting.model.layers);
 
   Forecast result{.strategy = strategy};
-  Network network(setting.overlap);
-  for (const auto& bucket : in_order) {
-    if (!strategy.after_step()) {
-      network.compute(backward * multiplications(bucket) / all_multiplications);
-    }
+  double waiting = 0;  // time of buckets that the network has not sent
+  const auto compute = [&](double seconds) {
+    const double carried = std::min(waiting, seconds * setting.overlap);
+    waiting -= carried;
+    result.hidden += carried;
+  };
+  for (const auto& bucket : buckets(setting.model)) {
     const auto one = exchange(strategy, bucket, placement);
     const double between = setting.costs.between_hosts(one.traffic);
     const double own = setting.costs.of_processor(one.traffic, placement);
-    network.compute(strategy.after_step() ? 0 : one.coding + before_update * own);
-    network.add(before_update * between);
+    if (strategy.kind != Kind::local_sgd) {  // which exchanges after the step, not in backward
+      compute(backward * multiplications(bucket) / all_multiplications);
+      compute(one.coding + before_update * own);
+    }
+    waiting += before_update * between;
     result.coding += one.coding;
     result.memory += own;
     result.network += between;
     result.sent += one.traffic.sent;
   }
-  result.hidden = network.hidden();
   const double after_update = (1 - before_update) * result.network;
-  result.step = setting.compute + result.coding + result.memory + network.waiting() + after_update;
+  result.step = setting.compute + result.coding + result.memory + waiting + after_update;
   result.efficiency = setting.compute / result.step;
   result.throughput = placement.ranks * setting.batch / result.step;
   return result;
 }
 
-std::vector<Forecast> forecasts(const Setting& setting, const std::vector<Strategy>& strategies) {
-  std::vector<Forecast> all;
-  for (const auto& strategy : strategies) all.push_back(forecast(setting, strategy));
-  std::ranges::stable_sort(all, {}, &Forecast::step);
-  return all;
+Costs fit(const Costs& costs, const std::vector<Measurement>& measurements) {
+  std::vector<detail::LinearEquation> equations;
+  const auto add = [&](double first, double second, double seconds) {
+    if (seconds > 0) equations.push_back({first, second, seconds});
+  };
+  Costs fitted = costs;
+  for (const auto& one : measurements) {
+    if (one.over_network) continue;
+    const auto traffic = host_direct(one.ranks, one.bytes);
+    const double further = costs.synchronization_rank * std::max(0, one.ranks - 2);
+    add(traffic.synchronizations, traffic.moved, one.seconds - traffic.synchronizations * further);
+  }
+  fit_pair(equations, fitted.synchronization, fitted.moved_byte);
+  equations.clear();
+  for (const auto& one : measurements) {
+    if (!one.over_network) continue;
+    const auto placement = Placement::uniform(one.ranks, 1);
+    const auto traffic = mpi_direct(placement, one.bytes);
+    add(traffic.remote_messages, traffic.sent,
+        one.seconds - fitted.of_processor(traffic, placement));
+  }
+  fit_pair(equations, fitted.remote_message, fitted.sent_byte);
+  return fitted;
 }
 
 }  // namespace lockstep::plan

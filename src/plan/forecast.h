@@ -1,13 +1,31 @@
 #pragma once
 
 #include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "comm/cost.h"
 #include "plan/model.h"
-#include "plan/planned_strategy.h"
 
 namespace lockstep::inline v0_2::plan {
+
+/// A strategy whose cost can be forecast.
+struct Strategy {
+  enum class Kind { fp32, half, topk, int8, power_sgd, local_sgd };
+
+  Kind kind = Kind::fp32;
+  double value = 0;  ///< topk: ratio; power_sgd: rank; local_sgd: period
+  std::string text = {};
+
+  /// Whether its cost depends on the shapes of the parameters.
+  bool needs_shapes() const { return kind == Kind::power_sgd; }
+};
+
+/// Parses a text in the format of lockstep::parse_strategy(): "topk:0.01", "power_sgd:rank=4".
+/// Throws: InvalidArgument naming the value and the expected values. Also for strategies whose
+/// traffic depends on the data, or that exchange as much as fp32 or more.
+Strategy parse_strategy(std::string_view text);
 
 /// The cost of a bucket's exchange; all ranks exchange at the same time.
 struct Exchange {
@@ -23,16 +41,14 @@ Exchange exchange(const Strategy& strategy, std::span<const Layer> layers,
 
 /// The description of a training step whose time is forecast.
 struct Setting {
-  int nodes = 1;
-  int ranks_per_node = 1;
-  Costs costs = {};
   Model model = {};
+  /// With sharding, half of the exchange, the reduce_scatter of gradients, is in backward. The
+  /// other half, the all_gather of parameters, follows the update, and nothing hides it.
+  Keeping keeping = {};
+  Costs costs = {};
   int batch = 1;       ///< samples per rank and step
   double compute = 0;  ///< seconds of a rank's step without exchange; a third is forward
   double overlap = 1;  ///< fraction of backward's time in which the network can send
-  /// With sharding, half of the exchange, the reduce_scatter of gradients, is in backward. The
-  /// other half, the all_gather of parameters, follows the update, and nothing hides it.
-  bool sharded = false;
 };
 
 /// Forecast of a training step. Units: seconds, bytes.
@@ -53,14 +69,25 @@ struct Forecast {
 /// multiplications. Exchange in memory adds to the compute time, exchange between hosts overlaps
 /// with it.
 /// Throws: InvalidArgument if the strategy needs parameter shapes that the model lacks, or is not
-/// fp32 with sharding.
+/// fp32 with sharding or shared memory.
 Forecast forecast(const Setting& setting, const Strategy& strategy);
-
-/// The forecasts for several strategies, the fastest first.
-std::vector<Forecast> forecasts(const Setting& setting, const std::vector<Strategy>& strategies);
 
 /// The layers of each bucket, in the order of exchange. The first bucket ends at 1 MiB, others at
 /// 25 MiB; a larger layer has a bucket of its own.
 std::vector<std::vector<Layer>> buckets(const Model& model);
+
+/// A measured all_reduce of float32 in group memory.
+struct Measurement {
+  bool over_network = false;  ///< between hosts with one rank each, over MPI; else on one host
+  int ranks = 2;
+  double bytes = 0;  ///< of one rank's buffer
+  double seconds = 0;
+};
+
+/// The costs that minimise the sum of squared relative errors between the cost formulas and the
+/// measurements. Fits `synchronization` and `moved_byte` to those in memory, `remote_message` and
+/// `sent_byte` to those over the network. A cost without measurements, or with a fit below zero,
+/// keeps its value.
+Costs fit(const Costs& costs, const std::vector<Measurement>& measurements);
 
 }  // namespace lockstep::plan

@@ -1,6 +1,7 @@
 #include "tune/candidates.h"
 
 #include <algorithm>
+#include <array>
 #include <string_view>
 
 #include "comm/host/world.h"
@@ -15,18 +16,9 @@ using detail::concat;
 using launch::Variables;
 
 constexpr std::string_view batch_word = "{batch}";
-constexpr const char* threads_variable = "OMP_NUM_THREADS";
-constexpr const char* bucket_variable = "LOCKSTEP_BUCKET_MIB";
-constexpr const char* share_variable = "LOCKSTEP_SHARE_MEMORY";
-constexpr const char* recorder_variable = "LOCKSTEP_FLIGHT_RECORDER";
-
-int cores_of(const Topology& topology) { return static_cast<int>(topology.cores.size()); }
-
-bool has_batch_word(const Program& program) {
-  return std::ranges::any_of(program.arguments, [](const std::string& argument) {
-    return argument.find(batch_word) != std::string::npos;
-  });
-}
+/// The variables that are not inherited. Runs are counted by their flight records.
+constexpr std::array<std::string_view, 4> varied = {
+    "OMP_NUM_THREADS", "LOCKSTEP_BUCKET_MIB", "LOCKSTEP_SHARE_MEMORY", "LOCKSTEP_FLIGHT_RECORDER"};
 
 std::vector<std::string> arguments_of(const Program& program, int ranks) {
   auto arguments = program.arguments;
@@ -46,25 +38,32 @@ int usual_threads(const Candidate& candidate, const Topology& topology) {
   return launch::divide_cores(topology, candidate.ranks, candidate.bind).threads;
 }
 
-bool divides_batch(const Program& program, int ranks) {
-  return !program.global_batch || *program.global_batch % ranks == 0;
-}
-
 /// The variables that make the candidate, in addition to those of `lockstep run`.
 Variables variables_of(const Candidate& candidate, const Topology& topology) {
   Variables variables;
   if (candidate.threads != usual_threads(candidate, topology)) {
-    variables.emplace_back(threads_variable, std::to_string(candidate.threads));
+    variables.emplace_back("OMP_NUM_THREADS", std::to_string(candidate.threads));
   }
   if (candidate.bucket != default_bucket) {
-    variables.emplace_back(bucket_variable, std::to_string(candidate.bucket));
+    variables.emplace_back("LOCKSTEP_BUCKET_MIB", std::to_string(candidate.bucket));
   }
-  if (candidate.share_memory) variables.emplace_back(share_variable, "1");
+  if (candidate.share_memory) variables.emplace_back("LOCKSTEP_SHARE_MEMORY", "1");
   return variables;
 }
 
 void add_unless_known(std::vector<Candidate>& all, const Candidate& candidate) {
   if (std::ranges::find(all, candidate) == all.end()) all.push_back(candidate);
+}
+
+/// The numbers of ranks that divide the cores and keep each rank's cores on one NUMA node, or give
+/// it whole nodes.
+std::vector<int> usual_ranks(int cores, int nodes) {
+  std::vector<int> numbers;
+  for (int ranks = 1; ranks <= std::min(cores, host::max_ranks); ++ranks) {
+    const bool whole = ranks < nodes ? nodes % ranks == 0 : ranks % nodes == 0;
+    if (cores % ranks == 0 && whole) numbers.push_back(ranks);
+  }
+  return numbers;
 }
 
 }  // namespace
@@ -74,45 +73,31 @@ int Candidate::changes() const {
          static_cast<int>(bucket != default_bucket) + static_cast<int>(share_memory);
 }
 
-void check(const Program& program) {
-  if (program.global_batch && *program.global_batch < 1) {
-    throw InvalidArgument(concat("tune: --global-batch: got ", *program.global_batch,
-                                 ", expected at least 1 sample"));
-  }
-  if (!program.global_batch && has_batch_word(program)) {
+std::vector<Candidate> layouts(const Topology& topology, const Program& program,
+                               const Search& search) {
+  const bool divides = std::ranges::any_of(program.arguments, [](const auto& argument) {
+    return argument.find(batch_word) != std::string::npos;
+  });
+  if (divides && !program.global_batch) {
     throw InvalidArgument(
         "tune: got {batch} in the program's arguments without --global-batch, expected both or "
         "none");
   }
-}
-
-std::vector<Candidate> layouts(const Topology& topology, const Program& program,
-                               const Space& space) {
-  const int cores = cores_of(topology);
-  const auto nodes = static_cast<int>(topology.nodes().size());
+  const auto cores = static_cast<int>(topology.cores.size());
   const int most = std::min(host::max_ranks, static_cast<int>(topology.cpus().size()));
-  auto numbers = space.ranks;
-  for (const int ranks : numbers) {
+  const auto nodes = static_cast<int>(topology.nodes().size());
+  std::vector<Candidate> all;
+  for (const int ranks : search.ranks.empty() ? usual_ranks(cores, nodes) : search.ranks) {
     if (ranks < 1 || ranks > most) {
       throw InvalidArgument(concat("tune: --ranks: got ", ranks, ", expected 1 to ", most,
                                    " on this host, whose logical CPUs are as many"));
     }
-  }
-  if (numbers.empty()) {
-    for (int ranks = 1; ranks <= std::min(cores, host::max_ranks); ++ranks) {
-      const bool whole = ranks < nodes ? nodes % ranks == 0 : ranks % nodes == 0;
-      if (cores % ranks == 0 && whole) numbers.push_back(ranks);
-    }
-  }
-  std::vector<Candidate> all;
-  for (const int ranks : numbers) {
-    if (!divides_batch(program, ranks)) continue;
+    if (program.global_batch && *program.global_batch % ranks != 0) continue;
     Candidate candidate{.ranks = ranks};
     candidate.threads = usual_threads(candidate, topology);
     add_unless_known(all, candidate);
-    if (ranks > 1) continue;
     for (const int part : {2, 4}) {
-      if (cores < part) break;
+      if (ranks > 1 || cores < part) break;
       candidate.threads = cores / part;
       add_unless_known(all, candidate);
     }
@@ -124,7 +109,7 @@ std::vector<Candidate> layouts(const Topology& topology, const Program& program,
   return all;
 }
 
-std::vector<Candidate> variants(const Candidate& layout, const Space& space) {
+std::vector<Candidate> variants(const Candidate& layout, const Search& search) {
   std::vector<Candidate> all;
   if (layout.ranks == 1) return all;
   auto add = [&](auto&& change) {
@@ -133,7 +118,7 @@ std::vector<Candidate> variants(const Candidate& layout, const Space& space) {
     if (!(variant == layout)) add_unless_known(all, variant);
   };
   add([](Candidate& one) { one.bind = launch::Bind::none; });
-  for (const int bucket : space.buckets) add([&](Candidate& one) { one.bucket = bucket; });
+  for (const int bucket : search.buckets) add([&](Candidate& one) { one.bucket = bucket; });
   add([](Candidate& one) { one.share_memory = true; });
   return all;
 }
@@ -141,8 +126,7 @@ std::vector<Candidate> variants(const Candidate& layout, const Space& space) {
 launch::Plan plan_of(const Candidate& candidate, const Program& program, const Topology& topology,
                      Variables inherited) {
   std::erase_if(inherited, [](const auto& variable) {
-    return variable.first == threads_variable || variable.first == bucket_variable ||
-           variable.first == share_variable || variable.first == recorder_variable;
+    return std::ranges::find(varied, variable.first) != varied.end();
   });
   for (auto& variable : variables_of(candidate, topology)) inherited.push_back(std::move(variable));
   launch::Options options;

@@ -2,7 +2,6 @@
 
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "core/topology.h"
@@ -35,23 +34,26 @@ struct Program {
   std::optional<int> global_batch = {};
 };
 
-/// The settings that tune varies.
-struct Space {
-  std::vector<int> ranks = {};          ///< numbers of ranks; empty: all sensible ones
-  std::vector<int> buckets = {5, 100};  ///< sizes to compare with the default, in MiB
+/// What tune compares, and how.
+struct Search {
+  std::vector<int> ranks = {};           ///< numbers of ranks; empty: all sensible ones
+  std::vector<int> buckets = {5, 100};   ///< sizes to compare with the default, in MiB
+  int rounds = 3;                        ///< runs of each candidate
+  std::optional<int> global_batch = {};  ///< of Program
 };
 
 /// The divisions of the cores among ranks: each number of ranks that divides the cores, so that no
 /// rank's cores cross a NUMA node unless it has whole nodes. Also one rank with half and with a
 /// quarter of the threads, which show how one process scales. Omits numbers of ranks that do not
 /// divide the program's global batch.
-/// Throws: InvalidArgument for numbers of ranks that this host cannot run.
+/// Throws: InvalidArgument for numbers of ranks that this host cannot run, and for a word {batch}
+/// without a global batch.
 std::vector<Candidate> layouts(const Topology& topology, const Program& program,
-                               const Space& space);
+                               const Search& search);
 
 /// The candidates that differ from this one in a single setting: not bound, another bucket size,
 /// shared memory. None for one rank.
-std::vector<Candidate> variants(const Candidate& layout, const Space& space);
+std::vector<Candidate> variants(const Candidate& layout, const Search& search);
 
 /// The plan for running the candidate. Variables that tune varies replace inherited ones.
 /// Throws: InvalidArgument as launch::make_plan().
@@ -61,8 +63,5 @@ launch::Plan plan_of(const Candidate& candidate, const Program& program, const T
 /// The shell command that runs the candidate.
 std::string command_of(const Candidate& candidate, const Program& program,
                        const Topology& topology);
-
-/// Throws: InvalidArgument if the global batch and the word {batch} contradict each other.
-void check(const Program& program);
 
 }  // namespace lockstep::tune

@@ -1,5 +1,3 @@
-#include "tune/trial.h"
-
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -9,28 +7,30 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstddef>
+#include <fstream>
 #include <iostream>
 #include <map>
 #include <optional>
 #include <utility>
-#include <vector>
 
 #include "comm/flight_record.h"
 #include "core/plural.h"
 #include "core/text.h"
 #include "launch/launch.h"
+#include "launch/output.h"
 #include "launch/system.h"
+#include "tune/tuning.h"
 
 namespace lockstep::inline v0_2::tune {
 namespace {
 
 using detail::concat;
 using Clock = std::chrono::steady_clock;
-using Seconds = std::chrono::duration<double>;
 
 /// Steps keep the times of their ends, so this does not limit how exact a measurement is.
-constexpr auto between_readings = std::chrono::milliseconds(100);
+constexpr timespec between_readings{.tv_sec = 0, .tv_nsec = 100'000'000};
 
 /// The signals that end a trial, and SIGCHLD. Blocked in its scope, so that await() returns them.
 class Signals {
@@ -44,12 +44,12 @@ class Signals {
   Signals(const Signals&) = delete;
   Signals& operator=(const Signals&) = delete;
 
-  /// Waits for a signal. Returns the one that asks this process to end, if any came.
-  std::optional<siginfo_t> await(std::chrono::milliseconds time) const {
-    const timespec limit{.tv_sec = time.count() / 1000, .tv_nsec = time.count() % 1000 * 1'000'000};
+  /// Waits for a signal until the next reading. Returns the one that asks this process to end, if
+  /// any came.
+  std::optional<siginfo_t> await() const {
     siginfo_t info{};
-    if (sigtimedwait(&set_, &info, &limit) < 0 || info.si_signo == SIGCHLD) return std::nullopt;
-    return info;
+    const bool came = sigtimedwait(&set_, &info, &between_readings) >= 0;
+    return came && info.si_signo != SIGCHLD ? std::optional(info) : std::nullopt;
   }
 
  private:
@@ -68,12 +68,7 @@ class Job {
     if (pid_ < 0) launch::throw_system("start a launcher");
     if (pid_ == 0) run(plan, parent);
   }
-  ~Job() {
-    if (!ending_) {
-      ::kill(pid_, SIGTERM);
-      await_end();
-    }
-  }
+  ~Job() { end(); }
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
 
@@ -89,30 +84,17 @@ class Job {
   }
   void await_end() {
     int status = 0;
-    while (!ending_) {
-      if (::waitpid(pid_, &status, 0) == pid_) {
-        ending_ = status;
-      } else if (errno != EINTR) {
-        break;
-      }
-    }
+    if (!ending_ && TEMP_FAILURE_RETRY(::waitpid(pid_, &status, 0)) == pid_) ending_ = status;
   }
 
   /// The last lines of the output.
   std::string last_lines() const {
-    constexpr off_t most_bytes = 4096;
-    constexpr int most_lines = 6;
-    const auto size = ::lseek(output_.get(), 0, SEEK_END);
-    std::string text(static_cast<std::size_t>(std::clamp<off_t>(size, 0, most_bytes)), '\0');
-    const auto got =
-        ::pread(output_.get(), text.data(), text.size(), size - static_cast<off_t>(text.size()));
-    text.resize(static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
-    while (text.ends_with('\n')) text.pop_back();
-    auto begin = text.size();
-    for (int line = 0; line < most_lines && begin != std::string::npos && begin > 0; ++line) {
-      begin = text.rfind('\n', begin - 1);
-    }
-    return begin == std::string::npos || text.empty() ? text : text.substr(begin + 1);
+    std::ifstream output(concat("/proc/self/fd/", output_.get()));
+    launch::Tail tail;
+    for (std::string line; std::getline(output, line);) tail.add(line + '\n');
+    std::string text;
+    for (const auto& line : tail.lines(6)) text += concat(text.empty() ? "" : "\n", line);
+    return text;
   }
 
  private:
@@ -137,18 +119,19 @@ class Job {
   std::optional<int> ending_;
 };
 
-/// The steps of one rank.
+/// The end of a step of one rank.
+struct Mark {
+  std::uint64_t number = 0;
+  double seconds = 0;  ///< since the rank joined
+};
+
+/// The steps of one rank since the begin of the warm-up, or of the measurement.
 struct Steps {
-  struct Mark {
-    std::uint64_t number = 0;
-    double seconds = 0;  ///< since the rank joined
-  };
-  Mark first;
-  std::optional<Mark> begin = {};  ///< of the measurement
+  Mark begin;
   Mark last;
 
-  std::uint64_t measured() const { return begin ? last.number - begin->number : 0; }
-  double seconds() const { return begin ? last.seconds - begin->seconds : 0; }
+  std::uint64_t measured() const { return last.number - begin.number; }
+  double seconds() const { return last.seconds - begin.seconds; }
 };
 
 /// The steps of all ranks of a job.
@@ -161,27 +144,17 @@ class StepCounts {
     for (const auto& record : detail::read_flight_records(job_)) {
       const auto seconds = record->last_step();
       if (static_cast<std::size_t>(record->size()) != ranks_ || !seconds) continue;
-      const Steps::Mark mark{.number = record->step(), .seconds = *seconds};
-      auto& steps =
-          steps_.try_emplace(record->rank(), Steps{.first = mark, .last = mark}).first->second;
+      const Mark mark{.number = record->step(), .seconds = *seconds};
+      auto& steps = steps_.try_emplace(record->rank(), Steps{mark, mark}).first->second;
       if (mark.number > steps.last.number) steps.last = mark;
     }
-    const bool begun = all([](const Steps& steps) { return steps.begin.has_value(); });
-    const bool warm = all([&](const Steps& steps) {
-      return steps.last.number > steps.first.number &&
-             steps.last.seconds - steps.first.seconds >= durations_.warm_up.count();
-    });
-    if (!begun && warm) {
-      for (auto& [rank, steps] : steps_) steps.begin = steps.last;
-    }
+    if (begun_ || !all_measured(durations_.warm_up)) return;
+    begun_ = true;
+    for (auto& [rank, steps] : steps_) steps.begin = steps.last;
   }
 
   /// Whether the measurement is complete.
-  bool complete() const {
-    return all([&](const Steps& steps) {
-      return steps.measured() > 0 && steps.seconds() >= durations_.measured.count();
-    });
-  }
+  bool complete() const { return begun_ && all_measured(durations_.measured); }
 
   /// Steps of the rank that has made the fewest; 0 if a rank has made none.
   std::uint64_t fewest() const {
@@ -192,7 +165,7 @@ class StepCounts {
 
   /// The result, of a shorter measurement too, if each rank has made a step in it.
   std::optional<Trial> result() const {
-    if (!all([](const Steps& steps) { return steps.measured() > 0; })) return std::nullopt;
+    if (!begun_ || !all_measured(0)) return std::nullopt;
     Trial trial{.steps = ~std::uint64_t{0}};
     for (const auto& [rank, steps] : steps_) {
       const auto number = steps.measured();
@@ -203,30 +176,20 @@ class StepCounts {
   }
 
  private:
-  bool all(auto&& holds) const {
-    return steps_.size() == ranks_ &&
-           std::ranges::all_of(steps_, [&](const auto& of_rank) { return holds(of_rank.second); });
+  /// Whether each rank has made a step since its begin, and that long ago.
+  bool all_measured(double seconds) const {
+    return steps_.size() == ranks_ && std::ranges::all_of(steps_, [&](const auto& of_rank) {
+             const Steps& steps = of_rank.second;
+             return steps.measured() > 0 && steps.seconds() >= seconds;
+           });
   }
 
   std::string job_;
   std::size_t ranks_;
   Durations durations_;
   std::map<int, Steps> steps_;
+  bool begun_ = false;
 };
-
-std::string problem_of(const StepCounts& counts, const Job& job, std::optional<int> ending,
-                       const Durations& durations) {
-  if (ending && *ending != 0) return job.last_lines();
-  const auto made = detail::plural(counts.fewest(), "step");
-  if (ending) {
-    return concat("the program ended after ", made,
-                  ", expected more: let it train longer, or set --seconds and --warm-up lower");
-  }
-  return concat(
-      "counted ", made, " in ", durations.limit.count(),
-      " s, expected a program whose DistributedDataParallel or DistributedOptimizer makes "
-      "steps: set --limit higher if it starts slowly");
-}
 
 }  // namespace
 
@@ -234,25 +197,31 @@ Trial run_trial(const launch::Plan& plan, const Durations& durations) {
   const Signals signals;
   Job job(plan);
   StepCounts counts(plan.run_id, plan.options.ranks, durations);
-  const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(durations.limit);
+  const auto deadline = std::chrono::duration<double>(durations.limit) + Clock::now();
   std::optional<int> ending;
   while (!ending && !counts.complete() && Clock::now() < deadline) {
-    if (const auto signal = signals.await(between_readings)) {
+    if (const auto signal = signals.await()) {
       // A terminal sends Ctrl-C to the launcher, too; a second signal would kill the ranks.
-      if (signal->si_code == SI_KERNEL) {
-        job.await_end();
-      } else {
-        job.end();
-      }
+      if (signal->si_code != SI_KERNEL) job.end();
+      job.await_end();
       throw Interrupted(signal->si_signo);
     }
     counts.read();
     ending = job.ending();
   }
   job.end();
-  const bool failed = ending && *ending != 0;
-  if (const auto trial = counts.result(); trial && !failed) return *trial;
-  return {.problem = problem_of(counts, job, ending, durations)};
+  if (ending && *ending != 0) return {.problem = job.last_lines()};
+  if (const auto trial = counts.result()) return *trial;
+  const auto made = detail::plural(counts.fewest(), "step");
+  if (ending) {
+    return {.problem = concat("the program ended after ", made,
+                              ", expected more: let it train "
+                              "longer, or set --seconds and --warm-up lower")};
+  }
+  return {.problem = concat(
+              "counted ", made, " in ", durations.limit,
+              " s, expected a program whose DistributedDataParallel or DistributedOptimizer makes "
+              "steps: set --limit higher if it starts slowly")};
 }
 
 }  // namespace lockstep::tune

@@ -1,11 +1,9 @@
 #include "tune/tuning.h"
 
 #include <algorithm>
-#include <cmath>
 #include <iterator>
-#include <optional>
 
-#include "core/median.h"
+#include "core/least_squares.h"
 #include "core/plural.h"
 #include "core/text.h"
 
@@ -15,16 +13,11 @@ namespace {
 using detail::concat;
 using detail::plural;
 
-using Run = std::function<Trial(const Candidate&, const std::string& stage)>;
-
-Row& row_of(std::vector<Row>& rows, const Candidate& candidate) {
+Row& row_of(std::vector<Row>& rows, const Candidate& candidate, const Search& search) {
   const auto found = std::ranges::find(rows, candidate, &Row::candidate);
   if (found != rows.end()) return *found;
-  return rows.emplace_back(Row{.candidate = candidate});
-}
-
-double rate_of(const Trial& trial, const Candidate& candidate, bool same_global_batch) {
-  return (same_global_batch ? 1 : candidate.ranks) / trial.step;
+  const double work = search.global_batch.value_or(candidate.ranks);
+  return rows.emplace_back(Row{.candidate = candidate, .work = work});
 }
 
 /// Runs the candidates in turn, so often. Another load of the host meanwhile affects all.
@@ -32,61 +25,38 @@ void run_rounds(std::vector<Row>& rows, const std::vector<Candidate>& candidates
                 const Search& search, int stage, const Run& run) {
   for (int round = 1; round <= search.rounds; ++round) {
     for (const auto& candidate : candidates) {
-      const bool unshareable =
-          candidate.share_memory && std::ranges::any_of(rows, [](const Row& row) {
-            return row.candidate.share_memory && !row.problem.empty();
-          });
-      auto& row = row_of(rows, candidate);
+      auto& row = row_of(rows, candidate, search);
       if (!row.problem.empty()) continue;
-      if (unshareable) {
-        row.problem = "not possible with shared memory, see above";
-        continue;
-      }
       const auto trial =
           run(candidate, concat("stage ", stage, ", round ", round, " of ", search.rounds));
-      if (trial.problem.empty()) {
-        row.rates.push_back(rate_of(trial, candidate, search.same_global_batch));
-      } else {
-        row.problem = trial.problem;
-      }
+      row.problem = trial.problem;
+      if (row.problem.empty()) row.rates.push_back(row.work / trial.step);
     }
   }
 }
 
-/// The fastest row with these ranks; null if none was measured.
-const Row* fastest(const std::vector<Row>& rows, auto&& chosen) {
-  const Row* best = nullptr;
-  for (const auto& row : rows) {
-    if (!row.measured() || !chosen(row.candidate)) continue;
-    if (best == nullptr || row.median() > best->median()) best = &row;
-  }
-  return best;
-}
-
-bool is_one_rank(const Candidate& candidate) { return candidate.ranks == 1; }
-bool has_several_ranks(const Candidate& candidate) { return candidate.ranks > 1; }
-
 /// The layouts whose variants are worth measuring.
 std::vector<Candidate> contenders(const std::vector<Row>& rows) {
   constexpr double hopeless = 2;
-  const auto* best = fastest(rows, has_several_ranks);
-  const auto* one = fastest(rows, is_one_rank);
-  if (best == nullptr || (one != nullptr && one->median() > hopeless * best->median())) return {};
-  std::vector<Candidate> all{best->candidate};
-  const auto* second = fastest(rows, [&](const Candidate& candidate) {
-    return candidate.ranks > 1 && !(candidate == best->candidate);
-  });
-  if (second != nullptr && equal_within_spread(*second, *best)) all.push_back(second->candidate);
+  const auto one = ranked(rows, 1, 1);
+  const auto several = ranked(rows, 2);
+  if (several.empty()) return {};
+  const Row& best = *several.front();
+  if (!one.empty() && one.front()->median() > hopeless * best.median()) return {};
+  std::vector<Candidate> all{best.candidate};
+  if (several.size() > 1 && equal_within_spread(*several[1], best)) {
+    all.push_back(several[1]->candidate);
+  }
   return all;
 }
 
 /// The layout with each setting that was faster on its own; empty if fewer than two were.
 std::optional<Candidate> combination(const std::vector<Row>& rows, const Candidate& layout,
-                                     const Space& space) {
+                                     const Search& search) {
   const auto base = std::ranges::find(rows, layout, &Row::candidate);
   auto together = layout;
   double bucket_rate = 0;
-  for (const auto& variant : variants(layout, space)) {
+  for (const auto& variant : variants(layout, search)) {
     const auto row = std::ranges::find(rows, variant, &Row::candidate);
     if (row == rows.end() || !row->measured() || row->lowest() <= base->highest()) continue;
     if (variant.bind != layout.bind) together.bind = variant.bind;
@@ -100,59 +70,55 @@ std::optional<Candidate> combination(const std::vector<Row>& rows, const Candida
   return together;
 }
 
-std::string milliseconds(double seconds) { return concat(std::round(seconds * 1e4) / 10, " ms"); }
-
-std::string layout_text(int ranks, int threads) {
-  return concat(plural(ranks, "rank"), " × ", plural(threads, "thread"));
+/// Whether one row is faster than the other one, or is alone, beyond the spread.
+bool beats(const Row* one, const Row* other) {
+  return one != nullptr && (other == nullptr || one->lowest() > other->highest());
 }
 
 void add_forecast(std::vector<std::string>& lines, const Verdict& verdict, int cores) {
   const auto& scaling = verdict.scaling;
   const bool one_wins = verdict.one_process_wins();
-  if (!scaling.problem.empty()) {
-    lines.push_back(concat("On how many cores that changes: the runs do not tell, because ",
-                           scaling.problem, "."));
-    return;
-  }
+  const auto add_unknown = [&](std::string_view why) {
+    lines.push_back(
+        concat("On how many cores that changes: the runs do not tell, because ", why, '.'));
+  };
+  if (!scaling.problem.empty()) return add_unknown(scaling.problem);
+  const double serial_share = scaling.serial / (scaling.serial + scaling.parallel);
   lines.push_back(concat(
-      "Threads do not shorten ", detail::fixed(100 * scaling.serial_share(), 0), " %",
+      "Threads do not shorten ", detail::fixed(100 * serial_share, 0), " %",
       " of the step of one process with one thread (serial code and memory bandwidth). Each rank "
       "adds ",
-      milliseconds(scaling.added),
-      " to a step (exchange, and memory bandwidth that ranks share)."));
+      detail::fixed(scaling.added * 1e3, 1),
+      " ms to a step (exchange, and memory bandwidth that ranks share)."));
   if (scaling.one_rank_wins(cores) != one_wins) {
-    lines.push_back(
-        "On how many cores that changes: the runs do not tell, because these shares do not explain "
-        "the order that was measured.");
-    return;
+    return add_unknown("these shares do not explain the order that was measured");
   }
-  const auto change = scaling.change(cores);
-  if (!change) {
-    lines.push_back(concat("By these shares that does not change on up to 4096 cores: ",
-                           one_wins ? "one process stays faster." : "several ranks stay faster."));
-  } else if (one_wins) {
-    const auto best = scaling.best_ranks(*change);
-    lines.push_back(concat("By these shares several ranks win from ", *change,
-                           " cores on: ", layout_text(best.ranks, best.threads), " there."));
-  } else {
-    lines.push_back(concat("By these shares one process wins from ", *change, " cores on."));
+  std::string change = "does not change on up to 4096 cores";
+  if (const auto changed = scaling.change(cores)) {
+    const auto best = scaling.best_ranks(*changed);
+    change = concat("changes from ", *changed, " cores on: ",
+                    one_wins ? text({.ranks = best.ranks, .threads = best.threads}) + " win"
+                             : "one process wins");
   }
-  lines.push_back(
-      "The forecast assumes t(R ranks, T threads) = w·(s + p/T) + c·R, and cores and memory like "
-      "those of this host.");
+  lines.push_back(concat("By these shares that ", change,
+                         ". The forecast assumes t(R ranks, T threads) = w·(s + p/T) + c·R, and "
+                         "cores and memory like those of this host."));
 }
 
 }  // namespace
 
-double Row::median() const { return detail::median(rates); }
-double Row::lowest() const { return *std::ranges::min_element(rates); }
-double Row::highest() const { return *std::ranges::max_element(rates); }
-double Row::step(bool same_global_batch) const {
-  return (same_global_batch ? 1 : candidate.ranks) / median();
+std::vector<const Row*> ranked(const std::vector<Row>& rows, int least, int most) {
+  std::vector<const Row*> all;
+  for (const auto& row : rows) {
+    const int ranks = row.candidate.ranks;
+    if (row.measured() && ranks >= least && ranks <= most) all.push_back(&row);
+  }
+  std::ranges::stable_sort(all, std::greater<>(), &Row::median);
+  return all;
 }
 
 bool equal_within_spread(const Row& one, const Row& other) {
-  return one.lowest() <= other.highest() && other.lowest() <= one.highest();
+  return !beats(&one, &other) && !beats(&other, &one);
 }
 
 std::vector<Row> measure(const std::vector<Candidate>& layouts, const Search& search,
@@ -163,78 +129,109 @@ std::vector<Row> measure(const std::vector<Candidate>& layouts, const Search& se
   std::vector<Candidate> second;
   for (const auto& layout : best) {
     second.push_back(layout);  // again, beside its variants
-    std::ranges::copy(variants(layout, search.space), std::back_inserter(second));
+    std::ranges::copy(variants(layout, search), std::back_inserter(second));
   }
   run_rounds(rows, second, search, 2, run);
   std::vector<Candidate> third;
   for (const auto& layout : best) {
-    if (const auto together = combination(rows, layout, search.space)) third.push_back(*together);
+    if (const auto together = combination(rows, layout, search)) third.push_back(*together);
   }
   run_rounds(rows, third, search, 3, run);
   return rows;
 }
 
-bool Verdict::one_process_wins() const {
-  return one_process != nullptr &&
-         (several_ranks == nullptr || one_process->lowest() > several_ranks->highest());
+Scaling Scaling::fit(const std::vector<StepTime>& times, bool same_global_batch) {
+  Scaling scaling{.same_global_batch = same_global_batch};
+  std::vector<detail::LinearEquation> of_one_rank;
+  for (const auto& one : times) {
+    if (one.ranks == 1) of_one_rank.push_back({1, 1.0 / one.threads, one.seconds});
+  }
+  const detail::LeastSquares fitted(of_one_rank);
+  if (const auto both = fitted.both(); !both) {
+    scaling.problem = "one process was measured with fewer than two numbers of threads";
+  } else if (both->second <= 1e-9 * both->first) {
+    scaling.problem = "more threads do not make one process faster on this host";
+  } else {
+    scaling.serial = std::max(0.0, both->first);
+    scaling.parallel = both->first < 0 ? fitted.second(0) : both->second;
+  }
+  if (!scaling.problem.empty()) return scaling;
+  double ranks = 0, extra = 0;
+  for (const auto& one : times) {
+    if (one.ranks == 1) continue;
+    extra += one.ranks * (one.seconds - scaling.step(one.ranks, one.threads));
+    ranks += static_cast<double>(one.ranks) * one.ranks;
+  }
+  if (ranks == 0) scaling.problem = "no run of several ranks was measured";
+  scaling.added = ranks == 0 ? 0 : std::max(0.0, extra / ranks);
+  return scaling;
 }
 
-bool Verdict::several_ranks_win() const {
-  return several_ranks != nullptr &&
-         (one_process == nullptr || several_ranks->lowest() > one_process->highest());
+double Scaling::step(int ranks, int threads) const {
+  const double work = same_global_batch ? 1.0 / ranks : 1.0;
+  return work * (serial + parallel / threads) + (ranks > 1 ? added * ranks : 0);
 }
+
+StepTime Scaling::best_ranks(int cores) const {
+  StepTime best;
+  for (int ranks = 2; ranks <= cores; ++ranks) {
+    if (cores % ranks != 0) continue;
+    const double seconds = step(ranks, cores / ranks) / (same_global_batch ? 1 : ranks);
+    if (best.seconds == 0 || seconds < best.seconds) best = {ranks, cores / ranks, seconds};
+  }
+  return best;
+}
+
+std::optional<int> Scaling::change(int cores) const {
+  constexpr int most = 4096;
+  for (int more = 2 * cores; more <= most; more += cores) {
+    if (one_rank_wins(more) != one_rank_wins(cores)) return more;
+  }
+  return std::nullopt;
+}
+
+bool Verdict::one_process_wins() const { return beats(one_process, several_ranks); }
+bool Verdict::several_ranks_win() const { return beats(several_ranks, one_process); }
 
 Verdict conclude(const std::vector<Row>& rows, bool same_global_batch) {
-  Verdict verdict{.one_process = fastest(rows, is_one_rank),
-                  .several_ranks = fastest(rows, has_several_ranks)};
-  const auto* first = fastest(rows, [](const Candidate&) { return true; });
-  for (const auto& row : rows) {
-    if (!row.measured() || !equal_within_spread(row, *first)) continue;
-    const auto* best = verdict.best;
-    const int more = best == nullptr ? 0 : row.candidate.changes() - best->candidate.changes();
-    if (best == nullptr || more < 0 || (more == 0 && row.median() > best->median())) {
-      verdict.best = &row;
-    }
-  }
+  const auto all = ranked(rows);
+  const auto one = ranked(rows, 1, 1);
+  const auto several = ranked(rows, 2);
+  Verdict verdict{.one_process = one.empty() ? nullptr : one.front(),
+                  .several_ranks = several.empty() ? nullptr : several.front()};
   std::vector<StepTime> times;
-  for (const auto& row : rows) {
-    if (!row.measured() || row.candidate.changes() > 0) continue;
-    times.push_back({.ranks = row.candidate.ranks,
-                     .threads = row.candidate.threads,
-                     .seconds = row.step(same_global_batch)});
+  for (const auto* row : all) {
+    const auto& candidate = row->candidate;
+    const bool fewer =
+        verdict.best == nullptr || candidate.changes() < verdict.best->candidate.changes();
+    if (fewer && equal_within_spread(*row, *all.front())) verdict.best = row;
+    if (candidate.changes() > 0) continue;
+    times.push_back({candidate.ranks, candidate.threads, row->step()});
   }
   verdict.scaling = Scaling::fit(times, same_global_batch);
   return verdict;
 }
 
 std::vector<std::string> lines(const Verdict& verdict, int cores) {
-  if (verdict.one_process == nullptr || verdict.several_ranks == nullptr) return {};
-  const auto& one = *verdict.one_process;
-  const auto& several = *verdict.several_ranks;
-  const auto ratio = [](double more, double less) {
-    return concat(std::round(100 * more / less) / 100, " times");
-  };
-  std::vector<std::string> all;
-  if (verdict.one_process_wins()) {
-    all.push_back(concat("One process wins on these ", plural(cores, "core"), ": ",
-                         text(one.candidate), " has ", ratio(one.median(), several.median()),
-                         " the rate of ", text(several.candidate), "."));
-  } else if (verdict.several_ranks_win()) {
-    all.push_back(concat("Several ranks win on these ", plural(cores, "core"), ": ",
-                         text(several.candidate), " has ", ratio(several.median(), one.median()),
-                         " the rate of ", text(one.candidate), "."));
-  } else {
-    all.push_back(concat("One process and several ranks are equal within the spread on these ",
-                         plural(cores, "core"), ": ", text(one.candidate), ", and ",
-                         text(several.candidate), "."));
-    return all;
+  const auto* winner = verdict.one_process;
+  const auto* loser = verdict.several_ranks;
+  if (winner == nullptr || loser == nullptr) return {};
+  const auto on_cores = concat(" on these ", plural(cores, "core"), ": ");
+  if (equal_within_spread(*winner, *loser)) {
+    return {concat("One process and several ranks are equal within the spread", on_cores,
+                   text(winner->candidate), ", and ", text(loser->candidate), ".")};
   }
+  if (verdict.several_ranks_win()) std::swap(winner, loser);
+  std::vector<std::string> all{
+      concat(verdict.one_process_wins() ? "One process wins" : "Several ranks win", on_cores,
+             text(winner->candidate), " has ", detail::fixed(winner->median() / loser->median(), 2),
+             " times the rate of ", text(loser->candidate), ".")};
   add_forecast(all, verdict, cores);
   return all;
 }
 
 std::string text(const Candidate& candidate) {
-  std::string words = layout_text(candidate.ranks, candidate.threads);
+  auto words = concat(plural(candidate.ranks, "rank"), " × ", plural(candidate.threads, "thread"));
   if (candidate.bind == launch::Bind::none) words += ", not bound";
   if (candidate.bucket != default_bucket)
     words += concat(", buckets of ", candidate.bucket, " MiB");

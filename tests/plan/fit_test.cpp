@@ -1,12 +1,15 @@
-#include "plan/fit.h"
-
 #include <gtest/gtest.h>
+
+#include "plan/forecast.h"
 
 namespace lockstep::testing {
 namespace {
 
-using plan::Measurement;
-using Over = Measurement::Over;
+/// Values of Measurement::over_network.
+struct Over {
+  static constexpr bool memory = false;
+  static constexpr bool network = true;
+};
 
 constexpr double MB = 1e6;
 

@@ -58,12 +58,10 @@ TEST(PlanModel, FillsBucketsFromItsLastLayer) {
 TEST(Forecast, SendsWhatBackwardHasFinishedWhileItGoesOn) {
   // Of 3 s one is forward. The first bucket leaves at 2 s, the second at 3 s, and each takes 0.6 s:
   // 2(H−1)/H·S is 1200000 bytes.
-  Setting setting{.nodes = 2,
-                  .ranks_per_node = 1,
+  Setting setting{.model = two_layers(),
+                  .keeping = {.nodes = 2},
                   .costs = only_network(0.6 / 1'200'000),
-                  .model = two_layers(),
-                  .compute = 3,
-                  .overlap = 1};
+                  .compute = 3};
   const auto fp32 = plan::parse_strategy("fp32");
   const auto whole = plan::forecast(setting, fp32);
   EXPECT_DOUBLE_EQ(whole.network, 1.2);
@@ -75,20 +73,17 @@ TEST(Forecast, SendsWhatBackwardHasFinishedWhileItGoesOn) {
   EXPECT_DOUBLE_EQ(plan::forecast(setting, fp32).step, 3.7);
   setting.overlap = 0;
   EXPECT_DOUBLE_EQ(plan::forecast(setting, fp32).step, 4.2);
-  setting.nodes = 1;
+  setting.keeping.nodes = 1;
   EXPECT_DOUBLE_EQ(plan::forecast(setting, fp32).step, 3);
 }
 
 TEST(Forecast, OfShardedUpdatesHidesHalfOfTheExchangeAtMost) {
   // As above, but each bucket takes 0.3 s in backward: the first from 2 s on, the second from 3 s.
   // The all_gather of the parameters then takes 0.6 s.
-  Setting setting{.nodes = 2,
-                  .ranks_per_node = 1,
+  Setting setting{.model = two_layers(),
+                  .keeping = {.shard = plan::Shard::optimizer, .nodes = 2},
                   .costs = only_network(0.6 / 1'200'000),
-                  .model = two_layers(),
-                  .compute = 3,
-                  .overlap = 1,
-                  .sharded = true};
+                  .compute = 3};
   const auto sharded = plan::forecast(setting, plan::parse_strategy("fp32"));
   EXPECT_DOUBLE_EQ(sharded.network, 1.2);
   EXPECT_DOUBLE_EQ(sharded.hidden, 0.3);
@@ -98,15 +93,17 @@ TEST(Forecast, OfShardedUpdatesHidesHalfOfTheExchangeAtMost) {
 }
 
 TEST(Forecast, OfParametersExchangedAfterTheStepHidesNothing) {
-  const Setting setting{
-      .nodes = 2, .costs = only_network(0.6 / 1'200'000), .model = two_layers(), .compute = 3};
+  const Setting setting{.model = two_layers(),
+                        .keeping = {.nodes = 2},
+                        .costs = only_network(0.6 / 1'200'000),
+                        .compute = 3};
   const auto every_third = plan::forecast(setting, plan::parse_strategy("local_sgd:period=3"));
   EXPECT_DOUBLE_EQ(every_third.hidden, 0);
   EXPECT_DOUBLE_EQ(every_third.step, 3.4);
 }
 
 TEST(Forecast, AddsWorkInMemoryToTheStep) {
-  Setting setting{.nodes = 1, .ranks_per_node = 4, .model = two_layers(), .compute = 1};
+  Setting setting{.model = two_layers(), .keeping = {.ranks_per_node = 4}, .compute = 1};
   setting.costs = only_network(0);
   setting.costs.moved_byte = 1e-7;
   setting.costs.synchronization = 0.01;
@@ -119,22 +116,14 @@ TEST(Forecast, IsPaddlesExample) {
   // 32 devices of 256 images a second at an efficiency of 0.8 make 6553.6.
   const Layer layer{.rows = 1, .columns = 1'000'000};
   const double sent = 2.0 * 31 / 32 * 4e6;
-  const Setting setting{.nodes = 32,
+  const Setting setting{.model = {.name = "one", .layers = {layer}},
+                        .keeping = {.nodes = 32},
                         .costs = only_network(0.25 / sent),
-                        .model = {.name = "one", .layers = {layer}},
                         .batch = 256,
                         .compute = 1};
   const auto foretold = plan::forecast(setting, plan::parse_strategy("fp32"));
   EXPECT_DOUBLE_EQ(foretold.efficiency, 0.8);
   EXPECT_NEAR(foretold.throughput, 6553.6, 1e-9);
-}
-
-TEST(Forecast, PutsTheFastestFirst) {
-  const Setting setting{
-      .nodes = 4, .ranks_per_node = 2, .model = plan::find_model("mlp"), .compute = 0.1};
-  const auto all = plan::forecasts(setting, plan::usual_strategies());
-  ASSERT_EQ(all.size(), plan::usual_strategies().size());
-  for (std::size_t i = 1; i < all.size(); ++i) EXPECT_LE(all[i - 1].step, all[i].step);
 }
 
 double sent(const char* strategy, const std::vector<Layer>& layers, const Placement& placement) {
@@ -161,14 +150,15 @@ TEST(PlanExchange, CountsWhatStrategiesSend) {
 
 TEST(PlanStrategy, RefusesWhatItCannotForetell) {
   for (const char* text :
-       {"adasum", "threshold:0.1", "topk:2", "topk:0", "topk:nan", "topk:", "power_sgd:rank=0",
+       {"adasum", "threshold:0.1", "topk:2", "topk:0", "topk:nan", "power_sgd:rank=0",
         "power_sgd:rank=1.5", "local_sgd:rank=4", "fp32:1", ""}) {
     EXPECT_THROW(plan::parse_strategy(text), InvalidArgument) << text;
   }
   EXPECT_EQ(plan::parse_strategy("topk").value, 0.01);
+  EXPECT_EQ(plan::parse_strategy("topk:0.1,feedback=off").value, 0.1) << "as the library parses it";
   EXPECT_EQ(plan::parse_strategy("power_sgd:rank=2").value, 2);
   EXPECT_EQ(plan::parse_strategy("powersgd:rank=2").value, 2) << "the name before version 0.2";
-  const Setting unknown{.nodes = 2, .model = plan::model_of(1000), .compute = 1};
+  const Setting unknown{.model = plan::model_of(1000), .keeping = {.nodes = 2}, .compute = 1};
   EXPECT_THROW(plan::forecast(unknown, plan::parse_strategy("power_sgd")), InvalidArgument);
 }
 

@@ -31,9 +31,9 @@ Topology host_of(int nodes, int cores_per_node) {
 
 std::vector<std::pair<int, int>> layouts_on(const Topology& topology,
                                             const tune::Program& program = {.name = "true"},
-                                            const tune::Space& space = {}) {
+                                            const tune::Search& search = {}) {
   std::vector<std::pair<int, int>> all;
-  for (const auto& one : tune::layouts(topology, program, space)) {
+  for (const auto& one : tune::layouts(topology, program, search)) {
     EXPECT_EQ(one.changes(), 0);
     all.emplace_back(one.ranks, one.threads);
   }
@@ -127,13 +127,12 @@ TEST(TuneCommand, IsWhatThePlanRuns) {
   EXPECT_EQ(variable(plan, "LOCKSTEP_SHARE_MEMORY"), "1");
 }
 
-TEST(TuneProgram, NeedsABatchForItsPlace) {
-  EXPECT_THAT([] { tune::check({.name = "true", .arguments = {"{batch}"}}); },
+TEST(TuneLayouts, NeedABatchForItsPlace) {
+  tune::Program program{.name = "true", .arguments = {"{batch}"}};
+  EXPECT_THAT([&] { layouts_on(host_of(1, 1), program); },
               ThrowsMessage<InvalidArgument>(HasSubstr("{batch}")));
-  EXPECT_THAT([] { tune::check({.name = "true", .global_batch = 0}); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("--global-batch: got 0")));
-  EXPECT_NO_THROW(tune::check({.name = "true", .arguments = {"{batch}"}, .global_batch = 8}));
-  EXPECT_NO_THROW(tune::check({.name = "true", .global_batch = 8}));
+  program.global_batch = 8;
+  EXPECT_THAT(layouts_on(host_of(1, 1), program), ElementsAre(Pair(1, 1)));
 }
 
 }  // namespace

@@ -1,11 +1,11 @@
-#include "tune/scaling.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <utility>
 #include <vector>
+
+#include "tune/tuning.h"
 
 namespace lockstep::testing {
 namespace {
@@ -33,7 +33,6 @@ TEST(TuneScaling, FindsTheTermsOfTheFormula) {
     EXPECT_NEAR(scaling.serial, 0.02, 1e-9);
     EXPECT_NEAR(scaling.parallel, 0.3, 1e-9);
     EXPECT_NEAR(scaling.added, 0.001, 1e-9);
-    EXPECT_NEAR(scaling.serial_share(), 0.02 / 0.32, 1e-9);
   }
 }
 

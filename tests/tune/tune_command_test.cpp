@@ -58,7 +58,8 @@ TEST(TuneCommand, RefusesWrongInput) {
   EXPECT_THAT(refused("--round 3 true"), HasSubstr("did you mean --rounds?"));
   EXPECT_THAT(refused("--rounds 0 true"), HasSubstr("--rounds"));
   EXPECT_THAT(refused("--buckets 0 true"), HasSubstr("--buckets"));
-  EXPECT_THAT(refused("--ranks 1,two true"), HasSubstr("--ranks: got '1,two'"));
+  EXPECT_THAT(refused("--ranks 1,two true"), HasSubstr("--ranks: got 'two'"));
+  EXPECT_THAT(refused("--global-batch 0 true"), HasSubstr("--global-batch: got '0'"));
   EXPECT_THAT(refused("--ranks 100000 true"), HasSubstr("--ranks: got 100000"));
   EXPECT_THAT(refused("--topology 2x16 true"), HasSubstr("--dry-run"));
   EXPECT_THAT(refused("--dry-run --topology 2x true"), HasSubstr("NODESxCORES"));

@@ -74,7 +74,7 @@ TEST(Tuning, SaysThatOneProcessWins) {
   Runs runs{.step = [](const Candidate& one) {
     return one.ranks == 2 ? 0.8 : one.threads == 2 ? 0.55 : 1.0;
   }};
-  const auto rows = runs.measure({.same_global_batch = true});
+  const auto rows = runs.measure({.global_batch = 1});
   const auto verdict = tune::conclude(rows, true);
   EXPECT_TRUE(verdict.one_process_wins());
   ASSERT_NE(verdict.best, nullptr);
