@@ -8,7 +8,7 @@
 
 #include "averaging/average.h"
 #include "averaging/buffer.h"
-#include "averaging/fields.h"
+#include "averaging/parse.h"
 #include "comm/communicator.h"
 #include "core/text.h"
 #include "kernels/magnitude.h"

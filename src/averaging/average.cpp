@@ -7,6 +7,14 @@ namespace lockstep::inline v0_2::averaging {
 
 using detail::concat;
 
+Average::Average(bool error_feedback, const Elements& elements, const Arrays& arrays,
+                 Communicator& group)
+    : arrays_(arrays) {
+  if (!error_feedback) return;
+  residual_ = Buffer(group, elements.count * size_of(elements.dtype));
+  residual_.fill_with_zeros();
+}
+
 Issue issue_of(const Elements& elements) {
   return {.shape = {static_cast<std::int64_t>(elements.count)}, .owner = elements.owner};
 }

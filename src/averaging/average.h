@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 
+#include "averaging/buffer.h"
 #include "comm/communicator.h"
 #include "lockstep/averages.h"
 #include "lockstep/error.h"
@@ -43,6 +44,9 @@ struct Arrays {
 /// it keeps between steps.
 class Average {
  public:
+  Average() = default;
+  /// For averages that reject numbers that are not finite, or have error feedback.
+  Average(bool error_feedback, const Elements& elements, const Arrays& arrays, Communicator& group);
   virtual ~Average() = default;
 
   /// The exchange of a step: elements = their average, the same on every rank. step is the number
@@ -64,9 +68,13 @@ class Average {
   /// Whether exchange() issues exactly one all_reduce.
   virtual bool is_all_reduce() const { return false; }
 
-  /// The elements that this rank has not sent yet: error feedback, in the group's memory and in the
-  /// order and dtype of the elements. Null without error feedback.
-  virtual std::shared_ptr<std::byte> residual() const { return nullptr; }
+  /// The elements that this rank has not sent yet, zero at first: error feedback, in the order and
+  /// dtype of the elements. Has no memory without error feedback.
+  const Buffer& residual() const { return residual_; }
+
+ protected:
+  Arrays arrays_ = {};
+  Buffer residual_;
 };
 
 // The average by a strategy, for elements that lie in memory of the group, or elsewhere.

@@ -6,7 +6,6 @@
 
 #include "averaging/average.h"
 #include "averaging/buffer.h"
-#include "averaging/unsent.h"
 #include "comm/communicator.h"
 #include "comm/waiting.h"
 #include "kernels/quantize.h"
@@ -23,9 +22,8 @@ class Int8Average final : public Average {
  public:
   Int8Average(bool error_feedback, const Elements& elements, const Arrays& arrays,
               Communicator& group)
-      : arrays_(arrays),
-        chunks_(kernels::quantized_chunks(elements.count)),
-        unsent_(error_feedback, elements, group) {}
+      : Average(error_feedback, elements, arrays, group),
+        chunks_(kernels::quantized_chunks(elements.count)) {}
 
   ExchangeTask exchange(std::int64_t, Elements elements, Communicator& group) override {
     const auto gradient = elements.as<float>();
@@ -38,8 +36,6 @@ class Int8Average final : public Average {
     expect_finite(group);
     kernels::dequantize(codes_.as<QuantizedChunk>().first(chunks_), gradient);
   }
-
-  std::shared_ptr<std::byte> residual() const override { return unsent_.memory(); }
 
  private:
   void allocate_buffers(Communicator& group) {
@@ -55,8 +51,8 @@ class Int8Average final : public Average {
 
   void encode(std::span<const float> gradient) {
     const auto chunks = codes_.as<QuantizedChunk>().first(chunks_);
-    if (unsent_.kept()) {
-      kernels::quantize_with_feedback(gradient, unsent_.as<float>(), chunks);
+    if (residual_.defined()) {
+      kernels::quantize_with_feedback(gradient, residual_.as<float>(), chunks);
     } else {
       kernels::quantize(gradient, chunks);
     }
@@ -72,9 +68,7 @@ class Int8Average final : public Average {
     }
   }
 
-  Arrays arrays_;
   std::size_t chunks_;
-  Unsent unsent_;
   Buffer codes_;     ///< codes of this rank's gradient, then of the mean
   Buffer received_;  ///< every rank's codes of the part that this rank averages
   Buffer mean_;      ///< codes of the mean of that part
@@ -84,9 +78,7 @@ class Int8Average final : public Average {
 /// in place, and writes the mean into all gradients. Codes exist only in registers.
 class InPlaceInt8Average final : public Average {
  public:
-  InPlaceInt8Average(bool error_feedback, const Elements& elements, const Arrays& arrays,
-                     Communicator& group)
-      : arrays_(arrays), unsent_(error_feedback, elements, group) {}
+  using Average::Average;
 
   ExchangeTask exchange(std::int64_t, Elements elements, Communicator& group) override {
     write_addresses(elements, group);
@@ -96,8 +88,6 @@ class InPlaceInt8Average final : public Average {
     co_await all_gather(group, messages_, message_);
     expect_finite(group);
   }
-
-  std::shared_ptr<std::byte> residual() const override { return unsent_.memory(); }
 
  private:
   /// The content of the first all_gather: the addresses of a rank's memory.
@@ -130,7 +120,7 @@ class InPlaceInt8Average final : public Average {
     };
     message_.as<Addresses>()[0] = {
         .values = address(elements.data),
-        .residual = unsent_.kept() ? address(unsent_.memory().get()) : -1};
+        .residual = residual_.defined() ? address(residual_.data()) : -1};
   }
 
   void average(std::size_t count, Communicator& group) {
@@ -146,7 +136,7 @@ class InPlaceInt8Average final : public Average {
     for (std::size_t rank = 0; rank < ranks; ++rank) {
       const auto& addresses = messages_.as<Addresses>()[rank];
       parts_[rank] = {.values = memory(addresses.values),
-                      .residual = unsent_.kept() ? memory(addresses.residual) : nullptr};
+                      .residual = residual_.defined() ? memory(addresses.residual) : nullptr};
     }
     const auto bad = kernels::quantized_mean(parts_, std::min(part, count - begin));
     const auto element = bad ? static_cast<std::int64_t>(begin + bad->element) : -1;
@@ -161,8 +151,6 @@ class InPlaceInt8Average final : public Average {
     }
   }
 
-  Arrays arrays_;
-  Unsent unsent_;
   std::vector<kernels::QuantizedPart> parts_;  ///< per rank, the chunks that this rank averages
   Buffer message_;
   Buffer messages_;

@@ -1,23 +1,98 @@
 #pragma once
 
+#include <cstdint>
+#include <initializer_list>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
+#include <vector>
 
 #include "lockstep/averages.h"
 
+namespace lockstep::inline v0_2::detail {
+
+/// Parses the options of a strategy's text, such as "0.01,feedback=off" of
+/// "topk:0.01,feedback=off". The first option may omit its name. The caller reads each field by
+/// name, then calls finish(), which rejects unknown fields.
+/// Throws: InvalidArgument with strategy, field, value and what was expected.
+class Fields {
+ public:
+  Fields(std::string_view strategy, std::string_view options);
+
+  double real(std::string_view field, double fallback);
+  std::int64_t whole(std::string_view field, std::int64_t fallback);
+  /// "on" or "off".
+  bool flag(std::string_view field, bool fallback);
+  /// The index of the value among choices.
+  std::size_t choice(std::string_view field, std::initializer_list<std::string_view> choices,
+                     std::size_t fallback);
+  void finish() const;
+
+ private:
+  const std::string* take(std::string_view field);
+  [[noreturn]] void refuse(std::string_view field, std::string_view expected) const;
+
+  std::string strategy_;
+  std::vector<std::pair<std::string, std::string>> given_;
+  std::vector<std::string> known_;  ///< names that were read
+};
+
+/// The options of a strategy, after all fields have been read: checks that no other field is given,
+/// and that the values are in their ranges.
+template <class R>
+R checked(const R& recipe, const Fields& fields) {
+  fields.finish();
+  if constexpr (requires { recipe.check(); }) recipe.check();
+  return recipe;
+}
+
+/// Throws: InvalidArgument such as "topk: got a ratio of 2, expected …", unless holds.
+void expect(bool holds, std::string_view strategy, std::string_view field, double got,
+            std::string_view expected);
+
+}  // namespace lockstep::detail
+
 namespace lockstep::inline v0_2::averaging {
+
+/// A row of a parse table.
+template <class Result>
+struct Named {
+  std::string_view name;
+  std::string_view alias;  ///< SINGA's name, or the name before version 0.2
+  Result (*parse)(detail::Fields&);
+};
+
+/// Parses a strategy's text, such as "topk:0.01,feedback=off", by a table. nullopt for the name of
+/// no row.
+/// Throws: InvalidArgument for options that are unknown or out of range.
+template <class Result>
+std::optional<Result> parse(std::span<const Named<Result>> table, std::string_view text) {
+  const auto colon = text.find(':');
+  const auto name = text.substr(0, colon);
+  for (const auto& known : table) {
+    if (name.empty() || (name != known.name && name != known.alias)) continue;
+    detail::Fields fields(name, colon == std::string_view::npos ? "" : text.substr(colon + 1));
+    return known.parse(fields);
+  }
+  return std::nullopt;
+}
+
+/// The names in a table, for error texts: "fp32, fp16, …".
+template <class Result>
+std::string names(std::span<const Named<Result>> table) {
+  std::string all;
+  for (const auto& known : table) all.append(all.empty() ? "" : ", ").append(known.name);
+  return all;
+}
 
 /// The options of one of the strategies of averages.h.
 using Options = std::variant<AllReduce, Fp16, Bf16, TopK, Threshold, Int8>;
 
-/// Parses the options of the strategy with this name: "topk" and "0.01,feedback=off". nullopt for
-/// another name.
-/// Throws: InvalidArgument for options that are unknown or out of range.
-std::optional<Options> parse(std::string_view name, std::string_view options);
-
-/// The names, for error texts: "fp32, fp16, …".
+// The same with the table of these strategies.
+std::optional<Options> parse(std::string_view text);
 std::string names();
 
 }  // namespace lockstep::averaging

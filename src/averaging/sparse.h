@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -28,6 +30,19 @@ class SparseRecord {
 
 /// The index of the first value that is not finite.
 template <class T>
-std::optional<std::size_t> first_not_finite(std::span<const T> values);
+std::optional<std::size_t> first_not_finite(std::span<const T> values) {
+  const auto found =
+      std::find_if(values.begin(), values.end(), [](T value) { return !std::isfinite(value); });
+  if (found == values.end()) return std::nullopt;
+  return static_cast<std::size_t>(found - values.begin());
+}
+
+/// Sets elements of a residual that are not finite to zero. Otherwise a rejected gradient would be
+/// sent at the next step.
+template <class T>
+void drop_not_finite(std::span<T> residual) {
+  std::replace_if(
+      residual.begin(), residual.end(), [](T value) { return !std::isfinite(value); }, T{0});
+}
 
 }  // namespace lockstep::averaging

@@ -4,9 +4,8 @@
 
 #include "averaging/average.h"
 #include "averaging/buffer.h"
-#include "averaging/fields.h"
+#include "averaging/parse.h"
 #include "averaging/sparse.h"
-#include "averaging/unsent.h"
 #include "core/text.h"
 #include "kernels/magnitude.h"
 #include "kernels/scatter_add.h"
@@ -33,10 +32,9 @@ class ThresholdAverage final : public Average {
  public:
   ThresholdAverage(const Threshold& strategy, const Elements& elements, const Arrays& arrays,
                    Communicator& group)
-      : threshold_(static_cast<T>(strategy.value)),
-        arrays_(arrays),
-        max_picks_(elements.count * sizeof(T) / Record::element_bytes),
-        unsent_(strategy.error_feedback, elements, group) {}
+      : Average(strategy.error_feedback, elements, arrays, group),
+        threshold_(static_cast<T>(strategy.value)),
+        max_picks_(elements.count * sizeof(T) / Record::element_bytes) {}
 
   ExchangeTask exchange(std::int64_t, Elements elements, Communicator& group) override {
     const auto gradient = elements.as<T>();
@@ -45,8 +43,8 @@ class ThresholdAverage final : public Average {
     co_await all_gather(group, reports_, report_);
     expect_finite(group);
     if (sends_dense()) {
-      if (unsent_.kept()) {
-        const auto residual = unsent_.template as<T>();
+      if (residual_.defined()) {
+        const auto residual = residual_.as<T>();
         std::copy(residual.begin(), residual.end(), gradient.begin());
         std::fill(residual.begin(), residual.end(), T{0});
       }
@@ -58,8 +56,6 @@ class ThresholdAverage final : public Average {
       add_picks(gradient, group.size());
     }
   }
-
-  std::shared_ptr<std::byte> residual() const override { return unsent_.memory(); }
 
  private:
   using Record = SparseRecord<T>;
@@ -85,9 +81,9 @@ class ThresholdAverage final : public Average {
 
   void select(std::span<T> gradient) {
     const auto picks = pick_buffers();
-    const auto found = unsent_.kept() ? kernels::move_and_select_above(
-                                            gradient, unsent_.template as<T>(), threshold_, picks)
-                                      : kernels::select_above<T>(gradient, threshold_, picks);
+    const auto found = residual_.defined() ? kernels::move_and_select_above(
+                                                 gradient, residual_.as<T>(), threshold_, picks)
+                                           : kernels::select_above<T>(gradient, threshold_, picks);
     auto& report = report_.template as<Report>()[0];
     report.picks = static_cast<std::int64_t>(found);
     report.not_finite = 0;
@@ -102,7 +98,7 @@ class ThresholdAverage final : public Average {
 
   /// The values that elements are selected from.
   std::span<const T> source(std::span<const T> gradient) const {
-    return unsent_.kept() ? unsent_.template as<T>() : gradient;
+    return residual_.defined() ? residual_.as<T>() : gradient;
   }
 
   kernels::Picks<T> pick_buffers() {
@@ -116,7 +112,7 @@ class ThresholdAverage final : public Average {
     for (std::size_t rank = 0; rank < all.size(); ++rank) {
       const auto bad = all[rank].not_finite;
       if (bad == 0) continue;
-      unsent_.template drop_not_finite<T>();
+      drop_not_finite(residual_.as<T>());
       refuse_not_finite("threshold", arrays_.name_at(static_cast<std::size_t>(bad - 1)),
                         static_cast<int>(rank), group);
     }
@@ -137,8 +133,8 @@ class ThresholdAverage final : public Average {
     const auto count = static_cast<std::size_t>(all[rank].picks);
     const auto record = Record::at(sent_.data(), count);
     std::copy_n(indices_.begin(), count, record.indices.begin());
-    if (unsent_.kept()) {
-      const auto residual = unsent_.template as<T>();
+    if (residual_.defined()) {
+      const auto residual = residual_.as<T>();
       for (const auto index : record.indices) residual[index] = 0;
     } else {
       std::fill(gradient.begin(), gradient.end(), T{0});
@@ -157,9 +153,7 @@ class ThresholdAverage final : public Average {
   }
 
   T threshold_;
-  Arrays arrays_;
   std::size_t max_picks_;  ///< with more picks on all ranks, the dense elements are smaller
-  Unsent unsent_;
   std::vector<std::uint32_t> indices_;
   Buffer sent_;
   Buffer gathered_;

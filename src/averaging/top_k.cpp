@@ -6,9 +6,8 @@
 
 #include "averaging/average.h"
 #include "averaging/buffer.h"
-#include "averaging/fields.h"
+#include "averaging/parse.h"
 #include "averaging/sparse.h"
-#include "averaging/unsent.h"
 #include "core/text.h"
 #include "kernels/scatter_add.h"
 
@@ -50,7 +49,7 @@ class TopKAverage final : public Average {
  public:
   TopKAverage(const TopK& strategy, const Elements& elements, const Arrays& arrays,
               Communicator& group)
-      : strategy_(strategy), arrays_(arrays), unsent_(strategy.error_feedback, elements, group) {}
+      : Average(strategy.error_feedback, elements, arrays, group), strategy_(strategy) {}
 
   ExchangeTask exchange(std::int64_t step, Elements elements, Communicator& group) override {
     const auto gradient = elements.as<T>();
@@ -59,8 +58,6 @@ class TopKAverage final : public Average {
     co_await all_gather(group, gathered_, sent_);
     add_picks(gradient, group);
   }
-
-  std::shared_ptr<std::byte> residual() const override { return unsent_.memory(); }
 
  private:
   using Record = SparseRecord<T>;
@@ -76,8 +73,8 @@ class TopKAverage final : public Average {
 
   void select(std::span<T> gradient) {
     const auto picks = Record::at(sent_.data(), space_->largest_k());
-    if (unsent_.kept()) {
-      const auto residual = unsent_.template as<T>();
+    if (residual_.defined()) {
+      const auto residual = residual_.as<T>();
       kernels::move_and_select_top(gradient, residual, *space_, picks);
       for (const auto index : picks.indices) residual[index] = 0;
     } else {
@@ -96,7 +93,7 @@ class TopKAverage final : public Average {
       const auto picks = picks_of(rank);
       const auto bad = first_not_finite<T>(picks.values);
       if (!bad) continue;
-      unsent_.template drop_not_finite<T>();
+      drop_not_finite(residual_.as<T>());
       refuse_not_finite("topk", arrays_.name_at(picks.indices[*bad]), rank, group);
     }
     const T share = T{1} / static_cast<T>(ranks);
@@ -107,8 +104,6 @@ class TopKAverage final : public Average {
   }
 
   TopK strategy_;
-  Arrays arrays_;
-  Unsent unsent_;
   std::optional<kernels::SelectSpace<T>> space_;
   Buffer sent_;
   Buffer gathered_;

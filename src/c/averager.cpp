@@ -32,9 +32,7 @@ constexpr auto create_name = "lockstep_averager_create";
 
 averaging::Options options_of(const char* text) {
   const std::string_view strategy = text == nullptr ? "fp32" : text;
-  const auto colon = strategy.find(':');
-  const auto options = colon == std::string_view::npos ? "" : strategy.substr(colon + 1);
-  if (auto parsed = averaging::parse(strategy.substr(0, colon), options)) return *parsed;
+  if (auto parsed = averaging::parse(strategy)) return *parsed;
   throw InvalidArgument(concat(create_name, ": got the strategy '", strategy,
                                "', expected one of: ", averaging::names(),
                                "; the other strategies of Lockstep need LibTorch"));
@@ -220,10 +218,10 @@ lockstep_status lockstep_averager_save(const lockstep_averager* averager, void* 
     expect_pointer(function, "steps", steps);
     expect_arrays(function, *averager, residuals);
     for (const auto& bucket : averager->buckets) {
-      const auto residual = bucket.average->residual();
+      const auto& residual = bucket.average->residual();
       for_each_array(*averager, bucket, [&](std::size_t i, std::size_t offset, std::size_t bytes) {
-        if (residual) {
-          std::memcpy(residuals[i], residual.get() + offset, bytes);
+        if (residual.defined()) {
+          std::memcpy(residuals[i], residual.data() + offset, bytes);
         } else {
           std::memset(residuals[i], 0, bytes);
         }
@@ -243,10 +241,10 @@ lockstep_status lockstep_averager_load(lockstep_averager* averager, void* const*
       throw InvalidArgument(concat(function, ": got ", steps, " steps, expected 0 or more"));
     }
     for (const auto& bucket : averager->buckets) {
-      const auto residual = bucket.average->residual();
-      if (!residual) continue;
+      const auto& residual = bucket.average->residual();
+      if (!residual.defined()) continue;
       for_each_array(*averager, bucket, [&](std::size_t i, std::size_t offset, std::size_t bytes) {
-        std::memcpy(residual.get() + offset, residuals[i], bytes);
+        std::memcpy(residual.data() + offset, residuals[i], bytes);
       });
     }
     averager->steps = steps;

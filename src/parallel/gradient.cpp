@@ -4,10 +4,8 @@
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/isfinite.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/stack.h>
-#include <ATen/ops/sum.h>
 
 #include <algorithm>
 #include <array>
@@ -24,6 +22,7 @@
 #include "core/plural.h"
 #include "core/text.h"
 #include "lockstep/error.h"
+#include "sync/bucket_layout.h"
 
 namespace lockstep::inline v0_2::detail {
 
@@ -63,11 +62,6 @@ void copy_each(std::span<const at::Tensor> tensors, std::span<const at::Tensor> 
     from.push_back(sources[i]);
   }
   for (const auto& [kind, list] : lists) at::_foreach_copy_(list[0], list[1]);
-}
-
-bool is_finite(const at::Tensor& values) {
-  // The sum is fast, and finite only if all elements are. A sum of finite elements may overflow.
-  return std::isfinite(at::sum(values).item<double>()) || at::isfinite(values).all().item<bool>();
 }
 
 void expect_copyable(const at::Tensor& gradient, const Bucket::Slice& slice) {

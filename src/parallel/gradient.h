@@ -31,9 +31,6 @@ bool is_stored_in(const at::Tensor& gradient, const at::Tensor& values);
 /// few kernels for all of them, where the strides of the two are equal. Changes no versions.
 void copy_each(std::span<const at::Tensor> tensors, std::span<const at::Tensor> sources);
 
-/// Whether a dense tensor has neither NaN nor Inf. Waits for a device.
-bool is_finite(const at::Tensor& values);
-
 /// Throws: InvalidArgument when the gradient, which is dense, cannot be copied to the slice.
 void expect_copyable(const at::Tensor& gradient, const Bucket::Slice& slice);
 

@@ -16,6 +16,7 @@
 #include "lockstep/error.h"
 #include "parallel/gradient.h"
 #include "parallel/shard_range.h"
+#include "sync/bucket_layout.h"
 
 namespace lockstep::inline v0_2::detail {
 

@@ -185,14 +185,14 @@ void Adasum::check() const {
 
 std::unique_ptr<Exchange> Adasum::exchange(const Bucket& bucket) const {
   check();
-  detail::expect_dtype("adasum", bucket, {DType::f32, DType::f64});
-  if (detail::is_on_device(bucket)) {
-    return detail::exchange_on_host(bucket, [this](const Bucket& host) { return exchange(host); });
-  }
-  if (bucket.values().scalar_type() == at::kDouble) {
-    return std::make_unique<AdasumExchange<double>>(of, bucket);
-  }
-  return std::make_unique<AdasumExchange<float>>(of, bucket);
+  averaging::expect_dtype("adasum", detail::elements_of(bucket.values()), detail::arrays_of(bucket),
+                          {DType::f32, DType::f64});
+  return detail::exchange_on_cpu(bucket, [this](const Bucket& host) -> std::unique_ptr<Exchange> {
+    if (host.values().scalar_type() == at::kDouble) {
+      return std::make_unique<AdasumExchange<double>>(of, host);
+    }
+    return std::make_unique<AdasumExchange<float>>(of, host);
+  });
 }
 
 }  // namespace lockstep

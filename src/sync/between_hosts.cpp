@@ -2,7 +2,6 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/isfinite.h>
 
 #include <algorithm>
 #include <cstring>
@@ -16,6 +15,7 @@
 #include "comm/request.h"
 #include "core/text.h"
 #include "lockstep/error.h"
+#include "sync/bucket_layout.h"
 
 namespace lockstep::inline v0_2::detail {
 
@@ -200,9 +200,8 @@ class BetweenHosts final : public Exchange {
   /// 1 + the index of this rank's first slice that is not finite, or 0.
   static std::int64_t first_not_finite(const Bucket& bucket) {
     const auto slices = bucket.slices();
-    const auto found = std::ranges::find_if(slices, [](const Bucket::Slice& slice) {
-      return !at::isfinite(slice.values).all().item<bool>();
-    });
+    const auto found = std::ranges::find_if(
+        slices, [](const Bucket::Slice& slice) { return !is_finite(slice.values); });
     return found == slices.end() ? 0 : 1 + (found - slices.begin());
   }
 

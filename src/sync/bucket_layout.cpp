@@ -3,9 +3,12 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/clone.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/sum.h>
 #include <c10/core/Storage.h>
 #include <c10/util/strides.h>
 
+#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -107,6 +110,7 @@ std::size_t Layout::numel() const {
 
 State Layout::split(const at::Tensor& flat, std::string_view what) const {
   State state;
+  if (!flat.defined()) return state;
   for (const auto& part : parts_) {
     state.emplace(concat(part.name, '.', what),
                   flat.as_strided(part.sizes, part.strides,
@@ -152,8 +156,6 @@ averaging::Elements elements_of(const at::Tensor& values) {
           .owner = std::make_shared<at::Tensor>(values)};
 }
 
-averaging::Elements elements_of(const Bucket& bucket) { return elements_of(bucket.values()); }
-
 averaging::Arrays arrays_of(const Bucket& bucket) {
   const Layout layout(bucket);
   return {
@@ -165,9 +167,9 @@ averaging::Arrays arrays_of(const Bucket& bucket) {
           "convert them"};
 }
 
-void expect_dtype(std::string_view strategy, const Bucket& bucket,
-                  std::initializer_list<DType> supported) {
-  averaging::expect_dtype(strategy, elements_of(bucket), arrays_of(bucket), supported);
+bool is_finite(const at::Tensor& values) {
+  // The sum is fast, and finite only if all elements are. A sum of finite elements may overflow.
+  return std::isfinite(at::sum(values).item<double>()) || at::isfinite(values).all().item<bool>();
 }
 
 }  // namespace lockstep::detail

@@ -33,7 +33,7 @@ class Layout {
   std::size_t numel() const;
 
   /// The slices of a flat tensor of the bucket's length, as "<parameter>.<what>". They share its
-  /// memory.
+  /// memory. An undefined tensor has none.
   State split(const at::Tensor& flat, std::string_view what) const;
   /// Copies the slices from a state into the flat tensor.
   /// Throws: InvalidArgument when a part is missing or has other sizes.
@@ -51,15 +51,13 @@ class Layout {
 const at::Tensor& find(const State& state, const std::string& parameter, std::string_view what,
                        const at::Tensor& like);
 
-/// The memory of a flat tensor or of a bucket, as averages see it.
+/// The memory of a flat tensor, as averages see it.
 averaging::Elements elements_of(const at::Tensor& values);
-averaging::Elements elements_of(const Bucket& bucket);
 /// The bucket's parameters, as averages see them.
 averaging::Arrays arrays_of(const Bucket& bucket);
 
-/// Throws: InvalidArgument when the bucket's dtype is not among the supported ones.
-void expect_dtype(std::string_view strategy, const Bucket& bucket,
-                  std::initializer_list<DType> supported);
+/// Whether a dense tensor has neither NaN nor Inf. Waits for a device.
+bool is_finite(const at::Tensor& values);
 
 /// The first byte of a tensor.
 inline std::byte* memory_of(const at::Tensor& tensor) {

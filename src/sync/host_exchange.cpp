@@ -52,8 +52,9 @@ class HostExchange final : public Exchange {
 
 }  // namespace
 
-std::unique_ptr<Exchange> exchange_on_host(
+std::unique_ptr<Exchange> exchange_on_cpu(
     const Bucket& bucket, const std::function<std::unique_ptr<Exchange>(const Bucket&)>& make) {
+  if (bucket.values().is_cpu()) return make(bucket);
   return std::make_unique<HostExchange>(bucket, make);
 }
 

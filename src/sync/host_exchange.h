@@ -7,14 +7,10 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// Whether the bucket lies on another device than the CPU.
-inline bool is_on_device(const Bucket& bucket) { return !bucket.values().is_cpu(); }
-
-/// An exchange of a bucket on a device, in memory of the host: it copies the values to the host,
-/// runs the exchange that make() creates for a bucket there, and copies the result back. For
-/// strategies whose kernels are for the CPU. Each step waits for the device twice, for the two
-/// copies.
-std::unique_ptr<Exchange> exchange_on_host(
+/// The exchange that make() creates for a bucket on the CPU. For strategies whose kernels are for
+/// the CPU. If the bucket is on a device, make() gets a bucket on the host, and each step copies
+/// the values to the host and the result back. It waits for the device twice, for the two copies.
+std::unique_ptr<Exchange> exchange_on_cpu(
     const Bucket& bucket, const std::function<std::unique_ptr<Exchange>(const Bucket&)>& make);
 
 }  // namespace lockstep::detail

@@ -7,12 +7,10 @@
 #include <cmath>
 #include <vector>
 
-#include "averaging/fields.h"
-#include "averaging/sparse.h"
+#include "averaging/parse.h"
 #include "core/text.h"
 #include "lockstep/strategies.h"
 #include "sync/bucket_layout.h"
-#include "sync/residual.h"
 
 namespace lockstep::inline v0_2 {
 namespace {
@@ -34,7 +32,11 @@ MatrixShape matrix_shape(const detail::Layout::Part& part) {
 class PowerSgdExchange final : public Exchange {
  public:
   PowerSgdExchange(const PowerSgd& recipe, const Bucket& bucket)
-      : recipe_(recipe), layout_(bucket), residual_(recipe.error_feedback, bucket) {
+      : recipe_(recipe), layout_(bucket) {
+    const auto& values = bucket.values();
+    if (recipe.error_feedback) {
+      residual_ = bucket.group().empty(values.sizes(), values.scalar_type()).zero_();
+    }
     for (const auto& part : layout_.parts()) {
       const auto [rows, columns] = matrix_shape(part);
       if ((rows + columns) * recipe.rank < rows * columns) {
@@ -43,7 +45,7 @@ class PowerSgdExchange final : public Exchange {
         uncompressed_.push_back({.part = &part});
       }
     }
-    gradient_options_ = bucket.values().options();
+    gradient_options_ = values.options();
     for (auto& matrix : matrices_) {
       matrix.q = at::empty({matrix.columns, recipe.rank}, gradient_options_);
       randomize(matrix, 0);
@@ -62,13 +64,13 @@ class PowerSgdExchange final : public Exchange {
   }
 
   State state() const override {
-    State state = residual_.state(layout_);
+    State state = layout_.split(residual_, "residual");
     for (const auto& matrix : matrices_) state.emplace(matrix.part->name + ".q", matrix.q);
     return state;
   }
 
   void load(const State& state) override {
-    residual_.load(layout_, state);
+    layout_.join(state, "residual", residual_);
     for (auto& matrix : matrices_) {
       matrix.q.copy_(detail::find(state, matrix.part->name, "q", matrix.q));
     }
@@ -100,7 +102,7 @@ class PowerSgdExchange final : public Exchange {
 
   /// The values that are compressed: gradient plus residual, or the gradient alone.
   const at::Tensor& source(const at::Tensor& gradient) const {
-    return residual_.kept() ? residual_.values() : gradient;
+    return residual_.defined() ? residual_ : gradient;
   }
 
   /// Fills Q with normal random numbers: the same on every rank, others for each matrix and step.
@@ -143,7 +145,7 @@ class PowerSgdExchange final : public Exchange {
   }
 
   void encode_p(std::int64_t step, const at::Tensor& gradient, const Group& group) {
-    if (residual_.kept()) residual_.values().add_(gradient);
+    if (residual_.defined()) residual_.add_(gradient);
     for (auto& matrix : matrices_) {
       if (!recipe_.warm_start) randomize(matrix, step);
       matrix.q.copy_(orthogonal(matrix.q));
@@ -163,17 +165,11 @@ class PowerSgdExchange final : public Exchange {
   /// 1 + the index of the first parameter with a number that is not finite, or 0. Matrices come
   /// before uncompressed parameters. P of a matrix is not finite if the matrix is not.
   std::int64_t first_not_finite() const {
-    const auto finite = [](const at::Tensor& values) {
-      const auto flat = values.view(-1);
-      return values.scalar_type() == at::kDouble
-                 ? !averaging::first_not_finite<double>(detail::elements<double>(flat))
-                 : !averaging::first_not_finite<float>(detail::elements<float>(flat));
-    };
     for (std::size_t i = 0; i < matrices_.size(); ++i) {
-      if (!finite(matrices_[i].sent_p)) return static_cast<std::int64_t>(i) + 1;
+      if (!detail::is_finite(matrices_[i].sent_p)) return static_cast<std::int64_t>(i) + 1;
     }
     for (std::size_t i = 0; i < uncompressed_.size(); ++i) {
-      if (!finite(uncompressed_[i].sent))
+      if (!detail::is_finite(uncompressed_[i].sent))
         return static_cast<std::int64_t>(matrices_.size() + i) + 1;
     }
     return 0;
@@ -184,7 +180,8 @@ class PowerSgdExchange final : public Exchange {
     for (int rank = 0; rank < group.size(); ++rank) {
       const auto reported = std::lround(p_buffer_[rank].item<double>() * group.size());
       if (reported == 0) continue;
-      residual_.drop_not_finite();
+      // Otherwise the rejected gradient would be sent at the next step.
+      if (residual_.defined()) residual_.nan_to_num_(0, 0, 0);
       const auto index = static_cast<std::size_t>(reported - 1);
       const auto* part = index < matrices_.size() ? matrices_[index].part
                                                   : uncompressed_[index - matrices_.size()].part;
@@ -205,11 +202,11 @@ class PowerSgdExchange final : public Exchange {
       matrix.q.copy_(matrix.sent_q);
       auto result = matrix_of(gradient, matrix);
       at::mm_out(result, matrix.sent_p, matrix.sent_q.t());
-      if (residual_.kept()) matrix_of(residual_.values(), matrix).sub_(result);
+      if (residual_.defined()) matrix_of(residual_, matrix).sub_(result);
     }
     for (auto& parameter : uncompressed_) {
       flat_of(gradient, *parameter.part).copy_(parameter.sent);
-      if (residual_.kept()) flat_of(residual_.values(), *parameter.part).zero_();
+      if (residual_.defined()) flat_of(residual_, *parameter.part).zero_();
     }
   }
 
@@ -218,7 +215,7 @@ class PowerSgdExchange final : public Exchange {
   at::TensorOptions gradient_options_;
   std::vector<Matrix> matrices_;
   std::vector<Uncompressed> uncompressed_;
-  detail::Residual residual_;
+  at::Tensor residual_;  ///< flat, in the order of the bucket; undefined without error feedback
   at::Tensor p_buffer_;  ///< one element per rank, all P, uncompressed parameters
   at::Tensor q_buffer_;  ///< all Q
 };
@@ -240,7 +237,8 @@ void PowerSgd::check() const {
 
 std::unique_ptr<Exchange> PowerSgd::exchange(const Bucket& bucket) const {
   check();
-  detail::expect_dtype("power_sgd", bucket, {DType::f32, DType::f64});
+  averaging::expect_dtype("power_sgd", detail::elements_of(bucket.values()),
+                          detail::arrays_of(bucket), {DType::f32, DType::f64});
   return std::make_unique<PowerSgdExchange>(*this, bucket);
 }
 

@@ -1,10 +1,9 @@
 #include "lockstep/strategy.h"
 
-#include <charconv>
 #include <variant>
 
-#include "averaging/fields.h"
 #include "averaging/parse.h"
+#include "core/environment.h"
 #include "core/operation_error.h"
 #include "core/text.h"
 #include "lockstep/error.h"
@@ -48,30 +47,23 @@ Strategy post_local_sgd(Fields& fields) {
 
 Strategy adasum(Fields& fields) { return detail::checked(Adasum{.of = target(fields)}, fields); }
 
-struct Named {
-  std::string_view name;
-  std::string_view alias;  ///< SINGA's name, or the name before version 0.2
-  Strategy (*parse)(Fields&);
-};
-
 /// The strategies that are no averages.
-constexpr Named strategies[] = {{"power_sgd", "powersgd", power_sgd},
-                                {"partial_update", "partialUpdate", partial_update},
-                                {"local_sgd", "", local_sgd},
-                                {"post_local_sgd", "", post_local_sgd},
-                                {"adasum", "", adasum}};
+constexpr averaging::Named<Strategy> strategies[] = {
+    {"power_sgd", "powersgd", power_sgd},
+    {"partial_update", "partialUpdate", partial_update},
+    {"local_sgd", "", local_sgd},
+    {"post_local_sgd", "", post_local_sgd},
+    {"adasum", "", adasum}};
 
-/// text: "warmup:100:topk:0.01"; options: "100:topk:0.01".
-Strategy parse_warmup(std::string_view text, std::string_view options) {
-  const auto colon = options.find(':');
-  const auto number = options.substr(0, colon);
-  std::int64_t steps = 0;
-  const auto* end = number.data() + number.size();
-  const auto [stopped, error] = std::from_chars(number.data(), end, steps);
-  if (colon == std::string_view::npos || error != std::errc() || stopped != end) {
+/// text: "warmup:100:topk:0.01".
+Strategy parse_warmup(std::string_view text) {
+  const auto first = text.find(':') + 1;
+  const auto second = text.find(':', first);
+  const auto steps = detail::parse_number<std::int64_t>(text.substr(first, second - first));
+  if (second == std::string_view::npos || !steps) {
     detail::throw_invalid("strategy", "got \"", text, "\", expected warmup:STEPS:STRATEGY");
   }
-  const Warmup recipe{.strategy = parse_strategy(options.substr(colon + 1)), .steps = steps};
+  const Warmup recipe{.strategy = parse_strategy(text.substr(second + 1)), .steps = *steps};
   recipe.check();
   return recipe;
 }
@@ -85,22 +77,13 @@ Strategy parse_strategy(std::string_view text) {
     detail::throw_invalid("strategy", "got ", text.size(), " characters, expected at most ",
                           max_length);
   }
-  const auto colon = text.find(':');
-  const auto name = text.substr(0, colon);
-  const auto options = colon == std::string_view::npos ? "" : text.substr(colon + 1);
-  if (name == "warmup") return parse_warmup(text, options);
-  if (const auto average = averaging::parse(name, options)) {
+  if (text.substr(0, text.find(':')) == "warmup") return parse_warmup(text);
+  if (const auto average = averaging::parse(text)) {
     return std::visit([](const auto& recipe) -> Strategy { return recipe; }, *average);
   }
-  std::string valid = averaging::names();
-  for (const auto& known : strategies) {
-    if (!name.empty() && (name == known.name || name == known.alias)) {
-      Fields fields(name, options);
-      return known.parse(fields);
-    }
-    valid += detail::concat(", ", known.name);
-  }
-  detail::throw_invalid("strategy", "got \"", text, "\", expected one of: ", valid, ", warmup");
+  if (auto parsed = averaging::parse<Strategy>(strategies, text)) return *parsed;
+  detail::throw_invalid("strategy", "got \"", text, "\", expected one of: ", averaging::names(),
+                        ", ", averaging::names<Strategy>(strategies), ", warmup");
 }
 
 }  // namespace lockstep
