@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "averaging/parse.h"
@@ -37,14 +39,19 @@ class PowerSgdExchange final : public Exchange {
     if (recipe.error_feedback) {
       residual_ = bucket.group().empty(values.sizes(), values.scalar_type()).zero_();
     }
+    std::vector<Parameter> uncompressed;
     for (const auto& part : layout_.parts()) {
       const auto [rows, columns] = matrix_shape(part);
       if ((rows + columns) * recipe.rank < rows * columns) {
-        matrices_.push_back({.part = &part, .rows = rows, .columns = columns});
+        parameters_.push_back({&part, rows, columns, recipe.rank});
       } else {
-        uncompressed_.push_back({.part = &part});
+        uncompressed.push_back({&part, rows, columns, columns});
       }
     }
+    const auto matrices = parameters_.size();
+    parameters_.insert(parameters_.end(), uncompressed.begin(), uncompressed.end());
+    matrices_ = std::span(parameters_).first(matrices);
+    uncompressed_ = std::span(parameters_).subspan(matrices);
     gradient_options_ = values.options();
     for (auto& matrix : matrices_) {
       matrix.q = at::empty({matrix.columns, recipe.rank}, gradient_options_);
@@ -77,27 +84,21 @@ class PowerSgdExchange final : public Exchange {
   }
 
  private:
-  struct Matrix {
+  /// A parameter that is compressed, or averaged whole because it is no matrix or a small one.
+  struct Parameter {
     const detail::Layout::Part* part;
     std::int64_t rows;
     std::int64_t columns;
+    std::int64_t width;      ///< of sent_p: rank, or columns without compression
     at::Tensor q = {};       ///< columns × rank, of the previous step
-    at::Tensor sent_p = {};  ///< rows × rank, in p_buffer_
+    at::Tensor sent_p = {};  ///< rows × width, in p_buffer_
     at::Tensor sent_q = {};  ///< columns × rank, in q_buffer_
   };
 
-  /// A parameter that is averaged without compression, because it is no matrix or a small one.
-  struct Uncompressed {
-    const detail::Layout::Part* part;
-    at::Tensor sent = {};  ///< in p_buffer_
-  };
-
-  static at::Tensor flat_of(const at::Tensor& flat, const detail::Layout::Part& part) {
-    return flat.narrow(0, static_cast<std::int64_t>(part.offset),
-                       static_cast<std::int64_t>(part.numel));
-  }
-  static at::Tensor matrix_of(const at::Tensor& flat, const Matrix& matrix) {
-    return flat_of(flat, *matrix.part).view({matrix.rows, matrix.columns});
+  static at::Tensor matrix_of(const at::Tensor& flat, const Parameter& parameter) {
+    const auto offset = static_cast<std::int64_t>(parameter.part->offset);
+    return flat.narrow(0, offset, parameter.rows * parameter.columns)
+        .view({parameter.rows, parameter.columns});
   }
 
   /// The values that are compressed: gradient plus residual, or the gradient alone.
@@ -106,7 +107,7 @@ class PowerSgdExchange final : public Exchange {
   }
 
   /// Fills Q with normal random numbers: the same on every rank, others for each matrix and step.
-  static void randomize(Matrix& matrix, std::int64_t step) {
+  static void randomize(Parameter& matrix, std::int64_t step) {
     const auto seed = static_cast<std::uint64_t>(step) * 1'000'003 + matrix.part->offset + 1;
     // The numbers are the same on every device.
     auto numbers = at::empty(matrix.q.sizes(), matrix.q.options().device(at::kCPU));
@@ -117,31 +118,21 @@ class PowerSgdExchange final : public Exchange {
     if (p_buffer_.defined()) return;
     std::int64_t p_elements = group.size();
     std::int64_t q_elements = 0;
-    for (const auto& matrix : matrices_) {
-      p_elements += matrix.rows * recipe_.rank;
-      q_elements += matrix.columns * recipe_.rank;
-    }
-    for (const auto& parameter : uncompressed_)
-      p_elements += static_cast<std::int64_t>(parameter.part->numel);
+    for (const auto& parameter : parameters_) p_elements += parameter.rows * parameter.width;
+    for (const auto& matrix : matrices_) q_elements += matrix.columns * matrix.width;
     const auto dtype = gradient_options_.dtype().toScalarType();
     p_buffer_ = group.empty({p_elements}, dtype);
     q_buffer_ = group.empty({q_elements}, dtype);
 
+    const auto take = [](const at::Tensor& buffer, std::int64_t& offset, std::int64_t rows,
+                         std::int64_t columns) {
+      const auto first = std::exchange(offset, offset + rows * columns);
+      return buffer.narrow(0, first, rows * columns).view({rows, columns});
+    };
     std::int64_t offset_p = group.size();
     std::int64_t offset_q = 0;
-    for (auto& matrix : matrices_) {
-      const auto p = matrix.rows * recipe_.rank;
-      const auto q = matrix.columns * recipe_.rank;
-      matrix.sent_p = p_buffer_.narrow(0, offset_p, p).view({matrix.rows, recipe_.rank});
-      matrix.sent_q = q_buffer_.narrow(0, offset_q, q).view({matrix.columns, recipe_.rank});
-      offset_p += p;
-      offset_q += q;
-    }
-    for (auto& parameter : uncompressed_) {
-      const auto numel = static_cast<std::int64_t>(parameter.part->numel);
-      parameter.sent = p_buffer_.narrow(0, offset_p, numel);
-      offset_p += numel;
-    }
+    for (auto& each : parameters_) each.sent_p = take(p_buffer_, offset_p, each.rows, each.width);
+    for (auto& each : matrices_) each.sent_q = take(q_buffer_, offset_q, each.columns, each.width);
   }
 
   void encode_p(std::int64_t step, const at::Tensor& gradient, const Group& group) {
@@ -151,7 +142,7 @@ class PowerSgdExchange final : public Exchange {
       matrix.q.copy_(orthogonal(matrix.q));
       at::mm_out(matrix.sent_p, matrix_of(source(gradient), matrix), matrix.q);
     }
-    for (auto& parameter : uncompressed_) parameter.sent.copy_(flat_of(gradient, *parameter.part));
+    for (auto& each : uncompressed_) each.sent_p.copy_(matrix_of(gradient, each));
     // Each rank has one element at the front for its result of first_not_finite().
     p_buffer_.narrow(0, 0, group.size()).zero_();
     if (p_buffer_.is_cpu()) p_buffer_[group.rank()].fill_(first_not_finite());
@@ -165,14 +156,9 @@ class PowerSgdExchange final : public Exchange {
   /// 1 + the index of the first parameter with a number that is not finite, or 0. Matrices come
   /// before uncompressed parameters. P of a matrix is not finite if the matrix is not.
   std::int64_t first_not_finite() const {
-    for (std::size_t i = 0; i < matrices_.size(); ++i) {
-      if (!detail::is_finite(matrices_[i].sent_p)) return static_cast<std::int64_t>(i) + 1;
-    }
-    for (std::size_t i = 0; i < uncompressed_.size(); ++i) {
-      if (!detail::is_finite(uncompressed_[i].sent))
-        return static_cast<std::int64_t>(matrices_.size() + i) + 1;
-    }
-    return 0;
+    const auto found = std::ranges::find_if(
+        parameters_, [](const Parameter& each) { return !detail::is_finite(each.sent_p); });
+    return found == parameters_.end() ? 0 : 1 + (found - parameters_.begin());
   }
 
   void refuse_not_finite(const Communicator& group) {
@@ -182,11 +168,8 @@ class PowerSgdExchange final : public Exchange {
       if (reported == 0) continue;
       // Otherwise the rejected gradient would be sent at the next step.
       if (residual_.defined()) residual_.nan_to_num_(0, 0, 0);
-      const auto index = static_cast<std::size_t>(reported - 1);
-      const auto* part = index < matrices_.size() ? matrices_[index].part
-                                                  : uncompressed_[index - matrices_.size()].part;
-      averaging::refuse_not_finite("power_sgd", detail::concat("parameter ", part->name), rank,
-                                   group);
+      const auto& name = parameters_[static_cast<std::size_t>(reported - 1)].part->name;
+      averaging::refuse_not_finite("power_sgd", detail::concat("parameter ", name), rank, group);
     }
   }
 
@@ -205,16 +188,17 @@ class PowerSgdExchange final : public Exchange {
       if (residual_.defined()) matrix_of(residual_, matrix).sub_(result);
     }
     for (auto& parameter : uncompressed_) {
-      flat_of(gradient, *parameter.part).copy_(parameter.sent);
-      if (residual_.defined()) flat_of(residual_, *parameter.part).zero_();
+      matrix_of(gradient, parameter).copy_(parameter.sent_p);
+      if (residual_.defined()) matrix_of(residual_, parameter).zero_();
     }
   }
 
   PowerSgd recipe_;
   detail::Layout layout_;
   at::TensorOptions gradient_options_;
-  std::vector<Matrix> matrices_;
-  std::vector<Uncompressed> uncompressed_;
+  std::vector<Parameter> parameters_;  ///< matrices first
+  std::span<Parameter> matrices_;
+  std::span<Parameter> uncompressed_;
   at::Tensor residual_;  ///< flat, in the order of the bucket; undefined without error feedback
   at::Tensor p_buffer_;  ///< one element per rank, all P, uncompressed parameters
   at::Tensor q_buffer_;  ///< all Q
