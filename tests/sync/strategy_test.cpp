@@ -140,6 +140,9 @@ TEST(Strategy, RefusesOptionsThatAreWrong) {
   expect_refused("local_sgd:period=0", "got a period of 0");
   expect_refused("post_local_sgd:start=-1", "got a start of -1");
   expect_refused("partial_update:of=buffers", "expected parameters or gradients");
+  expect_refused("warmup", "got \"warmup\", expected warmup:STEPS:STRATEGY");
+  expect_refused("warmup:", "got \"warmup:\", expected warmup:STEPS:STRATEGY");
+  expect_refused("sparseTopK:k=3", "strategy sparseTopK: got field \"k\"");
   expect_refused("warmup:10", "expected warmup:STEPS:STRATEGY");
   expect_refused("warmup:x:fp16", "expected warmup:STEPS:STRATEGY");
   expect_refused("warmup:-1:fp16", "got a number of steps of -1");
@@ -153,7 +156,9 @@ TEST(Strategy, RefusesOtherTexts) {
       ADD_FAILURE() << "parsed \"" << text << '"';
     } catch (const lockstep::InvalidArgument& error) {
       EXPECT_THAT(error.what(),
-                  testing::HasSubstr("expected one of: fp32, fp16, bf16, topk, threshold, "));
+                  testing::EndsWith("expected one of: fp32, fp16, bf16, topk, threshold, int8, "
+                                    "power_sgd, partial_update, local_sgd, post_local_sgd, "
+                                    "adasum, warmup"));
       EXPECT_THAT(error.what(), testing::HasSubstr("\"" + std::string(text) + "\""));
     }
   }
