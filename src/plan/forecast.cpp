@@ -5,7 +5,6 @@
 #include <tuple>
 #include <variant>
 
-#include "averaging/fields.h"
 #include "averaging/parse.h"
 #include "core/least_squares.h"
 #include "core/text.h"
@@ -118,7 +117,7 @@ Strategy parse_strategy(std::string_view text) {
   };
   if (name == "power_sgd" || name == "powersgd") return of_whole_number(Kind::power_sgd, "rank", 4);
   if (name == "local_sgd") return of_whole_number(Kind::local_sgd, "period", 8);
-  if (const auto average = averaging::parse(name, options)) {
+  if (const auto average = averaging::parse(text)) {
     if (std::holds_alternative<AllReduce>(*average)) return strategy(Kind::fp32);
     if (std::holds_alternative<Int8>(*average)) return strategy(Kind::int8);
     if (const auto* top = std::get_if<TopK>(&*average)) return strategy(Kind::topk, top->ratio);
