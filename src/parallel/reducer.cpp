@@ -18,6 +18,30 @@
 #include "parallel/gradient.h"
 #include "profile/trace.h"
 
+// Note [The life of a gradient]
+// From autograd until backward() returns, in this order:
+//
+// 1. Autograd adds to .grad() and calls the parameter's hook: on_gradient(). A GradientRecord
+//    notes the change.
+// 2. GradientSet::move_into_bucket() copies the gradient into its slice of a bucket, and .grad()
+//    becomes the slice. On a device, step 4 copies all gradients of a bucket at once. With
+//    Shard::gradients, step 4 does it, because the bucket has no memory before.
+// 3. A bucket is ready when the hooks of all its parameters have run. Ready buckets begin in an
+//    order that is the same on every rank, so one may wait for another. In the first backward, and
+//    in one with others nested in it, no bucket begins before the end.
+// 4. begin_next(): GradientSet::prepare() writes this rank's contribution and its participation
+//    flag. A gradient that no backward of this rank has changed counts as zero, or as the last mean
+//    that it still is. Then the weight factor multiplies it, and the strategy's exchange begins.
+// 5. Each later hook advances exchanges that need not wait.
+// 6. The engine's callback at the end of the backward calls finish(), which begins the other
+//    buckets and then flags, buffers and sparse gradients, and waits for all.
+// 7. GradientSet::finish_exchange() makes .grad() the mean where some rank has changed it, and what
+//    it was elsewhere. If this rank has only a part of the mean, GradientShard has it, and .grad()
+//    is undefined.
+//
+// Under no_sync() there is only step 1. A rank without a loss begins with step 4, in
+// average_local_gradients() or finish_backward().
+
 namespace lockstep::inline v0_2::detail {
 namespace {
 
