@@ -34,7 +34,7 @@ struct Program {
   std::optional<int> global_batch = {};
 };
 
-/// What tune compares, and how.
+/// The settings that tune varies, and the number of its runs.
 struct Search {
   std::vector<int> ranks = {};           ///< numbers of ranks; empty: all sensible ones
   std::vector<int> buckets = {5, 100};   ///< sizes to compare with the default, in MiB

@@ -244,7 +244,7 @@ TEST_F(CostOfAStep, ACallInProgressIsPolledWithoutSleep) {
   long least = std::numeric_limits<long>::max();
   on_devices(1, DeviceBackend::nccl, [&](const Group& group) {
     const auto tensor = at::ones({10}, options_of(group));
-    // A thread that sleeps gives up its core by its own choice; one that is preempted does not.
+    // A sleep is a voluntary context switch. Preemption is an involuntary one.
     const auto sleeps = [] {
       rusage usage{};
       ::getrusage(RUSAGE_THREAD, &usage);
