@@ -2,11 +2,13 @@
 #include <gtest/gtest.h>
 
 #include <csignal>
+#include <fstream>
 #include <ostream>
 #include <string>
 
 #include "core/text.h"
 #include "tests/launch/launched.h"
+#include "tests/temporary_folder.h"
 
 namespace lockstep::testing {
 namespace {
@@ -265,13 +267,18 @@ TEST(Forwarded, IsNoneWithTheOption) {
 }
 
 TEST(Forwarded, WaitsForRanksThatStart) {
-  auto job = shells("", "echo up; sleep 1; trap \"echo saved; exit 0\" USR1; " + until_saved);
+  const TemporaryFolder folder;
+  const auto ready = folder.path() / "ready";
+  auto job = shells("", concat("echo up; until [ -e ", ready.string(),
+                               " ]; do sleep 0.05; done; trap \"echo saved; exit 0\" USR1; ",
+                               until_saved));
   job.await_output("up", 2);
   kill(job.pid(), SIGUSR1);
+  job.await_output("lockstep: SIGUSR1 is forwarded when rank ");
+  std::ofstream{ready};
   const auto ended = job.wait();
   EXPECT_EQ(ended.code, 0) << ended.out;
-  EXPECT_THAT(ended.out, AllOf(HasSubstr("lockstep: SIGUSR1 is forwarded when rank "),
-                               HasSubstr("[1] saved\n")));
+  EXPECT_THAT(ended.out, HasSubstr("[1] saved\n"));
 }
 
 TEST(Forwarded, WaitsForARestart) {

@@ -285,7 +285,8 @@ TEST_F(TwoHosts, CutLinkIsNamedOnBothSides) {
                 ContainsRegex("no heartbeat from host lockstep[0-9]+-1 \\(rank 0\\) for 2\\."))
         << ended.err;
   }
-  EXPECT_LT(until_known(4), 3s) << "the heartbeat's limit and a second";
+  // The limit of 2 s does not count time in which the machine stopped a process.
+  EXPECT_LT(until_known(4), 5s);
 }
 
 // OpenMPI's mpirun alone would wait for the other host's daemon for ever.
