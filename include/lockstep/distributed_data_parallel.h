@@ -190,26 +190,58 @@ decltype(auto) run_forward(M& model, Args&&... args) {
 }
 
 class ForwardGraph;
-class ReplicatedModel;
+class Reducer;
 
-/// The part of a DistributedDataParallel that does not depend on the model's type.
-class DataParallelModel {
+/// Which class wraps a model.
+enum class FrontEnd : bool { distributed_data_parallel, distributed_optimizer };
+
+/// A model that all ranks hold. Both front ends use it. It compares the ranks' models, makes them
+/// equal at the start, and has the Reducer that exchanges gradients.
+class ReplicatedModel {
  public:
-  DataParallelModel(ModelView model, const Group& group, const DataParallelOptions& options);
+  /// Ranks: all of the group.
+  /// Throws: InvalidArgument, on every rank; the group stays usable. Any other error, such as a
+  /// shortage of memory on one rank, ends the world.
+  ReplicatedModel(ModelView model, const Group& group, const DataParallelOptions& options,
+                  FrontEnd front_end);
 
+  /// Throws: InvalidArgument when the model's parameters are not those it was wrapped with.
+  void check_unchanged() const;
+  /// Throws: InvalidArgument if an option moves the parameters, and one shares its memory with
+  /// another tensor.
+  void check_movable() const;
+  /// Call before a forward that a backward may follow. The graph is for watch().
+  /// Throws: InvalidArgument when check_unchanged() or Reducer::check_optimizer() does.
   std::shared_ptr<ForwardGraph> begin_forward() const;
-  /// Before a forward without gradients: writes the buffers that a backward has received.
+  /// Call before a forward without gradients: writes the buffers that a backward has received.
   void write_buffers() const;
   void watch(const at::Tensor& output, const std::shared_ptr<ForwardGraph>& graph) const;
+  /// Throws: InvalidArgument with the types that a forward may return.
   [[noreturn]] void refuse_output(const std::type_info& type) const;
-  NoSync no_sync() const;
+  NoSync no_sync() const { return NoSync(reducer_); }
   void set_weight(double samples) const;
   State state() const;
   void load_state(const State& state) const;
-  const std::shared_ptr<ReplicatedModel>& replicas() const { return model_; }
+
+  Reducer& reducer() const { return *reducer_; }
+  const ModelView& model() const { return model_; }
+  const Group& group() const { return group_; }
+  const DataParallelOptions& options() const { return options_; }
 
  private:
-  std::shared_ptr<ReplicatedModel> model_;
+  /// A parameter as it was when the model was wrapped.
+  struct Wrapped {
+    NamedTensor named;
+    at::ScalarType dtype;
+    bool trainable;
+  };
+
+  ModelView model_;
+  Group group_;
+  DataParallelOptions options_;
+  const char* operation_;  ///< name of the front end
+  std::vector<Wrapped> wrapped_;
+  std::shared_ptr<Reducer> reducer_;
 };
 
 }  // namespace detail
@@ -245,7 +277,10 @@ class DistributedDataParallel {
   /// (use DistributedOptimizer). The group stays usable.
   DistributedDataParallel(std::shared_ptr<M> model, const Group& group,
                           const DataParallelOptions& options = {})
-      : model_(std::move(model)), data_parallel_(detail::view_of(model_), group, options) {}
+      : model_(std::move(model)),
+        replicas_(std::make_shared<detail::ReplicatedModel>(
+            detail::view_of(model_), group, options, detail::FrontEnd::distributed_data_parallel)) {
+  }
 
   /// The same for a model declared with TORCH_MODULE.
   DistributedDataParallel(const torch::nn::ModuleHolder<M>& model, const Group& group,
@@ -278,24 +313,24 @@ class DistributedDataParallel {
     using Output =
         std::remove_cvref_t<decltype(detail::run_forward(*model_, std::forward<Args>(args)...))>;
     if (at::GradMode::is_enabled()) {
-      const auto graph = data_parallel_.begin_forward();
+      const auto graph = replicas_->begin_forward();
       if constexpr (detail::Watchable<Output>) {
         auto output = detail::run_forward(*model_, std::forward<Args>(args)...);
-        detail::for_each_tensor(
-            output, [&](const at::Tensor& tensor) { data_parallel_.watch(tensor, graph); });
+        detail::for_each_tensor(output,
+                                [&](const at::Tensor& tensor) { replicas_->watch(tensor, graph); });
         return output;
       } else {
-        data_parallel_.refuse_output(typeid(Output));
+        replicas_->refuse_output(typeid(Output));
       }
     }
-    data_parallel_.write_buffers();
+    replicas_->write_buffers();
     return static_cast<Output>(detail::run_forward(*model_, std::forward<Args>(args)...));
   }
 
   const std::shared_ptr<M>& module() const { return model_; }
 
   /// Disables synchronisation of backward() until the returned guard is destroyed.
-  NoSync no_sync() const { return data_parallel_.no_sync(); }
+  NoSync no_sync() const { return replicas_->no_sync(); }
 
   /// Sets the weight w_r of this rank's gradients g_r in the next exchange, such as the samples of
   /// its batch. .grad() is then Σ w_r·g_r ÷ Σ w_r; without weights it is the mean. The gradients of
@@ -305,19 +340,19 @@ class DistributedDataParallel {
   /// Ranks: all, or none. The backward throws InvalidArgument, on every rank, if a weight is
   /// negative or not finite, if a rank has set two different ones, or if all are zero; the group
   /// stays usable.
-  void weight(double samples) { data_parallel_.set_weight(samples); }
+  void weight(double samples) { replicas_->set_weight(samples); }
 
   /// The strategy's state on this rank, by parameter names. Each rank has its own state: load it on
   /// the rank that saved it.
-  State state() const { return data_parallel_.state(); }
+  State state() const { return replicas_->state(); }
   /// Throws: InvalidArgument if the state does not fit this model and strategy.
-  void load_state(const State& state) { data_parallel_.load_state(state); }
+  void load_state(const State& state) { replicas_->load_state(state); }
 
  private:
   friend class DistributedOptimizer;
 
   std::shared_ptr<M> model_;
-  detail::DataParallelModel data_parallel_;
+  std::shared_ptr<detail::ReplicatedModel> replicas_;
 };
 
 template <class M>

@@ -18,7 +18,6 @@ class Optimizer;
 }
 
 namespace lockstep::inline v0_2::detail {
-class DataParallelModel;
 class ReplicatedModel;
 class Update;
 enum class UpdateGradients : bool;
@@ -119,7 +118,7 @@ class DistributedOptimizer {
   /// Throws: as above, and InvalidArgument if another DistributedOptimizer steps this wrapper.
   template <class M>
   DistributedOptimizer(torch::optim::Optimizer& optimizer, const DistributedDataParallel<M>& model)
-      : DistributedOptimizer(optimizer, model.data_parallel_) {}
+      : DistributedOptimizer(model.replicas_, optimizer) {}
   /// With options.shard on several ranks, the optimizer has the state of this rank's parts then.
   /// Another DistributedOptimizer with the same options continues with it. The optimizer's own step
   /// fails: save a checkpoint before, which has the whole state.
@@ -201,7 +200,9 @@ class DistributedOptimizer {
   friend class GradScaler;
   friend double clip_grad_norm(DistributedOptimizer& optimizer, double max_norm, double norm_type);
 
-  DistributedOptimizer(torch::optim::Optimizer& optimizer, const detail::DataParallelModel& model);
+  /// The steps of a model that is wrapped already.
+  DistributedOptimizer(const std::shared_ptr<detail::ReplicatedModel>& model,
+                       torch::optim::Optimizer& optimizer);
   DistributedOptimizer(torch::optim::Optimizer& optimizer,
                        std::shared_ptr<detail::ReplicatedModel> model);
 

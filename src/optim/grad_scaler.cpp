@@ -18,11 +18,11 @@
 
 #include "core/operation_error.h"
 #include "core/text.h"
+#include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/error.h"
 #include "parallel/own_step.h"
 #include "parallel/reducer.h"
-#include "parallel/replicated_model.h"
 #include "parallel/sharded_state.h"
 
 namespace lockstep::inline v0_2 {

@@ -38,16 +38,6 @@ bool have_residuals(const std::vector<at::Tensor>& residuals, const Bucket& buck
          std::ranges::all_of(residuals, [](const auto& residual) { return residual.defined(); });
 }
 
-/// The caps of buckets for Shard::gradients. They are small, because three buckets have memory. A
-/// larger parameter has a bucket of its own, which is exchanged in the memory of the gradient.
-BucketCaps caps_of_shard(BucketCaps caps) {
-  constexpr std::size_t largest = std::size_t{4} << 20;
-  return {.first = std::min(caps.first, largest), .rest = std::min(caps.rest, largest)};
-}
-
-/// Whether a bucket of Shard::gradients is exchanged in the memory of its only gradient.
-bool has_one(const PlannedBucket& planned) { return planned.slices.size() == 1; }
-
 /// Whether the parts of a mean have the values of the whole mean, and take fewer bytes. On hosts
 /// with several ranks, an all_reduce rounds only between hosts, and sends each host's sum once. A
 /// reduce_scatter does the latter only with consecutive ranks on each host.
@@ -56,6 +46,17 @@ bool can_average_parts(const Strategy& strategy, const BucketReducer& reducer) {
   const auto topology = hierarchical::HostTopology::of(reducer.bucket.group().communicator());
   if (topology.has_one_level()) return true;
   return topology.has_consecutive_ranks && strategy.text() == AllReduce{}.text();
+}
+
+/// Memory of a bucket for its lifetime.
+at::Tensor values_of(const PlannedBucket& planned, Shard shard, const Group& group) {
+  auto length = planned.numel;
+  if (shard == Shard::optimizer) {  // the last parts may extend beyond the bucket
+    length = shard_length(planned.numel, c10::elementSize(planned.dtype), group.size()) *
+             static_cast<std::size_t>(group.size());
+  }
+  const auto memory = group.empty({static_cast<std::int64_t>(length)}, planned.dtype).zero_();
+  return flat_part(memory, 0, planned.numel);
 }
 
 /// Copies a bucket's values back into its parameters.
@@ -79,7 +80,7 @@ void ExchangeRound::begin_next() {
   if (reducers_.target(index, step_) != target_) return;
   auto& reducer = reducers_[index];
   auto& bucket = target_ == SyncTarget::gradients ? reducer.bucket : *reducer.parameters;
-  entries_.back().task = reducers_.averages_parts(index)
+  entries_.back().task = reducers_.product(index) == Product::part
                              ? reducer.exchange->exchange_part(
                                    step_, bucket, reducer.shard->begin_exchange(), reducers_.group_)
                              : reducer.exchange->exchange(step_, bucket, reducers_.group_);
@@ -154,9 +155,10 @@ BucketReducers::BucketReducers(std::span<const NamedTensor> parameters, const Gr
                      .device = tensor.device(),
                      .strategy = strategies_.index_of(name)});
   }
-  const auto plan = bucket_plan(specs, shard == Shard::gradients ? caps_of_shard(caps) : caps);
+  const bool is_transient = shard == Shard::gradients;
+  const auto plan = bucket_plan(specs, is_transient ? TransientMemory::limited(caps) : caps);
+  if (is_transient) memory_.emplace(plan, group_);
   reducers_.reserve(plan.size());
-  if (shard == Shard::gradients) allocate_lent(plan);
   for (const auto& planned : plan) {
     std::vector<Bucket::Slice> slices;
     for (const auto& [parameter, offset] : planned.slices) {
@@ -165,31 +167,16 @@ BucketReducers::BucketReducers(std::span<const NamedTensor> parameters, const Gr
                         .offset = offset});
     }
     const auto index = reducers_.size();
-    if (shard != Shard::gradients) {
-      auto length = planned.numel;
-      if (shard == Shard::optimizer) {  // the last parts may extend beyond the bucket
-        length = shard_length(planned.numel, c10::elementSize(planned.dtype), group.size()) *
-                 static_cast<std::size_t>(group.size());
-      }
-      const auto memory = group_.empty({static_cast<std::int64_t>(length)}, planned.dtype).zero_();
-      auto& reducer = reducers_.emplace_back(
-          make({index, flat_part(memory, 0, planned.numel), std::move(slices), group_},
-               planned.strategy));
-      if (shard == Shard::optimizer && can_average_parts(strategies_[planned.strategy], reducer))
-        reducer.shard = std::make_unique<GradientShard>(reducer.bucket, PartMemory::bucket);
-      continue;
+    const auto values =
+        memory_ ? memory_->values(index, planned) : values_of(planned, shard, group_);
+    auto& reducer =
+        reducers_.emplace_back(make({index, values, std::move(slices), group_}, planned.strategy));
+    if (is_transient) {
+      reducer.shard = std::make_unique<GradientShard>(reducer.bucket, PartMemory::own);
+    } else if (shard == Shard::optimizer &&
+               can_average_parts(strategies_[planned.strategy], reducer)) {
+      reducer.shard = std::make_unique<GradientShard>(reducer.bucket, PartMemory::bucket);
     }
-    const auto values = has_one(planned) ? at::empty({static_cast<std::int64_t>(planned.numel)},
-                                                     at::TensorOptions(planned.dtype))
-                                         : lent(index, planned.numel, planned.dtype);
-    auto& reducer = reducers_.emplace_back(
-        BucketReducer{.bucket = {index, values, std::move(slices), group_},
-                      .exchange = nullptr,
-                      .strategy = planned.strategy,
-                      .index_in_strategy = buckets_of_strategy_[planned.strategy]++});
-    if (has_one(planned)) reducer.own_memory = values;
-    reducer.exchange = strategies_[planned.strategy].exchange(reducer.bucket);
-    reducer.shard = std::make_unique<GradientShard>(reducer.bucket, PartMemory::own);
   }
   order_.resize(size());
   std::iota(order_.begin(), order_.end(), std::size_t{0});
@@ -202,7 +189,7 @@ BucketReducer BucketReducers::make(Bucket bucket, std::size_t strategy) {
   const bool has_residuals = have_residuals(residuals, bucket);
   // The group itself divides a single all_reduce between the hosts. The backends of devices divide
   // every operation themselves.
-  const bool is_divided = !exchange->is_all_reduce() && group_.device().is_cpu();
+  const bool is_divided = !memory_ && !exchange->is_all_reduce() && group_.device().is_cpu();
   if (is_divided && !hosts_) hosts_ = HostGroups::of(group_);
   int counted_stage = 0;
   if (is_divided && hosts_) {
@@ -222,42 +209,15 @@ BucketReducer BucketReducers::make(Bucket bucket, std::size_t strategy) {
           .counted_stage = counted_stage};
 }
 
-/// The memory of Shard::gradients. Before the bucket at position p begins, the slots of its
-/// ExchangeRound have completed the one at p − 3, so three buckets need memory at the same time.
-constexpr std::size_t at_once = 3;
-
-void BucketReducers::allocate_lent(std::span<const PlannedBucket> plan) {
-  std::size_t bytes = 0;
-  for (const auto& planned : plan) {
-    if (!has_one(planned)) bytes = std::max(bytes, planned.numel * c10::elementSize(planned.dtype));
-  }
-  while (lent_.size() < std::min(at_once, plan.size()))
-    lent_.push_back(group_.empty({static_cast<std::int64_t>(bytes)}, at::kByte));
-}
-
-at::Tensor BucketReducers::lent(std::size_t position, std::size_t numel,
-                                at::ScalarType dtype) const {
-  auto values = at::empty({0}, dtype);
-  values.set_(lent_[position % lent_.size()].storage(), 0, {static_cast<std::int64_t>(numel)}, {1});
-  return values;
-}
-
-void BucketReducers::lend_memory(std::size_t index) {
-  if (lent_.empty()) return;
+void BucketReducers::begin_use(std::size_t index) {
+  if (!memory_) return;
   const auto position = positions_[index];
-  if (position >= at_once) release_gradient(order_[position - at_once]);
-  if (takes_gradient(index)) return;
-  auto& bucket = reducers_[index].bucket;
-  bucket.move_to(lent(position, static_cast<std::size_t>(bucket.values().numel()),
-                      bucket.values().scalar_type()));
+  if (position >= exchanges_at_once) end_use(order_[position - exchanges_at_once]);
+  memory_->begin_use(reducers_[index].bucket, position);
 }
 
-void BucketReducers::release_gradient(std::size_t index) {
-  if (takes_gradient(index)) reducers_[index].bucket.move_to(reducers_[index].own_memory);
-}
-
-void BucketReducers::release_gradients() {
-  for (std::size_t index = 0; index < size(); ++index) release_gradient(index);
+void BucketReducers::end_use(std::size_t index) {
+  if (memory_) memory_->end_use(reducers_[index].bucket);
 }
 
 void BucketReducers::set_optimized(const std::function<bool(const at::Tensor&)>& is_optimized) {
@@ -269,7 +229,7 @@ void BucketReducers::set_optimized(const std::function<bool(const at::Tensor&)>&
 
 void BucketReducers::discard_parts() {
   for (auto& reducer : reducers_) {
-    if (reducer.shard != nullptr && !reducer.is_lent()) reducer.shard->discard();
+    if (reducer.shard != nullptr && !memory_) reducer.shard->discard();
   }
 }
 

@@ -13,14 +13,22 @@
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/exchange.h"
 #include "lockstep/group.h"
+#include "lockstep/model_view.h"
 #include "parallel/bucket_plan.h"
 #include "parallel/comm_stream_scope.h"
 #include "parallel/gradient_shard.h"
 #include "parallel/parameter_strategies.h"
-#include "parallel/replicated_model.h"
+#include "parallel/transient_memory.h"
 #include "sync/between_hosts.h"
 
 namespace lockstep::inline v0_2::detail {
+
+/// What the exchanges of gradients give each rank.
+enum class Product : std::uint8_t {
+  mean,  ///< the whole mean
+  part,  ///< its part of the mean where the bucket allows that, else the whole
+  none   ///< nothing: the update reads the gradients of all ranks
+};
 
 /// A gradient bucket with its strategy's running state.
 struct BucketReducer {
@@ -34,17 +42,11 @@ struct BucketReducer {
   bool is_all_reduce = false;         ///< the exchange of whole means is one all_reduce
   /// This rank's part of the mean; null if each exchange gives every rank the whole.
   std::unique_ptr<GradientShard> shard = {};
-  bool is_optimized = false;  ///< the attached optimizer updates all parameters of the bucket
-  /// Of a shard with one slice, which is exchanged in its gradient's memory: used only for a
-  /// gradient that has no memory to take. Ordinary memory, which is not resident before it is used,
-  /// while all of the group's memory is.
-  at::Tensor own_memory = {};
+  bool is_optimized = false;        ///< the attached optimizer updates all parameters of the bucket
   int counted_stage = 0;            ///< stage whose collective counts the step's dense bytes
   std::uint64_t skipped_bytes = 0;  ///< dense bytes of the steps since the last exchange
 
   bool has_residual() const { return !residuals.empty(); }
-  /// Whether the bucket has memory during its exchange only (Shard::gradients).
-  bool is_lent() const { return shard != nullptr && shard->memory() == PartMemory::own; }
 };
 
 class BucketReducers;
@@ -132,34 +134,34 @@ class BucketReducers {
   }
   bool exchanges(SyncTarget target, std::int64_t step) const;
 
-  /// With Shard::optimizer: later exchanges give each rank its part of the mean only, if the
-  /// strategy can, or every rank the whole. No effect with other options. Ranks: all.
-  void set_parts_only(bool parts_only) { parts_only_ = parts_only; }
-  bool parts_only() const { return parts_only_; }
-  /// Whether the bucket's exchange gives each rank its part of the mean only.
-  bool averages_parts(std::size_t index) const {
+  /// The product of later exchanges. Ranks: all.
+  void set_product(Product product) { product_ = product; }
+  Product product() const { return product_; }
+  /// The product of a bucket's exchange: mean or part.
+  Product product(std::size_t index) const {
     const auto& reducer = reducers_[index];
-    return reducer.is_lent() || (reducer.shard != nullptr && parts_only_ && reducer.is_optimized);
+    const bool has_part = reducer.shard != nullptr &&
+                          (memory_ || (product_ == Product::part && reducer.is_optimized));
+    return has_part ? Product::part : Product::mean;
   }
   /// Determines BucketReducer::is_optimized.
   void set_optimized(const std::function<bool(const at::Tensor&)>& is_optimized);
   /// Whether the bucket's exchange is one all_reduce.
   bool is_all_reduce(std::size_t index) const {
-    return reducers_[index].is_all_reduce && !averages_parts(index);
+    return reducers_[index].is_all_reduce && product(index) == Product::mean;
   }
   /// Call before a backward changes the buckets.
   void keep_parts();
   /// Discards the parts of means that are stored in the buckets.
   void discard_parts();
 
-  /// Gives a bucket of Shard::gradients its memory, which it has until its exchange ends. Call it
-  /// when the bucket's exchange may begin. No effect without Shard::gradients.
-  void lend_memory(std::size_t index);
+  /// Whether the bucket has memory during its exchange only: TransientMemory. begin_use() gives it
+  /// this memory, when its exchange may begin; end_use() ends its use. No effect on other buckets.
+  bool is_transient(std::size_t /*index*/) const { return memory_.has_value(); }
+  void begin_use(std::size_t index);
+  void end_use(std::size_t index);
   /// Whether the bucket is to be exchanged in the memory of a gradient, by Bucket::move_to().
-  bool takes_gradient(std::size_t index) const { return reducers_[index].own_memory.defined(); }
-  /// Call after all exchanges of a step: releases the gradients that buckets took.
-  void release_gradients();
-  void release_gradient(std::size_t index);
+  bool takes_gradient(std::size_t index) const { return memory_ && memory_->takes_gradient(index); }
 
   /// Calls before_update() of the exchanges that exchange parameters at this step.
   void before_update(std::int64_t step);
@@ -180,8 +182,6 @@ class BucketReducers {
   friend class ExchangeRound;
 
   BucketReducer make(Bucket bucket, std::size_t strategy);
-  void allocate_lent(std::span<const PlannedBucket> plan);
-  at::Tensor lent(std::size_t position, std::size_t numel, at::ScalarType dtype) const;
   Source source(std::size_t index, SyncTarget target) const;
   Work advance(std::size_t index, SyncTarget target, ExchangeTask& task, int stage);
   void pack_parameters(BucketReducer& reducer);
@@ -196,9 +196,8 @@ class BucketReducers {
   std::vector<std::size_t> order_;      ///< buckets by position
   std::vector<std::size_t> positions_;  ///< positions by bucket
   bool order_is_set_ = false;
-  bool parts_only_ = false;
-  /// Of Shard::gradients: memory that the buckets use in turn, by position. Units: bytes.
-  std::vector<at::Tensor> lent_;
+  Product product_ = Product::mean;
+  std::optional<TransientMemory> memory_;  ///< of Shard::gradients
 };
 
 }  // namespace lockstep::detail

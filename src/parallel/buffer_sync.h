@@ -13,8 +13,8 @@
 #include "lockstep/data_parallel_options.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/group.h"
+#include "lockstep/model_view.h"
 #include "lockstep/work.h"
-#include "parallel/replicated_model.h"
 
 namespace lockstep::inline v0_2 {
 

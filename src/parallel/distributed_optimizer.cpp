@@ -16,7 +16,6 @@
 #include "lockstep/group.h"
 #include "parallel/own_step.h"
 #include "parallel/reducer.h"
-#include "parallel/replicated_model.h"
 #include "parallel/update.h"
 
 namespace lockstep::inline v0_2 {
@@ -72,7 +71,7 @@ std::shared_ptr<detail::ReplicatedModel> replicate(const torch::optim::Optimizer
   all_or_none(group, [&] { detail::Update::check(optimizer, options); });
   const auto make = [&](const ModelView& wrapped) {
     return std::make_shared<detail::ReplicatedModel>(wrapped, group, options,
-                                                     Source::Owner::distributed_optimizer);
+                                                     detail::FrontEnd::distributed_optimizer);
   };
   if (!options.optimized_only || !model) return make(model);
   const auto part = optimized_part(optimizer, model);
@@ -105,9 +104,9 @@ DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
                                            const DataParallelOptions& options)
     : DistributedOptimizer(optimizer, replicate(optimizer, model, group, options)) {}
 
-DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
-                                           const detail::DataParallelModel& model)
-    : DistributedOptimizer(optimizer, checked(optimizer, model.replicas())) {}
+DistributedOptimizer::DistributedOptimizer(const std::shared_ptr<detail::ReplicatedModel>& model,
+                                           torch::optim::Optimizer& optimizer)
+    : DistributedOptimizer(optimizer, checked(optimizer, model)) {}
 
 DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
                                            std::shared_ptr<detail::ReplicatedModel> model)
@@ -138,14 +137,11 @@ DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
                            DataParallelOptions{.strategy = std::move(strategy)}) {}
 
 void DistributedOptimizer::backward_and_update(const at::Tensor& loss) {
-  const bool update_averages = update_->averages_gradients();
+  const auto product = update_->product();
   // The program reads no .grad() before the update.
-  const auto parts = model_->reducer().parts_only();
-  if (loss.defined() && loss.requires_grad()) {
-    const auto local = update_averages ? std::optional(no_sync()) : std::nullopt;
-    loss.backward();
-  }
-  if (update_averages) {
+  const auto request = model_->reducer().request(product);
+  if (loss.defined() && loss.requires_grad()) loss.backward();
+  if (product == detail::Product::none) {
     detail::as_operation("DistributedOptimizer", [&] {
       model_->check_unchanged();
       model_->reducer().hook_new_accumulators();
@@ -222,13 +218,13 @@ void DistributedOptimizer::weight(double samples) {
                        "parameters are averaged without weights"),
         {.operation = "weight"});
   }
-  model_->reducer().set_weight(samples);
+  model_->set_weight(samples);
 }
 
-State DistributedOptimizer::state() const { return model_->reducer().state(); }
+State DistributedOptimizer::state() const { return model_->state(); }
 
 void DistributedOptimizer::load_state(const State& state) {
-  detail::as_operation("load_state", [&] { model_->reducer().load(state); });
+  detail::as_operation("load_state", [&] { model_->load_state(state); });
 }
 
 }  // namespace lockstep

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "parallel/own_step.h"
-#include "parallel/param_state_tensors.h"
 
 namespace lockstep::inline v0_2::detail {
 namespace {

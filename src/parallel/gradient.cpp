@@ -88,24 +88,24 @@ std::uint32_t version_of(const at::Tensor& tensor) {
 }  // namespace
 
 void GradientRecord::add_backward(const at::Tensor& gradient, const at::Tensor& values) {
+  if (is_local()) return;
   // Autograd accumulates by one in-place operation, which increments the version by one.
-  if (!changed_) lost_mean_ = averaged_ && !is_untouched(gradient, values, 1);
-  changed_ = true;
+  const bool edited = state_ == GradientState::averaged && !is_untouched(gradient, values, 1);
+  state_ = edited ? GradientState::local_after_edit : GradientState::local;
 }
 
 void GradientRecord::set_averaged(const at::Tensor& values) {
-  changed_ = false;
-  averaged_ = true;
+  state_ = GradientState::averaged;
   version_ = version_of(values);
 }
 
 void GradientRecord::keep_average(const at::Tensor& gradient, const at::Tensor& values) {
-  if (averaged_ && !changed_ && is_untouched(gradient, values, 1)) ++version_;
+  if (state_ == GradientState::averaged && is_untouched(gradient, values, 1)) ++version_;
 }
 
 void GradientRecord::set_unchanged(const at::Tensor& gradient, const at::Tensor& values) {
-  averaged_ = averaged_ && !changed_ && is_untouched(gradient, values);
-  changed_ = false;
+  const bool averaged = state_ == GradientState::averaged && is_untouched(gradient, values);
+  state_ = averaged ? GradientState::averaged : GradientState::none;
 }
 
 bool GradientRecord::is_untouched(const at::Tensor& gradient, const at::Tensor& values,
@@ -113,15 +113,17 @@ bool GradientRecord::is_untouched(const at::Tensor& gradient, const at::Tensor& 
   return is_stored_in(gradient, values) && version_of(gradient) == version_ + additions;
 }
 
-bool GradientRecord::has_lost_mean(const at::Tensor& gradient, const at::Tensor& values) const {
-  return averaged_ && (changed_ ? lost_mean_ : !is_untouched(gradient, values));
-}
-
 GradientState GradientRecord::state(const at::Tensor& gradient, const at::Tensor& values) const {
-  if (!gradient.defined()) return GradientState::none;
-  if (changed_) return GradientState::local;
-  return averaged_ && is_untouched(gradient, values) ? GradientState::averaged
-                                                     : GradientState::edited;
+  switch (state_) {
+    case GradientState::averaged:
+      return is_untouched(gradient, values) ? GradientState::averaged : GradientState::edited;
+    case GradientState::local_after_edit:
+      return gradient.defined() ? GradientState::local_after_edit : GradientState::edited;
+    case GradientState::local:
+      return gradient.defined() ? GradientState::local : GradientState::none;
+    default:
+      return gradient.defined() ? GradientState::assigned : GradientState::none;
+  }
 }
 
 void FiniteCheck::test(const at::Tensor& values, std::uint8_t& flag) {

@@ -34,12 +34,14 @@ void copy_each(std::span<const at::Tensor> tensors, std::span<const at::Tensor> 
 /// Throws: InvalidArgument when the gradient, which is dense, cannot be copied to the slice.
 void expect_copyable(const at::Tensor& gradient, const Bucket::Slice& slice);
 
-/// State of a parameter's gradient relative to the last exchange.
-enum class GradientState {
-  none,      ///< undefined
-  averaged,  ///< the mean of the last exchange, unchanged
-  edited,    ///< changed since, not by a backward: clipped, zeroed, replaced, assigned
-  local,     ///< changed since by a backward of this rank
+/// State of a parameter's gradient on one rank. docs/design/gradients.md has the transitions.
+enum class GradientState : std::uint8_t {
+  none,              ///< undefined; no mean of an exchange was in it
+  assigned,          ///< set by the program; no mean was in it
+  averaged,          ///< the mean of the last exchange, unchanged
+  edited,            ///< a mean that the program has changed since: clipped, zeroed, dropped
+  local,             ///< changed since by a backward of this rank
+  local_after_edit,  ///< the same, after the program had changed the mean
 };
 
 /// Tracks the GradientState of one parameter on this rank. It is derived from the gradient's memory
@@ -49,8 +51,10 @@ class GradientRecord {
   /// Call after a backward has added to the gradient.
   void add_backward(const at::Tensor& gradient, const at::Tensor& values);
   /// Treats the gradient as changed by a backward.
-  void set_changed() { changed_ = true; }
-  bool changed() const { return changed_; }
+  void set_local() { state_ = GradientState::local; }
+  bool is_local() const {
+    return state_ == GradientState::local || state_ == GradientState::local_after_edit;
+  }
 
   /// Call when values hold the mean of an exchange.
   void set_averaged(const at::Tensor& values);
@@ -59,20 +63,17 @@ class GradientRecord {
   /// Call after an exchange that did not write the gradient.
   void set_unchanged(const at::Tensor& gradient, const at::Tensor& values);
   /// Call after a step that left this rank's own gradient in place.
-  void set_not_averaged() { changed_ = averaged_ = false; }
+  void set_not_averaged() { state_ = GradientState::none; }
 
   /// values: the parameter's slice of its bucket.
   GradientState state(const at::Tensor& gradient, const at::Tensor& values) const;
-  /// Whether the gradient no longer contains the mean of the last exchange, as after zero_grad().
-  bool has_lost_mean(const at::Tensor& gradient, const at::Tensor& values) const;
 
  private:
   bool is_untouched(const at::Tensor& gradient, const at::Tensor& values,
                     std::uint32_t additions = 0) const;
 
-  bool changed_ = false;
-  bool averaged_ = false;
-  bool lost_mean_ = false;     ///< the mean was dropped before a backward changed the gradient
+  /// As the last call left it: none, averaged, local or local_after_edit.
+  GradientState state_ = GradientState::none;
   std::uint32_t version_ = 0;  ///< autograd version of the values when they were averaged
 };
 

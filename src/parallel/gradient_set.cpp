@@ -108,12 +108,14 @@ void GradientSet::add_backward(std::size_t index, const at::Tensor& incoming) {
   }
   member.mean.reset();
   member.record.add_backward(parameter.grad(), values);
-  member.has_graph = member.has_graph || incoming.requires_grad();
+  if (incoming.requires_grad()) with_graph_.insert(index);
 }
 
 void GradientSet::add_unreported_backwards(std::size_t index) {
   auto& member = members_[index];
-  if (state_of(member) == GradientState::edited) member.record.set_changed();
+  const auto& gradient = member.slice->parameter.grad();
+  if (gradient.defined() && state_of(member) != GradientState::averaged)
+    member.record.add_backward(gradient, member.slice->values);
 }
 
 /// Sets .grad() to the slice. Returns the gradient if it must be copied there, else an undefined
@@ -129,7 +131,7 @@ at::Tensor GradientSet::take_gradient(std::size_t index) {
   }
   if (!has_layout(gradient, false)) return {};
   expect_copyable(gradient, *members_[index].slice);
-  if (is_lent(members_[index])) return {};  // the bucket has no memory yet
+  if (reducers_.is_transient(members_[index].bucket)) return {};  // it has no memory yet
   if (is_stored_in(gradient, values)) {
     gradient = values;
     return {};
@@ -149,7 +151,7 @@ void GradientSet::move_all_into(std::size_t bucket) {
   std::vector<at::Tensor> gradients;
   for (auto i = first_[bucket]; i < first_[bucket + 1]; ++i) {
     const auto& [name, parameter, offset, values] = *members_[i].slice;
-    if (!members_[i].record.changed() || !parameter.grad().defined()) continue;
+    if (!members_[i].record.is_local() || !parameter.grad().defined()) continue;
     if (auto gradient = take_gradient(i); gradient.defined()) {
       slices.push_back(values);
       gradients.push_back(std::move(gradient));
@@ -167,7 +169,7 @@ void GradientSet::begin_backward() {
 void GradientSet::prepare(std::size_t bucket, double factor) {
   // These writes must not count as changes of a gradient.
   const at::AutoDispatchBelowADInplaceOrView no_versions;
-  reducers_.lend_memory(bucket);
+  reducers_.begin_use(bucket);
   for (auto i = first_[bucket]; i < first_[bucket + 1]; ++i) prepare_one(i, factor == 1);
   if (finite_check_.enabled() && factor != 0) drop_not_finite(bucket);
 }
@@ -183,18 +185,9 @@ void GradientSet::drop_not_finite(std::size_t bucket) {
   if (!values.is_cpu()) values.nan_to_num_(0, 0, 0);
   for (auto i = first_[bucket]; i < first_[bucket + 1]; ++i) {
     if (flag_bytes_[i] != not_finite) continue;
-    reducers_.release_gradient(bucket);  // the program may have the gradient
+    reducers_.end_use(bucket);  // the program may have the gradient
     members_[i].slice->values.zero_();
   }
-}
-
-bool GradientSet::is_lent(const Member& member) const {
-  return !member.is_sparse && reducers_[member.bucket].is_lent();
-}
-
-/// Whether an exchange gives this rank its part of the mean only.
-bool GradientSet::averages_part(const Member& member) const {
-  return !member.is_sparse && reducers_.averages_parts(member.bucket);
 }
 
 /// Moves a gradient into the bucket's memory, or the bucket to the gradient's.
@@ -221,9 +214,9 @@ void GradientSet::prepare_one(std::size_t index, bool is_read_only) {
     values.zero_();
     return;
   }
-  const bool changed = member.record.changed() && gradient.defined();
+  const bool changed = member.record.is_local() && gradient.defined();
   flag_bytes_[index] = changed ? changed_by_rank : unchanged;
-  if (is_lent(member)) {
+  if (reducers_.is_transient(member.bucket)) {
     if (!changed) {
       values.zero_();
       return;
@@ -248,23 +241,13 @@ void GradientSet::prepare_sparse(double factor) {
   for (auto i = first_.back(); i < members_.size(); ++i) {
     const auto& gradient = members_[i].slice->parameter.grad();
     const bool changed =
-        gradient.defined() && (members_[i].record.changed() || !has_layout(gradient, true));
+        gradient.defined() && (members_[i].record.is_local() || !has_layout(gradient, true));
     flag_bytes_[i] = changed ? changed_by_rank : unchanged;
     const auto& values = sparse_.contribute(i - first_.back(), gradient, factor);
     if (!finite_check_.enabled() || !values.defined()) continue;
     finite_check_.test(values, flag_bytes_[i]);
     if (flag_bytes_[i] == not_finite) sparse_.contribute(i - first_.back(), {}, factor);
   }
-}
-
-std::vector<std::size_t> GradientSet::newly_unreached() {
-  std::vector<std::size_t> indices;
-  for (std::size_t i = 0; i < members_.size(); ++i) {
-    auto& member = members_[i];
-    const bool was_reached = std::exchange(member.reached, member.record.changed());
-    if (was_reached && !member.reached) indices.push_back(i);
-  }
-  return indices;
 }
 
 void GradientSet::flag_replaced(std::size_t index) {
@@ -288,7 +271,7 @@ std::exception_ptr GradientSet::replaced_error(std::size_t index, const Group& g
   return std::make_exception_ptr(InvalidArgument(concat(
       "parameter ", member.slice->name, " rank ", group.rank(), " of ", group.size(),
       ": got backwards that reach another tensor of sizes ", member.slice->parameter.sizes(),
-      " in its place, on ", member.record.changed() ? "another" : "this",
+      " in its place, on ", member.record.is_local() ? "another" : "this",
       " rank, whose gradient is not averaged, expected the tensor that was registered when the "
       "model was wrapped: copy values into it under NoGradGuard, or register the other tensor and "
       "wrap the model again; if it is unused on purpose, call its requires_grad_(false)")));
@@ -315,42 +298,52 @@ bool GradientSet::has_residual(const Member& member) const {
   return !member.is_sparse && reducers_[member.bucket].has_residual();
 }
 
-void GradientSet::finish_exchange(std::int64_t step, bool joined) {
+void GradientSet::finish_exchange(std::int64_t step, bool some_in_step) {
   const at::AutoDispatchBelowADInplaceOrView no_versions;
   for (std::size_t i = 0; i < members_.size(); ++i) {
     auto& member = members_[i];
-    const auto& values = member.slice->values;
-    const bool changed = flag_bytes_[i] != unchanged;
-    if (averages_part(member) && (changed || is_lent(member))) {
-      reducers_[member.bucket].shard->add(i - first_[member.bucket], changed);
-      if (!is_lent(member)) member.slice->parameter.mutable_grad().reset();
+    if (target(member, step) != SyncTarget::gradients) {
+      member.record.set_unchanged(member.slice->parameter.grad(), member.slice->values);
+    } else if (flag_bytes_[i] == unchanged) {
+      restore(i);
+    } else if (!member.is_sparse && reducers_.product(member.bucket) == Product::part) {
+      reducers_[member.bucket].shard->add(i - first_[member.bucket]);
+      member.slice->parameter.mutable_grad().reset();
       member.record.set_not_averaged();
-    } else if (target(member, step) != SyncTarget::gradients) {
-      member.record.set_unchanged(member.slice->parameter.grad(), values);
-    } else if (changed) {
-      auto& gradient = member.slice->parameter.mutable_grad();
-      if (!gradient.is_same(values)) gradient = values;
-      if (member.has_graph) gradient = without_graph(values, member.slice->name);
-      if (has_residual(member)) member.mean.set(values);
-      member.record.set_averaged(values);
-      member.joined = member.joined || joined;
     } else {
-      // No optimizer applies a gradient that no rank computed, so the values return to the
-      // residual.
-      if (has_residual(member)) {
-        const auto& residual = reducers_[member.bucket].residuals[i - first_[member.bucket]];
-        if (residual.defined()) residual.add_(values.to(residual.device()));
-      }
-      if (member.saved.defined()) values.copy_(member.saved);
-      member.record.set_unchanged(member.slice->parameter.grad(), values);
+      set_mean(i);
+      if (some_in_step) from_step_.insert(i);
     }
-    member.has_graph = false;
     member.saved.reset();
   }
+  with_graph_.clear();
   for (std::size_t bucket = 0; bucket < reducers_.size(); ++bucket) {
     if (auto& shard = reducers_[bucket].shard) shard->end_exchange();
+    reducers_.end_use(bucket);
   }
-  reducers_.release_gradients();
+}
+
+void GradientSet::set_mean(std::size_t index) {
+  auto& member = members_[index];
+  const auto& values = member.slice->values;
+  auto& gradient = member.slice->parameter.mutable_grad();
+  if (!gradient.is_same(values)) gradient = values;
+  if (with_graph_.contains(index)) gradient = without_graph(values, member.slice->name);
+  if (has_residual(member)) member.mean.set(values);
+  member.record.set_averaged(values);
+}
+
+/// The gradient that no rank has changed is what it was before the exchange.
+void GradientSet::restore(std::size_t index) {
+  auto& member = members_[index];
+  const auto& values = member.slice->values;
+  // No optimizer applies a gradient that no rank computed, so the values return to the residual.
+  if (has_residual(member)) {
+    const auto& residual = reducers_[member.bucket].residuals[index - first_[member.bucket]];
+    if (residual.defined()) residual.add_(values.to(residual.device()));
+  }
+  if (member.saved.defined()) values.copy_(member.saved);
+  member.record.set_unchanged(member.slice->parameter.grad(), values);
 }
 
 GradientState GradientSet::state_of(const Member& member) const {
@@ -364,8 +357,9 @@ bool GradientSet::is_final_mean(const Member& member) const {
 }
 
 bool GradientSet::has_lost_mean() const {
-  return std::ranges::any_of(members_, [](const Member& member) {
-    return member.record.has_lost_mean(member.slice->parameter.grad(), member.slice->values);
+  return std::ranges::any_of(members_, [&](const Member& member) {
+    const auto state = state_of(member);
+    return state == GradientState::edited || state == GradientState::local_after_edit;
   });
 }
 
@@ -384,13 +378,16 @@ StepIntent GradientSet::intent(std::int64_t step) const {
       case GradientState::none:
         break;
       case GradientState::local:
+      case GradientState::local_after_edit:
         own.has_local = true;
         break;
       case GradientState::averaged:
         add(own.means, i, digest_of_mean(gradient));
         own.has_final_mean = own.has_final_mean || is_final_mean(member);
         break;
+      case GradientState::assigned:
       case GradientState::edited:
+        if (!gradient.defined()) break;
         if (!has_layout(gradient, member.is_sparse)) {
           own.has_local = true;  // the exchange reports it on every rank
           break;
@@ -409,12 +406,12 @@ void GradientSet::mark_differing_as_local(const StepPlan& plan, const Group& gro
                            (!plan.edited_alike && plan.some_have_edited_mean);
   std::string names;
   for (auto& member : members_) {
-    const auto state = state_of(member);
-    const bool differs = (!plan.means_alike && state == GradientState::averaged) ||
-                         (!plan.edited_alike && state == GradientState::edited);
-    if (!differs) continue;
+    if (!member.slice->parameter.grad().defined() || member.record.is_local()) continue;
+    const bool alike =
+        state_of(member) == GradientState::averaged ? plan.means_alike : plan.edited_alike;
+    if (alike) continue;
     if (!not_allowed) {
-      member.record.set_changed();
+      member.record.set_local();
     } else if (is_final_mean(member)) {
       names += concat(names.empty() ? "" : ", ", member.slice->name);
     }
@@ -430,15 +427,16 @@ void GradientSet::mark_differing_as_local(const StepPlan& plan, const Group& gro
       "without error feedback"));
 }
 
-void GradientSet::rescale_joined(double factor) {
-  for (auto& member : members_) {
+void GradientSet::rescale_means_from_step(double factor) {
+  for (const auto index : from_step_) {
+    auto& member = members_[index];
     auto& gradient = member.slice->parameter.mutable_grad();
-    if (!member.joined || !gradient.defined()) continue;
+    if (!gradient.defined()) continue;
     if (factor == 0) {
       gradient = at::Tensor();
     } else {
       gradient = gradient.mul(factor);  // not in place: the program may hold the tensor
-      member.record.set_changed();
+      member.record.set_local();
     }
   }
 }
@@ -448,15 +446,10 @@ void GradientSet::keep_averages() {
     member.record.keep_average(member.slice->parameter.grad(), member.slice->values);
 }
 
-void GradientSet::clear_joined() {
-  for (auto& member : members_) member.joined = false;
-}
-
 void GradientSet::set_flags(std::size_t bucket, double factor) {
   for (auto i = first_[bucket]; i < first_[bucket + 1]; ++i) {
-    const auto state = state_of(members_[i]);
     const auto& gradient = members_[i].slice->parameter.grad();
-    const bool changed = state == GradientState::local || state == GradientState::edited;
+    const bool changed = gradient.defined() && state_of(members_[i]) != GradientState::averaged;
     flag_bytes_[i] = changed ? changed_by_rank : unchanged;
     if (changed && finite_check_.enabled() && factor != 0 && has_layout(gradient, false))
       finite_check_.test(gradient, flag_bytes_[i]);
@@ -465,9 +458,9 @@ void GradientSet::set_flags(std::size_t bucket, double factor) {
 
 void GradientSet::end_without_exchange() {
   for (std::size_t i = 0; i < members_.size(); ++i) {
-    members_[i].has_graph = false;
-    if (flag_bytes_[i] != 0) members_[i].record.set_not_averaged();
+    if (flag_bytes_[i] != unchanged) members_[i].record.set_not_averaged();
   }
+  with_graph_.clear();
 }
 
 }  // namespace lockstep::detail

@@ -6,16 +6,17 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/group.h"
+#include "lockstep/model_view.h"
 #include "parallel/bucket_reducers.h"
 #include "parallel/consistency_check.h"
 #include "parallel/gradient.h"
-#include "parallel/replicated_model.h"
 #include "parallel/sparse_gradients.h"
 #include "parallel/step_agreement.h"
 
@@ -68,8 +69,8 @@ class GradientSet {
   void prepare_sparse(double factor);
   /// Sets .grad() to the mean for every parameter whose gradient some rank has changed, and
   /// restores the others. Call after the exchange of a step and the all_reduce of the flags.
-  /// joined: some ranks have joined the exchange in step().
-  void finish_exchange(std::int64_t step, bool joined);
+  /// some_in_step: some ranks took part in the exchange from their step().
+  void finish_exchange(std::int64_t step, bool some_in_step);
 
   /// The participation flags: one byte per parameter, whether this rank has changed its gradient.
   /// Then the bytes of the consistency check and of the position check. The Reducer takes their
@@ -97,11 +98,8 @@ class GradientSet {
         {flag_bytes_, size()}, [this](std::size_t index) { return name_of(index); }, group);
   }
 
-  /// Indices of parameters without a backward since the last exchange that had one before it. Call
-  /// once for each exchange; the first call returns all parameters without a backward.
-  std::vector<std::size_t> newly_unreached();
-  /// Lets the next newly_unreached() return the parameter again if no backward reaches it.
-  void expect(std::size_t index) { members_[index].reached = true; }
+  /// Whether a backward of this rank has changed the gradient since the last exchange.
+  bool is_local(std::size_t index) const { return members_[index].record.is_local(); }
   /// Sets the flag of a parameter that the program has replaced on this rank.
   void flag_replaced(std::size_t index);
   /// The InvalidArgument about it.
@@ -109,17 +107,17 @@ class GradientSet {
 
   /// This rank's intent for a step, derived from its gradients.
   StepIntent intent(std::int64_t step) const;
-  /// Whether some gradient no longer contains the mean of the last exchange.
+  /// Whether some gradient no longer contains the mean of the last exchange, as after zero_grad().
   bool has_lost_mean() const;
   /// Marks gradients that differ between ranks as local, so that they are averaged again.
   /// Throws: InvalidArgument, on every rank, when one is a mean that must not be averaged again.
   void mark_differing_as_local(const StepPlan& plan, const Group& group);
-  /// For a step after exchanges that some ranks have joined in step(). Ranks that joined pass the
-  /// factor 0 and drop the means. The others multiply theirs by the factor and mark them as local.
-  void rescale_joined(double factor);
+  /// For a step after exchanges in which some ranks took part from step(). These pass the factor 0
+  /// and drop the means. The others multiply theirs by the factor and mark them as local.
+  void rescale_means_from_step(double factor);
+  void forget_means_from_step() { from_step_.clear(); }
   /// Takes one in-place change of each mean as a part of it.
   void keep_averages();
-  void clear_joined();
 
   /// Sets the flags of a bucket whose gradients this step does not exchange.
   void set_flags(std::size_t bucket, double factor);
@@ -132,9 +130,6 @@ class GradientSet {
     const Bucket::Slice* slice;
     bool is_sparse = false;  ///< the slice is that of SparseGradients
     GradientRecord record = {};
-    bool reached = true;          ///< a backward had reached it at the last newly_unreached()
-    bool has_graph = false;       ///< the gradient was computed with create_graph
-    bool joined = false;          ///< averaged by an exchange that some ranks joined in step()
     bool may_accumulate = false;  ///< no optimizer updates it: backwards may add to its mean
     at::Tensor saved = {};  ///< the gradient before the exchange, restored if no rank changed it
     MeanProbe mean = {};    ///< of the last mean, if the exchange has a residual
@@ -152,9 +147,9 @@ class GradientSet {
   GradientState state_of(const Member& member) const;
   SyncTarget target(const Member& member, std::int64_t step) const;
   bool has_residual(const Member& member) const;
-  bool is_lent(const Member& member) const;
-  bool averages_part(const Member& member) const;
   void move_out(const Member& member, const at::Tensor& gradient, bool is_read_only);
+  void set_mean(std::size_t index);
+  void restore(std::size_t index);
   bool is_final_mean(const Member& member) const;
 
   BucketReducers& reducers_;
@@ -163,6 +158,10 @@ class GradientSet {
   std::vector<Member> members_;  ///< bucket after bucket, then those with sparse gradients
   /// Index of each bucket's first member, then that of the first with sparse gradients.
   std::vector<std::size_t> first_;
+  /// Members whose gradients were computed with create_graph, until the end of their exchange.
+  std::set<std::size_t> with_graph_;
+  /// Members whose means come from an exchange in which ranks took part from step().
+  std::set<std::size_t> from_step_;
   at::Tensor flags_;
   std::uint8_t* flag_bytes_ = nullptr;  ///< the memory of flags_
 };

@@ -33,8 +33,7 @@ void GradientShard::keep() {
   }
 }
 
-void GradientShard::add(std::size_t slice, bool changed) {
-  if (!changed) return;
+void GradientShard::add(std::size_t slice) {
   const at::NoGradGuard no_grad;
   auto& gradient = gradients_[slice];
   const bool accumulates = gradient.defined();

@@ -29,8 +29,8 @@ class GradientShard {
 
   /// The tensor that receives this rank's part of an exchange.
   const at::Tensor& begin_exchange();
-  /// Call after the exchange, for each slice: whether some rank has changed its gradient.
-  void add(std::size_t slice, bool changed);
+  /// Call after the exchange, for each slice whose gradient some rank has changed.
+  void add(std::size_t slice);
   /// Call after the last add().
   void end_exchange() { incoming_.reset(); }
 

@@ -1,15 +1,10 @@
 #include "parallel/own_step.h"
 
 #include <c10/util/Type.h>
-#include <torch/optim/adagrad.h>
-#include <torch/optim/adam.h>
-#include <torch/optim/adamw.h>
-#include <torch/optim/optimizer.h>
-#include <torch/optim/rmsprop.h>
-#include <torch/optim/sgd.h>
 
 #include <cstddef>
 #include <string>
+#include <type_traits>
 #include <typeinfo>
 #include <unordered_map>
 #include <utility>
@@ -18,6 +13,7 @@
 #include "core/text.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/error.h"
+#include "parallel/param_state_fields.h"
 
 namespace lockstep::inline v0_2::detail {
 namespace {
@@ -53,6 +49,21 @@ class ParametersScope {
   ParameterLists& lists_;
 };
 
+template <class... Known, class Field>
+void visit_as(torch::optim::OptimizerParamState& state, const Field& field) {
+  const auto try_one = [&](auto* known) {
+    if (known != nullptr) visit(*known, field);
+  };
+  (try_one(dynamic_cast<Known*>(&state)), ...);
+}
+
+/// Calls field(name, value) for each field of a state of unknown class.
+template <class Field>
+void visit_any(torch::optim::OptimizerParamState& state, const Field& field) {
+  visit_as<torch::optim::SGDParamState, torch::optim::AdamParamState, torch::optim::AdamWParamState,
+           torch::optim::RMSpropParamState, torch::optim::AdagradParamState>(state, field);
+}
+
 /// All names of a parameter, or its sizes where it has none.
 std::string describe_parameter(const at::Tensor& parameter, const std::vector<NamedTensor>& named) {
   std::string names;
@@ -74,6 +85,20 @@ ParameterLists parameters_of(const torch::optim::Optimizer& optimizer) {
 void step_on(torch::optim::Optimizer& optimizer, ParameterLists& lists) {
   const ParametersScope scope(optimizer, lists);
   optimizer.step();
+}
+
+std::vector<at::Tensor*> tensors_of(torch::optim::OptimizerParamState& state) {
+  std::vector<at::Tensor*> tensors;
+  visit_any(state, [&]<class Value>(const char* /*name*/, Value& value) {
+    if constexpr (std::is_same_v<Value, at::Tensor>) tensors.push_back(&value);
+  });
+  return tensors;
+}
+
+void add_steps(torch::optim::OptimizerParamState& state, std::int64_t steps) {
+  visit_any(state, [&]<class Value>(const char* /*name*/, Value& value) {
+    if constexpr (std::is_same_v<Value, std::int64_t>) value += steps;
+  });
 }
 
 void check_elementwise(const torch::optim::Optimizer& optimizer, const char* option) {

@@ -1,14 +1,12 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/optim/optimizer.h>
 
+#include <cstdint>
 #include <vector>
 
 #include "lockstep/model_view.h"
-
-namespace torch::optim {
-class Optimizer;
-}
 
 namespace lockstep::inline v0_2::detail {
 
@@ -21,6 +19,14 @@ ParameterLists parameters_of(const torch::optim::Optimizer& optimizer);
 /// the options of its parameter group, its own gradient, and the state that the optimizer has of
 /// it. lists: one for each parameter group.
 void step_on(torch::optim::Optimizer& optimizer, ParameterLists& lists);
+
+/// The tensors of the state that LibTorch's optimizers keep of a parameter, in a fixed order. Some
+/// may be undefined. Empty for the state of an optimizer that does not update each element by
+/// itself.
+std::vector<at::Tensor*> tensors_of(torch::optim::OptimizerParamState& state);
+
+/// Adds to the number of updates that a state counts. No effect on a state that counts none.
+void add_steps(torch::optim::OptimizerParamState& state, std::int64_t steps);
 
 /// Throws: InvalidArgument unless the optimizer is of a class whose own step updates each element
 /// by itself. option is the one that requires it.

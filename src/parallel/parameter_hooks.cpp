@@ -91,6 +91,28 @@ ParameterHooks::Graph ParameterHooks::graph_of(const at::Tensor& tensor) {
   return nodes;
 }
 
+void ParameterHooks::find_replaced(const std::function<bool(std::size_t)>& is_reached,
+                                   const std::function<Graph()>& graph) {
+  replaced_.clear();
+  const auto before = std::exchange(suspects_, {});
+  std::vector<std::size_t> unreached;
+  for (std::size_t i = 0; i < hooked_.size(); ++i) {
+    const bool was_expected = std::exchange(hooked_[i].is_expected, is_reached(i));
+    if (was_expected && !hooked_[i].is_expected) unreached.push_back(i);
+  }
+  if (unreached.empty()) return;
+  suspects_ = find_suspects(unreached, graph());
+  for (const auto& suspect : suspects_) {
+    hooked_[suspect.parameter].is_expected = true;
+    const auto is_same = [&](const Suspect& other) {
+      return other.parameter == suspect.parameter && other.leaf == suspect.leaf &&
+             other.last < suspect.first;
+    };
+    if (std::ranges::any_of(before, is_same)) replaced_.push_back(suspect.parameter);
+  }
+}
+
+/// The suspects among some parameters.
 std::vector<ParameterHooks::Suspect> ParameterHooks::find_suspects(
     const std::vector<std::size_t>& parameters, const Graph& graph) const {
   std::vector<Suspect> suspects;

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "lockstep/distributed_optimizer.h"
-#include "parallel/replicated_model.h"
+#include "lockstep/model_view.h"
 
 namespace lockstep::inline v0_2::detail {
 
@@ -42,18 +42,15 @@ class ParameterHooks {
   using Graph = std::unordered_set<torch::autograd::Node*>;
   /// The nodes of the graph that computed a tensor.
   static Graph graph_of(const at::Tensor& tensor);
-  /// A parameter that a graph does not reach, and a leaf of its sizes in the graph that no wrapper
-  /// has hooked. The program may have replaced the one by the other.
-  struct Suspect {
-    std::size_t parameter;
-    c10::weak_intrusive_ptr<at::TensorImpl> leaf;
-    /// Autograd's sequence numbers of the first and the last operation of the graph.
-    std::uint64_t first;
-    std::uint64_t last;
-  };
-  /// The suspects among some parameters.
-  std::vector<Suspect> find_suspects(const std::vector<std::size_t>& parameters,
-                                     const Graph& graph) const;
+  /// Finds parameters that the program has replaced: backwards of two forwards in a row reach the
+  /// same leaf in place of the parameter. An input that requires a gradient may have a parameter's
+  /// sizes, too, but is another tensor in each forward. Looks at the graph only if it does not
+  /// reach parameters that the one before reached. Call once for each backward. is_reached: whether
+  /// the backward has reached a parameter.
+  void find_replaced(const std::function<bool(std::size_t parameter)>& is_reached,
+                     const std::function<Graph()>& graph);
+  /// What the last find_replaced() has found.
+  std::vector<std::size_t> take_replaced() { return std::exchange(replaced_, {}); }
 
   /// Throws: InvalidArgument when a wrapper has hooked the parameter.
   static void check_unhooked(const std::string& name, const at::Tensor& parameter);
@@ -65,13 +62,27 @@ class ParameterHooks {
     NamedTensor parameter;
     decltype(torch::autograd::impl::grad_accumulator(std::declval<at::Tensor>())) accumulator = {};
     std::uintptr_t key = 0;
+    bool is_expected = true;  ///< the last backward has reached it, or a leaf in its place
+  };
+  /// A parameter that a graph does not reach, and a leaf of its sizes in the graph that no wrapper
+  /// has hooked. The program may have replaced the one by the other.
+  struct Suspect {
+    std::size_t parameter;
+    c10::weak_intrusive_ptr<at::TensorImpl> leaf;
+    /// Autograd's sequence numbers of the first and the last operation of the graph.
+    std::uint64_t first;
+    std::uint64_t last;
   };
 
+  std::vector<Suspect> find_suspects(const std::vector<std::size_t>& parameters,
+                                     const Graph& graph) const;
   void add(std::size_t index);
   static bool is_hooked(const torch::autograd::Node& accumulator);
 
   std::shared_ptr<const Callback> callback_;
   std::vector<Hooked> hooked_;
+  std::vector<Suspect> suspects_;      ///< of the last backward
+  std::vector<std::size_t> replaced_;  ///< parameters that the program has replaced on this rank
 };
 
 }  // namespace lockstep::detail

@@ -1,6 +1,5 @@
 #include "parallel/reducer.h"
 
-#include <ATen/MemoryOverlap.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/scalar_tensor.h>
@@ -24,8 +23,8 @@
 // 1. Autograd adds to .grad() and calls the parameter's hook: on_gradient(). A GradientRecord
 //    notes the change.
 // 2. GradientSet::move_into_bucket() copies the gradient into its slice of a bucket, and .grad()
-//    becomes the slice. On a device, step 4 copies all gradients of a bucket at once. With
-//    Shard::gradients, step 4 does it, because the bucket has no memory before.
+//    becomes the slice. On a device, step 4 copies all gradients of a bucket at once. A bucket with
+//    TransientMemory has memory from step 4 on, which moves the gradients then.
 // 3. A bucket is ready when the hooks of all its parameters have run. Ready buckets begin in an
 //    order that is the same on every rank, so one may wait for another. In the first backward, and
 //    in one with others nested in it, no bucket begins before the end.
@@ -47,46 +46,6 @@ namespace {
 
 /// Name of the count of exchanges in a state. All other names are of parameters.
 constexpr const char* step_name = "lockstep/step";
-
-bool is_reducible(at::ScalarType dtype) {
-  return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kHalf ||
-         dtype == at::kBFloat16;
-}
-
-/// Checks that values can be copied into the tensor.
-void check_copyable(std::string_view kind, const std::string& name, const at::Tensor& tensor,
-                    const Group& group) {
-  const auto fail = [&](const auto&... what) {
-    throw InvalidArgument(concat(kind, ' ', name, ": ", what...));
-  };
-  if (tensor.layout() != at::kStrided || tensor.device() != group.device()) {
-    fail("got layout ", tensor.layout(), " on ", tensor.device(), ", expected a dense tensor on ",
-         group.device(), ": convert it before you wrap the model");
-  }
-  if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
-    fail("got an expanded tensor, whose elements share memory (sizes ", tensor.sizes(),
-         ", strides ", tensor.strides(),
-         "), expected a tensor whose elements do not share memory: register "
-         "its contiguous() copy");
-  }
-}
-
-std::vector<NamedTensor> trainable(const ModelState& model) {
-  std::vector<NamedTensor> parameters;
-  for (const auto& named : model.parameters) {
-    if (named.tensor.requires_grad()) parameters.push_back(named);
-  }
-  return parameters;
-}
-
-/// The trainable parameters with sparse gradients, or those with dense ones.
-std::vector<NamedTensor> trainable(const ModelState& model, bool sparse) {
-  auto parameters = trainable(model);
-  std::erase_if(parameters, [&](const NamedTensor& named) {
-    return model.has_sparse_gradient(named.tensor) != sparse;
-  });
-  return parameters;
-}
 
 }  // namespace
 
@@ -136,7 +95,7 @@ class Reducer::Backward {
 
 std::shared_ptr<Reducer> Reducer::create(const ModelState& model, const Group& group,
                                          const DataParallelOptions& options, const Source& owner) {
-  check(model, group);
+  check_trainable(model, group);
   std::shared_ptr<Reducer> reducer(new Reducer(model, group, options, owner));
   reducer->hooks_.emplace(
       reducer->gradients_.parameters(),
@@ -147,36 +106,6 @@ std::shared_ptr<Reducer> Reducer::create(const ModelState& model, const Group& g
   return reducer;
 }
 
-void Reducer::check(const ModelState& model, const Group& group) {
-  const auto parameters = trainable(model);
-  if (parameters.empty()) {
-    throw InvalidArgument("the model has no parameter that requires a gradient");
-  }
-  // Frozen parameters and buffers are broadcast, too.
-  for (const auto& [name, tensor] : model.parameters)
-    check_copyable("parameter", name, tensor, group);
-  for (const auto& [name, tensor] : model.buffers) check_copyable("buffer", name, tensor, group);
-  for (const auto& [name, tensor] : parameters) {
-    if (!tensor.is_leaf()) refuse(name, "got the result of a computation, expected a leaf");
-    if (!is_reducible(tensor.scalar_type())) {
-      refuse(name, concat("got ", toString(tensor.scalar_type()),
-                          ", expected Float, Double, Half or BFloat16"));
-    }
-    ParameterHooks::check_unhooked(name, tensor);
-    if (!model.has_sparse_gradient(tensor)) continue;
-    if (!tensor.is_cpu()) {
-      refuse(name, concat("got sparse gradients on ", tensor.device(),
-                          ", which are averaged on the CPU only, expected dense ones: set sparse = "
-                          "false in its layer"));
-    }
-    if (tensor.dim() == 0) {
-      refuse(name,
-             "got sparse gradients of a parameter without dimensions, expected a parameter "
-             "of one or more dimensions");
-    }
-  }
-}
-
 Reducer::Reducer(const ModelState& model, const Group& group, const DataParallelOptions& options,
                  const Source& owner)
     : group_(group),
@@ -185,9 +114,10 @@ Reducer::Reducer(const ModelState& model, const Group& group, const DataParallel
       owner_(owner),
       needs_optimizer_(update_option(options)),
       wrappers_(GroupWrappers::of(group)),
-      reducers_(trainable(model, false), group, options.buckets, ParameterStrategies(options),
-                owner, options.share_memory ? Shard::none : options.shard),
-      sparse_(trainable(model, true), group, owner, reducers_.size()),
+      reducers_(trainable(model, GradientLayout::dense), group, options.buckets,
+                ParameterStrategies(options), owner,
+                options.share_memory ? Shard::none : options.shard),
+      sparse_(trainable(model, GradientLayout::sparse), group, owner, reducers_.size()),
       gradients_(reducers_, sparse_, group, options.check_finite),
       agreement_(group),
       weights_(group),
@@ -198,6 +128,11 @@ Reducer::Reducer(const ModelState& model, const Group& group, const DataParallel
                                        owner.owner == Source::Owner::distributed_data_parallel)),
       parameters_may_differ_(!ParameterStrategies(options).exchanges_every_gradient()),
       check_finite_(options.check_finite) {}
+
+const char* Reducer::update_option(const DataParallelOptions& options) {
+  if (options.share_memory) return "share_memory";
+  return options.shard != Shard::none ? "shard" : nullptr;
+}
 
 Reducer::~Reducer() { wrappers_->remove_member(*this); }
 
@@ -280,7 +215,7 @@ void Reducer::watch(const at::Tensor& output, const std::shared_ptr<ForwardGraph
   watched.register_hook([reducer = weak_from_this(), owned](const at::Tensor&) {
     if (owned) owned->run();
     const auto self = reducer.lock();
-    if (self && self->paused_ == 0 && self->hooks_->accumulates_here()) self->join_backward();
+    if (self && !self->is_paused() && self->hooks_->accumulates_here()) self->join_backward();
   });
 }
 
@@ -336,7 +271,7 @@ void Reducer::on_gradient(std::size_t parameter, const at::Tensor& incoming) {
 void Reducer::handle_gradient(std::size_t parameter, const at::Tensor& incoming) {
   // Autograd calls hooks with undefined gradients too.
   if (incoming.defined()) gradients_.add_backward(parameter, incoming);
-  if (paused_ > 0) return;
+  if (is_paused()) return;
   const auto backward = join_backward();
   if (gradients_.is_sparse(parameter)) return;  // exchanged at the end of the backward
   auto& round = backward->round;
@@ -377,8 +312,8 @@ void Reducer::begin_agreement(Backward& backward) {
   if (!backward.agreement_begun && has_optimizer_) {
     const SourceScope scope(host_.communicator(), source(Source::Content::step_agreement));
     agreement_.begin({.in_backward = true,
-                      .has_lost_mean = joined_in_step_ && gradients_.has_lost_mean(),
-                      .parts_only = reducers_.parts_only(),
+                      .has_lost_mean = some_in_step_ && gradients_.has_lost_mean(),
+                      .product = reducers_.product(),
                       .step = static_cast<std::uint32_t>(step_)});
   }
   backward.agreement_begun = true;
@@ -430,7 +365,7 @@ void Reducer::finish_on_stream(Backward& backward) {
     find_replaced([&] { return *graph; });
   }
   const auto error = exchanges ? exchange(backward) : nullptr;
-  gradients_.finish_exchange(step_, joined_in_step_);
+  gradients_.finish_exchange(step_, some_in_step_);
   const auto step = step_;
   if (!has_optimizer_) ++step_;
   has_exchanged_ = true;
@@ -440,7 +375,7 @@ void Reducer::finish_on_stream(Backward& backward) {
   if (error) std::rethrow_exception(error);
   if (exchanges) check_.check(step, gradients_.check_bytes());
   // No flags have told the other ranks.
-  if (const auto replaced = std::exchange(replaced_, {}); !replaced.empty())
+  if (const auto replaced = hooks_->take_replaced(); !replaced.empty())
     std::rethrow_exception(gradients_.replaced_error(replaced.front(), group_));
 }
 
@@ -457,7 +392,7 @@ std::exception_ptr Reducer::exchange(Backward& backward) {
   round.wait_to_begin();
   begin_agreement(backward);
   const auto plan = has_optimizer_ ? agreement_.end() : StepPlan{};
-  joined_in_step_ = plan.some_in_backward && plan.some_in_step;
+  some_in_step_ = plan.some_in_backward && plan.some_in_step;
   // Parameters stay equal only under strategies that average every gradient.
   if (!parameters_may_differ_) check_.write(step_, reducers_, sparse_, gradients_.check_bytes());
   gradients_.prepare_sparse(backward.factor);
@@ -465,7 +400,7 @@ std::exception_ptr Reducer::exchange(Backward& backward) {
   begin_buffers();
   sparse_.begin();
   auto error = round.complete();
-  if (!error && joined_in_step_ && plan.some_have_joined && plan.some_have_lost_mean) {
+  if (!error && some_in_step_ && plan.some_have_followed && plan.some_have_lost_mean) {
     error = dropped_mean_error();
   }
   flags.wait();
@@ -478,24 +413,9 @@ std::exception_ptr Reducer::exchange(Backward& backward) {
   return error;
 }
 
-/// Finds parameters that the program has replaced: backwards of two forwards in a row reach the
-/// same leaf in place of the parameter. An input that requires a gradient may have a parameter's
-/// sizes, too, but is another tensor in each forward. Looks at the graph only if it does not reach
-/// parameters that the one before reached.
 void Reducer::find_replaced(const std::function<ParameterHooks::Graph()>& graph) {
-  replaced_.clear();
-  const auto before = std::exchange(suspects_, {});
-  const auto unreached = gradients_.newly_unreached();
-  if (unreached.empty()) return;
-  suspects_ = hooks_->find_suspects(unreached, graph());
-  for (const auto& suspect : suspects_) {
-    gradients_.expect(suspect.parameter);
-    const auto is_same = [&](const auto& other) {
-      return other.parameter == suspect.parameter && other.leaf == suspect.leaf &&
-             other.last < suspect.first;
-    };
-    if (std::ranges::any_of(before, is_same)) replaced_.push_back(suspect.parameter);
-  }
+  hooks_->find_replaced([&](std::size_t parameter) { return gradients_.is_local(parameter); },
+                        graph);
 }
 
 void Reducer::end_local_backward(const at::Tensor& loss) {
@@ -503,7 +423,7 @@ void Reducer::end_local_backward(const at::Tensor& loss) {
 }
 
 Work Reducer::begin_flags() {
-  for (const auto parameter : std::exchange(replaced_, {})) gradients_.flag_replaced(parameter);
+  for (const auto parameter : hooks_->take_replaced()) gradients_.flag_replaced(parameter);
   gradients_.complete_flags();
   positions_.write(gradients_.position_bytes());
   const SourceScope scope(host_.communicator(), source(Source::Content::participation));
@@ -538,21 +458,21 @@ void Reducer::average_local_gradients() {
   hook_new_accumulators();
   if (!exchanges_gradients()) return exchange_flags();
   weights_.check();  // before any collective, as in a backward
-  bool has_joined = false;
+  bool has_followed = false;
   while (true) {
-    const auto plan = agree(has_joined);
-    const PartsOnly parts(reducers_, plan.parts_only);
+    const auto plan = agree(has_followed);
+    const Request request(*this, plan.product);
     if (!plan.some_in_backward) {
-      joined_in_step_ = false;
-      const bool exchanges = prepare_step(plan, has_joined);
-      gradients_.clear_joined();
+      some_in_step_ = false;
+      const bool exchanges = prepare_step(plan, has_followed);
+      gradients_.forget_means_from_step();
       if (!exchanges) return;
     }
     const auto backward = new_backward(-1);
     backward->agreement_begun = true;
     finish(*backward);
     if (!plan.some_in_backward) return;
-    has_joined = true;
+    has_followed = true;
   }
 }
 
@@ -580,17 +500,17 @@ at::Tensor Reducer::mean_of_losses(const at::Tensor& loss) {
 }
 
 /// Call when all ranks are in step(). Returns whether they exchange their gradients.
-bool Reducer::prepare_step(const StepPlan& plan, bool has_joined) {
+bool Reducer::prepare_step(const StepPlan& plan, bool has_followed) {
   if (!plan.some_have_local && plan.means_alike && plan.edited_alike) return false;
-  if (plan.some_have_joined && plan.some_have_local && plan.some_have_lost_mean) {
+  if (plan.some_have_followed && plan.some_have_local && plan.some_have_lost_mean) {
     std::rethrow_exception(dropped_mean_error());
   }
   if (!plan.means_alike || !plan.edited_alike) gradients_.mark_differing_as_local(plan, group_);
-  if (plan.some_have_joined && !plan.some_have_local) {
+  if (plan.some_have_followed && !plan.some_have_local) {
     // A rank that joined ran zero_grad() or clipping before it had the means. The others' gradients
     // count instead of its own.
-    set_weight(has_joined ? 0 : 1);
-    gradients_.rescale_joined(weights_.take_factor());
+    set_weight(has_followed ? 0 : 1);
+    gradients_.rescale_means_from_step(weights_.take_factor());
   }
   return true;
 }
@@ -604,10 +524,10 @@ std::exception_ptr Reducer::dropped_mean_error() const {
       "some ranks omit: call step() before zero_grad(), or run a backward on every rank")));
 }
 
-StepPlan Reducer::agree(bool has_joined) {
+StepPlan Reducer::agree(bool has_followed) {
   auto own = gradients_.intent(step_);
-  own.has_joined = has_joined;
-  own.parts_only = reducers_.parts_only();
+  own.has_followed = has_followed;
+  own.product = reducers_.product();
   const SourceScope scope(host_.communicator(), source(Source::Content::step_agreement));
   agreement_.begin(own);
   return agreement_.end();

@@ -21,8 +21,8 @@
 #include "parallel/consistency_check.h"
 #include "parallel/gradient_set.h"
 #include "parallel/group_wrappers.h"
+#include "parallel/model_state.h"
 #include "parallel/parameter_hooks.h"
-#include "parallel/replicated_model.h"
 #include "parallel/sparse_gradients.h"
 #include "parallel/step_agreement.h"
 #include "parallel/weights.h"
@@ -37,15 +37,16 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
  public:
   /// Ignores parameters without requires_grad. owner is the source of the collectives.
   /// Ranks: all of the group.
-  /// Throws: InvalidArgument when a parameter cannot be reduced, before any exchange.
+  /// Throws: InvalidArgument as check_trainable(), before any exchange.
   static std::shared_ptr<Reducer> create(const ModelState& model, const Group& group,
                                          const DataParallelOptions& options, const Source& owner);
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
   ~Reducer();
 
-  /// Throws: InvalidArgument when create() would reject the model's parameters or buffers.
-  static void check(const ModelState& model, const Group& group);
+  /// The option that divides or shares the optimizer's update; null if none does. It moves the
+  /// parameters to other memory, and requires a DistributedOptimizer.
+  static const char* update_option(const DataParallelOptions& options);
 
   /// Makes every backward through this tensor exchange gradients, even if it reaches no parameter.
   void watch(const at::Tensor& output, const std::shared_ptr<ForwardGraph>& graph);
@@ -74,28 +75,28 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// without gradients. Ranks: all.
   void finish_backward();
 
-  /// While it exists, exchanges give each rank its part of the means only, where that is possible:
-  /// BucketReducers::set_parts_only(). Ranks: all; those in step() learn it from the others.
-  class [[nodiscard]] PartsOnly {
+  /// While it exists, exchanges give each rank this product. With Product::none there are no
+  /// exchanges. Ranks: all; those in step() learn it from the others.
+  class [[nodiscard]] Request {
    public:
-    PartsOnly(BucketReducers& reducers, bool parts_only)
-        : reducers_(reducers), before_(reducers.parts_only()) {
-      reducers_.set_parts_only(parts_only);
+    Request(Reducer& reducer, Product product)
+        : reducer_(reducer), before_(reducer.reducers_.product()) {
+      reducer_.reducers_.set_product(product);
     }
     /// After an exception, no step uses the parts.
-    ~PartsOnly() {
-      reducers_.set_parts_only(before_);
-      if (std::uncaught_exceptions() > exceptions_) reducers_.discard_parts();
+    ~Request() {
+      reducer_.reducers_.set_product(before_);
+      if (std::uncaught_exceptions() > exceptions_) reducer_.reducers_.discard_parts();
     }
-    PartsOnly(const PartsOnly&) = delete;
-    PartsOnly& operator=(const PartsOnly&) = delete;
+    Request(const Request&) = delete;
+    Request& operator=(const Request&) = delete;
 
    private:
-    BucketReducers& reducers_;
-    bool before_;
+    Reducer& reducer_;
+    Product before_;
     int exceptions_ = std::uncaught_exceptions();
   };
-  PartsOnly parts_only() { return {reducers_, true}; }
+  Request request(Product product) { return {*this, product}; }
 
   /// While paused, gradients accumulate and are not exchanged. Calls nest.
   void pause() { ++paused_; }
@@ -174,13 +175,14 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void finish(Backward& backward);
   void finish_on_stream(Backward& backward);
   std::exception_ptr exchange(Backward& backward);
+  bool is_paused() const { return paused_ > 0 || reducers_.product() == Product::none; }
   void find_replaced(const std::function<ParameterHooks::Graph()>& graph);
   Work begin_flags();
   std::exception_ptr end_flags();
   void exchange_flags();
   void begin_buffers();
-  StepPlan agree(bool has_joined);
-  bool prepare_step(const StepPlan& plan, bool has_joined);
+  StepPlan agree(bool has_followed);
+  bool prepare_step(const StepPlan& plan, bool has_followed);
   std::exception_ptr dropped_mean_error() const;
 
   Group group_;
@@ -202,13 +204,11 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool check_finite_;
   std::optional<ParameterHooks> hooks_;
   std::weak_ptr<Backward> backward_;
-  std::vector<ParameterHooks::Suspect> suspects_;  ///< of the last backward
-  std::vector<std::size_t> replaced_;  ///< parameters that the program has replaced on this rank
   std::vector<c10::weak_intrusive_ptr<at::TensorImpl>> watched_leaves_;
-  std::int64_t step_ = 0;        ///< exchanges so far; steps of a DistributedOptimizer
-  bool joined_in_step_ = false;  ///< some rank has joined the last exchange in step()
-  bool has_exchanged_ = false;   ///< a backward has ended with an exchange
-  bool has_nested_ = false;      ///< a backward has run within another one
+  std::int64_t step_ = 0;       ///< exchanges so far; steps of a DistributedOptimizer
+  bool some_in_step_ = false;   ///< some rank took part in the last exchange from step()
+  bool has_exchanged_ = false;  ///< a backward has ended with an exchange
+  bool has_nested_ = false;     ///< a backward has run within another one
   int paused_ = 0;
   double last_factor_ = 1;  ///< weight factor of the last exchange
 };

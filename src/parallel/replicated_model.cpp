@@ -1,5 +1,3 @@
-#include "parallel/replicated_model.h"
-
 #include <c10/util/Type.h>
 
 #include <algorithm>
@@ -10,105 +8,19 @@
 #include "comm/communicator.h"
 #include "core/log.h"
 #include "core/text.h"
+#include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/error.h"
 #include "parallel/agree.h"
 #include "parallel/buffer_sync.h"
 #include "parallel/consistency_check.h"
+#include "parallel/model_state.h"
 #include "parallel/model_tensors.h"
 #include "parallel/parameter_strategies.h"
 #include "parallel/reducer.h"
 #include "parallel/shared_memory.h"
 
 namespace lockstep::inline v0_2 {
-namespace detail {
-namespace {
-
-/// Most bytes that one broadcast copies, unless a single tensor is larger.
-constexpr std::size_t max_broadcast_bytes = std::size_t{32} << 20;
-
-std::vector<NamedTensor> unique(std::vector<NamedTensor> tensors) {
-  std::unordered_set<const void*> listed;
-  std::erase_if(tensors, [&](const NamedTensor& named) {
-    return !listed.insert(named.tensor.unsafeGetTensorImpl()).second;
-  });
-  return tensors;
-}
-
-std::string line(std::string_view kind, const NamedTensor& named, bool sparse, bool with_values) {
-  const auto& tensor = named.tensor;
-  auto text =
-      concat(kind, ' ', named.name, ' ', toString(tensor.scalar_type()), ' ', tensor.sizes());
-  // A gradient has its parameter's strides, so they must be equal on all ranks.
-  if (!tensor.is_contiguous()) text += concat(" strides ", tensor.strides());
-  if (kind == "parameter" && !tensor.requires_grad()) text += " frozen";
-  if (sparse) text += " with sparse gradients";
-  if (with_values) text += concat(" values ", std::hex, checksum(tensor));
-  return text;
-}
-
-}  // namespace
-
-ModelState::ModelState(const ModelView& model)
-    : parameters(unique(model.parameters())), buffers(unique(model.buffers())) {
-  model.tensors().add_sparse(sparse);
-}
-
-void ModelState::declare_sparse(const std::vector<std::string>& names) {
-  for (const auto& name : names) {
-    const auto named = std::ranges::find(parameters, name, &NamedTensor::name);
-    if (named == parameters.end()) {
-      throw InvalidArgument(concat("sparse_gradients: got '", name,
-                                   "', expected the name of a parameter of the model"));
-    }
-    sparse.insert(named->tensor.unsafeGetTensorImpl());
-  }
-}
-
-const char* update_option(const DataParallelOptions& options) {
-  if (options.share_memory) return "share_memory";
-  return options.shard != Shard::none ? "shard" : nullptr;
-}
-
-std::vector<std::string> describe(const ModelState& state, bool with_values) {
-  std::vector<std::string> lines;
-  for (const auto& named : state.parameters) {
-    lines.push_back(line("parameter", named, state.has_sparse_gradient(named.tensor), with_values));
-  }
-  for (const auto& named : state.buffers)
-    lines.push_back(line("buffer", named, false, with_values));
-  return lines;
-}
-
-void broadcast(const ModelState& state, const Group& group, int root) {
-  std::vector<at::Tensor> batch;
-  std::size_t bytes = 0;
-  const auto send = [&] {
-    CoalescedTensors tensors(std::move(batch), group);
-    tensors.begin_broadcast(root);
-    tensors.end();
-    tensors.write();
-    batch.clear();
-    bytes = 0;
-  };
-  for (const auto* tensors : {&state.parameters, &state.buffers}) {
-    for (const auto& [name, tensor] : *tensors) {
-      if (bytes > 0 && bytes + tensor.nbytes() > max_broadcast_bytes) send();
-      batch.push_back(tensor);
-      bytes += tensor.nbytes();
-    }
-  }
-  if (!batch.empty()) send();
-}
-
-}  // namespace detail
-
-void broadcast_parameters(const ModelView& model, const Group& group, int root) {
-  const detail::ModelState state(model);
-  detail::agree(group, "broadcast_parameters", detail::describe(state, false));
-  detail::broadcast(state, group, root);
-}
-
 NoSync::NoSync(std::shared_ptr<detail::Reducer> reducer) : reducer_(std::move(reducer)) {
   reducer_->pause();
 }
@@ -120,9 +32,9 @@ NoSync::~NoSync() {
 namespace detail {
 namespace {
 
-const char* name(Source::Owner front_end) {
-  return front_end == Source::Owner::distributed_optimizer ? "DistributedOptimizer"
-                                                           : "DistributedDataParallel";
+const char* name(FrontEnd front_end) {
+  return front_end == FrontEnd::distributed_optimizer ? "DistributedOptimizer"
+                                                      : "DistributedDataParallel";
 }
 
 const char* name(Shard shard) {
@@ -220,17 +132,16 @@ ModelState state_of(const ModelView& model, const DataParallelOptions& options) 
 }
 
 void check(const ModelView& model, const Group& group, const DataParallelOptions& options,
-           Source::Owner front_end) {
+           FrontEnd front_end) {
   if (!model) throw InvalidArgument("got no model");
-  if (front_end == Source::Owner::distributed_data_parallel && options.optimized_only) {
+  if (front_end == FrontEnd::distributed_data_parallel && options.optimized_only) {
     throw InvalidArgument(
         "optimized_only: got DistributedDataParallel, which has no optimizer, expected "
         "DistributedOptimizer: DistributedDataParallel averages all gradients, and any number of "
         "optimizers may step after its backward");
   }
   const ParameterStrategies strategies(options);
-  if (front_end == Source::Owner::distributed_data_parallel &&
-      !strategies.exchanges_every_gradient()) {
+  if (front_end == FrontEnd::distributed_data_parallel && !strategies.exchanges_every_gradient()) {
     throw InvalidArgument(concat("strategy ", strategies.text(),
                                  " does not average every gradient at every step: use "
                                  "DistributedOptimizer, which also exchanges parameters"));
@@ -240,20 +151,20 @@ void check(const ModelView& model, const Group& group, const DataParallelOptions
         concat("verify_every: got ", *options.verify_every, ", expected 0 for never, or more"));
   }
   const auto state = state_of(model, options);
-  Reducer::check(state, group);
+  check_trainable(state, group);
   strategies.check_patterns(state.parameters);
   if (options.share_memory) {
     check_shareable(state, group, options);
   } else if (options.shard != Shard::none) {
     check_shardable(group, options);
   }
-  if (const auto* const option = update_option(options)) check_movable(state, option);
+  if (const auto* const option = Reducer::update_option(options)) check_movable(state, option);
 }
 
 /// The properties that must be equal on all ranks. A rank whose check fails returns its error
 /// instead, so that all ranks report it and none waits for that rank.
 std::vector<std::string> describe_all(const ModelView& model, const Group& group,
-                                      const DataParallelOptions& options, Source::Owner front_end) {
+                                      const DataParallelOptions& options, FrontEnd front_end) {
   try {
     check(model, group, options, front_end);
   } catch (const InvalidArgument& error) {
@@ -275,24 +186,24 @@ std::vector<std::string> describe_all(const ModelView& model, const Group& group
 }  // namespace
 
 ReplicatedModel::ReplicatedModel(ModelView model, const Group& group,
-                                 const DataParallelOptions& options, Source::Owner front_end)
-    : model_(std::move(model)),
-      group_(group),
-      options_(options),
-      operation_(name(front_end)),
-      source_{.owner = front_end, .content = Source::Content::model} {
-  const SourceScope scope(group.communicator(), source_);
+                                 const DataParallelOptions& options, FrontEnd front_end)
+    : model_(std::move(model)), group_(group), options_(options), operation_(name(front_end)) {
+  Source source{.owner = front_end == FrontEnd::distributed_optimizer
+                             ? Source::Owner::distributed_optimizer
+                             : Source::Owner::distributed_data_parallel,
+                .content = Source::Content::model};
+  const SourceScope scope(group.communicator(), source);
   std::int64_t number = group.communicator().last_owner();
   agree(group, operation_, describe_all(model_, group, options, front_end), &number);
-  source_.number = static_cast<std::uint16_t>(number + 1);
-  group.communicator().set_last_owner(source_.number);
-  group.communicator().set_source(source_);
+  source.number = static_cast<std::uint16_t>(number + 1);
+  group.communicator().set_last_owner(source.number);
+  group.communicator().set_source(source);
   try {
     check(model_, group, options, front_end);
     const auto state = state_of(model_, options);
     // Before the exchanges are constructed: they may copy the parameters.
     if (options.initial_sync == InitialSync::broadcast) broadcast(state, group, 0);
-    reducer_ = Reducer::create(state, group, options, source_);
+    reducer_ = Reducer::create(state, group, options, source);
     for (const auto& named : state.parameters) {
       wrapped_.push_back({.named = named,
                           .dtype = named.tensor.scalar_type(),
@@ -348,7 +259,7 @@ std::shared_ptr<ForwardGraph> ReplicatedModel::begin_forward() const {
 }
 
 void ReplicatedModel::check_movable() const {
-  if (const auto* const option = update_option(options_))
+  if (const auto* const option = Reducer::update_option(options_))
     detail::check_movable(state_of(model_, options_), option);
 }
 
@@ -371,6 +282,14 @@ void ReplicatedModel::watch(const at::Tensor& output,
                             const std::shared_ptr<ForwardGraph>& graph) const {
   reducer_->watch(output, graph);
 }
+
+void ReplicatedModel::write_buffers() const { reducer_->buffers().prepare_forward(); }
+
+void ReplicatedModel::set_weight(double samples) const { reducer_->set_weight(samples); }
+
+State ReplicatedModel::state() const { return reducer_->state(); }
+
+void ReplicatedModel::load_state(const State& state) const { reducer_->load(state); }
 
 }  // namespace detail
 

@@ -16,7 +16,7 @@
 #include "comm/communicator.h"
 #include "core/text.h"
 #include "lockstep/error.h"
-#include "parallel/param_state_tensors.h"
+#include "parallel/own_step.h"
 
 namespace lockstep::inline v0_2::detail {
 namespace {

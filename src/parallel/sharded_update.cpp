@@ -84,7 +84,8 @@ void ShardedUpdate::set_parts(const std::vector<ElementwiseOptimizer::Part>& par
 
 const ShardedParameters* ShardedUpdate::divided_gradients() const {
   const auto buckets = parameters_.buckets();
-  return !buckets.empty() && buckets.front().reducer->is_lent() ? &parameters_ : nullptr;
+  const auto* const shard = buckets.empty() ? nullptr : buckets.front().shard();
+  return shard != nullptr && shard->memory() == PartMemory::own ? &parameters_ : nullptr;
 }
 
 void ShardedUpdate::check_groups() const {

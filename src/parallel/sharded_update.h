@@ -29,6 +29,7 @@ class ShardedUpdate final : public Update {
   ShardedUpdate(Reducer& reducer, const Group& group, torch::optim::Optimizer& optimizer);
   ~ShardedUpdate() override;
 
+  Product product() const override { return Product::part; }
   using Update::step;
   /// Throws: InvalidArgument when the optimizer's parameters are not those of the constructor.
   void step(UpdateGradients gradients) override;

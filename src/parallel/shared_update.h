@@ -37,7 +37,7 @@ class SharedUpdate final : public Update {
   ~SharedUpdate() override;
 
   /// All ranks are on one host.
-  bool averages_gradients() const override { return averages_gradients_; }
+  Product product() const override { return averages_gradients_ ? Product::none : Product::mean; }
 
   using Update::step;
   /// Does not change .grad().

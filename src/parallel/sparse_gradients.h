@@ -12,8 +12,8 @@
 #include "comm/operation.h"
 #include "lockstep/exchange.h"
 #include "lockstep/group.h"
+#include "lockstep/model_view.h"
 #include "lockstep/work.h"
-#include "parallel/replicated_model.h"
 
 namespace lockstep::inline v0_2::detail {
 

@@ -41,8 +41,9 @@ class Update {
   Update& operator=(const Update&) = delete;
   virtual ~Update() = default;
 
-  /// Whether step() can average local gradients, which no backward has exchanged.
-  virtual bool averages_gradients() const { return false; }
+  /// What step() needs of the exchanges in backward_and_update(), where nothing else reads
+  /// gradients. With none, step(UpdateGradients::local) averages them.
+  virtual Product product() const { return Product::mean; }
 
   /// The optimizer's step. Ranks: all.
   virtual void step(UpdateGradients gradients) = 0;

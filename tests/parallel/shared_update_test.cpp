@@ -26,7 +26,7 @@
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/fused_optimizers.h"
 #include "lockstep/grad_scaler.h"
-#include "parallel/param_state_tensors.h"
+#include "parallel/own_step.h"
 #include "tests/parallel/elementwise_optimizers.h"
 #include "tests/parallel/refusal.h"
 #include "tests/sync/on_hosts.h"

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "lockstep/group.h"
+#include "lockstep/model_view.h"
+
+namespace lockstep::inline v0_2::detail {
+
+/// A model's tensors in order of registration. A tensor with several names is listed once, under
+/// the first.
+struct ModelState {
+  explicit ModelState(const ModelView& model);
+
+  /// Declares parameters whose gradients are sparse, beside those of Embedding and EmbeddingBag
+  /// with sparse = true.
+  /// Throws: InvalidArgument for a name that is not a parameter's.
+  void declare_sparse(const std::vector<std::string>& names);
+  bool has_sparse_gradient(const at::Tensor& parameter) const {
+    return sparse.contains(parameter.unsafeGetTensorImpl());
+  }
+
+  std::vector<NamedTensor> parameters;
+  std::vector<NamedTensor> buffers;
+  std::unordered_set<const void*> sparse;  ///< parameters with sparse gradients
+};
+
+/// One line per tensor, for a comparison between ranks. with_values adds a checksum.
+std::vector<std::string> describe(const ModelState& state, bool with_values);
+
+/// broadcast_parameters() without the comparison of models.
+void broadcast(const ModelState& state, const Group& group, int root);
+
+enum class GradientLayout : bool { dense, sparse };
+
+/// The parameters that require a gradient and have gradients of this layout.
+std::vector<NamedTensor> trainable(const ModelState& model, GradientLayout layout);
+
+/// Throws: InvalidArgument when the model has no trainable parameter, or a tensor that cannot be
+/// averaged or broadcast.
+void check_trainable(const ModelState& model, const Group& group);
+
+}  // namespace lockstep::detail
