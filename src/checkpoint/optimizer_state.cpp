@@ -257,21 +257,10 @@ struct Fields {
   }
 };
 
-template <class Known, class Visitor>
-bool visit_as(torch::optim::OptimizerParamState& state, const Visitor& visitor) {
-  auto* const known = dynamic_cast<Known*>(&state);
-  if (known != nullptr) visit(*known, visitor);
-  return known != nullptr;
-}
-
 /// Visits the state of a class of LibTorch. Returns whether it is of one.
 template <class Visitor>
 bool visit_known(torch::optim::OptimizerParamState& state, const Visitor& visitor) {
-  return visit_as<torch::optim::SGDParamState>(state, visitor) ||
-         visit_as<torch::optim::AdamParamState>(state, visitor) ||
-         visit_as<torch::optim::AdamWParamState>(state, visitor) ||
-         visit_as<torch::optim::RMSpropParamState>(state, visitor) ||
-         visit_as<torch::optim::AdagradParamState>(state, visitor) ||
+  return visit_elementwise(state, visitor) ||
          visit_as<torch::optim::LBFGSParamState>(state, visitor);
 }
 
@@ -357,94 +346,38 @@ struct StateReader {
   }
 };
 
-using ParamState = std::unique_ptr<torch::optim::OptimizerParamState>;
-
-template <class Known>
-ParamState read_state(const StateReader& read) {
-  auto state = std::make_unique<Known>();
-  visit(*state, read);
-  if constexpr (std::same_as<Known, torch::optim::LBFGSParamState>) {
-    if (!is_complete(*state))
-      throw CheckpointError("optimizer: found only a part of the state of LBFGS");
+template <class Class>
+void restore_states_as(torch::optim::Optimizer& optimizer, const json& states,
+                       const Tensors& tensors, const ParameterNames& names) {
+  constexpr bool is_lbfgs = std::same_as<typename Class::ParamState, torch::optim::LBFGSParamState>;
+  for (const auto& group : optimizer.param_groups()) {
+    const auto flat = is_lbfgs ? flat_shape(group.params()) : at::Tensor();
+    for (const at::Tensor& parameter : group.params()) {
+      const std::string& name = name_of(parameter, names);
+      const auto found = states.find(name);
+      if (found == states.end()) continue;
+      auto state = Class::new_state(optimizer, parameter);
+      visit(*state, StateReader{.fields = *found, .tensors = tensors, .flat = flat});
+      if constexpr (is_lbfgs) {
+        if (!is_complete(*state))
+          throw CheckpointError("optimizer: found only a part of the state of LBFGS");
+      }
+      if (!has_low_precision_fields(optimizer, parameter, *state))
+        throw CheckpointError(concat("optimizer: parameter '", name, "': expected ",
+                                     future_field(low_precision_of(optimizer)), ", found none"));
+      optimizer.state()[parameter.unsafeGetTensorImpl()] = std::move(state);
+    }
   }
-  return state;
-}
-
-/// Reads the states of the optimizer's class; null for a class that is not LibTorch's own.
-auto state_reader_of(const torch::optim::Optimizer& optimizer)
-    -> ParamState (*)(const StateReader&) {
-  const auto& own = class_of(optimizer);
-  if (own == typeid(torch::optim::SGD)) return read_state<torch::optim::SGDParamState>;
-  if (own == typeid(torch::optim::Adam)) return read_state<torch::optim::AdamParamState>;
-  if (own == typeid(torch::optim::AdamW)) return read_state<torch::optim::AdamWParamState>;
-  if (own == typeid(torch::optim::RMSprop)) return read_state<torch::optim::RMSpropParamState>;
-  if (own == typeid(torch::optim::Adagrad)) return read_state<torch::optim::AdagradParamState>;
-  if (own == typeid(torch::optim::LBFGS)) return read_state<torch::optim::LBFGSParamState>;
-  return nullptr;
 }
 
 void restore_states(torch::optim::Optimizer& optimizer, const json& description,
                     const Tensors& tensors, const ParameterNames& names) {
-  const auto read = state_reader_of(optimizer);
-  if (read == nullptr) {
-    InputArchive all = reopen(archive_for(description, tensors, optimizer, names));
-    return optimizer.load(all);
-  }
-  const json& states = description.at("state");
-  for (const auto& group : optimizer.param_groups()) {
-    const auto flat = is_lbfgs(optimizer) ? flat_shape(group.params()) : at::Tensor();
-    for (const at::Tensor& parameter : group.params()) {
-      const auto found = states.find(name_of(parameter, names));
-      if (found != states.end())
-        optimizer.state()[parameter.unsafeGetTensorImpl()] =
-            read({.fields = *found, .tensors = tensors, .flat = flat});
-    }
-  }
-}
-
-template <class Known>
-bool convert_as(std::unique_ptr<torch::optim::OptimizerParamState>& state) {
-  const auto* const known = dynamic_cast<const Known*>(state.get());
-  if (known != nullptr) state = std::make_unique<LowPrecisionState<Known>>(*known);
-  return known != nullptr;
-}
-
-/// Visitor that restores the fields that LibTorch's archives do not have.
-struct LowPrecisionReader {
-  const json& fields;
-  const Tensors& tensors;
-
-  void operator()(const char* name, std::int64_t& value) const {
-    value = fields.at(name).get<std::int64_t>();
-  }
-  void operator()(const char* name, at::Tensor& value) const {
-    if (!value.defined() && fields.contains(name))
-      value = tensor_at(fields.at(name).at("tensor"), tensors).clone();
-  }
-};
-
-/// Makes LowPrecisionStates of states that a fused optimizer has loaded as one of LibTorch does.
-void restore_low_precision(torch::optim::Optimizer& optimizer, const json& description,
-                           const Tensors& tensors, const ParameterNames& names) {
-  for (const auto& group : optimizer.param_groups()) {
-    for (const at::Tensor& parameter : group.params()) {
-      const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
-      if (found == optimizer.state().end() || !has_low_precision_state(optimizer, parameter))
-        continue;
-      auto& state = found->second;
-      (void)(convert_as<torch::optim::SGDParamState>(state) ||
-             convert_as<torch::optim::AdamParamState>(state) ||
-             convert_as<torch::optim::AdamWParamState>(state));
-      const std::string& name = name_of(parameter, names);
-      const LowPrecisionReader read{.fields = description.at("state").at(name), .tensors = tensors};
-      (void)(visit_as<torch::optim::SGDParamState>(*state, read) ||
-             visit_as<torch::optim::AdamParamState>(*state, read) ||
-             visit_as<torch::optim::AdamWParamState>(*state, read));
-      if (!has_low_precision_fields(optimizer, parameter, *state))
-        throw CheckpointError(concat("optimizer: parameter '", name, "': expected ",
-                                     future_field(low_precision_of(optimizer)), ", found none"));
-    }
-  }
+  const bool is_known = with_class_of(optimizer, [&]<class Class>(const Class&) {
+    restore_states_as<Class>(optimizer, description.at("state"), tensors, names);
+  });
+  if (is_known) return;
+  InputArchive all = reopen(archive_for(description, tensors, optimizer, names));
+  optimizer.load(all);
 }
 
 std::string_view kind_of(const json& value) {
@@ -577,7 +510,6 @@ PreparedOptimizer prepare_optimizer(const OptimizerState& state, torch::optim::O
     try {
       load_options(optimizer, prepared.options_);
       restore_states(optimizer, description, state.tensors, names);
-      restore_low_precision(optimizer, description, state.tensors, names);
       move_to_parameters(optimizer);
     } catch (...) {
       own.apply(optimizer);

@@ -182,9 +182,12 @@ void check_complete(const Options& options, ParamState& state, const std::string
     throw CheckpointError(concat(where, ": found only a part of Adam's state"));
 }
 
-template <class Options, class ParamState>
+template <class Class>
 struct Kind {
-  bool decoupled_weight_decay;  ///< distinguishes AdamW from Adam in Python's format
+  using Options = typename Class::Options;
+  using ParamState = typename Class::ParamState;
+  /// Distinguishes AdamW from Adam in Python's format.
+  static constexpr bool decoupled_weight_decay = std::same_as<Options, torch::optim::AdamWOptions>;
 
   IValue write(const Optimizer& optimizer) const {
     GenericDict states = empty_dict();
@@ -252,15 +255,6 @@ struct Kind {
                                    ", found ", decoupled_weight_decay ? "Adam" : "AdamW"));
   }
 
-  static std::unique_ptr<ParamState> new_state(const Optimizer& optimizer,
-                                               const at::Tensor& parameter) {
-    if constexpr (detail::HasLowPrecisionState<ParamState>) {
-      if (detail::has_low_precision_state(optimizer, parameter))
-        return std::make_unique<detail::LowPrecisionState<ParamState>>();
-    }
-    return std::make_unique<ParamState>();
-  }
-
   static void load_states(const Optimizer& optimizer, std::size_t g, const GenericDict& group,
                           const GenericDict& states, const Options& options,
                           const std::string& where, detail::ParamStates& new_states) {
@@ -277,7 +271,7 @@ struct Kind {
       if (found == states.end()) continue;
       const std::string here = concat(where, ", parameter ", p);
       if (!found->value().isGenericDict()) throw CheckpointError(concat(here, ": expected a dict"));
-      auto state = new_state(optimizer, parameters[p]);
+      auto state = Class::new_state(optimizer, parameters[p]);
       const GenericDict fields = found->value().toGenericDict();
       constexpr bool is_flat = std::same_as<ParamState, torch::optim::LBFGSParamState>;
       detail::visit(*state,
@@ -299,21 +293,11 @@ struct Kind {
 
 /// Calls fn with the Kind of the optimizer.
 template <class Function>
-auto with_kind(const Optimizer& optimizer, const Function& fn) {
+void with_kind(const Optimizer& optimizer, const Function& fn) {
   detail::check_listed_once(optimizer, "state_dict");
-  const auto& own = detail::class_of(optimizer);
-  if (own == typeid(torch::optim::SGD))
-    return fn(Kind<torch::optim::SGDOptions, torch::optim::SGDParamState>{false});
-  if (own == typeid(torch::optim::Adam))
-    return fn(Kind<torch::optim::AdamOptions, torch::optim::AdamParamState>{false});
-  if (own == typeid(torch::optim::AdamW))
-    return fn(Kind<torch::optim::AdamWOptions, torch::optim::AdamWParamState>{true});
-  if (own == typeid(torch::optim::RMSprop))
-    return fn(Kind<torch::optim::RMSpropOptions, torch::optim::RMSpropParamState>{false});
-  if (own == typeid(torch::optim::Adagrad))
-    return fn(Kind<torch::optim::AdagradOptions, torch::optim::AdagradParamState>{false});
-  if (own == typeid(torch::optim::LBFGS))
-    return fn(Kind<torch::optim::LBFGSOptions, torch::optim::LBFGSParamState>{false});
+  const bool is_known =
+      detail::with_class_of(optimizer, [&]<class Class>(const Class&) { fn(Kind<Class>{}); });
+  if (is_known) return;
   throw InvalidArgument(concat("state_dict: got ", c10::demangle(typeid(optimizer).name()),
                                ", expected SGD, Adam, AdamW, RMSprop, Adagrad or LBFGS"));
 }
@@ -321,7 +305,9 @@ auto with_kind(const Optimizer& optimizer, const Function& fn) {
 }  // namespace
 
 c10::IValue state_dict(const Optimizer& optimizer) {
-  return with_kind(optimizer, [&](const auto& kind) { return kind.write(optimizer); });
+  IValue dict;
+  with_kind(optimizer, [&](const auto& kind) { dict = kind.write(optimizer); });
+  return dict;
 }
 
 void load_state_dict(Optimizer& optimizer, const c10::IValue& dict) {
@@ -343,7 +329,6 @@ void load_state_dict(Optimizer& optimizer, const c10::IValue& dict) {
                                    " param_groups, found other values"));
     detail::as_checkpoint_error(
         "optimizer", [&] { kind.load(optimizer, states.toGenericDict(), groups.toList()); });
-    return 0;
   });
 }
 

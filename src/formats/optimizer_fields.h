@@ -10,6 +10,7 @@
 
 #include <concepts>
 #include <cstdint>
+#include <memory>
 #include <typeinfo>
 #include <vector>
 
@@ -73,15 +74,6 @@ inline bool has_low_precision_fields(const torch::optim::Optimizer& optimizer,
 template <class T>
 concept AdamLikeOptions =
     std::same_as<T, torch::optim::AdamOptions> || std::same_as<T, torch::optim::AdamWOptions>;
-
-/// An integer that Python stores as an int. Python stores the number of steps of other optimizers
-/// as a tensor.
-template <class Value>
-struct Count {
-  Value& value;
-};
-template <class Value>
-Count(Value&) -> Count<Value>;
 
 /// The name of the tensor that a mode adds to the state of a parameter; null for none.
 inline const char* future_field(LowPrecision mode) {
@@ -163,28 +155,46 @@ void visit(torch::optim::LBFGSOptions& options, const Field& field) {
   field("line_search_fn", options.line_search_fn());
 }
 
-/// LBFGS has one state for all parameters, under the first. Its tensors are flat, or numbers. Each
-/// step computes `al` anew. Before the first iteration, the other fields have no meaning.
-template <class Field>
-void visit(torch::optim::LBFGSParamState& state, const Field& field) {
-  field("func_evals", Count{state.func_evals()});
-  field("n_iter", Count{state.n_iter()});
-  if (state.n_iter() == 0) return;
-  field("t", state.t());
-  field("prev_loss", state.prev_loss());
-  field("d", state.d());
-  field("H_diag", state.H_diag());
-  field("prev_flat_grad", state.prev_flat_grad());
-  field("old_dirs", state.old_dirs());
-  field("old_stps", state.old_stps());
-  field("ro", state.ro());
-}
-
 /// A tensor of the shape and dtype of all parameters of LBFGS one after another, without memory.
 inline at::Tensor flat_shape(const std::vector<at::Tensor>& parameters) {
   std::int64_t elements = 0;
   for (const auto& parameter : parameters) elements += parameter.numel();
   return at::empty({elements}, parameters.at(0).options().device(at::kMeta));
+}
+
+/// A class of LibTorch whose options and state are known, and those fused optimizers that have
+/// them.
+template <class Own, class OwnState>
+struct OptimizerClass {
+  using Options = Own;
+  using ParamState = OwnState;
+
+  /// A state without values, of the class that the optimizer gives this parameter.
+  static std::unique_ptr<ParamState> new_state(const torch::optim::Optimizer& optimizer,
+                                               const at::Tensor& parameter) {
+    if constexpr (HasLowPrecisionState<ParamState>) {
+      if (has_low_precision_state(optimizer, parameter))
+        return std::make_unique<LowPrecisionState<ParamState>>();
+    }
+    return std::make_unique<ParamState>();
+  }
+};
+
+/// Calls fn with the OptimizerClass of the optimizer. Returns whether it has one.
+template <class Function>
+bool with_class_of(const torch::optim::Optimizer& optimizer, const Function& fn) {
+  using namespace torch::optim;
+  const auto& own = class_of(optimizer);
+  const auto try_one = [&](const std::type_info& type, const auto& known) {
+    if (own == type) fn(known);
+    return own == type;
+  };
+  return try_one(typeid(SGD), OptimizerClass<SGDOptions, SGDParamState>{}) ||
+         try_one(typeid(Adam), OptimizerClass<AdamOptions, AdamParamState>{}) ||
+         try_one(typeid(AdamW), OptimizerClass<AdamWOptions, AdamWParamState>{}) ||
+         try_one(typeid(RMSprop), OptimizerClass<RMSpropOptions, RMSpropParamState>{}) ||
+         try_one(typeid(Adagrad), OptimizerClass<AdagradOptions, AdagradParamState>{}) ||
+         try_one(typeid(LBFGS), OptimizerClass<LBFGSOptions, LBFGSParamState>{});
 }
 
 /// Whether the state has every tensor that the next step needs.

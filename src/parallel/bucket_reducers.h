@@ -155,9 +155,9 @@ class BucketReducers {
   /// Discards the parts of means that are stored in the buckets.
   void discard_parts();
 
-  /// Whether the bucket has memory during its exchange only: TransientMemory. begin_use() gives it
-  /// this memory, when its exchange may begin; end_use() ends its use. No effect on other buckets.
-  bool is_transient(std::size_t /*index*/) const { return memory_.has_value(); }
+  /// Whether buckets have memory during their exchange only: TransientMemory. begin_use() gives a
+  /// bucket this memory, when its exchange may begin; end_use() ends its use. No effect otherwise.
+  bool is_transient() const { return memory_.has_value(); }
   void begin_use(std::size_t index);
   void end_use(std::size_t index);
   /// Whether the bucket is to be exchanged in the memory of a gradient, by Bucket::move_to().

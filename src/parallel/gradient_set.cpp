@@ -131,7 +131,7 @@ at::Tensor GradientSet::take_gradient(std::size_t index) {
   }
   if (!has_layout(gradient, false)) return {};
   expect_copyable(gradient, *members_[index].slice);
-  if (reducers_.is_transient(members_[index].bucket)) return {};  // it has no memory yet
+  if (reducers_.is_transient()) return {};  // it has no memory yet
   if (is_stored_in(gradient, values)) {
     gradient = values;
     return {};
@@ -216,7 +216,7 @@ void GradientSet::prepare_one(std::size_t index, bool is_read_only) {
   }
   const bool changed = member.record.is_local() && gradient.defined();
   flag_bytes_[index] = changed ? changed_by_rank : unchanged;
-  if (reducers_.is_transient(member.bucket)) {
+  if (reducers_.is_transient()) {
     if (!changed) {
       values.zero_();
       return;

@@ -49,21 +49,6 @@ class ParametersScope {
   ParameterLists& lists_;
 };
 
-template <class... Known, class Field>
-void visit_as(torch::optim::OptimizerParamState& state, const Field& field) {
-  const auto try_one = [&](auto* known) {
-    if (known != nullptr) visit(*known, field);
-  };
-  (try_one(dynamic_cast<Known*>(&state)), ...);
-}
-
-/// Calls field(name, value) for each field of a state of unknown class.
-template <class Field>
-void visit_any(torch::optim::OptimizerParamState& state, const Field& field) {
-  visit_as<torch::optim::SGDParamState, torch::optim::AdamParamState, torch::optim::AdamWParamState,
-           torch::optim::RMSpropParamState, torch::optim::AdagradParamState>(state, field);
-}
-
 /// All names of a parameter, or its sizes where it has none.
 std::string describe_parameter(const at::Tensor& parameter, const std::vector<NamedTensor>& named) {
   std::string names;
@@ -89,14 +74,14 @@ void step_on(torch::optim::Optimizer& optimizer, ParameterLists& lists) {
 
 std::vector<at::Tensor*> tensors_of(torch::optim::OptimizerParamState& state) {
   std::vector<at::Tensor*> tensors;
-  visit_any(state, [&]<class Value>(const char* /*name*/, Value& value) {
+  visit_elementwise(state, [&]<class Value>(const char* /*name*/, Value& value) {
     if constexpr (std::is_same_v<Value, at::Tensor>) tensors.push_back(&value);
   });
   return tensors;
 }
 
 void add_steps(torch::optim::OptimizerParamState& state, std::int64_t steps) {
-  visit_any(state, [&]<class Value>(const char* /*name*/, Value& value) {
+  visit_elementwise(state, [&]<class Value>(const char* /*name*/, Value& value) {
     if constexpr (std::is_same_v<Value, std::int64_t>) value += steps;
   });
 }

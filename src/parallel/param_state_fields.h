@@ -3,6 +3,7 @@
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
+#include <torch/optim/lbfgs.h>
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
@@ -44,6 +45,15 @@ void visit_low_precision(torch::optim::OptimizerParamState& state, const Field& 
   field("kahan_comp", fields->kahan_comp);
 }
 
+/// An integer that Python stores as an int. Python stores the number of steps of other optimizers
+/// as a tensor.
+template <class Value>
+struct Count {
+  Value& value;
+};
+template <class Value>
+Count(Value&) -> Count<Value>;
+
 template <class T>
 concept AdamLikeState =
     std::same_as<T, torch::optim::AdamParamState> || std::same_as<T, torch::optim::AdamWParamState>;
@@ -77,6 +87,41 @@ template <class Field>
 void visit(torch::optim::AdagradParamState& state, const Field& field) {
   field("step", state.step());
   field("sum", state.sum());
+}
+
+/// LBFGS has one state for all parameters, under the first. Its tensors are flat, or numbers. Each
+/// step computes `al` anew. Before the first iteration, the other fields have no meaning.
+template <class Field>
+void visit(torch::optim::LBFGSParamState& state, const Field& field) {
+  field("func_evals", Count{state.func_evals()});
+  field("n_iter", Count{state.n_iter()});
+  if (state.n_iter() == 0) return;
+  field("t", state.t());
+  field("prev_loss", state.prev_loss());
+  field("d", state.d());
+  field("H_diag", state.H_diag());
+  field("prev_flat_grad", state.prev_flat_grad());
+  field("old_dirs", state.old_dirs());
+  field("old_stps", state.old_stps());
+  field("ro", state.ro());
+}
+
+/// Calls visit() with a state as the one of these classes that it has. Returns whether it has one.
+template <class... Known, class Field>
+bool visit_as(torch::optim::OptimizerParamState& state, const Field& field) {
+  const auto try_one = [&](auto* known) {
+    if (known != nullptr) visit(*known, field);
+    return known != nullptr;
+  };
+  return (try_one(dynamic_cast<Known*>(&state)) || ...);
+}
+
+/// The same for the states of the optimizers that update each element by itself.
+template <class Field>
+bool visit_elementwise(torch::optim::OptimizerParamState& state, const Field& field) {
+  return visit_as<torch::optim::SGDParamState, torch::optim::AdamParamState,
+                  torch::optim::AdamWParamState, torch::optim::RMSpropParamState,
+                  torch::optim::AdagradParamState>(state, field);
 }
 
 }  // namespace lockstep::detail
