@@ -266,15 +266,13 @@ void ReplicatedModel::check_movable() const {
 void ReplicatedModel::refuse_output(const std::type_info& type) const {
   const auto name = c10::demangle(type.name());
   throw InvalidArgument(
-      concat(operation_, " rank ", group_.rank(), " of ", group_.size(), ": forward returned ",
-             name,
-             ", expected a tensor, or tuples, ranges, dictionaries, optionals, pointers or "
-             "variants of "
-             "tensors: declare `void visit_tensors(const ",
-             name,
-             "& output, const auto& visit)` in its namespace, which calls visit with every tensor "
-             "of the "
-             "output, or train with DistributedOptimizer, which needs no output"),
+      concat(
+          operation_, " rank ", group_.rank(), " of ", group_.size(), ": forward returned ", name,
+          ", expected a tensor, or tuples, ranges, dictionaries, optionals, pointers or variants "
+          "of tensors: declare `void visit_tensors(const ",
+          name,
+          "& output, const auto& visit)` in its namespace, which calls visit with every tensor "
+          "of the output, or train with DistributedOptimizer, which needs no output"),
       {.operation = operation_});
 }
 
