@@ -259,7 +259,8 @@ bool Rules::allow(const Step& op) const {
   // Without an exchange, weights would count in the next one.
   const bool exchanges = now.local && !is_replaced(op.unit) && now.behind == 0;
   if (op.weights.empty() && now.weights.empty()) return true;
-  return exchanges && (op.weights.empty() || may_weigh(op.unit, op.weights));
+  // A change that another exchange may have averaged would count with the weights of either.
+  return exchanges && !now.unnoticed && (op.weights.empty() || may_weigh(op.unit, op.weights));
 }
 
 bool Rules::allow(const Clip& op) const {
@@ -344,6 +345,9 @@ bool Rules::allow(const Rewrap& op) const {
   const auto& now = unit(op.unit);
   if (anyone_behind() || !between_steps(op.unit)) return false;
   if (spec(op.unit).buffers == Buffers::average && !now.buffers_known) return false;
+  // A batch norm changes its buffer without a change of the version, so it is not known whether
+  // what was received still waits.
+  if (now.buffers_received && now.buffers_may_differ) return false;
   // A shared update leaves out what was frozen before, even if it has a gradient. Of a frozen
   // parameter that had parts, the optimizer has no whole state.
   const bool in_parts = spec(op.unit).shared || spec(op.unit).sharded;
@@ -403,6 +407,8 @@ void Rules::apply(const Backward& op) {
       apply_synchronised(index, op);
     } else if (any_reaches(index, op)) {
       now.changed = now.local = true;
+      // Other strategies need not exchange, and so move, anything in the next backward.
+      now.outside = now.outside || !is_fp32(index);
     }
   }
   if (op.update) {
