@@ -77,13 +77,6 @@ class ElementwiseOptimizer {
   virtual void update(const at::Tensor& parameter, const Elements& elements) = 0;
 };
 
-/// Every rank's parameters and buffers of the model = root's values. Autograd does not record the
-/// change.
-/// Ranks: all.
-/// Throws: InvalidArgument, on every rank, if names, shapes, strides or dtypes differ between
-/// ranks, naming the first difference and the ranks; the group stays usable.
-void broadcast_parameters(const ModelView& model, const Group& group, int root = 0);
-
 /// Data-parallel training with any strategy and any form of the model's forward:
 ///
 ///     lockstep::DistributedOptimizer optimizer(sgd, *model, world);

@@ -15,6 +15,8 @@ struct Module;
 
 namespace lockstep::inline v0_2 {
 
+class Group;
+
 namespace detail {
 class ModelTensors;
 }
@@ -71,5 +73,12 @@ class ModelView {
 ///
 /// Throws: InvalidArgument for a null pointer to a module.
 std::vector<at::Tensor> parameters(const ModelView& model);
+
+/// Every rank's parameters and buffers of the model = root's values. Autograd does not record the
+/// change.
+/// Ranks: all.
+/// Throws: InvalidArgument, on every rank, if names, shapes, strides or dtypes differ between
+/// ranks, naming the first difference and the ranks; the group stays usable.
+void broadcast_parameters(const ModelView& model, const Group& group, int root = 0);
 
 }  // namespace lockstep

@@ -24,8 +24,8 @@
 #include "formats/checkpoint_error.h"
 #include "formats/optimizer_fields.h"
 #include "lockstep/error.h"
-#include "parallel/own_step.h"
-#include "parallel/sharded_state.h"
+#include "parallel/update/own_step.h"
+#include "parallel/update/sharded_state.h"
 
 namespace lockstep::inline v0_2::detail {
 

@@ -19,8 +19,8 @@
 #include "formats/optimizer_fields.h"
 #include "lockstep/error.h"
 #include "lockstep/model_files.h"
-#include "parallel/own_step.h"
-#include "parallel/sharded_state.h"
+#include "parallel/update/own_step.h"
+#include "parallel/update/sharded_state.h"
 
 namespace lockstep::inline v0_2 {
 

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "lockstep/low_precision_optimizer.h"
-#include "parallel/param_state_fields.h"
+#include "parallel/update/param_state_fields.h"
 
 /// The fields of the options of LibTorch's optimizers. visit() calls field(name, value) for each.
 /// LibTorch and Python use the same names.

@@ -21,9 +21,9 @@
 #include "lockstep/distributed_data_parallel.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/error.h"
-#include "parallel/own_step.h"
-#include "parallel/reducer.h"
-#include "parallel/sharded_state.h"
+#include "parallel/reducer/reducer.h"
+#include "parallel/update/own_step.h"
+#include "parallel/update/sharded_state.h"
 
 namespace lockstep::inline v0_2 {
 

@@ -5,12 +5,13 @@
 #include <torch/nn/modules/embedding.h>
 
 #include <string_view>
+#include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include "core/operation_error.h"
 #include "core/text.h"
 #include "lockstep/error.h"
-#include "parallel/buffer_sync.h"
 #include "parallel/model_tensors.h"
 
 namespace lockstep::inline v0_2 {

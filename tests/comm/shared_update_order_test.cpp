@@ -12,7 +12,7 @@
 #include "tests/ranks.h"
 
 // The accesses of a step with share_memory, without LibTorch, so that the thread sanitizer sees
-// them: src/parallel/shared_update.cpp orders them by the same collectives.
+// them: src/parallel/update/shared_update.cpp orders them by the same collectives.
 
 namespace lockstep::testing {
 namespace {

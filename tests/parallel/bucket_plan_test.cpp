@@ -1,4 +1,4 @@
-#include "parallel/bucket_plan.h"
+#include "parallel/buckets/bucket_plan.h"
 
 #include <gtest/gtest.h>
 

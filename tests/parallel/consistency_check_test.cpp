@@ -1,5 +1,5 @@
 // Replicas that must be equal and are not.
-#include "parallel/consistency_check.h"
+#include "parallel/reducer/consistency_check.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

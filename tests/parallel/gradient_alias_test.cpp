@@ -9,7 +9,7 @@
 
 #include "lockstep/exchange.h"
 #include "lockstep/init.h"
-#include "parallel/gradient.h"
+#include "parallel/reducer/gradient.h"
 
 namespace {
 

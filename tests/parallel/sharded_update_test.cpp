@@ -1,6 +1,6 @@
 // Optimizer state that is divided among the ranks: the same numbers, bit for bit, as when every
 // rank has all of it.
-#include "parallel/sharded_update.h"
+#include "parallel/update/sharded_update.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // One copy of the parameters for all ranks, of which each updates a part: the same numbers, bit for
 // bit, as when every rank updates its own.
-#include "parallel/shared_update.h"
+#include "parallel/update/shared_update.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/fused_optimizers.h"
 #include "lockstep/grad_scaler.h"
-#include "parallel/own_step.h"
+#include "parallel/update/own_step.h"
 #include "tests/parallel/elementwise_optimizers.h"
 #include "tests/parallel/refusal.h"
 #include "tests/sync/on_hosts.h"

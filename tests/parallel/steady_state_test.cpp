@@ -13,7 +13,7 @@
 #include "comm/communicator.h"
 #include "lockstep/distributed_optimizer.h"
 #include "lockstep/strategy.h"
-#include "parallel/bucket_reducers.h"
+#include "parallel/buckets/bucket_reducers.h"
 #include "tests/parallel/large_requests.h"
 #include "tests/parallel/models.h"
 #include "tests/sync/apart.h"

@@ -47,6 +47,10 @@ class CheckIncludes(unittest.TestCase):
         self.expect_offence("src/comm/messages/a.h", "<torch/nn/module.h>", "built without LibTorch")
         self.expect_offence("src/comm/mpi/a.cpp", '"src/comm/host/arena.h"', "comm/mpi may not use comm/host")
 
+    def test_layers_within_parallel(self):
+        self.expect_offence("src/parallel/reducer/a.cpp", '"src/parallel/update/b.h"', "parallel/reducer may not use parallel/update")
+        self.expect_offence("src/parallel/buckets/a.cpp", '"src/parallel/reducer/b.h"', "parallel/buckets may not use parallel/reducer")
+
     def test_sideways(self):
         self.expect_offence("src/launch/a.h", '"include/lockstep/group.h"', "launch may not use group")
         self.expect_offence("src/data/a.h", '"src/sync/b.h"', "data may not use sync")
@@ -58,7 +62,7 @@ class CheckIncludes(unittest.TestCase):
         self.expect_offence("src/checkpoint/a.cpp", '"extras/include/lockstep/learning_rate.h"', "checkpoint may not use extras")
         self.expect_offence("src/data/a.cpp", '"extras/data/idx.h"', "data may not use extras")
         self.expect_offence("include/lockstep/checkpoint.h", '"extras/include/lockstep/datasets.h"', "checkpoint may not use extras")
-        self.expect_offence("extras/optim/a.cpp", '"src/parallel/reducer.h"', "those of OPEN_TO_EXTRAS")
+        self.expect_offence("extras/optim/a.cpp", '"src/parallel/reducer/reducer.h"', "those of OPEN_TO_EXTRAS")
         self.expect_offence("extras/include/lockstep/datasets.h", '"extras/data/idx.h"', "public headers only")
         self.expect_offence("extras/include/lockstep/datasets.h", '"src/core/text.h"', "public headers only")
         self.expect_offence("extras/data/a.h", "<torch/torch.h>", "narrow")

@@ -1,0 +1,257 @@
+#include "parallel/reducer/buffer_sync.h"
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <iterator>
+#include <map>
+#include <mutex>
+#include <unordered_set>
+#include <utility>
+
+#include "parallel/reducer/gradient.h"
+
+namespace lockstep::inline v0_2 {
+namespace {
+
+/// A cache line, which is a multiple of every dtype's alignment.
+constexpr std::int64_t alignment = 64;
+
+std::int64_t padded_bytes(const at::Tensor& tensor) {
+  const auto bytes = static_cast<std::int64_t>(tensor.numel() * tensor.element_size());
+  return (bytes + alignment - 1) / alignment * alignment;
+}
+
+std::uint32_t autograd_version(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->version_counter().current_version();
+}
+
+/// Whether a tensor has these values already. False where a comparison would take more than a copy.
+bool has_bits_of(const at::Tensor& tensor, const at::Tensor& packed) {
+  if (!tensor.is_cpu() || !tensor.is_contiguous()) return false;
+  if (tensor.scalar_type() != packed.scalar_type() || tensor.nbytes() != packed.nbytes())
+    return false;
+  return packed.nbytes() == 0 ||
+         std::memcmp(tensor.const_data_ptr(), packed.const_data_ptr(), packed.nbytes()) == 0;
+}
+
+}  // namespace
+
+CoalescedTensors::CoalescedTensors(std::vector<at::Tensor> tensors, const Group& group)
+    : tensors_(std::move(tensors)), group_(group) {
+  std::int64_t total = 0;
+  for (const auto& tensor : tensors_) total += padded_bytes(tensor);
+  buffer_ = group.empty({total}, at::kByte);
+  buffer_.zero_();
+  std::int64_t begin = 0;
+  for (const auto& tensor : tensors_) {
+    const auto bytes = static_cast<std::int64_t>(tensor.numel() * tensor.element_size());
+    packed_.push_back(
+        buffer_.narrow(0, begin, bytes).view(tensor.scalar_type()).view(tensor.sizes()));
+    begin += padded_bytes(tensor);
+  }
+}
+
+/// Whether write() will write the tensor.
+bool CoalescedTensors::waits(std::size_t index) const {
+  if (!waits()) return false;
+  const auto& [memory, version] = places_[index];
+  const auto& tensor = tensors_[index];
+  return memory.is_alias_of(tensor.storage()) && version == autograd_version(tensor);
+}
+
+void CoalescedTensors::pack() {
+  std::vector<at::Tensor> packed;
+  std::vector<at::Tensor> tensors;
+  for (std::size_t i = 0; i < tensors_.size(); ++i) {
+    if (waits(i)) continue;
+    packed.push_back(packed_[i]);
+    tensors.push_back(tensors_[i]);
+  }
+  detail::copy_each(packed, tensors);
+}
+
+void CoalescedTensors::begin_broadcast(int root) {
+  receives_ = group_.rank() != root;
+  if (!receives_) pack();
+  discard();
+  work_ = group_.broadcast(buffer_, root);
+}
+
+void CoalescedTensors::begin_average() {
+  receives_ = true;
+  pack();
+  discard();
+  work_ = group_.all_reduce(buffer_.view(tensors_.front().scalar_type()), ReduceOp::avg);
+}
+
+void CoalescedTensors::end() {
+  work_.wait();
+  if (!receives_) return;
+  for (const auto& tensor : tensors_)
+    places_.push_back({.memory = tensor.storage(), .version = autograd_version(tensor)});
+}
+
+void CoalescedTensors::write() {
+  std::vector<at::Tensor> tensors;
+  std::vector<at::Tensor> packed;
+  for (std::size_t i = 0; i < tensors_.size(); ++i) {
+    if (!waits(i) || has_bits_of(tensors_[i], packed_[i])) continue;
+    tensors.push_back(tensors_[i]);
+    packed.push_back(packed_[i]);
+  }
+  detail::copy_each(tensors, packed);
+  // A graph that saved the tensor raises an error. The graphs that saved constants, such as masks,
+  // must not.
+  for (const auto& tensor : tensors) tensor.unsafeGetTensorImpl()->bump_version();
+  discard();
+}
+
+}  // namespace lockstep
+
+namespace lockstep::inline v0_2::detail {
+namespace {
+
+/// All BufferSyncs of this process.
+struct Registry {
+  std::mutex mutex;
+  std::vector<BufferSync*> all;
+};
+
+Registry& registry() {
+  static auto& all = *new Registry;  // never destroyed: wrappers may outlive any static object
+  return all;
+}
+
+/// In a backward, a forward recomputes an earlier one, with the buffers of that.
+bool is_in_backward() { return torch::autograd::get_current_graph_task_id() >= 0; }
+
+}  // namespace
+
+ForwardGraph::ForwardGraph(const std::shared_ptr<BufferSync>& buffers) : buffers_(buffers) {
+  ++buffers->graphs_;
+}
+
+ForwardGraph::~ForwardGraph() {
+  end();
+  const auto buffers = buffers_.lock();
+  if (buffers && watched_ && !has_run_) buffers->has_unused_graph_ = true;
+  if (!buffers || std::this_thread::get_id() != thread_ || is_in_backward()) return;
+  try {
+    buffers->write_unless_used();
+  } catch (const std::exception&) {
+    // Memory is short: the next forward writes them.
+  }
+}
+
+void ForwardGraph::run() {
+  has_run_ = true;
+  if (!torch::autograd::get_current_graph_task_keep_graph()) end();
+  const auto buffers = buffers_.lock();
+  if (!buffers || !buffers->waits()) return;
+  torch::autograd::Engine::get_default_engine().queue_callback([waiting = buffers_] {
+    if (const auto self = waiting.lock()) self->write_unless_used();
+  });
+}
+
+void ForwardGraph::end() {
+  if (ended_.exchange(true)) return;
+  if (const auto buffers = buffers_.lock()) --buffers->graphs_;
+}
+
+BufferSync::BufferSync(const std::vector<NamedTensor>& buffers, BufferPolicy policy,
+                       const Group& group, bool sees_forwards)
+    : sees_forwards_(sees_forwards) {
+  if (policy == BufferPolicy::none) return;
+  std::map<at::ScalarType, std::vector<at::Tensor>> averaged;
+  std::vector<at::Tensor> others;
+  for (const auto& [name, tensor] : buffers) {
+    const bool average = policy == BufferPolicy::average && tensor.is_floating_point();
+    (average ? averaged[tensor.scalar_type()] : others).push_back(tensor);
+  }
+  averaged_ = averaged.size();
+  for (auto& [dtype, tensors] : averaged) all_.emplace_back(std::move(tensors), group);
+  if (!others.empty()) all_.emplace_back(std::move(others), group);
+  const std::lock_guard lock(registry().mutex);
+  registry().all.push_back(this);
+}
+
+BufferSync::~BufferSync() {
+  {
+    const std::lock_guard lock(registry().mutex);
+    std::erase(registry().all, this);
+  }
+  try {
+    write();
+  } catch (const std::exception&) {
+    // Memory is short: the buffers keep their earlier values.
+  }
+}
+
+void BufferSync::prepare_forward() {
+  if (!is_in_backward()) write();
+}
+
+std::shared_ptr<ForwardGraph> BufferSync::begin_graph() {
+  prepare_forward();
+  return std::make_shared<ForwardGraph>(shared_from_this());
+}
+
+bool BufferSync::take_unused_graph() {
+  return has_unused_graph_ && !is_in_backward() && !std::exchange(has_told_, true);
+}
+
+void BufferSync::begin() {
+  for (std::size_t i = 0; i < all_.size(); ++i) {
+    // A forward may have changed the buffers since, without a change of their versions.
+    if (!sees_forwards_) all_[i].discard();
+    i < averaged_ ? all_[i].begin_average() : all_[i].begin_broadcast(0);
+  }
+}
+
+void BufferSync::end() {
+  for (auto& tensors : all_) tensors.end();
+  write_unless_used();
+}
+
+void BufferSync::end_step() {
+  if (!sees_forwards_) write();
+}
+
+void BufferSync::write() {
+  for (auto& tensors : all_) tensors.write();
+}
+
+void BufferSync::write(const std::vector<NamedTensor>& buffers) {
+  if (buffers.empty()) return;
+  std::unordered_set<const void*> written;
+  for (const auto& named : buffers) written.insert(named.tensor.unsafeGetTensorImpl());
+  const auto is_written = [&](const at::Tensor& tensor) {
+    return written.contains(tensor.unsafeGetTensorImpl());
+  };
+  std::vector<BufferSync*> syncs;
+  {
+    const std::lock_guard lock(registry().mutex);
+    std::ranges::copy_if(registry().all, std::back_inserter(syncs), [&](const BufferSync* sync) {
+      if (!sync->sees_forwards_) return false;
+      return std::ranges::any_of(sync->all_, [&](const CoalescedTensors& tensors) {
+        return std::ranges::any_of(tensors.tensors(), is_written);
+      });
+    });
+  }
+  for (auto* sync : syncs) sync->write();
+}
+
+bool BufferSync::waits() const {
+  return std::ranges::any_of(all_, [](const auto& tensors) { return tensors.waits(); });
+}
+
+void BufferSync::write_unless_used() {
+  if (sees_forwards_ && graphs_ == 0) write();
+}
+
+}  // namespace lockstep::detail

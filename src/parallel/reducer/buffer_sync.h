@@ -1,0 +1,140 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "lockstep/data_parallel_options.h"
+#include "lockstep/group.h"
+#include "lockstep/model_view.h"
+#include "lockstep/work.h"
+
+namespace lockstep::inline v0_2 {
+
+/// Tensors of any dtypes and strides that one collective exchanges, through a buffer in the group's
+/// memory. Autograd does not record their changes.
+class CoalescedTensors {
+ public:
+  /// The tensors must have the same sizes and dtypes on every rank.
+  CoalescedTensors(std::vector<at::Tensor> tensors, const Group& group);
+
+  /// Begins a broadcast of root's tensors.
+  void begin_broadcast(int root);
+  /// Begins to average the tensors over ranks. They must be of one floating dtype. Received values
+  /// that are not written yet count as the tensors' values.
+  void begin_average();
+  /// Completes the broadcast or the average. The received values wait for write().
+  void end();
+  /// Writes the received values, except those of tensors that the program has changed since end().
+  void write();
+  /// Whether received values wait for write().
+  bool waits() const { return !places_.empty(); }
+  void discard() { places_.clear(); }
+  const std::vector<at::Tensor>& tensors() const { return tensors_; }
+
+ private:
+  /// A tensor's memory, and the autograd version of its values.
+  struct Place {
+    c10::Storage memory;
+    std::uint32_t version;
+  };
+
+  bool waits(std::size_t index) const;
+  void pack();
+
+  std::vector<at::Tensor> tensors_;
+  Group group_;
+  at::Tensor buffer_;               ///< bytes
+  std::vector<at::Tensor> packed_;  ///< parts of the buffer with the tensors' dtypes and sizes
+  std::vector<Place> places_;       ///< of the tensors, while received values wait
+  bool receives_ = false;           ///< the collective gives this rank values
+  Work work_;
+};
+
+}  // namespace lockstep
+
+namespace lockstep::inline v0_2::detail {
+
+class BufferSync;
+
+/// The graph of one forward of a wrapper. It may have saved buffers. Hooks on the forward's outputs
+/// own it.
+class ForwardGraph {
+ public:
+  explicit ForwardGraph(const std::shared_ptr<BufferSync>& buffers);
+  /// Writes received buffers if they waited for this graph. Only on the thread of the forward,
+  /// because others may use the buffers.
+  ~ForwardGraph();
+  ForwardGraph(const ForwardGraph&) = delete;
+  ForwardGraph& operator=(const ForwardGraph&) = delete;
+
+  /// Call when a hook on an output of the forward owns the graph.
+  void set_watched() { watched_ = true; }
+  /// Call in a backward through the graph. Without retain_graph, no other one follows.
+  void run();
+
+ private:
+  void end();
+
+  std::weak_ptr<BufferSync> buffers_;
+  std::thread::id thread_ = std::this_thread::get_id();
+  bool watched_ = false;
+  std::atomic<bool> has_run_ = false;
+  std::atomic<bool> ended_ = false;
+};
+
+/// Synchronises the buffers of a replicated model by a policy. Received values wait in packed
+/// memory until no graph of an earlier forward is still to run, because it may have saved the
+/// buffers.
+class BufferSync : public std::enable_shared_from_this<BufferSync> {
+ public:
+  /// sees_forwards: the wrapper calls begin_graph(). If not, received values wait for end_step().
+  /// Throws: CommError when memory is short.
+  BufferSync(const std::vector<NamedTensor>& buffers, BufferPolicy policy, const Group& group,
+             bool sees_forwards);
+  ~BufferSync();
+  BufferSync(const BufferSync&) = delete;
+  BufferSync& operator=(const BufferSync&) = delete;
+
+  /// Call before a forward. Writes received values.
+  void prepare_forward();
+  /// The same before a forward with gradients. Returns its graph.
+  std::shared_ptr<ForwardGraph> begin_graph();
+  /// Whether the graph of an earlier forward has ended without a backward. True once.
+  bool take_unused_graph();
+
+  /// end() waits for the collectives that begin() has issued. Ranks: all of the group.
+  void begin();
+  void end();
+  /// Without begin_graph(), writes the received values. The step has changed parameters, so it is
+  /// where the graphs of earlier forwards end.
+  void end_step();
+
+  /// Writes the values that wrappers have received for these buffers and that wait for a graph. Any
+  /// thread.
+  static void write(const std::vector<NamedTensor>& buffers);
+
+ private:
+  friend class ForwardGraph;
+
+  bool waits() const;
+  /// A graph that has saved a buffer then raises LibTorch's error.
+  void write();
+  void write_unless_used();
+
+  /// Averaged ones, one for each dtype, before those from rank 0.
+  std::vector<CoalescedTensors> all_;
+  std::size_t averaged_ = 0;
+  bool sees_forwards_;
+  std::atomic<int> graphs_ = 0;  ///< of forwards; still to run
+  std::atomic<bool> has_unused_graph_ = false;
+  bool has_told_ = false;  ///< take_unused_graph() has returned true
+};
+
+}  // namespace lockstep::detail

@@ -1,0 +1,184 @@
+#include "parallel/reducer/consistency_check.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "core/digest.h"
+#include "core/log.h"
+#include "core/text.h"
+#include "group/per_group.h"
+#include "lockstep/error.h"
+#include "parallel/agree.h"
+#include "parallel/reducer/sparse_gradients.h"
+
+namespace lockstep::inline v0_2::detail {
+
+std::uint64_t checksum(const at::Tensor& tensor) {
+  if (tensor.layout() == at::kSparse) {
+    const auto sum = tensor.detach().coalesce();
+    const std::array parts{checksum(sum._indices()), checksum(sum._values())};
+    return digest(std::as_bytes(std::span(parts)));
+  }
+  const auto values = tensor.detach().to(at::kCPU);
+  const auto dense = values.is_non_overlapping_and_dense() ? values : values.contiguous();
+  return digest({static_cast<const std::byte*>(dense.data_ptr()), dense.nbytes()});
+}
+
+namespace {
+
+template <class T>
+const T* first_not_zero(const T* begin, const T* end) {
+  return std::find_if(begin, end, [](T value) { return value != 0; });
+}
+
+/// The element at an offset in memory from the first. Units: elements.
+double at_offset(const at::Tensor& tensor, std::int64_t offset) {
+  return tensor.scalar_type() == at::kDouble ? tensor.const_data_ptr<double>()[offset]
+                                             : tensor.const_data_ptr<float>()[offset];
+}
+
+/// Converts the memory offset of an element of a dense tensor to that in a tensor of equal sizes.
+std::int64_t offset_in(const at::Tensor& tensor, const at::Tensor& dense, std::int64_t offset) {
+  std::int64_t result = 0;
+  for (std::int64_t dim = 0; dim < dense.dim(); ++dim) {
+    if (dense.size(dim) > 1) {
+      result += offset / dense.stride(dim) % dense.size(dim) * tensor.stride(dim);
+    }
+  }
+  return result;
+}
+
+/// The maxima over ranks.
+Compared<std::uint64_t> compared_of(std::span<const std::uint8_t, ConsistencyCheck::bytes> maxima) {
+  Compared<std::uint64_t> compared(0);
+  std::memcpy(&compared, maxima.data(), sizeof compared);
+  return compared;
+}
+
+bool is_like(const at::Tensor& mean, const at::Tensor& other) {
+  return other.defined() && other.layout() == at::kStrided && other.sizes() == mean.sizes() &&
+         other.scalar_type() == mean.scalar_type();
+}
+
+}  // namespace
+
+void MeanProbe::set(const at::Tensor& mean) {
+  reset();
+  if (!mean.is_cpu()) return;  // to read a device's memory, every step would wait for the device
+  const auto find = [&]<class T>(const T* values) {
+    const T* const end = values + mean.numel();
+    for (const T* at = first_not_zero(values, end); at != end && count_ < 2;
+         at = first_not_zero(at + 1, end)) {
+      elements_[static_cast<std::size_t>(count_++)] = {.offset = at - values, .value = *at};
+    }
+  };
+  if (mean.scalar_type() == at::kDouble) {
+    find(mean.const_data_ptr<double>());
+  } else {
+    find(mean.const_data_ptr<float>());
+  }
+}
+
+bool MeanProbe::was_added_to(const at::Tensor& mean, const at::Tensor& gradient,
+                             const at::Tensor& incoming) const {
+  if (count_ < 2 || !is_like(mean, gradient) || !is_like(mean, incoming)) return false;
+  const double rounding = 4 * (mean.scalar_type() == at::kDouble
+                                   ? std::numeric_limits<double>::epsilon()
+                                   : static_cast<double>(std::numeric_limits<float>::epsilon()));
+  std::array<double, 2> factors{};
+  std::array<double, 2> uncertainty{};
+  for (std::size_t i = 0; i < elements_.size(); ++i) {
+    const auto [offset, value] = elements_[i];
+    const double now = at_offset(gradient, offset_in(gradient, mean, offset));
+    const double added = at_offset(incoming, offset_in(incoming, mean, offset));
+    factors[i] = (now - added) / value;
+    uncertainty[i] = rounding * (std::abs(now) + std::abs(added)) / std::abs(value);
+    // NaN compares false and must return false.
+    if (!(factors[i] > uncertainty[i] && factors[i] <= 1 + uncertainty[i] + rounding)) return false;
+  }
+  return std::abs(factors[0] - factors[1]) <= uncertainty[0] + uncertainty[1] + rounding;
+}
+
+void ConsistencyCheck::write(std::int64_t step, const BucketReducers& reducers,
+                             const SparseGradients& sparse, std::span<std::uint8_t, bytes> own) {
+  compared_.clear();
+  if (every_ == 0 || step % every_ != 0) {
+    std::ranges::fill(own, std::uint8_t{0});
+    return;
+  }
+  const auto turns = reducers.size() + sparse.size();
+  bucket_ = static_cast<std::size_t>(step / every_) % turns;
+  if (bucket_ < reducers.size()) {
+    for (const auto& slice : reducers.all()[bucket_].bucket.slices()) {
+      compared_.push_back({.name = slice.name, .checksum = checksum(slice.parameter)});
+    }
+  } else {
+    const auto index = bucket_ - reducers.size();
+    compared_.push_back(
+        {.name = sparse.name_of(index), .checksum = sparse.checksum_of_rows(index)});
+  }
+  std::vector<std::uint64_t> checksums;
+  for (const auto& parameter : compared_) checksums.push_back(parameter.checksum);
+  const Compared sum(digest(std::as_bytes(std::span(checksums))));
+  std::memcpy(own.data(), &sum, bytes);
+}
+
+void ConsistencyCheck::check(std::int64_t step, std::span<const std::uint8_t, bytes> maxima) const {
+  if (compared_.empty()) return;
+  if (compared_of(maxima).is_equal()) return;
+  std::vector<std::string> lines;
+  for (const auto& [name, checksum] : compared_) {
+    lines.push_back(concat("parameter ", name, " with checksum ", std::hex, checksum));
+  }
+  const auto found = difference(group_, lines);
+  throw ReplicaError(
+      concat("consistency check rank ", group_.rank(), " of ", group_.size(),
+             ": parameters differ between ranks at step ", step, ", in bucket ", bucket_, ": ",
+             found ? found->text : "no single parameter differs",
+             ". Likely causes: a step with gradients that were not averaged (the model was called "
+             "without its wrapper after torch::load() or to(), or gradients were changed on one "
+             "rank), wrappers used in another order, parameters that a rank changes by itself "
+             "(Embedding with max_norm, sharpness-aware minimisation by its own gradient, which "
+             "needs verify_every = 0), a line search over a loss that is not averaged. Make the "
+             "change on every rank, average what it depends on, or call broadcast_parameters() "
+             "after it"),
+      {.rank = found && found->rank >= 0 ? group_.communicator().world_rank(found->rank) : -1,
+       .operation = "consistency check"});
+}
+
+PositionCheck::PositionCheck(const Group& group)
+    : group_(group),
+      position_(per_group<DataPosition>(group.host())),
+      before_(position_->packed()) {}
+
+void PositionCheck::write(std::span<std::uint8_t, bytes> own) {
+  const auto now = position_->packed();
+  own_ = now == before_ ? 0 : now;
+  before_ = now;
+  std::ranges::fill(own, std::uint8_t{0});
+  if (own_ == 0 || has_warned_) return;
+  const Compared position(own_);
+  std::memcpy(own.data(), &position, bytes);
+}
+
+void PositionCheck::check(std::span<const std::uint8_t, bytes> maxima) {
+  const auto positions = compared_of(maxima);
+  if (positions.value == 0 || positions.is_equal()) return;
+  has_warned_ = true;
+  const std::array line{own_ == 0 ? std::string("no new batch")
+                                  : concat("epoch ", DataPosition::epoch_of(own_), " batch ",
+                                           DataPosition::batch_of(own_))};
+  const auto found = difference(group_, line);
+  if (group_.rank() != 0 || !found) return;
+  log::notice(concat("DistributedSampler rank 0 of ", group_.size(), ": got ", found->text,
+                     " in one exchange, expected the same on all ranks: a rank has skipped or "
+                     "repeated a batch, so gradients of different steps are averaged from here on. "
+                     "Skip a batch on all ranks or on none, or take part with weight(0)"));
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,107 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "data/data_position.h"
+#include "lockstep/exchange.h"
+#include "lockstep/group.h"
+#include "parallel/agree.h"
+#include "parallel/buckets/bucket_reducers.h"
+
+namespace lockstep::inline v0_2::detail {
+
+/// A digest of a tensor's elements in memory order, without the bytes between them. Tensors of
+/// equal sizes, strides and values have equal digests. Of a sparse tensor, indices and values.
+std::uint64_t checksum(const at::Tensor& tensor);
+
+/// Detects whether an incoming gradient was added to a mean, or to a multiple of it, as clipping
+/// makes. It compares (gradient − incoming) / mean of two non-zero elements of the mean, which must
+/// be equal. A mean with a single non-zero element is not checked: any value is a multiple of it.
+class MeanProbe {
+ public:
+  /// Saves two elements of a mean, which is dense, Float or Double.
+  void set(const at::Tensor& mean);
+  void reset() { count_ = 0; }
+
+  /// Whether gradient = incoming + a multiple of the mean. Shapes: all of the mean's; the current
+  /// values of mean are not read.
+  bool was_added_to(const at::Tensor& mean, const at::Tensor& gradient,
+                    const at::Tensor& incoming) const;
+
+ private:
+  struct Element {
+    std::int64_t offset = 0;  ///< in the mean's memory
+    double value = 0;
+  };
+  std::array<Element, 2> elements_;
+  int count_ = 0;  ///< elements saved; with fewer than two, was_added_to() returns false
+};
+
+class SparseGradients;
+
+/// Compares the parameters of one bucket between ranks at each exchange, each bucket in turn. Of a
+/// parameter with sparse gradients, which follow the buckets, it compares the rows that the
+/// exchange before has averaged. It issues no collective of its own: the all_reduce of the
+/// participation flags includes its bytes.
+class ConsistencyCheck {
+ public:
+  /// A checksum, as Compared.
+  static constexpr std::size_t bytes = sizeof(Compared<std::uint64_t>);
+
+  /// every: exchanges between two comparisons; 0 disables the check.
+  ConsistencyCheck(const Group& group, std::int64_t every) : group_(group), every_(every) {}
+
+  /// Writes this rank's bytes. The caller reduces them to their maximum over ranks for check().
+  void write(std::int64_t step, const BucketReducers& reducers, const SparseGradients& sparse,
+             std::span<std::uint8_t, bytes> own);
+
+  /// Ranks: all of the group, with the same maxima.
+  /// Throws: ReplicaError, on every rank, with bucket, parameter and ranks.
+  void check(std::int64_t step, std::span<const std::uint8_t, bytes> maxima) const;
+
+ private:
+  struct Member {
+    std::string name;  ///< of a parameter
+    std::uint64_t checksum;
+  };
+
+  Group group_;
+  std::int64_t every_;
+  std::size_t bucket_ = 0;        ///< the bucket that this step compares
+  std::vector<Member> compared_;  ///< its parameters; empty if this step compares none
+};
+
+/// Compares the ranks' positions in their data at each exchange, in the all_reduce of the
+/// participation flags. A rank that has skipped a batch would combine its gradients with those of
+/// other steps until the end.
+class PositionCheck {
+ public:
+  /// A DataPosition, as Compared. Zeros of a rank whose position is that of its exchange before:
+  /// one without a DistributedSampler of this group, or without batches left (join_uneven()).
+  static constexpr std::size_t bytes = sizeof(Compared<std::uint64_t>);
+
+  explicit PositionCheck(const Group& group);
+
+  /// Writes this rank's bytes. The caller reduces them to their maximum over ranks for check().
+  void write(std::span<std::uint8_t, bytes> own);
+  /// Rank 0 writes one warning to stderr when positions differ for the first time.
+  /// Ranks: all of the group, with the same maxima.
+  void check(std::span<const std::uint8_t, bytes> maxima);
+
+ private:
+  Group group_;
+  std::shared_ptr<const DataPosition> position_;
+  std::uint64_t before_;   ///< position at the exchange before
+  std::uint64_t own_ = 0;  ///< position since then; 0 if it has not changed
+  bool has_warned_ = false;
+};
+
+}  // namespace lockstep::detail

@@ -1,0 +1,197 @@
+#include "parallel/reducer/gradient.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/stack.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <span>
+#include <utility>
+
+#include "averaging/average.h"
+#include "core/digest.h"
+#include "core/plural.h"
+#include "core/text.h"
+#include "lockstep/error.h"
+#include "sync/bucket_layout.h"
+
+namespace lockstep::inline v0_2::detail {
+
+at::Tensor without_graph(const at::Tensor& values, const std::string& parameter) {
+  auto mean = values.detach();
+  mean.set_requires_grad(true);
+  mean.register_hook([parameter](const at::Tensor&) {
+    throw InvalidArgument(concat(
+        "parameter ", parameter,
+        ": a backward reached its averaged gradient, which has no graph even with create_graph: "
+        "differentiate gradients of autograd::grad(), which are not averaged, and call backward() "
+        "once, on the whole loss"));
+  });
+  return mean;
+}
+
+void refuse(const std::string& name, std::string_view why) {
+  throw InvalidArgument(concat("parameter ", name, ": ", why));
+}
+
+bool is_stored_in(const at::Tensor& gradient, const at::Tensor& values) {
+  return gradient.is_same(values) ||
+         (gradient.defined() && gradient.layout() == at::kStrided && values.defined() &&
+          values.layout() == at::kStrided && gradient.data_ptr() == values.data_ptr() &&
+          gradient.strides() == values.strides());
+}
+
+void copy_each(std::span<const at::Tensor> tensors, std::span<const at::Tensor> sources) {
+  const at::AutoDispatchBelowADInplaceOrView no_versions;
+  // CUDA's kernel takes a list of one dtype, with equal strides.
+  std::map<std::pair<at::ScalarType, bool>, std::array<std::vector<at::Tensor>, 2>> lists;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const bool is_alike = tensors[i].strides() == sources[i].strides() &&
+                          tensors[i].scalar_type() == sources[i].scalar_type();
+    auto& [to, from] = lists[{tensors[i].scalar_type(), is_alike}];
+    to.push_back(tensors[i]);
+    from.push_back(sources[i]);
+  }
+  for (const auto& [kind, list] : lists) at::_foreach_copy_(list[0], list[1]);
+}
+
+void expect_copyable(const at::Tensor& gradient, const Bucket::Slice& slice) {
+  const auto& values = slice.values;
+  if (gradient.layout() == at::kStrided && gradient.scalar_type() == values.scalar_type() &&
+      gradient.sizes() == values.sizes()) {
+    return;
+  }
+  refuse(slice.name,
+         concat("got a gradient of layout ", gradient.layout(), ", ",
+                toString(gradient.scalar_type()), ' ', gradient.sizes(),
+                ", expected a dense one of ", toString(values.scalar_type()), ' ', values.sizes()));
+}
+
+namespace {
+
+/// Most elements that the digest of a mean covers.
+constexpr std::int64_t max_samples = 4;
+
+std::uint32_t version_of(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->version_counter().current_version();
+}
+
+}  // namespace
+
+void GradientRecord::add_backward(const at::Tensor& gradient, const at::Tensor& values) {
+  if (is_local()) return;
+  // Autograd accumulates by one in-place operation, which increments the version by one.
+  const bool edited = state_ == GradientState::averaged && !is_untouched(gradient, values, 1);
+  state_ = edited ? GradientState::local_after_edit : GradientState::local;
+}
+
+void GradientRecord::set_averaged(const at::Tensor& values) {
+  state_ = GradientState::averaged;
+  version_ = version_of(values);
+}
+
+void GradientRecord::keep_average(const at::Tensor& gradient, const at::Tensor& values) {
+  if (state_ == GradientState::averaged && is_untouched(gradient, values, 1)) ++version_;
+}
+
+void GradientRecord::set_unchanged(const at::Tensor& gradient, const at::Tensor& values) {
+  const bool averaged = state_ == GradientState::averaged && is_untouched(gradient, values);
+  state_ = averaged ? GradientState::averaged : GradientState::none;
+}
+
+bool GradientRecord::is_untouched(const at::Tensor& gradient, const at::Tensor& values,
+                                  std::uint32_t additions) const {
+  return is_stored_in(gradient, values) && version_of(gradient) == version_ + additions;
+}
+
+GradientState GradientRecord::state(const at::Tensor& gradient, const at::Tensor& values) const {
+  switch (state_) {
+    case GradientState::averaged:
+      return is_untouched(gradient, values) ? GradientState::averaged : GradientState::edited;
+    case GradientState::local_after_edit:
+      return gradient.defined() ? GradientState::local_after_edit : GradientState::edited;
+    case GradientState::local:
+      return gradient.defined() ? GradientState::local : GradientState::none;
+    default:
+      return gradient.defined() ? GradientState::assigned : GradientState::none;
+  }
+}
+
+void FiniteCheck::test(const at::Tensor& values, std::uint8_t& flag) {
+  if (values.is_cpu()) {
+    if (!is_finite(values)) flag = not_finite;
+  } else if (values.numel() > 0) {
+    tested_.push_back(&flag);
+    magnitudes_.push_back(at::linalg_vector_norm(values, std::numeric_limits<double>::infinity()));
+  }
+}
+
+void FiniteCheck::complete(std::span<const std::uint8_t> flags) {
+  if (!enabled_) return;
+  if (!tested_.empty()) {
+    const auto magnitudes = at::stack(magnitudes_).to(at::kCPU, at::kDouble);
+    for (std::size_t i = 0; i < tested_.size(); ++i) {
+      if (!std::isfinite(magnitudes.const_data_ptr<double>()[i])) *tested_[i] = not_finite;
+    }
+    tested_.clear();
+    magnitudes_.clear();
+  }
+  own_flags_.assign(flags.begin(), flags.end());
+}
+
+std::exception_ptr FiniteCheck::take_error(
+    std::span<std::uint8_t> flags, const std::function<std::string(std::size_t flag)>& name_of,
+    const Group& group) {
+  if (!enabled_) return nullptr;
+  const auto first = std::ranges::find(flags, not_finite);
+  if (first == flags.end()) return nullptr;
+  const auto index = static_cast<std::size_t>(first - flags.begin());
+  const auto others = std::ranges::count(flags, not_finite) - 1;
+  for (auto& flag : flags) {
+    if (flag == not_finite) flag = changed_by_rank;
+  }
+  const auto own = at::full({1}, own_flags_[index] == not_finite ? 1 : 0, at::kByte);
+  const auto all = at::empty({group.size()}, at::kByte);
+  group.host().all_gather(all, own).wait();
+  std::vector<int> ranks;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    if (all.const_data_ptr<std::uint8_t>()[rank] != 0) ranks.push_back(rank);
+  }
+  const auto text = concat(
+      "check_finite rank ", group.rank(), " of ", group.size(), ": the gradient of parameter ",
+      name_of(index), " on ", rank_list(ranks), " has NaN or Inf",
+      others > 0 ? concat(", as have those of ", plural(others, "other parameter")) : "",
+      ", expected finite numbers: call zero_grad() to leave this step out, or end training and "
+      "look at the batch, the learning rate and the loss. With a GradScaler, which skips such "
+      "steps itself, set check_finite = false");
+  return std::make_exception_ptr(
+      averaging::not_finite_error(text, ranks.front(), group.communicator()));
+}
+
+std::uint64_t digest_of_mean(const at::Tensor& mean) {
+  // To read a device's memory, every step would wait for the device.
+  if (!mean.is_cpu()) return 0;
+  if (mean.layout() == at::kSparse) return digest_of_mean(mean._values());
+  const auto size = static_cast<std::size_t>(mean.element_size());
+  const auto* const bytes = static_cast<const std::byte*>(mean.const_data_ptr());
+  const std::int64_t count = std::min(mean.numel(), max_samples);
+  std::array<std::byte, max_samples * sizeof(double)> sample;
+  for (std::int64_t i = 0; i < count; ++i) {
+    // The first, the last and evenly spaced elements between them, in memory order.
+    const auto element = count > 1 ? i * (mean.numel() - 1) / (count - 1) : 0;
+    std::memcpy(sample.data() + static_cast<std::size_t>(i) * size,
+                bytes + static_cast<std::size_t>(element) * size, size);
+  }
+  return digest(std::span(sample).first(static_cast<std::size_t>(count) * size));
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,466 @@
+#include "parallel/reducer/gradient_set.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <exception>
+#include <string>
+#include <utility>
+
+#include "core/digest.h"
+#include "core/text.h"
+#include "lockstep/error.h"
+#include "parallel/buckets/shard_range.h"
+#include "parallel/reducer/gradient.h"
+#include "sync/bucket_layout.h"
+
+namespace lockstep::inline v0_2::detail {
+
+namespace {
+
+/// Lets a tensor, which its last owner may drop, keep its memory until the device has read it.
+void keep_for_current_stream(const at::Tensor& tensor) {
+  if (tensor.is_cpu()) return;
+  const c10::impl::VirtualGuardImpl guard(tensor.device().type());
+  tensor.record_stream(guard.getStream(tensor.device()));
+}
+
+/// Copies a gradient that the program, or the caller, may drop before a device has copied it.
+void copy_into(const at::Tensor& values, const at::Tensor& gradient) {
+  if (values.is_cpu() && values.numel() > 0 && gradient.sizes() == values.sizes() &&
+      gradient.strides() == values.strides() && gradient.scalar_type() == values.scalar_type()) {
+    std::memcpy(values.data_ptr(), gradient.data_ptr(), values.nbytes());
+    return;
+  }
+  values.copy_(gradient);
+  keep_for_current_stream(gradient);
+}
+
+/// Whether the gradient has the layout of the parameter's gradients.
+bool has_layout(const at::Tensor& gradient, bool is_sparse) {
+  return (gradient.layout() == at::kSparse) == is_sparse;
+}
+
+}  // namespace
+
+GradientSet::GradientSet(BucketReducers& reducers, SparseGradients& sparse, const Group& group,
+                         bool check_finite)
+    : reducers_(reducers), sparse_(sparse), finite_check_(check_finite) {
+  for (std::size_t bucket = 0; bucket < reducers.size(); ++bucket) {
+    first_.push_back(members_.size());
+    for (const auto& slice : reducers[bucket].bucket.slices()) {
+      members_.push_back({.bucket = bucket, .slice = &slice});
+    }
+  }
+  first_.push_back(members_.size());
+  for (std::size_t i = 0; i < sparse.size(); ++i) {
+    members_.push_back(
+        {.bucket = reducers.size() + i, .slice = &sparse.slice(i), .is_sparse = true});
+  }
+  flags_ = group.host().empty(
+      {static_cast<std::int64_t>(members_.size() + ConsistencyCheck::bytes + PositionCheck::bytes)},
+      at::kByte);
+  flag_bytes_ = flags_.data_ptr<std::uint8_t>();
+}
+
+GradientSet::~GradientSet() {
+  for (std::size_t i = 0; i < first_.back(); ++i) {
+    try {
+      unshare(i);
+    } catch (const std::exception&) {
+      // Memory is short: the gradient stays in the bucket and keeps its memory alive.
+    }
+  }
+}
+
+/// Lets all tensors over a parameter's slice, but the slice's own, keep its values.
+void GradientSet::unshare(std::size_t index) {
+  const auto bucket = members_[index].bucket;
+  reducers_[bucket].bucket.unshare(index - first_[bucket]);
+}
+
+std::vector<NamedTensor> GradientSet::parameters() const {
+  std::vector<NamedTensor> parameters;
+  for (const auto& member : members_) {
+    parameters.push_back({.name = member.slice->name, .tensor = member.slice->parameter});
+  }
+  return parameters;
+}
+
+void GradientSet::allow_accumulation(const std::function<bool(const at::Tensor&)>& is_optimized) {
+  for (auto& member : members_) member.may_accumulate = !is_optimized(member.slice->parameter);
+}
+
+void GradientSet::add_backward(std::size_t index, const at::Tensor& incoming) {
+  auto& member = members_[index];
+  const auto& [name, parameter, offset, values] = *member.slice;
+  // A mean with error feedback differs from the mean of the gradients, and the residual holds the
+  // difference. Averaging the mean again would count the difference twice.
+  if (!member.may_accumulate && !member.is_sparse &&
+      member.mean.was_added_to(values, parameter.grad(), incoming)) {
+    refuse(name,
+           "a second backward added to a mean that was exchanged with error feedback: call "
+           "zero_grad() between the two, or run all but the last under no_sync()");
+  }
+  member.mean.reset();
+  member.record.add_backward(parameter.grad(), values);
+  if (incoming.requires_grad()) with_graph_.insert(index);
+}
+
+void GradientSet::add_unreported_backwards(std::size_t index) {
+  auto& member = members_[index];
+  const auto& gradient = member.slice->parameter.grad();
+  if (gradient.defined() && state_of(member) != GradientState::averaged)
+    member.record.add_backward(gradient, member.slice->values);
+}
+
+/// Sets .grad() to the slice. Returns the gradient if it must be copied there, else an undefined
+/// tensor.
+at::Tensor GradientSet::take_gradient(std::size_t index) {
+  const auto& [name, parameter, offset, values] = *members_[index].slice;
+  auto& gradient = parameter.mutable_grad();
+  if (gradient.is_same(values)) return {};
+  if (!gradient.defined()) {
+    refuse(name,
+           "got no gradient from a backward that reached it: freeze parameters before the "
+           "forward, not between forward and backward");
+  }
+  if (!has_layout(gradient, false)) return {};
+  expect_copyable(gradient, *members_[index].slice);
+  if (reducers_.is_transient()) return {};  // it has no memory yet
+  if (is_stored_in(gradient, values)) {
+    gradient = values;
+    return {};
+  }
+  unshare(index);
+  return std::exchange(gradient, values);
+}
+
+void GradientSet::move_into_bucket(std::size_t index) {
+  const at::NoGradGuard no_grad;
+  const auto gradient = take_gradient(index);
+  if (gradient.defined()) copy_into(members_[index].slice->values, gradient);
+}
+
+void GradientSet::move_all_into(std::size_t bucket) {
+  std::vector<at::Tensor> slices;
+  std::vector<at::Tensor> gradients;
+  for (auto i = first_[bucket]; i < first_[bucket + 1]; ++i) {
+    const auto& [name, parameter, offset, values] = *members_[i].slice;
+    if (!members_[i].record.is_local() || !parameter.grad().defined()) continue;
+    if (auto gradient = take_gradient(i); gradient.defined()) {
+      slices.push_back(values);
+      gradients.push_back(std::move(gradient));
+    }
+  }
+  copy_each(slices, gradients);
+  for (const auto& gradient : gradients) keep_for_current_stream(gradient);
+}
+
+void GradientSet::begin_backward() {
+  for (auto& member : members_) member.saved.reset();
+  reducers_.keep_parts();
+}
+
+void GradientSet::prepare(std::size_t bucket, double factor) {
+  // These writes must not count as changes of a gradient.
+  const at::AutoDispatchBelowADInplaceOrView no_versions;
+  reducers_.begin_use(bucket);
+  for (auto i = first_[bucket]; i < first_[bucket + 1]; ++i) prepare_one(i, factor == 1);
+  if (finite_check_.enabled() && factor != 0) drop_not_finite(bucket);
+}
+
+/// Replaces gradients of a bucket by zero if they are not finite, and sets their flags.
+void GradientSet::drop_not_finite(std::size_t bucket) {
+  const auto& values = reducers_[bucket].bucket.values();
+  if (values.is_cpu() && is_finite(values)) return;
+  for (auto i = first_[bucket]; i < first_[bucket + 1]; ++i) {
+    if (flag_bytes_[i] == changed_by_rank)
+      finite_check_.test(members_[i].slice->values, flag_bytes_[i]);
+  }
+  if (!values.is_cpu()) values.nan_to_num_(0, 0, 0);
+  for (auto i = first_[bucket]; i < first_[bucket + 1]; ++i) {
+    if (flag_bytes_[i] != not_finite) continue;
+    reducers_.end_use(bucket);  // the program may have the gradient
+    members_[i].slice->values.zero_();
+  }
+}
+
+/// Moves a gradient into the bucket's memory, or the bucket to the gradient's.
+void GradientSet::move_out(const Member& member, const at::Tensor& gradient, bool is_read_only) {
+  auto& bucket = reducers_[member.bucket].bucket;
+  const auto& values = member.slice->values;
+  // Autograd still has the gradient while hooks run, and the program may have it.
+  if (reducers_.takes_gradient(member.bucket) && is_read_only &&
+      gradient.strides() == values.strides()) {
+    bucket.move_to(flat_part(gradient, 0, static_cast<std::size_t>(gradient.numel())));
+  } else {
+    copy_into(values, gradient);
+  }
+  member.slice->parameter.mutable_grad().reset();
+}
+
+void GradientSet::prepare_one(std::size_t index, bool is_read_only) {
+  auto& member = members_[index];
+  const auto& values = member.slice->values;
+  const auto& gradient = member.slice->parameter.grad();
+  if (!is_stored_in(gradient, values)) unshare(index);
+  if (gradient.defined() && !has_layout(gradient, false)) {
+    flag_bytes_[index] = wrong_layout;
+    values.zero_();
+    return;
+  }
+  const bool changed = member.record.is_local() && gradient.defined();
+  flag_bytes_[index] = changed ? changed_by_rank : unchanged;
+  if (reducers_.is_transient()) {
+    if (!changed) {
+      values.zero_();
+      return;
+    }
+    move_into_bucket(index);  // checks it
+    move_out(member, gradient, is_read_only);
+    return;
+  }
+  if (changed) return move_into_bucket(index);
+  if (is_stored_in(gradient, values)) {
+    member.saved = gradient.clone();  // the mean of N equal values may differ from them by rounding
+  }
+  // With a residual, the unchanged mean is not sent again, only the residual.
+  if (!gradient.defined() || reducers_[member.bucket].has_residual()) {
+    values.zero_();
+  } else if (!member.saved.defined()) {
+    copy_into(values, gradient);
+  }
+}
+
+void GradientSet::prepare_sparse(double factor) {
+  for (auto i = first_.back(); i < members_.size(); ++i) {
+    const auto& gradient = members_[i].slice->parameter.grad();
+    const bool changed =
+        gradient.defined() && (members_[i].record.is_local() || !has_layout(gradient, true));
+    flag_bytes_[i] = changed ? changed_by_rank : unchanged;
+    const auto& values = sparse_.contribute(i - first_.back(), gradient, factor);
+    if (!finite_check_.enabled() || !values.defined()) continue;
+    finite_check_.test(values, flag_bytes_[i]);
+    if (flag_bytes_[i] == not_finite) sparse_.contribute(i - first_.back(), {}, factor);
+  }
+}
+
+void GradientSet::flag_replaced(std::size_t index) {
+  if (flag_bytes_[index] == unchanged) flag_bytes_[index] = replaced;
+}
+
+std::exception_ptr GradientSet::layout_error(std::size_t index, const Group& group) const {
+  const auto& [name, parameter, offset, values] = *members_[index].slice;
+  const auto& gradient = parameter.grad();
+  const bool is_here = gradient.defined() && !has_layout(gradient, false);
+  return std::make_exception_ptr(InvalidArgument(concat(
+      "parameter ", name, " rank ", group.rank(), " of ", group.size(), ": got a ",
+      is_here ? concat("gradient of layout ", gradient.layout(), " on this rank")
+              : std::string("sparse gradient on another rank"),
+      ", expected a dense one: list the parameter in DataParallelOptions::sparse_gradients, or "
+      "set sparse = false where it is used")));
+}
+
+std::exception_ptr GradientSet::replaced_error(std::size_t index, const Group& group) const {
+  const auto& member = members_[index];
+  return std::make_exception_ptr(InvalidArgument(concat(
+      "parameter ", member.slice->name, " rank ", group.rank(), " of ", group.size(),
+      ": got backwards that reach another tensor of sizes ", member.slice->parameter.sizes(),
+      " in its place, on ", member.record.is_local() ? "another" : "this",
+      " rank, whose gradient is not averaged, expected the tensor that was registered when the "
+      "model was wrapped: copy values into it under NoGradGuard, or register the other tensor and "
+      "wrap the model again; if it is unused on purpose, call its requires_grad_(false)")));
+}
+
+std::exception_ptr GradientSet::take_error(std::int64_t step, const Group& group) {
+  std::exception_ptr error;
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    const auto& member = members_[i];
+    const auto flag = flag_bytes_[i];
+    if (target(member, step) != SyncTarget::gradients || flag < wrong_layout) continue;
+    flag_bytes_[i] = unchanged;
+    if (error != nullptr) continue;
+    error = flag == replaced ? replaced_error(i, group) : layout_error(i, group);
+  }
+  return error;
+}
+
+SyncTarget GradientSet::target(const Member& member, std::int64_t step) const {
+  return member.is_sparse ? SyncTarget::gradients : reducers_.target(member.bucket, step);
+}
+
+bool GradientSet::has_residual(const Member& member) const {
+  return !member.is_sparse && reducers_[member.bucket].has_residual();
+}
+
+void GradientSet::finish_exchange(std::int64_t step, bool some_in_step) {
+  const at::AutoDispatchBelowADInplaceOrView no_versions;
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    auto& member = members_[i];
+    if (target(member, step) != SyncTarget::gradients) {
+      member.record.set_unchanged(member.slice->parameter.grad(), member.slice->values);
+    } else if (flag_bytes_[i] == unchanged) {
+      restore(i);
+    } else if (!member.is_sparse && reducers_.product(member.bucket) == Product::part) {
+      reducers_[member.bucket].shard->add(i - first_[member.bucket]);
+      member.slice->parameter.mutable_grad().reset();
+      member.record.set_not_averaged();
+    } else {
+      set_mean(i);
+      if (some_in_step) from_step_.insert(i);
+    }
+    member.saved.reset();
+  }
+  with_graph_.clear();
+  for (std::size_t bucket = 0; bucket < reducers_.size(); ++bucket) {
+    if (auto& shard = reducers_[bucket].shard) shard->end_exchange();
+    reducers_.end_use(bucket);
+  }
+}
+
+void GradientSet::set_mean(std::size_t index) {
+  auto& member = members_[index];
+  const auto& values = member.slice->values;
+  auto& gradient = member.slice->parameter.mutable_grad();
+  if (!gradient.is_same(values)) gradient = values;
+  if (with_graph_.contains(index)) gradient = without_graph(values, member.slice->name);
+  if (has_residual(member)) member.mean.set(values);
+  member.record.set_averaged(values);
+}
+
+/// The gradient that no rank has changed is what it was before the exchange.
+void GradientSet::restore(std::size_t index) {
+  auto& member = members_[index];
+  const auto& values = member.slice->values;
+  // No optimizer applies a gradient that no rank computed, so the values return to the residual.
+  if (has_residual(member)) {
+    const auto& residual = reducers_[member.bucket].residuals[index - first_[member.bucket]];
+    if (residual.defined()) residual.add_(values.to(residual.device()));
+  }
+  if (member.saved.defined()) values.copy_(member.saved);
+  member.record.set_unchanged(member.slice->parameter.grad(), values);
+}
+
+GradientState GradientSet::state_of(const Member& member) const {
+  return member.record.state(member.slice->parameter.grad(), member.slice->values);
+}
+
+/// Whether the gradient is in the memory of a mean that must not be averaged again.
+bool GradientSet::is_final_mean(const Member& member) const {
+  return has_residual(member) && !member.may_accumulate &&
+         is_stored_in(member.slice->parameter.grad(), member.slice->values);
+}
+
+bool GradientSet::has_lost_mean() const {
+  return std::ranges::any_of(members_, [&](const Member& member) {
+    const auto state = state_of(member);
+    return state == GradientState::edited || state == GradientState::local_after_edit;
+  });
+}
+
+StepIntent GradientSet::intent(std::int64_t step) const {
+  StepIntent own{.has_lost_mean = has_lost_mean(), .step = static_cast<std::uint32_t>(step)};
+  // Each digest covers the one before.
+  const auto add = [](std::uint64_t& total, std::size_t index, std::uint64_t next) {
+    const std::array<std::uint64_t, 3> input{total, index, next};
+    total = digest(std::as_bytes(std::span(input)));
+  };
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    const auto& member = members_[i];
+    if (target(member, step) != SyncTarget::gradients) continue;
+    const auto& gradient = member.slice->parameter.grad();
+    switch (state_of(member)) {
+      case GradientState::none:
+        break;
+      case GradientState::local:
+      case GradientState::local_after_edit:
+        own.has_local = true;
+        break;
+      case GradientState::averaged:
+        add(own.means, i, digest_of_mean(gradient));
+        own.has_final_mean = own.has_final_mean || is_final_mean(member);
+        break;
+      case GradientState::assigned:
+      case GradientState::edited:
+        if (!gradient.defined()) break;
+        if (!has_layout(gradient, member.is_sparse)) {
+          own.has_local = true;  // the exchange reports it on every rank
+          break;
+        }
+        if (!member.is_sparse) expect_copyable(gradient, *member.slice);
+        add(own.edited, i, checksum(gradient));
+        own.has_edited_mean = own.has_edited_mean || is_final_mean(member);
+        break;
+    }
+  }
+  return own;
+}
+
+void GradientSet::mark_differing_as_local(const StepPlan& plan, const Group& group) {
+  const bool not_allowed = (!plan.means_alike && plan.some_have_final_mean) ||
+                           (!plan.edited_alike && plan.some_have_edited_mean);
+  std::string names;
+  for (auto& member : members_) {
+    if (!member.slice->parameter.grad().defined() || member.record.is_local()) continue;
+    const bool alike =
+        state_of(member) == GradientState::averaged ? plan.means_alike : plan.edited_alike;
+    if (alike) continue;
+    if (!not_allowed) {
+      member.record.set_local();
+    } else if (is_final_mean(member)) {
+      names += concat(names.empty() ? "" : ", ", member.slice->name);
+    }
+  }
+  if (!not_allowed) return;
+  throw InvalidArgument(concat(
+      "DistributedOptimizer rank ", group.rank(), " of ", group.size(),
+      ": the averaged gradient of ", names.empty() ? "a parameter" : "parameter ", names,
+      " was changed in place", names.empty() ? " on another rank" : "",
+      ", to other values than on another rank, expected the same change on every rank: the "
+      "strategy keeps a residual and cannot average the mean again: call zero_grad() before you "
+      "set gradients by hand, clip by a norm that is the same on all ranks, or use a strategy "
+      "without error feedback"));
+}
+
+void GradientSet::rescale_means_from_step(double factor) {
+  for (const auto index : from_step_) {
+    auto& member = members_[index];
+    auto& gradient = member.slice->parameter.mutable_grad();
+    if (!gradient.defined()) continue;
+    if (factor == 0) {
+      gradient = at::Tensor();
+    } else {
+      gradient = gradient.mul(factor);  // not in place: the program may hold the tensor
+      member.record.set_local();
+    }
+  }
+}
+
+void GradientSet::keep_averages() {
+  for (auto& member : members_)
+    member.record.keep_average(member.slice->parameter.grad(), member.slice->values);
+}
+
+void GradientSet::set_flags(std::size_t bucket, double factor) {
+  for (auto i = first_[bucket]; i < first_[bucket + 1]; ++i) {
+    const auto& gradient = members_[i].slice->parameter.grad();
+    const bool changed = gradient.defined() && state_of(members_[i]) != GradientState::averaged;
+    flag_bytes_[i] = changed ? changed_by_rank : unchanged;
+    if (changed && finite_check_.enabled() && factor != 0 && has_layout(gradient, false))
+      finite_check_.test(gradient, flag_bytes_[i]);
+  }
+}
+
+void GradientSet::end_without_exchange() {
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    if (flag_bytes_[i] != unchanged) members_[i].record.set_not_averaged();
+  }
+  with_graph_.clear();
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,168 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "lockstep/group.h"
+#include "lockstep/model_view.h"
+#include "parallel/buckets/bucket_reducers.h"
+#include "parallel/reducer/consistency_check.h"
+#include "parallel/reducer/gradient.h"
+#include "parallel/reducer/sparse_gradients.h"
+#include "parallel/reducer/step_agreement.h"
+
+namespace lockstep::inline v0_2::detail {
+
+/// The gradients of all parameters, bucket after bucket, then the sparse ones. It writes this
+/// rank's contribution to an exchange into the buckets, and sets .grad() after the exchange.
+class GradientSet {
+ public:
+  /// The reducers and the sparse gradients must outlive it. check_finite: refuse gradients with NaN
+  /// or Inf.
+  GradientSet(BucketReducers& reducers, SparseGradients& sparse, const Group& group,
+              bool check_finite);
+  /// Moves gradients out of the buckets, so that they outlive them.
+  ~GradientSet();
+  GradientSet(const GradientSet&) = delete;
+  GradientSet& operator=(const GradientSet&) = delete;
+
+  std::size_t size() const { return members_.size(); }
+  std::vector<NamedTensor> parameters() const;
+  const std::string& name_of(std::size_t index) const { return members_[index].slice->name; }
+  /// Whether the parameter is in no bucket, because it was declared to have sparse gradients.
+  bool is_sparse(std::size_t index) const { return members_[index].is_sparse; }
+  std::size_t bucket_of(std::size_t index) const { return members_[index].bucket; }
+  /// Number of parameters in a bucket.
+  std::size_t count_in(std::size_t bucket) const { return first_[bucket + 1] - first_[bucket]; }
+
+  /// Lets backwards add to the means of all parameters that no optimizer updates.
+  void allow_accumulation(const std::function<bool(const at::Tensor&)>& is_optimized);
+
+  /// Call after a backward has added incoming to the parameter's gradient.
+  /// Throws: InvalidArgument when it was added to a mean that must not be averaged again.
+  void add_backward(std::size_t index, const at::Tensor& incoming);
+  /// Call when the parameter's accumulator was replaced: no hook has reported its backwards.
+  void add_unreported_backwards(std::size_t index);
+  /// Moves the gradient into the parameter's slice, and sets .grad() to the slice. Leaves a sparse
+  /// gradient where it is: take_error() reports it on every rank.
+  /// Throws: InvalidArgument for a gradient that the slice cannot hold.
+  void move_into_bucket(std::size_t index);
+  /// The same for all gradients of a bucket on a device that a backward has changed. Runs on the
+  /// current stream, which must come after those of the gradients.
+  void move_all_into(std::size_t bucket);
+
+  void begin_backward();
+  /// Writes this rank's contribution to an exchange into a bucket. factor is the weight factor of
+  /// this rank, by which the caller multiplies the values. With 1 they may be a gradient's own
+  /// memory.
+  void prepare(std::size_t bucket, double factor);
+  /// The same for the sparse gradients; factor is the weight factor of this rank.
+  void prepare_sparse(double factor);
+  /// Sets .grad() to the mean for every parameter whose gradient some rank has changed, and
+  /// restores the others. Call after the exchange of a step and the all_reduce of the flags.
+  /// some_in_step: some ranks took part in the exchange from their step().
+  void finish_exchange(std::int64_t step, bool some_in_step);
+
+  /// The participation flags: one byte per parameter, whether this rank has changed its gradient.
+  /// Then the bytes of the consistency check and of the position check. The Reducer takes their
+  /// maximum over ranks.
+  const at::Tensor& flags() const { return flags_; }
+  auto check_bytes() const { return bytes_after_flags<ConsistencyCheck::bytes>(0); }
+  auto position_bytes() const {
+    return bytes_after_flags<PositionCheck::bytes>(ConsistencyCheck::bytes);
+  }
+  /// Call before that all_reduce.
+  void complete_flags() { finite_check_.complete(changed()); }
+  std::span<const std::uint8_t> changed() const { return {flag_bytes_, members_.size()}; }
+
+  /// The flags of the parameters with sparse gradients.
+  std::span<std::uint8_t> sparse_changed() const {
+    return {flag_bytes_ + first_.back(), members_.size() - first_.back()};
+  }
+  /// After the all_reduce of the flags: an InvalidArgument, the same on every rank, if some rank
+  /// has a sparse gradient of a parameter that is in a bucket, or has replaced a parameter; else
+  /// null. Clears the flags of these parameters.
+  std::exception_ptr take_error(std::int64_t step, const Group& group);
+  /// The same if some rank has a gradient that is not finite. Ranks: all.
+  std::exception_ptr take_not_finite_error(const Group& group) {
+    return finite_check_.take_error(
+        {flag_bytes_, size()}, [this](std::size_t index) { return name_of(index); }, group);
+  }
+
+  /// Whether a backward of this rank has changed the gradient since the last exchange.
+  bool is_local(std::size_t index) const { return members_[index].record.is_local(); }
+  /// Sets the flag of a parameter that the program has replaced on this rank.
+  void flag_replaced(std::size_t index);
+  /// The InvalidArgument about it.
+  std::exception_ptr replaced_error(std::size_t index, const Group& group) const;
+
+  /// This rank's intent for a step, derived from its gradients.
+  StepIntent intent(std::int64_t step) const;
+  /// Whether some gradient no longer contains the mean of the last exchange, as after zero_grad().
+  bool has_lost_mean() const;
+  /// Marks gradients that differ between ranks as local, so that they are averaged again.
+  /// Throws: InvalidArgument, on every rank, when one is a mean that must not be averaged again.
+  void mark_differing_as_local(const StepPlan& plan, const Group& group);
+  /// For a step after exchanges in which some ranks took part from step(). These pass the factor 0
+  /// and drop the means. The others multiply theirs by the factor and mark them as local.
+  void rescale_means_from_step(double factor);
+  void forget_means_from_step() { from_step_.clear(); }
+  /// Takes one in-place change of each mean as a part of it.
+  void keep_averages();
+
+  /// Sets the flags of a bucket whose gradients this step does not exchange.
+  void set_flags(std::size_t bucket, double factor);
+  /// The counterpart of finish_exchange() for SharedUpdate, which does not change .grad().
+  void end_without_exchange();
+
+ private:
+  struct Member {
+    std::size_t bucket;
+    const Bucket::Slice* slice;
+    bool is_sparse = false;  ///< the slice is that of SparseGradients
+    GradientRecord record = {};
+    bool may_accumulate = false;  ///< no optimizer updates it: backwards may add to its mean
+    at::Tensor saved = {};  ///< the gradient before the exchange, restored if no rank changed it
+    MeanProbe mean = {};    ///< of the last mean, if the exchange has a residual
+  };
+
+  template <std::size_t bytes>
+  std::span<std::uint8_t, bytes> bytes_after_flags(std::size_t offset) const {
+    return std::span<std::uint8_t, bytes>(flag_bytes_ + members_.size() + offset, bytes);
+  }
+  void unshare(std::size_t index);
+  at::Tensor take_gradient(std::size_t index);
+  void prepare_one(std::size_t index, bool is_read_only);
+  void drop_not_finite(std::size_t bucket);
+  std::exception_ptr layout_error(std::size_t index, const Group& group) const;
+  GradientState state_of(const Member& member) const;
+  SyncTarget target(const Member& member, std::int64_t step) const;
+  bool has_residual(const Member& member) const;
+  void move_out(const Member& member, const at::Tensor& gradient, bool is_read_only);
+  void set_mean(std::size_t index);
+  void restore(std::size_t index);
+  bool is_final_mean(const Member& member) const;
+
+  BucketReducers& reducers_;
+  SparseGradients& sparse_;
+  FiniteCheck finite_check_;
+  std::vector<Member> members_;  ///< bucket after bucket, then those with sparse gradients
+  /// Index of each bucket's first member, then that of the first with sparse gradients.
+  std::vector<std::size_t> first_;
+  /// Members whose gradients were computed with create_graph, until the end of their exchange.
+  std::set<std::size_t> with_graph_;
+  /// Members whose means come from an exchange in which ranks took part from step().
+  std::set<std::size_t> from_step_;
+  at::Tensor flags_;
+  std::uint8_t* flag_bytes_ = nullptr;  ///< the memory of flags_
+};
+
+}  // namespace lockstep::detail

@@ -1,0 +1,161 @@
+#include "parallel/reducer/parameter_hooks.h"
+
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "parallel/reducer/gradient.h"
+
+namespace lockstep::inline v0_2::detail {
+
+using torch::autograd::variable_list;
+
+/// May outlive the ParameterHooks: graphs keep replaced accumulators alive.
+class ParameterHooks::Hook final : public torch::autograd::FunctionPostHook {
+ public:
+  Hook(std::weak_ptr<const Callback> callback, std::size_t parameter)
+      : callback_(std::move(callback)), parameter_(parameter) {}
+
+  variable_list operator()(const variable_list& outputs, const variable_list& inputs) override {
+    if (const auto callback = callback_.lock()) (*callback)(parameter_, inputs.at(0));
+    return outputs;
+  }
+
+ private:
+  std::weak_ptr<const Callback> callback_;
+  std::size_t parameter_;
+};
+
+ParameterHooks::ParameterHooks(std::vector<NamedTensor> parameters, Callback callback)
+    : callback_(std::make_shared<const Callback>(std::move(callback))) {
+  for (auto& parameter : parameters) hooked_.push_back({.parameter = std::move(parameter)});
+  for (std::size_t i = 0; i < hooked_.size(); ++i) add(i);
+}
+
+ParameterHooks::~ParameterHooks() {
+  for (const auto& hooked : hooked_) {
+    if (hooked.accumulator) hooked.accumulator->del_post_hook(hooked.key);
+  }
+}
+
+void ParameterHooks::add(std::size_t index) {
+  auto& hooked = hooked_[index];
+  // The parameter has only a weak reference to its accumulator and so to the hook.
+  hooked.accumulator = torch::autograd::impl::grad_accumulator(hooked.parameter.tensor);
+  hooked.key = hooked.accumulator->add_post_hook(std::make_unique<Hook>(callback_, index));
+}
+
+std::vector<std::size_t> ParameterHooks::hook_new_accumulators() {
+  std::vector<std::size_t> replaced;
+  for (std::size_t i = 0; i < hooked_.size(); ++i) {
+    const auto& [name, tensor] = hooked_[i].parameter;
+    if (torch::autograd::impl::try_get_grad_accumulator(tensor) == hooked_[i].accumulator) continue;
+    if (!tensor.requires_grad()) continue;
+    check_unhooked(name, tensor);
+    add(i);
+    replaced.push_back(i);
+  }
+  return replaced;
+}
+
+bool ParameterHooks::accumulates_here() const {
+  const auto* nodes = torch::autograd::get_current_graph_task_exec_info();
+  if (nodes == nullptr || nodes->empty()) return true;
+  return std::ranges::any_of(hooked_, [&](const Hooked& hooked) {
+    const auto accumulator =
+        torch::autograd::impl::try_get_grad_accumulator(hooked.parameter.tensor);
+    const auto found = nodes->find(accumulator.get());
+    return found != nodes->end() && found->second.needed_;
+  });
+}
+
+bool ParameterHooks::is_hooked(const torch::autograd::Node& accumulator) {
+  return std::ranges::any_of(accumulator.post_hooks(), [](const auto& hook) {
+    return dynamic_cast<const Hook*>(hook.get()) != nullptr;
+  });
+}
+
+ParameterHooks::Graph ParameterHooks::graph_of(const at::Tensor& tensor) {
+  Graph nodes;
+  std::vector<torch::autograd::Node*> next{
+      torch::autograd::impl::gradient_edge(tensor).function.get()};
+  while (!next.empty()) {
+    auto* const node = next.back();
+    next.pop_back();
+    if (node == nullptr || !nodes.insert(node).second) continue;
+    for (const auto& edge : node->next_edges()) next.push_back(edge.function.get());
+  }
+  return nodes;
+}
+
+void ParameterHooks::find_replaced(const std::function<bool(std::size_t)>& is_reached,
+                                   const std::function<Graph()>& graph) {
+  replaced_.clear();
+  const auto before = std::exchange(suspects_, {});
+  std::vector<std::size_t> unreached;
+  for (std::size_t i = 0; i < hooked_.size(); ++i) {
+    const bool was_expected = std::exchange(hooked_[i].is_expected, is_reached(i));
+    if (was_expected && !hooked_[i].is_expected) unreached.push_back(i);
+  }
+  if (unreached.empty()) return;
+  suspects_ = find_suspects(unreached, graph());
+  for (const auto& suspect : suspects_) {
+    hooked_[suspect.parameter].is_expected = true;
+    const auto is_same = [&](const Suspect& other) {
+      return other.parameter == suspect.parameter && other.leaf == suspect.leaf &&
+             other.last < suspect.first;
+    };
+    if (std::ranges::any_of(before, is_same)) replaced_.push_back(suspect.parameter);
+  }
+}
+
+/// The suspects among some parameters.
+std::vector<ParameterHooks::Suspect> ParameterHooks::find_suspects(
+    const std::vector<std::size_t>& parameters, const Graph& graph) const {
+  std::vector<Suspect> suspects;
+  auto first = std::numeric_limits<std::uint64_t>::max();
+  std::uint64_t last = 0;
+  for (const auto* const node : graph) {
+    const auto* const accumulator = dynamic_cast<const torch::autograd::AccumulateGrad*>(node);
+    if (accumulator == nullptr) {
+      first = std::min(first, node->sequence_nr());
+      last = std::max(last, node->sequence_nr());
+      continue;
+    }
+    if (is_hooked(*accumulator)) continue;
+    const auto& leaf = accumulator->variable;
+    // A new accumulator of a parameter has no hook yet.
+    const auto is_leaf = [&](const Hooked& hooked) {
+      return hooked.parameter.tensor.is_same(leaf);
+    };
+    if (std::ranges::any_of(hooked_, is_leaf)) continue;
+    for (const auto index : parameters) {
+      const auto& tensor = hooked_[index].parameter.tensor;
+      if (tensor.requires_grad() && !graph.contains(hooked_[index].accumulator.get()) &&
+          tensor.sizes() == leaf.sizes() && tensor.options().type_equal(leaf.options())) {
+        suspects.push_back({.parameter = index,
+                            .leaf = c10::weak_intrusive_ptr(leaf.getIntrusivePtr()),
+                            .first = 0,
+                            .last = 0});
+      }
+    }
+  }
+  for (auto& suspect : suspects) {
+    suspect.first = first;
+    suspect.last = last;
+  }
+  return suspects;
+}
+
+void ParameterHooks::check_unhooked(const std::string& name, const at::Tensor& parameter) {
+  if (!is_hooked(*torch::autograd::impl::grad_accumulator(parameter))) return;
+  refuse(name,
+         "another wrapper already synchronises it, so it would be averaged twice: wrap a model "
+         "once, or destroy the first wrapper before; for several optimizers over one model, set "
+         "DataParallelOptions::optimized_only and give each its own parameters");
+}
+
+}  // namespace lockstep::detail

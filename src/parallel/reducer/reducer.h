@@ -1,0 +1,215 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "comm/operation.h"
+#include "lockstep/data_parallel_options.h"
+#include "lockstep/exchange.h"
+#include "lockstep/group.h"
+#include "parallel/buckets/bucket_reducers.h"
+#include "parallel/buckets/comm_stream_scope.h"
+#include "parallel/reducer/buffer_sync.h"
+#include "parallel/reducer/consistency_check.h"
+#include "parallel/reducer/gradient_set.h"
+#include "parallel/reducer/group_wrappers.h"
+#include "parallel/reducer/model_state.h"
+#include "parallel/reducer/parameter_hooks.h"
+#include "parallel/reducer/sparse_gradients.h"
+#include "parallel/reducer/step_agreement.h"
+#include "parallel/reducer/weights.h"
+
+namespace lockstep::inline v0_2::detail {
+
+/// Exchanges gradients while a backward runs. Hooks on the parameters move each gradient into its
+/// bucket. All ranks exchange buckets in the same order. A callback at the end of the backward
+/// waits for the exchanges, so that gradients are final when backward() returns. Strategies that
+/// exchange parameters do so after the optimizer's step.
+class Reducer : public std::enable_shared_from_this<Reducer> {
+ public:
+  /// Ignores parameters without requires_grad. owner is the source of the collectives.
+  /// Ranks: all of the group.
+  /// Throws: InvalidArgument as check_trainable(), before any exchange.
+  static std::shared_ptr<Reducer> create(const ModelState& model, const Group& group,
+                                         const DataParallelOptions& options, const Source& owner);
+  Reducer(const Reducer&) = delete;
+  Reducer& operator=(const Reducer&) = delete;
+  ~Reducer();
+
+  /// The option that divides or shares the optimizer's update; null if none does. It moves the
+  /// parameters to other memory, and requires a DistributedOptimizer.
+  static const char* update_option(const DataParallelOptions& options);
+
+  /// Makes every backward through this tensor exchange gradients, even if it reaches no parameter.
+  void watch(const at::Tensor& output, const std::shared_ptr<ForwardGraph>& graph);
+
+  BufferSync& buffers() { return *buffers_; }
+
+  /// Hooks gradient accumulators that LibTorch has made since the last call. Call before a forward
+  /// and before the optimizer's step.
+  void hook_new_accumulators();
+
+  /// Throws: InvalidArgument while a DistributedOptimizer is attached.
+  void check_unattached() const;
+  /// From now on, steps of a DistributedOptimizer end exchanges. Without a DistributedDataParallel,
+  /// whose program may have other optimizers, backwards may add to the means of all parameters that
+  /// it does not update. Ranks: all, between the same two backwards.
+  void attach_optimizer(const std::function<bool(const at::Tensor&)>& is_optimized);
+  void detach_optimizer();
+  /// Throws: InvalidArgument if an option requires a DistributedOptimizer and none is attached.
+  void check_optimizer() const;
+
+  /// The number of the wrapper among those of its group.
+  std::uint16_t number() const { return owner_.number; }
+  /// Whether a backward runs that has reached the wrapper.
+  bool in_backward() const;
+  /// Completes the exchange of that backward. If there is none, takes part in that of other ranks
+  /// without gradients. Ranks: all.
+  void finish_backward();
+
+  /// While it exists, exchanges give each rank this product. With Product::none there are no
+  /// exchanges. Ranks: all; those in step() learn it from the others.
+  class [[nodiscard]] Request {
+   public:
+    Request(Reducer& reducer, Product product)
+        : reducer_(reducer), before_(reducer.reducers_.product()) {
+      reducer_.reducers_.set_product(product);
+    }
+    /// After an exception, no step uses the parts.
+    ~Request() {
+      reducer_.reducers_.set_product(before_);
+      if (std::uncaught_exceptions() > exceptions_) reducer_.reducers_.discard_parts();
+    }
+    Request(const Request&) = delete;
+    Request& operator=(const Request&) = delete;
+
+   private:
+    Reducer& reducer_;
+    Product before_;
+    int exceptions_ = std::uncaught_exceptions();
+  };
+  Request request(Product product) { return {*this, product}; }
+
+  /// While paused, gradients accumulate and are not exchanged. Calls nest.
+  void pause() { ++paused_; }
+  void resume() { --paused_; }
+
+  /// Sets this rank's weight at the next exchange. Ranks: all, or none.
+  void set_weight(double samples);
+
+  /// Averages the gradients of this step that are local on some rank: accumulated under no_sync(),
+  /// assigned by the program, or of a rank that ran no backward. Joins the exchanges of backwards
+  /// that other ranks run meanwhile. Call before the optimizer's step. Ranks: all.
+  /// A rank that joined a backward's exchange receives the other ranks' later changes of the mean,
+  /// such as clipping.
+  /// Throws: InvalidArgument, on every rank, when a strategy with error feedback would have to
+  /// average a mean that a rank has changed in place. The same when other ranks dropped a mean
+  /// whose exchange this rank had joined, and accumulated gradients after that.
+  void average_local_gradients();
+
+  /// Call after all ranks have changed their gradients alike, once and in place. The averaged ones
+  /// stay averaged.
+  void keep_averages() { gradients_.keep_averages(); }
+
+  /// The mean of the ranks' losses, with the weights of the last exchange. An undefined loss counts
+  /// as 0. Ranks: all.
+  /// Shapes: loss has one element. The result is a Double on the CPU.
+  /// Throws: InvalidArgument, on every rank, for a loss that has another number of elements.
+  at::Tensor mean_of_losses(const at::Tensor& loss);
+
+  /// For SharedUpdate, instead of an exchange. Call end_local_backward() after the backward of a
+  /// loss under no_sync(). begin_without_exchange() returns this rank's weight factor. Call
+  /// end_without_exchange() once other ranks can read this rank's gradients. It returns one byte
+  /// per parameter, bucket after bucket: whether some rank has changed its gradient. After it, all
+  /// ranks have ended their backward and their gradients can be read. Ranks: all.
+  /// Throws: InvalidArgument, on every rank, for a gradient that is not finite (check_finite).
+  void end_local_backward(const at::Tensor& loss);
+  double begin_without_exchange();
+  std::span<const std::uint8_t> end_without_exchange();
+  std::span<BucketReducer> bucket_reducers() { return reducers_.all(); }
+  /// The source of collectives that gather the parameters of a bucket.
+  Source source_of_parameters(std::size_t bucket) const;
+
+  /// Call before the optimizer's step.
+  void before_update();
+  /// Exchanges the parameters of the buckets that the strategy selects for this step, and ends the
+  /// step. Call after the optimizer's step. Ranks: all.
+  void exchange_parameters();
+
+  /// Whether parameters and optimizer state may differ between ranks.
+  bool parameters_may_differ() const { return parameters_may_differ_; }
+
+  /// Every rank's parameters = their mean over ranks, if they may differ. Ranks: all.
+  void average_parameters();
+
+  /// State of the exchanges, by parameter names, and the count of exchanges.
+  State state() const;
+  /// Throws: InvalidArgument when it is not a state of this model and strategy.
+  void load(const State& state);
+
+ private:
+  class Backward;
+
+  Reducer(const ModelState& model, const Group& group, const DataParallelOptions& options,
+          const Source& owner);
+  Source source(Source::Content content) const;
+  bool is_new_leaf(const at::Tensor& leaf);
+  void update_membership();
+
+  void on_gradient(std::size_t parameter, const at::Tensor& incoming);
+  void handle_gradient(std::size_t parameter, const at::Tensor& incoming);
+  std::shared_ptr<Backward> new_backward(int task);
+  std::shared_ptr<Backward> join_backward();
+  bool may_begin(const Backward& backward) const;
+  bool exchanges_gradients() const;
+  void begin_agreement(Backward& backward);
+  void begin_next(Backward& backward);
+  void finish(Backward& backward);
+  void finish_on_stream(Backward& backward);
+  std::exception_ptr exchange(Backward& backward);
+  bool is_paused() const { return paused_ > 0 || reducers_.product() == Product::none; }
+  void find_replaced(const std::function<ParameterHooks::Graph()>& graph);
+  Work begin_flags();
+  std::exception_ptr end_flags();
+  void exchange_flags();
+  void begin_buffers();
+  StepPlan agree(bool has_followed);
+  bool prepare_step(const StepPlan& plan, bool has_followed);
+  std::exception_ptr dropped_mean_error() const;
+
+  Group group_;
+  Group host_;  ///< for flags and agreements
+  std::optional<device::CommStream> comm_stream_;
+  Source owner_;
+  const char* needs_optimizer_;  ///< the option that requires a DistributedOptimizer; else null
+  bool has_optimizer_ = false;   ///< a DistributedOptimizer is attached
+  std::shared_ptr<GroupWrappers> wrappers_;
+  BucketReducers reducers_;
+  SparseGradients sparse_;
+  GradientSet gradients_;
+  StepAgreement agreement_;
+  Weights weights_;
+  ConsistencyCheck check_;
+  PositionCheck positions_;
+  std::shared_ptr<BufferSync> buffers_;
+  bool parameters_may_differ_;
+  bool check_finite_;
+  std::optional<ParameterHooks> hooks_;
+  std::weak_ptr<Backward> backward_;
+  std::vector<c10::weak_intrusive_ptr<at::TensorImpl>> watched_leaves_;
+  std::int64_t step_ = 0;       ///< exchanges so far; steps of a DistributedOptimizer
+  bool some_in_step_ = false;   ///< some rank took part in the last exchange from step()
+  bool has_exchanged_ = false;  ///< a backward has ended with an exchange
+  bool has_nested_ = false;     ///< a backward has run within another one
+  int paused_ = 0;
+  double last_factor_ = 1;  ///< weight factor of the last exchange
+};
+
+}  // namespace lockstep::detail

@@ -1,0 +1,293 @@
+#include <c10/util/Type.h>
+
+#include <algorithm>
+#include <exception>
+#include <string>
+#include <unordered_set>
+
+#include "comm/communicator.h"
+#include "core/log.h"
+#include "core/text.h"
+#include "lockstep/distributed_data_parallel.h"
+#include "lockstep/error.h"
+#include "parallel/agree.h"
+#include "parallel/buckets/parameter_strategies.h"
+#include "parallel/model_tensors.h"
+#include "parallel/reducer/buffer_sync.h"
+#include "parallel/reducer/consistency_check.h"
+#include "parallel/reducer/model_state.h"
+#include "parallel/reducer/reducer.h"
+#include "parallel/shared_memory.h"
+
+namespace lockstep::inline v0_2 {
+NoSync::NoSync(std::shared_ptr<detail::Reducer> reducer) : reducer_(std::move(reducer)) {
+  reducer_->pause();
+}
+
+NoSync::~NoSync() {
+  if (reducer_) reducer_->resume();
+}
+
+namespace detail {
+namespace {
+
+const char* name(FrontEnd front_end) {
+  return front_end == FrontEnd::distributed_optimizer ? "DistributedOptimizer"
+                                                      : "DistributedDataParallel";
+}
+
+const char* name(Shard shard) {
+  switch (shard) {
+    case Shard::none:
+      return "none";
+    case Shard::optimizer:
+      return "optimizer";
+    case Shard::gradients:
+      return "gradients";
+  }
+  return "unknown";
+}
+
+const char* name(BufferPolicy policy) {
+  switch (policy) {
+    case BufferPolicy::from_rank0:
+      return "from_rank0";
+    case BufferPolicy::average:
+      return "average";
+    case BufferPolicy::none:
+      return "none";
+  }
+  return "unknown";
+}
+
+/// Checks that the parameters can be moved to other memory.
+void check_movable(const ModelState& model, const char* option) {
+  for (const auto& [name, tensor] : model.parameters) {
+    if (!tensor.requires_grad() || model.has_sparse_gradient(tensor)) continue;
+    if (tensor.storage().use_count() == 1) continue;
+    throw InvalidArgument(concat(option, ": parameter ", name,
+                                 " shares its memory with another tensor, expected memory of its "
+                                 "own, because ",
+                                 option, " moves every parameter: clone() it"));
+  }
+}
+
+/// Checks that the training state can be divided among the ranks.
+void check_shardable(const Group& group, const DataParallelOptions& options) {
+  if (!group.device().is_cpu()) {
+    throw InvalidArgument(concat("shard: got a group of ", group.device().type(),
+                                 " devices, expected one on the CPU: set shard = Shard::none"));
+  }
+  const ParameterStrategies strategies(options);
+  if (!strategies.exchanges_every_gradient()) {
+    throw InvalidArgument(concat("shard: got strategy ", strategies.text(),
+                                 ", which does not average every gradient at every step, expected "
+                                 "one that does, such as fp32, or shard = Shard::none"));
+  }
+  for (std::size_t i = 0; i < strategies.size() && options.shard == Shard::gradients; ++i) {
+    const Bucket empty(0, 0, at::kFloat, {}, group);
+    if (strategies[i].exchange(empty)->has_parts()) continue;
+    const auto strategy = strategies[i].text();
+    throw InvalidArgument(concat("shard: got strategy ", strategy,
+                                 " with Shard::gradients, expected fp32, fp16 or bf16; "
+                                 "Shard::optimizer works with ",
+                                 strategy, ", too"));
+  }
+}
+
+/// Checks that share_memory is possible.
+void check_shareable(const ModelState& model, const Group& group,
+                     const DataParallelOptions& options) {
+  const auto strategies = ParameterStrategies(options).text();
+  if (strategies != AllReduce{}.text()) {
+    throw InvalidArgument(
+        concat("share_memory: got strategy ", strategies, ", expected ", AllReduce{}.text()));
+  }
+  if (!group.device().is_cpu()) {
+    throw InvalidArgument(
+        concat("share_memory: got a group of ", group.device().type(),
+               " devices, expected one on the CPU: ranks cannot update each other's "
+               "memory of a device; set share_memory = false"));
+  }
+  if (group.nodes() == 1) check_shares_memory(group);  // else the group of each host is checked
+  if (options.shard == Shard::gradients) {
+    throw InvalidArgument(
+        "share_memory: got shard = Shard::gradients, expected Shard::none or Shard::optimizer: "
+        "every rank keeps its own gradients for the others to read");
+  }
+  for (const auto& [name, tensor] : model.parameters) {
+    if (tensor.requires_grad() && model.has_sparse_gradient(tensor)) {
+      throw InvalidArgument(concat("share_memory: parameter ", name,
+                                   " has sparse gradients, expected dense ones: set sparse = false "
+                                   "in its layer, or set share_memory = false"));
+    }
+  }
+}
+
+ModelState state_of(const ModelView& model, const DataParallelOptions& options) {
+  ModelState state(model);
+  state.declare_sparse(options.sparse_gradients);
+  return state;
+}
+
+void check(const ModelView& model, const Group& group, const DataParallelOptions& options,
+           FrontEnd front_end) {
+  if (!model) throw InvalidArgument("got no model");
+  if (front_end == FrontEnd::distributed_data_parallel && options.optimized_only) {
+    throw InvalidArgument(
+        "optimized_only: got DistributedDataParallel, which has no optimizer, expected "
+        "DistributedOptimizer: DistributedDataParallel averages all gradients, and any number of "
+        "optimizers may step after its backward");
+  }
+  const ParameterStrategies strategies(options);
+  if (front_end == FrontEnd::distributed_data_parallel && !strategies.exchanges_every_gradient()) {
+    throw InvalidArgument(concat("strategy ", strategies.text(),
+                                 " does not average every gradient at every step: use "
+                                 "DistributedOptimizer, which also exchanges parameters"));
+  }
+  if (options.verify_every && *options.verify_every < 0) {
+    throw InvalidArgument(
+        concat("verify_every: got ", *options.verify_every, ", expected 0 for never, or more"));
+  }
+  const auto state = state_of(model, options);
+  check_trainable(state, group);
+  strategies.check_patterns(state.parameters);
+  if (options.share_memory) {
+    check_shareable(state, group, options);
+  } else if (options.shard != Shard::none) {
+    check_shardable(group, options);
+  }
+  if (const auto* const option = Reducer::update_option(options)) check_movable(state, option);
+}
+
+/// The properties that must be equal on all ranks. A rank whose check fails returns its error
+/// instead, so that all ranks report it and none waits for that rank.
+std::vector<std::string> describe_all(const ModelView& model, const Group& group,
+                                      const DataParallelOptions& options, FrontEnd front_end) {
+  try {
+    check(model, group, options, front_end);
+  } catch (const InvalidArgument& error) {
+    return {concat("an error: ", error.what())};
+  }
+  const bool same_seed = options.initial_sync == InitialSync::same_seed;
+  auto lines = describe(state_of(model, options), same_seed);
+  lines.push_back(concat(
+      "options strategy ", ParameterStrategies(options).text(), ", buckets of ",
+      options.buckets.first, " and ", options.buckets.rest, " bytes, ",
+      same_seed ? "same_seed" : "broadcast", ", buffers ", name(options.buffer_policy),
+      ", verify_every ", options.verify_every ? std::to_string(*options.verify_every) : "default",
+      ", shard ", name(options.shard), options.share_memory ? ", share_memory" : "",
+      options.optimized_only ? ", optimized_only" : "",
+      options.check_finite ? ", check_finite" : ""));
+  return lines;
+}
+
+}  // namespace
+
+ReplicatedModel::ReplicatedModel(ModelView model, const Group& group,
+                                 const DataParallelOptions& options, FrontEnd front_end)
+    : model_(std::move(model)), group_(group), options_(options), operation_(name(front_end)) {
+  Source source{.owner = front_end == FrontEnd::distributed_optimizer
+                             ? Source::Owner::distributed_optimizer
+                             : Source::Owner::distributed_data_parallel,
+                .content = Source::Content::model};
+  const SourceScope scope(group.communicator(), source);
+  std::int64_t number = group.communicator().last_owner();
+  agree(group, operation_, describe_all(model_, group, options, front_end), &number);
+  source.number = static_cast<std::uint16_t>(number + 1);
+  group.communicator().set_last_owner(source.number);
+  group.communicator().set_source(source);
+  try {
+    check(model_, group, options, front_end);
+    const auto state = state_of(model_, options);
+    // Before the exchanges are constructed: they may copy the parameters.
+    if (options.initial_sync == InitialSync::broadcast) broadcast(state, group, 0);
+    reducer_ = Reducer::create(state, group, options, source);
+    for (const auto& named : state.parameters) {
+      wrapped_.push_back({.named = named,
+                          .dtype = named.tensor.scalar_type(),
+                          .trainable = named.tensor.requires_grad()});
+    }
+  } catch (const InvalidArgument& error) {
+    throw InvalidArgument(
+        concat(operation_, " rank ", group.rank(), " of ", group.size(), ": ", error.what()),
+        {.rank = error.rank(), .operation = operation_});
+  } catch (const std::exception& error) {
+    group.communicator().fail(concat(operation_, ": ", error.what()));
+    throw;
+  }
+}
+
+void ReplicatedModel::check_unchanged() const {
+  const auto fail = [this](const auto&... what) {
+    throw InvalidArgument(concat(operation_, ": ", what...,
+                                 " since the model was wrapped: wrap it again after changing it"),
+                          {.operation = operation_});
+  };
+  auto wrapped = wrapped_.begin();
+  model_.tensors().for_each_parameter([&](const at::Tensor& parameter) {
+    // A tensor that the model lists again under a second name is skipped.
+    const auto same = [&](const Wrapped& other) { return other.named.tensor.is_same(parameter); };
+    if (wrapped == wrapped_.end() || !same(*wrapped)) {
+      if (std::any_of(wrapped_.begin(), wrapped, same)) return;
+      fail("the list of parameters has changed at #", wrapped - wrapped_.begin());
+    }
+    if (parameter.scalar_type() != wrapped->dtype) {
+      fail("parameter ", wrapped->named.name, " was converted to ",
+           toString(parameter.scalar_type()));
+    }
+    if (parameter.requires_grad() && !wrapped->trainable) {
+      fail("parameter ", wrapped->named.name, " was frozen and now requires a gradient");
+    }
+    ++wrapped;
+  });
+  if (wrapped != wrapped_.end()) fail("parameter ", wrapped->named.name, " was removed");
+}
+
+std::shared_ptr<ForwardGraph> ReplicatedModel::begin_forward() const {
+  check_unchanged();
+  reducer_->check_optimizer();
+  reducer_->hook_new_accumulators();
+  if (reducer_->buffers().take_unused_graph()) {
+    log::notice(concat(operation_, " rank ", group_.rank(), " of ", group_.size(),
+                       ": got a forward with gradients that no backward followed, expected a "
+                       "backward, or a forward under NoGradGuard: if another rank has run that "
+                       "backward, the ranks average gradients of different steps from there on"));
+  }
+  return reducer_->buffers().begin_graph();
+}
+
+void ReplicatedModel::check_movable() const {
+  if (const auto* const option = Reducer::update_option(options_))
+    detail::check_movable(state_of(model_, options_), option);
+}
+
+void ReplicatedModel::refuse_output(const std::type_info& type) const {
+  const auto name = c10::demangle(type.name());
+  throw InvalidArgument(
+      concat(
+          operation_, " rank ", group_.rank(), " of ", group_.size(), ": forward returned ", name,
+          ", expected a tensor, or tuples, ranges, dictionaries, optionals, pointers or variants "
+          "of tensors: declare `void visit_tensors(const ",
+          name,
+          "& output, const auto& visit)` in its namespace, which calls visit with every tensor "
+          "of the output, or train with DistributedOptimizer, which needs no output"),
+      {.operation = operation_});
+}
+
+void ReplicatedModel::watch(const at::Tensor& output,
+                            const std::shared_ptr<ForwardGraph>& graph) const {
+  reducer_->watch(output, graph);
+}
+
+void ReplicatedModel::write_buffers() const { reducer_->buffers().prepare_forward(); }
+
+void ReplicatedModel::set_weight(double samples) const { reducer_->set_weight(samples); }
+
+State ReplicatedModel::state() const { return reducer_->state(); }
+
+void ReplicatedModel::load_state(const State& state) const { reducer_->load(state); }
+
+}  // namespace detail
+
+}  // namespace lockstep

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+
+#include "lockstep/data_parallel_options.h"
+#include "lockstep/group.h"
+#include "parallel/reducer/reducer.h"
+
+namespace torch::optim {
+class Optimizer;
+}
+
+namespace lockstep::inline v0_2::detail {
+
+class ShardedParameters;
+
+/// Which gradients an update uses.
+enum class UpdateGradients : bool {
+  local,    ///< each rank's own gradients; the update averages them
+  averaged  ///< the means of an exchange
+};
+
+/// Updates the parameters, and owns what this needs beside the optimizer: where parameters and
+/// state are, and which elements this rank updates.
+class Update {
+ public:
+  /// Throws: InvalidArgument unless the optimizer supports options.share_memory and options.shard.
+  static void check(const torch::optim::Optimizer& optimizer, const DataParallelOptions& options);
+  /// The update of these options: of every parameter on every rank, SharedUpdate or ShardedUpdate.
+  /// check() must accept the optimizer. Reducer and optimizer must outlive it.
+  /// Ranks: all of the group.
+  /// Throws: InvalidArgument, on every rank. CommError when memory is short.
+  static std::unique_ptr<Update> create(torch::optim::Optimizer& optimizer, Reducer& reducer,
+                                        const Group& group, const DataParallelOptions& options);
+
+  Update() = default;
+  Update(const Update&) = delete;
+  Update& operator=(const Update&) = delete;
+  virtual ~Update() = default;
+
+  /// What step() needs of the exchanges in backward_and_update(), where nothing else reads
+  /// gradients. With none, step(UpdateGradients::local) averages them.
+  virtual Product product() const { return Product::mean; }
+
+  /// The optimizer's step. Ranks: all.
+  virtual void step(UpdateGradients gradients) = 0;
+  /// The step of an optimizer that evaluates the loss. evaluate() computes and averages the
+  /// gradients, and returns the mean loss. Returns what the optimizer returns. Ranks: all.
+  virtual at::Tensor step(const std::function<at::Tensor()>& evaluate);
+
+  /// The parts of averaged gradients that this rank has instead of the whole; null if it has the
+  /// whole.
+  virtual const ShardedParameters* divided_gradients() const { return nullptr; }
+  /// Discards parts of averaged gradients that no zero_grad() reaches.
+  virtual void discard_gradients() {}
+};
+
+}  // namespace lockstep::detail
