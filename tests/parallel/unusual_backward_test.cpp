@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "lockstep/distributed_data_parallel.h"
+#include "lockstep/distributed_optimizer.h"
 #include "lockstep/error.h"
 #include "tests/parallel/models.h"
 
@@ -65,6 +66,21 @@ TEST(NestedBackward, IsAveragedAtTheEndOfTheOutermost) {
       }
     });
   }
+}
+
+// No hook tells a DistributedOptimizer of the outer one: the exchange of the inner one ends first.
+TEST(NestedBackward, HasTheWeightsOfTheOutermost) {
+  on_ranks(3, [](const Group& world) {
+    auto model = std::make_shared<WithNested>();
+    torch::optim::SGD sgd(model->parameters(), 0.1);
+    DistributedOptimizer optimizer(sgd, *model, world);
+    optimizer.weight(world.rank());
+    model->forward(coefficients(world.rank(), *model), /*inner_first=*/true).backward();
+    for (std::size_t i = 0; i < 2; ++i) {
+      const auto mean = (coefficients(1, *model)[i] + 2 * coefficients(2, *model)[i]) / 3;
+      EXPECT_TRUE(near(model->p[i].grad(), mean + (i == 1 ? 10 : 0))) << i;
+    }
+  });
 }
 
 TEST(NestedBackward, AfterOnesWithoutIsRefusedWhenItChangesAGradientThatWasSent) {

@@ -221,7 +221,7 @@ void GradientSet::prepare_one(std::size_t index, bool is_read_only) {
       values.zero_();
       return;
     }
-    move_into_bucket(index);  // checks it
+    expect_copyable(gradient, *member.slice);
     move_out(member, gradient, is_read_only);
     return;
   }

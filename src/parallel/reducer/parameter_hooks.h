@@ -17,7 +17,8 @@
 namespace lockstep::inline v0_2::detail {
 
 /// Hooks on the gradient accumulators of parameters. A hook calls the callback after a backward has
-/// added a gradient to the parameter's. LibTorch also calls it with undefined gradients.
+/// added a gradient to the parameter's: once a backward, with the sum over all uses. LibTorch also
+/// calls it with undefined gradients.
 class ParameterHooks {
  public:
   using Callback = std::function<void(std::size_t parameter, const at::Tensor& incoming)>;

@@ -23,8 +23,9 @@
 // 1. Autograd adds to .grad() and calls the parameter's hook: on_gradient(). A GradientRecord
 //    notes the change.
 // 2. GradientSet::move_into_bucket() copies the gradient into its slice of a bucket, and .grad()
-//    becomes the slice. On a device, step 4 copies all gradients of a bucket at once. A bucket with
-//    TransientMemory has memory from step 4 on, which moves the gradients then.
+//    becomes the slice. On a device, step 4 copies all gradients of a bucket at once, by
+//    move_all_into(). A bucket with TransientMemory (Shard::gradients) has memory from step 4 on,
+//    where move_out() moves the gradients into it.
 // 3. A bucket is ready when the hooks of all its parameters have run. Ready buckets begin in an
 //    order that is the same on every rank, so one may wait for another. In the first backward, and
 //    in one with others nested in it, no bucket begins before the end.
@@ -38,8 +39,10 @@
 //    it was elsewhere. If this rank has only a part of the mean, GradientShard has it, and .grad()
 //    is undefined.
 //
-// Under no_sync() there is only step 1. A rank without a loss begins with step 4, in
-// average_local_gradients() or finish_backward().
+// Under no_sync() there is only step 1. A rank whose loss reaches no parameter begins with step 4:
+// the hook of watch() on the wrapper's output has queued the callback. A rank without a loss begins
+// with it in average_local_gradients(), and one that did not reach this wrapper, but another, in
+// finish_backward().
 
 namespace lockstep::inline v0_2::detail {
 namespace {
@@ -55,12 +58,11 @@ class Reducer::Backward {
  public:
   Backward(Reducer& reducer, int id)
       : task(id),
-        factor(reducer.weights_.take_factor()),
+        factor(reducer.factor_of(id)),
         round(reducer.reducers_, SyncTarget::gradients, reducer.step_),
         ready(reducer.gradients_.size()),
         group_(reducer.group_),
         wrappers_(reducer.wrappers_) {
-    reducer.last_factor_ = factor;
     wrappers_->begin(this);
     for (std::size_t bucket = 0; bucket < reducer.reducers_.size(); ++bucket) {
       missing.push_back(reducer.gradients_.count_in(bucket));
@@ -228,6 +230,15 @@ bool Reducer::is_new_leaf(const at::Tensor& leaf) {
   if (std::ranges::any_of(watched_leaves_, is_leaf)) return false;
   watched_leaves_.emplace_back(leaf.getIntrusivePtr());
   return true;
+}
+
+/// The weight factor of this rank's gradients in a backward. Autograd numbers backwards in the
+/// order of their begins: if one with a higher number has ended its exchange, it was nested in this
+/// one, and has taken the weights.
+double Reducer::factor_of(int task) {
+  const bool had_nested = task >= 0 && task < std::exchange(last_task_, task);
+  if (!had_nested) last_factor_ = weights_.take_factor();
+  return last_factor_;
 }
 
 std::shared_ptr<Reducer::Backward> Reducer::new_backward(int task) {

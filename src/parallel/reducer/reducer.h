@@ -165,6 +165,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   void on_gradient(std::size_t parameter, const at::Tensor& incoming);
   void handle_gradient(std::size_t parameter, const at::Tensor& incoming);
+  double factor_of(int task);
   std::shared_ptr<Backward> new_backward(int task);
   std::shared_ptr<Backward> join_backward();
   bool may_begin(const Backward& backward) const;
@@ -210,6 +211,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool has_nested_ = false;     ///< a backward has run within another one
   int paused_ = 0;
   double last_factor_ = 1;  ///< weight factor of the last exchange
+  int last_task_ = -1;      ///< autograd's id of the last backward that began an exchange
 };
 
 }  // namespace lockstep::detail

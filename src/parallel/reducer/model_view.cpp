@@ -13,6 +13,7 @@
 #include "core/text.h"
 #include "lockstep/error.h"
 #include "parallel/model_tensors.h"
+#include "parallel/reducer/buffer_sync.h"
 
 namespace lockstep::inline v0_2 {
 namespace {
