@@ -6,7 +6,7 @@ namespace lockstep::inline v0_2::detail {
 
 /// Slots between two collectives of one exchange.
 inline constexpr std::size_t lag = 2;
-/// Exchanges of one collective that may be incomplete at the same time: before the one at position
+/// Exchanges of one collective that may be incomplete at the same time. Before the one at position
 /// p begins, slot p - 1 waits for the one at p - exchanges_at_once.
 inline constexpr std::size_t exchanges_at_once = lag + 1;
 

@@ -22,7 +22,7 @@
 
 namespace lockstep::inline v0_2::detail {
 
-/// What the exchanges of gradients give each rank.
+/// The result of an exchange of gradients on each rank.
 enum class Product : std::uint8_t {
   mean,  ///< the whole mean
   part,  ///< its part of the mean where the bucket allows that, else the whole

@@ -49,7 +49,7 @@ class ParameterHooks {
   /// the backward has reached a parameter.
   void find_replaced(const std::function<bool(std::size_t parameter)>& is_reached,
                      const std::function<Graph()>& graph);
-  /// What the last find_replaced() has found.
+  /// The parameters that the last find_replaced() has found.
   std::vector<std::size_t> take_replaced() { return std::exchange(replaced_, {}); }
 
   /// Throws: InvalidArgument when a wrapper has hooked the parameter.

@@ -41,7 +41,7 @@ class Update {
   Update& operator=(const Update&) = delete;
   virtual ~Update() = default;
 
-  /// What step() needs of the exchanges in backward_and_update(), where nothing else reads
+  /// The result of exchanges that step() needs in backward_and_update(), where nothing else reads
   /// gradients. With none, step(UpdateGradients::local) averages them.
   virtual Product product() const { return Product::mean; }
 
