@@ -10,6 +10,7 @@
 #include <array>
 #include <cerrno>
 #include <csignal>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -142,11 +143,14 @@ bool RankProcess::stopped() const {
 }
 
 bool RankProcess::handles(int signal) const {
-  unsigned long long signals = 0;
-  for (const auto* key : {"SigCgt", "SigIgn", "SigBlk"}) {
-    signals |= std::strtoull(detail::process_status(pid_, key).c_str(), nullptr, 16);
-  }
-  return (signals >> (signal - 1) & 1) != 0;
+  const auto has = [](std::uint64_t set, int number) { return (set >> (number - 1) & 1) != 0; };
+  const auto set_of = [&](const char* key) -> std::uint64_t {
+    return std::strtoull(detail::process_status(pid_, key).c_str(), nullptr, 16);
+  };
+  // Shells and the C library block all signals while they fork, SIGSEGV, too.
+  const auto blocked = set_of("SigBlk");
+  return has(set_of("SigCgt") | set_of("SigIgn"), signal) ||
+         (has(blocked, signal) && !has(blocked, SIGSEGV));
 }
 
 bool RankProcess::signal_group(int signal) const noexcept { return killpg(pid_, signal) == 0; }

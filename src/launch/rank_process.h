@@ -51,7 +51,8 @@ class RankProcess {
   std::optional<Ending> ending() const;
   /// Whether a signal such as SIGSTOP has stopped the process.
   bool stopped() const;
-  /// Whether the process has a handler for the signal, ignores it, or blocks it as for sigwait().
+  /// Whether the process has a handler for the signal, ignores it, or blocks it as for sigwait(),
+  /// but not all signals.
   bool handles(int signal) const;
   /// Sends a signal to the rank's process group. False if the group has no process.
   bool signal_group(int signal) const noexcept;

@@ -269,9 +269,9 @@ TEST(Forwarded, IsNoneWithTheOption) {
 TEST(Forwarded, WaitsForRanksThatStart) {
   const TemporaryFolder folder;
   const auto ready = folder.path() / "ready";
-  auto job = shells(
-      "", concat("echo up; until [ -e ", ready.string(),
-                 " ]; do sleep 0.05; done; trap \"echo saved; exit 0\" USR1; ", until_saved));
+  auto job =
+      shells("", concat("echo up; until [ -e ", ready.string(),
+                        " ]; do sleep 0; done; trap \"echo saved; exit 0\" USR1; ", until_saved));
   job.await_output("up", 2);
   kill(job.pid(), SIGUSR1);
   job.await_output("lockstep: SIGUSR1 is forwarded when rank ");
