@@ -47,7 +47,7 @@ const ProcessBody stopped("rank 1 is stopped", [](const auto& group) {
 });
 
 const ProcessBody job_stopped("the job is stopped",
-                              [](const auto& group) { stop_for_longer_than_2_s(*group); });
+                              [](const auto& group) { stop_for_longer_than(2s, *group); });
 
 TEST(Processes, AStoppedJobGoesOnThoughTheTimeoutHasPassed) {
   const auto outcomes = run_processes(3, "the job is stopped", 2s);
