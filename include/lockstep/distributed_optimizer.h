@@ -111,7 +111,7 @@ class DistributedOptimizer {
   /// Throws: as above, and InvalidArgument if another DistributedOptimizer steps this wrapper.
   template <class M>
   DistributedOptimizer(torch::optim::Optimizer& optimizer, const DistributedDataParallel<M>& model)
-      : DistributedOptimizer(model.replicas_, optimizer) {}
+      : DistributedOptimizer(optimizer, checked(optimizer, model.replicas_)) {}
   /// With options.shard on several ranks, the optimizer has the state of this rank's parts then.
   /// Another DistributedOptimizer with the same options continues with it. The optimizer's own step
   /// fails: save a checkpoint before, which has the whole state.
@@ -193,11 +193,11 @@ class DistributedOptimizer {
   friend class GradScaler;
   friend double clip_grad_norm(DistributedOptimizer& optimizer, double max_norm, double norm_type);
 
-  /// The steps of a model that is wrapped already.
-  DistributedOptimizer(const std::shared_ptr<detail::ReplicatedModel>& model,
-                       torch::optim::Optimizer& optimizer);
   DistributedOptimizer(torch::optim::Optimizer& optimizer,
                        std::shared_ptr<detail::ReplicatedModel> model);
+  /// The wrapped model, which these steps can update.
+  static std::shared_ptr<detail::ReplicatedModel> checked(
+      const torch::optim::Optimizer& optimizer, std::shared_ptr<detail::ReplicatedModel> wrapped);
 
   void update(detail::UpdateGradients gradients);
 

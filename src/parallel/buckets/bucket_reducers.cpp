@@ -1,7 +1,6 @@
 #include "parallel/buckets/bucket_reducers.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <chrono>
@@ -228,8 +227,9 @@ void BucketReducers::set_optimized(const std::function<bool(const at::Tensor&)>&
 }
 
 void BucketReducers::discard_parts() {
+  if (memory_) return;
   for (auto& reducer : reducers_) {
-    if (reducer.shard != nullptr && !memory_) reducer.shard->discard();
+    if (reducer.shard != nullptr) reducer.shard->discard();
   }
 }
 

@@ -97,7 +97,6 @@ class Reducer::Backward {
 
 std::shared_ptr<Reducer> Reducer::create(const ModelState& model, const Group& group,
                                          const DataParallelOptions& options, const Source& owner) {
-  check_trainable(model, group);
   std::shared_ptr<Reducer> reducer(new Reducer(model, group, options, owner));
   reducer->hooks_.emplace(
       reducer->gradients_.parameters(),

@@ -36,7 +36,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
  public:
   /// Ignores parameters without requires_grad. owner is the source of the collectives.
   /// Ranks: all of the group.
-  /// Throws: InvalidArgument as check_trainable(), before any exchange.
+  /// check_trainable() must accept the model.
   static std::shared_ptr<Reducer> create(const ModelState& model, const Group& group,
                                          const DataParallelOptions& options, const Source& owner);
   Reducer(const Reducer&) = delete;

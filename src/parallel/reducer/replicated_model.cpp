@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <exception>
 #include <string>
-#include <unordered_set>
 
 #include "comm/communicator.h"
 #include "core/log.h"
@@ -14,12 +13,12 @@
 #include "parallel/buckets/parameter_strategies.h"
 #include "parallel/model_tensors.h"
 #include "parallel/reducer/buffer_sync.h"
-#include "parallel/reducer/consistency_check.h"
 #include "parallel/reducer/model_state.h"
 #include "parallel/reducer/reducer.h"
 #include "parallel/shared_memory.h"
 
 namespace lockstep::inline v0_2 {
+
 NoSync::NoSync(std::shared_ptr<detail::Reducer> reducer) : reducer_(std::move(reducer)) {
   reducer_->pause();
 }
@@ -289,5 +288,4 @@ State ReplicatedModel::state() const { return reducer_->state(); }
 void ReplicatedModel::load_state(const State& state) const { reducer_->load(state); }
 
 }  // namespace detail
-
 }  // namespace lockstep

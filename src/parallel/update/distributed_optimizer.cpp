@@ -4,7 +4,6 @@
 
 #include <exception>
 #include <memory>
-#include <optional>
 #include <unordered_set>
 #include <utility>
 
@@ -85,9 +84,15 @@ std::shared_ptr<detail::ReplicatedModel> replicate(const torch::optim::Optimizer
   return make(part);
 }
 
-/// The wrapped model, which these steps can update.
-std::shared_ptr<detail::ReplicatedModel> checked(const torch::optim::Optimizer& optimizer,
-                                                 std::shared_ptr<detail::ReplicatedModel> wrapped) {
+}  // namespace
+
+DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
+                                           const ModelView& model, const Group& group,
+                                           const DataParallelOptions& options)
+    : DistributedOptimizer(optimizer, replicate(optimizer, model, group, options)) {}
+
+std::shared_ptr<detail::ReplicatedModel> DistributedOptimizer::checked(
+    const torch::optim::Optimizer& optimizer, std::shared_ptr<detail::ReplicatedModel> wrapped) {
   check_parameters(optimizer, wrapped->model(), wrapped->group());
   all_or_none(wrapped->group(), [&] {
     detail::Update::check(optimizer, wrapped->options());
@@ -96,17 +101,6 @@ std::shared_ptr<detail::ReplicatedModel> checked(const torch::optim::Optimizer& 
   });
   return wrapped;
 }
-
-}  // namespace
-
-DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
-                                           const ModelView& model, const Group& group,
-                                           const DataParallelOptions& options)
-    : DistributedOptimizer(optimizer, replicate(optimizer, model, group, options)) {}
-
-DistributedOptimizer::DistributedOptimizer(const std::shared_ptr<detail::ReplicatedModel>& model,
-                                           torch::optim::Optimizer& optimizer)
-    : DistributedOptimizer(optimizer, checked(optimizer, model)) {}
 
 DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
                                            std::shared_ptr<detail::ReplicatedModel> model)
