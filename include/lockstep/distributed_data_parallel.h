@@ -158,6 +158,9 @@ template <class M>
 concept ModelHandle = std::same_as<M, torch::jit::Module> || std::same_as<M, ModelView>;
 
 template <class M>
+concept Module = std::derived_from<M, torch::nn::Module>;
+
+template <class M>
 ModelView view_of(const std::shared_ptr<M>& model) {
   if constexpr (ModelHandle<M>) {
     if (model == nullptr) return ModelView(std::shared_ptr<const torch::nn::Module>());
@@ -287,6 +290,17 @@ class DistributedDataParallel {
                           const DataParallelOptions& options = {})
       : DistributedDataParallel(model.ptr(), group, options) {}
 
+  /// The same for a model on the stack, or in a std::unique_ptr that keeps it. The model must
+  /// outlive this object.
+  DistributedDataParallel(std::type_identity_t<M>& model, const Group& group,
+                          const DataParallelOptions& options = {}) requires detail::Module<M>
+      : DistributedDataParallel(std::shared_ptr<M>(std::shared_ptr<void>(), &model), group,
+                                options) {}
+  DistributedDataParallel(std::unique_ptr<M>& model, const Group& group,
+                          const DataParallelOptions& options = {})
+      : DistributedDataParallel(std::shared_ptr<M>(std::shared_ptr<void>(), model.get()), group,
+                                options) {}
+
   /// The same for a torch::jit::Module, whose forward gets args as IValues or one
   /// std::vector<c10::IValue>; and for a ModelView, such as a list of named tensors, where the
   /// first of args is the forward, a function that gets the other args:
@@ -296,7 +310,7 @@ class DistributedDataParallel {
   ///
   /// A forward that runs without this object is synchronised, too, if its backward reaches a
   /// parameter on every rank.
-  DistributedDataParallel(const M& model, const Group& group,
+  DistributedDataParallel(const std::type_identity_t<M>& model, const Group& group,
                           const DataParallelOptions& options = {}) requires detail::ModelHandle<M>
       : DistributedDataParallel(std::make_shared<M>(model), group, options) {}
 
@@ -356,10 +370,16 @@ class DistributedDataParallel {
 };
 
 template <class M>
-DistributedDataParallel(const torch::nn::ModuleHolder<M>&, const Group&)
-    -> DistributedDataParallel<M>;
+DistributedDataParallel(const torch::nn::ModuleHolder<M>&, const Group&,
+                        const DataParallelOptions& = {}) -> DistributedDataParallel<M>;
 template <class M>
-DistributedDataParallel(const torch::nn::ModuleHolder<M>&, const Group&, const DataParallelOptions&)
+DistributedDataParallel(const std::unique_ptr<M>&, const Group&, const DataParallelOptions& = {})
+    -> DistributedDataParallel<M>;
+template <detail::Module M>
+DistributedDataParallel(M&, const Group&, const DataParallelOptions& = {})
+    -> DistributedDataParallel<M>;
+template <detail::ModelHandle M>
+DistributedDataParallel(const M&, const Group&, const DataParallelOptions& = {})
     -> DistributedDataParallel<M>;
 
 }  // namespace lockstep

@@ -107,6 +107,14 @@ class Group {
   /// Complete when every rank has issued it. Ranks do not wait for their devices.
   Work barrier() const;
 
+  /// A number over all ranks: the mean of value; whether condition holds on any rank; whether it
+  /// holds on all. For decisions that all ranks must make alike. Every rank gets the same result.
+  /// These block, also on devices.
+  /// Ranks: all.
+  double mean(double value) const;
+  bool any(bool condition) const;
+  bool all(bool condition) const { return !any(!condition); }
+
   /// An uninitialised tensor on the group's device, on the CPU in memory that the group exchanges
   /// without a copy.
   /// Ranks: any; not collective.

@@ -117,7 +117,7 @@ struct RunOptions {
 ///     int main(int argc, char** argv) { return lockstep::run_main(argc, argv, train); }
 ///
 /// Ranks: all, each in its main().
-int run_main(int argc, char** argv, const std::function<void(const Group&)>& fn,
+int run_main(int argc, const char* const* argv, const std::function<void(const Group&)>& fn,
              const RunOptions& options = {});
 
 /// Whether this process should print messages that every rank would print before init(), such as a

@@ -103,4 +103,14 @@ void all_or_none(const Group& group, const std::function<void()>& fn) {
          .cause_kind = first->cause_kind});
 }
 
+double Group::mean(double value) const {
+  host().communicator().all_reduce(&value, 1, DType::f64, ReduceOp::sum).wait();
+  return value / size();
+}
+
+bool Group::any(bool condition) const {
+  host().communicator().all_reduce(&condition, 1, DType::boolean, ReduceOp::max).wait();
+  return condition;
+}
+
 }  // namespace lockstep

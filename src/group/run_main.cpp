@@ -106,7 +106,7 @@ bool is_startup_reporter() {
   }
 }
 
-int run_main(int argc, char** argv, const std::function<void(const Group&)>& fn,
+int run_main(int argc, const char* const* argv, const std::function<void(const Group&)>& fn,
              const RunOptions& options) {
   if (!options.usage_error.empty()) {
     report_usage_error(options.usage_error, options.init);

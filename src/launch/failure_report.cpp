@@ -87,7 +87,10 @@ std::string event_text(const FirstCause& cause) {
   if (!cause.ending->failed()) {
     return concat("left early with exit code 0",
                   cause.joined ? "" : ", without calling lockstep::init(),",
-                  " while others waited for it");
+                  " while others waited for it",
+                  cause.joined ? "; a condition that ends a loop must be the same on all ranks "
+                                 "(Group::any())"
+                               : "");
   }
   if (cause.forwarded) {
     return concat("was ended by ", cause.ending->text(),

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cmath>
+
 #include "lockstep/error.h"
 #include "lockstep/init.h"
 
@@ -270,6 +272,20 @@ TEST(Group, InTurnTellsTheOthersOfAnException) {
   EXPECT_THAT(texts[0], HasSubstr("rank 1: in_turn: mine alone"));
   EXPECT_EQ(texts[1], "");
   EXPECT_THAT(texts[2], HasSubstr("rank 1: in_turn: mine alone"));
+}
+
+TEST(Group, AgreesOnNumbersAndConditions) {
+  for (const int ranks : {1, 2, 3, 7}) {
+    spawn(ranks, [&](const Group& world) {
+      const bool last = world.rank() == ranks - 1;
+      EXPECT_EQ(world.mean(world.rank() + 0.5), ranks / 2.0);
+      EXPECT_TRUE(std::isnan(world.mean(last ? NAN : 1)));
+      EXPECT_TRUE(world.any(last));
+      EXPECT_FALSE(world.any(false));
+      EXPECT_EQ(world.all(last), ranks == 1);
+      EXPECT_TRUE(world.all(true));
+    });
+  }
 }
 
 TEST(Group, SplitsByColor) {

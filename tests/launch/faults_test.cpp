@@ -63,7 +63,9 @@ TEST_P(Faults, OfTheFirstOfThreeRanks) { expect_named(3, 0); }
 
 INSTANTIATE_TEST_SUITE_P(
     Run, Faults,
-    ::testing::Values(Fault{"leave", 1, "left early with exit code 0 while others"},
+    ::testing::Values(Fault{"leave", 1,
+                            "left early with exit code 0 while others waited for it; a condition "
+                            "that ends a loop must be "},
                       Fault{"leave-before-init", 1, "left early with exit code 0, without calling"},
                       Fault{"exit-3", 3, "ended with exit code 3"},
                       Fault{"throw", 128 + SIGABRT, "was ended by SIGABRT"},

@@ -287,6 +287,25 @@ TEST(Model, OutlivesItsWrapperAndTheOtherWayRound) {
   });
 }
 
+TEST(Model, MayBeOnTheStackOrInAUniquePtr) {
+  on_ranks(2, [](const Group& world) {
+    Terms on_stack(std::vector<std::vector<std::int64_t>>{{3}, {2}});
+    auto unique = std::make_unique<Terms>(std::vector<std::vector<std::int64_t>>{{3}, {2}});
+    DistributedDataParallel of_stack(on_stack, world);
+    DistributedDataParallel of_unique(unique, world, {.verify_every = 1});
+    of_stack(coefficients(world.rank(), on_stack)).backward();
+    of_unique(coefficients(world.rank(), *unique)).backward();
+    for (const auto* model : {&on_stack, unique.get()}) {
+      EXPECT_TRUE(near(model->p[1].grad(), mean_coefficient(2, 1, model->p[1])));
+    }
+    DistributedDataParallel owner(
+        std::make_unique<Terms>(std::vector<std::vector<std::int64_t>>{{4}}), world);
+    owner(coefficients(world.rank(), *owner.module())).backward();
+    std::unique_ptr<Terms> none;
+    EXPECT_THAT(refusal([&] { DistributedDataParallel(none, world); }), HasSubstr("got no model"));
+  });
+}
+
 TEST(Model, SeveralOnOneRank) {
   on_ranks(3, [](const Group& world) {
     auto a = std::make_shared<Terms>(std::vector<std::vector<std::int64_t>>{{3}, {2}});
