@@ -32,7 +32,7 @@ std::string flight_job();
 
 /// Keeps the last operations of one rank where other processes of the same user can read them. Note
 /// [How operations are recorded] is in flight_recorder.cpp.
-class FlightRecorder : private CrashListener {
+class FlightRecorder final : private CrashListener {
  public:
   struct Settings {
     std::string_view backend;

@@ -1,5 +1,7 @@
 #include "launch/signal_watch.h"
 
+#include <csignal>
+
 #include "launch/system.h"
 
 namespace lockstep::inline v0_2::launch {

@@ -28,7 +28,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr auto timeout = 10min;
+constexpr auto longer_than_the_test = 10min;
 
 std::string job(const std::string& name) {
   return lockstep::detail::concat(name, " of test ", ::getpid());
@@ -71,7 +71,8 @@ std::string what_is_thrown(const std::function<void()>& call) {
 }
 
 std::string what_joining_throws(const std::shared_ptr<host::World>& world, int rank) {
-  return what_is_thrown([&] { host::create(world, rank, {.timeout = timeout, .watch = true}); });
+  return what_is_thrown(
+      [&] { host::create(world, rank, {.timeout = longer_than_the_test, .watch = true}); });
 }
 
 const auto rank_zero_named =
@@ -80,8 +81,8 @@ const auto rank_zero_named =
 
 TEST(ProcessesMeeting, RankZeroThatEndsWhileOthersWaitIsNamed) {
   const auto name = job("zero ends late");
-  OtherRank zero([&] { host::rendezvous(name, 0, 3, timeout); });
-  const auto world = host::rendezvous(name, 1, 3, timeout);
+  OtherRank zero([&] { host::rendezvous(name, 0, 3, longer_than_the_test); });
+  const auto world = host::rendezvous(name, 1, 3, longer_than_the_test);
   std::string thrown;
   std::thread waiting([&] { thrown = what_joining_throws(world, 1); });
   while (!world->joined(1)) std::this_thread::yield();
@@ -92,8 +93,8 @@ TEST(ProcessesMeeting, RankZeroThatEndsWhileOthersWaitIsNamed) {
 
 TEST(ProcessesMeeting, RankZeroThatHasEndedIsNamed) {
   const auto name = job("zero ends early");
-  OtherRank zero([&] { host::rendezvous(name, 0, 3, timeout); });
-  const auto world = host::rendezvous(name, 1, 3, timeout);
+  OtherRank zero([&] { host::rendezvous(name, 0, 3, longer_than_the_test); });
+  const auto world = host::rendezvous(name, 1, 3, longer_than_the_test);
   zero.end();
   EXPECT_THAT(what_joining_throws(world, 1), rank_zero_named);
 }
@@ -101,10 +102,10 @@ TEST(ProcessesMeeting, RankZeroThatHasEndedIsNamed) {
 TEST(ProcessesMeeting, RankThatEndsBeforeTheLastComesIsNamedByRankZero) {
   const auto name = job("one ends");
   auto zero = std::async(std::launch::deferred, [&] {
-    return what_is_thrown([&] { host::rendezvous(name, 0, 3, timeout); });
+    return what_is_thrown([&] { host::rendezvous(name, 0, 3, longer_than_the_test); });
   });
   OtherRank one([&] {
-    host::rendezvous(name, 1, 3, timeout);
+    host::rendezvous(name, 1, 3, longer_than_the_test);
     ::raise(SIGKILL);
   });
   EXPECT_THAT(zero.get(),
@@ -114,14 +115,16 @@ TEST(ProcessesMeeting, RankThatEndsBeforeTheLastComesIsNamedByRankZero) {
 TEST(ProcessesMeeting, RankThatEndsAfterTheLastCameIsNamed) {
   const auto name = job("two ends");
   OtherRank one([&] {
-    const auto world = host::rendezvous(name, 1, 3, timeout);
+    const auto world = host::rendezvous(name, 1, 3, longer_than_the_test);
     ::raise(SIGKILL);  // before it joins
   });
   OtherRank two([&] {
-    host::create(host::rendezvous(name, 2, 3, timeout), 2, {.timeout = timeout, .watch = true});
+    host::create(host::rendezvous(name, 2, 3, longer_than_the_test), 2,
+                 {.timeout = longer_than_the_test, .watch = true});
   });
   const auto thrown = what_is_thrown([&] {
-    host::create(host::rendezvous(name, 0, 3, timeout), 0, {.timeout = timeout, .watch = true});
+    host::create(host::rendezvous(name, 0, 3, longer_than_the_test), 0,
+                 {.timeout = longer_than_the_test, .watch = true});
   });
   // Rank 0 may see the end before or after rank 2 has come.
   EXPECT_THAT(thrown, ::testing::AnyOf(HasSubstr("rank 1 left the world (its process ended)"),
@@ -133,10 +136,12 @@ TEST(ProcessesMeeting, LauncherThatEndsBeforeTheLastRankStartsIsNamed) {
   OtherRank launcher([] {});
   const host::LauncherWatch watch(launcher.pid(), "a launcher");
   launcher.end();
-  const std::vector<std::pair<int, std::string>> ranks{{0, name}, {1, job("nobody answers")}};
-  for (const auto& [rank, meeting] : ranks) {
+  const std::array<std::string, 2> meetings{name, job("nobody answers")};
+  for (int rank = 0; rank < 2; ++rank) {
+    const auto& meeting = meetings.at(static_cast<std::size_t>(rank));
     EXPECT_EQ(what_is_thrown([&] {
-                host::rendezvous(meeting, rank, 3, timeout, [&] { return watch.ended(); });
+                host::rendezvous(meeting, rank, 3, longer_than_the_test,
+                                 [&] { return watch.ended(); });
               }),
               lockstep::detail::concat("init rank ", rank,
                                        " of 3: the launcher of the ranks, a launcher, has ended"));
@@ -146,7 +151,7 @@ TEST(ProcessesMeeting, LauncherThatEndsBeforeTheLastRankStartsIsNamed) {
 TEST(ProcessesMeeting, WhatRankZeroGivesUpForIsHeardByThoseWhoCame) {
   const auto name = job("gives up");
   OtherRank zero([&] { host::rendezvous(name, 0, 3, 100ms); });
-  const auto world = host::rendezvous(name, 1, 3, timeout);
+  const auto world = host::rendezvous(name, 1, 3, longer_than_the_test);
   EXPECT_THAT(what_joining_throws(world, 1),
               HasSubstr("rank 0 of 3 waited 0.1 s for ranks 2 to call init"));
 }

@@ -28,7 +28,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr std::int64_t width = 6;
+constexpr std::int64_t features = 6;
 
 /// Dropout with a generator of its own, as thread ranks need it.
 struct OwnDropoutImpl : torch::nn::Module {
@@ -61,7 +61,7 @@ struct DropBlockImpl : torch::nn::Module {
     h = own_dropout ? own_dropout->forward(h) : dropout->forward(h);
     return x + shared->forward(h.tanh());
   }
-  torch::nn::Linear linear{width, width};
+  torch::nn::Linear linear{features, features};
   torch::nn::AnyModule norm;
   torch::nn::Dropout dropout{0.5};
   OwnDropout own_dropout{nullptr};
@@ -128,15 +128,15 @@ struct BlockNet : torch::nn::Module {
 
   Mode mode;
   at::Generator generator;
-  torch::nn::Linear shared{width, width};
+  torch::nn::Linear shared{features, features};
   std::vector<DropBlock> blocks;
-  torch::nn::Linear head{width, 2};
+  torch::nn::Linear head{features, 2};
 };
 
 std::vector<torch::nn::AnyModule> batch_norms(int count) {
   std::vector<torch::nn::AnyModule> norms;
   for (int i = 0; i < count; ++i) {
-    norms.emplace_back(torch::nn::BatchNorm1d(torch::nn::BatchNormOptions(width).momentum(0.3)));
+    norms.emplace_back(torch::nn::BatchNorm1d(torch::nn::BatchNormOptions(features).momentum(0.3)));
   }
   return norms;
 }
@@ -144,7 +144,7 @@ std::vector<torch::nn::AnyModule> batch_norms(int count) {
 std::vector<torch::nn::AnyModule> sync_batch_norms(int count, const Group& group) {
   std::vector<torch::nn::AnyModule> norms;
   for (int i = 0; i < count; ++i) {
-    norms.emplace_back(SyncBatchNorm(torch::nn::BatchNormOptions(width).momentum(0.3), group));
+    norms.emplace_back(SyncBatchNorm(torch::nn::BatchNormOptions(features).momentum(0.3), group));
   }
   return norms;
 }
@@ -168,7 +168,7 @@ void expect_same_buffers(const torch::nn::Module& got, const torch::nn::Module& 
 }
 
 at::Tensor random_input(int seed, std::int64_t samples = 4) {
-  return random({samples, width}, static_cast<std::uint64_t>(100 + seed));
+  return random({samples, features}, static_cast<std::uint64_t>(100 + seed));
 }
 
 at::Tensor default_random_state() { return at::detail::getDefaultCPUGenerator().get_state(); }
@@ -237,12 +237,12 @@ TEST(Recompute, KeepsNothingAfterTheBackward) {
 }
 
 TEST(Recompute, TakesModulesCallablesAndOtherArguments) {
-  const auto linear = std::make_shared<torch::nn::LinearImpl>(width, width);
-  torch::nn::Sequential several(torch::nn::Linear(width, width), torch::nn::ReLU());
+  const auto linear = std::make_shared<torch::nn::LinearImpl>(features, features);
+  torch::nn::Sequential several(torch::nn::Linear(features, features), torch::nn::ReLU());
   const auto x = random_input(1);
   EXPECT_TRUE(at::equal(recompute(linear, x), linear->forward(x)));
   EXPECT_TRUE(at::equal(recompute(several, x), several->forward(x)));
-  const auto mask = at::arange(width);
+  const auto mask = at::arange(features);
   auto factor = at::full({}, 2.0).requires_grad_();
   const auto [sum, list, none] = recompute(
       [](const at::Tensor& a, double scale, const at::Tensor& indices, const at::Tensor& by,
@@ -321,7 +321,7 @@ TEST(Recompute, RestoresAllStateAfterAnException) {
   bool fails = false;
   const auto segment = [&](const at::Tensor& x) {
     count += 1;
-    const auto y = x.exp() * at::rand({width});
+    const auto y = x.exp() * at::rand({features});
     if (fails) throw Failure("in the segment");
     return y.exp();
   };
@@ -366,7 +366,7 @@ TEST(Recompute, RefusesASegmentThatDiffersInItsSecondForward) {
   const auto drawing = recompute(
       [&](const at::Tensor& y) {
         if (++calls == 2) std::thread([] { at::rand({1}); }).join();
-        return (y * at::rand({width})).exp();
+        return (y * at::rand({features})).exp();
       },
       x);
   EXPECT_THAT(
@@ -385,7 +385,7 @@ TEST(Recompute, RefusesASegmentThatDiffersInItsSecondForward) {
 }
 
 TEST(Recompute, RefusesTensorsThatWereChangedInPlace) {
-  const auto weight = at::ones({width}).requires_grad_();
+  const auto weight = at::ones({features}).requires_grad_();
   const auto function = [&](const at::Tensor& y) { return (y * weight).exp() * weight; };
   const auto x = random_input(1).requires_grad_();
   const auto of_weight = recompute(function, x);
@@ -422,7 +422,7 @@ struct ScaledImpl : torch::nn::Module {
     }
     return x * scale;
   }
-  at::Tensor scale = register_buffer("scale", at::full({width}, 1.5));
+  at::Tensor scale = register_buffer("scale", at::full({features}, 1.5));
 };
 TORCH_MODULE(Scaled);
 
@@ -445,10 +445,10 @@ TEST(Recompute, RefusesABufferThatAnotherForwardHasChanged) {
 TEST(Recompute, LeavesTheVersionsOfBuffers) {
   Scaled module;
   const auto x = random_input(1).requires_grad_();
-  const auto weight = at::ones({width}).requires_grad_();
+  const auto weight = at::ones({features}).requires_grad_();
   // The graph outside of the segment saves the buffer, too.
   (recompute(module, x) * weight * module->scale).sum().backward();
-  const auto square = at::full({width}, 9.0);
+  const auto square = at::full({features}, 9.0);
   EXPECT_TRUE(at::allclose(x.grad(), square.expand_as(x)));
   EXPECT_TRUE(at::allclose(weight.grad(), x.detach().sum(0) * square));
   const auto y = recompute(module, x);
@@ -567,7 +567,7 @@ TEST(Recompute, UsesTheStatisticsOfTheFirstForwardAgain) {
 }
 
 TEST(Recompute, LeavesPlainBatchNormsOfCallablesAsTheyWere) {
-  torch::nn::BatchNorm1d norm(torch::nn::BatchNormOptions(width).momentum(0.3));
+  torch::nn::BatchNorm1d norm(torch::nn::BatchNormOptions(features).momentum(0.3));
   const auto output =
       recompute([&](const at::Tensor& x) { return norm->forward(x).exp(); }, random_input(1));
   const auto mean = norm->running_mean.clone(), variance = norm->running_var.clone();

@@ -77,7 +77,8 @@ TEST(TrainingBetweenHosts, LosesNoGradient) {
                                                    {"threshold:0.6", 1e-4f},
                                                    {"power_sgd:rank=2", 1e-4f},
                                                    {"int8", of_codes}};
-  for (const auto& [text, most] : allowed) {
+  for (const auto& entry : allowed) {
+    const auto* text = entry.first;
     std::vector<std::vector<at::Tensor>> replicas(two_hosts.size());
     std::vector<State> states(two_hosts.size());
     spawn(4, [&](const Group& threads) {
@@ -113,7 +114,7 @@ TEST(TrainingBetweenHosts, LosesNoGradient) {
         ++keepers;
       }
       EXPECT_EQ(keepers, 2) << text << ": one rank of each host keeps it";
-      EXPECT_LT(missing.abs().max().item<float>(), most) << text << ", parameter " << i;
+      EXPECT_LT(missing.abs().max().item<float>(), entry.second) << text << ", parameter " << i;
     }
   }
 }

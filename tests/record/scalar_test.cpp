@@ -56,7 +56,7 @@ TEST(EventRecord, IsAFramedProtocolBuffer) {
 TEST(MetricsLine, IsOneObject) {
   const auto line = metrics_line(7, 0.25, std::vector<Scalar>{{"loss", 0.1}, {"a \"b\"", NAN}});
   EXPECT_EQ(line, "{\"step\":7,\"elapsed\":0.25,\"loss\":0.1,\"a \\\"b\\\"\":null}\n");
-  EXPECT_NO_THROW(nlohmann::json::parse(metrics_line(0, 0, std::vector<Scalar>{{"\xff", 1}})));
+  EXPECT_TRUE(nlohmann::json::accept(metrics_line(0, 0, std::vector<Scalar>{{"\xff", 1}})));
 }
 
 TEST(IntervalLine, IsReadAsItWasWritten) {

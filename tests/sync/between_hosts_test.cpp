@@ -122,8 +122,9 @@ TEST(BetweenHosts, GivesWhatTheStrategyMakesOfTheHostsMeans) {
   for (const char* text : {"topk:0.1", "topk:0.05,feedback=off", "threshold:0.8", "int8",
                            "power_sgd:rank=2", "warmup:1:topk:0.1"}) {
     const auto strategy = parse_strategy(text);
-    for (const auto& [hosts, lengths] : worlds) {
-      const auto wanted = expected(strategy, hosts, lengths, steps);
+    for (const auto& world : worlds) {
+      const auto& hosts = world.hosts;
+      const auto wanted = expected(strategy, hosts, world.lengths, steps);
       std::vector<std::vector<Values>> got(hosts.size());
       spawn(static_cast<int>(hosts.size()), [&](const Group& threads) {
         const auto group = on_hosts(threads, hosts);
@@ -150,7 +151,8 @@ TEST(BetweenHosts, GivesWhatTheStrategyMakesOfTheHostsMeans) {
 
 // Of parameters a host brings its ranks' mean, however many ranks it has.
 TEST(BetweenHosts, JoinsTheChangesOfHostsOfUnequalSize) {
-  for (const auto& [hosts, lengths] : worlds) {
+  for (const auto& world : worlds) {
+    const auto& hosts = world.hosts;
     spawn(static_cast<int>(hosts.size()), [&](const Group& threads) {
       const auto group = on_hosts(threads, hosts);
       Bucket bucket(0, bucket_numel, at::kFloat, parameters(), group);

@@ -171,7 +171,9 @@ TEST(StrategyResume, OptimizersOfOtherNumbersOfRanksGoOnFromRank0) {
 
 TEST(StrategyResume, ByAnotherNumberOfRanksKeepsTheSumOfWhatWasNotSent) {
   for (const auto* strategy : {"topk:0.1", "threshold:1", "int8", "power_sgd:rank=2"}) {
-    for (const auto& [before, after] : {std::pair{4, 2}, {7, 3}, {2, 3}, {1, 4}, {3, 1}}) {
+    for (const auto& ranks : {std::pair{4, 2}, {7, 3}, {2, 3}, {1, 4}, {3, 1}}) {
+      const auto before = ranks.first;
+      const auto after = ranks.second;
       const TemporaryFolder folder;
       at::Tensor unsent;
       spawn(before, [&](const Group& group) {
